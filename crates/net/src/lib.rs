@@ -1,0 +1,15 @@
+//! Protocols of towpath: wire formats, checksums, offload, IP, ICMP, UDP, TCP and the stack.
+//!
+//! Nothing here does I/O or reads a clock: state, `now` and a burst of packets go in; a burst,
+//! events and the next deadline come out. `no_std` and `forbid(unsafe_code)` make the compiler
+//! the witness.
+//!
+//! Modules form a line; each may use only those to its left (checked by `cargo xtask tidy`):
+//! `time → wire → checksum → {gso, gro, fragment} → {neighbor} → {icmp, udp, tcp} → stack`.
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+pub mod checksum;
+pub mod wire;

@@ -1,1 +1,35 @@
-//! towpath.
+//! Packets and loans: the only place where towpath shares memory between threads.
+//!
+//! A [`Packet`] is a short private header plus [`Piece`]s, references to ranges of somebody's
+//! memory. Every piece belongs to a *loan*: a counted descriptor of lent bytes. When the last
+//! piece of a loan is dropped, its lender is told, once; there is no other way back. Pool frames,
+//! application buffers and memory that other programs can write are all lent like this.
+//!
+//! Modules, each using only those before it:
+//! `sync → slab → region → loan → ledger → offload → packet → pool → burst → device`.
+//!
+//! Unsafe code is allowed in `slab`, `region`, `loan`, `packet` and `pool` only.
+#![cfg_attr(not(loom), no_std)]
+#![deny(unsafe_code)]
+
+extern crate alloc;
+
+pub mod burst;
+pub mod device;
+pub mod ledger;
+pub mod loan;
+pub mod offload;
+pub mod packet;
+pub mod pool;
+mod region;
+#[doc(hidden)]
+pub mod slab;
+pub mod sync;
+
+pub use burst::Burst;
+pub use device::{Caps, Device};
+pub use ledger::{Ledger, Site};
+pub use loan::{Lender, Loans, Piece};
+pub use offload::{Checksum, Gso, GsoKind, Offload, VirtioHeader};
+pub use packet::{Packet, PacketPool};
+pub use pool::{Frame, Memory, MemoryConfig, Pool};

@@ -1,0 +1,79 @@
+//! A burst: up to [`BURST_MAX`] packets moved in one call, first in, first out.
+
+use crate::packet::Packet;
+
+/// Most packets of one burst: enough to spread a call's cost, few enough to stay in the cache.
+pub const BURST_MAX: usize = 64;
+
+/// An array of packets.
+pub struct Burst {
+    packets: [Option<Packet>; BURST_MAX],
+    head: usize,
+    tail: usize,
+}
+
+impl Default for Burst {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Burst {
+    /// An empty burst.
+    pub const fn new() -> Self {
+        Self { packets: [const { None }; BURST_MAX], head: 0, tail: 0 }
+    }
+
+    /// Packets in the burst.
+    pub fn len(&self) -> usize {
+        self.tail - self.head
+    }
+
+    /// True if there is no packet.
+    pub fn is_empty(&self) -> bool {
+        self.head == self.tail
+    }
+
+    /// True if no packet can be added before the burst has been emptied.
+    pub fn is_full(&self) -> bool {
+        self.tail == BURST_MAX
+    }
+
+    /// Adds a packet at the end; hands it back if the burst is full.
+    pub fn push(&mut self, packet: Packet) -> Result<(), Packet> {
+        if self.is_full() {
+            return Err(packet);
+        }
+        self.packets[self.tail] = Some(packet);
+        self.tail += 1;
+        Ok(())
+    }
+
+    /// Takes the first packet.
+    pub fn pop(&mut self) -> Option<Packet> {
+        if self.is_empty() {
+            return None;
+        }
+        let packet = self.packets[self.head].take();
+        self.head += 1;
+        if self.is_empty() {
+            (self.head, self.tail) = (0, 0);
+        }
+        packet
+    }
+
+    /// The first packet, left in place.
+    pub fn first(&self) -> Option<&Packet> {
+        self.packets.get(self.head)?.as_ref()
+    }
+
+    /// The packets, first to last.
+    pub fn iter(&self) -> impl Iterator<Item = &Packet> {
+        self.packets[self.head..self.tail].iter().flatten()
+    }
+
+    /// Drops all packets.
+    pub fn clear(&mut self) {
+        while self.pop().is_some() {}
+    }
+}

@@ -1,0 +1,100 @@
+use super::*;
+use crate::ledger::{Ledger, Site};
+use crate::sync::AtomicU64;
+extern crate std;
+use std::vec;
+use std::vec::Vec;
+
+/// Remembers which tokens came back, and how often.
+#[derive(Default)]
+struct Returns {
+    count: AtomicU64,
+    sum: AtomicU64,
+}
+
+impl Lender for Returns {
+    fn returned(&self, token: u64, copied: bool) {
+        assert!(!copied);
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.sum.fetch_add(token, Ordering::Relaxed);
+    }
+}
+
+fn foreign(loans: &mut Loans, memory: &[u8], lender: &Arc<Returns>, token: u64) -> Piece {
+    let base = NonNull::from(memory).cast();
+    // SAFETY: the tests drop all pieces before the memory.
+    unsafe { loans.lend_foreign(base, memory.len() as u32, lender.clone(), token) }
+        .expect("a descriptor is free")
+}
+
+/// Goal: one return per loan, after its last piece, however it was cut and cloned.
+#[test]
+fn a_loan_is_returned_once_after_its_last_piece() {
+    let memory = vec![7u8; 100];
+    let lender = Arc::new(Returns::default());
+    let mut loans = Loans::new(2);
+    let whole = foreign(&mut loans, &memory, &lender, 42);
+    let first = whole.slice(0, 10);
+    let second = whole.slice(10, 90);
+    drop(whole);
+    let clone = second.clone();
+    drop(second);
+    drop(first);
+    assert_eq!(lender.count.load(Ordering::Relaxed), 0);
+    assert_eq!(loans.out_count(), 1);
+    drop(clone);
+    assert_eq!(lender.count.load(Ordering::Relaxed), 1);
+    assert_eq!(lender.sum.load(Ordering::Relaxed), 42);
+    assert_eq!(loans.out_count(), 0);
+}
+
+/// Goal: the return reaches the lender also when the loans' maker is gone and when the last piece
+/// dies on another thread.
+#[test]
+fn returns_outlive_the_maker_and_cross_threads() {
+    let memory = vec![1u8; 8];
+    let lender = Arc::new(Returns::default());
+    let mut loans = Loans::new(1);
+    let piece = foreign(&mut loans, &memory, &lender, 1);
+    drop(loans);
+    std::thread::spawn(move || drop(piece)).join().expect("no panic");
+    assert_eq!(lender.count.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn foreign_memory_is_no_reference_but_can_be_copied() {
+    let memory: Vec<u8> = (0..=255).collect();
+    let lender = Arc::new(Returns::default());
+    let mut loans = Loans::new(1);
+    let mut piece = foreign(&mut loans, &memory, &lender, 1);
+    assert!(piece.bytes().is_none());
+    piece.advance(3);
+    piece.truncate(21);
+    let ledger = Ledger::new();
+    let mut copy = [0; 64];
+    assert_eq!(ledger.copy(Site::Linearise, &piece, &mut copy), 21);
+    assert_eq!(copy[..21], memory[3..24]);
+    assert_eq!(ledger.copied_at(Site::Linearise), 21);
+}
+
+#[test]
+fn all_descriptors_out_hands_the_memory_back() {
+    let mut loans = Loans::new(1);
+    let held = loans.lend_owned(vec![1; 4].into_boxed_slice()).expect("free");
+    let refused = loans.lend_owned(vec![2; 4].into_boxed_slice());
+    assert_eq!(refused.expect_err("none is free")[0], 2);
+    drop(held);
+    assert!(loans.lend_owned(vec![3; 4].into_boxed_slice()).is_ok());
+}
+
+#[test]
+fn only_neighbours_of_one_loan_join() {
+    let mut loans = Loans::new(2);
+    let one = loans.lend_owned((0..10).collect::<Vec<u8>>().into_boxed_slice()).expect("free");
+    let other = loans.lend_owned(vec![0; 10].into_boxed_slice()).expect("free");
+    let mut head = one.slice(0, 4);
+    assert!(head.join(one.slice(5, 5)).is_err());
+    assert!(head.join(other.slice(4, 6)).is_err());
+    assert!(head.join(one.slice(4, 6)).is_ok());
+    assert_eq!(head.bytes(), one.bytes());
+}

@@ -1,0 +1,355 @@
+//! Packets: a handle to private headers, pieces and offload fields.
+//!
+//! # Theory of operation
+//!
+//! A received packet arrives as pieces that cover the whole frame. [`Packet::peek_headers`] copies
+//! its first bytes, once, into private memory; every decision uses this copy. When the length of
+//! the headers is known, [`Packet::pull`] cuts them off the pieces: from then on the headers are
+//! the private bytes, the pieces are the payload, and whoever changes the lent memory changes
+//! nothing that was decided.
+//!
+//! A packet to transmit starts empty: payload is added with [`Packet::push_piece`], headers are
+//! put in front with [`Packet::push_header`], innermost first.
+//!
+//! ```text
+//! headers:  [ headroom | private header bytes ... ]      pieces: [p0][p1]...[pn]
+//!                      ^start               ^end          payload by reference
+//! ```
+//!
+//! A handle is one pointer into a pool; bursts of packets move by moving handles.
+#![allow(unsafe_code)]
+
+use crate::loan::Piece;
+use crate::offload::Offload;
+use crate::slab::{self, Slab, Slot};
+use core::cell::UnsafeCell;
+use core::fmt;
+use core::ptr::NonNull;
+
+/// Bytes of a packet's private header memory.
+pub const HEADER_BYTES: usize = 256;
+/// Bytes of it kept free in front of a received header, for what a switch may add.
+pub const RECEIVE_HEADROOM: usize = 64;
+/// Most bytes of a received frame that are copied as its headers: Ethernet with a tag 18, IPv6
+/// 40, extension headers up to 74, TCP with options 60.
+pub const PEEK_BYTES: usize = HEADER_BYTES - RECEIVE_HEADROOM;
+const _: () = assert!(PEEK_BYTES >= 18 + 40 + 74 + 60);
+
+/// Most pieces of one packet. A super-packet read from a device has five; one that a send queue
+/// of small writes makes is closed when it is full.
+pub const PIECES_MAX: usize = 18;
+
+struct Body {
+    offload: Offload,
+    start: u16,
+    end: u16,
+    piece_count: u8,
+    /// The headers are a copy of bytes that the pieces still cover.
+    peeked: bool,
+    piece_bytes: u32,
+    headers: [u8; HEADER_BYTES],
+    pieces: [Option<Piece>; PIECES_MAX],
+}
+
+const _: () = assert!(size_of::<Body>() <= 576, "a packet's body is nine cache lines");
+
+impl Body {
+    const fn empty() -> Self {
+        Self {
+            offload: Offload { checksum: crate::offload::Checksum::None, gso: None },
+            start: HEADER_BYTES as u16,
+            end: HEADER_BYTES as u16,
+            piece_count: 0,
+            peeked: false,
+            piece_bytes: 0,
+            headers: [0; HEADER_BYTES],
+            pieces: [const { None }; PIECES_MAX],
+        }
+    }
+}
+
+/// Slot content: reached by the one handle only.
+struct Place(UnsafeCell<Body>);
+
+// SAFETY: the body is reached through the one `Packet` that holds the slot, or by nobody.
+unsafe impl Sync for Place {}
+
+/// The packets of one worker. One thread takes; any thread gives back by dropping.
+pub struct PacketPool {
+    slab: Slab<Place>,
+}
+
+impl PacketPool {
+    /// A pool of `count` packets.
+    pub fn new(count: usize) -> Self {
+        Self { slab: Slab::new(count, |_| Place(UnsafeCell::new(Body::empty()))) }
+    }
+
+    /// Takes an empty packet, or `None` when all are out.
+    pub fn take(&mut self) -> Option<Packet> {
+        Some(Packet { slot: self.slab.take()? })
+    }
+
+    /// Packets that can be taken, at least.
+    pub fn free_count(&mut self) -> usize {
+        self.slab.free_count()
+    }
+
+    /// Packets out. Walks a list: for tests and reports.
+    pub fn out_count(&self) -> usize {
+        self.slab.out_count()
+    }
+}
+
+/// Handle of a packet.
+pub struct Packet {
+    slot: NonNull<Slot<Place>>,
+}
+
+const _: () = assert!(size_of::<Packet>() == 8 && size_of::<Option<Packet>>() == 8);
+
+// SAFETY: the one handle moves, and with it the right to reach the body; pieces are `Send`.
+unsafe impl Send for Packet {}
+
+impl Packet {
+    fn body(&self) -> &Body {
+        // SAFETY: the slot is out, and this handle is its one holder.
+        let place = unsafe { self.slot.as_ref() }.value();
+        // SAFETY: as above; `&self` allows shared reads.
+        unsafe { &*place.0.get() }
+    }
+
+    fn body_mut(&mut self) -> &mut Body {
+        // SAFETY: the slot is out, and this handle is its one holder.
+        let place = unsafe { self.slot.as_ref() }.value();
+        // SAFETY: `&mut self` is the only way to the body.
+        unsafe { &mut *place.0.get() }
+    }
+
+    /// Bytes on the wire: headers and payload.
+    pub fn len(&self) -> usize {
+        let body = self.body();
+        let headers = if body.peeked { 0 } else { (body.end - body.start) as usize };
+        headers + body.piece_bytes as usize
+    }
+
+    /// True if there is neither header nor payload.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Offload fields.
+    pub fn offload(&self) -> &Offload {
+        &self.body().offload
+    }
+
+    /// Sets the offload fields.
+    pub fn set_offload(&mut self, offload: Offload) {
+        self.body_mut().offload = offload;
+    }
+
+    /// The private header bytes.
+    pub fn headers(&self) -> &[u8] {
+        let body = self.body();
+        &body.headers[body.start as usize..body.end as usize]
+    }
+
+    /// The private header bytes, to be changed.
+    pub fn headers_mut(&mut self) -> &mut [u8] {
+        let body = self.body_mut();
+        &mut body.headers[body.start as usize..body.end as usize]
+    }
+
+    /// Puts `count` zero bytes in front of the headers and returns them.
+    ///
+    /// # Panics
+    /// If the header memory is full, or the headers are still a copy (see [`Packet::pull`]).
+    pub fn push_header(&mut self, count: usize) -> &mut [u8] {
+        let body = self.body_mut();
+        assert!(!body.peeked, "headers are pulled before others are pushed");
+        assert!(count <= body.start as usize, "header memory is full");
+        body.start -= count as u16;
+        let start = body.start as usize;
+        let pushed = &mut body.headers[start..start + count];
+        pushed.fill(0);
+        pushed
+    }
+
+    /// Drops the first `count` header bytes.
+    ///
+    /// # Panics
+    /// If there are fewer, or the headers are still a copy.
+    pub fn pop_header(&mut self, count: usize) {
+        let body = self.body_mut();
+        assert!(!body.peeked && count <= (body.end - body.start) as usize);
+        body.start += count as u16;
+    }
+
+    /// Copies the first bytes of a received frame into private memory and returns them: up to
+    /// [`PEEK_BYTES`], fewer if the frame is shorter. Header bytes: not a copy for the ledger.
+    ///
+    /// # Panics
+    /// If the packet has headers already.
+    pub fn peek_headers(&mut self) -> &[u8] {
+        let body = self.body_mut();
+        assert!(body.start == body.end, "a packet is peeked once");
+        let (start, mut end) = (RECEIVE_HEADROOM, RECEIVE_HEADROOM);
+        for piece in body.pieces.iter().flatten() {
+            end += piece.copy_to(&mut body.headers[end..]);
+            if end == HEADER_BYTES {
+                break;
+            }
+        }
+        body.start = start as u16;
+        body.end = end as u16;
+        body.peeked = true;
+        self.headers()
+    }
+
+    /// Cuts the first `count` bytes, which were peeked, off the pieces: they are the headers now
+    /// and the pieces are the payload.
+    ///
+    /// # Panics
+    /// If fewer bytes were peeked.
+    pub fn pull(&mut self, count: usize) {
+        let body = self.body_mut();
+        assert!(body.peeked && count <= (body.end - body.start) as usize);
+        body.peeked = false;
+        body.end = body.start + count as u16;
+        self.drop_front(count);
+    }
+
+    /// Bytes of payload in the pieces.
+    pub fn payload_len(&self) -> usize {
+        self.body().piece_bytes as usize
+    }
+
+    /// The pieces, first to last.
+    pub fn pieces(&self) -> impl ExactSizeIterator<Item = &Piece> {
+        let body = self.body();
+        body.pieces[..body.piece_count as usize]
+            .iter()
+            .map(|piece| piece.as_ref().expect("pieces below the count are there"))
+    }
+
+    /// Number of pieces.
+    pub fn piece_count(&self) -> usize {
+        self.body().piece_count as usize
+    }
+
+    /// Adds a piece at the end; joins it to the last if it continues it. Hands it back if the
+    /// packet has [`PIECES_MAX`]. Empty pieces are dropped.
+    pub fn push_piece(&mut self, piece: Piece) -> Result<(), Piece> {
+        let body = self.body_mut();
+        let bytes = piece.len() as u32;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let count = body.piece_count as usize;
+        let mut piece = piece;
+        if count > 0 {
+            let last = body.pieces[count - 1].as_mut().expect("pieces below the count are there");
+            match last.join(piece) {
+                Ok(()) => {
+                    body.piece_bytes += bytes;
+                    return Ok(());
+                }
+                Err(other) => piece = other,
+            }
+        }
+        if count == PIECES_MAX {
+            return Err(piece);
+        }
+        body.pieces[count] = Some(piece);
+        body.piece_count += 1;
+        body.piece_bytes += bytes;
+        Ok(())
+    }
+
+    /// Drops the first `count` bytes of the pieces.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn drop_front(&mut self, count: usize) {
+        let body = self.body_mut();
+        assert!(count <= body.piece_bytes as usize);
+        body.piece_bytes -= count as u32;
+        let mut left = count;
+        let mut gone = 0;
+        for place in &mut body.pieces[..body.piece_count as usize] {
+            let piece = place.as_mut().expect("pieces below the count are there");
+            if left < piece.len() {
+                piece.advance(left);
+                break;
+            }
+            left -= piece.len();
+            *place = None;
+            gone += 1;
+        }
+        body.pieces[..body.piece_count as usize].rotate_left(gone);
+        body.piece_count -= gone as u8;
+    }
+
+    /// Keeps the first `len` bytes of the pieces; no effect if there are fewer.
+    pub fn truncate(&mut self, len: usize) {
+        let body = self.body_mut();
+        let mut left = len;
+        let mut kept = 0;
+        for place in &mut body.pieces[..body.piece_count as usize] {
+            if left == 0 {
+                *place = None;
+                continue;
+            }
+            let piece = place.as_mut().expect("pieces below the count are there");
+            piece.truncate(left);
+            left -= piece.len();
+            kept += 1;
+        }
+        body.piece_count = kept;
+        body.piece_bytes = body.piece_bytes.min(len as u32);
+    }
+
+    /// Takes all pieces out, first to last.
+    pub fn take_pieces(&mut self) -> impl Iterator<Item = Piece> + '_ {
+        let body = self.body_mut();
+        let count = core::mem::take(&mut body.piece_count) as usize;
+        body.piece_bytes = 0;
+        body.pieces[..count].iter_mut().filter_map(Option::take)
+    }
+
+    /// Drops headers, pieces and offload fields.
+    pub fn clear(&mut self) {
+        let body = self.body_mut();
+        for piece in &mut body.pieces[..body.piece_count as usize] {
+            *piece = None;
+        }
+        body.piece_count = 0;
+        body.piece_bytes = 0;
+        body.start = HEADER_BYTES as u16;
+        body.end = HEADER_BYTES as u16;
+        body.peeked = false;
+        body.offload = Offload::default();
+    }
+}
+
+impl Drop for Packet {
+    fn drop(&mut self) {
+        self.clear();
+        // SAFETY: this handle was the one holder; the body is empty for the next.
+        unsafe { slab::give_back(self.slot) };
+    }
+}
+
+impl fmt::Debug for Packet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Packet")
+            .field("headers", &self.headers().len())
+            .field("payload", &self.payload_len())
+            .field("pieces", &self.piece_count())
+            .field("offload", self.offload())
+            .finish()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

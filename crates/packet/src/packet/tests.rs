@@ -1,0 +1,83 @@
+use super::*;
+use crate::pool::{Memory, MemoryConfig};
+extern crate std;
+use std::vec::Vec;
+
+fn memory() -> Memory {
+    Memory::new(MemoryConfig { packets: 4, small_frames: 32, large_frames: 4 })
+}
+
+fn piece(memory: &mut Memory, bytes: &[u8]) -> Piece {
+    let mut frame = memory.small.take().expect("free");
+    frame[..bytes.len()].copy_from_slice(bytes);
+    frame.freeze(bytes.len())
+}
+
+fn payload(packet: &Packet) -> Vec<u8> {
+    packet.pieces().flat_map(|piece| piece.bytes().expect("private").to_vec()).collect()
+}
+
+/// Goal: after `pull` headers are private and pieces are the payload, whatever the cuts.
+#[test]
+fn headers_are_pulled_across_pieces() {
+    let mut memory = memory();
+    let bytes: Vec<u8> = (0..=255).cycle().take(400).collect();
+    for cut in [1, 13, 64, 191, 192, 193, 399] {
+        let mut packet = memory.packet().expect("free");
+        packet.push_piece(piece(&mut memory, &bytes[..cut])).expect("room");
+        packet.push_piece(piece(&mut memory, &bytes[cut..])).expect("room");
+        assert_eq!(packet.len(), 400);
+        assert_eq!(packet.peek_headers(), &bytes[..PEEK_BYTES]);
+        assert_eq!(packet.len(), 400);
+        packet.pull(66);
+        assert_eq!(packet.headers(), &bytes[..66]);
+        assert_eq!(payload(&packet), &bytes[66..]);
+        assert_eq!(packet.len(), 400);
+        packet.push_header(4).fill(1);
+        assert_eq!(packet.len(), 404);
+    }
+    assert_eq!(memory.small.out_count(), 0);
+    assert_eq!(memory.packets.out_count(), 0);
+}
+
+#[test]
+fn truncate_and_drop_front_keep_count() {
+    let mut memory = memory();
+    let bytes: Vec<u8> = (0..100).collect();
+    for (front, keep) in [(0, 100), (10, 50), (30, 0), (29, 71), (99, 1), (100, 0)] {
+        let mut packet = memory.packet().expect("free");
+        for chunk in bytes.chunks(30) {
+            packet.push_piece(piece(&mut memory, chunk)).expect("room");
+        }
+        packet.drop_front(front);
+        packet.truncate(keep);
+        assert_eq!(payload(&packet), &bytes[front..front + keep]);
+        assert_eq!(packet.payload_len(), keep);
+        assert_eq!(packet.pieces().map(Piece::len).sum::<usize>(), keep);
+    }
+    assert_eq!(memory.small.out_count(), 0);
+}
+
+#[test]
+fn a_full_packet_hands_the_piece_back() {
+    let mut memory = memory();
+    let mut packet = memory.packet().expect("free");
+    for _ in 0..PIECES_MAX {
+        packet.push_piece(piece(&mut memory, b"x")).expect("room");
+    }
+    let refused = packet.push_piece(piece(&mut memory, b"y")).expect_err("full");
+    assert_eq!(refused.bytes(), Some(&b"y"[..]));
+    assert_eq!(packet.payload_len(), PIECES_MAX);
+    packet.clear();
+    assert!(packet.is_empty());
+}
+
+#[test]
+fn neighbours_join_into_one_piece() {
+    let mut memory = memory();
+    let whole = piece(&mut memory, b"abcdef");
+    let mut packet = memory.packet().expect("free");
+    packet.push_piece(whole.slice(0, 3)).expect("room");
+    packet.push_piece(whole.slice(3, 3)).expect("room");
+    assert_eq!((packet.piece_count(), packet.payload_len()), (1, 6));
+}

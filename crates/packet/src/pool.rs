@@ -1,0 +1,209 @@
+//! Pools: fixed sets of equal frames, and [`Memory`], the pools that one worker owns.
+//!
+//! A [`Frame`] is written by its one holder, then frozen into a [`Piece`] and lent like any other
+//! memory; the descriptor of its loan is made once and stays with the frame. When the last piece
+//! is dropped, on any thread, the frame is free again.
+//!
+//! Two sizes, so that what a read leaves unused is small: a read is offered one small frame
+//! followed by large ones, a datagram or an ACK fills only the small one, and a super-packet of
+//! 64 KiB spills into four large ones. Frames that a read did not reach stay for the next.
+//!
+//! Frame memory is zeroed and untouched until first used: a pool of hundreds of megabytes costs
+//! address space only, and frames used last are used next.
+#![allow(unsafe_code)]
+
+use crate::loan::{Loan, Owner, Piece, Terms, end_loan};
+use crate::packet::{Packet, PacketPool};
+use crate::region::{FRAME_ALIGN, Region};
+use crate::slab::{Slab, Slot};
+use crate::sync::Ordering;
+use alloc::sync::Arc;
+use core::cell::UnsafeCell;
+use core::ops::{Deref, DerefMut};
+use core::ptr::NonNull;
+
+/// Bytes of a small frame: a full Ethernet frame at MTU 1500 with room to spare.
+pub const SMALL_FRAME_BYTES: usize = 2048;
+/// Bytes of a large frame: four of them and a small one hold the largest IP packet.
+pub const LARGE_FRAME_BYTES: usize = 16 * 1024;
+/// Large frames that a read of one super-packet may need.
+pub const LARGE_FRAMES_PER_PACKET: usize = 4;
+
+// A read must never be cut: 18 bytes of Ethernet with a tag, and 65,535 of IP.
+const _: () = assert!(
+    SMALL_FRAME_BYTES + LARGE_FRAMES_PER_PACKET * LARGE_FRAME_BYTES >= 18 + 65_535,
+    "a read buffer holds the largest packet"
+);
+
+/// A fixed set of equal frames. One thread takes; any thread gives back by dropping.
+pub struct Pool {
+    slab: Slab<Loan>,
+    frame_bytes: u32,
+}
+
+impl Pool {
+    /// A pool of `count` frames of `frame_bytes` each, a multiple of 64.
+    pub fn new(count: usize, frame_bytes: usize) -> Self {
+        assert!(frame_bytes > 0 && frame_bytes.is_multiple_of(FRAME_ALIGN));
+        let capacity = u32::try_from(frame_bytes).expect("a frame is smaller than 4 GiB");
+        let bytes = count.checked_mul(frame_bytes).expect("a pool fits the address space");
+        let region = Arc::new(Region::new(bytes));
+        let first = region.first_frame();
+        let slab = Slab::new(count, |index| {
+            let loan = Loan::free();
+            // SAFETY: frame `index` lies within the region.
+            let base = unsafe { first.add(index * frame_bytes) };
+            let owner = Owner::Pool(region.clone());
+            let terms = Terms { base, capacity, foreign: false, owner };
+            Loan { terms: UnsafeCell::new(terms), ..loan }
+        });
+        Self { slab, frame_bytes: capacity }
+    }
+
+    /// Takes a frame, or `None` when all are out.
+    pub fn take(&mut self) -> Option<Frame> {
+        let slot = self.slab.take()?;
+        // SAFETY: out of the slab.
+        let loan = unsafe { slot.as_ref() }.value();
+        // Relaxed: nobody else can reach the slot.
+        let before = loan.holders.swap(1, Ordering::Relaxed);
+        assert_eq!(before, 0, "a free frame has no holder");
+        Some(Frame { slot: Some(slot) })
+    }
+
+    /// Frames that can be taken, at least.
+    pub fn free_count(&mut self) -> usize {
+        self.slab.free_count()
+    }
+
+    /// Frames in the pool.
+    pub fn capacity(&self) -> usize {
+        self.slab.capacity()
+    }
+
+    /// Bytes of one frame.
+    pub fn frame_bytes(&self) -> usize {
+        self.frame_bytes as usize
+    }
+
+    /// Frames out. Walks a list: for tests and reports.
+    pub fn out_count(&self) -> usize {
+        self.slab.out_count()
+    }
+}
+
+/// A frame that one holder may write. Dereferences to all its bytes, which hold whatever an
+/// earlier use left there.
+pub struct Frame {
+    /// `None` only after [`Frame::freeze`] took it.
+    slot: Option<NonNull<Slot<Loan>>>,
+}
+
+// SAFETY: the one holder of the memory moves with the value.
+unsafe impl Send for Frame {}
+
+impl Frame {
+    /// Ends writing: the first `len` bytes become a piece.
+    ///
+    /// # Panics
+    /// If the frame is shorter.
+    pub fn freeze(mut self, len: usize) -> Piece {
+        assert!(len <= self.terms().capacity as usize);
+        let slot = self.slot.take().expect("a frame is frozen once");
+        // SAFETY: the frame was the one holder and passes its share on; the range fits.
+        unsafe { Piece::first(slot, 0, len as u32) }
+    }
+
+    fn terms(&self) -> &Terms {
+        let slot = self.slot.expect("a frame that is not frozen has its slot");
+        // SAFETY: a slot that is out stays in its slab's storage, and `self` borrows us.
+        unsafe { slot.as_ref() }.value().terms()
+    }
+}
+
+impl Deref for Frame {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let terms = self.terms();
+        // SAFETY: initialised memory of this length, ours alone.
+        unsafe { core::slice::from_raw_parts(terms.base.as_ptr(), terms.capacity as usize) }
+    }
+}
+
+impl DerefMut for Frame {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let terms = self.terms();
+        let (base, capacity) = (terms.base, terms.capacity as usize);
+        // SAFETY: initialised memory of this length; `&mut self` is its one holder.
+        unsafe { core::slice::from_raw_parts_mut(base.as_ptr(), capacity) }
+    }
+}
+
+impl Drop for Frame {
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot.take() {
+            // SAFETY: the frame was the one holder.
+            unsafe { end_loan(slot) };
+        }
+    }
+}
+
+/// How many frames and packets a worker gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryConfig {
+    /// Packet handles.
+    pub packets: usize,
+    /// Frames of [`SMALL_FRAME_BYTES`].
+    pub small_frames: usize,
+    /// Frames of [`LARGE_FRAME_BYTES`].
+    pub large_frames: usize,
+}
+
+impl MemoryConfig {
+    /// Divides `bytes`: a quarter to small frames, the rest to large ones. Handles and
+    /// descriptors, about one percent, come on top.
+    pub fn within(bytes: usize) -> Self {
+        Self {
+            packets: 4096,
+            small_frames: (bytes / 4 / SMALL_FRAME_BYTES).max(64),
+            large_frames: (bytes / 4 * 3 / LARGE_FRAME_BYTES).max(32),
+        }
+    }
+}
+
+/// The memory of one worker: packet handles and frames of both sizes.
+pub struct Memory {
+    /// Packet handles.
+    pub packets: PacketPool,
+    /// Frames of [`SMALL_FRAME_BYTES`].
+    pub small: Pool,
+    /// Frames of [`LARGE_FRAME_BYTES`].
+    pub large: Pool,
+}
+
+impl Memory {
+    /// Makes the pools.
+    pub fn new(config: MemoryConfig) -> Self {
+        Self {
+            packets: PacketPool::new(config.packets),
+            small: Pool::new(config.small_frames, SMALL_FRAME_BYTES),
+            large: Pool::new(config.large_frames, LARGE_FRAME_BYTES),
+        }
+    }
+
+    /// A packet handle, or `None` when all are out.
+    pub fn packet(&mut self) -> Option<Packet> {
+        self.packets.take()
+    }
+
+    /// Free frame memory in 1/256 of all: what windows are scaled by when memory runs short.
+    pub fn free_share(&mut self) -> u32 {
+        let small = self.small.free_count() * 256 / self.small.capacity().max(1);
+        let large = self.large.free_count() * 256 / self.large.capacity().max(1);
+        small.min(large) as u32
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -1,0 +1,111 @@
+use super::*;
+use proptest::prelude::*;
+extern crate std;
+use std::vec::Vec;
+
+#[test]
+fn frames_do_not_overlap_and_come_back() {
+    let mut pool = Pool::new(4, 64);
+    let mut frames: Vec<Frame> = core::iter::from_fn(|| pool.take()).collect();
+    assert_eq!(frames.len(), 4);
+    for (index, frame) in frames.iter_mut().enumerate() {
+        frame.fill(index as u8 + 1);
+    }
+    for (index, frame) in frames.iter().enumerate() {
+        assert!(frame.iter().all(|&byte| byte == index as u8 + 1));
+        assert_eq!(frame.as_ptr().align_offset(64), 0);
+    }
+    let pieces: Vec<Piece> = frames.drain(..).map(|frame| frame.freeze(10)).collect();
+    assert!(pool.take().is_none());
+    assert_eq!(pieces[2].bytes(), Some(&[3u8; 10][..]));
+    assert_eq!(pieces[2].held(), 64);
+    drop(pieces);
+    assert_eq!((pool.free_count(), pool.out_count()), (4, 0));
+}
+
+#[test]
+fn pieces_outlive_their_pool() {
+    let mut pool = Pool::new(1, 64);
+    let mut frame = pool.take().expect("free");
+    frame[0] = 9;
+    let piece = frame.freeze(1);
+    drop(pool);
+    assert_eq!(piece.bytes(), Some(&[9u8][..]));
+}
+
+#[test]
+fn a_frame_thrown_away_is_free_again() {
+    let mut pool = Pool::new(1, 64);
+    drop(pool.take().expect("free"));
+    assert!(pool.take().is_some());
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Take,
+    Slice(usize, usize, usize),
+    Drop(usize),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        Just(Step::Take),
+        (any::<usize>(), 0..65usize, 0..65usize).prop_map(|(i, a, b)| Step::Slice(i, a, b)),
+        any::<usize>().prop_map(Step::Drop),
+    ];
+    proptest::collection::vec(step, 0..200)
+}
+
+proptest! {
+    /// Goal: a frame is free exactly when no piece of it lives, and no piece ever changes.
+    /// Method: random takes, slices and drops against a model of plain byte vectors.
+    #[test]
+    fn frames_are_free_exactly_when_no_piece_lives(steps in steps()) {
+        const FRAMES: usize = 5;
+        let mut pool = Pool::new(FRAMES, 64);
+        let mut held: Vec<(Piece, Vec<u8>)> = Vec::new();
+        let mut stamp = 0u8;
+        for step in steps {
+            match step {
+                Step::Take => {
+                    let live = live_frames(&held);
+                    match pool.take() {
+                        Some(mut frame) => {
+                            prop_assert!(live < FRAMES);
+                            stamp = stamp.wrapping_add(1);
+                            frame.fill(stamp);
+                            let content = frame.to_vec();
+                            held.push((frame.freeze(64), content));
+                        }
+                        None => prop_assert_eq!(live, FRAMES),
+                    }
+                }
+                Step::Slice(index, from, len) if !held.is_empty() => {
+                    let (piece, content) = &held[index % held.len()];
+                    let from = from.min(piece.len());
+                    let len = len.min(piece.len() - from);
+                    let cut = (piece.slice(from, len), content[from..from + len].to_vec());
+                    held.push(cut);
+                }
+                Step::Drop(index) if !held.is_empty() => {
+                    held.swap_remove(index % held.len());
+                }
+                _ => {}
+            }
+            for (piece, content) in &held {
+                prop_assert_eq!(piece.bytes(), Some(&content[..]));
+            }
+            prop_assert_eq!(pool.out_count(), live_frames(&held));
+        }
+    }
+}
+
+fn live_frames(held: &[(Piece, Vec<u8>)]) -> usize {
+    let mut distinct: Vec<&Piece> = Vec::new();
+    for (piece, _) in held {
+        if !distinct.iter().any(|other| other.same_loan(piece)) {
+            distinct.push(piece);
+        }
+    }
+    distinct.len()
+}

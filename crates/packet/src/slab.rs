@@ -1,0 +1,281 @@
+//! A fixed set of slots with one owner who takes and any thread that gives back.
+//!
+//! # Theory of operation
+//!
+//! The owner keeps two sources of free slots: a private list of recycled slots, and a mark below
+//! which slots have never been used. Whoever drops the last holder of a slot pushes its index on
+//! `returned`, a lock-free list that grows one slot at a time and is only ever taken *whole*. Since
+//! nobody pops single slots from it, the list has no ABA problem and needs no tags.
+//!
+//! Taking prefers recycled over returned over fresh slots: memory that is warm in the cache comes
+//! first and memory never needed is never touched.
+//!
+//! Dropping the owner closes the list. Slots still out keep the storage alive; `left` counts
+//! them, and whoever brings it to zero frees the storage. A giver that saw the closed list
+//! subtracts one, possibly before the owner has added the number of slots out, so that the
+//! intermediate value is negative and zero is reached exactly once.
+#![allow(unsafe_code)]
+
+use crate::sync::{AtomicIsize, AtomicU32, Ordering};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::ptr::NonNull;
+
+/// End of a list of slots.
+const NONE: u32 = u32::MAX;
+/// Value of `returned` once the owner is gone.
+const CLOSED: u32 = u32::MAX - 1;
+/// Most slots in one slab; the two values above are not indices.
+pub const SLOTS_MAX: usize = (u32::MAX - 2) as usize;
+
+/// One place of a slab.
+#[repr(C)]
+pub struct Slot<T> {
+    value: T,
+    home: NonNull<Shared<T>>,
+    next: AtomicU32,
+    index: u32,
+}
+
+impl<T> Slot<T> {
+    /// The value that lives in this slot; it stays across uses.
+    pub fn value(&self) -> &T {
+        &self.value
+    }
+}
+
+struct Shared<T> {
+    slots: Box<[Slot<T>]>,
+    /// Slots given back and not yet taken again, newest first; or `CLOSED`.
+    returned: AtomicU32,
+    /// After closing: slots still out. See the module text.
+    left: AtomicIsize,
+}
+
+/// The owner's side: takes slots. One thread at a time.
+pub struct Slab<T> {
+    shared: NonNull<Shared<T>>,
+    recycled: u32,
+    fresh: u32,
+    count: u32,
+    /// Slots taken minus slots seen to have come back; at least the number of slots out.
+    out: u32,
+}
+
+// SAFETY: the owner's fields are plain values and `shared` is reached by other threads only
+// through `give_back`, which touches atomics. `T: Send + Sync` because a slot taken on this
+// thread may be read and given back on another.
+unsafe impl<T: Send + Sync> Send for Slab<T> {}
+
+impl<T> Slab<T> {
+    /// A slab of `count` slots; `make(index)` fills each once.
+    ///
+    /// # Panics
+    /// If `count` exceeds [`SLOTS_MAX`].
+    pub fn new(count: usize, mut make: impl FnMut(usize) -> T) -> Self {
+        assert!(count <= SLOTS_MAX);
+        let count = count as u32;
+        let slots: Vec<Slot<T>> = (0..count)
+            .map(|index| Slot {
+                value: make(index as usize),
+                home: NonNull::dangling(),
+                next: AtomicU32::new(NONE),
+                index,
+            })
+            .collect();
+        let shared = Box::leak(Box::new(Shared {
+            slots: slots.into_boxed_slice(),
+            returned: AtomicU32::new(NONE),
+            left: AtomicIsize::new(0),
+        }));
+        let mut shared = NonNull::from(shared);
+        // SAFETY: made above, and nobody else knows it yet.
+        for slot in &mut unsafe { shared.as_mut() }.slots {
+            slot.home = shared;
+        }
+        Self { shared, recycled: NONE, fresh: 0, count, out: 0 }
+    }
+
+    /// Takes a slot, or `None` when all are out.
+    pub fn take(&mut self) -> Option<NonNull<Slot<T>>> {
+        if self.recycled == NONE {
+            self.collect_returned();
+        }
+        let index = if self.recycled != NONE {
+            let index = self.recycled;
+            // Relaxed: the slot is ours; `collect_returned` acquired what its giver wrote.
+            self.recycled = self.shared().slots[index as usize].next.load(Ordering::Relaxed);
+            index
+        } else if self.fresh < self.count {
+            self.fresh += 1;
+            self.fresh - 1
+        } else {
+            return None;
+        };
+        self.out += 1;
+        Some(NonNull::from(&self.shared().slots[index as usize]))
+    }
+
+    /// Slots that can still be taken, at least. Exact while no other thread gives back.
+    pub fn free_count(&mut self) -> usize {
+        if self.recycled == NONE {
+            self.collect_returned();
+        }
+        (self.count - self.out) as usize
+    }
+
+    /// Number of slots.
+    pub fn capacity(&self) -> usize {
+        self.count as usize
+    }
+
+    /// Slots out, exactly, as long as no other thread gives back meanwhile. Walks the returned
+    /// slots: for tests and reports, not for the data path.
+    pub fn out_count(&self) -> usize {
+        // Acquire: pairs with the Release in `give_back`; makes the links visible.
+        let mut index = self.shared().returned.load(Ordering::Acquire);
+        let mut returned = 0;
+        while index != NONE {
+            returned += 1;
+            // Relaxed: ordered by the Acquire above for each slot on the list.
+            index = self.shared().slots[index as usize].next.load(Ordering::Relaxed);
+        }
+        self.out as usize - returned
+    }
+
+    fn collect_returned(&mut self) {
+        // Relaxed: only a hint; the swap below orders.
+        if self.shared().returned.load(Ordering::Relaxed) == NONE {
+            return;
+        }
+        // Acquire: pairs with the Release in `give_back`; what the givers did with the slots
+        // happened before we hand them out again.
+        let head = self.shared().returned.swap(NONE, Ordering::Acquire);
+        let mut index = head;
+        let mut last = NONE;
+        while index != NONE {
+            self.out -= 1;
+            last = index;
+            // Relaxed: ordered by the Acquire above.
+            index = self.shared().slots[index as usize].next.load(Ordering::Relaxed);
+        }
+        if last != NONE {
+            // Relaxed: the list is private now.
+            self.shared().slots[last as usize].next.store(self.recycled, Ordering::Relaxed);
+            self.recycled = head;
+        }
+    }
+
+    fn shared(&self) -> &Shared<T> {
+        // SAFETY: the storage is freed by whoever brings `left` to zero after closing, and only
+        // our own drop closes; so it lives at least as long as `self`.
+        unsafe { self.shared.as_ref() }
+    }
+}
+
+impl<T> Drop for Slab<T> {
+    fn drop(&mut self) {
+        // Acquire: pairs with the Release in `give_back`, so that freeing comes after all uses.
+        let mut index = self.shared().returned.swap(CLOSED, Ordering::Acquire);
+        while index != NONE {
+            self.out -= 1;
+            // Relaxed: ordered by the Acquire above.
+            index = self.shared().slots[index as usize].next.load(Ordering::Relaxed);
+        }
+        let out = self.out as isize;
+        // AcqRel: pairs with the other side's `fetch_sub`; the one who frees saw all uses end.
+        let before = self.shared().left.fetch_add(out, Ordering::AcqRel);
+        if before + out == 0 {
+            // SAFETY: nobody is left: each slot out has been given back after closing, and its
+            // giver left no further access behind its `fetch_sub`.
+            unsafe { free(self.shared) };
+        }
+    }
+}
+
+/// Gives a slot back; any thread.
+///
+/// # Safety
+/// `slot` was taken from a slab and is given back once; the caller does not use it afterwards.
+pub unsafe fn give_back<T>(slot: NonNull<Slot<T>>) {
+    // SAFETY: a slot that is out keeps the storage alive (module text).
+    let slot_ref = unsafe { slot.as_ref() };
+    let home = slot_ref.home;
+    // SAFETY: `home` was set to the storage of this very slot in `new`.
+    let shared = unsafe { home.as_ref() };
+    // Relaxed: the exchange below orders.
+    let mut head = shared.returned.load(Ordering::Relaxed);
+    loop {
+        if head == CLOSED {
+            // AcqRel: pairs with `Slab::drop` and with the other givers.
+            if shared.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+                // SAFETY: zero is reached once, by the last slot out after closing.
+                unsafe { free(home) };
+            }
+            return;
+        }
+        // Relaxed: published by the exchange.
+        slot_ref.next.store(head, Ordering::Relaxed);
+        // Release: pairs with the Acquire in `collect_returned`; our use of the slot is over
+        // before the owner can hand it out again.
+        match shared.returned.compare_exchange_weak(
+            head,
+            slot_ref.index,
+            Ordering::Release,
+            Ordering::Relaxed,
+        ) {
+            Ok(_) => return,
+            Err(now) => head = now,
+        }
+    }
+}
+
+/// # Safety
+/// Called once, when no slot is out and the owner is gone.
+unsafe fn free<T>(shared: NonNull<Shared<T>>) {
+    // SAFETY: made by `Box::leak` in `Slab::new`; the caller is the last user.
+    drop(unsafe { Box::from_raw(shared.as_ptr()) });
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    extern crate std;
+    use std::sync::Arc;
+    use std::vec::Vec;
+
+    #[test]
+    fn takes_each_slot_once_and_reuses_the_warmest() {
+        let mut slab = Slab::new(3, |index| index);
+        let taken: Vec<_> = core::iter::from_fn(|| slab.take()).collect();
+        assert_eq!(taken.len(), 3);
+        assert_eq!(slab.free_count(), 0);
+        // SAFETY: taken above, given back once.
+        unsafe { give_back(taken[1]) };
+        assert_eq!(slab.out_count(), 2);
+        let again = slab.take().expect("one is free");
+        // SAFETY: the slot is out.
+        assert_eq!(*unsafe { again.as_ref() }.value(), 1);
+        for slot in [taken[0], again, taken[2]] {
+            // SAFETY: out, given back once.
+            unsafe { give_back(slot) };
+        }
+        assert_eq!(slab.free_count(), 3);
+    }
+
+    #[test]
+    fn storage_outlives_its_owner_until_the_last_slot_is_back() {
+        let witness = Arc::new(());
+        let mut slab = Slab::new(4, |_| witness.clone());
+        let one = slab.take().expect("free");
+        let two = slab.take().expect("free");
+        drop(slab);
+        assert_eq!(Arc::strong_count(&witness), 5);
+        // SAFETY: out, given back once.
+        unsafe { give_back(one) };
+        assert_eq!(Arc::strong_count(&witness), 5);
+        // SAFETY: out, given back once.
+        unsafe { give_back(two) };
+        assert_eq!(Arc::strong_count(&witness), 1);
+    }
+}

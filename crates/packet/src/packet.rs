@@ -219,6 +219,28 @@ impl Packet {
         self.drop_front(count);
     }
 
+    /// Moves the first `count` bytes of the payload to the end of the headers: they are copied
+    /// into private memory, once, and cut off the pieces. False, and nothing done, if there are
+    /// fewer bytes or the header memory is full.
+    pub fn pull_more(&mut self, count: usize) -> bool {
+        let body = self.body_mut();
+        assert!(!body.peeked, "headers are pulled before more of them");
+        let end = body.end as usize;
+        if count > body.piece_bytes as usize || count > HEADER_BYTES - end {
+            return false;
+        }
+        let mut at = end;
+        for piece in body.pieces.iter().flatten() {
+            if at == end + count {
+                break;
+            }
+            at += piece.copy_to(&mut body.headers[at..end + count]);
+        }
+        body.end = (end + count) as u16;
+        self.drop_front(count);
+        true
+    }
+
     /// Bytes of payload in the pieces.
     pub fn payload_len(&self) -> usize {
         self.body().piece_bytes as usize

@@ -1,0 +1,151 @@
+//! What passed and what was dropped. Every drop has a reason; the enum is its documentation.
+
+/// Declares the reasons once: variant, name in reports, meaning.
+macro_rules! drop_reasons {
+    ($($(#[$doc:meta])+ $variant:ident = $name:literal,)+) => {
+        /// Why the stack dropped a packet, or part of one.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(usize)]
+        pub enum DropReason {
+            $($(#[$doc])+ $variant,)+
+        }
+
+        impl DropReason {
+            /// All reasons, in the order of their counters.
+            pub const ALL: &'static [DropReason] = &[$(DropReason::$variant,)+];
+
+            /// Name used in reports.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(DropReason::$variant => $name,)+
+                }
+            }
+        }
+    };
+}
+
+drop_reasons! {
+    /// Not a whole Ethernet header.
+    EthernetMalformed = "ethernet_malformed",
+    /// For another station.
+    NotForUs = "not_for_us",
+    /// Neither ARP nor IP.
+    EtherTypeUnknown = "ethertype_unknown",
+    /// ARP that is malformed or contradicts itself.
+    ArpMalformed = "arp_malformed",
+    /// IPv4 or IPv6 header truncated, lying about a length or with a bad option.
+    IpMalformed = "ip_malformed",
+    /// IPv4 header checksum wrong.
+    IpChecksum = "ip_checksum",
+    /// Source routing is not followed.
+    SourceRoute = "source_route",
+    /// Source address that nobody can have, or that is ours.
+    SourceMartian = "source_martian",
+    /// Destination that is neither ours nor served.
+    DestinationNotServed = "destination_not_served",
+    /// Protocol that is not handled.
+    ProtocolUnknown = "protocol_unknown",
+    /// Time to live ran out.
+    TtlExceeded = "ttl_exceeded",
+    /// A fragment that overlaps, lies or finds its bounds exceeded.
+    Fragment = "fragment",
+    /// Offload fields that contradict the packet.
+    OffloadMalformed = "offload_malformed",
+    /// TCP header malformed.
+    TcpMalformed = "tcp_malformed",
+    /// TCP checksum wrong.
+    TcpChecksum = "tcp_checksum",
+    /// TCP segment that its connection did not accept.
+    TcpUnacceptable = "tcp_unacceptable",
+    /// TCP segment of no connection; answered with a reset.
+    TcpNoConnection = "tcp_no_connection",
+    /// TCP data for which the connection had no room.
+    TcpNoRoom = "tcp_no_room",
+    /// A SYN beyond the limit of connections.
+    TcpConnectionLimit = "tcp_connection_limit",
+    /// A half-open connection given up for a newer one.
+    TcpHalfOpenEvicted = "tcp_half_open_evicted",
+    /// UDP header malformed.
+    UdpMalformed = "udp_malformed",
+    /// UDP checksum wrong, or absent over IPv6.
+    UdpChecksum = "udp_checksum",
+    /// Nobody took received datagrams fast enough.
+    UdpQueueFull = "udp_queue_full",
+    /// ICMP message malformed or with a wrong checksum.
+    IcmpMalformed = "icmp_malformed",
+    /// ICMP message of a kind that is not acted on.
+    IcmpIgnored = "icmp_ignored",
+    /// An ICMP error not sent because of the rate limit.
+    IcmpRateLimited = "icmp_rate_limited",
+    /// Neighbour discovery message malformed or from off the link.
+    NeighborMalformed = "neighbor_malformed",
+    /// Too many packets wait for a neighbour's address.
+    NeighborQueueFull = "neighbor_queue_full",
+    /// A neighbour did not answer.
+    NeighborUnreachable = "neighbor_unreachable",
+    /// No packet handle or frame was free.
+    NoMemory = "no_memory",
+    /// A packet larger than the device takes and not to be cut.
+    TooLarge = "too_large",
+}
+
+/// Counters of one stack. Plain numbers: one thread writes, reports copy.
+#[derive(Clone, Debug)]
+pub struct Counters {
+    /// Packets taken in.
+    pub packets_in: u64,
+    /// Bytes taken in, Ethernet headers included.
+    pub bytes_in: u64,
+    /// Of them super-packets.
+    pub super_packets_in: u64,
+    /// Packets handed out.
+    pub packets_out: u64,
+    /// Bytes handed out.
+    pub bytes_out: u64,
+    /// Of them super-packets.
+    pub super_packets_out: u64,
+    /// TCP connections opened, by either side.
+    pub connections: u64,
+    /// TCP segments or super-packets sent again.
+    pub retransmitted: u64,
+    /// Fragments put together.
+    pub reassembled: u64,
+    drops: [u64; DropReason::ALL.len()],
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self {
+            packets_in: 0,
+            bytes_in: 0,
+            super_packets_in: 0,
+            packets_out: 0,
+            bytes_out: 0,
+            super_packets_out: 0,
+            connections: 0,
+            retransmitted: 0,
+            reassembled: 0,
+            drops: [0; DropReason::ALL.len()],
+        }
+    }
+}
+
+impl Counters {
+    /// Counts a drop.
+    pub fn drop(&mut self, reason: DropReason) {
+        self.drops[reason as usize] += 1;
+    }
+
+    /// Drops for `reason`.
+    pub fn dropped(&self, reason: DropReason) -> u64 {
+        self.drops[reason as usize]
+    }
+
+    /// Reasons that occurred, with their counts.
+    pub fn drops(&self) -> impl Iterator<Item = (DropReason, u64)> + '_ {
+        DropReason::ALL
+            .iter()
+            .map(|&reason| (reason, self.dropped(reason)))
+            .filter(|&(_, count)| count > 0)
+    }
+}

@@ -1,0 +1,313 @@
+//! Cutting an outgoing datagram into fragments.
+//!
+//! Fragments share the pieces of the datagram; the first also has its transport header. Either all
+//! come out or none. At most [`PARTS_MAX`] fragments: a datagram that needs more is refused.
+
+use core::fmt;
+
+use towpath_packet::packet::HEADER_BYTES;
+use towpath_packet::{Ledger, Memory, Packet};
+
+use crate::gso::{
+    ChecksumError, Cutter, IP_BYTES_MAX, Layout, PARTS_MAX, at, complete_checksum, read_u16,
+    reserve, write_ipv4_checksum, write_u16,
+};
+use crate::wire::{Protocol, ipv4, ipv6};
+
+/// Why a packet was not fragmented.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FragmentError {
+    /// The headers are not those of the layout, or their length is not that of the packet.
+    Headers,
+    /// The packet says not to.
+    DontFragment,
+    /// The MTU is less than any link's, or does not leave room for the transport header.
+    MtuTooSmall,
+    /// More than [`PARTS_MAX`] fragments.
+    TooManyFragments,
+    /// A super-packet is segmented first; another partial checksum could not be completed.
+    Checksum(ChecksumError),
+    /// There are not enough packet handles for all fragments.
+    NoPackets,
+}
+
+impl fmt::Display for FragmentError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Headers => "the headers are not those of a whole IP packet",
+            Self::DontFragment => "the packet may not be fragmented",
+            Self::MtuTooSmall => "the MTU is too small for fragments",
+            Self::TooManyFragments => "too many fragments",
+            Self::Checksum(error) => return error.fmt(f),
+            Self::NoPackets => "not enough packets for all fragments",
+        })
+    }
+}
+
+impl core::error::Error for FragmentError {
+    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
+        if let Self::Checksum(error) = self { Some(error) } else { None }
+    }
+}
+
+/// Cuts an IPv4 packet into fragments whose IP packets have at most `mtu` bytes, handed to `out` in
+/// order; returns how many. One that fits goes out whole. A packet that is a fragment itself is cut
+/// into smaller ones.
+///
+/// On error the packet comes back and `out` has seen nothing. Its checksum may have been completed.
+pub fn fragment_ipv4(
+    packet: Packet,
+    mtu: usize,
+    layout: Layout,
+    memory: &mut Memory,
+    ledger: &Ledger,
+    out: &mut impl FnMut(Packet),
+) -> Result<usize, (FragmentError, Packet)> {
+    match plan_ipv4(&packet, mtu, layout) {
+        Ok(plan) => emit(packet, mtu, &plan, memory, ledger, out),
+        Err(error) => Err((error, packet)),
+    }
+}
+
+/// Cuts an IPv6 packet of this host into fragments, as [`fragment_ipv4`] does; routers may not.
+/// `ident` must not have been used with these addresses for as long as fragments live.
+pub fn fragment_ipv6(
+    packet: Packet,
+    mtu: usize,
+    layout: Layout,
+    ident: u32,
+    memory: &mut Memory,
+    ledger: &Ledger,
+    out: &mut impl FnMut(Packet),
+) -> Result<usize, (FragmentError, Packet)> {
+    match plan_ipv6(&packet, mtu, layout, ident) {
+        Ok(plan) => emit(packet, mtu, &plan, memory, ledger, out),
+        Err(error) => Err((error, packet)),
+    }
+}
+
+/// How a packet is cut.
+struct Plan {
+    ip_at: usize,
+    /// End of the headers that every fragment has, from the start of the frame.
+    repeated: usize,
+    /// Bytes of a fragment header that comes behind those.
+    added: usize,
+    version: VersionPlan,
+}
+
+enum VersionPlan {
+    V4 {
+        /// The packet's own place in a datagram, if it is a fragment.
+        offset: usize,
+        more: bool,
+    },
+    V6 {
+        ident: u32,
+        /// What the fragment header announces.
+        next_header: Protocol,
+        /// Place of the Next Header field that announces the fragment header.
+        next_header_at: usize,
+    },
+}
+
+fn plan_ipv4(packet: &Packet, mtu: usize, layout: Layout) -> Result<Plan, FragmentError> {
+    let Layout { ip_at, transport_at } = layout;
+    let ip = packet.headers().get(ip_at..transport_at).ok_or(FragmentError::Headers)?;
+    let ip_len = packet.len() - ip_at;
+    let header = ipv4::Header::parse(ip, ip_len).map_err(|_| FragmentError::Headers)?;
+    if usize::from(header.header_len) != ip.len() || usize::from(header.total_len) != ip_len {
+        return Err(FragmentError::Headers);
+    }
+    if header.dont_fragment && ip_len > mtu {
+        return Err(FragmentError::DontFragment);
+    }
+    if mtu < IPV4_MTU_MIN {
+        return Err(FragmentError::MtuTooSmall);
+    }
+    let offset = usize::from(header.fragment_offset);
+    let version = VersionPlan::V4 { offset, more: header.more_fragments };
+    Ok(Plan { ip_at, repeated: transport_at, added: 0, version })
+}
+
+fn plan_ipv6(
+    packet: &Packet,
+    mtu: usize,
+    layout: Layout,
+    ident: u32,
+) -> Result<Plan, FragmentError> {
+    let Layout { ip_at, transport_at } = layout;
+    let ip = packet.headers().get(ip_at..transport_at).ok_or(FragmentError::Headers)?;
+    let ip_len = packet.len() - ip_at;
+    let header = ipv6::Header::parse(ip, ip_len).map_err(|_| FragmentError::Headers)?;
+    let is_whole = ip_len == ipv6::HEADER_LEN + usize::from(header.payload_len);
+    let repeated = if is_whole { find_repeated(ip) } else { None };
+    let (end, next_header_at) = repeated.ok_or(FragmentError::Headers)?;
+    if mtu < IPV6_MTU_MIN {
+        return Err(FragmentError::MtuTooSmall);
+    }
+    let version = VersionPlan::V6 {
+        ident,
+        next_header: Protocol(ip[next_header_at]),
+        next_header_at: ip_at + next_header_at,
+    };
+    Ok(Plan { ip_at, repeated: ip_at + end, added: ipv6::FRAGMENT_HEADER_LEN, version })
+}
+
+/// Finds the per-fragment headers of RFC 8200 §4.5 in an IPv6 header and its extension headers:
+/// everything up to the routing header, else the hop-by-hop options. Returns their end and the
+/// place of their last Next Header field. `None` if the chain is broken or has a fragment header.
+fn find_repeated(ip: &[u8]) -> Option<(usize, usize)> {
+    let mut found = (ipv6::HEADER_LEN, at::IPV6_NEXT_HEADER);
+    let mut next_header_at = at::IPV6_NEXT_HEADER;
+    let mut place = ipv6::HEADER_LEN;
+    // Each turn goes 8 bytes on, at least.
+    loop {
+        let protocol = Protocol(ip[next_header_at]);
+        match protocol {
+            Protocol::HOP_BY_HOP | Protocol::ROUTING | Protocol::DESTINATION_OPTIONS => {}
+            Protocol::IPV6_FRAGMENT => return None,
+            _ => return Some(found),
+        }
+        let end = place + (usize::from(*ip.get(place + 1)?) + 1) * 8;
+        if end > ip.len() {
+            return None;
+        }
+        next_header_at = place;
+        place = end;
+        if protocol != Protocol::DESTINATION_OPTIONS {
+            found = (place, next_header_at);
+        }
+    }
+}
+
+fn emit(
+    mut packet: Packet,
+    mtu: usize,
+    plan: &Plan,
+    memory: &mut Memory,
+    ledger: &Ledger,
+    out: &mut impl FnMut(Packet),
+) -> Result<usize, (FragmentError, Packet)> {
+    if packet.len() - plan.ip_at <= mtu {
+        out(packet);
+        return Ok(1);
+    }
+    let (capacity, count) = match prepare(&mut packet, mtu, plan, memory, ledger) {
+        Ok(found) => found,
+        Err(error) => return Err((error, packet)),
+    };
+    let mut headers = [0; HEADER_BYTES];
+    let headers = &mut headers[..packet.headers().len()];
+    headers.copy_from_slice(packet.headers());
+    let total = packet.len() - plan.repeated;
+    let mut cutter = Cutter::new(packet.take_pieces());
+    for offset in (0..count).map(|index| index * capacity) {
+        let len = capacity.min(total - offset);
+        // The first has what is left of the headers, too.
+        let own = if offset == 0 { &headers[plan.repeated..] } else { &[] };
+        let mut fragment = memory.packet().expect("handles were reserved");
+        cutter.cut(len - own.len(), &mut fragment);
+        let to = fragment.push_header(plan.repeated + plan.added + own.len());
+        let (ip, rest) = to.split_at_mut(plan.repeated + plan.added);
+        ip[..plan.repeated].copy_from_slice(&headers[..plan.repeated]);
+        plan.write(ip, offset, len, offset + len < total);
+        rest.copy_from_slice(own);
+        out(fragment);
+    }
+    Ok(count)
+}
+
+/// Completes the checksum and reserves handles. Returns how many bytes go into each fragment but
+/// the last, and how many fragments there are.
+fn prepare(
+    packet: &mut Packet,
+    mtu: usize,
+    plan: &Plan,
+    memory: &mut Memory,
+    ledger: &Ledger,
+) -> Result<(usize, usize), FragmentError> {
+    let headers = packet.headers().len();
+    let taken = plan.repeated - plan.ip_at + plan.added;
+    let room = mtu.checked_sub(taken).ok_or(FragmentError::MtuTooSmall)?;
+    let capacity = room - room % usize::from(ipv4::FRAGMENT_UNIT);
+    let is_first_whole = headers - plan.repeated <= capacity;
+    if capacity == 0 || !is_first_whole || headers + plan.added > HEADER_BYTES {
+        return Err(FragmentError::MtuTooSmall);
+    }
+    if packet.offload().gso.is_some() {
+        return Err(FragmentError::Checksum(ChecksumError::SuperPacket));
+    }
+    complete_checksum(packet, ledger).map_err(FragmentError::Checksum)?;
+    let count = (packet.len() - plan.repeated).div_ceil(capacity);
+    if count > PARTS_MAX {
+        return Err(FragmentError::TooManyFragments);
+    }
+    if !reserve(&mut memory.packets, count) {
+        return Err(FragmentError::NoPackets);
+    }
+    Ok((capacity, count))
+}
+
+impl Plan {
+    /// Turns the IP header in `headers`, which is the packet's, into that of the fragment with
+    /// `len` bytes at `offset`; `more` of the packet follow.
+    fn write(&self, headers: &mut [u8], offset: usize, len: usize, more: bool) {
+        match self.version {
+            VersionPlan::V4 { offset: base, more: more_behind } => {
+                let ip = &mut headers[self.ip_at..];
+                write_u16(ip, at::IPV4_TOTAL_LEN, (ip.len() + len) as u16);
+                let flags = read_u16(ip, at::IPV4_FRAGMENT) & IPV4_OTHER_FLAGS;
+                let more = if more || more_behind { IPV4_MORE_FRAGMENTS } else { 0 };
+                let units = (base + offset) as u16 / ipv4::FRAGMENT_UNIT;
+                write_u16(ip, at::IPV4_FRAGMENT, flags | more | units);
+                if offset > 0 {
+                    blank_first_only_options(&mut ip[ipv4::HEADER_LEN..]);
+                }
+                write_ipv4_checksum(ip);
+            }
+            VersionPlan::V6 { ident, next_header, next_header_at } => {
+                headers[next_header_at] = Protocol::IPV6_FRAGMENT.0;
+                let payload = headers.len() - self.ip_at - ipv6::HEADER_LEN + len;
+                write_u16(headers, self.ip_at + at::IPV6_PAYLOAD_LEN, payload as u16);
+                let header = &mut headers[self.repeated..];
+                ipv6::emit_fragment_header(header, next_header, offset as u16, more, ident);
+            }
+        }
+    }
+}
+
+/// Options without the copied flag belong to the first fragment only (RFC 791 §3.1): no-operations
+/// take their place, so that the header keeps its length.
+fn blank_first_only_options(options: &mut [u8]) {
+    let mut place = 0;
+    while let Some(&kind) = options.get(place) {
+        let len = match (kind, options.get(place + 1)) {
+            (OPTION_END, _) => break,
+            (OPTION_NOP, _) => 1,
+            (_, Some(&len)) => usize::from(len).max(1),
+            (_, None) => break,
+        };
+        let end = options.len().min(place + len);
+        if kind & OPTION_COPIED == 0 {
+            options[place..end].fill(OPTION_NOP);
+        }
+        place = end;
+    }
+}
+
+/// Smallest MTU of an IPv4 link (RFC 791 §3.2).
+pub const IPV4_MTU_MIN: usize = 68;
+
+/// Smallest MTU of an IPv6 link (RFC 8200 §5).
+pub const IPV6_MTU_MIN: usize = 1280;
+
+const IPV4_MORE_FRAGMENTS: u16 = 0x2000;
+/// The reserved flag and Don't Fragment.
+const IPV4_OTHER_FLAGS: u16 = 0xc000;
+const OPTION_END: u8 = 0;
+const OPTION_NOP: u8 = 1;
+const OPTION_COPIED: u8 = 0x80;
+
+// Lengths and offsets of a fragment fit their fields, because those of the packet do.
+const _: () = assert!(IP_BYTES_MAX <= u16::MAX as usize);

@@ -1,0 +1,430 @@
+//! The table of datagrams in the making.
+//!
+//! Small and linear: [`DATAGRAMS_MAX`] entries, oldest first. All memory is taken when the table is
+//! made.
+
+use alloc::vec::Vec;
+use core::fmt;
+use core::net::IpAddr;
+
+use towpath_packet::{Ledger, Memory, Offload, Packet};
+
+use super::datagram::{Datagram, FRAGMENTS_MAX, Fragment, Header, Key, Part};
+use crate::gso::{IP_BYTES_MAX, at};
+use crate::time::{Duration, Instant};
+use crate::wire::{Protocol, ipv4, ipv6};
+
+/// What became of a fragment.
+#[derive(Debug)]
+pub enum Outcome {
+    /// It waits for the others.
+    Held,
+    /// The datagram is whole. Headers are those of the first fragment up to the end of the IP
+    /// header and its options or per-fragment extension headers, without a trace of fragmentation;
+    /// the pieces begin behind them, with what may be a transport header. Its checksum is that of
+    /// the whole and still to be verified. [`into_received`] makes it a packet to be parsed anew.
+    Reassembled(Packet),
+    /// It was dropped, and unless it was a duplicate or malformed by itself so was its datagram.
+    Dropped(DropReason),
+}
+
+/// Why a fragment was dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DropReason {
+    /// No valid IP header, or it does not end where the packet's headers do.
+    BadHeader,
+    /// Less payload than the IP header says, or none.
+    BadLength,
+    /// More fragments follow one whose length is not a multiple of 8.
+    NotMultipleOf8,
+    /// It reaches beyond the longest IP packet, or the whole would.
+    TooLong,
+    /// The first fragment does not hold a whole transport header.
+    Tiny,
+    /// It is there already.
+    Duplicate,
+    /// It overlaps another without being the same.
+    Overlap,
+    /// It ends where the datagram does not, or beyond its end.
+    EndConflict,
+    /// More than [`FRAGMENTS_MAX`] fragments.
+    TooManyFragments,
+    /// Congestion was marked on a datagram whose sender, by another fragment, does not know ECN.
+    Ecn,
+    /// Its datagram was dropped before.
+    Dead,
+    /// It does not fit the table beside what is held for its source.
+    NoRoom,
+    /// Frames or packet handles ran out when the datagram was whole.
+    NoMemory,
+}
+
+impl fmt::Display for DropReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::BadHeader => "fragment with a bad IP header",
+            Self::BadLength => "fragment with a bad length",
+            Self::NotMultipleOf8 => "fragment whose length is not a multiple of 8",
+            Self::TooLong => "fragment beyond the longest packet",
+            Self::Tiny => "first fragment without transport header",
+            Self::Duplicate => "duplicate fragment",
+            Self::Overlap => "overlapping fragment",
+            Self::EndConflict => "fragments with different ends",
+            Self::TooManyFragments => "too many fragments",
+            Self::Ecn => "fragments with contradicting ECN",
+            Self::Dead => "fragment of a dropped datagram",
+            Self::NoRoom => "no room for fragment",
+            Self::NoMemory => "no memory for reassembled datagram",
+        })
+    }
+}
+
+/// Bounds of a [`Reassembler`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of memory that held fragments may keep from their lenders.
+    pub held_bytes: usize,
+    /// Datagrams in the making.
+    pub datagrams: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { held_bytes: HELD_BYTES_MAX, datagrams: DATAGRAMS_MAX }
+    }
+}
+
+/// Puts fragments together. One thread.
+pub struct Reassembler {
+    limits: Limits,
+    /// Oldest first.
+    datagrams: Vec<Datagram>,
+    /// Memory of datagrams to come: as many as there may be more.
+    spare: Vec<Vec<Part>>,
+    /// What all datagrams hold.
+    held: usize,
+    evicted: u64,
+}
+
+impl Reassembler {
+    /// An empty table.
+    pub fn new(limits: Limits) -> Self {
+        let mut spare = Vec::with_capacity(limits.datagrams);
+        spare.resize_with(limits.datagrams, || Vec::with_capacity(FRAGMENTS_MAX));
+        let datagrams = Vec::with_capacity(limits.datagrams);
+        Self { limits, datagrams, spare, held: 0, evicted: 0 }
+    }
+
+    /// Takes an IPv4 fragment whose headers end with the IP header, which begins at `ip_at`.
+    /// Padding behind the packet is ignored. A packet that is no fragment comes back as it is.
+    pub fn receive_ipv4(
+        &mut self,
+        packet: Packet,
+        ip_at: usize,
+        now: Instant,
+        memory: &mut Memory,
+        ledger: &Ledger,
+    ) -> Outcome {
+        match read_ipv4(packet, ip_at) {
+            Ok(fragment) if fragment.is_all() => Outcome::Reassembled(fragment.packet),
+            Ok(fragment) => self.receive(fragment, now + IPV4_LIFETIME, memory, ledger),
+            Err(reason) => Outcome::Dropped(reason),
+        }
+    }
+
+    /// Takes an IPv6 fragment whose headers end with the fragment header; the IPv6 header begins at
+    /// `ip_at` and `header` is the fragment header. Padding behind the packet is ignored. An atomic
+    /// fragment is whole by itself, whatever else is held (RFC 6946 §4).
+    pub fn receive_ipv6(
+        &mut self,
+        packet: Packet,
+        ip_at: usize,
+        header: &ipv6::Fragment,
+        now: Instant,
+        memory: &mut Memory,
+        ledger: &Ledger,
+    ) -> Outcome {
+        let fragment = match read_ipv6(packet, ip_at, header) {
+            Ok(fragment) => fragment,
+            Err(reason) => return Outcome::Dropped(reason),
+        };
+        if fragment.is_all() {
+            return match fragment.into_whole() {
+                Ok(packet) => Outcome::Reassembled(packet),
+                Err(reason) => Outcome::Dropped(reason),
+            };
+        }
+        self.receive(fragment, now + IPV6_LIFETIME, memory, ledger)
+    }
+
+    /// Drops datagrams whose time is up; returns how many. Of each that has its first fragment,
+    /// `out` gets it as it was received: the offending packet of an ICMP Time Exceeded
+    /// (RFC 792, RFC 8200 §4.5).
+    pub fn expire(&mut self, now: Instant, out: &mut impl FnMut(Packet)) -> usize {
+        let mut expired = 0;
+        let mut place = 0;
+        while let Some(datagram) = self.datagrams.get_mut(place) {
+            if datagram.deadline > now {
+                place += 1;
+                continue;
+            }
+            if let Some(first) = datagram.take_first() {
+                out(first);
+            }
+            self.remove(place);
+            expired += 1;
+        }
+        expired
+    }
+
+    /// When [`expire`](Self::expire) has something to do.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.datagrams.iter().map(|datagram| datagram.deadline).min()
+    }
+
+    /// Datagrams in the making, dead ones included.
+    pub fn datagram_count(&self) -> usize {
+        self.datagrams.len()
+    }
+
+    /// Bytes of memory that held fragments keep from their lenders.
+    pub fn held_bytes(&self) -> usize {
+        self.held
+    }
+
+    /// Datagrams dropped so far to make room for others.
+    pub fn evicted_count(&self) -> u64 {
+        self.evicted
+    }
+
+    fn receive(
+        &mut self,
+        fragment: Fragment,
+        deadline: Instant,
+        memory: &mut Memory,
+        ledger: &Ledger,
+    ) -> Outcome {
+        if !self.make_room(&fragment) {
+            return Outcome::Dropped(DropReason::NoRoom);
+        }
+        let place = self.find(&fragment.key).unwrap_or_else(|| self.begin(fragment.key, deadline));
+        let datagram = &mut self.datagrams[place];
+        let before = datagram.held;
+        let inserted = datagram.insert(fragment);
+        self.held = self.held - before + datagram.held;
+        if let Err(reason) = inserted {
+            return Outcome::Dropped(reason);
+        }
+        if !datagram.is_whole() {
+            return Outcome::Held;
+        }
+        let assembled = datagram.assemble(memory, ledger);
+        self.remove(place);
+        match assembled {
+            Ok(packet) => Outcome::Reassembled(packet),
+            Err(reason) => Outcome::Dropped(reason),
+        }
+    }
+
+    fn find(&self, key: &Key) -> Option<usize> {
+        self.datagrams.iter().position(|datagram| datagram.key == *key)
+    }
+
+    fn begin(&mut self, key: Key, deadline: Instant) -> usize {
+        let parts = self.spare.pop().expect("there is room for a datagram");
+        self.datagrams.push(Datagram::new(key, deadline, parts));
+        self.datagrams.len() - 1
+    }
+
+    fn remove(&mut self, place: usize) {
+        let datagram = self.datagrams.remove(place);
+        self.held -= datagram.held;
+        self.spare.push(datagram.into_parts());
+        debug_assert_eq!(self.spare.len() + self.datagrams.len(), self.limits.datagrams);
+    }
+
+    /// Evicts until `fragment` fits; false if it cannot, and then its datagram is dead.
+    fn make_room(&mut self, fragment: &Fragment) -> bool {
+        let cost = fragment.cost();
+        loop {
+            let own = self.find(&fragment.key);
+            let victim = if own.is_none() && self.spare.is_empty() {
+                self.victim(fragment, 1, |_| 1)
+            } else if self.held + cost > self.limits.held_bytes {
+                self.victim(fragment, cost, |datagram| datagram.held)
+            } else {
+                return true;
+            };
+            if let Some(victim) = victim {
+                self.remove(victim);
+                self.evicted += 1;
+                continue;
+            }
+            if let Some(own) = own {
+                self.held -= self.datagrams[own].held;
+                self.datagrams[own].kill();
+            }
+            return false;
+        }
+    }
+
+    /// The datagram that gives way to `fragment`: the oldest of the source that uses most, where
+    /// the newcomer counts for his own. Among equals he gives way himself, if he has something to
+    /// give, else the oldest. Never the fragment's own datagram.
+    fn victim(
+        &self,
+        fragment: &Fragment,
+        newcomer_weight: usize,
+        weight: impl Fn(&Datagram) -> usize,
+    ) -> Option<usize> {
+        let newcomer = source_of(&fragment.key);
+        let use_of = |source: u64| -> usize {
+            let same = self.datagrams.iter().filter(|other| source_of(&other.key) == source);
+            same.map(&weight).sum()
+        };
+        let oldest_of = |source: u64| {
+            self.datagrams.iter().position(|datagram| {
+                source_of(&datagram.key) == source
+                    && datagram.key != fragment.key
+                    && weight(datagram) > 0
+            })
+        };
+        let mut most = newcomer_weight + use_of(newcomer);
+        let mut victim = oldest_of(newcomer);
+        for datagram in &self.datagrams {
+            let source = source_of(&datagram.key);
+            let used = if source == newcomer { 0 } else { use_of(source) };
+            if used > most || used == most && victim.is_none() {
+                (most, victim) = (used, oldest_of(source));
+            }
+        }
+        victim
+    }
+}
+
+/// Turns a reassembled packet into one as a device delivers it: no headers, pieces that cover the
+/// whole frame, to be peeked and parsed. Its headers move into a frame of their own; they are no
+/// payload. Hands the packet back if memory is short or it has no room for one more piece.
+pub fn into_received(mut packet: Packet, memory: &mut Memory) -> Result<Packet, Packet> {
+    if packet.piece_count() == towpath_packet::packet::PIECES_MAX {
+        return Err(packet);
+    }
+    let (Some(mut frame), Some(mut received)) = (memory.small.take(), memory.packet()) else {
+        return Err(packet);
+    };
+    let len = packet.headers().len();
+    frame[..len].copy_from_slice(packet.headers());
+    received.push_piece(frame.freeze(len)).expect("the packet is empty");
+    for piece in packet.take_pieces() {
+        received.push_piece(piece).expect("one place was left");
+    }
+    received.set_offload(*packet.offload());
+    Ok(received)
+}
+
+/// Checks an IPv4 fragment by itself.
+fn read_ipv4(mut packet: Packet, ip_at: usize) -> Result<Fragment, DropReason> {
+    let ip = packet.headers().get(ip_at..).ok_or(DropReason::BadHeader)?;
+    let parsed = ipv4::Header::parse(ip, packet.len() - ip_at);
+    // Parsing has seen to it that the payload is there and ends within the longest packet.
+    let header = parsed.map_err(|_| DropReason::BadHeader)?;
+    if usize::from(header.header_len) != ip.len() {
+        return Err(DropReason::BadHeader);
+    }
+    check_len(header.payload_len(), header.more_fragments)?;
+    packet.truncate(header.payload_len());
+    if header.is_fragment() {
+        packet.set_offload(Offload::default());
+    }
+    Ok(Fragment {
+        key: Key {
+            ident: u32::from(header.ident),
+            source: IpAddr::V4(header.source),
+            destination: IpAddr::V4(header.destination),
+            protocol: Some(header.protocol),
+        },
+        packet,
+        offset: usize::from(header.fragment_offset),
+        more: header.more_fragments,
+        protocol: header.protocol,
+        header: Header { ip_at, next_header_at: ip_at + at::IPV4_PROTOCOL },
+        ecn: header.tos & 0b11,
+    })
+}
+
+/// Checks an IPv6 fragment by itself.
+fn read_ipv6(
+    mut packet: Packet,
+    ip_at: usize,
+    fragment: &ipv6::Fragment,
+) -> Result<Fragment, DropReason> {
+    let ip = packet.headers().get(ip_at..).ok_or(DropReason::BadHeader)?;
+    let parsed = ipv6::Header::parse(ip, packet.len() - ip_at);
+    let header = parsed.map_err(|_| DropReason::BadHeader)?;
+    let fragment_at = ipv6::HEADER_LEN + fragment.header_at;
+    if fragment_at + ipv6::FRAGMENT_HEADER_LEN != ip.len() {
+        return Err(DropReason::BadHeader);
+    }
+    let next_header_at = match fragment.previous_next_header_at {
+        ipv6::FIXED_HEADER => at::IPV6_NEXT_HEADER,
+        place if place < fragment.header_at => ipv6::HEADER_LEN + place,
+        _ => return Err(DropReason::BadHeader),
+    };
+    let protocol = Protocol(ip[fragment_at]);
+    let before = fragment.header_at + ipv6::FRAGMENT_HEADER_LEN;
+    let len = usize::from(header.payload_len).checked_sub(before).ok_or(DropReason::BadLength)?;
+    let offset = usize::from(fragment.offset_bytes);
+    check_len(len, fragment.more)?;
+    if fragment.header_at + offset + len > IP_BYTES_MAX {
+        return Err(DropReason::TooLong);
+    }
+    packet.truncate(len);
+    packet.set_offload(Offload::default());
+    Ok(Fragment {
+        key: Key {
+            ident: fragment.ident,
+            source: IpAddr::V6(header.source),
+            destination: IpAddr::V6(header.destination),
+            protocol: None,
+        },
+        packet,
+        offset,
+        more: fragment.more,
+        protocol,
+        header: Header { ip_at, next_header_at: ip_at + next_header_at },
+        ecn: header.traffic_class & 0b11,
+    })
+}
+
+/// Checks the payload length of a fragment.
+fn check_len(len: usize, more: bool) -> Result<(), DropReason> {
+    match len {
+        0 => Err(DropReason::BadLength),
+        len if more && !len.is_multiple_of(8) => Err(DropReason::NotMultipleOf8),
+        _ => Ok(()),
+    }
+}
+
+/// Who is to blame for a datagram: an IPv4 address, or an IPv6 network of 64 bits. The one cannot
+/// be mistaken for the other: no network is below 2^32 whose hosts can send here.
+fn source_of(key: &Key) -> u64 {
+    match key.source {
+        IpAddr::V4(source) => u64::from(source.to_bits()),
+        IpAddr::V6(source) => (source.to_bits() >> 64) as u64,
+    }
+}
+
+/// How long an IPv4 datagram may take to arrive: as on Linux. RFC 1122 §3.3.2 recommends 60 to 120
+/// seconds, in which a fast sender uses each identification many times (RFC 4963).
+pub const IPV4_LIFETIME: Duration = Duration::from_secs(30);
+
+/// How long an IPv6 datagram may take to arrive (RFC 8200 §4.5).
+pub const IPV6_LIFETIME: Duration = Duration::from_secs(60);
+
+/// Datagrams in the making, unless configured otherwise: one for each place of a burst. Looking
+/// for one compares at most this many keys.
+pub const DATAGRAMS_MAX: usize = 64;
+
+/// Bytes that fragments may keep from their lenders, unless configured otherwise: 64 datagrams of
+/// 16 fragments, each in a small frame of 2 KiB. Half of what Linux allows.
+pub const HELD_BYTES_MAX: usize = DATAGRAMS_MAX * 16 * 2048;

@@ -1,0 +1,180 @@
+//! A packet that is held and grows, and the bucket it waits in.
+//!
+//! A [`Held`] keeps the headers of its first packet as they came until it is finished: they are the
+//! template of what may follow.
+
+use core::num::NonZeroU16;
+
+use towpath_packet::packet::{HEADER_BYTES, PIECES_MAX};
+use towpath_packet::{Checksum, Gso, GsoKind, Offload, Packet};
+
+use super::{HELD_PER_BUCKET, UDP_COALESCED_MAX};
+use crate::gso::{
+    IP_BYTES_MAX, Part, Shape, TCP_SEGMENTS_MAX, Template, Transport, Version, at, partial,
+    write_u16,
+};
+use crate::time::Instant;
+use crate::wire::tcp::Flags;
+
+/// One packet or several merged ones.
+pub(super) struct Held {
+    packet: Packet,
+    shape: Shape,
+    hash: u32,
+    /// Payload bytes of the first packet.
+    size: NonZeroU16,
+    /// Packets merged, the first included.
+    count: usize,
+    since: Instant,
+}
+
+impl Held {
+    /// Holds a packet with payload that may be merged.
+    pub(super) fn new(packet: Packet, shape: Shape, hash: u32, since: Instant) -> Self {
+        let size = u16::try_from(packet.payload_len()).ok().and_then(NonZeroU16::new);
+        let size = size.expect("a packet to be held has 1 to IP_BYTES_MAX bytes of payload");
+        Self { packet, shape, hash, size, count: 1, since }
+    }
+
+    /// Adds the next packet of the flow, whose checksum is verified. `Ok(true)` if none may follow
+    /// it. Hands it back if it is not the next segment or does not fit.
+    pub(super) fn merge(&mut self, mut next: Packet) -> Result<bool, Packet> {
+        if !self.fits(&next) || !self.is_next(&next) {
+            return Err(next);
+        }
+        let len = next.payload_len();
+        for piece in next.take_pieces() {
+            self.packet.push_piece(piece).expect("the pieces were counted");
+        }
+        self.count += 1;
+        let ends = len < usize::from(self.size.get());
+        Ok(self.take_flags(next.headers()) || ends || self.count == self.count_max())
+    }
+
+    /// The packet as it goes up.
+    pub(super) fn finish(mut self) -> Packet {
+        if self.count == 1 {
+            return self.packet;
+        }
+        let (shape, payload) = (self.shape, self.packet.payload_len());
+        let headers = self.packet.headers_mut();
+        shape.write_lengths(headers, payload);
+        shape.write_ip_checksum(headers);
+        let sum = shape.pseudo_header(headers, shape.transport_len(payload)).fold();
+        write_u16(headers, shape.checksum_at(), sum);
+        let (kind, ecn) = match (shape.transport, shape.version) {
+            (Transport::Udp, _) => (GsoKind::Udp, false),
+            (Transport::Tcp, Version::V4) => (GsoKind::Tcp4, self.flags().contains(Flags::CWR)),
+            (Transport::Tcp, Version::V6) => (GsoKind::Tcp6, self.flags().contains(Flags::CWR)),
+        };
+        let gso = Gso { kind, size: self.size, ecn };
+        self.packet.set_offload(Offload { checksum: partial(&shape), gso: Some(gso) });
+        self.packet
+    }
+
+    /// Whether `next` stays within the limits. Only the last packet may be shorter than the first;
+    /// after it nothing is held any more.
+    fn fits(&self, next: &Packet) -> bool {
+        let payload = self.packet.payload_len() + next.payload_len();
+        next.payload_len() <= usize::from(self.size.get())
+            && self.packet.piece_count() + next.piece_count() <= PIECES_MAX
+            && self.shape.ip_len(payload) <= IP_BYTES_MAX
+            && self.count < self.count_max()
+    }
+
+    /// Whether `next` is the segment that would be cut behind what is held: equal headers, with
+    /// the exception of FIN and PSH, which the last segment adds.
+    fn is_next(&self, next: &Packet) -> bool {
+        let headers = next.headers();
+        let same_checksum = self.packet.offload().checksum == next.offload().checksum;
+        if headers.len() != self.shape.end || !same_checksum {
+            return false;
+        }
+        let mut expected = [0; HEADER_BYTES];
+        let expected = &mut expected[..self.shape.end];
+        let (offset, len) = (self.packet.payload_len(), next.payload_len());
+        let part = Part { index: self.count, offset, len, last: false };
+        Template::new(self.packet.headers(), self.shape).write(&part, expected);
+        if self.shape.transport == Transport::Tcp {
+            let at = self.shape.transport_at + at::TCP_FLAGS;
+            expected[at] |= headers[at] & (Flags::FIN | Flags::PSH).0;
+        }
+        if next.offload().checksum == Checksum::Unnecessary {
+            // Verified, so it is what would be computed.
+            let at = self.shape.checksum_at();
+            expected[at..at + 2].copy_from_slice(&headers[at..at + 2]);
+        }
+        expected == headers
+    }
+
+    /// Takes FIN and PSH over from the packet just merged; true if there were any.
+    fn take_flags(&mut self, headers: &[u8]) -> bool {
+        if self.shape.transport == Transport::Udp {
+            return false;
+        }
+        let at = self.shape.transport_at + at::TCP_FLAGS;
+        let flags = headers[at] & (Flags::FIN | Flags::PSH).0;
+        self.packet.headers_mut()[at] |= flags;
+        flags != 0
+    }
+
+    fn flags(&self) -> Flags {
+        Flags(self.packet.headers()[self.shape.transport_at + at::TCP_FLAGS])
+    }
+
+    fn count_max(&self) -> usize {
+        match self.shape.transport {
+            Transport::Tcp => TCP_SEGMENTS_MAX,
+            Transport::Udp => UDP_COALESCED_MAX,
+        }
+    }
+}
+
+/// Held packets of flows whose hashes are alike, oldest first.
+pub(super) struct Bucket {
+    /// Those below `count` are there.
+    held: [Option<Held>; HELD_PER_BUCKET],
+    count: usize,
+}
+
+impl Bucket {
+    pub(super) const EMPTY: Self = Self { held: [const { None }; HELD_PER_BUCKET], count: 0 };
+
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Since when the oldest is held.
+    pub(super) fn oldest(&self) -> Option<Instant> {
+        self.held[0].as_ref().map(|held| held.since)
+    }
+
+    /// The place of the held packet of a flow; there is at most one.
+    pub(super) fn find(&self, hash: u32, headers: &[u8], shape: &Shape) -> Option<usize> {
+        self.held[..self.count].iter().flatten().position(|held| {
+            held.hash == hash
+                && held.shape.version == shape.version
+                && held.shape.transport == shape.transport
+                && held.shape.flow(held.packet.headers()) == shape.flow(headers)
+        })
+    }
+
+    pub(super) fn at(&mut self, place: usize) -> &mut Held {
+        self.held[place].as_mut().expect("a place that was found")
+    }
+
+    pub(super) fn remove(&mut self, place: usize) -> Held {
+        let removed = self.held[place].take().expect("a place that was found");
+        self.held[place..self.count].rotate_left(1);
+        self.count -= 1;
+        removed
+    }
+
+    /// Adds a packet; a full bucket hands out its oldest.
+    pub(super) fn push(&mut self, held: Held) -> Option<Held> {
+        let oldest = (self.count == HELD_PER_BUCKET).then(|| self.remove(0));
+        self.held[self.count] = Some(held);
+        self.count += 1;
+        oldest
+    }
+}

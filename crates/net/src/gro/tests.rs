@@ -1,0 +1,364 @@
+use super::*;
+use crate::gso::testing::*;
+use crate::gso::{Checksums, segment};
+use crate::time::Duration;
+use alloc::vec::Vec;
+use proptest::prelude::*;
+use towpath_packet::{Gso, GsoKind, Memory, Offload};
+
+/// What one frame of a test is like besides its [`Spec`].
+#[derive(Clone, Debug)]
+enum Twist {
+    None,
+    /// This byte of the frame is turned over, after checksums were made.
+    Corrupt(usize),
+    /// Ethernet padding.
+    Pad(usize),
+    /// Delivered with a partial checksum.
+    Partial,
+}
+
+struct Bench {
+    memory: Memory,
+    ledger: Ledger,
+    coalescer: Coalescer,
+    out: Vec<(Packet, Layout)>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let coalescer = Coalescer::new();
+        Self { memory: memory(), ledger: Ledger::new(), coalescer, out: Vec::new() }
+    }
+
+    /// Delivers one frame; returns the frame as it would leave again.
+    fn receive(&mut self, spec: &Spec, twist: &Twist, cuts: &[usize]) -> Vec<u8> {
+        let mut frame = spec.frame();
+        match *twist {
+            Twist::None | Twist::Partial => {}
+            Twist::Corrupt(at) => {
+                let at = at % frame.len();
+                frame[at] ^= 0x11;
+            }
+            Twist::Pad(len) => frame.resize(frame.len() + len, 0),
+        }
+        let delivered = match twist {
+            Twist::Partial => spec.partial_frame(),
+            _ => frame.clone(),
+        };
+        let headers = spec.headers_len();
+        let mut packet = parsed(&mut self.memory, &delivered, headers, cuts);
+        if matches!(twist, Twist::Partial) {
+            packet.set_offload(Offload { checksum: spec.partial(), gso: None });
+        }
+        let layout = spec.layout();
+        let out = &mut self.out;
+        let now = Instant::START;
+        self.coalescer.receive(packet, layout, now, &self.ledger, &mut |packet| {
+            out.push((packet, layout));
+        });
+        frame
+    }
+
+    fn flush(&mut self, layout: Layout) {
+        let out = &mut self.out;
+        self.coalescer.flush(&mut |packet| out.push((packet, layout)));
+    }
+
+    /// Cuts what came up; returns frames.
+    fn cut(&mut self) -> Vec<Vec<u8>> {
+        let mut frames = Vec::new();
+        for (packet, _) in self.out.drain(..) {
+            // Layouts differ between flows; IP headers say where they end.
+            let headers = packet.headers();
+            let ip = match headers[14] >> 4 {
+                4 => usize::from(headers[14] & 15) * 4,
+                _ if headers[20] == 0 => 40 + (usize::from(headers[55]) + 1) * 8,
+                _ => 40,
+            };
+            let layout = Layout { ip_at: 14, transport_at: 14 + ip };
+            let checksums = Checksums::Complete;
+            let (memory, ledger) = (&mut self.memory, &self.ledger);
+            let result = segment(packet, memory, ledger, layout, checksums, &mut |packet| {
+                frames.push(bytes_of(&packet));
+            });
+            result.expect("what was coalesced can be cut");
+        }
+        frames
+    }
+
+    fn assert_all_back(self) {
+        assert_eq!(self.coalescer.held_count(), 0);
+        assert!(self.out.is_empty());
+        assert_all_back(&self.memory, &self.ledger);
+    }
+}
+
+/// A packet that may or may not continue the one before it in its flow.
+fn any_next() -> impl Strategy<Value = (u8, u8, usize, Twist, Vec<usize>)> {
+    let twist = prop_oneof![
+        12 => Just(Twist::None),
+        1 => (0..200usize).prop_map(Twist::Corrupt),
+        1 => (1..20usize).prop_map(Twist::Pad),
+        2 => Just(Twist::Partial),
+    ];
+    let len = prop_oneof![6 => Just(1000usize), 1 => 0..1000usize, 1 => 1001..1400usize];
+    (0..4u8, 0..40u8, len, twist, prop::collection::vec(0..1500usize, 0..3))
+}
+
+/// Turns the state of a flow into its next packet; `change` breaks one rule or none.
+fn advance(spec: &mut Spec, change: u8, len: usize) {
+    spec.sequence = spec.sequence.wrapping_add(spec.payload.len() as u32);
+    spec.ident = spec.ident.wrapping_add(1);
+    spec.flags = ACK;
+    match change {
+        0 => spec.ttl ^= 1,
+        1 => spec.tos ^= 4,
+        2 => spec.dont_fragment ^= true,
+        3 => spec.ident = spec.ident.wrapping_add(1),
+        4 => spec.ident = spec.ident.wrapping_sub(1),
+        5 => spec.flow_label ^= 1,
+        6 => spec.ack += 1,
+        7 => spec.window += 1,
+        8 => spec.options = alloc::vec![1; (spec.options.len() + 4) % 12],
+        9 => spec.sequence = spec.sequence.wrapping_add(1),
+        10 => spec.flags |= PSH,
+        11 => spec.flags |= FIN | PSH,
+        12 => spec.flags |= CWR,
+        13 => spec.flags |= SYN,
+        14 => spec.flags |= 0x40,
+        15 => spec.ip_options = (spec.ip_options + 1) % 3,
+        _ => {}
+    }
+    spec.payload = pattern(len);
+}
+
+proptest! {
+    /// Goal: whatever arrives, cutting what comes up gives back every packet, byte for byte and in
+    /// the order of its flow; only partial checksums come back complete. No payload is copied.
+    #[test]
+    fn cutting_undoes_coalescing(arrivals in prop::collection::vec(any_next(), 1..120)) {
+        let mut bench = Bench::new();
+        let mut flows: Vec<Spec> = (0..4u16)
+            .map(|flow| {
+                let mut spec = Spec::plain(flow & 1 != 0, flow & 2 != 0, Vec::new());
+                spec.source_port = 4000 + flow;
+                spec
+            })
+            .collect();
+        let mut sent = alloc::vec![Vec::new(); flows.len()];
+        for (flow, change, len, twist, cuts) in arrivals {
+            let spec = &mut flows[usize::from(flow)];
+            advance(spec, change, len);
+            // Corrupt headers belong to whatever flow; only the payload is touched here.
+            let twist = match twist {
+                Twist::Corrupt(_) if len == 0 => Twist::None,
+                Twist::Corrupt(at) => Twist::Corrupt(spec.headers_len() + at % len),
+                twist => twist,
+            };
+            let frame = bench.receive(spec, &twist, &cuts);
+            sent[usize::from(flow)].push(frame);
+        }
+        bench.flush(flows[0].layout());
+        let mut came = alloc::vec![Vec::new(); flows.len()];
+        for frame in bench.cut() {
+            let is_udp = frame[23] == 17 && frame[14] >> 4 == 4 || frame[14] >> 4 == 6
+                && (frame[20] == 17 || frame[20] == 0 && frame[54] == 17);
+            let flow = usize::from(frame[14] >> 4 == 6) + if is_udp { 0 } else { 2 };
+            came[flow].push(frame);
+        }
+        prop_assert_eq!(came, sent);
+        bench.assert_all_back();
+    }
+
+    /// Goal: segmenting and coalescing are inverse: a super-packet's segments become that
+    /// super-packet again, as far as its pieces and its limits allow.
+    #[test]
+    fn coalescing_undoes_cutting(
+        mut spec in any_spec(2000..16_000),
+        cuts in prop::collection::vec(0..16_000usize, 0..2),
+        size in 1000u16..1500,
+    ) {
+        if !spec.v6 {
+            spec.ip_options = 0;
+        }
+        spec.flags &= !0x26;
+        let mut bench = Bench::new();
+        let mut packet =
+            parsed(&mut bench.memory, &spec.partial_frame(), spec.headers_len(), &cuts);
+        packet.set_offload(spec.offload(size));
+        let mut segments = Vec::new();
+        let checksums = Checksums::Complete;
+        let layout = spec.layout();
+        let (memory, ledger) = (&mut bench.memory, &bench.ledger);
+        segment(packet, memory, ledger, layout, checksums, &mut |part| segments.push(part))
+            .expect("valid");
+        for part in segments {
+            let (out, now) = (&mut bench.out, Instant::START);
+            bench.coalescer.receive(part, layout, now, &bench.ledger, &mut |packet| {
+                out.push((packet, layout));
+            });
+        }
+        bench.flush(layout);
+        prop_assert_eq!(bench.out.len(), 1);
+        let (whole, _) = bench.out.pop().expect("one");
+        prop_assert_eq!(bytes_of(&whole), spec.partial_frame());
+        prop_assert_eq!(*whole.offload(), spec.offload(size));
+        drop(whole);
+        bench.assert_all_back();
+    }
+
+    /// Goal: any bytes at any layout are passed through or held without a panic.
+    #[test]
+    fn strangers_may_send_anything(
+        frames in prop::collection::vec(
+            (prop::collection::vec(any::<u8>(), 60..150), 0..150usize, 0..80usize, 0..120usize),
+            1..40,
+        ),
+    ) {
+        let mut bench = Bench::new();
+        for (frame, headers, ip_at, transport_at) in &frames {
+            let packet = parsed(&mut bench.memory, frame, *headers % frame.len(), &[]);
+            let layout = Layout { ip_at: *ip_at, transport_at: *transport_at };
+            let (out, now) = (&mut bench.out, Instant::START);
+            bench.coalescer.receive(packet, layout, now, &bench.ledger, &mut |packet| {
+                out.push((packet, layout));
+            });
+        }
+        bench.flush(Layout { ip_at: 0, transport_at: 0 });
+        prop_assert_eq!(bench.out.len(), frames.len());
+        bench.out.clear();
+        bench.assert_all_back();
+    }
+}
+
+/// Receives packets of equal payload and flags as given; returns payload lengths that came up
+/// before the flush, and all of them.
+fn lengths(v6: bool, tcp: bool, packets: &[(usize, u8)]) -> (Vec<usize>, Vec<usize>) {
+    let mut bench = Bench::new();
+    let mut spec = Spec::plain(v6, tcp, Vec::new());
+    for &(len, flags) in packets {
+        advance(&mut spec, u8::MAX, len);
+        spec.flags = flags;
+        bench.receive(&spec, &Twist::None, &[]);
+    }
+    let lengths = |bench: &Bench| -> Vec<usize> {
+        bench.out.iter().map(|(packet, _)| packet.payload_len()).collect()
+    };
+    let before = lengths(&bench);
+    bench.flush(spec.layout());
+    let all = lengths(&bench);
+    bench.out.clear();
+    bench.assert_all_back();
+    (before, all)
+}
+
+/// When a super-packet goes up: PSH, FIN, a short payload, a longer one, the limits.
+#[test]
+fn super_packets_go_up_as_linux_sends_them_up() {
+    for v6 in [false, true] {
+        let tcp = |packets: &[_]| lengths(v6, true, packets);
+        assert_eq!(tcp(&[(900, ACK); 3]), (alloc::vec![], alloc::vec![2700]));
+        assert_eq!(tcp(&[(900, ACK), (900, ACK | PSH), (900, ACK)]).0, [1800]);
+        assert_eq!(tcp(&[(900, ACK), (900, ACK | FIN)]).0, [1800]);
+        assert_eq!(tcp(&[(900, ACK), (10, ACK), (900, ACK)]).0, [910]);
+        assert_eq!(tcp(&[(900, ACK), (901, ACK)]), (alloc::vec![900], alloc::vec![900, 901]));
+        assert_eq!(tcp(&[(900, ACK), (0, ACK), (900, ACK)]).0, [900, 0]);
+        assert_eq!(tcp(&[(900, ACK | PSH), (900, ACK)]).0, [900]);
+        assert_eq!(tcp(&[(900, ACK), (900, ACK | CWR)]).0, [900]);
+        assert_eq!(tcp(&[(900, ACK | CWR), (900, ACK)]).1, [1800]);
+        assert_eq!(tcp(&[(900, ACK); 40]).1, [16_200, 16_200, 3600]);
+        let udp = |packets: &[_]| lengths(v6, false, packets);
+        assert_eq!(udp(&[(900, 0); 3]).1, [2700]);
+        assert_eq!(udp(&[(900, 0), (10, 0), (900, 0)]).0, [910]);
+        assert_eq!(udp(&[(900, 0), (901, 0)]).0, [900]);
+    }
+}
+
+/// The result says what it is: first payload length, kind, partial checksum, CWR as ECN.
+#[test]
+fn a_super_packet_is_marked() {
+    let mut bench = Bench::new();
+    let mut spec = Spec::plain(true, true, pattern(800));
+    spec.flags = ACK | CWR;
+    bench.receive(&spec, &Twist::None, &[]);
+    advance(&mut spec, u8::MAX, 700);
+    bench.receive(&spec, &Twist::None, &[]);
+    let (packet, _) = bench.out.pop().expect("a short payload is the last");
+    let gso = Gso { kind: GsoKind::Tcp6, size: 800.try_into().expect("not 0"), ecn: true };
+    assert_eq!(*packet.offload(), Offload { checksum: spec.partial(), gso: Some(gso) });
+    assert_eq!(packet.len(), spec.headers_len() + 1500);
+    drop(packet);
+    bench.assert_all_back();
+}
+
+/// Goal: at most 64 datagrams of UDP and 64 KiB of anything, also when pieces join and do not
+/// limit. Method: all packets are ranges of one frame's memory.
+#[test]
+fn joined_pieces_stop_at_the_other_limits() {
+    for (tcp, len, count, first) in [(false, 16, 70, 64 * 16), (true, 1000, 16, 16_000)] {
+        let mut bench = Bench::new();
+        let mut frame = bench.memory.large.take().expect("free");
+        frame.fill(0);
+        let whole = frame.freeze(16_384);
+        let mut spec = Spec::plain(false, tcp, Vec::new());
+        for index in 0..count {
+            advance(&mut spec, u8::MAX, 0);
+            spec.payload = alloc::vec![0; len];
+            let headers = spec.headers_len();
+            let mut packet = parsed(&mut bench.memory, &spec.frame(), headers, &[]);
+            packet.truncate(0);
+            packet.push_piece(whole.slice(index * len, len)).expect("room");
+            let (out, layout, now) = (&mut bench.out, spec.layout(), Instant::START);
+            bench.coalescer.receive(packet, layout, now, &bench.ledger, &mut |packet| {
+                out.push((packet, layout));
+            });
+        }
+        drop(whole);
+        bench.flush(spec.layout());
+        assert_eq!(bench.out[0].0.payload_len(), first);
+        assert_eq!(bench.out[0].0.piece_count(), 1);
+        bench.out.clear();
+        bench.assert_all_back();
+    }
+}
+
+/// The table is bounded: of more flows than it holds, the oldest of a bucket goes up.
+#[test]
+fn many_flows_send_up_the_oldest() {
+    let mut bench = Bench::new();
+    let mut spec = Spec::plain(false, true, pattern(100));
+    for port in 0..1000 {
+        spec.source_port = port;
+        bench.receive(&spec, &Twist::None, &[]);
+        assert!(bench.coalescer.held_count() <= BUCKETS * HELD_PER_BUCKET);
+    }
+    assert_eq!(bench.out.len() + bench.coalescer.held_count(), 1000);
+    bench.flush(spec.layout());
+    assert_eq!(bench.out.len(), 1000);
+    bench.out.clear();
+    bench.assert_all_back();
+}
+
+/// With a delay chosen, only what has waited that long goes up.
+#[test]
+fn a_delay_is_kept() {
+    let mut bench = Bench::new();
+    let mut spec = Spec::plain(false, true, pattern(100));
+    for port in 0..4u16 {
+        spec.source_port = port;
+        let headers = spec.headers_len();
+        let packet = parsed(&mut bench.memory, &spec.frame(), headers, &[]);
+        let now = Instant::START + Duration::from_micros(10 * u64::from(port));
+        let never = &mut |_| panic!("nothing goes up yet");
+        bench.coalescer.receive(packet, spec.layout(), now, &bench.ledger, never);
+    }
+    assert_eq!(bench.coalescer.oldest(), Some(Instant::START));
+    let mut count = 0;
+    let limit = Instant::from_micros(15);
+    bench.coalescer.flush_older(limit, &mut |_| count += 1);
+    assert_eq!((count, bench.coalescer.oldest()), (2, Some(Instant::from_micros(20))));
+    bench.coalescer.flush(&mut |_| count += 1);
+    assert_eq!((count, bench.coalescer.oldest()), (4, None));
+    bench.assert_all_back();
+}

@@ -1,0 +1,216 @@
+//! Segmentation in software, and checksums for devices that make none.
+//!
+//! # Theory of operation
+//!
+//! [`segment`] cuts a super-packet into the packets that a device with TSO or USO would have sent.
+//! Each gets a private copy of the headers, with lengths, sequence number, identification and flags
+//! of its own, and pieces of the same loans: no payload byte is copied, and each lender is told
+//! once, after the last segment that holds a piece of his is gone.
+//!
+//! The fields of a stranger's super-packet are checked first ([`check_offload`]) and then written
+//! anew, not adjusted: lengths and pseudo-headers come from the bytes that are there.
+//!
+//! # Limits
+//!
+//! [`IP_BYTES_MAX`] bytes of IP packet, [`TCP_SEGMENTS_MAX`] or [`UDP_SEGMENTS_MAX`] segments; what
+//! exceeds them is refused and handed back. Handles are reserved before the first segment leaves:
+//! either all segments come out, or none and the packet is handed back.
+//!
+//! RFC 9293 §3.1 (TCP), RFC 768 (UDP), RFC 791, RFC 8200, RFC 3168 §6.1.2 (CWR), RFC 6864
+//! (identification); the behaviour of Linux's GSO.
+
+mod claims;
+mod cut;
+mod shape;
+mod sum;
+
+use core::fmt;
+
+use towpath_packet::packet::HEADER_BYTES;
+use towpath_packet::{Checksum, Ledger, Memory, Offload, Packet};
+
+use crate::checksum::Sum;
+use crate::wire::tcp::Flags;
+
+pub use claims::{OffloadError, TCP_SEGMENTS_MAX, UDP_SEGMENTS_MAX, check_offload};
+pub use cut::PARTS_MAX;
+pub(crate) use cut::{Cutter, reserve};
+pub use shape::{IP_BYTES_MAX, Layout};
+pub(crate) use shape::{
+    Shape, Transport, Version, at, read, read_u16, write_ipv4_checksum, write_u16,
+};
+pub(crate) use sum::sum_is_right;
+pub use sum::{ChecksumError, complete_checksum, transport_sum, verify_checksum};
+
+/// What becomes of the transport checksum of each segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Checksums {
+    /// Made here, over the pieces.
+    Complete,
+    /// Left to a device: the field holds the pseudo-header's sum.
+    LeavePartial,
+}
+
+/// Why a packet was not segmented.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SegmentError {
+    /// Its offload fields are wrong.
+    Offload(OffloadError),
+    /// It is plain, and its checksum cannot be completed.
+    Checksum(ChecksumError),
+    /// There are not enough packet handles for all segments.
+    NoPackets,
+}
+
+impl fmt::Display for SegmentError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Offload(error) => error.fmt(f),
+            Self::Checksum(error) => error.fmt(f),
+            Self::NoPackets => f.write_str("not enough packets for all segments"),
+        }
+    }
+}
+
+impl core::error::Error for SegmentError {
+    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
+        match self {
+            Self::Offload(error) => Some(error),
+            Self::Checksum(error) => Some(error),
+            Self::NoPackets => None,
+        }
+    }
+}
+
+/// Cuts a super-packet into segments, handed to `out` in order; returns how many. A packet that is
+/// no super-packet goes to `out` as it is, with its partial checksum completed if that was asked.
+///
+/// On error the packet comes back and `out` has seen nothing. Its offload fields may have lost a
+/// segmentation that one packet had no need of.
+pub fn segment(
+    mut packet: Packet,
+    memory: &mut Memory,
+    ledger: &Ledger,
+    layout: Layout,
+    checksums: Checksums,
+    out: &mut impl FnMut(Packet),
+) -> Result<usize, (SegmentError, Packet)> {
+    let (shape, gso) = match claims::check(&mut packet, layout) {
+        Ok(Some(found)) => found,
+        Ok(None) => return pass(packet, ledger, checksums, out),
+        Err(error) => return Err((SegmentError::Offload(error), packet)),
+    };
+    let (payload, size) = (packet.payload_len(), usize::from(gso.size.get()));
+    let count = payload.div_ceil(size);
+    if !reserve(&mut memory.packets, count) {
+        return Err((SegmentError::NoPackets, packet));
+    }
+    let mut headers = [0; HEADER_BYTES];
+    let headers = &mut headers[..shape.end];
+    headers.copy_from_slice(packet.headers());
+    let template = Template::new(headers, shape);
+    let mut cutter = Cutter::new(packet.take_pieces());
+    for index in 0..count {
+        let offset = index * size;
+        let part =
+            Part { index, offset, len: size.min(payload - offset), last: index + 1 == count };
+        let mut segment = memory.packet().expect("handles were reserved");
+        cutter.cut(part.len, &mut segment);
+        template.write(&part, segment.push_header(shape.end));
+        segment.set_offload(Offload { checksum: partial(&shape), gso: None });
+        if checksums == Checksums::Complete {
+            complete_checksum(&mut segment, ledger).expect("the field is in the headers");
+        }
+        out(segment);
+    }
+    Ok(count)
+}
+
+/// [`segment`] for a packet that is one segment.
+fn pass(
+    mut packet: Packet,
+    ledger: &Ledger,
+    checksums: Checksums,
+    out: &mut impl FnMut(Packet),
+) -> Result<usize, (SegmentError, Packet)> {
+    if checksums == Checksums::Complete
+        && let Err(error) = complete_checksum(&mut packet, ledger)
+    {
+        return Err((SegmentError::Checksum(error), packet));
+    }
+    out(packet);
+    Ok(1)
+}
+
+/// One segment of a super-packet.
+pub(crate) struct Part {
+    /// Which one, from zero.
+    pub(crate) index: usize,
+    /// Where its payload begins in the whole.
+    pub(crate) offset: usize,
+    /// Bytes of its payload.
+    pub(crate) len: usize,
+    /// None follows.
+    pub(crate) last: bool,
+}
+
+/// Writes the headers of segments after those of the whole. Coalescing uses it too, to tell whether
+/// a packet is what segmentation would make of the whole.
+pub(crate) struct Template<'a> {
+    shape: Shape,
+    /// The pseudo-header's sum without the length.
+    pseudo_header: Sum,
+    headers: &'a [u8],
+}
+
+impl<'a> Template<'a> {
+    /// For the super-packet with these headers.
+    pub(crate) fn new(headers: &'a [u8], shape: Shape) -> Self {
+        Self { shape, pseudo_header: shape.pseudo_header(headers, 0), headers }
+    }
+
+    /// Writes the headers of `part` to `to`, which is as long; the transport checksum is partial.
+    pub(crate) fn write(&self, part: &Part, to: &mut [u8]) {
+        let shape = &self.shape;
+        to.copy_from_slice(self.headers);
+        shape.write_lengths(to, part.len);
+        if shape.version == Version::V4 {
+            let at = shape.ip_at + at::IPV4_IDENT;
+            // Identifications count on from the first; they are 16 bits wide and wrap.
+            write_u16(to, at, read_u16(to, at).wrapping_add(part.index as u16));
+            shape.write_ip_checksum(to);
+        }
+        if shape.transport == Transport::Tcp {
+            write_tcp(&mut to[shape.transport_at..], part);
+        }
+        let mut sum = self.pseudo_header;
+        sum.add_u32(shape.transport_len(part.len) as u32);
+        write_u16(to, shape.checksum_at(), sum.fold());
+    }
+}
+
+/// A partial checksum in its own place. Both numbers are offsets into [`HEADER_BYTES`].
+pub(crate) fn partial(shape: &Shape) -> Checksum {
+    Checksum::Partial { start: shape.transport_at as u16, offset: shape.checksum_offset() as u16 }
+}
+
+/// Sequence number and flags of one segment.
+fn write_tcp(header: &mut [u8], part: &Part) {
+    let sequence = u32::from_be_bytes(read(header, at::TCP_SEQUENCE));
+    let sequence = sequence.wrapping_add(part.offset as u32);
+    header[at::TCP_SEQUENCE..at::TCP_SEQUENCE + 4].copy_from_slice(&sequence.to_be_bytes());
+    let mut flags = Flags(header[at::TCP_FLAGS]);
+    if part.index > 0 {
+        // RFC 3168 §6.1.2: CWR is said once.
+        flags.remove(Flags::CWR);
+    }
+    if !part.last {
+        flags.remove(Flags::FIN | Flags::PSH);
+    }
+    header[at::TCP_FLAGS] = flags.0;
+}
+
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;

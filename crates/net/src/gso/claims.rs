@@ -1,0 +1,127 @@
+//! The offload fields of a packet are claims of whoever sent it; here they meet the real headers.
+//!
+//! Rules of virtio 1.2 §5.1.6.2 and of Linux, which refuses the same (`virtio_net_hdr_to_skb`).
+
+use core::fmt;
+
+use towpath_packet::{Checksum, Gso, GsoKind, Packet};
+
+use super::cut::PARTS_MAX;
+use super::shape::{IP_BYTES_MAX, Layout, Shape, Transport, Version};
+
+/// Why the offload fields of a packet cannot be true.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OffloadError {
+    /// A super-packet whose headers are not those of a whole TCP or UDP packet.
+    Headers,
+    /// The kind of super-packet is not the protocol of its headers.
+    Kind,
+    /// The checksum would be stored where this protocol has none, or beyond the packet.
+    ChecksumPlace,
+    /// A UDP super-packet without a partial checksum.
+    ChecksumMissing,
+    /// ECN is asked of UDP.
+    Ecn,
+    /// More segments than [`UDP_SEGMENTS_MAX`] or [`TCP_SEGMENTS_MAX`].
+    TooManySegments,
+    /// Longer than [`IP_BYTES_MAX`].
+    TooLong,
+}
+
+impl fmt::Display for OffloadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Headers => "a super-packet without whole TCP or UDP headers",
+            Self::Kind => "a super-packet of another protocol than its headers",
+            Self::ChecksumPlace => "an impossible place for the checksum",
+            Self::ChecksumMissing => "a UDP super-packet without a partial checksum",
+            Self::Ecn => "a UDP super-packet with ECN",
+            Self::TooManySegments => "a super-packet of too many segments",
+            Self::TooLong => "a super-packet longer than an IP packet",
+        })
+    }
+}
+
+impl core::error::Error for OffloadError {}
+
+/// Checks the offload fields of a parsed packet against its headers. A super-packet whose payload
+/// fits one segment is a plain packet: its segmentation fields are cleared, as Linux does.
+///
+/// A packet that is no super-packet may have any protocol. A partial checksum may then also lie
+/// behind a UDP header, where a tunnel's inner packet is; not all consumers can complete that one
+/// ([`complete_checksum`](super::complete_checksum)).
+pub fn check_offload(packet: &mut Packet, layout: Layout) -> Result<(), OffloadError> {
+    check(packet, layout).map(|_| ())
+}
+
+/// [`check_offload`]; what is left to be segmented and how.
+pub(super) fn check(
+    packet: &mut Packet,
+    layout: Layout,
+) -> Result<Option<(Shape, Gso)>, OffloadError> {
+    let mut offload = *packet.offload();
+    let Some(gso) = offload.gso else {
+        return check_plain(packet, layout).map(|()| None);
+    };
+    let shape = check_super(packet, layout, gso)?;
+    if packet.payload_len() <= usize::from(gso.size.get()) {
+        offload.gso = None;
+        packet.set_offload(offload);
+        return Ok(None);
+    }
+    Ok(Some((shape, gso)))
+}
+
+fn check_plain(packet: &Packet, layout: Layout) -> Result<(), OffloadError> {
+    let Checksum::Partial { start, offset } = packet.offload().checksum else { return Ok(()) };
+    let (start, offset) = (usize::from(start), usize::from(offset));
+    let in_packet = start + offset + 2 <= packet.len();
+    let shape = Shape::read(packet.headers(), layout);
+    let in_place = match shape {
+        Some(shape) if start == shape.transport_at => offset == shape.checksum_offset(),
+        Some(shape) => shape.transport == Transport::Udp && start >= shape.end,
+        None => start >= layout.transport_at,
+    };
+    if in_packet && in_place { Ok(()) } else { Err(OffloadError::ChecksumPlace) }
+}
+
+fn check_super(packet: &Packet, layout: Layout, gso: Gso) -> Result<Shape, OffloadError> {
+    let shape = Shape::read(packet.headers(), layout).ok_or(OffloadError::Headers)?;
+    let segments_max = match (gso.kind, shape.version, shape.transport) {
+        (GsoKind::Tcp4, Version::V4, Transport::Tcp) => TCP_SEGMENTS_MAX,
+        (GsoKind::Tcp6, Version::V6, Transport::Tcp) => TCP_SEGMENTS_MAX,
+        (GsoKind::Udp, _, Transport::Udp) => UDP_SEGMENTS_MAX,
+        _ => return Err(OffloadError::Kind),
+    };
+    if shape.ip_len(packet.payload_len()) > IP_BYTES_MAX {
+        return Err(OffloadError::TooLong);
+    }
+    match packet.offload().checksum {
+        Checksum::Partial { start, offset } => {
+            if usize::from(start) != shape.transport_at
+                || usize::from(offset) != shape.checksum_offset()
+            {
+                return Err(OffloadError::ChecksumPlace);
+            }
+        }
+        Checksum::None | Checksum::Unnecessary if shape.transport == Transport::Udp => {
+            return Err(OffloadError::ChecksumMissing);
+        }
+        Checksum::None | Checksum::Unnecessary => {}
+    }
+    if gso.ecn && shape.transport == Transport::Udp {
+        return Err(OffloadError::Ecn);
+    }
+    if packet.payload_len().div_ceil(usize::from(gso.size.get())) > segments_max {
+        return Err(OffloadError::TooManySegments);
+    }
+    Ok(shape)
+}
+
+/// Most segments of a TCP super-packet.
+pub const TCP_SEGMENTS_MAX: usize = PARTS_MAX;
+
+/// Most datagrams of a UDP super-packet, as on Linux.
+pub const UDP_SEGMENTS_MAX: usize = 128;
+
+const _: () = assert!(UDP_SEGMENTS_MAX <= PARTS_MAX);

@@ -1,0 +1,245 @@
+//! The shape of a packet's private headers, and the fields that cutting and joining rewrite.
+//!
+//! [`Shape::read`] is the one check between bytes from a stranger and the offsets used to patch
+//! them: it holds on to no field, only to where headers begin and end and which they are. Length
+//! fields are not believed; they are written anew from the bytes that are there.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::checksum::{self, Sum};
+use crate::wire::{Protocol, ipv4, ipv6, tcp, udp};
+
+/// Where the headers of a packet begin, from the start of the frame.
+///
+/// `Packet::headers` ends with the transport header; the pieces are its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// The IP header.
+    pub ip_at: usize,
+    /// What follows the IP header and its options or extension headers.
+    pub transport_at: usize,
+}
+
+/// Version of the IP header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Version {
+    V4,
+    V6,
+}
+
+/// Kind of the transport header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transport {
+    Tcp,
+    Udp,
+}
+
+/// The headers of an unfragmented TCP or UDP packet: what they are and where they lie. Valid for
+/// the headers that it was read from and for copies of them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub(crate) version: Version,
+    pub(crate) transport: Transport,
+    /// Start of the IP header.
+    pub(crate) ip_at: usize,
+    /// Start of the transport header.
+    pub(crate) transport_at: usize,
+    /// End of the transport header, which is the end of the headers.
+    pub(crate) end: usize,
+}
+
+impl Shape {
+    /// Checks `headers` against `layout`. `None` if the packet is a fragment, neither TCP nor UDP,
+    /// or its headers do not end where the layout and their own lengths say.
+    pub(crate) fn read(headers: &[u8], layout: Layout) -> Option<Self> {
+        let Layout { ip_at, transport_at } = layout;
+        let ip = headers.get(ip_at..transport_at)?;
+        let (version, protocol) = match ip.first()? >> 4 {
+            4 => (Version::V4, ipv4_protocol(ip)?),
+            6 => (Version::V6, ipv6_protocol(ip)?),
+            _ => return None,
+        };
+        let header = &headers[transport_at..];
+        let (transport, len) = match protocol {
+            Protocol::TCP => (Transport::Tcp, tcp_header_len(header)?),
+            Protocol::UDP => (Transport::Udp, udp::HEADER_LEN),
+            _ => return None,
+        };
+        let end = headers.len();
+        let shape = Self { version, transport, ip_at, transport_at, end };
+        (header.len() == len).then_some(shape)
+    }
+
+    /// Where the transport checksum is stored, from the start of the transport header.
+    pub(crate) fn checksum_offset(&self) -> usize {
+        match self.transport {
+            Transport::Tcp => tcp::CHECKSUM_OFFSET,
+            Transport::Udp => udp::CHECKSUM_OFFSET,
+        }
+    }
+
+    /// Where the transport checksum is stored, from the start of the frame.
+    pub(crate) fn checksum_at(&self) -> usize {
+        self.transport_at + self.checksum_offset()
+    }
+
+    /// Bytes of transport header and `payload` bytes behind it.
+    pub(crate) fn transport_len(&self, payload: usize) -> usize {
+        self.end - self.transport_at + payload
+    }
+
+    /// Bytes of the IP packet with `payload` bytes behind the transport header.
+    pub(crate) fn ip_len(&self, payload: usize) -> usize {
+        self.end - self.ip_at + payload
+    }
+
+    /// Value of the length field in the IP header of a packet with this payload.
+    pub(crate) fn ip_length_field(&self, payload: usize) -> usize {
+        match self.version {
+            Version::V4 => self.ip_len(payload),
+            Version::V6 => self.ip_len(payload) - ipv6::HEADER_LEN,
+        }
+    }
+
+    /// The length field of the IP header.
+    pub(crate) fn stated_ip_length(&self, headers: &[u8]) -> usize {
+        usize::from(read_u16(headers, self.ip_length_at()))
+    }
+
+    /// Writes the lengths of a packet with `payload` bytes: IP's and, if there is one, UDP's.
+    pub(crate) fn write_lengths(&self, headers: &mut [u8], payload: usize) {
+        write_u16(headers, self.ip_length_at(), length(self.ip_length_field(payload)));
+        if self.transport == Transport::Udp {
+            let at = self.transport_at + at::UDP_LENGTH;
+            write_u16(headers, at, length(self.transport_len(payload)));
+        }
+    }
+
+    /// Completes the checksum of an IPv4 header; IPv6 has none.
+    pub(crate) fn write_ip_checksum(&self, headers: &mut [u8]) {
+        if self.version == Version::V4 {
+            write_ipv4_checksum(&mut headers[self.ip_at..self.transport_at]);
+        }
+    }
+
+    /// The sum over the pseudo-header of a packet whose transport header and payload have `len`
+    /// bytes.
+    pub(crate) fn pseudo_header(&self, headers: &[u8], len: usize) -> Sum {
+        let (source, destination) = self.addresses(headers);
+        let protocol = match self.transport {
+            Transport::Tcp => Protocol::TCP,
+            Transport::Udp => Protocol::UDP,
+        };
+        checksum::pseudo_header(source, destination, protocol, len as u32)
+    }
+
+    /// Addresses and ports as bytes: what tells flows of one protocol apart.
+    pub(crate) fn flow<'a>(&self, headers: &'a [u8]) -> (&'a [u8], &'a [u8]) {
+        let addresses = match self.version {
+            Version::V4 => self.ip_at + at::IPV4_SOURCE..self.ip_at + ipv4::HEADER_LEN,
+            Version::V6 => self.ip_at + at::IPV6_SOURCE..self.ip_at + ipv6::HEADER_LEN,
+        };
+        (&headers[addresses], &headers[self.transport_at..self.transport_at + at::PORTS_LEN])
+    }
+
+    fn addresses(&self, headers: &[u8]) -> (IpAddr, IpAddr) {
+        let (source, destination) = match self.version {
+            Version::V4 => (at::IPV4_SOURCE, at::IPV4_DESTINATION),
+            Version::V6 => (at::IPV6_SOURCE, at::IPV6_DESTINATION),
+        };
+        let read = |offset| match self.version {
+            Version::V4 => IpAddr::V4(Ipv4Addr::from(read::<4>(headers, self.ip_at + offset))),
+            Version::V6 => IpAddr::V6(Ipv6Addr::from(read::<16>(headers, self.ip_at + offset))),
+        };
+        (read(source), read(destination))
+    }
+
+    fn ip_length_at(&self) -> usize {
+        self.ip_at
+            + match self.version {
+                Version::V4 => at::IPV4_TOTAL_LEN,
+                Version::V6 => at::IPV6_PAYLOAD_LEN,
+            }
+    }
+}
+
+/// Computes and stores the checksum of an IPv4 header, which is all of `header`.
+pub(crate) fn write_ipv4_checksum(header: &mut [u8]) {
+    write_u16(header, at::IPV4_CHECKSUM, 0);
+    let mut sum = Sum::new();
+    sum.add(header);
+    write_u16(header, at::IPV4_CHECKSUM, sum.finish());
+}
+
+/// Protocol of the whole datagram whose IPv4 header, options included, is all of `ip`.
+fn ipv4_protocol(ip: &[u8]) -> Option<Protocol> {
+    let header_len = usize::from(ip[0] & 0x0f) * 4;
+    if header_len < ipv4::HEADER_LEN || header_len != ip.len() {
+        return None;
+    }
+    let is_fragment = read_u16(ip, at::IPV4_FRAGMENT) & IPV4_FRAGMENT_MASK != 0;
+    (!is_fragment).then_some(Protocol(ip[at::IPV4_PROTOCOL]))
+}
+
+/// Protocol behind the IPv6 header and the extension headers that are all of `ip`.
+fn ipv6_protocol(ip: &[u8]) -> Option<Protocol> {
+    let chain = ip.get(ipv6::HEADER_LEN..)?;
+    let first = Protocol(ip[at::IPV6_NEXT_HEADER]);
+    let walked = ipv6::Extensions::walk(first, chain, chain.len()).ok()?;
+    (walked.len == chain.len() && walked.fragment.is_none()).then_some(walked.protocol)
+}
+
+fn tcp_header_len(header: &[u8]) -> Option<usize> {
+    let len = usize::from(header.get(at::TCP_DATA_OFFSET)? >> 4) * 4;
+    (len >= tcp::HEADER_LEN).then_some(len)
+}
+
+/// The value of a 16-bit length field.
+fn length(bytes: usize) -> u16 {
+    u16::try_from(bytes).expect("an IP packet is at most IP_BYTES_MAX long")
+}
+
+pub(crate) fn read<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut field = [0; N];
+    field.copy_from_slice(&bytes[at..at + N]);
+    field
+}
+
+pub(crate) fn read_u16(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes(read(bytes, at))
+}
+
+pub(crate) fn write_u16(bytes: &mut [u8], at: usize, value: u16) {
+    bytes[at..at + 2].copy_from_slice(&value.to_be_bytes());
+}
+
+/// Longest IP packet: what IPv4's Total Length can say. IPv6 could say 40 more; jumbograms are not
+/// supported.
+pub const IP_BYTES_MAX: usize = u16::MAX as usize;
+
+/// The More Fragments flag and the offset.
+const IPV4_FRAGMENT_MASK: u16 = 0x3fff;
+
+/// Offsets of fields in their headers.
+pub(crate) mod at {
+    pub(crate) const IPV4_TOS: usize = 1;
+    pub(crate) const IPV4_TOTAL_LEN: usize = 2;
+    pub(crate) const IPV4_IDENT: usize = 4;
+    pub(crate) const IPV4_FRAGMENT: usize = 6;
+    pub(crate) const IPV4_PROTOCOL: usize = 9;
+    pub(crate) const IPV4_CHECKSUM: usize = 10;
+    pub(crate) const IPV4_SOURCE: usize = 12;
+    pub(crate) const IPV4_DESTINATION: usize = 16;
+    /// The byte whose bits 4 and 5 are the ECN field.
+    pub(crate) const IPV6_ECN: usize = 1;
+    pub(crate) const IPV6_PAYLOAD_LEN: usize = 4;
+    pub(crate) const IPV6_NEXT_HEADER: usize = 6;
+    pub(crate) const IPV6_SOURCE: usize = 8;
+    pub(crate) const IPV6_DESTINATION: usize = 24;
+    pub(crate) const TCP_SEQUENCE: usize = 4;
+    pub(crate) const TCP_DATA_OFFSET: usize = 12;
+    pub(crate) const TCP_FLAGS: usize = 13;
+    pub(crate) const UDP_LENGTH: usize = 4;
+    /// Bytes of both ports, first in either transport header.
+    pub(crate) const PORTS_LEN: usize = 4;
+}

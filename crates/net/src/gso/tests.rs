@@ -1,0 +1,271 @@
+use super::testing::*;
+use super::*;
+use alloc::vec::Vec;
+use proptest::prelude::*;
+use towpath_packet::{Gso, GsoKind, MemoryConfig};
+
+/// Cuts `packet` and returns the segments.
+fn cut(
+    packet: Packet,
+    memory: &mut Memory,
+    ledger: &Ledger,
+    layout: Layout,
+    checksums: Checksums,
+) -> Vec<Packet> {
+    let mut segments = Vec::new();
+    let count = segment(packet, memory, ledger, layout, checksums, &mut |segment| {
+        segments.push(segment);
+    });
+    assert_eq!(count.expect("valid"), segments.len());
+    segments
+}
+
+proptest! {
+    /// Goal: each segment is, byte for byte, the packet that a sender without offloads would have
+    /// sent, checksums included, and shares the payload. Method: the expected packets are made
+    /// byte by byte by `testing`, with a sum of their own.
+    #[test]
+    fn segments_are_the_packets_of_a_plain_sender(
+        spec in any_spec(1..60_000),
+        size in 512u16..9000,
+        cuts in any_cuts(),
+    ) {
+        let (mut memory, ledger) = (memory(), Ledger::new());
+        for checksums in [Checksums::Complete, Checksums::LeavePartial] {
+            let frame = spec.partial_frame();
+            let mut packet = parsed(&mut memory, &frame, spec.headers_len(), &cuts);
+            packet.set_offload(spec.offload(size));
+            let segments = cut(packet, &mut memory, &ledger, spec.layout(), checksums);
+            let expected = spec.segments(usize::from(size));
+            prop_assert_eq!(segments.len(), expected.len());
+            for (segment, expected) in segments.iter().zip(&expected) {
+                let (bytes, checksum) = match checksums {
+                    Checksums::Complete => (expected.frame(), Checksum::Unnecessary),
+                    Checksums::LeavePartial => (expected.partial_frame(), expected.partial()),
+                };
+                prop_assert_eq!(bytes_of(segment), bytes);
+                prop_assert_eq!(*segment.offload(), Offload { checksum, gso: None });
+                let right = verify_checksum(segment, spec.layout(), &ledger);
+                prop_assert!(right || checksums == Checksums::LeavePartial);
+            }
+        }
+        assert_all_back(&memory, &ledger);
+    }
+
+    /// Goal: no claim and no headers make checking, cutting or summing panic, and a refused packet
+    /// comes back whole.
+    #[test]
+    fn strangers_may_claim_anything(
+        headers in prop::collection::vec(any::<u8>(), 0..120),
+        payload in 0usize..70_000,
+        claims: (u16, u16, u8, u16, bool),
+        at: (u8, u8),
+    ) {
+        let (mut memory, ledger) = (memory(), Ledger::new());
+        let mut frame = headers.clone();
+        frame.resize(headers.len() + payload, 7);
+        let mut packet = parsed(&mut memory, &frame, headers.len(), &[]);
+        let (start, offset, kind, size, ecn) = claims;
+        let kind = [GsoKind::Tcp4, GsoKind::Tcp6, GsoKind::Udp][usize::from(kind % 3)];
+        let gso = size.try_into().ok().map(|size| Gso { kind, size, ecn });
+        packet.set_offload(Offload { checksum: Checksum::Partial { start, offset }, gso });
+        let layout = Layout { ip_at: at.0.into(), transport_at: at.1.into() };
+        let mut seen = 0;
+        let result = segment(packet, &mut memory, &ledger, layout, Checksums::Complete, &mut |_| {
+            seen += 1;
+        });
+        match result {
+            Ok(count) => prop_assert_eq!(count, seen),
+            Err((_, packet)) => {
+                prop_assert_eq!((seen, packet.len()), (0, frame.len()));
+                verify_checksum(&packet, layout, &ledger);
+            }
+        }
+        assert_all_back(&memory, &ledger);
+    }
+}
+
+/// Every claim that contradicts the headers is refused by its own reason.
+#[test]
+fn false_claims_are_told_apart() {
+    let (mut memory, ledger) = (memory(), Ledger::new());
+    let tcp = Spec::plain(false, true, pattern(4000));
+    let udp = Spec::plain(true, false, pattern(4000));
+    let partial = |start, offset| Checksum::Partial { start, offset };
+    let gso = |kind, size: u16, ecn| Some(Gso { kind, size: size.try_into().expect("not 0"), ecn });
+    let cases = [
+        (&tcp, partial(34, 16), gso(GsoKind::Tcp6, 1000, false), Some(OffloadError::Kind)),
+        (&tcp, partial(34, 16), gso(GsoKind::Udp, 1000, false), Some(OffloadError::Kind)),
+        (&tcp, partial(34, 6), gso(GsoKind::Tcp4, 1000, false), Some(OffloadError::ChecksumPlace)),
+        (&tcp, partial(35, 16), gso(GsoKind::Tcp4, 1000, false), Some(OffloadError::ChecksumPlace)),
+        (&tcp, partial(34, 16), gso(GsoKind::Tcp4, 2, false), Some(OffloadError::TooManySegments)),
+        (&tcp, partial(34, 16), gso(GsoKind::Tcp4, 4, true), None),
+        (&tcp, Checksum::None, gso(GsoKind::Tcp4, 1000, true), None),
+        (&tcp, partial(34, 6), None, Some(OffloadError::ChecksumPlace)),
+        (&udp, partial(54, 6), gso(GsoKind::Udp, 1000, true), Some(OffloadError::Ecn)),
+        (&udp, partial(54, 6), gso(GsoKind::Udp, 31, false), Some(OffloadError::TooManySegments)),
+        (&udp, partial(54, 6), gso(GsoKind::Udp, 32, false), None),
+        (&udp, Checksum::None, gso(GsoKind::Udp, 999, false), Some(OffloadError::ChecksumMissing)),
+        (&udp, partial(54, 16), gso(GsoKind::Udp, 999, false), Some(OffloadError::ChecksumPlace)),
+        (&udp, partial(54, 6), None, None),
+        // A tunnel's inner checksum.
+        (&udp, partial(96, 16), None, None),
+        (&udp, partial(4060, 16), None, Some(OffloadError::ChecksumPlace)),
+    ];
+    for (spec, checksum, gso, expected) in cases {
+        let mut packet = parsed(&mut memory, &spec.partial_frame(), spec.headers_len(), &[]);
+        packet.set_offload(Offload { checksum, gso });
+        assert_eq!(
+            check_offload(&mut packet, spec.layout()).err(),
+            expected,
+            "{checksum:?} {gso:?}"
+        );
+        assert_eq!(packet.offload().gso, gso);
+    }
+    let mut packet = parsed(&mut memory, &tcp.partial_frame(), tcp.headers_len(), &[]);
+    packet.set_offload(tcp.offload(1000));
+    let wrong = Layout { ip_at: 14, transport_at: 38 };
+    assert_eq!(check_offload(&mut packet, wrong), Err(OffloadError::Headers));
+    drop(packet);
+    assert_all_back(&memory, &ledger);
+}
+
+/// A super-packet of one segment is a plain packet, not an error.
+#[test]
+fn a_short_super_packet_is_plain() {
+    let (mut memory, ledger) = (memory(), Ledger::new());
+    for (v6, tcp) in [(false, false), (false, true), (true, false), (true, true)] {
+        let spec = Spec::plain(v6, tcp, pattern(1000));
+        let mut packet = parsed(&mut memory, &spec.partial_frame(), spec.headers_len(), &[500]);
+        packet.set_offload(spec.offload(1000));
+        let layout = spec.layout();
+        assert_eq!(check_offload(&mut packet, layout), Ok(()));
+        assert_eq!(packet.offload().gso, None);
+        packet.set_offload(spec.offload(1001));
+        let segments = cut(packet, &mut memory, &ledger, layout, Checksums::Complete);
+        assert_eq!(segments.len(), 1);
+        assert_eq!(bytes_of(&segments[0]), spec.frame());
+    }
+    assert_all_back(&memory, &ledger);
+}
+
+/// Goal: all segments or none. Method: every number of free handles, down to none, and handles that
+/// came back while the pool's quick count does not know of them yet.
+#[test]
+fn without_handles_the_packet_comes_back() {
+    let config = MemoryConfig { packets: 8, small_frames: 4, large_frames: 4 };
+    let (mut memory, ledger) = (Memory::new(config), Ledger::new());
+    let spec = Spec::plain(false, true, pattern(5000));
+    for others in (0..7).chain((0..7).rev()) {
+        let mut packet = parsed(&mut memory, &spec.partial_frame(), spec.headers_len(), &[]);
+        packet.set_offload(spec.offload(1000));
+        let taken: Vec<_> = (0..others).map(|_| memory.packet().expect("free")).collect();
+        let mut segments = Vec::new();
+        let checksums = Checksums::LeavePartial;
+        let layout = spec.layout();
+        let result = segment(packet, &mut memory, &ledger, layout, checksums, &mut |segment| {
+            segments.push(segment);
+        });
+        if others <= 2 {
+            assert_eq!(result.expect("enough handles"), 5);
+        } else {
+            let (error, packet) = result.expect_err("too few handles");
+            assert_eq!(error, SegmentError::NoPackets);
+            assert_eq!(bytes_of(&packet), spec.partial_frame());
+        }
+        drop((segments, taken));
+    }
+    assert_all_back(&memory, &ledger);
+}
+
+/// RFC 768: a computed zero goes out as all ones, and only for UDP.
+#[test]
+fn a_computed_zero_is_sent_as_all_ones() {
+    let (mut memory, ledger) = (memory(), Ledger::new());
+    for tcp in [false, true] {
+        // The last two bytes are what makes the sum of all others 0xffff.
+        let mut spec = Spec::plain(true, tcp, alloc::vec![0; 100]);
+        let frame = spec.frame();
+        let at = spec.layout().transport_at + if tcp { 16 } else { 6 };
+        spec.payload[98..].copy_from_slice(&frame[at..at + 2]);
+        let mut packet = parsed(&mut memory, &spec.partial_frame(), spec.headers_len(), &[]);
+        packet.set_offload(Offload { checksum: spec.partial(), gso: None });
+        complete_checksum(&mut packet, &ledger).expect("valid");
+        let expected = if tcp { [0, 0] } else { [0xff, 0xff] };
+        assert_eq!(packet.headers()[at..at + 2], expected);
+        assert!(verify_checksum(&packet, spec.layout(), &ledger));
+    }
+    assert_all_back(&memory, &ledger);
+}
+
+/// A checksum is completed by its offsets alone, and only inside the private headers.
+#[test]
+fn partial_checksums_are_completed_within_the_headers() {
+    let (mut memory, ledger) = (memory(), Ledger::new());
+    let spec = Spec::plain(false, true, pattern(300));
+    let cases = [
+        (Checksum::Partial { start: 34, offset: 16 }, Ok(())),
+        (Checksum::Partial { start: 34, offset: 19 }, Err(ChecksumError::InPayload)),
+        (Checksum::Partial { start: 90, offset: 6 }, Err(ChecksumError::InPayload)),
+        (Checksum::Partial { start: 34, offset: 319 }, Err(ChecksumError::BeyondPacket)),
+        (Checksum::Partial { start: u16::MAX, offset: u16::MAX }, Err(ChecksumError::BeyondPacket)),
+        (Checksum::None, Ok(())),
+    ];
+    for (checksum, expected) in cases {
+        let mut packet = parsed(&mut memory, &spec.partial_frame(), spec.headers_len(), &[77]);
+        packet.set_offload(Offload { checksum, gso: None });
+        assert_eq!(complete_checksum(&mut packet, &ledger), expected);
+        let changed = expected.is_ok() && checksum != Checksum::None;
+        assert_eq!(bytes_of(&packet) == spec.frame(), changed);
+    }
+    let mut packet = parsed(&mut memory, &spec.partial_frame(), spec.headers_len(), &[]);
+    packet.set_offload(spec.offload(100));
+    assert_eq!(complete_checksum(&mut packet, &ledger), Err(ChecksumError::SuperPacket));
+    drop(packet);
+    assert_all_back(&memory, &ledger);
+}
+
+/// Every single wrong bit is found, and the rules about UDP's zero are kept.
+#[test]
+fn wrong_checksums_are_found() {
+    let (mut memory, ledger) = (memory(), Ledger::new());
+    for (v6, tcp) in [(false, false), (false, true), (true, false), (true, true)] {
+        let spec = Spec::plain(v6, tcp, pattern(37));
+        let right = spec.frame();
+        let transport_at = spec.layout().transport_at;
+        for bit in transport_at * 8..right.len() * 8 {
+            let mut frame = right.clone();
+            frame[bit / 8] ^= 1 << (bit % 8);
+            let packet = parsed(&mut memory, &frame, spec.headers_len(), &[bit]);
+            // Data offset aside, which makes other headers.
+            assert!(!verify_checksum(&packet, spec.layout(), &ledger), "bit {bit}");
+        }
+        if !tcp {
+            let mut frame = right.clone();
+            frame[transport_at + 6..transport_at + 8].fill(0);
+            let packet = parsed(&mut memory, &frame, spec.headers_len(), &[]);
+            assert_eq!(verify_checksum(&packet, spec.layout(), &ledger), !v6);
+        }
+    }
+    assert_all_back(&memory, &ledger);
+}
+
+/// A packet longer than IP allows is refused, whatever a guest's descriptors add up to.
+#[test]
+fn longer_than_an_ip_packet_is_refused() {
+    let (mut memory, ledger) = (memory(), Ledger::new());
+    for (payload, expected) in [
+        (65_495, Ok(())),
+        (65_496, Err(OffloadError::TooLong)),
+        (99_000, Err(OffloadError::TooLong)),
+    ] {
+        let mut spec = Spec::plain(false, true, pattern(1000));
+        let mut frame = spec.partial_frame();
+        spec.payload.clear();
+        frame.resize(spec.headers_len() + payload, 0);
+        let mut packet = parsed(&mut memory, &frame, spec.headers_len(), &[]);
+        packet.set_offload(spec.offload(1448));
+        assert_eq!(check_offload(&mut packet, spec.layout()), expected);
+    }
+    assert_all_back(&memory, &ledger);
+}

@@ -1,0 +1,291 @@
+//! The way out: IP and Ethernet headers, the neighbour's address, and what the device cannot do.
+
+use super::ingress::{IP_AT, solicited_node};
+use super::{Context, Stack};
+use crate::checksum;
+use crate::counters::DropReason;
+use crate::fragment;
+use crate::gso::{self, Checksums, Layout};
+use crate::neighbor::Resolution;
+use crate::wire::arp;
+use crate::wire::ethernet::{self, EtherType};
+use crate::wire::icmpv6;
+use crate::wire::{MacAddr, Protocol, ipv4, ipv6, tcp, udp};
+use alloc::vec::Vec;
+use core::net::IpAddr;
+use towpath_packet::{Checksum, GsoKind, Offload, Packet};
+
+/// Hop limit of what the stack sends (RFC 1700, as Linux).
+const TTL: u8 = 64;
+
+impl Stack {
+    /// Sends a packet that begins with its TCP or UDP header, whose checksum field is still zero.
+    pub(super) fn send_transport(
+        &mut self,
+        mut packet: Packet,
+        protocol: Protocol,
+        source: IpAddr,
+        destination: IpAddr,
+        cx: &mut Context<'_>,
+    ) {
+        let len = packet.len() as u32;
+        let sum = checksum::pseudo_header(source, destination, protocol, len).fold();
+        let offset = match protocol {
+            Protocol::TCP => tcp::CHECKSUM_OFFSET,
+            _ => udp::CHECKSUM_OFFSET,
+        };
+        packet.headers_mut()[offset..offset + 2].copy_from_slice(&sum.to_be_bytes());
+        let ip_len = if source.is_ipv4() { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN };
+        let start = (IP_AT + ip_len) as u16;
+        let checksum = Checksum::Partial { start, offset: offset as u16 };
+        packet.set_offload(Offload { checksum, ..*packet.offload() });
+        self.send_ip(packet, protocol, source, destination, TTL, cx);
+    }
+
+    /// Puts an IP header in front and sends the packet to the next hop.
+    pub(super) fn send_ip(
+        &mut self,
+        mut packet: Packet,
+        protocol: Protocol,
+        source: IpAddr,
+        destination: IpAddr,
+        ttl: u8,
+        cx: &mut Context<'_>,
+    ) {
+        let payload_len = packet.len();
+        match (source, destination) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                let Ok(total_len) = u16::try_from(payload_len + ipv4::HEADER_LEN) else {
+                    return self.counters.drop(DropReason::TooLarge);
+                };
+                let header = ipv4::Header {
+                    tos: 0,
+                    ident: self.next_ident(&packet),
+                    dont_fragment: protocol == Protocol::TCP,
+                    more_fragments: false,
+                    fragment_offset: 0,
+                    ttl,
+                    protocol,
+                    source,
+                    destination,
+                    total_len,
+                    header_len: ipv4::HEADER_LEN as u8,
+                    has_source_route: false,
+                };
+                header.emit(packet.push_header(ipv4::HEADER_LEN));
+            }
+            (IpAddr::V6(source), IpAddr::V6(destination)) => {
+                let Ok(payload_len) = u16::try_from(payload_len) else {
+                    return self.counters.drop(DropReason::TooLarge);
+                };
+                let header = ipv6::Header {
+                    traffic_class: 0,
+                    flow_label: 0,
+                    payload_len,
+                    next_header: protocol,
+                    hop_limit: ttl,
+                    source,
+                    destination,
+                };
+                header.emit(packet.push_header(ipv6::HEADER_LEN));
+            }
+            _ => return self.counters.drop(DropReason::IpMalformed),
+        }
+        self.send_to_next_hop(packet, destination, cx);
+    }
+
+    /// IPv4 identification: one for each segment that a super-packet will become (RFC 6864).
+    fn next_ident(&mut self, packet: &Packet) -> u16 {
+        let ident = self.ip_ident;
+        let segments = match packet.offload().gso {
+            Some(gso) => packet.payload_len().div_ceil(usize::from(gso.size.get())),
+            None => 1,
+        };
+        self.ip_ident = ident.wrapping_add(segments as u16);
+        ident
+    }
+
+    fn send_to_next_hop(&mut self, packet: Packet, destination: IpAddr, cx: &mut Context<'_>) {
+        if let IpAddr::V6(group) = destination
+            && group.is_multicast()
+        {
+            // RFC 2464 §7.
+            let o = group.octets();
+            let mac = MacAddr([0x33, 0x33, o[12], o[13], o[14], o[15]]);
+            return self.send_frame(packet, mac, EtherType::IPV6, cx);
+        }
+        let next_hop = self.next_hop(destination);
+        match self.neighbors.resolve(next_hop, packet, cx.now) {
+            Resolution::Known(mac, packet) => {
+                let kind = if destination.is_ipv4() { EtherType::IPV4 } else { EtherType::IPV6 };
+                self.send_frame(packet, mac, kind, cx);
+            }
+            Resolution::Waiting { ask, dropped } => {
+                if dropped {
+                    self.counters.drop(DropReason::NeighborQueueFull);
+                }
+                if ask {
+                    self.ask_neighbor(next_hop, cx);
+                }
+            }
+        }
+    }
+
+    fn next_hop(&self, destination: IpAddr) -> IpAddr {
+        if self.is_on_link(destination) {
+            return destination;
+        }
+        let same_family = |hop: &&IpAddr| hop.is_ipv4() == destination.is_ipv4();
+        self.config.next_hops.iter().find(same_family).copied().unwrap_or(destination)
+    }
+
+    /// Puts an Ethernet header in front of a packet whose headers end with the transport header,
+    /// and queues it in the form that the device takes.
+    fn send_frame(
+        &mut self,
+        mut packet: Packet,
+        destination: MacAddr,
+        ethertype: EtherType,
+        cx: &mut Context<'_>,
+    ) {
+        let header = ethernet::Header { destination, source: self.config.mac, ethertype };
+        header.emit(packet.push_header(ethernet::HEADER_LEN));
+        let ip_len = if ethertype == EtherType::IPV4 { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN };
+        let layout = Layout { ip_at: IP_AT, transport_at: IP_AT + ip_len };
+        let frame_max = usize::from(self.caps.mtu) + ethernet::HEADER_LEN;
+        match packet.offload().gso {
+            Some(gso) if !self.device_cuts(gso.kind, packet.len()) => {
+                self.send_segments(packet, layout, cx);
+            }
+            None if packet.len() > frame_max && ethertype != EtherType::ARP => {
+                self.send_fragments(packet, layout, cx);
+            }
+            _ => self.send_ready(packet, cx),
+        }
+    }
+
+    fn device_cuts(&self, kind: GsoKind, len: usize) -> bool {
+        let able = match kind {
+            GsoKind::Tcp4 => self.caps.tso4,
+            GsoKind::Tcp6 => self.caps.tso6,
+            GsoKind::Udp => self.caps.uso,
+        };
+        able && self.caps.checksum && len <= self.caps.gso_bytes_max as usize
+    }
+
+    fn send_ready(&mut self, mut packet: Packet, cx: &mut Context<'_>) {
+        let partial = matches!(packet.offload().checksum, Checksum::Partial { .. });
+        if partial && !self.caps.checksum {
+            if gso::complete_checksum(&mut packet, cx.ledger).is_err() {
+                return self.counters.drop(DropReason::OffloadMalformed);
+            }
+        }
+        self.ready.push_back(packet);
+    }
+
+    fn send_segments(&mut self, packet: Packet, layout: Layout, cx: &mut Context<'_>) {
+        let checksums =
+            if self.caps.checksum { Checksums::LeavePartial } else { Checksums::Complete };
+        let ready = &mut self.ready;
+        let mut out = |segment| ready.push_back(segment);
+        let cut = gso::segment(packet, cx.memory, cx.ledger, layout, checksums, &mut out);
+        if cut.is_err() {
+            self.counters.drop(DropReason::NoMemory);
+        }
+    }
+
+    fn send_fragments(&mut self, packet: Packet, layout: Layout, cx: &mut Context<'_>) {
+        let mtu = usize::from(self.caps.mtu);
+        let ready = &mut self.ready;
+        let mut out = |fragment| ready.push_back(fragment);
+        let cut = if packet.headers()[layout.ip_at] >> 4 == 4 {
+            fragment::fragment_ipv4(packet, mtu, layout, cx.memory, cx.ledger, &mut out)
+        } else {
+            self.fragment_ident = self.fragment_ident.wrapping_add(1);
+            let ident = self.fragment_ident;
+            fragment::fragment_ipv6(packet, mtu, layout, ident, cx.memory, cx.ledger, &mut out)
+        };
+        if cut.is_err() {
+            self.counters.drop(DropReason::TooLarge);
+        }
+    }
+
+    pub(super) fn learn_neighbor(
+        &mut self,
+        address: IpAddr,
+        mac: MacAddr,
+        create: bool,
+        cx: &mut Context<'_>,
+    ) {
+        let mut waited = Vec::new();
+        self.neighbors.learn(address, mac, create, cx.now, |mac, packet| {
+            waited.push((mac, packet));
+        });
+        for (mac, packet) in waited {
+            let v4 = packet.headers()[0] >> 4 == 4;
+            let kind = if v4 { EtherType::IPV4 } else { EtherType::IPV6 };
+            self.send_frame(packet, mac, kind, cx);
+        }
+    }
+
+    pub(super) fn expire_neighbors(&mut self, cx: &mut Context<'_>) {
+        let mut asked = Vec::new();
+        let counters = &mut self.counters;
+        self.neighbors.on_deadline(
+            cx.now,
+            |address| asked.push(address),
+            |_packet| counters.drop(DropReason::NeighborUnreachable),
+        );
+        for address in asked {
+            self.ask_neighbor(address, cx);
+        }
+    }
+
+    /// Asks who has `address` (RFC 826, RFC 4861 §7.2.2).
+    fn ask_neighbor(&mut self, address: IpAddr, cx: &mut Context<'_>) {
+        let ours = self.config.addresses.iter().map(|ours| ours.address);
+        let Some(source) = ours.into_iter().find(|ours| ours.is_ipv4() == address.is_ipv4()) else {
+            return;
+        };
+        match (source, address) {
+            (IpAddr::V4(sender_ip), IpAddr::V4(target_ip)) => {
+                let request = arp::Packet {
+                    operation: arp::Operation::Request,
+                    sender_mac: self.config.mac,
+                    sender_ip,
+                    target_mac: MacAddr::UNSPECIFIED,
+                    target_ip,
+                };
+                self.send_arp(&request, MacAddr::BROADCAST, cx);
+            }
+            (IpAddr::V6(_), IpAddr::V6(target)) => {
+                let message = icmpv6::Message::NeighborSolicitation {
+                    target,
+                    source_link_layer: Some(self.config.mac),
+                };
+                let group = IpAddr::V6(solicited_node(target));
+                self.send_icmpv6(&message, source, group, icmpv6::HOP_LIMIT, cx);
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn send_arp_reply(&mut self, request: &arp::Packet, cx: &mut Context<'_>) {
+        let reply = arp::Packet {
+            operation: arp::Operation::Reply,
+            sender_mac: self.config.mac,
+            sender_ip: request.target_ip,
+            target_mac: request.sender_mac,
+            target_ip: request.sender_ip,
+        };
+        self.send_arp(&reply, request.sender_mac, cx);
+    }
+
+    fn send_arp(&mut self, message: &arp::Packet, to: MacAddr, cx: &mut Context<'_>) {
+        let Some(mut packet) = cx.memory.packet() else {
+            return self.counters.drop(DropReason::NoMemory);
+        };
+        message.emit(packet.push_header(arp::LEN));
+        self.send_frame(packet, to, EtherType::ARP, cx);
+    }
+}

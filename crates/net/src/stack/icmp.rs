@@ -1,0 +1,605 @@
+//! ICMP (RFC 792, RFC 1122 §3.2.2), ICMPv6 (RFC 4443) and neighbour discovery (RFC 4861).
+//!
+//! Echo requests to our addresses are answered here, their payload reflected without a copy; those
+//! to others are handed to the owner. Errors are sent for what cannot be delivered, never about
+//! errors, multicasts or fragments other than the first, and at a limited rate.
+
+use super::ingress::{IP_AT, IpInfo, is_multicast};
+use super::{Context, Stack};
+use crate::checksum;
+use crate::counters::DropReason;
+use crate::gso;
+use crate::tcp::Seq;
+use crate::time::{Duration, Instant};
+use crate::wire::{Protocol, icmpv4, icmpv6, ipv4, ipv6, tcp, udp};
+use alloc::vec::Vec;
+use core::net::{IpAddr, SocketAddr};
+use towpath_packet::{Checksum, Packet, Site};
+
+/// Errors that may be sent at once (Linux's icmp_msgs_burst).
+const BURST: u32 = 50;
+/// Errors a second in the long run (Linux's icmp_msgs_per_sec).
+const PER_SECOND: u32 = 1000;
+/// Bytes of an IPv4 error message, headers included (RFC 1812 §4.3.2.3).
+const ERROR_BYTES_V4: usize = 576;
+/// Bytes of an IPv6 error message, headers included (RFC 4443 §2.4 c).
+const ERROR_BYTES_V6: usize = 1280;
+/// Hop limit of answers.
+const TTL: u8 = 64;
+
+/// An echo request for an address that is not ours, or the answer to one.
+pub struct Echo {
+    /// The address that was asked.
+    pub local: IpAddr,
+    /// Who asked.
+    pub remote: IpAddr,
+    /// Identifier.
+    pub ident: u16,
+    /// Sequence number.
+    pub sequence: u16,
+    /// Its pieces are the payload.
+    pub packet: Packet,
+}
+
+/// Why something cannot be reached; what an ICMP error says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unreachable {
+    /// No route to the network.
+    Network,
+    /// The host does not answer.
+    Host,
+    /// Nobody listens on the port.
+    Port,
+    /// A policy forbids it.
+    Prohibited,
+    /// The datagram is larger than this MTU and may not be fragmented.
+    TooBig(u16),
+}
+
+impl Unreachable {
+    fn v4(self) -> icmpv4::Message {
+        let (code, next_hop_mtu) = match self {
+            Unreachable::Network => (icmpv4::NETWORK_UNREACHABLE, 0),
+            Unreachable::Host => (icmpv4::HOST_UNREACHABLE, 0),
+            Unreachable::Port => (icmpv4::PORT_UNREACHABLE, 0),
+            Unreachable::Prohibited => (icmpv4::ADMINISTRATIVELY_PROHIBITED, 0),
+            Unreachable::TooBig(mtu) => (icmpv4::FRAGMENTATION_NEEDED, mtu),
+        };
+        icmpv4::Message::DestinationUnreachable { code, next_hop_mtu }
+    }
+
+    fn v6(self) -> icmpv6::Message {
+        let code = match self {
+            Unreachable::Network => icmpv6::NO_ROUTE,
+            Unreachable::Host => icmpv6::ADDRESS_UNREACHABLE,
+            Unreachable::Port => icmpv6::PORT_UNREACHABLE,
+            Unreachable::Prohibited => icmpv6::ADMINISTRATIVELY_PROHIBITED,
+            Unreachable::TooBig(mtu) => {
+                return icmpv6::Message::PacketTooBig { mtu: u32::from(mtu) };
+            }
+        };
+        icmpv6::Message::DestinationUnreachable { code }
+    }
+}
+
+/// A token bucket.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RateLimit {
+    tokens: u32,
+    filled_at: Instant,
+}
+
+impl Default for RateLimit {
+    fn default() -> Self {
+        Self { tokens: BURST, filled_at: Instant::START }
+    }
+}
+
+impl RateLimit {
+    fn allow(&mut self, now: Instant) -> bool {
+        let interval = Duration::from_micros(1_000_000 / u64::from(PER_SECOND));
+        let earned = now.since(self.filled_at).as_micros() / interval.as_micros();
+        if earned > 0 {
+            let earned = u32::try_from(earned).unwrap_or(u32::MAX);
+            self.tokens = self.tokens.saturating_add(earned).min(BURST);
+            self.filled_at = now;
+        }
+        let allowed = self.tokens > 0;
+        self.tokens = self.tokens.saturating_sub(1);
+        allowed
+    }
+}
+
+/// The beginning of a packet that an error is about.
+struct Quote {
+    source: IpAddr,
+    destination: IpAddr,
+    bytes: Vec<u8>,
+}
+
+impl Stack {
+    /// The next echo request for an address that is not ours.
+    pub fn next_echo(&mut self) -> Option<Echo> {
+        self.echoes.pop_front()
+    }
+
+    /// Answers an echo request as the address that was asked.
+    pub fn echo_reply(&mut self, echo: Echo, cx: &mut Context<'_>) {
+        let Echo { local, remote, ident, sequence, mut packet } = echo;
+        let header = packet.push_header(icmpv4::HEADER_LEN);
+        let protocol = if local.is_ipv4() {
+            icmpv4::Message::EchoReply { ident, sequence }.emit(header);
+            Protocol::ICMP
+        } else {
+            icmpv6::Message::EchoReply { ident, sequence }.emit(header);
+            Protocol::ICMPV6
+        };
+        self.finish_icmp(packet, protocol, local, remote, TTL, cx);
+    }
+
+    /// Tells the sender of datagrams from `remote` to `local` that they do not arrive.
+    pub fn udp_unreachable(
+        &mut self,
+        local: SocketAddr,
+        remote: SocketAddr,
+        why: Unreachable,
+        cx: &mut Context<'_>,
+    ) {
+        let mut transport = [0; udp::HEADER_LEN];
+        let header = udp::Header {
+            source_port: remote.port(),
+            destination_port: local.port(),
+            length: udp::HEADER_LEN as u16,
+            checksum: 0,
+        };
+        header.emit(&mut transport);
+        let quote = rebuilt(local.ip(), remote.ip(), Protocol::UDP, &transport);
+        self.send_unreachable(quote, why, cx);
+    }
+
+    /// Refuses an incoming connection because its destination cannot be reached.
+    pub fn tcp_unreachable(
+        &mut self,
+        handle: super::TcpHandle,
+        why: Unreachable,
+        cx: &mut Context<'_>,
+    ) {
+        let Some(connection) = self.tcp(handle) else { return };
+        let (local, remote) = (connection.local(), connection.remote());
+        let header = tcp::Header {
+            source_port: remote.port(),
+            destination_port: local.port(),
+            sequence: connection.irs(),
+            acknowledgment: 0,
+            flags: tcp::Flags::SYN,
+            window: 0,
+            checksum: 0,
+            urgent: 0,
+            header_len: 0,
+        };
+        let mut transport = [0; tcp::HEADER_LEN];
+        header.emit(&tcp::Options::default(), &mut transport);
+        let quote = rebuilt(local.ip(), remote.ip(), Protocol::TCP, &transport);
+        self.with_tcp(handle, cx.now, |connection| connection.abort());
+        self.tcp_release(handle, cx.now);
+        self.send_unreachable(quote, why, cx);
+    }
+
+    fn send_unreachable(&mut self, quote: Quote, why: Unreachable, cx: &mut Context<'_>) {
+        // A port is refused by its host, everything else by the router on the way.
+        let from = match why {
+            Unreachable::Port => Some(quote.destination),
+            _ => self.our_address(quote.source),
+        };
+        let Some(from) = from else { return };
+        if quote.source.is_ipv4() {
+            self.send_error_v4(&why.v4(), quote, from, cx);
+        } else {
+            self.send_error_v6(&why.v6(), quote, from, cx);
+        }
+    }
+
+    pub(super) fn send_time_exceeded(
+        &mut self,
+        info: &IpInfo,
+        packet: &Packet,
+        cx: &mut Context<'_>,
+    ) {
+        let Some(from) = self.our_address(info.source) else { return };
+        let Some(quote) = self.quote(info.source, info.destination, packet, cx) else { return };
+        if info.source.is_ipv4() {
+            let message = icmpv4::Message::TimeExceeded { code: icmpv4::TTL_EXCEEDED };
+            self.send_error_v4(&message, quote, from, cx);
+        } else {
+            let message = icmpv6::Message::TimeExceeded { code: icmpv6::HOP_LIMIT_EXCEEDED };
+            self.send_error_v6(&message, quote, from, cx);
+        }
+    }
+
+    pub(super) fn send_protocol_unreachable(
+        &mut self,
+        info: &IpInfo,
+        packet: &mut Packet,
+        cx: &mut Context<'_>,
+    ) {
+        if is_multicast(info.destination) {
+            return;
+        }
+        let Some(from) = self.our_address(info.source) else { return };
+        let Some(quote) = self.quote(info.source, info.destination, packet, cx) else { return };
+        if info.source.is_ipv4() {
+            let code = icmpv4::PROTOCOL_UNREACHABLE;
+            let message = icmpv4::Message::DestinationUnreachable { code, next_hop_mtu: 0 };
+            self.send_error_v4(&message, quote, from, cx);
+        } else {
+            let pointer = IPV6_NEXT_HEADER_AT;
+            let code = icmpv6::UNRECOGNIZED_NEXT_HEADER;
+            let message = icmpv6::Message::ParameterProblem { code, pointer };
+            self.send_error_v6(&message, quote, from, cx);
+        }
+    }
+
+    pub(super) fn send_parameter_problem(
+        &mut self,
+        info: &IpInfo,
+        packet: &Packet,
+        code: u8,
+        pointer: u32,
+        cx: &mut Context<'_>,
+    ) {
+        if super::ingress::is_martian(info.source) {
+            return;
+        }
+        let Some(from) = self.our_address(info.source) else { return };
+        let Some(quote) = self.quote(info.source, info.destination, packet, cx) else { return };
+        let message = icmpv6::Message::ParameterProblem { code, pointer };
+        self.send_error_v6(&message, quote, from, cx);
+    }
+
+    /// Drops what was never completed and says so to those whose first fragment came
+    /// (RFC 792, RFC 8200 §4.5).
+    pub(super) fn expire_fragments(&mut self, cx: &mut Context<'_>) {
+        let mut firsts = Vec::new();
+        let expired = self.reassembler.expire(cx.now, &mut |packet| firsts.push(packet));
+        for _ in 0..expired {
+            self.counters.drop(DropReason::Fragment);
+        }
+        for packet in firsts {
+            let ip = &packet.headers()[IP_AT..];
+            let (source, destination) = if ip[0] >> 4 == 4 {
+                let Ok(ip) = ipv4::Header::parse(ip, usize::from(u16::MAX)) else { continue };
+                (ip.source.into(), ip.destination.into())
+            } else {
+                let Ok(ip) = ipv6::Header::parse(ip, usize::from(u16::MAX)) else { continue };
+                (ip.source.into(), ip.destination.into())
+            };
+            let Some(from) = self.our_address(source) else { continue };
+            let Some(quote) = self.quote(source, destination, &packet, cx) else { continue };
+            if source.is_ipv4() {
+                let code = icmpv4::REASSEMBLY_TIME_EXCEEDED;
+                let message = icmpv4::Message::TimeExceeded { code };
+                self.send_error_v4(&message, quote, from, cx);
+            } else {
+                let code = icmpv6::REASSEMBLY_TIME_EXCEEDED;
+                let message = icmpv6::Message::TimeExceeded { code };
+                self.send_error_v6(&message, quote, from, cx);
+            }
+        }
+    }
+
+    fn our_address(&self, like: IpAddr) -> Option<IpAddr> {
+        let mut ours = self.config.addresses.iter().map(|ours| ours.address);
+        ours.find(|address| address.is_ipv4() == like.is_ipv4())
+    }
+
+    /// The beginning of a received packet: its IP header and as much as an error may carry.
+    fn quote(
+        &self,
+        source: IpAddr,
+        destination: IpAddr,
+        packet: &Packet,
+        cx: &mut Context<'_>,
+    ) -> Option<Quote> {
+        if is_multicast(destination) {
+            return None;
+        }
+        let max = match source {
+            IpAddr::V4(_) => ERROR_BYTES_V4 - ipv4::HEADER_LEN - icmpv4::HEADER_LEN,
+            IpAddr::V6(_) => ERROR_BYTES_V6 - ipv6::HEADER_LEN - icmpv6::HEADER_LEN,
+        };
+        let mut bytes = packet.headers()[IP_AT..].to_vec();
+        bytes.truncate(max);
+        for piece in packet.pieces() {
+            let at = bytes.len();
+            bytes.resize((at + piece.len()).min(max), 0);
+            cx.ledger.copy(Site::IcmpQuote, piece, &mut bytes[at..]);
+        }
+        Some(Quote { source, destination, bytes })
+    }
+
+    fn send_error_v4(
+        &mut self,
+        message: &icmpv4::Message,
+        quote: Quote,
+        from: IpAddr,
+        cx: &mut Context<'_>,
+    ) {
+        if let Some(mut packet) = self.error_packet(&quote, cx) {
+            message.emit(packet.push_header(icmpv4::HEADER_LEN));
+            self.finish_icmp(packet, Protocol::ICMP, from, quote.source, TTL, cx);
+        }
+    }
+
+    fn send_error_v6(
+        &mut self,
+        message: &icmpv6::Message,
+        quote: Quote,
+        from: IpAddr,
+        cx: &mut Context<'_>,
+    ) {
+        if let Some(mut packet) = self.error_packet(&quote, cx) {
+            message.emit(packet.push_header(icmpv6::HEADER_LEN));
+            self.finish_icmp(packet, Protocol::ICMPV6, from, quote.source, TTL, cx);
+        }
+    }
+
+    fn error_packet(&mut self, quote: &Quote, cx: &mut Context<'_>) -> Option<Packet> {
+        if !self.icmp_limit.allow(cx.now) {
+            self.counters.drop(DropReason::IcmpRateLimited);
+            return None;
+        }
+        let (Some(mut packet), Some(mut frame)) = (cx.memory.packet(), cx.memory.small.take())
+        else {
+            self.counters.drop(DropReason::NoMemory);
+            return None;
+        };
+        frame[..quote.bytes.len()].copy_from_slice(&quote.bytes);
+        packet.push_piece(frame.freeze(quote.bytes.len())).ok()?;
+        Some(packet)
+    }
+
+    pub(super) fn send_icmpv6(
+        &mut self,
+        message: &icmpv6::Message,
+        from: IpAddr,
+        to: IpAddr,
+        ttl: u8,
+        cx: &mut Context<'_>,
+    ) {
+        let Some(mut packet) = cx.memory.packet() else {
+            return self.counters.drop(DropReason::NoMemory);
+        };
+        message.emit(packet.push_header(message.emitted_len()));
+        self.finish_icmp(packet, Protocol::ICMPV6, from, to, ttl, cx);
+    }
+
+    /// Sums header and payload, stores the checksum and sends.
+    fn finish_icmp(
+        &mut self,
+        mut packet: Packet,
+        protocol: Protocol,
+        from: IpAddr,
+        to: IpAddr,
+        ttl: u8,
+        cx: &mut Context<'_>,
+    ) {
+        let mut sum = gso::transport_sum(&packet, 0, cx.ledger);
+        if protocol == Protocol::ICMPV6 {
+            sum.add_sum(checksum::pseudo_header(from, to, protocol, packet.len() as u32));
+        }
+        let at = icmpv4::CHECKSUM_OFFSET;
+        packet.headers_mut()[at..at + 2].copy_from_slice(&sum.finish().to_be_bytes());
+        self.send_ip(packet, protocol, from, to, ttl, cx);
+    }
+
+    pub(super) fn receive_icmpv4(
+        &mut self,
+        info: &IpInfo,
+        mut packet: Packet,
+        cx: &mut Context<'_>,
+    ) -> Result<(), DropReason> {
+        let sum = gso::transport_sum(&packet, info.transport_at, cx.ledger);
+        let vouched = packet.offload().checksum != Checksum::None;
+        if !vouched && sum.finish() != 0 || !packet.pull_more(icmpv4::HEADER_LEN) {
+            return Err(DropReason::IcmpMalformed);
+        }
+        let message = icmpv4::Message::parse(&packet.headers()[info.transport_at..])
+            .map_err(|_| DropReason::IcmpMalformed)?;
+        match message {
+            icmpv4::Message::EchoRequest { ident, sequence } => {
+                self.receive_echo(info, ident, sequence, packet, cx)
+            }
+            icmpv4::Message::DestinationUnreachable { code, next_hop_mtu } => {
+                let mtu = (code == icmpv4::FRAGMENTATION_NEEDED).then_some(next_hop_mtu);
+                self.receive_error(packet, ipv4::HEADER_LEN, mtu.map(u32::from), cx)
+            }
+            _ => Err(DropReason::IcmpIgnored),
+        }
+    }
+
+    pub(super) fn receive_icmpv6(
+        &mut self,
+        info: &IpInfo,
+        mut packet: Packet,
+        cx: &mut Context<'_>,
+    ) -> Result<(), DropReason> {
+        let mut sum = gso::transport_sum(&packet, info.transport_at, cx.ledger);
+        let len = packet.payload_len() as u32;
+        sum.add_sum(checksum::pseudo_header(info.source, info.destination, Protocol::ICMPV6, len));
+        let vouched = packet.offload().checksum != Checksum::None;
+        if !vouched && sum.finish() != 0 || !packet.pull_more(icmpv6::HEADER_LEN) {
+            return Err(DropReason::IcmpMalformed);
+        }
+        let kind = packet.headers()[info.transport_at];
+        if NEIGHBOR_KINDS.contains(&kind) {
+            return self.receive_discovery(info, packet, cx);
+        }
+        let message = icmpv6::Message::parse(&packet.headers()[info.transport_at..])
+            .map_err(|_| DropReason::IcmpMalformed)?;
+        match message {
+            icmpv6::Message::EchoRequest { ident, sequence } => {
+                self.receive_echo(info, ident, sequence, packet, cx)
+            }
+            icmpv6::Message::PacketTooBig { mtu } => {
+                self.receive_error(packet, ipv6::HEADER_LEN, Some(mtu), cx)
+            }
+            icmpv6::Message::DestinationUnreachable { .. } => {
+                self.receive_error(packet, ipv6::HEADER_LEN, None, cx)
+            }
+            _ => Err(DropReason::IcmpIgnored),
+        }
+    }
+
+    fn receive_echo(
+        &mut self,
+        info: &IpInfo,
+        ident: u16,
+        sequence: u16,
+        packet: Packet,
+        cx: &mut Context<'_>,
+    ) -> Result<(), DropReason> {
+        if is_multicast(info.destination) {
+            return Err(DropReason::IcmpIgnored);
+        }
+        let mut packet = packet;
+        let Some(mut payload) = cx.memory.packet() else { return Err(DropReason::NoMemory) };
+        for piece in packet.take_pieces() {
+            payload.push_piece(piece).map_err(|_| DropReason::TooLarge)?;
+        }
+        let (local, remote) = (info.destination, info.source);
+        let echo = Echo { local, remote, ident, sequence, packet: payload };
+        if self.is_local(info.destination) {
+            self.echo_reply(echo, cx);
+        } else if self.echoes.len() >= self.config.limits.datagrams {
+            return Err(DropReason::UdpQueueFull);
+        } else {
+            self.echoes.push_back(echo);
+        }
+        Ok(())
+    }
+
+    /// RFC 4861 §7.1: what came from off the link is no discovery.
+    fn receive_discovery(
+        &mut self,
+        info: &IpInfo,
+        mut packet: Packet,
+        cx: &mut Context<'_>,
+    ) -> Result<(), DropReason> {
+        let rest = packet.payload_len();
+        if info.ttl != icmpv6::HOP_LIMIT || !packet.pull_more(rest) {
+            return Err(DropReason::NeighborMalformed);
+        }
+        let message = icmpv6::Message::parse(&packet.headers()[info.transport_at..])
+            .map_err(|_| DropReason::NeighborMalformed)?;
+        match message {
+            icmpv6::Message::NeighborSolicitation { target, source_link_layer } => {
+                if !self.is_local(target.into()) {
+                    return Ok(());
+                }
+                let mac = source_link_layer.unwrap_or(info.source_mac);
+                self.learn_neighbor(info.source, mac, true, cx);
+                let answer = icmpv6::Message::NeighborAdvertisement {
+                    target,
+                    target_link_layer: Some(self.config.mac),
+                    router: self.config.transparent,
+                    solicited: true,
+                    override_: true,
+                };
+                self.send_icmpv6(&answer, target.into(), info.source, icmpv6::HOP_LIMIT, cx);
+                Ok(())
+            }
+            icmpv6::Message::NeighborAdvertisement { target, target_link_layer, .. } => {
+                if let Some(mac) = target_link_layer
+                    && !self.is_local(target.into())
+                {
+                    self.learn_neighbor(target.into(), mac, false, cx);
+                }
+                Ok(())
+            }
+            _ => Err(DropReason::IcmpIgnored),
+        }
+    }
+
+    /// An error about a packet of ours: acted on if it quotes a connection that exists.
+    fn receive_error(
+        &mut self,
+        mut packet: Packet,
+        ip_len: usize,
+        mtu: Option<u32>,
+        cx: &mut Context<'_>,
+    ) -> Result<(), DropReason> {
+        let at = packet.headers().len();
+        if !packet.pull_more(ip_len + QUOTED_TRANSPORT) {
+            return Err(DropReason::IcmpMalformed);
+        }
+        let quoted = &packet.headers()[at..];
+        let (source, destination, protocol): (IpAddr, IpAddr, Protocol) =
+            if ip_len == ipv4::HEADER_LEN {
+                let ip = ipv4::Header::parse(quoted, usize::from(u16::MAX))
+                    .map_err(|_| DropReason::IcmpMalformed)?;
+                (ip.source.into(), ip.destination.into(), ip.protocol)
+            } else {
+                let ip = ipv6::Header::parse(quoted, usize::MAX)
+                    .map_err(|_| DropReason::IcmpMalformed)?;
+                (ip.source.into(), ip.destination.into(), ip.next_header)
+            };
+        if protocol != Protocol::TCP {
+            return Err(DropReason::IcmpIgnored);
+        }
+        let transport = &quoted[ip_len..];
+        let port = |at: usize| u16::from_be_bytes([transport[at], transport[at + 1]]);
+        let sequence = u32::from_be_bytes([transport[4], transport[5], transport[6], transport[7]]);
+        let (local, remote) =
+            (SocketAddr::new(source, port(0)), SocketAddr::new(destination, port(2)));
+        let headers = (ip_len + tcp::HEADER_LEN) as u32;
+        self.tcp_error(local, remote, Seq(sequence), mtu.map(|mtu| mtu.saturating_sub(headers)), cx)
+            .ok_or(DropReason::IcmpIgnored)
+    }
+}
+
+/// A packet that the owner no longer has, rebuilt as far as its sender needs to recognise it.
+fn rebuilt(local: IpAddr, remote: IpAddr, protocol: Protocol, transport: &[u8]) -> Quote {
+    let mut bytes = alloc::vec![0; ipv6::HEADER_LEN];
+    match (remote, local) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            let header = ipv4::Header {
+                tos: 0,
+                ident: 0,
+                dont_fragment: true,
+                more_fragments: false,
+                fragment_offset: 0,
+                ttl: TTL,
+                protocol,
+                source,
+                destination,
+                total_len: (ipv4::HEADER_LEN + transport.len()) as u16,
+                header_len: ipv4::HEADER_LEN as u8,
+                has_source_route: false,
+            };
+            header.emit(&mut bytes);
+            bytes.truncate(ipv4::HEADER_LEN);
+        }
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            let header = ipv6::Header {
+                traffic_class: 0,
+                flow_label: 0,
+                payload_len: transport.len() as u16,
+                next_header: protocol,
+                hop_limit: TTL,
+                source,
+                destination,
+            };
+            header.emit(&mut bytes);
+        }
+        _ => unreachable!("both ends of a flow have one family"),
+    }
+    bytes.extend_from_slice(transport);
+    Quote { source: remote, destination: local, bytes }
+}
+
+/// Router and neighbour solicitations and advertisements, and redirects.
+const NEIGHBOR_KINDS: core::ops::RangeInclusive<u8> = 133..=137;
+/// Where the next header is in an IPv6 header.
+const IPV6_NEXT_HEADER_AT: u32 = 6;
+/// Bytes of the transport header that every error quotes (RFC 792): ports and sequence number.
+const QUOTED_TRANSPORT: usize = 8;

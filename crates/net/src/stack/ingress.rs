@@ -1,0 +1,310 @@
+//! The way in: from a frame to a connection, a datagram or an answer.
+
+use super::{Context, Stack};
+use crate::counters::DropReason;
+use crate::fragment;
+use crate::gso::{self, Layout};
+use crate::tcp::Segment;
+use crate::wire::arp;
+use crate::wire::ethernet::{self, EtherType};
+use crate::wire::ipv6::ExtensionError;
+use crate::wire::{MacAddr, ParseError, Protocol, ipv4, ipv6, tcp};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use towpath_packet::{Checksum, Packet};
+
+/// Where the IP header begins in a frame.
+pub(super) const IP_AT: usize = ethernet::HEADER_LEN;
+
+/// What the IP header said, from its private copy.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct IpInfo {
+    pub(super) source: IpAddr,
+    pub(super) destination: IpAddr,
+    pub(super) protocol: Protocol,
+    pub(super) transport_at: usize,
+    pub(super) ttl: u8,
+    pub(super) tos: u8,
+    pub(super) source_mac: MacAddr,
+    pub(super) fragment: FragmentOf,
+}
+
+/// Whether a packet is one of several fragments.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum FragmentOf {
+    None,
+    V4,
+    V6(ipv6::Fragment),
+}
+
+impl IpInfo {
+    pub(super) fn layout(&self) -> Layout {
+        Layout { ip_at: IP_AT, transport_at: self.transport_at }
+    }
+}
+
+impl Stack {
+    pub(super) fn receive(&mut self, packet: Packet, cx: &mut Context<'_>) {
+        self.counters.packets_in += 1;
+        self.counters.bytes_in += packet.len() as u64;
+        self.counters.super_packets_in += u64::from(packet.offload().gso.is_some());
+        self.receive_frame(packet, cx);
+    }
+
+    fn receive_frame(&mut self, mut packet: Packet, cx: &mut Context<'_>) {
+        let Ok(frame) = ethernet::Header::parse(packet.peek_headers()) else {
+            return self.counters.drop(DropReason::EthernetMalformed);
+        };
+        if frame.destination != self.config.mac && frame.destination.is_unicast() {
+            return self.counters.drop(DropReason::NotForUs);
+        }
+        let parsed = match frame.ethertype {
+            EtherType::IPV4 => self.parse_ipv4(&mut packet, &frame),
+            EtherType::IPV6 => self.parse_ipv6(&mut packet, &frame, cx),
+            EtherType::ARP => return self.receive_arp(&packet, cx),
+            _ => Err(DropReason::EtherTypeUnknown),
+        };
+        match parsed {
+            Ok(info) => self.receive_ip(info, packet, cx),
+            Err(reason) => self.counters.drop(reason),
+        }
+    }
+
+    fn parse_ipv4(
+        &self,
+        packet: &mut Packet,
+        frame: &ethernet::Header,
+    ) -> Result<IpInfo, DropReason> {
+        let len = packet.len() - IP_AT;
+        let ip =
+            ipv4::Header::parse(&packet.headers()[IP_AT..], len).map_err(|error| match error {
+                ParseError::BadChecksum => DropReason::IpChecksum,
+                _ => DropReason::IpMalformed,
+            })?;
+        if ip.has_source_route {
+            return Err(DropReason::SourceRoute);
+        }
+        let transport_at = IP_AT + usize::from(ip.header_len);
+        // What follows the packet is padding of the frame.
+        packet.truncate(IP_AT + usize::from(ip.total_len));
+        packet.pull(transport_at);
+        Ok(IpInfo {
+            source: ip.source.into(),
+            destination: ip.destination.into(),
+            protocol: ip.protocol,
+            transport_at,
+            ttl: ip.ttl,
+            tos: ip.tos,
+            source_mac: frame.source,
+            fragment: if ip.is_fragment() { FragmentOf::V4 } else { FragmentOf::None },
+        })
+    }
+
+    fn parse_ipv6(
+        &mut self,
+        packet: &mut Packet,
+        frame: &ethernet::Header,
+        cx: &mut Context<'_>,
+    ) -> Result<IpInfo, DropReason> {
+        let len = packet.len() - IP_AT;
+        let headers = &packet.headers()[IP_AT..];
+        let ip = ipv6::Header::parse(headers, len).map_err(|_| DropReason::IpMalformed)?;
+        let payload_len = usize::from(ip.payload_len);
+        let rest = &headers[ipv6::HEADER_LEN..];
+        let rest = &rest[..rest.len().min(payload_len)];
+        let extensions = ipv6::Extensions::walk(ip.next_header, rest, payload_len);
+        packet.truncate(IP_AT + ipv6::HEADER_LEN + payload_len);
+        let mut info = IpInfo {
+            source: ip.source.into(),
+            destination: ip.destination.into(),
+            protocol: ip.next_header,
+            transport_at: IP_AT + ipv6::HEADER_LEN,
+            ttl: ip.hop_limit,
+            tos: ip.traffic_class,
+            source_mac: frame.source,
+            fragment: FragmentOf::None,
+        };
+        let extensions = match extensions {
+            Ok(extensions) => extensions,
+            Err(ExtensionError::ParameterProblem { code, pointer, even_if_multicast }) => {
+                packet.pull(info.transport_at);
+                if even_if_multicast || !ip.destination.is_multicast() {
+                    self.send_parameter_problem(&info, packet, code, pointer, cx);
+                }
+                return Err(DropReason::IpMalformed);
+            }
+            Err(_) => return Err(DropReason::IpMalformed),
+        };
+        info.protocol = extensions.protocol;
+        info.transport_at += extensions.len;
+        if let Some(header) = extensions.fragment {
+            info.fragment = FragmentOf::V6(header);
+        }
+        packet.pull(info.transport_at);
+        Ok(info)
+    }
+
+    fn receive_ip(&mut self, info: IpInfo, packet: Packet, cx: &mut Context<'_>) {
+        if is_martian(info.source) || self.is_local(info.source) {
+            return self.counters.drop(DropReason::SourceMartian);
+        }
+        if !self.serves(info.destination) {
+            return self.counters.drop(DropReason::DestinationNotServed);
+        }
+        let (memory, ledger) = (&mut *cx.memory, cx.ledger);
+        let outcome = match info.fragment {
+            FragmentOf::None => return self.receive_whole(info, packet, cx),
+            FragmentOf::V4 => self.reassembler.receive_ipv4(packet, IP_AT, cx.now, memory, ledger),
+            FragmentOf::V6(header) => {
+                self.reassembler.receive_ipv6(packet, IP_AT, &header, cx.now, memory, ledger)
+            }
+        };
+        match outcome {
+            fragment::Outcome::Held => {}
+            fragment::Outcome::Dropped(_) => self.counters.drop(DropReason::Fragment),
+            fragment::Outcome::Reassembled(whole) => {
+                self.counters.reassembled += 1;
+                match fragment::into_received(whole, cx.memory) {
+                    Ok(received) => self.receive_frame(received, cx),
+                    Err(_) => self.counters.drop(DropReason::NoMemory),
+                }
+            }
+        }
+    }
+
+    fn receive_whole(&mut self, info: IpInfo, mut packet: Packet, cx: &mut Context<'_>) {
+        if info.ttl <= 1 && !self.is_local(info.destination) && !is_multicast(info.destination) {
+            self.counters.drop(DropReason::TtlExceeded);
+            return self.send_time_exceeded(&info, &packet, cx);
+        }
+        let done = match info.protocol {
+            Protocol::TCP => self.receive_tcp_packet(&info, packet, cx),
+            Protocol::UDP => self.receive_udp(&info, packet, cx),
+            Protocol::ICMP if info.source.is_ipv4() => self.receive_icmpv4(&info, packet, cx),
+            Protocol::ICMPV6 if info.source.is_ipv6() => self.receive_icmpv6(&info, packet, cx),
+            _ => {
+                self.send_protocol_unreachable(&info, &mut packet, cx);
+                Err(DropReason::ProtocolUnknown)
+            }
+        };
+        if let Err(reason) = done {
+            self.counters.drop(reason);
+        }
+    }
+
+    fn receive_tcp_packet(
+        &mut self,
+        info: &IpInfo,
+        mut packet: Packet,
+        cx: &mut Context<'_>,
+    ) -> Result<(), DropReason> {
+        let at = info.transport_at;
+        if is_multicast(info.destination) || !packet.pull_more(tcp::HEADER_LEN) {
+            return Err(DropReason::TcpMalformed);
+        }
+        let header_len = usize::from(packet.headers()[at + TCP_DATA_OFFSET_AT] >> 4) * 4;
+        let options_len =
+            header_len.checked_sub(tcp::HEADER_LEN).ok_or(DropReason::TcpMalformed)?;
+        if !packet.pull_more(options_len) {
+            return Err(DropReason::TcpMalformed);
+        }
+        let (header, options) =
+            tcp::Header::parse(&packet.headers()[at..]).map_err(|_| DropReason::TcpMalformed)?;
+        self.check_checksum(&mut packet, info, DropReason::TcpChecksum, cx)?;
+        let segment = Segment { header, options, len: packet.payload_len() as u32 };
+        let local = SocketAddr::new(info.destination, header.destination_port);
+        let remote = SocketAddr::new(info.source, header.source_port);
+        self.receive_tcp(local, remote, &segment, packet, cx);
+        Ok(())
+    }
+
+    /// Offload claims are checked against the headers; a checksum that nobody vouched for is
+    /// verified.
+    pub(super) fn check_checksum(
+        &mut self,
+        packet: &mut Packet,
+        info: &IpInfo,
+        wrong: DropReason,
+        cx: &mut Context<'_>,
+    ) -> Result<(), DropReason> {
+        gso::check_offload(packet, info.layout()).map_err(|_| DropReason::OffloadMalformed)?;
+        let vouched = packet.offload().checksum != Checksum::None;
+        if vouched || gso::verify_checksum(packet, info.layout(), cx.ledger) {
+            return Ok(());
+        }
+        Err(wrong)
+    }
+
+    fn receive_arp(&mut self, packet: &Packet, cx: &mut Context<'_>) {
+        let Ok(message) = arp::Packet::parse(&packet.headers()[IP_AT..]) else {
+            return self.counters.drop(DropReason::ArpMalformed);
+        };
+        let sender = IpAddr::V4(message.sender_ip);
+        if message.sender_ip.is_unspecified() || self.is_local(sender) || is_martian(sender) {
+            return self.counters.drop(DropReason::ArpMalformed);
+        }
+        let for_us = self.is_local(message.target_ip.into());
+        self.learn_neighbor(sender, message.sender_mac, for_us, cx);
+        if for_us && message.operation == arp::Operation::Request {
+            self.send_arp_reply(&message, cx);
+        }
+    }
+
+    /// True if packets for `destination` are taken here.
+    fn serves(&self, destination: IpAddr) -> bool {
+        if self.is_local(destination) {
+            return true;
+        }
+        match destination {
+            IpAddr::V6(address) if address.is_multicast() => self.serves_multicast(address),
+            // Link-local addresses and the link's own have owners, and it is not us.
+            IpAddr::V6(address) if address.is_unicast_link_local() => false,
+            _ => {
+                self.config.transparent && !is_martian(destination) && !self.is_on_link(destination)
+            }
+        }
+    }
+
+    /// All nodes, all routers, and the solicited-node groups of our addresses (RFC 4291 §2.7.1).
+    fn serves_multicast(&self, group: Ipv6Addr) -> bool {
+        let all_nodes = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+        let all_routers = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
+        group == all_nodes
+            || group == all_routers
+            || self.config.addresses.iter().any(|ours| match ours.address {
+                IpAddr::V6(address) => solicited_node(address) == group,
+                IpAddr::V4(_) => false,
+            })
+    }
+}
+
+/// Solicited-node multicast address (RFC 4291 §2.7.1).
+pub(super) fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
+    let prefix = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00, 0).to_bits();
+    Ipv6Addr::from_bits(prefix | (address.to_bits() & 0xff_ffff))
+}
+
+/// Addresses that no packet may come from, nor be forwarded to.
+pub(super) fn is_martian(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => {
+            // RFC 1122 §3.2.1.3: this network, loopback, multicast, class E and broadcast.
+            v4.octets()[0] == 0
+                || v4.is_loopback()
+                || v4.octets()[0] >= FIRST_MULTICAST_OCTET
+                || v4 == Ipv4Addr::BROADCAST
+        }
+        IpAddr::V6(v6) => {
+            let mapped = v6.to_ipv4_mapped().is_some();
+            v6.is_unspecified() && !mapped || v6.is_loopback() || v6.is_multicast() || mapped
+        }
+    }
+}
+
+pub(super) fn is_multicast(address: IpAddr) -> bool {
+    address.is_multicast() || address == IpAddr::V4(Ipv4Addr::BROADCAST)
+}
+
+/// Where the data offset is in a TCP header.
+const TCP_DATA_OFFSET_AT: usize = 12;
+/// 224.0.0.0/4 and all above is not unicast.
+const FIRST_MULTICAST_OCTET: u8 = 224;

@@ -1,0 +1,230 @@
+//! One TCP/IP stack on one link.
+//!
+//! # Theory of operation
+//!
+//! The driver moves bursts: [`Stack::input`] takes received packets, [`Stack::output`] fills a
+//! burst with what is to be sent, [`Stack::on_deadline`] runs timers. In between the owner drains
+//! what happened ([`Stack::next_event`], [`Stack::next_datagram`], [`Stack::next_echo`]) and acts.
+//! No call blocks, reads a clock or makes a system call.
+//!
+//! A stack is a *host*, which answers for its addresses, or *transparent*: it takes TCP, UDP and
+//! echo requests for any address, so that a gateway can act for the whole world. In both cases
+//! the owner decides about each incoming connection.
+//!
+//! What is sent is built as large as possible and adapted to the device last: a super-packet is
+//! cut, or a checksum completed, only if the device cannot do it.
+//!
+//! Bounds: [`Limits`]. Everything dropped is counted with a reason.
+
+mod egress;
+mod icmp;
+mod ingress;
+mod tcp;
+mod time_wait;
+mod udp;
+
+#[cfg(test)]
+mod tests;
+
+use crate::counters::Counters;
+use crate::fragment::{self, Reassembler};
+use crate::neighbor::Neighbors;
+use crate::tcp::{Pressure, Settings};
+use crate::time::Instant;
+use crate::wire::MacAddr;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::net::IpAddr;
+use towpath_packet::{Burst, Caps, Ledger, Memory, Packet};
+
+pub use icmp::{Echo, Unreachable};
+pub use tcp::{ConnectError, TcpHandle};
+pub use udp::Datagram;
+
+/// An address of ours and the length of its link's prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// The address.
+    pub address: IpAddr,
+    /// Bits of it that all hosts on the link share.
+    pub prefix_len: u8,
+}
+
+/// Bounds of a stack.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// TCP connections. Beyond it SYNs are dropped and counted; the peer tries again.
+    pub connections: usize,
+    /// Of them not yet open. Beyond it the oldest is given up for the new one.
+    pub half_open: usize,
+    /// Connections in TIME-WAIT. Beyond it the oldest ends early.
+    pub time_wait: usize,
+    /// Datagrams and echo requests not yet taken by the owner. Beyond it new ones are dropped.
+    pub datagrams: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { connections: 65_536, half_open: 4096, time_wait: 32_768, datagrams: 256 }
+    }
+}
+
+/// What a stack is told when it is made.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Our link-layer address.
+    pub mac: MacAddr,
+    /// Our addresses.
+    pub addresses: Vec<Address>,
+    /// Next hop for addresses that are not on the link; `None` treats all as on the link.
+    pub next_hops: Vec<IpAddr>,
+    /// Take packets for any address.
+    pub transparent: bool,
+    /// Secret from which sequence numbers and hash seeds are made; random in production, fixed in
+    /// a simulation.
+    pub secret: [u64; 2],
+    /// TCP settings.
+    pub tcp: Settings,
+    /// Bounds.
+    pub limits: Limits,
+}
+
+/// What calls need beside the stack itself.
+pub struct Context<'a> {
+    /// Packets and frames.
+    pub memory: &'a mut Memory,
+    /// Where payload copies are counted.
+    pub ledger: &'a Ledger,
+    /// Now.
+    pub now: Instant,
+}
+
+/// The stack.
+pub struct Stack {
+    config: Config,
+    caps: Caps,
+    counters: Counters,
+    neighbors: Neighbors,
+    reassembler: Reassembler,
+    tcp: tcp::Table,
+    icmp_limit: icmp::RateLimit,
+    /// Frames ready to be sent.
+    ready: VecDeque<Packet>,
+    datagrams: VecDeque<Datagram>,
+    echoes: VecDeque<Echo>,
+    ip_ident: u16,
+    fragment_ident: u32,
+}
+
+impl Stack {
+    /// A stack for a device with these abilities.
+    pub fn new(config: Config, caps: Caps) -> Self {
+        let tcp = tcp::Table::new(&config);
+        let config_secret = config.secret[1];
+        Self {
+            config,
+            caps,
+            counters: Counters::default(),
+            neighbors: Neighbors::default(),
+            reassembler: Reassembler::new(fragment::Limits::default()),
+            tcp,
+            icmp_limit: icmp::RateLimit::default(),
+            ready: VecDeque::new(),
+            datagrams: VecDeque::new(),
+            echoes: VecDeque::new(),
+            ip_ident: 0,
+            fragment_ident: config_secret as u32,
+        }
+    }
+
+    /// The device's abilities changed.
+    pub fn set_caps(&mut self, caps: Caps) {
+        self.caps = caps;
+    }
+
+    /// Sets a neighbour's link-layer address for good.
+    pub fn set_neighbor(&mut self, address: IpAddr, mac: MacAddr) {
+        self.neighbors.set(address, mac);
+    }
+
+    /// Counters.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Takes all packets of `burst`.
+    pub fn input(&mut self, burst: &mut Burst, cx: &mut Context<'_>) {
+        while let Some(packet) = burst.pop() {
+            self.receive(packet, cx);
+        }
+    }
+
+    /// Fills `burst` with packets to send. Call again, after sending, until it stays empty.
+    pub fn output(&mut self, burst: &mut Burst, cx: &mut Context<'_>) {
+        loop {
+            while !burst.is_full()
+                && let Some(packet) = self.ready.pop_front()
+            {
+                self.counters.packets_out += 1;
+                self.counters.bytes_out += packet.len() as u64;
+                self.counters.super_packets_out += u64::from(packet.offload().gso.is_some());
+                burst.push(packet).expect("the burst is not full");
+            }
+            if burst.is_full() || !self.output_tcp(cx) {
+                return;
+            }
+        }
+    }
+
+    /// True if [`Stack::output`] may have something.
+    pub fn has_output(&self) -> bool {
+        !self.ready.is_empty() || self.tcp.has_output()
+    }
+
+    /// When [`Stack::on_deadline`] wants to be called next.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        [self.tcp.deadline(), self.neighbors.deadline(), self.reassembler.next_deadline()]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Runs the timers that are due.
+    pub fn on_deadline(&mut self, cx: &mut Context<'_>) {
+        self.tcp.on_deadline(cx.now);
+        self.expire_neighbors(cx);
+        self.expire_fragments(cx);
+    }
+
+    /// True if `address` is ours.
+    pub fn is_local(&self, address: IpAddr) -> bool {
+        self.config.addresses.iter().any(|ours| ours.address == address)
+    }
+
+    fn is_on_link(&self, address: IpAddr) -> bool {
+        self.config.addresses.iter().any(|ours| same_prefix(ours, address))
+    }
+}
+
+/// How short `memory` is.
+fn pressure(memory: &mut Memory) -> Pressure {
+    match memory.free_share() {
+        128.. => Pressure::None,
+        32.. => Pressure::Some,
+        _ => Pressure::High,
+    }
+}
+
+fn same_prefix(ours: &Address, address: IpAddr) -> bool {
+    match (ours.address, address) {
+        (IpAddr::V4(a), IpAddr::V4(b)) => {
+            let mask = u32::MAX.checked_shl(32 - u32::from(ours.prefix_len)).unwrap_or(0);
+            (a.to_bits() ^ b.to_bits()) & mask == 0
+        }
+        (IpAddr::V6(a), IpAddr::V6(b)) => {
+            let mask = u128::MAX.checked_shl(128 - u32::from(ours.prefix_len)).unwrap_or(0);
+            (a.to_bits() ^ b.to_bits()) & mask == 0
+        }
+        _ => false,
+    }
+}

@@ -1,0 +1,694 @@
+//! State of one connection and the calls of its owner.
+
+use super::congestion::NewReno;
+use super::queue::PieceQueue;
+use super::reassembly::Reassembly;
+use super::rtt::RttEstimator;
+use super::scoreboard::Scoreboard;
+use super::seq::Seq;
+use super::timers::Timers;
+use crate::time::{Duration, Instant};
+use crate::wire::tcp::{Flags, Header, Options};
+use core::fmt;
+use core::net::SocketAddr;
+use core::ops::{BitOr, BitOrAssign};
+use towpath_packet::Piece;
+
+/// Segment size assumed when the peer names none (RFC 9293 §3.7.1), IPv4.
+pub(super) const MSS_DEFAULT_V4: u32 = 536;
+/// The same for IPv6: 1280 less 40 and 20.
+pub(super) const MSS_DEFAULT_V6: u32 = 1220;
+/// Least segment size that a peer can make us use, as Linux's tcp_min_snd_mss.
+pub(super) const MSS_MIN: u32 = 48;
+/// Bytes of the timestamps option with its padding.
+pub(super) const TIMESTAMPS_LEN: u32 = 12;
+
+/// What one stack's connections have in common.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Receive buffer of a new connection, in bytes of payload.
+    pub receive_buffer: u32,
+    /// Most that auto-tuning makes of it.
+    pub receive_buffer_max: u32,
+    /// Send buffer of a new connection.
+    pub send_buffer: u32,
+    /// Most that auto-tuning makes of it.
+    pub send_buffer_max: u32,
+    /// Longest an ACK may wait (RFC 9293 §3.8.6.3; Linux's value).
+    pub delayed_ack: Duration,
+    /// How often a SYN is sent again.
+    pub syn_retries: u8,
+    /// How often data is sent again before the connection fails (Linux's tcp_retries2).
+    pub retries: u8,
+    /// How long a closed connection nobody owns may wait for the peer's FIN.
+    pub fin_wait: Duration,
+    /// Idle time before the first keepalive probe.
+    pub keepalive_idle: Duration,
+    /// Time between keepalive probes.
+    pub keepalive_interval: Duration,
+    /// Probes without an answer before the connection fails.
+    pub keepalive_probes: u8,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            receive_buffer: 256 << 10,
+            receive_buffer_max: 4 << 20,
+            send_buffer: 256 << 10,
+            send_buffer_max: 4 << 20,
+            delayed_ack: Duration::from_millis(40),
+            syn_retries: 6,
+            retries: 15,
+            fin_wait: Duration::from_secs(60),
+            keepalive_idle: Duration::from_secs(7200),
+            keepalive_interval: Duration::from_secs(75),
+            keepalive_probes: 9,
+        }
+    }
+}
+
+impl Settings {
+    /// Window scale that lets the largest receive buffer be advertised.
+    pub(super) fn window_scale(&self) -> u8 {
+        let mut scale = 0;
+        while scale < 14 && self.receive_buffer_max >> scale > 65_535 {
+            scale += 1;
+        }
+        scale
+    }
+}
+
+/// States of RFC 9293 §3.3.2. LISTEN is not one of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum State {
+    SynSent,
+    SynReceived,
+    Established,
+    FinWait1,
+    FinWait2,
+    CloseWait,
+    Closing,
+    LastAck,
+    TimeWait,
+    Closed,
+}
+
+impl State {
+    /// The handshake is not over.
+    pub fn is_opening(self) -> bool {
+        matches!(self, State::SynSent | State::SynReceived)
+    }
+
+    /// Data may still arrive.
+    pub(super) fn can_receive(self) -> bool {
+        matches!(self, State::Established | State::FinWait1 | State::FinWait2)
+    }
+
+    /// Data or a FIN may still have to be sent.
+    pub(super) fn can_send(self) -> bool {
+        matches!(
+            self,
+            State::Established
+                | State::CloseWait
+                | State::FinWait1
+                | State::Closing
+                | State::LastAck
+        )
+    }
+}
+
+/// Why a connection ended before both sides closed it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConnectionError {
+    /// The peer answered the SYN with a reset.
+    Refused,
+    /// The peer reset the connection.
+    Reset,
+    /// The peer stopped answering.
+    TimedOut,
+    /// An ICMP error told that the peer cannot be reached.
+    Unreachable,
+    /// Our own side aborted it.
+    Aborted,
+}
+
+impl fmt::Display for ConnectionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ConnectionError::Refused => "connection refused",
+            ConnectionError::Reset => "connection reset by peer",
+            ConnectionError::TimedOut => "connection timed out",
+            ConnectionError::Unreachable => "peer unreachable",
+            ConnectionError::Aborted => "connection aborted",
+        })
+    }
+}
+
+impl core::error::Error for ConnectionError {}
+
+/// What happened to a connection since its owner last looked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Events(u8);
+
+impl Events {
+    /// A peer asks to connect and waits for an answer.
+    pub const INCOMING: Events = Events(1);
+    /// The handshake is over.
+    pub const ESTABLISHED: Events = Events(2);
+    /// There is data to receive.
+    pub const READABLE: Events = Events(4);
+    /// There is room to send again.
+    pub const WRITABLE: Events = Events(8);
+    /// The peer will send no more.
+    pub const PEER_CLOSED: Events = Events(16);
+    /// All that was sent, and the FIN, has been acknowledged.
+    pub const SENT_ALL: Events = Events(32);
+    /// The connection is over, with or without an error.
+    pub const CLOSED: Events = Events(64);
+
+    /// True if nothing happened.
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// True if `other` happened.
+    pub fn contains(self, other: Events) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+impl BitOr for Events {
+    type Output = Events;
+
+    fn bitor(self, other: Events) -> Events {
+        Events(self.0 | other.0)
+    }
+}
+
+impl BitOrAssign for Events {
+    fn bitor_assign(&mut self, other: Events) {
+        self.0 |= other.0;
+    }
+}
+
+/// A parsed segment; its payload comes as the pieces of a packet.
+#[derive(Clone, Copy, Debug)]
+pub struct Segment {
+    /// The header.
+    pub header: Header,
+    /// Its options.
+    pub options: Options,
+    /// Bytes of payload.
+    pub len: u32,
+}
+
+impl Segment {
+    pub(super) fn seq(&self) -> Seq {
+        Seq(self.header.sequence)
+    }
+
+    pub(super) fn ack(&self) -> Seq {
+        Seq(self.header.acknowledgment)
+    }
+
+    pub(super) fn has(&self, flags: Flags) -> bool {
+        self.header.flags.intersects(flags)
+    }
+
+    /// Sequence numbers that the segment takes.
+    pub(super) fn seq_len(&self) -> u32 {
+        self.len + u32::from(self.has(Flags::SYN)) + u32::from(self.has(Flags::FIN))
+    }
+
+    /// Number after the last.
+    pub(super) fn end(&self) -> Seq {
+        self.seq() + self.seq_len()
+    }
+}
+
+/// Loss recovery under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Recovery {
+    /// Ends when everything before this has been acknowledged.
+    pub(super) point: Seq,
+    /// Entered by the timer: the window grows again meanwhile.
+    pub(super) timeout: bool,
+}
+
+/// Why and how urgently an ACK is owed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum AckOwed {
+    No,
+    Delayed,
+    Now,
+}
+
+/// Sending side.
+pub(super) struct Sender {
+    pub(super) iss: Seq,
+    pub(super) una: Seq,
+    pub(super) nxt: Seq,
+    pub(super) wnd: u32,
+    pub(super) wnd_max: u32,
+    pub(super) wl1: Seq,
+    pub(super) wl2: Seq,
+    pub(super) window_scale: u8,
+    pub(super) mss: u32,
+    pub(super) queue: PieceQueue,
+    /// Sequence number of the first byte in `queue`.
+    pub(super) base: Seq,
+    pub(super) board: Scoreboard,
+    pub(super) duplicate_acks: u32,
+    pub(super) recovery: Option<Recovery>,
+    pub(super) syn_due: bool,
+    pub(super) syn_sent_at: Instant,
+    pub(super) fin_queued: bool,
+    pub(super) fin_sent: bool,
+    pub(super) probe_due: bool,
+    /// The persist timer fired: less than a segment may be sent.
+    pub(super) partial_allowed: bool,
+    pub(super) was_full: bool,
+    pub(super) nodelay: bool,
+}
+
+impl Sender {
+    /// Number after the last byte that the owner gave.
+    pub(super) fn queue_end(&self) -> Seq {
+        self.base + self.queue.len() as u32
+    }
+
+    /// Bytes given and never sent.
+    pub(super) fn unsent(&self) -> u32 {
+        if self.fin_sent { 0 } else { self.queue_end() - self.nxt.max(self.base) }
+    }
+
+    /// Sequence numbers outstanding.
+    pub(super) fn flight(&self) -> u32 {
+        self.nxt - self.una
+    }
+}
+
+/// Receiving side.
+pub(super) struct Receiver {
+    pub(super) irs: Seq,
+    pub(super) nxt: Seq,
+    /// Right edge of the advertised window.
+    pub(super) advertised: Seq,
+    /// Window in the last ACK sent.
+    pub(super) offered: u32,
+    pub(super) window_scale: u8,
+    /// Largest segment seen lately: what delayed ACKs and window updates are measured in.
+    pub(super) mss: u32,
+    pub(super) buffer: u32,
+    /// More than half of the window was in use when data arrived.
+    pub(super) pressed: bool,
+    pub(super) queue: PieceQueue,
+    pub(super) waiting: Reassembly,
+    pub(super) ack_owed: AckOwed,
+    /// `nxt` in the last ACK sent.
+    pub(super) acked: Seq,
+    /// ACKs still to be sent at once, at the start and after a pause.
+    pub(super) quick_acks: u8,
+    pub(super) last_at: Instant,
+    pub(super) fin: bool,
+    pub(super) challenge_at: Option<Instant>,
+}
+
+/// TCP timestamps (RFC 7323).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timestamps {
+    pub(super) enabled: bool,
+    pub(super) offset: u32,
+    pub(super) recent: u32,
+    pub(super) recent_at: Instant,
+}
+
+impl Timestamps {
+    /// Our clock: milliseconds, from an offset of the connection's own.
+    pub(super) fn value(&self, now: Instant) -> u32 {
+        (now.millis() as u32).wrapping_add(self.offset)
+    }
+}
+
+/// One connection.
+pub struct Connection {
+    pub(super) local: SocketAddr,
+    pub(super) remote: SocketAddr,
+    pub(super) state: State,
+    /// A SYN came and the owner has not said yet what to answer.
+    pub(super) answer_held: bool,
+    pub(super) passive: bool,
+    pub(super) owned: bool,
+    pub(super) reset_due: bool,
+    pub(super) error: Option<ConnectionError>,
+    pub(super) events: Events,
+    pub(super) sack: bool,
+    pub(super) mss_local: u32,
+    pub(super) send: Sender,
+    pub(super) receive: Receiver,
+    pub(super) timestamps: Timestamps,
+    pub(super) rtt: RttEstimator,
+    pub(super) congestion: NewReno,
+    pub(super) timers: Timers,
+    pub(super) settings: Settings,
+    pub(super) retransmitted: u64,
+}
+
+/// How a connection begins.
+#[derive(Clone, Copy, Debug)]
+pub struct Opening {
+    /// Our address and port.
+    pub local: SocketAddr,
+    /// The peer's.
+    pub remote: SocketAddr,
+    /// Initial send sequence number (RFC 6528).
+    pub iss: u32,
+    /// Offset of our timestamps.
+    pub timestamp_offset: u32,
+    /// Largest segment that we can receive.
+    pub mss: u32,
+}
+
+impl Connection {
+    /// Begins to connect.
+    pub fn connect(opening: Opening, settings: &Settings, now: Instant) -> Self {
+        let mut connection = Self::new(opening, settings, now);
+        connection.state = State::SynSent;
+        connection.send.syn_due = true;
+        connection
+    }
+
+    /// Takes a SYN. Nothing is answered before [`Connection::accept`].
+    pub fn incoming(opening: Opening, syn: &Segment, settings: &Settings, now: Instant) -> Self {
+        let mut connection = Self::new(opening, settings, now);
+        connection.state = State::SynReceived;
+        connection.passive = true;
+        connection.answer_held = true;
+        connection.take_syn(syn, now);
+        connection.note(Events::INCOMING);
+        connection
+    }
+
+    fn new(opening: Opening, settings: &Settings, now: Instant) -> Self {
+        let iss = Seq(opening.iss);
+        let mss_default = if opening.remote.is_ipv4() { MSS_DEFAULT_V4 } else { MSS_DEFAULT_V6 };
+        let mss = mss_default.min(opening.mss);
+        Self {
+            local: opening.local,
+            remote: opening.remote,
+            state: State::Closed,
+            answer_held: false,
+            passive: false,
+            owned: true,
+            reset_due: false,
+            error: None,
+            events: Events::default(),
+            sack: false,
+            mss_local: opening.mss,
+            send: Sender {
+                iss,
+                una: iss,
+                nxt: iss,
+                wnd: 0,
+                wnd_max: 0,
+                wl1: Seq(0),
+                wl2: Seq(0),
+                window_scale: 0,
+                mss,
+                queue: PieceQueue::new(),
+                base: iss + 1,
+                board: Scoreboard::default(),
+                duplicate_acks: 0,
+                recovery: None,
+                syn_due: false,
+                syn_sent_at: now,
+                fin_queued: false,
+                fin_sent: false,
+                probe_due: false,
+                partial_allowed: false,
+                was_full: false,
+                nodelay: false,
+            },
+            receive: Receiver {
+                irs: Seq(0),
+                nxt: Seq(0),
+                advertised: Seq(0),
+                offered: 0,
+                window_scale: settings.window_scale(),
+                mss,
+                buffer: settings.receive_buffer,
+                pressed: false,
+                queue: PieceQueue::new(),
+                waiting: Reassembly::default(),
+                ack_owed: AckOwed::No,
+                acked: Seq(0),
+                quick_acks: QUICK_ACKS,
+                last_at: now,
+                fin: false,
+                challenge_at: None,
+            },
+            timestamps: Timestamps {
+                enabled: false,
+                offset: opening.timestamp_offset,
+                recent: 0,
+                recent_at: now,
+            },
+            rtt: RttEstimator::default(),
+            congestion: NewReno::new(mss),
+            timers: Timers::default(),
+            settings: *settings,
+            retransmitted: 0,
+        }
+    }
+
+    /// Answers the peer's SYN with ours.
+    pub fn accept(&mut self) {
+        if self.answer_held {
+            self.answer_held = false;
+            self.send.syn_due = true;
+        }
+    }
+
+    /// State.
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// Our address and port.
+    pub fn local(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// The peer's address and port.
+    pub fn remote(&self) -> SocketAddr {
+        self.remote
+    }
+
+    /// Why the connection ended, if not by both sides closing it.
+    pub fn error(&self) -> Option<ConnectionError> {
+        self.error
+    }
+
+    /// The peer's initial sequence number.
+    pub fn irs(&self) -> u32 {
+        self.receive.irs.0
+    }
+
+    /// Segments sent again.
+    pub fn retransmitted(&self) -> u64 {
+        self.retransmitted
+    }
+
+    /// Takes the events since the last call.
+    pub fn take_events(&mut self) -> Events {
+        core::mem::take(&mut self.events)
+    }
+
+    /// True if there are events to take.
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
+    pub(super) fn note(&mut self, events: Events) {
+        self.events |= events;
+    }
+
+    /// Small segments are sent without waiting for ACKs (Nagle's algorithm off).
+    pub fn set_nodelay(&mut self, nodelay: bool) {
+        self.send.nodelay = nodelay;
+    }
+
+    /// Probes an idle peer.
+    pub fn set_keepalive(&mut self, on: bool, now: Instant) {
+        self.timers.keepalive = on.then(|| now + self.settings.keepalive_idle);
+    }
+
+    /// Bytes that the send queue takes now.
+    pub fn send_room(&mut self) -> usize {
+        if self.send.fin_queued || !(self.state.can_send() || self.state.is_opening()) {
+            return 0;
+        }
+        let target = self.congestion.window().saturating_mul(2);
+        let limit = target.clamp(self.settings.send_buffer, self.settings.send_buffer_max) as usize;
+        let used = self.send.queue.len().max(self.send.queue.held() / 2);
+        let room = limit.saturating_sub(used);
+        self.send.was_full = room < limit / 4;
+        if self.send.was_full { 0 } else { room }
+    }
+
+    /// Lends `piece` to be sent. The owner keeps to [`Connection::send_room`]; what it gives
+    /// beyond is taken all the same, as a read from a socket cannot be undone. After
+    /// [`Connection::close_send`] or the end of the connection the piece is dropped.
+    pub fn send(&mut self, piece: Piece) {
+        if !self.send.fin_queued && (self.state.can_send() || self.state.is_opening()) {
+            self.send.queue.push(piece);
+        }
+    }
+
+    /// Bytes given to [`Connection::send`] and not yet acknowledged.
+    pub fn unacknowledged(&self) -> usize {
+        self.send.queue.len()
+    }
+
+    /// Ends our direction: a FIN follows what was given.
+    pub fn close_send(&mut self) {
+        if self.send.fin_queued {
+            return;
+        }
+        self.send.fin_queued = true;
+        self.state = match self.state {
+            State::Established => State::FinWait1,
+            State::CloseWait => State::LastAck,
+            State::SynSent => {
+                self.finish(None);
+                return;
+            }
+            other => other,
+        };
+    }
+
+    /// Received bytes in order, as pieces.
+    pub fn received(&self) -> impl Iterator<Item = &Piece> {
+        self.receive.queue.iter()
+    }
+
+    /// Number of received bytes in order.
+    pub fn received_len(&self) -> usize {
+        self.receive.queue.len()
+    }
+
+    /// True if the peer has closed its direction and everything before that is in `received`.
+    pub fn peer_closed(&self) -> bool {
+        self.receive.fin
+    }
+
+    /// The first `count` received bytes have been used: their pieces are dropped.
+    pub fn consume(&mut self, count: usize) {
+        self.receive.queue.advance(count);
+        if self.receive.queue.is_empty() && self.receive.pressed {
+            // The sender uses the whole window and the reader keeps up: the window is the limit.
+            self.receive.pressed = false;
+            let grown = self.receive.buffer.saturating_mul(2);
+            self.receive.buffer = grown.min(self.settings.receive_buffer_max);
+        }
+        self.offer_window();
+    }
+
+    /// Ends the connection at once with a reset.
+    pub fn abort(&mut self) {
+        if self.state == State::Closed || self.state == State::TimeWait {
+            return;
+        }
+        let answered = !(self.answer_held || self.state == State::SynSent);
+        self.finish(Some(ConnectionError::Aborted));
+        self.reset_due = answered;
+    }
+
+    /// The owner is gone: the connection ends by itself. Unread data means a reset
+    /// (RFC 2525 §2.17), an open direction is closed.
+    pub fn disown(&mut self, now: Instant) {
+        self.owned = false;
+        if self.state == State::Closed || self.state == State::TimeWait {
+            return;
+        }
+        if self.receive.queue.is_empty() && !self.state.is_opening() {
+            self.close_send();
+            if self.state == State::FinWait2 {
+                self.timers.fin_wait = Some(now + self.settings.fin_wait);
+            }
+        } else {
+            self.abort();
+        }
+    }
+
+    /// True until [`Connection::disown`].
+    pub fn is_owned(&self) -> bool {
+        self.owned
+    }
+
+    /// `snd_nxt`, `rcv_nxt`, and the peer's latest timestamp with ours if there are any: what is
+    /// remembered in TIME-WAIT.
+    pub(crate) fn last_numbers(&self, now: Instant) -> (Seq, Seq, Option<(u32, u32)>) {
+        let timestamps =
+            self.timestamps.enabled.then(|| (self.timestamps.recent, self.timestamps.value(now)));
+        (self.send.nxt, self.receive.nxt, timestamps)
+    }
+
+    /// True if nothing is left to do and nobody owns the connection.
+    pub fn is_over(&self) -> bool {
+        !self.owned
+            && !self.reset_due
+            && match self.state {
+                State::Closed => true,
+                State::TimeWait => self.receive.ack_owed == AckOwed::No,
+                _ => false,
+            }
+    }
+
+    /// An ICMP error that quotes `sequence` says that the peer cannot be reached. Ends an opening
+    /// connection; an open one goes on trying (RFC 1122 §4.2.3.9, RFC 5461).
+    pub fn unreachable(&mut self, sequence: Seq) {
+        if self.was_sent(sequence) && self.state == State::SynSent {
+            self.finish(Some(ConnectionError::Unreachable));
+        }
+    }
+
+    /// An ICMP error that quotes `sequence` says that the path takes segments of `mss` bytes with
+    /// options at most (RFC 1191, RFC 8201). What is outstanding is sent again.
+    pub fn too_big(&mut self, sequence: Seq, mss: u32) {
+        if !self.was_sent(sequence) || self.state.is_opening() {
+            return;
+        }
+        let options = if self.timestamps.enabled { TIMESTAMPS_LEN } else { 0 };
+        let limited = mss.saturating_sub(options).max(MSS_MIN);
+        if limited < self.send.mss {
+            self.send.mss = limited;
+            self.congestion.set_mss(limited);
+            self.send.board.lose_all();
+        }
+    }
+
+    /// RFC 5927 §4: an error that quotes what is not outstanding is forged or late.
+    fn was_sent(&self, sequence: Seq) -> bool {
+        sequence.at_or_after(self.send.una) && sequence.before(self.send.nxt)
+    }
+
+    /// Enters CLOSED and drops what was queued for the peer; received data stays readable.
+    pub(super) fn finish(&mut self, error: Option<ConnectionError>) {
+        self.state = State::Closed;
+        self.error = self.error.or(error);
+        self.answer_held = false;
+        self.send.syn_due = false;
+        self.send.queue.clear();
+        self.send.board.clear();
+        self.receive.waiting.clear();
+        self.receive.ack_owed = AckOwed::No;
+        self.timers = Timers::default();
+        self.note(Events::CLOSED);
+    }
+}
+
+/// ACKs sent at once at the start of a connection, so that the sender's window opens.
+pub(super) const QUICK_ACKS: u8 = 16;

@@ -1,0 +1,40 @@
+//! TCP (RFC 9293): one connection as a plain value.
+//!
+//! # Theory of operation
+//!
+//! A [`Connection`] is driven by four kinds of calls and never does anything on its own:
+//!
+//! - [`Connection::input`] takes one parsed segment and its payload pieces;
+//! - [`Connection::output`] builds the next packet to send, until it returns `None`;
+//! - [`Connection::on_deadline`] acts on timers when [`Connection::deadline`] has passed;
+//! - the owner's calls: `send`, `received`/`consume`, `close_send`, `abort`.
+//!
+//! What the owner should know is collected in [`Events`]. Send and receive queues are queues of
+//! pieces: payload is lent from the sender's buffers to the last retransmission, and from the
+//! received packet to the reader, without being copied.
+//!
+//! One concern per file: `seq` numbers, `queue` pieces in order, `reassembly` pieces ahead of
+//! their turn, `rtt` timeouts, `scoreboard` what is outstanding, `congestion` how much may be,
+//! `connection` state and the owner's calls, `input`, `output`, `timers`.
+//!
+//! Super-packets: what is sent is as large as windows, the device and the queue allow; what is
+//! received may be as large. ACKs are built when output is asked for, once per burst of input.
+
+pub mod congestion;
+mod connection;
+mod input;
+mod output;
+pub mod queue;
+pub mod reassembly;
+pub mod rtt;
+pub mod scoreboard;
+pub mod seq;
+mod timers;
+
+#[cfg(test)]
+mod tests;
+
+pub use connection::{Connection, ConnectionError, Events, Opening, Segment, Settings, State};
+pub use input::Verdict;
+pub use output::{Egress, Pressure};
+pub use seq::Seq;

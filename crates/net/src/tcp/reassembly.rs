@@ -1,0 +1,231 @@
+//! Segments that arrived ahead of their turn (RFC 9293 §3.10.7.4), and the SACK blocks they make.
+//!
+//! Pieces are kept sorted and never overlap: what is there already wins, new bytes fill holes.
+//! Bounds: [`PIECES_MAX`] pieces, and the memory that the caller allows to be held. At a bound
+//! the segment is dropped and counted; its sender sends it again.
+
+use super::seq::Seq;
+use alloc::vec::Vec;
+use towpath_packet::Piece;
+
+/// Most pieces out of order in one connection. 24 bytes each: 48 KiB of bookkeeping.
+pub const PIECES_MAX: usize = 2048;
+
+/// Most SACK blocks reported (RFC 2018 §3: three beside timestamps).
+pub const SACK_BLOCKS_MAX: usize = 3;
+
+/// Pieces ahead of `rcv_nxt`.
+#[derive(Default)]
+pub struct Reassembly {
+    pieces: Vec<(Seq, Piece)>,
+    held: usize,
+    /// Start of the range that grew last: reported first (RFC 2018 §4).
+    latest: Seq,
+}
+
+impl Reassembly {
+    /// True if nothing is waiting.
+    pub fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    /// Memory kept from its lenders.
+    pub fn held(&self) -> usize {
+        self.held
+    }
+
+    /// Adds bytes that begin at `start`. False if there was no room for all of them.
+    pub fn insert(&mut self, start: Seq, pieces: impl Iterator<Item = Piece>) -> bool {
+        self.latest = start;
+        let mut at = start;
+        let mut complete = true;
+        for piece in pieces {
+            let next = at + piece.len() as u32;
+            complete &= self.insert_piece(at, piece);
+            at = next;
+        }
+        complete
+    }
+
+    fn insert_piece(&mut self, start: Seq, piece: Piece) -> bool {
+        let (mut start, mut piece) = (start, piece);
+        let mut index = self.pieces.partition_point(|(at, _)| at.before(start));
+        if index > 0 {
+            let (at, before) = &self.pieces[index - 1];
+            let end = *at + before.len() as u32;
+            if end.after(start) {
+                let overlap = ((end - start) as usize).min(piece.len());
+                piece.advance(overlap);
+                start += overlap as u32;
+            }
+        }
+        while !piece.is_empty() {
+            let room = match self.pieces.get(index) {
+                Some((at, _)) => (*at - start) as usize,
+                None => usize::MAX,
+            };
+            if room > 0 {
+                if self.pieces.len() >= PIECES_MAX {
+                    return false;
+                }
+                let count = room.min(piece.len());
+                self.held += piece.held();
+                self.pieces.insert(index, (start, piece.slice(0, count)));
+                piece.advance(count);
+                start += count as u32;
+                index += 1;
+            }
+            if let Some((_, there)) = self.pieces.get(index) {
+                let skip = there.len().min(piece.len());
+                piece.advance(skip);
+                start += skip as u32;
+                index += 1;
+            }
+        }
+        true
+    }
+
+    /// Hands out what continues at `next`, in order; returns the number after it.
+    pub fn take_in_order(&mut self, next: Seq, mut give: impl FnMut(Piece)) -> Seq {
+        let mut next = next;
+        let mut taken = 0;
+        for (at, piece) in &mut self.pieces {
+            let end = *at + piece.len() as u32;
+            if at.after(next) {
+                break;
+            }
+            taken += 1;
+            self.held -= piece.held();
+            if end.after(next) {
+                let mut rest = piece.clone();
+                rest.advance((next - *at) as usize);
+                next = end;
+                give(rest);
+            }
+        }
+        self.pieces.drain(..taken);
+        next
+    }
+
+    /// The ranges waiting, as SACK blocks: the one that grew last first.
+    pub fn blocks(&self, blocks: &mut [(u32, u32); 4]) -> u8 {
+        let mut count = 0;
+        let mut ranges = self.ranges();
+        if let Some(range) = self.ranges().find(|range| self.latest_within(range)) {
+            blocks[0] = (range.0.0, range.1.0);
+            count = 1;
+        }
+        while count < SACK_BLOCKS_MAX
+            && let Some(range) = ranges.next()
+        {
+            if !self.latest_within(&range) {
+                blocks[count] = (range.0.0, range.1.0);
+                count += 1;
+            }
+        }
+        count as u8
+    }
+
+    /// Drops everything.
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    fn latest_within(&self, range: &(Seq, Seq)) -> bool {
+        self.latest.at_or_after(range.0) && self.latest.before(range.1)
+    }
+
+    fn ranges(&self) -> impl Iterator<Item = (Seq, Seq)> {
+        let mut pieces = self.pieces.iter().peekable();
+        core::iter::from_fn(move || {
+            let (start, first) = pieces.next()?;
+            let mut end = *start + first.len() as u32;
+            while let Some((at, next)) = pieces.peek()
+                && *at == end
+            {
+                end += next.len() as u32;
+                pieces.next();
+            }
+            Some((*start, end))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use towpath_packet::{Memory, MemoryConfig};
+    extern crate std;
+    use std::vec::Vec;
+
+    fn memory() -> Memory {
+        Memory::new(MemoryConfig { packets: 1, small_frames: 300, large_frames: 1 })
+    }
+
+    fn stream(memory: &mut Memory, from: usize, len: usize) -> Piece {
+        let mut frame = memory.small.take().expect("enough frames");
+        for (index, byte) in frame[..len].iter_mut().enumerate() {
+            *byte = ((from + index) * 7 % 251) as u8;
+        }
+        frame.freeze(len)
+    }
+
+    proptest! {
+        /// Goal: whatever order, overlap or repetition, each byte comes out once, right and in
+        /// order. Method: random segments of a known stream, then the missing beginning.
+        #[test]
+        fn every_byte_once_and_in_order(
+            segments in proptest::collection::vec((1..4000usize, 1..1500usize), 1..80),
+        ) {
+            let mut memory = memory();
+            let base = Seq(u32::MAX - 2000);
+            let mut waiting = Reassembly::default();
+            let mut covered = std::vec![false; 6000];
+            for &(from, len) in &segments {
+                let piece = stream(&mut memory, from, len);
+                prop_assert!(waiting.insert(base + from as u32, core::iter::once(piece)));
+                covered[from..from + len].fill(true);
+                let mut blocks = [(0, 0); 4];
+                let count = waiting.blocks(&mut blocks) as usize;
+                prop_assert!((1..=3).contains(&count));
+                prop_assert!((Seq(blocks[0].0)).at_or_before(base + from as u32));
+                prop_assert!((Seq(blocks[0].1)).at_or_after(base + (from + len) as u32));
+            }
+            let mut out: Vec<u8> = Vec::new();
+            let mut next = base + 1;
+            loop {
+                let from = (next - base) as usize;
+                next = waiting.take_in_order(next, |piece| {
+                    out.extend_from_slice(piece.bytes().expect("private"));
+                });
+                let at = (next - base) as usize;
+                prop_assert!(at == from || covered[from..at].iter().all(|&c| c));
+                if waiting.is_empty() {
+                    break;
+                }
+                // Fill the hole by one byte.
+                prop_assert!(!covered[at]);
+                out.push((at * 7 % 251) as u8);
+                next += 1;
+            }
+            for (index, byte) in out.iter().enumerate() {
+                prop_assert_eq!(*byte, ((index + 1) * 7 % 251) as u8);
+            }
+            prop_assert_eq!(waiting.held(), 0);
+            prop_assert_eq!(memory.small.out_count(), 0);
+        }
+    }
+
+    #[test]
+    fn the_bound_drops_what_is_new() {
+        let mut memory = memory();
+        let piece = stream(&mut memory, 0, 2000);
+        let mut waiting = Reassembly::default();
+        for index in 0..PIECES_MAX as u32 {
+            assert!(waiting.insert(Seq(2 * index + 1), core::iter::once(piece.slice(0, 1))));
+        }
+        let extra = Seq(2 * PIECES_MAX as u32 + 1);
+        assert!(!waiting.insert(extra, core::iter::once(piece.slice(0, 1))));
+    }
+}

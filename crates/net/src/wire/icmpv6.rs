@@ -1,0 +1,312 @@
+//! ICMP for IPv6 (RFC 4443) and neighbour discovery (RFC 4861, RFC 8106).
+//!
+//! The checksum covers a pseudo-header and the whole message, so its owner is the caller: `parse`
+//! does not look at it, `emit` leaves it zero. The caller also checks what stands in the IP header,
+//! above all the hop limit of [`HOP_LIMIT`] that neighbour discovery demands.
+
+mod discovery;
+
+use core::net::Ipv6Addr;
+
+pub use self::discovery::{DNS_SERVERS_MAX, PREFIXES_MAX, PrefixInformation, RouterAdvertisement};
+use self::discovery::{
+    DiscoveryOptions, LINK_LAYER_LEN, SOURCE_LINK_LAYER, TARGET_LINK_LAYER, emit_link_layer,
+};
+use super::{MacAddr, ParseError, header, read, read_u16, read_u32, write, write_u16, write_u32};
+
+/// What an ICMPv6 message says. Errors quote the packet that they are about behind the header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Message {
+    /// A packet could not be delivered (RFC 4443 §3.1).
+    DestinationUnreachable {
+        /// Why, such as [`PORT_UNREACHABLE`].
+        code: u8,
+    },
+    /// A packet is longer than the next link takes (RFC 4443 §3.2).
+    PacketTooBig {
+        /// What the next link takes.
+        mtu: u32,
+    },
+    /// A packet lived too long (RFC 4443 §3.3).
+    TimeExceeded {
+        /// [`HOP_LIMIT_EXCEEDED`] or [`REASSEMBLY_TIME_EXCEEDED`].
+        code: u8,
+    },
+    /// A header field made no sense (RFC 4443 §3.4).
+    ParameterProblem {
+        /// What is wrong, such as [`UNRECOGNIZED_NEXT_HEADER`].
+        code: u8,
+        /// Offset of the offending byte in the quoted packet.
+        pointer: u32,
+    },
+    /// Asks for the payload to be sent back (RFC 4443 §4.1).
+    EchoRequest {
+        /// Names the process that asks.
+        ident: u16,
+        /// Counts its questions.
+        sequence: u16,
+    },
+    /// Sends the payload back (RFC 4443 §4.2).
+    EchoReply {
+        /// As in the request.
+        ident: u16,
+        /// As in the request.
+        sequence: u16,
+    },
+    /// Is there a router (RFC 4861 §4.1)?
+    RouterSolicitation {
+        /// Link-layer address of the sender, unless it has no IP address yet.
+        source_link_layer: Option<MacAddr>,
+    },
+    /// Here is a router (RFC 4861 §4.2).
+    RouterAdvertisement(RouterAdvertisement),
+    /// Who has the target address (RFC 4861 §4.3)?
+    NeighborSolicitation {
+        /// The address that is asked for.
+        target: Ipv6Addr,
+        /// Link-layer address of the sender, unless it has no IP address yet.
+        source_link_layer: Option<MacAddr>,
+    },
+    /// The sender has the target address (RFC 4861 §4.4).
+    NeighborAdvertisement {
+        /// The address that was asked for.
+        target: Ipv6Addr,
+        /// Where it is.
+        target_link_layer: Option<MacAddr>,
+        /// The sender is a router.
+        router: bool,
+        /// This answers a solicitation.
+        solicited: bool,
+        /// Replaces what was known before. (`override` is a reserved word.)
+        override_: bool,
+    },
+    /// Any other type.
+    Other {
+        /// The Type field.
+        kind: u8,
+        /// The Code field.
+        code: u8,
+    },
+}
+
+impl Message {
+    /// Reads the message at the start of `bytes`. Of an error or an echo only the first
+    /// [`HEADER_LEN`] bytes need to be there; a neighbour discovery message must be there with all
+    /// its options and must pass the checks of RFC 4861 §6.1 and §7.1 that concern the message
+    /// itself. The checksum is not verified.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
+        let fixed: &[u8; HEADER_LEN] = header(bytes)?;
+        let code = fixed[at::CODE];
+        let ident = read_u16(fixed, at::IDENT);
+        let sequence = read_u16(fixed, at::SEQUENCE);
+        Ok(match fixed[at::TYPE] {
+            DESTINATION_UNREACHABLE => Self::DestinationUnreachable { code },
+            PACKET_TOO_BIG => Self::PacketTooBig { mtu: read_u32(fixed, at::MTU) },
+            TIME_EXCEEDED => Self::TimeExceeded { code },
+            PARAMETER_PROBLEM => {
+                Self::ParameterProblem { code, pointer: read_u32(fixed, at::POINTER) }
+            }
+            ECHO_REQUEST => Self::EchoRequest { ident, sequence },
+            ECHO_REPLY => Self::EchoReply { ident, sequence },
+            kind @ ROUTER_SOLICITATION..=NEIGHBOR_ADVERTISEMENT => {
+                // RFC 4861 §6.1, §7.1: with another code the message is discarded.
+                if code != 0 {
+                    return Err(ParseError::Unsupported);
+                }
+                parse_discovery(kind, bytes)?
+            }
+            kind => Self::Other { kind, code },
+        })
+    }
+
+    /// Writes the message at the start of `bytes`, which must be at least
+    /// [`Message::emitted_len`] long, and returns that length. The checksum is zero; the caller
+    /// sums pseudo-header, message and payload. Of [`Message::Other`] the last four bytes are
+    /// zero.
+    pub fn emit(&self, bytes: &mut [u8]) -> usize {
+        let len = self.emitted_len();
+        assert!(bytes.len() >= len, "emit: {} bytes of room for a message of {len}", bytes.len());
+        let bytes = &mut bytes[..len];
+        bytes.fill(0);
+        let (kind, code) = self.kind_and_code();
+        bytes[at::TYPE] = kind;
+        bytes[at::CODE] = code;
+        match *self {
+            Self::DestinationUnreachable { .. } | Self::TimeExceeded { .. } => {}
+            Self::Other { .. } => {}
+            Self::PacketTooBig { mtu } => write_u32(bytes, at::MTU, mtu),
+            Self::ParameterProblem { pointer, .. } => write_u32(bytes, at::POINTER, pointer),
+            Self::EchoRequest { ident, sequence } | Self::EchoReply { ident, sequence } => {
+                write_u16(bytes, at::IDENT, ident);
+                write_u16(bytes, at::SEQUENCE, sequence);
+            }
+            Self::RouterSolicitation { source_link_layer } => {
+                emit_link_layer(&mut bytes[HEADER_LEN..], SOURCE_LINK_LAYER, source_link_layer);
+            }
+            Self::RouterAdvertisement(advertisement) => advertisement.emit(bytes),
+            Self::NeighborSolicitation { target, source_link_layer } => {
+                write(bytes, at::TARGET, &target.octets());
+                emit_link_layer(&mut bytes[NEIGHBOR_LEN..], SOURCE_LINK_LAYER, source_link_layer);
+            }
+            Self::NeighborAdvertisement {
+                target,
+                target_link_layer,
+                router,
+                solicited,
+                override_,
+            } => {
+                bytes[at::FLAGS] =
+                    bit(router, ROUTER) | bit(solicited, SOLICITED) | bit(override_, OVERRIDE);
+                write(bytes, at::TARGET, &target.octets());
+                emit_link_layer(&mut bytes[NEIGHBOR_LEN..], TARGET_LINK_LAYER, target_link_layer);
+            }
+        }
+        len
+    }
+
+    /// Bytes that [`Message::emit`] writes.
+    pub fn emitted_len(&self) -> usize {
+        let optional =
+            |address: Option<MacAddr>| if address.is_some() { LINK_LAYER_LEN } else { 0 };
+        match self {
+            Self::RouterSolicitation { source_link_layer } => {
+                HEADER_LEN + optional(*source_link_layer)
+            }
+            Self::RouterAdvertisement(advertisement) => advertisement.emitted_len(),
+            Self::NeighborSolicitation { source_link_layer, .. } => {
+                NEIGHBOR_LEN + optional(*source_link_layer)
+            }
+            Self::NeighborAdvertisement { target_link_layer, .. } => {
+                NEIGHBOR_LEN + optional(*target_link_layer)
+            }
+            _ => HEADER_LEN,
+        }
+    }
+
+    /// Whether this is an error, which must not be answered with an error (RFC 4443 §2.1, §2.4 e).
+    pub fn is_error(&self) -> bool {
+        self.kind_and_code().0 < INFORMATIONAL
+    }
+
+    fn kind_and_code(&self) -> (u8, u8) {
+        match *self {
+            Self::DestinationUnreachable { code } => (DESTINATION_UNREACHABLE, code),
+            Self::PacketTooBig { .. } => (PACKET_TOO_BIG, 0),
+            Self::TimeExceeded { code } => (TIME_EXCEEDED, code),
+            Self::ParameterProblem { code, .. } => (PARAMETER_PROBLEM, code),
+            Self::EchoRequest { .. } => (ECHO_REQUEST, 0),
+            Self::EchoReply { .. } => (ECHO_REPLY, 0),
+            Self::RouterSolicitation { .. } => (ROUTER_SOLICITATION, 0),
+            Self::RouterAdvertisement(_) => (ROUTER_ADVERTISEMENT, 0),
+            Self::NeighborSolicitation { .. } => (NEIGHBOR_SOLICITATION, 0),
+            Self::NeighborAdvertisement { .. } => (NEIGHBOR_ADVERTISEMENT, 0),
+            Self::Other { kind, code } => (kind, code),
+        }
+    }
+}
+
+/// Reads a router or neighbour solicitation or advertisement.
+fn parse_discovery(kind: u8, bytes: &[u8]) -> Result<Message, ParseError> {
+    if kind == ROUTER_SOLICITATION {
+        let options = DiscoveryOptions::parse(&bytes[HEADER_LEN..])?;
+        return Ok(Message::RouterSolicitation { source_link_layer: options.source_link_layer });
+    }
+    if kind == ROUTER_ADVERTISEMENT {
+        return Ok(Message::RouterAdvertisement(RouterAdvertisement::parse(bytes)?));
+    }
+    let fixed: &[u8; NEIGHBOR_LEN] = header(bytes)?;
+    let target = Ipv6Addr::from(read::<16>(fixed, at::TARGET));
+    // RFC 4861 §7.1.1, §7.1.2: only an address that one node may hold.
+    if target.is_multicast() {
+        return Err(ParseError::BadAddress);
+    }
+    let options = DiscoveryOptions::parse(&bytes[NEIGHBOR_LEN..])?;
+    if kind == NEIGHBOR_SOLICITATION {
+        let source_link_layer = options.source_link_layer;
+        return Ok(Message::NeighborSolicitation { target, source_link_layer });
+    }
+    let flags = fixed[at::FLAGS];
+    Ok(Message::NeighborAdvertisement {
+        target,
+        target_link_layer: options.target_link_layer,
+        router: flags & ROUTER != 0,
+        solicited: flags & SOLICITED != 0,
+        override_: flags & OVERRIDE != 0,
+    })
+}
+
+/// `mask` if `set`, else nothing.
+fn bit(set: bool, mask: u8) -> u8 {
+    if set { mask } else { 0 }
+}
+
+/// Bytes of the header that every message has.
+pub const HEADER_LEN: usize = 8;
+
+/// Offset of the checksum in the header.
+pub const CHECKSUM_OFFSET: usize = at::CHECKSUM;
+
+/// Hop limit of every neighbour discovery packet: it has not been forwarded (RFC 4861 §3.1).
+pub const HOP_LIMIT: u8 = 255;
+
+/// Code of [`Message::DestinationUnreachable`]: no route.
+pub const NO_ROUTE: u8 = 0;
+/// Code of [`Message::DestinationUnreachable`]: forbidden by policy.
+pub const ADMINISTRATIVELY_PROHIBITED: u8 = 1;
+/// Code of [`Message::DestinationUnreachable`]: the scope of the source address ends before.
+pub const BEYOND_SCOPE: u8 = 2;
+/// Code of [`Message::DestinationUnreachable`]: the host does not answer on its link.
+pub const ADDRESS_UNREACHABLE: u8 = 3;
+/// Code of [`Message::DestinationUnreachable`]: nobody listens on the port.
+pub const PORT_UNREACHABLE: u8 = 4;
+
+/// Code of [`Message::TimeExceeded`]: no hops left.
+pub const HOP_LIMIT_EXCEEDED: u8 = 0;
+/// Code of [`Message::TimeExceeded`]: fragments are missing.
+pub const REASSEMBLY_TIME_EXCEEDED: u8 = 1;
+
+/// Code of [`Message::ParameterProblem`]: a field has a value that makes no sense.
+pub const ERRONEOUS_HEADER_FIELD: u8 = 0;
+/// Code of [`Message::ParameterProblem`]: a Next Header value is not known.
+pub const UNRECOGNIZED_NEXT_HEADER: u8 = 1;
+/// Code of [`Message::ParameterProblem`]: an option is not known and must be.
+pub const UNRECOGNIZED_OPTION: u8 = 2;
+/// Code of [`Message::ParameterProblem`]: a first fragment lacks a part of the header chain
+/// (RFC 7112 §5).
+pub const FIRST_FRAGMENT_INCOMPLETE: u8 = 3;
+
+/// Bytes of a neighbour solicitation or advertisement before its options.
+const NEIGHBOR_LEN: usize = HEADER_LEN + 16;
+
+const DESTINATION_UNREACHABLE: u8 = 1;
+const PACKET_TOO_BIG: u8 = 2;
+const TIME_EXCEEDED: u8 = 3;
+const PARAMETER_PROBLEM: u8 = 4;
+/// The first type that is not an error (RFC 4443 §2.1).
+const INFORMATIONAL: u8 = 128;
+const ECHO_REQUEST: u8 = 128;
+const ECHO_REPLY: u8 = 129;
+const ROUTER_SOLICITATION: u8 = 133;
+const ROUTER_ADVERTISEMENT: u8 = 134;
+const NEIGHBOR_SOLICITATION: u8 = 135;
+const NEIGHBOR_ADVERTISEMENT: u8 = 136;
+
+const ROUTER: u8 = 0x80;
+const SOLICITED: u8 = 0x40;
+const OVERRIDE: u8 = 0x20;
+
+/// Offsets of the fields.
+mod at {
+    pub(super) const TYPE: usize = 0;
+    pub(super) const CODE: usize = 1;
+    pub(super) const CHECKSUM: usize = 2;
+    pub(super) const IDENT: usize = 4;
+    pub(super) const MTU: usize = 4;
+    pub(super) const POINTER: usize = 4;
+    pub(super) const FLAGS: usize = 4;
+    pub(super) const SEQUENCE: usize = 6;
+    pub(super) const TARGET: usize = 8;
+}
+
+#[cfg(test)]
+mod tests;

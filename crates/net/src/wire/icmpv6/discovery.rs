@@ -1,0 +1,334 @@
+//! Options of neighbour discovery (RFC 4861 §4.6, RFC 8106 §5.1) and the router advertisement, the
+//! one message that is little else.
+//!
+//! What an advertisement may hold without limit is read up to [`PREFIXES_MAX`] and
+//! [`DNS_SERVERS_MAX`]; the rest is passed over.
+
+use core::net::Ipv6Addr;
+
+use super::{HEADER_LEN, bit};
+use crate::wire::{
+    MacAddr, ParseError, header, read, read_u16, read_u32, write, write_u16, write_u32,
+};
+
+/// What a router tells the hosts on its link (RFC 4861 §4.2, §4.6; RFC 8106 §5.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RouterAdvertisement {
+    /// Hop limit that hosts should send with; zero for no advice.
+    pub hop_limit: u8,
+    /// Addresses come from DHCPv6 (the M flag).
+    pub managed: bool,
+    /// Other configuration comes from DHCPv6 (the O flag).
+    pub other: bool,
+    /// How long the sender is a default router; zero if it is none.
+    pub router_lifetime_s: u16,
+    /// How long a neighbour counts as reachable after it was heard of; zero for no advice.
+    pub reachable_time_ms: u32,
+    /// Time between neighbour solicitations; zero for no advice.
+    pub retransmit_timer_ms: u32,
+    /// Link-layer address of the router.
+    pub source_link_layer: Option<MacAddr>,
+    /// MTU of the link.
+    pub mtu: Option<u32>,
+    /// Prefixes of the link; see [`RouterAdvertisement::prefixes`].
+    pub prefix: [PrefixInformation; PREFIXES_MAX],
+    /// How many of `prefix` count.
+    pub prefix_count: u8,
+    /// Recursive DNS servers; see [`RouterAdvertisement::dns_servers`].
+    pub dns_server: [Ipv6Addr; DNS_SERVERS_MAX],
+    /// How many of `dns_server` count.
+    pub dns_server_count: u8,
+    /// How long the DNS servers may be used.
+    pub dns_lifetime_s: u32,
+}
+
+impl RouterAdvertisement {
+    /// The prefixes that were received or are to be sent.
+    pub fn prefixes(&self) -> &[PrefixInformation] {
+        &self.prefix[..usize::from(self.prefix_count).min(PREFIXES_MAX)]
+    }
+
+    /// The DNS servers that were received or are to be sent.
+    pub fn dns_servers(&self) -> &[Ipv6Addr] {
+        &self.dns_server[..usize::from(self.dns_server_count).min(DNS_SERVERS_MAX)]
+    }
+
+    /// Reads a whole message.
+    pub(super) fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
+        let fixed: &[u8; ADVERTISEMENT_LEN] = header(bytes)?;
+        let flags = fixed[at::FLAGS];
+        let options = DiscoveryOptions::parse(&bytes[ADVERTISEMENT_LEN..])?;
+        Ok(Self {
+            hop_limit: fixed[at::HOP_LIMIT],
+            managed: flags & MANAGED != 0,
+            other: flags & OTHER != 0,
+            router_lifetime_s: read_u16(fixed, at::ROUTER_LIFETIME),
+            reachable_time_ms: read_u32(fixed, at::REACHABLE_TIME),
+            retransmit_timer_ms: read_u32(fixed, at::RETRANSMIT_TIMER),
+            source_link_layer: options.source_link_layer,
+            ..options.advertised
+        })
+    }
+
+    /// Writes the message after type, code and checksum into `bytes`, which are zero and as long as
+    /// the message.
+    pub(super) fn emit(&self, bytes: &mut [u8]) {
+        bytes[at::HOP_LIMIT] = self.hop_limit;
+        bytes[at::FLAGS] = bit(self.managed, MANAGED) | bit(self.other, OTHER);
+        write_u16(bytes, at::ROUTER_LIFETIME, self.router_lifetime_s);
+        write_u32(bytes, at::REACHABLE_TIME, self.reachable_time_ms);
+        write_u32(bytes, at::RETRANSMIT_TIMER, self.retransmit_timer_ms);
+        let mut rest = &mut bytes[ADVERTISEMENT_LEN..];
+        let written = emit_link_layer(rest, SOURCE_LINK_LAYER, self.source_link_layer);
+        rest = &mut rest[written..];
+        if let Some(mtu) = self.mtu {
+            emit_option_header(rest, MTU, MTU_LEN);
+            write_u32(rest, option_at::MTU, mtu);
+            rest = &mut rest[MTU_LEN..];
+        }
+        for prefix in self.prefixes() {
+            prefix.emit(rest);
+            rest = &mut rest[PREFIX_LEN..];
+        }
+        if !self.dns_servers().is_empty() {
+            emit_option_header(rest, DNS_SERVERS, dns_servers_len(self.dns_servers().len()));
+            write_u32(rest, option_at::DNS_LIFETIME, self.dns_lifetime_s);
+            for (index, server) in self.dns_servers().iter().enumerate() {
+                write(rest, option_at::DNS_SERVERS + index * ADDRESS_LEN, &server.octets());
+            }
+        }
+    }
+
+    pub(super) fn emitted_len(&self) -> usize {
+        let link_layer = if self.source_link_layer.is_some() { LINK_LAYER_LEN } else { 0 };
+        let mtu = if self.mtu.is_some() { MTU_LEN } else { 0 };
+        let prefixes = self.prefixes().len() * PREFIX_LEN;
+        ADVERTISEMENT_LEN + link_layer + mtu + prefixes + dns_servers_len(self.dns_servers().len())
+    }
+}
+
+impl Default for RouterAdvertisement {
+    /// Advises nothing.
+    fn default() -> Self {
+        Self {
+            hop_limit: 0,
+            managed: false,
+            other: false,
+            router_lifetime_s: 0,
+            reachable_time_ms: 0,
+            retransmit_timer_ms: 0,
+            source_link_layer: None,
+            mtu: None,
+            prefix: [PrefixInformation::default(); PREFIXES_MAX],
+            prefix_count: 0,
+            dns_server: [Ipv6Addr::UNSPECIFIED; DNS_SERVERS_MAX],
+            dns_server_count: 0,
+            dns_lifetime_s: 0,
+        }
+    }
+}
+
+/// A prefix of the link (RFC 4861 §4.6.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PrefixInformation {
+    /// The prefix.
+    pub prefix: Ipv6Addr,
+    /// How many bits of it count, at most 128.
+    pub prefix_len: u8,
+    /// Addresses of the prefix are neighbours (the L flag).
+    pub on_link: bool,
+    /// Hosts may form addresses of the prefix (the A flag, RFC 4862 §5.5.3).
+    pub autonomous: bool,
+    /// How long the prefix is on the link; all ones for ever.
+    pub valid_lifetime_s: u32,
+    /// How long addresses of the prefix are preferred; all ones for ever.
+    pub preferred_lifetime_s: u32,
+}
+
+impl PrefixInformation {
+    /// Reads the whole option; `None` if it has another length or an impossible prefix length.
+    fn parse(option: &[u8]) -> Option<Self> {
+        let option: &[u8; PREFIX_LEN] = option.try_into().ok()?;
+        let flags = option[option_at::PREFIX_FLAGS];
+        let parsed = Self {
+            prefix: Ipv6Addr::from(read::<ADDRESS_LEN>(option, option_at::PREFIX)),
+            prefix_len: option[option_at::PREFIX_BITS],
+            on_link: flags & ON_LINK != 0,
+            autonomous: flags & AUTONOMOUS != 0,
+            valid_lifetime_s: read_u32(option, option_at::VALID_LIFETIME),
+            preferred_lifetime_s: read_u32(option, option_at::PREFERRED_LIFETIME),
+        };
+        (u32::from(parsed.prefix_len) <= Ipv6Addr::BITS).then_some(parsed)
+    }
+
+    /// Writes the option at the start of `bytes`, which are zero.
+    fn emit(&self, bytes: &mut [u8]) {
+        emit_option_header(bytes, PREFIX, PREFIX_LEN);
+        bytes[option_at::PREFIX_BITS] = self.prefix_len;
+        bytes[option_at::PREFIX_FLAGS] =
+            bit(self.on_link, ON_LINK) | bit(self.autonomous, AUTONOMOUS);
+        write_u32(bytes, option_at::VALID_LIFETIME, self.valid_lifetime_s);
+        write_u32(bytes, option_at::PREFERRED_LIFETIME, self.preferred_lifetime_s);
+        write(bytes, option_at::PREFIX, &self.prefix.octets());
+    }
+}
+
+impl Default for PrefixInformation {
+    /// The prefix of no bits and no life.
+    fn default() -> Self {
+        Self {
+            prefix: Ipv6Addr::UNSPECIFIED,
+            prefix_len: 0,
+            on_link: false,
+            autonomous: false,
+            valid_lifetime_s: 0,
+            preferred_lifetime_s: 0,
+        }
+    }
+}
+
+/// What the options of a message say.
+#[derive(Default)]
+pub(super) struct DiscoveryOptions {
+    pub(super) source_link_layer: Option<MacAddr>,
+    pub(super) target_link_layer: Option<MacAddr>,
+    /// The options that belong to a router advertisement, in their place.
+    advertised: RouterAdvertisement,
+}
+
+impl DiscoveryOptions {
+    /// Reads the options that fill `bytes`. Of an option that may stand there once, the first
+    /// counts; an unknown one is passed over.
+    pub(super) fn parse(mut bytes: &[u8]) -> Result<Self, ParseError> {
+        let mut options = Self::default();
+        while let Some(&kind) = bytes.first() {
+            let units = *bytes.get(1).ok_or(ParseError::BadOption)?;
+            // RFC 4861 §4.6: a length of zero condemns the whole message.
+            if units == 0 {
+                return Err(ParseError::BadOption);
+            }
+            let (option, rest) =
+                bytes.split_at_checked(usize::from(units) * UNIT).ok_or(ParseError::BadOption)?;
+            options.read(kind, option)?;
+            bytes = rest;
+        }
+        Ok(options)
+    }
+
+    fn read(&mut self, kind: u8, option: &[u8]) -> Result<(), ParseError> {
+        let advertised = &mut self.advertised;
+        match kind {
+            SOURCE_LINK_LAYER => read_once(&mut self.source_link_layer, link_layer(option)?),
+            TARGET_LINK_LAYER => read_once(&mut self.target_link_layer, link_layer(option)?),
+            MTU if option.len() == MTU_LEN => {
+                read_once(&mut advertised.mtu, read_u32(option, option_at::MTU));
+            }
+            PREFIX => {
+                let free = advertised.prefix.get_mut(usize::from(advertised.prefix_count));
+                if let (Some(free), Some(prefix)) = (free, PrefixInformation::parse(option)) {
+                    *free = prefix;
+                    advertised.prefix_count += 1;
+                }
+            }
+            DNS_SERVERS if advertised.dns_server_count == 0 => {
+                let (servers, []) = option[option_at::DNS_SERVERS..].as_chunks::<ADDRESS_LEN>()
+                else {
+                    return Ok(());
+                };
+                for (to, &from) in advertised.dns_server.iter_mut().zip(servers) {
+                    *to = Ipv6Addr::from(from);
+                }
+                advertised.dns_server_count = servers.len().min(DNS_SERVERS_MAX) as u8;
+                advertised.dns_lifetime_s = read_u32(option, option_at::DNS_LIFETIME);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// Writes a link-layer address option, if there is an address, and returns its length.
+pub(super) fn emit_link_layer(bytes: &mut [u8], kind: u8, address: Option<MacAddr>) -> usize {
+    let Some(address) = address else { return 0 };
+    emit_option_header(bytes, kind, LINK_LAYER_LEN);
+    write(bytes, option_at::LINK_LAYER, &address.0);
+    LINK_LAYER_LEN
+}
+
+/// The address in a link-layer address option (RFC 4861 §4.6.1, RFC 2464 §6).
+fn link_layer(option: &[u8]) -> Result<MacAddr, ParseError> {
+    // As on Linux, an address of another length is not passed over: the message is about it.
+    if option.len() != LINK_LAYER_LEN {
+        return Err(ParseError::BadOption);
+    }
+    Ok(MacAddr(read(option, option_at::LINK_LAYER)))
+}
+
+/// Keeps the first value.
+fn read_once<T>(place: &mut Option<T>, value: T) {
+    if place.is_none() {
+        *place = Some(value);
+    }
+}
+
+fn emit_option_header(bytes: &mut [u8], kind: u8, len: usize) {
+    debug_assert!(len.is_multiple_of(UNIT));
+    bytes[0] = kind;
+    bytes[1] = (len / UNIT) as u8;
+}
+
+/// Bytes of the option that names `count` DNS servers; without servers there is no option.
+const fn dns_servers_len(count: usize) -> usize {
+    if count == 0 { 0 } else { option_at::DNS_SERVERS + count * ADDRESS_LEN }
+}
+
+/// Most prefixes of one advertisement: a global, a unique local and one that is going out of use.
+pub const PREFIXES_MAX: usize = 3;
+
+/// Most DNS servers of one advertisement: what a Linux resolver uses.
+pub const DNS_SERVERS_MAX: usize = 3;
+
+/// Bytes of a link-layer address option: two of header and an Ethernet address.
+pub(super) const LINK_LAYER_LEN: usize = 2 + 6;
+
+/// Bytes of a router advertisement before its options.
+const ADVERTISEMENT_LEN: usize = HEADER_LEN + 8;
+
+/// What the length field of an option counts.
+const UNIT: usize = 8;
+const ADDRESS_LEN: usize = 16;
+const MTU_LEN: usize = 8;
+const PREFIX_LEN: usize = 32;
+
+pub(super) const SOURCE_LINK_LAYER: u8 = 1;
+pub(super) const TARGET_LINK_LAYER: u8 = 2;
+const PREFIX: u8 = 3;
+const MTU: u8 = 5;
+const DNS_SERVERS: u8 = 25;
+
+const MANAGED: u8 = 0x80;
+const OTHER: u8 = 0x40;
+const ON_LINK: u8 = 0x80;
+const AUTONOMOUS: u8 = 0x40;
+
+/// Offsets of the fields of a router advertisement.
+mod at {
+    pub(super) const HOP_LIMIT: usize = 4;
+    pub(super) const FLAGS: usize = 5;
+    pub(super) const ROUTER_LIFETIME: usize = 6;
+    pub(super) const REACHABLE_TIME: usize = 8;
+    pub(super) const RETRANSMIT_TIMER: usize = 12;
+}
+
+/// Offsets of the fields of options.
+mod option_at {
+    pub(super) const LINK_LAYER: usize = 2;
+    pub(super) const MTU: usize = 4;
+    pub(super) const PREFIX_BITS: usize = 2;
+    pub(super) const PREFIX_FLAGS: usize = 3;
+    pub(super) const VALID_LIFETIME: usize = 4;
+    pub(super) const PREFERRED_LIFETIME: usize = 8;
+    pub(super) const PREFIX: usize = 16;
+    pub(super) const DNS_LIFETIME: usize = 4;
+    pub(super) const DNS_SERVERS: usize = 8;
+}

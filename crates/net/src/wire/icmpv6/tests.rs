@@ -1,0 +1,288 @@
+//! Tests of ICMP for IPv6 and of neighbour discovery.
+
+extern crate std;
+
+use std::vec;
+use std::vec::Vec;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::wire::{captured, ethernet, ipv6};
+
+const HERE: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
+
+/// The ICMPv6 part of a captured frame without extension headers.
+fn message(frame: &str) -> Vec<u8> {
+    captured::bytes(frame).split_off(ethernet::HEADER_LEN + ipv6::HEADER_LEN)
+}
+
+/// Reads a captured message and checks that writing it gives the same bytes but for the checksum.
+fn read_and_write(mut bytes: Vec<u8>) -> Message {
+    let parsed = Message::parse(&bytes).unwrap();
+    bytes[CHECKSUM_OFFSET..][..2].fill(0);
+    let mut again = [0xee; 256];
+    let len = parsed.emit(&mut again);
+    assert_eq!(again[..len], bytes[..len]);
+    parsed
+}
+
+/// Echo, an error and the solicitations as Linux sends them.
+#[test]
+fn messages_from_linux() {
+    let source_link_layer = Some(HERE);
+    let target = "2001:db8::3".parse().unwrap();
+    for (frame, expected) in [
+        (captured::ECHO_REQUEST_V6, Message::EchoRequest { ident: 0x12e1, sequence: 1 }),
+        (captured::UNREACHABLE_V6, Message::DestinationUnreachable { code: PORT_UNREACHABLE }),
+        (captured::ROUTER_SOLICITATION, Message::RouterSolicitation { source_link_layer }),
+        (
+            captured::NEIGHBOR_SOLICITATION,
+            Message::NeighborSolicitation { target, source_link_layer },
+        ),
+    ] {
+        assert_eq!(read_and_write(message(frame)), expected);
+    }
+}
+
+/// RFC 4861 §4.6: an option that is not known, here a nonce (RFC 3971 §5.3.2), is passed over.
+#[test]
+fn unknown_options_are_passed_over() {
+    assert_eq!(
+        Message::parse(&message(captured::DUPLICATE_ADDRESS_PROBE)),
+        Ok(Message::NeighborSolicitation {
+            target: "fe80::ff:fe00:1".parse().unwrap(),
+            source_link_layer: None
+        })
+    );
+}
+
+/// Another type comes out as it is.
+#[test]
+fn other_types() {
+    let bytes = captured::bytes(captured::MULTICAST_REPORT)
+        .split_off(ethernet::HEADER_LEN + ipv6::HEADER_LEN + 8);
+    assert_eq!(Message::parse(&bytes), Ok(Message::Other { kind: 143, code: 0 }));
+}
+
+/// RFC 4861 §7.1.1: each check of a neighbour solicitation that concerns the message itself.
+#[test]
+fn bad_solicitations() {
+    let good = message(captured::NEIGHBOR_SOLICITATION);
+    let with = |place: usize, value: u8| {
+        let mut bad = good.clone();
+        bad[place] = value;
+        Message::parse(&bad)
+    };
+    assert_eq!(with(at::CODE, 1), Err(ParseError::Unsupported));
+    assert_eq!(with(at::TARGET, 0xff), Err(ParseError::BadAddress), "multicast target");
+    assert_eq!(with(NEIGHBOR_LEN + 1, 0), Err(ParseError::BadOption), "option of no length");
+    assert_eq!(with(NEIGHBOR_LEN + 1, 2), Err(ParseError::BadOption), "option beyond the end");
+    let long = [&good[..], &[0; 8]].concat();
+    assert_eq!(Message::parse(&long), Err(ParseError::BadOption), "option of no length at the end");
+    for len in 0..NEIGHBOR_LEN {
+        assert_eq!(Message::parse(&good[..len]), Err(ParseError::Truncated), "{len} bytes");
+    }
+    for len in NEIGHBOR_LEN + 1..good.len() {
+        assert_eq!(Message::parse(&good[..len]), Err(ParseError::BadOption), "{len} bytes");
+    }
+}
+
+/// A link-layer address that is not Ethernet's, in an option of 16 bytes, spoils the message.
+#[test]
+fn link_layer_address_of_another_length() {
+    let mut bytes = message(captured::ROUTER_SOLICITATION);
+    bytes[HEADER_LEN + 1] = 2;
+    bytes.extend([0; 8]);
+    assert_eq!(Message::parse(&bytes), Err(ParseError::BadOption));
+}
+
+/// Errors are told from the rest by the first bit of their type (RFC 4443 §2.1).
+#[test]
+fn errors() {
+    assert!(Message::PacketTooBig { mtu: 1280 }.is_error());
+    assert!(Message::Other { kind: 127, code: 0 }.is_error());
+    assert!(!Message::Other { kind: 200, code: 0 }.is_error());
+    assert!(!Message::EchoRequest { ident: 0, sequence: 0 }.is_error());
+}
+
+/// An advertisement written out by hand from RFC 4861 §4.2, §4.6 and RFC 8106 §5.1: every byte.
+#[test]
+fn router_advertisement_bytes() {
+    let mut advertisement = RouterAdvertisement {
+        hop_limit: 64,
+        managed: false,
+        other: true,
+        router_lifetime_s: 1800,
+        reachable_time_ms: 30_000,
+        retransmit_timer_ms: 1000,
+        source_link_layer: Some(HERE),
+        mtu: Some(65_520),
+        prefix_count: 1,
+        dns_server_count: 1,
+        dns_lifetime_s: 600,
+        ..RouterAdvertisement::default()
+    };
+    advertisement.prefix[0] = PrefixInformation {
+        prefix: "2001:db8::".parse().unwrap(),
+        prefix_len: 64,
+        on_link: true,
+        autonomous: true,
+        valid_lifetime_s: u32::MAX,
+        preferred_lifetime_s: 3600,
+    };
+    advertisement.dns_server[0] = "2001:db8::53".parse().unwrap();
+    let expected = captured::bytes(concat!(
+        "86000000",
+        "40400708",
+        "00007530",
+        "000003e8",
+        "0101020000000001",
+        "050100000000fff0",
+        "030440c0",
+        "ffffffff",
+        "00000e10",
+        "00000000",
+        "20010db8000000000000000000000000",
+        "19030000",
+        "00000258",
+        "20010db8000000000000000000000053",
+    ));
+    assert_eq!(read_and_write(expected), Message::RouterAdvertisement(advertisement));
+}
+
+/// More than there is room for is passed over, of what may stand once the first counts, and
+/// options of wrong size are no options.
+#[test]
+fn router_advertisement_with_too_much() {
+    let mut bytes = vec![0; 16];
+    bytes[0] = ROUTER_ADVERTISEMENT;
+    for prefix_len in [129, 10, 20, 30, 40] {
+        bytes.extend([3, 4, prefix_len]);
+        bytes.extend([0; 29]);
+    }
+    bytes.extend([3, 1, 64, 0, 0, 0, 0, 0]);
+    bytes.extend([5, 1, 0, 0, 0, 0, 5, 0, 5, 1, 0, 0, 0, 0, 6, 0]);
+    bytes.extend([25, 2, 0, 0, 0, 0, 0, 9]);
+    bytes.extend([9; 8]);
+    bytes.extend([25, 9, 0, 0, 0, 0, 0, 7]);
+    bytes.extend([7; 64]);
+    let Ok(Message::RouterAdvertisement(advertisement)) = Message::parse(&bytes) else {
+        panic!("the advertisement is good");
+    };
+    let lengths: Vec<u8> =
+        advertisement.prefixes().iter().map(|prefix| prefix.prefix_len).collect();
+    assert_eq!(lengths, [10, 20, 30]);
+    assert_eq!(advertisement.mtu, Some(0x500));
+    assert_eq!(advertisement.dns_servers(), [Ipv6Addr::from([7; 16]); DNS_SERVERS_MAX]);
+    assert_eq!(advertisement.dns_lifetime_s, 7);
+}
+
+fn any_mac() -> impl Strategy<Value = Option<MacAddr>> {
+    prop::option::of(crate::wire::tests::mac())
+}
+
+fn any_target() -> impl Strategy<Value = Ipv6Addr> {
+    any::<Ipv6Addr>().prop_filter("no multicast", |target| !target.is_multicast())
+}
+
+prop_compose! {
+    fn any_prefix()(
+        prefix in any::<Ipv6Addr>(),
+        prefix_len in 0..=128u8,
+        (on_link, autonomous) in any::<(bool, bool)>(),
+        (valid_lifetime_s, preferred_lifetime_s) in any::<(u32, u32)>(),
+    ) -> PrefixInformation {
+        PrefixInformation {
+            prefix, prefix_len, on_link, autonomous, valid_lifetime_s, preferred_lifetime_s
+        }
+    }
+}
+
+prop_compose! {
+    fn any_advertisement()(
+        (hop_limit, managed, other, router_lifetime_s) in any::<(u8, bool, bool, u16)>(),
+        (reachable_time_ms, retransmit_timer_ms) in any::<(u32, u32)>(),
+        (source_link_layer, mtu) in (any_mac(), any::<Option<u32>>()),
+        prefixes in prop::collection::vec(any_prefix(), 0..=PREFIXES_MAX),
+        servers in prop::collection::vec(any::<Ipv6Addr>(), 0..=DNS_SERVERS_MAX),
+        lifetime in any::<u32>(),
+    ) -> RouterAdvertisement {
+        let mut advertisement = RouterAdvertisement {
+            hop_limit, managed, other, router_lifetime_s, reachable_time_ms, retransmit_timer_ms,
+            source_link_layer, mtu,
+            prefix_count: prefixes.len() as u8,
+            dns_server_count: servers.len() as u8,
+            dns_lifetime_s: if servers.is_empty() { 0 } else { lifetime },
+            ..RouterAdvertisement::default()
+        };
+        advertisement.prefix[..prefixes.len()].copy_from_slice(&prefixes);
+        advertisement.dns_server[..servers.len()].copy_from_slice(&servers);
+        advertisement
+    }
+}
+
+fn any_message() -> impl Strategy<Value = Message> {
+    prop_oneof![
+        any::<u8>().prop_map(|code| Message::DestinationUnreachable { code }),
+        any::<u32>().prop_map(|mtu| Message::PacketTooBig { mtu }),
+        any::<u8>().prop_map(|code| Message::TimeExceeded { code }),
+        any::<(u8, u32)>().prop_map(|(code, pointer)| Message::ParameterProblem { code, pointer }),
+        any::<(u16, u16)>().prop_map(|(ident, sequence)| Message::EchoRequest { ident, sequence }),
+        any::<(u16, u16)>().prop_map(|(ident, sequence)| Message::EchoReply { ident, sequence }),
+        any_mac().prop_map(|source_link_layer| Message::RouterSolicitation { source_link_layer }),
+        any_advertisement().prop_map(Message::RouterAdvertisement),
+        (any_target(), any_mac()).prop_map(|(target, source_link_layer)| {
+            Message::NeighborSolicitation { target, source_link_layer }
+        }),
+        (any_target(), any_mac(), any::<(bool, bool, bool)>()).prop_map(
+            |(target, target_link_layer, (router, solicited, override_))| {
+                Message::NeighborAdvertisement {
+                    target,
+                    target_link_layer,
+                    router,
+                    solicited,
+                    override_,
+                }
+            }
+        ),
+        (137..=255u8, any::<u8>()).prop_map(|(kind, code)| Message::Other { kind, code }),
+    ]
+}
+
+proptest! {
+    /// What is written reads back, every kind of message; whatever follows is left alone.
+    #[test]
+    fn round_trip(message in any_message()) {
+        let mut bytes = [0xee; 256];
+        let len = message.emit(&mut bytes);
+        prop_assert_eq!(len, message.emitted_len());
+        prop_assert!(bytes[len..].iter().all(|&byte| byte == 0xee));
+        prop_assert_eq!(Message::parse(&bytes[..len]), Ok(message));
+    }
+
+    /// A good message that is cut anywhere makes nothing panic.
+    #[test]
+    fn cut_messages(message in any_message(), cut in any::<prop::sample::Index>()) {
+        let mut bytes = [0; 256];
+        let len = message.emit(&mut bytes);
+        let _ = Message::parse(&bytes[..cut.index(len)]);
+    }
+
+    /// No input makes `parse` panic; options come in likely kinds and lengths.
+    #[test]
+    fn any_bytes(
+        kind in 120..=140u8,
+        fixed in any::<[u8; 24]>(),
+        options in prop::collection::vec((0..30u8, 0..6u8, 0..48usize), 0..6),
+    ) {
+        let mut bytes = [&[kind, 0], &fixed[2..]].concat();
+        for (kind, units, len) in options {
+            bytes.extend([kind, units]);
+            bytes.resize(bytes.len() + len, 0x20);
+        }
+        if let Ok(message) = Message::parse(&bytes) {
+            message.emit(&mut [0; 256]);
+        }
+    }
+}

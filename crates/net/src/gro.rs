@@ -29,8 +29,9 @@
 //! # Limits
 //!
 //! [`BUCKETS`] of [`HELD_PER_BUCKET`] packets: one more sends the oldest of its bucket up. A
-//! super-packet has at most [`PIECES_MAX`](towpath_packet::packet::PIECES_MAX) pieces and [`IP_BYTES_MAX`] bytes of IP packet, one of
-//! UDP [`UDP_COALESCED_MAX`] datagrams: the packet that would exceed this begins the next one.
+//! super-packet has at most [`PIECES_MAX`](towpath_packet::packet::PIECES_MAX) pieces and
+//! [`IP_BYTES_MAX`] bytes of IP packet, one of UDP [`UDP_COALESCED_MAX`] datagrams: the packet that
+//! would exceed this begins the next one.
 //!
 //! RFC 9293, RFC 768, RFC 3168 §6.1.2 (CWR begins a super-packet).
 

@@ -331,12 +331,9 @@ impl Packet {
         body.piece_bytes = body.piece_bytes.min(len as u32);
     }
 
-    /// Takes all pieces out, first to last.
+    /// Takes all pieces out, first to last. Those that the caller leaves are dropped.
     pub fn take_pieces(&mut self) -> impl Iterator<Item = Piece> + '_ {
-        let body = self.body_mut();
-        let count = core::mem::take(&mut body.piece_count) as usize;
-        body.piece_bytes = 0;
-        body.pieces[..count].iter_mut().filter_map(Option::take)
+        TakePieces { packet: self, next: 0 }
     }
 
     /// Drops headers, pieces and offload fields.
@@ -351,6 +348,34 @@ impl Packet {
         body.end = HEADER_BYTES as u16;
         body.peeked = false;
         body.offload = Offload::default();
+    }
+}
+
+/// Iterator of [`Packet::take_pieces`].
+struct TakePieces<'a> {
+    packet: &'a mut Packet,
+    next: usize,
+}
+
+impl Iterator for TakePieces<'_> {
+    type Item = Piece;
+
+    fn next(&mut self) -> Option<Piece> {
+        let body = self.packet.body_mut();
+        if self.next == body.piece_count as usize {
+            return None;
+        }
+        self.next += 1;
+        body.pieces[self.next - 1].take()
+    }
+}
+
+impl Drop for TakePieces<'_> {
+    fn drop(&mut self) {
+        while self.next().is_some() {}
+        let body = self.packet.body_mut();
+        body.piece_count = 0;
+        body.piece_bytes = 0;
     }
 }
 

@@ -118,9 +118,7 @@ impl<T> Slab<T> {
 
     /// Slots that can still be taken, at least. Exact while no other thread gives back.
     pub fn free_count(&mut self) -> usize {
-        if self.recycled == NONE {
-            self.collect_returned();
-        }
+        self.collect_returned();
         (self.count - self.out) as usize
     }
 

@@ -1,1 +1,12 @@
-//! towpath.
+//! towpath: a user-space network for Linux in which payload bytes stay where they are.
+//!
+//! This package binds the protocols of `towpath-net` to the operating system of `towpath-io`:
+//! [`worker::Worker`] is the thread that moves packets, [`gateway`] maps the flows of a program's
+//! own network onto host sockets, [`config`] says what is served and with which limits.
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod gateway;
+pub mod publish;
+pub mod report;
+pub mod worker;

@@ -72,22 +72,20 @@ impl Held {
         self.packet
     }
 
-    /// Whether `next` stays within the limits. Only the last packet may be shorter than the first;
-    /// after it nothing is held any more.
+    /// Whether `next` stays within the limits of a super-packet; that of segments is kept by
+    /// sending it up. Only the last packet may be shorter than the first; after it nothing is held.
     fn fits(&self, next: &Packet) -> bool {
         let payload = self.packet.payload_len() + next.payload_len();
         next.payload_len() <= usize::from(self.size.get())
             && self.packet.piece_count() + next.piece_count() <= PIECES_MAX
             && self.shape.ip_len(payload) <= IP_BYTES_MAX
-            && self.count < self.count_max()
     }
 
     /// Whether `next` is the segment that would be cut behind what is held: equal headers, with
     /// the exception of FIN and PSH, which the last segment adds.
     fn is_next(&self, next: &Packet) -> bool {
         let headers = next.headers();
-        let same_checksum = self.packet.offload().checksum == next.offload().checksum;
-        if headers.len() != self.shape.end || !same_checksum {
+        if headers.len() != self.shape.end {
             return false;
         }
         let mut expected = [0; HEADER_BYTES];

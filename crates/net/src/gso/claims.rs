@@ -48,8 +48,7 @@ impl core::error::Error for OffloadError {}
 /// fits one segment is a plain packet: its segmentation fields are cleared, as Linux does.
 ///
 /// A packet that is no super-packet may have any protocol. A partial checksum may then also lie
-/// behind a UDP header, where a tunnel's inner packet is; not all consumers can complete that one
-/// ([`complete_checksum`](super::complete_checksum)).
+/// behind a UDP header, where the packet in a tunnel is.
 pub fn check_offload(packet: &mut Packet, layout: Layout) -> Result<(), OffloadError> {
     check(packet, layout).map(|_| ())
 }

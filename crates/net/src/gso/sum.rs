@@ -19,7 +19,8 @@ pub enum ChecksumError {
     SuperPacket,
     /// The field lies outside the packet.
     BeyondPacket,
-    /// The field lies in the payload, which is somebody else's and is not written.
+    /// The field lies so far in the payload, which is somebody else's and is not written, that the
+    /// private headers have no room up to there.
     InPayload,
 }
 
@@ -28,7 +29,7 @@ impl fmt::Display for ChecksumError {
         f.write_str(match self {
             Self::SuperPacket => "a super-packet has no checksum of its own",
             Self::BeyondPacket => "the checksum field is beyond the packet",
-            Self::InPayload => "the checksum field is in the payload",
+            Self::InPayload => "the checksum field is far in the payload",
         })
     }
 }
@@ -39,7 +40,8 @@ impl core::error::Error for ChecksumError {}
 /// packet whose checksum is not partial stays as it is.
 ///
 /// Works by the packet's own offsets, whatever its protocols are, after checking them against the
-/// packet. On error nothing has changed.
+/// packet. A field in the payload, such as that of a packet in a tunnel, is pulled into the headers
+/// with all that is before it. On error nothing has changed.
 pub fn complete_checksum(packet: &mut Packet, ledger: &Ledger) -> Result<(), ChecksumError> {
     let mut offload = *packet.offload();
     let Checksum::Partial { start, offset } = offload.checksum else { return Ok(()) };
@@ -51,7 +53,8 @@ pub fn complete_checksum(packet: &mut Packet, ledger: &Ledger) -> Result<(), Che
     if field + FIELD_BYTES > packet.len() {
         return Err(ChecksumError::BeyondPacket);
     }
-    if field + FIELD_BYTES > packet.headers().len() {
+    let missing = (field + FIELD_BYTES).saturating_sub(packet.headers().len());
+    if missing > 0 && !packet.pull_more(missing) {
         return Err(ChecksumError::InPayload);
     }
     // The field holds the pseudo-header's sum and is summed with the rest.

@@ -9,8 +9,10 @@ use super::Layout;
 
 pub(crate) const FIN: u8 = 0x01;
 pub(crate) const SYN: u8 = 0x02;
+pub(crate) const RST: u8 = 0x04;
 pub(crate) const PSH: u8 = 0x08;
 pub(crate) const ACK: u8 = 0x10;
+pub(crate) const URG: u8 = 0x20;
 pub(crate) const CWR: u8 = 0x80;
 
 pub(crate) fn memory() -> Memory {

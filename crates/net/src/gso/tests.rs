@@ -130,6 +130,30 @@ fn false_claims_are_told_apart() {
     assert_all_back(&memory, &ledger);
 }
 
+/// Fragments are no super-packets: whoever cut them made their transport header that of the whole.
+#[test]
+fn fragments_are_not_segmented() {
+    let (mut memory, ledger) = (memory(), Ledger::new());
+    let mut spec = Spec::plain(false, true, pattern(4000));
+    let mut more_fragments = spec.partial_frame();
+    more_fragments[20] |= 0x20;
+    let mut with_offset = spec.partial_frame();
+    with_offset[21] = 1;
+    let v4 = spec.clone();
+    spec.v6 = true;
+    spec.ip_options = 1;
+    // The options' header becomes a fragment header.
+    let mut v6 = spec.partial_frame();
+    v6[20] = 44;
+    for (spec, frame) in [(&v4, more_fragments), (&v4, with_offset), (&spec, v6)] {
+        let mut packet = parsed(&mut memory, &frame, spec.headers_len(), &[]);
+        packet.set_offload(spec.offload(1000));
+        assert_eq!(check_offload(&mut packet, spec.layout()), Err(OffloadError::Headers));
+        assert!(!verify_checksum(&packet, spec.layout(), &ledger));
+    }
+    assert_all_back(&memory, &ledger);
+}
+
 /// A super-packet of one segment is a plain packet, not an error.
 #[test]
 fn a_short_super_packet_is_plain() {
@@ -198,15 +222,14 @@ fn a_computed_zero_is_sent_as_all_ones() {
     assert_all_back(&memory, &ledger);
 }
 
-/// A checksum is completed by its offsets alone, and only inside the private headers.
+/// A checksum is completed by its offsets alone, and only where private headers reach.
 #[test]
 fn partial_checksums_are_completed_within_the_headers() {
     let (mut memory, ledger) = (memory(), Ledger::new());
     let spec = Spec::plain(false, true, pattern(300));
     let cases = [
         (Checksum::Partial { start: 34, offset: 16 }, Ok(())),
-        (Checksum::Partial { start: 34, offset: 19 }, Err(ChecksumError::InPayload)),
-        (Checksum::Partial { start: 90, offset: 6 }, Err(ChecksumError::InPayload)),
+        (Checksum::Partial { start: 190, offset: 2 }, Err(ChecksumError::InPayload)),
         (Checksum::Partial { start: 34, offset: 319 }, Err(ChecksumError::BeyondPacket)),
         (Checksum::Partial { start: u16::MAX, offset: u16::MAX }, Err(ChecksumError::BeyondPacket)),
         (Checksum::None, Ok(())),
@@ -222,6 +245,27 @@ fn partial_checksums_are_completed_within_the_headers() {
     packet.set_offload(spec.offload(100));
     assert_eq!(complete_checksum(&mut packet, &ledger), Err(ChecksumError::SuperPacket));
     drop(packet);
+    assert_all_back(&memory, &ledger);
+}
+
+/// A tunnel over a device without checksums: the inner checksum is completed although the outer
+/// headers end before it, and no lent byte is written or copied for it.
+#[test]
+fn a_partial_checksum_in_a_tunnel_is_completed() {
+    let (mut memory, ledger) = (memory(), Ledger::new());
+    let inner = Spec::plain(false, true, pattern(700));
+    let tunnelled = |frame| Spec::plain(false, false, [alloc::vec![8; 8], frame].concat());
+    let (outer, expected) = (tunnelled(inner.partial_frame()), tunnelled(inner.frame()));
+    for cuts in [&[][..], &[60, 90, 97, 98, 99, 100, 101]] {
+        let headers = outer.headers_len();
+        let mut packet = parsed(&mut memory, &outer.frame(), headers, cuts);
+        let start = (headers + 8 + inner.layout().transport_at) as u16;
+        packet
+            .set_offload(Offload { checksum: Checksum::Partial { start, offset: 16 }, gso: None });
+        assert_eq!(check_offload(&mut packet, outer.layout()), Ok(()));
+        assert_eq!(complete_checksum(&mut packet, &ledger), Ok(()));
+        assert_eq!(bytes_of(&packet)[headers..], expected.frame()[headers..]);
+    }
     assert_all_back(&memory, &ledger);
 }
 
@@ -268,4 +312,20 @@ fn longer_than_an_ip_packet_is_refused() {
         assert_eq!(check_offload(&mut packet, spec.layout()), expected);
     }
     assert_all_back(&memory, &ledger);
+}
+
+/// Handles that came back since the pool's free list last ran dry are not in its quick count, and
+/// are reserved all the same.
+#[test]
+fn handles_that_came_back_are_reserved() {
+    let mut packets = towpath_packet::PacketPool::new(8);
+    let mut taken: Vec<_> = core::iter::from_fn(|| packets.take()).collect();
+    taken.truncate(4);
+    let again = packets.take().expect("four came back");
+    taken.clear();
+    assert!(packets.free_count() < 7, "the quick count is low");
+    assert!(reserve(&mut packets, 7));
+    assert!(!reserve(&mut packets, 8));
+    drop(again);
+    assert!(reserve(&mut packets, 8));
 }

@@ -135,9 +135,12 @@ impl Stack {
             Err(_) => return Err(DropReason::IpMalformed),
         };
         info.protocol = extensions.protocol;
-        info.transport_at += extensions.len;
         if let Some(header) = extensions.fragment {
+            // What follows the fragment header belongs to the datagram, not to the fragment.
+            info.transport_at += header.header_at + ipv6::FRAGMENT_HEADER_LEN;
             info.fragment = FragmentOf::V6(header);
+        } else {
+            info.transport_at += extensions.len;
         }
         packet.pull(info.transport_at);
         Ok(info)

@@ -142,6 +142,11 @@ impl Stack {
         self.caps = caps;
     }
 
+    /// Largest IP packet that the device takes as one segment.
+    pub fn mtu(&self) -> u16 {
+        self.caps.mtu
+    }
+
     /// Sets a neighbour's link-layer address for good.
     pub fn set_neighbor(&mut self, address: IpAddr, mac: MacAddr) {
         self.neighbors.set(address, mac);

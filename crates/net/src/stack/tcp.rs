@@ -31,6 +31,11 @@ impl TcpHandle {
     pub fn index(self) -> usize {
         self.index as usize
     }
+
+    /// Tells connections that used the same place one after the other apart.
+    pub fn generation(self) -> u32 {
+        self.generation
+    }
 }
 
 /// Why a connection could not be begun.

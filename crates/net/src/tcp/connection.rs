@@ -6,12 +6,11 @@ use super::reassembly::Reassembly;
 use super::rtt::RttEstimator;
 use super::scoreboard::Scoreboard;
 use super::seq::Seq;
+use super::state::{ConnectionError, Events, State};
 use super::timers::Timers;
 use crate::time::{Duration, Instant};
 use crate::wire::tcp::{Flags, Header, Options};
-use core::fmt;
 use core::net::SocketAddr;
-use core::ops::{BitOr, BitOrAssign};
 use towpath_packet::Piece;
 
 /// Segment size assumed when the peer names none (RFC 9293 §3.7.1), IPv4.
@@ -48,6 +47,12 @@ pub struct Settings {
     pub keepalive_interval: Duration,
     /// Probes without an answer before the connection fails.
     pub keepalive_probes: u8,
+    /// Offer and take window scaling (RFC 7323 §2).
+    pub window_scaling: bool,
+    /// Offer and take timestamps (RFC 7323 §3).
+    pub timestamps: bool,
+    /// Offer and take selective acknowledgments (RFC 2018).
+    pub sack: bool,
 }
 
 impl Default for Settings {
@@ -64,6 +69,9 @@ impl Default for Settings {
             keepalive_idle: Duration::from_secs(7200),
             keepalive_interval: Duration::from_secs(75),
             keepalive_probes: 9,
+            window_scaling: true,
+            timestamps: true,
+            sack: true,
         }
     }
 }
@@ -72,124 +80,10 @@ impl Settings {
     /// Window scale that lets the largest receive buffer be advertised.
     pub(super) fn window_scale(&self) -> u8 {
         let mut scale = 0;
-        while scale < 14 && self.receive_buffer_max >> scale > 65_535 {
+        while self.window_scaling && scale < 14 && self.receive_buffer_max >> scale > 65_535 {
             scale += 1;
         }
         scale
-    }
-}
-
-/// States of RFC 9293 §3.3.2. LISTEN is not one of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum State {
-    SynSent,
-    SynReceived,
-    Established,
-    FinWait1,
-    FinWait2,
-    CloseWait,
-    Closing,
-    LastAck,
-    TimeWait,
-    Closed,
-}
-
-impl State {
-    /// The handshake is not over.
-    pub fn is_opening(self) -> bool {
-        matches!(self, State::SynSent | State::SynReceived)
-    }
-
-    /// Data may still arrive.
-    pub(super) fn can_receive(self) -> bool {
-        matches!(self, State::Established | State::FinWait1 | State::FinWait2)
-    }
-
-    /// Data or a FIN may still have to be sent.
-    pub(super) fn can_send(self) -> bool {
-        matches!(
-            self,
-            State::Established
-                | State::CloseWait
-                | State::FinWait1
-                | State::Closing
-                | State::LastAck
-        )
-    }
-}
-
-/// Why a connection ended before both sides closed it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ConnectionError {
-    /// The peer answered the SYN with a reset.
-    Refused,
-    /// The peer reset the connection.
-    Reset,
-    /// The peer stopped answering.
-    TimedOut,
-    /// An ICMP error told that the peer cannot be reached.
-    Unreachable,
-    /// Our own side aborted it.
-    Aborted,
-}
-
-impl fmt::Display for ConnectionError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            ConnectionError::Refused => "connection refused",
-            ConnectionError::Reset => "connection reset by peer",
-            ConnectionError::TimedOut => "connection timed out",
-            ConnectionError::Unreachable => "peer unreachable",
-            ConnectionError::Aborted => "connection aborted",
-        })
-    }
-}
-
-impl core::error::Error for ConnectionError {}
-
-/// What happened to a connection since its owner last looked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Events(u8);
-
-impl Events {
-    /// A peer asks to connect and waits for an answer.
-    pub const INCOMING: Events = Events(1);
-    /// The handshake is over.
-    pub const ESTABLISHED: Events = Events(2);
-    /// There is data to receive.
-    pub const READABLE: Events = Events(4);
-    /// There is room to send again.
-    pub const WRITABLE: Events = Events(8);
-    /// The peer will send no more.
-    pub const PEER_CLOSED: Events = Events(16);
-    /// All that was sent, and the FIN, has been acknowledged.
-    pub const SENT_ALL: Events = Events(32);
-    /// The connection is over, with or without an error.
-    pub const CLOSED: Events = Events(64);
-
-    /// True if nothing happened.
-    pub fn is_empty(self) -> bool {
-        self.0 == 0
-    }
-
-    /// True if `other` happened.
-    pub fn contains(self, other: Events) -> bool {
-        self.0 & other.0 == other.0
-    }
-}
-
-impl BitOr for Events {
-    type Output = Events;
-
-    fn bitor(self, other: Events) -> Events {
-        Events(self.0 | other.0)
-    }
-}
-
-impl BitOrAssign for Events {
-    fn bitor_assign(&mut self, other: Events) {
-        self.0 |= other.0;
     }
 }
 
@@ -313,6 +207,8 @@ pub(super) struct Receiver {
     pub(super) quick_acks: u8,
     pub(super) last_at: Instant,
     pub(super) fin: bool,
+    /// Number of a FIN that came ahead of its turn.
+    pub(super) fin_ahead: Option<Seq>,
     pub(super) challenge_at: Option<Instant>,
 }
 
@@ -447,6 +343,7 @@ impl Connection {
                 quick_acks: QUICK_ACKS,
                 last_at: now,
                 fin: false,
+                fin_ahead: None,
                 challenge_at: None,
             },
             timestamps: Timestamps {

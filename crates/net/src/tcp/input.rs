@@ -2,11 +2,11 @@
 //! SACK (RFC 2018, 6675) and NewReno recovery (RFC 6582).
 
 use super::connection::{
-    AckOwed, Connection, ConnectionError, Events, MSS_MIN, QUICK_ACKS, Recovery, Segment, State,
-    TIMESTAMPS_LEN,
+    AckOwed, Connection, MSS_MIN, QUICK_ACKS, Recovery, Segment, TIMESTAMPS_LEN,
 };
 use super::scoreboard::{Acked, DUP_THRESHOLD};
 use super::seq::Seq;
+use super::state::{ConnectionError, Events, State};
 use crate::time::{Duration, Instant};
 use crate::wire::tcp::Flags;
 use towpath_packet::Packet;

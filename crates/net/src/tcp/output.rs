@@ -1,7 +1,8 @@
 //! What a connection sends next, and building it.
 
-use super::connection::{AckOwed, Connection, Segment, State, TIMESTAMPS_LEN};
+use super::connection::{AckOwed, Connection, Segment, TIMESTAMPS_LEN};
 use super::seq::Seq;
+use super::state::State;
 use crate::time::Instant;
 use crate::wire::tcp::{Flags, HEADER_LEN, Header, Options};
 use core::num::NonZeroU16;

@@ -1,6 +1,7 @@
 //! Timers of a connection: when something is due, and what happens then.
 
-use super::connection::{AckOwed, Connection, ConnectionError, Recovery, State};
+use super::connection::{AckOwed, Connection, Recovery};
+use super::state::{ConnectionError, State};
 use crate::time::Instant;
 
 /// Deadlines; `None` when a timer is off.

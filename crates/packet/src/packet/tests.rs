@@ -81,3 +81,35 @@ fn neighbours_join_into_one_piece() {
     packet.push_piece(whole.slice(3, 3)).expect("room");
     assert_eq!((packet.piece_count(), packet.payload_len()), (1, 6));
 }
+
+/// Regression: pieces left in the iterator stayed in the packet, uncounted and never returned.
+#[test]
+fn pieces_left_behind_are_returned() {
+    let mut memory = memory();
+    let mut packet = memory.packet().expect("free");
+    for _ in 0..3 {
+        packet.push_piece(piece(&mut memory, b"x")).expect("room");
+    }
+    assert!(packet.take_pieces().next().is_some());
+    assert_eq!((packet.piece_count(), packet.payload_len()), (0, 0));
+    assert_eq!(memory.small.out_count(), 0);
+}
+
+/// Header bytes behind the peeked ones are moved out of the pieces, or nothing is.
+#[test]
+fn more_headers_are_pulled_from_the_payload() {
+    let mut memory = memory();
+    let bytes: Vec<u8> = (0..=255).cycle().take(300).collect();
+    let mut packet = memory.packet().expect("free");
+    for chunk in bytes.chunks(50) {
+        packet.push_piece(piece(&mut memory, chunk)).expect("room");
+    }
+    packet.peek_headers();
+    packet.pull(34);
+    assert!(packet.pull_more(20));
+    assert_eq!(packet.headers(), &bytes[..54]);
+    assert_eq!(payload(&packet), &bytes[54..]);
+    assert!(!packet.pull_more(247), "more than there is");
+    assert!(!packet.pull_more(200), "more than the header memory holds");
+    assert_eq!(packet.len(), 300);
+}

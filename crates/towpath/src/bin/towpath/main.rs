@@ -1,1 +1,73 @@
-fn main() {}
+//! The `towpath` command.
+//!
+//! `run` starts a program in namespaces of its own, `attach` serves a namespace that exists; both
+//! leave a TAP device with the worker, which moves the packets. Everything here runs in one thread
+//! until the worker starts, because it forks.
+#![forbid(unsafe_code)]
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+use towpath_io::namespace::signals;
+
+use args::{Action, Arguments};
+use exit::{Ending, Failure};
+use messages::Messages;
+
+mod args;
+mod attach;
+mod child;
+mod exit;
+mod man;
+mod messages;
+mod parent;
+mod resolv;
+mod run;
+mod serve;
+mod settings;
+
+fn main() -> ExitCode {
+    // Wrong usage ends here, with code 2.
+    let arguments = Arguments::parse();
+    let done = match &arguments.action {
+        Action::Run(arguments) => run::run(arguments),
+        Action::Attach(arguments) => attach::attach(arguments),
+        Action::Man => write_manual(),
+    };
+    match done {
+        Ok(ending) => end(ending),
+        Err(failure) => ExitCode::from(tell(failure)),
+    }
+}
+
+/// Ends a forked child, which must never return into what its parent does.
+fn end_child(done: Result<Ending, Failure>) -> ! {
+    let code = match done {
+        Ok(ending) => ending.code(),
+        Err(failure) => tell(failure),
+    };
+    std::process::exit(code.into())
+}
+
+/// Tells the user about a failure; returns the code to end with.
+fn tell(failure: Failure) -> u8 {
+    if let Some(error) = failure.error {
+        Messages::Quiet.error(format_args!("{error:#}"));
+    }
+    failure.code
+}
+
+/// Interrupted programs end by the signal itself: only then do shells stop a script or a loop.
+fn end(ending: Ending) -> ExitCode {
+    if ending == Ending::Signal(signals::INTERRUPT_NUMBER) {
+        signals::end_by_interrupt();
+    }
+    ExitCode::from(ending.code())
+}
+
+fn write_manual() -> Result<Ending, Failure> {
+    let page = man::page(Arguments::command())?;
+    std::io::stdout().write_all(&page)?;
+    Ok(Ending::Code(0))
+}

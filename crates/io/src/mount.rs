@@ -1,0 +1,90 @@
+//! Mounts of a private mount namespace: resolv.conf and /proc.
+//!
+//! Everything here must run inside the new mount namespace, whose mounts nobody else sees and
+//! which ends with its last process. Generated content lives in a tmpfs, never on a disk.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_change, unmount,
+};
+
+/// Why a mount could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    /// There is no file to put the generated one over.
+    #[error("{} does not exist", .path.display())]
+    Missing {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The kernel or a sandbox refused a step.
+    #[error("cannot {step}")]
+    Refused {
+        /// What was tried.
+        step: &'static str,
+        /// The kernel's error.
+        #[source]
+        errno: Errno,
+    },
+    /// The generated file could not be written.
+    #[error("cannot write to a new tmpfs")]
+    Write(#[source] io::Error),
+}
+
+/// Cuts the way from this mount namespace back to the host's; the host's mounts still arrive.
+///
+/// # Errors
+/// [`MountError::Refused`].
+pub fn make_private() -> Result<(), MountError> {
+    let flags = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
+    mount_change("/", flags).map_err(refused("detach the mounts from the host's"))
+}
+
+/// Mounts a /proc that shows the current PID namespace.
+///
+/// # Errors
+/// [`MountError::Refused`], above all in containers that mask parts of /proc.
+pub fn mount_proc() -> Result<(), MountError> {
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount("proc", "/proc", "proc", flags, None).map_err(refused("mount /proc"))
+}
+
+/// Shows `content` in place of the file at `path`, which may be a symbolic link.
+///
+/// # Errors
+/// [`MountError`].
+pub fn cover_file(path: &Path, content: &[u8]) -> Result<(), MountError> {
+    let target = match std::fs::canonicalize(path) {
+        Ok(target) => target,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(MountError::Missing { path: path.into() });
+        }
+        Err(error) => return Err(MountError::Write(error)),
+    };
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount("towpath", WORKBENCH, "tmpfs", flags, Some(TMPFS_OPTIONS))
+        .map_err(refused("mount a tmpfs"))?;
+    let made = make_and_bind(&target, content);
+    // The bind mount keeps the tmpfs alive.
+    let cleared = unmount(WORKBENCH, UnmountFlags::DETACH).map_err(refused("unmount the tmpfs"));
+    made.and(cleared)
+}
+
+fn make_and_bind(target: &Path, content: &[u8]) -> Result<(), MountError> {
+    let file = Path::new(WORKBENCH).join("file");
+    std::fs::write(&file, content).map_err(MountError::Write)?;
+    mount_bind(&file, target).map_err(refused("put a file in place"))
+}
+
+fn refused(step: &'static str) -> impl Fn(Errno) -> MountError {
+    move |errno| MountError::Refused { step, errno }
+}
+
+/// Where a tmpfs is mounted for the moment of making a file: a directory that every Linux has and
+/// in which no configuration file lies.
+const WORKBENCH: &str = "/proc";
+/// One file of one page with room for its directory; resolv.conf files are far smaller than 64 KiB.
+const TMPFS_OPTIONS: &std::ffi::CStr = c"size=64k,nr_inodes=4,mode=0755";

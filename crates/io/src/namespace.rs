@@ -1,0 +1,333 @@
+//! Namespaces: making new ones, entering others, and a program's network inside of them.
+//!
+//! # Theory of operation
+//!
+//! [`Isolation::fork`] makes user, network, mount and PID namespaces in the moment of forking; the
+//! child is process 1 of the new PID namespace, so that its end is the end of everything in it.
+//! The child first calls [`Isolation::adopt`], then sets up its network and mounts, then becomes
+//! [`init`]. Whoever holds `CAP_SYS_ADMIN` and `CAP_NET_ADMIN` needs no user namespace and keeps
+//! the identity it has; everybody else gets one in which only the own user and group exist.
+//!
+//! [`enter`] goes the other way: into the network namespace of a running process.
+//!
+//! All of this is for a process with one thread; a fork refuses when there are more.
+
+use std::ffi::c_int;
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+
+use rustix::io::Errno;
+use rustix::process::{Gid, Pid, Signal, Uid, WaitOptions, getegid, geteuid, waitpid};
+use rustix::thread::{CapabilitySet, capabilities};
+
+use crate::netlink::{LinkSettings, Netlink, NetlinkError, link_local};
+use crate::process_sys::{Forked, fork_into};
+
+pub mod channel;
+pub mod enter;
+pub mod init;
+pub mod signals;
+pub mod terminal;
+
+/// Why namespaces could not be made or set up.
+#[derive(Debug, thiserror::Error)]
+pub enum NamespaceError {
+    /// The system does not let this user make user namespaces.
+    #[error("user namespaces are forbidden here: {0}")]
+    Forbidden(Forbidden),
+    /// The kernel refused to make the namespaces for another reason.
+    #[error("cannot make namespaces")]
+    Fork(#[source] io::Error),
+    /// The identity of the user could not be set inside.
+    #[error("cannot set the user's identity in the new user namespace ({file})")]
+    Identity {
+        /// The file of /proc.
+        file: &'static str,
+        /// What went wrong with it.
+        source: io::Error,
+    },
+}
+
+/// Who forbids user namespaces, as far as one can tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Forbidden {
+    /// `user.max_user_namespaces` is zero.
+    #[error(
+        "user.max_user_namespaces is 0; run `sysctl user.max_user_namespaces=10000` as root, or \
+         run towpath as root"
+    )]
+    LimitZero,
+    /// A limit on the number of namespaces is reached.
+    #[error("a limit on the number of namespaces is reached; see /proc/sys/user/max_*_namespaces")]
+    LimitReached,
+    /// Debian's switch `kernel.unprivileged_userns_clone` is off.
+    #[error(
+        "kernel.unprivileged_userns_clone is 0; run `sysctl kernel.unprivileged_userns_clone=1` \
+         as root, or run towpath as root"
+    )]
+    SwitchedOff,
+    /// AppArmor restricts them to programs with a profile.
+    #[error(
+        "AppArmor restricts them; run `sysctl kernel.apparmor_restrict_unprivileged_userns=0` as \
+         root, or give towpath an AppArmor profile with `userns,`, or run towpath as root"
+    )]
+    AppArmor,
+    /// Something else: a seccomp filter or a security module.
+    #[error(
+        "a container's seccomp filter or a security module refuses them; in a container, allow \
+         the system calls clone and unshare (`--security-opt seccomp=unconfined`) or run towpath \
+         outside of it"
+    )]
+    Sandbox,
+    /// The kernel was built without them, or they are nested too deeply.
+    #[error("this kernel has no room for or no support of them; run towpath as root")]
+    Unsupported,
+}
+
+/// How a program is separated from its host, and who it is inside.
+#[derive(Clone, Copy, Debug)]
+pub struct Isolation {
+    uid: Uid,
+    gid: Gid,
+    mode: Mode,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    /// Enough privilege to do without a user namespace.
+    Privileged,
+    /// A user namespace in which the own user keeps its number, or is 0.
+    User { as_root: bool },
+}
+
+impl Isolation {
+    /// What this process is able to do. Without privilege, `as_root` makes the user appear as
+    /// root inside; with privilege it changes nothing.
+    ///
+    /// # Errors
+    /// Those of capget(2).
+    pub fn detect(as_root: bool) -> io::Result<Self> {
+        let needed = CapabilitySet::SYS_ADMIN | CapabilitySet::NET_ADMIN;
+        let privileged = capabilities(None)?.effective.contains(needed);
+        let mode = if privileged { Mode::Privileged } else { Mode::User { as_root } };
+        Ok(Self { uid: geteuid(), gid: getegid(), mode })
+    }
+
+    /// True if no user namespace is needed.
+    pub fn is_privileged(&self) -> bool {
+        self.mode == Mode::Privileged
+    }
+
+    /// Forks a child that is process 1 of new namespaces. The child is killed when the thread
+    /// that called this ends, once it has called [`adopt`](Self::adopt).
+    ///
+    /// # Errors
+    /// [`NamespaceError::Forbidden`] or [`NamespaceError::Fork`].
+    pub fn fork(&self) -> Result<Forked, NamespaceError> {
+        let mut namespaces = libc::CLONE_NEWNET | libc::CLONE_NEWNS | libc::CLONE_NEWPID;
+        if !self.is_privileged() {
+            namespaces |= libc::CLONE_NEWUSER;
+        }
+        fork_into(namespaces).map_err(|error| self.explain(error))
+    }
+
+    /// In the child: dies with the parent from now on, and takes the user's identity.
+    ///
+    /// # Errors
+    /// [`NamespaceError::Identity`], or [`NamespaceError::Forbidden`] where a security module
+    /// lets user namespaces be made but not used.
+    pub fn adopt(&self) -> Result<(), NamespaceError> {
+        if let Mode::User { as_root } = self.mode {
+            let (uid, gid) = (self.uid.as_raw(), self.gid.as_raw());
+            let (uid_inside, gid_inside) = if as_root { (0, 0) } else { (uid, gid) };
+            // user_namespaces(7): a user without privilege may map its own group only after
+            // giving up setgroups.
+            self.write_identity("/proc/self/setgroups", "deny")?;
+            self.write_identity("/proc/self/gid_map", &format!("{gid_inside} {gid} 1"))?;
+            self.write_identity("/proc/self/uid_map", &format!("{uid_inside} {uid} 1"))?;
+        }
+        // After the change of credentials, which clears it.
+        die_with_parent().map_err(NamespaceError::Fork)
+    }
+
+    fn write_identity(&self, file: &'static str, text: &str) -> Result<(), NamespaceError> {
+        fs::write(file, text).map_err(|source| {
+            let denied = source.kind() == io::ErrorKind::PermissionDenied;
+            match restricted_by_apparmor() {
+                true if denied => NamespaceError::Forbidden(Forbidden::AppArmor),
+                _ => NamespaceError::Identity { file, source },
+            }
+        })
+    }
+
+    fn explain(&self, error: io::Error) -> NamespaceError {
+        if self.is_privileged() {
+            return NamespaceError::Fork(error);
+        }
+        let forbidden = match Errno::from_io_error(&error) {
+            Some(Errno::NOSPC) if sysctl_is_zero("user/max_user_namespaces") => {
+                Forbidden::LimitZero
+            }
+            Some(Errno::NOSPC) => Forbidden::LimitReached,
+            Some(Errno::USERS | Errno::INVAL | Errno::NOSYS) => Forbidden::Unsupported,
+            Some(Errno::PERM | Errno::ACCESS) => {
+                if sysctl_is_zero("kernel/unprivileged_userns_clone") {
+                    Forbidden::SwitchedOff
+                } else if restricted_by_apparmor() {
+                    Forbidden::AppArmor
+                } else {
+                    Forbidden::Sandbox
+                }
+            }
+            _ => return NamespaceError::Fork(error),
+        };
+        NamespaceError::Forbidden(forbidden)
+    }
+}
+
+/// A network interface as a program is to find it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// Its name.
+    pub name: String,
+    /// Largest IP packet in bytes.
+    pub mtu: u16,
+    /// Packets that may wait in its transmit queue.
+    pub tx_queue_len: u32,
+    /// Its Ethernet address.
+    pub mac: [u8; 6],
+    /// Its IPv4 network, if it has one.
+    pub ipv4: Option<Addresses>,
+    /// Its IPv6 network, if it has one.
+    pub ipv6: Option<Addresses>,
+}
+
+/// Addresses of one IP version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Addresses {
+    /// The interface's own.
+    pub address: IpAddr,
+    /// Bits of the network's prefix.
+    pub prefix_len: u8,
+    /// The default gateway.
+    pub gateway: IpAddr,
+}
+
+/// What became of a configured interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Configured {
+    /// As asked for.
+    Whole,
+    /// The kernel does not do IPv6 here; there is IPv4 only.
+    WithoutIpv6(Errno),
+}
+
+impl Interface {
+    /// Gives the existing link of this name its addresses and routes and switches it on.
+    /// Addresses are usable at once. Also switches loopback on.
+    ///
+    /// # Errors
+    /// [`NetlinkError`]. A kernel without IPv6 is an error only if there is no IPv4.
+    pub fn configure(&self) -> Result<Configured, NetlinkError> {
+        let mut netlink = Netlink::open()?;
+        netlink.loopback_up()?;
+        let index = netlink.link_index(&self.name)?;
+        let mut settings = LinkSettings {
+            up: false,
+            mtu: Some(self.mtu),
+            tx_queue_len: Some(self.tx_queue_len),
+            mac: Some(self.mac),
+            address_gen_mode_none: false,
+        };
+        netlink.link_set(index, &settings)?;
+        settings = LinkSettings { address_gen_mode_none: true, ..LinkSettings::default() };
+        // Fails on kernels without IPv6; what that means shows below.
+        let quiet = netlink.link_set(index, &settings);
+        netlink.link_set(index, &LinkSettings { up: true, ..LinkSettings::default() })?;
+        if let Some(ipv4) = &self.ipv4 {
+            add_network(&mut netlink, index, ipv4)?;
+        }
+        let Some(ipv6) = &self.ipv6 else { return Ok(Configured::Whole) };
+        let added = quiet
+            .and_then(|()| netlink.address_add(index, link_local(self.mac).into(), 64))
+            .and_then(|()| add_network(&mut netlink, index, ipv6));
+        match added {
+            Ok(()) => Ok(Configured::Whole),
+            Err(NetlinkError::Refused { errno, .. })
+                if self.ipv4.is_some() && means_no_ipv6(errno) =>
+            {
+                Ok(Configured::WithoutIpv6(errno))
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Lets programs without privilege use ports below 1024 and ICMP echo in the current network
+/// namespace, which is their own. Returns false if /proc/sys cannot be written.
+pub fn relax_network_limits(isolation: &Isolation) -> bool {
+    let gid = match isolation.mode {
+        Mode::Privileged | Mode::User { as_root: true } => 0,
+        Mode::User { as_root: false } => isolation.gid.as_raw(),
+    };
+    let ports = fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0");
+    let echo = fs::write("/proc/sys/net/ipv4/ping_group_range", format!("{gid} {gid}"));
+    ports.and(echo).is_ok()
+}
+
+/// Asks the kernel to kill this process when the thread that forked it ends. The caller must
+/// still find out whether that has happened already.
+///
+/// # Errors
+/// Those of prctl(2).
+pub fn die_with_parent() -> io::Result<()> {
+    Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?)
+}
+
+/// Forks a child that stays in this process's namespaces.
+///
+/// # Errors
+/// Those of [`fork_into`].
+pub fn fork() -> io::Result<Forked> {
+    const NO_NAMESPACES: c_int = 0;
+    fork_into(NO_NAMESPACES)
+}
+
+/// Waits for the end of a child.
+///
+/// # Errors
+/// Those of waitpid(2).
+pub fn reap(pid: Pid) -> io::Result<ExitStatus> {
+    let waited = rustix::io::retry_on_intr(|| waitpid(Some(pid), WaitOptions::empty()))?;
+    let (_, status) = waited.expect("without NOHANG, waitpid returns a status");
+    Ok(ExitStatus::from_raw(status.as_raw()))
+}
+
+/// Kills a child and waits for its end. A child that has ended already is only waited for.
+pub fn kill_and_reap(pid: Pid) {
+    // Both fail only if the child has been waited for, and then there is nothing to do.
+    let _ = rustix::process::kill_process(pid, Signal::KILL);
+    let _ = reap(pid);
+}
+
+fn add_network(netlink: &mut Netlink, index: u32, network: &Addresses) -> Result<(), NetlinkError> {
+    netlink.address_add(index, network.address, network.prefix_len)?;
+    netlink.route_add_default(index, network.gateway)
+}
+
+/// What a kernel says that has no IPv6 at all, or has it switched off.
+fn means_no_ipv6(errno: Errno) -> bool {
+    matches!(errno, Errno::AFNOSUPPORT | Errno::OPNOTSUPP | Errno::ACCESS | Errno::INVAL)
+}
+
+fn restricted_by_apparmor() -> bool {
+    const FILE: &str = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns";
+    fs::read_to_string(FILE).is_ok_and(|text| text.trim() == "1")
+}
+
+fn sysctl_is_zero(name: &str) -> bool {
+    fs::read_to_string(format!("/proc/sys/{name}")).is_ok_and(|text| text.trim() == "0")
+}

@@ -1,0 +1,191 @@
+//! Messages between towpath and the process that it forked.
+//!
+//! A pair of connected sockets that keep message boundaries; a message is a tag, a number and at
+//! most one descriptor. The end of the other side shows as [`ChannelError::Closed`], which is how
+//! each side learns of the other's death.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+
+/// Why a message could not be exchanged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ChannelError {
+    /// The other process has ended.
+    #[error("the other process has ended")]
+    Closed,
+    /// A message that neither side sends.
+    #[error("unexpected message")]
+    Unexpected,
+    /// The socket failed.
+    #[error("internal socket")]
+    Socket(#[source] Errno),
+}
+
+/// A message.
+#[derive(Debug)]
+pub enum Message {
+    /// To towpath: the network is set up; the TAP device and a number that describes it.
+    Ready(u32, OwnedFd),
+    /// To the child: towpath serves, begin.
+    Go,
+    /// To towpath: the program runs; its pidfd.
+    Started(OwnedFd),
+    /// To towpath: the program has ended with this status of wait(2).
+    Ended(i32),
+}
+
+/// One end of the pair.
+#[derive(Debug)]
+pub struct Channel(OwnedFd);
+
+impl Channel {
+    /// Two ends of a new channel. Neither is inherited by programs executed later.
+    ///
+    /// # Errors
+    /// [`ChannelError::Socket`].
+    pub fn pair() -> Result<(Channel, Channel), ChannelError> {
+        let (one, other) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .map_err(ChannelError::Socket)?;
+        Ok((Channel(one), Channel(other)))
+    }
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// [`ChannelError::Closed`] or [`ChannelError::Socket`].
+    pub fn send(&self, message: &Message) -> Result<(), ChannelError> {
+        let (tag, number, descriptor) = match message {
+            Message::Ready(number, tap) => (TAG_READY, *number, Some(tap.as_fd())),
+            Message::Go => (TAG_GO, 0, None),
+            Message::Started(pidfd) => (TAG_STARTED, 0, Some(pidfd.as_fd())),
+            Message::Ended(status) => (TAG_ENDED, status.cast_unsigned(), None),
+        };
+        let mut bytes = [tag; MESSAGE_LEN];
+        bytes[1..].copy_from_slice(&number.to_ne_bytes());
+        let descriptors = descriptor.map(|descriptor| [descriptor]);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if let Some(descriptors) = &descriptors {
+            let fits = ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
+            assert!(fits, "there is room for one descriptor");
+        }
+        let slices = [IoSlice::new(&bytes)];
+        let sent = retry_on_intr(|| sendmsg(&self.0, &slices, &mut ancillary, SendFlags::NOSIGNAL));
+        match sent {
+            Ok(_) => Ok(()),
+            Err(Errno::PIPE | Errno::CONNRESET) => Err(ChannelError::Closed),
+            Err(errno) => Err(ChannelError::Socket(errno)),
+        }
+    }
+
+    /// Waits for a message.
+    ///
+    /// # Errors
+    /// [`ChannelError`].
+    pub fn receive(&self) -> Result<Message, ChannelError> {
+        let mut bytes = [0; MESSAGE_LEN];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let length = loop {
+            let mut slices = [IoSliceMut::new(&mut bytes)];
+            match recvmsg(&self.0, &mut slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+                Ok(received) => break received.bytes,
+                Err(Errno::INTR) => {}
+                Err(Errno::CONNRESET) => return Err(ChannelError::Closed),
+                Err(errno) => return Err(ChannelError::Socket(errno)),
+            }
+        };
+        if length == 0 {
+            return Err(ChannelError::Closed);
+        }
+        let descriptor = ancillary.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+            _ => None,
+        });
+        let [tag, number @ ..] = bytes;
+        let number = u32::from_ne_bytes(number);
+        match (length == MESSAGE_LEN, tag, descriptor) {
+            (true, TAG_READY, Some(tap)) => Ok(Message::Ready(number, tap)),
+            (true, TAG_GO, None) => Ok(Message::Go),
+            (true, TAG_STARTED, Some(pidfd)) => Ok(Message::Started(pidfd)),
+            (true, TAG_ENDED, None) => Ok(Message::Ended(number.cast_signed())),
+            _ => Err(ChannelError::Unexpected),
+        }
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Waits until one of `descriptors` is readable or at its end; returns the first such index, or
+/// `None` when `timeout` has passed.
+///
+/// # Errors
+/// Those of poll(2).
+pub fn wait_readable(
+    descriptors: &[BorrowedFd<'_>],
+    timeout: Option<Duration>,
+) -> io::Result<Option<usize>> {
+    let mut polled: Vec<PollFd<'_>> =
+        descriptors.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    let timeout = timeout.map(Timespec::try_from).transpose();
+    let timeout = timeout.map_err(|_| io::ErrorKind::InvalidInput)?;
+    retry_on_intr(|| poll(&mut polled, timeout.as_ref()))?;
+    Ok(polled.iter().position(|fd| !fd.revents().is_empty()))
+}
+
+const TAG_READY: u8 = b'r';
+const TAG_GO: u8 = b'g';
+const TAG_STARTED: u8 = b's';
+const TAG_ENDED: u8 = b'e';
+/// Tag and number.
+const MESSAGE_LEN: usize = 1 + 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_arrive_as_sent() {
+        let (one, other) = Channel::pair().unwrap();
+        let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        one.send(&Message::Ready(7, file())).unwrap();
+        one.send(&Message::Go).unwrap();
+        one.send(&Message::Started(file())).unwrap();
+        one.send(&Message::Ended(-3)).unwrap();
+        assert!(matches!(other.receive(), Ok(Message::Ready(7, _))));
+        assert!(matches!(other.receive(), Ok(Message::Go)));
+        assert!(matches!(other.receive(), Ok(Message::Started(_))));
+        assert!(matches!(other.receive(), Ok(Message::Ended(-3))));
+    }
+
+    #[test]
+    fn the_end_of_the_other_side_shows() {
+        let (one, other) = Channel::pair().unwrap();
+        drop(one);
+        assert_eq!(other.receive().err(), Some(ChannelError::Closed));
+        assert_eq!(other.send(&Message::Go).err(), Some(ChannelError::Closed));
+    }
+
+    #[test]
+    fn other_messages_are_refused() {
+        let (one, other) = Channel::pair().unwrap();
+        rustix::net::send(&one, b"g", SendFlags::empty()).unwrap();
+        assert_eq!(other.receive().err(), Some(ChannelError::Unexpected));
+        rustix::net::send(&one, b"r\0\0\0\0", SendFlags::empty()).unwrap();
+        assert_eq!(other.receive().err(), Some(ChannelError::Unexpected), "no descriptor");
+    }
+}

@@ -1,0 +1,92 @@
+//! Process 1 of a program's PID namespace.
+//!
+//! It starts the program, collects whatever dies in the namespace, tells towpath the program's
+//! status and ends; the kernel then kills what the program left behind. The kernel delivers it
+//! no signal from inside that it does not handle, and it handles none: a signal of the terminal
+//! concerns the program alone.
+
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::process::{Pid, PidfdFlags, WaitOptions, pidfd_open, wait};
+
+use super::channel::{Channel, ChannelError, Message};
+use crate::process_sys::SignalSet;
+
+/// Why the program did not run.
+#[derive(Debug, thiserror::Error)]
+pub enum InitError {
+    /// The program could not be executed.
+    #[error("cannot execute the program")]
+    Execute(#[source] io::Error),
+    /// towpath has gone or misbehaved.
+    #[error(transparent)]
+    Channel(#[from] ChannelError),
+    /// A system call failed.
+    #[error("process 1")]
+    System(#[from] io::Error),
+}
+
+/// Waits for the permission to begin, runs `command` with the signal mask `mask`, and returns its
+/// status once that has been told to towpath. The caller then ends.
+///
+/// # Errors
+/// [`InitError`]; towpath has been told nothing then.
+pub fn run(
+    channel: &Channel,
+    mut command: Command,
+    mask: &SignalSet,
+) -> Result<ExitStatus, InitError> {
+    let Message::Go = channel.receive()? else {
+        return Err(ChannelError::Unexpected.into());
+    };
+    // The program inherits it.
+    mask.restore()?;
+    let program = command.spawn().map_err(InitError::Execute)?;
+    drop(command);
+    let pid = i32::try_from(program.id()).ok().and_then(Pid::from_raw);
+    let pid = pid.expect("a started process has a positive number");
+    let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(io::Error::from)?;
+    channel.send(&Message::Started(pidfd))?;
+    release_standard_streams()?;
+    let status = reap_until(pid)?;
+    channel.send(&Message::Ended(status))?;
+    Ok(ExitStatus::from_raw(status))
+}
+
+/// Lets go of standard input, output and error, so that their other ends see only the program's
+/// copies closing.
+///
+/// # Errors
+/// Those of opening and duplicating /dev/null.
+fn release_standard_streams() -> io::Result<()> {
+    release_input_and_output()?;
+    Ok(rustix::stdio::dup2_stderr(null_device()?)?)
+}
+
+/// Lets go of standard input and output, but keeps standard error for messages.
+///
+/// # Errors
+/// Those of opening and duplicating /dev/null.
+pub fn release_input_and_output() -> io::Result<()> {
+    let null = null_device()?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    Ok(())
+}
+
+fn null_device() -> io::Result<std::os::fd::OwnedFd> {
+    Ok(rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// Waits for all children until `program` is among the dead; returns its status of wait(2).
+fn reap_until(program: Pid) -> io::Result<i32> {
+    loop {
+        match rustix::io::retry_on_intr(|| wait(WaitOptions::empty()))? {
+            Some((pid, status)) if pid == program => return Ok(status.as_raw()),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Signals that reach towpath, and which of them concern the program it runs.
+//!
+//! towpath blocks them and reads them from a descriptor. Signals of the terminal (Ctrl-C, Ctrl-\,
+//! a new window size) go to the whole foreground process group, which the program belongs to, so
+//! it has them already; a signal that somebody sends to towpath alone is for towpath to pass on.
+//! Ctrl-Z is not among them: it stops towpath and program alike, as it should.
+
+use std::ffi::c_int;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::process::Signal;
+
+use crate::process_sys::SignalSet;
+
+/// A signal that arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrived {
+    /// Which one.
+    pub signal: Signal,
+    /// The kernel sent it, to the whole foreground process group.
+    pub from_terminal: bool,
+}
+
+/// Blocked signals, readable as events. Dropping it leaves them blocked.
+#[derive(Debug)]
+pub struct Signals {
+    descriptor: OwnedFd,
+    mask_before: SignalSet,
+}
+
+impl Signals {
+    /// Blocks the signals that towpath handles, in this thread and those it starts later.
+    ///
+    /// # Errors
+    /// Those of pthread_sigmask(3) and signalfd(2).
+    pub fn block() -> io::Result<Self> {
+        let set = SignalSet::of(&HANDLED.map(Signal::as_raw));
+        let mask_before = set.block()?;
+        Ok(Self { descriptor: set.descriptor()?, mask_before })
+    }
+
+    /// The mask before; what a program started by this one should have.
+    pub fn mask_before(&self) -> &SignalSet {
+        &self.mask_before
+    }
+
+    /// The next signal, if one has arrived.
+    ///
+    /// # Errors
+    /// Those of read(2).
+    pub fn next(&self) -> io::Result<Option<Arrived>> {
+        let mut info = [0; SIGNALFD_SIGINFO_LEN];
+        match rustix::io::retry_on_intr(|| rustix::io::read(&self.descriptor, &mut info)) {
+            Ok(SIGNALFD_SIGINFO_LEN) => {}
+            Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(errno) => return Err(errno.into()),
+        }
+        // signalfd(2): ssi_signo and ssi_code are the first and the third 32-bit number.
+        let number = |at: usize| c_int::from_ne_bytes([0, 1, 2, 3].map(|byte| info[at + byte]));
+        let signal = Signal::from_named_raw(number(0)).ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Some(Arrived { signal, from_terminal: number(8) == libc::SI_KERNEL }))
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+impl Arrived {
+    /// True if the program has this signal already, being in the terminal's foreground group. A
+    /// hangup is told to the session's leader too, who may be towpath: it is passed on always.
+    pub fn is_known_to_program(&self) -> bool {
+        self.from_terminal && self.signal != Signal::HUP
+    }
+
+    /// Sends this signal to the process behind `pidfd`. It may have ended.
+    pub fn pass_on(&self, pidfd: BorrowedFd<'_>) {
+        // A process that has ended needs no signal.
+        let _ = rustix::process::pidfd_send_signal(pidfd, self.signal);
+    }
+
+    /// True if this is a request to end.
+    pub fn is_end(&self) -> bool {
+        matches!(self.signal, Signal::INT | Signal::QUIT | Signal::TERM | Signal::HUP)
+    }
+}
+
+/// Number of the signal that Ctrl-C sends.
+pub const INTERRUPT_NUMBER: u8 = 2;
+const _: () = assert!(INTERRUPT_NUMBER as c_int == libc::SIGINT);
+
+/// Ends this process by SIGINT, so that a shell sees how the program ended. Returns only if that
+/// is impossible, as for process 1 of a container.
+pub fn end_by_interrupt() {
+    // Nothing can be done about a failure but what the caller does next: exit.
+    let _ = SignalSet::of(&[]).restore();
+    let _ = rustix::process::kill_process(rustix::process::getpid(), Signal::INT);
+}
+
+/// Those that ask a program to do something, except for job control.
+const HANDLED: [Signal; 7] = [
+    Signal::HUP,
+    Signal::INT,
+    Signal::QUIT,
+    Signal::TERM,
+    Signal::USR1,
+    Signal::USR2,
+    Signal::WINCH,
+];
+/// `sizeof(struct signalfd_siginfo)`.
+const SIGNALFD_SIGINFO_LEN: usize = 128;

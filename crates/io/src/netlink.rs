@@ -1,0 +1,243 @@
+//! Network links, addresses and routes of the current network namespace (rtnetlink(7)).
+//!
+//! A [`Netlink`] asks one thing at a time and waits for the kernel's acknowledgement, so that a
+//! failed call names what failed. The kernel's own explanation (extended acknowledgement) is part
+//! of the error where it gives one. The socket belongs to the namespace it was opened in.
+
+use std::io;
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::sockopt::set_socket_timeout;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with,
+};
+
+use crate::process_sys::netlink_ext_ack;
+use message::{Reply, Request};
+
+mod message;
+
+/// Why a request failed.
+#[derive(Debug, thiserror::Error)]
+pub enum NetlinkError {
+    /// The kernel refused.
+    #[error("{what}{}", .text.as_ref().map(|text| format!(" ({text})")).unwrap_or_default())]
+    Refused {
+        /// What was asked for.
+        what: &'static str,
+        /// The kernel's error.
+        #[source]
+        errno: Errno,
+        /// The kernel's explanation, if it gave one.
+        text: Option<String>,
+    },
+    /// The netlink socket failed.
+    #[error("netlink socket")]
+    Socket(#[from] Errno),
+    /// The network has a way out already.
+    #[error("there is a default route already; delete it first with `ip route del default`")]
+    DefaultRouteExists,
+    /// The kernel's answer made no sense.
+    #[error("{what}: unexpected answer from the kernel")]
+    Answer {
+        /// What was asked for.
+        what: &'static str,
+    },
+}
+
+impl NetlinkError {
+    /// The kernel's error number, if it gave one.
+    pub fn errno(&self) -> Option<Errno> {
+        match self {
+            NetlinkError::Refused { errno, .. } | NetlinkError::Socket(errno) => Some(*errno),
+            NetlinkError::DefaultRouteExists => Some(Errno::EXIST),
+            NetlinkError::Answer { .. } => None,
+        }
+    }
+}
+
+/// What to change about a link; `None` and `false` leave it alone.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LinkSettings {
+    /// Switches the link on.
+    pub up: bool,
+    /// Largest IP packet in bytes.
+    pub mtu: Option<u16>,
+    /// Packets that may wait in the link's transmit queue.
+    pub tx_queue_len: Option<u32>,
+    /// Ethernet address.
+    pub mac: Option<[u8; 6]>,
+    /// The kernel adds no IPv6 link-local address of its own.
+    pub address_gen_mode_none: bool,
+}
+
+/// An open rtnetlink socket.
+#[derive(Debug)]
+pub struct Netlink {
+    socket: OwnedFd,
+    sequence: u32,
+}
+
+impl Netlink {
+    /// Opens a socket in the current network namespace.
+    ///
+    /// # Errors
+    /// [`NetlinkError::Socket`].
+    pub fn open() -> Result<Self, NetlinkError> {
+        let socket = socket_with(
+            AddressFamily::NETLINK,
+            SocketType::RAW,
+            SocketFlags::CLOEXEC,
+            None, // NETLINK_ROUTE
+        )?;
+        set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Recv, Some(REPLY_TIMEOUT))?;
+        // Extended acknowledgements came with Linux 4.12; without them errors lack their text.
+        let _ = netlink_ext_ack(socket.as_fd());
+        Ok(Self { socket, sequence: 0 })
+    }
+
+    /// Index of the link called `name`.
+    ///
+    /// # Errors
+    /// ENODEV if there is none.
+    pub fn link_index(&mut self, name: &str) -> Result<u32, NetlinkError> {
+        let index = rustix::net::netdevice::name_to_index(&self.socket, name);
+        index.map_err(|errno| NetlinkError::Refused { what: "find link", errno, text: None })
+    }
+
+    /// Changes a link.
+    ///
+    /// # Errors
+    /// [`NetlinkError`]; settings are applied together or not at all, as far as the kernel can.
+    pub fn link_set(&mut self, index: u32, settings: &LinkSettings) -> Result<(), NetlinkError> {
+        if settings.address_gen_mode_none {
+            self.no_generated_address(index)?;
+        }
+        let mut request = Request::link(index, settings.up);
+        if let Some(mtu) = settings.mtu {
+            request.attribute(message::IFLA_MTU, &u32::from(mtu).to_ne_bytes());
+        }
+        if let Some(length) = settings.tx_queue_len {
+            request.attribute(message::IFLA_TXQLEN, &length.to_ne_bytes());
+        }
+        if let Some(mac) = settings.mac {
+            request.attribute(message::IFLA_ADDRESS, &mac);
+        }
+        self.ask("set up link", request)
+    }
+
+    /// Switches the loopback link on.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn loopback_up(&mut self) -> Result<(), NetlinkError> {
+        let index = self.link_index("lo")?;
+        self.ask("switch on loopback", Request::link(index, true))
+    }
+
+    /// Adds an address that is usable at once: no duplicate address detection.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn address_add(
+        &mut self,
+        index: u32,
+        address: IpAddr,
+        prefix_len: u8,
+    ) -> Result<(), NetlinkError> {
+        let mut request = Request::address(index, &address, prefix_len);
+        match address {
+            IpAddr::V4(v4) => {
+                request.attribute(message::IFA_LOCAL, &v4.octets());
+                request.attribute(message::IFA_ADDRESS, &v4.octets());
+                let host_bits = u32::MAX.checked_shr(prefix_len.into()).unwrap_or(0);
+                let broadcast = u32::from(v4) | host_bits;
+                request.attribute(message::IFA_BROADCAST, &broadcast.to_be_bytes());
+            }
+            IpAddr::V6(v6) => request.attribute(message::IFA_ADDRESS, &v6.octets()),
+        }
+        self.ask("add address", request)
+    }
+
+    /// Adds the default route of `gateway`'s family.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn route_add_default(&mut self, index: u32, gateway: IpAddr) -> Result<(), NetlinkError> {
+        let mut request = Request::default_route(&gateway);
+        match gateway {
+            IpAddr::V4(v4) => request.attribute(message::RTA_GATEWAY, &v4.octets()),
+            IpAddr::V6(v6) => request.attribute(message::RTA_GATEWAY, &v6.octets()),
+        }
+        request.attribute(message::RTA_OIF, &index.to_ne_bytes());
+        match self.ask("add default route", request) {
+            Err(NetlinkError::Refused { errno: Errno::EXIST, .. }) => {
+                Err(NetlinkError::DefaultRouteExists)
+            }
+            answer => answer,
+        }
+    }
+
+    fn no_generated_address(&mut self, index: u32) -> Result<(), NetlinkError> {
+        let mut request = Request::link(index, false);
+        request.nested(message::IFLA_AF_SPEC, |spec| {
+            spec.nested(message::AF_INET6, |inet6| {
+                inet6.attribute(
+                    message::IFLA_INET6_ADDR_GEN_MODE,
+                    &[message::IN6_ADDR_GEN_MODE_NONE],
+                );
+            });
+        });
+        self.ask("switch off address generation", request)
+    }
+
+    fn ask(&mut self, what: &'static str, request: Request) -> Result<(), NetlinkError> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let bytes = request.finish(self.sequence);
+        let kernel = SocketAddrNetlink::new(0, 0);
+        sendto(&self.socket, &bytes, SendFlags::empty(), &kernel)?;
+        let mut buffer = [0; REPLY_BYTES_MAX];
+        for _ in 0..STALE_REPLIES_MAX {
+            let (length, _) = rustix::io::retry_on_intr(|| {
+                recv(&self.socket, &mut buffer[..], RecvFlags::empty())
+            })?;
+            match Reply::parse(&buffer[..length], self.sequence) {
+                Reply::Done => return Ok(()),
+                Reply::Refused { errno, text } => {
+                    return Err(NetlinkError::Refused { what, errno, text });
+                }
+                Reply::Other => {}
+            }
+        }
+        Err(NetlinkError::Answer { what })
+    }
+}
+
+/// The link-local address that belongs to an Ethernet address (RFC 4291 appendix A).
+pub fn link_local(mac: [u8; 6]) -> Ipv6Addr {
+    let [a, b, c, d, e, f] = mac;
+    let universal_bit_flipped = a ^ 0x02;
+    Ipv6Addr::from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, universal_bit_flipped, b, c, 0xff, 0xfe, d, e, f])
+}
+
+impl From<NetlinkError> for io::Error {
+    fn from(error: NetlinkError) -> Self {
+        match error.errno() {
+            Some(errno) => io::Error::new(io::Error::from(errno).kind(), error),
+            None => io::Error::other(error),
+        }
+    }
+}
+
+/// The kernel answers requests of this kind before `sendto` returns; waiting is for the unknown.
+const REPLY_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
+/// An acknowledgement repeats the request (below 256 bytes) and may carry a text of one line.
+const REPLY_BYTES_MAX: usize = 4096;
+/// Nobody else's messages arrive here; more than a few that are not ours mean something is wrong.
+const STALE_REPLIES_MAX: usize = 16;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,224 @@
+//! Capture files in pcapng form, written without copying payload.
+//!
+//! A [`Writer`] begins a section with one Ethernet interface and adds an enhanced packet block per
+//! packet, in one `writev` of block header, private headers, pieces by address and trailer. Times
+//! are nanoseconds since 1970; the direction goes into the packet's flags. A checksum that a
+//! device was to fill in is captured as it is: partial.
+//!
+//! Invariants: a block is written whole or the file ends inside it and nothing follows. The first
+//! error is reported, once; from then on packets are counted and not written. One thread.
+//!
+//! Limit: [`SNAP_BYTES_MAX`]. Specification: draft-ietf-opsawg-pcapng.
+
+use crate::sys::{self, Gather};
+use crate::tap::wire_headers;
+use rustix::fd::AsFd;
+use rustix::io::Errno;
+use std::io;
+use towpath_packet::Packet;
+use towpath_packet::packet::PIECES_MAX;
+
+/// Most bytes captured of one packet: more than the largest super-packet.
+pub const SNAP_BYTES_MAX: u32 = 256 * 1024;
+
+/// Block header, private headers, pieces, trailer.
+const PARTS: usize = 3 + PIECES_MAX;
+/// Type, total length, interface, time high and low, captured and original length.
+const PACKET_HEADER_BYTES: usize = 7 * 4;
+/// Padding up to 3, `epb_flags` 8, end of options 4, total length 4.
+const TRAILER_BYTES_MAX: usize = 3 + 8 + 4 + 4;
+
+const SECTION_HEADER: u32 = 0x0a0d_0d0a;
+const INTERFACE_DESCRIPTION: u32 = 1;
+const ENHANCED_PACKET: u32 = 6;
+const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
+const LINK_ETHERNET: u16 = 1;
+const OPTION_EPB_FLAGS: u16 = 2;
+const OPTION_IF_NAME: u16 = 2;
+const OPTION_IF_TSRESOL: u16 = 9;
+/// Power of ten of the time unit.
+const NANOSECONDS: u8 = 9;
+
+/// Which way a packet went, seen from the device captured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// Received by towpath.
+    Inbound,
+    /// Sent by towpath.
+    Outbound,
+}
+
+/// Writes a capture to a file, a pipe or anything else that takes bytes.
+#[derive(Debug)]
+pub struct Writer<W: AsFd> {
+    to: W,
+    snap_bytes: u32,
+    stopped: bool,
+    packets: u64,
+    missed: u64,
+}
+
+impl<W: AsFd> Writer<W> {
+    /// Begins a capture of the interface `name`. Of each packet the first `snap_bytes` are kept;
+    /// `None` keeps all.
+    pub fn new(to: W, name: &str, snap_bytes: Option<u32>) -> io::Result<Self> {
+        let snap_bytes = snap_bytes.unwrap_or(SNAP_BYTES_MAX).min(SNAP_BYTES_MAX);
+        let preamble = preamble(name, snap_bytes);
+        let mut gather: Gather<'_, 1> = Gather::new();
+        gather.push_bytes(&preamble);
+        write_whole(&to, &mut gather)?;
+        Ok(Self { to, snap_bytes, stopped: false, packets: 0, missed: 0 })
+    }
+
+    /// Writes a packet that was seen `nanoseconds` after the beginning of 1970. After an error,
+    /// which is returned once, nothing more is written. A reader that is too slow, where the file
+    /// does not block, misses packets and is no error.
+    pub fn write(
+        &mut self,
+        direction: Direction,
+        nanoseconds: u64,
+        packet: &Packet,
+    ) -> io::Result<()> {
+        if self.stopped {
+            self.missed += 1;
+            return Ok(());
+        }
+        let original = packet.len();
+        let captured = original.min(self.snap_bytes as usize);
+        let (trailer, trailer_bytes) = packet_trailer(captured, direction);
+        let total = (PACKET_HEADER_BYTES + captured + trailer_bytes) as u32;
+        let header = packet_header(total, nanoseconds, captured as u32, original as u32);
+
+        let mut gather: Gather<'_, PARTS> = Gather::new();
+        let mut fits = gather.push_bytes(&header);
+        let headers = wire_headers(packet);
+        let headers = &headers[..headers.len().min(captured)];
+        fits &= gather.push_bytes(headers);
+        let mut left = captured - headers.len();
+        for piece in packet.pieces() {
+            fits &= gather.push_piece_start(piece, left);
+            left -= left.min(piece.len());
+        }
+        fits &= gather.push_bytes(&trailer[..trailer_bytes]);
+        assert!(fits && gather.bytes() == total as usize, "a block is as long as it says");
+
+        match write_whole(&self.to, &mut gather) {
+            Ok(()) => self.packets += 1,
+            Err(Errno::AGAIN) if gather.bytes() == total as usize => self.missed += 1,
+            Err(errno) => {
+                self.stopped = true;
+                self.missed += 1;
+                return Err(errno.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// True after an error.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped
+    }
+
+    /// Packets written.
+    pub fn packets(&self) -> u64 {
+        self.packets
+    }
+
+    /// Packets not written.
+    pub fn missed(&self) -> u64 {
+        self.missed
+    }
+
+    /// Ends the capture and gives the file back.
+    pub fn into_inner(self) -> W {
+        self.to
+    }
+}
+
+/// Writes everything, in as many calls as it takes; what was written is advanced over.
+fn write_whole<const N: usize>(to: &impl AsFd, gather: &mut Gather<'_, N>) -> Result<(), Errno> {
+    while gather.bytes() > 0 {
+        match sys::write_gather(to.as_fd(), gather) {
+            Ok(0) => return Err(Errno::IO),
+            Ok(count) => gather.advance(count),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+/// Section header block and interface description block.
+fn preamble(name: &str, snap_bytes: u32) -> Vec<u8> {
+    let mut section = Vec::new();
+    section.extend(BYTE_ORDER_MAGIC.to_ne_bytes());
+    section.extend(1u16.to_ne_bytes());
+    section.extend(0u16.to_ne_bytes());
+    // The length of the section is not known yet.
+    section.extend(u64::MAX.to_ne_bytes());
+
+    let mut interface = Vec::new();
+    interface.extend(LINK_ETHERNET.to_ne_bytes());
+    interface.extend(0u16.to_ne_bytes());
+    interface.extend(snap_bytes.to_ne_bytes());
+    push_option(&mut interface, OPTION_IF_NAME, &name.as_bytes()[..name.len().min(255)]);
+    push_option(&mut interface, OPTION_IF_TSRESOL, &[NANOSECONDS]);
+    interface.extend([0; 4]);
+
+    let mut bytes = block(SECTION_HEADER, &section);
+    bytes.extend(block(INTERFACE_DESCRIPTION, &interface));
+    bytes
+}
+
+fn block(kind: u32, body: &[u8]) -> Vec<u8> {
+    let total = (body.len() + 12) as u32;
+    let mut bytes = Vec::with_capacity(total as usize);
+    bytes.extend(kind.to_ne_bytes());
+    bytes.extend(total.to_ne_bytes());
+    bytes.extend(body);
+    bytes.extend(total.to_ne_bytes());
+    bytes
+}
+
+fn push_option(to: &mut Vec<u8>, code: u16, value: &[u8]) {
+    to.extend(code.to_ne_bytes());
+    to.extend((value.len() as u16).to_ne_bytes());
+    to.extend(value);
+    to.resize(to.len().next_multiple_of(4), 0);
+}
+
+fn packet_header(
+    total: u32,
+    nanoseconds: u64,
+    captured: u32,
+    original: u32,
+) -> [u8; PACKET_HEADER_BYTES] {
+    let (high, low) = ((nanoseconds >> 32) as u32, nanoseconds as u32);
+    let words = [ENHANCED_PACKET, total, 0, high, low, captured, original];
+    let mut bytes = [0; PACKET_HEADER_BYTES];
+    for (to, word) in bytes.chunks_exact_mut(4).zip(words) {
+        to.copy_from_slice(&word.to_ne_bytes());
+    }
+    bytes
+}
+
+/// Padding, options and total length behind `captured` bytes.
+fn packet_trailer(captured: usize, direction: Direction) -> ([u8; TRAILER_BYTES_MAX], usize) {
+    let padding = captured.next_multiple_of(4) - captured;
+    let len = padding + 16;
+    let flags: u32 = match direction {
+        Direction::Inbound => 1,
+        Direction::Outbound => 2,
+    };
+    let total = (PACKET_HEADER_BYTES + captured + len) as u32;
+    let mut bytes = [0; TRAILER_BYTES_MAX];
+    let at = padding;
+    bytes[at..at + 2].copy_from_slice(&OPTION_EPB_FLAGS.to_ne_bytes());
+    bytes[at + 2..at + 4].copy_from_slice(&4u16.to_ne_bytes());
+    bytes[at + 4..at + 8].copy_from_slice(&flags.to_ne_bytes());
+    bytes[at + 12..at + 16].copy_from_slice(&total.to_ne_bytes());
+    (bytes, len)
+}
+
+#[cfg(test)]
+mod tests;

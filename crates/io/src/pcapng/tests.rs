@@ -1,0 +1,198 @@
+use super::*;
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::pipe::{PipeFlags, pipe_with};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::process::Command;
+use towpath_packet::{Memory, MemoryConfig, Piece};
+
+fn memory() -> Memory {
+    Memory::new(MemoryConfig { packets: 8, small_frames: 32, large_frames: 8 })
+}
+
+fn piece(memory: &mut Memory, bytes: &[u8]) -> Piece {
+    let pool = if bytes.len() <= memory.small.frame_bytes() {
+        &mut memory.small
+    } else {
+        &mut memory.large
+    };
+    let mut frame = pool.take().expect("free");
+    frame[..bytes.len()].copy_from_slice(bytes);
+    frame.freeze(bytes.len())
+}
+
+/// An Ethernet frame with an IPv4 UDP datagram to the discard port.
+fn datagram(payload: usize) -> Vec<u8> {
+    let mut frame = vec![0x02, 0, 0, 0, 0, 1, 0x02, 0, 0, 0, 0, 2, 0x08, 0x00];
+    let ip_bytes = (28 + payload) as u16;
+    frame.extend([0x45, 0]);
+    frame.extend(ip_bytes.to_be_bytes());
+    frame.extend([0, 0, 0x40, 0, 64, 17, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2]);
+    frame.extend([0xc0, 0x00, 0, 9]);
+    frame.extend((8 + payload as u16).to_be_bytes());
+    frame.extend([0, 0]);
+    frame.extend((0..payload).map(|index| index as u8));
+    frame
+}
+
+fn raw_packet(memory: &mut Memory, parts: &[&[u8]]) -> Packet {
+    let mut packet = memory.packet().expect("free");
+    for part in parts {
+        let piece = piece(memory, part);
+        packet.push_piece(piece).expect("room");
+    }
+    packet
+}
+
+/// One block: type, body.
+type Block = (u32, Vec<u8>);
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_ne_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+/// Reads blocks and checks that both lengths agree.
+fn blocks(mut bytes: &[u8]) -> Vec<Block> {
+    let mut blocks = Vec::new();
+    while !bytes.is_empty() {
+        let total = word(bytes, 4) as usize;
+        assert!(total.is_multiple_of(4) && total >= 12 && total <= bytes.len());
+        assert_eq!(word(bytes, total - 4) as usize, total);
+        blocks.push((word(bytes, 0), bytes[8..total - 4].to_vec()));
+        bytes = &bytes[total..];
+    }
+    blocks
+}
+
+fn contents(mut file: File) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    file.seek(SeekFrom::Start(0)).expect("a file");
+    file.read_to_end(&mut bytes).expect("readable");
+    bytes
+}
+
+fn file() -> File {
+    File::from(memfd_create("capture", MemfdFlags::CLOEXEC).expect("memory file"))
+}
+
+/// Goal: raw, peeked and pulled packets look the same in a capture, whatever their pieces.
+#[test]
+fn each_packet_state_is_captured_as_on_the_wire() {
+    let mut memory = memory();
+    let frame = datagram(3000);
+    let mut writer = Writer::new(file(), "tap0", None).expect("header");
+    let time = 1_700_000_000_123_456_789;
+
+    let mut packet = raw_packet(&mut memory, &[&frame[..20], &frame[20..1000], &frame[1000..]]);
+    writer.write(Direction::Inbound, time, &packet).expect("written");
+    packet.peek_headers();
+    writer.write(Direction::Inbound, time, &packet).expect("written");
+    packet.pull(42);
+    writer.write(Direction::Outbound, time, &packet).expect("written");
+    packet.pop_header(14);
+    packet.push_header(14).copy_from_slice(&frame[..14]);
+    writer.write(Direction::Outbound, time, &packet).expect("written");
+    assert_eq!((writer.packets(), writer.missed(), writer.is_stopped()), (4, 0, false));
+
+    let bytes = contents(writer.into_inner());
+    let blocks = blocks(&bytes);
+    assert_eq!(blocks[0].0, SECTION_HEADER);
+    assert_eq!(word(&blocks[0].1, 0), BYTE_ORDER_MAGIC);
+    assert_eq!(blocks[1].0, INTERFACE_DESCRIPTION);
+    assert_eq!(blocks.len(), 2 + 4);
+    for (index, (kind, body)) in blocks[2..].iter().enumerate() {
+        assert_eq!(*kind, ENHANCED_PACKET);
+        let stamp = u64::from(word(body, 4)) << 32 | u64::from(word(body, 8));
+        assert_eq!((word(body, 0), stamp), (0, time));
+        assert_eq!((word(body, 12), word(body, 16)), (3042, 3042));
+        assert!(body[20..20 + 3042] == frame[..], "packet {index} differs");
+        let options = &body[20 + 3044..];
+        let flags = if index < 2 { 1 } else { 2 };
+        assert_eq!((options.len(), word(options, 4)), (12, flags));
+    }
+}
+
+#[test]
+fn a_snap_length_cuts_headers_and_pieces() {
+    let mut memory = memory();
+    let frame = datagram(2000);
+    for snap in [0usize, 1, 13, 14, 41, 42, 43, 60, 61, 62, 63, 5000] {
+        let mut packet = raw_packet(&mut memory, &[&frame[..60], &frame[60..]]);
+        packet.peek_headers();
+        packet.pull(42);
+        let mut writer = Writer::new(file(), "tap0", Some(snap as u32)).expect("header");
+        writer.write(Direction::Inbound, 0, &packet).expect("written");
+        let bytes = contents(writer.into_inner());
+        let blocks = blocks(&bytes);
+        let (_, body) = &blocks[2];
+        let kept = snap.min(frame.len());
+        assert_eq!((word(body, 12) as usize, word(body, 16) as usize), (kept, frame.len()));
+        assert_eq!(body[20..20 + kept], frame[..kept]);
+    }
+}
+
+/// Goal: the first error ends the capture and is told once.
+#[test]
+fn an_error_is_told_once() {
+    let mut memory = memory();
+    let packet = raw_packet(&mut memory, &[&datagram(100)]);
+    let full = File::options().write(true).open("/dev/full").expect("there");
+    assert!(Writer::new(&full, "tap0", None).is_err());
+
+    let mut writer = Writer::new(file(), "tap0", None).expect("header");
+    writer.to = full;
+    assert!(writer.write(Direction::Inbound, 0, &packet).is_err());
+    assert!(writer.write(Direction::Inbound, 0, &packet).is_ok());
+    assert!(writer.is_stopped());
+    assert_eq!((writer.packets(), writer.missed()), (0, 2));
+}
+
+/// Goal: a reader of a pipe that is too slow loses packets, never the shape of the file.
+#[test]
+fn a_slow_reader_misses_whole_packets() {
+    let mut memory = memory();
+    let packet = raw_packet(&mut memory, &[&datagram(1458)]);
+    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).expect("a pipe");
+    let mut writer = Writer::new(writer, "tap0", None).expect("header");
+    while writer.missed() < 5 && !writer.is_stopped() {
+        // A pipe takes up to PIPE_BUF bytes whole or not at all; a packet here is shorter.
+        writer.write(Direction::Inbound, 0, &packet).expect("no error");
+    }
+    let written = writer.packets();
+    drop(writer.into_inner());
+    let mut bytes = Vec::new();
+    File::from(reader).read_to_end(&mut bytes).expect("readable");
+    assert_eq!(blocks(&bytes).len() as u64, 2 + written);
+}
+
+/// Goal: others read what we write. Method: tshark, if it is installed, lists what we captured.
+#[test]
+fn tshark_reads_it() {
+    let path = std::env::temp_dir().join(format!("towpath-capture-{}.pcapng", std::process::id()));
+    let file = File::create(&path).expect("a temporary file");
+    let mut memory = memory();
+    let mut writer = Writer::new(file, "tap0", None).expect("header");
+    for payload in [0, 1, 2, 3, 1472] {
+        let packet = raw_packet(&mut memory, &[&datagram(payload)]);
+        writer.write(Direction::Outbound, 1_700_000_000_000_000_001, &packet).expect("written");
+    }
+    drop(writer);
+    let fields = ["frame.len", "frame.time_epoch", "frame.interface_name", "udp.dstport"];
+    let mut command = Command::new("tshark");
+    command.arg("-r").arg(&path).args(["-T", "fields"]);
+    fields.iter().for_each(|field| {
+        command.args(["-e", field]);
+    });
+    let output = command.output();
+    std::fs::remove_file(&path).expect("ours");
+    let Ok(output) = output else {
+        println!("skipped: tshark is not installed");
+        return;
+    };
+    let text = String::from_utf8(output.stdout).expect("text");
+    let expected: String = [42, 43, 44, 45, 1514]
+        .iter()
+        .map(|len| format!("{len}\t1700000000.000000001\ttap0\t9\n"))
+        .collect();
+    assert_eq!(text, expected);
+}

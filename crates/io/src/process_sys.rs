@@ -1,0 +1,224 @@
+//! System calls about processes for which rustix has no safe form. Unsafe zone.
+//!
+//! One safe function per call. Everything here is meant for the time before threads exist: a
+//! fork copies only the calling thread, and signal masks belong to threads.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use rustix::process::Pid;
+
+/// Which side of a fork this is.
+#[derive(Debug)]
+pub enum Forked {
+    /// The process that forked; it holds the child.
+    Parent(Child),
+    /// The new process.
+    Child,
+}
+
+/// A forked process, by number and by descriptor. Dropping it does not end the process.
+#[derive(Debug)]
+pub struct Child {
+    /// Its number in this process's PID namespace; valid until it is waited for.
+    pub pid: Pid,
+    /// Readable once it has ended.
+    pub pidfd: OwnedFd,
+}
+
+/// Forks into the new namespaces that `namespaces` asks for (`CLONE_NEW*` bits, 0 for none).
+///
+/// # Errors
+/// Those of clone(2), and `ResourceBusy` when the process has more than one thread: the child of
+/// a threaded process could wait for ever on a lock whose holder was not copied.
+pub fn fork_into(namespaces: c_int) -> io::Result<Forked> {
+    const ALLOWED: c_int =
+        libc::CLONE_NEWUSER | libc::CLONE_NEWNET | libc::CLONE_NEWNS | libc::CLONE_NEWPID;
+    assert_eq!(namespaces & !ALLOWED, 0, "only namespace bits: memory must not be shared");
+    if thread_count()? != 1 {
+        return Err(io::ErrorKind::ResourceBusy.into());
+    }
+    let flags = namespaces | libc::CLONE_PIDFD | libc::SIGCHLD;
+    let mut pidfd: c_int = -1;
+    // Order of the arguments after the stack differs between architectures; the two that differ
+    // are unused and null.
+    // SAFETY: without CLONE_VM this is a fork: the child runs on its own copy of memory and stack
+    // (null: keep the current one). The process has one thread (checked above), so no lock is
+    // held by a thread that the child lacks. CLONE_PIDFD writes one c_int to `pidfd`.
+    let pid = unsafe {
+        libc::syscall(
+            libc::SYS_clone,
+            libc::c_long::from(flags),
+            std::ptr::null_mut::<u8>(),
+            &raw mut pidfd,
+            std::ptr::null_mut::<c_int>(),
+            0 as libc::c_long,
+        )
+    };
+    if pid < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let pid = i32::try_from(pid).expect("process numbers have 22 bits");
+    let Some(pid) = Pid::from_raw(pid) else { return Ok(Forked::Child) };
+    assert!(pidfd >= 0, "the kernel stores a descriptor when clone succeeds");
+    // SAFETY: clone succeeded with CLONE_PIDFD, so `pidfd` is a new descriptor that nobody else
+    // owns.
+    let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+    Ok(Forked::Parent(Child { pid, pidfd }))
+}
+
+/// Takes over a descriptor that this process was started with, such as the one that
+/// `--ready-fd` names; a program executed later does not inherit it.
+///
+/// # Errors
+/// `InvalidInput` for standard input, output and error, which have other owners; otherwise those
+/// of fcntl(2), above all EBADF for a number that is not open.
+///
+/// Call it before this process opens descriptors of its own: it cannot tell those from inherited
+/// ones.
+pub fn take_inherited(number: RawFd) -> io::Result<OwnedFd> {
+    if number <= 2 {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: fcntl has no memory arguments for this operation; a number that is not open is
+    // refused with EBADF.
+    let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) };
+    if copy < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: close has no memory arguments; `number` is open (it has just been duplicated) and
+    // above 2. The caller hands it over, see above.
+    let closed = unsafe { libc::close(number) };
+    debug_assert_eq!(closed, 0, "an open descriptor can be closed");
+    // SAFETY: fcntl returned a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+/// The user namespace that owns the namespace behind `namespace` (ioctl_ns(2)).
+///
+/// # Errors
+/// EPERM when the owner lies outside of this process's user namespace.
+pub fn owning_user_namespace(namespace: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    /// `_IO(0xb7, 0x1)` of linux/nsfs.h.
+    const NS_GET_USERNS: libc::c_ulong = 0xb701;
+    // SAFETY: the request takes no argument; on descriptors that are not namespaces it fails.
+    let owner = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_USERNS as _) };
+    if owner < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the ioctl returned a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(owner) })
+}
+
+/// Asks for the kernel's explanations of refused netlink requests (`NETLINK_EXT_ACK`).
+///
+/// # Errors
+/// Those of setsockopt(2); ENOPROTOOPT before Linux 4.12.
+pub(crate) fn netlink_ext_ack(socket: BorrowedFd<'_>) -> io::Result<()> {
+    let on: c_int = 1;
+    // SAFETY: the option's value is read from `on`, whose size is given.
+    let error = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_NETLINK,
+            libc::NETLINK_EXT_ACK,
+            (&raw const on).cast(),
+            size_of::<c_int>() as libc::socklen_t,
+        )
+    };
+    if error != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// A set of signals, or the mask of a thread.
+#[derive(Clone, Copy)]
+pub struct SignalSet(libc::sigset_t);
+
+impl SignalSet {
+    /// The set of these signals.
+    ///
+    /// # Panics
+    /// If a number is not a signal's.
+    pub fn of(signals: &[c_int]) -> Self {
+        let mut set = MaybeUninit::uninit();
+        // SAFETY: sigemptyset writes a whole sigset_t to the pointer, which is valid for that.
+        let emptied = unsafe { libc::sigemptyset(set.as_mut_ptr()) };
+        assert_eq!(emptied, 0, "sigemptyset fails for null only");
+        // SAFETY: sigemptyset has initialised it.
+        let mut set = unsafe { set.assume_init() };
+        for &signal in signals {
+            // SAFETY: `set` is a valid initialised set; a wrong number is refused.
+            let added = unsafe { libc::sigaddset(&raw mut set, signal) };
+            assert_eq!(added, 0, "{signal} is no signal");
+        }
+        Self(set)
+    }
+
+    /// Adds this set to those that the calling thread blocks; returns the mask before.
+    ///
+    /// # Errors
+    /// Those of pthread_sigmask(3).
+    pub fn block(&self) -> io::Result<SignalSet> {
+        self.apply(libc::SIG_BLOCK)
+    }
+
+    /// Makes this set the mask of the calling thread.
+    ///
+    /// # Errors
+    /// Those of pthread_sigmask(3).
+    pub fn restore(&self) -> io::Result<()> {
+        self.apply(libc::SIG_SETMASK).map(drop)
+    }
+
+    /// A descriptor that yields the signals of this set that are blocked and pending: one
+    /// `signalfd_siginfo` per read.
+    ///
+    /// # Errors
+    /// Those of signalfd(2).
+    pub fn descriptor(&self) -> io::Result<OwnedFd> {
+        // SAFETY: the set is read through a valid pointer; -1 asks for a new descriptor.
+        let fd = unsafe { libc::signalfd(-1, &self.0, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: signalfd returned a new descriptor that nobody else owns.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    fn apply(&self, how: c_int) -> io::Result<SignalSet> {
+        let mut before = SignalSet::of(&[]);
+        // SAFETY: both sets are valid and initialised, and distinct.
+        let error = unsafe { libc::pthread_sigmask(how, &self.0, &raw mut before.0) };
+        if error != 0 {
+            return Err(io::Error::from_raw_os_error(error));
+        }
+        Ok(before)
+    }
+}
+
+impl std::fmt::Debug for SignalSet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SignalSet")
+    }
+}
+
+impl AsFd for Child {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+}
+
+fn thread_count() -> io::Result<usize> {
+    match std::fs::read_dir("/proc/self/task") {
+        Ok(tasks) => Ok(tasks.count()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(io::Error::new(io::ErrorKind::NotFound, "/proc is not mounted"))
+        }
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,182 @@
+//! The reactor: which files are ready, and when to wake.
+//!
+//! An epoll set with the caller's 64-bit tokens. One thread waits; the array of events is fixed,
+//! so waiting never allocates. Timeouts are kept to the nanosecond where the kernel can
+//! (`epoll_pwait2`, Linux 5.11) and otherwise rounded up to milliseconds: never early.
+//!
+//! Limit: [`EVENTS_MAX`] events per wait; the kernel gives the others at the next.
+
+use crate::sys;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use std::io;
+use std::time::Duration;
+
+/// Most events of one wait.
+pub const EVENTS_MAX: usize = 256;
+
+/// What to be told about a file. Errors and hang-ups are always told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Interest {
+    /// There is something to read, or the peer has closed its side.
+    pub readable: bool,
+    /// There is room to write.
+    pub writable: bool,
+}
+
+impl Interest {
+    /// Reading only.
+    pub const READ: Self = Self { readable: true, writable: false };
+    /// Writing only.
+    pub const WRITE: Self = Self { readable: false, writable: true };
+    /// Reading and writing.
+    pub const BOTH: Self = Self { readable: true, writable: true };
+    /// Errors and hang-ups only.
+    pub const NONE: Self = Self { readable: false, writable: false };
+
+    fn flags(self, edge: bool) -> EventFlags {
+        let mut flags = EventFlags::empty();
+        flags.set(EventFlags::IN | EventFlags::RDHUP, self.readable);
+        flags.set(EventFlags::OUT, self.writable);
+        flags.set(EventFlags::ET, edge);
+        flags
+    }
+}
+
+/// News of one file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// What the file was added with.
+    pub token: u64,
+    /// There is something to read.
+    pub readable: bool,
+    /// There is room to write.
+    pub writable: bool,
+    /// The peer has shut down its side.
+    pub peer_closed: bool,
+    /// Both sides are closed.
+    pub hangup: bool,
+    /// An error waits, or the error queue has an entry.
+    pub error: bool,
+}
+
+/// The events of one wait.
+pub struct Events {
+    events: [libc::epoll_event; EVENTS_MAX],
+    count: usize,
+}
+
+impl Events {
+    /// No events.
+    pub const fn new() -> Self {
+        Self { events: [libc::epoll_event { events: 0, u64: 0 }; EVENTS_MAX], count: 0 }
+    }
+
+    /// Number of events.
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// True if the wait ended without news.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// The events, in the kernel's order.
+    pub fn iter(&self) -> impl Iterator<Item = Event> + '_ {
+        self.events[..self.count].iter().map(|event| {
+            // By value: the structure is packed on some architectures.
+            let flags = EventFlags::from_bits_retain(event.events);
+            Event {
+                token: event.u64,
+                readable: flags.contains(EventFlags::IN),
+                writable: flags.contains(EventFlags::OUT),
+                peer_closed: flags.contains(EventFlags::RDHUP),
+                hangup: flags.contains(EventFlags::HUP),
+                error: flags.contains(EventFlags::ERR),
+            }
+        })
+    }
+}
+
+impl Default for Events {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A set of files to wait for.
+#[derive(Debug)]
+pub struct Reactor {
+    epoll: OwnedFd,
+    /// False once the kernel turned out not to know `epoll_pwait2`.
+    exact: bool,
+}
+
+impl Reactor {
+    /// An empty set.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { epoll: epoll::create(CreateFlags::CLOEXEC)?, exact: true })
+    }
+
+    /// Adds a file. With `edge`, only changes are told: the caller then reads and writes until
+    /// the call would block.
+    pub fn add(&self, fd: impl AsFd, token: u64, interest: Interest, edge: bool) -> io::Result<()> {
+        Ok(epoll::add(&self.epoll, fd, EventData::new_u64(token), interest.flags(edge))?)
+    }
+
+    /// Changes what is told about a file, and its token.
+    pub fn modify(
+        &self,
+        fd: impl AsFd,
+        token: u64,
+        interest: Interest,
+        edge: bool,
+    ) -> io::Result<()> {
+        Ok(epoll::modify(&self.epoll, fd, EventData::new_u64(token), interest.flags(edge))?)
+    }
+
+    /// Removes a file. Closing the last descriptor of a file removes it too.
+    pub fn remove(&self, fd: impl AsFd) -> io::Result<()> {
+        Ok(epoll::delete(&self.epoll, fd)?)
+    }
+
+    /// Waits for events or until `timeout` has passed; `None` waits for ever, zero not at all. A
+    /// signal ends the wait without events.
+    pub fn wait(&mut self, timeout: Option<Duration>, events: &mut Events) -> io::Result<()> {
+        events.count = 0;
+        let mut result = Err(Errno::NOSYS);
+        if self.exact {
+            result = sys::epoll_wait_exact(self.epoll.as_fd(), &mut events.events, timeout);
+            // A container's filter may answer PERM to a call that it does not know.
+            self.exact = !matches!(result, Err(Errno::NOSYS | Errno::PERM));
+        }
+        if !self.exact {
+            let timeout = milliseconds(timeout);
+            result = sys::epoll_wait_milliseconds(self.epoll.as_fd(), &mut events.events, timeout);
+        }
+        match result {
+            Ok(count) => events.count = count,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for Reactor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+/// Whole milliseconds, rounded up; -1 for ever.
+fn milliseconds(timeout: Option<Duration>) -> i32 {
+    timeout.map_or(-1, |timeout| {
+        i32::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX)
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,180 @@
+//! Frames offered to reads.
+//!
+//! A read does not know how much it will get. [`ReceiveBuffer`] offers one small frame followed by
+//! large ones; after the read, exactly the frames that were filled become pieces and the others
+//! stay for the next read. A datagram or an ACK so takes a small frame and no more.
+//!
+//! Invariants: large frames stand without gaps from the front; frames offered are not taken back
+//! between [`prepare`](ReceiveBuffer::prepare) and [`take`](ReceiveBuffer::take). One thread, the
+//! one that owns the [`Memory`]. Limit: [`LARGE_FRAMES_MAX`].
+
+use std::io::IoSliceMut;
+use towpath_packet::pool::{LARGE_FRAME_BYTES, LARGE_FRAMES_PER_PACKET, SMALL_FRAME_BYTES};
+use towpath_packet::{Frame, Memory, Piece};
+
+/// Most large frames offered to one read: two super-packets' worth of a stream.
+pub const LARGE_FRAMES_MAX: usize = 2 * LARGE_FRAMES_PER_PACKET;
+/// Most frames that one read fills.
+pub const FRAMES_MAX: usize = 1 + LARGE_FRAMES_MAX;
+/// Most bytes offered to one read.
+pub const RECEIVE_BYTES_MAX: usize = SMALL_FRAME_BYTES + LARGE_FRAMES_MAX * LARGE_FRAME_BYTES;
+
+/// Frames offered to reads. See the module text.
+#[derive(Default)]
+pub struct ReceiveBuffer {
+    small: Option<Frame>,
+    large: [Option<Frame>; LARGE_FRAMES_MAX],
+    /// Bytes offered to the read at hand.
+    offered: usize,
+}
+
+impl ReceiveBuffer {
+    /// A buffer without frames.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Tops the frames up and offers the lesser of `bytes` and what the frames hold; returns that.
+    /// Less than asked for means that memory is short or `bytes` exceeds [`RECEIVE_BYTES_MAX`].
+    pub fn prepare(&mut self, memory: &mut Memory, bytes: usize) -> usize {
+        if self.small.is_none() {
+            self.small = memory.small.take();
+        }
+        let mut room = self.small.as_ref().map_or(0, |frame| frame.len());
+        for place in &mut self.large {
+            if room >= bytes {
+                break;
+            }
+            if place.is_none() {
+                *place = memory.large.take();
+            }
+            let Some(frame) = place else { break };
+            room += frame.len();
+        }
+        self.offered = room.min(bytes);
+        self.offered
+    }
+
+    /// A read has filled the first `bytes` of what was offered: gives away the filled frames as
+    /// pieces, in order, and keeps the rest.
+    ///
+    /// # Panics
+    /// If fewer bytes were offered.
+    pub fn take(&mut self, bytes: usize, mut give: impl FnMut(Piece)) {
+        assert!(bytes <= self.offered, "a read fills no more than it was offered");
+        self.offered = 0;
+        let mut left = bytes;
+        let mut freeze = |frame: Frame| {
+            let len = left.min(frame.len());
+            left -= len;
+            give(frame.freeze(len));
+            left > 0
+        };
+        if bytes == 0 {
+            return;
+        }
+        let mut more = self.small.take().is_none_or(&mut freeze);
+        let mut used = 0;
+        while more {
+            let frame = self.large[used].take().expect("what was offered is backed by frames");
+            used += 1;
+            more = freeze(frame);
+        }
+        self.large.rotate_left(used);
+    }
+
+    /// Gives all frames back to their pools: for idle times.
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Frames held.
+    pub fn frame_count(&self) -> usize {
+        usize::from(self.small.is_some()) + self.large.iter().flatten().count()
+    }
+
+    /// Puts what is offered into `slices`, which start empty; returns how many were set.
+    pub(crate) fn slices<'a>(&'a mut self, slices: &mut [IoSliceMut<'a>]) -> usize {
+        let mut left = self.offered;
+        let frames = self.small.iter_mut().chain(self.large.iter_mut().flatten());
+        let mut count = 0;
+        for (slice, frame) in slices.iter_mut().zip(frames) {
+            if left == 0 {
+                break;
+            }
+            let len = left.min(frame.len());
+            *slice = IoSliceMut::new(&mut frame[..len]);
+            left -= len;
+            count += 1;
+        }
+        assert_eq!(left, 0, "there is a slice for each frame offered");
+        count
+    }
+}
+
+/// `N` slices of no bytes.
+pub(crate) fn empty_slices<'a, const N: usize>() -> [IoSliceMut<'a>; N] {
+    std::array::from_fn(|_| IoSliceMut::new(&mut []))
+}
+
+/// The pieces of one message, in a fixed array.
+#[derive(Default, Debug)]
+pub struct Pieces {
+    pieces: [Option<Piece>; FRAMES_MAX],
+    /// Places used; those whose bytes were dropped are empty.
+    count: usize,
+}
+
+impl Pieces {
+    /// Number of pieces.
+    pub fn len(&self) -> usize {
+        self.iter().count()
+    }
+
+    /// True if there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes in all of them.
+    pub fn bytes(&self) -> usize {
+        self.iter().map(Piece::len).sum()
+    }
+
+    /// The pieces, first to last.
+    pub fn iter(&self) -> impl Iterator<Item = &Piece> {
+        self.pieces[..self.count].iter().flatten()
+    }
+
+    /// Drops the first `count` bytes.
+    pub(crate) fn drop_front(&mut self, count: usize) {
+        let mut left = count;
+        for place in &mut self.pieces[..self.count] {
+            let Some(piece) = place else { continue };
+            if left < piece.len() {
+                piece.advance(left);
+                return;
+            }
+            left -= piece.len();
+            *place = None;
+        }
+    }
+
+    pub(crate) fn push(&mut self, piece: Piece) {
+        assert!(self.count < FRAMES_MAX, "a read fills at most FRAMES_MAX frames");
+        self.pieces[self.count] = Some(piece);
+        self.count += 1;
+    }
+}
+
+impl IntoIterator for Pieces {
+    type Item = Piece;
+    type IntoIter = std::iter::Flatten<std::array::IntoIter<Option<Piece>, FRAMES_MAX>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.pieces.into_iter().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests;

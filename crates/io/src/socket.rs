@@ -1,0 +1,85 @@
+//! Host sockets: non-blocking, closed on exec, payload by address.
+//!
+//! What a program inside sends goes out with [`TcpSocket`], [`UdpSocket`] and [`PingSocket`];
+//! what comes back lands in pool frames offered by a
+//! [`ReceiveBuffer`](crate::receive::ReceiveBuffer). No call blocks and none copies payload.
+//! `WouldBlock` means what it says; every other error is the kernel's own, unchanged, because the
+//! gateway answers a reset with a reset and an ICMP error with the same ICMP error.
+//!
+//! Buffer sizes are left to the kernel. One thread at a time per socket.
+//!
+//! Limits: [`SEND_PIECES_MAX`].
+
+mod error_queue;
+mod message;
+mod ping;
+mod tcp;
+mod udp;
+
+pub use error_queue::{ErrorKind, SocketErrorEvent};
+pub use ping::{Echo, PingError, PingKind, PingSocket};
+pub use tcp::{Received, TcpListener, TcpSocket};
+pub use udp::{Datagram, DatagramsReceived, Sent, UdpSocket};
+
+use crate::sys::{self, Gather};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType};
+use std::io;
+use std::net::SocketAddr;
+use towpath_packet::Piece;
+
+/// Most pieces that one send takes.
+pub const SEND_PIECES_MAX: usize = 64;
+
+/// Flags of every send.
+const SEND_FLAGS: i32 = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+/// Longest interface name.
+const INTERFACE_NAME_MAX: usize = 15;
+
+fn open(address: &SocketAddr, kind: SocketType, protocol: Option<Protocol>) -> io::Result<OwnedFd> {
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    Ok(rustix::net::socket_with(family, kind, flags, protocol)?)
+}
+
+/// Binds to an address and, if named, to an interface. An IPv6 socket leaves IPv4 alone, so that
+/// both families can be bound to one port.
+fn bind(fd: &OwnedFd, address: &SocketAddr, interface: Option<&str>) -> io::Result<()> {
+    if address.is_ipv6() {
+        rustix::net::sockopt::set_ipv6_v6only(fd, true)?;
+    }
+    if let Some(name) = interface {
+        if name.is_empty() || name.len() > INTERFACE_NAME_MAX {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        sys::set_option(fd.as_fd(), libc::SOL_SOCKET, libc::SO_BINDTODEVICE, name.as_bytes())?;
+    }
+    Ok(rustix::net::bind(fd, address)?)
+}
+
+fn local(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
+    Ok(rustix::net::getsockname(fd)?.try_into()?)
+}
+
+fn set_int(fd: BorrowedFd<'_>, level: i32, name: i32, value: i32) -> io::Result<()> {
+    Ok(sys::set_option(fd, level, name, &value.to_ne_bytes())?)
+}
+
+/// Adds pieces until all are in or the parts are full; false in the latter case.
+fn gather_pieces<'a, 'p: 'a, const N: usize>(
+    gather: &mut Gather<'a, N>,
+    pieces: impl Iterator<Item = &'p Piece>,
+) -> bool {
+    for piece in pieces {
+        if !gather.push_piece(piece) {
+            return false;
+        }
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,155 @@
+//! Socket addresses and control messages in the kernel's layout, written and read as bytes.
+//!
+//! Everything that is read is bounds-checked: a message that is too short is no message.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+
+/// Bytes of the larger socket address, `sockaddr_in6`.
+pub(super) const ADDRESS_BYTES: usize = 28;
+/// Bytes of `sockaddr_in`.
+const ADDRESS_V4_BYTES: usize = 16;
+
+/// Bytes for the control messages of one receive. The largest is `sock_extended_err` with an IPv6
+/// address, 16 + 16 + 28; beside it stand a traffic class and a segment size, 24 each.
+pub(super) const CONTROL_BYTES: usize = 192;
+
+/// Header of a control message: a length of one word, level, type.
+const HEADER_BYTES: usize = size_of::<usize>() + 8;
+const _: () = assert!(HEADER_BYTES == size_of::<libc::cmsghdr>());
+
+/// Memory for control messages, aligned as the kernel wants it.
+#[repr(align(8))]
+pub(super) struct Control(pub(super) [u8; CONTROL_BYTES]);
+
+impl Control {
+    pub(super) fn new() -> Self {
+        Self([0; CONTROL_BYTES])
+    }
+}
+
+/// A socket address as bytes.
+pub(super) struct AddressBytes {
+    bytes: [u8; ADDRESS_BYTES],
+    len: usize,
+}
+
+impl AddressBytes {
+    /// The bytes of `address`; none for no address.
+    pub(super) fn encode(address: Option<SocketAddr>) -> Self {
+        let mut bytes = [0; ADDRESS_BYTES];
+        let len = match address {
+            None => 0,
+            Some(SocketAddr::V4(address)) => {
+                bytes[0..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
+                bytes[2..4].copy_from_slice(&address.port().to_be_bytes());
+                bytes[4..8].copy_from_slice(&address.ip().octets());
+                ADDRESS_V4_BYTES
+            }
+            Some(SocketAddr::V6(address)) => {
+                bytes[0..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
+                bytes[2..4].copy_from_slice(&address.port().to_be_bytes());
+                bytes[4..8].copy_from_slice(&address.flowinfo().to_ne_bytes());
+                bytes[8..24].copy_from_slice(&address.ip().octets());
+                bytes[24..28].copy_from_slice(&address.scope_id().to_ne_bytes());
+                ADDRESS_BYTES
+            }
+        };
+        Self { bytes, len }
+    }
+
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+/// Reads a socket address; `None` for another family or too few bytes.
+pub(super) fn decode_address(bytes: &[u8]) -> Option<SocketAddr> {
+    let family = i32::from(u16::from_ne_bytes(array(bytes, 0)?));
+    let port = u16::from_be_bytes(array(bytes, 2)?);
+    match family {
+        libc::AF_INET => {
+            let ip = Ipv4Addr::from(array::<4>(bytes, 4)?);
+            Some(SocketAddr::new(IpAddr::V4(ip), port))
+        }
+        libc::AF_INET6 => {
+            let flow = u32::from_ne_bytes(array(bytes, 4)?);
+            let ip = Ipv6Addr::from(array::<16>(bytes, 8)?);
+            let scope = u32::from_ne_bytes(array(bytes, 24)?);
+            Some(SocketAddr::V6(SocketAddrV6::new(ip, port, flow, scope)))
+        }
+        _ => None,
+    }
+}
+
+/// One control message.
+pub(super) struct ControlMessage<'a> {
+    pub(super) level: i32,
+    pub(super) kind: i32,
+    pub(super) data: &'a [u8],
+}
+
+/// The control messages in `bytes`, which `recvmsg` filled. Ends at the first that is malformed.
+pub(super) fn control_messages(bytes: &[u8]) -> impl Iterator<Item = ControlMessage<'_>> {
+    let mut rest = bytes;
+    std::iter::from_fn(move || {
+        let len = usize::from_ne_bytes(array(rest, 0)?);
+        let level = i32::from_ne_bytes(array(rest, size_of::<usize>())?);
+        let kind = i32::from_ne_bytes(array(rest, size_of::<usize>() + 4)?);
+        let data = rest.get(HEADER_BYTES..len)?;
+        rest = rest.get(align(len)..).unwrap_or(&[]);
+        Some(ControlMessage { level, kind, data })
+    })
+}
+
+/// A control message of one `u16`, padded.
+pub(super) fn control_u16(level: i32, kind: i32, value: u16) -> [u8; HEADER_BYTES + 8] {
+    let mut bytes = [0; HEADER_BYTES + 8];
+    let word = size_of::<usize>();
+    bytes[..word].copy_from_slice(&(HEADER_BYTES + 2).to_ne_bytes());
+    bytes[word..word + 4].copy_from_slice(&level.to_ne_bytes());
+    bytes[word + 4..word + 8].copy_from_slice(&kind.to_ne_bytes());
+    bytes[HEADER_BYTES..HEADER_BYTES + 2].copy_from_slice(&value.to_ne_bytes());
+    bytes
+}
+
+/// `N` bytes at `at`, if they are there.
+pub(super) fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at.checked_add(N)?)?.try_into().ok()
+}
+
+fn align(len: usize) -> usize {
+    len.saturating_add(size_of::<usize>() - 1) & !(size_of::<usize>() - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_survive_encoding() {
+        for text in ["192.0.2.7:65535", "[2001:db8::1]:53", "[fe80::1%3]:9"] {
+            let address: SocketAddr = text.parse().expect("an address");
+            let bytes = AddressBytes::encode(Some(address));
+            assert_eq!(decode_address(bytes.as_bytes()), Some(address));
+            assert_eq!(decode_address(&bytes.as_bytes()[..bytes.len - 9]), None);
+        }
+        assert!(AddressBytes::encode(None).as_bytes().is_empty());
+        assert_eq!(decode_address(&[]), None);
+    }
+
+    #[test]
+    fn control_messages_are_bounded() {
+        let mut bytes = Vec::from(control_u16(17, 104, 1400));
+        bytes.extend(control_u16(0, 1, 7));
+        let values: Vec<_> = control_messages(&bytes)
+            .map(|message| (message.level, message.kind, message.data.len()))
+            .collect();
+        assert_eq!(values, [(17, 104, 2), (0, 1, 2)]);
+        // A length that exceeds what is there, and one shorter than its own header.
+        for len in [usize::MAX, 4096, HEADER_BYTES - 1, 0] {
+            bytes[..size_of::<usize>()].copy_from_slice(&len.to_ne_bytes());
+            assert_eq!(control_messages(&bytes).count(), 0);
+        }
+        assert_eq!(control_messages(&bytes[..5]).count(), 0);
+    }
+}

@@ -1,0 +1,279 @@
+//! ICMP echo with a host: datagram sockets where they are permitted, else raw ones.
+//!
+//! One socket serves one pair of address and identifier. A datagram socket's identifier is the
+//! kernel's own, so what comes back is given the one that was asked for; a raw socket sends the
+//! identifier as it is and drops replies to others.
+
+use super::message::array;
+use super::udp::is_soft;
+use super::{SEND_FLAGS, SEND_PIECES_MAX, SocketErrorEvent, error_queue, gather_pieces, open};
+use crate::receive::{FRAMES_MAX, Pieces, ReceiveBuffer, empty_slices};
+use crate::sys::{self, Gather};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{SocketType, ipproto};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use towpath_packet::{Memory, Piece};
+
+/// Bytes of an echo header.
+const ECHO_BYTES: usize = 8;
+/// Largest message: a full IP packet.
+const MESSAGE_BYTES_MAX: usize = 65_535;
+/// Replies to others that one receive drops before it lets go.
+const DROPS_MAX: usize = 32;
+
+/// ICMP types, RFC 792 and RFC 4443.
+const ECHO_REQUEST_V4: u8 = 8;
+const ECHO_REPLY_V4: u8 = 0;
+const ECHO_REQUEST_V6: u8 = 128;
+const ECHO_REPLY_V6: u8 = 129;
+
+/// `SOL_RAW` with `ICMP_FILTER`, of `linux/icmp.h`.
+const SOL_RAW: i32 = 255;
+const ICMP_FILTER: i32 = 1;
+/// `ICMPV6_FILTER` of `linux/icmpv6.h`.
+const ICMPV6_FILTER: i32 = 1;
+
+/// How a ping socket was had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PingKind {
+    /// A datagram socket: the kernel keeps the identifier.
+    Datagram,
+    /// A raw socket.
+    Raw,
+}
+
+/// Why there is no ping socket.
+#[derive(Debug, thiserror::Error)]
+pub enum PingError {
+    /// Neither kind of socket is permitted.
+    #[error(
+        "ping sockets are not permitted: allow this group in the sysctl \
+         net.ipv4.ping_group_range, for example \"0 2147483647\", or grant CAP_NET_RAW"
+    )]
+    NotPermitted,
+    /// Anything else.
+    #[error("ping socket: {0}")]
+    Os(#[from] io::Error),
+}
+
+/// An echo reply.
+#[derive(Debug)]
+pub struct Echo {
+    /// Identifier that the socket was made for.
+    pub ident: u16,
+    /// Sequence number.
+    pub sequence: u16,
+    /// Payload.
+    pub pieces: Pieces,
+    /// Bytes of payload.
+    pub len: usize,
+}
+
+/// Sends echo requests to one address and receives the replies.
+#[derive(Debug)]
+pub struct PingSocket {
+    fd: OwnedFd,
+    kind: PingKind,
+    v6: bool,
+    ident: u16,
+}
+
+impl PingSocket {
+    /// A socket for echo requests with this identifier to this address.
+    pub fn connect(to: IpAddr, ident: u16) -> Result<Self, PingError> {
+        let (fd, kind) = match Self::open(to, SocketType::DGRAM) {
+            Ok(fd) => (fd, PingKind::Datagram),
+            Err(_) => match Self::open(to, SocketType::RAW) {
+                Ok(fd) => (fd, PingKind::Raw),
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    return Err(PingError::NotPermitted);
+                }
+                Err(error) => return Err(error.into()),
+            },
+        };
+        let socket = Self { fd, kind, v6: to.is_ipv6(), ident };
+        if kind == PingKind::Raw {
+            socket.filter()?;
+        }
+        error_queue::enable(socket.as_fd(), socket.v6)?;
+        rustix::net::connect(&socket.fd, &SocketAddr::new(to, 0)).map_err(io::Error::from)?;
+        Ok(socket)
+    }
+
+    /// Sends an echo request. The payload is private memory: its checksum may have to be summed.
+    pub fn send<'a>(
+        &self,
+        sequence: u16,
+        payload: impl Iterator<Item = &'a Piece> + Clone,
+    ) -> io::Result<()> {
+        let request = if self.v6 { ECHO_REQUEST_V6 } else { ECHO_REQUEST_V4 };
+        let mut header = [0; ECHO_BYTES];
+        header[0] = request;
+        header[4..6].copy_from_slice(&self.ident.to_be_bytes());
+        header[6..8].copy_from_slice(&sequence.to_be_bytes());
+        // The kernel sums for datagram sockets and for all of ICMPv6.
+        if self.kind == PingKind::Raw && !self.v6 {
+            let mut sum = Sum::default();
+            sum.add(&header);
+            for piece in payload.clone() {
+                sum.add(piece.bytes().ok_or(io::ErrorKind::Unsupported)?);
+            }
+            header[2..4].copy_from_slice(&sum.finish().to_be_bytes());
+        }
+        let mut gather: Gather<'_, { 1 + SEND_PIECES_MAX }> = Gather::new();
+        if !(gather.push_bytes(&header) && gather_pieces(&mut gather, payload)) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let send = || sys::send_gather(self.fd.as_fd(), &gather, &[], &[], SEND_FLAGS);
+        match send() {
+            // The fate of an earlier request, told by the error queue too.
+            Err(errno) if is_soft(errno) => send()?,
+            result => result?,
+        };
+        Ok(())
+    }
+
+    /// Receives one reply; `None` if there is no memory for it.
+    pub fn receive(
+        &self,
+        buffer: &mut ReceiveBuffer,
+        memory: &mut Memory,
+    ) -> io::Result<Option<Echo>> {
+        for _ in 0..DROPS_MAX {
+            if buffer.prepare(memory, MESSAGE_BYTES_MAX) < MESSAGE_BYTES_MAX {
+                return Ok(None);
+            }
+            let received = {
+                let mut slices = empty_slices::<FRAMES_MAX>();
+                let used = buffer.slices(&mut slices);
+                let (slices, flags) = (&mut slices[..used], libc::MSG_DONTWAIT);
+                sys::receive_message(self.fd.as_fd(), slices, &mut [], &mut [], flags)
+            };
+            let bytes = match received {
+                Ok(received) => received.bytes,
+                Err(errno) if is_soft(errno) => continue,
+                Err(errno) => return Err(errno.into()),
+            };
+            let mut pieces = Pieces::default();
+            buffer.take(bytes, |piece| pieces.push(piece));
+            if let Some(echo) = self.accept(pieces, bytes) {
+                return Ok(Some(echo));
+            }
+        }
+        Err(Errno::AGAIN.into())
+    }
+
+    /// Takes the oldest entry of the error queue.
+    pub fn take_error_event(&self) -> Option<SocketErrorEvent> {
+        error_queue::take(self.fd.as_fd())
+    }
+
+    /// How the socket was had.
+    pub fn kind(&self) -> PingKind {
+        self.kind
+    }
+
+    fn open(to: IpAddr, kind: SocketType) -> io::Result<OwnedFd> {
+        let protocol = if to.is_ipv6() { ipproto::ICMPV6 } else { ipproto::ICMP };
+        open(&SocketAddr::new(to, 0), kind, Some(protocol))
+    }
+
+    /// Lets nothing but echo replies in: a bit set keeps its type out.
+    fn filter(&self) -> io::Result<()> {
+        if !self.v6 {
+            let blocked = !(1u32 << ECHO_REPLY_V4);
+            let value = blocked.to_ne_bytes();
+            return Ok(sys::set_option(self.fd.as_fd(), SOL_RAW, ICMP_FILTER, &value)?);
+        }
+        let mut value = [0xff; 32];
+        let (word, bit) = (usize::from(ECHO_REPLY_V6) / 32, ECHO_REPLY_V6 % 32);
+        value[word * 4..word * 4 + 4].copy_from_slice(&(!(1u32 << bit)).to_ne_bytes());
+        Ok(sys::set_option(self.fd.as_fd(), libc::IPPROTO_ICMPV6, ICMPV6_FILTER, &value)?)
+    }
+
+    /// Takes the headers off a reply that is for us.
+    fn accept(&self, mut pieces: Pieces, bytes: usize) -> Option<Echo> {
+        let start = pieces.iter().next()?.bytes()?;
+        let ip_bytes = if self.kind == PingKind::Raw && !self.v6 {
+            // RFC 791: the low four bits count words.
+            usize::from(start.first()? & 0x0f) * 4
+        } else {
+            0
+        };
+        let [icmp_type, _, _, _, ident_high, ident_low, sequence_high, sequence_low] =
+            array::<ECHO_BYTES>(start, ip_bytes)?;
+        let expected = if self.v6 { ECHO_REPLY_V6 } else { ECHO_REPLY_V4 };
+        let ident = u16::from_be_bytes([ident_high, ident_low]);
+        if icmp_type != expected || self.kind == PingKind::Raw && ident != self.ident {
+            return None;
+        }
+        let sequence = u16::from_be_bytes([sequence_high, sequence_low]);
+        pieces.drop_front(ip_bytes + ECHO_BYTES);
+        Some(Echo { ident: self.ident, sequence, pieces, len: bytes - ip_bytes - ECHO_BYTES })
+    }
+}
+
+impl AsFd for PingSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// The Internet checksum (RFC 1071) of bytes that come in stretches of any length.
+#[derive(Default)]
+struct Sum {
+    total: u64,
+    odd: bool,
+}
+
+impl Sum {
+    fn add(&mut self, bytes: &[u8]) {
+        let mut bytes = bytes;
+        if self.odd
+            && let Some((&first, rest)) = bytes.split_first()
+        {
+            self.total += u64::from(first);
+            self.odd = false;
+            bytes = rest;
+        }
+        let (words, rest) = bytes.as_chunks::<2>();
+        self.total += words.iter().map(|&word| u64::from(u16::from_be_bytes(word))).sum::<u64>();
+        if let [last] = rest {
+            self.total += u64::from(*last) << 8;
+            self.odd = true;
+        }
+    }
+
+    fn finish(self) -> u16 {
+        let mut sum = self.total;
+        while sum > 0xffff {
+            sum = (sum & 0xffff) + (sum >> 16);
+        }
+        !(sum as u16)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: where the payload is cut does not change its checksum.
+    #[test]
+    fn a_sum_in_stretches_is_the_sum() {
+        let bytes: Vec<u8> = (0..=255).cycle().take(1001).collect();
+        let sum = |parts: &[&[u8]]| {
+            let mut sum = Sum::default();
+            parts.iter().for_each(|part| sum.add(part));
+            sum.finish()
+        };
+        let whole = sum(&[&bytes]);
+        for (first, second) in [(0, 1), (1, 2), (3, 500), (500, 1001), (7, 7)] {
+            let parts = [&bytes[..first], &bytes[first..second], &bytes[second..]];
+            assert_eq!(sum(&parts), whole);
+        }
+        // RFC 1071 §3.
+        assert_eq!(sum(&[&[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7]]), !0xddf2);
+    }
+}

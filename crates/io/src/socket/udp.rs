@@ -1,0 +1,256 @@
+//! UDP sockets of the host: datagrams in pieces, segmented late and coalesced early.
+//!
+//! A super-packet goes out in one call with `UDP_SEGMENT`, and several datagrams of one sender
+//! come in as one with `UDP_GRO`. ICMP errors are kept in the error queue and leave the data path
+//! alone: a send or receive that finds one pending is tried again.
+
+use super::message::{
+    ADDRESS_BYTES, AddressBytes, Control, ControlMessage, array, control_messages, control_u16,
+    decode_address,
+};
+use super::{SEND_FLAGS, SEND_PIECES_MAX, SocketErrorEvent, bind, error_queue, gather_pieces};
+use super::{local, open, set_int};
+use crate::receive::{FRAMES_MAX, Pieces, ReceiveBuffer, empty_slices};
+use crate::sys::{self, Gather};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{SocketType, sockopt};
+use std::io;
+use std::net::SocketAddr;
+use std::num::NonZeroU16;
+use towpath_packet::{Memory, Piece};
+
+/// Largest payload of a datagram, and of datagrams coalesced into one.
+const PAYLOAD_BYTES_MAX: usize = 65_535;
+/// `UDP_SEGMENT` and `UDP_GRO` of `linux/udp.h`.
+const UDP_SEGMENT: i32 = 103;
+const UDP_GRO: i32 = 104;
+
+/// What became of a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    /// It is on its way.
+    Whole,
+    /// The kernel will not segment here: the caller sends each segment by itself. Nothing went out.
+    NotSegmentable,
+}
+
+/// A datagram, or several of one sender that the kernel put together.
+#[derive(Debug)]
+pub struct Datagram {
+    /// Who sent it.
+    pub from: SocketAddr,
+    /// Payload.
+    pub pieces: Pieces,
+    /// Bytes of payload.
+    pub len: usize,
+    /// Set if there are several: payload bytes of each but the last, which may have fewer.
+    pub gro_size: Option<NonZeroU16>,
+    /// Bytes at the end are missing.
+    pub truncated: bool,
+    /// Traffic class: DSCP and ECN.
+    pub tos: Option<u8>,
+}
+
+/// What a receive brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct DatagramsReceived {
+    /// Datagrams given away; coalesced ones count once.
+    pub count: usize,
+    /// Nothing is left to read at this moment.
+    pub drained: bool,
+    /// Frames are short: a datagram waits in the socket, nothing is lost.
+    pub no_memory: bool,
+    /// The error queue has something to say.
+    pub error_pending: bool,
+}
+
+/// A UDP socket.
+#[derive(Debug)]
+pub struct UdpSocket {
+    fd: OwnedFd,
+}
+
+impl UdpSocket {
+    /// A socket that exchanges datagrams with one peer only.
+    pub fn connect(to: SocketAddr) -> io::Result<Self> {
+        let socket = Self::open(&to)?;
+        rustix::net::connect(&socket.fd, &to)?;
+        Ok(socket)
+    }
+
+    /// A socket on a local address, if named only on one interface, for any peer.
+    pub fn bind(address: SocketAddr, interface: Option<&str>) -> io::Result<Self> {
+        let socket = Self::open(&address)?;
+        bind(&socket.fd, &address, interface)?;
+        Ok(socket)
+    }
+
+    /// Sends one datagram, or with `gso_size` a super-packet of segments of this many payload
+    /// bytes. `to` is needed unless the socket is connected.
+    pub fn send_to<'a>(
+        &self,
+        to: Option<SocketAddr>,
+        pieces: impl Iterator<Item = &'a Piece>,
+        gso_size: Option<NonZeroU16>,
+    ) -> io::Result<Sent> {
+        let mut gather: Gather<'_, SEND_PIECES_MAX> = Gather::new();
+        if !gather_pieces(&mut gather, pieces) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let to = AddressBytes::encode(to);
+        let segments = gso_size.filter(|size| usize::from(size.get()) < gather.bytes());
+        let control = segments.map(|size| control_u16(libc::IPPROTO_UDP, UDP_SEGMENT, size.get()));
+        let control = control.as_ref().map_or(&[][..], |control| &control[..]);
+        let send =
+            || sys::send_gather(self.fd.as_fd(), &gather, to.as_bytes(), control, SEND_FLAGS);
+        let result = match send() {
+            // The fate of an earlier datagram, told by the error queue too: this one was not tried.
+            Err(errno) if is_soft(errno) => send(),
+            result => result,
+        };
+        match result {
+            Ok(_) => Ok(Sent::Whole),
+            Err(Errno::INVAL | Errno::IO | Errno::MSGSIZE | Errno::OPNOTSUPP)
+                if segments.is_some() =>
+            {
+                Ok(Sent::NotSegmentable)
+            }
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Receives up to `max` datagrams, one call each.
+    pub fn receive(
+        &self,
+        buffer: &mut ReceiveBuffer,
+        memory: &mut Memory,
+        max: usize,
+        mut give: impl FnMut(Datagram),
+    ) -> io::Result<DatagramsReceived> {
+        let mut outcome = DatagramsReceived::default();
+        for _ in 0..max {
+            match self.receive_one(buffer, memory) {
+                Ok(Some(datagram)) => {
+                    outcome.count += 1;
+                    give(datagram);
+                }
+                Ok(None) => {
+                    outcome.no_memory = true;
+                    break;
+                }
+                Err(Errno::AGAIN) => {
+                    outcome.drained = true;
+                    break;
+                }
+                Err(errno) if is_soft(errno) => outcome.error_pending = true,
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// Takes the oldest entry of the error queue.
+    pub fn take_error_event(&self) -> Option<SocketErrorEvent> {
+        error_queue::take(self.fd.as_fd())
+    }
+
+    /// Our own address.
+    pub fn local(&self) -> io::Result<SocketAddr> {
+        local(self.fd.as_fd())
+    }
+
+    fn open(address: &SocketAddr) -> io::Result<Self> {
+        let fd = open(address, SocketType::DGRAM, None)?;
+        error_queue::enable(fd.as_fd(), address.is_ipv6())?;
+        if address.is_ipv6() {
+            sockopt::set_ipv6_recvtclass(&fd, true)?;
+        } else {
+            sockopt::set_ip_recvtos(&fd, true)?;
+        }
+        // Kernels before 5.0 deliver each datagram by itself, which is as good.
+        let _ = set_int(fd.as_fd(), libc::IPPROTO_UDP, UDP_GRO, 1);
+        Ok(Self { fd })
+    }
+
+    /// Receives one datagram; `None` if there is no memory for it.
+    fn receive_one(
+        &self,
+        buffer: &mut ReceiveBuffer,
+        memory: &mut Memory,
+    ) -> Result<Option<Datagram>, Errno> {
+        let offered = buffer.prepare(memory, PAYLOAD_BYTES_MAX);
+        if offered < PAYLOAD_BYTES_MAX && self.next_len()? > offered || offered == 0 {
+            return Ok(None);
+        }
+        let mut address = [0; ADDRESS_BYTES];
+        let mut control = Control::new();
+        let received = {
+            let mut slices = empty_slices::<FRAMES_MAX>();
+            let used = buffer.slices(&mut slices);
+            let flags = libc::MSG_DONTWAIT;
+            let slices = &mut slices[..used];
+            sys::receive_message(self.fd.as_fd(), slices, &mut address, &mut control.0, flags)?
+        };
+        let from = decode_address(&address[..received.address_len]).ok_or(Errno::AFNOSUPPORT)?;
+        let mut datagram = Datagram {
+            from,
+            pieces: Pieces::default(),
+            len: received.bytes,
+            gro_size: None,
+            truncated: received.flags & libc::MSG_TRUNC != 0,
+            tos: None,
+        };
+        for message in control_messages(&control.0[..received.control_len]) {
+            datagram.note(&message);
+        }
+        buffer.take(received.bytes, |piece| datagram.pieces.push(piece));
+        Ok(Some(datagram))
+    }
+
+    /// Bytes of the next datagram, which stays.
+    fn next_len(&self) -> Result<usize, Errno> {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_PEEK | libc::MSG_TRUNC;
+        Ok(sys::receive_message(self.fd.as_fd(), &mut [], &mut [], &mut [], flags)?.bytes)
+    }
+}
+
+impl Datagram {
+    fn note(&mut self, message: &ControlMessage<'_>) -> Option<()> {
+        match (message.level, message.kind) {
+            (libc::IPPROTO_UDP, UDP_GRO) => {
+                let size = i32::from_ne_bytes(array(message.data, 0)?);
+                let size = u16::try_from(size).ok().and_then(NonZeroU16::new)?;
+                self.gro_size = Some(size).filter(|size| usize::from(size.get()) < self.len);
+            }
+            (libc::IPPROTO_IP, libc::IP_TOS) => self.tos = message.data.first().copied(),
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                self.tos = Some(i32::from_ne_bytes(array(message.data, 0)?) as u8);
+            }
+            _ => {}
+        }
+        Some(())
+    }
+}
+
+impl AsFd for UdpSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// True for errors that tell of an earlier datagram and are in the error queue too.
+pub(super) fn is_soft(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::CONNREFUSED
+            | Errno::HOSTUNREACH
+            | Errno::NETUNREACH
+            | Errno::HOSTDOWN
+            | Errno::NOPROTOOPT
+            | Errno::PROTO
+            | Errno::ACCESS
+            | Errno::MSGSIZE
+            | Errno::INTR
+    )
+}

@@ -1,0 +1,323 @@
+//! System calls that have no safe form elsewhere: one safe function per call.
+//!
+//! Owns no state. Everything here may be called from any thread. The calls go through
+//! `libc::syscall`, not through the wrappers of the C library, so that a library which interposes
+//! those wrappers can use this crate.
+//!
+//! Memory is handed to the kernel in two shapes: [`Gather`], addresses that are only read, which
+//! may be foreign memory; and `IoSliceMut`, memory that is ours to write.
+#![allow(unsafe_code)]
+
+use rustix::fd::{AsRawFd, BorrowedFd};
+use rustix::io::Errno;
+use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
+use std::io::IoSliceMut;
+use std::marker::PhantomData;
+use std::time::Duration;
+use towpath_packet::Piece;
+
+/// Addresses and lengths for a call that reads memory: up to `N` stretches, on the stack.
+///
+/// Invariant: each of the first `count` parts stays valid for reads during `'a`.
+pub(crate) struct Gather<'a, const N: usize> {
+    parts: [libc::iovec; N],
+    first: usize,
+    count: usize,
+    bytes: usize,
+    lent: PhantomData<&'a Piece>,
+}
+
+impl<'a, const N: usize> Gather<'a, N> {
+    /// No memory yet.
+    pub(crate) fn new() -> Self {
+        const EMPTY: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        Self { parts: [EMPTY; N], first: 0, count: 0, bytes: 0, lent: PhantomData }
+    }
+
+    /// Adds bytes; false if all parts are taken. No bytes take no part.
+    pub(crate) fn push_bytes(&mut self, bytes: &'a [u8]) -> bool {
+        self.push(bytes.as_ptr(), bytes.len())
+    }
+
+    /// Adds a piece by address; false if all parts are taken.
+    pub(crate) fn push_piece(&mut self, piece: &'a Piece) -> bool {
+        self.push(piece.address(), piece.len())
+    }
+
+    /// Adds the first bytes of a piece by address; false if all parts are taken.
+    pub(crate) fn push_piece_start(&mut self, piece: &'a Piece, bytes: usize) -> bool {
+        self.push(piece.address(), bytes.min(piece.len()))
+    }
+
+    /// Drops the first `count` bytes, which a call has taken.
+    pub(crate) fn advance(&mut self, count: usize) {
+        assert!(count <= self.bytes);
+        self.bytes -= count;
+        let mut left = count;
+        while left > 0 {
+            let part = &mut self.parts[self.first];
+            let step = left.min(part.iov_len);
+            part.iov_base = part.iov_base.wrapping_byte_add(step);
+            part.iov_len -= step;
+            left -= step;
+            if part.iov_len == 0 {
+                self.first += 1;
+            }
+        }
+    }
+
+    /// Bytes in all parts.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    // Private: the lifetime of `address` is the business of the callers above.
+    fn push(&mut self, address: *const u8, bytes: usize) -> bool {
+        if bytes == 0 {
+            return true;
+        }
+        if self.count == N {
+            return false;
+        }
+        self.parts[self.count] =
+            libc::iovec { iov_base: address.cast_mut().cast(), iov_len: bytes };
+        self.count += 1;
+        self.bytes += bytes;
+        true
+    }
+
+    fn parts(&self) -> &[libc::iovec] {
+        &self.parts[self.first..self.count]
+    }
+}
+
+/// `writev`: all parts in one call.
+pub(crate) fn write_gather<const N: usize>(
+    fd: BorrowedFd<'_>,
+    gather: &Gather<'_, N>,
+) -> Result<usize, Errno> {
+    let parts = gather.parts();
+    // SAFETY: `parts` is a live array of this length whose ranges are valid for reads (invariant
+    // of `Gather`); the kernel only reads them.
+    let result =
+        unsafe { libc::syscall(libc::SYS_writev, fd.as_raw_fd(), parts.as_ptr(), parts.len()) };
+    check(result)
+}
+
+/// `sendmsg`: all parts as one message. `to` is a socket address in the kernel's layout, or
+/// empty; `control` is a sequence of control messages, or empty.
+pub(crate) fn send_gather<const N: usize>(
+    fd: BorrowedFd<'_>,
+    gather: &Gather<'_, N>,
+    to: &[u8],
+    control: &[u8],
+    flags: c_int,
+) -> Result<usize, Errno> {
+    let parts = gather.parts();
+    let mut message = empty_message();
+    message.msg_name = to.as_ptr().cast_mut().cast();
+    message.msg_namelen = to.len() as _;
+    message.msg_iov = parts.as_ptr().cast_mut();
+    message.msg_iovlen = parts.len() as _;
+    message.msg_control = control.as_ptr().cast_mut().cast();
+    message.msg_controllen = control.len() as _;
+    // SAFETY: every pointer in `message` is valid for reads of the length beside it: slices, and
+    // the parts by the invariant of `Gather`. `sendmsg` writes to none of them.
+    let result =
+        unsafe { libc::syscall(libc::SYS_sendmsg, fd.as_raw_fd(), &raw const message, flags) };
+    check(result)
+}
+
+/// What `recvmsg` said beside the bytes.
+pub(crate) struct Received {
+    /// Bytes of payload put into the slices; with `MSG_TRUNC` asked for, bytes of the message.
+    pub(crate) bytes: usize,
+    /// Bytes of the sender's address.
+    pub(crate) address_len: usize,
+    /// Bytes of control messages.
+    pub(crate) control_len: usize,
+    /// `MSG_TRUNC`, `MSG_CTRUNC`, ….
+    pub(crate) flags: c_int,
+}
+
+/// `recvmsg`: one message, its sender's address in the kernel's layout, its control messages.
+pub(crate) fn receive_message(
+    fd: BorrowedFd<'_>,
+    slices: &mut [IoSliceMut<'_>],
+    address: &mut [u8],
+    control: &mut [u8],
+    flags: c_int,
+) -> Result<Received, Errno> {
+    let mut message = empty_message();
+    message.msg_name = address.as_mut_ptr().cast();
+    message.msg_namelen = address.len() as _;
+    // `IoSliceMut` is documented to have the layout of `iovec`.
+    message.msg_iov = slices.as_mut_ptr().cast();
+    message.msg_iovlen = slices.len() as _;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = control.len() as _;
+    // SAFETY: every pointer in `message` is valid for writes of the length beside it, being made
+    // from a mutable slice that is borrowed during the call.
+    let result =
+        unsafe { libc::syscall(libc::SYS_recvmsg, fd.as_raw_fd(), &raw mut message, flags) };
+    #[allow(clippy::unnecessary_cast, reason = "its type differs between C libraries")]
+    let control_len = message.msg_controllen as usize;
+    Ok(Received {
+        bytes: check(result)?,
+        address_len: (message.msg_namelen as usize).min(address.len()),
+        control_len: control_len.min(control.len()),
+        flags: message.msg_flags,
+    })
+}
+
+/// `setsockopt` for options that rustix does not know.
+pub(crate) fn set_option(
+    fd: BorrowedFd<'_>,
+    level: c_int,
+    name: c_int,
+    value: &[u8],
+) -> Result<(), Errno> {
+    // SAFETY: `value` is valid for reads of its length, and setting an option only reads.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_setsockopt,
+            fd.as_raw_fd(),
+            level,
+            name,
+            value.as_ptr(),
+            value.len() as libc::socklen_t,
+        )
+    };
+    check(result).map(drop)
+}
+
+/// `TUNSETIFF`: attaches an open `/dev/net/tun` to the interface `name`, making it if needed.
+pub(crate) fn tun_attach(fd: BorrowedFd<'_>, name: &str, flags: c_int) -> Result<(), Errno> {
+    let mut request = interface_request();
+    if name.is_empty() || name.len() >= request.ifr_name.len() || name.contains('\0') {
+        return Err(Errno::INVAL);
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as _;
+    }
+    request.ifr_ifru.ifru_flags = flags as i16;
+    // SAFETY: `TUNSETIFF` reads and writes one `ifreq`, which lives on our stack.
+    let result = unsafe {
+        libc::syscall(libc::SYS_ioctl, fd.as_raw_fd(), libc::TUNSETIFF as c_ulong, &raw mut request)
+    };
+    check(result).map(drop)
+}
+
+/// `TUNGETIFF`: the name of the interface that `fd` is attached to.
+pub(crate) fn tun_name(fd: BorrowedFd<'_>) -> Result<String, Errno> {
+    let mut request = interface_request();
+    // SAFETY: `TUNGETIFF` writes one `ifreq`, which lives on our stack.
+    let result = unsafe {
+        libc::syscall(libc::SYS_ioctl, fd.as_raw_fd(), libc::TUNGETIFF as c_ulong, &raw mut request)
+    };
+    check(result)?;
+    let name = request.ifr_name.iter().map(|&byte| byte as u8).take_while(|&byte| byte != 0);
+    String::from_utf8(name.collect()).map_err(|_| Errno::ILSEQ)
+}
+
+/// `TUNSETVNETHDRSZ`: bytes of the virtio-net header in front of each frame.
+pub(crate) fn tun_set_header_len(fd: BorrowedFd<'_>, bytes: c_int) -> Result<(), Errno> {
+    tun_set_int(fd, libc::TUNSETVNETHDRSZ as c_ulong, bytes)
+}
+
+/// `TUNSETVNETLE`: the header is little endian on every host.
+pub(crate) fn tun_set_little_endian(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    tun_set_int(fd, libc::TUNSETVNETLE as c_ulong, 1)
+}
+
+/// `TUNSETOFFLOAD`: what the reader of the device accepts, as `TUN_F_` bits.
+pub(crate) fn tun_set_offload(fd: BorrowedFd<'_>, mask: c_uint) -> Result<(), Errno> {
+    // SAFETY: the argument of `TUNSETOFFLOAD` is the value itself; no memory is passed.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_ioctl,
+            fd.as_raw_fd(),
+            libc::TUNSETOFFLOAD as c_ulong,
+            mask as c_ulong,
+        )
+    };
+    check(result).map(drop)
+}
+
+/// `epoll_pwait2`: like `epoll_wait` with a timeout in nanoseconds; `None` waits for ever. Fails
+/// with `NOSYS` before Linux 5.11.
+pub(crate) fn epoll_wait_exact(
+    epoll: BorrowedFd<'_>,
+    events: &mut [libc::epoll_event],
+    timeout: Option<Duration>,
+) -> Result<usize, Errno> {
+    let limit = timeout.map(|timeout| KernelTimespec {
+        seconds: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+        nanoseconds: i64::from(timeout.subsec_nanos()),
+    });
+    let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: `events` is valid for writes of its length, `limit` is null or points to a value on
+    // our stack that is only read, and no signal mask is given.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_epoll_pwait2,
+            epoll.as_raw_fd(),
+            events.as_mut_ptr(),
+            events.len() as c_int,
+            limit,
+            std::ptr::null::<c_void>(),
+            0usize,
+        )
+    };
+    check(result)
+}
+
+/// `epoll_pwait` without a signal mask: a timeout in milliseconds, -1 waits for ever.
+pub(crate) fn epoll_wait_milliseconds(
+    epoll: BorrowedFd<'_>,
+    events: &mut [libc::epoll_event],
+    timeout: c_int,
+) -> Result<usize, Errno> {
+    // SAFETY: `events` is valid for writes of its length and no signal mask is given.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_epoll_pwait,
+            epoll.as_raw_fd(),
+            events.as_mut_ptr(),
+            events.len() as c_int,
+            timeout,
+            std::ptr::null::<c_void>(),
+            0usize,
+        )
+    };
+    check(result)
+}
+
+fn tun_set_int(fd: BorrowedFd<'_>, request: c_ulong, value: c_int) -> Result<(), Errno> {
+    // SAFETY: these requests read one `int`, which lives on our stack.
+    let result =
+        unsafe { libc::syscall(libc::SYS_ioctl, fd.as_raw_fd(), request, &raw const value) };
+    check(result).map(drop)
+}
+
+/// `struct __kernel_timespec`: 64 bits on every architecture.
+#[repr(C)]
+struct KernelTimespec {
+    seconds: i64,
+    nanoseconds: i64,
+}
+
+fn interface_request() -> libc::ifreq {
+    // SAFETY: `ifreq` is plain data for which all zeros is a value.
+    unsafe { std::mem::zeroed() }
+}
+
+fn empty_message() -> libc::msghdr {
+    // SAFETY: `msghdr` is plain data for which all zeros is a value.
+    unsafe { std::mem::zeroed() }
+}
+
+fn check(result: c_long) -> Result<usize, Errno> {
+    usize::try_from(result)
+        .map_err(|_| Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
+}

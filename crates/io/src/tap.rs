@@ -1,0 +1,377 @@
+//! TAP devices: Ethernet frames to and from a network namespace, super-packets included.
+//!
+//! # Theory of operation
+//!
+//! Each read and each write moves one packet: a 12-byte virtio-net header, then the frame. A read
+//! goes straight into pool frames, a write is handed the addresses of the packet's pieces; payload
+//! is copied by nobody but the kernel.
+//!
+//! A TAP device cuts a packet that does not fit its read, and says so to nobody. So every read
+//! offers room for the largest packet: when pool frames are short, a private scratch area stands
+//! in for what is missing, and a packet that reached it is dropped and counted. A packet is never
+//! delivered cut.
+//!
+//! Features ([`Features`]) are agreed with the kernel when the device is made, proved by
+//! [`self_test()`], and taken back while running if the kernel refuses [`REFUSALS_MAX`] packets of
+//! one kind in a row: from then on the stack segments and sums itself.
+//!
+//! Invariants: each packet taken from a burst is transmitted or counted under one drop reason; so
+//! is each packet read. No call blocks or allocates. One thread at a time.
+//!
+//! Register the file level-triggered: [`Device::receive`] may return before the device is empty.
+//!
+//! Limits: [`FRAME_BYTES_MAX`], [`READS_MAX`]. Specification: virtio 1.2 §5.1.6, Linux
+//! `Documentation/networking/tuntap.rst`.
+
+mod counters;
+mod error;
+mod features;
+pub mod self_test;
+
+pub use counters::{TapCounters, Traffic};
+pub use error::TapError;
+pub use features::Features;
+pub use self_test::{Report, SelfTest, self_test};
+
+use crate::receive::{FRAMES_MAX, ReceiveBuffer, empty_slices};
+use crate::sys::{self, Gather};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use std::io::IoSliceMut;
+use towpath_packet::burst::BURST_MAX;
+use towpath_packet::packet::PIECES_MAX;
+use towpath_packet::{
+    Burst, Caps, Checksum, Device, GsoKind, Memory, Offload, Packet, VirtioHeader,
+};
+
+/// Largest frame: 14 bytes of Ethernet, 4 of a tag, 65,535 of IP.
+pub const FRAME_BYTES_MAX: usize = 14 + 4 + 65_535;
+/// Largest super-packet that a device takes: 14 bytes of Ethernet, 65,535 of IP.
+pub const GSO_BYTES_MAX: u32 = 14 + 65_535;
+/// Packets of one kind refused in a row before their feature is taken back.
+pub const REFUSALS_MAX: u8 = 3;
+/// Reads of one [`Device::receive`]: a burst, and as many drops three times over.
+pub const READS_MAX: usize = 4 * BURST_MAX;
+
+/// Bytes of an Ethernet header.
+const ETHERNET_BYTES: usize = 14;
+/// One more than the largest frame, so that a longer one shows.
+const READ_BYTES: usize = FRAME_BYTES_MAX + 1;
+/// Slices of a read: header, frames, scratch.
+const READ_SLICES: usize = 1 + FRAMES_MAX + 1;
+/// Parts of a write: header, private headers, pieces.
+const WRITE_PARTS: usize = 2 + PIECES_MAX;
+/// Where TUN and TAP devices come from.
+const TUN_PATH: &str = "/dev/net/tun";
+
+/// A TAP device. See the module text.
+pub struct Tap {
+    fd: OwnedFd,
+    mtu: u16,
+    features: Features,
+    /// Features taken back while running.
+    withdrawn: Features,
+    refusals: [u8; Kind::COUNT],
+    counters: TapCounters,
+    buffer: ReceiveBuffer,
+    /// Stands in for frames that are missing; untouched, and so without memory, until then.
+    scratch: Box<[u8]>,
+}
+
+impl Tap {
+    /// Makes the interface `name` in the network namespace of this thread, or attaches to it if
+    /// it is there and free. Without features and with an MTU of 1500.
+    pub fn create(name: &str) -> Result<Self, TapError> {
+        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(TUN_PATH, flags, Mode::empty()).map_err(TapError::from_open)?;
+        let kind = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+        sys::tun_attach(fd.as_fd(), name, kind)
+            .map_err(|errno| TapError::from_attach(errno, interface_exists(name)))?;
+        sys::tun_set_header_len(fd.as_fd(), VirtioHeader::LEN as i32)
+            .map_err(TapError::from_setup)?;
+        sys::tun_set_little_endian(fd.as_fd()).map_err(TapError::from_setup)?;
+        Ok(Self::from_fd(fd, Features::NONE, 1500))
+    }
+
+    /// Takes over a device that [`create`](Self::create) made, perhaps in another process.
+    pub fn from_fd(fd: OwnedFd, features: Features, mtu: u16) -> Self {
+        Self {
+            fd,
+            mtu,
+            features,
+            withdrawn: Features::NONE,
+            refusals: [0; Kind::COUNT],
+            counters: TapCounters::default(),
+            buffer: ReceiveBuffer::new(),
+            scratch: vec![0; READ_BYTES].into_boxed_slice(),
+        }
+    }
+
+    /// The file, to be handed to another process.
+    pub fn into_fd(self) -> OwnedFd {
+        self.fd
+    }
+
+    /// Agrees with the kernel on as many features of `wanted` as it has; returns those.
+    pub fn set_offload(&mut self, wanted: Features) -> Result<Features, TapError> {
+        let set = |mask| sys::tun_set_offload(self.fd.as_fd(), mask);
+        self.features = Features::negotiate(wanted, set).map_err(TapError::from_setup)?;
+        Ok(self.features)
+    }
+
+    /// Stops sending what needs `features`. What the kernel sends us stays as agreed.
+    pub fn disable(&mut self, features: Features) {
+        let left = self.features.without(features);
+        self.withdrawn = self.withdrawn.or(self.features.without(left).or(features));
+        self.features = left;
+    }
+
+    /// Tells the device which MTU its interface has.
+    pub fn set_mtu(&mut self, mtu: u16) {
+        self.mtu = mtu;
+    }
+
+    /// Gives the frames held for the next read back: for idle times.
+    pub fn release_frames(&mut self) {
+        self.buffer.clear();
+    }
+
+    /// Features in use.
+    pub fn features(&self) -> Features {
+        self.features
+    }
+
+    /// Features that were agreed and did not work: for a line in the log.
+    pub fn withdrawn(&self) -> Features {
+        self.withdrawn
+    }
+
+    /// Counters since the device was made or taken over.
+    pub fn counters(&self) -> &TapCounters {
+        &self.counters
+    }
+
+    /// The interface's name.
+    pub fn name(&self) -> Result<String, TapError> {
+        sys::tun_name(self.fd.as_fd()).map_err(TapError::from_use)
+    }
+
+    /// Reads one packet into `packet`. `Err` carries what the read call said.
+    fn read_packet(&mut self, memory: &mut Memory, packet: &mut Packet) -> Result<Read, Errno> {
+        let offered = self.buffer.prepare(memory, READ_BYTES);
+        if offered == 0 {
+            return Ok(Read::NoMemory);
+        }
+        let mut header = VirtioHeader::default();
+        let bytes = {
+            let mut slices: [IoSliceMut<'_>; READ_SLICES] = empty_slices();
+            slices[0] = IoSliceMut::new(&mut header.0);
+            let mut count = 1 + self.buffer.slices(&mut slices[1..]);
+            if offered < READ_BYTES {
+                slices[count] = IoSliceMut::new(&mut self.scratch[..READ_BYTES - offered]);
+                count += 1;
+            }
+            self.counters.received.calls += 1;
+            rustix::io::readv(&self.fd, &mut slices[..count])?
+        };
+        let Some(frame_bytes) = bytes.checked_sub(VirtioHeader::LEN) else {
+            self.counters.receive_short += 1;
+            return Ok(Read::Dropped);
+        };
+        Ok(self.accept(frame_bytes, offered, header, packet))
+    }
+
+    /// Checks a packet that was read and moves its frames into `packet`.
+    fn accept(
+        &mut self,
+        bytes: usize,
+        offered: usize,
+        header: VirtioHeader,
+        packet: &mut Packet,
+    ) -> Read {
+        let drop_reason = if bytes < ETHERNET_BYTES {
+            Some(&mut self.counters.receive_short)
+        } else if bytes > FRAME_BYTES_MAX {
+            Some(&mut self.counters.receive_long)
+        } else if bytes > offered {
+            Some(&mut self.counters.receive_no_memory)
+        } else {
+            None
+        };
+        if let Some(counter) = drop_reason {
+            *counter += 1;
+            return Read::Dropped;
+        }
+        let Ok(offload) = header.decode() else {
+            self.counters.receive_bad_header += 1;
+            return Read::Dropped;
+        };
+        self.buffer.take(bytes, |piece| {
+            packet.push_piece(piece).expect("a packet has room for the frames of one read");
+        });
+        packet.set_offload(offload);
+        self.counters.received.count(bytes, &offload);
+        Read::Packet
+    }
+
+    /// Writes one packet; the kernel takes all of it or nothing.
+    fn write_packet(&mut self, packet: &Packet) -> Result<usize, Errno> {
+        let headers = wire_headers(packet);
+        // A hint for the kernel; nothing shorter than an Ethernet header is taken as one.
+        let hint = if headers.len() < ETHERNET_BYTES { 0 } else { headers.len() };
+        let header = VirtioHeader::encode(packet.offload(), hint);
+        let mut gather: Gather<'_, WRITE_PARTS> = Gather::new();
+        let mut fits = gather.push_bytes(&header.0) && gather.push_bytes(headers);
+        for piece in packet.pieces() {
+            fits &= gather.push_piece(piece);
+        }
+        assert!(fits, "there is a part for the headers and each piece of a packet");
+        self.counters.transmitted.calls += 1;
+        sys::write_gather(self.fd.as_fd(), &gather)
+    }
+
+    /// Counts a packet that the kernel refused; takes its feature back if that was one too many.
+    fn refuse(&mut self, errno: Errno, offload: &Offload) {
+        match errno {
+            Errno::IO => self.counters.transmit_down += 1,
+            Errno::NOBUFS | Errno::NOMEM => self.counters.transmit_no_memory += 1,
+            _ => self.counters.transmit_refused += 1,
+        }
+        if errno != Errno::INVAL {
+            return;
+        }
+        let Some(kind) = Kind::of(offload) else { return };
+        let refusals = &mut self.refusals[kind as usize];
+        *refusals += 1;
+        if *refusals == REFUSALS_MAX {
+            *refusals = 0;
+            self.disable(kind.feature());
+        }
+    }
+}
+
+impl AsFd for Tap {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Device for Tap {
+    type Error = TapError;
+
+    fn caps(&self) -> Caps {
+        let Features { checksum, tso4, tso6, uso } = self.features;
+        let gso_bytes_max = if self.features.any_gso() { GSO_BYTES_MAX } else { 0 };
+        Caps { mtu: self.mtu, checksum, tso4, tso6, uso, gso_bytes_max }
+    }
+
+    fn receive(&mut self, memory: &mut Memory, burst: &mut Burst) -> Result<(), TapError> {
+        let mut spare = None;
+        for _ in 0..READS_MAX {
+            if burst.is_full() {
+                break;
+            }
+            let Some(mut packet) = spare.take().or_else(|| memory.packet()) else {
+                self.counters.receive_paused += 1;
+                break;
+            };
+            match self.read_packet(memory, &mut packet) {
+                Ok(Read::Packet) => burst.push(packet).expect("the burst has room"),
+                Ok(Read::Dropped) => spare = Some(packet),
+                Ok(Read::NoMemory) => {
+                    self.counters.receive_paused += 1;
+                    break;
+                }
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => spare = Some(packet),
+                Err(Errno::INVAL) => {
+                    self.counters.receive_lost += 1;
+                    spare = Some(packet);
+                }
+                Err(errno) => return Err(TapError::from_use(errno)),
+            }
+        }
+        Ok(())
+    }
+
+    fn transmit(&mut self, burst: &mut Burst) -> Result<(), TapError> {
+        while let Some(packet) = burst.first() {
+            let offload = *packet.offload();
+            match self.write_packet(packet) {
+                Ok(bytes) => {
+                    let bytes = bytes.saturating_sub(VirtioHeader::LEN);
+                    self.counters.transmitted.count(bytes, &offload);
+                    if let Some(kind) = Kind::of(&offload) {
+                        self.refusals[kind as usize] = 0;
+                    }
+                }
+                Err(Errno::AGAIN) => {
+                    self.counters.transmit_full += 1;
+                    break;
+                }
+                Err(Errno::INTR) => continue,
+                Err(Errno::BADFD) => return Err(TapError::Gone),
+                Err(errno) => self.refuse(errno, &offload),
+            }
+            burst.pop();
+        }
+        Ok(())
+    }
+}
+
+/// Outcome of one read.
+enum Read {
+    Packet,
+    Dropped,
+    NoMemory,
+}
+
+/// Kinds of packet that the kernel may refuse by themselves.
+#[derive(Clone, Copy)]
+enum Kind {
+    Checksum,
+    Tso4,
+    Tso6,
+    Uso,
+}
+
+impl Kind {
+    const COUNT: usize = 4;
+
+    fn of(offload: &Offload) -> Option<Self> {
+        match (offload.gso, offload.checksum) {
+            (Some(gso), _) => Some(match gso.kind {
+                GsoKind::Tcp4 => Self::Tso4,
+                GsoKind::Tcp6 => Self::Tso6,
+                GsoKind::Udp => Self::Uso,
+            }),
+            (None, Checksum::Partial { .. }) => Some(Self::Checksum),
+            (None, _) => None,
+        }
+    }
+
+    fn feature(self) -> Features {
+        match self {
+            Self::Checksum => Features { checksum: true, ..Features::NONE },
+            Self::Tso4 => Features { tso4: true, ..Features::NONE },
+            Self::Tso6 => Features { tso6: true, ..Features::NONE },
+            Self::Uso => Features { uso: true, ..Features::NONE },
+        }
+    }
+}
+
+/// The private header bytes that go in front of the pieces: none while they are only a copy of
+/// what the pieces cover.
+pub(crate) fn wire_headers(packet: &Packet) -> &[u8] {
+    let headers = packet.headers();
+    if packet.len() == packet.payload_len() { &[] } else { headers }
+}
+
+fn interface_exists(name: &str) -> bool {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType};
+    let (family, kind) = (AddressFamily::INET, SocketType::DGRAM);
+    rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)
+        .and_then(|socket| rustix::net::netdevice::name_to_index(socket, name))
+        .is_ok()
+}

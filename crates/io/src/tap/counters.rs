@@ -1,0 +1,67 @@
+//! What passed through a TAP device and what did not, by reason.
+
+/// Traffic of one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Packets; a super-packet is one.
+    pub packets: u64,
+    /// Bytes of Ethernet frames, without the virtio-net header.
+    pub bytes: u64,
+    /// Those of the packets that were super-packets.
+    pub super_packets: u64,
+    /// System calls, including those that found nothing to do.
+    pub calls: u64,
+}
+
+/// Counters of a TAP device, seen from us: received is what programs sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TapCounters {
+    /// From the device.
+    pub received: Traffic,
+    /// To the device.
+    pub transmitted: Traffic,
+    /// Received and dropped: the frames at hand were too few to hold the packet.
+    pub receive_no_memory: u64,
+    /// Received and dropped: shorter than an Ethernet header.
+    pub receive_short: u64,
+    /// Received and dropped: longer than the largest IP packet.
+    pub receive_long: u64,
+    /// Received and dropped: the virtio-net header makes no sense.
+    pub receive_bad_header: u64,
+    /// Lost by the kernel at the read: a kind of super-packet that its header cannot express.
+    pub receive_lost: u64,
+    /// Times that receiving stopped because there was no memory at all; nothing was dropped here.
+    pub receive_paused: u64,
+    /// Not transmitted: the kernel refused the packet.
+    pub transmit_refused: u64,
+    /// Not transmitted: the kernel had no memory for it.
+    pub transmit_no_memory: u64,
+    /// Not transmitted: the interface is down.
+    pub transmit_down: u64,
+    /// Times that the device was full; nothing was dropped.
+    pub transmit_full: u64,
+}
+
+impl TapCounters {
+    /// Packets dropped on receive, for any reason.
+    pub fn receive_dropped(&self) -> u64 {
+        self.receive_no_memory
+            + self.receive_short
+            + self.receive_long
+            + self.receive_bad_header
+            + self.receive_lost
+    }
+
+    /// Packets dropped on transmit, for any reason.
+    pub fn transmit_dropped(&self) -> u64 {
+        self.transmit_refused + self.transmit_no_memory + self.transmit_down
+    }
+}
+
+impl Traffic {
+    pub(super) fn count(&mut self, bytes: usize, offload: &towpath_packet::Offload) {
+        self.packets += 1;
+        self.bytes += bytes as u64;
+        self.super_packets += u64::from(offload.gso.is_some());
+    }
+}

@@ -1,0 +1,113 @@
+//! Our side of the device during a self-test: whole frames, read and written within a time limit.
+
+use super::{Reason, SETTLE_STEP, SETTLE_TIME_MAX};
+use crate::sys::{self, Gather};
+use crate::tap::{FRAME_BYTES_MAX, READS_MAX};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+use towpath_packet::{Offload, VirtioHeader};
+
+pub(super) struct Wire<'a> {
+    fd: BorrowedFd<'a>,
+    buffer: Vec<u8>,
+    begin: Instant,
+    /// When everything is to be over.
+    end: Instant,
+    step: Duration,
+}
+
+impl<'a> Wire<'a> {
+    /// Each wait lasts `step` at most, all of them together `total`.
+    pub(super) fn new(fd: BorrowedFd<'a>, total: Duration, step: Duration) -> Self {
+        let begin = now();
+        let buffer = vec![0; VirtioHeader::LEN + FRAME_BYTES_MAX];
+        Self { fd, buffer, begin, end: begin + total, step }
+    }
+
+    pub(super) fn elapsed(&self) -> Duration {
+        now() - self.begin
+    }
+
+    /// Reads frames until `accept` makes something of one; drops the others.
+    pub(super) fn read<T>(
+        &mut self,
+        mut accept: impl FnMut(&Offload, &[u8]) -> Option<T>,
+    ) -> Result<T, Reason> {
+        let end = self.end.min(now() + self.step);
+        while wait(self.fd, PollFlags::IN, end) {
+            let bytes = rustix::io::read(self.fd, &mut self.buffer[..])
+                .map_err(|errno| Reason::Failed("read from device", errno))?;
+            let Some((header, frame)) = self.buffer[..bytes].split_first_chunk() else { continue };
+            let Ok(offload) = VirtioHeader(*header).decode() else { continue };
+            if let Some(found) = accept(&offload, frame) {
+                return Ok(found);
+            }
+        }
+        Err(Reason::Silent)
+    }
+
+    pub(super) fn write(&self, frame: &[u8], offload: &Offload) -> Result<(), Reason> {
+        let header = VirtioHeader::encode(offload, header_bytes(offload, frame));
+        let mut gather: Gather<'_, 2> = Gather::new();
+        gather.push_bytes(&header.0);
+        gather.push_bytes(frame);
+        sys::write_gather(self.fd, &gather)
+            .map(drop)
+            .map_err(|errno| Reason::Failed("write to device", errno))
+    }
+
+    /// Waits until what was written reaches the socket `fd`.
+    pub(super) fn wait_taken(&self, fd: BorrowedFd<'_>) -> Result<(), Reason> {
+        let end = self.end.min(now() + self.step);
+        if wait(fd, PollFlags::IN, end) { Ok(()) } else { Err(Reason::NotTaken) }
+    }
+
+    /// Writes a frame again and again until it reaches the socket `fd`.
+    pub(super) fn settle(
+        &self,
+        frame: &[u8],
+        offload: &Offload,
+        fd: BorrowedFd<'_>,
+    ) -> Result<(), Reason> {
+        let end = self.end.min(now() + SETTLE_TIME_MAX);
+        while now() < end {
+            self.write(frame, offload)?;
+            if wait(fd, PollFlags::IN, now() + SETTLE_STEP) {
+                return Ok(());
+            }
+        }
+        Err(Reason::NotTaken)
+    }
+
+    /// Reads and drops what is left in the device.
+    pub(super) fn drain(&mut self) {
+        for _ in 0..READS_MAX {
+            let left = wait(self.fd, PollFlags::IN, self.begin);
+            if !left || rustix::io::read(self.fd, &mut self.buffer[..]).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// True if `fd` became ready before `end`; a time in the past means not to wait.
+fn wait(fd: BorrowedFd<'_>, flags: PollFlags, end: Instant) -> bool {
+    let left = end.saturating_duration_since(now());
+    let limit = Timespec { tv_sec: left.as_secs() as _, tv_nsec: left.subsec_nanos().into() };
+    let mut files = [PollFd::from_borrowed_fd(fd, flags)];
+    poll(&mut files, Some(&limit)).is_ok_and(|ready| ready > 0)
+        && files[0].revents().contains(flags)
+}
+
+/// Length of the headers: up to the payload of UDP, or of TCP without options.
+fn header_bytes(offload: &Offload, frame: &[u8]) -> usize {
+    use towpath_packet::Checksum;
+    let Checksum::Partial { start, offset } = offload.checksum else { return 0 };
+    (usize::from(start) + if offset == 6 { 8 } else { 20 }).min(frame.len())
+}
+
+#[expect(clippy::disallowed_methods, reason = "runs once, before there is a worker")]
+fn now() -> Instant {
+    Instant::now()
+}

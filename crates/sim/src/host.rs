@@ -1,0 +1,188 @@
+//! A host: a stack with its memory and the applications that use it.
+
+use crate::flow::{Flow, Plan};
+use crate::link::{Frame, Link};
+use crate::seed::Rng;
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use towpath_net::stack::{Config, ConnectError, Context, Stack, TcpHandle};
+use towpath_net::tcp::Events;
+use towpath_net::time::Instant;
+use towpath_packet::{Burst, Caps, Ledger, Loans, Memory, MemoryConfig, Packet};
+
+/// Loans of application memory that may be out at a time.
+const LOANS_MAX: usize = 4096;
+
+/// A stack, its memory and its applications.
+pub struct Host {
+    /// The stack.
+    pub stack: Stack,
+    /// Its packets and frames.
+    pub memory: Memory,
+    /// Its copies.
+    pub ledger: Ledger,
+    /// Its applications' memory.
+    pub loans: Loans,
+    /// Connections, in the order in which they began.
+    pub flows: Vec<Flow>,
+    /// Frames that found no memory.
+    pub no_memory: u64,
+    /// What the next incoming connection does; none is refused by a listener without a plan.
+    listeners: HashMap<SocketAddr, Plan>,
+    by_handle: HashMap<TcpHandle, usize>,
+}
+
+impl Host {
+    /// A host.
+    pub fn new(config: Config, caps: Caps, memory: MemoryConfig) -> Self {
+        Self {
+            stack: Stack::new(config, caps),
+            memory: Memory::new(memory),
+            ledger: Ledger::new(),
+            loans: Loans::new(LOANS_MAX),
+            flows: Vec::new(),
+            no_memory: 0,
+            listeners: HashMap::new(),
+            by_handle: HashMap::new(),
+        }
+    }
+
+    /// Accepts connections to `local` and treats each as `plan` says.
+    pub fn listen(&mut self, local: SocketAddr, plan: Plan) {
+        self.stack.tcp_listen(local);
+        self.listeners.insert(local, plan);
+    }
+
+    /// Connects and does as `plan` says.
+    pub fn connect(
+        &mut self,
+        local: SocketAddr,
+        remote: SocketAddr,
+        plan: Plan,
+        now: Instant,
+    ) -> Result<usize, ConnectError> {
+        let handle = self.stack.tcp_connect(local, remote, now)?;
+        Ok(self.adopt(handle, local, remote, plan, now))
+    }
+
+    fn adopt(
+        &mut self,
+        handle: TcpHandle,
+        local: SocketAddr,
+        remote: SocketAddr,
+        plan: Plan,
+        now: Instant,
+    ) -> usize {
+        let (writes, reads) = (stream(local, remote), stream(remote, local));
+        self.by_handle.insert(handle, self.flows.len());
+        self.flows.push(Flow::new(handle, plan, writes, reads, now));
+        self.flows.len() - 1
+    }
+
+    /// Takes what the link brought; true if there was anything.
+    pub fn receive(&mut self, link: &mut Link, now: Instant) -> bool {
+        let mut burst = Burst::new();
+        let mut any = false;
+        while let Some(frame) = link.arrive(now) {
+            any = true;
+            match self.materialise(&frame) {
+                Some(packet) => burst.push(packet).expect("emptied when full"),
+                None => self.no_memory += 1,
+            }
+            if burst.is_full() {
+                self.input(&mut burst, now);
+            }
+        }
+        self.input(&mut burst, now);
+        any
+    }
+
+    fn input(&mut self, burst: &mut Burst, now: Instant) {
+        if burst.is_empty() {
+            return;
+        }
+        let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now };
+        self.stack.input(burst, &mut cx);
+        assert!(burst.is_empty(), "a stack takes all packets");
+    }
+
+    /// A received frame as a device would put it into memory: small frame first, large ones after.
+    fn materialise(&mut self, frame: &Frame) -> Option<Packet> {
+        let mut packet = self.memory.packet()?;
+        let mut rest = &frame.bytes[..];
+        let mut pool = &mut self.memory.small;
+        while !rest.is_empty() {
+            let mut memory = pool.take()?;
+            let count = rest.len().min(memory.len());
+            memory[..count].copy_from_slice(&rest[..count]);
+            packet.push_piece(memory.freeze(count)).expect("a frame has few pieces");
+            rest = &rest[count..];
+            pool = &mut self.memory.large;
+        }
+        packet.set_offload(frame.offload);
+        Some(packet)
+    }
+
+    /// Lets applications act on events and time; true if anything happened.
+    pub fn act(&mut self, rng: &mut Rng, now: Instant) -> bool {
+        let mut any = false;
+        while let Some((handle, events)) = self.stack.next_event() {
+            any = true;
+            self.on_event(handle, events, now);
+        }
+        let (stack, memory, loans) = (&mut self.stack, &mut self.memory, &mut self.loans);
+        for flow in &mut self.flows {
+            any |= flow.act(stack, memory, loans, rng, now);
+        }
+        any
+    }
+
+    fn on_event(&mut self, handle: TcpHandle, events: Events, now: Instant) {
+        if events.contains(Events::INCOMING) {
+            let connection = self.stack.tcp(handle).expect("an event names a connection");
+            let (local, remote) = (connection.local(), connection.remote());
+            let plan = self.listeners.get(&local).copied().expect("only listeners accept");
+            self.adopt(handle, local, remote, plan, now);
+        }
+        let index = *self.by_handle.get(&handle).expect("every connection has a flow");
+        self.flows[index].on_events(events);
+    }
+
+    /// Sends what the stack has; true if there was anything.
+    pub fn transmit(&mut self, link: &mut Link, rng: &mut Rng, now: Instant) -> bool {
+        let mut any = false;
+        let mut burst = Burst::new();
+        loop {
+            let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now };
+            self.stack.output(&mut burst, &mut cx);
+            if burst.is_empty() {
+                return any;
+            }
+            any = true;
+            while let Some(packet) = burst.pop() {
+                link.send(packet, now, rng, &mut self.memory, &self.ledger);
+            }
+        }
+    }
+
+    /// Runs the stack's timers if one is due.
+    pub fn on_deadline(&mut self, now: Instant) {
+        if self.stack.next_deadline().is_some_and(|at| at <= now) {
+            let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now };
+            self.stack.on_deadline(&mut cx);
+            let next = self.stack.next_deadline();
+            assert!(next.is_none_or(|at| at > now), "a deadline that was served is over");
+        }
+    }
+
+    /// When something is to be done without a frame.
+    pub fn deadline(&self, now: Instant) -> Option<Instant> {
+        let flows = self.flows.iter().filter_map(|flow| flow.deadline(now)).min();
+        [self.stack.next_deadline(), flows].into_iter().flatten().min()
+    }
+}
+
+/// Number of the stream from `source` to `destination`.
+fn stream(source: SocketAddr, destination: SocketAddr) -> u64 {
+    u64::from(source.port()) << 16 | u64::from(destination.port())
+}

@@ -1,0 +1,316 @@
+//! One direction of a link: what is put in comes out later, or damaged, or not at all.
+//!
+//! A *wire* carries frames of at most its MTU: before a packet enters, super-packets are cut and
+//! partial checksums completed, as a network card would, and every frame is judged by
+//! [`oracle::check_frame`]. So bit errors always meet a checksum. A *TAP* carries packets as they
+//! are: super-packets whole, offload fields in a virtio-net header, and no bit errors, since what
+//! has no checksum has nothing to notice them.
+//!
+//! Faults are drawn in one order for each frame: queue, loss, burst loss, corruption, duplication,
+//! delay. Counters account for every frame: `offered + duplicated = delivered + lost()`, once
+//! the link is empty.
+
+use crate::oracle;
+use crate::seed::{Ppm, Rng};
+use std::collections::BTreeMap;
+use towpath_net::gso::{self, Checksums, Layout};
+use towpath_net::time::{Duration, Instant};
+use towpath_packet::{Ledger, Memory, Offload, Packet, VirtioHeader};
+
+/// What a link carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Medium {
+    /// Ethernet: whole frames, complete checksums.
+    Wire,
+    /// A virtual device: packets with offload fields.
+    Tap,
+}
+
+/// Properties of one direction.
+#[derive(Clone, Copy, Debug)]
+pub struct LinkConfig {
+    /// What is carried.
+    pub medium: Medium,
+    /// Largest IP packet of a wire.
+    pub mtu: u16,
+    /// Time on the way.
+    pub delay: Duration,
+    /// Up to this much more; keeps the order.
+    pub jitter: Duration,
+    /// Bytes a second; `None` for no limit.
+    pub rate: Option<u64>,
+    /// Bytes that wait for the rate before frames are dropped.
+    pub queue_bytes: u64,
+    /// Frames lost, independently.
+    pub loss: Ppm,
+    /// Chance that a series of losses begins.
+    pub burst_begin: Ppm,
+    /// Chance that it ends, for each frame.
+    pub burst_end: Ppm,
+    /// Frames that come twice.
+    pub duplicate: Ppm,
+    /// Frames that are overtaken.
+    pub reorder: Ppm,
+    /// How long they are held.
+    pub reorder_by: Duration,
+    /// Frames with a wrong byte.
+    pub corrupt: Ppm,
+}
+
+impl LinkConfig {
+    /// A link without faults.
+    pub fn clean(medium: Medium, mtu: u16, delay: Duration) -> Self {
+        Self {
+            medium,
+            mtu,
+            delay,
+            jitter: Duration::ZERO,
+            rate: None,
+            queue_bytes: u64::MAX,
+            loss: 0,
+            burst_begin: 0,
+            burst_end: 0,
+            duplicate: 0,
+            reorder: 0,
+            reorder_by: Duration::ZERO,
+            corrupt: 0,
+        }
+    }
+}
+
+/// What became of the frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkCounters {
+    /// Packets that a host handed in.
+    pub packets: u64,
+    /// Frames that they became.
+    pub offered: u64,
+    /// Of them super-packets.
+    pub super_packets: u64,
+    /// Copies made by duplication.
+    pub duplicated: u64,
+    /// Frames dropped at random, one by one or in series.
+    pub dropped: u64,
+    /// Frames dropped because the queue was full.
+    pub queue_full: u64,
+    /// Frames larger than the wire takes.
+    pub too_large: u64,
+    /// Frames damaged and delivered all the same.
+    pub corrupted: u64,
+    /// Frames that came out.
+    pub delivered: u64,
+}
+
+impl LinkCounters {
+    /// Frames that did not come out.
+    pub fn lost(&self) -> u64 {
+        self.dropped + self.queue_full + self.too_large
+    }
+}
+
+/// A frame on its way.
+#[derive(Clone, Debug)]
+pub struct Frame {
+    /// All its bytes.
+    pub bytes: Vec<u8>,
+    /// Offload fields; nothing on a wire.
+    pub offload: Offload,
+}
+
+/// One direction of a link.
+pub struct Link {
+    /// Properties; may be changed at any time.
+    pub config: LinkConfig,
+    /// Nothing comes through while it is cut.
+    pub cut: bool,
+    counters: LinkCounters,
+    flying: BTreeMap<(Instant, u64), Frame>,
+    number: u64,
+    busy_until: Instant,
+    last_arrival: Instant,
+    in_burst: bool,
+    problem: Option<String>,
+}
+
+impl Link {
+    /// An empty link.
+    pub fn new(config: LinkConfig) -> Self {
+        assert!(config.medium == Medium::Wire || config.corrupt == 0, "see the module text");
+        Self {
+            config,
+            cut: false,
+            counters: LinkCounters::default(),
+            flying: BTreeMap::new(),
+            number: 0,
+            busy_until: Instant::START,
+            last_arrival: Instant::START,
+            in_burst: false,
+            problem: None,
+        }
+    }
+
+    /// What became of the frames.
+    pub fn counters(&self) -> LinkCounters {
+        self.counters
+    }
+
+    /// The first frame that should not have been on the wire.
+    pub fn problem(&self) -> Option<&str> {
+        self.problem.as_deref()
+    }
+
+    /// Frames on their way.
+    pub fn in_flight(&self) -> usize {
+        self.flying.len()
+    }
+
+    /// Takes a packet of a host whose memory is `memory`.
+    pub fn send(
+        &mut self,
+        packet: Packet,
+        now: Instant,
+        rng: &mut Rng,
+        memory: &mut Memory,
+        ledger: &Ledger,
+    ) {
+        self.counters.packets += 1;
+        let mut packets = Vec::new();
+        match self.config.medium {
+            Medium::Tap => packets.push(packet),
+            Medium::Wire => {
+                let layout = layout(&packet);
+                let mut out = |packet| packets.push(packet);
+                let cut =
+                    gso::segment(packet, memory, ledger, layout, Checksums::Complete, &mut out);
+                if let Err((error, _)) = cut {
+                    self.problem.get_or_insert_with(|| format!("a card cannot cut it: {error}"));
+                }
+            }
+        }
+        for packet in packets {
+            let bytes = oracle::flatten(&packet);
+            let offload = match self.config.medium {
+                Medium::Wire => Offload::default(),
+                // Through the header of a real device and back.
+                Medium::Tap => VirtioHeader::encode(packet.offload(), packet.headers().len())
+                    .decode()
+                    .expect("a stack makes valid headers"),
+            };
+            drop(packet);
+            self.offer(Frame { bytes, offload }, now, rng);
+        }
+    }
+
+    /// Takes a frame as it is, also one that no stack would send.
+    pub fn inject(&mut self, frame: Frame, now: Instant) {
+        self.counters.offered += 1;
+        self.fly(frame, now + self.config.delay);
+    }
+
+    fn offer(&mut self, frame: Frame, now: Instant, rng: &mut Rng) {
+        self.counters.offered += 1;
+        self.counters.super_packets += u64::from(frame.offload.gso.is_some());
+        let config = self.config;
+        if config.medium == Medium::Wire {
+            if frame.bytes.len() > usize::from(config.mtu) + 14 {
+                self.counters.too_large += 1;
+                return;
+            }
+            if let Err(problem) = oracle::check_frame(&frame.bytes, config.mtu.into()) {
+                self.problem.get_or_insert(problem);
+            }
+        }
+        let Some(sent) = self.queue(frame.bytes.len() as u64, now) else {
+            self.counters.queue_full += 1;
+            return;
+        };
+        if self.is_lost(rng) {
+            self.counters.dropped += 1;
+            return;
+        }
+        let mut frame = frame;
+        if rng.chance(config.corrupt) && !is_arp(&frame.bytes) {
+            self.counters.corrupted += 1;
+            corrupt(&mut frame.bytes, rng);
+        }
+        if rng.chance(config.duplicate) {
+            self.counters.duplicated += 1;
+            let later = self.arrival(sent, rng);
+            self.fly(frame.clone(), later);
+        }
+        let arrival = self.arrival(sent, rng);
+        self.fly(frame, arrival);
+    }
+
+    /// When the last bit has left, or `None` if the queue is full.
+    fn queue(&mut self, bytes: u64, now: Instant) -> Option<Instant> {
+        let Some(rate) = self.config.rate else { return Some(now) };
+        let waiting = self.busy_until.since(now).as_micros() as u64 * rate / 1_000_000;
+        if waiting + bytes > self.config.queue_bytes {
+            return None;
+        }
+        let time = Duration::from_micros(bytes * 1_000_000 / rate);
+        self.busy_until = self.busy_until.max(now) + time;
+        Some(self.busy_until)
+    }
+
+    fn is_lost(&mut self, rng: &mut Rng) -> bool {
+        if self.cut {
+            return true;
+        }
+        if self.in_burst {
+            self.in_burst = !rng.chance(self.config.burst_end);
+        } else {
+            self.in_burst = rng.chance(self.config.burst_begin);
+        }
+        self.in_burst || rng.chance(self.config.loss)
+    }
+
+    fn arrival(&mut self, sent: Instant, rng: &mut Rng) -> Instant {
+        let arrival = sent + self.config.delay + rng.duration(self.config.jitter);
+        if rng.chance(self.config.reorder) {
+            return arrival + rng.duration(self.config.reorder_by);
+        }
+        self.last_arrival = self.last_arrival.max(arrival);
+        self.last_arrival
+    }
+
+    fn fly(&mut self, frame: Frame, arrival: Instant) {
+        self.flying.insert((arrival, self.number), frame);
+        self.number += 1;
+    }
+
+    /// When the next frame comes out.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.flying.first_key_value().map(|((at, _), _)| *at)
+    }
+
+    /// The next frame that is there by `now`.
+    pub fn arrive(&mut self, now: Instant) -> Option<Frame> {
+        let entry = self.flying.first_entry()?;
+        if entry.key().0 > now {
+            return None;
+        }
+        self.counters.delivered += 1;
+        Some(entry.remove())
+    }
+}
+
+/// Where the headers of a packet of a stack begin: IPv4 without options, IPv6 with at most a
+/// fragment header, which segmentation does not look behind.
+fn layout(packet: &Packet) -> Layout {
+    let v4 = packet.headers().get(14).is_some_and(|byte| byte >> 4 == 4);
+    Layout { ip_at: 14, transport_at: if v4 { 34 } else { 54 } }
+}
+
+/// ARP has no checksum: a real wire has one for the frame, which is not simulated.
+fn is_arp(bytes: &[u8]) -> bool {
+    bytes[12..14] == [0x08, 0x06]
+}
+
+/// Damages one byte behind the Ethernet header, of which nothing checks anything. The Internet sum
+/// finds every error within one byte, but not every error of two bits far apart.
+fn corrupt(bytes: &mut [u8], rng: &mut Rng) {
+    let at = 14 + rng.below((bytes.len() - 14) as u64) as usize;
+    bytes[at] ^= rng.between(1, 255) as u8;
+}

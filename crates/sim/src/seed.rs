@@ -1,0 +1,94 @@
+//! Chance, from a seed. One generator per world; the order of draws is part of the seed's meaning.
+
+use towpath_net::time::Duration;
+
+/// Parts per million.
+pub type Ppm = u32;
+
+/// SplitMix64 (Steele, Lea, Flood 2014): small, fast and good enough for faults.
+#[derive(Clone, Debug)]
+pub struct Rng {
+    state: u64,
+}
+
+impl Rng {
+    /// The generator of `seed`.
+    pub fn new(seed: u64) -> Self {
+        Self { state: seed }
+    }
+
+    /// The next 64 bits.
+    pub fn next(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.state;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below `limit`, which is not zero.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        assert!(limit > 0);
+        // The bias is below 2^-32 for every limit used here.
+        self.next() % limit
+    }
+
+    /// A number from `low` to `high`, both included.
+    pub fn between(&mut self, low: u64, high: u64) -> u64 {
+        assert!(low <= high);
+        low + self.below(high - low + 1)
+    }
+
+    /// True `chance` times in a million.
+    pub fn chance(&mut self, chance: Ppm) -> bool {
+        chance > 0 && self.below(1_000_000) < u64::from(chance)
+    }
+
+    /// One of `choices`.
+    pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len() as u64) as usize]
+    }
+
+    /// A duration up to `most`.
+    pub fn duration(&mut self, most: Duration) -> Duration {
+        Duration::from_micros(self.between(0, most.as_micros() as u64))
+    }
+}
+
+/// The seed that `TOWPATH_SEED` asks for, in decimal or with `0x`.
+///
+/// # Panics
+/// If it is set and not a number: a run that was meant to replay must not do something else.
+pub fn from_environment() -> Option<u64> {
+    let text = std::env::var("TOWPATH_SEED").ok()?;
+    let seed = match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    Some(seed.expect("TOWPATH_SEED is a number"))
+}
+
+/// A seed that differs from run to run.
+pub fn fresh() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    std::collections::hash_map::RandomState::new().build_hasher().finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_gives_the_same_numbers_again() {
+        let (mut one, mut two) = (Rng::new(7), Rng::new(7));
+        assert!((0..1000).all(|_| one.next() == two.next()));
+        assert_ne!(Rng::new(7).next(), Rng::new(8).next());
+    }
+
+    #[test]
+    fn chances_come_out_about_right() {
+        let mut rng = Rng::new(1);
+        let hits = (0..100_000).filter(|_| rng.chance(250_000)).count();
+        assert!((24_000..26_000).contains(&hits), "{hits} of 25,000");
+    }
+}

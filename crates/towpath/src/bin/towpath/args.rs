@@ -1,0 +1,205 @@
+//! The command line.
+
+use std::ffi::OsString;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::{ArgGroup, Args, Parser, Subcommand};
+use towpath::config::{Subnet4, Subnet6};
+
+use crate::exit;
+
+/// Run a program's whole network through a user-space Ethernet, IP, UDP and TCP.
+#[derive(Debug, Parser)]
+#[command(name = "towpath", version, after_help = exit::HELP, max_term_width = 100)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) action: Action,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Action {
+    Run(RunArguments),
+    Attach(AttachArguments),
+    /// Write the manual page to standard output.
+    #[command(hide = true)]
+    Man,
+}
+
+/// Run a program in its own network.
+///
+/// CMD gets its own network, process numbers and mounts. Its network has one interface, whose
+/// packets go through towpath; towpath reaches the outside with ordinary sockets of the host. No
+/// privilege is needed where the system lets users make user namespaces.
+///
+/// Exit status, standard streams, terminal and signals are CMD's: SIGTERM, SIGHUP, SIGINT,
+/// SIGQUIT, SIGUSR1, SIGUSR2 and SIGWINCH sent to towpath are passed on. When CMD ends, all
+/// processes that it left behind are killed. When towpath is killed, so are CMD and all of them.
+#[derive(Debug, Args)]
+#[command(after_help = exit::HELP, override_usage = "towpath run [OPTIONS] [--] [CMD [ARG]...]")]
+pub(crate) struct RunArguments {
+    /// The program and its arguments; without it, your shell ($SHELL, else /bin/sh).
+    #[arg(value_name = "CMD", trailing_var_arg = true)]
+    pub(crate) command: Vec<OsString>,
+
+    /// Let CMD see you as root; for ordinary users, who gain no right outside of its namespaces.
+    #[arg(long)]
+    pub(crate) map_root: bool,
+
+    #[command(flatten)]
+    pub(crate) network: NetworkArguments,
+}
+
+/// Serve a network namespace that exists.
+///
+/// Makes an interface in the namespace, gives it addresses and default routes, and serves it until
+/// process PID ends, until PATH is removed, or until SIGINT or SIGTERM. The interface goes when
+/// towpath ends. Mounts are left alone, so the namespace's programs use the resolv.conf that they
+/// have: for DNS it should name 10.0.2.3, or any resolver that the host can reach.
+#[derive(Debug, Args)]
+#[command(
+    after_help = exit::HELP,
+    override_usage = "towpath attach [OPTIONS] PID\n       towpath attach [OPTIONS] --netns PATH",
+    group(ArgGroup::new("target").required(true))
+)]
+pub(crate) struct AttachArguments {
+    /// A process in the namespace.
+    #[arg(value_name = "PID", group = "target", value_parser = clap::value_parser!(i32).range(1..))]
+    pub(crate) pid: Option<i32>,
+
+    /// The namespace's file, for example /run/netns/NAME.
+    #[arg(long, value_name = "PATH", group = "target")]
+    pub(crate) netns: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) network: NetworkArguments,
+}
+
+/// What both have in common.
+#[derive(Debug, Args)]
+pub(crate) struct NetworkArguments {
+    /// Publish TCP ports on the host; may be repeated.
+    ///
+    /// SPEC is a comma-separated list of PORT[-PORT][:PORT[-PORT]]: a port or range of the host
+    /// and, after the colon, of the program if it differs. A prefix ADDR/, ADDR%IF/ or %IF/ limits
+    /// the list to an address and a network interface of the host. ~PORT[-PORT] excludes ports; a
+    /// list of exclusions alone means all other ports. `none` publishes nothing; `all` publishes
+    /// all ports that are free, except for those that the host hands out by itself.
+    /// Examples: 8080:80 · 22,25 · 2000-2010:3000-3010 · 127.0.0.1/80 · %eth0/53 · 20-30,~25
+    #[arg(short, long, value_name = "SPEC", help_heading = "Ports")]
+    pub(crate) tcp_ports: Vec<String>,
+
+    /// Publish UDP ports on the host; SPEC as for TCP. Independent of --tcp-ports.
+    #[arg(short, long, value_name = "SPEC", help_heading = "Ports")]
+    pub(crate) udp_ports: Vec<String>,
+
+    /// Largest IP packet that the program sees: 576 to 65520; below 1280 without IPv6.
+    #[arg(short, long, value_name = "BYTES", default_value_t = 1500, help_heading = "Network")]
+    pub(crate) mtu: u16,
+
+    /// IPv4 network: its addresses 2, 3 and 15 are gateway, DNS and program [default: 10.0.2.0/24]
+    #[arg(long, value_name = "ADDR/LEN", help_heading = "Network", conflicts_with = "ipv6_only")]
+    pub(crate) subnet: Option<Subnet4>,
+
+    /// IPv6 network: ::2 is the gateway, ::3 DNS, ::15 the program
+    /// [default: fd74:6f77:7061:7468::/64]
+    #[arg(long, value_name = "ADDR/LEN", help_heading = "Network", conflicts_with = "ipv4_only")]
+    pub(crate) subnet6: Option<Subnet6>,
+
+    /// IPv4 only.
+    #[arg(short = '4', long, help_heading = "Network", conflicts_with = "ipv6_only")]
+    pub(crate) ipv4_only: bool,
+
+    /// IPv6 only.
+    #[arg(short = '6', long, help_heading = "Network")]
+    pub(crate) ipv6_only: bool,
+
+    /// Relay DNS to this resolver instead of those of the host's /etc/resolv.conf; may be repeated.
+    #[arg(long, value_name = "ADDR", help_heading = "Network")]
+    pub(crate) dns: Vec<IpAddr>,
+
+    /// Make ADDR, inside, lead to the host's loopback (127.0.0.1, ::1), for example 10.0.2.2; may
+    /// be repeated. Without it, the program cannot reach services that listen there only.
+    #[arg(long, value_name = "ADDR", help_heading = "Network")]
+    pub(crate) map_host_loopback: Vec<IpAddr>,
+
+    /// Name of the network interface.
+    #[arg(long, value_name = "NAME", default_value = "tap0", help_heading = "Network")]
+    pub(crate) ifname: String,
+
+    /// Most memory that packets may take; suffixes K, M, G [default: 256M]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Limits")]
+    pub(crate) memory: Option<usize>,
+
+    /// Most flows at once; more are refused.
+    #[arg(long, value_name = "N", default_value_t = towpath::config::FLOWS_DEFAULT,
+          help_heading = "Limits")]
+    pub(crate) max_flows: usize,
+
+    /// Write all packets to FILE (pcapng).
+    #[arg(long, value_name = "FILE", help_heading = "Diagnosis")]
+    pub(crate) pcap: Option<PathBuf>,
+
+    /// Print counters to standard error at the end.
+    #[arg(long, help_heading = "Diagnosis")]
+    pub(crate) stats: bool,
+
+    /// Write "1" to file descriptor N and close it once the network is served.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(3..),
+          help_heading = "Diagnosis")]
+    pub(crate) ready_fd: Option<i32>,
+
+    /// Say what is done.
+    #[arg(short, long, help_heading = "Diagnosis", conflicts_with = "quiet")]
+    pub(crate) verbose: bool,
+
+    /// Say nothing but errors.
+    #[arg(short, long, help_heading = "Diagnosis")]
+    pub(crate) quiet: bool,
+}
+
+fn parse_size(text: &str) -> Result<usize, String> {
+    let (digits, shift) = match text.char_indices().last() {
+        Some((at, 'K' | 'k')) => (&text[..at], 10),
+        Some((at, 'M' | 'm')) => (&text[..at], 20),
+        Some((at, 'G' | 'g')) => (&text[..at], 30),
+        _ => (text, 0),
+    };
+    let number: Option<usize> = digits.parse().ok();
+    number
+        .and_then(|number| number.checked_mul(1 << shift))
+        .ok_or_else(|| "write a number with K, M or G, for example 256M".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        use clap::CommandFactory;
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes() {
+        assert_eq!(parse_size("256M"), Ok(256 << 20));
+        assert_eq!(parse_size("1g"), Ok(1 << 30));
+        assert_eq!(parse_size("65536"), Ok(65536));
+        assert!(parse_size("").is_err());
+        assert!(parse_size("M").is_err());
+        assert!(parse_size("-1M").is_err());
+        assert!(parse_size("99999999999G").is_err());
+        assert!(parse_size("1é").is_err());
+    }
+
+    #[test]
+    fn everything_after_the_program_is_the_programs() {
+        let arguments =
+            Arguments::try_parse_from(["towpath", "run", "-v", "ls", "-q", "--", "x"]).unwrap();
+        let Action::Run(run) = arguments.action else { panic!("not run") };
+        assert_eq!(run.command, ["ls", "-q", "--", "x"]);
+        assert!(run.network.verbose && !run.network.quiet);
+    }
+}

@@ -1,0 +1,111 @@
+//! `towpath attach`: serving a network namespace that exists.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use towpath_io::namespace;
+use towpath_io::namespace::channel::Channel;
+use towpath_io::namespace::enter::{Identity, NetworkNamespace, RemovalWatch};
+use towpath_io::namespace::signals::Signals;
+use towpath_io::process_sys::Forked;
+
+use crate::args::AttachArguments;
+use crate::child::Child;
+use crate::exit::{Ending, Failure};
+use crate::parent::{Kept, receive_device, start, take_ready};
+use crate::serve::Gateway;
+use crate::{end_child, settings};
+
+/// What tells that a namespace needs no service any more.
+enum Life {
+    /// The end of a process.
+    Process(OwnedFd),
+    /// The removal of a path.
+    Path(RemovalWatch, PathBuf),
+}
+
+/// Serves until the namespace goes or a signal asks to end.
+pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
+    let network = &arguments.network;
+    let messages = settings::messages(network);
+    let ready = take_ready(network.ready_fd)?;
+    let config = settings::config(network)?;
+    let (namespace, life) = find(arguments)?;
+    let signals = Signals::block()?;
+    let (ours, theirs) = Channel::pair()?;
+    let child = match namespace::fork()? {
+        Forked::Child => {
+            drop((ours, ready));
+            let child = Child { config: &config, messages, channel: theirs };
+            end_child(child.attach(&namespace));
+        }
+        Forked::Parent(child) => Kept::new(child),
+    };
+    // Its file may be unmounted from now on; the TAP device keeps the namespace alive.
+    let identity = namespace.identity()?;
+    drop((theirs, namespace));
+    let Some(device) = receive_device(&ours)? else { return Err(child.give_up()) };
+    child.wait()?;
+    let mut gateway = start(&config, device, ready)?;
+    serve(&mut gateway, &signals, &identity, &life)?;
+    if network.stats {
+        messages.error(gateway.report());
+    }
+    Ok(Ending::Code(0))
+}
+
+fn find(arguments: &AttachArguments) -> anyhow::Result<(NetworkNamespace, Life)> {
+    match (&arguments.pid, &arguments.netns) {
+        (Some(pid), _) => {
+            let (namespace, process) = NetworkNamespace::of_process(*pid)?;
+            Ok((namespace, Life::Process(process)))
+        }
+        (None, Some(path)) => {
+            let watch = RemovalWatch::new(path)
+                .with_context(|| format!("cannot watch {}", path.display()))?;
+            Ok((NetworkNamespace::open(path)?, Life::Path(watch, path.clone())))
+        }
+        (None, None) => unreachable!("the command line requires one of them"),
+    }
+}
+
+fn serve(
+    gateway: &mut Gateway,
+    signals: &Signals,
+    identity: &Identity,
+    life: &Life,
+) -> anyhow::Result<()> {
+    loop {
+        let ready = gateway.run_until(&[signals.as_fd(), life.as_fd()])?;
+        if ready == 1 && life.is_over(|path| identity.is_at(path)) {
+            return Ok(());
+        }
+        while let Some(arrived) = signals.next()? {
+            if arrived.is_end() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl Life {
+    fn is_over(&self, is_at: impl Fn(&Path) -> bool) -> bool {
+        match self {
+            Life::Process(_) => true,
+            Life::Path(watch, path) => {
+                watch.clear();
+                !is_at(path)
+            }
+        }
+    }
+}
+
+impl AsFd for Life {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Life::Process(pidfd) => pidfd.as_fd(),
+            Life::Path(watch, _) => watch.as_fd(),
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! The child's side: everything that happens inside of the program's namespaces.
+//!
+//! The child tells the user itself what went wrong, and ends with the code to end with; the
+//! parent passes that on.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::Context;
+use towpath::config::Config;
+use towpath_io::mount::{self, MountError};
+use towpath_io::namespace::channel::{Channel, Message};
+use towpath_io::namespace::enter::NetworkNamespace;
+use towpath_io::namespace::init::{self, InitError};
+use towpath_io::namespace::signals::Signals;
+use towpath_io::namespace::{Configured, Isolation, die_with_parent, relax_network_limits};
+use towpath_io::tap::{self, Features, SelfTest, Tap};
+
+use crate::exit::{self, Ending, Failure};
+use crate::messages::Messages;
+use crate::resolv;
+use crate::serve::features_to_bits;
+
+/// What the child needs to know.
+pub(crate) struct Child<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) messages: Messages,
+    pub(crate) channel: Channel,
+}
+
+impl Child<'_> {
+    /// Process 1 of new namespaces: sets them up and runs the program to its end.
+    pub(crate) fn run(
+        self,
+        isolation: &Isolation,
+        signals: Signals,
+        command: &[OsString],
+    ) -> Result<Ending, Failure> {
+        isolation.adopt()?;
+        self.mount();
+        let tap = self.interface()?;
+        if !relax_network_limits(isolation) {
+            self.messages
+                .detail("/proc/sys cannot be written: inside, ports below 1024 and ping need root");
+        }
+        let command = prepare(command);
+        let name = command.get_program().to_owned();
+        self.channel.send(&tap)?;
+        drop(tap);
+        let mask = *signals.mask_before();
+        drop(signals);
+        match init::run(&self.channel, command, &mask) {
+            Ok(status) => Ok(status.into()),
+            Err(InitError::Execute(error)) => Err(not_executed(&name, error)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Goes into a namespace that exists, makes the interface there and ends.
+    pub(crate) fn attach(self, namespace: &NetworkNamespace) -> Result<Ending, Failure> {
+        die_with_parent()?;
+        namespace.enter()?;
+        // Entering a user namespace changes credentials, which clears it.
+        die_with_parent()?;
+        let tap = self.interface()?;
+        self.channel.send(&tap)?;
+        Ok(Ending::Code(0))
+    }
+
+    /// Makes the program's interface; what comes back is the message that hands it over.
+    fn interface(&self) -> anyhow::Result<Message> {
+        let name = &self.config.interface;
+        let mut tap = Tap::create(name).with_context(|| format!("cannot make {name}"))?;
+        tap.set_offload(Features::ALL)?;
+        tap.set_mtu(self.config.mtu);
+        let configured = self.config.interface().configure();
+        if let Configured::WithoutIpv6(errno) =
+            configured.with_context(|| format!("cannot configure {name}"))?
+        {
+            self.messages.notice(format_args!("this kernel does no IPv6 here ({errno})"));
+        }
+        let report = tap::self_test(&mut tap, &self.self_test());
+        self.messages.detail(&report);
+        Ok(Message::Ready(features_to_bits(report.features), tap.into_fd()))
+    }
+
+    fn self_test(&self) -> SelfTest {
+        let Config { ipv4, ipv6, .. } = self.config;
+        SelfTest {
+            program_mac: self.config.program_mac,
+            gateway_mac: self.config.gateway_mac,
+            program_v4: ipv4.map(|ipv4| ipv4.address),
+            program_v6: ipv6.map(|ipv6| ipv6.address),
+            gateway_v4: ipv4.map(|ipv4| ipv4.gateway),
+            gateway_v6: ipv6.map(|ipv6| ipv6.gateway),
+            mtu: self.config.mtu,
+        }
+    }
+
+    /// Replaces resolv.conf and /proc. A program can do without; the user is told.
+    fn mount(&self) {
+        if let Err(error) = mount::make_private() {
+            let error = anyhow::Error::from(error);
+            self.messages.notice(format_args!("resolv.conf and /proc stay the host's: {error:#}"));
+            return;
+        }
+        if let Err(error) = self.mount_resolv_conf() {
+            let hint = self.config.dns().map(|dns| format!("; the resolver is {dns}"));
+            let hint = hint.unwrap_or_default();
+            let error = anyhow::Error::from(error);
+            self.messages.notice(format_args!("resolv.conf is not replaced: {error:#}{hint}"));
+        }
+        if let Err(error) = mount::mount_proc() {
+            let error = anyhow::Error::from(error);
+            self.messages.detail(format_args!("/proc shows the host's processes: {error:#}"));
+        }
+    }
+
+    fn mount_resolv_conf(&self) -> Result<(), MountError> {
+        let Some(dns) = self.config.dns() else { return Ok(()) };
+        let path = Path::new("/etc/resolv.conf");
+        let host_file = match read_start(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(MountError::Missing { path: path.into() });
+            }
+            // The name servers are towpath's in any case.
+            Err(_) => String::new(),
+        };
+        mount::cover_file(path, resolv::generate(&host_file, dns).as_bytes())
+    }
+}
+
+/// The program, or the user's shell.
+fn prepare(command: &[OsString]) -> Command {
+    match command {
+        [program, arguments @ ..] => {
+            let mut command = Command::new(program);
+            command.args(arguments);
+            command
+        }
+        [] => {
+            let shell = env::var_os("SHELL").filter(|shell| !shell.is_empty());
+            Command::new(shell.unwrap_or_else(|| "/bin/sh".into()))
+        }
+    }
+}
+
+fn not_executed(name: &std::ffi::OsStr, error: io::Error) -> Failure {
+    let name = name.display().to_string();
+    match error.kind() {
+        io::ErrorKind::NotFound => Failure {
+            code: exit::NOT_FOUND,
+            error: Some(anyhow::anyhow!("{name}: command not found")),
+        },
+        _ => Failure {
+            code: exit::NOT_EXECUTABLE,
+            error: Some(anyhow::Error::from(error).context(format!("cannot execute {name}"))),
+        },
+    }
+}
+
+fn read_start(path: &Path) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(resolv::HOST_FILE_BYTES_MAX).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}

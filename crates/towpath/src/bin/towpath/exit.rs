@@ -1,0 +1,91 @@
+//! How towpath ends: exit codes, and errors that carry one.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+
+/// towpath itself failed.
+pub(crate) const FAILED: u8 = 125;
+/// CMD was found and could not be executed.
+pub(crate) const NOT_EXECUTABLE: u8 = 126;
+/// CMD was not found.
+pub(crate) const NOT_FOUND: u8 = 127;
+/// Added to the number of the signal that killed CMD.
+const KILLED_BASE: u8 = 128;
+
+/// The part of the help text and of the manual page about exit codes.
+pub(crate) const HELP: &str = "\
+Exit status:
+  that of CMD, if it ran; 128+N if signal N killed it
+  125  towpath itself failed
+  126  CMD was found but could not be executed
+  127  CMD was not found
+  2    an option or argument is wrong
+  0    `attach`: the namespace has gone, or SIGINT or SIGTERM asked to end";
+
+/// How a command that worked ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// With this code.
+    Code(u8),
+    /// By this signal, or with 128 added to its number.
+    Signal(u8),
+}
+
+/// An error with the exit code that it leads to.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) code: u8,
+    /// `None` if somebody has told the user already.
+    pub(crate) error: Option<anyhow::Error>,
+}
+
+impl Ending {
+    /// From a status of wait(2).
+    pub(crate) fn from_raw(status: i32) -> Self {
+        ExitStatus::from_raw(status).into()
+    }
+
+    /// The exit code that says the same.
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Ending::Code(code) => code,
+            Ending::Signal(signal) => KILLED_BASE.saturating_add(signal),
+        }
+    }
+}
+
+impl From<ExitStatus> for Ending {
+    fn from(status: ExitStatus) -> Self {
+        let byte = |number: i32| u8::try_from(number).ok();
+        if let Some(signal) = status.signal().and_then(byte) {
+            return Ending::Signal(signal);
+        }
+        Ending::Code(status.code().and_then(byte).unwrap_or(FAILED))
+    }
+}
+
+impl Failure {
+    /// An error that the user has been told already.
+    pub(crate) fn told(code: u8) -> Self {
+        Self { code, error: None }
+    }
+}
+
+impl<E: Into<anyhow::Error>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self { code: FAILED, error: Some(error.into()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statuses_of_wait_become_endings() {
+        assert_eq!(Ending::from_raw(7 << 8).code(), 7);
+        assert_eq!(Ending::from_raw(0).code(), 0);
+        assert_eq!(Ending::from_raw(15).code(), 143);
+        assert_eq!(Ending::from_raw(11 | 0x80), Ending::Signal(11), "with core");
+    }
+}

@@ -1,0 +1,83 @@
+//! The parent's side: the process that stays in the host's namespaces and serves.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::process::ExitStatus;
+
+use anyhow::{Context, anyhow};
+use towpath::config::Config;
+use towpath_io::namespace::channel::{Channel, ChannelError, Message};
+use towpath_io::namespace::{kill_and_reap, reap};
+use towpath_io::process_sys::{self, Child};
+
+use crate::exit::{Ending, Failure};
+use crate::serve::{Gateway, features_from_bits};
+
+/// A forked child, which does not outlive this value.
+pub(crate) struct Kept(Option<Child>);
+
+impl Kept {
+    /// Takes responsibility for `child`.
+    pub(crate) fn new(child: Child) -> Self {
+        Self(Some(child))
+    }
+
+    /// Waits for its end.
+    pub(crate) fn wait(mut self) -> anyhow::Result<ExitStatus> {
+        let child = self.0.take().expect("it is there until it is waited for or killed");
+        reap(child.pid).context("cannot wait for process 1")
+    }
+
+    /// Waits for a child that has closed its channel; it has told the user why.
+    pub(crate) fn give_up(self) -> Failure {
+        match self.wait().map(Ending::from) {
+            Ok(Ending::Code(code)) => Failure::told(code),
+            Ok(Ending::Signal(signal)) => {
+                anyhow!("the process that sets up the network was killed by signal {signal}").into()
+            }
+            Err(error) => error.into(),
+        }
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        if let Some(child) = &self.0 {
+            kill_and_reap(child.pid);
+        }
+    }
+}
+
+/// Takes over the descriptor of `--ready-fd`.
+pub(crate) fn take_ready(number: Option<i32>) -> anyhow::Result<Option<File>> {
+    let take = |number| {
+        process_sys::take_inherited(number)
+            .map(File::from)
+            .with_context(|| format!("option --ready-fd: descriptor {number} cannot be used"))
+    };
+    number.map(take).transpose()
+}
+
+/// Waits for the child's device; `None` if the child gave up.
+pub(crate) fn receive_device(channel: &Channel) -> anyhow::Result<Option<(u32, OwnedFd)>> {
+    match channel.receive() {
+        Ok(Message::Ready(features, tap)) => Ok(Some((features, tap))),
+        Err(ChannelError::Closed) => Ok(None),
+        Ok(_) => Err(ChannelError::Unexpected.into()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Starts to serve the device, and tells whoever waits for that.
+pub(crate) fn start(
+    config: &Config,
+    (features, tap): (u32, OwnedFd),
+    ready: Option<File>,
+) -> anyhow::Result<Gateway> {
+    let gateway = Gateway::start(config, tap, features_from_bits(features))?;
+    if let Some(mut ready) = ready {
+        ready.write_all(b"1").context("option --ready-fd: nothing can be written")?;
+    }
+    Ok(gateway)
+}

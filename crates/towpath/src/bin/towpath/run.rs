@@ -1,0 +1,84 @@
+//! `towpath run`: a program in namespaces of its own.
+//!
+//! Three processes: this one serves; its child is process 1 of the program's namespaces; the
+//! child's child is the program. All three are in one process group, so that to a shell they are
+//! one job. The channel between the first two tells each of the other's end.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use towpath_io::namespace::channel::{Channel, ChannelError, Message};
+use towpath_io::namespace::signals::Signals;
+use towpath_io::namespace::terminal::Foreground;
+use towpath_io::namespace::{Isolation, init};
+use towpath_io::process_sys::Forked;
+
+use crate::args::RunArguments;
+use crate::child::Child;
+use crate::exit::{Ending, Failure};
+use crate::parent::{Kept, receive_device, start, take_ready};
+use crate::serve::Gateway;
+use crate::{end_child, settings};
+
+/// Runs the program and returns how it ended.
+pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
+    let network = &arguments.network;
+    let messages = settings::messages(network);
+    let ready = take_ready(network.ready_fd)?;
+    let config = settings::config(network)?;
+    let foreground = Foreground::note();
+    let signals = Signals::block()?;
+    let isolation = Isolation::detect(arguments.map_root)?;
+    let (ours, theirs) = Channel::pair()?;
+    let init = match isolation.fork()? {
+        Forked::Child => {
+            drop((ours, ready, foreground));
+            let child = Child { config: &config, messages, channel: theirs };
+            end_child(child.run(&isolation, signals, &arguments.command));
+        }
+        Forked::Parent(child) => Kept::new(child),
+    };
+    drop(theirs);
+    let Some(device) = receive_device(&ours)? else { return Err(init.give_up()) };
+    let mut gateway = start(&config, device, ready)?;
+    ours.send(&Message::Go)?;
+    let program = match ours.receive() {
+        Ok(Message::Started(program)) => program,
+        Err(ChannelError::Closed) => return Err(init.give_up()),
+        _ => return Err(ChannelError::Unexpected.into()),
+    };
+    init::release_input_and_output()?;
+    let told = serve(&mut gateway, &signals, &ours, &program)?;
+    // The last process of the namespaces ends now; their sockets close.
+    let ended = init.wait()?;
+    foreground.restore();
+    gateway.finish(&[signals.as_fd()])?;
+    if network.stats {
+        messages.error(gateway.report());
+    }
+    Ok(told.unwrap_or_else(|| ended.into()))
+}
+
+/// Serves until the program ends; `None` if process 1 ended without telling how the program did.
+fn serve(
+    gateway: &mut Gateway,
+    signals: &Signals,
+    channel: &Channel,
+    program: &OwnedFd,
+) -> Result<Option<Ending>, Failure> {
+    loop {
+        let ready = gateway.run_until(&[signals.as_fd(), channel.as_fd()])?;
+        if ready == 0 {
+            while let Some(arrived) = signals.next()? {
+                if !arrived.is_known_to_program() {
+                    arrived.pass_on(program.as_fd());
+                }
+            }
+            continue;
+        }
+        return match channel.receive() {
+            Ok(Message::Ended(status)) => Ok(Some(Ending::from_raw(status))),
+            Err(ChannelError::Closed) => Ok(None),
+            _ => Err(ChannelError::Unexpected.into()),
+        };
+    }
+}

@@ -1,0 +1,54 @@
+//! The one place where the command meets the data path.
+
+use std::fmt::Display;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use towpath::config::Config;
+use towpath::worker::Worker;
+use towpath_io::tap::{Features, Tap};
+
+/// How long the flows of a program that has ended may take to deliver what it wrote.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// Serves one TAP device.
+pub(crate) struct Gateway {
+    worker: Worker,
+}
+
+impl Gateway {
+    /// Takes the device over and binds the published ports.
+    pub(crate) fn start(config: &Config, tap: OwnedFd, features: Features) -> anyhow::Result<Self> {
+        let tap = Tap::from_fd(tap, features, config.mtu);
+        Ok(Self { worker: Worker::new(config, tap)? })
+    }
+
+    /// Serves until one of `descriptors` is readable; returns its index.
+    pub(crate) fn run_until(&mut self, descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
+        self.worker.run_until(descriptors)
+    }
+
+    /// Serves on after the program's end until what it wrote has been delivered, at most for
+    /// [`LINGER`] or until one of `descriptors` is readable.
+    pub(crate) fn finish(&mut self, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.worker.finish(descriptors, LINGER)
+    }
+
+    /// What happened, for people.
+    pub(crate) fn report(&self) -> impl Display {
+        self.worker.report()
+    }
+}
+
+/// `features` as a number, to cross from one process to another.
+pub(crate) fn features_to_bits(features: Features) -> u32 {
+    let bit = |at: u32, on: bool| u32::from(on) << at;
+    bit(0, features.checksum) | bit(1, features.tso4) | bit(2, features.tso6) | bit(3, features.uso)
+}
+
+/// The other way.
+pub(crate) fn features_from_bits(bits: u32) -> Features {
+    let on = |at: u32| bits & (1 << at) != 0;
+    Features { checksum: on(0), tso4: on(1), tso6: on(2), uso: on(3) }
+}

@@ -1,0 +1,89 @@
+//! From the command line to a checked configuration.
+
+use std::fs::{self, File, OpenOptions};
+use std::ops::RangeInclusive;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use clap::CommandFactory;
+use clap::error::ErrorKind;
+use towpath::config::{Config, Subnet4, Subnet6};
+use towpath::publish::{self, Protocol};
+
+use crate::args::{Arguments, NetworkArguments};
+use crate::messages::Messages;
+
+/// How much to say.
+pub(crate) fn messages(arguments: &NetworkArguments) -> Messages {
+    match (arguments.quiet, arguments.verbose) {
+        (true, _) => Messages::Quiet,
+        (false, true) => Messages::Verbose,
+        (false, false) => Messages::Normal,
+    }
+}
+
+/// The configuration that the arguments describe. Ends the process with code 2 if they cannot
+/// work; a capture file that cannot be made is an error.
+pub(crate) fn config(arguments: &NetworkArguments) -> anyhow::Result<Config> {
+    let mut config = describe(arguments).unwrap_or_else(|error| usage_error(&error));
+    match config.check() {
+        Ok(Some(notice)) => messages(arguments).notice(notice),
+        Ok(None) => {}
+        Err(error) => usage_error(&error.into()),
+    }
+    if let Some(path) = &arguments.pcap {
+        config.capture = Some(Arc::new(create_capture(path)?));
+    }
+    Ok(config)
+}
+
+fn describe(arguments: &NetworkArguments) -> anyhow::Result<Config> {
+    let ephemeral = ephemeral_ports();
+    let mut publish = publish::parse(Protocol::Tcp, &arguments.tcp_ports, &ephemeral)
+        .context("option --tcp-ports")?;
+    publish.extend(
+        publish::parse(Protocol::Udp, &arguments.udp_ports, &ephemeral)
+            .context("option --udp-ports")?,
+    );
+    let defaults = Config::default();
+    let ipv4 = arguments.subnet.unwrap_or(Subnet4::DEFAULT).config();
+    let ipv6 = arguments.subnet6.unwrap_or(Subnet6::DEFAULT).config();
+    Ok(Config {
+        interface: arguments.ifname.clone(),
+        mtu: arguments.mtu,
+        ipv4: (!arguments.ipv6_only).then_some(ipv4),
+        ipv6: (!arguments.ipv4_only).then_some(ipv6),
+        host_loopback: arguments.map_host_loopback.clone(),
+        resolvers: (!arguments.dns.is_empty()).then(|| arguments.dns.clone()),
+        publish,
+        memory_bytes: arguments.memory.unwrap_or(defaults.memory_bytes),
+        flows_max: arguments.max_flows,
+        ..defaults
+    })
+}
+
+/// Captured traffic is nobody else's business.
+fn create_capture(path: &Path) -> anyhow::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    options.open(path).with_context(|| format!("cannot write to {}", path.display()))
+}
+
+/// The ports that the host hands out by itself; the kernel's default if it does not say.
+fn ephemeral_ports() -> RangeInclusive<u16> {
+    const DEFAULT: RangeInclusive<u16> = 32_768..=60_999;
+    let Ok(text) = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range") else {
+        return DEFAULT;
+    };
+    let mut ports = text.split_ascii_whitespace().map(str::parse);
+    match (ports.next(), ports.next()) {
+        (Some(Ok(first)), Some(Ok(last))) => first..=last,
+        _ => DEFAULT,
+    }
+}
+
+fn usage_error(error: &anyhow::Error) -> ! {
+    Arguments::command().error(ErrorKind::ValueValidation, format!("{error:#}")).exit()
+}

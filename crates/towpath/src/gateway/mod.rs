@@ -1,0 +1,240 @@
+//! The gateway: maps the program's flows onto host sockets.
+//!
+//! # Theory of operation
+//!
+//! The stack is transparent: whatever address the program connects to, the stack plays that peer
+//! and tells the gateway, which makes the connection on a host socket and answers the program only
+//! when the host has answered: refused stays refused, unreachable stays unreachable. Ports
+//! published on the host work the other way round.
+//!
+//! Payload is never copied here. What the program sends leaves in one `sendmsg` over the packets'
+//! own pieces; what the host sends is read into pool frames that TCP's send queue then lends to
+//! packets. Neither side is read while the other cannot take more, so that nothing piles up.
+//!
+//! One file per protocol: `tcp`, `udp`, `ping`; `listen` published ports, `resolver` where DNS
+//! goes, `route` which destinations are served and how. All run on the worker's thread.
+
+mod listen;
+mod ping;
+mod resolver;
+mod route;
+mod slots;
+mod tcp;
+mod udp;
+
+use crate::config::Config;
+use listen::Listeners;
+use ping::Pings;
+use resolver::Resolvers;
+use route::Routes;
+use slots::{GENERATION_MASK, Slot};
+use tcp::TcpFlows;
+use towpath_io::reactor::{Event, Reactor};
+use towpath_io::receive::ReceiveBuffer;
+use towpath_net::stack::{Context, Stack};
+use towpath_net::time::Instant;
+use towpath_packet::{Ledger, Memory};
+use udp::UdpFlows;
+
+pub use listen::StartError;
+
+/// What the gateway works with during a call.
+pub(crate) struct Io<'a> {
+    pub(crate) stack: &'a mut Stack,
+    pub(crate) memory: &'a mut Memory,
+    pub(crate) ledger: &'a Ledger,
+    pub(crate) reactor: &'a Reactor,
+    pub(crate) buffer: &'a mut ReceiveBuffer,
+    pub(crate) now: Instant,
+}
+
+impl Io<'_> {
+    fn stack_and_context(&mut self) -> (&mut Stack, Context<'_>) {
+        (self.stack, Context { memory: self.memory, ledger: self.ledger, now: self.now })
+    }
+}
+
+/// What the gateway has counted. Names are those of reports.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GatewayCounters {
+    /// TCP flows begun by the program.
+    pub tcp_out: u64,
+    /// TCP flows begun from the host.
+    pub tcp_in: u64,
+    /// TCP flows that the host refused or could not reach.
+    pub tcp_refused: u64,
+    /// UDP flows.
+    pub udp: u64,
+    /// Echo requests passed on.
+    pub echo: u64,
+    /// Echo requests not passed on for lack of permission.
+    pub echo_forbidden: u64,
+    /// Flows given up because no file descriptor was left.
+    pub no_descriptor: u64,
+    /// Flows ended early to make room for others.
+    pub evicted: u64,
+    /// Datagrams that the host did not take.
+    pub udp_dropped: u64,
+    /// Payload bytes from the program to the host.
+    pub bytes_out: u64,
+    /// Payload bytes from the host to the program.
+    pub bytes_in: u64,
+}
+
+/// The gateway.
+pub struct Gateway {
+    routes: Routes,
+    resolvers: Resolvers,
+    tcp: TcpFlows,
+    udp: UdpFlows,
+    pings: Pings,
+    listeners: Listeners,
+    counters: GatewayCounters,
+}
+
+/// What an epoll token names. 4 bits kind, 28 bits generation, 32 bits index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Token {
+    Tap,
+    Watch(u32),
+    Tcp(Slot),
+    Udp(Slot),
+    Ping(Slot),
+    TcpListener(u32),
+}
+
+impl Token {
+    pub(crate) fn encode(self) -> u64 {
+        let (kind, slot) = match self {
+            Token::Tap => (0, Slot { index: 0, generation: 0 }),
+            Token::Watch(index) => (1, Slot { index, generation: 0 }),
+            Token::Tcp(slot) => (2, slot),
+            Token::Udp(slot) => (3, slot),
+            Token::Ping(slot) => (4, slot),
+            Token::TcpListener(index) => (5, Slot { index, generation: 0 }),
+        };
+        let generation = u64::from(slot.generation & GENERATION_MASK);
+        kind << 60 | generation << 32 | u64::from(slot.index)
+    }
+
+    pub(crate) fn decode(token: u64) -> Option<Self> {
+        let index = token as u32;
+        let slot = Slot { index, generation: (token >> 32) as u32 & GENERATION_MASK };
+        Some(match token >> 60 {
+            0 => Token::Tap,
+            1 => Token::Watch(index),
+            2 => Token::Tcp(slot),
+            3 => Token::Udp(slot),
+            4 => Token::Ping(slot),
+            5 => Token::TcpListener(index),
+            _ => return None,
+        })
+    }
+}
+
+impl Gateway {
+    /// Binds the published ports.
+    pub(crate) fn new(config: &Config, reactor: &Reactor) -> Result<Self, StartError> {
+        let routes = Routes::new(config);
+        let mut udp = UdpFlows::new(config.flows_max);
+        let listeners = Listeners::bind(config, &routes, &mut udp, reactor)?;
+        Ok(Self {
+            routes,
+            resolvers: Resolvers::new(config.resolvers.clone()),
+            tcp: TcpFlows::new(),
+            udp,
+            pings: Pings::new(),
+            listeners,
+            counters: GatewayCounters::default(),
+        })
+    }
+
+    /// What was counted.
+    pub fn counters(&self) -> &GatewayCounters {
+        &self.counters
+    }
+
+    /// Flows now: TCP, UDP, echo.
+    pub fn flow_counts(&self) -> (usize, usize, usize) {
+        (self.tcp.len(), self.udp.len(), self.pings.len())
+    }
+
+    /// A host socket has news.
+    pub(crate) fn on_event(&mut self, token: Token, event: Event, io: &mut Io<'_>) {
+        match token {
+            Token::Tcp(slot) => self.tcp_ready(slot, event, io),
+            Token::Udp(slot) => self.udp_ready(slot, event, io),
+            Token::Ping(slot) => self.ping_ready(slot, io),
+            Token::TcpListener(index) => self.accept(index, io),
+            Token::Tap | Token::Watch(_) => {}
+        }
+    }
+
+    /// Takes everything that the stack has for its owner.
+    pub(crate) fn drain(&mut self, io: &mut Io<'_>) {
+        while let Some((handle, events)) = io.stack.next_event() {
+            self.on_tcp_events(handle, events, io);
+        }
+        while let Some(datagram) = io.stack.next_datagram() {
+            self.on_datagram(datagram, io);
+        }
+        while let Some(echo) = io.stack.next_echo() {
+            self.on_echo(echo, io);
+        }
+    }
+
+    /// Goes on with flows that stopped for fairness or memory, not because a side was not ready.
+    pub(crate) fn continue_flows(&mut self, io: &mut Io<'_>) {
+        self.continue_tcp(io);
+        self.continue_udp(io);
+    }
+
+    /// True if [`Gateway::continue_flows`] has work that needs no event.
+    pub(crate) fn has_work(&self) -> bool {
+        self.tcp.has_work() || self.udp.has_work()
+    }
+
+    /// When [`Gateway::on_deadline`] wants to be called next.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        [self.udp.deadline(), self.pings.deadline(), self.listeners.deadline()]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Ends flows that have been idle too long.
+    pub(crate) fn on_deadline(&mut self, io: &mut Io<'_>) {
+        self.udp.expire(io.now);
+        self.pings.expire(io.now);
+        self.listeners.resume(io);
+    }
+}
+
+/// True if the error says that this process, or the machine, has no file descriptor left.
+fn is_descriptor_shortage(error: &std::io::Error) -> bool {
+    use rustix::io::Errno;
+    let errno = Errno::from_io_error(error);
+    matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_survive_epoll() {
+        let slot = Slot { index: u32::MAX, generation: GENERATION_MASK };
+        let tokens = [
+            Token::Tap,
+            Token::Watch(7),
+            Token::Tcp(slot),
+            Token::Udp(Slot { index: 0, generation: 1 }),
+            Token::Ping(slot),
+            Token::TcpListener(u32::MAX),
+        ];
+        for token in tokens {
+            assert_eq!(Token::decode(token.encode()), Some(token));
+        }
+        assert_eq!(Token::decode(u64::MAX), None);
+    }
+}

@@ -1,0 +1,157 @@
+//! Echo flows: requests of the program leave by a ping socket of the host, answers come back.
+//!
+//! Bounds: [`PINGS_MAX`] flows, the longest idle gives way; idle flows end after [`IDLE`]
+//! (RFC 5508 REQ-1).
+
+use super::route::Target;
+use super::slots::{Slot, Slots};
+use super::{Gateway, Io, Token, is_descriptor_shortage};
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+use towpath_io::reactor::Interest;
+use towpath_io::socket::{PingError, PingSocket};
+use towpath_net::stack::Echo;
+use towpath_net::time::Instant;
+
+/// Most echo flows.
+const PINGS_MAX: usize = 256;
+/// How long an idle echo flow lives.
+const IDLE: Duration = Duration::from_secs(60);
+/// Replies read from one socket in a turn.
+const READS_PER_TURN: usize = 64;
+
+/// Program's address, destination, identifier.
+type Key = (IpAddr, IpAddr, u16);
+
+struct Flow {
+    socket: PingSocket,
+    key: Key,
+    used_at: Instant,
+}
+
+/// All echo flows.
+pub(super) struct Pings {
+    slots: Slots<Flow>,
+    index: HashMap<Key, Slot>,
+    forbidden: bool,
+}
+
+impl Pings {
+    pub(super) fn new() -> Self {
+        Self { slots: Slots::new(), index: HashMap::new(), forbidden: false }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.slots.iter().map(|(_, flow)| flow.used_at + IDLE).min()
+    }
+
+    pub(super) fn expire(&mut self, now: Instant) {
+        let over: Vec<Slot> = self
+            .slots
+            .iter()
+            .filter(|(_, flow)| now.since(flow.used_at) >= IDLE)
+            .map(|(slot, _)| slot)
+            .collect();
+        for slot in over {
+            self.remove(slot);
+        }
+    }
+
+    fn remove(&mut self, slot: Slot) {
+        if let Some(flow) = self.slots.remove(slot) {
+            self.index.remove(&flow.key);
+        }
+    }
+
+    fn evict(&mut self) {
+        let oldest = self.slots.iter().min_by_key(|(_, flow)| flow.used_at).map(|(slot, _)| slot);
+        if let Some(slot) = oldest {
+            self.remove(slot);
+        }
+    }
+}
+
+impl Gateway {
+    /// True once the host has refused a ping socket.
+    pub fn ping_is_forbidden(&self) -> bool {
+        self.pings.forbidden
+    }
+
+    /// The program asks an address for an echo.
+    pub(super) fn on_echo(&mut self, echo: Echo, io: &mut Io<'_>) {
+        let Target::Host(to) = self.routes.target(SocketAddr::new(echo.local, 0)) else { return };
+        let key = (echo.remote, echo.local, echo.ident);
+        let slot = match self.pings.index.get(&key) {
+            Some(&slot) => slot,
+            None => match self.open_ping(key, to.ip(), io) {
+                Some(slot) => slot,
+                None => return,
+            },
+        };
+        let Some(flow) = self.pings.slots.get_mut(slot) else { return };
+        flow.used_at = io.now;
+        self.counters.echo += 1;
+        let bytes = echo.packet.payload_len();
+        let pieces: Vec<_> = echo.packet.pieces().cloned().collect();
+        if flow.socket.send(echo.sequence, pieces.iter()).is_ok() {
+            io.ledger.carry(bytes);
+        }
+    }
+
+    fn open_ping(&mut self, key: Key, to: IpAddr, io: &mut Io<'_>) -> Option<Slot> {
+        if self.pings.slots.len() >= PINGS_MAX {
+            self.pings.evict();
+            self.counters.evicted += 1;
+        }
+        let socket = match PingSocket::connect(to, key.2) {
+            Ok(socket) => socket,
+            Err(PingError::NotPermitted) => {
+                self.pings.forbidden = true;
+                self.counters.echo_forbidden += 1;
+                return None;
+            }
+            Err(PingError::Os(error)) => {
+                self.counters.no_descriptor += u64::from(is_descriptor_shortage(&error));
+                return None;
+            }
+        };
+        let slot = self.pings.slots.next_slot();
+        io.reactor.add(&socket, Token::Ping(slot).encode(), Interest::READ, true).ok()?;
+        self.pings.slots.insert(Flow { socket, key, used_at: io.now });
+        self.pings.index.insert(key, slot);
+        Some(slot)
+    }
+
+    /// A ping socket has answers.
+    pub(super) fn ping_ready(&mut self, slot: Slot, io: &mut Io<'_>) {
+        for _ in 0..READS_PER_TURN {
+            let Some(flow) = self.pings.slots.get_mut(slot) else { return };
+            let (remote, local, ident) = flow.key;
+            let reply = match flow.socket.receive(io.buffer, io.memory) {
+                Ok(Some(reply)) => reply,
+                Ok(None) | Err(_) => {
+                    // Errors about earlier requests; the program sees silence, as from a host
+                    // that is down.
+                    while flow.socket.take_error_event().is_some() {}
+                    return;
+                }
+            };
+            flow.used_at = io.now;
+            let Some(mut packet) = io.memory.packet() else { return };
+            for piece in reply.pieces {
+                if packet.push_piece(piece).is_err() {
+                    return;
+                }
+            }
+            io.ledger.carry(reply.len);
+            let echo = Echo { local, remote, ident, sequence: reply.sequence, packet };
+            let (stack, mut context) = io.stack_and_context();
+            stack.echo_reply(echo, &mut context);
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! The host's resolvers: named by the user, or those of /etc/resolv.conf as it is now.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::time::Duration;
+use towpath_net::time::Instant;
+
+/// Most resolvers used (resolv.conf(5) MAXNS).
+const RESOLVERS_MAX: usize = 3;
+/// How often the file is looked at, at most.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Port of DNS.
+const DNS_PORT: u16 = 53;
+/// Largest resolv.conf that is read.
+const FILE_BYTES_MAX: u64 = 64 << 10;
+
+/// What identifies a version of a file.
+type Stamp = (u64, u64, i64, i64);
+
+/// The resolvers.
+pub(super) struct Resolvers {
+    addresses: Vec<SocketAddr>,
+    /// `None` if the user named the resolvers.
+    file: Option<PathBuf>,
+    seen: Option<Stamp>,
+    checked_at: Option<Instant>,
+}
+
+impl Resolvers {
+    pub(super) fn new(named: Option<Vec<IpAddr>>) -> Self {
+        let file = named.is_none().then(|| PathBuf::from("/etc/resolv.conf"));
+        let addresses = named.unwrap_or_default();
+        let addresses = addresses.into_iter().map(|ip| SocketAddr::new(ip, DNS_PORT)).collect();
+        Self { addresses, file, seen: None, checked_at: None }
+    }
+
+    /// The resolvers now, best first.
+    pub(super) fn current(&mut self, now: Instant) -> &[SocketAddr] {
+        let due = self.checked_at.is_none_or(|at| now.since(at) >= CHECK_INTERVAL);
+        if due {
+            self.checked_at = Some(now);
+            self.look();
+        }
+        &self.addresses
+    }
+
+    /// Reads the file if it is another than before. A file that is gone or unreadable for a
+    /// moment, as while it is being replaced, changes nothing.
+    fn look(&mut self) {
+        let Some(path) = &self.file else { return };
+        let Ok(metadata) = std::fs::metadata(path) else { return };
+        let stamp = (metadata.ino(), metadata.size(), metadata.mtime(), metadata.mtime_nsec());
+        if self.seen == Some(stamp) || metadata.size() > FILE_BYTES_MAX {
+            return;
+        }
+        if let Ok(text) = std::fs::read_to_string(path) {
+            self.seen = Some(stamp);
+            self.addresses = parse(&text);
+        }
+    }
+}
+
+/// The `nameserver` lines of a resolv.conf(5).
+fn parse(text: &str) -> Vec<SocketAddr> {
+    let servers = text.lines().filter_map(|line| {
+        let mut words = line.split_ascii_whitespace();
+        (words.next()? == "nameserver").then_some(words.next()?).and_then(parse_address)
+    });
+    servers.take(RESOLVERS_MAX).collect()
+}
+
+/// An address, perhaps with a zone: `fe80::1%eth0` or `fe80::1%2`.
+fn parse_address(text: &str) -> Option<SocketAddr> {
+    let Some((address, zone)) = text.split_once('%') else {
+        return Some(SocketAddr::new(text.parse().ok()?, DNS_PORT));
+    };
+    let address: Ipv6Addr = address.parse().ok()?;
+    let index = format!("/sys/class/net/{zone}/ifindex");
+    let scope = match zone.parse() {
+        Ok(scope) => scope,
+        Err(_) if zone.contains('/') => return None,
+        Err(_) => std::fs::read_to_string(index).ok()?.trim().parse().ok()?,
+    };
+    Some(SocketAddr::V6(SocketAddrV6::new(address, DNS_PORT, 0, scope)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_resolv_conf_may_hold() {
+        let text = "# nameserver 192.0.2.9\nsearch example.org\nnameserver 192.0.2.1\n\
+                    nameserver\t2001:db8::1  \nnameserver fe80::1%7\nnameserver 192.0.2.4\n\
+                    nameserver nonsense\noptions edns0\n";
+        let expected: Vec<SocketAddr> = vec![
+            "192.0.2.1:53".parse().expect("an address"),
+            "[2001:db8::1]:53".parse().expect("an address"),
+            SocketAddrV6::new("fe80::1".parse().expect("an address"), 53, 0, 7).into(),
+        ];
+        assert_eq!(parse(text), expected);
+        assert!(parse("").is_empty());
+    }
+
+    #[test]
+    fn follows_the_file() {
+        let dir = std::env::temp_dir().join(format!("towpath-resolver-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("a directory");
+        let path = dir.join("resolv.conf");
+        std::fs::write(&path, "nameserver 192.0.2.1\n").expect("a file");
+        let mut resolvers = Resolvers::new(None);
+        resolvers.file = Some(path.clone());
+        let at = |seconds| Instant::START + Duration::from_secs(seconds);
+        assert_eq!(resolvers.current(at(0))[0].ip().to_string(), "192.0.2.1");
+        std::fs::write(&path, "nameserver 192.0.2.22\n").expect("a file");
+        assert_eq!(resolvers.current(at(0))[0].ip().to_string(), "192.0.2.1");
+        assert_eq!(resolvers.current(at(1))[0].ip().to_string(), "192.0.2.22");
+        std::fs::remove_dir_all(&dir).expect("removed");
+        assert_eq!(resolvers.current(at(2))[0].ip().to_string(), "192.0.2.22");
+    }
+}

@@ -1,0 +1,138 @@
+//! Which host address an address inside means, and the other way round.
+
+use crate::config::Config;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// Port of DNS.
+const DNS_PORT: u16 = 53;
+
+/// Where a destination inside leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Target {
+    /// To this host address.
+    Host(SocketAddr),
+    /// To this port of the host's loopback; answers come from the address inside.
+    Loopback(SocketAddr),
+    /// To the host's resolvers.
+    Dns,
+    /// Nowhere: the gateway itself, which has no such service.
+    Refused,
+}
+
+/// The addresses of the network inside.
+#[derive(Clone, Debug)]
+pub(super) struct Routes {
+    loopback: Vec<IpAddr>,
+    dns: Vec<IpAddr>,
+    gateway_v4: Option<Ipv4Addr>,
+    gateway_v6: Option<Ipv6Addr>,
+    program_v4: Option<Ipv4Addr>,
+    program_v6: Option<Ipv6Addr>,
+}
+
+impl Routes {
+    pub(super) fn new(config: &Config) -> Self {
+        let (v4, v6) = (config.ipv4, config.ipv6);
+        let dns = v4.map(|v4| v4.dns.into()).into_iter().chain(v6.map(|v6| v6.dns.into()));
+        Self {
+            loopback: config.host_loopback.clone(),
+            dns: dns.collect(),
+            gateway_v4: v4.map(|v4| v4.gateway),
+            gateway_v6: v6.map(|v6| v6.gateway),
+            program_v4: v4.map(|v4| v4.address),
+            program_v6: v6.map(|v6| v6.address),
+        }
+    }
+
+    /// Where packets for `destination` go.
+    pub(super) fn target(&self, destination: SocketAddr) -> Target {
+        let address = destination.ip();
+        if self.dns.contains(&address) && destination.port() == DNS_PORT {
+            return Target::Dns;
+        }
+        if self.loopback.contains(&address) {
+            return Target::Loopback(loopback_like(destination));
+        }
+        let gateway = match address {
+            IpAddr::V4(v4) => self.gateway_v4 == Some(v4),
+            IpAddr::V6(v6) => self.gateway_v6 == Some(v6),
+        };
+        if gateway || self.dns.contains(&address) {
+            return Target::Refused;
+        }
+        Target::Host(destination)
+    }
+
+    /// The address under which the program sees a peer of the host; `None` if that family is off.
+    /// The host's own loopback appears as the gateway.
+    pub(super) fn peer_inside(&self, peer: SocketAddr) -> Option<SocketAddr> {
+        let gateway: IpAddr = match peer {
+            SocketAddr::V4(_) => self.gateway_v4?.into(),
+            SocketAddr::V6(_) => self.gateway_v6?.into(),
+        };
+        let program = self.program(peer.is_ipv4())?;
+        // An address that is the program's own cannot be its peer's.
+        let hidden = peer.ip().is_loopback() || peer.ip() == program || is_link_local(peer.ip());
+        let address = if hidden { gateway } else { peer.ip() };
+        Some(SocketAddr::new(address, peer.port()))
+    }
+
+    /// The gateway's address in this family.
+    pub(super) fn gateway(&self, v4: bool) -> Option<IpAddr> {
+        if v4 { self.gateway_v4.map(IpAddr::V4) } else { self.gateway_v6.map(IpAddr::V6) }
+    }
+
+    /// The program's address in this family.
+    pub(super) fn program(&self, v4: bool) -> Option<IpAddr> {
+        if v4 { self.program_v4.map(IpAddr::V4) } else { self.program_v6.map(IpAddr::V6) }
+    }
+}
+
+/// Link-local addresses mean another host on each link.
+fn is_link_local(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    }
+}
+
+fn loopback_like(destination: SocketAddr) -> SocketAddr {
+    let address = match destination {
+        SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+    };
+    SocketAddr::new(address, destination.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(text: &str) -> SocketAddr {
+        text.parse().expect("an address")
+    }
+
+    #[test]
+    fn destinations_lead_where_they_should() {
+        let loopback = vec!["10.0.2.2".parse().expect("an address")];
+        let plain = Routes::new(&Config::default());
+        let mapped = Routes::new(&Config { host_loopback: loopback, ..Config::default() });
+        assert_eq!(plain.target(at("10.0.2.2:80")), Target::Refused);
+        assert_eq!(plain.target(at("10.0.2.3:53")), Target::Dns);
+        assert_eq!(plain.target(at("10.0.2.3:80")), Target::Refused);
+        assert_eq!(plain.target(at("192.0.2.1:80")), Target::Host(at("192.0.2.1:80")));
+        assert_eq!(mapped.target(at("10.0.2.2:80")), Target::Loopback(at("127.0.0.1:80")));
+        let v6 = "[fd74:6f77:7061:7468::3]:53";
+        assert_eq!(plain.target(at(v6)), Target::Dns);
+    }
+
+    #[test]
+    fn the_hosts_loopback_appears_as_the_gateway() {
+        let routes = Routes::new(&Config::default());
+        assert_eq!(routes.peer_inside(at("127.0.0.1:999")), Some(at("10.0.2.2:999")));
+        assert_eq!(routes.peer_inside(at("192.0.2.7:999")), Some(at("192.0.2.7:999")));
+        assert_eq!(routes.peer_inside(at("10.0.2.15:999")), Some(at("10.0.2.2:999")));
+        let v4_only = Routes::new(&Config { ipv6: None, ..Config::default() });
+        assert_eq!(v4_only.peer_inside(at("[2001:db8::1]:1")), None);
+    }
+}

@@ -1,0 +1,465 @@
+//! TCP flows: a connection of the stack and a host socket, joined.
+//!
+//! Each direction moves as long as its source has bytes and its sink takes them. A FIN on one
+//! side becomes a FIN on the other after the last byte; a reset becomes a reset at once. Host
+//! sockets are watched for edges: a flow remembers that its socket can be read or written until a
+//! call says otherwise.
+
+use super::route::Target;
+use super::slots::{GENERATION_MASK, Slot};
+use super::{Gateway, Io, Token, is_descriptor_shortage};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use towpath_io::reactor::{Event, Interest};
+use towpath_io::socket::{Received, TcpSocket};
+use towpath_net::stack::{TcpHandle, Unreachable};
+use towpath_net::tcp::{ConnectionError, Events};
+
+/// Bytes that one flow reads from the host before others get their turn.
+const BYTES_PER_TURN: usize = 512 << 10;
+/// Ports tried for a connection to the program before giving up.
+const PORT_TRIES: u16 = 64;
+
+/// Progress of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// The program waits for the host to answer.
+    HostConnecting {
+        /// Resolvers tried, if this is DNS.
+        dns: Option<u8>,
+    },
+    /// The host waits for the program to answer.
+    ProgramConnecting,
+    /// Both sides are there.
+    Open,
+}
+
+struct Flow {
+    handle: TcpHandle,
+    socket: TcpSocket,
+    phase: Phase,
+    host_readable: bool,
+    host_writable: bool,
+    /// The host has sent its FIN, or will after what can be read.
+    host_closing: bool,
+    /// The host's FIN was read and passed on.
+    host_closed: bool,
+    /// The program's FIN was passed on.
+    program_closed: bool,
+    /// In `TcpFlows::waiting`.
+    queued: bool,
+}
+
+/// All TCP flows. A flow has the index of its connection in the stack.
+pub(super) struct TcpFlows {
+    flows: Vec<Option<Box<Flow>>>,
+    count: usize,
+    /// Flows with more to do that no event will tell.
+    waiting: VecDeque<u32>,
+    /// No frame was free: `waiting` is tried again after a while, not at once.
+    starved: bool,
+}
+
+impl TcpFlows {
+    pub(super) fn new() -> Self {
+        Self { flows: Vec::new(), count: 0, waiting: VecDeque::new(), starved: false }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.count
+    }
+
+    pub(super) fn has_work(&self) -> bool {
+        !self.waiting.is_empty() && !self.starved
+    }
+
+    /// True if flows wait for memory.
+    pub(super) fn is_starved(&self) -> bool {
+        self.starved && !self.waiting.is_empty()
+    }
+
+    fn insert(&mut self, flow: Flow) {
+        let index = flow.handle.index();
+        if self.flows.len() <= index {
+            self.flows.resize_with(index + 1, || None);
+        }
+        debug_assert!(self.flows[index].is_none());
+        self.flows[index] = Some(Box::new(flow));
+        self.count += 1;
+    }
+
+    fn get_mut(&mut self, handle: TcpHandle) -> Option<&mut Flow> {
+        let flow = self.flows.get_mut(handle.index())?.as_deref_mut()?;
+        (flow.handle == handle).then_some(flow)
+    }
+
+    fn remove(&mut self, handle: TcpHandle) -> Option<Box<Flow>> {
+        self.get_mut(handle)?;
+        self.count -= 1;
+        self.flows[handle.index()].take()
+    }
+
+    fn queue(&mut self, handle: TcpHandle) {
+        if let Some(flow) = self.get_mut(handle)
+            && !flow.queued
+        {
+            flow.queued = true;
+            self.waiting.push_back(handle.index() as u32);
+        }
+    }
+}
+
+fn slot_of(handle: TcpHandle) -> Slot {
+    Slot { index: handle.index() as u32, generation: handle.generation() & GENERATION_MASK }
+}
+
+impl Gateway {
+    pub(super) fn on_tcp_events(&mut self, handle: TcpHandle, events: Events, io: &mut Io<'_>) {
+        if events.contains(Events::INCOMING) {
+            return self.begin_outbound(handle, io);
+        }
+        if events.contains(Events::CLOSED) {
+            self.on_closed(handle, io);
+            return;
+        }
+        let Some(flow) = self.tcp.get_mut(handle) else {
+            return io.stack.tcp_release(handle, io.now);
+        };
+        if events.contains(Events::ESTABLISHED) && flow.phase == Phase::ProgramConnecting {
+            flow.phase = Phase::Open;
+            io.stack.with_tcp(handle, io.now, |connection| connection.set_nodelay(true));
+        }
+        if flow.phase != Phase::Open {
+            return;
+        }
+        if events.contains(Events::READABLE) || events.contains(Events::PEER_CLOSED) {
+            self.move_out(handle, io);
+        }
+        if events.contains(Events::WRITABLE) {
+            self.move_in(handle, io);
+        }
+    }
+
+    /// The program connects to somewhere.
+    fn begin_outbound(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
+        let Some(destination) = io.stack.tcp(handle).map(|connection| connection.local()) else {
+            return;
+        };
+        self.counters.tcp_out += 1;
+        let (to, dns) = match self.routes.target(destination) {
+            Target::Host(to) | Target::Loopback(to) => (to, None),
+            Target::Dns => match self.resolvers.current(io.now).first() {
+                Some(&to) => (to, Some(0)),
+                None => return self.refuse(handle, io),
+            },
+            Target::Refused => return self.refuse(handle, io),
+        };
+        self.connect_host(handle, to, dns, io);
+    }
+
+    fn connect_host(
+        &mut self,
+        handle: TcpHandle,
+        to: SocketAddr,
+        dns: Option<u8>,
+        io: &mut Io<'_>,
+    ) {
+        let (socket, connected) = match TcpSocket::connect(to) {
+            Ok(begun) => begun,
+            Err(error) => return self.connect_failed(handle, dns, &error, io),
+        };
+        // Told of errors only as a loss of speed: small segments would wait for ACKs.
+        let _ = socket.set_nodelay(true);
+        let token = Token::Tcp(slot_of(handle)).encode();
+        if let Err(error) = io.reactor.add(&socket, token, Interest::BOTH, true) {
+            return self.connect_failed(handle, dns, &error, io);
+        }
+        self.tcp.insert(Flow {
+            handle,
+            socket,
+            phase: Phase::HostConnecting { dns },
+            host_readable: false,
+            host_writable: false,
+            host_closing: false,
+            host_closed: false,
+            program_closed: false,
+            queued: false,
+        });
+        if connected {
+            self.host_connected(handle, io);
+        }
+    }
+
+    fn host_connected(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
+        let Some(flow) = self.tcp.get_mut(handle) else { return };
+        flow.phase = Phase::Open;
+        flow.host_writable = true;
+        flow.host_readable = true;
+        io.stack.with_tcp(handle, io.now, |connection| {
+            connection.accept();
+            connection.set_nodelay(true);
+        });
+    }
+
+    /// The host refused, cannot be reached, or there is no socket for it: the program is told
+    /// what it would have been told without a gateway.
+    fn connect_failed(
+        &mut self,
+        handle: TcpHandle,
+        dns: Option<u8>,
+        error: &io::Error,
+        io: &mut Io<'_>,
+    ) {
+        if let Some(tried) = dns {
+            let next = usize::from(tried) + 1;
+            if let Some(&to) = self.resolvers.current(io.now).get(next) {
+                return self.connect_host(handle, to, Some(tried + 1), io);
+            }
+        }
+        self.counters.tcp_refused += 1;
+        if is_descriptor_shortage(error) {
+            self.counters.no_descriptor += 1;
+        }
+        let why = match Errno::from_io_error(error) {
+            Some(Errno::NETUNREACH | Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) => {
+                Unreachable::Network
+            }
+            Some(Errno::HOSTUNREACH | Errno::HOSTDOWN) => Unreachable::Host,
+            Some(Errno::ACCESS | Errno::PERM) => Unreachable::Prohibited,
+            // The program's own SYN would go unanswered: let it time out as it would have.
+            Some(Errno::TIMEDOUT) => Unreachable::Host,
+            _ => return self.refuse(handle, io),
+        };
+        let (stack, mut context) = io.stack_and_context();
+        stack.tcp_unreachable(handle, why, &mut context);
+    }
+
+    fn refuse(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
+        let (stack, mut context) = io.stack_and_context();
+        stack.tcp_refuse(handle, &mut context);
+    }
+
+    /// A connection came in on the host: connects to the program.
+    pub(super) fn begin_inbound(
+        &mut self,
+        socket: TcpSocket,
+        inside: SocketAddr,
+        program: SocketAddr,
+        io: &mut Io<'_>,
+    ) {
+        self.counters.tcp_in += 1;
+        let _ = socket.set_nodelay(true);
+        let Some(handle) = self.connect_program(inside, program, io) else {
+            self.counters.tcp_refused += 1;
+            return socket.reset();
+        };
+        let token = Token::Tcp(slot_of(handle)).encode();
+        if io.reactor.add(&socket, token, Interest::BOTH, true).is_err() {
+            self.counters.no_descriptor += 1;
+            io.stack.with_tcp(handle, io.now, |connection| connection.abort());
+            io.stack.tcp_release(handle, io.now);
+            return socket.reset();
+        }
+        self.tcp.insert(Flow {
+            handle,
+            socket,
+            phase: Phase::ProgramConnecting,
+            host_readable: true,
+            host_writable: true,
+            host_closing: false,
+            host_closed: false,
+            program_closed: false,
+            queued: false,
+        });
+    }
+
+    /// The peer keeps its port unless that one is taken, which happens when several host
+    /// addresses appear as one.
+    fn connect_program(
+        &mut self,
+        inside: SocketAddr,
+        program: SocketAddr,
+        io: &mut Io<'_>,
+    ) -> Option<TcpHandle> {
+        (0..PORT_TRIES).find_map(|offset| {
+            let port = inside.port().checked_add(offset).unwrap_or(FIRST_PORT + offset);
+            let local = SocketAddr::new(inside.ip(), port);
+            io.stack.tcp_connect(local, program, io.now).ok()
+        })
+    }
+
+    /// The host socket has news.
+    pub(super) fn tcp_ready(&mut self, slot: Slot, event: Event, io: &mut Io<'_>) {
+        let Some(Some(flow)) = self.tcp.flows.get_mut(slot.index as usize) else { return };
+        if slot_of(flow.handle) != slot {
+            return;
+        }
+        let handle = flow.handle;
+        if let Phase::HostConnecting { dns } = flow.phase {
+            match flow.socket.take_error() {
+                None if event.writable => self.host_connected(handle, io),
+                None => {}
+                Some(error) => {
+                    self.tcp.remove(handle);
+                    self.connect_failed(handle, dns, &error, io);
+                }
+            }
+            return;
+        }
+        flow.host_readable |= event.readable || event.hangup || event.error;
+        flow.host_writable |= event.writable || event.hangup || event.error;
+        flow.host_closing |= event.peer_closed || event.hangup;
+        if flow.phase != Phase::Open {
+            return;
+        }
+        if event.readable || event.hangup || event.error {
+            self.move_in(handle, io);
+        }
+        if event.writable {
+            self.move_out(handle, io);
+        }
+    }
+
+    /// Moves bytes from the program to the host: one `sendmsg` over up to 64 pieces.
+    fn move_out(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
+        let Some(flow) = self.tcp.get_mut(handle) else { return };
+        let mut sent = 0;
+        let mut failed = None;
+        while flow.host_writable {
+            let Some(connection) = io.stack.tcp(handle) else { return };
+            if connection.received_len() == 0 {
+                break;
+            }
+            match flow.socket.send(connection.received()) {
+                Ok(count) => {
+                    sent += count;
+                    io.stack.with_tcp(handle, io.now, |connection| connection.consume(count));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    flow.host_writable = false;
+                }
+                Err(error) => {
+                    failed = Some(error);
+                    break;
+                }
+            }
+        }
+        self.counters.bytes_out += sent as u64;
+        io.ledger.carry(sent);
+        if failed.is_some() {
+            return self.abort(handle, io);
+        }
+        let Some(connection) = io.stack.tcp(handle) else { return };
+        if connection.peer_closed() && connection.received_len() == 0 && !flow.program_closed {
+            flow.program_closed = true;
+            if flow.socket.shutdown_write().is_err() {
+                self.abort(handle, io);
+            }
+        }
+    }
+
+    /// Moves bytes from the host to the program: read into frames, lent to the send queue.
+    fn move_in(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
+        let Some(flow) = self.tcp.get_mut(handle) else { return };
+        let (mut moved, mut more, mut failed) = (0, false, None);
+        while flow.host_readable && !flow.host_closed {
+            if moved >= BYTES_PER_TURN {
+                more = true;
+                break;
+            }
+            let received = io.stack.with_tcp(handle, io.now, |connection| {
+                let room = connection.send_room();
+                (room > 0).then(|| {
+                    flow.socket.receive(io.buffer, io.memory, room, |piece| connection.send(piece))
+                })
+            });
+            match received.flatten() {
+                None => break,
+                Some(Ok(Received::Bytes { count, drained })) => {
+                    moved += count;
+                    // After a FIN no further edge comes: read until it shows.
+                    flow.host_readable = !drained || flow.host_closing;
+                }
+                Some(Ok(Received::Closed)) => {
+                    flow.host_closed = true;
+                    io.stack.with_tcp(handle, io.now, |connection| connection.close_send());
+                }
+                Some(Ok(Received::NoMemory)) => {
+                    self.tcp.starved = true;
+                    more = true;
+                    break;
+                }
+                Some(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {
+                    flow.host_readable = false;
+                }
+                Some(Err(error)) => {
+                    failed = Some(error);
+                    break;
+                }
+            }
+        }
+        self.counters.bytes_in += moved as u64;
+        io.ledger.carry(moved);
+        if failed.is_some() {
+            self.abort(handle, io);
+        } else if more {
+            self.tcp.queue(handle);
+        }
+    }
+
+    /// Goes on with flows that had their turn, or that found no memory.
+    pub(super) fn continue_tcp(&mut self, io: &mut Io<'_>) {
+        self.tcp.starved = false;
+        for _ in 0..self.tcp.waiting.len() {
+            let Some(index) = self.tcp.waiting.pop_front() else { return };
+            let Some(Some(flow)) = self.tcp.flows.get_mut(index as usize) else { continue };
+            flow.queued = false;
+            let handle = flow.handle;
+            self.move_in(handle, io);
+            if self.tcp.starved {
+                return;
+            }
+        }
+    }
+
+    /// True if everything that the program sent over TCP has been passed on, FINs included.
+    pub(crate) fn all_passed_on(&self) -> bool {
+        self.tcp.flows.iter().flatten().all(|flow| flow.program_closed)
+    }
+
+    /// True if flows wait for frames.
+    pub(crate) fn is_starved(&self) -> bool {
+        self.tcp.is_starved()
+    }
+
+    /// The host broke the connection: so do we, on both sides.
+    fn abort(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
+        io.stack.with_tcp(handle, io.now, |connection| connection.abort());
+        io.stack.tcp_release(handle, io.now);
+        if let Some(flow) = self.tcp.remove(handle) {
+            flow.socket.reset();
+        }
+    }
+
+    /// The connection to the program is over.
+    fn on_closed(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
+        // What the program sent before it closed or reset may still be waiting.
+        let error = io.stack.tcp(handle).and_then(|connection| connection.error());
+        if error.is_none() {
+            self.move_out(handle, io);
+        }
+        let refused = error == Some(ConnectionError::Refused);
+        if let Some(flow) = self.tcp.remove(handle) {
+            self.counters.tcp_refused += u64::from(refused);
+            if error.is_some() {
+                flow.socket.reset();
+            }
+        }
+        io.stack.tcp_release(handle, io.now);
+    }
+}
+
+/// Where ports begin again after the last; below it are those of services.
+const FIRST_PORT: u16 = 32_768;

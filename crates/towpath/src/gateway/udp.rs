@@ -1,0 +1,553 @@
+//! UDP flows: one host socket for each port of the program (RFC 4787).
+//!
+//! Mapping is endpoint-independent (REQ-1): all datagrams from one port of the program leave by
+//! one host socket, whatever they are sent to. Filtering is address-dependent (REQ-8): only
+//! addresses that the program has sent to may send to it, except on published ports, where anyone
+//! may. Mappings to the host's loopback and to the resolvers are kept apart from those to the
+//! world, so that neither can be reached from the other.
+//!
+//! Super-packets pass whole: USO from the program becomes `UDP_SEGMENT`, `UDP_GRO` from the host
+//! becomes USO. A datagram larger than the MTU is fragmented towards the program.
+//!
+//! Bounds: [`UdpFlows`] keeps at most a quarter of the flow limit, the longest idle gives way;
+//! each keeps [`PEERS_MAX`] addresses, the oldest gives way.
+
+use super::route::Target;
+use super::slots::{Slot, Slots};
+use super::{Gateway, Io, Token, is_descriptor_shortage};
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::num::NonZeroU16;
+use std::time::Duration;
+use towpath_io::reactor::{Event, Interest, Reactor};
+use towpath_io::socket::{Datagram as HostDatagram, ErrorKind, Sent, SocketErrorEvent, UdpSocket};
+use towpath_net::stack::{Datagram, Unreachable};
+use towpath_net::time::Instant;
+use towpath_packet::{Packet, Piece};
+
+/// How long an idle mapping lives (RFC 4787 REQ-5 recommends five minutes).
+const IDLE: Duration = Duration::from_secs(300);
+/// How long a mapping for DNS lives (REQ-5 lets well-known ports be shorter).
+const IDLE_DNS: Duration = Duration::from_secs(20);
+/// A question that was not answered for so long, when asked again, goes to another resolver.
+const DNS_PATIENCE: Duration = Duration::from_millis(900);
+/// How often idle mappings are looked for.
+const SWEEP: Duration = Duration::from_secs(5);
+/// Addresses that one mapping has sent to and accepts datagrams from.
+const PEERS_MAX: usize = 64;
+/// Datagrams read from one socket before others get their turn.
+const READS_PER_TURN: usize = 64;
+/// ICMP errors read from one socket in a turn.
+const ERRORS_PER_TURN: usize = 16;
+/// IPv6 and UDP header: what a segment needs beside its payload at most.
+const HEADERS_MAX: usize = 48;
+
+/// What a mapping reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Realm {
+    World,
+    /// The host's loopback, seen inside as this address.
+    Loopback(IpAddr),
+    /// The resolvers, seen inside as this address and port.
+    Dns(SocketAddr),
+}
+
+struct Flow {
+    socket: UdpSocket,
+    program: SocketAddr,
+    realm: Realm,
+    /// Addresses sent to, latest last.
+    peers: Vec<IpAddr>,
+    used_at: Instant,
+    /// A published port: lives for ever, takes datagrams from anyone.
+    published: bool,
+    /// Ports of the host's loopback that have sent to a published port and so may be answered.
+    loopback_ports: Vec<u16>,
+    dns: Dns,
+}
+
+/// The question under way on a DNS mapping.
+#[derive(Default)]
+struct Dns {
+    resolver: usize,
+    asked_at: Option<Instant>,
+    question: Vec<Piece>,
+}
+
+/// All UDP flows.
+pub(super) struct UdpFlows {
+    slots: Slots<Flow>,
+    index: HashMap<(SocketAddr, Realm), Slot>,
+    limit: usize,
+    sweep_at: Option<Instant>,
+    /// Flows with more to read that no event will tell.
+    waiting: Vec<Slot>,
+}
+
+impl UdpFlows {
+    pub(super) fn new(flows_max: usize) -> Self {
+        Self {
+            slots: Slots::new(),
+            index: HashMap::new(),
+            limit: (flows_max / 4).max(16),
+            sweep_at: None,
+            waiting: Vec::new(),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub(super) fn has_work(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.sweep_at
+    }
+
+    /// Adds a published port of the program.
+    pub(super) fn publish(
+        &mut self,
+        socket: UdpSocket,
+        program: SocketAddr,
+        reactor: &Reactor,
+    ) -> io::Result<()> {
+        let slot = self.slots.next_slot();
+        reactor.add(&socket, Token::Udp(slot).encode(), Interest::READ, true)?;
+        let flow = Flow::new(socket, program, Realm::World, Instant::START, true);
+        self.slots.insert(flow);
+        // Answers leave by the first of several sockets that lead to one port.
+        self.index.entry((program, Realm::World)).or_insert(slot);
+        Ok(())
+    }
+
+    /// Ends mappings that were idle too long.
+    pub(super) fn expire(&mut self, now: Instant) {
+        if self.sweep_at.is_none_or(|at| at > now) {
+            return;
+        }
+        let idle = |flow: &Flow| {
+            let limit = if matches!(flow.realm, Realm::Dns(_)) { IDLE_DNS } else { IDLE };
+            !flow.published && now.since(flow.used_at) >= limit
+        };
+        let over: Vec<Slot> =
+            self.slots.iter().filter(|(_, flow)| idle(flow)).map(|(slot, _)| slot).collect();
+        for slot in over {
+            self.remove(slot);
+        }
+        let mortal = self.slots.iter().any(|(_, flow)| !flow.published);
+        self.sweep_at = mortal.then(|| now + SWEEP);
+    }
+
+    fn remove(&mut self, slot: Slot) {
+        if let Some(flow) = self.slots.remove(slot) {
+            self.index.remove(&(flow.program, flow.realm));
+        }
+    }
+
+    /// Ends the mapping that was idle longest.
+    fn evict(&mut self) -> bool {
+        let mortal = self.slots.iter().filter(|(_, flow)| !flow.published);
+        let oldest = mortal.min_by_key(|(_, flow)| flow.used_at).map(|(slot, _)| slot);
+        oldest.inspect(|&slot| self.remove(slot)).is_some()
+    }
+}
+
+impl Flow {
+    fn new(
+        socket: UdpSocket,
+        program: SocketAddr,
+        realm: Realm,
+        now: Instant,
+        published: bool,
+    ) -> Self {
+        Self {
+            socket,
+            program,
+            realm,
+            peers: Vec::new(),
+            used_at: now,
+            published,
+            loopback_ports: Vec::new(),
+            dns: Dns::default(),
+        }
+    }
+
+    fn remember_peer(&mut self, address: IpAddr) {
+        if self.peers.last() == Some(&address) {
+            return;
+        }
+        self.peers.retain(|peer| *peer != address);
+        if self.peers.len() >= PEERS_MAX {
+            self.peers.remove(0);
+        }
+        self.peers.push(address);
+    }
+}
+
+impl Gateway {
+    /// The program sent a datagram.
+    pub(super) fn on_datagram(&mut self, datagram: Datagram, io: &mut Io<'_>) {
+        let (program, inside) = (datagram.remote, datagram.local);
+        let (realm, to) = match self.route_datagram(program, inside, io.now) {
+            Ok(route) => route,
+            Err(why) => {
+                let (stack, mut context) = io.stack_and_context();
+                return stack.udp_unreachable(inside, program, why, &mut context);
+            }
+        };
+        let slot = match self.find_or_open(program, realm, to, io) {
+            Ok(slot) => slot,
+            Err(error) => {
+                self.counters.udp_dropped += 1;
+                if is_descriptor_shortage(&error) {
+                    self.counters.no_descriptor += 1;
+                    return;
+                }
+                let (stack, mut context) = io.stack_and_context();
+                return stack.udp_unreachable(inside, program, Unreachable::Network, &mut context);
+            }
+        };
+        let Some(flow) = self.udp.slots.get_mut(slot) else { return };
+        flow.used_at = io.now;
+        let to = if let Realm::Dns(_) = realm {
+            flow.dns.question = datagram.packet.pieces().cloned().collect();
+            flow.dns.asked_at = Some(io.now);
+            None
+        } else {
+            flow.remember_peer(to.ip());
+            Some(to)
+        };
+        let bytes = datagram.packet.payload_len();
+        match send(&flow.socket, to, &datagram.packet, datagram.segment_size) {
+            Ok(()) => {
+                self.counters.bytes_out += bytes as u64;
+                io.ledger.carry(bytes);
+            }
+            Err(error) => {
+                self.counters.udp_dropped += 1;
+                self.send_failed(&error, inside, program, io);
+            }
+        }
+        self.read_errors(slot, io);
+    }
+
+    /// Realm and host address of a datagram from `program` to `inside`.
+    fn route_datagram(
+        &mut self,
+        program: SocketAddr,
+        inside: SocketAddr,
+        now: Instant,
+    ) -> Result<(Realm, SocketAddr), Unreachable> {
+        match self.routes.target(inside) {
+            Target::Host(to) => Ok((Realm::World, to)),
+            Target::Loopback(to) => Ok((Realm::Loopback(inside.ip()), to)),
+            Target::Dns => {
+                let to = self.resolvers.current(now).first().copied();
+                to.map(|to| (Realm::Dns(inside), to)).ok_or(Unreachable::Port)
+            }
+            Target::Refused => {
+                // An answer to somebody on the host's loopback who used a published port.
+                let slot = self.udp.index.get(&(program, Realm::World)).copied();
+                let flow = slot.and_then(|slot| self.udp.slots.get_mut(slot));
+                let known = flow.is_some_and(|flow| flow.loopback_ports.contains(&inside.port()));
+                let gateway = self.routes.gateway(inside.is_ipv4()) == Some(inside.ip());
+                if !(known && gateway) {
+                    return Err(Unreachable::Port);
+                }
+                let loopback = match inside {
+                    SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+                    SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+                };
+                Ok((Realm::World, SocketAddr::new(loopback, inside.port())))
+            }
+        }
+    }
+
+    fn find_or_open(
+        &mut self,
+        program: SocketAddr,
+        realm: Realm,
+        to: SocketAddr,
+        io: &mut Io<'_>,
+    ) -> io::Result<Slot> {
+        if let Some(&slot) = self.udp.index.get(&(program, realm)) {
+            if let Realm::Dns(_) = realm {
+                self.maybe_next_resolver(slot, io);
+            }
+            return Ok(slot);
+        }
+        if self.udp.slots.len() >= self.udp.limit && self.udp.evict() {
+            self.counters.evicted += 1;
+        }
+        let mut socket = open(realm, to);
+        if socket.as_ref().is_err_and(is_descriptor_shortage) && self.udp.evict() {
+            self.counters.evicted += 1;
+            socket = open(realm, to);
+        }
+        let socket = socket?;
+        let slot = self.udp.slots.next_slot();
+        io.reactor.add(&socket, Token::Udp(slot).encode(), Interest::READ, true)?;
+        self.udp.slots.insert(Flow::new(socket, program, realm, io.now, false));
+        self.udp.index.insert((program, realm), slot);
+        self.udp.sweep_at = self.udp.sweep_at.or(Some(io.now + SWEEP));
+        self.counters.udp += 1;
+        Ok(slot)
+    }
+
+    /// A question asked again because its resolver is silent goes to the next one.
+    fn maybe_next_resolver(&mut self, slot: Slot, io: &mut Io<'_>) {
+        let Some(flow) = self.udp.slots.get_mut(slot) else { return };
+        if flow.dns.asked_at.is_some_and(|at| io.now.since(at) >= DNS_PATIENCE) {
+            self.next_resolver(slot, io);
+        }
+    }
+
+    /// Moves a DNS mapping to the next resolver; false if it has tried them all in this round.
+    fn next_resolver(&mut self, slot: Slot, io: &mut Io<'_>) -> bool {
+        let resolvers = self.resolvers.current(io.now);
+        let Some(flow) = self.udp.slots.get_mut(slot) else { return false };
+        let next = (flow.dns.resolver + 1) % resolvers.len().max(1);
+        let Some(&to) = resolvers.get(next) else { return false };
+        let Ok(socket) = UdpSocket::connect(to) else { return false };
+        if io.reactor.add(&socket, Token::Udp(slot).encode(), Interest::READ, true).is_err() {
+            return false;
+        }
+        flow.socket = socket;
+        flow.dns.resolver = next;
+        next != 0
+    }
+
+    fn send_failed(
+        &mut self,
+        error: &io::Error,
+        inside: SocketAddr,
+        program: SocketAddr,
+        io: &mut Io<'_>,
+    ) {
+        use rustix::io::Errno;
+        let why = match Errno::from_io_error(error) {
+            Some(Errno::NETUNREACH) => Unreachable::Network,
+            Some(Errno::HOSTUNREACH) => Unreachable::Host,
+            Some(Errno::ACCESS | Errno::PERM) => Unreachable::Prohibited,
+            _ => return,
+        };
+        let (stack, mut context) = io.stack_and_context();
+        stack.udp_unreachable(inside, program, why, &mut context);
+    }
+
+    /// A host socket has datagrams or errors.
+    pub(super) fn udp_ready(&mut self, slot: Slot, event: Event, io: &mut Io<'_>) {
+        if event.error {
+            self.read_errors(slot, io);
+        }
+        self.read_datagrams(slot, io);
+    }
+
+    pub(super) fn continue_udp(&mut self, io: &mut Io<'_>) {
+        for slot in std::mem::take(&mut self.udp.waiting) {
+            self.read_datagrams(slot, io);
+        }
+    }
+
+    fn read_datagrams(&mut self, slot: Slot, io: &mut Io<'_>) {
+        let Some(flow) = self.udp.slots.get_mut(slot) else { return };
+        flow.used_at = io.now;
+        let mut read = Vec::with_capacity(READS_PER_TURN);
+        let max = READS_PER_TURN;
+        let result = flow.socket.receive(io.buffer, io.memory, max, |datagram| read.push(datagram));
+        for datagram in read {
+            self.deliver(slot, datagram, io);
+        }
+        match result {
+            Ok(received) => {
+                if received.error_pending {
+                    self.read_errors(slot, io);
+                }
+                if !received.drained {
+                    self.udp.waiting.push(slot);
+                }
+            }
+            // Nothing to read, or an error that its queue tells better.
+            Err(_) => self.read_errors(slot, io),
+        }
+    }
+
+    /// Passes a datagram of the host on to the program.
+    fn deliver(&mut self, slot: Slot, datagram: HostDatagram, io: &mut Io<'_>) {
+        let Some(flow) = self.udp.slots.get_mut(slot) else { return };
+        let from = match flow.realm {
+            Realm::Dns(inside) => {
+                flow.dns.asked_at = None;
+                flow.dns.question.clear();
+                Some(inside)
+            }
+            Realm::Loopback(inside) => Some(SocketAddr::new(inside, datagram.from.port())),
+            Realm::World if flow.published => {
+                if datagram.from.ip().is_loopback() {
+                    remember_port(&mut flow.loopback_ports, datagram.from.port());
+                }
+                self.routes.peer_inside(datagram.from)
+            }
+            Realm::World => flow.peers.contains(&datagram.from.ip()).then_some(datagram.from),
+        };
+        let Some(from) = from else {
+            self.counters.udp_dropped += 1;
+            return;
+        };
+        let to = flow.program;
+        let bytes = datagram.len;
+        let mtu = usize::from(io.stack.mtu());
+        let size = datagram.gro_size;
+        let Some(mut packet) = io.memory.packet() else {
+            self.counters.udp_dropped += 1;
+            return;
+        };
+        for piece in datagram.pieces {
+            if packet.push_piece(piece).is_err() {
+                self.counters.udp_dropped += 1;
+                return;
+            }
+        }
+        self.counters.bytes_in += bytes as u64;
+        io.ledger.carry(bytes);
+        match size {
+            Some(size) if usize::from(size.get()) + HEADERS_MAX > mtu => {
+                // Each of them needs fragments of its own.
+                for_each_segment(&packet, size, |pieces| {
+                    let Some(mut single) = io.memory.packet() else { return };
+                    for piece in pieces {
+                        // A part of a packet has no more pieces than the packet.
+                        let _ = single.push_piece(piece);
+                    }
+                    let (stack, mut context) = io.stack_and_context();
+                    stack.udp_send(single, from, to, None, &mut context);
+                });
+            }
+            _ => {
+                let (stack, mut context) = io.stack_and_context();
+                stack.udp_send(packet, from, to, size, &mut context);
+            }
+        }
+    }
+
+    /// Turns ICMP errors that came back to a host socket into ICMP errors for the program.
+    fn read_errors(&mut self, slot: Slot, io: &mut Io<'_>) {
+        for _ in 0..ERRORS_PER_TURN {
+            let Some(flow) = self.udp.slots.get_mut(slot) else { return };
+            let Some(error) = flow.socket.take_error_event() else { return };
+            let (program, realm) = (flow.program, flow.realm);
+            match realm {
+                Realm::Dns(inside) => self.dns_failed(slot, inside, program, io),
+                Realm::Loopback(address) => {
+                    let inside = error.to.map(|to| SocketAddr::new(address, to.port()));
+                    self.pass_error(&error, inside, program, io);
+                }
+                Realm::World => self.pass_error(&error, error.to, program, io),
+            }
+        }
+    }
+
+    fn pass_error(
+        &mut self,
+        error: &SocketErrorEvent,
+        inside: Option<SocketAddr>,
+        program: SocketAddr,
+        io: &mut Io<'_>,
+    ) {
+        let Some(inside) = inside.filter(|inside| inside.is_ipv4() == program.is_ipv4()) else {
+            return;
+        };
+        let why = match error.kind {
+            ErrorKind::PortUnreachable => Unreachable::Port,
+            ErrorKind::HostUnreachable | ErrorKind::TimeExceeded => Unreachable::Host,
+            ErrorKind::NetUnreachable => Unreachable::Network,
+            ErrorKind::MessageTooBig { mtu } => {
+                Unreachable::TooBig(u16::try_from(mtu).unwrap_or(u16::MAX))
+            }
+            ErrorKind::Other => return,
+        };
+        let (stack, mut context) = io.stack_and_context();
+        stack.udp_unreachable(inside, program, why, &mut context);
+    }
+
+    /// A resolver cannot be reached: its question goes to the next one, or back as refused.
+    fn dns_failed(&mut self, slot: Slot, inside: SocketAddr, program: SocketAddr, io: &mut Io<'_>) {
+        if self.next_resolver(slot, io) {
+            let Some(flow) = self.udp.slots.get_mut(slot) else { return };
+            // If this fails too, its error queue tells.
+            let _ = flow.socket.send_to(None, flow.dns.question.iter(), None);
+            return;
+        }
+        let (stack, mut context) = io.stack_and_context();
+        stack.udp_unreachable(inside, program, Unreachable::Port, &mut context);
+    }
+}
+
+fn open(realm: Realm, to: SocketAddr) -> io::Result<UdpSocket> {
+    if let Realm::Dns(_) = realm {
+        return UdpSocket::connect(to);
+    }
+    let any: IpAddr = match (realm, to) {
+        // Bound to the loopback, so that nothing from elsewhere can reach this mapping.
+        (Realm::Loopback(_), to) => to.ip(),
+        (_, SocketAddr::V4(_)) => Ipv4Addr::UNSPECIFIED.into(),
+        (_, SocketAddr::V6(_)) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    UdpSocket::bind(SocketAddr::new(any, 0), None)
+}
+
+/// Sends a datagram, or each segment by itself where the host does not take super-packets.
+fn send(
+    socket: &UdpSocket,
+    to: Option<SocketAddr>,
+    packet: &Packet,
+    segment_size: Option<NonZeroU16>,
+) -> io::Result<()> {
+    if socket.send_to(to, packet.pieces(), segment_size)? == Sent::Whole {
+        return Ok(());
+    }
+    let Some(size) = segment_size else { return Ok(()) };
+    let mut result = Ok(());
+    for_each_segment(packet, size, |pieces| {
+        if result.is_ok() {
+            let pieces: Vec<Piece> = pieces.collect();
+            result = socket.send_to(to, pieces.iter(), None).map(|_| ());
+        }
+    });
+    result
+}
+
+/// Calls `act` with the pieces of each segment of `size` bytes.
+fn for_each_segment(
+    packet: &Packet,
+    size: NonZeroU16,
+    mut act: impl FnMut(&mut dyn Iterator<Item = Piece>),
+) {
+    let size = usize::from(size.get());
+    let total = packet.payload_len();
+    for start in (0..total).step_by(size) {
+        let end = (start + size).min(total);
+        let mut at = 0;
+        let mut parts = packet.pieces().filter_map(|piece| {
+            let (from, to) = (at, at + piece.len());
+            at = to;
+            let (from_cut, to_cut) = (from.max(start), to.min(end));
+            (from_cut < to_cut).then(|| piece.slice(from_cut - from, to_cut - from_cut))
+        });
+        act(&mut parts);
+    }
+}
+
+fn remember_port(ports: &mut Vec<u16>, port: u16) {
+    if ports.contains(&port) {
+        return;
+    }
+    if ports.len() >= PEERS_MAX {
+        ports.remove(0);
+    }
+    ports.push(port);
+}

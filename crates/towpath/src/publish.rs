@@ -1,0 +1,239 @@
+//! Published ports: which of the host's ports lead to which of the program's.
+//!
+//! The text form is that of pasta's `-t` and `-u`: a comma-separated list of
+//! `PORT[-PORT][:PORT[-PORT]]`, all of it optionally prefixed by `ADDR/`, `ADDR%IF/` or `%IF/`,
+//! with exclusions `~PORT[-PORT]`; or one of the words `none` and `all`. A list of exclusions
+//! alone means all ports but those.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+
+/// Most published ports: every port of both protocols once.
+pub const PUBLISH_MAX: usize = 2 * u16::MAX as usize;
+/// Longest name of a network interface in bytes (`IFNAMSIZ` less the final zero).
+pub const INTERFACE_NAME_BYTES_MAX: usize = 15;
+
+/// A transport protocol with ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Protocol {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+}
+
+/// A port of the host that leads to a port of the program.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Publish {
+    /// Protocol on both sides.
+    pub protocol: Protocol,
+    /// Address of the host; `None`: all of them, IPv4 and IPv6.
+    pub host: Option<IpAddr>,
+    /// Network interface of the host; `None`: all of them.
+    pub interface: Option<String>,
+    /// Port on the host.
+    pub host_port: u16,
+    /// Port of the program.
+    pub program_port: u16,
+    /// Not an error if the host's port cannot be had: it is one of "all".
+    pub optional: bool,
+}
+
+/// A specification that makes no sense.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("port specification '{spec}': {problem}")]
+pub struct PublishError {
+    /// The text given.
+    pub spec: String,
+    /// What is wrong with it.
+    pub problem: Problem,
+}
+
+/// What is wrong with a specification.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// pasta's `auto`.
+    #[error("'auto' is not supported yet; name the ports")]
+    Auto,
+    /// Nothing between two commas, or nothing at all.
+    #[error("a port is missing; write for example 8080:80")]
+    Empty,
+    /// Not a number from 1 to 65535.
+    #[error("'{0}' is not a port; ports are numbers from 1 to 65535")]
+    Port(String),
+    /// A range whose end comes before its start.
+    #[error("'{0}' is not a range; its first port must not be above its last")]
+    Range(String),
+    /// Ranges of different lengths on both sides of a colon.
+    #[error("'{0}' has ranges of different lengths on both sides of ':'")]
+    Lengths(String),
+    /// An exclusion with a colon.
+    #[error("'{0}' excludes ports and cannot have ':'")]
+    ExclusionTarget(String),
+    /// Not an IP address.
+    #[error("'{0}' before '/' is not an IP address")]
+    Address(String),
+    /// Not the name of a network interface.
+    #[error("'{0}' after '%' is not a name of a network interface")]
+    Interface(String),
+    /// A port published more than once.
+    #[error("port {0} is published twice")]
+    Twice(u16),
+    /// `none` or `all` with anything else.
+    #[error("'{0}' goes with no other specification of the same protocol")]
+    Alone(&'static str),
+    /// No port remains.
+    #[error("no port is left after the exclusions")]
+    NothingLeft,
+}
+
+/// Reads all specifications of one protocol. Ports in `ephemeral`, which the host hands out by
+/// itself, are left out where all ports are meant.
+///
+/// # Errors
+/// [`PublishError`] for the first specification that makes no sense.
+pub fn parse(
+    protocol: Protocol,
+    specs: &[String],
+    ephemeral: &RangeInclusive<u16>,
+) -> Result<Vec<Publish>, PublishError> {
+    let mut published = Vec::new();
+    let mut taken = HashSet::new();
+    for spec in specs {
+        let error = |problem| PublishError { spec: spec.clone(), problem };
+        for word in ["none", "all"] {
+            if spec == word && specs.len() > 1 {
+                return Err(error(Problem::Alone(word)));
+            }
+        }
+        for publish in parse_one(protocol, spec, ephemeral).map_err(error)? {
+            let key = (publish.host, publish.interface.clone(), publish.host_port);
+            if !taken.insert(key) {
+                return Err(error(Problem::Twice(publish.host_port)));
+            }
+            published.push(publish);
+        }
+    }
+    Ok(published)
+}
+
+fn parse_one(
+    protocol: Protocol,
+    spec: &str,
+    ephemeral: &RangeInclusive<u16>,
+) -> Result<Vec<Publish>, Problem> {
+    match spec {
+        "auto" => return Err(Problem::Auto),
+        "none" => return Ok(Vec::new()),
+        _ => {}
+    }
+    let (prefix, list) = match spec.split_once('/') {
+        Some((prefix, list)) => (Some(prefix), list),
+        None => (None, spec),
+    };
+    let (host, interface) = parse_prefix(prefix)?;
+    let Mapping { wanted, excluded } = parse_list(list)?;
+    let all = wanted.is_empty();
+    let candidates = if all {
+        let is_free = |port: &u16| !ephemeral.contains(port);
+        (1..=u16::MAX).filter(is_free).map(|port| (port, port)).collect()
+    } else {
+        wanted
+    };
+    let published: Vec<Publish> = candidates
+        .into_iter()
+        .filter(|(host_port, _)| !excluded.iter().any(|range| range.contains(host_port)))
+        .map(|(host_port, program_port)| Publish {
+            protocol,
+            host,
+            interface: interface.clone(),
+            host_port,
+            program_port,
+            optional: all,
+        })
+        .collect();
+    if published.is_empty() { Err(Problem::NothingLeft) } else { Ok(published) }
+}
+
+fn parse_prefix(prefix: Option<&str>) -> Result<(Option<IpAddr>, Option<String>), Problem> {
+    let Some(prefix) = prefix else { return Ok((None, None)) };
+    let (address, interface) = match prefix.split_once('%') {
+        Some((address, interface)) => (address, Some(parse_interface(interface)?)),
+        None => (prefix, None),
+    };
+    let unbracketed =
+        address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(address);
+    let host = match (unbracketed.parse(), &interface) {
+        (Ok(host), _) => Some(host),
+        (Err(_), Some(_)) if address.is_empty() => None,
+        (Err(_), _) => return Err(Problem::Address(address.into())),
+    };
+    Ok((host, interface))
+}
+
+fn parse_interface(name: &str) -> Result<String, Problem> {
+    if is_interface_name(name) { Ok(name.into()) } else { Err(Problem::Interface(name.into())) }
+}
+
+/// True if the kernel would accept `name` for a network interface.
+pub fn is_interface_name(name: &str) -> bool {
+    let bytes = name.as_bytes();
+    let fits = (1..=INTERFACE_NAME_BYTES_MAX).contains(&bytes.len());
+    let allowed = |byte: &u8| !matches!(byte, b'/' | b':' | 0) && !byte.is_ascii_whitespace();
+    fits && name != "." && name != ".." && bytes.iter().all(allowed)
+}
+
+/// The ports of a list: (host's, program's), and what is excluded.
+struct Mapping {
+    wanted: Vec<(u16, u16)>,
+    excluded: Vec<RangeInclusive<u16>>,
+}
+
+fn parse_list(list: &str) -> Result<Mapping, Problem> {
+    let mut mapping = Mapping { wanted: Vec::new(), excluded: Vec::new() };
+    if list == "all" {
+        return Ok(mapping);
+    }
+    for item in list.split(',') {
+        if let Some(range) = item.strip_prefix('~') {
+            if range.contains(':') {
+                return Err(Problem::ExclusionTarget(item.into()));
+            }
+            mapping.excluded.push(parse_range(range)?);
+            continue;
+        }
+        let (host, program) = match item.split_once(':') {
+            Some((host, program)) => (parse_range(host)?, parse_range(program)?),
+            None => (parse_range(item)?, parse_range(item)?),
+        };
+        if host.len() != program.len() {
+            return Err(Problem::Lengths(item.into()));
+        }
+        if mapping.wanted.len() + host.len() > usize::from(u16::MAX) {
+            return Err(Problem::Twice(*host.start()));
+        }
+        mapping.wanted.extend(host.zip(program));
+    }
+    Ok(mapping)
+}
+
+fn parse_range(text: &str) -> Result<RangeInclusive<u16>, Problem> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let range = parse_port(first)?..=parse_port(last)?;
+    if range.is_empty() { Err(Problem::Range(text.into())) } else { Ok(range) }
+}
+
+fn parse_port(text: &str) -> Result<u16, Problem> {
+    if text.is_empty() {
+        return Err(Problem::Empty);
+    }
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    match text.parse() {
+        Ok(port) if port > 0 && digits => Ok(port),
+        _ => Err(Problem::Port(text.into())),
+    }
+}
+
+#[cfg(test)]
+mod tests;

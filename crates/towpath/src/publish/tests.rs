@@ -1,0 +1,115 @@
+//! Every form of a specification, and every way to get it wrong.
+
+use super::*;
+
+fn parse_specs(specs: &[&str]) -> Result<Vec<Publish>, Problem> {
+    let specs: Vec<String> = specs.iter().map(|&spec| spec.into()).collect();
+    parse(Protocol::Tcp, &specs, &(32768..=60999)).map_err(|error| error.problem)
+}
+
+/// (host's port, program's port) of each published port.
+fn ports(spec: &str) -> Vec<(u16, u16)> {
+    let published = parse_specs(&[spec]).unwrap();
+    published.iter().map(|publish| (publish.host_port, publish.program_port)).collect()
+}
+
+fn problem(spec: &str) -> Problem {
+    parse_specs(&[spec]).unwrap_err()
+}
+
+#[test]
+fn single_ports_and_lists() {
+    assert_eq!(ports("22"), [(22, 22)]);
+    assert_eq!(ports("8080:80"), [(8080, 80)]);
+    assert_eq!(ports("22,25:2525"), [(22, 22), (25, 2525)]);
+    assert_eq!(ports("65535"), [(65535, 65535)]);
+    assert_eq!(parse_specs(&["22", "25"]).unwrap().len(), 2);
+    assert_eq!(parse_specs(&[]), Ok(vec![]));
+}
+
+#[test]
+fn ranges() {
+    assert_eq!(ports("22-24"), [(22, 22), (23, 23), (24, 24)]);
+    assert_eq!(ports("22-23:32-33"), [(22, 32), (23, 33)]);
+    assert_eq!(ports("22-80:32-90").len(), 59);
+    assert_eq!(ports("5-5"), [(5, 5)]);
+    assert_eq!(ports("1-65535").len(), 65535);
+}
+
+#[test]
+fn addresses_and_interfaces() {
+    let one = |spec: &str| parse_specs(&[spec]).unwrap().remove(0);
+    assert_eq!(one("192.0.2.1/22").host, Some("192.0.2.1".parse().unwrap()));
+    assert_eq!(one("192.0.2.1/22").interface, None);
+    let both = one("192.0.2.1%eth0/22");
+    assert_eq!(both.host, Some("192.0.2.1".parse().unwrap()));
+    assert_eq!(both.interface.as_deref(), Some("eth0"));
+    assert_eq!(one("%eth0/22").host, None);
+    assert_eq!(one("%eth0/22").interface.as_deref(), Some("eth0"));
+    assert_eq!(one("::1/22").host, Some("::1".parse().unwrap()));
+    assert_eq!(one("[::1]/22").host, Some("::1".parse().unwrap()));
+    let published = parse_specs(&["127.0.0.1/22,23"]).unwrap();
+    assert!(published.iter().all(|publish| publish.host.is_some()), "it holds for the whole list");
+    assert_eq!(parse_specs(&["127.0.0.1/22", "::1/22"]).unwrap().len(), 2);
+}
+
+#[test]
+fn exclusions() {
+    assert_eq!(ports("20-24,~22"), [(20, 20), (21, 21), (23, 23), (24, 24)]);
+    assert_eq!(ports("~21-23,20-24"), [(20, 20), (24, 24)]);
+    assert_eq!(ports("20-22:30-32,~21"), [(20, 30), (22, 32)]);
+    let all_but_two = parse_specs(&["~20000-20001"]).unwrap();
+    let ephemeral = 60999 - 32768 + 1;
+    assert_eq!(all_but_two.len(), 65535 - ephemeral - 2);
+    assert!(all_but_two.iter().all(|publish| publish.optional));
+    assert!(parse_specs(&["20-24,~22"]).unwrap().iter().all(|publish| !publish.optional));
+}
+
+#[test]
+fn words() {
+    assert_eq!(parse_specs(&["none"]), Ok(vec![]));
+    assert_eq!(parse_specs(&["all"]).unwrap().len(), 65535 - (60999 - 32768 + 1));
+    let on_one_address = parse_specs(&["127.0.0.1/all"]).unwrap();
+    assert!(on_one_address.iter().all(|publish| publish.host.is_some() && publish.optional));
+    assert_eq!(parse_specs(&["none", "22"]), Err(Problem::Alone("none")));
+    assert_eq!(parse_specs(&["22", "all"]), Err(Problem::Alone("all")));
+    assert_eq!(problem("auto"), Problem::Auto);
+}
+
+#[test]
+fn mistakes() {
+    assert_eq!(problem(""), Problem::Empty);
+    assert_eq!(problem("22,"), Problem::Empty);
+    assert_eq!(problem("22-"), Problem::Empty);
+    assert_eq!(problem("127.0.0.1/"), Problem::Empty);
+    assert_eq!(problem("~"), Problem::Empty);
+    assert_eq!(problem("0"), Problem::Port("0".into()));
+    assert_eq!(problem("65536"), Problem::Port("65536".into()));
+    assert_eq!(problem("+22"), Problem::Port("+22".into()));
+    assert_eq!(problem("http"), Problem::Port("http".into()));
+    assert_eq!(problem("22 "), Problem::Port("22 ".into()));
+    assert_eq!(problem("24-22"), Problem::Range("24-22".into()));
+    assert_eq!(problem("22-24:22-25"), Problem::Lengths("22-24:22-25".into()));
+    assert_eq!(problem("22:22-25"), Problem::Lengths("22:22-25".into()));
+    assert_eq!(problem("22:23:24"), Problem::Port("23:24".into()));
+    assert_eq!(problem("20-30,~25:26"), Problem::ExclusionTarget("~25:26".into()));
+    assert_eq!(problem("localhost/22"), Problem::Address("localhost".into()));
+    assert_eq!(problem("/22"), Problem::Address(String::new()));
+    assert_eq!(problem("1.2.3.4%/22"), Problem::Interface(String::new()));
+    assert_eq!(problem("%sixteen-letters-/22"), Problem::Interface("sixteen-letters-".into()));
+    assert_eq!(problem("22,22"), Problem::Twice(22));
+    assert_eq!(problem("20-24,22:80"), Problem::Twice(22));
+    assert_eq!(problem("22,~22"), Problem::NothingLeft);
+    assert_eq!(problem("~1-65535"), Problem::NothingLeft);
+    assert_eq!(problem("1-65535,1-65535,1-65535"), Problem::Twice(1), "bounded");
+}
+
+#[test]
+fn messages_name_the_specification() {
+    let error = parse(Protocol::Udp, &["24-22".into()], &(1..=1)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "port specification '24-22': '24-22' is not a range; its first port must not be above its \
+         last"
+    );
+}

@@ -1,0 +1,123 @@
+//! What a worker has done, for people and for tests.
+
+use crate::gateway::{Gateway, GatewayCounters};
+use std::fmt;
+use std::fs::File;
+use std::sync::Arc;
+use towpath_io::pcapng;
+use towpath_io::tap::{Features, Tap, TapCounters};
+use towpath_net::counters::Counters;
+use towpath_net::stack::Stack;
+use towpath_packet::{Ledger, Site};
+
+/// A copy of all counters at one moment.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Counters of the stack.
+    pub stack: Counters,
+    /// Counters of the gateway.
+    pub gateway: GatewayCounters,
+    /// Counters of the device.
+    pub tap: TapCounters,
+    /// Offloads in use.
+    pub features: Features,
+    /// Flows now: TCP, UDP, echo.
+    pub flows: (usize, usize, usize),
+    /// Payload bytes carried between the two sides.
+    pub carried: u64,
+    /// Payload bytes copied in user memory, by site.
+    pub copied: [(&'static str, u64); Site::ALL.len()],
+    /// Packets captured, and missed after writing failed.
+    pub captured: Option<(u64, u64)>,
+    /// The host allows no ping sockets.
+    pub ping_forbidden: bool,
+}
+
+impl Report {
+    pub(crate) fn new(
+        stack: &Stack,
+        gateway: &Gateway,
+        ledger: &Ledger,
+        tap: &Tap,
+        capture: Option<&pcapng::Writer<Arc<File>>>,
+    ) -> Self {
+        Self {
+            stack: stack.counters().clone(),
+            gateway: *gateway.counters(),
+            tap: tap.counters().clone(),
+            features: tap.features(),
+            flows: gateway.flow_counts(),
+            carried: ledger.carried(),
+            copied: Site::ALL.map(|site| (site.name(), ledger.copied_at(site))),
+            captured: capture.map(|capture| (capture.packets(), capture.missed())),
+            ping_forbidden: gateway.ping_is_forbidden(),
+        }
+    }
+
+    /// Payload bytes copied in user memory for each byte carried.
+    pub fn copies_per_byte(&self) -> f64 {
+        let copied: u64 = self.copied.iter().map(|(_, bytes)| bytes).sum();
+        if self.carried == 0 { 0.0 } else { copied as f64 / self.carried as f64 }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (stack, gateway) = (&self.stack, &self.gateway);
+        writeln!(f, "offload           {}", self.features)?;
+        writeln!(
+            f,
+            "from the program  {} packets, {} super-packets, {} bytes, {} reads",
+            stack.packets_in, stack.super_packets_in, stack.bytes_in, self.tap.received.calls
+        )?;
+        writeln!(
+            f,
+            "to the program    {} packets, {} super-packets, {} bytes, {} writes",
+            stack.packets_out, stack.super_packets_out, stack.bytes_out, self.tap.transmitted.calls
+        )?;
+        writeln!(
+            f,
+            "payload           {} bytes out, {} bytes in, {:.6} copies per byte",
+            gateway.bytes_out,
+            gateway.bytes_in,
+            self.copies_per_byte()
+        )?;
+        let (tcp, udp, echo) = self.flows;
+        writeln!(
+            f,
+            "flows             tcp {tcp} now, {} out, {} in, {} refused; udp {udp} now, {} in \
+             all; echo {echo} now, {} requests",
+            gateway.tcp_out, gateway.tcp_in, gateway.tcp_refused, gateway.udp, gateway.echo
+        )?;
+        writeln!(f, "retransmitted     {}", stack.retransmitted)?;
+        if let Some((written, missed)) = self.captured {
+            writeln!(f, "captured          {written} packets, {missed} missed")?;
+        }
+        self.fmt_losses(f)
+    }
+}
+
+impl Report {
+    /// Everything that did not get through, by reason; nothing if there is nothing to tell.
+    fn fmt_losses(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (site, bytes) in self.copied.iter().filter(|(_, bytes)| *bytes > 0) {
+            writeln!(f, "copied            {site} {bytes} bytes")?;
+        }
+        for (reason, count) in self.stack.drops() {
+            writeln!(f, "dropped           {} {count}", reason.name())?;
+        }
+        let gateway = &self.gateway;
+        let others = [
+            ("tap_receive", self.tap.receive_dropped()),
+            ("tap_transmit", self.tap.transmit_dropped()),
+            ("udp_host", gateway.udp_dropped),
+            ("echo_forbidden", gateway.echo_forbidden),
+            ("no_descriptor", gateway.no_descriptor),
+            ("flow_evicted", gateway.evicted),
+        ];
+        for (name, count) in others.into_iter().filter(|(_, count)| *count > 0) {
+            writeln!(f, "dropped           {name} {count}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,346 @@
+//! One thread that owns a TAP device, a stack, the gateway and their memory, and moves packets.
+//!
+//! # Theory of operation
+//!
+//! A turn of the loop waits for events, reads the TAP in bursts and gives them to the stack, lets
+//! the gateway act on what the stack and the host sockets have, and sends what the stack has made
+//! of it. ACKs and windows thus go out once per burst, after the host sockets took the data.
+//!
+//! Nothing is polled without an event: an idle worker sleeps until its next timer, or for ever.
+//! When frames run out, the TAP is left unread for [`MEMORY_PAUSE`]; its queue in the kernel is
+//! the buffer then.
+
+use crate::config::Config;
+use crate::gateway::{Gateway, Io, StartError, Token};
+use crate::report::Report;
+use std::fs::File;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use towpath_io::pcapng::{self, Direction};
+use towpath_io::reactor::{Events, Interest, Reactor};
+use towpath_io::receive::ReceiveBuffer;
+use towpath_io::tap::{Tap, TapError};
+use towpath_net::stack::{self, Address, Context, Limits, Stack};
+use towpath_net::tcp::Settings;
+use towpath_net::time::Instant;
+use towpath_net::wire::MacAddr;
+use towpath_packet::{Burst, Device, Ledger, Memory, MemoryConfig};
+
+/// How long the TAP and starved flows wait for memory.
+const MEMORY_PAUSE: Duration = Duration::from_millis(1);
+/// Bursts read from the TAP before host sockets get their turn.
+const BURSTS_PER_TURN: usize = 2;
+/// After so long without an event, frames kept for the next read are given back.
+const IDLE_AFTER: Duration = Duration::from_secs(1);
+
+/// How often the end is looked for while finishing.
+const FINISH_INTERVAL: Duration = Duration::from_millis(5);
+
+/// The worker.
+pub struct Worker {
+    tap: Tap,
+    /// Reading the TAP waits until then for memory.
+    tap_paused_until: Option<Instant>,
+    stack: Stack,
+    gateway: Gateway,
+    memory: Memory,
+    ledger: Ledger,
+    buffer: ReceiveBuffer,
+    reactor: Reactor,
+    events: Events,
+    capture: Option<pcapng::Writer<Arc<File>>>,
+    received: Burst,
+    to_send: Burst,
+    clock: Clock,
+    idle: bool,
+    /// Set while only the rest is passed on.
+    finish_by: Option<Instant>,
+}
+
+impl Worker {
+    /// Binds the published ports and takes over the device.
+    pub fn new(config: &Config, mut tap: Tap) -> Result<Self, StartError> {
+        tap.set_mtu(config.mtu);
+        let reactor = Reactor::new()?;
+        reactor.add(&tap, Token::Tap.encode(), Interest::READ, false)?;
+        let gateway = Gateway::new(config, &reactor)?;
+        let stack = new_stack(config, &tap)?;
+        let capture = match &config.capture {
+            Some(file) => Some(pcapng::Writer::new(file.clone(), &config.interface, None)?),
+            None => None,
+        };
+        Ok(Self {
+            tap,
+            tap_paused_until: None,
+            stack,
+            gateway,
+            memory: Memory::new(MemoryConfig::within(config.memory_bytes)),
+            ledger: Ledger::new(),
+            buffer: ReceiveBuffer::new(),
+            reactor,
+            events: Events::new(),
+            capture,
+            received: Burst::new(),
+            to_send: Burst::new(),
+            clock: Clock::new(),
+            idle: false,
+            finish_by: None,
+        })
+    }
+
+    /// Serves until one of `fds` is readable; returns its index.
+    pub fn run_until(&mut self, fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
+        for (index, fd) in fds.iter().enumerate() {
+            self.reactor.add(fd, Token::Watch(index as u32).encode(), Interest::READ, false)?;
+        }
+        let result = self.serve();
+        for fd in fds {
+            self.reactor.remove(fd)?;
+        }
+        result
+    }
+
+    /// Serves on after the program's end until what it sent has been passed on, at most for
+    /// `limit`, or until one of `fds` is readable.
+    pub fn finish(&mut self, fds: &[BorrowedFd<'_>], limit: Duration) -> io::Result<()> {
+        let until = self.clock.now() + limit;
+        self.finish_by = Some(until);
+        self.run_until(fds)?;
+        self.finish_by = None;
+        Ok(())
+    }
+
+    /// What passed so far.
+    pub fn report(&self) -> Report {
+        Report::new(&self.stack, &self.gateway, &self.ledger, &self.tap, self.capture.as_ref())
+    }
+
+    fn serve(&mut self) -> io::Result<usize> {
+        loop {
+            let timeout = self.timeout();
+            let mut events = std::mem::take(&mut self.events);
+            self.reactor.wait(timeout, &mut events)?;
+            let now = self.clock.now();
+            if events.is_empty() && timeout.is_some_and(|t| t >= IDLE_AFTER) {
+                self.rest();
+            }
+            let watched = self.turn(&events, now);
+            self.events = events;
+            if let Some(index) = watched.map_err(io::Error::other)? {
+                return Ok(index as usize);
+            }
+            if let Some(until) = self.finish_by
+                && (self.gateway.all_passed_on() && !self.stack.has_output() || until <= now)
+            {
+                return Ok(0);
+            }
+        }
+    }
+
+    /// One turn; the index of a watched file that became readable.
+    fn turn(&mut self, events: &Events, now: Instant) -> Result<Option<u32>, TapError> {
+        let mut watched = None;
+        let mut tap_ready = false;
+        for event in events.iter() {
+            match Token::decode(event.token) {
+                Some(Token::Tap) => tap_ready = true,
+                Some(Token::Watch(index)) => watched = Some(index),
+                Some(token) => self.with_gateway(now, |gateway, io| {
+                    gateway.on_event(token, event, io);
+                }),
+                None => {}
+            }
+        }
+        if self.tap_paused_until.take_if(|until| *until <= now).is_some() {
+            self.watch_tap(Interest::READ);
+        }
+        if tap_ready && self.tap_paused_until.is_none() {
+            self.read_tap(now)?;
+        }
+        self.run_timers(now);
+        self.with_gateway(now, |gateway, io| {
+            gateway.drain(io);
+            gateway.continue_flows(io);
+        });
+        self.send(now)?;
+        Ok(watched)
+    }
+
+    fn read_tap(&mut self, now: Instant) -> Result<(), TapError> {
+        for _ in 0..BURSTS_PER_TURN {
+            let paused = self.tap.counters().receive_paused;
+            self.tap.receive(&mut self.memory, &mut self.received)?;
+            if self.tap.counters().receive_paused > paused {
+                self.watch_tap(Interest::NONE);
+                self.tap_paused_until = Some(now + MEMORY_PAUSE);
+            }
+            if self.received.is_empty() {
+                break;
+            }
+            self.idle = false;
+            self.capture(Direction::Inbound);
+            let full = self.received.is_full();
+            let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now };
+            self.stack.input(&mut self.received, &mut cx);
+            self.with_gateway(now, |gateway, io| gateway.drain(io));
+            if !full {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends what the stack has, until it has no more or the device is full.
+    fn send(&mut self, now: Instant) -> Result<(), TapError> {
+        loop {
+            if self.to_send.is_empty() {
+                let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now };
+                self.stack.output(&mut self.to_send, &mut cx);
+                if self.to_send.is_empty() {
+                    return Ok(());
+                }
+                self.capture(Direction::Outbound);
+            }
+            self.tap.transmit(&mut self.to_send)?;
+            if !self.to_send.is_empty() {
+                return Ok(());
+            }
+            let caps = self.tap.caps();
+            self.stack.set_caps(caps);
+        }
+    }
+
+    fn run_timers(&mut self, now: Instant) {
+        if self.stack.next_deadline().is_some_and(|at| at <= now) {
+            let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now };
+            self.stack.on_deadline(&mut cx);
+        }
+        if self.gateway.next_deadline().is_some_and(|at| at <= now) {
+            self.with_gateway(now, |gateway, io| gateway.on_deadline(io));
+        }
+    }
+
+    fn timeout(&mut self) -> Option<Duration> {
+        if self.gateway.has_work() || self.stack.has_output() {
+            return Some(Duration::ZERO);
+        }
+        let now = self.clock.now();
+        let starved = self.gateway.is_starved() || !self.to_send.is_empty();
+        let deadlines = [
+            self.stack.next_deadline(),
+            self.gateway.next_deadline(),
+            self.tap_paused_until,
+            starved.then(|| now + MEMORY_PAUSE),
+            (!self.idle).then(|| now + IDLE_AFTER),
+            self.finish_by.map(|until| until.min(now + FINISH_INTERVAL)),
+        ];
+        deadlines.into_iter().flatten().min().map(|at| at.since(now))
+    }
+
+    /// Nothing happened for a while: gives back what was kept ready.
+    fn rest(&mut self) {
+        if !self.idle {
+            self.idle = true;
+            self.tap.release_frames();
+            self.buffer.clear();
+        }
+    }
+
+    fn watch_tap(&mut self, interest: Interest) {
+        // The device was added when the worker was made; changing it cannot fail.
+        let _ = self.reactor.modify(&self.tap, Token::Tap.encode(), interest, false);
+    }
+
+    fn with_gateway(&mut self, now: Instant, act: impl FnOnce(&mut Gateway, &mut Io<'_>)) {
+        let mut io = Io {
+            stack: &mut self.stack,
+            memory: &mut self.memory,
+            ledger: &self.ledger,
+            reactor: &self.reactor,
+            buffer: &mut self.buffer,
+            now,
+        };
+        act(&mut self.gateway, &mut io);
+    }
+
+    fn capture(&mut self, direction: Direction) {
+        let Some(capture) = &mut self.capture else { return };
+        let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let nanoseconds = since_epoch.map_or(0, |elapsed| elapsed.as_nanos() as u64);
+        let burst = match direction {
+            Direction::Inbound => &self.received,
+            Direction::Outbound => &self.to_send,
+        };
+        for packet in burst.iter() {
+            // The writer stops at the first error and remembers it for the report.
+            let _ = capture.write(direction, nanoseconds, packet);
+        }
+    }
+}
+
+fn new_stack(config: &Config, tap: &Tap) -> io::Result<Stack> {
+    let mut addresses = Vec::new();
+    let mut next_hops: Vec<IpAddr> = Vec::new();
+    if let Some(v4) = config.ipv4 {
+        for address in [v4.gateway, v4.dns] {
+            addresses.push(Address { address: address.into(), prefix_len: v4.prefix_len });
+        }
+        next_hops.push(v4.address.into());
+    }
+    if let Some(v6) = config.ipv6 {
+        for address in [v6.gateway, v6.dns] {
+            addresses.push(Address { address: address.into(), prefix_len: v6.prefix_len });
+        }
+        next_hops.push(v6.address.into());
+    }
+    for &address in &config.host_loopback {
+        let prefix_len = if address.is_ipv4() { 32 } else { 128 };
+        if !addresses.iter().any(|ours| ours.address == address) {
+            addresses.push(Address { address, prefix_len });
+        }
+    }
+    let stack_config = stack::Config {
+        mac: MacAddr(config.gateway_mac),
+        addresses,
+        next_hops: next_hops.clone(),
+        transparent: true,
+        secret: random_secret()?,
+        tcp: Settings::default(),
+        limits: Limits { connections: config.flows_max, ..Limits::default() },
+    };
+    let mut stack = Stack::new(stack_config, tap.caps());
+    for address in next_hops {
+        stack.set_neighbor(address, MacAddr(config.program_mac));
+    }
+    Ok(stack)
+}
+
+fn random_secret() -> io::Result<[u64; 2]> {
+    let mut bytes = [0; 16];
+    let mut at = 0;
+    while at < bytes.len() {
+        at += rustix::rand::getrandom(&mut bytes[at..], rustix::rand::GetRandomFlags::empty())?;
+    }
+    let bits = u128::from_ne_bytes(bytes);
+    Ok([bits as u64, (bits >> 64) as u64])
+}
+
+/// The only reader of the clock.
+struct Clock {
+    start: std::time::Instant,
+}
+
+impl Clock {
+    #[expect(clippy::disallowed_methods, reason = "the worker is where time comes from")]
+    fn new() -> Self {
+        Self { start: std::time::Instant::now() }
+    }
+
+    fn now(&self) -> Instant {
+        let elapsed = self.start.elapsed();
+        Instant::from_micros(u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX))
+    }
+}

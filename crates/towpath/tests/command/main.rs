@@ -1,0 +1,386 @@
+//! The `towpath` command as seen from a shell: everything that needs no packet to move.
+//!
+//! Tests that need a TAP device or root say so when they cannot run. Only processes that a test
+//! has started are signalled, by number.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod attach;
+mod support;
+mod terminal;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use support::*;
+
+#[test]
+fn exit_status_is_the_programs() {
+    skip_if!(no_tap());
+    let code = |command: &mut Command| output(command).status.code();
+    assert_eq!(code(&mut towpath(["run", "--", "true"])), Some(0));
+    assert_eq!(code(&mut towpath(["run", "false"])), Some(1));
+    assert_eq!(code(&mut run_script("exit 7")), Some(7));
+    assert_eq!(code(&mut run_script("kill -TERM $$")), Some(128 + 15));
+    assert_eq!(code(&mut run_script("kill -KILL $$")), Some(128 + 9));
+    let interrupted = output(&mut run_script("kill -INT $$")).status;
+    assert_eq!(interrupted.signal(), Some(2), "so that a shell stops its loop; $? is 130");
+}
+
+#[test]
+fn programs_that_cannot_run() {
+    skip_if!(no_tap());
+    let missing = output(&mut towpath(["run", "--", "no-such-program"]));
+    assert_eq!(missing.status.code(), Some(127));
+    assert_eq!(errors(&missing), "towpath: no-such-program: command not found\n");
+    let not_executable = output(&mut towpath(["run", "--", "/etc/passwd"]));
+    assert_eq!(not_executable.status.code(), Some(126));
+    assert!(errors(&not_executable).starts_with("towpath: cannot execute /etc/passwd: "));
+    let directory = output(&mut towpath(["run", "--", "/etc"]));
+    assert_eq!(directory.status.code(), Some(126));
+}
+
+#[test]
+fn arguments_environment_and_streams_reach_the_program() {
+    skip_if!(no_tap());
+    let script = "printf '%s|' \"$@\"; printf '%s' \"$LOCK\"; cat; echo err >&2; pwd";
+    let mut command = towpath(["run", "--", "sh", "-c", script, "sh", "a b", "", "--", "-x"]);
+    command.env("LOCK", "gate").current_dir("/usr");
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = Guard(command.spawn().unwrap());
+    child.0.stdin.take().unwrap().write_all(b"\nfrom stdin\n").unwrap();
+    let output = finish(child);
+    assert_eq!(text(&output), "a b||--|-x|gate\nfrom stdin\n/usr\n");
+    assert_eq!(errors(&output), "err\n");
+}
+
+#[test]
+fn the_shell_is_the_default_program() {
+    skip_if!(no_tap());
+    let mut command = towpath(["run"]);
+    command.env("SHELL", "/bin/sh").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = Guard(command.spawn().unwrap());
+    child.0.stdin.take().unwrap().write_all(b"echo $0 $$; exit 3\n").unwrap();
+    let output = finish(child);
+    assert_eq!(text(&output), "/bin/sh 2\n");
+    assert_eq!(output.status.code(), Some(3));
+}
+
+#[test]
+fn help_and_version() {
+    for arguments in [&["--help"][..], &["run", "--help"], &["attach", "-h"], &["help", "run"]] {
+        let output = output(&mut towpath(arguments.iter().copied()));
+        assert_eq!(output.status.code(), Some(0));
+        assert!(text(&output).contains("Usage: towpath"), "{arguments:?}");
+        assert!(text(&output).contains("125  towpath itself failed"), "{arguments:?}");
+    }
+    let version = output(&mut towpath(["--version"]));
+    assert_eq!(text(&version), concat!("towpath ", env!("CARGO_PKG_VERSION"), "\n"));
+}
+
+#[test]
+fn the_manual_in_the_repository_is_current() {
+    let stored =
+        fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/man/towpath.1"));
+    let made = text(&output(&mut towpath(["man"])));
+    assert_eq!(stored.unwrap(), made, "run `towpath man > docs/man/towpath.1`");
+}
+
+#[test]
+fn wrong_usage_ends_with_2_and_says_why() {
+    let cases: &[(&[&str], &str)] = &[
+        (&[], "Usage"),
+        (&["run", "--no-such-option"], "--no-such-option"),
+        (&["run", "-t", "auto"], "'auto' is not supported yet"),
+        (&["run", "-t", "80", "-t", "80"], "port 80 is published twice"),
+        (&["run", "-u", "x"], "--udp-ports: port specification 'x': 'x' is not a port"),
+        (&["run", "-m", "575"], "an MTU of 575 is out of range; it may be 576 to 65520"),
+        (&["run", "-6", "-m", "1000"], "IPv6 needs an MTU of at least 1280"),
+        (&["run", "-4", "-6"], "cannot be used with"),
+        (&["run", "-v", "-q"], "cannot be used with"),
+        (&["run", "--subnet", "10.0.2.9/24"], "did you mean 10.0.2.0/24?"),
+        (&["run", "--map-host-loopback", "127.0.0.1"], "program's own loopback"),
+        (&["run", "--dns", "resolver"], "invalid IP address"),
+        (&["run", "--memory", "1"], "at least 16 MiB are needed"),
+        (&["run", "--max-flows", "0"], "0 flows at once are out of range"),
+        (&["run", "--ifname", "a/b"], "'a/b' is not a name for a network interface"),
+        (&["run", "--ready-fd", "1"], "--ready-fd"),
+        (&["attach"], "PID"),
+        (&["attach", "0"], "PID"),
+        (&["attach", "1", "--netns", "x"], "cannot be used with"),
+    ];
+    for (arguments, expected) in cases {
+        let output = output(&mut towpath(arguments.iter().copied()));
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", errors(&output));
+        assert!(errors(&output).contains(expected), "{arguments:?}: {}", errors(&output));
+    }
+}
+
+#[test]
+fn errors_before_the_start_end_with_125() {
+    let cases: &[(&[&str], &str)] = &[
+        (&["run", "--ready-fd", "9", "true"], "towpath: option --ready-fd: descriptor 9 cannot"),
+        (&["run", "--pcap", "/no/such/dir/x", "true"], "towpath: cannot write to /no/such/dir/x"),
+        (&["attach", "2147483647"], "towpath: there is no process 2147483647"),
+        (&["attach", "--netns", "/run/no-such"], "towpath: cannot open /run/no-such"),
+        (&["attach", "--netns", "/dev/null"], "towpath: /dev/null is not a network namespace"),
+    ];
+    for (arguments, expected) in cases {
+        let output = output(&mut towpath(arguments.iter().copied()));
+        assert_eq!(output.status.code(), Some(125), "{arguments:?}: {}", errors(&output));
+        assert!(errors(&output).starts_with(expected), "{arguments:?}: {}", errors(&output));
+    }
+}
+
+#[test]
+fn the_interface_is_as_promised() {
+    skip_if!(no_tap());
+    let output = output(&mut run_script(
+        "ip -o link show tap0; ip -o addr show dev tap0; ip route; \
+        ip -6 route; ip -o link show lo",
+    ));
+    let text = text(&output);
+    assert!(text.contains("tap0: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 1500"), "{text}");
+    assert!(text.contains("qlen 22369"), "{text}");
+    assert!(text.contains("link/ether 02:74:6f:77:70:15"), "{text}");
+    assert!(text.contains("inet 10.0.2.15/24 brd 10.0.2.255 scope global"), "{text}");
+    assert!(text.contains("inet6 fd74:6f77:7061:7468::15/64 scope global nodad"), "{text}");
+    assert!(text.contains("inet6 fe80::74:6fff:fe77:7015/64 scope link nodad"), "{text}");
+    assert!(!text.contains("tentative"), "{text}");
+    assert_eq!(text.matches("inet").count(), 3, "no other address:\n{text}");
+    assert!(text.contains("default via 10.0.2.2 dev tap0"), "{text}");
+    assert!(text.contains("default via fd74:6f77:7061:7468::2 dev tap0"), "{text}");
+    assert!(text.contains("lo: <LOOPBACK,UP,LOWER_UP>"), "{text}");
+}
+
+#[test]
+fn the_network_can_be_chosen() {
+    skip_if!(no_tap());
+    let show = "ip -o link; ip -o addr; ip route; ip -6 route; cat /etc/resolv.conf";
+    let with = |options: &[&str]| {
+        let arguments = [&["run", "-q"], options, &["--", "sh", "-c", show]].concat();
+        text(&output(&mut towpath(arguments)))
+    };
+    let other = with(&["--subnet", "192.0.2.8/29", "--subnet6", "fd00:9::/64", "--ifname", "eth9"]);
+    assert!(other.contains("inet 192.0.2.12/29"), "{other}");
+    assert!(other.contains("default via 192.0.2.10 dev eth9"), "{other}");
+    assert!(other.contains("inet6 fd00:9::15/64"), "{other}");
+    assert!(other.contains("nameserver 192.0.2.11\n"), "{other}");
+    let ipv4 = with(&["-4"]);
+    assert!(!ipv4.contains("fd74:") && ipv4.contains("10.0.2.15"), "{ipv4}");
+    let ipv6 = with(&["-6"]);
+    assert!(ipv6.contains("nameserver fd74:6f77:7061:7468::3\n"), "{ipv6}");
+    assert!(!ipv6.contains("10.0.2."), "{ipv6}");
+    for (mtu, queue) in [("576", "58254"), ("1280", "26214"), ("9000", "3728"), ("65520", "1000")] {
+        let shown = with(&["--mtu", mtu]);
+        assert!(shown.contains(&format!("mtu {mtu} ")), "{shown}");
+        assert!(shown.contains(&format!("qlen {queue}")), "{shown}");
+        assert_eq!(shown.contains("fd74:"), mtu != "576", "{shown}");
+    }
+}
+
+#[test]
+fn resolv_conf_is_replaced_inside_only() {
+    skip_if!(no_tap());
+    let path = "/etc/resolv.conf";
+    let Ok(before) = fs::read_to_string(path) else {
+        eprintln!("skipped: {path} is missing");
+        return;
+    };
+    let inside = text(&output(&mut towpath(["run", "--", "cat", path])));
+    let servers: Vec<&str> = inside.lines().filter(|line| line.starts_with("nameserver")).collect();
+    assert_eq!(servers, ["nameserver 10.0.2.3"]);
+    for line in before.lines().filter(|line| line.starts_with("search ")) {
+        assert!(inside.contains(line), "{inside}");
+    }
+    assert_eq!(fs::read_to_string(path).unwrap(), before);
+}
+
+#[test]
+fn identity_and_process_numbers_inside() {
+    skip_if!(no_tap());
+    let output = output(&mut run_script("id -u; id -g; echo $$; echo /proc/[0-9]*"));
+    let text = text(&output);
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], rustix::process::geteuid().as_raw().to_string());
+    assert_eq!(lines[1], rustix::process::getegid().as_raw().to_string());
+    assert_eq!(lines[2], "2");
+    assert_eq!(lines[3], "/proc/1 /proc/2", "process 1 and the shell");
+}
+
+/// Goal: the program starts with the signals that towpath was started with. Method: compare what
+/// the kernel says about a program with and without towpath.
+#[test]
+fn signal_settings_are_inherited() {
+    skip_if!(no_tap());
+    let show = ["grep", "-E", "^Sig(Blk|Ign|Cgt)", "/proc/self/status"];
+    let direct = text(&output(Command::new(show[0]).args(&show[1..])));
+    let inside = text(&output(towpath(["run", "--"]).args(show)));
+    assert_eq!(inside, direct);
+}
+
+/// A script that says when it is ready, then waits for a signal.
+fn start_waiting(script: &str) -> (Guard, BufReader<std::process::ChildStdout>) {
+    let mut command = run_script(script);
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut child = Guard(command.spawn().unwrap());
+    let mut stdout = BufReader::new(child.0.stdout.take().unwrap());
+    let mut line = String::new();
+    stdout.read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    (child, stdout)
+}
+
+#[test]
+fn signals_sent_to_towpath_reach_the_program() {
+    skip_if!(no_tap());
+    let signals = [
+        ("TERM", Signal::TERM),
+        ("INT", Signal::INT),
+        ("QUIT", Signal::QUIT),
+        ("HUP", Signal::HUP),
+        ("USR1", Signal::USR1),
+        ("USR2", Signal::USR2),
+        ("WINCH", Signal::WINCH),
+    ];
+    for (name, signal) in signals {
+        let script = format!("trap 'exit 42' {name}; echo ready; while :; do sleep 0.01; done");
+        let (child, _stdout) = start_waiting(&script);
+        child.signal(signal);
+        assert_eq!(finish(child).status.code(), Some(42), "{name}");
+    }
+    let (child, _stdout) = start_waiting("echo ready; exec sleep 100");
+    child.signal(Signal::TERM);
+    assert_eq!(finish(child).status.code(), Some(128 + 15));
+}
+
+#[test]
+fn nothing_is_left_when_towpath_is_killed() {
+    skip_if!(no_tap());
+    let script = "sleep 1000 & setsid sleep 1001 & exec sleep 1002";
+    let child = Guard(run_script(script).stdin(Stdio::null()).spawn().unwrap());
+    let (init, command) = init_and_command(&child, "sleep");
+    let namespace = network_namespace(init).unwrap();
+    assert_eq!(network_namespace(command).as_ref(), Some(&namespace));
+    assert_ne!(
+        network_namespace(std::process::id().try_into().unwrap()).as_ref(),
+        Some(&namespace)
+    );
+    wait_for("the background programs", || processes_in(&namespace).len() == 4);
+    child.signal(Signal::KILL);
+    assert_eq!(finish(child).status.signal(), Some(9));
+    assert_nothing_left(&namespace);
+}
+
+#[test]
+fn towpath_ends_when_the_program_or_process_1_is_killed() {
+    skip_if!(no_tap());
+    for kill_init in [false, true] {
+        let child = Guard(towpath(["run", "--", "sleep", "1000"]).spawn().unwrap());
+        let (init, command) = init_and_command(&child, "sleep");
+        let namespace = network_namespace(init).unwrap();
+        let victim = if kill_init { init } else { command };
+        kill_process(Pid::from_raw(victim).unwrap(), Signal::KILL).unwrap();
+        assert_eq!(finish(child).status.code(), Some(128 + 9));
+        assert_nothing_left(&namespace);
+    }
+}
+
+#[test]
+fn what_the_program_leaves_behind_ends_with_it() {
+    skip_if!(no_tap());
+    let script = "(trap '' TERM HUP; setsid sleep 1000) & sleep 0.05; readlink /proc/self/ns/net";
+    let output = output(run_script(script).stdout(Stdio::piped()));
+    assert_eq!(output.status.code(), Some(0));
+    assert_nothing_left(text(&output).trim());
+}
+
+/// Goal: whoever waits for readiness sees "1" and the end of the file while the program runs.
+#[test]
+fn ready_fd_is_written_and_closed() {
+    skip_if!(no_tap());
+    let script = "exec 3>&1 1>&2; exec \"$0\" run --ready-fd 3 -- sh -c \
+                  '[ ! -e /proc/self/fd/3 ] || exit 9; exec sleep 1000'";
+    let mut command = Command::new("sh");
+    command.args(["-c", script, TOWPATH]).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut child = Guard(command.spawn().unwrap());
+    let mut told = String::new();
+    child.0.stdout.take().unwrap().read_to_string(&mut told).unwrap();
+    assert_eq!(told, "1");
+    init_and_command(&child, "sleep");
+    child.signal(Signal::TERM);
+    assert_eq!(finish(child).status.code(), Some(128 + 15));
+}
+
+/// Goal: towpath's own copies of the standard streams do not keep them open.
+#[test]
+fn streams_that_the_program_closes_are_closed() {
+    skip_if!(no_tap());
+    let script = "exec <&-; echo ready; exec >&-; exec sleep 1000";
+    let mut command = run_script(script);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = Guard(command.spawn().unwrap());
+    let mut stdin = child.0.stdin.take().unwrap();
+    let mut said = String::new();
+    child.0.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(said, "ready\n");
+    wait_for("the pipe to break", || stdin.write_all(b"x").is_err());
+    child.signal(Signal::TERM);
+    assert_eq!(finish(child).status.code(), Some(128 + 15));
+}
+
+#[test]
+fn device_problems_say_what_to_do() {
+    skip_if!(no_root());
+    let script = "mount -t tmpfs none /dev/net && exec \"$0\" run -- true";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-c", script, TOWPATH]);
+    let missing = output(&mut command);
+    assert_eq!(missing.status.code(), Some(125), "{}", errors(&missing));
+    assert!(errors(&missing).contains("/dev/net/tun is missing: run `modprobe tun`"));
+    let copy = PublicCopy::new("device");
+    let script = format!("chmod 0600 /dev/net/tun; exec $USER_RUN {} run -- true", copy.path());
+    let forbidden = output(&mut as_user(&script));
+    assert_eq!(forbidden.status.code(), Some(125), "{}", errors(&forbidden));
+    assert!(errors(&forbidden).contains("chmod 666 /dev/net/tun"), "{}", errors(&forbidden));
+}
+
+#[test]
+fn an_ordinary_user_needs_no_privilege() {
+    skip_if!(no_root());
+    let copy = PublicCopy::new("user");
+    let script = format!(
+        "$USER_RUN {0} run -- sh -c 'id -u; id -g; ip -o addr show tap0; cat /etc/resolv.conf; \
+         grep CapEff /proc/self/status; cat /proc/sys/net/ipv4/ip_unprivileged_port_start; \
+         echo $$; exit 5'; echo $?; $USER_RUN {0} run --map-root -- id -u",
+        copy.path()
+    );
+    let output = output(&mut as_user(&script));
+    let text = text(&output);
+    assert!(text.starts_with("1000\n1000\n"), "{text}{}", errors(&output));
+    assert!(text.contains("inet 10.0.2.15/24") && text.contains("inet6 fd74:"), "{text}");
+    assert!(text.contains("nameserver 10.0.2.3\n"), "{text}");
+    assert!(text.contains("CapEff:\t0000000000000000\n0\n2\n5\n"), "{text}");
+    assert!(text.ends_with("\n0\n"), "root inside with --map-root: {text}");
+    assert_eq!(errors(&output), "");
+}
+
+#[test]
+fn forbidden_user_namespaces_say_what_to_do() {
+    skip_if!(no_root());
+    let script = "echo 0 > /proc/sys/user/max_user_namespaces; exec setpriv --bounding-set=-all \
+                  --inh-caps=-all \"$0\" run -- true";
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "sh", "-c", script, TOWPATH]);
+    let output = output(&mut command);
+    assert_eq!(output.status.code(), Some(125));
+    assert!(
+        errors(&output).contains("run `sysctl user.max_user_namespaces=10000` as root"),
+        "{}",
+        errors(&output)
+    );
+}

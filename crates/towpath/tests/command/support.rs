@@ -1,0 +1,235 @@
+//! What tests of the command share: bounded waiting, and looking at processes from outside.
+
+use std::fs;
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Longest wait for anything; everything here takes milliseconds.
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+const STEP: Duration = Duration::from_millis(5);
+
+/// The command under test.
+pub(super) const TOWPATH: &str = env!("CARGO_BIN_EXE_towpath");
+
+/// `towpath` with arguments.
+pub(super) fn towpath<'a>(arguments: impl IntoIterator<Item = &'a str>) -> Command {
+    let mut command = Command::new(TOWPATH);
+    command.args(arguments);
+    command
+}
+
+/// `towpath run -- sh -c SCRIPT`.
+pub(super) fn run_script(script: &str) -> Command {
+    towpath(["run", "--", "sh", "-c", script])
+}
+
+/// Runs to the end.
+pub(super) fn output(command: &mut Command) -> Output {
+    let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    finish(Guard(spawned.spawn().expect("start")))
+}
+
+/// Waits for the end and what was written.
+pub(super) fn finish(mut child: Guard) -> Output {
+    let read = |stream: Option<Box<dyn Read + Send>>| {
+        thread::spawn(move || {
+            let mut bytes = Vec::new();
+            if let Some(mut stream) = stream {
+                stream.read_to_end(&mut bytes).expect("read");
+            }
+            bytes
+        })
+    };
+    let stdout = read(child.0.stdout.take().map(|stream| Box::new(stream) as _));
+    let stderr = read(child.0.stderr.take().map(|stream| Box::new(stream) as _));
+    let mut status = None;
+    wait_for("the end of the command", || {
+        status = child.0.try_wait().expect("wait");
+        status.is_some()
+    });
+    let status = status.expect("waited for");
+    Output { status, stdout: stdout.join().unwrap(), stderr: stderr.join().unwrap() }
+}
+
+/// What was written to standard output, which must be text.
+pub(super) fn text(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).expect("text")
+}
+
+/// What was written to standard error.
+pub(super) fn errors(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A started process that is killed if the test forgets it or fails.
+pub(super) struct Guard(pub(super) Child);
+
+impl Guard {
+    pub(super) fn pid(&self) -> Pid {
+        Pid::from_raw(self.0.id().try_into().unwrap()).unwrap()
+    }
+
+    pub(super) fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).expect("signal");
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Waits until `done`; fails the test if that takes too long.
+pub(super) fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let mut waited = Duration::ZERO;
+    while !done() {
+        assert!(waited < PATIENCE, "waited too long for {what}");
+        thread::sleep(STEP);
+        waited += STEP;
+    }
+}
+
+/// Numbers of all processes.
+pub(super) fn processes() -> Vec<i32> {
+    let entries = fs::read_dir("/proc").expect("/proc");
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// Processes whose network namespace is `namespace`.
+pub(super) fn processes_in(namespace: &str) -> Vec<i32> {
+    let is_in = |pid: &i32| network_namespace(*pid).as_deref() == Some(namespace);
+    processes().into_iter().filter(is_in).collect()
+}
+
+/// Name of a process's network namespace.
+pub(super) fn network_namespace(pid: i32) -> Option<String> {
+    let link = fs::read_link(format!("/proc/{pid}/ns/net")).ok()?;
+    Some(link.to_str()?.into())
+}
+
+/// Children of a process, oldest first.
+pub(super) fn children(pid: i32) -> Vec<i32> {
+    let mut children: Vec<i32> =
+        processes().into_iter().filter(|child| parent(*child) == Some(pid)).collect();
+    children.sort_unstable();
+    children
+}
+
+/// Process 1 inside and CMD of a running towpath, once CMD is there and named `name`.
+pub(super) fn init_and_command(towpath: &Guard, name: &str) -> (i32, i32) {
+    init_and_command_of(towpath.pid().as_raw_pid(), name)
+}
+
+/// The same by towpath's number.
+pub(super) fn init_and_command_of(towpath: i32, name: &str) -> (i32, i32) {
+    let mut found = None;
+    wait_for("CMD to start", || {
+        let init = children(towpath).first().copied();
+        let command = init.and_then(|init| children(init).first().copied());
+        found = init.zip(command).filter(|(_, command)| process_name(*command) == name);
+        found.is_some()
+    });
+    found.unwrap()
+}
+
+fn process_name(pid: i32) -> String {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.trim_end().into()
+}
+
+/// State letter of a process, as in ps.
+pub(super) fn state(pid: i32) -> Option<char> {
+    stat_field(pid, 0)?.chars().next()
+}
+
+fn parent(pid: i32) -> Option<i32> {
+    stat_field(pid, 1)?.parse().ok()
+}
+
+/// A field of /proc/PID/stat behind the name.
+fn stat_field(pid: i32, field: usize) -> Option<String> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, behind_name) = stat.rsplit_once(')')?;
+    behind_name.split_ascii_whitespace().nth(field).map(Into::into)
+}
+
+/// Asserts that nothing of a namespace is left: no process, and on the host no interface that the
+/// host did not have and no mount of towpath's.
+pub(super) fn assert_nothing_left(namespace: &str) {
+    wait_for("all processes inside to end", || processes_in(namespace).is_empty());
+    assert!(!fs::exists("/sys/class/net/tap0").unwrap(), "an interface is left on the host");
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(!mounts.contains(" towpath "), "a mount is left on the host:\n{mounts}");
+}
+
+/// Why tests that need a TAP device cannot run, if so.
+pub(super) fn no_tap() -> Option<&'static str> {
+    let uid = rustix::process::geteuid();
+    if !fs::exists("/dev/net/tun").unwrap_or(false) {
+        return Some("/dev/net/tun is missing");
+    }
+    let open = fs::File::options().read(true).write(true).open("/dev/net/tun");
+    match open {
+        Err(_) if uid.is_root() => Some("/dev/net/tun cannot be opened"),
+        Err(_) => Some("/dev/net/tun is not for ordinary users here"),
+        Ok(_) => None,
+    }
+}
+
+/// Why tests that need root cannot run, if so.
+pub(super) fn no_root() -> Option<&'static str> {
+    if rustix::process::geteuid().is_root() { no_tap() } else { Some("this needs root") }
+}
+
+/// Ends the test, telling why, if `$reason` has one.
+macro_rules! skip_if {
+    ($reason:expr) => {
+        if let Some(reason) = $reason {
+            eprintln!("skipped: {reason}");
+            return;
+        }
+    };
+}
+
+pub(super) use skip_if;
+
+/// A copy of the command where every user can execute it.
+pub(super) struct PublicCopy(PathBuf);
+
+impl PublicCopy {
+    pub(super) fn new(name: &str) -> Self {
+        let directory = format!("/tmp/towpath-test-{}-{name}", std::process::id());
+        fs::create_dir_all(&directory).expect("directory");
+        let copy = PublicCopy(PathBuf::from(directory));
+        fs::copy(TOWPATH, copy.0.join("towpath")).expect("copy");
+        copy
+    }
+
+    pub(super) fn path(&self) -> String {
+        self.0.join("towpath").to_str().unwrap().into()
+    }
+}
+
+impl Drop for PublicCopy {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A shell script run as root in a mount namespace of its own, where /dev/net/tun is open to all;
+/// `$USER_RUN COMMAND` in it runs a command as user 1000.
+pub(super) fn as_user(script: &str) -> Command {
+    let prepare = "set -e; mount -t tmpfs -o mode=0755 none /dev/net; mknod -m 0666 /dev/net/tun c \
+                   10 200; USER_RUN='setpriv --reuid 1000 --regid 1000 --clear-groups --'";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-c"]);
+    command.arg(format!("{prepare}; set +e; {script}"));
+    command
+}

@@ -175,10 +175,9 @@ impl Stack {
 
     fn send_ready(&mut self, mut packet: Packet, cx: &mut Context<'_>) {
         let partial = matches!(packet.offload().checksum, Checksum::Partial { .. });
-        if partial && !self.caps.checksum {
-            if gso::complete_checksum(&mut packet, cx.ledger).is_err() {
-                return self.counters.drop(DropReason::OffloadMalformed);
-            }
+        let finish = partial && !self.caps.checksum;
+        if finish && gso::complete_checksum(&mut packet, cx.ledger).is_err() {
+            return self.counters.drop(DropReason::OffloadMalformed);
         }
         self.ready.push_back(packet);
     }

@@ -298,7 +298,7 @@ pub(super) fn is_martian(address: IpAddr) -> bool {
         }
         IpAddr::V6(v6) => {
             let mapped = v6.to_ipv4_mapped().is_some();
-            v6.is_unspecified() && !mapped || v6.is_loopback() || v6.is_multicast() || mapped
+            v6.is_unspecified() || v6.is_loopback() || v6.is_multicast() || mapped
         }
     }
 }

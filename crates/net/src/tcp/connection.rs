@@ -240,7 +240,10 @@ pub struct Connection {
     pub(super) reset_due: bool,
     pub(super) error: Option<ConnectionError>,
     pub(super) events: Events,
+    /// Both sides understand SACK.
     pub(super) sack: bool,
+    /// Both sides scale their windows.
+    pub(super) scaled: bool,
     pub(super) mss_local: u32,
     pub(super) send: Sender,
     pub(super) receive: Receiver,
@@ -302,6 +305,7 @@ impl Connection {
             error: None,
             events: Events::default(),
             sack: false,
+            scaled: false,
             mss_local: opening.mss,
             send: Sender {
                 iss,

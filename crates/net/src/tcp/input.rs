@@ -81,12 +81,17 @@ impl Connection {
         self.send.wnd = u32::from(syn.header.window);
         self.send.wnd_max = self.send.wnd;
         self.send.wl1 = syn.seq();
-        self.sack = syn.options.sack_permitted;
+        self.sack = self.settings.sack && syn.options.sack_permitted;
         match syn.options.window_scale {
-            Some(scale) => self.send.window_scale = scale,
-            None => self.receive.window_scale = 0,
+            Some(scale) if self.settings.window_scaling => {
+                self.scaled = true;
+                self.send.window_scale = scale;
+            }
+            _ => self.receive.window_scale = 0,
         }
-        if let Some((value, _)) = syn.options.timestamps {
+        if let Some((value, _)) = syn.options.timestamps
+            && self.settings.timestamps
+        {
             self.timestamps.enabled = true;
             self.timestamps.recent = value;
             self.timestamps.recent_at = now;
@@ -148,14 +153,16 @@ impl Connection {
         if !segment.has(Flags::ACK) {
             return Verdict::Unacceptable;
         }
-        self.keep_timestamp(segment, now);
         let verdict = self.input_ack(segment, now);
         if verdict != Verdict::Done || self.state == State::Closed {
             return verdict;
         }
+        self.keep_timestamp(segment, now);
         self.timers.keepalive_unanswered = 0;
         let verdict = self.input_text(segment, payload, now);
-        self.input_fin(segment);
+        if self.state != State::Closed {
+            self.input_fin(segment);
+        }
         self.receive.last_at = now;
         verdict
     }
@@ -201,7 +208,8 @@ impl Connection {
         if let Some((value, _)) = segment.options.timestamps
             && self.timestamps.enabled
             && segment.seq().at_or_before(self.receive.acked)
-            && Seq(value).at_or_after(Seq(self.timestamps.recent))
+            && (Seq(value).at_or_after(Seq(self.timestamps.recent))
+                || now.since(self.timestamps.recent_at) >= PAWS_VALID)
         {
             self.timestamps.recent = value;
             self.timestamps.recent_at = now;
@@ -233,10 +241,11 @@ impl Connection {
         let mut acked = Acked::default();
         let advanced = ack.after(self.send.una);
         if advanced {
-            acked = self.advance_una(ack);
+            acked = self.advance_una(ack, now);
         }
         let sacked = self.input_sack(segment);
-        if acked.bytes > 0 || sacked.bytes > 0 {
+        // RFC 9293 §3.8.6.1: a peer that answers probes is alive, however long its window is shut.
+        if acked.bytes > 0 || sacked.bytes > 0 || self.send.board.is_empty() {
             self.timers.unanswered = 0;
         }
         self.sample_rtt(acked.sample.max(sacked.sample), segment, advanced, now);
@@ -285,7 +294,7 @@ impl Connection {
         }
     }
 
-    fn advance_una(&mut self, ack: Seq) -> Acked {
+    fn advance_una(&mut self, ack: Seq, now: Instant) -> Acked {
         let acked = self.send.board.acknowledge(ack);
         self.send.una = ack;
         self.send.duplicate_acks = 0;
@@ -298,18 +307,18 @@ impl Connection {
             self.note(Events::WRITABLE);
         }
         if fin_acked {
-            self.input_ack_of_fin();
+            self.input_ack_of_fin(now);
         }
         acked
     }
 
-    fn input_ack_of_fin(&mut self) {
+    fn input_ack_of_fin(&mut self, now: Instant) {
         self.note(Events::SENT_ALL);
         match self.state {
             State::FinWait1 => {
                 self.state = State::FinWait2;
                 if !self.owned {
-                    self.timers.fin_wait = Some(self.receive.last_at + self.settings.fin_wait);
+                    self.timers.fin_wait = Some(now + self.settings.fin_wait);
                 }
             }
             State::Closing => self.enter_time_wait(),
@@ -367,8 +376,9 @@ impl Connection {
         if let Some(recovery) = self.send.recovery {
             if self.send.una.at_or_after(recovery.point) {
                 self.send.recovery = None;
-            } else if acked.bytes > 0 && !self.sack {
-                // RFC 6582 §3.2: a partial ACK names the next hole.
+            } else if acked.bytes > 0 && !self.sack && !recovery.timeout {
+                // RFC 6582 §3.2: a partial ACK names the next hole. After a timeout all that was
+                // outstanding is marked already.
                 self.send.board.lose_first(mss);
             }
         }
@@ -486,12 +496,17 @@ impl Connection {
         }
     }
 
+    /// RFC 9293 §3.10.7.4 eighth. A FIN ahead of its turn is remembered, so that it needs not be
+    /// sent again once the hole before it is filled.
     fn input_fin(&mut self, segment: &Segment) {
-        let in_order = segment.end() == self.receive.nxt + 1;
-        if !segment.has(Flags::FIN) || !in_order || self.receive.fin {
-            if segment.has(Flags::FIN) {
-                self.receive.ack_owed = AckOwed::Now;
+        if segment.has(Flags::FIN) {
+            self.receive.ack_owed = AckOwed::Now;
+            let at = segment.seq() + segment.len;
+            if at.at_or_after(self.receive.nxt) && at.at_or_before(self.receive.advertised) {
+                self.receive.fin_ahead = Some(at);
             }
+        }
+        if self.receive.fin || self.receive.fin_ahead != Some(self.receive.nxt) {
             return;
         }
         self.receive.fin = true;

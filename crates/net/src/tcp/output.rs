@@ -141,7 +141,8 @@ impl Connection {
         };
         let (seq, count) = self.send.board.next_lost(room.min(self.super_len(egress)))?;
         let len = count.min(self.send.queue_end() - seq);
-        Some(Plan { seq, len, fin: count > len, flags: Flags::ACK, kind: Kind::Again })
+        let flags = self.push_flag(seq + len);
+        Some(Plan { seq, len, fin: count > len, flags, kind: Kind::Again })
     }
 
     fn plan_new(&mut self, egress: &Egress, now: Instant) -> Option<Plan> {
@@ -161,9 +162,14 @@ impl Connection {
             }
             return None;
         }
-        let last = len == unsent;
-        let flags = if last { Flags::ACK | Flags::PSH } else { Flags::ACK };
-        Some(Plan { seq: self.send.nxt, len, fin: last && fin_due, flags, kind: Kind::New })
+        let flags = self.push_flag(self.send.nxt + len);
+        let fin = len == unsent && fin_due;
+        Some(Plan { seq: self.send.nxt, len, fin, flags, kind: Kind::New })
+    }
+
+    /// RFC 9293 §3.8.4: PSH with the last byte that there is.
+    fn push_flag(&self, end: Seq) -> Flags {
+        if end == self.send.queue_end() { Flags::ACK | Flags::PSH } else { Flags::ACK }
     }
 
     /// Bytes of new data to send now: whole segments, or the rest if Nagle's algorithm
@@ -205,7 +211,10 @@ impl Connection {
         if plan.len > 0 {
             let offset = (plan.seq - self.send.base) as usize;
             let len = self.send.queue.cut(offset, plan.len as usize, packet) as u32;
-            plan.fin &= len == plan.len;
+            if len < plan.len {
+                plan.fin = false;
+                plan.flags.remove(Flags::PSH);
+            }
             plan.len = len;
         }
     }
@@ -249,12 +258,13 @@ impl Connection {
         let mut options = Options::default();
         if plan.kind == Kind::Syn {
             // A SYN offers all; the answer to a SYN only what was offered.
-            let offer = self.state == State::SynSent || !self.passive;
+            let offer = self.state == State::SynSent;
+            let settings = &self.settings;
             options.mss = u16::try_from(self.mss_local).ok();
-            options.sack_permitted = offer || self.sack;
-            let scales = offer || self.receive.window_scale > 0 || self.send.window_scale > 0;
+            options.sack_permitted = if offer { settings.sack } else { self.sack };
+            let scales = if offer { settings.window_scaling } else { self.scaled };
             options.window_scale = scales.then_some(self.receive.window_scale);
-            if offer || self.timestamps.enabled {
+            if if offer { settings.timestamps } else { self.timestamps.enabled } {
                 options.timestamps = Some((self.timestamps.value(now), self.timestamps.recent));
             }
             return options;

@@ -14,13 +14,17 @@ pub const PIECES_MAX: usize = 2048;
 /// Most SACK blocks reported (RFC 2018 §3: three beside timestamps).
 pub const SACK_BLOCKS_MAX: usize = 3;
 
+/// Ranges remembered for reports: one more, so that one that is reported again later is known.
+const RECENT_MAX: usize = SACK_BLOCKS_MAX + 1;
+
 /// Pieces ahead of `rcv_nxt`.
 #[derive(Default)]
 pub struct Reassembly {
     pieces: Vec<(Seq, Piece)>,
     held: usize,
-    /// Start of the range that grew last: reported first (RFC 2018 §4).
-    latest: Seq,
+    /// Ranges to report, the one that grew last first (RFC 2018 §4); `recent_count` of them.
+    recent: [(Seq, Seq); RECENT_MAX],
+    recent_count: usize,
 }
 
 impl Reassembly {
@@ -36,15 +40,37 @@ impl Reassembly {
 
     /// Adds bytes that begin at `start`. False if there was no room for all of them.
     pub fn insert(&mut self, start: Seq, pieces: impl Iterator<Item = Piece>) -> bool {
-        self.latest = start;
         let mut at = start;
-        let mut complete = true;
         for piece in pieces {
             let next = at + piece.len() as u32;
-            complete &= self.insert_piece(at, piece);
+            if !self.insert_piece(at, piece) {
+                self.report(start, at);
+                return false;
+            }
             at = next;
         }
-        complete
+        self.report(start, at);
+        true
+    }
+
+    /// Puts a range at the front of those to report, joined with what it touches.
+    fn report(&mut self, start: Seq, end: Seq) {
+        if start == end {
+            return;
+        }
+        let (mut start, mut end) = (start, end);
+        let mut kept = [(Seq(0), Seq(0)); RECENT_MAX];
+        let mut count = 1;
+        for &(from, to) in &self.recent[..self.recent_count] {
+            if from.at_or_before(end) && to.at_or_after(start) {
+                (start, end) = (start.min(from), end.max(to));
+            } else if count < RECENT_MAX {
+                kept[count] = (from, to);
+                count += 1;
+            }
+        }
+        kept[0] = (start, end);
+        (self.recent, self.recent_count) = (kept, count);
     }
 
     fn insert_piece(&mut self, start: Seq, piece: Piece) -> bool {
@@ -104,24 +130,23 @@ impl Reassembly {
             }
         }
         self.pieces.drain(..taken);
+        let mut kept = 0;
+        for index in 0..self.recent_count {
+            if self.recent[index].1.after(next) {
+                self.recent[kept] = self.recent[index];
+                kept += 1;
+            }
+        }
+        self.recent_count = kept;
         next
     }
 
-    /// The ranges waiting, as SACK blocks: the one that grew last first.
+    /// The ranges waiting, as SACK blocks: the one that grew last first. Ranges that have not grown
+    /// for long may be missing, or reported in part.
     pub fn blocks(&self, blocks: &mut [(u32, u32); 4]) -> u8 {
-        let mut count = 0;
-        let mut ranges = self.ranges();
-        if let Some(range) = self.ranges().find(|range| self.latest_within(range)) {
-            blocks[0] = (range.0.0, range.1.0);
-            count = 1;
-        }
-        while count < SACK_BLOCKS_MAX
-            && let Some(range) = ranges.next()
-        {
-            if !self.latest_within(&range) {
-                blocks[count] = (range.0.0, range.1.0);
-                count += 1;
-            }
+        let count = self.recent_count.min(SACK_BLOCKS_MAX);
+        for (block, (start, end)) in blocks.iter_mut().zip(&self.recent[..count]) {
+            *block = (start.0, end.0);
         }
         count as u8
     }
@@ -129,25 +154,6 @@ impl Reassembly {
     /// Drops everything.
     pub fn clear(&mut self) {
         *self = Self::default();
-    }
-
-    fn latest_within(&self, range: &(Seq, Seq)) -> bool {
-        self.latest.at_or_after(range.0) && self.latest.before(range.1)
-    }
-
-    fn ranges(&self) -> impl Iterator<Item = (Seq, Seq)> {
-        let mut pieces = self.pieces.iter().peekable();
-        core::iter::from_fn(move || {
-            let (start, first) = pieces.next()?;
-            let mut end = *start + first.len() as u32;
-            while let Some((at, next)) = pieces.peek()
-                && *at == end
-            {
-                end += next.len() as u32;
-                pieces.next();
-            }
-            Some((*start, end))
-        })
     }
 }
 

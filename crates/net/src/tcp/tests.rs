@@ -1,1 +1,12 @@
+//! Scripts: a segment in, a segment expected, time passed, nothing expected.
+//!
+//! Each test plays the peer of one connection and names the clause that it is about. The language
+//! is that of [`script::Script`]; numbers are relative to each side's initial sequence number.
 
+mod acks;
+mod close;
+mod hostile;
+mod open;
+mod recovery;
+mod script;
+mod window;

@@ -48,6 +48,8 @@ struct Flow {
     host_closed: bool,
     /// The program's FIN was passed on.
     program_closed: bool,
+    /// The connection to the program is over; what it sent is still being passed on.
+    over: bool,
     /// In `TcpFlows::waiting`.
     queued: bool,
 }
@@ -117,12 +119,11 @@ fn slot_of(handle: TcpHandle) -> Slot {
 
 impl Gateway {
     pub(super) fn on_tcp_events(&mut self, handle: TcpHandle, events: Events, io: &mut Io<'_>) {
+        if events.contains(Events::CLOSED) {
+            return self.on_closed(handle, io);
+        }
         if events.contains(Events::INCOMING) {
             return self.begin_outbound(handle, io);
-        }
-        if events.contains(Events::CLOSED) {
-            self.on_closed(handle, io);
-            return;
         }
         let Some(flow) = self.tcp.get_mut(handle) else {
             return io.stack.tcp_release(handle, io.now);
@@ -185,6 +186,7 @@ impl Gateway {
             host_closing: false,
             host_closed: false,
             program_closed: false,
+            over: false,
             queued: false,
         });
         if connected {
@@ -271,6 +273,7 @@ impl Gateway {
             host_closing: false,
             host_closed: false,
             program_closed: false,
+            over: false,
             queued: false,
         });
     }
@@ -352,11 +355,18 @@ impl Gateway {
             return self.abort(handle, io);
         }
         let Some(connection) = io.stack.tcp(handle) else { return };
-        if connection.peer_closed() && connection.received_len() == 0 && !flow.program_closed {
+        if connection.received_len() > 0 {
+            return;
+        }
+        if connection.peer_closed() && !flow.program_closed {
             flow.program_closed = true;
             if flow.socket.shutdown_write().is_err() {
-                self.abort(handle, io);
+                return self.abort(handle, io);
             }
+        }
+        if flow.over {
+            self.tcp.remove(handle);
+            io.stack.tcp_release(handle, io.now);
         }
     }
 
@@ -443,19 +453,19 @@ impl Gateway {
         }
     }
 
-    /// The connection to the program is over.
+    /// The connection to the program is over. After an error both sides end at once; otherwise
+    /// the flow lasts until the host has taken what the program sent.
     fn on_closed(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
-        // What the program sent before it closed or reset may still be waiting.
         let error = io.stack.tcp(handle).and_then(|connection| connection.error());
-        if error.is_none() {
-            self.move_out(handle, io);
+        if error.is_none()
+            && let Some(flow) = self.tcp.get_mut(handle)
+        {
+            flow.over = true;
+            return self.move_out(handle, io);
         }
-        let refused = error == Some(ConnectionError::Refused);
         if let Some(flow) = self.tcp.remove(handle) {
-            self.counters.tcp_refused += u64::from(refused);
-            if error.is_some() {
-                flow.socket.reset();
-            }
+            self.counters.tcp_refused += u64::from(error == Some(ConnectionError::Refused));
+            flow.socket.reset();
         }
         io.stack.tcp_release(handle, io.now);
     }

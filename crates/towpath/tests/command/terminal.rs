@@ -117,6 +117,7 @@ fn ctrl_z_stops_the_job_and_fg_continues_it() {
     let [towpath, init, program] = session.wait_for_job("sleep");
     session.type_keys(CTRL_Z);
     session.wait_for_text("Stopped");
+    session.wait_for_prompt();
     wait_for_state(towpath, 'T');
     wait_for_state(program, 'T');
     assert_eq!(state(init), Some('S'), "process 1 needs no stopping");
@@ -170,12 +171,17 @@ fn a_shell_inside_has_job_control_and_gives_the_terminal_back() {
     let [_, _, shell] = session.wait_for_job("bash");
     session.type_keys("echo in''side\n");
     session.wait_for_text("inside\r\n");
+    session.wait_for_prompt();
     session.type_keys("sleep 1001\n");
     wait_for("sleep inside", || children(shell).len() == 1);
+    let sleep = children(shell)[0];
     session.type_keys(CTRL_Z);
     session.wait_for_text("Stopped");
-    session.type_keys("kill -9 %1\n");
-    wait_for("sleep inside to end", || children(shell).is_empty());
+    session.wait_for_prompt();
+    session.type_keys("fg\n");
+    wait_for_state(sleep, 'S');
+    session.type_keys(CTRL_C);
+    session.wait_for_prompt();
     session.type_keys("exit 6\n");
     wait_for("the shell to end", || state(shell).is_none());
     session.type_keys("echo status=$?; cat\n");

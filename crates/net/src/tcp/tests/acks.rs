@@ -1,0 +1,176 @@
+//! Acknowledging and reassembly (RFC 9293 §3.8.6.3, RFC 5681 §4.2, RFC 2018 §4), and Nagle's
+//! algorithm on the other side (RFC 9293 §3.7.4).
+
+use super::script::{Script, plain, settings};
+use crate::tcp::{Events, Settings, State, Verdict};
+
+/// RFC 9293 §3.8.6.3: an ACK at least for every second full segment, others after at most 40 ms.
+#[test]
+fn delayed_and_every_second() {
+    let mut t = Script::plain();
+    t.recv(". 1:1001 ack 1").quiet();
+    t.recv(". 1001:2001 ack 1").expect(". 1 ack 2001").quiet();
+    t.recv("P. 2001:2101 ack 1").quiet().wait(39).quiet().wait(1).expect(". 1 ack 2101");
+    t.wait(1000).quiet().read(1, 2100).quiet();
+}
+
+/// A super-packet counts as the segments that it was.
+#[test]
+fn a_super_packet_is_acknowledged_at_once() {
+    let mut t = Script::plain();
+    t.recv(". 1:5001 ack 1").expect(". 1 ack 5001").quiet();
+}
+
+/// The ACK rides on data if there is some in time.
+#[test]
+fn data_carries_the_ack() {
+    let mut t = Script::plain();
+    t.recv("P. 1:101 ack 1").quiet().write(50).expect("P. 1:51 ack 101").wait(100).quiet();
+    t.wait(99).quiet().wait(2).expect("P. 1:51").recv(". 101 ack 51");
+}
+
+/// The first ACKs of a connection, and those after a pause, are not delayed, so that the sender's
+/// window opens quickly (as on Linux).
+#[test]
+fn quick_acks_at_the_start() {
+    let mut t = Script::incoming(plain(), "S 0 mss 1000");
+    t.expect("S. 0 ack 1").recv(". 1 ack 1");
+    t.recv(". 1:101 ack 1").expect(". 1 ack 101");
+    let mut t = Script::plain();
+    t.recv(". 1:101 ack 1").quiet().wait(40).expect(". 1 ack 101");
+    t.wait(1000).recv(". 101:201 ack 1").expect(". 1 ack 201");
+}
+
+/// RFC 5681 §4.2: out-of-order data is acknowledged at once, and so is what fills the hole.
+#[test]
+fn holes_are_reported_at_once() {
+    let mut t = Script::plain();
+    t.recv(". 1001:2001 ack 1").expect(". 1 ack 1 nosack");
+    t.recv(". 2001:2101 ack 1").expect(". 1 ack 1");
+    t.recv(". 1:501 ack 1").expect(". 1 ack 501");
+    t.recv(". 501:1001 ack 1").expect(". 1 ack 2101").quiet().read(1, 2100);
+}
+
+/// RFC 2018 §4: the block that grew last comes first; then others, most three beside timestamps.
+#[test]
+fn sack_blocks_in_order_of_news() {
+    let mut t = Script::sack();
+    t.recv(". 1001:2001 ack 1").expect(". 1 ack 1 sack 1001-2001");
+    t.recv(". 5001:6001 ack 1").expect(". 1 ack 1 sack 5001-6001,1001-2001");
+    t.recv(". 3001:4001 ack 1").expect(". 1 ack 1 sack 3001-4001,5001-6001,1001-2001");
+    t.recv(". 7001:8001 ack 1").expect(". 1 ack 1 sack 7001-8001,3001-4001,5001-6001");
+    t.recv(". 2001:3001 ack 1").expect(". 1 ack 1 sack 1001-4001,7001-8001,5001-6001");
+    t.recv(". 1:1001 ack 1").expect(". 1 ack 4001 sack 7001-8001,5001-6001");
+    t.recv(". 4001:7001 ack 1").expect(". 1 ack 8001 nosack").read(1, 8000);
+}
+
+/// RFC 2018 §4: blocks stay in every ACK until the hole is filled, also in those with data.
+#[test]
+fn sack_blocks_ride_on_data() {
+    let mut t = Script::sack();
+    t.recv(". 1001:2001 ack 1").expect(". 1 ack 1 sack 1001-2001");
+    t.write(100).expect("P. 1:101 ack 1 sack 1001-2001").recv(". 1:1001 ack 101");
+    t.expect(". 101 ack 2001 nosack");
+}
+
+/// RFC 9293 §3.10.7.4: overlaps are trimmed; what is there already wins; old data is answered.
+#[test]
+fn overlaps_are_trimmed() {
+    let mut t = Script::plain();
+    t.recv(". 1:1001 ack 1").quiet();
+    t.recv(". 501:1501 ack 1").expect(". 1 ack 1501");
+    t.recv(". 1:1001 ack 1").expect(". 1 ack 1501");
+    t.recv(". 2001:3001 ack 1").expect(". 1 ack 1501");
+    t.recv(". 1801:3201 ack 1").expect(". 1 ack 1501");
+    t.recv(". 1401:2101 ack 1").expect(". 1 ack 3201").quiet().read(1, 3200);
+    t.events(Events::READABLE);
+}
+
+/// RFC 9293 §3.10.7.4: a FIN ahead of its turn counts once the hole before it is filled.
+#[test]
+fn a_fin_ahead_of_its_turn() {
+    let mut t = Script::sack();
+    t.recv("F. 1001:2001 ack 1").expect(". 1 ack 1 sack 1001-2001").state(State::Established);
+    t.recv(". 1:1001 ack 1").expect(". 1 ack 2002 nosack").state(State::CloseWait);
+    t.events(Events::READABLE | Events::PEER_CLOSED).read(1, 2000);
+    // Alone, too.
+    let mut t = Script::plain();
+    t.recv("F. 1001 ack 1").expect(". 1 ack 1").recv(". 1:1001 ack 1").expect(". 1 ack 1002");
+    t.state(State::CloseWait);
+}
+
+/// RFC 9293 §3.7.4 (Nagle): a short segment waits while anything is unacknowledged.
+#[test]
+fn nagle_holds_short_segments() {
+    let mut t = Script::plain();
+    t.write(100).expect("P. 1:101").write(100).quiet().write(850).quiet();
+    t.write(100).expect(". 101:1101").quiet();
+    t.recv(". 1 ack 1101").expect("P. 1101:1151");
+    t.write(10).quiet().act(|c, _| c.set_nodelay(true)).expect("P. 1151:1161");
+}
+
+/// A FIN pushes the rest out.
+#[test]
+fn nagle_lets_the_end_go() {
+    let mut t = Script::plain();
+    t.write(100).expect("P. 1:101").write(100).quiet().close().expect("FP. 101:201");
+}
+
+/// With Nagle off each write goes out at once.
+#[test]
+fn nodelay_sends_each_write() {
+    let mut t = Script::plain();
+    t.act(|c, _| c.set_nodelay(true));
+    t.write(100).expect("P. 1:101").write(100).expect("P. 101:201").write(1).expect("P. 201:202");
+}
+
+/// Large writes become super-packets in whole segments, the rest last; PSH only on the last.
+#[test]
+fn super_packets_are_whole_segments() {
+    let mut t = Script::plain();
+    t.write(10_000).expect("P. 1:10001 gso 1000").quiet();
+    t.recv(". 1 ack 10001").write(20_500).expect(". 10001:30001 gso 1000").quiet();
+    t.recv(". 1 ack 30001").expect("P. 30001:30501 nogso");
+}
+
+/// RFC 7323 §3.2, §4.3: timestamps are echoed, from the segment that the ACK was for.
+#[test]
+fn timestamps_are_echoed() {
+    let mut t = Script::open(settings(), "S 0 mss 1000 sackOK ts 5 0");
+    t.wait(7).recv(". 1:101 ack 1 ts 30 1000").quiet();
+    t.wait(7).recv(". 101:1989 ack 1 ts 31 1000").expect(". 1 ack 1989 ts 1014 30");
+    // Ahead of its turn: not echoed.
+    t.recv(". 2989:3989 ack 1 ts 40 1000").expect(". 1 ack 1989 ts 1014 31");
+}
+
+/// RFC 7323 §5.2: PAWS drops what is older than what was seen, and answers it.
+#[test]
+fn paws_drops_old_segments() {
+    let mut t = Script::open(settings(), "S 0 mss 1000 ts 100 0");
+    t.recv("P. 1:101 ack 1 ts 200 1000").wait(40).expect(". 1 ack 101 ts 1040 200");
+    t.recv("P. 101:201 ack 1 ts 199 1000").verdict(Verdict::Unacceptable);
+    t.expect(". 1 ack 101 ts 1040 200");
+    // RFC 7323 §5.2: a reset is not subject to it.
+    t.recv("R 101 ts 1 0").state(State::Closed);
+}
+
+/// RFC 7323 §5.5: after 24 days a timestamp proves nothing and the next one is taken.
+#[test]
+fn paws_forgets_after_24_days() {
+    let mut t = Script::open(settings(), "S 0 mss 1000 ts 100 0");
+    t.wait(25 * 24 * 3600 * 1000).recv("P. 1:101 ack 1 ts 50 1000").verdict(Verdict::Done);
+    t.expect(". 1 ack 101");
+    t.recv("P. 101:201 ack 1 ts 51 1000").expect(". 1 ack 201").read(1, 200);
+    assert_eq!(t.c.timestamps.recent, 51);
+}
+
+/// Memory that small segments keep is bounded: what exceeds it is dropped and sent again later.
+#[test]
+fn memory_held_is_bounded() {
+    let settings = Settings { receive_buffer: 10_000, receive_buffer_max: 10_000, ..plain() };
+    let mut t = Script::open(settings, "S 0 mss 1000");
+    // Each piece keeps a frame of 16 KiB.
+    t.recv(". 1:11 ack 1").recv(". 11:21 ack 1").quiet();
+    t.recv(". 21:31 ack 1").verdict(Verdict::NoRoom).expect(". 1 ack 21 win 9980");
+    t.read(1, 20).recv(". 21:31 ack 1").verdict(Verdict::Done).wait(40).expect(". 1 ack 31");
+}

@@ -1,0 +1,222 @@
+//! Loss: duplicate ACKs, SACK, NewReno and the timer (RFC 5681, RFC 6582, RFC 6675, RFC 6298).
+
+use super::script::{ISS, Script, plain, settings};
+use crate::tcp::{ConnectionError, Seq, Settings, State};
+use crate::time::Duration;
+extern crate std;
+
+fn ten_segments(t: &mut Script) {
+    t.write(10_000).expect(". 1:10001").quiet();
+}
+
+/// RFC 5681 §3.2: the third duplicate ACK sends the first segment again, once.
+#[test]
+fn third_duplicate_ack() {
+    let mut t = Script::plain();
+    ten_segments(&mut t);
+    t.recv(". 1 ack 1").recv(". 1 ack 1").quiet();
+    t.recv(". 1 ack 1").expect(". 1:1001").quiet();
+    assert_eq!(t.c.congestion.window(), 5000, "RFC 5681 equation (4)");
+    t.recv(". 1 ack 1").recv(". 1 ack 1").quiet();
+    t.recv(". 1 ack 10001").quiet();
+    assert!(t.c.send.recovery.is_none());
+}
+
+/// RFC 5681 §2: what is no duplicate ACK does not count: data, another window, nothing in flight.
+#[test]
+fn what_is_no_duplicate() {
+    let mut t = Script::plain();
+    t.recv(". 1 ack 1").recv(". 1 ack 1").recv(". 1 ack 1").quiet();
+    ten_segments(&mut t);
+    t.recv(". 1 ack 1 win 60000").recv(". 1 ack 1 win 61000").recv(". 1 ack 1 win 62000").quiet();
+    t.recv(". 1:11 ack 1").recv(". 11:21 ack 1").recv(". 21:31 ack 1").wait(40);
+    t.expect(". 10001 ack 31").quiet();
+}
+
+/// RFC 6582 §3.2 step 3: each partial ACK sends the next hole again, without a timeout.
+#[test]
+fn newreno_partial_acks() {
+    let mut t = Script::plain();
+    ten_segments(&mut t);
+    t.recv(". 1 ack 1").recv(". 1 ack 1").recv(". 1 ack 1").expect(". 1:1001");
+    t.recv(". 1 ack 3001").expect(". 3001:4001").quiet();
+    t.recv(". 1 ack 6001").expect(". 6001:7001").quiet();
+    assert_eq!(t.c.congestion.window(), 5000, "no growth in recovery");
+    t.recv(". 1 ack 10001").quiet();
+    assert!(t.c.send.recovery.is_none());
+}
+
+/// RFC 6582 §3.2 step 2: more duplicates let new data out.
+#[test]
+fn newreno_inflates() {
+    let mut t = Script::plain();
+    t.write(12_000).expect(". 1:10001").quiet();
+    for _ in 0..3 {
+        t.recv(". 1 ack 1");
+    }
+    t.expect(". 1:1001").quiet();
+    // 10 outstanding, window 5: with the sixth duplicate one more fits.
+    t.recv(". 1 ack 1").recv(". 1 ack 1").quiet().recv(". 1 ack 1").expect(". 10001:11001");
+    t.recv(". 1 ack 1").expect("P. 11001:12001").quiet();
+}
+
+/// RFC 6675 §4 IsLost: three segments above a hole. No more is sent again than what is lost.
+#[test]
+fn sack_finds_the_hole() {
+    let mut t = Script::sack();
+    ten_segments(&mut t);
+    t.recv(". 1 ack 1001 sack 2001-3001").quiet();
+    t.recv(". 1 ack 1001 sack 2001-4001").quiet();
+    t.recv(". 1 ack 1001 sack 2001-5001").expect(". 1001:2001").quiet();
+    t.recv(". 1 ack 1001 sack 2001-10001").quiet();
+    t.recv(". 1 ack 10001").quiet();
+    assert!(t.c.send.recovery.is_none());
+}
+
+/// RFC 6675 §5: with two holes both are sent again in one recovery, as the pipe allows.
+#[test]
+fn sack_fills_two_holes() {
+    let mut t = Script::sack();
+    ten_segments(&mut t);
+    t.recv(". 1 ack 1 sack 1001-2001").quiet();
+    t.recv(". 1 ack 1 sack 1001-2001,3001-4001").quiet();
+    t.recv(". 1 ack 1 sack 1001-2001,3001-5001").expect(". 1:1001").quiet();
+    t.recv(". 1 ack 1 sack 1001-2001,3001-7001").expect(". 2001:3001").quiet();
+    t.recv(". 1 ack 7001").recv(". 1 ack 10001").quiet();
+}
+
+/// RFC 6298 §5.4 to 5.6: the timer sends the first segment again and doubles.
+#[test]
+fn timeout_and_back_off() {
+    let mut t = Script::plain();
+    t.write(500).expect("P. 1:501");
+    // The handshake took no time: the least timeout holds.
+    t.wait(199).quiet().wait(2).expect("P. 1:501");
+    t.wait(398).quiet().wait(4).expect("P. 1:501");
+    t.wait(796).quiet().wait(8).expect("P. 1:501");
+    t.recv(". 1 ack 501").quiet().wait(100_000).quiet();
+    // RFC 6298 §5.7, Karn: no sample from it; Linux, too, forgets the back-off with the next one.
+    t.write(500).expect("P. 501:1001").wait(10).recv(". 1 ack 1001");
+    assert!(t.c.rtt.rto() < Duration::from_millis(250));
+}
+
+/// RFC 5681 §3.1: after a timeout one segment, then slow start to half of what was in flight;
+/// RFC 5681 §3.2 applies to holes, not to what the timer has marked: nothing is sent twice.
+#[test]
+fn slow_start_after_a_timeout() {
+    for sack in [false, true] {
+        let mut t = if sack { Script::sack() } else { Script::plain() };
+        ten_segments(&mut t);
+        t.wait(210).expect(". 1:1001").quiet();
+        assert_eq!((t.c.congestion.window(), t.c.congestion.threshold()), (1000, 5000));
+        t.recv(". 1 ack 1001").expect(". 1001:3001").quiet();
+        t.recv(". 1 ack 2001").expect(". 3001:5001").quiet();
+        t.recv(". 1 ack 5001").expect(". 5001:10001").quiet();
+        t.recv(". 1 ack 10001").quiet();
+        assert!(t.c.send.recovery.is_none());
+    }
+}
+
+/// A timeout whose original segments arrive after all: the ACK covers everything.
+#[test]
+fn spurious_timeout() {
+    let mut t = Script::plain();
+    ten_segments(&mut t);
+    t.wait(210).expect(". 1:1001").recv(". 1 ack 10001").quiet();
+    t.write(100).expect("P. 10001:10101");
+}
+
+/// RFC 2018 §8, RFC 6675 §5.1: after a timeout what SACK reported is not sent again.
+#[test]
+fn timeout_respects_sack() {
+    let mut t = Script::sack();
+    t.write(3000).expect("P. 1:3001").recv(". 1 ack 1 sack 1001-2001").quiet();
+    t.wait(250).expect(". 1:1001").recv(". 1 ack 2001").expect("P. 2001:3001").quiet();
+}
+
+/// RFC 2018 §8: a receiver may drop what it reported; then everything is sent again.
+#[test]
+fn reneging() {
+    let mut t = Script::sack();
+    t.write(3000).expect("P. 1:3001").recv(". 1 ack 1001 sack 2001-3001").quiet();
+    // The hole is acknowledged, what was reported above it is not any more.
+    t.recv(". 1 ack 2001").wait(300).expect("P. 2001:3001");
+}
+
+/// RFC 9293 §3.8.3 R2: given up after the number of retries, not before.
+#[test]
+fn data_is_given_up() {
+    let mut t = Script::open(Settings { retries: 3, ..plain() }, "S 0 mss 1000");
+    t.write(10).expect("P. 1:11");
+    for _ in 0..3 {
+        t.wait(1700).expect("P. 1:11");
+    }
+    t.quiet().wait(3500).quiet().ended(Some(ConnectionError::TimedOut)).state(State::Closed);
+}
+
+/// An answer resets the count of retries.
+#[test]
+fn progress_resets_the_retries() {
+    let mut t = Script::open(Settings { retries: 2, ..plain() }, "S 0 mss 1000");
+    t.write(20).expect("P. 1:21");
+    for part in 0..4 {
+        t.wait(250).expect(&std::format!("P. {}:21", 1 + part));
+        t.recv(&std::format!(". 1 ack {}", 2 + part));
+        t.wait(1);
+    }
+    t.wait(300).expect("P. 5:21").state(State::Established);
+}
+
+/// RFC 6298 §5.3: an ACK of new data restarts the timer.
+#[test]
+fn acks_restart_the_timer() {
+    let mut t = Script::plain();
+    t.write(2000).expect("P. 1:2001").wait(150).recv(". 1 ack 1001");
+    t.wait(199).quiet().wait(300).expect("P. 1001:2001");
+}
+
+/// RFC 7323 §4.1: with timestamps a sample can be had from what was sent again.
+#[test]
+fn samples_from_timestamps() {
+    let mut t = Script::open(settings(), "S 0 mss 1000 sackOK ts 5 0");
+    t.write(100).expect("P. 1:101").wait(210).expect("P. 1:101 ts 1201 0");
+    t.recv(". 1 ack 101 ts 6 1201");
+    assert!(t.c.rtt.rto() < Duration::from_millis(300), "the back-off ended");
+}
+
+/// RFC 3465 §2.3 as Linux: the window grows by what was acknowledged.
+#[test]
+fn slow_start_doubles() {
+    let mut t = Script::plain();
+    t.write(45_000).expect(". 1:10001").quiet();
+    t.recv(". 1 ack 10001").expect(". 10001:30001").quiet();
+    t.recv(". 1 ack 20001").expect(". 30001:45001").quiet();
+}
+
+/// RFC 7661 §4: a window that was not used does not grow.
+#[test]
+fn an_unused_window_does_not_grow() {
+    let mut t = Script::plain();
+    for round in 0..30 {
+        let (from, to) = (1 + round * 100, 101 + round * 100);
+        t.write(100).expect(&std::format!("P. {from}:{to}")).recv(&std::format!(". 1 ack {to}"));
+    }
+    assert_eq!(t.c.congestion.window(), 10_000);
+}
+
+/// RFC 1191, RFC 8201: too big a packet is sent again in smaller ones, at once and without the
+/// window suffering.
+#[test]
+fn smaller_path_mtu() {
+    let mut t = Script::plain();
+    t.write(3000).expect("P. 1:3001 gso 1000");
+    t.act(|c, _| c.too_big(Seq(ISS.wrapping_add(1001)), 600)).expect("P. 1:3001 gso 600");
+    assert_eq!(t.c.congestion.window(), 10_000);
+    t.recv(". 1 ack 3001").write(1200).expect("P. 3001:4201 gso 600");
+    // RFC 5927 §4.1: not for what was never sent, nor for what has arrived.
+    t.act(|c, _| c.too_big(Seq(ISS.wrapping_add(4201)), 100)).quiet();
+    t.act(|c, _| c.too_big(Seq(ISS.wrapping_add(5)), 100)).quiet();
+    // It never makes segments larger.
+    t.act(|c, _| c.too_big(Seq(ISS.wrapping_add(3001)), 1400)).quiet();
+    assert_eq!(t.c.send.mss, 600);
+}

@@ -1,0 +1,444 @@
+//! The language of the scripts.
+//!
+//! A segment is written as words: flags (`S F R P` and `.` for ACK, or `-` for none), the range of
+//! sequence numbers of its data as `start:end` or just `start`, then in any order `ack N`, `win N`,
+//! `mss N`, `ws N`, `sackOK`, `ts VALUE ECHO`, `sack A-B,C-D`, `gso N` and, to say that an option
+//! must be absent, `nomss`, `nows`, `nosackOK`, `nots`, `nosack`, `nogso`. An expected segment is
+//! compared in what it mentions, flags and range always. Windows are as on the wire, unscaled.
+
+use crate::tcp::{
+    Connection, ConnectionError, Egress, Events, Opening, Pressure, Segment, Settings, State,
+    Verdict,
+};
+use crate::time::{Duration, Instant};
+use crate::wire::tcp::{Flags, Header, Options};
+use alloc::collections::VecDeque;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt::Write;
+use core::net::SocketAddr;
+use towpath_packet::{Memory, MemoryConfig, Packet};
+
+/// Initial sequence numbers: close to the wrap, so that every script crosses it.
+pub(super) const ISS: u32 = u32::MAX - 99;
+pub(super) const IRS: u32 = u32::MAX - 49;
+
+/// One connection, its memory and its time.
+pub(super) struct Script {
+    pub(super) c: Connection,
+    pub(super) memory: Memory,
+    pub(super) now: Instant,
+    pub(super) pressure: Pressure,
+    sent: VecDeque<(Segment, Packet)>,
+    queued: u32,
+    last: Verdict,
+}
+
+pub(super) fn settings() -> Settings {
+    Settings { receive_buffer: 65_535, receive_buffer_max: 65_535, ..Settings::default() }
+}
+
+/// Without options: plain numbers on the wire.
+pub(super) fn plain() -> Settings {
+    Settings { sack: false, timestamps: false, window_scaling: false, ..settings() }
+}
+
+fn opening() -> Opening {
+    Opening {
+        local: SocketAddr::from(([10, 0, 0, 1], 1000)),
+        remote: SocketAddr::from(([10, 0, 0, 2], 80)),
+        iss: ISS,
+        timestamp_offset: 0,
+        mss: 1460,
+    }
+}
+
+impl Script {
+    fn with(c: Connection, memory: Memory, now: Instant) -> Self {
+        let (pressure, sent) = (Pressure::None, VecDeque::new());
+        Self { c, memory, now, pressure, sent, queued: 0, last: Verdict::Done }
+    }
+
+    fn memory() -> Memory {
+        Memory::new(MemoryConfig { packets: 512, small_frames: 512, large_frames: 64 })
+    }
+
+    /// A connection that has begun to connect; its SYN is to be expected.
+    pub(super) fn connect(settings: Settings) -> Self {
+        let now = Instant::from_micros(1_000_000);
+        Self::with(Connection::connect(opening(), &settings, now), Self::memory(), now)
+    }
+
+    /// A connection made by this SYN, and accepted.
+    pub(super) fn incoming(settings: Settings, syn: &str) -> Self {
+        let mut script = Self::incoming_held(settings, syn);
+        script.c.accept();
+        script.pump();
+        script
+    }
+
+    /// A connection made by this SYN, not yet answered.
+    pub(super) fn incoming_held(settings: Settings, syn: &str) -> Self {
+        let now = Instant::from_micros(1_000_000);
+        let syn = parse(syn).segment();
+        Self::with(Connection::incoming(opening(), &syn, &settings, now), Self::memory(), now)
+    }
+
+    /// An open connection: both sides at 1, the peer with `syn` as its SYN and window 65,535, its
+    /// initial quick ACKs used up.
+    pub(super) fn open(settings: Settings, syn: &str) -> Self {
+        let ts = parse(syn).timestamps.flatten().map(|(value, _)| value);
+        let mut script = Self::incoming(settings, syn);
+        script.expect("S. 0 ack 1");
+        let mut ack = String::from(". 1 ack 1 win 65535");
+        if let Some(value) = ts {
+            let _ = write!(ack, " ts {value} 1000");
+        }
+        script.recv(&ack);
+        script.c.take_events();
+        script.c.receive.quick_acks = 0;
+        script.quiet();
+        script
+    }
+
+    /// An open connection without options; segments of 1000 bytes.
+    pub(super) fn plain() -> Self {
+        Self::open(plain(), "S 0 win 65535 mss 1000")
+    }
+
+    /// An open connection with SACK only; segments of 1000 bytes.
+    pub(super) fn sack() -> Self {
+        Self::open(Settings { sack: true, ..plain() }, "S 0 win 65535 mss 1000 sackOK")
+    }
+
+    /// A segment arrives.
+    #[track_caller]
+    pub(super) fn recv(&mut self, text: &str) -> &mut Self {
+        let wanted = parse(text);
+        let segment = wanted.segment();
+        let mut packet = self.memory.packet().expect("enough packets");
+        let mut at = wanted.start;
+        while at < wanted.end {
+            let mut frame = self.memory.large.take().expect("enough frames");
+            let count = ((wanted.end - at) as usize).min(frame.len());
+            for (index, byte) in frame[..count].iter_mut().enumerate() {
+                *byte = stream_byte(at.wrapping_add(index as u32));
+            }
+            packet.push_piece(frame.freeze(count)).expect("few pieces");
+            at += count as u32;
+        }
+        self.last = self.c.input(&segment, &mut packet, self.now);
+        drop(packet);
+        self.pump();
+        self
+    }
+
+    /// The verdict on the last segment.
+    #[track_caller]
+    pub(super) fn verdict(&mut self, verdict: Verdict) -> &mut Self {
+        assert_eq!(self.last, verdict);
+        self
+    }
+
+    /// The next segment sent.
+    #[track_caller]
+    pub(super) fn expect(&mut self, text: &str) -> &mut Self {
+        let Some((segment, packet)) = self.sent.pop_front() else {
+            panic!("expected {text:?}, nothing was sent; state {:?}", self.c.state());
+        };
+        let actual = render(&segment, &packet);
+        if let Some(difference) = parse(text).differs(&segment, &packet) {
+            panic!("expected {text:?}, was {actual:?}: {difference}");
+        }
+        let mut at = segment.header.sequence.wrapping_sub(ISS);
+        for piece in packet.pieces() {
+            for byte in piece.bytes().expect("private") {
+                assert_eq!(*byte, stream_byte(at), "wrong byte sent at {at}");
+                at = at.wrapping_add(1);
+            }
+        }
+        self
+    }
+
+    /// No segment was sent that has not been expected.
+    #[track_caller]
+    pub(super) fn quiet(&mut self) -> &mut Self {
+        if let Some((segment, packet)) = self.sent.front() {
+            panic!("nothing expected, was {:?}", render(segment, packet));
+        }
+        self
+    }
+
+    /// Time passes; timers run when they are due.
+    pub(super) fn wait(&mut self, millis: u64) -> &mut Self {
+        let end = self.now + Duration::from_millis(millis);
+        while let Some(deadline) = self.c.deadline()
+            && deadline <= end
+        {
+            self.now = self.now.max(deadline);
+            self.c.on_deadline(self.now);
+            self.pump();
+            let next = self.c.deadline();
+            assert!(next.is_none_or(|at| at > self.now), "a timer that ran is over");
+        }
+        self.now = end;
+        self
+    }
+
+    /// The owner writes.
+    pub(super) fn write(&mut self, bytes: u32) -> &mut Self {
+        let mut left = bytes;
+        while left > 0 {
+            let mut frame = self.memory.large.take().expect("enough frames");
+            let count = (left as usize).min(frame.len());
+            for (index, byte) in frame[..count].iter_mut().enumerate() {
+                *byte = stream_byte((1 + self.queued).wrapping_add(index as u32));
+            }
+            self.c.send(frame.freeze(count));
+            self.queued += count as u32;
+            left -= count as u32;
+        }
+        self.pump();
+        self
+    }
+
+    /// The owner reads, and the bytes are right.
+    #[track_caller]
+    pub(super) fn read(&mut self, from: u32, bytes: u32) -> &mut Self {
+        let mut at = from;
+        for piece in self.c.received() {
+            for byte in piece.bytes().expect("private") {
+                assert_eq!(*byte, stream_byte(at), "wrong byte received at {at}");
+                at += 1;
+                if at == from + bytes {
+                    break;
+                }
+            }
+        }
+        assert!(at >= from + bytes, "only {} bytes there", at - from);
+        self.c.consume(bytes as usize);
+        self.pump();
+        self
+    }
+
+    /// The owner closes his direction.
+    pub(super) fn close(&mut self) -> &mut Self {
+        self.c.close_send();
+        self.pump();
+        self
+    }
+
+    /// The owner does something else.
+    pub(super) fn act(&mut self, act: impl FnOnce(&mut Connection, Instant)) -> &mut Self {
+        act(&mut self.c, self.now);
+        self.pump();
+        self
+    }
+
+    #[track_caller]
+    pub(super) fn state(&mut self, state: State) -> &mut Self {
+        assert_eq!(self.c.state(), state);
+        self
+    }
+
+    /// These events, and no others, happened.
+    #[track_caller]
+    pub(super) fn events(&mut self, events: Events) -> &mut Self {
+        assert_eq!(self.c.take_events(), events);
+        self
+    }
+
+    #[track_caller]
+    pub(super) fn ended(&mut self, error: Option<ConnectionError>) -> &mut Self {
+        assert!(self.c.take_events().contains(Events::CLOSED), "the end was told");
+        assert_eq!(self.c.error(), error);
+        self
+    }
+
+    /// Takes all segments, as the driver does after each burst.
+    fn pump(&mut self) {
+        let egress = Egress { ip_header_len: 20, pressure: self.pressure };
+        while let Some(packet) = self.c.output(&egress, &mut self.memory, self.now) {
+            let (header, options) = Header::parse(packet.headers()).expect("a valid header");
+            let len = packet.payload_len() as u32;
+            self.sent.push_back((Segment { header, options, len }, packet));
+            assert!(self.sent.len() < 200, "output does not end");
+        }
+    }
+}
+
+impl Drop for Script {
+    fn drop(&mut self) {
+        extern crate std;
+        if std::thread::panicking() {
+            return;
+        }
+        self.quiet();
+        self.c.finish(None);
+        self.c.consume(self.c.received_len());
+        assert_eq!(self.memory.packets.out_count(), 0, "packets kept");
+        assert_eq!(self.memory.large.out_count(), 0, "frames kept");
+    }
+}
+
+/// Byte `at` of either stream.
+fn stream_byte(at: u32) -> u8 {
+    (at ^ (at >> 8)).wrapping_mul(167) as u8
+}
+
+/// A segment as written in a script.
+#[derive(Default)]
+struct Text {
+    flags: u8,
+    start: u32,
+    end: u32,
+    ack: Option<u32>,
+    window: Option<u16>,
+    gso: Option<Option<u16>>,
+    mss: Option<Option<u16>>,
+    scale: Option<Option<u8>>,
+    sack_permitted: Option<bool>,
+    timestamps: Option<Option<(u32, u32)>>,
+    sack: Option<Vec<(u32, u32)>>,
+}
+
+fn number<T: core::str::FromStr>(word: Option<&str>) -> T {
+    let number = word.and_then(|word| word.parse().ok());
+    number.unwrap_or_else(|| panic!("a number, not {word:?}"))
+}
+
+fn parse(text: &str) -> Text {
+    let mut parsed = Text::default();
+    let mut words = text.split_whitespace();
+    for flag in words.next().expect("flags").chars() {
+        parsed.flags |= match flag {
+            'S' => Flags::SYN.0,
+            'F' => Flags::FIN.0,
+            'R' => Flags::RST.0,
+            'P' => Flags::PSH.0,
+            '.' => Flags::ACK.0,
+            '-' => 0,
+            other => panic!("flag {other}"),
+        };
+    }
+    let range = words.next().expect("a range");
+    let (start, end) = range.split_once(':').unwrap_or((range, range));
+    (parsed.start, parsed.end) = (number(Some(start)), number(Some(end)));
+    while let Some(word) = words.next() {
+        match word {
+            "ack" => parsed.ack = Some(number(words.next())),
+            "win" => parsed.window = Some(number(words.next())),
+            "gso" => parsed.gso = Some(Some(number(words.next()))),
+            "nogso" => parsed.gso = Some(None),
+            "mss" => parsed.mss = Some(Some(number(words.next()))),
+            "nomss" => parsed.mss = Some(None),
+            "ws" => parsed.scale = Some(Some(number(words.next()))),
+            "nows" => parsed.scale = Some(None),
+            "sackOK" => parsed.sack_permitted = Some(true),
+            "nosackOK" => parsed.sack_permitted = Some(false),
+            "ts" => {
+                parsed.timestamps = Some(Some((number(words.next()), number(words.next()))));
+            }
+            "nots" => parsed.timestamps = Some(None),
+            "nosack" => parsed.sack = Some(Vec::new()),
+            "sack" => {
+                let blocks = words.next().expect("blocks").split(',');
+                let block = |block: &str| {
+                    let (from, to) = block.split_once('-').expect("A-B");
+                    (number(Some(from)), number(Some(to)))
+                };
+                parsed.sack = Some(blocks.map(block).collect());
+            }
+            other => panic!("word {other:?} in {text:?}"),
+        }
+    }
+    parsed
+}
+
+impl Text {
+    /// As a segment of the peer.
+    fn segment(&self) -> Segment {
+        let mut options = Options {
+            mss: self.mss.flatten(),
+            window_scale: self.scale.flatten(),
+            sack_permitted: self.sack_permitted == Some(true),
+            timestamps: self.timestamps.flatten(),
+            ..Options::default()
+        };
+        for (block, to) in self.sack.iter().flatten().zip(&mut options.sack) {
+            *to = (block.0.wrapping_add(ISS), block.1.wrapping_add(ISS));
+            options.sack_count += 1;
+        }
+        let header = Header {
+            source_port: 80,
+            destination_port: 1000,
+            sequence: self.start.wrapping_add(IRS),
+            acknowledgment: self.ack.map_or(0, |ack| ack.wrapping_add(ISS)),
+            flags: Flags(self.flags),
+            window: self.window.unwrap_or(65_535),
+            checksum: 0,
+            urgent: 0,
+            header_len: 0,
+        };
+        Segment { header, options, len: self.end - self.start }
+    }
+
+    /// How a segment of ours is not what was written.
+    fn differs(&self, segment: &Segment, packet: &Packet) -> Option<&'static str> {
+        let (header, options) = (&segment.header, &segment.options);
+        let start = header.sequence.wrapping_sub(ISS);
+        let mut blocks = options.sack_blocks().iter();
+        let wanted = |(from, to): &(u32, u32)| (from.wrapping_add(IRS), to.wrapping_add(IRS));
+        // PSH is a hint: compared only if asked for.
+        let flags = header.flags.0 & !(Flags::PSH.0 & !self.flags);
+        let differences = [
+            ("flags", flags == self.flags),
+            ("range", start == self.start && segment.len == self.end.wrapping_sub(self.start)),
+            ("ack", self.ack.is_none_or(|ack| ack.wrapping_add(IRS) == header.acknowledgment)),
+            ("win", self.window.is_none_or(|window| window == header.window)),
+            ("gso", self.gso.is_none_or(|g| g == packet.offload().gso.map(|g| g.size.get()))),
+            ("mss", self.mss.is_none_or(|mss| mss == options.mss)),
+            ("ws", self.scale.is_none_or(|scale| scale == options.window_scale)),
+            ("sackOK", self.sack_permitted.is_none_or(|sack| sack == options.sack_permitted)),
+            ("ts", self.timestamps.is_none_or(|ts| ts == options.timestamps)),
+            ("sack", self.sack.as_ref().is_none_or(|s| blocks.by_ref().copied().eq(s.iter().map(wanted)))),
+        ];
+        differences.into_iter().find(|(_, same)| !same).map(|(name, _)| name)
+    }
+}
+
+fn render(segment: &Segment, packet: &Packet) -> String {
+    let (header, options) = (&segment.header, &segment.options);
+    let mut text = String::new();
+    for (flag, letter) in
+        [(Flags::SYN, 'S'), (Flags::FIN, 'F'), (Flags::RST, 'R'), (Flags::PSH, 'P'), (Flags::ACK, '.')]
+    {
+        if header.flags.contains(flag) {
+            text.push(letter);
+        }
+    }
+    let start = header.sequence.wrapping_sub(ISS);
+    let ack = header.acknowledgment.wrapping_sub(IRS);
+    let mut put = |part: String| text.push_str(&part);
+    put(format!(" {start}:{} ack {ack} win {}", start.wrapping_add(segment.len), header.window));
+    if let Some(mss) = options.mss {
+        put(format!(" mss {mss}"));
+    }
+    if let Some(scale) = options.window_scale {
+        put(format!(" ws {scale}"));
+    }
+    if options.sack_permitted {
+        put(" sackOK".into());
+    }
+    if let Some((value, echo)) = options.timestamps {
+        put(format!(" ts {value} {echo}"));
+    }
+    for (from, to) in options.sack_blocks() {
+        put(format!(" sack {}-{}", from.wrapping_sub(IRS), to.wrapping_sub(IRS)));
+    }
+    if let Some(gso) = packet.offload().gso {
+        let _ = write!(text, " gso {}", gso.size);
+    }
+    text
+}

@@ -1,0 +1,28 @@
+//! What fuzzing runs: one module for each target, each with a function `run` that takes any bytes.
+//!
+//! The same functions run over the stored corpora in the plain test `corpus`, without sanitizer
+//! and fuzzing engine. A body panics if something is wrong and returns in all other cases; it
+//! depends on nothing but its input.
+#![forbid(unsafe_code)]
+
+pub mod fragment;
+pub mod frame;
+pub mod input;
+pub mod offload;
+pub mod packets;
+pub mod publish;
+pub mod tcp_input;
+pub mod wire;
+
+/// A target's function.
+pub type Run = fn(&[u8]);
+
+/// All targets by name.
+pub const TARGETS: [(&str, Run); 6] = [
+    ("fragment", fragment::run),
+    ("frame", frame::run),
+    ("offload", offload::run),
+    ("publish", publish::run),
+    ("tcp_input", tcp_input::run),
+    ("wire", wire::run),
+];

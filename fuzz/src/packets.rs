@@ -1,0 +1,61 @@
+//! Memory and packets for targets, and the proof that all of it came back.
+
+use towpath_packet::{Memory, MemoryConfig, Packet, Piece};
+
+/// Few enough that an input can use them up.
+const CONFIG: MemoryConfig = MemoryConfig { packets: 256, small_frames: 256, large_frames: 64 };
+
+/// Fresh pools.
+pub fn memory() -> Memory {
+    Memory::new(CONFIG)
+}
+
+/// `bytes` as a device would have received them: a small frame, then large ones.
+pub fn received(memory: &mut Memory, bytes: &[u8]) -> Option<Packet> {
+    let mut packet = memory.packet()?;
+    let mut rest = bytes;
+    let mut pool = &mut memory.small;
+    while !rest.is_empty() {
+        let mut frame = pool.take()?;
+        let count = rest.len().min(frame.len());
+        frame[..count].copy_from_slice(&rest[..count]);
+        packet.push_piece(frame.freeze(count)).ok()?;
+        rest = &rest[count..];
+        pool = &mut memory.large;
+    }
+    Some(packet)
+}
+
+/// A parsed packet: private headers, and payload in pieces of at most `piece_max` bytes.
+pub fn parsed(
+    memory: &mut Memory,
+    headers: &[u8],
+    payload: &[u8],
+    piece_max: usize,
+) -> Option<Packet> {
+    let mut packet = memory.packet()?;
+    packet.push_header(headers.len()).copy_from_slice(headers);
+    for part in payload.chunks(piece_max) {
+        packet.push_piece(piece(memory, part)?).ok()?;
+    }
+    Some(packet)
+}
+
+/// `bytes`, at most those of a large frame, as pool memory.
+pub fn piece(memory: &mut Memory, bytes: &[u8]) -> Option<Piece> {
+    let fits_small = bytes.len() <= memory.small.frame_bytes();
+    let mut frame = if fits_small { memory.small.take()? } else { memory.large.take()? };
+    frame[..bytes.len()].copy_from_slice(bytes);
+    Some(frame.freeze(bytes.len()))
+}
+
+/// The payload bytes of a packet.
+pub fn payload(packet: &Packet) -> Vec<u8> {
+    packet.pieces().flat_map(|piece| piece.bytes().expect("pool memory").to_vec()).collect()
+}
+
+/// Panics unless all packets and frames are back.
+pub fn check_returned(memory: &Memory) {
+    let out = (memory.packets.out_count(), memory.small.out_count(), memory.large.out_count());
+    assert_eq!(out, (0, 0, 0), "packets, small and large frames that did not come back");
+}

@@ -1,0 +1,26 @@
+//! Target: the text form of published ports.
+
+use towpath::publish::{INTERFACE_NAME_BYTES_MAX, Protocol, parse};
+
+/// Longer texts find nothing new, and "all" many times over is slow.
+const TEXT_BYTES_MAX: usize = 128;
+/// Ports that the host hands out by itself; many, to keep what "all" means small.
+const EPHEMERAL: std::ops::RangeInclusive<u16> = 1024..=65535;
+
+/// Specifications, one on each line.
+pub fn run(data: &[u8]) {
+    let Ok(text) = str::from_utf8(&data[..data.len().min(TEXT_BYTES_MAX)]) else { return };
+    let specs: Vec<String> = text.split('\n').map(String::from).collect();
+    let Ok(published) = parse(Protocol::Tcp, &specs, &EPHEMERAL) else { return };
+    let mut seen = std::collections::HashSet::new();
+    for publish in &published {
+        assert!(publish.host_port != 0 && publish.program_port != 0, "{publish:?}");
+        if let Some(name) = &publish.interface {
+            assert!((1..=INTERFACE_NAME_BYTES_MAX).contains(&name.len()), "{publish:?}");
+        }
+        let place = (publish.host, &publish.interface, publish.host_port);
+        assert!(seen.insert(place), "twice: {publish:?}");
+    }
+    let again = parse(Protocol::Tcp, &specs, &EPHEMERAL);
+    assert_eq!(again.as_ref(), Ok(&published));
+}

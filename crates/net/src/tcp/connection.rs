@@ -201,6 +201,8 @@ pub(super) struct Receiver {
     pub(super) queue: PieceQueue,
     pub(super) waiting: Reassembly,
     pub(super) ack_owed: AckOwed,
+    /// The window may have opened enough to say so.
+    pub(super) update_due: bool,
     /// `nxt` in the last ACK sent.
     pub(super) acked: Seq,
     /// ACKs still to be sent at once, at the start and after a pause.
@@ -210,6 +212,13 @@ pub(super) struct Receiver {
     /// Number of a FIN that came ahead of its turn.
     pub(super) fin_ahead: Option<Seq>,
     pub(super) challenge_at: Option<Instant>,
+}
+
+impl Receiver {
+    /// What is left of the window last advertised.
+    pub(super) fn window(&self) -> u32 {
+        self.advertised.max(self.nxt) - self.nxt
+    }
 }
 
 /// TCP timestamps (RFC 7323).
@@ -343,6 +352,7 @@ impl Connection {
                 queue: PieceQueue::new(),
                 waiting: Reassembly::default(),
                 ack_owed: AckOwed::No,
+                update_due: false,
                 acked: Seq(0),
                 quick_acks: QUICK_ACKS,
                 last_at: now,
@@ -586,6 +596,7 @@ impl Connection {
         self.send.board.clear();
         self.receive.waiting.clear();
         self.receive.ack_owed = AckOwed::No;
+        self.receive.update_due = false;
         self.timers = Timers::default();
         self.note(Events::CLOSED);
     }

@@ -74,6 +74,7 @@ impl Connection {
         self.reset_due
             || self.send.syn_due
             || self.receive.ack_owed == AckOwed::Now
+            || self.receive.update_due
             || self.send.probe_due
             || self.send.board.has_lost()
             || self.send.unsent() > 0
@@ -111,8 +112,10 @@ impl Connection {
             let seq = Seq(self.send.una.0.wrapping_sub(1));
             return Some(Plan::bare(seq, Flags::ACK, Kind::Probe));
         }
-        let ack_due = self.receive.ack_owed == AckOwed::Now && !self.state.is_opening();
-        ack_due.then(|| Plan::bare(self.send.nxt, Flags::ACK, Kind::Ack))
+        let update_due = core::mem::take(&mut self.receive.update_due)
+            && self.window_to_offer(egress.pressure) > self.receive.window();
+        let ack_due = self.receive.ack_owed == AckOwed::Now || update_due;
+        (ack_due && !self.state.is_opening()).then(|| Plan::bare(self.send.nxt, Flags::ACK, Kind::Ack))
     }
 
     /// Payload of the largest super-packet, in whole segments.
@@ -339,11 +342,14 @@ impl Connection {
 
     fn window_to_offer(&self, pressure: Pressure) -> u32 {
         let receive = &self.receive;
-        let offered = receive.advertised.max(receive.nxt) - receive.nxt;
-        let held = receive.queue.held() + receive.waiting.held();
-        let mut room = receive.buffer.saturating_sub(receive.queue.len() as u32);
-        if held > 2 * receive.buffer as usize {
-            room = 0;
+        let offered = receive.window();
+        let unread = receive.queue.len() as u64;
+        let mut room = receive.buffer.saturating_sub(unread as u32);
+        // What is held for these bytes will be held for each further one.
+        let held = receive.queue.held() as u64;
+        let free = (2 * u64::from(receive.buffer)).saturating_sub(held);
+        if let Some(bytes) = (free * unread).checked_div(held) {
+            room = room.min(bytes as u32);
         }
         match pressure {
             Pressure::None => {}
@@ -360,10 +366,10 @@ impl Connection {
         if !self.state.can_receive() {
             return;
         }
-        let offered = self.receive.advertised.max(self.receive.nxt) - self.receive.nxt;
+        let offered = self.receive.window();
         let room = self.window_to_offer(Pressure::None);
         if room >= offered.saturating_mul(2) && room > offered {
-            self.receive.ack_owed = AckOwed::Now;
+            self.receive.update_due = true;
         }
     }
 }

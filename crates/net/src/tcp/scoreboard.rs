@@ -221,28 +221,42 @@ impl Scoreboard {
         }
     }
 
-    /// The first range to send again, at most `max` numbers of it.
+    /// The first range to send again, at most `max` numbers of it. May span several records.
     pub fn next_lost(&self, max: u32) -> Option<(Seq, u32)> {
         if self.lost == 0 {
             return None;
         }
-        let record = self.records.iter().find(|record| record.mark == Mark::Lost)?;
-        Some((record.start, record.len().min(max)))
+        let mut lost = self.records.iter().skip_while(|record| record.mark != Mark::Lost);
+        let first = lost.next()?;
+        let more = lost.take_while(|record| record.mark == Mark::Lost);
+        let mut len = first.len();
+        for record in more {
+            if len >= max {
+                break;
+            }
+            len += record.len();
+        }
+        Some((first.start, len.min(max)))
     }
 
-    /// `start..end`, the beginning of a lost record, was sent again.
+    /// `start..end`, the beginning of a run of lost records, was sent again.
     pub fn sent_again(&mut self, start: Seq, end: Seq, now: Instant) {
-        let index = self.position(start);
+        let mut index = self.position(start);
         debug_assert_eq!(self.records[index].start, start);
-        if self.records[index].end.after(end) {
-            // Without room for another record the rest counts as sent again too; the timer finds
-            // out that it was not.
-            self.split(index, end);
+        while let Some(&record) = self.records.get(index)
+            && record.start.before(end)
+        {
+            if record.end.after(end) {
+                // Without room for another record the rest counts as sent again too; the timer
+                // finds out that it was not.
+                self.split(index, end);
+            }
+            self.mark(index, Mark::Resent);
+            let record = &mut self.records[index];
+            record.sent_at = now;
+            record.resent = true;
+            index += 1;
         }
-        self.mark(index, Mark::Resent);
-        let record = &mut self.records[index];
-        record.sent_at = now;
-        record.resent = true;
     }
 
     /// Forgets everything.

@@ -139,6 +139,16 @@ pub(super) fn init_and_command_of(towpath: i32, name: &str) -> (i32, i32) {
     found.unwrap()
 }
 
+/// The first child of a process, once it has become a `name`: a shell's child is its own job then.
+pub(super) fn wait_for_child(parent: i32, name: &str) -> i32 {
+    let mut found = None;
+    wait_for(name, || {
+        found = children(parent).first().copied().filter(|child| process_name(*child) == name);
+        found.is_some()
+    });
+    found.unwrap()
+}
+
 fn process_name(pid: i32) -> String {
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     name.trim_end().into()

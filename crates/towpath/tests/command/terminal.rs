@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use rustix::fs::{Mode, OFlags};
+use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 use super::support::*;
@@ -29,6 +30,9 @@ impl Drop for Session {
     fn drop(&mut self) {
         if thread::panicking() {
             eprintln!("on the screen: {:?}", self.screen());
+            for job in children(self.shell.pid().as_raw_pid()) {
+                let _ = kill_process(Pid::from_raw(job).unwrap(), Signal::KILL);
+            }
         }
     }
 }
@@ -120,7 +124,8 @@ fn ctrl_z_stops_the_job_and_fg_continues_it() {
     session.wait_for_prompt();
     wait_for_state(towpath, 'T');
     wait_for_state(program, 'T');
-    assert_eq!(state(init), Some('S'), "process 1 needs no stopping");
+    // Process 1 needs no stopping.
+    wait_for_state(init, 'S');
     session.type_keys("fg\n");
     wait_for_state(towpath, 'S');
     wait_for_state(program, 'S');
@@ -173,8 +178,7 @@ fn a_shell_inside_has_job_control_and_gives_the_terminal_back() {
     session.wait_for_text("inside\r\n");
     session.wait_for_prompt();
     session.type_keys("sleep 1001\n");
-    wait_for("sleep inside", || children(shell).len() == 1);
-    let sleep = children(shell)[0];
+    let sleep = wait_for_child(shell, "sleep");
     session.type_keys(CTRL_Z);
     session.wait_for_text("Stopped");
     session.wait_for_prompt();

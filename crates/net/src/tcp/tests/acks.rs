@@ -4,6 +4,8 @@
 use super::script::{Script, plain, settings};
 use crate::tcp::{Events, Settings, State, Verdict};
 
+extern crate std;
+
 /// RFC 9293 §3.8.6.3: an ACK at least for every second full segment, others after at most 40 ms.
 #[test]
 fn delayed_and_every_second() {
@@ -140,7 +142,8 @@ fn timestamps_are_echoed() {
     t.wait(7).recv(". 1:101 ack 1 ts 30 1000").quiet();
     t.wait(7).recv(". 101:1989 ack 1 ts 31 1000").expect(". 1 ack 1989 ts 1014 30");
     // Ahead of its turn: not echoed.
-    t.recv(". 2989:3989 ack 1 ts 40 1000").expect(". 1 ack 1989 ts 1014 31");
+    t.recv(". 2989:3989 ack 1 ts 40 1000").expect(". 1 ack 1989 ts 1014 30");
+    t.recv(". 1989:2989 ack 1 ts 41 1000").expect(". 1 ack 3989 ts 1014 41");
 }
 
 /// RFC 7323 §5.2: PAWS drops what is older than what was seen, and answers it.
@@ -169,8 +172,27 @@ fn paws_forgets_after_24_days() {
 fn memory_held_is_bounded() {
     let settings = Settings { receive_buffer: 10_000, receive_buffer_max: 10_000, ..plain() };
     let mut t = Script::open(settings, "S 0 mss 1000");
-    // Each piece keeps a frame of 16 KiB.
-    t.recv(". 1:11 ack 1").recv(". 11:21 ack 1").quiet();
-    t.recv(". 21:31 ack 1").verdict(Verdict::NoRoom).expect(". 1 ack 21 win 9980");
-    t.read(1, 20).recv(". 21:31 ack 1").verdict(Verdict::Done).wait(40).expect(". 1 ack 31");
+    // Each piece keeps a frame of 2 KiB; the window foresees it, but what was promised stays.
+    for index in 0..10 {
+        let (from, to) = (1 + index * 10, 11 + index * 10);
+        t.recv(&std::format!(". {from}:{to} ack 1")).verdict(Verdict::Done).wait(40);
+        t.expect(&std::format!(". 1 ack {to} win {}", 10_000 - to + 1));
+    }
+    t.recv(". 101:111 ack 1").verdict(Verdict::NoRoom).expect(". 1 ack 101 win 9900");
+    t.read(1, 100).recv(". 101:111 ack 1").verdict(Verdict::Done).wait(40).expect(". 1 ack 111");
+}
+
+/// The window is what memory allows if segments go on to be as small as they are.
+#[test]
+fn the_window_foresees_memory() {
+    let settings = Settings { receive_buffer: 60_000, receive_buffer_max: 60_000, ..plain() };
+    let mut t = Script::open(Settings { receive_buffer: 20_000, ..settings }, "S 0 mss 1000");
+    for index in 0..9 {
+        let (from, to) = (1 + index * 100, 101 + index * 100);
+        t.recv(&std::format!(". {from}:{to} ack 1"));
+    }
+    t.wait(40).expect(". 1 ack 901 win 19100");
+    // 900 bytes keep 18 KiB, so 1,100 more keep 22 KiB, which is all: no use in promising more.
+    t.c.receive.advertised = t.c.receive.nxt;
+    t.recv(". 901:1001 ack 1").expect(". 1 ack 901 win 1053");
 }

@@ -1,1 +1,192 @@
-//! Later.
+//! Closing (RFC 9293 §3.6, §3.10.4, §3.10.7.4 eighth), resets of our own, TIME-WAIT, keepalive.
+
+use super::script::{Script, plain};
+use crate::tcp::{ConnectionError, Events, Settings, State, Verdict};
+use crate::time::Duration;
+
+/// RFC 9293 §3.6 figure 12: we close first.
+#[test]
+fn active_close() {
+    let mut t = Script::plain();
+    t.close().state(State::FinWait1).expect("F. 1 ack 1");
+    t.recv(". 1 ack 2").state(State::FinWait2).events(Events::SENT_ALL);
+    t.recv("F. 1 ack 2").state(State::TimeWait).expect(". 2 ack 2");
+    t.events(Events::PEER_CLOSED | Events::READABLE | Events::CLOSED);
+    assert_eq!(t.c.error(), None);
+}
+
+/// FIN and its ACK in one segment.
+#[test]
+fn active_close_in_one_answer() {
+    let mut t = Script::plain();
+    t.close().expect("F. 1 ack 1").recv("F. 1 ack 2").state(State::TimeWait).expect(". 2 ack 2");
+}
+
+/// RFC 9293 §3.6: the peer closes first, we send on, then close.
+#[test]
+fn passive_close() {
+    let mut t = Script::plain();
+    t.recv("F. 1 ack 1").state(State::CloseWait).expect(". 1 ack 2");
+    t.write(100).expect("P. 1:101").recv(". 2 ack 101").close().state(State::LastAck);
+    t.expect("F. 101 ack 2").recv(". 2 ack 102").state(State::Closed).ended(None);
+}
+
+/// RFC 9293 §3.6 figure 13: both close at once.
+#[test]
+fn simultaneous_close() {
+    let mut t = Script::plain();
+    t.close().expect("F. 1 ack 1").recv("F. 1 ack 1").state(State::Closing).expect(". 2 ack 2");
+    t.recv(". 2 ack 2").state(State::TimeWait).ended(None).quiet();
+}
+
+/// RFC 1122 §4.2.2.13: half-closed, data still comes in.
+#[test]
+fn half_close() {
+    let mut t = Script::plain();
+    t.write_and_close(10).expect("FP. 1:11").recv(". 1 ack 12").state(State::FinWait2);
+    t.recv(". 1:2001 ack 12").expect(". 12 ack 2001").read(1, 2000);
+    t.wait(1_000_000).quiet().state(State::FinWait2);
+    t.recv("F. 2001 ack 12").state(State::TimeWait).expect(". 12 ack 2002");
+}
+
+/// RFC 6298: a FIN is sent again like data, alone or with it.
+#[test]
+fn a_fin_is_sent_again() {
+    let mut t = Script::plain();
+    t.close().expect("F. 1 ack 1").wait(210).expect("F. 1 ack 1").recv(". 1 ack 2");
+    let mut t = Script::plain();
+    t.write_and_close(100).expect("FP. 1:101").wait(210).expect("FP. 1:101");
+    t.recv(". 1 ack 101").state(State::FinWait1).next_timer().expect("F. 101 ack 1");
+    t.recv(". 1 ack 102").state(State::FinWait2);
+    // What was sent in two goes again in one.
+    let mut t = Script::plain();
+    t.write(100).expect("P. 1:101").close().expect("F. 101").wait(210).expect("FP. 1:101");
+}
+
+/// RFC 9293 §3.10.7.4 eighth: the peer's FIN again is acknowledged again, in every state after it.
+#[test]
+fn a_repeated_fin_is_answered() {
+    let mut t = Script::plain();
+    t.recv("F. 1 ack 1").expect(". 1 ack 2").recv("F. 1 ack 1").expect(". 1 ack 2");
+    t.close().expect("F. 1 ack 2").recv("F. 1 ack 1").expect(". 2 ack 2").state(State::LastAck);
+    let mut t = Script::plain();
+    t.close().expect("F. 1 ack 1").recv("F. 1 ack 1").expect(". 2 ack 2");
+    t.recv("F. 1 ack 1").expect(". 2 ack 2").state(State::Closing);
+    t.recv("F. 1 ack 2").expect(". 2 ack 2").state(State::TimeWait);
+}
+
+/// Data after the peer's FIN is ignored.
+#[test]
+fn data_after_a_fin() {
+    let mut t = Script::plain();
+    t.recv("F. 1 ack 1").expect(". 1 ack 2").recv(". 2:102 ack 1").state(State::CloseWait);
+    assert_eq!(t.c.received_len(), 0);
+}
+
+/// RFC 9293 §3.10.5: abort resets and says so; nothing follows.
+#[test]
+fn abort_resets() {
+    let mut t = Script::plain();
+    t.write(5000).expect("P. 1:5001").write(10).quiet();
+    t.act(|c, _| c.abort()).expect("R. 5001 ack 1").ended(Some(ConnectionError::Aborted));
+    t.state(State::Closed).act(|c, _| c.abort()).close().write(10).quiet().wait(100_000).quiet();
+    t.recv(". 1 ack 1").verdict(Verdict::Reset);
+    // A connection that was never answered is not reset.
+    let mut t = Script::connect(plain());
+    t.act(|_, _| ()).expect("S 0").act(|c, _| c.abort()).quiet().state(State::Closed);
+    let mut t = Script::incoming(plain(), "S 0");
+    t.expect("S. 0 ack 1").act(|c, _| c.abort()).expect("R. 1 ack 1");
+}
+
+/// RFC 2525 §2.17: an owner who leaves with unread data resets; else the rest is sent first.
+#[test]
+fn disown_closes_or_resets() {
+    let mut t = Script::plain();
+    t.recv("P. 1:101 ack 1").act(|c, now| c.disown(now)).expect("R. 1 ack 101");
+    assert!(t.c.is_over());
+    let mut t = Script::plain();
+    t.write(100).expect("P. 1:101").act(|c, now| c.disown(now)).expect("F. 101 ack 1");
+    t.recv(". 1 ack 102").recv("F. 1 ack 102").expect(". 102 ack 2").state(State::TimeWait);
+    assert!(t.c.is_over());
+}
+
+/// RFC 1122 §4.2.2.13: data for a closed owner is answered with a reset; the ACK of a FIN is not.
+#[test]
+fn data_for_nobody_resets() {
+    let mut t = Script::plain();
+    t.act(|c, now| c.disown(now)).expect("F. 1 ack 1").recv(". 1 ack 2").quiet();
+    t.recv("FP. 1:101 ack 2").expect("R. 2 ack 1").quiet().state(State::Closed);
+    assert_eq!(t.c.error(), Some(ConnectionError::Aborted));
+    assert!(!t.c.events.contains(Events::PEER_CLOSED), "no news after the end");
+}
+
+/// FIN-WAIT-2 without an owner ends after a minute, counted from then (Linux's tcp_fin_timeout).
+#[test]
+fn fin_wait_without_owner_ends() {
+    let mut t = Script::plain();
+    t.wait(200_000).act(|c, now| c.disown(now)).expect("F. 1 ack 1").wait(50);
+    t.recv(". 1 ack 2").state(State::FinWait2);
+    t.wait(59_000).state(State::FinWait2).wait(1001).state(State::Closed).quiet();
+    let mut t = Script::plain();
+    t.close().expect("F. 1 ack 1").recv(". 1 ack 2").wait(100_000).state(State::FinWait2);
+    t.act(|c, now| c.disown(now)).wait(59_999).state(State::FinWait2).wait(2).state(State::Closed);
+}
+
+/// RFC 9293 §3.10.7.4 second: resets in the closing states end the connection without error.
+#[test]
+fn resets_while_closing() {
+    let mut t = Script::plain();
+    t.recv("F. 1 ack 1").expect(". 1 ack 2").close().expect("F. 1 ack 2").recv("R 2");
+    t.state(State::Closed).ended(None);
+    let mut t = Script::plain();
+    t.close().expect("F. 1 ack 1").recv(". 1 ack 2").recv("R 1").ended(Some(ConnectionError::Reset));
+}
+
+fn watched() -> Script {
+    let settings = Settings {
+        keepalive_idle: Duration::from_secs(100),
+        keepalive_interval: Duration::from_secs(10),
+        keepalive_probes: 3,
+        ..plain()
+    };
+    let mut t = Script::open(settings, "S 0 mss 1000");
+    t.act(|c, now| c.set_keepalive(true, now));
+    t
+}
+
+/// RFC 9293 §3.8.4: an idle peer is probed with an old number; any answer is life.
+#[test]
+fn keepalive_probes_the_idle() {
+    let mut t = watched();
+    t.wait(99_999).quiet().wait(1).expect(". 0 ack 1").wait(500).recv(". 1 ack 1");
+    t.wait(99_999).quiet().wait(1).expect(". 0 ack 1").recv(". 1 ack 1");
+    t.wait(50_000).recv("P. 1:11 ack 1").read(1, 10).expect(". 1 ack 11");
+    t.wait(99_999).quiet().wait(1).expect(". 0 ack 11");
+}
+
+/// Probes without an answer end the connection.
+#[test]
+fn keepalive_gives_up() {
+    let mut t = watched();
+    t.wait(100_000).expect(". 0 ack 1").wait(10_000).expect(". 0 ack 1");
+    t.wait(10_000).expect(". 0 ack 1").wait(10_000).expect("R. 1 ack 1");
+    t.ended(Some(ConnectionError::TimedOut)).wait(1_000_000).quiet();
+}
+
+/// A late answer resets the count of probes.
+#[test]
+fn keepalive_counts_anew() {
+    let mut t = watched();
+    t.wait(100_000).expect(". 0 ack 1").wait(10_000).expect(". 0 ack 1").recv(". 1 ack 1");
+    t.wait(99_999).quiet().wait(1).expect(". 0 ack 1").wait(10_000).expect(". 0 ack 1");
+    t.wait(10_000).expect(". 0 ack 1").recv(". 1 ack 1").state(State::Established);
+}
+
+/// A connection that ended stays ended: nothing a peer sends makes news.
+#[test]
+fn nothing_follows_the_end() {
+    let mut t = Script::plain();
+    t.recv("F. 1 ack 1").expect(". 1 ack 2").close().expect("F. 1 ack 2");
+    t.recv("F. 1 ack 2").state(State::Closed).ended(None).quiet();
+    t.events(Events::default());
+}

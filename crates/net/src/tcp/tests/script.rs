@@ -18,11 +18,14 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt::Write;
 use core::net::SocketAddr;
-use towpath_packet::{Memory, MemoryConfig, Packet};
+use towpath_packet::{Frame, Memory, MemoryConfig, Packet};
 
 /// Initial sequence numbers: close to the wrap, so that every script crosses it.
 pub(super) const ISS: u32 = u32::MAX - 99;
 pub(super) const IRS: u32 = u32::MAX - 49;
+
+/// Data of up to this length is in small frames, as that of real small segments is.
+const SMALL_MAX: u32 = 20_000;
 
 /// One connection, its memory and its time.
 pub(super) struct Script {
@@ -119,8 +122,9 @@ impl Script {
         let segment = wanted.segment();
         let mut packet = self.memory.packet().expect("enough packets");
         let mut at = wanted.start;
+        let len = wanted.end - wanted.start;
         while at < wanted.end {
-            let mut frame = self.memory.large.take().expect("enough frames");
+            let mut frame = self.frame(len);
             let count = ((wanted.end - at) as usize).min(frame.len());
             for (index, byte) in frame[..count].iter_mut().enumerate() {
                 *byte = stream_byte(at.wrapping_add(index as u32));
@@ -170,6 +174,12 @@ impl Script {
         self
     }
 
+    /// Whatever was sent does not matter.
+    pub(super) fn forget_sent(&mut self) -> &mut Self {
+        self.sent.clear();
+        self
+    }
+
     /// Time passes; timers run when they are due.
     pub(super) fn wait(&mut self, millis: u64) -> &mut Self {
         let end = self.now + Duration::from_millis(millis);
@@ -186,11 +196,18 @@ impl Script {
         self
     }
 
+    /// Time passes until the next timer has run.
+    #[track_caller]
+    pub(super) fn next_timer(&mut self) -> &mut Self {
+        let deadline = self.c.deadline().expect("a timer runs");
+        self.wait(deadline.since(self.now).as_micros().div_ceil(1000) as u64)
+    }
+
     /// The owner writes.
     pub(super) fn write(&mut self, bytes: u32) -> &mut Self {
         let mut left = bytes;
         while left > 0 {
-            let mut frame = self.memory.large.take().expect("enough frames");
+            let mut frame = self.frame(bytes);
             let count = (left as usize).min(frame.len());
             for (index, byte) in frame[..count].iter_mut().enumerate() {
                 *byte = stream_byte((1 + self.queued).wrapping_add(index as u32));
@@ -203,20 +220,32 @@ impl Script {
         self
     }
 
+    /// A frame of the size that suits.
+    fn frame(&mut self, len: u32) -> Frame {
+        let pool = &mut self.memory;
+        let pool = if len <= SMALL_MAX { &mut pool.small } else { &mut pool.large };
+        pool.take().expect("enough frames")
+    }
+
+    /// The owner writes and closes before anything is sent.
+    pub(super) fn write_and_close(&mut self, bytes: u32) -> &mut Self {
+        let wnd = core::mem::take(&mut self.c.send.wnd);
+        self.write(bytes);
+        self.c.timers.persist = None;
+        self.c.send.wnd = wnd;
+        self.close()
+    }
+
     /// The owner reads, and the bytes are right.
     #[track_caller]
     pub(super) fn read(&mut self, from: u32, bytes: u32) -> &mut Self {
         let mut at = from;
-        for piece in self.c.received() {
-            for byte in piece.bytes().expect("private") {
-                assert_eq!(*byte, stream_byte(at), "wrong byte received at {at}");
-                at += 1;
-                if at == from + bytes {
-                    break;
-                }
-            }
+        let received = self.c.received().flat_map(|piece| piece.bytes().expect("private"));
+        for byte in received.take(bytes as usize) {
+            assert_eq!(*byte, stream_byte(at), "wrong byte received at {at}");
+            at += 1;
         }
-        assert!(at >= from + bytes, "only {} bytes there", at - from);
+        assert_eq!(at, from + bytes, "only {} bytes there", at - from);
         self.c.consume(bytes as usize);
         self.pump();
         self
@@ -278,7 +307,8 @@ impl Drop for Script {
         self.c.finish(None);
         self.c.consume(self.c.received_len());
         assert_eq!(self.memory.packets.out_count(), 0, "packets kept");
-        assert_eq!(self.memory.large.out_count(), 0, "frames kept");
+        assert_eq!(self.memory.small.out_count(), 0, "small frames kept");
+        assert_eq!(self.memory.large.out_count(), 0, "large frames kept");
     }
 }
 

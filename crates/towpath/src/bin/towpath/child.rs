@@ -18,7 +18,7 @@ use towpath_io::namespace::enter::NetworkNamespace;
 use towpath_io::namespace::init::{self, InitError};
 use towpath_io::namespace::signals::Signals;
 use towpath_io::namespace::{Configured, Isolation, die_with_parent, relax_network_limits};
-use towpath_io::tap::{self, Features, SelfTest, Tap};
+use towpath_io::tap::{self, Features, Reason, SelfTest, Tap};
 
 use crate::exit::{self, Ending, Failure};
 use crate::messages::Messages;
@@ -84,7 +84,13 @@ impl Child<'_> {
             self.messages.notice(format_args!("this kernel does no IPv6 here ({errno})"));
         }
         let report = tap::self_test(&mut tap, &self.self_test());
-        self.messages.detail(&report);
+        // A family that is switched off could not be tried; only what failed is news.
+        let failed = report.off.iter().any(|(_, reason)| *reason != Reason::NoAddress);
+        if failed {
+            self.messages.notice(&report);
+        } else {
+            self.messages.detail(&report);
+        }
         Ok(Message::Ready(features_to_bits(report.features), tap.into_fd()))
     }
 

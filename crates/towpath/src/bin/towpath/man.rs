@@ -38,10 +38,11 @@ fn synopsis(command: &Command) -> Roff {
     roff.control("SH", ["SYNOPSIS"]);
     for action in command.get_subcommands().filter(|action| !action.is_hide_set()) {
         let usage = action.clone().render_usage().to_string();
-        let usage = usage.trim_start_matches("Usage:").trim();
-        let arguments = usage.strip_prefix("towpath").unwrap_or(usage);
-        roff.text([bold("towpath"), roman(arguments)]);
-        roff.control("br", []);
+        for line in usage.trim_start_matches("Usage:").lines().map(str::trim) {
+            let arguments = line.strip_prefix("towpath").unwrap_or(line);
+            roff.text([bold("towpath"), roman(arguments)]);
+            roff.control("br", []);
+        }
     }
     roff
 }

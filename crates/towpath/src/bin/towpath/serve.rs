@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::process::{Resource, Rlimit};
 use towpath::config::Config;
 use towpath::worker::Worker;
 use towpath_io::tap::{Features, Tap};
@@ -20,6 +21,7 @@ pub(crate) struct Gateway {
 impl Gateway {
     /// Takes the device over and binds the published ports.
     pub(crate) fn start(config: &Config, tap: OwnedFd, features: Features) -> anyhow::Result<Self> {
+        allow_many_files();
         let tap = Tap::from_fd(tap, features, config.mtu);
         Ok(Self { worker: Worker::new(config, tap)? })
     }
@@ -39,6 +41,17 @@ impl Gateway {
     pub(crate) fn report(&self) -> impl Display {
         self.worker.report()
     }
+}
+
+/// Each flow has a host socket: takes as many descriptors as the hard limit allows. The program was
+/// forked before and keeps its own limit.
+fn allow_many_files() {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    // Refused only where nothing can be done about it; flows beyond the limit are then refused.
+    let _ = rustix::process::setrlimit(
+        Resource::Nofile,
+        Rlimit { current: limit.maximum, maximum: limit.maximum },
+    );
 }
 
 /// `features` as a number, to cross from one process to another.

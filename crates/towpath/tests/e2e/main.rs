@@ -1,0 +1,30 @@
+//! `towpath run` end to end, in network namespaces that the tests make.
+//!
+//! `cargo test -p towpath --test e2e [FILTER]`; with `TOWPATH_E2E=quick` in the environment the
+//! long ones are left out. What cannot run on a machine is reported as ignored, with the reason.
+//! Tests run one after the other: they would take the processors from each other.
+
+mod inside;
+mod support;
+mod transfer;
+
+use std::process::ExitCode;
+
+use libtest_mimic::Arguments;
+use rustix::process::{Resource, getrlimit, setrlimit};
+use support::Test;
+
+fn main() -> ExitCode {
+    if let Some(code) = inside::play() {
+        return code;
+    }
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    setrlimit(Resource::Nofile, limit).expect("one's own limit");
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = Some(1);
+    let quick = std::env::var("TOWPATH_E2E").is_ok_and(|value| value == "quick");
+    let tests: Vec<Test> = [transfer::tests()].into_iter().flatten().collect();
+    let trials = tests.into_iter().map(|test| test.into_trial(quick)).collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
+}

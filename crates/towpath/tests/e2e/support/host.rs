@@ -1,0 +1,217 @@
+//! Network namespaces that stand for the host and for another machine.
+//!
+//! A namespace is held by a process of its own that ends when its standard input is closed, thus
+//! also when the test is killed. Threads enter namespaces; the main thread never does.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use super::{Process, command, retry, run};
+
+/// The host's address towards [`Outside`].
+pub(crate) const THIS_V4: &str = "192.0.2.1";
+pub(crate) const THIS_V6: &str = "2001:db8:1::1";
+/// [`Outside`]'s addresses.
+pub(crate) const OUTSIDE_V4: &str = "192.0.2.2";
+pub(crate) const OUTSIDE_V6: &str = "2001:db8:1::2";
+
+/// Why no test can run here, if so.
+pub(super) fn unsupported() -> Option<String> {
+    if !rustix::process::geteuid().is_root() {
+        return Some("this needs root or user namespaces".into());
+    }
+    if let Err(error) = File::options().read(true).write(true).open("/dev/net/tun") {
+        return Some(format!("/dev/net/tun: {error}"));
+    }
+    let made = Command::new("unshare").args(["--net", "true"]).output();
+    match made {
+        Ok(output) if output.status.success() => None,
+        Ok(output) => Some(String::from_utf8_lossy(&output.stderr).trim().into()),
+        Err(error) => Some(format!("unshare: {error}")),
+    }
+}
+
+/// A network namespace.
+struct Namespace {
+    holder: Child,
+    name: String,
+}
+
+impl Namespace {
+    fn new() -> Self {
+        let mut holder = Command::new("unshare")
+            .args(["--net", "cat"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("unshare");
+        // An answer means that the namespace is there.
+        let mut answer = [0];
+        let mut stdin = holder.stdin.take().expect("piped");
+        stdin.write_all(b".").expect("a reader");
+        holder.stdout.as_mut().expect("piped").read_exact(&mut answer).expect("an answer");
+        holder.stdin = Some(stdin);
+        let name = network_namespace(holder.id().cast_signed()).expect("a namespace");
+        Self { holder, name }
+    }
+
+    /// Moves this thread there, and so all that it starts.
+    fn enter(&self) {
+        let file = File::open(format!("/proc/{}/ns/net", self.holder.id())).expect("a namespace");
+        move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).expect("setns");
+    }
+
+    /// Processes there, but for the holder.
+    fn processes(&self) -> Vec<i32> {
+        let holder = self.holder.id().cast_signed();
+        let processes = fs::read_dir("/proc").expect("/proc");
+        let pids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+        pids.filter(|pid| *pid != holder && self.holds(*pid)).collect()
+    }
+
+    fn holds(&self, pid: i32) -> bool {
+        network_namespace(pid).as_deref() == Some(&self.name)
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        drop(self.holder.stdin.take());
+        let _ = self.holder.wait();
+    }
+}
+
+/// Name of a process's network namespace.
+pub(crate) fn network_namespace(pid: i32) -> Option<String> {
+    let link = fs::read_link(format!("/proc/{pid}/ns/net")).ok()?;
+    Some(link.to_str()?.into())
+}
+
+/// What stands for the host: a network namespace and a directory.
+pub(crate) struct Host {
+    namespace: Namespace,
+    outside: Option<Outside>,
+    directory: PathBuf,
+}
+
+impl Host {
+    /// Makes the namespace and moves this thread there.
+    pub(super) fn new(test: &str) -> Self {
+        let namespace = Namespace::new();
+        namespace.enter();
+        let name = format!("towpath-e2e-{}-{test}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        fs::create_dir_all(&directory).expect("a directory");
+        let host = Self { namespace, outside: None, directory };
+        run("ip", ["link", "set", "lo", "up"]);
+        host.set("net/ipv4/tcp_congestion_control", "cubic");
+        host
+    }
+
+    /// Changes a kernel setting of this namespace; some kernels forbid it, and tests do without.
+    pub(crate) fn set(&self, name: &str, value: &str) -> bool {
+        fs::write(Path::new("/proc/sys").join(name), value).is_ok()
+    }
+
+    /// A file in the test's own directory.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.file(name);
+        fs::write(&path, content).expect("a file");
+        path
+    }
+
+    /// Another machine on the link, made when first asked for.
+    pub(crate) fn outside(&mut self) -> &Outside {
+        self.outside.get_or_insert_with(Outside::new)
+    }
+
+    /// Goal shared by all tests: no process is left, and no interface that was not there.
+    pub(super) fn assert_nothing_left(&self) {
+        retry("all processes of the test to end", || {
+            self.namespace.processes().is_empty().then_some(())
+        });
+        let links = run("ip", ["-o", "link"]);
+        let known = |line: &str| line.contains(": lo:") || line.contains(": out0@");
+        assert!(links.lines().all(known), "an interface is left:\n{links}");
+    }
+
+    /// Sockets of this namespace, without listeners and those that only wait for TIME-WAIT.
+    pub(crate) fn sockets(&self) -> String {
+        run("ss", ["-Htun", "state", "connected", "exclude", "time-wait"])
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Another machine, linked with the host.
+pub(crate) struct Outside {
+    namespace: Namespace,
+}
+
+impl Outside {
+    fn new() -> Self {
+        let namespace = Namespace::new();
+        let holder = namespace.holder.id();
+        let here = format!(
+            "link add out0 type veth peer name in0 netns {holder}\n\
+             address add {THIS_V4}/24 dev out0\naddress add {THIS_V6}/64 dev out0 nodad\n\
+             link set out0 up\n\
+             route add 198.51.100.0/24 via {OUTSIDE_V4}\n\
+             route add 2001:db8:b::/64 via {OUTSIDE_V6}\n\
+             route add unreachable 203.0.113.0/24\n\
+             route add unreachable 2001:db8:c::/64\n"
+        );
+        let there = format!(
+            "link set lo up\n\
+             address add {OUTSIDE_V4}/24 dev in0\naddress add {OUTSIDE_V6}/64 dev in0 nodad\n\
+             link set in0 up\n\
+             route add blackhole 198.51.100.0/24\n\
+             route add blackhole 2001:db8:b::/64\n"
+        );
+        let outside = Self { namespace };
+        batch(&here);
+        outside.run(|| batch(&there));
+        retry("the link to come up", || {
+            let ping = command("ping", ["-c1", "-W1", "-q", OUTSIDE_V6]);
+            Process::start(ping).finish().status.success().then_some(())
+        });
+        outside
+    }
+
+    /// Runs something there.
+    pub(crate) fn run<T: Send>(&self, act: impl FnOnce() -> T + Send) -> T {
+        thread::scope(|scope| {
+            let there = scope.spawn(|| {
+                self.namespace.enter();
+                act()
+            });
+            there.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+}
+
+fn batch(commands: &str) {
+    let mut ip = command("ip", ["-force", "-batch", "-"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("ip");
+    ip.stdin.take().expect("piped").write_all(commands.as_bytes()).expect("written");
+    let output = ip.wait_with_output().expect("ip");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "ip: {errors}\n{commands}");
+}

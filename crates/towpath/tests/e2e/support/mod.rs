@@ -1,0 +1,224 @@
+//! What all end-to-end tests share.
+//!
+//! A test is a function that gets a [`Host`] and runs on a thread of its own inside of that host's
+//! network namespace: every socket it makes and every process it starts is there, never in the
+//! real network. [`Test::run`] bounds its time and ends what it started.
+
+mod data;
+mod host;
+mod process;
+mod server;
+mod towpath;
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::{Completion, Failed, Trial};
+
+pub(crate) use data::{Checker, Pattern, digest_of};
+pub(crate) use host::{Host, OUTSIDE_V4, OUTSIDE_V6, Outside, THIS_V4, THIS_V6, network_namespace};
+pub(crate) use process::{Output, Process, command, kill_started, resident_kib, run};
+pub(crate) use server::{Server, echo, http, reset_on_drop};
+pub(crate) use towpath::{Stats, TOWPATH, Towpath, inside, program_of};
+
+/// Longest wait for something that takes milliseconds when it works.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a test may take to clean up once it was told to stop.
+const STOPPING: Duration = Duration::from_secs(15);
+
+/// One end-to-end test.
+pub(crate) struct Test {
+    name: String,
+    programs: &'static [&'static str],
+    limit: Duration,
+    quick: bool,
+    body: Box<dyn FnOnce(&mut Host) + Send>,
+}
+
+impl Test {
+    pub(crate) fn new(
+        name: impl Into<String>,
+        programs: &'static [&'static str],
+        body: impl FnOnce(&mut Host) + Send + 'static,
+    ) -> Self {
+        let limit = Duration::from_secs(60);
+        Self { name: name.into(), programs, limit, quick: true, body: Box::new(body) }
+    }
+
+    /// With another limit than a minute.
+    pub(crate) fn limit(self, seconds: u64) -> Self {
+        Self { limit: Duration::from_secs(seconds), ..self }
+    }
+
+    /// Left out of the quick run unless `quick`.
+    pub(crate) fn slow_unless(self, quick: bool) -> Self {
+        Self { quick, ..self }
+    }
+
+    /// As the harness wants it. What cannot run here is ignored, with the reason.
+    pub(crate) fn into_trial(self, quick_run: bool) -> Trial {
+        let name = self.name.clone();
+        Trial::ignorable_test(name, move || {
+            let reason = if quick_run && !self.quick {
+                Some("not in the quick run".into())
+            } else {
+                host::unsupported()
+                    .or_else(|| self.programs.iter().find_map(|program| missing(program)))
+            };
+            if let Some(reason) = reason {
+                println!("skipped: {}: {reason}", self.name);
+                return Ok(Completion::ignored_with(reason));
+            }
+            self.run()
+        })
+    }
+
+    fn run(self) -> Result<Completion, Failed> {
+        let (sender, done) = mpsc::channel();
+        let started = now();
+        let (name, body) = (self.name.clone(), self.body);
+        let thread = thread::Builder::new().name(name.clone()).spawn(move || {
+            let mut host = Host::new(&name);
+            body(&mut host);
+            host.assert_nothing_left();
+            drop(host);
+            let _ = sender.send(());
+        })?;
+        let in_time = done.recv_timeout(self.limit);
+        if matches!(in_time, Err(mpsc::RecvTimeoutError::Timeout)) {
+            kill_started();
+            let stopped = now();
+            while !thread.is_finished() && stopped.elapsed() < STOPPING {
+                thread::sleep(Duration::from_millis(20));
+            }
+            return Err(format!("took longer than {:?}", self.limit).into());
+        }
+        let result = thread.join();
+        kill_started();
+        println!("took: {}: {:.1} s", self.name, started.elapsed().as_secs_f64());
+        result.map(|()| Completion::Completed).map_err(|panic| {
+            let text = panic.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).into()));
+            text.unwrap_or_else(|| "panicked".into()).into()
+        })
+    }
+}
+
+/// IPv4 or IPv6.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    pub(crate) const BOTH: [Family; 2] = [Family::V4, Family::V6];
+
+    pub(crate) fn name(self) -> &'static str {
+        if self == Family::V4 { "v4" } else { "v6" }
+    }
+
+    /// `-4` or `-6`, which most programs understand.
+    pub(crate) fn option(self) -> &'static str {
+        if self == Family::V4 { "-4" } else { "-6" }
+    }
+
+    /// The gateway as the program sees it.
+    pub(crate) fn gateway(self) -> IpAddr {
+        self.pick("10.0.2.2", "fd74:6f77:7061:7468::2")
+    }
+
+    /// The program's DNS address.
+    pub(crate) fn dns(self) -> IpAddr {
+        self.pick("10.0.2.3", "fd74:6f77:7061:7468::3")
+    }
+
+    /// The program itself.
+    pub(crate) fn program(self) -> IpAddr {
+        self.pick("10.0.2.15", "fd74:6f77:7061:7468::15")
+    }
+
+    pub(crate) fn loopback(self) -> IpAddr {
+        self.pick("127.0.0.1", "::1")
+    }
+
+    pub(crate) fn unspecified(self) -> IpAddr {
+        self.pick("0.0.0.0", "::")
+    }
+
+    /// The host's address towards the outside.
+    pub(crate) fn host(self) -> IpAddr {
+        self.pick(THIS_V4, THIS_V6)
+    }
+
+    /// The other host.
+    pub(crate) fn outside(self) -> IpAddr {
+        self.pick(OUTSIDE_V4, OUTSIDE_V6)
+    }
+
+    /// An address behind the other host, which drops what is sent there.
+    pub(crate) fn blackhole(self) -> IpAddr {
+        self.pick("198.51.100.1", "2001:db8:b::1")
+    }
+
+    /// An address for which the host has an `unreachable` route.
+    pub(crate) fn unreachable(self) -> IpAddr {
+        self.pick("203.0.113.1", "2001:db8:c::1")
+    }
+
+    /// An address for which the host has no route.
+    pub(crate) fn unrouted(self) -> IpAddr {
+        self.pick("198.18.0.1", "2001:db8:d::1")
+    }
+
+    /// An address of the outside network that nobody has.
+    pub(crate) fn nobody(self) -> IpAddr {
+        self.pick("192.0.2.99", "2001:db8:1::99")
+    }
+
+    fn pick(self, v4: &str, v6: &str) -> IpAddr {
+        let text = if self == Family::V4 { v4 } else { v6 };
+        text.parse().expect("an address")
+    }
+}
+
+/// An address as it stands in a URL.
+pub(crate) fn url_host(address: IpAddr) -> String {
+    match address {
+        IpAddr::V4(v4) => v4.to_string(),
+        IpAddr::V6(v6) => format!("[{v6}]"),
+    }
+}
+
+/// The only reader of the clock.
+#[expect(clippy::disallowed_methods, reason = "tests bound how long they wait")]
+pub(crate) fn now() -> Instant {
+    Instant::now()
+}
+
+/// Tries until there is a value; fails the test after [`PATIENCE`].
+pub(crate) fn retry<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
+    let begun = now();
+    loop {
+        if let Some(value) = attempt() {
+            return value;
+        }
+        assert!(begun.elapsed() < PATIENCE, "waited too long for {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Why a program cannot be used, if so.
+fn missing(program: &str) -> Option<String> {
+    find_program(program).is_none().then(|| format!("{program} is not installed"))
+}
+
+/// Where a program is.
+pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var("PATH").unwrap_or_default();
+    let places = path.split(':').chain(["/usr/sbin", "/sbin", "/usr/bin", "/bin"]);
+    places.map(|place| Path::new(place).join(name)).find(|file| file.is_file())
+}

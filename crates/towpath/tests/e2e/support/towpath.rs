@@ -1,0 +1,122 @@
+//! The command under test.
+
+use std::ffi::OsString;
+use std::process::Command;
+
+use super::{Output, Process, retry};
+
+/// The command under test.
+pub(crate) const TOWPATH: &str = env!("CARGO_BIN_EXE_towpath");
+
+/// A `towpath run` to be.
+pub(crate) struct Towpath {
+    /// What towpath itself is started by.
+    by: Vec<OsString>,
+    options: Vec<OsString>,
+}
+
+impl Towpath {
+    pub(crate) fn new<A: Into<OsString>>(options: impl IntoIterator<Item = A>) -> Self {
+        let mut all: Vec<OsString> = vec!["run".into(), "--stats".into()];
+        all.extend(options.into_iter().map(Into::into));
+        Self { by: vec![TOWPATH.into()], options: all }
+    }
+
+    /// With the host's loopback at the gateways' addresses.
+    pub(crate) fn with_loopback<A: Into<OsString>>(options: impl IntoIterator<Item = A>) -> Self {
+        let mut towpath = Self::new(options);
+        let v4_only = towpath.options.iter().any(|option| option == "-4" || option == "576");
+        let mut map = vec!["--map-host-loopback", "10.0.2.2"];
+        if !v4_only {
+            map.extend(["--map-host-loopback", "fd74:6f77:7061:7468::2"]);
+        }
+        towpath.options.extend(map.into_iter().map(Into::into));
+        towpath
+    }
+
+    /// Started by another command, for example one that lowers limits.
+    pub(crate) fn by<A: Into<OsString>>(mut self, by: impl IntoIterator<Item = A>) -> Self {
+        self.by = by.into_iter().map(Into::into).chain([TOWPATH.into()]).collect();
+        self
+    }
+
+    /// `towpath run OPTIONS -- COMMAND`, as a command.
+    pub(crate) fn command<A: Into<OsString>>(
+        self,
+        command: impl IntoIterator<Item = A>,
+    ) -> Command {
+        let mut all = self.by.into_iter();
+        let mut towpath = Command::new(all.next().expect("a program"));
+        towpath.args(all).args(self.options).arg("--");
+        towpath.args(command.into_iter().map(Into::into));
+        towpath
+    }
+
+    /// Starts it.
+    pub(crate) fn start<A: Into<OsString>>(self, command: impl IntoIterator<Item = A>) -> Process {
+        Process::start(self.command(command))
+    }
+
+    /// Runs it to the end.
+    pub(crate) fn run<A: Into<OsString>>(self, command: impl IntoIterator<Item = A>) -> Output {
+        let output = self.start(command).finish();
+        assert!(!output.stderr.contains("panicked"), "{}", output.stderr);
+        output
+    }
+}
+
+/// The command that plays `role` of the tests' own programs.
+pub(crate) fn inside(role: &str, arguments: &[&str]) -> Vec<OsString> {
+    let own = std::env::current_exe().expect("own program");
+    let mut command = vec![own.into(), "inside".into(), role.into()];
+    command.extend(arguments.iter().map(OsString::from));
+    command
+}
+
+/// The counters that `--stats` prints.
+#[derive(Debug)]
+pub(crate) struct Stats {
+    pub(crate) out: u64,
+    pub(crate) r#in: u64,
+    pub(crate) copies_per_byte: String,
+    text: String,
+}
+
+impl Stats {
+    pub(crate) fn of(output: &Output) -> Self {
+        let text = output.stderr.clone();
+        let line = text.lines().find(|line| line.starts_with("payload "));
+        let line = line.unwrap_or_else(|| panic!("no counters in:\n{text}"));
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        let number = |at: usize| words[at].parse().expect("a number");
+        Self { out: number(1), r#in: number(4), copies_per_byte: words[7].into(), text }
+    }
+
+    /// The number before `word` in the line of `name`.
+    pub(crate) fn number(&self, name: &str, word: &str) -> u64 {
+        let line = self.text.lines().find(|line| line.starts_with(name));
+        let line = line.unwrap_or_else(|| panic!("no {name} in:\n{}", self.text));
+        let words: Vec<&str> =
+            line.split([' ', ',', ';']).filter(|word| !word.is_empty()).collect();
+        let at = words.iter().position(|candidate| *candidate == word).expect("a word");
+        words[at - 1].parse().expect("a number")
+    }
+
+    /// Asserts that no payload byte was copied, and that as many were carried as were given.
+    /// Headers of the protocol above, and what else a program sends, are at most `extra`.
+    pub(crate) fn assert_carried(&self, out: u64, r#in: u64, extra: u64) {
+        assert_eq!(self.copies_per_byte, "0.000000", "{}", self.text);
+        assert!((out..=out + extra).contains(&self.out), "{out} bytes out:\n{}", self.text);
+        assert!((r#in..=r#in + extra).contains(&self.r#in), "{} bytes in:\n{}", r#in, self.text);
+    }
+}
+
+/// CMD of a running towpath: the child of its process 1.
+pub(crate) fn program_of(towpath: i32) -> i32 {
+    let child_of = |pid: i32| {
+        let path = format!("/proc/{pid}/task/{pid}/children");
+        let children = std::fs::read_to_string(path).ok()?;
+        children.split_ascii_whitespace().next()?.parse::<i32>().ok()
+    };
+    retry("CMD to start", || child_of(child_of(towpath)?))
+}

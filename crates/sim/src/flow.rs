@@ -3,6 +3,7 @@
 
 use crate::oracle;
 use crate::seed::{Ppm, Rng};
+use std::net::SocketAddr;
 use towpath_net::stack::{Stack, TcpHandle};
 use towpath_net::tcp::{Connection, ConnectionError, Events};
 use towpath_net::time::{Duration, Instant};
@@ -67,6 +68,8 @@ impl Default for Plan {
 pub struct Flow {
     /// The connection; `None` once released.
     pub handle: Option<TcpHandle>,
+    /// Its own endpoint.
+    pub local: SocketAddr,
     /// What it does.
     pub plan: Plan,
     /// Stream that it writes.
@@ -91,9 +94,17 @@ pub struct Flow {
 
 impl Flow {
     /// A flow for `handle`, started at `now`.
-    pub fn new(handle: TcpHandle, plan: Plan, writes: u64, reads: u64, now: Instant) -> Self {
+    /// Writes and reads the streams of these numbers.
+    pub fn new(
+        handle: TcpHandle,
+        local: SocketAddr,
+        plan: Plan,
+        (writes, reads): (u64, u64),
+        now: Instant,
+    ) -> Self {
         Self {
             handle: Some(handle),
+            local,
             plan,
             writes,
             reads,

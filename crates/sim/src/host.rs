@@ -75,8 +75,20 @@ impl Host {
     ) -> usize {
         let (writes, reads) = (stream(local, remote), stream(remote, local));
         self.by_handle.insert(handle, self.flows.len());
-        self.flows.push(Flow::new(handle, plan, writes, reads, now));
+        self.flows.push(Flow::new(handle, local, plan, (writes, reads), now));
         self.flows.len() - 1
+    }
+
+    /// The flow of the latest connection of `local`.
+    pub fn flow(&self, local: SocketAddr) -> Option<&Flow> {
+        self.flows.iter().rev().find(|flow| flow.local == local)
+    }
+
+    /// Packets, small and large frames, and loans that did not come back yet.
+    pub fn out_counts(&self) -> [usize; 4] {
+        let memory = &self.memory;
+        let (small, large) = (memory.small.out_count(), memory.large.out_count());
+        [memory.packets.out_count(), small, large, self.loans.out_count()]
     }
 
     /// Takes what the link brought; true if there was anything.

@@ -19,5 +19,6 @@ pub mod flow;
 pub mod host;
 pub mod link;
 pub mod oracle;
+pub mod scenario;
 pub mod seed;
 pub mod world;

@@ -11,7 +11,7 @@ const STEPS_PER_MOMENT_MAX: u32 = 10_000;
 
 /// Everything there is.
 pub struct World {
-    /// The seed it came from.
+    /// The seed that is printed with failures.
     pub seed: u64,
     /// All chance.
     pub rng: Rng,
@@ -86,7 +86,53 @@ impl World {
         hosts.chain(links).min()
     }
 
-    /// What is wrong so far, with the seed.
+    /// What did not come back, and what was not accounted for. For the end of a run.
+    pub fn leaks(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        for (index, host) in self.hosts.iter().enumerate() {
+            let out = host.out_counts();
+            if out != [0; 4] {
+                problems.push(format!("host {index} keeps {out:?} packets, frames, frames, loans"));
+            }
+            let (there, back) = (self.links[index].counters(), self.links[1 - index].counters());
+            let flying = self.links[index].in_flight() as u64;
+            if there.offered + there.duplicated != there.delivered + there.lost() + flying {
+                problems.push(format!("link {index} does not add up: {there:?}"));
+            }
+            let counters = host.stack.counters();
+            if counters.packets_out != there.packets {
+                problems.push(format!("host {index} sent {}: {there:?}", counters.packets_out));
+            }
+            if counters.packets_in + host.no_memory != back.delivered {
+                problems.push(format!("host {index} got {}: {back:?}", counters.packets_in));
+            }
+        }
+        problems
+    }
+
+    /// State for a message about a failure, with the seed first.
+    pub fn report(&self) -> String {
+        let mut text = format!("seed {:#x} at {:?}\n", self.seed, self.now());
+        for (index, host) in self.hosts.iter().enumerate() {
+            text += &format!("host {index}: {:?}\n", host.stack.counters());
+            for (reason, count) in host.stack.counters().drops() {
+                text += &format!("  dropped {count} {}\n", reason.name());
+            }
+            for flow in &host.flows {
+                let state = flow.handle.and_then(|handle| host.stack.tcp(handle));
+                let state = state.map(|connection| connection.state());
+                text += &format!(
+                    "  flow wrote {} of {}, read {}, peer closed {}, {state:?}, closed {:?}\n",
+                    flow.written, flow.plan.write, flow.read, flow.peer_closed, flow.closed,
+                );
+            }
+            text += &format!("link {index}: {:?}\n", self.links[index].config);
+            text += &format!("  {:?}\n", self.links[index].counters());
+        }
+        text
+    }
+
+    /// What is wrong so far.
     pub fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
         for (index, (host, link)) in self.hosts.iter().zip(&self.links).enumerate() {

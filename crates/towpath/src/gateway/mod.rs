@@ -194,6 +194,11 @@ impl Gateway {
         self.tcp.has_work() || self.udp.has_work()
     }
 
+    /// True if flows wait for frames.
+    pub(crate) fn is_starved(&self) -> bool {
+        self.tcp.is_starved() || self.udp.is_starved()
+    }
+
     /// When [`Gateway::on_deadline`] wants to be called next.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         [self.udp.deadline(), self.pings.deadline(), self.listeners.deadline()]

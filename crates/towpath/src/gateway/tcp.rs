@@ -439,11 +439,6 @@ impl Gateway {
         self.tcp.flows.iter().flatten().all(|flow| flow.program_closed)
     }
 
-    /// True if flows wait for frames.
-    pub(crate) fn is_starved(&self) -> bool {
-        self.tcp.is_starved()
-    }
-
     /// The host broke the connection: so do we, on both sides.
     fn abort(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
         io.stack.with_tcp(handle, io.now, |connection| connection.abort());

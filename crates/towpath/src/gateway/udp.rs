@@ -83,6 +83,10 @@ pub(super) struct UdpFlows {
     sweep_at: Option<Instant>,
     /// Flows with more to read that no event will tell.
     waiting: Vec<Slot>,
+    /// No frame was free: `waiting` is tried again after a while, not at once.
+    starved: bool,
+    /// Datagrams of one read, between reads empty: kept for its memory.
+    read: Vec<HostDatagram>,
 }
 
 impl UdpFlows {
@@ -93,6 +97,8 @@ impl UdpFlows {
             limit: (flows_max / 4).max(16),
             sweep_at: None,
             waiting: Vec::new(),
+            starved: false,
+            read: Vec::with_capacity(READS_PER_TURN),
         }
     }
 
@@ -101,7 +107,12 @@ impl UdpFlows {
     }
 
     pub(super) fn has_work(&self) -> bool {
-        !self.waiting.is_empty()
+        !self.waiting.is_empty() && !self.starved
+    }
+
+    /// True if flows wait for memory.
+    pub(super) fn is_starved(&self) -> bool {
+        self.starved && !self.waiting.is_empty()
     }
 
     pub(super) fn deadline(&self) -> Option<Instant> {
@@ -214,7 +225,8 @@ impl Gateway {
         let Some(flow) = self.udp.slots.get_mut(slot) else { return };
         flow.used_at = io.now;
         let to = if let Realm::Dns(_) = realm {
-            flow.dns.question = datagram.packet.pieces().cloned().collect();
+            flow.dns.question.clear();
+            flow.dns.question.extend(datagram.packet.pieces().cloned());
             flow.dns.asked_at = Some(io.now);
             None
         } else {
@@ -348,6 +360,7 @@ impl Gateway {
     }
 
     pub(super) fn continue_udp(&mut self, io: &mut Io<'_>) {
+        self.udp.starved = false;
         for slot in std::mem::take(&mut self.udp.waiting) {
             self.read_datagrams(slot, io);
         }
@@ -356,18 +369,20 @@ impl Gateway {
     fn read_datagrams(&mut self, slot: Slot, io: &mut Io<'_>) {
         let Some(flow) = self.udp.slots.get_mut(slot) else { return };
         flow.used_at = io.now;
-        let mut read = Vec::with_capacity(READS_PER_TURN);
+        let mut read = std::mem::take(&mut self.udp.read);
         let max = READS_PER_TURN;
         let result = flow.socket.receive(io.buffer, io.memory, max, |datagram| read.push(datagram));
-        for datagram in read {
+        for datagram in read.drain(..) {
             self.deliver(slot, datagram, io);
         }
+        self.udp.read = read;
         match result {
             Ok(received) => {
                 if received.error_pending {
                     self.read_errors(slot, io);
                 }
-                if !received.drained {
+                self.udp.starved |= received.no_memory;
+                if !received.drained && !self.udp.waiting.contains(&slot) {
                     self.udp.waiting.push(slot);
                 }
             }

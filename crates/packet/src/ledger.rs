@@ -17,16 +17,11 @@ pub enum Site {
     IcmpQuote,
     /// Out-of-order or unread data squeezed into fewer frames because memory ran short.
     Squeeze,
-    /// A DNS message read or rewritten by the relay.
-    Dns,
-    /// Bytes given to or taken from a user of the library who asked for a copy.
-    Application,
 }
 
 impl Site {
     /// All sites, in the order of their counters.
-    pub const ALL: [Site; 5] =
-        [Site::Linearise, Site::IcmpQuote, Site::Squeeze, Site::Dns, Site::Application];
+    pub const ALL: [Site; 3] = [Site::Linearise, Site::IcmpQuote, Site::Squeeze];
 
     /// Name used in reports.
     pub fn name(self) -> &'static str {
@@ -34,8 +29,6 @@ impl Site {
             Site::Linearise => "linearise",
             Site::IcmpQuote => "icmp_quote",
             Site::Squeeze => "squeeze",
-            Site::Dns => "dns",
-            Site::Application => "application",
         }
     }
 }

@@ -38,7 +38,17 @@ pub(crate) enum Owner {
     /// Memory of someone who is told.
     Lender(Arc<dyn Lender>, u64),
     /// Memory that was moved in and is freed.
-    Owned(Box<[u8]>),
+    Owned(OwnedMemory),
+}
+
+/// Memory that was moved in. Held by address: pieces point into it, so it is no `Box` meanwhile.
+pub(crate) struct OwnedMemory(NonNull<[u8]>);
+
+impl Drop for OwnedMemory {
+    fn drop(&mut self) {
+        // SAFETY: made by `Box::leak` in `Loans::lend_owned`; the last piece is gone.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
 }
 
 /// The part of a loan that is written while it is private to one holder.
@@ -302,9 +312,9 @@ impl Loans {
     pub fn lend_owned(&mut self, memory: Box<[u8]>) -> Result<Piece, Box<[u8]>> {
         let Ok(len) = u32::try_from(memory.len()) else { return Err(memory) };
         let Some(slot) = self.slab.take() else { return Err(memory) };
-        let mut memory = memory;
-        let base = NonNull::from(&mut memory[..]).cast();
-        let terms = Terms { base, capacity: len, foreign: false, owner: Owner::Owned(memory) };
+        let memory = NonNull::from(Box::leak(memory));
+        let owner = Owner::Owned(OwnedMemory(memory));
+        let terms = Terms { base: memory.cast(), capacity: len, foreign: false, owner };
         // SAFETY: just taken, so we are alone.
         unsafe { begin(slot, terms) };
         // SAFETY: one holder, which is this piece; the whole range.

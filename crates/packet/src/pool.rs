@@ -161,8 +161,8 @@ pub struct MemoryConfig {
 }
 
 impl MemoryConfig {
-    /// Divides `bytes`: a quarter to small frames, the rest to large ones. Handles and
-    /// descriptors, about one percent, come on top.
+    /// Divides `bytes`: a quarter to small frames, the rest to large ones. Handles (2.5 MB) and
+    /// descriptors (one for each frame) come on top.
     pub fn within(bytes: usize) -> Self {
         Self {
             packets: 4096,

@@ -224,11 +224,13 @@ impl Worker {
     }
 
     fn timeout(&mut self) -> Option<Duration> {
-        if self.gateway.has_work() || self.stack.has_output() {
+        if self.gateway.has_work() {
             return Some(Duration::ZERO);
         }
         let now = self.clock.now();
-        let starved = self.gateway.is_starved() || !self.to_send.is_empty();
+        // After `send`, what is left waits for a handle or for room in the device.
+        let starved = self.gateway.is_starved() || self.stack.has_output();
+        let starved = starved || !self.to_send.is_empty();
         let deadlines = [
             self.stack.next_deadline(),
             self.gateway.next_deadline(),

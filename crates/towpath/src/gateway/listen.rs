@@ -5,6 +5,7 @@ use super::udp::UdpFlows;
 use super::{Gateway, Io, Token, is_descriptor_shortage};
 use crate::config::Config;
 use crate::publish::{Protocol, Publish};
+use rustix::process::Resource;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -60,6 +61,17 @@ pub enum StartError {
         /// What the system said.
         source: io::Error,
     },
+    /// More published ports than descriptors can be spared for.
+    #[error(
+        "publishing takes {needed} sockets and this process may have {limit} descriptors, half of \
+         them for flows; raise the limit (ulimit -Hn) or publish fewer ports"
+    )]
+    TooManyPorts {
+        /// Sockets needed.
+        needed: u64,
+        /// Limit of descriptors.
+        limit: u64,
+    },
     /// Something else failed.
     #[error("cannot start the gateway")]
     Os(#[from] io::Error),
@@ -85,6 +97,12 @@ impl Listeners {
         reactor: &Reactor,
     ) -> Result<Self, StartError> {
         let mut listeners = Self { tcp: Vec::new(), paused_until: None };
+        let needed = config.publish.iter().map(|publish| addresses(publish, routes).len() as u64);
+        let needed = needed.sum();
+        let limit = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        if needed > limit / 2 {
+            return Err(StartError::TooManyPorts { needed, limit });
+        }
         for publish in &config.publish {
             let mut bound = 0;
             let mut refused = None;

@@ -48,7 +48,16 @@ pub(crate) struct Io<'a> {
     pub(crate) now: Instant,
 }
 
+/// Share of memory, in 1/256, below which nothing is read from the host: the TAP needs the rest to
+/// take the program's ACKs, which is how memory comes back.
+const HOST_READ_SHARE: u32 = 32;
+
 impl Io<'_> {
+    /// True if reading from the host must wait.
+    fn memory_is_short(&mut self) -> bool {
+        self.memory.free_share() < HOST_READ_SHARE
+    }
+
     fn stack_and_context(&mut self) -> (&mut Stack, Context<'_>) {
         (self.stack, Context { memory: self.memory, ledger: self.ledger, now: self.now })
     }

@@ -121,7 +121,7 @@ impl Gateway {
             }
         };
         let slot = self.pings.slots.next_slot();
-        io.reactor.add(&socket, Token::Ping(slot).encode(), Interest::READ, true).ok()?;
+        io.reactor.add(&socket, Token::Ping(slot).encode(), Interest::READ, false).ok()?;
         self.pings.slots.insert(Flow { socket, key, used_at: io.now });
         self.pings.index.insert(key, slot);
         Some(slot)
@@ -134,7 +134,9 @@ impl Gateway {
             let (remote, local, ident) = flow.key;
             let reply = match flow.socket.receive(io.buffer, io.memory) {
                 Ok(Some(reply)) => reply,
-                Ok(None) | Err(_) => {
+                // No memory: the replies count as lost, and the flow with them.
+                Ok(None) => return self.pings.remove(slot),
+                Err(_) => {
                     // Errors about earlier requests; the program sees silence, as from a host
                     // that is down.
                     while flow.socket.take_error_event().is_some() {}

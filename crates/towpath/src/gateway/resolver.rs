@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 use towpath_net::time::Instant;
 
-/// Most resolvers used (resolv.conf(5) MAXNS).
-const RESOLVERS_MAX: usize = 3;
+/// Most resolvers taken from the file (resolv.conf(5) MAXNS).
+const FILE_RESOLVERS_MAX: usize = 3;
 /// How often the file is looked at, at most.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Port of DNS.
@@ -67,7 +67,7 @@ fn parse(text: &str) -> Vec<SocketAddr> {
         let mut words = line.split_ascii_whitespace();
         (words.next()? == "nameserver").then_some(words.next()?).and_then(parse_address)
     });
-    servers.take(RESOLVERS_MAX).collect()
+    servers.take(FILE_RESOLVERS_MAX).collect()
 }
 
 /// An address, perhaps with a zone: `fe80::1%eth0` or `fe80::1%2`.

@@ -28,6 +28,8 @@ pub(super) struct Routes {
     gateway_v6: Option<Ipv6Addr>,
     program_v4: Option<Ipv4Addr>,
     program_v6: Option<Ipv6Addr>,
+    prefix_len_v4: u8,
+    prefix_len_v6: u8,
 }
 
 impl Routes {
@@ -41,6 +43,8 @@ impl Routes {
             gateway_v6: v6.map(|v6| v6.gateway),
             program_v4: v4.map(|v4| v4.address),
             program_v6: v6.map(|v6| v6.address),
+            prefix_len_v4: v4.map_or(0, |v4| v4.prefix_len),
+            prefix_len_v6: v6.map_or(0, |v6| v6.prefix_len),
         }
     }
 
@@ -70,11 +74,25 @@ impl Routes {
             SocketAddr::V4(_) => self.gateway_v4?.into(),
             SocketAddr::V6(_) => self.gateway_v6?.into(),
         };
-        let program = self.program(peer.is_ipv4())?;
-        // An address that is the program's own cannot be its peer's.
-        let hidden = peer.ip().is_loopback() || peer.ip() == program || is_link_local(peer.ip());
+        // On the program's own link only the gateway answers for others.
+        let hidden =
+            peer.ip().is_loopback() || is_link_local(peer.ip()) || self.is_on_link(peer.ip());
         let address = if hidden { gateway } else { peer.ip() };
         Some(SocketAddr::new(address, peer.port()))
+    }
+
+    fn is_on_link(&self, address: IpAddr) -> bool {
+        match (address, self.program_v4, self.program_v6) {
+            (IpAddr::V4(v4), Some(program), _) => {
+                let bits = 32 - u32::from(self.prefix_len_v4);
+                (v4.to_bits() ^ program.to_bits()).checked_shr(bits).unwrap_or(0) == 0
+            }
+            (IpAddr::V6(v6), _, Some(program)) => {
+                let bits = 128 - u32::from(self.prefix_len_v6);
+                (v6.to_bits() ^ program.to_bits()).checked_shr(bits).unwrap_or(0) == 0
+            }
+            _ => false,
+        }
     }
 
     /// The gateway's address in this family.
@@ -132,6 +150,9 @@ mod tests {
         assert_eq!(routes.peer_inside(at("127.0.0.1:999")), Some(at("10.0.2.2:999")));
         assert_eq!(routes.peer_inside(at("192.0.2.7:999")), Some(at("192.0.2.7:999")));
         assert_eq!(routes.peer_inside(at("10.0.2.15:999")), Some(at("10.0.2.2:999")));
+        assert_eq!(routes.peer_inside(at("10.0.2.77:999")), Some(at("10.0.2.2:999")));
+        assert_eq!(routes.peer_inside(at("10.0.3.77:999")), Some(at("10.0.3.77:999")));
+        assert_eq!(routes.peer_inside(at("[fe80::1]:9")), Some(at("[fd74:6f77:7061:7468::2]:9")));
         let v4_only = Routes::new(&Config { ipv6: None, ..Config::default() });
         assert_eq!(v4_only.peer_inside(at("[2001:db8::1]:1")), None);
     }

@@ -230,7 +230,7 @@ impl Gateway {
             }
             Some(Errno::HOSTUNREACH | Errno::HOSTDOWN) => Unreachable::Host,
             Some(Errno::ACCESS | Errno::PERM) => Unreachable::Prohibited,
-            // The program's own SYN would go unanswered: let it time out as it would have.
+            // The program has waited as long as the host did: it is told now.
             Some(Errno::TIMEDOUT) => Unreachable::Host,
             _ => return self.refuse(handle, io),
         };
@@ -376,6 +376,11 @@ impl Gateway {
         let (mut moved, mut more, mut failed) = (0, false, None);
         while flow.host_readable && !flow.host_closed {
             if moved >= BYTES_PER_TURN {
+                more = true;
+                break;
+            }
+            if io.memory_is_short() {
+                self.tcp.starved = true;
                 more = true;
                 break;
             }

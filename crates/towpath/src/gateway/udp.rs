@@ -62,7 +62,8 @@ struct Flow {
     used_at: Instant,
     /// A published port: lives for ever, takes datagrams from anyone.
     published: bool,
-    /// Ports of the host's loopback that have sent to a published port and so may be answered.
+    /// Ports of the host's loopback that may send to this flow because it sent to them, or, on a
+    /// published port, that have sent to it and so may be answered.
     loopback_ports: Vec<u16>,
     dns: Dns,
 }
@@ -80,6 +81,8 @@ pub(super) struct UdpFlows {
     slots: Slots<Flow>,
     index: HashMap<(SocketAddr, Realm), Slot>,
     limit: usize,
+    /// Flows that live for ever, and do not count for the limit.
+    published: usize,
     sweep_at: Option<Instant>,
     /// Flows with more to read that no event will tell.
     waiting: Vec<Slot>,
@@ -95,6 +98,7 @@ impl UdpFlows {
             slots: Slots::new(),
             index: HashMap::new(),
             limit: (flows_max / 4).max(16),
+            published: 0,
             sweep_at: None,
             waiting: Vec::new(),
             starved: false,
@@ -130,6 +134,7 @@ impl UdpFlows {
         reactor.add(&socket, Token::Udp(slot).encode(), Interest::READ, true)?;
         let flow = Flow::new(socket, program, Realm::World, Instant::START, true);
         self.slots.insert(flow);
+        self.published += 1;
         // Answers leave by the first of several sockets that lead to one port.
         self.index.entry((program, Realm::World)).or_insert(slot);
         Ok(())
@@ -187,7 +192,13 @@ impl Flow {
         }
     }
 
-    fn remember_peer(&mut self, address: IpAddr) {
+    /// Whoever was sent to may answer: in the world from any port, on the loopback, where all
+    /// share one address, from that port.
+    fn remember_peer(&mut self, to: SocketAddr) {
+        let address = to.ip();
+        if let Realm::Loopback(_) = self.realm {
+            remember_port(&mut self.loopback_ports, to.port());
+        }
         if self.peers.last() == Some(&address) {
             return;
         }
@@ -230,7 +241,7 @@ impl Gateway {
             flow.dns.asked_at = Some(io.now);
             None
         } else {
-            flow.remember_peer(to.ip());
+            flow.remember_peer(to);
             Some(to)
         };
         let bytes = datagram.packet.payload_len();
@@ -292,7 +303,7 @@ impl Gateway {
             }
             return Ok(slot);
         }
-        if self.udp.slots.len() >= self.udp.limit && self.udp.evict() {
+        if self.udp.slots.len() - self.udp.published >= self.udp.limit && self.udp.evict() {
             self.counters.evicted += 1;
         }
         let mut socket = open(realm, to);
@@ -400,7 +411,10 @@ impl Gateway {
                 flow.dns.question.clear();
                 Some(inside)
             }
-            Realm::Loopback(inside) => Some(SocketAddr::new(inside, datagram.from.port())),
+            Realm::Loopback(inside) => {
+                let port = datagram.from.port();
+                flow.loopback_ports.contains(&port).then_some(SocketAddr::new(inside, port))
+            }
             Realm::World if flow.published => {
                 if datagram.from.ip().is_loopback() {
                     remember_port(&mut flow.loopback_ports, datagram.from.port());

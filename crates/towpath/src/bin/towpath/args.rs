@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, Parser, Subcommand};
 use towpath::config::{Subnet4, Subnet6};
 
+use crate::bench::BenchArguments;
 use crate::exit;
 
 /// Run a program's whole network through a user-space Ethernet, IP, UDP and TCP.
@@ -22,6 +23,7 @@ pub(crate) struct Arguments {
 pub(crate) enum Action {
     Run(RunArguments),
     Attach(AttachArguments),
+    Bench(BenchArguments),
     /// Write the manual page to standard output.
     #[command(hide = true)]
     Man,

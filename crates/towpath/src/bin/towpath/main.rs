@@ -17,6 +17,7 @@ use messages::Messages;
 
 mod args;
 mod attach;
+mod bench;
 mod child;
 mod exit;
 mod man;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
     let done = match &arguments.action {
         Action::Run(arguments) => run::run(arguments),
         Action::Attach(arguments) => attach::attach(arguments),
+        Action::Bench(arguments) => bench::bench(arguments),
         Action::Man => write_manual(),
     };
     match done {

@@ -1,0 +1,190 @@
+//! `towpath bench`: measurements against what users have today.
+//!
+//! Every measurement runs its systems interleaved, several rounds, and reports figures in one
+//! format: a table for people, or with `--json` one object per line with the keys `bench`, `case`,
+//! `unit`, `value`, `against`, `other`, `ratio`, `rounds`, `min`, `max`. `value` and `other` are
+//! medians over the rounds of towpath and of the system `against`; `ratio` is the median of the
+//! rounds' own ratios and always means "towpath better" above 1; `min` and `max` belong to
+//! `value`, and `rounds` counts what it is made of. What could not be measured is null. Names of
+//! cases are stable.
+//!
+//! # Theory of operation
+//!
+//! This process forks one child into new network, mount and PID namespaces and from then on only
+//! waits for it or for a signal. The child, process 1 of its PID namespace, does everything:
+//! however it or this process ends, the kernel kills all processes that take part, and with them
+//! go their namespaces, which have no names. The host's own network is never touched.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, ValueEnum};
+use rustix::event::{PollFd, PollFlags, poll};
+use towpath_io::mount;
+use towpath_io::namespace::Isolation;
+use towpath_io::namespace::signals::Signals;
+use towpath_io::process_sys::Forked;
+
+use crate::args::Arguments;
+use crate::end_child;
+use crate::exit::{Ending, FAILED, Failure};
+use crate::messages::Messages;
+use crate::parent::Kept;
+
+use cases::Selection;
+use gateway::Plan;
+use system::Peer;
+
+mod cases;
+mod gateway;
+mod iperf;
+mod lab;
+mod ping_pong;
+mod plot;
+mod process;
+mod report;
+mod results;
+mod system;
+
+/// Measure throughput, latency and cost on this machine.
+///
+/// `gateway` compares a program's network through towpath with pasta, slirp4netns and a plain veth
+/// pair (the kernel alone: the ceiling), interleaved, in namespaces of its own. Needs root, ip
+/// (iproute2) and iperf3. Peers that are not installed are left out. Progress goes to standard
+/// error.
+#[derive(Debug, Args)]
+pub(crate) struct BenchArguments {
+    /// What to measure.
+    #[arg(value_name = "NAME")]
+    name: Bench,
+
+    /// How many times everything is measured; medians are reported.
+    #[arg(long, value_name = "N", default_value_t = 3,
+          value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+
+    /// How long each single measurement takes.
+    #[arg(long, value_name = "S", default_value_t = 3,
+          value_parser = clap::value_parser!(u32).range(1..=3600))]
+    seconds: u32,
+
+    /// What to compare with.
+    #[arg(long, value_name = "LIST", value_delimiter = ',',
+          default_values_t = [Peer::Pasta, Peer::Slirp4netns, Peer::Veth])]
+    peers: Vec<Peer>,
+
+    /// Only cases with such names; `*` stands for anything. Example: 'tcp_*_1flow,rr_*'
+    #[arg(long, value_name = "GLOB", value_delimiter = ',', default_value = "*")]
+    cases: Vec<String>,
+
+    /// Print one JSON object per line instead of a table.
+    #[arg(long)]
+    json: bool,
+
+    /// Also draw the medians (SVG).
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+
+    /// One round of one second: whether it works, not how well.
+    #[arg(long, conflicts_with_all = ["rounds", "seconds"])]
+    quick: bool,
+}
+
+/// The measurements there are.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Bench {
+    /// A program's network.
+    Gateway,
+}
+
+/// Measures and reports.
+pub(crate) fn bench(arguments: &BenchArguments) -> Result<Ending, Failure> {
+    let Bench::Gateway = arguments.name;
+    let plan = plan(arguments);
+    let isolation = Isolation::detect(false)?;
+    if !isolation.is_privileged() {
+        return Err(anyhow::anyhow!("bench needs root, for example by sudo").into());
+    }
+    // Before the measurement, which takes long.
+    let plot = arguments.plot.as_deref().map(create).transpose()?;
+    let signals = Signals::block()?;
+    let child = match isolation.fork()? {
+        Forked::Child => end_child(measure(arguments, &plan, &isolation, signals, plot)),
+        Forked::Parent(child) => child,
+    };
+    let pidfd = child.pidfd.try_clone().context("cannot duplicate a descriptor")?;
+    let child = Kept::new(child);
+    loop {
+        match wait(&[signals.as_fd(), pidfd.as_fd()])? {
+            // Everything ends with the child, which is killed when `child` is dropped.
+            0 => match signals.next()? {
+                Some(arrived) if arrived.is_end() => {
+                    let number = u8::try_from(arrived.signal.as_raw()).unwrap_or(FAILED);
+                    return Ok(Ending::Signal(number));
+                }
+                _ => {}
+            },
+            _ => return Ok(child.wait()?.into()),
+        }
+    }
+}
+
+fn plan(arguments: &BenchArguments) -> Plan {
+    let selection = Selection::new(&arguments.cases);
+    if selection.is_empty() {
+        let names: Vec<_> = cases::all().map(|case| case.name).collect();
+        let text = format!("option --cases: none fits; there are {}", names.join(", "));
+        Arguments::command().error(ErrorKind::ValueValidation, text).exit();
+    }
+    let (rounds, seconds) = match arguments.quick {
+        true => (1, 1),
+        false => (arguments.rounds, arguments.seconds),
+    };
+    let setups = system::setups(&arguments.peers);
+    Plan { selection, setups, rounds, seconds }
+}
+
+/// The child's part: process 1 of its namespaces.
+fn measure(
+    arguments: &BenchArguments,
+    plan: &Plan,
+    isolation: &Isolation,
+    signals: Signals,
+    plot: Option<File>,
+) -> Result<Ending, Failure> {
+    isolation.adopt()?;
+    signals.mask_before().restore()?;
+    drop(signals);
+    // Must be found before /proc shows the new namespaces only.
+    let kernel = process::KernelThreads::find();
+    mount::make_private()?;
+    mount::mount_proc()?;
+    let (results, failures) = gateway::measure(plan, &kernel)?;
+    let text = if arguments.json { report::json(&results) } else { report::table(&results) };
+    std::io::stdout().write_all(text.as_bytes())?;
+    if let Some(mut plot) = plot {
+        plot.write_all(plot::svg(&results).as_bytes()).context("option --plot")?;
+    }
+    if failures > 0 {
+        Messages::Quiet.error(format_args!("{failures} measurements of towpath failed"));
+        return Err(Failure::told(FAILED));
+    }
+    Ok(Ending::Code(0))
+}
+
+fn create(path: &Path) -> anyhow::Result<File> {
+    File::create(path).with_context(|| format!("option --plot: cannot write {}", path.display()))
+}
+
+/// The index of a readable descriptor.
+fn wait(descriptors: &[BorrowedFd<'_>]) -> anyhow::Result<usize> {
+    let mut waiting: Vec<_> =
+        descriptors.iter().map(|descriptor| PollFd::new(descriptor, PollFlags::IN)).collect();
+    rustix::io::retry_on_intr(|| poll(&mut waiting, None)).context("cannot wait")?;
+    let ready = waiting.iter().position(|waiting| !waiting.revents().is_empty());
+    Ok(ready.expect("without a timeout, poll returns when something is ready"))
+}

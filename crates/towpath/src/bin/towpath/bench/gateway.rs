@@ -1,0 +1,296 @@
+//! `bench gateway`: the rounds.
+//!
+//! In every round all gateways are started anew, each with a program's network of its own; then
+//! every probe goes through all of them, one after the other, before the next probe. So figures
+//! that are compared are taken within seconds of each other, and what a gateway remembers of old
+//! connections ends with the round.
+
+use std::fs;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+
+use super::cases::{Kind, Probe, Selection};
+use super::iperf::{self, Test};
+use super::lab::{self, Network};
+use super::ping_pong::{self, Server, Stopwatch, percentile};
+use super::process::{self, KernelThreads, Running};
+use super::report::short;
+use super::results::{Results, Series, System};
+use super::system::{self, Setup, find_program};
+use crate::messages::Messages;
+
+/// What to do.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) selection: Selection,
+    /// towpath first.
+    pub(super) setups: Vec<Setup>,
+    pub(super) rounds: u32,
+    pub(super) seconds: u32,
+}
+
+/// Measures; this process must be the first of new namespaces, and have one thread. Also returns
+/// how many measurements of towpath failed.
+pub(super) fn measure(plan: &Plan, kernel: &KernelThreads) -> anyhow::Result<(Results, usize)> {
+    let setups = installed(plan)?;
+    process::go_first();
+    let outside = Network::new()?;
+    let networks: Vec<_> = setups.iter().map(|_| Network::new()).collect::<anyhow::Result<_>>()?;
+    let algorithm = lab::prepare_host(&outside)?;
+    if let Some(notice) = lab::congestion_control_notice(&algorithm) {
+        Messages::Normal.notice(notice);
+    }
+    let mut systems = Vec::new();
+    for ((subnet, network), setup) in (0..).zip(&networks).zip(&setups) {
+        lab::prepare_program(network)?;
+        if setup.system == system::System::Veth {
+            lab::join_by_veth(network, subnet, setup.mtu)?;
+        }
+        systems.push(Joined { setup: *setup, network, subnet });
+    }
+    let mut bench = Bench { plan, kernel, series: bare_series(plan, &setups), failures: 0 };
+    for round in 1..=plan.rounds {
+        bench.round(round, &systems)?;
+    }
+    let circumstances = circumstances(plan, &algorithm, &setups);
+    let results = Results { bench: "gateway", circumstances, series: bench.series };
+    Ok((results, bench.failures))
+}
+
+/// The plan's setups without those that are not installed.
+fn installed(plan: &Plan) -> anyhow::Result<Vec<Setup>> {
+    ensure!(find_program("ip").is_some(), "ip is not installed (package iproute2)");
+    let uses_iperf = |probe: &Probe| matches!(probe.kind, Kind::Bulk(_) | Kind::Both(_));
+    if plan.selection.probes().any(uses_iperf) {
+        ensure!(find_program("iperf3").is_some(), "iperf3 is not installed (package iperf3)");
+    }
+    let is_installed = |setup: &&Setup| match setup.system.program() {
+        Some(program) if find_program(program).is_none() => {
+            Messages::Normal.notice(format_args!("{setup} is left out: {program} not found"));
+            false
+        }
+        _ => true,
+    };
+    Ok(plan.setups.iter().filter(is_installed).copied().collect())
+}
+
+fn bare_series(plan: &Plan, setups: &[Setup]) -> Vec<Series> {
+    let systems = || {
+        setups.iter().map(|setup| System { name: setup.to_string(), rounds: Vec::new() }).collect()
+    };
+    plan.selection.cases().iter().map(|case| Series { case, systems: systems() }).collect()
+}
+
+/// A line about the machine, one about the measurement, one about the peers.
+fn circumstances(plan: &Plan, algorithm: &str, setups: &[Setup]) -> Vec<String> {
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let (rounds, seconds) = (plan.rounds, plan.seconds);
+    let mut lines = vec![
+        format!(
+            "towpath {}, Linux {}, {processors} processors",
+            env!("CARGO_PKG_VERSION"),
+            kernel.trim()
+        ),
+        format!("rounds: {rounds}, seconds per measurement: {seconds}, TCP with {algorithm}"),
+    ];
+    let mut programs: Vec<_> = setups.iter().filter_map(|setup| setup.system.program()).collect();
+    programs.dedup();
+    let versions: Vec<_> = programs.into_iter().filter_map(system::version).collect();
+    if !versions.is_empty() {
+        lines.push(versions.join(", "));
+    }
+    lines
+}
+
+/// A setup and the network that it joins to the host's.
+struct Joined<'a> {
+    setup: Setup,
+    network: &'a Network,
+    subnet: u8,
+}
+
+/// A system that works.
+struct Live<'a> {
+    joined: &'a Joined<'a>,
+    /// `None` for the kernel.
+    gateway: Option<Running>,
+    /// From start to the first byte that came back.
+    ready: Option<Duration>,
+}
+
+impl Live<'_> {
+    fn pids(&self) -> Vec<i32> {
+        self.gateway.as_ref().map(Running::tree).unwrap_or_default()
+    }
+
+    fn target(&self, ipv6: bool) -> Option<IpAddr> {
+        self.joined.setup.target(ipv6, self.joined.subnet)
+    }
+}
+
+impl<'a> Joined<'a> {
+    /// Starts its gateway and waits until it works.
+    fn start(&'a self) -> anyhow::Result<Live<'a>> {
+        /// The slowest takes less than a second.
+        const READY_WAIT: Duration = Duration::from_secs(15);
+        let server = Server::start(None)?;
+        let command = self.setup.command(self.network.holder());
+        let started = Stopwatch::start();
+        let mut gateway = command.map(|mut command| Running::start(&mut command)).transpose()?;
+        let mut ready = None;
+        for target in [false, true].into_iter().filter_map(|v6| self.setup.target(v6, self.subnet))
+        {
+            while !ping_pong::is_reachable(self.network, &server, target) {
+                if let Some(gateway) = &mut gateway
+                    && gateway.wait(Duration::ZERO)?.is_some()
+                {
+                    bail!("it ended: {}", gateway.last_words());
+                }
+                ensure!(started.elapsed() < READY_WAIT, "it does not lead to {target}");
+                ping_pong::pause();
+            }
+            // With the first address, that is IPv4; others may take longer and count less.
+            ready.get_or_insert(started.elapsed());
+        }
+        let ready = ready.filter(|_| gateway.is_some());
+        Ok(Live { joined: self, gateway, ready })
+    }
+}
+
+/// The state between rounds.
+struct Bench<'a> {
+    plan: &'a Plan,
+    kernel: &'a KernelThreads,
+    series: Vec<Series>,
+    /// Of towpath.
+    failures: usize,
+}
+
+/// What a probe yields, by case; `None` where that makes no sense.
+type Figures = Vec<Option<f64>>;
+
+impl Bench<'_> {
+    fn round(&mut self, round: u32, systems: &[Joined<'_>]) -> anyhow::Result<()> {
+        let live: Vec<_> = systems
+            .iter()
+            .map(|joined| {
+                joined.start().with_context(|| format!("{} does not start", joined.setup))
+            })
+            .collect();
+        for (index, failed) in live.iter().enumerate() {
+            if let Err(error) = failed {
+                Messages::Quiet.error(format_args!("{error:#}"));
+                self.failures += usize::from(index == 0);
+            }
+        }
+        for probe in self.plan.selection.probes() {
+            let mut progress =
+                format!("round {round}/{} {}:", self.plan.rounds, probe.cases[0].name);
+            let idle = matches!(probe.kind, Kind::Idle).then(|| self.idle(&live));
+            for (index, live) in live.iter().enumerate() {
+                let figures = match (live, &idle) {
+                    (Err(_), _) => Ok(Vec::new()),
+                    (Ok(_), Some(idle)) => Ok(idle[index].clone()),
+                    (Ok(live), None) => self.probe(probe.kind, live),
+                };
+                let figures = figures.unwrap_or_else(|error| {
+                    let name = systems[index].setup;
+                    Messages::Quiet
+                        .error(format_args!("{}: {name}: {error:#}", probe.cases[0].name));
+                    self.failures += usize::from(index == 0);
+                    Vec::new()
+                });
+                let first = figures.first().copied().flatten().map_or("-".into(), short);
+                progress += &format!(" {} {first}", systems[index].setup);
+                self.keep(probe, index, &figures);
+            }
+            Messages::Normal.notice(format_args!("{progress} {}", probe.cases[0].unit));
+        }
+        Ok(())
+    }
+
+    fn keep(&mut self, probe: &Probe, system: usize, figures: &[Option<f64>]) {
+        for (at, case) in probe.cases.iter().enumerate() {
+            if let Some(series) = self.series.iter_mut().find(|series| series.case == case) {
+                let figure = figures.get(at).copied().flatten();
+                series.systems[system].rounds.push(figure);
+            }
+        }
+    }
+
+    fn probe(&self, kind: Kind, live: &Live<'_>) -> anyhow::Result<Figures> {
+        let seconds = self.plan.seconds;
+        let network = live.joined.network;
+        match kind {
+            Kind::Ready => Ok(vec![live.ready.map(|ready| ready.as_secs_f64() * 1e3)]),
+            Kind::Idle => unreachable!("all systems are idle at once"),
+            Kind::Bulk(test) => self.bulk(test, live),
+            Kind::Both(test) => {
+                let Some(target) = live.target(test.ipv6) else { return Ok(Vec::new()) };
+                let moved = iperf::run(network, target, test, seconds)?;
+                let there = moved.gbits_per_second;
+                let back = moved.reverse_gbits_per_second.context("iperf3 has no reverse")?;
+                let share = there.min(back) / (there + back) * 100.0;
+                Ok(vec![Some(there + back), share.is_finite().then_some(share)])
+            }
+            Kind::RoundTrips => {
+                let Some(target) = live.target(false) else { return Ok(Vec::new()) };
+                let (one, pids) = (process::first_processor()?, live.pids());
+                process::pin_processes(&pids, &one)?;
+                let times = ping_pong::round_trips(network, target, seconds, one);
+                process::pin_processes(&pids, &process::processors()?)?;
+                let times = times?;
+                let figure = |share| Some(percentile(&times, share).as_secs_f64() * 1e6);
+                Ok(vec![figure(0.5), figure(0.99)])
+            }
+            Kind::Connections => {
+                let Some(target) = live.target(false) else { return Ok(Vec::new()) };
+                Ok(vec![Some(ping_pong::connection_rate(network, target, seconds)?)])
+            }
+        }
+    }
+
+    fn bulk(&self, test: Test, live: &Live<'_>) -> anyhow::Result<Figures> {
+        const GIB: f64 = (1_u64 << 30) as f64;
+        let Some(target) = live.target(test.ipv6) else { return Ok(Vec::new()) };
+        let pids = live.pids();
+        let used = || {
+            let gateway = process::cpu_seconds(&pids);
+            let others = process::cpu_seconds_of_ended() + self.kernel.cpu_seconds();
+            (gateway, gateway + others)
+        };
+        let before = used();
+        let moved = iperf::run(live.joined.network, target, test, self.plan.seconds)?;
+        let after = used();
+        let gib = moved.bytes / GIB;
+        let per_gib = |seconds: f64| (gib > 0.0).then(|| seconds / gib);
+        Ok(vec![
+            Some(moved.gbits_per_second),
+            per_gib(after.0 - before.0).filter(|_| live.gateway.is_some()),
+            per_gib(after.1 - before.1),
+        ])
+    }
+
+    /// Memory, and processor time in ms per s, of all systems while nothing happens.
+    fn idle(&self, systems: &[anyhow::Result<Live<'_>>]) -> Vec<Figures> {
+        let pids = |live: &anyhow::Result<Live<'_>>| live.as_ref().map_or(Vec::new(), Live::pids);
+        let pids: Vec<_> = systems.iter().map(pids).collect();
+        // What the start has left to do is no idling.
+        std::thread::sleep(Duration::from_millis(200));
+        let used = || pids.iter().map(|pids| process::cpu_seconds_fine(pids)).collect::<Vec<_>>();
+        let before = used();
+        let started = Stopwatch::start();
+        std::thread::sleep(Duration::from_secs(self.plan.seconds.into()));
+        let elapsed = started.elapsed().as_secs_f64();
+        let after = used();
+        let figures = |(at, pids): (usize, &Vec<i32>)| {
+            let cpu = (after[at] - before[at]) / elapsed * 1e3;
+            let is_there = !pids.is_empty();
+            vec![is_there.then(|| process::resident_mib(pids)), is_there.then_some(cpu)]
+        };
+        pids.iter().enumerate().map(figures).collect()
+    }
+}

@@ -1,0 +1,139 @@
+//! Runs of iperf3: a server on the host, a client in the program's network.
+
+use std::net::IpAddr;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use serde_json::Value;
+
+use super::lab::{IPERF_PORT, Network};
+use super::ping_pong::{self, Stopwatch};
+use super::process::Running;
+
+/// What is moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Test {
+    pub(super) ipv6: bool,
+    pub(super) udp: bool,
+    pub(super) direction: Direction,
+    pub(super) flows: u32,
+}
+
+/// Where to, seen from the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    Out,
+    In,
+    Both,
+}
+
+/// What arrived.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Moved {
+    pub(super) gbits_per_second: f64,
+    /// The other direction's, for [`Direction::Both`].
+    pub(super) reverse_gbits_per_second: Option<f64>,
+    /// In the first direction.
+    pub(super) bytes: f64,
+}
+
+/// Longest wait beyond the time of the test: for handshakes, and for what is still on its way.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// With headers of IPv6 too, it fits into Ethernet's MTU.
+const DATAGRAM_BYTES: &str = "1400";
+
+/// Runs it. When it returns, client and server have ended and have been waited for.
+pub(super) fn run(
+    program: &Network,
+    target: IpAddr,
+    test: Test,
+    seconds: u32,
+) -> anyhow::Result<Moved> {
+    let mut server = serve()?;
+    let client = program.inside(|| Running::start_piped(&mut client(target, test, seconds)))?;
+    let limit = Duration::from_secs(seconds.into()) + PATIENCE;
+    let text = client.output(limit).context("iperf3")?;
+    // One that waits for ever is killed when it is dropped.
+    server.wait(Duration::from_secs(2))?;
+    moved(&text, test)
+}
+
+/// A server for one test, once it listens.
+fn serve() -> anyhow::Result<Running> {
+    let mut command = Command::new("iperf3");
+    command.args(["--server", "--one-off", "--forceflush", "--port", &IPERF_PORT.to_string()]);
+    let mut server = Running::start(&mut command)?;
+    let started = Stopwatch::start();
+    while !server.log().contains("listening") {
+        ensure!(started.elapsed() < PATIENCE, "iperf3's server does not listen");
+        if server.wait(Duration::ZERO)?.is_some() {
+            bail!("iperf3's server failed: {}", server.last_words());
+        }
+        ping_pong::pause();
+    }
+    Ok(server)
+}
+
+fn client(target: IpAddr, test: Test, seconds: u32) -> Command {
+    let mut command = Command::new("iperf3");
+    command.args(["--json", "--interval", "0", "--connect-timeout", "3000"]);
+    command.args(["--client", &target.to_string(), "--port", &IPERF_PORT.to_string()]);
+    command.args(["--time", &seconds.to_string(), "--parallel", &test.flows.to_string()]);
+    match test.direction {
+        Direction::Out => {}
+        Direction::In => drop(command.arg("--reverse")),
+        Direction::Both => drop(command.arg("--bidir")),
+    }
+    if test.udp {
+        command.args(["--udp", "--bitrate", "0", "--length", DATAGRAM_BYTES]);
+    }
+    command
+}
+
+fn moved(text: &str, test: Test) -> anyhow::Result<Moved> {
+    let all: Value = serde_json::from_str(text).context("iperf3's output is no JSON")?;
+    if let Some(error) = all["error"].as_str() {
+        bail!("iperf3: {error}");
+    }
+    let end = &all["end"];
+    let number = |sum: &str, name: &str| {
+        let number = end[sum][name].as_f64();
+        number.with_context(|| format!("iperf3's output has no number {sum}.{name}"))
+    };
+    let reverse = match test.direction {
+        Direction::Both => Some(number("sum_received_bidir_reverse", "bits_per_second")? / 1e9),
+        Direction::Out | Direction::In => None,
+    };
+    Ok(Moved {
+        gbits_per_second: number("sum_received", "bits_per_second")? / 1e9,
+        reverse_gbits_per_second: reverse,
+        bytes: number("sum_received", "bytes")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OUT: Test = Test { ipv6: false, udp: false, direction: Direction::Out, flows: 1 };
+    const BOTH: Test = Test { direction: Direction::Both, ..OUT };
+
+    #[test]
+    fn output_of_iperf3() {
+        let text = r#"{"end": {"sum_sent": {"bytes": 9, "bits_per_second": 1},
+            "sum_received": {"bytes": 1000, "bits_per_second": 2e9},
+            "sum_received_bidir_reverse": {"bytes": 1, "bits_per_second": 5e8}}}"#;
+        let plain = Moved { gbits_per_second: 2.0, reverse_gbits_per_second: None, bytes: 1000.0 };
+        assert_eq!(moved(text, OUT).unwrap(), plain);
+        assert_eq!(moved(text, BOTH).unwrap().reverse_gbits_per_second, Some(0.5));
+    }
+
+    #[test]
+    fn failures_of_iperf3() {
+        let refused = moved(r#"{"end": {}, "error": "unable to connect"}"#, OUT).unwrap_err();
+        assert_eq!(refused.to_string(), "iperf3: unable to connect");
+        assert!(moved("", OUT).is_err());
+        assert!(moved(r#"{"end": {}}"#, OUT).is_err());
+    }
+}

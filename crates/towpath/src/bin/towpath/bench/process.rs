@@ -1,0 +1,280 @@
+//! Processes that take part: starting, ending, and what they have used.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// A started process, which does not outlive this value.
+#[derive(Debug)]
+pub(super) struct Running {
+    child: Child,
+    /// What it writes to standard error, and to standard output if nobody reads that.
+    log: File,
+}
+
+impl Running {
+    /// Starts it with its standard output in the log.
+    pub(super) fn start(command: &mut Command) -> anyhow::Result<Self> {
+        Self::start_with(command, None)
+    }
+
+    /// Starts it with its standard output for [`Running::output`].
+    pub(super) fn start_piped(command: &mut Command) -> anyhow::Result<Self> {
+        Self::start_with(command, Some(Stdio::piped()))
+    }
+
+    fn start_with(command: &mut Command, stdout: Option<Stdio>) -> anyhow::Result<Self> {
+        let log = File::from(memfd_create(c"log", MemfdFlags::CLOEXEC).context("memfd_create")?);
+        let stdout = match stdout {
+            Some(stdout) => stdout,
+            None => log.try_clone()?.into(),
+        };
+        command.stdin(Stdio::null()).stdout(stdout).stderr(log.try_clone()?);
+        let child = command.spawn();
+        let name = command.get_program().display();
+        Ok(Self { child: child.with_context(|| format!("cannot execute {name}"))?, log })
+    }
+
+    /// Its standard output, once it has ended. Kills it if that takes longer than `limit`.
+    pub(super) fn output(mut self, limit: Duration) -> anyhow::Result<String> {
+        let stdout = self.child.stdout.take();
+        let reader = thread::spawn(move || {
+            let mut text = String::new();
+            let read = stdout.map_or(Ok(0), |mut stdout| stdout.read_to_string(&mut text));
+            read.map(|_| text)
+        });
+        let ended = self.wait(limit)?;
+        if ended.is_none() {
+            self.kill();
+        }
+        let text = reader.join().map_err(|_| anyhow!("the reader failed"))??;
+        match ended {
+            None => bail!("it did not end in {} s and was killed", limit.as_secs()),
+            Some(status) if !status.success() && text.is_empty() => {
+                bail!("it failed ({status}): {}", self.last_words())
+            }
+            Some(_) => Ok(text),
+        }
+    }
+
+    /// Waits for its end, at most for `limit`.
+    pub(super) fn wait(&mut self, limit: Duration) -> anyhow::Result<Option<ExitStatus>> {
+        const STEP: Duration = Duration::from_millis(5);
+        let mut waited = Duration::ZERO;
+        loop {
+            let ended = self.child.try_wait().context("cannot wait for a process")?;
+            if ended.is_some() || waited >= limit {
+                return Ok(ended);
+            }
+            thread::sleep(STEP);
+            waited += STEP;
+        }
+    }
+
+    /// The end of what it has logged.
+    pub(super) fn last_words(&self) -> String {
+        let text = self.log();
+        let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+        lines[lines.len().saturating_sub(3)..].join("; ")
+    }
+
+    /// The start of what it has logged.
+    pub(super) fn log(&self) -> String {
+        let mut bytes = [0; 16 << 10];
+        let read = self.log.read_at(&mut bytes, 0).unwrap_or(0);
+        String::from_utf8_lossy(&bytes[..read]).into_owned()
+    }
+
+    /// Its number and those of its descendants.
+    pub(super) fn tree(&self) -> Vec<i32> {
+        let parents: Vec<(i32, i32)> = numbers_in("/proc")
+            .filter_map(|pid| Some((pid, field(&stat(pid)?, STAT_PPID)?)))
+            .collect();
+        let mut tree = vec![i32::try_from(self.child.id()).expect("process numbers have 22 bits")];
+        let mut at = 0;
+        while let Some(&parent) = tree.get(at) {
+            tree.extend(parents.iter().filter(|(_, of)| *of == parent).map(|(pid, _)| *pid));
+            at += 1;
+        }
+        tree
+    }
+
+    fn kill(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// The kernel's threads that move packets for whoever is at hand.
+#[derive(Debug)]
+pub(super) struct KernelThreads(Vec<File>);
+
+impl KernelThreads {
+    /// Those that /proc shows. They can be read later even if it shows them no more.
+    pub(super) fn find() -> Self {
+        let is_softirq = |pid: &i32| {
+            let name = fs::read_to_string(format!("/proc/{pid}/comm"));
+            name.is_ok_and(|name| name.starts_with("ksoftirqd/"))
+        };
+        let open = |pid| File::open(format!("/proc/{pid}/stat")).ok();
+        Self(numbers_in("/proc").filter(is_softirq).filter_map(open).collect())
+    }
+
+    /// Processor time that they have used.
+    pub(super) fn cpu_seconds(&self) -> f64 {
+        let used = |file: &File| {
+            let mut bytes = [0; 1024];
+            let read = file.read_at(&mut bytes, 0).ok()?;
+            own_ticks(behind_name(std::str::from_utf8(&bytes[..read]).ok()?)?)
+        };
+        seconds(self.0.iter().filter_map(used).sum())
+    }
+}
+
+/// Processor time that these processes have used, in steps of the kernel's clock (10 ms).
+pub(super) fn cpu_seconds(pids: &[i32]) -> f64 {
+    seconds(pids.iter().filter_map(|pid| own_ticks(&stat(*pid)?)).sum())
+}
+
+/// The same, finer but without threads that have ended.
+pub(super) fn cpu_seconds_fine(pids: &[i32]) -> f64 {
+    let used = |pid: &i32| {
+        let of_thread = |thread: i32| -> Option<u64> {
+            let text = fs::read_to_string(format!("/proc/{pid}/task/{thread}/schedstat")).ok()?;
+            text.split_ascii_whitespace().next()?.parse().ok()
+        };
+        numbers_in(&format!("/proc/{pid}/task")).filter_map(of_thread).sum::<u64>()
+    };
+    match fs::exists("/proc/self/schedstat") {
+        Ok(true) => Duration::from_nanos(pids.iter().map(used).sum()).as_secs_f64(),
+        _ => cpu_seconds(pids),
+    }
+}
+
+/// Processor time that children of this process have used, those that it has waited for.
+pub(super) fn cpu_seconds_of_ended() -> f64 {
+    let ticks = fs::read_to_string("/proc/self/stat").ok().and_then(|stat| {
+        let stat = behind_name(&stat)?;
+        Some(field::<u64>(stat, STAT_CUTIME)? + field::<u64>(stat, STAT_CUTIME + 1)?)
+    });
+    seconds(ticks.unwrap_or(0))
+}
+
+/// Resident memory of these processes.
+pub(super) fn resident_mib(pids: &[i32]) -> f64 {
+    let resident = |pid: &i32| -> Option<f64> {
+        let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+        line.trim().strip_suffix("kB")?.trim().parse().ok()
+    };
+    pids.iter().filter_map(resident).sum::<f64>() / 1024.0
+}
+
+/// Lets this process and those that it starts go before others, so that what else the machine does
+/// matters as little as possible. Not essential: where it is refused, figures spread more.
+pub(super) fn go_first() {
+    // In a session of its own, because the kernel may share time fairly among sessions first.
+    let _ = rustix::process::setsid();
+    let _ = fs::write("/proc/self/autogroup", NICE.to_string());
+    let _ = rustix::process::nice(NICE);
+}
+
+/// The processors that this process may use.
+pub(super) fn processors() -> anyhow::Result<CpuSet> {
+    sched_getaffinity(None).context("cannot find out about processors")
+}
+
+/// The first of them alone.
+pub(super) fn first_processor() -> anyhow::Result<CpuSet> {
+    let all = processors()?;
+    let first = (0..CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu)).context("no processor")?;
+    let mut one = CpuSet::new();
+    one.set(first);
+    Ok(one)
+}
+
+/// Lets this thread run there only.
+pub(super) fn pin_thread(to: &CpuSet) -> anyhow::Result<()> {
+    sched_setaffinity(None, to).context("cannot choose a processor")
+}
+
+/// Lets these processes, with all their threads, run there only.
+pub(super) fn pin_processes(pids: &[i32], to: &CpuSet) -> anyhow::Result<()> {
+    for thread in pids.iter().flat_map(|pid| numbers_in(&format!("/proc/{pid}/task"))) {
+        sched_setaffinity(Pid::from_raw(thread), to).context("cannot choose a processor")?;
+    }
+    Ok(())
+}
+
+/// Above everything ordinary, below what the kernel's own threads may need.
+const NICE: i32 = -15;
+
+/// Places behind the name in /proc/PID/stat, see proc(5).
+const STAT_PPID: usize = 1;
+const STAT_UTIME: usize = 11;
+const STAT_CUTIME: usize = 13;
+
+fn own_ticks(stat: &str) -> Option<u64> {
+    Some(field::<u64>(stat, STAT_UTIME)? + field::<u64>(stat, STAT_UTIME + 1)?)
+}
+
+/// What /proc/PID/stat says behind the name, which may contain anything.
+fn stat(pid: i32) -> Option<String> {
+    behind_name(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?).map(Into::into)
+}
+
+fn behind_name(stat: &str) -> Option<&str> {
+    Some(stat.rsplit_once(')')?.1)
+}
+
+fn field<T: std::str::FromStr>(stat: &str, place: usize) -> Option<T> {
+    stat.split_ascii_whitespace().nth(place)?.parse().ok()
+}
+
+fn seconds(ticks: u64) -> f64 {
+    ticks as f64 / rustix::param::clock_ticks_per_second() as f64
+}
+
+/// Entries of a directory whose names are numbers.
+fn numbers_in(directory: &str) -> impl Iterator<Item = i32> + use<> {
+    let entries = fs::read_dir(directory).into_iter().flatten();
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statistics_of_a_process_with_an_evil_name() {
+        let stat = behind_name("7 (a) 1 (b) S 3 7 7 0 -1 4194560 1 2 3 4 50 60 70 80 20").unwrap();
+        assert_eq!(field::<i32>(stat, STAT_PPID), Some(3));
+        assert_eq!(own_ticks(stat), Some(110));
+        assert_eq!(field::<u64>(stat, STAT_CUTIME), Some(70));
+    }
+
+    #[test]
+    fn output_of_a_process_that_ends_and_of_one_that_does_not() {
+        let mut command = Command::new("echo");
+        let echo = Running::start_piped(command.arg("text")).unwrap();
+        assert_eq!(echo.output(Duration::from_secs(10)).unwrap(), "text\n");
+        let mut command = Command::new("sleep");
+        let sleep = Running::start_piped(command.arg("60")).unwrap();
+        assert!(sleep.output(Duration::from_millis(10)).is_err());
+    }
+}

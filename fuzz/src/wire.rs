@@ -66,12 +66,15 @@ fn extensions(first: Protocol, bytes: &[u8], payload_len: usize) {
     };
     assert!(fragment.header_at + ipv6::FRAGMENT_HEADER_LEN <= walked.len);
     assert!(fragment.offset_bytes.is_multiple_of(8));
-    let mut room = [0xee; ipv6::FRAGMENT_HEADER_LEN + 8];
     let (offset, more, ident) = (fragment.offset_bytes, fragment.more, fragment.ident);
-    // Behind a later fragment there may be anything; UDP would have to be whole in a first one.
+    // Payload that does not reach beyond the longest packet. It has no next header: others would
+    // have to be whole in a first fragment.
+    let payload = if u32::from(offset) + 8 > 0xffff { 0 } else { 8 };
+    let mut room = [0xee; ipv6::FRAGMENT_HEADER_LEN + 8];
+    let room = &mut room[..ipv6::FRAGMENT_HEADER_LEN + payload];
     let next = Protocol::NO_NEXT_HEADER;
-    let written = emit_fragment_header(&mut room, next, offset, more, ident);
-    let again = Extensions::walk(Protocol::IPV6_FRAGMENT, &room, room.len());
+    let written = emit_fragment_header(room, next, offset, more, ident);
+    let again = Extensions::walk(Protocol::IPV6_FRAGMENT, room, room.len());
     let again = again.expect("a fragment header alone is a chain");
     assert_eq!(again.len, written);
     let again = again.fragment.expect("it is a fragment header");

@@ -1,1 +1,60 @@
-fn main() {}
+//! Chores of this repository: `cargo xtask`.
+//!
+//! No dependencies, so that it builds at once. Every command prints what it does and ends with a
+//! status that says whether all is well.
+#![forbid(unsafe_code)]
+
+mod ci;
+mod count;
+mod fuzz;
+mod man;
+mod rfc;
+mod source;
+mod tidy;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const HELP: &str = "\
+cargo xtask COMMAND
+  ci                       all checks and tests; the last line counts the tests
+  tidy                     what neither compiler nor clippy checks: order, limits, links, words
+  fuzz [TARGET] [SECONDS]  one fuzz target, or all of them; 60 seconds each
+  man [--check]            write docs/man/towpath.1, or compare it with the command
+  rfc                      sections of RFCs that code cites, and whether a test cites them too";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let done = match arguments[..] {
+        ["ci"] => ci::run(),
+        ["tidy"] => tidy::run(),
+        ["fuzz", ref rest @ ..] if rest.len() <= 2 => fuzz::run(rest),
+        ["man"] => man::write(),
+        ["man", "--check"] => man::check(),
+        ["rfc"] => rfc::run(),
+        _ => {
+            eprintln!("{HELP}");
+            return ExitCode::from(2);
+        }
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => {
+            eprintln!("xtask: {problem}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Where the repository is.
+fn root() -> PathBuf {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    package.parent().expect("the package is in a folder of the repository").to_path_buf()
+}
+
+/// Where builds with other flags go, out of the way of ordinary ones.
+fn target_folder(name: &str) -> PathBuf {
+    let base = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+    base.unwrap_or_else(|| root().join("target")).join(name)
+}

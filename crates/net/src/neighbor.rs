@@ -3,7 +3,8 @@
 //! Entries are learnt from ARP and neighbour discovery, or set for good by the driver; what was
 //! set for good is never overwritten, so that a program that lies cannot redirect traffic of
 //! another. Only addresses we asked for, or that asked us, make an entry: unsolicited
-//! announcements update but never create.
+//! announcements update but never create. An address known for longer than [`LIFETIME`] is asked for
+//! again when it is used, and used meanwhile.
 //!
 //! Bounds: [`ENTRIES_MAX`] entries, the oldest learnt one makes room; [`PENDING_PER_NEIGHBOR`]
 //! packets wait for one address, the oldest is dropped; [`ASK_COUNT`] questions a second apart.
@@ -29,7 +30,22 @@ pub const LIFETIME: Duration = Duration::from_secs(60);
 enum Known {
     Permanent(MacAddr),
     Until(MacAddr, Instant),
-    Asked { count: u8, next: Instant, pending: VecDeque<Packet> },
+    /// Not known, or known too long ago; asked for.
+    Asked(Question),
+}
+
+struct Question {
+    count: u8,
+    next: Instant,
+    /// The address that is used until the answer comes.
+    stale: Option<MacAddr>,
+    pending: VecDeque<Packet>,
+}
+
+impl Question {
+    fn first(now: Instant, stale: Option<MacAddr>) -> Self {
+        Self { count: 1, next: now + ASK_INTERVAL, stale, pending: VecDeque::new() }
+    }
 }
 
 struct Entry {
@@ -39,14 +55,21 @@ struct Entry {
 
 /// What to do with a packet for a neighbour.
 pub enum Resolution {
-    /// Send it there.
-    Known(MacAddr, Packet),
-    /// It waits; ask for the address if `ask`. `dropped` packets made room.
+    /// Send it there; ask for the address too if `ask`: it may have changed.
+    Known {
+        /// The neighbour's address.
+        mac: MacAddr,
+        /// The packet.
+        packet: Packet,
+        /// A question is due.
+        ask: bool,
+    },
+    /// It waits for the address.
     Waiting {
         /// A question is due.
         ask: bool,
-        /// An older packet was dropped.
-        dropped: bool,
+        /// Older packets dropped to make room.
+        dropped: usize,
     },
 }
 
@@ -54,6 +77,8 @@ pub enum Resolution {
 #[derive(Default)]
 pub struct Neighbors {
     entries: Vec<Entry>,
+    /// Where the last one looked for was.
+    latest: usize,
 }
 
 impl Neighbors {
@@ -65,36 +90,43 @@ impl Neighbors {
 
     /// The link-layer address for `packet`, or a place to wait for it.
     pub fn resolve(&mut self, address: IpAddr, packet: Packet, now: Instant) -> Resolution {
-        let Some(index) = self.entries.iter().position(|entry| entry.address == address) else {
-            self.make_room();
-            let pending = VecDeque::from([packet]);
-            let known = Known::Asked { count: 1, next: now + ASK_INTERVAL, pending };
-            self.entries.push(Entry { address, known });
-            return Resolution::Waiting { ask: true, dropped: false };
+        let Some(index) = self.position(address) else {
+            let lost = self.make_room();
+            let mut question = Question::first(now, None);
+            question.pending.push_back(packet);
+            self.entries.push(Entry { address, known: Known::Asked(question) });
+            return Resolution::Waiting { ask: true, dropped: lost };
         };
-        match &mut self.entries[index].known {
-            Known::Permanent(mac) => Resolution::Known(*mac, packet),
-            Known::Until(mac, until) => {
+        let known = &mut self.entries[index].known;
+        let (mac, ask) = match known {
+            Known::Permanent(mac) => (*mac, false),
+            Known::Until(mac, until) if now < *until => (*mac, false),
+            Known::Until(mac, _) => {
+                // Used while it is asked for again: traffic does not stop for it.
                 let mac = *mac;
-                if *until <= now {
-                    // Used once more while it is asked for again.
-                    let pending = VecDeque::new();
-                    self.entries[index].known =
-                        Known::Asked { count: 1, next: now + ASK_INTERVAL, pending };
-                    return self.resolve(address, packet, now);
-                }
-                Resolution::Known(mac, packet)
+                *known = Known::Asked(Question::first(now, Some(mac)));
+                (mac, true)
             }
-            Known::Asked { pending, .. } => {
-                let dropped = pending.len() >= PENDING_PER_NEIGHBOR;
+            Known::Asked(Question { stale: Some(mac), .. }) => (*mac, false),
+            Known::Asked(question) => {
+                let dropped = question.pending.len() >= PENDING_PER_NEIGHBOR;
                 if dropped {
-                    pending.pop_front();
+                    question.pending.pop_front();
                 }
-                let ask = pending.is_empty();
-                pending.push_back(packet);
-                Resolution::Waiting { ask, dropped }
+                question.pending.push_back(packet);
+                return Resolution::Waiting { ask: false, dropped: usize::from(dropped) };
             }
+        };
+        Resolution::Known { mac, packet, ask }
+    }
+
+    /// Where `address` is; first looks where the last one was.
+    fn position(&mut self, address: IpAddr) -> Option<usize> {
+        let is_it = |entry: &Entry| entry.address == address;
+        if !self.entries.get(self.latest).is_some_and(is_it) {
+            self.latest = self.entries.iter().position(is_it)?;
         }
+        Some(self.latest)
     }
 
     /// A neighbour told its address. `create`: it asked for us, so we shall answer it. Packets
@@ -115,8 +147,8 @@ impl Neighbors {
             Some(entry) => match &mut entry.known {
                 Known::Permanent(_) => {}
                 Known::Until(..) => entry.known = learnt,
-                Known::Asked { pending, .. } => {
-                    for packet in core::mem::take(pending) {
+                Known::Asked(question) => {
+                    for packet in core::mem::take(&mut question.pending) {
                         send(mac, packet);
                     }
                     entry.known = learnt;
@@ -135,7 +167,7 @@ impl Neighbors {
         self.entries
             .iter()
             .filter_map(|entry| match &entry.known {
-                Known::Asked { next, .. } => Some(*next),
+                Known::Asked(question) => Some(question.next),
                 _ => None,
             })
             .min()
@@ -149,30 +181,34 @@ impl Neighbors {
         mut lost: impl FnMut(Packet),
     ) {
         self.entries.retain_mut(|entry| {
-            let Known::Asked { count, next, pending } = &mut entry.known else { return true };
-            if *next > now {
+            let Known::Asked(question) = &mut entry.known else { return true };
+            if question.next > now {
                 return true;
             }
-            if *count >= ASK_COUNT {
-                for packet in pending.drain(..) {
+            if question.count >= ASK_COUNT {
+                for packet in question.pending.drain(..) {
                     lost(packet);
                 }
                 return false;
             }
-            *count += 1;
-            *next = now + ASK_INTERVAL;
+            question.count += 1;
+            question.next = now + ASK_INTERVAL;
             ask(entry.address);
             true
         });
     }
 
-    fn make_room(&mut self) {
+    /// Parts with the oldest learnt entry if there are too many; returns how many packets waited
+    /// for it.
+    fn make_room(&mut self) -> usize {
         if self.entries.len() < ENTRIES_MAX {
-            return;
+            return 0;
         }
         let learnt = |entry: &Entry| !matches!(entry.known, Known::Permanent(_));
-        if let Some(oldest) = self.entries.iter().position(learnt) {
-            self.entries.remove(oldest);
+        let Some(oldest) = self.entries.iter().position(learnt) else { return 0 };
+        match self.entries.remove(oldest).known {
+            Known::Asked(question) => question.pending.len(),
+            _ => 0,
         }
     }
 }

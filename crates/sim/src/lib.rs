@@ -21,4 +21,5 @@ pub mod link;
 pub mod oracle;
 pub mod scenario;
 pub mod seed;
+pub mod trace;
 pub mod world;

@@ -12,6 +12,7 @@
 
 use crate::oracle;
 use crate::seed::{Ppm, Rng};
+use crate::trace;
 use std::collections::BTreeMap;
 use towpath_net::gso::{self, Checksums, Layout};
 use towpath_net::time::{Duration, Instant};
@@ -45,8 +46,8 @@ pub struct LinkConfig {
     pub loss: Ppm,
     /// Chance that a series of losses begins.
     pub burst_begin: Ppm,
-    /// Chance that it ends, for each frame.
-    pub burst_end: Ppm,
+    /// Frames in the longest one: fewer than a connection tries in a row.
+    pub burst_max: u32,
     /// Frames that come twice.
     pub duplicate: Ppm,
     /// Frames that are overtaken.
@@ -69,7 +70,7 @@ impl LinkConfig {
             queue_bytes: u64::MAX,
             loss: 0,
             burst_begin: 0,
-            burst_end: 0,
+            burst_max: 1,
             duplicate: 0,
             reorder: 0,
             reorder_by: Duration::ZERO,
@@ -128,8 +129,10 @@ pub struct Link {
     number: u64,
     busy_until: Instant,
     last_arrival: Instant,
-    in_burst: bool,
+    /// Losses left in a series.
+    burst_left: u64,
     problem: Option<String>,
+    trace: bool,
 }
 
 impl Link {
@@ -144,8 +147,9 @@ impl Link {
             number: 0,
             busy_until: Instant::START,
             last_arrival: Instant::START,
-            in_burst: false,
+            burst_left: 0,
             problem: None,
+            trace: trace::enabled(),
         }
     }
 
@@ -209,6 +213,16 @@ impl Link {
 
     fn offer(&mut self, frame: Frame, now: Instant, rng: &mut Rng) {
         self.counters.offered += 1;
+        let lost = self.counters.lost();
+        let text = self.trace.then(|| trace::line(&frame.bytes));
+        self.take(frame, now, rng);
+        if let Some(text) = text {
+            let fate = if self.counters.lost() > lost { "lost" } else { "sent" };
+            println!("{now:?} {fate} {text}");
+        }
+    }
+
+    fn take(&mut self, frame: Frame, now: Instant, rng: &mut Rng) {
         self.counters.super_packets += u64::from(frame.offload.gso.is_some());
         let config = self.config;
         if config.medium == Medium::Wire {
@@ -258,12 +272,14 @@ impl Link {
         if self.cut {
             return true;
         }
-        if self.in_burst {
-            self.in_burst = !rng.chance(self.config.burst_end);
-        } else {
-            self.in_burst = rng.chance(self.config.burst_begin);
+        if self.burst_left == 0 && rng.chance(self.config.burst_begin) {
+            self.burst_left = rng.between(1, self.config.burst_max.into());
         }
-        self.in_burst || rng.chance(self.config.loss)
+        if self.burst_left > 0 {
+            self.burst_left -= 1;
+            return true;
+        }
+        rng.chance(self.config.loss)
     }
 
     fn arrival(&mut self, sent: Instant, rng: &mut Rng) -> Instant {

@@ -76,9 +76,7 @@ fn check_transport(protocol: u8, pseudo: u16, bytes: &[u8], v4: bool) -> Result<
     let right = match protocol {
         1 => sum(0, bytes) == 0xffff,
         17 if v4 && word(bytes, 6) == 0 => true,
-        17 => {
-            usize::from(word(bytes, 4)) == bytes.len() && sum(pseudo.into(), bytes) == 0xffff
-        }
+        17 => usize::from(word(bytes, 4)) == bytes.len() && sum(pseudo.into(), bytes) == 0xffff,
         6 | 58 => sum(pseudo.into(), bytes) == 0xffff,
         _ => true,
     };

@@ -1,6 +1,7 @@
 //! Seeded worlds: two stacks, faulty links, applications; what must hold is checked all the time.
 //!
-//! `TOWPATH_SEED=<seed> cargo test -p towpath-sim` replays a seed that failed.
+//! `TOWPATH_SEED=<seed> cargo test -p towpath-sim` replays a seed that failed, `TOWPATH_TRACE=1`
+//! prints each frame of it, `TOWPATH_SEEDS=<count>` tries that many new ones.
 
 use towpath_sim::scenario::{Faults, Scenario};
 use towpath_sim::seed;
@@ -22,7 +23,11 @@ fn run_all(faults: Faults) {
     if let Some(seed) = seed::from_environment() {
         return run(seed);
     }
-    (0..SEEDS).for_each(run);
+    let more = std::env::var("TOWPATH_SEEDS").ok().and_then(|count| count.parse().ok());
+    match more {
+        Some(count) => (0..count).for_each(|_: u64| run(seed::fresh())),
+        None => (0..SEEDS).for_each(run),
+    }
     run(seed::fresh());
 }
 

@@ -44,7 +44,7 @@ impl Report {
         Self {
             stack: stack.counters().clone(),
             gateway: *gateway.counters(),
-            tap: tap.counters().clone(),
+            tap: *tap.counters(),
             features: tap.features(),
             flows: gateway.flow_counts(),
             carried: ledger.carried(),

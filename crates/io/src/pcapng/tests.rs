@@ -1,3 +1,5 @@
+//! Capture files as other readers see them, and writing that fails.
+
 use super::*;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::pipe::{PipeFlags, pipe_with};

@@ -1,3 +1,5 @@
+//! Readiness, wake-ups and deadlines over pipes.
+
 use super::*;
 use rustix::pipe::{PipeFlags, pipe_with};
 

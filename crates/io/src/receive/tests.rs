@@ -1,3 +1,5 @@
+//! Frames of a read: which are used, which stay for the next.
+
 use super::*;
 use towpath_packet::MemoryConfig;
 

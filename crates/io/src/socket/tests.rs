@@ -1,3 +1,5 @@
+//! Host sockets over the loopback, both families.
+
 use super::*;
 use crate::reactor::{Events, Interest, Reactor};
 use crate::receive::ReceiveBuffer;

@@ -1,3 +1,5 @@
+//! Fragmentation and reassembly: known answers, lies, bounds, and the way there and back.
+
 use super::*;
 use crate::gso::testing::*;
 use crate::gso::{IP_BYTES_MAX, Layout};

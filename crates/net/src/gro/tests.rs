@@ -1,3 +1,5 @@
+//! Coalescing: what merges, what does not, and that segmentation undoes it.
+
 use super::*;
 use crate::gso::testing::*;
 use crate::gso::{Checksums, segment};

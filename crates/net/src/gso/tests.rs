@@ -1,3 +1,5 @@
+//! Segmentation, checksums and the check of claims, against packets built by hand.
+
 use super::testing::*;
 use super::*;
 use alloc::vec::Vec;

@@ -116,12 +116,15 @@ impl Stack {
         }
         let next_hop = self.next_hop(destination);
         match self.neighbors.resolve(next_hop, packet, cx.now) {
-            Resolution::Known(mac, packet) => {
+            Resolution::Known { mac, packet, ask } => {
                 let kind = if destination.is_ipv4() { EtherType::IPV4 } else { EtherType::IPV6 };
                 self.send_frame(packet, mac, kind, cx);
+                if ask {
+                    self.ask_neighbor(next_hop, cx);
+                }
             }
             Resolution::Waiting { ask, dropped } => {
-                if dropped {
+                for _ in 0..dropped {
                     self.counters.drop(DropReason::NeighborQueueFull);
                 }
                 if ask {

@@ -4,17 +4,18 @@
 //! to others are handed to the owner. Errors are sent for what cannot be delivered, never about
 //! errors, multicasts or fragments other than the first, and at a limited rate.
 
+mod receive;
+
 use super::ingress::{IP_AT, IpInfo, is_multicast};
 use super::{Context, Stack};
 use crate::checksum;
 use crate::counters::DropReason;
 use crate::gso;
-use crate::tcp::Seq;
 use crate::time::{Duration, Instant};
 use crate::wire::{Protocol, icmpv4, icmpv6, ipv4, ipv6, tcp, udp};
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
-use towpath_packet::{Checksum, Packet, Site};
+use towpath_packet::{Packet, Site};
 
 /// Errors that may be sent at once (Linux's icmp_msgs_burst).
 const BURST: u32 = 50;
@@ -99,11 +100,9 @@ impl RateLimit {
     fn allow(&mut self, now: Instant) -> bool {
         let interval = Duration::from_micros(1_000_000 / u64::from(PER_SECOND));
         let earned = now.since(self.filled_at).as_micros() / interval.as_micros();
-        if earned > 0 {
-            let earned = u32::try_from(earned).unwrap_or(u32::MAX);
-            self.tokens = self.tokens.saturating_add(earned).min(BURST);
-            self.filled_at = now;
-        }
+        let earned = u32::try_from(earned).unwrap_or(u32::MAX);
+        self.tokens = self.tokens.saturating_add(earned).min(BURST);
+        self.filled_at += interval.saturating_mul(earned);
         let allowed = self.tokens > 0;
         self.tokens = self.tokens.saturating_sub(1);
         allowed
@@ -135,6 +134,27 @@ impl Stack {
             Protocol::ICMPV6
         };
         self.finish_icmp(packet, protocol, local, remote, TTL, cx);
+    }
+
+    /// Tells who asks `local` for an echo that it cannot be reached.
+    pub fn echo_unreachable(
+        &mut self,
+        local: IpAddr,
+        remote: IpAddr,
+        (ident, sequence): (u16, u16),
+        why: Unreachable,
+        cx: &mut Context<'_>,
+    ) {
+        let mut transport = [0; icmpv4::HEADER_LEN];
+        let protocol = if local.is_ipv4() {
+            icmpv4::Message::EchoRequest { ident, sequence }.emit(&mut transport);
+            Protocol::ICMP
+        } else {
+            icmpv6::Message::EchoRequest { ident, sequence }.emit(&mut transport);
+            Protocol::ICMPV6
+        };
+        let quote = rebuilt(local, remote, protocol, &transport);
+        self.send_unreachable(quote, why, cx);
     }
 
     /// Tells the sender of datagrams from `remote` to `local` that they do not arrive.
@@ -314,6 +334,9 @@ impl Stack {
             bytes.resize((at + piece.len()).min(max), 0);
             cx.ledger.copy(Site::IcmpQuote, piece, &mut bytes[at..]);
         }
+        if is_icmp_error(&bytes) {
+            return None;
+        }
         Some(Quote { source, destination, bytes })
     }
 
@@ -383,178 +406,30 @@ impl Stack {
         ttl: u8,
         cx: &mut Context<'_>,
     ) {
-        let mut sum = gso::transport_sum(&packet, 0, cx.ledger);
-        if protocol == Protocol::ICMPV6 {
-            sum.add_sum(checksum::pseudo_header(from, to, protocol, packet.len() as u32));
-        }
+        let mut sum = match protocol {
+            Protocol::ICMPV6 => checksum::pseudo_header(from, to, protocol, packet.len() as u32),
+            _ => checksum::Sum::new(),
+        };
+        sum.add_sum(gso::transport_sum(&packet, 0, cx.ledger));
         let at = icmpv4::CHECKSUM_OFFSET;
         packet.headers_mut()[at..at + 2].copy_from_slice(&sum.finish().to_be_bytes());
         self.send_ip(packet, protocol, from, to, ttl, cx);
     }
+}
 
-    pub(super) fn receive_icmpv4(
-        &mut self,
-        info: &IpInfo,
-        mut packet: Packet,
-        cx: &mut Context<'_>,
-    ) -> Result<(), DropReason> {
-        let sum = gso::transport_sum(&packet, info.transport_at, cx.ledger);
-        let vouched = packet.offload().checksum != Checksum::None;
-        if !vouched && sum.finish() != 0 || !packet.pull_more(icmpv4::HEADER_LEN) {
-            return Err(DropReason::IcmpMalformed);
-        }
-        let message = icmpv4::Message::parse(&packet.headers()[info.transport_at..])
-            .map_err(|_| DropReason::IcmpMalformed)?;
-        match message {
-            icmpv4::Message::EchoRequest { ident, sequence } => {
-                self.receive_echo(info, ident, sequence, packet, cx)
-            }
-            icmpv4::Message::DestinationUnreachable { code, next_hop_mtu } => {
-                let mtu = (code == icmpv4::FRAGMENTATION_NEEDED).then_some(next_hop_mtu);
-                self.receive_error(packet, ipv4::HEADER_LEN, mtu.map(u32::from), cx)
-            }
-            _ => Err(DropReason::IcmpIgnored),
-        }
+/// Whether a packet is an ICMP error, about which none is sent (RFC 1122 §3.2.2, RFC 4443 §2.4 e).
+fn is_icmp_error(packet: &[u8]) -> bool {
+    if packet[0] >> 4 == 4 {
+        let kind = packet.get(usize::from(packet[0] & 15) * 4).copied();
+        return packet[IPV4_PROTOCOL_AT] == Protocol::ICMP.0
+            && kind.is_none_or(|kind| ICMPV4_ERRORS.contains(&kind));
     }
-
-    pub(super) fn receive_icmpv6(
-        &mut self,
-        info: &IpInfo,
-        mut packet: Packet,
-        cx: &mut Context<'_>,
-    ) -> Result<(), DropReason> {
-        let mut sum = gso::transport_sum(&packet, info.transport_at, cx.ledger);
-        let len = packet.payload_len() as u32;
-        sum.add_sum(checksum::pseudo_header(info.source, info.destination, Protocol::ICMPV6, len));
-        let vouched = packet.offload().checksum != Checksum::None;
-        if !vouched && sum.finish() != 0 || !packet.pull_more(icmpv6::HEADER_LEN) {
-            return Err(DropReason::IcmpMalformed);
-        }
-        let kind = packet.headers()[info.transport_at];
-        if NEIGHBOR_KINDS.contains(&kind) {
-            return self.receive_discovery(info, packet, cx);
-        }
-        let message = icmpv6::Message::parse(&packet.headers()[info.transport_at..])
-            .map_err(|_| DropReason::IcmpMalformed)?;
-        match message {
-            icmpv6::Message::EchoRequest { ident, sequence } => {
-                self.receive_echo(info, ident, sequence, packet, cx)
-            }
-            icmpv6::Message::PacketTooBig { mtu } => {
-                self.receive_error(packet, ipv6::HEADER_LEN, Some(mtu), cx)
-            }
-            icmpv6::Message::DestinationUnreachable { .. } => {
-                self.receive_error(packet, ipv6::HEADER_LEN, None, cx)
-            }
-            _ => Err(DropReason::IcmpIgnored),
-        }
-    }
-
-    fn receive_echo(
-        &mut self,
-        info: &IpInfo,
-        ident: u16,
-        sequence: u16,
-        packet: Packet,
-        cx: &mut Context<'_>,
-    ) -> Result<(), DropReason> {
-        if is_multicast(info.destination) {
-            return Err(DropReason::IcmpIgnored);
-        }
-        let mut packet = packet;
-        let Some(mut payload) = cx.memory.packet() else { return Err(DropReason::NoMemory) };
-        for piece in packet.take_pieces() {
-            payload.push_piece(piece).map_err(|_| DropReason::TooLarge)?;
-        }
-        let (local, remote) = (info.destination, info.source);
-        let echo = Echo { local, remote, ident, sequence, packet: payload };
-        if self.is_local(info.destination) {
-            self.echo_reply(echo, cx);
-        } else if self.echoes.len() >= self.config.limits.datagrams {
-            return Err(DropReason::UdpQueueFull);
-        } else {
-            self.echoes.push_back(echo);
-        }
-        Ok(())
-    }
-
-    /// RFC 4861 §7.1: what came from off the link is no discovery.
-    fn receive_discovery(
-        &mut self,
-        info: &IpInfo,
-        mut packet: Packet,
-        cx: &mut Context<'_>,
-    ) -> Result<(), DropReason> {
-        let rest = packet.payload_len();
-        if info.ttl != icmpv6::HOP_LIMIT || !packet.pull_more(rest) {
-            return Err(DropReason::NeighborMalformed);
-        }
-        let message = icmpv6::Message::parse(&packet.headers()[info.transport_at..])
-            .map_err(|_| DropReason::NeighborMalformed)?;
-        match message {
-            icmpv6::Message::NeighborSolicitation { target, source_link_layer } => {
-                if !self.is_local(target.into()) {
-                    return Ok(());
-                }
-                let mac = source_link_layer.unwrap_or(info.source_mac);
-                self.learn_neighbor(info.source, mac, true, cx);
-                let answer = icmpv6::Message::NeighborAdvertisement {
-                    target,
-                    target_link_layer: Some(self.config.mac),
-                    router: self.config.transparent,
-                    solicited: true,
-                    override_: true,
-                };
-                self.send_icmpv6(&answer, target.into(), info.source, icmpv6::HOP_LIMIT, cx);
-                Ok(())
-            }
-            icmpv6::Message::NeighborAdvertisement { target, target_link_layer, .. } => {
-                if let Some(mac) = target_link_layer
-                    && !self.is_local(target.into())
-                {
-                    self.learn_neighbor(target.into(), mac, false, cx);
-                }
-                Ok(())
-            }
-            _ => Err(DropReason::IcmpIgnored),
-        }
-    }
-
-    /// An error about a packet of ours: acted on if it quotes a connection that exists.
-    fn receive_error(
-        &mut self,
-        mut packet: Packet,
-        ip_len: usize,
-        mtu: Option<u32>,
-        cx: &mut Context<'_>,
-    ) -> Result<(), DropReason> {
-        let at = packet.headers().len();
-        if !packet.pull_more(ip_len + QUOTED_TRANSPORT) {
-            return Err(DropReason::IcmpMalformed);
-        }
-        let quoted = &packet.headers()[at..];
-        let (source, destination, protocol): (IpAddr, IpAddr, Protocol) =
-            if ip_len == ipv4::HEADER_LEN {
-                let ip = ipv4::Header::parse(quoted, usize::from(u16::MAX))
-                    .map_err(|_| DropReason::IcmpMalformed)?;
-                (ip.source.into(), ip.destination.into(), ip.protocol)
-            } else {
-                let ip = ipv6::Header::parse(quoted, usize::MAX)
-                    .map_err(|_| DropReason::IcmpMalformed)?;
-                (ip.source.into(), ip.destination.into(), ip.next_header)
-            };
-        if protocol != Protocol::TCP {
-            return Err(DropReason::IcmpIgnored);
-        }
-        let transport = &quoted[ip_len..];
-        let port = |at: usize| u16::from_be_bytes([transport[at], transport[at + 1]]);
-        let sequence = u32::from_be_bytes([transport[4], transport[5], transport[6], transport[7]]);
-        let (local, remote) =
-            (SocketAddr::new(source, port(0)), SocketAddr::new(destination, port(2)));
-        let headers = (ip_len + tcp::HEADER_LEN) as u32;
-        self.tcp_error(local, remote, Seq(sequence), mtu.map(|mtu| mtu.saturating_sub(headers)), cx)
-            .ok_or(DropReason::IcmpIgnored)
-    }
+    let next_header = Protocol(packet[IPV6_NEXT_HEADER_AT as usize]);
+    let rest = &packet[ipv6::HEADER_LEN..];
+    ipv6::Extensions::walk(next_header, rest, rest.len()).is_ok_and(|walked| {
+        let kind = rest.get(walked.len).copied();
+        walked.protocol == Protocol::ICMPV6 && kind.is_none_or(|kind| kind & 0x80 == 0)
+    })
 }
 
 /// A packet that the owner no longer has, rebuilt as far as its sender needs to recognise it.
@@ -597,9 +472,9 @@ fn rebuilt(local: IpAddr, remote: IpAddr, protocol: Protocol, transport: &[u8]) 
     Quote { source: remote, destination: local, bytes }
 }
 
-/// Router and neighbour solicitations and advertisements, and redirects.
-const NEIGHBOR_KINDS: core::ops::RangeInclusive<u8> = 133..=137;
+/// Destination unreachable, source quench, redirect, time exceeded, parameter problem.
+const ICMPV4_ERRORS: [u8; 5] = [3, 4, 5, 11, 12];
+/// Where the protocol is in an IPv4 header.
+const IPV4_PROTOCOL_AT: usize = 9;
 /// Where the next header is in an IPv6 header.
 const IPV6_NEXT_HEADER_AT: u32 = 6;
-/// Bytes of the transport header that every error quotes (RFC 792): ports and sequence number.
-const QUOTED_TRANSPORT: usize = 8;

@@ -64,6 +64,10 @@ impl Stack {
             _ => Err(DropReason::EtherTypeUnknown),
         };
         match parsed {
+            // RFC 1122 §3.3.6: what all stations got is for nobody in particular.
+            Ok(info) if frame.destination.is_multicast() && !is_multicast(info.destination) => {
+                self.counters.drop(DropReason::NotForUs);
+            }
             Ok(info) => self.receive_ip(info, packet, cx),
             Err(reason) => self.counters.drop(reason),
         }
@@ -210,6 +214,20 @@ impl Stack {
         if !packet.pull_more(options_len) {
             return Err(DropReason::TcpMalformed);
         }
+        match self.coalesce(info, packet, cx) {
+            Some(packet) => self.deliver_tcp(info, packet, cx),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes a TCP packet whose headers end with the TCP header.
+    pub(super) fn deliver_tcp(
+        &mut self,
+        info: &IpInfo,
+        mut packet: Packet,
+        cx: &mut Context<'_>,
+    ) -> Result<(), DropReason> {
+        let at = info.transport_at;
         let (header, options) =
             tcp::Header::parse(&packet.headers()[at..]).map_err(|_| DropReason::TcpMalformed)?;
         self.check_checksum(&mut packet, info, DropReason::TcpChecksum, cx)?;
@@ -242,12 +260,20 @@ impl Stack {
             return self.counters.drop(DropReason::ArpMalformed);
         };
         let sender = IpAddr::V4(message.sender_ip);
-        if message.sender_ip.is_unspecified() || self.is_local(sender) || is_martian(sender) {
+        let for_us = self.is_local(message.target_ip.into());
+        if message.sender_ip.is_unspecified() {
+            // RFC 5227 §2.1.1: somebody asks whether our address is free.
+            if for_us && message.operation == arp::Operation::Request {
+                self.send_arp_reply(&message, cx);
+            }
+            return;
+        }
+        if self.is_local(sender) || is_martian(sender) {
             return self.counters.drop(DropReason::ArpMalformed);
         }
-        let for_us = self.is_local(message.target_ip.into());
-        self.learn_neighbor(sender, message.sender_mac, for_us, cx);
-        if for_us && message.operation == arp::Operation::Request {
+        let asks_us = for_us && message.operation == arp::Operation::Request;
+        self.learn_neighbor(sender, message.sender_mac, asks_us, cx);
+        if asks_us {
             self.send_arp_reply(&message, cx);
         }
     }

@@ -16,6 +16,7 @@
 //!
 //! Bounds: [`Limits`]. Everything dropped is counted with a reason.
 
+mod coalesce;
 mod egress;
 mod icmp;
 mod ingress;
@@ -34,7 +35,9 @@ use crate::time::Instant;
 use crate::wire::MacAddr;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+use core::hash::Hasher;
 use core::net::IpAddr;
+use siphasher::sip::SipHasher13;
 use towpath_packet::{Burst, Caps, Ledger, Memory, Packet};
 
 pub use icmp::{Echo, Unreachable};
@@ -106,6 +109,7 @@ pub struct Stack {
     counters: Counters,
     neighbors: Neighbors,
     reassembler: Reassembler,
+    coalescing: coalesce::Coalescing,
     tcp: tcp::Table,
     icmp_limit: icmp::RateLimit,
     /// Frames ready to be sent.
@@ -120,26 +124,35 @@ impl Stack {
     /// A stack for a device with these abilities.
     pub fn new(config: Config, caps: Caps) -> Self {
         let tcp = tcp::Table::new(&config);
-        let config_secret = config.secret[1];
+        let fragment_ident = derive(config.secret, Label::FragmentIdent) as u32;
+        let mut coalescing = coalesce::Coalescing::default();
+        coalescing.set_caps(&caps);
         Self {
             config,
             caps,
             counters: Counters::default(),
             neighbors: Neighbors::default(),
             reassembler: Reassembler::new(fragment::Limits::default()),
+            coalescing,
             tcp,
             icmp_limit: icmp::RateLimit::default(),
             ready: VecDeque::new(),
             datagrams: VecDeque::new(),
             echoes: VecDeque::new(),
             ip_ident: 0,
-            fragment_ident: config_secret as u32,
+            fragment_ident,
         }
     }
 
-    /// The device's abilities changed.
+    /// The device's abilities changed. Connections send no larger segments than it takes now.
     pub fn set_caps(&mut self, caps: Caps) {
+        if caps == self.caps {
+            return;
+        }
         self.caps = caps;
+        self.coalescing.set_caps(&caps);
+        let (v4, v6) = (self.tcp_mss(true), self.tcp_mss(false));
+        self.tcp.limit_mss(v4, v6);
     }
 
     /// Largest IP packet that the device takes as one segment.
@@ -162,6 +175,7 @@ impl Stack {
         while let Some(packet) = burst.pop() {
             self.receive(packet, cx);
         }
+        self.flush_coalesced(cx);
     }
 
     /// Fills `burst` with packets to send. Call again, after sending, until it stays empty.
@@ -207,8 +221,27 @@ impl Stack {
     }
 
     fn is_on_link(&self, address: IpAddr) -> bool {
-        self.config.addresses.iter().any(|ours| same_prefix(ours, address))
+        let link_local = match address {
+            IpAddr::V4(v4) => v4.is_link_local(),
+            IpAddr::V6(v6) => v6.is_unicast_link_local(),
+        };
+        link_local || self.config.addresses.iter().any(|ours| same_prefix(ours, address))
     }
+}
+
+/// What else is made from the secret. The secret itself never leaves the stack in any form.
+#[derive(Clone, Copy)]
+enum Label {
+    FragmentIdent,
+    ConnectionIndex,
+    TimeWaitIndex,
+}
+
+/// A number that tells nothing about `secret`.
+fn derive(secret: [u64; 2], label: Label) -> u64 {
+    let mut hasher = SipHasher13::new_with_keys(secret[0], secret[1]);
+    hasher.write_u8(label as u8);
+    hasher.finish()
 }
 
 /// How short `memory` is.
@@ -216,7 +249,8 @@ fn pressure(memory: &mut Memory) -> Pressure {
     match memory.free_share() {
         128.. => Pressure::None,
         32.. => Pressure::Some,
-        _ => Pressure::High,
+        8.. => Pressure::High,
+        _ => Pressure::Critical,
     }
 }
 

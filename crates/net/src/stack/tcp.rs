@@ -1,9 +1,12 @@
 //! The connections of a stack: finding them, their timers, and who wants to send.
 
 use super::time_wait::{Arrival, Remembered, TimeWait};
-use super::{Config, Context, Stack, pressure};
+use super::{Config, Context, Label, Stack, derive, pressure};
 use crate::counters::DropReason;
-use crate::tcp::{Connection, Egress, Events, Opening, Segment, Seq, Settings, State, Verdict};
+use crate::tcp::{
+    Connection, DATA_UNDER_PRESSURE, Egress, Events, Opening, Pressure, Segment, Seq, Settings,
+    State, Verdict,
+};
 use crate::time::Instant;
 use crate::wire::tcp::{Flags, HEADER_LEN, Options};
 use crate::wire::{Protocol, ipv4, ipv6};
@@ -17,7 +20,7 @@ use core::net::SocketAddr;
 use foldhash::fast::FixedState;
 use hashbrown::{HashSet, HashTable};
 use siphasher::sip::SipHasher13;
-use towpath_packet::Packet;
+use towpath_packet::{Memory, Packet};
 
 /// Names a connection of one stack. A handle of a connection that is gone finds nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -70,6 +73,8 @@ struct Slot {
     armed: Option<Instant>,
     /// Found by its endpoints: false once it is in TIME-WAIT or over.
     indexed: bool,
+    /// Counted in `Table::half_open_count`.
+    half_open: bool,
 }
 
 /// All connections of a stack.
@@ -82,8 +87,10 @@ pub(super) struct Table {
     settings: Settings,
     connections_max: usize,
     half_open_max: usize,
-    /// Incoming connections in the order of their SYN; may name some that are open by now.
+    /// Incoming connections in the order of their SYN; names some that are open by now.
     half_open: VecDeque<TcpHandle>,
+    /// Incoming connections that are not open yet, exactly.
+    half_open_count: usize,
     time_wait: TimeWait,
     timers: BinaryHeap<Reverse<(Instant, TcpHandle)>>,
     output: VecDeque<u32>,
@@ -98,17 +105,24 @@ impl Table {
             slots: Vec::new(),
             free: Vec::new(),
             index: HashTable::new(),
-            hasher: FixedState::with_seed(config.secret[0]),
+            hasher: FixedState::with_seed(derive(config.secret, Label::ConnectionIndex)),
             secret: config.secret,
             settings: config.tcp,
             connections_max: config.limits.connections,
             half_open_max: config.limits.half_open,
             half_open: VecDeque::new(),
-            time_wait: TimeWait::new(config.limits.time_wait, config.secret[1]),
+            half_open_count: 0,
+            time_wait: TimeWait::new(
+                config.limits.time_wait,
+                derive(config.secret, Label::TimeWaitIndex),
+            ),
             timers: BinaryHeap::new(),
             output: VecDeque::new(),
             events: VecDeque::new(),
-            listeners: HashSet::with_hasher(FixedState::with_seed(config.secret[0])),
+            listeners: HashSet::with_hasher(FixedState::with_seed(derive(
+                config.secret,
+                Label::ConnectionIndex,
+            ))),
             transparent: config.transparent,
         }
     }
@@ -157,10 +171,17 @@ impl Table {
     fn remove(&mut self, index: u32) {
         self.unindex(index);
         let slot = &mut self.slots[index as usize];
+        self.half_open_count -= usize::from(core::mem::take(&mut slot.half_open));
         slot.connection = None;
         slot.generation = slot.generation.wrapping_add(1);
         slot.armed = None;
         self.free.push(index);
+    }
+
+    /// Entries in the heap of timers, those that no longer count included.
+    #[cfg(test)]
+    pub(super) fn timer_count(&self) -> usize {
+        self.timers.len()
     }
 
     fn count(&self) -> usize {
@@ -198,6 +219,10 @@ impl Table {
     fn settle(&mut self, index: u32, now: Instant) {
         let slot = &mut self.slots[index as usize];
         let Some(connection) = slot.connection.as_deref_mut() else { return };
+        if slot.half_open && !connection.state().is_opening() {
+            slot.half_open = false;
+            self.half_open_count -= 1;
+        }
         if connection.has_events() && !slot.event_queued {
             slot.event_queued = true;
             self.events.push_back(index);
@@ -221,6 +246,7 @@ impl Table {
         {
             self.unindex(index);
         }
+        self.forget_old_timers();
         let over =
             self.slots[index as usize].connection.as_deref().is_some_and(Connection::is_over);
         if over && !self.slots[index as usize].output_queued {
@@ -255,30 +281,84 @@ impl Table {
         }
     }
 
+    /// Entries that a later call replaced stay in the heap until their time comes, unless they are
+    /// more than those that count.
+    fn forget_old_timers(&mut self) {
+        if self.timers.len() < 2 * self.slots.len() + STALE_SPARE {
+            return;
+        }
+        let slots = &self.slots;
+        self.timers.retain(|Reverse((at, handle))| {
+            let slot = &slots[handle.index()];
+            slot.generation == handle.generation && slot.armed == Some(*at)
+        });
+    }
+
+    /// Counts an incoming connection as half-open.
+    fn begin_half_open(&mut self, index: u32) {
+        self.half_open.push_back(self.handle(index));
+        self.slots[index as usize].half_open = true;
+        self.half_open_count += 1;
+        if self.half_open.len() >= 2 * self.half_open_max.max(1) + STALE_SPARE {
+            let slots = &self.slots;
+            self.half_open.retain(|handle| is_half_open(slots, handle));
+        }
+    }
+
     /// Gives up the oldest half-open connection if there are too many. True if one was.
     fn limit_half_open(&mut self, now: Instant) -> bool {
-        if self.half_open.len() < self.half_open_max {
+        if self.half_open_count < self.half_open_max {
             return false;
         }
-        // Forget those that are open or gone by now.
-        let slots = &self.slots;
-        self.half_open.retain(|handle| {
-            let slot = &slots[handle.index()];
-            let opening = slot.connection.as_deref().is_some_and(|c| c.state().is_opening());
-            slot.generation == handle.generation && opening
-        });
-        if self.half_open.len() < self.half_open_max {
-            return false;
-        }
-        let Some(oldest) = self.half_open.pop_front() else { return false };
-        if let Some(connection) = self.get_mut(oldest) {
-            connection.abort();
-            self.settle(oldest.index, now);
-            return true;
+        while let Some(oldest) = self.half_open.pop_front() {
+            if is_half_open(&self.slots, &oldest) {
+                let connection = self.slots[oldest.index()].connection.as_deref_mut();
+                connection.expect("a half-open slot holds a connection").give_up();
+                self.settle(oldest.index, now);
+                return true;
+            }
         }
         false
     }
+
+    /// The device takes smaller packets now.
+    pub(super) fn limit_mss(&mut self, v4: u32, v6: u32) {
+        for connection in self.slots.iter_mut().filter_map(|slot| slot.connection.as_deref_mut()) {
+            connection.limit_mss(if connection.local().is_ipv4() { v4 } else { v6 });
+        }
+    }
 }
+
+fn is_half_open(slots: &[Slot], handle: &TcpHandle) -> bool {
+    let slot = &slots[handle.index()];
+    slot.generation == handle.generation && slot.half_open
+}
+
+/// Entries of no use that a queue may hold beside those that count.
+const STALE_SPARE: usize = 64;
+
+/// True if memory is too short for what this connection's reader has left unread.
+fn must_drop_data(connection: &Connection, memory: &mut Memory) -> bool {
+    match pressure(memory) {
+        Pressure::None | Pressure::Some => false,
+        Pressure::High => connection.received_len() > DATA_UNDER_PRESSURE,
+        Pressure::Critical => true,
+    }
+}
+
+/// Begins after the numbers of the connection between the same endpoints before (RFC 6191 §2), so
+/// that nothing of it can be taken for the new one's; as far after as Linux.
+fn continued(opening: Opening, past: Option<Seq>) -> Opening {
+    match past {
+        Some(past) if Seq(opening.iss).at_or_before(past + REOPEN_GAP) => {
+            Opening { iss: (past + REOPEN_GAP).0, ..opening }
+        }
+        _ => opening,
+    }
+}
+
+/// An unscaled window and the two numbers of SYN and FIN.
+const REOPEN_GAP: u32 = 65_535 + 2;
 
 fn remembered(connection: &Connection, now: Instant) -> Remembered {
     let (snd_nxt, rcv_nxt, timestamps) = connection.last_numbers(now);
@@ -288,7 +368,7 @@ fn remembered(connection: &Connection, now: Instant) -> Remembered {
 
 impl Stack {
     /// Largest TCP payload of one segment on this device.
-    fn tcp_mss(&self, v4: bool) -> u32 {
+    pub(super) fn tcp_mss(&self, v4: bool) -> u32 {
         let ip = if v4 { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN };
         u32::from(self.caps.mtu).saturating_sub((ip + HEADER_LEN) as u32)
     }
@@ -317,9 +397,10 @@ impl Stack {
         if self.tcp.count() >= self.tcp.connections_max {
             return Err(ConnectError::Limit);
         }
+        let past = self.tcp.time_wait.find(local, remote).map(|remembered| remembered.snd_nxt);
         self.tcp.time_wait.remove(local, remote);
         let mss = self.tcp_mss(local.is_ipv4());
-        let opening = self.tcp.opening(local, remote, mss, now);
+        let opening = continued(self.tcp.opening(local, remote, mss, now), past);
         let connection = Connection::connect(opening, &self.tcp.settings, now);
         let index = self.tcp.insert(connection);
         self.counters.connections += 1;
@@ -401,6 +482,14 @@ impl Stack {
         if let Some(index) = self.tcp.find(local, remote) {
             let slot = &mut self.tcp.slots[index as usize];
             let connection = slot.connection.as_deref_mut().expect("an index names a connection");
+            let mut segment = *segment;
+            if segment.len > 0 && must_drop_data(connection, cx.memory) {
+                // The ACK still counts: it is what gives memory back. The data is sent again.
+                self.counters.drop(DropReason::TcpNoRoom);
+                packet.truncate(0);
+                segment = segment.without_data();
+            }
+            let segment = &segment;
             let verdict = connection.input(segment, &mut packet, cx.now);
             self.tcp.settle(index, cx.now);
             match verdict {
@@ -411,9 +500,13 @@ impl Stack {
             }
             return;
         }
+        let mut past = None;
         if let Some(remembered) = self.tcp.time_wait.find(local, remote) {
             match remembered.arrival(segment) {
-                Arrival::Reopen => self.tcp.time_wait.remove(local, remote),
+                Arrival::Reopen => {
+                    past = Some(remembered.snd_nxt);
+                    self.tcp.time_wait.remove(local, remote);
+                }
                 Arrival::Ignore => return,
                 Arrival::Answer(header) => {
                     let timestamps = remembered.timestamps.map(|(recent, ours)| (ours, recent));
@@ -427,7 +520,7 @@ impl Stack {
             && !segment.header.flags.intersects(Flags::ACK | Flags::RST | Flags::FIN);
         let listening = self.tcp.transparent || self.tcp.listeners.contains(&local);
         if opens && listening {
-            self.receive_syn(local, remote, segment, cx);
+            self.receive_syn(local, remote, segment, past, cx);
         } else {
             self.counters.drop(DropReason::TcpNoConnection);
             self.send_reset(local, remote, segment, cx);
@@ -439,6 +532,7 @@ impl Stack {
         local: SocketAddr,
         remote: SocketAddr,
         syn: &Segment,
+        past: Option<Seq>,
         cx: &mut Context<'_>,
     ) {
         if self.tcp.limit_half_open(cx.now) {
@@ -449,14 +543,13 @@ impl Stack {
             return;
         }
         let mss = self.tcp_mss(local.is_ipv4());
-        let opening = self.tcp.opening(local, remote, mss, cx.now);
+        let opening = continued(self.tcp.opening(local, remote, mss, cx.now), past);
         let mut connection = Connection::incoming(opening, syn, &self.tcp.settings, cx.now);
         if !self.tcp.transparent {
             connection.accept();
         }
         let index = self.tcp.insert(connection);
-        let handle = self.tcp.handle(index);
-        self.tcp.half_open.push_back(handle);
+        self.tcp.begin_half_open(index);
         self.counters.connections += 1;
         self.tcp.settle(index, cx.now);
     }

@@ -49,8 +49,10 @@ impl Remembered {
         if header.flags.contains(Flags::SYN) && !header.flags.contains(Flags::ACK) && newer {
             return Arrival::Reopen;
         }
+        // A bare ACK is answered only if it is a probe: two that remember differently would answer
+        // each other for ever.
         let takes_numbers = segment.len > 0 || header.flags.intersects(Flags::SYN | Flags::FIN);
-        if !takes_numbers && Seq(header.sequence) == self.rcv_nxt {
+        if !takes_numbers && Seq(header.sequence).at_or_after(self.rcv_nxt) {
             return Arrival::Ignore;
         }
         Arrival::Answer(Header {
@@ -103,7 +105,8 @@ impl TimeWait {
 
     pub(super) fn insert(&mut self, entry: Remembered, now: Instant) {
         self.remove(entry.local, entry.remote);
-        while self.index.len() >= self.limit && !self.queue.is_empty() {
+        // Entries that were reopened leave a place in the queue until their time: bounded too.
+        while self.index.len() >= self.limit || self.queue.len() >= 2 * self.limit {
             self.drop_oldest();
         }
         let number = self.first + self.queue.len() as u64;

@@ -76,6 +76,24 @@ impl Stack {
         if segment_size.is_none() {
             packet.truncate(header.payload_len());
         }
+        match self.coalesce(info, packet, cx) {
+            Some(packet) => self.deliver_udp(info, packet, cx),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes a UDP packet whose headers end with the UDP header and whose payload with its data.
+    pub(super) fn deliver_udp(
+        &mut self,
+        info: &IpInfo,
+        mut packet: Packet,
+        cx: &mut Context<'_>,
+    ) -> Result<(), DropReason> {
+        let header = Header::parse(
+            &packet.headers()[info.transport_at..],
+            packet.payload_len() + udp::HEADER_LEN,
+        )
+        .map_err(|_| DropReason::UdpMalformed)?;
         let absent = header.checksum == 0 && packet.offload().checksum == Checksum::None;
         // RFC 768 lets IPv4 do without, RFC 8200 §8.1 does not.
         if absent && info.source.is_ipv6() {

@@ -6,6 +6,7 @@ use super::reassembly::Reassembly;
 use super::rtt::RttEstimator;
 use super::scoreboard::Scoreboard;
 use super::seq::Seq;
+use super::sides::{AckOwed, Density, Receiver, Sender, Timestamps};
 use super::state::{ConnectionError, Events, State};
 use super::timers::Timers;
 use crate::time::{Duration, Instant};
@@ -111,6 +112,13 @@ impl Segment {
         self.header.flags.intersects(flags)
     }
 
+    /// The segment as if its sender had had no data and no FIN to send.
+    pub(crate) fn without_data(mut self) -> Self {
+        self.len = 0;
+        self.header.flags.remove(Flags::FIN | Flags::PSH);
+        self
+    }
+
     /// Sequence numbers that the segment takes.
     pub(super) fn seq_len(&self) -> u32 {
         self.len + u32::from(self.has(Flags::SYN)) + u32::from(self.has(Flags::FIN))
@@ -119,121 +127,6 @@ impl Segment {
     /// Number after the last.
     pub(super) fn end(&self) -> Seq {
         self.seq() + self.seq_len()
-    }
-}
-
-/// Loss recovery under way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Recovery {
-    /// Ends when everything before this has been acknowledged.
-    pub(super) point: Seq,
-    /// Entered by the timer: the window grows again meanwhile.
-    pub(super) timeout: bool,
-}
-
-/// Why and how urgently an ACK is owed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum AckOwed {
-    No,
-    Delayed,
-    Now,
-}
-
-/// Sending side.
-pub(super) struct Sender {
-    pub(super) iss: Seq,
-    pub(super) una: Seq,
-    pub(super) nxt: Seq,
-    pub(super) wnd: u32,
-    pub(super) wnd_max: u32,
-    pub(super) wl1: Seq,
-    pub(super) wl2: Seq,
-    pub(super) window_scale: u8,
-    pub(super) mss: u32,
-    pub(super) queue: PieceQueue,
-    /// Sequence number of the first byte in `queue`.
-    pub(super) base: Seq,
-    pub(super) board: Scoreboard,
-    pub(super) duplicate_acks: u32,
-    pub(super) recovery: Option<Recovery>,
-    pub(super) syn_due: bool,
-    pub(super) syn_sent_at: Instant,
-    pub(super) fin_queued: bool,
-    pub(super) fin_sent: bool,
-    pub(super) probe_due: bool,
-    /// The persist timer fired: less than a segment may be sent.
-    pub(super) partial_allowed: bool,
-    pub(super) was_full: bool,
-    pub(super) nodelay: bool,
-}
-
-impl Sender {
-    /// Number after the last byte that the owner gave.
-    pub(super) fn queue_end(&self) -> Seq {
-        self.base + self.queue.len() as u32
-    }
-
-    /// Bytes given and never sent.
-    pub(super) fn unsent(&self) -> u32 {
-        if self.fin_sent { 0 } else { self.queue_end() - self.nxt.max(self.base) }
-    }
-
-    /// Sequence numbers outstanding.
-    pub(super) fn flight(&self) -> u32 {
-        self.nxt - self.una
-    }
-}
-
-/// Receiving side.
-pub(super) struct Receiver {
-    pub(super) irs: Seq,
-    pub(super) nxt: Seq,
-    /// Right edge of the advertised window.
-    pub(super) advertised: Seq,
-    /// Window in the last ACK sent.
-    pub(super) offered: u32,
-    pub(super) window_scale: u8,
-    /// Largest segment seen lately: what delayed ACKs and window updates are measured in.
-    pub(super) mss: u32,
-    pub(super) buffer: u32,
-    /// More than half of the window was in use when data arrived.
-    pub(super) pressed: bool,
-    pub(super) queue: PieceQueue,
-    pub(super) waiting: Reassembly,
-    pub(super) ack_owed: AckOwed,
-    /// The window may have opened enough to say so.
-    pub(super) update_due: bool,
-    /// `nxt` in the last ACK sent.
-    pub(super) acked: Seq,
-    /// ACKs still to be sent at once, at the start and after a pause.
-    pub(super) quick_acks: u8,
-    pub(super) last_at: Instant,
-    pub(super) fin: bool,
-    /// Number of a FIN that came ahead of its turn.
-    pub(super) fin_ahead: Option<Seq>,
-    pub(super) challenge_at: Option<Instant>,
-}
-
-impl Receiver {
-    /// What is left of the window last advertised.
-    pub(super) fn window(&self) -> u32 {
-        self.advertised.max(self.nxt) - self.nxt
-    }
-}
-
-/// TCP timestamps (RFC 7323).
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Timestamps {
-    pub(super) enabled: bool,
-    pub(super) offset: u32,
-    pub(super) recent: u32,
-    pub(super) recent_at: Instant,
-}
-
-impl Timestamps {
-    /// Our clock: milliseconds, from an offset of the connection's own.
-    pub(super) fn value(&self, now: Instant) -> u32 {
-        (now.millis() as u32).wrapping_add(self.offset)
     }
 }
 
@@ -348,6 +241,7 @@ impl Connection {
                 window_scale: settings.window_scale(),
                 mss,
                 buffer: settings.receive_buffer,
+                density: Density::default(),
                 pressed: false,
                 queue: PieceQueue::new(),
                 waiting: Reassembly::default(),
@@ -517,6 +411,12 @@ impl Connection {
         self.reset_due = answered;
     }
 
+    /// Ends a half-open connection to make room for another: without a word, as its peer may
+    /// never have asked for it.
+    pub fn give_up(&mut self) {
+        self.finish(Some(ConnectionError::TimedOut));
+    }
+
     /// The owner is gone: the connection ends by itself. Unread data means a reset
     /// (RFC 2525 §2.17), an open direction is closed.
     pub fn disown(&mut self, now: Instant) {
@@ -572,12 +472,21 @@ impl Connection {
         if !self.was_sent(sequence) || self.state.is_opening() {
             return;
         }
+        let before = self.send.mss;
+        self.limit_mss(mss);
+        if self.send.mss < before {
+            self.send.board.lose_all();
+        }
+    }
+
+    /// The device takes segments of `mss` bytes with options at most, from now on.
+    pub fn limit_mss(&mut self, mss: u32) {
+        self.mss_local = self.mss_local.min(mss.max(MSS_MIN));
         let options = if self.timestamps.enabled { TIMESTAMPS_LEN } else { 0 };
         let limited = mss.saturating_sub(options).max(MSS_MIN);
         if limited < self.send.mss {
             self.send.mss = limited;
             self.congestion.set_mss(limited);
-            self.send.board.lose_all();
         }
     }
 

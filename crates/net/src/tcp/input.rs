@@ -1,11 +1,10 @@
 //! Segment arrival (RFC 9293 §3.10.7), with PAWS (RFC 7323 §5), blind-attack defence (RFC 5961),
 //! SACK (RFC 2018, 6675) and NewReno recovery (RFC 6582).
 
-use super::connection::{
-    AckOwed, Connection, MSS_MIN, QUICK_ACKS, Recovery, Segment, TIMESTAMPS_LEN,
-};
+use super::connection::{Connection, MSS_MIN, QUICK_ACKS, Segment, TIMESTAMPS_LEN};
 use super::scoreboard::{Acked, DUP_THRESHOLD};
 use super::seq::Seq;
+use super::sides::{AckOwed, Recovery};
 use super::state::{ConnectionError, Events, State};
 use crate::time::{Duration, Instant};
 use crate::wire::tcp::Flags;
@@ -448,8 +447,7 @@ impl Connection {
             self.abort();
             return Verdict::Done;
         }
-        let held = self.receive.queue.held() + self.receive.waiting.held();
-        if held > 2 * self.receive.buffer.max(self.settings.receive_buffer) as usize {
+        if !self.has_memory_for(start) {
             self.receive.ack_owed = AckOwed::Now;
             return Verdict::NoRoom;
         }
@@ -460,8 +458,25 @@ impl Connection {
         if start == nxt { self.take_text(payload, now) } else { self.hold_text(start, payload) }
     }
 
+    /// Bounds the memory that a peer can make us hold with small segments. What is next in order
+    /// displaces what came ahead of its turn, or nothing would ever move.
+    fn has_memory_for(&mut self, start: Seq) -> bool {
+        let limit = self.receive.memory_max();
+        let queued = self.receive.queue.held();
+        if queued + self.receive.waiting.held() <= limit {
+            return true;
+        }
+        if start == self.receive.nxt && queued <= limit {
+            self.receive.waiting.clear();
+            self.receive.fin_ahead = None;
+            return true;
+        }
+        false
+    }
+
     fn take_text(&mut self, payload: &mut Packet, now: Instant) -> Verdict {
         self.receive.nxt += payload.payload_len() as u32;
+        self.receive.density.sample(payload);
         let left = self.receive.advertised - self.receive.nxt;
         self.receive.pressed |= left < self.receive.offered / 2;
         for piece in payload.take_pieces() {

@@ -15,7 +15,7 @@
 //!
 //! One concern per file: `seq` numbers, `queue` pieces in order, `reassembly` pieces ahead of
 //! their turn, `rtt` timeouts, `scoreboard` what is outstanding, `congestion` how much may be,
-//! `state` its words, `connection` the owner's calls, `input`, `output`, `timers`.
+//! `state` its words, `sides` its fields, `connection` the owner's calls, `input`, `output`, `timers`.
 //!
 //! Super-packets: what is sent is as large as windows, the device and the queue allow; what is
 //! received may be as large. ACKs are built when output is asked for, once per burst of input.
@@ -29,6 +29,7 @@ pub mod reassembly;
 pub mod rtt;
 pub mod scoreboard;
 pub mod seq;
+mod sides;
 mod state;
 mod timers;
 
@@ -37,6 +38,6 @@ mod tests;
 
 pub use connection::{Connection, Opening, Segment, Settings};
 pub use input::Verdict;
-pub use output::{Egress, Pressure};
+pub use output::{DATA_UNDER_PRESSURE, Egress, Pressure};
 pub use seq::Seq;
 pub use state::{ConnectionError, Events, State};

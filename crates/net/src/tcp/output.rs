@@ -1,8 +1,10 @@
 //! What a connection sends next, and building it.
 
-use super::connection::{AckOwed, Connection, Segment, TIMESTAMPS_LEN};
+use super::connection::{Connection, MSS_MIN, Segment, TIMESTAMPS_LEN};
 use super::seq::Seq;
+use super::sides::AckOwed;
 use super::state::State;
+use crate::gso::TCP_SEGMENTS_MAX;
 use crate::time::Instant;
 use crate::wire::tcp::{Flags, HEADER_LEN, Header, Options};
 use core::num::NonZeroU16;
@@ -10,6 +12,11 @@ use towpath_packet::{Gso, GsoKind, Memory, Offload, Packet};
 
 /// Largest IP packet: its length field has 16 bits.
 const IP_PACKET_MAX: u32 = 65_535;
+
+const _: () = assert!(MSS_MIN > 28, "a segment has room for SACK blocks and data");
+
+/// Largest value of the window field.
+const WINDOW_FIELD_MAX: u32 = 65_535;
 
 /// How short the stack's memory is: bounds what windows offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -19,12 +26,18 @@ pub enum Pressure {
     None,
     /// Less than half is free: windows open by at most 64 KiB.
     Some,
-    /// Less than an eighth is free: windows open by two segments.
+    /// Less than an eighth is free: windows open by two segments, and data beyond
+    /// [`DATA_UNDER_PRESSURE`] unread bytes is dropped.
     High,
+    /// Less than a thirty-second is free: all data is dropped; ACKs still pass.
+    Critical,
 }
 
 /// Window offered when memory is short.
 pub(super) const WINDOW_UNDER_PRESSURE: u32 = 64 << 10;
+
+/// Unread data of one connection that may grow when memory is nearly gone.
+pub const DATA_UNDER_PRESSURE: usize = 64 << 10;
 
 /// What the way out allows.
 #[derive(Clone, Copy, Debug)]
@@ -115,14 +128,23 @@ impl Connection {
         let update_due = core::mem::take(&mut self.receive.update_due)
             && self.window_to_offer(egress.pressure) > self.receive.window();
         let ack_due = self.receive.ack_owed == AckOwed::Now || update_due;
-        (ack_due && !self.state.is_opening()).then(|| Plan::bare(self.send.nxt, Flags::ACK, Kind::Ack))
+        (ack_due && !self.state.is_opening())
+            .then(|| Plan::bare(self.send.nxt, Flags::ACK, Kind::Ack))
+    }
+
+    /// Payload of a full segment sent now: SACK blocks take from it (RFC 6691 §2).
+    fn segment_size(&self) -> u32 {
+        let blocks = if self.sack { self.receive.waiting.block_count() as u32 } else { 0 };
+        let options = if blocks == 0 { 0 } else { 4 + 8 * blocks };
+        self.send.mss - options
     }
 
     /// Payload of the largest super-packet, in whole segments.
     fn super_len(&self, egress: &Egress) -> u32 {
         let headers = egress.ip_header_len + HEADER_LEN as u32 + TIMESTAMPS_LEN + 28;
-        let room = IP_PACKET_MAX - headers;
-        (room - room % self.send.mss).max(self.send.mss)
+        let (room, size) = (IP_PACKET_MAX - headers, self.segment_size());
+        let room = room.min(TCP_SEGMENTS_MAX as u32 * size);
+        (room - room % size).max(size)
     }
 
     fn plan_again(&mut self, egress: &Egress) -> Option<Plan> {
@@ -137,9 +159,10 @@ impl Connection {
             .board
             .first()
             .is_some_and(|first| first.mark == super::scoreboard::Mark::Lost);
-        let room = match room.checked_sub(self.send.mss) {
-            Some(_) => room - room % self.send.mss,
-            None if front_lost => self.send.mss,
+        let size = self.segment_size();
+        let room = match room.checked_sub(size) {
+            Some(_) => room - room % size,
+            None if front_lost => size,
             None => return None,
         };
         let (seq, count) = self.send.board.next_lost(room.min(self.super_len(egress)))?;
@@ -154,6 +177,9 @@ impl Connection {
         if unsent == 0 {
             let fin = Plan { fin: true, ..Plan::bare(self.send.nxt, Flags::ACK, Kind::New) };
             return fin_due.then_some(fin);
+        }
+        if self.send.board.is_full() {
+            return None;
         }
         let edge = self.send.una + self.send.wnd;
         let window_room = if edge.after(self.send.nxt) { edge - self.send.nxt } else { 0 };
@@ -178,7 +204,7 @@ impl Connection {
     /// Bytes of new data to send now: whole segments, or the rest if Nagle's algorithm
     /// (RFC 9293 §3.7.4) and silly-window avoidance (§3.8.6.2.1) let it go.
     fn sendable(&mut self, unsent: u32, window_room: u32, room: u32, fin_due: bool) -> u32 {
-        let mss = self.send.mss;
+        let mss = self.segment_size();
         let idle = self.send.board.is_empty();
         let allowed = unsent.min(window_room).min(room);
         if allowed == unsent {
@@ -244,14 +270,17 @@ impl Connection {
         let header_len = HEADER_LEN + options.emitted_len(flags.contains(Flags::SYN));
         header.emit(&options, packet.push_header(header_len));
         packet.set_offload(self.offload(plan.len));
-        self.after_header(flags);
+        if plan.kind != Kind::Probe {
+            self.after_header(flags);
+        }
     }
 
     fn offload(&self, len: u32) -> Offload {
         let kind = if self.remote.is_ipv4() { GsoKind::Tcp4 } else { GsoKind::Tcp6 };
-        let size = u16::try_from(self.send.mss).ok().and_then(NonZeroU16::new);
+        let segment = self.segment_size();
+        let size = u16::try_from(segment).ok().and_then(NonZeroU16::new);
         let gso = match size {
-            Some(size) if len > self.send.mss => Some(Gso { kind, size, ecn: false }),
+            Some(size) if len > segment => Some(Gso { kind, size, ecn: false }),
             _ => None,
         };
         Offload { gso, ..Offload::default() }
@@ -281,7 +310,8 @@ impl Connection {
         options
     }
 
-    /// What every segment with an ACK settles.
+    /// What every segment with an ACK settles, except probes: their number is old, so their
+    /// receiver answers and does not look at the rest.
     fn after_header(&mut self, flags: Flags) {
         if flags.contains(Flags::ACK) {
             self.receive.ack_owed = AckOwed::No;
@@ -331,7 +361,7 @@ impl Connection {
         let scale = if syn { 0 } else { self.receive.window_scale };
         let unit = 1u32 << scale;
         // Rounded up, so that the right edge never moves back.
-        let field = window.div_ceil(unit).min(65_535);
+        let field = window.div_ceil(unit).min(WINDOW_FIELD_MAX);
         let edge = self.receive.nxt + (field << scale);
         if !self.state.is_opening() || self.state == State::SynReceived {
             self.receive.advertised = self.receive.advertised.max(edge);
@@ -343,18 +373,15 @@ impl Connection {
     fn window_to_offer(&self, pressure: Pressure) -> u32 {
         let receive = &self.receive;
         let offered = receive.window();
-        let unread = receive.queue.len() as u64;
-        let mut room = receive.buffer.saturating_sub(unread as u32);
-        // What is held for these bytes will be held for each further one.
-        let held = receive.queue.held() as u64;
-        let free = (2 * u64::from(receive.buffer)).saturating_sub(held);
-        if let Some(bytes) = (free * unread).checked_div(held) {
-            room = room.min(bytes as u32);
-        }
+        let mut room = receive.buffer.saturating_sub(receive.queue.len() as u32);
+        // What is promised must fit the memory that it will come in; two segments always may come.
+        let free = receive.memory_max().saturating_sub(receive.queue.held());
+        room = room.min(receive.density.fit(free as u64).max(2 * receive.mss));
+        room = room.min(WINDOW_FIELD_MAX << receive.window_scale);
         match pressure {
             Pressure::None => {}
             Pressure::Some => room = room.min(WINDOW_UNDER_PRESSURE),
-            Pressure::High => room = room.min(2 * receive.mss),
+            Pressure::High | Pressure::Critical => room = room.min(2 * receive.mss),
         }
         // RFC 9293 §3.8.6.2.2: no small steps, and never back.
         let step = receive.mss.min(receive.buffer / 2);

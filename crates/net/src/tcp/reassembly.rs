@@ -151,6 +151,11 @@ impl Reassembly {
         count as u8
     }
 
+    /// Blocks that [`Reassembly::blocks`] reports.
+    pub fn block_count(&self) -> usize {
+        self.recent_count.min(SACK_BLOCKS_MAX)
+    }
+
     /// Drops everything.
     pub fn clear(&mut self) {
         *self = Self::default();

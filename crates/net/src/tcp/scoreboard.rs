@@ -11,8 +11,8 @@ use super::seq::Seq;
 use crate::time::Instant;
 use alloc::collections::VecDeque;
 
-/// Most records of one connection. At the bound SACK blocks that would cut a record are ignored,
-/// which costs retransmissions and nothing else. 64 bytes each: 256 KiB for a hostile peer.
+/// Most records of one connection. At the bound nothing new is sent, and SACK blocks that would cut
+/// a record are ignored, which costs time and retransmissions and nothing else. 64 bytes each: 256 KiB for a hostile peer.
 pub const RECORDS_MAX: usize = 4096;
 
 /// Segments reported above a hole before it counts as lost (RFC 6675 DupThresh).
@@ -79,16 +79,13 @@ impl Scoreboard {
     pub fn sent(&mut self, start: Seq, end: Seq, now: Instant) {
         debug_assert!(self.records.back().is_none_or(|last| last.end == start));
         self.pipe += end - start;
-        if self.records.len() >= RECORDS_MAX
-            && let Some(last) = self.records.back_mut()
-            && last.mark == Mark::InFlight
-        {
-            last.end = end;
-            last.sent_at = now;
-            return;
-        }
         let record = Record { start, end, sent_at: now, resent: false, mark: Mark::InFlight };
         self.records.push_back(record);
+    }
+
+    /// True if nothing new may be sent before some of it is acknowledged.
+    pub fn is_full(&self) -> bool {
+        self.records.len() >= RECORDS_MAX
     }
 
     /// Sequence numbers on the way (RFC 6675 "pipe").

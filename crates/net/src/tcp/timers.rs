@@ -1,6 +1,7 @@
 //! Timers of a connection: when something is due, and what happens then.
 
-use super::connection::{AckOwed, Connection, Recovery};
+use super::connection::Connection;
+use super::sides::{AckOwed, Recovery};
 use super::state::{ConnectionError, State};
 use crate::time::Instant;
 

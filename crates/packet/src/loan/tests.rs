@@ -1,3 +1,5 @@
+//! Loans and pieces: who is told, when, and what may be joined.
+
 use super::*;
 use crate::ledger::{Ledger, Site};
 use crate::sync::AtomicU64;

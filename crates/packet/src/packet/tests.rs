@@ -1,3 +1,5 @@
+//! Packets: headers, pieces, and that all memory comes back.
+
 use super::*;
 use crate::pool::{Memory, MemoryConfig};
 extern crate std;

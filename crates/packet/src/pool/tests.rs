@@ -1,3 +1,5 @@
+//! Pools against a model, and where their frames lie.
+
 use super::*;
 use proptest::prelude::*;
 extern crate std;

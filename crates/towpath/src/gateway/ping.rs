@@ -6,12 +6,14 @@
 use super::route::Target;
 use super::slots::{Slot, Slots};
 use super::{Gateway, Io, Token, is_descriptor_shortage};
+use rustix::io::Errno;
 use std::collections::HashMap;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 use towpath_io::reactor::Interest;
-use towpath_io::socket::{PingError, PingSocket};
-use towpath_net::stack::Echo;
+use towpath_io::socket::{ErrorKind, PingError, PingSocket};
+use towpath_net::stack::{Echo, Unreachable};
 use towpath_net::time::Instant;
 
 /// Most echo flows.
@@ -27,6 +29,8 @@ type Key = (IpAddr, IpAddr, u16);
 struct Flow {
     socket: PingSocket,
     key: Key,
+    /// Of the last request, which errors are taken to be about.
+    sequence: u16,
     used_at: Instant,
 }
 
@@ -87,23 +91,59 @@ impl Gateway {
         let Target::Host(to) = self.routes.target(SocketAddr::new(echo.local, 0)) else { return };
         let key = (echo.remote, echo.local, echo.ident);
         let slot = match self.pings.index.get(&key) {
-            Some(&slot) => slot,
-            None => match self.open_ping(key, to.ip(), io) {
-                Some(slot) => slot,
-                None => return,
-            },
+            Some(&slot) => Ok(slot),
+            None => self.open_ping(key, to.ip(), io),
+        };
+        let slot = match slot {
+            Ok(slot) => slot,
+            Err(error) => return Self::ping_failed(key, echo.sequence, error.as_ref(), io),
         };
         let Some(flow) = self.pings.slots.get_mut(slot) else { return };
         flow.used_at = io.now;
+        flow.sequence = echo.sequence;
         self.counters.echo += 1;
         let bytes = echo.packet.payload_len();
         let pieces: Vec<_> = echo.packet.pieces().cloned().collect();
-        if flow.socket.send(echo.sequence, pieces.iter()).is_ok() {
-            io.ledger.carry(bytes);
+        match flow.socket.send(echo.sequence, pieces.iter()) {
+            Ok(()) => io.ledger.carry(bytes),
+            Err(error) => Self::ping_failed(key, echo.sequence, Some(&error), io),
         }
     }
 
-    fn open_ping(&mut self, key: Key, to: IpAddr, io: &mut Io<'_>) -> Option<Slot> {
+    /// A request could not be sent: the program is told what the host's own ping would be.
+    fn ping_failed(key: Key, sequence: u16, error: Option<&io::Error>, io: &mut Io<'_>) {
+        let why = match error.and_then(Errno::from_io_error) {
+            Some(Errno::NETUNREACH) => Unreachable::Network,
+            Some(Errno::HOSTUNREACH) => Unreachable::Host,
+            Some(Errno::ACCESS | Errno::PERM) => Unreachable::Prohibited,
+            _ => return,
+        };
+        let (remote, local, ident) = key;
+        let (stack, mut context) = io.stack_and_context();
+        stack.echo_unreachable(local, remote, (ident, sequence), why, &mut context);
+    }
+
+    /// The program is told of errors that came back for a request.
+    fn read_ping_errors(flow: &Flow, io: &mut Io<'_>) {
+        while let Some(error) = flow.socket.take_error_event() {
+            let why = match error.kind {
+                ErrorKind::HostUnreachable | ErrorKind::TimeExceeded => Unreachable::Host,
+                ErrorKind::NetUnreachable => Unreachable::Network,
+                _ => continue,
+            };
+            let (remote, local, ident) = flow.key;
+            let (stack, mut context) = io.stack_and_context();
+            stack.echo_unreachable(local, remote, (ident, flow.sequence), why, &mut context);
+        }
+    }
+
+    /// A flow for echo requests; if there can be none, perhaps with the reason.
+    fn open_ping(
+        &mut self,
+        key: Key,
+        to: IpAddr,
+        io: &mut Io<'_>,
+    ) -> Result<Slot, Option<io::Error>> {
         if self.pings.slots.len() >= PINGS_MAX {
             self.pings.evict();
             self.counters.evicted += 1;
@@ -113,18 +153,18 @@ impl Gateway {
             Err(PingError::NotPermitted) => {
                 self.pings.forbidden = true;
                 self.counters.echo_forbidden += 1;
-                return None;
+                return Err(None);
             }
             Err(PingError::Os(error)) => {
                 self.counters.no_descriptor += u64::from(is_descriptor_shortage(&error));
-                return None;
+                return Err(Some(error));
             }
         };
         let slot = self.pings.slots.next_slot();
-        io.reactor.add(&socket, Token::Ping(slot).encode(), Interest::READ, false).ok()?;
-        self.pings.slots.insert(Flow { socket, key, used_at: io.now });
+        io.reactor.add(&socket, Token::Ping(slot).encode(), Interest::READ, false).map_err(Some)?;
+        self.pings.slots.insert(Flow { socket, key, sequence: 0, used_at: io.now });
         self.pings.index.insert(key, slot);
-        Some(slot)
+        Ok(slot)
     }
 
     /// A ping socket has answers.
@@ -136,12 +176,7 @@ impl Gateway {
                 Ok(Some(reply)) => reply,
                 // No memory: the replies count as lost, and the flow with them.
                 Ok(None) => return self.pings.remove(slot),
-                Err(_) => {
-                    // Errors about earlier requests; the program sees silence, as from a host
-                    // that is down.
-                    while flow.socket.take_error_event().is_some() {}
-                    return;
-                }
+                Err(_) => return Self::read_ping_errors(flow, io),
             };
             flow.used_at = io.now;
             let Some(mut packet) = io.memory.packet() else { return };

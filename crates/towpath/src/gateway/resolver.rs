@@ -10,6 +10,8 @@ use towpath_net::time::Instant;
 const FILE_RESOLVERS_MAX: usize = 3;
 /// How often the file is looked at, at most.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// A resolver that has answered nothing for so long is asked last.
+const PATIENCE: Duration = Duration::from_millis(900);
 /// Port of DNS.
 const DNS_PORT: u16 = 53;
 /// Largest resolv.conf that is read.
@@ -25,6 +27,10 @@ pub(super) struct Resolvers {
     file: Option<PathBuf>,
     seen: Option<Stamp>,
     checked_at: Option<Instant>,
+    /// Index of the one that is asked first.
+    preferred: usize,
+    /// When the oldest question was asked that it has not answered, with no answer since.
+    silent_since: Option<Instant>,
 }
 
 impl Resolvers {
@@ -32,7 +38,8 @@ impl Resolvers {
         let file = named.is_none().then(|| PathBuf::from("/etc/resolv.conf"));
         let addresses = named.unwrap_or_default();
         let addresses = addresses.into_iter().map(|ip| SocketAddr::new(ip, DNS_PORT)).collect();
-        Self { addresses, file, seen: None, checked_at: None }
+        let (seen, checked_at) = (None, None);
+        Self { addresses, file, seen, checked_at, preferred: 0, silent_since: None }
     }
 
     /// The resolvers now, best first.
@@ -43,6 +50,46 @@ impl Resolvers {
             self.look();
         }
         &self.addresses
+    }
+
+    /// The resolver to try after `tried` others. Programs ask again from another port
+    /// when an answer does not come, so what one mapping has seen says little: the first to be
+    /// asked is the last that answered.
+    pub(super) fn after(&mut self, tried: usize, now: Instant) -> Option<SocketAddr> {
+        let count = self.current(now).len();
+        if tried >= count {
+            return None;
+        }
+        if self.silent_since.is_some_and(|since| now.since(since) >= PATIENCE) {
+            self.prefer_next();
+        }
+        self.addresses.get((self.preferred + tried) % count).copied()
+    }
+
+    /// A question was sent to a resolver.
+    pub(super) fn asked(&mut self, resolver: SocketAddr, now: Instant) {
+        if self.addresses.get(self.preferred) == Some(&resolver) {
+            self.silent_since.get_or_insert(now);
+        }
+    }
+
+    /// A resolver has answered.
+    pub(super) fn answered(&mut self, resolver: SocketAddr) {
+        if self.addresses.get(self.preferred) == Some(&resolver) {
+            self.silent_since = None;
+        }
+    }
+
+    /// A resolver cannot be reached.
+    pub(super) fn failed(&mut self, resolver: SocketAddr) {
+        if self.addresses.get(self.preferred) == Some(&resolver) {
+            self.prefer_next();
+        }
+    }
+
+    fn prefer_next(&mut self) {
+        self.preferred = (self.preferred + 1) % self.addresses.len().max(1);
+        self.silent_since = None;
     }
 
     /// Reads the file if it is another than before. A file that is gone or unreadable for a
@@ -57,6 +104,7 @@ impl Resolvers {
         if let Ok(text) = std::fs::read_to_string(path) {
             self.seen = Some(stamp);
             self.addresses = parse(&text);
+            (self.preferred, self.silent_since) = (0, None);
         }
     }
 }
@@ -101,6 +149,26 @@ mod tests {
         ];
         assert_eq!(parse(text), expected);
         assert!(parse("").is_empty());
+    }
+
+    #[test]
+    fn a_silent_or_dead_resolver_is_asked_last() {
+        let named = ["192.0.2.1", "192.0.2.2"].map(|text| text.parse().expect("an address"));
+        let mut resolvers = Resolvers::new(Some(named.into()));
+        let at = |millis| Instant::START + Duration::from_millis(millis);
+        let [one, two] = named.map(|ip| SocketAddr::new(ip, DNS_PORT));
+        assert_eq!(resolvers.after(0, at(0)), Some(one));
+        assert_eq!((resolvers.after(1, at(0)), resolvers.after(2, at(0))), (Some(two), None));
+        resolvers.asked(one, at(0));
+        resolvers.answered(one);
+        resolvers.asked(one, at(1000));
+        resolvers.asked(one, at(1800));
+        assert_eq!(resolvers.after(0, at(1899)), Some(one));
+        assert_eq!(resolvers.after(0, at(1900)), Some(two));
+        resolvers.failed(one);
+        assert_eq!(resolvers.after(0, at(1900)), Some(two), "another one failed");
+        resolvers.failed(two);
+        assert_eq!(resolvers.after(0, at(1900)), Some(one));
     }
 
     #[test]

@@ -151,8 +151,8 @@ impl Gateway {
         self.counters.tcp_out += 1;
         let (to, dns) = match self.routes.target(destination) {
             Target::Host(to) | Target::Loopback(to) => (to, None),
-            Target::Dns => match self.resolvers.current(io.now).first() {
-                Some(&to) => (to, Some(0)),
+            Target::Dns => match self.resolvers.after(0, io.now) {
+                Some(to) => (to, Some(0)),
                 None => return self.refuse(handle, io),
             },
             Target::Refused => return self.refuse(handle, io),
@@ -214,11 +214,10 @@ impl Gateway {
         error: &io::Error,
         io: &mut Io<'_>,
     ) {
-        if let Some(tried) = dns {
-            let next = usize::from(tried) + 1;
-            if let Some(&to) = self.resolvers.current(io.now).get(next) {
-                return self.connect_host(handle, to, Some(tried + 1), io);
-            }
+        if let Some(tried) = dns
+            && let Some(to) = self.resolvers.after(usize::from(tried) + 1, io.now)
+        {
+            return self.connect_host(handle, to, Some(tried + 1), io);
         }
         self.counters.tcp_refused += 1;
         if is_descriptor_shortage(error) {

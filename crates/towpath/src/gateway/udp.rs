@@ -30,8 +30,6 @@ use towpath_packet::{Packet, Piece};
 const IDLE: Duration = Duration::from_secs(300);
 /// How long a mapping for DNS lives (REQ-5 lets well-known ports be shorter).
 const IDLE_DNS: Duration = Duration::from_secs(20);
-/// A question that was not answered for so long, when asked again, goes to another resolver.
-const DNS_PATIENCE: Duration = Duration::from_millis(900);
 /// How often idle mappings are looked for.
 const SWEEP: Duration = Duration::from_secs(5);
 /// Addresses that one mapping has sent to and accepts datagrams from.
@@ -71,8 +69,10 @@ struct Flow {
 /// The question under way on a DNS mapping.
 #[derive(Default)]
 struct Dns {
-    resolver: usize,
-    asked_at: Option<Instant>,
+    /// Asked now; `None` before the first question.
+    resolver: Option<SocketAddr>,
+    /// Resolvers that this question could not be sent to.
+    tried: usize,
     question: Vec<Piece>,
 }
 
@@ -238,7 +238,8 @@ impl Gateway {
         let to = if let Realm::Dns(_) = realm {
             flow.dns.question.clear();
             flow.dns.question.extend(datagram.packet.pieces().cloned());
-            flow.dns.asked_at = Some(io.now);
+            flow.dns.tried = 0;
+            self.resolvers.asked(flow.dns.resolver.unwrap_or(to), io.now);
             None
         } else {
             flow.remember_peer(to);
@@ -269,7 +270,7 @@ impl Gateway {
             Target::Host(to) => Ok((Realm::World, to)),
             Target::Loopback(to) => Ok((Realm::Loopback(inside.ip()), to)),
             Target::Dns => {
-                let to = self.resolvers.current(now).first().copied();
+                let to = self.resolvers.after(0, now);
                 to.map(|to| (Realm::Dns(inside), to)).ok_or(Unreachable::Port)
             }
             Target::Refused => {
@@ -299,7 +300,7 @@ impl Gateway {
     ) -> io::Result<Slot> {
         if let Some(&slot) = self.udp.index.get(&(program, realm)) {
             if let Realm::Dns(_) = realm {
-                self.maybe_next_resolver(slot, io);
+                self.use_resolver(slot, to, io)?;
             }
             return Ok(slot);
         }
@@ -314,34 +315,26 @@ impl Gateway {
         let socket = socket?;
         let slot = self.udp.slots.next_slot();
         io.reactor.add(&socket, Token::Udp(slot).encode(), Interest::READ, true)?;
-        self.udp.slots.insert(Flow::new(socket, program, realm, io.now, false));
+        let mut flow = Flow::new(socket, program, realm, io.now, false);
+        flow.dns.resolver = matches!(realm, Realm::Dns(_)).then_some(to);
+        self.udp.slots.insert(flow);
         self.udp.index.insert((program, realm), slot);
         self.udp.sweep_at = self.udp.sweep_at.or(Some(io.now + SWEEP));
         self.counters.udp += 1;
         Ok(slot)
     }
 
-    /// A question asked again because its resolver is silent goes to the next one.
-    fn maybe_next_resolver(&mut self, slot: Slot, io: &mut Io<'_>) {
-        let Some(flow) = self.udp.slots.get_mut(slot) else { return };
-        if flow.dns.asked_at.is_some_and(|at| io.now.since(at) >= DNS_PATIENCE) {
-            self.next_resolver(slot, io);
+    /// Moves a DNS mapping to a resolver, unless it is there already.
+    fn use_resolver(&mut self, slot: Slot, to: SocketAddr, io: &mut Io<'_>) -> io::Result<()> {
+        let Some(flow) = self.udp.slots.get_mut(slot) else { return Ok(()) };
+        if flow.dns.resolver == Some(to) {
+            return Ok(());
         }
-    }
-
-    /// Moves a DNS mapping to the next resolver; false if it has tried them all in this round.
-    fn next_resolver(&mut self, slot: Slot, io: &mut Io<'_>) -> bool {
-        let resolvers = self.resolvers.current(io.now);
-        let Some(flow) = self.udp.slots.get_mut(slot) else { return false };
-        let next = (flow.dns.resolver + 1) % resolvers.len().max(1);
-        let Some(&to) = resolvers.get(next) else { return false };
-        let Ok(socket) = UdpSocket::connect(to) else { return false };
-        if io.reactor.add(&socket, Token::Udp(slot).encode(), Interest::READ, true).is_err() {
-            return false;
-        }
+        let socket = UdpSocket::connect(to)?;
+        io.reactor.add(&socket, Token::Udp(slot).encode(), Interest::READ, true)?;
         flow.socket = socket;
-        flow.dns.resolver = next;
-        next != 0
+        flow.dns.resolver = Some(to);
+        Ok(())
     }
 
     fn send_failed(
@@ -407,8 +400,8 @@ impl Gateway {
         let Some(flow) = self.udp.slots.get_mut(slot) else { return };
         let from = match flow.realm {
             Realm::Dns(inside) => {
-                flow.dns.asked_at = None;
                 flow.dns.question.clear();
+                self.resolvers.answered(datagram.from);
                 Some(inside)
             }
             Realm::Loopback(inside) => {
@@ -505,8 +498,20 @@ impl Gateway {
 
     /// A resolver cannot be reached: its question goes to the next one, or back as refused.
     fn dns_failed(&mut self, slot: Slot, inside: SocketAddr, program: SocketAddr, io: &mut Io<'_>) {
-        if self.next_resolver(slot, io) {
+        let Some(flow) = self.udp.slots.get_mut(slot) else { return };
+        flow.dns.tried += 1;
+        let tried = flow.dns.tried;
+        if let Some(resolver) = flow.dns.resolver {
+            self.resolvers.failed(resolver);
+        }
+        // The one that failed is no longer preferred: the next one is, and so on in a round.
+        let next = self.resolvers.after(0, io.now);
+        let untried = tried < self.resolvers.current(io.now).len();
+        if let Some(to) = next.filter(|_| untried)
+            && self.use_resolver(slot, to, io).is_ok()
+        {
             let Some(flow) = self.udp.slots.get_mut(slot) else { return };
+            self.resolvers.asked(to, io.now);
             // If this fails too, its error queue tells.
             let _ = flow.socket.send_to(None, flow.dns.question.iter(), None);
             return;

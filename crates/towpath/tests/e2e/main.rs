@@ -4,9 +4,20 @@
 //! long ones are left out. What cannot run on a machine is reported as ignored, with the reason.
 //! Tests run one after the other: they would take the processors from each other.
 
+mod dns;
+mod ending;
 mod inside;
+mod iperf;
+mod isolation;
+mod life;
+mod many;
+mod options;
+mod ping;
+mod programs;
+mod publish;
 mod support;
 mod transfer;
+mod udp;
 
 use std::process::ExitCode;
 
@@ -18,13 +29,30 @@ fn main() -> ExitCode {
     if let Some(code) = inside::play() {
         return code;
     }
+    support::become_root();
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     setrlimit(Resource::Nofile, limit).expect("one's own limit");
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
     let quick = std::env::var("TOWPATH_E2E").is_ok_and(|value| value == "quick");
-    let tests: Vec<Test> = [transfer::tests()].into_iter().flatten().collect();
+    let tests: Vec<Test> = [
+        transfer::tests(),
+        many::tests(),
+        ending::tests(),
+        isolation::tests(),
+        iperf::tests(),
+        publish::tests(),
+        programs::tests(),
+        dns::tests(),
+        ping::tests(),
+        udp::tests(),
+        life::tests(),
+        options::tests(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
     let trials = tests.into_iter().map(|test| test.into_trial(quick)).collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }

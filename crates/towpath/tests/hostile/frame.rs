@@ -109,23 +109,14 @@ pub(super) fn ip(source: IpAddr, destination: IpAddr, protocol: u8, payload: &[u
         (IpAddr::V6(source), IpAddr::V6(destination)) => {
             let mut ip = vec![0x60, 0, 0, 0, 0, 0, protocol, 64];
             put(&mut ip, 4, payload.len() as u16);
-            ethernet(
-                IPV6,
-                &[&ip, &source.octets()[..], &destination.octets(), payload].concat(),
-            )
+            ethernet(IPV6, &[&ip, &source.octets()[..], &destination.octets(), payload].concat())
         }
         _ => panic!("one family"),
     }
 }
 
 /// Fills the checksum field at `at` of a transport header with the right value.
-pub(super) fn seal(
-    source: IpAddr,
-    destination: IpAddr,
-    protocol: u8,
-    at: usize,
-    bytes: &mut [u8],
-) {
+pub(super) fn seal(source: IpAddr, destination: IpAddr, protocol: u8, at: usize, bytes: &mut [u8]) {
     let octets = |address| match address {
         IpAddr::V4(v4) => Ipv4Addr::octets(&v4).to_vec(),
         IpAddr::V6(v6) => Ipv6Addr::octets(&v6).to_vec(),
@@ -205,12 +196,7 @@ impl<'a> Segment<'a> {
 }
 
 /// An ICMP message of either version: type, code, the four bytes behind the checksum, the rest.
-pub(super) fn icmp(
-    source: IpAddr,
-    destination: IpAddr,
-    head: [u8; 6],
-    rest: &[u8],
-) -> Vec<u8> {
+pub(super) fn icmp(source: IpAddr, destination: IpAddr, head: [u8; 6], rest: &[u8]) -> Vec<u8> {
     let protocol = if source.is_ipv4() { ICMP } else { ICMPV6 };
     let mut bytes = vec![head[0], head[1], 0, 0];
     bytes.extend(&head[2..]);

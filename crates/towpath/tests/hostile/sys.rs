@@ -1,6 +1,7 @@
 //! What needs the C library: namespaces of threads and packet sockets. The only unsafe code here.
 
 use std::io;
+use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
@@ -62,6 +63,32 @@ impl PacketSocket {
         if set < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
+    /// Shows from now on only TCP over IPv4 to this address.
+    pub(super) fn only_to(&self, address: Ipv4Addr) -> io::Result<()> {
+        let load = |size: u32, at: u32| (libc::BPF_LD | size | libc::BPF_ABS, at, 0, 0);
+        let unless = |value: u32, skip: u8| (libc::BPF_JMP | libc::BPF_JEQ, value, 0, skip);
+        let program = [
+            load(libc::BPF_H, 12),
+            unless(libc::ETH_P_IP as u32, 5),
+            load(libc::BPF_B, 23),
+            unless(libc::IPPROTO_TCP as u32, 3),
+            load(libc::BPF_W, 30),
+            unless(address.to_bits(), 1),
+            (libc::BPF_RET, u32::MAX, 0, 0),
+            (libc::BPF_RET, 0, 0, 0),
+        ];
+        let mut program =
+            program.map(|(code, k, jt, jf)| libc::sock_filter { code: code as u16, jt, jf, k });
+        let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+        let (level, name) = (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER);
+        let len = size_of_val(&filter) as u32;
+        // SAFETY: the option takes a sock_fprog; `filter` names `program`, which outlives the call.
+        let set = unsafe {
+            libc::setsockopt(self.0.as_raw_fd(), level, name, (&raw const filter).cast(), len)
+        };
+        if set < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
     /// Sends a frame; false if the kernel refuses it.
     pub(super) fn send(&self, frame: &[u8]) -> bool {
         rustix::net::send(&self.0, frame, SendFlags::empty()).is_ok()
@@ -78,8 +105,7 @@ impl PacketSocket {
         if rustix::event::poll(&mut fds, Some(&timeout)).ok()? == 0 {
             return None;
         }
-        let (count, _) =
-            rustix::net::recv(&self.0, &mut *buffer, RecvFlags::DONTWAIT).ok()?;
+        let (count, _) = rustix::net::recv(&self.0, &mut *buffer, RecvFlags::DONTWAIT).ok()?;
         Some(&mut buffer[..count])
     }
 }

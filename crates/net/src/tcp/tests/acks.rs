@@ -173,26 +173,46 @@ fn memory_held_is_bounded() {
     let settings = Settings { receive_buffer: 10_000, receive_buffer_max: 10_000, ..plain() };
     let mut t = Script::open(settings, "S 0 mss 1000");
     // Each piece keeps a frame of 2 KiB; the window foresees it, but what was promised stays.
-    for index in 0..10 {
+    for index in 0..65 {
         let (from, to) = (1 + index * 10, 11 + index * 10);
         t.recv(&std::format!(". {from}:{to} ack 1")).verdict(Verdict::Done).wait(40);
         t.expect(&std::format!(". 1 ack {to} win {}", 10_000 - to + 1));
     }
-    t.recv(". 101:111 ack 1").verdict(Verdict::NoRoom).expect(". 1 ack 101 win 9900");
-    t.read(1, 100).recv(". 101:111 ack 1").verdict(Verdict::Done).wait(40).expect(". 1 ack 111");
+    t.recv(". 651:661 ack 1").verdict(Verdict::NoRoom).expect(". 1 ack 651 win 9350");
+    t.read(1, 650).recv(". 651:661 ack 1").verdict(Verdict::Done).wait(40).expect(". 1 ack 661");
+}
+
+/// Data in order displaces what is held ahead of its turn: else nothing would ever move.
+#[test]
+fn data_in_order_always_has_room() {
+    let settings = Settings { receive_buffer: 10_000, receive_buffer_max: 10_000, ..plain() };
+    let mut t = Script::open(settings, "S 0 mss 1000");
+    for index in 0..65 {
+        t.recv(&std::format!(". {}:{} ack 1", 101 + index * 2, 102 + index * 2));
+        t.expect(". 1 ack 1");
+    }
+    t.recv(". 501:502 ack 1").verdict(Verdict::NoRoom).expect(". 1 ack 1");
+    t.recv(". 1:101 ack 1").verdict(Verdict::Done).wait(40).expect(". 1 ack 101").read(1, 100);
+}
+
+/// RFC 6691 §2: SACK blocks on data make its segments smaller, never the packet larger.
+#[test]
+fn sack_blocks_take_from_the_segment() {
+    let mut t = Script::sack();
+    t.recv(". 1001:2001 ack 1").expect(". 1 ack 1 sack 1001-2001");
+    t.write(3000).expect("P. 1:3001 ack 1 sack 1001-2001 gso 988").recv(". 1 ack 3001");
 }
 
 /// The window is what memory allows if segments go on to be as small as they are.
 #[test]
 fn the_window_foresees_memory() {
-    let settings = Settings { receive_buffer: 60_000, receive_buffer_max: 60_000, ..plain() };
-    let mut t = Script::open(Settings { receive_buffer: 20_000, ..settings }, "S 0 mss 1000");
-    for index in 0..9 {
+    let mut t = Script::open(plain(), "S 0 mss 1000");
+    for index in 0..200 {
         let (from, to) = (1 + index * 100, 101 + index * 100);
-        t.recv(&std::format!(". {from}:{to} ack 1"));
+        t.recv(&std::format!(". {from}:{to} ack 1")).read(from, 100);
     }
-    t.wait(40).expect(". 1 ack 901 win 19100");
-    // 900 bytes keep 18 KiB, so 1,100 more keep 22 KiB, which is all: no use in promising more.
-    t.c.receive.advertised = t.c.receive.nxt;
-    t.recv(". 901:1001 ack 1").expect(". 1 ack 901 win 1053");
+    // 100 bytes in 2 KiB: of the 64 KiB that were promised not much more than a tenth fits.
+    t.forget_sent().c.receive.advertised = t.c.receive.nxt;
+    t.recv(". 20001:20101 ack 1").wait(40).forget_sent();
+    assert!((6400..8000).contains(&t.c.receive.offered), "{} offered", t.c.receive.offered);
 }

@@ -139,7 +139,11 @@ fn resets_while_closing() {
     t.recv("F. 1 ack 1").expect(". 1 ack 2").close().expect("F. 1 ack 2").recv("R 2");
     t.state(State::Closed).ended(None);
     let mut t = Script::plain();
-    t.close().expect("F. 1 ack 1").recv(". 1 ack 2").recv("R 1").ended(Some(ConnectionError::Reset));
+    t.close()
+        .expect("F. 1 ack 1")
+        .recv(". 1 ack 2")
+        .recv("R 1")
+        .ended(Some(ConnectionError::Reset));
 }
 
 fn watched() -> Script {

@@ -106,7 +106,8 @@ fn old_acks() {
 fn random_segments() {
     let mut state = 1u64;
     let mut random = move |limit: u64| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) % limit
     };
     let flags = [".", "P.", "F.", "R", "R.", "S", "S.", "-", "F", "FP."];

@@ -7,7 +7,11 @@ use crate::time::Duration;
 /// RFC 9293 §3.5 figure 6, with all options offered and taken.
 #[test]
 fn active_open_with_options() {
-    let mut t = Script::connect(Settings { receive_buffer_max: 4 << 20, ..settings() });
+    let mut t = Script::connect(Settings {
+        receive_buffer: 1 << 20,
+        receive_buffer_max: 4 << 20,
+        ..settings()
+    });
     t.expect_first_syn("S 0 win 65535 mss 1460 ws 7 sackOK ts 1000 0");
     t.wait(20).recv("S. 0 ack 1 win 1000 mss 1200 ws 3 sackOK ts 77 1000");
     t.state(State::Established).events(Events::ESTABLISHED | Events::WRITABLE);
@@ -63,7 +67,11 @@ fn segment_size_is_bounded() {
 /// RFC 7323 §2.3: the scale stays within what was agreed when only one side offers it.
 #[test]
 fn no_scaling_unless_both_offer() {
-    let mut t = Script::connect(Settings { receive_buffer_max: 4 << 20, ..settings() });
+    let mut t = Script::connect(Settings {
+        receive_buffer: 1 << 20,
+        receive_buffer_max: 4 << 20,
+        ..settings()
+    });
     t.expect_first_syn("S 0 ws 7");
     t.recv("S. 0 ack 1 win 1000 mss 1460");
     t.expect(". 1 ack 1 win 65535 nots");

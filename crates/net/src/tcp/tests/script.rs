@@ -432,7 +432,12 @@ impl Text {
             ("ws", self.scale.is_none_or(|scale| scale == options.window_scale)),
             ("sackOK", self.sack_permitted.is_none_or(|sack| sack == options.sack_permitted)),
             ("ts", self.timestamps.is_none_or(|ts| ts == options.timestamps)),
-            ("sack", self.sack.as_ref().is_none_or(|s| blocks.by_ref().copied().eq(s.iter().map(wanted)))),
+            (
+                "sack",
+                self.sack
+                    .as_ref()
+                    .is_none_or(|s| blocks.by_ref().copied().eq(s.iter().map(wanted))),
+            ),
         ];
         differences.into_iter().find(|(_, same)| !same).map(|(name, _)| name)
     }
@@ -441,9 +446,13 @@ impl Text {
 fn render(segment: &Segment, packet: &Packet) -> String {
     let (header, options) = (&segment.header, &segment.options);
     let mut text = String::new();
-    for (flag, letter) in
-        [(Flags::SYN, 'S'), (Flags::FIN, 'F'), (Flags::RST, 'R'), (Flags::PSH, 'P'), (Flags::ACK, '.')]
-    {
+    for (flag, letter) in [
+        (Flags::SYN, 'S'),
+        (Flags::FIN, 'F'),
+        (Flags::RST, 'R'),
+        (Flags::PSH, 'P'),
+        (Flags::ACK, '.'),
+    ] {
         if header.flags.contains(flag) {
             text.push(letter);
         }

@@ -35,6 +35,15 @@ fn answered_probes_never_give_up() {
     t.next_timer().quiet().ended(Some(ConnectionError::TimedOut));
 }
 
+/// A probe is not an ACK: its receiver does not look at it that far.
+#[test]
+fn a_probe_does_not_replace_an_ack() {
+    let mut t = Script::plain();
+    t.write(1000).expect("P. 1:1001").recv(". 1 ack 1001 win 0").write(100).quiet();
+    t.wait(180).recv("P. 1:11 ack 1001 win 0").quiet();
+    t.wait(21).expect(". 1000 ack 11").quiet().wait(19).expect(". 1001 ack 11");
+}
+
 /// A window update that is lost is found out by the probe's answer; a FIN waits for the data.
 #[test]
 fn a_fin_waits_behind_a_shut_window() {
@@ -62,7 +71,10 @@ fn silly_windows_are_not_used() {
 #[test]
 fn old_segments_do_not_change_the_window() {
     let mut t = Script::plain();
-    t.recv(". 1:101 ack 1 win 5000").recv(". 101:201 ack 1 win 4000").wait(40).expect(". 1 ack 201");
+    t.recv(". 1:101 ack 1 win 5000")
+        .recv(". 101:201 ack 1 win 4000")
+        .wait(40)
+        .expect(". 1 ack 201");
     assert_eq!(t.c.send.wnd, 4000);
     t.recv(". 1:101 ack 1 win 3000").expect(". 1 ack 201");
     assert_eq!(t.c.send.wnd, 4000);
@@ -137,8 +149,7 @@ fn the_buffer_grows_for_a_fast_reader() {
 /// RFC 7323 §2.3: windows beyond 65,535 are scaled and rounded so that promises are kept.
 #[test]
 fn scaled_windows_keep_promises() {
-    let settings =
-        Settings { receive_buffer: 1 << 20, receive_buffer_max: 1 << 20, ..settings() };
+    let settings = Settings { receive_buffer: 1 << 20, receive_buffer_max: 1 << 20, ..settings() };
     let mut t = Script::open(settings, "S 0 win 65535 mss 1000 ws 7");
     t.recv(". 1:1002 ack 1").wait(40).expect(". 1 ack 1002");
     let mut edge = t.c.receive.advertised;
@@ -154,14 +165,26 @@ fn scaled_windows_keep_promises() {
 /// Under pressure windows stay small, but what was promised stays promised.
 #[test]
 fn pressure_keeps_windows_small() {
-    let mut t = Script::plain();
-    t.recv(". 1:2001 ack 1").expect(". 1 ack 2001 win 63535");
+    let settings = Settings { receive_buffer: 1 << 18, receive_buffer_max: 1 << 18, ..plain() };
+    let mut t = Script::open(settings, "S 0 win 65535 mss 1000");
+    t.recv(". 1:2001 ack 1").expect(". 1 ack 2001 win 65535").read(1, 2000);
     t.pressure = Pressure::High;
-    t.recv(". 2001:62001 ack 1").expect(". 1 ack 62001 win 3535").read(1, 62_000);
+    t.recv(". 2001:64001 ack 1").expect(". 1 ack 64001 win 3535").read(2001, 62_000);
     // No ACK that only says the same again: the peer would take it for a sign of loss.
-    t.quiet().recv(". 62001:65001 ack 1").expect(". 1 ack 65001 win 2920");
+    t.quiet().recv(". 64001:67001 ack 1").expect(". 1 ack 67001 win 2920");
     t.pressure = Pressure::None;
-    t.recv(". 65001:67001 ack 1").expect(". 1 ack 67001 win 60535");
+    t.recv(". 67001:69001 ack 1").expect(". 1 ack 69001 win 65535");
+}
+
+/// No update when the window field cannot say more: the peer would take it for a sign of loss.
+#[test]
+fn no_updates_beyond_the_field() {
+    let settings = Settings { receive_buffer: 1 << 20, receive_buffer_max: 1 << 20, ..plain() };
+    let mut t = Script::open(settings, "S 0 win 65535 mss 1000");
+    t.recv(". 1:40001 ack 1").expect(". 1 ack 40001 win 65535");
+    for index in 0..40 {
+        t.read(1 + 1000 * index, 1000).quiet();
+    }
 }
 
 /// Room to send: `WRITABLE` comes only after there was none, and when a good part is free.

@@ -231,7 +231,9 @@ impl DiscoveryOptions {
                 }
             }
             DNS_SERVERS if advertised.dns_server_count == 0 => {
-                let (servers, []) = option[option_at::DNS_SERVERS..].as_chunks::<ADDRESS_LEN>()
+                // RFC 8106 §5.3.1: an option without a server is ignored.
+                let (servers @ [_, ..], []) =
+                    option[option_at::DNS_SERVERS..].as_chunks::<ADDRESS_LEN>()
                 else {
                     return Ok(());
                 };

@@ -1,7 +1,13 @@
 //! The tests' own programs: this very executable, started inside of a towpath as
 //! `e2e inside ROLE ARGUMENT...`.
 
+mod tcp;
+mod udp;
+
 use std::process::ExitCode;
+
+pub(crate) use tcp::STOP;
+pub(crate) use udp::{receive_numbered, send_numbered};
 
 /// Plays a role if that is what this process was started for.
 pub(crate) fn play() -> Option<ExitCode> {
@@ -24,6 +30,32 @@ pub(crate) fn play() -> Option<ExitCode> {
 /// What went wrong, as text; a role's only reader is a person.
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
-fn run(role: &str, _arguments: &[&str]) -> Outcome {
-    Err(format!("no such role: {role}").into())
+fn run(role: &str, arguments: &[&str]) -> Outcome {
+    match (role, arguments) {
+        ("connect", addresses) => tcp::connect(addresses),
+        ("hold", [address, count]) => tcp::hold(address, count.parse()?),
+        ("short", [address, count]) => tcp::short(address, count.parse()?),
+        ("limited", [address, count]) => tcp::limited(address, count.parse()?),
+        ("half-close", [address, bytes]) => tcp::half_close(address, bytes.parse()?),
+        ("peer-first", [address, bytes]) => tcp::peer_first(address, bytes.parse()?),
+        ("await-reset", [address]) => tcp::await_reset(address),
+        ("reset", [address]) => tcp::reset(address),
+        ("slow-reader", [address, bytes]) => tcp::slow_reader(address, bytes.parse()?),
+        ("upload", [address, bytes]) => tcp::upload(address, bytes.parse()?),
+        ("send", [address, bytes]) => tcp::send(address, bytes.parse()?),
+        ("download", [address, bytes]) => tcp::download(address, bytes.parse()?),
+        ("both", [up, down, bytes]) => tcp::both(up, down, bytes.parse()?),
+        ("echo-server", [port]) => tcp::echo_server(port.parse()?),
+        ("udp-refused", [address]) => udp::refused(address),
+        ("udp-echo", [address, sizes @ ..]) => udp::echo(address, sizes),
+        ("udp-send", [address, size, count, segments]) => {
+            udp::send(address, size.parse()?, count.parse()?, segments.parse()?)
+        }
+        ("udp-receive", [address, size, count]) => {
+            udp::receive(address, size.parse()?, count.parse()?)
+        }
+        ("udp-server", [port]) => udp::server(port.parse()?),
+        ("udp-silent", addresses) => udp::silent(addresses),
+        _ => Err(format!("no such role: {role} {arguments:?}").into()),
+    }
 }

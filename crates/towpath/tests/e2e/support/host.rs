@@ -6,6 +6,7 @@
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -20,6 +21,31 @@ pub(crate) const THIS_V6: &str = "2001:db8:1::1";
 /// [`Outside`]'s addresses.
 pub(crate) const OUTSIDE_V4: &str = "192.0.2.2";
 pub(crate) const OUTSIDE_V6: &str = "2001:db8:1::2";
+
+/// Starts this program anew as root of a user namespace, if it is not root and that is possible.
+pub(crate) fn become_root() {
+    const DONE: &str = "TOWPATH_E2E_NAMESPACE";
+    if rustix::process::geteuid().is_root() || std::env::var_os(DONE).is_some() {
+        return;
+    }
+    let namespaces = ["--user", "--map-root-user", "--net", "--mount"];
+    let mut probe = Command::new("unshare");
+    if !probe.args(namespaces).arg("true").output().is_ok_and(|probe| probe.status.success()) {
+        return;
+    }
+    let own = std::env::current_exe().expect("own program");
+    let mut anew = Command::new("unshare");
+    anew.args(namespaces).arg(own).args(std::env::args_os().skip(1)).env(DONE, "1");
+    // Comes back only with an error; then the tests tell why they cannot run.
+    let _ = anew.exec();
+}
+
+/// True if this is not only root of a user namespace with a single user.
+pub(super) fn is_real_root() -> bool {
+    let users = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let count = users.split_ascii_whitespace().nth(2).and_then(|count| count.parse::<u32>().ok());
+    rustix::process::geteuid().is_root() && count.is_some_and(|count| count > 1000)
+}
 
 /// Why no test can run here, if so.
 pub(super) fn unsupported() -> Option<String> {
@@ -70,13 +96,8 @@ impl Namespace {
     /// Processes there, but for the holder.
     fn processes(&self) -> Vec<i32> {
         let holder = self.holder.id().cast_signed();
-        let processes = fs::read_dir("/proc").expect("/proc");
-        let pids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-        pids.filter(|pid| *pid != holder && self.holds(*pid)).collect()
-    }
-
-    fn holds(&self, pid: i32) -> bool {
-        network_namespace(pid).as_deref() == Some(&self.name)
+        let all = processes_in(&self.name).into_iter();
+        all.filter(|pid| *pid != holder).collect()
     }
 }
 
@@ -91,6 +112,13 @@ impl Drop for Namespace {
 pub(crate) fn network_namespace(pid: i32) -> Option<String> {
     let link = fs::read_link(format!("/proc/{pid}/ns/net")).ok()?;
     Some(link.to_str()?.into())
+}
+
+/// Processes whose network namespace has this name.
+pub(crate) fn processes_in(namespace: &str) -> Vec<i32> {
+    let processes = fs::read_dir("/proc").expect("/proc");
+    let pids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| network_namespace(*pid).as_deref() == Some(namespace)).collect()
 }
 
 /// What stands for the host: a network namespace and a directory.
@@ -186,7 +214,7 @@ impl Outside {
         batch(&here);
         outside.run(|| batch(&there));
         retry("the link to come up", || {
-            let ping = command("ping", ["-c1", "-W1", "-q", OUTSIDE_V6]);
+            let ping = command("ping", ["-c1", "-w2", "-i0.05", "-q", OUTSIDE_V6]);
             Process::start(ping).finish().status.success().then_some(())
         });
         outside

@@ -19,10 +19,12 @@ use std::time::{Duration, Instant};
 use libtest_mimic::{Completion, Failed, Trial};
 
 pub(crate) use data::{Checker, Pattern, digest_of};
-pub(crate) use host::{Host, OUTSIDE_V4, OUTSIDE_V6, Outside, THIS_V4, THIS_V6, network_namespace};
-pub(crate) use process::{Output, Process, command, kill_started, resident_kib, run};
+pub(crate) use host::{
+    Host, OUTSIDE_V4, OUTSIDE_V6, THIS_V4, THIS_V6, become_root, network_namespace, processes_in,
+};
+pub(crate) use process::{Output, Process, command, kill_started, resident_kib, run, ticks};
 pub(crate) use server::{Server, echo, http, reset_on_drop};
-pub(crate) use towpath::{Stats, TOWPATH, Towpath, inside, program_of};
+pub(crate) use towpath::{NONE, Stats, TOWPATH, Towpath, inside, program_of};
 
 /// Longest wait for something that takes milliseconds when it works.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -35,6 +37,7 @@ pub(crate) struct Test {
     programs: &'static [&'static str],
     limit: Duration,
     quick: bool,
+    needs_root: bool,
     body: Box<dyn FnOnce(&mut Host) + Send>,
 }
 
@@ -45,7 +48,8 @@ impl Test {
         body: impl FnOnce(&mut Host) + Send + 'static,
     ) -> Self {
         let limit = Duration::from_secs(60);
-        Self { name: name.into(), programs, limit, quick: true, body: Box::new(body) }
+        let (name, body) = (name.into(), Box::new(body));
+        Self { name, programs, limit, quick: true, needs_root: false, body }
     }
 
     /// With another limit than a minute.
@@ -58,22 +62,32 @@ impl Test {
         Self { quick, ..self }
     }
 
+    /// Not enough for it to be root in a user namespace, which has no other users.
+    pub(crate) fn needs_root(self) -> Self {
+        Self { needs_root: true, ..self }
+    }
+
     /// As the harness wants it. What cannot run here is ignored, with the reason.
     pub(crate) fn into_trial(self, quick_run: bool) -> Trial {
         let name = self.name.clone();
         Trial::ignorable_test(name, move || {
-            let reason = if quick_run && !self.quick {
-                Some("not in the quick run".into())
-            } else {
-                host::unsupported()
-                    .or_else(|| self.programs.iter().find_map(|program| missing(program)))
-            };
-            if let Some(reason) = reason {
+            if let Some(reason) = self.why_not(quick_run) {
                 println!("skipped: {}: {reason}", self.name);
                 return Ok(Completion::ignored_with(reason));
             }
             self.run()
         })
+    }
+
+    fn why_not(&self, quick_run: bool) -> Option<String> {
+        if quick_run && !self.quick {
+            return Some("not in the quick run".into());
+        }
+        if self.needs_root && !host::is_real_root() {
+            return Some("this needs root".into());
+        }
+        let missing = self.programs.iter().find_map(|program| missing(program));
+        host::unsupported().or(missing)
     }
 
     fn run(self) -> Result<Completion, Failed> {
@@ -98,7 +112,7 @@ impl Test {
         }
         let result = thread.join();
         kill_started();
-        println!("took: {}: {:.1} s", self.name, started.elapsed().as_secs_f64());
+        note(&self.name, &format!("{:.1} s", started.elapsed().as_secs_f64()));
         result.map(|()| Completion::Completed).map_err(|panic| {
             let text = panic.downcast_ref::<String>().cloned();
             let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).into()));
@@ -183,6 +197,11 @@ impl Family {
         let text = if self == Family::V4 { v4 } else { v6 };
         text.parse().expect("an address")
     }
+}
+
+/// Tells something about a test that is no result.
+pub(crate) fn note(name: &str, what: &str) {
+    println!("note: {name}: {what}");
 }
 
 /// An address as it stands in a URL.

@@ -79,8 +79,18 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn start(mut command: Command) -> Self {
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command.process_group(0);
+        command.stdin(Stdio::null());
+        Self::spawn(command)
+    }
+
+    /// Starts a command whose standard input stays open until [`Process::release`].
+    pub(crate) fn start_held(mut command: Command) -> Self {
+        command.stdin(Stdio::piped());
+        Self::spawn(command)
+    }
+
+    fn spawn(mut command: Command) -> Self {
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let name = command.get_program().to_string_lossy().into_owned();
         let mut child = command.spawn().unwrap_or_else(|error| panic!("start {name}: {error}"));
         started().push(child.id().cast_signed());
@@ -90,6 +100,11 @@ impl Process {
             collect(child.stderr.take().expect("piped"), &stderr),
         ];
         Self { child, name, stdout, stderr, collectors, status: None }
+    }
+
+    /// Closes its standard input.
+    pub(crate) fn release(&mut self) {
+        drop(self.child.stdin.take());
     }
 
     pub(crate) fn pid(&self) -> i32 {
@@ -186,4 +201,12 @@ pub(crate) fn resident_kib(pid: i32) -> u64 {
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("VmRSS");
     let number = line.split_ascii_whitespace().nth(1).and_then(|number| number.parse().ok());
     number.expect("a number")
+}
+
+/// Clock ticks that a process has used.
+pub(crate) fn ticks(pid: i32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("stat");
+    let (_, behind_name) = stat.rsplit_once(')').expect("a name");
+    let fields: Vec<&str> = behind_name.split_ascii_whitespace().collect();
+    fields[11..13].iter().map(|field| field.parse::<u64>().expect("a number")).sum()
 }

@@ -52,7 +52,7 @@ pub(super) fn measure(plan: &Plan, kernel: &KernelThreads) -> anyhow::Result<(Re
     }
     let mut bench = Bench { plan, kernel, series: bare_series(plan, &setups), failures: 0 };
     for round in 1..=plan.rounds {
-        bench.round(round, &systems)?;
+        bench.round(round, &systems);
     }
     let circumstances = circumstances(plan, &algorithm, &setups);
     let results = Results { bench: "gateway", circumstances, series: bench.series };
@@ -126,6 +126,12 @@ impl Live<'_> {
         self.gateway.as_ref().map(Running::tree).unwrap_or_default()
     }
 
+    /// What the gateway had to say, if anything, as the end of a message.
+    fn last_words(&self) -> String {
+        let words = self.gateway.as_ref().map(Running::last_words).unwrap_or_default();
+        if words.is_empty() { words } else { format!(" ({words})") }
+    }
+
     fn target(&self, ipv6: bool) -> Option<IpAddr> {
         self.joined.setup.target(ipv6, self.joined.subnet)
     }
@@ -173,7 +179,7 @@ struct Bench<'a> {
 type Figures = Vec<Option<f64>>;
 
 impl Bench<'_> {
-    fn round(&mut self, round: u32, systems: &[Joined<'_>]) -> anyhow::Result<()> {
+    fn round(&mut self, round: u32, systems: &[Joined<'_>]) {
         let live: Vec<_> = systems
             .iter()
             .map(|joined| {
@@ -197,9 +203,9 @@ impl Bench<'_> {
                     (Ok(live), None) => self.probe(probe.kind, live),
                 };
                 let figures = figures.unwrap_or_else(|error| {
-                    let name = systems[index].setup;
-                    Messages::Quiet
-                        .error(format_args!("{}: {name}: {error:#}", probe.cases[0].name));
+                    let (case, name) = (probe.cases[0].name, systems[index].setup);
+                    let words = live.as_ref().map_or(String::new(), Live::last_words);
+                    Messages::Quiet.error(format_args!("{case}: {name}: {error:#}{words}"));
                     self.failures += usize::from(index == 0);
                     Vec::new()
                 });
@@ -209,7 +215,6 @@ impl Bench<'_> {
             }
             Messages::Normal.notice(format_args!("{progress} {}", probe.cases[0].unit));
         }
-        Ok(())
     }
 
     fn keep(&mut self, probe: &Probe, system: usize, figures: &[Option<f64>]) {

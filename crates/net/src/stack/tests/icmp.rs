@@ -1,0 +1,224 @@
+//! ICMP (RFC 792, RFC 1122 §3.2.2) and ICMPv6 (RFC 4443): echo, errors sent and received, limits.
+
+use super::bench::{
+    Bench, FAMILIES, FAR4, FAR6, OURS4, OURS6, Out, PEER4, PEER6, able, icmp, ip, udp,
+};
+use crate::counters::DropReason;
+use crate::stack::Unreachable;
+use crate::time::Duration;
+use crate::wire::Protocol;
+use alloc::vec::Vec;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use towpath_packet::{Caps, Site};
+
+fn echo(from: IpAddr, to: IpAddr, data: &[u8]) -> Vec<u8> {
+    let kind = if from.is_ipv4() { 8 } else { 128 };
+    let mut bytes = Vec::from([kind, 0, 0, 0, 0x12, 0x34, 0, 9]);
+    bytes.extend_from_slice(data);
+    icmp(from, to, 64, &bytes)
+}
+
+/// Type and code of an ICMP message, and the packet that it quotes.
+fn error(out: &Out) -> (u8, u8, &[u8]) {
+    assert!(out.is_sound());
+    let message = out.transport();
+    (message[0], message[1], &message[8..])
+}
+
+/// RFC 1122 §3.2.2.6, RFC 4443 §4.2: our addresses answer, with the same data and without a copy.
+#[test]
+fn echo_is_answered_by_reference() {
+    for (ours, peer) in FAMILIES {
+        for len in [0, 1, 56, 1400] {
+            let mut b = Bench::host(Caps::plain(1500));
+            let data: Vec<u8> = (0..len).map(|index| index as u8).collect();
+            b.input(&echo(peer, ours, &data)).dropped(&[]);
+            let out = b.one();
+            let message = out.transport();
+            assert!(out.is_sound());
+            assert_eq!(message[0], if ours.is_ipv4() { 0 } else { 129 });
+            assert_eq!(message[4..8], [0x12, 0x34, 0, 9]);
+            assert_eq!(message[8..], data);
+            b.dropped(&[]);
+            b.assert_clean();
+        }
+    }
+}
+
+/// A large echo comes in a packet larger than ours may be, and goes in fragments.
+#[test]
+fn large_echoes_are_fragmented() {
+    let mut b = Bench::host(Caps::plain(1500));
+    let out = b.input(&echo(PEER4, OURS4, &[7; 5000])).output();
+    assert_eq!(out.len(), 4);
+    assert!(out.iter().all(|out| out.bytes.len() <= 1514));
+    b.assert_clean();
+}
+
+/// A transparent stack hands echoes for others to its owner, and answers in their name.
+#[test]
+fn echoes_for_others_go_to_the_owner() {
+    for (far, peer) in [(FAR4, PEER4), (FAR6, PEER6)] {
+        let mut b = Bench::transparent(Caps::plain(1500));
+        b.input(&echo(peer, far, b"data")).quiet();
+        let echo = b.stack.next_echo().expect("there");
+        assert_eq!((echo.local, echo.remote, echo.ident, echo.sequence), (far, peer, 0x1234, 9));
+        b.with_context(|stack, cx| stack.echo_reply(echo, cx));
+        let out = b.one();
+        assert!(out.is_sound() && out.bytes.ends_with(b"data"));
+        b.assert_clean();
+        // As a host it does not take them.
+        let mut b = Bench::host(Caps::plain(1500));
+        b.input(&super::icmp::echo(peer, far, b"data")).quiet();
+        b.dropped(&[(DropReason::DestinationNotServed, 1)]);
+    }
+}
+
+/// Echoes that nobody takes are bounded.
+#[test]
+fn echoes_not_taken_are_bounded() {
+    let mut b = Bench::transparent(Caps::plain(1500));
+    for _ in 0..300 {
+        b.input(&echo(PEER4, FAR4, b"data"));
+    }
+    b.dropped(&[(DropReason::UdpQueueFull, 300 - 256)]);
+    while b.stack.next_echo().is_some() {}
+    b.assert_clean();
+}
+
+/// RFC 1122 §3.2.2.1, RFC 8200 §4: a protocol that nobody takes.
+#[test]
+fn unknown_protocols_are_reported() {
+    for (ours, peer) in FAMILIES {
+        let mut b = Bench::host(Caps::plain(1500));
+        let packet = ip(peer, ours, Protocol(200), 64, &[5; 64]);
+        let out = b.input(&packet).one();
+        let (kind, code, quote) = error(&out);
+        assert_eq!((kind, code), if ours.is_ipv4() { (3, 2) } else { (4, 1) });
+        assert_eq!(quote, &packet[14..]);
+        b.dropped(&[(DropReason::ProtocolUnknown, 1)]);
+        assert_eq!(b.ledger.copied(), b.ledger.copied_at(Site::IcmpQuote));
+        b.assert_no_leak();
+    }
+}
+
+/// RFC 1812 §4.3.2.3, RFC 4443 §2.4 c: quotes are cut.
+#[test]
+fn quotes_are_bounded() {
+    for (ours, peer) in FAMILIES {
+        let mut b = Bench::host(Caps::plain(9000));
+        let out = b.input(&ip(peer, ours, Protocol(200), 64, &[5; 3000])).one();
+        assert_eq!(out.bytes.len() - 14, if ours.is_ipv4() { 576 } else { 1280 });
+        b.assert_no_leak();
+    }
+}
+
+/// RFC 1812 §5.3.1, RFC 4443 §3.3: a transparent stack is a router to its peers.
+#[test]
+fn expired_packets_are_reported() {
+    for (far, peer, ours) in [(FAR4, PEER4, OURS4), (FAR6, PEER6, OURS6)] {
+        let mut b = Bench::transparent(Caps::plain(1500));
+        let out = b.input(&ip(peer, far, Protocol::UDP, 1, &[0; 16])).one();
+        let (kind, code, _) = error(&out);
+        assert_eq!((kind, code), if ours.is_ipv4() { (11, 0) } else { (3, 0) });
+        b.dropped(&[(DropReason::TtlExceeded, 1)]);
+        b.assert_no_leak();
+    }
+}
+
+/// RFC 1122 §3.2.2, RFC 4443 §2.4 e: never about errors, multicasts, or sources nobody has.
+#[test]
+fn no_errors_about_errors() {
+    for (far, peer, kind) in [(FAR4, PEER4, 3), (FAR6, PEER6, 1)] {
+        let mut b = Bench::transparent(Caps::plain(1500));
+        let mut message = [0; 48];
+        message[0] = kind;
+        b.input(&icmp(peer, far, 1, &message)).quiet();
+        // But about an echo.
+        message[0] = if far.is_ipv4() { 8 } else { 128 };
+        assert_eq!(b.input(&icmp(peer, far, 1, &message)).output().len(), 1);
+        b.assert_no_leak();
+    }
+    let mut b = Bench::host(Caps::plain(1500));
+    let group = IpAddr::V6(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1));
+    b.input(&ip(PEER6, group, Protocol(200), 64, &[0; 16])).quiet();
+    b.assert_no_leak();
+}
+
+/// RFC 1812 §4.3.2.8, RFC 4443 §2.4 f: fifty at once, a thousand a second.
+#[test]
+fn errors_are_rate_limited() {
+    let mut b = Bench::host(Caps::plain(1500));
+    let packet = ip(PEER4, OURS4, Protocol(200), 64, &[5; 64]);
+    let mut count = |b: &mut Bench, rounds: usize| {
+        (0..rounds).map(|_| b.input(&packet).output().len()).sum::<usize>()
+    };
+    assert_eq!(count(&mut b, 100), 50);
+    assert_eq!(b.stack.counters().dropped(DropReason::IcmpRateLimited), 50);
+    b.now += Duration::from_micros(1500);
+    assert_eq!(count(&mut b, 10), 1);
+    // The half millisecond left over counts.
+    b.now += Duration::from_micros(1500);
+    assert_eq!(count(&mut b, 10), 2);
+    b.now += Duration::from_secs(10);
+    assert_eq!(count(&mut b, 100), 50);
+    b.assert_no_leak();
+}
+
+/// What the owner of a transparent stack says about a datagram.
+#[test]
+fn the_owner_reports_unreachable() {
+    let whys = [
+        (Unreachable::Network, (3, 0), (1, 0)),
+        (Unreachable::Host, (3, 1), (1, 3)),
+        (Unreachable::Port, (3, 3), (1, 4)),
+        (Unreachable::Prohibited, (3, 13), (1, 1)),
+        (Unreachable::TooBig(1280), (3, 4), (2, 0)),
+    ];
+    for (why, expected4, expected6) in whys {
+        for (far, peer, ours) in [(FAR4, PEER4, OURS4), (FAR6, PEER6, OURS6)] {
+            let mut b = Bench::transparent(Caps::plain(1500));
+            let (local, remote) = (SocketAddr::new(far, 53), SocketAddr::new(peer, 999));
+            b.with_context(|stack, cx| stack.udp_unreachable(local, remote, why, cx));
+            let out = b.one();
+            let (kind, code, quote) = error(&out);
+            assert_eq!((kind, code), if far.is_ipv4() { expected4 } else { expected6 });
+            // The quote is the datagram's own headers.
+            let sent = udp(remote, local, b"");
+            let ports = if far.is_ipv4() { 20 } else { 40 };
+            assert_eq!(quote[ports..ports + 4], sent[14 + ports..14 + ports + 4]);
+            let from = if why == Unreachable::Port { far } else { ours };
+            let source = if far.is_ipv4() { &out.bytes[26..30] } else { &out.bytes[22..38] };
+            match from {
+                IpAddr::V4(v4) => assert_eq!(source, v4.octets()),
+                IpAddr::V6(v6) => assert_eq!(source, v6.octets()),
+            }
+            b.assert_clean();
+        }
+    }
+}
+
+/// Sources that nobody has, and destinations that are not ours.
+#[test]
+fn martians_are_dropped() {
+    let sources4 =
+        [[0, 0, 0, 0], [127, 0, 0, 1], [224, 0, 0, 1], [255, 255, 255, 255], [10, 0, 0, 1]];
+    for source in sources4 {
+        let mut b = Bench::host(able());
+        b.input(&echo(Ipv4Addr::from(source).into(), OURS4, b"")).quiet();
+        b.dropped(&[(DropReason::SourceMartian, 1)]);
+    }
+    let sources6 = ["::", "::1", "ff02::1", "::ffff:10.0.0.2", "fd00::1"];
+    for source in sources6 {
+        let mut b = Bench::host(able());
+        let source: Ipv6Addr = source.parse().expect("an address");
+        b.input(&echo(source.into(), OURS6, b"")).quiet();
+        b.dropped(&[(DropReason::SourceMartian, 1)]);
+    }
+    for destination in [[10, 0, 0, 3], [127, 0, 0, 1], [255, 255, 255, 255], [239, 1, 1, 1]] {
+        let mut b = Bench::transparent(able());
+        b.input(&echo(PEER4, Ipv4Addr::from(destination).into(), b"")).quiet();
+        b.dropped(&[(DropReason::DestinationNotServed, 1)]);
+        b.assert_clean();
+    }
+}

@@ -1,0 +1,254 @@
+//! ARP (RFC 826, RFC 5227) and neighbour discovery (RFC 4861): answering, asking, bounds, lies.
+
+use super::bench::{
+    Bench, FAMILIES, OUR_MAC, OURS4, OURS6, Out, PEER_MAC, PEER4, PEER6, arp, config, icmp, v4, v6,
+};
+use crate::counters::DropReason;
+use crate::neighbor::{ASK_COUNT, LIFETIME, PENDING_PER_NEIGHBOR};
+use crate::time::Duration;
+use crate::wire::{MacAddr, Protocol, arp as wire, icmpv6};
+use alloc::vec;
+use alloc::vec::Vec;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use towpath_packet::Caps;
+
+fn bench() -> Bench {
+    Bench::with(config(false), Caps::plain(1500))
+}
+
+fn request(sender: Ipv4Addr, target: Ipv4Addr) -> wire::Packet {
+    wire::Packet {
+        operation: wire::Operation::Request,
+        sender_mac: PEER_MAC,
+        sender_ip: sender,
+        target_mac: MacAddr::UNSPECIFIED,
+        target_ip: target,
+    }
+}
+
+fn arp_of(frame: &Out) -> wire::Packet {
+    assert_eq!(frame.ethertype(), 0x0806);
+    wire::Packet::parse(&frame.bytes[14..]).expect("valid")
+}
+
+fn solicitation(source: IpAddr, target: IpAddr, ttl: u8) -> Vec<u8> {
+    let message = icmpv6::Message::NeighborSolicitation {
+        target: v6(target),
+        source_link_layer: Some(PEER_MAC),
+    };
+    let mut bytes = vec![0; message.emitted_len()];
+    message.emit(&mut bytes);
+    icmp(source, OURS6, ttl, &bytes)
+}
+
+fn advertisement(target: IpAddr, mac: MacAddr) -> Vec<u8> {
+    let message = icmpv6::Message::NeighborAdvertisement {
+        target: v6(target),
+        target_link_layer: Some(mac),
+        router: false,
+        solicited: true,
+        override_: true,
+    };
+    let mut bytes = vec![0; message.emitted_len()];
+    message.emit(&mut bytes);
+    icmp(target, OURS6, 255, &bytes)
+}
+
+fn answer(address: IpAddr, mac: MacAddr) -> Vec<u8> {
+    if address.is_ipv6() {
+        return advertisement(address, mac);
+    }
+    let reply = wire::Packet {
+        operation: wire::Operation::Reply,
+        sender_mac: mac,
+        sender_ip: v4(address),
+        target_mac: OUR_MAC,
+        target_ip: v4(OURS4),
+    };
+    arp(&reply, OUR_MAC)
+}
+
+fn send(bench: &mut Bench, from: IpAddr, to: IpAddr, text: &[u8]) {
+    let packet = bench.packet(text);
+    let (local, remote) = (SocketAddr::new(from, 5), SocketAddr::new(to, 6));
+    bench.with_context(|stack, cx| stack.udp_send(packet, local, remote, None, cx));
+}
+
+fn is_question(frame: &Out) -> bool {
+    frame.ethertype() == 0x0806 || frame.protocol() == Protocol::ICMPV6
+}
+
+#[test]
+fn requests_for_us_are_answered() {
+    let mut b = bench();
+    b.input(&arp(&request(v4(PEER4), v4(OURS4)), MacAddr::BROADCAST));
+    let out = b.one();
+    let reply = arp_of(&out);
+    assert_eq!((reply.operation, reply.sender_mac), (wire::Operation::Reply, OUR_MAC));
+    assert_eq!((reply.sender_ip, reply.target_mac), (v4(OURS4), PEER_MAC));
+    assert_eq!(out.bytes[..6], PEER_MAC.0);
+    // Who asks is known from then on.
+    send(&mut b, OURS4, PEER4, b"hello");
+    assert_eq!(b.one().bytes[..6], PEER_MAC.0);
+    b.input(&arp(&request(v4(PEER4), Ipv4Addr::new(10, 0, 0, 9)), MacAddr::BROADCAST)).quiet();
+    b.assert_clean();
+}
+
+/// RFC 5227 §2.1.1: a probe asks whether our address is free; it teaches nothing.
+#[test]
+fn probes_are_answered() {
+    let mut b = bench();
+    b.input(&arp(&request(Ipv4Addr::UNSPECIFIED, v4(OURS4)), MacAddr::BROADCAST));
+    assert_eq!(arp_of(&b.one()).sender_ip, v4(OURS4));
+    b.dropped(&[]);
+}
+
+#[test]
+fn bad_arp_is_dropped() {
+    let mut b = bench();
+    b.input(&arp(&request(v4(OURS4), v4(OURS4)), MacAddr::BROADCAST));
+    b.input(&arp(&request(Ipv4Addr::LOCALHOST, v4(OURS4)), MacAddr::BROADCAST));
+    b.input(&arp(&request(v4(PEER4), v4(OURS4)), MacAddr::BROADCAST)[..30]);
+    b.quiet().dropped(&[(DropReason::ArpMalformed, 3)]);
+    b.assert_clean();
+}
+
+/// RFC 4861 §7.2.4.
+#[test]
+fn solicitations_are_answered() {
+    let mut b = bench();
+    b.input(&solicitation(PEER6, OURS6, 255));
+    let out = b.one();
+    let message = icmpv6::Message::parse(out.transport()).expect("valid");
+    assert!(out.is_sound());
+    assert_eq!(out.bytes[..6], PEER_MAC.0);
+    assert!(matches!(
+        message,
+        icmpv6::Message::NeighborAdvertisement { target, target_link_layer, solicited: true, .. }
+            if target == v6(OURS6) && target_link_layer == Some(OUR_MAC)
+    ));
+    // Link-local stations are neighbours too.
+    b.input(&solicitation(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 7).into(), OURS6, 255));
+    assert_eq!(b.one().bytes[..6], PEER_MAC.0);
+    b.input(&solicitation(PEER6, PEER6, 255)).quiet();
+    b.assert_clean();
+}
+
+/// RFC 4861 §7.1.1: not from off the link, not damaged.
+#[test]
+fn discovery_from_afar_is_dropped() {
+    let mut b = bench();
+    b.input(&solicitation(PEER6, OURS6, 254)).quiet();
+    b.dropped(&[(DropReason::NeighborMalformed, 1)]);
+    let mut damaged = solicitation(PEER6, OURS6, 255);
+    damaged[60] ^= 1;
+    b.input(&damaged).quiet();
+    assert_eq!(b.stack.counters().dropped(DropReason::IcmpMalformed), 1);
+    b.assert_clean();
+}
+
+/// RFC 826, RFC 4861 §7.2.2: packets wait, the question is asked thrice, then they are dropped.
+#[test]
+fn unknown_neighbours_are_asked_for() {
+    for (ours, peer) in FAMILIES {
+        let mut b = bench();
+        send(&mut b, ours, peer, b"hello");
+        assert!(is_question(&b.one()));
+        let again = b.wait(Duration::from_secs(10));
+        assert_eq!(again.len(), usize::from(ASK_COUNT) - 1);
+        assert!(again.iter().all(is_question));
+        b.dropped(&[(DropReason::NeighborUnreachable, 1)]);
+        assert_eq!(b.stack.next_deadline(), None);
+        b.assert_clean();
+        // And anew for the next packet, which the answer lets go.
+        send(&mut b, ours, peer, b"hello");
+        assert!(is_question(&b.one()));
+        let out = b.input(&answer(peer, PEER_MAC)).one();
+        assert_eq!(out.bytes[..6], PEER_MAC.0);
+        assert!(out.is_sound() && out.bytes.ends_with(b"hello"));
+        b.assert_clean();
+    }
+}
+
+/// [`PENDING_PER_NEIGHBOR`] packets wait, the oldest make room, order is kept.
+#[test]
+fn few_packets_wait() {
+    for (ours, peer) in FAMILIES {
+        let mut b = bench();
+        for number in 0..PENDING_PER_NEIGHBOR as u8 + 3 {
+            send(&mut b, ours, peer, &[number]);
+        }
+        assert!(is_question(&b.one()));
+        b.dropped(&[(DropReason::NeighborQueueFull, 3)]);
+        let out = b.input(&answer(peer, PEER_MAC)).output();
+        let numbers: Vec<u8> = out.iter().map(|out| out.transport()[8]).collect();
+        assert_eq!(numbers, (3..PENDING_PER_NEIGHBOR as u8 + 3).collect::<Vec<_>>());
+        b.assert_clean();
+    }
+}
+
+/// An old address is used while it is asked for again: traffic does not stop. Only silence ends it.
+#[test]
+fn old_addresses_are_confirmed_without_a_pause() {
+    for (ours, peer) in FAMILIES {
+        let mut b = bench();
+        send(&mut b, ours, peer, b"1");
+        b.output();
+        b.input(&answer(peer, PEER_MAC)).one();
+        b.wait(LIFETIME);
+        send(&mut b, ours, peer, b"2");
+        let out = b.output();
+        assert_eq!(out.len(), 2);
+        assert!(out[0].bytes.ends_with(b"2") && is_question(&out[1]));
+        send(&mut b, ours, peer, b"3");
+        assert!(b.one().bytes.ends_with(b"3"));
+        let moved = MacAddr([2, 0, 0, 0, 0, 9]);
+        b.input(&answer(peer, moved));
+        send(&mut b, ours, peer, b"4");
+        assert_eq!(b.one().bytes[..6], moved.0);
+        b.wait(LIFETIME);
+        send(&mut b, ours, peer, b"5");
+        assert_eq!(b.wait(Duration::from_secs(5)).len(), 2 + usize::from(ASK_COUNT) - 1);
+        send(&mut b, ours, peer, b"6");
+        assert!(is_question(&b.one()), "the address is forgotten");
+        b.input(&answer(peer, PEER_MAC)).one();
+        b.assert_clean();
+    }
+}
+
+/// What was set for good is not overwritten; nobody is learnt unasked.
+#[test]
+fn lies_change_nothing() {
+    let liar = MacAddr([2, 0, 0, 0, 0, 66]);
+    for (ours, peer) in FAMILIES {
+        let mut b = Bench::host(Caps::plain(1500));
+        b.input(&answer(peer, liar));
+        send(&mut b, ours, peer, b"hello");
+        assert_eq!(b.one().bytes[..6], PEER_MAC.0);
+        let mut b = bench();
+        b.input(&answer(peer, liar));
+        send(&mut b, ours, peer, b"hello");
+        assert!(is_question(&b.one()));
+        // Not a station's address.
+        b.input(&answer(peer, MacAddr::BROADCAST)).quiet();
+        b.input(&answer(peer, MacAddr::UNSPECIFIED)).quiet();
+        b.wait(Duration::from_secs(5));
+        b.assert_clean();
+    }
+}
+
+/// A flood of stations does not grow the table without bound, and drops what waited.
+#[test]
+fn the_table_is_bounded() {
+    let mut b = bench();
+    for number in 0..2000u16 {
+        let [high, low] = number.to_be_bytes();
+        send(&mut b, OURS4, Ipv4Addr::new(172, 16, high, low).into(), b"hello");
+        b.output();
+    }
+    let waiting = b.memory.packets.out_count();
+    assert_eq!(waiting, crate::neighbor::ENTRIES_MAX);
+    assert_eq!(b.stack.counters().dropped(DropReason::NeighborQueueFull), 2000 - waiting as u64);
+    b.wait(Duration::from_secs(5));
+    b.assert_clean();
+}

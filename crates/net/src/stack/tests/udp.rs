@@ -1,0 +1,209 @@
+//! UDP (RFC 768): in and out, checksums, super-packets with and without the device's help.
+
+use super::bench::{Bench, FAMILIES, able, udp};
+use crate::counters::DropReason;
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+use core::num::NonZeroU16;
+use towpath_packet::{Caps, Checksum, Gso, GsoKind, Offload};
+
+fn data(len: usize) -> Vec<u8> {
+    (0..len).map(|index| (index * 7 % 251) as u8).collect()
+}
+
+fn payload(datagram: &crate::stack::Datagram) -> Vec<u8> {
+    datagram.packet.pieces().flat_map(|p| p.bytes().expect("private").to_vec()).collect()
+}
+
+#[test]
+fn datagrams_come_and_go() {
+    for (ours, peer) in FAMILIES {
+        for caps in [able(), Caps::plain(1500)] {
+            let mut b = Bench::host(caps);
+            let (local, remote) = (SocketAddr::new(ours, 53), SocketAddr::new(peer, 999));
+            for len in [0, 1, 3, 1400] {
+                b.input(&udp(remote, local, &data(len)));
+                let datagram = b.stack.next_datagram().expect("there");
+                assert_eq!((datagram.local, datagram.remote), (local, remote));
+                assert_eq!((payload(&datagram), datagram.segment_size), (data(len), None));
+                let mut back = b.memory.packet().expect("free");
+                for piece in datagram.packet.pieces() {
+                    back.push_piece(piece.clone()).expect("few pieces");
+                }
+                b.with_context(|stack, cx| stack.udp_send(back, local, remote, None, cx));
+                let out = b.one();
+                assert_eq!(out.transport()[8..], data(len));
+                let partial = matches!(out.offload.checksum, Checksum::Partial { .. });
+                assert_eq!((partial, out.is_sound()), (caps.checksum, !caps.checksum));
+            }
+            b.dropped(&[]);
+            b.assert_clean();
+        }
+    }
+}
+
+/// RFC 768, RFC 8200 §8.1: without a checksum over IPv4 only; a wrong one never.
+#[test]
+fn checksums_are_verified() {
+    for (ours, peer) in FAMILIES {
+        let (local, remote) = (SocketAddr::new(ours, 53), SocketAddr::new(peer, 999));
+        let at = if ours.is_ipv4() { 40 } else { 60 };
+        let mut b = Bench::host(able());
+        let mut wrong = udp(remote, local, b"data");
+        wrong[at + 3] ^= 1;
+        b.input(&wrong).dropped(&[(DropReason::UdpChecksum, 1)]);
+        let mut absent = udp(remote, local, b"data");
+        absent[at..at + 2].fill(0);
+        b.input(&absent);
+        assert_eq!(b.stack.next_datagram().is_some(), ours.is_ipv4());
+        // The device vouches for it.
+        let offload = Offload { checksum: Checksum::Unnecessary, gso: None };
+        b.input_offload(&wrong, offload);
+        assert!(b.stack.next_datagram().is_some());
+        b.quiet().assert_clean();
+    }
+}
+
+/// A datagram larger than the device takes leaves in fragments and comes in from them.
+#[test]
+fn large_datagrams_are_fragmented() {
+    for (ours, peer) in FAMILIES {
+        let mut b = Bench::host(Caps::plain(1500));
+        let (local, remote) = (SocketAddr::new(ours, 53), SocketAddr::new(peer, 999));
+        let packet = b.packet(&data(9000));
+        b.with_context(|stack, cx| stack.udp_send(packet, local, remote, None, cx));
+        let mut fragments = b.output();
+        assert_eq!(fragments.len(), 7);
+        b.assert_clean();
+        // Back to another host whose address is the destination, last first.
+        let mut config = super::bench::config(false);
+        config.addresses.iter_mut().for_each(|ours| {
+            ours.address = if ours.address.is_ipv4() { FAMILIES[0].1 } else { FAMILIES[1].1 };
+        });
+        config.mac = super::bench::PEER_MAC;
+        let mut c = Bench::with(config, Caps::plain(1500));
+        fragments.reverse();
+        for fragment in &fragments {
+            c.input(&fragment.bytes);
+        }
+        let datagram = c.stack.next_datagram().expect("whole");
+        assert_eq!(payload(&datagram), data(9000));
+        assert_eq!(c.stack.counters().reassembled, 1);
+        drop(datagram);
+        c.quiet().assert_clean();
+    }
+}
+
+/// Super-packets go out as they are if the device cuts them, else as datagrams.
+#[test]
+fn super_packets_out() {
+    for (ours, peer) in FAMILIES {
+        let (local, remote) = (SocketAddr::new(ours, 53), SocketAddr::new(peer, 999));
+        let size = NonZeroU16::new(1200);
+        let mut b = Bench::host(able());
+        let packet = b.packet(&data(5000));
+        b.with_context(|stack, cx| stack.udp_send(packet, local, remote, size, cx));
+        let out = b.one();
+        let gso = out.offload.gso.expect("a super-packet");
+        assert_eq!((gso.kind, gso.size.get()), (GsoKind::Udp, 1200));
+        b.assert_clean();
+
+        for checksum in [false, true] {
+            let mut b = Bench::host(Caps { checksum, ..Caps::plain(1500) });
+            let packet = b.packet(&data(5000));
+            b.with_context(|stack, cx| stack.udp_send(packet, local, remote, size, cx));
+            let out = b.output();
+            let lens: Vec<usize> = out.iter().map(|out| out.transport().len() - 8).collect();
+            assert_eq!(lens, [1200, 1200, 1200, 1200, 200]);
+            let whole: Vec<u8> = out.iter().flat_map(|out| out.transport()[8..].to_vec()).collect();
+            assert_eq!(whole, data(5000));
+            assert!(out.iter().all(|out| out.is_sound() != checksum));
+            b.dropped(&[]);
+            b.assert_clean();
+        }
+    }
+}
+
+/// Super-packets that come in from the device stay whole.
+#[test]
+fn super_packets_in() {
+    for (ours, peer) in FAMILIES {
+        let (local, remote) = (SocketAddr::new(ours, 53), SocketAddr::new(peer, 999));
+        let mut b = Bench::host(able());
+        let at = if ours.is_ipv4() { 34 } else { 54 };
+        let size = NonZeroU16::new(1200).expect("not zero");
+        let gso = Some(Gso { kind: GsoKind::Udp, size, ecn: false });
+        let checksum = Checksum::Partial { start: at, offset: 6 };
+        b.input_offload(&udp(remote, local, &data(5000)), Offload { checksum, gso });
+        let datagram = b.stack.next_datagram().expect("there");
+        assert_eq!((payload(&datagram), datagram.segment_size), (data(5000), Some(size)));
+        drop(datagram);
+        b.dropped(&[]);
+        b.assert_clean();
+        assert_eq!(b.stack.counters().super_packets_in, 1);
+    }
+}
+
+/// What the device did not coalesce is coalesced within a burst; nothing waits for the next.
+#[test]
+fn bursts_are_coalesced() {
+    for (ours, peer) in FAMILIES {
+        let (local, remote) = (SocketAddr::new(ours, 53), SocketAddr::new(peer, 999));
+        let mut frames: Vec<Vec<u8>> = (0..5u8).map(|n| udp(remote, local, &[n; 100])).collect();
+        if ours.is_ipv4() {
+            count_idents(&mut frames);
+        }
+        let burst: Vec<&[u8]> = frames.iter().map(Vec::as_slice).collect();
+        let mut b = Bench::host(Caps::plain(1500));
+        b.input_burst(&burst);
+        let datagram = b.stack.next_datagram().expect("there");
+        assert_eq!(datagram.segment_size.map(NonZeroU16::get), Some(100));
+        assert_eq!(payload(&datagram).len(), 500);
+        assert_eq!((datagram.local, datagram.remote), (local, remote));
+        assert!(b.stack.next_datagram().is_none());
+        drop(datagram);
+        b.dropped(&[]);
+        b.assert_clean();
+        // Not by a stack whose device does it.
+        let mut b = Bench::host(able());
+        b.input_burst(&burst);
+        assert_eq!(core::iter::from_fn(|| b.stack.next_datagram()).count(), 5);
+    }
+}
+
+/// Gives IPv4 packets identifications that count on, as senders of super-packets do.
+pub(super) fn count_idents(frames: &mut [Vec<u8>]) {
+    for (index, frame) in frames.iter_mut().enumerate() {
+        frame[18..20].copy_from_slice(&(index as u16).to_be_bytes());
+        frame[24..26].fill(0);
+        let mut sum = crate::checksum::Sum::new();
+        sum.add(&frame[14..34]);
+        frame[24..26].copy_from_slice(&sum.finish().to_be_bytes());
+    }
+}
+
+/// Datagrams that nobody takes are bounded.
+#[test]
+fn datagrams_not_taken_are_bounded() {
+    let mut b = Bench::host(able());
+    let (ours, peer) = FAMILIES[0];
+    for _ in 0..300 {
+        b.input(&udp(SocketAddr::new(peer, 1), SocketAddr::new(ours, 2), b"data"));
+    }
+    b.dropped(&[(DropReason::UdpQueueFull, 300 - 256)]);
+    while b.stack.next_datagram().is_some() {}
+    b.quiet().assert_clean();
+}
+
+/// More than a packet can hold is refused.
+#[test]
+fn too_large_is_refused() {
+    for (ours, peer) in FAMILIES {
+        let mut b = Bench::host(able());
+        let (local, remote) = (SocketAddr::new(ours, 53), SocketAddr::new(peer, 999));
+        let packet = b.packet(&data(65_536 - 8));
+        b.with_context(|stack, cx| stack.udp_send(packet, local, remote, None, cx));
+        b.quiet().dropped(&[(DropReason::TooLarge, 1)]);
+        b.assert_clean();
+    }
+}

@@ -1,0 +1,113 @@
+//! What people see: progress on standard error, results on standard output.
+
+use std::io::{IsTerminal, Write, stderr};
+use std::time::Duration;
+
+use crate::{Direction, Result};
+
+/// Characters of the bar.
+const WIDTH: usize = 40;
+/// Without a terminal, a line after each of so many parts.
+const PARTS: usize = 4;
+
+/// A bar on a terminal, lines elsewhere.
+pub(crate) struct Progress {
+    name: &'static str,
+    bytes: usize,
+    terminal: bool,
+    shown: usize,
+}
+
+impl Progress {
+    pub(crate) fn new(name: &'static str, bytes: usize) -> Self {
+        let progress = Self { name, bytes, terminal: stderr().is_terminal(), shown: 0 };
+        if progress.terminal {
+            progress.bar(0);
+        }
+        progress
+    }
+
+    pub(crate) fn show(&mut self, done: usize) {
+        if self.terminal {
+            return self.bar(done);
+        }
+        let part = done * PARTS / self.bytes;
+        if part > self.shown {
+            self.shown = part;
+            eprintln!("{}: {} of {} MiB", self.name, done >> 20, self.bytes >> 20);
+        }
+    }
+
+    /// Makes room for the result.
+    pub(crate) fn end(&self) {
+        if self.terminal {
+            eprint!("\r\x1b[K");
+        }
+    }
+
+    fn bar(&self, done: usize) {
+        let full = done * WIDTH / self.bytes;
+        let bar = format!("{}{}", "#".repeat(full), ".".repeat(WIDTH - full));
+        eprint!("\r{} [{bar}] {} of {} MiB", self.name, done >> 20, self.bytes >> 20);
+        // Nobody is hurt if it comes later.
+        let _ = stderr().flush();
+    }
+}
+
+/// What `towpath run --stats` printed, as far as it is shown.
+pub(crate) struct Stats {
+    packets: u64,
+    super_packets: u64,
+    copies_per_byte: f64,
+    offload: String,
+}
+
+impl Stats {
+    pub(crate) fn read(text: &str, direction: Direction) -> Result<Self> {
+        let way = match direction {
+            Direction::ToProgram => "to the program",
+            Direction::ToHost => "from the program",
+        };
+        let packets = line(text, way)?;
+        Ok(Self {
+            packets: number(packets, "packets")?,
+            super_packets: number(packets, "super-packets")?,
+            copies_per_byte: number(line(text, "payload")?, "copies per byte")?,
+            offload: line(text, "offload")?.into(),
+        })
+    }
+}
+
+/// What follows `name` at the beginning of a line.
+fn line<'a>(text: &'a str, name: &str) -> Result<&'a str> {
+    let mut lines = text.lines().map(|line| line.strip_prefix("towpath: ").unwrap_or(line));
+    let found = lines.find_map(|line| line.strip_prefix(name));
+    Ok(found.ok_or_else(|| format!("towpath run told nothing about '{name}':\n{text}"))?.trim())
+}
+
+/// The number before `unit` in a list.
+fn number<T: std::str::FromStr>(list: &str, unit: &str) -> Result<T> {
+    let part = list.split(", ").find_map(|part| part.strip_suffix(unit)?.trim().parse().ok());
+    Ok(part.ok_or_else(|| format!("no number of {unit} in '{list}'"))?)
+}
+
+/// The result of one direction.
+pub(crate) fn print(
+    direction: Direction,
+    bytes: usize,
+    time: Duration,
+    sha256: &str,
+    stats: &Stats,
+) {
+    let seconds = time.as_secs_f64();
+    let gigabits = bytes as f64 * 8.0 / seconds / 1e9;
+    let share = 100.0 * stats.super_packets as f64 / stats.packets as f64;
+    let mib = bytes >> 20;
+    println!();
+    println!("{}", direction.name());
+    println!("  throughput     {gigabits:.2} Gbit/s ({mib} MiB in {seconds:.2} s)");
+    println!("  packets        {}, {share:.1} % of them super-packets", stats.packets);
+    println!("  payload        {:.6} copies per byte", stats.copies_per_byte);
+    println!("  offload        {}", stats.offload);
+    println!("  SHA-256        {sha256}, the same on both ends");
+}

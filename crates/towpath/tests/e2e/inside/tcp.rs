@@ -1,0 +1,203 @@
+//! Programs that speak TCP.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use super::Outcome;
+use crate::support::{Checker, Pattern, echo, now, reset_on_drop};
+
+/// Longest wait for anything, so that a failure tells what failed.
+const PATIENCE: Duration = Duration::from_secs(40);
+/// How long a reader stops reading.
+pub(crate) const STOP: Duration = Duration::from_secs(10);
+
+fn open(address: &str) -> Result<TcpStream, std::io::Error> {
+    let address: SocketAddr = address.parse().expect("an address");
+    let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+/// Prints for each address how connecting ends and how many milliseconds that takes.
+pub(super) fn connect(addresses: &[&str]) -> Outcome {
+    for address in addresses {
+        let begun = now();
+        let result = open(address);
+        let took = begun.elapsed().as_millis();
+        match result {
+            Ok(_) => println!("{address} connected {took}"),
+            Err(error) => println!("{address} {:?} {took}", error.kind()),
+        }
+    }
+    Ok(())
+}
+
+fn ask(stream: &mut TcpStream, number: usize) -> Outcome {
+    let sent = number.to_be_bytes();
+    let mut came = [0; size_of::<usize>()];
+    stream.write_all(&sent)?;
+    stream.read_exact(&mut came)?;
+    if came == sent { Ok(()) } else { Err(format!("another answer to {number}").into()) }
+}
+
+/// Opens connections and keeps them all, then asks over each, then closes them.
+pub(super) fn hold(address: &str, count: usize) -> Outcome {
+    let open = |_| open(address);
+    let mut streams = (0..count).map(open).collect::<Result<Vec<_>, _>>()?;
+    println!("held {}", streams.len());
+    for (number, stream) in streams.iter_mut().enumerate() {
+        ask(stream, number)?;
+    }
+    println!("answered {}", streams.len());
+    Ok(())
+}
+
+/// Connections one after the other, each with a question and its answer. Half of them are closed
+/// here first; of the others only the sending half, so that the server's FIN comes first or late.
+pub(super) fn short(address: &str, count: usize) -> Outcome {
+    for number in 0..count {
+        let mut stream = open(address).map_err(|error| format!("connection {number}: {error}"))?;
+        ask(&mut stream, number)?;
+        if number % 2 == 1 {
+            stream.shutdown(Shutdown::Write)?;
+            if stream.read(&mut [0])? != 0 {
+                return Err("more than the answer".into());
+            }
+        }
+    }
+    println!("answered {count}");
+    Ok(())
+}
+
+/// Opens connections until one is refused, at most `count`; shows that the open ones work, closes
+/// half of them, and opens one more.
+pub(super) fn limited(address: &str, count: usize) -> Outcome {
+    let mut streams = Vec::new();
+    while streams.len() < count {
+        match open(address) {
+            Ok(stream) => streams.push(stream),
+            Err(error) => {
+                println!("{:?} after {}", error.kind(), streams.len());
+                break;
+            }
+        }
+    }
+    for (number, stream) in streams.iter_mut().enumerate() {
+        ask(stream, number)?;
+    }
+    println!("answered {}", streams.len());
+    streams.truncate(streams.len() / 2);
+    let begun = now();
+    loop {
+        match open(address).map(|mut stream| ask(&mut stream, count)) {
+            Ok(answered) => break answered?,
+            Err(error) if begun.elapsed() > PATIENCE => return Err(error.into()),
+            Err(_) => thread::sleep(Duration::from_millis(20)),
+        }
+    }
+    println!("works again");
+    Ok(())
+}
+
+/// Sends a pattern and closes that half; then expects it all back, and the end.
+pub(super) fn half_close(address: &str, bytes: u64) -> Outcome {
+    let mut stream = open(address)?;
+    let reading = stream.try_clone()?;
+    let reader = thread::spawn(move || Checker::new(Pattern::new(bytes)).read_all(reading));
+    Pattern::new(bytes).write_to(&mut stream)?;
+    stream.shutdown(Shutdown::Write)?;
+    println!("read {}", reader.join().expect("no panic")?);
+    Ok(())
+}
+
+/// Expects a pattern and the peer's end, and only then sends a pattern and closes.
+pub(super) fn peer_first(address: &str, bytes: u64) -> Outcome {
+    let mut stream = open(address)?;
+    println!("read {}", Checker::new(Pattern::new(bytes)).read_all(&stream)?);
+    Pattern::new(bytes).write_to(&mut stream)?;
+    Ok(())
+}
+
+/// Reads until the peer resets.
+pub(super) fn await_reset(address: &str) -> Outcome {
+    let mut stream = open(address)?;
+    stream.write_all(b"begin")?;
+    let mut buffer = vec![0; 64 << 10];
+    let (mut count, begun) = (0, now());
+    let end = loop {
+        match stream.read(&mut buffer) {
+            Ok(0) => break "closed".into(),
+            Ok(more) => count += more,
+            Err(error) => break format!("{:?}", error.kind()),
+        }
+    };
+    println!("{end} after {count} bytes, {} ms", begun.elapsed().as_millis());
+    Ok(())
+}
+
+/// Reads something and resets.
+pub(super) fn reset(address: &str) -> Outcome {
+    let mut stream = open(address)?;
+    stream.read_exact(&mut vec![0; 100_000])?;
+    reset_on_drop(&stream);
+    drop(stream);
+    println!("reset");
+    // The process's end would close it just the same.
+    thread::sleep(Duration::from_secs(1));
+    Ok(())
+}
+
+/// Reads a little, stops for [`STOP`], and reads the rest.
+pub(super) fn slow_reader(address: &str, bytes: u64) -> Outcome {
+    let mut stream = open(address)?;
+    let mut start = [0; 1000];
+    stream.read_exact(&mut start)?;
+    let mut checker = Checker::new(Pattern::new(bytes));
+    checker.take(&start)?;
+    thread::sleep(STOP);
+    println!("read {}", checker.read_all(stream)?);
+    Ok(())
+}
+
+/// Sends a pattern, and waits for the peer's end.
+pub(super) fn upload(address: &str, bytes: u64) -> Outcome {
+    let mut stream = open(address)?;
+    Pattern::new(bytes).write_to(&mut stream)?;
+    stream.shutdown(Shutdown::Write)?;
+    stream.read_to_end(&mut Vec::new())?;
+    println!("sent {bytes}");
+    Ok(())
+}
+
+/// Sends a pattern and ends.
+pub(super) fn send(address: &str, bytes: u64) -> Outcome {
+    Ok(Pattern::new(bytes).write_to(open(address)?)?)
+}
+
+/// Reads a pattern.
+pub(super) fn download(address: &str, bytes: u64) -> Outcome {
+    println!("read {}", Checker::new(Pattern::new(bytes)).read_all(open(address)?)?);
+    Ok(())
+}
+
+/// Sends to one address and reads from another, both at once.
+pub(super) fn both(up: &str, down: &str, bytes: u64) -> Outcome {
+    let (mut up, mut down) = (open(up)?, open(down)?);
+    thread::spawn(move || std::io::copy(&mut down, &mut std::io::sink()));
+    Ok(Pattern::new(bytes).write_to(&mut up)?)
+}
+
+/// Echoes at all addresses of the program, and tells who asks.
+pub(super) fn echo_server(port: u16) -> Outcome {
+    let listener = TcpListener::bind(("::", port))?;
+    println!("listening");
+    loop {
+        let (stream, peer) = listener.accept()?;
+        println!("from {}", peer.ip().to_canonical());
+        thread::spawn(|| echo(stream));
+    }
+}

@@ -1,0 +1,104 @@
+//! Many connections: at once, one after the other, and more than there are descriptors.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::thread;
+use std::time::Duration;
+
+use super::support::{
+    Family, Host, NONE, Server, Stats, Test, Towpath, echo, inside, note, now, program_of,
+    resident_kib, retry,
+};
+
+pub(crate) fn tests() -> Vec<Test> {
+    let mut tests = Vec::new();
+    for family in Family::BOTH {
+        let name = family.name();
+        tests.push(Test::new(format!("connections_2000_at_once_{name}"), &[], move |host| {
+            all_at_once(host, family);
+        }));
+        tests.push(
+            Test::new(format!("connections_20000_in_sequence_{name}"), &[], move |host| {
+                in_sequence(host, family);
+            })
+            .limit(120)
+            .slow_unless(false),
+        );
+        tests.push(Test::new(format!("no_descriptor_left_{name}"), &[], move |host| {
+            no_descriptor_left(host, family);
+        }));
+    }
+    tests
+}
+
+/// Memory of towpath above which a test fails; the ceiling for packets is far higher.
+const RESIDENT_KIB_MAX: u64 = 64 << 10;
+
+/// Descriptors that towpath may still open when CMD has just started.
+const STARTING: usize = 4;
+
+fn descriptors(pid: i32) -> usize {
+    fs::read_dir(format!("/proc/{pid}/fd")).expect("/proc").count()
+}
+
+/// Goal: 2,000 connections live at the same time, and each is given back when it ends.
+/// Method: a program opens them all, then asks over each; /proc tells towpath's descriptors.
+fn all_at_once(_: &mut Host, family: Family) {
+    let server = Server::start(family.loopback(), echo);
+    let address = SocketAddr::new(family.gateway(), server.port()).to_string();
+    let mut towpath = Towpath::with_loopback(NONE).start_held(inside("hold", &[&address, "2000"]));
+    program_of(towpath.pid());
+    let at_start = descriptors(towpath.pid()) + STARTING;
+    towpath.wait_for_text("answered 2000");
+    let resident = resident_kib(towpath.pid());
+    note("connections", &format!("{resident} KiB resident"));
+    assert!(resident < RESIDENT_KIB_MAX, "{resident} KiB resident");
+    retry("descriptors to be closed", || (descriptors(towpath.pid()) <= at_start).then_some(()));
+    towpath.release();
+    let output = towpath.finish();
+    let stats = Stats::of(&output);
+    assert!(output.success().starts_with("held 2000\n"));
+    stats.assert_carried(16_000, 16_000, 0);
+    assert_eq!(stats.number("flows", "now"), 0);
+}
+
+/// Goal: 20,000 connections come and go, and leave nothing.
+/// Method: a program opens one after the other and asks over it; /proc tells towpath's
+/// descriptors and memory, before and after.
+fn in_sequence(_: &mut Host, family: Family) {
+    let server = Server::start(family.loopback(), echo);
+    let address = SocketAddr::new(family.gateway(), server.port()).to_string();
+    let mut towpath =
+        Towpath::with_loopback(NONE).start_held(inside("short", &[&address, "20000"]));
+    program_of(towpath.pid());
+    let at_start = descriptors(towpath.pid()) + STARTING;
+    let begun = now();
+    while !towpath.stdout().contains("answered") && towpath.poll().is_none() {
+        assert!(begun.elapsed().as_secs() < 100, "too slow");
+        thread::sleep(Duration::from_millis(20));
+    }
+    let resident = resident_kib(towpath.pid());
+    note("connections", &format!("{resident} KiB resident"));
+    assert!(resident < RESIDENT_KIB_MAX, "{resident} KiB resident");
+    retry("descriptors to be closed", || (descriptors(towpath.pid()) <= at_start).then_some(()));
+    towpath.release();
+    let output = towpath.finish();
+    let stats = Stats::of(&output);
+    assert_eq!(output.success(), "answered 20000\n");
+    stats.assert_carried(160_000, 160_000, 0);
+    assert_eq!(stats.number("flows", "now"), 0);
+}
+
+/// Goal: with no descriptor left, open connections go on, new ones fail, and later ones work.
+/// Method: towpath may have 64 descriptors, and a program opens connections until one fails.
+fn no_descriptor_left(_: &mut Host, family: Family) {
+    let server = Server::start(family.loopback(), echo);
+    let address = SocketAddr::new(family.gateway(), server.port()).to_string();
+    let few = ["prlimit", "--nofile=64:64"];
+    let output = Towpath::with_loopback(NONE).by(few).run(inside("limited", &[&address, "200"]));
+    let stats = Stats::of(&output);
+    let text = output.success();
+    assert!(text.contains("ConnectionRefused after "), "{text}");
+    assert!(text.contains("works again"), "{text}");
+    assert!(stats.dropped("no_descriptor") > 0);
+}

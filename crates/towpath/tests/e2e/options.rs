@@ -1,0 +1,141 @@
+//! Options of `towpath run`, as an ordinary user too.
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+use super::support::{
+    Family, Host, NONE, Process, Server, Stats, TOWPATH, Test, Towpath, command, digest_of, http,
+    inside, run, url_host,
+};
+
+pub(crate) fn tests() -> Vec<Test> {
+    let mut tests = vec![
+        Test::new("subnets", &["curl"], subnets),
+        Test::new("ordinary_user", &["curl", "setpriv"], ordinary_user).needs_root(),
+    ];
+    for family in Family::BOTH {
+        let name = family.name();
+        tests.push(Test::new(format!("one_family_{name}"), &["ip"], move |host| {
+            one_family(host, family);
+        }));
+        tests.push(Test::new(format!("outside_{name}"), &["curl"], move |host| {
+            outside(host, family);
+        }));
+        tests.push(Test::new(format!("pcap_{name}"), &["curl", "tshark"], move |host| {
+            pcap(host, family);
+        }));
+    }
+    tests
+}
+
+const BYTES: u64 = 1 << 20;
+
+fn fetch(url: &str) -> [String; 3] {
+    let script = format!("curl -sS --noproxy '*' -m 20 {url} | sha256sum");
+    ["sh".into(), "-c".into(), script]
+}
+
+/// Goal: another machine is reached through the host, at its own address.
+fn outside(host: &mut Host, family: Family) {
+    let server = host.outside().run(|| Server::start(family.outside(), http));
+    let url = format!("http://{}:{}/{BYTES}", url_host(family.outside()), server.port());
+    let output = Towpath::new(NONE).run(fetch(&url));
+    let stats = Stats::of(&output);
+    assert!(output.success().starts_with(&digest_of(BYTES)));
+    stats.assert_carried(0, BYTES, 1024);
+}
+
+/// Goal: with `-4` or `-6` the other family is not there, and this one works.
+fn one_family(host: &mut Host, family: Family) {
+    let other = Family::BOTH[usize::from(family == Family::V4)];
+    let servers = Family::BOTH
+        .map(|family| host.outside().run(|| Server::start(family.outside(), |_| Ok(()))));
+    let [v4, v6] = [0, 1]
+        .map(|at| SocketAddr::new(Family::BOTH[at].outside(), servers[at].port()).to_string());
+    let role = inside("connect", &[&v4, &v6]);
+    let text = Towpath::new([family.option()]).run(role).success();
+    let (this, that) = if family == Family::V4 { (v4, v6) } else { (v6, v4) };
+    assert!(text.contains(&format!("{this} connected")), "{text}");
+    assert!(text.contains(&format!("{that} NetworkUnreachable")), "{text}");
+    let addresses = ["ip", other.option(), "-o", "address", "show", "dev", "tap0"];
+    let text = Towpath::new([family.option()]).run(addresses).success();
+    assert!(!text.contains("scope global"), "{text}");
+}
+
+/// Goal: the program's networks can be chosen.
+/// Method: other networks, whose gateways stand for the host's loopback.
+fn subnets(_: &mut Host) {
+    let cases = [
+        (Family::V4, "--subnet", "172.20.4.0/22", "172.20.4.2", "172.20.4.15/22"),
+        (Family::V6, "--subnet6", "fd00:1:2:3::/64", "fd00:1:2:3::2", "fd00:1:2:3::15/64"),
+    ];
+    for (family, option, network, gateway, program) in cases {
+        let server = Server::start(family.loopback(), http);
+        let host = url_host(gateway.parse().expect("an address"));
+        let [sh, c, script] = fetch(&format!("http://{host}:{}/{BYTES}", server.port()));
+        let script = format!("{script}; ip -o address show dev tap0; cat /etc/resolv.conf");
+        let options = [option, network, "--map-host-loopback", gateway];
+        let text = Towpath::new(options).run([sh, c, script]).success();
+        assert!(text.starts_with(&digest_of(BYTES)), "{text}");
+        assert!(text.contains(program), "{text}");
+        assert!(text.contains("nameserver 172.20.4.3\n") || family == Family::V6, "{text}");
+    }
+}
+
+/// Goal: a capture is read by others without complaint, holds the conversation, and costs no copy.
+/// Method: curl; tshark's view of the capture.
+fn pcap(host: &mut Host, family: Family) {
+    let server = Server::start(family.loopback(), http);
+    let file = host.file("capture.pcapng");
+    let file = file.to_str().expect("text");
+    let port = server.port();
+    let url = format!("http://{}:{port}/{BYTES}", url_host(family.gateway()));
+    let output = Towpath::with_loopback(["--pcap", file]).run(fetch(&url));
+    let stats = Stats::of(&output);
+    assert!(output.success().starts_with(&digest_of(BYTES)));
+    stats.assert_carried(0, BYTES, 1024);
+    let ip = if family == Family::V4 { "ip" } else { "ipv6" };
+    let tshark = |filter: &str, fields: &[&str]| {
+        let mut all = vec!["-n", "-r", file, "-Y", filter, "-T", "fields"];
+        fields.iter().for_each(|field| all.extend(["-e", field]));
+        let output = Process::start(command("tshark", all)).finish();
+        assert!(!output.stderr.contains("damaged"), "{}", output.stderr);
+        output.success()
+    };
+    let (source, destination) = (format!("{ip}.src"), format!("{ip}.dst"));
+    let syn = tshark("tcp.flags.syn == 1 && tcp.flags.ack == 0", &[&source, &destination]);
+    assert_eq!(syn, format!("{}\t{}\n", family.program(), family.gateway()));
+    let lengths = tshark(&format!("tcp.srcport == {port}"), &["tcp.len"]);
+    let sum: u64 = lengths.lines().map(|line| line.parse::<u64>().expect("a number")).sum();
+    assert!((BYTES..BYTES + 1024).contains(&sum), "{sum} bytes captured");
+    assert_eq!(tshark("_ws.malformed", &["frame.number"]), "");
+}
+
+/// Goal: no privilege is needed where users may make user namespaces.
+/// Method: user 1000, with a device node that is open to all in a private /dev/net.
+fn ordinary_user(host: &mut Host) {
+    // Where the command was built may be closed to others.
+    let copy = host.file("towpath");
+    std::fs::copy(TOWPATH, &copy).expect("a copy");
+    run("chmod", ["755", host.file("").to_str().expect("text")]);
+    for family in Family::BOTH {
+        let server = Server::start(family.loopback(), http);
+        let url = format!("http://{}:{}/{BYTES}", url_host(family.gateway()), server.port());
+        let [sh, c, script] = fetch(&url);
+        let output = as_user(&copy, &[&sh, &c, &format!("id -u; {script}")]);
+        let text = output.stdout;
+        assert!(text.starts_with("1000\n"), "{text}\n{}", output.stderr);
+        assert!(text.contains(&digest_of(BYTES)), "{text}\n{}", output.stderr);
+    }
+}
+
+fn as_user(towpath: &Path, program: &[&str]) -> super::support::Output {
+    let script = "mount -t tmpfs -o mode=0755 none /dev/net && \
+                  mknod -m 0666 /dev/net/tun c 10 200 && exec setpriv --reuid 1000 --regid 1000 \
+                  --clear-groups -- \"$@\"";
+    let towpath = towpath.to_str().expect("text");
+    let start = ["--mount", "sh", "-c", script, "sh", towpath, "run"];
+    let map = ["--map-host-loopback", "10.0.2.2", "--map-host-loopback", "fd74:6f77:7061:7468::2"];
+    let all = start.iter().chain(&map).chain(&["--"]).chain(program).copied();
+    Process::start(command("unshare", all)).finish()
+}

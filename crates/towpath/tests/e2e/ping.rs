@@ -1,0 +1,81 @@
+//! Echo requests: to the gateway, and through the host to another machine.
+
+use super::support::{Family, Host, NONE, Stats, Test, Towpath};
+
+pub(crate) fn tests() -> Vec<Test> {
+    let mut tests = Vec::new();
+    for family in Family::BOTH {
+        type Body = fn(&mut Host, Family);
+        let bodies: [(&str, Body); 4] = [
+            ("ping_gateway", gateway),
+            ("ping_outside", outside),
+            ("ping_large", large),
+            ("ping_unreachable", unreachable),
+        ];
+        for (name, body) in bodies {
+            let name = format!("{name}_{}", family.name());
+            tests.push(Test::new(name, &["ping"], move |host| body(host, family)));
+        }
+    }
+    tests
+}
+
+/// Pings one address several times, quickly.
+fn ping(family: Family, options: &[&str], address: &str) -> Pinged {
+    let ping = ["ping", family.option(), "-n", "-c", "5", "-i", "0.05", "-W", "3"];
+    let command: Vec<&str> = ping.iter().chain(options).chain(&[address]).copied().collect();
+    Pinged(Towpath::new(NONE).run(command))
+}
+
+/// What a ping gave.
+struct Pinged(super::support::Output);
+
+impl Pinged {
+    /// Goal shared by all: each request is answered once, with its own content.
+    fn assert_all(self) -> Stats {
+        let text = &self.0.stdout;
+        assert!(text.contains("5 packets transmitted, 5 received, 0% packet loss"), "{text}");
+        assert!(!text.contains("DUP") && !text.contains("wrong"), "{text}");
+        Stats::of(&self.0)
+    }
+}
+
+/// Goal: the gateway and the DNS address answer by themselves.
+fn gateway(_: &mut Host, family: Family) {
+    for address in [family.gateway(), family.dns()] {
+        ping(family, &[], &address.to_string()).assert_all();
+    }
+}
+
+/// Goal: another machine answers through the host.
+fn outside(host: &mut Host, family: Family) {
+    host.outside();
+    let stats = ping(family, &[], &family.outside().to_string()).assert_all();
+    assert_eq!(stats.number("flows", "requests"), 5);
+}
+
+/// Goal: requests larger than the MTU pass, in fragments on both sides.
+/// Method: sizes of 4,000 and 20,000 bytes, with a pattern that ping compares.
+fn large(host: &mut Host, family: Family) {
+    host.outside();
+    for size in ["4000", "20000"] {
+        for address in [family.gateway(), family.outside()] {
+            ping(family, &["-s", size, "-p", "0123456789abcdef"], &address.to_string())
+                .assert_all();
+        }
+    }
+}
+
+/// Goal: the program is told that a host cannot be reached.
+/// Method: destinations with an `unreachable` route, without route, and on the link where nobody
+/// answers.
+fn unreachable(host: &mut Host, family: Family) {
+    host.outside();
+    let version = if family == Family::V4 { "ipv4" } else { "ipv6" };
+    assert!(host.set(&format!("net/{version}/neigh/out0/retrans_time_ms"), "100"));
+    for address in [family.unreachable(), family.unrouted(), family.nobody()] {
+        let output = ping(family, &["-W", "2"], &address.to_string()).0;
+        let text = output.stdout.to_lowercase();
+        assert!(text.contains("unreachable") || text.contains("no route"), "{text}");
+    }
+}

@@ -1,0 +1,127 @@
+//! Datagrams: larger than the MTU, and many in one call.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use super::inside::{receive_numbered, send_numbered};
+use super::support::{Family, Host, Stats, Test, Towpath, inside};
+
+pub(crate) fn tests() -> Vec<Test> {
+    let mut tests = Vec::new();
+    for family in Family::BOTH {
+        for mtu in [576, 1280, 1500, 9000, 65520] {
+            if mtu >= 1280 || family == Family::V4 {
+                let name = format!("udp_sizes_{}_{mtu}", family.name());
+                tests.push(Test::new(name, &[], move |host| sizes(host, family, mtu)));
+            }
+        }
+        let name = family.name();
+        tests.push(Test::new(format!("udp_super_packets_out_{name}"), &[], move |host| {
+            super_packets_out(host, family);
+        }));
+        tests.push(Test::new(format!("udp_super_packets_in_{name}"), &[], move |host| {
+            super_packets_in(host, family);
+        }));
+    }
+    tests
+}
+
+fn bound(family: Family) -> UdpSocket {
+    let socket = UdpSocket::bind((family.loopback(), 0)).expect("bind");
+    socket.set_read_timeout(Some(Duration::from_secs(10))).expect("timeout");
+    socket
+}
+
+fn at_gateway(family: Family, socket: &UdpSocket) -> String {
+    let port = socket.local_addr().expect("an address").port();
+    SocketAddr::new(family.gateway(), port).to_string()
+}
+
+/// Goal: datagrams of every size pass both ways, as fragments where they must.
+/// Method: an echo server on the host's loopback, sizes around the limits up to the largest.
+fn sizes(_: &mut Host, family: Family, mtu: u64) {
+    let socket = bound(family);
+    let address = at_gateway(family, &socket);
+    let fits = mtu - if family == Family::V4 { 28 } else { 48 };
+    let largest = if family == Family::V4 { 65_507 } else { 65_527 };
+    let mut sizes = vec![0, 1, fits - 1, fits, fits + 1, 2 * fits, 20_000, 60_000, largest];
+    sizes.retain(|size| *size <= largest);
+    let count = sizes.len();
+    let server = thread::spawn(move || {
+        let mut buffer = vec![0; 1 << 16];
+        for _ in 0..count {
+            let (len, peer) = socket.recv_from(&mut buffer)?;
+            socket.send_to(&buffer[..len], peer)?;
+        }
+        Ok::<(), std::io::Error>(())
+    });
+    let texts: Vec<String> = sizes.iter().map(u64::to_string).collect();
+    let mut arguments = vec![address.as_str()];
+    arguments.extend(texts.iter().map(String::as_str));
+    let role = inside("udp-echo", &arguments);
+    let output = Towpath::with_loopback(["-m", &mtu.to_string()]).run(role);
+    let stats = Stats::of(&output);
+    assert_eq!(output.success(), format!("answered {count}\n"));
+    server.join().expect("no panic").expect("all came");
+    let sum: u64 = sizes.iter().sum();
+    stats.assert_bytes(sum, sum, 0);
+    // Only small fragments that wait for others are copied, to let go of large frames.
+    let copied = if mtu > 2048 { 0 } else { stats.copied("squeeze") };
+    assert_eq!(stats.copied_in_all(), copied);
+}
+
+const COUNT: u64 = 2000;
+const SIZE: u64 = 1400;
+const TOGETHER: u64 = 40;
+
+/// Goal: what a program sends in one call with `UDP_SEGMENT` crosses as one super-packet, and
+/// arrives as the datagrams that it stands for.
+/// Method: numbered datagrams; their count and content, and the count of super-packets.
+fn super_packets_out(_: &mut Host, family: Family) {
+    let socket = bound(family);
+    let address = at_gateway(family, &socket);
+    let (sender, results) = mpsc::channel();
+    thread::spawn(move || {
+        let result = receive_numbered(&socket, SIZE, COUNT).map_err(|error| error.to_string());
+        let _ = sender.send(result);
+    });
+    let (size, count, together) = (SIZE.to_string(), COUNT.to_string(), TOGETHER.to_string());
+    let role = inside("udp-send", &[&address, &size, &count, &together]);
+    let output = Towpath::with_loopback(["-v"]).run(role);
+    let stats = Stats::of(&output);
+    let told = output.stderr.clone();
+    output.success();
+    let result = results.recv_timeout(Duration::from_secs(15)).expect("a result");
+    assert_eq!(result, Ok(()));
+    stats.assert_carried(SIZE * COUNT, 0, 0);
+    if told.contains("uso") || told.contains("USO") {
+        let super_packets = stats.number("from the program", "super-packets");
+        assert!(super_packets >= COUNT / TOGETHER, "{super_packets} super-packets");
+    }
+}
+
+/// Goal: what the host sends in one call with `UDP_SEGMENT` reaches the program as the datagrams
+/// that it stands for.
+/// Method: as above, the other way round, after a greeting.
+fn super_packets_in(_: &mut Host, family: Family) {
+    let socket = bound(family);
+    let address = at_gateway(family, &socket);
+    let sender = thread::spawn(move || {
+        let (_, peer) = socket.recv_from(&mut [0; 16]).expect("a greeting");
+        socket.connect(peer).expect("connect");
+        send_numbered(&socket, SIZE, COUNT, TOGETHER).map_err(|error| error.to_string())
+    });
+    let (size, count) = (SIZE.to_string(), COUNT.to_string());
+    let role = inside("udp-receive", &[&address, &size, &count]);
+    let output = Towpath::with_loopback(["-v"]).run(role);
+    let stats = Stats::of(&output);
+    let told = output.stderr.clone();
+    assert_eq!(output.success(), format!("received {COUNT}\n"));
+    assert_eq!(sender.join().expect("no panic"), Ok(()));
+    stats.assert_carried(0, SIZE * COUNT, 8);
+    if told.contains("uso") || told.contains("USO") {
+        assert!(stats.number("to the program", "super-packets") > 0);
+    }
+}

@@ -1,0 +1,226 @@
+//! The host of a test: a network namespace of its own with servers, traps and a view of what
+//! leaves it.
+//!
+//! `HOST` is on one end of a pair of interfaces; whatever goes elsewhere leaves by it, is seen on
+//! the other end and answered by nobody.
+
+use std::io::{self, Read};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use crate::honest;
+use crate::sys::{self, PacketSocket, Sees};
+
+/// The host's addresses on its network.
+pub(super) const HOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+pub(super) const HOST6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
+/// Addresses at which nobody answers.
+pub(super) const NOBODY: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
+pub(super) const NOBODY6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xb, 0, 0, 0, 0, 1);
+/// Nothing that comes from inside may arrive here.
+pub(super) const TRAP: u16 = 7666;
+/// Datagrams of [`WELCOME`] are counted here.
+pub(super) const WELCOMING: u16 = 7001;
+/// Connections are taken and kept here, and nothing is read.
+pub(super) const SINK: u16 = 7002;
+/// What comes is sent back here.
+pub(super) const ECHO: u16 = 7007;
+/// Nobody listens here.
+pub(super) const CLOSED: u16 = 7999;
+/// Part of what must not reach the host.
+pub(super) const HOSTILE: &[u8; 8] = b"HOSTILE!";
+/// A datagram that must reach it.
+pub(super) const WELCOME: &[u8; 8] = b"WELCOME!";
+
+/// Connections that the sink keeps, oldest first.
+const SINK_MAX: usize = 512;
+const TICK: Duration = Duration::from_millis(50);
+
+/// What the host saw. Everything ends with it.
+pub(super) struct Host {
+    watch: Arc<Watch>,
+}
+
+/// What threads of a host share.
+#[derive(Default)]
+struct Watch {
+    over: AtomicBool,
+    trapped: Mutex<Vec<String>>,
+    welcomed: AtomicU64,
+}
+
+impl Watch {
+    fn is_over(&self) -> bool {
+        // Relaxed: nothing else is learnt from the flag.
+        self.over.load(Ordering::Relaxed)
+    }
+
+    fn trapped(&self, what: String) {
+        self.trapped.lock().expect("no thread panics with the lock").push(what);
+    }
+}
+
+impl Host {
+    /// Moves this thread into a new host and starts its servers.
+    pub(super) fn new() -> io::Result<Self> {
+        sys::enter_network()?;
+        for command in SETUP {
+            let words: Vec<&str> = command.split(' ').collect();
+            let output = Command::new("ip").args(&words).output()?;
+            let error = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "ip {command}: {error}");
+        }
+        let host = Self { watch: Arc::default() };
+        for address in [IpAddr::from(HOST), HOST6.into()] {
+            let listener = TcpListener::bind((address, honest::PORT))?;
+            thread::spawn(move || honest::serve(listener));
+            sink(TcpListener::bind((address, SINK))?);
+            echo(TcpListener::bind((address, ECHO))?);
+            host.trap(address)?;
+            host.welcome(UdpSocket::bind((address, WELCOMING))?)?;
+        }
+        host.trap(Ipv4Addr::LOCALHOST.into())?;
+        host.trap(Ipv6Addr::LOCALHOST.into())?;
+        host.look_outside()?;
+        Ok(host)
+    }
+
+    /// What arrived although it must not.
+    pub(super) fn trapped(&self) -> Vec<String> {
+        self.watch.trapped.lock().expect("no thread panics with the lock").clone()
+    }
+
+    /// How many of the datagrams arrived that should.
+    pub(super) fn welcomed(&self) -> u64 {
+        // Relaxed: the sender has ended, and whoever asks has waited.
+        self.watch.welcomed.load(Ordering::Relaxed)
+    }
+
+    /// Sockets that take anything and tell.
+    fn trap(&self, address: IpAddr) -> io::Result<()> {
+        let udp = UdpSocket::bind((address, TRAP))?;
+        let tcp = TcpListener::bind((address, TRAP))?;
+        udp.set_read_timeout(Some(TICK))?;
+        let watch = self.watch.clone();
+        thread::spawn(move || {
+            let mut buffer = [0; 2048];
+            while !watch.is_over() {
+                if let Ok((count, from)) = udp.recv_from(&mut buffer) {
+                    watch.trapped(format!("{count} bytes of UDP from {from} at {address}"));
+                }
+            }
+        });
+        tcp.set_nonblocking(true)?;
+        let watch = self.watch.clone();
+        thread::spawn(move || {
+            while !watch.is_over() {
+                match tcp.accept() {
+                    Ok((_, from)) => watch.trapped(format!("TCP from {from} at {address}")),
+                    Err(_) => thread::sleep(TICK),
+                }
+            }
+        });
+        Ok(())
+    }
+
+    fn welcome(&self, socket: UdpSocket) -> io::Result<()> {
+        socket.set_read_timeout(Some(TICK))?;
+        let watch = self.watch.clone();
+        thread::spawn(move || {
+            let mut buffer = [0; 2048];
+            while !watch.is_over() {
+                let Ok(count) = socket.recv(&mut buffer) else { continue };
+                if buffer[..count].starts_with(WELCOME) {
+                    // Relaxed: a counter.
+                    watch.welcomed.fetch_add(1, Ordering::Relaxed);
+                } else {
+                    watch.trapped(format!("{count} hostile bytes where datagrams are welcome"));
+                }
+            }
+        });
+        Ok(())
+    }
+
+    /// Looks at what leaves the host: none of it hostile, all of it with the host's own address.
+    fn look_outside(&self) -> io::Result<()> {
+        let socket = PacketSocket::open("outside", Sees::Everything)?;
+        let watch = self.watch.clone();
+        thread::spawn(move || {
+            let mut buffer = vec![0; 2048];
+            while !watch.is_over() {
+                let Some(frame) = socket.receive(&mut buffer, TICK) else { continue };
+                let hostile = frame.windows(HOSTILE.len()).any(|bytes| bytes == HOSTILE);
+                if hostile || !has_own_source(frame) {
+                    let head = &frame[..frame.len().min(80)];
+                    watch.trapped(format!("a frame left the host: {head:02x?}"));
+                }
+            }
+        });
+        Ok(())
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        // Relaxed: the threads look at it now and then.
+        self.watch.over.store(true, Ordering::Relaxed);
+    }
+}
+
+/// True if the frame comes from an address that the host has. Its own discovery of neighbours and
+/// of multicast listeners uses others.
+fn has_own_source(frame: &[u8]) -> bool {
+    match frame.get(12..14) {
+        Some([8, 0]) => frame.get(26..30) == Some(&HOST.octets()),
+        Some([0x86, 0xdd]) => {
+            let source = frame.get(22..38);
+            let link_local = frame.get(22) == Some(&0xfe) || source == Some(&[0; 16]);
+            link_local || source == Some(&HOST6.octets())
+        }
+        _ => true,
+    }
+}
+
+fn sink(listener: TcpListener) {
+    thread::spawn(move || {
+        let mut kept = std::collections::VecDeque::new();
+        for stream in listener.incoming() {
+            if kept.len() == SINK_MAX {
+                kept.pop_front();
+            }
+            kept.extend(stream);
+        }
+    });
+}
+
+fn echo(listener: TcpListener) {
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { continue };
+            thread::spawn(move || {
+                let mut buffer = [0; 4096];
+                while let Ok(count @ 1..) = stream.read(&mut buffer) {
+                    if io::Write::write_all(&mut stream, &buffer[..count]).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// Arguments of `ip` that make the host.
+const SETUP: &[&str] = &[
+    "link set lo up",
+    "link add host0 type veth peer name outside",
+    "addr add 192.0.2.1/24 dev host0",
+    "addr add 2001:db8::1/64 dev host0 nodad",
+    "link set host0 arp off up",
+    "link set outside up",
+    "route add default dev host0",
+    "-6 route add default dev host0",
+];

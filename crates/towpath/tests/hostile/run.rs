@@ -1,0 +1,137 @@
+//! One run: towpath in front of the injector, its memory watched and its counters read.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Failed;
+
+use crate::attack::Attack;
+use crate::host::Host;
+
+/// The command under test.
+const TOWPATH: &str = env!("CARGO_BIN_EXE_towpath");
+/// The longest that a run may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How often towpath's memory is looked at.
+const TICK: Duration = Duration::from_millis(20);
+
+/// A started process that is killed if it is forgotten.
+struct Guard(Child);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What a run left to be judged.
+struct Outcome {
+    code: Option<i32>,
+    /// What the injector said.
+    inside: String,
+    /// What towpath said.
+    report: String,
+    /// Most memory of towpath, in KiB.
+    memory_kib: u64,
+}
+
+/// Runs an attack and judges it. The thread is the host's.
+pub(super) fn run(attack: &Attack, seed: u64) -> Result<(), Failed> {
+    let host = Host::new()?;
+    let outcome = start_and_watch(attack, seed)?;
+    // What is on its way to the traps arrives.
+    thread::sleep(Duration::from_millis(150));
+    println!("--- {}: {}", attack.name, outcome.inside.trim().replace('\n', "; "));
+    println!("    towpath used {} KiB at most", outcome.memory_kib);
+    judge(attack, &outcome, &host).map_err(|failure| {
+        format!("{failure}\n--- inside:\n{}\n--- towpath:\n{}", outcome.inside, outcome.report)
+            .into()
+    })
+}
+
+fn start_and_watch(attack: &Attack, seed: u64) -> Result<Outcome, Failed> {
+    let mut command = Command::new(TOWPATH);
+    command.args(["run", "--stats"]).args(attack.options).arg("--");
+    command.arg(std::env::current_exe()?).args([crate::INJECT, attack.name, &seed.to_string()]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = Guard(command.spawn()?);
+    let inside = read_all(child.0.stdout.take());
+    let report = read_all(child.0.stderr.take());
+    let status = format!("/proc/{}/status", child.0.id());
+    let started = Instant::now();
+    let mut memory_kib = 0;
+    let code = loop {
+        memory_kib = memory_kib.max(peak_kib(&status).unwrap_or(0));
+        if let Some(status) = child.0.try_wait()? {
+            break status.code();
+        }
+        if started.elapsed() > PATIENCE {
+            drop(child);
+            let (inside, report) = (inside.join(), report.join());
+            return Err(format!("it took too long: {inside:?} {report:?}").into());
+        }
+        thread::sleep(TICK);
+    };
+    let inside = inside.join().expect("the reader");
+    let report = report.join().expect("the reader");
+    Ok(Outcome { code, inside, report, memory_kib })
+}
+
+fn read_all(stream: Option<impl Read + Send + 'static>) -> thread::JoinHandle<String> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(mut stream) = stream {
+            let _ = stream.read_to_end(&mut bytes);
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+/// The most memory that a process has had.
+fn peak_kib(status: &str) -> Option<u64> {
+    let text = fs::read_to_string(status).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix(" kB")?.parse().ok()
+}
+
+fn judge(attack: &Attack, outcome: &Outcome, host: &Host) -> Result<(), String> {
+    if outcome.code != Some(0) || outcome.report.contains("panicked") {
+        return Err(format!("it ended with {:?}", outcome.code));
+    }
+    if outcome.memory_kib > attack.memory_mib << 10 {
+        return Err(format!("towpath used {} KiB", outcome.memory_kib));
+    }
+    if let Some(first) = host.trapped().first() {
+        return Err(format!("{} things reached the host: {first}", host.trapped().len()));
+    }
+    let mut counted = numbers(&outcome.report, "dropped");
+    counted.insert("welcome".into(), host.welcomed());
+    let lost = numbers(&outcome.inside, "lost").remove("lost").unwrap_or(0);
+    for (reason, &expected) in &numbers(&outcome.inside, "drops") {
+        let count = counted.get(reason).copied().unwrap_or(0);
+        // What is welcome is sent while nothing else is on its way.
+        let excused = if reason == "welcome" { 0 } else { lost };
+        if count + excused < expected {
+            return Err(format!("{reason}: {count} were counted, {expected} were sent"));
+        }
+    }
+    Ok(())
+}
+
+/// Lines `WORD NAME NUMBER`, or `WORD NUMBER`, as a table.
+fn numbers(text: &str, word: &str) -> BTreeMap<String, u64> {
+    let read = |line: &str| {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        match words[..] {
+            [first, name, number] if first == word => Some((name.to_owned(), number.parse().ok()?)),
+            [first, number] if first == word => Some((first.to_owned(), number.parse().ok()?)),
+            _ => None,
+        }
+    };
+    text.lines().filter_map(read).collect()
+}

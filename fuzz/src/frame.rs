@@ -1,0 +1,241 @@
+//! Target: a whole stack that gets any frames with any virtio-net headers, as time passes.
+//!
+//! Beside "no panic": what the stack sends to a device without offloads are correct frames, as
+//! judged by an oracle that shares no code with it; and when the stack is gone, so are its packets.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use towpath_net::gso::UDP_SEGMENTS_MAX;
+use towpath_net::stack::{Address, Config, Context, Limits, Stack, Unreachable};
+use towpath_net::tcp::{Events, Settings};
+use towpath_net::time::{Duration, Instant};
+use towpath_net::wire::MacAddr;
+use towpath_packet::{Burst, Caps, Ledger, Memory, VirtioHeader};
+use towpath_sim::oracle;
+
+use crate::input::Input;
+use crate::packets;
+
+/// Steps of one input.
+const STEPS_MAX: usize = 64;
+/// Bursts in answer to one step; more would mean that the stack talks to itself.
+const BURSTS_MAX: usize = 1000;
+/// MTU of the device.
+const MTU: u16 = 1500;
+/// Payload of a datagram that fits the device, over IPv6.
+const SEGMENT_BYTES_MAX: usize = MTU as usize - 40 - 8;
+/// Few, so that inputs reach the bounds.
+const LIMITS: Limits = Limits { connections: 8, half_open: 4, time_wait: 4, datagrams: 4 };
+
+/// The stack's address; the stored frames are for it.
+const LOCAL_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
+/// Its IPv6 address.
+const LOCAL_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2);
+
+/// One byte of configuration, then steps: a byte that says which, and its arguments.
+pub fn run(data: &[u8]) {
+    let mut input = Input::new(data);
+    let mut owner = Owner::new(input.u8());
+    for _ in 0..STEPS_MAX {
+        if input.is_empty() {
+            break;
+        }
+        owner.step(&mut input);
+        owner.drain();
+        owner.transmit();
+    }
+    let Owner { memory, stack, .. } = owner;
+    drop(stack);
+    packets::check_returned(&memory);
+}
+
+/// A stack and whoever uses it.
+struct Owner {
+    stack: Stack,
+    memory: Memory,
+    ledger: Ledger,
+    now: Instant,
+    /// The device has no offloads, so that the oracle can judge frames.
+    plain: bool,
+    /// What becomes of incoming connections and datagrams.
+    kind: u8,
+}
+
+impl Owner {
+    fn new(configuration: u8) -> Self {
+        let plain = configuration & 1 == 0;
+        let caps = match plain {
+            true => Caps::plain(MTU),
+            false => Caps {
+                checksum: true,
+                tso4: true,
+                tso6: true,
+                uso: true,
+                gso_bytes_max: 65_549,
+                ..Caps::plain(MTU)
+            },
+        };
+        let mut stack = Stack::new(config(configuration & 2 != 0), caps);
+        if configuration & 4 != 0 {
+            let mac = MacAddr([2, 0, 0, 0, 0, 1]);
+            stack.set_neighbor(Ipv4Addr::new(192, 0, 2, 1).into(), mac);
+            stack.set_neighbor(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(), mac);
+        }
+        stack.tcp_listen(SocketAddr::new(LOCAL_V4.into(), 80));
+        stack.tcp_listen(SocketAddr::new(LOCAL_V6.into(), 80));
+        Self {
+            stack,
+            memory: packets::memory(),
+            ledger: Ledger::new(),
+            now: Instant::START,
+            plain,
+            kind: configuration >> 3,
+        }
+    }
+
+    fn step(&mut self, input: &mut Input<'_>) {
+        match input.u8() % 8 {
+            0 => {
+                self.now += Duration::from_micros(u64::from(input.u32()));
+                let mut cx = context(&mut self.memory, &self.ledger, self.now);
+                self.stack.on_deadline(&mut cx);
+                let next = self.stack.next_deadline();
+                assert!(next.is_none_or(|at| at > self.now), "a deadline was not served");
+            }
+            1 => {
+                let port = input.u16();
+                let remote = SocketAddr::new(Ipv4Addr::new(192, 0, 2, 1).into(), port);
+                let local = SocketAddr::new(LOCAL_V4.into(), 4000);
+                let _ = self.stack.tcp_connect(local, remote, self.now);
+            }
+            2 => self.send_datagram(input),
+            3 => {
+                let frame = input.counted();
+                self.receive([0; VirtioHeader::LEN], frame);
+            }
+            _ => {
+                let header = input.array();
+                let frame = input.counted();
+                self.receive(header, frame);
+            }
+        }
+    }
+
+    fn receive(&mut self, header: [u8; VirtioHeader::LEN], frame: &[u8]) {
+        // A device drops what has no whole Ethernet header and what it cannot decode.
+        let Ok(offload) = VirtioHeader(header).decode() else { return };
+        let Some(mut packet) = packets::received(&mut self.memory, frame) else { return };
+        packet.set_offload(offload);
+        let mut burst = Burst::new();
+        burst.push(packet).expect("the burst is empty");
+        let mut cx = context(&mut self.memory, &self.ledger, self.now);
+        self.stack.input(&mut burst, &mut cx);
+        assert!(burst.is_empty(), "a stack takes all packets");
+    }
+
+    fn send_datagram(&mut self, input: &mut Input<'_>) {
+        let segment_size = std::num::NonZeroU16::new(input.u16());
+        let len = usize::from(input.u16());
+        let (remote, local): (IpAddr, IpAddr) = match input.u8() % 2 {
+            0 => (Ipv4Addr::new(192, 0, 2, 1).into(), LOCAL_V4.into()),
+            _ => (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(), LOCAL_V6.into()),
+        };
+        let bytes = vec![0x5a; len];
+        let Some(packet) = packets::parsed(&mut self.memory, &[], &bytes, 16 << 10) else {
+            return;
+        };
+        // The caller's part: datagrams that fit the device, and no more at once than it takes.
+        let segment_size = segment_size.filter(|size| {
+            let size = usize::from(size.get());
+            size <= SEGMENT_BYTES_MAX && len.div_ceil(size) <= UDP_SEGMENTS_MAX
+        });
+        let (local, remote) = (SocketAddr::new(local, 53), SocketAddr::new(remote, 9));
+        let mut cx = context(&mut self.memory, &self.ledger, self.now);
+        self.stack.udp_send(packet, local, remote, segment_size, &mut cx);
+    }
+
+    /// Acts on what the stack reports.
+    fn drain(&mut self) {
+        while let Some((handle, events)) = self.stack.next_event() {
+            let mut cx = context(&mut self.memory, &self.ledger, self.now);
+            if events.contains(Events::INCOMING) && self.kind & 1 != 0 {
+                self.stack.tcp_refuse(handle, &mut cx);
+                continue;
+            }
+            self.stack.with_tcp(handle, self.now, |connection| {
+                if events.contains(Events::INCOMING) {
+                    connection.accept();
+                }
+                let received = connection.received_len();
+                connection.consume(received);
+                if events.contains(Events::PEER_CLOSED) {
+                    connection.close_send();
+                }
+            });
+            if events.contains(Events::CLOSED) {
+                self.stack.tcp_release(handle, self.now);
+            }
+        }
+        while let Some(datagram) = self.stack.next_datagram() {
+            let mut cx = context(&mut self.memory, &self.ledger, self.now);
+            if self.kind & 2 != 0 {
+                let why = UNREACHABLE[usize::from(self.kind >> 2) % UNREACHABLE.len()];
+                self.stack.udp_unreachable(datagram.local, datagram.remote, why, &mut cx);
+            }
+        }
+        while let Some(echo) = self.stack.next_echo() {
+            let mut cx = context(&mut self.memory, &self.ledger, self.now);
+            self.stack.echo_reply(echo, &mut cx);
+        }
+    }
+
+    /// Takes and judges what the stack sends.
+    fn transmit(&mut self) {
+        let mut burst = Burst::new();
+        for _ in 0..BURSTS_MAX {
+            let mut cx = context(&mut self.memory, &self.ledger, self.now);
+            self.stack.output(&mut burst, &mut cx);
+            if burst.is_empty() {
+                return;
+            }
+            while let Some(packet) = burst.pop() {
+                let frame = oracle::flatten(&packet);
+                if self.plain
+                    && let Err(problem) = oracle::check_frame(&frame, MTU.into())
+                {
+                    panic!("{problem} in {:02x?}", &frame[..frame.len().min(128)]);
+                }
+            }
+        }
+        panic!("the stack sends without end");
+    }
+}
+
+/// Errors that a datagram may be answered with.
+const UNREACHABLE: [Unreachable; 5] = [
+    Unreachable::Network,
+    Unreachable::Host,
+    Unreachable::Port,
+    Unreachable::Prohibited,
+    Unreachable::TooBig(1300),
+];
+
+fn context<'a>(memory: &'a mut Memory, ledger: &'a Ledger, now: Instant) -> Context<'a> {
+    Context { memory, ledger, now }
+}
+
+fn config(transparent: bool) -> Config {
+    let address = |address, prefix_len| Address { address, prefix_len };
+    Config {
+        mac: MacAddr([2, 0, 0, 0, 0, 2]),
+        addresses: vec![address(LOCAL_V4.into(), 24), address(LOCAL_V6.into(), 64)],
+        next_hops: vec![
+            Ipv4Addr::new(192, 0, 2, 1).into(),
+            Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
+        ],
+        transparent,
+        secret: [1, 2],
+        tcp: Settings::default(),
+        limits: LIMITS,
+    }
+}

@@ -1,0 +1,153 @@
+//! Target: offload claims, segmentation, checksums and coalescing of any packet.
+//!
+//! What segmentation makes of a packet must be correct frames that carry its payload and nothing
+//! else; what coalescing holds or merges must come out again, byte for byte.
+
+use towpath_net::gro::Coalescer;
+use towpath_net::gso::{self, Checksums, Layout};
+use towpath_net::time::Instant;
+use towpath_net::wire::ethernet::HEADER_LEN as IP_AT;
+use towpath_net::wire::{Protocol, ipv4, ipv6, tcp, udp};
+use towpath_packet::{Checksum, Ledger, Memory, Packet, VirtioHeader};
+use towpath_sim::oracle;
+
+use crate::input::Input;
+use crate::packets;
+
+/// Packets of one input.
+const PACKETS_MAX: usize = 32;
+/// Longest IP packet.
+const IP_BYTES_MAX: usize = 65_535;
+
+/// Packets: a byte of choices, a virtio-net header, and counted bytes of a frame.
+pub fn run(data: &[u8]) {
+    let mut input = Input::new(data);
+    let mut memory = packets::memory();
+    let ledger = Ledger::new();
+    let mut coalescer = Coalescer::new();
+    let (mut taken, mut given) = (0, 0);
+    for count in 0..PACKETS_MAX {
+        if input.is_empty() {
+            break;
+        }
+        let choice = input.u8();
+        let Some((mut packet, layout)) = read(&mut input, choice, &mut memory) else { continue };
+        if choice & 1 != 0 {
+            segment(packet, layout, &mut memory, &ledger);
+            continue;
+        }
+        // The stack checks claims before it coalesces.
+        if gso::check_offload(&mut packet, layout).is_err() {
+            continue;
+        }
+        taken += packet.payload_len();
+        let now = Instant::from_micros(count as u64);
+        let mut out = |packet: Packet| given += packet.payload_len();
+        coalescer.receive(packet, layout, now, &ledger, &mut out);
+        if choice & 2 != 0 {
+            coalescer.flush_older(now, &mut out);
+            assert!(coalescer.oldest().is_none_or(|since| since > now));
+        }
+    }
+    coalescer.flush(&mut |packet: Packet| given += packet.payload_len());
+    assert_eq!(coalescer.held_count(), 0);
+    assert_eq!(taken, given, "payload bytes into and out of coalescing");
+    drop(coalescer);
+    packets::check_returned(&memory);
+}
+
+/// A packet with its headers parsed as far as its length fields reach, as the stack does it.
+fn read(input: &mut Input<'_>, choice: u8, memory: &mut Memory) -> Option<(Packet, Layout)> {
+    let virtio = VirtioHeader(input.array());
+    let offload = virtio.decode().ok()?;
+    let frame = input.counted();
+    // A few bytes of input make a long packet.
+    let repeat = if choice & 4 != 0 { usize::from(input.u16()) } else { 0 };
+    let mut bytes = frame.to_vec();
+    bytes.resize((frame.len() + repeat).min(IP_AT + IP_BYTES_MAX), 0x5a);
+    let ip = bytes.get(IP_AT..)?;
+    let (transport_at, protocol) = match ip.first()? >> 4 {
+        4 => (usize::from(ip[0] & 15) * 4, Protocol(*ip.get(9)?)),
+        6 => {
+            let rest = ip.get(ipv6::HEADER_LEN..)?;
+            let rest = &rest[..rest.len().min(100)];
+            let first = Protocol(ip[6]);
+            let walked = ipv6::Extensions::walk(first, rest, rest.len()).ok()?;
+            (ipv6::HEADER_LEN + walked.len, walked.protocol)
+        }
+        _ => return None,
+    };
+    let header_len = match protocol {
+        Protocol::TCP => usize::from(*ip.get(transport_at + 12)? >> 4) * 4,
+        Protocol::UDP => udp::HEADER_LEN,
+        _ => 0,
+    };
+    if transport_at < ipv4::HEADER_LEN || protocol == Protocol::TCP && header_len < tcp::HEADER_LEN
+    {
+        return None;
+    }
+    let headers_len = IP_AT + transport_at + header_len;
+    if bytes.len() < headers_len {
+        return None;
+    }
+    let (headers, payload) = bytes.split_at(headers_len);
+    let piece_max = if choice & 8 != 0 { 4096 } else { 16 << 10 };
+    let mut packet = packets::parsed(memory, headers, payload, piece_max)?;
+    packet.set_offload(offload);
+    Some((packet, Layout { ip_at: IP_AT, transport_at: IP_AT + transport_at }))
+}
+
+fn segment(packet: Packet, layout: Layout, memory: &mut Memory, ledger: &Ledger) {
+    let whole = packets::payload(&packet);
+    let size = packet.offload().gso.map(|gso| usize::from(gso.size.get()));
+    let mut segments = Vec::new();
+    let mut out = |segment| segments.push(segment);
+    let done = gso::segment(packet, memory, ledger, layout, Checksums::Complete, &mut out);
+    let count = match done {
+        Ok(count) => count,
+        Err((_, packet)) => {
+            assert!(segments.is_empty(), "a refused packet leaves nothing");
+            assert_eq!(packets::payload(&packet), whole, "a refused packet comes back");
+            return;
+        }
+    };
+    assert_eq!(count, segments.len());
+    if count > 1 {
+        let payload: Vec<u8> = segments.iter().flat_map(packets::payload).collect();
+        assert_eq!(payload, whole);
+    }
+    for segment in &segments {
+        let partial = matches!(segment.offload().checksum, Checksum::Partial { .. });
+        assert!(!partial && segment.offload().gso.is_none(), "{:?}", segment.offload());
+        assert!(count == 1 || size.is_some_and(|size| segment.payload_len() <= size));
+        if count > 1
+            && let Err(problem) = oracle::check_frame(&as_ip(segment), IP_BYTES_MAX)
+        {
+            panic!("{problem} in {:02x?}", segment.headers());
+        }
+    }
+    coalesce(segments, layout, &whole, ledger);
+}
+
+/// Segments of one flow, coalesced, are its payload in order.
+fn coalesce(segments: Vec<Packet>, layout: Layout, whole: &[u8], ledger: &Ledger) {
+    if segments.len() < 2 {
+        return;
+    }
+    let mut coalescer = Coalescer::new();
+    let mut payload = Vec::new();
+    let mut out = |packet: Packet| payload.extend(packets::payload(&packet));
+    for segment in segments {
+        coalescer.receive(segment, layout, Instant::START, ledger, &mut out);
+    }
+    coalescer.flush(&mut out);
+    assert_eq!(payload, whole);
+}
+
+/// The frame with the EtherType of its IP version, which the oracle goes by.
+fn as_ip(segment: &Packet) -> Vec<u8> {
+    let mut frame = oracle::flatten(segment);
+    let ethertype: u16 = if frame[IP_AT] >> 4 == 4 { 0x0800 } else { 0x86dd };
+    frame[12..14].copy_from_slice(&ethertype.to_be_bytes());
+    frame
+}

@@ -1,0 +1,62 @@
+//! Runs every target over its stored corpus, without sanitizer and fuzzing engine.
+
+use std::fs;
+use std::path::Path;
+
+/// Goal: no stored input fails any more. Method: all files of a target's folder through its
+/// function; a target without any has been forgotten.
+fn replay(name: &str) {
+    let (_, run) = towpath_fuzz::TARGETS.iter().find(|(target, _)| *target == name).unwrap();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(name);
+    let mut files: Vec<_> =
+        fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    assert!(!files.is_empty(), "{} is empty", folder.display());
+    for file in files {
+        let bytes = fs::read(&file).unwrap();
+        if let Err(panic) = std::panic::catch_unwind(|| run(&bytes)) {
+            eprintln!("input: {}", file.display());
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+/// No folder without a target.
+#[test]
+fn every_corpus_has_a_target() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
+    for entry in fs::read_dir(folder).unwrap() {
+        let name = entry.unwrap().file_name();
+        assert!(towpath_fuzz::TARGETS.iter().any(|(target, _)| *target == name), "{name:?}");
+    }
+}
+
+#[test]
+fn fragment() {
+    replay("fragment");
+}
+
+#[test]
+fn frame() {
+    replay("frame");
+}
+
+#[test]
+fn offload() {
+    replay("offload");
+}
+
+#[test]
+fn publish() {
+    replay("publish");
+}
+
+#[test]
+fn tcp_input() {
+    replay("tcp_input");
+}
+
+#[test]
+fn wire() {
+    replay("wire");
+}

@@ -1,0 +1,169 @@
+//! Builds and runs the fuzz targets with the installed compiler, without further tools.
+//!
+//! Coverage comes from flags that the compiler keeps for nightly builds, hence `RUSTC_BOOTSTRAP`.
+//! Without the address sanitizer's runtime, which not all distributions ship, the targets run
+//! without it. Inputs that a run finds stay in the target folder; what makes a target fail is
+//! written to `fuzz/artifacts`, and belongs into `fuzz/corpus/TARGET` once it is fixed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::ci::cargo;
+use crate::count::Count;
+use crate::{root, target_folder};
+
+/// Compiler flags beside the sanitizer's.
+const FLAGS: &str = "--cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-module \
+    -Cllvm-args=-sanitizer-coverage-level=4 \
+    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
+    -Cllvm-args=-sanitizer-coverage-pc-table \
+    -Cllvm-args=-sanitizer-coverage-trace-compares";
+/// Longest input: an input of several full frames.
+const INPUT_BYTES_MAX: usize = 4096;
+/// An input that takes so many seconds hangs.
+const HANG_SECONDS: u32 = 10;
+const SECONDS_DEFAULT: u32 = 60;
+/// Lines shown of what a failed target printed.
+const LINES_SHOWN: usize = 40;
+
+/// `cargo xtask fuzz [TARGET] [SECONDS]`.
+pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
+    let (target, seconds) = match arguments {
+        [] => (None, None),
+        [one] if one.parse::<u32>().is_ok() => (None, Some(*one)),
+        [target] => (Some(*target), None),
+        [target, seconds, ..] => (Some(*target), Some(*seconds)),
+    };
+    let seconds = match seconds {
+        Some(text) => text.parse().map_err(|_| format!("'{text}' is not a number of seconds"))?,
+        None => SECONDS_DEFAULT,
+    };
+    let count = live(target, seconds)?;
+    println!("{count}");
+    if count.failed == 0 { Ok(()) } else { Err("a target failed".into()) }
+}
+
+/// Runs one target or all of them; counts each as a test.
+pub(crate) fn live(only: Option<&str>, seconds: u32) -> Result<Count, String> {
+    let targets: Vec<String> =
+        targets()?.into_iter().filter(|name| only.is_none_or(|only| only == name)).collect();
+    if targets.is_empty() {
+        return Err(format!("there is no fuzz target '{}'", only.unwrap_or_default()));
+    }
+    if let Some(reason) = unsupported() {
+        println!("skipped: {reason}; the stored corpora have run as ordinary tests");
+        return Ok(Count { skipped: targets.len() as u64, ..Count::default() });
+    }
+    let programs = build()?;
+    let mut count = Count::default();
+    for name in targets {
+        match fuzz(&programs, &name, seconds) {
+            Ok(line) => {
+                println!("fuzz {name} ... ok: {line}");
+                count.passed += 1;
+            }
+            Err(problem) => {
+                println!("fuzz {name} ... FAILED\n{problem}");
+                count.failed += 1;
+            }
+        }
+    }
+    Ok(count)
+}
+
+/// Each target has a corpus of its name; a test of the fuzz package sees to that.
+fn targets() -> Result<Vec<String>, String> {
+    let folder = root().join("fuzz/corpus");
+    let entries = fs::read_dir(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    let mut names: Vec<String> =
+        entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    Ok(names)
+}
+
+fn unsupported() -> Option<String> {
+    let works = |program: &str| {
+        let mut command = Command::new(program);
+        command.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.status().is_ok_and(|status| status.success())
+    };
+    let compiler = std::env::var("CXX").unwrap_or("c++".into());
+    (!works(&compiler)).then(|| format!("no C++ compiler ({compiler}) for the fuzzing engine"))
+}
+
+/// Builds all targets; returns the folder of the programs.
+fn build() -> Result<PathBuf, String> {
+    let (host, sanitizer) = compiler()?;
+    let mut flags = FLAGS.to_string();
+    if sanitizer {
+        flags.push_str(" -Zsanitizer=address");
+    } else {
+        println!("without address sanitizer: this compiler comes without its runtime");
+    }
+    let folder = target_folder("fuzz");
+    let mut command = cargo(["build", "--release", "--locked", "--features", "libfuzzer"]);
+    command
+        .args(["--bins", "--target", &host])
+        .current_dir(root().join("fuzz"))
+        .env("CARGO_TARGET_DIR", &folder)
+        .env("RUSTC_BOOTSTRAP", "1")
+        .env("RUSTFLAGS", flags);
+    let status = command.status().map_err(|error| format!("{command:?}: {error}"))?;
+    if !status.success() {
+        return Err(format!("building the fuzz targets: {status}"));
+    }
+    Ok(folder.join(host).join("release"))
+}
+
+/// The compiler's host, and whether it has the address sanitizer's runtime.
+fn compiler() -> Result<(String, bool), String> {
+    let rustc = std::env::var_os("RUSTC").unwrap_or("rustc".into());
+    let ask = |arguments: &[&str]| {
+        let output = Command::new(&rustc).args(arguments).current_dir(root()).output();
+        let output = output.map_err(|error| format!("rustc: {error}"))?;
+        Ok::<_, String>(String::from_utf8_lossy(&output.stdout).trim().to_string())
+    };
+    let version = ask(&["-vV"])?;
+    let host = version.lines().find_map(|line| line.strip_prefix("host: "));
+    let host = host.ok_or("rustc -vV names no host")?.to_string();
+    let libraries = Path::new(&ask(&["--print", "sysroot"])?).join("lib/rustlib").join(&host);
+    let entries = fs::read_dir(libraries.join("lib")).into_iter().flatten().flatten();
+    let mut names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    Ok((host, names.any(|name| name.ends_with("_rt.asan.a"))))
+}
+
+/// Runs a target; returns the engine's last line.
+fn fuzz(programs: &Path, name: &str, seconds: u32) -> Result<String, String> {
+    let stored = root().join("fuzz/corpus").join(name);
+    let found = target_folder("fuzz").join("corpus").join(name);
+    let artifacts = root().join("fuzz/artifacts");
+    for folder in [&found, &artifacts] {
+        fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    }
+    let output = Command::new(programs.join(name))
+        .arg(format!("-max_total_time={seconds}"))
+        .arg(format!("-timeout={HANG_SECONDS}"))
+        .arg(format!("-max_len={INPUT_BYTES_MAX}"))
+        .arg(format!("-artifact_prefix={}/{name}-", artifacts.display()))
+        // Leaks are what the targets themselves check; the leak checker needs rights of its own.
+        .args(["-detect_leaks=0", "-rss_limit_mb=2048"])
+        .args([&found, &stored])
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| format!("{}: {error}", programs.join(name).display()))?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    let lines: Vec<&str> = text.lines().collect();
+    if output.status.success() {
+        return Ok(lines.last().copied().unwrap_or_default().to_string());
+    }
+    let start = lines.iter().position(|line| line.contains("panicked at") || is_report(line));
+    let start = start.unwrap_or(lines.len().saturating_sub(LINES_SHOWN));
+    let mut shown: Vec<&str> = lines[start..].iter().take(LINES_SHOWN).copied().collect();
+    shown.extend(lines.iter().find(|line| line.contains("Test unit written to")));
+    Err(shown.join("\n"))
+}
+
+fn is_report(line: &str) -> bool {
+    line.starts_with("==") && line.contains("ERROR:")
+}

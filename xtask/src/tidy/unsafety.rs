@@ -1,0 +1,85 @@
+//! Where unsafe code may be, and where atomics come from.
+
+use crate::source::Source;
+
+/// Files that may contain unsafe code, beside tests.
+const UNSAFE_FILES: [&str; 7] = [
+    "crates/io/src/process_sys.rs",
+    "crates/io/src/sys.rs",
+    "crates/packet/src/loan.rs",
+    "crates/packet/src/packet.rs",
+    "crates/packet/src/pool.rs",
+    "crates/packet/src/region.rs",
+    "crates/packet/src/slab.rs",
+];
+/// The one importer of atomics, so that loom sees all of them.
+const SYNC_FILE: &str = "crates/packet/src/sync.rs";
+/// The word that this is about.
+const UNSAFE: &str = concat!("un", "safe");
+
+pub(super) fn check(files: &[Source]) -> Vec<String> {
+    let mut problems = Vec::new();
+    for file in files.iter().filter(|file| file.is_rust() && !file.is_test()) {
+        let may = UNSAFE_FILES.contains(&file.path.as_str());
+        let atomics = file.path == SYNC_FILE || !file.path.starts_with("crates/");
+        for (number, code) in file.code() {
+            if !may && is_unsafe(code) {
+                problems.push(format!("{}:{number}: {UNSAFE} code", file.path));
+            }
+            if !atomics && code.contains("sync::atomic") {
+                problems.push(format!(
+                    "{}:{number}: atomics come from `towpath_packet::sync`",
+                    file.path
+                ));
+            }
+        }
+    }
+    for path in UNSAFE_FILES.iter().filter(|path| !files.iter().any(|file| file.path == **path)) {
+        problems.push(format!("{path} is in the list of {UNSAFE} files and does not exist"));
+    }
+    problems
+}
+
+/// A block, function, implementation, trait or attribute; not a lint's name.
+fn is_unsafe(code: &str) -> bool {
+    code.match_indices(UNSAFE).any(|(at, _)| {
+        let before = code[..at].chars().next_back();
+        let after = code[at + UNSAFE.len()..].trim_start_matches(' ');
+        let is_word = before.is_none_or(|c| !c.is_ascii_alphanumeric() && c != '_');
+        let starts = ["{", "(", "fn ", "impl ", "impl<", "extern ", "trait "];
+        is_word && starts.iter().any(|start| after.starts_with(start))
+    }) || code.contains(&format!("allow({UNSAFE}_code)"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All files of the list, so that only the one given can be a problem.
+    fn problems(path: &str, text: &str) -> usize {
+        let mut files: Vec<_> = UNSAFE_FILES.map(|path| Source::new(path, "")).into();
+        files.push(Source::new(path, text));
+        check(&files).len()
+    }
+
+    #[test]
+    fn code_outside_of_the_list_is_found() {
+        for code in ["{ a() }", "fn a() {}", "impl Send for A {}", "extern \"C\" {}", "(no_mangle)"]
+        {
+            let text = format!("let x = {UNSAFE} {code}");
+            assert_eq!(problems("crates/io/src/tap.rs", &text), 1, "{code}");
+            assert_eq!(problems("crates/io/src/sys.rs", &text), 0, "{code}");
+            assert_eq!(problems("crates/io/tests/tap.rs", &text), 0, "{code}");
+        }
+        assert_eq!(problems("crates/a/src/b.rs", &format!("#![forbid({UNSAFE}_code)]")), 0);
+        assert_eq!(problems("crates/a/src/b.rs", &format!("#![allow({UNSAFE}_code)]")), 1);
+        assert_eq!(problems("crates/a/src/b.rs", &format!("// {UNSAFE} fn a()")), 0);
+    }
+
+    #[test]
+    fn atomics_have_one_importer() {
+        let text = "use core::sync::atomic::AtomicBool;";
+        assert_eq!(problems("crates/packet/src/pool.rs", text), 1);
+        assert_eq!(problems(SYNC_FILE, text), 0);
+    }
+}

@@ -46,7 +46,7 @@ pub fn run(data: &[u8]) {
     }
     let Table { memory, reassembler, .. } = table;
     drop(reassembler);
-    packets::check_returned(&memory);
+    packets::check_returned(memory);
 }
 
 struct Table {

@@ -46,7 +46,7 @@ pub fn run(data: &[u8]) {
     }
     let Owner { memory, stack, .. } = owner;
     drop(stack);
-    packets::check_returned(&memory);
+    packets::check_returned(memory);
 }
 
 /// A stack and whoever uses it.

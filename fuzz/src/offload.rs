@@ -53,7 +53,7 @@ pub fn run(data: &[u8]) {
     assert_eq!(coalescer.held_count(), 0);
     assert_eq!(taken, given, "payload bytes into and out of coalescing");
     drop(coalescer);
-    packets::check_returned(&memory);
+    packets::check_returned(memory);
 }
 
 /// A packet with its headers parsed as far as its length fields reach, as the stack does it.

@@ -324,7 +324,7 @@ impl Side {
         self.stack.tcp_release(self.handle, self.now);
         self.transmit();
         drop(self.stack);
-        packets::check_returned(&self.memory);
+        packets::check_returned(self.memory);
     }
 }
 

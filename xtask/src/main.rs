@@ -20,7 +20,7 @@ cargo xtask COMMAND
   ci                       all checks and tests; the last line counts the tests
   tidy                     what neither compiler nor clippy checks: order, limits, links, words
   fuzz [TARGET] [SECONDS]  one fuzz target, or all of them; 60 seconds each
-  man [--check]            write docs/man/towpath.1, or compare it with the command
+  man                      write docs/man/towpath.1
   rfc                      sections of RFCs that code cites, and whether a test cites them too";
 
 fn main() -> ExitCode {
@@ -31,7 +31,6 @@ fn main() -> ExitCode {
         ["tidy"] => tidy::run(),
         ["fuzz", ref rest @ ..] if rest.len() <= 2 => fuzz::run(rest),
         ["man"] => man::write(),
-        ["man", "--check"] => man::check(),
         ["rfc"] => rfc::run(),
         _ => {
             eprintln!("{HELP}");

@@ -33,8 +33,8 @@ use crate::checksum::Sum;
 use crate::wire::tcp::Flags;
 
 pub use claims::{OffloadError, TCP_SEGMENTS_MAX, UDP_SEGMENTS_MAX, check_offload};
+pub(crate) use cut::Cutter;
 pub use cut::PARTS_MAX;
-pub(crate) use cut::{Cutter, reserve};
 pub use shape::{IP_BYTES_MAX, Layout};
 pub(crate) use shape::{
     Shape, Transport, Version, at, read, read_u16, write_ipv4_checksum, write_u16,
@@ -102,7 +102,7 @@ pub fn segment(
     };
     let (payload, size) = (packet.payload_len(), usize::from(gso.size.get()));
     let count = payload.div_ceil(size);
-    if !reserve(&mut memory.packets, count) {
+    if memory.packets.free_count() < count {
         return Err((SegmentError::NoPackets, packet));
     }
     let mut headers = [0; HEADER_BYTES];

@@ -3,8 +3,8 @@
 //! Entries are learnt from ARP and neighbour discovery, or set for good by the driver; what was
 //! set for good is never overwritten, so that a program that lies cannot redirect traffic of
 //! another. Only addresses we asked for, or that asked us, make an entry: unsolicited
-//! announcements update but never create. An address known for longer than [`LIFETIME`] is asked for
-//! again when it is used, and used meanwhile.
+//! announcements update but never create. An address known for longer than [`LIFETIME`] is asked
+//! for again when it is used, and used meanwhile.
 //!
 //! Bounds: [`ENTRIES_MAX`] entries, the oldest learnt one makes room; [`PENDING_PER_NEIGHBOR`]
 //! packets wait for one address, the oldest is dropped; [`ASK_COUNT`] questions a second apart.

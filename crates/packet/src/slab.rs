@@ -261,6 +261,26 @@ mod tests {
         assert_eq!(slab.free_count(), 3);
     }
 
+    /// Regression: slots that came back while others were still in the free list did not count.
+    #[test]
+    fn what_came_back_counts_as_free() {
+        let mut slab = Slab::new(8, |_| ());
+        let taken: Vec<_> = core::iter::from_fn(|| slab.take()).collect();
+        for &slot in &taken[..4] {
+            // SAFETY: out, given back once.
+            unsafe { give_back(slot) };
+        }
+        let again = slab.take().expect("four came back");
+        for &slot in &taken[4..] {
+            // SAFETY: out, given back once.
+            unsafe { give_back(slot) };
+        }
+        assert_eq!(slab.free_count(), 7);
+        // SAFETY: out, given back once.
+        unsafe { give_back(again) };
+        assert_eq!(slab.free_count(), 8);
+    }
+
     #[test]
     fn storage_outlives_its_owner_until_the_last_slot_is_back() {
         let witness = Arc::new(());

@@ -164,7 +164,7 @@ impl Scenario {
             let memory = MemoryConfig { packets: 4096, small_frames: 8192, large_frames: 1024 };
             Host::new(config(index, settings(&mut rng)), caps, memory)
         });
-        let world = World::new(rng.next(), hosts, links);
+        let world = World::new(rng.draw(), hosts, links);
         let mut scenario = Self { world, faults, v6, pairs: Vec::new(), aborts: false };
         for number in 0..rng.between(1, 4) as u16 {
             scenario.pair(number, &mut rng);

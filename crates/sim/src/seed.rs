@@ -18,7 +18,7 @@ impl Rng {
     }
 
     /// The next 64 bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.state;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -30,7 +30,7 @@ impl Rng {
     pub fn below(&mut self, limit: u64) -> u64 {
         assert!(limit > 0);
         // The bias is below 2^-32 for every limit used here.
-        self.next() % limit
+        self.draw() % limit
     }
 
     /// A number from `low` to `high`, both included.
@@ -81,8 +81,8 @@ mod tests {
     #[test]
     fn a_seed_gives_the_same_numbers_again() {
         let (mut one, mut two) = (Rng::new(7), Rng::new(7));
-        assert!((0..1000).all(|_| one.next() == two.next()));
-        assert_ne!(Rng::new(7).next(), Rng::new(8).next());
+        assert!((0..1000).all(|_| one.draw() == two.draw()));
+        assert_ne!(Rng::new(7).draw(), Rng::new(8).draw());
     }
 
     #[test]

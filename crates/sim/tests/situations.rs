@@ -148,8 +148,8 @@ fn host_absent() {
     }
 }
 
-/// RFC 9293 §3.8.3: the peer vanishes in the middle. The sender gives up after its retries, a silent
-/// receiver after its keepalive probes; both in bounded time.
+/// RFC 9293 §3.8.3: the peer vanishes in the middle. The sender gives up after its retries, a
+/// silent receiver after its keepalive probes; both in bounded time.
 #[test]
 fn peer_vanishes() {
     let settings = Settings {

@@ -10,7 +10,7 @@ use towpath_packet::{Ledger, Memory, Packet};
 
 use crate::gso::{
     ChecksumError, Cutter, IP_BYTES_MAX, Layout, PARTS_MAX, at, complete_checksum, read_u16,
-    reserve, write_ipv4_checksum, write_u16,
+    write_ipv4_checksum, write_u16,
 };
 use crate::wire::{Protocol, ipv4, ipv6};
 
@@ -243,7 +243,7 @@ fn prepare(
     if count > PARTS_MAX {
         return Err(FragmentError::TooManyFragments);
     }
-    if !reserve(&mut memory.packets, count) {
+    if memory.packets.free_count() < count {
         return Err(FragmentError::NoPackets);
     }
     Ok((capacity, count))

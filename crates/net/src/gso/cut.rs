@@ -1,6 +1,6 @@
-//! Cutting a run of pieces into packets, and making sure beforehand that there are handles for all.
+//! Cutting a run of pieces into packets.
 
-use towpath_packet::{Packet, PacketPool, Piece};
+use towpath_packet::{Packet, Piece};
 
 /// Hands out a run of pieces in stretches of any length. Nothing is copied: a piece that lies
 /// across a border gets one more holder.
@@ -32,26 +32,6 @@ impl<I: Iterator<Item = Piece>> Cutter<I> {
             packet.push_piece(piece).expect("a part has no more pieces than the whole");
         }
     }
-}
-
-/// True if the next `count` handles can be taken for certain, as long as nobody else takes.
-pub(crate) fn reserve(packets: &mut PacketPool, count: usize) -> bool {
-    assert!(count <= PARTS_MAX);
-    packets.free_count() >= count || reserve_slowly(packets, count)
-}
-
-/// [`reserve`] when the pool's quick count, which leaves out handles that came back since its free
-/// list last ran dry, says no: takes the handles and puts them back.
-#[cold]
-fn reserve_slowly(packets: &mut PacketPool, count: usize) -> bool {
-    let mut taken = [const { None }; PARTS_MAX];
-    for place in &mut taken[..count] {
-        *place = packets.take();
-        if place.is_none() {
-            return false;
-        }
-    }
-    true
 }
 
 /// Most packets that one is cut into. 64 KiB by 64 bytes: the smallest MSS that a peer can make

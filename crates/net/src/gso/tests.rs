@@ -315,19 +315,3 @@ fn longer_than_an_ip_packet_is_refused() {
     }
     assert_all_back(&memory, &ledger);
 }
-
-/// Handles that came back since the pool's free list last ran dry are not in its quick count, and
-/// are reserved all the same.
-#[test]
-fn handles_that_came_back_are_reserved() {
-    let mut packets = towpath_packet::PacketPool::new(8);
-    let mut taken: Vec<_> = core::iter::from_fn(|| packets.take()).collect();
-    taken.truncate(4);
-    let again = packets.take().expect("four came back");
-    taken.clear();
-    assert!(packets.free_count() < 7, "the quick count is low");
-    assert!(reserve(&mut packets, 7));
-    assert!(!reserve(&mut packets, 8));
-    drop(again);
-    assert!(reserve(&mut packets, 8));
-}

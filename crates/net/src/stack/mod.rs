@@ -20,6 +20,7 @@ mod coalesce;
 mod egress;
 mod icmp;
 mod ingress;
+mod table;
 mod tcp;
 mod time_wait;
 mod udp;
@@ -110,7 +111,7 @@ pub struct Stack {
     neighbors: Neighbors,
     reassembler: Reassembler,
     coalescing: coalesce::Coalescing,
-    tcp: tcp::Table,
+    tcp: table::Table,
     icmp_limit: icmp::RateLimit,
     /// Frames ready to be sent.
     ready: VecDeque<Packet>,
@@ -123,7 +124,7 @@ pub struct Stack {
 impl Stack {
     /// A stack for a device with these abilities.
     pub fn new(config: Config, caps: Caps) -> Self {
-        let tcp = tcp::Table::new(&config);
+        let tcp = table::Table::new(&config);
         let fragment_ident = derive(config.secret, Label::FragmentIdent) as u32;
         let mut coalescing = coalesce::Coalescing::default();
         coalescing.set_caps(&caps);

@@ -1,12 +1,9 @@
 //! State of one connection and the calls of its owner.
 
 use super::congestion::NewReno;
-use super::queue::PieceQueue;
-use super::reassembly::Reassembly;
 use super::rtt::RttEstimator;
-use super::scoreboard::Scoreboard;
 use super::seq::Seq;
-use super::sides::{AckOwed, Density, Receiver, Sender, Timestamps};
+use super::sides::{AckOwed, Receiver, Sender, Timestamps};
 use super::state::{ConnectionError, Events, State};
 use super::timers::Timers;
 use crate::time::{Duration, Instant};
@@ -209,51 +206,8 @@ impl Connection {
             sack: false,
             scaled: false,
             mss_local: opening.mss,
-            send: Sender {
-                iss,
-                una: iss,
-                nxt: iss,
-                wnd: 0,
-                wnd_max: 0,
-                wl1: Seq(0),
-                wl2: Seq(0),
-                window_scale: 0,
-                mss,
-                queue: PieceQueue::new(),
-                base: iss + 1,
-                board: Scoreboard::default(),
-                duplicate_acks: 0,
-                recovery: None,
-                syn_due: false,
-                syn_sent_at: now,
-                fin_queued: false,
-                fin_sent: false,
-                probe_due: false,
-                partial_allowed: false,
-                was_full: false,
-                nodelay: false,
-            },
-            receive: Receiver {
-                irs: Seq(0),
-                nxt: Seq(0),
-                advertised: Seq(0),
-                offered: 0,
-                window_scale: settings.window_scale(),
-                mss,
-                buffer: settings.receive_buffer,
-                density: Density::default(),
-                pressed: false,
-                queue: PieceQueue::new(),
-                waiting: Reassembly::default(),
-                ack_owed: AckOwed::No,
-                update_due: false,
-                acked: Seq(0),
-                quick_acks: QUICK_ACKS,
-                last_at: now,
-                fin: false,
-                fin_ahead: None,
-                challenge_at: None,
-            },
+            send: Sender::new(iss, mss, now),
+            receive: Receiver::new(settings, mss, now),
             timestamps: Timestamps {
                 enabled: false,
                 offset: opening.timestamp_offset,
@@ -510,6 +464,3 @@ impl Connection {
         self.note(Events::CLOSED);
     }
 }
-
-/// ACKs sent at once at the start of a connection, so that the sender's window opens.
-pub(super) const QUICK_ACKS: u8 = 16;

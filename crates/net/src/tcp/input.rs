@@ -1,10 +1,10 @@
 //! Segment arrival (RFC 9293 §3.10.7), with PAWS (RFC 7323 §5), blind-attack defence (RFC 5961),
 //! SACK (RFC 2018, 6675) and NewReno recovery (RFC 6582).
 
-use super::connection::{Connection, MSS_MIN, QUICK_ACKS, Segment, TIMESTAMPS_LEN};
+use super::connection::{Connection, MSS_MIN, Segment, TIMESTAMPS_LEN};
 use super::scoreboard::{Acked, DUP_THRESHOLD};
 use super::seq::Seq;
-use super::sides::{AckOwed, Recovery};
+use super::sides::{AckOwed, QUICK_ACKS, Recovery};
 use super::state::{ConnectionError, Events, State};
 use crate::time::{Duration, Instant};
 use crate::wire::tcp::Flags;
@@ -467,11 +467,16 @@ impl Connection {
             return true;
         }
         if start == self.receive.nxt && queued <= limit {
-            self.receive.waiting.clear();
-            self.receive.fin_ahead = None;
+            self.drop_ahead();
             return true;
         }
         false
+    }
+
+    /// Drops what came ahead of its turn, as RFC 2018 §8 allows: its sender has kept it.
+    pub(crate) fn drop_ahead(&mut self) {
+        self.receive.waiting.clear();
+        self.receive.fin_ahead = None;
     }
 
     fn take_text(&mut self, payload: &mut Packet, now: Instant) -> Verdict {

@@ -15,7 +15,8 @@
 //!
 //! One concern per file: `seq` numbers, `queue` pieces in order, `reassembly` pieces ahead of
 //! their turn, `rtt` timeouts, `scoreboard` what is outstanding, `congestion` how much may be,
-//! `state` its words, `sides` its fields, `connection` the owner's calls, `input`, `output`, `timers`.
+//! `state` its words, `sides` its fields, `connection` the owner's calls, `input`, `output`,
+//! `timers`.
 //!
 //! Super-packets: what is sent is as large as windows, the device and the queue allow; what is
 //! received may be as large. ACKs are built when output is asked for, once per burst of input.

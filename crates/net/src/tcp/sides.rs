@@ -1,5 +1,6 @@
 //! The two sides of a connection: what sending and receiving keep.
 
+use super::connection::Settings;
 use super::queue::PieceQueue;
 use super::reassembly::Reassembly;
 use super::scoreboard::Scoreboard;
@@ -53,6 +54,34 @@ pub(super) struct Sender {
 }
 
 impl Sender {
+    /// Nothing sent yet.
+    pub(super) fn new(iss: Seq, mss: u32, now: Instant) -> Self {
+        Self {
+            iss,
+            una: iss,
+            nxt: iss,
+            wnd: 0,
+            wnd_max: 0,
+            wl1: Seq(0),
+            wl2: Seq(0),
+            window_scale: 0,
+            mss,
+            queue: PieceQueue::new(),
+            base: iss + 1,
+            board: Scoreboard::default(),
+            duplicate_acks: 0,
+            recovery: None,
+            syn_due: false,
+            syn_sent_at: now,
+            fin_queued: false,
+            fin_sent: false,
+            probe_due: false,
+            partial_allowed: false,
+            was_full: false,
+            nodelay: false,
+        }
+    }
+
     /// Number after the last byte that the owner gave.
     pub(super) fn queue_end(&self) -> Seq {
         self.base + self.queue.len() as u32
@@ -132,6 +161,31 @@ impl Density {
 }
 
 impl Receiver {
+    /// Nothing received yet.
+    pub(super) fn new(settings: &Settings, mss: u32, now: Instant) -> Self {
+        Self {
+            irs: Seq(0),
+            nxt: Seq(0),
+            advertised: Seq(0),
+            offered: 0,
+            window_scale: settings.window_scale(),
+            mss,
+            buffer: settings.receive_buffer,
+            density: Density::default(),
+            pressed: false,
+            queue: PieceQueue::new(),
+            waiting: Reassembly::default(),
+            ack_owed: AckOwed::No,
+            update_due: false,
+            acked: Seq(0),
+            quick_acks: QUICK_ACKS,
+            last_at: now,
+            fin: false,
+            fin_ahead: None,
+            challenge_at: None,
+        }
+    }
+
     /// What is left of the window last advertised.
     pub(super) fn window(&self) -> u32 {
         self.advertised.max(self.nxt) - self.nxt
@@ -164,3 +218,5 @@ const HELD_MIN: usize = 64 * 2048;
 
 /// Memory over which density is measured.
 const DENSITY_MEMORY: u64 = 64 << 10;
+/// ACKs sent at once at the start of a connection, so that the sender's window opens.
+pub(super) const QUICK_ACKS: u8 = 16;

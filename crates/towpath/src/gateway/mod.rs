@@ -14,6 +14,7 @@
 //! One file per protocol: `tcp`, `udp`, `ping`; `listen` published ports, `resolver` where DNS
 //! goes, `route` which destinations are served and how. All run on the worker's thread.
 
+mod idle;
 mod listen;
 mod ping;
 mod resolver;

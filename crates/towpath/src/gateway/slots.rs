@@ -2,7 +2,7 @@
 //! something that is gone finds nothing.
 
 /// Names an entry of a [`Slots`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Slot {
     pub(crate) index: u32,
     pub(crate) generation: u32,

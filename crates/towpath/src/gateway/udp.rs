@@ -12,6 +12,7 @@
 //! Bounds: [`UdpFlows`] keeps at most a quarter of the flow limit, the longest idle gives way;
 //! each keeps [`PEERS_MAX`] addresses, the oldest gives way.
 
+use super::idle::Idle;
 use super::route::Target;
 use super::slots::{Slot, Slots};
 use super::{Gateway, Io, Token, is_descriptor_shortage};
@@ -81,6 +82,8 @@ pub(super) struct UdpFlows {
     slots: Slots<Flow>,
     index: HashMap<(SocketAddr, Realm), Slot>,
     limit: usize,
+    /// Flows that can end.
+    idle: Idle,
     /// Flows that live for ever, and do not count for the limit.
     published: usize,
     sweep_at: Option<Instant>,
@@ -98,6 +101,7 @@ impl UdpFlows {
             slots: Slots::new(),
             index: HashMap::new(),
             limit: (flows_max / 4).max(16),
+            idle: Idle::default(),
             published: 0,
             sweep_at: None,
             waiting: Vec::new(),
@@ -154,8 +158,9 @@ impl UdpFlows {
         for slot in over {
             self.remove(slot);
         }
-        let mortal = self.slots.iter().any(|(_, flow)| !flow.published);
-        self.sweep_at = mortal.then(|| now + SWEEP);
+        let slots = &mut self.slots;
+        self.idle.retain(|slot| slots.get_mut(slot).is_some());
+        self.sweep_at = (!self.idle.is_empty()).then(|| now + SWEEP);
     }
 
     fn remove(&mut self, slot: Slot) {
@@ -166,9 +171,9 @@ impl UdpFlows {
 
     /// Ends the mapping that was idle longest.
     fn evict(&mut self) -> bool {
-        let mortal = self.slots.iter().filter(|(_, flow)| !flow.published);
-        let oldest = mortal.min_by_key(|(_, flow)| flow.used_at).map(|(slot, _)| slot);
-        oldest.inspect(|&slot| self.remove(slot)).is_some()
+        let slots = &mut self.slots;
+        let longest = self.idle.end_longest(|slot| slots.get_mut(slot).map(|flow| flow.used_at));
+        longest.inspect(|&slot| self.remove(slot)).is_some()
     }
 }
 
@@ -318,6 +323,7 @@ impl Gateway {
         let mut flow = Flow::new(socket, program, realm, io.now, false);
         flow.dns.resolver = matches!(realm, Realm::Dns(_)).then_some(to);
         self.udp.slots.insert(flow);
+        self.udp.idle.begin(slot, io.now);
         self.udp.index.insert((program, realm), slot);
         self.udp.sweep_at = self.udp.sweep_at.or(Some(io.now + SWEEP));
         self.counters.udp += 1;

@@ -75,11 +75,12 @@ fn both_ways(_: &mut Host, family: Family, mtu: u16) {
 }
 
 /// Goal: at a low rate no datagram is lost.
-/// Method: 20 Mbit/s, which a busy machine can do too.
+/// Method: so few that the kernel's default socket buffer holds what comes while a busy machine
+/// does something else.
 fn datagrams(_: &mut Host, family: Family, options: &[&str]) {
-    let udp = ["-u", "-b", "20M", "-l", "1200"];
+    let udp = ["-u", "-b", "2M", "-l", "1200"];
     let options: Vec<&str> = udp.iter().chain(options).copied().collect();
     let output = iperf(family, 1500, &options);
     assert_eq!(number(&output.stdout, &["end", "sum", "lost_packets"]), 0.0);
-    assert!(number(&output.stdout, &["end", "sum", "packets"]) > 1000.0);
+    assert!(number(&output.stdout, &["end", "sum", "packets"]) > 150.0);
 }

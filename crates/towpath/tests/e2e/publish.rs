@@ -43,7 +43,7 @@ fn nginx_config(host: &Host) -> String {
     host.write("large", vec![b'x'; 200_000]);
     let directory = host.file("").to_str().expect("text").trim_end_matches('/').to_owned();
     let config = format!(
-        "worker_processes 1; daemon off; master_process off; pid {directory}/pid;\n\
+        "user root; worker_processes 1; daemon off; master_process off; pid {directory}/pid;\n\
          error_log {directory}/error.log; events {{ worker_connections 4096; }}\n\
          http {{ access_log off; client_body_temp_path {directory}/t1; \
          proxy_temp_path {directory}/t2; fastcgi_temp_path {directory}/t3; \

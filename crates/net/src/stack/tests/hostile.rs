@@ -150,7 +150,7 @@ fn ip_options() {
 fn fragment4(ident: u16, offset: u16, more: bool, len: usize) -> Vec<u8> {
     let mut frame = ip(PEER4, OURS4, Protocol::UDP, 64, &vec![1; len]);
     frame[18..20].copy_from_slice(&ident.to_be_bytes());
-    let field = offset / 8 | u16::from(more) << 13;
+    let field = (offset / 8) | (u16::from(more) << 13);
     frame[20..22].copy_from_slice(&field.to_be_bytes());
     frame[24..26].fill(0);
     let mut sum = crate::checksum::Sum::new();
@@ -215,12 +215,13 @@ fn no_memory_is_survived() {
 
 /// Offload fields as some device may claim.
 fn offload() -> impl Strategy<Value = [u8; VirtioHeader::LEN]> {
+    let kind = prop_oneof![Just(0u8), Just(1), Just(4), Just(5), Just(0x81)];
+    let start = prop_oneof![Just(34u16), Just(54), 0..200u16];
+    let offset = prop_oneof![Just(6u16), Just(16), 0..40u16];
     prop_oneof![
         2 => Just([0; VirtioHeader::LEN]),
         1 => any::<[u8; VirtioHeader::LEN]>(),
-        2 => (0..4u8, prop_oneof![Just(0u8), Just(1), Just(4), Just(5), Just(0x81)], 1..3000u16,
-              prop_oneof![Just(34u16), Just(54), 0..200u16], prop_oneof![Just(6u16), Just(16), 0..40u16])
-            .prop_map(|(flags, kind, size, start, offset)| {
+        2 => (0..4u8, kind, 1..3000u16, start, offset).prop_map(|(flags, kind, size, start, offset)| {
                 let mut bytes = [flags, kind, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
                 bytes[4..6].copy_from_slice(&size.to_le_bytes());
                 bytes[6..8].copy_from_slice(&start.to_le_bytes());

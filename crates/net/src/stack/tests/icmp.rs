@@ -150,7 +150,7 @@ fn no_errors_about_errors() {
 fn errors_are_rate_limited() {
     let mut b = Bench::host(Caps::plain(1500));
     let packet = ip(PEER4, OURS4, Protocol(200), 64, &[5; 64]);
-    let mut count = |b: &mut Bench, rounds: usize| {
+    let count = |b: &mut Bench, rounds: usize| {
         (0..rounds).map(|_| b.input(&packet).output().len()).sum::<usize>()
     };
     assert_eq!(count(&mut b, 100), 50);

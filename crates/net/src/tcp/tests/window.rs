@@ -90,7 +90,7 @@ fn a_window_may_shrink() {
     t.recv(". 1 ack 5001 win 2000").expect("P. 5001:6001");
 }
 
-/// RFC 9293 §3.8.6.2.2: our window opens in steps of a segment, and its right edge never moves back.
+/// RFC 9293 §3.8.6.2.2: our window opens in steps of a segment; its right edge never moves back.
 #[test]
 fn our_window_opens_in_steps() {
     let settings = Settings { receive_buffer: 8000, receive_buffer_max: 8000, ..plain() };

@@ -78,21 +78,20 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    pub(crate) fn start(mut command: Command) -> Self {
-        command.stdin(Stdio::null());
-        Self::spawn(command)
+    pub(crate) fn start(command: Command) -> Self {
+        Self::spawn(command, Stdio::null())
     }
 
     /// Starts a command whose standard input stays open until [`Process::release`].
-    pub(crate) fn start_held(mut command: Command) -> Self {
-        command.stdin(Stdio::piped());
-        Self::spawn(command)
+    pub(crate) fn start_held(command: Command) -> Self {
+        Self::spawn(command, Stdio::piped())
     }
 
-    fn spawn(mut command: Command) -> Self {
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    fn spawn(command: Command, stdin: Stdio) -> Self {
         let name = command.get_program().to_string_lossy().into_owned();
-        let mut child = command.spawn().unwrap_or_else(|error| panic!("start {name}: {error}"));
+        let mut mortal = mortal(&command);
+        mortal.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        let mut child = mortal.spawn().unwrap_or_else(|error| panic!("start {name}: {error}"));
         started().push(child.id().cast_signed());
         let (stdout, stderr) = (Collected::default(), Collected::default());
         let collectors = vec![
@@ -177,6 +176,19 @@ impl Drop for Process {
             started().retain(|started| *started != pid);
         }
     }
+}
+
+/// The command as one that ends with the test's thread, also when the whole test is killed.
+fn mortal(command: &Command) -> Command {
+    let mut mortal = Command::new("setpriv");
+    mortal.args(["--pdeathsig", "KILL", "--"]).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => mortal.env(name, value),
+            None => mortal.env_remove(name),
+        };
+    }
+    mortal
 }
 
 fn collect(mut stream: impl Read + Send + 'static, into: &Collected) -> JoinHandle<()> {

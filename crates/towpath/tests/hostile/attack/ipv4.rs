@@ -81,7 +81,7 @@ fn options(injector: &mut Injector, port: u16, random: &mut Random) {
     for _ in 0..64 {
         // Kinds beyond those known, each with a length of zero somewhere.
         let mut garbage = random.bytes(40);
-        garbage[0] = 0x80 | garbage[0];
+        garbage[0] |= 0x80;
         garbage[1] = 0;
         injector.drops("ip_malformed", &with(&garbage));
     }

@@ -73,8 +73,8 @@ fn arp(injector: &mut Injector) {
         frame[IP + at] = value;
         injector.drops("arp_malformed", &frame);
     }
-    let nobody = frame::arp(1, OTHER_MAC, [0, 0, 0, 0].into(), GATEWAY);
-    injector.drops("arp_malformed", &nobody);
+    // A probe (RFC 5227): answered, not learnt from.
+    injector.send(&frame::arp(1, OTHER_MAC, [0, 0, 0, 0].into(), GATEWAY));
     // A packet of IPv6 where IPv4 is announced.
     let mut wrong =
         frame::icmp(frame::PROGRAM6.into(), ALL_NODES.into(), [128, 0, 0, 1, 0, 1], b"");

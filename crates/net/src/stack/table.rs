@@ -1,0 +1,304 @@
+//! The table of connections: finding them, their timers, and who wants to send.
+
+use super::tcp::TcpHandle;
+use super::time_wait::{Remembered, TimeWait};
+use super::{Config, Label, derive};
+use crate::tcp::{Connection, Opening, Settings, State};
+use crate::time::Instant;
+use alloc::boxed::Box;
+use alloc::collections::{BinaryHeap, VecDeque};
+use alloc::vec::Vec;
+use core::cmp::Reverse;
+use core::hash::{BuildHasher, Hasher};
+use core::net::SocketAddr;
+use foldhash::fast::FixedState;
+use hashbrown::{HashSet, HashTable};
+use siphasher::sip::SipHasher13;
+
+#[derive(Default)]
+pub(super) struct Slot {
+    pub(super) generation: u32,
+    pub(super) connection: Option<Box<Connection>>,
+    /// In `Table::output`.
+    pub(super) output_queued: bool,
+    /// In `Table::events`.
+    pub(super) event_queued: bool,
+    /// Earliest live entry in `Table::timers`.
+    pub(super) armed: Option<Instant>,
+    /// Found by its endpoints: false once it is in TIME-WAIT or over.
+    pub(super) indexed: bool,
+    /// Counted in `Table::half_open_count`.
+    pub(super) half_open: bool,
+}
+
+/// All connections of a stack.
+pub(super) struct Table {
+    pub(super) slots: Vec<Slot>,
+    pub(super) free: Vec<u32>,
+    pub(super) index: HashTable<u32>,
+    pub(super) hasher: FixedState,
+    pub(super) secret: [u64; 2],
+    pub(super) settings: Settings,
+    pub(super) connections_max: usize,
+    pub(super) half_open_max: usize,
+    /// Incoming connections in the order of their SYN; names some that are open by now.
+    pub(super) half_open: VecDeque<TcpHandle>,
+    /// Incoming connections that are not open yet, exactly.
+    pub(super) half_open_count: usize,
+    pub(super) time_wait: TimeWait,
+    pub(super) timers: BinaryHeap<Reverse<(Instant, TcpHandle)>>,
+    pub(super) output: VecDeque<u32>,
+    pub(super) events: VecDeque<u32>,
+    pub(super) listeners: HashSet<SocketAddr, FixedState>,
+    pub(super) transparent: bool,
+}
+
+impl Table {
+    pub(super) fn new(config: &Config) -> Self {
+        Self {
+            slots: Vec::new(),
+            free: Vec::new(),
+            index: HashTable::new(),
+            hasher: FixedState::with_seed(derive(config.secret, Label::ConnectionIndex)),
+            secret: config.secret,
+            settings: config.tcp,
+            connections_max: config.limits.connections,
+            half_open_max: config.limits.half_open,
+            half_open: VecDeque::new(),
+            half_open_count: 0,
+            time_wait: TimeWait::new(
+                config.limits.time_wait,
+                derive(config.secret, Label::TimeWaitIndex),
+            ),
+            timers: BinaryHeap::new(),
+            output: VecDeque::new(),
+            events: VecDeque::new(),
+            listeners: HashSet::with_hasher(FixedState::with_seed(derive(
+                config.secret,
+                Label::ConnectionIndex,
+            ))),
+            transparent: config.transparent,
+        }
+    }
+
+    pub(super) fn find(&self, local: SocketAddr, remote: SocketAddr) -> Option<u32> {
+        let hash = self.hasher.hash_one((local, remote));
+        self.index
+            .find(hash, |&index| {
+                let connection = self.slots[index as usize].connection.as_deref();
+                connection.is_some_and(|c| c.local() == local && c.remote() == remote)
+            })
+            .copied()
+    }
+
+    pub(super) fn insert(&mut self, connection: Connection) -> u32 {
+        let hash = self.hasher.hash_one((connection.local(), connection.remote()));
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            (self.slots.len() - 1) as u32
+        });
+        let slot = &mut self.slots[index as usize];
+        slot.connection = Some(Box::new(connection));
+        slot.indexed = true;
+        let (hasher, slots) = (&self.hasher, &self.slots);
+        self.index.insert_unique(hash, index, |&other| {
+            let other = slots[other as usize].connection.as_deref();
+            let other = other.expect("an indexed slot holds a connection");
+            hasher.hash_one((other.local(), other.remote()))
+        });
+        index
+    }
+
+    /// Stops finding the connection by its endpoints.
+    pub(super) fn unindex(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        if !core::mem::take(&mut slot.indexed) {
+            return;
+        }
+        let connection = slot.connection.as_deref().expect("an indexed slot holds a connection");
+        let hash = self.hasher.hash_one((connection.local(), connection.remote()));
+        if let Ok(entry) = self.index.find_entry(hash, |&other| other == index) {
+            entry.remove();
+        }
+    }
+
+    pub(super) fn remove(&mut self, index: u32) {
+        self.unindex(index);
+        let slot = &mut self.slots[index as usize];
+        self.half_open_count -= usize::from(core::mem::take(&mut slot.half_open));
+        slot.connection = None;
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.armed = None;
+        self.free.push(index);
+    }
+
+    /// Entries in the heap of timers, those that no longer count included.
+    #[cfg(test)]
+    pub(super) fn timer_count(&self) -> usize {
+        self.timers.len()
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    pub(super) fn handle(&self, index: u32) -> TcpHandle {
+        TcpHandle { index, generation: self.slots[index as usize].generation }
+    }
+
+    pub(super) fn get_mut(&mut self, handle: TcpHandle) -> Option<&mut Connection> {
+        let slot = self.slots.get_mut(handle.index())?;
+        if slot.generation != handle.generation {
+            return None;
+        }
+        slot.connection.as_deref_mut()
+    }
+
+    /// Initial sequence number and timestamp offset (RFC 6528 §3, RFC 7323 §5.4).
+    pub(super) fn opening(
+        &self,
+        local: SocketAddr,
+        remote: SocketAddr,
+        mss: u32,
+        now: Instant,
+    ) -> Opening {
+        let mut hasher = SipHasher13::new_with_keys(self.secret[0], self.secret[1]);
+        core::hash::Hash::hash(&(local, remote), &mut hasher);
+        let hash = hasher.finish();
+        Opening {
+            local,
+            remote,
+            iss: (hash as u32).wrapping_add((now.micros() / 4) as u32),
+            timestamp_offset: (hash >> 32) as u32,
+            mss,
+        }
+    }
+
+    /// After a connection changed: queues it for output and events, arms its timer, and parts with
+    /// it when it is over.
+    pub(super) fn settle(&mut self, index: u32, now: Instant) {
+        let slot = &mut self.slots[index as usize];
+        let Some(connection) = slot.connection.as_deref_mut() else { return };
+        if slot.half_open && !connection.state().is_opening() {
+            slot.half_open = false;
+            self.half_open_count -= 1;
+        }
+        if connection.has_events() && !slot.event_queued {
+            slot.event_queued = true;
+            self.events.push_back(index);
+        }
+        if connection.wants_output() && !slot.output_queued {
+            slot.output_queued = true;
+            self.output.push_back(index);
+        }
+        if let Some(deadline) = connection.deadline()
+            && slot.armed.is_none_or(|armed| deadline < armed)
+        {
+            slot.armed = Some(deadline);
+            let handle = TcpHandle { index, generation: slot.generation };
+            self.timers.push(Reverse((deadline, handle)));
+        }
+        if slot.indexed && connection.state() == State::TimeWait && !connection.wants_output() {
+            let remembered = remembered(connection, now);
+            self.unindex(index);
+            self.time_wait.insert(remembered, now);
+        } else if slot.indexed && connection.state() == State::Closed && !connection.wants_output()
+        {
+            self.unindex(index);
+        }
+        self.forget_old_timers();
+        let over =
+            self.slots[index as usize].connection.as_deref().is_some_and(Connection::is_over);
+        if over && !self.slots[index as usize].output_queued {
+            self.remove(index);
+        }
+    }
+
+    pub(super) fn has_output(&self) -> bool {
+        !self.output.is_empty()
+    }
+
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let timer = self.timers.peek().map(|Reverse((at, _))| *at);
+        [timer, self.time_wait.deadline()].into_iter().flatten().min()
+    }
+
+    pub(super) fn on_deadline(&mut self, now: Instant) {
+        self.time_wait.on_deadline(now);
+        while let Some(&Reverse((at, handle))) = self.timers.peek()
+            && at <= now
+        {
+            self.timers.pop();
+            let slot = &mut self.slots[handle.index()];
+            if slot.generation != handle.generation || slot.armed != Some(at) {
+                continue;
+            }
+            slot.armed = None;
+            if let Some(connection) = slot.connection.as_deref_mut() {
+                connection.on_deadline(now);
+            }
+            self.settle(handle.index, now);
+        }
+    }
+
+    /// Entries that a later call replaced stay in the heap until their time comes, unless they are
+    /// more than those that count.
+    pub(super) fn forget_old_timers(&mut self) {
+        if self.timers.len() < 2 * self.slots.len() + STALE_SPARE {
+            return;
+        }
+        let slots = &self.slots;
+        self.timers.retain(|Reverse((at, handle))| {
+            let slot = &slots[handle.index()];
+            slot.generation == handle.generation && slot.armed == Some(*at)
+        });
+    }
+
+    /// Counts an incoming connection as half-open.
+    pub(super) fn begin_half_open(&mut self, index: u32) {
+        self.half_open.push_back(self.handle(index));
+        self.slots[index as usize].half_open = true;
+        self.half_open_count += 1;
+        if self.half_open.len() >= 2 * self.half_open_max.max(1) + STALE_SPARE {
+            let slots = &self.slots;
+            self.half_open.retain(|handle| is_half_open(slots, handle));
+        }
+    }
+
+    /// Gives up the oldest half-open connection if there are too many. True if one was.
+    pub(super) fn limit_half_open(&mut self, now: Instant) -> bool {
+        if self.half_open_count < self.half_open_max {
+            return false;
+        }
+        while let Some(oldest) = self.half_open.pop_front() {
+            if is_half_open(&self.slots, &oldest) {
+                let connection = self.slots[oldest.index()].connection.as_deref_mut();
+                connection.expect("a half-open slot holds a connection").give_up();
+                self.settle(oldest.index, now);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// The device takes smaller packets now.
+    pub(super) fn limit_mss(&mut self, v4: u32, v6: u32) {
+        for connection in self.slots.iter_mut().filter_map(|slot| slot.connection.as_deref_mut()) {
+            connection.limit_mss(if connection.local().is_ipv4() { v4 } else { v6 });
+        }
+    }
+}
+
+fn is_half_open(slots: &[Slot], handle: &TcpHandle) -> bool {
+    let slot = &slots[handle.index()];
+    slot.generation == handle.generation && slot.half_open
+}
+
+/// Entries of no use that a queue may hold beside those that count.
+const STALE_SPARE: usize = 64;
+
+fn remembered(connection: &Connection, now: Instant) -> Remembered {
+    let (snd_nxt, rcv_nxt, timestamps) = connection.last_numbers(now);
+    let (local, remote) = (connection.local(), connection.remote());
+    Remembered { local, remote, snd_nxt, rcv_nxt, timestamps }
+}

@@ -10,6 +10,7 @@ pub struct Burst {
     packets: [Option<Packet>; BURST_MAX],
     head: usize,
     tail: usize,
+    limit: usize,
 }
 
 impl Default for Burst {
@@ -21,7 +22,13 @@ impl Default for Burst {
 impl Burst {
     /// An empty burst.
     pub const fn new() -> Self {
-        Self { packets: [const { None }; BURST_MAX], head: 0, tail: 0 }
+        Self::limited(BURST_MAX)
+    }
+
+    /// An empty burst that is full with `limit` packets, at least one and at most [`BURST_MAX`].
+    pub const fn limited(limit: usize) -> Self {
+        assert!(limit > 0 && limit <= BURST_MAX);
+        Self { packets: [const { None }; BURST_MAX], head: 0, tail: 0, limit }
     }
 
     /// Packets in the burst.
@@ -36,7 +43,7 @@ impl Burst {
 
     /// True if no packet can be added before the burst has been emptied.
     pub fn is_full(&self) -> bool {
-        self.tail == BURST_MAX
+        self.tail == self.limit
     }
 
     /// Adds a packet at the end; hands it back if the burst is full.

@@ -27,12 +27,18 @@ use towpath_net::stack::{self, Address, Context, Limits, Stack};
 use towpath_net::tcp::Settings;
 use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
-use towpath_packet::{Burst, Device, Ledger, Memory, MemoryConfig};
+use towpath_packet::{Burst, Device, Ledger, Memory, MemoryConfig, Packet};
 
 /// How long the TAP and starved flows wait for memory.
 const MEMORY_PAUSE: Duration = Duration::from_millis(1);
-/// Bursts read from the TAP before host sockets get their turn.
-const BURSTS_PER_TURN: usize = 2;
+/// Packets read from the TAP at a time: few enough that super-packets stay in the cache until the
+/// host sockets have taken them.
+const READ_BURST: usize = 16;
+/// Bytes read from the TAP before host sockets get their turn, so that neither direction waits for
+/// long; twice what one flow reads from its host in a turn.
+const READ_BYTES_PER_TURN: usize = 1 << 20;
+/// The same in bursts, for small packets.
+const READ_BURSTS_PER_TURN: usize = 8;
 /// After so long without an event, frames kept for the next read are given back.
 const IDLE_AFTER: Duration = Duration::from_secs(1);
 
@@ -83,7 +89,7 @@ impl Worker {
             reactor,
             events: Events::new(),
             capture,
-            received: Burst::new(),
+            received: Burst::limited(READ_BURST),
             to_send: Burst::new(),
             clock: Clock::new(),
             idle: false,
@@ -170,7 +176,8 @@ impl Worker {
     }
 
     fn read_tap(&mut self, now: Instant) -> Result<(), TapError> {
-        for _ in 0..BURSTS_PER_TURN {
+        let mut bytes = 0;
+        for _ in 0..READ_BURSTS_PER_TURN {
             let paused = self.tap.counters().receive_paused;
             self.tap.receive(&mut self.memory, &mut self.received)?;
             if self.tap.counters().receive_paused > paused {
@@ -183,10 +190,11 @@ impl Worker {
             self.idle = false;
             self.capture(Direction::Inbound);
             let full = self.received.is_full();
+            bytes += self.received.iter().map(Packet::len).sum::<usize>();
             let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now };
             self.stack.input(&mut self.received, &mut cx);
             self.with_gateway(now, |gateway, io| gateway.drain(io));
-            if !full {
+            if !full || bytes >= READ_BYTES_PER_TURN {
                 break;
             }
         }

@@ -30,14 +30,14 @@ fn start_dnsmasq(host: &Host, listen: &str, answer: &str) -> Process {
     let long: Vec<String> =
         (0..14).map(|number| format!("txt-record=long.example,{number:0>200}\n")).collect();
     let config = format!(
-        "port=53\nbind-interfaces\nlisten-address={listen}\nno-resolv\nno-hosts\nkeep-in-foreground\n\
-         user=root\nedns-packet-max=4096\npid-file=\nlog-facility=-\nlog-queries\n\
+        "port=53\nbind-interfaces\nlisten-address={listen}\nno-resolv\nno-hosts\n\
+         edns-packet-max=4096\npid-file=\nlog-facility=-\nlog-queries\n\
          host-record=name.example,{answer},2001:db8::77\n{}",
         long.concat()
     );
     let file = host.write(&format!("dnsmasq-{listen}.conf"), config);
     let file = format!("--conf-file={}", file.to_str().expect("text"));
-    let mut dnsmasq = Process::start(command("dnsmasq", [file]));
+    let mut dnsmasq = Process::start(command("dnsmasq", ["--no-daemon", &file]));
     dnsmasq.wait_for_text("started");
     dnsmasq
 }

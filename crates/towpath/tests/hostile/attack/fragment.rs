@@ -1,6 +1,7 @@
 //! Fragments of both IP versions.
 
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::{SIDES, end};
 use crate::frame::{self, IP, TCP, UDP};
@@ -14,6 +15,9 @@ const UNFINISHED: usize = 1000;
 const TOO_MANY: usize = 140;
 /// How many it may have.
 const ENOUGH: usize = 128;
+
+/// The next identification.
+static IDENT: AtomicU32 = AtomicU32::new(0x7000_fff0);
 
 /// The fields of one fragment.
 #[derive(Clone, Copy)]
@@ -53,19 +57,18 @@ impl Fragment {
 /// flood of beginnings, ends and middles, then honest ones in reverse order.
 pub(super) fn round(injector: &mut Injector, random: &mut Random) {
     for (program, host, _) in SIDES {
-        let mut next = || Fragment {
-            source: program,
-            destination: host,
-            protocol: UDP,
-            ident: random.next() as u32,
-            offset: 0,
-            more: true,
+        let mut next = || {
+            // In turn: a random one might be that of a datagram which is still in the making.
+            // Relaxed: a counter.
+            let ident = IDENT.fetch_add(1, Ordering::Relaxed);
+            let (source, destination) = (program, host);
+            Fragment { source, destination, protocol: UDP, ident, offset: 0, more: true }
         };
         conflicts(injector, &mut next);
         malformed(injector, &mut next);
         many_parts(injector, next());
         unfinished(injector, &mut next);
-        honest(injector, next(), end(program, random).1);
+        honest(injector, &mut next, end(program, random).1);
     }
 }
 
@@ -147,7 +150,8 @@ fn unfinished(injector: &mut Injector, next: &mut impl FnMut() -> Fragment) {
 }
 
 /// A datagram in three fragments, last first; and one whose checksum is wrong once it is whole.
-fn honest(injector: &mut Injector, fragment: Fragment, port: u16) {
+fn honest(injector: &mut Injector, next: &mut impl FnMut() -> Fragment, port: u16) {
+    let fragment = next();
     let (from, to) = ((fragment.source, port), (fragment.destination, WELCOMING));
     let whole = frame::udp_bytes(from, to, &WELCOME.repeat(375));
     for (start, end) in [(2400, whole.len()), (1200, 2400), (0, 1200)] {
@@ -155,14 +159,14 @@ fn honest(injector: &mut Injector, fragment: Fragment, port: u16) {
         injector.send(&frame);
     }
     injector.expects("welcome", 1);
-    let fragment = Fragment { ident: !fragment.ident, ..fragment };
+    let fragment = next();
     let mut wrong = frame::udp_bytes(from, (to.0, TRAP), &HOSTILE.repeat(375));
     wrong[100] ^= 1;
     injector.send(&fragment.at(1200, false).frame(&wrong[1200..2400]));
     injector.send(&fragment.at(0, true).frame(&wrong[..1200]));
     // Its UDP header says 3,008 bytes, its fragments hold 2,400.
     injector.expects("udp_malformed", 1);
-    let fragment = Fragment { ident: fragment.ident ^ 0x5555, ..fragment };
+    let fragment = next();
     injector.send(&fragment.at(2400, false).frame(&wrong[2400..]));
     injector.send(&fragment.at(1200, true).frame(&wrong[1200..2400]));
     injector.send(&fragment.at(0, true).frame(&wrong[..1200]));

@@ -535,7 +535,8 @@ fn self_test_with_features_missing() {
         ),
         (
             Features::NONE,
-            "none; off: checksum (not agreed), tso4 (not agreed), tso6 (not agreed), uso (not agreed)",
+            "none; off: checksum (not agreed), tso4 (not agreed), tso6 (not agreed), \
+             uso (not agreed)",
         ),
     ];
     for (features, expected) in cases {

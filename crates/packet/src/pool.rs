@@ -197,6 +197,11 @@ impl Memory {
         self.packets.take()
     }
 
+    /// Bytes of all frames.
+    pub fn capacity_bytes(&self) -> usize {
+        self.small.capacity() * SMALL_FRAME_BYTES + self.large.capacity() * LARGE_FRAME_BYTES
+    }
+
     /// Free frame memory in 1/256 of all: what windows are scaled by when memory runs short.
     pub fn free_share(&mut self) -> u32 {
         let small = self.small.free_count() * 256 / self.small.capacity().max(1);

@@ -124,7 +124,10 @@ pub enum ConfigError {
         max: usize,
     },
     /// Too little memory to work with.
-    #[error("{0} bytes of memory are too few; at least {min} MiB are needed", min = MEMORY_BYTES_MIN >> 20)]
+    #[error(
+        "{0} bytes of memory are too few; at least {min} MiB are needed",
+        min = MEMORY_BYTES_MIN >> 20
+    )]
     Memory(usize),
     /// No flow, or too many.
     #[error("{0} flows at once are out of range; it may be 1 to {FLOWS_MAX}")]

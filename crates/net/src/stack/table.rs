@@ -4,7 +4,7 @@ use super::tcp::TcpHandle;
 use super::time_wait::{Remembered, TimeWait};
 use super::{Config, Label, derive};
 use crate::tcp::{Connection, Opening, Settings, State};
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 use alloc::boxed::Box;
 use alloc::collections::{BinaryHeap, VecDeque};
 use alloc::vec::Vec;
@@ -45,6 +45,8 @@ pub(super) struct Table {
     pub(super) half_open: VecDeque<TcpHandle>,
     /// Incoming connections that are not open yet, exactly.
     pub(super) half_open_count: usize,
+    /// When data ahead of its turn was last given up for memory.
+    shed_at: Option<Instant>,
     pub(super) time_wait: TimeWait,
     pub(super) timers: BinaryHeap<Reverse<(Instant, TcpHandle)>>,
     pub(super) output: VecDeque<u32>,
@@ -66,6 +68,7 @@ impl Table {
             half_open_max: config.limits.half_open,
             half_open: VecDeque::new(),
             half_open_count: 0,
+            shed_at: None,
             time_wait: TimeWait::new(
                 config.limits.time_wait,
                 derive(config.secret, Label::TimeWaitIndex),
@@ -281,6 +284,19 @@ impl Table {
         false
     }
 
+    /// Memory is short: gives up what connections hold ahead of its turn, so that neither they nor
+    /// others are kept from what comes first. It is sent again (RFC 2018 §8). Looks at every
+    /// connection, so not more often than [`SHED_INTERVAL`].
+    pub(super) fn drop_ahead(&mut self, now: Instant) {
+        if self.shed_at.is_some_and(|at| now.since(at) < SHED_INTERVAL) {
+            return;
+        }
+        self.shed_at = Some(now);
+        for connection in self.slots.iter_mut().filter_map(|slot| slot.connection.as_deref_mut()) {
+            connection.drop_ahead();
+        }
+    }
+
     /// The device takes smaller packets now.
     pub(super) fn limit_mss(&mut self, v4: u32, v6: u32) {
         for connection in self.slots.iter_mut().filter_map(|slot| slot.connection.as_deref_mut()) {
@@ -296,6 +312,9 @@ fn is_half_open(slots: &[Slot], handle: &TcpHandle) -> bool {
 
 /// Entries of no use that a queue may hold beside those that count.
 const STALE_SPARE: usize = 64;
+
+/// Least time between two rounds of giving up data for memory.
+const SHED_INTERVAL: Duration = Duration::from_millis(10);
 
 fn remembered(connection: &Connection, now: Instant) -> Remembered {
     let (snd_nxt, rcv_nxt, timestamps) = connection.last_numbers(now);

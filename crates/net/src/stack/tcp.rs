@@ -189,13 +189,12 @@ impl Stack {
         cx: &mut Context<'_>,
     ) {
         if let Some(index) = self.tcp.find(local, remote) {
+            if segment.len > 0 && pressure(cx.memory) >= Pressure::High {
+                self.tcp.drop_ahead(cx.now);
+            }
             let slot = &mut self.tcp.slots[index as usize];
             let connection = slot.connection.as_deref_mut().expect("an index names a connection");
             let mut segment = *segment;
-            if segment.len > 0 && must_drop_data(connection, cx.memory) {
-                // What is held ahead of its turn must not keep out what comes before it.
-                connection.drop_ahead();
-            }
             if segment.len > 0 && must_drop_data(connection, cx.memory) {
                 // The ACK still counts: it is what gives memory back. The data is sent again.
                 self.counters.drop(DropReason::TcpNoRoom);

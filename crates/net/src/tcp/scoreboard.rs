@@ -12,7 +12,8 @@ use crate::time::Instant;
 use alloc::collections::VecDeque;
 
 /// Most records of one connection. At the bound nothing new is sent, and SACK blocks that would cut
-/// a record are ignored, which costs time and retransmissions and nothing else. 64 bytes each: 256 KiB for a hostile peer.
+/// a record are ignored, which costs time and retransmissions and nothing else. 64 bytes each:
+/// 256 KiB for a hostile peer.
 pub const RECORDS_MAX: usize = 4096;
 
 /// Segments reported above a hole before it counts as lost (RFC 6675 DupThresh).

@@ -53,10 +53,25 @@ pub(crate) struct Io<'a> {
 /// take the program's ACKs, which is how memory comes back.
 const HOST_READ_SHARE: u32 = 32;
 
+/// Share of memory, in 1/256, below which flows share what is left.
+const SHARED_BELOW: u32 = 128;
+/// Least that a flow may have on the way to the program.
+const SEND_SHARE_MIN: usize = 8 << 10;
+
 impl Io<'_> {
     /// True if reading from the host must wait.
     fn memory_is_short(&mut self) -> bool {
         self.memory.free_share() < HOST_READ_SHARE
+    }
+
+    /// Bytes that each of `flows` may have on the way to the program: no limit of its own while
+    /// half of the memory is free, a fair share of a quarter of it else. Otherwise programs that
+    /// acknowledge nothing could hold all of it and keep the others from being served.
+    fn send_share(&mut self, flows: usize) -> usize {
+        if self.memory.free_share() >= SHARED_BELOW {
+            return usize::MAX;
+        }
+        (self.memory.capacity_bytes() / 4 / flows.max(1)).max(SEND_SHARE_MIN)
     }
 
     fn stack_and_context(&mut self) -> (&mut Stack, Context<'_>) {

@@ -371,6 +371,7 @@ impl Gateway {
 
     /// Moves bytes from the host to the program: read into frames, lent to the send queue.
     fn move_in(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
+        let flows = self.tcp.count;
         let Some(flow) = self.tcp.get_mut(handle) else { return };
         let (mut moved, mut more, mut failed) = (0, false, None);
         while flow.host_readable && !flow.host_closed {
@@ -383,14 +384,22 @@ impl Gateway {
                 more = true;
                 break;
             }
+            let share = io.send_share(flows);
             let received = io.stack.with_tcp(handle, io.now, |connection| {
                 let room = connection.send_room();
-                (room > 0).then(|| {
+                let shared = share.saturating_sub(connection.unacknowledged());
+                // No event tells when the share grows: it is looked at again.
+                more = room > 0 && shared == 0;
+                (room > 0 && shared > 0).then(|| {
+                    let room = room.min(shared);
                     flow.socket.receive(io.buffer, io.memory, room, |piece| connection.send(piece))
                 })
             });
             match received.flatten() {
-                None => break,
+                None => {
+                    self.tcp.starved |= more;
+                    break;
+                }
                 Some(Ok(Received::Bytes { count, drained })) => {
                     moved += count;
                     // After a FIN no further edge comes: read until it shows.
@@ -432,9 +441,6 @@ impl Gateway {
             flow.queued = false;
             let handle = flow.handle;
             self.move_in(handle, io);
-            if self.tcp.starved {
-                return;
-            }
         }
     }
 

@@ -221,13 +221,15 @@ fn offload() -> impl Strategy<Value = [u8; VirtioHeader::LEN]> {
     prop_oneof![
         2 => Just([0; VirtioHeader::LEN]),
         1 => any::<[u8; VirtioHeader::LEN]>(),
-        2 => (0..4u8, kind, 1..3000u16, start, offset).prop_map(|(flags, kind, size, start, offset)| {
+        2 => (0..4u8, kind, 1..3000u16, start, offset).prop_map(
+            |(flags, kind, size, start, offset)| {
                 let mut bytes = [flags, kind, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
                 bytes[4..6].copy_from_slice(&size.to_le_bytes());
                 bytes[6..8].copy_from_slice(&start.to_le_bytes());
                 bytes[8..10].copy_from_slice(&offset.to_le_bytes());
                 bytes
-            }),
+            },
+        ),
     ]
 }
 

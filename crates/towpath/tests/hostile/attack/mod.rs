@@ -31,8 +31,6 @@ pub(super) struct Attack {
     pub(super) finish: fn(&mut Injector),
     /// Most memory that towpath may use. The honest flow itself needs some of it.
     pub(super) memory_mib: u64,
-    /// What is known to go wrong: listed as ignored, run with `--ignored`.
-    pub(super) open: Option<&'static str>,
 }
 
 const PLAIN: Attack = Attack {
@@ -42,7 +40,6 @@ const PLAIN: Attack = Attack {
     repeat: true,
     finish: |_| {},
     memory_mib: 64,
-    open: None,
 };
 
 const ONCE: Attack = Attack { repeat: false, ..PLAIN };
@@ -69,14 +66,12 @@ pub(super) const ALL: &[Attack] = &[
         name: "hoard_with_holes_in_little_memory",
         round: hoard::holes,
         options: LITTLE,
-        open: Some("data that waits for holes takes all frames, and nothing takes them back"),
         ..HOARD
     },
     Attack {
         name: "hoard_unacknowledged_in_little_memory",
         round: hoard::unacknowledged,
         options: LITTLE,
-        open: Some("data that is never acknowledged keeps other flows from being read"),
         ..HOARD
     },
     Attack { name: "syn_flood_outside", round: flood::syn_outside, ..ONCE },

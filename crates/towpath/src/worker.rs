@@ -7,7 +7,7 @@
 //! of it. ACKs and windows thus go out once per burst, after the host sockets took the data.
 //!
 //! Nothing is polled without an event: an idle worker sleeps until its next timer, or for ever.
-//! When frames run out, the TAP is left unread for [`MEMORY_PAUSE`]; its queue in the kernel is
+//! When frames run out, the TAP is left unread for a millisecond; its queue in the kernel is
 //! the buffer then.
 
 use crate::config::Config;

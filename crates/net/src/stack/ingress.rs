@@ -157,6 +157,7 @@ impl Stack {
         if !self.serves(info.destination) {
             return self.counters.drop(DropReason::DestinationNotServed);
         }
+        let evicted_before = self.reassembler.evicted_count();
         let (memory, ledger) = (&mut *cx.memory, cx.ledger);
         let outcome = match info.fragment {
             FragmentOf::None => return self.receive_whole(info, packet, cx),
@@ -165,6 +166,9 @@ impl Stack {
                 self.reassembler.receive_ipv6(packet, IP_AT, &header, cx.now, memory, ledger)
             }
         };
+        for _ in evicted_before..self.reassembler.evicted_count() {
+            self.counters.drop(DropReason::Fragment);
+        }
         match outcome {
             fragment::Outcome::Held => {}
             fragment::Outcome::Dropped(_) => self.counters.drop(DropReason::Fragment),

@@ -3,8 +3,8 @@
 use super::ingress::{IpInfo, is_multicast};
 use super::{Context, Stack};
 use crate::counters::DropReason;
-use crate::wire::Protocol;
 use crate::wire::udp::{self, Header};
+use crate::wire::{Protocol, ipv4, ipv6};
 use core::net::{IpAddr, SocketAddr};
 use core::num::NonZeroU16;
 use towpath_packet::{Checksum, Gso, GsoKind, Offload, Packet};
@@ -30,7 +30,8 @@ impl Stack {
     }
 
     /// Sends the pieces of `packet`, which has no headers, as one datagram, or as datagrams of
-    /// `segment_size` bytes each.
+    /// `segment_size` bytes each. Those must fit the device's MTU with their headers: what would
+    /// need fragments is sent one by one, or is dropped here and counted.
     pub fn udp_send(
         &mut self,
         mut packet: Packet,
@@ -50,9 +51,13 @@ impl Stack {
             checksum: 0,
         };
         header.emit(packet.push_header(udp::HEADER_LEN));
-        let gso = segment_size
-            .filter(|size| payload_len > usize::from(size.get()))
-            .map(|size| Gso { kind: GsoKind::Udp, size, ecn: false });
+        let size = segment_size.filter(|size| payload_len > usize::from(size.get()));
+        let ip_len = if local.is_ipv4() { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN };
+        let room = usize::from(self.caps.mtu).saturating_sub(ip_len + udp::HEADER_LEN);
+        if size.is_some_and(|size| usize::from(size.get()) > room) {
+            return self.counters.drop(DropReason::TooLarge);
+        }
+        let gso = size.map(|size| Gso { kind: GsoKind::Udp, size, ecn: false });
         packet.set_offload(Offload { gso, ..Offload::default() });
         self.send_transport(packet, Protocol::UDP, local.ip(), remote.ip(), cx);
     }

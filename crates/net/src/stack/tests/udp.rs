@@ -144,6 +144,30 @@ fn super_packets_in() {
     }
 }
 
+/// Regression: segments larger than the MTU left as frames that no device takes.
+#[test]
+fn segments_larger_than_the_mtu_are_refused() {
+    for (ours, peer) in FAMILIES {
+        for caps in [able(), Caps::plain(1500)] {
+            let mut b = Bench::host(caps);
+            let (local, remote) = (SocketAddr::new(ours, 53), SocketAddr::new(peer, 999));
+            b.input(&udp(remote, local, &data(1400)));
+            let datagram = b.stack.next_datagram().expect("there");
+            let mut packet = b.memory.packet().expect("free");
+            for _ in 0..3 {
+                for piece in datagram.packet.pieces() {
+                    packet.push_piece(piece.clone()).expect("few pieces");
+                }
+            }
+            drop(datagram);
+            let size = NonZeroU16::new(2000);
+            b.with_context(|stack, cx| stack.udp_send(packet, local, remote, size, cx));
+            b.dropped(&[(DropReason::TooLarge, 1)]);
+            b.assert_clean();
+        }
+    }
+}
+
 /// What the device did not coalesce is coalesced within a burst; nothing waits for the next.
 #[test]
 fn bursts_are_coalesced() {

@@ -134,7 +134,8 @@ pub(crate) struct NetworkArguments {
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Limits")]
     pub(crate) memory: Option<usize>,
 
-    /// Most flows at once; more are refused.
+    /// Most TCP flows at once, and a quarter as many UDP flows; beyond it new connections wait, and
+    /// the UDP flow idle longest ends.
     #[arg(long, value_name = "N", default_value_t = towpath::config::FLOWS_DEFAULT,
           help_heading = "Limits")]
     pub(crate) max_flows: usize,

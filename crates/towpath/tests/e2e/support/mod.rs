@@ -31,6 +31,9 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// How long a test may take to clean up once it was told to stop.
 const STOPPING: Duration = Duration::from_secs(15);
 
+/// Programs that every test needs.
+const PROGRAMS: [&str; 6] = ["ip", "ss", "ping", "setpriv", "unshare", "sha256sum"];
+
 /// One end-to-end test.
 pub(crate) struct Test {
     name: String,
@@ -86,7 +89,7 @@ impl Test {
         if self.needs_root && !host::is_real_root() {
             return Some("this needs root".into());
         }
-        let missing = self.programs.iter().find_map(|program| missing(program));
+        let missing = PROGRAMS.iter().chain(self.programs).find_map(|program| missing(program));
         host::unsupported().or(missing)
     }
 

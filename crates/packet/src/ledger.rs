@@ -15,7 +15,8 @@ pub enum Site {
     Linearise,
     /// The beginning of an offending packet quoted in an ICMP error.
     IcmpQuote,
-    /// Out-of-order or unread data squeezed into fewer frames because memory ran short.
+    /// The end of a datagram in many fragments put into fewer frames, because a packet has room
+    /// for a bounded number of pieces.
     Squeeze,
 }
 

@@ -5,12 +5,14 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use towpath_net::fragment::{Limits, Outcome, Reassembler, fragment_ipv4, fragment_ipv6};
+use towpath_net::fragment::{
+    FRAGMENTS_MAX, HELD_BYTES_MAX, Limits, Outcome, Reassembler, fragment_ipv4, fragment_ipv6,
+};
 use towpath_net::gso::Layout;
 use towpath_net::time::{Duration, Instant};
 use towpath_net::wire::ethernet::HEADER_LEN as IP_AT;
 use towpath_net::wire::{Protocol, ipv4, ipv6};
-use towpath_packet::{Ledger, Memory, Packet};
+use towpath_packet::{Ledger, Memory, Packet, Piece};
 use towpath_sim::oracle;
 
 use crate::input::Input;
@@ -180,6 +182,7 @@ impl Table {
             reassembler: Reassembler::new(Limits::default()),
             now: Instant::START,
         };
+        let held = fragments.iter().flat_map(Packet::pieces).map(Piece::held).sum();
         let mut whole = None;
         for fragment in fragments {
             assert!(fragment.len() - IP_AT <= mtu);
@@ -188,16 +191,17 @@ impl Table {
                 assert!(whole.replace(packet).is_none());
             }
         }
-        let Some(whole) = whole else { return own.expect_refusal(count) };
+        let Some(whole) = whole else { return expect_refusal(count, held) };
         check_whole(&whole, v4);
         assert_eq!(packets::payload(&whole), payload);
     }
+}
 
-    /// Only a datagram beyond the table's bounds may not come out.
-    fn expect_refusal(&self, fragments: usize) {
-        let bound = towpath_net::fragment::FRAGMENTS_MAX;
-        assert!(fragments > bound, "{fragments} fragments of a datagram were not put together");
-    }
+/// Only a datagram beyond the table's bounds may not come out. Fragments that share a loan count it
+/// once each.
+fn expect_refusal(fragments: usize, held: usize) {
+    let within = fragments <= FRAGMENTS_MAX && held <= HELD_BYTES_MAX;
+    assert!(!within, "{fragments} fragments that hold {held} bytes were not put together");
 }
 
 /// The headers of a reassembled packet fit its payload and show no trace of fragmentation.

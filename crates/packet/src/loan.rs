@@ -7,8 +7,9 @@
 //!
 //! Memory comes in two kinds. *Private* memory is written by nobody while it is lent, so a piece
 //! of it can be seen as `&[u8]`. *Foreign* memory may be written by others at any time (a guest,
-//! another process, a shared file): it is never a reference, only copied out by volatile reads
-//! (through [`Ledger::copy`](crate::Ledger::copy)) or handed to a system call by address ([`Piece::address`]).
+//! another process, a shared file): it is never a reference, only copied out by volatile reads,
+//! through [`Ledger::copy`](crate::Ledger::copy), or handed to a system call by address
+//! ([`Piece::address`]).
 #![allow(unsafe_code)]
 
 use crate::region::Region;

@@ -3,7 +3,7 @@
 use std::net::UdpSocket;
 use std::path::Path;
 
-use super::support::{Family, Host, NONE, Process, Test, Towpath, command};
+use super::support::{Family, Host, NONE, Process, Test, Towpath, at_each_mtu, command};
 
 pub(crate) fn tests() -> Vec<Test> {
     let programs: &[&str] = &["dig", "dnsmasq"];
@@ -19,8 +19,10 @@ pub(crate) fn tests() -> Vec<Test> {
         Test::new("dns_by_the_system", programs, by_the_system),
     ];
     for family in Family::BOTH {
-        let name = format!("dns_named_{}", family.name());
-        tests.push(Test::new(name, programs, move |host| named(host, family)));
+        tests.extend(at_each_mtu(family, || {
+            let name = format!("dns_named_{}", family.name());
+            Test::new(name, programs, move |host| named(host, family))
+        }));
     }
     tests
 }

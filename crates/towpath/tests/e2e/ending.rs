@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use super::inside::STOP;
 use super::support::{
-    Checker, Family, Host, NONE, Pattern, Server, Stats, Test, Towpath, inside, note, program_of,
-    reset_on_drop, resident_kib,
+    Checker, Family, Host, NONE, Pattern, Server, Stats, Test, Towpath, at_each_mtu, inside, note,
+    program_of, reset_on_drop, resident_kib,
 };
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -29,12 +29,18 @@ pub(crate) fn tests() -> Vec<Test> {
             ("program_stops_reading", program_stops_reading),
         ];
         for (name, body) in bodies {
-            let test = Test::new(format!("{name}_{}", family.name()), &[], move |host| {
-                body(host, family);
-            });
+            let make = || {
+                Test::new(format!("{name}_{}", family.name()), &[], move |host| {
+                    body(host, family);
+                })
+            };
             let waits = name == "connect_times_out" || name.ends_with("stops_reading");
             let one = name == "host_stops_reading" && family == Family::V4;
-            tests.push(test.slow_unless(!waits || one));
+            if waits {
+                tests.push(make().slow_unless(one));
+            } else {
+                tests.extend(at_each_mtu(family, make));
+            }
         }
     }
     tests

@@ -6,16 +6,17 @@ use std::thread;
 use std::time::Duration;
 
 use super::support::{
-    Family, Host, NONE, Server, Stats, Test, Towpath, echo, inside, note, now, program_of,
-    resident_kib, retry,
+    Family, Host, NONE, Server, Stats, Test, Towpath, at_each_mtu, echo, inside, note, now,
+    program_of, resident_kib, retry,
 };
 
 pub(crate) fn tests() -> Vec<Test> {
     let mut tests = Vec::new();
     for family in Family::BOTH {
         let name = family.name();
-        tests.push(Test::new(format!("connections_2000_at_once_{name}"), &[], move |host| {
-            all_at_once(host, family);
+        tests.extend(at_each_mtu(family, || {
+            let name = format!("connections_2000_at_once_{name}");
+            Test::new(name, &[], move |host| all_at_once(host, family))
         }));
         tests.push(
             Test::new(format!("connections_20000_in_sequence_{name}"), &[], move |host| {

@@ -1,6 +1,6 @@
 //! Echo requests: to the gateway, and through the host to another machine.
 
-use super::support::{Family, Host, NONE, Stats, Test, Towpath};
+use super::support::{Family, Host, NONE, Stats, Test, Towpath, at_each_mtu};
 
 pub(crate) fn tests() -> Vec<Test> {
     let mut tests = Vec::new();
@@ -13,8 +13,10 @@ pub(crate) fn tests() -> Vec<Test> {
             ("ping_unreachable", unreachable),
         ];
         for (name, body) in bodies {
-            let name = format!("{name}_{}", family.name());
-            tests.push(Test::new(name, &["ping"], move |host| body(host, family)));
+            tests.extend(at_each_mtu(family, || {
+                let name = format!("{name}_{}", family.name());
+                Test::new(name, &["ping"], move |host| body(host, family))
+            }));
         }
     }
     tests

@@ -5,17 +5,21 @@ use std::path::Path;
 use std::process::Command;
 
 use super::support::{
-    Family, Host, NONE, Pattern, Process, Test, Towpath, command, find_program, run, url_host,
+    Family, Host, NONE, Pattern, Process, Test, Towpath, at_each_mtu, command, find_program, run,
+    url_host,
 };
 
 pub(crate) fn tests() -> Vec<Test> {
     let mut tests = Vec::new();
     for family in Family::BOTH {
         let programs = &["ssh", "scp", "sshd", "ssh-keygen"];
-        let name = format!("ssh_{}", family.name());
-        tests.push(Test::new(name, programs, move |host| ssh(host, family)).needs_root());
-        tests.push(Test::new(format!("git_clone_{}", family.name()), &["git"], move |host| {
-            git_clone(host, family);
+        tests.extend(at_each_mtu(family, || {
+            let name = format!("ssh_{}", family.name());
+            Test::new(name, programs, move |host| ssh(host, family)).needs_root()
+        }));
+        tests.extend(at_each_mtu(family, || {
+            let name = format!("git_clone_{}", family.name());
+            Test::new(name, &["git"], move |host| git_clone(host, family))
         }));
     }
     tests

@@ -41,6 +41,7 @@ pub(crate) struct Test {
     limit: Duration,
     quick: bool,
     needs_root: bool,
+    mtu: u16,
     body: Box<dyn FnOnce(&mut Host) + Send>,
 }
 
@@ -52,7 +53,15 @@ impl Test {
     ) -> Self {
         let limit = Duration::from_secs(60);
         let (name, body) = (name.into(), Box::new(body));
-        Self { name, programs, limit, quick: true, needs_root: false, body }
+        Self {
+            name,
+            programs,
+            limit,
+            quick: true,
+            needs_root: false,
+            mtu: towpath::MTU_DEFAULT,
+            body,
+        }
     }
 
     /// With another limit than a minute.
@@ -68,6 +77,11 @@ impl Test {
     /// Not enough for it to be root in a user namespace, which has no other users.
     pub(crate) fn needs_root(self) -> Self {
         Self { needs_root: true, ..self }
+    }
+
+    /// The same with this MTU inside, left out of the quick run.
+    pub(crate) fn at_mtu(self, mtu: u16) -> Self {
+        Self { name: format!("{}_mtu{mtu}", self.name), mtu, quick: false, ..self }
     }
 
     /// As the harness wants it. What cannot run here is ignored, with the reason.
@@ -97,6 +111,7 @@ impl Test {
         let (sender, done) = mpsc::channel();
         let started = now();
         let (name, body) = (self.name.clone(), self.body);
+        towpath::set_mtu(self.mtu);
         let thread = thread::Builder::new().name(name.clone()).spawn(move || {
             let mut host = Host::new(&name);
             body(&mut host);
@@ -122,6 +137,14 @@ impl Test {
             text.unwrap_or_else(|| "panicked".into()).into()
         })
     }
+}
+
+/// The test that `make` gives, at the default MTU and at others, as far as `family` has them.
+pub(crate) fn at_each_mtu(family: Family, make: impl Fn() -> Test) -> Vec<Test> {
+    let others = [576, 1280, 9000, 65520];
+    let others = others.into_iter().filter(|mtu| *mtu >= 1280 || family == Family::V4);
+    let others: Vec<Test> = others.map(|mtu| make().at_mtu(mtu)).collect();
+    std::iter::once(make()).chain(others).collect()
 }
 
 /// IPv4 or IPv6.

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::process::Command;
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use super::{Output, Process, retry};
 
@@ -10,6 +11,16 @@ pub(crate) const TOWPATH: &str = env!("CARGO_BIN_EXE_towpath");
 
 /// No options.
 pub(crate) const NONE: [&str; 0] = [];
+
+/// The MTU of the test that runs now; tests run one after the other.
+static MTU: AtomicU16 = AtomicU16::new(MTU_DEFAULT);
+pub(super) const MTU_DEFAULT: u16 = 1500;
+
+/// Every [`Towpath`] from now on has this MTU inside.
+pub(super) fn set_mtu(mtu: u16) {
+    // Relaxed: the tests' threads are started after it.
+    MTU.store(mtu, Ordering::Relaxed);
+}
 
 /// A `towpath run` to be.
 pub(crate) struct Towpath {
@@ -21,6 +32,10 @@ pub(crate) struct Towpath {
 impl Towpath {
     pub(crate) fn new<A: Into<OsString>>(options: impl IntoIterator<Item = A>) -> Self {
         let mut all: Vec<OsString> = vec!["run".into(), "--stats".into()];
+        let mtu = MTU.load(Ordering::Relaxed);
+        if mtu != MTU_DEFAULT {
+            all.extend(["--mtu".into(), mtu.to_string().into()]);
+        }
         all.extend(options.into_iter().map(Into::into));
         Self { by: vec![TOWPATH.into()], options: all }
     }

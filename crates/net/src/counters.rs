@@ -55,6 +55,8 @@ drop_reasons! {
     TcpMalformed = "tcp_malformed",
     /// TCP checksum wrong.
     TcpChecksum = "tcp_checksum",
+    /// TCP segment with a signature, for which there is no key.
+    TcpSignature = "tcp_signature",
     /// TCP segment that its connection did not accept.
     TcpUnacceptable = "tcp_unacceptable",
     /// TCP segment of no connection; answered with a reset.
@@ -65,6 +67,10 @@ drop_reasons! {
     TcpConnectionLimit = "tcp_connection_limit",
     /// A half-open connection given up for a newer one.
     TcpHalfOpenEvicted = "tcp_half_open_evicted",
+    /// A segment that would have made a child for which its listener's queue had no room.
+    TcpAcceptQueueFull = "tcp_accept_queue_full",
+    /// A SYN for a listener with too many requests.
+    TcpRequestLimit = "tcp_request_limit",
     /// UDP header malformed.
     UdpMalformed = "udp_malformed",
     /// UDP checksum wrong, or absent over IPv6.
@@ -75,6 +81,8 @@ drop_reasons! {
     IcmpMalformed = "icmp_malformed",
     /// ICMP message of a kind that is not acted on.
     IcmpIgnored = "icmp_ignored",
+    /// An ICMP error about a segment of a connection that is not on its way.
+    IcmpOutOfWindow = "icmp_out_of_window",
     /// An ICMP error not sent because of the rate limit.
     IcmpRateLimited = "icmp_rate_limited",
     /// Neighbour discovery message malformed or from off the link.
@@ -85,6 +93,8 @@ drop_reasons! {
     NeighborUnreachable = "neighbor_unreachable",
     /// No packet handle or frame was free.
     NoMemory = "no_memory",
+    /// The queue of the device was full.
+    DeviceFull = "device_full",
     /// A packet larger than the device takes and not to be cut.
     TooLarge = "too_large",
 }
@@ -106,6 +116,12 @@ pub struct Counters {
     pub super_packets_out: u64,
     /// TCP connections opened, by either side.
     pub connections: u64,
+    /// SYNs answered with a cookie.
+    pub syn_cookies_sent: u64,
+    /// ACKs with a valid SYN cookie.
+    pub syn_cookies_received: u64,
+    /// ACKs with an invalid one, while there were some to come.
+    pub syn_cookies_failed: u64,
     /// TCP segments or super-packets sent again.
     pub retransmitted: u64,
     /// Fragments put together.
@@ -123,6 +139,9 @@ impl Default for Counters {
             bytes_out: 0,
             super_packets_out: 0,
             connections: 0,
+            syn_cookies_sent: 0,
+            syn_cookies_received: 0,
+            syn_cookies_failed: 0,
             retransmitted: 0,
             reassembled: 0,
             drops: [0; DropReason::ALL.len()],

@@ -15,6 +15,10 @@ pub enum Site {
     Linearise,
     /// The beginning of an offending packet quoted in an ICMP error.
     IcmpQuote,
+    /// Bytes that a program gave to a socket, put into frames.
+    SocketSend,
+    /// Received bytes put where a program wants them.
+    SocketReceive,
     /// The end of a datagram in many fragments put into fewer frames, because a packet has room
     /// for a bounded number of pieces.
     Squeeze,
@@ -22,13 +26,16 @@ pub enum Site {
 
 impl Site {
     /// All sites, in the order of their counters.
-    pub const ALL: [Site; 3] = [Site::Linearise, Site::IcmpQuote, Site::Squeeze];
+    pub const ALL: [Site; 5] =
+        [Site::Linearise, Site::IcmpQuote, Site::SocketSend, Site::SocketReceive, Site::Squeeze];
 
     /// Name used in reports.
     pub fn name(self) -> &'static str {
         match self {
             Site::Linearise => "linearise",
             Site::IcmpQuote => "icmp_quote",
+            Site::SocketSend => "socket_send",
+            Site::SocketReceive => "socket_receive",
             Site::Squeeze => "squeeze",
         }
     }

@@ -18,16 +18,27 @@ use towpath_packet::{Checksum, GsoKind, Offload, Packet};
 /// Hop limit of what the stack sends (RFC 1700, as Linux).
 const TTL: u8 = 64;
 
+/// What an IP header says about how the packet is to be treated.
+#[derive(Clone, Copy)]
+pub(super) struct Marks {
+    pub(super) ttl: u8,
+    /// Type of service or traffic class.
+    pub(super) tos: u8,
+}
+
 impl Stack {
     /// Sends a packet that begins with its TCP or UDP header, whose checksum field is still zero.
     pub(super) fn send_transport(
         &mut self,
         mut packet: Packet,
         protocol: Protocol,
-        source: IpAddr,
-        destination: IpAddr,
+        (source, destination): (IpAddr, IpAddr),
+        tos: u8,
         cx: &mut Context<'_>,
     ) {
+        if self.stopped {
+            return self.counters.drop(DropReason::DeviceFull);
+        }
         let len = packet.len() as u32;
         let sum = checksum::pseudo_header(source, destination, protocol, len).fold();
         let offset = match protocol {
@@ -39,7 +50,7 @@ impl Stack {
         let start = (IP_AT + ip_len) as u16;
         let checksum = Checksum::Partial { start, offset: offset as u16 };
         packet.set_offload(Offload { checksum, ..*packet.offload() });
-        self.send_ip(packet, protocol, source, destination, TTL, cx);
+        self.send_ip(packet, protocol, (source, destination), Marks { ttl: TTL, tos }, cx);
     }
 
     /// Puts an IP header in front and sends the packet to the next hop.
@@ -47,9 +58,8 @@ impl Stack {
         &mut self,
         mut packet: Packet,
         protocol: Protocol,
-        source: IpAddr,
-        destination: IpAddr,
-        ttl: u8,
+        (source, destination): (IpAddr, IpAddr),
+        marks: Marks,
         cx: &mut Context<'_>,
     ) {
         let payload_len = packet.len();
@@ -59,12 +69,12 @@ impl Stack {
                     return self.counters.drop(DropReason::TooLarge);
                 };
                 let header = ipv4::Header {
-                    tos: 0,
+                    tos: marks.tos,
                     ident: self.next_ident(&packet),
                     dont_fragment: protocol == Protocol::TCP,
                     more_fragments: false,
                     fragment_offset: 0,
-                    ttl,
+                    ttl: marks.ttl,
                     protocol,
                     source,
                     destination,
@@ -79,11 +89,11 @@ impl Stack {
                     return self.counters.drop(DropReason::TooLarge);
                 };
                 let header = ipv6::Header {
-                    traffic_class: 0,
+                    traffic_class: marks.tos,
                     flow_label: 0,
                     payload_len,
                     next_header: protocol,
-                    hop_limit: ttl,
+                    hop_limit: marks.ttl,
                     source,
                     destination,
                 };

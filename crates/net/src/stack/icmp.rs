@@ -6,6 +6,7 @@
 
 mod receive;
 
+use super::egress::Marks;
 use super::ingress::{IP_AT, IpInfo, is_multicast};
 use super::{Context, Stack};
 use crate::checksum;
@@ -413,7 +414,7 @@ impl Stack {
         sum.add_sum(gso::transport_sum(&packet, 0, cx.ledger));
         let at = icmpv4::CHECKSUM_OFFSET;
         packet.headers_mut()[at..at + 2].copy_from_slice(&sum.finish().to_be_bytes());
-        self.send_ip(packet, protocol, from, to, ttl, cx);
+        self.send_ip(packet, protocol, (from, to), Marks { ttl, tos: 0 }, cx);
     }
 }
 

@@ -5,6 +5,7 @@ use crate::counters::DropReason;
 use crate::fragment;
 use crate::gso::{self, Layout};
 use crate::tcp::Segment;
+use crate::tcp::ecn::codepoint;
 use crate::wire::arp;
 use crate::wire::ethernet::{self, EtherType};
 use crate::wire::ipv6::ExtensionError;
@@ -235,7 +236,12 @@ impl Stack {
         let (header, options) =
             tcp::Header::parse(&packet.headers()[at..]).map_err(|_| DropReason::TcpMalformed)?;
         self.check_checksum(&mut packet, info, DropReason::TcpChecksum, cx)?;
-        let segment = Segment { header, options, len: packet.payload_len() as u32 };
+        if options.md5 {
+            // RFC 2385 §2.0: silently, as what cannot be verified.
+            return Err(DropReason::TcpSignature);
+        }
+        let len = packet.payload_len() as u32;
+        let segment = Segment { header, options, len, ecn: info.tos & codepoint::MASK };
         let local = SocketAddr::new(info.destination, header.destination_port);
         let remote = SocketAddr::new(info.source, header.source_port);
         self.receive_tcp(local, remote, &segment, packet, cx);

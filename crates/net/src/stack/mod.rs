@@ -17,9 +17,13 @@
 //! Bounds: [`Limits`]. Everything dropped is counted with a reason.
 
 mod coalesce;
+mod cookies;
 mod egress;
+mod handshake;
 mod icmp;
 mod ingress;
+mod listen;
+mod metrics;
 mod table;
 mod tcp;
 mod time_wait;
@@ -42,6 +46,8 @@ use siphasher::sip::SipHasher13;
 use towpath_packet::{Burst, Caps, Ledger, Memory, Packet};
 
 pub use icmp::{Echo, Unreachable};
+pub use listen::{Listen, ListenError, ListenerHandle};
+pub use metrics::{Connect, PEERS_MAX};
 pub use tcp::{ConnectError, TcpHandle};
 pub use udp::Datagram;
 
@@ -107,6 +113,8 @@ pub struct Context<'a> {
 pub struct Stack {
     config: Config,
     caps: Caps,
+    /// The queue of the device is full.
+    stopped: bool,
     counters: Counters,
     neighbors: Neighbors,
     reassembler: Reassembler,
@@ -131,6 +139,7 @@ impl Stack {
         Self {
             config,
             caps,
+            stopped: false,
             counters: Counters::default(),
             neighbors: Neighbors::default(),
             reassembler: Reassembler::new(fragment::Limits::default()),
@@ -156,9 +165,25 @@ impl Stack {
         self.tcp.limit_mss(v4, v6);
     }
 
+    /// The device drops all that it is handed, or takes packets again. Connections know, and try
+    /// again what was not sent; all else is lost.
+    pub fn set_stopped(&mut self, stopped: bool) {
+        self.stopped = stopped;
+    }
+
     /// Largest IP packet that the device takes as one segment.
     pub fn mtu(&self) -> u16 {
         self.caps.mtu
+    }
+
+    /// Settings of connections that begin from now on.
+    pub fn tcp_settings(&self) -> &Settings {
+        &self.tcp.settings
+    }
+
+    /// The same, to be changed.
+    pub fn tcp_settings_mut(&mut self) -> &mut Settings {
+        &mut self.tcp.settings
     }
 
     /// Sets a neighbour's link-layer address for good.
@@ -221,6 +246,15 @@ impl Stack {
         self.config.addresses.iter().any(|ours| ours.address == address)
     }
 
+    /// The address of ours that a connection to `destination` comes from: the first on its link, or
+    /// the first of its family.
+    pub fn source_for(&self, destination: IpAddr) -> Option<IpAddr> {
+        let family = |ours: &&Address| ours.address.is_ipv4() == destination.is_ipv4();
+        let near = self.config.addresses.iter().find(|ours| same_prefix(ours, destination));
+        let any = || self.config.addresses.iter().find(family);
+        near.filter(family).or_else(any).map(|ours| ours.address)
+    }
+
     fn is_on_link(&self, address: IpAddr) -> bool {
         let link_local = match address {
             IpAddr::V4(v4) => v4.is_link_local(),
@@ -236,6 +270,8 @@ enum Label {
     FragmentIdent,
     ConnectionIndex,
     TimeWaitIndex,
+    SynCookie,
+    SynCookieSecond,
 }
 
 /// A number that tells nothing about `secret`.

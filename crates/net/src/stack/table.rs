@@ -1,8 +1,11 @@
 //! The table of connections: finding them, their timers, and who wants to send.
 
+use super::listen::{ListenerHandle, Listeners, Role};
+use super::metrics::Metrics;
 use super::tcp::TcpHandle;
 use super::time_wait::{Remembered, TimeWait};
 use super::{Config, Label, derive};
+use crate::tcp::syncookie::SynCookies;
 use crate::tcp::{Connection, Opening, Settings, State};
 use crate::time::{Duration, Instant};
 use alloc::boxed::Box;
@@ -12,10 +15,9 @@ use core::cmp::Reverse;
 use core::hash::{BuildHasher, Hasher};
 use core::net::SocketAddr;
 use foldhash::fast::FixedState;
-use hashbrown::{HashSet, HashTable};
+use hashbrown::HashTable;
 use siphasher::sip::SipHasher13;
 
-#[derive(Default)]
 pub(super) struct Slot {
     pub(super) generation: u32,
     pub(super) connection: Option<Box<Connection>>,
@@ -29,6 +31,26 @@ pub(super) struct Slot {
     pub(super) indexed: bool,
     /// Counted in `Table::half_open_count`.
     pub(super) half_open: bool,
+    /// Whose connection it is.
+    pub(super) role: Role,
+    /// Counted as this listener's Fast Open child without a full handshake.
+    pub(super) fastopen: Option<ListenerHandle>,
+}
+
+impl Default for Slot {
+    fn default() -> Self {
+        Self {
+            generation: 0,
+            connection: None,
+            output_queued: false,
+            event_queued: false,
+            armed: None,
+            indexed: false,
+            half_open: false,
+            role: Role::Owned,
+            fastopen: None,
+        }
+    }
 }
 
 /// All connections of a stack.
@@ -51,7 +73,9 @@ pub(super) struct Table {
     pub(super) timers: BinaryHeap<Reverse<(Instant, TcpHandle)>>,
     pub(super) output: VecDeque<u32>,
     pub(super) events: VecDeque<u32>,
-    pub(super) listeners: HashSet<SocketAddr, FixedState>,
+    pub(super) listeners: Listeners,
+    pub(super) metrics: Metrics,
+    pub(super) cookies: SynCookies,
     pub(super) transparent: bool,
 }
 
@@ -76,10 +100,12 @@ impl Table {
             timers: BinaryHeap::new(),
             output: VecDeque::new(),
             events: VecDeque::new(),
-            listeners: HashSet::with_hasher(FixedState::with_seed(derive(
-                config.secret,
-                Label::ConnectionIndex,
-            ))),
+            listeners: Listeners::new(derive(config.secret, Label::ConnectionIndex)),
+            metrics: Metrics::new(derive(config.secret, Label::ConnectionIndex)),
+            cookies: SynCookies::new([
+                derive(config.secret, Label::SynCookie),
+                derive(config.secret, Label::SynCookieSecond),
+            ]),
             transparent: config.transparent,
         }
     }
@@ -130,6 +156,8 @@ impl Table {
         let slot = &mut self.slots[index as usize];
         self.half_open_count -= usize::from(core::mem::take(&mut slot.half_open));
         slot.connection = None;
+        slot.role = Role::Owned;
+        slot.fastopen = None;
         slot.generation = slot.generation.wrapping_add(1);
         slot.armed = None;
         self.free.push(index);
@@ -180,13 +208,20 @@ impl Table {
     /// After a connection changed: queues it for output and events, arms its timer, and parts with
     /// it when it is over.
     pub(super) fn settle(&mut self, index: u32, now: Instant) {
+        self.settle_role(index, now);
         let slot = &mut self.slots[index as usize];
         let Some(connection) = slot.connection.as_deref_mut() else { return };
+        if let Some(news) = connection.take_fast_open_news() {
+            self.metrics.learn((connection.local().ip(), connection.remote().ip()), &news);
+        }
+        if connection.take_swallowed() {
+            self.metrics.swallowed(now);
+        }
         if slot.half_open && !connection.state().is_opening() {
             slot.half_open = false;
             self.half_open_count -= 1;
         }
-        if connection.has_events() && !slot.event_queued {
+        if connection.has_events() && !slot.event_queued && slot.role == Role::Owned {
             slot.event_queued = true;
             self.events.push_back(index);
         }

@@ -1,5 +1,7 @@
 //! TCP of a stack: what its owner calls, what arrives, what goes out.
 
+use super::handshake::Ends;
+use super::listen::Role;
 use super::time_wait::Arrival;
 use super::{Context, Stack, pressure};
 use crate::counters::DropReason;
@@ -63,7 +65,7 @@ fn must_drop_data(connection: &Connection, memory: &mut Memory) -> bool {
 
 /// Begins after the numbers of the connection between the same endpoints before (RFC 6191 §2), so
 /// that nothing of it can be taken for the new one's; as far after as Linux.
-fn continued(opening: Opening, past: Option<Seq>) -> Opening {
+pub(super) fn continued(opening: Opening, past: Option<Seq>) -> Opening {
     match past {
         Some(past) if Seq(opening.iss).at_or_before(past + REOPEN_GAP) => {
             Opening { iss: (past + REOPEN_GAP).0, ..opening }
@@ -82,41 +84,6 @@ impl Stack {
         u32::from(self.caps.mtu).saturating_sub((ip + HEADER_LEN) as u32)
     }
 
-    /// Accepts connections to `local`, as a host does. They appear as events with
-    /// [`Events::INCOMING`] and are answered by themselves.
-    pub fn tcp_listen(&mut self, local: SocketAddr) {
-        self.tcp.listeners.insert(local);
-    }
-
-    /// Stops accepting connections to `local`.
-    pub fn tcp_unlisten(&mut self, local: SocketAddr) {
-        self.tcp.listeners.remove(&local);
-    }
-
-    /// Begins to connect.
-    pub fn tcp_connect(
-        &mut self,
-        local: SocketAddr,
-        remote: SocketAddr,
-        now: Instant,
-    ) -> Result<TcpHandle, ConnectError> {
-        if self.tcp.find(local, remote).is_some() {
-            return Err(ConnectError::InUse);
-        }
-        if self.tcp.count() >= self.tcp.connections_max {
-            return Err(ConnectError::Limit);
-        }
-        let past = self.tcp.time_wait.find(local, remote).map(|remembered| remembered.snd_nxt);
-        self.tcp.time_wait.remove(local, remote);
-        let mss = self.tcp_mss(local.is_ipv4());
-        let opening = continued(self.tcp.opening(local, remote, mss, now), past);
-        let connection = Connection::connect(opening, &self.tcp.settings, now);
-        let index = self.tcp.insert(connection);
-        self.counters.connections += 1;
-        self.tcp.settle(index, now);
-        Ok(self.tcp.handle(index))
-    }
-
     /// What happened next, to which connection.
     pub fn next_event(&mut self) -> Option<(TcpHandle, Events)> {
         loop {
@@ -125,6 +92,9 @@ impl Stack {
             let slot = &mut self.tcp.slots[index as usize];
             slot.event_queued = false;
             let Some(connection) = slot.connection.as_deref_mut() else { continue };
+            if slot.role != Role::Owned {
+                continue;
+            }
             let events = connection.take_events();
             if connection.is_owned() && !events.is_empty() {
                 return Some((handle, events));
@@ -136,6 +106,13 @@ impl Stack {
     pub fn tcp(&self, handle: TcpHandle) -> Option<&Connection> {
         let slot = self.tcp.slots.get(handle.index())?;
         (slot.generation == handle.generation).then_some(slot.connection.as_deref()?)
+    }
+
+    /// The connection, for changes from which nothing follows: no packet, timer or event.
+    pub(crate) fn tcp_mut(&mut self, handle: TcpHandle) -> Option<&mut Connection> {
+        let slot = self.tcp.slots.get_mut(handle.index())?;
+        let live = slot.generation == handle.generation;
+        slot.connection.as_deref_mut().filter(|_| live)
     }
 
     /// Lets `act` use the connection, then sees to what follows from it.
@@ -189,6 +166,11 @@ impl Stack {
         cx: &mut Context<'_>,
     ) {
         if let Some(index) = self.tcp.find(local, remote) {
+            if self.is_crowded_out(index)
+                && !segment.header.flags.intersects(Flags::RST | Flags::SYN)
+            {
+                return self.crowd_out(index, cx);
+            }
             if segment.len > 0 && pressure(cx.memory) >= Pressure::High {
                 self.tcp.drop_ahead(cx.now);
             }
@@ -228,42 +210,7 @@ impl Stack {
                 }
             }
         }
-        let opens = segment.header.flags.contains(Flags::SYN)
-            && !segment.header.flags.intersects(Flags::ACK | Flags::RST | Flags::FIN);
-        let listening = self.tcp.transparent || self.tcp.listeners.contains(&local);
-        if opens && listening {
-            self.receive_syn(local, remote, segment, past, cx);
-        } else {
-            self.counters.drop(DropReason::TcpNoConnection);
-            self.send_reset(local, remote, segment, cx);
-        }
-    }
-
-    fn receive_syn(
-        &mut self,
-        local: SocketAddr,
-        remote: SocketAddr,
-        syn: &Segment,
-        past: Option<Seq>,
-        cx: &mut Context<'_>,
-    ) {
-        if self.tcp.limit_half_open(cx.now) {
-            self.counters.drop(DropReason::TcpHalfOpenEvicted);
-        }
-        if self.tcp.count() >= self.tcp.connections_max {
-            self.counters.drop(DropReason::TcpConnectionLimit);
-            return;
-        }
-        let mss = self.tcp_mss(local.is_ipv4());
-        let opening = continued(self.tcp.opening(local, remote, mss, cx.now), past);
-        let mut connection = Connection::incoming(opening, syn, &self.tcp.settings, cx.now);
-        if !self.tcp.transparent {
-            connection.accept();
-        }
-        let index = self.tcp.insert(connection);
-        self.tcp.begin_half_open(index);
-        self.counters.connections += 1;
-        self.tcp.settle(index, cx.now);
+        self.receive_unknown(Ends { local, remote, past }, segment, packet, cx);
     }
 
     /// An ICMP error quotes a segment of ours. `mss` if the path needs smaller ones.
@@ -274,18 +221,20 @@ impl Stack {
         sequence: Seq,
         mss: Option<u32>,
         cx: &mut Context<'_>,
-    ) -> Option<()> {
-        let index = self.tcp.find(local, remote)?;
-        let connection = self.tcp.slots[index as usize].connection.as_deref_mut()?;
-        match mss {
-            Some(mss) => connection.too_big(sequence, mss),
-            None => connection.unreachable(sequence),
-        }
+    ) -> Result<(), DropReason> {
+        let index = self.tcp.find(local, remote).ok_or(DropReason::IcmpIgnored)?;
+        let slot = &mut self.tcp.slots[index as usize];
+        let accepted = slot.role == Role::Owned;
+        let connection = slot.connection.as_deref_mut().ok_or(DropReason::IcmpIgnored)?;
+        let believed = match mss {
+            Some(mss) => connection.too_big(sequence, mss, cx.now),
+            None => connection.unreachable(sequence, accepted),
+        };
         self.tcp.settle(index, cx.now);
-        Some(())
+        if believed { Ok(()) } else { Err(DropReason::IcmpOutOfWindow) }
     }
 
-    fn send_reset(
+    pub(super) fn send_reset(
         &mut self,
         local: SocketAddr,
         remote: SocketAddr,
@@ -297,7 +246,7 @@ impl Stack {
         }
     }
 
-    fn send_tcp_header(
+    pub(super) fn send_tcp_header(
         &mut self,
         local: SocketAddr,
         remote: SocketAddr,
@@ -311,7 +260,7 @@ impl Stack {
         };
         let syn = header.flags.contains(Flags::SYN);
         header.emit(options, packet.push_header(HEADER_LEN + options.emitted_len(syn)));
-        self.send_transport(packet, Protocol::TCP, local.ip(), remote.ip(), cx);
+        self.send_transport(packet, Protocol::TCP, (local.ip(), remote.ip()), 0, cx);
     }
 
     /// Builds packets of one connection. False if no connection wants to send.
@@ -323,7 +272,7 @@ impl Stack {
         let Some(connection) = slot.connection.as_deref_mut() else { return true };
         let (local, remote) = (connection.local(), connection.remote());
         let ip = if local.is_ipv4() { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN };
-        let egress = Egress { ip_header_len: ip as u32, pressure };
+        let egress = Egress { ip_header_len: ip as u32, pressure, stopped: self.stopped };
         let before = connection.retransmitted();
         let Some(packet) = connection.output(&egress, cx.memory, cx.now) else {
             let starved = connection.wants_output() && cx.memory.packets.free_count() == 0;
@@ -336,9 +285,10 @@ impl Stack {
             return !starved;
         };
         self.counters.retransmitted += connection.retransmitted() - before;
+        let tos = connection.codepoint();
         // One packet each, in turn: no connection waits for another's whole window.
         self.tcp.settle(index, cx.now);
-        self.send_transport(packet, Protocol::TCP, local.ip(), remote.ip(), cx);
+        self.send_transport(packet, Protocol::TCP, (local.ip(), remote.ip()), tos, cx);
         true
     }
 

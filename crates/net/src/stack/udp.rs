@@ -59,7 +59,7 @@ impl Stack {
         }
         let gso = size.map(|size| Gso { kind: GsoKind::Udp, size, ecn: false });
         packet.set_offload(Offload { gso, ..Offload::default() });
-        self.send_transport(packet, Protocol::UDP, local.ip(), remote.ip(), cx);
+        self.send_transport(packet, Protocol::UDP, (local.ip(), remote.ip()), 0, cx);
     }
 
     pub(super) fn receive_udp(

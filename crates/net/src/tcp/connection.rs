@@ -1,15 +1,19 @@
 //! State of one connection and the calls of its owner.
 
-use super::congestion::NewReno;
+use super::congestion::{self, Congestion, INITIAL_SEGMENTS};
+use super::ecn::Ecn;
+use super::fastopen::{FastOpen, FastOpenKeys};
+use super::info::Counters;
+use super::recovery::Recovery;
 use super::rtt::RttEstimator;
 use super::seq::Seq;
 use super::sides::{AckOwed, Receiver, Sender, Timestamps};
 use super::state::{ConnectionError, Events, State};
 use super::timers::Timers;
 use crate::time::{Duration, Instant};
-use crate::wire::tcp::{Flags, Header, Options};
+use crate::wire::tcp::{FastOpenCookie, Flags, Header, Options};
 use core::net::SocketAddr;
-use towpath_packet::Piece;
+use towpath_packet::{Packet, Piece};
 
 /// Segment size assumed when the peer names none (RFC 9293 §3.7.1), IPv4.
 pub(super) const MSS_DEFAULT_V4: u32 = 536;
@@ -35,8 +39,20 @@ pub struct Settings {
     pub delayed_ack: Duration,
     /// How often a SYN is sent again.
     pub syn_retries: u8,
-    /// How often data is sent again before the connection fails (Linux's tcp_retries2).
-    pub retries: u8,
+    /// How long data is sent again before the connection fails: as long as so many retries take on
+    /// the fastest path (Linux's tcp_retries2).
+    pub retries2: u8,
+    /// Longest that data may stay unacknowledged (RFC 5482), instead of the retries.
+    pub user_timeout: Option<Duration>,
+    /// Segments by which order may be disturbed before loss is assumed (Linux's tcp_reordering).
+    pub reordering: u32,
+    /// A timeout may prove to be spurious (RFC 5682): 0 never, 1 or 2 it is looked for.
+    pub frto: u8,
+    /// Loss probes (RFC 8985 §7): 3 or 4 for yes (Linux's tcp_early_retrans).
+    pub early_retrans: u8,
+    /// Bits of Linux's tcp_recovery: 2 for a reordering window that does not adapt, 4 to wait for
+    /// it even after many duplicates.
+    pub recovery: u8,
     /// How long a closed connection nobody owns may wait for the peer's FIN.
     pub fin_wait: Duration,
     /// Idle time before the first keepalive probe.
@@ -51,6 +67,45 @@ pub struct Settings {
     pub timestamps: bool,
     /// Offer and take selective acknowledgments (RFC 2018).
     pub sack: bool,
+    /// Congestion control of a new connection.
+    pub congestion: congestion::Kind,
+    /// Take the congestion window down after a pause (RFC 5681 §4.1).
+    pub slow_start_after_idle: bool,
+    /// Report what came twice (RFC 2883).
+    pub dsack: bool,
+    /// How often the answer to a SYN is sent again.
+    pub synack_retries: u8,
+    /// How many SYNs are sent again without backing off, beyond `syn_retries`.
+    pub syn_linear_timeouts: u8,
+    /// Answer SYNs without keeping state (RFC 4987 §3.6): 0 never, 1 when a listener's requests
+    /// are too many, 2 always.
+    pub syncookies: u8,
+    /// Reset instead of dropping an ACK for which a listener's queue has no room.
+    pub abort_on_overflow: bool,
+    /// Explicit congestion notification (RFC 3168): 0 none, 1 asked for and answered, 2 answered.
+    pub ecn: u8,
+    /// Ask without ECN when a SYN that asked for it was lost (RFC 3168 §6.1.1.1).
+    pub ecn_fallback: bool,
+    /// Fast Open (RFC 7413), the bits of [`super::fastopen`].
+    pub fastopen: u32,
+    /// Keys of the cookies that listeners give; a listener may have its own.
+    pub fastopen_key: FastOpenKeys,
+    /// How long Fast Open is not tried after a path swallowed it, in seconds; doubles each time.
+    /// 0 switches that off.
+    pub fastopen_blackhole_timeout_sec: u32,
+    /// Segments that a super-packet may have on however slow a path (tcp_min_tso_segs).
+    pub min_tso_segs: u32,
+    /// Part of the window, as a divisor, that is worth sending at once; zero for three segments
+    /// (tcp_tso_win_divisor).
+    pub tso_win_divisor: u32,
+    /// Unsent bytes that leave no room to send more (tcp_notsent_lowat).
+    pub notsent_lowat: u32,
+    /// Pacing rate in the first half of slow start, in percent of window per round trip.
+    pub pacing_ss_ratio: u32,
+    /// The same later.
+    pub pacing_ca_ratio: u32,
+    /// Spread segments over time on every connection, as Linux does with the `fq` discipline.
+    pub pacing: bool,
 }
 
 impl Default for Settings {
@@ -62,7 +117,12 @@ impl Default for Settings {
             send_buffer_max: 4 << 20,
             delayed_ack: Duration::from_millis(40),
             syn_retries: 6,
-            retries: 15,
+            retries2: 15,
+            user_timeout: None,
+            reordering: 3,
+            frto: 2,
+            early_retrans: 3,
+            recovery: 1,
             fin_wait: Duration::from_secs(60),
             keepalive_idle: Duration::from_secs(7200),
             keepalive_interval: Duration::from_secs(75),
@@ -70,6 +130,24 @@ impl Default for Settings {
             window_scaling: true,
             timestamps: true,
             sack: true,
+            congestion: congestion::Kind::default(),
+            slow_start_after_idle: true,
+            dsack: true,
+            synack_retries: 5,
+            syn_linear_timeouts: 4,
+            syncookies: 1,
+            abort_on_overflow: false,
+            ecn: 2,
+            ecn_fallback: true,
+            fastopen: super::fastopen::CLIENT,
+            fastopen_key: FastOpenKeys::default(),
+            fastopen_blackhole_timeout_sec: 0,
+            min_tso_segs: 2,
+            tso_win_divisor: 3,
+            notsent_lowat: u32::MAX,
+            pacing_ss_ratio: 200,
+            pacing_ca_ratio: 120,
+            pacing: false,
         }
     }
 }
@@ -94,6 +172,8 @@ pub struct Segment {
     pub options: Options,
     /// Bytes of payload.
     pub len: u32,
+    /// ECN codepoint of the IP header ([`super::ecn::codepoint`]).
+    pub ecn: u8,
 }
 
 impl Segment {
@@ -135,6 +215,21 @@ pub struct Connection {
     /// A SYN came and the owner has not said yet what to answer.
     pub(super) answer_held: bool,
     pub(super) passive: bool,
+    /// A listener's answer to a SYN: its owner learns of it when the peer has acknowledged.
+    pub(super) request: bool,
+    pub(super) fast_open: FastOpen,
+    pub(super) ecn: Ecn,
+    /// ECN codepoint of the packet built last.
+    pub(super) codepoint: u8,
+    /// All but those two bits of the IP header's octet (RFC 2474).
+    pub(super) traffic_class: u8,
+    pub(super) path_mtu_fixed: bool,
+    /// When it began.
+    pub(super) opened_at: Instant,
+    /// Largest segment that the peer's SYN named; 0 if none.
+    pub(super) peer_mss: u16,
+    /// The owner will write once the connection is open.
+    pub(super) write_pending: bool,
     pub(super) owned: bool,
     pub(super) reset_due: bool,
     pub(super) error: Option<ConnectionError>,
@@ -148,9 +243,11 @@ pub struct Connection {
     pub(super) receive: Receiver,
     pub(super) timestamps: Timestamps,
     pub(super) rtt: RttEstimator,
-    pub(super) congestion: NewReno,
+    pub(super) congestion: Congestion,
+    pub(super) recovery: Recovery,
     pub(super) timers: Timers,
     pub(super) settings: Settings,
+    pub(super) counters: Counters,
     pub(super) retransmitted: u64,
 }
 
@@ -185,20 +282,74 @@ impl Connection {
         connection.passive = true;
         connection.answer_held = true;
         connection.take_syn(syn, now);
+        connection.ecn.take_syn(syn, settings.ecn);
         connection.note(Events::INCOMING);
         connection
     }
 
+    /// Takes and answers a SYN for a listener. The owner is told with [`Events::INCOMING`] when the
+    /// peer acknowledges the answer, not before.
+    pub fn requested(opening: Opening, syn: &Segment, settings: &Settings, now: Instant) -> Self {
+        let mut connection = Self::new(opening, settings, now);
+        connection.state = State::SynReceived;
+        connection.passive = true;
+        connection.request = true;
+        connection.take_syn(syn, now);
+        connection.ecn.take_syn(syn, settings.ecn);
+        connection.send.syn_due = true;
+        connection
+    }
+
+    /// As [`Connection::requested`], for a SYN with a valid Fast Open cookie: its data is taken,
+    /// and the owner is told at once.
+    pub fn fast_opened(
+        opening: Opening,
+        syn: &Segment,
+        payload: &mut Packet,
+        settings: &Settings,
+        now: Instant,
+    ) -> Self {
+        let mut connection = Self::requested(opening, syn, settings, now);
+        connection.request = false;
+        connection.fast_open.accepted = true;
+        connection.note(Events::INCOMING | Events::WRITABLE);
+        connection.take_syn_data(syn, payload);
+        // The window that the SYN offers counts from what follows ours, as on Linux.
+        connection.send.una = connection.send.iss + 1;
+        connection.send.nxt = connection.send.una;
+        connection.begin_sending(now);
+        connection
+    }
+
+    /// Answers a SYN with this Fast Open cookie.
+    pub fn give_cookie(&mut self, cookie: FastOpenCookie) {
+        self.fast_open.given = Some(cookie);
+    }
+
+    /// True while the peer of a listener has not acknowledged the answer to its SYN, and nobody has
+    /// been told of the connection.
+    pub fn is_request(&self) -> bool {
+        self.request
+    }
+
     fn new(opening: Opening, settings: &Settings, now: Instant) -> Self {
         let iss = Seq(opening.iss);
-        let mss_default = if opening.remote.is_ipv4() { MSS_DEFAULT_V4 } else { MSS_DEFAULT_V6 };
-        let mss = mss_default.min(opening.mss);
+        let mss = mss_default(opening.remote).min(opening.mss);
         Self {
             local: opening.local,
             remote: opening.remote,
             state: State::Closed,
             answer_held: false,
             passive: false,
+            request: false,
+            fast_open: FastOpen::default(),
+            ecn: Ecn { asked: settings.ecn == 1, ..Ecn::default() },
+            codepoint: 0,
+            traffic_class: 0,
+            path_mtu_fixed: false,
+            opened_at: now,
+            peer_mss: 0,
+            write_pending: false,
             owned: true,
             reset_due: false,
             error: None,
@@ -206,7 +357,7 @@ impl Connection {
             sack: false,
             scaled: false,
             mss_local: opening.mss,
-            send: Sender::new(iss, mss, now),
+            send: Sender::new(settings, iss, mss, now),
             receive: Receiver::new(settings, mss, now),
             timestamps: Timestamps {
                 enabled: false,
@@ -215,11 +366,18 @@ impl Connection {
                 recent_at: now,
             },
             rtt: RttEstimator::default(),
-            congestion: NewReno::new(mss),
+            congestion: Congestion::new(settings.congestion, INITIAL_SEGMENTS, iss, now),
+            recovery: Recovery::new(iss, settings.reordering),
             timers: Timers::default(),
             settings: *settings,
+            counters: Counters::new(now),
             retransmitted: 0,
         }
+    }
+
+    /// Segment size while the peer has named none.
+    pub(super) fn mss_default(&self) -> u32 {
+        mss_default(self.remote)
     }
 
     /// Answers the peer's SYN with ours.
@@ -277,38 +435,31 @@ impl Connection {
     /// Small segments are sent without waiting for ACKs (Nagle's algorithm off).
     pub fn set_nodelay(&mut self, nodelay: bool) {
         self.send.nodelay = nodelay;
+        self.send.more_follows = false;
+        // What waits for an ACK or a cork waits no longer.
+        self.send.push_now |= nodelay;
+    }
+
+    /// Holds segments that are not full (`TCP_CORK`), or lets them go.
+    pub fn set_cork(&mut self, cork: bool) {
+        self.send.cork = cork;
+        self.send.more_follows = false;
+        self.send.push_now |= !cork && self.send.nodelay;
+    }
+
+    /// Goes on with another congestion control (`TCP_CONGESTION`).
+    pub fn set_congestion(&mut self, kind: congestion::Kind, now: Instant) {
+        self.congestion.set_kind(kind, self.send.nxt, now);
+    }
+
+    /// The congestion control in use.
+    pub fn congestion(&self) -> congestion::Kind {
+        self.congestion.kind()
     }
 
     /// Probes an idle peer.
     pub fn set_keepalive(&mut self, on: bool, now: Instant) {
         self.timers.keepalive = on.then(|| now + self.settings.keepalive_idle);
-    }
-
-    /// Bytes that the send queue takes now.
-    pub fn send_room(&mut self) -> usize {
-        if self.send.fin_queued || !(self.state.can_send() || self.state.is_opening()) {
-            return 0;
-        }
-        let target = self.congestion.window().saturating_mul(2);
-        let limit = target.clamp(self.settings.send_buffer, self.settings.send_buffer_max) as usize;
-        let used = self.send.queue.len().max(self.send.queue.held() / 2);
-        let room = limit.saturating_sub(used);
-        self.send.was_full = room < limit / 4;
-        if self.send.was_full { 0 } else { room }
-    }
-
-    /// Lends `piece` to be sent. The owner keeps to [`Connection::send_room`]; what it gives
-    /// beyond is taken all the same, as a read from a socket cannot be undone. After
-    /// [`Connection::close_send`] or the end of the connection the piece is dropped.
-    pub fn send(&mut self, piece: Piece) {
-        if !self.send.fin_queued && (self.state.can_send() || self.state.is_opening()) {
-            self.send.queue.push(piece);
-        }
-    }
-
-    /// Bytes given to [`Connection::send`] and not yet acknowledged.
-    pub fn unacknowledged(&self) -> usize {
-        self.send.queue.len()
     }
 
     /// Ends our direction: a FIN follows what was given.
@@ -346,12 +497,14 @@ impl Connection {
     /// The first `count` received bytes have been used: their pieces are dropped.
     pub fn consume(&mut self, count: usize) {
         self.receive.queue.advance(count);
+        self.forget_urgent();
         if self.receive.queue.is_empty() && self.receive.pressed {
             // The sender uses the whole window and the reader keeps up: the window is the limit.
             self.receive.pressed = false;
             let grown = self.receive.buffer.saturating_mul(2);
             self.receive.buffer = grown.min(self.settings.receive_buffer_max);
         }
+        self.read_some();
         self.offer_window();
     }
 
@@ -361,8 +514,15 @@ impl Connection {
             return;
         }
         let answered = !(self.answer_held || self.state == State::SynSent);
+        // Without the third segment a listener's side would never hear of the connection.
+        let third_due = self.receive.ack_owed == AckOwed::Now
+            && !self.passive
+            && self.receive.nxt == self.receive.irs + 1;
         self.finish(Some(ConnectionError::Aborted));
         self.reset_due = answered;
+        if third_due && answered {
+            self.receive.ack_owed = AckOwed::Now;
+        }
     }
 
     /// Ends a half-open connection to make room for another: without a word, as its peer may
@@ -378,7 +538,7 @@ impl Connection {
         if self.state == State::Closed || self.state == State::TimeWait {
             return;
         }
-        if self.receive.queue.is_empty() && !self.state.is_opening() {
+        if self.receive.queue.is_empty() && (!self.state.is_opening() || self.fast_open.accepted) {
             self.close_send();
             if self.state == State::FinWait2 {
                 self.timers.fin_wait = Some(now + self.settings.fin_wait);
@@ -412,43 +572,6 @@ impl Connection {
             }
     }
 
-    /// An ICMP error that quotes `sequence` says that the peer cannot be reached. Ends an opening
-    /// connection; an open one goes on trying (RFC 1122 §4.2.3.9, RFC 5461).
-    pub fn unreachable(&mut self, sequence: Seq) {
-        if self.was_sent(sequence) && self.state == State::SynSent {
-            self.finish(Some(ConnectionError::Unreachable));
-        }
-    }
-
-    /// An ICMP error that quotes `sequence` says that the path takes segments of `mss` bytes with
-    /// options at most (RFC 1191, RFC 8201). What is outstanding is sent again.
-    pub fn too_big(&mut self, sequence: Seq, mss: u32) {
-        if !self.was_sent(sequence) || self.state.is_opening() {
-            return;
-        }
-        let before = self.send.mss;
-        self.limit_mss(mss);
-        if self.send.mss < before {
-            self.send.board.lose_all();
-        }
-    }
-
-    /// The device takes segments of `mss` bytes with options at most, from now on.
-    pub fn limit_mss(&mut self, mss: u32) {
-        self.mss_local = self.mss_local.min(mss.max(MSS_MIN));
-        let options = if self.timestamps.enabled { TIMESTAMPS_LEN } else { 0 };
-        let limited = mss.saturating_sub(options).max(MSS_MIN);
-        if limited < self.send.mss {
-            self.send.mss = limited;
-            self.congestion.set_mss(limited);
-        }
-    }
-
-    /// RFC 5927 §4: an error that quotes what is not outstanding is forged or late.
-    fn was_sent(&self, sequence: Seq) -> bool {
-        sequence.at_or_after(self.send.una) && sequence.before(self.send.nxt)
-    }
-
     /// Enters CLOSED and drops what was queued for the peer; received data stays readable.
     pub(super) fn finish(&mut self, error: Option<ConnectionError>) {
         self.state = State::Closed;
@@ -456,11 +579,18 @@ impl Connection {
         self.answer_held = false;
         self.send.syn_due = false;
         self.send.queue.clear();
+        self.send.writes.clear();
+        self.send.stamps.clear_marks();
         self.send.board.clear();
         self.receive.waiting.clear();
         self.receive.ack_owed = AckOwed::No;
         self.receive.update_due = false;
-        self.timers = Timers::default();
+        // How often it was probed in vain stays to be seen.
+        self.timers = Timers { probes: self.timers.probes, ..Timers::default() };
         self.note(Events::CLOSED);
     }
+}
+
+fn mss_default(remote: SocketAddr) -> u32 {
+    if remote.is_ipv4() { MSS_DEFAULT_V4 } else { MSS_DEFAULT_V6 }
 }

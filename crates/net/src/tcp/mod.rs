@@ -15,30 +15,54 @@
 //!
 //! One concern per file: `seq` numbers, `queue` pieces in order, `reassembly` pieces ahead of
 //! their turn, `rtt` timeouts, `scoreboard` what is outstanding, `congestion` how much may be,
-//! `state` its words, `sides` its fields, `connection` the owner's calls, `input`, `output`,
-//! `timers`.
+//! `state` its words, `sides` its fields, `connection` the owner's calls, `input` segments that
+//! arrive, `ack` what they acknowledge, `output`, `transmit` how much
+//! goes out, `writes` where the owner's writes end, `buffer` room for more, `pacing` at what rate,
+//! `chrono` what limited it, `stamps` when, `timers`.
 //!
 //! Super-packets: what is sent is as large as windows, the device and the queue allow; what is
 //! received may be as large. ACKs are built when output is asked for, once per burst of input.
 
+mod ack;
+mod acking;
+mod buffer;
+mod chrono;
 pub mod congestion;
 mod connection;
+pub mod ecn;
+pub mod fastopen;
+pub mod info;
 mod input;
 mod output;
+pub mod pacing;
+mod path;
 pub mod queue;
+mod rack;
 pub mod reassembly;
+mod recovery;
+mod refusal;
+mod resend;
 pub mod rtt;
 pub mod scoreboard;
 pub mod seq;
 mod sides;
+pub mod stamps;
 mod state;
+mod syn;
+pub mod syncookie;
 mod timers;
+mod transmit;
+mod undo;
+mod urgent;
+mod writes;
 
 #[cfg(test)]
 mod tests;
 
 pub use connection::{Connection, Opening, Segment, Settings};
+pub use info::Info;
 pub use input::Verdict;
 pub use output::{DATA_UNDER_PRESSURE, Egress, Pressure};
 pub use seq::Seq;
+pub use stamps::{Stamp, Stamped, Stamping};
 pub use state::{ConnectionError, Events, State};

@@ -11,8 +11,8 @@ use towpath_packet::Piece;
 /// Most pieces out of order in one connection. 24 bytes each: 48 KiB of bookkeeping.
 pub const PIECES_MAX: usize = 2048;
 
-/// Most SACK blocks reported (RFC 2018 §3: three beside timestamps).
-pub const SACK_BLOCKS_MAX: usize = 3;
+/// Most SACK blocks reported (RFC 2018 §3); one less beside timestamps.
+pub const SACK_BLOCKS_MAX: usize = 4;
 
 /// Ranges remembered for reports: one more, so that one that is reported again later is known.
 const RECENT_MAX: usize = SACK_BLOCKS_MAX + 1;
@@ -156,6 +156,18 @@ impl Reassembly {
         self.recent_count.min(SACK_BLOCKS_MAX)
     }
 
+    /// True if all of a range is there, as far as ranges to report tell.
+    pub fn has(&self, start: Seq, end: Seq) -> bool {
+        self.recent[..self.recent_count]
+            .iter()
+            .any(|&(from, to)| from.at_or_before(start) && to.at_or_after(end))
+    }
+
+    /// Number after the last that is waiting.
+    pub fn end(&self) -> Option<Seq> {
+        self.pieces.last().map(|(at, piece)| *at + piece.len() as u32)
+    }
+
     /// Drops everything.
     pub fn clear(&mut self) {
         *self = Self::default();
@@ -199,7 +211,7 @@ mod tests {
                 covered[from..from + len].fill(true);
                 let mut blocks = [(0, 0); 4];
                 let count = waiting.blocks(&mut blocks) as usize;
-                prop_assert!((1..=3).contains(&count));
+                prop_assert!((1..=4).contains(&count));
                 prop_assert!((Seq(blocks[0].0)).at_or_before(base + from as u32));
                 prop_assert!((Seq(blocks[0].1)).at_or_after(base + (from + len) as u32));
             }

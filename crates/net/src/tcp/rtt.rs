@@ -1,74 +1,208 @@
-//! Round-trip time and retransmission timeout (RFC 6298), with Linux's bounds.
+//! Round-trip time and retransmission timeout (RFC 6298), as Linux estimates them.
+//!
+//! The variance is the largest deviation of the last flight rather than a mean of all, and never
+//! less than `RTO_MIN`, so that a steady path still gets that much on top of its round trip; it
+//! rises at once and falls once per flight. The least round trip is that of the last five minutes.
 
-use crate::time::Duration;
+use super::seq::Seq;
+use crate::time::{Duration, Instant};
 
 /// Timeout before the first sample (RFC 6298 §2.1).
 pub const RTO_INITIAL: Duration = Duration::from_secs(1);
+/// Timeout when the handshake gave no sample because its SYN was sent again (RFC 6298 §5.7).
+pub const RTO_FALLBACK: Duration = Duration::from_secs(3);
 /// Least timeout; Linux's, well below the RFC's second.
 pub const RTO_MIN: Duration = Duration::from_millis(200);
 /// Greatest timeout, backed off or not.
 pub const RTO_MAX: Duration = Duration::from_secs(120);
+/// How long the least round trip is remembered (Linux's tcp_min_rtt_wlen).
+pub const MIN_RTT_WINDOW: Duration = Duration::from_secs(300);
+
+/// Greatest sample, in microseconds; keeps eight times it far from overflow.
+const SAMPLE_MAX_US: u32 = u32::MAX / 32;
 
 /// Smoothed round-trip time.
 #[derive(Clone, Copy, Debug)]
 pub struct RttEstimator {
-    srtt_us: u32,
+    /// Eight times the smoothed round trip.
+    srtt8_us: u32,
+    /// Four times the mean deviation.
+    mdev4_us: u32,
+    /// Largest deviation in the flight that ends at `flight_end`.
+    mdev_max_us: u32,
     rttvar_us: u32,
-    min_us: u32,
+    flight_end: Seq,
+    rto: Duration,
+    /// Doublings of it.
     backoff: u8,
+    min: WindowedMin,
 }
 
 impl Default for RttEstimator {
     fn default() -> Self {
-        Self { srtt_us: 0, rttvar_us: 0, min_us: u32::MAX, backoff: 0 }
+        Self {
+            srtt8_us: 0,
+            mdev4_us: 0,
+            mdev_max_us: 0,
+            rttvar_us: 0,
+            flight_end: Seq(0),
+            rto: RTO_INITIAL,
+            backoff: 0,
+            min: WindowedMin::default(),
+        }
     }
 }
 
 impl RttEstimator {
-    /// Takes a sample of a segment that was sent once (Karn's rule is the caller's).
-    pub fn sample(&mut self, rtt: Duration) {
-        let rtt_us = u32::try_from(rtt.as_micros()).unwrap_or(u32::MAX / 8).clamp(1, u32::MAX / 8);
-        self.min_us = self.min_us.min(rtt_us);
-        if self.srtt_us == 0 {
-            self.srtt_us = rtt_us;
-            self.rttvar_us = rtt_us / 2;
+    /// Takes a sample of a segment that was sent once (Karn's rule is the caller's). `una` and
+    /// `nxt` tell flights apart. Ends the back-off.
+    pub fn sample(&mut self, rtt: Duration, una: Seq, nxt: Seq) {
+        let rtt_us = micros(rtt);
+        if self.srtt8_us == 0 {
+            self.srtt8_us = rtt_us * 8;
+            // RTO = 3 RTT at first (RFC 6298 §2.2).
+            self.mdev4_us = rtt_us * 2;
+            self.rttvar_us = self.mdev4_us.max(RTO_MIN_US);
+            self.mdev_max_us = self.rttvar_us;
+            self.flight_end = nxt;
         } else {
-            let delta = self.srtt_us.abs_diff(rtt_us);
-            self.rttvar_us = self.rttvar_us - self.rttvar_us / 4 + delta / 4;
-            self.srtt_us = self.srtt_us - self.srtt_us / 8 + rtt_us / 8;
+            self.smooth(rtt_us);
+            if una.after(self.flight_end) {
+                let excess = self.rttvar_us.saturating_sub(self.mdev_max_us);
+                self.rttvar_us -= excess / 4;
+                self.flight_end = nxt;
+                self.mdev_max_us = RTO_MIN_US;
+            }
         }
-        self.backoff = 0;
+        self.restore();
+    }
+
+    fn smooth(&mut self, rtt_us: u32) {
+        let srtt_us = self.srtt8_us / 8;
+        let error = rtt_us.abs_diff(srtt_us);
+        let mdev_us = self.mdev4_us / 4;
+        let mut grown = i64::from(error) - i64::from(mdev_us);
+        if rtt_us < srtt_us {
+            self.srtt8_us -= error;
+            // A round trip that falls must not look like variance (Eifel).
+            grown = if grown > 0 { grown / 8 } else { grown };
+        } else {
+            self.srtt8_us += error;
+        }
+        self.srtt8_us = self.srtt8_us.max(1);
+        self.mdev4_us = self.mdev4_us.saturating_add_signed(grown as i32);
+        if self.mdev4_us > self.mdev_max_us {
+            self.mdev_max_us = self.mdev4_us;
+            self.rttvar_us = self.rttvar_us.max(self.mdev_max_us);
+        }
+    }
+
+    /// Takes a round trip into the windowed minimum. One that `may_be_delayed` by the receiver
+    /// does not raise it.
+    pub fn sample_min(&mut self, rtt: Duration, may_be_delayed: bool, now: Instant) {
+        let rtt_us = micros(rtt);
+        if !(may_be_delayed && self.min.value().is_some_and(|min| rtt_us > min)) {
+            self.min.update(rtt_us, now);
+        }
+    }
+
+    /// The handshake was over without a sample (RFC 6298 §5.7).
+    pub fn fall_back(&mut self) {
+        if self.srtt8_us == 0 {
+            self.rttvar_us = RTO_FALLBACK.as_micros() as u32;
+            self.mdev4_us = self.rttvar_us;
+            self.mdev_max_us = self.rttvar_us;
+            self.rto = RTO_FALLBACK;
+            self.backoff = 0;
+        }
     }
 
     /// Smoothed round-trip time; `None` before the first sample.
     pub fn srtt(&self) -> Option<Duration> {
-        (self.srtt_us > 0).then(|| Duration::from_micros(self.srtt_us.into()))
+        (self.srtt8_us > 0).then(|| Duration::from_micros((self.srtt8_us / 8).into()))
     }
 
-    /// Least round-trip time seen.
+    /// Least round-trip time seen lately.
     pub fn min(&self) -> Option<Duration> {
-        (self.min_us != u32::MAX).then(|| Duration::from_micros(self.min_us.into()))
+        self.min.value().map(|us| Duration::from_micros(us.into()))
+    }
+
+    /// Mean deviation of the round-trip time.
+    pub fn variation(&self) -> Duration {
+        Duration::from_micros((self.mdev4_us / 4).into())
+    }
+
+    /// How often the timeout was doubled.
+    pub fn backoff(&self) -> u8 {
+        self.backoff
     }
 
     /// Retransmission timeout, with back-off.
     pub fn rto(&self) -> Duration {
-        let base = match self.srtt() {
-            // The variance term has a floor, so that a steady path still gets RTO_MIN on top of
-            // its round trip, as Linux has it.
-            Some(srtt) => srtt + Duration::from_micros(u64::from(self.rttvar_us) * 4).max(RTO_MIN),
-            None => RTO_INITIAL,
-        };
-        base.saturating_mul(1 << self.backoff.min(16)).min(RTO_MAX)
+        self.rto
     }
 
     /// Doubles the timeout (RFC 6298 §5.5).
     pub fn back_off(&mut self) {
-        self.backoff = (self.backoff + 1).min(16);
+        self.rto = (self.rto * 2).min(RTO_MAX);
+        self.backoff = self.backoff.saturating_add(1);
     }
 
     /// Ends the back-off: the path works again.
     pub fn restore(&mut self) {
         self.backoff = 0;
+        if self.srtt8_us > 0 {
+            let us = u64::from(self.srtt8_us / 8) + u64::from(self.rttvar_us);
+            self.rto = Duration::from_micros(us).min(RTO_MAX);
+        }
+    }
+}
+
+const RTO_MIN_US: u32 = RTO_MIN.as_micros() as u32;
+
+fn micros(rtt: Duration) -> u32 {
+    u32::try_from(rtt.as_micros()).unwrap_or(SAMPLE_MAX_US).clamp(1, SAMPLE_MAX_US)
+}
+
+/// Least value within a window of time, kept as the best three samples of thirds of the window
+/// (Kathleen Nichols' filter, as Linux's win_minmax).
+#[derive(Clone, Copy, Debug, Default)]
+struct WindowedMin {
+    best: [(Instant, u32); 3],
+}
+
+impl WindowedMin {
+    fn value(&self) -> Option<u32> {
+        (self.best[0].1 > 0).then_some(self.best[0].1)
+    }
+
+    fn update(&mut self, value: u32, now: Instant) {
+        let sample = (now, value);
+        let stale = now.since(self.best[2].0) > MIN_RTT_WINDOW;
+        if self.best[0].1 == 0 || value <= self.best[0].1 || stale {
+            self.best = [sample; 3];
+            return;
+        }
+        if value <= self.best[1].1 {
+            self.best[1] = sample;
+            self.best[2] = sample;
+        } else if value <= self.best[2].1 {
+            self.best[2] = sample;
+        }
+        let age = now.since(self.best[0].0);
+        if age > MIN_RTT_WINDOW {
+            // The best has passed out of the window: the second becomes the best.
+            self.best = [self.best[1], self.best[2], sample];
+            if now.since(self.best[0].0) > MIN_RTT_WINDOW {
+                self.best = [self.best[1], self.best[2], sample];
+            }
+        } else if self.best[1].0 == self.best[0].0 && age > MIN_RTT_WINDOW / 4 {
+            // A quarter without a better one: take the second from here on.
+            self.best[1] = sample;
+            self.best[2] = sample;
+        } else if self.best[2].0 == self.best[1].0 && age > MIN_RTT_WINDOW / 2 {
+            self.best[2] = sample;
+        }
     }
 }
 
@@ -76,17 +210,28 @@ impl RttEstimator {
 mod tests {
     use super::*;
 
+    const MS: Duration = Duration::from_millis(1);
+    const NOW: Instant = Instant::START;
+
+    fn sampled(millis: &[u32]) -> RttEstimator {
+        let mut rtt = RttEstimator::default();
+        for (flight, sample) in (1..).zip(millis) {
+            rtt.sample(MS * *sample, Seq(flight * 10), Seq(flight * 10 + 5));
+        }
+        rtt
+    }
+
     #[test]
     fn follows_rfc_6298() {
         let mut rtt = RttEstimator::default();
         assert_eq!(rtt.rto(), RTO_INITIAL);
-        rtt.sample(Duration::from_millis(100));
+        rtt = sampled(&[100]);
         // SRTT = R, RTTVAR = R/2, RTO = SRTT + 4 * RTTVAR.
-        assert_eq!(rtt.rto(), Duration::from_millis(300));
+        assert_eq!(rtt.rto(), 300 * MS);
         rtt.back_off();
-        assert_eq!(rtt.rto(), Duration::from_millis(600));
-        rtt.sample(Duration::from_millis(100));
-        assert!(rtt.rto() < Duration::from_millis(301), "a new sample ends the back-off");
+        assert_eq!(rtt.rto(), 600 * MS);
+        rtt.sample(100 * MS, Seq(1), Seq(2));
+        assert!(rtt.rto() < 301 * MS, "a new sample ends the back-off");
         for _ in 0..20 {
             rtt.back_off();
         }
@@ -94,12 +239,36 @@ mod tests {
     }
 
     #[test]
-    fn a_steady_fast_path_keeps_the_least_timeout() {
+    fn a_steady_path_keeps_the_least_variance() {
+        let rtt = sampled(&[1; 100]);
+        assert_eq!((rtt.rto(), rtt.srtt()), (201 * MS, Some(MS)));
+        // One flight of deviation lifts the timeout at once, and a quarter goes per flight.
+        let lifted = sampled(&[100, 100, 100, 100, 1000]);
+        assert!(lifted.rto() > 900 * MS, "{:?}", lifted.rto());
+    }
+
+    #[test]
+    fn no_sample_from_the_handshake() {
         let mut rtt = RttEstimator::default();
-        for _ in 0..100 {
-            rtt.sample(Duration::from_micros(50));
-        }
-        assert!(rtt.rto() >= RTO_MIN && rtt.rto() < RTO_MIN + Duration::from_millis(1));
-        assert_eq!(rtt.min(), Some(Duration::from_micros(50)));
+        rtt.back_off();
+        rtt.fall_back();
+        assert_eq!(rtt.rto(), RTO_FALLBACK);
+        rtt.sample(100 * MS, Seq(1), Seq(2));
+        assert_eq!(rtt.rto(), 300 * MS);
+    }
+
+    #[test]
+    fn the_minimum_is_of_the_last_five_minutes() {
+        let mut rtt = RttEstimator::default();
+        rtt.sample_min(5 * MS, false, NOW);
+        rtt.sample_min(9 * MS, false, NOW + Duration::from_secs(100));
+        rtt.sample_min(8 * MS, false, NOW + Duration::from_secs(200));
+        assert_eq!(rtt.min(), Some(5 * MS));
+        rtt.sample_min(20 * MS, true, NOW + Duration::from_secs(301));
+        assert_eq!(rtt.min(), Some(5 * MS), "a delayed ACK does not count");
+        rtt.sample_min(20 * MS, false, NOW + Duration::from_secs(301));
+        assert_eq!(rtt.min(), Some(8 * MS));
+        rtt.sample_min(30 * MS, false, NOW + Duration::from_secs(900));
+        assert_eq!(rtt.min(), Some(30 * MS));
     }
 }

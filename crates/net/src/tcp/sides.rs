@@ -1,21 +1,18 @@
 //! The two sides of a connection: what sending and receiving keep.
 
+use super::chrono::Chrono;
 use super::connection::Settings;
+use super::pacing::Pacing;
 use super::queue::PieceQueue;
-use super::reassembly::Reassembly;
+use super::rack::LossProbe;
+use super::reassembly::{Reassembly, SACK_BLOCKS_MAX};
 use super::scoreboard::Scoreboard;
 use super::seq::Seq;
-use crate::time::Instant;
+use super::stamps::Stamps;
+use super::urgent::Urgent;
+use super::writes::Writes;
+use crate::time::{Duration, Instant};
 use towpath_packet::Packet;
-
-/// Loss recovery under way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Recovery {
-    /// Ends when everything before this has been acknowledged.
-    pub(super) point: Seq,
-    /// Entered by the timer: the window grows again meanwhile.
-    pub(super) timeout: bool,
-}
 
 /// Why and how urgently an ACK is owed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,29 +30,55 @@ pub(super) struct Sender {
     pub(super) wnd: u32,
     pub(super) wnd_max: u32,
     pub(super) wl1: Seq,
-    pub(super) wl2: Seq,
     pub(super) window_scale: u8,
     pub(super) mss: u32,
     pub(super) queue: PieceQueue,
     /// Sequence number of the first byte in `queue`.
     pub(super) base: Seq,
     pub(super) board: Scoreboard,
-    pub(super) duplicate_acks: u32,
-    pub(super) recovery: Option<Recovery>,
     pub(super) syn_due: bool,
     pub(super) syn_sent_at: Instant,
     pub(super) fin_queued: bool,
     pub(super) fin_sent: bool,
     pub(super) probe_due: bool,
+    /// A loss probe is due.
+    pub(super) loss_probe: Option<LossProbe>,
     /// The persist timer fired: less than a segment may be sent.
     pub(super) partial_allowed: bool,
-    pub(super) was_full: bool,
     pub(super) nodelay: bool,
+    /// Small segments wait until this ends (`TCP_CORK`).
+    pub(super) cork: bool,
+    /// The last write said that more follows (`MSG_MORE`), and nothing happened since.
+    pub(super) more_follows: bool,
+    /// What is queued goes out although it is small.
+    pub(super) push_now: bool,
+    pub(super) writes: Writes,
+    pub(super) stamps: Stamps,
+    /// End of the last small segment sent (Minshall's snd_sml).
+    pub(super) small_end: Seq,
+    /// Last byte that was marked to be pushed.
+    pub(super) pushed: Seq,
+    /// When data was last sent, for the first time or again.
+    pub(super) data_sent_at: Instant,
+    /// When anything was last sent.
+    pub(super) transmitted_at: Instant,
+    /// Size of the send buffer, overhead included.
+    pub(super) buffer: u32,
+    /// The owner chose the size of the buffer.
+    pub(super) buffer_fixed: bool,
+    /// Unsent bytes that leave no room (`TCP_NOTSENT_LOWAT`), zero for the settings'.
+    pub(super) notsent_lowat: u32,
+    /// The owner was told that there is no room, and waits.
+    pub(super) no_space: bool,
+    /// Room may have come since.
+    pub(super) space_check_due: bool,
+    pub(super) pacing: Pacing,
+    pub(super) chrono: Chrono,
 }
 
 impl Sender {
     /// Nothing sent yet.
-    pub(super) fn new(iss: Seq, mss: u32, now: Instant) -> Self {
+    pub(super) fn new(settings: &Settings, iss: Seq, mss: u32, now: Instant) -> Self {
         Self {
             iss,
             una: iss,
@@ -63,23 +86,41 @@ impl Sender {
             wnd: 0,
             wnd_max: 0,
             wl1: Seq(0),
-            wl2: Seq(0),
             window_scale: 0,
             mss,
             queue: PieceQueue::new(),
             base: iss + 1,
             board: Scoreboard::default(),
-            duplicate_acks: 0,
-            recovery: None,
             syn_due: false,
             syn_sent_at: now,
             fin_queued: false,
             fin_sent: false,
             probe_due: false,
+            loss_probe: None,
             partial_allowed: false,
-            was_full: false,
             nodelay: false,
+            cork: false,
+            more_follows: false,
+            push_now: false,
+            writes: Writes::default(),
+            stamps: Stamps::default(),
+            small_end: iss,
+            pushed: iss + 1,
+            data_sent_at: now,
+            transmitted_at: now,
+            buffer: settings.send_buffer,
+            buffer_fixed: false,
+            notsent_lowat: 0,
+            no_space: false,
+            space_check_due: false,
+            pacing: Pacing::default(),
+            chrono: Chrono::default(),
         }
+    }
+
+    /// Small segments wait, whatever is outstanding.
+    pub(super) fn is_corked(&self) -> bool {
+        self.cork || self.more_follows
     }
 
     /// Number after the last byte that the owner gave.
@@ -122,11 +163,27 @@ pub(super) struct Receiver {
     pub(super) acked: Seq,
     /// ACKs still to be sent at once, at the start and after a pause.
     pub(super) quick_acks: u8,
+    /// Data is answered with data, which carries the ACK.
+    pub(super) ping_pong: bool,
+    /// Segments since the last ACK that may have ended a write of the sender's: none, one, more.
+    pub(super) pushed: u8,
+    /// How long an ACK waits; zero before any data.
+    pub(super) delay: Duration,
+    /// When data arrived last.
+    pub(super) data_at: Instant,
+    /// What came twice and has not been reported (RFC 2883).
+    pub(super) duplicate: Option<(Seq, Seq)>,
     pub(super) last_at: Instant,
     pub(super) fin: bool,
     /// Number of a FIN that came ahead of its turn.
     pub(super) fin_ahead: Option<Seq>,
     pub(super) challenge_at: Option<Instant>,
+    /// The byte that the peer marked as urgent last.
+    pub(super) urgent: Option<Urgent>,
+    /// Data in order had to be refused for want of memory: the window is told to be shut.
+    pub(super) refused: bool,
+    /// Most that windows offer, in bytes.
+    pub(super) clamp: Option<u32>,
 }
 
 /// How many bytes of data come in how much memory, lately: small segments use a whole frame each.
@@ -178,17 +235,47 @@ impl Receiver {
             ack_owed: AckOwed::No,
             update_due: false,
             acked: Seq(0),
-            quick_acks: QUICK_ACKS,
+            quick_acks: 0,
+            ping_pong: false,
+            pushed: 0,
+            delay: Duration::ZERO,
+            data_at: now,
+            duplicate: None,
             last_at: now,
             fin: false,
             fin_ahead: None,
             challenge_at: None,
+            urgent: None,
+            refused: false,
+            clamp: None,
         }
+    }
+
+    /// SACK blocks of the next segment.
+    pub(super) fn sack_blocks(&self, timestamps: bool) -> usize {
+        let max = if timestamps { SACK_BLOCKS_MAX - 1 } else { SACK_BLOCKS_MAX };
+        (usize::from(self.duplicate.is_some()) + self.waiting.block_count()).min(max)
+    }
+
+    /// Writes them, what came twice first (RFC 2883 §4). Returns how many.
+    pub(super) fn write_sack(&self, blocks: &mut [(u32, u32); SACK_BLOCKS_MAX]) -> u8 {
+        let mut count = self.waiting.blocks(blocks);
+        if let Some((start, end)) = self.duplicate {
+            blocks.rotate_right(1);
+            blocks[0] = (start.0, end.0);
+            count = (count + 1).min(SACK_BLOCKS_MAX as u8);
+        }
+        count
     }
 
     /// What is left of the window last advertised.
     pub(super) fn window(&self) -> u32 {
         self.advertised.max(self.nxt) - self.nxt
+    }
+
+    /// True if received data holds more memory than it may.
+    pub(super) fn is_full(&self) -> bool {
+        self.queue.held() + self.waiting.held() > self.memory_max()
     }
 
     /// Memory that received data may hold.
@@ -218,5 +305,3 @@ const HELD_MIN: usize = 64 * 2048;
 
 /// Memory over which density is measured.
 const DENSITY_MEMORY: u64 = 64 << 10;
-/// ACKs sent at once at the start of a connection, so that the sender's window opens.
-pub(super) const QUICK_ACKS: u8 = 16;

@@ -92,6 +92,9 @@ impl Events {
     /// The connection is over, with or without an error.
     pub const CLOSED: Events = Events(64);
 
+    /// There are times of what was sent to take, with [`super::Connection::take_stamp`].
+    pub const STAMPED: Events = Events(128);
+
     /// True if nothing happened.
     pub fn is_empty(self) -> bool {
         self.0 == 0

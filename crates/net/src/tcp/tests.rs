@@ -4,9 +4,15 @@
 //! is that of [`script::Script`]; numbers are relative to each side's initial sequence number.
 
 mod acks;
+mod bulk;
 mod close;
+mod device;
+mod ecn;
+mod fastopen;
 mod hostile;
 mod open;
+mod rack;
 mod recovery;
 mod script;
+mod urgent;
 mod window;

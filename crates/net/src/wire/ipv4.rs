@@ -45,6 +45,20 @@ impl Header {
     /// The reserved flag is ignored. A fragment that would reach beyond the longest datagram is
     /// [`ParseError::BadLength`].
     pub fn parse(header_bytes: &[u8], frame_len: usize) -> Result<Self, ParseError> {
+        Self::parse_with(header_bytes, frame_len, true)
+    }
+
+    /// Parses the header that an ICMP error quotes. Its checksum is not looked at, as in Linux: the
+    /// routers on the way changed the header, not all of them the sum.
+    pub fn parse_quoted(header_bytes: &[u8]) -> Result<Self, ParseError> {
+        Self::parse_with(header_bytes, usize::from(u16::MAX), false)
+    }
+
+    fn parse_with(
+        header_bytes: &[u8],
+        frame_len: usize,
+        check_sum: bool,
+    ) -> Result<Self, ParseError> {
         let fixed: &[u8; HEADER_LEN] = header(header_bytes)?;
         if fixed[at::VERSION_IHL] >> 4 != VERSION {
             return Err(ParseError::BadVersion);
@@ -55,7 +69,7 @@ impl Header {
             return Err(ParseError::BadLength);
         }
         let all = header_bytes.get(..usize::from(header_len)).ok_or(ParseError::Truncated)?;
-        if header_sum(all) != 0xffff {
+        if check_sum && header_sum(all) != 0xffff {
             return Err(ParseError::BadChecksum);
         }
         if usize::from(total_len) > frame_len {

@@ -182,6 +182,8 @@ pub struct Options {
     pub timestamps: Option<(u32, u32)>,
     /// Fast Open cookie or the request for one (RFC 7413 §4.1.1); only on SYN.
     pub fast_open: Option<FastOpenCookie>,
+    /// There was a signature (RFC 2385). None is ever expected here; never written.
+    pub md5: bool,
 }
 
 impl Options {
@@ -219,7 +221,7 @@ impl Options {
         let sack_permitted = if self.sack_permitted && timestamps == 0 { 4 } else { 0 };
         let window_scale = if self.window_scale.is_some() { 4 } else { 0 };
         let fast_open = match &self.fast_open {
-            Some(cookie) => (2 + cookie.as_bytes().len()).next_multiple_of(4),
+            Some(cookie) => (cookie.head_len() + cookie.as_bytes().len()).next_multiple_of(4),
             None => 0,
         };
         mss + timestamps + sack_permitted + window_scale + fast_open
@@ -270,10 +272,23 @@ impl Options {
             (KIND_TIMESTAMPS, [_, _, _, _, _, _, _, _]) => {
                 self.timestamps = Some((read_u32(value, 0), read_u32(value, 4)));
             }
-            (KIND_FAST_OPEN, _) if syn => {
-                self.fast_open = FastOpenCookie::new(value).or(self.fast_open);
+            (KIND_FAST_OPEN, _) if syn => self.read_cookie(value, false),
+            (KIND_EXPERIMENT, &[high, low, ref value @ ..])
+                if syn && u16::from_be_bytes([high, low]) == FAST_OPEN_MAGIC =>
+            {
+                self.read_cookie(value, true);
             }
+            (KIND_MD5, _) => self.md5 = true,
             _ => {}
+        }
+    }
+
+    /// Takes in a cookie. One of an impossible length takes the place of one before, an odd one is
+    /// no cookie at all, as on Linux.
+    fn read_cookie(&mut self, value: &[u8], experimental: bool) {
+        if value.len().is_multiple_of(2) {
+            self.fast_open =
+                FastOpenCookie::new(value).map(|cookie| cookie.in_option(experimental));
         }
     }
 
@@ -321,9 +336,14 @@ impl Options {
             writer.put(&[KIND_NOP, KIND_WINDOW_SCALE, 3, shift]);
         }
         if let Some(cookie) = &self.fast_open {
-            let cookie = cookie.as_bytes();
-            writer.put(&[KIND_FAST_OPEN, 2 + cookie.len() as u8]);
-            writer.put(cookie);
+            let len = (cookie.head_len() + cookie.as_bytes().len()) as u8;
+            if cookie.experimental {
+                writer.put(&[KIND_EXPERIMENT, len]);
+                writer.put(&FAST_OPEN_MAGIC.to_be_bytes());
+            } else {
+                writer.put(&[KIND_FAST_OPEN, len]);
+            }
+            writer.put(cookie.as_bytes());
             writer.bytes.fill(KIND_NOP);
             writer.bytes = &mut [];
         }
@@ -341,6 +361,8 @@ impl Options {
 /// A Fast Open cookie, or a request for one if it is empty (RFC 7413 §4.1.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FastOpenCookie {
+    /// In the option that was used before one was assigned: kind 254 with a magic number.
+    pub experimental: bool,
     /// Bytes of the cookie: none, or an even number from 4 to 16.
     pub len: u8,
     /// The cookie, then zeros.
@@ -349,7 +371,8 @@ pub struct FastOpenCookie {
 
 impl FastOpenCookie {
     /// Asks for a cookie.
-    pub const REQUEST: Self = Self { len: 0, bytes: [0; FAST_OPEN_COOKIE_LEN_MAX] };
+    pub const REQUEST: Self =
+        Self { experimental: false, len: 0, bytes: [0; FAST_OPEN_COOKIE_LEN_MAX] };
 
     /// A cookie of these bytes; `None` if no cookie has that length.
     pub fn new(cookie: &[u8]) -> Option<Self> {
@@ -362,7 +385,17 @@ impl FastOpenCookie {
         }
         let mut bytes = [0; FAST_OPEN_COOKIE_LEN_MAX];
         write(&mut bytes, 0, cookie);
-        Some(Self { len: len as u8, bytes })
+        Some(Self { experimental: false, len: len as u8, bytes })
+    }
+
+    /// The same in the experimental option, or not.
+    pub fn in_option(self, experimental: bool) -> Self {
+        Self { experimental, ..self }
+    }
+
+    /// Bytes of the option in front of the cookie.
+    const fn head_len(&self) -> usize {
+        if self.experimental { 4 } else { 2 }
     }
 
     /// The cookie.
@@ -432,7 +465,12 @@ const KIND_WINDOW_SCALE: u8 = 3;
 const KIND_SACK_PERMITTED: u8 = 4;
 const KIND_SACK: u8 = 5;
 const KIND_TIMESTAMPS: u8 = 8;
+const KIND_MD5: u8 = 19;
 const KIND_FAST_OPEN: u8 = 34;
+/// Experiments share a kind and begin with a number of theirs (RFC 6994).
+const KIND_EXPERIMENT: u8 = 254;
+/// Fast Open's number.
+const FAST_OPEN_MAGIC: u16 = 0xf989;
 
 const MSS_LEN: u8 = 4;
 const TIMESTAMPS_LEN: u8 = 10;

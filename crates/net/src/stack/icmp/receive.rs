@@ -157,16 +157,16 @@ impl Stack {
             return Err(DropReason::IcmpMalformed);
         }
         let quoted = &packet.headers()[at..];
-        let (source, destination, protocol): (IpAddr, IpAddr, Protocol) =
-            if ip_len == ipv4::HEADER_LEN {
-                let ip = ipv4::Header::parse(quoted, usize::from(u16::MAX))
-                    .map_err(|_| DropReason::IcmpMalformed)?;
-                (ip.source.into(), ip.destination.into(), ip.protocol)
-            } else {
-                let ip = ipv6::Header::parse(quoted, usize::MAX)
-                    .map_err(|_| DropReason::IcmpMalformed)?;
-                (ip.source.into(), ip.destination.into(), ip.next_header)
-            };
+        let (source, destination, protocol): (IpAddr, IpAddr, Protocol) = if ip_len
+            == ipv4::HEADER_LEN
+        {
+            let ip = ipv4::Header::parse_quoted(quoted).map_err(|_| DropReason::IcmpMalformed)?;
+            (ip.source.into(), ip.destination.into(), ip.protocol)
+        } else {
+            let ip =
+                ipv6::Header::parse(quoted, usize::MAX).map_err(|_| DropReason::IcmpMalformed)?;
+            (ip.source.into(), ip.destination.into(), ip.next_header)
+        };
         if protocol != Protocol::TCP {
             return Err(DropReason::IcmpIgnored);
         }
@@ -178,7 +178,7 @@ impl Stack {
         let headers = (ip_len + tcp::HEADER_LEN) as u32;
         let least = if ip_len == ipv4::HEADER_LEN { PATH_MTU_MIN_V4 } else { PATH_MTU_MIN_V6 };
         let mss = mtu.map(|mtu| mtu.max(least) - headers);
-        self.tcp_error(local, remote, Seq(sequence), mss, cx).ok_or(DropReason::IcmpIgnored)
+        self.tcp_error(local, remote, Seq(sequence), mss, cx)
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::bench::{
     Bench, FAMILIES, FAR4, FAR6, OUR_MAC, OURS4, OURS6, PEER_MAC, PEER4, PEER6, able, frame, icmp,
-    ip, segment, udp,
+    ip, segment, transport_sum, udp,
 };
 use crate::counters::DropReason;
 use crate::fragment;
@@ -95,6 +95,24 @@ fn damaged_frames_do_no_harm() {
             let unchecked = damaged[12..14] == [0x86, 0xdd] && at < 14 + 8 || is_arp;
             assert!(unchecked || drops(&b) == 1, "byte {at} of {sample:?}");
             settle(b);
+        }
+    }
+}
+
+/// RFC 2385: a signature that cannot be verified ends its segment, without an answer.
+#[test]
+fn signed_segments_are_dropped() {
+    for (ours, peer) in FAMILIES {
+        for flags in [Flags::SYN, Flags::ACK, Flags::RST] {
+            let mut b = Bench::transparent(Caps::plain(1500));
+            let mut bytes = vec![0x10, 0, 0, 80, 0, 0, 0, 100, 0, 0, 0, 0, 0xa0, flags.0];
+            bytes.extend([0xff, 0xff, 0, 0, 0, 0, 19, 18]);
+            bytes.resize(40 - 2, 7);
+            bytes.extend([1, 1]);
+            let sum = transport_sum(peer, ours, Protocol::TCP, &bytes);
+            bytes[16..18].copy_from_slice(&sum.to_be_bytes());
+            b.input(&ip(peer, ours, Protocol::TCP, 64, &bytes)).quiet();
+            b.dropped(&[(DropReason::TcpSignature, 1)]);
         }
     }
 }

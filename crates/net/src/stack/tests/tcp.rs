@@ -23,6 +23,7 @@ const NONE: Options = Options {
     sack_count: 0,
     timestamps: None,
     fast_open: None,
+    md5: false,
 };
 const ACK: Flags = Flags::ACK;
 
@@ -56,13 +57,12 @@ fn open(b: &mut Bench, local: SocketAddr, remote: SocketAddr) -> Open {
     b.stack.tcp_listen(local);
     let (answer, _) = b.input(&syn(remote, local, 100)).one().tcp();
     assert_eq!(answer.flags, Flags::SYN | ACK);
+    assert_eq!(b.stack.next_event(), None, "a request is nobody's business");
+    let ack = answer.sequence.wrapping_add(1);
+    b.input(&segment(remote, local, ACK, (101, ack), &NONE, b"")).quiet();
     let (handle, events) = b.stack.next_event().expect("a connection");
-    assert_eq!(events, Events::INCOMING);
-    let open = Open { local, remote, handle, seq: 101, ack: answer.sequence.wrapping_add(1) };
-    b.input(&open.segment(ACK, b"")).quiet();
-    let opened = Events::ESTABLISHED | Events::WRITABLE;
-    assert_eq!(b.stack.next_event(), Some((handle, opened)));
-    open
+    assert_eq!(events, Events::INCOMING | Events::ESTABLISHED | Events::WRITABLE);
+    Open { local, remote, handle, seq: 101, ack }
 }
 
 fn write(b: &mut Bench, handle: TcpHandle, data: &[u8]) {
@@ -106,7 +106,8 @@ fn devices_get_what_they_take() {
             let open = open(&mut b, local, remote);
             write(&mut b, open.handle, &data(9500));
             let out = b.output();
-            assert_eq!(out.len(), if caps.tso4 { 1 } else { 10 });
+            // Half of the window of ten segments at a time.
+            assert_eq!(out.len(), if caps.tso4 { 2 } else { 10 });
             let whole: Vec<u8> = out.iter().flat_map(|out| out.data().to_vec()).collect();
             assert_eq!(whole, data(9500));
             let partial = |out: &Out| matches!(out.offload.checksum, Checksum::Partial { .. });
@@ -230,7 +231,7 @@ fn connections_are_bounded() {
 fn close_first(b: &mut Bench, open: &mut Open) {
     let now = b.now;
     b.stack.with_tcp(open.handle, now, |connection| connection.close_send());
-    assert_eq!(b.one().tcp().0.flags, Flags::FIN | ACK | Flags::PSH);
+    assert_eq!(b.one().tcp().0.flags, Flags::FIN | ACK);
     open.ack += 1;
     b.input(&open.segment(Flags::FIN | ACK, b""));
     open.seq += 1;
@@ -322,6 +323,11 @@ fn too_big_makes_segments_smaller() {
         let at = if ours.is_ipv4() { 38 } else { 58 };
         forged.bytes[at] ^= 0x40;
         b.input(&too_big(1300, &forged)).quiet();
+        let mut sent = sent;
+        if ours.is_ipv4() {
+            // Linux does not look at the sum of the quoted header.
+            sent[0].bytes[24] ^= 1;
+        }
         let again = b.input(&too_big(1300, &sent[0])).output();
         let headers = if ours.is_ipv4() { 40 } else { 60 };
         assert!(again.iter().all(|out| out.bytes.len() - 14 <= 1300));

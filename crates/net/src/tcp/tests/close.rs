@@ -87,8 +87,8 @@ fn data_after_a_fin() {
 #[test]
 fn abort_resets() {
     let mut t = Script::plain();
-    t.write(5000).expect("P. 1:5001").write(10).quiet();
-    t.act(|c, _| c.abort()).expect("R. 5001 ack 1").ended(Some(ConnectionError::Aborted));
+    t.write(4990).expect("P. 1:4991").write(10).quiet();
+    t.act(|c, _| c.abort()).expect("R. 4991 ack 1").ended(Some(ConnectionError::Aborted));
     t.state(State::Closed).act(|c, _| c.abort()).close().write(10).quiet().wait(100_000).quiet();
     t.recv(". 1 ack 1").verdict(Verdict::Reset);
     // A connection that was never answered is not reset.
@@ -115,7 +115,7 @@ fn disown_closes_or_resets() {
 fn data_for_nobody_resets() {
     let mut t = Script::plain();
     t.act(|c, now| c.disown(now)).expect("F. 1 ack 1").recv(". 1 ack 2").quiet();
-    t.recv("FP. 1:101 ack 2").expect("R. 2 ack 1").quiet().state(State::Closed);
+    t.recv("FP. 1:101 ack 2").verdict(Verdict::Reset).quiet().state(State::Closed);
     assert_eq!(t.c.error(), Some(ConnectionError::Aborted));
     assert!(!t.c.events.contains(Events::PEER_CLOSED), "no news after the end");
 }
@@ -193,4 +193,37 @@ fn nothing_follows_the_end() {
     t.recv("F. 1 ack 1").expect(". 1 ack 2").close().expect("F. 1 ack 2");
     t.recv("F. 1 ack 2").state(State::Closed).ended(None).quiet();
     t.events(Events::default());
+}
+
+/// As Linux: with a user timeout its time ends a silent connection, not the number of probes.
+#[test]
+fn the_user_timeout_bounds_keepalive() {
+    let mut t = Script::plain();
+    let seconds = Duration::from_secs;
+    t.act(|c, now| {
+        c.set_keepalive(true, now);
+        c.set_keepalive_idle(seconds(2), now);
+        c.set_keepalive_interval(seconds(1));
+        c.set_keepalive_probes(1);
+        c.set_user_timeout(Some(seconds(5)));
+    });
+    t.wait(1_999).quiet();
+    for _ in 0..3 {
+        t.wait(1_000).forget_sent();
+        assert_eq!(t.c.error(), None, "one probe too many for TCP_KEEPCNT");
+    }
+    t.wait(1_000).forget_sent();
+    assert_eq!(t.c.error(), Some(ConnectionError::TimedOut));
+}
+
+/// A FIN alone carries no data: it goes even when the congestion window is used up.
+#[test]
+fn a_fin_alone_ignores_the_congestion_window() {
+    let mut t = Script::plain();
+    let cwnd = t.c.info(t.now).snd_cwnd;
+    let mss = t.c.info(t.now).snd_mss;
+    t.write(cwnd * mss).forget_sent();
+    assert_eq!(t.c.info(t.now).unacked, cwnd);
+    let end = 1 + cwnd * mss;
+    t.close().expect(&alloc::format!("F. {end} ack 1"));
 }

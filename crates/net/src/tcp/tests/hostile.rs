@@ -1,8 +1,9 @@
 //! Blind attacks and impossible segments (RFC 5961, RFC 9293 §3.10.7.4, RFC 5927).
 
-use super::script::Script;
+use super::script::{Script, plain};
+use crate::tcp::congestion::CaState;
 use crate::tcp::scoreboard::RECORDS_MAX;
-use crate::tcp::{ConnectionError, State, Verdict};
+use crate::tcp::{ConnectionError, Settings, State, Verdict};
 extern crate std;
 
 /// RFC 5961 §3.2: a reset counts only at exactly the next number; one in the window is asked back.
@@ -13,6 +14,25 @@ fn resets_must_match() {
     t.recv("R 70000").verdict(Verdict::Unacceptable).quiet();
     t.recv("R 2").verdict(Verdict::Unacceptable).expect(". 1 ack 1").state(State::Established);
     t.recv("R. 1 ack 1").verdict(Verdict::Done).ended(Some(ConnectionError::Reset));
+}
+
+/// Linux: a reset counts too right after the highest data that SACK told of, and with the number
+/// of a FIN that has been taken.
+#[test]
+fn resets_of_who_sent_more() {
+    let mut t = Script::sack();
+    t.recv("P. 101:201 ack 1").expect(". 1 ack 1 sack 101-201");
+    t.recv("P. 301:401 ack 1").expect(". 1 ack 1 sack 301-401,101-201");
+    t.recv("R 201").verdict(Verdict::Unacceptable).expect(". 1 ack 1");
+    t.recv("R 402").verdict(Verdict::Unacceptable);
+    t.recv("R 401").verdict(Verdict::Done).ended(Some(ConnectionError::Reset));
+    let mut t = Script::plain();
+    t.recv("P. 101:201 ack 1").expect(". 1 ack 1");
+    t.recv("R 201").verdict(Verdict::Unacceptable).expect(". 1 ack 1").state(State::Established);
+    let mut t = Script::plain();
+    t.recv("F. 1 ack 1").expect(". 1 ack 2");
+    t.recv("R 0").verdict(Verdict::Unacceptable).state(State::CloseWait);
+    t.recv("R 1").verdict(Verdict::Done).ended(Some(ConnectionError::Reset));
 }
 
 /// RFC 5961 §4.2: a SYN is answered with an ACK, whatever its number.
@@ -70,7 +90,7 @@ fn impossible_sack_blocks() {
             t.recv(&std::format!(". 1 ack 1 sack {blocks}")).quiet();
         }
     }
-    assert_eq!((t.c.send.board.sacked(), t.c.send.board.pipe()), (0, 5000));
+    assert_eq!((t.c.send.board.totals().sacked_out, t.c.send.board.in_flight()), (0, 5));
     t.recv(". 1 ack 5001");
 }
 
@@ -79,7 +99,7 @@ fn impossible_sack_blocks() {
 fn sack_blocks_cannot_fill_memory() {
     let mut t = Script::sack();
     t.c.send.wnd = 1 << 20;
-    t.c.congestion = crate::tcp::congestion::NewReno::new(60_000);
+    t.c.congestion.window_mut().set_cwnd(600);
     t.write(60_000).expect("P. 1:60001");
     for index in 0..RECORDS_MAX as u32 {
         let at = 2 + 14 * index % 59_990;
@@ -88,7 +108,61 @@ fn sack_blocks_cannot_fill_memory() {
     }
     t.forget_sent();
     t.recv(". 1 ack 60001").write(10).forget_sent();
-    assert_eq!(t.c.send.board.pipe(), 10);
+    assert_eq!(t.c.send.board.in_flight(), 1);
+}
+
+/// A peer that acknowledges during recovery what it cannot have (optimistic ACKs): what was never
+/// sent is refused (RFC 5961 §5.2); what was sent never lets the window grow beyond the threshold
+/// (RFC 6937 §3).
+#[test]
+fn optimistic_acks_during_recovery() {
+    let mut t = Script::distant(Settings { sack: true, ..plain() });
+    t.write(40_000).expect(". 1:10001").wait(100);
+    t.recv(". 1 ack 1 sack 1001-4001").expect(". 1:1001").expect(". 10001:11001").quiet();
+    assert_eq!((t.c.recovery.state, t.c.congestion.ssthresh()), (CaState::Recovery, 5));
+    let before = (t.c.congestion.cwnd(), t.c.recovery.delivered);
+    t.recv(". 1 ack 11002").verdict(Verdict::Unacceptable).expect(". 11001 ack 1");
+    t.recv(". 1 ack 40001").verdict(Verdict::Unacceptable).quiet();
+    assert_eq!(before, (t.c.congestion.cwnd(), t.c.recovery.delivered));
+    let mut window = t.c.congestion.cwnd();
+    for acked in [1001, 5001, 6001, 7001, 8001, 9001] {
+        t.recv(&std::format!(". 1 ack {acked}")).forget_sent();
+        assert_eq!(t.c.recovery.state, CaState::Recovery, "at {acked}");
+        assert!(t.c.congestion.cwnd() <= window.max(5), "{} at {acked}", t.c.congestion.cwnd());
+        window = t.c.congestion.cwnd();
+    }
+    t.recv(". 1 ack 10001").forget_sent();
+    assert_eq!((t.c.recovery.state, t.c.congestion.cwnd()), (CaState::Open, 5));
+    let rest = t.c.send.nxt - t.c.send.una;
+    t.recv(&std::format!(". 1 ack {}", 10_001 + rest)).forget_sent();
+}
+
+/// A storm of SACK blocks (as in CVE-2019-11477 and its kind): 600 segments of which every second
+/// is reported, thousands of blocks, in order, against it and again. The work is counted in
+/// records looked at: a few for each block, and what waits for its time once more for each ACK.
+#[test]
+fn sack_storms_cost_little() {
+    let settings = Settings { sack: true, ..plain() };
+    let mut t = Script::open(settings, "S 0 win 65535 mss 100 sackOK");
+    t.c.congestion.window_mut().set_cwnd(600);
+    t.write(60_000).forget_sent();
+    assert_eq!(t.c.send.board.totals().packets_out, 600);
+    let block = |index: u32| std::format!("{}-{}", index * 200 + 101, index * 200 + 201);
+    let (mut acks, mut most) = (0, 0);
+    for round in 0..20 {
+        for step in 0..100 {
+            let step = if round % 2 == 0 { step } else { 99 - step };
+            let blocks = [3 * step, 3 * step + 1, 3 * step + 2].map(block);
+            let before = t.c.send.board.visits();
+            t.recv(&std::format!(". 1 ack 1 sack {}", blocks.join(","))).forget_sent();
+            most = most.max(t.c.send.board.visits() - before);
+            acks += 1;
+        }
+    }
+    let visits = t.c.send.board.visits();
+    assert!(visits < 12 * acks + 10 * 600, "{visits} visits for {acks} ACKs");
+    assert!(most < 2 * 600, "{most} visits for one ACK");
+    t.recv(". 1 ack 60001").forget_sent();
 }
 
 /// Old ACKs change nothing.

@@ -18,8 +18,9 @@ fn active_open_with_options() {
     t.expect(". 1 ack 1 ts 1020 77 nomss nows nosackOK");
     // RFC 7323 §2.2: the window of a SYN is not scaled.
     assert_eq!(t.c.send.wnd, 1000);
-    // 1200 less the timestamps: RFC 6691.
-    t.write(1000).expect("P. 1:1001 nogso");
+    // 1200 less the timestamps (RFC 6691), and not more than half of the window at once
+    // (RFC 9293 §3.8.6.2.1; a bound that Linux sets once).
+    t.write(1000).expect(". 1:501 nogso").expect("P. 501:1001 nogso");
     t.recv(". 1 ack 1001 win 1000 ts 80 1020");
     assert_eq!(t.c.send.wnd, 8000);
 }
@@ -30,12 +31,12 @@ fn passive_open_offers_what_was_offered() {
     let mut t = Script::incoming(settings(), "S 0 win 500 mss 1300 ws 2 sackOK ts 5 0");
     t.expect("S. 0 ack 1 mss 1460 ws 0 sackOK ts 1000 5");
     t.recv(". 1 ack 1 win 500 ts 6 1000").state(State::Established);
-    assert_eq!((t.c.send.wnd, t.c.send.mss), (2000, 1288));
+    assert_eq!((t.c.send.wnd, t.c.send.mss), (2000, 1000), "half of the window, not 1288");
 
     let mut t = Script::incoming(settings(), "S 0 win 500 mss 1300");
     t.expect("S. 0 ack 1 mss 1460 nows nosackOK nots");
     t.recv(". 1 ack 1 win 500").state(State::Established);
-    assert_eq!((t.c.send.wnd, t.c.send.mss), (500, 1300));
+    assert_eq!((t.c.send.wnd, t.c.send.mss), (500, 500), "the whole of a very small window");
 }
 
 /// What is switched off is neither offered nor taken.
@@ -77,34 +78,42 @@ fn no_scaling_unless_both_offer() {
     t.expect(". 1 ack 1 win 65535 nots");
 }
 
-/// RFC 6298 §5.5, RFC 9293 §3.8.3 R2 for SYN: sent again at 1, 3, 7, … s, then given up.
+/// RFC 6298 §5.5, RFC 9293 §3.8.3 R2 for SYN: sent again each second at first, then at doubling
+/// times (Linux's tcp_syn_linear_timeouts), and given up when so many doublings would have passed.
 #[test]
 fn a_syn_is_sent_again_and_given_up() {
     let mut t = Script::connect(Settings { syn_retries: 2, ..plain() });
     t.expect_first_syn("S 0");
+    for _ in 0..5 {
+        t.wait(999).quiet().wait(1).expect("S 0");
+    }
+    t.wait(1999).quiet().wait(1).quiet().ended(Some(ConnectionError::TimedOut));
+    t.state(State::Closed);
+    let mut t = Script::connect(Settings { syn_retries: 2, syn_linear_timeouts: 0, ..plain() });
+    t.expect_first_syn("S 0");
     t.wait(999).quiet().wait(1).expect("S 0");
     t.wait(1999).quiet().wait(1).expect("S 0");
     t.wait(3999).quiet().wait(1).quiet().ended(Some(ConnectionError::TimedOut));
-    t.state(State::Closed);
 }
 
 /// The answer to a SYN is sent again too, by time and when the SYN comes again.
 #[test]
 fn a_syn_ack_is_sent_again() {
-    let mut t = Script::incoming(Settings { syn_retries: 1, ..plain() }, "S 0 mss 1000");
+    let mut t = Script::incoming(Settings { synack_retries: 1, ..plain() }, "S 0 mss 1000");
     t.expect("S. 0 ack 1");
     t.recv("S 0 mss 1000").expect("S. 0 ack 1").quiet();
     t.wait(1000).expect("S. 0 ack 1");
     t.wait(2000).quiet().ended(Some(ConnectionError::TimedOut));
 }
 
-/// Karn: no RTT sample from a SYN that was sent twice (RFC 6298 §3); the back-off ends.
+/// Karn: no RTT sample from a SYN that was sent twice (RFC 6298 §3); the timeout is then three
+/// seconds (RFC 6298 §5.7).
 #[test]
 fn no_sample_from_a_repeated_syn() {
     let mut t = Script::connect(plain());
     t.expect_first_syn("S 0").wait(1000).expect("S 0");
     t.wait(10).recv("S. 0 ack 1 mss 1000").expect(". 1 ack 1");
-    assert_eq!((t.c.rtt.srtt(), t.c.rtt.rto()), (None, Duration::from_secs(1)));
+    assert_eq!((t.c.rtt.srtt(), t.c.rtt.rto()), (None, Duration::from_secs(3)));
 }
 
 /// RFC 9293 §3.10.7.3: what is no answer to our SYN.
@@ -208,11 +217,13 @@ fn close_before_the_answer() {
 fn unreachable_ends_only_an_opening_connection() {
     let mut t = Script::connect(plain());
     t.expect_first_syn("S 0");
-    t.act(|c, _| c.unreachable(crate::tcp::Seq(ISS + 9))).state(State::SynSent);
-    t.act(|c, _| c.unreachable(crate::tcp::Seq(ISS))).ended(Some(ConnectionError::Unreachable));
+    t.act(|c, _| c.unreachable(crate::tcp::Seq(ISS + 9), true)).state(State::SynSent);
+    t.act(|c, _| c.unreachable(crate::tcp::Seq(ISS), true))
+        .ended(Some(ConnectionError::Unreachable));
     let mut t = Script::plain();
     t.write(500).expect("P. 1:501");
-    t.act(|c, _| c.unreachable(crate::tcp::Seq(ISS.wrapping_add(1)))).state(State::Established);
+    t.act(|c, _| c.unreachable(crate::tcp::Seq(ISS.wrapping_add(1)), true))
+        .state(State::Established);
 }
 
 impl Script {

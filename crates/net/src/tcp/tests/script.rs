@@ -1,11 +1,13 @@
 //! The language of the scripts.
 //!
-//! A segment is written as words: flags (`S F R P` and `.` for ACK, or `-` for none), the range of
-//! sequence numbers of its data as `start:end` or just `start`, then in any order `ack N`, `win N`,
-//! `mss N`, `ws N`, `sackOK`, `ts VALUE ECHO`, `sack A-B,C-D`, `gso N` and, to say that an option
-//! must be absent, `nomss`, `nows`, `nosackOK`, `nots`, `nosack`, `nogso`. An expected segment is
-//! compared in what it mentions, flags and range always. Windows are as on the wire, unscaled.
+//! A segment is written as words: flags (`S F R P U E W` and `.` for ACK, or `-` for none), the
+//! range of sequence numbers of its data as `start:end` or just `start`, then in any order `ack
+//! N`, `win N`, `mss N`, `ws N`, `sackOK`, `ts VALUE ECHO`, `sack A-B,C-D`, `gso N`, `urg N` and,
+//! to say that an option must be absent, `nomss`, `nows`, `nosackOK`, `nots`, `nosack`, `nogso`. An
+//! expected segment is compared in what it mentions, flags and range always. Windows are as on
+//! the wire, unscaled.
 
+use crate::tcp::rtt::RttEstimator;
 use crate::tcp::{
     Connection, ConnectionError, Egress, Events, Opening, Pressure, Segment, Settings, State,
     Verdict,
@@ -33,13 +35,22 @@ pub(super) struct Script {
     pub(super) memory: Memory,
     pub(super) now: Instant,
     pub(super) pressure: Pressure,
+    /// The device takes nothing.
+    pub(super) stopped: bool,
     sent: VecDeque<(Segment, Packet)>,
     queued: u32,
     last: Verdict,
 }
 
 pub(super) fn settings() -> Settings {
-    Settings { receive_buffer: 65_535, receive_buffer_max: 65_535, ..Settings::default() }
+    let congestion = crate::tcp::congestion::Kind::Reno;
+    let receive = 65_535;
+    Settings {
+        receive_buffer: receive,
+        receive_buffer_max: receive,
+        congestion,
+        ..Settings::default()
+    }
 }
 
 /// Without options: plain numbers on the wire.
@@ -60,7 +71,7 @@ fn opening() -> Opening {
 impl Script {
     fn with(c: Connection, memory: Memory, now: Instant) -> Self {
         let (pressure, sent) = (Pressure::None, VecDeque::new());
-        Self { c, memory, now, pressure, sent, queued: 0, last: Verdict::Done }
+        Self { c, memory, now, pressure, stopped: false, sent, queued: 0, last: Verdict::Done }
     }
 
     fn memory() -> Memory {
@@ -101,6 +112,7 @@ impl Script {
         script.recv(&ack);
         script.c.take_events();
         script.c.receive.quick_acks = 0;
+        script.c.receive.delay = Duration::from_millis(40);
         script.quiet();
         script
     }
@@ -115,17 +127,35 @@ impl Script {
         Self::open(Settings { sack: true, ..plain() }, "S 0 win 65535 mss 1000 sackOK")
     }
 
+    /// The same with a round trip of 100 ms, which the script waits for itself.
+    pub(super) fn distant(settings: Settings) -> Self {
+        Self::distant_from(settings, "S 0 win 65535 mss 1000 sackOK")
+    }
+
+    /// The same with a SYN of its own.
+    pub(super) fn distant_from(settings: Settings, syn: &str) -> Self {
+        let mut script = Self::open(settings, syn);
+        let rtt = Duration::from_millis(100);
+        let (una, nxt) = (script.c.send.una, script.c.send.nxt);
+        script.c.rtt = RttEstimator::default();
+        script.c.rtt.sample(rtt, una, nxt);
+        script.c.rtt.sample_min(rtt, false, script.now);
+        script
+    }
+
     /// A segment arrives.
     #[track_caller]
     pub(super) fn recv(&mut self, text: &str) -> &mut Self {
         let wanted = parse(text);
         let segment = wanted.segment();
         let mut packet = self.memory.packet().expect("enough packets");
-        let mut at = wanted.start;
+        // Data that goes with a SYN begins behind it.
+        let syn = u32::from(segment.header.flags.contains(Flags::SYN));
+        let mut at = wanted.start + syn;
         let len = wanted.end - wanted.start;
-        while at < wanted.end {
+        while at < wanted.end + syn {
             let mut frame = self.frame(len);
-            let count = ((wanted.end - at) as usize).min(frame.len());
+            let count = ((wanted.end + syn - at) as usize).min(frame.len());
             for (index, byte) in frame[..count].iter_mut().enumerate() {
                 *byte = stream_byte(at.wrapping_add(index as u32));
             }
@@ -148,15 +178,30 @@ impl Script {
     /// The next segment sent.
     #[track_caller]
     pub(super) fn expect(&mut self, text: &str) -> &mut Self {
-        let Some((segment, packet)) = self.sent.pop_front() else {
+        let wanted = parse(text);
+        let Some((mut segment, packet)) = self.sent.pop_front() else {
             panic!("expected {text:?}, nothing was sent; state {:?}", self.c.state());
         };
-        let actual = render(&segment, &packet);
-        if let Some(difference) = parse(text).differs(&segment, &packet) {
+        let mut packets = Vec::from([packet]);
+        // What is sent at once may be any number of packets, as long as sizes are not asked for.
+        while wanted.gso.is_none()
+            && segment.len < wanted.end.wrapping_sub(wanted.start)
+            && let Some((next, _)) = self.sent.front()
+            && next.header.sequence == segment.header.sequence.wrapping_add(segment.len)
+        {
+            let (next, packet) = self.sent.pop_front().expect("there is one");
+            segment.len += next.len;
+            segment.header.flags = next.header.flags;
+            packets.push(packet);
+        }
+        let packet = &packets[0];
+        let actual = render(&segment, packet);
+        if let Some(difference) = wanted.differs(&segment, packet) {
             panic!("expected {text:?}, was {actual:?}: {difference}");
         }
-        let mut at = segment.header.sequence.wrapping_sub(ISS);
-        for piece in packet.pieces() {
+        let syn = u32::from(segment.header.flags.contains(Flags::SYN));
+        let mut at = segment.header.sequence.wrapping_sub(ISS).wrapping_add(syn);
+        for piece in packets.iter().flat_map(|packet| packet.pieces()) {
             for byte in piece.bytes().expect("private") {
                 assert_eq!(*byte, stream_byte(at), "wrong byte sent at {at}");
                 at = at.wrapping_add(1);
@@ -205,6 +250,48 @@ impl Script {
 
     /// The owner writes.
     pub(super) fn write(&mut self, bytes: u32) -> &mut Self {
+        self.write_and(bytes, false, false)
+    }
+
+    /// The owner lends what there is room for, in pieces of up to 16 KiB, as the gateway does;
+    /// returns how many bytes.
+    pub(super) fn supply(&mut self) -> u32 {
+        let mut given = 0;
+        loop {
+            let mut left = self.c.send_room();
+            if left == 0 || self.memory.large.free_count() == 0 {
+                break;
+            }
+            while left > 0
+                && let Some(frame) = self.memory.large.take()
+            {
+                let count = left.min(frame.len());
+                self.c.send(frame.freeze(count));
+                left -= count;
+                given += count as u32;
+            }
+        }
+        self.pump();
+        given
+    }
+
+    /// Takes the oldest segment that was sent: the number after its last byte, and its bytes.
+    pub(super) fn take_sent(&mut self) -> Option<(u32, u32)> {
+        let (segment, _) = self.sent.pop_front()?;
+        Some((segment.end().0.wrapping_sub(ISS), segment.len))
+    }
+
+    /// The owner writes and says that more follows.
+    pub(super) fn more(&mut self, bytes: u32) -> &mut Self {
+        self.write_and(bytes, true, false)
+    }
+
+    /// The owner writes the end of a record.
+    pub(super) fn record(&mut self, bytes: u32) -> &mut Self {
+        self.write_and(bytes, false, true)
+    }
+
+    fn write_and(&mut self, bytes: u32, more: bool, record: bool) -> &mut Self {
         let mut left = bytes;
         while left > 0 {
             let mut frame = self.frame(bytes);
@@ -212,10 +299,11 @@ impl Script {
             for (index, byte) in frame[..count].iter_mut().enumerate() {
                 *byte = stream_byte((1 + self.queued).wrapping_add(index as u32));
             }
-            self.c.send(frame.freeze(count));
+            self.c.append(frame.freeze(count), left == bytes);
             self.queued += count as u32;
             left -= count as u32;
         }
+        self.c.end_write(more, record);
         self.pump();
         self
     }
@@ -259,7 +347,7 @@ impl Script {
     }
 
     /// The owner does something else.
-    pub(super) fn act(&mut self, act: impl FnOnce(&mut Connection, Instant)) -> &mut Self {
+    pub(super) fn act<R>(&mut self, act: impl FnOnce(&mut Connection, Instant) -> R) -> &mut Self {
         act(&mut self.c, self.now);
         self.pump();
         self
@@ -287,11 +375,11 @@ impl Script {
 
     /// Takes all segments, as the driver does after each burst.
     fn pump(&mut self) {
-        let egress = Egress { ip_header_len: 20, pressure: self.pressure };
+        let egress = Egress { ip_header_len: 20, pressure: self.pressure, stopped: self.stopped };
         while let Some(packet) = self.c.output(&egress, &mut self.memory, self.now) {
             let (header, options) = Header::parse(packet.headers()).expect("a valid header");
             let len = packet.payload_len() as u32;
-            self.sent.push_back((Segment { header, options, len }, packet));
+            self.sent.push_back((Segment { header, options, len, ecn: 0 }, packet));
             assert!(self.sent.len() < 200, "output does not end");
         }
     }
@@ -325,6 +413,7 @@ struct Text {
     end: u32,
     ack: Option<u32>,
     window: Option<u16>,
+    urgent: u16,
     gso: Option<Option<u16>>,
     mss: Option<Option<u16>>,
     scale: Option<Option<u8>>,
@@ -347,6 +436,9 @@ fn parse(text: &str) -> Text {
             'F' => Flags::FIN.0,
             'R' => Flags::RST.0,
             'P' => Flags::PSH.0,
+            'E' => Flags::ECE.0,
+            'W' => Flags::CWR.0,
+            'U' => Flags::URG.0,
             '.' => Flags::ACK.0,
             '-' => 0,
             other => panic!("flag {other}"),
@@ -359,6 +451,7 @@ fn parse(text: &str) -> Text {
         match word {
             "ack" => parsed.ack = Some(number(words.next())),
             "win" => parsed.window = Some(number(words.next())),
+            "urg" => parsed.urgent = number(words.next()),
             "gso" => parsed.gso = Some(Some(number(words.next()))),
             "nogso" => parsed.gso = Some(None),
             "mss" => parsed.mss = Some(Some(number(words.next()))),
@@ -408,10 +501,10 @@ impl Text {
             flags: Flags(self.flags),
             window: self.window.unwrap_or(65_535),
             checksum: 0,
-            urgent: 0,
+            urgent: self.urgent,
             header_len: 0,
         };
-        Segment { header, options, len: self.end - self.start }
+        Segment { header, options, len: self.end - self.start, ecn: 0 }
     }
 
     /// How a segment of ours is not what was written.
@@ -451,6 +544,8 @@ fn render(segment: &Segment, packet: &Packet) -> String {
         (Flags::FIN, 'F'),
         (Flags::RST, 'R'),
         (Flags::PSH, 'P'),
+        (Flags::ECE, 'E'),
+        (Flags::CWR, 'W'),
         (Flags::ACK, '.'),
     ] {
         if header.flags.contains(flag) {

@@ -22,7 +22,7 @@ fn a_shut_window_is_probed() {
 /// RFC 9293 §3.8.6.1: the connection stays open as long as probes are answered, however long.
 #[test]
 fn answered_probes_never_give_up() {
-    let mut t = Script::open(Settings { retries: 3, ..plain() }, "S 0 mss 1000");
+    let mut t = Script::open(Settings { retries2: 3, ..plain() }, "S 0 mss 1000");
     t.write(1000).expect("P. 1:1001").recv(". 1 ack 1001 win 0").write(100);
     for _ in 0..50 {
         t.next_timer().expect(". 1000 ack 1").recv(". 1 ack 1001 win 0");
@@ -35,13 +35,14 @@ fn answered_probes_never_give_up() {
     t.next_timer().quiet().ended(Some(ConnectionError::TimedOut));
 }
 
-/// A probe is not an ACK: its receiver does not look at it that far.
+/// What arrives while the window is shut puts the next probe off (Linux's tcp_ack_probe), and is
+/// acknowledged in its own time.
 #[test]
 fn a_probe_does_not_replace_an_ack() {
     let mut t = Script::plain();
     t.write(1000).expect("P. 1:1001").recv(". 1 ack 1001 win 0").write(100).quiet();
-    t.wait(180).recv("P. 1:11 ack 1001 win 0").quiet();
-    t.wait(21).expect(". 1000 ack 11").quiet().wait(19).expect(". 1001 ack 11");
+    t.wait(180).recv("P. 1:11 ack 1001 win 0").quiet().wait(39).quiet();
+    t.wait(1).expect(". 1001 ack 11").quiet().wait(159).quiet().wait(2).expect(". 1000 ack 11");
 }
 
 /// A window update that is lost is found out by the probe's answer; a FIN waits for the data.
@@ -53,18 +54,21 @@ fn a_fin_waits_behind_a_shut_window() {
     t.state(State::FinWait1);
 }
 
-/// RFC 9293 §3.8.6.2.1: half of the largest window may be sent at once, less waits for the timer.
+/// RFC 9293 §3.8.6.2.1: less than a segment waits for the timer; where the peer's largest window
+/// is small a segment is half of it, as in Linux.
 #[test]
 fn silly_windows_are_not_used() {
     let mut t = Script::open(plain(), "S 0 win 4000 mss 1000");
-    t.recv(". 1 ack 1 win 4000").write(10_000).expect(". 1:4001").quiet();
+    t.c.send.wnd = 4000;
+    t.c.send.wnd_max = 4000;
+    t.write(10_000).expect(". 1:4001").quiet();
     t.recv(". 1 ack 4001 win 300").quiet().wait(200).quiet();
     t.wait(10).expect(". 4001:4301").recv(". 1 ack 4301 win 999").quiet();
     t.recv(". 1 ack 4301 win 1000").expect(". 4301:5301");
-    let mut t = Script::open(plain(), "S 0 win 600 mss 1000");
-    t.recv(". 1 ack 1 win 600");
-    t.c.send.wnd_max = 600;
-    t.write(1000).expect(". 1:601").quiet().recv(". 1 ack 601 win 400").expect("P. 601:1001");
+    let mut t = Script::incoming(plain(), "S 0 win 600 mss 1000");
+    t.expect("S. 0 ack 1").recv(". 1 ack 1 win 600");
+    t.write(1000).expect(". 1:301 nogso").expect(". 301:601 nogso").quiet();
+    t.recv(". 1 ack 601 win 400").expect("P. 601:1001");
 }
 
 /// RFC 9293 §3.10.7.4: an old segment does not change the window.
@@ -187,15 +191,139 @@ fn no_updates_beyond_the_field() {
     }
 }
 
-/// Room to send: `WRITABLE` comes only after there was none, and when a good part is free.
+/// Room to send, as in Linux: a buffer begun may be filled, another one begun while memory is below
+/// the bound. `WRITABLE` comes only after there was no room, and when a third is free.
 #[test]
 fn writable_after_the_queue_was_full() {
     let settings = Settings { send_buffer: 10_000, send_buffer_max: 20_000, ..plain() };
     let mut t = Script::open(settings, "S 0 win 65535 mss 1000");
-    assert_eq!(t.c.send_room(), 20_000);
-    t.write(20_000).expect(". 1:10001");
+    assert_eq!(t.c.send_room(), 32_000, "half of the peer's window, in whole segments");
+    t.write(32_000).expect(". 1:10001");
+    assert_eq!(t.c.send_room(), 10_000, "what was sent makes room in the buffer begun");
+    t.write(10_000);
     assert_eq!(t.c.send_room(), 0);
-    t.recv(". 1 ack 2001").expect(". 10001:14001").events(Events::default());
-    t.recv(". 1 ack 8001").expect("P. 14001:20001").events(Events::WRITABLE);
-    t.recv(". 1 ack 20001").events(Events::default());
+    t.recv(". 1 ack 10001").expect(". 10001:30001").events(Events::default());
+    t.recv(". 1 ack 30001").expect("P. 30001:42001").events(Events::WRITABLE);
+    t.recv(". 1 ack 42001").events(Events::default());
+}
+
+/// TCP_NOTSENT_LOWAT: unsent bytes beyond it leave no room, and room is told when they are half.
+#[test]
+fn unsent_bytes_are_bounded() {
+    let mut t = Script::open(plain(), "S 0 win 65535 mss 1000");
+    t.c.set_notsent_lowat(4000);
+    t.write(20_000).expect(". 1:10001");
+    assert_eq!(t.c.send_room(), 22_000, "the buffer begun is filled");
+    t.write(22_000);
+    assert_eq!(t.c.send_room(), 0);
+    t.recv(". 1 ack 10001").expect(". 10001:30001").events(Events::default());
+    t.recv(". 1 ack 15001").expect(". 30001:40001").events(Events::default());
+    t.recv(". 1 ack 16001").expect("P. 40001:42001").events(Events::WRITABLE);
+    t.recv(". 1 ack 42001").events(Events::default());
+}
+
+/// MSG_MORE and TCP_CORK hold what is not a full segment; an ACK or the end of the cork lets go,
+/// and so does the timer in the end. PSH only where a write ended for good.
+#[test]
+fn corks_hold_small_segments() {
+    let mut t = Script::plain();
+    t.more(40).quiet().wait(199).quiet().wait(12).expect("P. 1:41").recv(". 1 ack 41");
+    t.more(100).more(160).quiet().write(5).expect("P. 41:306").recv(". 1 ack 306");
+    t.more(3100).expect(". 306:3306").more(50).quiet();
+    t.recv(". 1 ack 2306").expect(". 3306:3456").recv(". 1 ack 3456");
+    t.act(|c, _| c.set_cork(true)).write(40).write(40).quiet();
+    t.act(|c, _| c.set_cork(false)).expect("P. 3456:3536").recv(". 1 ack 3536");
+    t.act(|c, _| c.set_cork(true)).write(40).quiet();
+    t.act(|c, _| c.set_nodelay(true)).expect("P. 3536:3576").write(7).quiet();
+}
+
+/// Minshall's change to Nagle's algorithm: only a small segment that is outstanding holds the next.
+#[test]
+fn small_segments_hold_small_segments() {
+    let mut t = Script::plain();
+    t.write(2000).expect("P. 1:2001").write(10).expect("P. 2001:2011").write(10).quiet();
+    t.recv(". 1 ack 2001").quiet().recv(". 1 ack 2011").expect("P. 2011:2021");
+}
+
+/// MSG_EOR: bytes after a record never share a segment with it.
+#[test]
+fn records_do_not_share_segments() {
+    let mut t = Script::plain();
+    t.write(9600).expect("P. 1:9601").record(300).record(400).write(2000).quiet();
+    t.recv(". 1 ack 9601").expect("P. 9601:9901 nogso").expect("P. 9901:10301 nogso");
+    t.expect("P. 10301:12301 gso 1000").recv(". 1 ack 12301");
+}
+
+/// tcp_info: time limited by the peer's window and by the send buffer, and what was counted.
+#[test]
+fn info_tells_what_limited() {
+    let settings = Settings { send_buffer: 5000, send_buffer_max: 5000, ..plain() };
+    let mut t = Script::open(settings, "S 0 win 65535 mss 1000");
+    t.wait(50).write(1000).expect("P. 1:1001").wait(10).recv(". 1 ack 1001 win 0");
+    t.wait(20).write(3000).quiet().wait(100).recv(". 1 ack 1001 win 65535").expect("P. 1001:4001");
+    let info = t.c.info(t.now);
+    assert_eq!((info.busy_time, info.rwnd_limited, info.sndbuf_limited), (110_000, 100_000, 0));
+    assert_eq!((info.unacked, info.snd_cwnd, info.bytes_acked), (3, 10, 1000));
+    assert_eq!((info.data_segs_out, info.bytes_sent, info.notsent_bytes), (4, 4000, 0));
+    assert_eq!((info.last_data_sent, info.rtt > 0, info.snd_mss), (0, true, 1000));
+    // The buffer is full and the window is not.
+    t.write(1000).expect("P. 4001:5001");
+    assert_eq!(t.c.send_room(), 0);
+    t.write(1000).expect("P. 5001:6001").wait(30).recv(". 1 ack 6001").events(Events::WRITABLE);
+    let info = t.c.info(t.now + crate::time::Duration::from_secs(1));
+    assert_eq!(info.sndbuf_limited, 30_000);
+    assert_eq!(info.last_data_sent, 1030);
+    assert_eq!(info.busy_time, 140_000);
+}
+
+/// Packets end where buffers end, as in Linux, unless more makes one of the largest size: a small
+/// window is then left for a larger packet, and a large one is used in the fewest packets.
+#[test]
+fn packets_hold_several_buffers_only_at_full_size() {
+    let mut t = Script::plain();
+    t.c.send.wnd = 1 << 20;
+    t.c.congestion.window_mut().set_cwnd(50);
+    t.write(100_000).expect("P. 1:25001 gso 1000").expect("P. 25001:32001 gso 1000");
+    t.expect("P. 32001:50001 gso 1000").quiet();
+    let mut t = Script::plain();
+    t.c.send.wnd = 1 << 20;
+    t.c.congestion.window_mut().set_cwnd(200);
+    t.write(100_000).expect("P. 1:65001 gso 1000").expect("P. 65001:96001 gso 1000");
+    t.expect("P. 96001:100001 gso 1000");
+}
+
+/// MSG_EOR: small records that are sent again stay apart too (Linux's tcp_skb_can_collapse).
+#[test]
+fn records_do_not_share_segments_when_sent_again() {
+    let mut t = Script::sack();
+    t.record(400).expect("P. 1:401");
+    t.act(|c, _| c.set_nodelay(true)).record(400).expect("P. 401:801").write(300);
+    t.expect("P. 801:1101").recv(". 1 ack 1 sack 801-1101").wait(100);
+    t.expect("P. 1:401 nogso").forget_sent().recv(". 1 ack 1101");
+}
+
+/// A shut window leaves the congestion window alone; when it opens after a pause, data starts
+/// slowly again (RFC 5681 §4.1).
+#[test]
+fn a_shut_window_does_not_shrink_the_congestion_window() {
+    let mut t = Script::plain();
+    t.write(10_000).expect(". 1:10001").recv(". 1 ack 10001 win 0");
+    assert_eq!(t.c.congestion.cwnd(), 20);
+    t.wait(10).write(20_000).quiet().next_timer().expect(". 10000 ack 1");
+    t.next_timer().expect(". 10000 ack 1");
+    assert_eq!(t.c.congestion.cwnd(), 20);
+    t.wait(300).recv(". 1 ack 10001 win 65535").expect(". 10001:20001");
+    assert_eq!(t.c.congestion.cwnd(), 10);
+}
+
+/// RFC 9293 §3.8.6.1: a window that is shut in front of what was sent is no reason to give up, as
+/// long as the peer answers.
+#[test]
+fn a_window_shut_in_front_of_data() {
+    let mut t = Script::open(Settings { retries2: 3, ..plain() }, "S 0 mss 1000");
+    t.write(1000).expect("P. 1:1001");
+    for _ in 0..20 {
+        t.recv(". 1 ack 1 win 0").next_timer().forget_sent();
+    }
+    t.state(State::Established).recv(". 1 ack 1001 win 5000").write(10).expect("P. 1001:1011");
 }

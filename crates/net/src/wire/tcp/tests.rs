@@ -213,7 +213,15 @@ prop_compose! {
         fast_open in prop::option::of(any_cookie()),
     ) -> Options {
         let sack = Default::default();
-        Options { mss, window_scale, sack_permitted, sack, sack_count: 0, timestamps, fast_open }
+        Options {
+            mss,
+            window_scale,
+            sack_permitted,
+            sack,
+            timestamps,
+            fast_open,
+            ..Options::default()
+        }
     }
 }
 

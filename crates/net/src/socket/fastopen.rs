@@ -1,0 +1,88 @@
+//! Data with a SYN (RFC 7413): `sendto` with `MSG_FASTOPEN`, and `connect` that waits for data.
+
+use super::stream::copy_in;
+use super::{Error, Phase, Progress, SendFlags, SocketId, Sockets};
+use crate::stack::Context;
+use crate::tcp::State;
+use crate::tcp::fastopen::CLIENT;
+use crate::time::Instant;
+use core::net::SocketAddr;
+
+impl Sockets {
+    /// `connect` is done for the caller; the SYN goes with the first data.
+    pub(super) fn defer(&mut self, id: SocketId, remote: SocketAddr) -> Result<(), Error> {
+        let socket = self.socket_mut(id)?;
+        socket.deferred = true;
+        socket.progress = Progress::Connecting;
+        socket.remote = Some(remote);
+        Ok(())
+    }
+
+    /// State of the socket's connection. One that waits for data to go with its SYN has sent it, as
+    /// Linux sees it.
+    pub fn state(&self, id: SocketId) -> State {
+        let none = if self.is_deferred(id) { State::SynSent } else { State::Closed };
+        self.tcp(id).map_or(none, |connection| connection.state())
+    }
+
+    /// True if `connect` waits for data to go with the SYN.
+    pub fn is_deferred(&self, id: SocketId) -> bool {
+        self.socket(id).is_ok_and(|socket| socket.deferred)
+    }
+
+    /// Connects and sends of `bytes` what may go with the SYN; returns how many, or `None` if the
+    /// connection is open, so that all is to be sent as usual. `remote` may be left out if the
+    /// socket was told by [`Sockets::connect`].
+    ///
+    /// # Errors
+    /// [`Error::Already`] while a handshake goes on, then once why it failed; and those of
+    /// [`Sockets::connect`].
+    pub fn send_with_syn(
+        &mut self,
+        id: SocketId,
+        remote: Option<SocketAddr>,
+        bytes: &[u8],
+        flags: SendFlags,
+        cx: &mut Context<'_>,
+    ) -> Result<Option<usize>, Error> {
+        if self.stack.tcp_settings().fastopen & CLIENT == 0 {
+            return Err(Error::NotSupported);
+        }
+        let socket = self.socket(id)?;
+        match (&socket.phase, socket.progress) {
+            (Phase::Idle, _) => {}
+            (Phase::Connected(_), Progress::Connecting) => {
+                return self.outcome(id, cx.now).map(|()| None);
+            }
+            _ => return Err(Error::IsConnected),
+        }
+        let told = socket.remote.filter(|_| socket.deferred);
+        let told = told.map(|told| super::to_family(told, socket.family));
+        let remote = told.or(remote).ok_or(Error::Invalid)?;
+        let connect = self.prepare(id, remote, true)?;
+        let handle = self.begin(id, &connect, cx.now)?;
+        let (memory, ledger) = (&mut *cx.memory, cx.ledger);
+        let sent = self.stack.with_tcp(handle, cx.now, |connection| {
+            let mut rest = &bytes[..bytes.len().min(connection.syn_room())];
+            let mut sent = 0;
+            while let Some(piece) = copy_in(rest, memory, ledger) {
+                rest = &rest[piece.len()..];
+                let begins = sent == 0;
+                sent += piece.len();
+                connection.append(piece, begins);
+            }
+            if sent > 0 {
+                connection.end_write(flags.more && sent == bytes.len(), flags.end_of_record);
+                connection.mark_written();
+            }
+            sent
+        });
+        Ok(Some(sent.unwrap_or(0)))
+    }
+
+    /// Somebody waits until he can write more (`pending`), or does not any longer: the third
+    /// segment of a handshake that goes on waits a little for his data.
+    pub fn set_write_pending(&mut self, id: SocketId, pending: bool, now: Instant) {
+        self.with_connection(id, now, |connection| connection.set_write_pending(pending));
+    }
+}

@@ -1,0 +1,153 @@
+//! Listening sockets. The stack keeps their requests and queues; a socket is made for a connection
+//! when it is accepted.
+
+use super::ports::{Space, Use, unspecified};
+use super::{Error, Family, Options, Phase, Progress, Readiness, SocketId, Sockets, to_family};
+use crate::stack::{Listen, ListenerHandle, TcpHandle};
+use crate::time::Instant;
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+
+/// Most connections that may wait to be accepted at one socket (Linux's `net.core.somaxconn`).
+pub const BACKLOG_MAX: u32 = 4096;
+
+/// Where a socket listens.
+pub(super) struct Listener {
+    /// Two for a socket of IPv6 that takes IPv4 too; the backlog counts for each.
+    handles: Vec<ListenerHandle>,
+}
+
+impl Sockets {
+    /// Takes connections. Beyond `backlog` and one waiting to be accepted new ones are not
+    /// answered; at most [`BACKLOG_MAX`] wait. May be called again to change the backlog.
+    pub fn listen(&mut self, id: SocketId, backlog: i32, now: Instant) -> Result<(), Error> {
+        // A negative backlog is taken as unsigned, and so is the most.
+        let backlog = u32::try_from(backlog).unwrap_or(BACKLOG_MAX).min(BACKLOG_MAX);
+        match self.socket(id)?.phase {
+            Phase::Listening(_) => {
+                return self.with_listeners(id, |listen| listen.backlog = Some(backlog));
+            }
+            Phase::Connected(_) => return Err(Error::Invalid),
+            Phase::Idle => {}
+        }
+        let socket = self.socket(id)?;
+        if socket.used.is_none() {
+            let any = SocketAddr::new(unspecified(socket.family), 0);
+            self.bind(id, any)?;
+        }
+        let socket = self.socket(id)?;
+        let (local, options) = (socket.local, socket.options);
+        let before = socket.used.ok_or(Error::Invalid)?;
+        let wanted = Use { listens: true, ..before };
+        self.ports.remove(Space::Tcp, local.port(), before);
+        if !self.ports.is_free(Space::Tcp, local.port(), &wanted) {
+            self.ports.add(Space::Tcp, local.port(), before);
+            return Err(Error::AddressInUse);
+        }
+        self.ports.add(Space::Tcp, local.port(), wanted);
+        let mut handles = Vec::new();
+        for place in places(local, before.v6_only) {
+            let settings = *self.stack.tcp_settings();
+            let mut listen = Listen::new(place, backlog, &settings);
+            options.apply_listen(&mut listen);
+            match self.stack.tcp_listen_with(listen) {
+                Ok(handle) => handles.push(handle),
+                Err(_) => {
+                    handles.iter().for_each(|&handle| self.stack.tcp_close_listener(handle, now));
+                    self.ports.remove(Space::Tcp, local.port(), wanted);
+                    self.ports.add(Space::Tcp, local.port(), before);
+                    return Err(Error::AddressInUse);
+                }
+            }
+        }
+        for &handle in &handles {
+            self.by_listener.insert(handle, id);
+        }
+        let socket = self.socket_mut(id)?;
+        socket.used = Some(wanted);
+        socket.phase = Phase::Listening(Listener { handles });
+        Ok(())
+    }
+
+    /// Changes how a socket listens.
+    pub(super) fn with_listeners(
+        &mut self,
+        id: SocketId,
+        mut change: impl FnMut(&mut Listen),
+    ) -> Result<(), Error> {
+        let Phase::Listening(listener) = &self.socket(id)?.phase else { return Ok(()) };
+        for handle in listener.handles.clone() {
+            self.stack.with_listener(handle, &mut change);
+        }
+        Ok(())
+    }
+
+    /// True if a connection waits to be accepted.
+    pub(super) fn is_acceptable(&self, listener: &Listener) -> bool {
+        listener.handles.iter().any(|&handle| self.stack.tcp_acceptable(handle) > 0)
+    }
+
+    /// The next connection: its socket and the peer's address.
+    pub fn accept(&mut self, id: SocketId, now: Instant) -> Result<(SocketId, SocketAddr), Error> {
+        let socket = self.socket(id)?;
+        let Phase::Listening(listener) = &socket.phase else { return Err(Error::Invalid) };
+        let (family, options) = (socket.family, socket.options);
+        let used = socket.used.ok_or(Error::Invalid)?;
+        let handles = listener.handles.clone();
+        let accepted = handles.into_iter().find_map(|handle| self.stack.tcp_accept(handle, now));
+        let handle = accepted.ok_or(Error::WouldBlock)?;
+        let child = self.insert(family, options).inspect_err(|_| self.reset(handle, now))?;
+        let ends = self.stack.tcp(handle).map(|child| (child.local(), child.remote()));
+        let (local, remote) = ends.ok_or(Error::ConnectionAborted)?;
+        let used = Use { listens: false, ..used };
+        self.ports.add(Space::Tcp, local.port(), used);
+        self.own(child, handle);
+        let socket = self.socket_mut(child)?;
+        socket.phase = Phase::Connected(handle);
+        socket.progress = Progress::Connected;
+        socket.used = Some(used);
+        socket.local = local;
+        socket.remote = Some(remote);
+        self.stack.with_tcp(handle, now, |connection| {
+            options.apply(&Options::default(), connection, now)
+        });
+        self.drain();
+        Ok((child, to_family(remote, family)))
+    }
+
+    fn reset(&mut self, handle: TcpHandle, now: Instant) {
+        self.stack.with_tcp(handle, now, |connection| connection.abort());
+        self.stack.tcp_release(handle, now);
+    }
+
+    /// Ends listening: what waits to be accepted is reset.
+    pub(super) fn stop_listening(&mut self, id: SocketId, now: Instant) {
+        let Ok(socket) = self.socket_mut(id) else { return };
+        if !matches!(socket.phase, Phase::Listening(_)) {
+            return;
+        }
+        let phase = core::mem::replace(&mut socket.phase, Phase::Idle);
+        let Phase::Listening(listener) = phase else { return };
+        for handle in listener.handles {
+            self.by_listener.remove(&handle);
+            self.stack.tcp_close_listener(handle, now);
+        }
+    }
+
+    /// Tells of listeners whose queues have grown.
+    pub(super) fn drain_listeners(&mut self) {
+        while let Some(handle) = self.stack.next_acceptable() {
+            if let Some(&id) = self.by_listener.get(&handle) {
+                self.wake(id, Readiness::READABLE);
+            }
+        }
+    }
+}
+
+/// Where a socket bound to `local` listens: one that is bound to no address of IPv6 takes IPv4
+/// too, unless it was told not to.
+fn places(local: SocketAddr, v6_only: bool) -> impl Iterator<Item = SocketAddr> {
+    let dual = local.is_ipv6() && local.ip().is_unspecified() && !v6_only;
+    let v4 = dual.then(|| SocketAddr::new(unspecified(Family::V4), local.port()));
+    core::iter::once(local).chain(v4)
+}

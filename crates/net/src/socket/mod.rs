@@ -1,0 +1,404 @@
+//! Sockets above a stack: what a program calls, without blocking.
+//!
+//! # Theory of operation
+//!
+//! [`Sockets`] owns a [`Stack`] and a table of sockets named by [`SocketId`]. Each call does what
+//! it can now and returns; what it cannot do now is [`Error::WouldBlock`]. Calls, states and
+//! errors are those of Linux (`net/ipv4/af_inet.c`, `tcp.c`), so that a layer with blocking calls,
+//! an event queue or a script runner needs no knowledge of TCP.
+//!
+//! The driver moves bursts through [`Sockets::input`] and [`Sockets::output`] as it would with the
+//! stack; news of connections is taken up at once and told by [`Sockets::next_wake`]: which
+//! socket, and what about it. What holds at the moment is [`Sockets::readiness`].
+//!
+//! Bytes are copied between the caller's buffers and pool frames, through the ledger; pieces can
+//! be lent instead with [`Sockets::send_piece`].
+//!
+//! One concern per file: `error`, `ports` who has which, `options`, `listen` the accept queue,
+//! `connect` opening and closing, `fastopen` data with a SYN, `stream` bytes, `readiness`,
+//! `notices` the error queue.
+//!
+//! Bounds: [`SOCKETS_MAX`] sockets, and those of the stack.
+
+mod connect;
+mod error;
+mod fastopen;
+mod listen;
+mod notices;
+mod options;
+mod ports;
+mod readiness;
+mod stream;
+
+#[cfg(test)]
+mod tests;
+
+pub use error::Error;
+pub use listen::BACKLOG_MAX;
+pub use notices::{NOTICES_MAX, Notice, Timestamping};
+pub use options::{Linger, Options};
+pub use ports::{EPHEMERAL_FIRST, EPHEMERAL_LAST};
+pub use readiness::Readiness;
+pub use stream::{ReceiveFlags, SendFlags};
+
+use crate::stack::{Context, ListenerHandle, Stack, TcpHandle};
+use crate::tcp::Connection;
+use crate::time::Instant;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::net::{IpAddr, SocketAddr};
+use foldhash::fast::FixedState;
+use hashbrown::HashMap;
+use listen::Listener;
+use notices::ErrorQueue;
+use ports::{Ports, Space, Use, unspecified};
+use towpath_packet::Burst;
+
+/// Most sockets of one stack.
+pub const SOCKETS_MAX: usize = 1 << 20;
+
+/// Family of addresses that a socket speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// IPv4 only.
+    V4,
+    /// IPv6, and IPv4 as mapped addresses unless the socket says otherwise.
+    V6,
+}
+
+/// Names a socket. A name of a socket that is gone finds nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SocketId {
+    index: u32,
+    generation: u32,
+}
+
+/// Which directions [`Sockets::shutdown`] ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shutdown {
+    /// Nothing more is read.
+    Read,
+    /// Nothing more is sent.
+    Write,
+    /// Both.
+    Both,
+}
+
+/// What a socket is at the moment.
+enum Phase {
+    /// Neither connected nor listening.
+    Idle,
+    /// Takes connections.
+    Listening(Listener),
+    /// Has, or had, a connection.
+    Connected(TcpHandle),
+}
+
+/// What `connect` knows (Linux's `enum socket_state`): apart from the connection's own state, so
+/// that the outcome of a handshake is told once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    Unconnected,
+    Connecting,
+    Connected,
+}
+
+struct Socket {
+    family: Family,
+    phase: Phase,
+    progress: Progress,
+    options: Options,
+    /// Bound to, or the address of the connection; unspecified address and port 0 before.
+    local: SocketAddr,
+    /// What is registered in the table of ports.
+    used: Option<Use>,
+    /// The port was asked for, not chosen: it stays when a connection fails.
+    port_chosen: bool,
+    remote: Option<SocketAddr>,
+    /// `connect` was called, and waits for data to go with the SYN.
+    deferred: bool,
+    /// To be told once (`SO_ERROR`).
+    error: Option<Error>,
+    read_shut: bool,
+    write_shut: bool,
+    /// The peer has closed its direction, so that a later reset is an end like any other.
+    done: bool,
+    /// What waits to be read with `MSG_ERRQUEUE`.
+    notices: ErrorQueue,
+    /// What happened since the last [`Sockets::next_wake`].
+    wake: Readiness,
+}
+
+#[derive(Default)]
+struct Slot {
+    generation: u32,
+    socket: Option<Socket>,
+}
+
+/// A stack and the sockets above it.
+pub struct Sockets {
+    stack: Stack,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// Socket of each connection, by the index of its handle.
+    by_connection: Vec<Option<SocketId>>,
+    /// Socket of each listener.
+    by_listener: HashMap<ListenerHandle, SocketId, FixedState>,
+    ports: Ports,
+    wakes: VecDeque<SocketId>,
+    defaults: Options,
+}
+
+impl Sockets {
+    /// Sockets above `stack`. `seed` chooses where the search for ephemeral ports begins: random
+    /// in production, fixed in a simulation.
+    pub fn new(stack: Stack, seed: u64) -> Self {
+        Self {
+            stack,
+            slots: Vec::new(),
+            free: Vec::new(),
+            by_connection: Vec::new(),
+            by_listener: HashMap::with_hasher(FixedState::with_seed(seed)),
+            ports: Ports::new(seed),
+            wakes: VecDeque::new(),
+            defaults: Options::default(),
+        }
+    }
+
+    /// The stack.
+    pub fn stack(&self) -> &Stack {
+        &self.stack
+    }
+
+    /// The stack, to be changed: its settings, its neighbours. Its bursts and its events are for
+    /// [`Sockets`] to move.
+    pub fn stack_mut(&mut self) -> &mut Stack {
+        &mut self.stack
+    }
+
+    /// A TCP socket.
+    pub fn stream(&mut self, family: Family) -> Result<SocketId, Error> {
+        self.insert(family, self.defaults)
+    }
+
+    /// Sockets.
+    pub fn count(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Gives all received packets of `burst` to the stack, then takes up its news.
+    pub fn input(&mut self, burst: &mut Burst, cx: &mut Context<'_>) {
+        self.stack.input(burst, cx);
+        self.drain();
+    }
+
+    /// Fills `burst` with packets to send. Call again, after sending, until it stays empty.
+    pub fn output(&mut self, burst: &mut Burst, cx: &mut Context<'_>) {
+        self.stack.output(burst, cx);
+        self.drain();
+    }
+
+    /// Runs the timers that are due, then takes up the stack's news.
+    pub fn on_deadline(&mut self, cx: &mut Context<'_>) {
+        self.stack.on_deadline(cx);
+        self.drain();
+    }
+
+    /// The next socket about which there is news since the last call, and what: for edges. What
+    /// holds now may be more or less; see [`Sockets::readiness`].
+    pub fn next_wake(&mut self) -> Option<(SocketId, Readiness)> {
+        while let Some(id) = self.wakes.pop_front() {
+            if let Ok(socket) = self.socket_mut(id) {
+                return Some((id, core::mem::take(&mut socket.wake)));
+            }
+        }
+        None
+    }
+
+    /// Our address and port, in the socket's family: unspecified before it is bound.
+    pub fn local(&self, id: SocketId) -> Result<SocketAddr, Error> {
+        let socket = self.socket(id)?;
+        Ok(to_family(socket.local, socket.family))
+    }
+
+    /// The peer's address and port, in the socket's family.
+    pub fn remote(&self, id: SocketId) -> Result<SocketAddr, Error> {
+        let socket = self.socket(id)?;
+        let gone = self.connection(socket).is_none_or(|c| c.state() == crate::tcp::State::Closed);
+        let remote = socket.remote.filter(|_| !gone).ok_or(Error::NotConnected)?;
+        Ok(to_family(remote, socket.family))
+    }
+
+    /// True if the socket takes connections.
+    pub fn is_listening(&self, id: SocketId) -> bool {
+        self.socket(id).is_ok_and(|socket| matches!(socket.phase, Phase::Listening(_)))
+    }
+
+    /// Takes the pending error (`SO_ERROR`).
+    pub fn take_error(&mut self, id: SocketId) -> Result<Option<Error>, Error> {
+        Ok(self.socket_mut(id)?.error.take())
+    }
+
+    /// The connection under a socket, to look at.
+    pub fn tcp(&self, id: SocketId) -> Option<&Connection> {
+        self.connection(self.socket(id).ok()?)
+    }
+
+    /// Binds to an address and a port; port 0 chooses one.
+    pub fn bind(&mut self, id: SocketId, address: SocketAddr) -> Result<(), Error> {
+        let socket = self.socket(id)?;
+        let address = from_family(address, socket)?;
+        let wildcard = address.ip().is_unspecified();
+        if !wildcard && !socket.options.free_bind && !self.stack.is_local(address.ip()) {
+            return Err(Error::AddressNotAvailable);
+        }
+        if socket.used.is_some() || !matches!(socket.phase, Phase::Idle) {
+            return Err(Error::Invalid);
+        }
+        let used = Use {
+            address: address.ip(),
+            v6_only: socket.options.v6_only,
+            reuse: socket.options.reuse_address,
+            listens: false,
+        };
+        let port = match address.port() {
+            0 => self.ports.ephemeral(Space::Tcp, |_| true).ok_or(Error::AddressInUse)?,
+            port if self.ports.is_free(Space::Tcp, port, &used) => port,
+            _ => return Err(Error::AddressInUse),
+        };
+        self.ports.add(Space::Tcp, port, used);
+        let socket = self.socket_mut(id)?;
+        socket.used = Some(used);
+        socket.port_chosen = address.port() != 0;
+        socket.local = SocketAddr::new(address.ip(), port);
+        Ok(())
+    }
+
+    fn insert(&mut self, family: Family, options: Options) -> Result<SocketId, Error> {
+        if self.count() >= SOCKETS_MAX {
+            return Err(Error::NoMemory);
+        }
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            (self.slots.len() - 1) as u32
+        });
+        let slot = &mut self.slots[index as usize];
+        slot.socket = Some(Socket {
+            family,
+            phase: Phase::Idle,
+            progress: Progress::Unconnected,
+            options,
+            local: SocketAddr::new(unspecified(family), 0),
+            used: None,
+            port_chosen: false,
+            remote: None,
+            deferred: false,
+            error: None,
+            read_shut: false,
+            write_shut: false,
+            done: false,
+            notices: ErrorQueue::default(),
+            wake: Readiness::NONE,
+        });
+        Ok(SocketId { index, generation: slot.generation })
+    }
+
+    /// Forgets a socket and gives back its port. Its connection goes its own way.
+    fn remove(&mut self, id: SocketId) {
+        let Some(slot) = self.slots.get_mut(id.index as usize) else { return };
+        let Some(socket) = slot.socket.take_if(|_| slot.generation == id.generation) else {
+            return;
+        };
+        slot.generation = slot.generation.wrapping_add(1);
+        self.free.push(id.index);
+        if let Some(used) = socket.used {
+            self.ports.remove(Space::Tcp, socket.local.port(), used);
+        }
+    }
+
+    fn socket(&self, id: SocketId) -> Result<&Socket, Error> {
+        let slot = self.slots.get(id.index as usize).ok_or(Error::BadSocket)?;
+        let live = slot.generation == id.generation;
+        slot.socket.as_ref().filter(|_| live).ok_or(Error::BadSocket)
+    }
+
+    fn socket_mut(&mut self, id: SocketId) -> Result<&mut Socket, Error> {
+        let slot = self.slots.get_mut(id.index as usize).ok_or(Error::BadSocket)?;
+        let live = slot.generation == id.generation;
+        slot.socket.as_mut().filter(|_| live).ok_or(Error::BadSocket)
+    }
+
+    fn connection(&self, socket: &Socket) -> Option<&Connection> {
+        match socket.phase {
+            Phase::Connected(handle) => self.stack.tcp(handle),
+            _ => None,
+        }
+    }
+
+    /// The handle of a socket's connection.
+    fn handle(&self, id: SocketId) -> Result<TcpHandle, Error> {
+        match self.socket(id)?.phase {
+            Phase::Connected(handle) => Ok(handle),
+            _ => Err(Error::NotConnected),
+        }
+    }
+
+    /// Lets `act` use the socket's connection, if it has one.
+    fn with_connection<R>(
+        &mut self,
+        id: SocketId,
+        now: Instant,
+        act: impl FnOnce(&mut Connection) -> R,
+    ) -> Option<R> {
+        let handle = self.handle(id).ok()?;
+        self.stack.with_tcp(handle, now, act)
+    }
+
+    fn own(&mut self, id: SocketId, handle: TcpHandle) {
+        if self.by_connection.len() <= handle.index() {
+            self.by_connection.resize(handle.index() + 1, None);
+        }
+        self.by_connection[handle.index()] = Some(id);
+    }
+
+    fn owner(&self, handle: TcpHandle) -> Option<SocketId> {
+        let id = self.by_connection.get(handle.index()).copied().flatten()?;
+        let socket = self.socket(id).ok()?;
+        matches!(socket.phase, Phase::Connected(owned) if owned == handle).then_some(id)
+    }
+
+    /// Notes news about a socket.
+    fn wake(&mut self, id: SocketId, what: Readiness) {
+        let Ok(socket) = self.socket_mut(id) else { return };
+        let first = socket.wake.is_empty();
+        socket.wake |= what;
+        if first && !what.is_empty() {
+            self.wakes.push_back(id);
+        }
+    }
+}
+
+/// An address as a socket of `family` shows it (RFC 4291 §2.5.5.2).
+fn to_family(address: SocketAddr, family: Family) -> SocketAddr {
+    match (family, address.ip()) {
+        (Family::V6, IpAddr::V4(v4)) if v4.is_unspecified() => {
+            SocketAddr::new(unspecified(Family::V6), address.port())
+        }
+        (Family::V6, IpAddr::V4(v4)) => SocketAddr::new(v4.to_ipv6_mapped().into(), address.port()),
+        _ => address,
+    }
+}
+
+/// The address that a socket means by one of its family: a mapped one is an IPv4 address.
+fn from_family(address: SocketAddr, socket: &Socket) -> Result<SocketAddr, Error> {
+    match (socket.family, address.ip()) {
+        (Family::V4, IpAddr::V4(_)) => Ok(address),
+        (Family::V4, IpAddr::V6(_)) => Err(Error::AddressFamily),
+        (Family::V6, IpAddr::V4(_)) => Err(Error::Invalid),
+        (Family::V6, IpAddr::V6(v6)) => match v6.to_ipv4_mapped() {
+            Some(_) if socket.options.v6_only => Err(Error::NetworkUnreachable),
+            Some(v4) => Ok(SocketAddr::new(v4.into(), address.port())),
+            None => Ok(address),
+        },
+    }
+}

@@ -1,0 +1,153 @@
+//! The error queue of a socket: what `recvmsg` with `MSG_ERRQUEUE` tells.
+//!
+//! While it is not empty the socket is ready with [`Readiness::ERR`], and each notice taken while
+//! more remain is news again, as in Linux.
+
+use super::{Error, Readiness, Socket, SocketId, Sockets};
+use crate::stack::TcpHandle;
+use crate::tcp::{Stamp, Stamping};
+use alloc::collections::VecDeque;
+
+/// Most notices of one socket; more are lost, as in Linux, where they are charged to the receive
+/// buffer.
+pub const NOTICES_MAX: usize = 1024;
+
+/// What is told of what was sent (`SO_TIMESTAMPING`): Linux's bits, `SOF_TIMESTAMPING_*`. Bits
+/// that concern what is received, or hardware, are kept and shown and do nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timestamping(pub u32);
+
+impl Timestamping {
+    /// When it was handed to the device.
+    pub const TX_SOFTWARE: Timestamping = Timestamping(1 << 1);
+    /// Times taken in software are told.
+    pub const SOFTWARE: Timestamping = Timestamping(1 << 4);
+    /// Notices have numbers: the position of the byte in what was sent since this was set.
+    pub const OPT_ID: Timestamping = Timestamping(1 << 7);
+    /// When it was handed to the queue of the device.
+    pub const TX_SCHED: Timestamping = Timestamping(1 << 8);
+    /// When all of it was acknowledged.
+    pub const TX_ACK: Timestamping = Timestamping(1 << 9);
+    /// Notices come without what was sent. They always do here; without this bit they say that it
+    /// was cut off (`MSG_TRUNC`).
+    pub const OPT_TSONLY: Timestamping = Timestamping(1 << 11);
+    /// Statistics come with notices; not known here.
+    pub const OPT_STATS: Timestamping = Timestamping(1 << 12);
+    /// Numbers begin with the next byte written, not with the first that is unacknowledged.
+    pub const OPT_ID_TCP: Timestamping = Timestamping(1 << 16);
+    /// All bits of Linux 6.18.
+    pub const ALL: Timestamping = Timestamping((1 << 19) - 1);
+
+    /// True if all of `other` is in it.
+    pub const fn contains(self, other: Timestamping) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    pub(super) fn stamping(self) -> Stamping {
+        Stamping {
+            scheduled: self.contains(Self::TX_SCHED),
+            sent: self.contains(Self::TX_SOFTWARE),
+            acknowledged: self.contains(Self::TX_ACK),
+        }
+    }
+}
+
+/// One notice of an error queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// A time of what was sent.
+    Stamp {
+        /// What happened, and when. The key is zero without [`Timestamping::OPT_ID`].
+        stamp: Stamp,
+        /// The data that belongs to it was cut off.
+        cut: bool,
+    },
+}
+
+/// Notices that wait to be taken, the oldest first.
+#[derive(Default)]
+pub(super) struct ErrorQueue {
+    notices: VecDeque<Notice>,
+}
+
+impl ErrorQueue {
+    pub(super) fn is_empty(&self) -> bool {
+        self.notices.is_empty()
+    }
+
+    fn push(&mut self, notice: Notice) {
+        if self.notices.len() < NOTICES_MAX {
+            self.notices.push_back(notice);
+        }
+    }
+}
+
+impl Socket {
+    fn note_stamp(&mut self, mut stamp: Stamp) {
+        let flags = self.options.timestamping;
+        if !flags.contains(Timestamping::OPT_ID) {
+            stamp.key = 0;
+        }
+        let cut = !flags.contains(Timestamping::OPT_TSONLY);
+        self.notices.push(Notice::Stamp { stamp, cut });
+    }
+}
+
+impl Sockets {
+    /// Takes the oldest notice of the error queue (`MSG_ERRQUEUE`).
+    pub fn take_notice(&mut self, id: SocketId) -> Result<Notice, Error> {
+        let queue = &mut self.socket_mut(id)?.notices;
+        let notice = queue.notices.pop_front().ok_or(Error::WouldBlock)?;
+        if !queue.is_empty() {
+            self.wake(id, Readiness::ERR);
+        }
+        Ok(notice)
+    }
+
+    /// Sets `SO_TIMESTAMPING`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for bits that are not known or do not go together, and for numbers
+    /// without a connection that could be counted from.
+    pub fn set_timestamping(&mut self, id: SocketId, flags: Timestamping) -> Result<(), Error> {
+        let known = Timestamping::ALL.contains(flags);
+        let counts_from_here = flags.contains(Timestamping::OPT_ID_TCP);
+        let numbered = flags.contains(Timestamping::OPT_ID);
+        let stats = flags.contains(Timestamping::OPT_STATS);
+        if !known || (counts_from_here && !numbered) || stats {
+            return Err(Error::Invalid);
+        }
+        let was_numbered = self.socket(id)?.options.timestamping.contains(Timestamping::OPT_ID);
+        let handle = self.handle(id).ok();
+        let connection = handle.and_then(|handle| self.stack.tcp_mut(handle));
+        match connection.filter(|connection| connection.state() != crate::tcp::State::Closed) {
+            Some(connection) => {
+                if numbered && !was_numbered {
+                    connection.number_stamps(counts_from_here);
+                }
+                connection.set_stamping(flags.stamping());
+            }
+            None if numbered && !was_numbered => return Err(Error::Invalid),
+            None => {}
+        }
+        self.socket_mut(id)?.options.timestamping = flags;
+        Ok(())
+    }
+
+    /// A call that sent less than it was asked to has ended: what it sent is a write of its own.
+    pub fn end_send(&mut self, id: SocketId) {
+        let connection = self.handle(id).ok().and_then(|handle| self.stack.tcp_mut(handle));
+        if let Some(connection) = connection {
+            connection.mark_written();
+        }
+    }
+
+    /// Takes over the times that a connection tells.
+    pub(super) fn take_stamps(&mut self, id: SocketId, handle: TcpHandle) {
+        while let Some(stamp) = self.stack.tcp_mut(handle).and_then(|tcp| tcp.take_stamp()) {
+            if let Ok(socket) = self.socket_mut(id) {
+                socket.note_stamp(stamp);
+            }
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! Options of sockets: kept here so that they can be set before there is a connection, and
+//! inherited by those that a listener takes.
+
+use super::{Error, SocketId, Sockets, Timestamping};
+use crate::stack::Listen;
+use crate::tcp::congestion::Kind;
+use crate::tcp::fastopen::FastOpenKeys;
+use crate::tcp::{Connection, Settings};
+use crate::time::{Duration, Instant};
+
+/// What `close` does with what was not sent yet (`SO_LINGER`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Linger {
+    /// Sends it in the background.
+    #[default]
+    Off,
+    /// Resets the connection at once.
+    Reset,
+    /// A blocking caller waits so long for it.
+    Wait(Duration),
+}
+
+/// Options of one socket.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// May share its port with others that say so too (`SO_REUSEADDR`).
+    pub reuse_address: bool,
+    /// The same for all of one user (`SO_REUSEPORT`); kept and shown.
+    pub reuse_port: bool,
+    /// IPv6 only (`IPV6_V6ONLY`).
+    pub v6_only: bool,
+    /// What `close` does (`SO_LINGER`).
+    pub linger: Linger,
+    /// Bytes that make a socket readable (`SO_RCVLOWAT`).
+    pub receive_low_water: usize,
+    /// Probes an idle peer (`SO_KEEPALIVE`).
+    pub keepalive: bool,
+    /// Idle time before the first keepalive probe (`TCP_KEEPIDLE`).
+    pub keepalive_idle: Option<Duration>,
+    /// Time between keepalive probes (`TCP_KEEPINTVL`).
+    pub keepalive_interval: Option<Duration>,
+    /// Keepalive probes without an answer before the connection fails (`TCP_KEEPCNT`).
+    pub keepalive_probes: Option<u8>,
+    /// How long data may stay unacknowledged (`TCP_USER_TIMEOUT`).
+    pub user_timeout: Option<Duration>,
+    /// Longest time in FIN-WAIT-2 after `close` (`TCP_LINGER2`).
+    pub fin_wait: Option<Duration>,
+    /// Largest window to offer in bytes (`TCP_WINDOW_CLAMP`).
+    pub window_clamp: Option<u32>,
+    /// Type of service of packets of IPv4, without the ECN bits (`IP_TOS`).
+    pub tos: u8,
+    /// Traffic class of packets of IPv6, without the ECN bits (`IPV6_TCLASS`).
+    pub traffic_class: u8,
+    /// ICMP errors that tell of a smaller path MTU are believed (`IP_MTU_DISCOVER` of `WANT` and
+    /// `DO`).
+    pub path_mtu: bool,
+    /// Kept and shown (`SO_MARK`): there are no rules here that it could choose.
+    pub mark: u32,
+    /// Kept and shown (`SO_PRIORITY`): there is one queue.
+    pub priority: i32,
+    /// Small segments do not wait for ACKs (`TCP_NODELAY`).
+    pub nodelay: bool,
+    /// Holds segments that are not full (`TCP_CORK`).
+    pub cork: bool,
+    /// Unsent bytes from which on there is no room (`TCP_NOTSENT_LOWAT`); zero for the default.
+    pub notsent_lowat: u32,
+    /// Most bytes per second (`SO_MAX_PACING_RATE`).
+    pub max_pacing_rate: Option<u64>,
+    /// Send buffer in bytes with overhead (`SO_SNDBUF`, doubled); tuned by itself without.
+    pub send_buffer: Option<u32>,
+    /// Receive buffer in bytes with overhead (`SO_RCVBUF`, doubled); tuned by itself without.
+    pub receive_buffer: Option<u32>,
+    /// Largest segment (`TCP_MAXSEG`).
+    pub max_segment: Option<u16>,
+    /// May bind to an address that is not ours (`IP_FREEBIND`).
+    pub free_bind: bool,
+    /// Fast Open requests of a listener (`TCP_FASTOPEN`).
+    pub fastopen_queue: u32,
+    /// Keys of a listener's cookies (`TCP_FASTOPEN_KEY`).
+    pub fastopen_key: Option<FastOpenKeys>,
+    /// Take data with a SYN without a cookie (`TCP_FASTOPEN_NO_COOKIE`).
+    pub fastopen_no_cookie: bool,
+    /// `connect` waits for data to go with the SYN, if there is a cookie (`TCP_FASTOPEN_CONNECT`).
+    pub fastopen_connect: bool,
+    /// Every ACK at once, or not (`TCP_QUICKACK`); not kept for new connections.
+    pub quickack: bool,
+    /// Answers to a SYN before a connection without data is accepted (`TCP_DEFER_ACCEPT`).
+    pub defer_accept: u8,
+    /// How often a SYN is sent again (`TCP_SYNCNT`).
+    pub syn_retries: Option<u8>,
+    /// Congestion control (`TCP_CONGESTION`).
+    pub congestion: Option<Kind>,
+    /// Times of what is sent; set with [`Sockets::set_timestamping`] (`SO_TIMESTAMPING`).
+    pub timestamping: Timestamping,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            reuse_address: false,
+            reuse_port: false,
+            v6_only: false,
+            linger: Linger::Off,
+            receive_low_water: 1,
+            keepalive: false,
+            keepalive_idle: None,
+            keepalive_interval: None,
+            keepalive_probes: None,
+            user_timeout: None,
+            fin_wait: None,
+            window_clamp: None,
+            tos: 0,
+            traffic_class: 0,
+            path_mtu: true,
+            mark: 0,
+            priority: 0,
+            nodelay: false,
+            cork: false,
+            notsent_lowat: 0,
+            max_pacing_rate: None,
+            send_buffer: None,
+            receive_buffer: None,
+            max_segment: None,
+            free_bind: false,
+            fastopen_queue: 0,
+            fastopen_key: None,
+            fastopen_no_cookie: false,
+            fastopen_connect: false,
+            quickack: true,
+            defer_accept: 0,
+            syn_retries: None,
+            congestion: None,
+            timestamping: Timestamping::default(),
+        }
+    }
+}
+
+impl Options {
+    /// Sets a new listener as these say.
+    pub(super) fn apply_listen(&self, listen: &mut Listen) {
+        self.change_settings(&mut listen.settings);
+        listen.max_segment = self.max_segment;
+        listen.fastopen_queue = self.fastopen_queue;
+        listen.fastopen_key = self.fastopen_key;
+        listen.fastopen_no_cookie = self.fastopen_no_cookie;
+        listen.defer_accept = self.defer_accept;
+    }
+
+    /// Changes the settings of a connection to be.
+    pub(super) fn change_settings(&self, settings: &mut Settings) {
+        if let Some(bytes) = self.receive_buffer {
+            // Linux counts overhead in: half of it is for data.
+            settings.receive_buffer = bytes / 2;
+            settings.receive_buffer_max = bytes / 2;
+        }
+        if let Some(bytes) = self.send_buffer {
+            settings.send_buffer = bytes;
+            settings.send_buffer_max = bytes;
+        }
+        settings.syn_retries = self.syn_retries.unwrap_or(settings.syn_retries);
+        settings.congestion = self.congestion.unwrap_or(settings.congestion);
+        settings.user_timeout = self.user_timeout.or(settings.user_timeout);
+        settings.keepalive_idle = self.keepalive_idle.unwrap_or(settings.keepalive_idle);
+        settings.keepalive_interval =
+            self.keepalive_interval.unwrap_or(settings.keepalive_interval);
+        settings.keepalive_probes = self.keepalive_probes.unwrap_or(settings.keepalive_probes);
+        settings.fin_wait = self.fin_wait.unwrap_or(settings.fin_wait);
+    }
+
+    /// Sets a connection that was set as `before` says as these say.
+    pub(super) fn apply(&self, before: &Options, connection: &mut Connection, now: Instant) {
+        if self.nodelay != before.nodelay {
+            connection.set_nodelay(self.nodelay);
+        }
+        if self.quickack != before.quickack {
+            connection.set_quickack(self.quickack);
+        }
+        if self.cork != before.cork {
+            connection.set_cork(self.cork);
+        }
+        self.apply_timers(before, connection, now);
+        let class = if connection.local().is_ipv4() { self.tos } else { self.traffic_class };
+        connection.set_traffic_class(class);
+        connection.set_path_mtu(self.path_mtu);
+        if self.window_clamp != before.window_clamp {
+            connection.set_window_clamp(self.window_clamp);
+        }
+        if self.notsent_lowat != before.notsent_lowat {
+            connection.set_notsent_lowat(self.notsent_lowat);
+        }
+        if self.max_pacing_rate != before.max_pacing_rate {
+            connection.set_max_pacing_rate(self.max_pacing_rate);
+        }
+        connection.set_stamping(self.timestamping.stamping());
+        if let Some(bytes) = self.send_buffer.filter(|_| self.send_buffer != before.send_buffer) {
+            connection.set_send_buffer(bytes);
+        }
+        if let Some(retries) = self.syn_retries {
+            connection.set_syn_retries(retries);
+        }
+        if let Some(kind) = self.congestion.filter(|_| self.congestion != before.congestion) {
+            connection.set_congestion(kind, now);
+        }
+    }
+
+    fn apply_timers(&self, before: &Options, connection: &mut Connection, now: Instant) {
+        if self.user_timeout != before.user_timeout {
+            connection.set_user_timeout(self.user_timeout);
+        }
+        if let Some(idle) = self.keepalive_idle
+            && self.keepalive_idle != before.keepalive_idle
+        {
+            connection.set_keepalive_idle(idle, now);
+        }
+        if let Some(interval) = self.keepalive_interval {
+            connection.set_keepalive_interval(interval);
+        }
+        if let Some(probes) = self.keepalive_probes {
+            connection.set_keepalive_probes(probes);
+        }
+        if let Some(limit) = self.fin_wait {
+            connection.set_fin_wait(limit);
+        }
+        if self.keepalive != before.keepalive {
+            connection.set_keepalive(self.keepalive, now);
+        }
+    }
+}
+
+impl Sockets {
+    /// The options of a socket.
+    pub fn options(&self, id: SocketId) -> Result<&Options, Error> {
+        Ok(&self.socket(id)?.options)
+    }
+
+    /// Sets `TCP_NODELAY`. What waits is sent each time it is switched on, even if it was on.
+    pub fn set_nodelay(&mut self, id: SocketId, on: bool, now: Instant) -> Result<(), Error> {
+        self.socket_mut(id)?.options.nodelay = on;
+        self.with_connection(id, now, |connection| connection.set_nodelay(on));
+        Ok(())
+    }
+
+    /// Changes options, of the socket and of its connection.
+    pub fn set_options(
+        &mut self,
+        id: SocketId,
+        now: Instant,
+        change: impl FnOnce(&mut Options),
+    ) -> Result<(), Error> {
+        let options = &mut self.socket_mut(id)?.options;
+        let before = *options;
+        change(options);
+        let after = *options;
+        self.with_listeners(id, |listen| after.apply_listen(listen))?;
+        self.with_connection(id, now, |connection| after.apply(&before, connection, now));
+        Ok(())
+    }
+}

@@ -1,0 +1,120 @@
+//! Which addresses and ports are taken, by the rules of Linux.
+//!
+//! Two sockets can share a port if their addresses differ and neither is unspecified, or if both
+//! asked for it (`SO_REUSEADDR`) and none was listening. Connections count like the socket that
+//! they came from. Bound: one entry for each kind of use of a port.
+
+use super::Family;
+use alloc::vec::Vec;
+use core::net::IpAddr;
+use foldhash::fast::FixedState;
+use hashbrown::HashMap;
+
+/// First ephemeral port (Linux's `ip_local_port_range`).
+pub const EPHEMERAL_FIRST: u16 = 32_768;
+/// Last ephemeral port.
+pub const EPHEMERAL_LAST: u16 = 60_999;
+
+/// Protocols whose ports are counted apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Space {
+    Tcp,
+}
+
+/// How a socket uses a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Use {
+    /// The address; unspecified for all.
+    pub(super) address: IpAddr,
+    /// An unspecified IPv6 address does not stand for IPv4 too.
+    pub(super) v6_only: bool,
+    /// May share with others of the same mind.
+    pub(super) reuse: bool,
+    /// Takes connections: nobody comes to share.
+    pub(super) listens: bool,
+}
+
+impl Use {
+    fn overlaps(&self, other: &Use) -> bool {
+        match (self.address, other.address) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => a == b || a.is_unspecified() || b.is_unspecified(),
+            (IpAddr::V6(a), IpAddr::V6(b)) => a == b || a.is_unspecified() || b.is_unspecified(),
+            (IpAddr::V4(_), IpAddr::V6(b)) => b.is_unspecified() && !other.v6_only,
+            (IpAddr::V6(a), IpAddr::V4(_)) => a.is_unspecified() && !self.v6_only,
+        }
+    }
+
+    fn conflicts(&self, other: &Use) -> bool {
+        // As Linux's inet_bind_conflict: only the other's listening matters, so who listens may
+        // come back while connections of its past hold the port.
+        let shared = self.reuse && other.reuse && !other.listens;
+        !shared && self.overlaps(other)
+    }
+}
+
+/// The ports in use.
+pub(super) struct Ports {
+    uses: HashMap<(Space, u16), Vec<(Use, u32)>, FixedState>,
+    /// Where the search for an ephemeral port begins.
+    next: u16,
+}
+
+impl Ports {
+    /// No port in use; the search begins somewhere in the range that `seed` chooses.
+    pub(super) fn new(seed: u64) -> Self {
+        let next = EPHEMERAL_FIRST + (seed % u64::from(COUNT)) as u16;
+        Self { uses: HashMap::with_hasher(FixedState::with_seed(seed)), next }
+    }
+
+    /// True if `wanted` can have the port.
+    pub(super) fn is_free(&self, space: Space, port: u16, wanted: &Use) -> bool {
+        let uses = self.uses.get(&(space, port)).map(Vec::as_slice).unwrap_or_default();
+        !uses.iter().any(|(other, _)| wanted.conflicts(other))
+    }
+
+    /// Counts one more use of the port.
+    pub(super) fn add(&mut self, space: Space, port: u16, used: Use) {
+        let uses = self.uses.entry((space, port)).or_default();
+        match uses.iter_mut().find(|(other, _)| *other == used) {
+            Some((_, count)) => *count += 1,
+            None => uses.push((used, 1)),
+        }
+    }
+
+    /// Counts one use less.
+    pub(super) fn remove(&mut self, space: Space, port: u16, used: Use) {
+        let Some(uses) = self.uses.get_mut(&(space, port)) else { return };
+        if let Some(index) = uses.iter().position(|(other, _)| *other == used) {
+            uses[index].1 -= 1;
+            if uses[index].1 == 0 {
+                uses.swap_remove(index);
+            }
+        }
+        if uses.is_empty() {
+            self.uses.remove(&(space, port));
+        }
+    }
+
+    /// A port that nobody uses and `fits`, or `None` if there is none.
+    pub(super) fn ephemeral(&mut self, space: Space, fits: impl Fn(u16) -> bool) -> Option<u16> {
+        for _ in 0..COUNT {
+            let port = self.next;
+            self.next = if port == EPHEMERAL_LAST { EPHEMERAL_FIRST } else { port + 1 };
+            if !self.uses.contains_key(&(space, port)) && fits(port) {
+                return Some(port);
+            }
+        }
+        None
+    }
+}
+
+/// Ephemeral ports.
+const COUNT: u16 = EPHEMERAL_LAST - EPHEMERAL_FIRST + 1;
+
+/// The unspecified address of a family.
+pub(super) fn unspecified(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => IpAddr::V4(core::net::Ipv4Addr::UNSPECIFIED),
+        Family::V6 => IpAddr::V6(core::net::Ipv6Addr::UNSPECIFIED),
+    }
+}

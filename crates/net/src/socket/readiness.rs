@@ -1,0 +1,116 @@
+//! What a socket is ready for: the events of `poll`, decided as Linux's `tcp_poll` does.
+
+use super::{Phase, Progress, SocketId, Sockets};
+use crate::tcp::State;
+use core::ops::{BitOr, BitOrAssign};
+
+/// A set of `poll` events, with Linux's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Readiness(u32);
+
+impl Readiness {
+    /// Nothing.
+    pub const NONE: Readiness = Readiness(0);
+    /// Something to read, or to accept (`POLLIN`).
+    pub const IN: Readiness = Readiness(0x001);
+    /// Urgent data (`POLLPRI`).
+    pub const PRI: Readiness = Readiness(0x002);
+    /// Room to write (`POLLOUT`).
+    pub const OUT: Readiness = Readiness(0x004);
+    /// An error is pending (`POLLERR`).
+    pub const ERR: Readiness = Readiness(0x008);
+    /// Both directions have ended (`POLLHUP`).
+    pub const HUP: Readiness = Readiness(0x010);
+    /// Ordinary data to read (`POLLRDNORM`): always with [`Readiness::IN`].
+    pub const READ_NORMAL: Readiness = Readiness(0x040);
+    /// Ordinary data may be written (`POLLWRNORM`): always with [`Readiness::OUT`].
+    pub const WRITE_NORMAL: Readiness = Readiness(0x100);
+    /// The peer has ended its direction (`POLLRDHUP`).
+    pub const READ_HUP: Readiness = Readiness(0x2000);
+    /// All of the above that stand for reading.
+    pub const READABLE: Readiness = Readiness(0x041);
+    /// All of the above that stand for writing.
+    pub const WRITABLE: Readiness = Readiness(0x104);
+    /// All.
+    pub const ALL: Readiness = Readiness(0x215f);
+
+    /// The numbers of `poll` and `epoll`.
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+
+    /// True if there is nothing.
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// True if all of `other` is in it.
+    pub const fn contains(self, other: Readiness) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    fn set(&mut self, other: Readiness, on: bool) {
+        if on {
+            self.0 |= other.0;
+        }
+    }
+}
+
+impl BitOr for Readiness {
+    type Output = Readiness;
+
+    fn bitor(self, other: Readiness) -> Readiness {
+        Readiness(self.0 | other.0)
+    }
+}
+
+impl BitOrAssign for Readiness {
+    fn bitor_assign(&mut self, other: Readiness) {
+        self.0 |= other.0;
+    }
+}
+
+impl Sockets {
+    /// What holds for a socket now. A socket that is gone is ready for nothing.
+    pub fn readiness(&self, id: SocketId) -> Readiness {
+        let Ok(socket) = self.socket(id) else { return Readiness::NONE };
+        let mut ready = Readiness::NONE;
+        if let Phase::Listening(listener) = &socket.phase {
+            ready.set(Readiness::READABLE, self.is_acceptable(listener));
+            return ready;
+        }
+        if socket.deferred {
+            // As Linux: who has to write in order to connect may write.
+            return Readiness::WRITABLE;
+        }
+        let connection = self.connection(socket);
+        let state = connection.map_or(State::Closed, |connection| connection.state());
+        let (read_shut, write_shut) = self.ended(id);
+        ready.set(Readiness::HUP, read_shut && write_shut || state == State::Closed);
+        ready.set(Readiness::READABLE | Readiness::READ_HUP, read_shut);
+        // A child of Fast Open may be used before its handshake is over.
+        if !state.is_opening() || socket.progress == Progress::Connected {
+            // A read does not get urgent data.
+            let at_mark = connection.is_some_and(|connection| connection.urgent_mark() == Some(0));
+            let wanted = socket.options.receive_low_water.max(1) + usize::from(at_mark);
+            let held = connection.map_or(0, |connection| connection.received_len());
+            ready.set(Readiness::READABLE, held >= wanted);
+            let room = connection.is_none_or(|connection| connection.is_writable());
+            ready.set(Readiness::WRITABLE, write_shut || room);
+        }
+        ready.set(Readiness::ERR, socket.error.is_some() || !socket.notices.is_empty());
+        ready
+    }
+
+    /// Which directions have ended, for whatever reason (Linux's `sk_shutdown`): reading and
+    /// writing.
+    pub(super) fn ended(&self, id: SocketId) -> (bool, bool) {
+        let Ok(socket) = self.socket(id) else { return (true, true) };
+        let Some(connection) = self.connection(socket) else {
+            return (socket.read_shut, socket.write_shut);
+        };
+        let over = matches!(connection.state(), State::Closed);
+        let peer = connection.peer_closed();
+        (socket.read_shut || peer || over, socket.write_shut || over)
+    }
+}

@@ -1,0 +1,230 @@
+//! Bytes of TCP sockets: `send` and `receive`, by Linux's `tcp_sendmsg` and `tcp_recvmsg`.
+
+use super::{Error, Phase, SocketId, Sockets};
+use crate::stack::Context;
+use crate::tcp::State;
+use crate::time::Instant;
+use towpath_packet::pool::SMALL_FRAME_BYTES;
+use towpath_packet::{Ledger, Memory, Piece, Site};
+
+/// How to send (`MSG_*`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SendFlags {
+    /// More follows: no segment that is not full yet (`MSG_MORE`).
+    pub more: bool,
+    /// A record ends here (`MSG_EOR`).
+    pub end_of_record: bool,
+    /// The bytes go on a write of which others were sent before.
+    pub continues: bool,
+}
+
+/// How to receive (`MSG_*`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReceiveFlags {
+    /// The bytes stay (`MSG_PEEK`).
+    pub peek: bool,
+    /// Where to look from with `peek`, in bytes.
+    pub offset: usize,
+}
+
+impl Sockets {
+    /// Sends of `buffers`, one after the other, as much as fits the buffer begun, or a new one;
+    /// returns how many bytes. They are copied. The caller lets packets leave, as Linux does when
+    /// a buffer is full, and calls again for the rest with [`SendFlags::continues`].
+    pub fn send(
+        &mut self,
+        id: SocketId,
+        buffers: &[&[u8]],
+        flags: SendFlags,
+        cx: &mut Context<'_>,
+    ) -> Result<usize, Error> {
+        self.check_send(id)?;
+        let handle = self.handle(id)?;
+        let total: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+        let (memory, ledger) = (&mut *cx.memory, cx.ledger);
+        let sent = self.stack.with_tcp(handle, cx.now, |connection| {
+            let room = connection.send_room();
+            let mut sent = 0;
+            for buffer in buffers {
+                let mut rest = &buffer[..buffer.len().min(room - sent)];
+                while let Some(piece) = copy_in(rest, memory, ledger) {
+                    rest = &rest[piece.len()..];
+                    let begins = sent == 0 && !flags.continues;
+                    sent += piece.len();
+                    connection.append(piece, begins);
+                }
+                if !rest.is_empty() || sent == room {
+                    break;
+                }
+            }
+            if sent == total && total > 0 {
+                connection.end_write(flags.more, flags.end_of_record);
+                connection.mark_written();
+            } else if sent == 0 && flags.continues {
+                // What did not fit follows by itself: nothing waits for it.
+                connection.end_write(false, false);
+            }
+            sent
+        });
+        let sent = sent.ok_or(Error::BrokenPipe)?;
+        if sent == 0 && total > 0 { Err(Error::WouldBlock) } else { Ok(sent) }
+    }
+
+    /// Lends a piece to be sent; it is not copied. The caller keeps to the room that
+    /// [`Sockets::send_room`] tells.
+    pub fn send_piece(&mut self, id: SocketId, piece: Piece, now: Instant) -> Result<(), Error> {
+        self.check_send(id)?;
+        self.with_connection(id, now, |connection| connection.send(piece))
+            .ok_or(Error::NotConnected)
+    }
+
+    /// Bytes that can be sent now.
+    pub fn send_room(&mut self, id: SocketId, now: Instant) -> Result<usize, Error> {
+        self.check_send(id)?;
+        self.with_connection(id, now, |connection| connection.send_room())
+            .ok_or(Error::NotConnected)
+    }
+
+    /// Whether sending is possible at all, in the order of Linux's checks.
+    fn check_send(&mut self, id: SocketId) -> Result<(), Error> {
+        let opening = self.is_connecting(id);
+        let write_over = self.ended(id).1;
+        let socket = self.socket_mut(id)?;
+        if let Some(error) = socket.error.take() {
+            return Err(error);
+        }
+        if !matches!(socket.phase, Phase::Connected(_)) || write_over {
+            return Err(Error::BrokenPipe);
+        }
+        if opening { Err(Error::WouldBlock) } else { Ok(()) }
+    }
+
+    /// Copies received bytes into `into`; returns how many. Zero means that no more will come.
+    pub fn receive(
+        &mut self,
+        id: SocketId,
+        into: &mut [u8],
+        flags: ReceiveFlags,
+        cx: &mut Context<'_>,
+    ) -> Result<usize, Error> {
+        let skip = if flags.peek { flags.offset } else { 0 };
+        if !(into.is_empty() || flags.peek) {
+            self.with_connection(id, cx.now, |connection| connection.skip_urgent());
+        }
+        let available = self.available(id)?.saturating_sub(skip);
+        if available == 0 {
+            return if into.is_empty() { Ok(0) } else { self.nothing_received(id) };
+        }
+        let connection = self.tcp(id).ok_or(Error::NotConnected)?;
+        let room = into.len().min(available);
+        let copied = copy_out(connection.received(), skip, &mut into[..room], cx.ledger);
+        if !flags.peek {
+            self.with_connection(id, cx.now, |connection| connection.consume(copied));
+        }
+        Ok(copied)
+    }
+
+    /// Drops up to `len` received bytes (`MSG_TRUNC`); returns how many.
+    pub fn discard(&mut self, id: SocketId, len: usize, now: Instant) -> Result<usize, Error> {
+        let count = self.available(id)?.min(len);
+        if count == 0 {
+            return if len == 0 { Ok(0) } else { self.nothing_received(id) };
+        }
+        self.with_connection(id, now, |connection| connection.consume(count));
+        Ok(count)
+    }
+
+    /// Reads the byte that the peer marked as urgent (`MSG_OOB`); `keep` leaves it (`MSG_PEEK`).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is none or it has been read, [`Error::WouldBlock`] if it is yet
+    /// to arrive.
+    pub fn receive_urgent(
+        &mut self,
+        id: SocketId,
+        keep: bool,
+        cx: &mut Context<'_>,
+    ) -> Result<u8, Error> {
+        let mark = self.with_connection(id, cx.now, |connection| connection.take_urgent(keep));
+        let mark = mark.flatten().ok_or(Error::Invalid)?;
+        let connection = self.tcp(id).ok_or(Error::Invalid)?;
+        let mut byte = [0];
+        match copy_out(connection.received(), mark, &mut byte, cx.ledger) {
+            0 => Err(Error::WouldBlock),
+            _ => Ok(byte[0]),
+        }
+    }
+
+    /// True if the next byte is the one that the peer marked as urgent (`SIOCATMARK`).
+    pub fn is_at_mark(&self, id: SocketId) -> bool {
+        self.tcp(id).is_some_and(|connection| connection.urgent_mark() == Some(0))
+    }
+
+    /// Received bytes that can be taken now, up to urgent data (`SIOCINQ`).
+    pub fn available(&self, id: SocketId) -> Result<usize, Error> {
+        let socket = self.socket(id)?;
+        if matches!(socket.phase, Phase::Listening(_)) {
+            return Err(Error::NotConnected);
+        }
+        Ok(self.connection(socket).map_or(0, |connection| connection.readable_len()))
+    }
+
+    /// Why there is nothing to receive: by Linux's order of checks.
+    fn nothing_received(&mut self, id: SocketId) -> Result<usize, Error> {
+        let state = self.state(id);
+        let read_over = self.ended(id).0;
+        let connected = self.handle(id).is_ok();
+        let socket = self.socket_mut(id)?;
+        if socket.done {
+            return Ok(0);
+        }
+        if let Some(error) = socket.error.take() {
+            return Err(error);
+        }
+        if read_over && (connected || socket.read_shut) {
+            return Ok(0);
+        }
+        Err(if state == State::Closed { Error::NotConnected } else { Error::WouldBlock })
+    }
+}
+
+/// Copies the beginning of `bytes` into a frame: as much as fits. `None` without bytes or memory.
+pub(super) fn copy_in(bytes: &[u8], memory: &mut Memory, ledger: &Ledger) -> Option<Piece> {
+    if bytes.is_empty() {
+        return None;
+    }
+    let small = bytes.len() <= SMALL_FRAME_BYTES;
+    let (first, second) = if small {
+        (&mut memory.small, &mut memory.large)
+    } else {
+        (&mut memory.large, &mut memory.small)
+    };
+    let mut frame = first.take().or_else(|| second.take())?;
+    let count = bytes.len().min(frame.len());
+    frame[..count].copy_from_slice(&bytes[..count]);
+    ledger.count(Site::SocketSend, count);
+    Some(frame.freeze(count))
+}
+
+/// Copies what follows the first `skip` bytes of `pieces`.
+fn copy_out<'a>(
+    pieces: impl Iterator<Item = &'a Piece>,
+    skip: usize,
+    into: &mut [u8],
+    ledger: &Ledger,
+) -> usize {
+    let (mut skip, mut copied) = (skip, 0);
+    for piece in pieces {
+        if copied == into.len() {
+            break;
+        }
+        if skip >= piece.len() {
+            skip -= piece.len();
+            continue;
+        }
+        let rest = piece.slice(skip, piece.len() - skip);
+        copied += ledger.copy(Site::SocketReceive, &rest, &mut into[copied..]);
+        skip = 0;
+    }
+    copied
+}

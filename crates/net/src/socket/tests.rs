@@ -1,0 +1,6 @@
+//! Sockets of two stacks on one link: errors in every state, readiness, ports, ends.
+
+mod bench;
+mod errors;
+mod ports;
+mod readiness;

@@ -1,0 +1,141 @@
+//! Two hosts, each with sockets, and a link that loses nothing and takes no time.
+
+use crate::socket::{Error, Family, ReceiveFlags, SendFlags, SocketId, Sockets};
+use crate::stack::{Address, Config, Context, Limits, Stack};
+use crate::tcp::Settings;
+use crate::time::Instant;
+use crate::wire::MacAddr;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use towpath_packet::{Burst, Caps, Ledger, Memory, MemoryConfig, Site};
+
+/// The host that listens.
+pub(super) const SERVER: usize = 0;
+/// The host that connects.
+pub(super) const CLIENT: usize = 1;
+
+pub(super) fn v4(host: usize) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(192, 0, 2, host as u8 + 1))
+}
+
+pub(super) fn v6(host: usize) -> IpAddr {
+    IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, host as u16 + 1))
+}
+
+/// The server's address.
+pub(super) fn at(port: u16) -> SocketAddr {
+    SocketAddr::new(v4(SERVER), port)
+}
+
+pub(super) struct Bench {
+    pub(super) hosts: [Sockets; 2],
+    memory: Memory,
+    ledger: Ledger,
+    pub(super) now: Instant,
+}
+
+impl Bench {
+    pub(super) fn new() -> Self {
+        let mac = |host: usize| MacAddr([2, 0, 0, 0, 0, host as u8 + 1]);
+        let host = |host: usize| {
+            let address = |address| Address { address, prefix_len: 24 };
+            let config = Config {
+                mac: mac(host),
+                addresses: vec![address(v4(host)), address(v6(host))],
+                next_hops: Vec::new(),
+                transparent: false,
+                secret: [1, host as u64],
+                tcp: Settings::default(),
+                limits: Limits::default(),
+            };
+            let mut stack = Stack::new(config, Caps::plain(1500));
+            stack.set_neighbor(v4(1 - host), mac(1 - host));
+            stack.set_neighbor(v6(1 - host), mac(1 - host));
+            Sockets::new(stack, 1)
+        };
+        Self {
+            hosts: [host(SERVER), host(CLIENT)],
+            memory: Memory::new(MemoryConfig::within(8 << 20)),
+            ledger: Ledger::new(),
+            now: Instant::START,
+        }
+    }
+
+    /// Moves packets until neither host has any.
+    pub(super) fn settle(&mut self) {
+        for turn in 0.. {
+            assert!(turn < 1000, "packets go round and round");
+            let moved = self.carry(SERVER) | self.carry(CLIENT);
+            if !moved {
+                return;
+            }
+        }
+    }
+
+    fn carry(&mut self, from: usize) -> bool {
+        let Self { hosts, memory, ledger, now } = self;
+        let (mut out, mut received) = (Burst::new(), Burst::new());
+        hosts[from].output(&mut out, &mut Context { memory, ledger, now: *now });
+        let moved = !out.is_empty();
+        while let Some(packet) = out.pop() {
+            let mut bytes = packet.headers().to_vec();
+            for piece in packet.pieces() {
+                let start = bytes.len();
+                bytes.resize(start + piece.len(), 0);
+                ledger.copy(Site::Linearise, piece, &mut bytes[start..]);
+            }
+            let mut frame = memory.small.take().expect("memory");
+            frame[..bytes.len()].copy_from_slice(&bytes);
+            let mut packet = memory.packet().expect("memory");
+            packet.push_piece(frame.freeze(bytes.len())).expect("room");
+            received.push(packet).expect("room");
+        }
+        hosts[1 - from].input(&mut received, &mut Context { memory, ledger, now: *now });
+        moved
+    }
+
+    pub(super) fn stream(&mut self, host: usize) -> SocketId {
+        self.hosts[host].stream(Family::V4).expect("room")
+    }
+
+    /// A socket of the server that listens.
+    pub(super) fn listen(&mut self, port: u16, backlog: i32) -> SocketId {
+        let id = self.stream(SERVER);
+        self.hosts[SERVER].bind(id, at(port)).expect("free");
+        self.hosts[SERVER].listen(id, backlog, self.now).expect("free");
+        id
+    }
+
+    /// A socket of the client that has begun to connect, and the answer.
+    pub(super) fn connecting(&mut self, port: u16) -> SocketId {
+        let id = self.stream(CLIENT);
+        assert_eq!(self.hosts[CLIENT].connect(id, at(port), self.now), Err(Error::InProgress));
+        id
+    }
+
+    /// Two ends of a connection: the server's, the client's.
+    pub(super) fn connected(&mut self) -> (SocketId, SocketId) {
+        let listener = self.listen(80, 1);
+        let client = self.connecting(80);
+        self.settle();
+        assert_eq!(self.hosts[CLIENT].connect(client, at(80), self.now), Ok(()));
+        let (server, _) = self.hosts[SERVER].accept(listener, self.now).expect("a connection");
+        self.hosts[SERVER].close(listener, self.now).expect("it is there");
+        (server, client)
+    }
+
+    pub(super) fn send(&mut self, host: usize, id: SocketId, bytes: &[u8]) -> Result<usize, Error> {
+        let Self { hosts, memory, ledger, now } = self;
+        let mut cx = Context { memory, ledger, now: *now };
+        hosts[host].send(id, &[bytes], SendFlags::default(), &mut cx)
+    }
+
+    pub(super) fn receive(&mut self, host: usize, id: SocketId) -> Result<Vec<u8>, Error> {
+        let Self { hosts, memory, ledger, now } = self;
+        let mut into = [0; 100];
+        let mut cx = Context { memory, ledger, now: *now };
+        let count = hosts[host].receive(id, &mut into, ReceiveFlags::default(), &mut cx)?;
+        Ok(into[..count].to_vec())
+    }
+}

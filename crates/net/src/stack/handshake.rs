@@ -1,0 +1,161 @@
+//! Segments that no connection takes: SYNs for listeners, and what is reset.
+
+use super::listen::{Listener, ListenerHandle};
+use super::tcp::continued;
+use super::{Context, Stack};
+use crate::counters::DropReason;
+use crate::tcp::fastopen::{CookieCheck, SERVER};
+use crate::tcp::{Connection, Opening, Segment, Seq};
+use crate::time::Instant;
+use crate::wire::tcp::{FastOpenCookie, Flags};
+use core::net::SocketAddr;
+use towpath_packet::Packet;
+
+/// The ends of a connection that does not exist yet.
+#[derive(Clone, Copy)]
+pub(super) struct Ends {
+    pub(super) local: SocketAddr,
+    pub(super) remote: SocketAddr,
+    /// The last number of ours in a connection between the same endpoints that is over.
+    pub(super) past: Option<Seq>,
+}
+
+impl Stack {
+    /// Takes a segment for which there is no connection.
+    pub(super) fn receive_unknown(
+        &mut self,
+        ends: Ends,
+        segment: &Segment,
+        mut packet: Packet,
+        cx: &mut Context<'_>,
+    ) {
+        let (local, remote) = (ends.local, ends.remote);
+        let flags = segment.header.flags;
+        let opens =
+            flags.contains(Flags::SYN) && !flags.intersects(Flags::ACK | Flags::RST | Flags::FIN);
+        if opens && self.tcp.transparent {
+            return self.receive_syn(ends, segment, cx);
+        }
+        match self.tcp.listeners.find(local) {
+            Some(to) if opens => self.receive_request(to, ends, segment, packet, cx),
+            // RFC 9293 §3.10.7.2: what has no ACK and does not open means nothing to a listener.
+            Some(_) if !flags.contains(Flags::ACK) => {
+                self.counters.drop(DropReason::TcpUnacceptable);
+            }
+            listener => {
+                let completes = !flags.intersects(Flags::SYN | Flags::RST);
+                if let Some(to) = listener
+                    && completes
+                    && self.receive_cookie(to, ends, segment, &mut packet, cx)
+                {
+                    return;
+                }
+                self.counters.drop(DropReason::TcpNoConnection);
+                self.send_reset(local, remote, segment, cx);
+            }
+        }
+    }
+
+    /// A SYN of which the owner decides.
+    fn receive_syn(&mut self, ends: Ends, syn: &Segment, cx: &mut Context<'_>) {
+        let Some(opening) = self.opening_for(ends, cx) else { return };
+        let connection = Connection::incoming(opening, syn, &self.tcp.settings, cx.now);
+        let index = self.tcp.insert(connection);
+        self.tcp.begin_half_open(index);
+        self.counters.connections += 1;
+        self.tcp.settle(index, cx.now);
+    }
+
+    /// A SYN for a listener: makes a request, in Linux's order of limits.
+    fn receive_request(
+        &mut self,
+        to: ListenerHandle,
+        ends: Ends,
+        syn: &Segment,
+        mut packet: Packet,
+        cx: &mut Context<'_>,
+    ) {
+        let Some(listener) = self.tcp.listeners.get_mut(to) else { return };
+        let config = listener.config;
+        let crowded = !listener.has_request_room();
+        if crowded && config.settings.syncookies == 0 {
+            return self.counters.drop(DropReason::TcpRequestLimit);
+        }
+        if !listener.has_room() {
+            return self.counters.drop(DropReason::TcpAcceptQueueFull);
+        }
+        if crowded || config.settings.syncookies > 1 {
+            return self.answer_with_cookie(to, ends, syn, cx);
+        }
+        let fast = fast_open(listener, ends, syn, cx.now);
+        let Some(mut opening) = self.opening_for(ends, cx) else { return };
+        if let Some(max) = config.max_segment {
+            opening.mss = opening.mss.min(max.into());
+        }
+        let settings = &config.settings;
+        let mut connection = if fast.open {
+            Connection::fast_opened(opening, syn, &mut packet, settings, cx.now)
+        } else {
+            Connection::requested(opening, syn, settings, cx.now)
+        };
+        if let Some(cookie) = fast.give {
+            connection.give_cookie(cookie);
+        }
+        let index = self.tcp.insert(connection);
+        self.counters.connections += 1;
+        if fast.open {
+            self.tcp.begin_fastopen(to, index);
+        } else {
+            self.tcp.begin_request(to, index);
+        }
+        self.tcp.settle(index, cx.now);
+    }
+
+    /// How a connection that begins with a SYN begins; `None` if there is no room for one.
+    fn opening_for(&mut self, ends: Ends, cx: &mut Context<'_>) -> Option<Opening> {
+        if self.tcp.limit_half_open(cx.now) {
+            self.counters.drop(DropReason::TcpHalfOpenEvicted);
+        }
+        if self.tcp.count() >= self.tcp.connections_max {
+            self.counters.drop(DropReason::TcpConnectionLimit);
+            return None;
+        }
+        let mss = self.tcp_mss(ends.local.is_ipv4());
+        Some(continued(self.tcp.opening(ends.local, ends.remote, mss, cx.now), ends.past))
+    }
+}
+
+/// What Fast Open makes of a SYN for a listener.
+#[derive(Default)]
+struct FastOpenSyn {
+    /// It opens the connection.
+    open: bool,
+    /// The cookie that the answer carries.
+    give: Option<FastOpenCookie>,
+}
+
+/// RFC 7413 §4.2.2, in Linux's order: a full queue makes the SYN a plain one, and the answer then
+/// carries no cookie either.
+fn fast_open(listener: &mut Listener, ends: Ends, syn: &Segment, now: Instant) -> FastOpenSyn {
+    let given = syn.options.fast_open;
+    let asks = syn.len > 0 || given.is_some();
+    let serves = listener.config.settings.fastopen & SERVER != 0;
+    if !(asks && serves && listener.has_fastopen_room(now)) {
+        return FastOpenSyn::default();
+    }
+    if listener.config.takes_no_cookie() {
+        return FastOpenSyn { open: true, give: None };
+    }
+    let Some(given) = given else { return FastOpenSyn::default() };
+    let (client, server) = (ends.remote.ip(), ends.local.ip());
+    let keys = listener.config.keys();
+    let fresh = Some(keys.cookie(client, server).in_option(given.experimental));
+    if given.len == 0 {
+        return FastOpenSyn { open: false, give: fresh };
+    }
+    match keys.check(&given, client, server) {
+        CookieCheck::Good => FastOpenSyn { open: true, give: None },
+        CookieCheck::Old => FastOpenSyn { open: true, give: fresh },
+        CookieCheck::Bad => FastOpenSyn { open: false, give: fresh },
+    }
+}

@@ -1,0 +1,226 @@
+//! Listeners: when a child exists, how many wait, what Fast Open changes (RFC 7413).
+
+use super::bench::*;
+use crate::counters::DropReason;
+use crate::stack::{Listen, ListenerHandle};
+use crate::tcp::fastopen::{FastOpenKeys, SERVER, SERVER_ALL, SERVER_NO_COOKIE};
+use crate::tcp::{Events, Settings, State};
+use crate::time::Duration;
+use crate::wire::tcp::{FastOpenCookie, Flags, Options};
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+use towpath_packet::Caps;
+
+const ACK: Flags = Flags::ACK;
+
+fn settings() -> Settings {
+    let fastopen_key = FastOpenKeys { primary: [7; 16], backup: None };
+    Settings { fastopen: SERVER | SERVER_ALL, fastopen_key, ..Settings::default() }
+}
+
+struct Server {
+    b: Bench,
+    at: SocketAddr,
+    listener: ListenerHandle,
+}
+
+impl Server {
+    fn new(listen: impl FnOnce(&mut Listen)) -> Self {
+        let mut b = Bench::host(Caps::plain(1500));
+        let at = SocketAddr::new(OURS4, 80);
+        let mut config = Listen::new(at, 1, &settings());
+        listen(&mut config);
+        let listener = b.stack.tcp_listen_with(config).expect("free");
+        Self { b, at, listener }
+    }
+
+    fn peer(port: u16) -> SocketAddr {
+        SocketAddr::new(PEER4, port)
+    }
+
+    fn send(
+        &mut self,
+        port: u16,
+        flags: Flags,
+        at: (u32, u32),
+        o: &Options,
+        data: &[u8],
+    ) -> Vec<Out> {
+        let bytes = segment(Self::peer(port), self.at, flags, at, o, data);
+        self.b.input(&bytes).output()
+    }
+
+    /// A SYN; the number that acknowledges the answer, if there is one.
+    fn syn(&mut self, port: u16) -> Option<u32> {
+        let out = self.send(port, Flags::SYN, (100, 0), &Options::default(), b"");
+        let (header, _) = out.first()?.tcp();
+        assert_eq!((header.flags, header.acknowledgment), (Flags::SYN | ACK, 101));
+        Some(header.sequence.wrapping_add(1))
+    }
+
+    /// The third segment.
+    fn ack(&mut self, port: u16, ack: u32) {
+        assert!(self.send(port, ACK, (101, ack), &Options::default(), b"").is_empty());
+    }
+
+    fn cookie(&self) -> FastOpenCookie {
+        settings().fastopen_key.cookie(PEER4, OURS4)
+    }
+
+    fn fast(&mut self, port: u16, cookie: Option<FastOpenCookie>, data: &[u8]) -> Out {
+        let options = Options { fast_open: cookie, ..Options::default() };
+        let out = self.send(port, Flags::SYN, (100, 0), &options, data);
+        assert_eq!(out.len(), 1);
+        out.into_iter().next().expect("one")
+    }
+}
+
+/// A child exists when the peer has acknowledged the answer, and its events come once it has been
+/// accepted.
+#[test]
+fn a_child_waits_to_be_accepted() {
+    let mut s = Server::new(|_| ());
+    let ack = s.syn(1).expect("answered");
+    assert_eq!((s.b.stack.tcp_acceptable(s.listener), s.b.stack.next_acceptable()), (0, None));
+    s.ack(1, ack);
+    assert_eq!(s.b.stack.next_acceptable(), Some(s.listener));
+    assert_eq!((s.b.stack.next_acceptable(), s.b.stack.next_event()), (None, None));
+    let now = s.b.now;
+    let child = s.b.stack.tcp_accept(s.listener, now).expect("ready");
+    let events = Events::INCOMING | Events::ESTABLISHED | Events::WRITABLE;
+    assert_eq!(s.b.stack.next_event(), Some((child, events)));
+    assert_eq!(s.b.stack.tcp_accept(s.listener, now), None);
+}
+
+/// Linux: one request per unit of backlog, one child more than the backlog; an ACK beyond that is
+/// dropped and counts when it comes again after an accept.
+#[test]
+fn queues_are_bounded() {
+    let mut s = Server::new(|listen| listen.settings.syncookies = 0);
+    let first = s.syn(1).expect("answered");
+    assert_eq!(s.syn(2), None, "one request at a time");
+    s.ack(1, first);
+    let second = s.syn(2).expect("room again");
+    s.ack(2, second);
+    assert_eq!(s.b.stack.tcp_acceptable(s.listener), 2);
+    assert_eq!(s.syn(3), None, "the queue is full");
+    s.b.dropped(&[(DropReason::TcpAcceptQueueFull, 1), (DropReason::TcpRequestLimit, 1)]);
+}
+
+/// An ACK for which there is no room leaves the request as it was.
+#[test]
+fn an_ack_without_room_comes_again() {
+    let mut s = Server::new(|listen| listen.backlog = Some(3));
+    let acks: Vec<u32> = (1..=3).map(|port| s.syn(port).expect("answered")).collect();
+    s.b.stack.with_listener(s.listener, |listen| listen.backlog = Some(0));
+    s.ack(1, acks[0]);
+    s.ack(2, acks[1]);
+    assert_eq!(s.b.stack.tcp_acceptable(s.listener), 1);
+    s.b.dropped(&[(DropReason::TcpAcceptQueueFull, 1)]);
+    let now = s.b.now;
+    assert!(s.b.stack.tcp_accept(s.listener, now).is_some());
+    s.ack(2, acks[1]);
+    assert_eq!(s.b.stack.tcp_acceptable(s.listener), 1);
+}
+
+/// The end of a listener resets children and forgets requests, whose ACK is reset then.
+#[test]
+fn a_closed_listener_leaves_nothing() {
+    let mut s = Server::new(|listen| listen.backlog = Some(2));
+    let (first, second) = (s.syn(1).expect("answered"), s.syn(2).expect("answered"));
+    s.ack(1, first);
+    let now = s.b.now;
+    s.b.stack.tcp_close_listener(s.listener, now);
+    let (header, _) = s.b.one().tcp();
+    assert_eq!((header.flags, header.destination_port), (Flags::RST | ACK, 1));
+    let out = s.send(2, ACK, (101, second), &Options::default(), b"");
+    assert_eq!(out[0].tcp().0.flags, Flags::RST);
+    assert_eq!(s.b.stack.tcp_counts(), (0, 0));
+    assert_eq!(s.b.stack.tcp_accept(s.listener, now), None);
+}
+
+/// A request ends with a reset in its window and makes room for another.
+#[test]
+fn a_reset_ends_a_request() {
+    let mut s = Server::new(|_| ());
+    s.syn(1).expect("answered");
+    assert!(s.send(1, Flags::RST, (101, 0), &Options::default(), b"").is_empty());
+    assert_eq!(s.b.stack.tcp_counts(), (0, 0));
+    assert!(s.syn(2).is_some());
+}
+
+/// RFC 7413 §4.1.2: who asks gets a cookie, in the option he used, and who brings it is let in
+/// with his data before the handshake is over.
+#[test]
+fn fast_open_takes_data_with_a_cookie() {
+    let mut s = Server::new(|_| ());
+    for experimental in [false, true] {
+        let asked = FastOpenCookie::REQUEST.in_option(experimental);
+        let (header, options) = s.fast(1, Some(asked), b"x").tcp();
+        assert_eq!(header.acknowledgment, 101, "the data is not taken");
+        assert_eq!(options.fast_open, Some(s.cookie().in_option(experimental)));
+        s.send(1, Flags::RST, (101, 0), &Options::default(), b"");
+    }
+    let cookie = s.cookie();
+    let (header, options) = s.fast(2, Some(cookie), b"hello").tcp();
+    assert_eq!((header.acknowledgment, options.fast_open), (106, None));
+    let now = s.b.now;
+    let child = s.b.stack.tcp_accept(s.listener, now).expect("at once");
+    let connection = s.b.stack.tcp(child).expect("there");
+    assert_eq!((connection.state(), connection.received_len()), (State::SynReceived, 5));
+    assert!(connection.had_syn_data());
+    // Data goes before the handshake is over.
+    let mut packet = s.b.packet(b"world");
+    s.b.stack.with_tcp(child, now, |connection| {
+        assert!(connection.send_room() > 0);
+        packet.take_pieces().for_each(|piece| connection.send(piece));
+    });
+    assert_eq!(s.b.one().data(), b"world");
+}
+
+/// RFC 7413 §4.1.2: a wrong cookie is answered with the right one, and the data is not taken.
+#[test]
+fn fast_open_refuses_a_wrong_cookie() {
+    let mut s = Server::new(|_| ());
+    let (header, options) = s.fast(1, FastOpenCookie::new(&[0xaa; 8]), b"hello").tcp();
+    assert_eq!((header.acknowledgment, options.fast_open), (101, Some(s.cookie())));
+    let mut s = Server::new(|listen| listen.settings.fastopen = SERVER);
+    let cookie = s.cookie();
+    let (header, options) = s.fast(1, Some(cookie), b"hello").tcp();
+    assert_eq!((header.acknowledgment, options.fast_open), (101, None), "not this listener");
+    let mut s = Server::new(|listen| {
+        listen.settings.fastopen = SERVER | SERVER_NO_COOKIE;
+        listen.fastopen_queue = 2;
+    });
+    let (header, options) = s.fast(1, None, b"hello").tcp();
+    assert_eq!((header.acknowledgment, options.fast_open), (106, None), "no cookie needed");
+}
+
+/// RFC 7413 §5.1: unfinished children are few, and one that was reset counts for a minute more.
+#[test]
+fn fast_open_children_are_bounded() {
+    let mut s = Server::new(|listen| listen.backlog = Some(8));
+    s.b.stack.with_listener(s.listener, |listen| listen.fastopen_queue = 1);
+    let cookie = s.cookie();
+    assert_eq!(s.fast(1, Some(cookie), b"a").tcp().0.acknowledgment, 102);
+    assert_eq!(s.fast(2, Some(cookie), b"b").tcp().0.acknowledgment, 101, "one at a time");
+    s.send(1, Flags::RST, (102, 0), &Options::default(), b"");
+    assert_eq!(s.fast(3, Some(cookie), b"c").tcp().0.acknowledgment, 101, "it still counts");
+    s.b.wait(Duration::from_secs(61));
+    s.b.output();
+    assert_eq!(s.fast(4, Some(cookie), b"d").tcp().0.acknowledgment, 102);
+}
+
+/// Linux: an ICMP error about the answer to a SYN ends the request, and its ACK is reset then.
+#[test]
+fn an_icmp_error_ends_a_request() {
+    let mut s = Server::new(|_| ());
+    let out = s.send(1, Flags::SYN, (100, 0), &Options::default(), b"");
+    let mut message = Vec::from([3, 1, 0, 0, 0, 0, 0, 0]);
+    message.extend_from_slice(&out[0].bytes[14..14 + 28]);
+    s.b.input(&icmp(PEER4, OURS4, 64, &message)).quiet();
+    assert_eq!(s.b.stack.tcp_counts(), (0, 0));
+    let ack = out[0].tcp().0.sequence.wrapping_add(1);
+    let out = s.send(1, ACK, (101, ack), &Options::default(), b"");
+    assert_eq!(out[0].tcp().0.flags, Flags::RST);
+}

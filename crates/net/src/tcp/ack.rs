@@ -1,0 +1,438 @@
+//! What the acknowledgment in a segment says (RFC 9293 §3.10.7.4 fifth): window, `snd_una`, SACK
+//! and DSACK (RFC 2018, RFC 2883), round-trip samples, and what follows for the window. The order
+//! of things is that of Linux's tcp_ack.
+
+use super::chrono::Limit;
+use super::congestion::{CaState, Sample};
+use super::connection::{Connection, Segment};
+use super::input::Verdict;
+use super::pacing::SUPER_BYTES;
+use super::scoreboard::Record;
+use super::seq::Seq;
+use super::state::{Events, State};
+use crate::time::{Duration, Instant};
+use crate::wire::tcp::Flags;
+
+/// What one acknowledgment told (the flags of Linux's tcp_ack).
+#[derive(Debug, Default)]
+pub(super) struct News {
+    /// `snd_una` before.
+    pub(super) prior_una: Seq,
+    /// Number after the highest that SACK had reported before.
+    prior_sacked_end: Option<Seq>,
+    /// Segments that SACK had reported before.
+    prior_sacked: u32,
+    prior_delivered: u32,
+    prior_lost: u32,
+    /// The echoed timestamp.
+    echo: Option<u32>,
+    /// The segment carries data or a FIN.
+    data: bool,
+    /// The window changed, or could have.
+    window: bool,
+    /// `snd_una` advanced.
+    pub(super) advanced: bool,
+    /// Segments that `snd_una` passed.
+    acked: u32,
+    /// What `snd_una` passed had been sent again.
+    resent_acked: bool,
+    /// SACK reported something new.
+    pub(super) sacked: bool,
+    /// Data from before the recovery that was sent only once has arrived.
+    pub(super) original_acked: bool,
+    /// A duplicate was reported.
+    dsack: bool,
+    /// The duplicate is that of a loss probe.
+    dsack_of_probe: bool,
+    /// Congestion was echoed (RFC 3168 §6.1.3).
+    pub(super) ece: bool,
+    /// What is first now had been reported by SACK.
+    pub(super) reneging: bool,
+    /// A retransmission is lost too.
+    pub(super) lost_again: bool,
+    /// Duplicate ACKs, without SACK.
+    pub(super) duplicates: u32,
+    /// The timer is to be set anew.
+    pub(super) set_timer: bool,
+    /// When the first and the last of what was acknowledged, sent only once, were sent.
+    acked_sent: Option<(Instant, Instant)>,
+    /// The same of what SACK reported.
+    sacked_sent: Option<(Instant, Instant)>,
+    /// Lowest number that arrived out of order without having been sent again.
+    reordered: Option<Seq>,
+    /// When the newest of all that was delivered was sent, and what was delivered then.
+    newest: Option<(Instant, u32)>,
+}
+
+impl News {
+    /// The echoed timestamp is older than `value`.
+    pub(super) fn echo_is_before(&self, value: u32) -> bool {
+        self.echo.is_some_and(|echo| Seq(echo).before(Seq(value)))
+    }
+
+    fn note_newest(&mut self, record: &Record) {
+        if self.newest.is_none_or(|(at, _)| record.sent_at >= at) {
+            self.newest = Some((record.sent_at, record.delivered));
+        }
+    }
+
+    fn note_reordered(&mut self, at: Seq) {
+        self.reordered = Some(self.reordered.map_or(at, |low| low.min(at)));
+    }
+
+    /// Something that loss recovery must look at (Linux's tcp_ack_is_dubious).
+    fn is_dubious(&self) -> bool {
+        !(self.data || self.window || self.acked > 0) || self.sacked || self.ece || self.dsack
+    }
+
+    /// A duplicate ACK and nothing else.
+    fn is_quiet(&self) -> bool {
+        !(self.advanced || self.data || self.window || self.acked > 0)
+    }
+}
+
+impl Connection {
+    /// Takes the acknowledgment of a segment that is acceptable.
+    pub(super) fn input_ack(&mut self, segment: &Segment, now: Instant) -> Verdict {
+        let ack = segment.ack();
+        if self.state == State::SynReceived {
+            if !ack.after(self.send.iss) || ack.after(self.send.nxt) {
+                return Verdict::Reset;
+            }
+            self.send.nxt = self.send.nxt.max(self.send.iss + 1);
+            self.open(segment, now);
+        }
+        // RFC 5961 §5.2.
+        let oldest = Seq(self.send.una.0.wrapping_sub(self.send.wnd_max));
+        if ack.after(self.send.nxt) || ack.before(oldest) {
+            self.challenge_limited(now);
+            return Verdict::Unacceptable;
+        }
+        let mut news = self.news(segment);
+        self.send.more_follows = false;
+        self.send.space_check_due = true;
+        if ack.before(self.send.una) {
+            self.input_old_ack(segment, &mut news, now);
+            return Verdict::Done;
+        }
+        news.window = self.update_window(segment);
+        if ack.after(self.send.una) {
+            news.advanced = true;
+            self.counters.bytes_acked += u64::from(ack - self.send.una);
+            self.send.una = ack;
+            self.timers.unanswered = 0;
+        }
+        self.input_sack(segment, &mut news, now);
+        self.timers.probes = 0;
+        if self.send.board.is_empty() {
+            self.after_idle_ack(ack, &mut news, now);
+        } else {
+            self.after_ack(ack, &mut news, now);
+        }
+        self.update_pacing_rate();
+        self.release_acknowledged(now);
+        Verdict::Done
+    }
+
+    fn news(&self, segment: &Segment) -> News {
+        let echo = segment.options.timestamps.map(|(_, echo)| echo);
+        let board = &self.send.board;
+        News {
+            prior_una: self.send.una,
+            prior_sacked_end: board.sacked_end(),
+            prior_sacked: board.totals().sacked_out,
+            prior_delivered: self.recovery.delivered,
+            prior_lost: board.lost(),
+            echo: echo.filter(|echo| self.timestamps.enabled && *echo != 0),
+            ece: self.ecn.enabled && segment.has(Flags::ECE) && !segment.has(Flags::SYN),
+            data: segment.len > 0 || segment.has(Flags::FIN),
+            ..News::default()
+        }
+    }
+
+    /// An ACK that others have overtaken may still carry SACK blocks.
+    fn input_old_ack(&mut self, segment: &Segment, news: &mut News, now: Instant) {
+        if segment.options.sack_count > 0 {
+            self.input_sack(segment, news, now);
+            self.alert(news, now);
+        }
+    }
+
+    /// Nothing was outstanding.
+    fn after_idle_ack(&mut self, ack: Seq, news: &mut News, now: Instant) {
+        if news.dsack {
+            self.alert(news, now);
+        }
+        self.acknowledge_probe(now);
+        self.judge_loss_probe(ack, news.dsack_of_probe, news.is_quiet() && !news.sacked, now);
+    }
+
+    fn after_ack(&mut self, ack: Seq, news: &mut News, now: Instant) {
+        self.acknowledge(ack, news, now);
+        self.adapt_reordering_window(news.newest.map(|(_, delivered)| delivered));
+        self.judge_loss_probe(ack, news.dsack_of_probe, news.is_quiet() && !news.sacked, now);
+        if news.is_dubious() || self.recovery.state != CaState::Open {
+            news.duplicates = u32::from(news.is_quiet() && !news.dsack);
+            self.alert(news, now);
+        }
+        if news.set_timer && !self.schedule_loss_probe(true, now) {
+            self.rearm_rto(now);
+        }
+        let delivered = self.recovery.delivered.wrapping_sub(news.prior_delivered);
+        let lost = self.send.board.lost().wrapping_sub(news.prior_lost);
+        // Where order is often disturbed, what SACK reports counts as progress too.
+        let usual = self.recovery.reordering <= self.settings.reordering;
+        if self.recovery.is_reducing() {
+            self.reduce_window(delivered, lost, news.advanced);
+        } else if news.acked > 0 || (news.sacked && !usual) {
+            self.congestion.on_ack(delivered, now);
+        }
+    }
+
+    /// RFC 9293 §3.10.7.4: the window of the latest segment counts; one that shrinks counts only
+    /// with new data. True if this ACK is no mere duplicate for its window.
+    fn update_window(&mut self, segment: &Segment) -> bool {
+        let wnd = u32::from(segment.header.window) << self.send.window_scale;
+        let newer = segment.ack().after(self.send.una)
+            || segment.seq().after(self.send.wl1)
+            || (segment.seq() == self.send.wl1 && (wnd > self.send.wnd || wnd == 0));
+        if newer {
+            self.send.wnd = wnd;
+            self.send.wnd_max = self.send.wnd_max.max(wnd);
+            self.send.wl1 = segment.seq();
+        }
+        newer
+    }
+
+    fn input_sack(&mut self, segment: &Segment, news: &mut News, now: Instant) {
+        if !self.sack {
+            return;
+        }
+        let blocks = segment.options.sack_blocks();
+        let mut twice = self.input_dsack(blocks, segment.ack(), news);
+        for &(start, end) in blocks {
+            let (start, end) = (Seq(start), Seq(end));
+            let dsack = core::mem::take(&mut twice);
+            let valid = start.before(end)
+                && start.after(self.send.una)
+                && start.before(self.send.nxt)
+                && end.at_or_before(self.send.nxt);
+            if !valid {
+                continue;
+            }
+            if dsack {
+                let count = self.send.board.duplicated(start, end);
+                if self.recovery.undo_marker.is_some_and(|marker| end.after(marker)) {
+                    self.recovery.forgive(count);
+                }
+            }
+            self.take_block(start, end, news, now);
+        }
+        let lossy = self.recovery.state == CaState::Loss;
+        if let Some(low) = news.reordered
+            && (!lossy || self.recovery.undo_marker.is_some())
+        {
+            self.note_reordering(low);
+        }
+    }
+
+    /// One SACK block that may be.
+    fn take_block(&mut self, start: Seq, end: Seq, news: &mut News, now: Instant) {
+        let min_rtt = self.rtt.min();
+        let recovery = &mut self.recovery;
+        let mut delivered = 0;
+        self.send.board.sack(start, end, |record, highest| {
+            recovery.rack.deliver(record, min_rtt, now);
+            news.note_newest(record);
+            news.sacked = true;
+            delivered += record.segments;
+            if record.ever_resent {
+                return;
+            }
+            if highest.is_some_and(|highest| record.start.before(highest)) {
+                news.note_reordered(record.start);
+            }
+            news.original_acked |= record.end.at_or_before(recovery.high);
+            let first = news.sacked_sent.map_or(record.sent_at, |(first, _)| first);
+            news.sacked_sent = Some((first, record.sent_at));
+        });
+        self.count_delivered(delivered);
+    }
+
+    /// RFC 2883: whether the first block reports a duplicate, and what follows.
+    fn input_dsack(&mut self, blocks: &[(u32, u32)], ack: Seq, news: &mut News) -> bool {
+        let Some(&(start, end)) = blocks.first() else { return false };
+        let (start, end) = (Seq(start), Seq(end));
+        let below = start.before(ack);
+        let within = blocks.get(1).is_some_and(|&(first, last)| {
+            end.at_or_before(Seq(last)) && start.at_or_after(Seq(first))
+        });
+        let len = if start.before(end) { end - start } else { 0 };
+        if !(below || within) || len == 0 || len > self.send.wnd_max {
+            return false;
+        }
+        let recovery = &mut self.recovery;
+        let count = len.div_ceil(self.send.mss);
+        let of_probe = count == 1 && recovery.rack.probe_high() == Some(end);
+        news.dsack_of_probe |= of_probe;
+        recovery.dsack_dups = recovery.dsack_dups.saturating_add(count);
+        // A peer cannot have got more twice than was sent twice.
+        if recovery.dsack_dups > recovery.total_retrans {
+            return false;
+        }
+        if recovery.reord_seen > 0 && !of_probe {
+            recovery.rack.note_duplicate();
+        }
+        news.dsack = true;
+        if end.at_or_before(news.prior_una)
+            && recovery.undo_marker.is_some_and(|marker| end.after(marker))
+        {
+            recovery.forgive(count);
+        }
+        self.count_delivered(count);
+        true
+    }
+
+    /// Takes what `snd_una` passed off the scoreboard (Linux's tcp_clean_rtx_queue).
+    fn acknowledge(&mut self, ack: Seq, news: &mut News, now: Instant) {
+        let (sack, min_rtt) = (self.sack, self.rtt.min());
+        let timestamps = self.timestamps;
+        let recovery = &mut self.recovery;
+        let (mut delivered, mut in_flight_whole) = (0, true);
+        self.send.board.acknowledge(ack, |record, segments, whole| {
+            news.acked += segments;
+            news.note_newest(record);
+            in_flight_whole &= whole;
+            if record.ever_resent {
+                news.resent_acked = true;
+            } else if !record.sacked {
+                let first = news.acked_sent.map_or(record.sent_at, |(first, _)| first);
+                news.acked_sent = Some((first, record.sent_at));
+                news.note_reordered(record.start);
+                news.original_acked |= record.end.at_or_before(recovery.high);
+            }
+            if sack && !record.sacked {
+                delivered += segments;
+                let spurious =
+                    record.ever_resent && news.echo_is_before(timestamps.value(record.sent_at));
+                if !spurious {
+                    recovery.rack.deliver(record, min_rtt, now);
+                }
+            }
+        });
+        self.count_delivered(delivered);
+        let first = self.send.board.first();
+        news.reneging = first.is_some_and(|first| first.sacked);
+        let head_sent = first.map(|first| first.sent_at);
+        let lone = news.acked == 1 && in_flight_whole && ack - news.prior_una < self.send.mss;
+        let rtt = self.sample_rtt(news, lone, now);
+        if news.acked > 0 {
+            news.set_timer = true;
+            if self.sack {
+                let low = news.reordered.unwrap_or(ack);
+                if news.prior_sacked_end.is_some_and(|highest| low.before(highest)) {
+                    self.note_reordering(low);
+                }
+            } else {
+                self.eat_duplicates(news.acked);
+                // Without SACK nobody can tell which of both arrived.
+                news.original_acked &= !news.resent_acked;
+            }
+        } else if let (Some((sent, _)), Some(head), true) = (news.sacked_sent, head_sent, rtt) {
+            // The timer is put off only by what was sent after the head was.
+            news.set_timer |= sent < head;
+        }
+    }
+
+    /// Takes a round-trip sample if the ACK gives one (RFC 6298 §3, RFC 7323 §4). `lone` if it
+    /// acknowledges a single short segment, which may have been delayed.
+    fn sample_rtt(&mut self, news: &News, lone: bool, now: Instant) -> bool {
+        let mut acked = news.acked_sent.filter(|_| !news.resent_acked);
+        let delayed = lone
+            && news.prior_sacked == 0
+            && self.recovery.delivered == news.prior_delivered.wrapping_add(1)
+            && !(news.sacked || news.dsack || news.ece);
+        let mut last = acked.map(|(_, last)| now.since(last));
+        if let Some((_, sent)) = news.sacked_sent {
+            last = Some(now.since(sent));
+            acked = acked.or(news.sacked_sent);
+        }
+        let mut rtt = acked.map(|(first, _)| now.since(first));
+        if rtt.is_none()
+            && news.acked > 0
+            && let Some(echo) = news.echo
+        {
+            // The echo tells which transmission arrived.
+            let elapsed = self.timestamps.value(now).wrapping_sub(echo);
+            if elapsed < u32::MAX / 2 {
+                rtt = Some(Duration::from_millis(u64::from(elapsed).max(1)));
+                last = rtt;
+            }
+        }
+        let (Some(rtt), Some(last)) = (rtt, last) else { return false };
+        self.rtt.sample_min(last, delayed, now);
+        self.rtt.sample(rtt, self.send.una, self.send.nxt);
+        self.timers.probe_backoff = 0;
+        self.congestion.on_sample(&Sample {
+            rtt: last,
+            una: self.send.una,
+            nxt: self.send.nxt,
+            pacing_rate: self.send.pacing.rate,
+            paced: self.is_paced(),
+            burst_max: SUPER_BYTES,
+            now,
+        });
+        true
+    }
+
+    /// The answer to our SYN acknowledges data that went with it.
+    pub(super) fn advance_una(&mut self, ack: Seq, now: Instant) {
+        let mut delivered = 0;
+        self.counters.bytes_acked += u64::from(ack - self.send.una);
+        self.send.una = ack;
+        self.send.board.acknowledge(ack, |_, segments, _| delivered += segments);
+        self.count_delivered(delivered);
+        self.release_acknowledged(now);
+        self.rearm_rto(now);
+    }
+
+    /// Drops what the peer has from the queue, and sees to an acknowledged FIN.
+    fn release_acknowledged(&mut self, now: Instant) {
+        let ack = self.send.una;
+        let data = if ack.after(self.send.base) { ack - self.send.base } else { 0 };
+        let data = (data as usize).min(self.send.queue.len());
+        if data > 0 {
+            self.send.queue.advance(data);
+            self.send.base += data as u32;
+        }
+        if self.send.board.is_empty() {
+            self.send.chrono.stop(Limit::Busy, self.send.unsent() == 0, now);
+        }
+        self.send.writes.acknowledge(ack);
+        self.stamp_acknowledged(now);
+        if self.send.fin_sent && ack == self.send.nxt {
+            self.input_ack_of_fin(now);
+        }
+    }
+
+    fn input_ack_of_fin(&mut self, now: Instant) {
+        match self.state {
+            State::FinWait1 => {
+                self.note(Events::SENT_ALL);
+                self.state = State::FinWait2;
+                if !self.owned {
+                    self.timers.fin_wait = Some(now + self.settings.fin_wait);
+                }
+            }
+            State::Closing => {
+                self.note(Events::SENT_ALL);
+                self.enter_time_wait();
+            }
+            State::LastAck => {
+                self.note(Events::SENT_ALL);
+                self.finish(None);
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! When what was received is acknowledged (RFC 9293 §3.8.6.3), as Linux decides it.
+//!
+//! At the start, after a pause and when something is wrong, ACKs go at once (*quick* ACKs, so many
+//! as half the window has segments). A connection that answers data with data waits for the answer
+//! to carry the ACK (*ping-pong*). Otherwise every second full segment is acknowledged, and less
+//! after a delay that follows the time between arrivals.
+
+use super::connection::Connection;
+use super::seq::Seq;
+use super::sides::{AckOwed, Receiver};
+use super::state::State;
+use crate::time::{Duration, Instant};
+
+/// Most quick ACKs in a row (Linux's TCP_MAX_QUICKACKS).
+pub(super) const QUICK_ACKS: u8 = 16;
+/// Quick ACKs after a mark of congestion.
+pub(super) const QUICK_ACKS_MARKED: u8 = 2;
+/// Longest delay (Linux's TCP_DELACK_MAX).
+const DELAY_MAX: Duration = Duration::from_millis(200);
+
+impl Receiver {
+    /// Acknowledges the next segments at once: at most `max` of them.
+    fn add_quick_acks(&mut self, max: u8) {
+        let segments = self.offered / (2 * self.mss.max(1));
+        let wanted = u8::try_from(segments).unwrap_or(max).min(max);
+        self.quick_acks = self.quick_acks.max(if wanted == 0 { 2 } else { wanted });
+    }
+}
+
+impl Connection {
+    /// Quick ACKs, and no waiting for an answer.
+    pub(super) fn enter_quick_acks(&mut self, max: u8) {
+        self.receive.add_quick_acks(max);
+        self.receive.ping_pong = false;
+        self.receive.delay = self.settings.delayed_ack;
+    }
+
+    /// Data arrived: follows the time between arrivals.
+    pub(super) fn measure_arrival(&mut self, now: Instant) {
+        let least = self.settings.delayed_ack;
+        let since = now.since(self.receive.data_at);
+        let rto = self.rtt.rto();
+        let receive = &mut self.receive;
+        receive.data_at = now;
+        if receive.delay == Duration::ZERO {
+            receive.add_quick_acks(QUICK_ACKS);
+            receive.delay = least;
+        } else if since + since <= least {
+            receive.delay = halved(receive.delay) + halved(least);
+        } else if since < receive.delay {
+            receive.delay = (halved(receive.delay) + since).min(rto);
+        } else if since > rto {
+            receive.add_quick_acks(QUICK_ACKS);
+        }
+    }
+
+    /// Data in order arrived; `pushed` if its end is one of the sender's writes.
+    pub(super) fn owe_ack(&mut self, len: u32, pushed: bool, now: Instant) {
+        let receive = &mut self.receive;
+        if len < receive.mss {
+            receive.pushed = (receive.pushed + 1).min(2);
+        } else if pushed {
+            receive.pushed = receive.pushed.max(1);
+        }
+        let quick = receive.quick_acks > 0 && !receive.ping_pong;
+        if quick || receive.nxt - receive.acked > receive.mss {
+            receive.ack_owed = AckOwed::Now;
+        } else {
+            self.delay_ack(now);
+        }
+    }
+
+    fn delay_ack(&mut self, now: Instant) {
+        if self.receive.ack_owed == AckOwed::Now {
+            return;
+        }
+        self.receive.ack_owed = AckOwed::Delayed;
+        let least = self.settings.delayed_ack;
+        let mut delay = self.receive.delay;
+        if delay > least {
+            let answering = self.receive.ping_pong || self.receive.pushed > 0;
+            let mut max = if answering { DELAY_MAX } else { DELAY_MAX.saturating_mul(5) };
+            if let Some(srtt) = self.rtt.srtt() {
+                max = max.min(srtt.max(least));
+            }
+            delay = delay.min(max);
+        }
+        let at = now + delay.min(DELAY_MAX);
+        self.timers.delayed_ack =
+            Some(self.timers.delayed_ack.map_or(at, |earlier| earlier.min(at)));
+    }
+
+    /// The delay is over: the next may be longer, unless the answer did not come.
+    pub(super) fn ack_delay_over(&mut self) {
+        if self.receive.ack_owed == AckOwed::No {
+            return;
+        }
+        let rto = self.rtt.rto();
+        if core::mem::take(&mut self.receive.ping_pong) {
+            self.receive.delay = self.settings.delayed_ack;
+        } else {
+            self.receive.delay = (self.receive.delay + self.receive.delay).min(rto);
+        }
+        self.receive.ack_owed = AckOwed::Now;
+    }
+
+    /// The third segment waits for data that is to come.
+    pub(super) fn delay_third_segment(&mut self, now: Instant) {
+        self.enter_quick_acks(QUICK_ACKS);
+        self.receive.ack_owed = AckOwed::Delayed;
+        self.timers.delayed_ack = Some(now + DELAY_MAX);
+    }
+
+    /// A segment with an ACK went out, with data or without.
+    pub(super) fn ack_sent(&mut self, data: bool, now: Instant) {
+        let receive = &mut self.receive;
+        receive.ack_owed = AckOwed::No;
+        receive.acked = receive.nxt;
+        receive.pushed = 0;
+        receive.duplicate = None;
+        if receive.quick_acks > 0 {
+            receive.quick_acks -= 1;
+            if receive.quick_acks == 0 {
+                receive.delay = self.settings.delayed_ack;
+            }
+        }
+        if data && now.since(receive.data_at) < receive.delay {
+            receive.ping_pong = true;
+        }
+        self.timers.delayed_ack = None;
+    }
+
+    /// The reader took data: an ACK that waited for its answer may go.
+    pub(super) fn read_some(&mut self) {
+        let receive = &mut self.receive;
+        if receive.ack_owed != AckOwed::Delayed {
+            return;
+        }
+        let small = receive.pushed > 1 || (receive.pushed > 0 && !receive.ping_pong);
+        if receive.nxt - receive.acked > receive.mss || (small && receive.queue.is_empty()) {
+            receive.ack_owed = AckOwed::Now;
+        }
+    }
+
+    /// Acknowledges at once from now on, or delays (TCP_QUICKACK). An ACK that waits goes now.
+    pub fn set_quickack(&mut self, quick: bool) {
+        self.receive.ping_pong = !quick;
+        let open = matches!(self.state, State::Established | State::CloseWait);
+        if quick && open && self.receive.ack_owed == AckOwed::Delayed {
+            self.receive.ack_owed = AckOwed::Now;
+        }
+    }
+
+    /// True unless ACKs wait for an answer to carry them (TCP_QUICKACK).
+    pub fn quickack(&self) -> bool {
+        !self.receive.ping_pong
+    }
+
+    /// Something came twice: its sender may have missed an ACK. Reports it if the peer understands
+    /// (RFC 2883).
+    pub(super) fn came_twice(&mut self, start: Seq, end: Seq) {
+        self.enter_quick_acks(QUICK_ACKS);
+        self.receive.ack_owed = AckOwed::Now;
+        if self.sack && self.settings.dsack && start.before(end) {
+            self.receive.duplicate = Some((start, end));
+        }
+    }
+}
+
+fn halved(duration: Duration) -> Duration {
+    Duration::from_micros(duration.as_micros() as u64 / 2)
+}

@@ -1,0 +1,195 @@
+//! The send buffer: what the owner may add, and when he hears that he may add more.
+//!
+//! As in Linux the buffer bounds memory, not bytes: each buffer of the queue and each outstanding
+//! packet counts with an overhead. A write that begins below the bound may fill one more buffer.
+
+use super::chrono::Limit;
+use super::congestion::INITIAL_SEGMENTS;
+use super::connection::{Connection, MSS_DEFAULT_V4};
+use super::pacing::SUPER_BYTES;
+use super::state::Events;
+use crate::time::Instant;
+use towpath_packet::Piece;
+
+impl Connection {
+    /// Sets the size of the send buffer, in bytes with overhead; it is not tuned any more
+    /// (`SO_SNDBUF`, after the doubling).
+    pub fn set_send_buffer(&mut self, bytes: u32) {
+        self.send.buffer = bytes.max(SEND_BUFFER_MIN);
+        self.send.buffer_fixed = true;
+    }
+
+    /// Size of the send buffer, in bytes with overhead (`SO_SNDBUF`).
+    pub fn send_buffer(&self) -> u32 {
+        self.send.buffer
+    }
+
+    /// Unsent bytes from which on there is no room and nobody is told of any
+    /// (`TCP_NOTSENT_LOWAT`); zero for the default of the settings.
+    pub fn set_notsent_lowat(&mut self, bytes: u32) {
+        self.send.notsent_lowat = bytes;
+        self.send.space_check_due = true;
+    }
+
+    /// Bytes that the send queue takes now: the rest of a buffer begun, or a whole one. Ask again
+    /// after adding them. Zero means that [`Events::WRITABLE`] will tell.
+    pub fn send_room(&mut self) -> usize {
+        if self.send.fin_queued || !(self.state.can_send() || self.state.is_opening()) {
+            return 0;
+        }
+        let goal = self.size_goal();
+        let end = self.send.queue_end();
+        let held = self.send.queue.held() / HELD_DIVISOR;
+        let mut room = 0;
+        // A buffer begun is filled whatever memory it takes, within reason.
+        if held < (self.send.buffer + goal) as usize {
+            room = self.send.writes.tail_room(end, self.send.nxt.max(self.send.base), goal);
+        }
+        if room == 0 && self.has_space(0) {
+            room = goal;
+        }
+        self.send.no_space |= room == 0;
+        room as usize
+    }
+
+    /// True if an owner who waits for room should try again: a third of the buffer is free
+    /// (Linux's sk_stream_is_writeable).
+    pub fn is_writable(&self) -> bool {
+        let (used, buffer) = (self.send_memory(), self.send.buffer as usize);
+        buffer.saturating_sub(used) >= used / 2 && self.has_space(1)
+    }
+
+    /// Lends `piece` to be sent, as a write of its own. The owner keeps to
+    /// [`Connection::send_room`]; what it gives beyond is taken all the same, as a read from a
+    /// socket cannot be undone. After [`Connection::close_send`] or the end of the connection the
+    /// piece is dropped.
+    pub fn send(&mut self, piece: Piece) {
+        self.append(piece, true);
+        self.end_write(false, false);
+    }
+
+    /// Lends a part of a write; `begins` for its first. [`Connection::end_write`] follows the last.
+    pub fn append(&mut self, piece: Piece, begins: bool) {
+        if self.send.fin_queued || !(self.state.can_send() || self.state.is_opening()) {
+            return;
+        }
+        let (end, len, goal) = (self.send.queue_end(), piece.len() as u32, self.size_goal());
+        let next = self.send.nxt.max(self.send.base);
+        if len > self.send.writes.tail_room(end, next, goal) {
+            // What was to go out at once is complete.
+            self.send.push_now = false;
+        }
+        self.send.writes.append(end, len, next, goal, begins);
+        self.send.queue.push(piece);
+        if (end + len).after(self.send.pushed + self.send.wnd_max / 2) {
+            self.mark_push();
+        }
+    }
+
+    /// A write ends with what was appended. `more`: the owner will go on, and a segment that is
+    /// not full waits for that, or for an ACK (`MSG_MORE`). `record`: no later byte shares a
+    /// segment with one before (`MSG_EOR`).
+    pub fn end_write(&mut self, more: bool, record: bool) {
+        self.send.more_follows = more;
+        if !more {
+            self.mark_push();
+        }
+        if record {
+            self.send.writes.end_record();
+        }
+    }
+
+    /// Bytes given to [`Connection::send`] and not yet acknowledged.
+    pub fn unacknowledged(&self) -> usize {
+        self.send.queue.len()
+    }
+
+    /// Bytes given to [`Connection::send`] and never sent.
+    pub fn unsent(&self) -> usize {
+        self.send.unsent() as usize
+    }
+
+    /// What was acknowledged or sent may have made room: grows the buffer with the window, and
+    /// tells an owner who waits (Linux's tcp_check_space).
+    pub(super) fn check_space(&mut self, now: Instant) {
+        if !core::mem::take(&mut self.send.space_check_due) || !self.send.no_space {
+            return;
+        }
+        if self.window_room() > 0 {
+            self.expand_send_buffer();
+            self.congestion.window_mut().restamp_use(now);
+        }
+        if self.is_writable() {
+            self.send.no_space = false;
+            let empty = self.send.board.is_empty() && self.send.unsent() == 0;
+            self.send.chrono.stop(Limit::SendBuffer, empty, now);
+            self.note(Events::WRITABLE);
+        }
+    }
+
+    /// Makes room for two windows, the second for what replaces the first (Linux's
+    /// tcp_sndbuf_expand).
+    pub(super) fn expand_send_buffer(&mut self) {
+        if self.send.buffer_fixed {
+            return;
+        }
+        let per_segment = (self.send.mss + 2 * PACKET_HEADROOM).next_power_of_two() + PACKET_STATE;
+        let segments = self.congestion.cwnd().max(INITIAL_SEGMENTS);
+        let wanted = per_segment.saturating_mul(segments).saturating_mul(2);
+        if self.send.buffer < wanted {
+            self.send.buffer = wanted.min(self.settings.send_buffer_max).max(self.send.buffer);
+        }
+    }
+
+    /// Bytes that are put into one buffer: the largest super-packet, but never more than half of
+    /// the peer's largest window, which would keep it waiting.
+    pub(super) fn size_goal(&self) -> u32 {
+        let bytes = self.bound_to_half_window(SUPER_BYTES - PACKET_HEADROOM);
+        (bytes - bytes % self.send.mss).max(self.send.mss)
+    }
+
+    /// RFC 9293 §3.8.6.2.1: at most half of the peer's largest window at once, for windows of more
+    /// than a small segment.
+    pub(super) fn bound_to_half_window(&self, bytes: u32) -> u32 {
+        let window = self.send.wnd_max;
+        let most = if window > MSS_DEFAULT_V4 { window / 2 } else { window };
+        if most > 0 && bytes > most { most.max(MSS_BOUND) } else { bytes }
+    }
+
+    fn mark_push(&mut self) {
+        self.send.writes.push();
+        self.send.pushed = self.send.queue_end();
+    }
+
+    /// Memory that the queue counts with: bytes and the overhead of each buffer and packet, or a
+    /// part of what lenders are kept from if that is much more.
+    fn send_memory(&self) -> usize {
+        let sender = &self.send;
+        let buffers = sender.board.len() + sender.writes.unsent(sender.nxt);
+        let bytes = sender.queue.len() + buffers * BUFFER_OVERHEAD;
+        bytes.max(sender.queue.held() / HELD_DIVISOR)
+    }
+
+    /// There is room for another buffer; `wake` 1 if only half of the unsent bytes are allowed.
+    fn has_space(&self, wake: u32) -> bool {
+        let lowat = match self.send.notsent_lowat {
+            0 => self.settings.notsent_lowat,
+            own => own,
+        };
+        let unsent = u64::from(self.send.unsent()) << wake;
+        unsent < u64::from(lowat) && self.send_memory() < self.send.buffer as usize
+    }
+}
+
+/// Memory that small pieces may keep from their lenders, as a multiple of the send buffer.
+const HELD_DIVISOR: usize = 4;
+/// Memory that each buffer counts with beside its bytes.
+const BUFFER_OVERHEAD: usize = 1280;
+/// Room for headers and state in front of a packet's bytes, for sizing the buffer.
+const PACKET_HEADROOM: u32 = 320;
+/// State of a packet, for sizing the buffer.
+const PACKET_STATE: u32 = 256;
+/// Least send buffer.
+const SEND_BUFFER_MIN: u32 = 4608;
+/// Least segment that a small window leaves.
+const MSS_BOUND: u32 = 48;

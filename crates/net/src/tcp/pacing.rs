@@ -1,0 +1,109 @@
+//! The rate that the window amounts to, sizes of super-packets that follow from it, and pacing.
+//!
+//! The rate is always calculated, as Linux does: it says how large super-packets should be, so
+//! that a slow path gets a steady stream and not bursts. Segments are held back to keep to it only
+//! where the owner limits the rate or asks for pacing; Linux too paces only with the `fq` queueing
+//! discipline or such a limit.
+
+use super::connection::{Connection, TIMESTAMPS_LEN};
+use super::output::Egress;
+use crate::gso::TCP_SEGMENTS_MAX;
+use crate::time::{Duration, Instant};
+use crate::wire::tcp::HEADER_LEN;
+
+/// Rate of a connection, in bytes per second.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pacing {
+    /// What the window amounts to, at most `max`.
+    pub(super) rate: u64,
+    /// The owner's limit (`SO_MAX_PACING_RATE`); [`RATE_UNLIMITED`] without.
+    pub(super) max: u64,
+    /// Nothing new is sent before this.
+    next_at: Instant,
+}
+
+impl Default for Pacing {
+    fn default() -> Self {
+        Self { rate: RATE_UNLIMITED, max: RATE_UNLIMITED, next_at: Instant::START }
+    }
+}
+
+impl Connection {
+    /// Limits the rate at which this connection sends to `rate` bytes per second
+    /// (`SO_MAX_PACING_RATE`); `None` ends the limit.
+    pub fn set_max_pacing_rate(&mut self, rate: Option<u64>) {
+        let pacing = &mut self.send.pacing;
+        pacing.max = rate.unwrap_or(RATE_UNLIMITED);
+        pacing.rate = pacing.rate.min(pacing.max);
+    }
+
+    /// Calculates the rate anew, after an ACK: twice what the window amounts to in the first half
+    /// of slow start, a little more than it later, so that pacing itself does not slow it down.
+    pub(super) fn update_pacing_rate(&mut self) {
+        let window = self.congestion.window();
+        let ratio = if window.cwnd() < window.ssthresh() / 2 {
+            self.settings.pacing_ss_ratio
+        } else {
+            self.settings.pacing_ca_ratio
+        };
+        let segments = window.cwnd().max(self.send.board.totals().packets_out);
+        let bytes = u64::from(self.send.mss) * u64::from(segments) * u64::from(ratio) / 100;
+        let srtt_us = self.rtt.srtt().map_or(1, |srtt| srtt.as_micros().max(1) as u64);
+        let pacing = &mut self.send.pacing;
+        pacing.rate = bytes.saturating_mul(1_000_000).div_euclid(srtt_us).min(pacing.max);
+    }
+
+    /// True if segments are spread over time.
+    pub(super) fn is_paced(&self) -> bool {
+        self.settings.pacing || self.send.pacing.max != RATE_UNLIMITED
+    }
+
+    /// When the pacing timer lets the next segment go, if that is still to come.
+    pub(super) fn paced_until(&self, now: Instant) -> Option<Instant> {
+        let at = self.send.pacing.next_at;
+        (self.is_paced() && at > now).then_some(at)
+    }
+
+    /// `bytes` with headers were sent.
+    pub(super) fn pace(&mut self, bytes: u32, now: Instant) {
+        if !self.is_paced() || self.counters.data_segs_out < UNPACED_SEGMENTS {
+            return;
+        }
+        let pacing = &mut self.send.pacing;
+        let micros = u64::from(bytes) * 1_000_000 / pacing.rate.max(1);
+        // What was late is made up for by half, as a timer that fires late would slow it down.
+        let credit = now.since(pacing.next_at).min(Duration::from_micros(micros / 2));
+        let wait = Duration::from_micros(micros).saturating_sub(credit);
+        pacing.next_at = now.max(pacing.next_at) + wait;
+    }
+
+    /// Segments of `size` bytes in a super-packet: about a millisecond's worth of the rate, more
+    /// on a path that is so short that bursts do no harm (Linux's tcp_tso_autosize).
+    pub(super) fn super_segments(&self, egress: &Egress, size: u32) -> u32 {
+        let mut bytes = self.send.pacing.rate >> PACING_SHIFT;
+        let min_us = self.rtt.min().map_or(u32::MAX, |min| min.as_micros() as u32);
+        bytes += u64::from(SUPER_BYTES.checked_shr(min_us >> TSO_RTT_LOG).unwrap_or(0));
+        let bytes = bytes.min(u64::from(SUPER_BYTES)) as u32;
+        let segments = (bytes / size).max(self.settings.min_tso_segs.max(1));
+        segments.min(self.super_segments_max(egress, size))
+    }
+
+    /// Segments of `size` bytes in the largest packet there is.
+    pub(super) fn super_segments_max(&self, egress: &Egress, size: u32) -> u32 {
+        let headers = egress.ip_header_len + HEADER_LEN as u32 + TIMESTAMPS_LEN + SACK_LEN;
+        ((SUPER_BYTES - headers) / size).clamp(1, TCP_SEGMENTS_MAX as u32)
+    }
+}
+
+/// No limit.
+pub const RATE_UNLIMITED: u64 = u64::MAX;
+/// Largest packet: the length field of IP has 16 bits.
+pub(super) const SUPER_BYTES: u32 = 65_535;
+/// Bytes of three SACK blocks beside timestamps.
+const SACK_LEN: u32 = 28;
+/// A super-packet holds 1/2^10 s of the rate (Linux's sk_pacing_shift).
+const PACING_SHIFT: u32 = 10;
+/// Each 2^9 us of round trip halve the additional size (Linux's tcp_tso_rtt_log).
+const TSO_RTT_LOG: u32 = 9;
+/// The first segments of a connection are not paced (as with Linux's internal pacing).
+const UNPACED_SEGMENTS: u32 = 10;

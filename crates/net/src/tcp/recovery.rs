@@ -1,0 +1,540 @@
+//! Loss recovery: the states of Linux's tcp_fastretrans_alert, proportional rate reduction
+//! (RFC 6937, with its slow-start bound), NewReno without SACK (RFC 6582), F-RTO
+//! (RFC 5682), and undoing a reduction that was a mistake (RFC 3522, RFC 3708, RFC 4015).
+//!
+//! # Theory of operation
+//!
+//! `Open` becomes `Disorder` with the first sign of disorder and `Recovery` when something is
+//! known to be lost; the timer makes it `Loss`; congestion without loss makes it `Cwr`. The last
+//! three end when everything before `high`, the next number at their beginning, is acknowledged.
+//! In `Cwr` and `Recovery` each ACK sets the window to what is in flight and as much more as
+//! proportional rate reduction allows; in `Loss` it grows from one segment.
+//!
+//! What is sent again follows from the records that are marked lost, and `Resend` says whether the
+//! last ACK allows it. The marks come from `rack` where there is SACK, and from counting duplicate
+//! ACKs where there is none.
+
+use super::ack::News;
+use super::congestion::{CaState, Event};
+use super::connection::Connection;
+use super::rack::Rack;
+use super::seq::Seq;
+use crate::time::{Duration, Instant};
+
+/// Largest degree of reordering that is believed (Linux's tcp_max_reordering).
+pub(super) const REORDERING_MAX: u32 = 300;
+/// Least time that a receiver that dropped what it had reported is given to say more (Linux's
+/// tcp_check_sack_reneging).
+const RENEGING_WAIT_MIN: Duration = Duration::from_millis(10);
+
+/// What the last ACK allows to be sent again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(super) enum Resend {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// New data first; what is lost only if there is none (RFC 5682 §3.1 step 2b).
+    NewFirst,
+    /// What is lost.
+    Lost,
+}
+
+/// State of loss recovery.
+pub(super) struct Recovery {
+    pub(super) state: CaState,
+    /// The state ends when this is acknowledged (Linux's high_seq).
+    pub(super) high: Seq,
+    /// `snd_una` at the beginning of a reduction that may yet be undone.
+    pub(super) undo_marker: Option<Seq>,
+    /// Segments sent again since then whose duplicates have not been reported; `None` before any.
+    pub(super) undo_retrans: Option<u32>,
+    /// Threshold to return to.
+    pub(super) prior_ssthresh: Option<u32>,
+    /// First retransmission of this episode.
+    pub(super) resent_at: Option<Instant>,
+    prr_delivered: u32,
+    prr_out: u32,
+    /// The timeout may prove spurious.
+    frto: bool,
+    pub(super) resend: Resend,
+    /// Segments by which order may be disturbed before loss is assumed.
+    pub(super) reordering: u32,
+    /// How often reordering was seen on this connection.
+    pub(super) reord_seen: u32,
+    /// Segments delivered, as far as is known; wraps.
+    pub(super) delivered: u32,
+    /// Segments that were reported twice.
+    pub(super) dsack_dups: u32,
+    /// Segments sent again.
+    pub(super) total_retrans: u32,
+    pub(super) rack: Rack,
+}
+
+impl Recovery {
+    /// Nothing sent yet.
+    pub(super) fn new(iss: Seq, reordering: u32) -> Self {
+        Self {
+            state: CaState::Open,
+            high: iss,
+            undo_marker: None,
+            undo_retrans: None,
+            prior_ssthresh: None,
+            resent_at: None,
+            prr_delivered: 0,
+            prr_out: 0,
+            frto: false,
+            resend: Resend::Nothing,
+            reordering,
+            reord_seen: 0,
+            delivered: 0,
+            dsack_dups: 0,
+            total_retrans: 0,
+            rack: Rack::default(),
+        }
+    }
+
+    /// The window is being taken down.
+    pub(super) fn is_reducing(&self) -> bool {
+        matches!(self.state, CaState::Cwr | CaState::Recovery)
+    }
+
+    /// `segments` were sent while the window is being taken down.
+    pub(super) fn note_reduced_send(&mut self, segments: u32) {
+        self.prr_out += segments;
+    }
+
+    /// `segments` were sent again as a loss probe.
+    pub(super) fn note_probe(&mut self, segments: u32) {
+        self.total_retrans = self.total_retrans.wrapping_add(segments);
+    }
+
+    /// `segments` that were lost were sent again.
+    pub(super) fn note_resent(&mut self, segments: u32, now: Instant) {
+        self.note_probe(segments);
+        self.resent_at.get_or_insert(now);
+        self.undo_retrans = Some(self.undo_retrans.unwrap_or(0).saturating_add(segments));
+        if self.is_reducing() {
+            self.note_reduced_send(segments);
+        }
+    }
+
+    /// `count` segments sent again turn out to have arrived twice.
+    pub(super) fn forgive(&mut self, count: u32) {
+        if self.undo_marker.is_some() {
+            self.undo_retrans = self.undo_retrans.map(|left| left.saturating_sub(count));
+        }
+    }
+}
+
+impl Connection {
+    /// An ACK with something unusual about it, or in an unusual state (Linux's
+    /// tcp_fastretrans_alert).
+    pub(super) fn alert(&mut self, news: &mut News, now: Instant) {
+        self.recovery.resend = Resend::Nothing;
+        if news.ece {
+            // RFC 3168 §6.1.2: this reduction is not a mistake.
+            self.recovery.prior_ssthresh = None;
+        }
+        if self.wait_for_reneging(news, now) || self.leave_state(news, now) {
+            return;
+        }
+        match self.recovery.state {
+            CaState::Recovery => {
+                if !news.advanced {
+                    self.add_duplicates(news.duplicates);
+                } else if self.undo_partly(news, now) {
+                    return;
+                }
+                if self.undo_by_dsack(now) {
+                    self.try_to_open(news, now);
+                }
+                self.find_losses(news, now);
+                if self.recovery.state != CaState::Recovery {
+                    if self.send.board.totals().lost_out == 0 {
+                        return;
+                    }
+                    self.enter_recovery(news.ece, now);
+                }
+            }
+            CaState::Loss => {
+                self.process_loss(news, now);
+                self.find_losses(news, now);
+                if self.recovery.state == CaState::Open || news.lost_again {
+                    // The timeout was a mistake, or what it sent is lost too.
+                    if !self.judge_disorder(news, now) {
+                        return;
+                    }
+                } else {
+                    return;
+                }
+            }
+            _ => {
+                if !self.judge_disorder(news, now) {
+                    return;
+                }
+            }
+        }
+        self.recovery.resend = Resend::Lost;
+    }
+
+    /// Outside of recovery: true if it begins.
+    fn judge_disorder(&mut self, news: &mut News, now: Instant) -> bool {
+        if !self.sack {
+            if news.advanced {
+                self.send.board.set_duplicates(0);
+            }
+            self.add_duplicates(news.duplicates);
+        }
+        if self.recovery.state <= CaState::Disorder {
+            self.undo_by_dsack(now);
+        }
+        self.find_losses(news, now);
+        if self.send.board.totals().lost_out == 0 {
+            self.try_to_open(news, now);
+            return false;
+        }
+        self.enter_recovery(news.ece, now);
+        true
+    }
+
+    /// The first of what SACK reported is now missing (RFC 2018 §8). ACKs may be out of order: a
+    /// moment later the timer decides.
+    fn wait_for_reneging(&mut self, news: &mut News, now: Instant) -> bool {
+        if !(news.reneging && news.advanced) {
+            return false;
+        }
+        let wait = self.rtt.srtt().map_or(Duration::ZERO, |srtt| srtt / 2);
+        self.timers.arm_retransmit(now + wait.max(RENEGING_WAIT_MIN));
+        news.set_timer = false;
+        true
+    }
+
+    /// Ends a state when all of its data is acknowledged. True if nothing more is to be done.
+    fn leave_state(&mut self, news: &News, now: Instant) -> bool {
+        let una = self.send.una;
+        if self.recovery.state == CaState::Open {
+            self.recovery.resent_at = None;
+        } else if una.at_or_after(self.recovery.high) {
+            match self.recovery.state {
+                // The peer must see CWR, which goes with what follows.
+                CaState::Cwr if una != self.recovery.high => {
+                    self.end_reduction(now);
+                    self.set_state(CaState::Open, now);
+                }
+                CaState::Recovery => {
+                    if !self.sack {
+                        self.send.board.set_duplicates(0);
+                    }
+                    if self.undo_at_end(news, now) {
+                        return true;
+                    }
+                    self.end_reduction(now);
+                }
+                _ => {}
+            }
+        }
+        false
+    }
+
+    pub(super) fn set_state(&mut self, state: CaState, now: Instant) {
+        self.recovery.state = state;
+        self.congestion.on_state(state, self.send.nxt, now);
+    }
+
+    /// Marks what is lost.
+    fn find_losses(&mut self, news: &mut News, now: Instant) {
+        let totals = self.send.board.totals();
+        if totals.packets_out == 0 {
+            return;
+        }
+        if self.sack {
+            if self.mark_late(now) {
+                news.set_timer = false;
+            }
+            news.lost_again |= self.send.board.totals().retrans_out < totals.retrans_out;
+            return;
+        }
+        let recovering = self.recovery.state == CaState::Recovery;
+        let begins = self.recovery.state < CaState::Recovery
+            && totals.sacked_out >= self.recovery.reordering;
+        if begins || (recovering && news.advanced) {
+            self.send.board.lose_first();
+        }
+    }
+
+    pub(super) fn any_resent(&self) -> bool {
+        self.send.board.totals().retrans_out > 0
+            || self.send.board.first().is_some_and(|first| first.ever_resent)
+    }
+
+    /// Back to `Open`, or `Disorder` if something is still odd.
+    fn try_to_open(&mut self, news: &News, now: Instant) {
+        if !self.any_resent() {
+            self.recovery.resent_at = None;
+        }
+        if news.ece {
+            self.enter_cwr(now);
+        }
+        if self.recovery.state != CaState::Cwr {
+            self.keep_open(now);
+        }
+    }
+
+    pub(super) fn keep_open(&mut self, now: Instant) {
+        let totals = self.send.board.totals();
+        let odd = totals.sacked_out + totals.lost_out > 0 || self.any_resent();
+        let state = if odd { CaState::Disorder } else { CaState::Open };
+        if self.recovery.state != state {
+            self.set_state(state, now);
+            self.recovery.high = self.send.nxt;
+        }
+    }
+
+    /// Fast recovery begins.
+    pub(super) fn enter_recovery(&mut self, ece: bool, now: Instant) {
+        self.recovery.resent_at.get_or_insert(now);
+        self.recovery.prior_ssthresh = None;
+        self.prepare_undo();
+        if !self.recovery.is_reducing() {
+            if !ece {
+                self.recovery.prior_ssthresh = Some(self.current_ssthresh());
+            }
+            self.begin_reduction();
+        }
+        self.set_state(CaState::Recovery, now);
+    }
+
+    /// The network or the peer told of congestion without loss (RFC 3168 §6.1.2): the window goes
+    /// down over a round trip.
+    pub(super) fn enter_cwr(&mut self, now: Instant) {
+        self.recovery.prior_ssthresh = None;
+        if self.recovery.state < CaState::Cwr {
+            self.recovery.undo_marker = None;
+            self.begin_reduction();
+            self.set_state(CaState::Cwr, now);
+        }
+    }
+
+    fn current_ssthresh(&self) -> u32 {
+        let window = self.congestion.window();
+        if self.recovery.is_reducing() { window.ssthresh() } else { window.current_ssthresh() }
+    }
+
+    fn prepare_undo(&mut self) {
+        let recovery = &mut self.recovery;
+        recovery.undo_marker = Some(self.send.una);
+        // What is on the way may be reported twice later, too.
+        let probe = u32::from(recovery.rack.probe_resent());
+        let out = self.send.board.totals().retrans_out + probe;
+        recovery.undo_retrans = (out > 0).then_some(out);
+    }
+
+    pub(super) fn begin_reduction(&mut self) {
+        self.recovery.high = self.send.nxt;
+        self.recovery.rack.forget_probe();
+        self.recovery.prr_delivered = 0;
+        self.recovery.prr_out = 0;
+        let ssthresh = self.congestion.loss_ssthresh();
+        let window = self.congestion.window_mut();
+        window.clear_credit();
+        window.set_prior_cwnd(window.cwnd());
+        window.set_ssthresh(ssthresh);
+        // RFC 3168 §6.1.2: the peer is told.
+        self.ecn.reduced = true;
+    }
+
+    /// Proportional rate reduction (RFC 6937 §3; Linux's tcp_cwnd_reduction).
+    pub(super) fn reduce_window(&mut self, delivered: u32, lost: u32, advanced: bool) {
+        if delivered == 0 {
+            return;
+        }
+        let in_flight = self.send.board.in_flight();
+        let recovery = &mut self.recovery;
+        let window = self.congestion.window_mut();
+        recovery.prr_delivered += delivered;
+        let (ssthresh, prior) = (u64::from(window.ssthresh()), u64::from(window.prior_cwnd()));
+        let send = match window.ssthresh().checked_sub(in_flight) {
+            None => {
+                let share = (ssthresh * u64::from(recovery.prr_delivered)).div_ceil(prior.max(1));
+                u32::try_from(share).unwrap_or(u32::MAX).saturating_sub(recovery.prr_out)
+            }
+            Some(room) => {
+                let owed = recovery.prr_delivered.saturating_sub(recovery.prr_out).max(delivered);
+                // Slow start while retransmissions arrive and nothing more is lost.
+                (owed + u32::from(advanced && lost == 0)).min(room)
+            }
+        };
+        // The first hole goes out when recovery begins.
+        let send = send.max(u32::from(recovery.prr_out == 0));
+        window.set_cwnd(in_flight.saturating_add(send));
+    }
+
+    pub(super) fn end_reduction(&mut self, now: Instant) {
+        let undoable = self.recovery.undo_marker.is_some();
+        let window = self.congestion.window_mut();
+        if window.has_threshold() && (self.recovery.state == CaState::Cwr || undoable) {
+            window.set_cwnd(window.ssthresh());
+            window.restamp(now);
+        }
+        self.congestion.on_event(Event::CwrComplete);
+    }
+
+    /// The retransmission timer fired (RFC 5681 §3.1, RFC 5682; Linux's tcp_enter_loss).
+    pub(super) fn enter_loss(&mut self, now: Instant) {
+        let state = self.recovery.state;
+        let duplicates = self.send.board.totals().sacked_out;
+        let patience = self.recovery.rack.rtt();
+        self.send.board.lose_all(patience, now);
+        let again = state == CaState::Loss && self.timers.unanswered == 0;
+        if state <= CaState::Disorder || self.recovery.high.at_or_before(self.send.una) || again {
+            self.recovery.prior_ssthresh = Some(self.current_ssthresh());
+            let ssthresh = self.congestion.loss_ssthresh();
+            let window = self.congestion.window_mut();
+            window.set_prior_cwnd(window.cwnd());
+            window.set_ssthresh(ssthresh);
+            self.congestion.on_event(Event::Loss);
+            self.prepare_undo();
+        }
+        let window = self.congestion.window_mut();
+        window.set_cwnd(self.send.board.in_flight() + 1);
+        window.clear_credit();
+        window.restamp(now);
+        let usual = self.settings.reordering;
+        if state <= CaState::Disorder && duplicates >= usual {
+            // So many duplicates and still a timeout: reordering was overestimated.
+            self.recovery.reordering = self.recovery.reordering.min(usual);
+        }
+        self.set_state(CaState::Loss, now);
+        self.recovery.high = self.send.nxt;
+        self.recovery.rack.forget_probe();
+        self.ecn.reduced = true;
+        let first = state < CaState::Recovery || self.timers.unanswered > 0;
+        self.recovery.frto = self.settings.frto > 0 && first;
+        self.recovery.resend = Resend::Lost;
+    }
+
+    /// An ACK after a timeout (Linux's tcp_process_loss).
+    fn process_loss(&mut self, news: &News, now: Instant) {
+        let recovered = self.send.una.at_or_after(self.recovery.high);
+        if news.advanced && self.undo_loss(false, news, now) {
+            return;
+        }
+        if self.recovery.frto {
+            // RFC 5682 §3.1 step 3b: what was never sent again arrives.
+            if news.original_acked && self.undo_loss(true, news, now) {
+                return;
+            }
+            if self.send.nxt.after(self.recovery.high) {
+                if news.sacked || news.duplicates > 0 {
+                    self.recovery.frto = false;
+                }
+            } else if news.advanced && !recovered {
+                self.recovery.high = self.send.nxt;
+                // Step 2b: new data tells more than retransmissions.
+                let edge = self.send.una + self.send.wnd;
+                if self.send.unsent() > 0 && edge.after(self.send.nxt) {
+                    self.recovery.resend = Resend::NewFirst;
+                    return;
+                }
+                self.recovery.frto = false;
+            }
+        }
+        if recovered {
+            self.undo_at_end(news, now);
+            return;
+        }
+        if !self.sack {
+            if self.send.nxt.after(self.recovery.high) && news.duplicates > 0 {
+                self.add_duplicates(news.duplicates);
+            } else if news.advanced {
+                self.send.board.set_duplicates(0);
+            }
+        }
+        self.recovery.resend = Resend::Lost;
+    }
+
+    /// Nothing new could be sent where F-RTO asked for it: what is lost goes out.
+    pub(super) fn give_up_frto(&mut self) {
+        if self.recovery.resend == Resend::NewFirst
+            && self.send.nxt.at_or_before(self.recovery.high)
+        {
+            self.recovery.frto = false;
+            self.recovery.resend = Resend::Lost;
+        }
+    }
+
+    /// What was sent at `low`, once, arrived after later data.
+    pub(super) fn note_reordering(&mut self, low: Seq) {
+        let highest = self.send.board.sacked_end().unwrap_or(self.send.una);
+        if low.before(highest) {
+            let degree = (highest - low).div_ceil(self.send.mss).min(REORDERING_MAX);
+            self.recovery.reordering = self.recovery.reordering.max(degree);
+            self.recovery.reord_seen += 1;
+        }
+    }
+
+    /// Without SACK each duplicate ACK stands for a segment that left the network.
+    fn add_duplicates(&mut self, count: u32) {
+        if self.sack || count == 0 {
+            return;
+        }
+        let before = self.send.board.totals().sacked_out;
+        self.send.board.set_duplicates(before + count);
+        self.limit_duplicates(0);
+        let after = self.send.board.totals().sacked_out;
+        self.count_delivered(after.saturating_sub(before));
+    }
+
+    /// One of `acked` segments filled the hole, the others were duplicate ACKs before.
+    pub(super) fn eat_duplicates(&mut self, acked: u32) {
+        let duplicates = self.send.board.totals().sacked_out;
+        if acked > 0 {
+            self.count_delivered(acked.saturating_sub(duplicates).max(1));
+            self.send.board.set_duplicates(duplicates.saturating_sub(acked - 1));
+        }
+        self.limit_duplicates(acked);
+    }
+
+    /// More duplicates than segments can have caused: the network reorders or duplicates.
+    fn limit_duplicates(&mut self, acked: u32) {
+        let totals = self.send.board.totals();
+        let holes = totals.lost_out.max(1).min(totals.packets_out);
+        if totals.sacked_out + holes > totals.packets_out {
+            self.send.board.set_duplicates(totals.packets_out - holes);
+            self.recovery.reordering = (totals.packets_out + acked).min(REORDERING_MAX);
+            self.recovery.reord_seen += 1;
+        }
+    }
+
+    pub(super) fn count_delivered(&mut self, segments: u32) {
+        self.recovery.delivered = self.recovery.delivered.wrapping_add(segments);
+    }
+
+    /// The path takes smaller segments only: what is larger goes again at once, and the window
+    /// does not suffer (Linux's tcp_simple_retransmit).
+    pub(super) fn resend_larger(&mut self, now: Instant) {
+        self.send.board.lose_larger(self.send.mss);
+        self.resend_without_congestion(now);
+    }
+
+    /// Nothing of what is outstanding was taken, and not for congestion: all goes again at once.
+    pub(super) fn resend_all(&mut self, now: Instant) {
+        self.send.board.lose_all(Duration::ZERO, now);
+        self.resend_without_congestion(now);
+    }
+
+    fn resend_without_congestion(&mut self, now: Instant) {
+        if self.send.board.totals().lost_out == 0 {
+            return;
+        }
+        if self.recovery.state != CaState::Loss {
+            self.recovery.high = self.send.nxt;
+            let ssthresh = self.current_ssthresh();
+            self.congestion.window_mut().set_ssthresh(ssthresh);
+            self.recovery.prior_ssthresh = None;
+            self.recovery.undo_marker = None;
+            self.set_state(CaState::Loss, now);
+        }
+        self.recovery.resend = Resend::Lost;
+    }
+}

@@ -1,0 +1,104 @@
+//! What is sent again, and when it is given up: the plan of a retransmission, what its sending
+//! means for recovery and for the timers.
+
+use super::connection::Connection;
+use super::output::{Egress, Kind, Plan};
+use super::rack::LossProbe;
+use super::recovery::Resend;
+use super::scoreboard::Sending;
+use super::seq::Seq;
+use crate::time::Instant;
+
+impl Connection {
+    /// True if something may have to be sent again now.
+    pub(super) fn wants_to_resend(&self) -> bool {
+        self.send.loss_probe.is_some()
+            || (self.recovery.resend != Resend::Nothing && self.send.board.has_due())
+    }
+
+    /// The next range that is lost and that the windows let go.
+    pub(super) fn plan_again(&mut self, egress: &Egress) -> Option<Plan> {
+        if self.recovery.resend != Resend::Lost || !self.send.board.has_due() {
+            return None;
+        }
+        let size = self.segment_size();
+        let room = self.window_room().min(self.super_segments(egress, size));
+        let (seq, count) = self.send.board.next_due(room, size)?;
+        self.resend_within_window(seq, count, Kind::Again)
+    }
+
+    /// A loss probe of what was sent last (RFC 8985 §7.3).
+    pub(super) fn plan_tail(&mut self) -> Option<Plan> {
+        if self.send.loss_probe != Some(LossProbe::Tail) {
+            return None;
+        }
+        let (seq, count) = self.send.board.tail()?;
+        let plan = self.resend_within_window(seq, count, Kind::Tail);
+        if plan.is_none() {
+            self.send.loss_probe = None;
+        }
+        plan
+    }
+
+    /// A peer may take back what it offered: then only the first segment is sent again, as a
+    /// probe of the window.
+    fn resend_within_window(&self, seq: Seq, count: u32, kind: Kind) -> Option<Plan> {
+        let size = self.segment_size();
+        let edge = self.send.una + self.send.wnd;
+        let window = if edge.after(seq) {
+            edge - seq
+        } else if seq == self.send.una {
+            size
+        } else {
+            return None;
+        };
+        let mut len = count.min(self.send.queue_end() - seq);
+        let fin = count > len;
+        if len > window {
+            len = if window >= size { window - window % size } else { window };
+        }
+        let fin = fin && seq + len == self.send.queue_end();
+        let flags = self.push_flag(seq + len, len.div_ceil(size));
+        Some(Plan { seq, len, fin, flags, kind })
+    }
+
+    /// How what is sent now is remembered.
+    pub(super) fn sending(&self, fin: bool, now: Instant) -> Sending {
+        let delivered = self.recovery.delivered;
+        Sending { size: self.segment_size(), fin, record_end: false, now, delivered }
+    }
+
+    /// Something was sent for the first time; `first` if nothing was outstanding.
+    pub(super) fn after_sending(&mut self, segments: u32, first: bool, now: Instant) {
+        if self.recovery.is_reducing() {
+            self.recovery.note_reduced_send(segments);
+        }
+        if self.loss_probe_sent(false, now) {
+            return;
+        }
+        if first {
+            self.rearm_rto(now);
+        } else if self.timers.loss_probe.is_some() {
+            self.rearm_rto_from_head(now);
+        }
+        self.schedule_loss_probe(false, now);
+    }
+
+    /// A lost range was sent again.
+    pub(super) fn after_resending(&mut self, plan: &Plan, now: Instant) {
+        let sending = self.sending(plan.fin, now);
+        let segments = self.send.board.sent_again(plan.seq, plan.end(), false, &sending);
+        self.recovery.note_resent(segments, now);
+        if plan.seq == self.send.una && self.timers.reorder.is_none() {
+            self.rearm_rto(now);
+        }
+    }
+
+    /// A loss probe of the tail was sent.
+    pub(super) fn after_tail(&mut self, plan: &Plan, now: Instant) {
+        let sending = self.sending(plan.fin, now);
+        let segments = self.send.board.sent_again(plan.seq, plan.end(), true, &sending);
+        self.recovery.note_probe(segments);
+        self.loss_probe_sent(true, now);
+    }
+}

@@ -1,0 +1,115 @@
+//! What is late: sent before something that was delivered, and longer ago than the order of
+//! delivery may be disturbed (RFC 8985 §6.2 step 5).
+
+use super::Scoreboard;
+use crate::tcp::seq::Seq;
+use crate::time::{Duration, Instant};
+
+/// Records whose wait is looked at one by one when a timer is set for the last of them; beyond, the
+/// time is an upper bound.
+const WAITING_MAX: u32 = 128;
+
+/// The segment whose delivery is the latest news of what was sent (RFC 8985 §5.2): when it was
+/// sent, and the number after it.
+pub type Newest = (Instant, Seq);
+
+impl Scoreboard {
+    /// Marks as lost what was sent before `newest` and longer than `patience` ago (RFC 8985 §6.2
+    /// step 5). Returns how long the latest of what was sent before `newest` still has.
+    pub fn find_late(
+        &mut self,
+        newest: Newest,
+        patience: Duration,
+        now: Instant,
+    ) -> Option<Duration> {
+        let mut late = Late { newest, patience, now, wait: None, waiting: 0 };
+        self.find_late_first(&mut late);
+        self.find_late_resent(&mut late);
+        late.wait
+    }
+
+    /// What was sent once is in the order of sending.
+    fn find_late_first(&mut self, late: &mut Late) {
+        let mut index = self.position(self.waiting_from);
+        while let Some(&record) = self.records.get(index) {
+            self.visit(1);
+            if !(record.ever_resent || record.sacked || record.lost) {
+                if !late.is_before_newest(record.sent_at, record.end) {
+                    break;
+                }
+                if late.is_late(record.sent_at) {
+                    self.mark_lost(index);
+                } else if late.waits(record.sent_at) {
+                    break;
+                }
+            }
+            index += 1;
+            if late.wait.is_none() {
+                self.waiting_from = record.end;
+            }
+        }
+    }
+
+    /// What was sent again is in the order of the log.
+    fn find_late_resent(&mut self, late: &mut Late) {
+        let mut next = 0;
+        while let Some(&(at, start, end)) = self.resent.get(next) {
+            let mut index = self.position(start);
+            let mut live = false;
+            self.visit(1);
+            while let Some(&record) = self.records.get(index)
+                && record.start.before(end)
+            {
+                self.visit(1);
+                if record.was_resent_at(at) {
+                    if !late.is_before_newest(at, record.end) {
+                        return;
+                    }
+                    if late.is_late(at) {
+                        self.mark_lost(index);
+                    } else {
+                        live = true;
+                    }
+                }
+                index += 1;
+            }
+            if live && late.waits(at) {
+                return;
+            }
+            if !live && next == 0 {
+                self.resent.pop_front();
+            } else {
+                next += 1;
+            }
+        }
+    }
+}
+
+/// A search for what is late.
+struct Late {
+    newest: Newest,
+    patience: Duration,
+    now: Instant,
+    /// How long the latest that waits still has.
+    wait: Option<Duration>,
+    waiting: u32,
+}
+
+impl Late {
+    fn is_before_newest(&self, sent_at: Instant, end: Seq) -> bool {
+        sent_at < self.newest.0 || (sent_at == self.newest.0 && self.newest.1.after(end))
+    }
+
+    fn is_late(&self, sent_at: Instant) -> bool {
+        sent_at + self.patience <= self.now
+    }
+
+    /// Notes that something waits. True if enough were looked at.
+    fn waits(&mut self, sent_at: Instant) -> bool {
+        self.waiting += 1;
+        let enough = self.waiting >= WAITING_MAX;
+        let until = if enough { self.newest.0 } else { sent_at } + self.patience;
+        self.wait = self.wait.max(Some(until.since(self.now)));
+        enough
+    }
+}

@@ -1,0 +1,147 @@
+//! Data with a SYN, seen by who sends it (RFC 7413 §4.1.3, §4.2.1), and what Linux makes of the
+//! answers.
+
+use super::script::{ISS, Script, plain};
+use crate::tcp::{ConnectionError, Events, Seq, Settings, State, Verdict};
+use crate::wire::tcp::FastOpenCookie;
+
+/// Bit of the options of TCP_INFO: the peer took all data that went with the SYN.
+const SYN_DATA: u8 = 1 << 5;
+
+fn cookie() -> FastOpenCookie {
+    FastOpenCookie::new(&[1, 2, 3, 4]).expect("a length of cookies")
+}
+
+/// A connection that has begun with `bytes` of data in its SYN; room is for 1000.
+fn begun(settings: Settings, bytes: u32) -> Script {
+    let mut t = Script::connect(settings);
+    t.c.set_fast_open(Some(cookie()), 1000);
+    t.write(bytes);
+    t
+}
+
+fn with_sack() -> Settings {
+    Settings { sack: true, ..plain() }
+}
+
+/// What is known of the SYN's data, and how many segments were delivered.
+fn counts(t: &Script) -> (bool, u32) {
+    let info = t.c.info(t.now);
+    (info.options & SYN_DATA != 0, info.delivered)
+}
+
+/// RFC 7413 §4.2.1: what fits goes with the SYN, the rest after the answer. Linux counts SYN and
+/// data as one segment.
+#[test]
+fn data_goes_with_the_syn() {
+    let mut t = begun(with_sack(), 1500);
+    t.expect("S 0:1000 mss 1460").quiet();
+    t.wait(20).recv("S. 0 ack 1001 mss 1000 sackOK").state(State::Established);
+    t.events(Events::ESTABLISHED | Events::WRITABLE);
+    assert_eq!(counts(&t), (true, 1));
+    t.expect("P. 1001:1501 ack 1");
+    t.recv(". 1 ack 1501");
+    assert_eq!(counts(&t), (true, 2));
+    let news = t.c.take_fast_open_news().expect("an answer teaches");
+    assert_eq!((news.mss, news.cookie, news.syn_lost, news.no_cookie), (1000, None, false, 0));
+}
+
+/// RFC 7413 §4.2.1: what the answer does not acknowledge is sent again at once, and carries the
+/// ACK; the window does not suffer.
+#[test]
+fn what_was_not_taken_is_sent_again_at_once() {
+    let mut t = begun(with_sack(), 1000);
+    t.expect("S 0:1000").wait(20).recv("S. 0 ack 1 mss 1460 sackOK");
+    t.expect("P. 1:1001 ack 1").quiet();
+    assert_eq!((counts(&t), t.c.congestion.cwnd()), ((false, 1), 10));
+    t.wait(20).recv(". 1 ack 1001");
+    assert_eq!(counts(&t), (false, 2));
+
+    let mut t = begun(with_sack(), 1000);
+    t.expect("S 0:1000").wait(20).recv("S. 0 ack 401 mss 1460 sackOK");
+    t.expect("P. 401:1001 ack 1").quiet();
+    assert_eq!(counts(&t), (false, 1), "a part is not enough");
+    t.recv(". 1 ack 1001");
+}
+
+/// RFC 7413 §4.2.1: a SYN that is sent again has neither data nor cookie. Linux takes the second
+/// time without an answer for a path that swallows such SYNs.
+#[test]
+fn a_second_syn_is_plain() {
+    let mut t = begun(plain(), 1000);
+    t.expect("S 0:1000").wait(1000).expect("S 0");
+    assert!(!t.c.take_swallowed(), "one may be lost");
+    t.wait(2000).expect("S 0").expect("S 0");
+    assert!(t.c.take_swallowed() && !t.c.take_swallowed(), "told once");
+    t.wait(20).recv("S. 0 ack 1 mss 1460").expect("P. 1:1001 ack 1");
+    assert!(t.c.take_fast_open_news().expect("an answer teaches").syn_lost);
+    t.recv(". 1 ack 1001");
+}
+
+/// An answer with data and a FIN, which is behind the data and not in it. Linux waits for what its
+/// owner says to that.
+#[test]
+fn an_answer_may_bring_data_and_a_fin() {
+    let mut t = begun(plain(), 1000);
+    t.expect("S 0:1000").recv("SF. 0:100 ack 1001 mss 1460").state(State::CloseWait);
+    let events = Events::ESTABLISHED | Events::WRITABLE | Events::READABLE | Events::PEER_CLOSED;
+    t.events(events).quiet().read(1, 100).wait(199).quiet().wait(1).expect(". 1001 ack 102");
+}
+
+/// RFC 9293 §3.5 figure 8 with data: that of the peer's SYN is not taken, and an answer that takes
+/// ours opens. Linux reports the SYN as come twice.
+#[test]
+fn crossing_syns_with_data_open() {
+    let mut t = begun(with_sack(), 1000);
+    t.expect("S 0:1000").recv("S 0:500 mss 1460 sackOK").expect("S. 0 ack 1");
+    t.recv("S. 0 ack 1001 mss 1460 sackOK").state(State::Established);
+    t.expect(". 1001 ack 1").quiet();
+    t.recv("P. 1:501 ack 1001").expect(". 1001 ack 501").read(1, 500);
+}
+
+/// RFC 9293 §3.10.7.3: an answer to more than was sent is of another connection.
+#[test]
+fn an_answer_to_more_than_was_sent_is_reset() {
+    let mut t = begun(plain(), 100);
+    t.expect("S 0:100").recv("S. 0 ack 102 mss 1460").verdict(Verdict::Reset);
+    assert_eq!(t.c.take_fast_open_news(), None, "and teaches nothing");
+    t.recv("R. 0 ack 101").ended(Some(ConnectionError::Refused));
+}
+
+/// RFC 1191 §3: the path takes no SYN that large: one without data goes at once, and asks for
+/// segments that fit.
+#[test]
+fn a_syn_that_is_too_big_goes_again_without_data() {
+    let mut t = begun(plain(), 1000);
+    t.expect("S 0:1000").act(|c, now| c.too_big(Seq(ISS), 800, now)).expect("S 0 mss 800");
+    t.recv("S. 0 ack 1 mss 1040").expect("P. 1:1001 ack 1").recv(". 1 ack 1001");
+    assert!(!counts(&t).0);
+}
+
+/// Linux's sk_write_pending: the third segment waits for the data of who waits to write it, and
+/// then data is answered with data. Without any it waits no longer than an ACK may.
+#[test]
+fn the_third_segment_waits_for_data() {
+    let mut t = begun(plain(), 1000);
+    t.c.set_write_pending(true);
+    t.expect("S 0:1000").recv("S. 0 ack 1001 mss 1460").quiet();
+    t.write(500).expect("P. 1001:1501 ack 1");
+    t.recv("P. 1:501 ack 1501").quiet().wait(39).quiet().wait(1).expect(". 1501 ack 501");
+    t.read(1, 500);
+
+    let mut t = begun(plain(), 1000);
+    t.c.set_write_pending(true);
+    t.expect("S 0:1000").recv("S. 0 ack 1001 mss 1460").wait(199).quiet().wait(1);
+    t.expect(". 1001 ack 1");
+}
+
+/// Without a cookie the SYN asks for one and takes no data; the answer brings it.
+#[test]
+fn a_cookie_is_asked_for() {
+    let mut t = Script::connect(plain());
+    t.c.set_fast_open(Some(FastOpenCookie::REQUEST), 0);
+    t.write(100).expect("S 0 mss 1460");
+    t.recv("S. 0 ack 1 mss 1460").expect("P. 1:101 ack 1").recv(". 1 ack 101");
+    let news = t.c.take_fast_open_news().expect("an answer teaches");
+    assert_eq!((news.cookie, news.no_cookie), (None, 1), "the peer knows no such option");
+}

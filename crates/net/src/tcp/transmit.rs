@@ -1,0 +1,321 @@
+//! How much of what is queued goes out next: windows, Nagle's algorithm with Minshall's change,
+//! super-packets and when it pays to wait for a larger one. The decisions are those of Linux's
+//! tcp_write_xmit, taken packet by packet.
+
+use super::chrono::Limit;
+use super::congestion::{CaState, Event};
+use super::connection::Connection;
+use super::output::{Egress, Kind, Plan};
+use super::rack::LossProbe;
+use super::scoreboard::Sending;
+use super::seq::Seq;
+use super::writes::End;
+use crate::time::{Duration, Instant};
+use crate::wire::tcp::Flags;
+
+/// Why nothing new is sent now although there is something.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Hold {
+    /// The congestion window.
+    Congestion,
+    /// The peer's window.
+    PeerWindow,
+    /// It is small, or may soon become larger.
+    Small,
+}
+
+/// Numbers that one decision is made from.
+struct Offer {
+    /// Bytes of a full segment.
+    size: u32,
+    /// Segments that the congestion window and the size of super-packets allow.
+    quota: u32,
+    /// Segments of the largest super-packet.
+    most: u32,
+    /// Bytes that the peer's window allows.
+    window: u32,
+    /// The buffer that is to be sent.
+    end: End,
+    /// Bytes up to its end.
+    len: u32,
+    /// Nothing follows it.
+    last: bool,
+    /// A FIN belongs to it.
+    fin: bool,
+}
+
+impl Connection {
+    /// What is to be sent for the first time next.
+    pub(super) fn plan_new(&mut self, egress: &Egress, now: Instant) -> Option<Plan> {
+        let fin_due = self.send.fin_queued && !self.send.fin_sent;
+        if (self.send.unsent() == 0 && !fin_due) || self.send.board.is_full() {
+            return None;
+        }
+        if self.send.partial_allowed {
+            let plan = self.plan_partial();
+            self.send.partial_allowed = plan.is_some();
+            return plan;
+        }
+        self.timers.pacing = self.paced_until(now);
+        if self.timers.pacing.is_some() {
+            return None;
+        }
+        self.restart_after_idle(now);
+        match self.choose(egress, now) {
+            Ok((len, fin)) => {
+                let segments = len.div_ceil(self.segment_size());
+                let flags = self.push_flag(self.send.nxt + len, segments);
+                Some(Plan { seq: self.send.nxt, len, fin, flags, kind: Kind::New })
+            }
+            Err(hold) => {
+                self.hold_back(hold, now);
+                None
+            }
+        }
+    }
+
+    /// Bytes to send now, and whether the FIN goes with them.
+    fn choose(&self, egress: &Egress, now: Instant) -> Result<(u32, bool), Hold> {
+        let offer = self.offer(egress)?;
+        let first = offer.len.min(offer.size) + u32::from(offer.fin && offer.len <= offer.size);
+        if first > offer.window {
+            return Err(Hold::PeerWindow);
+        }
+        if offer.len <= offer.size {
+            let probing = self.send.loss_probe.is_some();
+            let may_grow = offer.last && !offer.fin && !self.send.push_now && !probing;
+            if may_grow && self.is_held_by_nagle(offer.len < offer.size) {
+                return Err(Hold::Small);
+            }
+            return Ok((offer.len, offer.fin));
+        }
+        self.defer(&offer, now)?;
+        let len = self.split_point(&offer).min(offer.len);
+        Ok((len, offer.fin && len == offer.len && len < offer.window))
+    }
+
+    /// The next buffer and what the windows say about it.
+    fn offer(&self, egress: &Egress) -> Result<Offer, Hold> {
+        // The congestion window does not keep back a FIN alone, as the scripts of Linux want it.
+        let fin = u32::from(self.send.unsent() == 0);
+        let (next, room) = (self.send.nxt, self.window_room().max(fin));
+        if room == 0 {
+            return Err(Hold::Congestion);
+        }
+        let size = self.segment_size();
+        let most = self.super_segments(egress, size);
+        // Two super-packets in flight at least, so that ACKs come steadily.
+        let quota = room.min((self.congestion.cwnd() / 2).max(1)).min(most);
+        let queue_end = self.send.queue_end();
+        let whole = End { at: queue_end, push: true, record: false };
+        let mut end = self.send.writes.end_of(next.max(self.send.base)).unwrap_or(whole);
+        // Buffers share a packet only if that makes one of the largest size there is.
+        let full = quota * size;
+        if quota == self.super_segments_max(egress, size)
+            && !end.record
+            && end.at.before(next + full)
+            && let Some(beyond) = self.send.writes.end_beyond(next, full)
+            && (beyond.record || beyond.at.at_or_after(next + full))
+        {
+            end = beyond;
+        }
+        let last = end.at == queue_end;
+        let edge = self.send.una + self.send.wnd;
+        Ok(Offer {
+            size,
+            quota,
+            most,
+            window: if edge.after(next) { edge - next } else { 0 },
+            end,
+            len: if end.at.after(next) { end.at - next } else { 0 },
+            last,
+            fin: last && self.send.fin_queued && !self.send.fin_sent,
+        })
+    }
+
+    /// Nagle's algorithm (RFC 9293 §3.7.4) with Minshall's change: only a small segment that is
+    /// itself outstanding holds another one back. A corked connection holds it in any case.
+    fn is_held_by_nagle(&self, small: bool) -> bool {
+        let sender = &self.send;
+        let small_outstanding = || {
+            !sender.board.is_empty()
+                && sender.small_end.after(sender.una)
+                && sender.small_end.at_or_before(sender.nxt)
+        };
+        small && (sender.is_corked() || (!sender.nodelay && small_outstanding()))
+    }
+
+    /// Bytes of the next packet: as many as the windows allow, in whole segments, and the last
+    /// small one if it may go (Linux's tcp_mss_split_point).
+    fn split_point(&self, offer: &Offer) -> u32 {
+        let most = offer.quota * offer.size;
+        if most <= offer.window && !offer.last {
+            return most;
+        }
+        let needed = offer.len.min(offer.window);
+        if most <= needed {
+            return most;
+        }
+        let partial = needed % offer.size;
+        if self.is_held_by_nagle(partial != 0) { needed - partial } else { needed }
+    }
+
+    /// Whether to wait for the next ACK, which is near and will allow a larger packet (Linux's
+    /// tcp_tso_should_defer).
+    fn defer(&self, offer: &Offer, now: Instant) -> Result<(), Hold> {
+        if self.recovery.state >= CaState::Recovery
+            || now.since(self.send.transmitted_at) > DEFER_AFTER
+        {
+            return Ok(());
+        }
+        let congestion = self.window_room().saturating_mul(self.send.mss);
+        let limit = offer.window.min(congestion);
+        if limit >= offer.most * self.send.mss || (!offer.last && limit >= offer.len) {
+            return Ok(());
+        }
+        let mss = self.send.mss;
+        let enough = match self.settings.tso_win_divisor {
+            0 => DEFER_SEGMENTS * mss + 1,
+            divisor => {
+                let window = self.congestion.cwnd().saturating_mul(mss);
+                self.send.wnd.min(window) / divisor
+            }
+        };
+        let Some(first) = self.send.board.first() else { return Ok(()) };
+        let half_srtt = self.rtt.srtt().unwrap_or_default() / 2;
+        if limit >= enough || now.since(first.sent_at) < half_srtt {
+            return Ok(());
+        }
+        if congestion < offer.window {
+            if congestion <= offer.len {
+                return Err(Hold::Congestion);
+            }
+        } else if offer.window <= offer.len {
+            return Err(Hold::PeerWindow);
+        }
+        // Nothing will be added to this packet: no reason to wait.
+        if offer.fin || offer.end.record { Ok(()) } else { Err(Hold::Small) }
+    }
+
+    /// The timer of the shut window fired: what fits the peer's window goes, however little it is
+    /// (Linux's tcp_write_wakeup).
+    fn plan_partial(&mut self) -> Option<Plan> {
+        let next = self.send.nxt;
+        let edge = self.send.una + self.send.wnd;
+        let window = if edge.after(next) { edge - next } else { 0 };
+        let end = self.send.writes.end_of(next)?;
+        let len = (end.at - next).min(window).min(self.segment_size());
+        self.send.pushed = self.send.pushed.max(end.at);
+        let flags = Flags::ACK | Flags::PSH;
+        (len > 0).then_some(Plan { seq: next, len, fin: false, flags, kind: Kind::New })
+    }
+
+    /// Sees to what follows from not sending.
+    fn hold_back(&mut self, hold: Hold, now: Instant) {
+        if hold == Hold::PeerWindow {
+            self.send.chrono.start(Limit::PeerWindow, now);
+        } else {
+            self.send.chrono.stop(Limit::PeerWindow, false, now);
+        }
+        if hold == Hold::Congestion {
+            self.note_window_use(true, now);
+        }
+        self.arm_probe(now);
+    }
+
+    /// The handshake is over: what is known now of the peer's window and the path.
+    pub(super) fn begin_sending(&mut self, now: Instant) {
+        self.send.mss = self.bound_to_half_window(self.send.mss);
+        self.send.data_sent_at = now;
+        self.counters.data_received_at = now;
+        self.expand_send_buffer();
+        self.update_pacing_rate();
+        if self.send.unsent() > 0 {
+            self.send.chrono.start(Limit::Busy, now);
+        }
+    }
+
+    /// Segments that the congestion window lets go.
+    pub(super) fn window_room(&self) -> u32 {
+        let probe = u32::from(self.send.loss_probe == Some(LossProbe::New));
+        self.congestion.cwnd().saturating_sub(self.send.board.in_flight()).max(probe)
+    }
+
+    /// RFC 9293 §3.8.4: PSH at the end of a write, and on every super-packet, as its receiver
+    /// gains nothing by waiting for more; none without data.
+    pub(super) fn push_flag(&self, end: Seq, segments: u32) -> Flags {
+        let push = segments > 1 || (segments == 1 && self.send.writes.is_pushed(end));
+        if push { Flags::ACK | Flags::PSH } else { Flags::ACK }
+    }
+
+    /// RFC 5681 §4.1: after a pause the window that was proved is no longer known to be right.
+    fn restart_after_idle(&mut self, now: Instant) {
+        let idle = now.since(self.send.data_sent_at);
+        let rto = self.rtt.rto();
+        // While the peer's window is shut nothing is sent, and its opening begins anew.
+        let shut = (self.send.una + self.send.wnd).at_or_before(self.send.nxt);
+        let quiet = self.send.board.is_empty() && idle > rto;
+        if self.settings.slow_start_after_idle && quiet && !shut {
+            self.congestion.on_event(Event::WindowRestart);
+            self.congestion.window_mut().restart(idle, rto, now);
+            self.send.data_sent_at = now;
+        }
+    }
+
+    /// New data was sent.
+    pub(super) fn account_new(&mut self, plan: &Plan, now: Instant) {
+        let size = self.segment_size();
+        self.send.partial_allowed = false;
+        let (first, before) = (self.send.board.is_empty(), self.send.board.totals().packets_out);
+        if plan.len < plan.len.div_ceil(size).max(1) * size {
+            self.send.small_end = plan.end();
+        }
+        self.send.fin_sent |= plan.fin;
+        let record_end = self.send.writes.ends_record(plan.seq + plan.len);
+        let sending = Sending { record_end, ..self.sending(plan.fin, now) };
+        self.send.board.sent(plan.seq, plan.end(), &sending);
+        self.send.nxt = plan.end();
+        self.after_sending(self.send.board.totals().packets_out - before, first, now);
+        self.send.chrono.start(Limit::Busy, now);
+        self.send.chrono.stop(Limit::PeerWindow, false, now);
+        self.note_window_use(false, now);
+    }
+
+    /// Data is about to be sent, for the first time or again: before it is accounted for.
+    pub(super) fn note_transmission(&mut self, now: Instant) {
+        if self.send.board.in_flight() == 0 {
+            let idle = now.since(self.send.data_sent_at);
+            self.congestion.on_event(Event::TransmitStart { idle, now });
+        }
+        self.send.data_sent_at = now;
+    }
+
+    /// Data was sent, or the congestion window kept it back (Linux's tcp_cwnd_validate).
+    fn note_window_use(&mut self, limited: bool, now: Instant) {
+        let full = self.window_room() == 0;
+        let outstanding = self.send.board.totals().packets_out;
+        let numbers = (self.send.una, self.send.nxt);
+        let open = self.recovery.state == CaState::Open;
+        let window = self.congestion.window_mut();
+        let unused = window.note_use(limited || full, numbers, outstanding, (now, self.rtt.rto()));
+        if window.is_limited() {
+            return;
+        }
+        let wants_space = self.send.no_space;
+        if unused && self.settings.slow_start_after_idle && open {
+            if wants_space {
+                window.restamp(now);
+            } else {
+                window.shrink_unused(now);
+            }
+        }
+        if wants_space && self.send.unsent() == 0 {
+            self.send.chrono.start(Limit::SendBuffer, now);
+        }
+    }
+}
+
+/// Packets are put off only shortly after another one: a burst comes from somewhere.
+const DEFER_AFTER: Duration = Duration::from_millis(1);
+/// Without a divisor of the window: more segments than this are not put off.
+const DEFER_SEGMENTS: u32 = 3;

@@ -1,0 +1,107 @@
+//! Taking back a reduction of the window that was a mistake: by echoed timestamps (RFC 3522), by
+//! reported duplicates (RFC 3708), by F-RTO (RFC 5682). The answer is that of RFC 4015, as Linux
+//! has it.
+
+use super::ack::News;
+use super::congestion::CaState;
+use super::connection::Connection;
+use crate::time::Instant;
+
+impl Connection {
+    /// The original arrived rather than its retransmission: the echoed timestamp is older
+    /// (RFC 3522), or nothing was sent again at all.
+    fn was_delayed(&self, news: &News) -> bool {
+        match self.recovery.resent_at {
+            Some(at) => news.echo_is_before(self.timestamps.value(at)),
+            None => self.sack || self.send.una.before(self.recovery.high),
+        }
+    }
+
+    fn may_undo(&self, news: &News) -> bool {
+        self.recovery.undo_marker.is_some()
+            && (self.recovery.undo_retrans == Some(0) || self.was_delayed(news))
+    }
+
+    fn undo(&mut self, find_all: bool, now: Instant) {
+        if find_all {
+            self.send.board.find_all(self.recovery.state == CaState::Loss);
+        }
+        if let Some(prior) = self.recovery.prior_ssthresh {
+            let cwnd = self.congestion.undo_cwnd();
+            let window = self.congestion.window_mut();
+            window.set_cwnd(cwnd);
+            if prior > window.ssthresh() {
+                window.set_ssthresh(prior);
+                self.ecn.reduced = false;
+            }
+        }
+        self.congestion.window_mut().restamp(now);
+        self.recovery.undo_marker = None;
+        self.recovery.rack.look_again();
+    }
+
+    /// RFC 6582 §4.1: without SACK, duplicates of what is acknowledged just now must not start
+    /// another recovery. The state is left when something above is acknowledged.
+    pub(super) fn must_wait_above(&mut self) -> bool {
+        if self.sack || self.send.una != self.recovery.high {
+            return false;
+        }
+        if !self.any_resent() {
+            self.recovery.resent_at = None;
+        }
+        true
+    }
+
+    /// Everything is acknowledged. True if the state stays as it is.
+    pub(super) fn undo_at_end(&mut self, news: &News, now: Instant) -> bool {
+        if self.may_undo(news) {
+            self.undo(false, now);
+        } else {
+            self.recovery.rack.recovery_over();
+        }
+        if self.must_wait_above() {
+            return true;
+        }
+        self.set_state(CaState::Open, now);
+        false
+    }
+
+    /// RFC 3708: every retransmission was reported as a duplicate.
+    pub(super) fn undo_by_dsack(&mut self, now: Instant) -> bool {
+        let all = self.recovery.undo_marker.is_some() && self.recovery.undo_retrans == Some(0);
+        if all {
+            self.recovery.rack.persist_more();
+            self.undo(false, now);
+        }
+        all
+    }
+
+    pub(super) fn undo_loss(&mut self, by_frto: bool, news: &News, now: Instant) -> bool {
+        if !by_frto && !self.may_undo(news) {
+            return false;
+        }
+        self.undo(true, now);
+        self.timers.unanswered = 0;
+        if !self.must_wait_above() && (by_frto || self.sack) {
+            self.set_state(CaState::Open, now);
+        }
+        true
+    }
+
+    /// A part is acknowledged, and by the original. True if nothing more is to be done: what was
+    /// sent again is still on the way, and new data keeps the clock.
+    pub(super) fn undo_partly(&mut self, news: &News, now: Instant) -> bool {
+        if self.recovery.undo_marker.is_some() && self.was_delayed(news) {
+            self.note_reordering(news.prior_una);
+            if self.send.board.totals().retrans_out > 0 {
+                return true;
+            }
+            if !self.any_resent() {
+                self.recovery.resent_at = None;
+            }
+            self.undo(true, now);
+            self.keep_open(now);
+        }
+        false
+    }
+}

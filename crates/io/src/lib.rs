@@ -7,6 +7,8 @@
 //! Unsafe code is allowed in `sys` and `process_sys` only: one safe function per system call.
 #![deny(unsafe_code)]
 
+#[doc(hidden)]
+pub mod fuzz;
 pub mod mount;
 pub mod namespace;
 pub mod netlink;

@@ -18,6 +18,7 @@ use rustix::net::{
 use crate::process_sys::netlink_ext_ack;
 use message::{Reply, Request};
 
+pub(crate) mod fuzz;
 mod message;
 
 /// Why a request failed.

@@ -11,6 +11,7 @@
 //! Limits: [`SEND_PIECES_MAX`].
 
 mod error_queue;
+pub(crate) mod fuzz;
 mod message;
 mod ping;
 mod tcp;

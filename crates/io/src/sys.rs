@@ -210,14 +210,26 @@ pub(crate) fn tun_attach(fd: BorrowedFd<'_>, name: &str, flags: c_int) -> Result
 
 /// `TUNGETIFF`: the name of the interface that `fd` is attached to.
 pub(crate) fn tun_name(fd: BorrowedFd<'_>) -> Result<String, Errno> {
+    let request = tun_request(fd)?;
+    let name = request.ifr_name.iter().map(|&byte| byte as u8).take_while(|&byte| byte != 0);
+    String::from_utf8(name.collect()).map_err(|_| Errno::ILSEQ)
+}
+
+/// `TUNGETIFF`: the flags that `fd` was attached with (`IFF_TAP` and others).
+pub(crate) fn tun_flags(fd: BorrowedFd<'_>) -> Result<c_int, Errno> {
+    let request = tun_request(fd)?;
+    // SAFETY: `TUNGETIFF` succeeded, and it writes the flags; any bits are an integer.
+    let flags = unsafe { request.ifr_ifru.ifru_flags };
+    Ok(c_int::from(flags as u16))
+}
+
+fn tun_request(fd: BorrowedFd<'_>) -> Result<libc::ifreq, Errno> {
     let mut request = interface_request();
     // SAFETY: `TUNGETIFF` writes one `ifreq`, which lives on our stack.
     let result = unsafe {
         libc::syscall(libc::SYS_ioctl, fd.as_raw_fd(), libc::TUNGETIFF as c_ulong, &raw mut request)
     };
-    check(result)?;
-    let name = request.ifr_name.iter().map(|&byte| byte as u8).take_while(|&byte| byte != 0);
-    String::from_utf8(name.collect()).map_err(|_| Errno::ILSEQ)
+    check(result).map(|_| request)
 }
 
 /// `TUNSETVNETHDRSZ`: bytes of the virtio-net header in front of each frame.

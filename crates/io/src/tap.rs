@@ -62,6 +62,8 @@ const READ_BYTES: usize = FRAME_BYTES_MAX + 1;
 const READ_SLICES: usize = 1 + FRAMES_MAX + 1;
 /// Parts of a write: header, private headers, pieces.
 const WRITE_PARTS: usize = 2 + PIECES_MAX;
+/// How a file is attached to an interface: whole frames, each with a virtio-net header.
+const KIND: libc::c_int = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
 /// Where TUN and TAP devices come from.
 const TUN_PATH: &str = "/dev/net/tun";
 
@@ -85,13 +87,9 @@ impl Tap {
     pub fn create(name: &str) -> Result<Self, TapError> {
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let fd = rustix::fs::open(TUN_PATH, flags, Mode::empty()).map_err(TapError::from_open)?;
-        let kind = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
-        sys::tun_attach(fd.as_fd(), name, kind)
+        sys::tun_attach(fd.as_fd(), name, KIND)
             .map_err(|errno| TapError::from_attach(errno, interface_exists(name)))?;
-        sys::tun_set_header_len(fd.as_fd(), VirtioHeader::LEN as i32)
-            .map_err(TapError::from_setup)?;
-        sys::tun_set_little_endian(fd.as_fd()).map_err(TapError::from_setup)?;
-        Ok(Self::from_fd(fd, Features::NONE, 1500))
+        Self::set_up(fd)
     }
 
     /// Takes over a device that [`create`](Self::create) made, perhaps in another process.
@@ -106,6 +104,26 @@ impl Tap {
             buffer: ReceiveBuffer::new(),
             scratch: vec![0; READ_BYTES].into_boxed_slice(),
         }
+    }
+
+    /// Takes over a device that somebody else opened and attached to its interface, with
+    /// `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`. Its file becomes non-blocking. Without features and
+    /// with an MTU of 1500.
+    pub fn adopt(fd: OwnedFd) -> Result<Self, TapError> {
+        let flags = sys::tun_flags(fd.as_fd()).map_err(TapError::from_setup)?;
+        if flags & KIND != KIND {
+            return Err(TapError::Unsupported);
+        }
+        let status = rustix::fs::fcntl_getfl(&fd).map_err(TapError::from_use)?;
+        rustix::fs::fcntl_setfl(&fd, status | OFlags::NONBLOCK).map_err(TapError::from_use)?;
+        Self::set_up(fd)
+    }
+
+    fn set_up(fd: OwnedFd) -> Result<Self, TapError> {
+        sys::tun_set_header_len(fd.as_fd(), VirtioHeader::LEN as i32)
+            .map_err(TapError::from_setup)?;
+        sys::tun_set_little_endian(fd.as_fd()).map_err(TapError::from_setup)?;
+        Ok(Self::from_fd(fd, Features::NONE, 1500))
     }
 
     /// The file, to be handed to another process.

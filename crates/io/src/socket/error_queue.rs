@@ -62,16 +62,21 @@ pub(super) fn take(fd: BorrowedFd<'_>) -> Option<SocketErrorEvent> {
     // No room for payload: what is left of the datagram is of no interest.
     let received = sys::receive_message(fd, &mut [], &mut address, &mut control.0, flags).ok()?;
     let to = decode_address(&address[..received.address_len]);
+    Some(event(to, &control.0[..received.control_len]))
+}
+
+/// The entry that `control` messages tell of, about a datagram sent `to` this address.
+pub(super) fn event(to: Option<SocketAddr>, control: &[u8]) -> SocketErrorEvent {
     let mut event =
         SocketErrorEvent { kind: ErrorKind::Other, icmp_type: 0, code: 0, to, offender: None };
-    for message in control_messages(&control.0[..received.control_len]) {
+    for message in control_messages(control) {
         let ours = (message.level, message.kind) == (libc::IPPROTO_IP, libc::IP_RECVERR)
             || (message.level, message.kind) == (libc::IPPROTO_IPV6, libc::IPV6_RECVERR);
         if ours {
             decode(message.data, &mut event);
         }
     }
-    Some(event)
+    event
 }
 
 /// Reads a `sock_extended_err` and the offender's address behind it.

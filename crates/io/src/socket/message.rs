@@ -10,8 +10,16 @@ pub(super) const ADDRESS_BYTES: usize = 28;
 const ADDRESS_V4_BYTES: usize = 16;
 
 /// Bytes for the control messages of one receive. The largest is `sock_extended_err` with an IPv6
-/// address, 16 + 16 + 28; beside it stand a traffic class and a segment size, 24 each.
+/// address, 16 + 16 + 28; beside it stand a traffic class and a segment size, 24 each, and the
+/// address that a datagram came to, 40.
 pub(super) const CONTROL_BYTES: usize = 192;
+
+/// `in_pktinfo`: interface, local address, address of the header.
+const PKTINFO_V4_BYTES: usize = 12;
+/// `in6_pktinfo`: address, interface.
+const PKTINFO_V6_BYTES: usize = 20;
+/// Bytes for the control messages of one send: a segment size and a source address, each padded.
+const CONTROL_TO_SEND_BYTES: usize = 2 * HEADER_BYTES + 8 + PKTINFO_V6_BYTES + 4;
 
 /// Header of a control message: a length of one word, level, type.
 const HEADER_BYTES: usize = size_of::<usize>() + 8;
@@ -101,15 +109,62 @@ pub(super) fn control_messages(bytes: &[u8]) -> impl Iterator<Item = ControlMess
     })
 }
 
-/// A control message of one `u16`, padded.
-pub(super) fn control_u16(level: i32, kind: i32, value: u16) -> [u8; HEADER_BYTES + 8] {
-    let mut bytes = [0; HEADER_BYTES + 8];
-    let word = size_of::<usize>();
-    bytes[..word].copy_from_slice(&(HEADER_BYTES + 2).to_ne_bytes());
-    bytes[word..word + 4].copy_from_slice(&level.to_ne_bytes());
-    bytes[word + 4..word + 8].copy_from_slice(&kind.to_ne_bytes());
-    bytes[HEADER_BYTES..HEADER_BYTES + 2].copy_from_slice(&value.to_ne_bytes());
-    bytes
+/// Control messages to be sent.
+#[repr(align(8))]
+pub(super) struct ControlToSend {
+    bytes: [u8; CONTROL_TO_SEND_BYTES],
+    len: usize,
+}
+
+impl ControlToSend {
+    pub(super) fn new() -> Self {
+        Self { bytes: [0; CONTROL_TO_SEND_BYTES], len: 0 }
+    }
+
+    /// Adds a message. There is room for one segment size and one source address.
+    pub(super) fn push(&mut self, level: i32, kind: i32, data: &[u8]) {
+        let (word, len) = (size_of::<usize>(), HEADER_BYTES + data.len());
+        let bytes = &mut self.bytes[self.len..self.len + align(len)];
+        bytes[..word].copy_from_slice(&len.to_ne_bytes());
+        bytes[word..word + 4].copy_from_slice(&level.to_ne_bytes());
+        bytes[word + 4..word + 8].copy_from_slice(&kind.to_ne_bytes());
+        bytes[HEADER_BYTES..len].copy_from_slice(data);
+        self.len += align(len);
+    }
+
+    /// Adds the source address that a datagram is to have (`in_pktinfo`, `in6_pktinfo`).
+    pub(super) fn push_source(&mut self, source: IpAddr) {
+        match source {
+            IpAddr::V4(source) => {
+                let mut info = [0; PKTINFO_V4_BYTES];
+                info[4..8].copy_from_slice(&source.octets());
+                self.push(libc::IPPROTO_IP, libc::IP_PKTINFO, &info);
+            }
+            IpAddr::V6(source) => {
+                let mut info = [0; PKTINFO_V6_BYTES];
+                info[..16].copy_from_slice(&source.octets());
+                self.push(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
+            }
+        }
+    }
+
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+/// The local address that a datagram came to, if the message is an `in_pktinfo` or an
+/// `in6_pktinfo`: the one to answer from, also if it came by broadcast.
+pub(super) fn destination(message: &ControlMessage<'_>) -> Option<IpAddr> {
+    match (message.level, message.kind) {
+        (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+            Some(Ipv4Addr::from(array::<4>(message.data, 4)?).into())
+        }
+        (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+            Some(Ipv6Addr::from(array::<16>(message.data, 0)?).into())
+        }
+        _ => None,
+    }
 }
 
 /// `N` bytes at `at`, if they are there.
@@ -138,9 +193,24 @@ mod tests {
     }
 
     #[test]
+    fn a_source_is_read_as_the_destination() {
+        for text in ["192.0.2.7", "2001:db8::1"] {
+            let address: IpAddr = text.parse().expect("an address");
+            let mut control = ControlToSend::new();
+            control.push(libc::IPPROTO_UDP, 103, &1400u16.to_ne_bytes());
+            control.push_source(address);
+            let found: Vec<_> =
+                control_messages(control.as_bytes()).map(|message| destination(&message)).collect();
+            assert_eq!(found, [None, Some(address)]);
+        }
+    }
+
+    #[test]
     fn control_messages_are_bounded() {
-        let mut bytes = Vec::from(control_u16(17, 104, 1400));
-        bytes.extend(control_u16(0, 1, 7));
+        let mut control = ControlToSend::new();
+        control.push(17, 104, &1400u16.to_ne_bytes());
+        control.push(0, 1, &7u16.to_ne_bytes());
+        let mut bytes = Vec::from(control.as_bytes());
         let values: Vec<_> = control_messages(&bytes)
             .map(|message| (message.level, message.kind, message.data.len()))
             .collect();

@@ -196,23 +196,43 @@ impl PingSocket {
     /// Takes the headers off a reply that is for us.
     fn accept(&self, mut pieces: Pieces, bytes: usize) -> Option<Echo> {
         let start = pieces.iter().next()?.bytes()?;
-        let ip_bytes = if self.kind == PingKind::Raw && !self.v6 {
-            // RFC 791: the low four bits count words.
-            usize::from(start.first()? & 0x0f) * 4
-        } else {
-            0
-        };
-        let [icmp_type, _, _, _, ident_high, ident_low, sequence_high, sequence_low] =
-            array::<ECHO_BYTES>(start, ip_bytes)?;
-        let expected = if self.v6 { ECHO_REPLY_V6 } else { ECHO_REPLY_V4 };
-        let ident = u16::from_be_bytes([ident_high, ident_low]);
-        if icmp_type != expected || self.kind == PingKind::Raw && ident != self.ident {
+        let reply = parse_reply(start, self.kind, self.v6)?;
+        // The kernel has sorted the replies to datagram sockets by ident.
+        if self.kind == PingKind::Raw && reply.ident != self.ident {
             return None;
         }
-        let sequence = u16::from_be_bytes([sequence_high, sequence_low]);
-        pieces.drop_front(ip_bytes + ECHO_BYTES);
-        Some(Echo { ident: self.ident, sequence, pieces, len: bytes - ip_bytes - ECHO_BYTES })
+        let sequence = reply.sequence;
+        let len = bytes.checked_sub(reply.header_bytes)?;
+        pieces.drop_front(reply.header_bytes);
+        Some(Echo { ident: self.ident, sequence, pieces, len })
     }
+}
+
+/// What the headers of an echo reply say.
+pub(super) struct ReplyHeaders {
+    pub(super) ident: u16,
+    pub(super) sequence: u16,
+    /// Bytes before the payload.
+    pub(super) header_bytes: usize,
+}
+
+/// Reads the headers of an echo reply; `None` for other messages and what is too short. Raw IPv4
+/// sockets deliver the IP header too (raw(7)), others begin with the ICMP message.
+pub(super) fn parse_reply(start: &[u8], kind: PingKind, v6: bool) -> Option<ReplyHeaders> {
+    let ip_bytes = if kind == PingKind::Raw && !v6 {
+        // RFC 791: the low four bits count words.
+        usize::from(start.first()? & 0x0f) * 4
+    } else {
+        0
+    };
+    let [icmp_type, _, _, _, ident_high, ident_low, sequence_high, sequence_low] =
+        array::<ECHO_BYTES>(start, ip_bytes)?;
+    let expected = if v6 { ECHO_REPLY_V6 } else { ECHO_REPLY_V4 };
+    (icmp_type == expected).then_some(ReplyHeaders {
+        ident: u16::from_be_bytes([ident_high, ident_low]),
+        sequence: u16::from_be_bytes([sequence_high, sequence_low]),
+        header_bytes: ip_bytes + ECHO_BYTES,
+    })
 }
 
 impl AsFd for PingSocket {

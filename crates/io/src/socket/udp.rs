@@ -5,8 +5,8 @@
 //! alone: a send or receive that finds one pending is tried again.
 
 use super::message::{
-    ADDRESS_BYTES, AddressBytes, Control, ControlMessage, array, control_messages, control_u16,
-    decode_address,
+    ADDRESS_BYTES, AddressBytes, Control, ControlMessage, ControlToSend, array, control_messages,
+    decode_address, destination,
 };
 use super::{SEND_FLAGS, SEND_PIECES_MAX, SocketErrorEvent, bind, error_queue, gather_pieces};
 use super::{local, open, set_int};
@@ -16,7 +16,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{SocketType, sockopt};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU16;
 use towpath_packet::{Memory, Piece};
 
@@ -50,6 +50,8 @@ pub struct Datagram {
     pub truncated: bool,
     /// Traffic class: DSCP and ECN.
     pub tos: Option<u8>,
+    /// Our address that it came to, after [`UdpSocket::tell_destinations`].
+    pub to: Option<IpAddr>,
 }
 
 /// What a receive brought.
@@ -86,10 +88,33 @@ impl UdpSocket {
         Ok(socket)
     }
 
+    /// From now on each datagram tells which of our addresses it came to: for sockets that are
+    /// bound to all of them and answer.
+    pub fn tell_destinations(&self) -> io::Result<()> {
+        let (level, name) = if self.local()?.is_ipv6() {
+            (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO)
+        } else {
+            (libc::IPPROTO_IP, libc::IP_PKTINFO)
+        };
+        set_int(self.fd.as_fd(), level, name, 1)
+    }
+
     /// Sends one datagram, or with `gso_size` a super-packet of segments of this many payload
     /// bytes. `to` is needed unless the socket is connected.
     pub fn send_to<'a>(
         &self,
+        to: Option<SocketAddr>,
+        pieces: impl Iterator<Item = &'a Piece>,
+        gso_size: Option<NonZeroU16>,
+    ) -> io::Result<Sent> {
+        self.send_from(None, to, pieces, gso_size)
+    }
+
+    /// The same from this one of our addresses, of the socket's family; `None` leaves the choice to
+    /// the kernel.
+    pub fn send_from<'a>(
+        &self,
+        from: Option<IpAddr>,
         to: Option<SocketAddr>,
         pieces: impl Iterator<Item = &'a Piece>,
         gso_size: Option<NonZeroU16>,
@@ -100,10 +125,15 @@ impl UdpSocket {
         }
         let to = AddressBytes::encode(to);
         let segments = gso_size.filter(|size| usize::from(size.get()) < gather.bytes());
-        let control = segments.map(|size| control_u16(libc::IPPROTO_UDP, UDP_SEGMENT, size.get()));
-        let control = control.as_ref().map_or(&[][..], |control| &control[..]);
-        let send =
-            || sys::send_gather(self.fd.as_fd(), &gather, to.as_bytes(), control, SEND_FLAGS);
+        let mut control = ControlToSend::new();
+        if let Some(size) = segments {
+            control.push(libc::IPPROTO_UDP, UDP_SEGMENT, &size.get().to_ne_bytes());
+        }
+        if let Some(from) = from {
+            control.push_source(from);
+        }
+        let (to, control) = (to.as_bytes(), control.as_bytes());
+        let send = || sys::send_gather(self.fd.as_fd(), &gather, to, control, SEND_FLAGS);
         let result = match send() {
             // The fate of an earlier datagram, told by the error queue too: this one was not tried.
             Err(errno) if is_soft(errno) => send(),
@@ -200,6 +230,7 @@ impl UdpSocket {
             gro_size: None,
             truncated: received.flags & libc::MSG_TRUNC != 0,
             tos: None,
+            to: None,
         };
         for message in control_messages(&control.0[..received.control_len]) {
             datagram.note(&message);
@@ -216,7 +247,7 @@ impl UdpSocket {
 }
 
 impl Datagram {
-    fn note(&mut self, message: &ControlMessage<'_>) -> Option<()> {
+    pub(super) fn note(&mut self, message: &ControlMessage<'_>) -> Option<()> {
         match (message.level, message.kind) {
             (libc::IPPROTO_UDP, UDP_GRO) => {
                 let size = i32::from_ne_bytes(array(message.data, 0)?);
@@ -227,7 +258,7 @@ impl Datagram {
             (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
                 self.tos = Some(i32::from_ne_bytes(array(message.data, 0)?) as u8);
             }
-            _ => {}
+            _ => self.to = destination(message).or(self.to),
         }
         Some(())
     }

@@ -18,7 +18,7 @@
 //! end with RST, packets left in the device are read and dropped. Ports are above those that the
 //! kernel gives out.
 
-mod frame;
+pub(crate) mod frame;
 mod neighbour;
 mod probe;
 mod wire;

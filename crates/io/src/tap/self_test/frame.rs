@@ -43,6 +43,21 @@ pub(super) struct Tcp {
     pub(super) mss: Option<u16>,
 }
 
+/// For the fuzz targets: a frame that is recognised has a payload within it.
+pub fn fuzz(frame: &[u8], v4: bool) {
+    let (program, gateway): (IpAddr, IpAddr) = if v4 {
+        ([10, 0, 2, 15].into(), [10, 0, 2, 2].into())
+    } else {
+        ([0xfd00, 0, 0, 0, 0, 0, 0, 15].into(), [0xfd00, 0, 0, 0, 0, 0, 0, 2].into())
+    };
+    let (program_mac, gateway_mac) = ([2, 0, 0, 0, 0, 15], [2, 0, 0, 0, 0, 2]);
+    let path = Path { program, gateway, program_mac, gateway_mac, mtu: 1500 };
+    if let Some((transport, payload)) = path.parse(frame) {
+        assert!(frame.ends_with(payload) && payload.len() + path.transport_at() <= frame.len());
+        assert_eq!(path.gso_kind(&transport) == GsoKind::Udp, transport.tcp.is_none());
+    }
+}
+
 impl Path {
     /// Payload bytes of one segment that every link carries: 1400, or what the MTU leaves after
     /// the longest headers.

@@ -1,0 +1,135 @@
+/*
+ * towpath: sockets on a TCP/IP stack in this process.
+ *
+ * Calls have the shapes, constants, structures and errors of POSIX and Linux; the instance comes
+ * first. They return -1 and set errno on errors. Memory belongs to the caller before, during and
+ * after each call. All calls may be made by any thread; none raises SIGPIPE.
+ */
+#ifndef TOWPATH_H
+#define TOWPATH_H
+
+#include <poll.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A stack, its memory and its descriptors. */
+struct towpath;
+
+/*
+ * Makes an instance whose packets the caller moves. `addresses` are its addresses as text, each
+ * with the length of its link's prefix ("192.0.2.1/24"), separated by spaces; `mtu` is the
+ * largest IP packet. NULL with errno if an argument is wrong.
+ */
+struct towpath *towpath_new(const char *addresses, int mtu);
+/* Ends an instance, with its thread if it has one. Nobody may use it any more. NULL is nothing. */
+void towpath_free(struct towpath *instance);
+
+/* What an attached instance is told. Zero in a field stands for the default. */
+struct towpath_config {
+	/* sizeof(struct towpath_config), so that later versions may add fields. */
+	size_t size;
+	/* As for towpath_new(). */
+	const char *addresses;
+	/* Next hops for what is not on the link: at most one of each family, or NULL. */
+	const char *gateways;
+	/* Bytes of packet memory; 64 MiB by default. */
+	size_t memory;
+	/* Largest IP packet; 1500 by default. That of the interface is for its owner to set. */
+	unsigned int mtu;
+	/* Link-layer address; one is made up by default. */
+	unsigned char mac[6];
+	/* Zero. */
+	unsigned char reserved[6];
+};
+
+/*
+ * Makes an instance on the TAP interface `name` of this network namespace (which is made if it is
+ * not there), and a thread in this process that drives it: calls then block, wait and time out in
+ * real time. NULL with errno on errors.
+ */
+struct towpath *towpath_attach(const char *name, const struct towpath_config *config);
+/*
+ * The same on an open file of /dev/net/tun, attached with IFF_TAP | IFF_NO_PI | IFF_VNET_HDR. The
+ * instance uses a duplicate; the file becomes non-blocking.
+ */
+struct towpath *towpath_attach_fd(int fd, const struct towpath_config *config);
+
+/*
+ * For instances made by towpath_new(). Gives the instance an IP packet, as if its device had
+ * received it.
+ */
+int towpath_input(const struct towpath *instance, const void *packet, size_t len);
+/* Takes the next IP packet that leaves; 0 if there is none. What does not fit is cut off. */
+ssize_t towpath_output(const struct towpath *instance, void *packet, size_t len);
+/* Runs the timers that are due; milliseconds until the next, or -1 if there is none. */
+int towpath_run_timers(const struct towpath *instance);
+
+int towpath_socket(const struct towpath *instance, int domain, int type, int protocol);
+int towpath_bind(const struct towpath *instance, int fd, const struct sockaddr *address,
+		 socklen_t len);
+int towpath_listen(const struct towpath *instance, int fd, int backlog);
+int towpath_accept(const struct towpath *instance, int fd, struct sockaddr *address,
+		   socklen_t *len);
+int towpath_accept4(const struct towpath *instance, int fd, struct sockaddr *address,
+		    socklen_t *len, int flags);
+int towpath_connect(const struct towpath *instance, int fd, const struct sockaddr *address,
+		    socklen_t len);
+int towpath_shutdown(const struct towpath *instance, int fd, int how);
+int towpath_close(const struct towpath *instance, int fd);
+
+ssize_t towpath_read(const struct towpath *instance, int fd, void *buffer, size_t len);
+ssize_t towpath_readv(const struct towpath *instance, int fd, const struct iovec *pieces,
+		      int count);
+ssize_t towpath_recv(const struct towpath *instance, int fd, void *buffer, size_t len, int flags);
+ssize_t towpath_recvfrom(const struct towpath *instance, int fd, void *buffer, size_t len,
+			 int flags, struct sockaddr *address, socklen_t *address_len);
+ssize_t towpath_recvmsg(const struct towpath *instance, int fd, struct msghdr *message, int flags);
+ssize_t towpath_write(const struct towpath *instance, int fd, const void *buffer, size_t len);
+ssize_t towpath_writev(const struct towpath *instance, int fd, const struct iovec *pieces,
+		       int count);
+ssize_t towpath_send(const struct towpath *instance, int fd, const void *buffer, size_t len,
+		     int flags);
+ssize_t towpath_sendto(const struct towpath *instance, int fd, const void *buffer, size_t len,
+		       int flags, const struct sockaddr *address, socklen_t address_len);
+ssize_t towpath_sendmsg(const struct towpath *instance, int fd, const struct msghdr *message,
+			int flags);
+
+/* From a file of the kernel's to a socket; between a socket and a pipe of the kernel's. */
+ssize_t towpath_sendfile(const struct towpath *instance, int to, int from, off_t *offset,
+			 size_t count);
+ssize_t towpath_splice(const struct towpath *instance, int from, int64_t *from_offset, int to,
+		       int64_t *to_offset, size_t count, unsigned int flags);
+
+int towpath_getsockname(const struct towpath *instance, int fd, struct sockaddr *address,
+			socklen_t *len);
+int towpath_getpeername(const struct towpath *instance, int fd, struct sockaddr *address,
+			socklen_t *len);
+int towpath_setsockopt(const struct towpath *instance, int fd, int level, int name,
+		       const void *value, socklen_t len);
+int towpath_getsockopt(const struct towpath *instance, int fd, int level, int name, void *value,
+		       socklen_t *len);
+int towpath_fcntl(const struct towpath *instance, int fd, int command, int argument);
+int towpath_ioctl(const struct towpath *instance, int fd, unsigned long request, int *argument);
+
+/* On descriptors of this instance only. */
+int towpath_poll(const struct towpath *instance, struct pollfd *entries, nfds_t count,
+		 int timeout);
+int towpath_epoll_create1(const struct towpath *instance, int flags);
+int towpath_epoll_ctl(const struct towpath *instance, int set, int operation, int fd,
+		      struct epoll_event *event);
+int towpath_epoll_wait(const struct towpath *instance, int set, struct epoll_event *events,
+		       int max, int timeout);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,502 @@
+//! What C sees: functions named `towpath_*`, shaped like those of POSIX, with the instance first.
+//!
+//! Each is a shell: it turns pointers into slices, calls one safe function and turns the outcome
+//! into a number, or -1 with `errno` set. A null pointer where memory is needed is `EFAULT`. No
+//! panic leaves the library: it ends the process, as an `extern "C"` function does.
+//!
+//! One file more: `lifetime` makes, drives and ends instances.
+//!
+//! Memory belongs to the caller before, during and after each call; nothing is kept.
+#![allow(unsafe_code)]
+
+use crate::errno::{Errno, Outcome};
+use crate::instance::Instance;
+use crate::options;
+use crate::pointers::{
+    IOV_MAX, bytes, bytes_mut, file, gather, scatter, sockaddr_bytes, write_address,
+};
+use crate::poll::{EpollEvent, Polled};
+use libc::{
+    c_int, c_uint, c_ulong, c_void, epoll_event, iovec, loff_t, msghdr, nfds_t, off_t, pollfd,
+    size_t, sockaddr, socklen_t,
+};
+use rustix::process::Resource;
+
+/// Most events of one wait (`EP_MAX_EVENTS`).
+const EVENTS_MAX: usize = c_int::MAX as usize / size_of::<epoll_event>();
+
+/// Sets `errno`.
+pub(crate) fn set_errno(Errno(number): Errno) {
+    // SAFETY: the C library gives each thread a place of its own.
+    let place = unsafe { libc::__errno_location() };
+    // SAFETY: as above: valid, and this thread's alone.
+    unsafe { *place = number };
+}
+
+/// A number for C: -1 with `errno` for errors.
+pub(crate) fn give<T: TryInto<isize>>(outcome: Outcome<T>) -> isize {
+    match outcome.and_then(|value| value.try_into().map_err(|_| Errno(libc::EOVERFLOW))) {
+        Ok(value) => value,
+        Err(errno) => {
+            set_errno(errno);
+            -1
+        }
+    }
+}
+
+/// An `int` for C.
+pub(crate) fn give_int<T: TryInto<isize>>(outcome: Outcome<T>) -> c_int {
+    give(outcome) as c_int
+}
+
+/// Zero for C.
+pub(crate) fn give_done(outcome: Outcome<()>) -> c_int {
+    give_int(outcome.map(|()| 0_i32))
+}
+
+/// The instance behind C's pointer.
+///
+/// # Safety
+/// `instance` is null, or was made by this library and not freed.
+unsafe fn instance<'a>(instance: *const Instance) -> Option<&'a Instance> {
+    // SAFETY: the caller vouches for it; instances are shared, never written through this.
+    unsafe { instance.as_ref() }
+}
+
+/// The count of pieces that `readv` and `writev` take; the kernel says otherwise for messages.
+fn iov_count(count: c_int) -> Outcome<usize> {
+    usize::try_from(count).ok().filter(|count| *count <= IOV_MAX).ok_or(Errno::INVAL)
+}
+
+/// The outcome of a call on a descriptor: that it is wrong is said before all else is.
+fn on<T>(of: &Instance, fd: c_int, outcome: Outcome<T>) -> Outcome<T> {
+    outcome.map_err(|errno| if of.has(fd) { errno } else { Errno::BADF })
+}
+
+macro_rules! exported {
+    ($($(#[$doc:meta])* fn $name:ident($of:ident $(, $argument:ident: $kind:ty)*) -> $result:ty
+        $body:block)+) => { $(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// The instance is one that was made and not freed; pointers are null or valid for what
+        /// the call of POSIX with this name does with them.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            instance: *const Instance
+            $(, $argument: $kind)*
+        ) -> $result {
+            // SAFETY: the caller vouches for it.
+            let Some($of) = (unsafe { $crate::abi::instance(instance) }) else {
+                return $crate::abi::give::<isize>(Err($crate::errno::Errno::FAULT)) as $result;
+            };
+            $body
+        }
+    )+ };
+}
+
+mod lifetime;
+pub use lifetime::*;
+
+exported! {
+    /// `socket(2)`.
+    fn towpath_socket(of, domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+        give_int(of.socket(domain, kind, protocol))
+    }
+
+    /// `bind(2)`.
+    fn towpath_bind(of, fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+        // SAFETY: the caller vouches for it.
+        let address = unsafe { sockaddr_bytes(address, len) };
+        give_done(on(of, fd, address.and_then(|address| of.bind(fd, address))))
+    }
+
+    /// `listen(2)`.
+    fn towpath_listen(of, fd: c_int, backlog: c_int) -> c_int {
+        give_done(on(of, fd, of.listen(fd, backlog)))
+    }
+
+    /// `accept(2)`.
+    fn towpath_accept(of, fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+        // SAFETY: the caller vouches for it.
+        unsafe { accept(of, fd, 0, address, len) }
+    }
+
+    /// `accept4(2)`.
+    fn towpath_accept4(
+        of,
+        fd: c_int,
+        address: *mut sockaddr,
+        len: *mut socklen_t,
+        flags: c_int
+    ) -> c_int {
+        // SAFETY: the caller vouches for it.
+        unsafe { accept(of, fd, flags, address, len) }
+    }
+
+    /// `connect(2)`.
+    fn towpath_connect(of, fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+        // SAFETY: the caller vouches for it.
+        let address = unsafe { sockaddr_bytes(address, len) };
+        give_done(on(of, fd, address.and_then(|address| of.connect(fd, address))))
+    }
+
+    /// `shutdown(2)`.
+    fn towpath_shutdown(of, fd: c_int, how: c_int) -> c_int {
+        give_done(on(of, fd, of.shutdown(fd, how)))
+    }
+
+    /// `close(2)`.
+    fn towpath_close(of, fd: c_int) -> c_int {
+        give_done(on(of, fd, of.close(fd)))
+    }
+
+    /// `read(2)`.
+    fn towpath_read(of, fd: c_int, buffer: *mut c_void, len: size_t) -> isize {
+        // SAFETY: the caller vouches for it.
+        let buffer = unsafe { bytes_mut(buffer, len) };
+        give(on(of, fd, buffer.and_then(|buffer| of.receive(fd, &mut [buffer], 0))))
+    }
+
+    /// `readv(2)`.
+    fn towpath_readv(of, fd: c_int, pieces: *const iovec, count: c_int) -> isize {
+        let count = iov_count(count);
+        // SAFETY: the caller vouches for it.
+        let buffers = count.and_then(|count| unsafe { scatter(pieces, count) });
+        give(on(of, fd, buffers.and_then(|mut buffers| of.receive(fd, &mut buffers, 0))))
+    }
+
+    /// `recv(2)`.
+    fn towpath_recv(of, fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int) -> isize {
+        if flags & libc::MSG_TRUNC != 0 && flags & libc::MSG_PEEK == 0 {
+            return give(on(of, fd, of.discard(fd, len, flags)));
+        }
+        // SAFETY: the caller vouches for it.
+        let buffer = unsafe { bytes_mut(buffer, len) };
+        give(on(of, fd, buffer.and_then(|buffer| of.receive(fd, &mut [buffer], flags))))
+    }
+
+    /// `recvfrom(2)`. The source of a stream is not told.
+    fn towpath_recvfrom(
+        of,
+        fd: c_int,
+        buffer: *mut c_void,
+        len: size_t,
+        flags: c_int,
+        address: *mut sockaddr,
+        address_len: *mut socklen_t
+    ) -> isize {
+        // SAFETY: the caller vouches for it.
+        let buffer = unsafe { bytes_mut(buffer, len) };
+        let received = buffer.and_then(|buffer| of.receive(fd, &mut [buffer], flags));
+        if received.is_ok() && !address.is_null() {
+            // SAFETY: the caller vouches for it.
+            if let Some(len) = unsafe { address_len.as_mut() } {
+                *len = 0;
+            }
+        }
+        give(on(of, fd, received))
+    }
+
+    /// `recvmsg(2)`.
+    fn towpath_recvmsg(of, fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
+        // SAFETY: the caller vouches for it.
+        let Some(message) = (unsafe { message.as_mut() }) else {
+            return give::<isize>(on(of, fd, Err(Errno::FAULT)));
+        };
+        // SAFETY: the caller vouches for it.
+        let buffers = unsafe { scatter(message.msg_iov, message.msg_iovlen) };
+        // SAFETY: the caller vouches for it.
+        let control = unsafe { bytes_mut(message.msg_control, message.msg_controllen) };
+        let received = buffers.and_then(|mut buffers| {
+            of.receive_message(fd, &mut buffers, control.unwrap_or_default(), flags)
+        });
+        let received = received.map(|received| {
+            message.msg_namelen = 0;
+            message.msg_controllen = received.control;
+            message.msg_flags = received.flags;
+            received.len
+        });
+        give(on(of, fd, received))
+    }
+
+    /// `write(2)`, without `SIGPIPE`.
+    fn towpath_write(of, fd: c_int, buffer: *const c_void, len: size_t) -> isize {
+        // SAFETY: the caller vouches for it.
+        let buffer = unsafe { bytes(buffer, len) };
+        give(on(of, fd, buffer.and_then(|buffer| of.send(fd, &[buffer], 0))))
+    }
+
+    /// `writev(2)`, without `SIGPIPE`.
+    fn towpath_writev(of, fd: c_int, pieces: *const iovec, count: c_int) -> isize {
+        let count = iov_count(count);
+        // SAFETY: the caller vouches for it.
+        let buffers = count.and_then(|count| unsafe { gather(pieces, count) });
+        give(on(of, fd, buffers.and_then(|buffers| of.send(fd, &buffers, 0))))
+    }
+
+    /// `send(2)`, without `SIGPIPE`.
+    fn towpath_send(of, fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> isize {
+        // SAFETY: the caller vouches for it.
+        let buffer = unsafe { bytes(buffer, len) };
+        give(on(of, fd, buffer.and_then(|buffer| of.send(fd, &[buffer], flags))))
+    }
+
+    /// `sendto(2)`, without `SIGPIPE`. A connected stream pays no heed to the address.
+    fn towpath_sendto(
+        of,
+        fd: c_int,
+        buffer: *const c_void,
+        len: size_t,
+        flags: c_int,
+        address: *const sockaddr,
+        address_len: socklen_t
+    ) -> isize {
+        let address_len = if address.is_null() { 0 } else { address_len };
+        // SAFETY: the caller vouches for it.
+        let address = unsafe { sockaddr_bytes(address, address_len) };
+        // SAFETY: the caller vouches for it.
+        let buffer = unsafe { bytes(buffer, len) };
+        give(on(of, fd, address.and_then(|address| of.send_to(fd, &[buffer?], flags, address))))
+    }
+
+    /// `sendmsg(2)`, without `SIGPIPE`.
+    fn towpath_sendmsg(of, fd: c_int, message: *const msghdr, flags: c_int) -> isize {
+        // SAFETY: the caller vouches for it.
+        let Some(message) = (unsafe { message.as_ref() }) else {
+            return give::<isize>(on(of, fd, Err(Errno::FAULT)));
+        };
+        // SAFETY: the caller vouches for it.
+        let buffers = unsafe { gather(message.msg_iov, message.msg_iovlen) };
+        let name_len = if message.msg_name.is_null() { 0 } else { message.msg_namelen };
+        // SAFETY: the caller vouches for it.
+        let address = unsafe { sockaddr_bytes(message.msg_name.cast(), name_len) };
+        give(on(of, fd, buffers.and_then(|buffers| of.send_to(fd, &buffers, flags, address?))))
+    }
+
+    /// `getsockname(2)`.
+    fn towpath_getsockname(of, fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+        if address.is_null() {
+            return give_int::<c_int>(on(of, fd, Err(Errno::FAULT)));
+        }
+        // SAFETY: the caller vouches for it.
+        let told = of.local(fd).and_then(|local| unsafe { write_address(local, address, len) });
+        give_done(told)
+    }
+
+    /// `getpeername(2)`.
+    fn towpath_getpeername(of, fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+        if address.is_null() {
+            return give_int::<c_int>(on(of, fd, Err(Errno::FAULT)));
+        }
+        // SAFETY: the caller vouches for it.
+        let told = of.remote(fd).and_then(|remote| unsafe { write_address(remote, address, len) });
+        give_done(told)
+    }
+
+    /// `setsockopt(2)`.
+    fn towpath_setsockopt(
+        of,
+        fd: c_int,
+        level: c_int,
+        name: c_int,
+        value: *const c_void,
+        len: socklen_t
+    ) -> c_int {
+        let len = usize::try_from(len as i32).map_err(|_| Errno::INVAL);
+        // SAFETY: the caller vouches for it.
+        let value = len.and_then(|len| unsafe { bytes(value, len) });
+        give_done(on(of, fd, value.and_then(|value| of.set_option(fd, level, name, value))))
+    }
+
+    /// `getsockopt(2)`.
+    fn towpath_getsockopt(
+        of,
+        fd: c_int,
+        level: c_int,
+        name: c_int,
+        value: *mut c_void,
+        len: *mut socklen_t
+    ) -> c_int {
+        // SAFETY: the caller vouches for it.
+        let Some(len) = (unsafe { len.as_mut() }) else {
+            return give_int::<c_int>(on(of, fd, Err(Errno::FAULT)));
+        };
+        let Ok(room) = usize::try_from(*len as i32) else {
+            return give_int::<c_int>(on(of, fd, Err(Errno::INVAL)));
+        };
+        let found = of.option(fd, level, name, room).and_then(|found| {
+            // SAFETY: the caller vouches for `room` bytes, and there are no more in `found`.
+            let to = unsafe { bytes_mut(value, found.len()) }?;
+            to.copy_from_slice(&found);
+            *len = found.len() as socklen_t;
+            Ok(())
+        });
+        give_done(on(of, fd, found))
+    }
+
+    /// `fcntl(2)`: `F_GETFL`, `F_SETFL`, `F_GETFD` and `F_SETFD`.
+    fn towpath_fcntl(of, fd: c_int, command: c_int, argument: c_int) -> c_int {
+        give_int(on(of, fd, of.fcntl(fd, command, argument)))
+    }
+
+    /// `ioctl(2)`: `FIONBIO`, `FIONREAD` (`SIOCINQ`), `SIOCATMARK`, `SIOCOUTQ` and `SIOCOUTQNSD`.
+    fn towpath_ioctl(of, fd: c_int, request: c_ulong, argument: *mut c_int) -> c_int {
+        // SAFETY: the caller vouches for it.
+        let Some(argument) = (unsafe { argument.as_mut() }) else {
+            let known = of.has(fd);
+            return give_int::<c_int>(Err(if known { Errno::FAULT } else { Errno::BADF }));
+        };
+        let given = if request == options::FIONBIO { *argument } else { 0 };
+        give_done(of.ioctl(fd, request, given).map(|told| *argument = told))
+    }
+
+    /// `poll(2)`, on descriptors of this instance only.
+    fn towpath_poll(of, entries: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+        // As the kernel: no more than a process may have descriptors.
+        if count > rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) {
+            return give_int::<c_int>(Err(Errno::INVAL));
+        }
+        if count > 0 && entries.is_null() {
+            return give_int::<c_int>(Err(Errno::FAULT));
+        }
+        let mut none = [];
+        let entries = match count {
+            0 => &mut none[..],
+            // SAFETY: the caller vouches for it.
+            count => unsafe { std::slice::from_raw_parts_mut(entries, count as usize) },
+        };
+        let mut polled: Vec<Polled> = entries
+            .iter()
+            .map(|entry| Polled { fd: entry.fd, asked: entry.events, ready: 0 })
+            .collect();
+        let outcome = of.poll(&mut polled, timeout);
+        for (entry, polled) in entries.iter_mut().zip(&polled) {
+            entry.revents = polled.ready;
+        }
+        give_int(outcome)
+    }
+
+    /// `epoll_create1(2)`.
+    fn towpath_epoll_create1(of, flags: c_int) -> c_int {
+        if flags & !libc::EPOLL_CLOEXEC != 0 {
+            return give_int::<c_int>(Err(Errno::INVAL));
+        }
+        give_int(of.epoll_create())
+    }
+
+    /// `epoll_ctl(2)`.
+    fn towpath_epoll_ctl(
+        of,
+        set: c_int,
+        operation: c_int,
+        fd: c_int,
+        event: *mut epoll_event
+    ) -> c_int {
+        // SAFETY: the caller vouches for it.
+        let event = (!event.is_null()).then(|| unsafe { event.read() });
+        let event = event.map(|event| EpollEvent { events: event.events, data: event.u64 });
+        give_done(of.epoll_control(set, operation, fd, event))
+    }
+
+    /// `epoll_wait(2)`.
+    fn towpath_epoll_wait(
+        of,
+        set: c_int,
+        events: *mut epoll_event,
+        max: c_int,
+        timeout: c_int
+    ) -> c_int {
+        let max = usize::try_from(max).ok().filter(|max| (1..=EVENTS_MAX).contains(max));
+        let Some(max) = max else {
+            return give_int::<c_int>(Err(Errno::INVAL));
+        };
+        if events.is_null() {
+            return give_int::<c_int>(Err(Errno::FAULT));
+        }
+        let told = of.epoll_wait(set, max, timeout);
+        if let Ok(told) = &told {
+            for (index, event) in told.iter().enumerate() {
+                // SAFETY: the caller vouches for `max` places, and there are no more events.
+                let place = unsafe { events.add(index) };
+                let event = epoll_event { events: event.events, u64: event.data };
+                // SAFETY: as above.
+                unsafe { place.write(event) };
+            }
+        }
+        give_int(told.map(|told| told.len()))
+    }
+
+    /// `sendfile(2)`, from a file of the kernel's to a socket.
+    fn towpath_sendfile(
+        of,
+        to: c_int,
+        from: c_int,
+        offset: *mut off_t,
+        count: size_t
+    ) -> isize {
+        // SAFETY: the caller vouches for it.
+        let offset = unsafe { offset.as_mut() };
+        let start = match &offset {
+            Some(start) => u64::try_from(**start).map(Some).map_err(|_| Errno::INVAL),
+            None => Ok(None),
+        };
+        let sent = start.and_then(|start| {
+            // SAFETY: the caller vouches for it.
+            let file = unsafe { file(from) }?;
+            of.send_file(to, file, start, count)
+        });
+        if let (Ok(sent), Some(offset)) = (&sent, offset) {
+            *offset += *sent as off_t;
+        }
+        give(sent)
+    }
+
+    /// `splice(2)`, between a socket and a pipe of the kernel's.
+    fn towpath_splice(
+        of,
+        from: c_int,
+        from_offset: *mut loff_t,
+        to: c_int,
+        to_offset: *mut loff_t,
+        count: size_t,
+        flags: c_uint
+    ) -> isize {
+        if !from_offset.is_null() || !to_offset.is_null() {
+            return give::<isize>(Err(Errno(libc::ESPIPE)));
+        }
+        let nonblocking = flags & libc::SPLICE_F_NONBLOCK != 0;
+        let moved = match (of.has(from), of.has(to)) {
+            // SAFETY: the caller vouches for it.
+            (true, false) => unsafe { file(to) }
+                .and_then(|pipe| of.splice_out(from, pipe, count, nonblocking)),
+            // SAFETY: the caller vouches for it.
+            (false, true) => unsafe { file(from) }
+                .and_then(|pipe| of.splice_in(pipe, to, count, nonblocking)),
+            _ => Err(Errno::INVAL),
+        };
+        give(moved)
+    }
+}
+
+/// Accepts and tells who it was. As in Linux, a connection whose peer cannot be told is closed.
+///
+/// # Safety
+/// As [`write_address`].
+unsafe fn accept(
+    of: &Instance,
+    fd: c_int,
+    flags: c_int,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+) -> c_int {
+    let accepted = of.accept(fd, flags).and_then(|(fd, remote)| {
+        // SAFETY: the caller vouches for it.
+        let told = unsafe { write_address(remote, address, len) };
+        match told {
+            Ok(()) => Ok(fd),
+            Err(error) => of.close(fd).and(Err(error)),
+        }
+    });
+    give_int(accepted)
+}

@@ -1,0 +1,193 @@
+//! How instances are made, driven and ended.
+#![allow(unsafe_code)]
+
+use super::{give, give_done, set_errno};
+use crate::attach::tap_errno;
+use crate::errno::{Errno, Outcome};
+use crate::instance::{Config, Instance};
+use crate::pointers::{bytes, bytes_mut, file, text};
+use libc::{c_char, c_int, c_uint, c_void, size_t};
+use rustix::fd::BorrowedFd;
+use std::sync::Arc;
+use towpath_io::tap::Tap;
+
+/// What an attached instance is told, as C has it. A zero stands for the default.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct TowpathConfig {
+    /// Bytes of this structure as the program knows it.
+    pub size: size_t,
+    /// Addresses, each with the length of its link's prefix, separated by spaces.
+    pub addresses: *const c_char,
+    /// Next hops for what is not on the link, at most one of each family; or null.
+    pub gateways: *const c_char,
+    /// Bytes of packet memory.
+    pub memory: size_t,
+    /// Largest IP packet.
+    pub mtu: c_uint,
+    /// The link-layer address.
+    pub mac: [u8; 6],
+    /// Zero.
+    pub reserved: [u8; 6],
+}
+
+/// Largest structure that a program of the future may give.
+const CONFIG_BYTES_MAX: usize = 4096;
+
+exported! {
+    /// Gives the instance an IP packet, as if the device had received it. 0, or -1 without memory
+    /// for it (`ENOBUFS`).
+    fn towpath_input(of, packet: *const c_void, len: size_t) -> c_int {
+        // SAFETY: the caller vouches for it.
+        let packet = unsafe { bytes(packet, len) };
+        give_done(packet.and_then(|packet| of.input(packet)))
+    }
+
+    /// Takes the next IP packet that the instance sends: its length, 0 if there is none. What does
+    /// not fit is cut off.
+    fn towpath_output(of, packet: *mut c_void, len: size_t) -> isize {
+        // SAFETY: the caller vouches for it.
+        let room = unsafe { bytes_mut(packet, len) };
+        give(room.map(|room| match of.output() {
+            Some(packet) => {
+                let count = packet.len().min(room.len());
+                room[..count].copy_from_slice(&packet[..count]);
+                count
+            }
+            None => 0,
+        }))
+    }
+
+    /// Runs the timers that are due; milliseconds until the next, rounded up, or -1 if there is
+    /// none.
+    fn towpath_run_timers(of) -> c_int {
+        match of.run_timers() {
+            Some(wait) => c_int::try_from(wait.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX),
+            None => -1,
+        }
+    }
+}
+
+/// Makes an instance whose packets the caller moves, with `towpath_input`, `towpath_output` and
+/// `towpath_run_timers`. `addresses` are its addresses as text, separated by spaces, each with
+/// the length of its link's prefix (`192.0.2.1/24`); `mtu` is the largest IP packet. Null, with
+/// `errno` set, if an argument is wrong.
+///
+/// # Safety
+/// `addresses` is null or a string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn towpath_new(addresses: *const c_char, mtu: c_int) -> *const Instance {
+    // SAFETY: the caller vouches for it.
+    let made = unsafe { text(addresses) }.and_then(|addresses| {
+        let mtu = u16::try_from(mtu).map_err(|_| Errno::INVAL)?;
+        Instance::new(&Config { mtu, ..Config::with_addresses(addresses)? })
+    });
+    give_instance(made.map(Arc::new))
+}
+
+/// Makes an instance on the TAP interface `name` of this network namespace, which is made if it is
+/// not there, and a thread that drives it. Null, with `errno` set, if that fails.
+///
+/// # Safety
+/// `name` is null or a string; `config` is null or a structure as long as it says, with strings.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn towpath_attach(
+    name: *const c_char,
+    config: *const TowpathConfig,
+) -> *const Instance {
+    // SAFETY: the caller vouches for it.
+    let made = unsafe { text(name) }.and_then(|name| {
+        // SAFETY: the caller vouches for it.
+        let config = unsafe { read_config(config) }?;
+        Instance::attach(&config, Tap::create(name).map_err(tap_errno)?)
+    });
+    give_instance(made)
+}
+
+/// The same on a file of `/dev/net/tun` that the caller has attached to an interface with
+/// `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`. The instance uses a duplicate.
+///
+/// # Safety
+/// `config` is null or a structure as long as it says, with strings.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn towpath_attach_fd(
+    fd: c_int,
+    config: *const TowpathConfig,
+) -> *const Instance {
+    // SAFETY: the caller does not close it meanwhile.
+    let made = unsafe { file(fd) }.and_then(|fd: BorrowedFd<'_>| {
+        // SAFETY: the caller vouches for it.
+        let config = unsafe { read_config(config) }?;
+        let own = rustix::io::fcntl_dupfd_cloexec(fd, 0)?;
+        Instance::attach(&config, Tap::adopt(own).map_err(tap_errno)?)
+    });
+    give_instance(made)
+}
+
+/// Ends an instance: its connections are gone without a word, its descriptors closed, its thread
+/// ended.
+///
+/// # Safety
+/// `instance` is null, or was made by this library and is not used any more by any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn towpath_free(instance: *const Instance) {
+    if !instance.is_null() {
+        // SAFETY: the caller vouches for it, and `give_instance` gave the pointer away.
+        let instance = unsafe { Arc::from_raw(instance) };
+        instance.end();
+    }
+}
+
+/// A pointer for C, null with `errno` for errors.
+fn give_instance(made: Outcome<Arc<Instance>>) -> *const Instance {
+    match made {
+        Ok(instance) => Arc::into_raw(instance),
+        Err(errno) => {
+            set_errno(errno);
+            std::ptr::null()
+        }
+    }
+}
+
+/// Reads a configuration. What this library does not know must be zero (`E2BIG`), and what the
+/// program does not know is taken as zero.
+///
+/// # Safety
+/// `config` is null or names as many bytes as its first field says, with strings.
+unsafe fn read_config(config: *const TowpathConfig) -> Outcome<Config> {
+    if config.is_null() {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: the caller vouches for the first field at least, and it is the size.
+    let size = unsafe { config.cast::<size_t>().read() };
+    if size < size_of::<TowpathConfig>() {
+        return Err(Errno::INVAL);
+    }
+    if size > CONFIG_BYTES_MAX {
+        return Err(Errno(libc::E2BIG));
+    }
+    // SAFETY: the caller vouches for `size` bytes.
+    let given = unsafe { bytes(config.cast(), size) }?;
+    if given[size_of::<TowpathConfig>()..].iter().any(|&byte| byte != 0) {
+        return Err(Errno(libc::E2BIG));
+    }
+    // SAFETY: it is at least as long as ours, and any bytes are one.
+    let given = unsafe { config.read() };
+    if given.reserved != [0; 6] || given.mac[0] & 1 != 0 {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: the caller vouches for it.
+    let mut config = Config::with_addresses(unsafe { text(given.addresses) }?)?;
+    if !given.gateways.is_null() {
+        // SAFETY: the caller vouches for it.
+        config = config.with_gateways(unsafe { text(given.gateways) }?)?;
+    }
+    if given.memory != 0 {
+        config.memory = given.memory;
+    }
+    if given.mtu != 0 {
+        config.mtu = u16::try_from(given.mtu).map_err(|_| Errno::INVAL)?;
+    }
+    config.mac = (given.mac != [0; 6]).then_some(given.mac);
+    Ok(config)
+}

@@ -1,0 +1,73 @@
+//! Socket addresses as C has them: `struct sockaddr_in` and `struct sockaddr_in6`, as bytes.
+
+use crate::errno::{Errno, Outcome};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use towpath_net::socket::Family;
+
+/// Bytes of `struct sockaddr_in`.
+const V4_LEN: usize = size_of::<libc::sockaddr_in>();
+/// Bytes of `struct sockaddr_in6`.
+const V6_LEN: usize = size_of::<libc::sockaddr_in6>();
+/// Bytes of it without the scope, which are enough (Linux's `SIN6_LEN_RFC2133`).
+const V6_LEN_LEAST: usize = 24;
+
+/// What a program gave as an address.
+pub(crate) enum Given {
+    /// An address.
+    Address(SocketAddr),
+    /// `AF_UNSPEC`.
+    Unspecified,
+}
+
+/// The family at the beginning of an address.
+pub(crate) fn family(bytes: &[u8]) -> Outcome<i32> {
+    let family = bytes.first_chunk::<2>().ok_or(Errno::INVAL)?;
+    Ok(i32::from(u16::from_ne_bytes(*family)))
+}
+
+/// Reads an address for a socket of `own` family.
+pub(crate) fn parse(bytes: &[u8], own: Family) -> Outcome<Given> {
+    let given = family(bytes)?;
+    if given == libc::AF_UNSPEC {
+        return Ok(Given::Unspecified);
+    }
+    let wanted =
+        if own == Family::V4 { (libc::AF_INET, V4_LEN) } else { (libc::AF_INET6, V6_LEN_LEAST) };
+    if bytes.len() < wanted.1 {
+        return Err(Errno::INVAL);
+    }
+    if given != wanted.0 {
+        return Err(Errno(libc::EAFNOSUPPORT));
+    }
+    let port = u16::from_be_bytes([bytes[2], bytes[3]]);
+    Ok(Given::Address(match own {
+        Family::V4 => {
+            let address: [u8; 4] = bytes[4..8].try_into().map_err(|_| Errno::INVAL)?;
+            (Ipv4Addr::from(address), port).into()
+        }
+        Family::V6 => {
+            let address: [u8; 16] = bytes[8..24].try_into().map_err(|_| Errno::INVAL)?;
+            (Ipv6Addr::from(address), port).into()
+        }
+    }))
+}
+
+/// Writes an address as C has it.
+pub(crate) fn write(address: SocketAddr) -> Vec<u8> {
+    match address {
+        SocketAddr::V4(v4) => {
+            let mut bytes = vec![0; V4_LEN];
+            bytes[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
+            bytes[2..4].copy_from_slice(&v4.port().to_be_bytes());
+            bytes[4..8].copy_from_slice(&v4.ip().octets());
+            bytes
+        }
+        SocketAddr::V6(v6) => {
+            let mut bytes = vec![0; V6_LEN];
+            bytes[..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
+            bytes[2..4].copy_from_slice(&v6.port().to_be_bytes());
+            bytes[8..24].copy_from_slice(&SocketAddrV6::ip(&v6).octets());
+            bytes
+        }
+    }
+}

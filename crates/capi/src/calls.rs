@@ -1,0 +1,521 @@
+//! The calls of POSIX, on descriptors of an instance; arguments are slices, errors are numbers.
+
+use crate::address::{self, Given};
+use crate::errno::{Errno, Outcome};
+use crate::files::{SocketFile, What};
+use crate::instance::{Instance, State};
+use std::net::SocketAddr;
+use towpath_net::socket::{
+    Error, Family, Linger, Readiness, ReceiveFlags, SendFlags, Shutdown, SocketId,
+};
+use towpath_net::tcp::Connection;
+use towpath_net::time::Duration;
+
+/// Flags in the type of a socket.
+const TYPE_FLAGS: i32 = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+/// Flags of receiving calls that are known.
+const RECEIVE_FLAGS: i32 = libc::MSG_DONTWAIT
+    | libc::MSG_PEEK
+    | libc::MSG_TRUNC
+    | libc::MSG_WAITALL
+    | libc::MSG_NOSIGNAL
+    | libc::MSG_CMSG_CLOEXEC
+    | libc::MSG_ERRQUEUE;
+
+/// What connecting with data came to, with the bytes that went with the SYN.
+enum Opening {
+    /// The connection is open.
+    Open(usize),
+    /// The handshake goes on, and the caller does not wait for it.
+    GoesOn(usize),
+}
+
+impl State {
+    /// The socket behind a descriptor.
+    pub(crate) fn id(&self, fd: i32) -> Outcome<SocketId> {
+        Ok(self.files.socket(fd)?.id)
+    }
+
+    fn family(&self, fd: i32) -> Outcome<Family> {
+        let domain = self.files.socket(fd)?.domain;
+        Ok(if domain == libc::AF_INET { Family::V4 } else { Family::V6 })
+    }
+
+    pub(crate) fn connection(&self, fd: i32) -> Outcome<Option<&Connection>> {
+        Ok(self.sockets.tcp(self.id(fd)?))
+    }
+
+    fn add_socket(&mut self, id: SocketId, domain: i32, flags: i32) -> Outcome<i32> {
+        self.files.add(What::Socket(SocketFile {
+            id,
+            nonblocking: flags & libc::SOCK_NONBLOCK != 0,
+            domain,
+            receive_timeout: None,
+            send_timeout: None,
+            tell_left: false,
+            path_mtu: libc::IP_PMTUDISC_WANT,
+        }))
+    }
+
+    /// How long a call on `fd` may wait: not at all, so long, or (`None`) without end.
+    pub(crate) fn timeout(&self, fd: i32, flags: i32, send: bool) -> Outcome<Option<Duration>> {
+        let file = self.files.socket(fd)?;
+        if file.nonblocking || flags & libc::MSG_DONTWAIT != 0 {
+            return Ok(Some(Duration::ZERO));
+        }
+        Ok(if send { file.send_timeout } else { file.receive_timeout })
+    }
+}
+
+impl Instance {
+    /// A socket: `SOCK_STREAM` of `AF_INET` or `AF_INET6`, with the flags of `socket(2)`.
+    pub fn socket(&self, domain: i32, kind: i32, protocol: i32) -> Outcome<i32> {
+        let family = match domain {
+            libc::AF_INET => Family::V4,
+            libc::AF_INET6 => Family::V6,
+            _ => return Err(Errno(libc::EAFNOSUPPORT)),
+        };
+        if kind & !TYPE_FLAGS != libc::SOCK_STREAM {
+            return Err(Errno(libc::ESOCKTNOSUPPORT));
+        }
+        if protocol != 0 && protocol != libc::IPPROTO_TCP {
+            return Err(Errno(libc::EPROTONOSUPPORT));
+        }
+        self.call(|state| {
+            let id = state.sockets.stream(family)?;
+            state.add_socket(id, domain, kind)
+        })
+    }
+
+    /// Binds to an address.
+    pub fn bind(&self, fd: i32, address: &[u8]) -> Outcome<()> {
+        self.call(|state| {
+            let family = state.family(fd)?;
+            match address::parse(address, family)? {
+                Given::Address(address) => Ok(state.sockets.bind(state.id(fd)?, address)?),
+                // As Linux: IPv4 takes it for the unspecified address.
+                Given::Unspecified => Err(Errno(libc::EAFNOSUPPORT)),
+            }
+        })
+    }
+
+    /// Takes connections.
+    pub fn listen(&self, fd: i32, backlog: i32) -> Outcome<()> {
+        self.call(|state| {
+            let (id, now) = (state.id(fd)?, state.now());
+            Ok(state.sockets.listen(id, backlog, now)?)
+        })
+    }
+
+    /// The next connection and its peer. Waits for one if the descriptor blocks.
+    pub fn accept(&self, fd: i32, flags: i32) -> Outcome<(i32, SocketAddr)> {
+        if flags & !TYPE_FLAGS != 0 {
+            return Err(Errno::INVAL);
+        }
+        let timeout = self.lock().timeout(fd, 0, false)?;
+        self.block(timeout, |state| {
+            let file = state.files.socket(fd)?;
+            let (id, domain) = (file.id, file.domain);
+            let now = state.now();
+            let (accepted, remote) = state.sockets.accept(id, now)?;
+            let fd = state.add_socket(accepted, domain, flags);
+            if fd.is_err() {
+                state.sockets.close(accepted, now)?;
+            }
+            Ok((fd?, remote))
+        })
+    }
+
+    /// Connects. Waits for the outcome if the descriptor blocks.
+    pub fn connect(&self, fd: i32, address: &[u8]) -> Outcome<()> {
+        let (timeout, given) = {
+            let state = self.lock();
+            let timeout = state.timeout(fd, 0, true)?;
+            if address.len() < 2 {
+                return Err(Errno::INVAL);
+            }
+            (timeout, address::parse(address, state.family(fd)?)?)
+        };
+        let Given::Address(remote) = given else {
+            return self.call(|state| {
+                let (id, now) = (state.id(fd)?, state.now());
+                Ok(state.sockets.disconnect(id, now)?)
+            });
+        };
+        let mut pending = Errno(libc::EINPROGRESS);
+        let mut first = true;
+        let outcome = self.block(timeout, |state| {
+            let (id, now) = (state.id(fd)?, state.now());
+            let outcome = state.sockets.connect(id, remote, now);
+            let goes_on = match outcome {
+                Err(Error::InProgress) => true,
+                Err(Error::Already) => {
+                    if first {
+                        pending = Errno(libc::EALREADY);
+                    }
+                    true
+                }
+                _ => false,
+            };
+            first = false;
+            if goes_on { Err(Errno::AGAIN) } else { Ok(outcome?) }
+        });
+        match outcome {
+            Err(Errno::AGAIN) => Err(pending),
+            outcome => outcome,
+        }
+    }
+
+    /// Ends directions: `SHUT_RD`, `SHUT_WR` or `SHUT_RDWR`.
+    pub fn shutdown(&self, fd: i32, how: i32) -> Outcome<()> {
+        let how = match how {
+            libc::SHUT_RD => Shutdown::Read,
+            libc::SHUT_WR => Shutdown::Write,
+            libc::SHUT_RDWR => Shutdown::Both,
+            _ => {
+                self.lock().id(fd)?;
+                return Err(Errno::INVAL);
+            }
+        };
+        self.call(|state| {
+            let (id, now) = (state.id(fd)?, state.now());
+            Ok(state.sockets.shutdown(id, how, now)?)
+        })
+    }
+
+    /// Closes a descriptor. A socket that lingers waits, if the descriptor blocks.
+    pub fn close(&self, fd: i32) -> Outcome<()> {
+        let what = self.lock().files.remove(fd)?;
+        let What::Socket(file) = what else { return Ok(()) };
+        let linger = self.lock().sockets.options(file.id).map(|options| options.linger);
+        if let Ok(Linger::Wait(time)) = linger {
+            self.call(|state| {
+                let now = state.now();
+                let _ = state.sockets.shutdown(file.id, Shutdown::Write, now);
+            });
+            // Whether all was acknowledged in time makes no difference to the caller.
+            let _ = self.block(Some(time), |state| {
+                if state.sockets.is_sending(file.id) { Err(Errno::AGAIN) } else { Ok(()) }
+            });
+        }
+        self.call(|state| {
+            state.files.epolls_mut().for_each(|epoll| epoll.forget(fd));
+            let now = state.now();
+            Ok(state.sockets.close(file.id, now)?)
+        })
+    }
+
+    /// Receives into `buffers`, one after the other, as `recv(2)` does.
+    pub fn receive(&self, fd: i32, buffers: &mut [&mut [u8]], flags: i32) -> Outcome<usize> {
+        let timeout = {
+            let state = self.lock();
+            let id = state.id(fd)?;
+            if flags & libc::MSG_OOB != 0 {
+                drop(state);
+                return self.receive_urgent(id, buffers, flags & libc::MSG_PEEK != 0);
+            }
+            if flags & !RECEIVE_FLAGS != 0 {
+                return Err(Errno(libc::EOPNOTSUPP));
+            }
+            if flags & libc::MSG_ERRQUEUE != 0 {
+                // Who receives without room for control messages loses the notice, as in Linux.
+                drop(state);
+                return self.notice(fd).map(|_| 0);
+            }
+            state.sockets.available(id)?;
+            state.timeout(fd, flags, false)?
+        };
+        let wanted: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+        let mut received = 0;
+        let outcome = self.block(timeout, |state| {
+            let id = state.id(fd)?;
+            let low_water = state.sockets.options(id)?.receive_low_water.min(wanted);
+            let target = if flags & libc::MSG_WAITALL != 0 { wanted } else { low_water };
+            let mut end = false;
+            received += state.receive_some(id, buffers, received, flags, &mut end)?;
+            if received < target && !end { Err(Errno::AGAIN) } else { Ok(()) }
+        });
+        match outcome {
+            Err(error) if received == 0 => Err(error),
+            _ => Ok(received),
+        }
+    }
+
+    /// Reads the urgent byte (`MSG_OOB`); never waits for one, as in Linux.
+    fn receive_urgent(&self, id: SocketId, into: &mut [&mut [u8]], peek: bool) -> Outcome<usize> {
+        let byte = self.lock().with(|sockets, cx| sockets.receive_urgent(id, peek, cx))?;
+        let room = into.iter_mut().find_map(|buffer| buffer.first_mut());
+        Ok(room.map_or(0, |place| {
+            *place = byte;
+            1
+        }))
+    }
+
+    /// True if the next byte to be read is urgent (`SIOCATMARK`).
+    pub fn is_at_mark(&self, fd: i32) -> Outcome<bool> {
+        let state = self.lock();
+        let id = state.id(fd)?;
+        Ok(state.sockets.is_at_mark(id))
+    }
+
+    /// What is left to be read, if the program wants to be told (`TCP_INQ`): with one more for the
+    /// end of the stream.
+    pub fn left(&self, fd: i32) -> Option<i32> {
+        let state = self.lock();
+        let file = state.files.socket(fd).ok().filter(|file| file.tell_left)?;
+        let connection = state.sockets.tcp(file.id)?;
+        Some(connection.received_len() as i32 + i32::from(connection.peer_closed()))
+    }
+
+    /// Drops up to `len` received bytes, as `recv(2)` does with `MSG_TRUNC` on a stream.
+    pub fn discard(&self, fd: i32, len: usize, flags: i32) -> Outcome<usize> {
+        let timeout = self.lock().timeout(fd, flags, false)?;
+        self.block(timeout, |state| {
+            let (id, now) = (state.id(fd)?, state.now());
+            Ok(state.sockets.discard(id, len, now)?)
+        })
+    }
+
+    /// Sends `buffers`, one after the other, as `send(2)` does, but never raises `SIGPIPE`.
+    pub fn send(&self, fd: i32, buffers: &[&[u8]], flags: i32) -> Outcome<usize> {
+        self.send_to(fd, buffers, flags, &[])
+    }
+
+    /// The same as `sendto(2)` does: with `MSG_FASTOPEN` it connects to `address`.
+    pub fn send_to(
+        &self,
+        fd: i32,
+        buffers: &[&[u8]],
+        flags: i32,
+        address: &[u8],
+    ) -> Outcome<usize> {
+        let timeout = {
+            let state = self.lock();
+            let id = state.id(fd)?;
+            if flags & libc::MSG_OOB != 0 {
+                return Err(Errno(libc::EOPNOTSUPP));
+            }
+            if state.sockets.is_listening(id) {
+                return Err(Errno(libc::EPIPE));
+            }
+            state.timeout(fd, flags, true)?
+        };
+        let total: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+        let mut sent = 0;
+        if flags & libc::MSG_FASTOPEN != 0 || self.is_deferred(fd) {
+            match self.open_with_data(fd, buffers, flags, address, timeout)? {
+                Opening::Open(with_syn) => sent = with_syn,
+                Opening::GoesOn(with_syn) => return Ok(with_syn),
+            }
+        }
+        let waits = timeout != Some(Duration::ZERO);
+        let mut waited = false;
+        let outcome = self.block(timeout, |state| {
+            let id = state.id(fd)?;
+            // As in Linux a wait for room ends only when there is much of it.
+            if std::mem::replace(&mut waited, true) && !state.may_send(id) {
+                return Err(Errno::AGAIN);
+            }
+            if waits && state.sockets.is_connecting(id) {
+                state.set_write_pending(fd, true);
+            }
+            loop {
+                sent += state.send_some(id, buffers, sent, flags)?;
+                if sent >= total {
+                    return Ok(());
+                }
+                self.settle(state);
+            }
+        });
+        if (1..total).contains(&sent) {
+            self.call(|state| state.id(fd).map(|id| state.sockets.end_send(id)))?;
+        }
+        match outcome {
+            Err(error) if sent == 0 => {
+                if waits && error == Errno::AGAIN {
+                    self.call(|state| state.set_write_pending(fd, false));
+                }
+                Err(error)
+            }
+            _ => Ok(sent),
+        }
+    }
+
+    /// Connects with data in the SYN, if there may be some, and waits for the outcome if the
+    /// descriptor blocks (Linux's tcp_sendmsg_fastopen).
+    fn open_with_data(
+        &self,
+        fd: i32,
+        buffers: &[&[u8]],
+        flags: i32,
+        address: &[u8],
+        timeout: Option<Duration>,
+    ) -> Outcome<Opening> {
+        let waits = timeout != Some(Duration::ZERO);
+        let total: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+        let mut pending = Errno(libc::EINPROGRESS);
+        let mut begun = None;
+        let outcome = self.block(timeout, |state| {
+            let (id, now) = (state.id(fd)?, state.now());
+            if begun.is_some() {
+                return match state.sockets.outcome(id, now) {
+                    Err(Error::Already) => Err(Errno::AGAIN),
+                    outcome => Ok(outcome?),
+                };
+            }
+            begun = match state.send_with_syn(fd, buffers, flags, address) {
+                Ok(None) => return Ok(()),
+                Err(Errno(libc::EALREADY)) => {
+                    pending = Errno(libc::EALREADY);
+                    Some(0)
+                }
+                sent => sent?,
+            };
+            state.set_write_pending(fd, waits && begun < Some(total));
+            Err(Errno::AGAIN)
+        });
+        let sent = begun.unwrap_or(0);
+        match outcome {
+            Err(Errno::AGAIN) => {
+                self.call(|state| state.set_write_pending(fd, false));
+                if sent > 0 { Ok(Opening::GoesOn(sent)) } else { Err(pending) }
+            }
+            outcome => outcome.map(|()| Opening::Open(sent)),
+        }
+    }
+
+    fn is_deferred(&self, fd: i32) -> bool {
+        let state = self.lock();
+        state.id(fd).is_ok_and(|id| state.sockets.is_deferred(id))
+    }
+
+    /// The address of our side.
+    pub fn local(&self, fd: i32) -> Outcome<SocketAddr> {
+        let state = self.lock();
+        Ok(state.sockets.local(state.id(fd)?)?)
+    }
+
+    /// The address of the peer.
+    pub fn remote(&self, fd: i32) -> Outcome<SocketAddr> {
+        let state = self.lock();
+        Ok(state.sockets.remote(state.id(fd)?)?)
+    }
+
+    /// `F_GETFL` and `F_SETFL` of `O_NONBLOCK`; `F_GETFD` and `F_SETFD` do nothing.
+    pub fn fcntl(&self, fd: i32, command: i32, argument: i32) -> Outcome<i32> {
+        let mut state = self.lock();
+        let file = state.files.socket_mut(fd)?;
+        match command {
+            libc::F_GETFL => Ok(libc::O_RDWR | if file.nonblocking { libc::O_NONBLOCK } else { 0 }),
+            libc::F_SETFL => {
+                file.nonblocking = argument & libc::O_NONBLOCK != 0;
+                Ok(0)
+            }
+            libc::F_GETFD => Ok(libc::FD_CLOEXEC),
+            libc::F_SETFD => Ok(0),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    /// True if the descriptor is one of this instance.
+    pub fn has(&self, fd: i32) -> bool {
+        self.lock().files.contains(fd)
+    }
+}
+
+impl State {
+    /// Receives what is there, behind the first `done` bytes of `buffers`; sets `end` if no more
+    /// will come.
+    fn receive_some(
+        &mut self,
+        id: SocketId,
+        buffers: &mut [&mut [u8]],
+        done: usize,
+        flags: i32,
+        end: &mut bool,
+    ) -> Outcome<usize> {
+        let peek = flags & libc::MSG_PEEK != 0;
+        let (mut skip, mut count) = (done, 0);
+        for buffer in buffers {
+            if skip >= buffer.len() {
+                skip -= buffer.len();
+                continue;
+            }
+            let into = &mut buffer[core::mem::take(&mut skip)..];
+            let how = ReceiveFlags { peek, offset: done + count };
+            match self.with(|sockets, cx| sockets.receive(id, into, how, cx)) {
+                Ok(0) => {
+                    *end = true;
+                    break;
+                }
+                Ok(received) => {
+                    count += received;
+                    if received < into.len() {
+                        break;
+                    }
+                }
+                Err(_) if count > 0 => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(count)
+    }
+
+    fn set_write_pending(&mut self, fd: i32, pending: bool) {
+        let now = self.now();
+        if let Ok(id) = self.id(fd) {
+            self.sockets.set_write_pending(id, pending, now);
+        }
+    }
+
+    /// True if a call that waits to send should try again.
+    fn may_send(&self, id: SocketId) -> bool {
+        let ready = self.sockets.readiness(id);
+        let wanted = [Readiness::OUT, Readiness::ERR, Readiness::HUP];
+        wanted.into_iter().any(|wanted| ready.contains(wanted))
+    }
+
+    /// Connects, and sends what may go with the SYN.
+    fn send_with_syn(
+        &mut self,
+        fd: i32,
+        buffers: &[&[u8]],
+        flags: i32,
+        address: &[u8],
+    ) -> Outcome<Option<usize>> {
+        let remote = match address.len() {
+            0 => None,
+            _ => match address::parse(address, self.family(fd)?)? {
+                Given::Address(remote) => Some(remote),
+                Given::Unspecified => return Err(Errno(libc::EOPNOTSUPP)),
+            },
+        };
+        let id = self.id(fd)?;
+        let how = SendFlags { more: flags & libc::MSG_MORE != 0, ..SendFlags::default() };
+        let bytes = buffers.concat();
+        Ok(self.with(|sockets, cx| sockets.send_with_syn(id, remote, &bytes, how, cx))?)
+    }
+
+    /// Sends what one buffer has room for, of what follows the first `done` bytes of `buffers`.
+    fn send_some(
+        &mut self,
+        id: SocketId,
+        buffers: &[&[u8]],
+        done: usize,
+        flags: i32,
+    ) -> Outcome<usize> {
+        let mut skip = done;
+        let mut rest = Vec::with_capacity(buffers.len());
+        for buffer in buffers {
+            let skipped = skip.min(buffer.len());
+            skip -= skipped;
+            rest.push(&buffer[skipped..]);
+        }
+        let how = SendFlags {
+            more: flags & libc::MSG_MORE != 0,
+            end_of_record: flags & libc::MSG_EOR != 0,
+            continues: done > 0,
+        };
+        Ok(self.with(|sockets, cx| sockets.send(id, &rest, how, cx))?)
+    }
+}

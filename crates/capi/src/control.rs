@@ -1,0 +1,164 @@
+//! Messages with control data: what is left to be read, and the notices of the error queue.
+
+use crate::errno::Outcome;
+use crate::instance::{Instance, State};
+use std::time::Duration;
+use towpath_net::socket::{Notice, Timestamping};
+use towpath_net::tcp::Stamped;
+
+/// What a call that received a message tells beside its bytes.
+pub(crate) struct Received {
+    /// Bytes of data.
+    pub(crate) len: usize,
+    /// Bytes of control data.
+    pub(crate) control: usize,
+    /// `MSG_*` that hold for the message.
+    pub(crate) flags: i32,
+}
+
+/// Control messages in the order in which they are added, as far as there is room.
+struct Control<'a> {
+    room: &'a mut [u8],
+    len: usize,
+    flags: i32,
+}
+
+/// Bytes of `struct cmsghdr`.
+const HEADER: usize = size_of::<libc::cmsghdr>();
+/// `SO_EE_ORIGIN_TIMESTAMPING` of `linux/errqueue.h`.
+const ORIGIN_TIMESTAMPING: u8 = 4;
+/// Bytes of `struct sockaddr_in`, and of `struct sockaddr_in6`.
+const OFFENDER_V4: usize = size_of::<libc::sockaddr_in>();
+const OFFENDER_V6: usize = size_of::<libc::sockaddr_in6>();
+
+impl<'a> Control<'a> {
+    fn new(room: &'a mut [u8]) -> Self {
+        Self { room, len: 0, flags: 0 }
+    }
+
+    /// Adds a message, cut off where the room ends (Linux's `put_cmsg`).
+    fn push(&mut self, level: i32, kind: i32, data: &[u8]) {
+        let room = &mut self.room[self.len..];
+        if room.len() < HEADER {
+            self.flags |= libc::MSG_CTRUNC;
+            return;
+        }
+        let count = data.len().min(room.len() - HEADER);
+        if count < data.len() {
+            self.flags |= libc::MSG_CTRUNC;
+        }
+        let len = HEADER + count;
+        room[..8].copy_from_slice(&len.to_ne_bytes());
+        room[8..12].copy_from_slice(&level.to_ne_bytes());
+        room[12..HEADER].copy_from_slice(&kind.to_ne_bytes());
+        room[HEADER..len].copy_from_slice(&data[..count]);
+        self.len += len.next_multiple_of(size_of::<usize>()).min(room.len());
+    }
+}
+
+/// `struct scm_timestamping`: the time taken in software, and two that only hardware takes.
+fn timestamping(time: Duration) -> Vec<u8> {
+    let mut bytes = (time.as_secs() as i64).to_ne_bytes().to_vec();
+    bytes.extend(i64::from(time.subsec_nanos()).to_ne_bytes());
+    bytes.resize(3 * size_of::<libc::timespec>(), 0);
+    bytes
+}
+
+/// `struct sock_extended_err` and the address of nobody behind it.
+fn extended_error(origin: u8, info: u32, data: u32, offender: usize) -> Vec<u8> {
+    let mut bytes = libc::ENOMSG.to_ne_bytes().to_vec();
+    bytes.extend([origin, 0, 0, 0]);
+    bytes.extend(info.to_ne_bytes());
+    bytes.extend(data.to_ne_bytes());
+    bytes.resize(bytes.len() + offender, 0);
+    bytes
+}
+
+/// Linux's `SCM_TSTAMP_*`.
+fn number(what: Stamped) -> u32 {
+    match what {
+        Stamped::Sent => 0,
+        Stamped::Scheduled => 1,
+        Stamped::Acknowledged => 2,
+    }
+}
+
+impl Instance {
+    /// Receives into `buffers` as `recvmsg(2)` does, with control messages into `control`.
+    pub(crate) fn receive_message(
+        &self,
+        fd: i32,
+        buffers: &mut [&mut [u8]],
+        control: &mut [u8],
+        flags: i32,
+    ) -> Outcome<Received> {
+        let mut control = Control::new(control);
+        let len = if flags & libc::MSG_ERRQUEUE != 0 {
+            let notice = self.notice(fd)?;
+            self.lock().tell(fd, &notice, &mut control)?;
+            0
+        } else {
+            let len = self.receive(fd, buffers, flags)?;
+            if let Some(left) = self.left(fd) {
+                control.push(libc::IPPROTO_TCP, libc::TCP_INQ, &left.to_ne_bytes());
+            }
+            len
+        };
+        Ok(Received { len, control: control.len, flags: control.flags })
+    }
+
+    /// The oldest notice of the error queue. It never waits for one, as in Linux.
+    pub(crate) fn notice(&self, fd: i32) -> Outcome<Notice> {
+        self.call(|state| {
+            let id = state.id(fd)?;
+            Ok(state.sockets.take_notice(id)?)
+        })
+    }
+}
+
+impl State {
+    /// Writes a notice as Linux's `ip_recv_error` does.
+    fn tell(&self, fd: i32, notice: &Notice, control: &mut Control<'_>) -> Outcome<()> {
+        let file = self.files.socket(fd)?;
+        let (level, kind, offender) = match file.domain {
+            libc::AF_INET => (libc::IPPROTO_IP, libc::IP_RECVERR, OFFENDER_V4),
+            _ => (libc::IPPROTO_IPV6, libc::IPV6_RECVERR, OFFENDER_V6),
+        };
+        control.flags |= libc::MSG_ERRQUEUE;
+        match *notice {
+            Notice::Stamp { stamp, cut } => {
+                if cut {
+                    control.flags |= libc::MSG_TRUNC;
+                }
+                let options = self.sockets.options(file.id)?;
+                if options.timestamping.contains(Timestamping::SOFTWARE) {
+                    let time = timestamping(self.clock.wall(stamp.at));
+                    control.push(libc::SOL_SOCKET, libc::SCM_TIMESTAMPING, &time);
+                }
+                let what = number(stamp.what);
+                let error = extended_error(ORIGIN_TIMESTAMPING, what, stamp.key, offender);
+                control.push(level, kind, &error);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_messages_follow_each_other_and_are_cut_where_the_room_ends() {
+        let mut room = [0xff; 64];
+        let mut control = Control::new(&mut room);
+        control.push(6, 36, &7i32.to_ne_bytes());
+        assert_eq!((control.len, control.flags), (24, 0), "CMSG_SPACE of four bytes");
+        control.push(0, 11, &[1; 32]);
+        assert_eq!((control.len, control.flags), (64, libc::MSG_CTRUNC));
+        control.push(0, 11, &[]);
+        assert_eq!(control.len, 64);
+        assert_eq!(room[..8], 20usize.to_ne_bytes());
+        assert_eq!(room[24..32], 40usize.to_ne_bytes(), "as long as what is there");
+    }
+}

@@ -1,0 +1,34 @@
+//! Error numbers of Linux.
+
+use rustix::io::Errno as Kernel;
+use towpath_net::socket::Error;
+
+/// Why a call failed: a number of `errno.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Errno(pub i32);
+
+impl Errno {
+    /// `EAGAIN`.
+    pub const AGAIN: Errno = Errno(libc::EAGAIN);
+    /// `EBADF`.
+    pub const BADF: Errno = Errno(libc::EBADF);
+    /// `EINVAL`.
+    pub const INVAL: Errno = Errno(libc::EINVAL);
+    /// `EFAULT`.
+    pub const FAULT: Errno = Errno(libc::EFAULT);
+}
+
+impl From<Error> for Errno {
+    fn from(error: Error) -> Self {
+        Errno(error.errno())
+    }
+}
+
+impl From<Kernel> for Errno {
+    fn from(error: Kernel) -> Self {
+        Errno(error.raw_os_error())
+    }
+}
+
+/// What a call comes to.
+pub(crate) type Outcome<T> = Result<T, Errno>;

@@ -1,0 +1,107 @@
+//! The table of descriptors.
+
+use crate::errno::{Errno, Outcome};
+use crate::poll::Epoll;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsRawFd, OwnedFd};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use towpath_net::socket::SocketId;
+
+/// A socket as a descriptor has it.
+pub(crate) struct SocketFile {
+    pub(crate) id: SocketId,
+    pub(crate) nonblocking: bool,
+    pub(crate) domain: i32,
+    /// Longest that receiving blocks (`SO_RCVTIMEO`).
+    pub(crate) receive_timeout: Option<Duration>,
+    /// Longest that sending blocks (`SO_SNDTIMEO`).
+    pub(crate) send_timeout: Option<Duration>,
+    /// Tell with each message how much is left (`TCP_INQ`).
+    pub(crate) tell_left: bool,
+    /// What path MTU discovery does (`IP_MTU_DISCOVER`): one of Linux's numbers.
+    pub(crate) path_mtu: i32,
+}
+
+/// What a descriptor stands for.
+pub(crate) enum What {
+    Socket(SocketFile),
+    Epoll(Epoll),
+}
+
+struct File {
+    what: What,
+    /// Holds the number.
+    _number: OwnedFd,
+}
+
+/// Descriptors of one instance.
+#[derive(Default)]
+pub(crate) struct Files {
+    files: BTreeMap<i32, File>,
+    by_socket: BTreeMap<SocketId, i32>,
+}
+
+impl Files {
+    /// A new descriptor.
+    pub(crate) fn add(&mut self, what: What) -> Outcome<i32> {
+        let number = eventfd(0, EventfdFlags::CLOEXEC)?;
+        let fd = number.as_raw_fd();
+        if let What::Socket(socket) = &what {
+            self.by_socket.insert(socket.id, fd);
+        }
+        self.files.insert(fd, File { what, _number: number });
+        Ok(fd)
+    }
+
+    /// Takes a descriptor out of the table; its number is free again.
+    pub(crate) fn remove(&mut self, fd: i32) -> Outcome<What> {
+        let file = self.files.remove(&fd).ok_or(Errno::BADF)?;
+        if let What::Socket(socket) = &file.what {
+            self.by_socket.remove(&socket.id);
+        }
+        Ok(file.what)
+    }
+
+    /// True if the number is one of this table.
+    pub(crate) fn contains(&self, fd: i32) -> bool {
+        self.files.contains_key(&fd)
+    }
+
+    /// The descriptor of a socket.
+    pub(crate) fn of_socket(&self, id: SocketId) -> Option<i32> {
+        self.by_socket.get(&id).copied()
+    }
+
+    /// A socket by its descriptor.
+    pub(crate) fn socket(&self, fd: i32) -> Outcome<&SocketFile> {
+        match &self.files.get(&fd).ok_or(Errno::BADF)?.what {
+            What::Socket(socket) => Ok(socket),
+            What::Epoll(_) => Err(Errno(libc::ENOTSOCK)),
+        }
+    }
+
+    /// A socket by its descriptor, to be changed.
+    pub(crate) fn socket_mut(&mut self, fd: i32) -> Outcome<&mut SocketFile> {
+        match &mut self.files.get_mut(&fd).ok_or(Errno::BADF)?.what {
+            What::Socket(socket) => Ok(socket),
+            What::Epoll(_) => Err(Errno(libc::ENOTSOCK)),
+        }
+    }
+
+    /// An epoll set by its descriptor.
+    pub(crate) fn epoll_mut(&mut self, fd: i32) -> Outcome<&mut Epoll> {
+        match &mut self.files.get_mut(&fd).ok_or(Errno::BADF)?.what {
+            What::Epoll(epoll) => Ok(epoll),
+            What::Socket(_) => Err(Errno::INVAL),
+        }
+    }
+
+    /// All epoll sets.
+    pub(crate) fn epolls_mut(&mut self) -> impl Iterator<Item = &mut Epoll> {
+        self.files.values_mut().filter_map(|file| match &mut file.what {
+            What::Epoll(epoll) => Some(epoll),
+            What::Socket(_) => None,
+        })
+    }
+}

@@ -1,0 +1,40 @@
+//! C library of towpath: sockets as POSIX and Linux have them, on a stack in this process.
+//!
+//! # Theory of operation
+//!
+//! An [`Instance`] is one stack with its memory, its device and its table of descriptors, behind
+//! one lock. A call takes the lock, does what the sockets of `towpath_net` let it do now, sends
+//! what follows from it, and returns. A blocking call that cannot go on waits on a condition
+//! variable until something has changed. There is no hidden state: two instances in one process
+//! know nothing of each other.
+//!
+//! Descriptor numbers are real ones: each is held by an eventfd, so that it can never be that
+//! of a file of the kernel's.
+//!
+//! `abi` has the functions that C sees, and only they handle pointers, with `pointers`; everything
+//! below them is safe code that takes slices. Errors are Linux's numbers.
+//!
+//! With the feature `packetdrill` the library has one more entry point, for the test tool of that
+//! name.
+#![deny(unsafe_code)]
+
+pub mod abi;
+mod address;
+mod attach;
+mod calls;
+mod control;
+mod device;
+mod errno;
+mod files;
+mod instance;
+mod options;
+#[cfg(feature = "packetdrill")]
+mod packetdrill;
+mod pointers;
+mod poll;
+mod splice;
+mod tcp_info;
+
+pub use errno::Errno;
+pub use instance::{Config, Instance};
+pub use poll::{EpollEvent, Polled};

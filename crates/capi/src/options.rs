@@ -1,0 +1,497 @@
+//! `getsockopt`, `setsockopt` and `ioctl`: Linux's numbers for what sockets and connections have.
+
+mod timers;
+
+use crate::errno::{Errno, Outcome};
+use crate::instance::{Instance, State};
+use crate::tcp_info;
+use towpath_net::socket::{Linger, Options, Timestamping};
+use towpath_net::tcp::State as TcpState;
+use towpath_net::tcp::congestion::Kind;
+use towpath_net::tcp::fastopen::{CLIENT, FastOpenKeys, KEY_LEN};
+use towpath_net::time::Duration;
+
+/// An `int` from an option's value.
+fn int(value: &[u8]) -> Outcome<i32> {
+    let bytes = value.first_chunk::<4>().ok_or(Errno::INVAL)?;
+    Ok(i32::from_ne_bytes(*bytes))
+}
+
+/// `struct timeval` as a timeout: zero is none.
+fn timeval(value: &[u8]) -> Outcome<Option<Duration>> {
+    let (seconds, rest) = value.split_first_chunk::<8>().ok_or(Errno::INVAL)?;
+    let micros = rest.first_chunk::<8>().ok_or(Errno::INVAL)?;
+    let (seconds, micros) = (i64::from_ne_bytes(*seconds), i64::from_ne_bytes(*micros));
+    let micros = u32::try_from(micros).ok().filter(|micros| *micros < 1_000_000);
+    let micros = micros.ok_or(Errno(libc::EDOM))?;
+    let seconds = u64::try_from(seconds).unwrap_or(0);
+    let timeout = Duration::from_secs(seconds) + Duration::from_micros(u64::from(micros));
+    Ok(Some(timeout).filter(|timeout| !timeout.is_zero()))
+}
+
+fn timeval_bytes(timeout: Option<Duration>) -> Vec<u8> {
+    let timeout = timeout.unwrap_or_default();
+    let mut bytes = (timeout.as_secs() as i64).to_ne_bytes().to_vec();
+    bytes.extend(i64::from(timeout.subsec_micros()).to_ne_bytes());
+    bytes
+}
+
+/// A buffer's size as Linux keeps it: twice what was asked for, within bounds.
+fn doubled(asked: i32, least: u32) -> u32 {
+    (u32::try_from(asked).unwrap_or(u32::MAX).min(BUFFER_MAX) * 2).max(least)
+}
+
+/// Largest buffer that can be asked for (Linux's `net.core.wmem_max`).
+const BUFFER_MAX: u32 = 4 << 20;
+/// Least send buffer (Linux's `SOCK_MIN_SNDBUF`).
+const SEND_BUFFER_LEAST: u32 = 4608;
+/// Least receive buffer (Linux's `SOCK_MIN_RCVBUF`).
+const RECEIVE_BUFFER_LEAST: u32 = 2304;
+/// Least `TCP_MAXSEG` (Linux's `TCP_MIN_MSS`).
+const MAXSEG_LEAST: u16 = 88;
+/// Most (Linux's `MAX_TCP_WINDOW`).
+const MAXSEG_MOST: u16 = 32_767;
+/// What `TCP_MAXSEG` tells before there is a connection (RFC 9293 §3.7.1).
+const MAXSEG_DEFAULT: u16 = 536;
+/// Bytes of a congestion control's name (Linux's `TCP_CA_NAME_MAX`).
+const CONGESTION_NAME_LEN: usize = 16;
+/// Highest priority that needs no privilege.
+const PRIORITY_MAX: i32 = 6;
+/// The bits of `IP_TOS` that belong to ECN, which a stream does not let its owner set.
+const ECN_BITS: u8 = 3;
+/// `SO_MEMINFO`, which the C library's headers do not have everywhere.
+const SO_MEMINFO: i32 = 55;
+
+/// Answers to a SYN that `TCP_DEFER_ACCEPT` of so many seconds means (Linux's `secs_to_retrans`).
+fn retries_of(seconds: i32) -> u8 {
+    let (mut retries, mut time, mut timeout) = (0, 1, 1);
+    if seconds <= 0 {
+        return 0;
+    }
+    retries += 1;
+    while seconds > time && retries < u8::MAX {
+        timeout = (timeout * 2).min(120);
+        time += timeout;
+        retries += 1;
+    }
+    retries
+}
+
+/// The seconds in which a SYN is answered so often (Linux's `retrans_to_secs`).
+fn seconds_of(retries: u8) -> i32 {
+    let (mut time, mut timeout) = (i32::from(retries > 0), 1);
+    for _ in 1..retries {
+        timeout = (timeout * 2).min(120);
+        time += timeout;
+    }
+    time
+}
+
+/// One or two keys of 16 bytes.
+fn fastopen_keys(value: &[u8]) -> Outcome<FastOpenKeys> {
+    let key = |bytes: &[u8]| bytes.try_into().map_err(|_| Errno::INVAL);
+    match value.len() {
+        KEY_LEN => Ok(FastOpenKeys { primary: key(value)?, backup: None }),
+        len if len == 2 * KEY_LEN => {
+            let (primary, backup) = value.split_at(KEY_LEN);
+            Ok(FastOpenKeys { primary: key(primary)?, backup: Some(key(backup)?) })
+        }
+        _ => Err(Errno::INVAL),
+    }
+}
+
+impl Instance {
+    /// Sets an option.
+    pub fn set_option(&self, fd: i32, level: i32, name: i32, value: &[u8]) -> Outcome<()> {
+        self.call(|state| {
+            state.id(fd)?;
+            match level {
+                libc::SOL_SOCKET => state.set_socket_option(fd, name, value),
+                libc::IPPROTO_TCP => state.set_tcp_option(fd, name, value),
+                libc::IPPROTO_IP => state.set_ip_option(fd, name, value),
+                libc::IPPROTO_IPV6 => state.set_ipv6_option(fd, name, value),
+                _ => Err(Errno(libc::ENOPROTOOPT)),
+            }
+        })
+    }
+
+    /// The value of an option, as long as it is; `room` bytes are wanted.
+    pub fn option(&self, fd: i32, level: i32, name: i32, room: usize) -> Outcome<Vec<u8>> {
+        self.call(|state| {
+            state.id(fd)?;
+            let value = match level {
+                libc::SOL_SOCKET => state.socket_option(fd, name),
+                libc::IPPROTO_TCP => state.tcp_option(fd, name),
+                libc::IPPROTO_IPV6 => state.ipv6_option(fd, name),
+                libc::IPPROTO_IP => state.ip_option(fd, name),
+                _ => Err(Errno(libc::EOPNOTSUPP)),
+            };
+            let mut value = value?;
+            value.truncate(room);
+            Ok(value)
+        })
+    }
+
+    /// `ioctl` requests that tell or set one number.
+    pub fn ioctl(&self, fd: i32, request: u64, argument: i32) -> Outcome<i32> {
+        let mut state = self.lock();
+        let id = state.id(fd)?;
+        match request {
+            FIONBIO => {
+                state.files.socket_mut(fd)?.nonblocking = argument != 0;
+                Ok(argument)
+            }
+            FIONREAD => {
+                if state.sockets.is_listening(id) {
+                    return Err(Errno::INVAL);
+                }
+                Ok(state.sockets.available(id)? as i32)
+            }
+            SIOCATMARK => Ok(i32::from(state.sockets.is_at_mark(id))),
+            SIOCOUTQ | SIOCOUTQNSD => {
+                if state.sockets.is_listening(id) {
+                    return Err(Errno::INVAL);
+                }
+                let count = state.connection(fd)?.map_or(0, |connection| match request {
+                    SIOCOUTQ => connection.unacknowledged(),
+                    _ => connection.unsent(),
+                });
+                Ok(count as i32)
+            }
+            _ => Err(Errno(libc::ENOTTY)),
+        }
+    }
+}
+
+/// `FIONBIO`: blocking or not.
+pub(crate) const FIONBIO: u64 = 0x5421;
+/// `FIONREAD`, also `SIOCINQ`: bytes that can be received.
+pub(crate) const FIONREAD: u64 = 0x541b;
+/// `SIOCATMARK`: whether the next byte is urgent.
+pub(crate) const SIOCATMARK: u64 = 0x8905;
+/// `SIOCOUTQ`: bytes that were sent and not acknowledged.
+pub(crate) const SIOCOUTQ: u64 = 0x5411;
+/// `SIOCOUTQNSD`: bytes that were not sent yet.
+pub(crate) const SIOCOUTQNSD: u64 = 0x894b;
+
+impl State {
+    fn change(&mut self, fd: i32, change: impl FnOnce(&mut Options)) -> Outcome<()> {
+        let (id, now) = (self.id(fd)?, self.now());
+        Ok(self.sockets.set_options(id, now, change)?)
+    }
+
+    fn set_socket_option(&mut self, fd: i32, name: i32, value: &[u8]) -> Outcome<()> {
+        match name {
+            libc::SO_LINGER => {
+                let (on, time) = (int(value)?, int(value.get(4..).unwrap_or_default())?);
+                let linger = match (on, u64::try_from(time).unwrap_or(0)) {
+                    (0, _) => Linger::Off,
+                    (_, 0) => Linger::Reset,
+                    (_, seconds) => Linger::Wait(Duration::from_secs(seconds)),
+                };
+                return self.change(fd, |options| options.linger = linger);
+            }
+            libc::SO_RCVTIMEO => {
+                self.files.socket_mut(fd)?.receive_timeout = timeval(value)?;
+                return Ok(());
+            }
+            libc::SO_SNDTIMEO => {
+                self.files.socket_mut(fd)?.send_timeout = timeval(value)?;
+                return Ok(());
+            }
+            libc::SO_MAX_PACING_RATE => {
+                let rate = match value.first_chunk::<8>() {
+                    Some(rate) => u64::from_ne_bytes(*rate),
+                    None if int(value)? == -1 => u64::MAX,
+                    None => u64::from(int(value)? as u32),
+                };
+                let rate = Some(rate).filter(|rate| *rate != u64::MAX);
+                return self.change(fd, |options| options.max_pacing_rate = rate);
+            }
+            _ => {}
+        }
+        let number = int(value)?;
+        let on = number != 0;
+        match name {
+            libc::SO_TIMESTAMPING => {
+                let id = self.id(fd)?;
+                Ok(self.sockets.set_timestamping(id, Timestamping(number as u32))?)
+            }
+            libc::SO_REUSEADDR => self.change(fd, |options| options.reuse_address = on),
+            libc::SO_REUSEPORT => self.change(fd, |options| options.reuse_port = on),
+            libc::SO_KEEPALIVE => self.change(fd, |options| options.keepalive = on),
+            libc::SO_RCVLOWAT => {
+                let low_water = usize::try_from(number).unwrap_or(i32::MAX as usize).max(1);
+                self.change(fd, |options| options.receive_low_water = low_water)
+            }
+            libc::SO_SNDBUF => {
+                let bytes = doubled(number, SEND_BUFFER_LEAST);
+                self.change(fd, |options| options.send_buffer = Some(bytes))
+            }
+            libc::SO_MARK => self.change(fd, |options| options.mark = number as u32),
+            libc::SO_PRIORITY if (0..=PRIORITY_MAX).contains(&number) => {
+                self.change(fd, |options| options.priority = number)
+            }
+            libc::SO_PRIORITY => Err(Errno(libc::EPERM)),
+            libc::SO_RCVBUF => {
+                let bytes = doubled(number, RECEIVE_BUFFER_LEAST);
+                self.change(fd, |options| options.receive_buffer = Some(bytes))
+            }
+            _ => Err(Errno(libc::ENOPROTOOPT)),
+        }
+    }
+
+    /// Sizes of both buffers, in bytes with overhead: sending, receiving.
+    fn buffers(&self, fd: i32) -> Outcome<(u32, u32)> {
+        let options = self.sockets.options(self.id(fd)?)?;
+        let settings = self.sockets.stack().tcp_settings();
+        let current = self.connection(fd)?.map(|connection| connection.send_buffer());
+        let send = current.or(options.send_buffer).unwrap_or(settings.send_buffer);
+        Ok((send, options.receive_buffer.unwrap_or(settings.receive_buffer)))
+    }
+
+    fn pacing_rate(&self, fd: i32) -> Outcome<Vec<u8>> {
+        let rate = self.sockets.options(self.id(fd)?)?.max_pacing_rate;
+        Ok(rate.unwrap_or(u64::MAX).to_ne_bytes().to_vec())
+    }
+
+    /// `SO_MEMINFO`: nine numbers (`linux/sock_diag.h`), as far as they mean anything here.
+    fn memory_info(&self, fd: i32) -> Outcome<Vec<u8>> {
+        let (send, receive) = self.buffers(fd)?;
+        let id = self.id(fd)?;
+        let held = self.sockets.available(id).unwrap_or(0) as u32;
+        let queued = self.connection(fd)?.map_or(0, |connection| connection.unacknowledged());
+        let queued = queued as u32;
+        let numbers = [held, receive, queued, send, 0, queued, 0, 0, 0];
+        Ok(numbers.iter().flat_map(|number| number.to_ne_bytes()).collect())
+    }
+
+    fn socket_option(&mut self, fd: i32, name: i32) -> Outcome<Vec<u8>> {
+        let id = self.id(fd)?;
+        let file = self.files.socket(fd)?;
+        let options = self.sockets.options(id)?;
+        let number = match name {
+            libc::SO_ERROR => self.sockets.take_error(id)?.map_or(0, |error| error.errno()),
+            libc::SO_MAX_PACING_RATE => return self.pacing_rate(fd),
+            libc::SO_TYPE => libc::SOCK_STREAM,
+            libc::SO_PROTOCOL => libc::IPPROTO_TCP,
+            libc::SO_DOMAIN => file.domain,
+            libc::SO_ACCEPTCONN => i32::from(self.sockets.is_listening(id)),
+            libc::SO_REUSEADDR => i32::from(options.reuse_address),
+            libc::SO_REUSEPORT => i32::from(options.reuse_port),
+            libc::SO_KEEPALIVE => i32::from(options.keepalive),
+            libc::SO_MARK => options.mark as i32,
+            libc::SO_PRIORITY => options.priority,
+            libc::SO_RCVLOWAT => options.receive_low_water as i32,
+            libc::SO_TIMESTAMPING => options.timestamping.0 as i32,
+            libc::SO_SNDBUF => self.buffers(fd)?.0 as i32,
+            libc::SO_RCVBUF => self.buffers(fd)?.1 as i32,
+            SO_MEMINFO => return self.memory_info(fd),
+            libc::SO_RCVTIMEO => return Ok(timeval_bytes(file.receive_timeout)),
+            libc::SO_SNDTIMEO => return Ok(timeval_bytes(file.send_timeout)),
+            libc::SO_LINGER => {
+                let (on, seconds) = match options.linger {
+                    Linger::Off => (0, 0),
+                    Linger::Reset => (1, 0),
+                    Linger::Wait(time) => (1, time.as_secs() as i32),
+                };
+                return Ok([i32::to_ne_bytes(on), i32::to_ne_bytes(seconds)].concat());
+            }
+            _ => return Err(Errno(libc::ENOPROTOOPT)),
+        };
+        Ok(number.to_ne_bytes().to_vec())
+    }
+
+    fn set_tcp_option(&mut self, fd: i32, name: i32, value: &[u8]) -> Outcome<()> {
+        match name {
+            libc::TCP_FASTOPEN_KEY => {
+                let keys = fastopen_keys(value)?;
+                return self.change(fd, |options| options.fastopen_key = Some(keys));
+            }
+            libc::TCP_CONGESTION => {
+                let name = value.split(|byte| *byte == 0).next().unwrap_or_default();
+                let kind = std::str::from_utf8(name).ok().and_then(Kind::from_name);
+                let kind = kind.ok_or(Errno(libc::ENOENT))?;
+                return self.change(fd, |options| options.congestion = Some(kind));
+            }
+            _ => {}
+        }
+        let number = int(value)?;
+        let on = number != 0;
+        match name {
+            libc::TCP_MAXSEG => {
+                let max = u16::try_from(number).ok();
+                let max = max.filter(|max| *max == 0 || (MAXSEG_LEAST..=MAXSEG_MOST).contains(max));
+                let max = max.ok_or(Errno::INVAL)?;
+                self.change(fd, |options| options.max_segment = Some(max).filter(|max| *max > 0))
+            }
+            libc::TCP_QUICKACK => self.change(fd, |options| options.quickack = on),
+            libc::TCP_CORK => self.change(fd, |options| options.cork = on),
+            libc::TCP_NOTSENT_LOWAT => {
+                self.change(fd, |options| options.notsent_lowat = number as u32)
+            }
+            libc::TCP_SYNCNT => {
+                let count = u8::try_from(number).ok().filter(|count| (1..=127).contains(count));
+                let count = count.ok_or(Errno::INVAL)?;
+                self.change(fd, |options| options.syn_retries = Some(count))
+            }
+            libc::TCP_DEFER_ACCEPT => {
+                let retries = retries_of(number);
+                self.change(fd, |options| options.defer_accept = retries)
+            }
+            libc::TCP_NODELAY => {
+                let (id, now) = (self.id(fd)?, self.now());
+                Ok(self.sockets.set_nodelay(id, on, now)?)
+            }
+            libc::TCP_INQ => {
+                self.files.socket_mut(fd)?.tell_left = on;
+                Ok(())
+            }
+            _ => match timers::change(name, number)? {
+                Some(change) => self.change(fd, |options| change.apply(options)),
+                None => self.set_fastopen_option(fd, name, number),
+            },
+        }
+    }
+
+    fn set_fastopen_option(&mut self, fd: i32, name: i32, number: i32) -> Outcome<()> {
+        let on = number != 0;
+        match name {
+            libc::TCP_FASTOPEN => {
+                let length = u32::try_from(number).map_err(|_| Errno::INVAL)?;
+                if self.connection(fd)?.is_some() {
+                    return Err(Errno::INVAL);
+                }
+                self.change(fd, |options| options.fastopen_queue = length)
+            }
+            libc::TCP_FASTOPEN_NO_COOKIE => {
+                if !(0..=1).contains(&number) || self.connection(fd)?.is_some() {
+                    return Err(Errno::INVAL);
+                }
+                self.change(fd, |options| options.fastopen_no_cookie = on)
+            }
+            libc::TCP_FASTOPEN_CONNECT => {
+                if !(0..=1).contains(&number) {
+                    return Err(Errno::INVAL);
+                }
+                if self.sockets.stack().tcp_settings().fastopen & CLIENT == 0 {
+                    return Err(Errno(libc::EOPNOTSUPP));
+                }
+                if self.connection(fd)?.is_some() {
+                    return Err(Errno::INVAL);
+                }
+                self.change(fd, |options| options.fastopen_connect = on)
+            }
+            _ => Err(Errno(libc::ENOPROTOOPT)),
+        }
+    }
+
+    fn tcp_option(&mut self, fd: i32, name: i32) -> Outcome<Vec<u8>> {
+        let id = self.id(fd)?;
+        let options = self.sockets.options(id)?;
+        let number = match name {
+            libc::TCP_NODELAY => i32::from(options.nodelay),
+            libc::TCP_INQ => i32::from(self.files.socket(fd)?.tell_left),
+            libc::TCP_MAXSEG => match self.connection(fd)? {
+                Some(connection) if connection.state() != TcpState::Closed => {
+                    connection.info(self.now()).snd_mss as i32
+                }
+                _ => i32::from(options.max_segment.unwrap_or(MAXSEG_DEFAULT)),
+            },
+            libc::TCP_SYNCNT => {
+                let settings = self.sockets.stack().tcp_settings();
+                i32::from(options.syn_retries.unwrap_or(settings.syn_retries))
+            }
+            libc::TCP_FASTOPEN_CONNECT => i32::from(options.fastopen_connect),
+            libc::TCP_DEFER_ACCEPT => seconds_of(options.defer_accept),
+            libc::TCP_WINDOW_CLAMP => options.window_clamp.unwrap_or(0) as i32,
+            libc::TCP_KEEPIDLE
+            | libc::TCP_KEEPINTVL
+            | libc::TCP_KEEPCNT
+            | libc::TCP_LINGER2
+            | libc::TCP_USER_TIMEOUT => {
+                timers::value(name, options, self.sockets.stack().tcp_settings())
+            }
+            libc::TCP_QUICKACK => i32::from(options.quickack),
+            libc::TCP_CORK => i32::from(options.cork),
+            libc::TCP_NOTSENT_LOWAT => options.notsent_lowat as i32,
+            libc::TCP_FASTOPEN => options.fastopen_queue as i32,
+            libc::TCP_FASTOPEN_NO_COOKIE => i32::from(options.fastopen_no_cookie),
+            libc::TCP_FASTOPEN_KEY => {
+                let keys = options.fastopen_key;
+                let keys = keys.unwrap_or(self.sockets.stack().tcp_settings().fastopen_key);
+                let mut bytes = keys.primary.to_vec();
+                bytes.extend(keys.backup.iter().flatten());
+                return Ok(bytes);
+            }
+            libc::TCP_CONGESTION => {
+                let settings = self.sockets.stack().tcp_settings();
+                let name = options.congestion.unwrap_or(settings.congestion).name();
+                let mut bytes = name.as_bytes().to_vec();
+                bytes.resize(CONGESTION_NAME_LEN, 0);
+                return Ok(bytes);
+            }
+            libc::TCP_INFO => return Ok(tcp_info::bytes(self, id)),
+            libc::TCP_CC_INFO => return Ok(Vec::new()),
+            _ => return Err(Errno(libc::ENOPROTOOPT)),
+        };
+        Ok(number.to_ne_bytes().to_vec())
+    }
+
+    /// `IP_MTU_DISCOVER` and its like for IPv6 have the same values.
+    fn set_path_mtu(&mut self, fd: i32, number: i32) -> Outcome<()> {
+        if !(libc::IP_PMTUDISC_DONT..=libc::IP_PMTUDISC_OMIT).contains(&number) {
+            return Err(Errno::INVAL);
+        }
+        self.files.socket_mut(fd)?.path_mtu = number;
+        let believed = matches!(number, libc::IP_PMTUDISC_WANT | libc::IP_PMTUDISC_DO);
+        self.change(fd, |options| options.path_mtu = believed)
+    }
+
+    fn set_ip_option(&mut self, fd: i32, name: i32, value: &[u8]) -> Outcome<()> {
+        let number = match *value {
+            [byte] => i32::from(byte),
+            _ => int(value)?,
+        };
+        match name {
+            libc::IP_FREEBIND => self.change(fd, |options| options.free_bind = number != 0),
+            libc::IP_MTU_DISCOVER => self.set_path_mtu(fd, number),
+            libc::IP_TOS => self.change(fd, |options| options.tos = number as u8 & !ECN_BITS),
+            _ => Err(Errno(libc::ENOPROTOOPT)),
+        }
+    }
+
+    fn ip_option(&mut self, fd: i32, name: i32) -> Outcome<Vec<u8>> {
+        let options = self.sockets.options(self.id(fd)?)?;
+        match name {
+            libc::IP_FREEBIND => Ok(i32::from(options.free_bind).to_ne_bytes().to_vec()),
+            libc::IP_MTU_DISCOVER => Ok(self.files.socket(fd)?.path_mtu.to_ne_bytes().to_vec()),
+            libc::IP_TOS => Ok(i32::from(options.tos).to_ne_bytes().to_vec()),
+            _ => Err(Errno(libc::ENOPROTOOPT)),
+        }
+    }
+
+    fn set_ipv6_option(&mut self, fd: i32, name: i32, value: &[u8]) -> Outcome<()> {
+        let number = int(value)?;
+        match name {
+            libc::IPV6_V6ONLY => self.change(fd, |options| options.v6_only = number != 0),
+            libc::IPV6_MTU_DISCOVER => self.set_path_mtu(fd, number),
+            libc::IPV6_TCLASS => {
+                // -1 stands for the default.
+                let class = u8::try_from(number.max(0)).map_err(|_| Errno::INVAL)?;
+                self.change(fd, |options| options.traffic_class = class & !ECN_BITS)
+            }
+            _ => Err(Errno(libc::ENOPROTOOPT)),
+        }
+    }
+
+    fn ipv6_option(&mut self, fd: i32, name: i32) -> Outcome<Vec<u8>> {
+        let options = self.sockets.options(self.id(fd)?)?;
+        match name {
+            libc::IPV6_V6ONLY => Ok(i32::from(options.v6_only).to_ne_bytes().to_vec()),
+            libc::IPV6_MTU_DISCOVER => Ok(self.files.socket(fd)?.path_mtu.to_ne_bytes().to_vec()),
+            libc::IPV6_TCLASS => Ok(i32::from(options.traffic_class).to_ne_bytes().to_vec()),
+            _ => Err(Errno(libc::ENOPROTOOPT)),
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Options of `IPPROTO_TCP` that are times and counts of a connection's timers, and the window's
+//! clamp, with the bounds that Linux sets.
+
+use crate::errno::{Errno, Outcome};
+use towpath_net::socket::Options;
+use towpath_net::tcp::Settings;
+use towpath_net::time::Duration;
+
+/// Most seconds of `TCP_KEEPIDLE` and `TCP_KEEPINTVL` (Linux's `MAX_TCP_KEEPIDLE`).
+const KEEPALIVE_SECONDS_MAX: i32 = 32_767;
+/// Most probes of `TCP_KEEPCNT` (Linux's `MAX_TCP_KEEPCNT`).
+const KEEPALIVE_PROBES_MAX: i32 = 127;
+/// Most seconds of `TCP_LINGER2` (Linux's `TCP_FIN_TIMEOUT_MAX`).
+const LINGER2_SECONDS_MAX: i32 = 120;
+/// Least `TCP_WINDOW_CLAMP` (half of Linux's `SOCK_MIN_RCVBUF`).
+const WINDOW_CLAMP_LEAST: u32 = 1152;
+
+/// What an option changes.
+#[derive(Clone, Copy)]
+pub(super) enum Change {
+    KeepIdle(Duration),
+    KeepInterval(Duration),
+    KeepProbes(u8),
+    UserTimeout(Option<Duration>),
+    Linger2(Option<Duration>),
+    WindowClamp(Option<u32>),
+}
+
+impl Change {
+    pub(super) fn apply(self, options: &mut Options) {
+        match self {
+            Change::KeepIdle(time) => options.keepalive_idle = Some(time),
+            Change::KeepInterval(time) => options.keepalive_interval = Some(time),
+            Change::KeepProbes(count) => options.keepalive_probes = Some(count),
+            Change::UserTimeout(time) => options.user_timeout = time,
+            Change::Linger2(time) => options.fin_wait = time,
+            Change::WindowClamp(clamp) => options.window_clamp = clamp,
+        }
+    }
+}
+
+/// What setting the option changes; `None` for options that are none of these.
+pub(super) fn change(name: i32, number: i32) -> Outcome<Option<Change>> {
+    let within = |max: i32| match number {
+        1.. if number <= max => Ok(number),
+        _ => Err(Errno::INVAL),
+    };
+    let seconds = |number: i32| Duration::from_secs(number.max(0) as u64);
+    Ok(Some(match name {
+        libc::TCP_KEEPIDLE => Change::KeepIdle(seconds(within(KEEPALIVE_SECONDS_MAX)?)),
+        libc::TCP_KEEPINTVL => Change::KeepInterval(seconds(within(KEEPALIVE_SECONDS_MAX)?)),
+        libc::TCP_KEEPCNT => Change::KeepProbes(within(KEEPALIVE_PROBES_MAX)? as u8),
+        libc::TCP_USER_TIMEOUT => {
+            let millis = u64::try_from(number).map_err(|_| Errno::INVAL)?;
+            Change::UserTimeout((millis > 0).then(|| Duration::from_millis(millis)))
+        }
+        libc::TCP_LINGER2 => {
+            // Less than zero: not at all.
+            let time = seconds(number.min(LINGER2_SECONDS_MAX));
+            Change::Linger2((number != 0).then_some(time))
+        }
+        libc::TCP_WINDOW_CLAMP => {
+            let clamp = u32::try_from(number).map_err(|_| Errno::INVAL)?;
+            Change::WindowClamp((clamp > 0).then(|| clamp.max(WINDOW_CLAMP_LEAST)))
+        }
+        _ => return Ok(None),
+    }))
+}
+
+/// The value of one of the options that are times or counts.
+pub(super) fn value(name: i32, options: &Options, settings: &Settings) -> i32 {
+    let seconds = |set: Option<Duration>, default: Duration| {
+        i32::try_from(set.unwrap_or(default).as_secs()).unwrap_or(i32::MAX)
+    };
+    match name {
+        libc::TCP_KEEPIDLE => seconds(options.keepalive_idle, settings.keepalive_idle),
+        libc::TCP_KEEPINTVL => seconds(options.keepalive_interval, settings.keepalive_interval),
+        libc::TCP_KEEPCNT => {
+            i32::from(options.keepalive_probes.unwrap_or(settings.keepalive_probes))
+        }
+        libc::TCP_LINGER2 => seconds(options.fin_wait, settings.fin_wait),
+        _ => {
+            let millis = options.user_timeout.map_or(0, |time| time.as_millis());
+            i32::try_from(millis).unwrap_or(i32::MAX)
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! Drives an instance through virtual or real time.
+
+use super::settings::Folder;
+use crate::instance::{Clock, Config, Guard, Instance, VIRTUAL_EPOCH, VIRTUAL_START};
+use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
+use std::thread::{self, ThreadId};
+use std::time::Duration;
+use towpath_net::time::Instant;
+
+/// How far ahead of an event packetdrill stops to sleep, in order to spin until it is due.
+const SPIN: Duration = Duration::from_micros(20);
+/// Questions for the time in a row after which it is a loop that waits for time to pass.
+const SPIN_COUNT: u32 = 16;
+/// Longest that virtual time passes in wait of one packet.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// Longest that a call in the other thread is waited for, in real time.
+const SETTLE_MAX: Duration = Duration::from_secs(2);
+/// Longest sleep in real time without a look at the timers.
+const TICK: Duration = Duration::from_millis(1);
+
+/// What the flags of the tool's option `--so_flags` say.
+#[derive(Default)]
+struct Flags {
+    real: bool,
+    mtu: Option<u16>,
+    addresses: Vec<(IpAddr, u8)>,
+    settings: Option<String>,
+}
+
+impl Flags {
+    /// `KEY` or `KEY=VALUE`, separated by commas.
+    fn parse(text: &str) -> Result<Self, String> {
+        let mut flags = Flags::default();
+        for word in text.split(',').filter(|word| !word.is_empty()) {
+            let (key, value) = word.split_once('=').unwrap_or((word, ""));
+            let wrong = || format!("{word}: not understood");
+            match key {
+                "virtual" => flags.real = false,
+                "real" => flags.real = true,
+                "mtu" => flags.mtu = Some(value.parse().map_err(|_| wrong())?),
+                "local" => {
+                    let address: IpAddr = value.parse().map_err(|_| wrong())?;
+                    flags.addresses.push((address, if address.is_ipv4() { 32 } else { 128 }));
+                }
+                "settings" => flags.settings = Some(value.into()),
+                _ => return Err(wrong()),
+            }
+        }
+        Ok(flags)
+    }
+}
+
+/// What the driver knows of the tool's threads.
+#[derive(Default)]
+struct Threads {
+    /// A call of the other thread has ended and it has not asked for the time since.
+    owing: bool,
+    /// Questions for the time in a row.
+    asked: u32,
+}
+
+/// An instance and whoever moves its packets and its time.
+pub(super) struct Driver {
+    pub(super) instance: Instance,
+    main: ThreadId,
+    threads: Mutex<Threads>,
+    settings: Mutex<Option<Folder>>,
+    /// Microseconds since 1970 when the instance's time was zero.
+    epoch: u64,
+}
+
+impl Driver {
+    /// A driver as `flags` say, whose main thread is this one.
+    pub(super) fn new(flags: &str) -> Result<Self, String> {
+        let flags = Flags::parse(flags)?;
+        let config = Config {
+            addresses: flags.addresses,
+            mtu: flags.mtu.unwrap_or(1500),
+            secret: [0x746f_7770, 0x6174_6820],
+            ..Config::default()
+        };
+        let (clock, epoch) = if flags.real {
+            let clock = Clock::real();
+            let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+            (clock, since.map_or(0, |since| since.as_micros() as u64))
+        } else {
+            let epoch = VIRTUAL_EPOCH.as_micros() as u64 - VIRTUAL_START.micros();
+            (Clock::Virtual(VIRTUAL_START), epoch)
+        };
+        let settings = flags.settings.map(|path| Folder::open(path.into())).transpose();
+        let settings = settings.map_err(|error| format!("settings: {error}"))?;
+        let driver = Self {
+            instance: Instance::driven(&config, clock),
+            main: thread::current().id(),
+            threads: Mutex::default(),
+            settings: Mutex::new(settings),
+            epoch,
+        };
+        driver.read_settings();
+        Ok(driver)
+    }
+
+    fn threads<R>(&self, act: impl FnOnce(&mut Threads) -> R) -> R {
+        act(&mut self.threads.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn is_main(&self) -> bool {
+        thread::current().id() == self.main
+    }
+
+    /// Takes over settings that changed.
+    fn read_settings(&self) {
+        let mut settings = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(folder) = &mut *settings
+            && folder.has_changed()
+        {
+            let mut state = self.instance.lock();
+            folder.apply(&mut state);
+        }
+    }
+
+    /// Does a call that packetdrill asked for.
+    pub(super) fn call<R>(&self, act: impl FnOnce(&Instance) -> R) -> R {
+        self.read_settings();
+        self.threads(|threads| threads.asked = 0);
+        if self.is_main() {
+            return act(&self.instance);
+        }
+        self.instance.lock().running += 1;
+        let result = act(&self.instance);
+        self.threads(|threads| threads.owing = true);
+        result
+    }
+
+    /// Takes a packet from packetdrill. False without memory for it.
+    pub(super) fn send(&self, packet: &[u8]) -> bool {
+        let taken = self.call(|instance| instance.call(|state| state.receive(packet)));
+        let mut settings = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(folder) = &mut *settings {
+            folder.tell(&self.instance.lock());
+        }
+        taken
+    }
+
+    /// The next packet that left and when, in microseconds since 1970. Time passes until there is
+    /// one; `None` if there will be none.
+    pub(super) fn receive(&self) -> Option<(u64, Vec<u8>)> {
+        self.read_settings();
+        self.threads(|threads| threads.asked = 0);
+        let mut state = self.instance.lock();
+        let until = state.now() + PATIENCE;
+        loop {
+            state = self.await_calls(state);
+            if let Some((at, packet)) = state.link.take() {
+                return Some((self.epoch + at.micros(), packet));
+            }
+            let next = state.next_deadline();
+            let real = matches!(state.clock, Clock::Real(_));
+            let next = next.or(real.then_some(until)).filter(|next| *next <= until)?;
+            if real && state.now() >= until {
+                return None;
+            }
+            state = self.pass(state, next);
+        }
+    }
+
+    /// Lets time pass.
+    pub(super) fn sleep(&self, duration: Duration) {
+        self.read_settings();
+        self.threads(|threads| threads.asked = 0);
+        let state = self.instance.lock();
+        let virtually = matches!(state.clock, Clock::Virtual(_));
+        let until = state.now() + duration + if virtually { SPIN } else { Duration::ZERO };
+        drop(self.advance(state, until));
+    }
+
+    /// Microseconds since 1970.
+    pub(super) fn time(&self) -> u64 {
+        let main = self.is_main();
+        let (owed, asked) = self.threads(|threads| {
+            threads.asked += 1;
+            (!main && std::mem::take(&mut threads.owing), threads.asked)
+        });
+        let mut state = self.instance.lock();
+        if owed {
+            state.running = state.running.saturating_sub(1);
+            self.instance.settled.notify_all();
+        } else if asked > SPIN_COUNT && matches!(state.clock, Clock::Virtual(_)) {
+            let next = state.now() + Duration::from_micros(1);
+            state = self.advance(state, next);
+        }
+        self.epoch + state.now().micros()
+    }
+
+    /// Lets time pass until `until`, from one deadline to the next.
+    fn advance<'a>(&'a self, mut state: Guard<'a>, until: Instant) -> Guard<'a> {
+        loop {
+            state = self.await_calls(state);
+            if state.now() >= until {
+                return state;
+            }
+            let next = state.next_deadline().map_or(until, |next| next.min(until));
+            state = self.pass(state, next);
+        }
+    }
+
+    /// Lets time pass until `next`, at which something is due. Real time may pass less far.
+    fn pass<'a>(&'a self, mut state: Guard<'a>, next: Instant) -> Guard<'a> {
+        let now = state.now();
+        match &mut state.clock {
+            Clock::Virtual(at) => *at = next.max(now),
+            Clock::Real(_) => {
+                drop(state);
+                thread::sleep(next.since(now).min(TICK));
+                state = self.instance.lock();
+            }
+        }
+        state.run_timers();
+        self.instance.settle(&mut state);
+        let now = state.now();
+        if state.waits.iter().any(|at| *at <= now) {
+            self.instance.notify(&mut state);
+        }
+        state
+    }
+
+    /// Lets calls of the other thread go on that can.
+    fn await_calls<'a>(&'a self, mut state: Guard<'a>) -> Guard<'a> {
+        if matches!(state.clock, Clock::Real(_)) {
+            return state;
+        }
+        while state.running > 0 {
+            let waited = self.instance.settled.wait_timeout(state, SETTLE_MAX);
+            let (guard, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            state = guard;
+            if timeout.timed_out() {
+                eprintln!("towpath: a system call does not end");
+                state.running = 0;
+            }
+        }
+        state
+    }
+}

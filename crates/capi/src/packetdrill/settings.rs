@@ -1,0 +1,189 @@
+//! What scripts set: the folder that stands for `/proc/sys/net`.
+//!
+//! `FOLDER/ipv4` has a plain file for each setting, with the name and the words of Linux's. They
+//! are read again when one of them was written, which inotify tells.
+
+use crate::device::wire_caps;
+use crate::instance::State;
+use rustix::fd::OwnedFd;
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use std::path::PathBuf;
+use std::time::Duration;
+use std::{fs, io};
+use towpath_net::counters::DropReason;
+use towpath_net::tcp::Settings;
+use towpath_net::tcp::congestion::Kind;
+use towpath_net::tcp::fastopen::FastOpenKeys;
+use towpath_packet::Caps;
+
+/// A folder of settings.
+pub(super) struct Folder {
+    path: PathBuf,
+    watch: OwnedFd,
+    first: bool,
+    /// Length of the file to which each wish to forget what is known of peers adds a line.
+    forgotten: u64,
+    /// ICMP errors out of the window that `nstat` can show.
+    told: u64,
+}
+
+impl Folder {
+    /// Watches a folder.
+    pub(super) fn open(path: PathBuf) -> io::Result<Self> {
+        let watch = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
+        for folder in ["", "ipv4"] {
+            let _ = inotify::add_watch(
+                &watch,
+                path.join(folder),
+                WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::CLOSE_WRITE,
+            )?;
+        }
+        Ok(Self { path, watch, first: true, forgotten: 0, told: 0 })
+    }
+
+    /// True at first, and if something was written since the last time.
+    pub(super) fn has_changed(&mut self) -> bool {
+        let mut changed = std::mem::take(&mut self.first);
+        let mut buffer = [const { std::mem::MaybeUninit::uninit() }; 4096];
+        let mut news = inotify::Reader::new(&self.watch, &mut buffer);
+        while news.next().is_ok() {
+            changed = true;
+        }
+        changed
+    }
+
+    /// Reads all settings.
+    pub(super) fn apply(&mut self, state: &mut State) {
+        let stack = state.sockets.stack_mut();
+        let forgotten = fs::metadata(self.path.join("metrics")).map_or(0, |file| file.len());
+        if forgotten > std::mem::replace(&mut self.forgotten, forgotten) {
+            stack.forget_peers();
+        }
+        self.read_tcp(stack.tcp_settings_mut());
+        let offload = fs::read_to_string(self.path.join("offload")).unwrap_or_default();
+        let cuts = !offload.contains("tso off");
+        stack.set_caps(Caps { tso4: cuts, tso6: cuts, ..wire_caps(stack.mtu()) });
+        let limit = fs::read_to_string(self.path.join("queue")).unwrap_or_default();
+        stack.set_stopped(limit.trim() == "0");
+    }
+
+    /// Writes down what `nstat` shows, if it changed.
+    pub(super) fn tell(&mut self, state: &State) {
+        let count = state.sockets.stack().counters().dropped(DropReason::IcmpOutOfWindow);
+        if count != self.told {
+            self.told = count;
+            let text = format!("TcpExtOutOfWindowIcmps {count}\n");
+            // Without the file the script finds no counter and says so.
+            let _ = fs::write(self.path.join("counters"), text);
+        }
+    }
+
+    fn read_tcp(&self, settings: &mut Settings) {
+        if let [_, default, max] = self.numbers("tcp_rmem")[..] {
+            settings.receive_buffer = limited(default);
+            settings.receive_buffer_max = limited(max);
+        }
+        if let [_, default, max] = self.numbers("tcp_wmem")[..] {
+            settings.send_buffer = limited(default);
+            settings.send_buffer_max = limited(max);
+        }
+        self.read("tcp_timestamps", |value| settings.timestamps = value != 0);
+        self.read("tcp_sack", |value| settings.sack = value != 0);
+        self.read("tcp_dsack", |value| settings.dsack = value != 0);
+        self.read("tcp_window_scaling", |value| settings.window_scaling = value != 0);
+        self.read("tcp_syn_retries", |value| settings.syn_retries = small(value));
+        self.read("tcp_synack_retries", |value| settings.synack_retries = small(value));
+        self.read("tcp_syn_linear_timeouts", |value| settings.syn_linear_timeouts = small(value));
+        self.read("tcp_syncookies", |value| settings.syncookies = small(value));
+        self.read("tcp_abort_on_overflow", |value| settings.abort_on_overflow = value != 0);
+        self.read("tcp_retries2", |value| settings.retries2 = small(value));
+        self.read("tcp_reordering", |value| settings.reordering = limited(value));
+        self.read("tcp_frto", |value| settings.frto = small(value));
+        self.read("tcp_early_retrans", |value| settings.early_retrans = small(value));
+        self.read("tcp_recovery", |value| settings.recovery = small(value));
+        self.read("tcp_ecn", |value| settings.ecn = small(value));
+        self.read("tcp_ecn_fallback", |value| settings.ecn_fallback = value != 0);
+        self.read("tcp_slow_start_after_idle", |value| {
+            settings.slow_start_after_idle = value != 0;
+        });
+        self.read("tcp_keepalive_time", |value| settings.keepalive_idle = seconds(value));
+        self.read("tcp_keepalive_intvl", |value| settings.keepalive_interval = seconds(value));
+        self.read("tcp_keepalive_probes", |value| settings.keepalive_probes = small(value));
+        self.read("tcp_fin_timeout", |value| settings.fin_wait = seconds(value));
+        self.read("tcp_fastopen", |value| settings.fastopen = limited(value));
+        self.read("tcp_fastopen_blackhole_timeout_sec", |value| {
+            settings.fastopen_blackhole_timeout_sec = limited(value);
+        });
+        self.read("tcp_min_tso_segs", |value| settings.min_tso_segs = limited(value));
+        self.read("tcp_tso_win_divisor", |value| settings.tso_win_divisor = limited(value));
+        self.read("tcp_notsent_lowat", |value| settings.notsent_lowat = limited(value));
+        self.read("tcp_pacing_ss_ratio", |value| settings.pacing_ss_ratio = limited(value));
+        self.read("tcp_pacing_ca_ratio", |value| settings.pacing_ca_ratio = limited(value));
+        let discipline = fs::read_to_string(self.path.join("qdisc")).unwrap_or_default();
+        // The one queueing discipline that keeps to the rates of sockets.
+        settings.pacing = discipline.trim() == "fq";
+        if let [word] = &self.words("tcp_fastopen_key")[..]
+            && let Some(keys) = fastopen_keys(word)
+        {
+            settings.fastopen_key = keys;
+        }
+        if let [word] = &self.words("tcp_congestion_control")[..]
+            && let Some(kind) = Kind::from_name(word)
+        {
+            settings.congestion = kind;
+        }
+    }
+
+    /// The words of a setting.
+    fn words(&self, name: &str) -> Vec<String> {
+        let text = std::fs::read_to_string(self.path.join("ipv4").join(name));
+        text.unwrap_or_default().split_ascii_whitespace().map(String::from).collect()
+    }
+
+    /// The numbers of a setting, in decimal or with `0x` in front.
+    fn numbers(&self, name: &str) -> Vec<i64> {
+        let number = |word: &String| match word.strip_prefix("0x") {
+            Some(digits) => i64::from_str_radix(digits, 16).ok(),
+            None => word.parse().ok(),
+        };
+        self.words(name).iter().filter_map(number).collect()
+    }
+
+    /// Hands on a setting of one number, if it is there.
+    fn read(&self, name: &str, set: impl FnOnce(i64)) {
+        if let Some(&value) = self.numbers(name).first() {
+            set(value);
+        }
+    }
+}
+
+fn limited(value: i64) -> u32 {
+    u32::try_from(value.max(0)).unwrap_or(u32::MAX)
+}
+
+fn small(value: i64) -> u8 {
+    u8::try_from(value.max(0)).unwrap_or(u8::MAX)
+}
+
+fn seconds(value: i64) -> Duration {
+    Duration::from_secs(value.max(0) as u64)
+}
+
+/// One or two keys, separated by a comma, each four words of 32 bits in hexadecimal.
+fn fastopen_keys(text: &str) -> Option<FastOpenKeys> {
+    let key = |text: &str| {
+        let mut bytes = [0; 16];
+        let mut words = text.split('-');
+        for place in bytes.chunks_exact_mut(4) {
+            let word = u32::from_str_radix(words.next()?, 16).ok()?;
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        words.next().is_none().then_some(bytes)
+    };
+    Some(match text.split_once(',') {
+        Some((primary, backup)) => {
+            FastOpenKeys { primary: key(primary)?, backup: Some(key(backup)?) }
+        }
+        None => FastOpenKeys { primary: key(text)?, backup: None },
+    })
+}

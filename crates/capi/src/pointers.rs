@@ -1,0 +1,165 @@
+//! Memory of C programs as slices, and what is written there.
+//!
+//! Only functions of `abi` and `packetdrill` call these, for the time of one call. A null pointer
+//! where memory is needed is `EFAULT`; any other is trusted, as the C library's functions do.
+#![allow(unsafe_code)]
+
+use crate::address;
+use crate::errno::{Errno, Outcome};
+use libc::{c_char, c_int, c_void, iovec, sockaddr, socklen_t};
+use rustix::fd::BorrowedFd;
+use std::ffi::CStr;
+use std::net::SocketAddr;
+
+/// Most pieces of one scattered read or write (`UIO_MAXIOV`).
+pub(crate) const IOV_MAX: usize = 1024;
+/// Most bytes of one call (`MAX_RW_COUNT`); of more these are used.
+const BYTES_MAX: usize = 0x7fff_f000;
+/// Most bytes of an address (`struct sockaddr_storage`).
+const ADDRESS_BYTES_MAX: usize = 128;
+
+/// A length as the kernel takes it: none that would be negative, and no more than a call may have.
+fn length(len: usize) -> Outcome<usize> {
+    if isize::try_from(len).is_err() { Err(Errno::FAULT) } else { Ok(len.min(BYTES_MAX)) }
+}
+
+/// The caller's bytes, to be read.
+///
+/// # Safety
+/// `pointer` is null or names `len` bytes that stay as they are meanwhile.
+pub(crate) unsafe fn bytes<'a>(pointer: *const c_void, len: usize) -> Outcome<&'a [u8]> {
+    let len = length(len)?;
+    if len == 0 {
+        return Ok(&[]);
+    }
+    if pointer.is_null() {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: the caller vouches for it.
+    Ok(unsafe { std::slice::from_raw_parts(pointer.cast(), len) })
+}
+
+/// The caller's bytes, to be written.
+///
+/// # Safety
+/// `pointer` is null or names `len` bytes that nobody else uses meanwhile.
+pub(crate) unsafe fn bytes_mut<'a>(pointer: *mut c_void, len: usize) -> Outcome<&'a mut [u8]> {
+    let len = length(len)?;
+    if len == 0 {
+        return Ok(&mut []);
+    }
+    if pointer.is_null() {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: the caller vouches for it.
+    Ok(unsafe { std::slice::from_raw_parts_mut(pointer.cast(), len) })
+}
+
+/// The caller's address, to be read.
+///
+/// # Safety
+/// As [`bytes`].
+pub(crate) unsafe fn sockaddr_bytes<'a>(
+    pointer: *const sockaddr,
+    len: socklen_t,
+) -> Outcome<&'a [u8]> {
+    let len = usize::try_from(len).map_err(|_| Errno::INVAL)?;
+    if len > ADDRESS_BYTES_MAX {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: the caller vouches for it.
+    unsafe { bytes(pointer.cast(), len) }
+}
+
+/// # Safety
+/// `pointer` is null or names `count` structures.
+pub(crate) unsafe fn pieces<'a>(pointer: *const iovec, count: usize) -> Outcome<&'a [iovec]> {
+    if count > IOV_MAX {
+        return Err(Errno(libc::EMSGSIZE));
+    }
+    if count == 0 {
+        return Ok(&[]);
+    }
+    if pointer.is_null() {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: the caller vouches for it.
+    let pieces = unsafe { std::slice::from_raw_parts(pointer, count) };
+    // Not negative, and so few that their sum has room in a number.
+    if pieces.iter().any(|piece| isize::try_from(piece.iov_len).is_err()) {
+        return Err(Errno::INVAL);
+    }
+    Ok(pieces)
+}
+
+/// # Safety
+/// As [`pieces`], and each of them names bytes to be read.
+pub(crate) unsafe fn gather<'a>(pointer: *const iovec, count: usize) -> Outcome<Vec<&'a [u8]>> {
+    // SAFETY: the caller vouches for it.
+    let pieces = unsafe { pieces(pointer, count) }?;
+    // SAFETY: the caller vouches for each piece.
+    pieces.iter().map(|piece| unsafe { bytes(piece.iov_base, piece.iov_len) }).collect()
+}
+
+/// # Safety
+/// As [`pieces`], and each of them names bytes to be written.
+pub(crate) unsafe fn scatter<'a>(
+    pointer: *const iovec,
+    count: usize,
+) -> Outcome<Vec<&'a mut [u8]>> {
+    // SAFETY: the caller vouches for it.
+    let pieces = unsafe { pieces(pointer, count) }?;
+    // SAFETY: the caller vouches for each piece.
+    pieces.iter().map(|piece| unsafe { bytes_mut(piece.iov_base, piece.iov_len) }).collect()
+}
+
+/// Writes an address where the caller wants it, as much as there is room for, and its length.
+///
+/// # Safety
+/// `to` is null or names as many bytes as `len` says; `len` is null or valid.
+pub(crate) unsafe fn write_address(
+    source: SocketAddr,
+    to: *mut sockaddr,
+    len: *mut socklen_t,
+) -> Outcome<()> {
+    if to.is_null() {
+        return Ok(());
+    }
+    // SAFETY: the caller vouches for it.
+    let len = unsafe { len.as_mut() }.ok_or(Errno::FAULT)?;
+    if *len as i32 <= -1 {
+        return Err(Errno::INVAL);
+    }
+    let source = address::write(source);
+    // SAFETY: the caller vouches for it.
+    let room = unsafe { bytes_mut(to.cast(), *len as usize) }?;
+    let count = source.len().min(room.len());
+    room[..count].copy_from_slice(&source[..count]);
+    *len = source.len() as socklen_t;
+    Ok(())
+}
+
+/// A file of the kernel's for the time of a call.
+///
+/// # Safety
+/// The caller does not close it meanwhile.
+pub(crate) unsafe fn file<'a>(fd: c_int) -> Outcome<BorrowedFd<'a>> {
+    if fd < 0 {
+        return Err(Errno::BADF);
+    }
+    // SAFETY: the caller vouches for it; -1 was refused.
+    Ok(unsafe { BorrowedFd::borrow_raw(fd) })
+}
+
+/// A string of the caller's.
+///
+/// # Safety
+/// `pointer` is null or names a string.
+pub(crate) unsafe fn text<'a>(pointer: *const c_char) -> Outcome<&'a str> {
+    if pointer.is_null() {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: the caller vouches for it.
+    let text = unsafe { CStr::from_ptr(pointer) };
+    text.to_str().map_err(|_| Errno::INVAL)
+}

@@ -1,0 +1,98 @@
+//! `struct tcp_info`, as Linux lays it out (`linux/tcp.h`).
+
+use crate::instance::State;
+use towpath_net::socket::SocketId;
+use towpath_net::tcp::Info;
+
+/// Bytes of the structure in Linux 6.18.
+const LEN: usize = 280;
+/// Number of SYN-SENT (`linux/tcp_states.h`).
+const SYN_SENT: u8 = 2;
+/// Number of CLOSE (`linux/tcp_states.h`).
+const CLOSE: u8 = 7;
+/// Number of LISTEN.
+const LISTEN: u8 = 10;
+
+/// Bit of the options: data went with the SYN and was taken (`TCPI_OPT_SYN_DATA`).
+const SYN_DATA: u8 = 32;
+
+/// The structure for a socket. What is not known is zero.
+pub(crate) fn bytes(state: &State, id: SocketId) -> Vec<u8> {
+    let mut bytes = match state.sockets.tcp(id) {
+        Some(connection) => {
+            let mut info = connection.info(state.now());
+            info.options |= if connection.had_syn_data() { SYN_DATA } else { 0 };
+            lay_out(&info)
+        }
+        None if state.sockets.is_listening(id) => vec![LISTEN],
+        None if state.sockets.is_deferred(id) => vec![SYN_SENT],
+        None => vec![CLOSE],
+    };
+    bytes.resize(LEN, 0);
+    bytes
+}
+
+/// Numbers one after the other, each in its own width.
+#[derive(Default)]
+struct Layout(Vec<u8>);
+
+impl Layout {
+    fn u32(&mut self, numbers: &[u32]) {
+        self.0.extend(numbers.iter().flat_map(|number| number.to_ne_bytes()));
+    }
+
+    fn u64(&mut self, numbers: &[u64]) {
+        self.0.extend(numbers.iter().flat_map(|number| number.to_ne_bytes()));
+    }
+}
+
+/// Fields in the order of the structure; zero where there is none.
+fn lay_out(info: &Info) -> Vec<u8> {
+    let mut layout = Layout::default();
+    let scales = info.snd_wscale & 15 | info.rcv_wscale << 4;
+    let counts = [info.state, info.ca_state, info.retransmits, info.probes, info.backoff];
+    layout.0.extend(counts);
+    layout.0.extend([info.options, scales, 0]);
+    layout.u32(&[info.rto, info.ato, info.snd_mss, info.rcv_mss]);
+    layout.u32(&[info.unacked, info.sacked, info.lost, info.retrans, 0]);
+    layout.u32(&[info.last_data_sent, 0, info.last_data_recv, info.last_ack_recv]);
+    layout.u32(&[info.pmtu, info.rcv_ssthresh, info.rtt, info.rttvar]);
+    layout.u32(&[info.snd_ssthresh, info.snd_cwnd, info.advmss, info.reordering]);
+    layout.u32(&[0, info.rcv_space, info.total_retrans]);
+    layout.u64(&[info.pacing_rate, info.max_pacing_rate]);
+    layout.u64(&[info.bytes_acked, info.bytes_received]);
+    layout.u32(&[info.segs_out, info.segs_in, info.notsent_bytes, info.min_rtt]);
+    layout.u32(&[info.data_segs_in, info.data_segs_out]);
+    layout.u64(&[0, info.busy_time, info.rwnd_limited, info.sndbuf_limited]);
+    layout.u32(&[info.delivered, 0]);
+    layout.u64(&[info.bytes_sent, info.bytes_retrans]);
+    layout.u32(&[info.dsack_dups, info.reord_seen, info.rcv_ooopack, info.snd_wnd, info.rcv_wnd]);
+    layout.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Offsets are those of the C library's structure, as far as that goes.
+    #[test]
+    fn fields_are_where_linux_has_them() {
+        let info = Info {
+            state: 1,
+            reordering: 10,
+            total_retrans: 11,
+            pacing_rate: 22,
+            notsent_bytes: 33,
+            sndbuf_limited: 44,
+            rcv_wnd: 55,
+            ..Info::default()
+        };
+        let bytes = lay_out(&info);
+        let u32_at = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().expect("four"));
+        let u64_at = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("eight"));
+        assert_eq!(bytes[0], 1);
+        assert_eq!((u32_at(88), u32_at(100), u64_at(104)), (10, 11, 22));
+        assert_eq!((u32_at(144), u64_at(184), u32_at(232)), (33, 44, 55));
+        assert!(bytes.len() <= LEN);
+    }
+}

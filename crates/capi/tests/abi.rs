@@ -1,0 +1,112 @@
+//! The C side: the header agrees with the library, and a C program compiles and runs.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn package() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Names that begin with `towpath_` and are followed by an opening bracket, in order.
+fn functions(text: &str, before: &str) -> Vec<String> {
+    let mut names = Vec::new();
+    for line in text.lines().filter(|line| line.contains(before) && !line.starts_with("//")) {
+        let Some(at) = line.find("towpath_") else { continue };
+        let rest = &line[at..];
+        let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(0);
+        if rest[end..].starts_with('(') {
+            names.push(rest[..end].to_string());
+        }
+    }
+    names.sort();
+    names.dedup();
+    names
+}
+
+/// Goal: no function is missing in the header, none is declared and not there.
+#[test]
+fn the_header_declares_what_the_library_has() {
+    let header = std::fs::read_to_string(package().join("include/towpath.h")).expect("header");
+    let source: String = ["src/abi.rs", "src/abi/lifetime.rs"]
+        .map(|path| std::fs::read_to_string(package().join(path)).expect("source"))
+        .concat();
+    let declared = functions(&header, "");
+    assert!(declared.len() > 30);
+    assert_eq!(declared, functions(&source, "fn towpath_"));
+}
+
+/// Compiles a program of C against header and library: its path, and that of the library's folder.
+fn compile(name: &str, source: &Path) -> (PathBuf, PathBuf) {
+    let own = std::env::current_exe().expect("path of this program");
+    let libraries = own.parent().expect("folder").to_path_buf();
+    let library = libraries.join("libtowpath_capi.so");
+    assert!(library.exists(), "{} was built with this test", library.display());
+    let program: PathBuf = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let compiled = Command::new("cc")
+        .args(["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
+        .arg(&program)
+        .arg(source)
+        .arg("-I")
+        .arg(package().join("include"))
+        .arg(&library)
+        .status();
+    assert!(compiled.expect("a C compiler").success());
+    (program, libraries)
+}
+
+fn compile_and_run(name: &str, source: &Path) -> Output {
+    let (program, libraries) = compile(name, source);
+    Command::new(&program).env("LD_LIBRARY_PATH", &libraries).output().expect("runs")
+}
+
+fn assert_ok(ran: &Output) {
+    assert!(ran.status.success(), "{}: {}", ran.status, String::from_utf8_lossy(&ran.stderr));
+    assert_eq!(ran.stdout, b"ok\n");
+}
+
+/// Goal: C programs can use it. Method: two instances back to back.
+#[test]
+fn a_c_program_compiles_and_runs() {
+    assert_ok(&compile_and_run("abi", &package().join("tests/abi.c")));
+}
+
+/// Goal: who copies the example of the README has a program.
+#[test]
+fn the_example_of_the_readme_compiles() {
+    let readme = std::fs::read_to_string(package().join("../../README.md")).expect("README");
+    let (_, rest) = readme.split_once("```c\n").expect("an example");
+    let (example, _) = rest.split_once("```").expect("its end");
+    let source = Path::new(env!("CARGO_TARGET_TMPDIR")).join("readme.c");
+    std::fs::write(&source, example).expect("written");
+    compile("readme", &source);
+}
+
+/// Goal: each function is in a manual page.
+#[test]
+fn manual_pages_name_what_the_header_declares() {
+    let pages: String = ["new", "attach", "socket", "setsockopt", "poll"]
+        .map(|name| package().join(format!("../../docs/man/towpath_{name}.3")))
+        .map(|path| std::fs::read_to_string(path).expect("a page"))
+        .concat();
+    let header = std::fs::read_to_string(package().join("include/towpath.h")).expect("header");
+    for name in functions(&header, "") {
+        let short = name.trim_start_matches("towpath_");
+        let words = || pages.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        assert!(words().any(|word| word == name || word == short), "{name}");
+    }
+}
+
+/// Goal: on a TAP device a C program talks to the kernel's TCP both ways, over both versions of
+/// IP, and nothing is left when the instance has ended.
+#[test]
+fn a_c_program_talks_to_the_kernel() {
+    let ran = compile_and_run("tap", &package().join("tests/tap.c"));
+    if ran.status.code() == Some(SKIPPED) {
+        println!("skipped: no TAP device: {}", String::from_utf8_lossy(&ran.stderr).trim());
+        return;
+    }
+    assert_ok(&ran);
+}
+
+/// Exit code of a C program that cannot run on this machine.
+const SKIPPED: i32 = 77;

@@ -1,0 +1,398 @@
+//! Goal: no order of calls and no argument ends the process, hangs it or leaves anything behind.
+//!
+//! Method: random calls on two instances back to back, right and wrong ones, from a seed; then all
+//! is closed, and packets go on until nothing is held any more. One test program by itself, for it
+//! counts the descriptors of the process.
+#![expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "one promise holds for all calls of a choice"
+)]
+
+use libc::{c_int, c_void, sockaddr, socklen_t};
+use std::hash::{BuildHasher, RandomState};
+use std::mem::zeroed;
+use std::ptr::{null, null_mut};
+use std::time::{Duration, Instant};
+use towpath_capi::Instance;
+use towpath_capi::abi::*;
+
+/// Seeds of every run; one more is fresh.
+const SEEDS: [u64; 4] = [1, 2, 3, 4];
+/// Calls of one run.
+const CALLS: usize = 8000;
+/// Longest wait for the last packets.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A generator of random numbers (SplitMix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound as u64) as usize
+    }
+
+    fn one_in(&mut self, count: usize) -> bool {
+        self.below(count) == 0
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())]
+    }
+
+    /// A number that is often right and sometimes hostile.
+    fn int(&mut self) -> c_int {
+        match self.below(4) {
+            0 => self.next() as c_int,
+            1 => self.pick(&[i32::MIN, i32::MAX, -1, 0, 1, 2]),
+            _ => self.below(64) as c_int,
+        }
+    }
+}
+
+struct Run {
+    random: Random,
+    instances: [*const Instance; 2],
+    open: [Vec<c_int>; 2],
+    sets: [Vec<c_int>; 2],
+    buffer: Vec<u8>,
+    /// Connections taken, and bytes received.
+    accepted: usize,
+    received: isize,
+}
+
+const ADDRESSES: [&std::ffi::CStr; 2] =
+    [c"192.0.2.1/24 2001:db8::1/64", c"192.0.2.2/24 2001:db8::2/64"];
+
+impl Run {
+    fn new(seed: u64) -> Self {
+        // SAFETY: the addresses are strings.
+        let instances = ADDRESSES.map(|text| unsafe { towpath_new(text.as_ptr(), 1500) });
+        assert!(instances.iter().all(|instance| !instance.is_null()));
+        let (open, sets) = Default::default();
+        Self {
+            random: Random(seed),
+            instances,
+            open,
+            sets,
+            buffer: vec![7; 100_000],
+            accepted: 0,
+            received: 0,
+        }
+    }
+
+    /// A descriptor: mostly an open one of this instance.
+    fn fd(&mut self, side: usize) -> c_int {
+        let from = if self.random.one_in(20) { 1 - side } else { side };
+        if self.open[from].is_empty() || self.random.one_in(40) {
+            return self.random.pick(&[-1, 0, 1, i32::MAX, i32::MIN, 1000]);
+        }
+        let index = self.random.below(self.open[from].len());
+        self.open[from][index]
+    }
+
+    fn set(&mut self, side: usize) -> c_int {
+        if self.sets[side].is_empty() || self.random.one_in(20) {
+            return self.fd(side);
+        }
+        let index = self.random.below(self.sets[side].len());
+        self.sets[side][index]
+    }
+
+    /// An address of one of the two, or anything; and its length, or another.
+    fn address(&mut self) -> ([u8; 128], socklen_t) {
+        let port = (self.random.below(4) as u16 * 80).to_be_bytes();
+        let host = self.random.below(3) as u8;
+        let mut bytes = [0; 128];
+        bytes[2..4].copy_from_slice(&port);
+        // The fields of `struct sockaddr_in` and `sockaddr_in6`.
+        let (family, len) = self.random.pick(&[(libc::AF_INET, 16), (libc::AF_INET6, 28)]);
+        bytes[..2].copy_from_slice(&(family as u16).to_ne_bytes());
+        match (family, host) {
+            (_, 0) => {}
+            (libc::AF_INET, _) => bytes[4..8].copy_from_slice(&[192, 0, 2, host]),
+            _ => {
+                bytes[8..12].copy_from_slice(&[0x20, 1, 0xd, 0xb8]);
+                bytes[23] = host;
+            }
+        }
+        if self.random.one_in(20) {
+            bytes[self.random.below(28)] = self.random.next() as u8;
+        }
+        let hostile = self.random.int().clamp(-2, 128) as socklen_t;
+        (bytes, if self.random.one_in(20) { hostile } else { len })
+    }
+
+    /// Moves packets until neither side has any.
+    fn settle(&mut self) {
+        for turn in 0.. {
+            assert!(turn < 100_000, "packets go round and round");
+            let mut moved = false;
+            for side in 0..2 {
+                let [from, to] = [self.instances[side], self.instances[1 - side]];
+                let room = self.buffer.as_mut_ptr().cast::<c_void>();
+                // SAFETY: both live; the buffer has as many bytes.
+                let len = unsafe { towpath_output(from, room, self.buffer.len()) };
+                if len > 0 {
+                    moved = true;
+                    // SAFETY: as above.
+                    unsafe { towpath_input(to, room, len as usize) };
+                }
+            }
+            if !moved {
+                return;
+            }
+        }
+    }
+
+    /// Makes a descriptor that does not block.
+    fn open(&mut self, side: usize) {
+        let of = self.instances[side];
+        let domain = self.random.pick(&[libc::AF_INET, libc::AF_INET6, libc::AF_INET, 99, -1]);
+        let kind = libc::SOCK_NONBLOCK | self.random.pick(&[libc::SOCK_STREAM; 8]);
+        let kind = if self.random.one_in(20) { self.random.int() } else { kind };
+        let protocol = if self.random.one_in(20) { self.random.int() } else { 0 };
+        // SAFETY: it lives.
+        let fd = unsafe { towpath_socket(of, domain, kind, protocol) };
+        if fd >= 0 {
+            // SAFETY: it lives.
+            unsafe { towpath_fcntl(of, fd, libc::F_SETFL, libc::O_NONBLOCK) };
+            self.open[side].push(fd);
+        }
+    }
+
+    /// Two ends of a connection, made by the book.
+    fn connect(&mut self, side: usize) {
+        let (server, client) = (self.instances[side], self.instances[1 - side]);
+        let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK;
+        let (mut at, mut len) = ([0_u8; 28], 28);
+        let to = at.as_mut_ptr().cast::<sockaddr>();
+        // SAFETY: here and below: they live, and the address has 28 bytes.
+        unsafe {
+            let listener = towpath_socket(server, libc::AF_INET6, kind, 0);
+            let fd = towpath_socket(client, libc::AF_INET6, kind, 0);
+            assert_eq!(towpath_listen(server, listener, 1), 0);
+            assert_eq!(towpath_getsockname(server, listener, to, &raw mut len), 0);
+            at[8..24].copy_from_slice(&[0x20, 1, 0xd, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+            at[23] = side as u8 + 1;
+            let to = at.as_ptr().cast::<sockaddr>();
+            assert_eq!(towpath_connect(client, fd, to, len), -1);
+            self.settle();
+            let (none, kind) = (null_mut(), libc::SOCK_NONBLOCK);
+            let accepted = towpath_accept4(server, listener, null_mut(), none, kind);
+            assert!(accepted >= 0);
+            assert_eq!(towpath_close(server, listener), 0);
+            self.open[side].push(accepted);
+            self.open[1 - side].push(fd);
+        }
+        self.accepted += 1;
+    }
+
+    /// Opening and closing.
+    fn call_of_state(&mut self, side: usize) {
+        let (of, fd) = (self.instances[side], self.fd(side));
+        let (address, len) = self.address();
+        let at = if self.random.one_in(40) { null() } else { address.as_ptr().cast::<sockaddr>() };
+        let number = self.random.int();
+        match self.random.below(9) {
+            0 if self.open[side].len() < 40 => self.open(side),
+            // SAFETY: it lives; the address has 128 bytes, or there is none.
+            0 | 1 => _ = unsafe { towpath_bind(of, fd, at, len) },
+            // SAFETY: it lives.
+            2 => _ = unsafe { towpath_listen(of, fd, number) },
+            // SAFETY: as for bind.
+            3 | 4 => _ = unsafe { towpath_connect(of, fd, at, len) },
+            5 | 6 => {
+                let (mut peer, mut len) = ([0_u8; 128], self.random.pick(&[0, 16, 28, u32::MAX]));
+                let to = if self.random.one_in(2) { null_mut() } else { peer.as_mut_ptr().cast() };
+                let size = if self.random.one_in(9) { null_mut() } else { &raw mut len };
+                // SAFETY: it lives; there are 128 bytes, of which `len` says less or nonsense.
+                let new = unsafe { towpath_accept4(of, fd, to, size, libc::SOCK_NONBLOCK) };
+                if new >= 0 {
+                    self.accepted += 1;
+                    self.open[side].push(new);
+                }
+            }
+            // SAFETY: it lives.
+            7 => _ = unsafe { towpath_shutdown(of, fd, self.random.pick(&[0, 1, 2, 2, 9, -1])) },
+            _ => self.close(side, fd),
+        }
+    }
+
+    fn close(&mut self, side: usize, fd: c_int) {
+        // SAFETY: it lives.
+        let closed = unsafe { towpath_close(self.instances[side], fd) } == 0;
+        let known = self.open[side].contains(&fd) || self.sets[side].contains(&fd);
+        assert_eq!(closed, known, "only what is open can be closed");
+        self.open[side].retain(|other| *other != fd);
+        self.sets[side].retain(|other| *other != fd);
+    }
+
+    /// Bytes.
+    fn call_of_bytes(&mut self, side: usize) {
+        let (of, fd) = (self.instances[side], self.fd(side));
+        let len = self.random.pick(&[0, 1, 100, 1460, 30_000, 100_000]);
+        let hostile = if self.random.one_in(30) { usize::MAX } else { len };
+        let room = self.buffer.as_mut_ptr().cast::<c_void>();
+        let at = if self.random.one_in(40) { null_mut() } else { room };
+        let flags = if self.random.one_in(4) { self.random.next() as c_int } else { 0 };
+        let flags = flags | libc::MSG_DONTWAIT;
+        let pieces: Vec<libc::iovec> =
+            (0..self.random.below(4)).map(|_| libc::iovec { iov_base: at, iov_len: len }).collect();
+        let bad = [-1, i32::MAX, 1025];
+        let count = if self.random.one_in(30) { self.random.pick(&bad) } else { -2 };
+        let count = if count == -2 { pieces.len() as c_int } else { count };
+        let (address, address_len) = self.address();
+        let to = if self.random.one_in(2) { null() } else { address.as_ptr().cast::<sockaddr>() };
+        // SAFETY: nothing to do with memory: any bytes are one.
+        let mut message: libc::msghdr = unsafe { zeroed() };
+        message.msg_iov = pieces.as_ptr().cast_mut();
+        message.msg_iovlen = pieces.len();
+        if self.random.one_in(30) {
+            message.msg_iovlen = usize::MAX;
+        }
+        // SAFETY: here and below: it lives; the buffer has `len` bytes, longer lengths and counts
+        // are refused before memory is looked at.
+        unsafe {
+            match self.random.below(9) {
+                0 => self.received += towpath_read(of, fd, at, hostile).max(0),
+                1 => _ = towpath_readv(of, fd, pieces.as_ptr(), count),
+                2 => _ = towpath_recv(of, fd, at, len, flags),
+                3 => _ = towpath_recvfrom(of, fd, at, hostile, flags, null_mut(), null_mut()),
+                4 => _ = towpath_recvmsg(of, fd, &raw mut message, flags),
+                5 => _ = towpath_write(of, fd, at, hostile),
+                6 => _ = towpath_writev(of, fd, pieces.as_ptr(), count),
+                7 => _ = towpath_sendto(of, fd, at, len, flags, to, address_len),
+                _ => _ = towpath_sendmsg(of, fd, &raw const message, flags),
+            }
+        }
+    }
+
+    /// Options and what is ready.
+    fn call_of_options(&mut self, side: usize) {
+        let (of, fd, set) = (self.instances[side], self.fd(side), self.set(side));
+        let level = self.random.pick(&[1, 6, 6, 6, 0, 41, -1]);
+        let name = self.random.below(80) as c_int;
+        // A close that lingers would wait, and so would the end for a byte in a second.
+        let slow = [libc::SO_LINGER, libc::SO_MAX_PACING_RATE];
+        let waits = level == libc::SOL_SOCKET && slow.contains(&name);
+        let mut value = [0_i32; 64];
+        if !waits {
+            value.fill_with(|| self.random.int());
+        }
+        let mut len = self.random.pick(&[4_u32, 4, 4, 8, 16, 32, 1, 0, u32::MAX]);
+        let mut told = [0_u8; 64];
+        let at = if self.random.one_in(40) { null_mut() } else { value.as_mut_ptr().cast() };
+        let (polled, number) = (self.random.next() as i16, self.random.int());
+        let mut entry = libc::pollfd { fd, events: polled, revents: 0 };
+        let mut event = libc::epoll_event { events: self.random.next() as u32, u64: 1 };
+        let count = if self.random.one_in(20) { u64::MAX } else { 1 };
+        // SAFETY: here and below: it lives; there are 256 bytes, and no length names more that is
+        // not refused before memory is looked at.
+        unsafe {
+            match self.random.below(9) {
+                0 | 1 => _ = towpath_setsockopt(of, fd, level, name, at, len),
+                2 => _ = towpath_getsockopt(of, fd, level, name, at, &raw mut len),
+                3 => {
+                    let told = told.as_mut_ptr().cast();
+                    _ = towpath_getsockname(of, fd, told, &raw mut len);
+                    _ = towpath_getpeername(of, fd, told, null_mut());
+                }
+                4 => {
+                    let mut number = number | 1;
+                    let request = self.random.pick(&[0x5421, 0x541b, 0x5411, 0x894b, u64::MAX]);
+                    _ = towpath_ioctl(of, fd, request, &raw mut number);
+                    let command = self.random.pick(&[1, 2, 3, 4, -1]);
+                    _ = towpath_fcntl(of, fd, command, number | libc::O_NONBLOCK);
+                }
+                5 => _ = towpath_poll(of, &raw mut entry, count, 0),
+                6 if self.sets[side].len() < 4 => {
+                    let set = towpath_epoll_create1(of, self.random.pick(&[0, -1]));
+                    self.sets[side].extend(Some(set).filter(|set| *set >= 0));
+                }
+                7 => {
+                    let event = if self.random.one_in(9) { null_mut() } else { &raw mut event };
+                    _ = towpath_epoll_ctl(of, set, self.random.pick(&[1, 2, 3, 1, 9]), fd, event);
+                }
+                _ => _ = towpath_epoll_wait(of, set, &raw mut event, number.min(1), 0),
+            }
+        }
+    }
+
+    fn play(&mut self) {
+        for _ in 0..CALLS {
+            let side = self.random.below(2);
+            match self.random.below(8) {
+                0..3 => self.call_of_state(side),
+                3..6 => self.call_of_bytes(side),
+                6 => self.call_of_options(side),
+                _ => self.settle(),
+            }
+            if self.random.one_in(100) {
+                self.connect(side);
+            }
+            if self.random.one_in(50) {
+                let len = self.random.below(100);
+                let junk: Vec<u8> = (0..len).map(|_| self.random.next() as u8).collect();
+                // SAFETY: it lives; the bytes are there.
+                unsafe { towpath_input(self.instances[side], junk.as_ptr().cast(), len) };
+            }
+        }
+    }
+
+    /// Closes all; ends when neither side holds any memory.
+    #[expect(clippy::disallowed_methods, reason = "the wait is bounded")]
+    fn finish(mut self) {
+        for side in 0..2 {
+            let all: Vec<c_int> = self.open[side].iter().chain(&self.sets[side]).copied().collect();
+            all.into_iter().for_each(|fd| self.close(side, fd));
+        }
+        let begun = Instant::now();
+        loop {
+            self.settle();
+            // SAFETY: they live.
+            let held = self.instances.map(|instance| unsafe { &*instance }.memory_in_use());
+            if held == [0, 0] {
+                break;
+            }
+            assert!(begun.elapsed() < PATIENCE, "held: {held:?}");
+            std::thread::sleep(Duration::from_millis(5));
+            for instance in self.instances {
+                // SAFETY: it lives.
+                unsafe { towpath_run_timers(instance) };
+            }
+        }
+        for instance in self.instances {
+            // SAFETY: it lives, and nobody uses it any more.
+            unsafe { towpath_free(instance) };
+        }
+    }
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").expect("/proc").count()
+}
+
+#[test]
+fn any_calls_in_any_order() {
+    let before = descriptors();
+    let fresh = RandomState::new().hash_one(0);
+    println!("fresh seed: {fresh}");
+    for seed in SEEDS.into_iter().chain([fresh]) {
+        println!("seed: {seed}");
+        let mut run = Run::new(seed);
+        run.play();
+        // Else the test would show little.
+        let Run { accepted, received, .. } = run;
+        println!("{accepted} connections taken, {received} bytes read");
+        assert!(accepted > 20 && received > 100_000);
+        run.finish();
+        assert_eq!(descriptors(), before, "descriptors left");
+    }
+}

@@ -1,0 +1,495 @@
+/*
+ * An instance on a TAP device talks to the kernel's own TCP, in real time: every scene is played
+ * over IPv4 and IPv6, once with the kernel as the server and once with the instance.
+ *
+ * Runs in a network namespace of its own. Exit code 77: not possible here.
+ */
+#define _GNU_SOURCE
+#include "check.h"
+#include "towpath.h"
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/if.h>
+#include <linux/if_tun.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Longest that this program runs, in seconds. */
+#define PATIENCE 120
+#define TRANSFER_BYTES (16 << 20)
+#define MANY 200
+#define KERNEL_V4 "192.0.2.1"
+#define OURS_V4 "192.0.2.2"
+#define KERNEL_V6 "2001:db8::1"
+#define OURS_V6 "2001:db8::2"
+
+/* Who makes the calls: an instance, or the kernel if there is none. */
+struct end {
+	struct towpath *towpath;
+};
+
+#define CALL(end, name, ...) \
+	((end)->towpath ? towpath_##name((end)->towpath, __VA_ARGS__) : name(__VA_ARGS__))
+
+union address {
+	struct sockaddr any;
+	struct sockaddr_in v4;
+	struct sockaddr_in6 v6;
+};
+
+struct scene {
+	struct end *server;
+	struct end *client;
+	int domain;
+};
+
+static socklen_t address_of(struct end *end, int domain, int port, union address *address)
+{
+	memset(address, 0, sizeof(*address));
+	if (domain == AF_INET) {
+		address->v4.sin_family = AF_INET;
+		address->v4.sin_port = htons(port);
+		inet_pton(AF_INET, end->towpath ? OURS_V4 : KERNEL_V4, &address->v4.sin_addr);
+		return sizeof(address->v4);
+	}
+	address->v6.sin6_family = AF_INET6;
+	address->v6.sin6_port = htons(port);
+	inet_pton(AF_INET6, end->towpath ? OURS_V6 : KERNEL_V6, &address->v6.sin6_addr);
+	return sizeof(address->v6);
+}
+
+static int listen_at(struct end *end, int domain, int port)
+{
+	union address at;
+	socklen_t len = address_of(end, domain, port, &at);
+	int one = 1, fd = CALL(end, socket, domain, SOCK_STREAM, 0);
+
+	CHECK(fd >= 0);
+	CHECK(CALL(end, setsockopt, fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)) == 0);
+	CHECK(CALL(end, bind, fd, &at.any, len) == 0);
+	CHECK(CALL(end, listen, fd, MANY) == 0);
+	return fd;
+}
+
+static int connect_to(struct scene *scene, int port, int flags)
+{
+	union address at;
+	socklen_t len = address_of(scene->server, scene->domain, port, &at);
+	int fd = CALL(scene->client, socket, scene->domain, SOCK_STREAM | flags, 0);
+
+	CHECK(fd >= 0);
+	if (CALL(scene->client, connect, fd, &at.any, len) == 0 || errno == EINPROGRESS)
+		return fd;
+	int error = errno;
+	CHECK(CALL(scene->client, close, fd) == 0);
+	errno = error;
+	return -1;
+}
+
+/* What one direction of a transfer carries: bytes of a generator with this seed. */
+struct flow {
+	struct end *end;
+	int fd;
+	uint64_t seed;
+};
+
+static uint64_t next(uint64_t *seed)
+{
+	*seed = *seed * 6364136223846793005u + 1442695040888963407u;
+	return *seed >> 32;
+}
+
+static void *send_all(void *argument)
+{
+	struct flow *flow = argument;
+	static __thread unsigned char bytes[50000];
+	size_t sent = 0;
+
+	while (sent < TRANSFER_BYTES) {
+		size_t len = sizeof(bytes), done = 0;
+
+		if (len > TRANSFER_BYTES - sent)
+			len = TRANSFER_BYTES - sent;
+		for (size_t i = 0; i < len; i++)
+			bytes[i] = next(&flow->seed);
+		while (done < len) {
+			ssize_t count = CALL(flow->end, send, flow->fd, bytes + done, len - done,
+					     MSG_NOSIGNAL);
+			CHECK(count > 0);
+			done += count;
+		}
+		sent += len;
+	}
+	CHECK(CALL(flow->end, shutdown, flow->fd, SHUT_WR) == 0);
+	return NULL;
+}
+
+static void receive_all(struct flow *flow)
+{
+	static __thread unsigned char bytes[70000];
+	size_t received = 0;
+	ssize_t count;
+
+	while ((count = CALL(flow->end, read, flow->fd, bytes, sizeof(bytes))) > 0) {
+		for (ssize_t i = 0; i < count; i++)
+			CHECK(bytes[i] == (unsigned char)next(&flow->seed));
+		received += count;
+	}
+	CHECK(count == 0 && received == TRANSFER_BYTES);
+}
+
+/* Sends and receives at once; each direction ends by itself. */
+static void exchange(struct end *end, int fd, uint64_t own, uint64_t other)
+{
+	struct flow out = { end, fd, own }, in = { end, fd, other };
+	pthread_t sender;
+
+	CHECK(pthread_create(&sender, NULL, send_all, &out) == 0);
+	receive_all(&in);
+	CHECK(pthread_join(sender, NULL) == 0);
+	CHECK(CALL(end, close, fd) == 0);
+}
+
+struct served {
+	struct scene *scene;
+	int listener;
+};
+
+static void *serve_transfer(void *argument)
+{
+	struct served *served = argument;
+	union address peer;
+	socklen_t len = sizeof(peer);
+	int fd = CALL(served->scene->server, accept, served->listener, &peer.any, &len);
+
+	CHECK(fd >= 0 && peer.any.sa_family == served->scene->domain);
+	exchange(served->scene->server, fd, 1, 2);
+	return NULL;
+}
+
+static void transfer(struct scene *scene)
+{
+	struct served served = { scene, listen_at(scene->server, scene->domain, 80) };
+	pthread_t server;
+
+	CHECK(pthread_create(&server, NULL, serve_transfer, &served) == 0);
+	int fd = connect_to(scene, 80, 0);
+	CHECK(fd >= 0);
+	exchange(scene->client, fd, 2, 1);
+	CHECK(pthread_join(server, NULL) == 0);
+	CHECK(CALL(scene->server, close, served.listener) == 0);
+}
+
+/* A client that has sent its end still gets an answer. */
+static void half_close(struct scene *scene)
+{
+	int listener = listen_at(scene->server, scene->domain, 81);
+	int fd = connect_to(scene, 81, 0);
+	char bytes[8];
+
+	CHECK(fd >= 0);
+	int accepted = CALL(scene->server, accept, listener, NULL, NULL);
+	CHECK(accepted >= 0);
+	CHECK(CALL(scene->client, write, fd, "ask", 3) == 3);
+	CHECK(CALL(scene->client, shutdown, fd, SHUT_WR) == 0);
+	CHECK(CALL(scene->server, recv, accepted, bytes, 3, MSG_WAITALL) == 3);
+	CHECK(CALL(scene->server, read, accepted, bytes, sizeof(bytes)) == 0);
+	CHECK(CALL(scene->server, write, accepted, "answer", 6) == 6);
+	CHECK(CALL(scene->client, recv, fd, bytes, 6, MSG_WAITALL) == 6);
+	CHECK(memcmp(bytes, "answer", 6) == 0);
+	CHECK(CALL(scene->server, close, accepted) == 0);
+	CHECK(CALL(scene->client, read, fd, bytes, sizeof(bytes)) == 0);
+	CHECK(CALL(scene->client, close, fd) == 0);
+	CHECK(CALL(scene->server, close, listener) == 0);
+}
+
+static void refused(struct scene *scene)
+{
+	CHECK(connect_to(scene, 9, 0) == -1 && errno == ECONNREFUSED);
+}
+
+static void reset(struct scene *scene)
+{
+	int listener = listen_at(scene->server, scene->domain, 82);
+	int fd = connect_to(scene, 82, 0);
+	struct linger linger = { .l_onoff = 1 };
+	struct pollfd polled = { .fd = fd, .events = POLLIN };
+	char byte;
+
+	CHECK(fd >= 0);
+	int accepted = CALL(scene->server, accept, listener, NULL, NULL);
+	CHECK(accepted >= 0);
+	CHECK(CALL(scene->server, setsockopt, accepted, SOL_SOCKET, SO_LINGER, &linger,
+		   sizeof(linger)) == 0);
+	CHECK(CALL(scene->server, close, accepted) == 0);
+	CHECK(CALL(scene->client, poll, &polled, 1, 10000) == 1);
+	CHECK((polled.revents & (POLLIN | POLLERR | POLLHUP)) == (POLLIN | POLLERR | POLLHUP));
+	CHECK(CALL(scene->client, read, fd, &byte, 1) == -1 && errno == ECONNRESET);
+	CHECK(CALL(scene->client, close, fd) == 0);
+	CHECK(CALL(scene->server, close, listener) == 0);
+}
+
+static double seconds(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec + now.tv_nsec / 1e9;
+}
+
+/* Waits end in time: of poll, of a receive with a limit, of a call that may not wait. */
+static void waits(struct scene *scene)
+{
+	int listener = listen_at(scene->server, scene->domain, 83);
+	int fd = connect_to(scene, 83, 0);
+	struct timeval limit = { .tv_usec = 50000 };
+	struct pollfd polled = { .fd = fd, .events = POLLIN };
+	char byte;
+
+	CHECK(fd >= 0);
+	double begun = seconds();
+	CHECK(CALL(scene->client, poll, &polled, 1, 50) == 0 && polled.revents == 0);
+	CHECK(seconds() - begun >= 0.049);
+	CHECK(CALL(scene->client, setsockopt, fd, SOL_SOCKET, SO_RCVTIMEO, &limit,
+		   sizeof(limit)) == 0);
+	begun = seconds();
+	CHECK(CALL(scene->client, read, fd, &byte, 1) == -1 && errno == EAGAIN);
+	CHECK(seconds() - begun >= 0.049);
+	CHECK(CALL(scene->client, recv, fd, &byte, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+	CHECK(CALL(scene->client, close, fd) == 0);
+	CHECK(CALL(scene->server, close, listener) == 0);
+}
+
+/* Takes MANY connections and returns every byte, with one set of descriptors. */
+static void *serve_many(void *argument)
+{
+	struct served *served = argument;
+	struct end *end = served->scene->server;
+	int set = CALL(end, epoll_create1, EPOLL_CLOEXEC), open = 0, closed = 0;
+	struct epoll_event event = { .events = EPOLLIN, .data.fd = served->listener };
+	char byte;
+
+	CHECK(set >= 0);
+	CHECK(CALL(end, fcntl, served->listener, F_SETFL, O_NONBLOCK) == 0);
+	CHECK(CALL(end, epoll_ctl, set, EPOLL_CTL_ADD, served->listener, &event) == 0);
+	while (closed < MANY) {
+		struct epoll_event events[16];
+		int count = CALL(end, epoll_wait, set, events, 16, -1);
+
+		CHECK(count > 0);
+		for (int i = 0; i < count; i++) {
+			int fd = events[i].data.fd;
+
+			if (fd == served->listener) {
+				fd = CALL(end, accept4, fd, NULL, NULL, SOCK_NONBLOCK);
+				CHECK(fd >= 0 || errno == EAGAIN);
+				if (fd < 0)
+					continue;
+				open++;
+				event.data.fd = fd;
+				CHECK(CALL(end, epoll_ctl, set, EPOLL_CTL_ADD, fd, &event) == 0);
+				continue;
+			}
+			ssize_t got = CALL(end, read, fd, &byte, 1);
+			CHECK(got >= 0);
+			if (got == 0) {
+				CHECK(CALL(end, close, fd) == 0);
+				closed++;
+			} else {
+				CHECK(CALL(end, write, fd, &byte, 1) == 1);
+			}
+		}
+	}
+	CHECK(open == MANY);
+	CHECK(CALL(end, close, set) == 0);
+	return NULL;
+}
+
+static void many(struct scene *scene)
+{
+	struct served served = { scene, listen_at(scene->server, scene->domain, 84) };
+	struct end *end = scene->client;
+	pthread_t server;
+	int fds[MANY];
+
+	CHECK(pthread_create(&server, NULL, serve_many, &served) == 0);
+	for (int i = 0; i < MANY; i++)
+		CHECK((fds[i] = connect_to(scene, 84, SOCK_NONBLOCK)) >= 0);
+	for (int i = 0; i < MANY; i++) {
+		struct pollfd polled = { .fd = fds[i], .events = POLLOUT };
+		int error = -1;
+		socklen_t len = sizeof(error);
+		char byte = i;
+
+		CHECK(CALL(end, poll, &polled, 1, 10000) == 1 && polled.revents == POLLOUT);
+		CHECK(CALL(end, getsockopt, fds[i], SOL_SOCKET, SO_ERROR, &error, &len) == 0);
+		CHECK(error == 0);
+		CHECK(CALL(end, write, fds[i], &byte, 1) == 1);
+	}
+	for (int i = 0; i < MANY; i++) {
+		char byte = ~i;
+
+		CHECK(CALL(end, fcntl, fds[i], F_SETFL, 0) == 0);
+		CHECK(CALL(end, read, fds[i], &byte, 1) == 1 && byte == (char)i);
+		CHECK(CALL(end, close, fds[i]) == 0);
+	}
+	CHECK(pthread_join(server, NULL) == 0);
+	CHECK(CALL(scene->server, close, served.listener) == 0);
+}
+
+/* Gives the kernel's side of the device its addresses. */
+static void configure(const char *name)
+{
+	struct { struct in6_addr address; uint32_t prefix_len; int index; } v6;
+	struct ifreq request = { 0 };
+	struct sockaddr_in *at = (struct sockaddr_in *)&request.ifr_addr;
+	int four = socket(AF_INET, SOCK_DGRAM, 0), six = socket(AF_INET6, SOCK_DGRAM, 0);
+	char path[128];
+
+	CHECK(four >= 0 && six >= 0);
+	strcpy(request.ifr_name, name);
+	/* An address of IPv6 is to be usable at once. */
+	snprintf(path, sizeof(path), "/proc/sys/net/ipv6/conf/%s/accept_dad", name);
+	int file = open(path, O_WRONLY);
+	CHECK(file >= 0 && write(file, "0", 1) == 1 && close(file) == 0);
+	at->sin_family = AF_INET;
+	inet_pton(AF_INET, KERNEL_V4, &at->sin_addr);
+	CHECK(ioctl(four, SIOCSIFADDR, &request) == 0);
+	inet_pton(AF_INET, "255.255.255.0", &at->sin_addr);
+	CHECK(ioctl(four, SIOCSIFNETMASK, &request) == 0);
+	request.ifr_flags = IFF_UP | IFF_RUNNING;
+	CHECK(ioctl(four, SIOCSIFFLAGS, &request) == 0);
+	CHECK(ioctl(four, SIOCGIFINDEX, &request) == 0);
+	inet_pton(AF_INET6, KERNEL_V6, &v6.address);
+	v6.prefix_len = 64;
+	v6.index = request.ifr_ifindex;
+	CHECK(ioctl(six, SIOCSIFADDR, &v6) == 0);
+	CHECK(close(four) == 0 && close(six) == 0);
+}
+
+/* Entries of a folder of /proc/self. */
+static int entries(const char *path)
+{
+	DIR *folder = opendir(path);
+	int count = 0;
+
+	CHECK(folder);
+	while (readdir(folder))
+		count++;
+	closedir(folder);
+	return count;
+}
+
+static void play(struct towpath *instance)
+{
+	struct end ours = { instance }, kernel = { NULL };
+	struct scene scenes[] = {
+		{ &kernel, &ours, AF_INET },
+		{ &ours, &kernel, AF_INET },
+		{ &kernel, &ours, AF_INET6 },
+		{ &ours, &kernel, AF_INET6 },
+	};
+
+	for (int i = 0; i < 4; i++) {
+		refused(&scenes[i]);
+		half_close(&scenes[i]);
+		reset(&scenes[i]);
+		waits(&scenes[i]);
+		many(&scenes[i]);
+		transfer(&scenes[i]);
+	}
+}
+
+static int open_device(const char *name)
+{
+	struct ifreq request = { .ifr_flags = IFF_TAP | IFF_NO_PI | IFF_VNET_HDR };
+	int fd = open("/dev/net/tun", O_RDWR | O_CLOEXEC);
+
+	CHECK(fd >= 0);
+	strcpy(request.ifr_name, name);
+	CHECK(ioctl(fd, TUNSETIFF, &request) == 0);
+	return fd;
+}
+
+/* What is wrong is refused. */
+static void refusals(const struct towpath_config *right)
+{
+	struct towpath_config config = *right;
+	struct { struct towpath_config config; int more; } later = { *right, 1 };
+
+	CHECK(!towpath_attach("tap9", NULL) && errno == EFAULT);
+	CHECK(!towpath_attach(NULL, right) && errno == EFAULT);
+	config.size = 8;
+	CHECK(!towpath_attach("tap9", &config) && errno == EINVAL);
+	later.config.size = sizeof(later);
+	CHECK(!towpath_attach("tap9", &later.config) && errno == E2BIG);
+	config = *right;
+	config.mtu = 100;
+	CHECK(!towpath_attach("tap9", &config) && errno == EINVAL);
+	config = *right;
+	config.memory = SIZE_MAX;
+	CHECK(!towpath_attach("tap9", &config) && errno == EINVAL);
+	config = *right;
+	config.gateways = "nonsense";
+	CHECK(!towpath_attach("tap9", &config) && errno == EINVAL);
+	CHECK(!towpath_attach("a name that is too long", right) && errno == EINVAL);
+	CHECK(!towpath_attach_fd(-1, right) && errno == EBADF);
+	CHECK(!towpath_attach_fd(0, right) && errno != 0);
+}
+
+int main(void)
+{
+	struct towpath_config config = {
+		.size = sizeof(config),
+		.addresses = OURS_V4 "/24 " OURS_V6 "/64",
+		.gateways = KERNEL_V4 " " KERNEL_V6,
+	};
+
+	alarm(PATIENCE);
+	if (unshare(CLONE_NEWNET) != 0 || access("/dev/net/tun", R_OK | W_OK) != 0) {
+		fprintf(stderr, "%s\n", strerror(errno));
+		return 77;
+	}
+	int threads = entries("/proc/self/task"), files = entries("/proc/self/fd");
+
+	refusals(&config);
+	struct towpath *instance = towpath_attach("tap0", &config);
+	CHECK(instance);
+	CHECK(!towpath_attach("tap0", &config) && errno == EBUSY);
+	CHECK(entries("/proc/self/task") == threads + 1);
+	CHECK(towpath_input(instance, "x", 1) == -1 && errno == EOPNOTSUPP);
+	configure("tap0");
+	play(instance);
+	towpath_free(instance);
+	CHECK(entries("/proc/self/task") == threads);
+	CHECK(entries("/proc/self/fd") == files);
+
+	int fd = open_device("tap1");
+	instance = towpath_attach_fd(fd, &config);
+	CHECK(instance && close(fd) == 0);
+	configure("tap1");
+	struct end ours = { instance }, kernel = { NULL };
+	struct scene scene = { &kernel, &ours, AF_INET };
+	half_close(&scene);
+	/* Ends with connections open. */
+	int listener = listen_at(&ours, AF_INET6, 80);
+	scene = (struct scene){ &ours, &kernel, AF_INET6 };
+	int left = connect_to(&scene, 80, 0);
+	CHECK(left >= 0 && listener >= 0);
+	towpath_free(instance);
+	CHECK(close(left) == 0);
+	CHECK(entries("/proc/self/task") == threads);
+	CHECK(entries("/proc/self/fd") == files);
+	puts("ok");
+	return 0;
+}

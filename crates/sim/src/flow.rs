@@ -27,6 +27,8 @@ pub enum Ending {
 pub struct Plan {
     /// Bytes to write.
     pub write: u64,
+    /// Smallest single write, if there is room for it and so much is left.
+    pub write_min: usize,
     /// Largest single write.
     pub write_max: usize,
     /// What follows the last byte.
@@ -45,12 +47,35 @@ pub struct Plan {
     pub keepalive: bool,
     /// The handle is let go as soon as the direction is closed.
     pub release_early: bool,
+    /// Both sides speak in turn.
+    pub turns: Option<Turns>,
+    /// How long it stays idle before the ending.
+    pub idle: Duration,
+}
+
+/// Requests and answers.
+#[derive(Clone, Copy, Debug)]
+pub struct Turns {
+    /// Speaks first.
+    pub first: bool,
+    /// Bytes of each turn of this side.
+    pub ours: u64,
+    /// Bytes of each turn of the other.
+    pub theirs: u64,
+}
+
+impl Turns {
+    /// How much may be written after so much was read.
+    fn limit(&self, read: u64) -> u64 {
+        (read / self.theirs + u64::from(self.first)).saturating_mul(self.ours)
+    }
 }
 
 impl Default for Plan {
     fn default() -> Self {
         Self {
             write: 0,
+            write_min: 1,
             write_max: 64 << 10,
             ending: Ending::Close,
             pause: 0,
@@ -60,6 +85,8 @@ impl Default for Plan {
             nodelay: false,
             keepalive: false,
             release_early: false,
+            turns: None,
+            idle: Duration::ZERO,
         }
     }
 }
@@ -88,8 +115,13 @@ pub struct Flow {
     pub closed: Option<Option<ConnectionError>>,
     /// What was found wrong.
     pub problem: Option<String>,
+    /// When it last got anywhere.
+    pub progress: Instant,
     closing: bool,
+    probing: bool,
     next_read: Instant,
+    /// When the ending is due, once everything is written.
+    end_at: Option<Instant>,
 }
 
 impl Flow {
@@ -114,8 +146,11 @@ impl Flow {
             established: false,
             closed: None,
             problem: None,
+            progress: now,
             closing: false,
+            probing: false,
             next_read: now + plan.read_after,
+            end_at: None,
         }
     }
 
@@ -126,7 +161,9 @@ impl Flow {
 
     /// When it wants to act without an event.
     pub fn deadline(&self, now: Instant) -> Option<Instant> {
-        (!self.is_done() && self.next_read > now).then_some(self.next_read)
+        let end = self.end_at.filter(|_| !self.closing);
+        let times = [Some(self.next_read), end].into_iter().flatten();
+        times.filter(|at| !self.is_done() && *at > now).min()
     }
 
     /// Takes note of what the stack says.
@@ -156,11 +193,19 @@ impl Flow {
             self.handle = None;
             return true;
         }
+        let before = (self.written, self.read, self.peer_closed, self.closing);
         let acted = stack.with_tcp(handle, now, |connection| {
+            if self.plan.keepalive && self.established && !self.probing {
+                self.probing = true;
+                connection.set_keepalive(true, now);
+            }
             let read = self.read_some(connection, rng, now);
             let wrote = self.write_some(connection, memory, loans, rng);
             read | wrote | self.end(connection, now)
         });
+        if before != (self.written, self.read, self.peer_closed, self.closing) {
+            self.progress = now;
+        }
         let connection = stack.tcp(handle).expect("it was there");
         let over = connection.state() == towpath_net::tcp::State::Closed
             || connection.state() == towpath_net::tcp::State::TimeWait;
@@ -210,13 +255,16 @@ impl Flow {
     ) -> bool {
         let mut wrote = false;
         connection.set_nodelay(self.plan.nodelay);
-        while self.written < self.plan.write {
+        let limit = self.plan.turns.map_or(u64::MAX, |turns| turns.limit(self.read));
+        let limit = limit.min(self.plan.write);
+        while self.written < limit {
             let room = connection.send_room() as u64;
-            let most = room.min(self.plan.write - self.written).min(self.plan.write_max as u64);
+            let most = room.min(limit - self.written).min(self.plan.write_max as u64);
             if most == 0 {
                 break;
             }
-            let len = if rng.chance(500_000) { most } else { rng.between(1, most) };
+            let least = most.min(self.plan.write_min as u64);
+            let len = if rng.chance(500_000) { most } else { rng.between(least, most) };
             let Some(piece) = self.lend(len as usize, memory, loans, rng) else { break };
             connection.send(piece);
             self.written += len;
@@ -247,12 +295,16 @@ impl Flow {
         if self.closing || self.written < self.plan.write || !self.established {
             return false;
         }
+        let end_at = *self.end_at.get_or_insert(now + self.plan.idle);
+        if now < end_at {
+            return false;
+        }
         match self.plan.ending {
             Ending::Close => connection.close_send(),
             Ending::CloseAfterPeer if self.peer_closed => connection.close_send(),
             Ending::CloseAfterPeer => return false,
             Ending::Abort => connection.abort(),
-            Ending::Stay => connection.set_keepalive(self.plan.keepalive, now),
+            Ending::Stay => {}
         }
         self.closing = true;
         true

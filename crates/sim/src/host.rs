@@ -1,7 +1,7 @@
 //! A host: a stack with its memory and the applications that use it.
 
 use crate::flow::{Flow, Plan};
-use crate::link::{Frame, Link};
+use crate::link::Link;
 use crate::seed::Rng;
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -30,6 +30,8 @@ pub struct Host {
     /// What the next incoming connection does; none is refused by a listener without a plan.
     listeners: HashMap<SocketAddr, Plan>,
     by_handle: HashMap<TcpHandle, usize>,
+    /// Flows that are not done.
+    live: Vec<usize>,
 }
 
 impl Host {
@@ -44,6 +46,7 @@ impl Host {
             no_memory: 0,
             listeners: HashMap::new(),
             by_handle: HashMap::new(),
+            live: Vec::new(),
         }
     }
 
@@ -75,8 +78,15 @@ impl Host {
     ) -> usize {
         let (writes, reads) = (stream(local, remote), stream(remote, local));
         self.by_handle.insert(handle, self.flows.len());
+        self.live.push(self.flows.len());
         self.flows.push(Flow::new(handle, local, plan, (writes, reads), now));
         self.flows.len() - 1
+    }
+
+    /// Stops accepting connections to `local`.
+    pub fn unlisten(&mut self, local: SocketAddr, now: Instant) {
+        self.stack.tcp_unlisten(local, now);
+        self.listeners.remove(&local);
     }
 
     /// The flow of the latest connection of `local`.
@@ -97,8 +107,11 @@ impl Host {
         let mut any = false;
         while let Some(frame) = link.arrive(now) {
             any = true;
-            match self.materialise(&frame) {
-                Some(packet) => burst.push(packet).expect("emptied when full"),
+            match received(&frame.bytes, &mut self.memory) {
+                Some(mut packet) => {
+                    packet.set_offload(frame.offload);
+                    burst.push(packet).expect("emptied when full");
+                }
                 None => self.no_memory += 1,
             }
             if burst.is_full() {
@@ -118,23 +131,6 @@ impl Host {
         assert!(burst.is_empty(), "a stack takes all packets");
     }
 
-    /// A received frame as a device would put it into memory: small frame first, large ones after.
-    fn materialise(&mut self, frame: &Frame) -> Option<Packet> {
-        let mut packet = self.memory.packet()?;
-        let mut rest = &frame.bytes[..];
-        let mut pool = &mut self.memory.small;
-        while !rest.is_empty() {
-            let mut memory = pool.take()?;
-            let count = rest.len().min(memory.len());
-            memory[..count].copy_from_slice(&rest[..count]);
-            packet.push_piece(memory.freeze(count)).expect("a frame has few pieces");
-            rest = &rest[count..];
-            pool = &mut self.memory.large;
-        }
-        packet.set_offload(frame.offload);
-        Some(packet)
-    }
-
     /// Lets applications act on events and time; true if anything happened.
     pub fn act(&mut self, rng: &mut Rng, now: Instant) -> bool {
         let mut any = false;
@@ -143,9 +139,11 @@ impl Host {
             self.on_event(handle, events, now);
         }
         let (stack, memory, loans) = (&mut self.stack, &mut self.memory, &mut self.loans);
-        for flow in &mut self.flows {
-            any |= flow.act(stack, memory, loans, rng, now);
+        for index in &self.live {
+            any |= self.flows[*index].act(stack, memory, loans, rng, now);
         }
+        let flows = &self.flows;
+        self.live.retain(|index| !flows[*index].is_done());
         any
     }
 
@@ -189,7 +187,7 @@ impl Host {
 
     /// When something is to be done without a frame.
     pub fn deadline(&self, now: Instant) -> Option<Instant> {
-        let flows = self.flows.iter().filter_map(|flow| flow.deadline(now)).min();
+        let flows = self.live.iter().filter_map(|index| self.flows[*index].deadline(now)).min();
         [self.stack.next_deadline(), flows].into_iter().flatten().min()
     }
 }
@@ -197,4 +195,21 @@ impl Host {
 /// Number of the stream from `source` to `destination`.
 fn stream(source: SocketAddr, destination: SocketAddr) -> u64 {
     u64::from(source.port()) << 16 | u64::from(destination.port())
+}
+
+/// A frame as a device puts it into memory: small frame first, large ones after. `None` without
+/// memory.
+pub fn received(bytes: &[u8], memory: &mut Memory) -> Option<Packet> {
+    let mut packet = memory.packet()?;
+    let mut rest = bytes;
+    let mut pool = &mut memory.small;
+    while !rest.is_empty() {
+        let mut frame = pool.take()?;
+        let count = rest.len().min(frame.len());
+        frame[..count].copy_from_slice(&rest[..count]);
+        packet.push_piece(frame.freeze(count)).expect("a frame has few pieces");
+        rest = &rest[count..];
+        pool = &mut memory.large;
+    }
+    Some(packet)
 }

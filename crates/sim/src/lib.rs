@@ -17,9 +17,13 @@
 pub mod clock;
 pub mod flow;
 pub mod host;
+pub mod hours;
+pub mod lan;
 pub mod link;
 pub mod oracle;
 pub mod scenario;
+pub mod script;
 pub mod seed;
+pub mod switch;
 pub mod trace;
 pub mod world;

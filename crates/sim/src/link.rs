@@ -40,6 +40,8 @@ pub struct LinkConfig {
     pub jitter: Duration,
     /// Bytes a second; `None` for no limit.
     pub rate: Option<u64>,
+    /// Bytes that pass at once after a pause, whatever the rate (a token bucket's depth).
+    pub burst_bytes: u64,
     /// Bytes that wait for the rate before frames are dropped.
     pub queue_bytes: u64,
     /// Frames lost, independently.
@@ -67,6 +69,7 @@ impl LinkConfig {
             delay,
             jitter: Duration::ZERO,
             rate: None,
+            burst_bytes: 0,
             queue_bytes: u64::MAX,
             loss: 0,
             burst_begin: 0,
@@ -201,6 +204,7 @@ impl Link {
                     .expect("a stack makes valid headers"),
             };
             drop(packet);
+            self.judge(&bytes);
             self.offer(Frame { bytes, offload }, now, rng);
         }
     }
@@ -211,7 +215,23 @@ impl Link {
         self.fly(frame, now + self.config.delay);
     }
 
-    fn offer(&mut self, frame: Frame, now: Instant, rng: &mut Rng) {
+    /// A frame that a host made must be right, if the wire takes it at all.
+    fn judge(&mut self, bytes: &[u8]) {
+        let mtu = self.config.mtu.into();
+        if self.config.medium == Medium::Wire
+            && !self.is_too_large(bytes)
+            && let Err(problem) = oracle::check_frame(bytes, mtu)
+        {
+            self.problem.get_or_insert(problem);
+        }
+    }
+
+    fn is_too_large(&self, bytes: &[u8]) -> bool {
+        self.config.medium == Medium::Wire && bytes.len() > usize::from(self.config.mtu) + 14
+    }
+
+    /// Takes a frame of a switch, which another link may have damaged already.
+    pub fn offer(&mut self, frame: Frame, now: Instant, rng: &mut Rng) {
         self.counters.offered += 1;
         let lost = self.counters.lost();
         let text = self.trace.then(|| trace::line(&frame.bytes));
@@ -225,14 +245,9 @@ impl Link {
     fn take(&mut self, frame: Frame, now: Instant, rng: &mut Rng) {
         self.counters.super_packets += u64::from(frame.offload.gso.is_some());
         let config = self.config;
-        if config.medium == Medium::Wire {
-            if frame.bytes.len() > usize::from(config.mtu) + 14 {
-                self.counters.too_large += 1;
-                return;
-            }
-            if let Err(problem) = oracle::check_frame(&frame.bytes, config.mtu.into()) {
-                self.problem.get_or_insert(problem);
-            }
+        if self.is_too_large(&frame.bytes) {
+            self.counters.too_large += 1;
+            return;
         }
         let Some(sent) = self.queue(frame.bytes.len() as u64, now) else {
             self.counters.queue_full += 1;
@@ -259,13 +274,14 @@ impl Link {
     /// When the last bit has left, or `None` if the queue is full.
     fn queue(&mut self, bytes: u64, now: Instant) -> Option<Instant> {
         let Some(rate) = self.config.rate else { return Some(now) };
-        let waiting = self.busy_until.since(now).as_micros() as u64 * rate / 1_000_000;
+        let time = |bytes: u64| Duration::from_micros(bytes * 1_000_000 / rate);
+        let burst = time(self.config.burst_bytes);
+        let waiting = self.busy_until.since(now + burst).as_micros() as u64 * rate / 1_000_000;
         if waiting + bytes > self.config.queue_bytes {
             return None;
         }
-        let time = Duration::from_micros(bytes * 1_000_000 / rate);
-        self.busy_until = self.busy_until.max(now) + time;
-        Some(self.busy_until)
+        self.busy_until = self.busy_until.max(now) + time(bytes);
+        Some(now + self.busy_until.since(now + burst))
     }
 
     fn is_lost(&mut self, rng: &mut Rng) -> bool {

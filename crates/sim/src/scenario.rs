@@ -54,7 +54,8 @@ impl Faults {
         Faults::All,
     ];
 
-    fn apply(self, link: &mut LinkConfig, rng: &mut Rng) {
+    /// Makes `link` as faulty as this says.
+    pub(crate) fn apply(self, link: &mut LinkConfig, rng: &mut Rng) {
         match self {
             Faults::None => {}
             Faults::Loss => link.loss = rng.between(1000, 50_000) as u32,
@@ -266,7 +267,8 @@ impl Scenario {
     }
 }
 
-fn settings(rng: &mut Rng) -> Settings {
+/// Settings of a stack, drawn.
+pub(crate) fn settings(rng: &mut Rng) -> Settings {
     let buffer = rng.pick(&[2000, 10_000, 64 << 10, 256 << 10, 256 << 10]);
     let send = rng.pick(&[4000, 64 << 10, 256 << 10]);
     Settings {
@@ -293,7 +295,6 @@ fn plan(rng: &mut Rng) -> Plan {
         read_after: rng.pick(&[0, 0, 0, 2000, 60_000].map(Duration::from_millis)),
         read_max: rng.pick(&[usize::MAX, 100_000, 3000]),
         nodelay: rng.chance(300_000),
-        keepalive: false,
-        release_early: false,
+        ..Plan::default()
     }
 }

@@ -153,7 +153,7 @@ fn host_absent() {
 #[test]
 fn peer_vanishes() {
     let settings = Settings {
-        retries: 8,
+        retries2: 8,
         keepalive_idle: Duration::from_secs(60),
         keepalive_interval: Duration::from_secs(10),
         ..Settings::default()
@@ -200,7 +200,7 @@ fn outage() {
 #[test]
 fn window_shut_for_hours() {
     for v6 in [false, true] {
-        let mut world = world(Settings { retries: 4, ..Settings::default() });
+        let mut world = world(Settings { retries2: 10, ..Settings::default() });
         let reader = Plan { read_after: Duration::from_secs(10_000), ..Plan::default() };
         connect(&mut world, v6, [writes(2_000_000), reader]);
         world.run(seconds(9_999));

@@ -1,0 +1,354 @@
+//! The subject that is judged: sockets on a stack, on a wire without offload, in virtual time.
+
+use super::subject::{LISTEN_PORT, REMOTE_MAC, REMOTE_PORT};
+use super::{Call, Ends, Fd, Micros, Outcome, Subject, Value};
+use crate::clock::Clock;
+use crate::host::received;
+use crate::oracle;
+use crate::scenario::{address, config};
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use towpath_net::gso::{self, Checksums, Layout};
+use towpath_net::socket::{
+    Error, Family, Linger, ReceiveFlags, SendFlags, Shutdown, SocketId, Sockets,
+};
+use towpath_net::stack::{Context, Stack};
+use towpath_net::tcp::Settings;
+use towpath_net::time::{Duration, Instant};
+use towpath_net::wire::MacAddr;
+use towpath_packet::{Burst, Caps, Ledger, Memory, MemoryConfig, Packet};
+
+/// `MSG_PEEK`, `MSG_MORE` and `MSG_EOR`.
+const MSG_PEEK: i64 = 2;
+const MSG_MORE: i64 = 0x8000;
+const MSG_EOR: i64 = 0x80;
+
+/// Sockets, stack, memory and clock of one script.
+pub struct Machine {
+    sockets: Sockets,
+    memory: Memory,
+    ledger: Ledger,
+    clock: Clock,
+    open: BTreeMap<Fd, SocketId>,
+    /// Frames that left and were not taken.
+    left: VecDeque<Vec<u8>>,
+    v6: bool,
+}
+
+impl Machine {
+    /// A machine at the start of time, that speaks IPv6 in scripts that say so.
+    pub fn new(v6: bool) -> Self {
+        let memory = MemoryConfig { packets: 4096, small_frames: 4096, large_frames: 1024 };
+        let mut stack = Stack::new(config(0, Settings::default()), Caps::plain(1500));
+        for family in [false, true] {
+            stack.set_neighbor(address(1, family), MacAddr(REMOTE_MAC));
+        }
+        Self {
+            sockets: Sockets::new(stack, 1),
+            memory: Memory::new(memory),
+            ledger: Ledger::new(),
+            clock: Clock::default(),
+            open: BTreeMap::new(),
+            left: VecDeque::new(),
+            v6,
+        }
+    }
+
+    /// Packets, small and large frames that did not come back yet: for the end of a script, when
+    /// its sockets are closed.
+    pub fn out_counts(&self) -> [usize; 3] {
+        let memory = &self.memory;
+        [memory.packets.out_count(), memory.small.out_count(), memory.large.out_count()]
+    }
+
+    fn at(&self) -> Instant {
+        self.clock.now()
+    }
+
+    fn with<R>(&mut self, act: impl FnOnce(&mut Sockets, &mut Context<'_>) -> R) -> R {
+        let now = self.at();
+        let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now };
+        act(&mut self.sockets, &mut cx)
+    }
+
+    /// Takes everything out that wants to leave, cut into segments.
+    fn flush(&mut self) {
+        let mut burst = Burst::new();
+        loop {
+            self.with(|sockets, cx| sockets.output(&mut burst, cx));
+            if burst.is_empty() {
+                return;
+            }
+            while let Some(packet) = burst.pop() {
+                self.put(packet);
+            }
+        }
+    }
+
+    fn put(&mut self, packet: Packet) {
+        let v4 = packet.headers().get(12..14) == Some(&[0x08, 0x00]);
+        let layout = Layout { ip_at: 14, transport_at: if v4 { 34 } else { 54 } };
+        let left = &mut self.left;
+        let mut out = |packet: Packet| left.push_back(oracle::flatten(&packet));
+        let (memory, ledger) = (&mut self.memory, &self.ledger);
+        let cut = gso::segment(packet, memory, ledger, layout, Checksums::Complete, &mut out);
+        assert!(cut.is_ok(), "a stack makes packets that can be cut");
+    }
+
+    fn socket(
+        &mut self,
+        fd: Fd,
+        call: impl FnOnce(&mut Self, SocketId) -> Result<i64, Error>,
+    ) -> Outcome {
+        let Some(id) = self.open.get(&fd).copied() else {
+            return Outcome::Failed(Error::BadSocket.errno());
+        };
+        match call(self, id) {
+            Ok(value) => Outcome::Done(value),
+            Err(Error::WouldBlock | Error::InProgress | Error::Already) => Outcome::Blocked,
+            Err(error) => Outcome::Failed(error.errno()),
+        }
+    }
+
+    fn make(&mut self, fd: Fd) -> Outcome {
+        let family = if self.v6 { Family::V6 } else { Family::V4 };
+        match self.sockets.stream(family) {
+            Ok(id) => {
+                self.open.insert(fd, id);
+                Outcome::Done(fd)
+            }
+            Err(error) => Outcome::Failed(error.errno()),
+        }
+    }
+
+    fn read(&mut self, fd: Fd, flags: i64, data: &mut [u8]) -> Outcome {
+        let flags = ReceiveFlags { peek: flags & MSG_PEEK != 0, offset: 0 };
+        self.socket(fd, |machine, id| {
+            let count = machine.with(|sockets, cx| sockets.receive(id, data, flags, cx))?;
+            Ok(count as i64)
+        })
+    }
+
+    fn write(&mut self, fd: Fd, flags: i64, data: &[u8], fast_open: bool) -> Outcome {
+        let (more, end_of_record) = (flags & MSG_MORE != 0, flags & MSG_EOR != 0);
+        let remote = self.ends(self.v6).remote;
+        self.socket(fd, |machine, id| {
+            if fast_open {
+                let how = SendFlags { more, end_of_record, continues: false };
+                let sent = machine
+                    .with(|sockets, cx| sockets.send_with_syn(id, Some(remote), data, how, cx))?;
+                match sent {
+                    Some(0) => return Err(Error::InProgress),
+                    Some(sent) => return Ok(sent as i64),
+                    None => {}
+                }
+            }
+            let mut sent = 0;
+            while sent < data.len() || data.is_empty() {
+                let flags = SendFlags { more, end_of_record, continues: sent > 0 };
+                let rest = &data[sent..];
+                match machine.with(|sockets, cx| sockets.send(id, &[rest], flags, cx)) {
+                    Ok(0) => break,
+                    Ok(count) => sent += count,
+                    Err(_) if sent > 0 => break,
+                    Err(error) => return Err(error),
+                }
+                machine.flush();
+            }
+            Ok(sent as i64)
+        })
+    }
+
+    fn set_option(&mut self, fd: Fd, level: i64, name: i64, value: &Value) -> Outcome {
+        let now = self.at();
+        self.socket(fd, |machine, id| {
+            let sockets = &mut machine.sockets;
+            let on = matches!(value, Value::Number(number) if *number != 0);
+            match (level, name, value) {
+                (SOL_SOCKET, SO_REUSEADDR, _) => {
+                    sockets.set_options(id, now, |options| options.reuse_address = on)?;
+                }
+                (SOL_SOCKET, SO_KEEPALIVE, _) => {
+                    sockets.set_options(id, now, |options| options.keepalive = on)?;
+                }
+                (SOL_SOCKET, SO_LINGER, Value::Linger(on, seconds)) => {
+                    let linger = match (*on, *seconds) {
+                        (false, _) => Linger::Off,
+                        (true, 0) => Linger::Reset,
+                        (true, seconds) => Linger::Wait(Duration::from_secs(seconds.into())),
+                    };
+                    sockets.set_options(id, now, |options| options.linger = linger)?;
+                }
+                (IPPROTO_TCP, TCP_NODELAY, _) => {
+                    sockets.set_options(id, now, |options| options.nodelay = on)?;
+                }
+                _ => return Err(Error::NoSuchOption),
+            }
+            Ok(0)
+        })
+    }
+
+    fn option(&mut self, fd: Fd, level: i64, name: i64) -> Outcome {
+        let mut told = 0;
+        let outcome = self.socket(fd, |machine, id| {
+            if (level, name) != (SOL_SOCKET, SO_ERROR) {
+                return Err(Error::NoSuchOption);
+            }
+            told = machine.sockets.take_error(id)?.map_or(0, |error| error.errno().into());
+            Ok(0)
+        });
+        if outcome == Outcome::Done(0) { Outcome::Told(0, told) } else { outcome }
+    }
+
+    fn accept(&mut self, listener: Fd, fd: Fd) -> Outcome {
+        let now = self.at();
+        self.socket(listener, |machine, id| {
+            let (accepted, _) = machine.sockets.accept(id, now)?;
+            machine.open.insert(fd, accepted);
+            Ok(fd)
+        })
+    }
+}
+
+impl Subject for Machine {
+    fn ends(&self, _: bool) -> Ends {
+        Ends {
+            local: SocketAddr::new(address(0, self.v6), LISTEN_PORT),
+            remote: SocketAddr::new(address(1, self.v6), REMOTE_PORT),
+            local_mac: [2, 0, 0, 0, 0, 1],
+            remote_mac: REMOTE_MAC,
+        }
+    }
+
+    fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
+        let number: Option<i64> = value.parse().ok();
+        let settings = self.sockets.stack_mut().tcp_settings_mut();
+        let (Some(name), Some(number)) = (name.strip_prefix("net.ipv4.tcp_"), number) else {
+            return Err(format!("{name}={value} is not a known setting"));
+        };
+        let small = u8::try_from(number).map_err(|_| format!("{number} is out of range"))?;
+        match name {
+            "sack" => settings.sack = small != 0,
+            "dsack" => settings.dsack = small != 0,
+            "timestamps" => settings.timestamps = small != 0,
+            "window_scaling" => settings.window_scaling = small != 0,
+            "syn_retries" => settings.syn_retries = small,
+            "retries2" => settings.retries2 = small,
+            "ecn" => settings.ecn = small,
+            other => return Err(format!("tcp_{other} is not a known setting")),
+        }
+        Ok(())
+    }
+
+    fn now(&self) -> Micros {
+        (self.at() - Instant::START).as_micros() as Micros
+    }
+
+    fn run(&mut self, until: Micros) -> Option<(Micros, Vec<u8>)> {
+        let until = Instant::START + Duration::from_micros(until);
+        loop {
+            self.flush();
+            if let Some(frame) = self.left.pop_front() {
+                return Some((self.now(), frame));
+            }
+            match self.sockets.stack().next_deadline() {
+                Some(next) if next <= until => self.clock.jump(next),
+                _ => {
+                    self.clock.jump(until);
+                    return None;
+                }
+            }
+            self.with(|sockets, cx| sockets.on_deadline(cx));
+        }
+    }
+
+    fn inject(&mut self, frame: &[u8]) {
+        let packet = received(frame, &mut self.memory).expect("enough memory");
+        let mut burst = Burst::new();
+        burst.push(packet).expect("it is empty");
+        self.with(|sockets, cx| sockets.input(&mut burst, cx));
+        self.flush();
+    }
+
+    fn call(&mut self, call: &Call, data: &mut [u8]) -> Outcome {
+        let (now, ends) = (self.at(), self.ends(self.v6));
+        let outcome = match call {
+            Call::Socket { fd, .. } => self.make(*fd),
+            Call::Bind(fd) => {
+                self.socket(*fd, |machine, id| machine.sockets.bind(id, ends.local).map(|()| 0))
+            }
+            Call::Listen(fd, backlog) => self
+                .socket(*fd, |machine, id| machine.sockets.listen(id, *backlog, now).map(|()| 0)),
+            Call::Accept { listener, fd, .. } => self.accept(*listener, *fd),
+            Call::Connect(fd) => self.socket(*fd, |machine, id| {
+                machine.sockets.connect(id, ends.remote, now).map(|()| 0)
+            }),
+            Call::Read { fd, flags, .. } => self.read(*fd, *flags, data),
+            Call::Write { fd, flags, .. } => self.write(*fd, *flags, data, call.connects()),
+            Call::Shutdown(fd, how) => self.socket(*fd, |machine, id| {
+                let how = [Shutdown::Read, Shutdown::Write, Shutdown::Both].get(*how as usize);
+                let how = *how.ok_or(Error::Invalid)?;
+                machine.sockets.shutdown(id, how, now).map(|()| 0)
+            }),
+            Call::Close(fd) => {
+                let outcome =
+                    self.socket(*fd, |machine, id| machine.sockets.close(id, now).map(|()| 0));
+                self.open.remove(fd);
+                outcome
+            }
+            Call::SetOption { fd, level, name, value } => {
+                self.set_option(*fd, *level, *name, value)
+            }
+            Call::GetOption { fd, level, name, .. } => self.option(*fd, *level, *name),
+            Call::Poll { fd, events, .. } => {
+                let Some(id) = self.open.get(fd) else {
+                    return Outcome::Failed(Error::BadSocket.errno());
+                };
+                // POLLERR and POLLHUP are told unasked.
+                let ready = i64::from(self.sockets.readiness(*id).bits()) & (events | 0x18);
+                Outcome::Told(i64::from(ready != 0), ready)
+            }
+            Call::SetNonblocking(..) | Call::GetFlags(_) => Outcome::Done(0),
+        };
+        self.flush();
+        outcome
+    }
+
+    fn info(&mut self, fd: Fd, field: &str) -> Option<i64> {
+        let info = self.sockets.tcp(*self.open.get(&fd)?)?.info(self.at());
+        Some(match field {
+            "tcpi_state" => info.state.into(),
+            "tcpi_ca_state" => info.ca_state.into(),
+            "tcpi_retransmits" => info.retransmits.into(),
+            "tcpi_probes" => info.probes.into(),
+            "tcpi_backoff" => info.backoff.into(),
+            "tcpi_rto" => info.rto.into(),
+            "tcpi_snd_mss" => info.snd_mss.into(),
+            "tcpi_rcv_mss" => info.rcv_mss.into(),
+            "tcpi_advmss" => info.advmss.into(),
+            "tcpi_options" => info.options.into(),
+            "tcpi_delivered" => info.delivered.into(),
+            "tcpi_unacked" => info.unacked.into(),
+            "tcpi_sacked" => info.sacked.into(),
+            "tcpi_lost" => info.lost.into(),
+            "tcpi_retrans" => info.retrans.into(),
+            "tcpi_rtt" => info.rtt.into(),
+            "tcpi_snd_cwnd" => info.snd_cwnd.into(),
+            "tcpi_snd_ssthresh" => info.snd_ssthresh.into(),
+            "tcpi_total_retrans" => info.total_retrans.into(),
+            "tcpi_bytes_acked" => info.bytes_acked as i64,
+            "tcpi_bytes_received" => info.bytes_received as i64,
+            "tcpi_segs_in" => info.segs_in.into(),
+            "tcpi_segs_out" => info.segs_out.into(),
+            _ => return None,
+        })
+    }
+}
+
+const SOL_SOCKET: i64 = 1;
+const SO_REUSEADDR: i64 = 2;
+const SO_ERROR: i64 = 4;
+const SO_KEEPALIVE: i64 = 9;
+const SO_LINGER: i64 = 13;
+const IPPROTO_TCP: i64 = 6;
+const TCP_NODELAY: i64 = 1;

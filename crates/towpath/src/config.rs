@@ -11,8 +11,10 @@ use towpath_io::namespace::{Addresses, Interface};
 
 use crate::publish::{PUBLISH_MAX, Publish, is_interface_name};
 
+pub use size::{SizeError, parse_size};
 pub use subnet::{Subnet4, Subnet6, SubnetError};
 
+mod size;
 mod subnet;
 
 /// Smallest MTU: what every IPv4 host must take (RFC 791 §3.1).

@@ -9,4 +9,5 @@ pub mod config;
 pub mod gateway;
 pub mod publish;
 pub mod report;
+pub mod resolv;
 pub mod worker;

@@ -23,6 +23,10 @@ pub struct Report {
     pub features: Features,
     /// Flows now: TCP, UDP, echo.
     pub flows: (usize, usize, usize),
+    /// Packets taken from memory now.
+    pub packets_taken: usize,
+    /// Frames taken from memory now, small and large: held by flows, or ready for the next read.
+    pub frames_taken: (usize, usize),
     /// Payload bytes carried between the two sides.
     pub carried: u64,
     /// Payload bytes copied in user memory, by site.
@@ -47,6 +51,8 @@ impl Report {
             tap: *tap.counters(),
             features: tap.features(),
             flows: gateway.flow_counts(),
+            packets_taken: 0,
+            frames_taken: (0, 0),
             carried: ledger.carried(),
             copied: Site::ALL.map(|site| (site.name(), ledger.copied_at(site))),
             captured: capture.map(|capture| (capture.packets(), capture.missed())),
@@ -89,7 +95,20 @@ impl fmt::Display for Report {
              all; echo {echo} now, {} requests",
             gateway.tcp_out, gateway.tcp_in, gateway.tcp_refused, gateway.udp, gateway.echo
         )?;
+        writeln!(
+            f,
+            "memory            {} packets, {} frames taken",
+            self.packets_taken,
+            self.frames_taken.0 + self.frames_taken.1
+        )?;
         writeln!(f, "retransmitted     {}", stack.retransmitted)?;
+        if stack.syn_cookies_sent > 0 {
+            writeln!(
+                f,
+                "syn cookies       {} sent, {} received, {} invalid",
+                stack.syn_cookies_sent, stack.syn_cookies_received, stack.syn_cookies_failed
+            )?;
+        }
         if let Some((written, missed)) = self.captured {
             writeln!(f, "captured          {written} packets, {missed} missed")?;
         }
@@ -110,6 +129,8 @@ impl Report {
         let others = [
             ("tap_receive", self.tap.receive_dropped()),
             ("tap_transmit", self.tap.transmit_dropped()),
+            ("connection_displaced", gateway.connections_displaced),
+            ("message_displaced", gateway.messages_displaced),
             ("udp_host", gateway.udp_dropped),
             ("echo_forbidden", gateway.echo_forbidden),
             ("no_descriptor", gateway.no_descriptor),

@@ -121,7 +121,12 @@ impl Worker {
 
     /// What passed so far.
     pub fn report(&self) -> Report {
-        Report::new(&self.stack, &self.gateway, &self.ledger, &self.tap, self.capture.as_ref())
+        let mut report =
+            Report::new(&self.stack, &self.gateway, &self.ledger, &self.tap, self.capture.as_ref());
+        let Memory { packets, small, large } = &self.memory;
+        report.packets_taken = packets.out_count();
+        report.frames_taken = (small.out_count(), large.out_count());
+        report
     }
 
     fn serve(&mut self) -> io::Result<usize> {
@@ -172,6 +177,10 @@ impl Worker {
             gateway.continue_flows(io);
         });
         self.send(now)?;
+        // New flows come last: those that are open have had their turn, and it has been sent.
+        if self.with_gateway(now, |gateway, io| gateway.begin_flows(io)) {
+            self.send(now)?;
+        }
         Ok(watched)
     }
 
@@ -264,7 +273,11 @@ impl Worker {
         let _ = self.reactor.modify(&self.tap, Token::Tap.encode(), interest, false);
     }
 
-    fn with_gateway(&mut self, now: Instant, act: impl FnOnce(&mut Gateway, &mut Io<'_>)) {
+    fn with_gateway<R>(
+        &mut self,
+        now: Instant,
+        act: impl FnOnce(&mut Gateway, &mut Io<'_>) -> R,
+    ) -> R {
         let mut io = Io {
             stack: &mut self.stack,
             memory: &mut self.memory,
@@ -273,7 +286,7 @@ impl Worker {
             buffer: &mut self.buffer,
             now,
         };
-        act(&mut self.gateway, &mut io);
+        act(&mut self.gateway, &mut io)
     }
 
     fn capture(&mut self, direction: Direction) {

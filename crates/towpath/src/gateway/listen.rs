@@ -14,7 +14,7 @@ use towpath_io::socket::{TcpListener, TcpSocket, UdpSocket};
 use towpath_net::time::Instant;
 
 /// Connections accepted from one listener before others get their turn.
-const ACCEPTS_PER_TURN: usize = 64;
+const ACCEPTS_PER_TURN: usize = 16;
 /// How long listeners rest when no file descriptor is left.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -208,6 +208,9 @@ fn bind_udp(
 ) -> io::Result<()> {
     let Some(program) = routes.program(address.is_ipv4()) else { return Ok(()) };
     let socket = UdpSocket::bind(address, publish.interface.as_deref())?;
+    if address.ip().is_unspecified() {
+        socket.tell_destinations()?;
+    }
     udp.publish(socket, SocketAddr::new(program, publish.program_port), reactor)
 }
 

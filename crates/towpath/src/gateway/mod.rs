@@ -11,11 +11,13 @@
 //! own pieces; what the host sends is read into pool frames that TCP's send queue then lends to
 //! packets. Neither side is read while the other cannot take more, so that nothing piles up.
 //!
-//! One file per protocol: `tcp`, `udp`, `ping`; `listen` published ports, `resolver` where DNS
-//! goes, `route` which destinations are served and how. All run on the worker's thread.
+//! One file per protocol: `tcp`, `udp`, `ping`; `newcomers` who waits for a flow of their own;
+//! `listen` published ports, `resolver` where DNS goes, `route` which destinations are served and
+//! how. All run on the worker's thread.
 
 mod idle;
 mod listen;
+mod newcomers;
 mod ping;
 mod resolver;
 mod route;
@@ -25,6 +27,7 @@ mod udp;
 
 use crate::config::Config;
 use listen::Listeners;
+use newcomers::Newcomers;
 use ping::Pings;
 use resolver::Resolvers;
 use route::Routes;
@@ -98,6 +101,10 @@ pub struct GatewayCounters {
     pub no_descriptor: u64,
     /// Flows ended early to make room for others.
     pub evicted: u64,
+    /// Connections of the program given up before their turn came: too many waited.
+    pub connections_displaced: u64,
+    /// Datagrams and echo requests dropped because too many waited for a flow.
+    pub messages_displaced: u64,
     /// Datagrams that the host did not take.
     pub udp_dropped: u64,
     /// Payload bytes from the program to the host.
@@ -114,6 +121,7 @@ pub struct Gateway {
     udp: UdpFlows,
     pings: Pings,
     listeners: Listeners,
+    newcomers: Newcomers,
     counters: GatewayCounters,
 }
 
@@ -170,6 +178,7 @@ impl Gateway {
             udp,
             pings: Pings::new(),
             listeners,
+            newcomers: Newcomers::default(),
             counters: GatewayCounters::default(),
         })
     }
@@ -214,9 +223,9 @@ impl Gateway {
         self.continue_udp(io);
     }
 
-    /// True if [`Gateway::continue_flows`] has work that needs no event.
+    /// True if [`Gateway::continue_flows`] or [`Gateway::begin_flows`] has work without an event.
     pub(crate) fn has_work(&self) -> bool {
-        self.tcp.has_work() || self.udp.has_work()
+        self.tcp.has_work() || self.udp.has_work() || !self.newcomers.is_empty()
     }
 
     /// True if flows wait for frames.

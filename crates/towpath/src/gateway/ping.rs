@@ -3,6 +3,7 @@
 //! Bounds: [`PINGS_MAX`] flows, the longest idle gives way; idle flows end after [`IDLE`]
 //! (RFC 5508 REQ-1).
 
+use super::newcomers::Message;
 use super::route::Target;
 use super::slots::{Slot, Slots};
 use super::{Gateway, Io, Token, is_descriptor_shortage};
@@ -86,8 +87,16 @@ impl Gateway {
         self.pings.forbidden
     }
 
-    /// The program asks an address for an echo.
+    /// The program asks an address for an echo. A request that needs a new flow waits.
     pub(super) fn on_echo(&mut self, echo: Echo, io: &mut Io<'_>) {
+        if self.pings.index.contains_key(&(echo.remote, echo.local, echo.ident)) {
+            self.send_echo(echo, io);
+        } else {
+            self.message_waits(Message::Echo(echo), io);
+        }
+    }
+
+    pub(super) fn send_echo(&mut self, echo: Echo, io: &mut Io<'_>) {
         let Target::Host(to) = self.routes.target(SocketAddr::new(echo.local, 0)) else { return };
         let key = (echo.remote, echo.local, echo.ident);
         let slot = match self.pings.index.get(&key) {

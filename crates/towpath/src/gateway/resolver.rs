@@ -1,19 +1,16 @@
 //! The host's resolvers: named by the user, or those of /etc/resolv.conf as it is now.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use crate::resolv::{DNS_PORT, name_servers};
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::Duration;
 use towpath_net::time::Instant;
 
-/// Most resolvers taken from the file (resolv.conf(5) MAXNS).
-const FILE_RESOLVERS_MAX: usize = 3;
 /// How often the file is looked at, at most.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// A resolver that has answered nothing for so long is asked last.
 const PATIENCE: Duration = Duration::from_millis(900);
-/// Port of DNS.
-const DNS_PORT: u16 = 53;
 /// Largest resolv.conf that is read.
 const FILE_BYTES_MAX: u64 = 64 << 10;
 
@@ -103,53 +100,24 @@ impl Resolvers {
         }
         if let Ok(text) = std::fs::read_to_string(path) {
             self.seen = Some(stamp);
-            self.addresses = parse(&text);
+            self.addresses = name_servers(&text, interface_index);
             (self.preferred, self.silent_since) = (0, None);
         }
     }
 }
 
-/// The `nameserver` lines of a resolv.conf(5).
-fn parse(text: &str) -> Vec<SocketAddr> {
-    let servers = text.lines().filter_map(|line| {
-        let mut words = line.split_ascii_whitespace();
-        (words.next()? == "nameserver").then_some(words.next()?).and_then(parse_address)
-    });
-    servers.take(FILE_RESOLVERS_MAX).collect()
-}
-
-/// An address, perhaps with a zone: `fe80::1%eth0` or `fe80::1%2`.
-fn parse_address(text: &str) -> Option<SocketAddr> {
-    let Some((address, zone)) = text.split_once('%') else {
-        return Some(SocketAddr::new(text.parse().ok()?, DNS_PORT));
-    };
-    let address: Ipv6Addr = address.parse().ok()?;
-    let index = format!("/sys/class/net/{zone}/ifindex");
-    let scope = match zone.parse() {
-        Ok(scope) => scope,
-        Err(_) if zone.contains('/') => return None,
-        Err(_) => std::fs::read_to_string(index).ok()?.trim().parse().ok()?,
-    };
-    Some(SocketAddr::V6(SocketAddrV6::new(address, DNS_PORT, 0, scope)))
+/// Number of the interface that a zone names.
+fn interface_index(zone: &str) -> Option<u32> {
+    if zone.contains('/') {
+        return None;
+    }
+    let index = std::fs::read_to_string(format!("/sys/class/net/{zone}/ifindex")).ok()?;
+    index.trim().parse().ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn reads_what_resolv_conf_may_hold() {
-        let text = "# nameserver 192.0.2.9\nsearch example.org\nnameserver 192.0.2.1\n\
-                    nameserver\t2001:db8::1  \nnameserver fe80::1%7\nnameserver 192.0.2.4\n\
-                    nameserver nonsense\noptions edns0\n";
-        let expected: Vec<SocketAddr> = vec![
-            "192.0.2.1:53".parse().expect("an address"),
-            "[2001:db8::1]:53".parse().expect("an address"),
-            SocketAddrV6::new("fe80::1".parse().expect("an address"), 53, 0, 7).into(),
-        ];
-        assert_eq!(parse(text), expected);
-        assert!(parse("").is_empty());
-    }
 
     #[test]
     fn a_silent_or_dead_resolver_is_asked_last() {

@@ -123,7 +123,7 @@ impl Gateway {
             return self.on_closed(handle, io);
         }
         if events.contains(Events::INCOMING) {
-            return self.begin_outbound(handle, io);
+            return self.connection_waits(handle, io);
         }
         let Some(flow) = self.tcp.get_mut(handle) else {
             return io.stack.tcp_release(handle, io.now);
@@ -144,7 +144,7 @@ impl Gateway {
     }
 
     /// The program connects to somewhere.
-    fn begin_outbound(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
+    pub(super) fn begin_outbound(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
         let Some(destination) = io.stack.tcp(handle).map(|connection| connection.local()) else {
             return;
         };
@@ -444,9 +444,10 @@ impl Gateway {
         }
     }
 
-    /// True if everything that the program sent over TCP has been passed on, FINs included.
+    /// True if everything that the program sent has been passed on, FINs included.
     pub(crate) fn all_passed_on(&self) -> bool {
         self.tcp.flows.iter().flatten().all(|flow| flow.program_closed)
+            && !self.newcomers.has_messages()
     }
 
     /// The host broke the connection: so do we, on both sides.

@@ -12,17 +12,22 @@
 //! Bounds: [`UdpFlows`] keeps at most a quarter of the flow limit, the longest idle gives way;
 //! each keeps [`PEERS_MAX`] addresses, the oldest gives way.
 
+mod answers;
+mod errors;
+
 use super::idle::Idle;
+use super::newcomers::Message;
 use super::route::Target;
 use super::slots::{Slot, Slots};
 use super::{Gateway, Io, Token, is_descriptor_shortage};
+use answers::Answers;
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU16;
 use std::time::Duration;
 use towpath_io::reactor::{Event, Interest, Reactor};
-use towpath_io::socket::{Datagram as HostDatagram, ErrorKind, Sent, SocketErrorEvent, UdpSocket};
+use towpath_io::socket::{Datagram as HostDatagram, Sent, UdpSocket};
 use towpath_net::stack::{Datagram, Unreachable};
 use towpath_net::time::Instant;
 use towpath_packet::{Packet, Piece};
@@ -37,8 +42,6 @@ const SWEEP: Duration = Duration::from_secs(5);
 const PEERS_MAX: usize = 64;
 /// Datagrams read from one socket before others get their turn.
 const READS_PER_TURN: usize = 64;
-/// ICMP errors read from one socket in a turn.
-const ERRORS_PER_TURN: usize = 16;
 /// IPv6 and UDP header: what a segment needs beside its payload at most.
 const HEADERS_MAX: usize = 48;
 
@@ -86,6 +89,7 @@ pub(super) struct UdpFlows {
     idle: Idle,
     /// Flows that live for ever, and do not count for the limit.
     published: usize,
+    answers: Answers,
     sweep_at: Option<Instant>,
     /// Flows with more to read that no event will tell.
     waiting: Vec<Slot>,
@@ -103,6 +107,7 @@ impl UdpFlows {
             limit: (flows_max / 4).max(16),
             idle: Idle::default(),
             published: 0,
+            answers: Answers::default(),
             sweep_at: None,
             waiting: Vec::new(),
             starved: false,
@@ -139,7 +144,7 @@ impl UdpFlows {
         let flow = Flow::new(socket, program, Realm::World, Instant::START, true);
         self.slots.insert(flow);
         self.published += 1;
-        // Answers leave by the first of several sockets that lead to one port.
+        // What is no answer leaves by the first of several sockets that lead to one port.
         self.index.entry((program, Realm::World)).or_insert(slot);
         Ok(())
     }
@@ -216,16 +221,25 @@ impl Flow {
 }
 
 impl Gateway {
-    /// The program sent a datagram.
+    /// The program sent a datagram. One that needs a new flow waits.
     pub(super) fn on_datagram(&mut self, datagram: Datagram, io: &mut Io<'_>) {
+        let Some((realm, to)) = self.route_or_refuse(&datagram, io) else { return };
+        if self.udp.index.contains_key(&(datagram.remote, realm)) {
+            self.send_datagram(datagram, realm, to, io);
+        } else {
+            self.message_waits(Message::Datagram(datagram), io);
+        }
+    }
+
+    /// A datagram has waited for its flow.
+    pub(super) fn begin_datagram(&mut self, datagram: Datagram, io: &mut Io<'_>) {
+        if let Some((realm, to)) = self.route_or_refuse(&datagram, io) {
+            self.send_datagram(datagram, realm, to, io);
+        }
+    }
+
+    fn send_datagram(&mut self, datagram: Datagram, realm: Realm, to: SocketAddr, io: &mut Io<'_>) {
         let (program, inside) = (datagram.remote, datagram.local);
-        let (realm, to) = match self.route_datagram(program, inside, io.now) {
-            Ok(route) => route,
-            Err(why) => {
-                let (stack, mut context) = io.stack_and_context();
-                return stack.udp_unreachable(inside, program, why, &mut context);
-            }
-        };
         let slot = match self.find_or_open(program, realm, to, io) {
             Ok(slot) => slot,
             Err(error) => {
@@ -238,6 +252,8 @@ impl Gateway {
                 return stack.udp_unreachable(inside, program, Unreachable::Network, &mut context);
             }
         };
+        let way = if realm == Realm::World { self.udp.answers.way(program, to) } else { None };
+        let (slot, source) = way.unwrap_or((slot, None));
         let Some(flow) = self.udp.slots.get_mut(slot) else { return };
         flow.used_at = io.now;
         let to = if let Realm::Dns(_) = realm {
@@ -251,7 +267,7 @@ impl Gateway {
             Some(to)
         };
         let bytes = datagram.packet.payload_len();
-        match send(&flow.socket, to, &datagram.packet, datagram.segment_size) {
+        match send(&flow.socket, source, to, &datagram.packet, datagram.segment_size) {
             Ok(()) => {
                 self.counters.bytes_out += bytes as u64;
                 io.ledger.carry(bytes);
@@ -262,6 +278,21 @@ impl Gateway {
             }
         }
         self.read_errors(slot, io);
+    }
+
+    /// Where a datagram goes; if nowhere, the program is told.
+    fn route_or_refuse(
+        &mut self,
+        datagram: &Datagram,
+        io: &mut Io<'_>,
+    ) -> Option<(Realm, SocketAddr)> {
+        let (program, inside) = (datagram.remote, datagram.local);
+        let route = self.route_datagram(program, inside, io.now);
+        if let Err(why) = route {
+            let (stack, mut context) = io.stack_and_context();
+            stack.udp_unreachable(inside, program, why, &mut context);
+        }
+        route.ok()
     }
 
     /// Realm and host address of a datagram from `program` to `inside`.
@@ -343,24 +374,6 @@ impl Gateway {
         Ok(())
     }
 
-    fn send_failed(
-        &mut self,
-        error: &io::Error,
-        inside: SocketAddr,
-        program: SocketAddr,
-        io: &mut Io<'_>,
-    ) {
-        use rustix::io::Errno;
-        let why = match Errno::from_io_error(error) {
-            Some(Errno::NETUNREACH) => Unreachable::Network,
-            Some(Errno::HOSTUNREACH) => Unreachable::Host,
-            Some(Errno::ACCESS | Errno::PERM) => Unreachable::Prohibited,
-            _ => return,
-        };
-        let (stack, mut context) = io.stack_and_context();
-        stack.udp_unreachable(inside, program, why, &mut context);
-    }
-
     /// A host socket has datagrams or errors.
     pub(super) fn udp_ready(&mut self, slot: Slot, event: Event, io: &mut Io<'_>) {
         if event.error {
@@ -418,6 +431,7 @@ impl Gateway {
                 if datagram.from.ip().is_loopback() {
                     remember_port(&mut flow.loopback_ports, datagram.from.port());
                 }
+                self.udp.answers.asked(flow.program, datagram.from, (slot, datagram.to));
                 self.routes.peer_inside(datagram.from)
             }
             Realm::World => flow.peers.contains(&datagram.from.ip()).then_some(datagram.from),
@@ -461,70 +475,6 @@ impl Gateway {
             }
         }
     }
-
-    /// Turns ICMP errors that came back to a host socket into ICMP errors for the program.
-    fn read_errors(&mut self, slot: Slot, io: &mut Io<'_>) {
-        for _ in 0..ERRORS_PER_TURN {
-            let Some(flow) = self.udp.slots.get_mut(slot) else { return };
-            let Some(error) = flow.socket.take_error_event() else { return };
-            let (program, realm) = (flow.program, flow.realm);
-            match realm {
-                Realm::Dns(inside) => self.dns_failed(slot, inside, program, io),
-                Realm::Loopback(address) => {
-                    let inside = error.to.map(|to| SocketAddr::new(address, to.port()));
-                    self.pass_error(&error, inside, program, io);
-                }
-                Realm::World => self.pass_error(&error, error.to, program, io),
-            }
-        }
-    }
-
-    fn pass_error(
-        &mut self,
-        error: &SocketErrorEvent,
-        inside: Option<SocketAddr>,
-        program: SocketAddr,
-        io: &mut Io<'_>,
-    ) {
-        let Some(inside) = inside.filter(|inside| inside.is_ipv4() == program.is_ipv4()) else {
-            return;
-        };
-        let why = match error.kind {
-            ErrorKind::PortUnreachable => Unreachable::Port,
-            ErrorKind::HostUnreachable | ErrorKind::TimeExceeded => Unreachable::Host,
-            ErrorKind::NetUnreachable => Unreachable::Network,
-            ErrorKind::MessageTooBig { mtu } => {
-                Unreachable::TooBig(u16::try_from(mtu).unwrap_or(u16::MAX))
-            }
-            ErrorKind::Other => return,
-        };
-        let (stack, mut context) = io.stack_and_context();
-        stack.udp_unreachable(inside, program, why, &mut context);
-    }
-
-    /// A resolver cannot be reached: its question goes to the next one, or back as refused.
-    fn dns_failed(&mut self, slot: Slot, inside: SocketAddr, program: SocketAddr, io: &mut Io<'_>) {
-        let Some(flow) = self.udp.slots.get_mut(slot) else { return };
-        flow.dns.tried += 1;
-        let tried = flow.dns.tried;
-        if let Some(resolver) = flow.dns.resolver {
-            self.resolvers.failed(resolver);
-        }
-        // The one that failed is no longer preferred: the next one is, and so on in a round.
-        let next = self.resolvers.after(0, io.now);
-        let untried = tried < self.resolvers.current(io.now).len();
-        if let Some(to) = next.filter(|_| untried)
-            && self.use_resolver(slot, to, io).is_ok()
-        {
-            let Some(flow) = self.udp.slots.get_mut(slot) else { return };
-            self.resolvers.asked(to, io.now);
-            // If this fails too, its error queue tells.
-            let _ = flow.socket.send_to(None, flow.dns.question.iter(), None);
-            return;
-        }
-        let (stack, mut context) = io.stack_and_context();
-        stack.udp_unreachable(inside, program, Unreachable::Port, &mut context);
-    }
 }
 
 fn open(realm: Realm, to: SocketAddr) -> io::Result<UdpSocket> {
@@ -543,11 +493,12 @@ fn open(realm: Realm, to: SocketAddr) -> io::Result<UdpSocket> {
 /// Sends a datagram, or each segment by itself where the host does not take super-packets.
 fn send(
     socket: &UdpSocket,
+    source: Option<IpAddr>,
     to: Option<SocketAddr>,
     packet: &Packet,
     segment_size: Option<NonZeroU16>,
 ) -> io::Result<()> {
-    if socket.send_to(to, packet.pieces(), segment_size)? == Sent::Whole {
+    if socket.send_from(source, to, packet.pieces(), segment_size)? == Sent::Whole {
         return Ok(());
     }
     let Some(size) = segment_size else { return Ok(()) };
@@ -555,7 +506,7 @@ fn send(
     for_each_segment(packet, size, |pieces| {
         if result.is_ok() {
             let pieces: Vec<Piece> = pieces.collect();
-            result = socket.send_to(to, pieces.iter(), None).map(|_| ());
+            result = socket.send_from(source, to, pieces.iter(), None).map(|_| ());
         }
     });
     result

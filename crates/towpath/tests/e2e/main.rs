@@ -15,6 +15,7 @@ mod options;
 mod ping;
 mod programs;
 mod publish;
+mod soak;
 mod support;
 mod transfer;
 mod udp;
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
         udp::tests(),
         life::tests(),
         options::tests(),
+        soak::tests(),
     ]
     .into_iter()
     .flatten()

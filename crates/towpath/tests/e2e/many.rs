@@ -1,13 +1,12 @@
 //! Many connections: at once, one after the other, and more than there are descriptors.
 
-use std::fs;
 use std::net::SocketAddr;
 use std::thread;
 use std::time::Duration;
 
 use super::support::{
-    Family, Host, NONE, Server, Stats, Test, Towpath, at_each_mtu, echo, inside, note, now,
-    program_of, resident_kib, retry,
+    Family, Host, NONE, Server, Stats, Test, Towpath, at_each_mtu, descriptors, echo, inside, note,
+    now, program_of, resident_kib, retry,
 };
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -37,10 +36,6 @@ const RESIDENT_KIB_MAX: u64 = 64 << 10;
 
 /// Descriptors that towpath may still open when CMD has just started.
 const STARTING: usize = 4;
-
-fn descriptors(pid: i32) -> usize {
-    fs::read_dir(format!("/proc/{pid}/fd")).expect("/proc").count()
-}
 
 /// Goal: 2,000 connections live at the same time, and each is given back when it ends.
 /// Method: a program opens them all, then asks over each; /proc tells towpath's descriptors.

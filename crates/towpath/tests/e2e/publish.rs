@@ -33,6 +33,8 @@ pub(crate) fn tests() -> Vec<Test> {
         tests.push(Test::new(format!("published_udp_{}", family.name()), &[], move |host| {
             udp(host, family);
         }));
+        let name = format!("published_udp_answers_from_where_it_was_asked_{}", family.name());
+        tests.push(Test::new(name, &[], move |host| two_addresses(host, family)));
     }
     tests
 }
@@ -181,4 +183,42 @@ fn udp(host: &mut Host, family: Family) {
     towpath.wait_for_text(&format!("from {}", family.outside()));
     ask(family.loopback());
     towpath.wait_for_text(&format!("from {}", family.gateway()));
+}
+
+/// Goal: who asks one of several addresses of the host is answered from that address, whether one
+/// socket has all of them or each its own. Method: another machine with sockets that are connected
+/// and so take answers from nowhere else; datagrams of which some go as fragments or super-packets.
+fn two_addresses(host: &mut Host, family: Family) {
+    host.outside();
+    let second: IpAddr = match family {
+        Family::V4 => [192, 0, 2, 77].into(),
+        Family::V6 => [0x2001, 0xdb8, 1, 0, 0, 0, 0, 0x77].into(),
+    };
+    let prefixed = format!("{second}/{}", if family == Family::V4 { 24 } else { 64 });
+    let nodad: &[&str] = if family == Family::V4 { &[] } else { &["nodad"] };
+    run("ip", [&["address", "add", &prefixed, "dev", "out0"], nodad].concat());
+    let each = [family.host(), second].map(|address| format!("{}/5353:5300", url_host(address)));
+    let each = each.map(|spec| ["-u".to_owned(), spec]).concat();
+    for options in [vec!["-u".into(), "5353:5300".into()], each] {
+        let mut towpath = Towpath::new(options).start(inside("udp-server", &["5300"]));
+        towpath.wait_for_text("listening");
+        host.outside().run(|| {
+            let ask = |address: IpAddr| {
+                let socket = UdpSocket::bind((family.unspecified(), 0)).expect("bind");
+                socket.set_read_timeout(Some(Duration::from_secs(5))).expect("timeout");
+                socket.connect((address, 5353)).expect("connect");
+                socket
+            };
+            let sockets = [family.host(), second].map(ask);
+            for size in [1, 1000, 5000] {
+                for socket in &sockets {
+                    socket.send(&vec![7; size]).expect("sent");
+                    let mut answer = vec![0; 1 << 16];
+                    let peer = socket.peer_addr().expect("connected");
+                    let count = socket.recv(&mut answer).unwrap_or_else(|e| panic!("{peer}: {e}"));
+                    assert_eq!(count, size);
+                }
+            }
+        });
+    }
 }

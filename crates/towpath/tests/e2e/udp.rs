@@ -72,6 +72,12 @@ fn sizes(_: &mut Host, family: Family, mtu: u64) {
     assert_eq!(stats.copied_in_all(), copied);
 }
 
+/// True if the device still took super-packets of UDP at the end. On a busy machine its test may
+/// have run out of time, which is told with the feature's name.
+fn segments_datagrams(stderr: &str) -> bool {
+    stderr.lines().any(|line| line.starts_with("offload ") && line.contains(" uso"))
+}
+
 const COUNT: u64 = 2000;
 const SIZE: u64 = 1400;
 const TOGETHER: u64 = 40;
@@ -96,7 +102,7 @@ fn super_packets_out(_: &mut Host, family: Family) {
     let result = results.recv_timeout(Duration::from_secs(15)).expect("a result");
     assert_eq!(result, Ok(()));
     stats.assert_carried(SIZE * COUNT, 0, 0);
-    if told.contains("uso") || told.contains("USO") {
+    if segments_datagrams(&told) {
         let super_packets = stats.number("from the program", "super-packets");
         assert!(super_packets >= COUNT / TOGETHER, "{super_packets} super-packets");
     }
@@ -121,7 +127,7 @@ fn super_packets_in(_: &mut Host, family: Family) {
     assert_eq!(output.success(), format!("received {COUNT}\n"));
     assert_eq!(sender.join().expect("no panic"), Ok(()));
     stats.assert_carried(0, SIZE * COUNT, 8);
-    if told.contains("uso") || told.contains("USO") {
+    if segments_datagrams(&told) {
         assert!(stats.number("to the program", "super-packets") > 0);
     }
 }

@@ -90,7 +90,7 @@ pub(super) fn main(seed: u64) {
     assert!(memory < MEMORY_KIB, "too much memory");
 }
 
-fn pair(family: AddressFamily) -> io::Result<(OwnedFd, OwnedFd)> {
+pub(super) fn pair(family: AddressFamily) -> io::Result<(OwnedFd, OwnedFd)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (near, far) = socketpair(family, SocketType::SEQPACKET, flags, None)?;
     Ok((near, far))

@@ -2,6 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -115,4 +116,22 @@ pub(super) fn transfer() -> Duration {
     let took = started.elapsed();
     assert!(took < PATIENCE, "the honest flow took {took:?}");
     took
+}
+
+/// Honest work, at least once and over again until `over`; how long one took on the average. What
+/// was still under way at the end does not count, unless it was the only one.
+pub(super) fn transfers(over: &AtomicBool) -> Duration {
+    let (mut count, mut sum) = (0, Duration::ZERO);
+    loop {
+        let took = transfer();
+        // Relaxed: nothing else is learnt from the flag.
+        let is_over = over.load(Ordering::Relaxed);
+        if count == 0 || !is_over {
+            count += 1;
+            sum += took;
+        }
+        if is_over {
+            return sum / count;
+        }
+    }
 }

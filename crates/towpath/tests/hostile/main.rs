@@ -24,6 +24,7 @@ mod injector;
 mod random;
 mod run;
 mod sys;
+mod turns;
 
 use std::process::ExitCode;
 use std::thread;
@@ -75,6 +76,7 @@ fn trials(seed: u64) -> Vec<Trial> {
         .map(|attack| trial(attack.name, Box::new(move || run::run(attack, seed))));
     let mut trials: Vec<Trial> = attacks.collect();
     trials.push(trial(device::NAME, Box::new(move || device::run(seed))));
+    trials.push(trial(turns::NAME, Box::new(turns::run)));
     trials
 }
 

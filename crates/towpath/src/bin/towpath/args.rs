@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Parser, Subcommand};
-use towpath::config::{Subnet4, Subnet6};
+use towpath::config::{Subnet4, Subnet6, parse_size};
 
 use crate::bench::BenchArguments;
 use crate::exit;
@@ -162,19 +162,6 @@ pub(crate) struct NetworkArguments {
     pub(crate) quiet: bool,
 }
 
-fn parse_size(text: &str) -> Result<usize, String> {
-    let (digits, shift) = match text.char_indices().last() {
-        Some((at, 'K' | 'k')) => (&text[..at], 10),
-        Some((at, 'M' | 'm')) => (&text[..at], 20),
-        Some((at, 'G' | 'g')) => (&text[..at], 30),
-        _ => (text, 0),
-    };
-    let number: Option<usize> = digits.parse().ok();
-    number
-        .and_then(|number| number.checked_mul(1 << shift))
-        .ok_or_else(|| "write a number with K, M or G, for example 256M".into())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -183,18 +170,6 @@ mod tests {
     fn the_definition_is_consistent() {
         use clap::CommandFactory;
         Arguments::command().debug_assert();
-    }
-
-    #[test]
-    fn sizes() {
-        assert_eq!(parse_size("256M"), Ok(256 << 20));
-        assert_eq!(parse_size("1g"), Ok(1 << 30));
-        assert_eq!(parse_size("65536"), Ok(65536));
-        assert!(parse_size("").is_err());
-        assert!(parse_size("M").is_err());
-        assert!(parse_size("-1M").is_err());
-        assert!(parse_size("99999999999G").is_err());
-        assert!(parse_size("1é").is_err());
     }
 
     #[test]

@@ -22,8 +22,8 @@ use towpath_io::tap::{self, Features, Reason, SelfTest, Tap};
 
 use crate::exit::{self, Ending, Failure};
 use crate::messages::Messages;
-use crate::resolv;
 use crate::serve::features_to_bits;
+use towpath::resolv;
 
 /// What the child needs to know.
 pub(crate) struct Child<'a> {

@@ -23,7 +23,6 @@ mod exit;
 mod man;
 mod messages;
 mod parent;
-mod resolv;
 mod run;
 mod serve;
 mod settings;

@@ -1,6 +1,7 @@
 //! The tests' own programs: this very executable, started inside of a towpath as
 //! `e2e inside ROLE ARGUMENT...`.
 
+pub(crate) mod soak;
 mod tcp;
 mod udp;
 
@@ -46,6 +47,9 @@ fn run(role: &str, arguments: &[&str]) -> Outcome {
         ("download", [address, bytes]) => tcp::download(address, bytes.parse()?),
         ("both", [up, down, bytes]) => tcp::both(up, down, bytes.parse()?),
         ("echo-server", [port]) => tcp::echo_server(port.parse()?),
+        ("soak", [flows, seconds, seed, addresses @ ..]) => {
+            soak::run(flows.parse()?, seconds.parse()?, seed.parse()?, addresses)
+        }
         ("udp-refused", [address]) => udp::refused(address),
         ("udp-echo", [address, sizes @ ..]) => udp::echo(address, sizes),
         ("udp-send", [address, size, count, segments]) => {

@@ -13,7 +13,7 @@ const PATIENCE: Duration = Duration::from_secs(40);
 /// How long a reader stops reading.
 pub(crate) const STOP: Duration = Duration::from_secs(10);
 
-fn open(address: &str) -> Result<TcpStream, std::io::Error> {
+pub(super) fn open(address: &str) -> Result<TcpStream, std::io::Error> {
     let address: SocketAddr = address.parse().expect("an address");
     let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;

@@ -22,7 +22,9 @@ pub(crate) use data::{Checker, Pattern, digest_of};
 pub(crate) use host::{
     Host, OUTSIDE_V4, OUTSIDE_V6, THIS_V4, THIS_V6, become_root, network_namespace, processes_in,
 };
-pub(crate) use process::{Output, Process, command, kill_started, resident_kib, run, ticks};
+pub(crate) use process::{
+    Output, Process, command, descriptors, kill_started, resident_kib, run, ticks,
+};
 pub(crate) use server::{Server, echo, http, reset_on_drop};
 pub(crate) use towpath::{NONE, Stats, TOWPATH, Towpath, inside, program_of};
 

@@ -215,6 +215,11 @@ pub(crate) fn resident_kib(pid: i32) -> u64 {
     number.expect("a number")
 }
 
+/// Descriptors that a process has open.
+pub(crate) fn descriptors(pid: i32) -> usize {
+    fs::read_dir(format!("/proc/{pid}/fd")).expect("/proc").count()
+}
+
 /// Clock ticks that a process has used.
 pub(crate) fn ticks(pid: i32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("stat");

@@ -31,6 +31,8 @@ pub(super) struct Attack {
     pub(super) finish: fn(&mut Injector),
     /// Most memory that towpath may use. The honest flow itself needs some of it.
     pub(super) memory_mib: u64,
+    /// How much slower the honest flow may be than beside harmless frames, if that is judged.
+    pub(super) slower_max: Option<f64>,
 }
 
 const PLAIN: Attack = Attack {
@@ -40,9 +42,13 @@ const PLAIN: Attack = Attack {
     repeat: true,
     finish: |_| {},
     memory_mib: 64,
+    slower_max: None,
 };
 
 const ONCE: Attack = Attack { repeat: false, ..PLAIN };
+
+/// Floods may take half of the gateway's thread, and something of the machine beside it.
+const FLOOD: Attack = Attack { slower_max: Some(3.0), ..ONCE };
 
 /// What these attacks take is what they are about: the honest flow's 64 MiB come on top.
 const HOARD: Attack = Attack { memory_mib: 256 + 64, ..ONCE };
@@ -74,10 +80,10 @@ pub(super) const ALL: &[Attack] = &[
         options: LITTLE,
         ..HOARD
     },
-    Attack { name: "syn_flood_outside", round: flood::syn_outside, ..ONCE },
-    Attack { name: "syn_flood_inside", round: flood::syn_inside, ..ONCE },
+    Attack { name: "syn_flood_outside", round: flood::syn_outside, ..FLOOD },
+    Attack { name: "syn_flood_inside", round: flood::syn_inside, ..FLOOD },
     Attack { name: "stray_segments", round: flood::strays, ..PLAIN },
-    Attack { name: "datagram_flood", round: flood::datagrams, ..ONCE },
+    Attack { name: "datagram_flood", round: flood::datagrams, ..FLOOD },
     Attack { name: "checked_virtio_headers", round: offload::round, ..PLAIN },
     Attack { name: "random_frames", round: mutation::random, ..PLAIN },
     Attack { name: "mutated_frames", round: mutation::mutated, ..PLAIN },

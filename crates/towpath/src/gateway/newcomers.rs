@@ -1,0 +1,197 @@
+//! What asks for a flow that does not exist yet, and waits until the flows that do have had their
+//! turn.
+//!
+//! # Theory of operation
+//!
+//! A new flow costs a host socket: ten times as much as a packet of a flow that is open. So the
+//! thread could be taken by whoever begins flows. Therefore nothing begins while packets are
+//! taken in: connections, datagrams and echo requests without a flow wait here, and when a turn of
+//! the worker has done everything else, [`BEGUN_PER_TURN`] of them get theirs. As long as some
+//! wait, the next turn follows at once, so that without other work flows begin as fast as ever.
+//!
+//! Three of four are begun for the program's own addresses, if there are so many: who floods with
+//! forged sources gets the fourth. Connections begin newest first. In a flood, which is faster than
+//! sockets can be opened, each then has the same chance, and one that got its turn has all the time
+//! until it is displaced; in order of arrival each would be displaced just before its turn.
+//! Datagrams keep their order, and those of one flow go together; later ones are dropped.
+
+use super::{Gateway, Io, SHARED_BELOW};
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use towpath_net::stack::{Datagram, Echo, TcpHandle};
+
+/// Flows begun in a turn of the worker: about as much work as a turn's worth of packets.
+const BEGUN_PER_TURN: usize = 8;
+/// Every so many, one is begun for somebody else than the program's own addresses.
+const STRANGERS_EVERY: usize = 4;
+/// Connections that wait for their turn, of the program's own addresses and of others each: a
+/// quarter of those that may be half-open, so that those whose host is being asked are not
+/// displaced by those that only wait.
+const CONNECTIONS_MAX: usize = 1024;
+/// Datagrams and echo requests that wait for their turn, of either kind of address.
+const MESSAGES_MAX: usize = 256;
+
+/// Whoever waits for a flow of their own.
+#[derive(Default)]
+pub(super) struct Newcomers {
+    own: Waiting,
+    strangers: Waiting,
+}
+
+/// Those of one kind of address.
+#[derive(Default)]
+struct Waiting {
+    /// In the order of arrival. Names some that are over by now.
+    connections: VecDeque<TcpHandle>,
+    messages: VecDeque<Message>,
+    /// Whose turn it is.
+    message_next: bool,
+}
+
+/// One who waits.
+enum Newcomer {
+    Connection(TcpHandle),
+    Message(Message),
+}
+
+/// What is sent on as soon as it has a flow.
+pub(super) enum Message {
+    Datagram(Datagram),
+    Echo(Echo),
+}
+
+impl Message {
+    fn source(&self) -> IpAddr {
+        match self {
+            Message::Datagram(datagram) => datagram.remote.ip(),
+            Message::Echo(echo) => echo.remote,
+        }
+    }
+
+    /// Kind, address and port or identifier: those of one flow have them in common.
+    fn flow(&self) -> (bool, IpAddr, u16) {
+        match self {
+            Message::Datagram(datagram) => (false, self.source(), datagram.remote.port()),
+            Message::Echo(echo) => (true, self.source(), echo.ident),
+        }
+    }
+}
+
+impl Newcomers {
+    /// True if nobody waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.own.is_empty() && self.strangers.is_empty()
+    }
+
+    /// True if messages wait, which the program has sent and forgotten.
+    pub(super) fn has_messages(&self) -> bool {
+        !self.own.messages.is_empty() || !self.strangers.messages.is_empty()
+    }
+
+    fn of(&mut self, own: bool) -> &mut Waiting {
+        if own { &mut self.own } else { &mut self.strangers }
+    }
+
+    /// Who is to be the `turn`-th flow of a turn of the worker.
+    fn next(&mut self, turn: usize) -> Option<Newcomer> {
+        if turn % STRANGERS_EVERY == STRANGERS_EVERY - 1 {
+            self.strangers.next().or_else(|| self.own.next())
+        } else {
+            self.own.next().or_else(|| self.strangers.next())
+        }
+    }
+}
+
+impl Waiting {
+    fn is_empty(&self) -> bool {
+        self.connections.is_empty() && self.messages.is_empty()
+    }
+
+    /// Connections and messages in turn.
+    fn next(&mut self) -> Option<Newcomer> {
+        self.message_next =
+            !self.message_next && !self.messages.is_empty() || self.connections.is_empty();
+        if self.message_next {
+            self.messages.pop_front().map(Newcomer::Message)
+        } else {
+            self.connections.pop_back().map(Newcomer::Connection)
+        }
+    }
+}
+
+impl Gateway {
+    /// A connection of the program waits for its turn. The one that has waited longest gives way,
+    /// without an answer: the program tries again by itself, as after any lost SYN.
+    pub(super) fn connection_waits(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
+        let Some(connection) = io.stack.tcp(handle) else { return };
+        let own = self.is_program(connection.remote().ip());
+        let waiting = &mut self.newcomers.of(own).connections;
+        if waiting.len() >= CONNECTIONS_MAX
+            && let Some(oldest) = waiting.pop_front()
+            && is_opening(oldest, io)
+        {
+            self.counters.connections_displaced += 1;
+            io.stack.with_tcp(oldest, io.now, |connection| connection.give_up());
+            io.stack.tcp_release(oldest, io.now);
+        }
+        waiting.push_back(handle);
+    }
+
+    /// A datagram or an echo request waits for its turn, unless memory is needed for others.
+    pub(super) fn message_waits(&mut self, message: Message, io: &mut Io<'_>) {
+        let own = self.is_program(message.source());
+        let waiting = &mut self.newcomers.of(own).messages;
+        if waiting.len() >= MESSAGES_MAX || io.memory.free_share() < SHARED_BELOW {
+            self.counters.messages_displaced += 1;
+        } else {
+            waiting.push_back(message);
+        }
+    }
+
+    /// Begins flows for those who wait, as many as a turn allows; true if any.
+    pub(crate) fn begin_flows(&mut self, io: &mut Io<'_>) -> bool {
+        let mut begun = 0;
+        while begun < BEGUN_PER_TURN {
+            match self.newcomers.next(begun) {
+                Some(Newcomer::Connection(handle)) if !is_opening(handle, io) => continue,
+                Some(Newcomer::Connection(handle)) => self.begin_outbound(handle, io),
+                Some(Newcomer::Message(message)) => self.send_messages(message, io),
+                None => break,
+            }
+            begun += 1;
+        }
+        begun > 0
+    }
+
+    /// Sends a message by a new flow, and with it all that wait for the same one: what comes later
+    /// finds the flow and must not overtake them.
+    fn send_messages(&mut self, first: Message, io: &mut Io<'_>) {
+        let flow = first.flow();
+        let own = self.is_program(first.source());
+        self.send_message(first, io);
+        for _ in 0..self.newcomers.of(own).messages.len() {
+            let Some(message) = self.newcomers.of(own).messages.pop_front() else { return };
+            if message.flow() == flow {
+                self.send_message(message, io);
+            } else {
+                self.newcomers.of(own).messages.push_back(message);
+            }
+        }
+    }
+
+    fn send_message(&mut self, message: Message, io: &mut Io<'_>) {
+        match message {
+            Message::Datagram(datagram) => self.begin_datagram(datagram, io),
+            Message::Echo(echo) => self.send_echo(echo, io),
+        }
+    }
+
+    fn is_program(&self, address: IpAddr) -> bool {
+        self.routes.program(address.is_ipv4()) == Some(address)
+    }
+}
+
+/// True if the program still waits for an answer.
+fn is_opening(handle: TcpHandle, io: &Io<'_>) -> bool {
+    io.stack.tcp(handle).is_some_and(|connection| connection.state().is_opening())
+}

@@ -1,0 +1,96 @@
+//! What goes wrong with datagrams on the host's side, and what the program is told of it.
+
+use super::{Gateway, Io, Realm};
+use crate::gateway::slots::Slot;
+use std::io;
+use std::net::SocketAddr;
+use towpath_io::socket::{ErrorKind, SocketErrorEvent};
+use towpath_net::stack::Unreachable;
+
+/// ICMP errors read from one socket in a turn.
+const ERRORS_PER_TURN: usize = 16;
+
+impl Gateway {
+    /// Turns ICMP errors that came back to a host socket into ICMP errors for the program.
+    pub(super) fn read_errors(&mut self, slot: Slot, io: &mut Io<'_>) {
+        for _ in 0..ERRORS_PER_TURN {
+            let Some(flow) = self.udp.slots.get_mut(slot) else { return };
+            let Some(error) = flow.socket.take_error_event() else { return };
+            let (program, realm) = (flow.program, flow.realm);
+            match realm {
+                Realm::Dns(inside) => self.dns_failed(slot, inside, program, io),
+                Realm::Loopback(address) => {
+                    let inside = error.to.map(|to| SocketAddr::new(address, to.port()));
+                    self.pass_error(&error, inside, program, io);
+                }
+                Realm::World => self.pass_error(&error, error.to, program, io),
+            }
+        }
+    }
+
+    fn pass_error(
+        &mut self,
+        error: &SocketErrorEvent,
+        inside: Option<SocketAddr>,
+        program: SocketAddr,
+        io: &mut Io<'_>,
+    ) {
+        let Some(inside) = inside.filter(|inside| inside.is_ipv4() == program.is_ipv4()) else {
+            return;
+        };
+        let why = match error.kind {
+            ErrorKind::PortUnreachable => Unreachable::Port,
+            ErrorKind::HostUnreachable | ErrorKind::TimeExceeded => Unreachable::Host,
+            ErrorKind::NetUnreachable => Unreachable::Network,
+            ErrorKind::MessageTooBig { mtu } => {
+                Unreachable::TooBig(u16::try_from(mtu).unwrap_or(u16::MAX))
+            }
+            ErrorKind::Other => return,
+        };
+        let (stack, mut context) = io.stack_and_context();
+        stack.udp_unreachable(inside, program, why, &mut context);
+    }
+
+    /// A resolver cannot be reached: its question goes to the next one, or back as refused.
+    fn dns_failed(&mut self, slot: Slot, inside: SocketAddr, program: SocketAddr, io: &mut Io<'_>) {
+        let Some(flow) = self.udp.slots.get_mut(slot) else { return };
+        flow.dns.tried += 1;
+        let tried = flow.dns.tried;
+        if let Some(resolver) = flow.dns.resolver {
+            self.resolvers.failed(resolver);
+        }
+        // The one that failed is no longer preferred: the next one is, and so on in a round.
+        let next = self.resolvers.after(0, io.now);
+        let untried = tried < self.resolvers.current(io.now).len();
+        if let Some(to) = next.filter(|_| untried)
+            && self.use_resolver(slot, to, io).is_ok()
+        {
+            let Some(flow) = self.udp.slots.get_mut(slot) else { return };
+            self.resolvers.asked(to, io.now);
+            // If this fails too, its error queue tells.
+            let _ = flow.socket.send_to(None, flow.dns.question.iter(), None);
+            return;
+        }
+        let (stack, mut context) = io.stack_and_context();
+        stack.udp_unreachable(inside, program, Unreachable::Port, &mut context);
+    }
+
+    /// A datagram could not be sent.
+    pub(super) fn send_failed(
+        &mut self,
+        error: &io::Error,
+        inside: SocketAddr,
+        program: SocketAddr,
+        io: &mut Io<'_>,
+    ) {
+        use rustix::io::Errno;
+        let why = match Errno::from_io_error(error) {
+            Some(Errno::NETUNREACH) => Unreachable::Network,
+            Some(Errno::HOSTUNREACH) => Unreachable::Host,
+            Some(Errno::ACCESS | Errno::PERM) => Unreachable::Prohibited,
+            _ => return,
+        };
+        let (stack, mut context) = io.stack_and_context();
+        stack.udp_unreachable(inside, program, why, &mut context);
+    }
+}

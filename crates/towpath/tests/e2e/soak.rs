@@ -1,0 +1,115 @@
+//! Many flows that open, close, reset and stall for a while, and what is left after them.
+//!
+//! The time is `TOWPATH_SOAK_SECONDS`, or [`SECONDS`]; the seed `TOWPATH_SEED`, or 1.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::str::FromStr;
+use std::thread;
+use std::time::Duration;
+
+use super::inside::soak::{BREAK, ECHO, FIRST, SLOW};
+use super::support::{
+    Family, Host, NONE, Pattern, Server, Stats, Test, Towpath, descriptors, inside, note, now,
+    program_of, reset_on_drop, resident_kib, retry,
+};
+
+/// How long, unless the environment says something else.
+const SECONDS: u64 = 20;
+/// Flows at a time.
+const FLOWS: &str = "200";
+/// Most memory of towpath.
+const RESIDENT_KIB_MAX: u64 = 128 << 10;
+/// What memory may grow by in the second half: what is not a leak has its size by then.
+const GROWTH_KIB_MAX: u64 = 16 << 10;
+/// Descriptors that towpath may still open when CMD has just started.
+const STARTING: usize = 4;
+/// Packets and frames that the next read of the device and of a socket keep ready.
+const KEPT_READY: u64 = 16;
+/// How long a flow may take beyond the soak's end.
+const LAST_FLOW: u64 = 60;
+
+pub(crate) fn tests() -> Vec<Test> {
+    let seconds = from_environment("TOWPATH_SOAK_SECONDS", SECONDS);
+    let seed = from_environment("TOWPATH_SEED", 1);
+    let test = Test::new("soak", &[], move |_: &mut Host| soak(seconds, seed));
+    vec![test.limit(seconds + 2 * LAST_FLOW).slow_unless(false)]
+}
+
+fn from_environment<T: FromStr>(name: &str, usual: T) -> T {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
+}
+
+/// Goal: no flow gets stuck, and nothing is left when all have ended: no flow, no frame, no
+/// descriptor, no memory that grows with time. Method: 200 threads inside, each with one seeded
+/// connection after the other, half of them over IPv6, to servers that echo, stop reading, close
+/// first or reset; each checks every byte and has a limit of time.
+fn soak(seconds: u64, seed: u64) {
+    println!("seed {seed}");
+    let servers = Family::BOTH.map(|family| Server::start(family.loopback(), serve));
+    let mut arguments = vec![FLOWS.to_owned(), seconds.to_string(), seed.to_string()];
+    for (family, server) in Family::BOTH.iter().zip(&servers) {
+        arguments.push(SocketAddr::new(family.gateway(), server.port()).to_string());
+    }
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let mut towpath = Towpath::with_loopback(NONE).start_held(inside("soak", &arguments));
+    program_of(towpath.pid());
+    let at_start = descriptors(towpath.pid()) + STARTING;
+    let (begun, half) = (now(), Duration::from_secs(seconds) / 2);
+    let (mut most_in_half, mut most) = (0, 0);
+    while !towpath.stdout().contains("soaked") && towpath.poll().is_none() {
+        assert!(begun.elapsed().as_secs() < seconds + LAST_FLOW, "a flow is stuck");
+        most = resident_kib(towpath.pid()).max(most);
+        if begun.elapsed() < half {
+            most_in_half = most;
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    note("soak", towpath.stdout().trim());
+    note("soak", &format!("{most_in_half} KiB resident in the first half, {most} in all"));
+    assert!(most < RESIDENT_KIB_MAX, "{most} KiB resident");
+    assert!(most - most_in_half < GROWTH_KIB_MAX, "{most_in_half} KiB, then {most} KiB resident");
+    retry("descriptors to be closed", || (descriptors(towpath.pid()) <= at_start).then_some(()));
+    towpath.release();
+    let output = towpath.finish();
+    let stats = Stats::of(&output);
+    output.success();
+    assert_eq!(stats.number("flows", "now"), 0);
+    assert!(stats.number("memory", "packets") <= KEPT_READY, "packets are left");
+    assert!(stats.number("memory", "frames") <= KEPT_READY, "frames are left");
+    assert_eq!(stats.copies_per_byte, "0.000000");
+}
+
+/// The first byte says how the connection goes.
+fn serve(mut stream: TcpStream) -> io::Result<()> {
+    let mut how = [0; 9];
+    stream.read_exact(&mut how)?;
+    let [how, number @ ..] = how;
+    let number = u64::from_be_bytes(number);
+    match how {
+        ECHO => echo(stream),
+        SLOW => {
+            thread::sleep(Duration::from_millis(number));
+            echo(stream)
+        }
+        FIRST => {
+            Pattern::new(number).write_to(&mut stream)?;
+            stream.shutdown(Shutdown::Write)?;
+            stream.read_to_end(&mut Vec::new()).map(drop)
+        }
+        BREAK => {
+            stream.read_exact(&mut vec![0; number as usize])?;
+            reset_on_drop(&stream);
+            Ok(())
+        }
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// Takes all that comes, until the end, and gives it back, so that neither side waits for the
+/// other.
+fn echo(mut stream: TcpStream) -> io::Result<()> {
+    let mut all = Vec::new();
+    stream.read_to_end(&mut all)?;
+    stream.write_all(&all)
+}

@@ -1,0 +1,153 @@
+//! Who asks for a new flow waits until open flows had their turn: shown turn by turn, without a
+//! clock.
+//!
+//! The worker's device is a socket, as in [`crate::device`], and a file that is always readable
+//! makes each call of [`Worker::run_until`] one turn of its loop.
+
+use std::io::{self, PipeReader, PipeWriter, Write};
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
+
+use libtest_mimic::Failed;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags};
+use towpath::config::Config;
+use towpath::worker::Worker;
+use towpath_io::tap::{Features, Tap};
+
+use crate::device;
+use crate::frame::{self, ACK, IP, L4, PROGRAM, SYN, Segment};
+use crate::host::{HOST, Host, NOBODY, SINK, WELCOME, WELCOMING};
+
+/// Name of the test.
+pub(super) const NAME: &str = "new_flows_wait_for_open_ones";
+
+/// Frames of a flood that one turn reads: fewer than eight bursts of 16.
+const FLOOD: u64 = 100;
+/// Flows that a turn begins (docs/limits.md).
+const BEGUN_PER_TURN: u64 = 8;
+
+/// Goal: of a flood of connections or datagrams that each need a host socket, a turn serves a few,
+/// after all that is for open flows; nothing is lost while there is room to wait; a connection of
+/// the program's own address does not wait for those with other sources.
+pub(super) fn run() -> Result<(), Failed> {
+    let _host = Host::new()?;
+    let mut steps = Steps::new()?;
+    connections(&mut steps);
+    datagrams(&mut steps);
+    burst(&mut steps);
+    Ok(())
+}
+
+fn connections(steps: &mut Steps) {
+    steps.feed(&honest());
+    steps.turn();
+    let before = steps.counters();
+    assert_eq!(before.udp, 1, "the honest flow is open");
+    for port in 0..FLOOD as u16 {
+        let stranger = IpAddr::from(Ipv4Addr::new(10, 9, 9, 9));
+        steps.feed(&Segment::new((stranger, 1000 + port), (NOBODY.into(), 80), SYN).frame());
+    }
+    steps.feed(&honest());
+    steps.turn();
+    let first = steps.counters();
+    assert_eq!(first.tcp_out - before.tcp_out, BEGUN_PER_TURN);
+    assert_eq!(first.bytes_out - before.bytes_out, WELCOME.len() as u64, "the honest datagram");
+    steps.feed(&Segment::new((PROGRAM.into(), 999), (HOST.into(), SINK), SYN).frame());
+    for turn in 2..=(FLOOD + 1).div_ceil(BEGUN_PER_TURN) {
+        steps.turn();
+        let begun = steps.counters().tcp_out - before.tcp_out;
+        assert_eq!(begun, (turn * BEGUN_PER_TURN).min(FLOOD + 1), "turn {turn}");
+        // One turn to begin, another to hear of the host's answer.
+        assert!(turn < 4 || steps.answered, "the program's own connection waits in turn {turn}");
+    }
+    assert_eq!(steps.counters().connections_displaced, 0);
+}
+
+fn datagrams(steps: &mut Steps) {
+    let before = steps.counters();
+    for port in 0..FLOOD as u16 {
+        let from = (IpAddr::from(PROGRAM), 1000 + port);
+        steps.feed(&frame::udp(from, (NOBODY.into(), 80), b"noise"));
+    }
+    steps.feed(&honest());
+    for turn in 1..=FLOOD.div_ceil(BEGUN_PER_TURN) {
+        steps.turn();
+        let now = steps.counters();
+        let sent = now.bytes_out - before.bytes_out;
+        assert_eq!(now.udp - before.udp, (turn * BEGUN_PER_TURN).min(FLOOD), "turn {turn}");
+        assert_eq!(sent, WELCOME.len() as u64 + 5 * (now.udp - before.udp), "turn {turn}");
+    }
+    assert_eq!(steps.counters().messages_displaced, 0);
+}
+
+/// Goal: a burst of a new flow leaves whole and in order, also behind others that wait. Method: as
+/// many datagrams as a turn begins flows for, each with a number, then the burst; more of the burst
+/// comes while the first of it wait.
+fn burst(steps: &mut Steps) {
+    let server = UdpSocket::bind((HOST, 0)).expect("a server");
+    server.set_nonblocking(true).expect("a setting");
+    let port = server.local_addr().expect("an address").port();
+    for port in 0..BEGUN_PER_TURN as u16 {
+        let from = (IpAddr::from(PROGRAM), 3000 + port);
+        steps.feed(&frame::udp(from, (NOBODY.into(), 80), b"noise"));
+    }
+    for round in 0..3 {
+        for number in 0..20 {
+            let from = (IpAddr::from(PROGRAM), 2999);
+            steps.feed(&frame::udp(from, (HOST.into(), port), &[20 * round + number]));
+        }
+        steps.turn();
+    }
+    let mut buffer = [0; 16];
+    for expected in 0..60 {
+        let count = server.recv(&mut buffer).expect("it has arrived");
+        assert_eq!(buffer[..count], [expected]);
+    }
+}
+
+/// A datagram of the flow that is open.
+fn honest() -> Vec<u8> {
+    frame::udp((PROGRAM.into(), 4000), (HOST.into(), WELCOMING), WELCOME)
+}
+
+/// A worker that makes one turn at a time.
+struct Steps {
+    worker: Worker,
+    far: OwnedFd,
+    always: PipeReader,
+    _written: PipeWriter,
+    /// The sink's SYN and ACK came out.
+    answered: bool,
+}
+
+impl Steps {
+    fn new() -> io::Result<Self> {
+        let (near, far) = device::pair(AddressFamily::UNIX)?;
+        let tap = Tap::from_fd(near, Features::NONE, 1500);
+        let worker = Worker::new(&Config::default(), tap).map_err(io::Error::other)?;
+        let (always, mut written) = io::pipe()?;
+        written.write_all(b"!")?;
+        Ok(Self { worker, far, always, _written: written, answered: false })
+    }
+
+    fn feed(&self, frame: &[u8]) {
+        let bytes = [&[0; 12], frame].concat();
+        rustix::net::send(&self.far, &bytes, SendFlags::NOSIGNAL).expect("the socket has room");
+    }
+
+    fn turn(&mut self) {
+        self.worker.run_until(&[self.always.as_fd()]).expect("a turn");
+        let mut buffer = [0; 2048];
+        while let Ok((count, _)) = rustix::net::recv(&self.far, &mut buffer, RecvFlags::empty()) {
+            let frame = &buffer[12..count];
+            self.answered |= frame.len() > L4 + 13
+                && frame[IP + 9] == frame::TCP
+                && frame[L4..L4 + 2] == SINK.to_be_bytes()
+                && frame[L4 + 13] == SYN | ACK;
+        }
+    }
+
+    fn counters(&self) -> towpath::gateway::GatewayCounters {
+        self.worker.report().gateway
+    }
+}

@@ -5,12 +5,15 @@
 //! depends on nothing but its input.
 #![forbid(unsafe_code)]
 
+pub mod config;
 pub mod fragment;
 pub mod frame;
 pub mod input;
+pub mod kernel;
 pub mod offload;
 pub mod packets;
 pub mod publish;
+pub mod resolv;
 pub mod tcp_input;
 pub mod wire;
 
@@ -18,11 +21,14 @@ pub mod wire;
 pub type Run = fn(&[u8]);
 
 /// All targets by name.
-pub const TARGETS: [(&str, Run); 6] = [
+pub const TARGETS: [(&str, Run); 9] = [
+    ("config", config::run),
     ("fragment", fragment::run),
     ("frame", frame::run),
+    ("kernel", kernel::run),
     ("offload", offload::run),
     ("publish", publish::run),
+    ("resolv", resolv::run),
     ("tcp_input", tcp_input::run),
     ("wire", wire::run),
 ];

@@ -60,3 +60,18 @@ fn tcp_input() {
 fn wire() {
     replay("wire");
 }
+
+#[test]
+fn config() {
+    replay("config");
+}
+
+#[test]
+fn kernel() {
+    replay("kernel");
+}
+
+#[test]
+fn resolv() {
+    replay("resolv");
+}

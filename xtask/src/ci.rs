@@ -23,6 +23,10 @@ pub(crate) fn run() -> Result<(), String> {
     report.step("clippy", || {
         check(cargo(["clippy", "--workspace", "--all-targets", "--locked"]).args(warnings))
     });
+    report.step("clippy of the C library with all features", || {
+        let mut clippy = cargo(["clippy", "--package", "towpath-capi", "--all-targets"]);
+        check(clippy.args(["--all-features", "--locked"]).args(warnings))
+    });
     report.step("clippy of fuzz", || {
         check(in_fuzz(["clippy", "--all-targets", "--locked"]).args(warnings))
     });
@@ -30,6 +34,15 @@ pub(crate) fn run() -> Result<(), String> {
     report.step("documentation", || {
         let mut doc = cargo(["doc", "--workspace", "--no-deps", "--locked"]);
         check(doc.env("RUSTDOCFLAGS", "--deny warnings"))
+    });
+    report.step("header of the C library", || {
+        let header = root().join("crates/capi/include/towpath.h");
+        for [compiler, language] in [["cc", "c"], ["c++", "c++"]] {
+            let mut command = Command::new(compiler);
+            command.args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-fsyntax-only", "-x"]);
+            check(command.arg(language).arg(&header))?;
+        }
+        Ok(Count::default())
     });
     report.step("release build", || {
         check(&mut cargo(["build", "--release", "--package", "towpath", "--locked"]))
@@ -41,7 +54,7 @@ pub(crate) fn run() -> Result<(), String> {
         count(loom.env("RUSTFLAGS", "--cfg loom"))
     });
     report.step("fuzz corpora", || count(&mut in_fuzz(["test", "--release", "--locked"])));
-    report.step("fuzz", || fuzz::live(None, FUZZ_SECONDS));
+    report.step("fuzz", || fuzz::live(None, FUZZ_SECONDS, Some(fuzz::SEED_FIXED)));
     report.finish()
 }
 

@@ -2,8 +2,14 @@
 //!
 //! Coverage comes from flags that the compiler keeps for nightly builds, hence `RUSTC_BOOTSTRAP`.
 //! Without the address sanitizer's runtime, which not all distributions ship, the targets run
-//! without it. Inputs that a run finds stay in the target folder; what makes a target fail is
-//! written to `fuzz/artifacts`, and belongs into `fuzz/corpus/TARGET` once it is fixed.
+//! without it. What makes a target fail is written to `fuzz/artifacts`, and belongs into
+//! `fuzz/corpus/TARGET` once it is fixed.
+//!
+//! `cargo xtask fuzz` looks for something new: its seeds are random, and inputs that a run finds
+//! stay in the target folder for the next. `cargo xtask ci` decides whether a change lands, so it
+//! must depend on luck as little as can be: it starts from a fixed seed and the stored corpus alone
+//! and tries a bounded number of inputs. Where the kernel puts the program still sways the engine.
+//! `TOWPATH_FUZZ_SEED` overrides either: a number, or `random`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,6 +33,13 @@ const SECONDS_DEFAULT: u32 = 60;
 /// Lines shown of what a failed target printed.
 const LINES_SHOWN: usize = 40;
 
+/// Most inputs of a target from a fixed seed.
+const RUNS_MAX: u32 = 200_000;
+/// The seed of `cargo xtask ci`.
+pub(crate) const SEED_FIXED: u32 = 1;
+/// Names another seed.
+const SEED_VARIABLE: &str = "TOWPATH_FUZZ_SEED";
+
 /// `cargo xtask fuzz [TARGET] [SECONDS]`.
 pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
     let (target, seconds) = match arguments {
@@ -39,13 +52,14 @@ pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
         Some(text) => text.parse().map_err(|_| format!("'{text}' is not a number of seconds"))?,
         None => SECONDS_DEFAULT,
     };
-    let count = live(target, seconds)?;
+    let count = live(target, seconds, None)?;
     println!("{count}");
     if count.failed == 0 { Ok(()) } else { Err("a target failed".into()) }
 }
 
-/// Runs one target or all of them; counts each as a test.
-pub(crate) fn live(only: Option<&str>, seconds: u32) -> Result<Count, String> {
+/// Runs one target or all of them, from this seed or from a random one; counts each as a test.
+pub(crate) fn live(only: Option<&str>, seconds: u32, seed: Option<u32>) -> Result<Count, String> {
+    let seed = chosen_seed(seed)?;
     let targets: Vec<String> =
         targets()?.into_iter().filter(|name| only.is_none_or(|only| only == name)).collect();
     if targets.is_empty() {
@@ -58,7 +72,7 @@ pub(crate) fn live(only: Option<&str>, seconds: u32) -> Result<Count, String> {
     let programs = build()?;
     let mut count = Count::default();
     for name in targets {
-        match fuzz(&programs, &name, seconds) {
+        match fuzz(&programs, &name, seconds, seed) {
             Ok(line) => {
                 println!("fuzz {name} ... ok: {line}");
                 count.passed += 1;
@@ -133,11 +147,28 @@ fn compiler() -> Result<(String, bool), String> {
     Ok((host, names.any(|name| name.ends_with("_rt.asan.a"))))
 }
 
+/// What the environment says, or `usual`; `None` is a random seed.
+fn chosen_seed(usual: Option<u32>) -> Result<Option<u32>, String> {
+    match std::env::var(SEED_VARIABLE).as_deref() {
+        Err(_) => Ok(usual),
+        Ok("random") => Ok(None),
+        Ok(text) => text
+            .parse()
+            .map(Some)
+            .map_err(|_| format!("{SEED_VARIABLE} is '{text}': it may be a number or 'random'")),
+    }
+}
+
 /// Runs a target; returns the engine's last line.
-fn fuzz(programs: &Path, name: &str, seconds: u32) -> Result<String, String> {
+fn fuzz(programs: &Path, name: &str, seconds: u32, seed: Option<u32>) -> Result<String, String> {
     let stored = root().join("fuzz/corpus").join(name);
-    let found = target_folder("fuzz").join("corpus").join(name);
+    let kept = if seed.is_some() { "fixed" } else { "corpus" };
+    let found = target_folder("fuzz").join(kept).join(name);
     let artifacts = root().join("fuzz/artifacts");
+    if seed.is_some() && found.exists() {
+        // What an earlier run found would lead this one elsewhere.
+        fs::remove_dir_all(&found).map_err(|e| format!("{}: {e}", found.display()))?;
+    }
     for folder in [&found, &artifacts] {
         fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     }
@@ -145,6 +176,10 @@ fn fuzz(programs: &Path, name: &str, seconds: u32) -> Result<String, String> {
         .arg(format!("-max_total_time={seconds}"))
         .arg(format!("-timeout={HANG_SECONDS}"))
         .arg(format!("-max_len={INPUT_BYTES_MAX}"))
+        .args(seed.map(|seed| format!("-seed={seed}")))
+        .args(seed.map(|_| format!("-runs={RUNS_MAX}")))
+        // Both would let time and addresses choose what is tried next.
+        .args(seed.iter().flat_map(|_| ["-entropic=0", "-reload=0"]))
         .arg(format!("-artifact_prefix={}/{name}-", artifacts.display()))
         // Leaks are what the targets themselves check; the leak checker needs rights of its own.
         .args(["-detect_leaks=0", "-rss_limit_mb=2048"])
@@ -160,6 +195,7 @@ fn fuzz(programs: &Path, name: &str, seconds: u32) -> Result<String, String> {
     let start = lines.iter().position(|line| line.contains("panicked at") || is_report(line));
     let start = start.unwrap_or(lines.len().saturating_sub(LINES_SHOWN));
     let mut shown: Vec<&str> = lines[start..].iter().take(LINES_SHOWN).copied().collect();
+    shown.extend(lines.iter().find(|line| line.contains("INFO: Seed:")));
     shown.extend(lines.iter().find(|line| line.contains("Test unit written to")));
     Err(shown.join("\n"))
 }

@@ -8,6 +8,7 @@ mod ci;
 mod count;
 mod fuzz;
 mod man;
+mod packetdrill;
 mod rfc;
 mod source;
 mod tidy;
@@ -21,6 +22,7 @@ cargo xtask COMMAND
   tidy                     what neither compiler nor clippy checks: order, limits, links, words
   fuzz [TARGET] [SECONDS]  one fuzz target, or all of them; 60 seconds each
   man                      write docs/man/towpath.1
+  packetdrill DIR [...]    packetdrill's scripts in DIR (gtests/net of its repository): which pass
   rfc                      sections of RFCs that code cites, and whether a test cites them too";
 
 fn main() -> ExitCode {
@@ -31,6 +33,7 @@ fn main() -> ExitCode {
         ["tidy"] => tidy::run(),
         ["fuzz", ref rest @ ..] if rest.len() <= 2 => fuzz::run(rest),
         ["man"] => man::write(),
+        ["packetdrill", ref rest @ ..] => packetdrill::run(rest),
         ["rfc"] => rfc::run(),
         _ => {
             eprintln!("{HELP}");

@@ -1,0 +1,19 @@
+//! Target: what the kernel hands over as bytes: replies of netlink, socket addresses, control
+//! messages, echo replies, frames of a device under test.
+
+use towpath_io::fuzz;
+
+/// A byte that says what the rest is, and what that needs beside it.
+pub fn run(data: &[u8]) {
+    let Some((&choice, rest)) = data.split_first() else { return };
+    match (choice & 7, rest) {
+        (0, [sequence, reply @ ..]) => fuzz::netlink_reply(reply, u32::from(*sequence)),
+        (1, address) => fuzz::socket_address(address),
+        (2, [low, high, control @ ..]) => {
+            fuzz::socket_control(control, usize::from(u16::from_le_bytes([*low, *high])));
+        }
+        (3, frame) => fuzz::self_test_frame(frame, choice & 0x80 == 0),
+        (4, reply) => fuzz::echo_reply(reply),
+        _ => {}
+    }
+}

@@ -1,0 +1,118 @@
+//! What a script finds around it: settings as plain files, and commands that write down what they
+//! are asked.
+
+use super::settings;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// Runs packetdrill with the arguments given, towpath loaded.
+///
+/// The folder of settings is a file system of this namespace alone, filled with the defaults, and
+/// seen at its place below `/proc/sys` too.
+const TOWPATH: &str = r#"set -e
+defaults="$TOWPATH_SETTINGS.defaults"
+mount -t tmpfs towpath "$TOWPATH_SETTINGS"
+cp -R "$defaults/." "$TOWPATH_SETTINGS"
+mount --bind "$TOWPATH_SETTINGS/ipv4" /proc/sys/net/ipv4
+PATH="$TOWPATH_COMMANDS:$PATH"
+export PATH
+LD_PRELOAD="$TOWPATH_LIBRARY" exec "$@"
+"#;
+
+/// Runs packetdrill with the arguments given, on the kernel. It locks its memory, of which an
+/// ordinary user may lock so little that the stacks of its threads have to be small.
+const KERNEL: &str = r#"set -e
+ip link set lo up
+[ -z "$TOWPATH_STACK_KIB" ] || ulimit -s "$TOWPATH_STACK_KIB"
+exec "$@"
+"#;
+
+/// `ip`: keeps what routes say about TCP; one line for each destination.
+const IP: &str = r#"#!/bin/sh
+case "$*" in
+*"route change"*|*"route replace"*|*"route add"*)
+    while [ $# -gt 0 ] && [ "$1" != route ]; do shift; done
+    shift 2
+    echo "$*" >> "$TOWPATH_SETTINGS/routes" ;;
+*"tcp_metrics flush"*) echo flush >> "$TOWPATH_SETTINGS/metrics" ;;
+esac
+exit 0
+"#;
+
+/// `tc`: keeps the limit of the queue, which may let nothing pass, and whether it paces.
+const TC: &str = r#"#!/bin/sh
+case "$*" in
+*" root fq"*) echo fq > "$TOWPATH_SETTINGS/qdisc" ;;
+*" root "*) echo other > "$TOWPATH_SETTINGS/qdisc" ;;
+esac
+case "$*" in
+*" delete "*|*" del "*) echo 1000 > "$TOWPATH_SETTINGS/queue" ;;
+*"limit 0"*) echo 0 > "$TOWPATH_SETTINGS/queue" ;;
+*" add "*|*" replace "*|*" change "*) echo 1000 > "$TOWPATH_SETTINGS/queue" ;;
+esac
+exit 0
+"#;
+
+/// `ethtool`: keeps which offloads are off.
+const ETHTOOL: &str = r#"#!/bin/sh
+echo "$*" >> "$TOWPATH_SETTINGS/offload"
+exit 0
+"#;
+
+/// `nstat`: shows counters that are not zero since the last time.
+const NSTAT: &str = r#"#!/bin/sh
+counters="$TOWPATH_SETTINGS/counters"
+seen="$TOWPATH_SETTINGS/counters.seen"
+[ -e "$counters" ] || exit 0
+while read -r name value; do
+    before=$(sed -n "s/^$name //p" "$seen" 2>/dev/null)
+    more=$((value - ${before:-0}))
+    [ "$more" -eq 0 ] || echo "$name $more 0.0"
+done < "$counters"
+cp "$counters" "$seen"
+exit 0
+"#;
+
+/// Files that all runs share.
+pub(super) struct Stage {
+    pub(super) folder: PathBuf,
+    pub(super) settings: PathBuf,
+    pub(super) commands: PathBuf,
+    pub(super) towpath_script: PathBuf,
+    pub(super) kernel_script: PathBuf,
+}
+
+impl Stage {
+    /// Makes them in `folder`.
+    pub(super) fn make(folder: &Path) -> Result<Self, String> {
+        let stage = Self {
+            folder: folder.into(),
+            settings: folder.join("settings"),
+            commands: folder.join("commands"),
+            towpath_script: folder.join("towpath.sh"),
+            kernel_script: folder.join("kernel.sh"),
+        };
+        let made = stage.write();
+        made.map_err(|error| format!("{}: {error}", folder.display()))?;
+        Ok(stage)
+    }
+
+    fn write(&self) -> std::io::Result<()> {
+        let defaults = self.folder.join("settings.defaults");
+        fs::create_dir_all(&self.settings)?;
+        fs::create_dir_all(&self.commands)?;
+        fs::create_dir_all(defaults.join("ipv4"))?;
+        for (name, value) in settings::IPV4 {
+            fs::write(defaults.join("ipv4").join(name), format!("{value}\n"))?;
+        }
+        fs::write(&self.towpath_script, TOWPATH)?;
+        fs::write(&self.kernel_script, KERNEL)?;
+        for (name, text) in [("ip", IP), ("tc", TC), ("ethtool", ETHTOOL), ("nstat", NSTAT)] {
+            let path = self.commands.join(name);
+            fs::write(&path, text)?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+        }
+        Ok(())
+    }
+}

@@ -131,6 +131,7 @@ impl Worker {
 
     fn serve(&mut self) -> io::Result<usize> {
         loop {
+            debug_assert!(!self.stack.has_events(), "the thread sleeps on news");
             let timeout = self.timeout();
             let mut events = std::mem::take(&mut self.events);
             self.reactor.wait(timeout, &mut events)?;
@@ -176,12 +177,24 @@ impl Worker {
             gateway.drain(io);
             gateway.continue_flows(io);
         });
-        self.send(now)?;
+        self.send_and_hear(now)?;
         // New flows come last: those that are open have had their turn, and it has been sent.
         if self.with_gateway(now, |gateway, io| gateway.begin_flows(io)) {
-            self.send(now)?;
+            self.send_and_hear(now)?;
         }
         Ok(watched)
+    }
+
+    /// Sends what the stack has. Sending makes room, which flows are told at once: nothing else
+    /// would wake the thread for it. That ends as room is only made for what was acknowledged.
+    fn send_and_hear(&mut self, now: Instant) -> Result<(), TapError> {
+        loop {
+            self.send(now)?;
+            if !self.stack.has_events() {
+                return Ok(());
+            }
+            self.with_gateway(now, |gateway, io| gateway.drain(io));
+        }
     }
 
     fn read_tap(&mut self, now: Instant) -> Result<(), TapError> {

@@ -3,6 +3,7 @@
 use super::*;
 use crate::reactor::{Events, Interest, Reactor};
 use crate::receive::ReceiveBuffer;
+use rustix::net::sockopt;
 use std::net::Ipv4Addr;
 use std::num::NonZeroU16;
 use std::time::Duration;
@@ -112,6 +113,8 @@ fn tcp_carries_pieces_both_ways() {
         let mut rig = Rig::new();
         let (client, server) = connected(text);
         client.set_nodelay(true).expect("a TCP socket");
+        // A buffer that is set does not grow: what is sent before anybody reads cannot all fit.
+        sockopt::set_socket_send_buffer_size(&client, 64 << 10).expect("a socket");
         let sent = pattern(4 << 20, 1);
         let (mut at, mut echoed, mut back) = (0, Vec::new(), Vec::new());
         let (mut echo_at, mut partial) = (0, false);

@@ -102,6 +102,12 @@ impl Stack {
         }
     }
 
+    /// True if [`Stack::next_event`] may have something to tell. Calls that send can cause it too:
+    /// look again before waiting.
+    pub fn has_events(&self) -> bool {
+        !self.tcp.events.is_empty()
+    }
+
     /// The connection, to look at.
     pub fn tcp(&self, handle: TcpHandle) -> Option<&Connection> {
         let slot = self.tcp.slots.get(handle.index())?;

@@ -3,7 +3,7 @@
 
 use super::Stack;
 use super::tcp::{ConnectError, TcpHandle, continued};
-use crate::tcp::fastopen::{CLIENT, CLIENT_NO_COOKIE, FastOpenNews};
+use crate::tcp::fastopen::{CLIENT, CLIENT_NO_COOKIE, FastOpenNews, FastOpenPath};
 use crate::tcp::{Connection, Settings};
 use crate::time::{Duration, Instant};
 use crate::wire::tcp::{FastOpenCookie, OPTIONS_LEN_MAX};
@@ -66,10 +66,20 @@ impl Metrics {
         }
     }
 
-    /// Starts the pause, or a longer one.
-    pub(super) fn swallowed(&mut self, now: Instant) {
+    /// A connection found out something about paths: starts the pause, or a longer one; or ends
+    /// the doubling.
+    pub(super) fn found(&mut self, path: FastOpenPath, now: Instant) {
         let times = self.blackhole.map_or(0, |(_, times)| times);
-        self.blackhole = Some((now, times.saturating_add(1)));
+        self.blackhole = match path {
+            FastOpenPath::Broken => Some((now, times.saturating_add(1))),
+            FastOpenPath::Mended => None,
+        };
+    }
+
+    /// A pause is over, and nobody knows yet whether there was a reason to end it.
+    fn is_retried(&self, settings: &Settings, now: Instant) -> bool {
+        let on = settings.fastopen_blackhole_timeout_sec > 0;
+        on && self.blackhole.is_some() && !self.is_paused(settings, now)
     }
 
     fn is_paused(&self, settings: &Settings, now: Instant) -> bool {
@@ -155,6 +165,9 @@ impl Stack {
         if connect.fast_open && connect.settings.fastopen & CLIENT != 0 {
             let (option, room) = self.syn_extras(connect, now);
             connection.set_fast_open(option, room);
+            if self.tcp.metrics.is_retried(&connect.settings, now) {
+                connection.retry_fast_open();
+            }
         }
         let index = self.tcp.insert(connection);
         self.counters.connections += 1;

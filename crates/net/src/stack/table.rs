@@ -214,8 +214,8 @@ impl Table {
         if let Some(news) = connection.take_fast_open_news() {
             self.metrics.learn((connection.local().ip(), connection.remote().ip()), &news);
         }
-        if connection.take_swallowed() {
-            self.metrics.swallowed(now);
+        if let Some(path) = connection.take_fast_open_path() {
+            self.metrics.found(path, now);
         }
         if slot.half_open && !connection.state().is_opening() {
             slot.half_open = false;

@@ -574,6 +574,7 @@ impl Connection {
 
     /// Enters CLOSED and drops what was queued for the peer; received data stays readable.
     pub(super) fn finish(&mut self, error: Option<ConnectionError>) {
+        self.fast_open_ends();
         self.state = State::Closed;
         self.error = self.error.or(error);
         self.answer_held = false;

@@ -87,6 +87,15 @@ pub struct FastOpenNews {
     pub no_cookie: u8,
 }
 
+/// What a connection found out about its path and Fast Open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FastOpenPath {
+    /// Something on the path seems to break such connections.
+    Broken,
+    /// It does no longer: data arrived on a connection that was to find out.
+    Mended,
+}
+
 /// What a connection knows of its own Fast Open.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct FastOpen {
@@ -106,8 +115,10 @@ pub(super) struct FastOpen {
     pub(super) syn_data: bool,
     /// What the answer taught.
     pub(super) news: Option<FastOpenNews>,
-    /// The path seems to swallow such SYNs.
-    pub(super) swallowed: bool,
+    /// The path was broken before, and this connection is to find out whether it still is.
+    pub(super) retried: bool,
+    /// What it found out about its path.
+    pub(super) path: Option<FastOpenPath>,
 }
 
 impl Connection {
@@ -165,11 +176,50 @@ impl Connection {
         unacknowledged
     }
 
-    /// RFC 7413 §7.3.1: a second SYN without an answer after one with Fast Open, or the last.
+    /// Such connections were not tried for a while: this one tells if they work again.
+    pub(crate) fn retry_fast_open(&mut self) {
+        self.fast_open.retried = true;
+    }
+
+    /// RFC 7413 §7.3.1: the third timeout in a row, during the handshake or after it, or the last
+    /// one (Linux's tcp_fastopen_active_detect_blackhole).
     pub(super) fn fast_open_timed_out(&mut self, expired: bool) {
-        let used = self.fast_open.asked || self.fast_open.sent > 0;
+        let fast = &self.fast_open;
+        let used = fast.asked || fast.sent > 0 || fast.syn_data;
         let timeouts = self.timers.unanswered;
-        self.fast_open.swallowed |= used && (timeouts == 2 || (timeouts < 2 && expired));
+        if used && (timeouts == 2 || (timeouts < 2 && expired)) {
+            self.blame_fast_open();
+        }
+    }
+
+    /// A reset with a wrong number before any data arrived may be somebody's on the way.
+    pub(super) fn fast_open_reset_ahead(&mut self) {
+        let quiet = self.counters.data_segs_in == 0 && self.state == State::Established;
+        if self.fast_open.asked && quiet {
+            self.blame_fast_open();
+        }
+    }
+
+    /// The connection is about to end: a FIN ahead of its turn and no data at all tell that the
+    /// path took it (Linux's tcp_fastopen_active_disable_ofo_check).
+    pub(super) fn fast_open_ends(&mut self) {
+        if !self.fast_open.asked || self.state == State::Closed {
+            return;
+        }
+        let receive = &self.receive;
+        if self.counters.data_segs_in > 0 {
+            if self.fast_open.retried {
+                self.fast_open.path = Some(FastOpenPath::Mended);
+            }
+        } else if receive.fin_ahead.is_some() && !receive.fin && receive.waiting.is_empty() {
+            self.blame_fast_open();
+        }
+    }
+
+    fn blame_fast_open(&mut self) {
+        if self.settings.fastopen_blackhole_timeout_sec > 0 {
+            self.fast_open.path = Some(FastOpenPath::Broken);
+        }
     }
 
     /// What the answer to our SYN taught, once.
@@ -177,9 +227,9 @@ impl Connection {
         self.fast_open.news.take()
     }
 
-    /// True, once, if the path seems to swallow Fast Open.
-    pub(crate) fn take_swallowed(&mut self) -> bool {
-        core::mem::take(&mut self.fast_open.swallowed)
+    /// What was found out about the path, once.
+    pub(crate) fn take_fast_open_path(&mut self) -> Option<FastOpenPath> {
+        self.fast_open.path.take()
     }
 
     /// Data, or all of it on the client's side, went with the SYN and was taken.

@@ -142,6 +142,7 @@ impl Connection {
     /// RFC 5961 §3.2: only an exact match resets; others in the window are asked back.
     fn input_reset(&mut self, segment: &Segment, now: Instant) -> Verdict {
         if !self.is_exact_reset(segment) {
+            self.fast_open_reset_ahead();
             self.challenge_limited(now);
             return Verdict::Unacceptable;
         }
@@ -294,6 +295,7 @@ impl Connection {
     }
 
     pub(super) fn enter_time_wait(&mut self) {
+        self.fast_open_ends();
         self.state = State::TimeWait;
         self.timers = super::timers::Timers::default();
         self.note(Events::CLOSED);

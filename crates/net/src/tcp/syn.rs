@@ -226,7 +226,9 @@ impl Connection {
             let more = u8::from(self.fast_open.accepted);
             self.timers.unanswered >= self.settings.synack_retries.saturating_add(more)
         };
-        self.fast_open_timed_out(expired);
+        if active {
+            self.fast_open_timed_out(expired);
+        }
         if expired {
             self.finish(Some(ConnectionError::TimedOut));
             return;

@@ -153,6 +153,9 @@ impl Connection {
         } else {
             self.timers.unanswered > 0 && now.since(since) >= self.retry_time()
         };
+        if !shut {
+            self.fast_open_timed_out(over);
+        }
         if over {
             self.finish(Some(ConnectionError::TimedOut));
             return;

@@ -1,7 +1,7 @@
 //! What a stack remembers of peers for Fast Open (RFC 7413 §4.1.3), as Linux's tcp_metrics.
 
 use super::bench::*;
-use crate::stack::Connect;
+use crate::stack::{Connect, TcpHandle};
 use crate::tcp::fastopen::{CLIENT, CLIENT_NO_COOKIE};
 use crate::tcp::{Settings, State};
 use crate::time::Duration;
@@ -13,11 +13,13 @@ struct Client {
     b: Bench,
     settings: Settings,
     port: u16,
+    /// The connection opened last, its ends and the number after our SYN.
+    last: Option<(TcpHandle, SocketAddr, SocketAddr, u32)>,
 }
 
 impl Client {
     fn new(settings: Settings) -> Self {
-        Self { b: Bench::host(Caps::plain(1500)), settings, port: 1000 }
+        Self { b: Bench::host(Caps::plain(1500)), settings, port: 1000, last: None }
     }
 
     /// How the next connection begins.
@@ -42,7 +44,20 @@ impl Client {
         self.b.input(&bytes).output();
         let state = self.b.stack.tcp(handle).map(|connection| connection.state());
         assert_eq!(state, Some(State::Established));
+        self.last = Some((handle, connect.local, connect.remote, ack));
         (options.fast_open, room)
+    }
+
+    /// The peer sends data on the last connection, which then ends.
+    fn use_and_end(&mut self) {
+        let (handle, local, remote, ack) = self.last.take().expect("there was one");
+        let (flags, none) = (Flags::ACK | Flags::PSH, Options::default());
+        let bytes = segment(remote, local, flags, (8, ack), &none, b"data");
+        self.b.input(&bytes).output();
+        let now = self.b.now;
+        self.b.stack.with_tcp(handle, now, |connection| connection.abort());
+        self.b.stack.tcp_release(handle, now);
+        self.b.output();
     }
 
     /// A SYN that nobody answers is sent three times.
@@ -122,5 +137,45 @@ fn a_path_that_swallows_is_left_alone() {
     c.b.wait(Duration::from_secs(100));
     assert_eq!(c.open(&answer(None)).0, None, "the second pause is twice as long");
     c.b.wait(Duration::from_secs(20));
+    assert_eq!(c.open(&answer(None)).0, Some(cookie(1)));
+}
+
+/// Linux's tcp_fastopen_active_disable_ofo_check: data on a connection after the pause ends the
+/// doubling, one on a connection from before it does not.
+#[test]
+fn a_path_that_works_again_is_trusted() {
+    let settings = Settings { fastopen_blackhole_timeout_sec: 60, ..Settings::default() };
+    let mut c = Client::new(settings);
+    c.open(&answer(Some(cookie(1))));
+    c.swallow();
+    c.use_and_end();
+    c.b.wait(Duration::from_secs(60));
+    c.swallow();
+    c.b.wait(Duration::from_secs(100));
+    assert_eq!(c.open(&answer(None)).0, None, "the second pause is twice as long");
+    c.b.wait(Duration::from_secs(20));
+    assert_eq!(c.open(&answer(None)).0, Some(cookie(1)));
+    c.use_and_end();
+    c.swallow();
+    c.b.wait(Duration::from_secs(60));
+    assert_eq!(c.open(&answer(None)).0, Some(cookie(1)), "a first pause again");
+}
+
+/// The longest pause is 64 times the shortest; zero means no pause, and what was counted before
+/// does not matter then.
+#[test]
+fn pauses_have_a_bound() {
+    let settings = Settings { fastopen_blackhole_timeout_sec: 10, ..Settings::default() };
+    let mut c = Client::new(settings);
+    c.open(&answer(Some(cookie(1))));
+    for times in 0..9 {
+        c.swallow();
+        let pause = 10 << times.min(6);
+        c.b.wait(Duration::from_secs(pause - 4));
+        assert_eq!(c.open(&answer(None)).0, None, "pause {times}");
+        c.b.wait(Duration::from_secs(4));
+    }
+    c.swallow();
+    c.settings.fastopen_blackhole_timeout_sec = 0;
     assert_eq!(c.open(&answer(None)).0, Some(cookie(1)));
 }

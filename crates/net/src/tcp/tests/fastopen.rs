@@ -3,6 +3,7 @@
 
 use super::script::{ISS, Script, plain};
 use crate::tcp::{ConnectionError, Events, Seq, Settings, State, Verdict};
+use crate::tcp::fastopen::FastOpenPath;
 use crate::wire::tcp::FastOpenCookie;
 
 /// Bit of the options of TCP_INFO: the peer took all data that went with the SYN.
@@ -68,11 +69,12 @@ fn what_was_not_taken_is_sent_again_at_once() {
 /// time without an answer for a path that swallows such SYNs.
 #[test]
 fn a_second_syn_is_plain() {
-    let mut t = begun(plain(), 1000);
+    let mut t = begun(Settings { fastopen_blackhole_timeout_sec: 3600, ..plain() }, 1000);
     t.expect("S 0:1000").wait(1000).expect("S 0");
-    assert!(!t.c.take_swallowed(), "one may be lost");
+    assert_eq!(t.c.take_fast_open_path(), None, "one may be lost");
     t.wait(2000).expect("S 0").expect("S 0");
-    assert!(t.c.take_swallowed() && !t.c.take_swallowed(), "told once");
+    assert_eq!(t.c.take_fast_open_path(), Some(FastOpenPath::Broken));
+    assert_eq!(t.c.take_fast_open_path(), None, "told once");
     t.wait(20).recv("S. 0 ack 1 mss 1460").expect("P. 1:1001 ack 1");
     assert!(t.c.take_fast_open_news().expect("an answer teaches").syn_lost);
     t.recv(". 1 ack 1001");
@@ -144,4 +146,96 @@ fn a_cookie_is_asked_for() {
     t.recv("S. 0 ack 1 mss 1460").expect("P. 1:101 ack 1").recv(". 1 ack 101");
     let news = t.c.take_fast_open_news().expect("an answer teaches");
     assert_eq!((news.cookie, news.no_cookie), (None, 1), "the peer knows no such option");
+}
+
+/// With a pause set, an open connection whose SYN had data.
+fn watched() -> Script {
+    let settings = Settings { fastopen_blackhole_timeout_sec: 3600, ..with_sack() };
+    let mut t = begun(settings, 1000);
+    t.expect("S 0:1000").wait(20).recv("S. 0 ack 1001 mss 1000 sackOK").expect(". 1001 ack 1");
+    t.c.settings.early_retrans = 0;
+    t
+}
+
+/// Linux's tcp_fastopen_active_detect_blackhole: three timeouts after the handshake count too.
+#[test]
+fn a_path_that_breaks_after_the_handshake() {
+    let mut t = watched();
+    t.write(1000);
+    for _ in 0..2 {
+        t.next_timer();
+        assert_eq!(t.c.take_fast_open_path(), None, "two may be lost");
+    }
+    t.next_timer();
+    assert_eq!(t.c.take_fast_open_path(), Some(FastOpenPath::Broken));
+    t.next_timer().forget_sent();
+    assert_eq!(t.c.take_fast_open_path(), None, "told once");
+}
+
+/// Without Fast Open timeouts tell nothing about it; without a pause nobody asks.
+#[test]
+fn timeouts_of_other_connections_tell_nothing() {
+    let settings = Settings { fastopen_blackhole_timeout_sec: 3600, ..with_sack() };
+    let mut others = Script::open(settings, "S 0 win 65535 mss 1000 sackOK");
+    let mut off = watched();
+    off.c.settings.fastopen_blackhole_timeout_sec = 0;
+    for t in [&mut others, &mut off] {
+        t.write(1000);
+        for _ in 0..5 {
+            t.next_timer();
+        }
+        assert_eq!(t.forget_sent().c.take_fast_open_path(), None);
+    }
+}
+
+/// A reset in the window with a wrong number before any data arrived: somebody else's, who does
+/// not like Fast Open. Linux looks at it in ESTABLISHED only.
+#[test]
+fn a_reset_ahead_of_all_data() {
+    let mut t = watched();
+    t.recv("R 100").expect(". 1001 ack 1").state(State::Established);
+    assert_eq!(t.c.take_fast_open_path(), Some(FastOpenPath::Broken));
+
+    let mut t = watched();
+    t.recv("P. 1:11 ack 1001").expect(". 1001 ack 11").wait(600).recv("R 100");
+    assert_eq!(t.forget_sent().c.take_fast_open_path(), None, "data came through");
+    let mut t = watched();
+    t.recv("R 100000");
+    assert_eq!(t.c.take_fast_open_path(), None, "out of the window");
+}
+
+/// A FIN ahead of its turn and no data at all: the path took the data.
+#[test]
+fn a_fin_ahead_of_data_that_never_comes() {
+    let mut t = watched();
+    t.recv("F. 500 ack 1001").expect(". 1001 ack 1");
+    assert_eq!(t.c.take_fast_open_path(), None, "it may still come");
+    t.act(|c, _| c.abort()).forget_sent();
+    assert_eq!(t.c.take_fast_open_path(), Some(FastOpenPath::Broken));
+
+    let mut t = watched();
+    t.recv("F. 1 ack 1001").expect(". 1001 ack 2").act(|c, _| c.abort()).forget_sent();
+    assert_eq!(t.c.take_fast_open_path(), None, "in order");
+    let mut t = watched();
+    t.recv("F. 500:600 ack 1001").forget_sent().act(|c, _| c.abort()).forget_sent();
+    assert_eq!(t.c.take_fast_open_path(), None, "with data");
+}
+
+/// A connection that is to find out tells at its end that data came.
+#[test]
+fn data_tells_that_the_path_is_mended() {
+    for retried in [true, false] {
+        let mut t = watched();
+        if retried {
+            t.c.retry_fast_open();
+        }
+        t.recv("P. 1:11 ack 1001").expect(". 1001 ack 11").read(1, 10);
+        assert_eq!(t.c.take_fast_open_path(), None, "not before the end");
+        t.close().expect("F. 1001 ack 11").recv("F. 11 ack 1002").expect(". 1002 ack 12");
+        assert_eq!(t.c.take_fast_open_path(), retried.then_some(FastOpenPath::Mended));
+    }
+    let mut t = watched();
+    t.c.retry_fast_open();
+    t.recv("R 1").ended(Some(ConnectionError::Reset));
+    assert_eq!(t.c.take_fast_open_path(), None, "no data, no news");
 }

@@ -114,6 +114,10 @@ impl Folder {
         self.read("tcp_fastopen_blackhole_timeout_sec", |value| {
             settings.fastopen_blackhole_timeout_sec = limited(value);
         });
+        self.read("tcp_invalid_ratelimit", |value| settings.invalid_ratelimit = millis(value));
+        self.read("tcp_challenge_ack_limit", |value| {
+            settings.challenge_ack_limit = limited(value);
+        });
         self.read("tcp_min_tso_segs", |value| settings.min_tso_segs = limited(value));
         self.read("tcp_tso_win_divisor", |value| settings.tso_win_divisor = limited(value));
         self.read("tcp_notsent_lowat", |value| settings.notsent_lowat = limited(value));
@@ -163,6 +167,10 @@ fn limited(value: i64) -> u32 {
 
 fn small(value: i64) -> u8 {
     u8::try_from(value.max(0)).unwrap_or(u8::MAX)
+}
+
+fn millis(value: i64) -> Duration {
+    Duration::from_millis(value.max(0) as u64)
 }
 
 fn seconds(value: i64) -> Duration {

@@ -16,6 +16,7 @@
 //!
 //! Bounds: [`Limits`]. Everything dropped is counted with a reason.
 
+mod challenges;
 mod coalesce;
 mod cookies;
 mod egress;
@@ -272,6 +273,7 @@ enum Label {
     TimeWaitIndex,
     SynCookie,
     SynCookieSecond,
+    ChallengeBudget,
 }
 
 /// A number that tells nothing about `secret`.

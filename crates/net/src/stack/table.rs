@@ -1,5 +1,6 @@
 //! The table of connections: finding them, their timers, and who wants to send.
 
+use super::challenges::Challenges;
 use super::listen::{ListenerHandle, Listeners, Role};
 use super::metrics::Metrics;
 use super::tcp::TcpHandle;
@@ -75,6 +76,7 @@ pub(super) struct Table {
     pub(super) events: VecDeque<u32>,
     pub(super) listeners: Listeners,
     pub(super) metrics: Metrics,
+    pub(super) challenges: Challenges,
     pub(super) cookies: SynCookies,
     pub(super) transparent: bool,
 }
@@ -102,6 +104,7 @@ impl Table {
             events: VecDeque::new(),
             listeners: Listeners::new(derive(config.secret, Label::ConnectionIndex)),
             metrics: Metrics::new(derive(config.secret, Label::ConnectionIndex)),
+            challenges: Challenges::new(derive(config.secret, Label::ChallengeBudget)),
             cookies: SynCookies::new([
                 derive(config.secret, Label::SynCookie),
                 derive(config.secret, Label::SynCookieSecond),
@@ -354,5 +357,5 @@ const SHED_INTERVAL: Duration = Duration::from_millis(10);
 fn remembered(connection: &Connection, now: Instant) -> Remembered {
     let (snd_nxt, rcv_nxt, timestamps) = connection.last_numbers(now);
     let (local, remote) = (connection.local(), connection.remote());
-    Remembered { local, remote, snd_nxt, rcv_nxt, timestamps }
+    Remembered { local, remote, snd_nxt, rcv_nxt, timestamps, answered_at: None }
 }

@@ -191,18 +191,26 @@ impl Stack {
             }
             let segment = &segment;
             let verdict = connection.input(segment, &mut packet, cx.now);
+            if verdict == Verdict::Challenge
+                && self.tcp.challenges.allow(&self.tcp.settings, cx.now)
+            {
+                connection.challenge();
+            }
             self.tcp.settle(index, cx.now);
             match verdict {
                 Verdict::Done => {}
-                Verdict::Unacceptable => self.counters.drop(DropReason::TcpUnacceptable),
+                Verdict::Unacceptable | Verdict::Challenge => {
+                    self.counters.drop(DropReason::TcpUnacceptable);
+                }
                 Verdict::NoRoom => self.counters.drop(DropReason::TcpNoRoom),
                 Verdict::Reset => self.send_reset(local, remote, segment, cx),
             }
             return;
         }
         let mut past = None;
-        if let Some(remembered) = self.tcp.time_wait.find(local, remote) {
-            match remembered.arrival(segment) {
+        let interval = self.tcp.settings.invalid_ratelimit;
+        if let Some(remembered) = self.tcp.time_wait.find_mut(local, remote) {
+            match remembered.arrival(segment, interval, cx.now) {
                 Arrival::Reopen => {
                     past = Some(remembered.snd_nxt);
                     self.tcp.time_wait.remove(local, remote);

@@ -22,6 +22,8 @@ pub(super) struct Remembered {
     pub(super) rcv_nxt: Seq,
     /// The peer's latest timestamp, and ours, if the connection used them.
     pub(super) timestamps: Option<(u32, u32)>,
+    /// When the last answer to a segment without data went out.
+    pub(super) answered_at: Option<Instant>,
 }
 
 /// What a segment means to a remembered connection.
@@ -35,7 +37,14 @@ pub(super) enum Arrival {
 }
 
 impl Remembered {
-    pub(super) fn arrival(&self, segment: &Segment) -> Arrival {
+    /// What `segment` means. Those without data are answered once in `interval`, as Linux's
+    /// tcp_timewait_check_oow_rate_limit has it: they may be forged (RFC 5961 §7).
+    pub(super) fn arrival(
+        &mut self,
+        segment: &Segment,
+        interval: Duration,
+        now: Instant,
+    ) -> Arrival {
         let header = &segment.header;
         if header.flags.contains(Flags::RST) {
             return Arrival::Ignore;
@@ -54,6 +63,13 @@ impl Remembered {
         let takes_numbers = segment.len > 0 || header.flags.intersects(Flags::SYN | Flags::FIN);
         if !takes_numbers && Seq(header.sequence).at_or_after(self.rcv_nxt) {
             return Arrival::Ignore;
+        }
+        let data = segment.len > 0 || header.flags.contains(Flags::FIN);
+        if !data || header.flags.contains(Flags::SYN) {
+            if self.answered_at.is_some_and(|at| now.since(at) < interval) {
+                return Arrival::Ignore;
+            }
+            self.answered_at = Some(now);
         }
         Arrival::Answer(Header {
             source_port: self.local.port(),
@@ -95,12 +111,25 @@ impl TimeWait {
     }
 
     pub(super) fn find(&self, local: SocketAddr, remote: SocketAddr) -> Option<&Remembered> {
+        self.queue.get(self.place(local, remote)?)?.1.as_ref()
+    }
+
+    pub(super) fn find_mut(
+        &mut self,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Option<&mut Remembered> {
+        let place = self.place(local, remote)?;
+        self.queue.get_mut(place)?.1.as_mut()
+    }
+
+    fn place(&self, local: SocketAddr, remote: SocketAddr) -> Option<usize> {
         if self.index.is_empty() {
             return None;
         }
         let hash = self.hasher.hash_one((local, remote));
         let &(.., number) = self.index.find(hash, |e| e.0 == local && e.1 == remote)?;
-        self.queue.get((number - self.first) as usize)?.1.as_ref()
+        Some((number - self.first) as usize)
     }
 
     pub(super) fn insert(&mut self, entry: Remembered, now: Instant) {

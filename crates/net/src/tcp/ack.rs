@@ -102,11 +102,11 @@ impl Connection {
             self.send.nxt = self.send.nxt.max(self.send.iss + 1);
             self.open(segment, now);
         }
-        // RFC 5961 §5.2.
-        let oldest = Seq(self.send.una.0.wrapping_sub(self.send.wnd_max));
+        // RFC 5961 §5.2. What was never acknowledged can be no old ACK, however large the window.
+        let known = u32::try_from(self.counters.bytes_acked).unwrap_or(u32::MAX);
+        let oldest = Seq(self.send.una.0.wrapping_sub(self.send.wnd_max.min(known)));
         if ack.after(self.send.nxt) || ack.before(oldest) {
-            self.challenge_limited(now);
-            return Verdict::Unacceptable;
+            return self.suspect(now);
         }
         let mut news = self.news(segment);
         self.send.more_follows = false;

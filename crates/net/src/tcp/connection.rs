@@ -24,6 +24,10 @@ pub(super) const MSS_MIN: u32 = 48;
 /// Bytes of the timestamps option with its padding.
 pub(super) const TIMESTAMPS_LEN: u32 = 12;
 
+/// Value of [`Settings::challenge_ack_limit`] that stands for no limit, Linux's default since
+/// version 6.7.
+pub const CHALLENGES_UNLIMITED: u32 = i32::MAX as u32;
+
 /// What one stack's connections have in common.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
@@ -93,6 +97,12 @@ pub struct Settings {
     /// How long Fast Open is not tried after a path swallowed it, in seconds; doubles each time.
     /// 0 switches that off.
     pub fastopen_blackhole_timeout_sec: u32,
+    /// Least time between answers to unacceptable segments without data, on one connection
+    /// (tcp_invalid_ratelimit).
+    pub invalid_ratelimit: Duration,
+    /// Challenge ACKs (RFC 5961 §7) of all connections in a second, about
+    /// (tcp_challenge_ack_limit); [`CHALLENGES_UNLIMITED`] for any number.
+    pub challenge_ack_limit: u32,
     /// Segments that a super-packet may have on however slow a path (tcp_min_tso_segs).
     pub min_tso_segs: u32,
     /// Part of the window, as a divisor, that is worth sending at once; zero for three segments
@@ -142,6 +152,8 @@ impl Default for Settings {
             fastopen: super::fastopen::CLIENT,
             fastopen_key: FastOpenKeys::default(),
             fastopen_blackhole_timeout_sec: 0,
+            invalid_ratelimit: Duration::from_millis(500),
+            challenge_ack_limit: CHALLENGES_UNLIMITED,
             min_tso_segs: 2,
             tso_win_divisor: 3,
             notsent_lowat: u32::MAX,

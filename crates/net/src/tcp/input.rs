@@ -10,8 +10,6 @@ use crate::time::{Duration, Instant};
 use crate::wire::tcp::Flags;
 use towpath_packet::Packet;
 
-/// Least time between answers to unacceptable segments (Linux's tcp_invalid_ratelimit).
-const CHALLENGE_INTERVAL: Duration = Duration::from_millis(500);
 /// Timestamps older than this prove nothing (RFC 7323 §5.5).
 const PAWS_VALID: Duration = Duration::from_secs(24 * 24 * 3600);
 
@@ -22,6 +20,9 @@ pub enum Verdict {
     Done,
     /// Not acceptable; possibly answered with an ACK.
     Unacceptable,
+    /// The same, and perhaps forged: to be answered by [`Connection::challenge`] as far as the
+    /// stack's budget allows (RFC 5961 §7).
+    Challenge,
     /// Not acceptable and to be answered with a reset made from the segment.
     Reset,
     /// Its data was dropped: no memory or no room for more out-of-order data.
@@ -51,8 +52,7 @@ impl Connection {
             return self.input_while_held(segment);
         }
         if self.is_old_by_timestamp(segment, now) && !segment.has(Flags::RST) {
-            self.challenge(segment, now);
-            return Verdict::Unacceptable;
+            return self.answer_unacceptable(segment, now);
         }
         if segment.has(Flags::SYN)
             && self.state == State::SynReceived
@@ -65,7 +65,7 @@ impl Connection {
                 self.came_twice(segment.seq(), self.receive.nxt);
             } else {
                 // The peer missed our answer.
-                self.send.syn_due = true;
+                self.send.syn_due |= self.may_answer(now);
             }
             return Verdict::Done;
         }
@@ -74,7 +74,7 @@ impl Connection {
                 return self.input_reset(segment, now);
             }
             if !segment.has(Flags::RST) {
-                self.challenge(segment, now);
+                return self.answer_unacceptable(segment, now);
             }
             return Verdict::Unacceptable;
         }
@@ -83,8 +83,7 @@ impl Connection {
         }
         if segment.has(Flags::SYN) {
             // RFC 5961 §4.2.
-            self.challenge_limited(now);
-            return Verdict::Unacceptable;
+            return self.suspect(now);
         }
         if !segment.has(Flags::ACK) {
             return Verdict::Unacceptable;
@@ -143,8 +142,7 @@ impl Connection {
     fn input_reset(&mut self, segment: &Segment, now: Instant) -> Verdict {
         if !self.is_exact_reset(segment) {
             self.fast_open_reset_ahead();
-            self.challenge_limited(now);
-            return Verdict::Unacceptable;
+            return self.suspect(now);
         }
         let refused = self.state == State::SynReceived && !self.passive;
         let error = if refused { ConnectionError::Refused } else { ConnectionError::Reset };
@@ -301,24 +299,40 @@ impl Connection {
         self.note(Events::CLOSED);
     }
 
-    /// Answers an unacceptable segment with an ACK; those without data are rate-limited.
-    fn challenge(&mut self, segment: &Segment, now: Instant) {
+    /// Answers an unacceptable segment with an ACK; those without data are rate-limited. A SYN is
+    /// one that may be forged, whatever its number (RFC 5961 §4.2).
+    fn answer_unacceptable(&mut self, segment: &Segment, now: Instant) -> Verdict {
+        if segment.has(Flags::SYN) {
+            return self.suspect(now);
+        }
         let takes_numbers = segment.len > 0 || segment.has(Flags::FIN);
         if takes_numbers && segment.seq().before(self.receive.nxt) {
             self.came_twice(segment.seq(), segment.end().min(self.receive.nxt));
-        } else if takes_numbers {
+        } else if takes_numbers || self.may_answer(now) {
             self.receive.ack_owed = AckOwed::Now;
-        } else {
-            self.challenge_limited(now);
         }
+        Verdict::Unacceptable
     }
 
-    pub(super) fn challenge_limited(&mut self, now: Instant) {
-        let allowed =
-            self.receive.challenge_at.is_none_or(|at| now.since(at) >= CHALLENGE_INTERVAL);
+    /// A segment that may be forged: a challenge, unless there was an answer a moment ago.
+    pub(super) fn suspect(&mut self, now: Instant) -> Verdict {
+        if self.may_answer(now) { Verdict::Challenge } else { Verdict::Unacceptable }
+    }
+
+    /// Answers a segment that may be forged with an ACK, to which an honest peer has something to
+    /// say (RFC 5961 §3.2).
+    pub fn challenge(&mut self) {
+        self.receive.ack_owed = AckOwed::Now;
+    }
+
+    /// True, and counts as an answer, if the last answer to what is not acceptable was long enough
+    /// ago (Linux's tcp_oow_rate_limited).
+    fn may_answer(&mut self, now: Instant) -> bool {
+        let interval = self.settings.invalid_ratelimit;
+        let allowed = self.receive.challenge_at.is_none_or(|at| now.since(at) >= interval);
         if allowed {
             self.receive.challenge_at = Some(now);
-            self.receive.ack_owed = AckOwed::Now;
         }
+        allowed
     }
 }

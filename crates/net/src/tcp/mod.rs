@@ -59,7 +59,7 @@ mod writes;
 #[cfg(test)]
 mod tests;
 
-pub use connection::{Connection, Opening, Segment, Settings};
+pub use connection::{CHALLENGES_UNLIMITED, Connection, Opening, Segment, Settings};
 pub use info::Info;
 pub use input::Verdict;
 pub use output::{DATA_UNDER_PRESSURE, Egress, Pressure};

@@ -7,7 +7,7 @@ use super::bench::{
 use super::udp::count_idents;
 use crate::counters::DropReason;
 use crate::stack::{ConnectError, Limits, TcpHandle, Unreachable};
-use crate::tcp::{ConnectionError, Events, State};
+use crate::tcp::{CHALLENGES_UNLIMITED, ConnectionError, Events, State};
 use crate::time::Duration;
 use crate::wire::Protocol;
 use crate::wire::tcp::{Flags, Options};
@@ -274,6 +274,64 @@ fn time_wait() {
     assert_eq!(b.stack.tcp_counts(), (0, 0));
     assert_eq!(b.stack.next_deadline(), None);
     b.assert_clean();
+}
+
+/// A flood of segments for a connection that is over is not answered one by one.
+#[test]
+fn time_wait_answers_at_a_limited_rate() {
+    let mut b = Bench::host(Caps::plain(1500));
+    let (local, remote) = endpoints(OURS4, PEER4);
+    let mut first = open(&mut b, local, remote);
+    close_first(&mut b, &mut first);
+    assert_eq!(b.input(&syn(remote, local, 90)).output().len(), 1);
+    for _ in 0..10 {
+        b.input(&syn(remote, local, 90)).quiet();
+    }
+    // The peer's own FIN is no guess.
+    first.seq -= 1;
+    for _ in 0..3 {
+        assert_eq!(b.input(&first.segment(Flags::FIN | ACK, b"")).output().len(), 1);
+    }
+    b.wait(Duration::from_millis(500));
+    assert_eq!(b.input(&syn(remote, local, 90)).output().len(), 1);
+}
+
+/// RFC 5961 §7: all connections of a stack share one budget of challenges where one is set, which
+/// is another number in each second; without one each connection keeps to its own.
+#[test]
+fn challenges_share_a_budget() {
+    for limit in [8, CHALLENGES_UNLIMITED] {
+        let mut b = Bench::host(Caps::plain(1500));
+        b.stack.tcp_settings_mut().challenge_ack_limit = limit;
+        let (local, remote) = endpoints(OURS4, PEER4);
+        let all: Vec<Open> = (0..40)
+            .map(|index| open(&mut b, local, SocketAddr::new(remote.ip(), 1000 + index)))
+            .collect();
+        let mut counts = Vec::new();
+        for _ in 0..8 {
+            let mut count = 0;
+            for open in &all {
+                // A blind attacker's reset, somewhere in the window.
+                let guess = segment(open.remote, local, Flags::RST, (open.seq + 77, 0), &NONE, b"");
+                let out = b.input(&guess).output();
+                assert!(out.iter().all(|out| out.tcp().0.flags == ACK));
+                count += out.len();
+            }
+            counts.push(count);
+            b.wait(Duration::from_secs(1));
+        }
+        if limit == CHALLENGES_UNLIMITED {
+            assert_eq!(counts, [40; 8]);
+        } else {
+            assert!(counts.iter().all(|count| (4..12).contains(count)), "{counts:?}");
+            assert!(counts.iter().any(|count| *count != counts[0]), "{counts:?}");
+        }
+        // Answers to data that came before are none of it.
+        let old = segment(all[0].remote, local, ACK, (all[0].seq - 1, all[0].ack), &NONE, b"x");
+        for _ in 0..20 {
+            assert_eq!(b.input(&old).output().len(), 1);
+        }
+    }
 }
 
 /// TIME-WAIT is bounded: the oldest ends early.

@@ -2,8 +2,8 @@
 //! answers.
 
 use super::script::{ISS, Script, plain};
-use crate::tcp::{ConnectionError, Events, Seq, Settings, State, Verdict};
 use crate::tcp::fastopen::FastOpenPath;
+use crate::tcp::{ConnectionError, Events, Seq, Settings, State, Verdict};
 use crate::wire::tcp::FastOpenCookie;
 
 /// Bit of the options of TCP_INFO: the peer took all data that went with the SYN.

@@ -4,6 +4,7 @@ use super::script::{Script, plain};
 use crate::tcp::congestion::CaState;
 use crate::tcp::scoreboard::RECORDS_MAX;
 use crate::tcp::{ConnectionError, Settings, State, Verdict};
+use crate::time::Duration;
 extern crate std;
 
 /// RFC 5961 §3.2: a reset counts only at exactly the next number; one in the window is asked back.
@@ -53,6 +54,42 @@ fn challenges_are_limited() {
         t.recv("S 5").recv("R 2").recv(". 70000 ack 1").quiet();
     }
     t.wait(499).recv("R 2").quiet().wait(1).recv("R 2").expect(". 1 ack 1");
+}
+
+/// The interval is a setting; zero means no limit, as Linux's tcp_invalid_ratelimit.
+#[test]
+fn the_interval_of_challenges_may_be_none() {
+    let settings = Settings { invalid_ratelimit: Duration::ZERO, ..plain() };
+    let mut t = Script::open(settings, "S 0 win 65535 mss 1000");
+    for _ in 0..5 {
+        t.recv("S 5").expect(". 1 ack 1").recv("R 2").expect(". 1 ack 1");
+        t.recv(". 70000 ack 1").expect(". 1 ack 1");
+    }
+}
+
+/// A SYN again is answered again, but not at the rate at which somebody sends forged ones (Linux's
+/// tcp_check_req).
+#[test]
+fn syns_of_a_flood_are_not_all_answered() {
+    let mut t = Script::incoming(plain(), "S 0 mss 1000");
+    t.expect("S. 0 ack 1").recv("S 0 mss 1000").expect("S. 0 ack 1");
+    for _ in 0..100 {
+        t.recv("S 0 mss 1000").quiet();
+    }
+    t.wait(500).recv("S 0 mss 1000").expect("S. 0 ack 1").recv(". 1 ack 1");
+    t.state(State::Established);
+}
+
+/// RFC 5961 §5.2 lets ACKs pass that are older by the peer's window. Where less was acknowledged
+/// there can be none (Linux's tcp_ack): data with such a number is a blind guess.
+#[test]
+fn old_acks_of_what_never_was() {
+    let mut t = Script::plain();
+    t.recv("P. 1:11 ack 0").verdict(Verdict::Unacceptable).expect(". 1 ack 1");
+    assert_eq!(t.c.received_len(), 0);
+    t.write(2000).expect("P. 1:2001").recv(". 1 ack 2001").wait(500);
+    t.recv("P. 1:11 ack 0").verdict(Verdict::Unacceptable).expect(". 2001 ack 1");
+    t.recv("P. 1:11 ack 1").verdict(Verdict::Done).read(1, 10).forget_sent();
 }
 
 /// RFC 5961 §5.2: ACKs of what was never sent, or of what is long past, are not believed.

@@ -163,6 +163,11 @@ impl Script {
             at += count as u32;
         }
         self.last = self.c.input(&segment, &mut packet, self.now);
+        if self.last == Verdict::Challenge {
+            // As a stack with a budget without end.
+            self.c.challenge();
+            self.last = Verdict::Unacceptable;
+        }
         drop(packet);
         self.pump();
         self

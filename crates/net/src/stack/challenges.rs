@@ -1,0 +1,82 @@
+//! Challenge ACKs of all connections together (RFC 5961 §7): at most about so many in a second.
+//!
+//! A budget that all connections share tells those who can use it up how much others used of it,
+//! and so whether a guess about somebody else's connection was right (CVE-2016-5696). As in Linux
+//! there is none by default, and one that is set is another number each second, between half and
+//! one and a half times what was set, which nobody outside can know.
+
+use crate::tcp::{CHALLENGES_UNLIMITED, Settings};
+use crate::time::Instant;
+use core::hash::Hasher;
+use siphasher::sip::SipHasher13;
+
+/// What is left for the present second.
+pub(super) struct Challenges {
+    secret: u64,
+    second: Option<u64>,
+    left: u64,
+}
+
+impl Challenges {
+    /// Nothing used yet; `secret` chooses the numbers.
+    pub(super) fn new(secret: u64) -> Self {
+        Self { secret, second: None, left: 0 }
+    }
+
+    /// True if one more may be sent now; it counts as sent.
+    pub(super) fn allow(&mut self, settings: &Settings, now: Instant) -> bool {
+        let limit = u64::from(settings.challenge_ack_limit);
+        if settings.challenge_ack_limit >= CHALLENGES_UNLIMITED {
+            return true;
+        }
+        let second = now.micros() / 1_000_000;
+        if self.second != Some(second) {
+            self.second = Some(second);
+            let mut hasher = SipHasher13::new_with_keys(self.secret, second);
+            hasher.write_u64(limit);
+            self.left = limit.div_ceil(2) + if limit > 0 { hasher.finish() % limit } else { 0 };
+        }
+        let allowed = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        allowed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::time::Duration;
+
+    fn in_one_second(challenges: &mut Challenges, limit: u32, now: Instant) -> u32 {
+        let settings = Settings { challenge_ack_limit: limit, ..Settings::default() };
+        (0..1000).map(|_| u32::from(challenges.allow(&settings, now))).sum()
+    }
+
+    #[test]
+    fn the_budget_of_a_second_cannot_be_foretold() {
+        let mut counts = alloc::vec::Vec::new();
+        for secret in 0..2 {
+            let mut challenges = Challenges::new(secret);
+            for second in 0..50 {
+                let now = Instant::START + Duration::from_secs(second);
+                let count = in_one_second(&mut challenges, 100, now);
+                assert!((50..150).contains(&count), "{count}");
+                assert_eq!(in_one_second(&mut challenges, 100, now), 0, "used up");
+                counts.push(count);
+            }
+        }
+        assert!(counts[..50] != counts[50..], "another secret, other numbers");
+        counts.sort_unstable();
+        counts.dedup();
+        assert!(counts.len() > 30, "{counts:?}");
+    }
+
+    #[test]
+    fn nothing_and_everything_are_limits_too() {
+        let mut challenges = Challenges::new(1);
+        assert_eq!(in_one_second(&mut challenges, 0, Instant::START), 0);
+        assert_eq!(in_one_second(&mut challenges, CHALLENGES_UNLIMITED, Instant::START), 1000);
+        let next = Instant::START + Duration::from_secs(1);
+        assert_eq!(in_one_second(&mut challenges, 1, next), 1);
+    }
+}

@@ -2,15 +2,16 @@
 
 use super::congestion::{self, Congestion, INITIAL_SEGMENTS};
 use super::ecn::Ecn;
-use super::fastopen::{FastOpen, FastOpenKeys};
+use super::fastopen::FastOpen;
 use super::info::Counters;
 use super::recovery::Recovery;
 use super::rtt::RttEstimator;
 use super::seq::Seq;
+use super::settings::Settings;
 use super::sides::{AckOwed, Receiver, Sender, Timestamps};
 use super::state::{ConnectionError, Events, State};
 use super::timers::Timers;
-use crate::time::{Duration, Instant};
+use crate::time::Instant;
 use crate::wire::tcp::{FastOpenCookie, Flags, Header, Options};
 use core::net::SocketAddr;
 use towpath_packet::{Packet, Piece};
@@ -23,157 +24,6 @@ pub(super) const MSS_DEFAULT_V6: u32 = 1220;
 pub(super) const MSS_MIN: u32 = 48;
 /// Bytes of the timestamps option with its padding.
 pub(super) const TIMESTAMPS_LEN: u32 = 12;
-
-/// Value of [`Settings::challenge_ack_limit`] that stands for no limit, Linux's default since
-/// version 6.7.
-pub const CHALLENGES_UNLIMITED: u32 = i32::MAX as u32;
-
-/// What one stack's connections have in common.
-#[derive(Clone, Copy, Debug)]
-pub struct Settings {
-    /// Receive buffer of a new connection, in bytes of payload.
-    pub receive_buffer: u32,
-    /// Most that auto-tuning makes of it.
-    pub receive_buffer_max: u32,
-    /// Send buffer of a new connection.
-    pub send_buffer: u32,
-    /// Most that auto-tuning makes of it.
-    pub send_buffer_max: u32,
-    /// Longest an ACK may wait (RFC 9293 §3.8.6.3; Linux's value).
-    pub delayed_ack: Duration,
-    /// How often a SYN is sent again.
-    pub syn_retries: u8,
-    /// How long data is sent again before the connection fails: as long as so many retries take on
-    /// the fastest path (Linux's tcp_retries2).
-    pub retries2: u8,
-    /// Longest that data may stay unacknowledged (RFC 5482), instead of the retries.
-    pub user_timeout: Option<Duration>,
-    /// Segments by which order may be disturbed before loss is assumed (Linux's tcp_reordering).
-    pub reordering: u32,
-    /// A timeout may prove to be spurious (RFC 5682): 0 never, 1 or 2 it is looked for.
-    pub frto: u8,
-    /// Loss probes (RFC 8985 §7): 3 or 4 for yes (Linux's tcp_early_retrans).
-    pub early_retrans: u8,
-    /// Bits of Linux's tcp_recovery: 2 for a reordering window that does not adapt, 4 to wait for
-    /// it even after many duplicates.
-    pub recovery: u8,
-    /// How long a closed connection nobody owns may wait for the peer's FIN.
-    pub fin_wait: Duration,
-    /// Idle time before the first keepalive probe.
-    pub keepalive_idle: Duration,
-    /// Time between keepalive probes.
-    pub keepalive_interval: Duration,
-    /// Probes without an answer before the connection fails.
-    pub keepalive_probes: u8,
-    /// Offer and take window scaling (RFC 7323 §2).
-    pub window_scaling: bool,
-    /// Offer and take timestamps (RFC 7323 §3).
-    pub timestamps: bool,
-    /// Offer and take selective acknowledgments (RFC 2018).
-    pub sack: bool,
-    /// Congestion control of a new connection.
-    pub congestion: congestion::Kind,
-    /// Take the congestion window down after a pause (RFC 5681 §4.1).
-    pub slow_start_after_idle: bool,
-    /// Report what came twice (RFC 2883).
-    pub dsack: bool,
-    /// How often the answer to a SYN is sent again.
-    pub synack_retries: u8,
-    /// How many SYNs are sent again without backing off, beyond `syn_retries`.
-    pub syn_linear_timeouts: u8,
-    /// Answer SYNs without keeping state (RFC 4987 §3.6): 0 never, 1 when a listener's requests
-    /// are too many, 2 always.
-    pub syncookies: u8,
-    /// Reset instead of dropping an ACK for which a listener's queue has no room.
-    pub abort_on_overflow: bool,
-    /// Explicit congestion notification (RFC 3168): 0 none, 1 asked for and answered, 2 answered.
-    pub ecn: u8,
-    /// Ask without ECN when a SYN that asked for it was lost (RFC 3168 §6.1.1.1).
-    pub ecn_fallback: bool,
-    /// Fast Open (RFC 7413), the bits of [`super::fastopen`].
-    pub fastopen: u32,
-    /// Keys of the cookies that listeners give; a listener may have its own.
-    pub fastopen_key: FastOpenKeys,
-    /// How long Fast Open is not tried after a path swallowed it, in seconds; doubles each time.
-    /// 0 switches that off.
-    pub fastopen_blackhole_timeout_sec: u32,
-    /// Least time between answers to unacceptable segments without data, on one connection
-    /// (tcp_invalid_ratelimit).
-    pub invalid_ratelimit: Duration,
-    /// Challenge ACKs (RFC 5961 §7) of all connections in a second, about
-    /// (tcp_challenge_ack_limit); [`CHALLENGES_UNLIMITED`] for any number.
-    pub challenge_ack_limit: u32,
-    /// Segments that a super-packet may have on however slow a path (tcp_min_tso_segs).
-    pub min_tso_segs: u32,
-    /// Part of the window, as a divisor, that is worth sending at once; zero for three segments
-    /// (tcp_tso_win_divisor).
-    pub tso_win_divisor: u32,
-    /// Unsent bytes that leave no room to send more (tcp_notsent_lowat).
-    pub notsent_lowat: u32,
-    /// Pacing rate in the first half of slow start, in percent of window per round trip.
-    pub pacing_ss_ratio: u32,
-    /// The same later.
-    pub pacing_ca_ratio: u32,
-    /// Spread segments over time on every connection, as Linux does with the `fq` discipline.
-    pub pacing: bool,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            receive_buffer: 256 << 10,
-            receive_buffer_max: 4 << 20,
-            send_buffer: 256 << 10,
-            send_buffer_max: 4 << 20,
-            delayed_ack: Duration::from_millis(40),
-            syn_retries: 6,
-            retries2: 15,
-            user_timeout: None,
-            reordering: 3,
-            frto: 2,
-            early_retrans: 3,
-            recovery: 1,
-            fin_wait: Duration::from_secs(60),
-            keepalive_idle: Duration::from_secs(7200),
-            keepalive_interval: Duration::from_secs(75),
-            keepalive_probes: 9,
-            window_scaling: true,
-            timestamps: true,
-            sack: true,
-            congestion: congestion::Kind::default(),
-            slow_start_after_idle: true,
-            dsack: true,
-            synack_retries: 5,
-            syn_linear_timeouts: 4,
-            syncookies: 1,
-            abort_on_overflow: false,
-            ecn: 2,
-            ecn_fallback: true,
-            fastopen: super::fastopen::CLIENT,
-            fastopen_key: FastOpenKeys::default(),
-            fastopen_blackhole_timeout_sec: 0,
-            invalid_ratelimit: Duration::from_millis(500),
-            challenge_ack_limit: CHALLENGES_UNLIMITED,
-            min_tso_segs: 2,
-            tso_win_divisor: 3,
-            notsent_lowat: u32::MAX,
-            pacing_ss_ratio: 200,
-            pacing_ca_ratio: 120,
-            pacing: false,
-        }
-    }
-}
-
-impl Settings {
-    /// Window scale that lets the largest receive buffer be advertised.
-    pub(super) fn window_scale(&self) -> u8 {
-        let mut scale = 0;
-        while self.window_scaling && scale < 14 && self.receive_buffer_max >> scale > 65_535 {
-            scale += 1;
-        }
-        scale
-    }
-}
 
 /// A parsed segment; its payload comes as the pieces of a packet.
 #[derive(Clone, Copy, Debug)]

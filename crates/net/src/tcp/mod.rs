@@ -15,8 +15,8 @@
 //!
 //! One concern per file: `seq` numbers, `queue` pieces in order, `reassembly` pieces ahead of
 //! their turn, `rtt` timeouts, `scoreboard` what is outstanding, `congestion` how much may be,
-//! `state` its words, `sides` its fields, `connection` the owner's calls, `input` segments that
-//! arrive, `ack` what they acknowledge, `output`, `transmit` how much
+//! `state` its words, `sides` its fields, `settings` what all share, `connection` the owner's
+//! calls, `input` segments that arrive, `ack` what they acknowledge, `output`, `transmit` how much
 //! goes out, `writes` where the owner's writes end, `buffer` room for more, `pacing` at what rate,
 //! `chrono` what limited it, `stamps` when, `timers`.
 //!
@@ -45,6 +45,7 @@ mod resend;
 pub mod rtt;
 pub mod scoreboard;
 pub mod seq;
+mod settings;
 mod sides;
 pub mod stamps;
 mod state;
@@ -59,10 +60,11 @@ mod writes;
 #[cfg(test)]
 mod tests;
 
-pub use connection::{CHALLENGES_UNLIMITED, Connection, Opening, Segment, Settings};
+pub use connection::{Connection, Opening, Segment};
 pub use info::Info;
 pub use input::Verdict;
 pub use output::{DATA_UNDER_PRESSURE, Egress, Pressure};
 pub use seq::Seq;
+pub use settings::{CHALLENGES_UNLIMITED, Settings};
 pub use stamps::{Stamp, Stamped, Stamping};
 pub use state::{ConnectionError, Events, State};

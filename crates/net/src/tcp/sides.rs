@@ -1,13 +1,13 @@
 //! The two sides of a connection: what sending and receiving keep.
 
 use super::chrono::Chrono;
-use super::connection::Settings;
 use super::pacing::Pacing;
 use super::queue::PieceQueue;
 use super::rack::LossProbe;
 use super::reassembly::{Reassembly, SACK_BLOCKS_MAX};
 use super::scoreboard::Scoreboard;
 use super::seq::Seq;
+use super::settings::Settings;
 use super::stamps::Stamps;
 use super::urgent::Urgent;
 use super::writes::Writes;

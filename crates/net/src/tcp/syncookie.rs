@@ -6,10 +6,11 @@
 //! table and lifetime are Linux's. Nothing is kept, so nothing can be used up; what is lost is the
 //! exact segment size, and the answer is not sent again.
 
-use super::connection::{Connection, Opening, Segment, Settings};
+use super::connection::{Connection, Opening, Segment};
 use super::ecn::codepoint;
 use super::output::Pressure;
 use super::seq::Seq;
+use super::settings::Settings;
 use crate::time::{Duration, Instant};
 use crate::wire::tcp::{Flags, Header, Options};
 use core::hash::{Hash, Hasher};

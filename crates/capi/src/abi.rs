@@ -168,7 +168,8 @@ exported! {
 
     /// `recv(2)`.
     fn towpath_recv(of, fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int) -> isize {
-        if flags & libc::MSG_TRUNC != 0 && flags & libc::MSG_PEEK == 0 {
+        let apart = libc::MSG_PEEK | libc::MSG_OOB;
+        if flags & libc::MSG_TRUNC != 0 && flags & apart == 0 {
             return give(on(of, fd, of.discard(fd, len, flags)));
         }
         // SAFETY: the caller vouches for it.

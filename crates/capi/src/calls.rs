@@ -244,6 +244,7 @@ impl Instance {
     /// Reads the urgent byte (`MSG_OOB`); never waits for one, as in Linux.
     fn receive_urgent(&self, id: SocketId, into: &mut [&mut [u8]], peek: bool) -> Outcome<usize> {
         let byte = self.lock().with(|sockets, cx| sockets.receive_urgent(id, peek, cx))?;
+        let Some(byte) = byte else { return Ok(0) };
         let room = into.iter_mut().find_map(|buffer| buffer.first_mut());
         Ok(room.map_or(0, |place| {
             *place = byte;
@@ -292,9 +293,6 @@ impl Instance {
         let timeout = {
             let state = self.lock();
             let id = state.id(fd)?;
-            if flags & libc::MSG_OOB != 0 {
-                return Err(Errno(libc::EOPNOTSUPP));
-            }
             if state.sockets.is_listening(id) {
                 return Err(Errno(libc::EPIPE));
             }
@@ -324,7 +322,10 @@ impl Instance {
                 if sent >= total {
                     return Ok(());
                 }
-                self.settle(state);
+                // As in Linux no part of an urgent write leaves before its end is known.
+                if flags & libc::MSG_OOB == 0 {
+                    self.settle(state);
+                }
             }
         });
         if (1..total).contains(&sent) {
@@ -451,6 +452,8 @@ impl State {
                 Ok(received) => {
                     count += received;
                     if received < into.len() {
+                        let how = ReceiveFlags { peek, offset: done + count };
+                        *end = self.sockets.ends_at_mark(id, how);
                         break;
                     }
                 }
@@ -515,6 +518,7 @@ impl State {
             more: flags & libc::MSG_MORE != 0,
             end_of_record: flags & libc::MSG_EOR != 0,
             continues: done > 0,
+            urgent: flags & libc::MSG_OOB != 0,
         };
         Ok(self.with(|sockets, cx| sockets.send(id, &rest, how, cx))?)
     }

@@ -99,6 +99,9 @@ impl Instance {
             0
         } else {
             let len = self.receive(fd, buffers, flags)?;
+            if flags & libc::MSG_OOB != 0 && len > 0 {
+                control.flags |= libc::MSG_OOB;
+            }
             if let Some(left) = self.left(fd) {
                 control.push(libc::IPPROTO_TCP, libc::TCP_INQ, &left.to_ne_bytes());
             }

@@ -220,6 +220,7 @@ impl State {
             libc::SO_REUSEADDR => self.change(fd, |options| options.reuse_address = on),
             libc::SO_REUSEPORT => self.change(fd, |options| options.reuse_port = on),
             libc::SO_KEEPALIVE => self.change(fd, |options| options.keepalive = on),
+            libc::SO_OOBINLINE => self.change(fd, |options| options.urgent_inline = on),
             libc::SO_RCVLOWAT => {
                 let low_water = usize::try_from(number).unwrap_or(i32::MAX as usize).max(1);
                 self.change(fd, |options| options.receive_low_water = low_water)
@@ -280,6 +281,7 @@ impl State {
             libc::SO_REUSEADDR => i32::from(options.reuse_address),
             libc::SO_REUSEPORT => i32::from(options.reuse_port),
             libc::SO_KEEPALIVE => i32::from(options.keepalive),
+            libc::SO_OOBINLINE => i32::from(options.urgent_inline),
             libc::SO_MARK => options.mark as i32,
             libc::SO_PRIORITY => options.priority,
             libc::SO_RCVLOWAT => options.receive_low_water as i32,

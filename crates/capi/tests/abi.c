@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 
 /* Moves packets until neither side has any. */
 static void settle(struct towpath *a, struct towpath *b)
@@ -33,6 +34,48 @@ static void settle(struct towpath *a, struct towpath *b)
 		}
 	}
 	CHECK(!moved);
+}
+
+/* Urgent data of `fd` comes to `peer`, told of by poll and epoll, and is read apart or in line. */
+static void urgent(struct towpath *client, int fd, struct towpath *server, int peer)
+{
+	struct pollfd polled = { .fd = peer, .events = POLLIN | POLLPRI };
+	struct epoll_event event = { .events = EPOLLPRI, .data = { .fd = peer } };
+	struct iovec pieces[2];
+	struct msghdr message = { .msg_iov = pieces, .msg_iovlen = 2 };
+	char bytes[8];
+	int at_mark = -1, on = 1, set = towpath_epoll_create1(server, 0);
+
+	CHECK(towpath_epoll_ctl(server, set, EPOLL_CTL_ADD, peer, &event) == 0);
+	CHECK(towpath_recv(server, peer, bytes, 1, MSG_OOB) == -1 && errno == EINVAL);
+	CHECK(towpath_send(client, fd, "abU", 3, MSG_OOB) == 3);
+	CHECK(towpath_send(client, fd, "cd", 2, 0) == 2);
+	settle(client, server);
+	CHECK(towpath_poll(server, &polled, 1, 0) == 1);
+	CHECK(polled.revents == (POLLIN | POLLPRI));
+	CHECK(towpath_epoll_wait(server, set, &event, 1, 0) == 1 && event.events == EPOLLPRI);
+	/* One call ends in front of the mark, whatever buffers it has, and waits for nothing. */
+	pieces[0] = (struct iovec) { .iov_base = bytes, .iov_len = 2 };
+	pieces[1] = (struct iovec) { .iov_base = bytes + 2, .iov_len = 6 };
+	CHECK(towpath_recvmsg(server, peer, &message, MSG_WAITALL) == 2);
+	CHECK(!memcmp(bytes, "ab", 2));
+	CHECK(towpath_ioctl(server, peer, SIOCATMARK, &at_mark) == 0 && at_mark == 1);
+	CHECK(towpath_recvmsg(server, peer, &message, MSG_OOB | MSG_PEEK) == 1);
+	CHECK(bytes[0] == 'U' && message.msg_flags & MSG_OOB);
+	CHECK(towpath_recv(server, peer, bytes, 1, MSG_OOB | MSG_TRUNC) == 1 && bytes[0] == 'U');
+	CHECK(towpath_recv(server, peer, bytes, 1, MSG_OOB) == -1 && errno == EINVAL);
+	CHECK(towpath_poll(server, &polled, 1, 0) == 1 && polled.revents == POLLIN);
+	CHECK(towpath_epoll_wait(server, set, &event, 1, 0) == 0);
+	CHECK(towpath_read(server, peer, bytes, 8) == 2 && !memcmp(bytes, "cd", 2));
+	CHECK(towpath_ioctl(server, peer, SIOCATMARK, &at_mark) == 0 && at_mark == 0);
+
+	CHECK(towpath_setsockopt(server, peer, SOL_SOCKET, SO_OOBINLINE, &on, sizeof(on)) == 0);
+	CHECK(towpath_send(client, fd, "eU", 2, MSG_OOB) == 2);
+	settle(client, server);
+	CHECK(towpath_recv(server, peer, bytes, 1, MSG_OOB) == -1 && errno == EINVAL);
+	CHECK(towpath_read(server, peer, bytes, 8) == 1 && bytes[0] == 'e');
+	CHECK(towpath_read(server, peer, bytes, 8) == 1 && bytes[0] == 'U');
+	CHECK(towpath_close(server, set) == 0);
 }
 
 int main(void)
@@ -75,6 +118,8 @@ int main(void)
 	CHECK(towpath_recv(server, accepted, bytes, 7, MSG_PEEK) == 7);
 	CHECK(towpath_read(server, accepted, bytes, 8) == 7 && !memcmp(bytes, "towpath", 7));
 	CHECK(towpath_read(server, accepted, bytes, 8) == -1 && errno == EAGAIN);
+
+	urgent(client, fd, server, accepted);
 
 	struct tcp_info info;
 	len = sizeof(info);

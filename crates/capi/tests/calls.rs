@@ -306,7 +306,7 @@ impl Run {
                 }
                 4 => {
                     let mut number = number | 1;
-                    let request = self.random.pick(&[0x5421, 0x541b, 0x5411, 0x894b, u64::MAX]);
+                    let request = self.random.pick(&[0x5421, 0x541b, 0x5411, 0x8905, u64::MAX]);
                     _ = towpath_ioctl(of, fd, request, &raw mut number);
                     let command = self.random.pick(&[1, 2, 3, 4, -1]);
                     _ = towpath_fcntl(of, fd, command, number | libc::O_NONBLOCK);

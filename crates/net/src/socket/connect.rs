@@ -257,7 +257,8 @@ impl Sockets {
             news |= Readiness::WRITABLE;
         }
         if events.contains(Events::READABLE) {
-            news |= Readiness::READABLE;
+            // As Linux's sock_def_readable.
+            news |= Readiness::READABLE | Readiness::PRI;
         }
         if events.contains(Events::WRITABLE) {
             news |= Readiness::WRITABLE;

@@ -31,6 +31,8 @@ pub struct Options {
     pub v6_only: bool,
     /// What `close` does (`SO_LINGER`).
     pub linger: Linger,
+    /// Urgent data is read in line (`SO_OOBINLINE`).
+    pub urgent_inline: bool,
     /// Bytes that make a socket readable (`SO_RCVLOWAT`).
     pub receive_low_water: usize,
     /// Probes an idle peer (`SO_KEEPALIVE`).
@@ -101,6 +103,7 @@ impl Default for Options {
             reuse_port: false,
             v6_only: false,
             linger: Linger::Off,
+            urgent_inline: false,
             receive_low_water: 1,
             keepalive: false,
             keepalive_idle: None,
@@ -178,6 +181,7 @@ impl Options {
         if self.cork != before.cork {
             connection.set_cork(self.cork);
         }
+        connection.set_urgent_inline(self.urgent_inline);
         self.apply_timers(before, connection, now);
         let class = if connection.local().is_ipv4() { self.tos } else { self.traffic_class };
         connection.set_traffic_class(class);

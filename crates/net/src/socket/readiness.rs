@@ -91,10 +91,11 @@ impl Sockets {
         // A child of Fast Open may be used before its handshake is over.
         if !state.is_opening() || socket.progress == Progress::Connected {
             // A read does not get urgent data.
-            let at_mark = connection.is_some_and(|connection| connection.urgent_mark() == Some(0));
+            let at_mark = connection.is_some_and(|connection| connection.is_urgent_left_out());
             let wanted = socket.options.receive_low_water.max(1) + usize::from(at_mark);
             let held = connection.map_or(0, |connection| connection.received_len());
             ready.set(Readiness::READABLE, held >= wanted);
+            ready.set(Readiness::PRI, connection.is_some_and(|c| c.has_urgent()));
             let room = connection.is_none_or(|connection| connection.is_writable());
             ready.set(Readiness::WRITABLE, write_shut || room);
         }

@@ -4,6 +4,7 @@ use super::{Error, Phase, SocketId, Sockets};
 use crate::stack::Context;
 use crate::tcp::State;
 use crate::time::Instant;
+use core::ops::Range;
 use towpath_packet::pool::SMALL_FRAME_BYTES;
 use towpath_packet::{Ledger, Memory, Piece, Site};
 
@@ -16,6 +17,9 @@ pub struct SendFlags {
     pub end_of_record: bool,
     /// The bytes go on a write of which others were sent before.
     pub continues: bool,
+    /// The last byte is urgent (`MSG_OOB`). The caller lets packets leave only when all was sent,
+    /// or nothing fits any more.
+    pub urgent: bool,
 }
 
 /// How to receive (`MSG_*`).
@@ -23,7 +27,7 @@ pub struct SendFlags {
 pub struct ReceiveFlags {
     /// The bytes stay (`MSG_PEEK`).
     pub peek: bool,
-    /// Where to look from with `peek`, in bytes.
+    /// Bytes that the same call has received before; with `peek` it looks behind them.
     pub offset: usize,
 }
 
@@ -60,9 +64,15 @@ impl Sockets {
             if sent == total && total > 0 {
                 connection.end_write(flags.more, flags.end_of_record);
                 connection.mark_written();
+                if flags.urgent {
+                    connection.mark_urgent();
+                }
             } else if sent == 0 && flags.continues {
                 // What did not fit follows by itself: nothing waits for it.
                 connection.end_write(false, false);
+                if flags.urgent {
+                    connection.mark_urgent();
+                }
             }
             sent
         });
@@ -107,17 +117,13 @@ impl Sockets {
         flags: ReceiveFlags,
         cx: &mut Context<'_>,
     ) -> Result<usize, Error> {
-        let skip = if flags.peek { flags.offset } else { 0 };
-        if !(into.is_empty() || flags.peek) {
-            self.with_connection(id, cx.now, |connection| connection.skip_urgent());
-        }
-        let available = self.available(id)?.saturating_sub(skip);
-        if available == 0 {
-            return if into.is_empty() { Ok(0) } else { self.nothing_received(id) };
+        let next = self.next_read(id, into.len(), flags, cx.now)?;
+        if next.is_empty() {
+            return self.nothing_next(id, into.len(), flags);
         }
         let connection = self.tcp(id).ok_or(Error::NotConnected)?;
-        let room = into.len().min(available);
-        let copied = copy_out(connection.received(), skip, &mut into[..room], cx.ledger);
+        let room = into.len().min(next.len());
+        let copied = copy_out(connection.received(), next.start, &mut into[..room], cx.ledger);
         if !flags.peek {
             self.with_connection(id, cx.now, |connection| connection.consume(copied));
         }
@@ -126,33 +132,87 @@ impl Sockets {
 
     /// Drops up to `len` received bytes (`MSG_TRUNC`); returns how many.
     pub fn discard(&mut self, id: SocketId, len: usize, now: Instant) -> Result<usize, Error> {
-        let count = self.available(id)?.min(len);
-        if count == 0 {
-            return if len == 0 { Ok(0) } else { self.nothing_received(id) };
+        let next = self.next_read(id, len, ReceiveFlags::default(), now)?;
+        if next.is_empty() {
+            return self.nothing_next(id, len, ReceiveFlags::default());
         }
+        let count = next.len().min(len);
         self.with_connection(id, now, |connection| connection.consume(count));
         Ok(count)
     }
 
+    /// Which received bytes a call gets that has room for `len`. Urgent data in front of them is
+    /// left out, and is gone then unless the call only peeks.
+    fn next_read(
+        &mut self,
+        id: SocketId,
+        len: usize,
+        flags: ReceiveFlags,
+        now: Instant,
+    ) -> Result<Range<usize>, Error> {
+        let available = self.available(id)?;
+        if len == 0 {
+            return Ok(0..0);
+        }
+        let at = if flags.peek { flags.offset } else { 0 };
+        let Some(connection) = self.tcp(id) else { return Ok(0..available) };
+        let next = connection.next_read(at, flags.offset > 0);
+        if flags.peek || next.start == 0 {
+            return Ok(next);
+        }
+        self.with_connection(id, now, |connection| connection.consume(next.start));
+        Ok(0..next.len())
+    }
+
+    /// Why a call gets nothing: it ends where urgent data begins, or by Linux's order of checks.
+    fn nothing_next(
+        &mut self,
+        id: SocketId,
+        len: usize,
+        flags: ReceiveFlags,
+    ) -> Result<usize, Error> {
+        let ends = len == 0 || self.ends_at_mark(id, flags);
+        if ends { Ok(0) } else { self.nothing_received(id) }
+    }
+
+    /// A call that has received `flags.offset` bytes gets no more: the next byte is urgent.
+    pub fn ends_at_mark(&self, id: SocketId, flags: ReceiveFlags) -> bool {
+        let at = if flags.peek { flags.offset } else { 0 };
+        let mark = self.tcp(id).and_then(|connection| connection.urgent_mark());
+        flags.offset > 0 && mark == Some(at)
+    }
+
     /// Reads the byte that the peer marked as urgent (`MSG_OOB`); `keep` leaves it (`MSG_PEEK`).
     ///
+    /// Nothing is given where it can no longer arrive.
+    ///
     /// # Errors
-    /// [`Error::Invalid`] if there is none or it has been read, [`Error::WouldBlock`] if it is yet
-    /// to arrive.
+    /// [`Error::Invalid`] if there is none, it has been read or is read in line,
+    /// [`Error::WouldBlock`] if it is yet to arrive.
     pub fn receive_urgent(
         &mut self,
         id: SocketId,
         keep: bool,
         cx: &mut Context<'_>,
-    ) -> Result<u8, Error> {
-        let mark = self.with_connection(id, cx.now, |connection| connection.take_urgent(keep));
-        let mark = mark.flatten().ok_or(Error::Invalid)?;
-        let connection = self.tcp(id).ok_or(Error::Invalid)?;
-        let mut byte = [0];
-        match copy_out(connection.received(), mark, &mut byte, cx.ledger) {
-            0 => Err(Error::WouldBlock),
-            _ => Ok(byte[0]),
+    ) -> Result<Option<u8>, Error> {
+        if self.is_listening(id) {
+            return Err(Error::NotConnected);
         }
+        let (over, done) = (self.ended(id).0, self.socket(id)?.done);
+        let connection = self.tcp(id).filter(|connection| connection.is_urgent_unread());
+        let connection = connection.ok_or(Error::Invalid)?;
+        if connection.state() == State::Closed && !done {
+            return Err(Error::NotConnected);
+        }
+        let Some(piece) = connection.urgent_byte() else {
+            return if over { Ok(None) } else { Err(Error::WouldBlock) };
+        };
+        let mut byte = [0];
+        cx.ledger.copy(Site::SocketReceive, &piece, &mut byte);
+        if !keep {
+            self.with_connection(id, cx.now, |connection| connection.urgent_was_read());
+        }
+        Ok(Some(byte[0]))
     }
 
     /// True if the next byte is the one that the peer marked as urgent (`SIOCATMARK`).

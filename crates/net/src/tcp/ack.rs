@@ -409,6 +409,7 @@ impl Connection {
             self.send.chrono.stop(Limit::Busy, self.send.unsent() == 0, now);
         }
         self.send.writes.acknowledge(ack);
+        self.acknowledge_urgent();
         self.stamp_acknowledged(now);
         if self.send.fin_sent && ack == self.send.nxt {
             self.input_ack_of_fin(now);

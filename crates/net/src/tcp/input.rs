@@ -264,6 +264,7 @@ impl Connection {
             self.came_twice(start, end);
         }
         let complete = self.receive.waiting.insert(start, payload.take_pieces());
+        self.note_urgent_ahead(start, end);
         if complete { Verdict::Done } else { Verdict::NoRoom }
     }
 

@@ -132,7 +132,8 @@ impl Connection {
         }
         if self.send.probe_due {
             // An old number makes the peer answer with its window.
-            let seq = Seq(self.send.una.0.wrapping_sub(1));
+            let before = u32::from(!self.send.urgent_probe_due);
+            let seq = Seq(self.send.una.0.wrapping_sub(before));
             return Some(Plan::bare(seq, Flags::ACK, Kind::Probe));
         }
         let update_due = core::mem::take(&mut self.receive.update_due)
@@ -192,8 +193,13 @@ impl Connection {
             flags |= mark;
             self.codepoint = codepoint;
         }
+        let syn = plan.kind == Kind::Syn;
+        let urgent = if syn { None } else { self.urgent_pointer(plan.seq) };
+        if urgent.is_some() {
+            flags |= Flags::URG;
+        }
         let options = self.options(plan, now);
-        let window = self.window_field(plan.kind == Kind::Syn, egress);
+        let window = self.window_field(syn, egress);
         let acknowledgment = if flags.contains(Flags::ACK) { self.receive.nxt.0 } else { 0 };
         let header = Header {
             source_port: self.local.port(),
@@ -203,7 +209,7 @@ impl Connection {
             flags,
             window,
             checksum: 0,
-            urgent: 0,
+            urgent: urgent.unwrap_or(0),
             header_len: 0,
         };
         let header_len = HEADER_LEN + options.emitted_len(flags.contains(Flags::SYN));
@@ -247,7 +253,9 @@ impl Connection {
         match plan.kind {
             Kind::Ack => return,
             Kind::Probe => {
-                self.send.probe_due = false;
+                if !core::mem::take(&mut self.send.urgent_probe_due) {
+                    self.send.probe_due = false;
+                }
                 return;
             }
             Kind::Reset => {

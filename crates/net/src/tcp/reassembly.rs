@@ -163,6 +163,14 @@ impl Reassembly {
             .any(|&(from, to)| from.at_or_before(start) && to.at_or_after(end))
     }
 
+    /// The byte with this number, if it is there.
+    pub fn byte(&self, at: Seq) -> Option<Piece> {
+        let index = self.pieces.partition_point(|(start, _)| start.at_or_before(at));
+        let (start, piece) = self.pieces.get(index.checked_sub(1)?)?;
+        let offset = (at - *start) as usize;
+        (offset < piece.len()).then(|| piece.slice(offset, 1))
+    }
+
     /// Number after the last that is waiting.
     pub fn end(&self) -> Option<Seq> {
         self.pieces.last().map(|(at, piece)| *at + piece.len() as u32)

@@ -22,7 +22,8 @@ impl Connection {
             return None;
         }
         let size = self.segment_size();
-        let room = self.window_room().min(self.super_segments(egress, size));
+        let most = if self.is_sending_urgent() { 1 } else { self.super_segments(egress, size) };
+        let room = self.window_room().min(most);
         let (seq, count) = self.send.board.next_due(room, size)?;
         self.resend_within_window(seq, count, Kind::Again)
     }

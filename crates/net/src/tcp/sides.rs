@@ -41,6 +41,10 @@ pub(super) struct Sender {
     pub(super) fin_queued: bool,
     pub(super) fin_sent: bool,
     pub(super) probe_due: bool,
+    /// Before it another one, that tells of urgent data.
+    pub(super) urgent_probe_due: bool,
+    /// Number after the last urgent byte, until that is acknowledged.
+    pub(super) urgent: Option<Seq>,
     /// A loss probe is due.
     pub(super) loss_probe: Option<LossProbe>,
     /// The persist timer fired: less than a segment may be sent.
@@ -96,6 +100,8 @@ impl Sender {
             fin_queued: false,
             fin_sent: false,
             probe_due: false,
+            urgent_probe_due: false,
+            urgent: None,
             loss_probe: None,
             partial_allowed: false,
             nodelay: false,
@@ -180,6 +186,8 @@ pub(super) struct Receiver {
     pub(super) challenge_at: Option<Instant>,
     /// The byte that the peer marked as urgent last.
     pub(super) urgent: Option<Urgent>,
+    /// It is read in line.
+    pub(super) urgent_inline: bool,
     /// Data in order had to be refused for want of memory: the window is told to be shut.
     pub(super) refused: bool,
     /// Most that windows offer, in bytes.
@@ -246,6 +254,7 @@ impl Receiver {
             fin_ahead: None,
             challenge_at: None,
             urgent: None,
+            urgent_inline: false,
             refused: false,
             clamp: None,
         }

@@ -299,6 +299,7 @@ impl Connection {
             self.send.partial_allowed = true;
         } else {
             self.send.probe_due = true;
+            self.send.urgent_probe_due = self.is_urgent_in_reach();
         }
         self.timers.arm_persist(now + self.probe_interval(now));
     }

@@ -83,14 +83,16 @@ impl Connection {
         }
         if offer.len <= offer.size {
             let probing = self.send.loss_probe.is_some();
-            let may_grow = offer.last && !offer.fin && !self.send.push_now && !probing;
+            let waits = !(self.send.push_now || probing || self.is_sending_urgent());
+            let may_grow = offer.last && !offer.fin && waits;
             if may_grow && self.is_held_by_nagle(offer.len < offer.size) {
                 return Err(Hold::Small);
             }
             return Ok((offer.len, offer.fin));
         }
         self.defer(&offer, now)?;
-        let len = self.split_point(&offer).min(offer.len);
+        let urgent = self.is_sending_urgent();
+        let len = if urgent { offer.size } else { self.split_point(&offer).min(offer.len) };
         Ok((len, offer.fin && len == offer.len && len < offer.window))
     }
 

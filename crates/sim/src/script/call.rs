@@ -83,6 +83,13 @@ pub enum Call {
     SetNonblocking(Fd, bool),
     /// `fcntl(fd, F_GETFL)`: with the result that the script states.
     GetFlags(Fd),
+    /// `ioctl(fd, SIOCATMARK, [value])`: the value must be this.
+    AtMark {
+        /// Of what.
+        fd: Fd,
+        /// What it must be.
+        value: i64,
+    },
     /// `poll([{fd=, events=, revents=}], 1, 0)`.
     Poll {
         /// Of what.
@@ -177,6 +184,10 @@ impl Call {
             ("getsockopt", [Number(fd), Number(level), Number(name), value, _]) => {
                 let Value::Number(value) = value.as_value()? else { return None };
                 Call::GetOption { fd: *fd, level: *level, name: *name, value }
+            }
+            ("ioctl", [Number(fd), Number(SIOCATMARK), value]) => {
+                let Value::Number(value) = value.as_value()? else { return None };
+                Call::AtMark { fd: *fd, value }
             }
             ("poll", [Argument::List(list), Number(1), Number(_)]) => Self::poll(list)?,
             _ => return Self::transfer(name, arguments),
@@ -354,6 +365,7 @@ const SOCK_NONBLOCK: i64 = 0o4000;
 const O_NONBLOCK: i64 = 0o4000;
 const F_GETFL: i64 = 3;
 const F_SETFL: i64 = 4;
+const SIOCATMARK: i64 = 0x8905;
 
 /// Errors by name, with Linux's numbers.
 const ERRNOS: [(&str, i32); 24] = [
@@ -384,7 +396,8 @@ const ERRNOS: [(&str, i32); 24] = [
 ];
 
 /// Constants by name, with Linux's values for x86-64 and arm64.
-const CONSTANTS: [(&str, i64); 58] = [
+const CONSTANTS: [(&str, i64); 60] = [
+    ("SIOCATMARK", SIOCATMARK),
     ("AF_INET", 2),
     ("AF_INET6", 10),
     ("SOCK_STREAM", 1),
@@ -438,6 +451,7 @@ const CONSTANTS: [(&str, i64); 58] = [
     ("O_RDWR", 2),
     ("O_NONBLOCK", O_NONBLOCK),
     ("POLLIN", 1),
+    ("POLLPRI", 2),
     ("POLLOUT", 4),
     ("POLLERR", 8),
     ("POLLHUP", 16),

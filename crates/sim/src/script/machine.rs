@@ -18,7 +18,8 @@ use towpath_net::time::{Duration, Instant};
 use towpath_net::wire::MacAddr;
 use towpath_packet::{Burst, Caps, Ledger, Memory, MemoryConfig, Packet};
 
-/// `MSG_PEEK`, `MSG_MORE` and `MSG_EOR`.
+/// `MSG_OOB`, `MSG_PEEK`, `MSG_MORE` and `MSG_EOR`.
+const MSG_OOB: i64 = 1;
 const MSG_PEEK: i64 = 2;
 const MSG_MORE: i64 = 0x8000;
 const MSG_EOR: i64 = 0x80;
@@ -122,8 +123,14 @@ impl Machine {
     }
 
     fn read(&mut self, fd: Fd, flags: i64, data: &mut [u8]) -> Outcome {
-        let flags = ReceiveFlags { peek: flags & MSG_PEEK != 0, offset: 0 };
+        let (urgent, peek) = (flags & MSG_OOB != 0, flags & MSG_PEEK != 0);
+        let flags = ReceiveFlags { peek, offset: 0 };
         self.socket(fd, |machine, id| {
+            if urgent {
+                let byte = machine.with(|sockets, cx| sockets.receive_urgent(id, peek, cx))?;
+                data[..1].copy_from_slice(byte.as_slice());
+                return Ok(1);
+            }
             let count = machine.with(|sockets, cx| sockets.receive(id, data, flags, cx))?;
             Ok(count as i64)
         })
@@ -131,10 +138,11 @@ impl Machine {
 
     fn write(&mut self, fd: Fd, flags: i64, data: &[u8], fast_open: bool) -> Outcome {
         let (more, end_of_record) = (flags & MSG_MORE != 0, flags & MSG_EOR != 0);
+        let urgent = flags & MSG_OOB != 0;
         let remote = self.ends(self.v6).remote;
         self.socket(fd, |machine, id| {
             if fast_open {
-                let how = SendFlags { more, end_of_record, continues: false };
+                let how = SendFlags { more, end_of_record, ..SendFlags::default() };
                 let sent = machine
                     .with(|sockets, cx| sockets.send_with_syn(id, Some(remote), data, how, cx))?;
                 match sent {
@@ -145,7 +153,7 @@ impl Machine {
             }
             let mut sent = 0;
             while sent < data.len() || data.is_empty() {
-                let flags = SendFlags { more, end_of_record, continues: sent > 0 };
+                let flags = SendFlags { more, end_of_record, urgent, continues: sent > 0 };
                 let rest = &data[sent..];
                 match machine.with(|sockets, cx| sockets.send(id, &[rest], flags, cx)) {
                     Ok(0) => break,
@@ -153,7 +161,9 @@ impl Machine {
                     Err(_) if sent > 0 => break,
                     Err(error) => return Err(error),
                 }
-                machine.flush();
+                if !urgent {
+                    machine.flush();
+                }
             }
             Ok(sent as i64)
         })
@@ -170,6 +180,9 @@ impl Machine {
                 }
                 (SOL_SOCKET, SO_KEEPALIVE, _) => {
                     sockets.set_options(id, now, |options| options.keepalive = on)?;
+                }
+                (SOL_SOCKET, SO_OOBINLINE, _) => {
+                    sockets.set_options(id, now, |options| options.urgent_inline = on)?;
                 }
                 (SOL_SOCKET, SO_LINGER, Value::Linger(on, seconds)) => {
                     let linger = match (*on, *seconds) {
@@ -308,6 +321,12 @@ impl Subject for Machine {
                 let ready = i64::from(self.sockets.readiness(*id).bits()) & (events | 0x18);
                 Outcome::Told(i64::from(ready != 0), ready)
             }
+            Call::AtMark { fd, .. } => {
+                let told = self.open.get(fd).map(|id| self.sockets.is_at_mark(*id));
+                told.map_or(Outcome::Failed(Error::BadSocket.errno()), |at_mark| {
+                    Outcome::Told(0, at_mark.into())
+                })
+            }
             Call::SetNonblocking(..) | Call::GetFlags(_) => Outcome::Done(0),
         };
         self.flush();
@@ -349,6 +368,7 @@ const SOL_SOCKET: i64 = 1;
 const SO_REUSEADDR: i64 = 2;
 const SO_ERROR: i64 = 4;
 const SO_KEEPALIVE: i64 = 9;
+const SO_OOBINLINE: i64 = 10;
 const SO_LINGER: i64 = 13;
 const IPPROTO_TCP: i64 = 6;
 const TCP_NODELAY: i64 = 1;

@@ -50,6 +50,8 @@ const EINPROGRESS: i32 = 115;
 const EALREADY: i32 = 114;
 /// `MSG_DONTWAIT`.
 const DONTWAIT: i64 = 0x40;
+/// `MSG_OOB`.
+const OOB: i64 = 1;
 /// `MSG_PEEK`.
 const PEEK: i64 = 2;
 /// `O_RDWR`, and with `O_NONBLOCK`.
@@ -388,6 +390,7 @@ impl Player<'_> {
         let (what, wanted) = match waiting.call {
             Call::GetOption { value, .. } => ("the value", value),
             Call::Poll { revents, .. } => ("revents", revents),
+            Call::AtMark { value, .. } => ("the mark", value),
             _ => return Ok(()),
         };
         if told == wanted {
@@ -403,7 +406,9 @@ impl Player<'_> {
             Call::Connect(fd) => (fd, 0),
             _ => return false,
         };
-        flags & DONTWAIT != 0 || self.descriptors.get(fd).is_some_and(|known| known.nonblocking)
+        // Who reads urgent data never waits for it.
+        flags & (DONTWAIT | OOB) != 0
+            || self.descriptors.get(fd).is_some_and(|known| known.nonblocking)
     }
 
     /// The error of a call that does not wait.

@@ -15,6 +15,8 @@ const MSG_DONTWAIT: i64 = 0x40;
 const MSG_NOSIGNAL: i64 = 0x4000;
 /// Most bytes of TCP_INFO that are looked at.
 const INFO_BYTES: usize = 256;
+/// Whether the next byte is urgent.
+const SIOCATMARK: libc::Ioctl = 0x8905;
 
 /// The open sockets of a script.
 #[derive(Default)]
@@ -72,6 +74,7 @@ impl Sockets {
             }
             Call::GetOption { fd, level, name, .. } => self.option(*fd, *level, *name),
             Call::Poll { fd, events, .. } => self.poll(*fd, *events),
+            Call::AtMark { fd, .. } => self.at_mark(*fd),
             Call::SetNonblocking(..) | Call::GetFlags(_) => Outcome::Done(0),
         }
     }
@@ -139,6 +142,18 @@ impl Sockets {
         });
         match outcome {
             Outcome::Done(result) => Outcome::Told(result, value.into()),
+            other => other,
+        }
+    }
+
+    fn at_mark(&self, fd: Fd) -> Outcome {
+        let mut told = 0i32;
+        let outcome = self.raw(fd, |raw| {
+            // SAFETY: the request writes one number, which is exclusively borrowed.
+            unsafe { libc::ioctl(raw, SIOCATMARK, &raw mut told) as isize }
+        });
+        match outcome {
+            Outcome::Done(result) => Outcome::Told(result, told.into()),
             other => other,
         }
     }

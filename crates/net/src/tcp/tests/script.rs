@@ -258,6 +258,15 @@ impl Script {
         self.write_and(bytes, false, false)
     }
 
+    /// The owner writes, and the last byte is urgent.
+    pub(super) fn urgent(&mut self, bytes: u32) -> &mut Self {
+        self.append(bytes);
+        self.c.end_write(false, false);
+        self.c.mark_urgent();
+        self.pump();
+        self
+    }
+
     /// The owner lends what there is room for, in pieces of up to 16 KiB, as the gateway does;
     /// returns how many bytes.
     pub(super) fn supply(&mut self) -> u32 {
@@ -297,6 +306,13 @@ impl Script {
     }
 
     fn write_and(&mut self, bytes: u32, more: bool, record: bool) -> &mut Self {
+        self.append(bytes);
+        self.c.end_write(more, record);
+        self.pump();
+        self
+    }
+
+    fn append(&mut self, bytes: u32) {
         let mut left = bytes;
         while left > 0 {
             let mut frame = self.frame(bytes);
@@ -308,9 +324,6 @@ impl Script {
             self.queued += count as u32;
             left -= count as u32;
         }
-        self.c.end_write(more, record);
-        self.pump();
-        self
     }
 
     /// A frame of the size that suits.
@@ -418,7 +431,7 @@ struct Text {
     end: u32,
     ack: Option<u32>,
     window: Option<u16>,
-    urgent: u16,
+    urgent: Option<u16>,
     gso: Option<Option<u16>>,
     mss: Option<Option<u16>>,
     scale: Option<Option<u8>>,
@@ -456,7 +469,7 @@ fn parse(text: &str) -> Text {
         match word {
             "ack" => parsed.ack = Some(number(words.next())),
             "win" => parsed.window = Some(number(words.next())),
-            "urg" => parsed.urgent = number(words.next()),
+            "urg" => parsed.urgent = Some(number(words.next())),
             "gso" => parsed.gso = Some(Some(number(words.next()))),
             "nogso" => parsed.gso = Some(None),
             "mss" => parsed.mss = Some(Some(number(words.next()))),
@@ -506,7 +519,7 @@ impl Text {
             flags: Flags(self.flags),
             window: self.window.unwrap_or(65_535),
             checksum: 0,
-            urgent: self.urgent,
+            urgent: self.urgent.unwrap_or(0),
             header_len: 0,
         };
         Segment { header, options, len: self.end - self.start, ecn: 0 }
@@ -524,6 +537,7 @@ impl Text {
             ("flags", flags == self.flags),
             ("range", start == self.start && segment.len == self.end.wrapping_sub(self.start)),
             ("ack", self.ack.is_none_or(|ack| ack.wrapping_add(IRS) == header.acknowledgment)),
+            ("urg", self.urgent.is_none_or(|urgent| urgent == header.urgent)),
             ("win", self.window.is_none_or(|window| window == header.window)),
             ("gso", self.gso.is_none_or(|g| g == packet.offload().gso.map(|g| g.size.get()))),
             ("mss", self.mss.is_none_or(|mss| mss == options.mss)),
@@ -551,6 +565,7 @@ fn render(segment: &Segment, packet: &Packet) -> String {
         (Flags::PSH, 'P'),
         (Flags::ECE, 'E'),
         (Flags::CWR, 'W'),
+        (Flags::URG, 'U'),
         (Flags::ACK, '.'),
     ] {
         if header.flags.contains(flag) {
@@ -561,6 +576,9 @@ fn render(segment: &Segment, packet: &Packet) -> String {
     let ack = header.acknowledgment.wrapping_sub(IRS);
     let mut put = |part: String| text.push_str(&part);
     put(format!(" {start}:{} ack {ack} win {}", start.wrapping_add(segment.len), header.window));
+    if header.urgent > 0 {
+        put(format!(" urg {}", header.urgent));
+    }
     if let Some(mss) = options.mss {
         put(format!(" mss {mss}"));
     }

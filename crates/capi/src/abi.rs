@@ -13,7 +13,7 @@ use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
 use crate::options;
 use crate::pointers::{
-    IOV_MAX, bytes, bytes_mut, file, gather, scatter, sockaddr_bytes, write_address,
+    IOV_MAX, bytes, bytes_mut, file, gather, scatter, sockaddr_bytes, write_address, write_source,
 };
 use crate::poll::{EpollEvent, Polled};
 use libc::{
@@ -169,7 +169,8 @@ exported! {
     /// `recv(2)`.
     fn towpath_recv(of, fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int) -> isize {
         let apart = libc::MSG_PEEK | libc::MSG_OOB;
-        if flags & libc::MSG_TRUNC != 0 && flags & apart == 0 {
+        let drops = flags & libc::MSG_TRUNC != 0 && flags & apart == 0;
+        if drops && !of.is_datagram(fd) {
             return give(on(of, fd, of.discard(fd, len, flags)));
         }
         // SAFETY: the caller vouches for it.
@@ -189,14 +190,15 @@ exported! {
     ) -> isize {
         // SAFETY: the caller vouches for it.
         let buffer = unsafe { bytes_mut(buffer, len) };
-        let received = buffer.and_then(|buffer| of.receive(fd, &mut [buffer], flags));
-        if received.is_ok() && !address.is_null() {
+        let received = buffer.and_then(|buffer| {
+            of.receive_message(fd, &mut [buffer], &mut [], flags)
+        });
+        let told = received.and_then(|received| {
             // SAFETY: the caller vouches for it.
-            if let Some(len) = unsafe { address_len.as_mut() } {
-                *len = 0;
-            }
-        }
-        give(on(of, fd, received))
+            unsafe { write_source(received.source, address, address_len) }?;
+            Ok(received.len)
+        });
+        give(on(of, fd, told))
     }
 
     /// `recvmsg(2)`.
@@ -212,11 +214,13 @@ exported! {
         let received = buffers.and_then(|mut buffers| {
             of.receive_message(fd, &mut buffers, control.unwrap_or_default(), flags)
         });
-        let received = received.map(|received| {
-            message.msg_namelen = 0;
+        let received = received.and_then(|received| {
+            let (name, len) = (message.msg_name.cast(), &raw mut message.msg_namelen);
+            // SAFETY: the caller vouches for it.
+            unsafe { write_source(received.source, name, len) }?;
             message.msg_controllen = received.control;
             message.msg_flags = received.flags;
-            received.len
+            Ok(received.len)
         });
         give(on(of, fd, received))
     }
@@ -255,10 +259,14 @@ exported! {
     ) -> isize {
         let address_len = if address.is_null() { 0 } else { address_len };
         // SAFETY: the caller vouches for it.
-        let address = unsafe { sockaddr_bytes(address, address_len) };
+        let name = unsafe { sockaddr_bytes(address, address_len) };
         // SAFETY: the caller vouches for it.
         let buffer = unsafe { bytes(buffer, len) };
-        give(on(of, fd, address.and_then(|address| of.send_to(fd, &[buffer?], flags, address))))
+        let sent = name.and_then(|name| {
+            let address = Some(name).filter(|_| !address.is_null());
+            of.send_message(fd, &[buffer?], flags, address, &[])
+        });
+        give(on(of, fd, sent))
     }
 
     /// `sendmsg(2)`, without `SIGPIPE`.
@@ -272,7 +280,14 @@ exported! {
         let name_len = if message.msg_name.is_null() { 0 } else { message.msg_namelen };
         // SAFETY: the caller vouches for it.
         let address = unsafe { sockaddr_bytes(message.msg_name.cast(), name_len) };
-        give(on(of, fd, buffers.and_then(|buffers| of.send_to(fd, &buffers, flags, address?))))
+        let control_len = if message.msg_control.is_null() { 0 } else { message.msg_controllen };
+        // SAFETY: the caller vouches for it.
+        let control = unsafe { bytes(message.msg_control, control_len) };
+        let sent = buffers.and_then(|buffers| {
+            let address = Some(address?).filter(|address| !address.is_empty());
+            of.send_message(fd, &buffers, flags, address, control?)
+        });
+        give(on(of, fd, sent))
     }
 
     /// `getsockname(2)`.

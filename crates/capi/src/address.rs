@@ -52,6 +52,39 @@ pub(crate) fn parse(bytes: &[u8], own: Family) -> Outcome<Given> {
     }))
 }
 
+/// Reads where a datagram goes from a socket of `own` family, as Linux's `udp_sendmsg` and
+/// `udpv6_sendmsg` do: nowhere in particular for `AF_UNSPEC` of IPv6.
+pub(crate) fn parse_destination(bytes: &[u8], own: Family) -> Outcome<Option<SocketAddr>> {
+    let given = family(bytes)?;
+    let v4 = || -> Outcome<(Ipv4Addr, u16)> {
+        let bytes = bytes.first_chunk::<V4_LEN>().ok_or(Errno::INVAL)?;
+        let address = Ipv4Addr::new(bytes[4], bytes[5], bytes[6], bytes[7]);
+        Ok((address, u16::from_be_bytes([bytes[2], bytes[3]])))
+    };
+    match own {
+        Family::V4 => {
+            let (address, port) = v4()?;
+            let known = [libc::AF_INET, libc::AF_UNSPEC].contains(&given);
+            if !known {
+                return Err(Errno(libc::EAFNOSUPPORT));
+            }
+            Ok(Some((address, port).into()))
+        }
+        Family::V6 => match given {
+            libc::AF_UNSPEC => Ok(None),
+            libc::AF_INET => {
+                let (address, port) = v4()?;
+                Ok(Some((address.to_ipv6_mapped(), port).into()))
+            }
+            libc::AF_INET6 => match parse(bytes, own)? {
+                Given::Address(address) => Ok(Some(address)),
+                Given::Unspecified => Ok(None),
+            },
+            _ => Err(Errno::INVAL),
+        },
+    }
+}
+
 /// Writes an address as C has it.
 pub(crate) fn write(address: SocketAddr) -> Vec<u8> {
     match address {

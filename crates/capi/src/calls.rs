@@ -1,6 +1,8 @@
 //! The calls of POSIX, on descriptors of an instance; arguments are slices, errors are numbers.
 
 use crate::address::{self, Given};
+use crate::control::Control;
+use crate::datagram::Told;
 use crate::errno::{Errno, Outcome};
 use crate::files::{SocketFile, What};
 use crate::instance::{Instance, State};
@@ -36,7 +38,7 @@ impl State {
         Ok(self.files.socket(fd)?.id)
     }
 
-    fn family(&self, fd: i32) -> Outcome<Family> {
+    pub(crate) fn family(&self, fd: i32) -> Outcome<Family> {
         let domain = self.files.socket(fd)?.domain;
         Ok(if domain == libc::AF_INET { Family::V4 } else { Family::V6 })
     }
@@ -50,6 +52,8 @@ impl State {
             id,
             nonblocking: flags & libc::SOCK_NONBLOCK != 0,
             domain,
+            datagram: self.sockets.is_datagram(id),
+            told: Told::default(),
             receive_timeout: None,
             send_timeout: None,
             tell_left: false,
@@ -68,21 +72,27 @@ impl State {
 }
 
 impl Instance {
-    /// A socket: `SOCK_STREAM` of `AF_INET` or `AF_INET6`, with the flags of `socket(2)`.
+    /// A socket: `SOCK_STREAM` or `SOCK_DGRAM` of `AF_INET` or `AF_INET6`, with the flags of
+    /// `socket(2)`.
     pub fn socket(&self, domain: i32, kind: i32, protocol: i32) -> Outcome<i32> {
         let family = match domain {
             libc::AF_INET => Family::V4,
             libc::AF_INET6 => Family::V6,
             _ => return Err(Errno(libc::EAFNOSUPPORT)),
         };
-        if kind & !TYPE_FLAGS != libc::SOCK_STREAM {
-            return Err(Errno(libc::ESOCKTNOSUPPORT));
-        }
-        if protocol != 0 && protocol != libc::IPPROTO_TCP {
+        let own = match kind & !TYPE_FLAGS {
+            libc::SOCK_STREAM => libc::IPPROTO_TCP,
+            libc::SOCK_DGRAM => libc::IPPROTO_UDP,
+            _ => return Err(Errno(libc::ESOCKTNOSUPPORT)),
+        };
+        if protocol != 0 && protocol != own {
             return Err(Errno(libc::EPROTONOSUPPORT));
         }
         self.call(|state| {
-            let id = state.sockets.stream(family)?;
+            let id = match own {
+                libc::IPPROTO_TCP => state.sockets.stream(family)?,
+                _ => state.sockets.datagram(family)?,
+            };
             state.add_socket(id, domain, kind)
         })
     }
@@ -129,12 +139,22 @@ impl Instance {
     /// Connects. Waits for the outcome if the descriptor blocks.
     pub fn connect(&self, fd: i32, address: &[u8]) -> Outcome<()> {
         let (timeout, given) = {
-            let state = self.lock();
+            let mut state = self.lock();
             let timeout = state.timeout(fd, 0, true)?;
-            if address.len() < 2 {
-                return Err(Errno::INVAL);
+            let given = address::family(address)?;
+            let id = state.id(fd)?;
+            if state.sockets.is_datagram(id) && given != libc::AF_UNSPEC {
+                state.sockets.bind_by_itself(id)?;
             }
-            (timeout, address::parse(address, state.family(fd)?)?)
+            let given = match given {
+                // Datagram sockets of IPv6 take addresses of IPv4.
+                libc::AF_INET if state.files.socket(fd)?.datagram => {
+                    let to = address::parse_destination(address, state.family(fd)?)?;
+                    to.map_or(Given::Unspecified, Given::Address)
+                }
+                _ => address::parse(address, state.family(fd)?)?,
+            };
+            (timeout, given)
         };
         let Given::Address(remote) = given else {
             return self.call(|state| {
@@ -210,6 +230,12 @@ impl Instance {
         let timeout = {
             let state = self.lock();
             let id = state.id(fd)?;
+            if state.files.socket(fd)?.datagram {
+                drop(state);
+                let mut control = Control::new(&mut []);
+                let received = self.receive_datagram(fd, buffers, &mut control, flags);
+                return received.map(|received| received.len);
+            }
             if flags & libc::MSG_OOB != 0 {
                 drop(state);
                 return self.receive_urgent(id, buffers, flags & libc::MSG_PEEK != 0);
@@ -282,6 +308,21 @@ impl Instance {
         self.send_to(fd, buffers, flags, &[])
     }
 
+    /// The same as `sendmsg(2)` does.
+    pub(crate) fn send_message(
+        &self,
+        fd: i32,
+        buffers: &[&[u8]],
+        flags: i32,
+        address: Option<&[u8]>,
+        control: &[u8],
+    ) -> Outcome<usize> {
+        if self.is_datagram(fd) {
+            return self.send_datagram(fd, buffers, flags, address, control);
+        }
+        self.send_to(fd, buffers, flags, address.unwrap_or_default())
+    }
+
     /// The same as `sendto(2)` does: with `MSG_FASTOPEN` it connects to `address`.
     pub fn send_to(
         &self,
@@ -293,6 +334,11 @@ impl Instance {
         let timeout = {
             let state = self.lock();
             let id = state.id(fd)?;
+            if state.files.socket(fd)?.datagram {
+                drop(state);
+                let address = Some(address).filter(|address| !address.is_empty());
+                return self.send_datagram(fd, buffers, flags, address, &[]);
+            }
             if state.sockets.is_listening(id) {
                 return Err(Errno(libc::EPIPE));
             }

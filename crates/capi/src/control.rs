@@ -2,11 +2,13 @@
 
 use crate::errno::Outcome;
 use crate::instance::{Instance, State};
+use std::net::SocketAddr;
 use std::time::Duration;
 use towpath_net::socket::{Notice, Timestamping};
 use towpath_net::tcp::Stamped;
 
 /// What a call that received a message tells beside its bytes.
+#[derive(Default)]
 pub(crate) struct Received {
     /// Bytes of data.
     pub(crate) len: usize,
@@ -14,13 +16,17 @@ pub(crate) struct Received {
     pub(crate) control: usize,
     /// `MSG_*` that hold for the message.
     pub(crate) flags: i32,
+    /// Where a datagram came from, or was going in messages about errors.
+    pub(crate) source: Option<SocketAddr>,
 }
 
 /// Control messages in the order in which they are added, as far as there is room.
-struct Control<'a> {
+pub(crate) struct Control<'a> {
     room: &'a mut [u8],
-    len: usize,
-    flags: i32,
+    /// Bytes that were added.
+    pub(crate) len: usize,
+    /// `MSG_*` that hold for the message.
+    pub(crate) flags: i32,
 }
 
 /// Bytes of `struct cmsghdr`.
@@ -32,12 +38,13 @@ const OFFENDER_V4: usize = size_of::<libc::sockaddr_in>();
 const OFFENDER_V6: usize = size_of::<libc::sockaddr_in6>();
 
 impl<'a> Control<'a> {
-    fn new(room: &'a mut [u8]) -> Self {
+    /// None yet.
+    pub(crate) fn new(room: &'a mut [u8]) -> Self {
         Self { room, len: 0, flags: 0 }
     }
 
     /// Adds a message, cut off where the room ends (Linux's `put_cmsg`).
-    fn push(&mut self, level: i32, kind: i32, data: &[u8]) {
+    pub(crate) fn push(&mut self, level: i32, kind: i32, data: &[u8]) {
         let room = &mut self.room[self.len..];
         if room.len() < HEADER {
             self.flags |= libc::MSG_CTRUNC;
@@ -93,6 +100,9 @@ impl Instance {
         flags: i32,
     ) -> Outcome<Received> {
         let mut control = Control::new(control);
+        if self.is_datagram(fd) {
+            return self.receive_datagram(fd, buffers, &mut control, flags);
+        }
         let len = if flags & libc::MSG_ERRQUEUE != 0 {
             let notice = self.notice(fd)?;
             self.lock().tell(fd, &notice, &mut control)?;
@@ -107,7 +117,7 @@ impl Instance {
             }
             len
         };
-        Ok(Received { len, control: control.len, flags: control.flags })
+        Ok(Received { len, control: control.len, flags: control.flags, source: None })
     }
 
     /// The oldest notice of the error queue. It never waits for one, as in Linux.

@@ -1,5 +1,6 @@
 //! The table of descriptors.
 
+use crate::datagram::Told;
 use crate::errno::{Errno, Outcome};
 use crate::poll::Epoll;
 use rustix::event::{EventfdFlags, eventfd};
@@ -13,6 +14,10 @@ pub(crate) struct SocketFile {
     pub(crate) id: SocketId,
     pub(crate) nonblocking: bool,
     pub(crate) domain: i32,
+    /// Of datagrams, not of a stream.
+    pub(crate) datagram: bool,
+    /// What a datagram socket tells with each message.
+    pub(crate) told: Told,
     /// Longest that receiving blocks (`SO_RCVTIMEO`).
     pub(crate) receive_timeout: Option<Duration>,
     /// Longest that sending blocks (`SO_SNDTIMEO`).

@@ -23,6 +23,7 @@ mod address;
 mod attach;
 mod calls;
 mod control;
+mod datagram;
 mod device;
 mod errno;
 mod files;

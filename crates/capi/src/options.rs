@@ -1,5 +1,6 @@
 //! `getsockopt`, `setsockopt` and `ioctl`: Linux's numbers for what sockets and connections have.
 
+mod datagram;
 mod timers;
 
 use crate::errno::{Errno, Outcome};
@@ -105,6 +106,9 @@ impl Instance {
     pub fn set_option(&self, fd: i32, level: i32, name: i32, value: &[u8]) -> Outcome<()> {
         self.call(|state| {
             state.id(fd)?;
+            if let Some(done) = state.set_datagram_option(fd, level, name, value) {
+                return done;
+            }
             match level {
                 libc::SOL_SOCKET => state.set_socket_option(fd, name, value),
                 libc::IPPROTO_TCP => state.set_tcp_option(fd, name, value),
@@ -119,7 +123,9 @@ impl Instance {
     pub fn option(&self, fd: i32, level: i32, name: i32, room: usize) -> Outcome<Vec<u8>> {
         self.call(|state| {
             state.id(fd)?;
+            let own = state.datagram_option(fd, level, name);
             let value = match level {
+                _ if let Some(own) = own => own,
                 libc::SOL_SOCKET => state.socket_option(fd, name),
                 libc::IPPROTO_TCP => state.tcp_option(fd, name),
                 libc::IPPROTO_IPV6 => state.ipv6_option(fd, name),

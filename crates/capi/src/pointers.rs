@@ -139,6 +139,30 @@ pub(crate) unsafe fn write_address(
     Ok(())
 }
 
+/// Writes where a message came from, if the caller wants to know; that it is nowhere in particular
+/// by a length of zero.
+///
+/// # Safety
+/// As [`write_address`].
+pub(crate) unsafe fn write_source(
+    source: Option<SocketAddr>,
+    to: *mut sockaddr,
+    len: *mut socklen_t,
+) -> Outcome<()> {
+    if to.is_null() {
+        return Ok(());
+    }
+    if let Some(source) = source {
+        // SAFETY: the caller vouches for it.
+        return unsafe { write_address(source, to, len) };
+    }
+    // SAFETY: the caller vouches for it.
+    if let Some(len) = unsafe { len.as_mut() } {
+        *len = 0;
+    }
+    Ok(())
+}
+
 /// A file of the kernel's for the time of a call.
 ///
 /// # Safety

@@ -108,5 +108,16 @@ fn a_c_program_talks_to_the_kernel() {
     assert_ok(&ran);
 }
 
+/// Goal: the same with datagrams, and both give the same answers to what is wrong.
+#[test]
+fn a_c_program_sends_datagrams_to_the_kernel() {
+    let ran = compile_and_run("udp", &package().join("tests/udp.c"));
+    if ran.status.code() == Some(SKIPPED) {
+        println!("skipped: no TAP device: {}", String::from_utf8_lossy(&ran.stderr).trim());
+        return;
+    }
+    assert_ok(&ran);
+}
+
 /// Exit code of a C program that cannot run on this machine.
 const SKIPPED: i32 = 77;

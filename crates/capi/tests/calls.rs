@@ -62,9 +62,10 @@ struct Run {
     open: [Vec<c_int>; 2],
     sets: [Vec<c_int>; 2],
     buffer: Vec<u8>,
-    /// Connections taken, and bytes received.
+    /// Connections taken, bytes received, datagrams received with their source.
     accepted: usize,
     received: isize,
+    datagrams: usize,
 }
 
 const ADDRESSES: [&std::ffi::CStr; 2] =
@@ -84,6 +85,7 @@ impl Run {
             buffer: vec![7; 100_000],
             accepted: 0,
             received: 0,
+            datagrams: 0,
         }
     }
 
@@ -155,7 +157,8 @@ impl Run {
     fn open(&mut self, side: usize) {
         let of = self.instances[side];
         let domain = self.random.pick(&[libc::AF_INET, libc::AF_INET6, libc::AF_INET, 99, -1]);
-        let kind = libc::SOCK_NONBLOCK | self.random.pick(&[libc::SOCK_STREAM; 8]);
+        let kind = self.random.pick(&[libc::SOCK_STREAM, libc::SOCK_DGRAM]);
+        let kind = libc::SOCK_NONBLOCK | kind;
         let kind = if self.random.one_in(20) { self.random.int() } else { kind };
         let protocol = if self.random.one_in(20) { self.random.int() } else { 0 };
         // SAFETY: it lives.
@@ -254,6 +257,19 @@ impl Run {
         let mut message: libc::msghdr = unsafe { zeroed() };
         message.msg_iov = pieces.as_ptr().cast_mut();
         message.msg_iovlen = pieces.len();
+        let mut control = self.control();
+        let mut from = [0_u8; 128];
+        let mut from_len: socklen_t = self.random.pick(&[128, 16, 0, 7]);
+        if self.random.one_in(2) {
+            message.msg_control = control.as_mut_ptr().cast();
+            message.msg_controllen = self.random.below(control.len() + 1);
+            message.msg_name = from.as_mut_ptr().cast();
+            message.msg_namelen = from_len;
+            if self.random.one_in(2) {
+                from = address;
+                message.msg_namelen = address_len;
+            }
+        }
         if self.random.one_in(30) {
             message.msg_iovlen = usize::MAX;
         }
@@ -264,7 +280,12 @@ impl Run {
                 0 => self.received += towpath_read(of, fd, at, hostile).max(0),
                 1 => _ = towpath_readv(of, fd, pieces.as_ptr(), count),
                 2 => _ = towpath_recv(of, fd, at, len, flags),
-                3 => _ = towpath_recvfrom(of, fd, at, hostile, flags, null_mut(), null_mut()),
+                3 => {
+                    let source = from.as_mut_ptr().cast();
+                    let len = &raw mut from_len;
+                    let got = towpath_recvfrom(of, fd, at, hostile, flags, source, len);
+                    self.datagrams += usize::from(got >= 0 && from_len >= 16);
+                }
                 4 => _ = towpath_recvmsg(of, fd, &raw mut message, flags),
                 5 => _ = towpath_write(of, fd, at, hostile),
                 6 => _ = towpath_writev(of, fd, pieces.as_ptr(), count),
@@ -274,11 +295,63 @@ impl Run {
         }
     }
 
+    /// A control message that says how to send, or anything.
+    fn control(&mut self) -> [u8; 64] {
+        let mut bytes = [0; 64];
+        let (level, kind, len) = self.random.pick(&[
+            (libc::SOL_UDP, libc::UDP_SEGMENT, 18_usize),
+            (libc::IPPROTO_IP, libc::IP_PKTINFO, 28),
+            (libc::IPPROTO_IP, libc::IP_TTL, 20),
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, 20),
+            (libc::SOL_SOCKET, libc::SO_MARK, 20),
+        ]);
+        bytes[..8].copy_from_slice(&len.to_ne_bytes());
+        bytes[8..12].copy_from_slice(&level.to_ne_bytes());
+        bytes[12..16].copy_from_slice(&kind.to_ne_bytes());
+        bytes[16] = self.random.next() as u8;
+        if self.random.one_in(4) {
+            bytes[self.random.below(64)] = self.random.next() as u8;
+        }
+        bytes
+    }
+
+    /// A datagram each way, by the book.
+    fn exchange(&mut self, side: usize) {
+        let kind = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK;
+        let of = self.instances;
+        let mut at = [0_u8; 16];
+        at[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
+        at[4..8].copy_from_slice(&[192, 0, 2, side as u8 + 1]);
+        let mut len = 16;
+        // SAFETY: here and below: they live, the address has 16 bytes, and so have the buffers.
+        unsafe {
+            let to = at.as_mut_ptr().cast::<sockaddr>();
+            let server = towpath_socket(of[side], libc::AF_INET, kind, 0);
+            let client = towpath_socket(of[1 - side], libc::AF_INET, kind, 0);
+            assert_eq!(towpath_bind(of[side], server, to, len), 0);
+            assert_eq!(towpath_getsockname(of[side], server, to, &raw mut len), 0);
+            let bytes = self.buffer.as_mut_ptr().cast::<c_void>();
+            assert_eq!(towpath_sendto(of[1 - side], client, bytes, 5000, 0, to, len), 5000);
+            self.settle();
+            let got = towpath_recvfrom(of[side], server, bytes, 9000, 0, to, &raw mut len);
+            // Sockets that nobody reads may have taken all that may wait.
+            if got == 5000 {
+                self.datagrams += 1;
+                assert_eq!(towpath_sendto(of[side], server, bytes, 1, 0, to, len), 1);
+                self.settle();
+            }
+            self.open[side].push(server);
+            self.open[1 - side].push(client);
+        }
+    }
+
     /// Options and what is ready.
     fn call_of_options(&mut self, side: usize) {
         let (of, fd, set) = (self.instances[side], self.fd(side), self.set(side));
-        let level = self.random.pick(&[1, 6, 6, 6, 0, 41, -1]);
+        let level = self.random.pick(&[1, 6, 6, 6, 0, 41, 17, -1]);
         let name = self.random.below(80) as c_int;
+        let udp = self.random.pick(&[libc::UDP_SEGMENT, libc::UDP_GRO, libc::UDP_CORK]);
+        let name = if level == libc::SOL_UDP { udp } else { name };
         // A close that lingers would wait, and so would the end for a byte in a second.
         let slow = [libc::SO_LINGER, libc::SO_MAX_PACING_RATE];
         let waits = level == libc::SOL_SOCKET && slow.contains(&name);
@@ -336,6 +409,7 @@ impl Run {
             }
             if self.random.one_in(100) {
                 self.connect(side);
+                self.exchange(side);
             }
             if self.random.one_in(50) {
                 let len = self.random.below(100);
@@ -389,9 +463,9 @@ fn any_calls_in_any_order() {
         let mut run = Run::new(seed);
         run.play();
         // Else the test would show little.
-        let Run { accepted, received, .. } = run;
-        println!("{accepted} connections taken, {received} bytes read");
-        assert!(accepted > 20 && received > 100_000);
+        let Run { accepted, received, datagrams, .. } = run;
+        println!("{accepted} connections taken, {received} bytes read, {datagrams} datagrams");
+        assert!(accepted > 20 && received > 100_000 && datagrams > 20);
         run.finish();
         assert_eq!(descriptors(), before, "descriptors left");
     }

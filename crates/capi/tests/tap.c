@@ -5,68 +5,21 @@
  * Runs in a network namespace of its own. Exit code 77: not possible here.
  */
 #define _GNU_SOURCE
-#include "check.h"
-#include "towpath.h"
+#include "tap.h"
 
-#include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <linux/if.h>
 #include <linux/if_tun.h>
 #include <pthread.h>
 #include <sched.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/ioctl.h>
 #include <time.h>
-#include <unistd.h>
 
 /* Longest that this program runs, in seconds. */
 #define PATIENCE 120
 #define TRANSFER_BYTES (16 << 20)
 #define MANY 200
-#define KERNEL_V4 "192.0.2.1"
-#define OURS_V4 "192.0.2.2"
-#define KERNEL_V6 "2001:db8::1"
-#define OURS_V6 "2001:db8::2"
-
-/* Who makes the calls: an instance, or the kernel if there is none. */
-struct end {
-	struct towpath *towpath;
-};
-
-#define CALL(end, name, ...) \
-	((end)->towpath ? towpath_##name((end)->towpath, __VA_ARGS__) : name(__VA_ARGS__))
-
-union address {
-	struct sockaddr any;
-	struct sockaddr_in v4;
-	struct sockaddr_in6 v6;
-};
-
-struct scene {
-	struct end *server;
-	struct end *client;
-	int domain;
-};
-
-static socklen_t address_of(struct end *end, int domain, int port, union address *address)
-{
-	memset(address, 0, sizeof(*address));
-	if (domain == AF_INET) {
-		address->v4.sin_family = AF_INET;
-		address->v4.sin_port = htons(port);
-		inet_pton(AF_INET, end->towpath ? OURS_V4 : KERNEL_V4, &address->v4.sin_addr);
-		return sizeof(address->v4);
-	}
-	address->v6.sin6_family = AF_INET6;
-	address->v6.sin6_port = htons(port);
-	inet_pton(AF_INET6, end->towpath ? OURS_V6 : KERNEL_V6, &address->v6.sin6_addr);
-	return sizeof(address->v6);
-}
 
 static int listen_at(struct end *end, int domain, int port)
 {
@@ -345,36 +298,6 @@ static void many(struct scene *scene)
 	}
 	CHECK(pthread_join(server, NULL) == 0);
 	CHECK(CALL(scene->server, close, served.listener) == 0);
-}
-
-/* Gives the kernel's side of the device its addresses. */
-static void configure(const char *name)
-{
-	struct { struct in6_addr address; uint32_t prefix_len; int index; } v6;
-	struct ifreq request = { 0 };
-	struct sockaddr_in *at = (struct sockaddr_in *)&request.ifr_addr;
-	int four = socket(AF_INET, SOCK_DGRAM, 0), six = socket(AF_INET6, SOCK_DGRAM, 0);
-	char path[128];
-
-	CHECK(four >= 0 && six >= 0);
-	strcpy(request.ifr_name, name);
-	/* An address of IPv6 is to be usable at once. */
-	snprintf(path, sizeof(path), "/proc/sys/net/ipv6/conf/%s/accept_dad", name);
-	int file = open(path, O_WRONLY);
-	CHECK(file >= 0 && write(file, "0", 1) == 1 && close(file) == 0);
-	at->sin_family = AF_INET;
-	inet_pton(AF_INET, KERNEL_V4, &at->sin_addr);
-	CHECK(ioctl(four, SIOCSIFADDR, &request) == 0);
-	inet_pton(AF_INET, "255.255.255.0", &at->sin_addr);
-	CHECK(ioctl(four, SIOCSIFNETMASK, &request) == 0);
-	request.ifr_flags = IFF_UP | IFF_RUNNING;
-	CHECK(ioctl(four, SIOCSIFFLAGS, &request) == 0);
-	CHECK(ioctl(four, SIOCGIFINDEX, &request) == 0);
-	inet_pton(AF_INET6, KERNEL_V6, &v6.address);
-	v6.prefix_len = 64;
-	v6.index = request.ifr_ifindex;
-	CHECK(ioctl(six, SIOCSIFADDR, &v6) == 0);
-	CHECK(close(four) == 0 && close(six) == 0);
 }
 
 /* Entries of a folder of /proc/self. */

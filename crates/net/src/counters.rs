@@ -77,6 +77,10 @@ drop_reasons! {
     UdpChecksum = "udp_checksum",
     /// Nobody took received datagrams fast enough.
     UdpQueueFull = "udp_queue_full",
+    /// A datagram for a port that no socket has; answered with an ICMP error.
+    UdpNoSocket = "udp_no_socket",
+    /// A datagram, or an error about one, for which its socket's receive buffer had no room.
+    UdpNoRoom = "udp_no_room",
     /// ICMP message malformed or with a wrong checksum.
     IcmpMalformed = "icmp_malformed",
     /// ICMP message of a kind that is not acted on.

@@ -14,6 +14,7 @@ impl Sockets {
     pub fn connect(&mut self, id: SocketId, remote: SocketAddr, now: Instant) -> Result<(), Error> {
         let socket = self.socket(id)?;
         match (&socket.phase, socket.progress) {
+            (Phase::Datagram(_), _) => self.connect_datagram(id, remote),
             (Phase::Listening(_), _) | (_, Progress::Connected) => Err(Error::IsConnected),
             (_, Progress::Connecting) if socket.deferred => Err(Error::IsConnected),
             (_, Progress::Connecting) => self.outcome(id, now),
@@ -125,7 +126,7 @@ impl Sockets {
         let options = self.socket(id)?.options;
         let port = self.ports.ephemeral(Space::Tcp, |_| true).ok_or(Error::AddressNotAvailable)?;
         let (v6_only, reuse) = (options.v6_only, options.reuse_address);
-        let used = Use { address: source, v6_only, reuse, listens: false };
+        let used = Use { address: source, v6_only, reuse, reuse_port: false, listens: false };
         self.ports.add(Space::Tcp, port, used);
         let socket = self.socket_mut(id)?;
         socket.used = Some(used);
@@ -166,6 +167,9 @@ impl Sockets {
     /// Ends the connection at once, or ends listening; the socket is as new (`connect` to
     /// `AF_UNSPEC`).
     pub fn disconnect(&mut self, id: SocketId, now: Instant) -> Result<(), Error> {
+        if self.is_datagram(id) {
+            return self.disconnect_datagram(id);
+        }
         self.stop_listening(id, now);
         let opening = self.is_connecting(id) || self.is_deferred(id);
         let socket = self.socket_mut(id)?;
@@ -180,6 +184,9 @@ impl Sockets {
 
     /// Ends one or both directions. A listener that ends reading stops listening.
     pub fn shutdown(&mut self, id: SocketId, how: Shutdown, now: Instant) -> Result<(), Error> {
+        if self.is_datagram(id) {
+            return self.shutdown_datagram(id, how);
+        }
         let (read, write) = (how != Shutdown::Write, how != Shutdown::Read);
         if matches!(self.socket(id)?.phase, Phase::Listening(_)) {
             if read {
@@ -215,6 +222,7 @@ impl Sockets {
         let socket = self.socket(id)?;
         let reset = socket.options.linger == Linger::Reset;
         self.stop_listening(id, now);
+        self.close_datagram(id);
         if reset {
             self.with_connection(id, now, |connection| connection.abort());
         }

@@ -33,10 +33,16 @@ errors! {
     WouldBlock = 11, "would block";
     /// `ENOMEM`: the limit of sockets is reached.
     NoMemory = 12, "no memory for another socket";
+    /// `EACCES`: a broadcast address without leave, or a policy on the way forbids it.
+    AccessDenied = 13, "permission denied";
     /// `EINVAL`: not in this state, or not with these arguments.
     Invalid = 22, "invalid argument";
     /// `EPIPE`: this side does not send any more.
     BrokenPipe = 32, "this direction is closed";
+    /// `ENONET`: the peer's network is cut off.
+    NotOnNetwork = 64, "host is not on the network";
+    /// `EPROTO`: a router found a header wrong.
+    Protocol = 71, "protocol error";
     /// `EDESTADDRREQ`: neither the call nor the socket names a peer.
     DestinationRequired = 89, "no destination";
     /// `EMSGSIZE`: no datagram can be so long.
@@ -67,6 +73,8 @@ errors! {
     TimedOut = 110, "connection timed out";
     /// `ECONNREFUSED`: nobody listens there.
     ConnectionRefused = 111, "connection refused";
+    /// `EHOSTDOWN`: a router says that the host is not known.
+    HostDown = 112, "host is down";
     /// `EHOSTUNREACH`: the peer cannot be reached.
     HostUnreachable = 113, "host unreachable";
     /// `EALREADY`: connecting already.

@@ -28,6 +28,7 @@ impl Sockets {
                 return self.with_listeners(id, |listen| listen.backlog = Some(backlog));
             }
             Phase::Connected(_) => return Err(Error::Invalid),
+            Phase::Datagram(_) => return Err(Error::NotSupported),
             Phase::Idle => {}
         }
         let socket = self.socket(id)?;
@@ -90,7 +91,11 @@ impl Sockets {
     /// The next connection: its socket and the peer's address.
     pub fn accept(&mut self, id: SocketId, now: Instant) -> Result<(SocketId, SocketAddr), Error> {
         let socket = self.socket(id)?;
-        let Phase::Listening(listener) = &socket.phase else { return Err(Error::Invalid) };
+        let listener = match &socket.phase {
+            Phase::Listening(listener) => listener,
+            Phase::Datagram(_) => return Err(Error::NotSupported),
+            _ => return Err(Error::Invalid),
+        };
         let (family, options) = (socket.family, socket.options);
         let used = socket.used.ok_or(Error::Invalid)?;
         let handles = listener.handles.clone();

@@ -15,12 +15,13 @@
 //! be lent instead with [`Sockets::send_piece`].
 //!
 //! One concern per file: `error`, `ports` who has which, `options`, `listen` the accept queue,
-//! `connect` opening and closing, `fastopen` data with a SYN, `stream` bytes, `readiness`,
-//! `notices` the error queue.
+//! `connect` opening and closing, `fastopen` data with a SYN, `stream` bytes, `datagram` UDP,
+//! `readiness`, `notices` the error queue.
 //!
 //! Bounds: [`SOCKETS_MAX`] sockets, and those of the stack.
 
 mod connect;
+mod datagram;
 mod error;
 mod fastopen;
 mod listen;
@@ -33,6 +34,10 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
+pub use datagram::{
+    DATAGRAMS_MAX, DatagramOptions, ErrorNotice, Origin, PathMtu, QUEUED_MAX,
+    RECEIVE_BUFFER_DEFAULT, ReceivedDatagram, SEND_BUFFER_DEFAULT, SendTo,
+};
 pub use error::Error;
 pub use listen::BACKLOG_MAX;
 pub use notices::{NOTICES_MAX, Notice, Timestamping};
@@ -44,6 +49,7 @@ pub use stream::{ReceiveFlags, SendFlags};
 use crate::stack::{Context, ListenerHandle, Stack, TcpHandle};
 use crate::tcp::Connection;
 use crate::time::Instant;
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
@@ -92,6 +98,8 @@ enum Phase {
     Listening(Listener),
     /// Has, or had, a connection.
     Connected(TcpHandle),
+    /// Sends and receives datagrams.
+    Datagram(Box<datagram::Datagrams>),
 }
 
 /// What `connect` knows (Linux's `enum socket_state`): apart from the connection's own state, so
@@ -145,6 +153,7 @@ pub struct Sockets {
     /// Socket of each listener.
     by_listener: HashMap<ListenerHandle, SocketId, FixedState>,
     ports: Ports,
+    datagrams: datagram::Table,
     wakes: VecDeque<SocketId>,
     defaults: Options,
 }
@@ -152,7 +161,8 @@ pub struct Sockets {
 impl Sockets {
     /// Sockets above `stack`. `seed` chooses where the search for ephemeral ports begins: random
     /// in production, fixed in a simulation.
-    pub fn new(stack: Stack, seed: u64) -> Self {
+    pub fn new(mut stack: Stack, seed: u64) -> Self {
+        stack.tell_udp_errors();
         Self {
             stack,
             slots: Vec::new(),
@@ -160,6 +170,7 @@ impl Sockets {
             by_connection: Vec::new(),
             by_listener: HashMap::with_hasher(FixedState::with_seed(seed)),
             ports: Ports::new(seed),
+            datagrams: datagram::Table::new(seed),
             wakes: VecDeque::new(),
             defaults: Options::default(),
         }
@@ -190,12 +201,14 @@ impl Sockets {
     pub fn input(&mut self, burst: &mut Burst, cx: &mut Context<'_>) {
         self.stack.input(burst, cx);
         self.drain();
+        self.drain_datagrams(cx);
     }
 
     /// Fills `burst` with packets to send. Call again, after sending, until it stays empty.
     pub fn output(&mut self, burst: &mut Burst, cx: &mut Context<'_>) {
         self.stack.output(burst, cx);
         self.drain();
+        self.tell_room();
     }
 
     /// Runs the timers that are due, then takes up the stack's news.
@@ -224,6 +237,10 @@ impl Sockets {
     /// The peer's address and port, in the socket's family.
     pub fn remote(&self, id: SocketId) -> Result<SocketAddr, Error> {
         let socket = self.socket(id)?;
+        if self.is_datagram(id) {
+            let remote = socket.remote.filter(|remote| remote.port() != 0);
+            return Ok(to_family(remote.ok_or(Error::NotConnected)?, socket.family));
+        }
         let gone = self.connection(socket).is_none_or(|c| c.state() == crate::tcp::State::Closed);
         let remote = socket.remote.filter(|_| !gone).ok_or(Error::NotConnected)?;
         Ok(to_family(remote, socket.family))
@@ -248,29 +265,40 @@ impl Sockets {
     pub fn bind(&mut self, id: SocketId, address: SocketAddr) -> Result<(), Error> {
         let socket = self.socket(id)?;
         let address = from_family(address, socket)?;
+        let unnamed = matches!(socket.phase, Phase::Idle | Phase::Datagram(_));
+        let taken = socket.used.is_some() || !unnamed;
+        // Linux's __inet6_bind looks at the socket first, inet_bind at the address.
+        if taken && socket.family == Family::V6 {
+            return Err(Error::Invalid);
+        }
         let wildcard = address.ip().is_unspecified();
         if !wildcard && !socket.options.free_bind && !self.stack.is_local(address.ip()) {
             return Err(Error::AddressNotAvailable);
         }
-        if socket.used.is_some() || !matches!(socket.phase, Phase::Idle) {
+        if taken {
             return Err(Error::Invalid);
         }
+        let space = socket.space();
         let used = Use {
             address: address.ip(),
             v6_only: socket.options.v6_only,
             reuse: socket.options.reuse_address,
+            reuse_port: space == Space::Udp && socket.options.reuse_port,
             listens: false,
         };
         let port = match address.port() {
-            0 => self.ports.ephemeral(Space::Tcp, |_| true).ok_or(Error::AddressInUse)?,
-            port if self.ports.is_free(Space::Tcp, port, &used) => port,
+            0 => self.ports.ephemeral(space, |_| true).ok_or(Error::AddressInUse)?,
+            port if self.ports.is_free(space, port, &used) => port,
             _ => return Err(Error::AddressInUse),
         };
-        self.ports.add(Space::Tcp, port, used);
+        self.ports.add(space, port, used);
         let socket = self.socket_mut(id)?;
         socket.used = Some(used);
         socket.port_chosen = address.port() != 0;
         socket.local = SocketAddr::new(address.ip(), port);
+        if space == Space::Udp {
+            self.enter_table(id);
+        }
         Ok(())
     }
 
@@ -312,7 +340,7 @@ impl Sockets {
         slot.generation = slot.generation.wrapping_add(1);
         self.free.push(id.index);
         if let Some(used) = socket.used {
-            self.ports.remove(Space::Tcp, socket.local.port(), used);
+            self.ports.remove(socket.space(), socket.local.port(), used);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Options of sockets: kept here so that they can be set before there is a connection, and
 //! inherited by those that a listener takes.
 
-use super::{Error, SocketId, Sockets, Timestamping};
+use super::{DatagramOptions, Error, SocketId, Sockets, Timestamping};
 use crate::stack::Listen;
 use crate::tcp::congestion::Kind;
 use crate::tcp::fastopen::FastOpenKeys;
@@ -25,7 +25,8 @@ pub enum Linger {
 pub struct Options {
     /// May share its port with others that say so too (`SO_REUSEADDR`).
     pub reuse_address: bool,
-    /// The same for all of one user (`SO_REUSEPORT`); kept and shown.
+    /// The same for all of one user, and datagrams are shared out (`SO_REUSEPORT`); of streams
+    /// kept and shown.
     pub reuse_port: bool,
     /// IPv6 only (`IPV6_V6ONLY`).
     pub v6_only: bool,
@@ -92,6 +93,8 @@ pub struct Options {
     pub syn_retries: Option<u8>,
     /// Congestion control (`TCP_CONGESTION`).
     pub congestion: Option<Kind>,
+    /// Those of datagram sockets only.
+    pub datagram: DatagramOptions,
     /// Times of what is sent; set with [`Sockets::set_timestamping`] (`SO_TIMESTAMPING`).
     pub timestamping: Timestamping,
 }
@@ -133,6 +136,7 @@ impl Default for Options {
             defer_accept: 0,
             syn_retries: None,
             congestion: None,
+            datagram: DatagramOptions::default(),
             timestamping: Timestamping::default(),
         }
     }

@@ -19,6 +19,7 @@ pub const EPHEMERAL_LAST: u16 = 60_999;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Space {
     Tcp,
+    Udp,
 }
 
 /// How a socket uses a port.
@@ -30,6 +31,8 @@ pub(super) struct Use {
     pub(super) v6_only: bool,
     /// May share with others of the same mind.
     pub(super) reuse: bool,
+    /// The same, but only with those that ask for this (`SO_REUSEPORT` of datagram sockets).
+    pub(super) reuse_port: bool,
     /// Takes connections: nobody comes to share.
     pub(super) listens: bool,
 }
@@ -48,6 +51,7 @@ impl Use {
         // As Linux's inet_bind_conflict: only the other's listening matters, so who listens may
         // come back while connections of its past hold the port.
         let shared = self.reuse && other.reuse && !other.listens;
+        let shared = shared || self.reuse_port && other.reuse_port;
         !shared && self.overlaps(other)
     }
 }

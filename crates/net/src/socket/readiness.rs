@@ -25,6 +25,8 @@ impl Readiness {
     pub const READ_NORMAL: Readiness = Readiness(0x040);
     /// Ordinary data may be written (`POLLWRNORM`): always with [`Readiness::OUT`].
     pub const WRITE_NORMAL: Readiness = Readiness(0x100);
+    /// Priority data may be written (`POLLWRBAND`): with [`Readiness::OUT`] of datagram sockets.
+    pub const WRITE_BAND: Readiness = Readiness(0x200);
     /// The peer has ended its direction (`POLLRDHUP`).
     pub const READ_HUP: Readiness = Readiness(0x2000);
     /// All of the above that stand for reading.
@@ -49,7 +51,7 @@ impl Readiness {
         self.0 & other.0 == other.0
     }
 
-    fn set(&mut self, other: Readiness, on: bool) {
+    pub(super) fn set(&mut self, other: Readiness, on: bool) {
         if on {
             self.0 |= other.0;
         }
@@ -78,6 +80,9 @@ impl Sockets {
         if let Phase::Listening(listener) = &socket.phase {
             ready.set(Readiness::READABLE, self.is_acceptable(listener));
             return ready;
+        }
+        if let Phase::Datagram(datagrams) = &socket.phase {
+            return self.datagram_readiness(socket, datagrams);
         }
         if socket.deferred {
             // As Linux: who has to write in order to connect may write.

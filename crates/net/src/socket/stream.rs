@@ -220,11 +220,15 @@ impl Sockets {
         self.tcp(id).is_some_and(|connection| connection.urgent_mark() == Some(0))
     }
 
-    /// Received bytes that can be taken now, up to urgent data (`SIOCINQ`).
+    /// Received bytes that can be taken now, up to urgent data, or those of the next datagram
+    /// (`SIOCINQ`).
     pub fn available(&self, id: SocketId) -> Result<usize, Error> {
         let socket = self.socket(id)?;
         if matches!(socket.phase, Phase::Listening(_)) {
             return Err(Error::NotConnected);
+        }
+        if matches!(socket.phase, Phase::Datagram(_)) {
+            return self.datagram_len(socket);
         }
         Ok(self.connection(socket).map_or(0, |connection| connection.readable_len()))
     }

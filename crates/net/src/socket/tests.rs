@@ -1,6 +1,8 @@
-//! Sockets of two stacks on one link: errors in every state, readiness, ports, ends.
+//! Sockets of two stacks on one link: errors in every state, readiness, ports, ends; datagrams.
 
 mod bench;
+mod datagram;
+mod datagram_errors;
 mod errors;
 mod ports;
 mod readiness;

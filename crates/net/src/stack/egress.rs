@@ -16,7 +16,7 @@ use core::net::IpAddr;
 use towpath_packet::{Checksum, GsoKind, Offload, Packet};
 
 /// Hop limit of what the stack sends (RFC 1700, as Linux).
-const TTL: u8 = 64;
+pub(super) const TTL: u8 = 64;
 
 /// What an IP header says about how the packet is to be treated.
 #[derive(Clone, Copy)]
@@ -24,16 +24,31 @@ pub(super) struct Marks {
     pub(super) ttl: u8,
     /// Type of service or traffic class.
     pub(super) tos: u8,
+    /// Routers may not fragment it: what goes out in fragments all the same does not say so.
+    pub(super) dont_fragment: bool,
 }
 
 impl Stack {
-    /// Sends a packet that begins with its TCP or UDP header, whose checksum field is still zero.
+    /// Sends a packet that begins with its TCP header, whose checksum field is still zero.
     pub(super) fn send_transport(
+        &mut self,
+        packet: Packet,
+        protocol: Protocol,
+        addresses: (IpAddr, IpAddr),
+        tos: u8,
+        cx: &mut Context<'_>,
+    ) {
+        let marks = Marks { ttl: TTL, tos, dont_fragment: true };
+        self.send_marked(packet, protocol, addresses, marks, cx);
+    }
+
+    /// Sends a packet that begins with its TCP or UDP header, whose checksum field is still zero.
+    pub(super) fn send_marked(
         &mut self,
         mut packet: Packet,
         protocol: Protocol,
         (source, destination): (IpAddr, IpAddr),
-        tos: u8,
+        marks: Marks,
         cx: &mut Context<'_>,
     ) {
         if self.stopped {
@@ -50,7 +65,7 @@ impl Stack {
         let start = (IP_AT + ip_len) as u16;
         let checksum = Checksum::Partial { start, offset: offset as u16 };
         packet.set_offload(Offload { checksum, ..*packet.offload() });
-        self.send_ip(packet, protocol, (source, destination), Marks { ttl: TTL, tos }, cx);
+        self.send_ip(packet, protocol, (source, destination), marks, cx);
     }
 
     /// Puts an IP header in front and sends the packet to the next hop.
@@ -71,7 +86,7 @@ impl Stack {
                 let header = ipv4::Header {
                     tos: marks.tos,
                     ident: self.next_ident(&packet),
-                    dont_fragment: protocol == Protocol::TCP,
+                    dont_fragment: marks.dont_fragment,
                     more_fragments: false,
                     fragment_offset: 0,
                     ttl: marks.ttl,

@@ -8,7 +8,7 @@ mod receive;
 
 use super::egress::Marks;
 use super::ingress::{IP_AT, IpInfo, is_multicast};
-use super::{Context, Stack};
+use super::{Context, Datagram, Stack};
 use crate::checksum;
 use crate::counters::DropReason;
 use crate::gso;
@@ -176,6 +176,14 @@ impl Stack {
         header.emit(&mut transport);
         let quote = rebuilt(local.ip(), remote.ip(), Protocol::UDP, &transport);
         self.send_unreachable(quote, why, cx);
+    }
+
+    /// Tells the sender of a datagram that nobody listens on its port, and quotes it.
+    pub(crate) fn refuse_datagram(&mut self, datagram: &Datagram, cx: &mut Context<'_>) {
+        let (source, destination) = (datagram.remote.ip(), datagram.local.ip());
+        if let Some(quote) = self.quote(source, destination, &datagram.packet, cx) {
+            self.send_unreachable(quote, Unreachable::Port, cx);
+        }
     }
 
     /// Refuses an incoming connection because its destination cannot be reached.
@@ -414,7 +422,7 @@ impl Stack {
         sum.add_sum(gso::transport_sum(&packet, 0, cx.ledger));
         let at = icmpv4::CHECKSUM_OFFSET;
         packet.headers_mut()[at..at + 2].copy_from_slice(&sum.finish().to_be_bytes());
-        self.send_ip(packet, protocol, (from, to), Marks { ttl, tos: 0 }, cx);
+        self.send_ip(packet, protocol, (from, to), Marks { ttl, tos: 0, dont_fragment: false }, cx);
     }
 }
 

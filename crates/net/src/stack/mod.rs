@@ -50,7 +50,7 @@ pub use icmp::{Echo, Unreachable};
 pub use listen::{Listen, ListenError, ListenerHandle};
 pub use metrics::{Connect, PEERS_MAX};
 pub use tcp::{ConnectError, TcpHandle};
-pub use udp::Datagram;
+pub use udp::{Datagram, UdpError, UdpSend};
 
 /// An address of ours and the length of its link's prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,6 +125,10 @@ pub struct Stack {
     /// Frames ready to be sent.
     ready: VecDeque<Packet>,
     datagrams: VecDeque<Datagram>,
+    udp_errors: VecDeque<UdpError>,
+    tells_udp_errors: bool,
+    /// How often all that was ready has been handed out.
+    emptied: u64,
     echoes: VecDeque<Echo>,
     ip_ident: u16,
     fragment_ident: u32,
@@ -149,6 +153,9 @@ impl Stack {
             icmp_limit: icmp::RateLimit::default(),
             ready: VecDeque::new(),
             datagrams: VecDeque::new(),
+            udp_errors: VecDeque::new(),
+            tells_udp_errors: false,
+            emptied: 0,
             echoes: VecDeque::new(),
             ip_ident: 0,
             fragment_ident,
@@ -215,6 +222,7 @@ impl Stack {
                 self.counters.bytes_out += packet.len() as u64;
                 self.counters.super_packets_out += u64::from(packet.offload().gso.is_some());
                 burst.push(packet).expect("the burst is not full");
+                self.emptied += u64::from(self.ready.is_empty());
             }
             if burst.is_full() || !self.output_tcp(cx) {
                 return;
@@ -225,6 +233,12 @@ impl Stack {
     /// True if [`Stack::output`] may have something.
     pub fn has_output(&self) -> bool {
         !self.ready.is_empty() || self.tcp.has_output()
+    }
+
+    /// How often [`Stack::output`] has handed out the last packet that was ready: what was sent
+    /// before has left.
+    pub fn emptied_count(&self) -> u64 {
+        self.emptied
     }
 
     /// When [`Stack::on_deadline`] wants to be called next.

@@ -1,10 +1,11 @@
 //! Datagrams: handed to the owner as they come, sent as he gives them.
 
+use super::egress::{Marks, TTL};
 use super::ingress::{IpInfo, is_multicast};
 use super::{Context, Stack};
 use crate::counters::DropReason;
 use crate::wire::udp::{self, Header};
-use crate::wire::{Protocol, ipv4, ipv6};
+use crate::wire::{Protocol, icmpv4, ipv4, ipv6};
 use core::net::{IpAddr, SocketAddr};
 use core::num::NonZeroU16;
 use towpath_packet::{Checksum, Gso, GsoKind, Offload, Packet};
@@ -21,9 +22,58 @@ pub struct Datagram {
     pub segment_size: Option<NonZeroU16>,
     /// Type of service or traffic class.
     pub tos: u8,
+    /// Time to live or hop limit.
+    pub ttl: u8,
+}
+
+/// How datagrams are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UdpSend {
+    /// Payload bytes of each datagram of a super-packet.
+    pub segment_size: Option<NonZeroU16>,
+    /// Type of service or traffic class.
+    pub tos: u8,
+    /// Time to live or hop limit.
+    pub ttl: u8,
+    /// Routers may not fragment it.
+    pub dont_fragment: bool,
+}
+
+impl Default for UdpSend {
+    fn default() -> Self {
+        Self { segment_size: None, tos: 0, ttl: TTL, dont_fragment: false }
+    }
+}
+
+/// An ICMP error about a datagram that was sent.
+pub struct UdpError {
+    /// Where the datagram came from.
+    pub local: SocketAddr,
+    /// Where it was going.
+    pub remote: SocketAddr,
+    /// Who tells of the error.
+    pub from: IpAddr,
+    /// Type of the ICMP message.
+    pub kind: u8,
+    /// Its code.
+    pub code: u8,
+    /// The MTU that was too small, in errors that tell one.
+    pub mtu: u32,
+    /// Its pieces are what the error quotes of the datagram's payload.
+    pub packet: Packet,
 }
 
 impl Stack {
+    /// From now on ICMP errors about datagrams wait to be taken with [`Stack::next_udp_error`].
+    pub fn tell_udp_errors(&mut self) {
+        self.tells_udp_errors = true;
+    }
+
+    /// The next ICMP error about a datagram.
+    pub fn next_udp_error(&mut self) -> Option<UdpError> {
+        self.udp_errors.pop_front()
+    }
+
     /// The next received datagram.
     pub fn next_datagram(&mut self) -> Option<Datagram> {
         self.datagrams.pop_front()
@@ -34,10 +84,23 @@ impl Stack {
     /// need fragments is sent one by one, or is dropped here and counted.
     pub fn udp_send(
         &mut self,
-        mut packet: Packet,
+        packet: Packet,
         local: SocketAddr,
         remote: SocketAddr,
         segment_size: Option<NonZeroU16>,
+        cx: &mut Context<'_>,
+    ) {
+        let how = UdpSend { segment_size, ..UdpSend::default() };
+        self.udp_send_with(packet, local, remote, &how, cx);
+    }
+
+    /// The same, told more.
+    pub fn udp_send_with(
+        &mut self,
+        mut packet: Packet,
+        local: SocketAddr,
+        remote: SocketAddr,
+        how: &UdpSend,
         cx: &mut Context<'_>,
     ) {
         let payload_len = packet.payload_len();
@@ -51,7 +114,7 @@ impl Stack {
             checksum: 0,
         };
         header.emit(packet.push_header(udp::HEADER_LEN));
-        let size = segment_size.filter(|size| payload_len > usize::from(size.get()));
+        let size = how.segment_size.filter(|size| payload_len > usize::from(size.get()));
         let ip_len = if local.is_ipv4() { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN };
         let room = usize::from(self.caps.mtu).saturating_sub(ip_len + udp::HEADER_LEN);
         if size.is_some_and(|size| usize::from(size.get()) > room) {
@@ -59,7 +122,8 @@ impl Stack {
         }
         let gso = size.map(|size| Gso { kind: GsoKind::Udp, size, ecn: false });
         packet.set_offload(Offload { gso, ..Offload::default() });
-        self.send_transport(packet, Protocol::UDP, (local.ip(), remote.ip()), 0, cx);
+        let marks = Marks { ttl: how.ttl, tos: how.tos, dont_fragment: how.dont_fragment };
+        self.send_marked(packet, Protocol::UDP, (local.ip(), remote.ip()), marks, cx);
     }
 
     pub(super) fn receive_udp(
@@ -117,8 +181,57 @@ impl Stack {
             packet,
             segment_size,
             tos: info.tos,
+            ttl: info.ttl,
         });
         Ok(())
+    }
+
+    /// Keeps an ICMP error about a datagram for the owner. The headers of `packet` go on from
+    /// `quote_at` with the quoted IP header and the eight bytes behind it.
+    pub(super) fn receive_udp_error(
+        &mut self,
+        info: &IpInfo,
+        packet: Packet,
+        (quote_at, ip_len): (usize, usize),
+        addresses: (IpAddr, IpAddr),
+    ) -> Result<(), DropReason> {
+        if !self.tells_udp_errors {
+            return Err(DropReason::IcmpIgnored);
+        }
+        if self.udp_errors.len() >= self.config.limits.datagrams {
+            return Err(DropReason::UdpQueueFull);
+        }
+        let headers = packet.headers();
+        let number = |at: usize| u16::from_be_bytes([headers[at], headers[at + 1]]);
+        let (icmp, transport) = (info.transport_at, quote_at + ip_len);
+        let [kind, code] = [headers[icmp], headers[icmp + 1]];
+        let mtu = match (info.source.is_ipv4(), kind, code) {
+            (true, ICMPV4_UNREACHABLE, icmpv4::FRAGMENTATION_NEEDED) => u32::from(number(icmp + 6)),
+            (false, ICMPV6_TOO_BIG, _) => {
+                u32::from(number(icmp + 4)) << 16 | u32::from(number(icmp + 6))
+            }
+            _ => 0,
+        };
+        self.udp_errors.push_back(UdpError {
+            local: SocketAddr::new(addresses.0, number(transport)),
+            remote: SocketAddr::new(addresses.1, number(transport + 2)),
+            from: info.source,
+            kind,
+            code,
+            mtu,
+            packet,
+        });
+        Ok(())
+    }
+
+    /// Counts a datagram that its owner dropped.
+    pub(crate) fn count_drop(&mut self, reason: DropReason) {
+        self.counters.drop(reason);
+    }
+
+    /// True if packets wait to be handed out.
+    pub(crate) fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
     }
 
     /// True if `address` could be reached over this stack's family.
@@ -126,3 +239,8 @@ impl Stack {
         self.config.addresses.iter().any(|ours| ours.address.is_ipv4() == address.is_ipv4())
     }
 }
+
+/// Type of an ICMP destination unreachable (RFC 792).
+const ICMPV4_UNREACHABLE: u8 = 3;
+/// Type of an ICMPv6 packet too big (RFC 4443 §3.2).
+const ICMPV6_TOO_BIG: u8 = 2;

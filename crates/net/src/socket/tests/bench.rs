@@ -56,7 +56,7 @@ impl Bench {
         };
         Self {
             hosts: [host(SERVER), host(CLIENT)],
-            memory: Memory::new(MemoryConfig::within(8 << 20)),
+            memory: Memory::new(MemoryConfig::within(16 << 20)),
             ledger: Ledger::new(),
             now: Instant::START,
         }
@@ -93,6 +93,27 @@ impl Bench {
         }
         hosts[1 - from].input(&mut received, &mut Context { memory, ledger, now: *now });
         moved
+    }
+
+    /// Lets `act` use a host.
+    pub(super) fn with<R>(
+        &mut self,
+        host: usize,
+        act: impl FnOnce(&mut Sockets, &mut Context<'_>) -> R,
+    ) -> R {
+        let Self { hosts, memory, ledger, now } = self;
+        act(&mut hosts[host], &mut Context { memory, ledger, now: *now })
+    }
+
+    /// Bytes copied so far at a place.
+    pub(super) fn copied_at(&self, site: Site) -> u64 {
+        self.ledger.copied_at(site)
+    }
+
+    /// Packets and frames in use.
+    pub(super) fn in_use(&self) -> usize {
+        let Memory { packets, small, large } = &self.memory;
+        packets.out_count() + small.out_count() + large.out_count()
     }
 
     pub(super) fn stream(&mut self, host: usize) -> SocketId {

@@ -31,7 +31,10 @@ impl Stack {
             }
             icmpv4::Message::DestinationUnreachable { code, next_hop_mtu } => {
                 let mtu = (code == icmpv4::FRAGMENTATION_NEEDED).then_some(next_hop_mtu);
-                self.receive_error(packet, ipv4::HEADER_LEN, mtu.map(u32::from), cx)
+                self.receive_error(info, packet, ipv4::HEADER_LEN, mtu.map(u32::from), cx)
+            }
+            icmpv4::Message::TimeExceeded { .. } | icmpv4::Message::ParameterProblem { .. } => {
+                self.receive_datagram_error(info, packet, ipv4::HEADER_LEN)
             }
             _ => Err(DropReason::IcmpIgnored),
         }
@@ -65,10 +68,13 @@ impl Stack {
                 self.receive_echo(info, ident, sequence, packet, cx)
             }
             icmpv6::Message::PacketTooBig { mtu } => {
-                self.receive_error(packet, ipv6::HEADER_LEN, Some(mtu), cx)
+                self.receive_error(info, packet, ipv6::HEADER_LEN, Some(mtu), cx)
             }
             icmpv6::Message::DestinationUnreachable { .. } => {
-                self.receive_error(packet, ipv6::HEADER_LEN, None, cx)
+                self.receive_error(info, packet, ipv6::HEADER_LEN, None, cx)
+            }
+            icmpv6::Message::TimeExceeded { .. } | icmpv6::Message::ParameterProblem { .. } => {
+                self.receive_datagram_error(info, packet, ipv6::HEADER_LEN)
             }
             _ => Err(DropReason::IcmpIgnored),
         }
@@ -144,32 +150,25 @@ impl Stack {
         }
     }
 
-    /// An error about a packet of ours: acted on if it quotes a connection that exists.
+    /// An error about a packet of ours: acted on if it quotes a connection that exists, or a
+    /// datagram whose owner wants to know.
     fn receive_error(
         &mut self,
+        info: &IpInfo,
         mut packet: Packet,
         ip_len: usize,
         mtu: Option<u32>,
         cx: &mut Context<'_>,
     ) -> Result<(), DropReason> {
         let at = packet.headers().len();
-        if !packet.pull_more(ip_len + QUOTED_TRANSPORT) {
-            return Err(DropReason::IcmpMalformed);
+        let (source, destination, protocol) = quoted(&mut packet, ip_len)?;
+        if protocol == Protocol::UDP {
+            return self.receive_udp_error(info, packet, (at, ip_len), (source, destination));
         }
-        let quoted = &packet.headers()[at..];
-        let (source, destination, protocol): (IpAddr, IpAddr, Protocol) = if ip_len
-            == ipv4::HEADER_LEN
-        {
-            let ip = ipv4::Header::parse_quoted(quoted).map_err(|_| DropReason::IcmpMalformed)?;
-            (ip.source.into(), ip.destination.into(), ip.protocol)
-        } else {
-            let ip =
-                ipv6::Header::parse(quoted, usize::MAX).map_err(|_| DropReason::IcmpMalformed)?;
-            (ip.source.into(), ip.destination.into(), ip.next_header)
-        };
         if protocol != Protocol::TCP {
             return Err(DropReason::IcmpIgnored);
         }
+        let quoted = &packet.headers()[at..];
         let transport = &quoted[ip_len..];
         let port = |at: usize| u16::from_be_bytes([transport[at], transport[at + 1]]);
         let sequence = u32::from_be_bytes([transport[4], transport[5], transport[6], transport[7]]);
@@ -179,6 +178,38 @@ impl Stack {
         let least = if ip_len == ipv4::HEADER_LEN { PATH_MTU_MIN_V4 } else { PATH_MTU_MIN_V6 };
         let mss = mtu.map(|mtu| mtu.max(least) - headers);
         self.tcp_error(local, remote, Seq(sequence), mss, cx)
+    }
+
+    /// An error that matters to datagrams only.
+    fn receive_datagram_error(
+        &mut self,
+        info: &IpInfo,
+        mut packet: Packet,
+        ip_len: usize,
+    ) -> Result<(), DropReason> {
+        let at = packet.headers().len();
+        match quoted(&mut packet, ip_len)? {
+            (source, destination, Protocol::UDP) => {
+                self.receive_udp_error(info, packet, (at, ip_len), (source, destination))
+            }
+            _ => Err(DropReason::IcmpIgnored),
+        }
+    }
+}
+
+/// Pulls the quoted IP header and what every error quotes of the next; what the former says.
+fn quoted(packet: &mut Packet, ip_len: usize) -> Result<(IpAddr, IpAddr, Protocol), DropReason> {
+    let at = packet.headers().len();
+    if !packet.pull_more(ip_len + QUOTED_TRANSPORT) {
+        return Err(DropReason::IcmpMalformed);
+    }
+    let bytes = &packet.headers()[at..];
+    if ip_len == ipv4::HEADER_LEN {
+        let ip = ipv4::Header::parse_quoted(bytes).map_err(|_| DropReason::IcmpMalformed)?;
+        Ok((ip.source.into(), ip.destination.into(), ip.protocol))
+    } else {
+        let ip = ipv6::Header::parse(bytes, usize::MAX).map_err(|_| DropReason::IcmpMalformed)?;
+        Ok((ip.source.into(), ip.destination.into(), ip.next_header))
     }
 }
 

@@ -1,0 +1,179 @@
+//! Calls on datagram sockets: `sendmsg` and `recvmsg` and what is shorthand for them, with control
+//! messages as Linux's UDP has them.
+
+mod control;
+
+use crate::address;
+use crate::control::{Control, Received};
+use crate::errno::{Errno, Outcome};
+use crate::instance::{Instance, State};
+use std::net::SocketAddr;
+use std::time::Duration;
+use towpath_net::socket::{Error, ErrorNotice, Origin, Readiness, ReceivedDatagram, SendTo};
+
+/// What a datagram socket tells with each message.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Told {
+    /// `IP_PKTINFO`.
+    pub(crate) packet_v4: bool,
+    /// `IPV6_RECVPKTINFO`.
+    pub(crate) packet_v6: bool,
+    /// `IP_RECVTTL`.
+    pub(crate) ttl: bool,
+    /// `IPV6_RECVHOPLIMIT`.
+    pub(crate) hop_limit: bool,
+    /// `IP_RECVTOS`.
+    pub(crate) tos: bool,
+    /// `IPV6_RECVTCLASS`.
+    pub(crate) traffic_class: bool,
+    /// `SO_RXQ_OVFL`.
+    pub(crate) dropped: bool,
+}
+
+impl Instance {
+    /// True if the descriptor is that of a datagram socket.
+    pub(crate) fn is_datagram(&self, fd: i32) -> bool {
+        self.lock().files.socket(fd).is_ok_and(|file| file.datagram)
+    }
+
+    /// Receives one datagram, or one error of the error queue (`MSG_ERRQUEUE`).
+    pub(crate) fn receive_datagram(
+        &self,
+        fd: i32,
+        buffers: &mut [&mut [u8]],
+        control: &mut Control<'_>,
+        flags: i32,
+    ) -> Outcome<Received> {
+        if flags & libc::MSG_ERRQUEUE != 0 {
+            return self.receive_error(fd, buffers, control);
+        }
+        let peek = flags & libc::MSG_PEEK != 0;
+        let timeout = self.lock().timeout(fd, flags, false)?;
+        let waits = timeout != Some(Duration::ZERO);
+        let told = self.block(timeout, |state| {
+            let id = state.id(fd)?;
+            match state.with(|sockets, cx| sockets.receive_datagram(id, buffers, peek, cx.ledger)) {
+                Ok(told) => {
+                    state.tell_datagram(fd, &told, control)?;
+                    Ok(Some(told))
+                }
+                // As in Linux the end of receiving ends a wait, and only that.
+                Err(Error::WouldBlock) if waits => {
+                    let over = state.sockets.readiness(id).contains(Readiness::READ_HUP);
+                    if over { Ok(None) } else { Err(Errno::AGAIN) }
+                }
+                Err(error) => Err(error.into()),
+            }
+        })?;
+        let mut received = Received::default();
+        if let Some(told) = told {
+            let all = flags & libc::MSG_TRUNC != 0;
+            received.len = if all { told.len } else { told.copied };
+            if told.copied < told.len {
+                control.flags |= libc::MSG_TRUNC;
+            }
+            received.source = Some(told.from);
+        }
+        (received.control, received.flags) = (control.len, control.flags);
+        Ok(received)
+    }
+
+    /// Takes an error of the error queue. It never waits for one.
+    fn receive_error(
+        &self,
+        fd: i32,
+        buffers: &mut [&mut [u8]],
+        control: &mut Control<'_>,
+    ) -> Outcome<Received> {
+        self.call(|state| {
+            let id = state.id(fd)?;
+            let taken = state.with(|sockets, cx| sockets.take_error_notice(id, buffers, cx.ledger));
+            let (notice, copied, len) = taken?;
+            control.flags |= libc::MSG_ERRQUEUE;
+            if copied < len {
+                control.flags |= libc::MSG_TRUNC;
+            }
+            let domain = state.files.socket(fd)?.domain;
+            control::push_error(control, domain, &notice);
+            Ok(Received {
+                len: copied,
+                control: control.len,
+                flags: control.flags,
+                source: Some(notice.remote),
+            })
+        })
+    }
+
+    /// Sends one datagram, or one super-packet, to `address` or to the socket's peer.
+    pub(crate) fn send_datagram(
+        &self,
+        fd: i32,
+        buffers: &[&[u8]],
+        flags: i32,
+        address: Option<&[u8]>,
+        control: &[u8],
+    ) -> Outcome<usize> {
+        let (timeout, family) = {
+            let mut state = self.lock();
+            let id = state.id(fd)?;
+            state.sockets.bind_by_itself(id)?;
+            (state.timeout(fd, flags, true)?, state.family(fd)?)
+        };
+        let len: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+        if len > usize::from(u16::MAX) {
+            return Err(Errno(libc::EMSGSIZE));
+        }
+        let to = match address {
+            Some(address) => address::parse_destination(address, family)?,
+            None => None,
+        };
+        if to.is_some_and(|to| to.port() == 0) {
+            return Err(Errno::INVAL);
+        }
+        let to_v4 = |to: SocketAddr| to.ip().to_canonical().is_ipv4();
+        let over_v4 = match to {
+            Some(to) => to_v4(to),
+            None => self.remote(fd).is_ok_and(to_v4),
+        };
+        // As in Linux, only IPv4 minds that there is no urgent data.
+        let minded = if over_v4 { libc::MSG_OOB | libc::MSG_MORE } else { libc::MSG_MORE };
+        if flags & minded != 0 {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        let mut send = SendTo { to, ..SendTo::default() };
+        control::parse(control, over_v4, &mut send)?;
+        self.block(timeout, |state| {
+            let id = state.id(fd)?;
+            Ok(state.with(|sockets, cx| sockets.send_datagram(id, buffers, &send, cx))?)
+        })
+    }
+}
+
+impl State {
+    fn tell_datagram(
+        &self,
+        fd: i32,
+        told: &ReceivedDatagram,
+        control: &mut Control<'_>,
+    ) -> Outcome<()> {
+        let file = self.files.socket(fd)?;
+        if file.told.dropped {
+            // As Linux, only once something was lost.
+            let dropped = self.sockets.dropped_datagrams(file.id)?;
+            if dropped > 0 {
+                control.push(libc::SOL_SOCKET, libc::SO_RXQ_OVFL, &dropped.to_ne_bytes());
+            }
+        }
+        control::push_told(control, &file.told, told);
+        Ok(())
+    }
+}
+
+/// `SO_EE_ORIGIN_*` of `linux/errqueue.h`.
+fn origin(notice: &ErrorNotice) -> u8 {
+    match notice.origin {
+        Origin::Local => 1,
+        Origin::Icmp => 2,
+        Origin::Icmpv6 => 3,
+    }
+}

@@ -1,0 +1,184 @@
+//! Options of datagram sockets, as far as they are not those of all sockets.
+
+use super::int;
+use crate::datagram::Told;
+use crate::errno::{Errno, Outcome};
+use crate::instance::State;
+use towpath_net::socket::{Family, PathMtu, RECEIVE_BUFFER_DEFAULT, SEND_BUFFER_DEFAULT};
+
+/// What Linux says of options that a protocol does not have.
+const UNKNOWN: Errno = Errno(libc::ENOPROTOOPT);
+
+/// A number as options of IPv4 have it: a byte is enough.
+fn number(level: i32, value: &[u8]) -> Outcome<i32> {
+    match *value {
+        [byte] if level == libc::IPPROTO_IP => Ok(i32::from(byte)),
+        _ => int(value),
+    }
+}
+
+/// What a switch of [`Told`] is called.
+fn switch(told: &mut Told, level: i32, name: i32) -> Option<&mut bool> {
+    Some(match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => &mut told.dropped,
+        (libc::IPPROTO_IP, libc::IP_PKTINFO) => &mut told.packet_v4,
+        (libc::IPPROTO_IP, libc::IP_RECVTTL) => &mut told.ttl,
+        (libc::IPPROTO_IP, libc::IP_RECVTOS) => &mut told.tos,
+        (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO) => &mut told.packet_v6,
+        (libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT) => &mut told.hop_limit,
+        (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS) => &mut told.traffic_class,
+        _ => return None,
+    })
+}
+
+impl State {
+    /// Sets an option; `None` if it is one of all sockets.
+    pub(super) fn set_datagram_option(
+        &mut self,
+        fd: i32,
+        level: i32,
+        name: i32,
+        value: &[u8],
+    ) -> Option<Outcome<()>> {
+        if !self.files.socket(fd).is_ok_and(|file| file.datagram) {
+            return None;
+        }
+        if let Err(error) = self.check_level(fd, level) {
+            return Some(Err(error));
+        }
+        let number = match number(level, value) {
+            Ok(number) => number,
+            Err(error) => return (level != libc::SOL_SOCKET).then_some(Err(error)),
+        };
+        self.set_datagram_number(fd, level, name, number).transpose()
+    }
+
+    /// Which levels a datagram socket has.
+    fn check_level(&self, fd: i32, level: i32) -> Outcome<()> {
+        let v6 = self.files.socket(fd)?.domain == libc::AF_INET6;
+        match level {
+            libc::IPPROTO_TCP => Err(UNKNOWN),
+            libc::IPPROTO_IPV6 if !v6 => Err(UNKNOWN),
+            _ => Ok(()),
+        }
+    }
+
+    fn set_datagram_number(
+        &mut self,
+        fd: i32,
+        level: i32,
+        name: i32,
+        number: i32,
+    ) -> Outcome<Option<()>> {
+        let on = number != 0;
+        if let Some(told) = switch(&mut self.files.socket_mut(fd)?.told, level, name) {
+            *told = on;
+            return Ok(Some(()));
+        }
+        match (level, name) {
+            (libc::SOL_UDP, libc::UDP_SEGMENT) => {
+                let size = u16::try_from(number).map_err(|_| Errno::INVAL)?;
+                self.change(fd, |options| options.datagram.segment_size = size)?;
+            }
+            (libc::SOL_UDP, libc::UDP_GRO) => {
+                self.change(fd, |options| options.datagram.coalesced = on)?;
+            }
+            (libc::SOL_UDP, _) => return Err(UNKNOWN),
+            (libc::SOL_SOCKET, libc::SO_BROADCAST) => {
+                self.change(fd, |options| options.datagram.broadcast = on)?;
+            }
+            (libc::IPPROTO_IP, libc::IP_RECVERR) => {
+                let id = self.id(fd)?;
+                self.sockets.set_receive_errors(id, Family::V4, on)?;
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_RECVERR) => {
+                let id = self.id(fd)?;
+                self.sockets.set_receive_errors(id, Family::V6, on)?;
+            }
+            (libc::IPPROTO_IP, libc::IP_TTL) => {
+                let ttl = or_default(number, 1)?;
+                self.change(fd, |options| options.datagram.ttl = ttl)?;
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) => {
+                let limit = or_default(number, 0)?;
+                self.change(fd, |options| options.datagram.hop_limit = limit)?;
+            }
+            (libc::IPPROTO_IP, libc::IP_TOS) => {
+                self.change(fd, |options| options.tos = number as u8)?;
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                let class = or_default(number, 0)?.unwrap_or(0);
+                self.change(fd, |options| options.traffic_class = class)?;
+            }
+            (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER)
+            | (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER) => {
+                self.set_path_mtu(fd, number)?;
+                let path_mtu = match number {
+                    libc::IP_PMTUDISC_DO | libc::IP_PMTUDISC_PROBE => PathMtu::Never,
+                    libc::IP_PMTUDISC_INTERFACE => PathMtu::Link,
+                    _ => PathMtu::Fragment,
+                };
+                self.change(fd, |options| options.datagram.path_mtu = path_mtu)?;
+            }
+            _ => return Ok(None),
+        }
+        Ok(Some(()))
+    }
+
+    /// The value of an option; `None` if it is one of all sockets.
+    pub(super) fn datagram_option(
+        &mut self,
+        fd: i32,
+        level: i32,
+        name: i32,
+    ) -> Option<Outcome<Vec<u8>>> {
+        if !self.files.socket(fd).is_ok_and(|file| file.datagram) {
+            return None;
+        }
+        let number = self.check_level(fd, level).and_then(|()| self.number_of(fd, level, name));
+        Some(number.transpose()?.map(|number: i32| number.to_ne_bytes().to_vec()))
+    }
+
+    fn number_of(&mut self, fd: i32, level: i32, name: i32) -> Outcome<Option<i32>> {
+        if let Some(told) = switch(&mut self.files.socket_mut(fd)?.told, level, name) {
+            return Ok(Some(i32::from(*told)));
+        }
+        let id = self.id(fd)?;
+        let options = self.sockets.options(id)?;
+        let own = &options.datagram;
+        let default_ttl = i32::from(towpath_net::stack::UdpSend::default().ttl);
+        let ttl = |ttl: Option<u8>| ttl.map_or(default_ttl, i32::from);
+        Ok(Some(match (level, name) {
+            (libc::SOL_UDP, libc::UDP_SEGMENT) => i32::from(own.segment_size),
+            (libc::SOL_UDP, libc::UDP_GRO) => i32::from(own.coalesced),
+            (libc::SOL_UDP, _) => return Err(UNKNOWN),
+            (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_DGRAM,
+            (libc::SOL_SOCKET, libc::SO_PROTOCOL) => libc::IPPROTO_UDP,
+            (libc::SOL_SOCKET, libc::SO_BROADCAST) => i32::from(own.broadcast),
+            (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
+                options.send_buffer.unwrap_or(SEND_BUFFER_DEFAULT) as i32
+            }
+            (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
+                options.receive_buffer.unwrap_or(RECEIVE_BUFFER_DEFAULT) as i32
+            }
+            (libc::IPPROTO_IP, libc::IP_RECVERR) => i32::from(own.receive_errors_v4),
+            (libc::IPPROTO_IPV6, libc::IPV6_RECVERR) => i32::from(own.receive_errors_v6),
+            (libc::IPPROTO_IP, libc::IP_TTL) => ttl(own.ttl),
+            (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) => ttl(own.hop_limit),
+            (libc::IPPROTO_IP, libc::IP_MTU) | (libc::IPPROTO_IPV6, libc::IPV6_MTU) => {
+                self.sockets.remote(id)?;
+                i32::from(self.sockets.stack().mtu())
+            }
+            _ => return Ok(None),
+        }))
+    }
+}
+
+/// A number that fits a byte and is at least `least`; -1 stands for the default.
+fn or_default(number: i32, least: u8) -> Outcome<Option<u8>> {
+    if number == -1 {
+        return Ok(None);
+    }
+    let byte = u8::try_from(number).ok().filter(|byte| *byte >= least);
+    byte.map(Some).ok_or(Errno::INVAL)
+}

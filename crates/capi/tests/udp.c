@@ -1,0 +1,444 @@
+/*
+ * Datagrams between an instance on a TAP device and the kernel's own UDP: every scene is played
+ * over IPv4 and IPv6, once with the kernel as the server and once with the instance; and both give
+ * the same answers to calls that are wrong.
+ *
+ * Runs in a network namespace of its own. Exit code 77: not possible here.
+ */
+#define _GNU_SOURCE
+#include "tap.h"
+
+#include <linux/errqueue.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <netinet/udp.h>
+#include <sched.h>
+
+#ifndef UDP_SEGMENT
+#define UDP_SEGMENT 103
+#endif
+#ifndef UDP_GRO
+#define UDP_GRO 104
+#endif
+#ifndef SOL_UDP
+#define SOL_UDP 17
+#endif
+
+/* Longest that this program runs, in seconds. */
+#define PATIENCE 60
+#define BYTES_MAX 70000
+
+static unsigned char out[BYTES_MAX], in[BYTES_MAX];
+
+static int socket_at(struct end *end, int domain, int port)
+{
+	union address at;
+	socklen_t len = address_of(end, domain, port, &at);
+	struct timeval limit = { .tv_sec = 10 };
+	int fd = CALL(end, socket, domain, SOCK_DGRAM, 0), bytes = 1 << 20;
+
+	CHECK(fd >= 0);
+	CHECK(CALL(end, bind, fd, &at.any, len) == 0);
+	CHECK(CALL(end, setsockopt, fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)) == 0);
+	CHECK(CALL(end, setsockopt, fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes)) == 0);
+	return fd;
+}
+
+static void set_int(struct end *end, int fd, int level, int name, int value)
+{
+	CHECK(CALL(end, setsockopt, fd, level, name, &value, sizeof(value)) == 0);
+}
+
+/* Every size arrives whole and comes back, in fragments if it has to. */
+static void echo(struct scene *scene)
+{
+	static const int sizes[] = { 0, 1, 1000, 1452, 1473, 20000, 65507 };
+	int server = socket_at(scene->server, scene->domain, 100);
+	int client = socket_at(scene->client, scene->domain, 101);
+	union address to, from;
+	socklen_t to_len = address_of(scene->server, scene->domain, 100, &to), from_len;
+
+	for (unsigned i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
+		int len = sizes[i], next;
+
+		for (int at = 0; at < len; at++)
+			out[at] = at * 7 % 251;
+		CHECK(CALL(scene->client, sendto, client, out, len, 0, &to.any, to_len) == len);
+		struct pollfd polled = { .fd = server, .events = POLLIN };
+		CHECK(CALL(scene->server, poll, &polled, 1, 10000) == 1);
+		CHECK(polled.revents == POLLIN);
+		CHECK(CALL(scene->server, ioctl, server, FIONREAD, &next) == 0 && next == len);
+		CHECK(CALL(scene->server, recv, server, in, 1, MSG_PEEK | MSG_TRUNC) == len);
+		from_len = sizeof(from);
+		memset(in, 0, sizeof(in));
+		CHECK(CALL(scene->server, recvfrom, server, in, sizeof(in), 0, &from.any,
+			   &from_len) == len);
+		CHECK(memcmp(in, out, len) == 0 && from_len == to_len);
+		union address expected;
+		address_of(scene->client, scene->domain, 101, &expected);
+		CHECK(memcmp(&from, &expected, from_len) == 0);
+		CHECK(CALL(scene->server, sendto, server, in, len, 0, &from.any, from_len) == len);
+		memset(in, 0, sizeof(in));
+		CHECK(CALL(scene->client, recv, client, in, sizeof(in), 0) == len);
+		CHECK(memcmp(in, out, len) == 0);
+	}
+	CHECK(CALL(scene->server, recv, server, in, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+	CHECK(CALL(scene->client, close, client) == 0);
+	CHECK(CALL(scene->server, close, server) == 0);
+}
+
+/* A port that nobody has: told to who is connected, with all that is known of it if asked for. */
+static void refused(struct scene *scene)
+{
+	int v4 = scene->domain == AF_INET;
+	int client = socket_at(scene->client, scene->domain, 102);
+	struct pollfd polled = { .fd = client };
+	union address to, name;
+	socklen_t to_len = address_of(scene->server, scene->domain, 9, &to);
+	char control[256];
+	struct iovec piece = { in, sizeof(in) };
+	struct msghdr message = {
+		.msg_name = &name, .msg_namelen = sizeof(name), .msg_iov = &piece,
+		.msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control),
+	};
+
+	CHECK(CALL(scene->client, connect, client, &to.any, to_len) == 0);
+	CHECK(CALL(scene->client, send, client, "hello", 5, 0) == 5);
+	CHECK(CALL(scene->client, poll, &polled, 1, 10000) == 1 && polled.revents == POLLERR);
+	CHECK(CALL(scene->client, recv, client, in, 1, 0) == -1 && errno == ECONNREFUSED);
+	CHECK(CALL(scene->client, poll, &polled, 1, 0) == 0);
+
+	set_int(scene->client, client, v4 ? IPPROTO_IP : IPPROTO_IPV6,
+		v4 ? IP_RECVERR : IPV6_RECVERR, 1);
+	CHECK(CALL(scene->client, recvmsg, client, &message, MSG_ERRQUEUE) == -1);
+	CHECK(errno == EAGAIN);
+	CHECK(CALL(scene->client, send, client, "hello", 5, 0) == 5);
+	CHECK(CALL(scene->client, poll, &polled, 1, 10000) == 1 && polled.revents == POLLERR);
+	CHECK(CALL(scene->client, recvmsg, client, &message, MSG_ERRQUEUE) == 5);
+	CHECK(memcmp(in, "hello", 5) == 0 && message.msg_flags == MSG_ERRQUEUE);
+	CHECK(message.msg_namelen == to_len && memcmp(&name, &to, to_len) == 0);
+	struct cmsghdr *told = CMSG_FIRSTHDR(&message);
+	CHECK(told && told->cmsg_level == (v4 ? IPPROTO_IP : IPPROTO_IPV6));
+	CHECK(told->cmsg_type == (v4 ? IP_RECVERR : IPV6_RECVERR));
+	CHECK(told->cmsg_len == CMSG_LEN(sizeof(struct sock_extended_err) + to_len));
+	struct sock_extended_err error;
+	memcpy(&error, CMSG_DATA(told), sizeof(error));
+	CHECK(error.ee_errno == ECONNREFUSED);
+	CHECK(error.ee_origin == (v4 ? SO_EE_ORIGIN_ICMP : SO_EE_ORIGIN_ICMP6));
+	CHECK(error.ee_type == (v4 ? 3 : 1) && error.ee_code == (v4 ? 3 : 4));
+	union address offender, expected;
+	memcpy(&offender, CMSG_DATA(told) + sizeof(error), to_len);
+	address_of(scene->server, scene->domain, 0, &expected);
+	CHECK(memcmp(&offender, &expected, to_len) == 0);
+	/* With the error its pending twin is gone. */
+	CHECK(CALL(scene->client, recv, client, in, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+	CHECK(CALL(scene->client, close, client) == 0);
+}
+
+/* Sends 20,001 bytes as datagrams of 1,000, once told by the socket and once by the message. */
+static void send_segments(struct scene *scene, int client, int by_message)
+{
+	union address to;
+	socklen_t to_len = address_of(scene->server, scene->domain, 103, &to);
+	union { char bytes[CMSG_SPACE(sizeof(uint16_t))]; struct cmsghdr header; } control = { 0 };
+	struct iovec pieces[2] = { { out, 5000 }, { out + 5000, 15001 } };
+	struct msghdr message = {
+		.msg_name = &to, .msg_namelen = to_len, .msg_iov = pieces, .msg_iovlen = 2,
+	};
+	uint16_t size = 1000;
+
+	if (by_message) {
+		message.msg_control = &control;
+		message.msg_controllen = sizeof(control);
+		control.header.cmsg_level = SOL_UDP;
+		control.header.cmsg_type = UDP_SEGMENT;
+		control.header.cmsg_len = CMSG_LEN(sizeof(size));
+		memcpy(CMSG_DATA(&control.header), &size, sizeof(size));
+	} else {
+		set_int(scene->client, client, SOL_UDP, UDP_SEGMENT, size);
+	}
+	CHECK(CALL(scene->client, sendmsg, client, &message, 0) == 20001);
+	set_int(scene->client, client, SOL_UDP, UDP_SEGMENT, 0);
+}
+
+/* A super-packet leaves whole, and comes as datagrams or as few large ones. */
+static void segments(struct scene *scene)
+{
+	int server = socket_at(scene->server, scene->domain, 103);
+	int client = socket_at(scene->client, scene->domain, 104);
+	int got = 0, count = 0, largest = 0;
+
+	for (int at = 0; at < 20001; at++)
+		out[at] = at * 11 % 249;
+	send_segments(scene, client, 0);
+	for (; got < 20001; count++) {
+		int len = CALL(scene->server, recv, server, in, sizeof(in), 0);
+		CHECK(len == (got < 20000 ? 1000 : 1) && memcmp(in, out + got, len) == 0);
+		got += len;
+	}
+	CHECK(count == 21);
+	set_int(scene->server, server, SOL_UDP, UDP_GRO, 1);
+	send_segments(scene, client, 1);
+	for (got = 0; got < 20001;) {
+		char control[64];
+		struct iovec piece = { in, sizeof(in) };
+		struct msghdr message = {
+			.msg_iov = &piece, .msg_iovlen = 1, .msg_control = control,
+			.msg_controllen = sizeof(control),
+		};
+		int size = 0, len = CALL(scene->server, recvmsg, server, &message, 0);
+		struct cmsghdr *told = CMSG_FIRSTHDR(&message);
+
+		CHECK(len > 0 && memcmp(in, out + got, len) == 0);
+		if (told) {
+			CHECK(told->cmsg_level == SOL_UDP && told->cmsg_type == UDP_GRO);
+			CHECK(told->cmsg_len == CMSG_LEN(sizeof(size)));
+			memcpy(&size, CMSG_DATA(told), sizeof(size));
+			CHECK(size == 1000);
+		}
+		got += len;
+		if (len > largest)
+			largest = len;
+	}
+	CHECK(largest > 1000);
+	CHECK(CALL(scene->client, close, client) == 0);
+	CHECK(CALL(scene->server, close, server) == 0);
+}
+
+/* A server that is bound to all addresses is told which was meant, answers from it, and sees how
+ * the datagram was sent. */
+static void packet_information(struct scene *scene)
+{
+	int v4 = scene->domain == AF_INET, level = v4 ? IPPROTO_IP : IPPROTO_IPV6;
+	int server = CALL(scene->server, socket, scene->domain, SOCK_DGRAM, 0);
+	int client = socket_at(scene->client, scene->domain, 106), seen = 0;
+	union address any = { .any.sa_family = scene->domain }, to, from;
+	socklen_t len = address_of(scene->server, scene->domain, 105, &to);
+	char control[256];
+	struct iovec piece = { in, sizeof(in) };
+	struct msghdr message = {
+		.msg_name = &from, .msg_namelen = sizeof(from), .msg_iov = &piece,
+		.msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control),
+	};
+
+	any.v4.sin_port = htons(105);
+	CHECK(CALL(scene->server, bind, server, &any.any, len) == 0);
+	set_int(scene->server, server, level, v4 ? IP_PKTINFO : IPV6_RECVPKTINFO, 1);
+	set_int(scene->server, server, level, v4 ? IP_RECVTTL : IPV6_RECVHOPLIMIT, 1);
+	set_int(scene->server, server, level, v4 ? IP_RECVTOS : IPV6_RECVTCLASS, 1);
+	set_int(scene->client, client, level, v4 ? IP_TTL : IPV6_UNICAST_HOPS, 33);
+	set_int(scene->client, client, level, v4 ? IP_TOS : IPV6_TCLASS, 0x28);
+	CHECK(CALL(scene->client, sendto, client, "x", 1, 0, &to.any, len) == 1);
+	CHECK(CALL(scene->server, recvmsg, server, &message, 0) == 1);
+	CHECK(message.msg_flags == 0);
+	for (struct cmsghdr *told = CMSG_FIRSTHDR(&message); told;
+	     told = CMSG_NXTHDR(&message, told)) {
+		unsigned char *data = CMSG_DATA(told);
+
+		CHECK(told->cmsg_level == level);
+		if (told->cmsg_type == (v4 ? IP_PKTINFO : IPV6_PKTINFO)) {
+			size_t size = v4 ? sizeof(struct in_pktinfo) : sizeof(struct in6_pktinfo);
+
+			CHECK(told->cmsg_len == CMSG_LEN(size));
+			CHECK(v4 ? !memcmp(data + 8, &to.v4.sin_addr, 4)
+				 : !memcmp(data, &to.v6.sin6_addr, 16));
+			seen |= 1;
+		} else if (told->cmsg_type == (v4 ? IP_TTL : IPV6_HOPLIMIT)) {
+			CHECK(told->cmsg_len == CMSG_LEN(4) && data[0] == 33);
+			seen |= 2;
+		} else if (told->cmsg_type == (v4 ? IP_TOS : IPV6_TCLASS)) {
+			CHECK(told->cmsg_len == (v4 ? CMSG_LEN(1) : CMSG_LEN(4)));
+			CHECK(data[0] == 0x28);
+			seen |= 4;
+		} else {
+			CHECK(!"a message that was not asked for");
+		}
+	}
+	CHECK(seen == 7);
+	/* Back with what came: only the address to answer from is left. */
+	struct cmsghdr *told = CMSG_FIRSTHDR(&message);
+	if (told->cmsg_type == (v4 ? IP_PKTINFO : IPV6_PKTINFO)) {
+		message.msg_controllen = CMSG_ALIGN(told->cmsg_len);
+		piece.iov_len = 1;
+		CHECK(CALL(scene->server, sendmsg, server, &message, 0) == 1);
+		CHECK(CALL(scene->client, recv, client, in, 1, 0) == 1);
+	}
+	CHECK(CALL(scene->client, close, client) == 0);
+	CHECK(CALL(scene->server, close, server) == 0);
+}
+
+/* What one side said: of each call its outcome and errno. */
+#define ANSWERS_MAX 128
+struct answers {
+	int count;
+	struct { int line, value, error; } said[ANSWERS_MAX];
+};
+
+#define SAY(call)                                                                          \
+	do {                                                                               \
+		errno = 0;                                                                 \
+		int value = (call);                                                        \
+		CHECK(answers->count < ANSWERS_MAX);                                       \
+		answers->said[answers->count].line = __LINE__;                             \
+		answers->said[answers->count].value = value;                               \
+		answers->said[answers->count++].error = value < 0 ? errno : 0;             \
+	} while (0)
+
+static int option(struct end *end, int fd, int level, int name)
+{
+	int value = -77;
+	socklen_t len = sizeof(value);
+
+	return CALL(end, getsockopt, fd, level, name, &value, &len) < 0 ? -1 : value;
+}
+
+static int setting(struct end *end, int fd, int level, int name, int value)
+{
+	return CALL(end, setsockopt, fd, level, name, &value, sizeof(value));
+}
+
+/* Calls that are wrong, in every way; and some that are right, for what they change. */
+static void ask(struct end *end, struct end *peer, int domain, struct answers *answers)
+{
+	union address own, to, foreign, zero, unspecified = { 0 }, odd = { .any.sa_family = 99 };
+	socklen_t len = address_of(end, domain, 110, &own);
+	int v4 = domain == AF_INET, level = v4 ? IPPROTO_IP : IPPROTO_IPV6;
+	int fd = CALL(end, socket, domain, SOCK_DGRAM | SOCK_NONBLOCK, 0);
+	char byte;
+
+	/* Somebody is there, so that no error comes from him in between. */
+	int sink = socket_at(peer, domain, 111);
+
+	address_of(peer, domain, 111, &to);
+	address_of(peer, domain, 110, &foreign);
+	address_of(peer, domain, 0, &zero);
+	CHECK(fd >= 0);
+	SAY(CALL(end, socket, domain, SOCK_DGRAM, IPPROTO_TCP));
+	SAY(CALL(end, socket, domain, SOCK_STREAM, IPPROTO_UDP));
+	struct pollfd polled = { .fd = fd, .events = ~0 };
+	SAY(CALL(end, poll, &polled, 1, 0));
+	SAY(polled.revents);
+	SAY(CALL(end, recv, fd, &byte, 1, 0));
+	SAY(CALL(end, send, fd, "x", 1, 0));
+	SAY(CALL(end, write, fd, "x", 1));
+	SAY(CALL(end, listen, fd, 1));
+	SAY(CALL(end, accept, fd, NULL, NULL));
+	SAY(CALL(end, getpeername, fd, &(union address){ 0 }.any, &(socklen_t){ 28 }));
+	SAY(CALL(end, bind, fd, &own.any, len));
+	SAY(CALL(end, bind, fd, &own.any, len - 1 - 4 * !v4));
+	int other = CALL(end, socket, domain, SOCK_DGRAM | SOCK_NONBLOCK, 0);
+	for (socklen_t short_len = 0; short_len < len; short_len++) {
+		SAY(CALL(end, connect, other, &to.any, short_len));
+		SAY(CALL(end, sendto, other, "x", 1, 0, &to.any, short_len));
+	}
+	SAY(CALL(end, bind, other, &own.any, len));
+	SAY(CALL(end, bind, other, &foreign.any, len));
+	SAY(CALL(end, bind, other, &odd.any, len));
+	SAY(CALL(end, sendto, fd, "x", 1, 0, &zero.any, len));
+	SAY(CALL(end, sendto, fd, "x", 1, 0, &odd.any, len));
+	SAY(CALL(end, sendto, fd, out, 65508 + 20 * !v4, 0, &to.any, len));
+	SAY(CALL(end, sendto, fd, out, 65536, 0, &to.any, len));
+	SAY(CALL(end, sendto, fd, "x", 1, MSG_OOB, &to.any, len));
+	SAY(CALL(end, sendto, fd, NULL, 1, 0, &to.any, len));
+	SAY(CALL(end, connect, fd, &odd.any, len));
+	SAY(setting(end, fd, SOL_UDP, UDP_SEGMENT, -1));
+	SAY(setting(end, fd, SOL_UDP, UDP_SEGMENT, 65536));
+	SAY(setting(end, fd, SOL_UDP, UDP_SEGMENT, 1500));
+	SAY(option(end, fd, SOL_UDP, UDP_SEGMENT));
+	SAY(CALL(end, sendto, fd, out, 4000, 0, &to.any, len));
+	SAY(setting(end, fd, SOL_UDP, UDP_SEGMENT, 10));
+	SAY(CALL(end, sendto, fd, out, 1281, 0, &to.any, len));
+	SAY(setting(end, fd, SOL_UDP, UDP_SEGMENT, 0));
+	SAY(setting(end, fd, SOL_UDP, 99, 0));
+	SAY(option(end, fd, SOL_UDP, 99));
+	SAY(setting(end, fd, IPPROTO_TCP, TCP_NODELAY, 1));
+	SAY(setting(end, fd, level, v4 ? IP_TTL : IPV6_UNICAST_HOPS, 256));
+	SAY(setting(end, fd, level, v4 ? IP_TTL : IPV6_UNICAST_HOPS, -2));
+	SAY(setting(end, fd, level, v4 ? IP_TTL : IPV6_UNICAST_HOPS, -1));
+	SAY(option(end, fd, level, v4 ? IP_TTL : IPV6_UNICAST_HOPS));
+	SAY(setting(end, fd, level, v4 ? IP_MTU_DISCOVER : IPV6_MTU_DISCOVER, 9));
+	SAY(option(end, fd, level, v4 ? IP_MTU : IPV6_MTU));
+	SAY(setting(end, fd, level, v4 ? IP_MTU_DISCOVER : IPV6_MTU_DISCOVER, IP_PMTUDISC_DO));
+	SAY(CALL(end, sendto, fd, out, 1473, 0, &to.any, len));
+	SAY(CALL(end, setsockopt, fd, SOL_UDP, UDP_SEGMENT, &len, 2));
+	SAY(option(end, fd, SOL_SOCKET, SO_TYPE));
+	SAY(option(end, fd, SOL_SOCKET, SO_PROTOCOL));
+	SAY(option(end, fd, SOL_SOCKET, SO_DOMAIN));
+	SAY(option(end, fd, SOL_SOCKET, SO_ACCEPTCONN));
+	SAY(CALL(end, connect, fd, &to.any, len));
+	SAY(option(end, fd, level, v4 ? IP_MTU : IPV6_MTU));
+	SAY(CALL(end, getpeername, fd, &(union address){ 0 }.any, &(socklen_t){ 28 }));
+	SAY(CALL(end, connect, fd, &unspecified.any, len));
+	SAY(CALL(end, getpeername, fd, &(union address){ 0 }.any, &(socklen_t){ 28 }));
+	SAY(CALL(end, shutdown, fd, 9));
+	SAY(CALL(end, shutdown, fd, SHUT_WR));
+	SAY(CALL(end, sendto, fd, "x", 1, 0, &to.any, len));
+	SAY(CALL(end, shutdown, fd, SHUT_RD));
+	SAY(CALL(end, poll, &polled, 1, 0));
+	SAY(polled.revents);
+	SAY(CALL(end, recv, fd, &byte, 1, 0));
+	SAY(CALL(end, fcntl, fd, F_SETFL, 0));
+	SAY(CALL(end, recv, fd, &byte, 1, 0));
+	SAY(CALL(end, close, other));
+	SAY(CALL(end, close, fd));
+	SAY(CALL(end, sendto, fd, "x", 1, 0, &to.any, len));
+	CHECK(CALL(peer, close, sink) == 0);
+}
+
+static void same_answers(struct end *ours, struct end *kernel, int domain)
+{
+	static struct answers first, second;
+	int wrong = 0;
+
+	first.count = second.count = 0;
+	ask(kernel, ours, domain, &first);
+	ask(ours, kernel, domain, &second);
+	CHECK(first.count == second.count);
+	for (int i = 0; i < first.count; i++) {
+		if (first.said[i].value == second.said[i].value &&
+		    first.said[i].error == second.said[i].error)
+			continue;
+		fprintf(stderr, "%d (IPv%d, answer %d): kernel %d errno %d, towpath %d errno %d\n",
+			first.said[i].line, domain == AF_INET ? 4 : 6, i, first.said[i].value,
+			first.said[i].error, second.said[i].value, second.said[i].error);
+		wrong++;
+	}
+	CHECK(wrong == 0);
+}
+
+int main(void)
+{
+	struct towpath_config config = {
+		.size = sizeof(config),
+		.addresses = OURS_V4 "/24 " OURS_V6 "/64",
+		.gateways = KERNEL_V4 " " KERNEL_V6,
+	};
+
+	alarm(PATIENCE);
+	if (unshare(CLONE_NEWNET) != 0 || access("/dev/net/tun", R_OK | W_OK) != 0) {
+		fprintf(stderr, "%s\n", strerror(errno));
+		return 77;
+	}
+	struct towpath *instance = towpath_attach("tap0", &config);
+	CHECK(instance);
+	configure("tap0");
+	struct end ours = { instance }, kernel = { NULL };
+	struct scene scenes[] = {
+		{ &kernel, &ours, AF_INET },
+		{ &ours, &kernel, AF_INET },
+		{ &kernel, &ours, AF_INET6 },
+		{ &ours, &kernel, AF_INET6 },
+	};
+
+	for (int i = 0; i < 4; i++) {
+		echo(&scenes[i]);
+		refused(&scenes[i]);
+		segments(&scenes[i]);
+		packet_information(&scenes[i]);
+	}
+	same_answers(&ours, &kernel, AF_INET);
+	same_answers(&ours, &kernel, AF_INET6);
+	towpath_free(instance);
+	puts("ok");
+	return 0;
+}

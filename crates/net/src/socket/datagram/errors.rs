@@ -1,0 +1,211 @@
+//! ICMP errors about datagrams: pending errors, and the error queue of those who asked for it
+//! (`IP_RECVERR`, `IPV6_RECVERR`).
+//!
+//! Linux's `__udp4_lib_err` and `__udp6_lib_err`: who did not ask is told only of errors that are
+//! final, and only if it is connected.
+
+use super::super::{Error, Family, Readiness, SocketId, Sockets, to_family};
+use super::receive::{held, scatter};
+use super::{PathMtu, Socket};
+use crate::stack::{Context, UdpError};
+use crate::wire::{icmpv4, icmpv6};
+use core::net::{IpAddr, SocketAddr};
+use towpath_packet::{Ledger, Packet};
+
+/// Who found the error (`SO_EE_ORIGIN_*`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// This host.
+    Local,
+    /// An ICMP message.
+    Icmp,
+    /// An ICMPv6 message.
+    Icmpv6,
+}
+
+/// An error of the error queue: Linux's `struct sock_extended_err`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ErrorNotice {
+    /// What it means.
+    pub error: Error,
+    /// Who found it.
+    pub origin: Origin,
+    /// Type of the ICMP message.
+    pub kind: u8,
+    /// Its code.
+    pub code: u8,
+    /// The MTU, if it is about that.
+    pub info: u32,
+    /// Who sent the message.
+    pub offender: Option<IpAddr>,
+    /// Where the datagram was going, as the socket shows it.
+    pub remote: SocketAddr,
+}
+
+/// An error that waits, and what it quotes.
+pub(super) struct Kept {
+    notice: ErrorNotice,
+    packet: Option<Packet>,
+    held: usize,
+}
+
+impl Sockets {
+    /// Whether errors of a family's ICMP wait in the error queue. Who does not want them any more
+    /// loses those that wait.
+    pub fn set_receive_errors(
+        &mut self,
+        id: SocketId,
+        family: Family,
+        on: bool,
+    ) -> Result<(), Error> {
+        let socket = self.socket_mut(id)?;
+        match family {
+            Family::V4 => socket.options.datagram.receive_errors_v4 = on,
+            Family::V6 => socket.options.datagram.receive_errors_v6 = on,
+        }
+        if !on {
+            while self.pop_error(id)?.is_some() {}
+        }
+        Ok(())
+    }
+
+    /// Takes the oldest error of the error queue; the quoted payload goes to `into`, as far as
+    /// there is room. Tells how many bytes were copied and how many there were.
+    pub fn take_error_notice(
+        &mut self,
+        id: SocketId,
+        into: &mut [&mut [u8]],
+        ledger: &Ledger,
+    ) -> Result<(ErrorNotice, usize, usize), Error> {
+        let kept = self.pop_error(id)?.ok_or(Error::WouldBlock)?;
+        let socket = self.socket_mut(id)?;
+        // As Linux's sock_dequeue_err_skb: the pending error is that of the next, if that is ICMP.
+        let next = socket.datagrams()?.errors.front().map(|next| next.notice);
+        let icmp = |notice: &ErrorNotice| notice.origin != Origin::Local;
+        match next.filter(icmp) {
+            Some(next) => socket.error = Some(next.error),
+            None if icmp(&kept.notice) => socket.error = None,
+            None => {}
+        }
+        if next.is_some() {
+            self.wake(id, Readiness::ERR);
+        }
+        let Some(packet) = &kept.packet else { return Ok((kept.notice, 0, 0)) };
+        let len = packet.payload_len();
+        let copied = scatter(packet.pieces(), len, into, ledger);
+        Ok((kept.notice, copied, len))
+    }
+
+    fn pop_error(&mut self, id: SocketId) -> Result<Option<Kept>, Error> {
+        let socket = self.socket_mut(id)?;
+        let Ok(datagrams) = socket.datagrams_mut() else { return Ok(None) };
+        let kept = datagrams.errors.pop_front();
+        if let Some(kept) = &kept {
+            datagrams.held -= kept.held;
+            self.datagrams.release(1, kept.held);
+        }
+        Ok(kept)
+    }
+
+    pub(super) fn on_udp_error(&mut self, error: UdpError, cx: &mut Context<'_>) {
+        let UdpError { local, remote, from, kind, code, mtu, packet } = error;
+        let Some(id) = self.find_datagram(local, remote) else { return };
+        let Ok(socket) = self.socket(id) else { return };
+        let (error, fatal) = match from {
+            IpAddr::V4(_) => meaning_v4(kind, code, socket),
+            IpAddr::V6(_) => meaning_v6(kind, code, socket),
+        };
+        if wants_errors(socket, remote) {
+            let notice = ErrorNotice {
+                error,
+                origin: if from.is_ipv4() { Origin::Icmp } else { Origin::Icmpv6 },
+                kind,
+                code,
+                info: mtu,
+                offender: Some(to_family(SocketAddr::new(from, 0), socket.family).ip()),
+                remote: to_family(remote, socket.family),
+            };
+            let held = held(&packet);
+            if self.charge(id, held, cx) {
+                self.keep(id, Kept { notice, packet: Some(packet), held });
+            }
+        } else if !fatal || socket.remote.is_none() {
+            return;
+        }
+        if let Ok(socket) = self.socket_mut(id) {
+            socket.error = Some(error);
+        }
+        self.wake(id, Readiness::ERR);
+    }
+
+    /// Keeps an error that this host found, if the socket wants to know of them.
+    pub(super) fn keep_own(&mut self, id: SocketId, remote: SocketAddr, notice: ErrorNotice) {
+        let Ok(socket) = self.socket(id) else { return };
+        let room = self.datagrams.queued < super::QUEUED_MAX
+            && socket.datagrams().is_ok_and(|datagrams| {
+                datagrams.errors.len() + datagrams.queue.len() < super::DATAGRAMS_MAX
+            });
+        if wants_errors(socket, remote) && room {
+            // No packet waits with it: only its place is counted.
+            self.datagrams.queued += 1;
+            self.keep(id, Kept { notice, packet: None, held: 0 });
+            self.wake(id, Readiness::ERR);
+        }
+    }
+
+    fn keep(&mut self, id: SocketId, kept: Kept) {
+        if let Ok(datagrams) = self.socket_mut(id).and_then(Socket::datagrams_mut) {
+            datagrams.errors.push_back(kept);
+        }
+    }
+}
+
+fn wants_errors(socket: &Socket, remote: SocketAddr) -> bool {
+    let options = &socket.options.datagram;
+    if remote.is_ipv4() { options.receive_errors_v4 } else { options.receive_errors_v6 }
+}
+
+/// What an ICMP message means, and whether that is final (Linux's icmp_err_convert).
+fn meaning_v4(kind: u8, code: u8, socket: &Socket) -> (Error, bool) {
+    match (kind, code) {
+        (PARAMETER_PROBLEM, _) => (Error::Protocol, true),
+        (UNREACHABLE, icmpv4::NETWORK_UNREACHABLE | 11) => (Error::NetworkUnreachable, false),
+        (UNREACHABLE, icmpv4::PROTOCOL_UNREACHABLE) => (Error::NoSuchOption, true),
+        (UNREACHABLE, icmpv4::PORT_UNREACHABLE) => (Error::ConnectionRefused, true),
+        (UNREACHABLE, icmpv4::FRAGMENTATION_NEEDED) => {
+            let own = socket.options.datagram.path_mtu;
+            (Error::MessageSize, socket.options.path_mtu || own != PathMtu::Fragment)
+        }
+        (UNREACHABLE, icmpv4::SOURCE_ROUTE_FAILED) => (Error::NotSupported, false),
+        (UNREACHABLE, 6 | 9) => (Error::NetworkUnreachable, true),
+        (UNREACHABLE, 7) => (Error::HostDown, true),
+        (UNREACHABLE, 8) => (Error::NotOnNetwork, true),
+        (UNREACHABLE, 10 | icmpv4::ADMINISTRATIVELY_PROHIBITED | 14 | 15) => {
+            (Error::HostUnreachable, true)
+        }
+        _ => (Error::HostUnreachable, false),
+    }
+}
+
+/// The same of ICMPv6 (Linux's icmpv6_err_convert).
+fn meaning_v6(kind: u8, code: u8, socket: &Socket) -> (Error, bool) {
+    match (kind, code) {
+        (TOO_BIG_V6, _) => (Error::MessageSize, socket.options.datagram.path_mtu == PathMtu::Never),
+        (PARAMETER_PROBLEM_V6, _) => (Error::Protocol, true),
+        (UNREACHABLE_V6, icmpv6::NO_ROUTE) => (Error::NetworkUnreachable, false),
+        (UNREACHABLE_V6, icmpv6::PORT_UNREACHABLE) => (Error::ConnectionRefused, true),
+        // Forbidden, a source address refused by policy, a route that refuses.
+        (UNREACHABLE_V6, icmpv6::ADMINISTRATIVELY_PROHIBITED | 5 | 6) => {
+            (Error::AccessDenied, true)
+        }
+        _ => (Error::HostUnreachable, false),
+    }
+}
+
+/// Types of ICMP (RFC 792).
+const UNREACHABLE: u8 = 3;
+const PARAMETER_PROBLEM: u8 = 12;
+/// Types of ICMPv6 (RFC 4443).
+const UNREACHABLE_V6: u8 = 1;
+const TOO_BIG_V6: u8 = 2;
+const PARAMETER_PROBLEM_V6: u8 = 4;

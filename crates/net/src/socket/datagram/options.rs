@@ -1,0 +1,35 @@
+//! Options that only datagram sockets have.
+
+/// What is done about the MTU of paths (`IP_MTU_DISCOVER`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PathMtu {
+    /// What is larger than the MTU of the link is sent in fragments, and routers may make more.
+    #[default]
+    Fragment,
+    /// What is larger than the MTU of the link is refused; routers may fragment the rest.
+    Link,
+    /// The same, and routers may not fragment (`IP_PMTUDISC_DO`, `IP_PMTUDISC_PROBE`).
+    Never,
+}
+
+/// Options of datagram sockets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DatagramOptions {
+    /// May name a broadcast address (`SO_BROADCAST`).
+    pub broadcast: bool,
+    /// Time to live of packets of IPv4 (`IP_TTL`).
+    pub ttl: Option<u8>,
+    /// Hop limit of packets of IPv6 (`IPV6_UNICAST_HOPS`).
+    pub hop_limit: Option<u8>,
+    /// ICMP errors wait in the error queue (`IP_RECVERR`); set with
+    /// [`Sockets::set_receive_errors`](crate::socket::Sockets::set_receive_errors).
+    pub receive_errors_v4: bool,
+    /// The same of ICMPv6 (`IPV6_RECVERR`).
+    pub receive_errors_v6: bool,
+    /// What is done about the MTU of paths.
+    pub path_mtu: PathMtu,
+    /// Cut what is sent into datagrams of so many bytes (`UDP_SEGMENT`); zero for not.
+    pub segment_size: u16,
+    /// Receive datagrams that were coalesced as one (`UDP_GRO`).
+    pub coalesced: bool,
+}

@@ -1,0 +1,130 @@
+//! Which datagram socket gets a packet.
+//!
+//! Linux's `__udp4_lib_lookup` and `compute_score`: a socket connected to the flow first, then one
+//! bound to the address, then one bound to all; IPv4 before IPv6 that takes IPv4 too; of equals the
+//! one that was bound last, or by the hash of the flow if they form a `SO_REUSEPORT` group.
+//!
+//! Bound: one entry for each socket.
+
+use super::super::{Family, Socket, SocketId, Sockets};
+use alloc::vec::Vec;
+use core::hash::BuildHasher;
+use core::net::{IpAddr, SocketAddr};
+use foldhash::fast::FixedState;
+use hashbrown::HashMap;
+
+/// Sockets by port and flow, and what all of them hold.
+pub(in crate::socket) struct Table {
+    /// Sockets with a port and no peer, in the order in which they were bound.
+    by_port: HashMap<u16, Vec<SocketId>, FixedState>,
+    /// Sockets with a peer: our end, the peer's.
+    by_flow: HashMap<(SocketAddr, SocketAddr), Vec<SocketId>, FixedState>,
+    hash: FixedState,
+    /// Packets and bytes that wait at all sockets.
+    pub(super) queued: usize,
+    pub(super) held: usize,
+    /// Sockets that are to be told when the device has taken what was sent.
+    pub(super) full: Vec<SocketId>,
+    /// What [`crate::stack::Stack::emptied_count`] was when they were last told.
+    pub(super) emptied: u64,
+}
+
+impl Table {
+    /// No sockets. The seed decides what groups choose.
+    pub(in crate::socket) fn new(seed: u64) -> Self {
+        let hash = || FixedState::with_seed(seed);
+        Self {
+            by_port: HashMap::with_hasher(hash()),
+            by_flow: HashMap::with_hasher(hash()),
+            hash: hash(),
+            queued: 0,
+            held: 0,
+            full: Vec::new(),
+            emptied: 0,
+        }
+    }
+
+    /// `count` packets of `held` bytes wait no longer.
+    pub(super) fn release(&mut self, count: usize, held: usize) {
+        self.queued -= count;
+        self.held -= held;
+    }
+
+    fn enter(&mut self, id: SocketId, local: SocketAddr, remote: Option<SocketAddr>) {
+        match remote {
+            Some(remote) => self.by_flow.entry((local, remote)).or_default().push(id),
+            None => self.by_port.entry(local.port()).or_default().push(id),
+        }
+    }
+
+    fn leave(&mut self, id: SocketId, local: SocketAddr, remote: Option<SocketAddr>) {
+        let ids = match remote {
+            Some(remote) => self.by_flow.get_mut(&(local, remote)),
+            None => self.by_port.get_mut(&local.port()),
+        };
+        let Some(ids) = ids else { return };
+        ids.retain(|other| *other != id);
+        if ids.is_empty() {
+            match remote {
+                Some(remote) => _ = self.by_flow.remove(&(local, remote)),
+                None => _ = self.by_port.remove(&local.port()),
+            }
+        }
+    }
+}
+
+impl Sockets {
+    /// From now on packets come to the socket.
+    pub(in crate::socket) fn enter_table(&mut self, id: SocketId) {
+        let Ok(socket) = self.socket(id) else { return };
+        if socket.used.is_some() {
+            let (local, remote) = (socket.local, socket.remote);
+            self.datagrams.enter(id, local, remote);
+        }
+    }
+
+    /// From now on none come.
+    pub(super) fn leave_table(&mut self, id: SocketId) {
+        let Ok(socket) = self.socket(id) else { return };
+        if socket.used.is_some() {
+            let (local, remote) = (socket.local, socket.remote);
+            self.datagrams.leave(id, local, remote);
+        }
+    }
+
+    /// The socket for packets from `remote` to `local`.
+    pub(super) fn find_datagram(&self, local: SocketAddr, remote: SocketAddr) -> Option<SocketId> {
+        if let Some(ids) = self.datagrams.by_flow.get(&(local, remote)) {
+            return ids.last().copied();
+        }
+        let ids = self.datagrams.by_port.get(&local.port())?;
+        let scored = |id: &SocketId| {
+            let socket = self.socket(*id).ok()?;
+            Some((score(socket, local.ip())?, *id, socket))
+        };
+        let best = ids.iter().filter_map(scored).max_by_key(|(score, ..)| *score)?;
+        if !best.2.options.reuse_port {
+            return Some(best.1);
+        }
+        let alike = |(score, _, socket): &(u8, SocketId, &Socket)| {
+            *score == best.0 && socket.options.reuse_port
+        };
+        let group = || ids.iter().filter_map(scored).filter(alike);
+        let hash = self.datagrams.hash.hash_one((local, remote)) as u32;
+        let index = (u64::from(hash) * group().count() as u64) >> 32;
+        group().nth(index as usize).map(|(_, id, _)| id)
+    }
+}
+
+/// How closely a socket without a peer is bound to `address`; `None` if not at all.
+fn score(socket: &Socket, address: IpAddr) -> Option<u8> {
+    let bound = socket.local.ip();
+    let dual = socket.used.is_some_and(|used| !used.v6_only);
+    let exact = bound == address;
+    let fits = bound.is_ipv4() == address.is_ipv4() || (bound.is_ipv6() && dual);
+    if !(exact || bound.is_unspecified() && fits) {
+        return None;
+    }
+    let own = u8::from(socket.family == Family::V4);
+    Some(u8::from(exact) * 2 + own)
+}

@@ -1,0 +1,90 @@
+//! Datagrams that nobody takes, and how their senders hear of it.
+
+use super::bench::*;
+use super::datagram::data;
+use crate::socket::{Error, Family, Origin, Readiness, SendTo};
+use core::net::SocketAddr;
+
+/// Goal: a connected socket is told once, by whatever call comes next; another is not told.
+#[test]
+fn a_closed_port_is_told_to_who_is_connected() {
+    for ip in [v4, v6] {
+        let mut b = Bench::new();
+        let family = if ip(0).is_ipv4() { Family::V4 } else { Family::V6 };
+        let there = SocketAddr::new(ip(SERVER), 9);
+        let [connected, other] = [b.datagram(CLIENT, family), b.datagram(CLIENT, family)];
+        b.hosts[CLIENT].connect(connected, there, b.now).expect("a way");
+        for _ in 0..3 {
+            for id in [connected, other] {
+                assert_eq!(b.send_to(CLIENT, id, b"x", there), Ok(1));
+            }
+            b.settle();
+            assert!(b.hosts[CLIENT].readiness(connected).contains(Readiness::ERR));
+            assert!(!b.hosts[CLIENT].readiness(other).contains(Readiness::ERR));
+            let refused = Some(Error::ConnectionRefused);
+            assert_eq!(b.take(CLIENT, connected).err(), refused);
+            assert_eq!(b.take(CLIENT, connected).err(), Some(Error::WouldBlock));
+            assert_eq!(b.take(CLIENT, other).err(), Some(Error::WouldBlock));
+        }
+        assert_eq!(b.send_to(CLIENT, connected, b"x", there), Ok(1));
+        b.settle();
+        let how = SendTo::default();
+        let sent =
+            b.with(CLIENT, |sockets, cx| sockets.send_datagram(connected, &[b"x"], &how, cx));
+        assert_eq!(sent, Err(Error::ConnectionRefused));
+        assert_eq!(b.in_use(), 0);
+    }
+}
+
+/// Goal: who asks for errors is told all about each, connected or not; when all are taken none is
+/// pending.
+#[test]
+fn errors_wait_for_who_wants_them() {
+    for ip in [v4, v6] {
+        let mut b = Bench::new();
+        let family = if ip(0).is_ipv4() { Family::V4 } else { Family::V6 };
+        let id = b.datagram(CLIENT, family);
+        b.hosts[CLIENT].set_receive_errors(id, family, true).expect("it is there");
+        for port in [9, 10] {
+            assert_eq!(b.send_to(CLIENT, id, &data(100), (ip(SERVER), port).into()), Ok(100));
+            b.settle();
+            // It is pending too, for the next call.
+            assert_eq!(b.hosts[CLIENT].take_error(id), Ok(Some(Error::ConnectionRefused)));
+        }
+        for port in [9, 10] {
+            assert!(b.hosts[CLIENT].readiness(id).contains(Readiness::ERR));
+            let mut quoted = [0; 100];
+            let told = b.with(CLIENT, |sockets, cx| {
+                sockets.take_error_notice(id, &mut [&mut quoted], cx.ledger)
+            });
+            let (notice, copied, len) = told.expect("a notice");
+            assert_eq!((copied, len, &quoted[..]), (100, 100, &data(100)[..]));
+            assert_eq!(notice.error, Error::ConnectionRefused);
+            assert_eq!(notice.remote, SocketAddr::new(ip(SERVER), port));
+            assert_eq!(notice.offender, Some(ip(SERVER)));
+            let (origin, kind, code) = match family {
+                Family::V4 => (Origin::Icmp, 3, 3),
+                Family::V6 => (Origin::Icmpv6, 1, 4),
+            };
+            assert_eq!((notice.origin, notice.kind, notice.code), (origin, kind, code));
+        }
+        let told = b.with(CLIENT, |sockets, cx| sockets.take_error_notice(id, &mut [], cx.ledger));
+        assert_eq!(told.err(), Some(Error::WouldBlock));
+        assert_eq!(b.hosts[CLIENT].take_error(id), Ok(None));
+        assert!(!b.hosts[CLIENT].readiness(id).contains(Readiness::ERR));
+        assert_eq!(b.in_use(), 0);
+    }
+}
+
+#[test]
+fn who_wants_errors_no_more_loses_those_that_wait() {
+    let mut b = Bench::new();
+    let id = b.datagram(CLIENT, Family::V4);
+    b.hosts[CLIENT].set_receive_errors(id, Family::V4, true).expect("it is there");
+    assert_eq!(b.send_to(CLIENT, id, b"x", at(9)), Ok(1));
+    b.settle();
+    assert_eq!(b.hosts[CLIENT].take_error(id), Ok(Some(Error::ConnectionRefused)));
+    b.hosts[CLIENT].set_receive_errors(id, Family::V4, false).expect("it is there");
+    assert!(!b.hosts[CLIENT].readiness(id).contains(Readiness::ERR));
+    assert_eq!(b.in_use(), 0);
+}

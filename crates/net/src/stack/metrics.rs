@@ -157,7 +157,8 @@ impl Stack {
         if self.tcp.count() >= self.tcp.connections_max {
             return Err(ConnectError::Limit);
         }
-        let past = self.tcp.time_wait.find(local, remote).map(|remembered| remembered.snd_nxt);
+        let past =
+            self.tcp.time_wait.find(local, remote).map(|remembered| remembered.remains.snd_nxt);
         self.tcp.time_wait.remove(local, remote);
         let mss = self.connect_mss(connect);
         let opening = continued(self.tcp.opening(local, remote, mss, now), past);

@@ -240,9 +240,9 @@ impl Table {
             self.timers.push(Reverse((deadline, handle)));
         }
         if slot.indexed && connection.state() == State::TimeWait && !connection.wants_output() {
-            let remembered = remembered(connection, now);
+            let remembered = Remembered::new(connection, now);
             self.unindex(index);
-            self.time_wait.insert(remembered, now);
+            self.time_wait.insert(remembered);
         } else if slot.indexed && connection.state() == State::Closed && !connection.wants_output()
         {
             self.unindex(index);
@@ -353,9 +353,3 @@ const STALE_SPARE: usize = 64;
 
 /// Least time between two rounds of giving up data for memory.
 const SHED_INTERVAL: Duration = Duration::from_millis(10);
-
-fn remembered(connection: &Connection, now: Instant) -> Remembered {
-    let (snd_nxt, rcv_nxt, timestamps) = connection.last_numbers(now);
-    let (local, remote) = (connection.local(), connection.remote());
-    Remembered { local, remote, snd_nxt, rcv_nxt, timestamps, answered_at: None }
-}

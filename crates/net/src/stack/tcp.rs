@@ -210,17 +210,18 @@ impl Stack {
         let mut past = None;
         let interval = self.tcp.settings.invalid_ratelimit;
         if let Some(remembered) = self.tcp.time_wait.find_mut(local, remote) {
-            match remembered.arrival(segment, interval, cx.now) {
-                Arrival::Reopen => {
-                    past = Some(remembered.snd_nxt);
+            let arrival = remembered.arrival(segment, interval, cx.now);
+            let (header, options) = remembered.answer(cx.now);
+            let opens = self.tcp.transparent || self.tcp.listeners.find(local).is_some();
+            match arrival {
+                Arrival::Reopen if opens => {
+                    past = Some(remembered.remains.snd_nxt);
                     self.tcp.time_wait.remove(local, remote);
                 }
+                Arrival::End => return self.tcp.time_wait.remove(local, remote),
                 Arrival::Ignore => return,
-                Arrival::Answer(header) => {
-                    let timestamps = remembered.timestamps.map(|(recent, ours)| (ours, recent));
-                    let options = Options { timestamps, ..Options::default() };
-                    self.send_tcp_header(local, remote, &header, &options, cx);
-                    return;
+                Arrival::Reopen | Arrival::Answer => {
+                    return self.send_tcp_header(local, remote, &header, &options, cx);
                 }
             }
         }

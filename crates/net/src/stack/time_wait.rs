@@ -1,9 +1,9 @@
 //! Connections in TIME-WAIT (RFC 9293 §3.6.1): what is needed to answer the peer's last FIN again
 //! and to tell a new connection from an old segment, without a connection's queues.
 
-use crate::tcp::{Segment, Seq};
+use crate::tcp::{Connection, PAWS_VALID, Remains, Segment, Seq};
 use crate::time::{Duration, Instant};
-use crate::wire::tcp::{Flags, Header};
+use crate::wire::tcp::{Flags, Header, Options};
 use alloc::collections::VecDeque;
 use core::hash::BuildHasher;
 use core::net::SocketAddr;
@@ -13,79 +13,114 @@ use hashbrown::HashTable;
 /// How long a closed connection is remembered: Linux's 60 s, not the RFC's four minutes.
 pub(super) const TIME_WAIT: Duration = Duration::from_secs(60);
 
+/// A reset with an old timestamp is believed when the latest is older than this (Linux's
+/// TCP_PAWS_MSL).
+const RESET_PAWS_VALID: Duration = Duration::from_secs(60);
+
 /// One remembered connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Remembered {
-    pub(super) local: SocketAddr,
-    pub(super) remote: SocketAddr,
-    pub(super) snd_nxt: Seq,
-    pub(super) rcv_nxt: Seq,
-    /// The peer's latest timestamp, and ours, if the connection used them.
-    pub(super) timestamps: Option<(u32, u32)>,
-    /// When the last answer to a segment without data went out.
-    pub(super) answered_at: Option<Instant>,
+    local: SocketAddr,
+    remote: SocketAddr,
+    pub(super) remains: Remains,
+    /// When it is forgotten; begins anew when the peer seems not to have our last ACK.
+    until: Instant,
+    /// When something without data was answered last.
+    answered_at: Option<Instant>,
 }
 
 /// What a segment means to a remembered connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
-    /// A new connection may take its place.
+    /// A new connection may take its place, if somebody listens; else it is answered.
     Reopen,
-    /// Answer with this header.
-    Answer(Header),
+    /// Answer it.
+    Answer,
+    /// Forget the connection.
+    End,
     /// Nothing to do.
     Ignore,
 }
 
 impl Remembered {
-    /// What `segment` means. Those without data are answered once in `interval`, as Linux's
-    /// tcp_timewait_check_oow_rate_limit has it: they may be forged (RFC 5961 §7).
+    pub(super) fn new(connection: &Connection, now: Instant) -> Self {
+        let (local, remote) = (connection.local(), connection.remote());
+        let until = now + TIME_WAIT;
+        Self { local, remote, remains: connection.remains(), until, answered_at: None }
+    }
+
+    /// Takes a segment, as Linux's tcp_timewait_state_process does where tcp_rfc1337 is 0. Those
+    /// without data are answered once in `interval`: they may be forged (RFC 5961 §7), and two that
+    /// remember differently would answer each other for ever.
     pub(super) fn arrival(
         &mut self,
         segment: &Segment,
         interval: Duration,
         now: Instant,
     ) -> Arrival {
-        let header = &segment.header;
-        if header.flags.contains(Flags::RST) {
+        let flags = segment.header.flags;
+        let (syn, reset) = (flags.contains(Flags::SYN), flags.contains(Flags::RST));
+        let (seq, next) = (Seq(segment.header.sequence), self.remains.rcv_nxt);
+        let takes_numbers = segment.len > 0 || flags.intersects(Flags::SYN | Flags::FIN);
+        let timestamps = &mut self.remains.timestamps;
+        let value = segment.options.timestamps.map(|(value, _)| value);
+        let value = value.filter(|_| timestamps.enabled);
+        let age = now.since(timestamps.recent_at);
+        let believed = age >= PAWS_VALID || (reset && age >= RESET_PAWS_VALID);
+        let recent = Seq(timestamps.recent);
+        let old = value.is_some_and(|value| Seq(value).before(recent)) && !believed;
+        if !old && seq == next && (reset || !takes_numbers) {
+            if reset {
+                return Arrival::End;
+            }
+            if let Some(value) = value {
+                (timestamps.recent, timestamps.recent_at) = (value, now);
+            }
+            self.until = now + TIME_WAIT;
             return Arrival::Ignore;
         }
-        let newer = Seq(header.sequence).after(self.rcv_nxt)
-            || match (self.timestamps, segment.options.timestamps) {
-                (Some((recent, _)), Some((value, _))) => Seq(value).after(Seq(recent)),
-                _ => false,
-            };
+        if reset {
+            return Arrival::Ignore;
+        }
         // RFC 6191.
-        if header.flags.contains(Flags::SYN) && !header.flags.contains(Flags::ACK) && newer {
+        let newer = seq.after(next) || value.is_some_and(|value| Seq(value).after(recent));
+        if syn && !flags.contains(Flags::ACK) && newer && !old {
             return Arrival::Reopen;
         }
-        // A bare ACK is answered only if it is a probe: two that remember differently would answer
-        // each other for ever.
-        let takes_numbers = segment.len > 0 || header.flags.intersects(Flags::SYN | Flags::FIN);
-        if !takes_numbers && Seq(header.sequence).at_or_after(self.rcv_nxt) {
-            return Arrival::Ignore;
+        if old || flags.contains(Flags::ACK) {
+            self.until = now + TIME_WAIT;
         }
-        let data = segment.len > 0 || header.flags.contains(Flags::FIN);
-        if !data || header.flags.contains(Flags::SYN) {
+        if !takes_numbers || syn {
             if self.answered_at.is_some_and(|at| now.since(at) < interval) {
                 return Arrival::Ignore;
             }
             self.answered_at = Some(now);
         }
-        Arrival::Answer(Header {
+        Arrival::Answer
+    }
+
+    /// The last ACK of the connection.
+    pub(super) fn answer(&self, now: Instant) -> (Header, Options) {
+        let Remains { snd_nxt, rcv_nxt, window, timestamps } = self.remains;
+        let header = Header {
             source_port: self.local.port(),
             destination_port: self.remote.port(),
-            sequence: self.snd_nxt.0,
-            acknowledgment: self.rcv_nxt.0,
+            sequence: snd_nxt.0,
+            acknowledgment: rcv_nxt.0,
             flags: Flags::ACK,
-            window: 0,
+            window,
             checksum: 0,
             urgent: 0,
             header_len: 0,
-        })
+        };
+        let timestamps = timestamps.enabled.then(|| (timestamps.value(now), timestamps.recent));
+        (header, Options { timestamps, ..Options::default() })
     }
 }
 
-/// All of them, oldest first. A table of fixed-size entries found by hash.
+/// All of them, oldest first. A table of fixed-size entries found by hash. One that began anew is
+/// put behind the others when its first time is over, and ends with them: it may stay longer, but
+/// not twice as long.
 pub(super) struct TimeWait {
     index: HashTable<(SocketAddr, SocketAddr, u64)>,
     queue: VecDeque<(Instant, Option<Remembered>)>,
@@ -132,7 +167,7 @@ impl TimeWait {
         Some((number - self.first) as usize)
     }
 
-    pub(super) fn insert(&mut self, entry: Remembered, now: Instant) {
+    pub(super) fn insert(&mut self, entry: Remembered) {
         self.remove(entry.local, entry.remote);
         // Entries that were reopened leave a place in the queue until their time: bounded too.
         while self.index.len() >= self.limit || self.queue.len() >= 2 * self.limit {
@@ -144,7 +179,8 @@ impl TimeWait {
         self.index.insert_unique(hash, (entry.local, entry.remote, number), |e| {
             hasher.hash_one((e.0, e.1))
         });
-        self.queue.push_back((now + TIME_WAIT, Some(entry)));
+        let last = self.queue.back().map_or(entry.until, |last| last.0);
+        self.queue.push_back((entry.until.max(last), Some(entry)));
     }
 
     pub(super) fn remove(&mut self, local: SocketAddr, remote: SocketAddr) {
@@ -160,8 +196,13 @@ impl TimeWait {
     }
 
     pub(super) fn on_deadline(&mut self, now: Instant) {
-        while self.queue.front().is_some_and(|entry| entry.0 <= now) {
+        while let Some(&(at, entry)) = self.queue.front()
+            && at <= now
+        {
             self.drop_oldest();
+            if let Some(entry) = entry.filter(|entry| entry.until > now) {
+                self.insert(entry);
+            }
         }
     }
 

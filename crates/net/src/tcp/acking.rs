@@ -161,9 +161,41 @@ impl Connection {
     pub(super) fn came_twice(&mut self, start: Seq, end: Seq) {
         self.enter_quick_acks(QUICK_ACKS);
         self.receive.ack_owed = AckOwed::Now;
+        self.set_duplicate(start, end);
+    }
+
+    /// The next ACK reports that this came twice, and nothing else (Linux's tcp_dsack_set).
+    pub(super) fn set_duplicate(&mut self, start: Seq, end: Seq) {
         if self.sack && self.settings.dsack && start.before(end) {
             self.receive.duplicate = Some((start, end));
         }
+    }
+
+    /// This came twice too: one range is reported, so it counts only if it touches what is to be
+    /// reported already (Linux's tcp_dsack_extend).
+    pub(super) fn extend_duplicate(&mut self, start: Seq, end: Seq) {
+        match self.receive.duplicate {
+            None => self.set_duplicate(start, end),
+            Some((first, last)) if start.at_or_before(last) && end.at_or_after(first) => {
+                self.receive.duplicate = Some((first.min(start), last.max(end)));
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// `start..end` came, and some of it may wait already: what is at its beginning is reported in
+    /// any case, what comes later only if it touches that (Linux's tcp_data_queue_ofo and
+    /// tcp_ofo_queue).
+    pub(super) fn find_duplicates(&mut self, start: Seq, end: Seq) {
+        let waiting = core::mem::take(&mut self.receive.waiting);
+        for (from, to) in waiting.overlaps(start, end) {
+            if from == start {
+                self.set_duplicate(from, to);
+            } else {
+                self.extend_duplicate(from, to);
+            }
+        }
+        self.receive.waiting = waiting;
     }
 }
 

@@ -415,14 +415,6 @@ impl Connection {
         self.owned
     }
 
-    /// `snd_nxt`, `rcv_nxt`, and the peer's latest timestamp with ours if there are any: what is
-    /// remembered in TIME-WAIT.
-    pub(crate) fn last_numbers(&self, now: Instant) -> (Seq, Seq, Option<(u32, u32)>) {
-        let timestamps =
-            self.timestamps.enabled.then(|| (self.timestamps.recent, self.timestamps.value(now)));
-        (self.send.nxt, self.receive.nxt, timestamps)
-    }
-
     /// True if nothing is left to do and nobody owns the connection.
     pub fn is_over(&self) -> bool {
         !self.owned

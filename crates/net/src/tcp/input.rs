@@ -11,7 +11,7 @@ use crate::wire::tcp::Flags;
 use towpath_packet::Packet;
 
 /// Timestamps older than this prove nothing (RFC 7323 §5.5).
-const PAWS_VALID: Duration = Duration::from_secs(24 * 24 * 3600);
+pub(crate) const PAWS_VALID: Duration = Duration::from_secs(24 * 24 * 3600);
 
 /// What became of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,27 +167,32 @@ impl Connection {
     }
 
     fn input_text(&mut self, segment: &Segment, payload: &mut Packet, now: Instant) -> Verdict {
-        if segment.len == 0 {
+        let (mut start, nxt) = (segment.seq(), self.receive.nxt);
+        let fin = segment.has(Flags::FIN);
+        if start.before(nxt) && segment.end().at_or_before(nxt) {
+            // Wholly old: the peer missed an ACK.
+            self.came_twice(start, segment.end());
             return Verdict::Done;
         }
-        if !self.state.can_receive() {
+        if !self.state.can_receive() || !(segment.len > 0 || fin) {
             return Verdict::Done;
         }
-        let mut start = segment.seq();
-        let nxt = self.receive.nxt;
         if start.before(nxt) {
-            // Partly or wholly old: the peer missed an ACK.
-            let old = (nxt - start).min(segment.len);
-            self.came_twice(start, start + old);
-            payload.drop_front(old as usize);
-            start += old;
+            self.set_duplicate(start, nxt);
+            payload.drop_front((nxt - start) as usize);
+            start = nxt;
         }
         let edge = self.receive.advertised;
-        if (start + payload.payload_len() as u32).after(edge) {
+        let cut = (start + payload.payload_len() as u32).after(edge);
+        if cut {
             payload.truncate(if edge.after(start) { (edge - start) as usize } else { 0 });
         }
+        let fin = fin && !cut;
         if payload.payload_len() == 0 {
             self.receive.ack_owed = AckOwed::Now;
+            if fin && start.after(nxt) {
+                return self.hold_text(start, payload, fin);
+            }
             return Verdict::Done;
         }
         if !self.owned {
@@ -205,7 +210,7 @@ impl Connection {
             self.enter_quick_acks(QUICK_ACKS_MARKED);
         }
         if start != nxt {
-            return self.hold_text(start, payload);
+            return self.hold_text(start, payload, fin);
         }
         let (len, pushed) = (payload.payload_len() as u32, segment.has(Flags::PSH));
         self.take_text(payload);
@@ -246,6 +251,7 @@ impl Connection {
             self.receive.queue.push(piece);
         }
         if !self.receive.waiting.is_empty() {
+            self.find_duplicates(before, self.receive.nxt);
             let queue = &mut self.receive.queue;
             self.receive.nxt =
                 self.receive.waiting.take_in_order(self.receive.nxt, |piece| queue.push(piece));
@@ -256,14 +262,20 @@ impl Connection {
         self.note(Events::READABLE);
     }
 
-    fn hold_text(&mut self, start: Seq, payload: &mut Packet) -> Verdict {
+    /// What is ahead of its turn waits, a FIN too: it is reported like data.
+    fn hold_text(&mut self, start: Seq, payload: &mut Packet, fin: bool) -> Verdict {
         self.receive.ack_owed = AckOwed::Now;
         self.counters.ahead_in = self.counters.ahead_in.wrapping_add(1);
         let end = start + payload.payload_len() as u32;
-        if self.receive.waiting.has(start, end) {
-            self.came_twice(start, end);
+        if self.receive.waiting.block_count() == 0 {
+            self.receive.duplicate = None;
+        } else {
+            self.find_duplicates(start, end);
+            if fin && self.receive.fin_ahead == Some(end) {
+                self.extend_duplicate(end, end + 1);
+            }
         }
-        let complete = self.receive.waiting.insert(start, payload.take_pieces());
+        let complete = self.receive.waiting.insert(start, payload.take_pieces(), fin);
         self.note_urgent_ahead(start, end);
         if complete { Verdict::Done } else { Verdict::NoRoom }
     }
@@ -283,6 +295,8 @@ impl Connection {
         }
         self.receive.fin = true;
         self.receive.nxt += 1;
+        // Nothing comes after it, and it was reported as if it were data.
+        self.receive.waiting.clear();
         self.receive.ack_owed = AckOwed::Now;
         self.note(Events::PEER_CLOSED | Events::READABLE);
         match self.state {

@@ -62,9 +62,11 @@ mod tests;
 
 pub use connection::{Connection, Opening, Segment};
 pub use info::Info;
+pub(crate) use input::PAWS_VALID;
 pub use input::Verdict;
 pub use output::{DATA_UNDER_PRESSURE, Egress, Pressure};
 pub use seq::Seq;
 pub use settings::{CHALLENGES_UNLIMITED, Settings};
+pub(crate) use sides::Remains;
 pub use stamps::{Stamp, Stamped, Stamping};
 pub use state::{ConnectionError, Events, State};

@@ -38,8 +38,9 @@ impl Reassembly {
         self.held
     }
 
-    /// Adds bytes that begin at `start`. False if there was no room for all of them.
-    pub fn insert(&mut self, start: Seq, pieces: impl Iterator<Item = Piece>) -> bool {
+    /// Adds bytes that begin at `start`; the number after them is reported too if they end in a
+    /// FIN. False if there was no room for all of them.
+    pub fn insert(&mut self, start: Seq, pieces: impl Iterator<Item = Piece>, fin: bool) -> bool {
         let mut at = start;
         for piece in pieces {
             let next = at + piece.len() as u32;
@@ -49,7 +50,7 @@ impl Reassembly {
             }
             at = next;
         }
-        self.report(start, at);
+        self.report(start, at + u32::from(fin));
         true
     }
 
@@ -156,11 +157,12 @@ impl Reassembly {
         self.recent_count.min(SACK_BLOCKS_MAX)
     }
 
-    /// True if all of a range is there, as far as ranges to report tell.
-    pub fn has(&self, start: Seq, end: Seq) -> bool {
-        self.recent[..self.recent_count]
-            .iter()
-            .any(|&(from, to)| from.at_or_before(start) && to.at_or_after(end))
+    /// Parts of a range that are there, in order. Parts that touch may come as one or as several.
+    pub fn overlaps(&self, start: Seq, end: Seq) -> impl Iterator<Item = (Seq, Seq)> {
+        let after = |(at, piece): &(Seq, Piece)| *at + piece.len() as u32;
+        let first = self.pieces.partition_point(|entry| after(entry).at_or_before(start));
+        let entries = self.pieces[first..].iter().take_while(move |(at, _)| at.before(end));
+        entries.map(move |entry| (entry.0.max(start), after(entry).min(end)))
     }
 
     /// The byte with this number, if it is there.
@@ -215,7 +217,12 @@ mod tests {
             let mut covered = std::vec![false; 6000];
             for &(from, len) in &segments {
                 let piece = stream(&mut memory, from, len);
-                prop_assert!(waiting.insert(base + from as u32, core::iter::once(piece)));
+                let range = (base + from as u32, base + (from + len) as u32);
+                let there: usize =
+                    waiting.overlaps(range.0, range.1).map(|(from, to)| (to - from) as usize).sum();
+                let known = covered[from..from + len].iter().filter(|&&covered| covered).count();
+                prop_assert_eq!(there, known);
+                prop_assert!(waiting.insert(range.0, core::iter::once(piece), false));
                 covered[from..from + len].fill(true);
                 let mut blocks = [(0, 0); 4];
                 let count = waiting.blocks(&mut blocks) as usize;
@@ -254,9 +261,9 @@ mod tests {
         let piece = stream(&mut memory, 0, 2000);
         let mut waiting = Reassembly::default();
         for index in 0..PIECES_MAX as u32 {
-            assert!(waiting.insert(Seq(2 * index + 1), core::iter::once(piece.slice(0, 1))));
+            assert!(waiting.insert(Seq(2 * index + 1), core::iter::once(piece.slice(0, 1)), false));
         }
         let extra = Seq(2 * PIECES_MAX as u32 + 1);
-        assert!(!waiting.insert(extra, core::iter::once(piece.slice(0, 1))));
+        assert!(!waiting.insert(extra, core::iter::once(piece.slice(0, 1)), false));
     }
 }

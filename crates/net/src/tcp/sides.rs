@@ -1,6 +1,7 @@
 //! The two sides of a connection: what sending and receiving keep.
 
 use super::chrono::Chrono;
+use super::connection::Connection;
 use super::pacing::Pacing;
 use super::queue::PieceQueue;
 use super::rack::LossProbe;
@@ -295,17 +296,40 @@ impl Receiver {
 
 /// TCP timestamps (RFC 7323).
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Timestamps {
-    pub(super) enabled: bool,
+pub(crate) struct Timestamps {
+    pub(crate) enabled: bool,
     pub(super) offset: u32,
-    pub(super) recent: u32,
-    pub(super) recent_at: Instant,
+    pub(crate) recent: u32,
+    pub(crate) recent_at: Instant,
 }
 
 impl Timestamps {
     /// Our clock: milliseconds, from an offset of the connection's own.
-    pub(super) fn value(&self, now: Instant) -> u32 {
+    pub(crate) fn value(&self, now: Instant) -> u32 {
         (now.millis() as u32).wrapping_add(self.offset)
+    }
+}
+
+/// What is left of a connection in TIME-WAIT.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Remains {
+    pub(crate) snd_nxt: Seq,
+    pub(crate) rcv_nxt: Seq,
+    /// The window as it stands in a header.
+    pub(crate) window: u16,
+    pub(crate) timestamps: Timestamps,
+}
+
+impl Connection {
+    /// What is remembered in TIME-WAIT.
+    pub(crate) fn remains(&self) -> Remains {
+        let field = self.receive.window() >> self.receive.window_scale;
+        Remains {
+            snd_nxt: self.send.nxt,
+            rcv_nxt: self.receive.nxt,
+            window: u16::try_from(field).unwrap_or(u16::MAX),
+            timestamps: self.timestamps,
+        }
     }
 }
 

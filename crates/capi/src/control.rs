@@ -100,7 +100,11 @@ impl Instance {
         flags: i32,
     ) -> Outcome<Received> {
         let mut control = Control::new(control);
-        if self.is_datagram(fd) {
+        let (datagram, tells_left) = {
+            let state = self.lock();
+            state.files.socket(fd).map(|file| (file.datagram, file.tell_left))?
+        };
+        if datagram {
             return self.receive_datagram(fd, buffers, &mut control, flags);
         }
         let len = if flags & libc::MSG_ERRQUEUE != 0 {
@@ -112,7 +116,7 @@ impl Instance {
             if flags & libc::MSG_OOB != 0 && len > 0 {
                 control.flags |= libc::MSG_OOB;
             }
-            if let Some(left) = self.left(fd) {
+            if tells_left && let Some(left) = self.left(fd) {
                 control.push(libc::IPPROTO_TCP, libc::TCP_INQ, &left.to_ne_bytes());
             }
             len

@@ -7,7 +7,6 @@ use crate::address;
 use crate::control::{Control, Received};
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
-use std::net::SocketAddr;
 use std::time::Duration;
 use towpath_net::socket::{Error, ErrorNotice, Origin, Readiness, ReceivedDatagram, SendTo};
 
@@ -113,11 +112,12 @@ impl Instance {
         address: Option<&[u8]>,
         control: &[u8],
     ) -> Outcome<usize> {
-        let (timeout, family) = {
+        let (timeout, family, peer) = {
             let mut state = self.lock();
             let id = state.id(fd)?;
             state.sockets.bind_by_itself(id)?;
-            (state.timeout(fd, flags, true)?, state.family(fd)?)
+            let peer = state.sockets.remote(id).ok();
+            (state.timeout(fd, flags, true)?, state.family(fd)?, peer)
         };
         let len: usize = buffers.iter().map(|buffer| buffer.len()).sum();
         if len > usize::from(u16::MAX) {
@@ -130,11 +130,7 @@ impl Instance {
         if to.is_some_and(|to| to.port() == 0) {
             return Err(Errno::INVAL);
         }
-        let to_v4 = |to: SocketAddr| to.ip().to_canonical().is_ipv4();
-        let over_v4 = match to {
-            Some(to) => to_v4(to),
-            None => self.remote(fd).is_ok_and(to_v4),
-        };
+        let over_v4 = to.or(peer).is_some_and(|to| to.ip().to_canonical().is_ipv4());
         // As in Linux, only IPv4 minds that there is no urgent data.
         let minded = if over_v4 { libc::MSG_OOB | libc::MSG_MORE } else { libc::MSG_MORE };
         if flags & minded != 0 {

@@ -9,10 +9,12 @@
 #include "tap.h"
 
 #include <linux/errqueue.h>
+#include <pthread.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <netinet/udp.h>
 #include <sched.h>
+#include <time.h>
 
 #ifndef UDP_SEGMENT
 #define UDP_SEGMENT 103
@@ -267,8 +269,105 @@ static void packet_information(struct scene *scene)
 	CHECK(CALL(scene->server, close, server) == 0);
 }
 
+static double seconds(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec + now.tv_nsec / 1e9;
+}
+
+/* One that waits in another thread, and what it got. */
+struct waiter {
+	struct end *end;
+	int fd, got;
+};
+
+static void *wait_for_one(void *argument)
+{
+	struct waiter *waiter = argument;
+	char bytes[8];
+
+	waiter->got = CALL(waiter->end, recv, waiter->fd, bytes, sizeof(bytes), 0);
+	return NULL;
+}
+
+/* Waits end: in time, by a datagram, by the end of receiving; and edges are told once each. */
+static void waits(struct scene *scene)
+{
+	int server = socket_at(scene->server, scene->domain, 107);
+	int client = socket_at(scene->client, scene->domain, 108);
+	struct waiter waiter = { scene->server, server, -2 };
+	struct timeval limit = { .tv_usec = 50000 };
+	union address to;
+	socklen_t len = address_of(scene->server, scene->domain, 107, &to);
+	pthread_t thread;
+	char byte;
+
+	CHECK(pthread_create(&thread, NULL, wait_for_one, &waiter) == 0);
+	usleep(20000);
+	CHECK(CALL(scene->client, sendto, client, "abc", 3, 0, &to.any, len) == 3);
+	CHECK(pthread_join(thread, NULL) == 0 && waiter.got == 3);
+
+	int set = CALL(scene->server, epoll_create1, 0);
+	struct epoll_event event = { .events = EPOLLIN | EPOLLET, .data.fd = 7 };
+	CHECK(CALL(scene->server, epoll_ctl, set, EPOLL_CTL_ADD, server, &event) == 0);
+	CHECK(CALL(scene->server, epoll_wait, set, &event, 1, 0) == 0);
+	for (int i = 0; i < 2; i++) {
+		CHECK(CALL(scene->client, sendto, client, "x", 1, 0, &to.any, len) == 1);
+		CHECK(CALL(scene->server, epoll_wait, set, &event, 1, 10000) == 1);
+		CHECK(event.events == EPOLLIN && event.data.fd == 7);
+		CHECK(CALL(scene->server, epoll_wait, set, &event, 1, 0) == 0);
+	}
+	CHECK(CALL(scene->server, close, set) == 0);
+	CHECK(CALL(scene->server, recv, server, &byte, 1, 0) == 1);
+	CHECK(CALL(scene->server, recv, server, &byte, 1, 0) == 1);
+
+	CHECK(CALL(scene->client, setsockopt, client, SOL_SOCKET, SO_RCVTIMEO, &limit,
+		   sizeof(limit)) == 0);
+	double begun = seconds();
+	CHECK(CALL(scene->client, recv, client, &byte, 1, 0) == -1 && errno == EAGAIN);
+	CHECK(seconds() - begun >= 0.049);
+
+	waiter.got = -2;
+	CHECK(pthread_create(&thread, NULL, wait_for_one, &waiter) == 0);
+	usleep(20000);
+	CHECK(CALL(scene->server, shutdown, server, SHUT_RD) == -1 && errno == ENOTCONN);
+	CHECK(pthread_join(thread, NULL) == 0 && waiter.got == 0);
+	CHECK(CALL(scene->client, close, client) == 0);
+	CHECK(CALL(scene->server, close, server) == 0);
+}
+
+/* A socket of IPv6 takes IPv4 and shows it as mapped. */
+static void mapped(struct end *end, struct end *peer)
+{
+	int fd = CALL(end, socket, AF_INET6, SOCK_DGRAM, 0), other = socket_at(peer, AF_INET, 109);
+	union address any = { .v6 = { .sin6_family = AF_INET6, .sin6_port = htons(109) } };
+	union address to, from, own;
+	socklen_t len = sizeof(from), to_len = address_of(end, AF_INET, 109, &to);
+
+	CHECK(CALL(end, bind, fd, &any.any, sizeof(any.v6)) == 0);
+	CHECK(CALL(peer, sendto, other, "x", 1, 0, &to.any, to_len) == 1);
+	CHECK(CALL(end, recvfrom, fd, in, 1, 0, &from.any, &len) == 1);
+	CHECK(len == sizeof(from.v6) && IN6_IS_ADDR_V4MAPPED(&from.v6.sin6_addr));
+	CHECK(CALL(end, sendto, fd, "y", 1, 0, &from.any, len) == 1);
+	CHECK(CALL(peer, recv, other, in, 2, 0) == 1 && in[0] == 'y');
+	/* By an address of IPv4 as such, and connected. */
+	to_len = address_of(peer, AF_INET, 109, &to);
+	CHECK(CALL(end, sendto, fd, "z", 1, 0, &to.any, to_len) == 1);
+	CHECK(CALL(peer, recv, other, in, 2, 0) == 1 && in[0] == 'z');
+	CHECK(CALL(end, connect, fd, &to.any, to_len) == 0);
+	CHECK(CALL(end, send, fd, "c", 1, 0) == 1);
+	CHECK(CALL(peer, recv, other, in, 2, 0) == 1 && in[0] == 'c');
+	len = sizeof(own);
+	CHECK(CALL(end, getsockname, fd, &own.any, &len) == 0);
+	CHECK(IN6_IS_ADDR_V4MAPPED(&own.v6.sin6_addr));
+	set_int(end, fd, IPPROTO_IPV6, IPV6_RECVPKTINFO, 1);
+	CHECK(CALL(end, close, fd) == 0 && CALL(peer, close, other) == 0);
+}
+
 /* What one side said: of each call its outcome and errno. */
-#define ANSWERS_MAX 128
+#define ANSWERS_MAX 512
 struct answers {
 	int count;
 	struct { int line, value, error; } said[ANSWERS_MAX];
@@ -295,6 +394,70 @@ static int option(struct end *end, int fd, int level, int name)
 static int setting(struct end *end, int fd, int level, int name, int value)
 {
 	return CALL(end, setsockopt, fd, level, name, &value, sizeof(value));
+}
+
+/* Sends with one control message. */
+static int message_with(struct end *end, int fd, union address *to, socklen_t len, int level,
+			int type, const void *data, size_t size, size_t claimed)
+{
+	union { char bytes[128]; struct cmsghdr header; } control = { 0 };
+	struct iovec piece = { out, 3000 };
+	struct msghdr message = {
+		.msg_name = to, .msg_namelen = len, .msg_iov = &piece, .msg_iovlen = 1,
+		.msg_control = &control, .msg_controllen = CMSG_SPACE(size),
+	};
+
+	control.header.cmsg_level = level;
+	control.header.cmsg_type = type;
+	control.header.cmsg_len = claimed;
+	memcpy(CMSG_DATA(&control.header), data, size);
+	return CALL(end, sendmsg, fd, &message, 0);
+}
+
+/* Control messages of sends, of every length. */
+static void ask_messages(struct end *end, struct end *peer, int domain, struct answers *answers)
+{
+	int v4 = domain == AF_INET, level = v4 ? IPPROTO_IP : IPPROTO_IPV6;
+	int sink = socket_at(peer, domain, 112), fd = socket_at(end, domain, 113);
+	unsigned char data[64] = { 0 };
+	union address to, own, zero = { 0 };
+	socklen_t len = address_of(peer, domain, 112, &to);
+	static const int numbers[] = { 0, 1, 64, 255, 256, -1, -2 };
+
+#define WITH(level, type, data, size, claimed) \
+	SAY(message_with(end, fd, &to, len, level, type, data, size, claimed))
+
+	for (size_t size = 0; size < 40; size++) {
+		WITH(SOL_UDP, UDP_SEGMENT, "\xe8\x03\0", size < 4 ? size : 4,
+		     CMSG_LEN(size < 4 ? size : 4));
+		WITH(level, v4 ? IP_PKTINFO : IPV6_PKTINFO, data, size, CMSG_LEN(size));
+		WITH(level, v4 ? IP_TTL : IPV6_HOPLIMIT, "\x40\0\0", size < 4 ? size : 4,
+		     CMSG_LEN(size < 4 ? size : 4));
+	}
+	for (size_t claimed = 0; claimed < 40; claimed += 3)
+		WITH(SOL_UDP, UDP_SEGMENT, "\xe8\x03", 2, claimed);
+	for (unsigned i = 0; i < sizeof(numbers) / sizeof(*numbers); i++) {
+		WITH(level, v4 ? IP_TTL : IPV6_HOPLIMIT, &numbers[i], 4, CMSG_LEN(4));
+		WITH(level, v4 ? IP_TOS : IPV6_TCLASS, &numbers[i], 4, CMSG_LEN(4));
+	}
+	WITH(SOL_UDP, 99, data, 4, CMSG_LEN(4));
+	WITH(level, 99, data, 4, CMSG_LEN(4));
+	WITH(SOL_SOCKET, SCM_CREDENTIALS + 90, data, 4, CMSG_LEN(4));
+	/* From an address that is the peer's, and from the own. */
+	address_of(end, domain, 0, &own);
+	for (int i = 0; i < 2; i++) {
+		union address *from = i ? &own : &to;
+
+		if (v4)
+			memcpy(data + 4, &from->v4.sin_addr, 4);
+		else
+			memcpy(data, &from->v6.sin6_addr, 16);
+		WITH(level, v4 ? IP_PKTINFO : IPV6_PKTINFO, data, v4 ? 12 : 20,
+		     CMSG_LEN(v4 ? 12 : 20));
+	}
+	SAY(CALL(end, sendmsg, fd, &(struct msghdr){ 0 }, 0));
+	SAY(CALL(end, sendto, fd, "x", 1, 0, &zero.any, sizeof(zero)));
+	CHECK(CALL(end, close, fd) == 0 && CALL(peer, close, sink) == 0);
 }
 
 /* Calls that are wrong, in every way; and some that are right, for what they change. */
@@ -392,7 +555,9 @@ static void same_answers(struct end *ours, struct end *kernel, int domain)
 
 	first.count = second.count = 0;
 	ask(kernel, ours, domain, &first);
+	ask_messages(kernel, ours, domain, &first);
 	ask(ours, kernel, domain, &second);
+	ask_messages(ours, kernel, domain, &second);
 	CHECK(first.count == second.count);
 	for (int i = 0; i < first.count; i++) {
 		if (first.said[i].value == second.said[i].value &&
@@ -435,7 +600,10 @@ int main(void)
 		refused(&scenes[i]);
 		segments(&scenes[i]);
 		packet_information(&scenes[i]);
+		waits(&scenes[i]);
 	}
+	mapped(&ours, &kernel);
+	mapped(&kernel, &ours);
 	same_answers(&ours, &kernel, AF_INET);
 	same_answers(&ours, &kernel, AF_INET6);
 	towpath_free(instance);

@@ -135,6 +135,10 @@ impl Sockets {
     ) -> Result<IpAddr, Error> {
         let bound = socket.local.ip();
         let source = match asked.filter(|asked| !asked.is_unspecified()) {
+            // IPv4 finds no route from there, IPv6 looks for the address itself.
+            Some(asked) if !self.stack.is_local(asked) && asked.is_ipv4() => {
+                return Err(Error::NetworkUnreachable);
+            }
             Some(asked) if !self.stack.is_local(asked) => return Err(Error::Invalid),
             Some(asked) => asked,
             None if !bound.is_unspecified() => bound,

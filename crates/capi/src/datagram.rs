@@ -8,7 +8,9 @@ use crate::control::{Control, Received};
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
 use std::time::Duration;
-use towpath_net::socket::{Error, ErrorNotice, Origin, Readiness, ReceivedDatagram, SendTo};
+use towpath_net::socket::{
+    Error, ErrorNotice, Family, Origin, Readiness, ReceivedDatagram, SendTo,
+};
 
 /// What a datagram socket tells with each message.
 #[derive(Clone, Copy, Debug, Default)]
@@ -112,32 +114,39 @@ impl Instance {
         address: Option<&[u8]>,
         control: &[u8],
     ) -> Outcome<usize> {
-        let (timeout, family, peer) = {
+        let (timeout, family, peer, pending) = {
             let mut state = self.lock();
             let id = state.id(fd)?;
             state.sockets.bind_by_itself(id)?;
             let peer = state.sockets.remote(id).ok();
-            (state.timeout(fd, flags, true)?, state.family(fd)?, peer)
+            let pending = state.sockets.has_pending_datagram(id);
+            (state.timeout(fd, flags, true)?, state.family(fd)?, peer, pending)
         };
         let len: usize = buffers.iter().map(|buffer| buffer.len()).sum();
         if len > usize::from(u16::MAX) {
             return Err(Errno(libc::EMSGSIZE));
         }
+        // What a datagram that waits for more is told of its way is passed over, as in Linux, where
+        // IPv6 looks at it all the same.
         let to = match address {
+            _ if pending && family == Family::V4 => None,
             Some(address) => address::parse_destination(address, family)?,
             None => None,
         };
+        let to = to.filter(|_| !pending);
         if to.is_some_and(|to| to.port() == 0) {
             return Err(Errno::INVAL);
         }
         let over_v4 = to.or(peer).is_some_and(|to| to.ip().to_canonical().is_ipv4());
         // As in Linux, only IPv4 minds that there is no urgent data.
-        let minded = if over_v4 { libc::MSG_OOB | libc::MSG_MORE } else { libc::MSG_MORE };
-        if flags & minded != 0 {
+        if over_v4 && flags & libc::MSG_OOB != 0 {
             return Err(Errno(libc::EOPNOTSUPP));
         }
-        let mut send = SendTo { to, ..SendTo::default() };
-        control::parse(control, over_v4, &mut send)?;
+        let more = flags & libc::MSG_MORE != 0;
+        let mut send = SendTo { to, more, ..SendTo::default() };
+        if !pending {
+            control::parse(control, over_v4, &mut send)?;
+        }
         self.block(timeout, |state| {
             let id = state.id(fd)?;
             Ok(state.with(|sockets, cx| sockets.send_datagram(id, buffers, &send, cx))?)

@@ -366,6 +366,36 @@ static void mapped(struct end *end, struct end *peer)
 	CHECK(CALL(end, close, fd) == 0 && CALL(peer, close, other) == 0);
 }
 
+/* A datagram of several calls goes where the first said. */
+static void several_calls(struct scene *scene)
+{
+	int server = socket_at(scene->server, scene->domain, 114);
+	int client = socket_at(scene->client, scene->domain, 115);
+	union address to, other;
+	socklen_t len = address_of(scene->server, scene->domain, 114, &to);
+
+	address_of(scene->server, scene->domain, 9, &other);
+	CHECK(CALL(scene->client, sendto, client, "ab", 2, MSG_MORE, &to.any, len) == 2);
+	int bad = CALL(scene->client, sendto, client, "cd", 2, MSG_MORE, &other.any, 3);
+	/* Only IPv6 looks at it. */
+	CHECK(scene->domain == AF_INET ? bad == 2 : bad == -1 && errno == EINVAL);
+	if (bad < 0)
+		CHECK(CALL(scene->client, sendto, client, "cd", 2, MSG_MORE, &other.any, len) == 2);
+	CHECK(CALL(scene->server, recv, server, in, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+	CHECK(CALL(scene->client, send, client, "ef", 2, 0) == 2);
+	CHECK(CALL(scene->server, recv, server, in, 9, 0) == 6 && !memcmp(in, "abcdef", 6));
+	CHECK(CALL(scene->client, sendto, client, out, 60000, MSG_MORE, &to.any, len) == 60000);
+	CHECK(CALL(scene->client, send, client, out, 6000, 0) == -1 && errno == EMSGSIZE);
+	CHECK(CALL(scene->client, send, client, out, 1, 0) == -1 && errno == EDESTADDRREQ);
+	set_int(scene->client, client, SOL_UDP, UDP_CORK, 1);
+	CHECK(CALL(scene->client, sendto, client, "x", 1, 0, &to.any, len) == 1);
+	CHECK(CALL(scene->client, sendto, client, "y", 1, 0, &to.any, len) == 1);
+	set_int(scene->client, client, SOL_UDP, UDP_CORK, 0);
+	CHECK(CALL(scene->server, recv, server, in, 9, 0) == 2 && !memcmp(in, "xy", 2));
+	CHECK(CALL(scene->client, close, client) == 0);
+	CHECK(CALL(scene->server, close, server) == 0);
+}
+
 /* What one side said: of each call its outcome and errno. */
 #define ANSWERS_MAX 512
 struct answers {
@@ -601,6 +631,7 @@ int main(void)
 		segments(&scenes[i]);
 		packet_information(&scenes[i]);
 		waits(&scenes[i]);
+		several_calls(&scenes[i]);
 	}
 	mapped(&ours, &kernel);
 	mapped(&kernel, &ours);

@@ -83,6 +83,14 @@ impl State {
             (libc::SOL_UDP, libc::UDP_GRO) => {
                 self.change(fd, |options| options.datagram.coalesced = on)?;
             }
+            (libc::SOL_UDP, libc::UDP_CORK) => {
+                self.change(fd, |options| options.datagram.cork = on)?;
+                let id = self.id(fd)?;
+                if !on {
+                    // As in Linux, what goes wrong then is not told.
+                    let _ = self.with(|sockets, cx| sockets.push_datagram(id, cx));
+                }
+            }
             (libc::SOL_UDP, _) => return Err(UNKNOWN),
             (libc::SOL_SOCKET, libc::SO_BROADCAST) => {
                 self.change(fd, |options| options.datagram.broadcast = on)?;
@@ -151,6 +159,7 @@ impl State {
         Ok(Some(match (level, name) {
             (libc::SOL_UDP, libc::UDP_SEGMENT) => i32::from(own.segment_size),
             (libc::SOL_UDP, libc::UDP_GRO) => i32::from(own.coalesced),
+            (libc::SOL_UDP, libc::UDP_CORK) => i32::from(own.cork),
             (libc::SOL_UDP, _) => return Err(UNKNOWN),
             (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_DGRAM,
             (libc::SOL_SOCKET, libc::SO_PROTOCOL) => libc::IPPROTO_UDP,

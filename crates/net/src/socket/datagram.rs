@@ -12,7 +12,7 @@
 //! while more than its send buffer waits for the device.
 //!
 //! One concern per file: this one opening, naming and ending, `table` who gets what, `send`,
-//! `receive`, `errors` ICMP.
+//! `cork` of several calls, `receive`, `errors` ICMP.
 //!
 //! # Limits
 //!
@@ -20,12 +20,14 @@
 //! [`DATAGRAMS_MAX`]. Of all: [`QUEUED_MAX`], and a quarter of the frames, so that sockets that
 //! nobody reads leave memory to the others. What comes beyond is dropped and counted.
 
+mod cork;
 mod errors;
 mod options;
 mod receive;
 mod send;
 mod table;
 
+pub use cork::PENDING_MAX;
 pub use errors::{ErrorNotice, Origin};
 pub use options::{DatagramOptions, PathMtu};
 pub use receive::ReceivedDatagram;
@@ -39,6 +41,7 @@ use super::{
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+use cork::Pending;
 use errors::Kept;
 use ports::{Space, unspecified};
 use receive::Queued;
@@ -58,6 +61,8 @@ pub const SEND_BUFFER_DEFAULT: u32 = 212_992;
 pub(super) struct Datagrams {
     queue: VecDeque<Queued>,
     errors: VecDeque<Kept>,
+    /// A datagram that waits for more.
+    pending: Option<Box<Pending>>,
     /// Bytes that both queues hold.
     held: usize,
     /// Datagrams for which there was no room.
@@ -183,6 +188,8 @@ impl Sockets {
     /// Forgets what waits at a socket that ends.
     pub(super) fn close_datagram(&mut self, id: SocketId) {
         self.leave_table(id);
+        // Only datagram sockets have one.
+        let _ = self.take_pending(id);
         let Ok(datagrams) = self.socket(id).and_then(Socket::datagrams) else { return };
         let count = datagrams.queue.len() + datagrams.errors.len();
         let held = datagrams.held;

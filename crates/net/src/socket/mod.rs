@@ -35,7 +35,7 @@ mod stream;
 mod tests;
 
 pub use datagram::{
-    DATAGRAMS_MAX, DatagramOptions, ErrorNotice, Origin, PathMtu, QUEUED_MAX,
+    DATAGRAMS_MAX, DatagramOptions, ErrorNotice, Origin, PENDING_MAX, PathMtu, QUEUED_MAX,
     RECEIVE_BUFFER_DEFAULT, ReceivedDatagram, SEND_BUFFER_DEFAULT, SendTo,
 };
 pub use error::Error;

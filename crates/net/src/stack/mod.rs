@@ -5,6 +5,7 @@
 //! The driver moves bursts: [`Stack::input`] takes received packets, [`Stack::output`] fills a
 //! burst with what is to be sent, [`Stack::on_deadline`] runs timers. In between the owner drains
 //! what happened ([`Stack::next_event`], [`Stack::next_datagram`], [`Stack::next_echo`]) and acts.
+//! ICMP errors about datagrams wait for owners who ask for them ([`Stack::tell_udp_errors`]).
 //! No call blocks, reads a clock or makes a system call.
 //!
 //! A stack is a *host*, which answers for its addresses, or *transparent*: it takes TCP, UDP and

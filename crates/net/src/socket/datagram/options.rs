@@ -30,6 +30,9 @@ pub struct DatagramOptions {
     pub path_mtu: PathMtu,
     /// Cut what is sent into datagrams of so many bytes (`UDP_SEGMENT`); zero for not.
     pub segment_size: u16,
+    /// What is sent waits for more (`UDP_CORK`); who switches it off sends what waits with
+    /// [`Sockets::push_datagram`](crate::socket::Sockets::push_datagram).
+    pub cork: bool,
     /// Receive datagrams that were coalesced as one (`UDP_GRO`).
     pub coalesced: bool,
 }

@@ -1,6 +1,7 @@
 //! Datagrams that go out (Linux's `udp_sendmsg` and `udpv6_sendmsg`).
 
 use super::super::{Error, Socket, SocketId, Sockets, from_family};
+use super::cork::Filling;
 use super::errors::{ErrorNotice, Origin};
 use super::{Datagrams, PathMtu, send_buffer};
 use crate::gso::UDP_SEGMENTS_MAX;
@@ -8,8 +9,7 @@ use crate::stack::{Context, UdpSend};
 use crate::wire::{ipv4, ipv6, udp};
 use core::net::{IpAddr, SocketAddr};
 use core::num::NonZeroU16;
-use towpath_packet::pool::SMALL_FRAME_BYTES;
-use towpath_packet::{Ledger, Memory, Packet, Piece, Site};
+use towpath_packet::{Packet, Piece};
 
 /// Longest payload over IPv4, whose length counts its header.
 const PAYLOAD_MAX_V4: usize = u16::MAX as usize - ipv4::HEADER_LEN - udp::HEADER_LEN;
@@ -31,18 +31,50 @@ pub struct SendTo {
     pub ttl: Option<u8>,
     /// Payload bytes of each datagram (`UDP_SEGMENT`).
     pub segment_size: Option<u16>,
+    /// More of the same datagram follows (`MSG_MORE`).
+    pub more: bool,
 }
 
-/// What a send has come to before its bytes are looked at.
-struct Way {
+/// How a datagram goes, once that is known.
+#[derive(Clone, Copy)]
+pub(super) struct Way {
     local: SocketAddr,
     remote: SocketAddr,
-    how: UdpSend,
+    tos: u8,
+    ttl: u8,
+    /// Payload bytes of each datagram of a super-packet; zero for none.
+    size: u16,
+    path_mtu: PathMtu,
+}
+
+impl Way {
+    /// Bytes of the headers.
+    fn headers(&self) -> usize {
+        let ip = if self.remote.is_ipv4() { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN };
+        ip + udp::HEADER_LEN
+    }
+
+    /// Most bytes of payload.
+    fn payload_max(&self) -> usize {
+        if self.remote.is_ipv4() { PAYLOAD_MAX_V4 } else { PAYLOAD_MAX_V6 }
+    }
+
+    /// Whether `len` bytes can be cut as asked (Linux's udp_send_skb).
+    pub(super) fn check_segments(&self, len: usize, mtu: usize) -> Result<(), Error> {
+        let size = usize::from(self.size);
+        if size > 0 && len.min(size) + self.headers() > mtu {
+            return Err(Error::MessageSize);
+        }
+        if size > 0 && len > size * UDP_SEGMENTS_MAX { Err(Error::Invalid) } else { Ok(()) }
+    }
 }
 
 impl Sockets {
     /// Sends `buffers`, one after the other, as one datagram, or as datagrams of the segment size.
     /// They are copied. Returns how many bytes.
+    ///
+    /// With [`SendTo::more`] or [`DatagramOptions::cork`](super::DatagramOptions::cork) they wait
+    /// for what the next call sends, which goes with them.
     pub fn send_datagram(
         &mut self,
         id: SocketId,
@@ -51,15 +83,24 @@ impl Sockets {
         cx: &mut Context<'_>,
     ) -> Result<usize, Error> {
         let len = buffers.iter().map(|buffer| buffer.len()).sum();
+        let socket = self.socket(id)?;
+        let waits = send.more || socket.options.datagram.cork;
+        if waits || socket.datagrams()?.pending.is_some() {
+            return self.append_datagram(id, buffers, len, send, cx);
+        }
         let way = self.prepare_datagram(id, len, send)?;
-        let mut packet = cx.memory.packet().ok_or(Error::NoBuffers)?;
-        gather(buffers, len, &mut packet, cx.memory, cx.ledger)?;
-        self.dispatch(id, packet, &way, cx);
+        way.check_segments(len, usize::from(self.stack.mtu()))?;
+        let mut filling = Filling::new(cx)?;
+        filling.gather(buffers, len, cx)?;
+        self.dispatch(id, filling.finish()?, &way, cx);
         Ok(len)
     }
 
     /// Sends pieces as one datagram, or as datagrams of the segment size; they are lent, not
     /// copied. At most [`towpath_packet::packet::PIECES_MAX`].
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] while bytes wait for more.
     pub fn send_datagram_pieces(
         &mut self,
         id: SocketId,
@@ -67,18 +108,29 @@ impl Sockets {
         send: &SendTo,
         cx: &mut Context<'_>,
     ) -> Result<usize, Error> {
+        let socket = self.socket(id)?;
+        let waits = send.more || socket.options.datagram.cork;
+        if waits || socket.datagrams()?.pending.is_some() {
+            return Err(Error::Invalid);
+        }
         let mut packet = cx.memory.packet().ok_or(Error::NoBuffers)?;
         for piece in pieces {
             packet.push_piece(piece).map_err(|_| Error::MessageSize)?;
         }
         let len = packet.payload_len();
         let way = self.prepare_datagram(id, len, send)?;
+        way.check_segments(len, usize::from(self.stack.mtu()))?;
         self.dispatch(id, packet, &way, cx);
         Ok(len)
     }
 
     /// Whether and how `len` bytes can be sent, in the order of Linux's checks.
-    fn prepare_datagram(&mut self, id: SocketId, len: usize, send: &SendTo) -> Result<Way, Error> {
+    pub(super) fn prepare_datagram(
+        &mut self,
+        id: SocketId,
+        len: usize,
+        send: &SendTo,
+    ) -> Result<Way, Error> {
         self.socket(id)?.datagrams()?;
         self.bind_by_itself(id)?;
         if len > usize::from(u16::MAX) {
@@ -92,38 +144,34 @@ impl Sockets {
         };
         let source = self.source(socket, remote.ip(), send.from)?;
         self.check_remote(socket, remote.ip())?;
-        let local = SocketAddr::new(source, socket.local.port());
         let options = &socket.options;
-        let (headers, tos, ttl, max) = if remote.is_ipv4() {
-            (ipv4::HEADER_LEN, options.tos, options.datagram.ttl, PAYLOAD_MAX_V4)
+        let (tos, ttl) = if remote.is_ipv4() {
+            (options.tos, options.datagram.ttl)
         } else {
-            (ipv6::HEADER_LEN, options.traffic_class, options.datagram.hop_limit, PAYLOAD_MAX_V6)
+            (options.traffic_class, options.datagram.hop_limit)
         };
-        let headers = headers + udp::HEADER_LEN;
-        let mtu = usize::from(self.stack.mtu());
-        let size = send.segment_size.unwrap_or(options.datagram.segment_size);
-        let path_mtu = options.datagram.path_mtu;
-        let refused = path_mtu != PathMtu::Fragment && size == 0 && len + headers > mtu;
-        if len > max || refused {
-            self.keep_local_error(id, remote, mtu as u32);
-            return Err(Error::MessageSize);
-        }
-        self.check_room(id)?;
-        let segment = usize::from(size);
-        if size > 0 && len.min(segment) + headers > mtu {
-            return Err(Error::MessageSize);
-        }
-        if size > 0 && len > segment * UDP_SEGMENTS_MAX {
-            return Err(Error::Invalid);
-        }
-        let default = UdpSend::default();
-        let how = UdpSend {
-            segment_size: NonZeroU16::new(size).filter(|_| len > segment),
+        let way = Way {
+            local: SocketAddr::new(source, socket.local.port()),
+            remote,
             tos: send.tos.unwrap_or(tos),
-            ttl: send.ttl.or(ttl).unwrap_or(default.ttl),
-            dont_fragment: path_mtu == PathMtu::Never,
+            ttl: send.ttl.or(ttl).unwrap_or(UdpSend::default().ttl),
+            size: send.segment_size.unwrap_or(options.datagram.segment_size),
+            path_mtu: options.datagram.path_mtu,
         };
-        Ok(Way { local, remote, how })
+        self.check_len(id, &way, len)?;
+        self.check_room(id)?;
+        Ok(way)
+    }
+
+    /// Whether so many bytes fit a datagram (Linux's __ip_append_data).
+    pub(super) fn check_len(&mut self, id: SocketId, way: &Way, len: usize) -> Result<(), Error> {
+        let mtu = usize::from(self.stack.mtu());
+        let whole = way.path_mtu != PathMtu::Fragment && way.size == 0;
+        if len > way.payload_max() || whole && len + way.headers() > mtu {
+            self.keep_local_error(id, way.remote, mtu as u32);
+            return Err(Error::MessageSize);
+        }
+        Ok(())
     }
 
     /// The address of ours that a datagram comes from.
@@ -177,9 +225,23 @@ impl Sockets {
         self.keep_own(id, remote, notice);
     }
 
-    fn dispatch(&mut self, id: SocketId, packet: Packet, way: &Way, cx: &mut Context<'_>) {
-        let len = packet.payload_len() + OVERHEAD;
-        self.stack.udp_send_with(packet, way.local, way.remote, &way.how, cx);
+    /// Hands a datagram to the stack.
+    pub(super) fn dispatch(
+        &mut self,
+        id: SocketId,
+        packet: Packet,
+        way: &Way,
+        cx: &mut Context<'_>,
+    ) {
+        let payload = packet.payload_len();
+        let len = payload + OVERHEAD;
+        let how = UdpSend {
+            segment_size: NonZeroU16::new(way.size).filter(|_| payload > usize::from(way.size)),
+            tos: way.tos,
+            ttl: way.ttl,
+            dont_fragment: way.path_mtu == PathMtu::Never,
+        };
+        self.stack.udp_send_with(packet, way.local, way.remote, &how, cx);
         let (waits, now) = (self.stack.has_ready(), self.stack.emptied_count());
         let Ok(socket) = self.socket_mut(id) else { return };
         let buffer = send_buffer(socket);
@@ -223,42 +285,6 @@ impl Sockets {
             }
         }
     }
-}
-
-/// Copies `len` bytes of `buffers` into frames of `packet`: no more of them than they fill.
-fn gather(
-    buffers: &[&[u8]],
-    len: usize,
-    packet: &mut Packet,
-    memory: &mut Memory,
-    ledger: &Ledger,
-) -> Result<(), Error> {
-    let mut buffers = buffers.iter();
-    let mut rest: &[u8] = &[];
-    let mut left = len;
-    while left > 0 {
-        let frame = if left <= SMALL_FRAME_BYTES {
-            memory.small.take().or_else(|| memory.large.take())
-        } else {
-            memory.large.take().or_else(|| memory.small.take())
-        };
-        let mut frame = frame.ok_or(Error::NoBuffers)?;
-        let mut filled = 0;
-        while filled < frame.len().min(left) {
-            if rest.is_empty() {
-                let Some(next) = buffers.next() else { break };
-                rest = next;
-                continue;
-            }
-            let count = rest.len().min(frame.len() - filled);
-            frame[filled..filled + count].copy_from_slice(&rest[..count]);
-            (filled, rest) = (filled + count, &rest[count..]);
-        }
-        ledger.count(Site::SocketSend, filled);
-        left -= filled;
-        packet.push_piece(frame.freeze(filled)).map_err(|_| Error::NoBuffers)?;
-    }
-    Ok(())
 }
 
 // Large frames of the longest payload are few enough for a packet.

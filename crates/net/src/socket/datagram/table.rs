@@ -23,6 +23,8 @@ pub(in crate::socket) struct Table {
     /// Packets and bytes that wait at all sockets.
     pub(super) queued: usize,
     pub(super) held: usize,
+    /// Sockets with a datagram that waits for more.
+    pub(super) pending: usize,
     /// Sockets that are to be told when the device has taken what was sent.
     pub(super) full: Vec<SocketId>,
     /// What [`crate::stack::Stack::emptied_count`] was when they were last told.
@@ -39,6 +41,7 @@ impl Table {
             hash: hash(),
             queued: 0,
             held: 0,
+            pending: 0,
             full: Vec::new(),
             emptied: 0,
         }

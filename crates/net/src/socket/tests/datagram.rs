@@ -3,7 +3,8 @@
 use super::bench::*;
 use crate::counters::DropReason;
 use crate::socket::{
-    DATAGRAMS_MAX, Error, Family, PathMtu, Readiness, ReceivedDatagram, SendTo, Shutdown, SocketId,
+    DATAGRAMS_MAX, Error, Family, PENDING_MAX, PathMtu, Readiness, ReceivedDatagram, SendTo,
+    Shutdown, SocketId,
 };
 use alloc::vec;
 use alloc::vec::Vec;
@@ -278,6 +279,62 @@ fn lent_pieces_are_not_copied() {
     }
     assert_eq!(whole, data(3000));
     assert_eq!([Site::SocketSend, Site::SocketReceive].map(|site| b.copied_at(site)), [0, 0]);
+    assert_eq!(b.in_use(), 0);
+}
+
+/// Goal: a datagram of several calls goes where the first said, and is bounded; who closes loses
+/// it.
+#[test]
+fn a_datagram_of_several_calls() {
+    let mut b = Bench::new();
+    let [server, other] = [b.bound(at(53)), b.bound(at(54))];
+    let client = b.datagram(CLIENT, Family::V4);
+    let send = |b: &mut Bench, port, bytes: &[u8], more| {
+        let how = SendTo { to: Some(at(port)), more, ..SendTo::default() };
+        b.with(CLIENT, |sockets, cx| sockets.send_datagram(client, &[bytes], &how, cx))
+    };
+    for index in 0..100 {
+        assert_eq!(send(&mut b, 53 + index % 2, &data(300), true), Ok(300));
+    }
+    b.settle();
+    assert_eq!(b.take(SERVER, server).err(), Some(Error::WouldBlock));
+    assert_eq!(send(&mut b, 54, b"end", false), Ok(3));
+    b.settle();
+    let (bytes, _) = b.take(SERVER, server).expect("a datagram");
+    let expected = [data(300).repeat(100), b"end".to_vec()].concat();
+    assert_eq!((bytes, b.take(SERVER, other).err()), (expected, Some(Error::WouldBlock)));
+    // Too long: all of it is lost.
+    assert_eq!(send(&mut b, 53, &data(60_000), true), Ok(60_000));
+    assert_eq!(send(&mut b, 53, &data(6000), true), Err(Error::MessageSize));
+    assert_eq!(send(&mut b, 53, b"new", false), Ok(3));
+    b.settle();
+    assert_eq!(b.take(SERVER, server).expect("a datagram").0, b"new");
+    // By the option.
+    b.change(CLIENT, client, |options| options.datagram.cork = true);
+    assert_eq!(send(&mut b, 53, b"a", false), Ok(1));
+    assert_eq!(send(&mut b, 53, b"b", false), Ok(1));
+    assert_eq!(b.with(CLIENT, |sockets, cx| sockets.push_datagram(client, cx)), Ok(()));
+    b.settle();
+    assert_eq!(b.take(SERVER, server).expect("a datagram").0, b"ab");
+    assert_eq!(send(&mut b, 53, b"lost", false), Ok(4));
+    b.hosts[CLIENT].close(client, b.now).expect("it is there");
+    assert_eq!(b.in_use(), 0);
+}
+
+/// Goal: what waits for more is bounded over all sockets.
+#[test]
+fn few_datagrams_wait_for_more() {
+    let mut b = Bench::new();
+    let how = SendTo { to: Some(at(53)), more: true, ..SendTo::default() };
+    let ids: Vec<SocketId> = (0..=PENDING_MAX).map(|_| b.datagram(CLIENT, Family::V4)).collect();
+    for (index, id) in ids.iter().enumerate() {
+        let sent = b.with(CLIENT, |sockets, cx| sockets.send_datagram(*id, &[b"x"], &how, cx));
+        let expected = if index < PENDING_MAX { Ok(1) } else { Err(Error::NoBuffers) };
+        assert_eq!(sent, expected);
+    }
+    for id in ids {
+        b.hosts[CLIENT].close(id, b.now).expect("it is there");
+    }
     assert_eq!(b.in_use(), 0);
 }
 

@@ -63,31 +63,6 @@ const ECN_BITS: u8 = 3;
 /// `SO_MEMINFO`, which the C library's headers do not have everywhere.
 const SO_MEMINFO: i32 = 55;
 
-/// Answers to a SYN that `TCP_DEFER_ACCEPT` of so many seconds means (Linux's `secs_to_retrans`).
-fn retries_of(seconds: i32) -> u8 {
-    let (mut retries, mut time, mut timeout) = (0, 1, 1);
-    if seconds <= 0 {
-        return 0;
-    }
-    retries += 1;
-    while seconds > time && retries < u8::MAX {
-        timeout = (timeout * 2).min(120);
-        time += timeout;
-        retries += 1;
-    }
-    retries
-}
-
-/// The seconds in which a SYN is answered so often (Linux's `retrans_to_secs`).
-fn seconds_of(retries: u8) -> i32 {
-    let (mut time, mut timeout) = (i32::from(retries > 0), 1);
-    for _ in 1..retries {
-        timeout = (timeout * 2).min(120);
-        time += timeout;
-    }
-    time
-}
-
 /// One or two keys of 16 bytes.
 fn fastopen_keys(value: &[u8]) -> Outcome<FastOpenKeys> {
     let key = |bytes: &[u8]| bytes.try_into().map_err(|_| Errno::INVAL);
@@ -343,10 +318,7 @@ impl State {
                 let count = count.ok_or(Errno::INVAL)?;
                 self.change(fd, |options| options.syn_retries = Some(count))
             }
-            libc::TCP_DEFER_ACCEPT => {
-                let retries = retries_of(number);
-                self.change(fd, |options| options.defer_accept = retries)
-            }
+            libc::TCP_DEFER_ACCEPT => self.change(fd, |options| options.set_defer_accept(number)),
             libc::TCP_NODELAY => {
                 let (id, now) = (self.id(fd)?, self.now());
                 Ok(self.sockets.set_nodelay(id, on, now)?)
@@ -411,7 +383,7 @@ impl State {
                 i32::from(options.syn_retries.unwrap_or(settings.syn_retries))
             }
             libc::TCP_FASTOPEN_CONNECT => i32::from(options.fastopen_connect),
-            libc::TCP_DEFER_ACCEPT => seconds_of(options.defer_accept),
+            libc::TCP_DEFER_ACCEPT => options.defer_accept_seconds(),
             libc::TCP_WINDOW_CLAMP => options.window_clamp.unwrap_or(0) as i32,
             libc::TCP_KEEPIDLE
             | libc::TCP_KEEPINTVL

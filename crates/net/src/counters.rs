@@ -67,6 +67,8 @@ drop_reasons! {
     TcpConnectionLimit = "tcp_connection_limit",
     /// A half-open connection given up for a newer one.
     TcpHalfOpenEvicted = "tcp_half_open_evicted",
+    /// An ACK without data, for a listener that waits for data before there is a child.
+    TcpDeferred = "tcp_deferred",
     /// A segment that would have made a child for which its listener's queue had no room.
     TcpAcceptQueueFull = "tcp_accept_queue_full",
     /// A SYN for a listener with too many requests.

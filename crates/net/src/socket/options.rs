@@ -8,6 +8,9 @@ use crate::tcp::fastopen::FastOpenKeys;
 use crate::tcp::{Connection, Settings};
 use crate::time::{Duration, Instant};
 
+/// Longest timeout of an answer to a SYN, in seconds (Linux's TCP_RTO_MAX).
+const SYN_TIMEOUT_MAX: i32 = 120;
+
 /// What `close` does with what was not sent yet (`SO_LINGER`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Linger {
@@ -87,7 +90,8 @@ pub struct Options {
     pub fastopen_connect: bool,
     /// Every ACK at once, or not (`TCP_QUICKACK`); not kept for new connections.
     pub quickack: bool,
-    /// Answers to a SYN before a connection without data is accepted (`TCP_DEFER_ACCEPT`).
+    /// Timeouts of the answer to a SYN before a connection without data is accepted
+    /// (`TCP_DEFER_ACCEPT`); see [`Options::set_defer_accept`].
     pub defer_accept: u8,
     /// How often a SYN is sent again (`TCP_SYNCNT`).
     pub syn_retries: Option<u8>,
@@ -143,6 +147,28 @@ impl Default for Options {
 }
 
 impl Options {
+    /// Puts connections without data off for so many seconds (`TCP_DEFER_ACCEPT`): what is kept is
+    /// how often an answer to a SYN times out in them (Linux's secs_to_retrans).
+    pub fn set_defer_accept(&mut self, seconds: i32) {
+        let (mut timeouts, mut time, mut timeout) = (u8::from(seconds > 0), 1, 1);
+        while seconds > time && timeouts < u8::MAX {
+            timeout = (timeout * 2).min(SYN_TIMEOUT_MAX);
+            time += timeout;
+            timeouts += 1;
+        }
+        self.defer_accept = timeouts;
+    }
+
+    /// The seconds that these timeouts take (Linux's retrans_to_secs).
+    pub fn defer_accept_seconds(&self) -> i32 {
+        let (mut time, mut timeout) = (i32::from(self.defer_accept > 0), 1);
+        for _ in 1..self.defer_accept {
+            timeout = (timeout * 2).min(SYN_TIMEOUT_MAX);
+            time += timeout;
+        }
+        time
+    }
+
     /// Sets a new listener as these say.
     pub(super) fn apply_listen(&self, listen: &mut Listen) {
         self.change_settings(&mut listen.settings);
@@ -186,6 +212,7 @@ impl Options {
             connection.set_cork(self.cork);
         }
         connection.set_urgent_inline(self.urgent_inline);
+        connection.defer_accept(self.defer_accept);
         self.apply_timers(before, connection, now);
         let class = if connection.local().is_ipv4() { self.tos } else { self.traffic_class };
         connection.set_traffic_class(class);

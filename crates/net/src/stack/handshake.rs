@@ -98,6 +98,7 @@ impl Stack {
         } else {
             Connection::requested(opening, syn, settings, cx.now)
         };
+        connection.defer_accept(config.defer_accept);
         if let Some(cookie) = fast.give {
             connection.give_cookie(cookie);
         }

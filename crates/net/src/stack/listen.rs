@@ -12,8 +12,9 @@
 use super::table::Table;
 use super::{Context, Stack, TcpHandle};
 use crate::tcp::fastopen::{self, FastOpenKeys};
-use crate::tcp::{Connection, Settings, State};
+use crate::tcp::{Connection, Segment, Settings, State};
 use crate::time::{Duration, Instant};
+use crate::wire::tcp::Flags;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::fmt;
@@ -47,7 +48,7 @@ pub struct Listen {
     pub fastopen_key: Option<FastOpenKeys>,
     /// Take data with a SYN without a cookie (TCP_FASTOPEN_NO_COOKIE).
     pub fastopen_no_cookie: bool,
-    /// How many times the answer to a SYN is sent again before a child without data is delivered
+    /// Timeouts of the answer to a SYN during which an ACK without data makes no child
     /// (TCP_DEFER_ACCEPT, in Linux's own unit).
     pub defer_accept: u8,
 }
@@ -405,13 +406,12 @@ impl Stack {
 
     /// True if the segment would finish the handshake of a request whose listener has no room for
     /// another child: it is dropped, and the peer sends it again.
-    pub(super) fn is_crowded_out(&self, index: u32) -> bool {
-        match self.tcp.slots[index as usize].role {
-            Role::Request(to) => {
-                self.tcp.listeners.get(to).is_some_and(|listener| !listener.has_room())
-            }
-            _ => false,
-        }
+    pub(super) fn is_crowded_out(&self, index: u32, segment: &Segment) -> bool {
+        let slot = &self.tcp.slots[index as usize];
+        let Role::Request(to) = slot.role else { return false };
+        let completes = !segment.header.flags.intersects(Flags::RST | Flags::SYN)
+            && slot.connection.as_deref().is_some_and(|request| !request.defers(segment));
+        completes && self.tcp.listeners.get(to).is_some_and(|listener| !listener.has_room())
     }
 
     /// What a listener without room does with the ACK that would make one more child.
@@ -425,6 +425,9 @@ impl Stack {
             _ => false,
         };
         self.counters.drop(crate::counters::DropReason::TcpAcceptQueueFull);
+        if let Some(request) = self.tcp.slots[index as usize].connection.as_deref_mut() {
+            request.note_deferred();
+        }
         if reset {
             let handle = self.tcp.handle(index);
             self.with_tcp(handle, cx.now, Connection::abort);

@@ -172,9 +172,7 @@ impl Stack {
         cx: &mut Context<'_>,
     ) {
         if let Some(index) = self.tcp.find(local, remote) {
-            if self.is_crowded_out(index)
-                && !segment.header.flags.intersects(Flags::RST | Flags::SYN)
-            {
+            if self.is_crowded_out(index, segment) {
                 return self.crowd_out(index, cx);
             }
             if segment.len > 0 && pressure(cx.memory) >= Pressure::High {
@@ -202,6 +200,7 @@ impl Stack {
                 Verdict::Unacceptable | Verdict::Challenge => {
                     self.counters.drop(DropReason::TcpUnacceptable);
                 }
+                Verdict::Deferred => self.counters.drop(DropReason::TcpDeferred),
                 Verdict::NoRoom => self.counters.drop(DropReason::TcpNoRoom),
                 Verdict::Reset => self.send_reset(local, remote, segment, cx),
             }

@@ -1,6 +1,7 @@
 //! State of one connection and the calls of its owner.
 
 use super::congestion::{self, Congestion, INITIAL_SEGMENTS};
+use super::deferral::Deferral;
 use super::ecn::Ecn;
 use super::fastopen::FastOpen;
 use super::info::Counters;
@@ -79,6 +80,7 @@ pub struct Connection {
     pub(super) passive: bool,
     /// A listener's answer to a SYN: its owner learns of it when the peer has acknowledged.
     pub(super) request: bool,
+    pub(super) deferral: Deferral,
     pub(super) fast_open: FastOpen,
     pub(super) ecn: Ecn,
     /// ECN codepoint of the packet built last.
@@ -204,6 +206,7 @@ impl Connection {
             answer_held: false,
             passive: false,
             request: false,
+            deferral: Deferral::default(),
             fast_open: FastOpen::default(),
             ecn: Ecn { asked: settings.ecn == 1, ..Ecn::default() },
             codepoint: 0,

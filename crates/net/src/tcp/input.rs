@@ -25,6 +25,8 @@ pub enum Verdict {
     Challenge,
     /// Not acceptable and to be answered with a reset made from the segment.
     Reset,
+    /// It acknowledges the answer to a SYN, which does not count before there is data.
+    Deferred,
     /// Its data was dropped: no memory or no room for more out-of-order data.
     NoRoom,
 }
@@ -87,6 +89,11 @@ impl Connection {
         }
         if !segment.has(Flags::ACK) {
             return Verdict::Unacceptable;
+        }
+        if self.defers(segment) {
+            self.keep_timestamp(segment, now);
+            self.note_deferred();
+            return Verdict::Deferred;
         }
         let verdict = self.input_ack(segment, now);
         if verdict != Verdict::Done || self.state == State::Closed {

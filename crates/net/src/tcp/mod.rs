@@ -29,6 +29,7 @@ mod buffer;
 mod chrono;
 pub mod congestion;
 mod connection;
+mod deferral;
 pub mod ecn;
 pub mod fastopen;
 pub mod info;

@@ -75,7 +75,7 @@ impl Connection {
     /// The peer's answer to our SYN.
     fn input_answer(&mut self, segment: &Segment, payload: &mut Packet, now: Instant) {
         self.ecn.take_answer(segment);
-        let sent_again = self.timers.unanswered > 0;
+        let sent_again = self.syn_sent_again();
         self.open(segment, now);
         self.advance_una(segment.ack(), now);
         let lost = self.fast_open_answered(segment, sent_again);
@@ -89,7 +89,8 @@ impl Connection {
             return;
         }
         // As Linux: who has seen the end of the stream is expected to answer it.
-        if core::mem::take(&mut self.write_pending) || self.receive.fin {
+        let waits = core::mem::take(&mut self.write_pending) || self.defers_third_segment();
+        if waits || self.receive.fin {
             self.delay_third_segment(now);
         } else {
             self.receive.ack_owed = AckOwed::Now;
@@ -142,7 +143,7 @@ impl Connection {
         self.send.wnd = u32::from(segment.header.window) << scale;
         self.send.wnd_max = self.send.wnd;
         self.send.wl1 = segment.seq();
-        if self.timers.unanswered == 0 {
+        if !self.syn_sent_again() {
             let rtt = now.since(self.send.syn_sent_at);
             self.rtt.sample_min(rtt, false, now);
             self.rtt.sample(rtt, self.send.una, self.send.nxt);
@@ -217,14 +218,14 @@ impl Connection {
     /// Nobody answered our SYN in time.
     pub(super) fn on_syn_timeout(&mut self, now: Instant) {
         let active = self.state == State::SynSent;
-        let expired = if active {
+        let (expired, again) = if active {
             // As long as so many doublings would take, however many SYNs that are.
             let doublings = self.settings.syn_retries.min(SYN_DOUBLINGS_MAX);
             let limit = RTO_INITIAL.saturating_mul((2 << doublings) - 1);
-            now.since(self.opened_at) >= limit
+            (now.since(self.opened_at) >= limit, true)
         } else {
             let more = u8::from(self.fast_open.accepted);
-            self.timers.unanswered >= self.settings.synack_retries.saturating_add(more)
+            self.answer_timed_out(self.settings.synack_retries.saturating_add(more))
         };
         if active {
             self.fast_open_timed_out(expired);
@@ -240,7 +241,7 @@ impl Connection {
         if self.settings.ecn_fallback {
             self.ecn.asked = false;
         }
-        self.send.syn_due = true;
+        self.send.syn_due = again;
         // Armed again here too, in case no packet can be had to send now.
         self.timers.retransmit = Some(now + self.rtt.rto());
     }

@@ -192,6 +192,10 @@ impl Machine {
                     };
                     sockets.set_options(id, now, |options| options.linger = linger)?;
                 }
+                (IPPROTO_TCP, TCP_DEFER_ACCEPT, Value::Number(seconds)) => {
+                    let seconds = i32::try_from(*seconds).map_err(|_| Error::Invalid)?;
+                    sockets.set_options(id, now, |options| options.set_defer_accept(seconds))?;
+                }
                 (IPPROTO_TCP, TCP_NODELAY, _) => {
                     sockets.set_options(id, now, |options| options.nodelay = on)?;
                 }
@@ -204,10 +208,16 @@ impl Machine {
     fn option(&mut self, fd: Fd, level: i64, name: i64) -> Outcome {
         let mut told = 0;
         let outcome = self.socket(fd, |machine, id| {
-            if (level, name) != (SOL_SOCKET, SO_ERROR) {
-                return Err(Error::NoSuchOption);
-            }
-            told = machine.sockets.take_error(id)?.map_or(0, |error| error.errno().into());
+            let sockets = &mut machine.sockets;
+            told = match (level, name) {
+                (SOL_SOCKET, SO_ERROR) => {
+                    sockets.take_error(id)?.map_or(0, |error| error.errno().into())
+                }
+                (IPPROTO_TCP, TCP_DEFER_ACCEPT) => {
+                    sockets.options(id)?.defer_accept_seconds().into()
+                }
+                _ => return Err(Error::NoSuchOption),
+            };
             Ok(0)
         });
         if outcome == Outcome::Done(0) { Outcome::Told(0, told) } else { outcome }
@@ -372,3 +382,4 @@ const SO_OOBINLINE: i64 = 10;
 const SO_LINGER: i64 = 13;
 const IPPROTO_TCP: i64 = 6;
 const TCP_NODELAY: i64 = 1;
+const TCP_DEFER_ACCEPT: i64 = 9;

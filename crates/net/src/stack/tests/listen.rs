@@ -224,3 +224,70 @@ fn an_icmp_error_ends_a_request() {
     let out = s.send(1, ACK, (101, ack), &Options::default(), b"");
     assert_eq!(out[0].tcp().0.flags, Flags::RST);
 }
+
+/// Linux's tcp_check_req and syn_ack_recalc: while a listener waits for data, an ACK without any
+/// makes no child, and the answer is not sent again but for the last time.
+#[test]
+fn a_child_without_data_is_put_off() {
+    let mut s = Server::new(|listen| {
+        listen.defer_accept = 2;
+        listen.backlog = Some(4);
+    });
+    let acks = [1, 2, 3].map(|port| s.syn(port).expect("answered"));
+    for (port, ack) in (1..).zip(acks) {
+        s.ack(port, ack);
+    }
+    s.b.dropped(&[(DropReason::TcpDeferred, 3)]);
+    assert_eq!(s.b.stack.tcp_acceptable(s.listener), 0);
+    // Data completes the handshake, and so does the end of the stream.
+    assert!(s.send(1, ACK, (101, acks[0]), &Options::default(), b"hello").len() <= 1);
+    s.send(2, ACK | Flags::FIN, (101, acks[1]), &Options::default(), b"");
+    assert_eq!(s.b.stack.tcp_acceptable(s.listener), 2);
+    let now = s.b.now;
+    let child = s.b.stack.tcp_accept(s.listener, now).expect("ready");
+    assert_eq!(s.b.stack.tcp(child).expect("there").received_len(), 5);
+    // After one second nothing is sent; after three the answer, and then an ACK is enough.
+    assert!(s.b.wait(Duration::from_millis(2900)).is_empty());
+    s.ack(3, acks[2]);
+    assert_eq!(s.b.stack.tcp_acceptable(s.listener), 1);
+    let (header, _) = s.b.wait(Duration::from_millis(200))[0].tcp();
+    assert_eq!((header.flags, header.destination_port), (Flags::SYN | ACK, 3));
+    s.ack(3, acks[2]);
+    assert_eq!(s.b.stack.tcp_acceptable(s.listener), 2);
+}
+
+/// A request whose peer says nothing more goes on until the answers are used up; one whose peer
+/// has not even acknowledged is answered again as always.
+#[test]
+fn putting_off_ends() {
+    let mut s = Server::new(|listen| {
+        listen.defer_accept = 3;
+        listen.backlog = Some(4);
+        listen.settings.synack_retries = 1;
+    });
+    let first = s.syn(1).expect("answered");
+    s.syn(2).expect("answered");
+    s.ack(1, first);
+    let out = s.b.wait(Duration::from_millis(1100));
+    assert_eq!((out.len(), out[0].tcp().0.destination_port), (1, 2));
+    assert!(s.b.wait(Duration::from_secs(4)).is_empty());
+    assert_eq!(s.b.stack.tcp_counts().0, 1, "the second was given up");
+    let out = s.b.wait(Duration::from_secs(4));
+    assert_eq!((out.len(), out[0].tcp().0.destination_port), (1, 1));
+    assert!(s.b.wait(Duration::from_secs(30)).is_empty());
+    assert_eq!(s.b.stack.tcp_counts().0, 0);
+}
+
+/// What is put off waits for no room: a full queue resets nobody (tcp_abort_on_overflow).
+#[test]
+fn what_is_put_off_is_not_crowded_out() {
+    let mut s = Server::new(|listen| {
+        listen.defer_accept = 1;
+        listen.settings.abort_on_overflow = true;
+    });
+    let ack = s.syn(1).expect("answered");
+    s.b.stack.with_listener(s.listener, |listen| listen.backlog = Some(0));
+    s.send(2, Flags::SYN, (100, 0), &Options::default(), b"");
+    s.ack(1, ack);
+    s.b.dropped(&[(DropReason::TcpDeferred, 1)]);
+}

@@ -128,6 +128,8 @@ pub struct Counters {
     pub syn_cookies_received: u64,
     /// ACKs with an invalid one, while there were some to come.
     pub syn_cookies_failed: u64,
+    /// Connections that nobody owned reset because there were too many.
+    pub orphans_reset: u64,
     /// TCP segments or super-packets sent again.
     pub retransmitted: u64,
     /// Fragments put together.
@@ -148,6 +150,7 @@ impl Default for Counters {
             syn_cookies_sent: 0,
             syn_cookies_received: 0,
             syn_cookies_failed: 0,
+            orphans_reset: 0,
             retransmitted: 0,
             reassembled: 0,
             drops: [0; DropReason::ALL.len()],

@@ -102,6 +102,9 @@ impl fmt::Display for Report {
             self.frames_taken.0 + self.frames_taken.1
         )?;
         writeln!(f, "retransmitted     {}", stack.retransmitted)?;
+        if stack.orphans_reset > 0 {
+            writeln!(f, "orphans reset     {}", stack.orphans_reset)?;
+        }
         if stack.syn_cookies_sent > 0 {
             writeln!(
                 f,

@@ -345,7 +345,11 @@ fn new_stack(config: &Config, tap: &Tap) -> io::Result<Stack> {
         transparent: true,
         secret: random_secret()?,
         tcp: Settings::default(),
-        limits: Limits { connections: config.flows_max, ..Limits::default() },
+        limits: Limits {
+            connections: config.flows_max,
+            orphans: config.flows_max,
+            ..Limits::default()
+        },
     };
     let mut stack = Stack::new(stack_config, tap.caps());
     for address in next_hops {

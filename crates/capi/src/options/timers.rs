@@ -3,7 +3,7 @@
 
 use crate::errno::{Errno, Outcome};
 use towpath_net::socket::Options;
-use towpath_net::tcp::Settings;
+use towpath_net::tcp::{FinWait, Settings};
 use towpath_net::time::Duration;
 
 /// Most seconds of `TCP_KEEPIDLE` and `TCP_KEEPINTVL` (Linux's `MAX_TCP_KEEPIDLE`).
@@ -22,7 +22,7 @@ pub(super) enum Change {
     KeepInterval(Duration),
     KeepProbes(u8),
     UserTimeout(Option<Duration>),
-    Linger2(Option<Duration>),
+    Linger2(Option<FinWait>),
     WindowClamp(Option<u32>),
 }
 
@@ -55,9 +55,12 @@ pub(super) fn change(name: i32, number: i32) -> Outcome<Option<Change>> {
             Change::UserTimeout((millis > 0).then(|| Duration::from_millis(millis)))
         }
         libc::TCP_LINGER2 => {
-            // Less than zero: not at all.
             let time = seconds(number.min(LINGER2_SECONDS_MAX));
-            Change::Linger2((number != 0).then_some(time))
+            Change::Linger2(match number {
+                ..0 => Some(FinWait::Never),
+                0 => None,
+                1.. => Some(FinWait::For(time)),
+            })
         }
         libc::TCP_WINDOW_CLAMP => {
             let clamp = u32::try_from(number).map_err(|_| Errno::INVAL)?;
@@ -78,7 +81,10 @@ pub(super) fn value(name: i32, options: &Options, settings: &Settings) -> i32 {
         libc::TCP_KEEPCNT => {
             i32::from(options.keepalive_probes.unwrap_or(settings.keepalive_probes))
         }
-        libc::TCP_LINGER2 => seconds(options.fin_wait, settings.fin_wait),
+        libc::TCP_LINGER2 => match options.fin_wait.unwrap_or(settings.fin_wait) {
+            FinWait::For(time) => seconds(None, time),
+            FinWait::Never => -1,
+        },
         _ => {
             let millis = options.user_timeout.map_or(0, |time| time.as_millis());
             i32::try_from(millis).unwrap_or(i32::MAX)

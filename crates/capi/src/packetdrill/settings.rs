@@ -11,9 +11,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 use std::{fs, io};
 use towpath_net::counters::DropReason;
-use towpath_net::tcp::Settings;
 use towpath_net::tcp::congestion::Kind;
 use towpath_net::tcp::fastopen::FastOpenKeys;
+use towpath_net::tcp::{FinWait, Settings};
 use towpath_packet::Caps;
 
 /// A folder of settings.
@@ -109,7 +109,7 @@ impl Folder {
         self.read("tcp_keepalive_time", |value| settings.keepalive_idle = seconds(value));
         self.read("tcp_keepalive_intvl", |value| settings.keepalive_interval = seconds(value));
         self.read("tcp_keepalive_probes", |value| settings.keepalive_probes = small(value));
-        self.read("tcp_fin_timeout", |value| settings.fin_wait = seconds(value));
+        self.read("tcp_fin_timeout", |value| settings.fin_wait = FinWait::For(seconds(value)));
         self.read("tcp_fastopen", |value| settings.fastopen = limited(value));
         self.read("tcp_fastopen_blackhole_timeout_sec", |value| {
             settings.fastopen_blackhole_timeout_sec = limited(value);

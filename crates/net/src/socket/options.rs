@@ -5,7 +5,7 @@ use super::{DatagramOptions, Error, SocketId, Sockets, Timestamping};
 use crate::stack::Listen;
 use crate::tcp::congestion::Kind;
 use crate::tcp::fastopen::FastOpenKeys;
-use crate::tcp::{Connection, Settings};
+use crate::tcp::{Connection, FinWait, Settings};
 use crate::time::{Duration, Instant};
 
 /// Longest timeout of an answer to a SYN, in seconds (Linux's TCP_RTO_MAX).
@@ -50,7 +50,7 @@ pub struct Options {
     /// How long data may stay unacknowledged (`TCP_USER_TIMEOUT`).
     pub user_timeout: Option<Duration>,
     /// Longest time in FIN-WAIT-2 after `close` (`TCP_LINGER2`).
-    pub fin_wait: Option<Duration>,
+    pub fin_wait: Option<FinWait>,
     /// Largest window to offer in bytes (`TCP_WINDOW_CLAMP`).
     pub window_clamp: Option<u32>,
     /// Type of service of packets of IPv4, without the ECN bits (`IP_TOS`).

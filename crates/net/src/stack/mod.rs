@@ -69,6 +69,9 @@ pub struct Limits {
     pub connections: usize,
     /// Of them not yet open. Beyond it the oldest is given up for the new one.
     pub half_open: usize,
+    /// Connections whose owner is done and which close by themselves (Linux's tcp_max_orphans).
+    /// Beyond it a connection is reset when its owner is done.
+    pub orphans: usize,
     /// Connections in TIME-WAIT. Beyond it the oldest ends early.
     pub time_wait: usize,
     /// Datagrams and echo requests not yet taken by the owner. Beyond it new ones are dropped.
@@ -77,7 +80,13 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { connections: 65_536, half_open: 4096, time_wait: 32_768, datagrams: 256 }
+        Self {
+            connections: 65_536,
+            half_open: 4096,
+            orphans: 32_768,
+            time_wait: 32_768,
+            datagrams: 256,
+        }
     }
 }
 

@@ -32,6 +32,8 @@ pub(super) struct Slot {
     pub(super) indexed: bool,
     /// Counted in `Table::half_open_count`.
     pub(super) half_open: bool,
+    /// Counted in `Table::orphans`.
+    pub(super) orphan: bool,
     /// Whose connection it is.
     pub(super) role: Role,
     /// Counted as this listener's Fast Open child without a full handshake.
@@ -48,6 +50,7 @@ impl Default for Slot {
             armed: None,
             indexed: false,
             half_open: false,
+            orphan: false,
             role: Role::Owned,
             fastopen: None,
         }
@@ -68,6 +71,9 @@ pub(super) struct Table {
     pub(super) half_open: VecDeque<TcpHandle>,
     /// Incoming connections that are not open yet, exactly.
     pub(super) half_open_count: usize,
+    /// Connections that nobody owns and that are not over, exactly.
+    pub(super) orphans: usize,
+    pub(super) orphans_max: usize,
     /// When data ahead of its turn was last given up for memory.
     shed_at: Option<Instant>,
     pub(super) time_wait: TimeWait,
@@ -94,6 +100,8 @@ impl Table {
             half_open_max: config.limits.half_open,
             half_open: VecDeque::new(),
             half_open_count: 0,
+            orphans: 0,
+            orphans_max: config.limits.orphans,
             shed_at: None,
             time_wait: TimeWait::new(
                 config.limits.time_wait,
@@ -158,6 +166,7 @@ impl Table {
         self.unindex(index);
         let slot = &mut self.slots[index as usize];
         self.half_open_count -= usize::from(core::mem::take(&mut slot.half_open));
+        self.orphans -= usize::from(core::mem::take(&mut slot.orphan));
         slot.connection = None;
         slot.role = Role::Owned;
         slot.fastopen = None;
@@ -223,6 +232,10 @@ impl Table {
         if slot.half_open && !connection.state().is_opening() {
             slot.half_open = false;
             self.half_open_count -= 1;
+        }
+        if connection.is_orphan() != slot.orphan {
+            slot.orphan = !slot.orphan;
+            self.orphans = if slot.orphan { self.orphans + 1 } else { self.orphans - 1 };
         }
         if connection.has_events() && !slot.event_queued && slot.role == Role::Owned {
             slot.event_queued = true;

@@ -136,6 +136,15 @@ impl Stack {
     /// The owner is done: the connection closes by itself and the handle finds nothing any more.
     pub fn tcp_release(&mut self, handle: TcpHandle, now: Instant) {
         self.with_tcp(handle, now, |connection| connection.disown(now));
+        if self.tcp.orphans <= self.tcp.orphans_max {
+            return;
+        }
+        // As Linux's tcp_check_oom: what nobody owns must not keep others out.
+        let orphan = self.tcp.get_mut(handle).is_some_and(|connection| connection.is_orphan());
+        if orphan {
+            self.counters.orphans_reset += 1;
+            self.with_tcp(handle, now, Connection::abort);
+        }
     }
 
     /// Refuses an incoming connection with a reset, as a host without a listener does.

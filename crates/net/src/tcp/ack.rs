@@ -131,7 +131,7 @@ impl Connection {
         }
         self.update_pacing_rate();
         self.release_acknowledged(now);
-        Verdict::Done
+        self.end_without_fin_wait()
     }
 
     fn news(&self, segment: &Segment) -> News {
@@ -420,10 +420,7 @@ impl Connection {
         match self.state {
             State::FinWait1 => {
                 self.note(Events::SENT_ALL);
-                self.state = State::FinWait2;
-                if !self.owned {
-                    self.timers.fin_wait = Some(now + self.settings.fin_wait);
-                }
+                self.enter_fin_wait_2(now);
             }
             State::Closing => {
                 self.note(Events::SENT_ALL);

@@ -396,28 +396,6 @@ impl Connection {
         self.finish(Some(ConnectionError::TimedOut));
     }
 
-    /// The owner is gone: the connection ends by itself. Unread data means a reset
-    /// (RFC 2525 §2.17), an open direction is closed.
-    pub fn disown(&mut self, now: Instant) {
-        self.owned = false;
-        if self.state == State::Closed || self.state == State::TimeWait {
-            return;
-        }
-        if self.receive.queue.is_empty() && (!self.state.is_opening() || self.fast_open.accepted) {
-            self.close_send();
-            if self.state == State::FinWait2 {
-                self.timers.fin_wait = Some(now + self.settings.fin_wait);
-            }
-        } else {
-            self.abort();
-        }
-    }
-
-    /// True until [`Connection::disown`].
-    pub fn is_owned(&self) -> bool {
-        self.owned
-    }
-
     /// True if nothing is left to do and nobody owns the connection.
     pub fn is_over(&self) -> bool {
         !self.owned

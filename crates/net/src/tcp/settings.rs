@@ -2,6 +2,7 @@
 
 use super::congestion;
 use super::fastopen::FastOpenKeys;
+use super::orphan::FinWait;
 use crate::time::Duration;
 
 /// Value of [`Settings::challenge_ack_limit`] that stands for no limit, Linux's default since
@@ -38,7 +39,7 @@ pub struct Settings {
     /// it even after many duplicates.
     pub recovery: u8,
     /// How long a closed connection nobody owns may wait for the peer's FIN.
-    pub fin_wait: Duration,
+    pub fin_wait: FinWait,
     /// Idle time before the first keepalive probe.
     pub keepalive_idle: Duration,
     /// Time between keepalive probes.
@@ -113,7 +114,7 @@ impl Default for Settings {
             frto: 2,
             early_retrans: 3,
             recovery: 1,
-            fin_wait: Duration::from_secs(60),
+            fin_wait: FinWait::For(Duration::from_secs(60)),
             keepalive_idle: Duration::from_secs(7200),
             keepalive_interval: Duration::from_secs(75),
             keepalive_probes: 9,

@@ -107,11 +107,6 @@ impl Connection {
         self.settings.keepalive_probes = count;
     }
 
-    /// Longest time in FIN-WAIT-2 without an owner (`TCP_LINGER2`).
-    pub fn set_fin_wait(&mut self, limit: Duration) {
-        self.settings.fin_wait = limit;
-    }
-
     /// Acts on every timer that is due.
     pub fn on_deadline(&mut self, now: Instant) {
         let due = |timer: &mut Option<Instant>| timer.take_if(|at| *at <= now).is_some();

@@ -13,7 +13,7 @@ use towpath_net::socket::{
     Error, Family, Linger, ReceiveFlags, SendFlags, Shutdown, SocketId, Sockets,
 };
 use towpath_net::stack::{Context, Stack};
-use towpath_net::tcp::Settings;
+use towpath_net::tcp::{FinWait, Settings};
 use towpath_net::time::{Duration, Instant};
 use towpath_net::wire::MacAddr;
 use towpath_packet::{Burst, Caps, Ledger, Memory, MemoryConfig, Packet};
@@ -196,6 +196,11 @@ impl Machine {
                     let seconds = i32::try_from(*seconds).map_err(|_| Error::Invalid)?;
                     sockets.set_options(id, now, |options| options.set_defer_accept(seconds))?;
                 }
+                (IPPROTO_TCP, TCP_LINGER2, Value::Number(seconds)) => {
+                    let time = u64::try_from(*seconds).ok().map(Duration::from_secs);
+                    let wait = time.map_or(FinWait::Never, FinWait::For);
+                    sockets.set_options(id, now, |options| options.fin_wait = Some(wait))?;
+                }
                 (IPPROTO_TCP, TCP_NODELAY, _) => {
                     sockets.set_options(id, now, |options| options.nodelay = on)?;
                 }
@@ -213,6 +218,11 @@ impl Machine {
                 (SOL_SOCKET, SO_ERROR) => {
                     sockets.take_error(id)?.map_or(0, |error| error.errno().into())
                 }
+                (IPPROTO_TCP, TCP_LINGER2) => match sockets.options(id)?.fin_wait {
+                    Some(FinWait::For(time)) => time.as_secs() as i64,
+                    Some(FinWait::Never) => -1,
+                    None => return Err(Error::NoSuchOption),
+                },
                 (IPPROTO_TCP, TCP_DEFER_ACCEPT) => {
                     sockets.options(id)?.defer_accept_seconds().into()
                 }
@@ -382,4 +392,5 @@ const SO_OOBINLINE: i64 = 10;
 const SO_LINGER: i64 = 13;
 const IPPROTO_TCP: i64 = 6;
 const TCP_NODELAY: i64 = 1;
+const TCP_LINGER2: i64 = 8;
 const TCP_DEFER_ACCEPT: i64 = 9;

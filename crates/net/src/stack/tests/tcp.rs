@@ -359,6 +359,33 @@ fn a_reset_ends_time_wait() {
     b.assert_clean();
 }
 
+/// Connections that nobody owns are bounded: beyond that, letting one go resets it.
+#[test]
+fn orphans_are_bounded() {
+    let mut b = limited(Limits { orphans: 2, ..Limits::default() });
+    let mut open_one = |port: u16| {
+        let (local, remote) = (SocketAddr::new(OURS4, 80), SocketAddr::new(PEER4, port));
+        let mut one = open(&mut b, local, remote);
+        let now = b.now;
+        b.stack.tcp_release(one.handle, now);
+        one.ack += 1;
+        let flags = b.one().tcp().0.flags;
+        (one, flags, b.stack.counters().orphans_reset)
+    };
+    let first = open_one(1);
+    assert_eq!((first.1, first.2), (Flags::FIN | ACK, 0));
+    assert_eq!(open_one(2).1, Flags::FIN | ACK);
+    let third = open_one(3);
+    assert_eq!((third.1, third.2), (Flags::RST | ACK, 1));
+    // One that is over makes room.
+    b.input(&first.0.segment(Flags::FIN | ACK, b"")).one();
+    let (local, remote) = (SocketAddr::new(OURS4, 80), SocketAddr::new(PEER4, 4));
+    let fourth = open(&mut b, local, remote);
+    let now = b.now;
+    b.stack.tcp_release(fourth.handle, now);
+    assert_eq!(b.one().tcp().0.flags, Flags::FIN | ACK);
+}
+
 /// TIME-WAIT is bounded: the oldest ends early.
 #[test]
 fn time_wait_is_bounded() {

@@ -1,7 +1,7 @@
 //! Closing (RFC 9293 §3.6, §3.10.4, §3.10.7.4 eighth), resets of our own, TIME-WAIT, keepalive.
 
 use super::script::{Script, plain};
-use crate::tcp::{ConnectionError, Events, Settings, State, Verdict};
+use crate::tcp::{ConnectionError, Events, FinWait, Settings, State, Verdict};
 use crate::time::Duration;
 
 /// RFC 9293 §3.6 figure 12: we close first.
@@ -130,6 +130,35 @@ fn fin_wait_without_owner_ends() {
     let mut t = Script::plain();
     t.close().expect("F. 1 ack 1").recv(". 1 ack 2").wait(100_000).state(State::FinWait2);
     t.act(|c, now| c.disown(now)).wait(59_999).state(State::FinWait2).wait(2).state(State::Closed);
+}
+
+/// Linux's tcp_rcv_state_process and tcp_close: who does not wait in FIN-WAIT-2 resets the peer,
+/// with the number of its ACK when that comes, with his own when he goes later.
+#[test]
+fn fin_wait_may_be_left_out() {
+    let mut t = Script::plain();
+    t.c.set_fin_wait(FinWait::Never);
+    t.act(|c, now| c.disown(now)).expect("F. 1 ack 1");
+    t.recv(". 1 ack 2").verdict(Verdict::Reset).quiet().state(State::Closed);
+    let mut t = Script::plain();
+    t.c.set_fin_wait(FinWait::Never);
+    t.close().expect("F. 1 ack 1").recv(". 1 ack 2").wait(100_000).state(State::FinWait2);
+    t.act(|c, now| c.disown(now)).expect("R. 2 ack 1").state(State::Closed);
+    // The peer closes as well: nothing is left to wait for.
+    let mut t = Script::plain();
+    t.c.set_fin_wait(FinWait::Never);
+    t.recv("F. 1 ack 1").expect(". 1 ack 2").act(|c, now| c.disown(now)).expect("F. 1 ack 2");
+    t.recv(". 2 ack 2").verdict(Verdict::Done).state(State::Closed);
+}
+
+/// Linux's tcp_fin_time: not less than three and a half timeouts.
+#[test]
+fn fin_wait_lasts_some_timeouts() {
+    let mut t = Script::plain();
+    t.c.set_fin_wait(FinWait::For(Duration::from_millis(1)));
+    let least = t.c.rtt.rto().as_millis() as u64 * 7 / 2;
+    t.act(|c, now| c.disown(now)).expect("F. 1 ack 1").recv(". 1 ack 2").state(State::FinWait2);
+    t.wait(least - 1).state(State::FinWait2).wait(2).state(State::Closed).quiet();
 }
 
 /// RFC 9293 §3.10.7.4 second: resets in the closing states end the connection without error.

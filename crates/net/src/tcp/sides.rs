@@ -255,7 +255,7 @@ impl Receiver {
             fin_ahead: None,
             challenge_at: None,
             urgent: None,
-            urgent_inline: false,
+            urgent_inline: true,
             refused: false,
             clamp: None,
         }

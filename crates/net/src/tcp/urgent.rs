@@ -3,7 +3,7 @@
 //! What arrives: one byte of the stream is marked, the one before that of the pointer (RFC 6093
 //! §3.1). Reads stop at the mark; the byte behind it is read apart, or left out, or read in line
 //! (`SO_OOBINLINE`). A newer mark takes the place of one before. The byte stays in the queue like
-//! any other: an owner who knows nothing of marks gets it in line.
+//! any other: an owner who knows nothing of marks, as a gateway, gets it in line.
 //!
 //! What is sent: the last byte of a write can be marked. Until the peer has acknowledged it, every
 //! segment that begins before its end tells where that is. Meanwhile a small segment waits for
@@ -56,7 +56,8 @@ impl Connection {
         }
     }
 
-    /// Marked bytes are read in line (`SO_OOBINLINE`).
+    /// Marked bytes are read in line (`SO_OOBINLINE`), as they are until the owner says otherwise:
+    /// then a new mark may take a byte out of what was received.
     pub fn set_urgent_inline(&mut self, inline: bool) {
         self.receive.urgent_inline = inline;
     }

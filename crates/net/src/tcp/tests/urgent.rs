@@ -4,10 +4,17 @@ use super::script::{Script, plain};
 use crate::tcp::Settings;
 use alloc::format;
 
+/// An open connection whose owner reads marked bytes apart.
+fn apart() -> Script {
+    let mut t = Script::plain();
+    t.c.set_urgent_inline(false);
+    t
+}
+
 /// RFC 6093 §3.1: the pointer names the byte after the urgent one; reads stop in front of it.
 #[test]
 fn the_mark_stops_reads() {
-    let mut t = Script::plain();
+    let mut t = apart();
     t.recv("PU. 1:101 ack 1 urg 50");
     assert_eq!(
         (t.c.urgent_mark(), t.c.readable_len(), t.c.next_read(0, false)),
@@ -29,7 +36,6 @@ fn the_mark_stops_reads() {
 #[test]
 fn in_line_a_read_begins_at_the_mark() {
     let mut t = Script::plain();
-    t.c.set_urgent_inline(true);
     t.recv("PU. 1:101 ack 1 urg 50");
     assert_eq!((t.c.readable_len(), t.c.next_read(0, false)), (100, 0..49));
     assert!(t.c.has_urgent() && !t.c.is_urgent_unread());
@@ -43,7 +49,7 @@ fn in_line_a_read_begins_at_the_mark() {
 /// an older one says nothing.
 #[test]
 fn the_newest_mark_counts() {
-    let mut t = Script::plain();
+    let mut t = apart();
     t.recv("PU. 1:11 ack 1 urg 20");
     assert_eq!((t.c.urgent_mark(), t.c.readable_len()), (Some(19), 10));
     assert!(t.c.is_urgent_unread() && !t.c.has_urgent(), "not there yet");
@@ -61,7 +67,7 @@ fn the_newest_mark_counts() {
 /// Linux's tcp_check_urg: a reader at the mark gets neither that byte nor the next marked one.
 #[test]
 fn a_new_mark_takes_the_byte_of_the_old_one_away() {
-    let mut t = Script::plain();
+    let mut t = apart();
     t.recv("PU. 1:2 ack 1 urg 1").recv("PU. 2:3 ack 1 urg 1").recv("P. 3:13 ack 1");
     assert_eq!(
         (t.c.received_len(), t.c.urgent_mark(), t.c.next_read(0, false)),
@@ -70,10 +76,18 @@ fn a_new_mark_takes_the_byte_of_the_old_one_away() {
     t.read(2, 11).forget_sent();
 }
 
+/// An owner who knows nothing of marks gets every byte, however many are marked.
+#[test]
+fn in_line_no_byte_is_lost() {
+    let mut t = Script::plain();
+    t.recv("PU. 1:2 ack 1 urg 1").recv("PU. 2:3 ack 1 urg 1").recv("P. 3:13 ack 1");
+    t.read(1, 12).forget_sent();
+}
+
 /// The byte can be read although something before it is missing.
 #[test]
 fn urgent_data_ahead_of_its_turn() {
-    let mut t = Script::plain();
+    let mut t = apart();
     t.recv("PU. 11:21 ack 1 urg 10").expect(". 1 ack 1");
     assert!(t.c.has_events(), "told of it");
     assert!(t.c.has_urgent() && t.c.urgent_byte().is_some_and(|piece| piece.len() == 1));

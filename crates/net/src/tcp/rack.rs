@@ -226,7 +226,7 @@ impl Connection {
             return;
         }
         let edge = self.send.una + self.send.wnd;
-        let next = self.send.unsent().min(self.send.mss);
+        let next = self.send.unsent().max(u32::from(self.send.fin_waits())).min(self.send.mss);
         let fits = next > 0 && (self.send.nxt + next).at_or_before(edge);
         self.send.loss_probe = Some(if fits { LossProbe::New } else { LossProbe::Tail });
     }

@@ -140,6 +140,11 @@ impl Sender {
         if self.fin_sent { 0 } else { self.queue_end() - self.nxt.max(self.base) }
     }
 
+    /// A FIN was never sent and should be.
+    pub(super) fn fin_waits(&self) -> bool {
+        self.fin_queued && !self.fin_sent
+    }
+
     /// Sequence numbers outstanding.
     pub(super) fn flight(&self) -> u32 {
         self.nxt - self.una

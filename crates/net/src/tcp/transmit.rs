@@ -98,9 +98,8 @@ impl Connection {
 
     /// The next buffer and what the windows say about it.
     fn offer(&self, egress: &Egress) -> Result<Offer, Hold> {
-        // The congestion window does not keep back a FIN alone, as the scripts of Linux want it.
-        let fin = u32::from(self.send.unsent() == 0);
-        let (next, room) = (self.send.nxt, self.window_room().max(fin));
+        // As in Linux 6.18 (tcp_cwnd_test), the window keeps back a FIN alone too.
+        let (next, room) = (self.send.nxt, self.window_room());
         if room == 0 {
             return Err(Hold::Congestion);
         }

@@ -13,6 +13,11 @@ const CLOSE: u8 = 7;
 /// Number of LISTEN.
 const LISTEN: u8 = 10;
 
+/// Congestion window before a connection, in segments (RFC 6928).
+const INITIAL_SEGMENTS: u32 = 10;
+/// Degree of reordering before any is seen (Linux's tcp_reordering).
+const REORDERING: u32 = 3;
+
 /// Bit of the options: data went with the SYN and was taken (`TCPI_OPT_SYN_DATA`).
 const SYN_DATA: u8 = 32;
 
@@ -24,12 +29,36 @@ pub(crate) fn bytes(state: &State, id: SocketId) -> Vec<u8> {
             info.options |= if connection.had_syn_data() { SYN_DATA } else { 0 };
             lay_out(&info)
         }
-        None if state.sockets.is_listening(id) => vec![LISTEN],
-        None if state.sockets.is_deferred(id) => vec![SYN_SENT],
-        None => vec![CLOSE],
+        None if state.sockets.is_listening(id) => lay_out(&unconnected(LISTEN)),
+        None if state.sockets.is_deferred(id) => lay_out(&unconnected(SYN_SENT)),
+        None => lay_out(&unconnected(CLOSE)),
     };
     bytes.resize(LEN, 0);
     bytes
+}
+
+/// What Linux says of a socket without a connection.
+fn unconnected(state: u8) -> Info {
+    let common = Info {
+        state,
+        snd_cwnd: INITIAL_SEGMENTS,
+        reordering: REORDERING,
+        pacing_rate: u64::MAX,
+        max_pacing_rate: u64::MAX,
+        ..Info::default()
+    };
+    if state == LISTEN {
+        return common;
+    }
+    Info {
+        delivery_rate_app_limited: true,
+        rto: 1_000_000,
+        snd_mss: 536,
+        rttvar: 250_000,
+        snd_ssthresh: i32::MAX as u32,
+        min_rtt: u32::MAX,
+        ..common
+    }
 }
 
 /// Numbers one after the other, each in its own width.
@@ -37,6 +66,10 @@ pub(crate) fn bytes(state: &State, id: SocketId) -> Vec<u8> {
 struct Layout(Vec<u8>);
 
 impl Layout {
+    fn u16(&mut self, numbers: &[u16]) {
+        self.0.extend(numbers.iter().flat_map(|number| number.to_ne_bytes()));
+    }
+
     fn u32(&mut self, numbers: &[u32]) {
         self.0.extend(numbers.iter().flat_map(|number| number.to_ne_bytes()));
     }
@@ -52,7 +85,8 @@ fn lay_out(info: &Info) -> Vec<u8> {
     let scales = info.snd_wscale & 15 | info.rcv_wscale << 4;
     let counts = [info.state, info.ca_state, info.retransmits, info.probes, info.backoff];
     layout.0.extend(counts);
-    layout.0.extend([info.options, scales, 0]);
+    let bits = u8::from(info.delivery_rate_app_limited) | info.fastopen_client_fail << 1;
+    layout.0.extend([info.options, scales, bits]);
     layout.u32(&[info.rto, info.ato, info.snd_mss, info.rcv_mss]);
     layout.u32(&[info.unacked, info.sacked, info.lost, info.retrans, 0]);
     layout.u32(&[info.last_data_sent, 0, info.last_data_recv, info.last_ack_recv]);
@@ -63,10 +97,13 @@ fn lay_out(info: &Info) -> Vec<u8> {
     layout.u64(&[info.bytes_acked, info.bytes_received]);
     layout.u32(&[info.segs_out, info.segs_in, info.notsent_bytes, info.min_rtt]);
     layout.u32(&[info.data_segs_in, info.data_segs_out]);
-    layout.u64(&[0, info.busy_time, info.rwnd_limited, info.sndbuf_limited]);
-    layout.u32(&[info.delivered, 0]);
+    layout.u64(&[info.delivery_rate, info.busy_time, info.rwnd_limited, info.sndbuf_limited]);
+    layout.u32(&[info.delivered, info.delivered_ce]);
     layout.u64(&[info.bytes_sent, info.bytes_retrans]);
     layout.u32(&[info.dsack_dups, info.reord_seen, info.rcv_ooopack, info.snd_wnd, info.rcv_wnd]);
+    layout.u32(&[0]);
+    layout.u16(&[info.total_rto, info.total_rto_recoveries]);
+    layout.u32(&[info.total_rto_time]);
     layout.0
 }
 
@@ -85,6 +122,12 @@ mod tests {
             notsent_bytes: 33,
             sndbuf_limited: 44,
             rcv_wnd: 55,
+            delivery_rate_app_limited: true,
+            fastopen_client_fail: 3,
+            delivery_rate: 66,
+            delivered_ce: 77,
+            total_rto_recoveries: 88,
+            total_rto_time: 99,
             ..Info::default()
         };
         let bytes = lay_out(&info);
@@ -93,6 +136,8 @@ mod tests {
         assert_eq!(bytes[0], 1);
         assert_eq!((u32_at(88), u32_at(100), u64_at(104)), (10, 11, 22));
         assert_eq!((u32_at(144), u64_at(184), u32_at(232)), (33, 44, 55));
+        assert_eq!((bytes[7], u64_at(160), u32_at(196)), (7, 66, 77));
+        assert_eq!((u32_at(236), u32_at(240) >> 16, u32_at(244)), (0, 88, 99));
         assert!(bytes.len() <= LEN);
     }
 }

@@ -4,7 +4,7 @@
 use super::Stack;
 use super::tcp::{ConnectError, TcpHandle, continued};
 use crate::tcp::fastopen::{CLIENT, CLIENT_NO_COOKIE, FastOpenNews, FastOpenPath};
-use crate::tcp::{Connection, Settings};
+use crate::tcp::{Connection, Opening, Settings};
 use crate::time::{Duration, Instant};
 use crate::wire::tcp::{FastOpenCookie, OPTIONS_LEN_MAX};
 use alloc::collections::VecDeque;
@@ -160,8 +160,12 @@ impl Stack {
         let past =
             self.tcp.time_wait.find(local, remote).map(|remembered| remembered.remains.snd_nxt);
         self.tcp.time_wait.remove(local, remote);
-        let mss = self.connect_mss(connect);
-        let opening = continued(self.tcp.opening(local, remote, mss, now), past);
+        let path = self.tcp_mss(local.is_ipv4());
+        let opening = Opening {
+            mss: self.connect_mss(connect),
+            ..self.tcp.opening(local, remote, path, now)
+        };
+        let opening = continued(opening, past);
         let mut connection = Connection::connect(opening, &connect.settings, now);
         if connect.fast_open && connect.settings.fastopen & CLIENT != 0 {
             let (option, room) = self.syn_extras(connect, now);

@@ -214,6 +214,7 @@ impl Table {
             iss: (hash as u32).wrapping_add((now.micros() / 4) as u32),
             timestamp_offset: (hash >> 32) as u32,
             mss,
+            path_mss: mss,
         }
     }
 

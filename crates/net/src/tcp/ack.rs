@@ -7,6 +7,7 @@ use super::congestion::{CaState, Sample};
 use super::connection::{Connection, Segment};
 use super::input::Verdict;
 use super::pacing::SUPER_BYTES;
+use super::rate::Newest;
 use super::scoreboard::Record;
 use super::seq::Seq;
 use super::state::{Events, State};
@@ -60,8 +61,8 @@ pub(super) struct News {
     sacked_sent: Option<(Instant, Instant)>,
     /// Lowest number that arrived out of order without having been sent again.
     reordered: Option<Seq>,
-    /// When the newest of all that was delivered was sent, and what was delivered then.
-    newest: Option<(Instant, u32)>,
+    /// The newest of all that was delivered.
+    newest: Option<Newest>,
 }
 
 impl News {
@@ -71,8 +72,8 @@ impl News {
     }
 
     fn note_newest(&mut self, record: &Record) {
-        if self.newest.is_none_or(|(at, _)| record.sent_at >= at) {
-            self.newest = Some((record.sent_at, record.delivered));
+        if self.newest.is_none_or(|newest| record.sent_at >= newest.sent_at) {
+            self.newest = Some(Newest::of(record));
         }
     }
 
@@ -124,6 +125,7 @@ impl Connection {
         }
         self.input_sack(segment, &mut news, now);
         self.timers.probes = 0;
+        self.counters.ack_received_at = now;
         if self.send.board.is_empty() {
             self.after_idle_ack(ack, &mut news, now);
         } else {
@@ -169,7 +171,7 @@ impl Connection {
 
     fn after_ack(&mut self, ack: Seq, news: &mut News, now: Instant) {
         self.acknowledge(ack, news, now);
-        self.adapt_reordering_window(news.newest.map(|(_, delivered)| delivered));
+        self.adapt_reordering_window(news.newest.map(|newest| newest.delivered));
         self.judge_loss_probe(ack, news.dsack_of_probe, news.is_quiet() && !news.sacked, now);
         if news.is_dubious() || self.recovery.state != CaState::Open {
             news.duplicates = u32::from(news.is_quiet() && !news.dsack);
@@ -179,6 +181,11 @@ impl Connection {
             self.rearm_rto(now);
         }
         let delivered = self.recovery.delivered.wrapping_sub(news.prior_delivered);
+        if news.ece {
+            self.counters.delivered_marked = self.counters.delivered_marked.wrapping_add(delivered);
+        }
+        let totals = (self.recovery.delivered, delivered > 0);
+        self.recovery.rate.sample(news.newest, totals, self.rtt.min(), now);
         let lost = self.send.board.lost().wrapping_sub(news.prior_lost);
         // Where order is often disturbed, what SACK reports counts as progress too.
         let usual = self.recovery.reordering <= self.settings.reordering;
@@ -301,7 +308,9 @@ impl Connection {
         let (mut delivered, mut in_flight_whole) = (0, true);
         self.send.board.acknowledge(ack, |record, segments, whole| {
             news.acked += segments;
-            news.note_newest(record);
+            if !record.sacked {
+                news.note_newest(record);
+            }
             in_flight_whole &= whole;
             if record.ever_resent {
                 news.resent_acked = true;

@@ -73,6 +73,9 @@ impl Connection {
         if self.send.fin_queued || !(self.state.can_send() || self.state.is_opening()) {
             return;
         }
+        if begins {
+            self.note_gap();
+        }
         let (end, len, goal) = (self.send.queue_end(), piece.len() as u32, self.size_goal());
         let next = self.send.nxt.max(self.send.base);
         if len > self.send.writes.tail_room(end, next, goal) {

@@ -103,6 +103,8 @@ pub struct Connection {
     /// Both sides scale their windows.
     pub(super) scaled: bool,
     pub(super) mss_local: u32,
+    /// Largest segment that the path takes, with options.
+    pub(super) path_mss: u32,
     pub(super) send: Sender,
     pub(super) receive: Receiver,
     pub(super) timestamps: Timestamps,
@@ -128,6 +130,8 @@ pub struct Opening {
     pub timestamp_offset: u32,
     /// Largest segment that we can receive.
     pub mss: u32,
+    /// Largest that the path takes, as far as is known.
+    pub path_mss: u32,
 }
 
 impl Connection {
@@ -222,6 +226,7 @@ impl Connection {
             sack: false,
             scaled: false,
             mss_local: opening.mss,
+            path_mss: opening.path_mss,
             send: Sender::new(settings, iss, mss, now),
             receive: Receiver::new(settings, mss, now),
             timestamps: Timestamps {

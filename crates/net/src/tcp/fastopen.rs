@@ -113,6 +113,8 @@ pub(super) struct FastOpen {
     pub(super) sent: u32,
     /// Data came with the peer's SYN, or the peer took all of what went with ours.
     pub(super) syn_data: bool,
+    /// What became of it for the client, by Linux's numbers (`tcp_fastopen_client_fail`).
+    pub(super) fail: u8,
     /// What the answer taught.
     pub(super) news: Option<FastOpenNews>,
     /// The path was broken before, and this connection is to find out whether it still is.
@@ -133,6 +135,8 @@ impl Connection {
             for piece in payload.take_pieces() {
                 self.receive.queue.push(piece);
             }
+            self.counters.bytes_received += u64::from(taken);
+            self.counters.data_segs_in += u32::from(self.passive);
             self.note(Events::READABLE);
         }
         self.fast_open.syn_data |= self.passive && taken > 0;

@@ -3,11 +3,13 @@
 //! Names are those of Linux without `tcpi_`; times are in microseconds or milliseconds as there.
 //! Everything is calculated when it is asked for; what must be counted is in `Counters`.
 
-use super::connection::Connection;
+use super::connection::{Connection, TIMESTAMPS_LEN};
 use super::state::State;
 use crate::time::Instant;
 
-/// State of a connection (`TCP_INFO`).
+/// State of a connection (`TCP_INFO`). What is not here is zero: `last_ack_sent` and `fackets`,
+/// which Linux leaves so too, `rehash`, as nothing here chooses paths, and what belongs to Accurate
+/// ECN.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Info {
     /// State, by Linux's numbers: 1 is ESTABLISHED.
@@ -26,6 +28,10 @@ pub struct Info {
     pub snd_wscale: u8,
     /// Scale of ours.
     pub rcv_wscale: u8,
+    /// The rate of delivery was measured while there was nothing more to send.
+    pub delivery_rate_app_limited: bool,
+    /// What became of Fast Open: 1 no cookie, 2 data not acknowledged, 3 the SYN was sent again.
+    pub fastopen_client_fail: u8,
     /// Retransmission timeout, in microseconds.
     pub rto: u32,
     /// How long an ACK waits now, in microseconds; zero before any data.
@@ -70,6 +76,8 @@ pub struct Info {
     pub reordering: u32,
     /// Segments delivered; wraps.
     pub delivered: u32,
+    /// Of them, by ACKs that echo congestion.
+    pub delivered_ce: u32,
     /// Segments that the peer reported twice.
     pub dsack_dups: u32,
     /// How often order was seen to be disturbed.
@@ -94,6 +102,8 @@ pub struct Info {
     pub data_segs_in: u32,
     /// Segments with data sent.
     pub data_segs_out: u32,
+    /// Rate of delivery, in bytes per second.
+    pub delivery_rate: u64,
     /// Microseconds with something to send.
     pub busy_time: u64,
     /// Of them, kept back by the peer's window.
@@ -110,6 +120,44 @@ pub struct Info {
     pub snd_wnd: u32,
     /// Ours, in bytes.
     pub rcv_wnd: u32,
+    /// Retransmission timeouts, those of the handshake included; wraps.
+    pub total_rto: u16,
+    /// How often they began anew; wraps.
+    pub total_rto_recoveries: u16,
+    /// Milliseconds from there until what was lost had arrived.
+    pub total_rto_time: u32,
+}
+
+/// Retransmission timeouts of a connection (Linux's tcp_update_rto_stats).
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Timeouts {
+    total: u16,
+    recoveries: u16,
+    time_ms: u32,
+    since: Option<Instant>,
+}
+
+impl Timeouts {
+    /// The timer fired; `first` if it had not before without an answer. The time counts from
+    /// `since`.
+    pub(super) fn add(&mut self, first: bool, since: Instant) {
+        if first {
+            self.recoveries = self.recoveries.wrapping_add(1);
+            self.since = Some(since);
+        }
+        self.total = self.total.wrapping_add(1);
+    }
+
+    /// What was lost has arrived.
+    pub(super) fn end(&mut self, now: Instant) {
+        self.time_ms = self.time(now);
+        self.since = None;
+    }
+
+    fn time(&self, now: Instant) -> u32 {
+        let running = self.since.map_or(0, |since| now.since(since).as_millis() as u32);
+        self.time_ms.wrapping_add(running)
+    }
 }
 
 /// What is counted segment by segment.
@@ -124,6 +172,8 @@ pub(super) struct Counters {
     pub(super) data_segs_in: u32,
     pub(super) data_segs_out: u32,
     pub(super) ahead_in: u32,
+    pub(super) delivered_marked: u32,
+    pub(super) timeouts: Timeouts,
     pub(super) data_received_at: Instant,
     pub(super) ack_received_at: Instant,
 }
@@ -141,22 +191,18 @@ impl Counters {
             data_segs_in: 0,
             data_segs_out: 0,
             ahead_in: 0,
+            delivered_marked: 0,
+            timeouts: Timeouts::default(),
             data_received_at: now,
             ack_received_at: now,
         }
     }
 
     /// A segment or super-packet arrived with `len` bytes in segments of `size`.
-    pub(super) fn received(&mut self, len: u32, size: u32, ack: bool, now: Instant) {
+    pub(super) fn received(&mut self, len: u32, size: u32) {
         let segments = len.div_ceil(size.max(1));
         self.segs_in = self.segs_in.wrapping_add(segments.max(1));
-        if len > 0 {
-            self.data_segs_in = self.data_segs_in.wrapping_add(segments);
-            self.data_received_at = now;
-        }
-        if ack {
-            self.ack_received_at = now;
-        }
+        self.data_segs_in = self.data_segs_in.wrapping_add(segments);
     }
 
     /// A segment or super-packet was sent with `len` bytes in segments of `size`.
@@ -190,10 +236,12 @@ impl Connection {
             ca_state: self.recovery.state as u8,
             retransmits: self.timers.unanswered,
             probes: self.timers.probes.max(self.timers.keepalive_unanswered),
-            backoff: self.rtt.backoff(),
+            backoff: self.rtt.backoff().max(self.timers.probe_backoff),
             options,
             snd_wscale: if self.scaled { self.send.window_scale } else { 0 },
             rcv_wscale: if self.scaled { self.receive.window_scale } else { 0 },
+            delivery_rate_app_limited: self.recovery.rate.is_limited(),
+            fastopen_client_fail: self.fast_open.fail,
             rto: self.rtt.rto().as_micros() as u32,
             ato: self.receive.delay.as_micros() as u32,
             snd_mss: self.send.mss,
@@ -205,17 +253,18 @@ impl Connection {
             last_data_sent: millis(self.send.data_sent_at),
             last_data_recv: millis(counters.data_received_at),
             last_ack_recv: millis(counters.ack_received_at),
-            pmtu: self.mss_local + ip_header + 20,
+            pmtu: self.path_mss + ip_header + 20,
             rcv_ssthresh: self.receive.buffer,
             rtt: self.rtt.srtt().map_or(0, |rtt| rtt.as_micros() as u32),
             rttvar: self.rtt.variation().as_micros() as u32,
             snd_ssthresh: window.ssthresh(),
             snd_cwnd: window.cwnd(),
-            advmss: self.mss_local,
+            advmss: self.mss_local - if self.timestamps.enabled { TIMESTAMPS_LEN } else { 0 },
             rcv_space: self.receive.buffer,
             total_retrans: self.recovery.total_retrans,
             reordering: self.recovery.reordering,
             delivered: self.recovery.delivered,
+            delivered_ce: counters.delivered_marked,
             dsack_dups: self.recovery.dsack_dups,
             reord_seen: self.recovery.reord_seen,
             pacing_rate: self.send.pacing.rate,
@@ -223,11 +272,12 @@ impl Connection {
             bytes_acked: counters.bytes_acked,
             bytes_received: counters.bytes_received,
             segs_out: counters.segs_out,
-            segs_in: counters.segs_in,
-            notsent_bytes: self.send.unsent(),
+            segs_in: counters.segs_in.wrapping_add(u32::from(self.passive)),
+            notsent_bytes: self.send.unsent() + u32::from(self.send.fin_waits()),
             min_rtt: self.rtt.min().map_or(u32::MAX, |rtt| rtt.as_micros() as u32),
             data_segs_in: counters.data_segs_in,
             data_segs_out: counters.data_segs_out,
+            delivery_rate: self.recovery.rate.bytes_per_second(self.send.mss),
             busy_time: busy.as_micros() as u64,
             rwnd_limited: peer_window.as_micros() as u64,
             sndbuf_limited: buffer.as_micros() as u64,
@@ -236,6 +286,9 @@ impl Connection {
             rcv_ooopack: counters.ahead_in,
             snd_wnd: self.send.wnd,
             rcv_wnd: self.receive.window(),
+            total_rto: counters.timeouts.total,
+            total_rto_recoveries: counters.timeouts.recoveries,
+            total_rto_time: counters.timeouts.time(now),
         }
     }
 }

@@ -35,7 +35,7 @@ impl Connection {
     /// Takes a segment. `payload`'s pieces hold its data; what is used is moved out of it.
     pub fn input(&mut self, segment: &Segment, payload: &mut Packet, now: Instant) -> Verdict {
         let (len, mss) = (segment.len, self.receive.mss);
-        self.counters.received(len, mss, segment.has(Flags::ACK), now);
+        self.counters.received(len, mss);
         match self.state {
             State::Closed => Verdict::Reset,
             State::SynSent => self.input_syn_sent(segment, payload, now),
@@ -220,7 +220,7 @@ impl Connection {
             return self.hold_text(start, payload, fin);
         }
         let (len, pushed) = (payload.payload_len() as u32, segment.has(Flags::PSH));
-        self.take_text(payload);
+        self.take_text(payload, now);
         self.owe_ack(len, pushed, now);
         Verdict::Done
     }
@@ -248,7 +248,7 @@ impl Connection {
         self.receive.fin_ahead = None;
     }
 
-    fn take_text(&mut self, payload: &mut Packet) {
+    pub(super) fn take_text(&mut self, payload: &mut Packet, now: Instant) {
         let before = self.receive.nxt;
         self.receive.nxt += payload.payload_len() as u32;
         self.receive.density.sample(payload);
@@ -266,13 +266,15 @@ impl Connection {
             self.receive.ack_owed = AckOwed::Now;
         }
         self.counters.bytes_received += u64::from(self.receive.nxt - before);
+        self.counters.data_received_at = now;
         self.note(Events::READABLE);
     }
 
     /// What is ahead of its turn waits, a FIN too: it is reported like data.
     fn hold_text(&mut self, start: Seq, payload: &mut Packet, fin: bool) -> Verdict {
         self.receive.ack_owed = AckOwed::Now;
-        self.counters.ahead_in = self.counters.ahead_in.wrapping_add(1);
+        let segments = (payload.payload_len() as u32).div_ceil(self.receive.mss.max(1)).max(1);
+        self.counters.ahead_in = self.counters.ahead_in.wrapping_add(segments);
         let end = start + payload.payload_len() as u32;
         if self.receive.waiting.block_count() == 0 {
             self.receive.duplicate = None;
@@ -302,6 +304,7 @@ impl Connection {
         }
         self.receive.fin = true;
         self.receive.nxt += 1;
+        self.counters.bytes_received += 1;
         // Nothing comes after it, and it was reported as if it were data.
         self.receive.waiting.clear();
         self.receive.ack_owed = AckOwed::Now;

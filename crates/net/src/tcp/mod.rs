@@ -18,7 +18,7 @@
 //! `state` its words, `sides` its fields, `settings` what all share, `connection` the owner's
 //! calls, `input` segments that arrive, `ack` what they acknowledge, `output`, `transmit` how much
 //! goes out, `writes` where the owner's writes end, `buffer` room for more, `pacing` at what rate,
-//! `chrono` what limited it, `stamps` when, `timers`.
+//! `chrono` what limited it, `rate` how fast it arrives, `stamps` when, `timers`.
 //!
 //! Super-packets: what is sent is as large as windows, the device and the queue allow; what is
 //! received may be as large. ACKs are built when output is asked for, once per burst of input.
@@ -40,6 +40,7 @@ pub mod pacing;
 mod path;
 pub mod queue;
 mod rack;
+mod rate;
 pub mod reassembly;
 mod recovery;
 mod refusal;

@@ -249,7 +249,11 @@ impl Connection {
     }
 
     fn account(&mut self, plan: &Plan, now: Instant) {
-        self.counters.sent(plan.len, self.segment_size(), plan.kind == Kind::Again);
+        // As Linux counts: the answer to a SYN is sent by the listener.
+        if !(plan.kind == Kind::Syn && self.passive) {
+            let again = matches!(plan.kind, Kind::Again | Kind::Tail);
+            self.counters.sent(plan.len, self.segment_size(), again);
+        }
         match plan.kind {
             Kind::Ack => return,
             Kind::Probe => {

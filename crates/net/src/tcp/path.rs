@@ -39,7 +39,7 @@ impl Connection {
             return true;
         }
         let before = self.send.mss;
-        self.limit_mss(mss);
+        self.limit_path(mss);
         if self.send.mss < before {
             self.resend_larger(now);
         }
@@ -54,6 +54,12 @@ impl Connection {
     /// The device takes segments of `mss` bytes with options at most, from now on.
     pub fn limit_mss(&mut self, mss: u32) {
         self.mss_local = self.mss_local.min(mss.max(MSS_MIN));
+        self.limit_path(mss);
+    }
+
+    /// The path takes such segments at most.
+    fn limit_path(&mut self, mss: u32) {
+        self.path_mss = self.path_mss.min(mss.max(MSS_MIN));
         let options = if self.timestamps.enabled { TIMESTAMPS_LEN } else { 0 };
         let limited = mss.saturating_sub(options).max(MSS_MIN);
         if limited < self.send.mss {

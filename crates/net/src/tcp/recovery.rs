@@ -18,6 +18,7 @@ use super::ack::News;
 use super::congestion::{CaState, Event};
 use super::connection::Connection;
 use super::rack::Rack;
+use super::rate::Rate;
 use super::seq::Seq;
 use crate::time::{Duration, Instant};
 
@@ -68,6 +69,7 @@ pub(super) struct Recovery {
     /// Segments sent again.
     pub(super) total_retrans: u32,
     pub(super) rack: Rack,
+    pub(super) rate: Rate,
 }
 
 impl Recovery {
@@ -90,6 +92,7 @@ impl Recovery {
             dsack_dups: 0,
             total_retrans: 0,
             rack: Rack::default(),
+            rate: Rate::default(),
         }
     }
 
@@ -158,6 +161,9 @@ impl Connection {
             }
             CaState::Loss => {
                 self.process_loss(news, now);
+                if self.recovery.state != CaState::Loss {
+                    self.counters.timeouts.end(now);
+                }
                 self.find_losses(news, now);
                 if self.recovery.state == CaState::Open || news.lost_again {
                     // The timeout was a mistake, or what it sent is lost too.

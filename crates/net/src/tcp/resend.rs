@@ -66,7 +66,8 @@ impl Connection {
     /// How what is sent now is remembered.
     pub(super) fn sending(&self, fin: bool, now: Instant) -> Sending {
         let delivered = self.recovery.delivered;
-        Sending { size: self.segment_size(), fin, record_end: false, now, delivered }
+        let sent = self.recovery.rate.sent(now);
+        Sending { size: self.segment_size(), fin, record_end: false, now, delivered, sent }
     }
 
     /// Something was sent for the first time; `first` if nothing was outstanding.

@@ -14,6 +14,7 @@
 
 mod late;
 
+use super::rate::Sent;
 use super::seq::Seq;
 use crate::time::{Duration, Instant};
 use alloc::collections::VecDeque;
@@ -23,6 +24,7 @@ pub use late::Newest;
 /// a record are ignored, which costs time and retransmissions and nothing else. 48 bytes each:
 /// 192 KiB for a hostile peer.
 pub const RECORDS_MAX: usize = 4096;
+const _: () = assert!(size_of::<Record>() <= 48, "see above");
 
 /// One transmitted range.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +39,8 @@ pub struct Record {
     pub segments: u32,
     /// Segments that had been delivered when it was last sent.
     pub delivered: u32,
+    /// What else was known then.
+    pub(super) sent: Sent,
     /// Payload of a full segment of it, in bytes.
     size: u32,
     /// The last number is a FIN.
@@ -87,6 +91,8 @@ pub struct Sending {
     pub now: Instant,
     /// Segments delivered so far.
     pub delivered: u32,
+    /// What else is known.
+    pub(super) sent: Sent,
 }
 
 /// Segments by state (Linux's `packets_out`, `sacked_out`, `lost_out` and `retrans_out`).
@@ -138,6 +144,7 @@ impl Scoreboard {
             sent_at: sending.now,
             segments: 0,
             delivered: sending.delivered,
+            sent: sending.sent,
             size: sending.size,
             fin: sending.fin,
             record_end: sending.record_end,
@@ -417,6 +424,7 @@ impl Scoreboard {
             record.ever_resent = true;
             record.sent_at = sending.now;
             record.delivered = sending.delivered;
+            record.sent = sending.sent;
         });
         let record = self.records[index];
         if !probe && record.start == self.due_from {
@@ -590,7 +598,7 @@ mod tests {
     }
 
     fn sending(size: u32, fin: bool, now: Instant) -> Sending {
-        Sending { size, fin, record_end: false, now, delivered: 0 }
+        Sending { size, fin, record_end: false, now, delivered: 0, sent: Sent::default() }
     }
 
     fn sent(segments: u32) -> Scoreboard {

@@ -84,6 +84,7 @@ impl Connection {
             self.input_fin(segment);
         }
         if lost {
+            self.fast_open.fail = if sent_again { 3 } else { 2 };
             // The data that went with the SYN goes again at once, and the ACK with it.
             self.resend_all(now);
             return;
@@ -154,6 +155,9 @@ impl Connection {
         self.receive.data_at = now;
         // As Linux counts: our SYN, or its answer, was delivered.
         self.count_delivered(1);
+        self.recovery.rate.restart(now);
+        self.counters.bytes_acked += u64::from(!self.passive);
+        self.counters.timeouts.end(now);
         if core::mem::take(&mut self.request) {
             self.note(Events::INCOMING);
         }
@@ -203,13 +207,17 @@ impl Connection {
     /// Our SYN went out with `len` bytes of data.
     pub(super) fn syn_sent(&mut self, len: u32, now: Instant) {
         self.send.syn_due = false;
+        // As Linux counts: an answer that takes the place of our SYN is none sent again.
+        if self.send.nxt.after(self.send.iss) && (self.passive || self.state == State::SynSent) {
+            self.recovery.note_probe(1);
+        }
         self.send.syn_sent_at = now;
         self.timers.arm_retransmit(now + self.rtt.rto());
         let first = self.send.iss + 1;
         self.send.nxt = self.send.nxt.max(first);
         if self.fast_open.client.take().is_some() && len > 0 {
             self.fast_open.sent = len;
-            let sending = Sending { size: len, fin: false, record_end: false, now, delivered: 0 };
+            let sending = Sending { size: len, delivered: 0, ..self.sending(false, now) };
             self.send.board.sent(first, first + len, &sending);
             self.send.nxt = first + len;
         }
@@ -234,6 +242,9 @@ impl Connection {
             self.finish(Some(ConnectionError::TimedOut));
             return;
         }
+        let child = active || self.fast_open.accepted;
+        let since = if child { now } else { self.opened_at };
+        self.counters.timeouts.add(self.timers.unanswered == 0, since);
         self.timers.unanswered += 1;
         if !active || self.timers.unanswered > self.settings.syn_linear_timeouts {
             self.rtt.back_off();

@@ -10,6 +10,7 @@ mod device;
 mod ecn;
 mod fastopen;
 mod hostile;
+mod info;
 mod open;
 mod rack;
 mod recovery;

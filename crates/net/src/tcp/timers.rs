@@ -157,6 +157,7 @@ impl Connection {
         }
         self.enter_loss(now);
         if !shut {
+            self.counters.timeouts.add(self.timers.unanswered == 0, now);
             self.timers.unanswered = self.timers.unanswered.saturating_add(1);
         }
         self.rtt.back_off();

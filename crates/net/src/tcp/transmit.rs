@@ -272,6 +272,9 @@ impl Connection {
             self.send.small_end = plan.end();
         }
         self.send.fin_sent |= plan.fin;
+        if first {
+            self.recovery.rate.restart(now);
+        }
         let record_end = self.send.writes.ends_record(plan.seq + plan.len);
         let sending = Sending { record_end, ..self.sending(plan.fin, now) };
         self.send.board.sent(plan.seq, plan.end(), &sending);

@@ -224,7 +224,7 @@ fn socket_address(address: &SocketAddr) -> (libc::sockaddr_storage, u32) {
 
 /// Fields of `struct tcp_info` (linux/tcp.h): name, offset, bytes. All are little endian on the
 /// machines that run this.
-const INFO_FIELDS: [(&str, usize, usize); 32] = [
+const INFO_FIELDS: [(&str, usize, usize); 42] = [
     ("tcpi_state", 0, 1),
     ("tcpi_ca_state", 1, 1),
     ("tcpi_retransmits", 2, 1),
@@ -239,6 +239,7 @@ const INFO_FIELDS: [(&str, usize, usize); 32] = [
     ("tcpi_sacked", 28, 4),
     ("tcpi_lost", 32, 4),
     ("tcpi_retrans", 36, 4),
+    ("tcpi_last_ack_sent", 48, 4),
     ("tcpi_pmtu", 60, 4),
     ("tcpi_rtt", 68, 4),
     ("tcpi_rttvar", 72, 4),
@@ -253,8 +254,17 @@ const INFO_FIELDS: [(&str, usize, usize); 32] = [
     ("tcpi_segs_in", 140, 4),
     ("tcpi_notsent_bytes", 144, 4),
     ("tcpi_min_rtt", 148, 4),
+    ("tcpi_data_segs_in", 152, 4),
+    ("tcpi_data_segs_out", 156, 4),
+    ("tcpi_delivery_rate", 160, 8),
     ("tcpi_delivered", 192, 4),
+    ("tcpi_delivered_ce", 196, 4),
     ("tcpi_bytes_sent", 200, 8),
     ("tcpi_bytes_retrans", 208, 8),
+    ("tcpi_dsack_dups", 216, 4),
     ("tcpi_reord_seen", 220, 4),
+    ("tcpi_rcv_ooopack", 224, 4),
+    ("tcpi_total_rto", 240, 2),
+    ("tcpi_total_rto_recoveries", 242, 2),
+    ("tcpi_total_rto_time", 244, 4),
 ];

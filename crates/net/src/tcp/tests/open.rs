@@ -229,7 +229,7 @@ fn unreachable_ends_only_an_opening_connection() {
 impl Script {
     /// The SYN of a connection just made.
     #[track_caller]
-    fn expect_first_syn(&mut self, text: &str) -> &mut Self {
+    pub(super) fn expect_first_syn(&mut self, text: &str) -> &mut Self {
         self.act(|_, _| ()).expect(text).quiet()
     }
 }

@@ -65,6 +65,7 @@ fn opening() -> Opening {
         iss: ISS,
         timestamp_offset: 0,
         mss: 1460,
+        path_mss: 1460,
     }
 }
 

@@ -1,0 +1,216 @@
+//! How fast the path delivers (draft-cheng-iccrg-delivery-rate-estimation; Linux's tcp_rate.c).
+//!
+//! A *sample* is what was delivered between the sending of a segment and its acknowledgment, over
+//! that time: the time in which it was sent, or the time in which it was acknowledged, whichever is
+//! longer, so that ACKs that come in a bunch do not exaggerate. Samples from times when the owner
+//! had nothing more to send say less than the path can do, and are marked.
+//!
+//! Each record keeps what was known when it was last sent ([`Sent`]), as differences to its time.
+
+use super::connection::Connection;
+use super::scoreboard::Record;
+use crate::time::{Duration, Instant};
+
+/// What was known when a record was last sent.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sent {
+    /// How long before the segments began to be sent of which the latest sample counts the
+    /// delivery, in microseconds.
+    first_before_us: u32,
+    /// How long before something was delivered the last time, in microseconds.
+    delivered_before_us: u32,
+    /// The owner had nothing more to send.
+    limited: bool,
+}
+
+/// The segment that was sent last of those that an ACK tells of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Newest {
+    pub(super) sent_at: Instant,
+    /// Segments that had been delivered by then.
+    pub(super) delivered: u32,
+    sent: Sent,
+}
+
+impl Newest {
+    pub(super) fn of(record: &Record) -> Self {
+        Self { sent_at: record.sent_at, delivered: record.delivered, sent: record.sent }
+    }
+}
+
+/// Delivery rate of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rate {
+    /// When the newest segment of the latest sample was sent.
+    first_at: Instant,
+    /// When something was delivered the last time.
+    delivered_at: Instant,
+    /// The owner had nothing more to send until so much is delivered.
+    limited_until: Option<u32>,
+    /// The sample that counts: segments, in microseconds, while the owner had nothing more to send.
+    segments: u32,
+    interval_us: u32,
+    limited: bool,
+}
+
+impl Default for Rate {
+    fn default() -> Self {
+        Self {
+            first_at: Instant::START,
+            delivered_at: Instant::START,
+            limited_until: Some(u32::MAX),
+            segments: 0,
+            interval_us: 0,
+            limited: true,
+        }
+    }
+}
+
+impl Rate {
+    /// Nothing is outstanding: what is sent now begins anew.
+    pub(super) fn restart(&mut self, now: Instant) {
+        self.first_at = now;
+        self.delivered_at = now;
+    }
+
+    /// What a record sent now is to remember.
+    pub(super) fn sent(&self, now: Instant) -> Sent {
+        Sent {
+            first_before_us: micros(now.since(self.first_at)),
+            delivered_before_us: micros(now.since(self.delivered_at)),
+            limited: self.limited_until.is_some(),
+        }
+    }
+
+    /// An ACK told of `newest` and others. `delivered` segments in all were delivered by now, some
+    /// of them `news`.
+    pub(super) fn sample(
+        &mut self,
+        newest: Option<Newest>,
+        (delivered, news): (u32, bool),
+        min_rtt: Option<Duration>,
+        now: Instant,
+    ) {
+        if self.limited_until.is_some_and(|until| (delivered.wrapping_sub(until) as i32) > 0) {
+            self.limited_until = None;
+        }
+        if let Some(newest) = newest {
+            self.first_at = newest.sent_at;
+        }
+        if news {
+            self.delivered_at = now;
+        }
+        let (Some(newest), Some(min_rtt)) = (newest, min_rtt) else { return };
+        let sent = newest.sent;
+        let acknowledged_in =
+            micros(now.since(newest.sent_at)).saturating_add(sent.delivered_before_us);
+        let interval_us = sent.first_before_us.max(acknowledged_in);
+        if interval_us < micros(min_rtt) {
+            // A retransmission, most likely, whose original was acknowledged.
+            return;
+        }
+        let segments = delivered.wrapping_sub(newest.delivered);
+        let product = |count: u32, time: u32| u64::from(count) * u64::from(time);
+        if !sent.limited
+            || product(segments, self.interval_us) >= product(self.segments, interval_us)
+        {
+            self.segments = segments;
+            self.interval_us = interval_us;
+            self.limited = sent.limited;
+        }
+    }
+
+    /// Bytes per second, if segments have `mss` bytes.
+    pub(super) fn bytes_per_second(&self, mss: u32) -> u64 {
+        let bytes = u64::from(self.segments) * u64::from(mss);
+        bytes.saturating_mul(1_000_000).checked_div(self.interval_us.into()).unwrap_or(0)
+    }
+
+    /// The owner had nothing more to send: the path may be faster.
+    pub(super) fn is_limited(&self) -> bool {
+        self.limited
+    }
+}
+
+impl Connection {
+    /// The owner is about to send: notes if there was nothing left to send before.
+    pub(super) fn note_gap(&mut self) {
+        let board = &self.send.board;
+        let in_flight = board.in_flight();
+        if self.send.unsent() < self.send.mss
+            && in_flight < self.congestion.cwnd()
+            && !board.has_due()
+        {
+            let until = self.recovery.delivered.wrapping_add(in_flight).max(1);
+            self.recovery.rate.limited_until = Some(until);
+        }
+    }
+}
+
+fn micros(duration: Duration) -> u32 {
+    u32::try_from(duration.as_micros()).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIN_RTT: Option<Duration> = Some(Duration::from_millis(10));
+
+    fn at(millis: u64) -> Instant {
+        Instant::START + Duration::from_millis(millis)
+    }
+
+    fn newest(rate: &Rate, delivered: u32, sent_at: Instant) -> Option<Newest> {
+        Some(Newest { sent_at, delivered, sent: rate.sent(sent_at) })
+    }
+
+    /// The longer of both times counts.
+    #[test]
+    fn the_slower_way_counts() {
+        let mut rate = Rate::default();
+        rate.restart(at(100));
+        rate.limited_until = None;
+        let first = newest(&rate, 0, at(100));
+        let last = newest(&rate, 0, at(140));
+        rate.sample(first, (1, true), MIN_RTT, at(110));
+        assert_eq!(rate.bytes_per_second(1000), 100_000);
+        // Sent over 40 ms, acknowledged within 50 ms.
+        rate.sample(last, (10, true), MIN_RTT, at(150));
+        assert_eq!(rate.bytes_per_second(1000), 200_000);
+        assert!(!rate.is_limited());
+        // Sent over 30 ms and acknowledged at once.
+        let late = newest(&rate, 10, at(170));
+        rate.sample(late, (20, true), MIN_RTT, at(181));
+        assert_eq!(rate.bytes_per_second(1000), 10_000 * 1000 / 31);
+    }
+
+    /// A sample from a time without data counts only if it is no slower.
+    #[test]
+    fn limited_samples_only_raise() {
+        let mut rate = Rate::default();
+        assert_eq!((rate.bytes_per_second(1000), rate.is_limited()), (0, true));
+        rate.restart(at(0));
+        let sent = newest(&rate, 0, at(0));
+        rate.sample(sent, (10, true), MIN_RTT, at(10));
+        assert_eq!((rate.bytes_per_second(1000), rate.is_limited()), (1_000_000, true));
+        rate.limited_until = Some(11);
+        rate.restart(at(20));
+        let sent = newest(&rate, 10, at(20));
+        rate.sample(sent, (11, true), MIN_RTT, at(30));
+        assert_eq!(rate.bytes_per_second(1000), 1_000_000);
+        assert!(rate.limited_until.is_some());
+        rate.restart(at(40));
+        rate.limited_until = None;
+        let sent = newest(&rate, 11, at(40));
+        rate.sample(sent, (12, true), MIN_RTT, at(50));
+        assert_eq!((rate.bytes_per_second(1000), rate.is_limited()), (100_000, false));
+        // Faster than the path ever was: not believed.
+        let sent = newest(&rate, 12, at(60));
+        rate.delivered_at = at(60);
+        rate.first_at = at(60);
+        let again = Newest { sent: rate.sent(at(60)), ..sent.expect("a record") };
+        rate.sample(Some(again), (13, true), MIN_RTT, at(61));
+        assert_eq!(rate.bytes_per_second(1000), 100_000);
+    }
+}

@@ -396,6 +396,42 @@ static void several_calls(struct scene *scene)
 	CHECK(CALL(scene->server, close, server) == 0);
 }
 
+/* What a small buffer cannot hold is lost, and the next that comes tells how much. */
+static void losses(struct scene *scene)
+{
+	int server = socket_at(scene->server, scene->domain, 116), got = 0;
+	int client = socket_at(scene->client, scene->domain, 117);
+	union address to;
+	socklen_t len = address_of(scene->server, scene->domain, 116, &to);
+	struct pollfd polled = { .fd = server, .events = POLLIN };
+	uint32_t lost = 0;
+
+	set_int(scene->server, server, SOL_SOCKET, SO_RCVBUF, 1);
+	set_int(scene->server, server, SOL_SOCKET, SO_RXQ_OVFL, 1);
+	for (int i = 0; i < 50; i++)
+		CHECK(CALL(scene->client, sendto, client, out, 1000 + i, 0, &to.any, len) == 1000 + i);
+	/* Until all have arrived one way or the other. */
+	usleep(100000);
+	while (CALL(scene->server, recv, server, in, sizeof(in), MSG_DONTWAIT) >= 1000)
+		got++;
+	CHECK(got >= 1 && got < 50);
+	CHECK(CALL(scene->client, sendto, client, "x", 1, 0, &to.any, len) == 1);
+	CHECK(CALL(scene->server, poll, &polled, 1, 10000) == 1);
+	char control[64];
+	struct iovec piece = { in, sizeof(in) };
+	struct msghdr message = {
+		.msg_iov = &piece, .msg_iovlen = 1, .msg_control = control,
+		.msg_controllen = sizeof(control),
+	};
+	CHECK(CALL(scene->server, recvmsg, server, &message, 0) == 1);
+	struct cmsghdr *told = CMSG_FIRSTHDR(&message);
+	CHECK(told && told->cmsg_level == SOL_SOCKET && told->cmsg_type == SO_RXQ_OVFL);
+	memcpy(&lost, CMSG_DATA(told), sizeof(lost));
+	CHECK(lost == 50U - got);
+	CHECK(CALL(scene->client, close, client) == 0);
+	CHECK(CALL(scene->server, close, server) == 0);
+}
+
 /* What one side said: of each call its outcome and errno. */
 #define ANSWERS_MAX 512
 struct answers {
@@ -632,6 +668,7 @@ int main(void)
 		packet_information(&scenes[i]);
 		waits(&scenes[i]);
 		several_calls(&scenes[i]);
+		losses(&scenes[i]);
 	}
 	mapped(&ours, &kernel);
 	mapped(&kernel, &ours);

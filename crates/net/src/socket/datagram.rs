@@ -109,7 +109,7 @@ impl Sockets {
         self.socket(id).is_ok_and(|socket| matches!(socket.phase, Phase::Datagram(_)))
     }
 
-    /// Datagrams that came and found no room (`SO_RXQ_OVFL`).
+    /// Datagrams that came and found no room.
     pub fn dropped_datagrams(&self, id: SocketId) -> Result<u32, Error> {
         Ok(self.socket(id)?.datagrams()?.dropped)
     }

@@ -24,6 +24,8 @@ pub(super) struct Queued {
     ttl: u8,
     /// Bytes that it is counted for.
     held: usize,
+    /// Datagrams that the socket had lost when it came.
+    dropped: u32,
 }
 
 impl Queued {
@@ -46,6 +48,7 @@ impl Queued {
             segment_size: self.segment_size.filter(|_| self.whole),
             tos: self.tos,
             ttl: self.ttl,
+            dropped: self.dropped,
         }
     }
 }
@@ -68,6 +71,8 @@ pub struct ReceivedDatagram {
     pub tos: u8,
     /// Time to live or hop limit.
     pub ttl: u8,
+    /// Datagrams that the socket had lost when this one came (`SO_RXQ_OVFL`).
+    pub dropped: u32,
 }
 
 impl Sockets {
@@ -94,7 +99,8 @@ impl Sockets {
         let Ok(socket) = self.socket_mut(id) else { return };
         let whole = socket.options.datagram.coalesced;
         let Phase::Datagram(datagrams) = &mut socket.phase else { return };
-        let queued = Queued { packet, local, remote, segment_size, whole, tos, ttl, held };
+        let dropped = datagrams.dropped;
+        let queued = Queued { packet, local, remote, segment_size, whole, tos, ttl, held, dropped };
         datagrams.queue.push_back(queued);
         self.wake(id, Readiness::READABLE);
     }

@@ -8,7 +8,7 @@ use crate::wire::MacAddr;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use towpath_packet::{Burst, Caps, Ledger, Memory, MemoryConfig, Site};
+use towpath_packet::{Burst, Caps, Checksum, Ledger, Memory, MemoryConfig, Offload, Site};
 
 /// The host that listens.
 pub(super) const SERVER: usize = 0;
@@ -33,6 +33,9 @@ pub(super) struct Bench {
     memory: Memory,
     ledger: Ledger,
     pub(super) now: Instant,
+    /// Changes frames on their way.
+    pub(super) damage: Option<fn(&mut Vec<u8>, u64)>,
+    carried: u64,
 }
 
 impl Bench {
@@ -59,6 +62,8 @@ impl Bench {
             memory: Memory::new(MemoryConfig::within(16 << 20)),
             ledger: Ledger::new(),
             now: Instant::START,
+            damage: None,
+            carried: 0,
         }
     }
 
@@ -74,7 +79,7 @@ impl Bench {
     }
 
     fn carry(&mut self, from: usize) -> bool {
-        let Self { hosts, memory, ledger, now } = self;
+        let Self { hosts, memory, ledger, now, damage, carried } = self;
         let (mut out, mut received) = (Burst::new(), Burst::new());
         hosts[from].output(&mut out, &mut Context { memory, ledger, now: *now });
         let moved = !out.is_empty();
@@ -85,10 +90,18 @@ impl Bench {
                 bytes.resize(start + piece.len(), 0);
                 ledger.copy(Site::Linearise, piece, &mut bytes[start..]);
             }
+            let mut offload = Offload::default();
+            if let Some(damage) = damage {
+                *carried += 1;
+                damage(&mut bytes, *carried);
+                // Else wrong checksums would hide what is behind them.
+                offload.checksum = Checksum::Unnecessary;
+            }
             let mut frame = memory.small.take().expect("memory");
             frame[..bytes.len()].copy_from_slice(&bytes);
             let mut packet = memory.packet().expect("memory");
             packet.push_piece(frame.freeze(bytes.len())).expect("room");
+            packet.set_offload(offload);
             received.push(packet).expect("room");
         }
         hosts[1 - from].input(&mut received, &mut Context { memory, ledger, now: *now });
@@ -101,7 +114,7 @@ impl Bench {
         host: usize,
         act: impl FnOnce(&mut Sockets, &mut Context<'_>) -> R,
     ) -> R {
-        let Self { hosts, memory, ledger, now } = self;
+        let Self { hosts, memory, ledger, now, .. } = self;
         act(&mut hosts[host], &mut Context { memory, ledger, now: *now })
     }
 
@@ -147,13 +160,13 @@ impl Bench {
     }
 
     pub(super) fn send(&mut self, host: usize, id: SocketId, bytes: &[u8]) -> Result<usize, Error> {
-        let Self { hosts, memory, ledger, now } = self;
+        let Self { hosts, memory, ledger, now, .. } = self;
         let mut cx = Context { memory, ledger, now: *now };
         hosts[host].send(id, &[bytes], SendFlags::default(), &mut cx)
     }
 
     pub(super) fn receive(&mut self, host: usize, id: SocketId) -> Result<Vec<u8>, Error> {
-        let Self { hosts, memory, ledger, now } = self;
+        let Self { hosts, memory, ledger, now, .. } = self;
         let mut into = [0; 100];
         let mut cx = Context { memory, ledger, now: *now };
         let count = hosts[host].receive(id, &mut into, ReceiveFlags::default(), &mut cx)?;

@@ -3,6 +3,8 @@
 use super::bench::*;
 use super::datagram::data;
 use crate::socket::{Error, Family, Origin, Readiness, SendTo};
+use crate::time::Duration;
+use alloc::vec::Vec;
 use core::net::SocketAddr;
 
 /// Goal: a connected socket is told once, by whatever call comes next; another is not told.
@@ -87,4 +89,47 @@ fn who_wants_errors_no_more_loses_those_that_wait() {
     b.hosts[CLIENT].set_receive_errors(id, Family::V4, false).expect("it is there");
     assert!(!b.hosts[CLIENT].readiness(id).contains(Readiness::ERR));
     assert_eq!(b.in_use(), 0);
+}
+
+/// Goal: no damaged datagram and no damaged error about one does harm, and nothing is left of them.
+/// Method: everything on the way has a byte or its length changed behind the IP header.
+#[test]
+fn damaged_packets_do_no_harm() {
+    fn damage<const IP_END: usize>(bytes: &mut Vec<u8>, count: u64) {
+        let random = count.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let at = IP_END + (random >> 8) as usize % (bytes.len() - IP_END);
+        match random >> 60 {
+            0..4 => bytes[at] ^= (random >> 32) as u8,
+            4..8 => bytes[at] = 0xff,
+            8 => bytes.truncate(at),
+            _ => {}
+        }
+    }
+    for ip in [v4, v6] {
+        let mut b = Bench::new();
+        let family = if ip(0).is_ipv4() { Family::V4 } else { Family::V6 };
+        let open = SocketAddr::new(ip(SERVER), 53);
+        let server = b.bound(open);
+        let client = b.datagram(CLIENT, family);
+        b.hosts[CLIENT].set_receive_errors(client, family, true).expect("it is there");
+        b.damage = Some(if ip(0).is_ipv4() { damage::<34> } else { damage::<54> });
+        let (mut arrived, mut errors) = (0, 0);
+        for round in 0..4000 {
+            let to = SocketAddr::new(ip(SERVER), if round % 2 == 0 { 53 } else { 9 });
+            // So slow that errors are not limited.
+            b.now += Duration::from_millis(2);
+            // An error that is pending is told first.
+            let _ = b.send_to(CLIENT, client, &data(round % 200), to);
+            b.settle();
+            arrived += usize::from(b.take(SERVER, server).is_ok());
+            let told =
+                b.with(CLIENT, |sockets, cx| sockets.take_error_notice(client, &mut [], cx.ledger));
+            errors += usize::from(told.is_ok());
+        }
+        assert!(arrived > 500 && errors > 50, "{arrived} {errors}");
+        while b.take(SERVER, server).is_ok() {}
+        b.hosts[CLIENT].close(client, b.now).expect("it is there");
+        b.hosts[SERVER].close(server, b.now).expect("it is there");
+        assert_eq!(b.in_use(), 0);
+    }
 }

@@ -6,7 +6,7 @@
 //! application buffers and memory that other programs can write are all lent like this.
 //!
 //! Modules, each using only those before it:
-//! `sync → slab → region → loan → ledger → offload → packet → pool → burst → device`.
+//! `sync → slab → region → loan → returns → ledger → offload → packet → pool → burst → device`.
 //!
 //! Unsafe code is allowed in `slab`, `region`, `loan`, `packet` and `pool` only.
 #![cfg_attr(not(loom), no_std)]
@@ -22,6 +22,7 @@ pub mod offload;
 pub mod packet;
 pub mod pool;
 mod region;
+pub mod returns;
 #[doc(hidden)]
 pub mod slab;
 pub mod sync;
@@ -33,3 +34,4 @@ pub use loan::{Lender, Loans, Piece};
 pub use offload::{Checksum, Gso, GsoKind, Offload, VirtioHeader};
 pub use packet::{Packet, PacketPool};
 pub use pool::{Frame, Memory, MemoryConfig, Pool};
+pub use returns::Returns;

@@ -14,9 +14,10 @@
 
 use crate::region::Region;
 use crate::slab::{self, Slab, Slot};
-use crate::sync::{AtomicU32, Ordering};
+use crate::sync::{AtomicBool, AtomicU32, Ordering};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use core::any::Any;
 use core::cell::UnsafeCell;
 use core::fmt;
 use core::ptr::NonNull;
@@ -38,6 +39,8 @@ pub(crate) enum Owner {
     Pool(Arc<Region>),
     /// Memory of someone who is told.
     Lender(Arc<dyn Lender>, u64),
+    /// The same for memory that is kept alive meanwhile.
+    Keeper(Arc<dyn Any + Send + Sync>, Arc<dyn Lender>, u64),
     /// Memory that was moved in and is freed.
     Owned(OwnedMemory),
 }
@@ -64,6 +67,8 @@ pub(crate) struct Terms {
 pub(crate) struct Loan {
     /// Holders. Zero while the slot is free.
     pub(crate) holders: AtomicU32,
+    /// Bytes were copied after all.
+    pub(crate) copied: AtomicBool,
     pub(crate) terms: UnsafeCell<Terms>,
 }
 
@@ -79,6 +84,7 @@ impl Loan {
     pub(crate) fn free() -> Self {
         Self {
             holders: AtomicU32::new(0),
+            copied: AtomicBool::new(false),
             terms: UnsafeCell::new(Terms {
                 base: NonNull::dangling(),
                 capacity: 0,
@@ -158,6 +164,12 @@ impl Piece {
     pub fn address(&self) -> *const u8 {
         // SAFETY: `offset` is within the loan's capacity.
         unsafe { self.terms().base.as_ptr().add(self.offset as usize) }
+    }
+
+    /// Notes that bytes of this loan were copied after all, for what its lender is told.
+    pub fn mark_copied(&self) {
+        // Relaxed: ordered by the holder's decrement.
+        self.loan().copied.store(true, Ordering::Relaxed);
     }
 
     /// Another holder of the bytes `from..from + len`.
@@ -261,6 +273,8 @@ pub(crate) unsafe fn end_loan(slot: NonNull<Slot<Loan>>) {
     loan.holders.load(Ordering::Acquire);
     // Relaxed: nobody else looks at a free slot.
     loan.holders.store(0, Ordering::Relaxed);
+    // Relaxed: the Acquire above orders it.
+    let copied = loan.copied.load(Ordering::Relaxed);
     // SAFETY: the last holder is alone (above).
     let terms = unsafe { &mut *loan.terms.get() };
     let ended = match &terms.owner {
@@ -269,8 +283,13 @@ pub(crate) unsafe fn end_loan(slot: NonNull<Slot<Loan>>) {
     };
     // SAFETY: out, and given back once, here.
     unsafe { slab::give_back(slot) };
-    if let Some(Owner::Lender(lender, token)) = ended {
-        lender.returned(token, false);
+    match ended {
+        Some(Owner::Lender(lender, token)) => lender.returned(token, copied),
+        Some(Owner::Keeper(memory, lender, token)) => {
+            drop(memory);
+            lender.returned(token, copied);
+        }
+        _ => {}
     }
 }
 
@@ -322,6 +341,31 @@ impl Loans {
         Ok(unsafe { Piece::first(slot, 0, len) })
     }
 
+    /// Lends the bytes `from..from + len` of `memory`, which nobody writes as long as it is shared.
+    /// `lender.returned(token, …)` runs when the last piece is gone and the loan keeps `memory` no
+    /// longer. `None` if all descriptors are out: nothing was lent.
+    ///
+    /// # Panics
+    /// If the range is not within `memory`.
+    pub fn lend_shared<M: AsRef<[u8]> + Send + Sync + 'static>(
+        &mut self,
+        memory: &Arc<M>,
+        (from, len): (usize, u32),
+        lender: Arc<dyn Lender>,
+        token: u64,
+    ) -> Option<Piece> {
+        // The borrow lasts as long as `memory` is shared, as only `&mut M` could end it: so long
+        // these bytes stay where they are and as they are.
+        let base = NonNull::from(&memory.as_ref().as_ref()[from..][..len as usize]).cast();
+        let slot = self.slab.take()?;
+        let owner = Owner::Keeper(memory.clone(), lender, token);
+        let terms = Terms { base, capacity: len, foreign: false, owner };
+        // SAFETY: just taken, so we are alone.
+        unsafe { begin(slot, terms) };
+        // SAFETY: one holder, which is this piece; the whole range.
+        Some(unsafe { Piece::first(slot, 0, len) })
+    }
+
     /// Lends `len` bytes at `base` that others may write. `lender.returned(token, …)` runs when
     /// the last piece is gone. `None` if all descriptors are out: nothing was lent.
     ///
@@ -358,6 +402,8 @@ unsafe fn begin(slot: NonNull<Slot<Loan>>, terms: Terms) {
     let loan = unsafe { slot.as_ref() }.value();
     // SAFETY: we are alone.
     unsafe { *loan.terms.get() = terms };
+    // Relaxed: as below.
+    loan.copied.store(false, Ordering::Relaxed);
     // Relaxed: the piece made from it reaches other threads through something that orders.
     loan.holders.store(1, Ordering::Relaxed);
 }

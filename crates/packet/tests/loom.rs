@@ -9,7 +9,7 @@ use loom::thread;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use towpath_packet::pool::Pool;
 use towpath_packet::slab::{Slab, give_back};
-use towpath_packet::{Lender, Loans};
+use towpath_packet::{Lender, Loans, Returns};
 
 /// A slot value whose accesses loom checks for races.
 struct Watched(UnsafeCell<u32>);
@@ -127,5 +127,40 @@ fn a_frame_freed_elsewhere_is_taken_again() {
         }
         dropper.join().unwrap();
         assert_eq!(pool.out_count(), 0);
+    });
+}
+
+/// Goal: a group whose shares end on two threads while its owner looks and lends on is told once
+/// for each time that it was begun, and says that it was copied.
+#[test]
+fn a_group_ends_once_while_its_owner_looks() {
+    loom::model(|| {
+        let returns = Returns::new(2);
+        returns.begin(0);
+        assert!(returns.share(0));
+        returns.begin(1);
+        let givers = [(0, true), (1, false)].map(|(group, copied)| {
+            let returns = returns.clone();
+            thread::spawn(move || returns.end(group, copied))
+        });
+        let mut told = [0, 0];
+        let mut was_copied = false;
+        let mut look = |returns: &Returns| {
+            returns.take(|group, copied| {
+                told[group as usize] += 1;
+                was_copied |= group == 0 && copied;
+            });
+        };
+        look(&returns);
+        // Another call joins the group if it is not over.
+        if returns.share(0) {
+            returns.end(0, false);
+        }
+        returns.end(0, false);
+        for giver in givers {
+            giver.join().unwrap();
+        }
+        look(&returns);
+        assert_eq!((told, was_copied), ([1, 1], true));
     });
 }

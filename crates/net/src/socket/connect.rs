@@ -257,6 +257,7 @@ impl Sockets {
             }
         }
         self.drain_listeners();
+        self.drain_returns();
     }
 
     fn on_events(&mut self, id: SocketId, handle: TcpHandle, events: Events) {

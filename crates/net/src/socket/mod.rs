@@ -12,11 +12,12 @@
 //! socket, and what about it. What holds at the moment is [`Sockets::readiness`].
 //!
 //! Bytes are copied between the caller's buffers and pool frames, through the ledger; pieces can
-//! be lent instead with [`Sockets::send_piece`].
+//! be lent instead with [`Sockets::send_lent`], and a notice tells when they are the caller's
+//! again, or with [`Sockets::send_piece`], and their lender is told.
 //!
 //! One concern per file: `error`, `ports` who has which, `options`, `listen` the accept queue,
-//! `connect` opening and closing, `fastopen` data with a SYN, `stream` bytes, `datagram` UDP,
-//! `readiness`, `notices` the error queue.
+//! `connect` opening and closing, `fastopen` data with a SYN, `stream` bytes, `lending` bytes
+//! that are not copied, `datagram` UDP, `readiness`, `notices` the error queue.
 //!
 //! Bounds: [`SOCKETS_MAX`] sockets, and those of the stack.
 
@@ -24,6 +25,7 @@ mod connect;
 mod datagram;
 mod error;
 mod fastopen;
+mod lending;
 mod listen;
 mod notices;
 mod options;
@@ -39,6 +41,9 @@ pub use datagram::{
     RECEIVE_BUFFER_DEFAULT, ReceivedDatagram, SEND_BUFFER_DEFAULT, SendTo,
 };
 pub use error::Error;
+pub use lending::{
+    Borrower, CALLS_MAX, GROUP_BYTES_MAX, GROUPS_MAX, LentCall, LentLimits, NOTICE_CHARGE,
+};
 pub use listen::BACKLOG_MAX;
 pub use notices::{NOTICES_MAX, Notice, Timestamping};
 pub use options::{Linger, Options};
@@ -55,6 +60,7 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
+use lending::{Lendings, SocketLending};
 use listen::Listener;
 use notices::ErrorQueue;
 use ports::{Ports, Space, Use, unspecified};
@@ -133,6 +139,7 @@ struct Socket {
     done: bool,
     /// What waits to be read with `MSG_ERRQUEUE`.
     notices: ErrorQueue,
+    lending: SocketLending,
     /// What happened since the last [`Sockets::next_wake`].
     wake: Readiness,
 }
@@ -156,6 +163,7 @@ pub struct Sockets {
     datagrams: datagram::Table,
     wakes: VecDeque<SocketId>,
     defaults: Options,
+    lendings: Lendings,
 }
 
 impl Sockets {
@@ -173,6 +181,7 @@ impl Sockets {
             datagrams: datagram::Table::new(seed),
             wakes: VecDeque::new(),
             defaults: Options::default(),
+            lendings: Lendings::new(),
         }
     }
 
@@ -326,6 +335,7 @@ impl Sockets {
             write_shut: false,
             done: false,
             notices: ErrorQueue::default(),
+            lending: SocketLending::default(),
             wake: Readiness::NONE,
         });
         Ok(SocketId { index, generation: slot.generation })

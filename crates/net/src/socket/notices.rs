@@ -62,17 +62,59 @@ pub enum Notice {
         /// The data that belongs to it was cut off.
         cut: bool,
     },
+    /// What calls lent is theirs again: those with the numbers `first` to `last`.
+    Lent {
+        /// Number of the first call.
+        first: u32,
+        /// Number of the last call.
+        last: u32,
+        /// Bytes were copied after all. Of calls whose notices were joined it is the first's.
+        copied: bool,
+    },
 }
 
 /// Notices that wait to be taken, the oldest first.
 #[derive(Default)]
 pub(super) struct ErrorQueue {
     notices: VecDeque<Notice>,
+    /// How many of them are [`Notice::Lent`].
+    lent: usize,
 }
 
 impl ErrorQueue {
     pub(super) fn is_empty(&self) -> bool {
         self.notices.is_empty()
+    }
+
+    /// Notices of lent memory.
+    pub(super) fn lent(&self) -> usize {
+        self.lent
+    }
+
+    /// Takes memory for `more` notices.
+    pub(super) fn reserve(&mut self, more: usize) {
+        self.notices.reserve(more);
+    }
+
+    /// Adds a notice of lent memory, or makes the last one longer by it. As in Linux only the last
+    /// one of all counts, and what it says of copies stays.
+    pub(super) fn push_lent(&mut self, notice: Notice) {
+        if let Notice::Lent { first, last, .. } = notice
+            && let Some(Notice::Lent { first: from, last: to, .. }) = self.notices.back_mut()
+            && to.wrapping_add(1) == first
+            && last.wrapping_sub(*from) < u32::MAX
+        {
+            *to = last;
+            return;
+        }
+        self.lent += 1;
+        self.notices.push_back(notice);
+    }
+
+    fn pop(&mut self) -> Option<Notice> {
+        let notice = self.notices.pop_front()?;
+        self.lent -= usize::from(matches!(notice, Notice::Lent { .. }));
+        Some(notice)
     }
 
     fn push(&mut self, notice: Notice) {
@@ -97,7 +139,7 @@ impl Sockets {
     /// Takes the oldest notice of the error queue (`MSG_ERRQUEUE`).
     pub fn take_notice(&mut self, id: SocketId) -> Result<Notice, Error> {
         let queue = &mut self.socket_mut(id)?.notices;
-        let notice = queue.notices.pop_front().ok_or(Error::WouldBlock)?;
+        let notice = queue.pop().ok_or(Error::WouldBlock)?;
         if !queue.is_empty() {
             self.wake(id, Readiness::ERR);
         }

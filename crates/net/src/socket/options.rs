@@ -101,6 +101,8 @@ pub struct Options {
     pub datagram: DatagramOptions,
     /// Times of what is sent; set with [`Sockets::set_timestamping`] (`SO_TIMESTAMPING`).
     pub timestamping: Timestamping,
+    /// Calls may lend what they send (`SO_ZEROCOPY`).
+    pub zerocopy: bool,
 }
 
 impl Default for Options {
@@ -142,6 +144,7 @@ impl Default for Options {
             congestion: None,
             datagram: DatagramOptions::default(),
             timestamping: Timestamping::default(),
+            zerocopy: false,
         }
     }
 }

@@ -96,7 +96,7 @@ impl Sockets {
     }
 
     /// Whether sending is possible at all, in the order of Linux's checks.
-    fn check_send(&mut self, id: SocketId) -> Result<(), Error> {
+    pub(super) fn check_send(&mut self, id: SocketId) -> Result<(), Error> {
         let opening = self.is_connecting(id);
         let write_over = self.ended(id).1;
         let socket = self.socket_mut(id)?;

@@ -4,5 +4,6 @@ mod bench;
 mod datagram;
 mod datagram_errors;
 mod errors;
+mod lending;
 mod ports;
 mod readiness;

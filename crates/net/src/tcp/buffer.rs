@@ -8,6 +8,7 @@ use super::congestion::INITIAL_SEGMENTS;
 use super::connection::{Connection, MSS_DEFAULT_V4};
 use super::pacing::SUPER_BYTES;
 use super::state::Events;
+use super::writes::Lent;
 use crate::time::Instant;
 use towpath_packet::Piece;
 
@@ -34,6 +35,15 @@ impl Connection {
     /// Bytes that the send queue takes now: the rest of a buffer begun, or a whole one. Ask again
     /// after adding them. Zero means that [`Events::WRITABLE`] will tell.
     pub fn send_room(&mut self) -> usize {
+        self.room_for(None)
+    }
+
+    /// The same for bytes that are lent: `group` as in [`Connection::append_lent`].
+    pub fn send_room_lent(&mut self, group: u32) -> usize {
+        self.room_for(Some(group))
+    }
+
+    fn room_for(&mut self, group: Option<u32>) -> usize {
         if self.send.fin_queued || !(self.state.can_send() || self.state.is_opening()) {
             return 0;
         }
@@ -43,7 +53,8 @@ impl Connection {
         let mut room = 0;
         // A buffer begun is filled whatever memory it takes, within reason.
         if held < (self.send.buffer + goal) as usize {
-            room = self.send.writes.tail_room(end, self.send.nxt.max(self.send.base), goal);
+            let next = self.send.nxt.max(self.send.base);
+            room = self.send.writes.tail_room(end, next, goal, group);
         }
         if room == 0 && self.has_space(0) {
             room = goal;
@@ -70,6 +81,23 @@ impl Connection {
 
     /// Lends a part of a write; `begins` for its first. [`Connection::end_write`] follows the last.
     pub fn append(&mut self, piece: Piece, begins: bool) {
+        self.append_some(piece, begins, None);
+    }
+
+    /// Lends a part of a write that belongs to a group of lent memory, which one notice will tell
+    /// about: buffers, and so most segments, hold bytes of one group. `piece` is one range of
+    /// memory, of which it keeps all pages.
+    pub fn append_lent(&mut self, piece: Piece, begins: bool, group: u32) {
+        let kept = piece.len().next_multiple_of(LENT_PAGE) - piece.len();
+        self.append_some(piece, begins, Some(Lent { group, kept: kept as u32 }));
+    }
+
+    /// The group of lent memory that the next bytes would share a packet with.
+    pub fn lent_tail(&self) -> Option<u32> {
+        self.send.writes.tail_group(self.send.nxt.max(self.send.base))
+    }
+
+    fn append_some(&mut self, piece: Piece, begins: bool, lent: Option<Lent>) {
         if self.send.fin_queued || !(self.state.can_send() || self.state.is_opening()) {
             return;
         }
@@ -78,11 +106,13 @@ impl Connection {
         }
         let (end, len, goal) = (self.send.queue_end(), piece.len() as u32, self.size_goal());
         let next = self.send.nxt.max(self.send.base);
-        if len > self.send.writes.tail_room(end, next, goal) {
+        if len > self.send.writes.tail_room(end, next, goal, lent.map(|lent| lent.group)) {
             // What was to go out at once is complete.
             self.send.push_now = false;
         }
-        self.send.writes.append(end, len, next, goal, begins);
+        if self.send.writes.append((end, len), next, goal, begins, lent) {
+            self.send.pushed = end;
+        }
         self.send.queue.push(piece);
         if (end + len).after(self.send.pushed + self.send.wnd_max / 2) {
             self.mark_push();
@@ -169,7 +199,7 @@ impl Connection {
     fn send_memory(&self) -> usize {
         let sender = &self.send;
         let buffers = sender.board.len() + sender.writes.unsent(sender.nxt);
-        let bytes = sender.queue.len() + buffers * BUFFER_OVERHEAD;
+        let bytes = sender.queue.len() + sender.writes.kept() + buffers * BUFFER_OVERHEAD;
         bytes.max(sender.queue.held() / HELD_DIVISOR)
     }
 
@@ -186,6 +216,8 @@ impl Connection {
 
 /// Memory that small pieces may keep from their lenders, as a multiple of the send buffer.
 const HELD_DIVISOR: usize = 4;
+/// What lent memory is kept in: pages.
+const LENT_PAGE: usize = 4096;
 /// Memory that each buffer counts with beside its bytes.
 const BUFFER_OVERHEAD: usize = 1280;
 /// Room for headers and state in front of a packet's bytes, for sizing the buffer.

@@ -108,7 +108,7 @@ impl Connection {
         // Two super-packets in flight at least, so that ACKs come steadily.
         let quota = room.min((self.congestion.cwnd() / 2).max(1)).min(most);
         let queue_end = self.send.queue_end();
-        let whole = End { at: queue_end, push: true, record: false };
+        let whole = End::of_all(queue_end);
         let mut end = self.send.writes.end_of(next.max(self.send.base)).unwrap_or(whole);
         // Buffers share a packet only if that makes one of the largest size there is.
         let full = quota * size;

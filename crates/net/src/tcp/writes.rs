@@ -3,7 +3,9 @@
 //! Linux keeps the bytes to be sent in buffers of a goal size, and much that can be seen on the
 //! wire follows from where these end: which segments carry PSH, which bytes may share a segment
 //! (`MSG_EOR`), what a small window leaves for later. Here the bytes are one queue of pieces; the
-//! ends of the buffers that Linux would have are kept beside it, from `snd_una` to the end.
+//! ends of the buffers that Linux would have are kept beside it, from `snd_una` to the end. So is
+//! which group of lent memory a buffer has bytes of: one buffer never has bytes of two groups, and
+//! only so many ranges of lent memory (`MAX_SKB_FRAGS`).
 //!
 //! Bounded by the send buffer: each entry stands for a write or a buffer of the goal size, and
 //! [`Writes::unsent`] of them are charged to the send buffer with Linux's overhead each.
@@ -20,20 +22,60 @@ pub(super) struct End {
     pub(super) push: bool,
     /// No later byte shares a segment with one before (`MSG_EOR`).
     pub(super) record: bool,
+    /// The group of lent memory that bytes of it belong to.
+    group: Option<u32>,
+    /// Ranges of lent memory in it.
+    ranges: u8,
+    /// Memory beyond its bytes that the ranges keep.
+    kept: u32,
+}
+
+/// Bytes that are lent, and not copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lent {
+    /// The group whose notice tells when they are no longer needed.
+    pub(super) group: u32,
+    /// Memory beyond the bytes that lending them keeps: they are counted in whole pages.
+    pub(super) kept: u32,
+}
+
+impl End {
+    /// The end of all bytes, for data that no buffer is known of.
+    pub(super) fn of_all(at: Seq) -> Self {
+        Self { at, push: true, record: false, group: None, ranges: 0, kept: 0 }
+    }
+
+    /// May take bytes of `group`, or bytes that are not lent.
+    fn takes(&self, group: Option<u32>) -> bool {
+        let Some(group) = group else { return !self.record };
+        !self.record && self.group.is_none_or(|own| own == group) && self.ranges < RANGES_MAX
+    }
 }
 
 /// The ends of all buffers that are not acknowledged.
 #[derive(Default)]
 pub(super) struct Writes {
     ends: VecDeque<End>,
+    /// Sum of what the ranges of all of them keep beyond their bytes.
+    kept: usize,
 }
 
 impl Writes {
     /// Adds `len` bytes that begin at `start`; the bytes from `next` on are unsent. Buffers are
-    /// filled up to `goal` bytes. `begins` for the first bytes of a write.
-    pub(super) fn append(&mut self, start: Seq, len: u32, next: Seq, goal: u32, begins: bool) {
-        let (mut at, mut left) = (start, len);
-        let room = self.tail_room(start, next, goal).min(left);
+    /// filled up to `goal` bytes. `begins` for the first bytes of a write, `lent` for those of one
+    /// range of lent memory. True if these could not share the last buffer, which is pushed for it.
+    pub(super) fn append(
+        &mut self,
+        (start, len): (Seq, u32),
+        next: Seq,
+        goal: u32,
+        begins: bool,
+        lent: Option<Lent>,
+    ) -> bool {
+        let (mut at, mut left, mut closed) = (start, len, false);
+        let room = self.tail_room(start, next, goal, lent.map(|lent| lent.group)).min(left);
+        let mut kept = lent.map_or(0, |lent| lent.kept);
+        self.kept += kept as usize;
         if room > 0
             && let Some(tail) = self.ends.back_mut()
         {
@@ -41,19 +83,44 @@ impl Writes {
             tail.push &= !begins;
             at += room;
             left -= room;
+            if let Some(lent) = lent {
+                tail.group = Some(lent.group);
+                tail.ranges += 1;
+                tail.kept += core::mem::take(&mut kept);
+            }
+        } else if let (Some(lent), Some(tail)) = (lent, self.ends.back_mut())
+            && tail.at.after(next)
+            && !tail.takes(Some(lent.group))
+        {
+            tail.push = true;
+            closed = true;
         }
+        let (group, ranges) = (lent.map(|lent| lent.group), u8::from(lent.is_some()));
         while left > 0 {
             let count = left.min(goal.max(1));
             at += count;
             left -= count;
-            self.ends.push_back(End { at, push: false, record: false });
+            let kept = core::mem::take(&mut kept);
+            self.ends.push_back(End { at, push: false, record: false, group, ranges, kept });
         }
+        closed
     }
 
-    /// Bytes that still fit the last buffer, if any of it is unsent. `end` is that of all bytes.
-    pub(super) fn tail_room(&self, end: Seq, next: Seq, goal: u32) -> u32 {
+    /// The group that the last buffer has bytes of, if any of it is unsent: more calls may join it.
+    pub(super) fn tail_group(&self, next: Seq) -> Option<u32> {
+        self.ends.back().filter(|tail| tail.at.after(next))?.group
+    }
+
+    /// Memory beyond the bytes that lent ranges keep.
+    pub(super) fn kept(&self) -> usize {
+        self.kept
+    }
+
+    /// Bytes that still fit the last buffer, if any of it is unsent. `end` is that of all bytes;
+    /// `group` for bytes of lent memory.
+    pub(super) fn tail_room(&self, end: Seq, next: Seq, goal: u32, group: Option<u32>) -> u32 {
         match self.ends.back() {
-            Some(tail) if tail.at.after(next) && !tail.record => {
+            Some(tail) if tail.at.after(next) && tail.takes(group) => {
                 let before = self.ends.len().checked_sub(2).map(|index| self.ends[index].at);
                 let start = before.map_or(next, |before| before.max(next));
                 goal.saturating_sub(end - start)
@@ -84,7 +151,8 @@ impl Writes {
 
     /// Everything before `una` is acknowledged.
     pub(super) fn acknowledge(&mut self, una: Seq) {
-        while self.ends.front().is_some_and(|end| end.at.at_or_before(una)) {
+        while let Some(end) = self.ends.front().filter(|end| end.at.at_or_before(una)) {
+            self.kept -= end.kept as usize;
             self.ends.pop_front();
         }
     }
@@ -133,27 +201,37 @@ impl Writes {
     }
 }
 
+/// Most ranges of lent memory in one buffer (Linux's `MAX_SKB_FRAGS`); a packet has room for them
+/// and for what is left of one before.
+pub(super) const RANGES_MAX: u8 = 17;
+
+const _: () = assert!((RANGES_MAX as usize) < towpath_packet::packet::PIECES_MAX);
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const BASE: Seq = Seq(u32::MAX - 500);
 
+    fn append(writes: &mut Writes, start: Seq, len: u32, next: Seq, lent: Option<Lent>) -> bool {
+        writes.append((start, len), next, 1000, true, lent)
+    }
+
     #[test]
     fn buffers_fill_up_to_the_goal() {
         let mut writes = Writes::default();
-        writes.append(BASE, 2500, BASE, 1000, true);
+        append(&mut writes, BASE, 2500, BASE, None);
         writes.push();
         assert_eq!(writes.unsent(BASE), 3);
         // The last half-full buffer takes more, and the mark moves to its new end.
-        assert_eq!(writes.tail_room(BASE + 2500, BASE, 1000), 500);
-        writes.append(BASE + 2500, 100, BASE, 1000, true);
+        assert_eq!(writes.tail_room(BASE + 2500, BASE, 1000, None), 500);
+        append(&mut writes, BASE + 2500, 100, BASE, None);
         assert!(!writes.is_pushed(BASE + 2500) && !writes.is_pushed(BASE + 2600));
         writes.push();
         assert!(writes.is_pushed(BASE + 2600));
         // What is left of a buffer after a part was sent counts anew.
-        assert_eq!(writes.tail_room(BASE + 2600, BASE + 2200, 1000), 600);
-        assert_eq!(writes.tail_room(BASE + 2600, BASE + 2600, 1000), 0, "all of it was sent");
+        assert_eq!(writes.tail_room(BASE + 2600, BASE + 2200, 1000, None), 600);
+        assert_eq!(writes.tail_room(BASE + 2600, BASE + 2600, 1000, None), 0, "all of it was sent");
         writes.acknowledge(BASE + 2000);
         assert_eq!(writes.unsent(BASE + 2000), 1);
         assert_eq!(writes.end_of(BASE + 2599).map(|end| end.at), Some(BASE + 2600));
@@ -163,11 +241,43 @@ mod tests {
     #[test]
     fn records_stay_apart() {
         let mut writes = Writes::default();
-        writes.append(BASE, 400, BASE, 1000, true);
+        append(&mut writes, BASE, 400, BASE, None);
         writes.end_record();
-        writes.append(BASE + 400, 400, BASE, 1000, true);
+        append(&mut writes, BASE + 400, 400, BASE, None);
         assert_eq!(writes.unsent(BASE), 2);
         assert_eq!(writes.end_beyond(BASE, 800).map(|end| end.at), Some(BASE + 400));
         assert_eq!(writes.end_beyond(BASE + 400, 800).map(|end| end.at), Some(BASE + 800));
+    }
+
+    #[test]
+    fn lent_ranges_of_two_groups_never_share_a_buffer() {
+        let mut writes = Writes::default();
+        let lent = |group| Some(Lent { group, kept: 4000 });
+        append(&mut writes, BASE, 100, BASE, None);
+        assert!(!append(&mut writes, BASE + 100, 100, BASE, lent(7)), "joins what was copied");
+        append(&mut writes, BASE + 200, 100, BASE, None);
+        assert_eq!((writes.unsent(BASE), writes.tail_group(BASE)), (1, Some(7)));
+        assert_eq!(writes.tail_room(BASE + 300, BASE, 1000, Some(8)), 0);
+        assert!(append(&mut writes, BASE + 300, 100, BASE, lent(8)));
+        assert!(writes.is_pushed(BASE + 300), "what cannot take more is complete");
+        assert_eq!((writes.unsent(BASE), writes.tail_group(BASE)), (2, Some(8)));
+        assert_eq!(writes.tail_group(BASE + 400), None, "all of it was sent");
+        assert_eq!(writes.kept(), 8000);
+        writes.acknowledge(BASE + 300);
+        assert_eq!(writes.kept(), 4000);
+    }
+
+    #[test]
+    fn a_buffer_has_so_many_lent_ranges() {
+        let mut writes = Writes::default();
+        let lent = Some(Lent { group: 1, kept: 0 });
+        for range in 0..u32::from(RANGES_MAX) {
+            assert!(!append(&mut writes, BASE + range, 1, BASE, lent));
+        }
+        let end = BASE + u32::from(RANGES_MAX);
+        assert_eq!(writes.tail_room(end, BASE, 1000, Some(1)), 0);
+        assert!(writes.tail_room(end, BASE, 1000, None) > 0, "copied bytes may still join");
+        assert!(append(&mut writes, end, 1, BASE, lent) && writes.is_pushed(end));
+        assert_eq!(writes.unsent(BASE), 2);
     }
 }

@@ -100,3 +100,30 @@ fn only_neighbours_of_one_loan_join() {
     assert!(head.join(one.slice(4, 6)).is_ok());
     assert_eq!(head.bytes(), one.bytes());
 }
+
+/// Goal: shared memory lives as long as a piece of it, and is let go before its lender is told,
+/// with what was noted of copies.
+#[test]
+fn shared_memory_is_kept_until_the_return() {
+    struct Witness(std::sync::Mutex<Option<std::sync::Weak<Vec<u8>>>>, AtomicU64);
+    impl Lender for Witness {
+        fn returned(&self, token: u64, copied: bool) {
+            let memory = self.0.lock().expect("no panic").take().expect("returned once");
+            assert_eq!(memory.strong_count(), 0, "let go first");
+            self.1.store(token + u64::from(copied), Ordering::Relaxed);
+        }
+    }
+    let memory = Arc::new((0..100).collect::<Vec<u8>>());
+    let weak = std::sync::Mutex::new(Some(Arc::downgrade(&memory)));
+    let lender = Arc::new(Witness(weak, AtomicU64::new(0)));
+    let mut loans = Loans::new(1);
+    let piece = loans.lend_shared(&memory, (10, 50), lender.clone(), 6).expect("free");
+    assert!(loans.lend_shared(&memory, (0, 1), lender.clone(), 7).is_none(), "none is free");
+    drop(memory);
+    let part = piece.slice(40, 10);
+    drop(piece);
+    assert_eq!(part.bytes().map(|bytes| bytes[0]), Some(50));
+    part.mark_copied();
+    drop(part);
+    assert_eq!(lender.1.load(Ordering::Relaxed), 7);
+}

@@ -1,6 +1,6 @@
 //! Two hosts, each with sockets, and a link that loses nothing and takes no time.
 
-use crate::socket::{Error, Family, ReceiveFlags, SendFlags, SocketId, Sockets};
+use crate::socket::{Error, Family, Readiness, ReceiveFlags, SendFlags, SocketId, Sockets};
 use crate::stack::{Address, Config, Context, Limits, Stack};
 use crate::tcp::Settings;
 use crate::time::Instant;
@@ -28,6 +28,9 @@ pub(super) fn at(port: u16) -> SocketAddr {
     SocketAddr::new(v4(SERVER), port)
 }
 
+/// Where the flags of TCP are in a frame of IPv4.
+const TCP_FLAGS_AT: usize = 14 + 20 + 13;
+
 pub(super) struct Bench {
     pub(super) hosts: [Sockets; 2],
     memory: Memory,
@@ -36,6 +39,8 @@ pub(super) struct Bench {
     /// Changes frames on their way.
     pub(super) damage: Option<fn(&mut Vec<u8>, u64)>,
     carried: u64,
+    /// Segments of TCP with data: who sent them, their bytes, whether they were pushed.
+    pub(super) segments: Vec<(usize, usize, bool)>,
 }
 
 impl Bench {
@@ -64,6 +69,7 @@ impl Bench {
             now: Instant::START,
             damage: None,
             carried: 0,
+            segments: Vec::new(),
         }
     }
 
@@ -79,12 +85,17 @@ impl Bench {
     }
 
     fn carry(&mut self, from: usize) -> bool {
-        let Self { hosts, memory, ledger, now, damage, carried } = self;
+        let Self { hosts, memory, ledger, now, damage, carried, segments } = self;
         let (mut out, mut received) = (Burst::new(), Burst::new());
         hosts[from].output(&mut out, &mut Context { memory, ledger, now: *now });
         let moved = !out.is_empty();
         while let Some(packet) = out.pop() {
             let mut bytes = packet.headers().to_vec();
+            if packet.payload_len() > 0
+                && let Some(flags) = bytes.get(TCP_FLAGS_AT)
+            {
+                segments.push((from, packet.payload_len(), flags & 0x08 != 0));
+            }
             for piece in packet.pieces() {
                 let start = bytes.len();
                 bytes.resize(start + piece.len(), 0);
@@ -127,6 +138,11 @@ impl Bench {
     pub(super) fn in_use(&self) -> usize {
         let Memory { packets, small, large } = &self.memory;
         packets.out_count() + small.out_count() + large.out_count()
+    }
+
+    /// What happened to which socket since the last look.
+    pub(super) fn wakes(&mut self, host: usize) -> Vec<(SocketId, Readiness)> {
+        core::iter::from_fn(|| self.hosts[host].next_wake()).collect()
     }
 
     pub(super) fn stream(&mut self, host: usize) -> SocketId {

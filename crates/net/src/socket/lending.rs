@@ -1,0 +1,309 @@
+//! Sends that borrow (`MSG_ZEROCOPY`): which notice a call shares, and when it is told.
+//!
+//! # Theory of operation
+//!
+//! Each call that lends takes the next number of its socket. What it lends is counted by a *group*:
+//! one call, or several of which the later ones found the earlier ones' bytes still unsent at the
+//! end of the queue, so that they share a buffer with them. When the last loan of a group is
+//! returned, which is when the peer has acknowledged all of it or the connection has ended, the
+//! numbers of its calls become a [`Notice::Lent`] in the socket's error queue, or make the one at
+//! its end longer. Memory for the notice is taken when the group begins: telling it cannot fail.
+//!
+//! A call gets its number when its first byte is taken, so that calls that fail leave no hole.
+//!
+//! Bounds: [`GROUPS_MAX`] groups of one stack, [`LentLimits`] of a socket and of the user, and for
+//! each group [`CALLS_MAX`] calls and [`GROUP_BYTES_MAX`] bytes; at the last two a new group
+//! begins, at the others a call fails with [`Error::NoBuffers`].
+//!
+//! Follows Linux's `msg_zerocopy_realloc` and `__msg_zerocopy_callback`
+//! (Documentation/networking/msg_zerocopy.rst).
+
+use super::{Error, Notice, Readiness, SendFlags, SocketId, Sockets};
+use crate::stack::Context;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use towpath_packet::{Lender, Piece, Returns};
+
+/// Groups that one stack has at a time.
+pub const GROUPS_MAX: usize = 16_384;
+/// Calls that share a notice.
+pub const CALLS_MAX: u32 = 65_534;
+/// Bytes of calls that share a notice; one call may have more.
+pub const GROUP_BYTES_MAX: usize = 512 << 10;
+/// What a notice counts with from the moment its group begins until it is read (Linux counts an
+/// empty packet).
+pub const NOTICE_CHARGE: usize = 768;
+/// Room that there must be for one.
+const NOTICE_ROOM: usize = 576;
+
+/// What the owner of the sockets lets them lend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LentLimits {
+    /// Bytes of a socket's notices, told and to come (`net.core.optmem_max`).
+    pub notices: usize,
+    /// Pages that all sockets keep from their lenders (`RLIMIT_MEMLOCK`); a call counts with its
+    /// bytes in whole pages, and two more. `None` for no limit.
+    pub pages: Option<usize>,
+}
+
+impl Default for LentLimits {
+    fn default() -> Self {
+        Self { notices: 128 << 10, pages: None }
+    }
+}
+
+/// Calls whose bytes come back together.
+struct Group {
+    socket: SocketId,
+    /// Number of the first call.
+    first: u32,
+    /// How many calls; zero if the only one failed.
+    calls: u32,
+    bytes: usize,
+    pages: usize,
+}
+
+/// All groups of a stack, and what they may come to.
+pub(super) struct Lendings {
+    /// Made with the first group.
+    returns: Option<Arc<Returns>>,
+    groups: Vec<Group>,
+    free: Vec<u32>,
+    pages: usize,
+    limits: LentLimits,
+    report_copied: bool,
+    /// Groups that ended, while they are told.
+    ended: Vec<(u32, bool)>,
+}
+
+impl Lendings {
+    pub(super) fn new() -> Self {
+        Self {
+            returns: None,
+            groups: Vec::new(),
+            free: Vec::new(),
+            pages: 0,
+            limits: LentLimits::default(),
+            report_copied: false,
+            ended: Vec::new(),
+        }
+    }
+
+    fn begin(&mut self, socket: SocketId) -> Option<u32> {
+        let group = Group { socket, first: 0, calls: 0, bytes: 0, pages: 0 };
+        let index = match self.free.pop() {
+            Some(index) => {
+                self.groups[index as usize] = group;
+                index
+            }
+            None if self.groups.len() < GROUPS_MAX => {
+                self.groups.push(group);
+                (self.groups.len() - 1) as u32
+            }
+            None => return None,
+        };
+        self.returns.get_or_insert_with(|| Returns::new(GROUPS_MAX)).begin(index);
+        Some(index)
+    }
+}
+
+/// What one socket lends.
+#[derive(Default)]
+pub(super) struct SocketLending {
+    /// Number of the next call.
+    next: u32,
+    /// Groups that are not over.
+    groups: usize,
+}
+
+/// One call that lends. Over when it is dropped.
+#[derive(Default)]
+pub struct LentCall {
+    share: Option<Share>,
+}
+
+/// The call's share of its group: the group is not over before the call.
+struct Share {
+    returns: Arc<Returns>,
+    group: u32,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.returns.end(self.group, false);
+    }
+}
+
+/// Where a call lends to: whoever makes loans needs both.
+pub struct Borrower {
+    /// Who is told when a loan is over.
+    pub lender: Arc<dyn Lender>,
+    /// Its token.
+    pub token: u64,
+}
+
+impl Sockets {
+    /// Sets the limits; what is lent already stays.
+    pub fn set_lent_limits(&mut self, limits: LentLimits) {
+        self.lendings.limits = limits;
+    }
+
+    #[cfg(test)]
+    pub(super) fn set_next_lent(&mut self, id: SocketId, next: u32) {
+        self.socket_mut(id).expect("open").lending.next = next;
+    }
+
+    /// Says in all notices that the bytes were copied, as Linux does for a device of `tun`.
+    pub fn report_copied(&mut self, on: bool) {
+        self.lendings.report_copied = on;
+    }
+
+    /// Sends of a call's `total` bytes what fits the buffer begun, or a new one, without copying;
+    /// returns how many. `lend` makes a loan of at most so many bytes of what comes next, one range
+    /// of memory; `None` when no descriptor is free. The caller lets packets leave, and calls again
+    /// with the same `call` and [`SendFlags::continues`] for the rest.
+    ///
+    /// # Errors
+    /// Those of [`Sockets::send`]; [`Error::NoBuffers`] at a limit: nothing of the call is lent
+    /// then, if nothing was before.
+    pub fn send_lent(
+        &mut self,
+        id: SocketId,
+        call: &mut LentCall,
+        total: usize,
+        flags: SendFlags,
+        mut lend: impl FnMut(usize, Borrower) -> Option<Piece>,
+        cx: &mut Context<'_>,
+    ) -> Result<usize, Error> {
+        self.check_send(id)?;
+        let handle = self.handle(id)?;
+        let joins = call.share.is_none();
+        if joins {
+            call.share = Some(self.join(id, total)?);
+        }
+        let share = call.share.as_ref().ok_or(Error::NoBuffers)?;
+        let (returns, group) = (&share.returns, share.group);
+        let mut short = false;
+        let sent = self.stack.with_tcp(handle, cx.now, |connection| {
+            let most = connection.send_room_lent(group).min(total);
+            let mut sent = 0;
+            while sent < most {
+                let room = connection.send_room_lent(group).min(most - sent);
+                if room == 0 {
+                    break;
+                }
+                // The loan's own share; it is there, as the call has one.
+                let shared = returns.share(group);
+                debug_assert!(shared, "the call keeps its group");
+                let borrower = Borrower { lender: returns.clone(), token: group.into() };
+                let Some(piece) = lend(room, borrower) else {
+                    returns.end(group, false);
+                    short = true;
+                    break;
+                };
+                let begins = sent == 0 && !flags.continues;
+                sent += piece.len();
+                connection.append_lent(piece, begins, group);
+            }
+            if sent == total {
+                connection.end_write(flags.more, flags.end_of_record);
+                connection.mark_written();
+            } else if sent == 0 && flags.continues {
+                connection.end_write(false, false);
+            }
+            sent
+        });
+        let sent = sent.ok_or(Error::BrokenPipe)?;
+        if joins && sent > 0 {
+            self.commit(id, group, total);
+        } else if joins {
+            call.share = None;
+        }
+        match sent {
+            0 if short => Err(Error::NoBuffers),
+            0 => Err(Error::WouldBlock),
+            _ => Ok(sent),
+        }
+    }
+
+    /// The group that a call of `bytes` joins, or a new one.
+    fn join(&mut self, id: SocketId, bytes: usize) -> Result<Share, Error> {
+        let pages = pages_of(bytes);
+        let limits = self.lendings.limits;
+        if limits.pages.is_some_and(|most| self.lendings.pages + pages > most) {
+            return Err(Error::NoBuffers);
+        }
+        if let Some(group) = self.tail_group(id, bytes)
+            && let Some(returns) = &self.lendings.returns
+            && returns.share(group)
+        {
+            return Ok(Share { returns: returns.clone(), group });
+        }
+        let socket = self.socket_mut(id)?;
+        let notices = socket.lending.groups + socket.notices.lent();
+        if notices * NOTICE_CHARGE + NOTICE_ROOM > limits.notices {
+            return Err(Error::NoBuffers);
+        }
+        socket.notices.reserve(socket.lending.groups + 1);
+        let group = self.lendings.begin(id).ok_or(Error::NoBuffers)?;
+        self.socket_mut(id)?.lending.groups += 1;
+        let returns = self.lendings.returns.clone().ok_or(Error::NoBuffers)?;
+        Ok(Share { returns, group })
+    }
+
+    /// The group of the bytes at the end of the queue, if a call of `bytes` may share its notice.
+    fn tail_group(&self, id: SocketId, bytes: usize) -> Option<u32> {
+        let socket = self.socket(id).ok()?;
+        let index = self.connection(socket)?.lent_tail()?;
+        let group = self.lendings.groups.get(index as usize)?;
+        let follows = group.first.wrapping_add(group.calls) == socket.lending.next;
+        let fits = group.calls < CALLS_MAX && group.bytes + bytes <= GROUP_BYTES_MAX;
+        (group.socket == id && group.calls > 0 && follows && fits).then_some(index)
+    }
+
+    /// A call took its first byte: it has its number.
+    fn commit(&mut self, id: SocketId, group: u32, bytes: usize) {
+        let Ok(socket) = self.socket_mut(id) else { return };
+        let number = socket.lending.next;
+        socket.lending.next = number.wrapping_add(1);
+        let pages = pages_of(bytes);
+        let group = &mut self.lendings.groups[group as usize];
+        if group.calls == 0 {
+            group.first = number;
+        }
+        group.calls += 1;
+        group.bytes += bytes;
+        group.pages += pages;
+        self.lendings.pages += pages;
+    }
+
+    /// Tells of the groups that are over.
+    pub(super) fn drain_returns(&mut self) {
+        let Some(returns) = self.lendings.returns.as_ref().filter(|returns| returns.has_ended())
+        else {
+            return;
+        };
+        let mut ended = core::mem::take(&mut self.lendings.ended);
+        returns.take(|group, copied| ended.push((group, copied)));
+        for (index, copied) in ended.drain(..) {
+            let group = &self.lendings.groups[index as usize];
+            let (id, first, calls) = (group.socket, group.first, group.calls);
+            self.lendings.pages -= group.pages;
+            self.lendings.free.push(index);
+            let copied = copied || self.lendings.report_copied;
+            let Ok(socket) = self.socket_mut(id) else { continue };
+            socket.lending.groups -= 1;
+            if calls > 0 {
+                let last = first.wrapping_add(calls - 1);
+                socket.notices.push_lent(Notice::Lent { first, last, copied });
+                self.wake(id, Readiness::ERR);
+            }
+        }
+        self.lendings.ended = ended;
+    }
+}
+
+/// What a call counts with: its bytes in whole pages, and two that it may touch beyond.
+fn pages_of(bytes: usize) -> usize {
+    (bytes >> 12) + 2
+}

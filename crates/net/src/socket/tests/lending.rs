@@ -1,0 +1,308 @@
+//! Sends that borrow: numbers, shared notices, limits, and ends of connections.
+
+use super::bench::*;
+use crate::socket::{
+    CALLS_MAX, Error, GROUP_BYTES_MAX, LentCall, LentLimits, NOTICE_CHARGE, Notice, Readiness,
+    SendFlags, SocketId,
+};
+use alloc::sync::Arc;
+use alloc::vec;
+use alloc::vec::Vec;
+use towpath_packet::{Loans, Site};
+
+/// Two connected hosts; the client lends.
+struct Lent {
+    b: Bench,
+    loans: Loans,
+    server: SocketId,
+    client: SocketId,
+}
+
+/// Calls `first` to `last`, not copied.
+fn lent(first: u32, last: u32) -> Result<Notice, Error> {
+    Ok(Notice::Lent { first, last, copied: false })
+}
+
+impl Lent {
+    fn new() -> Self {
+        let mut b = Bench::new();
+        let (server, client) = b.connected();
+        Self { b, loans: Loans::new(4096), server, client }
+    }
+
+    /// One call for ranges of so many bytes each; it does not go on if only a part is taken.
+    fn call(&mut self, ranges: &[usize], flags: SendFlags) -> Result<usize, Error> {
+        let total: usize = ranges.iter().sum();
+        let memory = Arc::new((0..total).map(|at| at as u8).collect::<Vec<u8>>());
+        let ends: Vec<usize> = ranges
+            .iter()
+            .scan(0, |at, len| {
+                *at += len;
+                Some(*at)
+            })
+            .collect();
+        let (mut at, loans) = (0, &mut self.loans);
+        let lend = |room: usize, borrower: crate::socket::Borrower| {
+            let end = ends.iter().copied().find(|end| *end > at)?;
+            let len = room.min(end - at) as u32;
+            let piece = loans.lend_shared(&memory, (at, len), borrower.lender, borrower.token)?;
+            at += len as usize;
+            Some(piece)
+        };
+        self.b.with(CLIENT, |host, cx| {
+            host.send_lent(self.client, &mut LentCall::default(), total, flags, lend, cx)
+        })
+    }
+
+    fn send(&mut self, len: usize) -> Result<usize, Error> {
+        self.call(&[len], SendFlags::default())
+    }
+
+    fn notice(&mut self) -> Result<Notice, Error> {
+        self.b.hosts[CLIENT].take_notice(self.client)
+    }
+
+    fn is_told(&self) -> bool {
+        self.b.hosts[CLIENT].readiness(self.client).contains(Readiness::ERR)
+    }
+
+    /// All that the server receives.
+    fn received(&mut self) -> usize {
+        let mut count = 0;
+        while let Ok(bytes) = self.b.receive(SERVER, self.server) {
+            if bytes.is_empty() {
+                break;
+            }
+            count += bytes.len();
+            self.b.settle();
+        }
+        count
+    }
+}
+
+/// Goal: nothing is copied on the way out, the peer gets every byte, and each call has a number,
+/// told when all of it is acknowledged (gotcha 4).
+#[test]
+fn calls_are_numbered_and_told_when_acknowledged() {
+    let mut l = Lent::new();
+    assert_eq!(l.send(4000), Ok(4000));
+    assert!(!l.is_told() && l.notice() == Err(Error::WouldBlock), "gotcha 6: it never waits");
+    l.b.settle();
+    assert!(l.is_told());
+    assert_eq!(l.notice(), lent(0, 0));
+    assert!(!l.is_told());
+    assert_eq!(l.send(4000), Ok(4000));
+    l.b.settle();
+    assert_eq!(l.notice(), lent(1, 1));
+    assert_eq!(l.received(), 8000);
+    assert_eq!(l.loans.out_count(), 0);
+    assert_eq!(l.b.copied_at(Site::SocketSend), 0);
+    // Gotcha 7.
+    assert_eq!(l.b.hosts[CLIENT].take_error(l.client), Ok(None));
+}
+
+/// Goal: notices that follow each other are one, and each return is news (gotchas 1, 2 and 5).
+#[test]
+fn notices_that_follow_each_other_are_joined() {
+    let mut l = Lent::new();
+    for round in 0..3 {
+        assert_eq!(l.send(1000), Ok(1000));
+        l.b.settle();
+        let woken =
+            l.b.wakes(CLIENT)
+                .iter()
+                .any(|(id, what)| *id == l.client && what.contains(Readiness::ERR));
+        assert!(woken, "return {round} is news although others wait");
+    }
+    l.b.hosts[CLIENT].report_copied(true);
+    assert_eq!(l.send(1000), Ok(1000));
+    l.b.settle();
+    assert_eq!(l.notice(), lent(0, 3), "what the first says of copies stays");
+    assert_eq!(l.send(1000), Ok(1000));
+    l.b.settle();
+    assert_eq!(l.notice(), Ok(Notice::Lent { first: 4, last: 4, copied: true }));
+    assert_eq!(l.notice(), Err(Error::WouldBlock));
+}
+
+/// Goal: calls whose bytes wait in one buffer share a notice up to the limits, of which bytes may
+/// be reached (gotcha 19), and no call is told before all are acknowledged.
+#[test]
+fn calls_that_share_a_buffer_share_a_notice() {
+    let mut l = Lent::new();
+    let cork = SendFlags { more: true, ..SendFlags::default() };
+    for _ in 0..3 {
+        assert_eq!(l.call(&[100], cork), Ok(100));
+    }
+    assert_eq!(l.call(&[100], SendFlags::default()), Ok(100));
+    l.b.settle();
+    assert_eq!((l.notice(), l.notice()), (lent(0, 3), Err(Error::WouldBlock)));
+
+    // What is unsent at the end of the queue is shared with: nothing leaves meanwhile.
+    let mut sent = Vec::new();
+    while let Ok(count) = l.send(32 << 10) {
+        sent.push(count);
+        assert!(sent.len() < 1000, "the send buffer has an end");
+    }
+    let whole = sent.iter().filter(|count| **count == 32 << 10).count();
+    assert!(whole >= 2, "{sent:?}");
+    l.b.settle();
+    let mut told = 0;
+    let (mut next, mut groups) = (4, 0);
+    while told < sent.len() {
+        l.received();
+        l.b.settle();
+        let Ok(Notice::Lent { first, last, .. }) = l.notice() else { panic!("{told} were told") };
+        assert_eq!(first, next);
+        next = last + 1;
+        told += (last - first + 1) as usize;
+        groups += 1;
+    }
+    assert!(groups >= 1 && told == sent.len());
+    assert_eq!(l.loans.out_count(), 0);
+    assert!(CALLS_MAX == 65_534 && GROUP_BYTES_MAX == 1 << 19);
+}
+
+/// Goal: calls that fail leave no hole in the numbers (gotcha 3), and nothing lent.
+#[test]
+fn calls_that_fail_have_no_number() {
+    let mut b = Bench::new();
+    let client = b.stream(CLIENT);
+    let server = b.listen(80, 1);
+    let mut l = Lent { b, loans: Loans::new(4), server, client };
+    assert_eq!(l.send(4000), Err(Error::BrokenPipe));
+    assert_eq!(l.b.hosts[CLIENT].connect(client, at(80), l.b.now), Err(Error::InProgress));
+    assert_eq!(l.send(4000), Err(Error::WouldBlock), "the handshake goes on");
+    l.b.settle();
+    assert_eq!(l.b.hosts[CLIENT].connect(client, at(80), l.b.now), Ok(()));
+    l.loans = Loans::new(0);
+    assert_eq!(l.send(4000), Err(Error::NoBuffers), "no descriptor");
+    l.loans = Loans::new(4);
+    assert_eq!(l.send(4000), Ok(4000));
+    l.b.settle();
+    assert_eq!((l.notice(), l.notice()), (lent(0, 0), Err(Error::WouldBlock)));
+}
+
+/// Goal: notices count from the call until they are read, pages until the return (gotcha 10); at
+/// a limit a call fails and nothing is lent (gotcha 11).
+#[test]
+fn limits_end_in_no_buffers() {
+    let mut l = Lent::new();
+    l.b.hosts[CLIENT].set_lent_limits(LentLimits { notices: NOTICE_CHARGE + 600, pages: None });
+    assert_eq!(l.send(4000), Ok(4000));
+    l.b.settle();
+    assert_eq!(l.send(4000), Ok(4000), "the charge of one is left");
+    l.b.settle();
+    assert_eq!(l.send(1), Ok(1), "the second was joined to the first");
+    l.b.settle();
+    assert_eq!(l.notice(), lent(0, 2));
+
+    l.b.hosts[CLIENT].set_lent_limits(LentLimits { pages: Some(8), ..LentLimits::default() });
+    assert_eq!(l.send(7 * 4096), Err(Error::NoBuffers));
+    assert_eq!(l.send(5 * 4096), Ok(5 * 4096));
+    assert_eq!(l.send(1), Err(Error::NoBuffers), "7 pages of 8, and a call needs two");
+    l.b.settle();
+    assert_eq!(l.send(1), Ok(1));
+    l.b.settle();
+    assert_eq!(l.notice(), lent(3, 4));
+    assert_eq!(l.loans.out_count(), 0);
+}
+
+/// Goal: an unread error queue ends in no buffers, however idle the link (SEMANTICS of Linux:
+/// the charge is held until the notice is read).
+#[test]
+fn unread_notices_that_cannot_be_joined_use_up_the_limit() {
+    let mut l = Lent::new();
+    l.b.hosts[CLIENT].set_lent_limits(LentLimits { notices: 600, pages: None });
+    assert_eq!(l.send(10), Ok(10));
+    l.b.settle();
+    assert_eq!(l.send(10), Err(Error::NoBuffers));
+    assert_eq!(l.notice(), lent(0, 0));
+    assert_eq!(l.send(10), Ok(10));
+}
+
+/// Goal: a reset gives everything back at once, and the notices stay readable.
+#[test]
+fn a_reset_returns_everything() {
+    let mut l = Lent::new();
+    for _ in 0..4 {
+        assert_eq!(l.send(4 << 10), Ok(4 << 10));
+    }
+    let now = l.b.now;
+    l.b.hosts[SERVER].disconnect(l.server, now).expect("connected");
+    l.b.settle();
+    assert_eq!(l.notice(), lent(0, 3));
+    assert_eq!(l.loans.out_count(), 0);
+    assert!(l.b.hosts[CLIENT].readiness(l.client).contains(Readiness::HUP));
+}
+
+/// Goal: `connect` to nowhere returns everything, and numbers and notices go on (gotcha 8).
+#[test]
+fn disconnecting_keeps_numbers_and_notices() {
+    let mut l = Lent::new();
+    assert_eq!((l.send(4000), l.send(4000)), (Ok(4000), Ok(4000)));
+    let now = l.b.now;
+    l.b.hosts[CLIENT].disconnect(l.client, now).expect("connected");
+    l.b.settle();
+    assert_eq!(l.loans.out_count(), 0);
+    l.b.listen(81, 1);
+    assert_eq!(l.b.hosts[CLIENT].connect(l.client, at(81), now), Err(Error::InProgress));
+    l.b.settle();
+    assert_eq!(l.send(10), Ok(10));
+    l.b.settle();
+    assert_eq!((l.notice(), l.notice()), (lent(0, 2), Err(Error::WouldBlock)));
+}
+
+/// Goal: after `close` the bytes are still sent, from memory that is kept until they are
+/// acknowledged, and nobody is told (gotcha 9).
+#[test]
+fn closing_tells_nobody_and_keeps_the_memory() {
+    let mut l = Lent::new();
+    assert_eq!(l.send(30_000), Ok(30_000));
+    let now = l.b.now;
+    l.b.hosts[CLIENT].close(l.client, now).expect("open");
+    assert_eq!(l.loans.out_count(), 1);
+    l.b.settle();
+    assert_eq!(l.received(), 30_000);
+    assert_eq!(l.loans.out_count(), 0);
+    assert_eq!(l.notice(), Err(Error::BadSocket));
+}
+
+/// Goal: a buffer takes 17 ranges and is pushed; all of them have one number (gotcha 16).
+#[test]
+fn many_small_ranges_make_several_segments() {
+    let mut l = Lent::new();
+    assert_eq!(l.call(&[1; 64], SendFlags::default()), Ok(64));
+    l.b.settle();
+    let segment = |len| (CLIENT, len, true);
+    assert_eq!(l.b.segments, vec![segment(17), segment(17), segment(17), segment(13)]);
+    assert_eq!(l.received(), 64);
+    assert_eq!((l.notice(), l.notice()), (lent(0, 0), Err(Error::WouldBlock)));
+}
+
+/// Goal: a range of one byte costs a page of the send buffer, so that nobody lends without bound
+/// (gotcha 17).
+#[test]
+fn a_lent_byte_costs_a_page_of_the_send_buffer() {
+    let mut l = Lent::new();
+    let mut lent = 0;
+    while let Ok(count) = l.call(&[1; 16], SendFlags::default()) {
+        lent += count;
+        assert!(lent < 4096, "the send buffer has an end");
+    }
+    let buffer = l.b.hosts[CLIENT].tcp(l.client).expect("connected").send_buffer() as usize;
+    assert!(lent <= buffer / 4096 + 32, "{lent} bytes of {buffer}");
+}
+
+/// Goal: numbers go around without a hole, and the notice says so.
+#[test]
+fn numbers_go_around() {
+    let mut l = Lent::new();
+    l.b.hosts[CLIENT].set_next_lent(l.client, u32::MAX);
+    let cork = SendFlags { more: true, ..SendFlags::default() };
+    assert_eq!((l.call(&[10], cork), l.send(10)), (Ok(10), Ok(10)));
+    l.b.settle();
+    assert_eq!(l.notice(), lent(u32::MAX, 0));
+    assert_eq!(l.send(10), Ok(10));
+    l.b.settle();
+    assert_eq!(l.notice(), lent(1, 1));
+}

@@ -1,0 +1,195 @@
+//! Which groups of loans are over: told by whoever drops the last piece, heard by one owner.
+//!
+//! A sender often lends in groups: all pieces of a call, or of several calls that share a notice.
+//! [`Returns`] counts the shares of each group; a share is a loan, or a call that still adds some.
+//! When the last share is gone, the group joins a list that the owner takes now and then.
+//!
+//! # Theory of operation
+//!
+//! Groups are named by small numbers that the owner hands out and takes back. The list of those
+//! that ended is linked through the groups themselves, so that ending one needs no memory and
+//! cannot fail. Any thread pushes, one pointer-sized exchange each; the owner takes the whole list
+//! at once, so that no number can be pushed again while somebody looks at it. Groups come in the
+//! order in which they ended.
+//!
+//! Any thread may end a share; all else is for the owner's thread.
+
+use crate::loan::Lender;
+use crate::sync::{AtomicBool, AtomicU32, Ordering};
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+/// End of the list.
+const NONE: u32 = u32::MAX;
+
+/// One group.
+struct Group {
+    /// Shares. Zero while the group is nobody's, or on the list.
+    shares: AtomicU32,
+    /// Bytes of it were copied after all.
+    copied: AtomicBool,
+    /// The group that ended before this one.
+    next: AtomicU32,
+}
+
+/// Groups of loans. See the module's documentation.
+pub struct Returns {
+    groups: Box<[Group]>,
+    /// The group that ended last.
+    ended: AtomicU32,
+}
+
+impl Returns {
+    /// Room for `count` groups at a time, numbered from zero.
+    pub fn new(count: usize) -> Arc<Self> {
+        assert!(count < NONE as usize, "groups have 32-bit numbers");
+        let group = || Group {
+            shares: AtomicU32::new(0),
+            copied: AtomicBool::new(false),
+            next: AtomicU32::new(NONE),
+        };
+        let groups: Vec<Group> = core::iter::repeat_with(group).take(count).collect();
+        Arc::new(Self { groups: groups.into(), ended: AtomicU32::new(NONE) })
+    }
+
+    /// Begins a group with one share, which the caller [ends](Self::end).
+    ///
+    /// # Panics
+    /// If the group has shares.
+    pub fn begin(&self, group: u32) {
+        let group = self.group(group);
+        // Relaxed: nobody else knows the group yet; the loans that will be made order this.
+        group.copied.store(false, Ordering::Relaxed);
+        let before = group.shares.swap(1, Ordering::Relaxed);
+        assert_eq!(before, 0, "a group that is not over is not begun");
+    }
+
+    /// Another share of a group that has some; the caller ends it. False if the group is over.
+    pub fn share(&self, group: u32) -> bool {
+        // Relaxed: a share is made from a share, nothing is published by it.
+        let more = |shares: u32| (shares > 0).then(|| shares + 1);
+        self.group(group).shares.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
+
+    /// True if the group has shares.
+    pub fn is_open(&self, group: u32) -> bool {
+        // Relaxed: an answer that may be old; `share` decides.
+        self.group(group).shares.load(Ordering::Relaxed) > 0
+    }
+
+    /// Ends a share. `copied` says that bytes of it were copied after all.
+    ///
+    /// # Panics
+    /// If the group has none.
+    pub fn end(&self, group: u32, copied: bool) {
+        let cell = self.group(group);
+        if copied {
+            // Relaxed: ordered by the decrement.
+            cell.copied.store(true, Ordering::Relaxed);
+        }
+        // Release: what the share's holder did is over; Acquire: pairs with the Release of the
+        // others' decrements, for the last.
+        let before = cell.shares.fetch_sub(1, Ordering::AcqRel);
+        assert!(before > 0, "a share ends once");
+        if before == 1 {
+            self.push(group);
+        }
+    }
+
+    fn push(&self, group: u32) {
+        // Relaxed: the exchange publishes it.
+        let mut last = self.ended.load(Ordering::Relaxed);
+        loop {
+            self.group(group).next.store(last, Ordering::Relaxed);
+            // Release: the link and what the group's holders did; pairs with the Acquire of `take`,
+            // through the exchanges of later pushes too.
+            match self.ended.compare_exchange_weak(
+                last,
+                group,
+                Ordering::Release,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return,
+                Err(now) => last = now,
+            }
+        }
+    }
+
+    /// True if [`Returns::take`] would find something.
+    pub fn has_ended(&self) -> bool {
+        // Relaxed: an answer that may be old.
+        self.ended.load(Ordering::Relaxed) != NONE
+    }
+
+    /// Takes the groups that ended since the last call, in that order, and tells `each` whether
+    /// bytes were copied. The numbers are the owner's again.
+    pub fn take(&self, mut each: impl FnMut(u32, bool)) {
+        // Acquire: pairs with the Release of `push`.
+        let mut last = self.ended.swap(NONE, Ordering::Acquire);
+        let mut first = NONE;
+        while last != NONE {
+            // Relaxed: the list is ours alone now.
+            let next = self.group(last).next.swap(first, Ordering::Relaxed);
+            first = core::mem::replace(&mut last, next);
+        }
+        while first != NONE {
+            let group = self.group(first);
+            // Read before the owner hears of the group: he may begin it anew.
+            let next = group.next.load(Ordering::Relaxed);
+            each(first, group.copied.load(Ordering::Relaxed));
+            first = next;
+        }
+    }
+
+    fn group(&self, group: u32) -> &Group {
+        &self.groups[group as usize]
+    }
+}
+
+/// A loan whose token is the number of a group is a share of it.
+impl Lender for Returns {
+    fn returned(&self, token: u64, copied: bool) {
+        self.end(token as u32, copied);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn taken(returns: &Returns) -> Vec<(u32, bool)> {
+        let mut taken = Vec::new();
+        returns.take(|group, copied| taken.push((group, copied)));
+        taken
+    }
+
+    #[test]
+    fn groups_end_with_their_last_share_and_come_in_order() {
+        let returns = Returns::new(3);
+        for group in [2, 0, 1] {
+            returns.begin(group);
+        }
+        assert!(returns.share(2) && returns.is_open(2));
+        returns.end(2, true);
+        returns.end(1, false);
+        assert!(returns.has_ended());
+        returns.end(2, false);
+        assert_eq!(taken(&returns), [(1, false), (2, true)]);
+        assert!(!returns.has_ended() && !returns.share(2));
+        returns.begin(2);
+        returns.end(2, false);
+        returns.end(0, false);
+        assert_eq!(taken(&returns), [(2, false), (0, false)], "copied is the old group's");
+        assert_eq!(taken(&returns), []);
+    }
+
+    #[test]
+    #[should_panic(expected = "a share ends once")]
+    fn a_share_too_many_is_a_bug() {
+        let returns = Returns::new(1);
+        returns.begin(0);
+        returns.end(0, false);
+        returns.end(0, false);
+    }
+}

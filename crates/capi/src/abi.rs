@@ -6,14 +6,17 @@
 //!
 //! One file more: `lifetime` makes, drives and ends instances.
 //!
-//! Memory belongs to the caller before, during and after each call; nothing is kept.
+//! Memory belongs to the caller before, during and after each call; nothing is kept, except what is
+//! sent with `MSG_ZEROCOPY` on a socket with `SO_ZEROCOPY`: that stays lent until the error queue
+//! tells, or the connection of a closed socket is over.
 #![allow(unsafe_code)]
 
 use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
 use crate::options;
 use crate::pointers::{
-    IOV_MAX, bytes, bytes_mut, file, gather, scatter, sockaddr_bytes, write_address, write_source,
+    IOV_MAX, Ranges, bytes, bytes_mut, file, gather, scatter, sockaddr_bytes, write_address,
+    write_source,
 };
 use crate::poll::{EpollEvent, Polled};
 use libc::{
@@ -71,6 +74,27 @@ fn iov_count(count: c_int) -> Outcome<usize> {
 /// The outcome of a call on a descriptor: that it is wrong is said before all else is.
 fn on<T>(of: &Instance, fd: c_int, outcome: Outcome<T>) -> Outcome<T> {
     outcome.map_err(|errno| if of.has(fd) { errno } else { Errno::BADF })
+}
+
+/// Sends, or lends if the flags and the socket say so.
+///
+/// # Safety
+/// With `MSG_ZEROCOPY` and `SO_ZEROCOPY` the memory of `buffers` can be read until the program is
+/// told that it is its own again.
+unsafe fn send(
+    of: &Instance,
+    fd: c_int,
+    buffers: &[&[u8]],
+    flags: c_int,
+    address: Option<&[u8]>,
+    control: &[u8],
+) -> Outcome<usize> {
+    if of.lends(fd, flags) && buffers.iter().any(|buffer| !buffer.is_empty()) {
+        // SAFETY: the caller vouches for it.
+        let ranges = unsafe { Ranges::new(buffers) };
+        return of.send_lent(fd, &ranges, flags, address.unwrap_or_default());
+    }
+    of.send_message(fd, buffers, flags, address, control)
 }
 
 macro_rules! exported {
@@ -244,7 +268,8 @@ exported! {
     fn towpath_send(of, fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> isize {
         // SAFETY: the caller vouches for it.
         let buffer = unsafe { bytes(buffer, len) };
-        give(on(of, fd, buffer.and_then(|buffer| of.send(fd, &[buffer], flags))))
+        // SAFETY: the caller vouches for it.
+        give(on(of, fd, buffer.and_then(|buffer| unsafe { send(of, fd, &[buffer], flags, None, &[]) })))
     }
 
     /// `sendto(2)`, without `SIGPIPE`. A connected stream pays no heed to the address.
@@ -264,7 +289,9 @@ exported! {
         let buffer = unsafe { bytes(buffer, len) };
         let sent = name.and_then(|name| {
             let address = Some(name).filter(|_| !address.is_null());
-            of.send_message(fd, &[buffer?], flags, address, &[])
+            let buffer = buffer?;
+            // SAFETY: the caller vouches for it.
+            unsafe { send(of, fd, &[buffer], flags, address, &[]) }
         });
         give(on(of, fd, sent))
     }
@@ -285,7 +312,9 @@ exported! {
         let control = unsafe { bytes(message.msg_control, control_len) };
         let sent = buffers.and_then(|buffers| {
             let address = Some(address?).filter(|address| !address.is_empty());
-            of.send_message(fd, &buffers, flags, address, control?)
+            let control = control?;
+            // SAFETY: the caller vouches for it.
+            unsafe { send(of, fd, &buffers, flags, address, control) }
         });
         give(on(of, fd, sent))
     }

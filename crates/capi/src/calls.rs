@@ -25,7 +25,7 @@ const RECEIVE_FLAGS: i32 = libc::MSG_DONTWAIT
     | libc::MSG_ERRQUEUE;
 
 /// What connecting with data came to, with the bytes that went with the SYN.
-enum Opening {
+pub(crate) enum Opening {
     /// The connection is open.
     Open(usize),
     /// The handshake goes on, and the caller does not wait for it.
@@ -331,27 +331,51 @@ impl Instance {
         flags: i32,
         address: &[u8],
     ) -> Outcome<usize> {
-        let timeout = {
-            let state = self.lock();
-            let id = state.id(fd)?;
-            if state.files.socket(fd)?.datagram {
-                drop(state);
-                let address = Some(address).filter(|address| !address.is_empty());
-                return self.send_datagram(fd, buffers, flags, address, &[]);
-            }
-            if state.sockets.is_listening(id) {
-                return Err(Errno(libc::EPIPE));
-            }
-            state.timeout(fd, flags, true)?
-        };
+        if self.lock().files.socket(fd)?.datagram {
+            let address = Some(address).filter(|address| !address.is_empty());
+            return self.send_datagram(fd, buffers, flags, address, &[]);
+        }
+        let timeout = self.check_send(fd, flags)?;
         let total: usize = buffers.iter().map(|buffer| buffer.len()).sum();
         let mut sent = 0;
-        if flags & libc::MSG_FASTOPEN != 0 || self.is_deferred(fd) {
-            match self.open_with_data(fd, buffers, flags, address, timeout)? {
+        if self.opens(fd, flags) {
+            let mut open = |state: &mut State| state.send_with_syn(fd, buffers, flags, address);
+            match self.open_with_data(fd, total, timeout, &mut open)? {
                 Opening::Open(with_syn) => sent = with_syn,
                 Opening::GoesOn(with_syn) => return Ok(with_syn),
             }
         }
+        self.send_parts(fd, total, sent, (timeout, flags), |state, done| {
+            let id = state.id(fd)?;
+            state.send_some(id, buffers, done, flags)
+        })
+    }
+
+    /// What is wrong with a call that sends before it looks at its bytes; how long it may wait.
+    pub(crate) fn check_send(&self, fd: i32, flags: i32) -> Outcome<Option<Duration>> {
+        let state = self.lock();
+        let id = state.id(fd)?;
+        if state.sockets.is_listening(id) {
+            return Err(Errno(libc::EPIPE));
+        }
+        state.timeout(fd, flags, true)
+    }
+
+    /// True if a call that sends connects first.
+    pub(crate) fn opens(&self, fd: i32, flags: i32) -> bool {
+        flags & libc::MSG_FASTOPEN != 0 || self.is_deferred(fd)
+    }
+
+    /// Sends `total` bytes, of which `sent` were, part by part: `part` sends what one buffer has
+    /// room for, and packets leave in between. Waits for room if the descriptor blocks.
+    pub(crate) fn send_parts(
+        &self,
+        fd: i32,
+        total: usize,
+        mut sent: usize,
+        (timeout, flags): (Option<Duration>, i32),
+        mut part: impl FnMut(&mut State, usize) -> Outcome<usize>,
+    ) -> Outcome<usize> {
         let waits = timeout != Some(Duration::ZERO);
         let mut waited = false;
         let outcome = self.block(timeout, |state| {
@@ -364,7 +388,7 @@ impl Instance {
                 state.set_write_pending(fd, true);
             }
             loop {
-                sent += state.send_some(id, buffers, sent, flags)?;
+                sent += part(state, sent)?;
                 if sent >= total {
                     return Ok(());
                 }
@@ -390,16 +414,14 @@ impl Instance {
 
     /// Connects with data in the SYN, if there may be some, and waits for the outcome if the
     /// descriptor blocks (Linux's tcp_sendmsg_fastopen).
-    fn open_with_data(
+    pub(crate) fn open_with_data(
         &self,
         fd: i32,
-        buffers: &[&[u8]],
-        flags: i32,
-        address: &[u8],
+        total: usize,
         timeout: Option<Duration>,
+        open: &mut dyn FnMut(&mut State) -> Outcome<Option<usize>>,
     ) -> Outcome<Opening> {
         let waits = timeout != Some(Duration::ZERO);
-        let total: usize = buffers.iter().map(|buffer| buffer.len()).sum();
         let mut pending = Errno(libc::EINPROGRESS);
         let mut begun = None;
         let outcome = self.block(timeout, |state| {
@@ -410,7 +432,7 @@ impl Instance {
                     outcome => Ok(outcome?),
                 };
             }
-            begun = match state.send_with_syn(fd, buffers, flags, address) {
+            begun = match open(state) {
                 Ok(None) => return Ok(()),
                 Err(Errno(libc::EALREADY)) => {
                     pending = Errno(libc::EALREADY);
@@ -524,6 +546,17 @@ impl State {
         wanted.into_iter().any(|wanted| ready.contains(wanted))
     }
 
+    /// The address that a call that connects and sends was given, if it was.
+    pub(crate) fn destination(&self, fd: i32, address: &[u8]) -> Outcome<Option<SocketAddr>> {
+        if address.is_empty() {
+            return Ok(None);
+        }
+        match address::parse(address, self.family(fd)?)? {
+            Given::Address(remote) => Ok(Some(remote)),
+            Given::Unspecified => Err(Errno(libc::EOPNOTSUPP)),
+        }
+    }
+
     /// Connects, and sends what may go with the SYN.
     fn send_with_syn(
         &mut self,
@@ -532,13 +565,7 @@ impl State {
         flags: i32,
         address: &[u8],
     ) -> Outcome<Option<usize>> {
-        let remote = match address.len() {
-            0 => None,
-            _ => match address::parse(address, self.family(fd)?)? {
-                Given::Address(remote) => Some(remote),
-                Given::Unspecified => return Err(Errno(libc::EOPNOTSUPP)),
-            },
-        };
+        let remote = self.destination(fd, address)?;
         let id = self.id(fd)?;
         let how = SendFlags { more: flags & libc::MSG_MORE != 0, ..SendFlags::default() };
         let bytes = buffers.concat();

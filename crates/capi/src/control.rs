@@ -33,6 +33,9 @@ pub(crate) struct Control<'a> {
 const HEADER: usize = size_of::<libc::cmsghdr>();
 /// `SO_EE_ORIGIN_TIMESTAMPING` of `linux/errqueue.h`.
 const ORIGIN_TIMESTAMPING: u8 = 4;
+/// `SO_EE_ORIGIN_ZEROCOPY` and `SO_EE_CODE_ZEROCOPY_COPIED`.
+const ORIGIN_ZEROCOPY: u8 = 5;
+const CODE_ZEROCOPY_COPIED: u8 = 1;
 /// Bytes of `struct sockaddr_in`, and of `struct sockaddr_in6`.
 const OFFENDER_V4: usize = size_of::<libc::sockaddr_in>();
 const OFFENDER_V6: usize = size_of::<libc::sockaddr_in6>();
@@ -72,9 +75,14 @@ fn timestamping(time: Duration) -> Vec<u8> {
 }
 
 /// `struct sock_extended_err` and the address of nobody behind it.
-fn extended_error(origin: u8, info: u32, data: u32, offender: usize) -> Vec<u8> {
-    let mut bytes = libc::ENOMSG.to_ne_bytes().to_vec();
-    bytes.extend([origin, 0, 0, 0]);
+fn extended_error(
+    errno: i32,
+    (origin, code): (u8, u8),
+    (info, data): (u32, u32),
+    offender: usize,
+) -> Vec<u8> {
+    let mut bytes = errno.to_ne_bytes().to_vec();
+    bytes.extend([origin, 0, code, 0]);
     bytes.extend(info.to_ne_bytes());
     bytes.extend(data.to_ne_bytes());
     bytes.resize(bytes.len() + offender, 0);
@@ -153,7 +161,13 @@ impl State {
                     control.push(libc::SOL_SOCKET, libc::SCM_TIMESTAMPING, &time);
                 }
                 let what = number(stamp.what);
-                let error = extended_error(ORIGIN_TIMESTAMPING, what, stamp.key, offender);
+                let origin = (ORIGIN_TIMESTAMPING, 0);
+                let error = extended_error(libc::ENOMSG, origin, (what, stamp.key), offender);
+                control.push(level, kind, &error);
+            }
+            Notice::Lent { first, last, copied } => {
+                let origin = (ORIGIN_ZEROCOPY, u8::from(copied) * CODE_ZEROCOPY_COPIED);
+                let error = extended_error(0, origin, (first, last), offender);
                 control.push(level, kind, &error);
             }
         }

@@ -11,7 +11,7 @@ use towpath_net::stack::{self, Address, Context, Limits, Stack};
 use towpath_net::tcp::Settings;
 use towpath_net::time::{Duration, Instant};
 use towpath_net::wire::MacAddr;
-use towpath_packet::{Burst, Caps, Ledger, Memory, MemoryConfig};
+use towpath_packet::{Burst, Caps, Ledger, Loans, Memory, MemoryConfig};
 
 /// What an instance is told when it is made.
 #[derive(Clone, Debug)]
@@ -151,6 +151,8 @@ pub(crate) struct State {
     /// The worker is to end.
     pub(crate) ending: bool,
     memory: Memory,
+    /// What lends memory of the program's, once it does.
+    pub(crate) loans: Option<Loans>,
     ledger: Ledger,
     /// Counts changes that a waiting call may wait for.
     epoch: u64,
@@ -326,6 +328,7 @@ impl Instance {
             link,
             ending: false,
             memory: Memory::new(MemoryConfig::within(config.memory)),
+            loans: None,
             ledger: Ledger::new(),
             epoch: 0,
             parked: 0,

@@ -28,6 +28,7 @@ mod device;
 mod errno;
 mod files;
 mod instance;
+mod lending;
 mod options;
 #[cfg(feature = "packetdrill")]
 mod packetdrill;

@@ -198,6 +198,10 @@ impl State {
                 let id = self.id(fd)?;
                 Ok(self.sockets.set_timestamping(id, Timestamping(number as u32))?)
             }
+            libc::SO_ZEROCOPY if (0..=1).contains(&number) => {
+                self.change(fd, |options| options.zerocopy = on)
+            }
+            libc::SO_ZEROCOPY => Err(Errno::INVAL),
             libc::SO_REUSEADDR => self.change(fd, |options| options.reuse_address = on),
             libc::SO_REUSEPORT => self.change(fd, |options| options.reuse_port = on),
             libc::SO_KEEPALIVE => self.change(fd, |options| options.keepalive = on),
@@ -260,6 +264,7 @@ impl State {
             libc::SO_DOMAIN => file.domain,
             libc::SO_ACCEPTCONN => i32::from(self.sockets.is_listening(id)),
             libc::SO_REUSEADDR => i32::from(options.reuse_address),
+            libc::SO_ZEROCOPY => i32::from(options.zerocopy),
             libc::SO_REUSEPORT => i32::from(options.reuse_port),
             libc::SO_KEEPALIVE => i32::from(options.keepalive),
             libc::SO_OOBINLINE => i32::from(options.urgent_inline),

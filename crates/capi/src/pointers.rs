@@ -10,6 +10,9 @@ use libc::{c_char, c_int, c_void, iovec, sockaddr, socklen_t};
 use rustix::fd::BorrowedFd;
 use std::ffi::CStr;
 use std::net::SocketAddr;
+use std::ptr::NonNull;
+use towpath_net::socket::Borrower;
+use towpath_packet::{Loans, Piece};
 
 /// Most pieces of one scattered read or write (`UIO_MAXIOV`).
 pub(crate) const IOV_MAX: usize = 1024;
@@ -111,6 +114,63 @@ pub(crate) unsafe fn scatter<'a>(
     let pieces = unsafe { pieces(pointer, count) }?;
     // SAFETY: the caller vouches for each piece.
     pieces.iter().map(|piece| unsafe { bytes_mut(piece.iov_base, piece.iov_len) }).collect()
+}
+
+/// Ranges of memory that a program lends: one after the other they are what it sends.
+pub(crate) struct Ranges {
+    ranges: Vec<(NonNull<u8>, usize)>,
+    len: usize,
+}
+
+impl Ranges {
+    /// The memory of `buffers`; what is next to each other in memory is one range.
+    ///
+    /// # Safety
+    /// The bytes can be read until the program is told that they are its own again.
+    pub(crate) unsafe fn new(buffers: &[&[u8]]) -> Self {
+        let mut ranges: Vec<(NonNull<u8>, usize)> = Vec::with_capacity(buffers.len());
+        for buffer in buffers.iter().filter(|buffer| !buffer.is_empty()) {
+            match ranges.last_mut() {
+                Some((base, len))
+                    if base.as_ptr().wrapping_add(*len).cast_const() == buffer.as_ptr() =>
+                {
+                    *len += buffer.len();
+                }
+                _ => ranges.push((NonNull::from(*buffer).cast(), buffer.len())),
+            }
+        }
+        let len = ranges.iter().map(|(_, len)| len).sum();
+        Self { ranges, len }
+    }
+
+    /// Bytes in all of them.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Lends what begins after the first `done` bytes: one range, and at most `most` bytes of it.
+    /// `None` without a free descriptor.
+    pub(crate) fn lend(
+        &self,
+        loans: &mut Loans,
+        done: usize,
+        most: usize,
+        borrower: Borrower,
+    ) -> Option<Piece> {
+        let mut skip = done;
+        let (base, len) = self.ranges.iter().find_map(|(base, len)| {
+            let found = skip < *len;
+            if !found {
+                skip -= len;
+            }
+            found.then_some((*base, *len))
+        })?;
+        let count = (len - skip).min(most).min(u32::MAX as usize) as u32;
+        // SAFETY: `skip` is within the range.
+        let from = unsafe { base.add(skip) };
+        // SAFETY: `new` was promised so.
+        unsafe { loans.lend_foreign(from, count, borrower.lender, borrower.token) }
+    }
 }
 
 /// Writes an address where the caller wants it, as much as there is room for, and its length.

@@ -335,7 +335,9 @@ impl Runner<'_> {
             let mtu = mtu.or(own_option(&text, "--mtu")).unwrap_or("1500");
             let settings = self.stage.settings.display();
             command.arg(format!("--so_filename={}", library.display()));
-            command.arg(format!("--so_flags=virtual,local={local},mtu={mtu},settings={settings}"));
+            // Scripts expect notices of lent memory as for the kernel's device, which copies.
+            let flags = format!("virtual,copied,local={local},mtu={mtu},settings={settings}");
+            command.arg(format!("--so_flags={flags}"));
             command.env("TOWPATH_LIBRARY", library);
         }
         command.env("TOWPATH_SETTINGS", &self.stage.settings);

@@ -26,6 +26,9 @@ struct Flags {
     mtu: Option<u16>,
     addresses: Vec<(IpAddr, u8)>,
     settings: Option<String>,
+    /// Notices say that what was lent was copied, as for the device that packetdrill has with the
+    /// kernel.
+    copied: bool,
 }
 
 impl Flags {
@@ -43,6 +46,7 @@ impl Flags {
                     let address: IpAddr = value.parse().map_err(|_| wrong())?;
                     flags.addresses.push((address, if address.is_ipv4() { 32 } else { 128 }));
                 }
+                "copied" => flags.copied = true,
                 "settings" => flags.settings = Some(value.into()),
                 _ => return Err(wrong()),
             }
@@ -97,6 +101,7 @@ impl Driver {
             settings: Mutex::new(settings),
             epoch,
         };
+        driver.instance.lock().sockets.report_copied(flags.copied);
         driver.read_settings();
         Ok(driver)
     }

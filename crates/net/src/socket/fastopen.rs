@@ -3,8 +3,8 @@
 use super::stream::copy_in;
 use super::{Error, Phase, Progress, SendFlags, SocketId, Sockets};
 use crate::stack::Context;
-use crate::tcp::State;
 use crate::tcp::fastopen::CLIENT;
+use crate::tcp::{Connection, State};
 use crate::time::Instant;
 use core::net::SocketAddr;
 
@@ -45,24 +45,8 @@ impl Sockets {
         flags: SendFlags,
         cx: &mut Context<'_>,
     ) -> Result<Option<usize>, Error> {
-        if self.stack.tcp_settings().fastopen & CLIENT == 0 {
-            return Err(Error::NotSupported);
-        }
-        let socket = self.socket(id)?;
-        match (&socket.phase, socket.progress) {
-            (Phase::Idle, _) => {}
-            (Phase::Connected(_), Progress::Connecting) => {
-                return self.outcome(id, cx.now).map(|()| None);
-            }
-            _ => return Err(Error::IsConnected),
-        }
-        let told = socket.remote.filter(|_| socket.deferred);
-        let told = told.map(|told| super::to_family(told, socket.family));
-        let remote = told.or(remote).ok_or(Error::Invalid)?;
-        let connect = self.prepare(id, remote, true)?;
-        let handle = self.begin(id, &connect, cx.now)?;
         let (memory, ledger) = (&mut *cx.memory, cx.ledger);
-        let sent = self.stack.with_tcp(handle, cx.now, |connection| {
+        self.open_with(id, remote, cx.now, |connection| {
             let mut rest = &bytes[..bytes.len().min(connection.syn_room())];
             let mut sent = 0;
             while let Some(piece) = copy_in(rest, memory, ledger) {
@@ -76,8 +60,35 @@ impl Sockets {
                 connection.mark_written();
             }
             sent
-        });
-        Ok(Some(sent.unwrap_or(0)))
+        })
+    }
+
+    /// Connects with what `append` gives to the new connection; returns what that returned, or
+    /// `None` if the connection is open.
+    pub(super) fn open_with(
+        &mut self,
+        id: SocketId,
+        remote: Option<SocketAddr>,
+        now: Instant,
+        append: impl FnOnce(&mut Connection) -> usize,
+    ) -> Result<Option<usize>, Error> {
+        if self.stack.tcp_settings().fastopen & CLIENT == 0 {
+            return Err(Error::NotSupported);
+        }
+        let socket = self.socket(id)?;
+        match (&socket.phase, socket.progress) {
+            (Phase::Idle, _) => {}
+            (Phase::Connected(_), Progress::Connecting) => {
+                return self.outcome(id, now).map(|()| None);
+            }
+            _ => return Err(Error::IsConnected),
+        }
+        let told = socket.remote.filter(|_| socket.deferred);
+        let told = told.map(|told| super::to_family(told, socket.family));
+        let remote = told.or(remote).ok_or(Error::Invalid)?;
+        let connect = self.prepare(id, remote, true)?;
+        let handle = self.begin(id, &connect, now)?;
+        Ok(Some(self.stack.with_tcp(handle, now, append).unwrap_or(0)))
     }
 
     /// Somebody waits until he can write more (`pending`), or does not any longer: the third

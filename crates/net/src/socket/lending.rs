@@ -18,10 +18,14 @@
 //! Follows Linux's `msg_zerocopy_realloc` and `__msg_zerocopy_callback`
 //! (Documentation/networking/msg_zerocopy.rst).
 
+use super::stream::end_part;
 use super::{Error, Notice, Readiness, SendFlags, SocketId, Sockets};
 use crate::stack::Context;
+use crate::tcp::Connection;
+use crate::time::Instant;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::net::SocketAddr;
 use towpath_packet::{Lender, Piece, Returns};
 
 /// Groups that one stack has at a time.
@@ -177,53 +181,67 @@ impl Sockets {
     ) -> Result<usize, Error> {
         self.check_send(id)?;
         let handle = self.handle(id)?;
-        let joins = call.share.is_none();
-        if joins {
-            call.share = Some(self.join(id, total)?);
-        }
-        let share = call.share.as_ref().ok_or(Error::NoBuffers)?;
-        let (returns, group) = (&share.returns, share.group);
-        let mut short = false;
-        let sent = self.stack.with_tcp(handle, cx.now, |connection| {
-            let most = connection.send_room_lent(group).min(total);
-            let mut sent = 0;
-            while sent < most {
-                let room = connection.send_room_lent(group).min(most - sent);
-                if room == 0 {
-                    break;
+        self.lend(id, call, total, |sockets, share| {
+            let sent = sockets.stack.with_tcp(handle, cx.now, |connection| {
+                let most = connection.send_room_lent(share.group).min(total);
+                let begins = !flags.continues;
+                let (sent, short) = append_lent(connection, share, most, begins, &mut lend);
+                end_part(connection, sent, total, flags);
+                if sent == 0 && short { Err(Error::NoBuffers) } else { Ok(sent) }
+            });
+            match sent.ok_or(Error::BrokenPipe)?? {
+                0 => Err(Error::WouldBlock),
+                sent => Ok(sent),
+            }
+        })
+    }
+
+    /// As [`Sockets::send_with_syn`], but what goes with the SYN is lent.
+    pub fn send_lent_with_syn(
+        &mut self,
+        (id, remote): (SocketId, Option<SocketAddr>),
+        call: &mut LentCall,
+        total: usize,
+        flags: SendFlags,
+        mut lend: impl FnMut(usize, Borrower) -> Option<Piece>,
+        now: Instant,
+    ) -> Result<Option<usize>, Error> {
+        let mut is_open = false;
+        let sent = self.lend(id, call, total, |sockets, share| {
+            let sent = sockets.open_with(id, remote, now, |connection| {
+                let most = total.min(connection.syn_room());
+                let (sent, _) = append_lent(connection, share, most, true, &mut lend);
+                if sent > 0 {
+                    connection.end_write(flags.more && sent == total, flags.end_of_record);
+                    connection.mark_written();
                 }
-                // The loan's own share; it is there, as the call has one.
-                let shared = returns.share(group);
-                debug_assert!(shared, "the call keeps its group");
-                let borrower = Borrower { lender: returns.clone(), token: group.into() };
-                let Some(piece) = lend(room, borrower) else {
-                    returns.end(group, false);
-                    short = true;
-                    break;
-                };
-                let begins = sent == 0 && !flags.continues;
-                sent += piece.len();
-                connection.append_lent(piece, begins, group);
-            }
-            if sent == total {
-                connection.end_write(flags.more, flags.end_of_record);
-                connection.mark_written();
-            } else if sent == 0 && flags.continues {
-                connection.end_write(false, false);
-            }
-            sent
-        });
-        let sent = sent.ok_or(Error::BrokenPipe)?;
-        if joins && sent > 0 {
-            self.commit(id, group, total);
-        } else if joins {
-            call.share = None;
+                sent
+            });
+            is_open = sent == Ok(None);
+            sent.map(|sent| sent.unwrap_or(0))
+        })?;
+        Ok(if is_open { None } else { Some(sent) })
+    }
+
+    /// Lets `act` lend for a call, which joins a group for it; the call has its number when
+    /// something was sent.
+    fn lend(
+        &mut self,
+        id: SocketId,
+        call: &mut LentCall,
+        total: usize,
+        act: impl FnOnce(&mut Self, &Share) -> Result<usize, Error>,
+    ) -> Result<usize, Error> {
+        if let Some(share) = &call.share {
+            return act(self, share);
         }
-        match sent {
-            0 if short => Err(Error::NoBuffers),
-            0 => Err(Error::WouldBlock),
-            _ => Ok(sent),
+        let share = self.join(id, total)?;
+        let sent = act(self, &share)?;
+        if sent > 0 {
+            self.commit(id, share.group, total);
+            call.share = Some(share);
         }
+        Ok(sent)
     }
 
     /// The group that a call of `bytes` joins, or a new one.
@@ -301,6 +319,40 @@ impl Sockets {
         }
         self.lendings.ended = ended;
     }
+}
+
+/// Appends at most `most` bytes of what `lend` lends; how many, and whether it had no descriptor.
+fn append_lent(
+    connection: &mut Connection,
+    share: &Share,
+    most: usize,
+    begins: bool,
+    lend: &mut impl FnMut(usize, Borrower) -> Option<Piece>,
+) -> (usize, bool) {
+    let (returns, group) = (&share.returns, share.group);
+    let mut sent = 0;
+    while sent < most {
+        // A buffer that can take no more ranges is followed by another.
+        let room = match connection.state().is_opening() {
+            true => most - sent,
+            false => connection.send_room_lent(group).min(most - sent),
+        };
+        if room == 0 {
+            break;
+        }
+        // The loan's own share; it is there, as the call has one.
+        let shared = returns.share(group);
+        debug_assert!(shared, "the call keeps its group");
+        let borrower = Borrower { lender: returns.clone(), token: group.into() };
+        let Some(piece) = lend(room, borrower) else {
+            returns.end(group, false);
+            return (sent, true);
+        };
+        let begins = begins && sent == 0;
+        sent += piece.len();
+        connection.append_lent(piece, begins, group);
+    }
+    (sent, false)
 }
 
 /// What a call counts with: its bytes in whole pages, and two that it may touch beyond.

@@ -2,7 +2,7 @@
 
 use super::{Error, Phase, SocketId, Sockets};
 use crate::stack::Context;
-use crate::tcp::State;
+use crate::tcp::{Connection, State};
 use crate::time::Instant;
 use core::ops::Range;
 use towpath_packet::pool::SMALL_FRAME_BYTES;
@@ -61,19 +61,7 @@ impl Sockets {
                     break;
                 }
             }
-            if sent == total && total > 0 {
-                connection.end_write(flags.more, flags.end_of_record);
-                connection.mark_written();
-                if flags.urgent {
-                    connection.mark_urgent();
-                }
-            } else if sent == 0 && flags.continues {
-                // What did not fit follows by itself: nothing waits for it.
-                connection.end_write(false, false);
-                if flags.urgent {
-                    connection.mark_urgent();
-                }
-            }
+            end_part(connection, sent, total, flags);
             sent
         });
         let sent = sent.ok_or(Error::BrokenPipe)?;
@@ -249,6 +237,22 @@ impl Sockets {
             return Ok(0);
         }
         Err(if state == State::Closed { Error::NotConnected } else { Error::WouldBlock })
+    }
+}
+
+/// A part of a write is queued: `sent` of the `total` bytes that were left.
+pub(super) fn end_part(connection: &mut Connection, sent: usize, total: usize, flags: SendFlags) {
+    if sent == total && total > 0 {
+        connection.end_write(flags.more, flags.end_of_record);
+        connection.mark_written();
+    } else if sent == 0 && flags.continues {
+        // What did not fit follows by itself: nothing waits for it.
+        connection.end_write(false, false);
+    } else {
+        return;
+    }
+    if flags.urgent {
+        connection.mark_urgent();
     }
 }
 

@@ -9,6 +9,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <linux/errqueue.h>
 #include <linux/if_tun.h>
 #include <pthread.h>
 #include <sched.h>
@@ -144,6 +145,101 @@ static void transfer(struct scene *scene)
 }
 
 /* A client that has sent its end still gets an answer. */
+/* Buffers that are lent in turn. */
+#define LENT 16
+#define LENT_BYTES 100000
+
+struct lender {
+	struct end *end;
+	int fd;
+	/* Calls made, and calls whose memory is ours again. */
+	uint32_t called, returned;
+};
+
+/* Reads notices, each a range of calls in order, until `wanted` calls have come back. */
+static void wait_for(struct lender *lender, uint32_t wanted)
+{
+	while (lender->returned < wanted) {
+		char control[128];
+		struct msghdr message = { .msg_control = control, .msg_controllen = sizeof(control) };
+		struct pollfd polled = { .fd = lender->fd };
+
+		CHECK(CALL(lender->end, poll, &polled, 1, 10000) == 1 && polled.revents & POLLERR);
+		CHECK(CALL(lender->end, recvmsg, lender->fd, &message, MSG_ERRQUEUE) == 0);
+		struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+		CHECK(header && header->cmsg_level == (header->cmsg_type == IP_RECVERR ? SOL_IP : SOL_IPV6));
+		struct sock_extended_err notice;
+		memcpy(&notice, CMSG_DATA(header), sizeof(notice));
+		CHECK(notice.ee_origin == SO_EE_ORIGIN_ZEROCOPY && notice.ee_errno == 0);
+		CHECK(notice.ee_info == lender->returned && notice.ee_data < lender->called);
+		/* Our own stack copied nothing; the kernel's does for a TAP. */
+		CHECK(!lender->end->towpath || notice.ee_code == 0);
+		lender->returned = notice.ee_data + 1;
+	}
+}
+
+/* Lends all that it sends, and writes over each buffer as soon as it is its own again. */
+static void *lend_all(void *argument)
+{
+	struct flow *flow = argument;
+	struct lender lender = { .end = flow->end, .fd = flow->fd };
+	static __thread unsigned char buffers[LENT][LENT_BYTES];
+	uint32_t last[LENT] = { 0 };
+	size_t sent = 0;
+	int one = 1;
+
+	CHECK(CALL(flow->end, setsockopt, flow->fd, SOL_SOCKET, SO_ZEROCOPY, &one, sizeof(one)) == 0);
+	for (int turn = 0; sent < TRANSFER_BYTES; turn = (turn + 1) % LENT) {
+		size_t done = 0, len = sizeof(buffers[turn]);
+
+		if (len > TRANSFER_BYTES - sent)
+			len = TRANSFER_BYTES - sent;
+		wait_for(&lender, last[turn]);
+		memset(buffers[turn], 0x55, sizeof(buffers[turn]));
+		for (size_t i = 0; i < len; i++)
+			buffers[turn][i] = next(&flow->seed);
+		while (done < len) {
+			ssize_t count = CALL(flow->end, send, flow->fd, buffers[turn] + done,
+					     len - done, MSG_NOSIGNAL | MSG_ZEROCOPY);
+			CHECK(count > 0);
+			lender.called++;
+			done += count;
+		}
+		last[turn] = lender.called;
+		sent += len;
+	}
+	wait_for(&lender, lender.called);
+	CHECK(CALL(flow->end, shutdown, flow->fd, SHUT_WR) == 0);
+	return NULL;
+}
+
+static void *serve_lending(void *argument)
+{
+	struct served *served = argument;
+	struct flow in = { served->scene->server, -1, 3 };
+
+	in.fd = CALL(in.end, accept, served->listener, NULL, NULL);
+	CHECK(in.fd >= 0);
+	receive_all(&in);
+	CHECK(CALL(in.end, close, in.fd) == 0);
+	return NULL;
+}
+
+static void lending(struct scene *scene)
+{
+	struct served served = { scene, listen_at(scene->server, scene->domain, 85) };
+	struct flow out = { scene->client, -1, 3 };
+	pthread_t server;
+
+	CHECK(pthread_create(&server, NULL, serve_lending, &served) == 0);
+	out.fd = connect_to(scene, 85, 0);
+	CHECK(out.fd >= 0);
+	lend_all(&out);
+	CHECK(pthread_join(server, NULL) == 0);
+	CHECK(CALL(scene->client, close, out.fd) == 0);
+	CHECK(CALL(scene->server, close, served.listener) == 0);
+}
+
 static void half_close(struct scene *scene)
 {
 	int listener = listen_at(scene->server, scene->domain, 81);
@@ -330,6 +426,7 @@ static void play(struct towpath *instance)
 		waits(&scenes[i]);
 		many(&scenes[i]);
 		transfer(&scenes[i]);
+		lending(&scenes[i]);
 	}
 }
 

@@ -3,7 +3,9 @@
  *
  * Calls have the shapes, constants, structures and errors of POSIX and Linux; the instance comes
  * first. They return -1 and set errno on errors. Memory belongs to the caller before, during and
- * after each call. All calls may be made by any thread; none raises SIGPIPE.
+ * after each call, except for what is sent with MSG_ZEROCOPY on a socket with SO_ZEROCOPY: it is
+ * lent, and must stay readable until a notice on the error queue (recvmsg with MSG_ERRQUEUE) tells
+ * that it is the caller's again. All calls may be made by any thread; none raises SIGPIPE.
  */
 #ifndef TOWPATH_H
 #define TOWPATH_H

@@ -268,8 +268,11 @@ exported! {
     fn towpath_send(of, fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> isize {
         // SAFETY: the caller vouches for it.
         let buffer = unsafe { bytes(buffer, len) };
-        // SAFETY: the caller vouches for it.
-        give(on(of, fd, buffer.and_then(|buffer| unsafe { send(of, fd, &[buffer], flags, None, &[]) })))
+        let sent = buffer.and_then(|buffer| {
+            // SAFETY: the caller vouches for it.
+            unsafe { send(of, fd, &[buffer], flags, None, &[]) }
+        });
+        give(on(of, fd, sent))
     }
 
     /// `sendto(2)`, without `SIGPIPE`. A connected stream pays no heed to the address.

@@ -2,8 +2,7 @@
 
 use super::bench::*;
 use crate::socket::{
-    CALLS_MAX, Error, GROUP_BYTES_MAX, LentCall, LentLimits, NOTICE_CHARGE, Notice, Readiness,
-    SendFlags, SocketId,
+    Error, LentCall, LentLimits, NOTICE_CHARGE, Notice, Readiness, SendFlags, SocketId,
 };
 use alloc::sync::Arc;
 use alloc::vec;
@@ -124,8 +123,8 @@ fn notices_that_follow_each_other_are_joined() {
     assert_eq!(l.notice(), Err(Error::WouldBlock));
 }
 
-/// Goal: calls whose bytes wait in one buffer share a notice up to the limits, of which bytes may
-/// be reached (gotcha 19), and no call is told before all are acknowledged.
+/// Goal: calls whose bytes wait in one buffer share a notice, and no call is told before all of them
+/// are acknowledged.
 #[test]
 fn calls_that_share_a_buffer_share_a_notice() {
     let mut l = Lent::new();
@@ -159,7 +158,6 @@ fn calls_that_share_a_buffer_share_a_notice() {
     }
     assert!(groups >= 1 && told == sent.len());
     assert_eq!(l.loans.out_count(), 0);
-    assert!(CALLS_MAX == 65_534 && GROUP_BYTES_MAX == 1 << 19);
 }
 
 /// Goal: calls that fail leave no hole in the numbers (gotcha 3), and nothing lent.

@@ -123,7 +123,7 @@ fn notices_that_follow_each_other_are_joined() {
     assert_eq!(l.notice(), Err(Error::WouldBlock));
 }
 
-/// Goal: calls whose bytes wait in one buffer share a notice, and no call is told before all of them
+/// Goal: calls whose bytes wait in one buffer share a notice, and none is told before all of them
 /// are acknowledged.
 #[test]
 fn calls_that_share_a_buffer_share_a_notice() {

@@ -93,8 +93,7 @@ impl Stack {
 
     /// How a listener's connection begins.
     fn opening_of(&self, config: &Listen, ends: Ends, cx: &Context<'_>) -> Opening {
-        let mss = self.tcp_mss(ends.local.is_ipv4());
-        let opening = self.tcp.opening(ends.local, ends.remote, mss, cx.now);
-        Opening { mss: config.max_segment.map_or(mss, |max| mss.min(max.into())), ..opening }
+        let sizes = self.segment_sizes(ends.remote.ip()).with_owner(config.max_segment);
+        self.tcp.opening(ends.local, ends.remote, sizes, cx.now)
     }
 }

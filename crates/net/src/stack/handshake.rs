@@ -89,9 +89,7 @@ impl Stack {
         }
         let fast = fast_open(listener, ends, syn, cx.now);
         let Some(mut opening) = self.opening_for(ends, cx) else { return };
-        if let Some(max) = config.max_segment {
-            opening.mss = opening.mss.min(max.into());
-        }
+        opening.sizes = opening.sizes.with_owner(config.max_segment);
         let settings = &config.settings;
         let mut connection = if fast.open {
             Connection::fast_opened(opening, syn, &mut packet, settings, cx.now)
@@ -121,8 +119,8 @@ impl Stack {
             self.counters.drop(DropReason::TcpConnectionLimit);
             return None;
         }
-        let mss = self.tcp_mss(ends.local.is_ipv4());
-        Some(continued(self.tcp.opening(ends.local, ends.remote, mss, cx.now), ends.past))
+        let sizes = self.segment_sizes(ends.remote.ip());
+        Some(continued(self.tcp.opening(ends.local, ends.remote, sizes, cx.now), ends.past))
     }
 }
 

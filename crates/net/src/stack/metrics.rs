@@ -4,7 +4,7 @@
 use super::Stack;
 use super::tcp::{ConnectError, TcpHandle, continued};
 use crate::tcp::fastopen::{CLIENT, CLIENT_NO_COOKIE, FastOpenNews, FastOpenPath};
-use crate::tcp::{Connection, Opening, Settings};
+use crate::tcp::{Connection, SegmentSizes, Settings};
 use crate::time::{Duration, Instant};
 use crate::wire::tcp::{FastOpenCookie, OPTIONS_LEN_MAX};
 use alloc::collections::VecDeque;
@@ -160,12 +160,8 @@ impl Stack {
         let past =
             self.tcp.time_wait.find(local, remote).map(|remembered| remembered.remains.snd_nxt);
         self.tcp.time_wait.remove(local, remote);
-        let path = self.tcp_mss(local.is_ipv4());
-        let opening = Opening {
-            mss: self.connect_mss(connect),
-            ..self.tcp.opening(local, remote, path, now)
-        };
-        let opening = continued(opening, past);
+        let sizes = self.connect_sizes(connect);
+        let opening = continued(self.tcp.opening(local, remote, sizes, now), past);
         let mut connection = Connection::connect(opening, &connect.settings, now);
         if connect.fast_open && connect.settings.fastopen & CLIENT != 0 {
             let (option, room) = self.syn_extras(connect, now);
@@ -200,15 +196,15 @@ impl Stack {
         self.tcp.settings = *settings;
     }
 
-    fn connect_mss(&self, connect: &Connect) -> u32 {
-        let mss = self.tcp_mss(connect.local.is_ipv4());
-        connect.max_segment.map_or(mss, |max| mss.min(max.into()))
+    fn connect_sizes(&self, connect: &Connect) -> SegmentSizes {
+        self.segment_sizes(connect.remote.ip()).with_owner(connect.max_segment)
     }
 
     /// Cookie and room for data of a first SYN, in Linux's order of rules.
     fn syn_extras(&self, connect: &Connect, now: Instant) -> (Option<FastOpenCookie>, u32) {
         let peer = self.tcp.metrics.get(connect.ends());
-        let mss = self.connect_mss(connect);
+        let sizes = self.connect_sizes(connect);
+        let mss = sizes.path.min(sizes.owner);
         let mss = if peer.mss == 0 { mss } else { mss.min(peer.mss.into()) };
         // Room for any options, so that no one on the way who adds some drops the SYN.
         let room = mss.saturating_sub(OPTIONS_LEN_MAX as u32);

@@ -172,15 +172,15 @@ impl Stack {
         }
     }
 
-    /// The device's abilities changed. Connections send no larger segments than it takes now.
+    /// The device's abilities changed. Connections send no larger segments than it takes now, and
+    /// larger ones soon if it takes them.
     pub fn set_caps(&mut self, caps: Caps) {
         if caps == self.caps {
             return;
         }
         self.caps = caps;
         self.coalescing.set_caps(&caps);
-        let (v4, v6) = (self.tcp_mss(true), self.tcp_mss(false));
-        self.tcp.limit_mss(v4, v6);
+        self.reroute_all();
     }
 
     /// The device drops all that it is handed, or takes packets again. Connections know, and try

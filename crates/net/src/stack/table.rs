@@ -7,7 +7,7 @@ use super::tcp::TcpHandle;
 use super::time_wait::{Remembered, TimeWait};
 use super::{Config, Label, derive};
 use crate::tcp::syncookie::SynCookies;
-use crate::tcp::{Connection, Opening, Settings, State};
+use crate::tcp::{Connection, Opening, SegmentSizes, Settings, State};
 use crate::time::{Duration, Instant};
 use alloc::boxed::Box;
 use alloc::collections::{BinaryHeap, VecDeque};
@@ -202,7 +202,7 @@ impl Table {
         &self,
         local: SocketAddr,
         remote: SocketAddr,
-        mss: u32,
+        sizes: SegmentSizes,
         now: Instant,
     ) -> Opening {
         let mut hasher = SipHasher13::new_with_keys(self.secret[0], self.secret[1]);
@@ -213,8 +213,7 @@ impl Table {
             remote,
             iss: (hash as u32).wrapping_add((now.micros() / 4) as u32),
             timestamp_offset: (hash >> 32) as u32,
-            mss,
-            path_mss: mss,
+            sizes,
         }
     }
 
@@ -346,13 +345,6 @@ impl Table {
         self.shed_at = Some(now);
         for connection in self.slots.iter_mut().filter_map(|slot| slot.connection.as_deref_mut()) {
             connection.drop_ahead();
-        }
-    }
-
-    /// The device takes smaller packets now.
-    pub(super) fn limit_mss(&mut self, v4: u32, v6: u32) {
-        for connection in self.slots.iter_mut().filter_map(|slot| slot.connection.as_deref_mut()) {
-            connection.limit_mss(if connection.local().is_ipv4() { v4 } else { v6 });
         }
     }
 }

@@ -337,6 +337,9 @@ impl Connection {
         let rtt = self.sample_rtt(news, lone, now);
         if news.acked > 0 {
             news.set_timer = true;
+            if self.path.search.is_probing() {
+                self.judge_mtu_probe(now);
+            }
             if self.sack {
                 let low = news.reordered.unwrap_or(ack);
                 if news.prior_sacked_end.is_some_and(|highest| low.before(highest)) {

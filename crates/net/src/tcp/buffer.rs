@@ -104,6 +104,7 @@ impl Connection {
         if begins {
             self.note_gap();
         }
+        self.follow_route();
         let (end, len, goal) = (self.send.queue_end(), piece.len() as u32, self.size_goal());
         let next = self.send.nxt.max(self.send.base);
         if len > self.send.writes.tail_room(end, next, goal, lent.map(|lent| lent.group)) {

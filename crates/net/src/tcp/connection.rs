@@ -5,6 +5,7 @@ use super::deferral::Deferral;
 use super::ecn::Ecn;
 use super::fastopen::FastOpen;
 use super::info::Counters;
+use super::path::{Path, SegmentSizes};
 use super::recovery::Recovery;
 use super::rtt::RttEstimator;
 use super::seq::Seq;
@@ -87,7 +88,7 @@ pub struct Connection {
     pub(super) codepoint: u8,
     /// All but those two bits of the IP header's octet (RFC 2474).
     pub(super) traffic_class: u8,
-    pub(super) path_mtu_fixed: bool,
+    pub(super) path: Path,
     /// When it began.
     pub(super) opened_at: Instant,
     /// Largest segment that the peer's SYN named; 0 if none.
@@ -102,9 +103,6 @@ pub struct Connection {
     pub(super) sack: bool,
     /// Both sides scale their windows.
     pub(super) scaled: bool,
-    pub(super) mss_local: u32,
-    /// Largest segment that the path takes, with options.
-    pub(super) path_mss: u32,
     pub(super) send: Sender,
     pub(super) receive: Receiver,
     pub(super) timestamps: Timestamps,
@@ -128,10 +126,8 @@ pub struct Opening {
     pub iss: u32,
     /// Offset of our timestamps.
     pub timestamp_offset: u32,
-    /// Largest segment that we can receive.
-    pub mss: u32,
-    /// Largest that the path takes, as far as is known.
-    pub path_mss: u32,
+    /// How large segments may be.
+    pub sizes: SegmentSizes,
 }
 
 impl Connection {
@@ -202,7 +198,8 @@ impl Connection {
 
     fn new(opening: Opening, settings: &Settings, now: Instant) -> Self {
         let iss = Seq(opening.iss);
-        let mss = mss_default(opening.remote).min(opening.mss);
+        let sizes = &opening.sizes;
+        let mss = mss_default(opening.remote).min(sizes.path).min(sizes.owner);
         Self {
             local: opening.local,
             remote: opening.remote,
@@ -215,7 +212,7 @@ impl Connection {
             ecn: Ecn { asked: settings.ecn == 1, ..Ecn::default() },
             codepoint: 0,
             traffic_class: 0,
-            path_mtu_fixed: false,
+            path: Path::new(opening.sizes, now),
             opened_at: now,
             peer_mss: 0,
             write_pending: false,
@@ -225,8 +222,6 @@ impl Connection {
             events: Events::default(),
             sack: false,
             scaled: false,
-            mss_local: opening.mss,
-            path_mss: opening.path_mss,
             send: Sender::new(settings, iss, mss, now),
             receive: Receiver::new(settings, mss, now),
             timestamps: Timestamps {

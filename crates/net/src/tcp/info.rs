@@ -3,7 +3,7 @@
 //! Names are those of Linux without `tcpi_`; times are in microseconds or milliseconds as there.
 //! Everything is calculated when it is asked for; what must be counted is in `Counters`.
 
-use super::connection::{Connection, TIMESTAMPS_LEN};
+use super::connection::Connection;
 use super::state::State;
 use crate::time::Instant;
 
@@ -224,7 +224,6 @@ impl Connection {
         let (busy, peer_window, buffer) = self.send.chrono.times(now);
         let counters = &self.counters;
         let millis = |at: Instant| now.since(at).as_millis() as u32;
-        let ip_header = if self.remote.is_ipv4() { 20 } else { 40 };
         let options = u8::from(self.timestamps.enabled)
             | u8::from(self.sack) << 1
             | u8::from(self.scaled) << 2
@@ -253,13 +252,13 @@ impl Connection {
             last_data_sent: millis(self.send.data_sent_at),
             last_data_recv: millis(counters.data_received_at),
             last_ack_recv: millis(counters.ack_received_at),
-            pmtu: self.path_mss + ip_header + 20,
+            pmtu: self.path_mtu(),
             rcv_ssthresh: self.receive.buffer,
             rtt: self.rtt.srtt().map_or(0, |rtt| rtt.as_micros() as u32),
             rttvar: self.rtt.variation().as_micros() as u32,
             snd_ssthresh: window.ssthresh(),
             snd_cwnd: window.cwnd(),
-            advmss: self.mss_local - if self.timestamps.enabled { TIMESTAMPS_LEN } else { 0 },
+            advmss: self.path.sizes.advertised.saturating_sub(self.options_len()),
             rcv_space: self.receive.buffer,
             total_retrans: self.recovery.total_retrans,
             reordering: self.recovery.reordering,

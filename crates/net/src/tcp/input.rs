@@ -211,7 +211,7 @@ impl Connection {
             self.receive.ack_owed = AckOwed::Now;
             return Verdict::NoRoom;
         }
-        self.receive.mss = self.receive.mss.max(segment.len.min(self.mss_local));
+        self.receive.mss = self.receive.mss.max(segment.len.min(self.path.sizes.advertised));
         self.measure_arrival(now);
         if self.ecn.receive(segment) {
             self.enter_quick_acks(QUICK_ACKS_MARKED);

@@ -18,7 +18,8 @@
 //! `state` its words, `sides` its fields, `settings` what all share, `connection` the owner's
 //! calls, `input` segments that arrive, `ack` what they acknowledge, `output`, `transmit` how much
 //! goes out, `writes` where the owner's writes end, `buffer` room for more, `pacing` at what rate,
-//! `chrono` what limited it, `rate` how fast it arrives, `stamps` when, `timers`.
+//! `chrono` what limited it, `rate` how fast it arrives, `stamps` when, `timers`, `path` how large
+//! segments may be, `probing` the search for that.
 //!
 //! Super-packets: what is sent is as large as windows, the device and the queue allow; what is
 //! received may be as large. ACKs are built when output is asked for, once per burst of input.
@@ -38,6 +39,7 @@ mod orphan;
 mod output;
 pub mod pacing;
 mod path;
+mod probing;
 pub mod queue;
 mod rack;
 mod rate;
@@ -69,6 +71,7 @@ pub(crate) use input::PAWS_VALID;
 pub use input::Verdict;
 pub use orphan::FinWait;
 pub use output::{DATA_UNDER_PRESSURE, Egress, Pressure};
+pub use path::SegmentSizes;
 pub use seq::Seq;
 pub use settings::{CHALLENGES_UNLIMITED, Settings};
 pub(crate) use sides::Remains;

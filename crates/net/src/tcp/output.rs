@@ -72,6 +72,8 @@ pub(super) enum Kind {
     Syn,
     /// Data or FIN for the first time.
     New,
+    /// The same, in one segment larger than others: a probe of the path.
+    MtuProbe,
     /// Data or FIN again.
     Again,
     /// The last of them again, as a loss probe.
@@ -173,6 +175,9 @@ impl Connection {
             let offset = (plan.seq.max(self.send.base) - self.send.base) as usize;
             let len = self.send.queue.cut(offset, plan.len as usize, packet) as u32;
             if len < plan.len {
+                if plan.kind == Kind::MtuProbe {
+                    plan.kind = Kind::New;
+                }
                 plan.fin = false;
                 plan.flags.remove(Flags::PSH);
             }
@@ -188,7 +193,7 @@ impl Connection {
         if plan.kind == Kind::Syn {
             self.codepoint = 0;
         } else {
-            let fresh = plan.kind == Kind::New && plan.len > 0;
+            let fresh = matches!(plan.kind, Kind::New | Kind::MtuProbe) && plan.len > 0;
             let (mark, codepoint) = self.ecn.mark(fresh);
             flags |= mark;
             self.codepoint = codepoint;
@@ -215,7 +220,7 @@ impl Connection {
         let header_len = HEADER_LEN + options.emitted_len(flags.contains(Flags::SYN));
         header.emit(&options, packet.push_header(header_len));
         if plan.kind != Kind::Syn {
-            packet.set_offload(self.offload(plan.len, flags.contains(Flags::CWR)));
+            packet.set_offload(self.offload(plan, flags.contains(Flags::CWR)));
         }
         // A probe's number is old, so its receiver answers and does not look at the rest.
         if plan.kind != Kind::Probe && flags.contains(Flags::ACK) {
@@ -223,12 +228,14 @@ impl Connection {
         }
     }
 
-    fn offload(&self, len: u32, ecn: bool) -> Offload {
+    fn offload(&self, plan: &Plan, ecn: bool) -> Offload {
         let kind = if self.remote.is_ipv4() { GsoKind::Tcp4 } else { GsoKind::Tcp6 };
         let segment = self.segment_size();
         let size = u16::try_from(segment).ok().and_then(NonZeroU16::new);
         let gso = match size {
-            Some(size) if len > segment => Some(Gso { kind, size, ecn }),
+            Some(size) if plan.len > segment && plan.kind != Kind::MtuProbe => {
+                Some(Gso { kind, size, ecn })
+            }
             _ => None,
         };
         Offload { gso, ..Offload::default() }
@@ -252,8 +259,11 @@ impl Connection {
         // As Linux counts: the answer to a SYN is sent by the listener.
         if !(plan.kind == Kind::Syn && self.passive) {
             let again = matches!(plan.kind, Kind::Again | Kind::Tail);
-            self.counters.sent(plan.len, self.segment_size(), again);
+            let probe = plan.kind == Kind::MtuProbe;
+            let size = if probe { plan.len } else { self.segment_size() };
+            self.counters.sent(plan.len, size, again);
         }
+        self.path.note_sent();
         match plan.kind {
             Kind::Ack => return,
             Kind::Probe => {
@@ -269,7 +279,7 @@ impl Connection {
             Kind::Syn => {
                 self.syn_sent(plan.len, now);
             }
-            Kind::New => {
+            Kind::New | Kind::MtuProbe => {
                 self.note_transmission(now);
                 self.account_new(plan, now);
             }

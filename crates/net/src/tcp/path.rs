@@ -1,9 +1,78 @@
 //! What is learnt of the path: ICMP errors about segments of ours, and how large those may be.
+//!
+//! All sizes here are payload and options of one segment: a packet's less its IP header and the
+//! fixed part of the TCP header. What a segment carries follows from the path, from the peer's
+//! word, from half of its largest window, and, while the path is searched, from what is proved of
+//! it (Linux's tcp_sync_mss).
 
 use super::connection::{Connection, MSS_MIN, TIMESTAMPS_LEN};
+use super::probing::Search;
 use super::seq::Seq;
 use super::state::{ConnectionError, State};
 use crate::time::Instant;
+
+/// How large segments may be, as far as is known when a connection begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentSizes {
+    /// What the peer is asked to keep to.
+    pub advertised: u32,
+    /// What the path takes.
+    pub path: u32,
+    /// What the device takes: no probe of the path is larger.
+    pub link: u32,
+    /// The owner's bound (`TCP_MAXSEG`).
+    pub owner: u32,
+    /// What the path takes is fixed: no error changes it.
+    pub locked: bool,
+}
+
+impl SegmentSizes {
+    /// A path that takes what the device takes.
+    pub fn of_link(mss: u32) -> Self {
+        Self { advertised: mss, path: mss, link: mss, owner: u32::MAX, locked: false }
+    }
+
+    /// With a bound of the owner's.
+    pub fn with_owner(self, max: Option<u16>) -> Self {
+        let owner = max.map_or(u32::MAX, u32::from);
+        Self { advertised: self.advertised.min(owner), owner, ..self }
+    }
+}
+
+/// What a connection knows of its path.
+pub(super) struct Path {
+    pub(super) sizes: SegmentSizes,
+    /// What the route said last about the path.
+    told: u32,
+    reroute: Reroute,
+    /// Errors about segments that are too large are not believed (`IP_MTU_DISCOVER`).
+    deaf: bool,
+    pub(super) search: Search,
+}
+
+/// A route that takes larger segments than before, until they are sent. As in Linux the next
+/// packet finds the route, and the next write its sizes.
+#[derive(Clone, Copy)]
+enum Reroute {
+    No,
+    Announced(u32),
+    Found(u32),
+}
+
+impl Path {
+    /// Nothing learnt yet.
+    pub(super) fn new(sizes: SegmentSizes, now: Instant) -> Self {
+        let (told, reroute) = (sizes.path, Reroute::No);
+        Self { sizes, told, reroute, deaf: false, search: Search::new(now) }
+    }
+
+    /// A packet was sent.
+    pub(super) fn note_sent(&mut self) {
+        if let Reroute::Announced(mss) = self.reroute {
+            self.reroute = Reroute::Found(mss);
+        }
+    }
+}
 
 impl Connection {
     /// An ICMP error that quotes `sequence` says that the peer cannot be reached. Ends an opening
@@ -28,19 +97,16 @@ impl Connection {
         if !self.was_sent(sequence) {
             return false;
         }
-        if self.state == State::SynReceived || self.path_mtu_fixed {
-            return true;
-        }
-        if self.state == State::SynSent {
-            if self.fast_open.sent > 0 && mss < self.mss_local {
-                self.mss_local = mss.max(MSS_MIN);
-                self.send.syn_due = true;
-            }
+        let ignored = self.path.deaf || self.path.sizes.locked;
+        if self.state == State::SynReceived || ignored || mss >= self.path.sizes.path {
             return true;
         }
         let before = self.send.mss;
-        self.limit_path(mss);
-        if self.send.mss < before {
+        self.sync_mss(mss);
+        if self.state == State::SynSent {
+            self.advertise_path();
+            self.send.syn_due |= self.fast_open.sent > 0;
+        } else if self.send.mss < before {
             self.resend_larger(now);
         }
         true
@@ -48,23 +114,80 @@ impl Connection {
 
     /// Whether errors about segments that are too large are believed (`IP_MTU_DISCOVER`).
     pub fn set_path_mtu(&mut self, believed: bool) {
-        self.path_mtu_fixed = !believed;
+        self.path.deaf = !believed;
     }
 
-    /// The device takes segments of `mss` bytes with options at most, from now on.
-    pub fn limit_mss(&mut self, mss: u32) {
-        self.mss_local = self.mss_local.min(mss.max(MSS_MIN));
-        self.limit_path(mss);
+    /// Bytes of the largest packet on the path, headers included (`IP_MTU`).
+    pub fn path_mtu(&self) -> u32 {
+        let ip_header = if self.remote.is_ipv4() { 20 } else { 40 };
+        self.path.sizes.path + ip_header + 20
     }
 
-    /// The path takes such segments at most.
-    fn limit_path(&mut self, mss: u32) {
-        self.path_mss = self.path_mss.min(mss.max(MSS_MIN));
-        let options = if self.timestamps.enabled { TIMESTAMPS_LEN } else { 0 };
-        let limited = mss.saturating_sub(options).max(MSS_MIN);
-        if limited < self.send.mss {
-            self.send.mss = limited;
+    /// The device or the route takes other sizes from now on. Smaller segments are sent at once,
+    /// larger ones from the next write on.
+    pub fn reroute(&mut self, sizes: &SegmentSizes) {
+        let known = &mut self.path.sizes;
+        known.link = sizes.link;
+        known.locked = sizes.locked;
+        let search = &mut self.path.search;
+        search.high = search.high.min(sizes.link);
+        if core::mem::replace(&mut self.path.told, sizes.path) == sizes.path {
+            return;
         }
+        self.path.reroute = Reroute::No;
+        if sizes.path > self.path.sizes.path {
+            self.path.reroute = Reroute::Announced(sizes.path);
+        } else {
+            self.sync_mss(sizes.path);
+        }
+        if self.state.is_opening() {
+            self.path.sizes.advertised = sizes.advertised.min(self.path.sizes.owner);
+        }
+    }
+
+    /// The owner writes: what is known of a new route counts from now on.
+    pub(super) fn follow_route(&mut self) {
+        if let Reroute::Found(mss) = self.path.reroute {
+            self.path.reroute = Reroute::No;
+            self.sync_mss(mss);
+        }
+    }
+
+    /// The path takes segments of `path` bytes with options (Linux's tcp_sync_mss).
+    pub(super) fn sync_mss(&mut self, path: u32) {
+        let path = path.max(MSS_MIN);
+        self.path.sizes.path = path;
+        let search = &mut self.path.search;
+        search.high = search.high.min(path);
+        let proved = if search.enabled { search.low } else { u32::MAX };
+        let mss = self.bound_to_half_window(self.payload_of(path));
+        self.send.mss = mss.min(self.payload_of(proved));
+    }
+
+    /// Payload of a segment of `mss` bytes with options, as far as the peer and the owner allow it
+    /// (Linux's tcp_mtu_to_mss).
+    pub(super) fn payload_of(&self, mss: u32) -> u32 {
+        mss.min(self.mss_clamp()).saturating_sub(self.options_len()).max(MSS_MIN)
+    }
+
+    /// Largest segment that the peer and the owner allow.
+    pub(super) fn mss_clamp(&self) -> u32 {
+        let peer = match self.peer_mss {
+            0 => self.mss_default(),
+            mss => mss.into(),
+        };
+        peer.min(self.path.sizes.owner)
+    }
+
+    /// Bytes of options that every segment has.
+    pub(super) fn options_len(&self) -> u32 {
+        if self.timestamps.enabled { TIMESTAMPS_LEN } else { 0 }
+    }
+
+    /// A SYN asks for no more than its path takes.
+    fn advertise_path(&mut self) {
+        let sizes = &mut self.path.sizes;
+        sizes.advertised = sizes.advertised.min(sizes.path);
     }
 
     /// RFC 5927 §4: an error that quotes what is not outstanding is forged or late.

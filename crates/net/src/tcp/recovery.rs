@@ -199,6 +199,9 @@ impl Connection {
             self.try_to_open(news, now);
             return false;
         }
+        if self.loses_mtu_probe(now) {
+            return false;
+        }
         self.enter_recovery(news.ece, now);
         true
     }
@@ -321,7 +324,7 @@ impl Connection {
         }
     }
 
-    fn current_ssthresh(&self) -> u32 {
+    pub(super) fn current_ssthresh(&self) -> u32 {
         let window = self.congestion.window();
         if self.recovery.is_reducing() { window.ssthresh() } else { window.current_ssthresh() }
     }
@@ -415,7 +418,7 @@ impl Connection {
         self.recovery.rack.forget_probe();
         self.ecn.reduced = true;
         let first = state < CaState::Recovery || self.timers.unanswered > 0;
-        self.recovery.frto = self.settings.frto > 0 && first;
+        self.recovery.frto = self.settings.frto > 0 && first && !self.path.search.is_probing();
         self.recovery.resend = Resend::Lost;
     }
 

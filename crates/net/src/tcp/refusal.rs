@@ -19,7 +19,7 @@ impl Connection {
                 let wait = self.within_user_timeout(TRY_AGAIN, self.timers.probing_since, now);
                 self.timers.arm_persist(now + wait);
             }
-            Kind::New => {
+            Kind::New | Kind::MtuProbe => {
                 self.send.loss_probe = None;
                 self.arm_probe(now);
             }

@@ -88,6 +88,7 @@ impl Connection {
 
     /// A lost range was sent again.
     pub(super) fn after_resending(&mut self, plan: &Plan, now: Instant) {
+        self.path.search.forget_probe();
         let sending = self.sending(plan.fin, now);
         let segments = self.send.board.sent_again(plan.seq, plan.end(), false, &sending);
         self.recovery.note_resent(segments, now);
@@ -98,6 +99,7 @@ impl Connection {
 
     /// A loss probe of the tail was sent.
     pub(super) fn after_tail(&mut self, plan: &Plan, now: Instant) {
+        self.path.search.forget_probe();
         let sending = self.sending(plan.fin, now);
         let segments = self.send.board.sent_again(plan.seq, plan.end(), true, &sending);
         self.recovery.note_probe(segments);

@@ -24,6 +24,9 @@ pub struct Settings {
     pub delayed_ack: Duration,
     /// How often a SYN is sent again.
     pub syn_retries: u8,
+    /// How long data is sent again before the path is in doubt, in the same way (Linux's
+    /// tcp_retries1).
+    pub retries1: u8,
     /// How long data is sent again before the connection fails: as long as so many retries take on
     /// the fastest path (Linux's tcp_retries2).
     pub retries2: u8,
@@ -84,6 +87,17 @@ pub struct Settings {
     /// Challenge ACKs (RFC 5961 §7) of all connections in a second, about
     /// (tcp_challenge_ack_limit); [`CHALLENGES_UNLIMITED`] for any number.
     pub challenge_ack_limit: u32,
+    /// Search for the path's MTU (RFC 4821): 0 never, 1 where it seems to be a black hole, 2
+    /// always (tcp_mtu_probing).
+    pub mtu_probing: u8,
+    /// Segment size at which the search begins (tcp_base_mss).
+    pub base_mss: u32,
+    /// Segment size below which no black hole makes it go (tcp_mtu_probe_floor).
+    pub mtu_probe_floor: u32,
+    /// Range in bytes in which the search rests (tcp_probe_threshold).
+    pub probe_threshold: u32,
+    /// Time after which it begins again (tcp_probe_interval).
+    pub probe_interval: Duration,
     /// Segments that a super-packet may have on however slow a path (tcp_min_tso_segs).
     pub min_tso_segs: u32,
     /// Part of the window, as a divisor, that is worth sending at once; zero for three segments
@@ -108,6 +122,7 @@ impl Default for Settings {
             send_buffer_max: 4 << 20,
             delayed_ack: Duration::from_millis(40),
             syn_retries: 6,
+            retries1: 3,
             retries2: 15,
             user_timeout: None,
             reordering: 3,
@@ -135,6 +150,11 @@ impl Default for Settings {
             fastopen_blackhole_timeout_sec: 0,
             invalid_ratelimit: Duration::from_millis(500),
             challenge_ack_limit: CHALLENGES_UNLIMITED,
+            mtu_probing: 0,
+            base_mss: 1024,
+            mtu_probe_floor: 48,
+            probe_threshold: 8,
+            probe_interval: Duration::from_secs(600),
             min_tso_segs: 2,
             tso_win_divisor: 3,
             notsent_lowat: u32::MAX,

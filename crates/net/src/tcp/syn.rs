@@ -1,7 +1,7 @@
 //! The handshake (RFC 9293 §3.5): SYNs out and in, what they agree on, and when they are sent
 //! again. With Fast Open (RFC 7413) data goes with them.
 
-use super::connection::{Connection, MSS_MIN, Segment, TIMESTAMPS_LEN};
+use super::connection::{Connection, Segment};
 use super::fastopen::ClientSyn;
 use super::input::Verdict;
 use super::rtt::RTO_INITIAL;
@@ -124,15 +124,8 @@ impl Connection {
             self.timestamps.recent_at = now;
         }
         self.peer_mss = syn.options.mss.unwrap_or(0);
-        let mut mss = self.mss_default().min(self.mss_local);
-        if self.peer_mss != 0 {
-            mss = u32::from(self.peer_mss).min(self.mss_local);
-        }
-        if self.timestamps.enabled {
-            mss = mss.saturating_sub(TIMESTAMPS_LEN);
-        }
-        self.send.mss = mss.max(MSS_MIN);
-        self.receive.mss = self.send.mss;
+        self.send.mss = self.payload_of(self.path.sizes.path);
+        self.receive.mss = self.send.mss.min(self.path.sizes.advertised);
     }
 
     /// Enters ESTABLISHED: the peer has acknowledged our SYN.
@@ -183,7 +176,7 @@ impl Connection {
         let offer = self.state == State::SynSent;
         let settings = &self.settings;
         let mut options = Options {
-            mss: u16::try_from(self.mss_local).ok(),
+            mss: u16::try_from(self.path.sizes.advertised).ok(),
             sack_permitted: if offer { settings.sack } else { self.sack },
             ..Options::default()
         };

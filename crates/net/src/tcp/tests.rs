@@ -12,6 +12,7 @@ mod fastopen;
 mod hostile;
 mod info;
 mod open;
+mod probing;
 mod rack;
 mod recovery;
 mod script;

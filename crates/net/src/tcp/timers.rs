@@ -155,6 +155,9 @@ impl Connection {
             self.finish(Some(ConnectionError::TimedOut));
             return;
         }
+        if !shut && self.timers.unanswered > 0 && now.since(since) >= self.retries1_time() {
+            self.suspect_black_hole(now);
+        }
         self.enter_loss(now);
         if !shut {
             self.counters.timeouts.add(self.timers.unanswered == 0, now);
@@ -188,12 +191,12 @@ impl Connection {
         } else {
             0
         };
-        let (mut sum, mut step) = (RTO_MIN, RTO_MIN);
-        for _ in 0..retries {
-            step = (step * 2).min(RTO_MAX);
-            sum += step;
-        }
-        sum
+        time_of_retries(retries)
+    }
+
+    /// How long they may stay unanswered before the path is in doubt (RFC 9293 §3.8.3 R1).
+    fn retries1_time(&self) -> Duration {
+        time_of_retries(self.settings.retries1)
     }
 
     /// Sets the retransmission timer from now on, turns it off when nothing is outstanding. It
@@ -334,4 +337,14 @@ impl Connection {
         self.send.probe_due = true;
         self.timers.keepalive = Some(now + self.settings.keepalive_interval);
     }
+}
+
+/// The time in which a timer that begins with the least timeout has fired so often and once more.
+fn time_of_retries(retries: u8) -> Duration {
+    let (mut sum, mut step) = (RTO_MIN, RTO_MIN);
+    for _ in 0..retries {
+        step = (step * 2).min(RTO_MAX);
+        sum += step;
+    }
+    sum
 }

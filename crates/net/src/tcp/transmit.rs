@@ -6,6 +6,7 @@ use super::chrono::Limit;
 use super::congestion::{CaState, Event};
 use super::connection::Connection;
 use super::output::{Egress, Kind, Plan};
+use super::probing::Attempt;
 use super::rack::LossProbe;
 use super::scoreboard::Sending;
 use super::seq::Seq;
@@ -61,6 +62,13 @@ impl Connection {
             return None;
         }
         self.restart_after_idle(now);
+        if self.path.search.enabled {
+            match self.attempt_probe(now) {
+                Attempt::Send(plan) => return Some(plan),
+                Attempt::Wait => return None,
+                Attempt::No => {}
+            }
+        }
         match self.choose(egress, now) {
             Ok((len, fin)) => {
                 let segments = len.div_ceil(self.segment_size());
@@ -226,7 +234,7 @@ impl Connection {
 
     /// The handshake is over: what is known now of the peer's window and the path.
     pub(super) fn begin_sending(&mut self, now: Instant) {
-        self.send.mss = self.bound_to_half_window(self.send.mss);
+        self.begin_path(now);
         self.send.data_sent_at = now;
         self.counters.data_received_at = now;
         self.expand_send_buffer();
@@ -265,7 +273,8 @@ impl Connection {
 
     /// New data was sent.
     pub(super) fn account_new(&mut self, plan: &Plan, now: Instant) {
-        let size = self.segment_size();
+        let probe = plan.kind == Kind::MtuProbe;
+        let size = if probe { plan.len } else { self.segment_size() };
         self.send.partial_allowed = false;
         let (first, before) = (self.send.board.is_empty(), self.send.board.totals().packets_out);
         if plan.len < plan.len.div_ceil(size).max(1) * size {
@@ -276,9 +285,12 @@ impl Connection {
             self.recovery.rate.restart(now);
         }
         let record_end = self.send.writes.ends_record(plan.seq + plan.len);
-        let sending = Sending { record_end, ..self.sending(plan.fin, now) };
+        let sending = Sending { size, record_end, ..self.sending(plan.fin, now) };
         self.send.board.sent(plan.seq, plan.end(), &sending);
         self.send.nxt = plan.end();
+        if probe {
+            self.mtu_probe_sent(plan);
+        }
         self.after_sending(self.send.board.totals().packets_out - before, first, now);
         self.send.chrono.start(Limit::Busy, now);
         self.send.chrono.stop(Limit::PeerWindow, false, now);

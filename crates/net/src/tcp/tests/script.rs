@@ -9,8 +9,8 @@
 
 use crate::tcp::rtt::RttEstimator;
 use crate::tcp::{
-    Connection, ConnectionError, Egress, Events, Opening, Pressure, Segment, Settings, State,
-    Verdict,
+    Connection, ConnectionError, Egress, Events, Opening, Pressure, Segment, SegmentSizes,
+    Settings, State, Verdict,
 };
 use crate::time::{Duration, Instant};
 use crate::wire::tcp::{Flags, Header, Options};
@@ -64,8 +64,7 @@ fn opening() -> Opening {
         remote: SocketAddr::from(([10, 0, 0, 2], 80)),
         iss: ISS,
         timestamp_offset: 0,
-        mss: 1460,
-        path_mss: 1460,
+        sizes: SegmentSizes::of_link(1460),
     }
 }
 

@@ -58,6 +58,7 @@ impl State {
             send_timeout: None,
             tell_left: false,
             path_mtu: libc::IP_PMTUDISC_WANT,
+            path_mtu_v6: libc::IPV6_PMTUDISC_WANT,
         }))
     }
 

@@ -26,6 +26,8 @@ pub(crate) struct SocketFile {
     pub(crate) tell_left: bool,
     /// What path MTU discovery does (`IP_MTU_DISCOVER`): one of Linux's numbers.
     pub(crate) path_mtu: i32,
+    /// The same over IPv6 (`IPV6_MTU_DISCOVER`).
+    pub(crate) path_mtu_v6: i32,
 }
 
 /// What a descriptor stands for.

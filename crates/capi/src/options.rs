@@ -58,6 +58,8 @@ const MAXSEG_DEFAULT: u16 = 536;
 const CONGESTION_NAME_LEN: usize = 16;
 /// Highest priority that needs no privilege.
 const PRIORITY_MAX: i32 = 6;
+/// Least `IPV6_MTU` (RFC 8200 §5).
+const IPV6_MTU_LEAST: i32 = 1280;
 /// The bits of `IP_TOS` that belong to ECN, which a stream does not let its owner set.
 const ECN_BITS: u8 = 3;
 /// `SO_MEMINFO`, which the C library's headers do not have everywhere.
@@ -423,14 +425,33 @@ impl State {
         Ok(number.to_ne_bytes().to_vec())
     }
 
-    /// `IP_MTU_DISCOVER` and its like for IPv6 have the same values.
-    fn set_path_mtu(&mut self, fd: i32, number: i32) -> Outcome<()> {
+    /// `IP_MTU_DISCOVER`: errors about the path are believed unless nobody cares for its MTU, or
+    /// only the device's counts.
+    pub(super) fn set_path_mtu(&mut self, fd: i32, number: i32) -> Outcome<()> {
         if !(libc::IP_PMTUDISC_DONT..=libc::IP_PMTUDISC_OMIT).contains(&number) {
             return Err(Errno::INVAL);
         }
         self.files.socket_mut(fd)?.path_mtu = number;
-        let believed = matches!(number, libc::IP_PMTUDISC_WANT | libc::IP_PMTUDISC_DO);
+        let believed = (libc::IP_PMTUDISC_WANT..=libc::IP_PMTUDISC_PROBE).contains(&number);
         self.change(fd, |options| options.path_mtu = believed)
+    }
+
+    /// `IPV6_MTU_DISCOVER`, of the same values. Routers of IPv6 do not fragment, so that errors are
+    /// believed even by those who care for nothing, as on Linux.
+    pub(super) fn set_path_mtu_v6(&mut self, fd: i32, number: i32) -> Outcome<()> {
+        if !(libc::IPV6_PMTUDISC_DONT..=libc::IPV6_PMTUDISC_OMIT).contains(&number) {
+            return Err(Errno::INVAL);
+        }
+        self.files.socket_mut(fd)?.path_mtu_v6 = number;
+        let believed = number <= libc::IPV6_PMTUDISC_PROBE;
+        self.change(fd, |options| options.path_mtu_v6 = believed)
+    }
+
+    /// `IP_MTU` and `IPV6_MTU`: only a connection has a path.
+    fn path_mtu(&mut self, fd: i32) -> Outcome<Vec<u8>> {
+        let connection = self.connection(fd)?.filter(|c| c.state() != TcpState::Closed);
+        let mtu = connection.ok_or(Errno(libc::ENOTCONN))?.path_mtu();
+        Ok((mtu as i32).to_ne_bytes().to_vec())
     }
 
     fn set_ip_option(&mut self, fd: i32, name: i32, value: &[u8]) -> Outcome<()> {
@@ -450,6 +471,7 @@ impl State {
         let options = self.sockets.options(self.id(fd)?)?;
         match name {
             libc::IP_FREEBIND => Ok(i32::from(options.free_bind).to_ne_bytes().to_vec()),
+            libc::IP_MTU => self.path_mtu(fd),
             libc::IP_MTU_DISCOVER => Ok(self.files.socket(fd)?.path_mtu.to_ne_bytes().to_vec()),
             libc::IP_TOS => Ok(i32::from(options.tos).to_ne_bytes().to_vec()),
             _ => Err(Errno(libc::ENOPROTOOPT)),
@@ -460,7 +482,10 @@ impl State {
         let number = int(value)?;
         match name {
             libc::IPV6_V6ONLY => self.change(fd, |options| options.v6_only = number != 0),
-            libc::IPV6_MTU_DISCOVER => self.set_path_mtu(fd, number),
+            libc::IPV6_MTU_DISCOVER => self.set_path_mtu_v6(fd, number),
+            // For datagrams only.
+            libc::IPV6_MTU if number == 0 || number >= IPV6_MTU_LEAST => Ok(()),
+            libc::IPV6_MTU => Err(Errno::INVAL),
             libc::IPV6_TCLASS => {
                 // -1 stands for the default.
                 let class = u8::try_from(number.max(0)).map_err(|_| Errno::INVAL)?;
@@ -474,7 +499,10 @@ impl State {
         let options = self.sockets.options(self.id(fd)?)?;
         match name {
             libc::IPV6_V6ONLY => Ok(i32::from(options.v6_only).to_ne_bytes().to_vec()),
-            libc::IPV6_MTU_DISCOVER => Ok(self.files.socket(fd)?.path_mtu.to_ne_bytes().to_vec()),
+            libc::IPV6_MTU => self.path_mtu(fd),
+            libc::IPV6_MTU_DISCOVER => {
+                Ok(self.files.socket(fd)?.path_mtu_v6.to_ne_bytes().to_vec())
+            }
             libc::IPV6_TCLASS => Ok(i32::from(options.traffic_class).to_ne_bytes().to_vec()),
             _ => Err(Errno(libc::ENOPROTOOPT)),
         }

@@ -78,6 +78,39 @@ static void urgent(struct towpath *client, int fd, struct towpath *server, int p
 	CHECK(towpath_close(server, set) == 0);
 }
 
+/* IP_MTU and who believes what routers say about it. */
+static void check_mtu_options(struct towpath *of, int fd, int unconnected)
+{
+	socklen_t len = sizeof(int);
+	int value = 0;
+
+	CHECK(towpath_getsockopt(of, fd, IPPROTO_IP, IP_MTU, &value, &len) == 0);
+	CHECK(value == 1500 && len == sizeof(int));
+	CHECK(towpath_getsockopt(of, fd, IPPROTO_IPV6, IPV6_MTU, &value, &len) == 0);
+	CHECK(value == 1500);
+	CHECK(towpath_getsockopt(of, unconnected, IPPROTO_IP, IP_MTU, &value, &len) == -1);
+	CHECK(errno == ENOTCONN);
+	CHECK(towpath_setsockopt(of, fd, IPPROTO_IP, IP_MTU, &value, len) == -1);
+	CHECK(errno == ENOPROTOOPT);
+	CHECK(towpath_getsockopt(of, fd, IPPROTO_IP, IP_MTU_DISCOVER, &value, &len) == 0);
+	CHECK(value == IP_PMTUDISC_WANT);
+	for (value = IP_PMTUDISC_DONT - 1; value <= IP_PMTUDISC_OMIT + 1; value++) {
+		int right = value >= IP_PMTUDISC_DONT && value <= IP_PMTUDISC_OMIT ? 0 : -1;
+		CHECK(towpath_setsockopt(of, fd, IPPROTO_IP, IP_MTU_DISCOVER, &value, len) == right);
+		CHECK(right == 0 || errno == EINVAL);
+		CHECK(towpath_setsockopt(of, fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, &value, len) ==
+		      right);
+		CHECK(right == 0 || errno == EINVAL);
+	}
+	value = IP_PMTUDISC_DO;
+	CHECK(towpath_setsockopt(of, fd, IPPROTO_IP, IP_MTU_DISCOVER, &value, len) == 0);
+	CHECK(towpath_getsockopt(of, fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, &value, &len) == 0);
+	CHECK(value == IPV6_PMTUDISC_OMIT);
+	value = 1279;
+	CHECK(towpath_setsockopt(of, fd, IPPROTO_IPV6, IPV6_MTU, &value, len) == -1);
+	CHECK(errno == EINVAL);
+}
+
 int main(void)
 {
 	struct towpath *server = towpath_new("192.0.2.1/24 2001:db8::1/64", 1500);
@@ -125,6 +158,9 @@ int main(void)
 	len = sizeof(info);
 	CHECK(towpath_getsockopt(client, fd, IPPROTO_TCP, TCP_INFO, &info, &len) == 0);
 	CHECK(info.tcpi_state == TCP_ESTABLISHED);
+	int unconnected = towpath_socket(client, AF_INET, SOCK_STREAM, 0);
+	check_mtu_options(client, fd, unconnected);
+	CHECK(towpath_close(client, unconnected) == 0);
 
 	CHECK(towpath_shutdown(client, fd, SHUT_WR) == 0);
 	CHECK(towpath_write(client, fd, "x", 1) == -1 && errno == EPIPE);

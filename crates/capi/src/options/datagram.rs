@@ -120,7 +120,11 @@ impl State {
             }
             (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER)
             | (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER) => {
-                self.set_path_mtu(fd, number)?;
+                if level == libc::IPPROTO_IPV6 {
+                    self.set_path_mtu_v6(fd, number)?;
+                } else {
+                    self.set_path_mtu(fd, number)?;
+                }
                 let path_mtu = match number {
                     libc::IP_PMTUDISC_DO | libc::IP_PMTUDISC_PROBE => PathMtu::Never,
                     libc::IP_PMTUDISC_INTERFACE => PathMtu::Link,

@@ -57,9 +57,11 @@ pub struct Options {
     pub tos: u8,
     /// Traffic class of packets of IPv6, without the ECN bits (`IPV6_TCLASS`).
     pub traffic_class: u8,
-    /// ICMP errors that tell of a smaller path MTU are believed (`IP_MTU_DISCOVER` of `WANT` and
-    /// `DO`).
+    /// ICMP errors that tell of a smaller path MTU are believed (`IP_MTU_DISCOVER` of `WANT`, `DO`
+    /// and `PROBE`).
     pub path_mtu: bool,
+    /// The same over IPv6 (`IPV6_MTU_DISCOVER` of all but `INTERFACE` and `OMIT`).
+    pub path_mtu_v6: bool,
     /// Kept and shown (`SO_MARK`): there are no rules here that it could choose.
     pub mark: u32,
     /// Kept and shown (`SO_PRIORITY`): there is one queue.
@@ -124,6 +126,7 @@ impl Default for Options {
             tos: 0,
             traffic_class: 0,
             path_mtu: true,
+            path_mtu_v6: true,
             mark: 0,
             priority: 0,
             nodelay: false,
@@ -217,9 +220,12 @@ impl Options {
         connection.set_urgent_inline(self.urgent_inline);
         connection.defer_accept(self.defer_accept);
         self.apply_timers(before, connection, now);
-        let class = if connection.local().is_ipv4() { self.tos } else { self.traffic_class };
+        let (class, path_mtu) = match connection.local().is_ipv4() {
+            true => (self.tos, self.path_mtu),
+            false => (self.traffic_class, self.path_mtu_v6),
+        };
         connection.set_traffic_class(class);
-        connection.set_path_mtu(self.path_mtu);
+        connection.set_path_mtu(path_mtu);
         if self.window_clamp != before.window_clamp {
             connection.set_window_clamp(self.window_clamp);
         }

@@ -14,4 +14,5 @@
 
 mod driver;
 mod entry;
+mod routes;
 mod settings;

@@ -320,11 +320,18 @@ impl Runner<'_> {
         });
         command.arg(&self.tool).args(["--send_omit_free"]).args(case.version.fixed());
         let mut effective = BTreeMap::new();
+        // What a script says itself is meant, as its cookies depend on its addresses; unless it
+        // means another version. One that says who it is and not whom it talks to means the others
+        // that the tool takes by itself.
+        let own = |name: &str, ours: &str| {
+            own_option(&text, name).filter(|own| own.contains(':') == ours.contains(':'))
+        };
+        let [local, _, _, _] = case.version.addresses();
+        let tools = own(local.0, local.1).is_some() && own_option(&text, "--remote_ip").is_none();
         for (name, ours) in case.version.addresses() {
-            // What a script says itself is meant, as its cookies depend on its addresses; unless
-            // it means another version.
-            let own = own_option(&text, name).filter(|own| own.contains(':') == ours.contains(':'));
-            if own.is_none() {
+            let own = own(name, ours);
+            let others = tools && matches!(name, "--remote_ip" | "--gateway_ip");
+            if own.is_none() && !others {
                 command.arg(format!("{name}={ours}"));
             }
             effective.insert(name, own.unwrap_or(ours));

@@ -28,15 +28,29 @@ ip link set lo up
 exec "$@"
 "#;
 
-/// `ip`: keeps what routes say about TCP; one line for each destination.
+/// `ip`: keeps what it is asked about routes, a line each, from the verb on; its words may be
+/// short.
 const IP: &str = r#"#!/bin/sh
-case "$*" in
-*"route change"*|*"route replace"*|*"route add"*)
-    while [ $# -gt 0 ] && [ "$1" != route ]; do shift; done
-    shift 2
-    echo "$*" >> "$TOWPATH_SETTINGS/routes" ;;
-*"tcp_metrics flush"*) echo flush >> "$TOWPATH_SETTINGS/metrics" ;;
-esac
+case "$*" in *"tcp_metrics flush"*) echo flush >> "$TOWPATH_SETTINGS/metrics" ;; esac
+while [ $# -gt 0 ]; do
+    case "$1" in
+    r|ro|rou|rout|route)
+        shift
+        case "$1" in
+        a|ad|add|ap|app|append|c|ch|cha|chan|chang|change|chg|rep|repl|replace|prepend)
+            shift
+            echo "add $*" >> "$TOWPATH_SETTINGS/routes" ;;
+        d|de|del|delete)
+            shift
+            echo "del $*" >> "$TOWPATH_SETTINGS/routes" ;;
+        f|fl|flush) echo flush >> "$TOWPATH_SETTINGS/routes" ;;
+        esac
+        exit 0 ;;
+    -n|-net*|-f|-fam*) shift 2 ;;
+    -*) shift ;;
+    *) exit 0 ;;
+    esac
+done
 exit 0
 "#;
 

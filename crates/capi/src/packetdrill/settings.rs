@@ -3,6 +3,7 @@
 //! `FOLDER/ipv4` has a plain file for each setting, with the name and the words of Linux's. They
 //! are read again when one of them was written, which inotify tells.
 
+use super::routes;
 use crate::device::wire_caps;
 use crate::instance::State;
 use rustix::fd::OwnedFd;
@@ -60,6 +61,10 @@ impl Folder {
             stack.forget_peers();
         }
         self.read_tcp(stack.tcp_settings_mut());
+        let text = fs::read_to_string(self.path.join("routes")).unwrap_or_default();
+        if let Err(problem) = stack.set_routes(&routes::read(&text)) {
+            eprintln!("towpath: routes: {problem}");
+        }
         let offload = fs::read_to_string(self.path.join("offload")).unwrap_or_default();
         let cuts = !offload.contains("tso off");
         stack.set_caps(Caps { tso4: cuts, tso6: cuts, ..wire_caps(stack.mtu()) });
@@ -118,6 +123,13 @@ impl Folder {
         self.read("tcp_challenge_ack_limit", |value| {
             settings.challenge_ack_limit = limited(value);
         });
+        self.read("tcp_retries1", |value| settings.retries1 = small(value));
+        self.read("tcp_rto_min_us", |value| settings.rto_min = micros(value));
+        self.read("tcp_mtu_probing", |value| settings.mtu_probing = small(value));
+        self.read("tcp_base_mss", |value| settings.base_mss = limited(value));
+        self.read("tcp_mtu_probe_floor", |value| settings.mtu_probe_floor = limited(value));
+        self.read("tcp_probe_threshold", |value| settings.probe_threshold = limited(value));
+        self.read("tcp_probe_interval", |value| settings.probe_interval = seconds(value));
         self.read("tcp_min_tso_segs", |value| settings.min_tso_segs = limited(value));
         self.read("tcp_tso_win_divisor", |value| settings.tso_win_divisor = limited(value));
         self.read("tcp_notsent_lowat", |value| settings.notsent_lowat = limited(value));
@@ -167,6 +179,10 @@ fn limited(value: i64) -> u32 {
 
 fn small(value: i64) -> u8 {
     u8::try_from(value.max(0)).unwrap_or(u8::MAX)
+}
+
+fn micros(value: i64) -> Duration {
+    Duration::from_micros(value.max(0) as u64)
 }
 
 fn millis(value: i64) -> Duration {

@@ -77,7 +77,8 @@ impl Stack {
             return true;
         }
         let opening = Opening { iss: number, ..self.opening_of(&config, ends, cx) };
-        let mut child = syncookie::remembered(opening, segment, mss, &config.settings, cx.now);
+        let settings = self.routed(ends.remote.ip(), config.settings);
+        let mut child = syncookie::remembered(opening, segment, mss, &settings, cx.now);
         let verdict = child.input(segment, packet, cx.now);
         if child.is_request() {
             // Its handshake did not end with this segment, and nobody could finish it.

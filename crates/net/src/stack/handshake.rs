@@ -59,7 +59,8 @@ impl Stack {
     /// A SYN of which the owner decides.
     fn receive_syn(&mut self, ends: Ends, syn: &Segment, cx: &mut Context<'_>) {
         let Some(opening) = self.opening_for(ends, cx) else { return };
-        let connection = Connection::incoming(opening, syn, &self.tcp.settings, cx.now);
+        let settings = self.routed(ends.remote.ip(), self.tcp.settings);
+        let connection = Connection::incoming(opening, syn, &settings, cx.now);
         let index = self.tcp.insert(connection);
         self.tcp.begin_half_open(index);
         self.counters.connections += 1;
@@ -90,7 +91,7 @@ impl Stack {
         let fast = fast_open(listener, ends, syn, cx.now);
         let Some(mut opening) = self.opening_for(ends, cx) else { return };
         opening.sizes = opening.sizes.with_owner(config.max_segment);
-        let settings = &config.settings;
+        let settings = &self.routed(ends.remote.ip(), config.settings);
         let mut connection = if fast.open {
             Connection::fast_opened(opening, syn, &mut packet, settings, cx.now)
         } else {

@@ -162,7 +162,8 @@ impl Stack {
         self.tcp.time_wait.remove(local, remote);
         let sizes = self.connect_sizes(connect);
         let opening = continued(self.tcp.opening(local, remote, sizes, now), past);
-        let mut connection = Connection::connect(opening, &connect.settings, now);
+        let settings = self.routed(remote.ip(), connect.settings);
+        let mut connection = Connection::connect(opening, &settings, now);
         if connect.fast_open && connect.settings.fastopen & CLIENT != 0 {
             let (option, room) = self.syn_extras(connect, now);
             connection.set_fast_open(option, room);

@@ -26,6 +26,7 @@ mod icmp;
 mod ingress;
 mod listen;
 mod metrics;
+mod routes;
 mod table;
 mod tcp;
 mod time_wait;
@@ -50,6 +51,7 @@ use towpath_packet::{Burst, Caps, Ledger, Memory, Packet};
 pub use icmp::{Echo, Unreachable};
 pub use listen::{Listen, ListenError, ListenerHandle};
 pub use metrics::{Connect, PEERS_MAX};
+pub use routes::{ROUTES_MAX, Route, RouteError, RouteMetrics};
 pub use tcp::{ConnectError, TcpHandle};
 pub use udp::{Datagram, UdpError, UdpSend};
 

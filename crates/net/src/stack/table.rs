@@ -3,6 +3,7 @@
 use super::challenges::Challenges;
 use super::listen::{ListenerHandle, Listeners, Role};
 use super::metrics::Metrics;
+use super::routes::Routes;
 use super::tcp::TcpHandle;
 use super::time_wait::{Remembered, TimeWait};
 use super::{Config, Label, derive};
@@ -83,6 +84,7 @@ pub(super) struct Table {
     pub(super) listeners: Listeners,
     pub(super) metrics: Metrics,
     pub(super) challenges: Challenges,
+    pub(super) routes: Routes,
     pub(super) cookies: SynCookies,
     pub(super) transparent: bool,
 }
@@ -112,6 +114,7 @@ impl Table {
             events: VecDeque::new(),
             listeners: Listeners::new(derive(config.secret, Label::ConnectionIndex)),
             metrics: Metrics::new(derive(config.secret, Label::ConnectionIndex)),
+            routes: Routes::default(),
             challenges: Challenges::new(derive(config.secret, Label::ChallengeBudget)),
             cookies: SynCookies::new([
                 derive(config.secret, Label::SynCookie),

@@ -6,14 +6,13 @@ use super::time_wait::Arrival;
 use super::{Context, Stack, pressure};
 use crate::counters::DropReason;
 use crate::tcp::{
-    Connection, DATA_UNDER_PRESSURE, Egress, Events, Opening, Pressure, Segment, SegmentSizes, Seq,
-    Verdict,
+    Connection, DATA_UNDER_PRESSURE, Egress, Events, Opening, Pressure, Segment, Seq, Verdict,
 };
 use crate::time::Instant;
 use crate::wire::tcp::{Flags, HEADER_LEN, Options};
 use crate::wire::{Protocol, ipv4, ipv6};
 use core::fmt;
-use core::net::{IpAddr, SocketAddr};
+use core::net::SocketAddr;
 use towpath_packet::{Memory, Packet};
 
 /// Names a connection of one stack. A handle of a connection that is gone finds nothing.
@@ -79,26 +78,6 @@ pub(super) fn continued(opening: Opening, past: Option<Seq>) -> Opening {
 const REOPEN_GAP: u32 = 65_535 + 2;
 
 impl Stack {
-    /// Largest TCP payload of one segment on this device.
-    pub(super) fn tcp_mss(&self, v4: bool) -> u32 {
-        let ip = if v4 { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN };
-        u32::from(self.caps.mtu).saturating_sub((ip + HEADER_LEN) as u32)
-    }
-
-    /// How large segments to and from `remote` may be.
-    pub(super) fn segment_sizes(&self, remote: IpAddr) -> SegmentSizes {
-        SegmentSizes::of_link(self.tcp_mss(remote.is_ipv4()))
-    }
-
-    /// Device or routes changed: connections hear what holds now.
-    pub(super) fn reroute_all(&mut self) {
-        let sizes = [false, true].map(|v4| SegmentSizes::of_link(self.tcp_mss(v4)));
-        let connections = self.tcp.slots.iter_mut().filter_map(|slot| slot.connection.as_mut());
-        for connection in connections {
-            connection.reroute(&sizes[usize::from(connection.remote().is_ipv4())]);
-        }
-    }
-
     /// What happened next, to which connection.
     pub fn next_event(&mut self) -> Option<(TcpHandle, Events)> {
         loop {

@@ -7,5 +7,6 @@ mod hostile;
 mod icmp;
 mod listen;
 mod neighbors;
+mod routes;
 mod tcp;
 mod udp;

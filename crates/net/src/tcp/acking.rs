@@ -62,7 +62,7 @@ impl Connection {
         } else if pushed {
             receive.pushed = receive.pushed.max(1);
         }
-        let quick = receive.quick_acks > 0 && !receive.ping_pong;
+        let quick = self.settings.quickack || (receive.quick_acks > 0 && !receive.ping_pong);
         if quick || receive.nxt - receive.acked > receive.mss {
             receive.ack_owed = AckOwed::Now;
         } else {
@@ -85,9 +85,20 @@ impl Connection {
             }
             delay = delay.min(max);
         }
-        let at = now + delay.min(DELAY_MAX);
+        let at = now + delay.min(self.delay_max());
         self.timers.delayed_ack =
             Some(self.timers.delayed_ack.map_or(at, |earlier| earlier.min(at)));
+    }
+
+    /// Longest delay: a peer with as short a timeout as ours is not to send again (Linux's
+    /// tcp_delack_max).
+    fn delay_max(&self) -> Duration {
+        let least = self.rtt.least();
+        if least >= DELAY_MAX {
+            DELAY_MAX
+        } else {
+            least.saturating_sub(Duration::from_millis(1)).max(Duration::from_millis(1))
+        }
     }
 
     /// The delay is over: the next may be longer, unless the answer did not come.

@@ -1,6 +1,6 @@
 //! State of one connection and the calls of its owner.
 
-use super::congestion::{self, Congestion, INITIAL_SEGMENTS};
+use super::congestion::{self, Congestion};
 use super::deferral::Deferral;
 use super::ecn::Ecn;
 use super::fastopen::FastOpen;
@@ -230,8 +230,8 @@ impl Connection {
                 recent: 0,
                 recent_at: now,
             },
-            rtt: RttEstimator::default(),
-            congestion: Congestion::new(settings.congestion, INITIAL_SEGMENTS, iss, now),
+            rtt: RttEstimator::new(settings.rto_min),
+            congestion: Congestion::new(settings.congestion, settings.initial_window, iss, now),
             recovery: Recovery::new(iss, settings.reordering),
             timers: Timers::default(),
             settings: *settings,

@@ -4,7 +4,7 @@
 use super::congestion::CaState;
 use super::connection::Connection;
 use super::recovery::Resend;
-use super::rtt::{RTO_INITIAL, RTO_MIN};
+use super::rtt::RTO_INITIAL;
 use super::scoreboard::{Newest, Record};
 use super::seq::Seq;
 use crate::time::{Duration, Instant};
@@ -208,7 +208,7 @@ impl Connection {
         }
         let mut timeout = match self.rtt.srtt() {
             // A lone segment may be acknowledged late.
-            Some(srtt) => 2 * srtt + if outstanding == 1 { RTO_MIN } else { TIMEOUT_MIN },
+            Some(srtt) => 2 * srtt + if outstanding == 1 { self.rtt.least() } else { TIMEOUT_MIN },
             None => RTO_INITIAL,
         };
         let rto = if advancing { self.rtt.rto() } else { self.rto_from_head().since(now) };

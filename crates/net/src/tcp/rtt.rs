@@ -24,6 +24,8 @@ const SAMPLE_MAX_US: u32 = u32::MAX / 32;
 /// Smoothed round-trip time.
 #[derive(Clone, Copy, Debug)]
 pub struct RttEstimator {
+    /// Least variance.
+    least_us: u32,
     /// Eight times the smoothed round trip.
     srtt8_us: u32,
     /// Four times the mean deviation.
@@ -40,7 +42,15 @@ pub struct RttEstimator {
 
 impl Default for RttEstimator {
     fn default() -> Self {
+        Self::new(RTO_MIN)
+    }
+}
+
+impl RttEstimator {
+    /// No sample yet; timeouts will be at least `least` above the round trip.
+    pub fn new(least: Duration) -> Self {
         Self {
+            least_us: micros(least),
             srtt8_us: 0,
             mdev4_us: 0,
             mdev_max_us: 0,
@@ -51,9 +61,12 @@ impl Default for RttEstimator {
             min: WindowedMin::default(),
         }
     }
-}
 
-impl RttEstimator {
+    /// Least timeout beyond the round trip.
+    pub fn least(&self) -> Duration {
+        Duration::from_micros(self.least_us.into())
+    }
+
     /// Takes a sample of a segment that was sent once (Karn's rule is the caller's). `una` and
     /// `nxt` tell flights apart. Ends the back-off.
     pub fn sample(&mut self, rtt: Duration, una: Seq, nxt: Seq) {
@@ -62,7 +75,7 @@ impl RttEstimator {
             self.srtt8_us = rtt_us * 8;
             // RTO = 3 RTT at first (RFC 6298 §2.2).
             self.mdev4_us = rtt_us * 2;
-            self.rttvar_us = self.mdev4_us.max(RTO_MIN_US);
+            self.rttvar_us = self.mdev4_us.max(self.least_us);
             self.mdev_max_us = self.rttvar_us;
             self.flight_end = nxt;
         } else {
@@ -71,7 +84,7 @@ impl RttEstimator {
                 let excess = self.rttvar_us.saturating_sub(self.mdev_max_us);
                 self.rttvar_us -= excess / 4;
                 self.flight_end = nxt;
-                self.mdev_max_us = RTO_MIN_US;
+                self.mdev_max_us = self.least_us;
             }
         }
         self.restore();
@@ -157,8 +170,6 @@ impl RttEstimator {
         }
     }
 }
-
-const RTO_MIN_US: u32 = RTO_MIN.as_micros() as u32;
 
 fn micros(rtt: Duration) -> u32 {
     u32::try_from(rtt.as_micros()).unwrap_or(SAMPLE_MAX_US).clamp(1, SAMPLE_MAX_US)

@@ -57,6 +57,12 @@ pub struct Settings {
     pub sack: bool,
     /// Congestion control of a new connection.
     pub congestion: congestion::Kind,
+    /// Segments that a connection sends at its start (RFC 6928).
+    pub initial_window: u32,
+    /// Least retransmission timeout beyond the round trip (tcp_rto_min_us).
+    pub rto_min: Duration,
+    /// Every ACK goes at once.
+    pub quickack: bool,
     /// Take the congestion window down after a pause (RFC 5681 §4.1).
     pub slow_start_after_idle: bool,
     /// Report what came twice (RFC 2883).
@@ -137,6 +143,9 @@ impl Default for Settings {
             timestamps: true,
             sack: true,
             congestion: congestion::Kind::default(),
+            initial_window: congestion::INITIAL_SEGMENTS,
+            rto_min: super::rtt::RTO_MIN,
+            quickack: false,
             slow_start_after_idle: true,
             dsack: true,
             synack_retries: 5,

@@ -259,8 +259,14 @@ impl Subject for Machine {
         let (Some(name), Some(number)) = (name.strip_prefix("net.ipv4.tcp_"), number) else {
             return Err(format!("{name}={value} is not a known setting"));
         };
-        let small = u8::try_from(number).map_err(|_| format!("{number} is out of range"))?;
+        let wrong = |_| format!("{number} is out of range");
+        if name == "base_mss" {
+            settings.base_mss = u32::try_from(number).map_err(wrong)?;
+            return Ok(());
+        }
+        let small = u8::try_from(number).map_err(wrong)?;
         match name {
+            "mtu_probing" => settings.mtu_probing = small,
             "sack" => settings.sack = small != 0,
             "dsack" => settings.dsack = small != 0,
             "timestamps" => settings.timestamps = small != 0,

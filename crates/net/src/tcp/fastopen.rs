@@ -145,6 +145,8 @@ impl Connection {
     /// Lets the first SYN ask for a cookie or carry one, and `room` bytes of what the owner gives
     /// before it goes.
     pub fn set_fast_open(&mut self, option: Option<FastOpenCookie>, room: u32) {
+        let asks = option.is_some_and(|cookie| cookie.len == 0);
+        self.fast_open.fail = if asks { FAIL_NO_COOKIE } else { 0 };
         self.fast_open.client = Some(ClientSyn { option, room });
         self.fast_open.experimental = option.is_some_and(|cookie| cookie.experimental);
     }
@@ -246,6 +248,13 @@ impl Connection {
         self.state.can_send() || (self.state == State::SynReceived && self.fast_open.accepted)
     }
 }
+
+/// There was no cookie yet (Linux's TFO_COOKIE_UNAVAILABLE).
+const FAIL_NO_COOKIE: u8 = 1;
+/// The peer did not take the data (Linux's TFO_DATA_NOT_ACKED).
+pub(super) const FAIL_NOT_TAKEN: u8 = 2;
+/// The SYN was lost (Linux's TFO_SYN_RETRANSMITTED).
+pub(super) const FAIL_SYN_LOST: u8 = 3;
 
 fn cookie(key: &[u8; KEY_LEN], client: IpAddr, server: IpAddr) -> FastOpenCookie {
     let (low, high) = key.split_at(KEY_LEN / 2);

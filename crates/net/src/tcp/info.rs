@@ -22,7 +22,8 @@ pub struct Info {
     pub probes: u8,
     /// Doublings of the retransmission timeout.
     pub backoff: u8,
-    /// What both sides agreed on: 1 timestamps, 2 SACK, 4 window scaling, 8 ECN.
+    /// What both sides agreed on: 1 timestamps, 2 SACK, 4 window scaling, 8 ECN; 16 marks can be
+    /// seen, 32 data went with the SYN, 128 the SYN opened the connection (Fast Open).
     pub options: u8,
     /// Scale of the peer's window.
     pub snd_wscale: u8,
@@ -224,19 +225,13 @@ impl Connection {
         let (busy, peer_window, buffer) = self.send.chrono.times(now);
         let counters = &self.counters;
         let millis = |at: Instant| now.since(at).as_millis() as u32;
-        let options = u8::from(self.timestamps.enabled)
-            | u8::from(self.sack) << 1
-            | u8::from(self.scaled) << 2
-            | u8::from(self.ecn.enabled) << 3
-            | u8::from(self.ecn.seen) << 4
-            | u8::from(self.fast_open.syn_data) << 5;
         Info {
             state: state_number(self.state),
             ca_state: self.recovery.state as u8,
             retransmits: self.timers.unanswered,
             probes: self.timers.probes.max(self.timers.keepalive_unanswered),
             backoff: self.rtt.backoff().max(self.timers.probe_backoff),
-            options,
+            options: self.agreed(),
             snd_wscale: if self.scaled { self.send.window_scale } else { 0 },
             rcv_wscale: if self.scaled { self.receive.window_scale } else { 0 },
             delivery_rate_app_limited: self.recovery.rate.is_limited(),
@@ -289,6 +284,17 @@ impl Connection {
             total_rto_recoveries: counters.timeouts.recoveries,
             total_rto_time: counters.timeouts.time(now),
         }
+    }
+
+    /// What both sides agreed on, in Linux's bits.
+    fn agreed(&self) -> u8 {
+        u8::from(self.timestamps.enabled)
+            | u8::from(self.sack) << 1
+            | u8::from(self.scaled) << 2
+            | u8::from(self.ecn.enabled) << 3
+            | u8::from(self.ecn.seen) << 4
+            | u8::from(self.fast_open.syn_data) << 5
+            | u8::from(self.fast_open.accepted) << 7
     }
 }
 

@@ -2,7 +2,7 @@
 //! again. With Fast Open (RFC 7413) data goes with them.
 
 use super::connection::{Connection, Segment};
-use super::fastopen::ClientSyn;
+use super::fastopen::{ClientSyn, FAIL_NOT_TAKEN, FAIL_SYN_LOST};
 use super::input::Verdict;
 use super::rtt::RTO_INITIAL;
 use super::scoreboard::Sending;
@@ -84,7 +84,7 @@ impl Connection {
             self.input_fin(segment);
         }
         if lost {
-            self.fast_open.fail = if sent_again { 3 } else { 2 };
+            self.fast_open.fail = if sent_again { FAIL_SYN_LOST } else { FAIL_NOT_TAKEN };
             // The data that went with the SYN goes again at once, and the ACK with it.
             self.resend_all(now);
             return;

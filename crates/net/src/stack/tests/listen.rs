@@ -169,6 +169,8 @@ fn fast_open_takes_data_with_a_cookie() {
     let connection = s.b.stack.tcp(child).expect("there");
     assert_eq!((connection.state(), connection.received_len()), (State::SynReceived, 5));
     assert!(connection.had_syn_data());
+    let info = connection.info(now);
+    assert_eq!((info.options & 0xa0, info.bytes_received, info.data_segs_in), (0xa0, 5, 1));
     // Data goes before the handshake is over.
     let mut packet = s.b.packet(b"world");
     s.b.stack.with_tcp(child, now, |connection| {

@@ -40,6 +40,8 @@ fn data_goes_with_the_syn() {
     t.wait(20).recv("S. 0 ack 1001 mss 1000 sackOK").state(State::Established);
     t.events(Events::ESTABLISHED | Events::WRITABLE);
     assert_eq!(counts(&t), (true, 1));
+    let info = t.c.info(t.now);
+    assert_eq!((info.fastopen_client_fail, info.bytes_acked, info.bytes_sent), (0, 1001, 1500));
     t.expect("P. 1001:1501 ack 1");
     t.recv(". 1 ack 1501");
     assert_eq!(counts(&t), (true, 2));
@@ -55,6 +57,7 @@ fn what_was_not_taken_is_sent_again_at_once() {
     t.expect("S 0:1000").wait(20).recv("S. 0 ack 1 mss 1460 sackOK");
     t.expect("P. 1:1001 ack 1").quiet();
     assert_eq!((counts(&t), t.c.congestion.cwnd()), ((false, 1), 10));
+    assert_eq!(t.c.info(t.now).fastopen_client_fail, 2);
     t.wait(20).recv(". 1 ack 1001");
     assert_eq!(counts(&t), (false, 2));
 
@@ -143,6 +146,7 @@ fn a_cookie_is_asked_for() {
     let mut t = Script::connect(plain());
     t.c.set_fast_open(Some(FastOpenCookie::REQUEST), 0);
     t.write(100).expect("S 0 mss 1460");
+    assert_eq!(t.c.info(t.now).fastopen_client_fail, 1);
     t.recv("S. 0 ack 1 mss 1460").expect("P. 1:101 ack 1").recv(". 1 ack 101");
     let news = t.c.take_fast_open_news().expect("an answer teaches");
     assert_eq!((news.cookie, news.no_cookie), (None, 1), "the peer knows no such option");

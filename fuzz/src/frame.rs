@@ -25,7 +25,8 @@ const MTU: u16 = 1500;
 /// Payload of a datagram that fits the device, over IPv6.
 const SEGMENT_BYTES_MAX: usize = MTU as usize - 40 - 8;
 /// Few, so that inputs reach the bounds.
-const LIMITS: Limits = Limits { connections: 8, half_open: 4, time_wait: 4, datagrams: 4 };
+const LIMITS: Limits =
+    Limits { connections: 8, half_open: 4, orphans: 4, time_wait: 4, datagrams: 4 };
 
 /// The stack's address; the stored frames are for it.
 const LOCAL_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);

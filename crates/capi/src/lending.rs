@@ -111,3 +111,28 @@ fn from<'a>(
         Some(piece)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::{Config, Errno, Instance};
+
+    #[test]
+    fn the_option_is_for_streams_and_has_two_values() {
+        let config = Config::with_addresses("192.0.2.1/24").expect("an address");
+        let instance = Instance::new(&config).expect("an instance");
+        let set = |fd, value: i32| {
+            instance.set_option(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY, &value.to_ne_bytes())
+        };
+        let get = |fd| instance.option(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY, 4);
+        let stream = instance.socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("room");
+        assert!(!instance.lends(stream, libc::MSG_ZEROCOPY), "the flag alone means nothing");
+        assert_eq!(set(stream, 2), Err(Errno::INVAL));
+        assert_eq!(set(stream, 1), Ok(()));
+        assert_eq!(get(stream), Ok(1_i32.to_ne_bytes().to_vec()));
+        assert!(instance.lends(stream, libc::MSG_ZEROCOPY) && !instance.lends(stream, 0));
+        assert!(!instance.lends(-1, libc::MSG_ZEROCOPY));
+        let datagram = instance.socket(libc::AF_INET, libc::SOCK_DGRAM, 0).expect("room");
+        assert_eq!(set(datagram, 1), Err(Errno(libc::EOPNOTSUPP)));
+        assert!(!instance.lends(datagram, libc::MSG_ZEROCOPY));
+    }
+}

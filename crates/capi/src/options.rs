@@ -200,6 +200,8 @@ impl State {
                 let id = self.id(fd)?;
                 Ok(self.sockets.set_timestamping(id, Timestamping(number as u32))?)
             }
+            // A program that waited for notices would wait for ever.
+            libc::SO_ZEROCOPY if self.files.socket(fd)?.datagram => Err(Errno(libc::EOPNOTSUPP)),
             libc::SO_ZEROCOPY if (0..=1).contains(&number) => {
                 self.change(fd, |options| options.zerocopy = on)
             }

@@ -4,6 +4,8 @@
 use super::support::{Family, Host, Output, Process, Stats, Test, Towpath, command};
 
 const PORT: &str = "5201";
+/// Runs in which both directions may get their share.
+const BOTH_WAYS_TRIES: usize = 3;
 
 pub(crate) fn tests() -> Vec<Test> {
     let mut tests = Vec::new();
@@ -64,14 +66,21 @@ fn one_way(_: &mut Host, family: Family, options: &[&str]) {
 }
 
 /// Goal: neither direction starves the other.
-/// Method: `--bidir`; the slower direction gets at least a fifth of the sum.
+/// Method: `--bidir`; the slower direction gets at least a fifth of the sum. On a machine that others
+/// use too a second may go to one of them; a direction that starves does so each time.
 fn both_ways(_: &mut Host, family: Family, mtu: u16) {
-    let output = iperf(family, mtu, &["--bidir"]);
-    assert_eq!(Stats::of(&output).copies_per_byte, "0.000000");
-    let out = number(&output.stdout, &["end", "sum_received", "bits_per_second"]);
-    let back = number(&output.stdout, &["end", "sum_received_bidir_reverse", "bits_per_second"]);
-    let share = out.min(back) / (out + back);
-    assert!(share >= 0.2, "{:.0} and {:.0} Mbit/s", out / 1e6, back / 1e6);
+    let mut rates = Vec::new();
+    for _ in 0..BOTH_WAYS_TRIES {
+        let output = iperf(family, mtu, &["--bidir"]);
+        assert_eq!(Stats::of(&output).copies_per_byte, "0.000000");
+        let rate = |sum: &str| number(&output.stdout, &["end", sum, "bits_per_second"]);
+        let (out, back) = (rate("sum_received"), rate("sum_received_bidir_reverse"));
+        if out.min(back) >= 0.2 * (out + back) {
+            return;
+        }
+        rates.push((out, back));
+    }
+    panic!("out and back, bit/s: {rates:.0?}");
 }
 
 /// Goal: at a low rate no datagram is lost.

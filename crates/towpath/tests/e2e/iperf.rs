@@ -66,8 +66,8 @@ fn one_way(_: &mut Host, family: Family, options: &[&str]) {
 }
 
 /// Goal: neither direction starves the other.
-/// Method: `--bidir`; the slower direction gets at least a fifth of the sum. On a machine that others
-/// use too a second may go to one of them; a direction that starves does so each time.
+/// Method: `--bidir`; the slower direction gets at least a fifth of the sum. On a machine that
+/// others use too a second may go to one of them; a direction that starves does so each time.
 fn both_ways(_: &mut Host, family: Family, mtu: u16) {
     let mut rates = Vec::new();
     for _ in 0..BOTH_WAYS_TRIES {

@@ -119,12 +119,18 @@ fn icmp(injector: &mut Injector, program: IpAddr, nobody: IpAddr, random: &mut R
     }
     let acted_on: &[u8] = if v4 { &[3, 8] } else { &[1, 2, 128, 133, 134, 135, 136] };
     for kind in (0..=255).filter(|kind| !acted_on.contains(kind)) {
-        let mut frame = frame::icmp(program, nobody, [kind, 0, 0, 0, 0, 0], &random.bytes(32));
+        // Time exceeded and parameter problem are looked at, as they may be about a datagram.
+        let quotes = if v4 { kind == 11 || kind == 12 } else { kind == 3 || kind == 4 };
+        let (rest, reason) = match quotes {
+            true => (vec![0; 32], "icmp_malformed"),
+            false => (random.bytes(32), "icmp_ignored"),
+        };
+        let mut frame = frame::icmp(program, nobody, [kind, 0, 0, 0, 0, 0], &rest);
         if !v4 {
             // Redirects must look as if they came from the link.
             frame[frame::IP + 7] = 255;
         }
-        injector.drops("icmp_ignored", &frame);
+        injector.drops(reason, &frame);
     }
     let error = if v4 { 3 } else { 2 };
     for len in [0, 1, 19, 20, 27, 39, 40, 47] {

@@ -409,25 +409,15 @@ static int entries(const char *path)
 	return count;
 }
 
-static void play(struct towpath *instance)
+static void play(struct scene *scene)
 {
-	struct end ours = { instance }, kernel = { NULL };
-	struct scene scenes[] = {
-		{ &kernel, &ours, AF_INET },
-		{ &ours, &kernel, AF_INET },
-		{ &kernel, &ours, AF_INET6 },
-		{ &ours, &kernel, AF_INET6 },
-	};
-
-	for (int i = 0; i < 4; i++) {
-		refused(&scenes[i]);
-		half_close(&scenes[i]);
-		reset(&scenes[i]);
-		waits(&scenes[i]);
-		many(&scenes[i]);
-		transfer(&scenes[i]);
-		lending(&scenes[i]);
-	}
+	refused(scene);
+	half_close(scene);
+	reset(scene);
+	waits(scene);
+	many(scene);
+	transfer(scene);
+	lending(scene);
 }
 
 static int open_device(const char *name)
@@ -489,7 +479,7 @@ int main(void)
 	CHECK(entries("/proc/self/task") == threads + 1);
 	CHECK(towpath_input(instance, "x", 1) == -1 && errno == EOPNOTSUPP);
 	configure("tap0");
-	play(instance);
+	each_way(instance, play);
 	towpath_free(instance);
 	CHECK(entries("/proc/self/task") == threads);
 	CHECK(entries("/proc/self/fd") == files);

@@ -92,4 +92,19 @@ static void configure(const char *name)
 	CHECK(close(four) == 0 && close(six) == 0);
 }
 
+/* Plays over IPv4 and IPv6, once with the kernel as the server and once with the instance. */
+static void each_way(struct towpath *instance, void (*play)(struct scene *))
+{
+	struct end ours = { instance }, kernel = { NULL };
+	struct scene scenes[] = {
+		{ &kernel, &ours, AF_INET },
+		{ &ours, &kernel, AF_INET },
+		{ &kernel, &ours, AF_INET6 },
+		{ &ours, &kernel, AF_INET6 },
+	};
+
+	for (int i = 0; i < 4; i++)
+		play(&scenes[i]);
+}
+
 #endif

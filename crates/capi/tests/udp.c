@@ -637,6 +637,17 @@ static void same_answers(struct end *ours, struct end *kernel, int domain)
 	CHECK(wrong == 0);
 }
 
+static void play(struct scene *scene)
+{
+	echo(scene);
+	refused(scene);
+	segments(scene);
+	packet_information(scene);
+	waits(scene);
+	several_calls(scene);
+	losses(scene);
+}
+
 int main(void)
 {
 	struct towpath_config config = {
@@ -654,22 +665,8 @@ int main(void)
 	CHECK(instance);
 	configure("tap0");
 	struct end ours = { instance }, kernel = { NULL };
-	struct scene scenes[] = {
-		{ &kernel, &ours, AF_INET },
-		{ &ours, &kernel, AF_INET },
-		{ &kernel, &ours, AF_INET6 },
-		{ &ours, &kernel, AF_INET6 },
-	};
 
-	for (int i = 0; i < 4; i++) {
-		echo(&scenes[i]);
-		refused(&scenes[i]);
-		segments(&scenes[i]);
-		packet_information(&scenes[i]);
-		waits(&scenes[i]);
-		several_calls(&scenes[i]);
-		losses(&scenes[i]);
-	}
+	each_way(instance, play);
 	mapped(&ours, &kernel);
 	mapped(&kernel, &ours);
 	same_answers(&ours, &kernel, AF_INET);

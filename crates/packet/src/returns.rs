@@ -72,12 +72,6 @@ impl Returns {
         self.group(group).shares.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
-    /// True if the group has shares.
-    pub fn is_open(&self, group: u32) -> bool {
-        // Relaxed: an answer that may be old; `share` decides.
-        self.group(group).shares.load(Ordering::Relaxed) > 0
-    }
-
     /// Ends a share. `copied` says that bytes of it were copied after all.
     ///
     /// # Panics
@@ -170,7 +164,7 @@ mod tests {
         for group in [2, 0, 1] {
             returns.begin(group);
         }
-        assert!(returns.share(2) && returns.is_open(2));
+        assert!(returns.share(2));
         returns.end(2, true);
         returns.end(1, false);
         assert!(returns.has_ended());

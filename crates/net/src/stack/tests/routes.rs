@@ -10,16 +10,7 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 use towpath_packet::Caps;
 
-const MSS: Options = Options {
-    mss: Some(1460),
-    window_scale: None,
-    sack_permitted: false,
-    sack: [(0, 0); 4],
-    sack_count: 0,
-    timestamps: None,
-    fast_open: None,
-    md5: false,
-};
+const MSS: Options = Options { mss: Some(1460), ..super::tcp::NONE };
 
 fn route(destination: IpAddr, prefix_len: u8, metrics: RouteMetrics) -> Route {
     Route { destination, prefix_len, metrics }

@@ -15,7 +15,7 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 use towpath_packet::{Caps, Checksum};
 
-const NONE: Options = Options {
+pub(super) const NONE: Options = Options {
     mss: None,
     window_scale: None,
     sack_permitted: false,

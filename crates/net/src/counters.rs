@@ -83,6 +83,10 @@ drop_reasons! {
     UdpNoSocket = "udp_no_socket",
     /// A datagram, or an error about one, for which its socket's receive buffer had no room.
     UdpNoRoom = "udp_no_room",
+    /// A packet with a wrong checksum that a raw socket looks at.
+    RawChecksum = "raw_checksum",
+    /// Nobody took the frames for packet sockets fast enough.
+    LinkQueueFull = "link_queue_full",
     /// ICMP message malformed or with a wrong checksum.
     IcmpMalformed = "icmp_malformed",
     /// ICMP message of a kind that is not acted on.
@@ -132,6 +136,8 @@ pub struct Counters {
     pub orphans_reset: u64,
     /// TCP segments or super-packets sent again.
     pub retransmitted: u64,
+    /// Of them loss probes: nothing had been heard of the last segments for two round trips.
+    pub tail_probes: u64,
     /// Fragments put together.
     pub reassembled: u64,
     drops: [u64; DropReason::ALL.len()],
@@ -152,6 +158,7 @@ impl Default for Counters {
             syn_cookies_failed: 0,
             orphans_reset: 0,
             retransmitted: 0,
+            tail_probes: 0,
             reassembled: 0,
             drops: [0; DropReason::ALL.len()],
         }

@@ -39,7 +39,7 @@ struct Question {
     next: Instant,
     /// The address that is used until the answer comes.
     stale: Option<MacAddr>,
-    pending: VecDeque<Packet>,
+    pending: VecDeque<Outgoing>,
 }
 
 impl Question {
@@ -53,6 +53,14 @@ struct Entry {
     known: Known,
 }
 
+/// A packet on its way to the device.
+pub struct Outgoing {
+    /// The packet, from its IP header on.
+    pub packet: Packet,
+    /// What is larger goes out in fragments of so many bytes at most.
+    pub mtu: u16,
+}
+
 /// What to do with a packet for a neighbour.
 pub enum Resolution {
     /// Send it there; ask for the address too if `ask`: it may have changed.
@@ -60,7 +68,7 @@ pub enum Resolution {
         /// The neighbour's address.
         mac: MacAddr,
         /// The packet.
-        packet: Packet,
+        packet: Outgoing,
         /// A question is due.
         ask: bool,
     },
@@ -89,7 +97,7 @@ impl Neighbors {
     }
 
     /// The link-layer address for `packet`, or a place to wait for it.
-    pub fn resolve(&mut self, address: IpAddr, packet: Packet, now: Instant) -> Resolution {
+    pub fn resolve(&mut self, address: IpAddr, packet: Outgoing, now: Instant) -> Resolution {
         let Some(index) = self.position(address) else {
             let lost = self.make_room();
             let mut question = Question::first(now, None);
@@ -137,7 +145,7 @@ impl Neighbors {
         mac: MacAddr,
         create: bool,
         now: Instant,
-        mut send: impl FnMut(MacAddr, Packet),
+        mut send: impl FnMut(MacAddr, Outgoing),
     ) {
         if !mac.is_unicast() || mac == MacAddr::UNSPECIFIED {
             return;
@@ -178,7 +186,7 @@ impl Neighbors {
         &mut self,
         now: Instant,
         mut ask: impl FnMut(IpAddr),
-        mut lost: impl FnMut(Packet),
+        mut lost: impl FnMut(Outgoing),
     ) {
         self.entries.retain_mut(|entry| {
             let Known::Asked(question) = &mut entry.known else { return true };

@@ -22,12 +22,26 @@ pub enum Site {
     /// The end of a datagram in many fragments put into fewer frames, because a packet has room
     /// for a bounded number of pieces.
     Squeeze,
+    /// Lent memory whose lender gets it back before the last piece is gone.
+    Recall,
+    /// Small received pieces put into one frame, so that who keeps them keeps less memory.
+    Pack,
+    /// Memory that others may write, put into frames because its checksum is made in software.
+    Checksum,
 }
 
 impl Site {
     /// All sites, in the order of their counters.
-    pub const ALL: [Site; 5] =
-        [Site::Linearise, Site::IcmpQuote, Site::SocketSend, Site::SocketReceive, Site::Squeeze];
+    pub const ALL: [Site; 8] = [
+        Site::Linearise,
+        Site::IcmpQuote,
+        Site::SocketSend,
+        Site::SocketReceive,
+        Site::Squeeze,
+        Site::Recall,
+        Site::Pack,
+        Site::Checksum,
+    ];
 
     /// Name used in reports.
     pub fn name(self) -> &'static str {
@@ -37,6 +51,9 @@ impl Site {
             Site::SocketSend => "socket_send",
             Site::SocketReceive => "socket_receive",
             Site::Squeeze => "squeeze",
+            Site::Recall => "recall",
+            Site::Pack => "pack",
+            Site::Checksum => "checksum",
         }
     }
 }
@@ -46,6 +63,7 @@ impl Site {
 pub struct Ledger {
     copied: [AtomicU64; Site::ALL.len()],
     carried: AtomicU64,
+    lent: AtomicU64,
 }
 
 impl Ledger {
@@ -74,6 +92,12 @@ impl Ledger {
         self.carried.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
+    /// Counts `bytes` that a program lent instead of having them copied.
+    pub fn lend(&self, bytes: usize) {
+        // Relaxed: a statistic.
+        self.lent.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
     /// Bytes copied at `site`.
     pub fn copied_at(&self, site: Site) -> u64 {
         // Relaxed: a statistic.
@@ -91,11 +115,54 @@ impl Ledger {
         self.carried.load(Ordering::Relaxed)
     }
 
+    /// Payload bytes that programs lent.
+    pub fn lent(&self) -> u64 {
+        // Relaxed: a statistic.
+        self.lent.load(Ordering::Relaxed)
+    }
+
+    /// Lent bytes that were not copied after all. A loan is recalled whole, and what is sent again
+    /// may be copied for its checksum again, so this is a lower bound.
+    pub fn hits(&self) -> u64 {
+        let copied = self.copied_at(Site::Recall) + self.copied_at(Site::Checksum);
+        self.lent().saturating_sub(copied)
+    }
+
+    /// The part of the lent bytes that was not copied after all, as [`Ledger::hits`] has it; one
+    /// before the first byte.
+    pub fn hit_rate(&self) -> f64 {
+        match self.lent() {
+            0 => 1.0,
+            lent => self.hits() as f64 / lent as f64,
+        }
+    }
+
     /// Copies per payload byte carried; zero before the first byte.
     pub fn copies_per_byte(&self) -> f64 {
         match self.carried() {
             0 => 0.0,
             carried => self.copied() as f64 / carried as f64,
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_lent_and_copied_after_all_is_no_hit() {
+        let ledger = Ledger::new();
+        assert_eq!((ledger.hit_rate(), ledger.copies_per_byte()), (1.0, 0.0));
+        ledger.lend(1000);
+        ledger.carry(2000);
+        ledger.count(Site::SocketReceive, 1000);
+        assert_eq!((ledger.hit_rate(), ledger.copies_per_byte()), (1.0, 0.5));
+        ledger.count(Site::Recall, 250);
+        assert_eq!((ledger.hit_rate(), ledger.hits()), (0.75, 750));
+        ledger.count(Site::Checksum, 250);
+        assert_eq!(ledger.hit_rate(), 0.5);
+        ledger.count(Site::Recall, 4096);
+        assert_eq!((ledger.hit_rate(), ledger.lent()), (0.0, 1000), "whole loans are copied");
     }
 }

@@ -6,9 +6,10 @@
 //! application buffers and memory that other programs can write are all lent like this.
 //!
 //! Modules, each using only those before it:
-//! `sync → slab → region → loan → returns → ledger → offload → packet → pool → burst → device`.
+//! `sync → slab → region → loan → lend → returns → ledger → {held, recall} → offload → packet →
+//! pool → burst → device`.
 //!
-//! Unsafe code is allowed in `slab`, `region`, `loan`, `packet` and `pool` only.
+//! Unsafe code is allowed in `slab`, `region`, `loan`, `lend`, `recall`, `packet` and `pool` only.
 #![cfg_attr(not(loom), no_std)]
 #![deny(unsafe_code)]
 
@@ -16,11 +17,14 @@ extern crate alloc;
 
 pub mod burst;
 pub mod device;
+pub mod held;
 pub mod ledger;
+pub mod lend;
 pub mod loan;
 pub mod offload;
 pub mod packet;
 pub mod pool;
+pub mod recall;
 mod region;
 pub mod returns;
 #[doc(hidden)]
@@ -29,9 +33,12 @@ pub mod sync;
 
 pub use burst::Burst;
 pub use device::{Caps, Device};
+pub use held::{Held, Reader, Readers};
 pub use ledger::{Ledger, Site};
-pub use loan::{Lender, Loans, Piece};
+pub use lend::Loans;
+pub use loan::{Lender, Piece, Pinned};
 pub use offload::{Checksum, Gso, GsoKind, Offload, VirtioHeader};
 pub use packet::{Packet, PacketPool};
 pub use pool::{Frame, Memory, MemoryConfig, Pool};
+pub use recall::{Recall, Watch};
 pub use returns::Returns;

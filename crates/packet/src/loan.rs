@@ -7,19 +7,41 @@
 //!
 //! Memory comes in two kinds. *Private* memory is written by nobody while it is lent, so a piece
 //! of it can be seen as `&[u8]`. *Foreign* memory may be written by others at any time (a guest,
-//! another process, a shared file): it is never a reference, only copied out by volatile reads,
-//! through [`Ledger::copy`](crate::Ledger::copy), or handed to a system call by address
-//! ([`Piece::address`]).
+//! another process, a shared file), or go back to its lender before its last piece is gone: it is
+//! never a reference, only copied out by volatile reads, through
+//! [`Ledger::copy`](crate::Ledger::copy), or handed to a system call by address ([`Piece::pin`]).
+//!
+//! # Theory of operation: watched loans
+//!
+//! A loan of foreign memory can be *watched* by one [`Watch`](crate::Watch), which may recall it:
+//! the bytes are copied to memory of the loan's own, the copy is published as `replacement`, and
+//! when nobody reads the old memory any more it goes back to its lender. All that is agreed upon in
+//! one word, `state`, which while a watch exists is changed by read-modify-writes only, so that
+//! each change is ordered with each other and an Acquire pairs with all Releases before it:
+//!
+//! - Who reads *pins* (adds `PIN`) unless `SWAPPED` is set. If the addition came before
+//!   `SWAPPED`, the recaller sees the pin and comes again; if after, the reader sees `SWAPPED` and
+//!   reads the replacement. So when no pin is seen after `SWAPPED`, the old memory is unread from
+//!   then on.
+//! - `owner` is changed by whoever has the turn. The recaller has it from `RECALLING` on, unless
+//!   `ENDED` was there before it; who drops the last piece has it from `ENDED` on, unless
+//!   `RECALLING` was there: then the recaller does at the end of its turn what is left to do.
+//! - The descriptor is freed by the later of two: the end of the loan (`OVER`) and the end of the
+//!   watch (`WATCHED` cleared).
+//!
+//! A watch is made by the only holder of a loan, so that whoever holds it later knows of the watch.
+//! Loans without one are read without pins and end without any of this.
 #![allow(unsafe_code)]
 
 use crate::region::Region;
-use crate::slab::{self, Slab, Slot};
-use crate::sync::{AtomicBool, AtomicU32, Ordering};
+use crate::slab::{self, Slot};
+use crate::sync::{AtomicPtr, AtomicU32, Ordering};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::any::Any;
 use core::cell::UnsafeCell;
 use core::fmt;
+use core::marker::PhantomData;
 use core::ptr::NonNull;
 
 /// Who gets memory back. `returned` runs on the thread that dropped the last piece and must not
@@ -33,7 +55,7 @@ pub trait Lender: Send + Sync {
 /// How a loan ends.
 #[expect(dead_code, reason = "held for what their drop does")]
 pub(crate) enum Owner {
-    /// Nothing lent.
+    /// Nothing lent, or given back already.
     Nobody,
     /// A frame of a pool, whose memory this keeps: giving the descriptor back is all.
     Pool(Arc<Region>),
@@ -46,7 +68,7 @@ pub(crate) enum Owner {
 }
 
 /// Memory that was moved in. Held by address: pieces point into it, so it is no `Box` meanwhile.
-pub(crate) struct OwnedMemory(NonNull<[u8]>);
+pub(crate) struct OwnedMemory(pub(crate) NonNull<[u8]>);
 
 impl Drop for OwnedMemory {
     fn drop(&mut self) {
@@ -55,26 +77,72 @@ impl Drop for OwnedMemory {
     }
 }
 
-/// The part of a loan that is written while it is private to one holder.
-pub(crate) struct Terms {
+impl Owner {
+    /// Lets memory go, and tells its lender.
+    pub(crate) fn tell(self, copied: bool) {
+        match self {
+            Owner::Lender(lender, token) => lender.returned(token, copied),
+            Owner::Keeper(memory, lender, token) => {
+                drop(memory);
+                lender.returned(token, copied);
+            }
+            Owner::Nobody | Owner::Pool(_) | Owner::Owned(_) => {}
+        }
+    }
+}
+
+/// What kind of memory is lent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A frame of a pool.
+    Frame,
+    /// Other memory that nobody writes while it is lent.
+    Private,
+    /// Memory that others may write, or that may go back early.
+    Foreign,
+}
+
+/// The stretch of memory that is lent. Written while the loan is private to one holder.
+#[derive(Clone, Copy)]
+pub(crate) struct Extent {
     pub(crate) base: NonNull<u8>,
     pub(crate) capacity: u32,
-    pub(crate) foreign: bool,
-    pub(crate) owner: Owner,
+    pub(crate) kind: Kind,
 }
+
+/// Bytes were copied after all.
+pub(crate) const COPIED: u32 = 1;
+/// A watch exists.
+pub(crate) const WATCHED: u32 = 1 << 1;
+/// The watch has its turn.
+pub(crate) const RECALLING: u32 = 1 << 2;
+/// The bytes are in `replacement`, too.
+pub(crate) const SWAPPED: u32 = 1 << 3;
+/// The last piece is gone.
+pub(crate) const ENDED: u32 = 1 << 4;
+/// Whoever ended the loan is done with it.
+pub(crate) const OVER: u32 = 1 << 5;
+/// One reader of the old memory.
+const PIN: u32 = 1 << 6;
+/// Most pins: so few that many threads can each add one too many before they notice.
+const PINS_MAX: u32 = u32::MAX / PIN / 2;
 
 /// The descriptor of a loan. Lives in a slab, next to its like.
 pub(crate) struct Loan {
     /// Holders. Zero while the slot is free.
     pub(crate) holders: AtomicU32,
-    /// Bytes were copied after all.
-    pub(crate) copied: AtomicBool,
-    pub(crate) terms: UnsafeCell<Terms>,
+    /// The bits above, and pins.
+    pub(crate) state: AtomicU32,
+    /// Memory as long as the extent, made by `Watch::swap`; valid while `SWAPPED` is set.
+    pub(crate) replacement: AtomicPtr<u8>,
+    pub(crate) extent: UnsafeCell<Extent>,
+    pub(crate) owner: UnsafeCell<Owner>,
 }
 
-// SAFETY: `terms` is written only by the one holder of a slot just taken (`Loans::begin`,
-// `Pool::new`) or by the last holder in `end_loan`, which saw all others leave (Acquire fence
-// after the Release decrements). In between it is read only.
+// SAFETY: `extent` is written only by the one holder of a slot just taken (`lend::begin`,
+// `Pool::new`); in between it is read only. `owner` is reached by that one, and by whoever has the
+// turn: the last holder, which saw all others leave (Acquire after the Release decrements), or the
+// one watch; the turn is settled by read-modify-writes of `state` (module text).
 unsafe impl Sync for Loan {}
 // SAFETY: a loan's memory may be used on any thread: private memory is plain bytes, foreign
 // memory is reached by address only, and `Lender` is `Send + Sync`.
@@ -84,19 +152,48 @@ impl Loan {
     pub(crate) fn free() -> Self {
         Self {
             holders: AtomicU32::new(0),
-            copied: AtomicBool::new(false),
-            terms: UnsafeCell::new(Terms {
+            state: AtomicU32::new(0),
+            replacement: AtomicPtr::new(core::ptr::null_mut()),
+            extent: UnsafeCell::new(Extent {
                 base: NonNull::dangling(),
                 capacity: 0,
-                foreign: false,
-                owner: Owner::Nobody,
+                kind: Kind::Private,
             }),
+            owner: UnsafeCell::new(Owner::Nobody),
         }
     }
 
-    pub(crate) fn terms(&self) -> &Terms {
-        // SAFETY: shared reads are allowed while the loan has a holder; see `Sync` above.
-        unsafe { &*self.terms.get() }
+    pub(crate) fn extent(&self) -> &Extent {
+        // SAFETY: shared reads are allowed while the slot is out; see `Sync` above.
+        unsafe { &*self.extent.get() }
+    }
+
+    /// Where the bytes of foreign memory are to be read, and whether that was pinned.
+    fn pin(&self) -> (*const u8, bool) {
+        let base = self.extent().base.as_ptr();
+        // Acquire: pairs with the Release of `Watch::swap`, as below.
+        let state = self.state.load(Ordering::Acquire);
+        if state & (WATCHED | SWAPPED) == 0 {
+            return (base, false);
+        }
+        if state & SWAPPED == 0 {
+            // Acquire: pairs with the Release of `Watch::swap`, if it was swapped meanwhile.
+            let before = self.state.fetch_add(PIN, Ordering::Acquire);
+            assert!(before / PIN < PINS_MAX, "a loan has too many pins");
+            if before & SWAPPED == 0 {
+                return (base, true);
+            }
+            // Relaxed: nothing was read.
+            self.state.fetch_sub(PIN, Ordering::Relaxed);
+        }
+        // Relaxed: one of the Acquires above orders it.
+        (self.replacement.load(Ordering::Relaxed), false)
+    }
+
+    /// True if somebody may still be reading the old memory of a loan that was swapped.
+    pub(crate) fn is_pinned(&self) -> bool {
+        // Acquire: pairs with the Release of each `Pinned::drop`.
+        self.state.load(Ordering::Acquire) >= PIN
     }
 }
 
@@ -136,12 +233,12 @@ impl Piece {
 
     /// Bytes of memory that this piece keeps from its lender: all of its loan.
     pub fn held(&self) -> usize {
-        self.terms().capacity as usize
+        self.extent().capacity as usize
     }
 
     /// True if others can write this memory.
     pub fn is_foreign(&self) -> bool {
-        self.terms().foreign
+        self.extent().kind == Kind::Foreign
     }
 
     /// True if `other` is a range of the same loan.
@@ -156,20 +253,26 @@ impl Piece {
         }
         // SAFETY: private memory is not written while lent, the range is within the loan (every
         // constructor asserts it), and the loan lives as long as this piece.
-        Some(unsafe { core::slice::from_raw_parts(self.address(), self.len()) })
+        Some(unsafe { core::slice::from_raw_parts(self.start(), self.len()) })
     }
 
-    /// Where the bytes are, for a system call or a device that is handed addresses. Valid for
-    /// [`len`](Self::len) bytes while this piece lives.
-    pub fn address(&self) -> *const u8 {
-        // SAFETY: `offset` is within the loan's capacity.
-        unsafe { self.terms().base.as_ptr().add(self.offset as usize) }
+    /// Keeps the bytes where they are while a system call or a device is handed their address.
+    /// A short matter: memory that is recalled meanwhile goes back to its lender afterwards.
+    pub fn pin(&self) -> Pinned<'_> {
+        if !self.is_foreign() {
+            return Pinned { address: self.start(), loan: None, lent: PhantomData };
+        }
+        let loan = self.loan();
+        let (base, pinned) = loan.pin();
+        // SAFETY: `offset` is within the loan's capacity, and so long is either memory.
+        let address = unsafe { base.add(self.offset as usize) };
+        Pinned { address, loan: pinned.then_some(loan), lent: PhantomData }
     }
 
     /// Notes that bytes of this loan were copied after all, for what its lender is told.
     pub fn mark_copied(&self) {
         // Relaxed: ordered by the holder's decrement.
-        self.loan().copied.store(true, Ordering::Relaxed);
+        self.loan().state.fetch_or(COPIED, Ordering::Relaxed);
     }
 
     /// Another holder of the bytes `from..from + len`.
@@ -216,9 +319,20 @@ impl Piece {
             to[..count].copy_from_slice(&bytes[..count]);
             return count;
         }
-        // SAFETY: `address` is valid for `count <= len` bytes.
-        unsafe { copy_volatile(self.address(), &mut to[..count]) };
+        let pinned = self.pin();
+        // SAFETY: the address is valid for `count <= len` bytes while it is pinned.
+        unsafe { copy_volatile(pinned.address(), &mut to[..count]) };
         count
+    }
+
+    pub(crate) fn slot(&self) -> NonNull<Slot<Loan>> {
+        self.loan
+    }
+
+    /// Where the bytes are, unless they were recalled.
+    fn start(&self) -> *const u8 {
+        // SAFETY: `offset` is within the loan's capacity.
+        unsafe { self.extent().base.as_ptr().add(self.offset as usize) }
     }
 
     fn loan(&self) -> &Loan {
@@ -226,8 +340,33 @@ impl Piece {
         unsafe { self.loan.as_ref() }.value()
     }
 
-    fn terms(&self) -> &Terms {
-        self.loan().terms()
+    fn extent(&self) -> &Extent {
+        self.loan().extent()
+    }
+}
+
+/// The bytes of a piece, which stay where they are meanwhile.
+pub struct Pinned<'a> {
+    address: *const u8,
+    /// The loan that counts this.
+    loan: Option<&'a Loan>,
+    lent: PhantomData<&'a Piece>,
+}
+
+impl Pinned<'_> {
+    /// Where the bytes begin; valid for reads of as many bytes as the piece had, while this lives.
+    /// Unless they are private they may change at any time.
+    pub fn address(&self) -> *const u8 {
+        self.address
+    }
+}
+
+impl Drop for Pinned<'_> {
+    fn drop(&mut self) {
+        if let Some(loan) = self.loan {
+            // Release: our reads are over; pairs with the Acquire of `Loan::is_pinned`.
+            loan.state.fetch_sub(PIN, Ordering::Release);
+        }
     }
 }
 
@@ -273,31 +412,67 @@ pub(crate) unsafe fn end_loan(slot: NonNull<Slot<Loan>>) {
     loan.holders.load(Ordering::Acquire);
     // Relaxed: nobody else looks at a free slot.
     loan.holders.store(0, Ordering::Relaxed);
-    // Relaxed: the Acquire above orders it.
-    let copied = loan.copied.load(Ordering::Relaxed);
-    // SAFETY: the last holder is alone (above).
-    let terms = unsafe { &mut *loan.terms.get() };
-    let ended = match &terms.owner {
-        Owner::Pool(_) => None,
-        _ => Some(core::mem::replace(&mut terms.owner, Owner::Nobody)),
-    };
-    // SAFETY: out, and given back once, here.
-    unsafe { slab::give_back(slot) };
-    match ended {
-        Some(Owner::Lender(lender, token)) => lender.returned(token, copied),
-        Some(Owner::Keeper(memory, lender, token)) => {
-            drop(memory);
-            lender.returned(token, copied);
-        }
-        _ => {}
+    if loan.extent().kind == Kind::Frame {
+        // SAFETY: out, and given back once, here.
+        unsafe { slab::give_back(slot) };
+        return;
     }
+    // Acquire: pairs with the Release of `Watch::drop`, if there was a watch.
+    if loan.state.load(Ordering::Acquire) & WATCHED != 0 {
+        // AcqRel: pairs with the watch's changes of `state`: the turn passes on.
+        let before = loan.state.fetch_or(ENDED, Ordering::AcqRel);
+        if before & RECALLING != 0 {
+            return;
+        }
+    }
+    // SAFETY: the last holder is gone, and the turn is ours.
+    unsafe { finish(slot) };
+}
+
+/// Ends a loan whose last piece is gone.
+///
+/// # Safety
+/// The caller has the turn (module text) and does not use the loan afterwards, unless it is the
+/// watch.
+pub(crate) unsafe fn finish(slot: NonNull<Slot<Loan>>) {
+    // SAFETY: still out of its slab.
+    let loan = unsafe { slot.as_ref() }.value();
+    // SAFETY: only who has the turn reaches the owner.
+    let owner = unsafe { loan.owner.get().replace(Owner::Nobody) };
+    // Acquire: pairs with `Watch::drop`, if there is no watch any more.
+    let mut state = loan.state.load(Ordering::Acquire);
+    if state & SWAPPED != 0 {
+        // SAFETY: no piece is left that could be read from it, and this is done once.
+        unsafe { free_replacement(loan) };
+    }
+    if state & WATCHED != 0 {
+        // AcqRel: pairs with `Watch::drop`; the later of both frees the descriptor.
+        state = loan.state.fetch_or(OVER, Ordering::AcqRel);
+    }
+    if state & WATCHED == 0 {
+        // SAFETY: out, and given back once: here, as no watch is left that could.
+        unsafe { slab::give_back(slot) };
+    }
+    owner.tell(state & COPIED != 0);
+}
+
+/// Frees what `Watch::swap` made.
+///
+/// # Safety
+/// `SWAPPED` is set, nobody reads the replacement, and this is called once.
+unsafe fn free_replacement(loan: &Loan) {
+    // Relaxed: the caller's turn orders it.
+    let base = loan.replacement.load(Ordering::Relaxed);
+    let len = loan.extent().capacity as usize;
+    // SAFETY: made by `Box::into_raw` of a box of this length.
+    drop(unsafe { Box::from_raw(core::ptr::slice_from_raw_parts_mut(base, len)) });
 }
 
 /// Copies from memory that others may write: each byte is read once, never through a reference.
 ///
 /// # Safety
 /// `from` is valid for reads of `to.len()` bytes.
-unsafe fn copy_volatile(from: *const u8, to: &mut [u8]) {
+pub(crate) unsafe fn copy_volatile(from: *const u8, to: &mut [u8]) {
     let mut at = 0;
     while to.len() - at >= 8 {
         // SAFETY: `at + 8 <= len`.
@@ -314,98 +489,6 @@ unsafe fn copy_volatile(from: *const u8, to: &mut [u8]) {
         to[at] = unsafe { source.read_volatile() };
         at += 1;
     }
-}
-
-/// Makes loans of memory that is not in a pool. One thread lends; any thread returns.
-pub struct Loans {
-    slab: Slab<Loan>,
-}
-
-impl Loans {
-    /// Room for `count` loans at a time.
-    pub fn new(count: usize) -> Self {
-        Self { slab: Slab::new(count, |_| Loan::free()) }
-    }
-
-    /// Lends memory that was moved in; it is freed when the last piece is dropped. Hands the
-    /// memory back if all descriptors are out.
-    pub fn lend_owned(&mut self, memory: Box<[u8]>) -> Result<Piece, Box<[u8]>> {
-        let Ok(len) = u32::try_from(memory.len()) else { return Err(memory) };
-        let Some(slot) = self.slab.take() else { return Err(memory) };
-        let memory = NonNull::from(Box::leak(memory));
-        let owner = Owner::Owned(OwnedMemory(memory));
-        let terms = Terms { base: memory.cast(), capacity: len, foreign: false, owner };
-        // SAFETY: just taken, so we are alone.
-        unsafe { begin(slot, terms) };
-        // SAFETY: one holder, which is this piece; the whole range.
-        Ok(unsafe { Piece::first(slot, 0, len) })
-    }
-
-    /// Lends the bytes `from..from + len` of `memory`, which nobody writes as long as it is shared.
-    /// `lender.returned(token, …)` runs when the last piece is gone and the loan keeps `memory` no
-    /// longer. `None` if all descriptors are out: nothing was lent.
-    ///
-    /// # Panics
-    /// If the range is not within `memory`.
-    pub fn lend_shared<M: AsRef<[u8]> + Send + Sync + 'static>(
-        &mut self,
-        memory: &Arc<M>,
-        (from, len): (usize, u32),
-        lender: Arc<dyn Lender>,
-        token: u64,
-    ) -> Option<Piece> {
-        // The borrow lasts as long as `memory` is shared, as only `&mut M` could end it: so long
-        // these bytes stay where they are and as they are.
-        let base = NonNull::from(&memory.as_ref().as_ref()[from..][..len as usize]).cast();
-        let slot = self.slab.take()?;
-        let owner = Owner::Keeper(memory.clone(), lender, token);
-        let terms = Terms { base, capacity: len, foreign: false, owner };
-        // SAFETY: just taken, so we are alone.
-        unsafe { begin(slot, terms) };
-        // SAFETY: one holder, which is this piece; the whole range.
-        Some(unsafe { Piece::first(slot, 0, len) })
-    }
-
-    /// Lends `len` bytes at `base` that others may write. `lender.returned(token, …)` runs when
-    /// the last piece is gone. `None` if all descriptors are out: nothing was lent.
-    ///
-    /// # Safety
-    /// The memory stays valid for reads until `lender` is told.
-    pub unsafe fn lend_foreign(
-        &mut self,
-        base: NonNull<u8>,
-        len: u32,
-        lender: Arc<dyn Lender>,
-        token: u64,
-    ) -> Option<Piece> {
-        let slot = self.slab.take()?;
-        let terms =
-            Terms { base, capacity: len, foreign: true, owner: Owner::Lender(lender, token) };
-        // SAFETY: just taken, so we are alone.
-        unsafe { begin(slot, terms) };
-        // SAFETY: one holder, which is this piece; the whole range.
-        Some(unsafe { Piece::first(slot, 0, len) })
-    }
-
-    /// Loans not yet returned. Walks a list: for tests and reports.
-    pub fn out_count(&self) -> usize {
-        self.slab.out_count()
-    }
-}
-
-/// Fills in a loan and counts its first holder.
-///
-/// # Safety
-/// `slot` was just taken from its slab: no other thread can reach it.
-unsafe fn begin(slot: NonNull<Slot<Loan>>, terms: Terms) {
-    // SAFETY: out of the slab.
-    let loan = unsafe { slot.as_ref() }.value();
-    // SAFETY: we are alone.
-    unsafe { *loan.terms.get() = terms };
-    // Relaxed: as below.
-    loan.copied.store(false, Ordering::Relaxed);
-    // Relaxed: the piece made from it reaches other threads through something that orders.
-    loan.holders.store(1, Ordering::Relaxed);
 }
 
 #[cfg(all(test, not(loom)))]

@@ -247,7 +247,7 @@ impl Packet {
     }
 
     /// The pieces, first to last.
-    pub fn pieces(&self) -> impl ExactSizeIterator<Item = &Piece> {
+    pub fn pieces(&self) -> impl ExactSizeIterator<Item = &Piece> + Clone {
         let body = self.body();
         body.pieces[..body.piece_count as usize]
             .iter()

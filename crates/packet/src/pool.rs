@@ -12,7 +12,7 @@
 //! address space only, and frames used last are used next.
 #![allow(unsafe_code)]
 
-use crate::loan::{Loan, Owner, Piece, Terms, end_loan};
+use crate::loan::{Extent, Kind, Loan, Owner, Piece, end_loan};
 use crate::packet::{Packet, PacketPool};
 use crate::region::{FRAME_ALIGN, Region};
 use crate::slab::{Slab, Slot};
@@ -53,9 +53,8 @@ impl Pool {
             let loan = Loan::free();
             // SAFETY: frame `index` lies within the region.
             let base = unsafe { first.add(index * frame_bytes) };
-            let owner = Owner::Pool(region.clone());
-            let terms = Terms { base, capacity, foreign: false, owner };
-            Loan { terms: UnsafeCell::new(terms), ..loan }
+            let extent = UnsafeCell::new(Extent { base, capacity, kind: Kind::Frame });
+            Loan { extent, owner: UnsafeCell::new(Owner::Pool(region.clone())), ..loan }
         });
         Self { slab, frame_bytes: capacity }
     }
@@ -108,16 +107,16 @@ impl Frame {
     /// # Panics
     /// If the frame is shorter.
     pub fn freeze(mut self, len: usize) -> Piece {
-        assert!(len <= self.terms().capacity as usize);
+        assert!(len <= self.extent().capacity as usize);
         let slot = self.slot.take().expect("a frame is frozen once");
         // SAFETY: the frame was the one holder and passes its share on; the range fits.
         unsafe { Piece::first(slot, 0, len as u32) }
     }
 
-    fn terms(&self) -> &Terms {
+    fn extent(&self) -> &Extent {
         let slot = self.slot.expect("a frame that is not frozen has its slot");
         // SAFETY: a slot that is out stays in its slab's storage, and `self` borrows us.
-        unsafe { slot.as_ref() }.value().terms()
+        unsafe { slot.as_ref() }.value().extent()
     }
 }
 
@@ -125,16 +124,16 @@ impl Deref for Frame {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        let terms = self.terms();
+        let extent = self.extent();
         // SAFETY: initialised memory of this length, ours alone.
-        unsafe { core::slice::from_raw_parts(terms.base.as_ptr(), terms.capacity as usize) }
+        unsafe { core::slice::from_raw_parts(extent.base.as_ptr(), extent.capacity as usize) }
     }
 }
 
 impl DerefMut for Frame {
     fn deref_mut(&mut self) -> &mut [u8] {
-        let terms = self.terms();
-        let (base, capacity) = (terms.base, terms.capacity as usize);
+        let extent = self.extent();
+        let (base, capacity) = (extent.base, extent.capacity as usize);
         // SAFETY: initialised memory of this length; `&mut self` is its one holder.
         unsafe { core::slice::from_raw_parts_mut(base.as_ptr(), capacity) }
     }

@@ -1,8 +1,8 @@
 //! Transport checksums in software, over private headers and pieces.
 //!
 //! Bytes of foreign memory are summed from a private copy of [`CHUNK_BYTES`] at a time, counted at
-//! [`Site::Linearise`]. Whoever can write that memory can make the sum wrong afterwards; that harms
-//! only packets with his own bytes in them.
+//! [`Site::Linearise`]. Whoever can write that memory can make the sum wrong afterwards; so before
+//! a packet is sent with a checksum made here, such bytes become our own (`own_payload`).
 
 use core::fmt;
 

@@ -2,9 +2,10 @@
 
 use super::testing::*;
 use super::*;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use proptest::prelude::*;
-use towpath_packet::{Gso, GsoKind, MemoryConfig};
+use towpath_packet::{Gso, GsoKind, Loans, MemoryConfig, Piece, Returns};
 
 /// Cuts `packet` and returns the segments.
 fn cut(
@@ -314,4 +315,37 @@ fn longer_than_an_ip_packet_is_refused() {
         assert_eq!(check_offload(&mut packet, spec.layout()), expected);
     }
     assert_all_back(&memory, &ledger);
+}
+
+/// Gotchas 20 to 22 of docs/theory/lending.md. Goal: a lent super-packet is cut without a copy, and
+/// its lender is told once, after the last segment, whichever that is, of a copy if any was made.
+#[test]
+fn gotchas_20_21_22_segments_share_the_loan() {
+    let spec = Spec::plain(false, true, pattern(5000));
+    for (copied, last) in [(false, 0), (true, 2), (false, 4)] {
+        let (mut memory, ledger) = (memory(), Ledger::new());
+        let (returns, mut loans) = (Returns::new(1), Loans::new(1));
+        returns.begin(0);
+        let lent = Arc::new(spec.partial_frame());
+        let (at, len) = (spec.headers_len(), 5000);
+        let piece = loans.lend_shared(&lent, (at, len), returns.clone(), 0).expect("a descriptor");
+        let mut packet = parsed(&mut memory, &lent[..at], at, &[]);
+        packet.push_piece(piece).expect("room");
+        packet.set_offload(spec.offload(1000));
+        let layout = spec.layout();
+        let mut segments = cut(packet, &mut memory, &ledger, layout, Checksums::LeavePartial);
+        assert_eq!((segments.len(), ledger.copied(), loans.out_count()), (5, 0, 1));
+        if copied {
+            segments[1].pieces().for_each(Piece::mark_copied);
+        }
+        let kept = segments.swap_remove(last);
+        drop(segments);
+        let mut told = Vec::new();
+        returns.take(|group, copied| told.push((group, copied)));
+        assert_eq!(told, [], "a segment is left");
+        drop(kept);
+        returns.take(|group, copied| told.push((group, copied)));
+        assert_eq!(told, [(0, copied)]);
+        assert_eq!(Arc::strong_count(&lent), 1);
+    }
 }

@@ -2,17 +2,18 @@
 //!
 //! # Theory of operation
 //!
-//! A socket of this kind is [`Phase::Datagram`]: a queue of received packets, a queue of errors,
-//! and a place in the [`Table`] from the moment it has a port. A packet goes to the socket that is
-//! connected to its flow, else to the one that is bound most closely; of several that share a port
-//! by `SO_REUSEPORT` the hash of the flow chooses one.
+//! A socket of this kind is [`Phase::Datagram`]: a queue of received packets, what its errors
+//! quote, and a place in the [`Table`] from the moment it has a port. A packet goes to the socket
+//! that is connected to its flow, else to the one that is bound most closely; of several that share
+//! a port by `SO_REUSEPORT` the hash of the flow chooses one.
 //!
 //! Received packets wait as they came, super-packets too: who did not ask for them (`UDP_GRO`)
 //! reads them one datagram at a time. What is sent goes to the stack at once; a socket is full
 //! while more than its send buffer waits for the device.
 //!
 //! One concern per file: this one opening, naming and ending, `table` who gets what, `send`,
-//! `cork` of several calls, `receive`, `errors` ICMP.
+//! `cork` of several calls, `lending` without copying, `receive`, `errors` ICMP, `raw` packets of
+//! IP, `link` frames.
 //!
 //! # Limits
 //!
@@ -22,14 +23,20 @@
 
 mod cork;
 mod errors;
+mod lending;
+mod link;
 mod options;
+mod raw;
 mod receive;
 mod send;
 mod table;
 
 pub use cork::PENDING_MAX;
 pub use errors::{ErrorNotice, Origin};
-pub use options::{DatagramOptions, PathMtu};
+pub use lending::LENT_RANGES_MAX;
+pub use link::{FrameKind, FrameSource, LinkDestination, PacketOptions};
+pub use options::DatagramOptions;
+pub use raw::RawOptions;
 pub use receive::ReceivedDatagram;
 pub use send::SendTo;
 pub(super) use table::Table;
@@ -42,7 +49,8 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use cork::Pending;
-use errors::Kept;
+use errors::Quote;
+use link::PacketSocket;
 use ports::{Space, unspecified};
 use receive::Queued;
 
@@ -60,7 +68,12 @@ pub const SEND_BUFFER_DEFAULT: u32 = 212_992;
 #[derive(Default)]
 pub(super) struct Datagrams {
     queue: VecDeque<Queued>,
-    errors: VecDeque<Kept>,
+    /// It takes packets of IP, not of UDP.
+    raw: Option<Box<RawOptions>>,
+    /// It takes frames.
+    link: Option<Box<PacketSocket>>,
+    /// What the errors in the error queue quote, in their order.
+    errors: VecDeque<Quote>,
     /// A datagram that waits for more.
     pending: Option<Box<Pending>>,
     /// Bytes that both queues hold.
@@ -118,7 +131,7 @@ impl Sockets {
     /// before all else.
     pub fn bind_by_itself(&mut self, id: SocketId) -> Result<(), Error> {
         let socket = self.socket(id)?;
-        if socket.used.is_some() {
+        if socket.used.is_some() || self.is_raw(id) || self.packet_options(id).is_some() {
             return Ok(());
         }
         let address = to_family(socket.local, socket.family);
@@ -127,11 +140,13 @@ impl Sockets {
 
     /// Names the one peer (Linux's ip4_datagram_connect and ip6_datagram_connect).
     pub(super) fn connect_datagram(&mut self, id: SocketId, to: SocketAddr) -> Result<(), Error> {
+        self.refuse_packet(id)?;
         self.bind_by_itself(id)?;
         let socket = self.socket(id)?;
         let remote = from_family(to, socket)?;
         self.check_remote(socket, remote.ip())?;
-        let source = match socket.used.map(|used| used.address) {
+        let bound = if self.is_raw(id) { Some(socket.local.ip()) } else { None };
+        let source = match bound.or(socket.used.map(|used| used.address)) {
             Some(bound) if !bound.is_unspecified() => bound,
             _ => self.stack.source_for(remote.ip()).ok_or(Error::NetworkUnreachable)?,
         };
@@ -157,10 +172,16 @@ impl Sockets {
 
     /// Forgets the peer, and what was chosen because of it (Linux's __udp_disconnect).
     pub(super) fn disconnect_datagram(&mut self, id: SocketId) -> Result<(), Error> {
+        self.refuse_packet(id)?;
         self.leave_table(id);
         let socket = self.socket_mut(id)?;
         socket.remote = None;
-        let Some(used) = socket.used else { return Ok(()) };
+        let Some(used) = socket.used else {
+            if !socket.port_chosen {
+                socket.local.set_ip(unspecified(socket.family));
+            }
+            return Ok(());
+        };
         if socket.port_chosen {
             socket.local.set_ip(used.address);
             self.enter_table(id);
@@ -177,6 +198,7 @@ impl Sockets {
 
     /// Ends directions. As in Linux they end even if the answer is that there is no peer.
     pub(super) fn shutdown_datagram(&mut self, id: SocketId, how: Shutdown) -> Result<(), Error> {
+        self.refuse_packet(id)?;
         let socket = self.socket_mut(id)?;
         socket.read_shut |= how != Shutdown::Write;
         socket.write_shut |= how != Shutdown::Read;
@@ -188,6 +210,8 @@ impl Sockets {
     /// Forgets what waits at a socket that ends.
     pub(super) fn close_datagram(&mut self, id: SocketId) {
         self.leave_table(id);
+        self.close_raw(id);
+        self.close_packet(id);
         // Only datagram sockets have one.
         let _ = self.take_pending(id);
         let Ok(datagrams) = self.socket(id).and_then(Socket::datagrams) else { return };
@@ -199,7 +223,7 @@ impl Sockets {
     /// What holds for a socket now (Linux's datagram_poll).
     pub(super) fn datagram_readiness(&self, socket: &Socket, datagrams: &Datagrams) -> Readiness {
         let mut ready = Readiness::NONE;
-        let error = socket.error.is_some() || !datagrams.errors.is_empty();
+        let error = socket.error.is_some() || !socket.notices.is_empty();
         ready.set(Readiness::ERR, error);
         ready.set(Readiness::READABLE | Readiness::READ_HUP, socket.read_shut);
         ready.set(Readiness::HUP, socket.read_shut && socket.write_shut);
@@ -216,6 +240,6 @@ fn send_buffer(socket: &Socket) -> usize {
 }
 
 /// The size of a socket's receive buffer.
-fn receive_buffer(socket: &Socket) -> usize {
+pub(super) fn receive_buffer(socket: &Socket) -> usize {
     socket.options.receive_buffer.unwrap_or(RECEIVE_BUFFER_DEFAULT) as usize
 }

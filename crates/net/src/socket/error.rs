@@ -16,6 +16,14 @@ macro_rules! errors {
             pub const fn errno(self) -> i32 {
                 match self { $(Error::$name => $errno,)+ }
             }
+
+            /// The error with a number of Linux.
+            pub const fn from_errno(number: i32) -> Option<Self> {
+                match number {
+                    $($errno => Some(Error::$name),)+
+                    _ => None,
+                }
+            }
         }
 
         impl fmt::Display for Error {

@@ -19,12 +19,14 @@
 //! (Documentation/networking/msg_zerocopy.rst).
 
 use super::stream::end_part;
+use super::terms::{Outstanding, Terms};
 use super::{Error, Notice, Readiness, SendFlags, SocketId, Sockets};
 use crate::stack::Context;
 use crate::tcp::Connection;
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::cmp::Reverse;
 use core::net::SocketAddr;
 use towpath_packet::{Lender, Piece, Returns};
 
@@ -57,27 +59,38 @@ impl Default for LentLimits {
 }
 
 /// Calls whose bytes come back together.
-struct Group {
-    socket: SocketId,
+pub(super) struct Group {
+    pub(super) socket: SocketId,
     /// Number of the first call.
     first: u32,
     /// How many calls; zero if the only one failed.
-    calls: u32,
-    bytes: usize,
+    pub(super) calls: u32,
+    pub(super) bytes: usize,
     pages: usize,
+    /// What can be recalled.
+    pub(super) outstanding: Outstanding,
+}
+
+impl Group {
+    /// True if it has any of the calls `first` to `last`.
+    pub(super) fn has_calls(&self, first: u32, last: u32) -> bool {
+        let begins = self.first.wrapping_sub(first) <= last.wrapping_sub(first);
+        self.calls > 0 && (begins || first.wrapping_sub(self.first) < self.calls)
+    }
 }
 
 /// All groups of a stack, and what they may come to.
 pub(super) struct Lendings {
     /// Made with the first group.
     returns: Option<Arc<Returns>>,
-    groups: Vec<Group>,
+    pub(super) groups: Vec<Group>,
     free: Vec<u32>,
     pages: usize,
     limits: LentLimits,
     report_copied: bool,
     /// Groups that ended, while they are told.
     ended: Vec<(u32, bool)>,
+    pub(super) terms: Terms,
 }
 
 impl Lendings {
@@ -90,24 +103,33 @@ impl Lendings {
             limits: LentLimits::default(),
             report_copied: false,
             ended: Vec::new(),
+            terms: Terms::default(),
         }
     }
 
     fn begin(&mut self, socket: SocketId) -> Option<u32> {
-        let group = Group { socket, first: 0, calls: 0, bytes: 0, pages: 0 };
+        let begin =
+            |outstanding| Group { socket, first: 0, calls: 0, bytes: 0, pages: 0, outstanding };
         let index = match self.free.pop() {
             Some(index) => {
-                self.groups[index as usize] = group;
+                let group = &mut self.groups[index as usize];
+                *group = begin(core::mem::take(&mut group.outstanding));
                 index
             }
             None if self.groups.len() < GROUPS_MAX => {
-                self.groups.push(group);
+                self.groups.push(begin(Outstanding::default()));
                 (self.groups.len() - 1) as u32
             }
             None => return None,
         };
         self.returns.get_or_insert_with(|| Returns::new(GROUPS_MAX)).begin(index);
         Some(index)
+    }
+
+    /// True if a call of `bytes` may share the notice of a group.
+    pub(super) fn fits(&self, group: u32, bytes: usize) -> bool {
+        let group = &self.groups[group as usize];
+        group.calls < CALLS_MAX && group.bytes + bytes <= GROUP_BYTES_MAX
     }
 }
 
@@ -124,12 +146,40 @@ pub(super) struct SocketLending {
 #[derive(Default)]
 pub struct LentCall {
     share: Option<Share>,
+    term: Option<Duration>,
+}
+
+impl LentCall {
+    /// A call that lends for a term, whatever the socket's option says.
+    pub fn for_term(term: Duration) -> Self {
+        Self { share: None, term: Some(term) }
+    }
 }
 
 /// The call's share of its group: the group is not over before the call.
-struct Share {
+pub(super) struct Share {
     returns: Arc<Returns>,
-    group: u32,
+    pub(super) group: u32,
+}
+
+impl Share {
+    /// Lends at most `most` bytes; `None` without a descriptor.
+    pub(super) fn lend(
+        &self,
+        most: usize,
+        lend: &mut impl FnMut(usize, Borrower) -> Option<Piece>,
+    ) -> Option<Piece> {
+        // The loan's own share; it is there, as the call has one.
+        let shared = self.returns.share(self.group);
+        debug_assert!(shared, "the call keeps its group");
+        let borrower = Borrower { lender: self.returns.clone(), token: self.group.into() };
+        let piece = lend(most, borrower);
+        match &piece {
+            Some(piece) => assert!((1..=most).contains(&piece.len()), "some, and not too much"),
+            None => self.returns.end(self.group, false),
+        }
+        piece
+    }
 }
 
 impl Drop for Share {
@@ -157,6 +207,15 @@ impl Sockets {
         self.socket_mut(id).expect("open").lending.next = next;
     }
 
+    /// As if the group of the bytes at the end of the queue had so many calls.
+    #[cfg(test)]
+    pub(super) fn set_tail_calls(&mut self, id: SocketId, calls: u32) {
+        let next = self.socket(id).expect("open").lending.next;
+        let index = self.tail_group(id, 0).expect("lent and unsent");
+        let group = &mut self.lendings.groups[index as usize];
+        (group.first, group.calls) = (next.wrapping_sub(calls), calls);
+    }
+
     /// Says in all notices that the bytes were copied, as Linux does for a device of `tun`.
     pub fn report_copied(&mut self, on: bool) {
         self.lendings.report_copied = on;
@@ -176,10 +235,22 @@ impl Sockets {
         call: &mut LentCall,
         total: usize,
         flags: SendFlags,
-        mut lend: impl FnMut(usize, Borrower) -> Option<Piece>,
+        lend: impl FnMut(usize, Borrower) -> Option<Piece>,
         cx: &mut Context<'_>,
     ) -> Result<usize, Error> {
         self.check_send(id)?;
+        self.watching((id, call.term, cx.now), lend, |sockets, lend| {
+            sockets.lend_to_stream((id, total, flags), call, lend, cx)
+        })
+    }
+
+    fn lend_to_stream(
+        &mut self,
+        (id, total, flags): (SocketId, usize, SendFlags),
+        call: &mut LentCall,
+        mut lend: impl FnMut(usize, Borrower) -> Option<Piece>,
+        cx: &mut Context<'_>,
+    ) -> Result<usize, Error> {
         let handle = self.handle(id)?;
         self.lend(id, call, total, |sockets, share| {
             let sent = sockets.stack.with_tcp(handle, cx.now, |connection| {
@@ -191,7 +262,11 @@ impl Sockets {
             });
             match sent.ok_or(Error::BrokenPipe)?? {
                 0 => Err(Error::WouldBlock),
-                sent => Ok(sent),
+                sent => {
+                    cx.ledger.carry(sent);
+                    cx.ledger.lend(sent);
+                    Ok(sent)
+                }
             }
         })
     }
@@ -203,6 +278,19 @@ impl Sockets {
         call: &mut LentCall,
         total: usize,
         flags: SendFlags,
+        lend: impl FnMut(usize, Borrower) -> Option<Piece>,
+        now: Instant,
+    ) -> Result<Option<usize>, Error> {
+        self.watching((id, call.term, now), lend, |sockets, lend| {
+            sockets.lend_with_syn((id, remote), call, (total, flags), lend, now)
+        })
+    }
+
+    fn lend_with_syn(
+        &mut self,
+        (id, remote): (SocketId, Option<SocketAddr>),
+        call: &mut LentCall,
+        (total, flags): (usize, SendFlags),
         mut lend: impl FnMut(usize, Borrower) -> Option<Piece>,
         now: Instant,
     ) -> Result<Option<usize>, Error> {
@@ -235,7 +323,7 @@ impl Sockets {
         if let Some(share) = &call.share {
             return act(self, share);
         }
-        let share = self.join(id, total)?;
+        let share = self.join(id, total, self.tail_group(id, total))?;
         let sent = act(self, &share)?;
         if sent > 0 {
             self.commit(id, share.group, total);
@@ -244,14 +332,19 @@ impl Sockets {
         Ok(sent)
     }
 
-    /// The group that a call of `bytes` joins, or a new one.
-    fn join(&mut self, id: SocketId, bytes: usize) -> Result<Share, Error> {
+    /// A share of `group`, which a call of `bytes` joins, or of a new one.
+    pub(super) fn join(
+        &mut self,
+        id: SocketId,
+        bytes: usize,
+        group: Option<u32>,
+    ) -> Result<Share, Error> {
         let pages = pages_of(bytes);
         let limits = self.lendings.limits;
         if limits.pages.is_some_and(|most| self.lendings.pages + pages > most) {
             return Err(Error::NoBuffers);
         }
-        if let Some(group) = self.tail_group(id, bytes)
+        if let Some(group) = group
             && let Some(returns) = &self.lendings.returns
             && returns.share(group)
         {
@@ -275,12 +368,12 @@ impl Sockets {
         let index = self.connection(socket)?.lent_tail()?;
         let group = self.lendings.groups.get(index as usize)?;
         let follows = group.first.wrapping_add(group.calls) == socket.lending.next;
-        let fits = group.calls < CALLS_MAX && group.bytes + bytes <= GROUP_BYTES_MAX;
-        (group.socket == id && group.calls > 0 && follows && fits).then_some(index)
+        let joins = group.socket == id && group.calls > 0 && follows;
+        (joins && self.lendings.fits(index, bytes)).then_some(index)
     }
 
     /// A call took its first byte: it has its number.
-    fn commit(&mut self, id: SocketId, group: u32, bytes: usize) {
+    pub(super) fn commit(&mut self, id: SocketId, group: u32, bytes: usize) {
         let Ok(socket) = self.socket_mut(id) else { return };
         let number = socket.lending.next;
         socket.lending.next = number.wrapping_add(1);
@@ -303,8 +396,15 @@ impl Sockets {
         };
         let mut ended = core::mem::take(&mut self.lendings.ended);
         returns.take(|group, copied| ended.push((group, copied)));
+        // Those of one socket in the order of their calls, so that they join; recalls have another.
+        ended.sort_unstable_by_key(|(index, _)| {
+            let group = &self.lendings.groups[*index as usize];
+            let next = self.socket(group.socket).map_or(0, |socket| socket.lending.next);
+            Reverse(next.wrapping_sub(group.first))
+        });
         for (index, copied) in ended.drain(..) {
-            let group = &self.lendings.groups[index as usize];
+            let group = &mut self.lendings.groups[index as usize];
+            group.outstanding.clear();
             let (id, first, calls) = (group.socket, group.first, group.calls);
             self.lendings.pages -= group.pages;
             self.lendings.free.push(index);
@@ -329,7 +429,7 @@ fn append_lent(
     begins: bool,
     lend: &mut impl FnMut(usize, Borrower) -> Option<Piece>,
 ) -> (usize, bool) {
-    let (returns, group) = (&share.returns, share.group);
+    let group = share.group;
     let mut sent = 0;
     while sent < most {
         // A buffer that can take no more ranges is followed by another.
@@ -340,14 +440,7 @@ fn append_lent(
         if room == 0 {
             break;
         }
-        // The loan's own share; it is there, as the call has one.
-        let shared = returns.share(group);
-        debug_assert!(shared, "the call keeps its group");
-        let borrower = Borrower { lender: returns.clone(), token: group.into() };
-        let Some(piece) = lend(room, borrower) else {
-            returns.end(group, false);
-            return (sent, true);
-        };
+        let Some(piece) = share.lend(room, lend) else { return (sent, true) };
         let begins = begins && sent == 0;
         sent += piece.len();
         connection.append_lent(piece, begins, group);

@@ -12,12 +12,14 @@
 //! socket, and what about it. What holds at the moment is [`Sockets::readiness`].
 //!
 //! Bytes are copied between the caller's buffers and pool frames, through the ledger; pieces can
-//! be lent instead with [`Sockets::send_lent`], and a notice tells when they are the caller's
-//! again, or with [`Sockets::send_piece`], and their lender is told.
+//! be lent instead with [`Sockets::send_lent`] and [`Sockets::send_lent_datagram`], and a notice
+//! tells when they are the caller's again, or with [`Sockets::send_piece`], and their lender is
+//! told; received pieces are handed out as they are with [`Sockets::receive_lent`].
 //!
 //! One concern per file: `error`, `ports` who has which, `options`, `listen` the accept queue,
 //! `connect` opening and closing, `fastopen` data with a SYN, `stream` bytes, `lending` bytes
-//! that are not copied, `datagram` UDP, `readiness`, `notices` the error queue.
+//! that are sent without a copy, `terms` when those come back, `held` bytes that are received so,
+//! `datagram` UDP, `readiness`, `notices` the error queue.
 //!
 //! Bounds: [`SOCKETS_MAX`] sockets, and those of the stack.
 
@@ -25,6 +27,7 @@ mod connect;
 mod datagram;
 mod error;
 mod fastopen;
+mod held;
 mod lending;
 mod listen;
 mod notices;
@@ -32,15 +35,18 @@ mod options;
 mod ports;
 mod readiness;
 mod stream;
+mod terms;
 
 #[cfg(test)]
 mod tests;
 
 pub use datagram::{
-    DATAGRAMS_MAX, DatagramOptions, ErrorNotice, Origin, PENDING_MAX, PathMtu, QUEUED_MAX,
-    RECEIVE_BUFFER_DEFAULT, ReceivedDatagram, SEND_BUFFER_DEFAULT, SendTo,
+    DATAGRAMS_MAX, DatagramOptions, ErrorNotice, FrameKind, FrameSource, LENT_RANGES_MAX,
+    LinkDestination, Origin, PENDING_MAX, PacketOptions, QUEUED_MAX, RECEIVE_BUFFER_DEFAULT,
+    RawOptions, ReceivedDatagram, SEND_BUFFER_DEFAULT, SendTo,
 };
 pub use error::Error;
+pub use held::{READERS_MAX, ReadMost};
 pub use lending::{
     Borrower, CALLS_MAX, GROUP_BYTES_MAX, GROUPS_MAX, LentCall, LentLimits, NOTICE_CHARGE,
 };
@@ -50,21 +56,24 @@ pub use options::{Linger, Options};
 pub use ports::{EPHEMERAL_FIRST, EPHEMERAL_LAST};
 pub use readiness::Readiness;
 pub use stream::{ReceiveFlags, SendFlags};
+pub use terms::{DEFAULT_TERM, LentStats};
 
 use crate::stack::{Context, ListenerHandle, Stack, TcpHandle};
 use crate::tcp::Connection;
 use crate::time::Instant;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
+use held::Reading;
 use lending::{Lendings, SocketLending};
 use listen::Listener;
 use notices::ErrorQueue;
 use ports::{Ports, Space, Use, unspecified};
-use towpath_packet::Burst;
+use towpath_packet::{Burst, Reader};
 
 /// Most sockets of one stack.
 pub const SOCKETS_MAX: usize = 1 << 20;
@@ -140,6 +149,8 @@ struct Socket {
     /// What waits to be read with `MSG_ERRQUEUE`.
     notices: ErrorQueue,
     lending: SocketLending,
+    /// Who is handed what is received, once somebody is.
+    reader: Option<Arc<Reader>>,
     /// What happened since the last [`Sockets::next_wake`].
     wake: Readiness,
 }
@@ -164,6 +175,7 @@ pub struct Sockets {
     wakes: VecDeque<SocketId>,
     defaults: Options,
     lendings: Lendings,
+    reading: Reading,
 }
 
 impl Sockets {
@@ -182,6 +194,7 @@ impl Sockets {
             wakes: VecDeque::new(),
             defaults: Options::default(),
             lendings: Lendings::new(),
+            reading: Reading::default(),
         }
     }
 
@@ -215,14 +228,23 @@ impl Sockets {
 
     /// Fills `burst` with packets to send. Call again, after sending, until it stays empty.
     pub fn output(&mut self, burst: &mut Burst, cx: &mut Context<'_>) {
-        self.stack.output(burst, cx);
-        self.drain();
+        self.drain_readers(cx.now);
+        loop {
+            self.stack.output(burst, cx);
+            self.drain();
+            self.drain_datagrams(cx);
+            // What came in for our own addresses may have been answered.
+            if !burst.is_empty() || !self.stack.has_ready() {
+                break;
+            }
+        }
         self.tell_room();
     }
 
     /// Runs the timers that are due, then takes up the stack's news.
     pub fn on_deadline(&mut self, cx: &mut Context<'_>) {
         self.stack.on_deadline(cx);
+        self.run_terms(cx);
         self.drain();
     }
 
@@ -265,6 +287,14 @@ impl Sockets {
         Ok(self.socket_mut(id)?.error.take())
     }
 
+    /// Lets the next call tell of an error that a call found and did not tell.
+    pub fn keep_error(&mut self, id: SocketId, error: Error) {
+        if let Ok(socket) = self.socket_mut(id) {
+            socket.error = Some(error);
+            self.wake(id, Readiness::ERR);
+        }
+    }
+
     /// The connection under a socket, to look at.
     pub fn tcp(&self, id: SocketId) -> Option<&Connection> {
         self.connection(self.socket(id).ok()?)
@@ -273,7 +303,11 @@ impl Sockets {
     /// Binds to an address and a port; port 0 chooses one.
     pub fn bind(&mut self, id: SocketId, address: SocketAddr) -> Result<(), Error> {
         let socket = self.socket(id)?;
+        self.refuse_packet(id)?;
         let address = from_family(address, socket)?;
+        if self.is_raw(id) {
+            return self.bind_raw(id, address.ip());
+        }
         let unnamed = matches!(socket.phase, Phase::Idle | Phase::Datagram(_));
         let taken = socket.used.is_some() || !unnamed;
         // Linux's __inet6_bind looks at the socket first, inet_bind at the address.
@@ -336,6 +370,7 @@ impl Sockets {
             done: false,
             notices: ErrorQueue::default(),
             lending: SocketLending::default(),
+            reader: None,
             wake: Readiness::NONE,
         });
         Ok(SocketId { index, generation: slot.generation })
@@ -349,6 +384,9 @@ impl Sockets {
         };
         slot.generation = slot.generation.wrapping_add(1);
         self.free.push(id.index);
+        if let Some(reader) = &socket.reader {
+            self.reading.close(reader);
+        }
         if let Some(used) = socket.used {
             self.ports.remove(socket.space(), socket.local.port(), used);
         }

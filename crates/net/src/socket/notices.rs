@@ -3,10 +3,11 @@
 //! While it is not empty the socket is ready with [`Readiness::ERR`], and each notice taken while
 //! more remain is news again, as in Linux.
 
-use super::{Error, Readiness, Socket, SocketId, Sockets};
+use super::{Error, ErrorNotice, Origin, Readiness, Socket, SocketId, Sockets};
 use crate::stack::TcpHandle;
 use crate::tcp::{Stamp, Stamping};
 use alloc::collections::VecDeque;
+use towpath_packet::Packet;
 
 /// Most notices of one socket; more are lost, as in Linux, where they are charged to the receive
 /// buffer.
@@ -71,6 +72,18 @@ pub enum Notice {
         /// Bytes were copied after all. Of calls whose notices were joined it is the first's.
         copied: bool,
     },
+    /// What was sent did not arrive, or could not be sent.
+    Failed(ErrorNotice),
+}
+
+impl Notice {
+    /// The error that a message of ICMP told.
+    fn told_by_icmp(&self) -> Option<Error> {
+        match self {
+            Notice::Failed(failed) if failed.origin != Origin::Local => Some(failed.error),
+            _ => None,
+        }
+    }
 }
 
 /// Notices that wait to be taken, the oldest first.
@@ -111,6 +124,16 @@ impl ErrorQueue {
         self.notices.push_back(notice);
     }
 
+    /// Adds an error about a datagram; the caller has counted it.
+    pub(super) fn push_failed(&mut self, notice: ErrorNotice) {
+        self.notices.push_back(Notice::Failed(notice));
+    }
+
+    /// Forgets the errors about datagrams.
+    pub(super) fn forget_failed(&mut self) {
+        self.notices.retain(|notice| !matches!(notice, Notice::Failed(_)));
+    }
+
     fn pop(&mut self) -> Option<Notice> {
         let notice = self.notices.pop_front()?;
         self.lent -= usize::from(matches!(notice, Notice::Lent { .. }));
@@ -138,12 +161,25 @@ impl Socket {
 impl Sockets {
     /// Takes the oldest notice of the error queue (`MSG_ERRQUEUE`).
     pub fn take_notice(&mut self, id: SocketId) -> Result<Notice, Error> {
-        let queue = &mut self.socket_mut(id)?.notices;
-        let notice = queue.pop().ok_or(Error::WouldBlock)?;
-        if !queue.is_empty() {
+        Ok(self.pop_notice(id)?.0)
+    }
+
+    /// The same, with what an error quotes of the datagram.
+    pub(super) fn pop_notice(&mut self, id: SocketId) -> Result<(Notice, Option<Packet>), Error> {
+        let socket = self.socket_mut(id)?;
+        let notice = socket.notices.pop().ok_or(Error::WouldBlock)?;
+        let more = !socket.notices.is_empty();
+        // As Linux's sock_dequeue_err_skb: the pending error is that of the next, if that is ICMP.
+        match socket.notices.notices.front().and_then(Notice::told_by_icmp) {
+            Some(next) => socket.error = Some(next),
+            None if notice.told_by_icmp().is_some() => socket.error = None,
+            None => {}
+        }
+        if more {
             self.wake(id, Readiness::ERR);
         }
-        Ok(notice)
+        let failed = matches!(notice, Notice::Failed(_));
+        Ok((notice, if failed { self.take_quote(id) } else { None }))
     }
 
     /// Sets `SO_TIMESTAMPING`.

@@ -2,6 +2,7 @@
 //! inherited by those that a listener takes.
 
 use super::{DatagramOptions, Error, SocketId, Sockets, Timestamping};
+use crate::path_mtu::PathMtu;
 use crate::stack::Listen;
 use crate::tcp::congestion::Kind;
 use crate::tcp::fastopen::FastOpenKeys;
@@ -57,11 +58,10 @@ pub struct Options {
     pub tos: u8,
     /// Traffic class of packets of IPv6, without the ECN bits (`IPV6_TCLASS`).
     pub traffic_class: u8,
-    /// ICMP errors that tell of a smaller path MTU are believed (`IP_MTU_DISCOVER` of `WANT`, `DO`
-    /// and `PROBE`).
-    pub path_mtu: bool,
-    /// The same over IPv6 (`IPV6_MTU_DISCOVER` of all but `INTERFACE` and `OMIT`).
-    pub path_mtu_v6: bool,
+    /// What is done about the MTU of paths of IPv4 (`IP_MTU_DISCOVER`).
+    pub path_mtu: PathMtu,
+    /// The same of IPv6 (`IPV6_MTU_DISCOVER`).
+    pub path_mtu_v6: PathMtu,
     /// Kept and shown (`SO_MARK`): there are no rules here that it could choose.
     pub mark: u32,
     /// Kept and shown (`SO_PRIORITY`): there is one queue.
@@ -95,8 +95,8 @@ pub struct Options {
     /// Timeouts of the answer to a SYN before a connection without data is accepted
     /// (`TCP_DEFER_ACCEPT`); see [`Options::set_defer_accept`].
     pub defer_accept: u8,
-    /// How often a SYN is sent again (`TCP_SYNCNT`).
-    pub syn_retries: Option<u8>,
+    /// How often a SYN, or the answer to one, is sent again (`TCP_SYNCNT`).
+    pub syn_count: Option<u8>,
     /// Congestion control (`TCP_CONGESTION`).
     pub congestion: Option<Kind>,
     /// Those of datagram sockets only.
@@ -105,6 +105,8 @@ pub struct Options {
     pub timestamping: Timestamping,
     /// Calls may lend what they send (`SO_ZEROCOPY`).
     pub zerocopy: bool,
+    /// When what they lend comes back at the latest.
+    pub lent_term: Option<Duration>,
 }
 
 impl Default for Options {
@@ -125,8 +127,8 @@ impl Default for Options {
             window_clamp: None,
             tos: 0,
             traffic_class: 0,
-            path_mtu: true,
-            path_mtu_v6: true,
+            path_mtu: PathMtu::Want,
+            path_mtu_v6: PathMtu::Want,
             mark: 0,
             priority: 0,
             nodelay: false,
@@ -143,11 +145,12 @@ impl Default for Options {
             fastopen_connect: false,
             quickack: true,
             defer_accept: 0,
-            syn_retries: None,
+            syn_count: None,
             congestion: None,
             datagram: DatagramOptions::default(),
             timestamping: Timestamping::default(),
             zerocopy: false,
+            lent_term: None,
         }
     }
 }
@@ -188,15 +191,17 @@ impl Options {
     /// Changes the settings of a connection to be.
     pub(super) fn change_settings(&self, settings: &mut Settings) {
         if let Some(bytes) = self.receive_buffer {
-            // Linux counts overhead in: half of it is for data.
-            settings.receive_buffer = bytes / 2;
-            settings.receive_buffer_max = bytes / 2;
+            settings.receive_buffer = bytes;
+            settings.receive_buffer_fixed = true;
         }
         if let Some(bytes) = self.send_buffer {
             settings.send_buffer = bytes;
             settings.send_buffer_max = bytes;
         }
-        settings.syn_retries = self.syn_retries.unwrap_or(settings.syn_retries);
+        settings.window_clamp = self.window_clamp.or(settings.window_clamp);
+        settings.path_mtu = self.path_mtu;
+        settings.path_mtu_v6 = self.path_mtu_v6;
+        settings.syn_count = self.syn_count.or(settings.syn_count);
         settings.congestion = self.congestion.unwrap_or(settings.congestion);
         settings.user_timeout = self.user_timeout.or(settings.user_timeout);
         settings.keepalive_idle = self.keepalive_idle.unwrap_or(settings.keepalive_idle);
@@ -204,6 +209,20 @@ impl Options {
             self.keepalive_interval.unwrap_or(settings.keepalive_interval);
         settings.keepalive_probes = self.keepalive_probes.unwrap_or(settings.keepalive_probes);
         settings.fin_wait = self.fin_wait.unwrap_or(settings.fin_wait);
+    }
+
+    /// Changes the buffer and window of a connection that was set as `before` says; a new one
+    /// began with them.
+    fn apply_window(&self, before: &Options, connection: &mut Connection) {
+        if let Some(clamp) = self.window_clamp.filter(|_| self.window_clamp != before.window_clamp)
+        {
+            connection.set_window_clamp(clamp);
+        }
+        if let Some(bytes) =
+            self.receive_buffer.filter(|_| self.receive_buffer != before.receive_buffer)
+        {
+            connection.set_receive_buffer(bytes);
+        }
     }
 
     /// Sets a connection that was set as `before` says as these say.
@@ -226,8 +245,8 @@ impl Options {
         };
         connection.set_traffic_class(class);
         connection.set_path_mtu(path_mtu);
-        if self.window_clamp != before.window_clamp {
-            connection.set_window_clamp(self.window_clamp);
+        if self.receive_low_water != before.receive_low_water {
+            connection.set_low_water(u32::try_from(self.receive_low_water).unwrap_or(u32::MAX));
         }
         if self.notsent_lowat != before.notsent_lowat {
             connection.set_notsent_lowat(self.notsent_lowat);
@@ -239,8 +258,8 @@ impl Options {
         if let Some(bytes) = self.send_buffer.filter(|_| self.send_buffer != before.send_buffer) {
             connection.set_send_buffer(bytes);
         }
-        if let Some(retries) = self.syn_retries {
-            connection.set_syn_retries(retries);
+        if let Some(retries) = self.syn_count {
+            connection.set_syn_count(retries);
         }
         if let Some(kind) = self.congestion.filter(|_| self.congestion != before.congestion) {
             connection.set_congestion(kind, now);
@@ -296,7 +315,10 @@ impl Sockets {
         change(options);
         let after = *options;
         self.with_listeners(id, |listen| after.apply_listen(listen))?;
-        self.with_connection(id, now, |connection| after.apply(&before, connection, now));
+        self.with_connection(id, now, |connection| {
+            after.apply(&before, connection, now);
+            after.apply_window(&before, connection);
+        });
         Ok(())
     }
 }

@@ -65,6 +65,7 @@ impl Sockets {
             sent
         });
         let sent = sent.ok_or(Error::BrokenPipe)?;
+        cx.ledger.carry(sent);
         if sent == 0 && total > 0 { Err(Error::WouldBlock) } else { Ok(sent) }
     }
 
@@ -113,6 +114,7 @@ impl Sockets {
         let room = into.len().min(next.len());
         let copied = copy_out(connection.received(), next.start, &mut into[..room], cx.ledger);
         if !flags.peek {
+            cx.ledger.carry(copied);
             self.with_connection(id, cx.now, |connection| connection.consume(copied));
         }
         Ok(copied)
@@ -131,7 +133,7 @@ impl Sockets {
 
     /// Which received bytes a call gets that has room for `len`. Urgent data in front of them is
     /// left out, and is gone then unless the call only peeks.
-    fn next_read(
+    pub(super) fn next_read(
         &mut self,
         id: SocketId,
         len: usize,
@@ -153,7 +155,7 @@ impl Sockets {
     }
 
     /// Why a call gets nothing: it ends where urgent data begins, or by Linux's order of checks.
-    fn nothing_next(
+    pub(super) fn nothing_next(
         &mut self,
         id: SocketId,
         len: usize,

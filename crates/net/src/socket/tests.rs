@@ -3,7 +3,16 @@
 mod bench;
 mod datagram;
 mod datagram_errors;
+mod datagram_lending;
 mod errors;
+mod gotchas;
+mod held;
+mod ledger;
 mod lending;
+mod link;
+mod looped;
+mod path_mtu;
 mod ports;
+mod raw;
 mod readiness;
+mod terms;

@@ -78,7 +78,7 @@ impl Stack {
 }
 
 /// What the headers of a packet say that was parsed before; lengths may have grown since.
-fn parsed(packet: &Packet) -> Option<IpInfo> {
+pub(super) fn parsed(packet: &Packet) -> Option<IpInfo> {
     let headers = packet.headers();
     let source_mac = ethernet::Header::parse(headers).ok()?.source;
     let (bytes, len) = (&headers[IP_AT..], packet.len() - IP_AT);

@@ -3,6 +3,7 @@
 //! A listener with too many requests answers SYNs without keeping anything. For as long as such an
 //! answer may be on its way, an ACK that belongs to no connection is looked at as one of its ACKs.
 
+use super::egress::Marks;
 use super::handshake::Ends;
 use super::listen::{Listen, ListenerHandle};
 use super::{Context, Stack};
@@ -36,7 +37,8 @@ impl Stack {
         };
         self.counters.syn_cookies_sent += 1;
         let addresses = (ends.local.ip(), ends.remote.ip());
-        self.send_transport(packet, Protocol::TCP, addresses, answer.codepoint(), cx);
+        let marks = Marks::of_tcp(&answer);
+        self.send_marked(packet, Protocol::TCP, addresses, marks, cx);
     }
 
     /// Takes a segment that may acknowledge a cookie. False if it does not.

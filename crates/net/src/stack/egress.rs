@@ -6,7 +6,8 @@ use crate::checksum;
 use crate::counters::DropReason;
 use crate::fragment;
 use crate::gso::{self, Checksums, Layout};
-use crate::neighbor::Resolution;
+use crate::neighbor::{Outgoing, Resolution};
+use crate::tcp::Connection;
 use crate::wire::arp;
 use crate::wire::ethernet::{self, EtherType};
 use crate::wire::icmpv6;
@@ -26,6 +27,16 @@ pub(super) struct Marks {
     pub(super) tos: u8,
     /// Routers may not fragment it: what goes out in fragments all the same does not say so.
     pub(super) dont_fragment: bool,
+    /// What is larger goes out in fragments of so many bytes at most.
+    pub(super) mtu: u16,
+}
+
+impl Marks {
+    /// Those of the segment that a connection built last.
+    pub(super) fn of_tcp(connection: &Connection) -> Self {
+        let tos = connection.codepoint();
+        Self { ttl: TTL, tos, dont_fragment: connection.forbids_fragments(), mtu: u16::MAX }
+    }
 }
 
 impl Stack {
@@ -38,7 +49,7 @@ impl Stack {
         tos: u8,
         cx: &mut Context<'_>,
     ) {
-        let marks = Marks { ttl: TTL, tos, dont_fragment: true };
+        let marks = Marks { ttl: TTL, tos, dont_fragment: true, mtu: u16::MAX };
         self.send_marked(packet, protocol, addresses, marks, cx);
     }
 
@@ -51,7 +62,7 @@ impl Stack {
         marks: Marks,
         cx: &mut Context<'_>,
     ) {
-        if self.stopped {
+        if self.stopped && !self.is_local(destination) {
             return self.counters.drop(DropReason::DeviceFull);
         }
         let len = packet.len() as u32;
@@ -116,7 +127,7 @@ impl Stack {
             }
             _ => return self.counters.drop(DropReason::IpMalformed),
         }
-        self.send_to_next_hop(packet, destination, cx);
+        self.send_to_next_hop(Outgoing { packet, mtu: marks.mtu }, destination, cx);
     }
 
     /// IPv4 identification: one for each segment that a super-packet will become (RFC 6864).
@@ -130,7 +141,15 @@ impl Stack {
         ident
     }
 
-    fn send_to_next_hop(&mut self, packet: Packet, destination: IpAddr, cx: &mut Context<'_>) {
+    pub(super) fn send_to_next_hop(
+        &mut self,
+        packet: Outgoing,
+        destination: IpAddr,
+        cx: &mut Context<'_>,
+    ) {
+        if self.is_local(destination) {
+            return self.keep_looped(packet.packet, destination);
+        }
         if let IpAddr::V6(group) = destination
             && group.is_multicast()
         {
@@ -171,22 +190,31 @@ impl Stack {
     /// and queues it in the form that the device takes.
     fn send_frame(
         &mut self,
-        mut packet: Packet,
+        packet: Outgoing,
         destination: MacAddr,
         ethertype: EtherType,
         cx: &mut Context<'_>,
     ) {
+        let Outgoing { mut packet, mtu } = packet;
         let header = ethernet::Header { destination, source: self.config.mac, ethertype };
         header.emit(packet.push_header(ethernet::HEADER_LEN));
         let ip_len = if ethertype == EtherType::IPV4 { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN };
         let layout = Layout { ip_at: IP_AT, transport_at: IP_AT + ip_len };
-        let frame_max = usize::from(self.caps.mtu) + ethernet::HEADER_LEN;
+        let mtu = usize::from(mtu.min(self.caps.mtu));
+        let is_cut = packet.offload().gso.is_none() && packet.len() > mtu + ethernet::HEADER_LEN;
+        let is_partial = matches!(packet.offload().checksum, Checksum::Partial { .. });
+        if is_partial
+            && (is_cut || !self.caps.checksum)
+            && !gso::own_payload(&mut packet, cx.memory, cx.ledger)
+        {
+            return self.counters.drop(DropReason::NoMemory);
+        }
         match packet.offload().gso {
             Some(gso) if !self.device_cuts(gso.kind, packet.len()) => {
                 self.send_segments(packet, layout, cx);
             }
-            None if packet.len() > frame_max && ethertype != EtherType::ARP => {
-                self.send_fragments(packet, layout, cx);
+            None if is_cut && ethertype != EtherType::ARP => {
+                self.send_fragments(packet, mtu, layout, cx);
             }
             _ => self.send_ready(packet, cx),
         }
@@ -221,8 +249,7 @@ impl Stack {
         }
     }
 
-    fn send_fragments(&mut self, packet: Packet, layout: Layout, cx: &mut Context<'_>) {
-        let mtu = usize::from(self.caps.mtu);
+    fn send_fragments(&mut self, packet: Packet, mtu: usize, layout: Layout, cx: &mut Context<'_>) {
         let ready = &mut self.ready;
         let mut out = |fragment| ready.push_back(fragment);
         let cut = if packet.headers()[layout.ip_at] >> 4 == 4 {
@@ -249,7 +276,7 @@ impl Stack {
             waited.push((mac, packet));
         });
         for (mac, packet) in waited {
-            let v4 = packet.headers()[0] >> 4 == 4;
+            let v4 = packet.packet.headers()[0] >> 4 == 4;
             let kind = if v4 { EtherType::IPV4 } else { EtherType::IPV6 };
             self.send_frame(packet, mac, kind, cx);
         }
@@ -313,6 +340,6 @@ impl Stack {
             return self.counters.drop(DropReason::NoMemory);
         };
         message.emit(packet.push_header(arp::LEN));
-        self.send_frame(packet, to, EtherType::ARP, cx);
+        self.send_frame(Outgoing { packet, mtu: u16::MAX }, to, EtherType::ARP, cx);
     }
 }

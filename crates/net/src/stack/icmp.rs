@@ -415,6 +415,9 @@ impl Stack {
         ttl: u8,
         cx: &mut Context<'_>,
     ) {
+        if !gso::own_payload(&mut packet, cx.memory, cx.ledger) {
+            return self.counters.drop(DropReason::NoMemory);
+        }
         let mut sum = match protocol {
             Protocol::ICMPV6 => checksum::pseudo_header(from, to, protocol, packet.len() as u32),
             _ => checksum::Sum::new(),
@@ -422,7 +425,9 @@ impl Stack {
         sum.add_sum(gso::transport_sum(&packet, 0, cx.ledger));
         let at = icmpv4::CHECKSUM_OFFSET;
         packet.headers_mut()[at..at + 2].copy_from_slice(&sum.finish().to_be_bytes());
-        self.send_ip(packet, protocol, (from, to), Marks { ttl, tos: 0, dont_fragment: false }, cx);
+        let mtu = self.path(to).mtu;
+        let marks = Marks { ttl, tos: 0, dont_fragment: false, mtu };
+        self.send_ip(packet, protocol, (from, to), marks, cx);
     }
 }
 

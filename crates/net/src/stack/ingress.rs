@@ -48,10 +48,11 @@ impl Stack {
         self.counters.packets_in += 1;
         self.counters.bytes_in += packet.len() as u64;
         self.counters.super_packets_in += u64::from(packet.offload().gso.is_some());
-        self.receive_frame(packet, cx);
+        self.receive_frame(packet, false, cx);
     }
 
-    fn receive_frame(&mut self, mut packet: Packet, cx: &mut Context<'_>) {
+    /// Takes a frame; `looped` if we sent it.
+    pub(super) fn receive_frame(&mut self, mut packet: Packet, looped: bool, cx: &mut Context<'_>) {
         let Ok(frame) = ethernet::Header::parse(packet.peek_headers()) else {
             return self.counters.drop(DropReason::EthernetMalformed);
         };
@@ -69,7 +70,7 @@ impl Stack {
             Ok(info) if frame.destination.is_multicast() && !is_multicast(info.destination) => {
                 self.counters.drop(DropReason::NotForUs);
             }
-            Ok(info) => self.receive_ip(info, packet, cx),
+            Ok(info) => self.receive_ip(info, packet, looped, cx),
             Err(reason) => self.counters.drop(reason),
         }
     }
@@ -151,8 +152,8 @@ impl Stack {
         Ok(info)
     }
 
-    fn receive_ip(&mut self, info: IpInfo, packet: Packet, cx: &mut Context<'_>) {
-        if is_martian(info.source) || self.is_local(info.source) {
+    fn receive_ip(&mut self, info: IpInfo, packet: Packet, looped: bool, cx: &mut Context<'_>) {
+        if !looped && (is_martian(info.source) || self.is_local(info.source)) {
             return self.counters.drop(DropReason::SourceMartian);
         }
         if !self.serves(info.destination) {
@@ -176,7 +177,7 @@ impl Stack {
             fragment::Outcome::Reassembled(whole) => {
                 self.counters.reassembled += 1;
                 match fragment::into_received(whole, cx.memory) {
-                    Ok(received) => self.receive_frame(received, cx),
+                    Ok(received) => self.receive_frame(received, looped, cx),
                     Err(_) => self.counters.drop(DropReason::NoMemory),
                 }
             }
@@ -188,11 +189,13 @@ impl Stack {
             self.counters.drop(DropReason::TtlExceeded);
             return self.send_time_exceeded(&info, &packet, cx);
         }
+        let wanted = self.offer_raw(&info, &packet, cx);
         let done = match info.protocol {
             Protocol::TCP => self.receive_tcp_packet(&info, packet, cx),
             Protocol::UDP => self.receive_udp(&info, packet, cx),
             Protocol::ICMP if info.source.is_ipv4() => self.receive_icmpv4(&info, packet, cx),
             Protocol::ICMPV6 if info.source.is_ipv6() => self.receive_icmpv6(&info, packet, cx),
+            _ if wanted => Ok(()),
             _ => {
                 self.send_protocol_unreachable(&info, &mut packet, cx);
                 Err(DropReason::ProtocolUnknown)

@@ -12,6 +12,8 @@
 //! echo requests for any address, so that a gateway can act for the whole world. In both cases
 //! the owner decides about each incoming connection.
 //!
+//! What is sent to an address of ours comes in again with the next call of [`Stack::output`].
+//!
 //! What is sent is built as large as possible and adapted to the device last: a super-packet is
 //! cut, or a checksum completed, only if the device cannot do it.
 //!
@@ -24,8 +26,12 @@ mod egress;
 mod handshake;
 mod icmp;
 mod ingress;
+mod link;
 mod listen;
+mod looped;
 mod metrics;
+mod paths;
+mod raw;
 mod routes;
 mod table;
 mod tcp;
@@ -49,8 +55,12 @@ use siphasher::sip::SipHasher13;
 use towpath_packet::{Burst, Caps, Ledger, Memory, Packet};
 
 pub use icmp::{Echo, Unreachable};
+pub use link::LinkFrame;
 pub use listen::{Listen, ListenError, ListenerHandle};
 pub use metrics::{Connect, PEERS_MAX};
+pub use paths::{PATHS_MAX, PathInfo};
+pub use raw::RawPacket;
+pub(crate) use raw::share;
 pub use routes::{ROUTES_MAX, Route, RouteError, RouteMetrics};
 pub use tcp::{ConnectError, TcpHandle};
 pub use udp::{Datagram, UdpError, UdpSend};
@@ -133,15 +143,20 @@ pub struct Stack {
     reassembler: Reassembler,
     coalescing: coalesce::Coalescing,
     tcp: table::Table,
+    paths: paths::Paths,
     icmp_limit: icmp::RateLimit,
     /// Frames ready to be sent.
     ready: VecDeque<Packet>,
+    /// Frames for ourselves.
+    looped: VecDeque<Packet>,
     datagrams: VecDeque<Datagram>,
     udp_errors: VecDeque<UdpError>,
     tells_udp_errors: bool,
     /// How often all that was ready has been handed out.
     emptied: u64,
     echoes: VecDeque<Echo>,
+    raw: raw::Raw,
+    link: link::Link,
     ip_ident: u16,
     fragment_ident: u32,
 }
@@ -151,6 +166,7 @@ impl Stack {
     pub fn new(config: Config, caps: Caps) -> Self {
         let tcp = table::Table::new(&config);
         let fragment_ident = derive(config.secret, Label::FragmentIdent) as u32;
+        let paths = paths::Paths::new(derive(config.secret, Label::ConnectionIndex));
         let mut coalescing = coalesce::Coalescing::default();
         coalescing.set_caps(&caps);
         Self {
@@ -162,13 +178,17 @@ impl Stack {
             reassembler: Reassembler::new(fragment::Limits::default()),
             coalescing,
             tcp,
+            paths,
             icmp_limit: icmp::RateLimit::default(),
             ready: VecDeque::new(),
+            looped: VecDeque::new(),
             datagrams: VecDeque::new(),
             udp_errors: VecDeque::new(),
             tells_udp_errors: false,
             emptied: 0,
             echoes: VecDeque::new(),
+            raw: raw::Raw::default(),
+            link: link::Link::default(),
             ip_ident: 0,
             fragment_ident,
         }
@@ -182,7 +202,7 @@ impl Stack {
         }
         self.caps = caps;
         self.coalescing.set_caps(&caps);
-        self.reroute_all();
+        self.paths.change();
     }
 
     /// The device drops all that it is handed, or takes packets again. Connections know, and try
@@ -218,6 +238,7 @@ impl Stack {
 
     /// Takes all packets of `burst`.
     pub fn input(&mut self, burst: &mut Burst, cx: &mut Context<'_>) {
+        self.offer_received(burst, cx);
         while let Some(packet) = burst.pop() {
             self.receive(packet, cx);
         }
@@ -227,6 +248,8 @@ impl Stack {
     /// Fills `burst` with packets to send. Call again, after sending, until it stays empty.
     pub fn output(&mut self, burst: &mut Burst, cx: &mut Context<'_>) {
         loop {
+            self.receive_looped(cx);
+            let done = burst.len();
             while !burst.is_full()
                 && let Some(packet) = self.ready.pop_front()
             {
@@ -234,8 +257,10 @@ impl Stack {
                 self.counters.bytes_out += packet.len() as u64;
                 self.counters.super_packets_out += u64::from(packet.offload().gso.is_some());
                 burst.push(packet).expect("the burst is not full");
-                self.emptied += u64::from(self.ready.is_empty());
+                self.emptied += u64::from(self.ready.is_empty() && self.link.made.is_empty());
             }
+            self.offer_sent(burst, done, cx);
+            self.output_made(burst);
             if burst.is_full() || !self.output_tcp(cx) {
                 return;
             }
@@ -244,7 +269,7 @@ impl Stack {
 
     /// True if [`Stack::output`] may have something.
     pub fn has_output(&self) -> bool {
-        !self.ready.is_empty() || self.tcp.has_output()
+        self.has_ready() || self.tcp.has_output()
     }
 
     /// How often [`Stack::output`] has handed out the last packet that was ready: what was sent
@@ -255,14 +280,14 @@ impl Stack {
 
     /// When [`Stack::on_deadline`] wants to be called next.
     pub fn next_deadline(&self) -> Option<Instant> {
-        [self.tcp.deadline(), self.neighbors.deadline(), self.reassembler.next_deadline()]
-            .into_iter()
-            .flatten()
-            .min()
+        let (fragments, paths) = (self.reassembler.next_deadline(), self.paths.deadline());
+        let all = [self.tcp.deadline(), self.neighbors.deadline(), fragments, paths];
+        all.into_iter().flatten().min()
     }
 
     /// Runs the timers that are due.
     pub fn on_deadline(&mut self, cx: &mut Context<'_>) {
+        self.paths.on_deadline(cx.now);
         self.tcp.on_deadline(cx.now);
         self.expire_neighbors(cx);
         self.expire_fragments(cx);
@@ -273,9 +298,12 @@ impl Stack {
         self.config.addresses.iter().any(|ours| ours.address == address)
     }
 
-    /// The address of ours that a connection to `destination` comes from: the first on its link, or
-    /// the first of its family.
+    /// The address of ours that a connection to `destination` comes from: itself, if it is ours,
+    /// else the first on its link, or the first of its family.
     pub fn source_for(&self, destination: IpAddr) -> Option<IpAddr> {
+        if self.is_local(destination) {
+            return Some(destination);
+        }
         let family = |ours: &&Address| ours.address.is_ipv4() == destination.is_ipv4();
         let near = self.config.addresses.iter().find(|ours| same_prefix(ours, destination));
         let any = || self.config.addresses.iter().find(family);

@@ -6,7 +6,7 @@
 //!
 //! Bound: [`ROUTES_MAX`].
 
-use super::{Address, Stack, same_prefix};
+use super::{Address, PathInfo, Stack, same_prefix};
 use crate::tcp::congestion::Kind;
 use crate::tcp::{SegmentSizes, Settings};
 use crate::time::Duration;
@@ -111,7 +111,7 @@ impl Stack {
             return Err(RouteError::Prefix);
         }
         self.tcp.routes = Routes(routes.to_vec());
-        self.reroute_all();
+        self.paths.change();
         Ok(())
     }
 
@@ -126,11 +126,11 @@ impl Stack {
             IpAddr::V4(_) => (ipv4::HEADER_LEN + HEADER_LEN, ADVMSS_MIN_V4),
             IpAddr::V6(_) => (ipv6::HEADER_LEN + HEADER_LEN, ADVMSS_MIN_V6),
         };
-        let link = u32::from(self.caps.mtu).saturating_sub(headers as u32);
-        let metrics = self.route_metrics(remote);
-        let path = metrics.mtu.map_or(link, |mtu| mtu.saturating_sub(headers as u32).min(link));
-        let advertised = metrics.advmss.unwrap_or(path.max(least.min(link)));
-        let locked = metrics.mtu.is_some() && metrics.mtu_locked;
+        let link = u32::from(self.link_mtu(remote)).saturating_sub(headers as u32);
+        let PathInfo { mtu, locked } = self.path(remote);
+        let path = u32::from(mtu).saturating_sub(headers as u32);
+        let advmss = self.route_metrics(remote).advmss;
+        let advertised = advmss.unwrap_or(path.max(least.min(link)));
         SegmentSizes { path, link, locked, ..SegmentSizes::of_link(advertised.min(ADVMSS_MAX)) }
     }
 
@@ -152,17 +152,5 @@ impl Stack {
             settings.receive_buffer = settings.receive_buffer.min(window);
         }
         settings
-    }
-
-    /// Device or routes changed: connections hear what holds now.
-    pub(super) fn reroute_all(&mut self) {
-        for index in 0..self.tcp.slots.len() {
-            let remote = self.tcp.slots[index].connection.as_deref().map(|c| c.remote());
-            let Some(remote) = remote else { continue };
-            let sizes = self.segment_sizes(remote.ip());
-            if let Some(connection) = self.tcp.slots[index].connection.as_deref_mut() {
-                connection.reroute(&sizes);
-            }
-        }
     }
 }

@@ -39,6 +39,8 @@ pub(super) struct Slot {
     pub(super) role: Role,
     /// Counted as this listener's Fast Open child without a full handshake.
     pub(super) fastopen: Option<ListenerHandle>,
+    /// [`super::paths::Paths::version`] when its path was last looked at.
+    pub(super) path_version: u32,
 }
 
 impl Default for Slot {
@@ -54,6 +56,7 @@ impl Default for Slot {
             orphan: false,
             role: Role::Owned,
             fastopen: None,
+            path_version: 0,
         }
     }
 }

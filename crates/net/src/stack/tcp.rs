@@ -1,5 +1,6 @@
 //! TCP of a stack: what its owner calls, what arrives, what goes out.
 
+use super::egress::Marks;
 use super::handshake::Ends;
 use super::listen::Role;
 use super::time_wait::Arrival;
@@ -141,6 +142,12 @@ impl Stack {
         }
     }
 
+    /// Changes [`Limits::orphans`](super::Limits::orphans) for those to come (Linux's
+    /// `tcp_max_orphans`).
+    pub fn set_orphans_max(&mut self, most: usize) {
+        self.tcp.orphans_max = most;
+    }
+
     /// Refuses an incoming connection with a reset, as a host without a listener does.
     pub fn tcp_refuse(&mut self, handle: TcpHandle, cx: &mut Context<'_>) {
         let Some(connection) = self.tcp.get_mut(handle) else { return };
@@ -230,25 +237,53 @@ impl Stack {
         self.receive_unknown(Ends { local, remote, past }, segment, packet, cx);
     }
 
-    /// An ICMP error quotes a segment of ours. `mss` if the path needs smaller ones.
+    /// An ICMP error quotes a segment of ours. `mtu` if the path needs smaller packets.
     pub(super) fn tcp_error(
         &mut self,
         local: SocketAddr,
         remote: SocketAddr,
         sequence: Seq,
-        mss: Option<u32>,
+        mtu: Option<u32>,
         cx: &mut Context<'_>,
     ) -> Result<(), DropReason> {
         let index = self.tcp.find(local, remote).ok_or(DropReason::IcmpIgnored)?;
         let slot = &mut self.tcp.slots[index as usize];
         let accepted = slot.role == Role::Owned;
         let connection = slot.connection.as_deref_mut().ok_or(DropReason::IcmpIgnored)?;
-        let believed = match mss {
-            Some(mss) => connection.too_big(sequence, mss, cx.now),
-            None => connection.unreachable(sequence, accepted),
-        };
+        if !connection.was_sent(sequence) {
+            return Err(DropReason::IcmpOutOfWindow);
+        }
+        let tells = connection.tells_path();
+        match mtu {
+            None => connection.unreachable(accepted),
+            Some(mtu) => {
+                if tells {
+                    self.learn_path_mtu(remote.ip(), mtu, cx.now);
+                }
+                let path = self.segment_sizes(remote.ip()).path;
+                let slot = &mut self.tcp.slots[index as usize];
+                if let Some(connection) = slot.connection.as_deref_mut() {
+                    connection.too_big(path, cx.now);
+                }
+            }
+        }
         self.tcp.settle(index, cx.now);
-        if believed { Ok(()) } else { Err(DropReason::IcmpOutOfWindow) }
+        Ok(())
+    }
+
+    /// A connection that is about to send looks at its path again if something changed.
+    fn follow_path(&mut self, index: u32) {
+        let version = self.paths.version();
+        let slot = &mut self.tcp.slots[index as usize];
+        if core::mem::replace(&mut slot.path_version, version) == version {
+            return;
+        }
+        let Some(remote) = slot.connection.as_deref().map(Connection::remote) else { return };
+        let sizes = self.segment_sizes(remote.ip());
+        let slot = &mut self.tcp.slots[index as usize];
+        if let Some(connection) = slot.connection.as_deref_mut() {
+            connection.reroute(&sizes);
+        }
     }
 
     pub(super) fn send_reset(
@@ -284,13 +319,14 @@ impl Stack {
     pub(super) fn output_tcp(&mut self, cx: &mut Context<'_>) -> bool {
         let pressure = pressure(cx.memory);
         let Some(index) = self.tcp.output.pop_front() else { return false };
+        self.follow_path(index);
         let slot = &mut self.tcp.slots[index as usize];
         slot.output_queued = false;
         let Some(connection) = slot.connection.as_deref_mut() else { return true };
         let (local, remote) = (connection.local(), connection.remote());
         let ip = if local.is_ipv4() { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN };
         let egress = Egress { ip_header_len: ip as u32, pressure, stopped: self.stopped };
-        let before = connection.retransmitted();
+        let before = (connection.retransmitted(), connection.tail_probes());
         let Some(packet) = connection.output(&egress, cx.memory, cx.now) else {
             let starved = connection.wants_output() && cx.memory.packets.free_count() == 0;
             if starved {
@@ -301,11 +337,12 @@ impl Stack {
             }
             return !starved;
         };
-        self.counters.retransmitted += connection.retransmitted() - before;
-        let tos = connection.codepoint();
+        self.counters.retransmitted += connection.retransmitted() - before.0;
+        self.counters.tail_probes += connection.tail_probes() - before.1;
+        let marks = Marks::of_tcp(connection);
         // One packet each, in turn: no connection waits for another's whole window.
         self.tcp.settle(index, cx.now);
-        self.send_transport(packet, Protocol::TCP, (local.ip(), remote.ip()), tos, cx);
+        self.send_marked(packet, Protocol::TCP, (local.ip(), remote.ip()), marks, cx);
         true
     }
 

@@ -37,11 +37,13 @@ pub struct UdpSend {
     pub ttl: u8,
     /// Routers may not fragment it.
     pub dont_fragment: bool,
+    /// Goes out in fragments of so many bytes at most; the device's MTU is never exceeded.
+    pub mtu: u16,
 }
 
 impl Default for UdpSend {
     fn default() -> Self {
-        Self { segment_size: None, tos: 0, ttl: TTL, dont_fragment: false }
+        Self { segment_size: None, tos: 0, ttl: TTL, dont_fragment: false, mtu: u16::MAX }
     }
 }
 
@@ -116,13 +118,14 @@ impl Stack {
         header.emit(packet.push_header(udp::HEADER_LEN));
         let size = how.segment_size.filter(|size| payload_len > usize::from(size.get()));
         let ip_len = if local.is_ipv4() { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN };
-        let room = usize::from(self.caps.mtu).saturating_sub(ip_len + udp::HEADER_LEN);
+        let room = usize::from(self.link_mtu(remote.ip())).saturating_sub(ip_len + udp::HEADER_LEN);
         if size.is_some_and(|size| usize::from(size.get()) > room) {
             return self.counters.drop(DropReason::TooLarge);
         }
         let gso = size.map(|size| Gso { kind: GsoKind::Udp, size, ecn: false });
         packet.set_offload(Offload { gso, ..Offload::default() });
-        let marks = Marks { ttl: how.ttl, tos: how.tos, dont_fragment: how.dont_fragment };
+        let UdpSend { tos, ttl, dont_fragment, mtu, .. } = *how;
+        let marks = Marks { ttl, tos, dont_fragment, mtu };
         self.send_marked(packet, Protocol::UDP, (local.ip(), remote.ip()), marks, cx);
     }
 
@@ -231,7 +234,7 @@ impl Stack {
 
     /// True if packets wait to be handed out.
     pub(crate) fn has_ready(&self) -> bool {
-        !self.ready.is_empty()
+        !(self.ready.is_empty() && self.looped.is_empty() && self.link.made.is_empty())
     }
 
     /// True if `address` could be reached over this stack's family.

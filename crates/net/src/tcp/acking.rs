@@ -54,17 +54,17 @@ impl Connection {
         }
     }
 
-    /// Data in order arrived; `pushed` if its end is one of the sender's writes.
-    pub(super) fn owe_ack(&mut self, len: u32, pushed: bool, now: Instant) {
-        let receive = &mut self.receive;
-        if len < receive.mss {
-            receive.pushed = (receive.pushed + 1).min(2);
-        } else if pushed {
-            receive.pushed = receive.pushed.max(1);
-        }
-        let quick = self.settings.quickack || (receive.quick_acks > 0 && !receive.ping_pong);
-        if quick || receive.nxt - receive.acked > receive.mss {
-            receive.ack_owed = AckOwed::Now;
+    /// Data in order arrived: more than a full segment is acknowledged at once if the window goes
+    /// on with it, or the reader waits for more (Linux's __tcp_ack_snd_check). Else reading will.
+    pub(super) fn owe_ack(&mut self, now: Instant) {
+        let receive = &self.receive;
+        let wanting = receive.queue.len() < receive.tuning.low_water as usize;
+        let more = receive.nxt - receive.acked > receive.mss;
+        let advances = more && (wanting || self.window_advances());
+        let quick =
+            self.settings.quickack || (self.receive.quick_acks > 0 && !self.receive.ping_pong);
+        if advances || quick {
+            self.receive.ack_owed = AckOwed::Now;
         } else {
             self.delay_ack(now);
         }

@@ -97,6 +97,11 @@ impl Connection {
         self.send.writes.tail_group(self.send.nxt.max(self.send.base))
     }
 
+    /// True if bytes of a group of lent memory wait to be sent or acknowledged.
+    pub fn needs_lent(&self, group: u32) -> bool {
+        self.send.writes.has_group(group)
+    }
+
     fn append_some(&mut self, piece: Piece, begins: bool, lent: Option<Lent>) {
         if self.send.fin_queued || !(self.state.can_send() || self.state.is_opening()) {
             return;

@@ -15,8 +15,9 @@ use super::state::{ConnectionError, Events, State};
 use super::timers::Timers;
 use crate::time::Instant;
 use crate::wire::tcp::{FastOpenCookie, Flags, Header, Options};
+use alloc::sync::Arc;
 use core::net::SocketAddr;
-use towpath_packet::{Packet, Piece};
+use towpath_packet::{Packet, Piece, Reader};
 
 /// Segment size assumed when the peer names none (RFC 9293 §3.7.1), IPv4.
 pub(super) const MSS_DEFAULT_V4: u32 = 536;
@@ -113,6 +114,8 @@ pub struct Connection {
     pub(super) settings: Settings,
     pub(super) counters: Counters,
     pub(super) retransmitted: u64,
+    /// Of them loss probes.
+    pub(super) tail_probes: u64,
 }
 
 /// How a connection begins.
@@ -135,6 +138,7 @@ impl Connection {
     pub fn connect(opening: Opening, settings: &Settings, now: Instant) -> Self {
         let mut connection = Self::new(opening, settings, now);
         connection.state = State::SynSent;
+        connection.begin_receiving();
         connection.send.syn_due = true;
         connection
     }
@@ -177,6 +181,7 @@ impl Connection {
         connection.request = false;
         connection.fast_open.accepted = true;
         connection.note(Events::INCOMING | Events::WRITABLE);
+        connection.open_buffer(now);
         connection.take_syn_data(syn, payload);
         // The window that the SYN offers counts from what follows ours, as on Linux.
         connection.send.una = connection.send.iss + 1;
@@ -212,7 +217,7 @@ impl Connection {
             ecn: Ecn { asked: settings.ecn == 1, ..Ecn::default() },
             codepoint: 0,
             traffic_class: 0,
-            path: Path::new(opening.sizes, now),
+            path: Path::new(opening.sizes, settings.path_mtu_of(opening.remote), now),
             opened_at: now,
             peer_mss: 0,
             write_pending: false,
@@ -237,6 +242,7 @@ impl Connection {
             settings: *settings,
             counters: Counters::new(now),
             retransmitted: 0,
+            tail_probes: 0,
         }
     }
 
@@ -281,6 +287,11 @@ impl Connection {
     /// Segments sent again.
     pub fn retransmitted(&self) -> u64 {
         self.retransmitted
+    }
+
+    /// Of them loss probes: nothing was heard of the tail (RFC 8985 §7.3).
+    pub fn tail_probes(&self) -> u64 {
+        self.tail_probes
     }
 
     /// Takes the events since the last call.
@@ -345,7 +356,7 @@ impl Connection {
     }
 
     /// Received bytes in order, as pieces.
-    pub fn received(&self) -> impl Iterator<Item = &Piece> {
+    pub fn received(&self) -> impl Iterator<Item = &Piece> + Clone {
         self.receive.queue.iter()
     }
 
@@ -361,15 +372,30 @@ impl Connection {
 
     /// The first `count` received bytes have been used: their pieces are dropped.
     pub fn consume(&mut self, count: usize) {
+        self.receive.tuning.charge.consume(count, self.receive.queue.len());
         self.receive.queue.advance(count);
         self.forget_urgent();
-        if self.receive.queue.is_empty() && self.receive.pressed {
-            // The sender uses the whole window and the reader keeps up: the window is the limit.
-            self.receive.pressed = false;
-            let grown = self.receive.buffer.saturating_mul(2);
-            self.receive.buffer = grown.min(self.settings.receive_buffer_max);
-        }
+        self.follow_reader();
         self.read_some();
+        self.offer_window();
+    }
+
+    /// Pieces of what is received are handed to `reader`: as long as he keeps them they take room
+    /// of the receive buffer.
+    pub fn set_reader(&mut self, reader: &Arc<Reader>) {
+        let known = self.receive.reader.as_ref().is_some_and(|known| Arc::ptr_eq(known, reader));
+        if !known {
+            self.receive.reader = Some(reader.clone());
+        }
+    }
+
+    /// Memory that received data may keep from its lenders, read or not.
+    pub fn receive_memory_max(&self) -> usize {
+        self.receive.memory_max()
+    }
+
+    /// The reader gave something back: tell the peer if that changes its window much.
+    pub fn reader_gave_back(&mut self) {
         self.offer_window();
     }
 

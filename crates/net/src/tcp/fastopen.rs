@@ -126,12 +126,13 @@ pub(super) struct FastOpen {
 impl Connection {
     /// Takes the data, and the FIN, of the peer's SYN.
     pub(super) fn take_syn_data(&mut self, syn: &Segment, payload: &mut Packet) {
-        let room = self.settings.receive_buffer;
+        let room = self.receive.initial_window;
         payload.truncate(room.min(syn.len) as usize);
         let taken = payload.payload_len() as u32;
         if taken > 0 {
             self.receive.nxt += taken;
             self.receive.advertised = self.receive.nxt;
+            self.receive.tuning.charge.queue(taken, self.arriving_headers());
             for piece in payload.take_pieces() {
                 self.receive.queue.push(piece);
             }

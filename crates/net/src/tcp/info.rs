@@ -57,7 +57,7 @@ pub struct Info {
     pub last_ack_recv: u32,
     /// Bytes of a packet on the path.
     pub pmtu: u32,
-    /// Window that we may offer, in bytes.
+    /// Most that our window offers now, in bytes.
     pub rcv_ssthresh: u32,
     /// Smoothed round trip, in microseconds.
     pub rtt: u32,
@@ -69,7 +69,9 @@ pub struct Info {
     pub snd_cwnd: u32,
     /// Bytes of the largest segment that we take.
     pub advmss: u32,
-    /// Bytes of buffer for received data.
+    /// Round trip of the sender as the receiver sees it, in microseconds; zero before the first.
+    pub rcv_rtt: u32,
+    /// Bytes that the reader took in one round trip.
     pub rcv_space: u32,
     /// Segments sent again.
     pub total_retrans: u32,
@@ -223,7 +225,7 @@ impl Connection {
     pub fn info(&self, now: Instant) -> Info {
         let (totals, window) = (self.send.board.totals(), self.congestion.window());
         let (busy, peer_window, buffer) = self.send.chrono.times(now);
-        let counters = &self.counters;
+        let (counters, tuning) = (&self.counters, &self.receive.tuning);
         let millis = |at: Instant| now.since(at).as_millis() as u32;
         Info {
             state: state_number(self.state),
@@ -248,13 +250,14 @@ impl Connection {
             last_data_recv: millis(counters.data_received_at),
             last_ack_recv: millis(counters.ack_received_at),
             pmtu: self.path_mtu(),
-            rcv_ssthresh: self.receive.buffer,
+            rcv_ssthresh: tuning.threshold,
             rtt: self.rtt.srtt().map_or(0, |rtt| rtt.as_micros() as u32),
             rttvar: self.rtt.variation().as_micros() as u32,
             snd_ssthresh: window.ssthresh(),
             snd_cwnd: window.cwnd(),
             advmss: self.path.sizes.advertised.saturating_sub(self.options_len()),
-            rcv_space: self.receive.buffer,
+            rcv_rtt: tuning.rtt().as_micros() as u32,
+            rcv_space: tuning.space,
             total_retrans: self.recovery.total_retrans,
             reordering: self.recovery.reordering,
             delivered: self.recovery.delivered,
@@ -279,7 +282,7 @@ impl Connection {
             bytes_retrans: counters.bytes_retrans,
             rcv_ooopack: counters.ahead_in,
             snd_wnd: self.send.wnd,
-            rcv_wnd: self.receive.window(),
+            rcv_wnd: self.receive.offered,
             total_rto: counters.timeouts.total,
             total_rto_recoveries: counters.timeouts.recoveries,
             total_rto_time: counters.timeouts.time(now),

@@ -1,7 +1,7 @@
 //! Segment arrival (RFC 9293 §3.10.7), with PAWS (RFC 7323 §5) and blind-attack defence
 //! (RFC 5961). What the acknowledgment in it says is the matter of `ack`.
 
-use super::acking::QUICK_ACKS_MARKED;
+use super::acking::{QUICK_ACKS, QUICK_ACKS_MARKED};
 use super::connection::{Connection, Segment};
 use super::seq::Seq;
 use super::sides::AckOwed;
@@ -34,8 +34,9 @@ pub enum Verdict {
 impl Connection {
     /// Takes a segment. `payload`'s pieces hold its data; what is used is moved out of it.
     pub fn input(&mut self, segment: &Segment, payload: &mut Packet, now: Instant) -> Verdict {
-        let (len, mss) = (segment.len, self.receive.mss);
-        self.counters.received(len, mss);
+        let size = self.arriving_size(segment.len, payload);
+        self.counters.received(segment.len, size);
+        self.receive.tuning.arrived_at = now;
         match self.state {
             State::Closed => Verdict::Reset,
             State::SynSent => self.input_syn_sent(segment, payload, now),
@@ -101,6 +102,7 @@ impl Connection {
         }
         self.keep_timestamp(segment, now);
         self.timers.keepalive_unanswered = 0;
+        self.measure_echo(segment, now);
         self.input_urgent(segment);
         let verdict = self.input_text(segment, payload, now);
         if self.state != State::Closed {
@@ -125,10 +127,18 @@ impl Connection {
             && now.since(self.timestamps.recent_at) < PAWS_VALID
     }
 
-    /// RFC 9293 §3.4 table 6, with Linux's leniency: any overlap with the window counts.
+    /// RFC 9293 §3.4 table 6 as in Linux's tcp_sequence.
     fn is_in_window(&self, segment: &Segment) -> bool {
         let left = self.receive.acked.min(self.receive.nxt);
-        segment.end().at_or_after(left) && segment.seq().at_or_before(self.receive.advertised)
+        let edge = self.receive.advertised.max(self.receive.nxt);
+        if segment.end().before(left) {
+            return false;
+        }
+        let fin = u32::from(segment.has(Flags::FIN));
+        // What begins in the window may end behind it if nothing waits for the reader (Linux since
+        // 6.17); a FIN may be beyond it in any case.
+        segment.end().at_or_before(edge + fin)
+            || (segment.seq().at_or_before(edge) && self.receive.queue.is_empty())
     }
 
     /// Linux's tcp_reset_check: the peer's FIN may not count for the number of its reset.
@@ -189,17 +199,17 @@ impl Connection {
             payload.drop_front((nxt - start) as usize);
             start = nxt;
         }
-        let edge = self.receive.advertised;
-        let cut = (start + payload.payload_len() as u32).after(edge);
-        if cut {
-            payload.truncate(if edge.after(start) { (edge - start) as usize } else { 0 });
-        }
-        let fin = fin && !cut;
         if payload.payload_len() == 0 {
             self.receive.ack_owed = AckOwed::Now;
             if fin && start.after(nxt) {
                 return self.hold_text(start, payload, fin);
             }
+            return Verdict::Done;
+        }
+        if start.at_or_after(self.receive.advertised) {
+            // Beyond the window, or it is shut: a probe.
+            self.enter_quick_acks(QUICK_ACKS);
+            self.receive.ack_owed = AckOwed::Now;
             return Verdict::Done;
         }
         if !self.owned {
@@ -211,17 +221,16 @@ impl Connection {
             self.receive.ack_owed = AckOwed::Now;
             return Verdict::NoRoom;
         }
-        self.receive.mss = self.receive.mss.max(segment.len.min(self.path.sizes.advertised));
-        self.measure_arrival(now);
-        if self.ecn.receive(segment) {
-            self.enter_quick_acks(QUICK_ACKS_MARKED);
-        }
+        let size = self.arriving_size(segment.len, payload);
+        self.measure_size(segment, payload.payload_len() as u32, size);
         if start != nxt {
+            if self.ecn.receive(segment) {
+                self.enter_quick_acks(QUICK_ACKS_MARKED);
+            }
             return self.hold_text(start, payload, fin);
         }
-        let (len, pushed) = (payload.payload_len() as u32, segment.has(Flags::PSH));
-        self.take_text(payload, now);
-        self.owe_ack(len, pushed, now);
+        self.take_text(segment, payload, now);
+        self.owe_ack(now);
         Verdict::Done
     }
 
@@ -234,7 +243,7 @@ impl Connection {
         if start != self.receive.nxt {
             return false;
         }
-        if self.receive.queue.held() <= self.receive.memory_max() {
+        if self.receive.held() <= self.receive.memory_max() {
             self.drop_ahead();
             return true;
         }
@@ -245,23 +254,33 @@ impl Connection {
     /// Drops what came ahead of its turn, as RFC 2018 §8 allows: its sender has kept it.
     pub(crate) fn drop_ahead(&mut self) {
         self.receive.waiting.clear();
+        self.receive.tuning.charge.forget_ahead();
         self.receive.fin_ahead = None;
     }
 
-    pub(super) fn take_text(&mut self, payload: &mut Packet, now: Instant) {
-        let before = self.receive.nxt;
-        self.receive.nxt += payload.payload_len() as u32;
+    pub(super) fn take_text(&mut self, segment: &Segment, payload: &mut Packet, now: Instant) {
+        let (before, len) = (self.receive.nxt, payload.payload_len() as u32);
+        self.receive.nxt += len;
         self.receive.density.sample(payload);
-        let left = self.receive.advertised - self.receive.nxt;
-        self.receive.pressed |= left < self.receive.offered / 2;
+        self.receive.tuning.charge.queue(len, self.arriving_headers());
         for piece in payload.take_pieces() {
             self.receive.queue.push(piece);
         }
+        self.receive.tuning.measure_window(self.receive.nxt, self.receive.offered, now);
+        self.measure_arrival(now);
+        if self.ecn.receive(segment) {
+            self.enter_quick_acks(QUICK_ACKS_MARKED);
+        }
+        self.grow_window(len, true);
         if !self.receive.waiting.is_empty() {
             self.find_duplicates(before, self.receive.nxt);
-            let queue = &mut self.receive.queue;
-            self.receive.nxt =
-                self.receive.waiting.take_in_order(self.receive.nxt, |piece| queue.push(piece));
+            let (start, queue) = (self.receive.nxt, &mut self.receive.queue);
+            let waiting = &mut self.receive.waiting;
+            self.receive.nxt = waiting.take_in_order(start, |piece| queue.push(piece));
+            let (filled, last) = (self.receive.nxt - start, waiting.is_empty());
+            if filled > 0 || last {
+                self.receive.tuning.charge.release(filled, last);
+            }
             // RFC 5681 §4.2: filling a hole is acknowledged at once.
             self.receive.ack_owed = AckOwed::Now;
         }
@@ -284,8 +303,19 @@ impl Connection {
                 self.extend_duplicate(end, end + 1);
             }
         }
+        let len = payload.payload_len() as u32;
+        if len > 0 {
+            self.receive.tuning.charge.hold(len, self.arriving_headers());
+        }
         let complete = self.receive.waiting.insert(start, payload.take_pieces(), fin);
         self.note_urgent_ahead(start, end);
+        if self.sack {
+            // Without SACK duplicates of the ACK have to tell of the loss, so the window stays.
+            self.grow_window(len, false);
+        }
+        if self.owned {
+            self.make_room_ahead();
+        }
         if complete { Verdict::Done } else { Verdict::NoRoom }
     }
 
@@ -295,7 +325,8 @@ impl Connection {
         if segment.has(Flags::FIN) {
             self.receive.ack_owed = AckOwed::Now;
             let at = segment.seq() + (segment.seq_len() - 1);
-            if at.at_or_after(self.receive.nxt) && at.at_or_before(self.receive.advertised) {
+            let edge = self.receive.advertised.max(self.receive.nxt);
+            if at.at_or_after(self.receive.nxt) && at.at_or_before(edge) {
                 self.receive.fin_ahead = Some(at);
             }
         }

@@ -3,16 +3,12 @@
 use super::connection::{Connection, MSS_MIN, Segment};
 use super::seq::Seq;
 use super::sides::AckOwed;
-use super::state::State;
 use crate::time::Instant;
 use crate::wire::tcp::{Flags, HEADER_LEN, Header, Options};
 use core::num::NonZeroU16;
 use towpath_packet::{Gso, GsoKind, Memory, Offload, Packet};
 
 const _: () = assert!(MSS_MIN > 28, "a segment has room for SACK blocks and data");
-
-/// Largest value of the window field.
-const WINDOW_FIELD_MAX: u32 = 65_535;
 
 /// How short the stack's memory is: bounds what windows offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -289,6 +285,7 @@ impl Connection {
                     self.after_resending(plan, now);
                 } else {
                     self.after_tail(plan, now);
+                    self.tail_probes += 1;
                 }
                 self.retransmitted += 1;
             }
@@ -298,32 +295,6 @@ impl Connection {
             self.stamp_sent(plan.seq.max(self.send.base), plan.len, now);
             self.pace(plan.len, now);
         }
-    }
-
-    /// The window field; remembers what was promised.
-    fn window_field(&mut self, syn: bool, egress: &Egress) -> u16 {
-        // What was refused for want of memory would come again and again, and its sender give up
-        // in the end: told that the window is shut, it waits. Linux takes the window back too.
-        self.receive.refused &= self.receive.is_full();
-        let window = if self.receive.refused { 0 } else { self.window_to_offer(egress.pressure) };
-        // RFC 7323 §2.2: the window of a SYN is not scaled.
-        let scale = if syn { 0 } else { self.receive.window_scale };
-        let unit = 1u32 << scale;
-        // Rounded up, so that the right edge never moves back.
-        let field = window.div_ceil(unit).min(WINDOW_FIELD_MAX);
-        // The field of a SYN has no room for all that is meant: the next ACK says the rest, and
-        // nobody needs an update before (as Linux counts).
-        let edge = self.receive.nxt + if syn { window } else { field << scale };
-        if !self.state.is_opening() || self.state == State::SynReceived {
-            self.receive.advertised = self.receive.advertised.max(edge);
-            self.receive.offered = self.receive.advertised - self.receive.nxt;
-        }
-        field as u16
-    }
-
-    /// Most that windows offer from now on (`TCP_WINDOW_CLAMP`), in bytes; what was offered stays.
-    pub fn set_window_clamp(&mut self, clamp: Option<u32>) {
-        self.receive.clamp = clamp;
     }
 
     /// Type of service or traffic class, with the ECN codepoint, for the IP header of the packet
@@ -336,41 +307,6 @@ impl Connection {
     /// traffic class (`IPV6_TCLASS`), but for its two bits for ECN (RFC 3168 §5).
     pub fn set_traffic_class(&mut self, class: u8) {
         self.traffic_class = class & !super::ecn::codepoint::MASK;
-    }
-
-    pub(super) fn window_to_offer(&self, pressure: Pressure) -> u32 {
-        let receive = &self.receive;
-        let offered = receive.window();
-        let mut room = receive.buffer.saturating_sub(receive.queue.len() as u32);
-        // What is promised must fit the memory that it will come in; two segments always may come.
-        let free = receive.memory_max().saturating_sub(receive.queue.held());
-        room = room.min(receive.density.fit(free as u64).max(2 * receive.mss));
-        room = room.min(WINDOW_FIELD_MAX << receive.window_scale);
-        room = room.min(receive.clamp.unwrap_or(u32::MAX));
-        match pressure {
-            Pressure::None => {}
-            Pressure::Some => room = room.min(WINDOW_UNDER_PRESSURE),
-            Pressure::High | Pressure::Critical => room = room.min(2 * receive.mss),
-        }
-        // RFC 9293 §3.8.6.2.2: no small steps, and never back.
-        let step = receive.mss.min(receive.buffer / 2);
-        if room < offered + step { offered } else { room }
-    }
-
-    /// The reader took data: tell the peer if that changes its window much.
-    pub(super) fn offer_window(&mut self) {
-        if !self.state.can_receive() {
-            return;
-        }
-        if self.receive.refused {
-            self.receive.update_due |= !self.receive.is_full();
-            return;
-        }
-        let offered = self.receive.window();
-        let room = self.window_to_offer(Pressure::None);
-        if room >= offered.saturating_mul(2) && room > offered {
-            self.receive.update_due = true;
-        }
     }
 }
 

@@ -9,6 +9,7 @@ use super::connection::{Connection, MSS_MIN, TIMESTAMPS_LEN};
 use super::probing::Search;
 use super::seq::Seq;
 use super::state::{ConnectionError, State};
+use crate::path_mtu::PathMtu;
 use crate::time::Instant;
 
 /// How large segments may be, as far as is known when a connection begins.
@@ -22,7 +23,7 @@ pub struct SegmentSizes {
     pub link: u32,
     /// The owner's bound (`TCP_MAXSEG`).
     pub owner: u32,
-    /// What the path takes is fixed: no error changes it.
+    /// What the path takes is fixed: no error changes it, and somebody must cut the rest.
     pub locked: bool,
 }
 
@@ -45,8 +46,7 @@ pub(super) struct Path {
     /// What the route said last about the path.
     told: u32,
     reroute: Reroute,
-    /// Errors about segments that are too large are not believed (`IP_MTU_DISCOVER`).
-    deaf: bool,
+    discovery: PathMtu,
     pub(super) search: Search,
 }
 
@@ -61,9 +61,9 @@ enum Reroute {
 
 impl Path {
     /// Nothing learnt yet.
-    pub(super) fn new(sizes: SegmentSizes, now: Instant) -> Self {
+    pub(super) fn new(sizes: SegmentSizes, discovery: PathMtu, now: Instant) -> Self {
         let (told, reroute) = (sizes.path, Reroute::No);
-        Self { sizes, told, reroute, deaf: false, search: Search::new(now) }
+        Self { sizes, told, reroute, discovery, search: Search::new(now) }
     }
 
     /// A packet was sent.
@@ -75,31 +75,32 @@ impl Path {
 }
 
 impl Connection {
-    /// An ICMP error that quotes `sequence` says that the peer cannot be reached. Ends an opening
+    /// True if what begins with `sequence` may be on its way: an error that quotes anything else is
+    /// forged or late (RFC 5927 §4).
+    pub fn was_sent(&self, sequence: Seq) -> bool {
+        let first = if self.state.is_opening() { self.send.iss } else { self.send.una };
+        sequence.at_or_after(first) && sequence.before(self.send.nxt)
+    }
+
+    /// An ICMP error about what was sent says that the peer cannot be reached. Ends an opening
     /// connection; an open one goes on trying (RFC 1122 §4.2.3.9, RFC 5461), and so does one that
     /// Fast Open let in and its owner has `accepted`, as on Linux.
-    /// False if nothing of that number is on its way.
-    pub fn unreachable(&mut self, sequence: Seq, accepted: bool) -> bool {
-        if !self.was_sent(sequence) {
-            return false;
-        }
+    pub fn unreachable(&mut self, accepted: bool) {
         let passive = self.state == State::SynReceived && !(self.fast_open.accepted && accepted);
         if passive || self.state == State::SynSent {
             self.finish(Some(ConnectionError::Unreachable));
         }
-        true
     }
 
-    /// An ICMP error that quotes `sequence` says that the path takes segments of `mss` bytes with
+    /// An ICMP error about what was sent says that the path takes segments of `mss` bytes with
     /// options at most (RFC 1191, RFC 8201). What is outstanding is sent again: a SYN without the
-    /// data that was too much. False if nothing of that number is on its way.
-    pub fn too_big(&mut self, sequence: Seq, mss: u32, now: Instant) -> bool {
-        if !self.was_sent(sequence) {
-            return false;
-        }
-        let ignored = self.path.deaf || self.path.sizes.locked;
+    /// data that was too much. Who does not believe it, or lets packets be cut, learns it when it
+    /// next sends ([`Connection::reroute`]).
+    pub fn too_big(&mut self, mss: u32, now: Instant) {
+        let cut = self.remote.is_ipv4() && self.path.discovery == PathMtu::Dont;
+        let ignored = cut || !self.path.discovery.believes_errors() || self.path.sizes.locked;
         if self.state == State::SynReceived || ignored || mss >= self.path.sizes.path {
-            return true;
+            return;
         }
         let before = self.send.mss;
         self.sync_mss(mss);
@@ -109,12 +110,23 @@ impl Connection {
         } else if self.send.mss < before {
             self.resend_larger(now);
         }
-        true
     }
 
-    /// Whether errors about segments that are too large are believed (`IP_MTU_DISCOVER`).
-    pub fn set_path_mtu(&mut self, believed: bool) {
-        self.path.deaf = !believed;
+    /// True if errors about its segments tell of the path. As on Linux those about a request do
+    /// not, and over IPv6 those about a connection that does not believe them.
+    pub fn tells_path(&self) -> bool {
+        let believes = self.remote.is_ipv4() || self.path.discovery.believes_errors();
+        self.state != State::SynReceived && believes
+    }
+
+    /// What is done about the MTU of the path (`IP_MTU_DISCOVER`, `IPV6_MTU_DISCOVER`).
+    pub fn set_path_mtu(&mut self, discovery: PathMtu) {
+        self.path.discovery = discovery;
+    }
+
+    /// Segments may not be cut on the way.
+    pub fn forbids_fragments(&self) -> bool {
+        self.path.discovery.forbids_fragments(self.path.sizes.locked)
     }
 
     /// Bytes of the largest packet on the path, headers included (`IP_MTU`).
@@ -188,11 +200,5 @@ impl Connection {
     fn advertise_path(&mut self) {
         let sizes = &mut self.path.sizes;
         sizes.advertised = sizes.advertised.min(sizes.path);
-    }
-
-    /// RFC 5927 §4: an error that quotes what is not outstanding is forged or late.
-    fn was_sent(&self, sequence: Seq) -> bool {
-        let first = if self.state.is_opening() { self.send.iss } else { self.send.una };
-        sequence.at_or_after(first) && sequence.before(self.send.nxt)
     }
 }

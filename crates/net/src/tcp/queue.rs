@@ -41,10 +41,19 @@ impl PieceQueue {
         }
         self.bytes += piece.len();
         let piece = match self.pieces.back_mut() {
-            Some(last) => match last.join(piece) {
-                Ok(()) => return,
-                Err(piece) => piece,
-            },
+            Some(last) => {
+                let len = last.len();
+                match last.join(piece) {
+                    Ok(()) => {
+                        // A cut that ended with the last piece ended within it now.
+                        if self.cursor.0 == self.pieces.len() {
+                            self.cursor = (self.cursor.0 - 1, self.cursor.1 - len);
+                        }
+                        return;
+                    }
+                    Err(piece) => piece,
+                }
+            }
             None => piece,
         };
         self.held += piece.held();
@@ -78,7 +87,7 @@ impl PieceQueue {
     }
 
     /// The pieces, first to last.
-    pub fn iter(&self) -> impl Iterator<Item = &Piece> {
+    pub fn iter(&self) -> impl Iterator<Item = &Piece> + Clone {
         self.pieces.iter()
     }
 
@@ -124,6 +133,26 @@ mod tests {
     use towpath_packet::{Memory, MemoryConfig};
     extern crate std;
     use std::vec::Vec;
+
+    #[test]
+    fn a_piece_that_grows_after_it_was_cut_whole_is_cut_on() {
+        let config = MemoryConfig { packets: 2, small_frames: 2, large_frames: 1 };
+        let mut memory = Memory::new(config);
+        let mut frame = memory.small.take().expect("free");
+        frame[..4].copy_from_slice(b"abcd");
+        let whole = frame.freeze(4);
+        let mut frame = memory.small.take().expect("free");
+        frame[..2].copy_from_slice(b"ef");
+        let mut queue = PieceQueue::new();
+        let mut packet = memory.packet().expect("free");
+        queue.push(whole.slice(0, 2));
+        assert_eq!(queue.cut(0, 2, &mut packet), 2);
+        queue.push(whole.slice(2, 2));
+        queue.push(frame.freeze(2));
+        assert_eq!(queue.cut(2, 4, &mut packet), 4);
+        let pieces = packet.pieces().map(|piece| piece.bytes().expect("private"));
+        assert_eq!(pieces.collect::<Vec<_>>().concat(), b"abcdef");
+    }
 
     proptest! {
         /// Goal: cuts at any offset see the right bytes while the front moves.

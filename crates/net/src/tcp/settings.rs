@@ -3,7 +3,9 @@
 use super::congestion;
 use super::fastopen::FastOpenKeys;
 use super::orphan::FinWait;
+use crate::path_mtu::PathMtu;
 use crate::time::Duration;
+use core::net::SocketAddr;
 
 /// Value of [`Settings::challenge_ack_limit`] that stands for no limit, Linux's default since
 /// version 6.7.
@@ -12,10 +14,14 @@ pub const CHALLENGES_UNLIMITED: u32 = i32::MAX as u32;
 /// What one stack's connections have in common.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Receive buffer of a new connection, in bytes of payload.
+    /// Receive buffer of a new connection, in bytes with overhead (Linux's tcp_rmem).
     pub receive_buffer: u32,
     /// Most that auto-tuning makes of it.
     pub receive_buffer_max: u32,
+    /// The owner chose the buffer (`SO_RCVBUF`): it is not tuned.
+    pub receive_buffer_fixed: bool,
+    /// Most that the windows of a new connection offer, in bytes (`TCP_WINDOW_CLAMP`).
+    pub window_clamp: Option<u32>,
     /// Send buffer of a new connection.
     pub send_buffer: u32,
     /// Most that auto-tuning makes of it.
@@ -61,6 +67,10 @@ pub struct Settings {
     pub initial_window: u32,
     /// Least retransmission timeout beyond the round trip (tcp_rto_min_us).
     pub rto_min: Duration,
+    /// What is done about the MTU of paths over IPv4.
+    pub path_mtu: PathMtu,
+    /// The same over IPv6.
+    pub path_mtu_v6: PathMtu,
     /// Every ACK goes at once.
     pub quickack: bool,
     /// Take the congestion window down after a pause (RFC 5681 §4.1).
@@ -69,6 +79,8 @@ pub struct Settings {
     pub dsack: bool,
     /// How often the answer to a SYN is sent again.
     pub synack_retries: u8,
+    /// How often either is, if the socket says so (`TCP_SYNCNT`).
+    pub syn_count: Option<u8>,
     /// How many SYNs are sent again without backing off, beyond `syn_retries`.
     pub syn_linear_timeouts: u8,
     /// Answer SYNs without keeping state (RFC 4987 §3.6): 0 never, 1 when a listener's requests
@@ -122,8 +134,10 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            receive_buffer: 256 << 10,
-            receive_buffer_max: 4 << 20,
+            receive_buffer: 512 << 10,
+            receive_buffer_max: 6 << 20,
+            receive_buffer_fixed: false,
+            window_clamp: None,
             send_buffer: 256 << 10,
             send_buffer_max: 4 << 20,
             delayed_ack: Duration::from_millis(40),
@@ -145,10 +159,13 @@ impl Default for Settings {
             congestion: congestion::Kind::default(),
             initial_window: congestion::INITIAL_SEGMENTS,
             rto_min: super::rtt::RTO_MIN,
+            path_mtu: PathMtu::Want,
+            path_mtu_v6: PathMtu::Want,
             quickack: false,
             slow_start_after_idle: true,
             dsack: true,
             synack_retries: 5,
+            syn_count: None,
             syn_linear_timeouts: 4,
             syncookies: 1,
             abort_on_overflow: false,
@@ -175,12 +192,8 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Window scale that lets the largest receive buffer be advertised.
-    pub(super) fn window_scale(&self) -> u8 {
-        let mut scale = 0;
-        while self.window_scaling && scale < 14 && self.receive_buffer_max >> scale > 65_535 {
-            scale += 1;
-        }
-        scale
+    /// What is done about the MTU of the path to `remote`.
+    pub(super) fn path_mtu_of(&self, remote: SocketAddr) -> PathMtu {
+        if remote.is_ipv4() { self.path_mtu } else { self.path_mtu_v6 }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::chrono::Chrono;
 use super::connection::Connection;
+use super::output::Pressure;
 use super::pacing::Pacing;
 use super::queue::PieceQueue;
 use super::rack::LossProbe;
@@ -10,10 +11,12 @@ use super::scoreboard::Scoreboard;
 use super::seq::Seq;
 use super::settings::Settings;
 use super::stamps::Stamps;
+use super::tuning::Tuning;
 use super::urgent::Urgent;
 use super::writes::Writes;
 use crate::time::{Duration, Instant};
-use towpath_packet::Packet;
+use alloc::sync::Arc;
+use towpath_packet::{Packet, Reader};
 
 /// Why and how urgently an ACK is owed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -162,11 +165,15 @@ pub(super) struct Receiver {
     pub(super) window_scale: u8,
     /// Largest segment seen lately: what delayed ACKs and window updates are measured in.
     pub(super) mss: u32,
-    pub(super) buffer: u32,
+    pub(super) tuning: Tuning,
+    /// Window of our SYN, and what was offered until the first ACK.
+    pub(super) initial_window: u32,
     pub(super) density: Density,
-    /// More than half of the window was in use when data arrived.
-    pub(super) pressed: bool,
+    /// How short the stack's memory was when something was last sent.
+    pub(super) pressure: Pressure,
     pub(super) queue: PieceQueue,
+    /// Who keeps what was received, if not the queue.
+    pub(super) reader: Option<Arc<Reader>>,
     pub(super) waiting: Reassembly,
     pub(super) ack_owed: AckOwed,
     /// The window may have opened enough to say so.
@@ -196,8 +203,6 @@ pub(super) struct Receiver {
     pub(super) urgent_inline: bool,
     /// Data in order had to be refused for want of memory: the window is told to be shut.
     pub(super) refused: bool,
-    /// Most that windows offer, in bytes.
-    pub(super) clamp: Option<u32>,
 }
 
 /// How many bytes of data come in how much memory, lately: small segments use a whole frame each.
@@ -209,8 +214,8 @@ pub(super) struct Density {
 
 impl Default for Density {
     fn default() -> Self {
-        // Rather sparse, so that no more is promised than small segments could keep.
-        Self { bytes: DENSITY_MEMORY / 16, held: DENSITY_MEMORY / 4 }
+        // As Linux assumes before the first segment.
+        Self { bytes: DENSITY_MEMORY / 8, held: DENSITY_MEMORY / 4 }
     }
 }
 
@@ -239,12 +244,14 @@ impl Receiver {
             nxt: Seq(0),
             advertised: Seq(0),
             offered: 0,
-            window_scale: settings.window_scale(),
+            window_scale: 0,
             mss,
-            buffer: settings.receive_buffer,
+            tuning: Tuning::new(settings, now),
+            initial_window: 0,
             density: Density::default(),
-            pressed: false,
+            pressure: Pressure::None,
             queue: PieceQueue::new(),
+            reader: None,
             waiting: Reassembly::default(),
             ack_owed: AckOwed::No,
             update_due: false,
@@ -262,7 +269,6 @@ impl Receiver {
             urgent: None,
             urgent_inline: true,
             refused: false,
-            clamp: None,
         }
     }
 
@@ -290,12 +296,29 @@ impl Receiver {
 
     /// True if received data holds more memory than it may.
     pub(super) fn is_full(&self) -> bool {
-        self.queue.held() + self.waiting.held() > self.memory_max()
+        self.held() + self.waiting.held() > self.memory_max()
     }
 
-    /// Memory that received data may hold.
+    /// Memory that data received in order keeps from its lenders, read or not.
+    pub(super) fn held(&self) -> usize {
+        self.queue.held() + self.handed_out()
+    }
+
+    /// The part of it that was handed out and not given back.
+    pub(super) fn handed_out(&self) -> usize {
+        self.reader.as_ref().map_or(0, |reader| reader.held() as usize)
+    }
+
+    /// Memory that received data may hold: the buffer and a third more, as frames are not cut to
+    /// measure.
     pub(super) fn memory_max(&self) -> usize {
-        (2 * self.buffer as usize).max(HELD_MIN)
+        let buffer = self.tuning.buffer as usize;
+        (buffer + buffer / 3).max(HELD_MIN)
+    }
+
+    /// Bytes from the next number to the end of what came ahead of its turn.
+    pub(super) fn ahead(&self) -> u32 {
+        self.waiting.end().map_or(0, |end| end.max(self.nxt) - self.nxt)
     }
 }
 

@@ -13,6 +13,8 @@ use crate::time::{Duration, Instant};
 use crate::wire::tcp::{Flags, OPTIONS_LEN_MAX, Options};
 use towpath_packet::Packet;
 
+/// Largest window without scaling.
+const UNSCALED_MAX: u32 = 65_535;
 /// Doublings of the first timeout beyond which nobody waits.
 const SYN_DOUBLINGS_MAX: u8 = 16;
 
@@ -114,7 +116,12 @@ impl Connection {
                 self.scaled = true;
                 self.send.window_scale = scale;
             }
-            _ => self.receive.window_scale = 0,
+            _ => {
+                self.receive.window_scale = 0;
+                if self.state == State::SynSent {
+                    self.receive.tuning.clamp = self.receive.tuning.clamp.min(UNSCALED_MAX);
+                }
+            }
         }
         if let Some((value, _)) = syn.options.timestamps
             && self.settings.timestamps
@@ -125,7 +132,12 @@ impl Connection {
         }
         self.peer_mss = syn.options.mss.unwrap_or(0);
         self.send.mss = self.payload_of(self.path.sizes.path);
-        self.receive.mss = self.send.mss.min(self.path.sizes.advertised);
+        if self.state == State::SynSent {
+            self.guess_segment_size();
+            self.promise(self.receive.initial_window);
+        } else {
+            self.begin_receiving();
+        }
     }
 
     /// Enters ESTABLISHED: the peer has acknowledged our SYN.
@@ -156,6 +168,7 @@ impl Connection {
         }
         if !self.fast_open.accepted {
             self.begin_sending(now);
+            self.open_buffer(now);
         }
         self.note(Events::ESTABLISHED | Events::WRITABLE);
     }
@@ -221,12 +234,14 @@ impl Connection {
         let active = self.state == State::SynSent;
         let (expired, again) = if active {
             // As long as so many doublings would take, however many SYNs that are.
-            let doublings = self.settings.syn_retries.min(SYN_DOUBLINGS_MAX);
+            let retries = self.settings.syn_count.unwrap_or(self.settings.syn_retries);
+            let doublings = retries.min(SYN_DOUBLINGS_MAX);
             let limit = RTO_INITIAL.saturating_mul((2 << doublings) - 1);
             (now.since(self.opened_at) >= limit, true)
         } else {
             let more = u8::from(self.fast_open.accepted);
-            self.answer_timed_out(self.settings.synack_retries.saturating_add(more))
+            let most = self.settings.synack_retries.saturating_add(more);
+            self.answer_timed_out(self.settings.syn_count.unwrap_or(most))
         };
         if active {
             self.fast_open_timed_out(expired);
@@ -250,9 +265,10 @@ impl Connection {
         self.timers.retransmit = Some(now + self.rtt.rto());
     }
 
-    /// How often, in doublings of the first second, our SYN is sent again (TCP_SYNCNT).
-    pub fn set_syn_retries(&mut self, retries: u8) {
-        self.settings.syn_retries = retries;
+    /// How often our SYN, in doublings of the first second, or the answer to one is sent again
+    /// (`TCP_SYNCNT`).
+    pub fn set_syn_count(&mut self, retries: u8) {
+        self.settings.syn_count = Some(retries);
     }
 
     /// Somebody waits to write: the third segment waits a little for his data.

@@ -8,7 +8,6 @@
 
 use super::connection::{Connection, Opening, Segment};
 use super::ecn::codepoint;
-use super::output::Pressure;
 use super::seq::Seq;
 use super::settings::Settings;
 use crate::time::{Duration, Instant};
@@ -132,9 +131,7 @@ pub(crate) fn remembered(
     let mut connection = Connection::requested(opening, &syn, settings, now);
     connection.send.syn_due = false;
     connection.send.nxt = connection.send.iss + 1;
-    let window = connection.window_to_offer(Pressure::None);
-    connection.receive.advertised = connection.receive.nxt + window;
-    connection.receive.offered = window;
+    connection.promise(connection.receive.initial_window);
     // When the answer went is not known: no round trip is measured.
     connection.timers.unanswered = 1;
     connection

@@ -111,6 +111,11 @@ impl Writes {
         self.ends.back().filter(|tail| tail.at.after(next))?.group
     }
 
+    /// True if a buffer has bytes of the group.
+    pub(super) fn has_group(&self, group: u32) -> bool {
+        self.ends.iter().any(|end| end.group == Some(group))
+    }
+
     /// Memory beyond the bytes that lent ranges keep.
     pub(super) fn kept(&self) -> usize {
         self.kept

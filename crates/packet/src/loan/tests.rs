@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::ledger::{Ledger, Site};
+use crate::lend::Loans;
 use crate::sync::AtomicU64;
 extern crate std;
 use std::vec;
@@ -126,4 +127,28 @@ fn shared_memory_is_kept_until_the_return() {
     part.mark_copied();
     drop(part);
     assert_eq!(lender.1.load(Ordering::Relaxed), 7);
+}
+
+/// Goal: a million loans that are out when their lender loses interest all come back, whoever drops
+/// them, and their group is over once.
+#[test]
+fn a_million_loans_come_back() {
+    const COUNT: usize = 1_000_000;
+    let memory = Arc::new(vec![7u8; 64]);
+    let returns = crate::returns::Returns::new(1);
+    returns.begin(0);
+    let mut loans = Loans::new(COUNT);
+    let pieces: Vec<Piece> = (0..COUNT)
+        .map(|at| {
+            assert!(returns.share(0));
+            loans.lend_shared(&memory, (at % 64, 1), returns.clone(), 0).expect("free")
+        })
+        .collect();
+    assert!(loans.lend_shared(&memory, (0, 1), returns.clone(), 0).is_none(), "none is left");
+    returns.end(0, false);
+    drop(loans);
+    std::thread::spawn(move || drop(pieces)).join().expect("no panic");
+    let mut told = 0;
+    returns.take(|_, copied| told += 1 + u32::from(copied));
+    assert_eq!((told, Arc::strong_count(&memory)), (1, 1));
 }

@@ -1,79 +1,131 @@
 //! Datagrams that are put together of several calls (`MSG_MORE`, `UDP_CORK`).
 //!
 //! The first call says where the datagram goes and how; what later calls say of that is passed
-//! over, as in Linux. A call that fails loses all that waits.
+//! over, as in Linux. A call that fails loses all that waits. What the calls lend is in front of
+//! what they copy: `lending` says when.
 //!
 //! Bound: [`PENDING_MAX`] datagrams of all sockets, each of which is no longer than one can be.
 
+use super::super::lending::Share;
 use super::super::{Error, SocketId, Sockets};
 use super::send::{SendTo, Way};
 use crate::stack::Context;
 use alloc::boxed::Box;
 use towpath_packet::pool::{Frame, SMALL_FRAME_BYTES};
-use towpath_packet::{Packet, Site};
+use towpath_packet::{Ledger, Packet, Piece, Site};
 
 /// Most sockets with a datagram that waits for more: 4 MiB of frames.
 pub const PENDING_MAX: usize = 64;
+/// Bytes in whole numbers of which lent memory is charged.
+const LENT_PAGE: usize = 4096;
 
-/// Bytes that are being put into frames.
+/// Bytes that are being put together: lent ones first, then those in frames.
 pub(super) struct Filling {
     packet: Packet,
     /// A frame that has room, and how much of it is used.
     open: Option<(Frame, usize)>,
+    /// Bytes were put into frames.
+    copies: bool,
     len: usize,
+    /// Bytes that the send buffer is charged.
+    charge: usize,
 }
 
 /// A datagram that waits for more.
 pub(super) struct Pending {
     way: Way,
-    filling: Filling,
+    pub(super) filling: Filling,
+    /// Keeps the group of the calls that lent, which are told of together.
+    pub(super) share: Option<Share>,
 }
 
 impl Filling {
     /// No bytes yet.
     pub(super) fn new(cx: &mut Context<'_>) -> Result<Self, Error> {
         let packet = cx.memory.packet().ok_or(Error::NoBuffers)?;
-        Ok(Self { packet, open: None, len: 0 })
+        Ok(Self { packet, open: None, copies: false, len: 0, charge: 0 })
     }
 
     /// Copies `buffers`, one after the other; `expected` bytes are to come from now on, or more.
     pub(super) fn gather(
         &mut self,
         buffers: &[&[u8]],
-        expected: usize,
+        mut expected: usize,
         cx: &mut Context<'_>,
     ) -> Result<(), Error> {
-        let mut left = expected;
         for buffer in buffers {
             let mut rest = *buffer;
-            while !rest.is_empty() {
-                let (mut frame, used) = match self.open.take() {
-                    Some(open) => open,
-                    None => (frame(left, cx).ok_or(Error::NoBuffers)?, 0),
-                };
-                let count = rest.len().min(frame.len() - used);
-                frame[used..used + count].copy_from_slice(&rest[..count]);
-                cx.ledger.count(Site::SocketSend, count);
-                rest = &rest[count..];
-                left = left.saturating_sub(count);
-                self.len += count;
-                self.open = Some((frame, used + count));
-                if used + count == self.open_len() {
-                    self.close()?;
-                }
-            }
+            self.fill(rest.len(), expected, cx, |frame, ledger| {
+                let (first, others) = rest.split_at(frame.len());
+                frame.copy_from_slice(first);
+                ledger.count(Site::SocketSend, first.len());
+                rest = others;
+            })?;
+            expected = expected.saturating_sub(buffer.len());
         }
         Ok(())
     }
 
-    /// The packet with all bytes.
-    pub(super) fn finish(mut self) -> Result<Packet, Error> {
-        self.close()?;
-        Ok(self.packet)
+    /// Copies a piece; much may come behind it.
+    pub(super) fn gather_piece(
+        &mut self,
+        mut piece: Piece,
+        cx: &mut Context<'_>,
+    ) -> Result<(), Error> {
+        self.fill(piece.len(), usize::from(u16::MAX), cx, |frame, ledger| {
+            let count = ledger.copy(Site::SocketSend, &piece, frame);
+            piece.advance(count);
+        })
     }
 
-    fn open_len(&self) -> usize {
-        self.open.as_ref().map_or(0, |(frame, _)| frame.len())
+    /// Adds a piece as it is, if there are less than `most`, and only such before. Hands it back
+    /// otherwise.
+    pub(super) fn push_lent(&mut self, piece: Piece, most: usize) -> Result<(), Piece> {
+        if self.copies || self.packet.piece_count() >= most {
+            return Err(piece);
+        }
+        let len = piece.len();
+        self.packet.push_piece(piece)?;
+        self.len += len;
+        // As in Linux a byte costs the page that it is in.
+        self.charge += len.next_multiple_of(LENT_PAGE);
+        Ok(())
+    }
+
+    /// The packet with all bytes, and what the send buffer is charged for it.
+    pub(super) fn finish(mut self) -> Result<(Packet, usize), Error> {
+        self.close()?;
+        Ok((self.packet, self.charge))
+    }
+
+    /// Puts `len` bytes into frames, which `read` copies there; `expected` bytes are to come from
+    /// now on, or more.
+    fn fill(
+        &mut self,
+        len: usize,
+        expected: usize,
+        cx: &mut Context<'_>,
+        mut read: impl FnMut(&mut [u8], &Ledger),
+    ) -> Result<(), Error> {
+        let mut done = 0;
+        while done < len {
+            let (mut frame, used) = match self.open.take() {
+                Some(open) => open,
+                None => (frame(expected.saturating_sub(done), cx).ok_or(Error::NoBuffers)?, 0),
+            };
+            let count = (len - done).min(frame.len() - used);
+            read(&mut frame[used..used + count], cx.ledger);
+            done += count;
+            self.copies = true;
+            self.len += count;
+            self.charge += count;
+            let full = used + count == frame.len();
+            self.open = Some((frame, used + count));
+            if full {
+                self.close()?;
+            }
+        }
+        Ok(())
     }
 
     fn close(&mut self) -> Result<(), Error> {
@@ -92,39 +144,42 @@ impl Sockets {
     /// Sends the datagram that waits for more, if there is one.
     pub fn push_datagram(&mut self, id: SocketId, cx: &mut Context<'_>) -> Result<(), Error> {
         let Some(pending) = self.take_pending(id)? else { return Ok(()) };
-        let len = pending.filling.len;
-        pending.way.check_segments(len, usize::from(self.stack.mtu()))?;
-        self.dispatch(id, pending.filling.finish()?, &pending.way, cx);
-        Ok(())
+        let Pending { way, filling, share } = *pending;
+        way.check_segments(filling.len)?;
+        let sent = self.dispatch(id, filling.finish()?, &way, cx);
+        // The calls that lent may be told from now on.
+        drop(share);
+        sent
     }
 
-    /// Adds to the datagram that waits, or begins one; sends it if no more follows.
+    /// Adds a call's `len` bytes to the datagram that waits, or begins one; sends it if no more
+    /// follows. `add` is told whether the call is the first.
     pub(super) fn append_datagram(
         &mut self,
         id: SocketId,
-        buffers: &[&[u8]],
         len: usize,
         send: &SendTo,
+        add: impl FnOnce(&mut Self, &mut Pending, bool, &mut Context<'_>) -> Result<(), Error>,
         cx: &mut Context<'_>,
     ) -> Result<usize, Error> {
         if len > usize::from(u16::MAX) {
             return Err(Error::MessageSize);
         }
-        let mut pending = match self.take_pending(id)? {
+        let (mut pending, first) = match self.take_pending(id)? {
             Some(pending) => {
                 self.check_len(id, &pending.way, pending.filling.len + len)?;
-                pending
+                (pending, false)
             }
             None => {
                 let way = self.prepare_datagram(id, len, send)?;
                 if self.datagrams.pending >= PENDING_MAX {
                     return Err(Error::NoBuffers);
                 }
-                Box::new(Pending { way, filling: Filling::new(cx)? })
+                let filling = Filling::new(cx)?;
+                (Box::new(Pending { way, filling, share: None }), true)
             }
         };
-        // More may come: large frames, so that the pieces are few.
-        pending.filling.gather(buffers, usize::from(u16::MAX), cx)?;
+        add(self, &mut pending, first, cx)?;
         let socket = self.socket_mut(id)?;
         let more = send.more || socket.options.datagram.cork;
         socket.datagrams_mut()?.pending = Some(pending);

@@ -4,9 +4,10 @@
 //! Linux's `__udp4_lib_err` and `__udp6_lib_err`: who did not ask is told only of errors that are
 //! final, and only if it is connected.
 
-use super::super::{Error, Family, Readiness, SocketId, Sockets, to_family};
+use super::super::{Error, Family, Notice, Readiness, SocketId, Sockets, to_family};
+use super::Socket;
 use super::receive::{held, scatter};
-use super::{PathMtu, Socket};
+use crate::path_mtu::PathMtu;
 use crate::stack::{Context, UdpError};
 use crate::wire::{icmpv4, icmpv6};
 use core::net::{IpAddr, SocketAddr};
@@ -42,9 +43,8 @@ pub struct ErrorNotice {
     pub remote: SocketAddr,
 }
 
-/// An error that waits, and what it quotes.
-pub(super) struct Kept {
-    notice: ErrorNotice,
+/// What an error that waits quotes.
+pub(super) struct Quote {
     packet: Option<Packet>,
     held: usize,
 }
@@ -64,57 +64,67 @@ impl Sockets {
             Family::V6 => socket.options.datagram.receive_errors_v6 = on,
         }
         if !on {
-            while self.pop_error(id)?.is_some() {}
+            self.socket_mut(id)?.notices.forget_failed();
+            let Ok(datagrams) = self.socket_mut(id).and_then(Socket::datagrams_mut) else {
+                return Ok(());
+            };
+            let count = datagrams.errors.len();
+            let held = datagrams.errors.drain(..).map(|quote| quote.held).sum();
+            datagrams.held -= held;
+            self.datagrams.release(count, held);
         }
         Ok(())
     }
 
-    /// Takes the oldest error of the error queue; the quoted payload goes to `into`, as far as
-    /// there is room. Tells how many bytes were copied and how many there were.
-    pub fn take_error_notice(
+    /// Takes the oldest notice of the error queue; what an error quotes of a datagram goes to
+    /// `into`, as far as there is room. Tells how many bytes were copied and how many there were.
+    pub fn take_notice_into(
         &mut self,
         id: SocketId,
         into: &mut [&mut [u8]],
         ledger: &Ledger,
-    ) -> Result<(ErrorNotice, usize, usize), Error> {
-        let kept = self.pop_error(id)?.ok_or(Error::WouldBlock)?;
-        let socket = self.socket_mut(id)?;
-        // As Linux's sock_dequeue_err_skb: the pending error is that of the next, if that is ICMP.
-        let next = socket.datagrams()?.errors.front().map(|next| next.notice);
-        let icmp = |notice: &ErrorNotice| notice.origin != Origin::Local;
-        match next.filter(icmp) {
-            Some(next) => socket.error = Some(next.error),
-            None if icmp(&kept.notice) => socket.error = None,
-            None => {}
-        }
-        if next.is_some() {
-            self.wake(id, Readiness::ERR);
-        }
-        let Some(packet) = &kept.packet else { return Ok((kept.notice, 0, 0)) };
+    ) -> Result<(Notice, usize, usize), Error> {
+        let (notice, packet) = self.pop_notice(id)?;
+        let Some(packet) = packet else { return Ok((notice, 0, 0)) };
         let len = packet.payload_len();
-        let copied = scatter(packet.pieces(), len, into, ledger);
-        Ok((kept.notice, copied, len))
+        let copied = scatter(&[], packet.pieces(), len, into, ledger);
+        Ok((notice, copied, len))
     }
 
-    fn pop_error(&mut self, id: SocketId) -> Result<Option<Kept>, Error> {
-        let socket = self.socket_mut(id)?;
-        let Ok(datagrams) = socket.datagrams_mut() else { return Ok(None) };
-        let kept = datagrams.errors.pop_front();
-        if let Some(kept) = &kept {
-            datagrams.held -= kept.held;
-            self.datagrams.release(1, kept.held);
-        }
-        Ok(kept)
+    /// Takes what the oldest error quotes.
+    pub(in crate::socket) fn take_quote(&mut self, id: SocketId) -> Option<Packet> {
+        let datagrams = self.socket_mut(id).and_then(Socket::datagrams_mut).ok()?;
+        let quote = datagrams.errors.pop_front()?;
+        datagrams.held -= quote.held;
+        self.datagrams.release(1, quote.held);
+        quote.packet
     }
 
     pub(super) fn on_udp_error(&mut self, error: UdpError, cx: &mut Context<'_>) {
         let UdpError { local, remote, from, kind, code, mtu, packet } = error;
         let Some(id) = self.find_datagram(local, remote) else { return };
         let Ok(socket) = self.socket(id) else { return };
-        let (error, fatal) = match from {
-            IpAddr::V4(_) => meaning_v4(kind, code, socket),
-            IpAddr::V6(_) => meaning_v6(kind, code, socket),
+        let (too_big, discovery) = match from {
+            IpAddr::V4(_) => {
+                let needed = kind == UNREACHABLE && code == icmpv4::FRAGMENTATION_NEEDED;
+                (needed, socket.options.path_mtu)
+            }
+            IpAddr::V6(_) => (kind == TOO_BIG_V6, socket.options.path_mtu_v6),
         };
+        let (error, fatal) = match from {
+            _ if too_big => (Error::MessageSize, discovery != PathMtu::Dont),
+            IpAddr::V4(_) => meaning_v4(kind, code),
+            IpAddr::V6(_) => meaning_v6(kind, code),
+        };
+        if too_big && discovery.believes_errors() {
+            self.stack.learn_path_mtu(remote.ip(), mtu, cx.now);
+        }
+        // As in Linux, who lets packets be cut hears nothing of IPv4, who believes nothing of IPv6.
+        let heard = if from.is_ipv4() { fatal } else { discovery.believes_errors() };
+        if too_big && !heard {
+            return;
+        }
+        let Ok(socket) = self.socket(id) else { return };
         if wants_errors(socket, remote) {
             let notice = ErrorNotice {
                 error,
@@ -127,7 +137,7 @@ impl Sockets {
             };
             let held = held(&packet);
             if self.charge(id, held, cx) {
-                self.keep(id, Kept { notice, packet: Some(packet), held });
+                self.keep(id, notice, Quote { packet: Some(packet), held });
             }
         } else if !fatal || socket.remote.is_none() {
             return;
@@ -148,14 +158,16 @@ impl Sockets {
         if wants_errors(socket, remote) && room {
             // No packet waits with it: only its place is counted.
             self.datagrams.queued += 1;
-            self.keep(id, Kept { notice, packet: None, held: 0 });
+            self.keep(id, notice, Quote { packet: None, held: 0 });
             self.wake(id, Readiness::ERR);
         }
     }
 
-    fn keep(&mut self, id: SocketId, kept: Kept) {
-        if let Ok(datagrams) = self.socket_mut(id).and_then(Socket::datagrams_mut) {
-            datagrams.errors.push_back(kept);
+    fn keep(&mut self, id: SocketId, notice: ErrorNotice, quote: Quote) {
+        let Ok(socket) = self.socket_mut(id) else { return };
+        if let Ok(datagrams) = socket.datagrams_mut() {
+            datagrams.errors.push_back(quote);
+            socket.notices.push_failed(notice);
         }
     }
 }
@@ -166,16 +178,12 @@ fn wants_errors(socket: &Socket, remote: SocketAddr) -> bool {
 }
 
 /// What an ICMP message means, and whether that is final (Linux's icmp_err_convert).
-fn meaning_v4(kind: u8, code: u8, socket: &Socket) -> (Error, bool) {
+fn meaning_v4(kind: u8, code: u8) -> (Error, bool) {
     match (kind, code) {
         (PARAMETER_PROBLEM, _) => (Error::Protocol, true),
         (UNREACHABLE, icmpv4::NETWORK_UNREACHABLE | 11) => (Error::NetworkUnreachable, false),
         (UNREACHABLE, icmpv4::PROTOCOL_UNREACHABLE) => (Error::NoSuchOption, true),
         (UNREACHABLE, icmpv4::PORT_UNREACHABLE) => (Error::ConnectionRefused, true),
-        (UNREACHABLE, icmpv4::FRAGMENTATION_NEEDED) => {
-            let own = socket.options.datagram.path_mtu;
-            (Error::MessageSize, socket.options.path_mtu || own != PathMtu::Fragment)
-        }
         (UNREACHABLE, icmpv4::SOURCE_ROUTE_FAILED) => (Error::NotSupported, false),
         (UNREACHABLE, 6 | 9) => (Error::NetworkUnreachable, true),
         (UNREACHABLE, 7) => (Error::HostDown, true),
@@ -188,9 +196,8 @@ fn meaning_v4(kind: u8, code: u8, socket: &Socket) -> (Error, bool) {
 }
 
 /// The same of ICMPv6 (Linux's icmpv6_err_convert).
-fn meaning_v6(kind: u8, code: u8, socket: &Socket) -> (Error, bool) {
+fn meaning_v6(kind: u8, code: u8) -> (Error, bool) {
     match (kind, code) {
-        (TOO_BIG_V6, _) => (Error::MessageSize, socket.options.datagram.path_mtu == PathMtu::Never),
         (PARAMETER_PROBLEM_V6, _) => (Error::Protocol, true),
         (UNREACHABLE_V6, icmpv6::NO_ROUTE) => (Error::NetworkUnreachable, false),
         (UNREACHABLE_V6, icmpv6::PORT_UNREACHABLE) => (Error::ConnectionRefused, true),

@@ -1,17 +1,5 @@
 //! Options that only datagram sockets have.
 
-/// What is done about the MTU of paths (`IP_MTU_DISCOVER`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PathMtu {
-    /// What is larger than the MTU of the link is sent in fragments, and routers may make more.
-    #[default]
-    Fragment,
-    /// What is larger than the MTU of the link is refused; routers may fragment the rest.
-    Link,
-    /// The same, and routers may not fragment (`IP_PMTUDISC_DO`, `IP_PMTUDISC_PROBE`).
-    Never,
-}
-
 /// Options of datagram sockets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DatagramOptions {
@@ -26,8 +14,10 @@ pub struct DatagramOptions {
     pub receive_errors_v4: bool,
     /// The same of ICMPv6 (`IPV6_RECVERR`).
     pub receive_errors_v6: bool,
-    /// What is done about the MTU of paths.
-    pub path_mtu: PathMtu,
+    /// What is sent over IPv6 goes in fragments of so many bytes at most (`IPV6_MTU`).
+    pub fragment_size_v6: Option<u16>,
+    /// What is sent over IPv6 is not fragmented, but refused (`IPV6_DONTFRAG`).
+    pub dont_fragment_v6: bool,
     /// Cut what is sent into datagrams of so many bytes (`UDP_SEGMENT`); zero for not.
     pub segment_size: u16,
     /// What is sent waits for more (`UDP_CORK`); who switches it off sends what waits with

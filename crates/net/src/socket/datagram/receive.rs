@@ -1,7 +1,7 @@
 //! Datagrams that come in: into queues, and out of them.
 
 use super::super::{Error, Phase, Readiness, Socket, SocketId, Sockets, to_family};
-use super::{DATAGRAMS_MAX, QUEUED_MAX, receive_buffer};
+use super::{DATAGRAMS_MAX, FrameSource, QUEUED_MAX, receive_buffer};
 use crate::counters::DropReason;
 use crate::stack::{Context, Datagram};
 use core::net::SocketAddr;
@@ -11,21 +11,54 @@ use towpath_packet::{Ledger, Packet, Piece, Site};
 /// Bytes that a waiting packet is counted for beside its frames: its handle.
 const OVERHEAD: usize = 512;
 
+/// A packet that came, and what is told of it.
+pub(super) struct Waiting {
+    pub(super) packet: Packet,
+    pub(super) local: SocketAddr,
+    pub(super) remote: SocketAddr,
+    /// Bytes of each datagram of a super-packet.
+    pub(super) segment_size: Option<NonZeroU16>,
+    pub(super) tos: u8,
+    pub(super) ttl: u8,
+    /// Its headers are read too, in front of its pieces.
+    pub(super) with_headers: bool,
+    /// What is told of a frame.
+    pub(super) link: Option<FrameSource>,
+}
+
+impl Waiting {
+    /// A packet of which only that is known.
+    pub(super) fn new(packet: Packet, nowhere: SocketAddr) -> Self {
+        Self {
+            packet,
+            local: nowhere,
+            remote: nowhere,
+            segment_size: None,
+            tos: 0,
+            ttl: 0,
+            with_headers: false,
+            link: None,
+        }
+    }
+}
+
 /// A packet that waits to be read.
 pub(super) struct Queued {
-    packet: Packet,
-    local: SocketAddr,
-    remote: SocketAddr,
-    /// Bytes of each datagram of a super-packet.
-    segment_size: Option<NonZeroU16>,
+    waiting: Waiting,
     /// A super-packet is read as one.
     whole: bool,
-    tos: u8,
-    ttl: u8,
     /// Bytes that it is counted for.
     held: usize,
     /// Datagrams that the socket had lost when it came.
     dropped: u32,
+}
+
+impl core::ops::Deref for Queued {
+    type Target = Waiting;
+
+    fn deref(&self) -> &Waiting {
+        &self.waiting
+    }
 }
 
 impl Queued {
@@ -34,8 +67,13 @@ impl Queued {
         let len = self.packet.payload_len();
         match self.segment_size {
             Some(size) if !self.whole => len.min(usize::from(size.get())),
-            _ => len,
+            _ => len + self.headers().len(),
         }
+    }
+
+    /// The part of its headers that is read.
+    fn headers(&self) -> &[u8] {
+        if self.with_headers { self.packet.headers() } else { &[] }
     }
 
     fn told(&self, socket: &Socket, copied: usize) -> ReceivedDatagram {
@@ -49,6 +87,7 @@ impl Queued {
             tos: self.tos,
             ttl: self.ttl,
             dropped: self.dropped,
+            link: self.link,
         }
     }
 }
@@ -73,6 +112,8 @@ pub struct ReceivedDatagram {
     pub ttl: u8,
     /// Datagrams that the socket had lost when this one came (`SO_RXQ_OVFL`).
     pub dropped: u32,
+    /// What is told of a frame of a packet socket.
+    pub link: Option<FrameSource>,
 }
 
 impl Sockets {
@@ -80,6 +121,12 @@ impl Sockets {
     pub(in crate::socket) fn drain_datagrams(&mut self, cx: &mut Context<'_>) {
         while let Some(datagram) = self.stack.next_datagram() {
             self.take_in(datagram, cx);
+        }
+        while let Some(packet) = self.stack.next_raw() {
+            self.take_in_raw(packet, cx);
+        }
+        while let Some(frame) = self.stack.next_frame() {
+            self.show_frame(&frame.packet, frame.outgoing, None, cx);
         }
         while let Some(error) = self.stack.next_udp_error() {
             self.on_udp_error(error, cx);
@@ -92,7 +139,14 @@ impl Sockets {
             return self.stack.refuse_datagram(&datagram, cx);
         };
         let Datagram { local, remote, packet, segment_size, tos, ttl } = datagram;
-        let held = held(&packet);
+        let waiting =
+            Waiting { local, remote, segment_size, tos, ttl, ..Waiting::new(packet, local) };
+        self.enqueue(id, waiting, cx);
+    }
+
+    /// Puts a packet into a socket's queue, if there is room.
+    pub(super) fn enqueue(&mut self, id: SocketId, waiting: Waiting, cx: &mut Context<'_>) {
+        let held = held(&waiting.packet);
         if !self.charge(id, held, cx) {
             return;
         }
@@ -100,8 +154,7 @@ impl Sockets {
         let whole = socket.options.datagram.coalesced;
         let Phase::Datagram(datagrams) = &mut socket.phase else { return };
         let dropped = datagrams.dropped;
-        let queued = Queued { packet, local, remote, segment_size, whole, tos, ttl, held, dropped };
-        datagrams.queue.push_back(queued);
+        datagrams.queue.push_back(Queued { waiting, whole, held, dropped });
         self.wake(id, Readiness::READABLE);
     }
 
@@ -111,7 +164,7 @@ impl Sockets {
         let held_max = cx.memory.capacity_bytes() / 4;
         let (all, all_held) = (self.datagrams.queued, self.datagrams.held);
         let Ok(socket) = self.socket_mut(id) else { return false };
-        let own_max = receive_buffer(socket);
+        let own_max = receive_buffer(socket).saturating_sub(socket.handed_out());
         let Phase::Datagram(datagrams) = &mut socket.phase else { return false };
         let count = datagrams.queue.len() + datagrams.errors.len();
         // As Linux's __udp_enqueue_schedule_skb: the last may go beyond.
@@ -141,15 +194,18 @@ impl Sockets {
         self.datagram_error(id)?;
         let socket = self.socket(id)?;
         let first = socket.datagrams()?.queue.front().ok_or(Error::WouldBlock)?;
-        let copied = scatter(first.packet.pieces(), first.next_len(), into, ledger);
+        let (headers, len) = (first.headers(), first.next_len());
+        let copied = scatter(headers, first.packet.pieces(), len, into, ledger);
         let told = first.told(socket, copied);
         if !peek {
-            self.consume(id)?;
+            ledger.carry(copied);
+            self.consume_datagram(id)?;
         }
         Ok(told)
     }
 
-    /// Takes a datagram as it is: its pieces are the payload, and nothing is copied.
+    /// Takes a datagram as it is: its pieces are the payload, and nothing is copied. Headers that a
+    /// raw socket would read are the packet's.
     ///
     /// # Errors
     /// As [`Sockets::receive_datagram`], and [`Error::NoBuffers`] without a packet for it.
@@ -164,15 +220,34 @@ impl Sockets {
         let len = first.next_len();
         let told = first.told(socket, len);
         let mut taken = cx.memory.packet().ok_or(Error::NoBuffers)?;
-        let mut left = len;
+        let headers = first.headers();
+        let mut left = len - headers.len();
+        taken.push_header(headers.len()).copy_from_slice(headers);
         for piece in first.packet.pieces() {
             let count = piece.len().min(left);
             // As many pieces as the packet they come from has.
             taken.push_piece(piece.slice(0, count)).map_err(|_| Error::NoBuffers)?;
             left -= count;
         }
-        self.consume(id)?;
+        self.consume_datagram(id)?;
+        cx.ledger.carry(len);
         Ok((taken, told))
+    }
+
+    /// The next datagram: the packet that begins with it, and what is told of it.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] for one that begins with a header, which is in no piece.
+    pub(in crate::socket) fn next_datagram(
+        &self,
+        id: SocketId,
+    ) -> Result<(&Packet, ReceivedDatagram), Error> {
+        let socket = self.socket(id)?;
+        let first = socket.datagrams()?.queue.front().ok_or(Error::WouldBlock)?;
+        if !first.headers().is_empty() {
+            return Err(Error::NotSupported);
+        }
+        Ok((&first.packet, first.told(socket, first.next_len())))
     }
 
     /// Bytes of the next datagram; zero if there is none (`FIONREAD`).
@@ -181,18 +256,18 @@ impl Sockets {
     }
 
     /// Takes the pending error, if there is one.
-    pub(super) fn datagram_error(&mut self, id: SocketId) -> Result<(), Error> {
+    pub(in crate::socket) fn datagram_error(&mut self, id: SocketId) -> Result<(), Error> {
         let socket = self.socket_mut(id)?;
         socket.datagrams()?;
         socket.error.take().map_or(Ok(()), Err)
     }
 
     /// The first datagram has been read.
-    fn consume(&mut self, id: SocketId) -> Result<(), Error> {
+    pub(in crate::socket) fn consume_datagram(&mut self, id: SocketId) -> Result<(), Error> {
         let datagrams = self.socket_mut(id)?.datagrams_mut()?;
         let Some(first) = datagrams.queue.front_mut() else { return Ok(()) };
-        let len = first.next_len();
-        first.packet.drop_front(len);
+        let len = first.next_len() - first.headers().len();
+        first.waiting.packet.drop_front(len);
         if first.packet.payload_len() == 0 {
             let held = first.held;
             datagrams.queue.pop_front();
@@ -208,9 +283,10 @@ pub(super) fn held(packet: &Packet) -> usize {
     OVERHEAD + packet.pieces().map(Piece::held).sum::<usize>()
 }
 
-/// Copies the first `len` bytes of `pieces` to buffers, one after the other, as far as there is
-/// room; returns how many.
+/// Copies `headers` and `pieces`, `len` bytes in all, to buffers, one after the other, as far as
+/// there is room; returns how many.
 pub(super) fn scatter<'a>(
+    mut headers: &[u8],
     pieces: impl Iterator<Item = &'a Piece>,
     len: usize,
     into: &mut [&mut [u8]],
@@ -219,6 +295,17 @@ pub(super) fn scatter<'a>(
     let mut buffers = into.iter_mut();
     let mut room: &mut [u8] = &mut [];
     let mut copied = 0;
+    while !headers.is_empty() {
+        if room.is_empty() {
+            let Some(next) = buffers.next() else { return copied };
+            room = next;
+            continue;
+        }
+        let count = headers.len().min(room.len());
+        room[..count].copy_from_slice(&headers[..count]);
+        (room, headers) = (&mut room[count..], &headers[count..]);
+        copied += count;
+    }
     for piece in pieces {
         let (mut at, end) = (0, piece.len().min(len - copied));
         while at < end {

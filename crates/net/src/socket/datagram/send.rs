@@ -3,18 +3,17 @@
 use super::super::{Error, Socket, SocketId, Sockets, from_family};
 use super::cork::Filling;
 use super::errors::{ErrorNotice, Origin};
-use super::{Datagrams, PathMtu, send_buffer};
+use super::{Datagrams, LinkDestination, send_buffer};
+use crate::fragment::{IPV4_MTU_MIN, IPV6_MTU_MIN};
 use crate::gso::UDP_SEGMENTS_MAX;
+use crate::path_mtu::PathMtu;
 use crate::stack::{Context, UdpSend};
-use crate::wire::{ipv4, ipv6, udp};
+use crate::wire::ethernet::EtherType;
+use crate::wire::{MacAddr, Protocol, ipv4, ipv6, udp};
 use core::net::{IpAddr, SocketAddr};
 use core::num::NonZeroU16;
 use towpath_packet::{Packet, Piece};
 
-/// Longest payload over IPv4, whose length counts its header.
-const PAYLOAD_MAX_V4: usize = u16::MAX as usize - ipv4::HEADER_LEN - udp::HEADER_LEN;
-/// Longest payload over IPv6.
-const PAYLOAD_MAX_V6: usize = u16::MAX as usize - udp::HEADER_LEN;
 /// Bytes that a packet that was sent is counted for beside its payload.
 const OVERHEAD: usize = 768;
 
@@ -33,35 +32,76 @@ pub struct SendTo {
     pub segment_size: Option<u16>,
     /// More of the same datagram follows (`MSG_MORE`).
     pub more: bool,
+    /// Where a frame of a packet socket goes.
+    pub link: Option<LinkDestination>,
+}
+
+/// What carries the bytes.
+#[derive(Clone, Copy)]
+pub(super) enum Carrier {
+    /// UDP.
+    Udp,
+    /// IP, whose packets are of this protocol and have a checksum there.
+    Ip(Protocol, Option<u16>),
+    /// The header of IPv4 that they begin with.
+    Own,
+    /// A frame: with this destination and protocol, or the header that they begin with.
+    Link(Option<(MacAddr, EtherType)>),
 }
 
 /// How a datagram goes, once that is known.
 #[derive(Clone, Copy)]
 pub(super) struct Way {
-    local: SocketAddr,
-    remote: SocketAddr,
+    pub(super) carrier: Carrier,
+    pub(super) local: SocketAddr,
+    pub(super) remote: SocketAddr,
     tos: u8,
     ttl: u8,
     /// Payload bytes of each datagram of a super-packet; zero for none.
     size: u16,
     path_mtu: PathMtu,
+    /// Largest packet; what is larger goes in fragments, or is refused.
+    mtu: u16,
+    /// It is refused (`IPV6_DONTFRAG`).
+    whole: bool,
 }
 
 impl Way {
+    /// That of a frame, which is sent whole.
+    pub(super) fn of_frame(carrier: Carrier, nowhere: SocketAddr) -> Self {
+        Self {
+            carrier,
+            local: nowhere,
+            remote: nowhere,
+            tos: 0,
+            ttl: 0,
+            size: 0,
+            path_mtu: PathMtu::default(),
+            mtu: u16::MAX,
+            whole: true,
+        }
+    }
+
     /// Bytes of the headers.
     fn headers(&self) -> usize {
         let ip = if self.remote.is_ipv4() { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN };
-        ip + udp::HEADER_LEN
+        match self.carrier {
+            Carrier::Udp => ip + udp::HEADER_LEN,
+            Carrier::Ip(..) => ip,
+            Carrier::Own | Carrier::Link(_) => 0,
+        }
     }
 
     /// Most bytes of payload.
     fn payload_max(&self) -> usize {
-        if self.remote.is_ipv4() { PAYLOAD_MAX_V4 } else { PAYLOAD_MAX_V6 }
+        // The length of IPv6 does not count its header.
+        let counted = self.headers() - if self.remote.is_ipv4() { 0 } else { ipv6::HEADER_LEN };
+        usize::from(u16::MAX) - counted
     }
 
     /// Whether `len` bytes can be cut as asked (Linux's udp_send_skb).
-    pub(super) fn check_segments(&self, len: usize, mtu: usize) -> Result<(), Error> {
-        let size = usize::from(self.size);
+    pub(super) fn check_segments(&self, len: usize) -> Result<(), Error> {
+        let (size, mtu) = (usize::from(self.size), usize::from(self.mtu));
         if size > 0 && len.min(size) + self.headers() > mtu {
             return Err(Error::MessageSize);
         }
@@ -83,16 +123,22 @@ impl Sockets {
         cx: &mut Context<'_>,
     ) -> Result<usize, Error> {
         let len = buffers.iter().map(|buffer| buffer.len()).sum();
-        let socket = self.socket(id)?;
-        let waits = send.more || socket.options.datagram.cork;
-        if waits || socket.datagrams()?.pending.is_some() {
-            return self.append_datagram(id, buffers, len, send, cx);
+        if self.waits_for_more(id, send)? {
+            // More may come: large frames, so that the pieces are few.
+            let most = usize::from(u16::MAX);
+            return self.append_datagram(
+                id,
+                len,
+                send,
+                |_, pending, _, cx| pending.filling.gather(buffers, most, cx),
+                cx,
+            );
         }
         let way = self.prepare_datagram(id, len, send)?;
-        way.check_segments(len, usize::from(self.stack.mtu()))?;
+        way.check_segments(len)?;
         let mut filling = Filling::new(cx)?;
         filling.gather(buffers, len, cx)?;
-        self.dispatch(id, filling.finish()?, &way, cx);
+        self.dispatch(id, filling.finish()?, &way, cx)?;
         Ok(len)
     }
 
@@ -108,9 +154,7 @@ impl Sockets {
         send: &SendTo,
         cx: &mut Context<'_>,
     ) -> Result<usize, Error> {
-        let socket = self.socket(id)?;
-        let waits = send.more || socket.options.datagram.cork;
-        if waits || socket.datagrams()?.pending.is_some() {
+        if self.waits_for_more(id, send)? {
             return Err(Error::Invalid);
         }
         let mut packet = cx.memory.packet().ok_or(Error::NoBuffers)?;
@@ -119,9 +163,19 @@ impl Sockets {
         }
         let len = packet.payload_len();
         let way = self.prepare_datagram(id, len, send)?;
-        way.check_segments(len, usize::from(self.stack.mtu()))?;
-        self.dispatch(id, packet, &way, cx);
+        way.check_segments(len)?;
+        self.dispatch(id, (packet, len), &way, cx)?;
         Ok(len)
+    }
+
+    /// True if what is sent now waits for more, or something waits for it.
+    pub(super) fn waits_for_more(&self, id: SocketId, send: &SendTo) -> Result<bool, Error> {
+        let socket = self.socket(id)?;
+        let pending = socket.datagrams()?.pending.is_some();
+        if self.packet_options(id).is_some() {
+            return Ok(false);
+        }
+        Ok(send.more || socket.options.datagram.cork || pending)
     }
 
     /// Whether and how `len` bytes can be sent, in the order of Linux's checks.
@@ -132,31 +186,44 @@ impl Sockets {
         send: &SendTo,
     ) -> Result<Way, Error> {
         self.socket(id)?.datagrams()?;
+        if let Some(options) = self.packet_options(id) {
+            return self.prepare_frame(id, len, (*options, send));
+        }
         self.bind_by_itself(id)?;
         if len > usize::from(u16::MAX) {
             return Err(Error::MessageSize);
         }
         let socket = self.socket(id)?;
         let remote = match send.to {
-            Some(to) if to.port() == 0 => return Err(Error::Invalid),
+            Some(to) if !self.is_raw(id) && to.port() == 0 => return Err(Error::Invalid),
             Some(to) => from_family(to, socket)?,
             None => socket.remote.ok_or(Error::DestinationRequired)?,
         };
         let source = self.source(socket, remote.ip(), send.from)?;
         self.check_remote(socket, remote.ip())?;
         let options = &socket.options;
-        let (tos, ttl) = if remote.is_ipv4() {
-            (options.tos, options.datagram.ttl)
+        let (tos, ttl, path_mtu) = if remote.is_ipv4() {
+            (options.tos, options.datagram.ttl, options.path_mtu)
         } else {
-            (options.traffic_class, options.datagram.hop_limit)
+            (options.traffic_class, options.datagram.hop_limit, options.path_mtu_v6)
         };
+        let path = self.stack.path(remote.ip()).mtu;
+        let link = self.stack.link_mtu(remote.ip());
+        let mut mtu = if path_mtu.follows_path() { path } else { link };
+        if remote.is_ipv6() {
+            mtu = mtu.min(options.datagram.fragment_size_v6.unwrap_or(mtu));
+        }
+        check_mtu(mtu, remote)?;
         let way = Way {
+            carrier: self.carrier(id, remote)?,
             local: SocketAddr::new(source, socket.local.port()),
             remote,
             tos: send.tos.unwrap_or(tos),
             ttl: send.ttl.or(ttl).unwrap_or(UdpSend::default().ttl),
             size: send.segment_size.unwrap_or(options.datagram.segment_size),
-            path_mtu: options.datagram.path_mtu,
+            path_mtu,
+            mtu,
+            whole: remote.is_ipv6() && options.datagram.dont_fragment_v6,
         };
         self.check_len(id, &way, len)?;
         self.check_room(id)?;
@@ -165,10 +232,15 @@ impl Sockets {
 
     /// Whether so many bytes fit a datagram (Linux's __ip_append_data).
     pub(super) fn check_len(&mut self, id: SocketId, way: &Way, len: usize) -> Result<(), Error> {
-        let mtu = usize::from(self.stack.mtu());
-        let whole = way.path_mtu != PathMtu::Fragment && way.size == 0;
-        if len > way.payload_max() || whole && len + way.headers() > mtu {
-            self.keep_local_error(id, way.remote, mtu as u32);
+        let own = matches!(way.carrier, Carrier::Own);
+        let mtu = match way.size {
+            _ if own => self.stack.mtu(),
+            0 => way.mtu,
+            _ => u16::MAX,
+        };
+        let whole = own || way.whole || !way.path_mtu.fragments();
+        if len > way.payload_max() || whole && len + way.headers() > mtu.into() {
+            self.keep_local_error(id, way.remote, mtu.into());
             return Err(Error::MessageSize);
         }
         Ok(())
@@ -197,10 +269,11 @@ impl Sockets {
     }
 
     /// Linux's sock_alloc_send_pskb: a pending error, the end of sending, a full buffer.
-    fn check_room(&mut self, id: SocketId) -> Result<(), Error> {
+    pub(super) fn check_room(&mut self, id: SocketId) -> Result<(), Error> {
         self.datagram_error(id)?;
         let socket = self.socket(id)?;
-        if socket.write_shut {
+        // Linux does not ask raw sockets, whose packets have no transport header.
+        if socket.write_shut && !self.is_raw(id) {
             return Err(Error::BrokenPipe);
         }
         if self.sent_waiting(socket.datagrams()?) >= send_buffer(socket) {
@@ -225,23 +298,42 @@ impl Sockets {
         self.keep_own(id, remote, notice);
     }
 
-    /// Hands a datagram to the stack.
+    /// Hands a datagram to the stack; the send buffer is charged so many bytes and a packet.
     pub(super) fn dispatch(
         &mut self,
         id: SocketId,
-        packet: Packet,
+        (packet, charge): (Packet, usize),
         way: &Way,
         cx: &mut Context<'_>,
-    ) {
+    ) -> Result<(), Error> {
         let payload = packet.payload_len();
-        let len = payload + OVERHEAD;
+        cx.ledger.carry(payload);
+        if let Carrier::Link(header) = way.carrier {
+            self.send_frame(id, packet, header, cx)?;
+            self.charge_sent(id, charge);
+            return Ok(());
+        }
+        let path = self.stack.path(way.remote.ip());
+        let fits = payload + way.headers() <= path.mtu.into();
+        let searches = way.path_mtu == PathMtu::Probe || way.path_mtu == PathMtu::Do;
         let how = UdpSend {
             segment_size: NonZeroU16::new(way.size).filter(|_| payload > usize::from(way.size)),
             tos: way.tos,
             ttl: way.ttl,
-            dont_fragment: way.path_mtu == PathMtu::Never,
+            dont_fragment: searches || fits && way.path_mtu.forbids_fragments(path.locked),
+            mtu: way.mtu,
         };
-        self.stack.udp_send_with(packet, way.local, way.remote, &how, cx);
+        match way.carrier {
+            Carrier::Udp => self.stack.udp_send_with(packet, way.local, way.remote, &how, cx),
+            _ => self.send_raw(packet, way, &how, cx)?,
+        }
+        self.charge_sent(id, charge);
+        Ok(())
+    }
+
+    /// Counts a packet that the stack was given, and its bytes.
+    pub(super) fn charge_sent(&mut self, id: SocketId, charge: usize) {
+        let len = charge + OVERHEAD;
         let (waits, now) = (self.stack.has_ready(), self.stack.emptied_count());
         let Ok(socket) = self.socket_mut(id) else { return };
         let buffer = send_buffer(socket);
@@ -287,8 +379,17 @@ impl Sockets {
     }
 }
 
+/// Whether packets of so many bytes may be sent at all (Linux's ip_setup_cork, ip6_setup_cork).
+fn check_mtu(mtu: u16, remote: SocketAddr) -> Result<(), Error> {
+    match remote {
+        SocketAddr::V4(_) if usize::from(mtu) < IPV4_MTU_MIN => Err(Error::NetworkUnreachable),
+        SocketAddr::V6(_) if usize::from(mtu) < IPV6_MTU_MIN => Err(Error::Invalid),
+        _ => Ok(()),
+    }
+}
+
 // Large frames of the longest payload are few enough for a packet.
 const _: () = assert!(
-    PAYLOAD_MAX_V6.div_ceil(towpath_packet::pool::LARGE_FRAME_BYTES)
+    (u16::MAX as usize).div_ceil(towpath_packet::pool::LARGE_FRAME_BYTES)
         <= towpath_packet::packet::PIECES_MAX
 );

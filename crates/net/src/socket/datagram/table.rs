@@ -20,6 +20,10 @@ pub(in crate::socket) struct Table {
     /// Sockets with a peer: our end, the peer's.
     by_flow: HashMap<(SocketAddr, SocketAddr), Vec<SocketId>, FixedState>,
     hash: FixedState,
+    /// Sockets that take packets of IP.
+    pub(super) raw: Vec<SocketId>,
+    /// Packet sockets.
+    pub(super) link: Vec<SocketId>,
     /// Packets and bytes that wait at all sockets.
     pub(super) queued: usize,
     pub(super) held: usize,
@@ -39,6 +43,8 @@ impl Table {
             by_port: HashMap::with_hasher(hash()),
             by_flow: HashMap::with_hasher(hash()),
             hash: hash(),
+            raw: Vec::new(),
+            link: Vec::new(),
             queued: 0,
             held: 0,
             pending: 0,

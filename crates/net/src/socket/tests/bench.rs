@@ -3,7 +3,7 @@
 use crate::socket::{Error, Family, Readiness, ReceiveFlags, SendFlags, SocketId, Sockets};
 use crate::stack::{Address, Config, Context, Limits, Stack};
 use crate::tcp::Settings;
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 use crate::wire::MacAddr;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -41,6 +41,8 @@ pub(super) struct Bench {
     carried: u64,
     /// Segments of TCP with data: who sent them, their bytes, whether they were pushed.
     pub(super) segments: Vec<(usize, usize, bool)>,
+    /// The link notes that it copied the next packet with payload.
+    pub(super) marks_copied: bool,
 }
 
 impl Bench {
@@ -70,6 +72,7 @@ impl Bench {
             damage: None,
             carried: 0,
             segments: Vec::new(),
+            marks_copied: false,
         }
     }
 
@@ -85,7 +88,7 @@ impl Bench {
     }
 
     fn carry(&mut self, from: usize) -> bool {
-        let Self { hosts, memory, ledger, now, damage, carried, segments } = self;
+        let Self { hosts, memory, ledger, now, damage, carried, segments, marks_copied } = self;
         let (mut out, mut received) = (Burst::new(), Burst::new());
         hosts[from].output(&mut out, &mut Context { memory, ledger, now: *now });
         let moved = !out.is_empty();
@@ -97,6 +100,9 @@ impl Bench {
                 segments.push((from, packet.payload_len(), flags & 0x08 != 0));
             }
             for piece in packet.pieces() {
+                if core::mem::take(marks_copied) {
+                    piece.mark_copied();
+                }
                 let start = bytes.len();
                 bytes.resize(start + piece.len(), 0);
                 ledger.copy(Site::Linearise, piece, &mut bytes[start..]);
@@ -119,6 +125,15 @@ impl Bench {
         moved
     }
 
+    /// Lets time pass, and runs the timers that are due then.
+    pub(super) fn pass(&mut self, time: Duration) {
+        self.now += time;
+        for host in [SERVER, CLIENT] {
+            self.with(host, |host, cx| host.on_deadline(cx));
+        }
+        self.settle();
+    }
+
     /// Lets `act` use a host.
     pub(super) fn with<R>(
         &mut self,
@@ -132,6 +147,16 @@ impl Bench {
     /// Bytes copied so far at a place.
     pub(super) fn copied_at(&self, site: Site) -> u64 {
         self.ledger.copied_at(site)
+    }
+
+    /// Payload bytes that both hosts took from or gave to programs.
+    pub(super) fn carried(&self) -> u64 {
+        self.ledger.carried()
+    }
+
+    /// Bytes of all frames.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.memory.capacity_bytes()
     }
 
     /// Packets and frames in use.

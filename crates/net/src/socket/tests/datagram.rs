@@ -2,8 +2,9 @@
 
 use super::bench::*;
 use crate::counters::DropReason;
+use crate::path_mtu::PathMtu;
 use crate::socket::{
-    DATAGRAMS_MAX, Error, Family, PENDING_MAX, PathMtu, Readiness, ReceivedDatagram, SendTo,
+    DATAGRAMS_MAX, Error, Family, Notice, PENDING_MAX, Readiness, ReceivedDatagram, SendTo,
     Shutdown, SocketId,
 };
 use alloc::vec;
@@ -487,13 +488,14 @@ fn what_is_wrong_is_refused() {
 fn no_fragments_means_no_long_datagrams() {
     let mut b = Bench::new();
     let id = b.datagram(CLIENT, Family::V4);
-    b.change(CLIENT, id, |options| options.datagram.path_mtu = PathMtu::Never);
+    b.change(CLIENT, id, |options| options.path_mtu = PathMtu::Do);
     b.hosts[CLIENT].set_receive_errors(id, Family::V4, true).expect("it is there");
     assert_eq!(b.send_to(CLIENT, id, &data(1472), at(53)), Ok(1472));
     assert_eq!(b.send_to(CLIENT, id, &data(1473), at(53)), Err(Error::MessageSize));
     assert!(b.hosts[CLIENT].readiness(id).contains(Readiness::ERR));
-    let notice = b.with(CLIENT, |sockets, cx| sockets.take_error_notice(id, &mut [], cx.ledger));
+    let notice = b.with(CLIENT, |sockets, cx| sockets.take_notice_into(id, &mut [], cx.ledger));
     let (notice, copied, len) = notice.expect("a notice");
+    let Notice::Failed(notice) = notice else { panic!("{notice:?}") };
     assert_eq!((notice.error, notice.info, copied, len), (Error::MessageSize, 1500, 0, 0));
     assert_eq!(b.hosts[CLIENT].take_error(id), Ok(None));
 }

@@ -2,7 +2,7 @@
 
 use super::bench::*;
 use super::datagram::data;
-use crate::socket::{Error, Family, Origin, Readiness, SendTo};
+use crate::socket::{Error, Family, Notice, Origin, Readiness, SendTo};
 use crate::time::Duration;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
@@ -57,9 +57,10 @@ fn errors_wait_for_who_wants_them() {
             assert!(b.hosts[CLIENT].readiness(id).contains(Readiness::ERR));
             let mut quoted = [0; 100];
             let told = b.with(CLIENT, |sockets, cx| {
-                sockets.take_error_notice(id, &mut [&mut quoted], cx.ledger)
+                sockets.take_notice_into(id, &mut [&mut quoted], cx.ledger)
             });
             let (notice, copied, len) = told.expect("a notice");
+            let Notice::Failed(notice) = notice else { panic!("{notice:?}") };
             assert_eq!((copied, len, &quoted[..]), (100, 100, &data(100)[..]));
             assert_eq!(notice.error, Error::ConnectionRefused);
             assert_eq!(notice.remote, SocketAddr::new(ip(SERVER), port));
@@ -70,7 +71,7 @@ fn errors_wait_for_who_wants_them() {
             };
             assert_eq!((notice.origin, notice.kind, notice.code), (origin, kind, code));
         }
-        let told = b.with(CLIENT, |sockets, cx| sockets.take_error_notice(id, &mut [], cx.ledger));
+        let told = b.with(CLIENT, |sockets, cx| sockets.take_notice_into(id, &mut [], cx.ledger));
         assert_eq!(told.err(), Some(Error::WouldBlock));
         assert_eq!(b.hosts[CLIENT].take_error(id), Ok(None));
         assert!(!b.hosts[CLIENT].readiness(id).contains(Readiness::ERR));
@@ -123,7 +124,7 @@ fn damaged_packets_do_no_harm() {
             b.settle();
             arrived += usize::from(b.take(SERVER, server).is_ok());
             let told =
-                b.with(CLIENT, |sockets, cx| sockets.take_error_notice(client, &mut [], cx.ledger));
+                b.with(CLIENT, |sockets, cx| sockets.take_notice_into(client, &mut [], cx.ledger));
             errors += usize::from(told.is_ok());
         }
         assert!(arrived > 500 && errors > 50, "{arrived} {errors}");

@@ -10,27 +10,27 @@ use alloc::vec::Vec;
 use towpath_packet::{Loans, Site};
 
 /// Two connected hosts; the client lends.
-struct Lent {
-    b: Bench,
-    loans: Loans,
-    server: SocketId,
-    client: SocketId,
+pub(super) struct Lent {
+    pub(super) b: Bench,
+    pub(super) loans: Loans,
+    pub(super) server: SocketId,
+    pub(super) client: SocketId,
 }
 
 /// Calls `first` to `last`, not copied.
-fn lent(first: u32, last: u32) -> Result<Notice, Error> {
+pub(super) fn lent(first: u32, last: u32) -> Result<Notice, Error> {
     Ok(Notice::Lent { first, last, copied: false })
 }
 
 impl Lent {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let mut b = Bench::new();
         let (server, client) = b.connected();
         Self { b, loans: Loans::new(4096), server, client }
     }
 
     /// One call for ranges of so many bytes each; it does not go on if only a part is taken.
-    fn call(&mut self, ranges: &[usize], flags: SendFlags) -> Result<usize, Error> {
+    pub(super) fn call(&mut self, ranges: &[usize], flags: SendFlags) -> Result<usize, Error> {
         let total: usize = ranges.iter().sum();
         let memory = Arc::new((0..total).map(|at| at as u8).collect::<Vec<u8>>());
         let ends: Vec<usize> = ranges
@@ -53,11 +53,33 @@ impl Lent {
         })
     }
 
-    fn send(&mut self, len: usize) -> Result<usize, Error> {
+    /// One call of `len` bytes, taken in as many parts as it needs; nothing leaves meanwhile.
+    pub(super) fn whole_call(&mut self, len: usize, flags: SendFlags) {
+        let memory = Arc::new(vec![1; len]);
+        let (mut call, mut sent) = (LentCall::default(), 0);
+        while sent < len {
+            let flags = SendFlags { continues: sent > 0, ..flags };
+            let (loans, client) = (&mut self.loans, self.client);
+            let mut at = sent;
+            let lend = |room: usize, borrower: crate::socket::Borrower| {
+                let part = (at, room.min(len - at) as u32);
+                at += part.1 as usize;
+                loans.lend_shared(&memory, part, borrower.lender, borrower.token)
+            };
+            sent += self
+                .b
+                .with(CLIENT, |host, cx| {
+                    host.send_lent(client, &mut call, len - sent, flags, lend, cx)
+                })
+                .expect("room");
+        }
+    }
+
+    pub(super) fn send(&mut self, len: usize) -> Result<usize, Error> {
         self.call(&[len], SendFlags::default())
     }
 
-    fn notice(&mut self) -> Result<Notice, Error> {
+    pub(super) fn notice(&mut self) -> Result<Notice, Error> {
         self.b.hosts[CLIENT].take_notice(self.client)
     }
 
@@ -66,7 +88,7 @@ impl Lent {
     }
 
     /// All that the server receives.
-    fn received(&mut self) -> usize {
+    pub(super) fn received(&mut self) -> usize {
         let mut count = 0;
         while let Ok(bytes) = self.b.receive(SERVER, self.server) {
             if bytes.is_empty() {

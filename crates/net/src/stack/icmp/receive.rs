@@ -7,7 +7,7 @@ use crate::gso;
 use crate::stack::ingress::{IpInfo, is_multicast};
 use crate::stack::{Context, Stack};
 use crate::tcp::Seq;
-use crate::wire::{Protocol, icmpv4, icmpv6, ipv4, ipv6, tcp};
+use crate::wire::{Protocol, icmpv4, icmpv6, ipv4, ipv6};
 use core::net::{IpAddr, SocketAddr};
 use towpath_packet::{Checksum, Packet};
 
@@ -174,10 +174,7 @@ impl Stack {
         let sequence = u32::from_be_bytes([transport[4], transport[5], transport[6], transport[7]]);
         let (local, remote) =
             (SocketAddr::new(source, port(0)), SocketAddr::new(destination, port(2)));
-        let headers = (ip_len + tcp::HEADER_LEN) as u32;
-        let least = if ip_len == ipv4::HEADER_LEN { PATH_MTU_MIN_V4 } else { PATH_MTU_MIN_V6 };
-        let mss = mtu.map(|mtu| mtu.max(least) - headers);
-        self.tcp_error(local, remote, Seq(sequence), mss, cx)
+        self.tcp_error(local, remote, Seq(sequence), mtu, cx)
     }
 
     /// An error that matters to datagrams only.
@@ -215,9 +212,5 @@ fn quoted(packet: &mut Packet, ip_len: usize) -> Result<(IpAddr, IpAddr, Protoco
 
 /// Router and neighbour solicitations and advertisements, and redirects.
 const NEIGHBOR_KINDS: core::ops::RangeInclusive<u8> = 133..=137;
-/// Least path MTU that is believed: Linux's min_pmtu, since 68 bytes would cripple a connection.
-const PATH_MTU_MIN_V4: u32 = 552;
-/// RFC 8201 §4.
-const PATH_MTU_MIN_V6: u32 = 1280;
 /// Bytes of the transport header that every error quotes (RFC 792): ports and sequence number.
 const QUOTED_TRANSPORT: usize = 8;

@@ -96,8 +96,17 @@ fn open_connections_follow_the_size_of_packets() {
     let (far, ..) = connect(&mut b, other.0, other.1, 1000);
     let metrics = RouteMetrics { mtu: Some(1000), ..RouteMetrics::default() };
     b.stack.set_routes(&[route(PEER4, 24, metrics)]).expect("one is few");
+    // They look when they send.
+    let send = |b: &mut Bench| {
+        for handle in [handle, far] {
+            super::tcp::write(b, handle, b"x");
+        }
+        b.output();
+    };
+    send(&mut b);
     assert_eq!((info(&b, handle).snd_mss, info(&b, far).snd_mss), (960, 1440));
     b.stack.set_caps(Caps { mtu: 800, ..Caps::plain(1500) });
+    send(&mut b);
     assert_eq!((info(&b, handle).snd_mss, info(&b, far).snd_mss), (760, 740));
 }
 

@@ -65,7 +65,7 @@ fn open(b: &mut Bench, local: SocketAddr, remote: SocketAddr) -> Open {
     Open { local, remote, handle, seq: 101, ack }
 }
 
-fn write(b: &mut Bench, handle: TcpHandle, data: &[u8]) {
+pub(super) fn write(b: &mut Bench, handle: TcpHandle, data: &[u8]) {
     let mut packet = b.packet(data);
     let now = b.now;
     b.stack.with_tcp(handle, now, |connection| {
@@ -384,6 +384,12 @@ fn orphans_are_bounded() {
     let now = b.now;
     b.stack.tcp_release(fourth.handle, now);
     assert_eq!(b.one().tcp().0.flags, Flags::FIN | ACK);
+    // A lower bound resets nobody by itself; the next to be let go is one too many.
+    b.stack.set_orphans_max(0);
+    let (local, remote) = (SocketAddr::new(OURS4, 80), SocketAddr::new(PEER4, 5));
+    let fifth = open(&mut b, local, remote);
+    b.stack.tcp_release(fifth.handle, now);
+    assert_eq!(b.one().tcp().0.flags, Flags::RST | ACK);
 }
 
 /// TIME-WAIT is bounded: the oldest ends early.
@@ -444,10 +450,14 @@ fn too_big_makes_segments_smaller() {
         assert_eq!(again[0].data().len(), 1300 - headers);
         let whole: Vec<u8> = again.iter().flat_map(|out| out.data().to_vec()).collect();
         assert_eq!(whole, data(2800));
-        // Linux's min_pmtu for IPv4, RFC 8201 §4 for IPv6.
+        // Linux's min_pmtu for IPv4, and routers must cut the rest; RFC 8201 §4 for IPv6.
         let again = b.input(&too_big(68, &sent[0])).output();
-        let least = if ours.is_ipv4() { 552 } else { 1280 };
-        assert_eq!(again[0].data().len(), least - headers);
+        if ours.is_ipv4() {
+            assert_eq!(again[0].data().len(), 552 - headers);
+            assert!(again.iter().all(|out| out.bytes[20] & 0x40 == 0));
+        } else {
+            assert!(again.is_empty());
+        }
     }
 }
 

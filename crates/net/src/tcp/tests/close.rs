@@ -44,7 +44,7 @@ fn simultaneous_close() {
 fn half_close() {
     let mut t = Script::plain();
     t.write_and_close(10).expect("FP. 1:11").recv(". 1 ack 12").state(State::FinWait2);
-    t.recv(". 1:2001 ack 12").expect(". 12 ack 2001").read(1, 2000);
+    t.recv(". 1:2001 ack 12").read(1, 2000).expect(". 12 ack 2001");
     t.wait(1_000_000).quiet().state(State::FinWait2);
     t.recv("F. 2001 ack 12").state(State::TimeWait).expect(". 12 ack 2002");
 }

@@ -1,9 +1,9 @@
 //! Data with a SYN, seen by who sends it (RFC 7413 §4.1.3, §4.2.1), and what Linux makes of the
 //! answers.
 
-use super::script::{ISS, Script, plain};
+use super::script::{Script, plain};
 use crate::tcp::fastopen::FastOpenPath;
-use crate::tcp::{ConnectionError, Events, Seq, Settings, State, Verdict};
+use crate::tcp::{ConnectionError, Events, Settings, State, Verdict};
 use crate::wire::tcp::FastOpenCookie;
 
 /// Bit of the options of TCP_INFO: the peer took all data that went with the SYN.
@@ -118,7 +118,7 @@ fn an_answer_to_more_than_was_sent_is_reset() {
 #[test]
 fn a_syn_that_is_too_big_goes_again_without_data() {
     let mut t = begun(plain(), 1000);
-    t.expect("S 0:1000").act(|c, now| c.too_big(Seq(ISS), 800, now)).expect("S 0 mss 800");
+    t.expect("S 0:1000").act(|c, now| c.too_big(800, now)).expect("S 0 mss 800");
     t.recv("S. 0 ack 1 mss 1040").expect("P. 1:1001 ack 1").recv(". 1 ack 1001");
     assert!(!counts(&t).0);
 }

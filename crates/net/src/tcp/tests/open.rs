@@ -29,7 +29,7 @@ fn active_open_with_options() {
 #[test]
 fn passive_open_offers_what_was_offered() {
     let mut t = Script::incoming(settings(), "S 0 win 500 mss 1300 ws 2 sackOK ts 5 0");
-    t.expect("S. 0 ack 1 mss 1460 ws 0 sackOK ts 1000 5");
+    t.expect("S. 0 ack 1 mss 1460 ws 2 sackOK ts 1000 5");
     t.recv(". 1 ack 1 win 500 ts 6 1000").state(State::Established);
     assert_eq!((t.c.send.wnd, t.c.send.mss), (2000, 1000), "half of the window, not 1288");
 
@@ -139,7 +139,7 @@ fn simultaneous_open() {
     let mut t = Script::connect(settings());
     t.expect_first_syn("S 0 sackOK");
     t.recv("S 0 win 3000 mss 1000 sackOK ws 2").state(State::SynReceived);
-    t.expect("S. 0 ack 1 mss 1460 ws 0 sackOK").quiet();
+    t.expect("S. 0 ack 1 mss 1460 ws 2 sackOK").quiet();
     t.recv("S. 0 ack 1 win 3000 mss 1000 sackOK ws 2").state(State::Established);
     t.expect(". 1 ack 1").quiet();
     assert_eq!(t.c.send.wnd, 3000, "not scaled in a SYN");
@@ -217,13 +217,11 @@ fn close_before_the_answer() {
 fn unreachable_ends_only_an_opening_connection() {
     let mut t = Script::connect(plain());
     t.expect_first_syn("S 0");
-    t.act(|c, _| c.unreachable(crate::tcp::Seq(ISS + 9), true)).state(State::SynSent);
-    t.act(|c, _| c.unreachable(crate::tcp::Seq(ISS), true))
-        .ended(Some(ConnectionError::Unreachable));
+    assert_eq!([0, 1, 9].map(|at| t.c.was_sent(crate::tcp::Seq(ISS + at))), [true, false, false]);
+    t.act(|c, _| c.unreachable(true)).ended(Some(ConnectionError::Unreachable));
     let mut t = Script::plain();
     t.write(500).expect("P. 1:501");
-    t.act(|c, _| c.unreachable(crate::tcp::Seq(ISS.wrapping_add(1)), true))
-        .state(State::Established);
+    t.act(|c, _| c.unreachable(true)).state(State::Established);
 }
 
 impl Script {

@@ -13,14 +13,15 @@ use crate::tcp::{
     Settings, State, Verdict,
 };
 use crate::time::{Duration, Instant};
-use crate::wire::tcp::{Flags, Header, Options};
+use crate::wire::tcp::{Flags, HEADER_LEN, Header, Options};
 use alloc::collections::VecDeque;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt::Write;
 use core::net::SocketAddr;
-use towpath_packet::{Frame, Memory, MemoryConfig, Packet};
+use core::num::NonZeroU16;
+use towpath_packet::{Frame, Gso, GsoKind, Memory, MemoryConfig, Offload, Packet};
 
 /// Initial sequence numbers: close to the wrap, so that every script crosses it.
 pub(super) const ISS: u32 = u32::MAX - 99;
@@ -28,6 +29,9 @@ pub(super) const IRS: u32 = u32::MAX - 49;
 
 /// Data of up to this length is in small frames, as that of real small segments is.
 const SMALL_MAX: u32 = 20_000;
+
+/// Our window when a connection is open.
+const OPEN_WINDOW: u32 = 30_000;
 
 /// One connection, its memory and its time.
 pub(super) struct Script {
@@ -44,7 +48,7 @@ pub(super) struct Script {
 
 pub(super) fn settings() -> Settings {
     let congestion = crate::tcp::congestion::Kind::Reno;
-    let receive = 65_535;
+    let receive = 128 << 10;
     Settings {
         receive_buffer: receive,
         receive_buffer_max: receive,
@@ -113,6 +117,10 @@ impl Script {
         script.c.take_events();
         script.c.receive.quick_acks = 0;
         script.c.receive.delay = Duration::from_millis(40);
+        // A window that goes on with data, however much memory its first segments take.
+        let window = script.c.receive.offered.min(OPEN_WINDOW);
+        script.c.receive.advertised = script.c.receive.nxt + window;
+        script.c.receive.offered = window;
         script.quiet();
         script
     }
@@ -161,6 +169,10 @@ impl Script {
             }
             packet.push_piece(frame.freeze(count)).expect("few pieces");
             at += count as u32;
+        }
+        if let Some(size) = wanted.gso.flatten().and_then(NonZeroU16::new) {
+            let gso = Gso { kind: GsoKind::Tcp4, size, ecn: false };
+            packet.set_offload(Offload { gso: Some(gso), ..Offload::default() });
         }
         self.last = self.c.input(&segment, &mut packet, self.now);
         if self.last == Verdict::Challenge {
@@ -520,7 +532,7 @@ impl Text {
             window: self.window.unwrap_or(65_535),
             checksum: 0,
             urgent: self.urgent.unwrap_or(0),
-            header_len: 0,
+            header_len: (HEADER_LEN + options.emitted_len(self.flags & Flags::SYN.0 != 0)) as u8,
         };
         Segment { header, options, len: self.end - self.start, ecn: 0 }
     }

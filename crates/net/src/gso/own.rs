@@ -1,0 +1,61 @@
+//! Payload that others may write, put into frames of our own before its checksum is made.
+//!
+//! Were it read once for the checksum and once more by the device, a lender that writes to its
+//! memory too early would make the checksum wrong. So it is read once, here, and what was summed is
+//! what is sent. What is sent again is copied again.
+
+use towpath_packet::packet::PIECES_MAX;
+use towpath_packet::pool::{LARGE_FRAME_BYTES, SMALL_FRAME_BYTES};
+use towpath_packet::{Ledger, Memory, Packet, Piece, Site};
+
+use super::shape::IP_BYTES_MAX;
+
+// Full large frames and one more have room in a packet.
+const _: () = assert!(IP_BYTES_MAX.div_ceil(LARGE_FRAME_BYTES) <= PIECES_MAX);
+
+/// Copies the payload of a packet into frames if any of it is foreign memory, and notes that of its
+/// loans. False, and nothing done, without frames.
+///
+/// # Panics
+/// If the payload is longer than [`IP_BYTES_MAX`].
+pub(crate) fn own_payload(packet: &mut Packet, memory: &mut Memory, ledger: &Ledger) -> bool {
+    if !packet.pieces().any(Piece::is_foreign) {
+        return true;
+    }
+    let Some(copies) = copy_payload(packet, memory, ledger) else { return false };
+    packet.pieces().filter(|piece| piece.is_foreign()).for_each(Piece::mark_copied);
+    packet.drop_front(packet.payload_len());
+    for copy in copies.into_iter().flatten() {
+        packet.push_piece(copy).expect("there are no more than a packet has");
+    }
+    true
+}
+
+fn copy_payload(
+    packet: &Packet,
+    memory: &mut Memory,
+    ledger: &Ledger,
+) -> Option<[Option<Piece>; PIECES_MAX]> {
+    let mut copies = [const { None }; PIECES_MAX];
+    let mut pieces = packet.pieces();
+    let (mut rest, mut left) = (None, packet.payload_len());
+    for copy in &mut copies {
+        if left == 0 {
+            break;
+        }
+        let pool = if left <= SMALL_FRAME_BYTES { &mut memory.small } else { &mut memory.large };
+        let mut frame = pool.take()?;
+        let mut filled = 0;
+        while left > 0 && filled < frame.len() {
+            let mut next = || pieces.next().expect("pieces add up to the payload").clone();
+            let mut piece: Piece = rest.take().unwrap_or_else(&mut next);
+            let count = ledger.copy(Site::Checksum, &piece, &mut frame[filled..]);
+            piece.advance(count);
+            (filled, left) = (filled + count, left - count);
+            rest = Some(piece).filter(|piece| !piece.is_empty());
+        }
+        *copy = Some(frame.freeze(filled));
+    }
+    assert_eq!(left, 0, "an IP packet has room in these frames");
+    Some(copies)
+}

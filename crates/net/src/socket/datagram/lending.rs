@@ -1,0 +1,118 @@
+//! Datagrams that are lent (`MSG_ZEROCOPY`): whose bytes the device reads where they are.
+//!
+//! # Theory of operation
+//!
+//! What [`crate::socket::Sockets::send_lent`] does for streams is simpler here. A call is a
+//! datagram, or a super-packet, whose packet has the loans; when the last packet that was made of
+//! it is gone, the call is told of. A call without bytes has a number too, as in Linux, and is told
+//! of at once. Calls that add to a waiting datagram share a notice; one that adds no bytes has no
+//! number. A call that fails has none either, and what it lent comes back; as in Linux one that
+//! cannot be cut as asked is an exception: it has a number and is told of, as if it had been sent.
+//!
+//! A datagram has at most [`LENT_RANGES_MAX`] ranges of memory. One that waits for more takes up to
+//! [`WAITING_RANGES_MAX`], so that all else can be copied into frames behind them: ranges beyond
+//! are copied, as is everything behind the first copied byte, and the notice says so.
+//!
+//! Follows `__ip_append_data` and `msg_zerocopy_realloc` of Linux, which copies what is larger than
+//! the MTU or waits for more.
+
+use super::super::lending::Borrower;
+use super::super::{Error, SocketId, Sockets};
+use super::cork::{Filling, Pending};
+use super::send::SendTo;
+use crate::stack::Context;
+use crate::wire::udp;
+use towpath_packet::Piece;
+use towpath_packet::packet::PIECES_MAX;
+use towpath_packet::pool::LARGE_FRAME_BYTES;
+
+/// Most ranges of memory that a datagram is lent (Linux's `MAX_SKB_FRAGS`).
+pub const LENT_RANGES_MAX: usize = 17;
+/// Most of one that waits for more: large frames for all other bytes fit the packet too.
+const WAITING_RANGES_MAX: usize = PIECES_MAX - (u16::MAX as usize).div_ceil(LARGE_FRAME_BYTES);
+
+impl Sockets {
+    /// As [`Sockets::send_datagram`], of `len` bytes that are not copied. `lend` makes a loan of at
+    /// most so many bytes of what comes next, one range of memory; `None` when no descriptor is
+    /// free. The error queue tells when the bytes are the caller's again.
+    ///
+    /// # Errors
+    /// Those of [`Sockets::send_datagram`]; [`Error::MessageSize`] for more than
+    /// [`LENT_RANGES_MAX`] ranges; [`Error::NoBuffers`] at a limit of
+    /// [`LentLimits`](crate::socket::LentLimits). What was lent comes back, and the call has no
+    /// number.
+    pub fn send_lent_datagram(
+        &mut self,
+        id: SocketId,
+        len: usize,
+        send: &SendTo,
+        lend: impl FnMut(usize, Borrower) -> Option<Piece>,
+        cx: &mut Context<'_>,
+    ) -> Result<usize, Error> {
+        self.watching((id, None, cx.now), lend, |sockets, lend| {
+            sockets.lend_to_datagram((id, len), send, lend, cx)
+        })
+    }
+
+    fn lend_to_datagram(
+        &mut self,
+        (id, len): (SocketId, usize),
+        send: &SendTo,
+        mut lend: impl FnMut(usize, Borrower) -> Option<Piece>,
+        cx: &mut Context<'_>,
+    ) -> Result<usize, Error> {
+        if self.waits_for_more(id, send)? {
+            let add = |sockets: &mut Self, pending: &mut Pending, first, cx: &mut Context<'_>| {
+                sockets.lend_to_waiting((id, len, first), pending, &mut lend, cx)
+            };
+            return self.append_datagram(id, len, send, add, cx);
+        }
+        let way = self.prepare_datagram(id, len, send)?;
+        let charged = len + udp::HEADER_LEN;
+        let share = self.join(id, charged, None)?;
+        let mut filling = Filling::new(cx)?;
+        let mut left = len;
+        while left > 0 {
+            let piece = share.lend(left, &mut lend).ok_or(Error::NoBuffers)?;
+            left -= piece.len();
+            filling.push_lent(piece, LENT_RANGES_MAX).map_err(|_| Error::MessageSize)?;
+        }
+        self.commit(id, share.group, charged);
+        way.check_segments(len)?;
+        cx.ledger.lend(len);
+        self.dispatch(id, filling.finish()?, &way, cx)?;
+        Ok(len)
+    }
+
+    /// Lends a call's bytes to a datagram that waits for more, or copies what has no room.
+    fn lend_to_waiting(
+        &mut self,
+        (id, len, first): (SocketId, usize, bool),
+        pending: &mut Pending,
+        lend: &mut impl FnMut(usize, Borrower) -> Option<Piece>,
+        cx: &mut Context<'_>,
+    ) -> Result<(), Error> {
+        // As in Linux, where the header of UDP counts with the first call's bytes.
+        let charged = if first { len + udp::HEADER_LEN } else { len };
+        if charged == 0 {
+            return Ok(());
+        }
+        let group = pending.share.as_ref().map(|share| share.group);
+        if group.is_some_and(|group| !self.lendings.fits(group, charged)) {
+            return Err(Error::NoBuffers);
+        }
+        let share = self.join(id, charged, group)?;
+        let mut left = len;
+        while left > 0 {
+            let piece = share.lend(left, lend).ok_or(Error::NoBuffers)?;
+            left -= piece.len();
+            if let Err(piece) = pending.filling.push_lent(piece, WAITING_RANGES_MAX) {
+                piece.mark_copied();
+                pending.filling.gather_piece(piece, cx)?;
+            }
+        }
+        self.commit(id, share.group, charged);
+        pending.share.get_or_insert(share);
+        Ok(())
+    }
+}

@@ -1,0 +1,282 @@
+//! Packet sockets: frames as they are on the link (Linux's `net/packet/af_packet.c`).
+//!
+//! Each such socket whose protocol fits gets a share of each frame that comes, and one that takes
+//! all protocols of each frame that leaves too, except those that it sent. What they send has a
+//! link-layer header or gets one; all else is as of UDP: queues, buffers, and calls that lend.
+//! Super-packets are seen whole, and checksums that the device completes as they are before.
+
+use super::super::{Error, Family, SocketId, Sockets};
+use super::receive::Waiting;
+use super::send::{Carrier, SendTo, Way};
+use crate::counters::DropReason;
+use crate::stack::{Context, share};
+use crate::wire::MacAddr;
+use crate::wire::ethernet::{self, EtherType};
+use alloc::boxed::Box;
+use core::net::{Ipv4Addr, SocketAddr};
+use towpath_packet::Packet;
+
+/// What a packet socket has beside what every datagram socket has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PacketOptions {
+    /// What it takes: [`PacketOptions::ALL`], [`PacketOptions::NONE`] or one protocol.
+    pub protocol: EtherType,
+    /// It reads and sends what is behind the link-layer header (`SOCK_DGRAM`).
+    pub payload_only: bool,
+    /// What leaves is not for it (`PACKET_IGNORE_OUTGOING`).
+    pub ignore_outgoing: bool,
+    /// It is bound to the link, and may send without naming it.
+    pub bound: bool,
+}
+
+impl PacketOptions {
+    /// Every protocol (Linux's `ETH_P_ALL`).
+    pub const ALL: EtherType = EtherType(3);
+    /// No protocol.
+    pub const NONE: EtherType = EtherType(0);
+
+    fn takes(&self, outgoing: bool, protocol: EtherType) -> bool {
+        let all = self.protocol == Self::ALL;
+        let one = self.protocol == protocol && protocol != Self::NONE;
+        if outgoing { all && !self.ignore_outgoing } else { all || one }
+    }
+}
+
+/// Where a frame goes that gets its header here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkDestination {
+    /// The station; none is an error for a socket that has no headers of its own.
+    pub address: Option<MacAddr>,
+    /// What the frame carries.
+    pub protocol: EtherType,
+}
+
+/// Who a frame was for (Linux's `PACKET_*`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrameKind {
+    /// Us.
+    Host,
+    /// All stations.
+    Broadcast,
+    /// A group.
+    Multicast,
+    /// Another station.
+    OtherHost,
+    /// It left.
+    Outgoing,
+}
+
+/// What is told of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameSource {
+    /// Who sent it.
+    pub address: MacAddr,
+    /// What it carries; [`FrameSource::LENGTH`] where the header has a length.
+    pub protocol: EtherType,
+    /// Who it was for.
+    pub kind: FrameKind,
+}
+
+impl FrameSource {
+    /// What frames of IEEE 802.3 carry (Linux's `ETH_P_802_2`).
+    pub const LENGTH: EtherType = EtherType(4);
+}
+
+/// A packet socket's own.
+pub(super) struct PacketSocket {
+    options: PacketOptions,
+    /// Frames for it since they were last told, and what it had lost then.
+    offered: u32,
+    dropped_before: u32,
+}
+
+/// Values below are lengths (IEEE 802.3 §3.2.6).
+const ETHERTYPE_FIRST: u16 = 1536;
+/// Bytes of a VLAN tag, which the MTU does not count.
+const VLAN_TAG_LEN: usize = 4;
+
+impl Sockets {
+    /// A socket that takes and sends frames; bound to no link, which is the same here.
+    pub fn packet_socket(
+        &mut self,
+        protocol: EtherType,
+        payload_only: bool,
+    ) -> Result<SocketId, Error> {
+        let id = self.datagram(Family::V4)?;
+        let options =
+            PacketOptions { protocol, payload_only, ignore_outgoing: false, bound: false };
+        let own = PacketSocket { options, offered: 0, dropped_before: 0 };
+        self.socket_mut(id)?.datagrams_mut()?.link = Some(Box::new(own));
+        self.datagrams.link.push(id);
+        self.want_frames();
+        Ok(id)
+    }
+
+    /// The options that only packet sockets have; `None` for others.
+    pub fn packet_options(&self, id: SocketId) -> Option<&PacketOptions> {
+        Some(&self.socket(id).ok()?.datagrams().ok()?.link.as_ref()?.options)
+    }
+
+    /// Changes them.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] for other sockets.
+    pub fn set_packet_options(
+        &mut self,
+        id: SocketId,
+        change: impl FnOnce(&mut PacketOptions),
+    ) -> Result<(), Error> {
+        let own = self.socket_mut(id)?.datagrams_mut()?.link.as_mut().ok_or(Error::NotSupported)?;
+        change(&mut own.options);
+        self.want_frames();
+        Ok(())
+    }
+
+    /// Frames for a packet socket, and those of them that it lost, since the last call
+    /// (`PACKET_STATISTICS`).
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] for other sockets.
+    pub fn take_packet_statistics(&mut self, id: SocketId) -> Result<(u32, u32), Error> {
+        let datagrams = self.socket_mut(id)?.datagrams_mut()?;
+        let dropped = datagrams.dropped;
+        let own = datagrams.link.as_mut().ok_or(Error::NotSupported)?;
+        let before = core::mem::replace(&mut own.dropped_before, dropped);
+        Ok((core::mem::take(&mut own.offered), dropped.wrapping_sub(before)))
+    }
+
+    /// Frames come no more.
+    pub(super) fn close_packet(&mut self, id: SocketId) {
+        if self.packet_options(id).is_some() {
+            self.datagrams.link.retain(|other| *other != id);
+            self.want_frames();
+        }
+    }
+
+    /// Refuses what packet sockets have no way to do.
+    pub(in crate::socket) fn refuse_packet(&self, id: SocketId) -> Result<(), Error> {
+        if self.packet_options(id).is_some() { Err(Error::NotSupported) } else { Ok(()) }
+    }
+
+    /// Tells the stack which frames it is to keep.
+    fn want_frames(&mut self) {
+        let all = self.datagrams.link.iter().filter_map(|id| self.packet_options(*id));
+        let (mut received, mut sent) = (false, false);
+        for options in all {
+            received |= options.protocol != PacketOptions::NONE;
+            sent |= options.takes(true, options.protocol);
+        }
+        self.stack.want_frames(received, sent);
+    }
+
+    /// Whether and how `len` bytes can be sent, in the order of Linux's `packet_snd`.
+    pub(super) fn prepare_frame(
+        &mut self,
+        id: SocketId,
+        len: usize,
+        (options, send): (PacketOptions, &SendTo),
+    ) -> Result<Way, Error> {
+        if send.link.is_none() && !options.bound {
+            return Err(Error::DestinationRequired);
+        }
+        let mtu = usize::from(self.stack.mtu());
+        let header = if options.payload_only {
+            let (address, protocol) = match send.link {
+                Some(to) => (to.address, to.protocol),
+                None => (None, options.protocol),
+            };
+            if len > mtu {
+                return Err(Error::MessageSize);
+            }
+            Some((address.ok_or(Error::Invalid)?, protocol))
+        } else {
+            if len > mtu + ethernet::HEADER_LEN + VLAN_TAG_LEN {
+                return Err(Error::MessageSize);
+            }
+            if len < ethernet::HEADER_LEN {
+                return Err(Error::Invalid);
+            }
+            None
+        };
+        self.check_room(id)?;
+        let nowhere = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
+        Ok(Way::of_frame(Carrier::Link(header), nowhere))
+    }
+
+    /// Hands a frame to the stack, and shares of it to other packet sockets.
+    pub(super) fn send_frame(
+        &mut self,
+        id: SocketId,
+        mut packet: Packet,
+        header: Option<(MacAddr, EtherType)>,
+        cx: &mut Context<'_>,
+    ) -> Result<(), Error> {
+        match header {
+            Some((destination, ethertype)) => {
+                let header = ethernet::Header { destination, source: self.stack.mac(), ethertype };
+                header.emit(packet.push_header(ethernet::HEADER_LEN));
+            }
+            None => {
+                packet.peek_headers();
+                packet.pull(ethernet::HEADER_LEN);
+                let header = ethernet::Header::parse(packet.headers());
+                let tagged = header.is_ok_and(|header| header.ethertype == EtherType::VLAN);
+                let room = ethernet::HEADER_LEN + if tagged { VLAN_TAG_LEN } else { 0 };
+                if packet.len() > usize::from(self.stack.mtu()) + room {
+                    return Err(Error::MessageSize);
+                }
+            }
+        }
+        self.show_frame(&packet, true, Some(id), cx);
+        self.stack.send_made(packet);
+        Ok(())
+    }
+
+    /// Gives all sockets that want it their share of a frame, except the one that made it.
+    pub(super) fn show_frame(
+        &mut self,
+        packet: &Packet,
+        outgoing: bool,
+        maker: Option<SocketId>,
+        cx: &mut Context<'_>,
+    ) {
+        let Ok(header) = ethernet::Header::parse(packet.headers()) else { return };
+        let source = self.source_of(&header, outgoing);
+        for index in 0..self.datagrams.link.len() {
+            let id = self.datagrams.link[index];
+            let Some(options) = self.packet_options(id).copied() else { continue };
+            if maker == Some(id) || !options.takes(outgoing, source.protocol) {
+                continue;
+            }
+            let begin = if options.payload_only { ethernet::HEADER_LEN } else { 0 };
+            let Some(packet) = share(packet, &packet.headers()[begin..], cx) else {
+                return self.stack.count_drop(DropReason::NoMemory);
+            };
+            let waiting = Waiting {
+                link: Some(source),
+                with_headers: true,
+                ..Waiting::new(packet, SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0))
+            };
+            self.enqueue(id, waiting, cx);
+            let own = self.socket_mut(id).and_then(|socket| socket.datagrams_mut());
+            if let Ok(Some(own)) = own.map(|own| own.link.as_mut()) {
+                own.offered = own.offered.wrapping_add(1);
+            }
+        }
+    }
+
+    /// Linux's `eth_type_trans`.
+    fn source_of(&self, header: &ethernet::Header, outgoing: bool) -> FrameSource {
+        let to = header.destination;
+        let kind = match () {
+            () if outgoing => FrameKind::Outgoing,
+            () if to.is_broadcast() => FrameKind::Broadcast,
+            () if to.is_multicast() => FrameKind::Multicast,
+            () if to == self.stack.mac() => FrameKind::Host,
+            () => FrameKind::OtherHost,
+        };
+        let typed = header.ethertype.0 >= ETHERTYPE_FIRST;
+        let protocol = if typed { header.ethertype } else { FrameSource::LENGTH };
+        FrameSource { address: header.source, protocol, kind }
+    }
+}

@@ -1,0 +1,367 @@
+//! Receiving without a copy: a reader is handed what was received as it lies in memory.
+//!
+//! # Theory of operation
+//!
+//! What is handed out is [`Held`]: it counts with its reader until he drops it, on any thread. As
+//! long as he keeps it, it takes room of the socket's receive buffer: the window of TCP stays shut
+//! for it, and datagrams find less room. When a reader who keeps much gives a quarter of it back,
+//! the peer hears of the window, and whoever waits for the socket of what is there to read.
+//!
+//! A piece keeps all of its loan, so little data in large frames is copied into a small one if
+//! that keeps less ([`Site::Pack`]). Memory that others may write is handed out like any other,
+//! as it is no reference; a caller who needs bytes that stay asks for private pieces and gets
+//! copies of it.
+//!
+//! Bounds: [`READERS_MAX`] sockets that read so; of one socket what it may receive; of all as much
+//! as leaves half of the frames of either size. Beyond them a call fails with [`Error::NoBuffers`]
+//! and nothing is lost: what is there can be read with a copy, or handed out later.
+
+use super::datagram::receive_buffer;
+use super::stream::ReceiveFlags;
+use super::{Error, Readiness, ReceivedDatagram, Socket, SocketId, Sockets};
+use crate::stack::Context;
+use crate::time::Instant;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::task::Waker;
+use towpath_packet::pool::{LARGE_FRAME_BYTES, SMALL_FRAME_BYTES};
+use towpath_packet::{Held, Ledger, Memory, Piece, Reader, Readers, Site};
+
+/// Sockets of one stack that may be read without a copy: 16 bytes each once there is one.
+pub const READERS_MAX: usize = 16_384;
+/// Longest piece that is packed with others.
+const PACKED_MAX: usize = 512;
+
+/// How much a call hands out at most, and what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadMost {
+    /// Bytes of a stream.
+    pub bytes: usize,
+    /// Pieces.
+    pub pieces: usize,
+    /// Nobody can write them: what others could is copied.
+    pub private: bool,
+}
+
+/// The readers of a stack.
+#[derive(Default)]
+pub(super) struct Reading {
+    /// Made with the first.
+    readers: Option<Readers>,
+    /// The socket of each, by his number.
+    sockets: Vec<SocketId>,
+    /// Woken when a reader gave enough back.
+    waker: Option<Waker>,
+    /// Readers who did, while they are looked at.
+    told: Vec<u32>,
+}
+
+impl Reading {
+    /// Bytes that all readers keep.
+    fn held(&self) -> u64 {
+        self.readers.as_ref().map_or(0, Readers::held)
+    }
+
+    fn open(&mut self, id: SocketId) -> Result<Arc<Reader>, Error> {
+        let waker = self.waker.clone();
+        let readers = self.readers.get_or_insert_with(|| Readers::new(READERS_MAX, waker));
+        let reader = readers.open().ok_or(Error::NoBuffers)?;
+        let number = reader.number() as usize;
+        if number == self.sockets.len() {
+            self.sockets.push(id);
+        }
+        self.sockets[number] = id;
+        Ok(reader)
+    }
+
+    /// The reader's socket is gone.
+    pub(super) fn close(&mut self, reader: &Reader) {
+        if let Some(readers) = &mut self.readers {
+            readers.close(reader);
+        }
+    }
+
+    /// Hears of a reader when a quarter of what he keeps is back.
+    fn wait(&mut self, reader: &Reader) {
+        let held = reader.held();
+        if let Some(readers) = &mut self.readers {
+            readers.wait(reader, held - held / 4);
+        }
+    }
+}
+
+impl Socket {
+    /// Bytes that its reader keeps.
+    pub(super) fn handed_out(&self) -> usize {
+        self.reader.as_ref().map_or(0, |reader| reader.held() as usize)
+    }
+}
+
+impl Sockets {
+    /// Has `waker` woken when a reader who is waited for gave memory back: then
+    /// [`Sockets::output`] has something to do. To be called before the first is handed any.
+    pub fn set_return_waker(&mut self, waker: Waker) {
+        self.reading.waker = Some(waker);
+    }
+
+    /// Bytes that all readers were handed and keep.
+    pub fn handed_out(&self) -> u64 {
+        self.reading.held()
+    }
+
+    /// Hands out received bytes as they lie in memory, appended to `out`; returns how many. Zero
+    /// means that no more will come.
+    ///
+    /// # Errors
+    /// Those of [`Sockets::receive`]; [`Error::NoBuffers`] if too much is held already.
+    pub fn receive_lent(
+        &mut self,
+        id: SocketId,
+        most: &ReadMost,
+        out: &mut Vec<Held>,
+        cx: &mut Context<'_>,
+    ) -> Result<usize, Error> {
+        let bytes = if most.pieces == 0 { 0 } else { most.bytes };
+        let next = self.next_read(id, bytes, ReceiveFlags::default(), cx.now)?;
+        if next.is_empty() {
+            return self.nothing_next(id, bytes, ReceiveFlags::default());
+        }
+        let (handle, reader) = (self.handle(id)?, self.reader(id)?);
+        let wanted = next.len().min(bytes);
+        let Context { memory, ledger, now } = cx;
+        let Self { stack, reading, .. } = self;
+        let handed = stack.with_tcp(handle, *now, |connection| {
+            connection.set_reader(&reader);
+            let own_max = connection.receive_memory_max();
+            let mut handing = Handing::new(memory, ledger, &reader, reading, *most, own_max, out);
+            let mut done = 0;
+            while done < wanted {
+                match handing.next(connection.received(), 0, wanted - done) {
+                    Ok(len) => {
+                        connection.consume(len);
+                        done += len;
+                    }
+                    Err(error) if done == 0 => return (Err(error), own_max),
+                    Err(_) => break,
+                }
+            }
+            (Ok(done), own_max)
+        });
+        let (handed, own_max) = handed.ok_or(Error::NotConnected)?;
+        ledger.carry(handed.unwrap_or(0));
+        if handed.is_err() || reader.held() as usize > own_max / 4 {
+            self.reading.wait(&reader);
+        }
+        handed
+    }
+
+    /// Hands out a datagram as it lies in memory, appended to `out`. It is handed out whole.
+    ///
+    /// # Errors
+    /// Those of [`Sockets::receive_datagram`]; [`Error::MessageSize`] if it is in more pieces, and
+    /// [`Error::NoBuffers`] if too much is held already: it stays then. [`Error::NotSupported`] for
+    /// raw sockets of IPv4, and for frames with headers of packet sockets: those that are read
+    /// whole, and those that left.
+    pub fn receive_datagram_lent(
+        &mut self,
+        id: SocketId,
+        most: &ReadMost,
+        out: &mut Vec<Held>,
+        cx: &mut Context<'_>,
+    ) -> Result<ReceivedDatagram, Error> {
+        self.datagram_error(id)?;
+        self.next_datagram(id)?;
+        let reader = self.reader(id)?;
+        let (packet, told) = self.next_datagram(id)?;
+        let own_max = match reader.held() {
+            // One is handed out whatever the buffer is, as one is taken in.
+            0 => usize::MAX,
+            _ => receive_buffer(self.socket(id)?),
+        };
+        let begun = out.len();
+        let Context { memory, ledger, .. } = cx;
+        let mut handing = Handing::new(memory, ledger, &reader, &self.reading, *most, own_max, out);
+        let mut done = 0;
+        while done < told.len {
+            match handing.next(packet.pieces(), done, told.len - done) {
+                Ok(len) => done += len,
+                Err(error) => {
+                    out.truncate(begun);
+                    if error == Error::NoBuffers {
+                        self.reading.wait(&reader);
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        self.consume_datagram(id)?;
+        ledger.carry(told.len);
+        Ok(told)
+    }
+
+    /// Who is handed what a socket received.
+    fn reader(&mut self, id: SocketId) -> Result<Arc<Reader>, Error> {
+        if let Some(reader) = &self.socket(id)?.reader {
+            return Ok(reader.clone());
+        }
+        let reader = self.reading.open(id)?;
+        self.socket_mut(id)?.reader = Some(reader.clone());
+        Ok(reader)
+    }
+
+    /// Looks at the readers who gave enough back.
+    pub(super) fn drain_readers(&mut self, now: Instant) {
+        let Reading { readers, told, .. } = &mut self.reading;
+        let Some(readers) = readers.as_mut().filter(|readers| readers.has_told()) else { return };
+        let mut told = core::mem::take(told);
+        readers.take(|number| told.push(number));
+        for number in told.drain(..) {
+            let id = self.reading.sockets[number as usize];
+            let own_max = self.with_connection(id, now, |connection| {
+                connection.reader_gave_back();
+                connection.receive_memory_max()
+            });
+            if let (Some(own_max), Ok(socket)) = (own_max, self.socket(id))
+                && let Some(reader) = socket.reader.clone()
+                && reader.held() as usize > own_max / 4
+            {
+                self.reading.wait(&reader);
+            }
+            if self.available(id).is_ok_and(|bytes| bytes > 0) {
+                self.wake(id, Readiness::READABLE);
+            }
+        }
+        self.reading.told = told;
+    }
+}
+
+/// A call that hands out.
+struct Handing<'a> {
+    memory: &'a mut Memory,
+    ledger: &'a Ledger,
+    reader: &'a Arc<Reader>,
+    reading: &'a Reading,
+    most: ReadMost,
+    /// Bytes that the reader may hold.
+    own_max: usize,
+    /// Bytes that all readers may hold.
+    all_max: usize,
+    out: &'a mut Vec<Held>,
+}
+
+impl<'a> Handing<'a> {
+    fn new(
+        memory: &'a mut Memory,
+        ledger: &'a Ledger,
+        reader: &'a Arc<Reader>,
+        reading: &'a Reading,
+        most: ReadMost,
+        own_max: usize,
+        out: &'a mut Vec<Held>,
+    ) -> Self {
+        let small = memory.small.capacity() * SMALL_FRAME_BYTES;
+        let all_max = small.min(memory.large.capacity() * LARGE_FRAME_BYTES) / 2;
+        Self { memory, ledger, reader, reading, most, own_max, all_max, out }
+    }
+
+    /// Hands out a part of what follows the first `skip` bytes of `pieces`, at most `left` bytes;
+    /// returns how many.
+    fn next<'p>(
+        &mut self,
+        pieces: impl Iterator<Item = &'p Piece> + Clone,
+        skip: usize,
+        left: usize,
+    ) -> Result<usize, Error> {
+        let Some(room) = self.most.pieces.checked_sub(1) else {
+            return Err(Error::MessageSize);
+        };
+        let rest = behind(pieces, skip);
+        let (first, from) = rest.clone().next().ok_or(Error::WouldBlock)?;
+        let packed = packed_len(rest.clone(), left);
+        let piece = if packed > 0 && self.has_room(SMALL_FRAME_BYTES) {
+            self.copy(rest.clone(), packed, Site::Pack)
+        } else {
+            None
+        };
+        let piece = match piece {
+            Some(piece) => piece,
+            None if self.most.private && first.is_foreign() => {
+                let len = (first.len() - from).min(left);
+                if !self.has_room(frame_bytes(len)) {
+                    return Err(Error::NoBuffers);
+                }
+                self.copy(rest, len, Site::SocketReceive).ok_or(Error::NoBuffers)?
+            }
+            None if self.has_room(first.held()) => {
+                first.slice(from, (first.len() - from).min(left))
+            }
+            None => return Err(Error::NoBuffers),
+        };
+        let len = piece.len();
+        self.most.pieces = room;
+        self.out.push(self.reader.hold(piece));
+        Ok(len)
+    }
+
+    /// True if the reader may hold so much more. What is larger than all that he may hold he may
+    /// hold alone.
+    fn has_room(&self, more: usize) -> bool {
+        let own = self.reader.held() as usize;
+        let all = self.reading.held() as usize;
+        (own == 0 || own + more <= self.own_max) && all + more <= self.all_max
+    }
+
+    /// Copies up to `len` bytes into a frame; `None` without one.
+    fn copy<'p>(
+        &mut self,
+        pieces: impl Iterator<Item = (&'p Piece, usize)>,
+        len: usize,
+        site: Site,
+    ) -> Option<Piece> {
+        let Memory { small, large, .. } = &mut *self.memory;
+        let pool = if frame_bytes(len) == SMALL_FRAME_BYTES { small } else { large };
+        let mut frame = pool.take()?;
+        let len = len.min(frame.len());
+        let mut done = 0;
+        for (piece, from) in pieces {
+            if done == len {
+                break;
+            }
+            let rest = piece.slice(from, piece.len() - from);
+            done += self.ledger.copy(site, &rest, &mut frame[done..len]);
+        }
+        Some(frame.freeze(done))
+    }
+}
+
+/// Bytes of the frame that `len` bytes are copied into, or the first of them.
+fn frame_bytes(len: usize) -> usize {
+    if len > SMALL_FRAME_BYTES { LARGE_FRAME_BYTES } else { SMALL_FRAME_BYTES }
+}
+
+/// How many of the next bytes, at most `left`, are better copied into a small frame: small pieces
+/// that keep more memory than that.
+fn packed_len<'p>(pieces: impl Iterator<Item = (&'p Piece, usize)>, left: usize) -> usize {
+    let (mut len, mut kept) = (0, 0);
+    for (piece, from) in pieces {
+        let more = (piece.len() - from).min(left - len);
+        if more == 0 || more > PACKED_MAX || len + more > SMALL_FRAME_BYTES {
+            break;
+        }
+        len += more;
+        kept += piece.held();
+    }
+    if kept > SMALL_FRAME_BYTES { len } else { 0 }
+}
+
+/// What follows the first `skip` bytes: each piece, and from where on.
+fn behind<'p>(
+    pieces: impl Iterator<Item = &'p Piece> + Clone,
+    mut skip: usize,
+) -> impl Iterator<Item = (&'p Piece, usize)> + Clone {
+    pieces.filter_map(move |piece| {
+        let from = skip.min(piece.len());
+        skip -= from;
+        (from < piece.len()).then_some((piece, from))
+    })
+}

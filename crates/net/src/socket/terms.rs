@@ -1,0 +1,279 @@
+//! Terms: when lent memory goes back to its lender although pieces of it are still held.
+//!
+//! # Theory of operation
+//!
+//! A call may lend for a term, or a socket's option says so for all its calls. When the term has
+//! run out, what is still held of the group, in the send queue, by a port or by a reader, is
+//! [recalled](towpath_packet::Watch::recall): copied, and the group comes back like any other, as
+//! *copied*. The first term of a group's calls counts for all of them.
+//!
+//! Without a term of its own a group is looked at now and then: when the stack itself no longer
+//! needs the bytes, as they are acknowledged or were a datagram, the *default term* begins. So a
+//! reader in the same process or a capture may hold lent memory for a while, but not keep it.
+//!
+//! Everything happens in [`Sockets::on_deadline`] and [`Sockets::recall`]. Memory that somebody is
+//! reading at that moment is asked for again after [`RETRY`]; one turn copies about
+//! [`BYTES_PER_TURN`] and leaves the rest to the next. A call that goes on, and a datagram that
+//! waits for more, keep their group from being told; their memory is no longer used by then.
+//!
+//! Only foreign memory can be recalled (see [`towpath_packet::Piece::watch`]); other loans end with
+//! their last piece.
+
+use super::lending::Borrower;
+use super::{Error, SocketId, Sockets};
+use crate::stack::Context;
+use crate::time::{Duration, Instant};
+use alloc::vec::Vec;
+use towpath_packet::{Ledger, Piece, Recall, Watch};
+
+/// Term of memory that the stack itself does not need, unless set otherwise: so long that a reader
+/// who is at work has read it.
+pub const DEFAULT_TERM: Duration = Duration::from_millis(100);
+/// When memory that somebody is reading is asked for again.
+const RETRY: Duration = Duration::from_millis(1);
+/// Bytes copied in one turn: about a millisecond.
+const BYTES_PER_TURN: usize = 4 << 20;
+
+/// What is to be done about a group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Due {
+    #[default]
+    Nothing,
+    /// See whether the stack still needs the bytes.
+    Look(Instant),
+    /// Give the memory back.
+    Recall(Instant),
+}
+
+impl Due {
+    fn at(self) -> Option<Instant> {
+        match self {
+            Due::Nothing => None,
+            Due::Look(at) | Due::Recall(at) => Some(at),
+        }
+    }
+
+    /// Both: the earlier, and a recall before a look.
+    fn and(self, other: Due) -> Due {
+        match (self, other) {
+            (Due::Recall(one), Due::Recall(another)) => Due::Recall(one.min(another)),
+            (Due::Recall(_), _) | (Due::Look(_), Due::Nothing | Due::Look(_)) => self,
+            _ => other,
+        }
+    }
+}
+
+/// What a group has lent.
+#[derive(Default)]
+pub(super) struct Outstanding {
+    /// The loans that can be recalled; some may be over.
+    watches: Vec<Watch>,
+    /// When the first loan was made; `None` once the group is told.
+    since: Option<Instant>,
+    due: Due,
+}
+
+impl Outstanding {
+    /// The group is over. Keeps its memory for the next.
+    pub(super) fn clear(&mut self) {
+        self.watches.clear();
+        (self.since, self.due) = (None, Due::Nothing);
+    }
+
+    fn add(&mut self, watch: Watch) {
+        if self.watches.len() == self.watches.capacity() {
+            self.watches.retain(|watch| !watch.is_over());
+        }
+        self.watches.push(watch);
+    }
+
+    /// Recalls loans of about `budget` bytes; the bytes that went back, and what is left to do.
+    fn recall(&mut self, budget: usize, ledger: &Ledger) -> (usize, Recall) {
+        let (mut bytes, mut result) = (0, Recall::Gone);
+        self.watches.retain_mut(|watch| {
+            let recalled = if bytes < budget { watch.recall(ledger) } else { Recall::Busy };
+            if recalled == Recall::Done {
+                bytes += watch.bytes();
+            }
+            result = result.max(recalled);
+            recalled > Recall::Done
+        });
+        (bytes, result)
+    }
+}
+
+/// The terms of all groups.
+pub(super) struct Terms {
+    /// Not later than the first that is due.
+    next: Option<Instant>,
+    default: Option<Duration>,
+    /// Loans of the call that is being made, and their groups.
+    made: Vec<(u32, Option<Watch>)>,
+    fired: u64,
+    recalled: u64,
+}
+
+impl Default for Terms {
+    fn default() -> Self {
+        Self { next: None, default: Some(DEFAULT_TERM), made: Vec::new(), fired: 0, recalled: 0 }
+    }
+}
+
+impl Terms {
+    fn expect(&mut self, due: Due) {
+        self.next = [self.next, due.at()].into_iter().flatten().min();
+    }
+}
+
+/// What is lent, and what came of terms.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LentStats {
+    /// Groups of calls that are not told of yet.
+    pub groups: usize,
+    /// Their calls.
+    pub calls: u64,
+    /// Bytes of these calls.
+    pub bytes: u64,
+    /// How long the oldest of them has been lent.
+    pub oldest: Option<Duration>,
+    /// Groups whose term ran out while something was still held.
+    pub terms_fired: u64,
+    /// Bytes that went back before their last piece was gone.
+    pub recalled_bytes: u64,
+}
+
+impl Sockets {
+    /// When [`Sockets::on_deadline`] has something to do.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        [self.stack.next_deadline(), self.lendings.terms.next].into_iter().flatten().min()
+    }
+
+    /// Sets the term that begins when the stack itself no longer needs lent bytes; `None` for no
+    /// end. For calls from now on. Memory comes back after one to two of these terms.
+    pub fn set_default_term(&mut self, term: Option<Duration>) {
+        self.lendings.terms.default = term;
+    }
+
+    /// Gives memory back that the calls `first` to `last` of a socket lent, copying what is still
+    /// held of it. Notices tell of the calls as ever, with `copied`; after [`Recall::Busy`] and
+    /// [`Recall::NoMemory`] it is tried again until it is done. Other calls that share a notice
+    /// with these get their memory back too.
+    pub fn recall(
+        &mut self,
+        id: SocketId,
+        (first, last): (u32, u32),
+        cx: &mut Context<'_>,
+    ) -> Result<Recall, Error> {
+        self.socket(id)?;
+        let mut result = Recall::Gone;
+        for index in 0..self.lendings.groups.len() {
+            let group = &self.lendings.groups[index];
+            if group.socket == id && group.has_calls(first, last) {
+                result = result.max(self.recall_group(index, usize::MAX, cx).1);
+            }
+        }
+        self.drain();
+        Ok(result)
+    }
+
+    /// What is lent at the moment, and what came back early so far.
+    pub fn lent_stats(&self, now: Instant) -> LentStats {
+        let Terms { fired, recalled, .. } = self.lendings.terms;
+        let mut stats =
+            LentStats { terms_fired: fired, recalled_bytes: recalled, ..LentStats::default() };
+        for group in &self.lendings.groups {
+            let Some(since) = group.outstanding.since else { continue };
+            stats.groups += 1;
+            stats.calls += u64::from(group.calls);
+            stats.bytes += group.bytes as u64;
+            stats.oldest = stats.oldest.max(Some(now.since(since)));
+        }
+        stats
+    }
+
+    /// Lets `act` lend for a call, for `term` or as the socket says, and watches what it lends.
+    pub(super) fn watching<R>(
+        &mut self,
+        (id, term, now): (SocketId, Option<Duration>, Instant),
+        mut lend: impl FnMut(usize, Borrower) -> Option<Piece>,
+        act: impl FnOnce(&mut Self, &mut dyn FnMut(usize, Borrower) -> Option<Piece>) -> R,
+    ) -> R {
+        let mut made = core::mem::take(&mut self.lendings.terms.made);
+        let result = act(self, &mut |most, borrower| {
+            let group = borrower.token as u32;
+            let mut piece = lend(most, borrower)?;
+            made.push((group, piece.watch()));
+            Some(piece)
+        });
+        let own = self.options(id).ok().and_then(|options| options.lent_term);
+        let terms = &mut self.lendings.terms;
+        let due = match (term.or(own), terms.default) {
+            (Some(term), _) => Due::Recall(now + term),
+            (None, Some(default)) => Due::Look(now + default),
+            (None, None) => Due::Nothing,
+        };
+        for (group, watch) in made.drain(..) {
+            let outstanding = &mut self.lendings.groups[group as usize].outstanding;
+            outstanding.since.get_or_insert(now);
+            if let Some(watch) = watch {
+                outstanding.add(watch);
+                outstanding.due = outstanding.due.and(due);
+                terms.expect(outstanding.due);
+            }
+        }
+        terms.made = made;
+        result
+    }
+
+    /// Does what is due.
+    pub(super) fn run_terms(&mut self, cx: &mut Context<'_>) {
+        if self.lendings.terms.next.is_none_or(|at| at > cx.now) {
+            return;
+        }
+        self.lendings.terms.next = None;
+        let mut budget = BYTES_PER_TURN;
+        for index in 0..self.lendings.groups.len() {
+            let outstanding = &mut self.lendings.groups[index].outstanding;
+            match outstanding.due {
+                Due::Look(at) if at <= cx.now => self.look(index, cx.now),
+                Due::Recall(at) if at <= cx.now => {
+                    let (bytes, recalled) = self.recall_group(index, budget, cx);
+                    budget = budget.saturating_sub(bytes);
+                    self.lendings.terms.fired += u64::from(recalled == Recall::Done);
+                }
+                due => self.lendings.terms.expect(due),
+            }
+        }
+    }
+
+    /// Begins the default term of a group whose bytes the stack no longer needs.
+    fn look(&mut self, index: usize, now: Instant) {
+        let needed = self.needs(index);
+        let Some(default) = self.lendings.terms.default else { return };
+        let at = now + default;
+        let due = if needed { Due::Look(at) } else { Due::Recall(at) };
+        self.lendings.groups[index].outstanding.due = due;
+        self.lendings.terms.expect(due);
+    }
+
+    /// True if bytes of the group are in the send queue of its socket.
+    fn needs(&self, index: usize) -> bool {
+        let Ok(socket) = self.socket(self.lendings.groups[index].socket) else { return false };
+        self.connection(socket).is_some_and(|connection| connection.needs_lent(index as u32))
+    }
+
+    /// Recalls the loans of a group, and notes if that has to go on; as [`Outstanding::recall`].
+    fn recall_group(&mut self, index: usize, budget: usize, cx: &Context<'_>) -> (usize, Recall) {
+        let outstanding = &mut self.lendings.groups[index].outstanding;
+        let (bytes, result) = outstanding.recall(budget, cx.ledger);
+        let due = match result {
+            Recall::Gone | Recall::Done => Due::Nothing,
+            _ if bytes >= budget => Due::Recall(cx.now),
+            Recall::Busy | Recall::NoMemory => Due::Recall(cx.now + RETRY),
+        };
+        outstanding.due = due;
+        self.lendings.terms.recalled += bytes as u64;
+        self.lendings.terms.expect(due);
+        (bytes, result)
+    }
+}

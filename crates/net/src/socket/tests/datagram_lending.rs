@@ -1,0 +1,420 @@
+//! Datagrams that are lent: numbers, shared notices, what is copied, limits. Tests that begin with
+//! `gotcha` are named after the list in Linux's behaviour that they fix.
+
+use super::bench::*;
+use super::datagram::data;
+use crate::path_mtu::PathMtu;
+use crate::socket::{
+    Borrower, Error, Family, LENT_RANGES_MAX, LentLimits, NOTICE_CHARGE, Notice, Readiness, SendTo,
+    SocketId,
+};
+use alloc::sync::Arc;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+use towpath_packet::{Burst, Caps, Loans, Site};
+
+/// The server has a socket at port 53; the client lends to it.
+struct Lent {
+    b: Bench,
+    loans: Loans,
+    server: SocketId,
+    client: SocketId,
+    to: SocketAddr,
+}
+
+/// Calls `first` to `last`, not copied.
+fn lent(first: u32, last: u32) -> Result<Notice, Error> {
+    Ok(Notice::Lent { first, last, copied: false })
+}
+
+fn copied(first: u32, last: u32) -> Result<Notice, Error> {
+    Ok(Notice::Lent { first, last, copied: true })
+}
+
+impl Lent {
+    fn over(ip: fn(usize) -> core::net::IpAddr) -> Self {
+        let mut b = Bench::new();
+        let to = SocketAddr::new(ip(SERVER), 53);
+        let server = b.bound(to);
+        let family = if to.is_ipv4() { Family::V4 } else { Family::V6 };
+        let client = b.datagram(CLIENT, family);
+        Self { b, loans: Loans::new(4096), server, client, to }
+    }
+
+    fn new() -> Self {
+        Self::over(v4)
+    }
+
+    /// One call for ranges of so many bytes each.
+    fn call(&mut self, ranges: &[usize], how: SendTo) -> Result<usize, Error> {
+        let total: usize = ranges.iter().sum();
+        let memory = Arc::new(data(total));
+        let ends: Vec<usize> = (1..=ranges.len()).map(|n| ranges[..n].iter().sum()).collect();
+        let (mut at, loans) = (0, &mut self.loans);
+        let lend = |room: usize, borrower: Borrower| {
+            let end = ends.iter().copied().find(|end| *end > at)?;
+            let len = room.min(end - at) as u32;
+            let piece = loans.lend_shared(&memory, (at, len), borrower.lender, borrower.token)?;
+            at += len as usize;
+            Some(piece)
+        };
+        let how = SendTo { to: how.to.or(Some(self.to)), ..how };
+        let client = self.client;
+        self.b.with(CLIENT, |host, cx| host.send_lent_datagram(client, total, &how, lend, cx))
+    }
+
+    fn send(&mut self, len: usize) -> Result<usize, Error> {
+        self.call(&[len], SendTo::default())
+    }
+
+    fn more(&mut self, ranges: &[usize]) -> Result<usize, Error> {
+        self.call(ranges, SendTo { more: true, ..SendTo::default() })
+    }
+
+    fn notice(&mut self) -> Result<Notice, Error> {
+        self.b.hosts[CLIENT].take_notice(self.client)
+    }
+
+    fn is_told(&self) -> bool {
+        self.b.hosts[CLIENT].readiness(self.client).contains(Readiness::ERR)
+    }
+
+    fn received(&mut self) -> Result<Vec<u8>, Error> {
+        Ok(self.b.take(SERVER, self.server)?.0)
+    }
+
+    fn copied_to_send(&self) -> u64 {
+        self.b.copied_at(Site::SocketSend)
+    }
+}
+
+/// Goal: datagrams of every size arrive whole over both versions of IP, in fragments if need be,
+/// to an address and to the peer; nothing is copied, and nobody says so.
+#[test]
+fn lent_datagrams_arrive_whole_and_come_back() {
+    for ip in [v4, v6] {
+        let mut l = Lent::over(ip);
+        for (number, len) in [0, 1, 1472, 1473, 9000, 65_507].into_iter().enumerate() {
+            if number == 3 {
+                l.b.hosts[CLIENT].connect(l.client, l.to, l.b.now).expect("a way");
+            }
+            assert_eq!(l.send(len), Ok(len));
+            l.b.settle();
+            assert_eq!(l.received(), Ok(data(len)), "{len}");
+            assert!(l.is_told());
+            assert_eq!(l.notice(), lent(number as u32, number as u32));
+            assert!(!l.is_told());
+            // Gotcha 7.
+            assert_eq!(l.b.hosts[CLIENT].take_error(l.client), Ok(None));
+        }
+        assert_eq!((l.copied_to_send(), l.loans.out_count(), l.b.in_use()), (0, 0, 0));
+    }
+}
+
+/// Goal: an entry becomes longer whatever it says of copies, but only the last of the queue, and
+/// no error lies between.
+#[test]
+fn gotcha_01_and_02_only_the_last_notice_becomes_longer() {
+    let mut l = Lent::new();
+    l.b.hosts[CLIENT].set_receive_errors(l.client, Family::V4, true).expect("it is there");
+    for copies in [false, true] {
+        l.b.hosts[CLIENT].report_copied(copies);
+        assert_eq!(l.send(10), Ok(10));
+        l.b.settle();
+    }
+    // Nobody is at that port.
+    let nowhere = SendTo { to: Some(at(9)), ..SendTo::default() };
+    assert_eq!(l.call(&[10], nowhere), Ok(10));
+    l.b.settle();
+    assert_eq!(l.b.hosts[CLIENT].take_error(l.client), Ok(Some(Error::ConnectionRefused)));
+    assert_eq!(l.send(10), Ok(10));
+    l.b.settle();
+    assert_eq!(
+        l.notice(),
+        lent(0, 2),
+        "the first says no, the datagram left before the error came"
+    );
+    assert!(l.is_told());
+    assert!(matches!(l.notice(), Ok(Notice::Failed(failed)) if failed.remote == at(9)));
+    assert_eq!(l.notice(), copied(3, 3));
+    assert_eq!(l.notice(), Err(Error::WouldBlock));
+    assert_eq!(l.b.hosts[CLIENT].take_error(l.client), Ok(None));
+}
+
+/// Goal: who no longer wants errors keeps his notices.
+#[test]
+fn errors_are_forgotten_and_notices_stay() {
+    let mut l = Lent::new();
+    l.b.hosts[CLIENT].set_receive_errors(l.client, Family::V4, true).expect("it is there");
+    let nowhere = SendTo { to: Some(at(9)), ..SendTo::default() };
+    assert_eq!(l.call(&[10], nowhere), Ok(10));
+    l.b.settle();
+    l.b.hosts[CLIENT].set_receive_errors(l.client, Family::V4, false).expect("it is there");
+    assert_eq!((l.notice(), l.notice()), (lent(0, 0), Err(Error::WouldBlock)));
+    assert_eq!(l.b.in_use(), 0);
+}
+
+/// Goal: every way to fail leaves the number to the next call, lends nothing, and says why; an
+/// empty datagram has a number, an empty addition has none.
+#[test]
+fn gotcha_03_calls_that_fail_leave_no_hole() {
+    let mut l = Lent::new();
+    assert_eq!(l.send(65_508), Err(Error::MessageSize));
+    assert_eq!(l.call(&[1; LENT_RANGES_MAX + 1], SendTo::default()), Err(Error::MessageSize));
+    let port0 = SendTo { to: Some(at(0)), ..SendTo::default() };
+    assert_eq!(l.call(&[1], port0), Err(Error::Invalid));
+    l.loans = Loans::new(1);
+    assert_eq!(l.call(&[1, 1], SendTo::default()), Err(Error::NoBuffers), "no descriptor");
+    assert_eq!(l.loans.out_count(), 0);
+    l.loans = Loans::new(64);
+    assert_eq!(l.send(0), Ok(0));
+    l.b.settle();
+    assert_eq!(l.notice(), lent(0, 0));
+    assert_eq!(l.call(&[1; LENT_RANGES_MAX], SendTo::default()), Ok(LENT_RANGES_MAX));
+    l.b.settle();
+    assert_eq!(l.notice(), lent(1, 1));
+    assert_eq!((l.more(&[]), l.more(&[]), l.send(5)), (Ok(0), Ok(0), Ok(5)));
+    l.b.settle();
+    assert_eq!(l.notice(), lent(2, 3), "the first begins a datagram, the second adds nothing");
+    assert_eq!(l.notice(), Err(Error::WouldBlock));
+    // What waits is lost with a call that fails, and what it lent is told of.
+    assert_eq!((l.more(&[100]), l.send(65_500)), (Ok(100), Err(Error::MessageSize)));
+    l.b.settle();
+    assert_eq!((l.notice(), l.notice()), (lent(4, 4), Err(Error::WouldBlock)));
+    // Linux looks at the size of segments last, when the call has a number.
+    for size in [10, 1473] {
+        let cut = SendTo { segment_size: Some(size), ..SendTo::default() };
+        assert!(matches!(l.call(&[2000], cut), Err(Error::Invalid | Error::MessageSize)));
+    }
+    l.b.settle();
+    assert_eq!((l.notice(), l.notice()), (lent(5, 6), Err(Error::WouldBlock)));
+    while l.received().is_ok() {}
+    assert_eq!((l.loans.out_count(), l.b.in_use()), (0, 0));
+}
+
+/// Goal: a return is news, also one that was joined, and so is what remains after a read; reading
+/// never waits.
+#[test]
+fn gotcha_05_and_06_each_return_is_news() {
+    let mut l = Lent::new();
+    assert_eq!(l.notice(), Err(Error::WouldBlock));
+    let told = |l: &mut Lent| {
+        let client = l.client;
+        l.b.wakes(CLIENT).iter().any(|(id, what)| *id == client && what.contains(Readiness::ERR))
+    };
+    for _ in 0..3 {
+        assert_eq!(l.send(1000), Ok(1000));
+        l.b.settle();
+        assert!(told(&mut l));
+    }
+    assert_eq!(l.notice(), lent(0, 2));
+    assert!(!told(&mut l));
+}
+
+/// Goal: a datagram has no peer to forget its numbers with.
+#[test]
+fn gotcha_08_disconnecting_keeps_numbers_and_notices() {
+    let mut l = Lent::new();
+    l.b.hosts[CLIENT].connect(l.client, l.to, l.b.now).expect("a way");
+    assert_eq!(l.send(10), Ok(10));
+    l.b.settle();
+    l.b.hosts[CLIENT].disconnect(l.client, l.b.now).expect("it is there");
+    assert_eq!(l.send(10), Ok(10));
+    l.b.settle();
+    assert_eq!((l.notice(), l.notice()), (lent(0, 1), Err(Error::WouldBlock)));
+}
+
+/// Goal: what a closed socket lent is still sent, and comes back untold; what waited for more is
+/// not sent, and comes back too.
+#[test]
+fn gotcha_09_closing_tells_nobody_and_keeps_the_memory() {
+    let mut l = Lent::new();
+    for _ in 0..10 {
+        assert_eq!(l.send(1000), Ok(1000));
+    }
+    assert_eq!(l.more(&[1000; 3]), Ok(3000));
+    l.b.hosts[CLIENT].close(l.client, l.b.now).expect("it is there");
+    assert_eq!(l.loans.out_count(), 10);
+    l.b.settle();
+    assert_eq!(l.loans.out_count(), 0);
+    assert_eq!(l.notice(), Err(Error::BadSocket));
+    for _ in 0..10 {
+        assert_eq!(l.received(), Ok(data(1000)));
+    }
+    assert_eq!((l.received(), l.b.in_use()), (Err(Error::WouldBlock), 0));
+}
+
+/// Goal: pages count from the call to the return, two more than its bytes fill; a notice counts
+/// until it is read; both limits are `NoBuffers`.
+#[test]
+fn gotcha_10_and_11_limits() {
+    let mut l = Lent::new();
+    l.b.hosts[CLIENT].set_lent_limits(LentLimits { pages: Some(8), ..LentLimits::default() });
+    assert_eq!(l.send(7 * 4096), Err(Error::NoBuffers));
+    assert_eq!(l.send(5 * 4096), Ok(5 * 4096));
+    assert_eq!(l.send(1), Err(Error::NoBuffers), "7 pages of 8, and a call needs two");
+    l.b.settle();
+    assert_eq!(l.send(1), Ok(1));
+    l.b.settle();
+    assert_eq!(l.notice(), lent(0, 1));
+    // Two that cannot be joined: an error lies between.
+    let limits = LentLimits { notices: NOTICE_CHARGE + 600, pages: None };
+    l.b.hosts[CLIENT].set_lent_limits(limits);
+    l.b.hosts[CLIENT].set_receive_errors(l.client, Family::V4, true).expect("it is there");
+    let nowhere = SendTo { to: Some(at(9)), ..SendTo::default() };
+    assert_eq!(l.call(&[10], nowhere), Ok(10));
+    l.b.settle();
+    assert_eq!(l.b.hosts[CLIENT].take_error(l.client), Ok(Some(Error::ConnectionRefused)));
+    assert_eq!(l.send(10), Ok(10));
+    l.b.settle();
+    assert_eq!(l.send(10), Err(Error::NoBuffers), "the error queue was never read");
+    assert_eq!(l.notice(), lent(2, 2));
+    // The error that is next in the queue is pending, as in Linux.
+    assert_eq!(l.send(10), Err(Error::ConnectionRefused));
+    assert_eq!(l.send(10), Ok(10));
+    assert_eq!(l.loans.out_count(), 1);
+}
+
+/// Goal: where the device takes no checksums the notice still comes when the datagram is gone, not
+/// at the return of the call; the bytes were read, not copied (gotcha 15: the sum is of what the
+/// memory has when the packet is made).
+#[test]
+fn gotcha_12_and_15_without_offload_the_memory_is_lent_all_the_same() {
+    let mut l = Lent::new();
+    assert_eq!(l.send(1000), Ok(1000));
+    let mut burst = Burst::new();
+    l.b.with(CLIENT, |host, cx| host.output(&mut burst, cx));
+    assert_eq!(burst.len(), 1);
+    l.b.with(CLIENT, |host, cx| host.output(&mut Burst::new(), cx));
+    assert_eq!((l.notice(), l.loans.out_count()), (Err(Error::WouldBlock), 1));
+    drop(burst);
+    l.b.settle();
+    assert_eq!(l.notice(), lent(0, 0));
+    assert_eq!(l.copied_to_send(), 0);
+}
+
+/// Goal: calls that add to one datagram share a notice, which comes after the datagram has left;
+/// what is lent is not copied, also not behind the first call.
+#[test]
+fn gotcha_18_a_datagram_has_one_notice() {
+    for ip in [v4, v6] {
+        let mut l = Lent::over(ip);
+        for _ in 0..3 {
+            assert_eq!(l.more(&[100, 200]), Ok(300));
+            l.b.settle();
+            assert!(!l.is_told(), "none before the final call");
+        }
+        assert_eq!(l.send(100), Ok(100));
+        l.b.settle();
+        let expected: Vec<u8> = [data(300), data(300), data(300), data(100)].concat();
+        assert_eq!(l.received(), Ok(expected));
+        assert_eq!((l.notice(), l.notice()), (lent(0, 3), Err(Error::WouldBlock)));
+        assert_eq!((l.copied_to_send(), l.b.in_use()), (0, 0));
+    }
+}
+
+/// Goal: ranges for which a waiting datagram has no room are copied, as is what comes behind
+/// copied bytes; the notice says so for all calls that share it, and only for them (gotchas 13 and
+/// 14).
+#[test]
+fn gotcha_13_and_14_what_is_copied_is_said() {
+    let mut l = Lent::new();
+    let ranges = [10; 14];
+    assert_eq!((l.more(&ranges), l.more(&[10, 10])), (Ok(140), Ok(20)));
+    assert_eq!(l.copied_to_send(), 20);
+    assert_eq!(l.send(60_000), Ok(60_000));
+    assert_eq!(l.copied_to_send(), 60_020);
+    assert_eq!(l.send(10), Ok(10));
+    l.b.settle();
+    assert_eq!(l.received(), Ok([data(140), data(20), data(60_000)].concat()));
+    assert_eq!(l.notice(), copied(0, 3), "the first of a range says it");
+    assert_eq!(l.send(10), Ok(10));
+    l.b.settle();
+    assert_eq!(l.notice(), lent(4, 4));
+
+    // Calls of both kinds in one datagram, in any order.
+    for first_lent in [true, false] {
+        let how = SendTo { to: Some(l.to), more: true, ..SendTo::default() };
+        let (client, plain) = (l.client, data(50));
+        let copy = |l: &mut Lent| {
+            l.b.with(CLIENT, |host, cx| host.send_datagram(client, &[&plain], &how, cx))
+        };
+        if first_lent {
+            assert_eq!((l.more(&[10]), copy(&mut l)), (Ok(10), Ok(50)));
+        } else {
+            assert_eq!((copy(&mut l), l.more(&[10])), (Ok(50), Ok(10)));
+        }
+        l.b.with(CLIENT, |host, cx| host.push_datagram(client, cx)).expect("it waits");
+        l.b.settle();
+        assert_eq!(l.notice(), if first_lent { lent(5, 5) } else { copied(6, 6) });
+    }
+    assert_eq!((l.loans.out_count(), l.b.hosts[CLIENT].has_pending_datagram(l.client)), (0, false));
+}
+
+/// Goal: a lent byte costs a page of the send buffer, so that nobody lends without bound.
+#[test]
+fn gotcha_17_a_lent_byte_costs_a_page_of_the_send_buffer() {
+    let mut l = Lent::new();
+    let mut calls = 0;
+    while l.call(&[1; 16], SendTo::default()).is_ok() {
+        calls += 1;
+        assert!(calls < 1000, "the send buffer has an end");
+    }
+    assert_eq!(calls, 212_992 / (16 * 4096 + 768) + 1);
+    l.b.settle();
+    assert_eq!(l.notice(), lent(0, calls - 1));
+}
+
+/// Goal: a super-packet is one call, cut on the way without a copy, or handed to a device that
+/// cuts it.
+#[test]
+fn super_packets_are_lent() {
+    for uso in [false, true] {
+        let mut l = Lent::new();
+        let cut = SendTo { segment_size: Some(1000), ..SendTo::default() };
+        if uso {
+            let caps = Caps { checksum: true, uso, gso_bytes_max: 65_549, ..Caps::plain(1500) };
+            l.b.hosts[CLIENT].stack_mut().set_caps(caps);
+        }
+        assert_eq!(l.call(&[300; 17], cut), Ok(5100));
+        if uso {
+            let mut burst = Burst::new();
+            l.b.with(CLIENT, |host, cx| host.output(&mut burst, cx));
+            let packet = burst.pop().expect("one");
+            assert_eq!((packet.payload_len(), burst.is_empty()), (5100, true));
+            assert_eq!(packet.offload().gso.map(|gso| gso.size.get()), Some(1000));
+        } else {
+            l.b.settle();
+            let sizes: Vec<usize> =
+                core::iter::from_fn(|| l.received().ok()).map(|bytes| bytes.len()).collect();
+            assert_eq!(sizes, vec![1000, 1000, 1000, 1000, 1000, 100]);
+        }
+        l.b.settle();
+        assert_eq!((l.notice(), l.notice()), (lent(0, 0), Err(Error::WouldBlock)));
+        assert_eq!((l.copied_to_send(), l.loans.out_count()), (0, 0));
+    }
+}
+
+/// Goal: numbers go around without a hole.
+#[test]
+fn numbers_go_around() {
+    let mut l = Lent::new();
+    l.b.hosts[CLIENT].set_next_lent(l.client, u32::MAX);
+    assert_eq!((l.more(&[10]), l.send(10), l.send(10)), (Ok(10), Ok(10), Ok(10)));
+    l.b.settle();
+    assert_eq!((l.notice(), l.notice()), (lent(u32::MAX, 1), Err(Error::WouldBlock)));
+}
+
+/// Goal: who does not want fragments is refused what would need them, and keeps it.
+#[test]
+fn what_may_not_be_fragmented_is_not_lent() {
+    let mut l = Lent::new();
+    let now = l.b.now;
+    let change = |options: &mut crate::socket::Options| options.path_mtu = PathMtu::Do;
+    l.b.hosts[CLIENT].set_options(l.client, now, change).expect("it is there");
+    assert_eq!((l.send(1473), l.loans.out_count()), (Err(Error::MessageSize), 0));
+    assert_eq!(l.send(1472), Ok(1472));
+    l.b.settle();
+    assert_eq!((l.notice(), l.received()), (lent(0, 0), Ok(data(1472))));
+}

@@ -1,0 +1,251 @@
+//! Packet sockets: what they see, what they send, and how much.
+
+use super::bench::*;
+use super::datagram::data;
+use crate::counters::DropReason;
+use crate::socket::{
+    Borrower, DATAGRAMS_MAX, Error, Family, FrameKind, LinkDestination, Notice, PacketOptions,
+    SendTo, SocketId,
+};
+use crate::wire::MacAddr;
+use crate::wire::ethernet::EtherType;
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+use towpath_packet::{Loans, Site};
+
+/// A protocol for experiments (IEEE 802 local experimental).
+const OTHER: EtherType = EtherType(0x88b5);
+
+fn mac(host: usize) -> MacAddr {
+    MacAddr([2, 0, 0, 0, 0, host as u8 + 1])
+}
+
+/// A whole frame from the client.
+fn frame(to: MacAddr, protocol: EtherType, payload: &[u8]) -> Vec<u8> {
+    [&to.0[..], &mac(CLIENT).0, &protocol.0.to_be_bytes(), payload].concat()
+}
+
+impl Bench {
+    fn packets(&mut self, host: usize, protocol: EtherType, payload_only: bool) -> SocketId {
+        self.hosts[host].packet_socket(protocol, payload_only).expect("room")
+    }
+
+    fn send_frame(&mut self, id: SocketId, bytes: &[u8], to: SendTo) -> Result<usize, Error> {
+        self.with(CLIENT, |host, cx| host.send_datagram(id, &[bytes], &to, cx))
+    }
+}
+
+/// On the link, without a destination.
+fn whole() -> SendTo {
+    to(None, PacketOptions::NONE)
+}
+
+fn to(address: Option<MacAddr>, protocol: EtherType) -> SendTo {
+    SendTo { link: Some(LinkDestination { address, protocol }), ..SendTo::default() }
+}
+
+/// Goal: whole frames and payloads arrive at each socket whose protocol fits, with what is told of
+/// them; on the way in nothing is copied.
+#[test]
+fn frames_go_to_all_who_want_them() {
+    let mut b = Bench::new();
+    let all = b.packets(SERVER, PacketOptions::ALL, false);
+    let payload = b.packets(SERVER, OTHER, true);
+    let elsewhere = b.packets(SERVER, EtherType(0x88b6), false);
+    let silent = b.packets(SERVER, PacketOptions::NONE, false);
+    let client = b.packets(CLIENT, PacketOptions::ALL, false);
+    let watcher = b.packets(CLIENT, PacketOptions::ALL, false);
+    let kinds = [
+        (mac(SERVER), FrameKind::Host),
+        (MacAddr::BROADCAST, FrameKind::Broadcast),
+        (MacAddr([1, 0, 0x5e, 0, 0, 1]), FrameKind::Multicast),
+        (MacAddr([2, 9, 9, 9, 9, 9]), FrameKind::OtherHost),
+    ];
+    for (address, kind) in kinds {
+        for len in [0, 1, 400, 1500] {
+            let sent = frame(address, OTHER, &data(len));
+            assert_eq!(b.send_frame(client, &sent, whole()), Ok(sent.len()));
+            b.settle();
+            let (bytes, told) = b.take(SERVER, all).expect("a frame");
+            let source = told.link.expect("it is told");
+            assert_eq!((bytes, source.kind, source.protocol), (sent.clone(), kind, OTHER));
+            assert_eq!((source.address, told.len), (mac(CLIENT), 14 + len));
+            assert_eq!(b.take(SERVER, payload).expect("a payload").0, data(len));
+            // Others see what a socket sends, and it does not.
+            let (bytes, told) = b.take(CLIENT, watcher).expect("it left");
+            let kind = told.link.map(|source| source.kind);
+            assert_eq!((bytes, kind), (sent, Some(FrameKind::Outgoing)));
+        }
+    }
+    for (host, id) in [(SERVER, elsewhere), (SERVER, silent), (CLIENT, client)] {
+        assert!(b.take(host, id).is_err());
+    }
+    assert_eq!(b.hosts[SERVER].take_packet_statistics(all), Ok((16, 0)));
+    assert_eq!(b.hosts[SERVER].take_packet_statistics(all), Ok((0, 0)));
+    assert_eq!(b.in_use(), 0);
+}
+
+/// Goal: what the stack sends is seen by who takes all, unless it ignores that, and by nobody who
+/// takes one protocol; when the last one is closed nothing is kept.
+#[test]
+fn what_leaves_is_seen() {
+    let mut b = Bench::new();
+    let server = b.bound(at(53));
+    let client = b.datagram(CLIENT, Family::V4);
+    let all = b.packets(CLIENT, PacketOptions::ALL, true);
+    let one = b.packets(CLIENT, EtherType::IPV4, false);
+    let ignores = b.packets(CLIENT, PacketOptions::ALL, false);
+    b.hosts[CLIENT].set_packet_options(ignores, |own| own.ignore_outgoing = true).expect("own");
+    assert_eq!(b.send_to(CLIENT, client, b"query", at(53)), Ok(5));
+    b.settle();
+    let (bytes, told) = b.take(CLIENT, all).expect("it left");
+    let source = told.link.expect("it is told");
+    assert_eq!((bytes[0], &bytes[28..], bytes.len()), (0x45, &b"query"[..], 33));
+    assert_eq!((source.kind, source.protocol), (FrameKind::Outgoing, EtherType::IPV4));
+    assert_eq!(source.address, mac(CLIENT));
+    assert!(b.take(CLIENT, one).is_err() && b.take(CLIENT, ignores).is_err());
+    let (_, told) = b.take(SERVER, server).expect("a datagram");
+    assert_eq!(b.send_to(SERVER, server, b"answer", told.from), Ok(6));
+    b.settle();
+    for (id, len) in [(all, 34), (one, 48), (ignores, 48)] {
+        let (bytes, told) = b.take(CLIENT, id).expect("it came");
+        assert_eq!((bytes.len(), told.link.map(|s| s.kind)), (len, Some(FrameKind::Host)));
+    }
+    assert!(b.take(CLIENT, client).is_ok(), "the stack took it too");
+    for id in [all, one, ignores] {
+        b.hosts[CLIENT].close(id, b.now).expect("it is there");
+    }
+    assert_eq!(b.send_to(CLIENT, client, b"query", at(53)), Ok(5));
+    b.settle();
+    assert!(b.take(SERVER, server).is_ok());
+    assert_eq!(b.in_use(), 0);
+}
+
+/// Goal: a header is made of the destination and our address; what is too short, too long or has
+/// no destination is refused and nothing leaves.
+#[test]
+fn frames_are_made_and_checked() {
+    let mut b = Bench::new();
+    let server = b.packets(SERVER, PacketOptions::ALL, false);
+    let payload = b.packets(CLIENT, OTHER, true);
+    let raw = b.packets(CLIENT, OTHER, false);
+    assert_eq!(b.send_frame(payload, &data(100), to(Some(mac(SERVER)), OTHER)), Ok(100));
+    b.settle();
+    let (bytes, _) = b.take(SERVER, server).expect("a frame");
+    assert_eq!(bytes, frame(mac(SERVER), OTHER, &data(100)));
+    let tagged = frame(mac(SERVER), EtherType::VLAN, &data(1504));
+    assert_eq!(b.send_frame(raw, &tagged, whole()), Ok(1518));
+    let wrong = [
+        (raw, 13, whole(), Error::Invalid),
+        (raw, 0, whole(), Error::Invalid),
+        (raw, 1515, whole(), Error::MessageSize),
+        (raw, 1519, whole(), Error::MessageSize),
+        (raw, 70_000, whole(), Error::MessageSize),
+        (raw, 60, SendTo::default(), Error::DestinationRequired),
+        (payload, 1501, to(Some(mac(SERVER)), OTHER), Error::MessageSize),
+        (payload, 10, to(None, OTHER), Error::Invalid),
+    ];
+    b.settle();
+    assert!(b.take(SERVER, server).is_ok());
+    for (id, len, to, error) in wrong {
+        assert_eq!(b.send_frame(id, &data(len), to), Err(error), "{len}");
+    }
+    b.hosts[CLIENT].set_packet_options(raw, |own| own.bound = true).expect("own");
+    let bound = frame(mac(SERVER), OTHER, b"x");
+    assert_eq!(b.send_frame(raw, &bound, SendTo::default()), Ok(15));
+    b.settle();
+    assert_eq!(b.take(SERVER, server).expect("a frame").0, bound);
+    assert!(b.take(SERVER, server).is_err());
+    let now = b.now;
+    let host = &mut b.hosts[CLIENT];
+    assert_eq!(host.bind(raw, at(0)), Err(Error::NotSupported));
+    assert_eq!(host.connect(raw, at(1), now), Err(Error::NotSupported));
+    assert_eq!(host.disconnect(raw, now), Err(Error::NotSupported));
+    let udp = b.datagram(CLIENT, Family::V4);
+    let none = b.hosts[CLIENT].set_packet_options(udp, |_| ());
+    assert_eq!((none, b.in_use()), (Err(Error::NotSupported), 0));
+}
+
+/// Goal: what packet sockets lend is not copied, but for the header of a whole frame; the call is
+/// told of, when those who look at it have read it too.
+#[test]
+fn frames_are_lent() {
+    for payload_only in [false, true] {
+        let mut b = Bench::new();
+        let server = b.packets(SERVER, OTHER, true);
+        let client = b.packets(CLIENT, OTHER, payload_only);
+        let watcher = b.packets(CLIENT, PacketOptions::ALL, payload_only);
+        let mut loans = Loans::new(4);
+        let bytes = if payload_only { data(900) } else { frame(mac(SERVER), OTHER, &data(900)) };
+        let memory = alloc::sync::Arc::new(bytes.clone());
+        let to = if payload_only { to(Some(mac(SERVER)), OTHER) } else { whole() };
+        let sent = b.with(CLIENT, |host, cx| {
+            let lend = |room: usize, by: Borrower| {
+                loans.lend_shared(&memory, (0, room as u32), by.lender, by.token)
+            };
+            host.send_lent_datagram(client, bytes.len(), &to, lend, cx)
+        });
+        assert_eq!(sent, Ok(bytes.len()));
+        b.settle();
+        assert_eq!(b.take(SERVER, server).expect("a frame").0, data(900));
+        assert_eq!(b.hosts[CLIENT].take_notice(client), Err(Error::WouldBlock));
+        assert_eq!(b.take(CLIENT, watcher).expect("it left").0, bytes);
+        b.settle();
+        let notice = Notice::Lent { first: 0, last: 0, copied: false };
+        assert_eq!(b.hosts[CLIENT].take_notice(client), Ok(notice));
+        assert_eq!((b.copied_at(Site::SocketSend), loans.out_count()), (0, 0));
+    }
+}
+
+/// Goal: a socket that nobody reads has an end, what it loses is counted, and the stack loses
+/// nothing by it.
+#[test]
+fn unread_frames_are_bounded() {
+    let mut b = Bench::new();
+    let server = b.bound(SocketAddr::new(v4(SERVER), 53));
+    let watcher = b.packets(SERVER, PacketOptions::ALL, false);
+    let client = b.datagram(CLIENT, Family::V4);
+    for _ in 0..DATAGRAMS_MAX + 10 {
+        assert_eq!(b.send_to(CLIENT, client, b"x", at(53)), Ok(1));
+        b.settle();
+        assert!(b.take(SERVER, server).is_ok());
+    }
+    let mut got = 0;
+    while b.take(SERVER, watcher).is_ok() {
+        got += 1;
+    }
+    let all = DATAGRAMS_MAX as u32 + 10;
+    let told = b.hosts[SERVER].take_packet_statistics(watcher);
+    assert!(got > 50 && got <= DATAGRAMS_MAX as u32, "{got}");
+    assert_eq!(told, Ok((all, all - got)));
+    assert_eq!(b.in_use(), 0);
+}
+
+/// Goal: a send buffer fills until the device takes what was made, and frames that are too short
+/// for a header are nobody's.
+#[test]
+fn what_is_made_is_bounded_and_runts_are_dropped() {
+    let mut b = Bench::new();
+    let client = b.packets(CLIENT, PacketOptions::NONE, false);
+    let bytes = frame(mac(SERVER), OTHER, &data(1000));
+    let mut sent = 0;
+    while b.send_frame(client, &bytes, whole()).is_ok() {
+        sent += 1;
+        assert!(sent < 1000, "there is no end");
+    }
+    assert_eq!(b.send_frame(client, &bytes, whole()), Err(Error::WouldBlock));
+    let server = b.packets(SERVER, PacketOptions::ALL, false);
+    b.settle();
+    let lost = b.hosts[SERVER].dropped_datagrams(server).expect("it is there");
+    let mut got = 0;
+    while b.take(SERVER, server).is_ok() {
+        got += 1;
+    }
+    assert_eq!((got + lost, b.in_use()), (sent, 0));
+    b.damage = Some(|bytes, _| bytes.truncate(13));
+    assert_eq!(b.send_frame(client, &bytes, whole()), Ok(bytes.len()));
+    b.settle();
+    assert!(b.take(SERVER, server).is_err());
+    let dropped = b.hosts[SERVER].stack().counters().dropped(DropReason::EthernetMalformed);
+    assert_eq!((dropped, b.in_use()), (1, 0));
+}

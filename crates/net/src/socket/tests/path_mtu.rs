@@ -1,0 +1,328 @@
+//! What `IP_MTU_DISCOVER` means for what is sent, and what errors about packets that are too large
+//! teach all sockets.
+
+use super::bench::*;
+use super::datagram::data;
+use crate::checksum;
+use crate::path_mtu::PathMtu;
+use crate::socket::{Error, Family, Notice, Options, Origin, SocketId};
+use crate::stack::{PATHS_MAX, Route, RouteMetrics};
+use crate::time::Duration;
+use alloc::vec::Vec;
+use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+use towpath_packet::Burst;
+
+const ALL: [PathMtu; 6] =
+    [PathMtu::Dont, PathMtu::Want, PathMtu::Do, PathMtu::Probe, PathMtu::Interface, PathMtu::Omit];
+
+impl Bench {
+    /// What the client sends, which goes nowhere.
+    fn sent(&mut self) -> Vec<Vec<u8>> {
+        let mut burst = Burst::new();
+        let mut frames = Vec::new();
+        loop {
+            self.with(CLIENT, |sockets, cx| sockets.output(&mut burst, cx));
+            if burst.is_empty() {
+                return frames;
+            }
+            while let Some(packet) = burst.pop() {
+                let mut bytes = packet.headers().to_vec();
+                let pieces = packet.pieces().flat_map(|piece| piece.bytes().expect("private"));
+                bytes.extend(pieces);
+                frames.push(bytes);
+            }
+        }
+    }
+
+    /// A router of the server's address tells the client that `frame` was too large.
+    fn too_big(&mut self, frame: &[u8], mtu: u16) {
+        let is_v4 = frame[12..14] == [8, 0];
+        let quote = &frame[14..frame.len().min(14 + 64)];
+        let kind = if is_v4 { [3, 4] } else { [2, 0] };
+        let [high, low] = mtu.to_be_bytes();
+        let mut message = Vec::from([kind[0], kind[1], 0, 0, 0, 0, high, low]);
+        message.extend_from_slice(quote);
+        let (from, to) =
+            if is_v4 { (v4_of(14 + 16, frame), v4(CLIENT)) } else { (v6(SERVER), v6(CLIENT)) };
+        let mut sum = checksum::Sum::new();
+        let mut ip = match (from, to) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => {
+                let mut ip = Vec::from([0x45, 0, 0, 20 + message.len() as u8, 0, 0, 0, 0, 64, 1]);
+                ip.extend([0, 0]);
+                ip.extend(from.octets().into_iter().chain(to.octets()));
+                let mut header = checksum::Sum::new();
+                header.add(&ip);
+                ip[10..12].copy_from_slice(&header.finish().to_be_bytes());
+                ip
+            }
+            (IpAddr::V6(from), IpAddr::V6(to)) => {
+                let len = message.len() as u8;
+                sum = checksum::pseudo_header(
+                    from.into(),
+                    to.into(),
+                    crate::wire::Protocol::ICMPV6,
+                    len.into(),
+                );
+                let mut ip = Vec::from([0x60, 0, 0, 0, 0, len, 58, 64]);
+                ip.extend(from.octets().into_iter().chain(to.octets()));
+                ip
+            }
+            _ => panic!("two families"),
+        };
+        sum.add(&message);
+        message[2..4].copy_from_slice(&sum.finish().to_be_bytes());
+        let mut bytes = Vec::from([2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1]);
+        bytes.extend_from_slice(&frame[12..14]);
+        bytes.append(&mut ip);
+        bytes.append(&mut message);
+        self.with(CLIENT, |sockets, cx| {
+            let mut frame = cx.memory.small.take().expect("memory");
+            frame[..bytes.len()].copy_from_slice(&bytes);
+            let mut packet = cx.memory.packet().expect("memory");
+            packet.push_piece(frame.freeze(bytes.len())).expect("room");
+            let mut burst = Burst::new();
+            burst.push(packet).expect("room");
+            sockets.input(&mut burst, cx);
+        });
+    }
+
+    fn discover(&mut self, id: SocketId, how: PathMtu) {
+        let change = |options: &mut Options| (options.path_mtu, options.path_mtu_v6) = (how, how);
+        let now = self.now;
+        self.hosts[CLIENT].set_options(id, now, change).expect("it is there");
+    }
+
+    fn path(&self, to: IpAddr) -> (u16, bool) {
+        let path = self.hosts[CLIENT].stack().path(to);
+        (path.mtu, path.locked)
+    }
+
+    fn route(&mut self, metrics: RouteMetrics) {
+        let routes = [v4(SERVER), v6(SERVER)].map(|destination| Route {
+            destination,
+            prefix_len: 32,
+            metrics,
+        });
+        let stack = self.hosts[CLIENT].stack_mut();
+        stack.set_routes(&routes).expect("two are few");
+    }
+}
+
+/// An address of IPv4 in a frame.
+fn v4_of(at: usize, frame: &[u8]) -> IpAddr {
+    Ipv4Addr::from(<[u8; 4]>::try_from(&frame[at..at + 4]).expect("four")).into()
+}
+
+fn family(ip: IpAddr) -> Family {
+    if ip.is_ipv4() { Family::V4 } else { Family::V6 }
+}
+
+/// True if routers may not cut a frame of IPv4.
+fn is_whole(frame: &[u8]) -> bool {
+    frame[20] & 0x40 != 0
+}
+
+/// Goal: each kind sends as Linux does: what fits, what is larger than the path's MTU, and what is
+/// larger than the device's. Method: a route of 1400 bytes, with and without a lock.
+#[test]
+fn datagrams_are_cut_or_refused_as_each_kind_says() {
+    for (ip, headers) in [(v4 as fn(usize) -> IpAddr, 28), (v6, 48)] {
+        for (how, locked) in ALL.into_iter().flat_map(|how| [(how, false), (how, true)]) {
+            let mut b = Bench::new();
+            b.route(RouteMetrics { mtu: Some(1400), mtu_locked: locked, ..Default::default() });
+            let id = b.datagram(CLIENT, family(ip(0)));
+            b.discover(id, how);
+            let to = SocketAddr::new(ip(SERVER), 53);
+            let mtu = if how.follows_path() { 1400 } else { 1500 };
+            for len in [1400 - headers, 1401 - headers, 1500 - headers, 1501 - headers, 4000] {
+                let fits = len + headers <= mtu;
+                let sent = b.send_to(CLIENT, id, &data(len), to);
+                if !(fits || how.fragments()) {
+                    assert_eq!(sent, Err(Error::MessageSize), "{how:?} {len}");
+                    continue;
+                }
+                assert_eq!(sent, Ok(len), "{how:?} {len}");
+                let frames = b.sent();
+                assert!(frames.iter().all(|frame| frame.len() <= 14 + mtu));
+                assert_eq!(frames.len() == 1, fits, "{how:?} {len}");
+                let want = how == PathMtu::Want && !locked && len + headers <= 1400;
+                let whole = want || how == PathMtu::Do || how == PathMtu::Probe;
+                if ip(0).is_ipv4() {
+                    assert!(frames.iter().all(|frame| is_whole(frame) == whole), "{how:?} {len}");
+                }
+            }
+            assert_eq!(b.in_use(), 0);
+        }
+    }
+}
+
+/// Goal: segments of TCP may be cut on the way as each kind says, and those of a connection that
+/// a listener with that kind takes.
+#[test]
+fn segments_may_be_cut_as_each_kind_says() {
+    for (how, locked) in ALL.into_iter().flat_map(|how| [(how, false), (how, true)]) {
+        let mut b = Bench::new();
+        b.route(RouteMetrics { mtu: Some(1400), mtu_locked: locked, ..Default::default() });
+        let whole = how == PathMtu::Do || how == PathMtu::Want && !locked;
+        let id = b.stream(CLIENT);
+        b.discover(id, how);
+        let now = b.now;
+        // Connecting is not over at once.
+        let _ = b.hosts[CLIENT].connect(id, at(80), now);
+        let frames = b.sent();
+        assert_eq!(frames.iter().map(|frame| is_whole(frame)).collect::<Vec<_>>(), [whole]);
+    }
+    let mut b = Bench::new();
+    let listener = b.stream(CLIENT);
+    b.discover(listener, PathMtu::Omit);
+    let now = b.now;
+    b.hosts[CLIENT].bind(listener, SocketAddr::new(v4(CLIENT), 80)).expect("free");
+    b.hosts[CLIENT].listen(listener, 1, now).expect("bound");
+    let peer = b.stream(SERVER);
+    let _ = b.hosts[SERVER].connect(peer, SocketAddr::new(v4(CLIENT), 80), now);
+    b.damage = Some(|frame, _| assert_eq!(is_whole(frame), frame[29] == 1));
+    b.settle();
+}
+
+/// Goal: what one socket hears of a path holds for all, for ten minutes: a datagram's error for
+/// connections, open and new, and theirs for datagrams.
+#[test]
+fn what_is_learnt_of_a_path_is_shared_and_ages() {
+    for ip in [v4, v6] {
+        let mut b = Bench::new();
+        let headers = if ip(0).is_ipv4() { 20 } else { 40 };
+        let there = SocketAddr::new(ip(SERVER), 53);
+        let id = b.datagram(CLIENT, family(there.ip()));
+        assert_eq!(b.send_to(CLIENT, id, &data(1400), there), Ok(1400));
+        let frame = b.sent().remove(0);
+        b.too_big(&frame, 1300);
+        assert_eq!(b.path(there.ip()), (1300, false));
+        assert_eq!(b.path(ip(7)), (1500, false), "nothing is known of others");
+        // Larger ones are not believed, nor errors about what was never sent.
+        b.too_big(&frame, 1400);
+        let mut forged = frame.clone();
+        forged[14 + headers] ^= 0xff;
+        b.too_big(&forged, 1290);
+        assert_eq!(b.path(there.ip()), (1300, false));
+        // It is now cut here.
+        assert_eq!(b.send_to(CLIENT, id, &data(1400), there), Ok(1400));
+        assert!(b.sent().iter().all(|frame| frame.len() <= 14 + 1300));
+        // A new connection asks for what fits, and sends no more.
+        let stream = b.hosts[CLIENT].stream(family(there.ip())).expect("room");
+        let now = b.now;
+        let _ = b.hosts[CLIENT].connect(stream, there, now);
+        let syn = b.sent().remove(0);
+        let mss_at = 14 + headers + 20 + 2;
+        let mss = u16::from_be_bytes([syn[mss_at], syn[mss_at + 1]]);
+        assert_eq!(usize::from(mss), 1300 - headers - 20);
+        b.now += Duration::from_secs(601);
+        b.with(CLIENT, |sockets, cx| sockets.on_deadline(cx));
+        assert_eq!(b.path(there.ip()), (1500, false));
+    }
+}
+
+/// Goal: a connection that did not get the error itself uses smaller segments from its next one
+/// on, and larger ones again after the time.
+#[test]
+fn connections_follow_what_others_learnt() {
+    let mut b = Bench::new();
+    let (server, client) = b.connected();
+    let mss = |b: &Bench| {
+        b.hosts[CLIENT].tcp(client).map(|c| c.info(b.now)).map(|info| (info.pmtu, info.snd_mss))
+    };
+    let transfer = |b: &mut Bench| {
+        b.send(CLIENT, client, &data(3000)).expect("room");
+        b.settle();
+        b.receive(SERVER, server).expect("data");
+        b.settle();
+    };
+    let id = b.datagram(CLIENT, Family::V4);
+    b.send_to(CLIENT, id, &data(1400), at(9)).expect("a way");
+    let frame = b.sent().remove(0);
+    b.too_big(&frame, 1000);
+    transfer(&mut b);
+    assert_eq!(mss(&b).expect("open").0, 1000);
+    let small = mss(&b);
+    b.now += Duration::from_secs(601);
+    b.with(CLIENT, |sockets, cx| sockets.on_deadline(cx));
+    transfer(&mut b);
+    transfer(&mut b);
+    assert_eq!(mss(&b).expect("open").0, 1500);
+    assert!(mss(&b) > small);
+}
+
+/// Goal: who asks hears of errors as each kind says: who has packets cut does not over IPv4, who
+/// counts the device's MTU only does not over IPv6; and nobody learns from the latter two.
+#[test]
+fn errors_are_believed_and_told_as_each_kind_says() {
+    for ip in [v4, v6] {
+        for how in ALL {
+            let mut b = Bench::new();
+            let there = SocketAddr::new(ip(SERVER), 53);
+            let id = b.datagram(CLIENT, family(there.ip()));
+            b.hosts[CLIENT].set_receive_errors(id, family(there.ip()), true).expect("there");
+            b.discover(id, how);
+            b.send_to(CLIENT, id, &data(1400), there).expect("a way");
+            let frame = b.sent().remove(0);
+            b.too_big(&frame, 1300);
+            let believes = how.believes_errors();
+            assert_eq!(b.path(there.ip()).0, if believes { 1300 } else { 1500 }, "{how:?}");
+            let told = if ip(0).is_ipv4() { how != PathMtu::Dont } else { believes };
+            let notice =
+                b.with(CLIENT, |sockets, cx| sockets.take_notice_into(id, &mut [], cx.ledger));
+            assert_eq!(notice.is_ok(), told, "{how:?}");
+            if let Ok((notice, ..)) = notice {
+                let Notice::Failed(notice) = notice else { panic!("{notice:?}") };
+                assert_eq!((notice.error, notice.info), (Error::MessageSize, 1300));
+                assert_ne!(notice.origin, Origin::Local);
+            }
+        }
+    }
+}
+
+/// Goal: absurd sizes: over IPv4 552 bytes are kept to, and routers must cut the rest; over IPv6
+/// they are no news. A locked route of IPv4 is not changed, one of IPv6 is.
+#[test]
+fn absurd_sizes_and_locks() {
+    for ip in [v4, v6] {
+        let mut b = Bench::new();
+        let there = SocketAddr::new(ip(SERVER), 53);
+        let id = b.datagram(CLIENT, family(there.ip()));
+        b.send_to(CLIENT, id, &data(1400), there).expect("a way");
+        let frame = b.sent().remove(0);
+        b.route(RouteMetrics { mtu: Some(1450), mtu_locked: true, ..Default::default() });
+        b.too_big(&frame, 1300);
+        let is_v4 = ip(0).is_ipv4();
+        assert_eq!(b.path(there.ip()), if is_v4 { (1450, true) } else { (1300, false) });
+        b.route(RouteMetrics::default());
+        for mtu in [0, 68, 551] {
+            b.too_big(&frame, mtu);
+            assert_eq!(b.path(there.ip()), if is_v4 { (552, true) } else { (1300, false) });
+        }
+        b.send_to(CLIENT, id, &data(500), there).expect("a way");
+        assert!(!is_v4 || !is_whole(&b.sent()[0]), "it may be cut");
+        // The route may be smaller than that.
+        b.route(RouteMetrics { mtu: Some(500), ..Default::default() });
+        assert_eq!(b.path(there.ip()), (500, false));
+    }
+}
+
+/// Goal: what is remembered is bounded; the path known longest is forgotten.
+#[test]
+fn few_paths_are_remembered() {
+    let mut b = Bench::new();
+    let id = b.datagram(CLIENT, Family::V4);
+    b.hosts[CLIENT].bind(id, SocketAddr::new(v4(CLIENT), 5000)).expect("free");
+    let host = |index: usize| IpAddr::from(Ipv4Addr::from_bits(0xc000_0200 + index as u32 + 256));
+    for index in 0..=PATHS_MAX {
+        let mut frame = Vec::from([0; 12]);
+        frame.extend([8, 0, 0x45, 0, 0, 100, 0, 0, 0x40, 0, 64, 17, 0, 0, 192, 0, 2, 2]);
+        let IpAddr::V4(to) = host(index) else { panic!("of IPv4") };
+        frame.extend(to.octets());
+        frame.extend([0x13, 0x88, 0, 53, 0, 80, 0, 0]);
+        b.too_big(&frame, 1300);
+    }
+    let known = |index| b.path(host(index)).0 == 1300;
+    assert!(!known(0) && (1..=PATHS_MAX).all(known));
+    assert_eq!(b.in_use(), 0);
+}

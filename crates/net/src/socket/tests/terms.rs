@@ -1,0 +1,283 @@
+//! Terms: lent memory comes back on time, whoever still holds it, and its holders keep the bytes.
+
+use super::bench::*;
+use crate::socket::{DEFAULT_TERM, Error, LentCall, Notice, SendFlags, SocketId};
+use crate::time::Duration;
+use alloc::sync::Arc;
+use alloc::vec;
+use alloc::vec::Vec;
+use towpath_packet::{Burst, Caps, Loans, Piece, Recall, Site};
+
+/// Bytes of each call.
+const LEN: usize = 3000;
+
+/// Two connected hosts; the client lends memory that can be recalled to a device that makes
+/// checksums.
+struct Bound {
+    b: Bench,
+    loans: Loans,
+    server: SocketId,
+    client: SocketId,
+    memory: Arc<Vec<u8>>,
+}
+
+impl Bound {
+    fn new() -> Self {
+        let mut b = Bench::new();
+        let (server, client) = b.connected();
+        b.hosts[CLIENT].stack_mut().set_caps(Caps { checksum: true, ..Caps::plain(1500) });
+        // The link says that checksums are right.
+        b.damage = Some(|_, _| {});
+        let memory = Arc::new((0..LEN).map(|at| at as u8).collect());
+        Self { b, loans: Loans::new(64), server, client, memory }
+    }
+
+    /// Lends all of the memory.
+    fn send(&mut self, mut call: LentCall) {
+        let (mut at, loans, memory) = (0, &mut self.loans, &self.memory);
+        let lend = |room: usize, to: crate::socket::Borrower| {
+            let len = room.min(LEN - at);
+            let piece = loans.lend_recallable(memory, (at, len as u32), to.lender, to.token)?;
+            at += len;
+            Some(piece)
+        };
+        let sent = self.b.with(CLIENT, |host, cx| {
+            host.send_lent(self.client, &mut call, LEN, SendFlags::default(), lend, cx)
+        });
+        assert_eq!(sent, Ok(LEN));
+    }
+
+    /// Takes all packets that the client has to send.
+    fn take(&mut self) -> Burst {
+        let mut burst = Burst::new();
+        self.b.with(CLIENT, |host, cx| host.output(&mut burst, cx));
+        assert!(!burst.is_empty());
+        burst
+    }
+
+    /// Lets time pass, step by step of what is due, and packets go.
+    fn wait(&mut self, time: Duration) {
+        let until = self.b.now + time;
+        loop {
+            let next = self.b.hosts.iter().filter_map(|host| host.next_deadline()).min();
+            let Some(at) = next.filter(|at| *at <= until) else { break };
+            self.b.now = at.max(self.b.now);
+            for host in [SERVER, CLIENT] {
+                self.b.with(host, |host, cx| host.on_deadline(cx));
+            }
+            self.b.settle();
+        }
+        self.b.now = until;
+    }
+
+    fn notice(&mut self) -> Result<Notice, Error> {
+        self.b.hosts[CLIENT].take_notice(self.client)
+    }
+
+    /// Writes over the memory, which is the client's alone again.
+    fn overwrite(&mut self) {
+        Arc::get_mut(&mut self.memory).expect("nobody else has it").fill(0xff);
+    }
+
+    fn received(&mut self) -> Vec<u8> {
+        let mut all = Vec::new();
+        while let Ok(bytes) = self.b.receive(SERVER, self.server) {
+            all.extend(bytes);
+            self.b.settle();
+        }
+        all
+    }
+}
+
+fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+fn original() -> Vec<u8> {
+    (0..LEN).map(|at| at as u8).collect()
+}
+
+/// Calls `first` to `last`, copied after all.
+fn copied(first: u32, last: u32) -> Result<Notice, Error> {
+    Ok(Notice::Lent { first, last, copied: true })
+}
+
+/// Goal: a call's memory comes back when its term has run out, not before and not twice, though
+/// a stalled port holds its packets and nothing was acknowledged; what is sent again is the bytes
+/// that were lent.
+#[test]
+fn a_term_ends_what_a_stalled_port_holds() {
+    let mut t = Bound::new();
+    t.send(LentCall::for_term(ms(50)));
+    let stalled = t.take();
+    t.wait(ms(49));
+    assert_eq!(t.notice(), Err(Error::WouldBlock));
+    t.wait(ms(1));
+    assert_eq!(t.notice(), copied(0, 0));
+    t.overwrite();
+    let stats = t.b.hosts[CLIENT].lent_stats(t.b.now);
+    assert_eq!((stats.groups, stats.terms_fired, stats.recalled_bytes), (0, 1, LEN as u64));
+    assert_eq!(t.b.copied_at(Site::Recall), LEN as u64);
+    drop(stalled);
+    t.wait(Duration::from_secs(3));
+    assert_eq!(t.received(), original());
+    assert_eq!(t.notice(), Err(Error::WouldBlock), "told once");
+    assert_eq!(t.loans.out_count(), 0);
+}
+
+/// Goal: the socket's term is for calls without one of their own, and a call that comes back in
+/// time is not copied.
+#[test]
+fn a_socket_has_a_term() {
+    let mut t = Bound::new();
+    let now = t.b.now;
+    t.b.hosts[CLIENT].set_options(t.client, now, |o| o.lent_term = Some(ms(10))).expect("open");
+    t.send(LentCall::default());
+    t.b.settle();
+    assert_eq!(t.notice(), Ok(Notice::Lent { first: 0, last: 0, copied: false }));
+    t.overwrite();
+    t.wait(ms(20));
+    assert_eq!(t.b.hosts[CLIENT].lent_stats(t.b.now).terms_fired, 0);
+    t.memory = Arc::new(original());
+    t.send(LentCall::default());
+    let stalled = t.take();
+    t.wait(ms(10));
+    assert_eq!(t.notice(), copied(1, 1));
+    drop(stalled);
+}
+
+/// Goal: memory that is acknowledged and that a reader holds comes back by the default term; memory
+/// that is not acknowledged stays as long as that takes.
+#[test]
+fn a_reader_holds_memory_for_the_default_term() {
+    let mut t = Bound::new();
+    t.send(LentCall::default());
+    let burst = t.take();
+    let held: Vec<Piece> = burst.iter().flat_map(|packet| packet.pieces().cloned()).collect();
+    drop(burst);
+    // Lost, so that it is sent again.
+    let sent = t.b.now;
+    while t.b.hosts[CLIENT].tcp(t.client).expect("open").unacknowledged() > 0 {
+        t.wait(ms(10));
+        assert!(t.b.now.since(sent) < Duration::from_secs(3), "sent again");
+    }
+    assert!(t.b.now.since(sent) > DEFAULT_TERM, "the stack needed it for longer");
+    assert_eq!(t.notice(), Err(Error::WouldBlock));
+    t.wait(DEFAULT_TERM - ms(10));
+    assert_eq!(t.notice(), Err(Error::WouldBlock));
+    t.wait(DEFAULT_TERM + ms(10));
+    assert_eq!(t.notice(), copied(0, 0));
+    t.overwrite();
+    let (mut bytes, mut at) = (vec![0; LEN], 0);
+    for piece in &held {
+        at += t.b.with(CLIENT, |_, cx| cx.ledger.copy(Site::Linearise, piece, &mut bytes[at..]));
+    }
+    assert_eq!((at, bytes), (LEN, original()));
+
+    // Without a default term it stays.
+    t.memory = Arc::new(original());
+    t.b.hosts[CLIENT].set_default_term(None);
+    t.send(LentCall::default());
+    let burst = t.take();
+    let held: Vec<Piece> = burst.iter().flat_map(|packet| packet.pieces().cloned()).collect();
+    drop(burst);
+    t.wait(Duration::from_secs(60));
+    assert_eq!(t.notice(), Err(Error::WouldBlock));
+    drop(held);
+    t.wait(ms(1));
+    t.b.with(CLIENT, |host, cx| host.on_deadline(cx));
+    assert_eq!(t.notice(), Ok(Notice::Lent { first: 1, last: 1, copied: false }));
+}
+
+/// Goal: a system call that has the memory at the end of a term delays it by no more than it takes.
+#[test]
+fn who_reads_at_the_end_of_a_term_ends_reading() {
+    let mut t = Bound::new();
+    t.send(LentCall::for_term(ms(5)));
+    let stalled = t.take();
+    let packet = stalled.iter().find(|packet| packet.payload_len() > 0).expect("data");
+    let pinned = packet.pieces().next().expect("a piece").pin();
+    t.wait(ms(9));
+    assert_eq!(t.notice(), Err(Error::WouldBlock));
+    assert!(t.b.hosts[CLIENT].next_deadline().expect("tried again") <= t.b.now + ms(1));
+    drop(pinned);
+    t.wait(ms(1));
+    assert_eq!(t.notice(), copied(0, 0));
+    t.overwrite();
+}
+
+/// Goal: a recall asks for the calls that it names, and for what shares a notice with them.
+#[test]
+fn a_recall_is_for_the_calls_that_it_names() {
+    let mut t = Bound::new();
+    for _ in 0..2 {
+        t.send(LentCall::default());
+    }
+    let stalled = t.take();
+    let recall = |t: &mut Bound, calls| {
+        let client = t.client;
+        t.b.with(CLIENT, |host, cx| host.recall(client, calls, cx))
+    };
+    assert_eq!(recall(&mut t, (2, 9)), Ok(Recall::Gone), "there are no such calls");
+    assert_eq!(t.notice(), Err(Error::WouldBlock));
+    assert_eq!(recall(&mut t, (1, 1)), Ok(Recall::Done));
+    assert!(matches!(t.notice(), Ok(Notice::Lent { last: 1, copied: true, .. })));
+    assert_eq!(recall(&mut t, (0, 1)).map(|recall| recall <= Recall::Done), Ok(true));
+    t.overwrite();
+    assert_eq!(recall(&mut t, (0, u32::MAX)), Ok(Recall::Gone));
+    let (client, now) = (t.client, t.b.now);
+    t.b.hosts[CLIENT].close(client, now).expect("open");
+    assert_eq!(recall(&mut t, (0, 0)), Err(Error::BadSocket));
+    drop(stalled);
+}
+
+/// Goal: stats tell how long the oldest call has lent.
+#[test]
+fn the_oldest_loan_has_an_age() {
+    let mut t = Bound::new();
+    assert_eq!(t.b.hosts[CLIENT].lent_stats(t.b.now).oldest, None);
+    t.send(LentCall::default());
+    let stalled = t.take();
+    t.wait(ms(30));
+    let stats = t.b.hosts[CLIENT].lent_stats(t.b.now);
+    assert_eq!((stats.groups, stats.oldest), (1, Some(ms(30))));
+    assert_eq!((stats.calls, stats.bytes), (1, LEN as u64));
+    drop(stalled);
+}
+
+/// Goal: a device without checksums is given no byte that somebody may still write, as that would
+/// make the sum wrong; what is sent again is copied again. Gotcha 15.
+#[test]
+fn what_is_summed_here_is_our_own() {
+    let mut t = Bound::new();
+    t.b.damage = None;
+    t.b.hosts[CLIENT].stack_mut().set_caps(Caps::plain(1500));
+    t.send(LentCall::default());
+    let lost = t.take();
+    assert!(lost.iter().flat_map(|packet| packet.pieces()).all(|piece| !piece.is_foreign()));
+    assert_eq!(t.b.copied_at(Site::Checksum), LEN as u64);
+    drop(lost);
+    t.wait(Duration::from_secs(3));
+    assert_eq!(t.received(), original());
+    assert_eq!(t.notice(), copied(0, 0));
+    assert!(t.b.copied_at(Site::Checksum) > LEN as u64);
+    t.overwrite();
+}
+
+/// Goal: calls whose terms end together are told of in their order, in one notice, whatever places
+/// their groups have.
+#[test]
+fn calls_that_end_together_are_told_together() {
+    let mut t = Bound::new();
+    for round in 0..2 {
+        t.send(LentCall::for_term(ms(10)));
+        let first = t.take();
+        t.send(LentCall::for_term(ms(10)));
+        let second = t.take();
+        t.wait(ms(10));
+        assert_eq!(t.notice(), copied(2 * round, 2 * round + 1));
+        drop((first, second));
+        t.wait(Duration::from_secs(3));
+        assert_eq!(t.received().len(), 2 * LEN);
+    }
+}

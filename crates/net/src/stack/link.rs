@@ -1,0 +1,105 @@
+//! Frames for sockets that take them as they are on the link, and frames that they make.
+//!
+//! While somebody wants frames, a share of each that the device gave or is given waits here: no
+//! byte is copied but those of the headers. Packets for our own addresses do not come by, as they
+//! are on no link. Bound: [`Limits::datagrams`](super::Limits::datagrams).
+
+use super::raw::share;
+use super::{Context, Stack};
+use crate::counters::DropReason;
+use crate::wire::{MacAddr, ethernet};
+use alloc::collections::VecDeque;
+use towpath_packet::{Burst, Packet};
+
+/// A frame that came or left.
+pub struct LinkFrame {
+    /// Its headers begin with that of Ethernet.
+    pub packet: Packet,
+    /// It left.
+    pub outgoing: bool,
+}
+
+/// Which frames are wanted, those that wait, and those that sockets made.
+#[derive(Default)]
+pub(super) struct Link {
+    received_wanted: bool,
+    sent_wanted: bool,
+    frames: VecDeque<LinkFrame>,
+    pub(super) made: VecDeque<Packet>,
+}
+
+impl Stack {
+    /// Whether somebody wants frames that are received, and frames that are sent.
+    pub fn want_frames(&mut self, received: bool, sent: bool) {
+        (self.link.received_wanted, self.link.sent_wanted) = (received, sent);
+    }
+
+    /// The next frame for who wants them.
+    pub fn next_frame(&mut self) -> Option<LinkFrame> {
+        self.link.frames.pop_front()
+    }
+
+    /// Sends a frame that has its header. It is not among the frames that are wanted: who made it
+    /// shows it to others.
+    pub fn send_made(&mut self, packet: Packet) {
+        if self.stopped {
+            return self.counters.drop(DropReason::DeviceFull);
+        }
+        self.link.made.push_back(packet);
+    }
+
+    /// Our link-layer address.
+    pub fn mac(&self) -> MacAddr {
+        self.config.mac
+    }
+
+    /// Keeps shares of received frames, if somebody wants them.
+    pub(super) fn offer_received(&mut self, burst: &Burst, cx: &mut Context<'_>) {
+        if !self.link.received_wanted {
+            return;
+        }
+        for packet in burst.iter() {
+            let Some(mut packet) = self.share_frame(packet, cx) else { continue };
+            // What is shorter is counted where it is received.
+            if packet.peek_headers().len() >= ethernet::HEADER_LEN {
+                packet.pull(ethernet::HEADER_LEN);
+                self.link.frames.push_back(LinkFrame { packet, outgoing: false });
+            }
+        }
+    }
+
+    /// Keeps shares of the frames behind the first `done`, if somebody wants them.
+    pub(super) fn offer_sent(&mut self, burst: &Burst, done: usize, cx: &mut Context<'_>) {
+        if !self.link.sent_wanted {
+            return;
+        }
+        for packet in burst.iter().skip(done) {
+            let Some(packet) = self.share_frame(packet, cx) else { continue };
+            self.link.frames.push_back(LinkFrame { packet, outgoing: true });
+        }
+    }
+
+    /// Moves frames that sockets made to `burst`.
+    pub(super) fn output_made(&mut self, burst: &mut Burst) {
+        while !burst.is_full()
+            && let Some(packet) = self.link.made.pop_front()
+        {
+            self.counters.packets_out += 1;
+            self.counters.bytes_out += packet.len() as u64;
+            burst.push(packet).expect("the burst is not full");
+            self.emptied += u64::from(self.ready.is_empty() && self.link.made.is_empty());
+        }
+    }
+
+    fn share_frame(&mut self, packet: &Packet, cx: &mut Context<'_>) -> Option<Packet> {
+        if self.link.frames.len() >= self.config.limits.datagrams {
+            self.counters.drop(DropReason::LinkQueueFull);
+            return None;
+        }
+        let shared = share(packet, packet.headers(), cx);
+        if shared.is_none() {
+            self.counters.drop(DropReason::NoMemory);
+        }
+        shared
+    }
+}

@@ -1,0 +1,285 @@
+//! The window that we offer (RFC 9293 §3.8.6.2), as Linux chooses it.
+//!
+//! It is what is free of the buffer (see `tuning`), at most the threshold, never less than was
+//! promised, and nothing at all when too little is free. Beside Linux's rules there are bounds of
+//! ours: what is promised must fit the memory that it will come in if segments go on to keep as
+//! much as lately, and less is promised when the stack's memory is short.
+
+use super::connection::{Connection, Segment, TIMESTAMPS_LEN};
+use super::output::{Egress, Pressure, WINDOW_UNDER_PRESSURE};
+use super::seq::Seq;
+use super::sides::Receiver;
+use super::state::State;
+use super::tuning::{CLAMP_MIN, memory_of};
+use crate::time::{Duration, Instant};
+use crate::wire::tcp::{Flags, HEADER_LEN};
+use towpath_packet::Packet;
+
+/// Largest value of the window field.
+const WINDOW_FIELD_MAX: u32 = 65_535;
+/// Segments of at least so many bytes let the window grow.
+const GROWTH_MIN: u32 = 128;
+/// A segment without a push that is larger than this is a full one; with it, than the other.
+const SIZE_MIN: u32 = 88;
+const SIZE_MIN_PUSHED: u32 = 536;
+
+impl Receiver {
+    /// The window that Linux would choose now (its __tcp_select_window).
+    fn choose_window(&mut self, pressure: Pressure) -> u32 {
+        let full = self.tuning.clamp.min(self.tuning.full());
+        let mss = self.mss.min(full);
+        if mss == 0 {
+            return 0;
+        }
+        // What was read and is kept takes room as if it were not read.
+        let handed_out = self.density.fit(self.handed_out() as u64);
+        let mut free = self.tuning.free().saturating_sub(handed_out);
+        let unit = 1u32 << self.window_scale;
+        if free < full / 2 {
+            self.quick_acks = 0;
+            free -= free % unit;
+            // RFC 9293 §3.8.6.2.2: rather none than a silly one.
+            if free < self.tuning.full() / 16 || free < mss {
+                return 0;
+            }
+        }
+        // What is promised must fit the memory that it will come in; two segments always may come.
+        let unheld = self.memory_max().saturating_sub(self.held());
+        let fitting = self.density.fit(unheld as u64).max(2 * self.mss);
+        free = free.min(self.tuning.threshold).min(fitting);
+        match pressure {
+            Pressure::None => {}
+            Pressure::Some => free = free.min(WINDOW_UNDER_PRESSURE),
+            Pressure::High | Pressure::Critical => free = free.min(2 * self.mss),
+        }
+        if self.window_scale > 0 {
+            return free.next_multiple_of(unit);
+        }
+        // Whole segments; steps of less than one are not worth a change.
+        let offered = self.offered;
+        if offered + mss <= free || offered > free {
+            free - free % mss
+        } else if mss == full && free > offered + full / 2 {
+            free
+        } else {
+            offered
+        }
+    }
+}
+
+impl Connection {
+    /// The window field; remembers what was promised.
+    pub(super) fn window_field(&mut self, syn: bool, egress: &Egress) -> u16 {
+        self.receive.pressure = egress.pressure;
+        if syn {
+            // The field of a SYN is not scaled (RFC 7323 §2.2) and has no room for all that is
+            // meant: the next ACK says the rest, and nobody needs an update before.
+            let window = self.receive.initial_window;
+            if self.state != State::SynSent {
+                self.promise(window);
+            }
+            return window.min(WINDOW_FIELD_MAX) as u16;
+        }
+        // What was refused for want of memory would come again and again, and its sender give up
+        // in the end: told that the window is shut, it waits. Linux takes the window back too.
+        self.receive.refused &= self.receive.is_full();
+        let scale = self.receive.window_scale;
+        let window = if self.receive.refused { 0 } else { self.window_to_offer(egress.pressure) };
+        let window = window.min(WINDOW_FIELD_MAX << scale);
+        self.promise(window);
+        (window >> scale) as u16
+    }
+
+    /// The window up to here was, or is being, offered.
+    pub(super) fn promise(&mut self, window: u32) {
+        let receive = &mut self.receive;
+        receive.advertised = receive.advertised.max(receive.nxt + window);
+        receive.offered = receive.advertised - receive.nxt;
+    }
+
+    /// What an ACK would offer now: never less than is promised, in units of the scale.
+    pub(super) fn window_to_offer(&mut self, pressure: Pressure) -> u32 {
+        let promised = self.receive.window();
+        let unit = 1u32 << self.receive.window_scale;
+        let chosen = self.receive.choose_window(pressure);
+        if chosen < promised { promised.next_multiple_of(unit) } else { chosen }
+    }
+
+    /// True if an ACK now would not offer less than the last did.
+    pub(super) fn window_advances(&mut self) -> bool {
+        let pressure = self.receive.pressure;
+        self.receive.choose_window(pressure) >= self.receive.offered
+    }
+
+    /// The reader took data: tell the peer if that at least doubles its window (Linux's
+    /// __tcp_cleanup_rbuf).
+    pub(super) fn offer_window(&mut self) {
+        if !self.state.can_receive() {
+            return;
+        }
+        if self.receive.refused {
+            self.receive.update_due |= !self.receive.is_full();
+            return;
+        }
+        let promised = self.receive.window();
+        if promised.saturating_mul(2) > self.receive.tuning.clamp {
+            return;
+        }
+        let pressure = self.receive.pressure;
+        let window = self.receive.choose_window(pressure);
+        let most = WINDOW_FIELD_MAX << self.receive.window_scale;
+        if window > 0 && window >= promised.saturating_mul(2) && promised < most {
+            self.receive.update_due = true;
+        }
+    }
+
+    /// Begins with a buffer as settings say: first window, scale and segment size.
+    pub(super) fn begin_receiving(&mut self) {
+        let options = if self.timestamps.enabled { TIMESTAMPS_LEN } else { 0 };
+        let mss = self.path.sizes.advertised.saturating_sub(options).max(1);
+        let scaling = self.scaled || self.state == State::SynSent && self.settings.window_scaling;
+        let (window, scale) = self.receive.tuning.begin(mss, scaling);
+        self.receive.initial_window = window;
+        self.receive.window_scale = scale;
+        self.guess_segment_size();
+    }
+
+    /// Rather too small than too large: what comes will correct it (Linux's
+    /// tcp_initialize_rcv_mss).
+    pub(super) fn guess_segment_size(&mut self) {
+        let size =
+            self.send.mss.min(self.path.sizes.advertised).min(self.receive.initial_window / 2);
+        self.receive.mss = size.clamp(SIZE_MIN, SIZE_MIN_PUSHED);
+    }
+
+    /// The connection is open: the buffer is tuned from here on.
+    pub(super) fn open_buffer(&mut self, now: Instant) {
+        let less = if self.timestamps.enabled && !self.passive { TIMESTAMPS_LEN } else { 0 };
+        let receive = &mut self.receive;
+        let (window, mss) =
+            (receive.initial_window, self.path.sizes.advertised.saturating_sub(less).max(1));
+        receive.tuning.open(window, mss, receive.irs + 1, now);
+    }
+
+    /// Bytes of each segment of what arrived: of a super-packet as it says; without saying, as
+    /// large as ours may be.
+    pub(super) fn arriving_size(&self, len: u32, payload: &Packet) -> u32 {
+        match payload.offload().gso {
+            Some(gso) => len.min(u32::from(gso.size.get())),
+            None if len <= self.path.sizes.advertised => len,
+            None => self.send.mss.min(self.path.sizes.advertised),
+        }
+    }
+
+    /// Bytes of headers in front of what arrived.
+    pub(super) fn arriving_headers(&self) -> u32 {
+        let ip = if self.remote.is_ipv4() { 20 } else { 40 };
+        ip + HEADER_LEN as u32 + if self.timestamps.enabled { TIMESTAMPS_LEN } else { 0 }
+    }
+
+    /// Data arrived as `len` bytes in segments of `size`: learns how large segments are and what
+    /// memory they take, and which end a write (Linux's tcp_measure_rcv_mss).
+    pub(super) fn measure_size(&mut self, segment: &Segment, len: u32, size: u32) {
+        let (headers, mss_local) = (self.arriving_headers(), self.path.sizes.advertised);
+        let fixed = headers - if self.remote.is_ipv4() { 20 } else { 40 };
+        let receive = &mut self.receive;
+        let last = core::mem::take(&mut receive.tuning.last_size);
+        if size >= receive.mss {
+            if size != receive.mss {
+                receive.tuning.learn_ratio(len, memory_of(len + headers).0, receive.offered);
+            }
+            receive.mss = size.min(mss_local);
+            if segment.has(Flags::PSH) {
+                receive.pushed = receive.pushed.max(1);
+            }
+            return;
+        }
+        // SACK blocks make segments vary: with all options they are as large as ever.
+        let whole = size + segment.header.header_len as u32;
+        let ends = segment.has(Flags::PSH | Flags::FIN | Flags::URG | Flags::SYN);
+        let least = if ends { SIZE_MIN_PUSHED } else { SIZE_MIN } + HEADER_LEN as u32;
+        if whole >= least {
+            let size = whole.saturating_sub(fixed);
+            receive.tuning.last_size = size;
+            if size == last {
+                receive.mss = size;
+                return;
+            }
+        }
+        receive.pushed = (receive.pushed + 1).min(2);
+    }
+
+    /// Data arrived: the window may grow if it came densely (Linux's tcp_grow_window).
+    pub(super) fn grow_window(&mut self, len: u32, in_order: bool) {
+        if (in_order && len < GROWTH_MIN) || self.receive.pressure != Pressure::None {
+            return;
+        }
+        let memory = memory_of(len + self.arriving_headers()).0;
+        let receive = &mut self.receive;
+        if receive.tuning.grow_threshold(len, memory, self.path.sizes.advertised, receive.mss) {
+            receive.quick_acks |= 1;
+        }
+    }
+
+    /// A segment came: the echo of our timestamp tells the sender's round trip (Linux's
+    /// tcp_rcv_rtt_measure_ts).
+    pub(super) fn measure_echo(&mut self, segment: &Segment, now: Instant) {
+        let Some((_, echo)) = segment.options.timestamps else { return };
+        if !self.timestamps.enabled || echo == 0 {
+            return;
+        }
+        let millis = self.timestamps.value(now).wrapping_sub(echo);
+        // Half of the numbers are in the future.
+        let age = if millis >> 31 == 0 { u64::from(millis) } else { 0 };
+        let full = segment.seq_len() >= self.receive.mss;
+        let all_read = self.receive.queue.is_empty();
+        self.receive.tuning.measure_echo(echo, Duration::from_millis(age), full, all_read);
+    }
+
+    /// Data ahead of its turn may need a larger buffer.
+    pub(super) fn make_room_ahead(&mut self) {
+        let tight = self.receive.pressure != Pressure::None;
+        let (space, ahead) = (self.receive.tuning.space, self.receive.ahead());
+        self.receive.tuning.grow_buffer(space, ahead, tight);
+    }
+
+    /// The reader took data: the buffer follows him.
+    pub(super) fn follow_reader(&mut self) {
+        let receive = &mut self.receive;
+        let unread = receive.queue.len() as u32;
+        let read = Seq(receive.nxt.0.wrapping_sub(unread + u32::from(receive.fin)));
+        let tight = receive.pressure != Pressure::None;
+        let ahead = receive.ahead();
+        receive.tuning.follow_reader(read, unread, ahead, tight);
+    }
+
+    /// Most that windows offer from now on (`TCP_WINDOW_CLAMP`), in bytes, until the buffer grows;
+    /// what was offered stays.
+    pub fn set_window_clamp(&mut self, clamp: u32) {
+        let offered = self.receive.offered;
+        self.receive.tuning.set_clamp(clamp.max(CLAMP_MIN), offered);
+    }
+
+    /// Most that windows offer (`TCP_WINDOW_CLAMP`).
+    pub fn window_clamp(&self) -> u32 {
+        self.receive.tuning.clamp
+    }
+
+    /// Sets the size of the receive buffer, in bytes with overhead; it is not tuned any more
+    /// (`SO_RCVBUF`, after the doubling).
+    pub fn set_receive_buffer(&mut self, bytes: u32) {
+        self.receive.tuning.set_buffer(bytes);
+    }
+
+    /// Size of the receive buffer, in bytes with overhead (`SO_RCVBUF`).
+    pub fn receive_buffer(&self) -> u32 {
+        self.receive.tuning.buffer
+    }
+
+    /// The reader is woken by so many bytes (`SO_RCVLOWAT`): fewer are acknowledged as if he kept
+    /// up.
+    pub fn set_low_water(&mut self, bytes: u32) {
+        let offered = self.receive.offered;
+        self.receive.tuning.set_low_water(bytes, offered);
+    }
+}

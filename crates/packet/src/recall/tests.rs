@@ -1,0 +1,162 @@
+//! Recall: who reads what, when the lender is told, and what is left when something fails.
+
+use super::*;
+use crate::lend::Loans;
+use crate::loan::Lender;
+use crate::sync::AtomicU64;
+use alloc::sync::Arc;
+extern crate std;
+use std::vec;
+
+/// Remembers how often it was told, and whether it was of copies.
+#[derive(Default)]
+struct Told {
+    count: AtomicU64,
+    copied: AtomicU64,
+}
+
+impl Told {
+    fn is(&self, count: u64, copied: u64) -> bool {
+        self.count.load(Ordering::Relaxed) == count && self.copied.load(Ordering::Relaxed) == copied
+    }
+}
+
+impl Lender for Told {
+    fn returned(&self, _: u64, copied: bool) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.copied.fetch_add(copied.into(), Ordering::Relaxed);
+    }
+}
+
+/// A loan of `memory`, which the caller does not touch before `told` is.
+fn lend(loans: &mut Loans, memory: &mut [u8], told: &Arc<Told>) -> Piece {
+    let base = NonNull::from(&mut *memory).cast();
+    // SAFETY: as the caller promises.
+    unsafe { loans.lend_foreign(base, memory.len() as u32, told.clone(), 1) }.expect("free")
+}
+
+fn read(piece: &Piece) -> Vec<u8> {
+    let mut bytes = vec![0; piece.len()];
+    Ledger::new().copy(Site::Linearise, piece, &mut bytes);
+    bytes
+}
+
+/// Goal: after a recall the lender may write at once, and pieces made before and after show the
+/// bytes that were there, to copies and to system calls alike.
+#[test]
+fn memory_goes_back_while_pieces_keep_its_bytes() {
+    let (told, mut loans, ledger) = (Arc::new(Told::default()), Loans::new(1), Ledger::new());
+    let mut memory = vec![7_u8; 100];
+    memory[50] = 8;
+    let mut piece = lend(&mut loans, &mut memory, &told);
+    let mut watch = piece.watch().expect("the first holder");
+    let tail = piece.slice(50, 50);
+    assert_eq!(watch.recall(&ledger), Recall::Done);
+    assert!(told.is(1, 1));
+    memory.fill(0);
+    assert_eq!((read(&tail)[0], read(&piece)[0]), (8, 7));
+    let pinned = tail.pin();
+    // SAFETY: the first byte of a piece that is pinned.
+    assert_eq!(unsafe { pinned.address().read() }, 8);
+    drop(pinned);
+    assert_eq!(ledger.copied_at(Site::Recall), 100);
+    assert_eq!(watch.recall(&ledger), Recall::Gone, "once is enough");
+    assert_eq!(ledger.copied_at(Site::Recall), 100, "and copies once");
+    drop((piece, tail));
+    assert!(told.is(1, 1), "told once");
+    assert_eq!(watch.recall(&ledger), Recall::Gone);
+    assert_eq!(loans.out_count(), 1);
+    drop(watch);
+    assert_eq!(loans.out_count(), 0);
+}
+
+/// Goal: a system call that has the address keeps the memory; the next recall after it succeeds,
+/// and whoever comes in between has the copy.
+#[test]
+fn a_pin_holds_the_memory_and_no_longer() {
+    let (told, mut loans, ledger) = (Arc::new(Told::default()), Loans::new(1), Ledger::new());
+    let mut memory = vec![7_u8; 10];
+    let before = memory.as_ptr();
+    let mut piece = lend(&mut loans, &mut memory, &told);
+    let mut watch = piece.watch().expect("the first holder");
+    let pinned = piece.pin();
+    assert_eq!(pinned.address(), before);
+    for _ in 0..2 {
+        assert_eq!(watch.recall(&ledger), Recall::Busy);
+        assert!(told.is(0, 0));
+        assert_ne!(piece.pin().address(), before);
+    }
+    drop(pinned);
+    assert_eq!(watch.recall(&ledger), Recall::Done);
+    assert!(told.is(1, 1));
+    assert_eq!(ledger.copied_at(Site::Recall), 10);
+}
+
+/// Goal: a watch that ends changes nothing for the loan, before its end or after it.
+#[test]
+fn a_loan_outlives_its_watch() {
+    let (told, mut loans, ledger) = (Arc::new(Told::default()), Loans::new(2), Ledger::new());
+    let mut memory = vec![1_u8; 10];
+    let mut piece = lend(&mut loans, &mut memory, &told);
+    drop(piece.watch().expect("the first holder"));
+    let watch = piece.watch().expect("another one");
+    assert!(piece.watch().is_none(), "one at a time");
+    drop(watch);
+    drop(piece);
+    assert!(told.is(1, 0));
+    assert_eq!(loans.out_count(), 0);
+
+    // Swapped, but never given back by the watch: the end of the loan does, and says so.
+    let mut piece = lend(&mut loans, &mut memory, &told);
+    let mut watch = piece.watch().expect("the first holder");
+    let pinned = piece.pin();
+    assert_eq!(watch.recall(&ledger), Recall::Busy);
+    drop((pinned, watch));
+    assert!(told.is(1, 0));
+    drop(piece);
+    assert!(told.is(2, 1));
+    assert_eq!(loans.out_count(), 0);
+}
+
+#[test]
+fn private_and_shared_loans_have_no_watch() {
+    let (told, mut loans) = (Arc::new(Told::default()), Loans::new(3));
+    let mut owned = loans.lend_owned(vec![1; 4].into_boxed_slice()).expect("free");
+    assert!(owned.watch().is_none());
+    let memory = Arc::new(vec![2_u8; 8]);
+    let mut shared = loans.lend_shared(&memory, (0, 8), told.clone(), 1).expect("free");
+    assert!(shared.watch().is_none());
+    let mut piece = loans.lend_recallable(&memory, (2, 6), told.clone(), 1).expect("free");
+    let other = piece.clone();
+    assert!(piece.watch().is_none(), "another holder does not know of it");
+    drop(other);
+    assert!(piece.watch().is_some());
+}
+
+/// Goal: a recall lets go of memory that was kept for the loan before it tells.
+#[test]
+fn recalled_memory_is_kept_no_longer() {
+    let (told, mut loans, ledger) = (Arc::new(Told::default()), Loans::new(1), Ledger::new());
+    let mut memory = Arc::new(vec![3_u8; 8]);
+    let mut piece = loans.lend_recallable(&memory, (2, 4), told.clone(), 1).expect("free");
+    assert!(piece.bytes().is_none(), "no reference into what may go");
+    let mut watch = piece.watch().expect("the first holder");
+    assert!(Arc::get_mut(&mut memory).is_none());
+    assert_eq!(watch.recall(&ledger), Recall::Done);
+    Arc::get_mut(&mut memory).expect("ours alone").fill(0);
+    assert_eq!(read(&piece), [3; 4]);
+    assert!(told.is(1, 1));
+}
+
+/// Goal: what was lent is told also if a watch is left when its maker and all pieces are gone.
+#[test]
+fn a_watch_keeps_the_descriptor_only() {
+    let (told, mut loans, ledger) = (Arc::new(Told::default()), Loans::new(1), Ledger::new());
+    let mut memory = vec![1_u8; 10];
+    let mut piece = lend(&mut loans, &mut memory, &told);
+    let mut watch = piece.watch().expect("the first holder");
+    drop(loans);
+    drop(piece);
+    assert!(told.is(1, 0));
+    assert_eq!((watch.recall(&ledger), watch.bytes()), (Recall::Gone, 10));
+}

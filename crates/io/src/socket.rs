@@ -16,6 +16,7 @@ mod message;
 mod ping;
 mod tcp;
 mod udp;
+pub mod zerocopy;
 
 pub use error_queue::{ErrorKind, SocketErrorEvent};
 pub use ping::{Echo, PingError, PingKind, PingSocket};

@@ -13,25 +13,48 @@ use rustix::io::Errno;
 use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 use std::io::IoSliceMut;
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::time::Duration;
-use towpath_packet::Piece;
+use towpath_packet::{Piece, Pinned};
 
-/// Addresses and lengths for a call that reads memory: up to `N` stretches, on the stack.
+/// Addresses and lengths for a call that reads memory: up to `N` stretches, on the stack. Foreign
+/// memory among them cannot go back to its lender meanwhile.
 ///
-/// Invariant: each of the first `count` parts stays valid for reads during `'a`.
+/// Invariants: each of the first `count` parts stays valid for reads while this lives; the first
+/// `pin_count` pins are there.
 pub(crate) struct Gather<'a, const N: usize> {
     parts: [libc::iovec; N],
     first: usize,
     count: usize,
     bytes: usize,
+    /// Those of foreign pieces. Untouched when there are none.
+    pins: [MaybeUninit<Pinned<'a>>; N],
+    pin_count: usize,
     lent: PhantomData<&'a Piece>,
+}
+
+impl<const N: usize> Drop for Gather<'_, N> {
+    fn drop(&mut self) {
+        for pin in &mut self.pins[..self.pin_count] {
+            // SAFETY: the first `pin_count` are there (invariant), and dropped once.
+            unsafe { pin.assume_init_drop() };
+        }
+    }
 }
 
 impl<'a, const N: usize> Gather<'a, N> {
     /// No memory yet.
     pub(crate) fn new() -> Self {
         const EMPTY: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-        Self { parts: [EMPTY; N], first: 0, count: 0, bytes: 0, lent: PhantomData }
+        Self {
+            parts: [EMPTY; N],
+            first: 0,
+            count: 0,
+            bytes: 0,
+            pins: [const { MaybeUninit::uninit() }; N],
+            pin_count: 0,
+            lent: PhantomData,
+        }
     }
 
     /// Adds bytes; false if all parts are taken. No bytes take no part.
@@ -41,12 +64,30 @@ impl<'a, const N: usize> Gather<'a, N> {
 
     /// Adds a piece by address; false if all parts are taken.
     pub(crate) fn push_piece(&mut self, piece: &'a Piece) -> bool {
-        self.push(piece.address(), piece.len())
+        self.push_piece_start(piece, piece.len())
     }
 
     /// Adds the first bytes of a piece by address; false if all parts are taken.
     pub(crate) fn push_piece_start(&mut self, piece: &'a Piece, bytes: usize) -> bool {
-        self.push(piece.address(), bytes.min(piece.len()))
+        let bytes = bytes.min(piece.len());
+        match piece.bytes() {
+            Some(private) => self.push_bytes(&private[..bytes]),
+            None => self.push_foreign(piece, bytes),
+        }
+    }
+
+    fn push_foreign(&mut self, piece: &'a Piece, bytes: usize) -> bool {
+        let pinned = piece.pin();
+        let count = self.count;
+        if !self.push(pinned.address(), bytes) {
+            return false;
+        }
+        if self.count > count {
+            // There are as many pins as parts at most.
+            self.pins[self.pin_count].write(pinned);
+            self.pin_count += 1;
+        }
+        true
     }
 
     /// Drops the first `count` bytes, which a call has taken.

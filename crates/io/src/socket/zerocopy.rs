@@ -1,0 +1,166 @@
+//! The kernel's own sends that lend (`MSG_ZEROCOPY`), on sockets that the caller has made.
+//!
+//! Memory that is lent must live, and stay as it is, until the kernel has told of its return: here
+//! it is `'static`, so that nobody can do it wrong. Returns are told as ranges of the numbers of
+//! the calls that lent, counted from zero for each socket.
+//!
+//! A call blocks if its socket does. Follows Documentation/networking/msg_zerocopy.rst.
+
+use super::message::{ADDRESS_BYTES, Control, array, control_messages};
+use super::set_int;
+use crate::sys::{self, Gather};
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use std::io;
+
+/// `SO_EE_ORIGIN_ZEROCOPY`, from linux/errqueue.h.
+const ORIGIN_ZEROCOPY: u8 = 5;
+/// `SO_EE_CODE_ZEROCOPY_COPIED`.
+const CODE_COPIED: u8 = 1;
+
+/// Calls whose memory is the caller's again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LentReturn {
+    /// Number of the first of them.
+    pub first: u32,
+    /// Number of the last of them.
+    pub last: u32,
+    /// The kernel copied the bytes after all.
+    pub copied: bool,
+}
+
+impl LentReturn {
+    /// How many calls they are.
+    pub fn calls(&self) -> u32 {
+        self.last.wrapping_sub(self.first).wrapping_add(1)
+    }
+}
+
+/// Lets [`send_lent`] lend on this socket (`SO_ZEROCOPY`).
+pub fn enable_lending(socket: BorrowedFd<'_>) -> io::Result<()> {
+    set_int(socket, libc::SOL_SOCKET, libc::SO_ZEROCOPY, 1)
+}
+
+/// Cuts what this datagram socket sends into datagrams of `bytes` each (`UDP_SEGMENT`).
+pub fn segment_datagrams(socket: BorrowedFd<'_>, bytes: u16) -> io::Result<()> {
+    set_int(socket, libc::SOL_UDP, libc::UDP_SEGMENT, bytes.into())
+}
+
+/// Sends without copying; returns how many bytes. Each call that returns has the next number, also
+/// if it took a part only.
+///
+/// # Errors
+/// Those of `send(2)`. `ENOBUFS` when too many returns are not read yet, or too much is lent.
+pub fn send_lent(socket: BorrowedFd<'_>, bytes: &'static [u8]) -> io::Result<usize> {
+    let mut gather = Gather::<1>::new();
+    gather.push_bytes(bytes);
+    let flags = libc::MSG_ZEROCOPY | libc::MSG_NOSIGNAL;
+    Ok(sys::send_gather(socket, &gather, &[], &[], flags)?)
+}
+
+/// The next return that the kernel tells of; `None` if there is none yet. Never waits.
+pub fn take_return(socket: BorrowedFd<'_>) -> io::Result<Option<LentReturn>> {
+    let mut address = [0; ADDRESS_BYTES];
+    let mut control = Control::new();
+    let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
+    loop {
+        match sys::receive_message(socket, &mut [], &mut address, &mut control.0, flags) {
+            // What is no return, an ICMP error for example, is not asked for here.
+            Ok(received) => match decode(&control.0[..received.control_len]) {
+                Some(returned) => return Ok(Some(returned)),
+                None => continue,
+            },
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// The return that `control` messages tell of (`sock_extended_err`).
+fn decode(control: &[u8]) -> Option<LentReturn> {
+    let is_error = |level, kind| {
+        (level, kind) == (libc::IPPROTO_IP, libc::IP_RECVERR)
+            || (level, kind) == (libc::IPPROTO_IPV6, libc::IPV6_RECVERR)
+    };
+    let message =
+        control_messages(control).find(|message| is_error(message.level, message.kind))?;
+    let [origin, _, code, _] = array(message.data, 4)?;
+    let first = u32::from_ne_bytes(array(message.data, 8)?);
+    let last = u32::from_ne_bytes(array(message.data, 12)?);
+    let copied = code & CODE_COPIED != 0;
+    (origin == ORIGIN_ZEROCOPY).then_some(LentReturn { first, last, copied })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reactor::{Events, Interest, Reactor};
+    use rustix::fd::AsFd;
+    use std::io::Read;
+    use std::net::{TcpListener, TcpStream};
+    use std::thread;
+    use std::time::Duration;
+
+    /// Goal: what is lent arrives, and each call's return is told once.
+    #[test]
+    fn the_kernel_tells_of_every_call() {
+        const CALLS: u32 = 8;
+        const BYTES: usize = 64 << 10;
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
+        let stream = TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
+        let (mut peer, _) = listener.accept().expect("a connection");
+        let reader = thread::spawn(move || {
+            let mut all = Vec::new();
+            peer.read_to_end(&mut all).map(|_| all)
+        });
+        enable_lending(stream.as_fd()).expect("Linux 4.14");
+        let memory: &'static [u8] = (0..BYTES).map(|at| at as u8).collect::<Vec<_>>().leak();
+        let mut sent = 0;
+        for _ in 0..CALLS {
+            sent += send_lent(stream.as_fd(), memory).expect("sent");
+        }
+        let mut reactor = Reactor::new().expect("epoll");
+        reactor.add(&stream, 0, Interest::READ, false).expect("add");
+        let mut told = 0;
+        while told < CALLS {
+            let Some(returned) = take_return(stream.as_fd()).expect("a queue") else {
+                let mut events = Events::new();
+                reactor.wait(Some(Duration::from_secs(5)), &mut events).expect("wait");
+                assert!(events.len() == 1, "{told} of {CALLS} were told");
+                continue;
+            };
+            assert_eq!(returned.first, told, "in order: one connection has one path");
+            told += returned.calls();
+        }
+        assert_eq!(take_return(stream.as_fd()).expect("a queue"), None);
+        drop((reactor, stream));
+        let all = reader.join().expect("no panic").expect("read");
+        assert_eq!(all.len(), sent);
+        assert!(all.iter().enumerate().all(|(at, byte)| *byte == at as u8));
+    }
+
+    #[test]
+    fn what_is_no_return_is_not_read_as_one() {
+        let mut entry = Vec::from(0_u32.to_ne_bytes());
+        entry.extend([ORIGIN_ZEROCOPY, 0, CODE_COPIED, 0]);
+        entry.extend(u32::MAX.to_ne_bytes());
+        entry.extend(1_u32.to_ne_bytes());
+        let message = |entry: &[u8]| {
+            let len = size_of::<usize>() + 8 + entry.len();
+            let mut control = Vec::from(len.to_ne_bytes());
+            control.extend(libc::IPPROTO_IP.to_ne_bytes());
+            control.extend(libc::IP_RECVERR.to_ne_bytes());
+            control.extend(entry);
+            control
+        };
+        let returned = decode(&message(&entry)).expect("a return");
+        assert_eq!(returned, LentReturn { first: u32::MAX, last: 1, copied: true });
+        assert_eq!(returned.calls(), 3, "numbers wrap");
+        for len in 0..entry.len() {
+            assert_eq!(decode(&message(&entry[..len])), None);
+        }
+        entry[4] = libc::SO_EE_ORIGIN_ICMP;
+        assert_eq!(decode(&message(&entry)), None);
+        assert_eq!(decode(&[]), None);
+    }
+}

@@ -5,7 +5,7 @@
  * first. They return -1 and set errno on errors. Memory belongs to the caller before, during and
  * after each call, except for what is sent with MSG_ZEROCOPY on a socket with SO_ZEROCOPY: it is
  * lent, and must stay readable until a notice on the error queue (recvmsg with MSG_ERRQUEUE) tells
- * that it is the caller's again. All calls may be made by any thread; none raises SIGPIPE.
+ * that it is the caller's again, and for what towpath_recvmsg_lent() hands out. All calls may be made by any thread; none raises SIGPIPE.
  */
 #ifndef TOWPATH_H
 #define TOWPATH_H
@@ -94,6 +94,22 @@ ssize_t towpath_recv(const struct towpath *instance, int fd, void *buffer, size_
 ssize_t towpath_recvfrom(const struct towpath *instance, int fd, void *buffer, size_t len,
 			 int flags, struct sockaddr *address, socklen_t *address_len);
 ssize_t towpath_recvmsg(const struct towpath *instance, int fd, struct msghdr *message, int flags);
+struct mmsghdr;
+struct timespec;
+int towpath_recvmmsg(const struct towpath *instance, int fd, struct mmsghdr *messages,
+		     unsigned int count, int flags, struct timespec *timeout);
+/*
+ * As towpath_recvmsg(), but copies nothing: fills msg_iov, which has room for msg_iovlen pieces, with
+ * the addresses and lengths of what was received, and msg_iovlen with their number. They may be read,
+ * not written, and stay as they are until towpath_return() is called with the token, whatever becomes
+ * of the socket; the token is 0 if there are none. What is held takes room of the receive buffer; if
+ * it is too much, the call fails with ENOBUFS and copying calls go on. A datagram in more pieces than
+ * there is room for stays (EMSGSIZE). Of the flags, MSG_DONTWAIT is known.
+ */
+ssize_t towpath_recvmsg_lent(const struct towpath *instance, int fd, struct msghdr *message,
+			     int flags, uint64_t *token);
+/* Gives back what such a call handed out: EINVAL if there is nothing with this token. */
+int towpath_return(const struct towpath *instance, uint64_t token);
 ssize_t towpath_write(const struct towpath *instance, int fd, const void *buffer, size_t len);
 ssize_t towpath_writev(const struct towpath *instance, int fd, const struct iovec *pieces,
 		       int count);
@@ -103,6 +119,58 @@ ssize_t towpath_sendto(const struct towpath *instance, int fd, const void *buffe
 		       int flags, const struct sockaddr *address, socklen_t address_len);
 ssize_t towpath_sendmsg(const struct towpath *instance, int fd, const struct msghdr *message,
 			int flags);
+int towpath_sendmmsg(const struct towpath *instance, int fd, struct mmsghdr *messages,
+		     unsigned int count, int flags);
+
+/*
+ * When lent memory comes back at the latest, in milliseconds after the call that lent it: an int at
+ * SOL_SOCKET, for the calls from then on; 0, the default, is no such time. As a control message of
+ * towpath_sendmsg() it is that call's, if it is not 0 and the socket is a stream. What is still
+ * needed then is copied, and the notice says SO_EE_CODE_ZEROCOPY_COPIED.
+ */
+#define SO_ZEROCOPY_TERM 0x7001
+/*
+ * Asks for the memory of the calls `first` to `last` of a socket at once; notices tell of them as
+ * ever. 0 if none of it is used any more. EAGAIN, ENOMEM: not yet, but soon.
+ */
+int towpath_recall(const struct towpath *instance, int fd, uint32_t first, uint32_t last);
+
+/*
+ * What an instance has lent and copied so far: bytes of payload, unless a field says otherwise.
+ * copied / carried are the copies per byte, hits / lent is the part of zero-copy sends that was one.
+ */
+struct towpath_stats {
+	/* Passed between the program and the stack, each way. */
+	uint64_t carried;
+	/* Copied in all; the fields copied_... tell where. */
+	uint64_t copied;
+	/* Sent with MSG_ZEROCOPY, and what of that was not copied after all (at least). */
+	uint64_t lent;
+	uint64_t hits;
+	/* Lent now: calls that no notice tells of yet, their bytes, microseconds since the first. */
+	uint64_t lent_calls;
+	uint64_t lent_bytes;
+	uint64_t oldest_us;
+	/* How often a term ended a loan: a count. */
+	uint64_t terms_fired;
+	/* For readers that need one stretch; quoted in ICMP errors. */
+	uint64_t copied_linearise;
+	uint64_t copied_icmp_quote;
+	/* By calls that send and receive with a copy. */
+	uint64_t copied_socket_send;
+	uint64_t copied_socket_receive;
+	/* Datagrams in too many fragments; lent memory that came back early. */
+	uint64_t copied_squeeze;
+	uint64_t copied_recall;
+	/* Small pieces put together; before checksums made here. */
+	uint64_t copied_pack;
+	uint64_t copied_checksum;
+};
+/*
+ * Fills `stats`. `size` is sizeof(struct towpath_stats), so that later versions may add fields; what
+ * the library does not know becomes zero. EINVAL, E2BIG: no size of this structure.
+ */
+int towpath_get_stats(const struct towpath *instance, struct towpath_stats *stats, size_t size);
 
 /* From a file of the kernel's to a socket; between a socket and a pipe of the kernel's. */
 ssize_t towpath_sendfile(const struct towpath *instance, int to, int from, off_t *offset,

@@ -8,7 +8,7 @@
 //!
 //! Memory belongs to the caller before, during and after each call; nothing is kept, except what is
 //! sent with `MSG_ZEROCOPY` on a socket with `SO_ZEROCOPY`: that stays lent until the error queue
-//! tells, or the connection of a closed socket is over.
+//! tells, or what a closed socket sent is over.
 #![allow(unsafe_code)]
 
 use crate::errno::{Errno, Outcome};
@@ -89,10 +89,11 @@ unsafe fn send(
     address: Option<&[u8]>,
     control: &[u8],
 ) -> Outcome<usize> {
-    if of.lends(fd, flags) && buffers.iter().any(|buffer| !buffer.is_empty()) {
+    if of.lends(fd, flags) {
         // SAFETY: the caller vouches for it.
         let ranges = unsafe { Ranges::new(buffers) };
-        return of.send_lent(fd, &ranges, flags, address.unwrap_or_default());
+        ranges.check_readable()?;
+        return of.send_lent(fd, &ranges, flags, address, control);
     }
     of.send_message(fd, buffers, flags, address, control)
 }
@@ -119,8 +120,12 @@ macro_rules! exported {
     )+ };
 }
 
+mod held;
 mod lifetime;
+mod several;
+pub use held::*;
 pub use lifetime::*;
+pub use several::*;
 
 exported! {
     /// `socket(2)`.
@@ -328,7 +333,7 @@ exported! {
             return give_int::<c_int>(on(of, fd, Err(Errno::FAULT)));
         }
         // SAFETY: the caller vouches for it.
-        let told = of.local(fd).and_then(|local| unsafe { write_address(local, address, len) });
+        let told = of.own_name(fd).and_then(|local| unsafe { write_address(local, address, len) });
         give_done(told)
     }
 

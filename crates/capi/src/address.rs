@@ -19,6 +19,20 @@ pub(crate) enum Given {
     Unspecified,
 }
 
+/// What a program is told as an address.
+pub(crate) enum Name {
+    /// One of IPv4 or IPv6.
+    Internet(SocketAddr),
+    /// A `struct sockaddr_ll`, of which so many bytes are told.
+    Link([u8; size_of::<libc::sockaddr_ll>()], usize),
+}
+
+impl From<SocketAddr> for Name {
+    fn from(address: SocketAddr) -> Self {
+        Name::Internet(address)
+    }
+}
+
 /// The family at the beginning of an address.
 pub(crate) fn family(bytes: &[u8]) -> Outcome<i32> {
     let family = bytes.first_chunk::<2>().ok_or(Errno::INVAL)?;
@@ -85,17 +99,29 @@ pub(crate) fn parse_destination(bytes: &[u8], own: Family) -> Outcome<Option<Soc
     }
 }
 
+/// Reads where a packet goes from a raw socket of IPv6 (Linux's `rawv6_sendmsg`).
+pub(crate) fn parse_raw(bytes: &[u8]) -> Outcome<Option<SocketAddr>> {
+    if bytes.len() < V6_LEN_LEAST {
+        return Err(Errno::INVAL);
+    }
+    match parse(bytes, Family::V6)? {
+        Given::Address(address) => Ok(Some(address)),
+        Given::Unspecified => Ok(None),
+    }
+}
+
 /// Writes an address as C has it.
-pub(crate) fn write(address: SocketAddr) -> Vec<u8> {
+pub(crate) fn write(address: Name) -> Vec<u8> {
     match address {
-        SocketAddr::V4(v4) => {
+        Name::Link(bytes, len) => bytes[..len].to_vec(),
+        Name::Internet(SocketAddr::V4(v4)) => {
             let mut bytes = vec![0; V4_LEN];
             bytes[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
             bytes[2..4].copy_from_slice(&v4.port().to_be_bytes());
             bytes[4..8].copy_from_slice(&v4.ip().octets());
             bytes
         }
-        SocketAddr::V6(v6) => {
+        Name::Internet(SocketAddr::V6(v6)) => {
             let mut bytes = vec![0; V6_LEN];
             bytes[..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
             bytes[2..4].copy_from_slice(&v6.port().to_be_bytes());

@@ -47,7 +47,7 @@ impl State {
         Ok(self.sockets.tcp(self.id(fd)?))
     }
 
-    fn add_socket(&mut self, id: SocketId, domain: i32, flags: i32) -> Outcome<i32> {
+    pub(crate) fn add_socket(&mut self, id: SocketId, domain: i32, flags: i32) -> Outcome<i32> {
         self.files.add(What::Socket(SocketFile {
             id,
             nonblocking: flags & libc::SOCK_NONBLOCK != 0,
@@ -57,8 +57,6 @@ impl State {
             receive_timeout: None,
             send_timeout: None,
             tell_left: false,
-            path_mtu: libc::IP_PMTUDISC_WANT,
-            path_mtu_v6: libc::IPV6_PMTUDISC_WANT,
         }))
     }
 
@@ -73,14 +71,18 @@ impl State {
 }
 
 impl Instance {
-    /// A socket: `SOCK_STREAM` or `SOCK_DGRAM` of `AF_INET` or `AF_INET6`, with the flags of
-    /// `socket(2)`.
+    /// A socket: `SOCK_STREAM`, `SOCK_DGRAM` or `SOCK_RAW` of `AF_INET` or `AF_INET6`, with the
+    /// flags of `socket(2)`.
     pub fn socket(&self, domain: i32, kind: i32, protocol: i32) -> Outcome<i32> {
         let family = match domain {
+            libc::AF_PACKET => return self.call(|state| state.packet_socket(kind, protocol)),
             libc::AF_INET => Family::V4,
             libc::AF_INET6 => Family::V6,
             _ => return Err(Errno(libc::EAFNOSUPPORT)),
         };
+        if kind & !TYPE_FLAGS == libc::SOCK_RAW {
+            return self.call(|state| state.raw_socket(family, domain, kind, protocol));
+        }
         let own = match kind & !TYPE_FLAGS {
             libc::SOCK_STREAM => libc::IPPROTO_TCP,
             libc::SOCK_DGRAM => libc::IPPROTO_UDP,
@@ -102,6 +104,9 @@ impl Instance {
     pub fn bind(&self, fd: i32, address: &[u8]) -> Outcome<()> {
         self.call(|state| {
             let family = state.family(fd)?;
+            if state.packet(fd).is_some() {
+                return state.bind_packet(fd, address);
+            }
             match address::parse(address, family)? {
                 Given::Address(address) => Ok(state.sockets.bind(state.id(fd)?, address)?),
                 // As Linux: IPv4 takes it for the unspecified address.
@@ -142,6 +147,7 @@ impl Instance {
         let (timeout, given) = {
             let mut state = self.lock();
             let timeout = state.timeout(fd, 0, true)?;
+            state.refuse_packet(fd)?;
             let given = address::family(address)?;
             let id = state.id(fd)?;
             if state.sockets.is_datagram(id) && given != libc::AF_UNSPEC {
@@ -284,15 +290,6 @@ impl Instance {
         let state = self.lock();
         let id = state.id(fd)?;
         Ok(state.sockets.is_at_mark(id))
-    }
-
-    /// What is left to be read, if the program wants to be told (`TCP_INQ`): with one more for the
-    /// end of the stream.
-    pub fn left(&self, fd: i32) -> Option<i32> {
-        let state = self.lock();
-        let file = state.files.socket(fd).ok().filter(|file| file.tell_left)?;
-        let connection = state.sockets.tcp(file.id)?;
-        Some(connection.received_len() as i32 + i32::from(connection.peer_closed()))
     }
 
     /// Drops up to `len` received bytes, as `recv(2)` does with `MSG_TRUNC` on a stream.
@@ -468,6 +465,7 @@ impl Instance {
     /// The address of the peer.
     pub fn remote(&self, fd: i32) -> Outcome<SocketAddr> {
         let state = self.lock();
+        state.refuse_packet(fd)?;
         Ok(state.sockets.remote(state.id(fd)?)?)
     }
 

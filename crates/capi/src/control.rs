@@ -1,8 +1,9 @@
 //! Messages with control data: what is left to be read, and the notices of the error queue.
 
-use crate::errno::Outcome;
+use crate::address::Name;
+use crate::datagram::push_error;
+use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
-use std::net::SocketAddr;
 use std::time::Duration;
 use towpath_net::socket::{Notice, Timestamping};
 use towpath_net::tcp::Stamped;
@@ -17,7 +18,7 @@ pub(crate) struct Received {
     /// `MSG_*` that hold for the message.
     pub(crate) flags: i32,
     /// Where a datagram came from, or was going in messages about errors.
-    pub(crate) source: Option<SocketAddr>,
+    pub(crate) source: Option<Name>,
 }
 
 /// Control messages in the order in which they are added, as far as there is room.
@@ -30,7 +31,7 @@ pub(crate) struct Control<'a> {
 }
 
 /// Bytes of `struct cmsghdr`.
-const HEADER: usize = size_of::<libc::cmsghdr>();
+pub(crate) const HEADER: usize = size_of::<libc::cmsghdr>();
 /// `SO_EE_ORIGIN_TIMESTAMPING` of `linux/errqueue.h`.
 const ORIGIN_TIMESTAMPING: u8 = 4;
 /// `SO_EE_ORIGIN_ZEROCOPY` and `SO_EE_CODE_ZEROCOPY_COPIED`.
@@ -64,6 +65,23 @@ impl<'a> Control<'a> {
         room[HEADER..len].copy_from_slice(&data[..count]);
         self.len += len.next_multiple_of(size_of::<usize>()).min(room.len());
     }
+}
+
+/// Lets `act` see level, kind and data of each control message that a caller gives.
+pub(crate) fn each_message(
+    mut bytes: &[u8],
+    mut act: impl FnMut(i32, i32, &[u8]) -> Outcome<()>,
+) -> Outcome<()> {
+    while bytes.len() >= HEADER {
+        let word = |at: usize| bytes[at..at + 4].first_chunk::<4>().map(|b| i32::from_ne_bytes(*b));
+        let len = bytes.first_chunk::<8>().map_or(0, |len| usize::from_ne_bytes(*len));
+        if !(HEADER..=bytes.len()).contains(&len) {
+            return Err(Errno::INVAL);
+        }
+        act(word(8).unwrap_or(0), word(12).unwrap_or(0), &bytes[HEADER..len])?;
+        bytes = &bytes[len.next_multiple_of(size_of::<usize>()).min(bytes.len())..];
+    }
+    Ok(())
 }
 
 /// `struct scm_timestamping`: the time taken in software, and two that only hardware takes.
@@ -108,11 +126,7 @@ impl Instance {
         flags: i32,
     ) -> Outcome<Received> {
         let mut control = Control::new(control);
-        let (datagram, tells_left) = {
-            let state = self.lock();
-            state.files.socket(fd).map(|file| (file.datagram, file.tell_left))?
-        };
-        if datagram {
+        if self.lock().files.socket(fd)?.datagram {
             return self.receive_datagram(fd, buffers, &mut control, flags);
         }
         let len = if flags & libc::MSG_ERRQUEUE != 0 {
@@ -124,9 +138,7 @@ impl Instance {
             if flags & libc::MSG_OOB != 0 && len > 0 {
                 control.flags |= libc::MSG_OOB;
             }
-            if tells_left && let Some(left) = self.left(fd) {
-                control.push(libc::IPPROTO_TCP, libc::TCP_INQ, &left.to_ne_bytes());
-            }
+            self.lock().tell_left(fd, &mut control)?;
             len
         };
         Ok(Received { len, control: control.len, flags: control.flags, source: None })
@@ -142,8 +154,19 @@ impl Instance {
 }
 
 impl State {
+    /// Tells what is left to be read, if the program wants to know (`TCP_INQ`): with one more for
+    /// the end of the stream.
+    pub(crate) fn tell_left(&self, fd: i32, control: &mut Control<'_>) -> Outcome<()> {
+        let file = self.files.socket(fd)?;
+        if let Some(connection) = self.sockets.tcp(file.id).filter(|_| file.tell_left) {
+            let left = connection.received_len() as i32 + i32::from(connection.peer_closed());
+            control.push(libc::IPPROTO_TCP, libc::TCP_INQ, &left.to_ne_bytes());
+        }
+        Ok(())
+    }
+
     /// Writes a notice as Linux's `ip_recv_error` does.
-    fn tell(&self, fd: i32, notice: &Notice, control: &mut Control<'_>) -> Outcome<()> {
+    pub(crate) fn tell(&self, fd: i32, notice: &Notice, control: &mut Control<'_>) -> Outcome<()> {
         let file = self.files.socket(fd)?;
         let (level, kind, offender) = match file.domain {
             libc::AF_INET => (libc::IPPROTO_IP, libc::IP_RECVERR, OFFENDER_V4),
@@ -170,6 +193,7 @@ impl State {
                 let error = extended_error(0, origin, (first, last), offender);
                 control.push(level, kind, &error);
             }
+            Notice::Failed(failed) => push_error(control, file.domain, &failed),
         }
         Ok(())
     }

@@ -1,16 +1,22 @@
-//! Calls on datagram sockets: `sendmsg` and `recvmsg` and what is shorthand for them, with control
-//! messages as Linux's UDP has them.
+//! Calls on datagram sockets, raw ones included: `sendmsg` and `recvmsg` and what is shorthand for
+//! them, with control messages as Linux's UDP has them.
 
 mod control;
+
+pub(crate) use control::push_error;
 
 use crate::address;
 use crate::control::{Control, Received};
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
+use crate::lending;
+use crate::link;
+use crate::pointers::Ranges;
 use std::time::Duration;
 use towpath_net::socket::{
-    Error, ErrorNotice, Family, Origin, Readiness, ReceivedDatagram, SendTo,
+    Error, ErrorNotice, Family, Notice, Origin, Readiness, ReceivedDatagram, SendTo, SocketId,
 };
+use towpath_net::wire::Protocol;
 
 /// What a datagram socket tells with each message.
 #[derive(Clone, Copy, Debug, Default)]
@@ -73,13 +79,13 @@ impl Instance {
             if told.copied < told.len {
                 control.flags |= libc::MSG_TRUNC;
             }
-            received.source = Some(told.from);
+            received.source = Some(link::source(told.from, told.link));
         }
         (received.control, received.flags) = (control.len, control.flags);
         Ok(received)
     }
 
-    /// Takes an error of the error queue. It never waits for one.
+    /// Takes a notice of the error queue. It never waits for one.
     fn receive_error(
         &self,
         fd: i32,
@@ -88,20 +94,18 @@ impl Instance {
     ) -> Outcome<Received> {
         self.call(|state| {
             let id = state.id(fd)?;
-            let taken = state.with(|sockets, cx| sockets.take_error_notice(id, buffers, cx.ledger));
+            let taken = state.with(|sockets, cx| sockets.take_notice_into(id, buffers, cx.ledger));
             let (notice, copied, len) = taken?;
-            control.flags |= libc::MSG_ERRQUEUE;
             if copied < len {
                 control.flags |= libc::MSG_TRUNC;
             }
-            let domain = state.files.socket(fd)?.domain;
-            control::push_error(control, domain, &notice);
-            Ok(Received {
-                len: copied,
-                control: control.len,
-                flags: control.flags,
-                source: Some(notice.remote),
-            })
+            state.tell(fd, &notice, control)?;
+            let source = match notice {
+                Notice::Failed(failed) => Some(failed.remote.into()),
+                _ => None,
+            };
+            let flags = control.flags;
+            Ok(Received { len: copied, control: control.len, flags, source })
         })
     }
 
@@ -114,15 +118,54 @@ impl Instance {
         address: Option<&[u8]>,
         control: &[u8],
     ) -> Outcome<usize> {
-        let (timeout, family, peer, pending) = {
+        let len = buffers.iter().map(|buffer| buffer.len()).sum();
+        self.send_one(fd, len, (flags, address, control), |state, id, send| {
+            Ok(state.with(|sockets, cx| sockets.send_datagram(id, buffers, send, cx))?)
+        })
+    }
+
+    /// The same, but lends.
+    pub(crate) fn send_lent_datagram(
+        &self,
+        fd: i32,
+        ranges: &Ranges,
+        flags: i32,
+        address: Option<&[u8]>,
+        control: &[u8],
+    ) -> Outcome<usize> {
+        self.send_one(fd, ranges.len(), (flags, address, control), |state, id, send| {
+            Ok(state.with_loans(|sockets, loans, cx| {
+                let lend = lending::from(ranges, 0, loans);
+                sockets.send_lent_datagram(id, ranges.len(), send, lend, cx)
+            })?)
+        })
+    }
+
+    /// Checks a call that sends `len` bytes, and lets `act` send them.
+    fn send_one(
+        &self,
+        fd: i32,
+        len: usize,
+        (flags, address, control): (i32, Option<&[u8]>, &[u8]),
+        mut act: impl FnMut(&mut State, SocketId, &SendTo) -> Outcome<usize>,
+    ) -> Outcome<usize> {
+        let (timeout, family, peer, pending, raw) = {
             let mut state = self.lock();
             let id = state.id(fd)?;
             state.sockets.bind_by_itself(id)?;
             let peer = state.sockets.remote(id).ok();
             let pending = state.sockets.has_pending_datagram(id);
-            (state.timeout(fd, flags, true)?, state.family(fd)?, peer, pending)
+            let raw = state.sockets.is_raw(id);
+            (state.timeout(fd, flags, true)?, state.family(fd)?, peer, pending, raw)
         };
-        let len: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+        let own = self.lock().packet(fd);
+        if let Some(own) = own {
+            let send = State::send_frame_to(&own, address)?;
+            return self.block(timeout, |state| {
+                let id = state.id(fd)?;
+                act(state, id, &send)
+            });
+        }
         if len > usize::from(u16::MAX) {
             return Err(Errno(libc::EMSGSIZE));
         }
@@ -130,32 +173,50 @@ impl Instance {
         // IPv6 looks at it all the same.
         let to = match address {
             _ if pending && family == Family::V4 => None,
+            Some(address) if raw && family == Family::V6 => address::parse_raw(address)?,
             Some(address) => address::parse_destination(address, family)?,
             None => None,
         };
         let to = to.filter(|_| !pending);
-        if to.is_some_and(|to| to.port() == 0) {
+        if !raw && to.is_some_and(|to| to.port() == 0) {
             return Err(Errno::INVAL);
         }
         let over_v4 = to.or(peer).is_some_and(|to| to.ip().to_canonical().is_ipv4());
-        // As in Linux, only IPv4 minds that there is no urgent data.
-        if over_v4 && flags & libc::MSG_OOB != 0 {
+        // As in Linux, UDP over IPv6 does not mind that there is no urgent data.
+        if (over_v4 || raw) && flags & libc::MSG_OOB != 0 {
             return Err(Errno(libc::EOPNOTSUPP));
         }
         let more = flags & libc::MSG_MORE != 0;
         let mut send = SendTo { to, more, ..SendTo::default() };
         if !pending {
             control::parse(control, over_v4, &mut send)?;
+            send.segment_size = send.segment_size.filter(|_| !raw);
         }
         self.block(timeout, |state| {
             let id = state.id(fd)?;
-            Ok(state.with(|sockets, cx| sockets.send_datagram(id, buffers, &send, cx))?)
+            act(state, id, &send)
         })
     }
 }
 
 impl State {
-    fn tell_datagram(
+    /// A socket of packets of IP.
+    pub(crate) fn raw_socket(
+        &mut self,
+        family: Family,
+        domain: i32,
+        kind: i32,
+        protocol: i32,
+    ) -> Outcome<i32> {
+        let protocol = u8::try_from(protocol).map_err(|_| Errno::INVAL)?;
+        if protocol == 0 {
+            return Err(Errno(libc::EPROTONOSUPPORT));
+        }
+        let id = self.sockets.raw(family, Protocol(protocol))?;
+        self.add_socket(id, domain, kind)
+    }
+
+    pub(crate) fn tell_datagram(
         &self,
         fd: i32,
         told: &ReceivedDatagram,

@@ -179,7 +179,7 @@ impl Port {
     }
 
     fn due(&self, sockets: &Sockets) -> Option<Instant> {
-        let deadline = sockets.stack().next_deadline();
+        let deadline = sockets.next_deadline();
         [deadline, self.retry_at, self.paused_until].into_iter().flatten().min()
     }
 }

@@ -24,10 +24,6 @@ pub(crate) struct SocketFile {
     pub(crate) send_timeout: Option<Duration>,
     /// Tell with each message how much is left (`TCP_INQ`).
     pub(crate) tell_left: bool,
-    /// What path MTU discovery does (`IP_MTU_DISCOVER`): one of Linux's numbers.
-    pub(crate) path_mtu: i32,
-    /// The same over IPv6 (`IPV6_MTU_DISCOVER`).
-    pub(crate) path_mtu_v6: i32,
 }
 
 /// What a descriptor stands for.

@@ -4,6 +4,7 @@ use crate::attach::Worker;
 use crate::device::{self, Link, OUR_MAC, PEER_MAC, Wire};
 use crate::errno::{Errno, Outcome};
 use crate::files::Files;
+use crate::handed::HandedOut;
 use std::net::IpAddr;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use towpath_net::socket::Sockets;
@@ -153,6 +154,8 @@ pub(crate) struct State {
     memory: Memory,
     /// What lends memory of the program's, once it does.
     pub(crate) loans: Option<Loans>,
+    /// What the program received without a copy and has not returned.
+    pub(crate) handed_out: HandedOut,
     ledger: Ledger,
     /// Counts changes that a waiting call may wait for.
     epoch: u64,
@@ -215,13 +218,13 @@ impl State {
     /// When something is due without a packet or a call.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let waits = self.waits.iter().copied().min();
-        [self.sockets.stack().next_deadline(), waits].into_iter().flatten().min()
+        [self.sockets.next_deadline(), waits].into_iter().flatten().min()
     }
 
     /// Runs the timers that are due.
     pub(crate) fn run_timers(&mut self) {
         let now = self.now();
-        if self.sockets.stack().next_deadline().is_some_and(|at| at <= now) {
+        if self.sockets.next_deadline().is_some_and(|at| at <= now) {
             self.with(|sockets, cx| sockets.on_deadline(cx));
         }
     }
@@ -329,6 +332,7 @@ impl Instance {
             ending: false,
             memory: Memory::new(MemoryConfig::within(config.memory)),
             loans: None,
+            handed_out: HandedOut::default(),
             ledger: Ledger::new(),
             epoch: 0,
             parked: 0,

@@ -2,16 +2,40 @@
 //! copied, and `recvmsg` with `MSG_ERRQUEUE` tells when it is the program's again.
 
 use crate::calls::Opening;
-use crate::errno::Outcome;
+use crate::control::each_message;
+use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
 use crate::pointers::Ranges;
 use towpath_net::socket::{Borrower, LentCall, SendFlags, Sockets};
 use towpath_net::stack::Context;
-use towpath_packet::{Loans, Piece};
+use towpath_net::time::Duration;
+use towpath_packet::{Loans, Piece, Recall};
 
 /// Ranges of memory that an instance borrows at a time; without a free one a call fails with
 /// `ENOBUFS`.
 pub(crate) const LOANS_MAX: usize = 65_536;
+/// `SO_ZEROCOPY_TERM` of `towpath.h`.
+pub(crate) const SO_ZEROCOPY_TERM: i32 = 0x7001;
+
+/// The call that these control messages ask for; those that are not about lending are passed over.
+fn call(control: &[u8]) -> Outcome<LentCall> {
+    let mut call = LentCall::default();
+    each_message(control, |level, kind, data| {
+        if (level, kind) == (libc::SOL_SOCKET, SO_ZEROCOPY_TERM) {
+            let number = data.try_into().map_err(|_| Errno::INVAL)?;
+            let term = term(i32::from_ne_bytes(number))?;
+            call = term.map_or_else(LentCall::default, LentCall::for_term);
+        }
+        Ok(())
+    })?;
+    Ok(call)
+}
+
+/// A term in milliseconds, zero for none.
+pub(crate) fn term(number: i32) -> Outcome<Option<Duration>> {
+    let millis = u64::try_from(number).map_err(|_| Errno::INVAL)?;
+    Ok(Some(Duration::from_millis(millis)).filter(|term| !term.is_zero()))
+}
 
 impl Instance {
     /// True if a call with these flags lends on this descriptor; without the option the flag means
@@ -19,20 +43,46 @@ impl Instance {
     pub(crate) fn lends(&self, fd: i32, flags: i32) -> bool {
         let state = self.lock();
         let option = |id| state.sockets.options(id).is_ok_and(|options| options.zerocopy);
-        let stream = state.files.socket(fd).is_ok_and(|file| !file.datagram);
-        flags & libc::MSG_ZEROCOPY != 0 && stream && state.id(fd).is_ok_and(option)
+        flags & libc::MSG_ZEROCOPY != 0 && state.id(fd).is_ok_and(option)
     }
 
-    /// As [`Instance::send_to`], but lends.
+    /// Gives memory back that the calls `first` to `last` lent, copying what is still needed.
+    ///
+    /// # Errors
+    /// `EAGAIN` if somebody reads it at this moment, `ENOMEM` if there is no memory for a copy: it
+    /// is tried again by itself, and a notice tells when it is done.
+    pub fn recall(&self, fd: i32, first: u32, last: u32) -> Outcome<()> {
+        let recalled = self.call(|state| {
+            let id = state.id(fd)?;
+            let recall =
+                |sockets: &mut Sockets, cx: &mut Context<'_>| sockets.recall(id, (first, last), cx);
+            Ok::<_, Errno>(state.with(recall)?)
+        })?;
+        match recalled {
+            Recall::Gone | Recall::Done => Ok(()),
+            Recall::Busy => Err(Errno::AGAIN),
+            Recall::NoMemory => Err(Errno(libc::ENOMEM)),
+        }
+    }
+
+    /// As [`Instance::send_message`], but lends.
     pub(crate) fn send_lent(
         &self,
         fd: i32,
         ranges: &Ranges,
         flags: i32,
-        address: &[u8],
+        address: Option<&[u8]>,
+        control: &[u8],
     ) -> Outcome<usize> {
+        if self.is_datagram(fd) {
+            return self.send_lent_datagram(fd, ranges, flags, address, control);
+        }
+        let address = address.unwrap_or_default();
+        if ranges.len() == 0 {
+            return self.send_to(fd, &[], flags, address);
+        }
         let timeout = self.check_send(fd, flags)?;
-        let (mut sent, mut call) = (0, LentCall::default());
+        let (mut sent, mut call) = (0, call(control)?);
         if self.opens(fd, flags) {
             let mut open =
                 |state: &mut State| state.lend_with_syn(fd, &mut call, ranges, flags, address);
@@ -88,7 +138,7 @@ impl State {
     }
 
     /// As [`State::with`], with what lends memory, which is made when it is first needed.
-    fn with_loans<R>(
+    pub(crate) fn with_loans<R>(
         &mut self,
         act: impl FnOnce(&mut Sockets, &mut Loans, &mut Context<'_>) -> R,
     ) -> R {
@@ -100,7 +150,7 @@ impl State {
 }
 
 /// Lends one part after the other of what follows the first `done` bytes.
-fn from<'a>(
+pub(crate) fn from<'a>(
     ranges: &'a Ranges,
     mut done: usize,
     loans: &'a mut Loans,
@@ -117,22 +167,21 @@ mod tests {
     use crate::{Config, Errno, Instance};
 
     #[test]
-    fn the_option_is_for_streams_and_has_two_values() {
+    fn the_option_has_two_values() {
         let config = Config::with_addresses("192.0.2.1/24").expect("an address");
         let instance = Instance::new(&config).expect("an instance");
         let set = |fd, value: i32| {
             instance.set_option(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY, &value.to_ne_bytes())
         };
         let get = |fd| instance.option(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY, 4);
-        let stream = instance.socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("room");
-        assert!(!instance.lends(stream, libc::MSG_ZEROCOPY), "the flag alone means nothing");
-        assert_eq!(set(stream, 2), Err(Errno::INVAL));
-        assert_eq!(set(stream, 1), Ok(()));
-        assert_eq!(get(stream), Ok(1_i32.to_ne_bytes().to_vec()));
-        assert!(instance.lends(stream, libc::MSG_ZEROCOPY) && !instance.lends(stream, 0));
+        for kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM] {
+            let fd = instance.socket(libc::AF_INET, kind, 0).expect("room");
+            assert!(!instance.lends(fd, libc::MSG_ZEROCOPY), "the flag alone means nothing");
+            assert_eq!(set(fd, 2), Err(Errno::INVAL));
+            assert_eq!(set(fd, 1), Ok(()));
+            assert_eq!(get(fd), Ok(1_i32.to_ne_bytes().to_vec()));
+            assert!(instance.lends(fd, libc::MSG_ZEROCOPY) && !instance.lends(fd, 0));
+        }
         assert!(!instance.lends(-1, libc::MSG_ZEROCOPY));
-        let datagram = instance.socket(libc::AF_INET, libc::SOCK_DGRAM, 0).expect("room");
-        assert_eq!(set(datagram, 1), Err(Errno(libc::EOPNOTSUPP)));
-        assert!(!instance.lends(datagram, libc::MSG_ZEROCOPY));
     }
 }

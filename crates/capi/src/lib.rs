@@ -27,14 +27,17 @@ mod datagram;
 mod device;
 mod errno;
 mod files;
+mod handed;
 mod instance;
 mod lending;
+mod link;
 mod options;
 #[cfg(feature = "packetdrill")]
 mod packetdrill;
 mod pointers;
 mod poll;
 mod splice;
+mod stats;
 mod tcp_info;
 
 pub use errno::Errno;

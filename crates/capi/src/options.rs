@@ -1,11 +1,14 @@
 //! `getsockopt`, `setsockopt` and `ioctl`: Linux's numbers for what sockets and connections have.
 
 mod datagram;
+mod raw;
 mod timers;
 
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
+use crate::lending::{self, SO_ZEROCOPY_TERM};
 use crate::tcp_info;
+use towpath_net::path_mtu::PathMtu;
 use towpath_net::socket::{Linger, Options, Timestamping};
 use towpath_net::tcp::State as TcpState;
 use towpath_net::tcp::congestion::Kind;
@@ -201,11 +204,14 @@ impl State {
                 Ok(self.sockets.set_timestamping(id, Timestamping(number as u32))?)
             }
             // A program that waited for notices would wait for ever.
-            libc::SO_ZEROCOPY if self.files.socket(fd)?.datagram => Err(Errno(libc::EOPNOTSUPP)),
             libc::SO_ZEROCOPY if (0..=1).contains(&number) => {
                 self.change(fd, |options| options.zerocopy = on)
             }
             libc::SO_ZEROCOPY => Err(Errno::INVAL),
+            SO_ZEROCOPY_TERM => {
+                let term = lending::term(number)?;
+                self.change(fd, |options| options.lent_term = term)
+            }
             libc::SO_REUSEADDR => self.change(fd, |options| options.reuse_address = on),
             libc::SO_REUSEPORT => self.change(fd, |options| options.reuse_port = on),
             libc::SO_KEEPALIVE => self.change(fd, |options| options.keepalive = on),
@@ -237,7 +243,9 @@ impl State {
         let settings = self.sockets.stack().tcp_settings();
         let current = self.connection(fd)?.map(|connection| connection.send_buffer());
         let send = current.or(options.send_buffer).unwrap_or(settings.send_buffer);
-        Ok((send, options.receive_buffer.unwrap_or(settings.receive_buffer)))
+        let current = self.connection(fd)?.map(|connection| connection.receive_buffer());
+        let receive = current.or(options.receive_buffer).unwrap_or(settings.receive_buffer);
+        Ok((send, receive))
     }
 
     fn pacing_rate(&self, fd: i32) -> Outcome<Vec<u8>> {
@@ -269,6 +277,7 @@ impl State {
             libc::SO_ACCEPTCONN => i32::from(self.sockets.is_listening(id)),
             libc::SO_REUSEADDR => i32::from(options.reuse_address),
             libc::SO_ZEROCOPY => i32::from(options.zerocopy),
+            SO_ZEROCOPY_TERM => options.lent_term.map_or(0, |term| term.as_millis() as i32),
             libc::SO_REUSEPORT => i32::from(options.reuse_port),
             libc::SO_KEEPALIVE => i32::from(options.keepalive),
             libc::SO_OOBINLINE => i32::from(options.urgent_inline),
@@ -325,7 +334,7 @@ impl State {
             libc::TCP_SYNCNT => {
                 let count = u8::try_from(number).ok().filter(|count| (1..=127).contains(count));
                 let count = count.ok_or(Errno::INVAL)?;
-                self.change(fd, |options| options.syn_retries = Some(count))
+                self.change(fd, |options| options.syn_count = Some(count))
             }
             libc::TCP_DEFER_ACCEPT => self.change(fd, |options| options.set_defer_accept(number)),
             libc::TCP_NODELAY => {
@@ -335,6 +344,13 @@ impl State {
             libc::TCP_INQ => {
                 self.files.socket_mut(fd)?.tell_left = on;
                 Ok(())
+            }
+            libc::TCP_WINDOW_CLAMP
+                if number == 0
+                    && (self.connection(fd)?.is_some()
+                        || self.sockets.is_listening(self.id(fd)?)) =>
+            {
+                Err(Errno::INVAL)
             }
             _ => match timers::change(name, number)? {
                 Some(change) => self.change(fd, |options| change.apply(options)),
@@ -389,11 +405,14 @@ impl State {
             },
             libc::TCP_SYNCNT => {
                 let settings = self.sockets.stack().tcp_settings();
-                i32::from(options.syn_retries.unwrap_or(settings.syn_retries))
+                i32::from(options.syn_count.unwrap_or(settings.syn_retries))
             }
             libc::TCP_FASTOPEN_CONNECT => i32::from(options.fastopen_connect),
             libc::TCP_DEFER_ACCEPT => options.defer_accept_seconds(),
-            libc::TCP_WINDOW_CLAMP => options.window_clamp.unwrap_or(0) as i32,
+            libc::TCP_WINDOW_CLAMP => {
+                let current = self.connection(fd)?.map(|connection| connection.window_clamp());
+                current.or(options.window_clamp).unwrap_or(0) as i32
+            }
             libc::TCP_KEEPIDLE
             | libc::TCP_KEEPINTVL
             | libc::TCP_KEEPCNT
@@ -427,28 +446,6 @@ impl State {
         Ok(number.to_ne_bytes().to_vec())
     }
 
-    /// `IP_MTU_DISCOVER`: errors about the path are believed unless nobody cares for its MTU, or
-    /// only the device's counts.
-    pub(super) fn set_path_mtu(&mut self, fd: i32, number: i32) -> Outcome<()> {
-        if !(libc::IP_PMTUDISC_DONT..=libc::IP_PMTUDISC_OMIT).contains(&number) {
-            return Err(Errno::INVAL);
-        }
-        self.files.socket_mut(fd)?.path_mtu = number;
-        let believed = (libc::IP_PMTUDISC_WANT..=libc::IP_PMTUDISC_PROBE).contains(&number);
-        self.change(fd, |options| options.path_mtu = believed)
-    }
-
-    /// `IPV6_MTU_DISCOVER`, of the same values. Routers of IPv6 do not fragment, so that errors are
-    /// believed even by those who care for nothing, as on Linux.
-    pub(super) fn set_path_mtu_v6(&mut self, fd: i32, number: i32) -> Outcome<()> {
-        if !(libc::IPV6_PMTUDISC_DONT..=libc::IPV6_PMTUDISC_OMIT).contains(&number) {
-            return Err(Errno::INVAL);
-        }
-        self.files.socket_mut(fd)?.path_mtu_v6 = number;
-        let believed = number <= libc::IPV6_PMTUDISC_PROBE;
-        self.change(fd, |options| options.path_mtu_v6 = believed)
-    }
-
     /// `IP_MTU` and `IPV6_MTU`: only a connection has a path.
     fn path_mtu(&mut self, fd: i32) -> Outcome<Vec<u8>> {
         let connection = self.connection(fd)?.filter(|c| c.state() != TcpState::Closed);
@@ -463,7 +460,10 @@ impl State {
         };
         match name {
             libc::IP_FREEBIND => self.change(fd, |options| options.free_bind = number != 0),
-            libc::IP_MTU_DISCOVER => self.set_path_mtu(fd, number),
+            libc::IP_MTU_DISCOVER => {
+                let path_mtu = path_mtu(number)?;
+                self.change(fd, |options| options.path_mtu = path_mtu)
+            }
             libc::IP_TOS => self.change(fd, |options| options.tos = number as u8 & !ECN_BITS),
             _ => Err(Errno(libc::ENOPROTOOPT)),
         }
@@ -474,7 +474,7 @@ impl State {
         match name {
             libc::IP_FREEBIND => Ok(i32::from(options.free_bind).to_ne_bytes().to_vec()),
             libc::IP_MTU => self.path_mtu(fd),
-            libc::IP_MTU_DISCOVER => Ok(self.files.socket(fd)?.path_mtu.to_ne_bytes().to_vec()),
+            libc::IP_MTU_DISCOVER => Ok((options.path_mtu as i32).to_ne_bytes().to_vec()),
             libc::IP_TOS => Ok(i32::from(options.tos).to_ne_bytes().to_vec()),
             _ => Err(Errno(libc::ENOPROTOOPT)),
         }
@@ -484,10 +484,12 @@ impl State {
         let number = int(value)?;
         match name {
             libc::IPV6_V6ONLY => self.change(fd, |options| options.v6_only = number != 0),
-            libc::IPV6_MTU_DISCOVER => self.set_path_mtu_v6(fd, number),
+            libc::IPV6_MTU_DISCOVER => {
+                let path_mtu = path_mtu(number)?;
+                self.change(fd, |options| options.path_mtu_v6 = path_mtu)
+            }
             // For datagrams only.
-            libc::IPV6_MTU if number == 0 || number >= IPV6_MTU_LEAST => Ok(()),
-            libc::IPV6_MTU => Err(Errno::INVAL),
+            libc::IPV6_MTU => fragment_size(number).map(|_| ()),
             libc::IPV6_TCLASS => {
                 // -1 stands for the default.
                 let class = u8::try_from(number.max(0)).map_err(|_| Errno::INVAL)?;
@@ -502,11 +504,30 @@ impl State {
         match name {
             libc::IPV6_V6ONLY => Ok(i32::from(options.v6_only).to_ne_bytes().to_vec()),
             libc::IPV6_MTU => self.path_mtu(fd),
-            libc::IPV6_MTU_DISCOVER => {
-                Ok(self.files.socket(fd)?.path_mtu_v6.to_ne_bytes().to_vec())
-            }
+            libc::IPV6_MTU_DISCOVER => Ok((options.path_mtu_v6 as i32).to_ne_bytes().to_vec()),
             libc::IPV6_TCLASS => Ok(i32::from(options.traffic_class).to_ne_bytes().to_vec()),
             _ => Err(Errno(libc::ENOPROTOOPT)),
         }
     }
 }
+
+/// What a number of `IP_MTU_DISCOVER` or `IPV6_MTU_DISCOVER` means.
+fn path_mtu(number: i32) -> Outcome<PathMtu> {
+    PATH_MTU.into_iter().find(|kind| *kind as i32 == number).ok_or(Errno::INVAL)
+}
+
+/// What a number of `IPV6_MTU` means: zero is no bound.
+fn fragment_size(number: i32) -> Outcome<Option<u16>> {
+    match number {
+        0 => Ok(None),
+        ..IPV6_MTU_LEAST => Err(Errno::INVAL),
+        size => Ok(Some(u16::try_from(size).unwrap_or(u16::MAX))),
+    }
+}
+
+/// In the order of Linux's numbers.
+const PATH_MTU: [PathMtu; 6] =
+    [PathMtu::Dont, PathMtu::Want, PathMtu::Do, PathMtu::Probe, PathMtu::Interface, PathMtu::Omit];
+const _: () = assert!(PathMtu::Dont as i32 == libc::IP_PMTUDISC_DONT);
+const _: () = assert!(PathMtu::Omit as i32 == libc::IP_PMTUDISC_OMIT);
+const _: () = assert!(PathMtu::Omit as i32 == libc::IPV6_PMTUDISC_OMIT);

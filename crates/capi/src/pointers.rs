@@ -4,12 +4,11 @@
 //! where memory is needed is `EFAULT`; any other is trusted, as the C library's functions do.
 #![allow(unsafe_code)]
 
-use crate::address;
+use crate::address::{self, Name};
 use crate::errno::{Errno, Outcome};
 use libc::{c_char, c_int, c_void, iovec, sockaddr, socklen_t};
 use rustix::fd::BorrowedFd;
 use std::ffi::CStr;
-use std::net::SocketAddr;
 use std::ptr::NonNull;
 use towpath_net::socket::Borrower;
 use towpath_packet::{Loans, Piece};
@@ -143,6 +142,18 @@ impl Ranges {
         Self { ranges, len }
     }
 
+    /// Fails with `EFAULT` unless all bytes can be read now, as the kernel does: what it is handed
+    /// later could only be dropped then. Kernels before 5.14 do not tell.
+    pub(crate) fn check_readable(&self) -> Outcome<()> {
+        let is_readable = |(base, len): &(NonNull<u8>, usize)| match populate(*base, *len) {
+            Ok(()) => true,
+            // Pages that nobody may read; or a kernel that does not know the question.
+            Err(rustix::io::Errno::INVAL) => populate(NonNull::from(self).cast(), 1).is_err(),
+            Err(_) => false,
+        };
+        if self.ranges.iter().all(is_readable) { Ok(()) } else { Err(Errno::FAULT) }
+    }
+
     /// Bytes in all of them.
     pub(crate) fn len(&self) -> usize {
         self.len
@@ -173,12 +184,20 @@ impl Ranges {
     }
 }
 
+/// Has the kernel read in the pages of a range.
+fn populate(base: NonNull<u8>, len: usize) -> rustix::io::Result<()> {
+    let before = base.as_ptr().addr() % rustix::param::page_size();
+    let start = base.as_ptr().wrapping_sub(before).cast();
+    // SAFETY: this advice changes no byte of any mapping; for a range that is none it fails.
+    unsafe { rustix::mm::madvise(start, before + len, rustix::mm::Advice::LinuxPopulateRead) }
+}
+
 /// Writes an address where the caller wants it, as much as there is room for, and its length.
 ///
 /// # Safety
 /// `to` is null or names as many bytes as `len` says; `len` is null or valid.
 pub(crate) unsafe fn write_address(
-    source: SocketAddr,
+    source: impl Into<Name>,
     to: *mut sockaddr,
     len: *mut socklen_t,
 ) -> Outcome<()> {
@@ -190,7 +209,7 @@ pub(crate) unsafe fn write_address(
     if *len as i32 <= -1 {
         return Err(Errno::INVAL);
     }
-    let source = address::write(source);
+    let source = address::write(source.into());
     // SAFETY: the caller vouches for it.
     let room = unsafe { bytes_mut(to.cast(), *len as usize) }?;
     let count = source.len().min(room.len());
@@ -205,7 +224,7 @@ pub(crate) unsafe fn write_address(
 /// # Safety
 /// As [`write_address`].
 pub(crate) unsafe fn write_source(
-    source: Option<SocketAddr>,
+    source: Option<Name>,
     to: *mut sockaddr,
     len: *mut socklen_t,
 ) -> Outcome<()> {

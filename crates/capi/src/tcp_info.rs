@@ -92,7 +92,7 @@ fn lay_out(info: &Info) -> Vec<u8> {
     layout.u32(&[info.last_data_sent, 0, info.last_data_recv, info.last_ack_recv]);
     layout.u32(&[info.pmtu, info.rcv_ssthresh, info.rtt, info.rttvar]);
     layout.u32(&[info.snd_ssthresh, info.snd_cwnd, info.advmss, info.reordering]);
-    layout.u32(&[0, info.rcv_space, info.total_retrans]);
+    layout.u32(&[info.rcv_rtt, info.rcv_space, info.total_retrans]);
     layout.u64(&[info.pacing_rate, info.max_pacing_rate]);
     layout.u64(&[info.bytes_acked, info.bytes_received]);
     layout.u32(&[info.segs_out, info.segs_in, info.notsent_bytes, info.min_rtt]);

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <time.h>
 
 /* Moves packets until neither side has any. */
 static void settle(struct towpath *a, struct towpath *b)
@@ -78,6 +79,46 @@ static void urgent(struct towpath *client, int fd, struct towpath *server, int p
 	CHECK(towpath_close(server, set) == 0);
 }
 
+/* What was received is handed out where it lies, and stays until it is returned. */
+static void lent(struct towpath *client, int fd, struct towpath *server, int peer)
+{
+	static char sent[4000];
+	struct iovec pieces[16];
+	struct msghdr message = { .msg_iov = pieces, .msg_iovlen = 16 };
+	uint64_t token = 7, other;
+	size_t count = 0;
+
+	CHECK(towpath_recvmsg_lent(server, peer, &message, 0, &token) == -1 && errno == EAGAIN);
+	for (size_t at = 0; at < sizeof(sent); at++)
+		sent[at] = at % 251;
+	CHECK(towpath_write(client, fd, sent, sizeof(sent)) == sizeof(sent));
+	settle(client, server);
+	CHECK(towpath_recvmsg_lent(server, peer, &message, MSG_PEEK, &token) == -1);
+	CHECK(errno == EOPNOTSUPP);
+	CHECK(towpath_recvmsg_lent(server, peer, NULL, 0, &token) == -1 && errno == EFAULT);
+	CHECK(towpath_recvmsg_lent(server, peer, &message, 0, NULL) == -1 && errno == EFAULT);
+	message.msg_iovlen = 1;
+	CHECK(towpath_recvmsg_lent(server, peer, &message, 0, &other) == 1448);
+	CHECK(message.msg_iovlen == 1 && other != 0);
+	CHECK(towpath_return(server, other) == 0);
+	message.msg_iovlen = 16;
+	CHECK(towpath_recvmsg_lent(server, peer, &message, 0, &token) == sizeof(sent) - 1448);
+	CHECK(token != 0 && token != other && message.msg_iovlen == 2);
+	/* What comes later does not touch it. */
+	CHECK(towpath_write(client, fd, sent, 100) == 100);
+	settle(client, server);
+	CHECK(towpath_read(server, peer, sent, 100) == 100);
+	for (size_t at = 0; at < message.msg_iovlen; at++) {
+		CHECK(!memcmp(pieces[at].iov_base, sent + 1448 + count, pieces[at].iov_len));
+		count += pieces[at].iov_len;
+	}
+	CHECK(count == sizeof(sent) - 1448);
+	CHECK(towpath_return(server, token) == 0);
+	CHECK(towpath_return(server, token) == -1 && errno == EINVAL);
+	CHECK(towpath_return(server, other) == -1 && errno == EINVAL);
+	CHECK(towpath_return(server, 0) == -1 && towpath_return(server, ~0ull) == -1);
+}
+
 /* IP_MTU and who believes what routers say about it. */
 static void check_mtu_options(struct towpath *of, int fd, int unconnected)
 {
@@ -109,6 +150,57 @@ static void check_mtu_options(struct towpath *of, int fd, int unconnected)
 	value = 1279;
 	CHECK(towpath_setsockopt(of, fd, IPPROTO_IPV6, IPV6_MTU, &value, len) == -1);
 	CHECK(errno == EINVAL);
+}
+
+/*
+ * What is lent is told until it is acknowledged, and counted when it is asked for early. Sizes of
+ * other versions of the structure are fine, other sizes are not.
+ */
+static void stats(struct towpath *client, int fd, struct towpath *server, int peer)
+{
+	static char lent[3000], got[3000];
+	struct { struct towpath_stats known; uint64_t later[2]; } newer;
+	struct towpath_stats before, now;
+	const struct timespec while_lent = { .tv_nsec = 2000000 };
+	int one = 1;
+
+	CHECK(towpath_get_stats(client, &before, sizeof(before)) == 0);
+	CHECK(before.carried > 0 && before.copied_socket_send > 0);
+	CHECK(before.copied >= before.copied_socket_send && before.copied_checksum == 0);
+	CHECK(before.lent == 0 && before.hits == 0 && before.oldest_us == 0);
+	CHECK(towpath_setsockopt(client, fd, SOL_SOCKET, SO_ZEROCOPY, &one, sizeof(one)) == 0);
+	CHECK(towpath_send(client, fd, lent, 1000, MSG_ZEROCOPY) == 1000);
+	settle(client, server);
+	CHECK(towpath_read(server, peer, got, sizeof(got)) == 1000);
+	settle(client, server);
+	CHECK(towpath_get_stats(client, &now, sizeof(now)) == 0);
+	/* A device without checksums: what is lent is copied for them, and no hit. */
+	CHECK(now.lent == 1000 && now.hits == 0 && now.copied_checksum == 1000);
+	CHECK(now.carried == before.carried + 1000);
+	CHECK(now.copied_socket_send == before.copied_socket_send);
+	CHECK(now.copied_recall == 0 && now.lent_calls == 0 && now.lent_bytes == 0);
+
+	CHECK(towpath_send(client, fd, lent, 2000, MSG_ZEROCOPY) == 2000);
+	nanosleep(&while_lent, NULL);
+	CHECK(towpath_get_stats(client, &now, sizeof(now)) == 0);
+	CHECK(now.lent_calls == 1 && now.lent_bytes == 2000 && now.oldest_us >= 2000);
+	CHECK(towpath_recall(client, fd, 1, 1) == 0);
+	memset(&newer, 0xff, sizeof(newer));
+	CHECK(towpath_get_stats(client, (void *)&newer, sizeof(newer)) == 0);
+	CHECK(newer.later[0] == 0 && newer.later[1] == 0 && newer.known.lent_calls == 0);
+	CHECK(newer.known.lent == 3000 && newer.known.copied_recall == 2000);
+	settle(client, server);
+	CHECK(towpath_read(server, peer, got, sizeof(got)) == 2000);
+	CHECK(towpath_setsockopt(client, fd, SOL_SOCKET, SO_ZEROCOPY, &(int){ 0 }, sizeof(int)) == 0);
+
+	memset(&now, 0xff, sizeof(now));
+	CHECK(towpath_get_stats(client, &now, 2 * sizeof(uint64_t)) == 0);
+	CHECK(now.carried == newer.known.carried && now.lent == UINT64_MAX);
+	CHECK(towpath_get_stats(client, &now, 0) == -1 && errno == EINVAL);
+	CHECK(towpath_get_stats(client, &now, 12) == -1 && errno == EINVAL);
+	CHECK(towpath_get_stats(client, &now, 1 << 20) == -1 && errno == E2BIG);
+	CHECK(towpath_get_stats(client, NULL, sizeof(now)) == -1 && errno == EFAULT);
+	CHECK(towpath_get_stats(NULL, &now, sizeof(now)) == -1 && errno == EFAULT);
 }
 
 int main(void)
@@ -152,7 +244,9 @@ int main(void)
 	CHECK(towpath_read(server, accepted, bytes, 8) == 7 && !memcmp(bytes, "towpath", 7));
 	CHECK(towpath_read(server, accepted, bytes, 8) == -1 && errno == EAGAIN);
 
+	lent(client, fd, server, accepted);
 	urgent(client, fd, server, accepted);
+	stats(client, fd, server, accepted);
 
 	struct tcp_info info;
 	len = sizeof(info);

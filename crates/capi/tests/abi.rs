@@ -27,9 +27,10 @@ fn functions(text: &str, before: &str) -> Vec<String> {
 #[test]
 fn the_header_declares_what_the_library_has() {
     let header = std::fs::read_to_string(package().join("include/towpath.h")).expect("header");
-    let source: String = ["src/abi.rs", "src/abi/lifetime.rs"]
-        .map(|path| std::fs::read_to_string(package().join(path)).expect("source"))
-        .concat();
+    let source: String =
+        ["src/abi.rs", "src/abi/held.rs", "src/abi/lifetime.rs", "src/abi/several.rs"]
+            .map(|path| std::fs::read_to_string(package().join(path)).expect("source"))
+            .concat();
     let declared = functions(&header, "");
     assert!(declared.len() > 30);
     assert_eq!(declared, functions(&source, "fn towpath_"));
@@ -112,6 +113,28 @@ fn a_c_program_talks_to_the_kernel() {
 #[test]
 fn a_c_program_sends_datagrams_to_the_kernel() {
     let ran = compile_and_run("udp", &package().join("tests/udp.c"));
+    if ran.status.code() == Some(SKIPPED) {
+        println!("skipped: no TAP device: {}", String::from_utf8_lossy(&ran.stderr).trim());
+        return;
+    }
+    assert_ok(&ran);
+}
+
+/// Goal: the same with packets of IP.
+#[test]
+fn a_c_program_sends_packets_to_the_kernel() {
+    let ran = compile_and_run("raw", &package().join("tests/raw.c"));
+    if ran.status.code() == Some(SKIPPED) {
+        println!("skipped: no TAP device: {}", String::from_utf8_lossy(&ran.stderr).trim());
+        return;
+    }
+    assert_ok(&ran);
+}
+
+/// Goal: the same with frames.
+#[test]
+fn a_c_program_sends_frames_to_the_kernel() {
+    let ran = compile_and_run("packet", &package().join("tests/packet.c"));
     if ran.status.code() == Some(SKIPPED) {
         println!("skipped: no TAP device: {}", String::from_utf8_lossy(&ran.stderr).trim());
         return;

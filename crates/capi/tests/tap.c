@@ -15,6 +15,7 @@
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/wait.h>
 #include <time.h>
 
 /* Longest that this program runs, in seconds. */
@@ -154,6 +155,10 @@ struct lender {
 	int fd;
 	/* Calls made, and calls whose memory is ours again. */
 	uint32_t called, returned;
+	/* Copies are no surprise. */
+	int may_copy;
+	/* Term of each call, in milliseconds; 0 for that of the socket. */
+	int term;
 };
 
 /* Reads notices, each a range of calls in order, until `wanted` calls have come back. */
@@ -173,7 +178,7 @@ static void wait_for(struct lender *lender, uint32_t wanted)
 		CHECK(notice.ee_origin == SO_EE_ORIGIN_ZEROCOPY && notice.ee_errno == 0);
 		CHECK(notice.ee_info == lender->returned && notice.ee_data < lender->called);
 		/* Our own stack copied nothing; the kernel's does for a TAP. */
-		CHECK(!lender->end->towpath || notice.ee_code == 0);
+		CHECK(!lender->end->towpath || lender->may_copy || notice.ee_code == 0);
 		lender->returned = notice.ee_data + 1;
 	}
 }
@@ -238,6 +243,130 @@ static void lending(struct scene *scene)
 	CHECK(pthread_join(server, NULL) == 0);
 	CHECK(CALL(scene->client, close, out.fd) == 0);
 	CHECK(CALL(scene->server, close, served.listener) == 0);
+}
+
+static ssize_t lend_some(struct lender *lender, void *bytes, size_t len)
+{
+	_Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int))] = { 0 };
+	struct iovec piece = { bytes, len };
+	struct msghdr message = { .msg_iov = &piece, .msg_iovlen = 1, .msg_control = control,
+				  .msg_controllen = sizeof(control) };
+	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+
+	header->cmsg_level = SOL_SOCKET;
+	header->cmsg_type = SO_ZEROCOPY_TERM;
+	header->cmsg_len = CMSG_LEN(sizeof(int));
+	memcpy(CMSG_DATA(header), &lender->term, sizeof(int));
+	if (lender->term == 0)
+		message.msg_controllen = 0;
+	return CALL(lender->end, sendmsg, lender->fd, &message, MSG_DONTWAIT | MSG_ZEROCOPY);
+}
+
+/* Lends more than the peer takes without reading; how much. */
+static size_t lend_too_much(struct lender *lender, unsigned char *bytes, size_t len, uint64_t seed)
+{
+	size_t sent = 0;
+	ssize_t count;
+
+	for (size_t i = 0; i < len; i++)
+		bytes[i] = next(&seed);
+	while (sent < len && (count = lend_some(lender, bytes + sent, len - sent)) > 0) {
+		lender->called++;
+		sent += count;
+	}
+	CHECK(sent > 0 && (sent == len || errno == EAGAIN));
+	return sent;
+}
+
+/*
+ * A peer that never reads keeps no memory: it comes back by the socket's term, then because it is
+ * asked for, then by the calls' own terms, and is written over at once. When the peer reads after all it gets what was sent.
+ */
+static void terms(struct scene *scene)
+{
+	static unsigned char bytes[4 << 20], got[1 << 16];
+	struct lender lender = { .end = scene->client, .may_copy = 1 };
+	int one = 1, term = 50, buffer = 1 << 20, listener = listen_at(scene->server, scene->domain, 86);
+	socklen_t len = sizeof(term);
+
+	lender.fd = connect_to(scene, 86, 0);
+	int accepted = CALL(scene->server, accept, listener, NULL, NULL);
+	CHECK(lender.fd >= 0 && accepted >= 0);
+	struct towpath *stack = scene->client->towpath;
+	CHECK(towpath_setsockopt(stack, lender.fd, SOL_SOCKET, SO_ZEROCOPY, &one, sizeof(one)) == 0);
+	CHECK(towpath_setsockopt(stack, lender.fd, SOL_SOCKET, SO_SNDBUF, &buffer,
+				 sizeof(buffer)) == 0);
+	for (int round = 0; round < 3; round++, term = 0) {
+		lender.term = round == 2 ? 50 : 0;
+		CHECK(towpath_setsockopt(stack, lender.fd, SOL_SOCKET, SO_ZEROCOPY_TERM, &term,
+					 sizeof(term)) == 0);
+		int told = -1;
+		CHECK(towpath_getsockopt(stack, lender.fd, SOL_SOCKET, SO_ZEROCOPY_TERM, &told,
+					 &len) == 0 && told == term);
+		uint32_t first = lender.called;
+		size_t sent = lend_too_much(&lender, bytes, sizeof(bytes), 7 + round);
+		if (round == 1)
+			CHECK(towpath_recall(stack, lender.fd, first, lender.called - 1) == 0 ||
+			      errno == EAGAIN);
+		wait_for(&lender, lender.called);
+		memset(bytes, 0x55, sizeof(bytes));
+		uint64_t seed = 7 + round;
+		while (sent > 0) {
+			ssize_t count = CALL(scene->server, read, accepted, got,
+					     sent < sizeof(got) ? sent : sizeof(got));
+			CHECK(count > 0);
+			for (ssize_t i = 0; i < count; i++)
+				CHECK(got[i] == (unsigned char)next(&seed));
+			sent -= count;
+		}
+	}
+	term = -1;
+	CHECK(towpath_setsockopt(stack, lender.fd, SOL_SOCKET, SO_ZEROCOPY_TERM, &term,
+				 sizeof(term)) == -1 && errno == EINVAL);
+	CHECK(towpath_recall(stack, lender.fd, 0, UINT32_MAX) == 0);
+	struct towpath_stats stats;
+	CHECK(towpath_get_stats(stack, &stats, sizeof(stats)) == 0);
+	CHECK(stats.terms_fired > 0 && stats.copied_recall > 0 && stats.lent_calls == 0);
+	CHECK(stats.hits > 0 && stats.hits < stats.lent);
+	CHECK(towpath_recall(stack, -1, 0, 0) == -1 && errno == EBADF);
+	CHECK(CALL(scene->client, close, lender.fd) == 0);
+	CHECK(CALL(scene->server, close, accepted) == 0);
+	CHECK(CALL(scene->server, close, listener) == 0);
+}
+
+/* What a child does to its copy of lent memory is the child's alone. */
+static void lent_across_fork(struct scene *scene)
+{
+	static unsigned char bytes[1 << 20], got[1 << 16];
+	struct lender lender = { .end = scene->client, .may_copy = 1 };
+	int one = 1, status, listener = listen_at(scene->server, scene->domain, 98);
+	uint64_t seed = 9;
+
+	lender.fd = connect_to(scene, 98, 0);
+	int accepted = CALL(scene->server, accept, listener, NULL, NULL);
+	CHECK(lender.fd >= 0 && accepted >= 0);
+	CHECK(CALL(lender.end, setsockopt, lender.fd, SOL_SOCKET, SO_ZEROCOPY, &one,
+		   sizeof(one)) == 0);
+	size_t sent = lend_too_much(&lender, bytes, sizeof(bytes), seed);
+	pid_t child = fork();
+	CHECK(child >= 0);
+	if (child == 0) {
+		memset(bytes, 0x55, sizeof(bytes));
+		_exit(bytes[0] != 0x55);
+	}
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	while (sent > 0) {
+		ssize_t count = CALL(scene->server, read, accepted, got,
+				     sent < sizeof(got) ? sent : sizeof(got));
+		CHECK(count > 0);
+		for (ssize_t i = 0; i < count; i++)
+			CHECK(got[i] == (unsigned char)next(&seed));
+		sent -= count;
+	}
+	wait_for(&lender, lender.called);
+	CHECK(CALL(scene->client, close, lender.fd) == 0);
+	CHECK(CALL(scene->server, close, accepted) == 0);
+	CHECK(CALL(scene->server, close, listener) == 0);
 }
 
 static void half_close(struct scene *scene)
@@ -418,6 +547,9 @@ static void play(struct scene *scene)
 	many(scene);
 	transfer(scene);
 	lending(scene);
+	lent_across_fork(scene);
+	if (scene->client->towpath)
+		terms(scene);
 }
 
 static int open_device(const char *name)
@@ -459,17 +591,10 @@ static void refusals(const struct towpath_config *right)
 
 int main(void)
 {
-	struct towpath_config config = {
-		.size = sizeof(config),
-		.addresses = OURS_V4 "/24 " OURS_V6 "/64",
-		.gateways = KERNEL_V4 " " KERNEL_V6,
-	};
+	struct towpath_config config = CONFIG;
 
-	alarm(PATIENCE);
-	if (unshare(CLONE_NEWNET) != 0 || access("/dev/net/tun", R_OK | W_OK) != 0) {
-		fprintf(stderr, "%s\n", strerror(errno));
-		return 77;
-	}
+	if (!begin(PATIENCE))
+		return NOT_POSSIBLE;
 	int threads = entries("/proc/self/task"), files = entries("/proc/self/fd");
 
 	refusals(&config);

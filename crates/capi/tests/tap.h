@@ -1,6 +1,6 @@
 /*
  * What the C programs have in common that talk to the kernel over a TAP device: who makes a call,
- * addresses of both sides, the kernel's side of the device. Includes what is needed for that.
+ * addresses of both sides, how it begins, the kernel's side of the device. Includes what is needed for that.
  */
 #ifndef TAP_H
 #define TAP_H
@@ -11,6 +11,7 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <linux/if.h>
+#include <sched.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -20,6 +21,16 @@
 #define OURS_V4 "192.0.2.2"
 #define KERNEL_V6 "2001:db8::1"
 #define OURS_V6 "2001:db8::2"
+
+#define CONFIG                                                                             \
+	{                                                                                  \
+		.size = sizeof(struct towpath_config),                                     \
+		.addresses = OURS_V4 "/24 " OURS_V6 "/64",                                 \
+		.gateways = KERNEL_V4 " " KERNEL_V6,                                       \
+	}
+
+/* Exit code of a program that cannot run here. */
+#define NOT_POSSIBLE 77
 
 /* Who makes the calls: an instance, or the kernel if there is none. */
 struct end {
@@ -41,7 +52,7 @@ struct scene {
 	int domain;
 };
 
-static socklen_t address_of(struct end *end, int domain, int port, union address *address)
+static inline socklen_t address_of(struct end *end, int domain, int port, union address *address)
 {
 	memset(address, 0, sizeof(*address));
 	if (domain == AF_INET) {
@@ -54,6 +65,17 @@ static socklen_t address_of(struct end *end, int domain, int port, union address
 	address->v6.sin6_port = htons(port);
 	inet_pton(AF_INET6, end->towpath ? OURS_V6 : KERNEL_V6, &address->v6.sin6_addr);
 	return sizeof(address->v6);
+}
+
+/* Begins: a network namespace of the program's own, and an end after so many seconds. False if there
+ * is none to be had, or no device. */
+static inline int begin(unsigned int seconds)
+{
+	alarm(seconds);
+	if (unshare(CLONE_NEWNET) == 0 && access("/dev/net/tun", R_OK | W_OK) == 0)
+		return 1;
+	fprintf(stderr, "%s\n", strerror(errno));
+	return 0;
 }
 
 /* Gives the kernel's side of the device its addresses. */
@@ -93,7 +115,7 @@ static void configure(const char *name)
 }
 
 /* Plays over IPv4 and IPv6, once with the kernel as the server and once with the instance. */
-static void each_way(struct towpath *instance, void (*play)(struct scene *))
+static inline void each_way(struct towpath *instance, void (*play)(struct scene *))
 {
 	struct end ours = { instance }, kernel = { NULL };
 	struct scene scenes[] = {

@@ -6,7 +6,7 @@
  * Runs in a network namespace of its own. Exit code 77: not possible here.
  */
 #define _GNU_SOURCE
-#include "tap.h"
+#include "answers.h"
 
 #include <linux/errqueue.h>
 #include <pthread.h>
@@ -14,6 +14,7 @@
 #include <netinet/tcp.h>
 #include <netinet/udp.h>
 #include <sched.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #ifndef UDP_SEGMENT
@@ -29,6 +30,7 @@
 /* Longest that this program runs, in seconds. */
 #define PATIENCE 60
 #define BYTES_MAX 70000
+#define PAGE 4096
 
 static unsigned char out[BYTES_MAX], in[BYTES_MAX];
 
@@ -432,34 +434,112 @@ static void losses(struct scene *scene)
 	CHECK(CALL(scene->server, close, server) == 0);
 }
 
-/* What one side said: of each call its outcome and errno. */
-#define ANSWERS_MAX 512
-struct answers {
-	int count;
-	struct { int line, value, error; } said[ANSWERS_MAX];
-};
-
-#define SAY(call)                                                                          \
-	do {                                                                               \
-		errno = 0;                                                                 \
-		int value = (call);                                                        \
-		CHECK(answers->count < ANSWERS_MAX);                                       \
-		answers->said[answers->count].line = __LINE__;                             \
-		answers->said[answers->count].value = value;                               \
-		answers->said[answers->count++].error = value < 0 ? errno : 0;             \
-	} while (0)
-
-static int option(struct end *end, int fd, int level, int name)
+/*
+ * Reads notices of lent memory until `wanted` calls from `next` on were told of, in order; the
+ * number of the call after them. -1 if none comes.
+ */
+static int64_t returned(struct end *end, int fd, int domain, uint32_t next, uint32_t wanted)
 {
-	int value = -77;
-	socklen_t len = sizeof(value);
+	uint32_t until = next + wanted;
 
-	return CALL(end, getsockopt, fd, level, name, &value, &len) < 0 ? -1 : value;
+	while (next != until) {
+		char control[128];
+		struct msghdr message = { .msg_control = control, .msg_controllen = sizeof(control) };
+		struct pollfd polled = { .fd = fd };
+		struct sock_extended_err notice;
+		int v4 = domain == AF_INET;
+
+		if (CALL(end, poll, &polled, 1, 5000) != 1)
+			return -1;
+		CHECK(polled.revents == POLLERR);
+		CHECK(CALL(end, recvmsg, fd, &message, MSG_ERRQUEUE | MSG_PEEK) == 0);
+		CHECK(message.msg_flags == MSG_ERRQUEUE && message.msg_namelen == 0);
+		struct cmsghdr *told = CMSG_FIRSTHDR(&message);
+		CHECK(told && told->cmsg_level == (v4 ? SOL_IP : SOL_IPV6));
+		CHECK(told->cmsg_type == (v4 ? IP_RECVERR : IPV6_RECVERR));
+		CHECK(told->cmsg_len == CMSG_LEN(sizeof(notice) + (v4 ? sizeof(struct sockaddr_in)
+								      : sizeof(struct sockaddr_in6))));
+		memcpy(&notice, CMSG_DATA(told), sizeof(notice));
+		CHECK(notice.ee_origin == SO_EE_ORIGIN_ZEROCOPY && notice.ee_errno == 0);
+		CHECK(notice.ee_info == next);
+		/* Our own stack copied nothing; the kernel's does for a TAP. */
+		CHECK(!end->towpath || notice.ee_code == 0);
+		next = notice.ee_data + 1;
+	}
+	/* Notices are no errors, and none is left. */
+	struct msghdr none = { 0 };
+	CHECK(CALL(end, recvmsg, fd, &none, MSG_ERRQUEUE) == -1 && errno == EAGAIN);
+	int error = -1;
+	CHECK(CALL(end, getsockopt, fd, SOL_SOCKET, SO_ERROR, &error, &(socklen_t){ 4 }) == 0);
+	CHECK(error == 0);
+	return next;
 }
 
-static int setting(struct end *end, int fd, int level, int name, int value)
+#define LENT 8
+#define LENT_BYTES 65507
+
+/* Lent datagrams of every size arrive as they were, though their memory changes once it is back. */
+static void lending(struct scene *scene)
 {
-	return CALL(end, setsockopt, fd, level, name, &value, sizeof(value));
+	static unsigned char buffers[LENT][LENT_BYTES];
+	static const int sizes[] = { 0, 1, 100, 1452, 1473, 9000, 40000, LENT_BYTES };
+	int server = socket_at(scene->server, scene->domain, 120);
+	int client = socket_at(scene->client, scene->domain, 121);
+	union address to;
+	socklen_t len = address_of(scene->server, scene->domain, 120, &to);
+	struct end *end = scene->client;
+	int64_t next = 0;
+
+	set_int(end, client, SOL_SOCKET, SO_ZEROCOPY, 1);
+	for (int round = 0; round < 20; round++) {
+		for (int i = 0; i < LENT; i++) {
+			memset(buffers[i], round * LENT + i + 1, sizes[i]);
+			CHECK(CALL(end, sendto, client, buffers[i], sizes[i], MSG_ZEROCOPY, &to.any,
+				   len) == sizes[i]);
+		}
+		next = returned(end, client, scene->domain, next, LENT);
+		CHECK(next == (round + 1) * LENT);
+		memset(buffers, 0, sizeof(buffers));
+		for (int i = 0; i < LENT; i++) {
+			CHECK(CALL(scene->server, recv, server, in, sizeof(in), 0) == sizes[i]);
+			for (int at = 0; at < sizes[i]; at++)
+				CHECK(in[at] == round * LENT + i + 1);
+		}
+	}
+	/* Several calls are one datagram and one notice. */
+	for (int i = 0; i < 3; i++) {
+		memset(buffers[i], 'a' + i, 1000);
+		CHECK(CALL(end, sendto, client, buffers[i], 100, MSG_ZEROCOPY | (i < 2 ? MSG_MORE : 0),
+			   &to.any, len) == 100);
+		struct pollfd polled = { .fd = client };
+		CHECK(i == 2 || CALL(end, poll, &polled, 1, 0) == 0);
+	}
+	char control[128];
+	struct msghdr message = { .msg_control = control, .msg_controllen = sizeof(control) };
+	struct pollfd polled = { .fd = client };
+	CHECK(CALL(end, poll, &polled, 1, 5000) == 1);
+	CHECK(CALL(end, recvmsg, client, &message, MSG_ERRQUEUE) == 0);
+	struct sock_extended_err notice;
+	memcpy(&notice, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(notice));
+	CHECK(notice.ee_info == next && notice.ee_data == next + 2);
+	CHECK(CALL(scene->server, recv, server, in, sizeof(in), 0) == 300);
+	CHECK(in[0] == 'a' && in[99] == 'a' && in[100] == 'b' && in[299] == 'c');
+	next += 3;
+	/* A super-packet is one call; the peer gets the datagrams. */
+	set_int(end, client, SOL_UDP, UDP_SEGMENT, 1000);
+	memset(buffers[0], 7, 20001);
+	CHECK(CALL(end, sendto, client, buffers[0], 20001, MSG_ZEROCOPY, &to.any, len) == 20001);
+	next = returned(end, client, scene->domain, next, 1);
+	memset(buffers[0], 0, 20001);
+	for (int i = 0; i <= 20; i++) {
+		CHECK(CALL(scene->server, recv, server, in, sizeof(in), 0) == (i < 20 ? 1000 : 1));
+		CHECK(in[0] == 7);
+	}
+	/* What is closed tells nobody. */
+	CHECK(CALL(end, sendto, client, buffers[0], 1000, MSG_ZEROCOPY, &to.any, len) == 1000);
+	CHECK(CALL(end, close, client) == 0);
+	CHECK(CALL(scene->server, recv, server, in, sizeof(in), 0) == 1000);
+	CHECK(CALL(scene->server, close, server) == 0);
 }
 
 /* Sends with one control message. */
@@ -523,6 +603,89 @@ static void ask_messages(struct end *end, struct end *peer, int domain, struct a
 	}
 	SAY(CALL(end, sendmsg, fd, &(struct msghdr){ 0 }, 0));
 	SAY(CALL(end, sendto, fd, "x", 1, 0, &zero.any, sizeof(zero)));
+	CHECK(CALL(end, close, fd) == 0 && CALL(peer, close, sink) == 0);
+}
+
+/* Lent sends that are wrong, and which of all have numbers. */
+static void ask_lending(struct end *end, struct end *peer, int domain, struct answers *answers)
+{
+	static unsigned char pages[64][8192];
+	int sink = socket_at(peer, domain, 122), fd = socket_at(end, domain, 123);
+	union address to, zero;
+	socklen_t len = address_of(peer, domain, 122, &to);
+	struct iovec pieces[64];
+	struct msghdr message = { .msg_name = &to, .msg_namelen = len, .msg_iov = pieces };
+	int64_t next = 0;
+
+#define LEND(count) (message.msg_iovlen = (count), CALL(end, sendmsg, fd, &message, MSG_ZEROCOPY))
+#define TOLD(wanted) SAY(next = returned(end, fd, domain, next, wanted))
+
+	address_of(peer, domain, 0, &zero);
+	for (int i = 0; i < 64; i++)
+		pieces[i] = (struct iovec){ pages[i], 1 };
+	SAY(option(end, fd, SOL_SOCKET, SO_ZEROCOPY));
+	SAY(LEND(1));
+	SAY(CALL(end, recvmsg, fd, &(struct msghdr){ 0 }, MSG_ERRQUEUE));
+	SAY(setting(end, fd, SOL_SOCKET, SO_ZEROCOPY, 2));
+	SAY(setting(end, fd, SOL_SOCKET, SO_ZEROCOPY, -1));
+	SAY(setting(end, fd, SOL_SOCKET, SO_ZEROCOPY, 1));
+	SAY(option(end, fd, SOL_SOCKET, SO_ZEROCOPY));
+	SAY(LEND(17));
+	SAY(LEND(18));
+	SAY(LEND(64));
+	TOLD(1);
+	/* Empty ranges are none, and no range at all is an empty datagram. */
+	pieces[0].iov_len = 0;
+	SAY(LEND(18));
+	SAY(LEND(1));
+	SAY(LEND(0));
+	TOLD(3);
+	pieces[0].iov_len = 1;
+	pieces[3].iov_base = NULL;
+	SAY(LEND(4));
+	pieces[3].iov_base = pages[3];
+	SAY(CALL(end, sendto, fd, NULL, 1, MSG_ZEROCOPY, &to.any, len));
+	/* Pages that are there, that nobody may read, that are gone, and that have no file behind. */
+	unsigned char *some = mmap(NULL, 4 * PAGE, PROT_READ | PROT_WRITE,
+				   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	int file = memfd_create("short", 0);
+	CHECK(some != MAP_FAILED && file >= 0 && mprotect(some + PAGE, PAGE, PROT_NONE) == 0);
+	CHECK(munmap(some + 2 * PAGE, PAGE) == 0);
+	CHECK(mmap(some + 3 * PAGE, PAGE, PROT_READ, MAP_SHARED | MAP_FIXED, file, 0) != MAP_FAILED);
+	for (int page = 0; page < 4; page++)
+		SAY(CALL(end, sendto, fd, some + page * PAGE + 8, 100, MSG_ZEROCOPY, &to.any, len));
+	SAY(CALL(end, sendto, fd, some + PAGE - 8, 16, MSG_ZEROCOPY, &to.any, len));
+	TOLD(1);
+	CHECK(munmap(some, 4 * PAGE) == 0 && close(file) == 0);
+	SAY(CALL(end, sendto, fd, out, 65508 + 20 * (domain == AF_INET6), MSG_ZEROCOPY, &to.any, len));
+	SAY(CALL(end, sendto, fd, out, 65536, MSG_ZEROCOPY, &to.any, len));
+	SAY(CALL(end, sendto, fd, out, 1, MSG_ZEROCOPY, &zero.any, len));
+	SAY(CALL(end, send, fd, out, 1, MSG_ZEROCOPY));
+	SAY(setting(end, fd, SOL_UDP, UDP_SEGMENT, 10));
+	SAY(CALL(end, sendto, fd, out, 1281, MSG_ZEROCOPY, &to.any, len));
+	SAY(setting(end, fd, SOL_UDP, UDP_SEGMENT, 1500));
+	SAY(CALL(end, sendto, fd, out, 4000, MSG_ZEROCOPY, &to.any, len));
+	SAY(setting(end, fd, SOL_UDP, UDP_SEGMENT, 0));
+	SAY(CALL(end, send, fd, out, 1, MSG_ZEROCOPY));
+	SAY(CALL(end, connect, fd, &to.any, len));
+	SAY(CALL(end, send, fd, out, 1, MSG_ZEROCOPY));
+	/* The two that could not be cut are told of, too. */
+	TOLD(3);
+	/* Too small a room for the notice loses it. */
+	char control[32];
+	struct msghdr small = { .msg_control = control, .msg_controllen = sizeof(control) };
+	struct pollfd polled = { .fd = fd };
+	SAY(CALL(end, send, fd, out, 1, MSG_ZEROCOPY));
+	SAY(CALL(end, poll, &polled, 1, 5000));
+	SAY(CALL(end, recvmsg, fd, &small, MSG_ERRQUEUE));
+	SAY(small.msg_flags);
+	SAY(small.msg_controllen);
+	SAY(CALL(end, recvmsg, fd, &small, MSG_ERRQUEUE));
+	next++;
+	SAY(CALL(end, shutdown, fd, SHUT_WR));
+	SAY(CALL(end, send, fd, out, 1, MSG_ZEROCOPY));
+	SAY(setting(end, fd, SOL_SOCKET, SO_ZEROCOPY, 0));
+	SAY(option(end, fd, SOL_SOCKET, SO_ZEROCOPY));
 	CHECK(CALL(end, close, fd) == 0 && CALL(peer, close, sink) == 0);
 }
 
@@ -617,24 +780,72 @@ static void ask(struct end *end, struct end *peer, int domain, struct answers *a
 static void same_answers(struct end *ours, struct end *kernel, int domain)
 {
 	static struct answers first, second;
-	int wrong = 0;
 
 	first.count = second.count = 0;
 	ask(kernel, ours, domain, &first);
 	ask_messages(kernel, ours, domain, &first);
+	ask_lending(kernel, ours, domain, &first);
 	ask(ours, kernel, domain, &second);
 	ask_messages(ours, kernel, domain, &second);
-	CHECK(first.count == second.count);
-	for (int i = 0; i < first.count; i++) {
-		if (first.said[i].value == second.said[i].value &&
-		    first.said[i].error == second.said[i].error)
-			continue;
-		fprintf(stderr, "%d (IPv%d, answer %d): kernel %d errno %d, towpath %d errno %d\n",
-			first.said[i].line, domain == AF_INET ? 4 : 6, i, first.said[i].value,
-			first.said[i].error, second.said[i].value, second.said[i].error);
-		wrong++;
+	ask_lending(ours, kernel, domain, &second);
+	compare(&first, &second, domain == AF_INET ? "IPv4" : "IPv6");
+}
+
+/* Messages by the dozen: as many as are there, and what is wrong with a later one is told later. */
+static void several_messages(struct scene *scene)
+{
+	enum { COUNT = 5 };
+	int server = socket_at(scene->server, scene->domain, 116);
+	int client = socket_at(scene->client, scene->domain, 117);
+	union address to;
+	socklen_t len = address_of(scene->server, scene->domain, 116, &to);
+	unsigned char bytes[COUNT] = { 10, 11, 12, 13, 14 };
+	struct iovec pieces[COUNT], places[COUNT];
+	struct mmsghdr sent[COUNT] = { 0 }, got[COUNT] = { 0 };
+	struct timespec limit = { .tv_sec = 5 }, wrong = { .tv_nsec = 1000000000 };
+
+	for (int i = 0; i < COUNT; i++) {
+		pieces[i] = (struct iovec){ bytes, i + 1 };
+		places[i] = (struct iovec){ in + 10 * i, 10 };
+		sent[i].msg_hdr = (struct msghdr){ .msg_name = &to, .msg_namelen = len,
+						   .msg_iov = &pieces[i], .msg_iovlen = 1 };
+		got[i].msg_hdr = (struct msghdr){ .msg_iov = &places[i], .msg_iovlen = 1 };
 	}
-	CHECK(wrong == 0);
+	CHECK(CALL(scene->client, sendmmsg, client, sent, 0, 0) == 0);
+	CHECK(CALL(scene->client, sendmmsg, -1, sent, 0, 0) == -1 && errno == EBADF);
+	CHECK(CALL(scene->client, sendmmsg, client, sent, 3, 0) == 3);
+	CHECK(sent[0].msg_len == 1 && sent[2].msg_len == 3);
+	/* All that was asked for. */
+	CHECK(CALL(scene->server, recvmmsg, server, got, 3, 0, &limit) == 3);
+	CHECK(got[0].msg_len == 1 && got[1].msg_len == 2 && got[2].msg_len == 3);
+	CHECK(in[22] == 12 && limit.tv_sec < 5);
+	/* The fourth names nobody. */
+	sent[3].msg_hdr.msg_name = NULL;
+	sent[3].msg_hdr.msg_namelen = 0;
+	CHECK(CALL(scene->client, sendmmsg, client, sent + 2, 3, 0) == 1);
+	CHECK(CALL(scene->client, sendmmsg, client, sent + 3, 2, 0) == -1 && errno == EDESTADDRREQ);
+	/* What is there, but one at least. */
+	CHECK(CALL(scene->server, recvmmsg, server, got, COUNT, MSG_WAITFORONE, NULL) == 1);
+	CHECK(CALL(scene->server, recvmmsg, server, got, COUNT, MSG_DONTWAIT, NULL) == -1 &&
+	      errno == EAGAIN);
+	CHECK(CALL(scene->server, recvmmsg, server, got, 1, 0, &wrong) == -1 && errno == EINVAL);
+	CHECK(CALL(scene->server, recvmmsg, server, got, 0, 0, NULL) == 0);
+	CHECK(CALL(scene->server, recvmmsg, -1, got, 1, 0, NULL) == -1 && errno == EBADF);
+	/* A time that is over after the first. */
+	limit = (struct timespec){ 0 };
+	CHECK(CALL(scene->client, sendmmsg, client, sent, 2, 0) == 2);
+	CHECK(CALL(scene->server, recvmmsg, server, got, 2, 0, &limit) == 1);
+	CHECK(CALL(scene->server, recv, server, in, 10, 0) == 2);
+	/* An error that waits comes before messages. */
+	len = address_of(scene->server, scene->domain, 9, &to);
+	CHECK(CALL(scene->client, connect, client, &to.any, len) == 0);
+	CHECK(CALL(scene->client, send, client, "x", 1, 0) == 1);
+	struct pollfd polled = { .fd = client };
+	CHECK(CALL(scene->client, poll, &polled, 1, 10000) == 1 && polled.revents == POLLERR);
+	CHECK(CALL(scene->client, recvmmsg, client, got, 1, 0, NULL) == -1 &&
+	      errno == ECONNREFUSED);
+	CHECK(CALL(scene->client, close, client) == 0);
+	CHECK(CALL(scene->server, close, server) == 0);
 }
 
 static void play(struct scene *scene)
@@ -645,22 +856,17 @@ static void play(struct scene *scene)
 	packet_information(scene);
 	waits(scene);
 	several_calls(scene);
+	several_messages(scene);
 	losses(scene);
+	lending(scene);
 }
 
 int main(void)
 {
-	struct towpath_config config = {
-		.size = sizeof(config),
-		.addresses = OURS_V4 "/24 " OURS_V6 "/64",
-		.gateways = KERNEL_V4 " " KERNEL_V6,
-	};
+	struct towpath_config config = CONFIG;
 
-	alarm(PATIENCE);
-	if (unshare(CLONE_NEWNET) != 0 || access("/dev/net/tun", R_OK | W_OK) != 0) {
-		fprintf(stderr, "%s\n", strerror(errno));
-		return 77;
-	}
+	if (!begin(PATIENCE))
+		return NOT_POSSIBLE;
 	struct towpath *instance = towpath_attach("tap0", &config);
 	CHECK(instance);
 	configure("tap0");

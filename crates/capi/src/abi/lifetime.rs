@@ -1,7 +1,7 @@
-//! How instances are made, driven and ended.
+//! How instances are made, driven and ended, and other calls that only instances have.
 #![allow(unsafe_code)]
 
-use super::{give, give_done, set_errno};
+use super::{give, give_done, on, set_errno};
 use crate::attach::tap_errno;
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Config, Instance};
@@ -35,6 +35,18 @@ pub struct TowpathConfig {
 const CONFIG_BYTES_MAX: usize = 4096;
 
 exported! {
+    /// Gives back what the calls `first` to `last` lent; the header says more.
+    fn towpath_recall(of, fd: c_int, first: u32, last: u32) -> c_int {
+        give_done(on(of, fd, of.recall(fd, first, last)))
+    }
+
+    /// Fills a `struct towpath_stats` of `size` bytes; the header says more.
+    fn towpath_get_stats(of, stats: *mut c_void, size: size_t) -> c_int {
+        // SAFETY: the caller vouches for it.
+        let room = unsafe { bytes_mut(stats, size) };
+        give_done(room.and_then(|room| of.write_stats(room)))
+    }
+
     /// Gives the instance an IP packet, as if the device had received it. 0, or -1 without memory
     /// for it (`ENOBUFS`).
     fn towpath_input(of, packet: *const c_void, len: size_t) -> c_int {

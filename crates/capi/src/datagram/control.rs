@@ -3,15 +3,13 @@
 
 use super::{Told, origin};
 use crate::address;
-use crate::control::Control;
+use crate::control::{Control, each_message};
 use crate::errno::{Errno, Outcome};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use towpath_net::socket::{ErrorNotice, ReceivedDatagram, SendTo};
 
 /// The index of the one interface that an instance has.
 const INTERFACE: u32 = 1;
-/// Bytes of `struct cmsghdr`.
-const HEADER: usize = size_of::<libc::cmsghdr>();
 /// Bytes of `struct in_pktinfo` and of `struct in6_pktinfo`.
 const PKTINFO_V4: usize = size_of::<libc::in_pktinfo>();
 const PKTINFO_V6: usize = size_of::<libc::in6_pktinfo>();
@@ -55,7 +53,7 @@ pub(super) fn push_told(control: &mut Control<'_>, asked: &Told, told: &Received
 }
 
 /// Adds a `struct sock_extended_err` and the address of who sent the error.
-pub(super) fn push_error(control: &mut Control<'_>, domain: i32, notice: &ErrorNotice) {
+pub(crate) fn push_error(control: &mut Control<'_>, domain: i32, notice: &ErrorNotice) {
     let (level, kind, room) = match domain {
         libc::AF_INET => (libc::IPPROTO_IP, libc::IP_RECVERR, size_of::<libc::sockaddr_in>()),
         _ => (libc::IPPROTO_IPV6, libc::IPV6_RECVERR, size_of::<libc::sockaddr_in6>()),
@@ -66,7 +64,7 @@ pub(super) fn push_error(control: &mut Control<'_>, domain: i32, notice: &ErrorN
     bytes.extend(0_u32.to_ne_bytes());
     let head = bytes.len();
     if let Some(offender) = notice.offender {
-        bytes.extend(address::write(SocketAddr::new(offender, 0)));
+        bytes.extend(address::write(SocketAddr::new(offender, 0).into()));
     }
     bytes.resize(head + room, 0);
     control.push(level, kind, &bytes);
@@ -74,18 +72,8 @@ pub(super) fn push_error(control: &mut Control<'_>, domain: i32, notice: &ErrorN
 
 /// Reads the control messages of a send (Linux's `udp_cmsg_send`, `ip_cmsg_send` and
 /// `ip6_datagram_send_ctl`).
-pub(super) fn parse(mut bytes: &[u8], over_v4: bool, send: &mut SendTo) -> Outcome<()> {
-    while bytes.len() >= HEADER {
-        let word = |at: usize| bytes[at..at + 4].first_chunk::<4>().map(|b| i32::from_ne_bytes(*b));
-        let len = bytes.first_chunk::<8>().map_or(0, |len| usize::from_ne_bytes(*len));
-        if !(HEADER..=bytes.len()).contains(&len) {
-            return Err(Errno::INVAL);
-        }
-        let (level, kind) = (word(8).unwrap_or(0), word(12).unwrap_or(0));
-        message(level, kind, &bytes[HEADER..len], over_v4, send)?;
-        bytes = &bytes[len.next_multiple_of(size_of::<usize>()).min(bytes.len())..];
-    }
-    Ok(())
+pub(super) fn parse(bytes: &[u8], over_v4: bool, send: &mut SendTo) -> Outcome<()> {
+    each_message(bytes, |level, kind, data| message(level, kind, data, over_v4, send))
 }
 
 fn message(level: i32, kind: i32, data: &[u8], over_v4: bool, send: &mut SendTo) -> Outcome<()> {
@@ -155,6 +143,7 @@ fn byte_or_default(data: &[u8]) -> Outcome<Option<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::HEADER;
 
     fn cmsg(level: i32, kind: i32, data: &[u8]) -> Vec<u8> {
         let mut bytes = (HEADER + data.len()).to_ne_bytes().to_vec();

@@ -1,10 +1,10 @@
 //! Options of datagram sockets, as far as they are not those of all sockets.
 
-use super::int;
+use super::{fragment_size, int};
 use crate::datagram::Told;
 use crate::errno::{Errno, Outcome};
 use crate::instance::State;
-use towpath_net::socket::{Family, PathMtu, RECEIVE_BUFFER_DEFAULT, SEND_BUFFER_DEFAULT};
+use towpath_net::socket::{Family, RECEIVE_BUFFER_DEFAULT, SEND_BUFFER_DEFAULT};
 
 /// What Linux says of options that a protocol does not have.
 const UNKNOWN: Errno = Errno(libc::ENOPROTOOPT);
@@ -43,8 +43,14 @@ impl State {
         if !self.files.socket(fd).is_ok_and(|file| file.datagram) {
             return None;
         }
+        if let Some(done) = self.set_packet_option(fd, (level, name), value) {
+            return Some(done);
+        }
         if let Err(error) = self.check_level(fd, level) {
             return Some(Err(error));
+        }
+        if let Some(done) = self.set_raw_option(fd, level, name, value) {
+            return Some(done);
         }
         let number = match number(level, value) {
             Ok(number) => number,
@@ -56,8 +62,10 @@ impl State {
     /// Which levels a datagram socket has.
     fn check_level(&self, fd: i32, level: i32) -> Outcome<()> {
         let v6 = self.files.socket(fd)?.domain == libc::AF_INET6;
+        let raw = self.sockets.is_raw(self.id(fd)?);
         match level {
             libc::IPPROTO_TCP => Err(UNKNOWN),
+            libc::SOL_UDP if raw => Err(UNKNOWN),
             libc::IPPROTO_IPV6 if !v6 => Err(UNKNOWN),
             _ => Ok(()),
         }
@@ -118,19 +126,12 @@ impl State {
                 let class = or_default(number, 0)?.unwrap_or(0);
                 self.change(fd, |options| options.traffic_class = class)?;
             }
-            (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER)
-            | (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER) => {
-                if level == libc::IPPROTO_IPV6 {
-                    self.set_path_mtu_v6(fd, number)?;
-                } else {
-                    self.set_path_mtu(fd, number)?;
-                }
-                let path_mtu = match number {
-                    libc::IP_PMTUDISC_DO | libc::IP_PMTUDISC_PROBE => PathMtu::Never,
-                    libc::IP_PMTUDISC_INTERFACE => PathMtu::Link,
-                    _ => PathMtu::Fragment,
-                };
-                self.change(fd, |options| options.datagram.path_mtu = path_mtu)?;
+            (libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG) => {
+                self.change(fd, |options| options.datagram.dont_fragment_v6 = on)?;
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_MTU) => {
+                let size = fragment_size(number)?;
+                self.change(fd, |options| options.datagram.fragment_size_v6 = size)?;
             }
             _ => return Ok(None),
         }
@@ -146,6 +147,12 @@ impl State {
     ) -> Option<Outcome<Vec<u8>>> {
         if !self.files.socket(fd).is_ok_and(|file| file.datagram) {
             return None;
+        }
+        if let Some(told) = self.packet_option(fd, level, name) {
+            return Some(told);
+        }
+        if let Some(told) = self.raw_option(fd, level, name) {
+            return Some(told);
         }
         let number = self.check_level(fd, level).and_then(|()| self.number_of(fd, level, name));
         Some(number.transpose()?.map(|number: i32| number.to_ne_bytes().to_vec()))
@@ -179,9 +186,11 @@ impl State {
             (libc::IPPROTO_IP, libc::IP_TTL) => ttl(own.ttl),
             (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) => ttl(own.hop_limit),
             (libc::IPPROTO_IP, libc::IP_MTU) | (libc::IPPROTO_IPV6, libc::IPV6_MTU) => {
-                self.sockets.remote(id)?;
-                i32::from(self.sockets.stack().mtu())
+                let remote = self.sockets.remote(id)?;
+                let remote = remote.ip().to_canonical();
+                i32::from(self.sockets.stack().path(remote).mtu)
             }
+            (libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG) => i32::from(own.dont_fragment_v6),
             _ => return Ok(None),
         }))
     }

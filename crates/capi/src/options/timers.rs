@@ -63,8 +63,8 @@ pub(super) fn change(name: i32, number: i32) -> Outcome<Option<Change>> {
             })
         }
         libc::TCP_WINDOW_CLAMP => {
-            let clamp = u32::try_from(number).map_err(|_| Errno::INVAL)?;
-            Change::WindowClamp((clamp > 0).then(|| clamp.max(WINDOW_CLAMP_LEAST)))
+            let clamp = u32::try_from(number).unwrap_or(0).max(WINDOW_CLAMP_LEAST);
+            Change::WindowClamp((number != 0).then_some(clamp))
         }
         _ => return Ok(None),
     }))

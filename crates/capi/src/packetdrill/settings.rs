@@ -61,6 +61,7 @@ impl Folder {
             stack.forget_peers();
         }
         self.read_tcp(stack.tcp_settings_mut());
+        self.read("tcp_max_orphans", |value| stack.set_orphans_max(limited(value) as usize));
         let text = fs::read_to_string(self.path.join("routes")).unwrap_or_default();
         if let Err(problem) = stack.set_routes(&routes::read(&text)) {
             eprintln!("towpath: routes: {problem}");

@@ -1,0 +1,126 @@
+//! Calls for several messages: `recvmmsg` and `sendmmsg`.
+#![allow(unsafe_code)]
+
+use super::{give_int, on, towpath_recvmsg, towpath_sendmsg};
+use crate::errno::{Errno, Outcome};
+use crate::instance::Instance;
+use libc::{c_int, c_uint, mmsghdr, timespec};
+use towpath_net::socket::Error;
+use towpath_net::time::Duration;
+
+/// Most messages that `sendmmsg` looks at (`UIO_MAXIOV`).
+const SENT_MAX: c_uint = 1024;
+
+exported! {
+    /// `recvmmsg(2)`. As there the time is looked at between messages only. An error that comes
+    /// after the first message is told by the next call.
+    fn towpath_recvmmsg(
+        of,
+        fd: c_int,
+        messages: *mut mmsghdr,
+        count: c_uint,
+        flags: c_int,
+        timeout: *mut timespec
+    ) -> c_int {
+        // SAFETY: the caller vouches for it.
+        let timeout = unsafe { timeout.as_mut() };
+        let limit = match timeout.as_deref().map(duration).transpose() {
+            Ok(limit) => limit,
+            Err(errno) => return give_int::<c_int>(Err(errno)),
+        };
+        if let Err(errno) = on(of, fd, of.pending_error(fd)) {
+            return give_int::<c_int>(Err(errno));
+        }
+        let begun = of.lock().now();
+        let left = || limit.map(|limit| limit.saturating_sub(of.lock().now().since(begun)));
+        let mut one_flags = flags & !libc::MSG_WAITFORONE;
+        let mut done = 0;
+        while done < count {
+            // SAFETY: the caller vouches for `count` messages; only their address is taken.
+            let message = unsafe { messages.wrapping_add(done as usize).as_mut() };
+            let received = message.ok_or(Errno::FAULT).and_then(|message| {
+                // SAFETY: as of this call.
+                let len = unsafe { towpath_recvmsg(of, fd, &raw mut message.msg_hdr, one_flags) };
+                message.msg_len = c_uint::try_from(len).map_err(|_| last_errno())?;
+                Ok(message.msg_hdr.msg_flags)
+            });
+            match received {
+                Ok(told) => {
+                    done += 1;
+                    if told & libc::MSG_OOB != 0 || left().is_some_and(|left| left.is_zero()) {
+                        break;
+                    }
+                }
+                Err(errno) if done == 0 => return give_int::<c_int>(on(of, fd, Err(errno))),
+                Err(errno) => {
+                    of.keep_error(fd, errno);
+                    break;
+                }
+            }
+            if flags & libc::MSG_WAITFORONE != 0 {
+                one_flags |= libc::MSG_DONTWAIT;
+            }
+        }
+        if let (Some(timeout), Some(left)) = (timeout, left()) {
+            (timeout.tv_sec, timeout.tv_nsec) = (left.as_secs() as _, left.subsec_nanos() as _);
+        }
+        give_int(Ok(done))
+    }
+
+    /// `sendmmsg(2)`, without `SIGPIPE`. As there an error after the first message is not told.
+    fn towpath_sendmmsg(
+        of,
+        fd: c_int,
+        messages: *mut mmsghdr,
+        count: c_uint,
+        flags: c_int
+    ) -> c_int {
+        let mut done = 0;
+        while done < count.min(SENT_MAX) {
+            // SAFETY: the caller vouches for `count` messages; only their address is taken.
+            let message = unsafe { messages.wrapping_add(done as usize).as_mut() };
+            let sent = message.ok_or(Errno::FAULT).and_then(|message| {
+                // SAFETY: as of this call.
+                let len = unsafe { towpath_sendmsg(of, fd, &raw const message.msg_hdr, flags) };
+                message.msg_len = c_uint::try_from(len).map_err(|_| last_errno())?;
+                Ok(())
+            });
+            match sent {
+                Ok(()) => done += 1,
+                Err(errno) if done == 0 => return give_int::<c_int>(on(of, fd, Err(errno))),
+                Err(_) => break,
+            }
+        }
+        give_int(if of.has(fd) { Ok(done) } else { Err(Errno::BADF) })
+    }
+}
+
+impl Instance {
+    /// Takes the error that a socket keeps, if any.
+    fn pending_error(&self, fd: c_int) -> Outcome<()> {
+        let mut state = self.lock();
+        let id = state.id(fd)?;
+        state.sockets.take_error(id)?.map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    /// Lets the next call tell of an error.
+    fn keep_error(&self, fd: c_int, Errno(number): Errno) {
+        let mut state = self.lock();
+        let kept = Error::from_errno(number).filter(|error| *error != Error::WouldBlock);
+        if let (Ok(id), Some(error)) = (state.id(fd), kept) {
+            state.sockets.keep_error(id, error);
+        }
+    }
+}
+
+/// A time of C; `EINVAL` if it is none.
+fn duration(time: &timespec) -> Outcome<Duration> {
+    let seconds = u64::try_from(time.tv_sec).map_err(|_| Errno::INVAL)?;
+    let nanos = u32::try_from(time.tv_nsec).map_err(|_| Errno::INVAL)?;
+    if nanos >= 1_000_000_000 { Err(Errno::INVAL) } else { Ok(Duration::new(seconds, nanos)) }
+}
+
+/// What the call that has just failed left.
+fn last_errno() -> Errno {
+    Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+}

@@ -1,0 +1,145 @@
+//! Receiving without a copy: messages whose pieces stay where they are until they are returned.
+//!
+//! A call that hands out pieces names them by a token, and `towpath_return` gives all of that call
+//! back. How much a program can hold is bounded by its sockets and by the stack; each token stands
+//! for some of that, so there are no more tokens than that allows.
+
+use crate::control::{Control, Received};
+use crate::errno::{Errno, Outcome};
+use crate::instance::{Instance, State};
+use crate::link;
+use std::time::Duration;
+use towpath_net::socket::{Error, ReadMost, Readiness};
+use towpath_packet::Held;
+
+/// Flags of the call that are known.
+const FLAGS: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_CMSG_CLOEXEC;
+
+/// A call whose pieces are out, or none.
+#[derive(Default)]
+struct Call {
+    /// Tells calls with the same place apart; never zero.
+    generation: u32,
+    pieces: Vec<Held>,
+}
+
+impl Call {
+    /// True if its pieces are out under this token.
+    fn is_named(&self, token: u64) -> bool {
+        u64::from(self.generation) == token >> 32 && !self.pieces.is_empty()
+    }
+}
+
+/// What a program holds, by tokens.
+#[derive(Default)]
+pub(crate) struct HandedOut {
+    calls: Vec<Call>,
+    free: Vec<u32>,
+}
+
+impl HandedOut {
+    /// Room for the pieces of one more call.
+    fn begin(&mut self) -> (u32, Vec<Held>) {
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.calls.push(Call::default());
+            (self.calls.len() - 1) as u32
+        });
+        (place, std::mem::take(&mut self.calls[place as usize].pieces))
+    }
+
+    /// The token of what was handed out; zero for nothing.
+    fn end(&mut self, place: u32, pieces: Vec<Held>) -> u64 {
+        let call = &mut self.calls[place as usize];
+        call.pieces = pieces;
+        if call.pieces.is_empty() {
+            self.free.push(place);
+            return 0;
+        }
+        call.generation = call.generation.wrapping_add(1).max(1);
+        u64::from(call.generation) << 32 | u64::from(place)
+    }
+
+    /// The pieces of a call; none if there is no such call.
+    fn pieces(&self, token: u64) -> &[Held] {
+        let call = self.calls.get(token as u32 as usize);
+        call.filter(|call| call.is_named(token)).map_or(&[], |call| &call.pieces)
+    }
+
+    /// Drops the pieces of a call; false if there is no such call.
+    fn give_back(&mut self, token: u64) -> bool {
+        let call = self.calls.get_mut(token as u32 as usize);
+        let Some(call) = call.filter(|call| call.is_named(token)) else { return false };
+        call.pieces.clear();
+        self.free.push(token as u32);
+        true
+    }
+}
+
+impl Instance {
+    /// Receives what is there without copying it: at most so many pieces, told by `piece` as an
+    /// address and a length, and the token to return them with, which is zero if there are none.
+    pub(crate) fn receive_lent(
+        &self,
+        fd: i32,
+        pieces: usize,
+        control: &mut [u8],
+        flags: i32,
+        mut piece: impl FnMut(&[u8]),
+    ) -> Outcome<(Received, u64)> {
+        if flags & !FLAGS != 0 {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        let most = ReadMost { bytes: usize::MAX, pieces, private: true };
+        let mut control = Control::new(control);
+        let timeout = self.lock().timeout(fd, flags, false)?;
+        self.block(timeout, |state| {
+            let (mut received, token) = state.receive_lent(fd, &most, &mut control, timeout)?;
+            let pieces = state.handed_out.pieces(token).iter();
+            pieces.for_each(|held| piece(held.bytes().unwrap_or_default()));
+            (received.control, received.flags) = (control.len, control.flags);
+            Ok((received, token))
+        })
+    }
+
+    /// Gives the pieces of a call back.
+    pub fn give_back(&self, token: u64) -> Outcome<()> {
+        self.call(|state| state.handed_out.give_back(token).then_some(()).ok_or(Errno::INVAL))
+    }
+}
+
+impl State {
+    fn receive_lent(
+        &mut self,
+        fd: i32,
+        most: &ReadMost,
+        control: &mut Control<'_>,
+        timeout: Option<Duration>,
+    ) -> Outcome<(Received, u64)> {
+        let file = self.files.socket(fd)?;
+        let (id, datagram) = (file.id, file.datagram);
+        let (place, mut pieces) = self.handed_out.begin();
+        let mut received = Received::default();
+        let outcome = self.with(|sockets, cx| {
+            if !datagram {
+                received.len = sockets.receive_lent(id, most, &mut pieces, cx)?;
+                return Ok(None);
+            }
+            let told = sockets.receive_datagram_lent(id, most, &mut pieces, cx)?;
+            (received.len, received.source) = (told.len, Some(link::source(told.from, told.link)));
+            Ok(Some(told))
+        });
+        let token = self.handed_out.end(place, pieces);
+        match outcome {
+            Ok(Some(told)) => self.tell_datagram(fd, &told, control)?,
+            Ok(None) => self.tell_left(fd, control)?,
+            // As with a copy, the end of receiving ends a wait for datagrams.
+            Err(Error::WouldBlock) if datagram && timeout != Some(Duration::ZERO) => {
+                if !self.sockets.readiness(id).contains(Readiness::READ_HUP) {
+                    return Err(Errno::AGAIN);
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+        Ok((received, token))
+    }
+}

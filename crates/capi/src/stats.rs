@@ -1,0 +1,65 @@
+//! Figures about lending and copying, for programs.
+
+use crate::errno::{Errno, Outcome};
+use crate::instance::Instance;
+use std::time::Duration;
+use towpath_packet::Site;
+
+/// Figures of `struct towpath_stats`, each of 64 bits.
+const FIGURES: usize = 8 + Site::ALL.len();
+/// Largest structure that a program of the future may give.
+const STATS_BYTES_MAX: usize = 4096;
+
+// The structure has a field for each site, in this order. A new site goes to its end.
+const _: () = assert!(Site::ALL.len() == 8 && Site::Checksum as usize == 7);
+
+impl Instance {
+    /// In the order of `struct towpath_stats`.
+    fn figures(&self) -> [u64; FIGURES] {
+        self.call(|state| {
+            let now = state.now();
+            state.with(|sockets, cx| {
+                let (ledger, lent) = (cx.ledger, sockets.lent_stats(now));
+                let oldest = lent.oldest.unwrap_or(Duration::ZERO).as_micros();
+                let [a, b, c, d, e, f, g, h] = Site::ALL.map(|site| ledger.copied_at(site));
+                [
+                    ledger.carried(),
+                    ledger.copied(),
+                    ledger.lent(),
+                    ledger.hits(),
+                    lent.calls,
+                    lent.bytes,
+                    u64::try_from(oldest).unwrap_or(u64::MAX),
+                    lent.terms_fired,
+                    a,
+                    b,
+                    c,
+                    d,
+                    e,
+                    f,
+                    g,
+                    h,
+                ]
+            })
+        })
+    }
+
+    /// Fills a `struct towpath_stats` as long as the program knows it. What this library does not
+    /// know is zero.
+    ///
+    /// # Errors
+    /// `EINVAL` for a length that no version of the structure has, `E2BIG` for one that none will.
+    pub(crate) fn write_stats(&self, room: &mut [u8]) -> Outcome<()> {
+        if room.is_empty() || !room.len().is_multiple_of(size_of::<u64>()) {
+            return Err(Errno::INVAL);
+        }
+        if room.len() > STATS_BYTES_MAX {
+            return Err(Errno(libc::E2BIG));
+        }
+        room.fill(0);
+        for (field, figure) in room.chunks_exact_mut(size_of::<u64>()).zip(self.figures()) {
+            field.copy_from_slice(&figure.to_ne_bytes());
+        }
+        Ok(())
+    }
+}

@@ -71,5 +71,5 @@ fn goodput(loss: u32, rtt: u64, seconds: u64, seed: u64) -> f64 {
 
 /// What the kernel has: buffers that grow to 4 MiB for sending and 6 MiB for receiving.
 fn settings() -> Settings {
-    Settings { receive_buffer_max: 6 << 20, send_buffer_max: 4 << 20, ..Settings::default() }
+    Settings { receive_buffer_max: 12 << 20, send_buffer_max: 4 << 20, ..Settings::default() }
 }

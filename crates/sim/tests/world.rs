@@ -8,6 +8,8 @@ use towpath_sim::seed;
 
 /// Seeds of every run, for each kind of faults.
 const SEEDS: u64 = 10;
+/// Seeds that failed once.
+const FOUND: [(Faults, u64); 1] = [(Faults::None, 0x77c9_bb69_dc8b_ac33)];
 
 fn run_all(faults: Faults) {
     let run = |seed: u64| {
@@ -28,6 +30,7 @@ fn run_all(faults: Faults) {
         Some(count) => (0..count).for_each(|_: u64| run(seed::fresh())),
         None => (0..SEEDS).for_each(run),
     }
+    FOUND.iter().filter(|found| found.0 == faults).for_each(|found| run(found.1));
     run(seed::fresh());
 }
 

@@ -184,6 +184,11 @@ impl Machine {
                 (SOL_SOCKET, SO_OOBINLINE, _) => {
                     sockets.set_options(id, now, |options| options.urgent_inline = on)?;
                 }
+                (SOL_SOCKET, SO_RCVBUF, Value::Number(bytes)) => {
+                    // As much again for overhead, as on Linux.
+                    let bytes = u32::try_from(2 * *bytes).map_err(|_| Error::Invalid)?;
+                    sockets.set_options(id, now, |options| options.receive_buffer = Some(bytes))?;
+                }
                 (SOL_SOCKET, SO_LINGER, Value::Linger(on, seconds)) => {
                     let linger = match (*on, *seconds) {
                         (false, _) => Linger::Off,
@@ -191,6 +196,10 @@ impl Machine {
                         (true, seconds) => Linger::Wait(Duration::from_secs(seconds.into())),
                     };
                     sockets.set_options(id, now, |options| options.linger = linger)?;
+                }
+                (IPPROTO_TCP, TCP_SYNCNT, Value::Number(count)) => {
+                    let count = u8::try_from(*count).map_err(|_| Error::Invalid)?;
+                    sockets.set_options(id, now, |options| options.syn_count = Some(count))?;
                 }
                 (IPPROTO_TCP, TCP_DEFER_ACCEPT, Value::Number(seconds)) => {
                     let seconds = i32::try_from(*seconds).map_err(|_| Error::Invalid)?;
@@ -290,7 +299,7 @@ impl Subject for Machine {
             if let Some(frame) = self.left.pop_front() {
                 return Some((self.now(), frame));
             }
-            match self.sockets.stack().next_deadline() {
+            match self.sockets.next_deadline() {
                 Some(next) if next <= until => self.clock.jump(next),
                 _ => {
                     self.clock.jump(until);
@@ -413,9 +422,11 @@ const SOL_SOCKET: i64 = 1;
 const SO_REUSEADDR: i64 = 2;
 const SO_ERROR: i64 = 4;
 const SO_KEEPALIVE: i64 = 9;
+const SO_RCVBUF: i64 = 8;
 const SO_OOBINLINE: i64 = 10;
 const SO_LINGER: i64 = 13;
 const IPPROTO_TCP: i64 = 6;
 const TCP_NODELAY: i64 = 1;
+const TCP_SYNCNT: i64 = 7;
 const TCP_LINGER2: i64 = 8;
 const TCP_DEFER_ACCEPT: i64 = 9;

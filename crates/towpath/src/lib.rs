@@ -3,10 +3,12 @@
 //! This package binds the protocols of `towpath-net` to the operating system of `towpath-io`:
 //! [`worker::Worker`] is the thread that moves packets, [`gateway`] maps the flows of a program's
 //! own network onto host sockets, [`config`] says what is served and with which limits.
+//! [`host`] is for programs that want a stack of their own, with sockets whose sends lend.
 #![forbid(unsafe_code)]
 
 pub mod config;
 pub mod gateway;
+pub mod host;
 pub mod publish;
 pub mod report;
 pub mod resolv;

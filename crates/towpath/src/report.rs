@@ -101,7 +101,11 @@ impl fmt::Display for Report {
             self.packets_taken,
             self.frames_taken.0 + self.frames_taken.1
         )?;
-        writeln!(f, "retransmitted     {}", stack.retransmitted)?;
+        writeln!(
+            f,
+            "retransmitted     {}, {} of them loss probes",
+            stack.retransmitted, stack.tail_probes
+        )?;
         if stack.orphans_reset > 0 {
             writeln!(f, "orphans reset     {}", stack.orphans_reset)?;
         }
@@ -125,9 +129,14 @@ impl Report {
         for (site, bytes) in self.copied.iter().filter(|(_, bytes)| *bytes > 0) {
             writeln!(f, "copied            {site} {bytes} bytes")?;
         }
-        for (reason, count) in self.stack.drops() {
-            writeln!(f, "dropped           {} {count}", reason.name())?;
+        for (name, count) in self.losses() {
+            writeln!(f, "dropped           {name} {count}")?;
         }
+        Ok(())
+    }
+
+    /// What did not get through, by reason; those that never happened are left out.
+    pub fn losses(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         let gateway = &self.gateway;
         let others = [
             ("tap_receive", self.tap.receive_dropped()),
@@ -139,9 +148,7 @@ impl Report {
             ("no_descriptor", gateway.no_descriptor),
             ("flow_evicted", gateway.evicted),
         ];
-        for (name, count) in others.into_iter().filter(|(_, count)| *count > 0) {
-            writeln!(f, "dropped           {name} {count}")?;
-        }
-        Ok(())
+        let others = others.into_iter().filter(|(_, count)| *count > 0);
+        self.stack.drops().map(|(reason, count)| (reason.name(), count)).chain(others)
     }
 }

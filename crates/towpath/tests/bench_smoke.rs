@@ -1,6 +1,6 @@
-//! `towpath bench gateway` works and reports what it should. How fast anything is, is not tested.
+//! `towpath bench` works and reports what it should. How fast anything is, is not tested.
 //!
-//! Needs root and iperf3; says so when it cannot run.
+//! Needs root, and iperf3 for the gateway; says so when it cannot run.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -36,72 +36,148 @@ const CASES: [&str; 20] = [
 
 #[test]
 fn a_quick_run_yields_all_figures() {
-    if let Some(reason) = cannot_run() {
+    if let Some(reason) = cannot_run(&["iperf3", "ip"]) {
         eprintln!("skipped: {reason}");
         return;
     }
-    let plot = std::env::temp_dir().join(format!("towpath-bench-{}.svg", std::process::id()));
-    let mut command = Command::new(env!("CARGO_BIN_EXE_towpath"));
-    command.args(["bench", "gateway", "--quick", "--json", "--peers", "veth", "--plot"]);
-    let output = command.arg(&plot).stdin(Stdio::null()).output().unwrap();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{}: {errors}", output.status);
-    check_plot(&plot);
-    let lines = String::from_utf8(output.stdout).unwrap();
-    let mut ratios = BTreeMap::new();
-    for line in lines.lines() {
-        let object: Value = serde_json::from_str(line).unwrap();
-        check_object(&object);
-        let case = object["case"].as_str().unwrap().to_owned();
-        let ratio = object["ratio"].as_f64();
-        assert!(ratios.insert(case, ratio).is_none(), "twice: {line}");
+    let run = Run::of("gateway", &["--peers", "veth"]);
+    run.check_names(CASES.iter().map(|name| name.to_string()));
+    for object in run.cases.values() {
+        assert!(is_measured(object), "{object}");
+        assert_eq!(object["against"].is_null(), object["other"].is_null(), "{object}");
     }
-    let mut expected = CASES.to_vec();
-    expected.sort_unstable();
-    assert_eq!(ratios.keys().collect::<Vec<_>>(), expected, "{errors}");
-    assert!(ratios["tcp_out_mtu1500_1flow"].is_some_and(|ratio| ratio > 0.0), "{lines}");
-    assert!(ratios["ready"].is_none(), "the kernel alone has no start: {lines}");
+    assert!(run.ratio("tcp_out_mtu1500_1flow").is_some_and(|ratio| ratio > 0.0));
+    assert!(run.ratio("ready").is_none(), "the kernel alone has no start");
 }
 
-fn check_object(object: &Value) {
+#[test]
+fn a_quick_run_of_zerocopy_yields_all_figures() {
+    if let Some(reason) = cannot_run(&["ip"]) {
+        eprintln!("skipped: {reason}");
+        return;
+    }
+    let run = Run::of("zerocopy", &["--cases", "*process*,*system*,*break_even*,*auto*"]);
+    run.check_names(zerocopy_cases());
+    for (name, object) in &run.cases {
+        if name.contains("break_even") {
+            // Never, where lending does not pay.
+            assert!(object["value"].is_null() || is_measured(object), "{object}");
+            continue;
+        }
+        assert!(is_measured(object), "{object}");
+        let against = if name.contains("auto") { "better of both" } else { "copy" };
+        assert_eq!(object["against"], against);
+        assert!(run.ratio(name).is_some_and(|ratio| ratio > 0.0), "{object}");
+    }
+}
+
+#[test]
+fn instructions_are_counted() {
+    if let Some(reason) = cannot_run(&["ip", "valgrind"]) {
+        eprintln!("skipped: {reason}");
+        return;
+    }
+    let names = ["instructions_byte_64KiB", "instructions_call_64KiB", "instructions_plain_packet"];
+    let run = Run::of("zerocopy", &["--cases", &names.join(",")]);
+    run.check_names(names.map(String::from));
+    assert!(run.cases.values().all(is_measured));
+    assert!(run.ratio("instructions_call_64KiB").is_some_and(|ratio| ratio > 1.0));
+}
+
+/// The names that other documents and stored figures refer to.
+fn zerocopy_cases() -> Vec<String> {
+    let mut names = Vec::new();
+    for prefix in ["", "tap_", "kernel_", "kernel_udp_"] {
+        for suffix in ["", "_hot"] {
+            names.push(format!("{prefix}break_even{suffix}"));
+            for size in ["512B", "1KiB", "4KiB", "16KiB", "64KiB", "256KiB", "1MiB"] {
+                let kinds = ["process", "system", "auto"];
+                let count = if prefix.starts_with("kernel") { 2 } else { 3 };
+                for kind in &kinds[..count] {
+                    names.push(format!("{prefix}{kind}_{size}{suffix}"));
+                }
+            }
+        }
+    }
+    names
+}
+
+/// What a quick run of a bench has yielded.
+struct Run {
+    /// The one object of each case.
+    cases: BTreeMap<String, Value>,
+    errors: String,
+}
+
+impl Run {
+    fn of(bench: &str, arguments: &[&str]) -> Self {
+        // Tests run side by side, each in a thread of its own name.
+        let thread = std::thread::current();
+        let test = thread.name().unwrap_or(bench);
+        let file = format!("towpath-bench-{test}-{}.svg", std::process::id());
+        let plot = std::env::temp_dir().join(file);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_towpath"));
+        command.args(["bench", bench, "--quick", "--json"]).args(arguments);
+        let output = command.arg("--plot").arg(&plot).stdin(Stdio::null()).output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{}: {errors}", output.status);
+        let picture = std::fs::read_to_string(&plot).unwrap();
+        std::fs::remove_file(&plot).unwrap();
+        assert!(picture.starts_with("<svg ") && picture.ends_with("</svg>\n"), "{picture}");
+        let mut cases = BTreeMap::new();
+        for line in String::from_utf8(output.stdout).unwrap().lines() {
+            let object: Value = serde_json::from_str(line).unwrap();
+            check_object(&object, bench);
+            let case = object["case"].as_str().unwrap().to_owned();
+            if bench == "gateway" {
+                assert!(picture.contains(&case), "{case}: {picture}");
+            }
+            assert!(cases.insert(case, object).is_none(), "twice: {line}");
+        }
+        Self { cases, errors }
+    }
+
+    fn check_names(&self, expected: impl IntoIterator<Item = String>) {
+        let mut expected: Vec<_> = expected.into_iter().collect();
+        expected.sort_unstable();
+        assert!(self.cases.keys().eq(&expected), "{:?}: {}", self.cases.keys(), self.errors);
+    }
+
+    fn ratio(&self, case: &str) -> Option<f64> {
+        self.cases[case]["ratio"].as_f64()
+    }
+}
+
+fn check_object(object: &Value, bench: &str) {
     let mut keys: Vec<_> = object.as_object().unwrap().keys().map(String::as_str).collect();
     keys.sort_unstable();
     assert_eq!(
         keys,
         ["against", "bench", "case", "max", "min", "other", "ratio", "rounds", "unit", "value"]
     );
-    assert_eq!(object["bench"], "gateway");
-    assert_eq!(object["rounds"], 1, "{object}");
-    let value = object["value"].as_f64().unwrap();
-    assert!(value >= 0.0, "{object}");
+    assert_eq!(object["bench"], bench);
     // The one round is all there is.
     assert_eq!(object["min"], object["value"]);
     assert_eq!(object["max"], object["value"]);
     assert!(object["unit"].is_string(), "{object}");
-    assert_eq!(object["against"].is_null(), object["other"].is_null(), "{object}");
 }
 
-fn check_plot(path: &Path) {
-    let plot = std::fs::read_to_string(path).unwrap();
-    std::fs::remove_file(path).unwrap();
-    assert!(plot.starts_with("<svg ") && plot.ends_with("</svg>\n"), "{plot}");
-    assert!(CASES.iter().all(|case| plot.contains(case)), "{plot}");
+fn is_measured(object: &Value) -> bool {
+    object["rounds"] == 1 && object["value"].as_f64().is_some_and(|value| value >= 0.0)
 }
 
-fn cannot_run() -> Option<&'static str> {
+fn cannot_run(programs: &[&str]) -> Option<String> {
     let answers = |program: &str| {
         let mut command = Command::new(program);
         command.arg("-V").stdout(Stdio::null()).stderr(Stdio::null());
         command.status().is_ok()
     };
     if !rustix::process::geteuid().is_root() {
-        return Some("this needs root");
+        return Some("this needs root".into());
     }
     if !Path::new("/dev/net/tun").exists() {
-        return Some("/dev/net/tun is missing");
+        return Some("/dev/net/tun is missing".into());
     }
-    if !answers("iperf3") {
-        return Some("iperf3 is not installed");
-    }
-    (!answers("ip")).then_some("ip is not installed")
+    let missing = programs.iter().find(|program| !answers(program));
+    missing.map(|program| format!("{program} is not installed"))
 }

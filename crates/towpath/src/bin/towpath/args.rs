@@ -23,6 +23,7 @@ pub(crate) struct Arguments {
 pub(crate) enum Action {
     Run(RunArguments),
     Attach(AttachArguments),
+    Stats(StatsArguments),
     Bench(BenchArguments),
     /// Write the manual page to standard output.
     #[command(hide = true)]
@@ -76,6 +77,35 @@ pub(crate) struct AttachArguments {
 
     #[command(flatten)]
     pub(crate) network: NetworkArguments,
+}
+
+/// Tell the counters of a running towpath, or list all of them.
+///
+/// Only instances of the same user are found, by sockets in $XDG_RUNTIME_DIR/towpath, else in
+/// /run/user/UID/towpath, and for root else in /run/towpath. An instance without such a folder is
+/// not found; it says so with -v.
+///
+/// With --json there is one object on a line for each instance: `pid`, `version` and `command`;
+/// `bytes_out` and `bytes_in`, payload from and to the program; `carried`, both; `copied`, bytes of
+/// payload copied in user memory, by site; `copies_per_byte`, all of these for each byte carried;
+/// `flows`, open now, by protocol; `packets`, `from_program`, `to_program` and `retransmitted`;
+/// `taken`, packets and frames of memory in use; `dropped`, what did not get through, by reason.
+/// Later versions may add names.
+#[derive(Debug, Args)]
+#[command(after_help = exit::HELP)]
+pub(crate) struct StatsArguments {
+    /// The process number of a towpath; without it, all are listed.
+    #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..),
+          conflicts_with = "socket")]
+    pub(crate) pid: Option<i32>,
+
+    /// Ask the towpath behind this socket.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+
+    /// Write JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// What both have in common.

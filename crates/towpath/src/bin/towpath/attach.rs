@@ -47,7 +47,7 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     drop((theirs, namespace));
     let Some(device) = receive_device(&ours)? else { return Err(child.give_up()) };
     child.wait()?;
-    let mut gateway = start(&config, device, ready)?;
+    let mut gateway = start(&config, device, ready, messages)?;
     serve(&mut gateway, &signals, &identity, &life)?;
     if network.stats {
         messages.error(gateway.report());

@@ -35,9 +35,9 @@ use crate::exit::{Ending, FAILED, Failure};
 use crate::messages::Messages;
 use crate::parent::Kept;
 
-use cases::Selection;
-use gateway::Plan;
+use cases::{Case, Selection};
 use system::Peer;
+use zerocopy::harness::Harness;
 
 mod cases;
 mod gateway;
@@ -49,13 +49,20 @@ mod process;
 mod report;
 mod results;
 mod system;
+mod zerocopy;
 
 /// Measure throughput, latency and cost on this machine.
 ///
 /// `gateway` compares a program's network through towpath with pasta, slirp4netns and a plain veth
 /// pair (the kernel alone: the ceiling), interleaved, in namespaces of its own. Needs root, ip
-/// (iproute2) and iperf3. Peers that are not installed are left out. Progress goes to standard
-/// error.
+/// (iproute2) and iperf3. Peers that are not installed are left out.
+///
+/// `zerocopy` compares sends that lend with sends that copy: processor time per GiB sent, by size
+/// of the send, of the sending thread and of everything that takes part: between two hosts in this
+/// process, over TAP to the kernel, and for comparison with the kernel's own sockets over veth.
+/// Needs root and ip; counts instructions too if valgrind is installed.
+///
+/// Progress goes to standard error.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArguments {
     /// What to measure.
@@ -67,12 +74,11 @@ pub(crate) struct BenchArguments {
           value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
 
-    /// How long each single measurement takes.
-    #[arg(long, value_name = "S", default_value_t = 3,
-          value_parser = clap::value_parser!(u32).range(1..=3600))]
-    seconds: u32,
+    /// How long each single measurement takes [default: 3; zerocopy: 1]
+    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=3600))]
+    seconds: Option<u32>,
 
-    /// What to compare with.
+    /// What to compare a gateway with.
     #[arg(long, value_name = "LIST", value_delimiter = ',',
           default_values_t = [Peer::Pasta, Peer::Slirp4netns, Peer::Veth])]
     peers: Vec<Peer>,
@@ -89,7 +95,11 @@ pub(crate) struct BenchArguments {
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 
-    /// One round of one second: whether it works, not how well.
+    /// Run nothing but this: what `zerocopy` counts the instructions of.
+    #[arg(long, hide = true, value_name = "WAY,BYTES,CALLS")]
+    harness: Option<Harness>,
+
+    /// One round, each measurement as short as it can be: whether it works, not how well.
     #[arg(long, conflicts_with_all = ["rounds", "seconds"])]
     quick: bool,
 }
@@ -99,11 +109,23 @@ pub(crate) struct BenchArguments {
 enum Bench {
     /// A program's network.
     Gateway,
+    /// Sends that lend.
+    Zerocopy,
+}
+
+/// What to do.
+#[derive(Debug)]
+enum Plan {
+    Gateway(gateway::Plan),
+    Zerocopy(zerocopy::Plan),
 }
 
 /// Measures and reports.
 pub(crate) fn bench(arguments: &BenchArguments) -> Result<Ending, Failure> {
-    let Bench::Gateway = arguments.name;
+    if let Some(harness) = arguments.harness {
+        harness.run()?;
+        return Ok(Ending::Code(0));
+    }
     let plan = plan(arguments);
     let isolation = Isolation::detect(false)?;
     if !isolation.is_privileged() {
@@ -134,18 +156,28 @@ pub(crate) fn bench(arguments: &BenchArguments) -> Result<Ending, Failure> {
 }
 
 fn plan(arguments: &BenchArguments) -> Plan {
-    let selection = Selection::new(&arguments.cases);
+    let cases: Vec<&'static Case> = match arguments.name {
+        Bench::Gateway => gateway::probes::all().collect(),
+        Bench::Zerocopy => zerocopy::cases::all().collect(),
+    };
+    let selection = Selection::new(cases.iter().copied(), &arguments.cases);
     if selection.is_empty() {
-        let names: Vec<_> = cases::all().map(|case| case.name).collect();
+        let names: Vec<_> = cases.iter().map(|case| &*case.name).collect();
         let text = format!("option --cases: none fits; there are {}", names.join(", "));
         Arguments::command().error(ErrorKind::ValueValidation, text).exit();
     }
-    let (rounds, seconds) = match arguments.quick {
-        true => (1, 1),
-        false => (arguments.rounds, arguments.seconds),
-    };
-    let setups = system::setups(&arguments.peers);
-    Plan { selection, setups, rounds, seconds }
+    let rounds = if arguments.quick { 1 } else { arguments.rounds };
+    match arguments.name {
+        Bench::Gateway => {
+            let seconds = if arguments.quick { 1 } else { arguments.seconds.unwrap_or(3) };
+            let setups = system::setups(&arguments.peers);
+            Plan::Gateway(gateway::Plan { selection, setups, rounds, seconds })
+        }
+        Bench::Zerocopy => {
+            let seconds = (!arguments.quick).then(|| arguments.seconds.unwrap_or(1));
+            Plan::Zerocopy(zerocopy::Plan::new(selection, rounds, seconds))
+        }
+    }
 }
 
 /// The child's part: process 1 of its namespaces.
@@ -163,11 +195,22 @@ fn measure(
     let kernel = process::KernelThreads::find();
     mount::make_private()?;
     mount::mount_proc()?;
-    let (results, failures) = gateway::measure(plan, &kernel)?;
-    let text = if arguments.json { report::json(&results) } else { report::table(&results) };
+    let (results, failures) = match plan {
+        Plan::Gateway(plan) => gateway::measure(plan, &kernel)?,
+        Plan::Zerocopy(plan) => zerocopy::measure(plan, &kernel)?,
+    };
+    let text = match plan {
+        _ if arguments.json => report::json(&results),
+        Plan::Gateway(_) => report::table(&results),
+        Plan::Zerocopy(_) => zerocopy::report::table(&results),
+    };
     std::io::stdout().write_all(text.as_bytes())?;
     if let Some(mut plot) = plot {
-        plot.write_all(plot::svg(&results).as_bytes()).context("option --plot")?;
+        let picture = match plan {
+            Plan::Gateway(_) => plot::svg(&results),
+            Plan::Zerocopy(_) => zerocopy::plot::svg(&results),
+        };
+        plot.write_all(picture.as_bytes()).context("option --plot")?;
     }
     if failures > 0 {
         Messages::Quiet.error(format_args!("{failures} measurements of towpath failed"));

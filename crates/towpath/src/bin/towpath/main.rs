@@ -20,12 +20,14 @@ mod attach;
 mod bench;
 mod child;
 mod exit;
+mod instances;
 mod man;
 mod messages;
 mod parent;
 mod run;
 mod serve;
 mod settings;
+mod stats;
 
 fn main() -> ExitCode {
     // Wrong usage ends here, with code 2.
@@ -33,6 +35,7 @@ fn main() -> ExitCode {
     let done = match &arguments.action {
         Action::Run(arguments) => run::run(arguments),
         Action::Attach(arguments) => attach::attach(arguments),
+        Action::Stats(arguments) => stats::stats(arguments),
         Action::Bench(arguments) => bench::bench(arguments),
         Action::Man => write_manual(),
     };

@@ -12,6 +12,7 @@ use towpath_io::namespace::{kill_and_reap, reap};
 use towpath_io::process_sys::{self, Child};
 
 use crate::exit::{Ending, Failure};
+use crate::messages::Messages;
 use crate::serve::{Gateway, features_from_bits};
 
 /// A forked child, which does not outlive this value.
@@ -74,8 +75,9 @@ pub(crate) fn start(
     config: &Config,
     (features, tap): (u32, OwnedFd),
     ready: Option<File>,
+    messages: Messages,
 ) -> anyhow::Result<Gateway> {
-    let gateway = Gateway::start(config, tap, features_from_bits(features))?;
+    let gateway = Gateway::start(config, tap, features_from_bits(features), messages)?;
     if let Some(mut ready) = ready {
         ready.write_all(b"1").context("option --ready-fd: nothing can be written")?;
     }

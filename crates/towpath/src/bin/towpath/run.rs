@@ -39,7 +39,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
     };
     drop(theirs);
     let Some(device) = receive_device(&ours)? else { return Err(init.give_up()) };
-    let mut gateway = start(&config, device, ready)?;
+    let mut gateway = start(&config, device, ready, messages)?;
     ours.send(&Message::Go)?;
     let program = match ours.receive() {
         Ok(Message::Started(program)) => program,

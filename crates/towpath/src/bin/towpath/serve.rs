@@ -1,14 +1,18 @@
 //! The one place where the command meets the data path.
 
-use std::fmt::Display;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit};
 use towpath::config::Config;
+use towpath::report::Report;
 use towpath::worker::Worker;
 use towpath_io::tap::{Features, Tap};
+
+use crate::instances::Announced;
+use crate::messages::Messages;
+use crate::stats;
 
 /// How long the flows of a program that has ended may take to deliver what it wrote.
 const LINGER: Duration = Duration::from_secs(5);
@@ -16,29 +20,50 @@ const LINGER: Duration = Duration::from_secs(5);
 /// Serves one TAP device.
 pub(crate) struct Gateway {
     worker: Worker,
+    /// Where others ask for the counters, unless there is no place for it.
+    announced: Option<Announced>,
 }
 
 impl Gateway {
     /// Takes the device over and binds the published ports.
-    pub(crate) fn start(config: &Config, tap: OwnedFd, features: Features) -> anyhow::Result<Self> {
+    pub(crate) fn start(
+        config: &Config,
+        tap: OwnedFd,
+        features: Features,
+        messages: Messages,
+    ) -> anyhow::Result<Self> {
         allow_many_files();
         let tap = Tap::from_fd(tap, features, config.mtu);
-        Ok(Self { worker: Worker::new(config, tap)? })
+        let worker = Worker::new(config, tap)?;
+        let announced = Announced::new()
+            .inspect_err(|error| messages.detail(format_args!("not in `towpath stats`: {error:#}")))
+            .ok();
+        Ok(Self { worker, announced })
     }
 
-    /// Serves until one of `descriptors` is readable; returns its index.
+    /// Serves until one of `descriptors` is readable; returns its index. Answers who asks for the
+    /// counters meanwhile.
     pub(crate) fn run_until(&mut self, descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
-        self.worker.run_until(descriptors)
+        let Some(announced) = &self.announced else { return self.worker.run_until(descriptors) };
+        let all = [descriptors, &[announced.as_fd()]].concat();
+        loop {
+            let ready = self.worker.run_until(&all)?;
+            if ready < descriptors.len() {
+                return Ok(ready);
+            }
+            announced.answer(|| stats::object(&self.worker.report()));
+        }
     }
 
     /// Serves on after the program's end until what it wrote has been delivered, at most for
-    /// [`LINGER`] or until one of `descriptors` is readable.
+    /// [`LINGER`] or until one of `descriptors` is readable. Nobody finds it any more.
     pub(crate) fn finish(&mut self, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.announced = None;
         self.worker.finish(descriptors, LINGER)
     }
 
     /// What happened, for people.
-    pub(crate) fn report(&self) -> impl Display {
+    pub(crate) fn report(&self) -> Report {
         self.worker.report()
     }
 }

@@ -5,21 +5,24 @@
 //! that are compared are taken within seconds of each other, and what a gateway remembers of old
 //! connections ends with the round.
 
-use std::fs;
 use std::net::IpAddr;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 
-use super::cases::{Kind, Probe, Selection};
+use super::cases::Selection;
 use super::iperf::{self, Test};
 use super::lab::{self, Network};
 use super::ping_pong::{self, Server, Stopwatch, percentile};
 use super::process::{self, KernelThreads, Running};
-use super::report::short;
+use super::report::{machine, short};
 use super::results::{Results, Series, System};
 use super::system::{self, Setup, find_program};
 use crate::messages::Messages;
+
+use probes::{Kind, Probe};
+
+pub(super) mod probes;
 
 /// What to do.
 #[derive(Debug)]
@@ -63,7 +66,7 @@ pub(super) fn measure(plan: &Plan, kernel: &KernelThreads) -> anyhow::Result<(Re
 fn installed(plan: &Plan) -> anyhow::Result<Vec<Setup>> {
     ensure!(find_program("ip").is_some(), "ip is not installed (package iproute2)");
     let uses_iperf = |probe: &Probe| matches!(probe.kind, Kind::Bulk(_) | Kind::Both(_));
-    if plan.selection.probes().any(uses_iperf) {
+    if probes::probes(&plan.selection).any(uses_iperf) {
         ensure!(find_program("iperf3").is_some(), "iperf3 is not installed (package iperf3)");
     }
     let is_installed = |setup: &&Setup| match setup.system.program() {
@@ -85,15 +88,9 @@ fn bare_series(plan: &Plan, setups: &[Setup]) -> Vec<Series> {
 
 /// A line about the machine, one about the measurement, one about the peers.
 fn circumstances(plan: &Plan, algorithm: &str, setups: &[Setup]) -> Vec<String> {
-    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let (rounds, seconds) = (plan.rounds, plan.seconds);
     let mut lines = vec![
-        format!(
-            "towpath {}, Linux {}, {processors} processors",
-            env!("CARGO_PKG_VERSION"),
-            kernel.trim()
-        ),
+        machine(),
         format!("rounds: {rounds}, seconds per measurement: {seconds}, TCP with {algorithm}"),
     ];
     let mut programs: Vec<_> = setups.iter().filter_map(|setup| setup.system.program()).collect();
@@ -192,7 +189,7 @@ impl Bench<'_> {
                 self.failures += usize::from(index == 0);
             }
         }
-        for probe in self.plan.selection.probes() {
+        for probe in probes::probes(&self.plan.selection) {
             let mut progress =
                 format!("round {round}/{} {}:", self.plan.rounds, probe.cases[0].name);
             let idle = matches!(probe.kind, Kind::Idle).then(|| self.idle(&live));
@@ -203,7 +200,7 @@ impl Bench<'_> {
                     (Ok(live), None) => self.probe(probe.kind, live),
                 };
                 let figures = figures.unwrap_or_else(|error| {
-                    let (case, name) = (probe.cases[0].name, systems[index].setup);
+                    let (case, name) = (&probe.cases[0].name, systems[index].setup);
                     let words = live.as_ref().map_or(String::new(), Live::last_words);
                     Messages::Quiet.error(format_args!("{case}: {name}: {error:#}{words}"));
                     self.failures += usize::from(index == 0);

@@ -10,6 +10,7 @@
 //! must be made before the first thread, because that takes a fork.
 
 use std::fs;
+use std::net::Ipv4Addr;
 use std::panic::resume_unwind;
 use std::process::{Command, Stdio};
 use std::thread;
@@ -127,13 +128,26 @@ pub(super) fn join_by_veth(program: &Network, subnet: u8, mtu: u16) -> anyhow::R
     })
 }
 
+/// Gives the kernel's side of a TAP device, which is in the network, its address.
+pub(super) fn join_by_tap(
+    program: &Network,
+    name: &str,
+    address: Ipv4Addr,
+    prefix_len: u8,
+) -> anyhow::Result<()> {
+    program.inside(|| {
+        ip(&format!("addr add {address}/{prefix_len} dev {name}"))?;
+        ip(&format!("link set {name} up"))
+    })
+}
+
 /// Enough for the connections of one probe; they occupy their ports for a minute.
 const LOCAL_PORTS: &str = "10000 65535";
 /// What most systems use. Some machines' default differs and would be what is measured.
 const CONGESTION_CONTROL: &str = "cubic";
 
 /// Prepares the network of this thread. Returns the congestion control algorithm in use.
-fn prepare() -> anyhow::Result<String> {
+pub(super) fn prepare() -> anyhow::Result<String> {
     Netlink::open()?.loopback_up()?;
     let set = |name: &str, value: &str| {
         let path = format!("/proc/sys/net/ipv4/{name}");

@@ -61,7 +61,7 @@ fn panel(text: &mut String, at: (usize, usize), series: &Series, systems: &[&Sys
         Better::High => "more is better",
         Better::Low => "less is better",
     };
-    let (name, unit) = (escape(series.case.name), escape(series.case.unit));
+    let (name, unit) = (escape(&series.case.name), escape(series.case.unit));
     let line = top + 12;
     push(
         text,
@@ -108,14 +108,14 @@ fn push(text: &mut String, line: Arguments<'_>) {
     writeln!(text, "{line}").expect("writing to a string does not fail");
 }
 
-fn escape(text: &str) -> String {
+pub(super) fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::cases;
+    use crate::bench::gateway::probes;
 
     #[test]
     fn every_case_and_system_is_in_the_picture() {
@@ -127,12 +127,12 @@ mod tests {
         let results = Results {
             bench: "gateway",
             circumstances: vec!["R & D".into()],
-            series: cases::all().map(series).collect(),
+            series: probes::all().map(series).collect(),
         };
         let svg = svg(&results);
         assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
         assert!(svg.contains("R &amp; D") && !svg.contains("NaN"));
-        assert!(cases::all().all(|case| svg.contains(case.name)));
-        assert_eq!(svg.matches(">a&lt;b<").count(), cases::all().count());
+        assert!(probes::all().all(|case| svg.contains(&*case.name)));
+        assert_eq!(svg.matches(">a&lt;b<").count(), probes::all().count());
     }
 }

@@ -1,6 +1,7 @@
 //! Results as text: a table for people, JSON for programs.
 
 use std::fmt::Write;
+use std::fs;
 
 use super::results::{Results, Series, Spread, System};
 
@@ -13,7 +14,7 @@ pub(super) fn table(results: &Results) -> String {
     let (case, median, spread) = ("case and system", "median", "min to max");
     push(&mut text, format_args!("\n{case:<36}{median:>10}  {spread:<20}towpath is better by"));
     for series in &results.series {
-        let (name, unit) = (series.case.name, series.case.unit);
+        let (name, unit) = (&series.case.name, series.case.unit);
         push(&mut text, format_args!("\n{name}, {unit}"));
         push(&mut text, format_args!("{}", line(series.towpath(), None)));
         for peer in series.peers() {
@@ -36,6 +37,14 @@ pub(super) fn json(results: &Results) -> String {
         }
     }
     text
+}
+
+/// What is measured, and on what machine.
+pub(super) fn machine() -> String {
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let version = env!("CARGO_PKG_VERSION");
+    format!("towpath {version}, Linux {}, {processors} processors", kernel.trim())
 }
 
 /// A figure for people: three digits that count.
@@ -70,7 +79,7 @@ fn object(bench: &str, series: &Series, peer: Option<&System>) -> String {
     let other = peer.and_then(System::spread);
     let pairs = [
         ("bench", string(bench)),
-        ("case", string(series.case.name)),
+        ("case", string(&series.case.name)),
         ("unit", string(series.case.unit)),
         ("value", number(own.map(|own| own.median))),
         ("against", peer.map_or("null".into(), |peer| string(&peer.name))),
@@ -108,10 +117,10 @@ fn string(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::cases;
+    use crate::bench::gateway::probes;
 
     fn results() -> Results {
-        let case = cases::all().find(|case| case.name == "rr_p50_us").unwrap();
+        let case = probes::all().find(|case| case.name == "rr_p50_us").unwrap();
         let systems = vec![
             System { name: "towpath".into(), rounds: vec![Some(20.0), Some(10.0)] },
             System { name: "pasta@1500".into(), rounds: vec![Some(30.0), Some(30.0)] },

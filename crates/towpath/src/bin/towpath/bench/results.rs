@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     fn series(better: Better, towpath: &[Option<f64>], peer: &[Option<f64>]) -> Series {
-        let case = Box::leak(Box::new(Case { name: "case", unit: "u", better }));
+        let case = Box::leak(Box::new(Case { name: "case".into(), unit: "u", better }));
         let system =
             |name: &str, rounds: &[_]| System { name: name.into(), rounds: rounds.to_vec() };
         Series { case, systems: vec![system("towpath", towpath), system("peer", peer)] }

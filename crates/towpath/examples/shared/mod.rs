@@ -1,0 +1,269 @@
+//! What the examples share: where the bytes go, and what sending them cost.
+//!
+//! The server is always a towpath host. Its clients are on a second host of this process, or they
+//! are programs of the kernel's network at the other end of a TAP device, here in a network
+//! namespace that ends with the process: no name, nothing to clean up.
+
+use std::io::{self, Read};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use clap::{Args, ValueEnum};
+use rustix::time::{ClockId, clock_gettime};
+use towpath::host::{Config, Held, Host, Lend, SendMode, Sending, TcpStream};
+use towpath_io::namespace::{Isolation, reap};
+use towpath_io::netlink::{LinkSettings, Netlink};
+use towpath_io::process_sys::Forked;
+
+/// What both are told.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct Options {
+    /// What becomes of the bytes that are sent.
+    #[arg(long, value_enum, default_value = "lend")]
+    pub(crate) mode: Mode,
+
+    /// Where the clients are.
+    #[arg(long, value_enum, default_value = "process")]
+    pub(crate) over: Over,
+}
+
+/// What becomes of the bytes that are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Mode {
+    /// They are copied.
+    Copy,
+    /// They are lent, and received without a copy where that can be.
+    Lend,
+    /// Each send is copied or lent, whatever costs less.
+    Auto,
+}
+
+/// Where the clients are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Over {
+    /// On a second host of this process.
+    Process,
+    /// In the kernel, at the other end of a TAP device.
+    Tap,
+}
+
+/// A server's host, and what its clients connect with.
+pub(crate) struct Lab {
+    pub(crate) server: Host,
+    clients: Option<Host>,
+    mode: Mode,
+    started: Used,
+}
+
+/// A client's end of a connection.
+pub(crate) enum Client {
+    Host(TcpStream),
+    Kernel(std::net::TcpStream),
+}
+
+/// Runs `work`, in a network namespace of its own if it needs one.
+pub(crate) fn run(options: Options, work: impl FnOnce(&Lab) -> anyhow::Result<u64>) -> ExitCode {
+    let done = match options.over {
+        Over::Process => work_and_report(options, work),
+        Over::Tap => isolated(|| work_and_report(options, work)),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn work_and_report(
+    options: Options,
+    work: impl FnOnce(&Lab) -> anyhow::Result<u64>,
+) -> anyhow::Result<()> {
+    let lab = Lab::new(options)?;
+    let bytes = work(&lab)?;
+    lab.report(options, bytes);
+    for host in [Some(&lab.server), lab.clients.as_ref()].into_iter().flatten() {
+        ensure!(host.finish(PATIENCE), "connections are not over");
+    }
+    Ok(())
+}
+
+/// Does `work` as process 1 of a network namespace.
+fn isolated(work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let isolation = Isolation::detect(true)?;
+    match isolation.fork()? {
+        Forked::Child => {
+            let done = isolation.adopt().map_err(anyhow::Error::from).and_then(|()| work());
+            if let Err(error) = &done {
+                eprintln!("error: {error:#}");
+            }
+            std::process::exit(done.is_err().into())
+        }
+        Forked::Parent(child) => {
+            let status = reap(child.pid)?;
+            ensure!(status.success(), "nothing was measured");
+            Ok(())
+        }
+    }
+}
+
+impl Lab {
+    fn new(options: Options) -> anyhow::Result<Self> {
+        let config = |address| Config::with_address(address, PREFIX_LEN);
+        let (server, clients) = match options.over {
+            Over::Process => {
+                let (server, clients) = Host::pair(&config(SERVER), &config(CLIENT))?;
+                (server, Some(clients))
+            }
+            Over::Tap => {
+                let server = Host::on_tap_named(&config(SERVER), DEVICE)?;
+                let mut netlink = Netlink::open()?;
+                let index = netlink.link_index(DEVICE)?;
+                netlink.address_add(index, IpAddr::V4(CLIENT), PREFIX_LEN)?;
+                netlink.link_set(index, &LinkSettings { up: true, ..LinkSettings::default() })?;
+                (server, None)
+            }
+        };
+        Ok(Self { server, clients, mode: options.mode, started: Used::now() })
+    }
+
+    /// Where the server listens.
+    pub(crate) fn address(&self) -> SocketAddr {
+        SocketAddr::from((SERVER, PORT))
+    }
+
+    pub(crate) fn connect(&self) -> anyhow::Result<Client> {
+        Ok(match &self.clients {
+            Some(host) => {
+                let stream = TcpStream::connect(host, self.address()).context("cannot connect")?;
+                stream.set_send_mode(self.mode.into());
+                stream.set_nodelay(true)?;
+                Client::Host(stream)
+            }
+            None => {
+                let stream = std::net::TcpStream::connect(self.address());
+                let stream = stream.context("cannot connect")?;
+                stream.set_nodelay(true)?;
+                Client::Kernel(stream)
+            }
+        })
+    }
+
+    fn report(&self, options: Options, bytes: u64) {
+        let used = Used::now();
+        let seconds = (used.wall - self.started.wall).as_secs_f64();
+        let cpu = (used.cpu - self.started.cpu).as_secs_f64();
+        let hosts = [Some(&self.server), self.clients.as_ref()];
+        let copied: u64 = hosts.into_iter().flatten().map(|host| host.ledger().copied()).sum();
+        let (mode, mib) = (options.mode, bytes as f64 / f64::from(1 << 20));
+        println!(
+            "{mode:?}: {mib:.1} MiB in {seconds:.3} s, {cpu:.3} s of processor time, {:.3} copies \
+             of a byte by towpath",
+            copied as f64 / bytes as f64
+        );
+    }
+}
+
+impl From<Mode> for SendMode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Copy => Self::Copy,
+            Mode::Lend => Self::Lend,
+            Mode::Auto => Self::Auto,
+        }
+    }
+}
+
+impl Client {
+    /// Sends a buffer; it is back when what this returns is done.
+    pub(crate) fn send<B: Lend + AsRef<[u8]>>(
+        &mut self,
+        buffer: B,
+    ) -> anyhow::Result<Option<Sending<B>>> {
+        match self {
+            Self::Host(stream) => Ok(Some(stream.send_zc(buffer)?)),
+            Self::Kernel(stream) => {
+                io::Write::write_all(stream, buffer.as_ref())?;
+                Ok(None)
+            }
+        }
+    }
+}
+
+impl Read for Client {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Host(stream) => stream.read(into),
+            Self::Kernel(stream) => stream.read(into),
+        }
+    }
+}
+
+/// Adds up the next `len` bytes: where they are if they were lent, else from a copy.
+pub(crate) fn sum(stream: &mut TcpStream, len: usize, mode: Mode) -> anyhow::Result<u64> {
+    let (mut left, mut total, mut pieces) = (len, 0, Vec::<Held>::new());
+    if mode == Mode::Copy {
+        return sum_copied(stream, len);
+    }
+    while left > 0 {
+        let count = stream.recv_lent(left, &mut pieces)?;
+        ensure!(count > 0, "the peer is gone");
+        left -= count;
+        for piece in pieces.drain(..) {
+            total += add(piece.bytes().context("foreign memory")?);
+        }
+    }
+    Ok(total)
+}
+
+/// Adds up the next `len` bytes, which are copied.
+pub(crate) fn sum_copied(stream: &mut impl Read, len: usize) -> anyhow::Result<u64> {
+    let mut buffer = vec![0; len.min(READ_BYTES)];
+    let (mut left, mut total) = (len, 0);
+    while left > 0 {
+        let part = left.min(READ_BYTES);
+        let count = stream.read(&mut buffer[..part])?;
+        ensure!(count > 0, "the peer is gone");
+        left -= count;
+        total += add(&buffer[..count]);
+    }
+    Ok(total)
+}
+
+pub(crate) fn add(bytes: &[u8]) -> u64 {
+    bytes.iter().map(|byte| u64::from(*byte)).sum()
+}
+
+/// Bytes that can be told from others.
+pub(crate) fn pattern(len: usize, seed: usize) -> Vec<u8> {
+    (0..len).map(|at| (at * 31 + at / 251 + seed * 7) as u8).collect()
+}
+
+/// Time so far.
+#[derive(Clone, Copy)]
+struct Used {
+    wall: Duration,
+    /// Of all processors, by this process.
+    cpu: Duration,
+}
+
+impl Used {
+    fn now() -> Self {
+        let [wall, cpu] = [ClockId::Monotonic, ClockId::ProcessCPUTime].map(|clock| {
+            let time = clock_gettime(clock);
+            Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+        });
+        Self { wall, cpu }
+    }
+}
+
+const SERVER: Ipv4Addr = Ipv4Addr::new(10, 7, 0, 1);
+const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 7, 0, 2);
+const PREFIX_LEN: u8 = 24;
+const PORT: u16 = 80;
+const DEVICE: &str = "example0";
+const READ_BYTES: usize = 256 << 10;
+const PATIENCE: Duration = Duration::from_secs(10);

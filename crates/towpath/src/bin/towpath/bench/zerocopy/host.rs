@@ -1,0 +1,132 @@
+//! towpath's own sockets: between two hosts in this process, and over a TAP device to the kernel.
+
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::thread;
+
+use anyhow::{Context, ensure};
+use towpath::host::{self, Completions, Config, Host, SendMode, TcpStream};
+
+use super::super::lab::{self, Network};
+use super::Mode;
+use super::cases::Point;
+use super::kernel::{joined, read_all};
+use super::workload::{Cost, Sender, Setting};
+
+/// Sends from one host of this process to another, which takes what it receives where it is.
+pub(super) fn in_process(point: &Point, mode: Mode, setting: &Setting<'_>) -> anyhow::Result<Cost> {
+    let config = |address: Ipv4Addr| Config::with_address(address, PREFIX_LEN);
+    let (sender, receiver) = Host::pair(&config(SENDER), &config(RECEIVER))?;
+    let to = SocketAddr::from((RECEIVER, PORT));
+    let listener = host::TcpListener::bind(&receiver, to).context("the receiver cannot bind")?;
+    let thread = thread::spawn(move || take_all(&listener));
+    let stream = TcpStream::connect(&sender, to).context("cannot connect")?;
+    let (cost, sent) = measure(stream, point, mode, setting);
+    let received = joined(thread)??;
+    ensure!(received == sent, "{sent} bytes were sent, {received} received");
+    cost
+}
+
+/// A host on a TAP device of another network, in which the kernel receives.
+pub(super) struct OverTap<'a> {
+    network: &'a Network,
+    host: Host,
+}
+
+impl<'a> OverTap<'a> {
+    pub(super) fn new(network: &'a Network) -> anyhow::Result<Self> {
+        lab::prepare_program(network)?;
+        let host = network.inside(|| {
+            let config = Config::with_address(TAP_SENDER, PREFIX_LEN);
+            Host::on_tap_named(&config, TAP).context("no host on a TAP device")
+        })?;
+        lab::join_by_tap(network, TAP, TAP_RECEIVER, PREFIX_LEN)?;
+        Ok(Self { network, host })
+    }
+
+    pub(super) fn measure(
+        &self,
+        point: &Point,
+        mode: Mode,
+        setting: &Setting<'_>,
+    ) -> anyhow::Result<Cost> {
+        let listener = self.network.inside(|| {
+            let address = SocketAddr::new(IpAddr::V4(TAP_RECEIVER), 0);
+            TcpListener::bind(address).context("the receiver cannot bind")
+        })?;
+        let to = listener.local_addr().context("the receiver has no address")?;
+        let thread = thread::spawn(move || read_all(&listener));
+        let stream = TcpStream::connect(&self.host, to).context("cannot connect")?;
+        let (cost, sent) = measure(stream, point, mode, setting);
+        let received = joined(thread)??;
+        ensure!(received == sent, "{sent} bytes were sent, {received} received");
+        cost
+    }
+}
+
+/// Returns also how many bytes were sent in all. The connection is closed then.
+fn measure(
+    stream: TcpStream,
+    point: &Point,
+    mode: Mode,
+    setting: &Setting<'_>,
+) -> (anyhow::Result<Cost>, u64) {
+    stream.set_send_mode(match mode {
+        Mode::Lend => SendMode::Lend,
+        Mode::Copy => SendMode::Copy,
+        Mode::Auto => SendMode::Auto,
+    });
+    let mut walk = setting.memory.walk(point.buffers, point.size);
+    let mut sender = HostSender { stream, mode, lent: Completions::new(), sent: 0 };
+    let cost = setting.cost(&mut sender, &mut walk);
+    (cost, sender.sent)
+}
+
+struct HostSender {
+    stream: TcpStream,
+    mode: Mode,
+    lent: Completions<&'static [u8]>,
+    sent: u64,
+}
+
+impl Sender for HostSender {
+    fn send(&mut self, buffer: &'static [u8]) -> anyhow::Result<()> {
+        self.sent += buffer.len() as u64;
+        if self.mode == Mode::Copy {
+            return self.stream.write_all(buffer).context("cannot send");
+        }
+        self.lent.push(self.stream.send_zc(buffer).context("cannot send")?);
+        if self.lent.len() >= OUT_UNTIL_LOOK {
+            while self.lent.try_next().is_some() {}
+        }
+        Ok(())
+    }
+
+    fn settle(&mut self) -> anyhow::Result<()> {
+        while self.lent.wait_next().is_some() {}
+        Ok(())
+    }
+}
+
+/// Takes one connection's bytes to its end. Returns how many there were.
+fn take_all(listener: &host::TcpListener) -> anyhow::Result<u64> {
+    let (stream, _) = listener.accept().context("cannot accept")?;
+    let (mut pieces, mut received) = (Vec::new(), 0);
+    loop {
+        match stream.recv_lent(usize::MAX, &mut pieces).context("cannot receive")? {
+            0 => return Ok(received),
+            count => received += count as u64,
+        }
+        pieces.clear();
+    }
+}
+
+const PREFIX_LEN: u8 = 24;
+const PORT: u16 = 80;
+const SENDER: Ipv4Addr = Ipv4Addr::new(10, 7, 0, 1);
+const RECEIVER: Ipv4Addr = Ipv4Addr::new(10, 7, 0, 2);
+const TAP: &str = "bench0";
+const TAP_SENDER: Ipv4Addr = Ipv4Addr::new(10, 7, 1, 1);
+const TAP_RECEIVER: Ipv4Addr = Ipv4Addr::new(10, 7, 1, 2);
+/// How many calls are lent before the returns are looked at.
+const OUT_UNTIL_LOOK: usize = 32;

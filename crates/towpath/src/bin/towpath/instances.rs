@@ -1,0 +1,160 @@
+//! Running instances: each answers with its counters on a socket in a folder of its user's.
+//!
+//! The socket's name is the process number. Only the user can reach the folder. A socket that
+//! refuses connections was left by a process that was killed, and is removed by who finds it; so it
+//! gets its name when it is already served.
+
+use std::fs::{self, DirBuilder};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use rustix::process::geteuid;
+use serde_json::Value;
+
+/// Longest answer of an instance.
+const ANSWER_BYTES_MAX: usize = 64 << 10;
+/// An instance that runs answers in far less.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Bits of a folder's mode that let others in.
+const OTHERS: u32 = 0o077;
+
+/// This process, as others find it.
+pub(crate) struct Announced {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl Announced {
+    /// Makes the socket. Fails where the user has no folder for such things.
+    pub(crate) fn new() -> anyhow::Result<Self> {
+        let folder = folder()?;
+        match DirBuilder::new().mode(0o700).create(&folder) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(error).with_context(|| format!("cannot make {}", folder.display()));
+            }
+            _ => check(&folder)?,
+        }
+        let number = std::process::id();
+        let (path, before) = (folder.join(number.to_string()), folder.join(format!(".{number}")));
+        // Of a process with the same number that was killed.
+        let _ = fs::remove_file(&before);
+        let listener = UnixListener::bind(&before)
+            .and_then(|listener| {
+                listener.set_nonblocking(true)?;
+                fs::rename(&before, &path)?;
+                Ok(listener)
+            })
+            .with_context(|| format!("cannot make {}", path.display()))?;
+        Ok(Self { listener, path })
+    }
+
+    /// Answers one who asks. He is not waited for: what does not fit his socket's buffer is lost
+    /// to him.
+    pub(crate) fn answer(&self, counters: impl FnOnce() -> Value) {
+        let Ok((mut stream, _)) = self.listener.accept() else { return };
+        if stream.set_nonblocking(true).is_ok() {
+            let _ = stream.write_all(counters().to_string().as_bytes());
+        }
+    }
+}
+
+impl AsFd for Announced {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+impl Drop for Announced {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Asks the instance with this process number.
+pub(crate) fn ask_process(number: i32) -> anyhow::Result<Value> {
+    let folder = folder()?;
+    if folder.exists() {
+        check(&folder)?;
+    }
+    let answer = ask_listed(number)?;
+    answer.with_context(|| format!("process {number} is no running towpath of this user"))
+}
+
+/// Asks the instance behind a socket.
+pub(crate) fn ask(path: &Path) -> anyhow::Result<Value> {
+    let stream = UnixStream::connect(path);
+    read(stream.with_context(|| format!("cannot ask {}", path.display()))?, path)
+}
+
+/// Process numbers of this user's instances, least first; some may have been killed.
+pub(crate) fn numbers() -> anyhow::Result<Vec<i32>> {
+    let folder = folder()?;
+    let entries = match fs::read_dir(&folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.with_context(|| format!("cannot read {}", folder.display()))?,
+    };
+    check(&folder)?;
+    let number = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
+    let mut numbers: Vec<i32> = entries.filter_map(number).collect();
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+/// Asks the instance with this number, which was listed; `None` if it is gone.
+pub(crate) fn ask_listed(number: i32) -> anyhow::Result<Option<Value>> {
+    let path = folder()?.join(number.to_string());
+    match UnixStream::connect(&path) {
+        Ok(stream) => read(stream, &path).map(Some),
+        Err(error) if is_left_over(&error, &path) => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("cannot ask {}", path.display())),
+    }
+}
+
+/// True if nobody answers at `path` any more, which is removed then.
+fn is_left_over(error: &io::Error, path: &Path) -> bool {
+    if error.kind() == io::ErrorKind::ConnectionRefused {
+        let _ = fs::remove_file(path);
+    }
+    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
+}
+
+fn read(stream: UnixStream, path: &Path) -> anyhow::Result<Value> {
+    let mut answer = Vec::new();
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream
+        .take(ANSWER_BYTES_MAX as u64)
+        .read_to_end(&mut answer)
+        .with_context(|| format!("no answer from {}", path.display()))?;
+    let counters = serde_json::from_slice(&answer).ok().filter(Value::is_object);
+    counters.with_context(|| format!("{} did not answer with counters", path.display()))
+}
+
+/// Where the sockets are.
+fn folder() -> anyhow::Result<PathBuf> {
+    let user = geteuid();
+    let told = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let candidates = [
+        told.filter(|path| path.is_absolute()),
+        Some(format!("/run/user/{}", user.as_raw()).into()),
+        user.is_root().then(|| "/run".into()),
+    ];
+    let found = candidates.into_iter().flatten().find(|path| path.is_dir());
+    let found = found.context("neither $XDG_RUNTIME_DIR nor /run/user/UID is a folder")?;
+    Ok(found.join("towpath"))
+}
+
+/// Refuses a folder that others could have put things into.
+fn check(folder: &Path) -> anyhow::Result<()> {
+    let found = fs::symlink_metadata(folder)
+        .with_context(|| format!("cannot look at {}", folder.display()))?;
+    let ours = found.is_dir() && found.uid() == geteuid().as_raw() && found.mode() & OTHERS == 0;
+    if !ours {
+        bail!("{} is not a folder of this user's alone", folder.display());
+    }
+    Ok(())
+}

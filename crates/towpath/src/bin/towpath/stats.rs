@@ -1,0 +1,145 @@
+//! `towpath stats`: counters of running instances, for people and for programs.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+
+use serde_json::{Map, Value, json};
+use towpath::report::Report;
+
+use crate::args::StatsArguments;
+use crate::exit::{Ending, Failure};
+use crate::instances;
+use crate::messages::Messages;
+
+/// Characters of a command line that are told.
+const COMMAND_CHARS_MAX: usize = 1024;
+
+/// Tells the counters of one instance, or lists all.
+pub(crate) fn stats(arguments: &StatsArguments) -> Result<Ending, Failure> {
+    let one = match (arguments.pid, &arguments.socket) {
+        (Some(pid), _) => Some(instances::ask_process(pid)?),
+        (None, Some(path)) => Some(instances::ask(path)?),
+        (None, None) => None,
+    };
+    let mut failed = None;
+    let text = match (one, arguments.json) {
+        (Some(counters), true) => format!("{counters}\n"),
+        (Some(counters), false) => table(&counters),
+        (None, json) => {
+            let mut all = Vec::new();
+            for number in instances::numbers()? {
+                match instances::ask_listed(number) {
+                    Ok(counters) => all.extend(counters),
+                    Err(error) => failed = Some(error),
+                }
+            }
+            if json { all.iter().map(|object| format!("{object}\n")).collect() } else { list(&all) }
+        }
+    };
+    std::io::stdout().write_all(text.as_bytes())?;
+    match failed {
+        Some(error) => Err(error.into()),
+        None => Ok(Ending::Code(0)),
+    }
+}
+
+/// The counters as an object; the manual page says what the names mean.
+pub(crate) fn object(report: &Report) -> Value {
+    let command: Vec<_> =
+        std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+    let named = |pairs: &mut dyn Iterator<Item = (&'static str, u64)>| {
+        let counted = pairs.map(|(name, count)| (name.to_string(), count.into()));
+        Value::Object(counted.collect::<Map<_, _>>())
+    };
+    let (tcp, udp, echo) = report.flows;
+    let (stack, gateway) = (&report.stack, &report.gateway);
+    json!({
+        "pid": std::process::id(),
+        "version": env!("CARGO_PKG_VERSION"),
+        "command": command.join(" ").chars().take(COMMAND_CHARS_MAX).collect::<String>(),
+        "bytes_out": gateway.bytes_out,
+        "bytes_in": gateway.bytes_in,
+        "carried": report.carried,
+        "copied": named(&mut report.copied.iter().copied()),
+        "copies_per_byte": report.copies_per_byte(),
+        "flows": { "tcp": tcp, "udp": udp, "echo": echo },
+        "packets": {
+            "from_program": stack.packets_in,
+            "to_program": stack.packets_out,
+            "retransmitted": stack.retransmitted,
+        },
+        "taken": {
+            "packets": report.packets_taken,
+            "frames": report.frames_taken.0 + report.frames_taken.1,
+        },
+        "dropped": named(&mut report.losses()),
+    })
+}
+
+/// A line for each figure.
+fn table(counters: &Value) -> String {
+    let mut text = String::new();
+    for (name, value) in counters.as_object().into_iter().flatten() {
+        match value.as_object() {
+            Some(parts) => {
+                for (part, value) in parts {
+                    line(&mut text, &format!("{name}.{part}"), value);
+                }
+            }
+            None => line(&mut text, name, value),
+        }
+    }
+    text
+}
+
+fn line(text: &mut String, name: &str, value: &Value) {
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "{name:<28} {}", plain(value));
+}
+
+/// A value without what a terminal would act on.
+fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), |text| text.escape_debug().to_string())
+}
+
+/// A line for each instance.
+fn list(all: &[Value]) -> String {
+    if all.is_empty() {
+        Messages::Normal.notice("none is running");
+        return String::new();
+    }
+    let mut text = String::new();
+    let mut push = |cells: [&str; 6]| {
+        let [pid, tcp, out, into, copies, command] = cells;
+        let _ = writeln!(text, "{pid:>8} {tcp:>6} {out:>16} {into:>16} {copies:>11}  {command}");
+    };
+    push(["pid", "tcp", "bytes out", "bytes in", "copies/byte", "command"]);
+    for object in all {
+        let cell = |value: &Value| plain(value);
+        let copies = object["copies_per_byte"].as_f64().unwrap_or(0.0);
+        push([
+            &cell(&object["pid"]),
+            &cell(&object["flows"]["tcp"]),
+            &cell(&object["bytes_out"]),
+            &cell(&object["bytes_in"]),
+            &format!("{copies:.6}"),
+            &cell(&object["command"]),
+        ]);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn people_see_no_control_characters() {
+        let object = json!({ "command": "run \u{1b}[2J", "flows": { "tcp": 3 } });
+        assert_eq!(
+            table(&object),
+            "command                      run \\u{1b}[2J\nflows.tcp                    3\n"
+        );
+        assert!(list(&[object]).lines().nth(1).expect("a line").contains(" 3 "));
+    }
+}

@@ -1,0 +1,142 @@
+//! Budgets: how much may be out at a time, and who waits for more.
+//!
+//! Any thread takes and gives, with one atomic operation; a lock is taken only while somebody
+//! waits. Something larger than the whole budget may go when nothing else is out: it would wait
+//! for ever otherwise.
+
+use super::wait::Waiters;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Waker;
+use towpath_packet::sync::{AtomicBool, AtomicUsize, Ordering};
+
+/// One budget.
+pub(super) struct Budget {
+    used: AtomicUsize,
+    limit: usize,
+    /// There are waiters.
+    wanted: AtomicBool,
+    waiters: Mutex<Waiters>,
+}
+
+impl Budget {
+    pub(super) fn new(limit: usize) -> Self {
+        Self {
+            used: AtomicUsize::new(0),
+            limit,
+            wanted: AtomicBool::new(false),
+            waiters: Mutex::default(),
+        }
+    }
+
+    /// What is out.
+    pub(super) fn used(&self) -> usize {
+        // Relaxed: an answer that may be old.
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Takes `amount`, or nothing.
+    pub(super) fn take(&self, amount: usize) -> bool {
+        let more = |used: usize| {
+            let fits = used == 0 || used.saturating_add(amount) <= self.limit;
+            fits.then(|| used.saturating_add(amount))
+        };
+        // SeqCst: see `give`.
+        self.used.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
+    }
+
+    /// Takes up to `amount`; returns how much.
+    pub(super) fn take_some(&self, amount: usize) -> usize {
+        let mut taken = 0;
+        let more = |used: usize| {
+            taken = self.limit.saturating_sub(used).min(amount);
+            (taken > 0).then(|| used + taken)
+        };
+        // SeqCst: see `give`.
+        match self.used.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more) {
+            Ok(_) => taken,
+            Err(_) => 0,
+        }
+    }
+
+    /// Gives back, and wakes those who wait.
+    pub(super) fn give(&self, amount: usize) {
+        // SeqCst, here and in `watch`: either this sees that somebody wants it, or he, who looks
+        // again after saying so, sees what was given back.
+        self.used.fetch_sub(amount, Ordering::SeqCst);
+        if self.wanted.load(Ordering::SeqCst) {
+            self.wake();
+        }
+    }
+
+    /// Wakes those who wait, to look again.
+    pub(super) fn wake(&self) {
+        let wakers = {
+            let mut waiters = self.waiters.lock().unwrap_or_else(PoisonError::into_inner);
+            self.wanted.store(false, Ordering::SeqCst);
+            waiters.take()
+        };
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Leaves a waker. The caller tries once more before it waits.
+    pub(super) fn watch(&self, waker: &Waker) {
+        let mut waiters = self.waiters.lock().unwrap_or_else(PoisonError::into_inner);
+        waiters.add(waker);
+        self.wanted.store(true, Ordering::SeqCst);
+    }
+}
+
+/// The budgets that lent memory counts with.
+pub(super) struct Levels {
+    pub(super) socket: Budget,
+    /// Of one user of the library.
+    pub(super) group: Arc<Budget>,
+    pub(super) all: Arc<Budget>,
+}
+
+impl Levels {
+    /// Takes `amount` from all, or nothing and the budget that has no room.
+    pub(super) fn take(&self, amount: usize) -> Result<(), &Budget> {
+        let levels = [&self.socket, &self.group, &self.all];
+        for (index, level) in levels.iter().enumerate() {
+            if !level.take(amount) {
+                levels[..index].iter().for_each(|taken| taken.give(amount));
+                return Err(level);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn give(&self, amount: usize) {
+        self.all.give(amount);
+        self.group.give(amount);
+        self.socket.give(amount);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_larger_than_all_goes_alone() {
+        let budget = Budget::new(10);
+        assert!(budget.take(4) && !budget.take(7) && budget.take(6));
+        assert_eq!(budget.take_some(5), 0);
+        budget.give(10);
+        assert!(budget.take(100) && !budget.take(1));
+        budget.give(100);
+        assert_eq!((budget.take_some(25), budget.used()), (10, 10));
+    }
+
+    #[test]
+    fn a_level_without_room_costs_the_others_nothing() {
+        let (group, all) = (Arc::new(Budget::new(100)), Arc::new(Budget::new(5)));
+        let levels = Levels { socket: Budget::new(50), group, all };
+        assert!(levels.take(4).is_ok());
+        assert!(levels.take(4).is_err_and(|full| std::ptr::eq(full, &*levels.all)));
+        assert_eq!([levels.socket.used(), levels.group.used(), levels.all.used()], [4; 3]);
+        levels.give(4);
+        assert_eq!(levels.all.used(), 0);
+    }
+}

@@ -1,0 +1,114 @@
+//! What [`SendMode::Auto`](super::SendMode::Auto) goes by: what copies and loans cost here, and how
+//! loans went.
+
+use super::auto::{COPY_SAMPLE, Choice, Chooser, Outcome, break_even as break_even_of};
+use super::budget::{Budget, Levels};
+use super::clock::moment;
+use super::lend::{Parcel, Source};
+use super::sending::Ticket;
+use std::hint::black_box;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+use towpath_packet::Loans;
+
+/// Chooses for one socket, on all its threads.
+pub(super) struct Auto {
+    /// Below it nothing is ever lent, and the lock is not needed.
+    least: usize,
+    chooser: Mutex<Chooser>,
+}
+
+impl Auto {
+    pub(super) fn new(least: usize) -> Self {
+        Self { least, chooser: Mutex::new(Chooser::new(least)) }
+    }
+
+    /// Decides for a call of `size` bytes.
+    pub(super) fn choose(&self, size: usize) -> Choice {
+        if size < self.least {
+            return Choice::Copy;
+        }
+        self.chooser.lock().unwrap_or_else(PoisonError::into_inner).choose(size)
+    }
+}
+
+/// Tells how one loan went.
+pub(super) struct Watch {
+    auto: Arc<Auto>,
+    size: usize,
+    began: Instant,
+}
+
+impl Watch {
+    /// Of a loan that begins now.
+    pub(super) fn new(auto: Arc<Auto>, size: usize) -> Self {
+        Self { auto, size, began: moment() }
+    }
+
+    /// All is back.
+    pub(super) fn over(&self, copied: bool) {
+        let nanos = moment().duration_since(self.began).as_nanos() as u64;
+        let outcome = Outcome { size: self.size, copied, nanos };
+        self.auto.chooser.lock().unwrap_or_else(PoisonError::into_inner).learn(outcome);
+    }
+}
+
+/// Measures the size from which on lending costs less.
+pub(super) fn break_even(over_device: bool) -> usize {
+    break_even_of(loan_nanos(), copy_nanos(), over_device)
+}
+
+/// What one loan takes, made and returned by one thread. What workers do for it grows and shrinks
+/// with this.
+fn loan_nanos() -> u64 {
+    let budget = || Budget::new(usize::MAX);
+    let levels = Levels { socket: budget(), group: budget().into(), all: budget().into() };
+    let levels = Arc::new(levels);
+    let mut loans = Loans::new(1);
+    let lend = || {
+        for _ in 0..LOANS {
+            // Room without end, and given back at the end of the ticket.
+            let _ = levels.take(1);
+            let parcel = Arc::new(Parcel(&[0_u8; 64][..]));
+            let (ticket, share) = Ticket::begin(levels.clone(), 1, None);
+            ticket.share(None);
+            let lender = share.lender();
+            if black_box(parcel.lend(&mut loans, 0, 64, lender, Ticket::ALONE)).is_none() {
+                ticket.unshare();
+            }
+        }
+    };
+    least_nanos(lend) / LOANS
+}
+
+/// What copying [`COPY_SAMPLE`] hot bytes takes. Cold ones cost more: a break-even of hot ones
+/// does not lend too early.
+fn copy_nanos() -> u64 {
+    let (from, mut to) = (vec![1_u8; COPY_SAMPLE], vec![0_u8; COPY_SAMPLE]);
+    least_nanos(|| black_box(&mut to).copy_from_slice(black_box(&from)))
+}
+
+/// The shortest of some runs: what the machine does beside makes runs longer, never shorter.
+fn least_nanos(mut run: impl FnMut()) -> u64 {
+    let runs = (0..RUNS).map(|_| {
+        let began = moment();
+        run();
+        began.elapsed().as_nanos() as u64
+    });
+    runs.min().unwrap_or(0)
+}
+
+/// Loans of a run.
+const LOANS: u64 = 64;
+/// Runs of each kind: both together take a few hundred microseconds.
+const RUNS: usize = 12;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_kinds_of_work_take_time() {
+        assert!(loan_nanos() > 0 && copy_nanos() > 0);
+    }
+}

@@ -1,0 +1,137 @@
+//! What a host is told when it is made.
+
+use std::io;
+use std::net::IpAddr;
+use towpath_io::tap::TapError;
+use towpath_net::stack::{self, Address};
+use towpath_net::tcp::Settings;
+use towpath_net::wire::MacAddr;
+
+/// What a host is told when it is made.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Our addresses, with the lengths of their links' prefixes.
+    pub addresses: Vec<(IpAddr, u8)>,
+    /// Next hops for what is not on the link.
+    pub gateways: Vec<IpAddr>,
+    /// Link-layer address; one is made up without.
+    pub mac: Option<[u8; 6]>,
+    /// Largest IP packet of the link.
+    pub mtu: u16,
+    /// Bytes of packet memory; a quarter more for what is copied to be sent.
+    pub memory: usize,
+    /// Settings of TCP.
+    pub tcp: Settings,
+    /// Bytes that one socket lends at a time, at most; see [`super::LENT_OVERHEAD`].
+    pub lent_by_socket: usize,
+    /// The same for all sockets together.
+    pub lent_by_all: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            addresses: Vec::new(),
+            gateways: Vec::new(),
+            mac: None,
+            mtu: 1500,
+            memory: MEMORY_DEFAULT,
+            tcp: Settings::default(),
+            lent_by_socket: LENT_BY_SOCKET_DEFAULT,
+            lent_by_all: LENT_BY_ALL_DEFAULT,
+        }
+    }
+}
+
+impl Config {
+    /// With one address and the length of its link's prefix.
+    pub fn with_address(address: impl Into<IpAddr>, prefix_len: u8) -> Self {
+        Self { addresses: vec![(address.into(), prefix_len)], ..Self::default() }
+    }
+
+    /// Refuses what no stack can be made with.
+    pub(super) fn check(&self) -> Result<(), StartError> {
+        for &(address, len) in &self.addresses {
+            let len_max = if address.is_ipv4() { 32 } else { 128 };
+            if len > len_max {
+                return Err(StartError::PrefixLength { address, len });
+            }
+        }
+        let v6 = self.addresses.iter().any(|(address, _)| address.is_ipv6());
+        let mtu_min = if v6 { MTU_IPV6_MIN } else { MTU_MIN };
+        if self.mtu < mtu_min {
+            return Err(StartError::Mtu { mtu: self.mtu, min: mtu_min });
+        }
+        if !(MEMORY_MIN..=MEMORY_MAX).contains(&self.memory) {
+            return Err(StartError::Memory(self.memory));
+        }
+        Ok(())
+    }
+
+    /// What the stack is told. `secret` is one that nobody can know.
+    pub(super) fn stack(&self, secret: [u64; 2]) -> stack::Config {
+        // Locally administered, and one host's alone (IEEE 802, bits 1 and 0 of the first byte).
+        let [_, a, b, c, d, e, ..] = secret[0].to_ne_bytes();
+        let address = |&(address, prefix_len): &(IpAddr, u8)| Address { address, prefix_len };
+        stack::Config {
+            mac: MacAddr(self.mac.unwrap_or([2, a, b, c, d, e])),
+            addresses: self.addresses.iter().map(address).collect(),
+            next_hops: self.gateways.clone(),
+            transparent: false,
+            secret,
+            tcp: self.tcp,
+            limits: stack::Limits::default(),
+        }
+    }
+}
+
+/// Why there is no host.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// An address has more prefix bits than bits.
+    #[error("{address}/{len}: the prefix is longer than the address")]
+    PrefixLength {
+        /// The address.
+        address: IpAddr,
+        /// Bits of its prefix.
+        len: u8,
+    },
+    /// The MTU is below what hosts must take.
+    #[error("an MTU of {mtu} is too small: at least {min}")]
+    Mtu {
+        /// What was asked for.
+        mtu: u16,
+        /// The least.
+        min: u16,
+    },
+    /// Packet memory out of bounds.
+    #[error("{0} bytes of memory: between {MEMORY_MIN} and {MEMORY_MAX} are possible")]
+    Memory(usize),
+    /// The device cannot be used.
+    #[error("the TAP device: {0}")]
+    Tap(#[from] TapError),
+    /// The system has no thread or no descriptor left.
+    #[error("starting: {0}")]
+    Io(#[from] io::Error),
+}
+
+impl From<rustix::io::Errno> for StartError {
+    fn from(errno: rustix::io::Errno) -> Self {
+        Self::Io(errno.into())
+    }
+}
+
+/// Bytes of packet memory unless told otherwise.
+const MEMORY_DEFAULT: usize = 64 << 20;
+/// Least packet memory: a few super-packets each way.
+const MEMORY_MIN: usize = 1 << 20;
+/// Most packet memory.
+const MEMORY_MAX: usize = 4 << 30;
+/// Least MTU: a packet that every host of IPv4 takes (RFC 791 §3.1).
+const MTU_MIN: u16 = 576;
+/// The same with an address of IPv6 (RFC 8200 §5).
+const MTU_IPV6_MIN: u16 = 1280;
+/// Bytes lent by one socket: several windows of 4 MiB.
+const LENT_BY_SOCKET_DEFAULT: usize = 64 << 20;
+/// Bytes lent by all sockets: those of four.
+const LENT_BY_ALL_DEFAULT: usize = 256 << 20;

@@ -1,0 +1,529 @@
+//! The core of a host: a stack with its memory behind one lock, and what its worker does.
+//!
+//! Three kinds of calls: those that need the stack take the lock, act and let it go
+//! ([`Core::call`]); sends append to a queue of their socket and take another lock, that no worker
+//! holds for long ([`Core::send`]); and the worker does turns ([`Core::turn`]). Only the worker
+//! moves packets.
+//!
+//! A wait leaves its waker while it has the lock, and the worker, which has news only while it has
+//! the lock, takes it: nothing is missed. Wakers are woken without a lock.
+
+use super::bell::Bell;
+use super::budget::Budget;
+use super::buffers::Buffers;
+use super::clock::Clock;
+use super::port::{MEMORY_PAUSE, Port};
+use super::queue::{LentOp, Op, SendQueue};
+use super::wait::Waiters;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use towpath_net::socket::{Error, Readiness, SendFlags, SocketId, Sockets};
+use towpath_net::stack::Context;
+use towpath_net::tcp::Connection;
+use towpath_net::time::{Duration, Instant};
+use towpath_packet::pool::{LARGE_FRAME_BYTES, SMALL_FRAME_BYTES};
+use towpath_packet::{Ledger, Loans, Memory, Piece, Pool, Site};
+
+/// Ranges of memory that a host lends at a time; what is to be lent beyond waits.
+pub(super) const LOANS_MAX: usize = 65_536;
+/// Bytes that the stack is given beyond the room it has when a socket is closed: well below what
+/// sequence numbers can tell apart.
+const FLUSHED_MAX: usize = 1 << 29;
+/// Steps of a turn in which what was taken up can lead to more to send.
+const ROUNDS_MAX: usize = 4;
+
+/// What the worker and the calls of a host share.
+pub(super) struct Core {
+    /// Held while waiting for `state`: whoever waits gets it before whoever had it last.
+    gate: Mutex<()>,
+    state: Mutex<State>,
+    /// Send queues with something new.
+    submitted: Mutex<Vec<Arc<SendQueue>>>,
+    pub(super) bell: Arc<Bell>,
+    /// Memory for what is copied to be sent.
+    frames: Mutex<Frames>,
+    pub(super) clock: Clock,
+    pub(super) ledger: Ledger,
+    pub(super) buffers: Arc<Buffers>,
+    pub(super) lent: Arc<Budget>,
+    pub(super) lent_by_socket: usize,
+}
+
+struct Frames {
+    small: Pool,
+    large: Pool,
+    /// Who found none.
+    waiters: Waiters,
+}
+
+/// What the lock guards.
+pub(super) struct State {
+    pub(super) sockets: Sockets,
+    memory: Memory,
+    /// Made with the first loan.
+    loans: Option<Loans>,
+    pub(super) port: Port,
+    table: HashMap<SocketId, Entry>,
+    /// Sockets that wait for a free loan or for memory.
+    starved: Vec<SocketId>,
+    retry_at: Option<Instant>,
+    /// Taken from waiters, to be woken without the lock.
+    wakers: Vec<Waker>,
+    /// When the worker wakes by itself; `None` for never.
+    wakes_at: Option<Instant>,
+    ending: bool,
+}
+
+/// What there is to a socket beside the stack.
+#[derive(Default)]
+pub(super) struct Entry {
+    /// Of a stream.
+    queue: Option<Arc<SendQueue>>,
+    /// Taken from the queue, and not yet taken by the stack.
+    pending: VecDeque<Op>,
+    pub(super) readers: Waiters,
+    pub(super) writers: Waiters,
+}
+
+/// What a turn came to.
+pub(super) enum Turn {
+    /// There is more to do.
+    Busy,
+    /// Nothing for so long, or until somebody rings; whether the device is to be watched.
+    Idle { due: Option<Duration>, watched: bool },
+    /// The host ends.
+    End,
+}
+
+/// What became of a part of a send queue.
+enum Fed {
+    All,
+    /// The stack has no room.
+    Full,
+    /// No loan or no memory is free.
+    Starved,
+    Failed(Error),
+}
+
+impl Core {
+    pub(super) fn new(
+        sockets: Sockets,
+        (memory, frames): (Memory, Memory),
+        port: Port,
+        bell: Arc<Bell>,
+        (lent_by_socket, lent_by_all): (usize, usize),
+    ) -> Self {
+        let Memory { small, large, .. } = frames;
+        let state = State {
+            sockets,
+            memory,
+            loans: None,
+            port,
+            table: HashMap::new(),
+            starved: Vec::new(),
+            retry_at: None,
+            wakers: Vec::new(),
+            wakes_at: None,
+            ending: false,
+        };
+        Self {
+            gate: Mutex::new(()),
+            state: Mutex::new(state),
+            submitted: Mutex::default(),
+            bell,
+            frames: Mutex::new(Frames { small, large, waiters: Waiters::default() }),
+            clock: Clock::new(),
+            ledger: Ledger::new(),
+            buffers: Arc::default(),
+            lent: Arc::new(Budget::new(lent_by_all)),
+            lent_by_socket,
+        }
+    }
+
+    /// Lets `act` use the stack, then sees to what follows.
+    pub(super) fn call<R>(&self, act: impl FnOnce(&mut State, &mut Now<'_>) -> R) -> R {
+        let mut state = self.lock();
+        let mut now = Now { now: self.clock.now(), ledger: &self.ledger };
+        let result = act(&mut state, &mut now);
+        state.take_up(&now);
+        let due = state.due();
+        let earlier = due.is_some_and(|due| state.wakes_at.is_none_or(|at| due < at));
+        let ring = earlier || state.sockets.stack().has_output();
+        let wakers = std::mem::take(&mut state.wakers);
+        drop(state);
+        if ring {
+            self.bell.ring();
+        }
+        wakers.into_iter().for_each(Waker::wake);
+        result
+    }
+
+    /// Appends to a send queue.
+    pub(super) fn send(&self, queue: &Arc<SendQueue>, op: Op) -> Result<(), Op> {
+        if queue.push(op)? {
+            self.submitted.lock().unwrap_or_else(PoisonError::into_inner).push(queue.clone());
+            self.bell.ring();
+        }
+        Ok(())
+    }
+
+    /// Copies the beginning of `bytes` into a frame. `None` without one: then `waker` is woken when
+    /// it is worth trying again.
+    pub(super) fn copy_in(&self, bytes: &[u8], waker: &Waker) -> Option<Piece> {
+        let mut frames = self.frames.lock().unwrap_or_else(PoisonError::into_inner);
+        let Frames { small, large, waiters } = &mut *frames;
+        let (first, second) =
+            if bytes.len() <= SMALL_FRAME_BYTES { (small, large) } else { (large, small) };
+        let Some(mut frame) = first.take().or_else(|| second.take()) else {
+            waiters.add(waker);
+            drop(frames);
+            // The worker tells, now and then.
+            self.bell.ring();
+            return None;
+        };
+        drop(frames);
+        let count = bytes.len().min(frame.len());
+        frame[..count].copy_from_slice(&bytes[..count]);
+        self.ledger.count(Site::SocketSend, count);
+        Some(frame.freeze(count))
+    }
+
+    /// Ends the worker.
+    pub(super) fn end(&self) {
+        self.lock().ending = true;
+        self.bell.ring();
+    }
+
+    /// One turn of the worker.
+    pub(super) fn turn(&self) -> Turn {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        if state.ending {
+            return Turn::End;
+        }
+        let now = Now { now: self.clock.now(), ledger: &self.ledger };
+        let submitted = std::mem::take(&mut *self.submitted());
+        for queue in &submitted {
+            state.take_submitted(queue, &now);
+        }
+        let more = state.with(&now, |sockets, port, cx| port.receive(sockets, cx));
+        if state.sockets.next_deadline().is_some_and(|at| at <= now.now) {
+            state.with(&now, |sockets, _, cx| sockets.on_deadline(cx));
+        }
+        state.retry(&now);
+        self.tell_frames(state, &now);
+        state.take_up(&now);
+        let mut unsent = false;
+        for _ in 0..ROUNDS_MAX {
+            unsent = state.with(&now, |sockets, port, cx| port.send(sockets, cx));
+            if !state.take_up(&now) {
+                break;
+            }
+            unsent = true;
+        }
+        let wakers = std::mem::take(&mut state.wakers);
+        state.wakes_at = state.due();
+        let due = state.wakes_at;
+        self.bell.going_to_sleep();
+        let watched = state.port.is_watched();
+        let news = more || unsent || !self.submitted().is_empty() || state.port.has_news();
+        drop(guard);
+        wakers.into_iter().for_each(Waker::wake);
+        if news {
+            self.bell.is_up(false);
+            return Turn::Busy;
+        }
+        Turn::Idle { due: due.map(|due| due.since(now.now)), watched }
+    }
+
+    /// Tells those who found no frame that there are some, or looks again soon.
+    fn tell_frames(&self, state: &mut State, now: &Now<'_>) {
+        let mut frames = self.frames.lock().unwrap_or_else(PoisonError::into_inner);
+        if frames.waiters.is_empty() {
+            return;
+        }
+        let Frames { small, large, waiters } = &mut *frames;
+        if small.free_count() > 0 || large.free_count() > 0 {
+            waiters.take_into(&mut state.wakers);
+        } else {
+            state.retry_at.get_or_insert(now.now + MEMORY_PAUSE);
+        }
+    }
+
+    /// Frames for what is copied that are out.
+    pub(super) fn frames_out(&self) -> usize {
+        let frames = self.frames.lock().unwrap_or_else(PoisonError::into_inner);
+        frames.small.out_count() + frames.large.out_count()
+    }
+
+    /// True if the worker has not looked at something that was sent.
+    pub(super) fn has_submitted(&self) -> bool {
+        !self.submitted().is_empty()
+    }
+
+    fn submitted(&self) -> MutexGuard<'_, Vec<Arc<SendQueue>>> {
+        self.submitted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the lock, in the order of the asking. Every call leaves the state whole, so a panic
+    /// in another thread does not spoil it.
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        let gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(gate);
+        state
+    }
+
+    /// Bytes of frames for what is copied.
+    pub(super) fn frame_bytes(memory: usize) -> usize {
+        (memory / 4).max(2 * (SMALL_FRAME_BYTES + LARGE_FRAME_BYTES))
+    }
+}
+
+/// The moment of a call, and where copies are counted.
+pub(super) struct Now<'a> {
+    pub(super) now: Instant,
+    ledger: &'a Ledger,
+}
+
+impl State {
+    /// Lets `act` use the sockets and the device with their memory.
+    pub(super) fn with<R>(
+        &mut self,
+        now: &Now<'_>,
+        act: impl FnOnce(&mut Sockets, &mut Port, &mut Context<'_>) -> R,
+    ) -> R {
+        let mut cx = Context { memory: &mut self.memory, ledger: now.ledger, now: now.now };
+        act(&mut self.sockets, &mut self.port, &mut cx)
+    }
+
+    /// Keeps what there is to a new socket.
+    pub(super) fn add(&mut self, id: SocketId, queue: Option<Arc<SendQueue>>) {
+        self.table.insert(id, Entry { queue, ..Entry::default() });
+    }
+
+    /// What there is to a socket; an empty entry if it has none.
+    pub(super) fn entry(&mut self, id: SocketId) -> &mut Entry {
+        self.table.entry(id).or_default()
+    }
+
+    /// Closes a socket that has no send queue.
+    pub(super) fn close(&mut self, id: SocketId, now: Instant) {
+        self.table.remove(&id);
+        // There is such a socket: its owner is just being dropped.
+        let _ = self.sockets.close(id, now);
+    }
+
+    /// Packets and frames in use, and loans that are out.
+    pub(super) fn in_use(&self) -> (usize, usize) {
+        let Memory { packets, small, large } = &self.memory;
+        let loans = self.loans.as_ref().map_or(0, Loans::out_count);
+        (packets.out_count() + small.out_count() + large.out_count(), loans)
+    }
+
+    /// True if there are bytes that no peer has acknowledged, or connections that are closing.
+    pub(super) fn is_sending(&self) -> bool {
+        let open = self.table.keys().filter(|&&id| self.sockets.tcp(id).is_some()).count();
+        let closing = self.sockets.stack().tcp_counts().0 > open;
+        let sending = |(&id, entry): (&SocketId, &Entry)| {
+            let unacknowledged = |tcp: &Connection| tcp.unacknowledged() > 0;
+            !entry.pending.is_empty() || self.sockets.tcp(id).is_some_and(unacknowledged)
+        };
+        closing || self.table.iter().any(sending)
+    }
+
+    fn due(&self) -> Option<Instant> {
+        let deadline = self.sockets.next_deadline();
+        [deadline, self.port.due(), self.retry_at].into_iter().flatten().min()
+    }
+
+    fn take_submitted(&mut self, queue: &SendQueue, now: &Now<'_>) {
+        if let Some(entry) = self.table.get_mut(&queue.id) {
+            queue.take(&mut entry.pending);
+            self.feed(queue.id, now);
+        }
+    }
+
+    /// Gives the stack all that is left of a socket that nobody owns, whether there is room or not,
+    /// so that it closes as the stack closes connections without an owner. Not more than the
+    /// numbers of the stream allow: then it goes on when there is room.
+    fn flush(&mut self, id: SocketId, now: &Now<'_>) {
+        let Self { sockets, loans, table, starved, retry_at, .. } = self;
+        let Some(entry) = table.get_mut(&id) else { return };
+        let Some(queue) = &entry.queue else { return };
+        let left = entry.pending.iter().map(Op::len).sum::<usize>();
+        if left > FLUSHED_MAX || !matches!(entry.pending.back(), Some(Op::Close)) {
+            return;
+        }
+        while let Some(op) = entry.pending.pop_front() {
+            match op {
+                Op::Copied(piece) => {
+                    queue.room.give(piece.len());
+                    // A connection that is over takes nothing, and nobody is there to be told.
+                    let _ = sockets.send_piece(id, piece, now.now);
+                }
+                Op::Lent(mut lent) => {
+                    let loans = loans.get_or_insert_with(|| Loans::new(LOANS_MAX));
+                    while let Some(piece) = lent.lend_rest(loans) {
+                        let _ = sockets.send_piece(id, piece, now.now);
+                    }
+                    if lent.done < lent.source.len() {
+                        entry.pending.push_front(Op::Lent(lent));
+                        starved.push(id);
+                        retry_at.get_or_insert(now.now + MEMORY_PAUSE);
+                        return;
+                    }
+                }
+                Op::ShutDown => {}
+                Op::Close => {
+                    let _ = sockets.close(id, now.now);
+                }
+            }
+        }
+        table.remove(&id);
+    }
+
+    fn retry(&mut self, now: &Now<'_>) {
+        if self.retry_at.take_if(|at| *at <= now.now).is_some() {
+            for id in std::mem::take(&mut self.starved) {
+                self.feed(id, now);
+            }
+        }
+    }
+
+    /// Takes up the sockets' news. True if the stack got something to send by it.
+    fn take_up(&mut self, now: &Now<'_>) -> bool {
+        let mut fed = false;
+        while let Some((id, what)) = self.sockets.next_wake() {
+            let Some(entry) = self.table.get_mut(&id) else { continue };
+            let over = what.contains(Readiness::ERR) || what.contains(Readiness::HUP);
+            if over || what.contains(Readiness::IN) || what.contains(Readiness::READ_HUP) {
+                entry.readers.take_into(&mut self.wakers);
+            }
+            if over || what.contains(Readiness::OUT) {
+                entry.writers.take_into(&mut self.wakers);
+            }
+            let waits = !entry.pending.is_empty();
+            if what.contains(Readiness::ERR) {
+                // Each loan's end is told to its own send.
+                while self.sockets.take_notice(id).is_ok() {}
+            }
+            if waits && (over || what.contains(Readiness::OUT)) {
+                fed |= self.feed(id, now);
+            }
+        }
+        fed
+    }
+
+    /// Gives the stack what waits in a send queue, as far as there is room. True if it took some.
+    fn feed(&mut self, id: SocketId, now: &Now<'_>) -> bool {
+        let Self { sockets, memory, loans, table, starved, retry_at, .. } = self;
+        let Some(entry) = table.get_mut(&id) else { return false };
+        let Some(queue) = &entry.queue else { return false };
+        let mut cx = Context { memory, ledger: now.ledger, now: now.now };
+        let mut some = false;
+        while let Some(op) = entry.pending.pop_front() {
+            let (fed, left) = match op {
+                Op::Copied(piece) => feed_copied(sockets, queue, piece, &mut cx),
+                Op::Lent(lent) => {
+                    let loans = loans.get_or_insert_with(|| Loans::new(LOANS_MAX));
+                    feed_lent(sockets, id, lent, loans, &mut cx)
+                }
+                Op::ShutDown => {
+                    let how = towpath_net::socket::Shutdown::Write;
+                    // It is over already, if not this way.
+                    let _ = sockets.shutdown(id, how, now.now);
+                    (Fed::All, None)
+                }
+                Op::Close => {
+                    let _ = sockets.close(id, now.now);
+                    table.remove(&id);
+                    return true;
+                }
+            };
+            match fed {
+                Fed::All => some = true,
+                Fed::Full | Fed::Starved => {
+                    if let Some(op) = left {
+                        entry.pending.push_front(op);
+                    }
+                    if matches!(fed, Fed::Starved) {
+                        starved.push(id);
+                        retry_at.get_or_insert(now.now + MEMORY_PAUSE);
+                    }
+                    self.flush(id, now);
+                    break;
+                }
+                Fed::Failed(error) => {
+                    queue.fail(error);
+                    if let Some(op) = left {
+                        op.give_up(queue);
+                    }
+                    entry.readers.take_into(&mut self.wakers);
+                }
+            }
+        }
+        some
+    }
+}
+
+fn feed_copied(
+    sockets: &mut Sockets,
+    queue: &SendQueue,
+    mut piece: Piece,
+    cx: &mut Context<'_>,
+) -> (Fed, Option<Op>) {
+    loop {
+        let room = match sockets.send_room(queue.id, cx.now) {
+            Ok(room) => room,
+            Err(Error::WouldBlock) => 0,
+            Err(error) => return (Fed::Failed(error), Some(Op::Copied(piece))),
+        };
+        if room == 0 {
+            return (Fed::Full, Some(Op::Copied(piece)));
+        }
+        let count = piece.len().min(room);
+        let part = piece.slice(0, count);
+        if let Err(error) = sockets.send_piece(queue.id, part, cx.now) {
+            return (Fed::Failed(error), Some(Op::Copied(piece)));
+        }
+        queue.room.give(count);
+        piece.advance(count);
+        if piece.is_empty() {
+            return (Fed::All, None);
+        }
+    }
+}
+
+fn feed_lent(
+    sockets: &mut Sockets,
+    id: SocketId,
+    mut lent: LentOp,
+    loans: &mut Loans,
+    cx: &mut Context<'_>,
+) -> (Fed, Option<Op>) {
+    let total = lent.source.len();
+    while lent.done < total {
+        let flags = SendFlags { continues: lent.done > 0, ..SendFlags::default() };
+        let LentOp { source, ticket, call, done } = &mut lent;
+        let mut at = *done;
+        let lend = |most: usize, borrower: towpath_net::socket::Borrower| {
+            ticket.share(Some(borrower.lender));
+            let lender = ticket.lender();
+            let piece = source.clone().lend(loans, at, most, lender, borrower.token);
+            match &piece {
+                Some(piece) => at += piece.len(),
+                None => ticket.unshare(),
+            }
+            piece
+        };
+        match sockets.send_lent(id, call, total - *done, flags, lend, cx) {
+            Ok(count) => lent.done += count,
+            Err(Error::WouldBlock) => return (Fed::Full, Some(Op::Lent(lent))),
+            Err(Error::NoBuffers) => return (Fed::Starved, Some(Op::Lent(lent))),
+            Err(error) => return (Fed::Failed(error), Some(Op::Lent(lent))),
+        }
+    }
+    (Fed::All, None)
+}

@@ -1,0 +1,162 @@
+//! The send queue of a stream: what its program has sent and the stack has not taken yet.
+//!
+//! The program's thread appends here, under a lock of this queue alone, and the worker takes all
+//! there is at once; so a send never waits for the stack. What the stack has no room for stays with
+//! the worker. Bytes that were copied count with a budget of the queue until the stack takes them,
+//! lent ones with those of [`Levels`] until they are returned: a program that sends faster than the
+//! network waits for one of these.
+
+use super::budget::{Budget, Levels};
+use super::lend::Source;
+use super::sending::{Share, Ticket};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use towpath_net::socket::{Error, LentCall, SocketId};
+use towpath_packet::{Loans, Piece};
+
+/// Copied bytes that one queue holds: what a worker passes on in a few turns.
+pub(super) const QUEUED_MAX: usize = 256 << 10;
+
+/// One thing to do, in the order of the calls.
+pub(super) enum Op {
+    /// Bytes that were copied into a frame.
+    Copied(Piece),
+    Lent(LentOp),
+    /// Nothing more is sent.
+    ShutDown,
+    /// The socket has no owner any more.
+    Close,
+}
+
+/// A buffer that is lent, of which the stack has taken the first `done` bytes. Fields are dropped
+/// in this order: what is held of the buffer goes before the share.
+pub(super) struct LentOp {
+    pub(super) source: Arc<dyn Source>,
+    pub(super) call: LentCall,
+    pub(super) done: usize,
+    pub(super) ticket: Share,
+}
+
+impl Op {
+    /// Bytes that it sends.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Op::Copied(piece) => piece.len(),
+            Op::Lent(lent) => lent.source.len() - lent.done,
+            Op::ShutDown | Op::Close => 0,
+        }
+    }
+
+    /// It will not be sent.
+    pub(super) fn give_up(self, queue: &SendQueue) {
+        match self {
+            Op::Copied(piece) => queue.room.give(piece.len()),
+            Op::Lent(_) | Op::ShutDown | Op::Close => {}
+        }
+    }
+}
+
+impl LentOp {
+    /// Lends what is left in one stretch, for nobody's notice. `None` if nothing is, or no
+    /// descriptor is free.
+    pub(super) fn lend_rest(&mut self, loans: &mut Loans) -> Option<Piece> {
+        if self.done == self.source.len() {
+            return None;
+        }
+        self.ticket.share(None);
+        let source = self.source.clone();
+        let lender = self.ticket.lender();
+        let piece = source.lend(loans, self.done, usize::MAX, lender, Ticket::ALONE);
+        match &piece {
+            Some(piece) => self.done += piece.len(),
+            None => self.ticket.unshare(),
+        }
+        piece
+    }
+}
+
+/// The program's side of a send queue.
+pub(super) struct SendQueue {
+    pub(super) id: SocketId,
+    inbox: Mutex<Inbox>,
+    /// Room for bytes that are copied.
+    pub(super) room: Budget,
+    pub(super) levels: Arc<Levels>,
+}
+
+#[derive(Default)]
+struct Inbox {
+    ops: VecDeque<Op>,
+    /// The worker is told, and has not looked yet.
+    listed: bool,
+    failed: Option<Failed>,
+}
+
+/// The stack takes nothing more.
+struct Failed {
+    error: Error,
+    told: bool,
+}
+
+impl SendQueue {
+    pub(super) fn new(id: SocketId, levels: Arc<Levels>) -> Self {
+        Self { id, inbox: Mutex::default(), room: Budget::new(QUEUED_MAX), levels }
+    }
+
+    /// Appends. True if the worker is to be told; hands back what the stack will not take.
+    pub(super) fn push(&self, op: Op) -> Result<bool, Op> {
+        let mut inbox = self.lock();
+        if inbox.failed.is_some() && !matches!(op, Op::Close) {
+            return Err(op);
+        }
+        if matches!(op, Op::ShutDown) {
+            inbox.failed = Some(Failed { error: Error::BrokenPipe, told: true });
+        }
+        inbox.ops.push_back(op);
+        Ok(!std::mem::replace(&mut inbox.listed, true))
+    }
+
+    /// For the worker: moves all to `pending`.
+    pub(super) fn take(&self, pending: &mut VecDeque<Op>) {
+        let mut inbox = self.lock();
+        inbox.listed = false;
+        if pending.is_empty() {
+            std::mem::swap(&mut inbox.ops, pending);
+        } else {
+            pending.append(&mut inbox.ops);
+        }
+    }
+
+    /// For the worker: sending has failed for good. Who waits for room is told.
+    pub(super) fn fail(&self, error: Error) {
+        let mut inbox = self.lock();
+        if inbox.failed.as_ref().is_none_or(|failed| failed.error == Error::BrokenPipe) {
+            inbox.failed = Some(Failed { error, told: error == Error::BrokenPipe });
+        }
+        drop(inbox);
+        self.room.wake();
+        self.levels.socket.wake();
+        self.levels.group.wake();
+        self.levels.all.wake();
+    }
+
+    /// Why sending fails: the reason once, then that it is over.
+    pub(super) fn failure(&self) -> Option<Error> {
+        let mut inbox = self.lock();
+        let failed = inbox.failed.as_mut()?;
+        let told = std::mem::replace(&mut failed.told, true);
+        Some(if told { Error::BrokenPipe } else { failed.error })
+    }
+
+    /// The reason why sending failed, if no call has been told.
+    pub(super) fn untold_failure(&self) -> Option<Error> {
+        let mut inbox = self.lock();
+        let failed = inbox.failed.as_mut().filter(|failed| !failed.told)?;
+        failed.told = true;
+        Some(failed.error)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

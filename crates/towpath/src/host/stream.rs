@@ -1,0 +1,547 @@
+//! TCP connections.
+
+use super::auto::Choice;
+use super::calibration::{Auto, Watch};
+use super::core::Now;
+use super::lend::{Lend, Parcel};
+use super::queue::{LentOp, Op, SendQueue};
+use super::sending::{SendError, Sending, Ticket};
+use super::shape::Shape;
+use super::wait::block;
+use super::{Host, family, io_error, would_block};
+use std::fmt;
+use std::future::poll_fn;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use towpath_net::socket::{self, Error, LentCall, Options, ReadMost, ReceiveFlags, SocketId};
+use towpath_net::tcp::Info;
+use towpath_packet::Held;
+use towpath_packet::sync::{AtomicU32, Ordering};
+
+/// What each send that lends counts with beside its bytes, so that a budget of bytes bounds the
+/// number of sends, too.
+pub const LENT_OVERHEAD: usize = 1024;
+/// Bytes that one call of `write` copies at most.
+const WRITE_MAX: usize = 64 << 10;
+
+/// A TCP connection, in the shape of [`std::net::TcpStream`], with sends that lend.
+///
+/// A buffer that is lent has moved: touching it does not compile.
+///
+/// ```compile_fail,E0382
+/// # use towpath::host::TcpStream;
+/// fn send(stream: &TcpStream) {
+///     let mut buffer = vec![0; 4096];
+///     let sending = stream.send_zc(buffer);
+///     buffer[0] = 1;
+/// }
+/// ```
+pub struct TcpStream {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    host: Host,
+    queue: Arc<SendQueue>,
+    shape: Shape,
+    mode: AtomicU32,
+    /// Made when the mode is first set to [`SendMode::Auto`].
+    auto: OnceLock<Arc<Auto>>,
+}
+
+/// What becomes of buffers that are sent with [`TcpStream::send_zc`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum SendMode {
+    /// They are copied and come back at once.
+    Copy,
+    /// They are lent.
+    #[default]
+    Lend,
+    /// Each is lent if that is expected to cost all threads together less than copying it: by its
+    /// size, by a measurement of less than a millisecond that a host does once, when the first
+    /// socket is set to this, and by how the socket's earlier loans went. One that is copied comes
+    /// back at once.
+    Auto,
+}
+
+impl Inner {
+    fn send_mode(&self) -> SendMode {
+        const MODES: [SendMode; 3] = [SendMode::Copy, SendMode::Lend, SendMode::Auto];
+        // Relaxed: a call that begins beside a change goes by the old or the new.
+        MODES[self.mode.load(Ordering::Relaxed) as usize]
+    }
+
+    fn auto(&self) -> &Arc<Auto> {
+        self.auto.get_or_init(|| Arc::new(Auto::new(self.host.break_even())))
+    }
+
+    /// Whether a call of `size` bytes lends.
+    fn choose(&self, size: usize) -> Choice {
+        match self.send_mode() {
+            SendMode::Copy => Choice::Copy,
+            SendMode::Lend => Choice::Lend,
+            SendMode::Auto => self.auto().choose(size),
+        }
+    }
+
+    /// Begins to watch a loan, if it was chosen to be.
+    fn watch(&self, choice: Choice, size: usize) -> Option<Watch> {
+        (choice == Choice::LendWatched).then(|| Watch::new(self.auto().clone(), size))
+    }
+}
+
+/// A buffer on its way into a socket.
+struct Going<B> {
+    buffer: Option<B>,
+    /// Bytes of it that were copied.
+    copied: usize,
+    /// What was decided when the call began.
+    choice: Choice,
+}
+
+impl<B: Lend> Going<B> {
+    fn new(stream: &TcpStream, buffer: B) -> Self {
+        let choice = stream.inner.choose(buffer.len());
+        Self { buffer: Some(buffer), copied: 0, choice }
+    }
+
+    /// The call ends here: what was accepted counts, else the error.
+    fn stop(&mut self, error: io::Error) -> Result<Sending<B>, SendError<B>> {
+        let buffer = self.buffer.take().expect("a future is done once");
+        match self.copied {
+            0 => Err(SendError { error, buffer }),
+            copied => Ok(Sending::copied(buffer, copied)),
+        }
+    }
+}
+
+impl TcpStream {
+    /// Connects, and waits for it.
+    pub fn connect(host: &Host, remote: SocketAddr) -> io::Result<Self> {
+        Self::connect_within(host, remote, None)
+    }
+
+    /// Connects, and waits for at most `timeout`.
+    pub fn connect_timeout(host: &Host, remote: SocketAddr, timeout: Duration) -> io::Result<Self> {
+        Self::connect_within(host, remote, Some(timeout))
+    }
+
+    /// The same for tasks. Dropping the future gives up.
+    pub async fn connect_async(host: &Host, remote: SocketAddr) -> io::Result<Self> {
+        let stream = Self::begin(host, remote)?;
+        poll_fn(|cx| stream.poll_connect(cx, remote)).await?;
+        Ok(stream)
+    }
+
+    fn connect_within(
+        host: &Host,
+        remote: SocketAddr,
+        timeout: Option<Duration>,
+    ) -> io::Result<Self> {
+        let stream = Self::begin(host, remote)?;
+        let connected = block(timeout, |cx| stream.poll_connect(cx, remote));
+        connected.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))?;
+        Ok(stream)
+    }
+
+    /// Begins to connect.
+    fn begin(host: &Host, remote: SocketAddr) -> io::Result<Self> {
+        let begun = host.owner.core.call(|state, now| {
+            let id = state.sockets.stream(family(remote))?;
+            match state.sockets.connect(id, remote, now.now) {
+                Ok(()) | Err(Error::InProgress) => {
+                    let queue = Self::queue(host, id);
+                    state.add(id, Some(queue.clone()));
+                    Ok(queue)
+                }
+                Err(error) => {
+                    state.close(id, now.now);
+                    Err(error)
+                }
+            }
+        });
+        Ok(Self::new(host.clone(), begun.map_err(io_error)?))
+    }
+
+    fn poll_connect(&self, cx: &mut Context<'_>, remote: SocketAddr) -> Poll<io::Result<()>> {
+        let id = self.id();
+        self.inner.host.owner.core.call(|state, now| {
+            match state.sockets.connect(id, remote, now.now) {
+                Err(Error::Already | Error::InProgress) => {
+                    state.entry(id).writers.add(cx.waker());
+                    Poll::Pending
+                }
+                Ok(()) | Err(Error::IsConnected) => Poll::Ready(Ok(())),
+                Err(error) => Poll::Ready(Err(io_error(error))),
+            }
+        })
+    }
+
+    /// The send queue of a new socket.
+    pub(super) fn queue(host: &Host, id: SocketId) -> Arc<SendQueue> {
+        Arc::new(SendQueue::new(id, host.levels()))
+    }
+
+    /// The owner of a socket that is in the host's table.
+    pub(super) fn new(host: Host, queue: Arc<SendQueue>) -> Self {
+        let (shape, mode) = (Shape::default(), AtomicU32::new(SendMode::default() as u32));
+        Self { inner: Arc::new(Inner { host, queue, shape, mode, auto: OnceLock::new() }) }
+    }
+
+    fn id(&self) -> SocketId {
+        self.inner.queue.id
+    }
+
+    /// Sends `buffer`, which comes back with what this returns. If it is lent, this waits until the
+    /// budgets of lent bytes have room for it; it is then accepted whole, and goes out as the
+    /// connection allows. If it is copied ([`SendMode`]), this waits until all was taken, and
+    /// the buffer is back at once.
+    ///
+    /// # Errors
+    /// The connection does not send any more, or the call would have to wait and must not, and
+    /// nothing was accepted. The buffer is handed back.
+    pub fn send_zc<B: Lend>(&self, buffer: B) -> Result<Sending<B>, SendError<B>> {
+        let mut going = Going::new(self, buffer);
+        let sent = block(self.inner.shape.write_wait(), |cx| self.poll_send_zc(cx, &mut going));
+        sent.unwrap_or_else(|| going.stop(would_block()))
+    }
+
+    /// The same for tasks. Dropping the future before it is ready frees the buffer, which is not
+    /// lent then.
+    pub async fn send_zc_async<B: Lend>(&self, buffer: B) -> Result<Sending<B>, SendError<B>> {
+        let mut going = Going::new(self, buffer);
+        poll_fn(|cx| self.poll_send_zc(cx, &mut going)).await
+    }
+
+    /// Sends the buffer, which is taken when there is a result.
+    fn poll_send_zc<B: Lend>(
+        &self,
+        cx: &mut Context<'_>,
+        going: &mut Going<B>,
+    ) -> Poll<Result<Sending<B>, SendError<B>>> {
+        let len = going.buffer.as_ref().map_or(0, B::len);
+        if going.choice == Choice::Copy {
+            return self.poll_copy(cx, going, len);
+        }
+        let (queue, charge) = (&self.inner.queue, len.saturating_add(LENT_OVERHEAD));
+        let mut watched = false;
+        while let Err(full) = queue.levels.take(charge) {
+            if watched {
+                return Poll::Pending;
+            }
+            full.watch(cx.waker());
+            watched = true;
+            if let Some(error) = queue.failure() {
+                return Poll::Ready(going.stop(io_error(error)));
+            }
+        }
+        let buffer = going.buffer.take().expect("a future is done once");
+        let watch = self.inner.watch(going.choice, len);
+        Poll::Ready(self.lend(buffer, charge, watch))
+    }
+
+    /// The same for a buffer that is copied.
+    fn poll_copy<B: Lend>(
+        &self,
+        cx: &mut Context<'_>,
+        going: &mut Going<B>,
+        len: usize,
+    ) -> Poll<Result<Sending<B>, SendError<B>>> {
+        while let Some(buffer) = going.buffer.as_ref().filter(|_| going.copied < len) {
+            match self.poll_write(cx, buffer.rest(going.copied)) {
+                Poll::Ready(Ok(count)) => going.copied += count,
+                Poll::Ready(Err(error)) => return Poll::Ready(going.stop(error)),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+        let buffer = going.buffer.take().expect("a future is done once");
+        Poll::Ready(Ok(Sending::copied(buffer, len)))
+    }
+
+    /// What becomes of buffers that are sent.
+    pub fn send_mode(&self) -> SendMode {
+        self.inner.send_mode()
+    }
+
+    /// Sets what becomes of buffers, from the next call on.
+    pub fn set_send_mode(&self, mode: SendMode) {
+        if mode == SendMode::Auto {
+            self.inner.auto();
+        }
+        // Relaxed: see `Inner::send_mode`.
+        self.inner.mode.store(mode as u32, Ordering::Relaxed);
+    }
+
+    fn lend<B: Lend>(
+        &self,
+        buffer: B,
+        charge: usize,
+        watch: Option<Watch>,
+    ) -> Result<Sending<B>, SendError<B>> {
+        let queue = &self.inner.queue;
+        let held = Arc::new(Parcel(buffer));
+        let (ticket, share) = Ticket::begin(queue.levels.clone(), charge, watch);
+        let source = held.clone();
+        let lent = LentOp { source, call: LentCall::default(), done: 0, ticket: share };
+        let sending = Sending::lent(held, ticket);
+        match self.inner.host.owner.core.send(queue, Op::Lent(lent)) {
+            Ok(()) => Ok(sending),
+            Err(op) => {
+                op.give_up(queue);
+                let buffer = sending.returned().buffer;
+                Err(SendError { error: self.failure(), buffer })
+            }
+        }
+    }
+
+    /// Why nothing more is sent.
+    fn failure(&self) -> io::Error {
+        io_error(self.inner.queue.failure().unwrap_or(Error::BrokenPipe))
+    }
+
+    /// Copies the beginning of `bytes`, which is sent; returns how many.
+    pub fn poll_write(&self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        if bytes.is_empty() {
+            return Poll::Ready(Ok(0));
+        }
+        let (queue, core) = (&self.inner.queue, &self.inner.host.owner.core);
+        let wanted = bytes.len().min(WRITE_MAX);
+        let mut room = queue.room.take_some(wanted);
+        if room == 0 {
+            queue.room.watch(cx.waker());
+            if let Some(error) = queue.failure() {
+                return Poll::Ready(Err(io_error(error)));
+            }
+            room = queue.room.take_some(wanted);
+        }
+        let mut sent = 0;
+        while sent < room {
+            let Some(piece) = core.copy_in(&bytes[sent..room], cx.waker()) else { break };
+            sent += piece.len();
+            if core.send(queue, Op::Copied(piece)).is_err() {
+                queue.room.give(room);
+                return Poll::Ready(Err(self.failure()));
+            }
+        }
+        if sent < room {
+            queue.room.give(room - sent);
+        }
+        if sent == 0 { Poll::Pending } else { Poll::Ready(Ok(sent)) }
+    }
+
+    /// Copies received bytes into `into`; returns how many. Zero means that no more will come.
+    pub fn poll_read(&self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
+        self.poll_receive(cx, |state, id, now| {
+            state.with(now, |sockets, _, cx| sockets.receive(id, into, ReceiveFlags::default(), cx))
+        })
+    }
+
+    /// Takes received bytes without copying them: at most `max`, as pieces added to `into`; returns
+    /// how many. Zero means that no more will come. Each piece shows its bytes
+    /// ([`Held::bytes`]); what others could write is copied.
+    ///
+    /// Memory goes back to whoever lent it when the pieces are dropped, on whatever thread. Until
+    /// then they count with the receive buffer, so that the peer waits for who keeps much.
+    ///
+    /// # Errors
+    /// Those of reading; `ENOBUFS` if this host's sockets keep too much: then reading with a copy
+    /// goes on.
+    pub fn recv_lent(&self, max: usize, into: &mut Vec<Held>) -> io::Result<usize> {
+        let received = block(self.inner.shape.read_wait(), |cx| self.poll_recv_lent(cx, max, into));
+        received.unwrap_or_else(|| Err(would_block()))
+    }
+
+    /// The same for futures made by hand.
+    pub fn poll_recv_lent(
+        &self,
+        cx: &mut Context<'_>,
+        max: usize,
+        into: &mut Vec<Held>,
+    ) -> Poll<io::Result<usize>> {
+        let most = ReadMost { bytes: max, pieces: RECEIVED_PIECES_MAX, private: true };
+        self.poll_receive(cx, |state, id, now| {
+            state.with(now, |sockets, _, cx| sockets.receive_lent(id, &most, into, cx))
+        })
+    }
+
+    fn poll_receive(
+        &self,
+        cx: &mut Context<'_>,
+        receive: impl FnOnce(&mut super::core::State, SocketId, &Now<'_>) -> Result<usize, Error>,
+    ) -> Poll<io::Result<usize>> {
+        let id = self.id();
+        let received = self.inner.host.owner.core.call(|state, now| {
+            let received = receive(state, id, now);
+            if received == Err(Error::WouldBlock) {
+                state.entry(id).readers.add(cx.waker());
+            }
+            received
+        });
+        match received {
+            Err(Error::WouldBlock) => Poll::Pending,
+            Ok(0) | Err(Error::NotConnected) => {
+                // What the worker was told when it sent is for whoever asks first.
+                let failure = self.inner.queue.untold_failure();
+                Poll::Ready(failure.map_or(received, Err).map_err(io_error))
+            }
+            received => Poll::Ready(received.map_err(io_error)),
+        }
+    }
+
+    /// Copies received bytes, which stay to be read.
+    pub fn peek(&self, into: &mut [u8]) -> io::Result<usize> {
+        let flags = ReceiveFlags { peek: true, ..ReceiveFlags::default() };
+        let peeked = block(self.inner.shape.read_wait(), |cx| {
+            self.poll_receive(cx, |state, id, now| {
+                state.with(now, |sockets, _, cx| sockets.receive(id, into, flags, cx))
+            })
+        });
+        peeked.unwrap_or_else(|| Err(would_block()))
+    }
+
+    /// Ends directions. What was sent before is still sent.
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        let id = self.id();
+        let core = &self.inner.host.owner.core;
+        if how != Shutdown::Write {
+            let read = socket::Shutdown::Read;
+            core.call(|state, now| state.sockets.shutdown(id, read, now.now)).map_err(io_error)?;
+        }
+        if how != Shutdown::Read {
+            // A direction that has ended ends no more.
+            let _ = core.send(&self.inner.queue, Op::ShutDown);
+        }
+        Ok(())
+    }
+
+    /// Our address.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.inner.host.owner.core.lock().sockets.local(self.id()).map_err(io_error)
+    }
+
+    /// The peer's address.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.inner.host.owner.core.lock().sockets.remote(self.id()).map_err(io_error)
+    }
+
+    /// What Linux tells as `TCP_INFO`; `None` without a connection.
+    pub fn info(&self) -> Option<Info> {
+        let core = &self.inner.host.owner.core;
+        let state = core.lock();
+        state.sockets.tcp(self.id()).map(|connection| connection.info(core.clock.now()))
+    }
+
+    /// The pending error.
+    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+        let error = self.inner.host.owner.core.lock().sockets.take_error(self.id());
+        let error = error.map_err(io_error)?.or_else(|| self.inner.queue.untold_failure());
+        Ok(error.map(io_error))
+    }
+
+    /// Options, as they are.
+    pub fn options(&self) -> io::Result<Options> {
+        self.inner.host.owner.core.lock().sockets.options(self.id()).copied().map_err(io_error)
+    }
+
+    /// Changes options.
+    pub fn set_options(&self, change: impl FnOnce(&mut Options)) -> io::Result<()> {
+        let id = self.id();
+        let core = &self.inner.host.owner.core;
+        core.call(|state, now| state.sockets.set_options(id, now.now, change)).map_err(io_error)
+    }
+
+    /// Whether small segments wait for ACKs.
+    pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
+        self.set_options(|options| options.nodelay = nodelay)
+    }
+
+    /// Whether small segments wait for ACKs.
+    pub fn nodelay(&self) -> io::Result<bool> {
+        Ok(self.options()?.nodelay)
+    }
+
+    /// How long a call that reads waits; `None` for as long as it takes.
+    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.inner.shape.set_read_timeout(timeout)
+    }
+
+    /// How long a call that writes waits; `None` for as long as it takes.
+    pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.inner.shape.set_write_timeout(timeout)
+    }
+
+    /// How long a call that reads waits.
+    pub fn read_timeout(&self) -> io::Result<Option<Duration>> {
+        Ok(self.inner.shape.read_timeout())
+    }
+
+    /// How long a call that writes waits.
+    pub fn write_timeout(&self) -> io::Result<Option<Duration>> {
+        Ok(self.inner.shape.write_timeout())
+    }
+
+    /// Whether calls fail instead of waiting.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        self.inner.shape.set_nonblocking(nonblocking);
+        Ok(())
+    }
+
+    /// Another handle of the same socket.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self { inner: self.inner.clone() })
+    }
+}
+
+/// Pieces that one call takes without copying.
+const RECEIVED_PIECES_MAX: usize = 64;
+
+impl Read for &TcpStream {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = block(self.inner.shape.read_wait(), |cx| self.poll_read(cx, into));
+        read.unwrap_or_else(|| Err(would_block()))
+    }
+}
+
+impl Read for TcpStream {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        (&*self).read(into)
+    }
+}
+
+impl Write for &TcpStream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = block(self.inner.shape.write_wait(), |cx| self.poll_write(cx, bytes));
+        written.unwrap_or_else(|| Err(would_block()))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Write for TcpStream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        (&*self).write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // A queue always takes the end.
+        let _ = self.host.owner.core.send(&self.queue, Op::Close);
+    }
+}
+
+impl fmt::Debug for TcpStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (local, remote) = (self.local_addr().ok(), self.peer_addr().ok());
+        f.debug_struct("TcpStream").field("local", &local).field("remote", &remote).finish()
+    }
+}

@@ -1,0 +1,230 @@
+//! Hosts, and the threads that drive them.
+
+use super::bell::Bell;
+use super::budget::{Budget, Levels};
+use super::buffers::Buffer;
+use super::calibration;
+use super::config::{Config, StartError};
+use super::core::{Core, Turn};
+use super::link;
+use super::port::{Line, Port};
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+use towpath_io::process_sys::SignalSet;
+use towpath_io::reactor::{Events, Interest, Reactor};
+use towpath_io::tap::{Features, Tap};
+use towpath_net::socket::{LentLimits, Sockets};
+use towpath_net::stack::Stack;
+use towpath_packet::{Ledger, Memory, MemoryConfig};
+
+/// Names of files in the reactor.
+const DEVICE: u64 = 0;
+const ALARM: u64 = 1;
+/// Signals of Linux, but for the two that the C library keeps for itself.
+const SIGNALS: [std::ops::RangeInclusive<i32>; 2] = [1..=31, 34..=64];
+/// How often [`Host::finish`] looks.
+const FINISH_INTERVAL: Duration = Duration::from_millis(2);
+
+/// A stack in this process, and the thread that drives it. Clones are the same host.
+#[derive(Clone)]
+pub struct Host {
+    pub(super) owner: Arc<Owner>,
+    /// What all sockets made from this handle may lend together.
+    group: Arc<Budget>,
+}
+
+/// Ends the worker when nobody uses the host any more.
+pub(super) struct Owner {
+    pub(super) core: Arc<Core>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    over_device: bool,
+    /// Measured when the first socket wants to know.
+    break_even: OnceLock<usize>,
+}
+
+impl Host {
+    /// A host on a TAP device. Super-packets and checksums are used as far as the kernel agrees.
+    pub fn on_tap(config: &Config, mut tap: Tap) -> Result<Self, StartError> {
+        config.check()?;
+        tap.set_offload(Features::ALL)?;
+        tap.set_mtu(config.mtu);
+        Self::start(config, Line::Tap(Box::new(tap)), Arc::new(Bell::new()?))
+    }
+
+    /// A host on the TAP device `name`, which is made in this thread's network namespace, or
+    /// attached to if it is there and free.
+    pub fn on_tap_named(config: &Config, name: &str) -> Result<Self, StartError> {
+        Self::on_tap(config, Tap::create(name)?)
+    }
+
+    /// Two hosts with a link between them, which carries packets without copying their payload.
+    pub fn pair(a: &Config, b: &Config) -> Result<(Self, Self), StartError> {
+        a.check()?;
+        b.check()?;
+        let bells = [Arc::new(Bell::new()?), Arc::new(Bell::new()?)];
+        let [end_a, end_b] = link::pair([a.mtu, b.mtu], bells.clone());
+        let [bell_a, bell_b] = bells;
+        let a = Self::start(a, Line::Link(end_a), bell_a)?;
+        Ok((a, Self::start(b, Line::Link(end_b), bell_b)?))
+    }
+
+    /// The same host for a user whose sockets together lend at most `bytes` at a time.
+    pub fn group(&self, bytes: usize) -> Self {
+        Self { owner: self.owner.clone(), group: Arc::new(Budget::new(bytes)) }
+    }
+
+    /// A buffer of `len` bytes, from memory that is used again when buffers are dropped. Its bytes
+    /// are whatever an earlier use left there.
+    pub fn buffer(&self, len: usize) -> Buffer {
+        self.owner.core.buffers.take(len)
+    }
+
+    /// Waits until all that was sent is acknowledged and closed connections are over. False if
+    /// that takes longer than `timeout`.
+    pub fn finish(&self, timeout: Duration) -> bool {
+        let core = &self.owner.core;
+        let mut left = timeout;
+        while core.is_sending() {
+            if left.is_zero() {
+                return false;
+            }
+            let pause = FINISH_INTERVAL.min(left);
+            left -= pause;
+            thread::sleep(pause);
+        }
+        true
+    }
+
+    /// Bytes lent by all sockets, with what each send counts beside.
+    pub fn lent(&self) -> usize {
+        self.owner.core.lent.used()
+    }
+
+    /// What was carried and copied so far, and where.
+    pub fn ledger(&self) -> &Ledger {
+        &self.owner.core.ledger
+    }
+
+    /// Packets, frames and loans that are in use: received and not read, or sent and not returned.
+    /// A TAP device keeps a few frames ready for what it will receive.
+    pub fn in_use(&self) -> usize {
+        self.owner.core.in_use()
+    }
+
+    pub(super) fn levels(&self) -> Arc<Levels> {
+        let core = &self.owner.core;
+        let socket = Budget::new(core.lent_by_socket);
+        Arc::new(Levels { socket, group: self.group.clone(), all: core.lent.clone() })
+    }
+
+    /// The size from which on lending costs less than copying.
+    pub(super) fn break_even(&self) -> usize {
+        let Owner { over_device, break_even, .. } = &*self.owner;
+        *break_even.get_or_init(|| calibration::break_even(*over_device))
+    }
+
+    fn start(config: &Config, line: Line, bell: Arc<Bell>) -> Result<Self, StartError> {
+        let mut bytes = [0; 16];
+        rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+        let bits = u128::from_ne_bytes(bytes);
+        let secret = [bits as u64, (bits >> 64) as u64];
+        let port = Port::new(line);
+        let stack = Stack::new(config.stack(secret), port.caps());
+        let mut sockets = Sockets::new(stack, secret[0] ^ secret[1].rotate_left(32));
+        sockets.set_return_waker(bell.clone().into());
+        // The host has limits of its own, at which calls wait.
+        sockets.set_lent_limits(LentLimits { notices: usize::MAX, pages: None });
+        let reactor = Reactor::new()?;
+        reactor.add(&*bell, ALARM, Interest::READ, false)?;
+        if let Some(fd) = port.fd() {
+            reactor.add(fd, DEVICE, Interest::READ, false)?;
+        }
+        let over_device = port.fd().is_some();
+        let memory = Memory::new(MemoryConfig::within(config.memory));
+        let frames = MemoryConfig::within(Core::frame_bytes(config.memory));
+        let frames = Memory::new(MemoryConfig { packets: 0, ..frames });
+        let limits = (config.lent_by_socket, config.lent_by_all);
+        let core = Arc::new(Core::new(sockets, (memory, frames), port, bell, limits));
+        let thread = spawn(core.clone(), reactor)?;
+        let (thread, break_even) = (Mutex::new(Some(thread)), OnceLock::new());
+        let owner = Arc::new(Owner { core, thread, over_device, break_even });
+        Ok(Self { owner, group: Arc::new(Budget::new(usize::MAX)) })
+    }
+}
+
+impl fmt::Debug for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Host").finish_non_exhaustive()
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.core.end();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // A waker that the worker woke may have been the last to use the host.
+        if let Some(thread) = thread.filter(|own| own.thread().id() != thread::current().id()) {
+            // A worker that panics ends the process, so there is an end to wait for.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Starts the worker. It blocks all signals, so that they come to threads of the program.
+fn spawn(core: Arc<Core>, reactor: Reactor) -> Result<JoinHandle<()>, StartError> {
+    let signals: Vec<i32> = SIGNALS.into_iter().flatten().collect();
+    let before = SignalSet::of(&signals).block()?;
+    let thread = thread::Builder::new().name("towpath".into()).spawn(move || {
+        let work = || work(&core, reactor);
+        // Calls that wait for a worker that is gone would wait for ever.
+        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
+            std::process::abort();
+        }
+    });
+    before.restore()?;
+    Ok(thread?)
+}
+
+/// What the worker does.
+fn work(core: &Core, mut reactor: Reactor) {
+    let mut events = Events::new();
+    let mut watching = true;
+    loop {
+        let (due, watched) = match core.turn() {
+            Turn::Busy => continue,
+            Turn::Idle { due, watched } => (due, watched),
+            Turn::End => return,
+        };
+        if watched != watching {
+            watching = watched;
+            core.watch(&reactor, watched);
+        }
+        // The arguments are right; a signal ends the wait without events, and none comes here.
+        let _ = reactor.wait(due, &mut events);
+        core.bell.is_up(events.iter().any(|event| event.token == ALARM));
+    }
+}
+
+impl Core {
+    /// Begins or ends to watch the device.
+    fn watch(&self, reactor: &Reactor, watched: bool) {
+        let state = self.lock();
+        let Some(fd) = state.port.fd() else { return };
+        // The device is in the set exactly if it is watched; a full set is not to be feared.
+        let _ = match watched {
+            true => reactor.add(fd, DEVICE, Interest::READ, false),
+            false => reactor.remove(fd),
+        };
+    }
+
+    fn in_use(&self) -> usize {
+        let (packets, loans) = self.lock().in_use();
+        packets + loans + self.frames_out()
+    }
+
+    fn is_sending(&self) -> bool {
+        self.has_submitted() || self.lock().is_sending()
+    }
+}

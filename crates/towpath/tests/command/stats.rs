@@ -1,0 +1,107 @@
+//! `towpath stats`: instances are found, asked and forgotten.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use rustix::process::Signal;
+
+use super::support::*;
+
+/// A folder that goes with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("towpath-{name}-{}", std::process::id()));
+        fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    fn sockets(&self) -> PathBuf {
+        self.0.join("towpath")
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn stats(folder: &Path, arguments: &[&str]) -> Output {
+    let mut command = towpath(["stats"]);
+    output(command.args(arguments).env("XDG_RUNTIME_DIR", folder))
+}
+
+fn assert_fails(output: &Output, expected: &str) {
+    assert_eq!(output.status.code(), Some(125), "{}", text(output));
+    assert!(errors(output).contains(expected), "{}", errors(output));
+}
+
+#[test]
+fn a_running_instance_tells_its_counters() {
+    skip_if!(no_tap());
+    let folder = Folder::new("stats");
+    let mut command = towpath(["run", "-4", "--", "sleep", "1000"]);
+    let running = Guard(command.env("XDG_RUNTIME_DIR", &folder.0).spawn().unwrap());
+    init_and_command(&running, "sleep");
+    let pid = running.pid().as_raw_pid().to_string();
+
+    let one = stats(&folder.0, &[&pid, "--json"]);
+    assert_eq!(one.status.code(), Some(0), "{}", errors(&one));
+    let object: serde_json::Value = serde_json::from_str(&text(&one)).unwrap();
+    assert_eq!(object["pid"].to_string(), pid);
+    assert_eq!(object["command"], "run -4 -- sleep 1000");
+    assert_eq!((&object["copied"]["recall"], &object["flows"]["tcp"]), (&0.into(), &0.into()));
+    assert!(text(&stats(&folder.0, &[&pid])).contains("copied.recall                0\n"));
+    assert!(text(&stats(&folder.0, &[])).contains("  run -4 -- sleep 1000\n"));
+    assert_eq!(text(&stats(&folder.0, &["--json"])).lines().count(), 1);
+    let socket = folder.sockets().join(&pid);
+    let socket_path = socket.to_str().unwrap();
+    assert_eq!(stats(&folder.0, &["--socket", socket_path]).status.code(), Some(0));
+
+    // Killed, it leaves its socket, which goes when somebody looks.
+    running.signal(Signal::KILL);
+    drop(running);
+    assert!(socket.exists());
+    assert_fails(&stats(&folder.0, &[&pid]), "is no running towpath of this user");
+    assert!(!socket.exists());
+    let none = stats(&folder.0, &[]);
+    assert_eq!((none.status.code(), text(&none)), (Some(0), String::new()));
+    assert_eq!(errors(&none), "towpath: none is running\n");
+}
+
+#[test]
+fn what_is_no_instance_is_an_error() {
+    let folder = Folder::new("no-stats");
+    assert_fails(&stats(&folder.0, &["7"]), "process 7 is no running towpath of this user");
+    assert_fails(&stats(&folder.0, &["--socket", "/no/such"]), "cannot ask /no/such");
+    assert_eq!(stats(&folder.0, &["0"]).status.code(), Some(2));
+    assert_eq!(stats(&folder.0, &["7", "--socket", "x"]).status.code(), Some(2));
+
+    fs::create_dir(folder.sockets()).unwrap();
+    fs::set_permissions(folder.sockets(), fs::Permissions::from_mode(0o777)).unwrap();
+    assert_fails(&stats(&folder.0, &["7"]), "is not a folder of this user's alone");
+    assert_fails(&stats(&folder.0, &[]), "is not a folder of this user's alone");
+    fs::set_permissions(folder.sockets(), fs::Permissions::from_mode(0o700)).unwrap();
+
+    for answer in ["", "{\"pid\": 7, \"comm", "no JSON", "[1]"] {
+        let path = folder.sockets().join("7");
+        let listener = UnixListener::bind(&path).unwrap();
+        let answering = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(answer.as_bytes()).unwrap();
+        });
+        assert_fails(&stats(&folder.0, &["7"]), "did not answer with counters");
+        answering.join().unwrap();
+        fs::remove_file(path).unwrap();
+    }
+
+    fs::remove_dir(folder.sockets()).unwrap();
+    symlink("/", folder.sockets()).unwrap();
+    assert_fails(&stats(&folder.0, &[]), "is not a folder of this user's alone");
+}

@@ -1,0 +1,150 @@
+//! Hosts under executors: futures' own, and tokio's.
+
+use bytes::Bytes;
+use futures::executor::block_on;
+use futures::future::{FutureExt, join};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use towpath::host::{Completions, Config, Host, TcpListener, TcpStream};
+
+/// More than any step takes, so that a test that hangs ends.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn address() -> SocketAddr {
+    "10.0.0.2:80".parse().expect("an address")
+}
+
+fn pair(lent: usize) -> (Host, Host) {
+    let config = |last| Config::with_address([10, 0, 0, last], 24);
+    let limited = Config { lent_by_socket: lent, ..config(1) };
+    Host::pair(&limited, &config(2)).expect("two hosts")
+}
+
+async fn connection(a: &Host, b: &Host) -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind(b, address()).expect("listens");
+    let both = join(TcpStream::connect_async(a, address()), listener.accept_async()).await;
+    (both.0.expect("connects"), both.1.expect("accepted").0)
+}
+
+fn pattern(len: usize, seed: usize) -> Vec<u8> {
+    (0..len).map(|at| (at * 31 + at / 251 + seed * 7) as u8).collect()
+}
+
+/// Goal: sends wait for their budget without a thread, and buffers come back in order.
+#[test]
+fn tasks_lend_and_collect() {
+    let (a, b) = pair(300_000);
+    block_on(async {
+        let (stream, mut peer) = connection(&a, &b).await;
+        let send = async {
+            let mut sends = Completions::new();
+            for seed in 0..20 {
+                let buffer = Bytes::from(pattern(100_000, seed));
+                sends.push(stream.send_zc_async(buffer).await.expect("sends"));
+            }
+            for seed in 0..20 {
+                let returned = sends.next().await.expect("a send");
+                assert!(returned.buffer == pattern(100_000, seed) && !returned.copied);
+            }
+            assert!(sends.next().await.is_none());
+        };
+        let receive = async {
+            for seed in 0..20 {
+                let mut received = vec![0; 100_000];
+                tokio::io::AsyncReadExt::read_exact(&mut peer, &mut received)
+                    .await
+                    .expect("receives");
+                assert!(received == pattern(100_000, seed));
+            }
+        };
+        join(send, receive).await;
+    });
+    assert_eq!(a.lent(), 0);
+}
+
+/// Goal: dropping futures frees nothing in flight and loses no return.
+#[test]
+fn a_future_that_is_dropped_frees_nothing_in_flight() {
+    let (a, b) = pair(100_000);
+    block_on(async {
+        let (stream, peer) = connection(&a, &b).await;
+        let first: Arc<[u8]> = pattern(90_000, 1).into();
+        let second: Arc<[u8]> = pattern(90_000, 2).into();
+        let mut sending = stream.send_zc_async(first.clone()).await.expect("sends");
+        // There is no room for it: it waits, is dropped, and was never lent.
+        assert!(stream.send_zc_async(second.clone()).now_or_never().is_none());
+        assert_eq!(Arc::strong_count(&second), 1);
+        // The wait for the return is dropped; the return is not.
+        assert!((&mut sending).now_or_never().is_none());
+        assert!(Arc::strong_count(&first) > 1, "in flight");
+        let mut received = vec![0; first.len()];
+        futures_read(&peer, &mut received).await;
+        assert!(received == *first);
+        let returned = sending.await;
+        assert!(Arc::ptr_eq(&returned.buffer, &first) && !returned.copied);
+        drop(returned);
+        assert_eq!(Arc::strong_count(&first), 1);
+        // Its buffer is freed by the last loan.
+        drop(stream.send_zc_async(second.clone()).await.expect("sends"));
+        futures_read(&peer, &mut received).await;
+        assert!(received == *second);
+    });
+    assert!(a.finish(PATIENCE));
+}
+
+/// Reads by the traits of futures.
+async fn futures_read(mut stream: &TcpStream, mut into: &mut [u8]) {
+    while !into.is_empty() {
+        let read = |cx: &mut std::task::Context<'_>| {
+            let stream = std::pin::Pin::new(&mut stream);
+            futures::AsyncRead::poll_read(stream, cx, into)
+        };
+        let count = futures::future::poll_fn(read).await.expect("receives");
+        assert!(count > 0);
+        into = &mut into[count..];
+    }
+}
+
+/// Goal: ordinary code of tokio works on a stream.
+#[test]
+fn tokio_copies_a_stream_to_its_end() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    let (a, b) = pair(1 << 20);
+    runtime.block_on(async {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let (mut stream, peer) = connection(&a, &b).await;
+        let echo = tokio::spawn(async move {
+            let (mut from, mut to) = (&peer, &peer);
+            tokio::io::copy(&mut from, &mut to).await.expect("copies")
+        });
+        let sent = pattern(700_000, 3);
+        let (mut reader, copy) = (stream.try_clone().expect("a clone"), sent.clone());
+        let read = tokio::spawn(async move {
+            let mut received = vec![0; copy.len()];
+            reader.read_exact(&mut received).await.expect("receives");
+            assert!(received == copy);
+        });
+        stream.write_all(&sent).await.expect("sends");
+        AsyncWriteExt::shutdown(&mut stream).await.expect("shuts down");
+        read.await.expect("no panic");
+        assert_eq!(echo.await.expect("no panic"), 700_000);
+    });
+}
+
+/// Goal: errors hand the buffer back to tasks, too, and a connection that cannot be is told.
+#[test]
+fn tasks_are_told_of_errors() {
+    let (a, b) = pair(1 << 20);
+    block_on(async {
+        let refused = TcpStream::connect_async(&a, address()).await.expect_err("nobody listens");
+        assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+        let (stream, _peer) = connection(&a, &b).await;
+        stream.shutdown(std::net::Shutdown::Write).expect("shuts down");
+        let error = stream.send_zc_async(vec![1, 2, 3]).await.expect_err("shut down");
+        assert_eq!(
+            (error.error.kind(), error.buffer),
+            (std::io::ErrorKind::BrokenPipe, vec![1, 2, 3])
+        );
+    });
+}

@@ -1,0 +1,134 @@
+//! A host on a TAP device against the kernel's TCP and UDP, in a network namespace of the test's.
+//! Without the privilege to make one a test says so and passes.
+
+use nix::sched::{CloneFlags, unshare};
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::thread;
+use std::time::Duration;
+use towpath::host::{Completions, Config, Host, TcpListener, TcpStream, UdpSocket};
+use towpath_io::namespace::{Addresses, Interface};
+
+/// More than any step takes, so that a test that hangs ends.
+const PATIENCE: Duration = Duration::from_secs(30);
+const KERNEL: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 8, 1));
+const OURS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 8, 2));
+
+/// Runs `test` on a thread with a network of its own: a TAP device with the kernel at one side
+/// and the host at the other.
+fn in_a_network(test: impl FnOnce(&Host) + Send + 'static) {
+    let thread = thread::spawn(move || {
+        if let Err(errno) = unshare(CloneFlags::CLONE_NEWNET) {
+            println!("skipped: no network namespace: {errno}");
+            return;
+        }
+        let config = Config::with_address(OURS, 24);
+        let host = match Host::on_tap_named(&config, "tap0") {
+            Ok(host) => host,
+            Err(error) => {
+                println!("skipped: {error}");
+                return;
+            }
+        };
+        let interface = Interface {
+            name: "tap0".to_owned(),
+            mtu: 1500,
+            tx_queue_len: 1000,
+            mac: [2, 0, 0, 0, 0, 1],
+            ipv4: Some(Addresses { address: KERNEL, prefix_len: 24, gateway: OURS }),
+            ipv6: None,
+        };
+        interface.configure().expect("addresses");
+        test(&host);
+    });
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+fn pattern(len: usize, seed: usize) -> Vec<u8> {
+    (0..len).map(|at| (at * 31 + at / 251 + seed * 7) as u8).collect()
+}
+
+/// Goal: bytes lent to the kernel's TCP are sent as they were when lent, and are the program's
+/// again when returned. Method: each buffer is written over as soon as it is back.
+#[test]
+fn lent_buffers_go_to_the_kernel_and_come_back() {
+    const LEN: usize = 64 << 10;
+    const ROUNDS: usize = 256;
+    in_a_network(|host| {
+        let kernel = std::net::TcpListener::bind((KERNEL, 80)).expect("listens");
+        let reader = thread::spawn(move || {
+            let (mut peer, _) = kernel.accept().expect("accepted");
+            let mut received = vec![0; LEN];
+            for seed in 0..ROUNDS {
+                peer.read_exact(&mut received).expect("receives");
+                assert!(received == pattern(LEN, seed), "buffer {seed}");
+            }
+            assert_eq!(peer.read(&mut received).expect("the end"), 0);
+        });
+        let stream = TcpStream::connect(host, SocketAddr::new(KERNEL, 80)).expect("connects");
+        let (mut sends, mut free) = (Completions::new(), Vec::new());
+        for seed in 0..ROUNDS {
+            let mut buffer: Vec<u8> = free.pop().unwrap_or_default();
+            buffer.clear();
+            buffer.extend(pattern(LEN, seed));
+            sends.push(stream.send_zc(buffer).expect("sends"));
+            while let Some(mut returned) = sends.try_next() {
+                assert!(!returned.copied);
+                returned.buffer.fill(0xee);
+                free.push(returned.buffer);
+            }
+        }
+        drop(stream);
+        while let Some(returned) = sends.wait_next() {
+            assert!(!returned.copied);
+        }
+        reader.join().expect("no panic");
+        assert!(host.finish(PATIENCE));
+        assert_eq!(host.lent(), 0);
+    });
+}
+
+/// Goal: the other direction, with the host listening; and a peer of the kernel that resets.
+#[test]
+fn the_kernel_connects_and_sends() {
+    in_a_network(|host| {
+        let listener = TcpListener::bind(host, SocketAddr::new(OURS, 80)).expect("listens");
+        let writer = thread::spawn(|| {
+            let mut stream = std::net::TcpStream::connect((OURS, 80)).expect("connects");
+            stream.write_all(&pattern(5_000_000, 1)).expect("sends");
+            stream.shutdown(std::net::Shutdown::Write).expect("shuts down");
+            let mut answer = Vec::new();
+            stream.read_to_end(&mut answer).expect("an answer");
+            answer
+        });
+        let (mut peer, _) = listener.accept().expect("accepted");
+        peer.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        let mut received = Vec::new();
+        peer.read_to_end(&mut received).expect("receives");
+        assert!(received == pattern(5_000_000, 1));
+        peer.write_all(b"thanks").expect("sends");
+        drop(peer);
+        assert_eq!(writer.join().expect("no panic"), b"thanks");
+    });
+}
+
+#[test]
+fn datagrams_go_to_the_kernel_and_back() {
+    in_a_network(|host| {
+        let kernel = std::net::UdpSocket::bind((KERNEL, 53)).expect("bound");
+        kernel.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        let ours = UdpSocket::bind(host, SocketAddr::new(OURS, 0)).expect("bound");
+        ours.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        let sent = pattern(9000, 1);
+        ours.send_to(&sent, SocketAddr::new(KERNEL, 53)).expect("sent");
+        let mut received = vec![0; 10_000];
+        let (count, from) = kernel.recv_from(&mut received).expect("received");
+        assert!(received[..count] == sent && from == ours.local_addr().expect("bound"));
+        kernel.send_to(&received[..count], from).expect("sent");
+        let mut back = vec![0; 10_000];
+        let (count, from) = ours.recv_from(&mut back).expect("received");
+        assert!(back[..count] == sent && from == SocketAddr::new(KERNEL, 53));
+    });
+}

@@ -23,10 +23,12 @@ pub(crate) fn run() -> Result<(), String> {
     report.step("clippy", || {
         check(cargo(["clippy", "--workspace", "--all-targets", "--locked"]).args(warnings))
     });
-    report.step("clippy of the C library with all features", || {
-        let mut clippy = cargo(["clippy", "--package", "towpath-capi", "--all-targets"]);
-        check(clippy.args(["--all-features", "--locked"]).args(warnings))
-    });
+    for package in ["towpath", "towpath-capi"] {
+        report.step(&format!("clippy of {package} with all features"), || {
+            let mut clippy = cargo(["clippy", "--package", package, "--all-targets"]);
+            check(clippy.args(["--all-features", "--locked"]).args(warnings))
+        });
+    }
     report.step("clippy of fuzz", || {
         check(in_fuzz(["clippy", "--all-targets", "--locked"]).args(warnings))
     });
@@ -64,15 +66,14 @@ fn tests(report: &mut Report) {
     report.step("tests of packages", || {
         count(cargo(["test", "--workspace", "--exclude", "towpath"]).args(all))
     });
+    let towpath = ["test", "--package", "towpath", "--all-features"];
     report.step("tests of towpath", || {
-        count(cargo(["test", "--package", "towpath", "--lib", "--bins", "--examples"]).args(all))
+        count(cargo(towpath).args(["--lib", "--bins", "--examples"]).args(all))
     });
-    report.step("documentation tests of towpath", || {
-        count(cargo(["test", "--package", "towpath", "--doc"]).args(all))
-    });
+    report.step("documentation tests of towpath", || count(cargo(towpath).arg("--doc").args(all)));
     for name in test_programs(&root().join("crates/towpath/tests")) {
         report.step(&format!("tests of towpath: {name}"), || {
-            count(cargo(["test", "--package", "towpath", "--test", &name]).args(all))
+            count(cargo(towpath).args(["--test", &name]).args(all))
         });
     }
 }

@@ -28,7 +28,6 @@ pub(super) const IPV4: &[(&str, &str)] = &[
     ("tcp_fack", "0"),
     ("tcp_fastopen", "1"),
     ("tcp_fastopen_blackhole_timeout_sec", "0"),
-    ("tcp_fastopen_cookies", "1"),
     ("tcp_fastopen_key", "00000000-00000000-00000000-00000000"),
     ("tcp_fin_timeout", "60"),
     ("tcp_frto", "2"),

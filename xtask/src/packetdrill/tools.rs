@@ -9,12 +9,14 @@ use std::path::{Path, PathBuf};
 /// Runs packetdrill with the arguments given, towpath loaded.
 ///
 /// The folder of settings is a file system of this namespace alone, filled with the defaults, and
-/// seen at its place below `/proc/sys` too.
+/// seen at its place below `/proc/sys` too. The shell of a script's commands is bash, which one of
+/// them needs.
 const TOWPATH: &str = r#"set -e
 defaults="$TOWPATH_SETTINGS.defaults"
 mount -t tmpfs towpath "$TOWPATH_SETTINGS"
 cp -R "$defaults/." "$TOWPATH_SETTINGS"
 mount --bind "$TOWPATH_SETTINGS/ipv4" /proc/sys/net/ipv4
+bash=$(command -v bash) && mount --bind "$bash" "$(readlink -f /bin/sh)"
 PATH="$TOWPATH_COMMANDS:$PATH"
 export PATH
 LD_PRELOAD="$TOWPATH_LIBRARY" exec "$@"
@@ -24,6 +26,7 @@ LD_PRELOAD="$TOWPATH_LIBRARY" exec "$@"
 /// ordinary user may lock so little that the stacks of its threads have to be small.
 const KERNEL: &str = r#"set -e
 ip link set lo up
+bash=$(command -v bash) && mount --bind "$bash" "$(readlink -f /bin/sh)"
 [ -z "$TOWPATH_STACK_KIB" ] || ulimit -s "$TOWPATH_STACK_KIB"
 exec "$@"
 "#;
@@ -116,6 +119,9 @@ impl Stage {
         let defaults = self.folder.join("settings.defaults");
         fs::create_dir_all(&self.settings)?;
         fs::create_dir_all(&self.commands)?;
+        if defaults.exists() {
+            fs::remove_dir_all(&defaults)?;
+        }
         fs::create_dir_all(defaults.join("ipv4"))?;
         for (name, value) in settings::IPV4 {
             fs::write(defaults.join("ipv4").join(name), format!("{value}\n"))?;

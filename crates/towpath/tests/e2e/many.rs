@@ -39,7 +39,7 @@ const STARTING: usize = 4;
 
 /// Goal: 2,000 connections live at the same time, and each is given back when it ends.
 /// Method: a program opens them all, then asks over each; /proc tells towpath's descriptors.
-fn all_at_once(_: &mut Host, family: Family) {
+fn all_at_once(host: &mut Host, family: Family) {
     let server = Server::start(family.loopback(), echo);
     let address = SocketAddr::new(family.gateway(), server.port()).to_string();
     let mut towpath = Towpath::with_loopback(NONE).start_held(inside("hold", &[&address, "2000"]));
@@ -49,6 +49,7 @@ fn all_at_once(_: &mut Host, family: Family) {
     let resident = resident_kib(towpath.pid());
     note("connections", &format!("{resident} KiB resident"));
     assert!(resident < RESIDENT_KIB_MAX, "{resident} KiB resident");
+    retry("sockets to be closed", || host.sockets().is_empty().then_some(()));
     retry("descriptors to be closed", || (descriptors(towpath.pid()) <= at_start).then_some(()));
     towpath.release();
     let output = towpath.finish();
@@ -61,7 +62,7 @@ fn all_at_once(_: &mut Host, family: Family) {
 /// Goal: 20,000 connections come and go, and leave nothing.
 /// Method: a program opens one after the other and asks over it; /proc tells towpath's
 /// descriptors and memory, before and after.
-fn in_sequence(_: &mut Host, family: Family) {
+fn in_sequence(host: &mut Host, family: Family) {
     let server = Server::start(family.loopback(), echo);
     let address = SocketAddr::new(family.gateway(), server.port()).to_string();
     let mut towpath =
@@ -76,6 +77,7 @@ fn in_sequence(_: &mut Host, family: Family) {
     let resident = resident_kib(towpath.pid());
     note("connections", &format!("{resident} KiB resident"));
     assert!(resident < RESIDENT_KIB_MAX, "{resident} KiB resident");
+    retry("sockets to be closed", || host.sockets().is_empty().then_some(()));
     retry("descriptors to be closed", || (descriptors(towpath.pid()) <= at_start).then_some(()));
     towpath.release();
     let output = towpath.finish();

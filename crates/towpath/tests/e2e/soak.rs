@@ -32,7 +32,7 @@ const LAST_FLOW: u64 = 60;
 pub(crate) fn tests() -> Vec<Test> {
     let seconds = from_environment("TOWPATH_SOAK_SECONDS", SECONDS);
     let seed = from_environment("TOWPATH_SEED", 1);
-    let test = Test::new("soak", &[], move |_: &mut Host| soak(seconds, seed));
+    let test = Test::new("soak", &[], move |host: &mut Host| soak(host, seconds, seed));
     vec![test.limit(seconds + 2 * LAST_FLOW).slow_unless(false)]
 }
 
@@ -44,7 +44,7 @@ fn from_environment<T: FromStr>(name: &str, usual: T) -> T {
 /// descriptor, no memory that grows with time. Method: 200 threads inside, each with one seeded
 /// connection after the other, half of them over IPv6, to servers that echo, stop reading, close
 /// first or reset; each checks every byte and has a limit of time.
-fn soak(seconds: u64, seed: u64) {
+fn soak(host: &Host, seconds: u64, seed: u64) {
     println!("seed {seed}");
     let servers = Family::BOTH.map(|family| Server::start(family.loopback(), serve));
     let mut arguments = vec![FLOWS.to_owned(), seconds.to_string(), seed.to_string()];
@@ -69,6 +69,7 @@ fn soak(seconds: u64, seed: u64) {
     note("soak", &format!("{most_in_half} KiB resident in the first half, {most} in all"));
     assert!(most < RESIDENT_KIB_MAX, "{most} KiB resident");
     assert!(most - most_in_half < GROWTH_KIB_MAX, "{most_in_half} KiB, then {most} KiB resident");
+    retry("sockets to be closed", || host.sockets().is_empty().then_some(()));
     retry("descriptors to be closed", || (descriptors(towpath.pid()) <= at_start).then_some(()));
     towpath.release();
     let output = towpath.finish();

@@ -19,3 +19,4 @@ pub mod receive;
 pub mod socket;
 mod sys;
 pub mod tap;
+pub mod vhost_user;

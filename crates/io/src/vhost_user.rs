@@ -1,0 +1,10 @@
+//! vhost-user: a network device for a virtual machine, whose memory and rings this process shares.
+//!
+//! The other side is the *front end* (QEMU, cloud-hypervisor, …). It connects to a UNIX socket and
+//! says in messages where the guest's memory is and how its rings are set up; from then on packets
+//! move through the rings alone.
+//!
+//! Follows the vhost-user protocol as QEMU's `docs/interop/vhost-user` describes it, and virtio
+//! 1.2 §2.7, §2.8 and §5.1.
+
+pub mod message;

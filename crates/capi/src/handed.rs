@@ -95,7 +95,7 @@ impl Instance {
         self.block(timeout, |state| {
             let (mut received, token) = state.receive_lent(fd, &most, &mut control, timeout)?;
             let pieces = state.handed_out.pieces(token).iter();
-            pieces.for_each(|held| piece(held.bytes().unwrap_or_default()));
+            pieces.for_each(|held| piece(held.piece().bytes().unwrap_or_default()));
             (received.control, received.flags) = (control.len, control.flags);
             Ok((received, token))
         })

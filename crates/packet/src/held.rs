@@ -15,7 +15,7 @@
 //! Any thread may drop a [`Held`] and look at a [`Reader`]; all else is for the owner's thread.
 
 use crate::ledger::{Ledger, Site};
-use crate::loan::Piece;
+use crate::loan::{Piece, View};
 use crate::returns::Returns;
 use crate::sync::{AtomicU64, Ordering};
 use alloc::sync::Arc;
@@ -202,9 +202,10 @@ impl Held {
         self.piece.is_empty()
     }
 
-    /// The bytes, if nobody can write them; `None` for foreign memory.
-    pub fn bytes(&self) -> Option<&[u8]> {
-        self.piece.bytes()
+    /// The bytes, if nobody can write them; `None` for foreign memory. While what this returns
+    /// lives, the memory cannot go back to its lender, whatever its term.
+    pub fn bytes(&self) -> Option<View<'_>> {
+        self.piece.view()
     }
 
     /// Copies the start into `to`, which foreign memory needs to be read; returns how much.

@@ -50,9 +50,21 @@ impl Loans {
         self.lend_kept(memory, range, Kind::Private, (lender, token))
     }
 
-    /// As [`Loans::lend_shared`], but as foreign memory, so that it can be
-    /// [watched](Piece::watch) and given back early.
+    /// As [`Loans::lend_shared`], but so that the loan can be [watched](Piece::watch) and the
+    /// memory given back early.
     pub fn lend_recallable<M: AsRef<[u8]> + Send + Sync + 'static>(
+        &mut self,
+        memory: &Arc<M>,
+        range: (usize, u32),
+        lender: Arc<dyn Lender>,
+        token: u64,
+    ) -> Option<Piece> {
+        self.lend_kept(memory, range, Kind::Recallable, (lender, token))
+    }
+
+    /// As [`Loans::lend_recallable`], but as if others could write the memory: for tests of what
+    /// is done with [foreign memory](Loans::lend_foreign).
+    pub fn lend_as_foreign<M: AsRef<[u8]> + Send + Sync + 'static>(
         &mut self,
         memory: &Arc<M>,
         range: (usize, u32),

@@ -5,19 +5,21 @@
 //! cutting pieces copies no payload; dropping the last piece of a loan returns it, exactly once,
 //! on whatever thread that happens.
 //!
-//! Memory comes in two kinds. *Private* memory is written by nobody while it is lent, so a piece
-//! of it can be seen as `&[u8]`. *Foreign* memory may be written by others at any time (a guest,
-//! another process, a shared file), or go back to its lender before its last piece is gone: it is
-//! never a reference, only copied out by volatile reads, through
+//! Memory comes in three kinds. *Private* memory is written by nobody while it is lent, so a piece
+//! of it can be seen as `&[u8]`. Nor is *recallable* memory, but it may go back to its lender
+//! before its last piece is gone: it can be seen as long as it is pinned ([`Piece::view`]).
+//! *Foreign* memory may besides be written by others at any time (a guest, another process, a
+//! shared file): it is never a reference, only copied out by volatile reads, through
 //! [`Ledger::copy`](crate::Ledger::copy), or handed to a system call by address ([`Piece::pin`]).
 //!
 //! # Theory of operation: watched loans
 //!
-//! A loan of foreign memory can be *watched* by one [`Watch`](crate::Watch), which may recall it:
-//! the bytes are copied to memory of the loan's own, the copy is published as `replacement`, and
-//! when nobody reads the old memory any more it goes back to its lender. All that is agreed upon in
-//! one word, `state`, which while a watch exists is changed by read-modify-writes only, so that
-//! each change is ordered with each other and an Acquire pairs with all Releases before it:
+//! A loan of memory that may go back early can be *watched* by one [`Watch`](crate::Watch), which
+//! may recall it: the bytes are copied to memory of the loan's own, the copy is published as
+//! `replacement`, and when nobody reads the old memory any more it goes back to its lender. All
+//! that is agreed upon in one word, `state`, which while a watch exists is changed by
+//! read-modify-writes only, so that each change is ordered with each other and an Acquire pairs
+//! with all Releases before it:
 //!
 //! - Who reads *pins* (adds `PIN`) unless `SWAPPED` is set. If the addition came before
 //!   `SWAPPED`, the recaller sees the pin and comes again; if after, the reader sees `SWAPPED` and
@@ -42,6 +44,7 @@ use core::any::Any;
 use core::cell::UnsafeCell;
 use core::fmt;
 use core::marker::PhantomData;
+use core::ops::Deref;
 use core::ptr::NonNull;
 
 /// Who gets memory back. `returned` runs on the thread that dropped the last piece and must not
@@ -98,8 +101,17 @@ pub(crate) enum Kind {
     Frame,
     /// Other memory that nobody writes while it is lent.
     Private,
-    /// Memory that others may write, or that may go back early.
+    /// The same, but it may go back early.
+    Recallable,
+    /// Memory that others may write, and that may go back early.
     Foreign,
+}
+
+impl Kind {
+    /// True if the memory stays as long as there are pieces.
+    fn stays(self) -> bool {
+        matches!(self, Kind::Frame | Kind::Private)
+    }
 }
 
 /// The stretch of memory that is lent. Written while the loan is private to one holder.
@@ -168,7 +180,7 @@ impl Loan {
         unsafe { &*self.extent.get() }
     }
 
-    /// Where the bytes of foreign memory are to be read, and whether that was pinned.
+    /// Where the bytes of memory that may go back are to be read, and whether that was pinned.
     fn pin(&self) -> (*const u8, bool) {
         let base = self.extent().base.as_ptr();
         // Acquire: pairs with the Release of `Watch::swap`, as below.
@@ -246,9 +258,15 @@ impl Piece {
         self.loan == other.loan
     }
 
-    /// The bytes, if nobody can write them; `None` for foreign memory.
+    /// True if the memory may go back to its lender before this piece is dropped.
+    pub fn is_recallable(&self) -> bool {
+        !self.extent().kind.stays()
+    }
+
+    /// The bytes, if nobody can write them and they stay where they are as long as this piece;
+    /// `None` for recallable and foreign memory.
     pub fn bytes(&self) -> Option<&[u8]> {
-        if self.is_foreign() {
+        if self.is_recallable() {
             return None;
         }
         // SAFETY: private memory is not written while lent, the range is within the loan (every
@@ -256,10 +274,16 @@ impl Piece {
         Some(unsafe { core::slice::from_raw_parts(self.start(), self.len()) })
     }
 
+    /// The bytes, if nobody can write them, for a while; `None` for foreign memory. Memory that is
+    /// recalled meanwhile goes back to its lender when the view is dropped.
+    pub fn view(&self) -> Option<View<'_>> {
+        (!self.is_foreign()).then(|| View { pinned: self.pin(), len: self.len() })
+    }
+
     /// Keeps the bytes where they are while a system call or a device is handed their address.
     /// A short matter: memory that is recalled meanwhile goes back to its lender afterwards.
     pub fn pin(&self) -> Pinned<'_> {
-        if !self.is_foreign() {
+        if !self.is_recallable() {
             return Pinned { address: self.start(), loan: None, lent: PhantomData };
         }
         let loan = self.loan();
@@ -315,7 +339,7 @@ impl Piece {
     /// volatile words. Not public: payload is copied through [`Ledger::copy`](crate::Ledger).
     pub(crate) fn copy_to(&self, to: &mut [u8]) -> usize {
         let count = self.len().min(to.len());
-        if let Some(bytes) = self.bytes() {
+        if let Some(bytes) = self.view() {
             to[..count].copy_from_slice(&bytes[..count]);
             return count;
         }
@@ -370,6 +394,29 @@ impl Drop for Pinned<'_> {
     }
 }
 
+/// The bytes of a piece, seen for a while. Dereferences to them.
+pub struct View<'a> {
+    pinned: Pinned<'a>,
+    len: usize,
+}
+
+impl Deref for View<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: while it is pinned, which is as long as this reference, the address is valid for
+        // reads of as many bytes as the piece has. Memory that is not foreign is written by nobody
+        // before its lender is told, which is after the last pin; a replacement is never written.
+        unsafe { core::slice::from_raw_parts(self.pinned.address, self.len) }
+    }
+}
+
+impl fmt::Debug for View<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
 impl Clone for Piece {
     fn clone(&self) -> Self {
         // Relaxed: a new holder is made from a holder, nothing is published by it.
@@ -395,7 +442,11 @@ impl Drop for Piece {
 
 impl fmt::Debug for Piece {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = if self.is_foreign() { "foreign" } else { "private" };
+        let kind = match self.extent().kind {
+            Kind::Frame | Kind::Private => "private",
+            Kind::Recallable => "recallable",
+            Kind::Foreign => "foreign",
+        };
         write!(f, "Piece({} {kind} bytes at {})", self.len, self.offset)
     }
 }

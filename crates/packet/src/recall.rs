@@ -10,7 +10,8 @@
 
 use crate::ledger::{Ledger, Site};
 use crate::loan::{
-    COPIED, ENDED, Loan, OVER, Owner, Piece, RECALLING, SWAPPED, WATCHED, copy_volatile, finish,
+    COPIED, ENDED, Kind, Loan, OVER, Owner, Piece, RECALLING, SWAPPED, WATCHED, copy_volatile,
+    finish,
 };
 use crate::slab::{self, Slot};
 use crate::sync::Ordering;
@@ -48,7 +49,7 @@ impl Piece {
     /// Lets somebody recall the loan. `None` if its memory is private, if there are other holders
     /// already, or if it is watched.
     pub fn watch(&mut self) -> Option<Watch> {
-        if !self.is_foreign() {
+        if !self.is_recallable() {
             return None;
         }
         let slot = self.slot();
@@ -133,10 +134,15 @@ impl Watch {
         let (base, len) = (loan.extent().base.as_ptr(), self.bytes());
         let mut copy = Vec::new();
         copy.try_reserve_exact(len).map_err(|_| Recall::NoMemory)?;
-        copy.resize(len, 0);
-        // SAFETY: the lender's memory is valid for reads until he is told, which whoever has the
-        // turn does.
-        unsafe { copy_volatile(base, &mut copy) };
+        if loan.extent().kind == Kind::Foreign {
+            copy.resize(len, 0);
+            // SAFETY: the lender's memory is valid for reads until he is told, which whoever has
+            // the turn does.
+            unsafe { copy_volatile(base, &mut copy) };
+        } else {
+            // SAFETY: as above, and nobody writes it before.
+            copy.extend_from_slice(unsafe { core::slice::from_raw_parts(base, len) });
+        }
         ledger.count(Site::Recall, len);
         let copy = Box::into_raw(copy.into_boxed_slice());
         // Relaxed: published by the next line.

@@ -103,8 +103,8 @@ pub(crate) fn sum_is_right(packet: &Packet, shape: &Shape, ledger: &Ledger) -> b
 }
 
 fn add_piece(sum: &mut Sum, piece: &Piece, ledger: &Ledger) {
-    if let Some(bytes) = piece.bytes() {
-        sum.add(bytes);
+    if let Some(bytes) = piece.view() {
+        sum.add(&bytes);
         return;
     }
     let mut chunk = [0; CHUNK_BYTES];

@@ -138,8 +138,8 @@ fn private_and_shared_loans_have_no_watch() {
 fn recalled_memory_is_kept_no_longer() {
     let (told, mut loans, ledger) = (Arc::new(Told::default()), Loans::new(1), Ledger::new());
     let mut memory = Arc::new(vec![3_u8; 8]);
-    let mut piece = loans.lend_recallable(&memory, (2, 4), told.clone(), 1).expect("free");
-    assert!(piece.bytes().is_none(), "no reference into what may go");
+    let mut piece = loans.lend_as_foreign(&memory, (2, 4), told.clone(), 1).expect("free");
+    assert!(piece.bytes().is_none() && piece.view().is_none(), "others may write it");
     let mut watch = piece.watch().expect("the first holder");
     assert!(Arc::get_mut(&mut memory).is_none());
     assert_eq!(watch.recall(&ledger), Recall::Done);
@@ -159,4 +159,28 @@ fn a_watch_keeps_the_descriptor_only() {
     drop(piece);
     assert!(told.is(1, 0));
     assert_eq!((watch.recall(&ledger), watch.bytes()), (Recall::Gone, 10));
+}
+
+/// Goal: bytes that nobody writes can be seen although they may go back: a view of the old memory
+/// keeps it, one that is taken after the recall is of the copy and keeps nothing.
+#[test]
+fn a_view_keeps_the_memory_that_it_shows() {
+    let (told, mut loans, ledger) = (Arc::new(Told::default()), Loans::new(1), Ledger::new());
+    let mut memory = Arc::new(vec![4_u8, 5, 6, 7]);
+    let mut piece = loans.lend_recallable(&memory, (1, 3), told.clone(), 1).expect("free");
+    assert!(piece.bytes().is_none(), "no lasting reference into what may go");
+    assert!(piece.is_recallable() && !piece.is_foreign());
+    let mut watch = piece.watch().expect("the first holder");
+    let part = piece.slice(1, 2);
+    let old = part.view().expect("nobody writes it");
+    assert_eq!(watch.recall(&ledger), Recall::Busy);
+    let new = part.view().expect("the copy");
+    assert_eq!((&old[..], &new[..]), (&[6, 7][..], &[6, 7][..]));
+    assert_eq!(old.as_ptr(), &raw const memory[2]);
+    drop(old);
+    assert_eq!(watch.recall(&ledger), Recall::Done);
+    Arc::get_mut(&mut memory).expect("ours alone").fill(0);
+    assert_eq!(&new[..], [6, 7]);
+    assert_eq!(read(&piece), [5, 6, 7]);
+    assert!(told.is(1, 1));
 }

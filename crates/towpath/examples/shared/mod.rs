@@ -213,7 +213,7 @@ pub(crate) fn sum(stream: &mut TcpStream, len: usize, mode: Mode) -> anyhow::Res
         ensure!(count > 0, "the peer is gone");
         left -= count;
         for piece in pieces.drain(..) {
-            total += add(piece.bytes().context("foreign memory")?);
+            total += add(&piece.bytes().context("foreign memory")?);
         }
     }
     Ok(total)

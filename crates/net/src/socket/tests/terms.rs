@@ -19,6 +19,8 @@ struct Bound {
     server: SocketId,
     client: SocketId,
     memory: Arc<Vec<u8>>,
+    /// As if others could write it.
+    foreign: bool,
 }
 
 impl Bound {
@@ -29,15 +31,19 @@ impl Bound {
         // The link says that checksums are right.
         b.damage = Some(|_, _| {});
         let memory = Arc::new((0..LEN).map(|at| at as u8).collect());
-        Self { b, loans: Loans::new(64), server, client, memory }
+        Self { b, loans: Loans::new(64), server, client, memory, foreign: false }
     }
 
     /// Lends all of the memory.
     fn send(&mut self, mut call: LentCall) {
-        let (mut at, loans, memory) = (0, &mut self.loans, &self.memory);
+        let (mut at, loans, memory, foreign) = (0, &mut self.loans, &self.memory, self.foreign);
         let lend = |room: usize, to: crate::socket::Borrower| {
             let len = room.min(LEN - at);
-            let piece = loans.lend_recallable(memory, (at, len as u32), to.lender, to.token)?;
+            let range = (at, len as u32);
+            let piece = match foreign {
+                true => loans.lend_as_foreign(memory, range, to.lender, to.token)?,
+                false => loans.lend_recallable(memory, range, to.lender, to.token)?,
+            };
             at += len;
             Some(piece)
         };
@@ -250,7 +256,7 @@ fn the_oldest_loan_has_an_age() {
 #[test]
 fn what_is_summed_here_is_our_own() {
     let mut t = Bound::new();
-    t.b.damage = None;
+    (t.b.damage, t.foreign) = (None, true);
     t.b.hosts[CLIENT].stack_mut().set_caps(Caps::plain(1500));
     t.send(LentCall::default());
     let lost = t.take();

@@ -413,3 +413,38 @@ fn early_leavers() {
         assert_sound(&world);
     }
 }
+
+/// Goal: what a shut window holds back of a connection that nobody owns any more goes out as fast,
+/// once the window opens, as with an owner; with losses too.
+#[test]
+fn a_shut_window_opens_for_leavers_too() {
+    const BYTES: u64 = 30_000_000;
+    const READ_AFTER: u64 = 2;
+    let until_read = |v6, loss, release_early| {
+        let settings =
+            Settings { send_buffer: 64 << 20, send_buffer_max: 64 << 20, ..Settings::default() };
+        let mut world = world(settings);
+        for link in &mut world.links {
+            link.config.rate = Some(125_000_000);
+            link.config.loss = loss;
+        }
+        let sender = Plan { release_early, ..writes(BYTES) };
+        let read_after = Duration::from_secs(READ_AFTER);
+        let reader = Plan { read_after, ending: Ending::CloseAfterPeer, ..writes(0) };
+        connect(&mut world, v6, [sender, reader]);
+        world.run(seconds(1));
+        assert_eq!(world.hosts[0].flows[0].is_done(), release_early, "left before the reading");
+        world.run_while(seconds(300), |world| {
+            world.hosts[1].flows.first().is_none_or(|flow| !flow.is_done())
+        });
+        assert_done(&world, 1, 0, BYTES);
+        assert_sound(&world);
+        world.now().since(seconds(READ_AFTER))
+    };
+    for v6 in [false, true] {
+        for loss in [0, 1000] {
+            let (owned, left) = (until_read(v6, loss, false), until_read(v6, loss, true));
+            assert!(left <= owned * 5 / 4, "{loss} ppm lost: {left:?}, with an owner {owned:?}");
+        }
+    }
+}

@@ -326,6 +326,56 @@ fn what_was_sent_before_the_close_arrives_and_comes_back() {
     assert_all_back(&[&a, &b]);
 }
 
+/// Goal: what a shut window holds back when its sender closes arrives in full, and fast, once the
+/// peer reads. Method: the peer reads nothing until the window has been probed for a while.
+#[test]
+fn what_was_sent_to_a_shut_window_before_the_close_arrives() {
+    let (a, b, stream, mut peer) = connection();
+    let mut sends = Completions::new();
+    let sizes = [20_000, 30_000_000, 500_000];
+    for (seed, size) in sizes.into_iter().enumerate() {
+        sends.push(stream.send_zc(pattern(size, seed)).expect("sends"));
+    }
+    thread::sleep(Duration::from_millis(300));
+    drop(stream);
+    thread::sleep(Duration::from_millis(1500));
+    let mut received = Vec::new();
+    peer.read_to_end(&mut received).expect("receives");
+    assert_eq!(received.len(), sizes.iter().sum::<usize>());
+    let mut rest = &received[..];
+    while let Some(returned) = sends.wait_next() {
+        assert!(!returned.copied);
+        assert_same(&rest[..returned.buffer.len()], &returned.buffer);
+        rest = &rest[returned.buffer.len()..];
+    }
+    assert!(rest.is_empty());
+    drop(peer);
+    assert!(a.finish(PATIENCE) && b.finish(PATIENCE));
+    assert_all_back(&[&a, &b]);
+}
+
+/// Goal: what is in more stretches than there are loans arrives although its owner has left.
+#[test]
+fn what_needs_more_loans_than_there_are_arrives_after_the_close() {
+    let (a, b, stream, mut peer) = connection();
+    let mut sends = Completions::new();
+    for seed in 0..70 {
+        let chain = Chain((0..1000).map(|at| pattern(50, seed + at)).collect());
+        sends.push(stream.send_zc(chain).expect("sends"));
+    }
+    drop(stream);
+    let mut received = Vec::new();
+    peer.read_to_end(&mut received).expect("receives");
+    let mut expected = Vec::new();
+    while let Some(returned) = sends.wait_next() {
+        expected.append(&mut returned.buffer.0.concat());
+    }
+    assert_same(&received, &expected);
+    drop(peer);
+    assert!(a.finish(PATIENCE) && b.finish(PATIENCE));
+    assert_all_back(&[&a, &b]);
+}
+
 /// Goal: buffers come back from a connection that is reset, and from a host that ends.
 #[test]
 fn buffers_come_back_whatever_ends() {

@@ -13,7 +13,7 @@ use super::budget::Budget;
 use super::buffers::Buffers;
 use super::clock::Clock;
 use super::port::{MEMORY_PAUSE, Port};
-use super::queue::{LentOp, Op, SendQueue};
+use super::queue::{LOAN_BYTES_MAX, LentOp, Op, SendQueue};
 use super::wait::Waiters;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,6 +30,8 @@ pub(super) const LOANS_MAX: usize = 65_536;
 /// Bytes that the stack is given beyond the room it has when a socket is closed: well below what
 /// sequence numbers can tell apart.
 const FLUSHED_MAX: usize = 1 << 29;
+const _: () =
+    assert!(FLUSHED_MAX / LOAN_BYTES_MAX <= LOANS_MAX / 4, "one stream leaves loans over");
 /// Steps of a turn in which what was taken up can lead to more to send.
 const ROUNDS_MAX: usize = 4;
 
@@ -347,14 +349,15 @@ impl State {
 
     /// Gives the stack all that is left of a socket that nobody owns, whether there is room or not,
     /// so that it closes as the stack closes connections without an owner. Not more than the
-    /// numbers of the stream allow: then it goes on when there is room.
-    fn flush(&mut self, id: SocketId, now: &Now<'_>) {
-        let Self { sockets, loans, table, starved, retry_at, .. } = self;
-        let Some(entry) = table.get_mut(&id) else { return };
-        let Some(queue) = &entry.queue else { return };
+    /// numbers of the stream allow: then it goes on when there is room. `None` if it is not
+    /// the time for that.
+    fn flush(&mut self, id: SocketId, now: &Now<'_>) -> Option<Fed> {
+        let Self { sockets, loans, table, .. } = self;
+        let entry = table.get_mut(&id)?;
+        let queue = entry.queue.as_ref()?;
         let left = entry.pending.iter().map(Op::len).sum::<usize>();
         if left > FLUSHED_MAX || !matches!(entry.pending.back(), Some(Op::Close)) {
-            return;
+            return None;
         }
         while let Some(op) = entry.pending.pop_front() {
             match op {
@@ -365,14 +368,12 @@ impl State {
                 }
                 Op::Lent(mut lent) => {
                     let loans = loans.get_or_insert_with(|| Loans::new(LOANS_MAX));
-                    while let Some(piece) = lent.lend_rest(loans) {
+                    while let Some(piece) = lent.lend_next(loans) {
                         let _ = sockets.send_piece(id, piece, now.now);
                     }
                     if lent.done < lent.source.len() {
                         entry.pending.push_front(Op::Lent(lent));
-                        starved.push(id);
-                        retry_at.get_or_insert(now.now + MEMORY_PAUSE);
-                        return;
+                        return Some(Fed::Starved);
                     }
                 }
                 Op::ShutDown => {}
@@ -382,6 +383,7 @@ impl State {
             }
         }
         table.remove(&id);
+        Some(Fed::All)
     }
 
     fn retry(&mut self, now: &Now<'_>) {
@@ -418,7 +420,7 @@ impl State {
 
     /// Gives the stack what waits in a send queue, as far as there is room. True if it took some.
     fn feed(&mut self, id: SocketId, now: &Now<'_>) -> bool {
-        let Self { sockets, memory, loans, table, starved, retry_at, .. } = self;
+        let Self { sockets, memory, loans, table, .. } = self;
         let Some(entry) = table.get_mut(&id) else { return false };
         let Some(queue) = &entry.queue else { return false };
         let mut cx = Context { memory, ledger: now.ledger, now: now.now };
@@ -448,11 +450,10 @@ impl State {
                     if let Some(op) = left {
                         entry.pending.push_front(op);
                     }
-                    if matches!(fed, Fed::Starved) {
-                        starved.push(id);
-                        retry_at.get_or_insert(now.now + MEMORY_PAUSE);
+                    if let Fed::Starved = self.flush(id, now).unwrap_or(fed) {
+                        self.starved.push(id);
+                        self.retry_at.get_or_insert(now.now + MEMORY_PAUSE);
                     }
-                    self.flush(id, now);
                     break;
                 }
                 Fed::Failed(error) => {

@@ -16,6 +16,9 @@ use towpath_packet::{Loans, Piece};
 
 /// Copied bytes that one queue holds: what a worker passes on in a few turns.
 pub(super) const QUEUED_MAX: usize = 256 << 10;
+/// Most bytes of one loan: a super-packet. Who receives a part counts all of the loan, so that a
+/// segment of a much larger one would fill the peer's buffer.
+pub(super) const LOAN_BYTES_MAX: usize = 64 << 10;
 
 /// One thing to do, in the order of the calls.
 pub(super) enum Op {
@@ -57,16 +60,16 @@ impl Op {
 }
 
 impl LentOp {
-    /// Lends what is left in one stretch, for nobody's notice. `None` if nothing is, or no
-    /// descriptor is free.
-    pub(super) fn lend_rest(&mut self, loans: &mut Loans) -> Option<Piece> {
+    /// Lends what comes next, [`LOAN_BYTES_MAX`] at most, for nobody's notice. `None` if nothing is
+    /// left, or no descriptor is free.
+    pub(super) fn lend_next(&mut self, loans: &mut Loans) -> Option<Piece> {
         if self.done == self.source.len() {
             return None;
         }
         self.ticket.share(None);
         let source = self.source.clone();
         let lender = self.ticket.lender();
-        let piece = source.lend(loans, self.done, usize::MAX, lender, Ticket::ALONE);
+        let piece = source.lend(loans, self.done, LOAN_BYTES_MAX, lender, Ticket::ALONE);
         match &piece {
             Some(piece) => self.done += piece.len(),
             None => self.ticket.unshare(),

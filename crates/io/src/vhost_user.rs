@@ -8,3 +8,4 @@
 //! 1.2 §2.7, §2.8 and §5.1.
 
 pub mod message;
+pub mod session;

@@ -198,7 +198,29 @@ pub struct InflightLayout {
     pub queue_size: u16,
 }
 
-/// What the front end asks for. Rings are named by their number, which is not yet checked.
+/// What the front end asks for about one ring.
+#[derive(Debug)]
+pub enum RingRequest {
+    /// `SET_VRING_NUM`: descriptors.
+    Size(u16),
+    /// `SET_VRING_ADDR`: where it is.
+    Addresses(RingAddresses),
+    /// `SET_VRING_BASE`: where it goes on.
+    Base(u32),
+    /// `GET_VRING_BASE`: stop, and tell where it is to go on.
+    Stop,
+    /// `SET_VRING_KICK`: what signals that buffers are there; the ring may start. `None`: look
+    /// without being told.
+    Kick(Option<OwnedFd>),
+    /// `SET_VRING_CALL`: what to signal when buffers were used. `None`: nothing.
+    Call(Option<OwnedFd>),
+    /// `SET_VRING_ERR`: what to signal when the ring is broken. `None`: nothing.
+    Error(Option<OwnedFd>),
+    /// `SET_VRING_ENABLE`: its packets count, or do not.
+    Enable(bool),
+}
+
+/// What the front end asks for.
 #[derive(Debug)]
 pub enum Request {
     /// Which features of virtio and of the protocol itself we offer.
@@ -225,22 +247,8 @@ pub enum Request {
     SetLogBase(OwnedFd, u64, u64),
     /// What to signal when the bitmap changes; not used.
     SetLogFd,
-    /// Descriptors in a ring.
-    SetVringNum(u32, u16),
-    /// Where a ring is.
-    SetVringAddr(u32, RingAddresses),
-    /// Where a ring goes on.
-    SetVringBase(u32, u32),
-    /// Stops a ring, and asks where it is to go on.
-    GetVringBase(u32),
-    /// Starts a ring: what signals that buffers are there. `None`: look without being told.
-    SetVringKick(u32, Option<OwnedFd>),
-    /// What to signal when buffers were used. `None`: nothing.
-    SetVringCall(u32, Option<OwnedFd>),
-    /// What to signal when a ring is broken. `None`: nothing.
-    SetVringErr(u32, Option<OwnedFd>),
-    /// Packets of a ring count, or do not.
-    SetVringEnable(u32, bool),
+    /// Something about one ring, named by a number that is not yet checked.
+    Ring(u32, RingRequest),
     /// How many rings we serve.
     GetQueueNum,
     /// Tell the network where this Ethernet address is now.
@@ -289,9 +297,9 @@ impl Payload<'_> {
     fn parse(mut self) -> Result<Request, RequestError> {
         match self.code {
             code::SET_MEM_TABLE => return self.table(),
-            code::SET_VRING_KICK => return self.ring_file(Request::SetVringKick),
-            code::SET_VRING_CALL => return self.ring_file(Request::SetVringCall),
-            code::SET_VRING_ERR => return self.ring_file(Request::SetVringErr),
+            code::SET_VRING_KICK => return self.ring_file(RingRequest::Kick),
+            code::SET_VRING_CALL => return self.ring_file(RingRequest::Call),
+            code::SET_VRING_ERR => return self.ring_file(RingRequest::Error),
             code::ADD_MEM_REG => {
                 let file = self.descriptor()?;
                 return Ok(Request::AddMemReg(self.single_region()?, file));
@@ -332,16 +340,16 @@ impl Payload<'_> {
             code::GET_MAX_MEM_SLOTS => self.empty(Request::GetMaxMemSlots)?,
             code::SET_VRING_NUM => {
                 let (ring, size) = self.ring_state()?;
-                Request::SetVringNum(ring, self.narrow(size)?)
+                Request::Ring(ring, RingRequest::Size(self.narrow(size)?))
             }
             code::SET_VRING_ADDR => self.ring_addresses()?,
             code::SET_VRING_BASE => {
                 let (ring, base) = self.ring_state()?;
-                Request::SetVringBase(ring, base)
+                Request::Ring(ring, RingRequest::Base(base))
             }
-            code::GET_VRING_BASE => Request::GetVringBase(self.ring_state()?.0),
+            code::GET_VRING_BASE => Request::Ring(self.ring_state()?.0, RingRequest::Stop),
             code::SET_VRING_ENABLE => match self.ring_state()? {
-                (ring, on @ (0 | 1)) => Request::SetVringEnable(ring, on == 1),
+                (ring, on @ (0 | 1)) => Request::Ring(ring, RingRequest::Enable(on == 1)),
                 _ => return Err(self.value()),
             },
             code::GET_QUEUE_NUM => self.empty(Request::GetQueueNum)?,
@@ -409,7 +417,7 @@ impl Payload<'_> {
     /// A message that is a ring's number and, unless it says otherwise, a descriptor.
     fn ring_file(
         mut self,
-        request: fn(u32, Option<OwnedFd>) -> Request,
+        request: fn(Option<OwnedFd>) -> RingRequest,
     ) -> Result<Request, RequestError> {
         let value = self.u64()?;
         if value & !(RING_MASK | NO_DESCRIPTOR) != 0 {
@@ -421,7 +429,7 @@ impl Payload<'_> {
         } else {
             Some(self.descriptor()?)
         };
-        Ok(request((value & RING_MASK) as u32, file))
+        Ok(Request::Ring((value & RING_MASK) as u32, request(file)))
     }
 
     fn ring_state(&self) -> Result<(u32, u32), RequestError> {
@@ -438,7 +446,8 @@ impl Payload<'_> {
             return Err(self.value());
         }
         let log = (flags & RING_FLAG_LOG != 0).then_some(log);
-        Ok(Request::SetVringAddr(ring, RingAddresses { descriptors, used, available, log }))
+        let addresses = RingAddresses { descriptors, used, available, log };
+        Ok(Request::Ring(ring, RingRequest::Addresses(addresses)))
     }
 
     /// Range, flags, and the bytes of the range.

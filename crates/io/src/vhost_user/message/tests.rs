@@ -176,12 +176,9 @@ fn a_removed_region_may_come_with_a_descriptor() {
 fn rings_may_be_without_a_descriptor() {
     for code in [code::SET_VRING_KICK, code::SET_VRING_CALL, code::SET_VRING_ERR] {
         let parse = |value: u64, count| Request::parse(code, &value.to_ne_bytes(), files(count));
-        assert!(matches!(
-            parse(0x103, 0),
-            Ok(Request::SetVringKick(3, None)
-                | Request::SetVringCall(3, None)
-                | Request::SetVringErr(3, None))
-        ));
+        use RingRequest::{Call, Error, Kick};
+        let parsed = parse(0x103, 0);
+        assert!(matches!(parsed, Ok(Request::Ring(3, Kick(None) | Call(None) | Error(None)))));
         assert_eq!(parse(0x103, 1).unwrap_err(), RequestError::Descriptors { code, count: 1 });
         assert_eq!(parse(3, 0).unwrap_err(), RequestError::Descriptors { code, count: 0 });
         assert_eq!(parse(0x203, 1).unwrap_err(), RequestError::Value(code));
@@ -193,15 +190,18 @@ fn rings_may_be_without_a_descriptor() {
 fn values_that_do_not_fit_are_refused() {
     let state = |number: u32| [1, number].map(u32::to_ne_bytes).concat();
     let parse = |code, payload: &[u8]| Request::parse(code, payload, Vec::new());
-    assert!(matches!(parse(code::SET_VRING_NUM, &state(256)), Ok(Request::SetVringNum(1, 256))));
+    assert!(matches!(
+        parse(code::SET_VRING_NUM, &state(256)),
+        Ok(Request::Ring(1, RingRequest::Size(256)))
+    ));
     assert!(parse(code::SET_VRING_NUM, &state(0x1_0000)).is_err());
     assert!(matches!(
         parse(code::SET_VRING_BASE, &state(0x8001_8002)),
-        Ok(Request::SetVringBase(1, 0x8001_8002))
+        Ok(Request::Ring(1, RingRequest::Base(0x8001_8002)))
     ));
     assert!(matches!(
         parse(code::SET_VRING_ENABLE, &state(1)),
-        Ok(Request::SetVringEnable(1, true))
+        Ok(Request::Ring(1, RingRequest::Enable(true)))
     ));
     assert!(parse(code::SET_VRING_ENABLE, &state(2)).is_err());
     assert!(parse(code::NET_SET_MTU, &0x1_0000u64.to_ne_bytes()).is_err());

@@ -1,0 +1,567 @@
+//! What one front end has said so far: features, rings, configuration.
+//!
+//! # Theory of operation
+//!
+//! A request is carried out in four steps, of which the first, second and last are here and touch
+//! nothing outside:
+//!
+//! 1. [`Session::stops`] tells which rings must stand still for it. The device stops them, which
+//!    may take several turns, and says where they stopped.
+//! 2. [`Session::apply`] checks the request, remembers what it says, and tells what is left for the
+//!    device to do ([`Effect`]).
+//! 3. The device does that, and starts all rings that [`Session::startable`] tells.
+//! 4. [`Outcome::reply`] is sent, if there is one.
+//!
+//! A ring can run once its size, addresses and kick descriptor are known and features are agreed
+//! upon; it is started then, not at its first kick, which a front end that reconnects may never
+//! send. Stopping it with `GET_VRING_BASE` forgets kick and call descriptors. Whether its packets
+//! count is another matter: `SET_VRING_ENABLE` is taken at any time, also before features are
+//! agreed upon, and stays over stops, because QEMU says it early and may not say it again.
+//!
+//! Requests that need a feature of the protocol are refused without it.
+//!
+//! Limit: [`RINGS_MAX`]. One thread at a time.
+
+use super::message::{
+    ConfigRange, InflightLayout, RegionLayout, Reply, Request, RingAddresses, RingRequest,
+};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// Rings of a device: a bit of [`RingSet`] each.
+pub const RINGS_MAX: u16 = 64;
+/// Smallest MTU that a guest may be told (RFC 791 §3.2).
+pub const MTU_MIN: u16 = 68;
+
+/// Features of virtio that matter here; the others are the rings'.
+pub mod feature {
+    /// The configuration space has an MTU.
+    pub const MTU: u64 = 1 << 3;
+    /// The configuration space has an Ethernet address.
+    pub const MAC: u64 = 1 << 5;
+    /// The configuration space has a link status.
+    pub const STATUS: u64 = 1 << 16;
+    /// There is a control queue, which the front end serves.
+    pub const CONTROL_QUEUE: u64 = 1 << 17;
+    /// There may be several pairs of queues.
+    pub const MULTI_QUEUE: u64 = 1 << 22;
+    /// Writes to guest memory are logged (vhost).
+    pub const LOG_ALL: u64 = 1 << 26;
+    /// Features of the protocol are agreed upon (vhost-user).
+    pub const PROTOCOL_FEATURES: u64 = 1 << 30;
+    /// The device follows virtio 1.
+    pub const VERSION_1: u64 = 1 << 32;
+    /// Rings have the packed layout.
+    pub const RING_PACKED: u64 = 1 << 34;
+}
+
+/// Features of the protocol.
+pub mod protocol {
+    /// The number of rings can be asked for.
+    pub const MULTI_QUEUE: u64 = 1 << 0;
+    /// The dirty log is shared memory.
+    pub const LOG_SHMFD: u64 = 1 << 1;
+    /// The device tells the network where a guest went.
+    pub const RARP: u64 = 1 << 2;
+    /// Requests can ask for an acknowledgement.
+    pub const REPLY_ACK: u64 = 1 << 3;
+    /// The front end sets the MTU.
+    pub const MTU: u64 = 1 << 4;
+    /// The configuration space is the device's.
+    pub const CONFIG: u64 = 1 << 9;
+    /// What is in flight outlives a crash of the device.
+    pub const INFLIGHT_SHMFD: u64 = 1 << 12;
+    /// The device can be reset.
+    pub const RESET_DEVICE: u64 = 1 << 13;
+    /// Regions of memory come and go one by one.
+    pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
+    /// The status field of virtio is the device's.
+    pub const STATUS: u64 = 1 << 16;
+
+    /// All that is offered.
+    pub const OFFERED: u64 = MULTI_QUEUE
+        | LOG_SHMFD
+        | RARP
+        | REPLY_ACK
+        | MTU
+        | CONFIG
+        | INFLIGHT_SHMFD
+        | RESET_DEVICE
+        | CONFIGURE_MEM_SLOTS
+        | STATUS;
+}
+
+/// In the status field: the driver asks whether its features are accepted.
+const STATUS_FEATURES_OK: u8 = 8;
+
+/// What a device offers to each front end.
+#[derive(Clone, Copy, Debug)]
+pub struct Offer {
+    /// Features of the rings; those of the configuration space and the protocol are added.
+    pub features: u64,
+    /// Pairs of queues; each is two rings.
+    pub pairs: u16,
+    /// Regions of memory at a time.
+    pub memory_slots: u64,
+    /// Largest MTU, and the one that the guest is told unless the front end says otherwise.
+    pub mtu: u16,
+    /// The guest's Ethernet address, if it is ours to choose.
+    pub mac: Option<[u8; 6]>,
+}
+
+impl Offer {
+    /// All features.
+    pub fn features(&self) -> u64 {
+        let mut features = self.features | feature::VERSION_1 | feature::PROTOCOL_FEATURES;
+        features |= feature::LOG_ALL | feature::MTU | feature::STATUS;
+        if self.pairs > 1 {
+            // virtio 1.2 §5.1.3.1: several queues need a control queue.
+            features |= feature::MULTI_QUEUE | feature::CONTROL_QUEUE;
+        }
+        if self.mac.is_some() {
+            features |= feature::MAC;
+        }
+        features
+    }
+}
+
+/// Why a request is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// A ring that we do not have.
+    #[error("there is no ring {0}")]
+    NoRing(u32),
+    /// Features that were not offered.
+    #[error("features {0:#x} were not offered")]
+    Features(u64),
+    /// The request needs a feature of the protocol that is not in use.
+    #[error("the protocol feature {0:#x} that this needs was not agreed upon")]
+    NotAgreed(u64),
+    /// The ring runs.
+    #[error("ring {0} runs")]
+    Running(u32),
+    /// A base that the ring's layout cannot have.
+    #[error("ring {0} cannot go on at {1}")]
+    Base(u32, u32),
+    /// An MTU that the network does not carry.
+    #[error("an MTU of {0} is not possible")]
+    Mtu(u16),
+    /// The configuration space is not the driver's to write.
+    #[error("the configuration space is read-only")]
+    ReadOnly,
+}
+
+/// A set of rings, a bit for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct RingSet(u64);
+
+impl RingSet {
+    /// The rings, in order.
+    pub fn iter(self) -> impl Iterator<Item = u16> {
+        (0..RINGS_MAX).filter(move |ring| self.contains(*ring))
+    }
+
+    /// True if `ring` is one of them.
+    pub fn contains(self, ring: u16) -> bool {
+        self.0 & (1 << ring) != 0
+    }
+
+    /// True if there is none.
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Takes `ring` out.
+    pub fn remove(&mut self, ring: u16) {
+        self.0 &= !(1 << ring);
+    }
+
+    fn collect(rings: impl Iterator<Item = u16>) -> Self {
+        Self(rings.fold(0, |bits, ring| bits | 1 << ring))
+    }
+}
+
+/// What a ring is started with.
+#[derive(Clone, Copy, Debug)]
+pub struct RingSetup {
+    /// Descriptors.
+    pub size: u16,
+    /// Its areas, as addresses of the front end.
+    pub addresses: RingAddresses,
+    /// Where it goes on.
+    pub base: u32,
+    /// All features that are in use.
+    pub features: u64,
+}
+
+/// What is left to be done for a request.
+#[derive(Debug)]
+pub enum Effect {
+    /// Nothing.
+    Done,
+    /// All of the guest's memory.
+    SetMemory(Vec<(RegionLayout, OwnedFd)>),
+    /// A further region.
+    AddRegion(RegionLayout, OwnedFd),
+    /// A region less.
+    RemoveRegion(RegionLayout),
+    /// The dirty log: file, bytes, where it begins.
+    SetLog(OwnedFd, u64, u64),
+    /// Make an area for what is in flight.
+    MakeInflight(InflightLayout),
+    /// Use this one from the next start of a ring on.
+    SetInflight(InflightLayout, OwnedFd),
+    /// A ring has another kick descriptor.
+    Kick(u16),
+    /// A ring has another call descriptor.
+    Call(u16),
+    /// Tell the network where this address is.
+    Announce([u8; 6]),
+    /// Log and inflight area are forgotten.
+    Reset,
+}
+
+/// What was made of a request.
+#[derive(Debug)]
+pub struct Outcome {
+    /// What is left to be done.
+    pub effect: Effect,
+    /// What the front end waits for whatever was asked; `None`: an acknowledgement, if it asked.
+    pub reply: Option<Reply>,
+}
+
+impl From<Effect> for Outcome {
+    fn from(effect: Effect) -> Self {
+        Self { effect, reply: None }
+    }
+}
+
+impl From<Reply> for Outcome {
+    fn from(reply: Reply) -> Self {
+        Self { effect: Effect::Done, reply: Some(reply) }
+    }
+}
+
+/// One ring, as far as it is set up.
+#[derive(Debug, Default)]
+struct Ring {
+    size: u16,
+    addresses: Option<RingAddresses>,
+    base: u32,
+    /// `SET_VRING_KICK` came since the last stop.
+    started: bool,
+    /// The device says that it runs.
+    running: bool,
+    kick: Option<OwnedFd>,
+    call: Option<Arc<OwnedFd>>,
+    error: Option<OwnedFd>,
+    /// What `SET_VRING_ENABLE` said last.
+    enable: Option<bool>,
+}
+
+/// See the module text.
+#[derive(Debug)]
+pub struct Session {
+    offer: Offer,
+    features: u64,
+    protocol_features: u64,
+    rings: Box<[Ring]>,
+    status: u8,
+    mtu: u16,
+    mac: [u8; 6],
+}
+
+impl Session {
+    /// A front end that has said nothing yet.
+    ///
+    /// # Panics
+    /// If there are no rings, or more than [`RINGS_MAX`].
+    pub fn new(offer: Offer) -> Self {
+        let rings = offer.pairs.checked_mul(2).filter(|rings| (2..=RINGS_MAX).contains(rings));
+        let rings = rings.expect("a device has between one pair of queues and half of RINGS_MAX");
+        Self {
+            offer,
+            features: 0,
+            protocol_features: 0,
+            rings: (0..rings).map(|_| Ring::default()).collect(),
+            status: 0,
+            mtu: offer.mtu,
+            mac: offer.mac.unwrap_or_default(),
+        }
+    }
+
+    /// Rings that must stand still while `request` is carried out.
+    pub fn stops(&self, request: &Request) -> RingSet {
+        let running = |index: &u16| self.rings[usize::from(*index)].running;
+        let all = || RingSet::collect((0..self.ring_count()).filter(running));
+        match *request {
+            Request::SetFeatures(features) if features != self.features => all(),
+            Request::SetMemTable(_)
+            | Request::AddMemReg(..)
+            | Request::RemMemReg(_)
+            | Request::SetLogBase(..)
+            | Request::SetInflightFd(..)
+            | Request::ResetDevice => all(),
+            Request::Ring(ring, RingRequest::Addresses(_) | RingRequest::Stop) => {
+                RingSet::collect(self.index(ring).into_iter().filter(running))
+            }
+            _ => RingSet::default(),
+        }
+    }
+
+    /// The device stopped a ring, which is to go on at `base`.
+    pub fn stopped(&mut self, ring: u16, base: u32) {
+        let ring = &mut self.rings[usize::from(ring)];
+        ring.running = false;
+        ring.base = base;
+    }
+
+    /// Takes a request in.
+    ///
+    /// # Errors
+    /// [`Refusal`]: nothing has changed.
+    pub fn apply(&mut self, request: Request) -> Result<Outcome, Refusal> {
+        self.require(needed(&request))?;
+        let outcome = match request {
+            Request::GetFeatures => Reply::Number(self.offer.features()).into(),
+            Request::SetFeatures(features) => self.set_features(features)?.into(),
+            Request::GetProtocolFeatures => Reply::Number(protocol::OFFERED).into(),
+            Request::SetProtocolFeatures(features) => {
+                offered(features, protocol::OFFERED)?;
+                self.protocol_features = features;
+                Effect::Done.into()
+            }
+            // Any sender owns the session; giving it up is deprecated, and ignored as advised.
+            Request::SetOwner | Request::ResetOwner => Effect::Done.into(),
+            Request::SetMemTable(regions) => Effect::SetMemory(regions).into(),
+            Request::GetMaxMemSlots => Reply::Number(self.offer.memory_slots).into(),
+            Request::AddMemReg(region, file) => Effect::AddRegion(region, file).into(),
+            Request::RemMemReg(region) => Effect::RemoveRegion(region).into(),
+            Request::SetLogBase(file, bytes, offset) => Outcome {
+                effect: Effect::SetLog(file, bytes, offset),
+                reply: Some(Reply::Number(0)),
+            },
+            Request::SetLogFd => Effect::Done.into(),
+            // In rings: QEMU takes it for pairs, which errs towards more than there are and is
+            // refused ring by ring; others take it as it is meant.
+            Request::GetQueueNum => Reply::Number(self.ring_count().into()).into(),
+            Request::SendRarp(mac) => Effect::Announce(mac).into(),
+            Request::NetSetMtu(mtu) => self.set_mtu(mtu)?.into(),
+            Request::GetConfig(range) => self.config(range).into(),
+            Request::SetConfig(offset, bytes, restore) => {
+                self.set_config(offset, &bytes, restore)?.into()
+            }
+            Request::GetInflightFd(layout) => Effect::MakeInflight(layout).into(),
+            Request::SetInflightFd(layout, file) => Effect::SetInflight(layout, file).into(),
+            Request::ResetDevice => self.reset().into(),
+            Request::SetStatus(status) => {
+                self.status = status;
+                Effect::Done.into()
+            }
+            Request::GetStatus => Reply::Number(self.status().into()).into(),
+            Request::Ring(ring, request) => self.apply_to_ring(ring, request)?,
+        };
+        Ok(outcome)
+    }
+
+    /// Rings that are set up and do not run.
+    pub fn startable(&self) -> RingSet {
+        if self.features & feature::VERSION_1 == 0 {
+            return RingSet::default();
+        }
+        let ready = |index: &u16| {
+            let ring = &self.rings[usize::from(*index)];
+            ring.started && !ring.running && ring.size > 0 && ring.addresses.is_some()
+        };
+        RingSet::collect((0..self.ring_count()).filter(ready))
+    }
+
+    /// What the ring `index` is to be started with.
+    ///
+    /// # Errors
+    /// [`Refusal::Base`].
+    ///
+    /// # Panics
+    /// If it is not one of [`Session::startable`].
+    pub fn setup(&self, index: u16) -> Result<RingSetup, Refusal> {
+        let ring = &self.rings[usize::from(index)];
+        let is_packed = self.features & feature::RING_PACKED != 0;
+        if !is_packed && ring.base > u16::MAX.into() {
+            return Err(Refusal::Base(index.into(), ring.base));
+        }
+        let addresses = ring.addresses.expect("the caller asked whether it is set up");
+        Ok(RingSetup { size: ring.size, addresses, base: ring.base, features: self.features })
+    }
+
+    /// The device started a ring.
+    pub fn started(&mut self, ring: u16) {
+        self.rings[usize::from(ring)].running = true;
+    }
+
+    /// Number of rings, each of which may run or not.
+    pub fn ring_count(&self) -> u16 {
+        self.rings.len() as u16
+    }
+
+    /// True if packets of a ring count. Otherwise those that the guest sends are thrown away, and
+    /// it is given none.
+    pub fn is_enabled(&self, ring: u16) -> bool {
+        let without_being_told = self.features & feature::PROTOCOL_FEATURES == 0;
+        self.rings[usize::from(ring)].enable.unwrap_or(without_being_told)
+    }
+
+    /// What signals that a ring has buffers; `None`: nothing does.
+    pub fn kick(&self, ring: u16) -> Option<BorrowedFd<'_>> {
+        self.rings[usize::from(ring)].kick.as_ref().map(AsFd::as_fd)
+    }
+
+    /// What is signalled when buffers were used.
+    pub fn call(&self, ring: u16) -> Option<Arc<OwnedFd>> {
+        self.rings[usize::from(ring)].call.clone()
+    }
+
+    /// What is signalled when a ring is broken.
+    pub fn error(&self, ring: u16) -> Option<BorrowedFd<'_>> {
+        self.rings[usize::from(ring)].error.as_ref().map(AsFd::as_fd)
+    }
+
+    /// The MTU that the guest is told.
+    pub fn mtu(&self) -> u16 {
+        self.mtu
+    }
+
+    /// Features of virtio in use.
+    pub fn features(&self) -> u64 {
+        self.features
+    }
+
+    /// True if requests can ask for an acknowledgement.
+    pub fn acknowledges(&self) -> bool {
+        self.protocol_features & protocol::REPLY_ACK != 0
+    }
+
+    fn apply_to_ring(&mut self, number: u32, request: RingRequest) -> Result<Outcome, Refusal> {
+        let index = self.index(number).ok_or(Refusal::NoRing(number))?;
+        let ring = &mut self.rings[usize::from(index)];
+        match request {
+            RingRequest::Size(_) | RingRequest::Base(_) if ring.running => {
+                return Err(Refusal::Running(number));
+            }
+            RingRequest::Size(size) => ring.size = size,
+            RingRequest::Addresses(addresses) => ring.addresses = Some(addresses),
+            RingRequest::Base(base) => ring.base = base,
+            RingRequest::Stop => {
+                ring.started = false;
+                ring.kick = None;
+                ring.call = None;
+                return Ok(Reply::RingState(number, ring.base).into());
+            }
+            RingRequest::Kick(kick) => {
+                ring.kick = kick;
+                ring.started = true;
+                return Ok(Effect::Kick(index).into());
+            }
+            RingRequest::Call(call) => {
+                ring.call = call.map(Arc::new);
+                return Ok(Effect::Call(index).into());
+            }
+            RingRequest::Error(error) => ring.error = error,
+            RingRequest::Enable(enable) => ring.enable = Some(enable),
+        }
+        Ok(Effect::Done.into())
+    }
+
+    fn require(&self, needed: u64) -> Result<(), Refusal> {
+        if self.protocol_features & needed == needed {
+            Ok(())
+        } else {
+            Err(Refusal::NotAgreed(needed))
+        }
+    }
+
+    fn set_features(&mut self, features: u64) -> Result<Effect, Refusal> {
+        offered(features, self.offer.features())?;
+        self.features = features;
+        Ok(Effect::Done)
+    }
+
+    fn set_mtu(&mut self, mtu: u16) -> Result<Effect, Refusal> {
+        if !(MTU_MIN..=self.offer.mtu).contains(&mtu) {
+            return Err(Refusal::Mtu(mtu));
+        }
+        self.mtu = mtu;
+        Ok(Effect::Done)
+    }
+
+    /// virtio 1.2 §5.1.4: address, status, pairs, MTU; fields of features that are not offered
+    /// read as zeros.
+    fn config(&self, range: ConfigRange) -> Reply {
+        const LINK_UP: u16 = 1;
+        let mut space = Vec::with_capacity(range.offset + range.bytes);
+        space.extend(self.mac);
+        for field in [LINK_UP, self.offer.pairs, self.mtu] {
+            space.extend(field.to_le_bytes());
+        }
+        space.resize(space.len().max(range.offset + range.bytes), 0);
+        Reply::Config(range.offset, space[range.offset..][..range.bytes].to_vec())
+    }
+
+    /// Only a migration writes, and of what it brings only the address is not ours to know.
+    fn set_config(
+        &mut self,
+        offset: usize,
+        bytes: &[u8],
+        restore: bool,
+    ) -> Result<Effect, Refusal> {
+        if !restore {
+            return Err(Refusal::ReadOnly);
+        }
+        for (to, from) in self.mac.iter_mut().skip(offset).zip(bytes) {
+            *to = *from;
+        }
+        Ok(Effect::Done)
+    }
+
+    fn reset(&mut self) -> Effect {
+        let protocol_features = self.protocol_features;
+        *self = Self { protocol_features, ..Self::new(self.offer) };
+        Effect::Reset
+    }
+
+    fn status(&self) -> u8 {
+        // virtio 1.2 §3.1.1: the bit does not stay if the features are not accepted.
+        if self.features & feature::VERSION_1 == 0 {
+            self.status & !STATUS_FEATURES_OK
+        } else {
+            self.status
+        }
+    }
+
+    fn index(&self, ring: u32) -> Option<u16> {
+        u16::try_from(ring).ok().filter(|ring| *ring < self.ring_count())
+    }
+}
+
+/// The feature of the protocol that a request belongs to; none for those of all front ends.
+fn needed(request: &Request) -> u64 {
+    match request {
+        Request::SetLogBase(..) => protocol::LOG_SHMFD,
+        Request::SendRarp(_) => protocol::RARP,
+        Request::NetSetMtu(_) => protocol::MTU,
+        Request::GetInflightFd(_) | Request::SetInflightFd(..) => protocol::INFLIGHT_SHMFD,
+        Request::ResetDevice => protocol::RESET_DEVICE,
+        Request::GetMaxMemSlots | Request::AddMemReg(..) | Request::RemMemReg(_) => {
+            protocol::CONFIGURE_MEM_SLOTS
+        }
+        Request::SetStatus(_) | Request::GetStatus => protocol::STATUS,
+        Request::SetConfig(..) | Request::GetConfig(_) => protocol::CONFIG,
+        _ => 0,
+    }
+}
+
+fn offered(features: u64, offer: u64) -> Result<(), Refusal> {
+    if features & !offer == 0 { Ok(()) } else { Err(Refusal::Features(features & !offer)) }
+}
+
+#[cfg(test)]
+mod tests;

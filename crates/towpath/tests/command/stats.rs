@@ -5,9 +5,9 @@ use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Output, Stdio};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 
 use super::support::*;
 
@@ -73,6 +73,48 @@ fn a_running_instance_tells_its_counters() {
     let none = stats(&folder.0, &[]);
     assert_eq!((none.status.code(), text(&none)), (Some(0), String::new()));
     assert_eq!(errors(&none), "towpath: none is running\n");
+}
+
+/// Goal: who asks an instance whose flows have taken all descriptors is answered all the same; with
+/// not one to spare the instance cannot be asked any more, but serves on and does not spin.
+#[test]
+fn an_instance_without_descriptors_still_answers() {
+    skip_if!(no_tap());
+    let folder = Folder::new("full");
+    let mut command = towpath(["run", "-4", "--", "sleep", "1000"]);
+    let command = command.env("XDG_RUNTIME_DIR", &folder.0).stderr(Stdio::piped());
+    let running = Guard(command.spawn().unwrap());
+    let (_, program) = init_and_command(&running, "sleep");
+    let pid = running.pid().as_raw_pid().to_string();
+    wait_for("the socket", || folder.sockets().join(&pid).exists());
+    assert_eq!(stats(&folder.0, &[&pid]).status.code(), Some(0), "it serves");
+
+    limit_files(&running, free_descriptor(&pid));
+    for _ in 0..3 {
+        let one = stats(&folder.0, &[&pid]);
+        assert_eq!(one.status.code(), Some(0), "{}", errors(&one));
+    }
+    limit_files(&running, 3);
+    let asked = stats(&folder.0, &[&pid]);
+    assert_eq!(asked.status.code(), Some(125), "{}", text(&asked));
+    assert_fails(&stats(&folder.0, &[&pid]), "is no running towpath of this user");
+
+    kill_process(Pid::from_raw(program).unwrap(), Signal::TERM).unwrap();
+    let ended = finish(running);
+    assert_eq!(ended.status.code(), Some(128 + 15));
+    assert!(errors(&ended).contains("not in `towpath stats` any more"), "{}", errors(&ended));
+}
+
+/// Lowers the limit of a running process, below what it has open if need be.
+fn limit_files(process: &Guard, most: u64) {
+    let limit = Rlimit { current: Some(most), ..getrlimit(Resource::Nofile) };
+    prlimit(Some(process.pid()), Resource::Nofile, limit).unwrap();
+}
+
+/// The least descriptor that a process does not use.
+fn free_descriptor(pid: &str) -> u64 {
+    let is_free = |number: &u64| !fs::exists(format!("/proc/{pid}/fd/{number}")).unwrap();
+    (0..).find(is_free).unwrap()
 }
 
 #[test]

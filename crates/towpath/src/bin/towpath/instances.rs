@@ -5,14 +5,15 @@
 //! gets its name when it is already served.
 
 use std::fs::{self, DirBuilder};
-use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use rustix::io::Errno;
 use rustix::process::geteuid;
 use serde_json::Value;
 
@@ -27,6 +28,8 @@ const OTHERS: u32 = 0o077;
 pub(crate) struct Announced {
     listener: UnixListener,
     path: PathBuf,
+    /// Gives way to one who asks when flows have all other descriptors.
+    spare: Option<OwnedFd>,
 }
 
 impl Announced {
@@ -34,7 +37,7 @@ impl Announced {
     pub(crate) fn new() -> anyhow::Result<Self> {
         let folder = folder()?;
         match DirBuilder::new().mode(0o700).create(&folder) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
                 return Err(error).with_context(|| format!("cannot make {}", folder.display()));
             }
             _ => check(&folder)?,
@@ -43,22 +46,48 @@ impl Announced {
         let (path, before) = (folder.join(number.to_string()), folder.join(format!(".{number}")));
         // Of a process with the same number that was killed.
         let _ = fs::remove_file(&before);
-        let listener = UnixListener::bind(&before)
+        let (listener, spare) = UnixListener::bind(&before)
             .and_then(|listener| {
                 listener.set_nonblocking(true)?;
+                let spare = listener.try_clone()?;
                 fs::rename(&before, &path)?;
-                Ok(listener)
+                Ok((listener, spare.into()))
             })
             .with_context(|| format!("cannot make {}", path.display()))?;
-        Ok(Self { listener, path })
+        Ok(Self { listener, path, spare: Some(spare) })
     }
 
     /// Answers one who asks. He is not waited for: what does not fit his socket's buffer is lost
     /// to him.
-    pub(crate) fn answer(&self, counters: impl FnOnce() -> Value) {
-        let Ok((mut stream, _)) = self.listener.accept() else { return };
-        if stream.set_nonblocking(true).is_ok() {
+    ///
+    /// # Errors
+    /// Nobody can be answered, and the socket stays readable.
+    pub(crate) fn answer(&mut self, counters: impl FnOnce() -> Value) -> io::Result<()> {
+        if let Some(mut stream) = self.accept()?
+            && stream.set_nonblocking(true).is_ok()
+        {
             let _ = stream.write_all(counters().to_string().as_bytes());
+        }
+        if self.spare.is_none() {
+            self.spare = Some(self.listener.try_clone()?.into());
+        }
+        Ok(())
+    }
+
+    /// One who asks, if he is still there.
+    fn accept(&mut self) -> io::Result<Option<UnixStream>> {
+        let full = Some(Errno::MFILE.raw_os_error());
+        let mut accepted = self.listener.accept();
+        if accepted.as_ref().is_err_and(|error| error.raw_os_error() == full) {
+            self.spare = None;
+            accepted = self.listener.accept();
+        }
+        match accepted {
+            Ok((stream, _)) => Ok(Some(stream)),
+            Err(error) => match error.kind() {
+                ErrorKind::WouldBlock | ErrorKind::ConnectionAborted => Ok(None),
+                _ => Err(error),
+            },
         }
     }
 }
@@ -95,7 +124,7 @@ pub(crate) fn ask(path: &Path) -> anyhow::Result<Value> {
 pub(crate) fn numbers() -> anyhow::Result<Vec<i32>> {
     let folder = folder()?;
     let entries = match fs::read_dir(&folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.with_context(|| format!("cannot read {}", folder.display()))?,
     };
     check(&folder)?;
@@ -117,10 +146,10 @@ pub(crate) fn ask_listed(number: i32) -> anyhow::Result<Option<Value>> {
 
 /// True if nobody answers at `path` any more, which is removed then.
 fn is_left_over(error: &io::Error, path: &Path) -> bool {
-    if error.kind() == io::ErrorKind::ConnectionRefused {
+    if error.kind() == ErrorKind::ConnectionRefused {
         let _ = fs::remove_file(path);
     }
-    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
+    matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound)
 }
 
 fn read(stream: UnixStream, path: &Path) -> anyhow::Result<Value> {

@@ -22,6 +22,7 @@ pub(crate) struct Gateway {
     worker: Worker,
     /// Where others ask for the counters, unless there is no place for it.
     announced: Option<Announced>,
+    messages: Messages,
 }
 
 impl Gateway {
@@ -38,21 +39,25 @@ impl Gateway {
         let announced = Announced::new()
             .inspect_err(|error| messages.detail(format_args!("not in `towpath stats`: {error:#}")))
             .ok();
-        Ok(Self { worker, announced })
+        Ok(Self { worker, announced, messages })
     }
 
     /// Serves until one of `descriptors` is readable; returns its index. Answers who asks for the
     /// counters meanwhile.
     pub(crate) fn run_until(&mut self, descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
-        let Some(announced) = &self.announced else { return self.worker.run_until(descriptors) };
-        let all = [descriptors, &[announced.as_fd()]].concat();
-        loop {
+        while let Some(announced) = &mut self.announced {
+            let all = [descriptors, &[announced.as_fd()]].concat();
             let ready = self.worker.run_until(&all)?;
             if ready < descriptors.len() {
                 return Ok(ready);
             }
-            announced.answer(|| stats::object(&self.worker.report()));
+            if let Err(error) = announced.answer(|| stats::object(&self.worker.report())) {
+                let message = format_args!("not in `towpath stats` any more: {error}");
+                self.messages.notice(message);
+                self.announced = None;
+            }
         }
+        self.worker.run_until(descriptors)
     }
 
     /// Serves on after the program's end until what it wrote has been delivered, at most for

@@ -7,5 +7,7 @@
 //! Follows the vhost-user protocol as QEMU's `docs/interop/vhost-user` describes it, and virtio
 //! 1.2 §2.7, §2.8 and §5.1.
 
+pub mod channel;
+pub mod endpoint;
 pub mod message;
 pub mod session;

@@ -1,0 +1,174 @@
+//! One connection to a front end: requests in, replies out.
+//!
+//! The socket is a stream, so a message may come in parts, and its descriptors with any of them.
+//! No more is read than the message at hand still lacks: descriptors cannot get to the wrong one.
+//! No call blocks. One thread at a time.
+//!
+//! Limits: [`DESCRIPTORS_MAX`] per message; a front end that does not read its replies until the
+//! socket is full loses the connection.
+
+use super::message::{
+    DESCRIPTORS_MAX, HEADER_BYTES, Header, HeaderError, PAYLOAD_BYTES_MAX, REPLY_BYTES_MAX, Reply,
+    Request, RequestError,
+};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+
+/// Why a connection is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChannelError {
+    /// The front end has closed it.
+    #[error("the front end has closed the connection")]
+    Closed,
+    /// A message that leaves unknown where the next begins.
+    #[error("{0}")]
+    Header(#[from] HeaderError),
+    /// More descriptors than any message has.
+    #[error("the front end sent more than {DESCRIPTORS_MAX} descriptors at once")]
+    Descriptors,
+    /// Replies pile up.
+    #[error("the front end does not read its replies")]
+    NotRead,
+    /// The socket failed.
+    #[error("socket of the front end: {0}")]
+    Os(Errno),
+}
+
+impl From<Errno> for ChannelError {
+    fn from(errno: Errno) -> Self {
+        match errno {
+            Errno::PIPE | Errno::CONNRESET => Self::Closed,
+            errno => Self::Os(errno),
+        }
+    }
+}
+
+/// A message that has come.
+#[derive(Debug)]
+pub struct Incoming {
+    /// The number that a reply repeats.
+    pub code: u32,
+    /// An acknowledgement is asked for, if that was agreed upon.
+    pub need_reply: bool,
+    /// What it asks for, or why it is refused.
+    pub request: Result<Request, RequestError>,
+}
+
+/// See the module text.
+#[derive(Debug)]
+pub struct Channel {
+    socket: OwnedFd,
+    bytes: [u8; HEADER_BYTES + PAYLOAD_BYTES_MAX],
+    filled: usize,
+    descriptors: Vec<OwnedFd>,
+}
+
+impl Channel {
+    /// Takes over a connected stream socket, which must not block.
+    pub fn new(socket: OwnedFd) -> Self {
+        Self {
+            socket,
+            bytes: [0; HEADER_BYTES + PAYLOAD_BYTES_MAX],
+            filled: 0,
+            descriptors: Vec::new(),
+        }
+    }
+
+    /// The next message, if all of it is there.
+    ///
+    /// # Errors
+    /// [`ChannelError`]: the connection is of no further use.
+    pub fn receive(&mut self) -> Result<Option<Incoming>, ChannelError> {
+        if !self.fill(HEADER_BYTES)? {
+            return Ok(None);
+        }
+        let header = self.bytes.first_chunk().expect("longer than a header");
+        let header = Header::parse(header)?;
+        let end = HEADER_BYTES + header.payload_bytes;
+        if !self.fill(end)? {
+            return Ok(None);
+        }
+        self.filled = 0;
+        let descriptors = std::mem::take(&mut self.descriptors);
+        let request = Request::parse(header.code, &self.bytes[HEADER_BYTES..end], descriptors);
+        Ok(Some(Incoming { code: header.code, need_reply: header.need_reply, request }))
+    }
+
+    /// Answers request `code`; `descriptor` goes along.
+    ///
+    /// # Errors
+    /// [`ChannelError`]: the connection is of no further use.
+    pub fn send(
+        &self,
+        code: u32,
+        reply: &Reply,
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> Result<(), ChannelError> {
+        let mut bytes = [0; REPLY_BYTES_MAX];
+        let bytes = reply.emit(code, &mut bytes);
+        let descriptors = descriptor.map(|descriptor| [descriptor]);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if let Some(descriptors) = &descriptors {
+            let fits = control.push(SendAncillaryMessage::ScmRights(descriptors));
+            assert!(fits, "there is room for one descriptor");
+        }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let slices = [IoSlice::new(bytes)];
+        let sent =
+            rustix::io::retry_on_intr(|| sendmsg(&self.socket, &slices, &mut control, flags));
+        match sent {
+            Ok(count) if count == bytes.len() => Ok(()),
+            // So short a reply is cut only if nothing more fits.
+            Ok(_) | Err(Errno::AGAIN) => Err(ChannelError::NotRead),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Reads until there are `end` bytes; false if they are not there yet.
+    fn fill(&mut self, end: usize) -> Result<bool, ChannelError> {
+        while self.filled < end {
+            let mut space =
+                [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut slices = [IoSliceMut::new(&mut self.bytes[self.filled..end])];
+            let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+            let received = match recvmsg(&self.socket, &mut slices, &mut control, flags) {
+                Ok(received) => received,
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(Errno::INTR) => continue,
+                Err(errno) => return Err(errno.into()),
+            };
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                    self.descriptors.extend(descriptors);
+                }
+            }
+            if received.flags.contains(ReturnFlags::CTRUNC)
+                || self.descriptors.len() > DESCRIPTORS_MAX
+            {
+                return Err(ChannelError::Descriptors);
+            }
+            if received.bytes == 0 {
+                return Err(ChannelError::Closed);
+            }
+            self.filled += received.bytes;
+        }
+        Ok(true)
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,164 @@
+//! Messages in parts, with descriptors where they do not belong, and without end.
+
+use super::*;
+use crate::vhost_user::message::RingRequest;
+use std::fs::File;
+use std::io::{PipeReader, Read, Write};
+use std::os::unix::net::UnixStream;
+
+const GET_FEATURES: u32 = 1;
+const SET_VRING_KICK: u32 = 12;
+
+fn pair() -> (UnixStream, Channel) {
+    let (front_end, ours) = UnixStream::pair().unwrap();
+    (front_end, Channel::new(ours.into()))
+}
+
+fn message(code: u32, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = [code, 1, payload.len() as u32].map(u32::to_ne_bytes).concat();
+    bytes.extend(payload);
+    bytes
+}
+
+fn send(socket: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
+    }
+    let sent = sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::empty());
+    assert_eq!(sent, Ok(bytes.len()));
+}
+
+/// A descriptor, and a pipe that ends when it is closed everywhere.
+fn watched() -> (PipeReader, OwnedFd) {
+    let (reader, writer) = std::io::pipe().unwrap();
+    (reader, writer.into())
+}
+
+fn assert_closed(mut reader: PipeReader) {
+    assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+}
+
+#[test]
+fn a_message_may_come_byte_by_byte() {
+    let (mut front_end, mut channel) = pair();
+    let bytes = message(SET_VRING_KICK, &0x101u64.to_ne_bytes());
+    for byte in &bytes {
+        assert!(channel.receive().unwrap().is_none());
+        front_end.write_all(&[*byte]).unwrap();
+    }
+    let incoming = channel.receive().unwrap().unwrap();
+    let Ok(Request::Ring(1, RingRequest::Kick(None))) = incoming.request else {
+        panic!("{incoming:?}")
+    };
+    assert!(channel.receive().unwrap().is_none());
+}
+
+/// Two messages at once, of which the second has the descriptor.
+#[test]
+fn descriptors_stay_with_their_message() {
+    let (front_end, mut channel) = pair();
+    let file = File::open("/dev/null").unwrap();
+    send(&front_end, &message(GET_FEATURES, &[]), &[]);
+    send(&front_end, &message(SET_VRING_KICK, &[0; 8]), &[file.as_fd()]);
+    let first = channel.receive().unwrap().unwrap();
+    assert!(matches!(first.request, Ok(Request::GetFeatures)));
+    let second = channel.receive().unwrap().unwrap();
+    assert!(matches!(second.request, Ok(Request::Ring(0, RingRequest::Kick(Some(_))))));
+}
+
+/// A descriptor may come with the payload, too; what is wrong is refused, and the next is taken.
+#[test]
+fn a_refused_message_is_followed_by_others() {
+    let (front_end, mut channel) = pair();
+    let (reader, file) = watched();
+    send(&front_end, &message(GET_FEATURES, &[]), &[file.as_fd()]);
+    drop(file);
+    let refused = channel.receive().unwrap().unwrap();
+    let expected = RequestError::Descriptors { code: GET_FEATURES, count: 1 };
+    assert_eq!(refused.request.unwrap_err(), expected);
+    assert_closed(reader);
+    let (reader, file) = watched();
+    let bytes = message(SET_VRING_KICK, &[0; 8]);
+    send(&front_end, &bytes[..12], &[]);
+    send(&front_end, &bytes[12..], &[file.as_fd()]);
+    drop(file);
+    let incoming = channel.receive().unwrap().unwrap();
+    assert!(matches!(incoming.request, Ok(Request::Ring(0, RingRequest::Kick(Some(_))))));
+    drop(incoming);
+    assert_closed(reader);
+}
+
+#[test]
+fn too_many_descriptors_end_the_connection() {
+    let (front_end, mut channel) = pair();
+    let (reader, file) = watched();
+    let nine = [file.as_fd(); DESCRIPTORS_MAX + 1];
+    send(&front_end, &message(GET_FEATURES, &[]), &nine);
+    assert_eq!(channel.receive().unwrap_err(), ChannelError::Descriptors);
+    drop((channel, file));
+    assert_closed(reader);
+    // One with each byte.
+    let (front_end, mut channel) = pair();
+    let (reader, file) = watched();
+    for byte in message(GET_FEATURES, &[]) {
+        send(&front_end, &[byte], &[file.as_fd()]);
+    }
+    assert_eq!(channel.receive().unwrap_err(), ChannelError::Descriptors);
+    drop((channel, file));
+    assert_closed(reader);
+}
+
+/// Descriptors of a message that never ends are closed with the connection.
+#[test]
+fn the_end_in_the_middle_of_a_message() {
+    let (front_end, mut channel) = pair();
+    let (reader, file) = watched();
+    send(&front_end, &message(SET_VRING_KICK, &[0; 8])[..15], &[file.as_fd()]);
+    drop((front_end, file));
+    assert_eq!(channel.receive().unwrap_err(), ChannelError::Closed);
+    drop(channel);
+    assert_closed(reader);
+}
+
+#[test]
+fn bad_headers_end_the_connection() {
+    let cases = [
+        ([1, 0, 0], HeaderError::Version(0)),
+        ([1, 5, 0], HeaderError::Reply),
+        ([1, 1, u32::MAX], HeaderError::TooLong(u32::MAX)),
+    ];
+    for (words, error) in cases {
+        let (mut front_end, mut channel) = pair();
+        front_end.write_all(&words.map(u32::to_ne_bytes).concat()).unwrap();
+        assert_eq!(channel.receive().unwrap_err(), ChannelError::Header(error));
+    }
+}
+
+#[test]
+fn replies_carry_a_descriptor() {
+    let (front_end, channel) = pair();
+    let (reader, file) = watched();
+    channel.send(31, &Reply::Number(7), Some(file.as_fd())).unwrap();
+    drop(file);
+    let mut bytes = [0; 64];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut slices = [IoSliceMut::new(&mut bytes)];
+    let got = recvmsg(&front_end, &mut slices, &mut control, RecvFlags::empty()).unwrap();
+    assert_eq!(got.bytes, 20);
+    assert_eq!(control.drain().count(), 1);
+    drop(control);
+    assert_closed(reader);
+}
+
+/// A front end that asks and never reads.
+#[test]
+fn replies_that_nobody_reads_end_the_connection() {
+    let (front_end, channel) = pair();
+    let error = (0..1_000_000).find_map(|_| channel.send(1, &Reply::Number(0), None).err());
+    assert_eq!(error, Some(ChannelError::NotRead));
+    drop(front_end);
+    assert_eq!(channel.send(1, &Reply::Number(0), None), Err(ChannelError::Closed));
+}

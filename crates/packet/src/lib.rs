@@ -6,10 +6,11 @@
 //! application buffers and memory that other programs can write are all lent like this.
 //!
 //! Modules, each using only those before it:
-//! `sync → slab → region → loan → lend → returns → ledger → {held, recall} → offload → packet →
+//! `sync → slab → region → foreign → loan → lend → returns → ledger → {held, recall} → offload → packet →
 //! pool → burst → device`.
 //!
-//! Unsafe code is allowed in `slab`, `region`, `loan`, `lend`, `recall`, `packet` and `pool` only.
+//! Unsafe code is allowed in `slab`, `region`, `foreign`, `loan`, `lend`, `recall`, `packet` and
+//! `pool` only.
 #![cfg_attr(not(loom), no_std)]
 #![deny(unsafe_code)]
 
@@ -17,6 +18,8 @@ extern crate alloc;
 
 pub mod burst;
 pub mod device;
+#[doc(hidden)]
+pub mod foreign;
 pub mod held;
 pub mod ledger;
 pub mod lend;

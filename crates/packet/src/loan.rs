@@ -9,7 +9,7 @@
 //! of it can be seen as `&[u8]`. Nor is *recallable* memory, but it may go back to its lender
 //! before its last piece is gone: it can be seen as long as it is pinned ([`Piece::view`]).
 //! *Foreign* memory may besides be written by others at any time (a guest, another process, a
-//! shared file): it is never a reference, only copied out by volatile reads, through
+//! shared file): it is never a reference, only copied out, through
 //! [`Ledger::copy`](crate::Ledger::copy), or handed to a system call by address ([`Piece::pin`]).
 //!
 //! # Theory of operation: watched loans
@@ -35,6 +35,7 @@
 //! Loans without one are read without pins and end without any of this.
 #![allow(unsafe_code)]
 
+use crate::foreign;
 use crate::region::Region;
 use crate::slab::{self, Slot};
 use crate::sync::{AtomicPtr, AtomicU32, Ordering};
@@ -335,8 +336,8 @@ impl Piece {
         Ok(())
     }
 
-    /// Copies the start into `to`; returns how much. Foreign memory is read once, byte ranges in
-    /// volatile words. Not public: payload is copied through [`Ledger::copy`](crate::Ledger).
+    /// Copies the start into `to`; returns how much. Foreign memory is read once. Not
+    /// public: payload is copied through [`Ledger::copy`](crate::Ledger).
     pub(crate) fn copy_to(&self, to: &mut [u8]) -> usize {
         let count = self.len().min(to.len());
         if let Some(bytes) = self.view() {
@@ -345,7 +346,7 @@ impl Piece {
         }
         let pinned = self.pin();
         // SAFETY: the address is valid for `count <= len` bytes while it is pinned.
-        unsafe { copy_volatile(pinned.address(), &mut to[..count]) };
+        unsafe { copy_foreign(pinned.address(), &mut to[..count]) };
         count
     }
 
@@ -519,27 +520,13 @@ unsafe fn free_replacement(loan: &Loan) {
     drop(unsafe { Box::from_raw(core::ptr::slice_from_raw_parts_mut(base, len)) });
 }
 
-/// Copies from memory that others may write: each byte is read once, never through a reference.
+/// Copies memory that others may write into ours.
 ///
 /// # Safety
 /// `from` is valid for reads of `to.len()` bytes.
-pub(crate) unsafe fn copy_volatile(from: *const u8, to: &mut [u8]) {
-    let mut at = 0;
-    while to.len() - at >= 8 {
-        // SAFETY: `at + 8 <= len`.
-        let source = unsafe { from.add(at) }.cast::<[u8; 8]>();
-        // SAFETY: as above; an array of bytes has no alignment.
-        let word = unsafe { source.read_volatile() };
-        to[at..at + 8].copy_from_slice(&word);
-        at += 8;
-    }
-    while at < to.len() {
-        // SAFETY: `at < len`.
-        let source = unsafe { from.add(at) };
-        // SAFETY: as above.
-        to[at] = unsafe { source.read_volatile() };
-        at += 1;
-    }
+pub(crate) unsafe fn copy_foreign(from: *const u8, to: &mut [u8]) {
+    // SAFETY: the caller's, and `to` is ours.
+    unsafe { foreign::copy(from, to.as_mut_ptr(), to.len()) };
 }
 
 #[cfg(all(test, not(loom)))]

@@ -10,7 +10,7 @@
 
 use crate::ledger::{Ledger, Site};
 use crate::loan::{
-    COPIED, ENDED, Kind, Loan, OVER, Owner, Piece, RECALLING, SWAPPED, WATCHED, copy_volatile,
+    COPIED, ENDED, Kind, Loan, OVER, Owner, Piece, RECALLING, SWAPPED, WATCHED, copy_foreign,
     finish,
 };
 use crate::slab::{self, Slot};
@@ -138,7 +138,7 @@ impl Watch {
             copy.resize(len, 0);
             // SAFETY: the lender's memory is valid for reads until he is told, which whoever has
             // the turn does.
-            unsafe { copy_volatile(base, &mut copy) };
+            unsafe { copy_foreign(base, &mut copy) };
         } else {
             // SAFETY: as above, and nobody writes it before.
             copy.extend_from_slice(unsafe { core::slice::from_raw_parts(base, len) });

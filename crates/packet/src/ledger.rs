@@ -28,11 +28,15 @@ pub enum Site {
     Pack,
     /// Memory that others may write, put into frames because its checksum is made in software.
     Checksum,
+    /// What goes into a guest's receive buffers.
+    Guest,
+    /// Frames of a guest that are not lent: small ones, and those beyond what may be out at once.
+    GuestSmall,
 }
 
 impl Site {
     /// All sites, in the order of their counters.
-    pub const ALL: [Site; 8] = [
+    pub const ALL: [Site; 10] = [
         Site::Linearise,
         Site::IcmpQuote,
         Site::SocketSend,
@@ -41,6 +45,8 @@ impl Site {
         Site::Recall,
         Site::Pack,
         Site::Checksum,
+        Site::Guest,
+        Site::GuestSmall,
     ];
 
     /// Name used in reports.
@@ -54,6 +60,8 @@ impl Site {
             Site::Recall => "recall",
             Site::Pack => "pack",
             Site::Checksum => "checksum",
+            Site::Guest => "guest",
+            Site::GuestSmall => "guest_small",
         }
     }
 }

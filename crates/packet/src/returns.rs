@@ -12,6 +12,10 @@
 //! at once, so that no number can be pushed again while somebody looks at it. Groups come in the
 //! order in which they ended.
 //!
+//! An owner who is going to sleep arms the empty list: the push that finds it armed says so, and
+//! whoever pushed wakes the owner. List and mark are one word, so that either the owner sees the
+//! group and stays awake or the push sees the mark.
+//!
 //! Any thread may end a share; all else is for the owner's thread.
 
 use crate::loan::Lender;
@@ -22,6 +26,8 @@ use alloc::vec::Vec;
 
 /// End of the list.
 const NONE: u32 = u32::MAX;
+/// An empty list whose owner wants to hear of the next group.
+const ARMED: u32 = u32::MAX - 1;
 
 /// One group.
 struct Group {
@@ -43,7 +49,7 @@ pub struct Returns {
 impl Returns {
     /// Room for `count` groups at a time, numbered from zero.
     pub fn new(count: usize) -> Arc<Self> {
-        assert!(count < NONE as usize, "groups have 32-bit numbers");
+        assert!(count < ARMED as usize, "groups have 32-bit numbers");
         let group = || Group {
             shares: AtomicU32::new(0),
             copied: AtomicBool::new(false),
@@ -72,11 +78,12 @@ impl Returns {
         self.group(group).shares.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
-    /// Ends a share. `copied` says that bytes of it were copied after all.
+    /// Ends a share. `copied` says that bytes of it were copied after all. True if the owner
+    /// [asked](Self::arm) to be woken for what ended now.
     ///
     /// # Panics
     /// If the group has none.
-    pub fn end(&self, group: u32, copied: bool) {
+    pub fn end(&self, group: u32, copied: bool) -> bool {
         let cell = self.group(group);
         if copied {
             // Relaxed: ordered by the decrement.
@@ -86,16 +93,15 @@ impl Returns {
         // others' decrements, for the last.
         let before = cell.shares.fetch_sub(1, Ordering::AcqRel);
         assert!(before > 0, "a share ends once");
-        if before == 1 {
-            self.push(group);
-        }
+        before == 1 && self.push(group)
     }
 
-    fn push(&self, group: u32) {
+    fn push(&self, group: u32) -> bool {
         // Relaxed: the exchange publishes it.
         let mut last = self.ended.load(Ordering::Relaxed);
         loop {
-            self.group(group).next.store(last, Ordering::Relaxed);
+            let next = if last == ARMED { NONE } else { last };
+            self.group(group).next.store(next, Ordering::Relaxed);
             // Release: the link and what the group's holders did; pairs with the Acquire of `take`,
             // through the exchanges of later pushes too.
             match self.ended.compare_exchange_weak(
@@ -104,7 +110,7 @@ impl Returns {
                 Ordering::Release,
                 Ordering::Relaxed,
             ) {
-                Ok(_) => return,
+                Ok(_) => return last == ARMED,
                 Err(now) => last = now,
             }
         }
@@ -113,7 +119,15 @@ impl Returns {
     /// True if [`Returns::take`] would find something.
     pub fn has_ended(&self) -> bool {
         // Relaxed: an answer that may be old.
-        self.ended.load(Ordering::Relaxed) != NONE
+        !matches!(self.ended.load(Ordering::Relaxed), NONE | ARMED)
+    }
+
+    /// Has the next [`Returns::end`] of a group say that the owner is to be woken, once. False if
+    /// a group has ended already: the owner takes it instead of sleeping.
+    pub fn arm(&self) -> bool {
+        // Relaxed: nothing is read by it; what a group's holders did is acquired by `take`.
+        let armed = self.ended.compare_exchange(NONE, ARMED, Ordering::Relaxed, Ordering::Relaxed);
+        matches!(armed, Ok(_) | Err(ARMED))
     }
 
     /// Takes the groups that ended since the last call, in that order, and tells `each` whether
@@ -121,6 +135,9 @@ impl Returns {
     pub fn take(&self, mut each: impl FnMut(u32, bool)) {
         // Acquire: pairs with the Release of `push`.
         let mut last = self.ended.swap(NONE, Ordering::Acquire);
+        if last == ARMED {
+            return;
+        }
         let mut first = NONE;
         while last != NONE {
             // Relaxed: the list is ours alone now.
@@ -176,6 +193,25 @@ mod tests {
         returns.end(0, false);
         assert_eq!(taken(&returns), [(2, false), (0, false)], "copied is the old group's");
         assert_eq!(taken(&returns), []);
+    }
+
+    /// Goal: an owner who goes to sleep is woken once, by the group that ends into the empty list.
+    #[test]
+    fn the_first_end_after_arming_wakes() {
+        let returns = Returns::new(2);
+        returns.begin(0);
+        returns.begin(1);
+        assert!(returns.share(0) && returns.arm() && returns.arm());
+        assert!(!returns.has_ended());
+        assert!(!returns.end(0, false), "a share, not the group");
+        assert!(returns.end(0, false));
+        assert!(!returns.end(1, false), "the owner is awake already");
+        assert!(!returns.arm(), "there is something to take");
+        assert_eq!(taken(&returns), [(0, false), (1, false)]);
+        returns.begin(0);
+        assert!(returns.arm());
+        assert_eq!(taken(&returns), [], "taking disarms");
+        assert!(!returns.end(0, false));
     }
 
     #[test]

@@ -300,3 +300,30 @@ fn an_owner_who_waits_for_a_reader_is_told_once() {
         assert_eq!(pool.out_count(), 0);
     });
 }
+
+/// Goal: an owner who goes to sleep is woken for a group that ends, or sees it before: whatever the
+/// order of his arming and two ends, he takes both and misses none.
+#[test]
+fn an_owner_who_sleeps_is_woken() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let returns = Returns::new(2);
+        returns.begin(0);
+        returns.begin(1);
+        let enders = [0, 1].map(|group| {
+            let returns = returns.clone();
+            thread::spawn(move || usize::from(returns.end(group, false)))
+        });
+        let mut taken = 0;
+        let asleep = returns.arm();
+        if !asleep {
+            returns.take(|_, _| taken += 1);
+            assert!(taken > 0, "he stays awake for a reason");
+        }
+        let woken: usize = enders.map(|ender| ender.join().unwrap()).iter().sum();
+        assert_eq!(woken, usize::from(asleep), "once, and only if he sleeps");
+        returns.take(|_, _| taken += 1);
+        assert_eq!(taken, 2);
+    });
+}

@@ -176,7 +176,9 @@ impl Share {
         let piece = lend(most, borrower);
         match &piece {
             Some(piece) => assert!((1..=most).contains(&piece.len()), "some, and not too much"),
-            None => self.returns.end(self.group, false),
+            None => {
+                self.returns.end(self.group, false);
+            }
         }
         piece
     }

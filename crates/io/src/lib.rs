@@ -2,9 +2,10 @@
 //!
 //! Everything here is driven by one thread at a time; nothing blocks unless it says so. Payload
 //! moves by address: a read fills pool frames that become pieces, a write is handed the addresses
-//! of pieces. No module copies payload.
+//! of pieces. Only what goes into a guest is copied.
 //!
-//! Unsafe code is allowed in `sys` and `process_sys` only: one safe function per system call.
+//! Unsafe code is allowed in `sys` and `process_sys`, one safe function per system call, and in
+//! `vhost_user::{shared, memory}`, for memory that guests write.
 #![deny(unsafe_code)]
 
 #[doc(hidden)]

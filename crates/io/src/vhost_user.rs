@@ -9,5 +9,8 @@
 
 pub mod channel;
 pub mod endpoint;
+pub mod memory;
 pub mod message;
 pub mod session;
+pub mod shared;
+pub mod virtq;

@@ -6,10 +6,11 @@
 //! of volatile accesses. Any thread.
 #![allow(unsafe_code)]
 
-/// Copies `len` bytes; either end may be memory that others write meanwhile.
+/// Copies `len` bytes; either end may be memory that others write meanwhile. If they overlap, those
+/// at `to` come out as any.
 ///
 /// # Safety
-/// `from` is valid for reads and `to` for writes of `len` bytes, and the two do not overlap.
+/// `from` is valid for reads and `to` for writes of `len` bytes.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: moves `len` bytes upwards from `rsi` to `rdi`, which the caller vouches for; the
@@ -26,10 +27,11 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Copies `len` bytes; either end may be memory that others write meanwhile.
+/// Copies `len` bytes; either end may be memory that others write meanwhile. If they overlap, those
+/// at `to` come out as any.
 ///
 /// # Safety
-/// `from` is valid for reads and `to` for writes of `len` bytes, and the two do not overlap.
+/// `from` is valid for reads and `to` for writes of `len` bytes.
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     const WORD: usize = size_of::<u64>();

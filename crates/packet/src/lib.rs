@@ -6,8 +6,8 @@
 //! application buffers and memory that other programs can write are all lent like this.
 //!
 //! Modules, each using only those before it:
-//! `sync → slab → region → foreign → loan → lend → returns → ledger → {held, recall} → offload → packet →
-//! pool → burst → device`.
+//! `sync → slab → region → foreign → loan → lend → returns → ledger → {held, recall} → offload →
+//! packet → pool → burst → device`.
 //!
 //! Unsafe code is allowed in `slab`, `region`, `foreign`, `loan`, `lend`, `recall`, `packet` and
 //! `pool` only.

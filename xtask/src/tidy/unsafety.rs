@@ -3,7 +3,7 @@
 use crate::source::Source;
 
 /// Files that may contain unsafe code, beside tests.
-const UNSAFE_FILES: [&str; 16] = [
+const UNSAFE_FILES: [&str; 18] = [
     "crates/capi/src/abi.rs",
     "crates/capi/src/abi/held.rs",
     "crates/capi/src/abi/lifetime.rs",
@@ -12,6 +12,8 @@ const UNSAFE_FILES: [&str; 16] = [
     "crates/capi/src/pointers.rs",
     "crates/io/src/process_sys.rs",
     "crates/io/src/sys.rs",
+    "crates/io/src/vhost_user/memory.rs",
+    "crates/io/src/vhost_user/shared.rs",
     "crates/packet/src/foreign.rs",
     "crates/packet/src/lend.rs",
     "crates/packet/src/loan.rs",

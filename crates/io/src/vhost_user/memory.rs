@@ -1,0 +1,347 @@
+//! A guest's memory: regions of shared files, found by guest address or by front-end address.
+//!
+//! A [`GuestMemory`] is a value: a queue that has a clone of it keeps the regions mapped, whatever
+//! the front end takes away afterwards, and so does each loan ([`GuestLender`]). Adding and
+//! removing regions makes a new value; who uses the old one stops first, or goes on with it.
+//!
+//! Invariants: regions are sorted, do not overlap by either address and do not wrap. Addresses come
+//! from the guest or the front end and are checked at each use. What is written is marked in the
+//! log of dirty pages afterwards, if there is one. Any thread; limits: [`REGIONS_MAX`].
+//!
+//! Follows the vhost-user protocol's sections on memory regions and on migration.
+#![allow(unsafe_code)]
+
+use super::message::RegionLayout;
+use super::shared::{Area, MapError, Mapping, Stretch};
+use rustix::fd::OwnedFd;
+use std::sync::Arc;
+use std::task::Waker;
+use towpath_packet::sync::Ordering;
+use towpath_packet::{Lender, Loans, Piece, Returns};
+
+/// Most regions: the 32 slots that QEMU's own back ends have.
+pub const REGIONS_MAX: usize = 32;
+/// Bytes of a page of the log, whatever the guest's pages are.
+pub const LOG_PAGE_BYTES: u64 = 4096;
+
+/// Why a region was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MemoryError {
+    /// It is empty, or wraps at the end of an address space.
+    #[error("a memory region is empty or wraps around")]
+    Range,
+    /// It overlaps one that is there.
+    #[error("a memory region overlaps another")]
+    Overlap,
+    /// There are [`REGIONS_MAX`].
+    #[error("there are too many memory regions")]
+    TooMany,
+    /// No such region is there.
+    #[error("there is no such memory region")]
+    Unknown,
+    /// Its file can be cut by others, and that was forbidden.
+    #[error("a memory region's file is not sealed against shrinking")]
+    Shrinkable,
+    /// Its file could not be mapped.
+    #[error(transparent)]
+    Map(#[from] MapError),
+}
+
+/// An address, or a part of what follows it, is in no region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("an address is outside of the guest's memory")]
+pub struct OutOfRange;
+
+#[derive(Clone)]
+struct Region {
+    layout: RegionLayout,
+    mapping: Arc<Mapping>,
+}
+
+/// The bitmap of pages that were written to, shared with the front end.
+struct DirtyLog(Mapping);
+
+/// The memory of a guest. See the module text.
+#[derive(Clone, Default)]
+pub struct GuestMemory {
+    /// Sorted by guest address.
+    regions: Arc<[Region]>,
+    log: Option<Arc<DirtyLog>>,
+    sealed_only: bool,
+}
+
+impl GuestMemory {
+    /// No memory yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// As [`GuestMemory::new`], but refuses files that somebody else can cut while they are mapped.
+    pub fn sealed_only() -> Self {
+        Self { sealed_only: true, ..Self::default() }
+    }
+
+    /// Maps a region of `file`.
+    pub fn add(&mut self, layout: RegionLayout, file: &OwnedFd) -> Result<(), MemoryError> {
+        let RegionLayout { guest_address, bytes, user_address, file_offset } = layout;
+        let ends = (guest_address.checked_add(bytes), user_address.checked_add(bytes));
+        if bytes == 0 || ends.0.is_none() || ends.1.is_none() {
+            return Err(MemoryError::Range);
+        }
+        if self.regions.len() == REGIONS_MAX {
+            return Err(MemoryError::TooMany);
+        }
+        let apart = |a: u64, b: u64, b_bytes: u64| a >= b + b_bytes || b >= a + bytes;
+        let is_apart = |region: &Region| {
+            apart(guest_address, region.layout.guest_address, region.layout.bytes)
+                && apart(user_address, region.layout.user_address, region.layout.bytes)
+        };
+        if !self.regions.iter().all(is_apart) {
+            return Err(MemoryError::Overlap);
+        }
+        let mapping = Mapping::new(file, file_offset, bytes)?;
+        if self.sealed_only && !mapping.is_sealed() {
+            return Err(MemoryError::Shrinkable);
+        }
+        let mut regions = self.regions.to_vec();
+        let place = regions.partition_point(|region| region.layout.guest_address < guest_address);
+        regions.insert(place, Region { layout, mapping: Arc::new(mapping) });
+        self.regions = regions.into();
+        Ok(())
+    }
+
+    /// Takes a region away, known by both addresses and its length. It stays mapped for others.
+    pub fn remove(&mut self, layout: &RegionLayout) -> Result<(), MemoryError> {
+        let key = |layout: &RegionLayout| (layout.guest_address, layout.user_address, layout.bytes);
+        let mut regions = self.regions.to_vec();
+        let place = regions.iter().position(|region| key(&region.layout) == key(layout));
+        regions.remove(place.ok_or(MemoryError::Unknown)?);
+        self.regions = regions.into();
+        Ok(())
+    }
+
+    /// Has writes marked in the bitmap at `offset` of `file`, a bit for each page from address 0.
+    pub fn set_log(&mut self, file: &OwnedFd, bytes: u64, offset: u64) -> Result<(), MemoryError> {
+        self.log = Some(Arc::new(DirtyLog(Mapping::new(file, offset, bytes)?)));
+        Ok(())
+    }
+
+    /// Ends that.
+    pub fn clear_log(&mut self) {
+        self.log = None;
+    }
+
+    /// Regions.
+    pub fn region_count(&self) -> usize {
+        self.regions.len()
+    }
+
+    /// True if no file can be cut while it is mapped.
+    pub fn is_sealed(&self) -> bool {
+        self.regions.iter().all(|region| region.mapping.is_sealed())
+    }
+
+    /// What is mapped without a gap at a guest address, up to `bytes`; `None` if nothing is.
+    pub fn locate(&self, guest: u64, bytes: usize) -> Option<Stretch<'_>> {
+        let after = self.regions.partition_point(|region| region.layout.guest_address <= guest);
+        let region = self.regions.get(after.checked_sub(1)?)?;
+        let at = guest - region.layout.guest_address;
+        let left = region.layout.bytes.checked_sub(at).filter(|&left| left > 0)?;
+        let bytes = usize::try_from(left).map_or(bytes, |left| left.min(bytes));
+        Some(region.mapping.stretch(at as usize, bytes))
+    }
+
+    /// Calls `each` with all stretches of the range, in order. Nothing is called for what lies
+    /// behind the first address that is not mapped.
+    fn stretches(
+        &self,
+        guest: u64,
+        bytes: usize,
+        mut each: impl FnMut(usize, Stretch<'_>),
+    ) -> Result<(), OutOfRange> {
+        let mut done = 0;
+        while done < bytes {
+            let address = guest.checked_add(done as u64).ok_or(OutOfRange)?;
+            let stretch = self.locate(address, bytes - done).ok_or(OutOfRange)?;
+            each(done, stretch);
+            done += stretch.len();
+        }
+        Ok(())
+    }
+
+    /// True if all of the range is mapped.
+    pub fn contains(&self, guest: u64, bytes: usize) -> bool {
+        self.stretches(guest, bytes, |_, _| {}).is_ok()
+    }
+
+    /// Copies out of the guest's memory. What is in `to` after an error is of no meaning.
+    pub fn read(&self, guest: u64, to: &mut [u8]) -> Result<(), OutOfRange> {
+        self.stretches(guest, to.len(), |at, stretch| stretch.read(&mut to[at..][..stretch.len()]))
+    }
+
+    /// Copies into the guest's memory; after an error a part may have been written.
+    pub fn write(&self, guest: u64, from: &[u8]) -> Result<(), OutOfRange> {
+        let write = |at: usize, stretch: Stretch<'_>| stretch.write(&from[at..][..stretch.len()]);
+        let result = self.stretches(guest, from.len(), write);
+        self.mark(guest, from.len());
+        result
+    }
+
+    /// Copies `bytes` of `piece`, beginning with its byte `from`, into the guest's memory, as
+    /// [`GuestMemory::write`] does. To be counted by the caller.
+    ///
+    /// # Panics
+    /// If the piece is shorter.
+    pub fn write_piece(
+        &self,
+        guest: u64,
+        piece: &Piece,
+        from: usize,
+        bytes: usize,
+    ) -> Result<(), OutOfRange> {
+        let write = |at, stretch: Stretch<'_>| stretch.write_piece(piece, from + at, stretch.len());
+        let result = self.stretches(guest, bytes, write);
+        self.mark(guest, bytes);
+        result
+    }
+
+    /// The area of `bytes` at a front-end address, aligned to `align` and within one region.
+    pub fn area(&self, user: u64, bytes: usize, align: usize) -> Option<LoggedArea> {
+        let inside = |region: &&Region| {
+            let at = user.checked_sub(region.layout.user_address);
+            at.is_some_and(|at| at < region.layout.bytes)
+        };
+        let region = self.regions.iter().find(inside)?;
+        let at = user - region.layout.user_address;
+        let area = Area::new(region.mapping.clone(), usize::try_from(at).ok()?, bytes, align)?;
+        Some(LoggedArea { area, guest: region.layout.guest_address + at, log: None })
+    }
+
+    /// Marks pages that were written to. Those that the log has no bit for are left out: the front
+    /// end made it for the memory that it moves.
+    fn mark(&self, guest: u64, bytes: usize) {
+        if let Some(log) = &self.log {
+            log.mark(guest, bytes);
+        }
+    }
+}
+
+impl DirtyLog {
+    fn mark(&self, guest: u64, bytes: usize) {
+        let Some(last) = (bytes as u64).checked_sub(1).map(|more| guest.saturating_add(more))
+        else {
+            return;
+        };
+        for page in guest / LOG_PAGE_BYTES..=last / LOG_PAGE_BYTES {
+            let Ok(at) = usize::try_from(page / 8) else { return };
+            if !self.0.set_bits(at, 1 << (page % 8)) {
+                return;
+            }
+        }
+    }
+}
+
+/// Fields of a ring. Writing marks the page in the log, if that was asked for.
+#[derive(Clone)]
+pub struct LoggedArea {
+    area: Area,
+    guest: u64,
+    log: Option<Arc<DirtyLog>>,
+}
+
+impl LoggedArea {
+    /// Has writes marked in the log of `memory`.
+    pub fn logged(mut self, memory: &GuestMemory) -> Self {
+        self.log = memory.log.clone();
+        self
+    }
+
+    /// Reads the 16-bit number at `at`.
+    pub fn load16(&self, at: usize, order: Ordering) -> u16 {
+        self.area.load16(at, order)
+    }
+
+    /// Reads the 32-bit number at `at`.
+    pub fn load32(&self, at: usize, order: Ordering) -> u32 {
+        self.area.load32(at, order)
+    }
+
+    /// Reads the 64-bit number at `at`.
+    pub fn load64(&self, at: usize, order: Ordering) -> u64 {
+        self.area.load64(at, order)
+    }
+
+    /// Writes the 16-bit number at `at`.
+    pub fn store16(&self, at: usize, value: u16, order: Ordering) {
+        self.area.store16(at, value, order);
+        self.mark(at, 2);
+    }
+
+    /// Writes the 32-bit number at `at`.
+    pub fn store32(&self, at: usize, value: u32, order: Ordering) {
+        self.area.store32(at, value, order);
+        self.mark(at, 4);
+    }
+
+    /// Writes the 64-bit number at `at`.
+    pub fn store64(&self, at: usize, value: u64, order: Ordering) {
+        self.area.store64(at, value, order);
+        self.mark(at, 8);
+    }
+
+    fn mark(&self, at: usize, bytes: usize) {
+        if let Some(log) = &self.log {
+            log.mark(self.guest + at as u64, bytes);
+        }
+    }
+}
+
+/// Lends a guest's memory: keeps it mapped until the loan is over, then tells [`Returns`].
+///
+/// The token of a loan is a group there, so that a group may be several loans.
+pub struct GuestLender {
+    memory: GuestMemory,
+    returns: Arc<Returns>,
+    wake: Option<Waker>,
+}
+
+impl GuestLender {
+    /// Lends of `memory`. `wake` is called for the first group that ends after [`Returns::arm`].
+    pub fn new(memory: GuestMemory, returns: Arc<Returns>, wake: Option<Waker>) -> Arc<Self> {
+        Arc::new(Self { memory, returns, wake })
+    }
+
+    /// Lends what is mapped without a gap at a guest address, up to `bytes`, as one loan of
+    /// `group`, which gets another share. `None` if all descriptors are out, nothing is mapped
+    /// there or the group is over.
+    pub fn lend(
+        self: &Arc<Self>,
+        loans: &mut Loans,
+        guest: u64,
+        bytes: u32,
+        group: u32,
+    ) -> Option<Piece> {
+        let stretch = self.memory.locate(guest, bytes as usize)?;
+        if !self.returns.share(group) {
+            return None;
+        }
+        let (start, len) = (stretch.start(), stretch.len() as u32);
+        // SAFETY: the stretch is mapped as long as `self.memory` is, which the lender keeps: it is
+        // dropped after it was told.
+        let piece = unsafe { loans.lend_foreign(start, len, self.clone(), u64::from(group)) };
+        if piece.is_none() {
+            self.returned(u64::from(group), false);
+        }
+        piece
+    }
+}
+
+impl Lender for GuestLender {
+    fn returned(&self, token: u64, copied: bool) {
+        if self.returns.end(token as u32, copied)
+            && let Some(wake) = &self.wake
+        {
+            wake.wake_by_ref();
+        }
+    }
+}

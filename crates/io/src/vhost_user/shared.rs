@@ -1,0 +1,279 @@
+//! Memory that is shared with another process: mapped files, read and written without references.
+//!
+//! Owns mappings. A byte of a mapping may change at any time, so it is never seen through a Rust
+//! reference to data: numbers that both sides agree upon are atomic accesses of one field each,
+//! everything else is copied in or out whole. All accesses are checked against the length.
+//!
+//! Invariant: `start` points to `bytes` bytes that stay mapped, readable and writable while the
+//! [`Mapping`] lives. They may still fail to be *there*: if somebody cuts the file, touching what
+//! is gone ends the process with SIGBUS. [`Mapping::new`] therefore looks at the file's length and
+//! forbids the file to shrink where its kind allows that ([`Mapping::is_sealed`]). Any thread.
+#![allow(unsafe_code)]
+
+use rustix::fd::OwnedFd;
+use rustix::fs::SealFlags;
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use towpath_packet::sync::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use towpath_packet::{Piece, foreign};
+
+/// Why a file could not be mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MapError {
+    /// There are no bytes, or they end behind the end of the address space.
+    #[error("the range to be mapped is empty or too large")]
+    Range,
+    /// The file ends before the range does.
+    #[error("the file is shorter than what is to be mapped of it")]
+    Short,
+    /// The kernel refused.
+    #[error("mapping shared memory failed: {0}")]
+    System(Errno),
+}
+
+/// A range of a file in our address space, shared with whoever else has the file.
+pub struct Mapping {
+    start: NonNull<u8>,
+    bytes: usize,
+    /// The whole mapping, which begins and ends on pages.
+    map: NonNull<c_void>,
+    map_bytes: usize,
+    sealed: bool,
+}
+
+// SAFETY: a mapping belongs to the process, not to a thread.
+unsafe impl Send for Mapping {}
+// SAFETY: `&Mapping` reads and writes by atomics and by copies that allow for concurrent writers.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps the bytes `offset..offset + bytes` of `file`, which is not needed afterwards.
+    pub fn new(file: &OwnedFd, offset: u64, bytes: u64) -> Result<Self, MapError> {
+        let end = offset.checked_add(bytes).ok_or(MapError::Range)?;
+        let sealed = seal(file);
+        // Looked at after sealing: from then on it can only grow.
+        let stat = rustix::fs::fstat(file).map_err(MapError::System)?;
+        if u64::try_from(stat.st_size).unwrap_or(0) < end {
+            return Err(MapError::Short);
+        }
+        // Files of huge pages are mapped in whole ones, which their block size tells.
+        let page = rustix::param::page_size() as u64;
+        let block = u64::try_from(stat.st_blksize).unwrap_or(0);
+        let block = if block.is_power_of_two() { block.max(page) } else { page };
+        let first = offset & !(block - 1);
+        let map_bytes = end.checked_next_multiple_of(block).ok_or(MapError::Range)? - first;
+        let map_bytes = usize::try_from(map_bytes).map_err(|_| MapError::Range)?;
+        let bytes = usize::try_from(bytes).map_err(|_| MapError::Range)?;
+        if bytes == 0 || isize::try_from(map_bytes).is_err() {
+            return Err(MapError::Range);
+        }
+        let (protection, flags) =
+            (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let map = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), map_bytes, protection, flags, file, first)
+        };
+        let map = NonNull::new(map.map_err(MapError::System)?).ok_or(MapError::Range)?;
+        // SAFETY: `offset - first < block`, and the mapping reaches to `end` at least.
+        let start = unsafe { map.cast::<u8>().add((offset - first) as usize) };
+        Ok(Self { start, bytes, map, map_bytes, sealed })
+    }
+
+    /// Bytes that were asked for.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// True if nobody can shrink the file, so that touching the memory cannot fail.
+    pub fn is_sealed(&self) -> bool {
+        self.sealed
+    }
+
+    /// The bytes `at..at + bytes`.
+    ///
+    /// # Panics
+    /// If they are not within the mapping.
+    pub fn stretch(&self, at: usize, bytes: usize) -> Stretch<'_> {
+        assert!(at <= self.bytes && bytes <= self.bytes - at);
+        // SAFETY: within the mapping, as just asserted.
+        let start = unsafe { self.start.add(at) };
+        Stretch { start, bytes, mapped: PhantomData }
+    }
+
+    /// Sets bits of the byte at `at`; false if it is not within the mapping.
+    pub(crate) fn set_bits(&self, at: usize, bits: u8) -> bool {
+        if at >= self.bytes {
+            return false;
+        }
+        let field = self.stretch(at, 1).start;
+        // SAFETY: one byte of the mapping; others reach it by atomics or as another process.
+        let byte = unsafe { AtomicU8::from_ptr(field.as_ptr()) };
+        // Release: pairs with the Acquire of whoever takes the bit and reads what it stands for. It
+        // is set again even if it is seen set: it may be taken between the look and the write.
+        byte.fetch_or(bits, Ordering::Release);
+        true
+    }
+
+    /// Where a field of `T` is.
+    fn field<T>(&self, at: usize) -> *mut T {
+        let field = self.stretch(at, size_of::<T>()).start.cast::<T>();
+        assert!(field.is_aligned(), "a field is aligned to its size");
+        field.as_ptr()
+    }
+
+    fn atomic16(&self, at: usize) -> &AtomicU16 {
+        // SAFETY: within the mapping and aligned; this process reaches it by atomics only.
+        unsafe { AtomicU16::from_ptr(self.field(at)) }
+    }
+
+    fn atomic32(&self, at: usize) -> &AtomicU32 {
+        // SAFETY: as above.
+        unsafe { AtomicU32::from_ptr(self.field(at)) }
+    }
+
+    fn atomic64(&self, at: usize) -> &AtomicU64 {
+        // SAFETY: as above.
+        unsafe { AtomicU64::from_ptr(self.field(at)) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: our mapping, and whoever points into it borrows or counts `self`.
+        // An error means that it was not mapped, which is what is wanted.
+        let _ = unsafe { rustix::mm::munmap(self.map.as_ptr(), self.map_bytes) };
+    }
+}
+
+/// Forbids the file to shrink, if it is of a kind that can promise it and its maker did not say
+/// that nothing more may be promised.
+fn seal(file: &OwnedFd) -> bool {
+    let sealed = || rustix::fs::fcntl_get_seals(file).is_ok_and(|s| s.contains(SealFlags::SHRINK));
+    sealed() || (rustix::fs::fcntl_add_seals(file, SealFlags::SHRINK).is_ok() && sealed())
+}
+
+/// A range of a mapping.
+#[derive(Clone, Copy)]
+pub struct Stretch<'a> {
+    start: NonNull<u8>,
+    bytes: usize,
+    mapped: PhantomData<&'a Mapping>,
+}
+
+impl Stretch<'_> {
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// True if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// Where it begins.
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Copies the start out.
+    ///
+    /// # Panics
+    /// If `to` is longer.
+    pub fn read(&self, to: &mut [u8]) {
+        assert!(to.len() <= self.bytes);
+        // SAFETY: both are valid for so many bytes; `to` is ours, so that they do not overlap.
+        unsafe { foreign::copy(self.start.as_ptr(), to.as_mut_ptr(), to.len()) };
+    }
+
+    /// Copies `from` to the start.
+    ///
+    /// # Panics
+    /// If `from` is longer.
+    pub fn write(&self, from: &[u8]) {
+        assert!(from.len() <= self.bytes);
+        // SAFETY: as above.
+        unsafe { foreign::copy(from.as_ptr(), self.start.as_ptr(), from.len()) };
+    }
+
+    /// Copies `len` bytes of `piece`, beginning with its byte `at`, to the start. The piece may be
+    /// memory of another guest, or of this one: bytes that are both read and written come out as
+    /// anything.
+    ///
+    /// # Panics
+    /// If either is shorter.
+    pub fn write_piece(&self, piece: &Piece, at: usize, len: usize) {
+        assert!(len <= self.bytes && at <= piece.len() && len <= piece.len() - at);
+        let pinned = piece.pin();
+        // SAFETY: `at` is within the piece, whose address is valid for its length while pinned.
+        let from = unsafe { pinned.address().add(at) };
+        // SAFETY: as above; they may overlap.
+        unsafe { foreign::copy(from, self.start.as_ptr(), len) };
+    }
+}
+
+/// A range of a mapping that holds numbers which both sides change: little endian, aligned. Keeps
+/// the mapping.
+#[derive(Clone)]
+pub struct Area {
+    mapping: Arc<Mapping>,
+    at: usize,
+    bytes: usize,
+}
+
+impl Area {
+    /// The bytes `at..at + bytes` of `mapping`; `None` if they are not within it, or if the first
+    /// is not aligned to `align`.
+    pub fn new(mapping: Arc<Mapping>, at: usize, bytes: usize, align: usize) -> Option<Self> {
+        let fits = at <= mapping.bytes && bytes <= mapping.bytes - at;
+        let aligned = fits && mapping.stretch(at, 0).start.addr().get().is_multiple_of(align);
+        aligned.then_some(Self { mapping, at, bytes })
+    }
+
+    /// Bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Reads the 16-bit number at `at`.
+    ///
+    /// # Panics
+    /// If it is not within the area, or not aligned; so do the others.
+    pub fn load16(&self, at: usize, order: Ordering) -> u16 {
+        u16::from_le(self.mapping.atomic16(self.place(at, 2)).load(order))
+    }
+
+    /// Writes the 16-bit number at `at`.
+    pub fn store16(&self, at: usize, value: u16, order: Ordering) {
+        self.mapping.atomic16(self.place(at, 2)).store(value.to_le(), order);
+    }
+
+    /// Reads the 32-bit number at `at`.
+    pub fn load32(&self, at: usize, order: Ordering) -> u32 {
+        u32::from_le(self.mapping.atomic32(self.place(at, 4)).load(order))
+    }
+
+    /// Writes the 32-bit number at `at`.
+    pub fn store32(&self, at: usize, value: u32, order: Ordering) {
+        self.mapping.atomic32(self.place(at, 4)).store(value.to_le(), order);
+    }
+
+    /// Reads the 64-bit number at `at`.
+    pub fn load64(&self, at: usize, order: Ordering) -> u64 {
+        u64::from_le(self.mapping.atomic64(self.place(at, 8)).load(order))
+    }
+
+    /// Writes the 64-bit number at `at`.
+    pub fn store64(&self, at: usize, value: u64, order: Ordering) {
+        self.mapping.atomic64(self.place(at, 8)).store(value.to_le(), order);
+    }
+
+    fn place(&self, at: usize, bytes: usize) -> usize {
+        assert!(at <= self.bytes && bytes <= self.bytes - at, "a field lies within its area");
+        self.at + at
+    }
+}

@@ -1,0 +1,308 @@
+//! Chains of descriptors, and reading them from either layout (virtio 1.2 §2.7.5, §2.8.6).
+
+use super::{Broken, CHAIN_MAX};
+use crate::vhost_user::memory::GuestMemory;
+use towpath_packet::Piece;
+
+/// Another descriptor follows.
+pub(crate) const NEXT: u16 = 1;
+/// The device writes the buffer.
+pub(crate) const WRITE: u16 = 2;
+/// The buffer is a table of descriptors.
+pub(crate) const INDIRECT: u16 = 4;
+/// Bytes of a descriptor.
+pub(crate) const DESCRIPTOR_BYTES: usize = 16;
+/// Descriptors of a table that are read in one go.
+const TABLE_AHEAD: usize = 32;
+
+/// A descriptor of either layout. Split rings have the next one's number where packed ones have
+/// the buffer's, before the flags instead of behind them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Descriptor {
+    pub(crate) address: u64,
+    pub(crate) bytes: u32,
+    pub(crate) flags: u16,
+    /// Next descriptor (split), or buffer identifier (packed).
+    pub(crate) number: u16,
+}
+
+impl Descriptor {
+    /// From the two words of a split ring's descriptor.
+    pub(crate) fn split(address: u64, rest: u64) -> Self {
+        let (bytes, flags, number) = (rest as u32, (rest >> 32) as u16, (rest >> 48) as u16);
+        Self { address, bytes, flags, number }
+    }
+
+    /// From the two words of a packed ring's descriptor.
+    pub(crate) fn packed(address: u64, rest: u64) -> Self {
+        let (bytes, number, flags) = (rest as u32, (rest >> 32) as u16, (rest >> 48) as u16);
+        Self { address, bytes, flags, number }
+    }
+}
+
+/// A buffer of a chain, by guest address. Inside of the guest's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Where it begins.
+    pub address: u64,
+    /// Its length; more than none.
+    pub bytes: u32,
+}
+
+/// What a chain that was held is given back by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Head {
+    /// What the driver knows it by.
+    pub id: u16,
+    /// Descriptors of the ring that it takes.
+    pub(crate) descriptors: u16,
+    /// Its entry in the region of what is in flight.
+    pub(crate) entry: u16,
+    /// It was in flight when the last process ended.
+    pub(crate) again: bool,
+}
+
+/// Buffers that belong together: first those to be read, then those to be written.
+pub struct Chain {
+    pub(crate) head: Head,
+    segments: Vec<Segment>,
+    /// The first segment to be written.
+    writable_from: usize,
+    readable_bytes: usize,
+    writable_bytes: usize,
+    /// Descriptors in the ring itself, to be written down as in flight: of a packed ring only, and
+    /// if that is wanted.
+    pub(crate) descriptors: Vec<Descriptor>,
+}
+
+impl Chain {
+    /// An empty chain with room for the longest.
+    pub(crate) fn new() -> Self {
+        Self {
+            head: Head::default(),
+            segments: Vec::with_capacity(CHAIN_MAX),
+            writable_from: 0,
+            readable_bytes: 0,
+            writable_bytes: 0,
+            descriptors: Vec::with_capacity(CHAIN_MAX),
+        }
+    }
+
+    /// Buffers to be read.
+    pub fn readable(&self) -> &[Segment] {
+        &self.segments[..self.writable_from]
+    }
+
+    /// Buffers to be written.
+    pub fn writable(&self) -> &[Segment] {
+        &self.segments[self.writable_from..]
+    }
+
+    /// Bytes to be read.
+    pub fn readable_bytes(&self) -> usize {
+        self.readable_bytes
+    }
+
+    /// Bytes to be written at most.
+    pub fn writable_bytes(&self) -> usize {
+        self.writable_bytes
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.head = Head::default();
+        self.segments.clear();
+        self.descriptors.clear();
+        (self.writable_from, self.readable_bytes, self.writable_bytes) = (0, 0, 0);
+    }
+
+    /// Adds a buffer. Empty ones are left out.
+    pub(crate) fn push(
+        &mut self,
+        memory: &GuestMemory,
+        descriptor: &Descriptor,
+    ) -> Result<(), Broken> {
+        let &Descriptor { address, bytes, flags, .. } = descriptor;
+        if self.segments.len() == CHAIN_MAX {
+            return Err(Broken::TooLong);
+        }
+        let is_write = flags & WRITE != 0;
+        if !is_write && self.writable_from < self.segments.len() {
+            return Err(Broken::Direction);
+        }
+        if bytes == 0 {
+            return Ok(());
+        }
+        if !memory.contains(address, bytes as usize) {
+            return Err(Broken::Address);
+        }
+        self.segments.push(Segment { address, bytes });
+        if is_write {
+            self.writable_bytes += bytes as usize;
+        } else {
+            self.writable_from += 1;
+            self.readable_bytes += bytes as usize;
+        }
+        Ok(())
+    }
+
+    /// Adds the buffers of the table that an indirect descriptor of a split ring points to: linked,
+    /// beginning with the first.
+    pub(crate) fn push_linked(
+        &mut self,
+        memory: &GuestMemory,
+        table: &Descriptor,
+    ) -> Result<(), Broken> {
+        let table = Table::read(memory, table)?;
+        let mut index = 0;
+        // A loop ends here: each turn takes one of the descriptors.
+        for _ in 0..table.count.min(CHAIN_MAX) {
+            let (address, rest) = table.words(memory, index)?;
+            let descriptor = Descriptor::split(address, rest);
+            if descriptor.flags & INDIRECT != 0 {
+                return Err(Broken::Indirect);
+            }
+            self.push(memory, &descriptor)?;
+            if descriptor.flags & NEXT == 0 {
+                return Ok(());
+            }
+            index = usize::from(descriptor.number);
+            if index >= table.count {
+                return Err(Broken::Descriptor);
+            }
+        }
+        Err(Broken::TooLong)
+    }
+
+    /// Adds the buffers of the table that an indirect descriptor of a packed ring points to: all of
+    /// them, one after the other.
+    pub(crate) fn push_all(
+        &mut self,
+        memory: &GuestMemory,
+        table: &Descriptor,
+    ) -> Result<(), Broken> {
+        let table = Table::read(memory, table)?;
+        if table.count > CHAIN_MAX {
+            return Err(Broken::TooLong);
+        }
+        for index in 0..table.count {
+            let (address, rest) = table.words(memory, index)?;
+            let descriptor = Descriptor::packed(address, rest);
+            if descriptor.flags & INDIRECT != 0 {
+                return Err(Broken::Indirect);
+            }
+            self.push(memory, &descriptor)?;
+        }
+        Ok(())
+    }
+}
+
+/// A table of descriptors in the guest's memory, its beginning read.
+struct Table {
+    address: u64,
+    count: usize,
+    ahead: [u8; TABLE_AHEAD * DESCRIPTOR_BYTES],
+}
+
+impl Table {
+    fn read(memory: &GuestMemory, table: &Descriptor) -> Result<Self, Broken> {
+        let bytes = table.bytes as usize;
+        if bytes == 0 || !bytes.is_multiple_of(DESCRIPTOR_BYTES) {
+            return Err(Broken::Indirect);
+        }
+        let mut ahead = [0; TABLE_AHEAD * DESCRIPTOR_BYTES];
+        let part = bytes.min(ahead.len());
+        memory.read(table.address, &mut ahead[..part]).map_err(|_| Broken::Address)?;
+        Ok(Self { address: table.address, count: bytes / DESCRIPTOR_BYTES, ahead })
+    }
+
+    /// Both words of a descriptor below `count`.
+    fn words(&self, memory: &GuestMemory, index: usize) -> Result<(u64, u64), Broken> {
+        let at = index * DESCRIPTOR_BYTES;
+        let mut bytes = [0; DESCRIPTOR_BYTES];
+        if let Some(known) = self.ahead.get(at..at + DESCRIPTOR_BYTES) {
+            bytes.copy_from_slice(known);
+        } else {
+            let address = self.address.checked_add(at as u64).ok_or(Broken::Address)?;
+            memory.read(address, &mut bytes).map_err(|_| Broken::Address)?;
+        }
+        let word = u128::from_le_bytes(bytes);
+        Ok((word as u64, (word >> 64) as u64))
+    }
+}
+
+/// A place in a row of segments, where bytes are read or written next.
+#[derive(Clone, Copy)]
+pub(crate) struct Cursor<'a> {
+    memory: &'a GuestMemory,
+    segments: &'a [Segment],
+    /// Bytes of the first segment that are behind us.
+    at: u32,
+}
+
+impl<'a> Cursor<'a> {
+    pub(crate) fn new(memory: &'a GuestMemory, segments: &'a [Segment]) -> Self {
+        Self { memory, segments, at: 0 }
+    }
+
+    /// What is left of the segment at hand, and that many bytes of it at most; moves on.
+    pub(crate) fn step(&mut self, bytes: usize) -> Option<Segment> {
+        let first = self.segments.first()?;
+        let left = first.bytes - self.at;
+        let taken = u32::try_from(bytes).unwrap_or(u32::MAX).min(left);
+        let part = Segment { address: first.address + u64::from(self.at), bytes: taken };
+        self.at += taken;
+        if taken == left {
+            self.segments = &self.segments[1..];
+            self.at = 0;
+        }
+        Some(part)
+    }
+
+    /// Moves on by `bytes`, or to the end.
+    pub(crate) fn skip(&mut self, bytes: usize) {
+        let mut left = bytes;
+        while left > 0 {
+            let Some(part) = self.step(left) else { break };
+            left -= part.bytes as usize;
+        }
+    }
+
+    /// Copies out; returns how many bytes there were.
+    pub(crate) fn read(&mut self, to: &mut [u8]) -> usize {
+        let mut done = 0;
+        while done < to.len() {
+            let Some(part) = self.step(to.len() - done) else { break };
+            let bytes = part.bytes as usize;
+            self.memory.read(part.address, &mut to[done..done + bytes]).expect(KNOWN);
+            done += bytes;
+        }
+        done
+    }
+
+    /// Copies in; returns how many bytes had room.
+    pub(crate) fn write(&mut self, from: &[u8]) -> usize {
+        let mut done = 0;
+        while done < from.len() {
+            let Some(part) = self.step(from.len() - done) else { break };
+            let bytes = part.bytes as usize;
+            self.memory.write(part.address, &from[done..done + bytes]).expect(KNOWN);
+            done += bytes;
+        }
+        done
+    }
+
+    /// Copies a piece in, from its byte `from` on; returns how many bytes had room.
+    pub(crate) fn write_piece(&mut self, piece: &Piece, from: usize) -> usize {
+        let mut at = from;
+        while at < piece.len() {
+            let Some(part) = self.step(piece.len() - at) else { break };
+            let bytes = part.bytes as usize;
+            self.memory.write_piece(part.address, piece, at, bytes).expect(KNOWN);
+            at += bytes;
+        }
+        at - from
+    }
+}
+
+/// Why an address of a segment is there.
+const KNOWN: &str = "a chain's addresses were looked up in the memory that its queue keeps";

@@ -1,0 +1,303 @@
+//! The packed layout: one ring that both sides write, and a word of event suppression each (virtio
+//! 1.2 §2.8).
+
+use super::chain::{Chain, Descriptor, Head, INDIRECT, NEXT, WRITE};
+use super::inflight::PackedRegion;
+use super::{Broken, Position, QueueConfig, StartError, feature};
+use crate::vhost_user::memory::{GuestMemory, LoggedArea};
+use towpath_packet::sync::{Ordering, fence};
+
+/// Equal to the driver's wrap counter: available.
+const AVAIL: u16 = 1 << 7;
+/// Equal to the wrap counter as well: used.
+const USED: u16 = 1 << 15;
+/// Event suppression: tell always, never, or at one descriptor.
+const ENABLE: u16 = 0;
+const DISABLE: u16 = 1;
+const AT_DESCRIPTOR: u16 = 2;
+/// Where event suppression has its descriptor and its flags.
+const EVENT: usize = 0;
+const EVENT_FLAGS: usize = 2;
+const EVENT_BYTES: usize = 4;
+
+/// A place in the ring: 15 bits of index, and the wrap counter.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) index: u16,
+    pub(super) wrap: bool,
+}
+
+impl Place {
+    const FIRST: Place = Place { index: 0, wrap: true };
+
+    /// From 16 bits as in event suppression and bases; `None` outside of the ring.
+    fn from_bits(bits: u16, size: u16) -> Option<Self> {
+        let place = Self { index: bits & 0x7fff, wrap: bits & 0x8000 != 0 };
+        (place.index < size).then_some(place)
+    }
+
+    fn bits(self) -> u16 {
+        self.index | u16::from(self.wrap) << 15
+    }
+
+    pub(super) fn advance(&mut self, count: u16, size: u16) {
+        self.index += count;
+        if self.index >= size {
+            self.index -= size;
+            self.wrap = !self.wrap;
+        }
+    }
+
+    /// Descriptors from `earlier` to here, which is less than two rounds later.
+    fn since(self, earlier: Place, size: u16) -> u32 {
+        let round = u32::from(self.wrap != earlier.wrap) * u32::from(size);
+        (u32::from(self.index) + round).wrapping_sub(u32::from(earlier.index))
+    }
+}
+
+pub(super) struct Ring {
+    descriptors: LoggedArea,
+    driver: LoggedArea,
+    device: LoggedArea,
+    size: u16,
+    event_index: bool,
+    indirect: bool,
+    /// The next descriptor to take.
+    next: Place,
+    /// The next to write as used.
+    used: Place,
+    /// The first used one that is not visible yet, and the flags that make it so.
+    hidden: Option<(Place, u16)>,
+    kicks: u16,
+    inflight: Option<PackedRegion>,
+    /// Entries that the last process had, to be offered first.
+    again: Vec<u16>,
+    again_at: usize,
+}
+
+impl Ring {
+    pub(super) fn start(config: &QueueConfig, memory: &GuestMemory) -> Result<Self, StartError> {
+        let size = config.size;
+        let area =
+            |address, bytes, align| memory.area(address, bytes, align).ok_or(StartError::Address);
+        let mut descriptors = area(config.descriptors, 16 * usize::from(size), 16)?;
+        let driver = area(config.driver, EVENT_BYTES, 4)?;
+        let mut device = area(config.device, EVENT_BYTES, 4)?;
+        if config.log {
+            descriptors = descriptors.logged(memory);
+            device = device.logged(memory);
+        }
+        let (next, used) = match config.base {
+            // A front end that knows of no packed layout.
+            0 => (Place::FIRST, Place::FIRST),
+            base => {
+                let next = Place::from_bits(base as u16, size);
+                let used = Place::from_bits((base >> 16) as u16, size);
+                next.zip(used).ok_or(StartError::Base)?
+            }
+        };
+        let mut ring = Self {
+            descriptors,
+            driver,
+            device,
+            size,
+            event_index: config.features & feature::EVENT_INDEX != 0,
+            indirect: config.features & feature::INDIRECT != 0,
+            next,
+            used,
+            hidden: None,
+            kicks: ENABLE,
+            inflight: None,
+            again: Vec::new(),
+            again_at: 0,
+        };
+        if let Some(area) = &config.inflight {
+            ring.recover(PackedRegion::open(area.clone(), size).ok_or(StartError::Inflight)?)?;
+        }
+        Ok(ring)
+    }
+
+    /// Takes over what the last process wrote down, if there is anything.
+    fn recover(&mut self, mut region: PackedRegion) -> Result<(), StartError> {
+        if region.is_new() {
+            region.begin(self.used);
+        } else {
+            let flags = |place: Place| self.flags(place.index, Ordering::Acquire);
+            let (used, again, descriptors) =
+                region.recover(|place| is_available(flags(place), place.wrap));
+            if used.index >= self.size || descriptors > u32::from(self.size) {
+                return Err(StartError::Inflight);
+            }
+            (self.used, self.next, self.again) = (used, used, again);
+            self.next.advance(descriptors as u16, self.size);
+        }
+        self.inflight = Some(region);
+        Ok(())
+    }
+
+    fn flags(&self, index: u16, order: Ordering) -> u16 {
+        self.descriptors.load16(16 * usize::from(index) + 14, order)
+    }
+
+    pub(super) fn take(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<bool, Broken> {
+        if let (Some(&entry), Some(region)) = (self.again.get(self.again_at), &self.inflight) {
+            let Chain { head, descriptors, .. } = chain;
+            *head = region.read(entry, descriptors).ok_or(Broken::TooLong)?;
+            for index in 0..chain.descriptors.len() {
+                let descriptor = chain.descriptors[index];
+                self.push(memory, chain, &descriptor)?;
+            }
+            self.again_at += 1;
+            return Ok(true);
+        }
+        // Acquire: pairs with the barrier of §2.8.21.1: all of the chain was written before the
+        // flags of its head.
+        if !is_available(self.flags(self.next.index, Ordering::Acquire), self.next.wrap) {
+            return Ok(false);
+        }
+        let mut place = self.next;
+        for count in 1..=self.size {
+            let at = 16 * usize::from(place.index);
+            // Relaxed: ordered by the flags of the head.
+            let address = self.descriptors.load64(at, Ordering::Relaxed);
+            // Relaxed: as above.
+            let rest = self.descriptors.load64(at + 8, Ordering::Relaxed);
+            let descriptor = Descriptor::packed(address, rest);
+            self.push(memory, chain, &descriptor)?;
+            place.advance(1, self.size);
+            if self.inflight.is_some() {
+                if chain.descriptors.len() == chain.descriptors.capacity() {
+                    return Err(Broken::TooLong);
+                }
+                chain.descriptors.push(descriptor);
+            }
+            if descriptor.flags & NEXT == 0 {
+                chain.head = Head { id: descriptor.number, descriptors: count, ..Head::default() };
+                self.next = place;
+                return Ok(true);
+            }
+        }
+        Err(Broken::TooLong)
+    }
+
+    fn push(
+        &self,
+        memory: &GuestMemory,
+        chain: &mut Chain,
+        descriptor: &Descriptor,
+    ) -> Result<(), Broken> {
+        if descriptor.flags & INDIRECT == 0 {
+            return chain.push(memory, descriptor);
+        }
+        // §2.8.8: the last of its chain, and not agreed upon is not there.
+        if !self.indirect || descriptor.flags & NEXT != 0 {
+            return Err(Broken::Indirect);
+        }
+        chain.push_all(memory, descriptor)
+    }
+
+    pub(super) fn hold(&mut self, mut head: Head, descriptors: &[Descriptor]) -> Head {
+        if let Some(region) = &mut self.inflight
+            && !head.again
+        {
+            head.entry = region.take(descriptors);
+        }
+        head
+    }
+
+    pub(super) fn position(&self) -> Position {
+        Position { next: self.next.index, wrap: self.next.wrap, again: self.again_at }
+    }
+
+    pub(super) fn go_back(&mut self, position: Position) {
+        self.next = Place { index: position.next, wrap: position.wrap };
+        self.again_at = position.again;
+    }
+
+    pub(super) fn complete(&mut self, head: Head, written: u32) {
+        let at = 16 * usize::from(self.used.index);
+        // Relaxed: published by the flags of the first of a batch.
+        self.descriptors.store32(at + 8, written, Ordering::Relaxed);
+        // Relaxed: as above.
+        self.descriptors.store16(at + 12, head.id, Ordering::Relaxed);
+        let mut flags = if self.used.wrap { AVAIL | USED } else { 0 };
+        if written > 0 {
+            flags |= WRITE;
+        }
+        if self.hidden.is_none() {
+            self.hidden = Some((self.used, flags));
+        } else {
+            // Relaxed: the driver goes one by one, and the first is not there yet.
+            self.descriptors.store16(at + 14, flags, Ordering::Relaxed);
+        }
+        self.used.advance(head.descriptors, self.size);
+        if let Some(region) = &mut self.inflight {
+            region.give_back(head.entry);
+        }
+    }
+
+    /// `None` if there was nothing; else whether the driver is to be told.
+    pub(super) fn publish(&mut self) -> Option<bool> {
+        let (first, flags) = self.hidden.take()?;
+        if let Some(region) = &mut self.inflight {
+            region.prepare(self.used);
+        }
+        // Release: all entries of the batch; pairs with the driver's barrier of §2.8.22 behind its
+        // look at the flags.
+        self.descriptors.store16(16 * usize::from(first.index) + 14, flags, Ordering::Release);
+        if let Some(region) = &mut self.inflight {
+            region.publish();
+        }
+        // SeqCst: between our flags and the look at what the driver asked for; its partner stands
+        // between the driver's request and its look at the ring (§2.8.14).
+        fence(Ordering::SeqCst);
+        // Acquire: pairs with the driver's barrier between the descriptor and the flags.
+        let wish = self.driver.load16(EVENT_FLAGS, Ordering::Acquire);
+        if wish != AT_DESCRIPTOR || !self.event_index {
+            return Some(wish != DISABLE);
+        }
+        // Relaxed: ordered by the flags.
+        let event = self.driver.load16(EVENT, Ordering::Relaxed);
+        let event = Place { index: event & 0x7fff, wrap: event & 0x8000 != 0 };
+        // The descriptor that it waits for is among those from `first` to `used`. One that cannot
+        // be in the ring is told of, for want of a better reading.
+        let distance = event.since(first, self.size);
+        Some(event.index >= self.size || distance < self.used.since(first, self.size))
+    }
+
+    pub(super) fn enable_kicks(&mut self) -> bool {
+        if self.event_index {
+            // Relaxed: ordered by the flags.
+            self.device.store16(EVENT, self.next.bits(), Ordering::Relaxed);
+            self.set_kicks(AT_DESCRIPTOR);
+        } else {
+            self.set_kicks(ENABLE);
+        }
+        // SeqCst: between our request and the look at the ring; its partner is the barrier that
+        // §2.8.21.3.1 wants between the driver's flags and its look at our request.
+        fence(Ordering::SeqCst);
+        // Relaxed: taken with an Acquire when it is used.
+        self.again_at < self.again.len()
+            || is_available(self.flags(self.next.index, Ordering::Relaxed), self.next.wrap)
+    }
+
+    pub(super) fn disable_kicks(&mut self) {
+        self.set_kicks(DISABLE);
+    }
+
+    fn set_kicks(&mut self, wish: u16) {
+        if self.kicks != wish {
+            self.kicks = wish;
+            // Release: the descriptor before; pairs with the driver's read barrier.
+            self.device.store16(EVENT_FLAGS, wish, Ordering::Release);
+        }
+    }
+
+    pub(super) fn base(&self) -> u32 {
+        u32::from(self.next.bits()) | u32::from(self.used.bits()) << 16
+    }
+}
+
+fn is_available(flags: u16, wrap: bool) -> bool {
+    (flags & AVAIL != 0) == wrap && (flags & USED != 0) != wrap
+}

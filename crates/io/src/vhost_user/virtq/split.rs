@@ -1,0 +1,232 @@
+//! The split layout: a descriptor table, an available ring that the driver writes and a used ring
+//! that we write (virtio 1.2 §2.7).
+
+use super::chain::{Chain, Descriptor, Head, INDIRECT, NEXT};
+use super::inflight::SplitRegion;
+use super::{Broken, Position, QueueConfig, StartError, feature};
+use crate::vhost_user::memory::{GuestMemory, LoggedArea};
+use towpath_packet::sync::{Ordering, fence};
+
+/// Of the available ring: the driver does not want to be told.
+const NO_INTERRUPT: u16 = 1;
+/// Of the used ring: we do not want a kick.
+const NO_NOTIFY: u16 = 1;
+/// Where both rings have their flags, their index and their entries.
+const FLAGS: usize = 0;
+const INDEX: usize = 2;
+const ENTRIES: usize = 4;
+/// Bytes of an entry of the used ring.
+const USED_BYTES: usize = 8;
+
+pub(super) struct Ring {
+    descriptors: LoggedArea,
+    driver: LoggedArea,
+    device: LoggedArea,
+    size: u16,
+    event_index: bool,
+    indirect: bool,
+    /// The next available entry to take, and the driver's index as it was read last.
+    next: u16,
+    seen: u16,
+    /// The next used entry to write, and the one up to which they are visible.
+    used: u16,
+    published: u16,
+    no_notify: bool,
+    inflight: Option<SplitRegion>,
+    /// Heads that the last process had, to be offered first.
+    again: Vec<u16>,
+    again_at: usize,
+}
+
+impl Ring {
+    pub(super) fn start(config: &QueueConfig, memory: &GuestMemory) -> Result<Self, StartError> {
+        let size = config.size;
+        if !size.is_power_of_two() {
+            return Err(StartError::Size);
+        }
+        let count = usize::from(size);
+        // Both rings end with an event index; whoever did not agree on it may leave it out.
+        let event_index = config.features & feature::EVENT_INDEX != 0;
+        let event_bytes = if event_index { 2 } else { 0 };
+        let area =
+            |address, bytes, align| memory.area(address, bytes, align).ok_or(StartError::Address);
+        let descriptors = area(config.descriptors, 16 * count, 16)?;
+        let driver = area(config.driver, ENTRIES + 2 * count + event_bytes, 2)?;
+        let mut device = area(config.device, ENTRIES + USED_BYTES * count + event_bytes, 4)?;
+        if config.log {
+            device = device.logged(memory);
+        }
+        // Relaxed: ours alone, and nothing hangs on it.
+        let used = device.load16(INDEX, Ordering::Relaxed);
+        let mut next = u16::try_from(config.base).map_err(|_| StartError::Base)?;
+        let mut again = Vec::new();
+        let mut inflight = None;
+        if let Some(area) = &config.inflight {
+            let mut region = SplitRegion::open(area.clone(), size).ok_or(StartError::Inflight)?;
+            again = region.recover(used);
+            if !again.is_empty() {
+                next = used.wrapping_add(again.len() as u16);
+            }
+            inflight = Some(region);
+        }
+        Ok(Self {
+            descriptors,
+            driver,
+            device,
+            size,
+            event_index,
+            indirect: config.features & feature::INDIRECT != 0,
+            next,
+            seen: next,
+            used,
+            published: used,
+            no_notify: false,
+            inflight,
+            again,
+            again_at: 0,
+        })
+    }
+
+    pub(super) fn take(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<bool, Broken> {
+        if let Some(&head) = self.again.get(self.again_at) {
+            self.walk(memory, head, chain)?;
+            chain.head.again = true;
+            self.again_at += 1;
+            return Ok(true);
+        }
+        if self.seen == self.next {
+            // Acquire: pairs with the barrier of §2.7.13.3.1: the entry and its descriptors were
+            // written before the index.
+            self.seen = self.driver.load16(INDEX, Ordering::Acquire);
+            if self.seen.wrapping_sub(self.next) > self.size {
+                return Err(Broken::Index);
+            }
+            if self.seen == self.next {
+                return Ok(false);
+            }
+        }
+        let place = ENTRIES + 2 * usize::from(self.next & (self.size - 1));
+        // Relaxed: ordered by the index above.
+        let head = self.driver.load16(place, Ordering::Relaxed);
+        self.walk(memory, head, chain)?;
+        self.next = self.next.wrapping_add(1);
+        Ok(true)
+    }
+
+    fn walk(&self, memory: &GuestMemory, head: u16, chain: &mut Chain) -> Result<(), Broken> {
+        let mut index = head;
+        for count in 1..=self.size {
+            chain.head = Head { id: head, descriptors: count, entry: head, again: false };
+            if index >= self.size {
+                return Err(Broken::Descriptor);
+            }
+            let at = 16 * usize::from(index);
+            // Relaxed: ordered by the index of the available ring.
+            let address = self.descriptors.load64(at, Ordering::Relaxed);
+            // Relaxed: as above.
+            let rest = self.descriptors.load64(at + 8, Ordering::Relaxed);
+            let descriptor = Descriptor::split(address, rest);
+            if descriptor.flags & INDIRECT != 0 {
+                // §2.7.5.3.1: the last of its chain, and not agreed upon is not there.
+                if !self.indirect || descriptor.flags & NEXT != 0 {
+                    return Err(Broken::Indirect);
+                }
+                return chain.push_linked(memory, &descriptor);
+            }
+            chain.push(memory, &descriptor)?;
+            if descriptor.flags & NEXT == 0 {
+                return Ok(());
+            }
+            index = descriptor.number;
+        }
+        Err(Broken::TooLong)
+    }
+
+    pub(super) fn hold(&mut self, head: Head) -> Head {
+        if let Some(region) = &mut self.inflight
+            && !head.again
+        {
+            region.take(head.id);
+        }
+        head
+    }
+
+    pub(super) fn position(&self) -> Position {
+        Position { next: self.next, wrap: false, again: self.again_at }
+    }
+
+    pub(super) fn go_back(&mut self, position: Position) {
+        (self.next, self.again_at) = (position.next, position.again);
+    }
+
+    pub(super) fn complete(&mut self, head: Head, written: u32) {
+        let place = ENTRIES + USED_BYTES * usize::from(self.used & (self.size - 1));
+        // Relaxed: published by the index.
+        self.device.store32(place, u32::from(head.id), Ordering::Relaxed);
+        // Relaxed: as above.
+        self.device.store32(place + 4, written, Ordering::Relaxed);
+        self.used = self.used.wrapping_add(1);
+        if let Some(region) = &mut self.inflight {
+            region.give_back(head.id);
+        }
+    }
+
+    /// `None` if there was nothing; else whether the driver is to be told.
+    pub(super) fn publish(&mut self) -> Option<bool> {
+        let old = self.published;
+        if self.used == old {
+            return None;
+        }
+        // Release: the entries; pairs with the driver's barrier of §2.7.14 behind its look at the
+        // index.
+        self.device.store16(INDEX, self.used, Ordering::Release);
+        if let Some(region) = &mut self.inflight {
+            region.publish(old, self.used);
+        }
+        self.published = self.used;
+        // SeqCst: between our index and the look at what the driver asked for; its partner stands
+        // between the driver's request and its look at the index (§2.7.7.2).
+        fence(Ordering::SeqCst);
+        if !self.event_index {
+            // Relaxed: ordered by the fence.
+            return Some(self.driver.load16(FLAGS, Ordering::Relaxed) & NO_INTERRUPT == 0);
+        }
+        let at = ENTRIES + 2 * usize::from(self.size);
+        // Relaxed: as above.
+        let event = self.driver.load16(at, Ordering::Relaxed);
+        // §2.7.7.2: the entry that it waits for is among those published now.
+        Some(self.used.wrapping_sub(event).wrapping_sub(1) < self.used.wrapping_sub(old))
+    }
+
+    pub(super) fn enable_kicks(&mut self) -> bool {
+        if self.event_index {
+            let at = ENTRIES + USED_BYTES * usize::from(self.size);
+            // Relaxed: ordered by the fence.
+            self.device.store16(at, self.next, Ordering::Relaxed);
+        } else if self.no_notify {
+            self.no_notify = false;
+            // Relaxed: as above.
+            self.device.store16(FLAGS, 0, Ordering::Relaxed);
+        }
+        // SeqCst: between our request and the look at the index; its partner is the barrier that
+        // §2.7.13.4.1 wants between the driver's index and its look at our request.
+        fence(Ordering::SeqCst);
+        // Relaxed: taken with an Acquire when it is used.
+        self.again_at < self.again.len()
+            || self.driver.load16(INDEX, Ordering::Relaxed) != self.next
+    }
+
+    pub(super) fn disable_kicks(&mut self) {
+        // With an event index, one that was passed already asks for nothing.
+        if !self.event_index && !self.no_notify {
+            self.no_notify = true;
+            // Relaxed: a request that the driver may see late.
+            self.device.store16(FLAGS, NO_NOTIFY, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn base(&self) -> u32 {
+        // What the last process had and nobody has offered again lies before `next`.
+        u32::from(self.next)
+    }
+}

@@ -1,0 +1,509 @@
+//! The driver's transmit queue: its packets, as loans of the guest's memory.
+//!
+//! The virtio-net header is copied and checked; the frame behind it is lent as it lies in the
+//! guest's memory, one loan for each buffer, and the chain is given back when the last of its loans
+//! is over, in whatever order that happens. Frames of up to [`COPY_BYTES_MAX`] are copied at once,
+//! and their chains given back at once: a loan costs more than that.
+//!
+//! # Theory of operation: a ring that is not starved
+//!
+//! A guest counts what is in its ring as sent and not gone, so a chain that stays out for long
+//! slows the guest's own senders, and a ring that is all out stops it. So a loan ends early, by
+//! being recalled (`towpath_packet::recall`), for one of two reasons: it is older than
+//! [`LOAN_TERM`], or more than three quarters of the ring are out; then the oldest go until half of
+//! it is free. Where a recall has to wait for somebody who reads at that moment, new packets are
+//! copied meanwhile.
+//!
+//! The chains that are lent stand in a table of slots. A slot is a group of [`Returns`], its
+//! loans are the shares; the thread that drops the last piece puts the group on a list, and wakes
+//! the owner of the ring only if he sleeps ([`TransmitQueue::enable_kicks`]).
+//!
+//! Follows virtio 1.2 §5.1.6.2. One thread at a time; pieces go anywhere. Nothing blocks, and
+//! nothing allocates but a recall.
+
+use super::chain::{Cursor, Segment};
+use super::{Broken, Head, Queue, QueueConfig, StartError, Stop, feature};
+use crate::receive::{FRAMES_MAX, ReceiveBuffer, empty_slices};
+use crate::tap::FRAME_BYTES_MAX;
+use crate::vhost_user::memory::{GuestLender, GuestMemory};
+use rustix::fd::OwnedFd;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::{Duration, Instant};
+use towpath_packet::burst::BURST_MAX;
+use towpath_packet::packet::PIECES_MAX;
+use towpath_packet::{
+    Burst, Checksum, GsoKind, Ledger, Loans, Memory, Offload, Packet, Recall, Returns, Site,
+    VirtioHeader, Watch,
+};
+
+/// Frames of up to so many bytes are copied: where a copy costs about as much as a loan.
+pub const COPY_BYTES_MAX: usize = 256;
+/// How long a loan may take: half of what slowed a guest's TCP down to a half when it was held.
+pub const LOAN_TERM: Duration = Duration::from_millis(20);
+/// When to ask again for what somebody was reading.
+pub const BUSY_RETRY: Duration = Duration::from_millis(1);
+/// Loan descriptors for each descriptor of the ring: a super-packet of 64 KiB is two or three
+/// buffers of a Linux guest and four in the worst usual case; beyond it is copied.
+pub const LOANS_PER_DESCRIPTOR: usize = 4;
+/// Chains of one [`TransmitQueue::receive`]: a burst, and as many drops three times over.
+pub const CHAINS_PER_CALL_MAX: usize = 4 * BURST_MAX;
+
+/// Bytes of an Ethernet header.
+const ETHERNET_BYTES: usize = 14;
+/// End of a list of slots.
+const NONE: u16 = u16::MAX;
+
+/// What happened to packets that the guest sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TransmitCounters {
+    /// Packets taken from the guest.
+    pub packets: u64,
+    /// Bytes of their frames.
+    pub bytes: u64,
+    /// Packets of them that were lent, the others were copied.
+    pub lent: u64,
+    /// Chains given back early because their loans were recalled.
+    pub recalled: u64,
+    /// Packets dropped because there is no Ethernet header.
+    pub short: u64,
+    /// Packets dropped because they are longer than any frame.
+    pub long: u64,
+    /// Packets dropped because their virtio-net header is wrong or asks for what was not agreed.
+    pub bad_header: u64,
+    /// Packets dropped because the queue is disabled.
+    pub discarded: u64,
+    /// Calls that ended because packet memory was short.
+    pub paused: u64,
+}
+
+/// A chain that is lent.
+struct Slot {
+    /// `None` if the chain was given back already.
+    head: Option<Head>,
+    /// Of each loan that is not known to be over.
+    watches: [Option<Watch>; PIECES_MAX],
+    /// `None` before the slot is used.
+    since: Option<Instant>,
+    older: u16,
+    newer: u16,
+}
+
+/// See the module text.
+pub struct TransmitQueue {
+    queue: Queue,
+    features: u64,
+    counters: TransmitCounters,
+    buffer: ReceiveBuffer,
+    loans: Loans,
+    returns: Arc<Returns>,
+    lender: Arc<GuestLender>,
+    slots: Slots,
+}
+
+/// All slots: free ones on a stack, those that are out in the order of lending.
+struct Slots {
+    table: Box<[Slot]>,
+    free: Vec<u16>,
+    oldest: u16,
+    newest: u16,
+    /// Descriptors of the ring that are out.
+    descriptors_out: usize,
+}
+
+enum Taken {
+    Packet,
+    Dropped,
+    NoMemory,
+}
+
+impl TransmitQueue {
+    /// Starts the queue in a guest's memory. `wake` wakes its owner when loans end while he sleeps.
+    pub fn start(
+        config: QueueConfig,
+        memory: &GuestMemory,
+        wake: Option<Waker>,
+    ) -> Result<Self, StartError> {
+        let (features, size) = (config.features, usize::from(config.size));
+        let queue = Queue::start(config, memory)?;
+        let returns = Returns::new(size);
+        Ok(Self {
+            queue,
+            features,
+            counters: TransmitCounters::default(),
+            buffer: ReceiveBuffer::new(),
+            loans: Loans::new(size * LOANS_PER_DESCRIPTOR),
+            lender: GuestLender::new(memory.clone(), returns.clone(), wake),
+            returns,
+            slots: Slots::new(size),
+        })
+    }
+
+    /// Adds packets that the guest sent to `burst` until it is full, nothing is left or `memory` is
+    /// short. They are neither peeked nor checked beyond their length.
+    ///
+    /// # Errors
+    /// The ring is broken. What is in the burst is good, and loans go on.
+    pub fn receive(
+        &mut self,
+        now: Instant,
+        memory: &mut Memory,
+        burst: &mut Burst,
+        ledger: &Ledger,
+    ) -> Result<(), Broken> {
+        self.collect();
+        self.relieve(ledger);
+        let mut spare = None;
+        for _ in 0..CHAINS_PER_CALL_MAX {
+            if burst.is_full() {
+                break;
+            }
+            let Some(mut packet) = spare.take().or_else(|| memory.packet()) else {
+                self.counters.paused += 1;
+                break;
+            };
+            let position = self.queue.position();
+            if !self.queue.take()? {
+                break;
+            }
+            match self.take(now, memory, &mut packet, ledger) {
+                Taken::Packet => burst.push(packet).expect("the burst has room"),
+                Taken::Dropped => spare = Some(packet),
+                Taken::NoMemory => {
+                    self.queue.go_back(position);
+                    self.counters.paused += 1;
+                    break;
+                }
+            }
+        }
+        self.queue.publish();
+        Ok(())
+    }
+
+    /// Gives back the chains whose loans are over, and ends loans that are due. To be called once
+    /// each turn, when the waker was woken, and at the moment that the last call returned.
+    pub fn turn(&mut self, now: Instant, ledger: &Ledger) -> Option<Instant> {
+        self.collect();
+        let mut deadline = None;
+        let mut number = self.slots.oldest;
+        while number != NONE {
+            let slot = &self.slots.table[usize::from(number)];
+            let (newer, due) = (slot.newer, slot.since.map_or(now, |since| since + LOAN_TERM));
+            if due > now {
+                deadline = deadline.or(Some(due));
+                break;
+            }
+            if self.recall(number, ledger) >= Recall::Busy {
+                deadline = Some(now + BUSY_RETRY);
+            }
+            number = newer;
+        }
+        self.collect();
+        self.queue.publish();
+        deadline
+    }
+
+    /// Takes what the guest sent and drops it: for a queue that is disabled.
+    pub fn discard(&mut self) -> Result<(), Broken> {
+        for _ in 0..CHAINS_PER_CALL_MAX {
+            if !self.queue.take()? {
+                break;
+            }
+            self.counters.discarded += 1;
+            let head = self.queue.hold();
+            self.queue.complete(head, 0);
+        }
+        self.queue.publish();
+        Ok(())
+    }
+
+    /// Asks for a kick when the driver sends more, and for a wake-up when loans end. True if either
+    /// came meanwhile: then the owner does not sleep.
+    pub fn enable_kicks(&mut self) -> bool {
+        let has_returned = !self.returns.arm();
+        self.queue.enable_kicks() || has_returned
+    }
+
+    /// Changes the descriptor that tells the driver.
+    pub fn set_call(&mut self, call: Option<OwnedFd>) {
+        self.queue.set_call(call);
+    }
+
+    /// Recalls all loans and gives their chains back. When it is done, nobody reads the guest's
+    /// memory because of this queue; pieces that are still held show copies.
+    pub fn stop(&mut self, ledger: &Ledger) -> Stop {
+        let mut worst = Recall::Gone;
+        let mut number = self.slots.oldest;
+        while number != NONE {
+            worst = worst.max(self.recall(number, ledger));
+            number = self.slots.table[usize::from(number)].newer;
+        }
+        self.collect();
+        self.queue.publish();
+        match worst {
+            _ if self.slots.oldest == NONE => Stop::Done(self.queue.base()),
+            Recall::NoMemory => Stop::NoMemory,
+            // Whoever drops the last piece of a loan at this moment is about to tell us.
+            _ => Stop::Busy,
+        }
+    }
+
+    /// Counters since the start.
+    pub fn counters(&self) -> &TransmitCounters {
+        &self.counters
+    }
+
+    /// Chains that are lent.
+    pub fn lent_count(&self) -> usize {
+        self.slots.table.len() - self.slots.free.len()
+    }
+
+    /// What broke the ring.
+    pub fn broken(&self) -> Option<Broken> {
+        self.queue.broken()
+    }
+
+    /// Checks the chain taken last and makes a packet of it.
+    fn take(
+        &mut self,
+        now: Instant,
+        memory: &mut Memory,
+        packet: &mut Packet,
+        ledger: &Ledger,
+    ) -> Taken {
+        let bytes = self.queue.chain().readable_bytes();
+        let mut cursor = Cursor::new(self.queue.memory(), self.queue.chain().readable());
+        let mut header = VirtioHeader::default();
+        cursor.read(&mut header.0);
+        let offload = header.decode().ok();
+        let Some(frame_bytes) =
+            bytes.checked_sub(VirtioHeader::LEN).filter(|&bytes| bytes >= ETHERNET_BYTES)
+        else {
+            self.counters.short += 1;
+            return self.drop_chain();
+        };
+        if frame_bytes > FRAME_BYTES_MAX {
+            self.counters.long += 1;
+            return self.drop_chain();
+        }
+        let Some(offload) = offload.and_then(|offload| self.allowed(offload, frame_bytes)) else {
+            self.counters.bad_header += 1;
+            return self.drop_chain();
+        };
+        if frame_bytes > COPY_BYTES_MAX && self.may_lend() && self.lend(now, packet) {
+            self.counters.lent += 1;
+        } else if !self.copy(memory, packet, frame_bytes, ledger) {
+            return Taken::NoMemory;
+        }
+        packet.set_offload(offload);
+        self.counters.packets += 1;
+        self.counters.bytes += frame_bytes as u64;
+        Taken::Packet
+    }
+
+    fn drop_chain(&mut self) -> Taken {
+        let head = self.queue.hold();
+        self.queue.complete(head, 0);
+        Taken::Dropped
+    }
+
+    /// What the sender may claim of what it claims; `None` if it did not agree to that.
+    fn allowed(&self, mut offload: Offload, frame_bytes: usize) -> Option<Offload> {
+        let has = |bits: u64| self.features & bits == bits;
+        match offload.checksum {
+            Checksum::Partial { start, offset } => {
+                let end = usize::from(start) + usize::from(offset) + 2;
+                if !has(feature::CSUM) || end > frame_bytes {
+                    return None;
+                }
+            }
+            // §5.1.6.2.1: not for the driver to say.
+            Checksum::Unnecessary => offload.checksum = Checksum::None,
+            Checksum::None => {}
+        }
+        let Some(gso) = offload.gso else { return Some(offload) };
+        let agreed = match gso.kind {
+            GsoKind::Tcp4 => has(feature::HOST_TSO4),
+            GsoKind::Tcp6 => has(feature::HOST_TSO6),
+            GsoKind::Udp => has(feature::HOST_USO) && !gso.ecn,
+        };
+        (agreed && (!gso.ecn || has(feature::HOST_ECN))).then_some(offload)
+    }
+
+    /// True unless too much of the ring is out.
+    fn may_lend(&self) -> bool {
+        self.slots.descriptors_out <= usize::from(self.queue.size()) * 3 / 4
+    }
+
+    /// Lends the frame of the chain taken last to `packet`; false, and nothing done, if that cannot
+    /// be.
+    fn lend(&mut self, now: Instant, packet: &mut Packet) -> bool {
+        let Some(number) = self.slots.free.pop() else { return false };
+        let group = u32::from(number);
+        self.returns.begin(group);
+        let slot = &mut self.slots.table[usize::from(number)];
+        let chain = self.queue.chain();
+        let mut cursor = Cursor::new(self.queue.memory(), chain.readable());
+        cursor.skip(VirtioHeader::LEN);
+        let mut is_whole = true;
+        let mut at = 0;
+        while let Some(Segment { mut address, mut bytes }) = cursor.step(usize::MAX) {
+            while bytes > 0 && is_whole {
+                let piece = self.lender.lend(&mut self.loans, address, bytes, group);
+                let (Some(mut piece), true) = (piece, at < PIECES_MAX) else {
+                    is_whole = false;
+                    break;
+                };
+                slot.watches[at] = piece.watch();
+                (address, bytes) = (address + piece.len() as u64, bytes - piece.len() as u32);
+                packet.push_piece(piece).expect("a packet has room for so many pieces");
+                at += 1;
+            }
+        }
+        slot.since = Some(now);
+        slot.head = None;
+        if is_whole {
+            slot.head = Some(self.queue.hold());
+        } else {
+            packet.clear();
+        }
+        self.slots.push(number);
+        // The share of this call: a group that was given up ends here, and its slot comes back with
+        // the others.
+        self.returns.end(group, false);
+        is_whole
+    }
+
+    /// Copies the frame of the chain taken last into pool frames and gives the chain back; false,
+    /// and nothing done, if there are none.
+    fn copy(
+        &mut self,
+        memory: &mut Memory,
+        packet: &mut Packet,
+        bytes: usize,
+        ledger: &Ledger,
+    ) -> bool {
+        if self.buffer.prepare(memory, bytes) < bytes {
+            return false;
+        }
+        let mut cursor = Cursor::new(self.queue.memory(), self.queue.chain().readable());
+        cursor.skip(VirtioHeader::LEN);
+        let mut slices = empty_slices::<FRAMES_MAX>();
+        let count = self.buffer.slices(&mut slices);
+        for slice in &mut slices[..count] {
+            cursor.read(slice);
+        }
+        self.buffer.take(bytes, |piece| {
+            packet.push_piece(piece).expect("a packet has room for the frames of one read");
+        });
+        ledger.count(Site::GuestSmall, bytes);
+        let head = self.queue.hold();
+        self.queue.complete(head, 0);
+        true
+    }
+
+    /// Recalls the oldest loans if too much of the ring is out.
+    fn relieve(&mut self, ledger: &Ledger) {
+        if self.may_lend() {
+            return;
+        }
+        let half = usize::from(self.queue.size()) / 2;
+        let mut out = self.slots.descriptors_out;
+        let mut number = self.slots.oldest;
+        while number != NONE && out > half {
+            let slot = &self.slots.table[usize::from(number)];
+            let (newer, taken) = (slot.newer, slot.descriptors());
+            if self.recall(number, ledger) < Recall::Busy {
+                out = out.saturating_sub(taken);
+            }
+            number = newer;
+        }
+        self.collect();
+    }
+
+    /// Ends the loans of a slot early. What came of it is the worst of all of them.
+    fn recall(&mut self, number: u16, ledger: &Ledger) -> Recall {
+        let mut worst = Recall::Gone;
+        let mut is_done = false;
+        for place in &mut self.slots.table[usize::from(number)].watches {
+            let Some(watch) = place else { continue };
+            let result = watch.recall(ledger);
+            is_done |= result == Recall::Done;
+            if result < Recall::Busy {
+                *place = None;
+            }
+            worst = worst.max(result);
+        }
+        self.counters.recalled += u64::from(is_done && worst < Recall::Busy);
+        worst
+    }
+
+    /// Gives back the chains whose loans are over; visible after the next publishing.
+    fn collect(&mut self) {
+        let Self { returns, slots, queue, .. } = self;
+        if !returns.has_ended() {
+            return;
+        }
+        returns.take(|group, _| {
+            let head = slots.remove(group as u16);
+            if let (Some(head), None) = (head, queue.broken()) {
+                queue.complete(head, 0);
+            }
+        });
+    }
+}
+
+impl Slots {
+    fn new(size: usize) -> Self {
+        let slot = |_| Slot {
+            head: None,
+            watches: [const { None }; PIECES_MAX],
+            since: None,
+            older: NONE,
+            newer: NONE,
+        };
+        Self {
+            table: (0..size).map(slot).collect(),
+            free: (0..size as u16).rev().collect(),
+            oldest: NONE,
+            newest: NONE,
+            descriptors_out: 0,
+        }
+    }
+
+    /// Adds a slot as the newest.
+    fn push(&mut self, number: u16) {
+        let newest = std::mem::replace(&mut self.newest, number);
+        let slot = &mut self.table[usize::from(number)];
+        (slot.older, slot.newer) = (newest, NONE);
+        self.descriptors_out += slot.descriptors();
+        match newest {
+            NONE => self.oldest = number,
+            newest => self.table[usize::from(newest)].newer = number,
+        }
+    }
+
+    /// Takes a slot out and frees it; returns the chain that was lent.
+    fn remove(&mut self, number: u16) -> Option<Head> {
+        let slot = &mut self.table[usize::from(number)];
+        slot.watches = [const { None }; PIECES_MAX];
+        self.descriptors_out -= slot.descriptors();
+        let (older, newer, head) = (slot.older, slot.newer, slot.head.take());
+        match older {
+            NONE => self.oldest = newer,
+            older => self.table[usize::from(older)].newer = newer,
+        }
+        match newer {
+            NONE => self.newest = older,
+            newer => self.table[usize::from(newer)].older = older,
+        }
+        self.free.push(number);
+        head
+    }
+}
+
+impl Slot {
+    fn descriptors(&self) -> usize {
+        self.head.map_or(0, |head| usize::from(head.descriptors))
+    }
+}

@@ -81,6 +81,11 @@ impl GuestMemory {
         Self { sealed_only: true, ..Self::default() }
     }
 
+    /// The same without regions: with the log.
+    pub fn without_regions(&self) -> Self {
+        Self { regions: Arc::default(), ..self.clone() }
+    }
+
     /// Maps a region of `file`.
     pub fn add(&mut self, layout: RegionLayout, file: &OwnedFd) -> Result<(), MemoryError> {
         let RegionLayout { guest_address, bytes, user_address, file_offset } = layout;

@@ -40,6 +40,7 @@ pub use transmit::TransmitQueue;
 use super::memory::GuestMemory;
 use super::shared::Area;
 use rustix::fd::OwnedFd;
+use std::sync::Arc;
 
 /// Most descriptors of a queue: four times what QEMU gives its users.
 pub const QUEUE_SIZE_MAX: u16 = 4096;
@@ -120,7 +121,7 @@ pub struct QueueConfig {
     /// Where to write down what is in flight: [`inflight::region_bytes`] of shared memory.
     pub inflight: Option<Area>,
     /// Written to when the driver is to be told.
-    pub call: Option<OwnedFd>,
+    pub call: Option<Arc<OwnedFd>>,
 }
 
 /// Why a queue cannot start.
@@ -196,7 +197,7 @@ pub struct Position {
 pub struct Queue {
     ring: Ring,
     memory: GuestMemory,
-    call: Option<OwnedFd>,
+    call: Option<Arc<OwnedFd>>,
     chain: Chain,
     broken: Option<Broken>,
     /// The driver was not told yet since the start.
@@ -328,7 +329,7 @@ impl Queue {
 
     /// Changes the descriptor that tells the driver. Used entries may have been published before
     /// it came, so the driver is told once.
-    pub fn set_call(&mut self, call: Option<OwnedFd>) {
+    pub fn set_call(&mut self, call: Option<Arc<OwnedFd>>) {
         self.call = call;
         self.signal();
     }
@@ -368,7 +369,7 @@ impl Queue {
     fn signal(&self) {
         if let Some(call) = &self.call {
             // Full, closed or no eventfd at all: the front end's own loss.
-            let _ = rustix::io::write(call, &1u64.to_ne_bytes());
+            let _ = rustix::io::write(&**call, &1u64.to_ne_bytes());
         }
     }
 }

@@ -11,6 +11,7 @@ use super::{Broken, CHAIN_MAX, Head, Queue, QueueConfig, StartError, Stop, featu
 use crate::tap::wire_headers;
 use crate::vhost_user::memory::GuestMemory;
 use rustix::fd::OwnedFd;
+use std::sync::Arc;
 use towpath_packet::{Burst, Caps, Checksum, GsoKind, Ledger, Offload, Packet, Site, VirtioHeader};
 
 /// Where the number of merged buffers is in the header.
@@ -124,7 +125,7 @@ impl ReceiveQueue {
     }
 
     /// Changes the descriptor that tells the driver.
-    pub fn set_call(&mut self, call: Option<OwnedFd>) {
+    pub fn set_call(&mut self, call: Option<Arc<OwnedFd>>) {
         self.queue.set_call(call);
     }
 

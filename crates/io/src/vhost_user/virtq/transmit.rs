@@ -29,7 +29,7 @@ use crate::vhost_user::memory::{GuestLender, GuestMemory};
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use towpath_packet::burst::BURST_MAX;
 use towpath_packet::packet::PIECES_MAX;
 use towpath_packet::{
@@ -84,7 +84,7 @@ struct Slot {
     /// Of each loan that is not known to be over.
     watches: [Option<Watch>; PIECES_MAX],
     /// `None` before the slot is used.
-    since: Option<Instant>,
+    since: Option<Duration>,
     older: u16,
     newer: u16,
 }
@@ -146,7 +146,7 @@ impl TransmitQueue {
     /// The ring is broken. What is in the burst is good, and loans go on.
     pub fn receive(
         &mut self,
-        now: Instant,
+        now: Duration,
         memory: &mut Memory,
         burst: &mut Burst,
         ledger: &Ledger,
@@ -182,7 +182,7 @@ impl TransmitQueue {
 
     /// Gives back the chains whose loans are over, and ends loans that are due. To be called once
     /// each turn, when the waker was woken, and at the moment that the last call returned.
-    pub fn turn(&mut self, now: Instant, ledger: &Ledger) -> Option<Instant> {
+    pub fn turn(&mut self, now: Duration, ledger: &Ledger) -> Option<Duration> {
         self.collect();
         let mut deadline = None;
         let mut number = self.slots.oldest;
@@ -225,7 +225,7 @@ impl TransmitQueue {
     }
 
     /// Changes the descriptor that tells the driver.
-    pub fn set_call(&mut self, call: Option<OwnedFd>) {
+    pub fn set_call(&mut self, call: Option<Arc<OwnedFd>>) {
         self.queue.set_call(call);
     }
 
@@ -266,7 +266,7 @@ impl TransmitQueue {
     /// Checks the chain taken last and makes a packet of it.
     fn take(
         &mut self,
-        now: Instant,
+        now: Duration,
         memory: &mut Memory,
         packet: &mut Packet,
         ledger: &Ledger,
@@ -337,7 +337,7 @@ impl TransmitQueue {
 
     /// Lends the frame of the chain taken last to `packet`; false, and nothing done, if that cannot
     /// be.
-    fn lend(&mut self, now: Instant, packet: &mut Packet) -> bool {
+    fn lend(&mut self, now: Duration, packet: &mut Packet) -> bool {
         let Some(number) = self.slots.free.pop() else { return false };
         let group = u32::from(number);
         self.returns.begin(group);

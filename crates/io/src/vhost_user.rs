@@ -8,9 +8,15 @@
 //! 1.2 §2.7, §2.8 and §5.1.
 
 pub mod channel;
+pub mod control;
+pub mod device;
 pub mod endpoint;
 pub mod memory;
 pub mod message;
+mod rings;
 pub mod session;
 pub mod shared;
 pub mod virtq;
+
+pub use device::{SessionEnd, VhostUser, VhostUserCounters, VhostUserError};
+pub use session::Offer;

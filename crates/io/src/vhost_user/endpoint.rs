@@ -112,6 +112,7 @@ pub fn connect(path: &Path) -> Result<Option<OwnedFd>, EndpointError> {
     let socket = socket().map_err(failed)?;
     match rustix::net::connect(&socket, &address) {
         Ok(()) => Ok(Some(socket)),
+        // Nobody is there; or he has many waiting.
         Err(Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN | Errno::INTR) => Ok(None),
         Err(errno) => Err(failed(errno)),
     }

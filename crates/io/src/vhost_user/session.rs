@@ -171,6 +171,11 @@ impl RingSet {
         self.0 == 0
     }
 
+    /// Puts `ring` in.
+    pub fn insert(&mut self, ring: u16) {
+        self.0 |= 1 << ring;
+    }
+
     /// Takes `ring` out.
     pub fn remove(&mut self, ring: u16) {
         self.0 &= !(1 << ring);
@@ -207,12 +212,12 @@ pub enum Effect {
     RemoveRegion(RegionLayout),
     /// The dirty log: file, bytes, where it begins.
     SetLog(OwnedFd, u64, u64),
+    /// No dirty log any more.
+    EndLog,
     /// Make an area for what is in flight.
     MakeInflight(InflightLayout),
     /// Use this one from the next start of a ring on.
     SetInflight(InflightLayout, OwnedFd),
-    /// A ring has another kick descriptor.
-    Kick(u16),
     /// A ring has another call descriptor.
     Call(u16),
     /// Tell the network where this address is.
@@ -252,7 +257,7 @@ struct Ring {
     started: bool,
     /// The device says that it runs.
     running: bool,
-    kick: Option<OwnedFd>,
+    kick: Option<Arc<OwnedFd>>,
     call: Option<Arc<OwnedFd>>,
     error: Option<OwnedFd>,
     /// What `SET_VRING_ENABLE` said last.
@@ -292,18 +297,18 @@ impl Session {
 
     /// Rings that must stand still while `request` is carried out.
     pub fn stops(&self, request: &Request) -> RingSet {
-        let running = |index: &u16| self.rings[usize::from(*index)].running;
-        let all = || RingSet::collect((0..self.ring_count()).filter(running));
+        let running = self.running();
         match *request {
-            Request::SetFeatures(features) if features != self.features => all(),
+            Request::SetFeatures(features) if features != self.features => running,
             Request::SetMemTable(_)
             | Request::AddMemReg(..)
             | Request::RemMemReg(_)
             | Request::SetLogBase(..)
             | Request::SetInflightFd(..)
-            | Request::ResetDevice => all(),
+            | Request::ResetDevice => running,
             Request::Ring(ring, RingRequest::Addresses(_) | RingRequest::Stop) => {
-                RingSet::collect(self.index(ring).into_iter().filter(running))
+                let ring = self.index(ring).filter(|ring| running.contains(*ring));
+                RingSet::collect(ring.into_iter())
             }
             _ => RingSet::default(),
         }
@@ -398,6 +403,17 @@ impl Session {
         self.rings[usize::from(ring)].running = true;
     }
 
+    /// The device could not start a ring: it needs another kick descriptor to be tried again.
+    pub fn failed(&mut self, ring: u16) {
+        self.rings[usize::from(ring)].started = false;
+    }
+
+    /// Rings that run.
+    pub fn running(&self) -> RingSet {
+        let running = |index: &u16| self.rings[usize::from(*index)].running;
+        RingSet::collect((0..self.ring_count()).filter(running))
+    }
+
     /// Number of rings, each of which may run or not.
     pub fn ring_count(&self) -> u16 {
         self.rings.len() as u16
@@ -411,8 +427,8 @@ impl Session {
     }
 
     /// What signals that a ring has buffers; `None`: nothing does.
-    pub fn kick(&self, ring: u16) -> Option<BorrowedFd<'_>> {
-        self.rings[usize::from(ring)].kick.as_ref().map(AsFd::as_fd)
+    pub fn kick(&self, ring: u16) -> Option<&Arc<OwnedFd>> {
+        self.rings[usize::from(ring)].kick.as_ref()
     }
 
     /// What is signalled when buffers were used.
@@ -457,9 +473,8 @@ impl Session {
                 return Ok(Reply::RingState(number, ring.base).into());
             }
             RingRequest::Kick(kick) => {
-                ring.kick = kick;
+                ring.kick = kick.map(Arc::new);
                 ring.started = true;
-                return Ok(Effect::Kick(index).into());
             }
             RingRequest::Call(call) => {
                 ring.call = call.map(Arc::new);
@@ -481,8 +496,9 @@ impl Session {
 
     fn set_features(&mut self, features: u64) -> Result<Effect, Refusal> {
         offered(features, self.offer.features())?;
+        let ends_log = self.features & !features & feature::LOG_ALL != 0;
         self.features = features;
-        Ok(Effect::Done)
+        Ok(if ends_log { Effect::EndLog } else { Effect::Done })
     }
 
     fn set_mtu(&mut self, mtu: u16) -> Result<Effect, Refusal> {

@@ -1,0 +1,229 @@
+//! Carrying out requests: the guest's memory, its dirty log, the area for what is in flight, and
+//! starting rings with all of it.
+//!
+//! What changes here, changes while the rings that rest upon it stand still; the device sees to
+//! that. A request that fails leaves everything as it was, but for rings that do not start: they
+//! wait for another kick descriptor.
+
+use super::memory::{GuestMemory, MemoryError};
+use super::message::{InflightLayout, Reply, Request, RequestError, RingRequest};
+use super::rings::Rings;
+use super::session::{Effect, Outcome, Refusal, RingSetup, Session, feature};
+use super::shared::{Area, MapError, Mapping};
+use super::virtq::{QUEUE_SIZE_MAX, QueueConfig, StartError, inflight};
+use rustix::fd::OwnedFd;
+use rustix::fs::{MemfdFlags, OFlags};
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::task::Waker;
+use towpath_packet::{Burst, Memory};
+
+/// Why a request is not carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ControlError {
+    /// It is wrong by itself.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// It is wrong at this point.
+    #[error(transparent)]
+    Refusal(#[from] Refusal),
+    /// The guest's memory is not as it says.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// A ring does not start.
+    #[error("ring {0}: {1}")]
+    Start(u16, StartError),
+    /// A ring's kick descriptor cannot be watched.
+    #[error("ring {0}: its kick descriptor is no event")]
+    Kick(u16),
+    /// The area for what is in flight does not fit its rings.
+    #[error("an inflight area of {0} bytes does not fit its rings")]
+    Inflight(u64),
+    /// The area for what is in flight cannot be mapped.
+    #[error("inflight area: {0}")]
+    InflightMap(MapError),
+    /// The system refuses.
+    #[error("{0}")]
+    Os(#[from] Errno),
+}
+
+/// What goes back to the front end: a reply that is due in any case, and its descriptor.
+pub(super) type Answer = (Option<Reply>, Option<OwnedFd>);
+
+/// The area that keeps what is in flight over the end of this process.
+struct InflightArea {
+    layout: InflightLayout,
+    mapping: Arc<Mapping>,
+}
+
+/// What requests have set up beside the rings. See the module text.
+pub(super) struct Control {
+    memory: GuestMemory,
+    inflight: Option<InflightArea>,
+    /// The address that the network is to be told.
+    announce: Option<[u8; 6]>,
+}
+
+impl Control {
+    pub(super) fn new() -> Self {
+        Self { memory: GuestMemory::new(), inflight: None, announce: None }
+    }
+
+    /// Carries out a request. Its rings stand still.
+    pub(super) fn carry_out(
+        &mut self,
+        session: &mut Session,
+        rings: &mut Rings,
+        request: Request,
+    ) -> Result<Answer, ControlError> {
+        if let Request::Ring(_, RingRequest::Call(Some(file)) | RingRequest::Error(Some(file))) =
+            &request
+        {
+            // They are written to, and that must not wait for whoever reads.
+            rustix::fs::fcntl_setfl(file, rustix::fs::fcntl_getfl(file)? | OFlags::NONBLOCK)?;
+        }
+        let Outcome { effect, reply } = session.apply(request)?;
+        match effect {
+            Effect::Done => {}
+            Effect::SetMemory(regions) => {
+                let mut memory = self.memory.without_regions();
+                for (layout, file) in &regions {
+                    memory.add(*layout, file)?;
+                }
+                self.memory = memory;
+            }
+            Effect::AddRegion(layout, file) => self.memory.add(layout, &file)?,
+            Effect::RemoveRegion(layout) => self.memory.remove(&layout)?,
+            Effect::SetLog(file, bytes, offset) => self.memory.set_log(&file, bytes, offset)?,
+            Effect::EndLog => self.memory.clear_log(),
+            Effect::MakeInflight(layout) => return make_inflight(session, layout),
+            Effect::SetInflight(layout, file) => self.set_inflight(session, layout, &file)?,
+            Effect::Call(ring) => rings.set_call(ring, session.call(ring)),
+            Effect::Announce(mac) => self.announce = Some(mac),
+            Effect::Reset => {
+                self.memory.clear_log();
+                self.inflight = None;
+            }
+        }
+        Ok((reply, None))
+    }
+
+    /// Starts all rings that are set up.
+    ///
+    /// # Errors
+    /// That of the first which does not start; the others do.
+    pub(super) fn start(
+        &self,
+        session: &mut Session,
+        rings: &mut Rings,
+        wake: &Waker,
+    ) -> Result<(), ControlError> {
+        let mut result = Ok(());
+        for ring in session.startable().iter() {
+            let started = session.setup(ring).map_err(ControlError::from).and_then(|setup| {
+                let config = self.config(session, ring, &setup);
+                let started = rings.start(ring, config, &self.memory, wake);
+                started.map_err(|error| ControlError::Start(ring, error))
+            });
+            match started {
+                Ok(()) => session.started(ring),
+                Err(error) => {
+                    session.failed(ring);
+                    result = result.and(Err(error));
+                }
+            }
+        }
+        result
+    }
+
+    /// Adds the packet that tells the network where the guest is now, if one is due.
+    pub(super) fn announce(&mut self, memory: &mut Memory, burst: &mut Burst) {
+        let Some(mac) = self.announce else { return };
+        if burst.is_full() {
+            return;
+        }
+        // Tried again if memory is short.
+        let (Some(mut frame), Some(mut packet)) = (memory.small.take(), memory.packet()) else {
+            return;
+        };
+        frame[..RARP_BYTES].copy_from_slice(&reverse_arp(mac));
+        packet.push_piece(frame.freeze(RARP_BYTES)).expect("an empty packet has room");
+        burst.push(packet).expect("the burst has room");
+        self.announce = None;
+    }
+
+    fn config(&self, session: &Session, ring: u16, setup: &RingSetup) -> QueueConfig {
+        QueueConfig {
+            size: setup.size,
+            features: setup.features,
+            descriptors: setup.addresses.descriptors,
+            driver: setup.addresses.available,
+            device: setup.addresses.used,
+            base: setup.base,
+            log: setup.addresses.log.is_some(),
+            inflight: self.inflight_of(session, ring),
+            call: session.call(ring),
+        }
+    }
+
+    /// Maps the area, which must have room for as many rings of such a size as it says.
+    fn set_inflight(
+        &mut self,
+        session: &Session,
+        layout: InflightLayout,
+        file: &OwnedFd,
+    ) -> Result<(), ControlError> {
+        let needed = u64::from(layout.queues) * region_bytes(session, layout.queue_size)?;
+        if layout.bytes < needed || layout.queues > session.ring_count() {
+            return Err(ControlError::Inflight(layout.bytes));
+        }
+        let mapping = Mapping::new(file, layout.file_offset, layout.bytes);
+        let mapping = Arc::new(mapping.map_err(ControlError::InflightMap)?);
+        self.inflight = Some(InflightArea { layout, mapping });
+        Ok(())
+    }
+
+    /// The part of the area that belongs to a ring.
+    fn inflight_of(&self, session: &Session, ring: u16) -> Option<Area> {
+        let InflightArea { layout, mapping } = self.inflight.as_ref()?;
+        let bytes = region_bytes(session, layout.queue_size).ok()? as usize;
+        let at = usize::from(ring) * bytes;
+        Area::new(mapping.clone(), at, bytes, size_of::<u64>()).filter(|_| ring < layout.queues)
+    }
+}
+
+/// Makes an area for so many rings of such a size.
+fn make_inflight(session: &Session, asked: InflightLayout) -> Result<Answer, ControlError> {
+    let bytes = u64::from(asked.queues) * region_bytes(session, asked.queue_size)?;
+    if bytes == 0 || asked.queues > session.ring_count() {
+        return Err(ControlError::Inflight(bytes));
+    }
+    let file = rustix::fs::memfd_create("towpath-inflight", MemfdFlags::CLOEXEC)?;
+    rustix::fs::ftruncate(&file, bytes)?;
+    let layout = InflightLayout { bytes, file_offset: 0, ..asked };
+    Ok((Some(Reply::Inflight(layout)), Some(file)))
+}
+
+/// Bytes of the area for each ring.
+fn region_bytes(session: &Session, size: u16) -> Result<u64, ControlError> {
+    if size == 0 || size > QUEUE_SIZE_MAX {
+        return Err(ControlError::Inflight(0));
+    }
+    let is_packed = session.features() & feature::RING_PACKED != 0;
+    Ok(inflight::region_bytes(is_packed, size) as u64)
+}
+
+/// Ethernet, reverse ARP, and padding to the shortest frame.
+const RARP_BYTES: usize = 60;
+
+/// RFC 903: a station asks for its own address, which tells switches where it is.
+fn reverse_arp(mac: [u8; 6]) -> [u8; RARP_BYTES] {
+    let mut frame = [0; RARP_BYTES];
+    frame[..6].fill(0xff);
+    frame[6..12].copy_from_slice(&mac);
+    // Reverse ARP; Ethernet, IPv4, their lengths, request.
+    frame[12..22].copy_from_slice(&[0x80, 0x35, 0, 1, 8, 0, 6, 4, 0, 3]);
+    frame[22..28].copy_from_slice(&mac);
+    frame[32..38].copy_from_slice(&mac);
+    frame
+}

@@ -1,0 +1,522 @@
+//! The device: a front end's session, the guest's memory and the rings, as a [`Device`].
+//!
+//! # Theory of operation
+//!
+//! All that a device waits for hangs in a reactor of its own: the endpoint, the connection, the
+//! kick descriptors of rings that run, and an event that tells that loans ended. Whoever drives
+//! the device watches that one file ([`AsFd`]), level-triggered, and calls [`VhostUser::turn`] when
+//! it is readable and when the moment comes that the last call returned; then it receives and
+//! transmits. Kick descriptors are watched for changes and never read: what a front end passed as
+//! such may be anything.
+//!
+//! Requests are carried out one after the other. One that changes what rings rest upon waits until
+//! these rings stand still ([`Stop`]); meanwhile no packets move, and no further request is read.
+//! Then it takes effect, all rings that are set up start again, and the reply goes out. The end of
+//! a connection is such a request too: what was lent is taken back first, and used entries are
+//! written, so that the next session of this guest finds its rings in order.
+//!
+//! A request that cannot be carried out is answered so, if the front end asked for an
+//! acknowledgement; otherwise there is no way to tell, and the connection ends. Why the last one
+//! ended is told by [`VhostUser::take_end`].
+//!
+//! One front end at a time: others are disconnected at once. Without one, packets for the guest are
+//! dropped and counted. No call blocks; packets move without allocation. One thread at a time.
+//!
+//! Limits: [`REQUESTS_PER_TURN`].
+
+use super::channel::{Channel, ChannelError, Incoming};
+use super::control::{Control, ControlError};
+use super::endpoint::{self, EndpointError, Listener, RETRY_INTERVAL};
+use super::message::{Reply, Request};
+use super::rings::Rings;
+use super::session::{Offer, RingSet, Session};
+use super::virtq::{ReceiveQueue, Stop};
+use crate::reactor::{Events, Interest, Reactor};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::task::{Wake, Waker};
+use std::time::Duration;
+use towpath_packet::{Burst, Caps, Device, Ledger, Memory};
+
+/// Requests of one turn: more than a start takes, so that packets get their turn.
+pub const REQUESTS_PER_TURN: usize = 64;
+/// When to look again for rings that could not be stopped at once.
+const STOP_RETRY: Duration = Duration::from_millis(1);
+
+/// Tokens of the reactor; kick descriptors have that of their ring behind them.
+const TOKEN_ENDPOINT: u64 = 0;
+const TOKEN_CHANNEL: u64 = 1;
+const TOKEN_WAKE: u64 = 2;
+const TOKEN_KICK: u64 = 3;
+
+/// Why a device cannot be had or used.
+#[derive(Debug, thiserror::Error)]
+pub enum VhostUserError {
+    /// Its socket cannot be had.
+    #[error(transparent)]
+    Endpoint(#[from] EndpointError),
+    /// The system refuses what every device needs.
+    #[error("vhost-user device: {0}")]
+    Os(#[from] io::Error),
+}
+
+/// Why a session ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SessionEnd {
+    /// By the connection.
+    #[error(transparent)]
+    Channel(#[from] ChannelError),
+    /// A request could not be carried out, and no acknowledgement was asked for.
+    #[error("a request of the front end is refused: {0}")]
+    Refused(#[from] ControlError),
+}
+
+/// What happened to a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VhostUserCounters {
+    /// Front ends that connected.
+    pub sessions: u64,
+    /// Front ends disconnected because there was one already.
+    pub turned_away: u64,
+    /// Requests.
+    pub requests: u64,
+    /// Requests that were refused.
+    pub refused: u64,
+    /// Rings that their driver broke.
+    pub broken: u64,
+    /// Packets dropped because no guest takes any: no front end, no ring that runs and is enabled.
+    pub no_guest: u64,
+}
+
+/// Where front ends come from.
+#[derive(Debug)]
+enum Endpoint {
+    /// They connect to us.
+    Server(Listener),
+    /// We connect to them, again from a moment on.
+    Client(PathBuf, Duration),
+    /// There is one, which was connected before.
+    Nowhere,
+}
+
+/// What is done when rings stand still.
+#[derive(Debug)]
+enum Next {
+    Request(u32, bool, Request),
+    End(SessionEnd),
+}
+
+/// A connected front end.
+struct Peer {
+    channel: Channel,
+    session: Session,
+    /// Rings still to be stopped, and what then.
+    pending: Option<(RingSet, Next)>,
+}
+
+/// Wakes the thread that drives the device.
+struct WakeEvent(OwnedFd);
+
+impl Wake for WakeEvent {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        // Full after 2^64 wake-ups that nobody read; the event is there all the same.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+}
+
+/// A vhost-user device. See the module text.
+pub struct VhostUser {
+    offer: Offer,
+    endpoint: Endpoint,
+    peer: Option<Peer>,
+    control: Control,
+    rings: Rings,
+    /// Kick descriptors that the reactor watches, by ring.
+    kicks: Box<[Option<Arc<OwnedFd>>]>,
+    reactor: Reactor,
+    events: Box<Events>,
+    wake: Waker,
+    ledger: Arc<Ledger>,
+    now: Duration,
+    /// When to ask again for who connected, after the system had no room for him.
+    accept_at: Option<Duration>,
+    counters: VhostUserCounters,
+    end: Option<SessionEnd>,
+}
+
+impl VhostUser {
+    /// A device that front ends connect to at `path`. Copies of payload are counted in `ledger`.
+    ///
+    /// # Errors
+    /// [`VhostUserError`].
+    ///
+    /// # Panics
+    /// If `offer` has no pair of queues, or too many.
+    pub fn listen(path: &Path, offer: Offer, ledger: Arc<Ledger>) -> Result<Self, VhostUserError> {
+        let listener = Listener::bind(path)?;
+        let device = Self::new(Endpoint::Nowhere, offer, ledger)?;
+        // For changes only: who cannot be accepted now is no news all the time.
+        device.reactor.add(&listener, TOKEN_ENDPOINT, Interest::READ, true)?;
+        Ok(Self { endpoint: Endpoint::Server(listener), ..device })
+    }
+
+    /// A device that connects to front ends at `path`, again after each.
+    ///
+    /// # Errors
+    /// [`VhostUserError`]; a front end that is not there yet is none.
+    ///
+    /// # Panics
+    /// As [`VhostUser::listen`].
+    pub fn connect(path: &Path, offer: Offer, ledger: Arc<Ledger>) -> Result<Self, VhostUserError> {
+        let mut device = Self::new(Endpoint::Nowhere, offer, ledger)?;
+        if let Some(socket) = endpoint::connect(path)? {
+            device.meet(socket)?;
+        }
+        device.endpoint = Endpoint::Client(path.to_owned(), RETRY_INTERVAL);
+        Ok(device)
+    }
+
+    /// A device for the front end at the other end of `socket`, a connected stream socket, and no
+    /// other.
+    ///
+    /// # Errors
+    /// [`VhostUserError::Os`].
+    ///
+    /// # Panics
+    /// As [`VhostUser::listen`].
+    pub fn from_socket(
+        socket: OwnedFd,
+        offer: Offer,
+        ledger: Arc<Ledger>,
+    ) -> Result<Self, VhostUserError> {
+        let mut device = Self::new(Endpoint::Nowhere, offer, ledger)?;
+        device.meet(socket)?;
+        Ok(device)
+    }
+
+    fn new(endpoint: Endpoint, offer: Offer, ledger: Arc<Ledger>) -> Result<Self, VhostUserError> {
+        let ring_count = Session::new(offer).ring_count();
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let event = eventfd(0, flags).map_err(io::Error::from)?;
+        let reactor = Reactor::new()?;
+        // For changes only, so that nobody needs to read it.
+        reactor.add(&event, TOKEN_WAKE, Interest::READ, true)?;
+        Ok(Self {
+            offer,
+            endpoint,
+            peer: None,
+            control: Control::new(),
+            rings: Rings::new(offer.pairs),
+            kicks: (0..ring_count).map(|_| None).collect(),
+            reactor,
+            events: Box::default(),
+            wake: Waker::from(Arc::new(WakeEvent(event))),
+            ledger,
+            now: Duration::ZERO,
+            accept_at: None,
+            counters: VhostUserCounters::default(),
+            end: None,
+        })
+    }
+
+    /// Meets front ends, carries out their requests and gives back what is over. Returns the moment
+    /// at which it wants to be called again, unless the file is readable before. `now` counts from
+    /// any moment, and never backwards.
+    ///
+    /// # Errors
+    /// [`VhostUserError::Os`]: the device is of no further use. What a front end does is never one.
+    pub fn turn(&mut self, now: Duration) -> Result<Option<Duration>, VhostUserError> {
+        self.now = now;
+        let mut events = std::mem::take(&mut self.events);
+        let waited = self.reactor.wait(Some(Duration::ZERO), &mut events);
+        let has = |token| events.iter().any(|event| event.token == token);
+        let (is_readable, has_newcomer) = (has(TOKEN_CHANNEL), has(TOKEN_ENDPOINT));
+        self.events = events;
+        waited?;
+        self.serve(is_readable);
+        if has_newcomer || self.accept_at.is_some_and(|at| at <= now) {
+            self.accept()?;
+        }
+        let retry = self.call_again()?;
+        let terms = self.rings.turn(now, &self.ledger);
+        self.tell_broken();
+        let is_stopping = self.peer.as_ref().is_some_and(|peer| peer.pending.is_some());
+        let stop = is_stopping.then(|| now + STOP_RETRY);
+        Ok([retry, self.accept_at, terms, stop].into_iter().flatten().min())
+    }
+
+    /// True if a front end is connected.
+    pub fn is_connected(&self) -> bool {
+        self.peer.is_some()
+    }
+
+    /// True if packets can move: there is a ring that runs.
+    pub fn is_running(&self) -> bool {
+        self.peer.as_ref().is_some_and(|peer| !peer.session.running().is_empty())
+    }
+
+    /// Why the last session ended; told once.
+    pub fn take_end(&mut self) -> Option<SessionEnd> {
+        self.end.take()
+    }
+
+    /// Counters since the device was made.
+    pub fn counters(&self) -> &VhostUserCounters {
+        &self.counters
+    }
+
+    /// Takes a front end on.
+    fn meet(&mut self, socket: OwnedFd) -> Result<(), VhostUserError> {
+        self.reactor.add(&socket, TOKEN_CHANNEL, Interest::READ, false)?;
+        let (channel, session) = (Channel::new(socket), Session::new(self.offer));
+        self.peer = Some(Peer { channel, session, pending: None });
+        self.counters.sessions += 1;
+        Ok(())
+    }
+
+    /// Takes on who has connected, or sends him away.
+    fn accept(&mut self) -> Result<(), VhostUserError> {
+        self.accept_at = None;
+        loop {
+            let Endpoint::Server(listener) = &self.endpoint else { return Ok(()) };
+            match listener.accept() {
+                Ok(Some(_)) if self.peer.is_some() => self.counters.turned_away += 1,
+                Ok(Some(socket)) => self.meet(socket)?,
+                Ok(None) => return Ok(()),
+                // No descriptors or no memory: it waits, and so do we.
+                Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+                    self.accept_at = Some(self.now + RETRY_INTERVAL);
+                    return Ok(());
+                }
+                Err(errno) => return Err(io::Error::from(errno).into()),
+            }
+        }
+    }
+
+    /// As a client without a front end: connects when it is time. Returns when that is.
+    fn call_again(&mut self) -> Result<Option<Duration>, VhostUserError> {
+        let Endpoint::Client(path, at) = &mut self.endpoint else { return Ok(None) };
+        if self.peer.is_some() {
+            return Ok(None);
+        }
+        if *at > self.now {
+            return Ok(Some(*at));
+        }
+        *at = self.now + RETRY_INTERVAL;
+        let at = *at;
+        match endpoint::connect(path)? {
+            Some(socket) => self.meet(socket).map(|()| None),
+            None => Ok(Some(at)),
+        }
+    }
+
+    /// Carries out requests, until there are no more or one has to wait.
+    fn serve(&mut self, is_readable: bool) {
+        let Some(mut peer) = self.peer.take() else { return };
+        for _ in 0..REQUESTS_PER_TURN {
+            match peer.pending.take() {
+                Some((stops, next)) => {
+                    let left = self.stop(stops, &mut peer.session);
+                    if !left.is_empty() {
+                        peer.pending = Some((left, next));
+                        break;
+                    }
+                    match next {
+                        Next::End(end) => return self.part(end),
+                        Next::Request(code, need_reply, request) => {
+                            let done = self.carry_out(&mut peer, (code, need_reply), request);
+                            peer.pending = done.err().map(|end| self.ending(&peer, end));
+                        }
+                    }
+                }
+                None if is_readable => match peer.channel.receive() {
+                    Ok(Some(incoming)) => peer.pending = self.begin(&peer, incoming),
+                    Ok(None) => break,
+                    Err(error) => peer.pending = Some(self.ending(&peer, error.into())),
+                },
+                None => break,
+            }
+        }
+        self.peer = Some(peer);
+    }
+
+    /// What is to be done about a message.
+    fn begin(&mut self, peer: &Peer, incoming: Incoming) -> Option<(RingSet, Next)> {
+        self.counters.requests += 1;
+        let Incoming { code, need_reply, request } = incoming;
+        match request {
+            Ok(request) => {
+                let stops = peer.session.stops(&request);
+                Some((stops, Next::Request(code, need_reply, request)))
+            }
+            Err(error) => {
+                let refused = self.refuse(peer, (code, need_reply), error.into());
+                refused.err().map(|end| self.ending(peer, end))
+            }
+        }
+    }
+
+    fn ending(&self, peer: &Peer, end: SessionEnd) -> (RingSet, Next) {
+        (peer.session.running(), Next::End(end))
+    }
+
+    /// Stops rings; returns those that could not be yet.
+    fn stop(&mut self, stops: RingSet, session: &mut Session) -> RingSet {
+        let mut left = stops;
+        for ring in stops.iter() {
+            if let Stop::Done(base) = self.rings.stop(ring, &self.ledger) {
+                session.stopped(ring, base);
+                left.remove(ring);
+            }
+        }
+        left
+    }
+
+    /// Carries out a request whose rings stand still, and answers it.
+    fn carry_out(
+        &mut self,
+        peer: &mut Peer,
+        (code, need_reply): (u32, bool),
+        request: Request,
+    ) -> Result<(), SessionEnd> {
+        let reads_config = matches!(request, Request::GetConfig(_));
+        let answer = self.control.carry_out(&mut peer.session, &mut self.rings, request);
+        let started = self.control.start(&mut peer.session, &mut self.rings, &self.wake);
+        let watched = self.watch_kicks(&peer.session);
+        let (reply, descriptor) = match started.and(watched).and(answer) {
+            Ok(answer) => answer,
+            Err(_) if reads_config => (Some(Reply::Nothing), None),
+            Err(error) => return self.refuse(peer, (code, need_reply), error),
+        };
+        let acknowledges = need_reply && peer.session.acknowledges();
+        if let Some(reply) = reply.or(acknowledges.then_some(Reply::Number(0))) {
+            peer.channel.send(code, &reply, descriptor.as_ref().map(AsFd::as_fd))?;
+        }
+        Ok(())
+    }
+
+    /// Says that a request is not carried out, if the front end wants to know.
+    fn refuse(
+        &mut self,
+        peer: &Peer,
+        (code, need_reply): (u32, bool),
+        error: ControlError,
+    ) -> Result<(), SessionEnd> {
+        self.counters.refused += 1;
+        if !(need_reply && peer.session.acknowledges()) {
+            return Err(error.into());
+        }
+        Ok(peer.channel.send(code, &Reply::Number(1), None)?)
+    }
+
+    /// Forgets a front end whose rings stand still.
+    fn part(&mut self, end: SessionEnd) {
+        self.unwatch_kicks();
+        self.control = Control::new();
+        self.end = Some(end);
+        if let Endpoint::Client(_, at) = &mut self.endpoint {
+            *at = self.now + RETRY_INTERVAL;
+        }
+    }
+
+    /// Has the reactor watch the kick descriptors of rings that run, and no others.
+    fn watch_kicks(&mut self, session: &Session) -> Result<(), ControlError> {
+        let running = session.running();
+        let mut result = Ok(());
+        for (ring, watched) in (0..).zip(&mut self.kicks) {
+            let wanted = session.kick(ring).filter(|_| running.contains(ring));
+            let is_same = match (&*watched, wanted) {
+                (Some(watched), Some(wanted)) => Arc::ptr_eq(watched, wanted),
+                (None, None) => true,
+                _ => false,
+            };
+            if is_same {
+                continue;
+            }
+            if let Some(old) = watched.take() {
+                // It was added, and is still open.
+                let _ = self.reactor.remove(&*old);
+            }
+            let Some(wanted) = wanted else { continue };
+            let token = TOKEN_KICK + u64::from(ring);
+            match self.reactor.add(&**wanted, token, Interest::READ, true) {
+                Ok(()) => *watched = Some(wanted.clone()),
+                Err(_) => result = Err(ControlError::Kick(ring)),
+            }
+        }
+        result
+    }
+
+    fn unwatch_kicks(&mut self) {
+        for kick in self.kicks.iter_mut().filter_map(Option::take) {
+            // As above.
+            let _ = self.reactor.remove(&*kick);
+        }
+    }
+
+    /// Tells the front end which rings its driver broke.
+    fn tell_broken(&mut self) {
+        let broken = self.rings.take_broken();
+        let Some(peer) = &self.peer else { return };
+        for ring in broken.iter() {
+            self.counters.broken += 1;
+            if let Some(error) = peer.session.error(ring) {
+                // Full, or no eventfd: the front end's own loss.
+                let _ = rustix::io::write(error, &1u64.to_ne_bytes());
+            }
+        }
+    }
+}
+
+impl AsFd for VhostUser {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.reactor.as_fd()
+    }
+}
+
+impl Device for VhostUser {
+    type Error = VhostUserError;
+
+    fn caps(&self) -> Caps {
+        match &self.peer {
+            Some(peer) => ReceiveQueue::caps(peer.session.features(), peer.session.mtu()),
+            None => Caps::plain(self.offer.mtu),
+        }
+    }
+
+    fn receive(&mut self, memory: &mut Memory, burst: &mut Burst) -> Result<(), VhostUserError> {
+        let Some(peer) = self.peer.as_ref().filter(|peer| peer.pending.is_none()) else {
+            return Ok(());
+        };
+        self.control.announce(memory, burst);
+        let io = (memory, burst, &*self.ledger);
+        self.rings.receive(&peer.session, self.now, io, &self.wake);
+        self.tell_broken();
+        Ok(())
+    }
+
+    fn transmit(&mut self, burst: &mut Burst) -> Result<(), VhostUserError> {
+        match &self.peer {
+            // Only for as long as it takes to stop some rings.
+            Some(peer) if peer.pending.is_some() => {}
+            Some(peer) => {
+                let dropped = self.rings.transmit(&peer.session, burst, &self.ledger, &self.wake);
+                self.counters.no_guest += dropped as u64;
+                self.tell_broken();
+            }
+            None => {
+                self.counters.no_guest += burst.len() as u64;
+                burst.clear();
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,260 @@
+//! The rings of one device: started, stopped, and asked for packets.
+//!
+//! Even rings are the driver's receive queues, odd ones its transmit queues (virtio 1.2 §5.1.2). A
+//! ring is stopped before anything that it rests upon changes; stopping gives back all that was
+//! taken from it, and may take several turns while somebody reads lent memory.
+//!
+//! Of several receive queues, packets of one flow go to the same, chosen by a hash of their
+//! addresses and ports. Packets that wait for one queue make those behind them in the burst wait.
+//!
+//! No call blocks or, but for starting and stopping, allocates. One thread at a time.
+
+use super::memory::GuestMemory;
+use super::session::{RINGS_MAX, RingSet, Session};
+use super::virtq::{QueueConfig, ReceiveQueue, StartError, Stop, TransmitQueue};
+use rustix::fd::OwnedFd;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Duration;
+use towpath_packet::{Burst, Ledger, Memory, Packet};
+
+/// Times that a queue is looked at again because buffers came while it was left.
+const LOOKS_MAX: usize = 4;
+
+/// The rings of a device. See the module text.
+pub(super) struct Rings {
+    receive: Box<[Option<ReceiveQueue>]>,
+    transmit: Box<[Option<TransmitQueue>]>,
+    /// Packets on their way to each receive queue, while they are told apart.
+    lanes: Box<[Burst]>,
+    /// The transmit queue that is asked first.
+    first: usize,
+    /// Rings found broken and not yet told.
+    broken: RingSet,
+}
+
+impl Rings {
+    pub(super) fn new(pairs: u16) -> Self {
+        Self {
+            receive: (0..pairs).map(|_| None).collect(),
+            transmit: (0..pairs).map(|_| None).collect(),
+            lanes: (0..pairs).map(|_| Burst::new()).collect(),
+            first: 0,
+            broken: RingSet::default(),
+        }
+    }
+
+    /// Starts a ring that does not run.
+    pub(super) fn start(
+        &mut self,
+        ring: u16,
+        config: QueueConfig,
+        memory: &GuestMemory,
+        wake: &Waker,
+    ) -> Result<(), StartError> {
+        let pair = usize::from(ring / 2);
+        if is_receive(ring) {
+            self.receive[pair] = Some(ReceiveQueue::start(config, memory)?);
+        } else {
+            self.transmit[pair] = Some(TransmitQueue::start(config, memory, Some(wake.clone()))?);
+        }
+        Ok(())
+    }
+
+    /// Stops a ring that runs. Until that is done it must not be asked for packets.
+    pub(super) fn stop(&mut self, ring: u16, ledger: &Ledger) -> Stop {
+        let pair = usize::from(ring / 2);
+        let stop = if is_receive(ring) {
+            self.receive[pair].as_mut().map(|queue| queue.stop(ledger))
+        } else {
+            self.transmit[pair].as_mut().map(|queue| queue.stop(ledger))
+        };
+        let stop = stop.expect("the ring runs");
+        if let Stop::Done(_) = stop {
+            if is_receive(ring) {
+                self.receive[pair] = None;
+            } else {
+                self.transmit[pair] = None;
+            }
+            self.broken.remove(ring);
+        }
+        stop
+    }
+
+    /// Another call descriptor for a ring, if it runs.
+    pub(super) fn set_call(&mut self, ring: u16, call: Option<Arc<OwnedFd>>) {
+        let pair = usize::from(ring / 2);
+        if is_receive(ring) {
+            if let Some(queue) = &mut self.receive[pair] {
+                queue.set_call(call);
+            }
+        } else if let Some(queue) = &mut self.transmit[pair] {
+            queue.set_call(call);
+        }
+    }
+
+    /// Gives back what is over, and has what is lent for too long recalled. Returns when that is
+    /// wanted again.
+    pub(super) fn turn(&mut self, now: Duration, ledger: &Ledger) -> Option<Duration> {
+        let mut deadline = None;
+        for queue in self.transmit.iter_mut().flatten() {
+            deadline = earlier(deadline, queue.turn(now, ledger));
+        }
+        deadline
+    }
+
+    /// Adds what the driver sends to `burst`. When it returns with room left, the driver will kick
+    /// for more, or `wake` was called.
+    pub(super) fn receive(
+        &mut self,
+        session: &Session,
+        now: Duration,
+        (memory, burst, ledger): (&mut Memory, &mut Burst, &Ledger),
+        wake: &Waker,
+    ) {
+        let count = self.transmit.len();
+        self.first = (self.first + 1) % count;
+        for pair in (0..count).map(|step| (self.first + step) % count) {
+            let ring = transmit_ring(pair);
+            let Some(queue) = &mut self.transmit[pair] else { continue };
+            let mut looks = 0;
+            let result = loop {
+                let result = if session.is_enabled(ring) {
+                    queue.receive(now, memory, burst, ledger)
+                } else {
+                    queue.discard()
+                };
+                if result.is_err() || burst.is_full() || !queue.enable_kicks() {
+                    break result;
+                }
+                looks += 1;
+                if looks == LOOKS_MAX {
+                    wake.wake_by_ref();
+                    break result;
+                }
+            };
+            if result.is_err() {
+                self.broken.insert(ring);
+            }
+            if burst.is_full() {
+                break;
+            }
+        }
+    }
+
+    /// Hands packets from the front of `burst` to the driver; what is left waits for buffers, for
+    /// which the driver will kick. Packets that no queue takes are dropped; returns their number.
+    pub(super) fn transmit(
+        &mut self,
+        session: &Session,
+        burst: &mut Burst,
+        ledger: &Ledger,
+        wake: &Waker,
+    ) -> usize {
+        let takes = |pair: usize| session.is_enabled(receive_ring(pair));
+        let open = self.receive.iter().enumerate();
+        let open = open.filter(|(pair, queue)| {
+            queue.as_ref().is_some_and(|queue| queue.broken().is_none()) && takes(*pair)
+        });
+        let count = open.clone().count();
+        if count == 0 {
+            let dropped = burst.len();
+            burst.clear();
+            return dropped;
+        }
+        if count == 1 {
+            let pair = open.map(|(pair, _)| pair).next().unwrap_or_default();
+            self.fill(pair, None, burst, ledger, wake);
+            return 0;
+        }
+        let mut pairs = [0; RINGS_MAX as usize / 2];
+        for (place, (pair, _)) in pairs.iter_mut().zip(open) {
+            *place = pair;
+        }
+        let pairs = &pairs[..count];
+        while let Some(packet) = burst.pop() {
+            let lane = &mut self.lanes[pairs[flow_hash(&packet) as usize % count]];
+            lane.push(packet).expect("a lane has room for a burst");
+        }
+        for &pair in pairs {
+            self.fill(pair, Some(pair), burst, ledger, wake);
+        }
+        0
+    }
+
+    /// Gives one receive queue what is in its lane, or in `burst`; what is left ends in `burst`.
+    fn fill(
+        &mut self,
+        pair: usize,
+        lane: Option<usize>,
+        burst: &mut Burst,
+        ledger: &Ledger,
+        wake: &Waker,
+    ) {
+        let Some(queue) = &mut self.receive[pair] else { return };
+        let packets = match lane {
+            Some(lane) => &mut self.lanes[lane],
+            None => &mut *burst,
+        };
+        let mut looks = 0;
+        loop {
+            if queue.transmit(packets, ledger).is_err() {
+                self.broken.insert(receive_ring(pair));
+                break;
+            }
+            if packets.is_empty() || !queue.enable_kicks() {
+                break;
+            }
+            looks += 1;
+            if looks == LOOKS_MAX {
+                wake.wake_by_ref();
+                break;
+            }
+        }
+        if lane.is_some() {
+            while let Some(packet) = self.lanes[pair].pop() {
+                burst.push(packet).expect("they came from this burst");
+            }
+        }
+    }
+
+    /// Rings found broken since the last call.
+    pub(super) fn take_broken(&mut self) -> RingSet {
+        std::mem::take(&mut self.broken)
+    }
+}
+
+fn is_receive(ring: u16) -> bool {
+    ring.is_multiple_of(2)
+}
+
+fn receive_ring(pair: usize) -> u16 {
+    2 * pair as u16
+}
+
+fn transmit_ring(pair: usize) -> u16 {
+    receive_ring(pair) + 1
+}
+
+/// The earlier of two moments that may not be there.
+fn earlier(one: Option<Duration>, other: Option<Duration>) -> Option<Duration> {
+    [one, other].into_iter().flatten().min()
+}
+
+/// A number that is the same for all packets of a flow: of the addresses, and of the ports where
+/// they are in their usual place. Zero for packets whose headers are not there or not known.
+fn flow_hash(packet: &Packet) -> u32 {
+    const ETHERTYPE: usize = 12;
+    let headers = packet.headers();
+    let range = match headers.get(ETHERTYPE..ETHERTYPE + 2) {
+        // RFC 791 §3.1: without options the ports follow the addresses.
+        Some([0x08, 0x00]) if headers.get(14) == Some(&0x45) => 26..38,
+        Some([0x08, 0x00]) => 26..34,
+        // RFC 8200 §3.
+        Some([0x86, 0xdd]) => 22..58,
+        _ => return 0,
+    };
+    // FNV-1a: a few bytes, and nothing to gain by making it go wrong.
+    let bytes = headers.get(range).unwrap_or_default();
+    bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
+}

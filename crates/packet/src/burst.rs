@@ -79,6 +79,31 @@ impl Burst {
         self.packets[self.head..self.tail].iter().flatten()
     }
 
+    /// The packets, to be taken from the front; [`taken`](Self::taken) tells how many were.
+    pub(crate) fn packets_mut(&mut self) -> &mut [Option<Packet>] {
+        &mut self.packets[self.head..self.tail]
+    }
+
+    /// The first `count` packets were taken.
+    pub(crate) fn taken(&mut self, count: usize) {
+        assert!(count <= self.len());
+        self.head += count;
+        if self.is_empty() {
+            (self.head, self.tail) = (0, 0);
+        }
+    }
+
+    /// Empty places at the end; [`added`](Self::added) tells how many were filled.
+    pub(crate) fn places_mut(&mut self) -> &mut [Option<Packet>] {
+        &mut self.packets[self.tail..self.limit]
+    }
+
+    /// The first `count` places were filled.
+    pub(crate) fn added(&mut self, count: usize) {
+        assert!(count <= self.limit - self.tail);
+        self.tail += count;
+    }
+
     /// Drops all packets.
     pub fn clear(&mut self) {
         while self.pop().is_some() {}

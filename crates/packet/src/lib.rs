@@ -7,10 +7,10 @@
 //!
 //! Modules, each using only those before it:
 //! `sync → slab → region → foreign → loan → lend → returns → ledger → {held, recall} → offload →
-//! packet → pool → burst → device`.
+//! packet → pool → burst → ring → device`.
 //!
-//! Unsafe code is allowed in `slab`, `region`, `foreign`, `loan`, `lend`, `recall`, `packet` and
-//! `pool` only.
+//! Unsafe code is allowed in `slab`, `region`, `foreign`, `loan`, `lend`, `recall`, `packet`,
+//! `pool` and three parts of `ring` only.
 #![cfg_attr(not(loom), no_std)]
 #![deny(unsafe_code)]
 
@@ -30,6 +30,7 @@ pub mod pool;
 pub mod recall;
 mod region;
 pub mod returns;
+pub mod ring;
 #[doc(hidden)]
 pub mod slab;
 pub mod sync;

@@ -1,4 +1,4 @@
-//! Model checks: every interleaving of two threads that share loans and slabs.
+//! Model checks: every interleaving of threads that share loans, slabs and rings.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p towpath-packet --test loom --release`.
 #![cfg(loom)]
@@ -9,6 +9,10 @@ use loom::thread;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use towpath_packet::pool::Pool;
 use towpath_packet::slab::{Slab, give_back};
+
+#[path = "loom/ring.rs"]
+mod ring;
+
 use towpath_packet::{Ledger, Lender, Loans, Piece, Readers, Recall, Returns, Watch};
 
 /// A slot value whose accesses loom checks for races.

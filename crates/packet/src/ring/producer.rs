@@ -1,0 +1,182 @@
+//! Handles of producers.
+
+use super::fill::{self, Single};
+use super::shared::{CONSUMER_GONE, Shared};
+use super::{Closed, Control, PushError};
+use crate::burst::Burst;
+use crate::packet::Packet;
+use crate::sync::{Arc, Ordering};
+
+/// Producers' share of a ring; with it the last one ends.
+struct Sender<T>(Arc<Shared<T>>);
+
+impl<T> Drop for Sender<T> {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+impl<T> Sender<T> {
+    fn is_closed(&self) -> bool {
+        self.0.control() & CONSUMER_GONE != 0
+    }
+
+    /// Moves items into the ring by `put`, up to the first that is missing.
+    fn publish(
+        &self,
+        items: &mut [Option<T>],
+        put: impl FnOnce(&Shared<T>, &mut [Option<T>]) -> usize,
+    ) -> Result<usize, Closed> {
+        if self.is_closed() {
+            return Err(Closed);
+        }
+        let there = items.iter().take_while(|item| item.is_some()).count();
+        Ok(put(&self.0, &mut items[..there]))
+    }
+}
+
+impl Sender<Packet> {
+    fn drop_rest(&self, burst: &mut Burst) -> usize {
+        let count = burst.len();
+        burst.clear();
+        if count > 0 {
+            // Relaxed: counters order nothing.
+            self.0.dropped.0[0].fetch_add(count as u64, Ordering::Relaxed);
+        }
+        count
+    }
+}
+
+fn push_one<T>(
+    item: T,
+    put: impl FnOnce(&mut [Option<T>]) -> Result<usize, Closed>,
+) -> Result<(), PushError<T>> {
+    let mut items = [Some(item)];
+    let result = put(&mut items);
+    match (items, result) {
+        ([None], _) => Ok(()),
+        ([Some(item)], Ok(_)) => Err(PushError::Full(item)),
+        ([Some(item)], Err(Closed)) => Err(PushError::Closed(item)),
+    }
+}
+
+/// The one producer of a ring. Dropping it tells the consumer that nothing more will come.
+pub struct Producer<T: Send> {
+    sender: Sender<T>,
+    fill: Single<T>,
+}
+
+impl<T: Send> Producer<T> {
+    pub(super) fn new(shared: Arc<Shared<T>>, fill: Single<T>) -> Self {
+        Self { sender: Sender(shared), fill }
+    }
+
+    /// Moves items into the ring, from the first on up to one that is missing or for which there is
+    /// no room; returns how many. Does not wake the consumer: a call of [`wake`](Self::wake) is
+    /// owed.
+    pub fn publish(&mut self, items: &mut [Option<T>]) -> Result<usize, Closed> {
+        self.sender.publish(items, |shared, items| self.fill.put(shared, items))
+    }
+
+    /// Wakes the consumer if he sleeps, for all that was published before.
+    pub fn wake(&self) {
+        self.sender.0.wake();
+    }
+
+    /// Moves one item into the ring and wakes the consumer; hands it back if that cannot be done.
+    pub fn push(&mut self, item: T) -> Result<(), PushError<T>> {
+        push_one(item, |items| self.publish(items))?;
+        self.wake();
+        Ok(())
+    }
+
+    /// True if the consumer is gone.
+    pub fn is_closed(&self) -> bool {
+        self.sender.is_closed()
+    }
+
+    /// A handle to resize the ring and to read its counters.
+    pub fn control(&self) -> Control<T> {
+        Control::new(self.sender.0.clone())
+    }
+}
+
+impl Producer<Packet> {
+    /// Moves packets from the front of `burst` into the ring, and wakes the consumer. What has no
+    /// room stays in `burst`; all does if the consumer is gone.
+    pub fn enqueue(&mut self, burst: &mut Burst) -> Result<usize, Closed> {
+        let count = self.publish(burst.packets_mut())?;
+        burst.taken(count);
+        self.wake();
+        Ok(count)
+    }
+
+    /// The same, and drops and counts what stays. Returns how many were dropped.
+    pub fn enqueue_or_drop(&mut self, burst: &mut Burst) -> usize {
+        // An error leaves everything in the burst.
+        let _ = self.enqueue(burst);
+        self.sender.drop_rest(burst)
+    }
+}
+
+/// One of any number of producers of a ring. Each thread has its own clone. Dropping the last one
+/// tells the consumer that nothing more will come.
+pub struct SharedProducer<T: Send> {
+    sender: Arc<Sender<T>>,
+}
+
+impl<T: Send> Clone for SharedProducer<T> {
+    fn clone(&self) -> Self {
+        Self { sender: self.sender.clone() }
+    }
+}
+
+impl<T: Send> SharedProducer<T> {
+    pub(super) fn new(shared: Arc<Shared<T>>) -> Self {
+        Self { sender: Arc::new(Sender(shared)) }
+    }
+
+    /// As [`Producer::publish`].
+    pub fn publish(&self, items: &mut [Option<T>]) -> Result<usize, Closed> {
+        self.sender.publish(items, fill::put_shared)
+    }
+
+    /// As [`Producer::wake`].
+    pub fn wake(&self) {
+        self.sender.0.wake();
+    }
+
+    /// As [`Producer::push`].
+    pub fn push(&self, item: T) -> Result<(), PushError<T>> {
+        push_one(item, |items| self.publish(items))?;
+        self.wake();
+        Ok(())
+    }
+
+    /// True if the consumer is gone.
+    pub fn is_closed(&self) -> bool {
+        self.sender.is_closed()
+    }
+
+    /// A handle to resize the ring and to read its counters.
+    pub fn control(&self) -> Control<T> {
+        Control::new(self.sender.0.clone())
+    }
+}
+
+impl SharedProducer<Packet> {
+    /// As [`Producer::enqueue`].
+    pub fn enqueue(&self, burst: &mut Burst) -> Result<usize, Closed> {
+        let count = self.publish(burst.packets_mut())?;
+        burst.taken(count);
+        self.wake();
+        Ok(count)
+    }
+
+    /// As [`Producer::enqueue_or_drop`].
+    pub fn enqueue_or_drop(&self, burst: &mut Burst) -> usize {
+        // An error leaves everything in the burst.
+        let _ = self.enqueue(burst);
+        self.sender.drop_rest(burst)
+    }
+}

@@ -1,0 +1,363 @@
+//! What the sides of a ring share: arrays of slots, indices, flags.
+//!
+//! Each group of fields has a cache line of its own, by who writes it; `docs/theory/ring.md` has
+//! the picture. Which thread may touch a slot is decided by positions alone; the proofs stand in
+//! `fill` and `drain`.
+#![allow(unsafe_code)]
+
+use super::drain::Drain;
+use super::{CAPACITY_MAX, CapacityError, Counters, Doorbell};
+use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering, UnsafeCell, fence};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::mem::MaybeUninit;
+use core::ptr::{self, NonNull};
+
+/// The consumer sleeps, or is about to: whoever publishes rings the doorbell.
+pub(super) const SLEEPING: u32 = 1;
+/// The consumer is gone: whoever publishes purges.
+pub(super) const CONSUMER_GONE: u32 = 2;
+/// All producers are gone: nothing more will come.
+pub(super) const PRODUCERS_GONE: u32 = 4;
+/// A new array waits in `request`.
+pub(super) const RESIZE: u32 = 8;
+/// One of several producers goes over to another array.
+const SWITCHING: u32 = 16;
+
+/// Where producing stands, in one word: the position after the last packet (32 bits), the
+/// generation of the array that it belongs to (1 bit), and how many calls there were (31 bits; used
+/// by several producers only). Positions and calls wrap.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Word(pub(super) u64);
+
+impl Word {
+    pub(super) fn new(position: u32, generation: usize, calls: u32) -> Self {
+        Self(u64::from(position) | (generation as u64 & 1) << 32 | u64::from(calls) << 33)
+    }
+
+    pub(super) fn position(self) -> u32 {
+        self.0 as u32
+    }
+
+    pub(super) fn generation(self) -> usize {
+        (self.0 >> 32 & 1) as usize
+    }
+
+    pub(super) fn calls(self) -> u32 {
+        (self.0 >> 33) as u32
+    }
+
+    /// `calls` and one more.
+    pub(super) fn next_calls(self) -> u32 {
+        self.calls().wrapping_add(1) & (u32::MAX >> 1)
+    }
+}
+
+/// The slots of one generation, a power of two of them. A position's slot is its low bits, so that
+/// positions may wrap whatever the capacity.
+pub(super) struct Array<T> {
+    slots: Box<[UnsafeCell<MaybeUninit<T>>]>,
+    /// Most packets held while this array is filled.
+    pub(super) capacity: u32,
+    /// First position that lies in this array; set when it comes into use.
+    pub(super) start: AtomicU32,
+}
+
+impl<T> Array<T> {
+    pub(super) fn new(capacity: usize) -> Result<Box<Self>, CapacityError> {
+        if capacity == 0 || capacity > CAPACITY_MAX {
+            return Err(CapacityError::OutOfRange);
+        }
+        let count = capacity.next_power_of_two();
+        let mut slots = Vec::new();
+        slots.try_reserve_exact(count).map_err(|_| CapacityError::NoMemory)?;
+        slots.extend((0..count).map(|_| UnsafeCell::new(MaybeUninit::uninit())));
+        let (slots, capacity) = (slots.into_boxed_slice(), capacity as u32);
+        Ok(Box::new(Self { slots, capacity, start: AtomicU32::new(0) }))
+    }
+
+    /// The slots of `count` positions from `position` on, in two stretches.
+    pub(super) fn stretches(
+        &self,
+        position: u32,
+        count: usize,
+    ) -> [&[UnsafeCell<MaybeUninit<T>>]; 2] {
+        let first = position as usize & (self.slots.len() - 1);
+        let (before, from) = self.slots.split_at(first);
+        match count.checked_sub(from.len()) {
+            None => [&from[..count], &[]],
+            Some(rest) => [from, &before[..rest]],
+        }
+    }
+}
+
+/// A pair of cache lines of its own: processors fetch them in pairs.
+#[repr(C, align(128))]
+pub(super) struct Line<T>(pub(super) T);
+
+/// Changes seldom, read by all sides in each call.
+struct Quiet<T> {
+    /// `SLEEPING` and the others.
+    control: AtomicU32,
+    /// By generation: capacities, and the arrays in use. One of the two is null unless a resize is
+    /// under way.
+    capacities: [AtomicU32; 2],
+    arrays: [AtomicPtr<Array<T>>; 2],
+    /// An array asked for and not yet in use, or null.
+    request: AtomicPtr<Array<T>>,
+    /// Capacity last asked for.
+    asked: AtomicU32,
+    /// Calls of `reap` since the last one that did it was done.
+    reapers: AtomicU32,
+    /// The consumer's side, once he is gone.
+    left: UnsafeCell<Option<Drain<T>>>,
+    doorbell: Box<dyn Doorbell>,
+}
+
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<Quiet<u64>>() <= align_of::<Line<u64>>(), "one pair of lines");
+
+/// All that is shared.
+pub(super) struct Shared<T> {
+    /// A [`Word`]: what is published. Written by producers, read by the consumer.
+    pub(super) tail: Line<AtomicU64>,
+    /// A [`Word`]: what several producers have reserved, published or not. Theirs alone.
+    pub(super) reserved: Line<AtomicU64>,
+    /// Position of the next packet to take. Written by the consumer, read by producers.
+    pub(super) head: Line<AtomicU32>,
+    quiet: Line<Quiet<T>>,
+    /// Packets dropped by producers, and packets purged.
+    pub(super) dropped: Line<[AtomicU64; 2]>,
+}
+
+// SAFETY: packets move from the thread that writes their slot to the one that reads it, never
+// shared; all else is atomic, constant, or under the claims that `fill`, `drain` and `reap` prove.
+unsafe impl<T: Send> Send for Shared<T> {}
+// SAFETY: as above; the doorbell is `Sync` by its trait.
+unsafe impl<T: Send> Sync for Shared<T> {}
+
+impl<T> Shared<T> {
+    /// Shared state with an array of generation 0 in use, and that array.
+    pub(super) fn new(
+        capacity: usize,
+        doorbell: Box<dyn Doorbell>,
+    ) -> Result<(Self, NonNull<Array<T>>), CapacityError> {
+        let array = Array::new(capacity)?;
+        let capacity = array.capacity;
+        let array = Box::into_raw(array);
+        let quiet = Quiet {
+            control: AtomicU32::new(0),
+            capacities: [AtomicU32::new(capacity), AtomicU32::new(0)],
+            arrays: [AtomicPtr::new(array), AtomicPtr::new(ptr::null_mut())],
+            request: AtomicPtr::new(ptr::null_mut()),
+            asked: AtomicU32::new(capacity),
+            reapers: AtomicU32::new(0),
+            left: UnsafeCell::new(None),
+            doorbell,
+        };
+        let shared = Self {
+            tail: Line(AtomicU64::new(0)),
+            reserved: Line(AtomicU64::new(0)),
+            head: Line(AtomicU32::new(0)),
+            quiet: Line(quiet),
+            dropped: Line([AtomicU64::new(0), AtomicU64::new(0)]),
+        };
+        Ok((shared, NonNull::new(array).expect("a box is not null")))
+    }
+
+    /// The flags, as a hint.
+    #[inline]
+    pub(super) fn control(&self) -> u32 {
+        // Relaxed: who acts on a flag orders what he does by other means.
+        self.quiet.0.control.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn capacity(&self, generation: usize) -> u32 {
+        // Relaxed: written before the switch to the generation, which the caller has acquired.
+        self.quiet.0.capacities[generation].load(Ordering::Relaxed)
+    }
+
+    pub(super) fn array(&self, generation: usize) -> Option<NonNull<Array<T>>> {
+        // Acquire: pairs with the Release of `set_array`, made when the array came into use; and
+        // for null with that of `leave_array`: the consumer has done with the one that was there.
+        NonNull::new(self.quiet.0.arrays[generation].load(Ordering::Acquire))
+    }
+
+    /// Takes what a resize has asked for, if there is something.
+    pub(super) fn take_request(&self) -> Option<Box<Array<T>>> {
+        // Acquire: pairs with the Release in `ask`. The flag goes first: who asks after our swap
+        // sets it again.
+        self.quiet.0.control.fetch_and(!RESIZE, Ordering::Acquire);
+        // AcqRel: pairs with `ask`, both ways: the array goes from hand to hand.
+        let array = self.quiet.0.request.swap(ptr::null_mut(), Ordering::AcqRel);
+        // SAFETY: only boxes of `ask` get there, and the swap took this one out.
+        (!array.is_null()).then(|| unsafe { Box::from_raw(array) })
+    }
+
+    /// Asks producers to go over to `array`, in place of an earlier one that is not in use yet.
+    pub(super) fn ask(&self, array: Box<Array<T>>) {
+        // Relaxed: for reports.
+        self.quiet.0.asked.store(array.capacity, Ordering::Relaxed);
+        // AcqRel: pairs with `take_request` and with other calls of this.
+        let before = self.quiet.0.request.swap(Box::into_raw(array), Ordering::AcqRel);
+        // Release: pairs with the Acquire in `take_request`; who clears the flag finds the array.
+        self.quiet.0.control.fetch_or(RESIZE, Ordering::Release);
+        if !before.is_null() {
+            // SAFETY: a box that nobody has taken out.
+            drop(unsafe { Box::from_raw(before) });
+        }
+    }
+
+    /// Makes `array` that of `generation`, which has none. Only one producer at a time may.
+    pub(super) fn set_array(&self, generation: usize, array: Box<Array<T>>) -> NonNull<Array<T>> {
+        // Relaxed, here: published by the switch that follows.
+        self.quiet.0.capacities[generation].store(array.capacity, Ordering::Relaxed);
+        let array = Box::into_raw(array);
+        // Release: pairs with the Acquire in `array`.
+        let before = self.quiet.0.arrays[generation].swap(array, Ordering::Release);
+        assert!(before.is_null(), "an array is put where there is none");
+        NonNull::new(array).expect("a box is not null")
+    }
+
+    /// Calls `switch` unless another thread is at that; then it is for a later call, as `RESIZE` is
+    /// still set.
+    pub(super) fn claim_switch(&self, switch: impl FnOnce()) {
+        // Acquire: pairs with the Release below: an earlier switch is seen.
+        if self.quiet.0.control.fetch_or(SWITCHING, Ordering::Acquire) & SWITCHING == 0 {
+            switch();
+            // Release: see above.
+            self.quiet.0.control.fetch_and(!SWITCHING, Ordering::Release);
+        }
+    }
+
+    /// The consumer has taken everything out of the array of `generation` and goes on in the other.
+    pub(super) fn leave_array(&self, generation: usize) {
+        // Release: pairs with the Acquire in `array`. None needed to read: the caller has used it.
+        let array = self.quiet.0.arrays[generation].swap(ptr::null_mut(), Ordering::Release);
+        // SAFETY: a box of `set_array` or `new`. Producers left it before the tail said that there
+        // is another, and the caller has acquired that; it does not use it any more.
+        drop(unsafe { Box::from_raw(array) });
+    }
+
+    /// Tells the consumer of what the caller has published: rings if he sleeps, purges if he is
+    /// gone.
+    #[inline]
+    pub(super) fn wake(&self) {
+        // SeqCst: pairs with the fences of `go_to_sleep` and `leave`. Either that side sees what
+        // was published before this, or the load below sees its flag.
+        fence(Ordering::SeqCst);
+        if self.control() & (SLEEPING | CONSUMER_GONE) != 0 {
+            self.wake_slowly();
+        }
+    }
+
+    #[cold]
+    fn wake_slowly(&self) {
+        // Acquire: pairs with the Release in `leave`, for `left`.
+        let before = self.quiet.0.control.fetch_and(!SLEEPING, Ordering::Acquire);
+        if before & CONSUMER_GONE != 0 {
+            self.reap();
+        } else if before & SLEEPING != 0 {
+            self.quiet.0.doorbell.ring();
+        }
+    }
+
+    /// The last producer is gone.
+    pub(super) fn close(&self) {
+        self.wake();
+        // Release: pairs with the Acquire in `are_producers_gone`: what was published is seen. Both
+        // this flag and `SLEEPING` are in one word: one of the sides sees the other's.
+        let before = self.quiet.0.control.fetch_or(PRODUCERS_GONE, Ordering::Release);
+        if before & SLEEPING != 0 {
+            self.wake_slowly();
+        }
+    }
+
+    pub(super) fn are_producers_gone(&self) -> bool {
+        // Acquire: pairs with the Release in `close`.
+        self.quiet.0.control.load(Ordering::Acquire) & PRODUCERS_GONE != 0
+    }
+
+    /// Announces that the consumer is about to sleep. He looks once more before he does.
+    pub(super) fn go_to_sleep(&self) {
+        // Relaxed: the fence orders.
+        self.quiet.0.control.fetch_or(SLEEPING, Ordering::Relaxed);
+        // SeqCst: pairs with the fence of `wake`.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Takes the announcement back.
+    pub(super) fn stay_awake(&self) {
+        // Relaxed: orders nothing; a doorbell that rings for nothing does no harm.
+        self.quiet.0.control.fetch_and(!SLEEPING, Ordering::Relaxed);
+    }
+
+    /// The consumer goes and leaves his side to whoever purges.
+    pub(super) fn leave(&self, side: Drain<T>) {
+        // SAFETY: nobody looks there before the flag is set.
+        self.quiet.0.left.with_mut(|left| unsafe { *left = Some(side) });
+        // Release: pairs with the Acquire in `wake_slowly`.
+        self.quiet.0.control.fetch_or(CONSUMER_GONE, Ordering::Release);
+        // SeqCst: pairs with the fence of `wake`.
+        fence(Ordering::SeqCst);
+        self.reap();
+    }
+
+    /// Purges in the place of the consumer. Several may call: one does it, and goes on for those
+    /// who came meanwhile.
+    fn reap(&self) {
+        // AcqRel: what the caller published is seen by whoever purges; what an earlier one did to
+        // `left` is seen by this one.
+        if self.quiet.0.reapers.fetch_add(1, Ordering::AcqRel) != 0 {
+            return;
+        }
+        let mut seen = 1;
+        loop {
+            self.quiet.0.left.with_mut(|left| {
+                // SAFETY: the count gives one caller at a time the right; he gives it up below.
+                let left = unsafe { &mut *left };
+                left.as_mut().expect("left before the flag was set").purge(self);
+            });
+            // AcqRel: as above. Acquire on failure: another has published.
+            let done =
+                self.quiet.0.reapers.compare_exchange(seen, 0, Ordering::AcqRel, Ordering::Acquire);
+            match done {
+                Ok(_) => return,
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    /// Packets held, more or less.
+    pub(super) fn len(&self) -> usize {
+        // Acquire: pairs with the publishing of the tail; the tail loaded below is not older, so
+        // that the difference is not negative.
+        let head = self.head.0.load(Ordering::Acquire);
+        // Relaxed: see above.
+        let tail = Word(self.tail.0.load(Ordering::Relaxed)).position();
+        tail.wrapping_sub(head) as usize
+    }
+
+    pub(super) fn counters(&self) -> Counters {
+        // Relaxed: counters order nothing.
+        let [dropped, purged] =
+            self.dropped.0.each_ref().map(|count| count.load(Ordering::Relaxed));
+        let capacity = self.quiet.0.asked.load(Ordering::Relaxed) as usize;
+        Counters { dropped, purged, capacity }
+    }
+}
+
+impl<T> Drop for Shared<T> {
+    fn drop(&mut self) {
+        // Nothing is held: the consumer has purged, or a producer after him.
+        let Quiet { arrays: [one, other], request, .. } = &self.quiet.0;
+        for place in [one, other, request] {
+            // Relaxed: nobody else is left.
+            let array = place.load(Ordering::Relaxed);
+            if !array.is_null() {
+                // SAFETY: boxes, each in one place only.
+                drop(unsafe { Box::from_raw(array) });
+            }
+        }
+    }
+}

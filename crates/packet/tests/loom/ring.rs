@@ -1,0 +1,294 @@
+//! Rings: order, ownership, resizing, sleeping and ending, with two or three threads. Slots are
+//! cells that loom watches: an access that nothing orders fails the model.
+
+use loom::sync::{Arc, Notify};
+use loom::thread;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use towpath_packet::ring::{
+    self, Consumer, Counters, Doorbell, Producer, PushError, SharedProducer, Silent,
+};
+
+/// All interleavings with so many switches that nobody waited for: with three threads and more,
+/// each further one takes several times as long.
+fn bounded(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(model);
+}
+
+fn single(capacity: usize) -> (Producer<u32>, Consumer<u32>) {
+    ring::single(capacity, Silent).unwrap()
+}
+
+/// Takes `tries` times.
+fn pop_some(consumer: &mut Consumer<u32>, tries: usize) -> Vec<u32> {
+    (0..tries).filter_map(|_| consumer.pop()).collect()
+}
+
+/// Goal: packets arrive once and in order, and a slot is filled again only when it was emptied.
+#[test]
+fn one_producer_and_the_consumer() {
+    loom::model(|| {
+        let (mut producer, mut consumer) = single(1);
+        let filler = thread::spawn(move || {
+            let pushed = [1, 2, 3].map(|item| producer.push(item).is_ok().then_some(item));
+            (producer, pushed)
+        });
+        let mut taken = pop_some(&mut consumer, 2);
+        let (_producer, pushed) = filler.join().unwrap();
+        taken.extend(pop_some(&mut consumer, 3));
+        assert_eq!(taken, pushed.into_iter().flatten().collect::<Vec<_>>());
+        assert_eq!(pushed[0], Some(1));
+    });
+}
+
+/// Goal: what is looked at stays until it is taken, while its neighbour is filled.
+#[test]
+fn peeking_beside_a_producer() {
+    loom::model(|| {
+        let (mut producer, mut consumer) = single(2);
+        let filler = thread::spawn(move || {
+            let _ = [1, 2, 3].map(|item| producer.push(item));
+        });
+        if let Some(&seen) = consumer.peek() {
+            assert_eq!((seen, consumer.pop()), (1, Some(1)));
+        }
+        filler.join().unwrap();
+    });
+}
+
+/// Goal: a resize, asked for at any moment by a third thread, neither loses nor reorders, whether
+/// the ring becomes larger or smaller than what it holds.
+#[test]
+fn resizing_while_both_run() {
+    for (from, to) in [(2, 1), (1, 2)] {
+        bounded(3, move || {
+            let (mut producer, mut consumer) = single(from);
+            let control = consumer.control();
+            let asker = thread::spawn(move || control.resize(to).unwrap());
+            let filler = thread::spawn(move || {
+                let pushed = [1, 2, 3].map(|item| producer.push(item).is_ok().then_some(item));
+                (producer, pushed)
+            });
+            let mut taken = pop_some(&mut consumer, 2);
+            asker.join().unwrap();
+            let (mut producer, pushed) = filler.join().unwrap();
+            taken.extend(pop_some(&mut consumer, 4));
+            assert_eq!(taken, pushed.into_iter().flatten().collect::<Vec<_>>());
+            // The new capacity is in force.
+            let room = (0..3).filter(|item| producer.push(*item).is_ok()).count();
+            assert_eq!(room, to);
+            assert_eq!(pop_some(&mut consumer, 4).len(), to);
+        });
+    }
+}
+
+/// Goal: a second resize waits until the consumer has followed the first; none is lost.
+#[test]
+fn resizing_again_before_the_consumer_follows() {
+    bounded(3, || {
+        let (mut producer, mut consumer) = single(1);
+        let control = consumer.control();
+        producer.push(1).unwrap();
+        control.resize(2).unwrap();
+        let filler = thread::spawn(move || {
+            let mut pushed = vec![1];
+            pushed.extend((2..4).filter(|item| producer.push(*item).is_ok()));
+            (producer, pushed)
+        });
+        control.resize(3).unwrap();
+        let mut taken = pop_some(&mut consumer, 2);
+        let (mut producer, pushed) = filler.join().unwrap();
+        taken.extend(pop_some(&mut consumer, 4));
+        assert_eq!(taken, pushed);
+        // Following takes a look of the consumer; then the next call of the producer switches.
+        for item in 0..2 {
+            let _ = producer.push(item);
+            assert_eq!(consumer.pop(), Some(item));
+        }
+        assert_eq!((0..4).filter(|item| producer.push(*item).is_ok()).count(), 3);
+    });
+}
+
+fn shared(capacity: usize) -> (SharedProducer<u32>, Consumer<u32>) {
+    ring::shared(capacity, Silent).unwrap()
+}
+
+/// Two threads push two items each, while the ring is emptied. `before` is done first. At least
+/// `least` arrive.
+fn two_producers(capacity: usize, least: usize, before: impl Fn(&Consumer<u32>)) {
+    let (producer, mut consumer) = shared(capacity);
+    before(&consumer);
+    let fillers = [10, 20].map(|base| {
+        let producer = producer.clone();
+        thread::spawn(move || {
+            let mut items = [Some(base), Some(base + 1)];
+            producer.publish(&mut items).unwrap();
+            items
+        })
+    });
+    let mut taken = pop_some(&mut consumer, 2);
+    let left = fillers.map(|filler| filler.join().unwrap());
+    taken.extend(pop_some(&mut consumer, 5));
+    for (base, left) in [10, 20].into_iter().zip(left) {
+        let own: Vec<u32> = taken.iter().copied().filter(|item| item / 10 == base / 10).collect();
+        let pushed: Vec<u32> =
+            (base..base + 2).filter(|item| !left.contains(&Some(*item))).collect();
+        assert_eq!(own, pushed, "of {taken:?}");
+    }
+    assert!(taken.len() >= least, "{taken:?}");
+    assert_eq!(consumer.pop(), None);
+}
+
+/// Goal: two producers at once lose nothing, each one's items stay in order, nobody reads a slot
+/// before it is filled, nor fills it before it is empty.
+#[test]
+fn two_producers_and_the_consumer() {
+    for capacity in [1, 2, 4] {
+        bounded(2, move || two_producers(capacity, capacity, |_| ()));
+    }
+}
+
+/// Goal: of two producers that both find a resize asked for, one does it.
+#[test]
+fn two_producers_resize() {
+    for (from, to) in [(1, 4), (4, 1)] {
+        bounded(2, move || {
+            two_producers(from, 1, |consumer| consumer.control().resize(to).unwrap());
+        });
+    }
+}
+
+/// Goal: a resize asked for while two producers work on an earlier one is not lost.
+#[test]
+fn two_producers_resize_twice() {
+    bounded(1, || {
+        let (producer, mut consumer) = shared(1);
+        let control = consumer.control();
+        control.resize(2).unwrap();
+        let other = producer.clone();
+        let filler = thread::spawn(move || other.push(1).unwrap());
+        let asker = thread::spawn(move || control.resize(3).unwrap());
+        let _ = producer.push(2);
+        filler.join().unwrap();
+        asker.join().unwrap();
+        while consumer.pop().is_some() {}
+        for item in 0..2 {
+            let _ = producer.push(item);
+            assert_eq!(consumer.pop(), Some(item));
+        }
+        assert_eq!((0..4).filter(|item| producer.push(*item).is_ok()).count(), 3);
+        assert_eq!(pop_some(&mut consumer, 4), [0, 1, 2]);
+    });
+}
+
+/// A doorbell that a thread of the model can wait for.
+#[derive(Clone)]
+struct Bell(Arc<Notify>);
+
+unsafe impl Send for Bell {}
+unsafe impl Sync for Bell {}
+
+impl Doorbell for Bell {
+    fn ring(&self) {
+        self.0.notify();
+    }
+}
+
+/// Takes all until the producers are gone, asleep while there is nothing. A wake-up that is lost
+/// leaves this thread waiting for ever, which loom reports.
+fn consume_all(mut consumer: Consumer<u32>, bell: &Bell) -> Vec<u32> {
+    let mut taken = Vec::new();
+    loop {
+        match consumer.pop() {
+            Some(item) => taken.push(item),
+            None if consumer.is_closed() => return taken,
+            None if consumer.needs_wakeup() => bell.0.wait(),
+            None => {}
+        }
+    }
+}
+
+/// Goal: no wake-up is lost, neither of a packet nor of the end.
+#[test]
+fn a_sleeping_consumer_is_woken() {
+    bounded(3, || {
+        let bell = Bell(Arc::new(Notify::new()));
+        let (mut producer, consumer) = ring::single(2, bell.clone()).unwrap();
+        let filler = thread::spawn(move || {
+            producer.push(1).unwrap();
+            producer.push(2).unwrap();
+        });
+        assert_eq!(consume_all(consumer, &bell), [1, 2]);
+        filler.join().unwrap();
+    });
+}
+
+/// Goal: the same with two producers, of whom either may publish for both.
+#[test]
+fn two_producers_wake_a_sleeping_consumer() {
+    bounded(1, || {
+        let bell = Bell(Arc::new(Notify::new()));
+        let (producer, consumer) = ring::shared(2, bell.clone()).unwrap();
+        let other = producer.clone();
+        let fillers = [(producer, 1), (other, 2)]
+            .map(|(producer, item)| thread::spawn(move || producer.push(item).unwrap()));
+        let mut taken = consume_all(consumer, &bell);
+        taken.sort_unstable();
+        assert_eq!(taken, [1, 2]);
+        for filler in fillers {
+            filler.join().unwrap();
+        }
+    });
+}
+
+/// An item that counts its end.
+struct Counted(std::sync::Arc<AtomicUsize>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Goal: what is published while the consumer goes is dropped by one of the two, at once: not when
+/// the producer goes. Each packet is counted.
+#[test]
+fn nothing_stays_behind_a_consumer_that_goes() {
+    loom::model(|| {
+        let ended = std::sync::Arc::new(AtomicUsize::new(0));
+        let (mut producer, consumer) = ring::single(2, Silent).unwrap();
+        let control = producer.control();
+        let items = [(); 2].map(|()| Counted(ended.clone()));
+        let filler = thread::spawn(move || {
+            let refused = items.into_iter().filter_map(|item| producer.push(item).err()).count();
+            (producer, refused)
+        });
+        drop(consumer);
+        let (mut producer, refused) = filler.join().unwrap();
+        assert_eq!(ended.load(Ordering::SeqCst), 2);
+        assert_eq!(
+            control.counters(),
+            Counters { dropped: 0, purged: 2 - refused as u64, capacity: 2 }
+        );
+        assert!(matches!(producer.push(Counted(ended.clone())), Err(PushError::Closed(_))));
+    });
+}
+
+/// Goal: the same with two producers, who may both have to purge.
+#[test]
+fn nothing_stays_behind_when_two_producers_go_on() {
+    bounded(2, || {
+        let ended = std::sync::Arc::new(AtomicUsize::new(0));
+        let (producer, consumer) = ring::shared(2, Silent).unwrap();
+        let fillers = [(); 2].map(|()| {
+            let (producer, item) = (producer.clone(), Counted(ended.clone()));
+            thread::spawn(move || drop(producer.push(item)))
+        });
+        drop(consumer);
+        for filler in fillers {
+            filler.join().unwrap();
+        }
+        assert_eq!(ended.load(Ordering::SeqCst), 2);
+    });
+}

@@ -2,7 +2,7 @@
 //!
 //! Everything here is driven by one thread at a time; nothing blocks unless it says so. Payload
 //! moves by address: a read fills pool frames that become pieces, a write is handed the addresses
-//! of pieces. Only what goes into a guest is copied.
+//! of pieces. Only what goes into a guest is copied, and what a `stream` brings in bits.
 //!
 //! Unsafe code is allowed in `sys` and `process_sys`, one safe function per system call, and in
 //! `vhost_user::{shared, memory}`, for memory that guests write.
@@ -18,6 +18,7 @@ pub mod process_sys;
 pub mod reactor;
 pub mod receive;
 pub mod socket;
+pub mod stream;
 mod sys;
 pub mod tap;
 pub mod vhost_user;

@@ -34,7 +34,7 @@ use towpath_packet::Piece;
 pub const SEND_PIECES_MAX: usize = 64;
 
 /// Flags of every send.
-const SEND_FLAGS: i32 = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+pub(crate) const SEND_FLAGS: i32 = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
 /// Longest interface name.
 const INTERFACE_NAME_MAX: usize = 15;
 

@@ -19,8 +19,8 @@ pub enum Site {
     SocketSend,
     /// Received bytes put where a program wants them.
     SocketReceive,
-    /// The end of a datagram in many fragments put into fewer frames, because a packet has room
-    /// for a bounded number of pieces.
+    /// What came in many bits, as fragments of a datagram or in a stream, put into fewer frames,
+    /// because a packet has room for a bounded number of pieces.
     Squeeze,
     /// Lent memory whose lender gets it back before the last piece is gone.
     Recall,

@@ -59,7 +59,7 @@ impl TapCounters {
 }
 
 impl Traffic {
-    pub(super) fn count(&mut self, bytes: usize, offload: &towpath_packet::Offload) {
+    pub(crate) fn count(&mut self, bytes: usize, offload: &towpath_packet::Offload) {
         self.packets += 1;
         self.bytes += bytes as u64;
         self.super_packets += u64::from(offload.gso.is_some());

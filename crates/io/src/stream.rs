@@ -1,0 +1,381 @@
+//! Stream sockets that carry Ethernet frames: QEMU's `-netdev stream` and libkrun's `unixstream`.
+//!
+//! # Theory of operation
+//!
+//! Each frame follows its length, four bytes, most significant first. There is no room for offload
+//! fields: each frame is one segment with complete checksums ([`Caps::plain`]).
+//!
+//! A read goes into pool frames and brings as many Ethernet frames as were waiting. They are cut
+//! out of what was read as pieces, so that those of one read share its pool frames and no byte is
+//! copied. A frame that a read cut off goes on in the next. Only who sends it in more than
+//! [`UNREAD_PIECES_MAX`] bits has its small pieces put together, counted as [`Site::Squeeze`]: a
+//! packet holds a bounded number.
+//!
+//! A write hands over the addresses of many packets. The socket may take a part of one; its rest
+//! stays here and goes first next time, because the stream has no other way back into step.
+//!
+//! Invariants: each packet taken from a burst is transmitted whole, or goes with the connection; a
+//! frame is received whole or not at all. No call blocks or allocates. One thread at a time.
+//!
+//! Register the file level-triggered; ask for room to write while [`Stream::has_unsent`].
+//!
+//! Limits: [`FRAME_BYTES_MAX`], [`UNREAD_PIECES_MAX`], [`READS_MAX`]. Specification: the
+//! description of `-netdev stream` in QEMU's manual.
+
+use crate::receive::{FRAMES_MAX, RECEIVE_BYTES_MAX, ReceiveBuffer, empty_slices};
+use crate::sys::{self, Gather};
+use crate::tap::{FRAME_BYTES_MAX, Traffic, wire_headers};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use towpath_packet::burst::BURST_MAX;
+use towpath_packet::packet::PIECES_MAX;
+use towpath_packet::pool::LARGE_FRAME_BYTES;
+use towpath_packet::{Burst, Caps, Device, Ledger, Memory, Packet, Piece, Site};
+
+/// Pieces of a frame not yet complete, above which small ones are put together before the next
+/// read. With those of that read they fit a packet.
+pub const UNREAD_PIECES_MAX: usize = PIECES_MAX - FRAMES_MAX;
+/// Reads of one [`Device::receive`]: enough for a burst whose frames each come in two.
+pub const READS_MAX: usize = 2 * BURST_MAX;
+
+/// Bytes of a length.
+const LENGTH_BYTES: usize = 4;
+/// Bytes of an Ethernet header.
+const ETHERNET_BYTES: usize = 14;
+/// Packets of one write.
+const WRITE_PACKETS_MAX: usize = 16;
+/// Parts of one write: two packets with all the pieces there can be, or many with few.
+const WRITE_PARTS: usize = 2 * PACKET_PARTS_MAX;
+/// Parts of one packet: length, private headers, pieces.
+const PACKET_PARTS_MAX: usize = 2 + PIECES_MAX;
+// A squeezed frame is pieces of at least half a large frame, and one shorter piece.
+const _: () =
+    assert!((FRAME_BYTES_MAX + LENGTH_BYTES).div_ceil(LARGE_FRAME_BYTES / 2) <= UNREAD_PIECES_MAX);
+/// Pieces that wait to be cut into packets: those of an incomplete frame and of one read.
+const UNREAD_MAX: usize = UNREAD_PIECES_MAX + FRAMES_MAX;
+
+/// Why a connection is of no more use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StreamError {
+    /// The other side has closed it.
+    #[error("the other side closed the connection")]
+    Closed,
+    /// What comes is not what this protocol sends.
+    #[error("a frame of {0} bytes was announced, more than any has: this is no stream of frames")]
+    FrameTooLong(u32),
+    /// Anything else.
+    #[error("connection: {0}")]
+    Os(Errno),
+}
+
+/// Counters of a connection, seen from us: received is what the guest sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StreamCounters {
+    /// From the guest. Bytes without lengths.
+    pub received: Traffic,
+    /// To the guest, whole packets only. Bytes without lengths.
+    pub transmitted: Traffic,
+    /// Received and dropped: shorter than an Ethernet header.
+    pub receive_short: u64,
+    /// Times that receiving stopped because memory was short; nothing was dropped.
+    pub receive_paused: u64,
+    /// Times that the socket was full; nothing was dropped.
+    pub transmit_full: u64,
+}
+
+/// A connection. See the module text.
+pub struct Stream {
+    socket: OwnedFd,
+    mtu: u16,
+    ledger: Arc<Ledger>,
+    buffer: ReceiveBuffer,
+    /// Read and not cut into packets yet; begins with a length.
+    unread: VecDeque<Piece>,
+    unread_bytes: usize,
+    /// A packet of which the socket took the first `sent` bytes, its length included.
+    unsent: Option<Packet>,
+    sent: usize,
+    counters: StreamCounters,
+}
+
+impl Stream {
+    /// Takes over a connected stream socket that does not block. `mtu` is the largest IP packet
+    /// that the other side is sent.
+    pub fn new(socket: OwnedFd, mtu: u16, ledger: Arc<Ledger>) -> Self {
+        Self {
+            socket,
+            mtu,
+            ledger,
+            buffer: ReceiveBuffer::new(),
+            unread: VecDeque::with_capacity(UNREAD_MAX),
+            unread_bytes: 0,
+            unsent: None,
+            sent: 0,
+            counters: StreamCounters::default(),
+        }
+    }
+
+    /// True while the rest of a packet waits for room in the socket.
+    pub fn has_unsent(&self) -> bool {
+        self.unsent.is_some()
+    }
+
+    /// Gives the frames held for the next read back: for idle times.
+    pub fn release_frames(&mut self) {
+        self.buffer.clear();
+    }
+
+    /// Counters since the connection was taken over.
+    pub fn counters(&self) -> &StreamCounters {
+        &self.counters
+    }
+
+    /// Cuts packets out of what was read.
+    fn cut(&mut self, memory: &mut Memory, burst: &mut Burst) -> Result<Cut, StreamError> {
+        while !burst.is_full() {
+            let Some(length) = self.next_length()? else { return Ok(Cut::All) };
+            if self.unread_bytes < LENGTH_BYTES + length {
+                return Ok(Cut::All);
+            }
+            if length < ETHERNET_BYTES {
+                self.take_unread(LENGTH_BYTES + length, |_| {});
+                self.counters.receive_short += 1;
+                continue;
+            }
+            let Some(mut packet) = memory.packet() else { return Ok(Cut::NoMemory) };
+            self.take_unread(LENGTH_BYTES, |_| {});
+            self.take_unread(length, |piece| {
+                packet.push_piece(piece).expect("an incomplete frame has few pieces");
+            });
+            self.counters.received.count(length, packet.offload());
+            burst.push(packet).expect("the burst has room");
+        }
+        Ok(Cut::Full)
+    }
+
+    /// Length of the frame that is next, if that much was read.
+    fn next_length(&self) -> Result<Option<usize>, StreamError> {
+        if self.unread_bytes < LENGTH_BYTES {
+            return Ok(None);
+        }
+        let pieces = self.unread.iter();
+        let bytes = pieces.flat_map(|piece| piece.bytes().expect("pool frames are private"));
+        let length =
+            bytes.take(LENGTH_BYTES).fold(0, |length, &byte| length << 8 | u32::from(byte));
+        if length as usize > FRAME_BYTES_MAX {
+            return Err(StreamError::FrameTooLong(length));
+        }
+        Ok(Some(length as usize))
+    }
+
+    /// Gives away the first `count` unread bytes.
+    fn take_unread(&mut self, count: usize, mut give: impl FnMut(Piece)) {
+        self.unread_bytes -= count;
+        let mut left = count;
+        while left > 0 {
+            let first = self.unread.front_mut().expect("as many bytes were read");
+            if left < first.len() {
+                give(first.slice(0, left));
+                first.advance(left);
+                return;
+            }
+            left -= first.len();
+            give(self.unread.pop_front().expect("it was there"));
+        }
+    }
+
+    /// Reads once.
+    fn read(&mut self, memory: &mut Memory) -> Result<Read, StreamError> {
+        if self.unread.len() > UNREAD_PIECES_MAX && !self.squeeze(memory) {
+            return Ok(Read::NoMemory);
+        }
+        let offered = self.buffer.prepare(memory, RECEIVE_BYTES_MAX);
+        if offered == 0 {
+            return Ok(Read::NoMemory);
+        }
+        self.counters.received.calls += 1;
+        let result = {
+            let mut slices = empty_slices::<FRAMES_MAX>();
+            let used = self.buffer.slices(&mut slices);
+            rustix::io::readv(&self.socket, &mut slices[..used])
+        };
+        match result {
+            Ok(0) => Err(StreamError::Closed),
+            Ok(count) => {
+                let Self { buffer, unread, .. } = self;
+                buffer.take(count, |piece| unread.push_back(piece));
+                self.unread_bytes += count;
+                Ok(if count < offered { Read::Last } else { Read::More })
+            }
+            Err(Errno::AGAIN) => Ok(Read::Nothing),
+            Err(Errno::INTR) => Ok(Read::More),
+            Err(errno) => Err(from_errno(errno)),
+        }
+    }
+
+    /// Puts the small pieces of an incomplete frame together; false if there is no memory for it,
+    /// and nothing is done. Those half a large frame long stay as they are, so that no byte is
+    /// copied more than a few times and few pieces are left.
+    fn squeeze(&mut self, memory: &mut Memory) -> bool {
+        let large = self.unread.iter().take_while(|piece| piece.len() >= LARGE_FRAME_BYTES / 2);
+        let mut left = self.unread.len() - large.count();
+        while left > 0 {
+            // Frames held for reads are memory too: a frame in bits must not wait for itself.
+            let Some(mut frame) = memory.large.take().or_else(|| {
+                self.buffer.clear();
+                memory.large.take()
+            }) else {
+                return false;
+            };
+            let mut filled = 0;
+            let mut kept = None;
+            // The pieces to go are the last `left` of the queue; they make room one by one.
+            let from = self.unread.len() - left;
+            while left > 0 && kept.is_none() {
+                let mut piece = self.unread.remove(from).expect("a piece to go");
+                left -= 1;
+                let count = self.ledger.copy(Site::Squeeze, &piece, &mut frame[filled..]);
+                filled += count;
+                if count < piece.len() {
+                    piece.advance(count);
+                    kept = Some(piece);
+                }
+            }
+            if let Some(piece) = kept {
+                self.unread.insert(from, piece);
+                left += 1;
+            }
+            self.unread.insert(from, frame.freeze(filled));
+        }
+        true
+    }
+
+    /// Hands the socket the rest of a packet and what is in `burst`, in one call.
+    fn write(&self, burst: &Burst) -> Result<usize, Errno> {
+        let mut lengths = [[0; LENGTH_BYTES]; WRITE_PACKETS_MAX];
+        let mut gather: Gather<'_, WRITE_PARTS> = Gather::new();
+        let mut parts_left = WRITE_PARTS;
+        for (packet, length) in self.unsent.iter().chain(burst.iter()).zip(&mut lengths) {
+            let parts = 2 + packet.piece_count();
+            if parts > parts_left {
+                break;
+            }
+            parts_left -= parts;
+            *length = (packet.len() as u32).to_be_bytes();
+            let mut fits = gather.push_bytes(length) && gather.push_bytes(wire_headers(packet));
+            for piece in packet.pieces() {
+                fits &= gather.push_piece(piece);
+            }
+            assert!(fits, "the parts were counted");
+        }
+        gather.advance(self.sent);
+        sys::send_gather(self.socket.as_fd(), &gather, &[], &[], crate::socket::SEND_FLAGS)
+    }
+
+    /// The socket took `count` bytes: drops the packets that are out.
+    fn written(&mut self, count: usize, burst: &mut Burst) {
+        let mut taken = self.sent + count;
+        self.sent = 0;
+        while let Some(packet) = self.unsent.take().or_else(|| burst.pop()) {
+            let bytes = LENGTH_BYTES + packet.len();
+            if taken < bytes {
+                self.unsent = Some(packet);
+                self.sent = taken;
+                return;
+            }
+            taken -= bytes;
+            self.counters.transmitted.count(packet.len(), packet.offload());
+            if taken == 0 {
+                return;
+            }
+        }
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Device for Stream {
+    type Error = StreamError;
+
+    fn caps(&self) -> Caps {
+        Caps::plain(self.mtu)
+    }
+
+    fn receive(&mut self, memory: &mut Memory, burst: &mut Burst) -> Result<(), StreamError> {
+        let mut last = false;
+        for _ in 0..READS_MAX {
+            let cut = self.cut(memory, burst)?;
+            let no_memory = match cut {
+                Cut::Full => return Ok(()),
+                Cut::NoMemory => true,
+                Cut::All if last => return Ok(()),
+                Cut::All => match self.read(memory)? {
+                    Read::Nothing => return Ok(()),
+                    Read::NoMemory => true,
+                    Read::Last => {
+                        last = true;
+                        false
+                    }
+                    Read::More => false,
+                },
+            };
+            if no_memory {
+                self.counters.receive_paused += 1;
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn transmit(&mut self, burst: &mut Burst) -> Result<(), StreamError> {
+        while self.unsent.is_some() || !burst.is_empty() {
+            self.counters.transmitted.calls += 1;
+            match self.write(burst) {
+                Ok(count) => self.written(count, burst),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN | Errno::NOBUFS) => {
+                    self.counters.transmit_full += 1;
+                    return Ok(());
+                }
+                Err(errno) => return Err(from_errno(errno)),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How far cutting came.
+enum Cut {
+    /// All that is complete is cut.
+    All,
+    /// The burst is full.
+    Full,
+    /// No packet is free.
+    NoMemory,
+}
+
+/// Outcome of one read.
+enum Read {
+    /// There may be more.
+    More,
+    /// There was no more.
+    Last,
+    Nothing,
+    NoMemory,
+}
+
+fn from_errno(errno: Errno) -> StreamError {
+    match errno {
+        Errno::PIPE | Errno::CONNRESET => StreamError::Closed,
+        errno => StreamError::Os(errno),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,250 @@
+//! Frames over socket pairs. Bad input tried: lengths beyond any frame, runts, no bytes at all,
+//! frames in bits of one byte, a connection that ends inside a frame.
+
+use super::*;
+use proptest::prelude::*;
+use std::io::{ErrorKind, Read as _, Write};
+use std::os::unix::net::UnixStream;
+use towpath_packet::MemoryConfig;
+
+/// Rounds of a test that moves bytes bit by bit.
+const ROUNDS: usize = 10_000;
+
+/// A connection and its other side, which does not block either.
+struct Rig {
+    stream: Stream,
+    guest: UnixStream,
+    memory: Memory,
+    ledger: Arc<Ledger>,
+}
+
+impl Rig {
+    fn new() -> Self {
+        Self::with(MemoryConfig { packets: 256, small_frames: 256, large_frames: 128 })
+    }
+
+    fn with(config: MemoryConfig) -> Self {
+        let (ours, guest) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        guest.set_nonblocking(true).unwrap();
+        let ledger = Arc::new(Ledger::new());
+        let stream = Stream::new(ours.into(), 1500, ledger.clone());
+        Self { stream, guest, memory: Memory::new(config), ledger }
+    }
+
+    fn receive(&mut self) -> Result<Vec<Vec<u8>>, StreamError> {
+        let mut burst = Burst::new();
+        let result = self.stream.receive(&mut self.memory, &mut burst);
+        let frames = std::iter::from_fn(|| burst.pop()).map(|packet| bytes_of(&packet)).collect();
+        result.map(|()| frames)
+    }
+
+    /// A packet of private headers and of payload in pieces of `piece_bytes`.
+    fn packet(&mut self, frame: &[u8], piece_bytes: usize) -> Packet {
+        let mut packet = self.memory.packet().unwrap();
+        let (headers, payload) = frame.split_at(ETHERNET_BYTES);
+        for part in payload.chunks(piece_bytes) {
+            let mut memory = self.memory.large.take().unwrap();
+            memory[..part.len()].copy_from_slice(part);
+            packet.push_piece(memory.freeze(part.len())).unwrap();
+        }
+        packet.push_header(headers.len()).copy_from_slice(headers);
+        packet
+    }
+
+    /// Writes what fits.
+    fn write(&mut self, bytes: &[u8]) -> usize {
+        match self.guest.write(bytes) {
+            Ok(count) => count,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Reads at most `bytes_max` bytes that are there.
+    fn read(&mut self, bytes_max: usize) -> Vec<u8> {
+        let mut bytes = vec![0; bytes_max];
+        match self.guest.read(&mut bytes) {
+            Ok(count) => bytes.truncate(count),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => bytes.clear(),
+            Err(error) => panic!("{error}"),
+        }
+        bytes
+    }
+
+    fn assert_all_back(&mut self) {
+        self.stream.release_frames();
+        let Memory { packets, small, large } = &self.memory;
+        assert_eq!((packets.out_count(), small.out_count(), large.out_count()), (0, 0, 0));
+    }
+}
+
+fn bytes_of(packet: &Packet) -> Vec<u8> {
+    let mut bytes = wire_headers(packet).to_vec();
+    for piece in packet.pieces() {
+        bytes.extend_from_slice(piece.bytes().unwrap());
+    }
+    bytes
+}
+
+fn frame(length: usize, seed: usize) -> Vec<u8> {
+    (0..length).map(|at| (at * 7 + at / 251 + seed) as u8).collect()
+}
+
+fn framed(frames: &[Vec<u8>]) -> Vec<u8> {
+    let one = |frame: &Vec<u8>| [&(frame.len() as u32).to_be_bytes(), &frame[..]].concat();
+    frames.iter().flat_map(one).collect()
+}
+
+#[test]
+fn frames_of_one_write_arrive_one_by_one_and_uncopied() {
+    let mut rig = Rig::new();
+    let frames = [frame(60, 1), frame(1514, 2), frame(14, 3), frame(FRAME_BYTES_MAX, 4)];
+    rig.guest.write_all(&framed(&frames)).unwrap();
+    assert!(rig.receive().unwrap() == frames);
+    assert_eq!(rig.receive().unwrap(), [[0; 0]; 0]);
+    let received = rig.stream.counters().received;
+    assert_eq!((received.packets, received.bytes), (4, (60 + 1514 + 14 + FRAME_BYTES_MAX) as u64));
+    assert_eq!(rig.ledger.copied(), 0);
+    rig.assert_all_back();
+}
+
+#[test]
+fn a_frame_in_bits_is_put_together() {
+    let mut rig = Rig::new();
+    let frames = [frame(1514, 5), frame(3000, 6)];
+    let mut received = Vec::new();
+    for byte in framed(&frames) {
+        assert_eq!(rig.write(&[byte]), 1);
+        received.append(&mut rig.receive().unwrap());
+    }
+    assert!(received == frames);
+    assert!(rig.ledger.copied_at(Site::Squeeze) > 0);
+    assert_eq!(rig.ledger.copied(), rig.ledger.copied_at(Site::Squeeze));
+    rig.assert_all_back();
+}
+
+#[test]
+fn memory_that_is_short_delays_frames_and_loses_none() {
+    // As many large frames as an incomplete frame may have pieces, and one to put them into.
+    let config = MemoryConfig { packets: 2, small_frames: 2, large_frames: UNREAD_MAX + 1 };
+    let mut rig = Rig::with(config);
+    let frames: Vec<_> = (0..20).map(|seed| frame(9000, seed)).collect();
+    let bytes = framed(&frames);
+    let (mut at, mut received) = (0, Vec::new());
+    for round in 0..ROUNDS {
+        let count = if round % 50 == 0 { 40_000 } else { 77 };
+        at += rig.write(&bytes[at..(at + count).min(bytes.len())]);
+        received.append(&mut rig.receive().unwrap());
+        if received.len() == frames.len() {
+            break;
+        }
+    }
+    assert!(received == frames);
+    assert!(rig.stream.counters().receive_paused > 0);
+    rig.assert_all_back();
+}
+
+#[test]
+fn runts_are_dropped_and_counted() {
+    let mut rig = Rig::new();
+    let frames = [frame(0, 0), frame(13, 1), frame(14, 2), frame(1, 3)];
+    rig.guest.write_all(&framed(&frames)).unwrap();
+    assert_eq!(rig.receive().unwrap(), [frame(14, 2)]);
+    assert_eq!(rig.stream.counters().receive_short, 3);
+    rig.assert_all_back();
+}
+
+#[test]
+fn what_is_no_stream_of_frames_ends_the_connection() {
+    let mut rig = Rig::new();
+    let length = FRAME_BYTES_MAX as u32 + 1;
+    rig.guest.write_all(&length.to_be_bytes()).unwrap();
+    assert_eq!(rig.receive(), Err(StreamError::FrameTooLong(length)));
+    let mut rig = Rig::new();
+    rig.guest.write_all(b"GET / HTTP/1.1\r\n").unwrap();
+    assert_eq!(rig.receive(), Err(StreamError::FrameTooLong(u32::from_be_bytes(*b"GET "))));
+}
+
+#[test]
+fn the_end_of_the_connection_is_told_both_ways() {
+    let mut rig = Rig::new();
+    let whole = frame(60, 1);
+    rig.guest.write_all(&framed(&[whole.clone(), frame(60, 2)])[..100]).unwrap();
+    rig.guest.shutdown(std::net::Shutdown::Write).unwrap();
+    assert_eq!(rig.receive().unwrap(), [whole]);
+    assert_eq!(rig.receive(), Err(StreamError::Closed));
+
+    let mut rig = Rig::new();
+    let packet = rig.packet(&frame(60, 1), 100);
+    rig.guest = UnixStream::pair().unwrap().0;
+    let mut burst = Burst::new();
+    burst.push(packet).unwrap();
+    assert_eq!(rig.stream.transmit(&mut burst), Err(StreamError::Closed));
+}
+
+#[test]
+fn packets_leave_in_few_writes() {
+    let mut rig = Rig::new();
+    let frames: Vec<_> = (0..8).map(|seed| frame(1514, seed)).collect();
+    let mut burst = Burst::new();
+    for frame in &frames {
+        burst.push(rig.packet(frame, 16_000)).unwrap();
+    }
+    rig.stream.transmit(&mut burst).unwrap();
+    assert!(burst.is_empty() && !rig.stream.has_unsent());
+    assert_eq!(rig.read(100_000), framed(&frames));
+    let sent = rig.stream.counters().transmitted;
+    assert_eq!((sent.packets, sent.bytes, sent.calls), (8, 8 * 1514, 1));
+    assert_eq!(rig.ledger.copied(), 0);
+    rig.assert_all_back();
+}
+
+#[test]
+fn a_socket_that_is_full_is_gone_on_with_where_it_stopped() {
+    let mut rig = Rig::new();
+    rustix::net::sockopt::set_socket_send_buffer_size(&rig.stream, 4096).unwrap();
+    let frames: Vec<_> = (0..6).map(|seed| frame(30_000 + seed, seed)).collect();
+    let mut waiting = Burst::new();
+    for frame in &frames {
+        waiting.push(rig.packet(frame, 2000)).unwrap();
+    }
+    let (mut bytes, mut had_unsent) = (Vec::new(), false);
+    for _ in 0..ROUNDS {
+        rig.stream.transmit(&mut waiting).unwrap();
+        had_unsent |= rig.stream.has_unsent();
+        bytes.append(&mut rig.read(999));
+        if bytes.len() == framed(&frames).len() {
+            break;
+        }
+    }
+    assert!(bytes == framed(&frames));
+    assert!(had_unsent && rig.stream.counters().transmit_full > 0);
+    assert!(!rig.stream.has_unsent() && waiting.is_empty());
+    rig.assert_all_back();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..<_>::default() })]
+
+    /// Goal: however writes cut the stream, the same frames arrive.
+    #[test]
+    fn frames_arrive_however_they_are_cut(
+        lengths in prop::collection::vec(14..9000usize, 1..20),
+        cuts in prop::collection::vec(1..4000usize, 1..40),
+    ) {
+        let mut rig = Rig::new();
+        let frames: Vec<_> = lengths.iter().map(|&length| frame(length, length)).collect();
+        let bytes = framed(&frames);
+        let (mut at, mut received) = (0, Vec::new());
+        for &cut in cuts.iter().cycle().take(ROUNDS) {
+            at += rig.write(&bytes[at..(at + cut).min(bytes.len())]);
+            received.append(&mut rig.receive().unwrap());
+            if received.len() == frames.len() {
+                break;
+            }
+        }
+        prop_assert!(received == frames);
+        rig.assert_all_back();
+    }
+}

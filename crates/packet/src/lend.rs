@@ -123,9 +123,9 @@ unsafe fn begin(slot: NonNull<Slot<Loan>>, extent: Extent, owner: Owner) -> Piec
     // SAFETY: out of the slab.
     let loan = unsafe { slot.as_ref() }.value();
     // SAFETY: we are alone.
-    unsafe { *loan.extent.get() = extent };
+    loan.extent.with_mut(|place| unsafe { *place = extent });
     // SAFETY: as above.
-    unsafe { *loan.owner.get() = owner };
+    loan.owner.with_mut(|place| unsafe { *place = owner });
     // Relaxed: as below.
     loan.state.store(0, Ordering::Relaxed);
     // Relaxed: the piece made from it reaches other threads through something that orders.

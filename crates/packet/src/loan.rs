@@ -38,11 +38,10 @@
 use crate::foreign;
 use crate::region::Region;
 use crate::slab::{self, Slot};
-use crate::sync::{AtomicPtr, AtomicU32, Ordering};
+use crate::sync::{AtomicPtr, AtomicU32, Ordering, Shadow, UnsafeCell};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::any::Any;
-use core::cell::UnsafeCell;
 use core::fmt;
 use core::marker::PhantomData;
 use core::ops::Deref;
@@ -148,6 +147,8 @@ pub(crate) struct Loan {
     pub(crate) state: AtomicU32,
     /// Memory as long as the extent, made by `Watch::swap`; valid while `SWAPPED` is set.
     pub(crate) replacement: AtomicPtr<u8>,
+    /// What pieces show, in the model: the bytes of a frame, or the replacement.
+    pub(crate) shown: Shadow,
     pub(crate) extent: UnsafeCell<Extent>,
     pub(crate) owner: UnsafeCell<Owner>,
 }
@@ -167,6 +168,7 @@ impl Loan {
             holders: AtomicU32::new(0),
             state: AtomicU32::new(0),
             replacement: AtomicPtr::new(core::ptr::null_mut()),
+            shown: Shadow::new(),
             extent: UnsafeCell::new(Extent {
                 base: NonNull::dangling(),
                 capacity: 0,
@@ -176,9 +178,18 @@ impl Loan {
         }
     }
 
-    pub(crate) fn extent(&self) -> &Extent {
+    pub(crate) fn extent(&self) -> Extent {
         // SAFETY: shared reads are allowed while the slot is out; see `Sync` above.
-        unsafe { &*self.extent.get() }
+        self.extent.with(|extent| unsafe { *extent })
+    }
+
+    /// Takes out who gets the memory back.
+    ///
+    /// # Safety
+    /// The caller has the turn (module text).
+    pub(crate) unsafe fn take_owner(&self) -> Owner {
+        // SAFETY: only who has the turn reaches the owner.
+        self.owner.with_mut(|owner| unsafe { owner.replace(Owner::Nobody) })
     }
 
     /// Where the bytes of memory that may go back are to be read, and whether that was pinned.
@@ -199,14 +210,16 @@ impl Loan {
             // Relaxed: nothing was read.
             self.state.fetch_sub(PIN, Ordering::Relaxed);
         }
+        self.shown.read();
         // Relaxed: one of the Acquires above orders it.
         (self.replacement.load(Ordering::Relaxed), false)
     }
 
-    /// True if somebody may still be reading the old memory of a loan that was swapped.
+    /// True if somebody may still be reading the old memory of a loan that was swapped. If not, the
+    /// reads are over for who acquires `state` afterwards.
     pub(crate) fn is_pinned(&self) -> bool {
-        // Acquire: pairs with the Release of each `Pinned::drop`.
-        self.state.load(Ordering::Acquire) >= PIN
+        // Relaxed: as said.
+        self.state.load(Ordering::Relaxed) >= PIN
     }
 }
 
@@ -254,6 +267,11 @@ impl Piece {
         self.extent().kind == Kind::Foreign
     }
 
+    /// True if the memory is a frame of a pool.
+    pub fn is_frame(&self) -> bool {
+        self.extent().kind == Kind::Frame
+    }
+
     /// True if `other` is a range of the same loan.
     pub fn same_loan(&self, other: &Piece) -> bool {
         self.loan == other.loan
@@ -270,6 +288,7 @@ impl Piece {
         if self.is_recallable() {
             return None;
         }
+        self.loan().shown.read();
         // SAFETY: private memory is not written while lent, the range is within the loan (every
         // constructor asserts it), and the loan lives as long as this piece.
         Some(unsafe { core::slice::from_raw_parts(self.start(), self.len()) })
@@ -365,7 +384,7 @@ impl Piece {
         unsafe { self.loan.as_ref() }.value()
     }
 
-    fn extent(&self) -> &Extent {
+    fn extent(&self) -> Extent {
         self.loan().extent()
     }
 }
@@ -389,7 +408,8 @@ impl Pinned<'_> {
 impl Drop for Pinned<'_> {
     fn drop(&mut self) {
         if let Some(loan) = self.loan {
-            // Release: our reads are over; pairs with the Acquire of `Loan::is_pinned`.
+            // Release: our reads are over; pairs with the Acquire at the end of a recall, and of
+            // `end_loan`.
             loan.state.fetch_sub(PIN, Ordering::Release);
         }
     }
@@ -429,10 +449,10 @@ impl Clone for Piece {
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        // Acquire: pairs with the Release below; if we are the only holder, nobody can become one,
-        // and all that the others did is over. Saves the locked subtraction in the common case.
-        let last = self.loan().holders.load(Ordering::Acquire) == 1
-            // Release: our use of the bytes ends here; pairs with the Acquire of the last holder.
+        // Relaxed: `end_loan` acquires. If we are the only holder, nobody can become one: saves the
+        // locked subtraction in the common case.
+        let last = self.loan().holders.load(Ordering::Relaxed) == 1
+            // Release: our use of the bytes ends here; pairs with the Acquire of `end_loan`.
             || self.loan().holders.fetch_sub(1, Ordering::Release) == 1;
         if last {
             // SAFETY: we held the last share, nobody else can reach the loan.
@@ -489,8 +509,8 @@ pub(crate) unsafe fn end_loan(slot: NonNull<Slot<Loan>>) {
 pub(crate) unsafe fn finish(slot: NonNull<Slot<Loan>>) {
     // SAFETY: still out of its slab.
     let loan = unsafe { slot.as_ref() }.value();
-    // SAFETY: only who has the turn reaches the owner.
-    let owner = unsafe { loan.owner.get().replace(Owner::Nobody) };
+    // SAFETY: the caller has the turn.
+    let owner = unsafe { loan.take_owner() };
     // Acquire: pairs with `Watch::drop`, if there is no watch any more.
     let mut state = loan.state.load(Ordering::Acquire);
     if state & SWAPPED != 0 {
@@ -516,6 +536,7 @@ unsafe fn free_replacement(loan: &Loan) {
     // Relaxed: the caller's turn orders it.
     let base = loan.replacement.load(Ordering::Relaxed);
     let len = loan.extent().capacity as usize;
+    loan.shown.write();
     // SAFETY: made by `Box::into_raw` of a box of this length.
     drop(unsafe { Box::from_raw(core::ptr::slice_from_raw_parts_mut(base, len)) });
 }

@@ -206,6 +206,13 @@ impl Packet {
         self.headers()
     }
 
+    /// The byte behind the headers, which belongs to the next one: not a copy for the ledger.
+    pub fn peek_byte(&self) -> Option<u8> {
+        let mut byte = [0];
+        let read = self.pieces().find(|piece| !piece.is_empty())?.copy_to(&mut byte);
+        (read == 1).then_some(byte[0])
+    }
+
     /// Cuts the first `count` bytes, which were peeked, off the pieces: they are the headers now
     /// and the pieces are the payload.
     ///

@@ -16,9 +16,8 @@ use crate::loan::{Extent, Kind, Loan, Owner, Piece, end_loan};
 use crate::packet::{Packet, PacketPool};
 use crate::region::{FRAME_ALIGN, Region};
 use crate::slab::{Slab, Slot};
-use crate::sync::Ordering;
+use crate::sync::{Ordering, UnsafeCell};
 use alloc::sync::Arc;
-use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 use core::ptr::NonNull;
 
@@ -113,10 +112,14 @@ impl Frame {
         unsafe { Piece::first(slot, 0, len as u32) }
     }
 
-    fn extent(&self) -> &Extent {
+    fn extent(&self) -> Extent {
+        self.loan().extent()
+    }
+
+    fn loan(&self) -> &Loan {
         let slot = self.slot.expect("a frame that is not frozen has its slot");
         // SAFETY: a slot that is out stays in its slab's storage, and `self` borrows us.
-        unsafe { slot.as_ref() }.value().extent()
+        unsafe { slot.as_ref() }.value()
     }
 }
 
@@ -134,6 +137,7 @@ impl DerefMut for Frame {
     fn deref_mut(&mut self) -> &mut [u8] {
         let extent = self.extent();
         let (base, capacity) = (extent.base, extent.capacity as usize);
+        self.loan().shown.write();
         // SAFETY: initialised memory of this length; `&mut self` is its one holder.
         unsafe { core::slice::from_raw_parts_mut(base.as_ptr(), capacity) }
     }

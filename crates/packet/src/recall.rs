@@ -77,13 +77,15 @@ impl Watch {
     /// Pieces stay valid and keep the same bytes.
     pub fn recall(&mut self, ledger: &Ledger) -> Recall {
         let loan = self.loan();
-        // AcqRel: takes the turn; pairs with `end_loan`.
-        let before = loan.state.fetch_or(RECALLING, Ordering::AcqRel);
+        // Relaxed: the order of changes settles whose turn it is. All that others wrote and we look
+        // at in ours was there when the watch was made.
+        let before = loan.state.fetch_or(RECALLING, Ordering::Relaxed);
         if before & ENDED != 0 {
             return Recall::Gone;
         }
         let result = self.take_back(before, ledger);
-        // AcqRel: the turn ends; pairs with `end_loan`.
+        // Release: the turn ends; pairs with the Acquire of `end_loan`. Acquire: pairs with the
+        // Release of each `Pinned::drop` and of `end_loan`.
         let after = loan.state.fetch_and(!RECALLING, Ordering::AcqRel);
         if after & ENDED != 0 {
             // SAFETY: the last piece was dropped during our turn, and its end was left to us.
@@ -121,8 +123,8 @@ impl Watch {
         if loan.is_pinned() {
             return Err(Recall::Busy);
         }
-        // SAFETY: only who has the turn reaches the owner.
-        match unsafe { loan.owner.get().replace(Owner::Nobody) } {
+        // SAFETY: we have the turn.
+        match unsafe { loan.take_owner() } {
             Owner::Nobody => Err(Recall::Gone),
             owner => Ok(owner),
         }
@@ -145,6 +147,7 @@ impl Watch {
         }
         ledger.count(Site::Recall, len);
         let copy = Box::into_raw(copy.into_boxed_slice());
+        loan.shown.write();
         // Relaxed: published by the next line.
         loan.replacement.store(copy.cast(), Ordering::Relaxed);
         // Release: pairs with the Acquire of `Loan::pin`.

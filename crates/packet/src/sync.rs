@@ -42,3 +42,33 @@ impl<T> UnsafeCell<T> {
         change(self.0.get())
     }
 }
+
+/// Stands in the model for memory behind a pointer, which loom does not see. Nothing in a normal
+/// build.
+pub(crate) struct Shadow {
+    #[cfg(loom)]
+    cell: UnsafeCell<()>,
+}
+
+impl Shadow {
+    pub(crate) fn new() -> Self {
+        Self {
+            #[cfg(loom)]
+            cell: UnsafeCell::new(()),
+        }
+    }
+
+    /// The memory is read at this moment.
+    #[inline(always)]
+    pub(crate) fn read(&self) {
+        #[cfg(loom)]
+        self.cell.with(|_| ());
+    }
+
+    /// The memory is written or freed at this moment.
+    #[inline(always)]
+    pub(crate) fn write(&self) {
+        #[cfg(loom)]
+        self.cell.with_mut(|_| ());
+    }
+}

@@ -1,10 +1,15 @@
 //! Model checks: every interleaving of threads that share loans, slabs and rings.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p towpath-packet --test loom --release`.
+//!
+//! Loom sees the cells of a loan, and what stands for memory: `Shadow` for frames and copies, the
+//! cell of a `Writer` for what was lent. So each ordering of `loan`, `recall` and `returns` has a
+//! model that fails when it is weakened; "fails without" names them.
 #![cfg(loom)]
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
+use loom::sync::atomic::AtomicBool;
 use loom::thread;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use towpath_packet::pool::Pool;
@@ -19,6 +24,27 @@ use towpath_packet::{Ledger, Lender, Loans, Piece, Readers, Recall, Returns, Wat
 struct Watched(UnsafeCell<u32>);
 
 unsafe impl Sync for Watched {}
+
+/// Tells another thread how far one has come, and orders nothing. Loom remembers the last access to
+/// an atomic only, so it does not find each interleaving by itself.
+#[derive(Clone)]
+struct Flag(Arc<AtomicBool>);
+
+impl Flag {
+    fn new() -> Self {
+        Self(Arc::new(AtomicBool::new(false)))
+    }
+
+    fn raise(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    fn wait(&self) {
+        while !self.0.load(Ordering::Relaxed) {
+            thread::yield_now();
+        }
+    }
+}
 
 struct Carry<T>(std::ptr::NonNull<T>);
 
@@ -84,35 +110,32 @@ fn storage_is_freed_once_by_whoever_is_last() {
     });
 }
 
-struct Count(AtomicUsize);
-
-impl Lender for Count {
-    fn returned(&self, _: u64, _: bool) {
-        self.0.fetch_add(1, Ordering::SeqCst);
-    }
-}
-
-/// Goal: pieces dropped on two threads return their loan exactly once.
+/// Goal: pieces read and dropped on two threads return their loan exactly once, and the lender, who
+/// writes at once, meets no reader.
+///
+/// Fails without the Release of `Piece::drop` or the first Acquire of `end_loan`.
 #[test]
 fn a_loan_shared_by_two_threads_returns_once() {
     loom::model(|| {
-        let count = std::sync::Arc::new(Count(AtomicUsize::new(0)));
-        let memory = 7u64.to_ne_bytes();
         let mut loans = Loans::new(1);
-        let base = std::ptr::NonNull::from(&memory[..]).cast();
-        let piece = unsafe { loans.lend_foreign(base, 8, count.clone(), 1) }.unwrap();
-        let other = piece.slice(2, 3);
-        let dropper = thread::spawn(move || drop(other));
+        let (writer, piece) = Writer::lend(&mut loans).unwrap();
+        let (other, reads) = (piece.slice(2, 3), writer.clone());
+        let dropper = thread::spawn(move || {
+            reads.read(&other);
+            drop(other);
+        });
         let third = piece.clone();
         drop(piece);
+        writer.read(&third);
         drop(third);
         dropper.join().unwrap();
-        assert_eq!(count.0.load(Ordering::SeqCst), 1);
+        assert_eq!(writer.told(), 1);
         assert_eq!(loans.out_count(), 0);
     });
 }
 
-/// Goal: a frame freed on another thread can be taken again and is then held once.
+/// Goal: a frame freed on another thread can be taken again, is then held once, and is not written
+/// before it was read.
 #[test]
 fn a_frame_freed_elsewhere_is_taken_again() {
     loom::model(|| {
@@ -122,12 +145,13 @@ fn a_frame_freed_elsewhere_is_taken_again() {
         let token = Arc::new(());
         let held = token.clone();
         let dropper = thread::spawn(move || {
+            assert!(clone.bytes().is_some());
             drop(clone);
             drop(held);
         });
         drop(piece);
-        if let Some(frame) = pool.take() {
-            drop(frame);
+        if let Some(mut frame) = pool.take() {
+            frame[0] = 1;
         }
         dropper.join().unwrap();
         assert_eq!(pool.out_count(), 0);
@@ -169,6 +193,46 @@ fn a_group_ends_once_while_its_owner_looks() {
     });
 }
 
+/// Goal: whatever the holders of shares did is over when the owner hears that their group is.
+///
+/// Fails without the Acquire or the Release of `Returns::end`, the Release of `push` or the
+/// Acquire of `take`.
+#[test]
+fn what_holders_did_is_over_when_their_group_is() {
+    loom::model(|| {
+        let returns = Returns::new(2);
+        returns.begin(0);
+        assert!(returns.share(0));
+        returns.begin(1);
+        let used = Arc::new([Watched(UnsafeCell::new(0)), Watched(UnsafeCell::new(0))]);
+        let holder = {
+            let (returns, used) = (returns.clone(), used.clone());
+            thread::spawn(move || {
+                used[1].0.with_mut(|value| unsafe { *value = 1 });
+                returns.end(0, false);
+                returns.end(1, false);
+            })
+        };
+        let other = {
+            let (returns, used) = (returns.clone(), used.clone());
+            thread::spawn(move || {
+                used[0].0.with_mut(|value| unsafe { *value = 1 });
+                returns.end(0, true);
+            })
+        };
+        returns.take(|group, copied| {
+            if group == 0 {
+                assert!(copied);
+                used.iter().for_each(|used| used.0.with_mut(|value| unsafe { *value = 2 }));
+            } else {
+                used[1].0.with_mut(|value| unsafe { *value = 2 });
+            }
+        });
+        holder.join().unwrap();
+        other.join().unwrap();
+    });
+}
+
 /// Eight bytes of a lender that writes to them as soon as they are his again. Loom checks the
 /// accesses to `cell`, which stands for them.
 struct Writer {
@@ -188,34 +252,50 @@ impl Lender for Writer {
 }
 
 impl Writer {
-    fn lend(loans: &mut Loans) -> (std::sync::Arc<Writer>, Piece, Watch) {
+    /// Lends; `None` while all descriptors are out.
+    fn lend(loans: &mut Loans) -> Option<(std::sync::Arc<Writer>, Piece)> {
         let memory = u64::from_ne_bytes([7; 8]);
         let writer = Writer { memory, cell: UnsafeCell::new(()), told: AtomicUsize::new(0) };
         let writer = std::sync::Arc::new(writer);
         let base = std::ptr::NonNull::from(&writer.memory).cast();
-        let mut piece = unsafe { loans.lend_foreign(base, 8, writer.clone(), 1) }.unwrap();
+        let piece = unsafe { loans.lend_foreign(base, 8, writer.clone(), 1) }?;
+        Some((writer, piece))
+    }
+
+    fn lend_watched(loans: &mut Loans) -> (std::sync::Arc<Writer>, Piece, Watch) {
+        let (writer, mut piece) = Writer::lend(loans).unwrap();
         let watch = piece.watch().unwrap();
         (writer, piece, watch)
     }
 
-    /// Reads the bytes of a piece, as a system call does.
-    fn read(&self, piece: &Piece) {
+    /// Reads the bytes of a piece, as a system call does; whether that was the copy.
+    fn read(&self, piece: &Piece) -> bool {
         let pinned = piece.pin();
         let from = pinned.address();
-        if std::ptr::eq(from, std::ptr::from_ref(&self.memory).cast()) {
+        let old = std::ptr::from_ref(&self.memory).cast::<u8>();
+        let is_copy = !(old..old.wrapping_add(8)).contains(&from);
+        if !is_copy {
             self.cell.with(|_| ());
         }
         assert!(!from.is_null());
         assert_eq!(unsafe { from.read_volatile() }, 7);
+        is_copy
+    }
+
+    fn told(&self) -> usize {
+        self.told.load(Ordering::SeqCst)
     }
 }
 
 /// Goal: a lender that writes as soon as he is told never meets a reader, whenever a recall comes.
+///
+/// Fails without the Release of `Pinned::drop`, the Acquire at the end of a recall, the Release of
+/// `Watch::swap` or either Acquire of `Loan::pin`.
 #[test]
 fn memory_that_was_recalled_is_not_read() {
     loom::model(|| {
         let (mut loans, ledger) = (Loans::new(1), Ledger::new());
-        let (writer, piece, mut watch) = Writer::lend(&mut loans);
+        let (writer, piece, mut watch) = Writer::lend_watched(&mut loans);
         let (other, reads) = (piece.clone(), writer.clone());
         let reader = thread::spawn(move || reads.read(&other));
         let first = watch.recall(&ledger);
@@ -225,7 +305,7 @@ fn memory_that_was_recalled_is_not_read() {
             Recall::Done => assert_eq!(watch.recall(&ledger), Recall::Gone),
             _ => assert_eq!((first, watch.recall(&ledger)), (Recall::Busy, Recall::Done)),
         }
-        assert_eq!(writer.told.load(Ordering::SeqCst), 1);
+        assert_eq!(writer.told(), 1);
     });
 }
 
@@ -237,7 +317,7 @@ fn each_reader_holds_the_memory() {
     model.preemption_bound = Some(2);
     model.check(|| {
         let (mut loans, ledger) = (Loans::new(1), Ledger::new());
-        let (writer, piece, mut watch) = Writer::lend(&mut loans);
+        let (writer, piece, mut watch) = Writer::lend_watched(&mut loans);
         let readers = [piece.clone(), piece].map(|piece| {
             let writer = writer.clone();
             thread::spawn(move || {
@@ -252,30 +332,128 @@ fn each_reader_holds_the_memory() {
             assert_eq!(watch.recall(&ledger), Recall::Done);
         }
         drop(pieces);
-        assert_eq!(writer.told.load(Ordering::SeqCst), 1);
+        assert_eq!(writer.told(), 1);
     });
 }
 
 /// Goal: the last piece is read and dropped while the loan is recalled and the watch ends: the
-/// lender is told once, and the descriptor is free once.
+/// lender is told once, the copy is not freed while it is read, and the descriptor is free once.
+///
+/// Fails without the Release of `OVER` in `finish` or the Acquire of `Watch::drop`.
 #[test]
 fn a_loan_that_ends_while_it_is_recalled_is_told_once() {
     loom::model(|| {
         let (mut loans, ledger) = (Loans::new(1), Ledger::new());
-        let (writer, piece, mut watch) = Writer::lend(&mut loans);
+        let (writer, piece, mut watch) = Writer::lend_watched(&mut loans);
         let reads = writer.clone();
         let reader = thread::spawn(move || {
             reads.read(&piece);
             drop(piece);
         });
         let recalled = watch.recall(&ledger);
-        let told = writer.told.load(Ordering::SeqCst);
-        assert!(told == 1 || recalled == Recall::Busy || recalled == Recall::Gone);
+        assert!(writer.told() == 1 || matches!(recalled, Recall::Busy | Recall::Gone));
         drop(watch);
-        reader.join().unwrap();
-        assert_eq!(writer.told.load(Ordering::SeqCst), 1);
-        assert_eq!(loans.out_count(), 0);
+        // Nothing but the descriptor's return orders what is written to it here.
         drop(Writer::lend(&mut loans));
+        reader.join().unwrap();
+        assert_eq!(writer.told(), 1);
+        assert_eq!(loans.out_count(), 0);
+    });
+}
+
+/// Goal: the copy is freed after its last reader, who may end the loan while the recall goes on.
+///
+/// Fails without either half of the change that ends a recall, or of `ENDED` in `end_loan`.
+#[test]
+fn a_copy_is_freed_after_its_last_reader() {
+    loom::model(|| {
+        let (mut loans, ledger) = (Loans::new(1), Ledger::new());
+        let (writer, piece, mut watch) = Writer::lend_watched(&mut loans);
+        let reads = writer.clone();
+        let reader = thread::spawn(move || {
+            while !reads.read(&piece) {
+                thread::yield_now();
+            }
+            drop(piece);
+        });
+        let recalled = watch.recall(&ledger);
+        assert!(matches!(recalled, Recall::Done | Recall::Busy | Recall::Gone));
+        reader.join().unwrap();
+        drop(watch);
+        assert_eq!(writer.told(), 1);
+    });
+}
+
+/// Goal: a descriptor is used again when neither the watch nor the last holder looks at it any
+/// more.
+///
+/// Fails without the Acquire of `state` in `end_loan` or in `finish`, the Acquire of `OVER` there,
+/// or the Release of `Watch::drop`.
+#[test]
+fn a_descriptor_is_lent_anew_after_its_watch() {
+    loom::model(|| {
+        let (mut loans, ledger) = (Loans::new(1), Ledger::new());
+        let (writer, piece, mut watch) = Writer::lend_watched(&mut loans);
+        let recaller = thread::spawn(move || {
+            watch.recall(&ledger);
+            assert_eq!(watch.bytes(), 8);
+        });
+        drop(piece);
+        drop(Writer::lend(&mut loans));
+        recaller.join().unwrap();
+        assert_eq!(writer.told(), 1);
+        assert_eq!(loans.out_count(), 0);
+    });
+}
+
+/// Goal: a watch that follows another finds done what that one did.
+///
+/// Fails without the Acquire of `state` in `Piece::watch`.
+#[test]
+fn a_watch_follows_another() {
+    loom::model(|| {
+        let (mut loans, ledger) = (Loans::new(1), Arc::new(Ledger::new()));
+        let (writer, mut piece, mut watch) = Writer::lend_watched(&mut loans);
+        let recaller = {
+            let ledger = ledger.clone();
+            thread::spawn(move || watch.recall(&ledger))
+        };
+        let second = piece.watch().map(|mut watch| watch.recall(&ledger));
+        assert!(matches!(second, None | Some(Recall::Gone)));
+        writer.read(&piece);
+        match recaller.join().unwrap() {
+            Recall::Busy => assert_eq!(second, None, "nobody reads before the second watch"),
+            first => assert_eq!(first, Recall::Done),
+        }
+        drop(piece);
+        assert_eq!(writer.told(), 1);
+        assert_eq!(loans.out_count(), 0);
+    });
+}
+
+/// Goal: a watch of a loan that others read before, without pins, finds their reads over.
+///
+/// Fails without the Acquire of `holders` in `Piece::watch`.
+#[test]
+fn a_watch_follows_other_holders() {
+    loom::model(|| {
+        let (mut loans, ledger) = (Loans::new(1), Ledger::new());
+        let (writer, mut piece) = Writer::lend(&mut loans).unwrap();
+        let (other, reads) = (piece.clone(), writer.clone());
+        let flag = Flag::new();
+        let raised = flag.clone();
+        let reader = thread::spawn(move || {
+            reads.read(&other);
+            drop(other);
+            raised.raise();
+        });
+        flag.wait();
+        if let Some(mut watch) = piece.watch() {
+            assert_eq!(watch.recall(&ledger), Recall::Done);
+        }
+        reader.join().unwrap();
+        drop(piece);
+        assert_eq!(writer.told(), 1);
     });
 }
 

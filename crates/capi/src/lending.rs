@@ -17,18 +17,17 @@ pub(crate) const LOANS_MAX: usize = 65_536;
 /// `SO_ZEROCOPY_TERM` of `towpath.h`.
 pub(crate) const SO_ZEROCOPY_TERM: i32 = 0x7001;
 
-/// The call that these control messages ask for; those that are not about lending are passed over.
-fn call(control: &[u8]) -> Outcome<LentCall> {
-    let mut call = LentCall::default();
+/// The term that these control messages ask for; those that are not about lending are passed over.
+pub(crate) fn asked_term(control: &[u8]) -> Outcome<Option<Duration>> {
+    let mut asked = None;
     each_message(control, |level, kind, data| {
         if (level, kind) == (libc::SOL_SOCKET, SO_ZEROCOPY_TERM) {
             let number = data.try_into().map_err(|_| Errno::INVAL)?;
-            let term = term(i32::from_ne_bytes(number))?;
-            call = term.map_or_else(LentCall::default, LentCall::for_term);
+            asked = term(i32::from_ne_bytes(number))?;
         }
         Ok(())
     })?;
-    Ok(call)
+    Ok(asked)
 }
 
 /// A term in milliseconds, zero for none.
@@ -82,7 +81,8 @@ impl Instance {
             return self.send_to(fd, &[], flags, address);
         }
         let timeout = self.check_send(fd, flags)?;
-        let (mut sent, mut call) = (0, call(control)?);
+        let mut call = asked_term(control)?.map_or_else(LentCall::default, LentCall::for_term);
+        let mut sent = 0;
         if self.opens(fd, flags) {
             let mut open =
                 |state: &mut State| state.lend_with_syn(fd, &mut call, ranges, flags, address);
@@ -133,7 +133,7 @@ impl State {
         let how = SendFlags { more: flags & libc::MSG_MORE != 0, ..SendFlags::default() };
         Ok(self.with_loans(|sockets, loans, cx| {
             let lend = from(ranges, 0, loans);
-            sockets.send_lent_with_syn(to, call, ranges.len(), how, lend, cx.now)
+            sockets.send_lent_with_syn(to, call, ranges.len(), how, lend, cx)
         })?)
     }
 

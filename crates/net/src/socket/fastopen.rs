@@ -46,7 +46,7 @@ impl Sockets {
         cx: &mut Context<'_>,
     ) -> Result<Option<usize>, Error> {
         let (memory, ledger) = (&mut *cx.memory, cx.ledger);
-        self.open_with(id, remote, cx.now, |connection| {
+        let sent = self.open_with(id, remote, cx.now, |connection| {
             let mut rest = &bytes[..bytes.len().min(connection.syn_room())];
             let mut sent = 0;
             while let Some(piece) = copy_in(rest, memory, ledger) {
@@ -60,7 +60,9 @@ impl Sockets {
                 connection.mark_written();
             }
             sent
-        })
+        })?;
+        ledger.carry(sent.unwrap_or(0));
+        Ok(sent)
     }
 
     /// Connects with what `append` gives to the new connection; returns what that returned, or

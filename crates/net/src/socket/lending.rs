@@ -23,7 +23,7 @@ use super::terms::{Outstanding, Terms};
 use super::{Error, Notice, Readiness, SendFlags, SocketId, Sockets};
 use crate::stack::Context;
 use crate::tcp::Connection;
-use crate::time::{Duration, Instant};
+use crate::time::Duration;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
@@ -281,10 +281,10 @@ impl Sockets {
         total: usize,
         flags: SendFlags,
         lend: impl FnMut(usize, Borrower) -> Option<Piece>,
-        now: Instant,
+        cx: &mut Context<'_>,
     ) -> Result<Option<usize>, Error> {
-        self.watching((id, call.term, now), lend, |sockets, lend| {
-            sockets.lend_with_syn((id, remote), call, (total, flags), lend, now)
+        self.watching((id, call.term, cx.now), lend, |sockets, lend| {
+            sockets.lend_with_syn((id, remote), call, (total, flags), lend, cx)
         })
     }
 
@@ -294,11 +294,11 @@ impl Sockets {
         call: &mut LentCall,
         (total, flags): (usize, SendFlags),
         mut lend: impl FnMut(usize, Borrower) -> Option<Piece>,
-        now: Instant,
+        cx: &mut Context<'_>,
     ) -> Result<Option<usize>, Error> {
         let mut is_open = false;
         let sent = self.lend(id, call, total, |sockets, share| {
-            let sent = sockets.open_with(id, remote, now, |connection| {
+            let sent = sockets.open_with(id, remote, cx.now, |connection| {
                 let most = total.min(connection.syn_room());
                 let (sent, _) = append_lent(connection, share, most, true, &mut lend);
                 if sent > 0 {
@@ -310,6 +310,8 @@ impl Sockets {
             is_open = sent == Ok(None);
             sent.map(|sent| sent.unwrap_or(0))
         })?;
+        cx.ledger.carry(sent);
+        cx.ledger.lend(sent);
         Ok(if is_open { None } else { Some(sent) })
     }
 

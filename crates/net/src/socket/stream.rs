@@ -71,10 +71,22 @@ impl Sockets {
 
     /// Lends a piece to be sent; it is not copied. The caller keeps to the room that
     /// [`Sockets::send_room`] tells.
-    pub fn send_piece(&mut self, id: SocketId, piece: Piece, now: Instant) -> Result<(), Error> {
+    pub fn send_piece(
+        &mut self,
+        id: SocketId,
+        piece: Piece,
+        cx: &mut Context<'_>,
+    ) -> Result<(), Error> {
         self.check_send(id)?;
-        self.with_connection(id, now, |connection| connection.send(piece))
-            .ok_or(Error::NotConnected)
+        let (len, is_frame) = (piece.len(), piece.is_frame());
+        self.with_connection(id, cx.now, |connection| connection.send(piece))
+            .ok_or(Error::NotConnected)?;
+        cx.ledger.carry(len);
+        if !is_frame {
+            // What a pool lends is no program's: it was received, or copied to be sent.
+            cx.ledger.lend(len);
+        }
+        Ok(())
     }
 
     /// Bytes that can be sent now.

@@ -352,9 +352,10 @@ impl State {
     /// numbers of the stream allow: then it goes on when there is room. `None` if it is not
     /// the time for that.
     fn flush(&mut self, id: SocketId, now: &Now<'_>) -> Option<Fed> {
-        let Self { sockets, loans, table, .. } = self;
+        let Self { sockets, memory, loans, table, .. } = self;
         let entry = table.get_mut(&id)?;
         let queue = entry.queue.as_ref()?;
+        let mut cx = Context { memory, ledger: now.ledger, now: now.now };
         let left = entry.pending.iter().map(Op::len).sum::<usize>();
         if left > FLUSHED_MAX || !matches!(entry.pending.back(), Some(Op::Close)) {
             return None;
@@ -364,12 +365,12 @@ impl State {
                 Op::Copied(piece) => {
                     queue.room.give(piece.len());
                     // A connection that is over takes nothing, and nobody is there to be told.
-                    let _ = sockets.send_piece(id, piece, now.now);
+                    let _ = sockets.send_piece(id, piece, &mut cx);
                 }
                 Op::Lent(mut lent) => {
                     let loans = loans.get_or_insert_with(|| Loans::new(LOANS_MAX));
                     while let Some(piece) = lent.lend_next(loans) {
-                        let _ = sockets.send_piece(id, piece, now.now);
+                        let _ = sockets.send_piece(id, piece, &mut cx);
                     }
                     if lent.done < lent.source.len() {
                         entry.pending.push_front(Op::Lent(lent));
@@ -486,7 +487,7 @@ fn feed_copied(
         }
         let count = piece.len().min(room);
         let part = piece.slice(0, count);
-        if let Err(error) = sockets.send_piece(queue.id, part, cx.now) {
+        if let Err(error) = sockets.send_piece(queue.id, part, cx) {
             return (Fed::Failed(error), Some(Op::Copied(piece)));
         }
         queue.room.give(count);

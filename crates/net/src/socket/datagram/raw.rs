@@ -17,7 +17,7 @@ use crate::stack::{Context, RawPacket, UdpSend, share};
 use crate::wire::{Protocol, icmpv6};
 use alloc::boxed::Box;
 use core::net::{IpAddr, SocketAddr};
-use towpath_packet::{Checksum, Ledger, Packet, Site};
+use towpath_packet::{Checksum, Ledger, Packet};
 
 /// What a raw socket has beside what every datagram socket has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,7 +166,7 @@ impl Sockets {
     pub(super) fn take_in_raw(&mut self, raw: RawPacket, cx: &mut Context<'_>) {
         for index in 0..self.datagrams.raw.len() {
             let id = self.datagrams.raw[index];
-            let wants = self.socket(id).is_ok_and(|socket| wants(socket, &raw, cx.ledger));
+            let wants = self.socket(id).is_ok_and(|socket| wants(socket, &raw));
             if !wants {
                 continue;
             }
@@ -195,8 +195,8 @@ impl Sockets {
     }
 }
 
-/// Linux's `raw_v4_match` and `raw_v6_match`, and the filters of ICMP.
-fn wants(socket: &Socket, raw: &RawPacket, ledger: &Ledger) -> bool {
+/// Linux's `raw_v4_match` and `raw_v6_match`, and the filters of ICMP, which look at the type.
+fn wants(socket: &Socket, raw: &RawPacket) -> bool {
     let options = socket.datagrams().ok().and_then(|datagrams| datagrams.raw.as_deref());
     let Some(options) = options else { return false };
     let family = if raw.local.is_ipv4() { Family::V4 } else { Family::V6 };
@@ -206,16 +206,9 @@ fn wants(socket: &Socket, raw: &RawPacket, ledger: &Ledger) -> bool {
         && options.protocol == raw.protocol
         && (bound.is_unspecified() || bound == raw.local)
         && socket.remote.is_none_or(|remote| remote.ip() == raw.remote)
-        && !(icmp && options.blocked != [0; 8] && options.blocks(first_byte(&raw.packet, ledger)))
-}
-
-/// The first byte of the pieces: the type of a message of ICMP.
-fn first_byte(packet: &Packet, ledger: &Ledger) -> u8 {
-    let mut byte = [0];
-    if let Some(piece) = packet.pieces().next() {
-        ledger.copy(Site::SocketReceive, piece, &mut byte);
-    }
-    byte[0]
+        && !(icmp
+            && options.blocked != [0; 8]
+            && options.blocks(raw.packet.peek_byte().unwrap_or(0)))
 }
 
 fn has_right_checksum(raw: &RawPacket, ledger: &Ledger) -> bool {

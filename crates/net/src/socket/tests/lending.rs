@@ -2,8 +2,9 @@
 
 use super::bench::*;
 use crate::socket::{
-    Error, LentCall, LentLimits, NOTICE_CHARGE, Notice, Readiness, SendFlags, SocketId,
+    Borrower, Error, LentCall, LentLimits, NOTICE_CHARGE, Notice, Readiness, SendFlags, SocketId,
 };
+use crate::tcp::fastopen::CLIENT_NO_COOKIE;
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -41,7 +42,7 @@ impl Lent {
             })
             .collect();
         let (mut at, loans) = (0, &mut self.loans);
-        let lend = |room: usize, borrower: crate::socket::Borrower| {
+        let lend = |room: usize, borrower: Borrower| {
             let end = ends.iter().copied().find(|end| *end > at)?;
             let len = room.min(end - at) as u32;
             let piece = loans.lend_shared(&memory, (at, len), borrower.lender, borrower.token)?;
@@ -61,7 +62,7 @@ impl Lent {
             let flags = SendFlags { continues: sent > 0, ..flags };
             let (loans, client) = (&mut self.loans, self.client);
             let mut at = sent;
-            let lend = |room: usize, borrower: crate::socket::Borrower| {
+            let lend = |room: usize, borrower: Borrower| {
                 let part = (at, room.min(len - at) as u32);
                 at += part.1 as usize;
                 loans.lend_shared(&memory, part, borrower.lender, borrower.token)
@@ -325,4 +326,51 @@ fn numbers_go_around() {
     assert_eq!(l.send(10), Ok(10));
     l.b.settle();
     assert_eq!(l.notice(), lent(1, 1));
+}
+
+/// Goal: every byte that goes out without a copy is in the ledger, whatever call it came with:
+/// those beside a SYN, and pieces. Frames of a pool were copied or received: they are carried, but
+/// nobody lent them. What a call refuses counts nowhere.
+#[test]
+fn all_that_is_lent_is_in_the_ledger() {
+    let mut b = Bench::new();
+    b.hosts[CLIENT].stack_mut().tcp_settings_mut().fastopen |= CLIENT_NO_COOKIE;
+    b.listen(80, 1);
+    let mut loans = Loans::new(8);
+    let memory = Arc::new(vec![7; 3000]);
+    let counted = |b: &mut Bench| b.with(CLIENT, |_, cx| (cx.ledger.carried(), cx.ledger.lent()));
+
+    let client = b.stream(CLIENT);
+    let with_syn = {
+        let lend = |room: usize, to: Borrower| {
+            loans.lend_shared(&memory, (0, room as u32), to.lender, to.token)
+        };
+        let (mut call, flags) = (LentCall::default(), SendFlags::default());
+        let to = (client, Some(at(80)));
+        b.with(CLIENT, |host, cx| {
+            host.send_lent_with_syn(to, &mut call, 3000, flags, lend, cx).expect("it connects")
+        })
+    };
+    let with_syn = with_syn.expect("it is not open yet") as u64;
+    assert!((1..3000).contains(&with_syn), "what a segment has room for");
+    assert_eq!(counted(&mut b), (with_syn, with_syn));
+    let other = b.stream(CLIENT);
+    let copied = b.with(CLIENT, |host, cx| {
+        let to = Some(at(80));
+        host.send_with_syn(other, to, b"hello", SendFlags::default(), cx).expect("it connects")
+    });
+    assert_eq!(copied, Some(5));
+    assert_eq!(counted(&mut b), (with_syn + 5, with_syn));
+    b.settle();
+
+    let piece = loans.lend_owned(vec![1; 100].into()).expect("a descriptor");
+    let frame = b.with(CLIENT, |_, cx| cx.memory.small.take().expect("memory")).freeze(10);
+    for piece in [piece.clone(), frame] {
+        b.with(CLIENT, |host, cx| host.send_piece(client, piece, cx)).expect("it is open");
+    }
+    assert_eq!(counted(&mut b), (with_syn + 115, with_syn + 100));
+    let idle = b.stream(CLIENT);
+    let refused = b.with(CLIENT, |host, cx| host.send_piece(idle, piece, cx));
+    assert!(refused.is_err());
+    assert_eq!(counted(&mut b), (with_syn + 115, with_syn + 100));
 }

@@ -89,6 +89,8 @@ fn echo_by_hand_and_filters() {
         let to = SocketAddr::new(ip(SERVER), 0);
         assert_eq!(b.send_to(CLIENT, client, &message, to), Ok(1008));
         b.settle();
+        // The filters read the type, which is no payload.
+        assert_eq!(b.copied_at(Site::SocketReceive), 0);
         let (bytes, told) = b.take(CLIENT, client).expect("the answer");
         let answer = &bytes[header_len(ip)..];
         assert_eq!((answer[0], &answer[4..]), (reply, &message[4..]));

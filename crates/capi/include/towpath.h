@@ -125,8 +125,8 @@ int towpath_sendmmsg(const struct towpath *instance, int fd, struct mmsghdr *mes
 /*
  * When lent memory comes back at the latest, in milliseconds after the call that lent it: an int at
  * SOL_SOCKET, for the calls from then on; 0, the default, is no such time. As a control message of
- * towpath_sendmsg() it is that call's, if it is not 0 and the socket is a stream. What is still
- * needed then is copied, and the notice says SO_EE_CODE_ZEROCOPY_COPIED.
+ * towpath_sendmsg() it is that call's, if it is not 0. What is still needed then is copied, and the
+ * notice says SO_EE_CODE_ZEROCOPY_COPIED.
  */
 #define SO_ZEROCOPY_TERM 0x7001
 /*

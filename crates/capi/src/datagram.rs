@@ -133,10 +133,12 @@ impl Instance {
         address: Option<&[u8]>,
         control: &[u8],
     ) -> Outcome<usize> {
+        let term = lending::asked_term(control)?;
         self.send_one(fd, ranges.len(), (flags, address, control), |state, id, send| {
+            let send = SendTo { term, ..*send };
             Ok(state.with_loans(|sockets, loans, cx| {
                 let lend = lending::from(ranges, 0, loans);
-                sockets.send_lent_datagram(id, ranges.len(), send, lend, cx)
+                sockets.send_lent_datagram(id, ranges.len(), &send, lend, cx)
             })?)
         })
     }

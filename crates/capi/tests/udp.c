@@ -542,6 +542,73 @@ static void lending(struct scene *scene)
 	CHECK(CALL(scene->server, close, server) == 0);
 }
 
+/* What a control message says is how long the call lends; `size` of its four bytes. */
+static ssize_t lend_for(struct end *end, int fd, const union address *to, socklen_t len, void *bytes,
+			int term, size_t size, int flags)
+{
+	_Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int))] = { 0 };
+	struct iovec piece = { bytes, 1000 };
+	struct msghdr message = { .msg_name = (void *)to, .msg_namelen = len, .msg_iov = &piece,
+				  .msg_iovlen = 1, .msg_control = control,
+				  .msg_controllen = CMSG_SPACE(size) };
+	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+
+	*header = (struct cmsghdr){ .cmsg_level = SOL_SOCKET, .cmsg_type = SO_ZEROCOPY_TERM,
+				    .cmsg_len = CMSG_LEN(size) };
+	memcpy(CMSG_DATA(header), &term, size);
+	return CALL(end, sendmsg, fd, &message, flags);
+}
+
+/*
+ * A datagram that waits for more keeps memory no longer than its call's term, also where the socket
+ * has a longer one, and arrives as it was. Wrong terms are refused and lend nothing.
+ */
+static void terms(struct scene *scene)
+{
+	static unsigned char bytes[1000];
+	struct end *end = scene->client;
+	int server = socket_at(scene->server, scene->domain, 124);
+	int client = socket_at(end, scene->domain, 125);
+	union address to;
+	socklen_t len = address_of(scene->server, scene->domain, 124, &to);
+	struct towpath_stats before, after;
+
+	if (!end->towpath)
+		return;
+	set_int(end, client, SOL_SOCKET, SO_ZEROCOPY, 1);
+	set_int(end, client, SOL_SOCKET, SO_ZEROCOPY_TERM, 60000);
+	CHECK(lend_for(end, client, &to, len, bytes, -1, 4, MSG_ZEROCOPY) == -1 && errno == EINVAL);
+	CHECK(lend_for(end, client, &to, len, bytes, 1, 3, MSG_ZEROCOPY) == -1 && errno == EINVAL);
+	CHECK(towpath_get_stats(end->towpath, &before, sizeof(before)) == 0);
+	CHECK(before.lent_calls == 0);
+	memset(bytes, 'a', sizeof(bytes));
+	CHECK(lend_for(end, client, &to, len, bytes, 20, 4, MSG_ZEROCOPY | MSG_MORE) == 1000);
+	/* It is over when the bytes are copied: within the term and a little. */
+	for (int i = 0; i < 5000; i++) {
+		CHECK(towpath_get_stats(end->towpath, &after, sizeof(after)) == 0);
+		if (after.copied_recall > before.copied_recall)
+			break;
+		usleep(1000);
+	}
+	CHECK(after.copied_recall == before.copied_recall + 1000);
+	CHECK(after.terms_fired == before.terms_fired + 1);
+	memset(bytes, 'b', sizeof(bytes));
+	/* The flag alone decides: without it the term means nothing. */
+	CHECK(lend_for(end, client, &to, len, bytes, 20, 4, 0) == 1000);
+	CHECK(CALL(scene->server, recv, server, in, sizeof(in), 0) == 2000);
+	for (int at = 0; at < 2000; at++)
+		CHECK(in[at] == (at < 1000 ? 'a' : 'b'));
+	struct msghdr message = { .msg_control = in, .msg_controllen = 128 };
+	struct pollfd polled = { .fd = client };
+	struct sock_extended_err notice;
+	CHECK(CALL(end, poll, &polled, 1, 5000) == 1);
+	CHECK(CALL(end, recvmsg, client, &message, MSG_ERRQUEUE) == 0);
+	memcpy(&notice, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(notice));
+	CHECK(notice.ee_info == 0 && notice.ee_data == 0);
+	CHECK(notice.ee_code == SO_EE_CODE_ZEROCOPY_COPIED);
+	CHECK(CALL(end, close, client) == 0 && CALL(scene->server, close, server) == 0);
+}
+
 /* Sends with one control message. */
 static int message_with(struct end *end, int fd, union address *to, socklen_t len, int level,
 			int type, const void *data, size_t size, size_t claimed)
@@ -859,6 +926,7 @@ static void play(struct scene *scene)
 	several_messages(scene);
 	losses(scene);
 	lending(scene);
+	terms(scene);
 }
 
 int main(void)

@@ -5,6 +5,7 @@ use super::{Told, origin};
 use crate::address;
 use crate::control::{Control, each_message};
 use crate::errno::{Errno, Outcome};
+use crate::lending::SO_ZEROCOPY_TERM;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use towpath_net::socket::{ErrorNotice, ReceivedDatagram, SendTo};
 
@@ -82,9 +83,12 @@ fn message(level: i32, kind: i32, data: &[u8], over_v4: bool, send: &mut SendTo)
             let size: [u8; 2] = data.try_into().map_err(|_| Errno::INVAL)?;
             send.segment_size = Some(u16::from_ne_bytes(size));
         }
-        // There are no rules, queues or clocks that these could choose.
-        (libc::SOL_SOCKET, libc::SO_MARK | libc::SO_TIMESTAMPING | libc::SO_PRIORITY)
-            if data.len() == size_of::<i32>() => {}
+        // There are no rules, queues or clocks that these could choose; a call that lends has
+        // looked at the term.
+        (
+            libc::SOL_SOCKET,
+            libc::SO_MARK | libc::SO_TIMESTAMPING | libc::SO_PRIORITY | SO_ZEROCOPY_TERM,
+        ) if data.len() == size_of::<i32>() => {}
         (libc::SOL_UDP | libc::SOL_SOCKET, _) => return Err(Errno::INVAL),
         (libc::IPPROTO_IP, _) if over_v4 => match kind {
             libc::IP_PKTINFO if data.len() == PKTINFO_V4 => {

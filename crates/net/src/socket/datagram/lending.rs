@@ -49,7 +49,7 @@ impl Sockets {
         lend: impl FnMut(usize, Borrower) -> Option<Piece>,
         cx: &mut Context<'_>,
     ) -> Result<usize, Error> {
-        self.watching((id, None, cx.now), lend, |sockets, lend| {
+        self.watching((id, send.term, cx.now), lend, |sockets, lend| {
             sockets.lend_to_datagram((id, len), send, lend, cx)
         })
     }

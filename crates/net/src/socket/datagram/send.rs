@@ -8,6 +8,7 @@ use crate::fragment::{IPV4_MTU_MIN, IPV6_MTU_MIN};
 use crate::gso::UDP_SEGMENTS_MAX;
 use crate::path_mtu::PathMtu;
 use crate::stack::{Context, UdpSend};
+use crate::time::Duration;
 use crate::wire::ethernet::EtherType;
 use crate::wire::{MacAddr, Protocol, ipv4, ipv6, udp};
 use core::net::{IpAddr, SocketAddr};
@@ -34,6 +35,8 @@ pub struct SendTo {
     pub more: bool,
     /// Where a frame of a packet socket goes.
     pub link: Option<LinkDestination>,
+    /// How long a call that lends does so; the socket's term otherwise.
+    pub term: Option<Duration>,
 }
 
 /// What carries the bytes.

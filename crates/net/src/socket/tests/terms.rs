@@ -1,12 +1,14 @@
 //! Terms: lent memory comes back on time, whoever still holds it, and its holders keep the bytes.
 
 use super::bench::*;
-use crate::socket::{DEFAULT_TERM, Error, LentCall, Notice, SendFlags, SocketId};
+use crate::socket::{
+    Borrower, DEFAULT_TERM, Error, Family, LentCall, Notice, SendFlags, SendTo, SocketId,
+};
 use crate::time::Duration;
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
-use towpath_packet::{Burst, Caps, Loans, Piece, Recall, Site};
+use towpath_packet::{Burst, Caps, Ledger, Loans, Piece, Recall, Site};
 
 /// Bytes of each call.
 const LEN: usize = 3000;
@@ -128,6 +130,57 @@ fn a_term_ends_what_a_stalled_port_holds() {
     t.wait(Duration::from_secs(3));
     assert_eq!(t.received(), original());
     assert_eq!(t.notice(), Err(Error::WouldBlock), "told once");
+    assert_eq!(t.loans.out_count(), 0);
+}
+
+/// Goal: a datagram's call may have a term too, which goes before its socket's; packets that a
+/// stalled port holds keep the bytes, and so does one that waits for more, whose notice comes when
+/// it is sent.
+#[test]
+fn a_datagram_has_a_term() {
+    // One packet: the device makes no checksums of what comes in fragments.
+    const SHORT: usize = 1000;
+    let mut t = Bound::new();
+    let udp = t.b.datagram(CLIENT, Family::V4);
+    let peer = t.b.bound(at(53));
+    let now = t.b.now;
+    t.b.hosts[CLIENT].set_options(udp, now, |o| o.lent_term = Some(ms(500))).expect("open");
+    let send = |t: &mut Bound, term, more| {
+        let how = SendTo { to: Some(at(53)), term, more, ..SendTo::default() };
+        let (loans, memory) = (&mut t.loans, &t.memory);
+        let lend = |room: usize, to: Borrower| {
+            loans.lend_recallable(memory, (0, room as u32), to.lender, to.token)
+        };
+        let sent = t.b.with(CLIENT, |host, cx| host.send_lent_datagram(udp, SHORT, &how, lend, cx));
+        assert_eq!(sent, Ok(SHORT));
+    };
+    let notice = |t: &mut Bound| t.b.hosts[CLIENT].take_notice(udp);
+
+    send(&mut t, Some(ms(20)), false);
+    let stalled = t.take();
+    t.wait(ms(19));
+    assert_eq!(notice(&mut t), Err(Error::WouldBlock));
+    t.wait(ms(1));
+    assert_eq!(notice(&mut t), copied(0, 0));
+    t.overwrite();
+    let mut kept = Vec::new();
+    for piece in stalled.iter().flat_map(|packet| packet.pieces()) {
+        let at = kept.len();
+        kept.resize(at + piece.len(), 0);
+        Ledger::new().copy(Site::Linearise, piece, &mut kept[at..]);
+    }
+    assert_eq!(kept, original()[..SHORT]);
+    drop(stalled);
+
+    t.memory = Arc::new(original());
+    send(&mut t, Some(ms(20)), true);
+    t.wait(ms(20));
+    t.overwrite();
+    assert_eq!(notice(&mut t), Err(Error::WouldBlock), "it waits for more");
+    t.b.with(CLIENT, |host, cx| host.push_datagram(udp, cx)).expect("it waits");
+    t.b.settle();
+    assert_eq!(notice(&mut t), copied(1, 1));
+    assert_eq!(t.b.take(SERVER, peer).map(|(bytes, _)| bytes), Ok(original()[..SHORT].to_vec()));
     assert_eq!(t.loans.out_count(), 0);
 }
 

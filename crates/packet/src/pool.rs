@@ -1,8 +1,8 @@
 //! Pools: fixed sets of equal frames, and [`Memory`], the pools that one worker owns.
 //!
 //! A [`Frame`] is written by its one holder, then frozen into a [`Piece`] and lent like any other
-//! memory; the descriptor of its loan is made once and stays with the frame. When the last piece
-//! is dropped, on any thread, the frame is free again.
+//! memory; the descriptor of its loan is made at the first use and stays with the frame. When the
+//! last piece is dropped, on any thread, the frame is free again.
 //!
 //! Two sizes, so that what a read leaves unused is small: a read is offered one small frame
 //! followed by large ones, a datagram or an ACK fills only the small one, and a super-packet of
@@ -47,11 +47,10 @@ impl Pool {
         let capacity = u32::try_from(frame_bytes).expect("a frame is smaller than 4 GiB");
         let bytes = count.checked_mul(frame_bytes).expect("a pool fits the address space");
         let region = Arc::new(Region::new(bytes));
-        let first = region.first_frame();
-        let slab = Slab::new(count, |index| {
+        let slab = Slab::new(count, move |index| {
             let loan = Loan::free();
             // SAFETY: frame `index` lies within the region.
-            let base = unsafe { first.add(index * frame_bytes) };
+            let base = unsafe { region.first_frame().add(index * frame_bytes) };
             let extent = UnsafeCell::new(Extent { base, capacity, kind: Kind::Frame });
             Loan { extent, owner: UnsafeCell::new(Owner::Pool(region.clone())), ..loan }
         });
@@ -165,7 +164,7 @@ pub struct MemoryConfig {
 
 impl MemoryConfig {
     /// Divides `bytes`: a quarter to small frames, the rest to large ones. Handles (2.5 MB) and
-    /// descriptors (one for each frame) come on top.
+    /// descriptors (one for each frame) come on top, as far as they are used.
     pub fn within(bytes: usize) -> Self {
         Self {
             packets: 4096,

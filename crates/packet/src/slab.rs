@@ -8,7 +8,8 @@
 //! nobody pops single slots from it, the list has no ABA problem and needs no tags.
 //!
 //! Taking prefers recycled over returned over fresh slots: memory that is warm in the cache comes
-//! first and memory never needed is never touched.
+//! first and memory never needed is never touched. A slot is made when it is first taken; those
+//! below the mark are, and only they are ever on a list.
 //!
 //! Dropping the owner closes the list. Slots still out keep the storage alive; `left` counts
 //! them, and whoever brings it to zero frees the storage. A giver that saw the closed list
@@ -18,7 +19,8 @@
 
 use crate::sync::{AtomicIsize, AtomicU32, Ordering};
 use alloc::boxed::Box;
-use alloc::vec::Vec;
+use core::cell::UnsafeCell;
+use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 
 /// End of a list of slots.
@@ -44,8 +46,13 @@ impl<T> Slot<T> {
     }
 }
 
+/// Memory of a slot that may not be made yet.
+type Place<T> = MaybeUninit<UnsafeCell<Slot<T>>>;
+
 struct Shared<T> {
-    slots: Box<[Slot<T>]>,
+    places: Box<[Place<T>]>,
+    /// Slots that were made when the owner went: the first so many. Nothing before.
+    made: AtomicU32,
     /// Slots given back and not yet taken again, newest first; or `CLOSED`.
     returned: AtomicU32,
     /// After closing: slots still out. See the module text.
@@ -55,45 +62,36 @@ struct Shared<T> {
 /// The owner's side: takes slots. One thread at a time.
 pub struct Slab<T> {
     shared: NonNull<Shared<T>>,
+    /// Makes the value of a slot.
+    make: Box<dyn FnMut(usize) -> T + Send>,
     recycled: u32,
+    /// Slots from here on were never taken, and are not made.
     fresh: u32,
     count: u32,
     /// Slots taken minus slots seen to have come back; at least the number of slots out.
     out: u32,
 }
 
-// SAFETY: the owner's fields are plain values and `shared` is reached by other threads only
-// through `give_back`, which touches atomics. `T: Send + Sync` because a slot taken on this
-// thread may be read and given back on another.
+// SAFETY: the owner's fields are plain values and a closure that is `Send`, and `shared` is reached
+// by other threads only through `give_back`, which touches atomics. `T: Send + Sync` because a slot
+// taken on this thread may be read and given back on another.
 unsafe impl<T: Send + Sync> Send for Slab<T> {}
 
 impl<T> Slab<T> {
-    /// A slab of `count` slots; `make(index)` fills each once.
+    /// A slab of `count` slots; `make(index)` fills each once, when it is first taken.
     ///
     /// # Panics
     /// If `count` exceeds [`SLOTS_MAX`].
-    pub fn new(count: usize, mut make: impl FnMut(usize) -> T) -> Self {
+    pub fn new(count: usize, make: impl FnMut(usize) -> T + Send + 'static) -> Self {
         assert!(count <= SLOTS_MAX);
-        let count = count as u32;
-        let slots: Vec<Slot<T>> = (0..count)
-            .map(|index| Slot {
-                value: make(index as usize),
-                home: NonNull::dangling(),
-                next: AtomicU32::new(NONE),
-                index,
-            })
-            .collect();
         let shared = Box::leak(Box::new(Shared {
-            slots: slots.into_boxed_slice(),
+            places: Box::new_uninit_slice(count),
+            made: AtomicU32::new(0),
             returned: AtomicU32::new(NONE),
             left: AtomicIsize::new(0),
         }));
-        let mut shared = NonNull::from(shared);
-        // SAFETY: made above, and nobody else knows it yet.
-        for slot in &mut unsafe { shared.as_mut() }.slots {
-            slot.home = shared;
-        }
-        Self { shared, recycled: NONE, fresh: 0, count, out: 0 }
+        let (shared, make) = (NonNull::from(shared), Box::new(make));
+        Self { shared, make, recycled: NONE, fresh: 0, count: count as u32, out: 0 }
     }
 
     /// Takes a slot, or `None` when all are out.
@@ -104,16 +102,37 @@ impl<T> Slab<T> {
         let index = if self.recycled != NONE {
             let index = self.recycled;
             // Relaxed: the slot is ours; `collect_returned` acquired what its giver wrote.
-            self.recycled = self.shared().slots[index as usize].next.load(Ordering::Relaxed);
+            self.recycled = self.slot(index).next.load(Ordering::Relaxed);
             index
         } else if self.fresh < self.count {
-            self.fresh += 1;
+            self.make_slot();
             self.fresh - 1
         } else {
             return None;
         };
         self.out += 1;
-        Some(NonNull::from(&self.shared().slots[index as usize]))
+        Some(self.shared().place(index))
+    }
+
+    /// Makes the first slot that was never taken.
+    fn make_slot(&mut self) {
+        let index = self.fresh;
+        let value = (self.make)(index as usize);
+        let next = AtomicU32::new(NONE);
+        let slot = Slot { value, home: self.shared, next, index };
+        let place = self.shared().place(index);
+        // SAFETY: within the storage, and nobody else has this slot's address: it was never taken,
+        // so it is on no list either. `UnsafeCell` allows writing behind a shared reference.
+        unsafe { place.write(slot) };
+        self.fresh += 1;
+    }
+
+    /// A slot that was made.
+    fn slot(&self, index: u32) -> &Slot<T> {
+        assert!(index < self.fresh, "only slots that were taken are on a list");
+        // SAFETY: made, as it is below the mark; from then on slots are reached by shared
+        // references only, until the storage is freed, which `self` keeps from happening.
+        unsafe { self.shared().place(index).as_ref() }
     }
 
     /// Slots that can still be taken, at least. Exact while no other thread gives back.
@@ -136,7 +155,7 @@ impl<T> Slab<T> {
         while index != NONE {
             returned += 1;
             // Relaxed: ordered by the Acquire above for each slot on the list.
-            index = self.shared().slots[index as usize].next.load(Ordering::Relaxed);
+            index = self.slot(index).next.load(Ordering::Relaxed);
         }
         self.out as usize - returned
     }
@@ -155,11 +174,11 @@ impl<T> Slab<T> {
             self.out -= 1;
             last = index;
             // Relaxed: ordered by the Acquire above.
-            index = self.shared().slots[index as usize].next.load(Ordering::Relaxed);
+            index = self.slot(index).next.load(Ordering::Relaxed);
         }
         if last != NONE {
             // Relaxed: the list is private now.
-            self.shared().slots[last as usize].next.store(self.recycled, Ordering::Relaxed);
+            self.slot(last).next.store(self.recycled, Ordering::Relaxed);
             self.recycled = head;
         }
     }
@@ -171,6 +190,24 @@ impl<T> Slab<T> {
     }
 }
 
+impl<T> Shared<T> {
+    /// Where a slot is, made or not.
+    fn place(&self, index: u32) -> NonNull<Slot<T>> {
+        NonNull::from(&self.places[index as usize]).cast()
+    }
+}
+
+impl<T> Drop for Shared<T> {
+    fn drop(&mut self) {
+        // Relaxed: whoever frees has acquired `left`, which the owner wrote afterwards.
+        for index in 0..self.made.load(Ordering::Relaxed) {
+            // SAFETY: made, as it is below the mark; no slot is out and the owner is gone, so that
+            // this is the last use.
+            unsafe { self.place(index).drop_in_place() };
+        }
+    }
+}
+
 impl<T> Drop for Slab<T> {
     fn drop(&mut self) {
         // Acquire: pairs with the Release in `give_back`, so that freeing comes after all uses.
@@ -178,8 +215,10 @@ impl<T> Drop for Slab<T> {
         while index != NONE {
             self.out -= 1;
             // Relaxed: ordered by the Acquire above.
-            index = self.shared().slots[index as usize].next.load(Ordering::Relaxed);
+            index = self.slot(index).next.load(Ordering::Relaxed);
         }
+        // Relaxed: published by the addition below to whoever frees.
+        self.shared().made.store(self.fresh, Ordering::Relaxed);
         let out = self.out as isize;
         // AcqRel: pairs with the other side's `fetch_sub`; the one who frees saw all uses end.
         let before = self.shared().left.fetch_add(out, Ordering::AcqRel);
@@ -199,7 +238,7 @@ pub unsafe fn give_back<T>(slot: NonNull<Slot<T>>) {
     // SAFETY: a slot that is out keeps the storage alive (module text).
     let slot_ref = unsafe { slot.as_ref() };
     let home = slot_ref.home;
-    // SAFETY: `home` was set to the storage of this very slot in `new`.
+    // SAFETY: `home` is the storage of this very slot.
     let shared = unsafe { home.as_ref() };
     // Relaxed: the exchange below orders.
     let mut head = shared.returned.load(Ordering::Relaxed);
@@ -284,14 +323,16 @@ mod tests {
     #[test]
     fn storage_outlives_its_owner_until_the_last_slot_is_back() {
         let witness = Arc::new(());
-        let mut slab = Slab::new(4, |_| witness.clone());
+        let model = witness.clone();
+        let mut slab = Slab::new(4, move |_| model.clone());
+        assert_eq!(Arc::strong_count(&witness), 2, "no slot is made before it is taken");
         let one = slab.take().expect("free");
         let two = slab.take().expect("free");
         drop(slab);
-        assert_eq!(Arc::strong_count(&witness), 5);
+        assert_eq!(Arc::strong_count(&witness), 3);
         // SAFETY: out, given back once.
         unsafe { give_back(one) };
-        assert_eq!(Arc::strong_count(&witness), 5);
+        assert_eq!(Arc::strong_count(&witness), 3);
         // SAFETY: out, given back once.
         unsafe { give_back(two) };
         assert_eq!(Arc::strong_count(&witness), 1);

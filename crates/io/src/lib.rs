@@ -22,3 +22,5 @@ pub mod stream;
 mod sys;
 pub mod tap;
 pub mod vhost_user;
+
+pub use sys::release_pages;

@@ -346,6 +346,18 @@ pub(crate) fn epoll_wait_milliseconds(
     check(result)
 }
 
+/// Gives the whole pages of `bytes` back to the system (`madvise`): they take no memory until they
+/// are used again. Afterwards they hold zeros, if they are anonymous memory, or what they held if
+/// the system keeps them, as it does with locked ones.
+pub fn release_pages(bytes: &mut [u8]) {
+    let page = rustix::param::page_size();
+    let skip = bytes.as_ptr().align_offset(page).min(bytes.len());
+    let bytes = &mut bytes[skip..];
+    let len = bytes.len() / page * page;
+    // SAFETY: pages that are ours alone, and any value is a byte.
+    unsafe { libc::syscall(libc::SYS_madvise, bytes.as_mut_ptr(), len, libc::MADV_DONTNEED) };
+}
+
 fn tun_set_int(fd: BorrowedFd<'_>, request: c_ulong, value: c_int) -> Result<(), Errno> {
     // SAFETY: these requests read one `int`, which lives on our stack.
     let result =
@@ -373,4 +385,27 @@ fn empty_message() -> libc::msghdr {
 fn check(result: c_long) -> Result<usize, Errno> {
     usize::try_from(result)
         .map_err(|_| Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn released_pages_are_whole_and_zero() {
+        let page = rustix::param::page_size();
+        let mut bytes = vec![7; 64 * page];
+        let (from, to) = (5, 63 * page + 9);
+        release_pages(&mut bytes[from..to]);
+        let first = from + bytes[from..].as_ptr().align_offset(page);
+        let last = first + (to - first) / page * page;
+        let zeros = bytes.iter().position(|&byte| byte == 0)..bytes.iter().rposition(|&b| b == 0);
+        assert_eq!((zeros.start, zeros.end), (Some(first), Some(last - 1)));
+        assert!(bytes[first..last].iter().all(|&byte| byte == 0));
+        // Less than a page, and nothing, are left alone.
+        let mut few = [7; 100];
+        release_pages(&mut few);
+        release_pages(&mut []);
+        assert_eq!(few, [7; 100]);
+    }
 }

@@ -9,7 +9,8 @@
 //! 64 KiB spills into four large ones. Frames that a read did not reach stay for the next.
 //!
 //! Frame memory is zeroed and untouched until first used: a pool of hundreds of megabytes costs
-//! address space only, and frames used last are used next.
+//! address space only, and frames used last are used next. What a busy time leaves behind can be
+//! given back to the system ([`Pool::unused`]).
 #![allow(unsafe_code)]
 
 use crate::loan::{Extent, Kind, Loan, Owner, Piece, end_loan};
@@ -37,6 +38,7 @@ const _: () = assert!(
 /// A fixed set of equal frames. One thread takes; any thread gives back by dropping.
 pub struct Pool {
     slab: Slab<Loan>,
+    region: Arc<Region>,
     frame_bytes: u32,
 }
 
@@ -47,14 +49,15 @@ impl Pool {
         let capacity = u32::try_from(frame_bytes).expect("a frame is smaller than 4 GiB");
         let bytes = count.checked_mul(frame_bytes).expect("a pool fits the address space");
         let region = Arc::new(Region::new(bytes));
+        let memory = region.clone();
         let slab = Slab::new(count, move |index| {
             let loan = Loan::free();
             // SAFETY: frame `index` lies within the region.
-            let base = unsafe { region.first_frame().add(index * frame_bytes) };
+            let base = unsafe { memory.first_frame().add(index * frame_bytes) };
             let extent = UnsafeCell::new(Extent { base, capacity, kind: Kind::Frame });
-            Loan { extent, owner: UnsafeCell::new(Owner::Pool(region.clone())), ..loan }
+            Loan { extent, owner: UnsafeCell::new(Owner::Pool(memory.clone())), ..loan }
         });
-        Self { slab, frame_bytes: capacity }
+        Self { slab, region, frame_bytes: capacity }
     }
 
     /// Takes a frame, or `None` when all are out.
@@ -66,6 +69,21 @@ impl Pool {
         let before = loan.holders.swap(1, Ordering::Relaxed);
         assert_eq!(before, 0, "a free frame has no holder");
         Some(Frame { slot: Some(slot) })
+    }
+
+    /// Lends `each` the memory of frames that were used and are free, in stretches as long as
+    /// possible, to do with as it likes: for idle times, in which it may go back to the system.
+    /// Looks at all frames that were ever used, and allocates.
+    pub fn unused(&mut self, mut each: impl FnMut(&mut [u8])) {
+        let (first, frame_bytes) = (self.region.first_frame(), self.frame_bytes());
+        self.slab.free_runs(|run| {
+            // SAFETY: the frames of the run lie within the region.
+            let start = unsafe { first.add(run.start * frame_bytes) };
+            let len = run.len() * frame_bytes;
+            // SAFETY: initialised memory of free frames, one after the other. None can be taken
+            // while `self` is borrowed, and who had them is done with them.
+            each(unsafe { core::slice::from_raw_parts_mut(start.as_ptr(), len) });
+        });
     }
 
     /// Frames that can be taken, at least.
@@ -197,6 +215,13 @@ impl Memory {
     /// A packet handle, or `None` when all are out.
     pub fn packet(&mut self) -> Option<Packet> {
         self.packets.take()
+    }
+
+    /// Lends `each` the memory of both pools' frames that were used and are free: see
+    /// [`Pool::unused`].
+    pub fn unused(&mut self, mut each: impl FnMut(&mut [u8])) {
+        self.small.unused(&mut each);
+        self.large.unused(each);
     }
 
     /// Bytes of all frames.

@@ -19,8 +19,10 @@
 
 use crate::sync::{AtomicIsize, AtomicU32, Ordering};
 use alloc::boxed::Box;
+use alloc::vec;
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
+use core::ops::Range;
 use core::ptr::NonNull;
 
 /// End of a list of slots.
@@ -158,6 +160,26 @@ impl<T> Slab<T> {
             index = self.slot(index).next.load(Ordering::Relaxed);
         }
         self.out as usize - returned
+    }
+
+    /// Tells `each` the runs of slots that were used and are free, in their order. Looks at all
+    /// that were ever used, and allocates: not for the data path.
+    pub fn free_runs(&mut self, mut each: impl FnMut(Range<usize>)) {
+        self.collect_returned();
+        let mut free = vec![false; self.fresh as usize];
+        let mut index = self.recycled;
+        while index != NONE {
+            free[index as usize] = true;
+            // Relaxed: the slot is ours; `collect_returned` acquired what its giver wrote.
+            index = self.slot(index).next.load(Ordering::Relaxed);
+        }
+        let mut start = 0;
+        for run in free.chunk_by(|one, next| one == next) {
+            if run[0] {
+                each(start..start + run.len());
+            }
+            start += run.len();
+        }
     }
 
     fn collect_returned(&mut self) {

@@ -22,6 +22,7 @@ use std::time::{Duration, SystemTime};
 use towpath_io::pcapng::{self, Direction};
 use towpath_io::reactor::{Events, Interest, Reactor};
 use towpath_io::receive::ReceiveBuffer;
+use towpath_io::release_pages;
 use towpath_io::tap::{Tap, TapError};
 use towpath_net::stack::{self, Address, Context, Limits, Stack};
 use towpath_net::tcp::Settings;
@@ -41,7 +42,9 @@ const READ_BYTES_PER_TURN: usize = 1 << 20;
 const READ_BURSTS_PER_TURN: usize = 8;
 /// After so long without an event, frames kept for the next read are given back.
 const IDLE_AFTER: Duration = Duration::from_secs(1);
-
+/// Memory of frames that lies together and then goes back to the system: what a few small flows
+/// leave is kept, and they go on without page faults.
+const RELEASED_MIN: usize = 512 << 10;
 /// How often the end is looked for while finishing.
 const FINISH_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -272,12 +275,18 @@ impl Worker {
         deadlines.into_iter().flatten().min().map(|at| at.since(now))
     }
 
-    /// Nothing happened for a while: gives back what was kept ready.
+    /// Nothing happened for a while: gives back what was kept ready, and memory that a busier time
+    /// has left behind.
     fn rest(&mut self) {
         if !self.idle {
             self.idle = true;
             self.tap.release_frames();
             self.buffer.clear();
+            self.memory.unused(|bytes| {
+                if bytes.len() >= RELEASED_MIN {
+                    release_pages(bytes);
+                }
+            });
         }
     }
 

@@ -42,6 +42,36 @@ fn a_frame_thrown_away_is_free_again() {
     assert!(pool.take().is_some());
 }
 
+/// Goal: exactly the memory of free frames that were used is lent, whoever gave them back.
+#[test]
+fn unused_memory_is_that_of_free_frames() {
+    let mut pool = Pool::new(8, 64);
+    let mut frames: Vec<Option<Frame>> = (0..7).map(|_| pool.take()).collect();
+    for (index, frame) in frames.iter_mut().enumerate() {
+        frame.as_mut().expect("free").fill(index as u8 + 1);
+    }
+    let unused = |pool: &mut Pool| {
+        let mut found = Vec::new();
+        pool.unused(|bytes| {
+            found.push((bytes[0], bytes.len()));
+            bytes.fill(0);
+        });
+        found
+    };
+    assert_eq!(unused(&mut pool), []);
+    let piece = frames[5].take().expect("there").freeze(1);
+    for index in [2, 0, 1, 4] {
+        drop(frames[index].take());
+    }
+    assert_eq!(unused(&mut pool), [(1, 3 * 64), (5, 64)]);
+    std::thread::spawn(|| drop(piece)).join().expect("no panic");
+    assert_eq!(unused(&mut pool), [(0, 3 * 64), (0, 2 * 64)]);
+    assert!(frames[3].as_ref().is_some_and(|frame| frame.iter().all(|&byte| byte == 4)));
+    assert!(frames[6].as_ref().is_some_and(|frame| frame.iter().all(|&byte| byte == 7)));
+    let again: Vec<Frame> = core::iter::from_fn(|| pool.take()).collect();
+    assert!(again.len() == 6 && again.iter().all(|frame| frame.iter().all(|&byte| byte == 0)));
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Take,

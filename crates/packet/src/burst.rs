@@ -104,6 +104,11 @@ impl Burst {
         self.tail += count;
     }
 
+    /// The packets, first to last, to be changed.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Packet> {
+        self.packets[self.head..self.tail].iter_mut().flatten()
+    }
+
     /// Drops all packets.
     pub fn clear(&mut self) {
         while self.pop().is_some() {}

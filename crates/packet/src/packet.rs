@@ -343,6 +343,21 @@ impl Packet {
         TakePieces { packet: self, next: 0 }
     }
 
+    /// Another packet of the same bytes and offload fields: private headers are copied, to the same
+    /// place, and each piece gets one more holder. `None` if all handles are out.
+    pub fn share(&self, packets: &mut PacketPool) -> Option<Packet> {
+        let mut shared = packets.take()?;
+        let (body, other) = (self.body(), shared.body_mut());
+        let headers = body.start as usize..body.end as usize;
+        other.headers[headers.clone()].copy_from_slice(&body.headers[headers]);
+        let pieces = ..body.piece_count as usize;
+        other.pieces[pieces].clone_from_slice(&body.pieces[pieces]);
+        (other.start, other.end, other.peeked) = (body.start, body.end, body.peeked);
+        (other.piece_count, other.piece_bytes) = (body.piece_count, body.piece_bytes);
+        other.offload = body.offload;
+        Some(shared)
+    }
+
     /// Drops headers, pieces and offload fields.
     pub fn clear(&mut self) {
         let body = self.body_mut();

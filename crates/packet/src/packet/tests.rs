@@ -115,3 +115,38 @@ fn more_headers_are_pulled_from_the_payload() {
     assert!(!packet.pull_more(200), "more than the header memory holds");
     assert_eq!(packet.len(), 300);
 }
+
+/// Goal: a packet and the one that shares its payload are the same and independent, be it peeked,
+/// pulled or made here; without handles there is none, and the pieces are back once both are gone.
+#[test]
+fn a_shared_packet_is_the_same() {
+    let mut memory = memory();
+    let bytes: Vec<u8> = (0..=255).cycle().take(400).collect();
+    for pulled in [None, Some(14), Some(150)] {
+        let mut packet = memory.packet().expect("free");
+        packet.push_piece(piece(&mut memory, &bytes[..100])).expect("room");
+        packet.push_piece(piece(&mut memory, &bytes[100..])).expect("room");
+        packet.peek_headers();
+        if let Some(count) = pulled {
+            packet.pull(count);
+        }
+        let checksum = crate::offload::Checksum::Partial { start: 34, offset: 16 };
+        packet.set_offload(Offload { checksum, gso: None });
+        let mut shared = packet.share(&mut memory.packets).expect("free");
+        assert_eq!((shared.headers(), payload(&shared)), (packet.headers(), payload(&packet)));
+        assert_eq!((shared.len(), shared.offload()), (packet.len(), packet.offload()));
+        assert!(shared.pieces().zip(packet.pieces()).all(|(one, other)| one.same_loan(other)));
+        drop(packet);
+        if pulled.is_none() {
+            shared.pull(14);
+        }
+        let (len, end) = (shared.headers().len(), shared.headers().len() + 20);
+        assert!(shared.pull_more(20), "room behind the headers, as before");
+        assert_eq!(shared.headers(), &bytes[..end]);
+        shared.pop_header(len);
+        let others: Vec<Packet> = core::iter::from_fn(|| memory.packet()).collect();
+        assert!(shared.share(&mut memory.packets).is_none());
+        drop((shared, others));
+        assert_eq!((memory.small.out_count(), memory.packets.out_count()), (0, 0));
+    }
+}

@@ -32,11 +32,13 @@ pub enum Site {
     Guest,
     /// Frames of a guest that are not lent: small ones, and those beyond what may be out at once.
     GuestSmall,
+    /// Memory that others may write, put into frames at the switch because it is told not to share.
+    Orphan,
 }
 
 impl Site {
     /// All sites, in the order of their counters.
-    pub const ALL: [Site; 10] = [
+    pub const ALL: [Site; 11] = [
         Site::Linearise,
         Site::IcmpQuote,
         Site::SocketSend,
@@ -47,6 +49,7 @@ impl Site {
         Site::Checksum,
         Site::Guest,
         Site::GuestSmall,
+        Site::Orphan,
     ];
 
     /// Name used in reports.
@@ -62,6 +65,7 @@ impl Site {
             Site::Checksum => "checksum",
             Site::Guest => "guest",
             Site::GuestSmall => "guest_small",
+            Site::Orphan => "orphan",
         }
     }
 }

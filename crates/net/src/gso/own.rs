@@ -18,11 +18,16 @@ const _: () = assert!(IP_BYTES_MAX.div_ceil(LARGE_FRAME_BYTES) <= PIECES_MAX);
 ///
 /// # Panics
 /// If the payload is longer than [`IP_BYTES_MAX`].
-pub(crate) fn own_payload(packet: &mut Packet, memory: &mut Memory, ledger: &Ledger) -> bool {
+pub(crate) fn own_payload(
+    packet: &mut Packet,
+    memory: &mut Memory,
+    ledger: &Ledger,
+    site: Site,
+) -> bool {
     if !packet.pieces().any(Piece::is_foreign) {
         return true;
     }
-    let Some(copies) = copy_payload(packet, memory, ledger) else { return false };
+    let Some(copies) = copy_payload(packet, memory, ledger, site) else { return false };
     packet.pieces().filter(|piece| piece.is_foreign()).for_each(Piece::mark_copied);
     packet.drop_front(packet.payload_len());
     for copy in copies.into_iter().flatten() {
@@ -35,6 +40,7 @@ fn copy_payload(
     packet: &Packet,
     memory: &mut Memory,
     ledger: &Ledger,
+    site: Site,
 ) -> Option<[Option<Piece>; PIECES_MAX]> {
     let mut copies = [const { None }; PIECES_MAX];
     let mut pieces = packet.pieces();
@@ -49,7 +55,7 @@ fn copy_payload(
         while left > 0 && filled < frame.len() {
             let mut next = || pieces.next().expect("pieces add up to the payload").clone();
             let mut piece: Piece = rest.take().unwrap_or_else(&mut next);
-            let count = ledger.copy(Site::Checksum, &piece, &mut frame[filled..]);
+            let count = ledger.copy(site, &piece, &mut frame[filled..]);
             piece.advance(count);
             (filled, left) = (filled + count, left - count);
             rest = Some(piece).filter(|piece| !piece.is_empty());

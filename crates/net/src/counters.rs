@@ -2,22 +2,25 @@
 
 /// Declares the reasons once: variant, name in reports, meaning.
 macro_rules! drop_reasons {
-    ($($(#[$doc:meta])+ $variant:ident = $name:literal,)+) => {
-        /// Why the stack dropped a packet, or part of one.
+    (
+        $(#[$about:meta])+ $reasons:ident;
+        $($(#[$doc:meta])+ $variant:ident = $name:literal,)+
+    ) => {
+        $(#[$about])+
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(usize)]
-        pub enum DropReason {
+        pub enum $reasons {
             $($(#[$doc])+ $variant,)+
         }
 
-        impl DropReason {
+        impl $reasons {
             /// All reasons, in the order of their counters.
-            pub const ALL: &'static [DropReason] = &[$(DropReason::$variant,)+];
+            pub const ALL: &'static [$reasons] = &[$($reasons::$variant,)+];
 
             /// Name used in reports.
             pub const fn name(self) -> &'static str {
                 match self {
-                    $(DropReason::$variant => $name,)+
+                    $($reasons::$variant => $name,)+
                 }
             }
         }
@@ -25,6 +28,8 @@ macro_rules! drop_reasons {
 }
 
 drop_reasons! {
+    /// Why the stack dropped a packet, or part of one.
+    DropReason;
     /// Not a whole Ethernet header.
     EthernetMalformed = "ethernet_malformed",
     /// For another station.
@@ -107,6 +112,53 @@ drop_reasons! {
     DeviceFull = "device_full",
     /// A packet larger than the device takes and not to be cut.
     TooLarge = "too_large",
+}
+
+drop_reasons! {
+    /// Why a port of the switch dropped a packet: on its way in, or on its way out.
+    PortDrop;
+    /// In: not a whole Ethernet header, or not a whole tag.
+    EthernetMalformed = "ethernet_malformed",
+    /// In: longer than an Ethernet frame with a tag and the largest IP packet.
+    TooLong = "too_long",
+    /// In: the source is a group of stations, or none.
+    SourceInvalid = "source_invalid",
+    /// In: for a group address that no switch forwards (IEEE 802.1Q table 8-1).
+    GroupReserved = "group_reserved",
+    /// In: of a VLAN that the port is not in.
+    VlanRefused = "vlan_refused",
+    /// In: from a link-layer address, or claiming one, that the port's station may not have.
+    MacSpoofed = "mac_spoofed",
+    /// In: from a link-layer address that was given to another port.
+    MacLocked = "mac_locked",
+    /// In: from an IP address, or answering for one, that the port's station may not have.
+    AddressSpoofed = "address_spoofed",
+    /// In: offload fields that contradict the packet.
+    OffloadMalformed = "offload_malformed",
+    /// In: more broadcasts than the port may send.
+    StormBroadcast = "storm_broadcast",
+    /// In: more for groups than the port may send.
+    StormMulticast = "storm_multicast",
+    /// In: more for unknown stations than the port may send.
+    StormUnknown = "storm_unknown",
+    /// In: its destination is behind the port that it came by.
+    SamePort = "same_port",
+    /// In: its destination is behind a port that this one may not talk to, or that has left the
+    /// VLAN.
+    Isolated = "isolated",
+    /// In: nobody else is in the VLAN.
+    NobodyElse = "nobody_else",
+    /// In or out: no packet handle or frame was free.
+    NoMemory = "no_memory",
+    /// Out: larger than the port takes, and not to be cut.
+    TooLarge = "too_large",
+    /// Out: would leave without its tag and show another, which is the way into a VLAN of one's
+    /// choice.
+    DoubleTag = "double_tag",
+    /// Out: its checksum cannot be completed for a port that takes no partial ones.
+    ChecksumMisplaced = "checksum_misplaced",
+    /// Out: the port's queue was full.
+    QueueFull = "queue_full",
 }
 
 /// Counters of one stack. Plain numbers: one thread writes, reports copy.

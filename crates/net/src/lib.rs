@@ -5,8 +5,8 @@
 //! the witness.
 //!
 //! Modules form a line; each may use only those to its left (checked by `cargo xtask tidy`):
-//! `time → counters → wire → checksum → gso → {gro, fragment} → neighbor → path_mtu → tcp →
-//! stack → socket`.
+//! `time → counters → wire → checksum → gso → {gro, fragment} → switch → neighbor → path_mtu →
+//! tcp → stack → socket`.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -21,6 +21,7 @@ pub mod neighbor;
 pub mod path_mtu;
 pub mod socket;
 pub mod stack;
+pub mod switch;
 pub mod tcp;
 pub mod time;
 pub mod wire;

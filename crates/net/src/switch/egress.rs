@@ -1,0 +1,118 @@
+//! The way out: each port gets a packet in the form that it takes.
+
+use towpath_packet::{Caps, Checksum, GsoKind, Packet};
+
+use super::ingress::Verdict;
+use super::port::{Egress, Port, PortId};
+use super::vlan::{Leaves, TAG_LEN, set_tag};
+use super::{Context, Switch};
+use crate::counters::PortDrop;
+use crate::gso::{self, Checksums, Layout, SegmentError};
+use crate::wire::ethernet;
+
+impl Switch {
+    /// Makes a packet what port `to` takes, and queues it there or drops it.
+    pub(super) fn emit(
+        &mut self,
+        packet: Packet,
+        verdict: &Verdict,
+        to: PortId,
+        cx: &mut Context<'_>,
+        out: &mut impl Egress,
+    ) {
+        let port = self.port_mut(to);
+        match port.send(to, packet, verdict, cx, out) {
+            Ok(()) => self.touched.insert(to),
+            Err(reason) => port.counters.drop(reason),
+        }
+    }
+}
+
+impl Port {
+    fn send(
+        &mut self,
+        id: PortId,
+        mut packet: Packet,
+        verdict: &Verdict,
+        cx: &mut Context<'_>,
+        out: &mut impl Egress,
+    ) -> Result<(), PortDrop> {
+        let is_tagged = match self.config.vlans.leaves(verdict.vid) {
+            Some(Leaves::Tagged) => true,
+            Some(Leaves::Untagged) if verdict.has_inner_tag => return Err(PortDrop::DoubleTag),
+            _ => false,
+        };
+        let tag = is_tagged.then_some(verdict.priority | verdict.vid.number());
+        let moved = set_tag(&mut packet, verdict.has_tag, tag);
+        let layout = verdict.layout.map(|layout| Layout {
+            ip_at: layout.ip_at.saturating_add_signed(moved),
+            transport_at: layout.transport_at.saturating_add_signed(moved),
+        });
+        let caps = self.config.caps;
+        let network_at = ethernet::HEADER_LEN + if is_tagged { TAG_LEN } else { 0 };
+        let ip_len = match packet.offload().gso {
+            Some(gso) => packet.headers().len() - network_at + usize::from(gso.size.get()),
+            None => packet.len() - network_at,
+        };
+        if ip_len > usize::from(caps.mtu) {
+            return Err(PortDrop::TooLarge);
+        }
+        match (packet.offload().gso, layout) {
+            (Some(gso), Some(layout)) if !takes_whole(&caps, gso.kind, packet.len()) => {
+                return self.send_segments(id, packet, layout, cx, out);
+            }
+            (None, Some(_)) if !caps.checksum => {
+                gso::complete_checksum(&mut packet, cx.ledger)
+                    .map_err(|_| PortDrop::ChecksumMisplaced)?;
+                self.counters.checksums += 1;
+            }
+            _ => {}
+        }
+        forget_checksum(&mut packet, &caps);
+        self.queue(id, packet, out);
+        Ok(())
+    }
+
+    fn send_segments(
+        &mut self,
+        id: PortId,
+        packet: Packet,
+        layout: Layout,
+        cx: &mut Context<'_>,
+        out: &mut impl Egress,
+    ) -> Result<(), PortDrop> {
+        let caps = self.config.caps;
+        let checksums = if caps.checksum { Checksums::LeavePartial } else { Checksums::Complete };
+        let mut queue = |mut segment: Packet| {
+            forget_checksum(&mut segment, &caps);
+            self.queue(id, segment, out);
+        };
+        let cut = gso::segment(packet, cx.memory, cx.ledger, layout, checksums, &mut queue);
+        let count = cut.map_err(|(error, _)| match error {
+            SegmentError::NoPackets => PortDrop::NoMemory,
+            SegmentError::Offload(_) | SegmentError::Checksum(_) => PortDrop::ChecksumMisplaced,
+        })?;
+        self.counters.cut += 1;
+        self.counters.checksums += if caps.checksum { 0 } else { count as u64 };
+        Ok(())
+    }
+}
+
+/// Whether a port takes a super-packet as it is.
+fn takes_whole(caps: &Caps, kind: GsoKind, len: usize) -> bool {
+    let takes_kind = match kind {
+        GsoKind::Tcp4 => caps.tso4,
+        GsoKind::Tcp6 => caps.tso6,
+        GsoKind::Udp => caps.uso,
+    };
+    takes_kind && caps.checksum && u32::try_from(len).is_ok_and(|len| len <= caps.gso_bytes_max)
+}
+
+/// Nothing is said about checksums to a device that did not ask (virtio 1.2 §5.1.6.4).
+fn forget_checksum(packet: &mut Packet, caps: &Caps) {
+    let mut offload = *packet.offload();
+    if !caps.checksum && offload.checksum == Checksum::Unnecessary {
+        offload.checksum = Checksum::None;
+        packet.set_offload(offload);
+    }
+}

@@ -1,0 +1,240 @@
+//! The address table: behind which port a station of a VLAN is (IEEE 802.1Q §8.8).
+//!
+//! Entries of 16 bytes in one array, found by linear probing; at most half of the places are taken,
+//! so that a search mostly ends in the cache line where it began. Removing closes the gap, nothing
+//! is marked as deleted: the table is as fast after a million addresses as after ten. The hash has
+//! a seed, so that nobody can choose addresses that fall into one place.
+//!
+//! A learned entry that was not refreshed for the ageing time is not found any more, and leaves the
+//! table with the next [`Fdb::expire`]. A static entry stays until it is removed.
+
+use alloc::boxed::Box;
+use core::hash::BuildHasher;
+
+use foldhash::fast::FixedState;
+
+use super::PORTS_MAX;
+use super::vlan::Vid;
+use crate::time::{Duration, Instant};
+use crate::wire::MacAddr;
+
+/// A station in a VLAN: never zero, as no VLAN is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Key(u64);
+
+impl Key {
+    pub(super) fn new(mac: MacAddr, vid: Vid) -> Self {
+        let [a, b, c, d, e, f] = mac.0;
+        Self(u64::from_be_bytes([0, 0, a, b, c, d, e, f]) << 16 | u64::from(vid.number()))
+    }
+}
+
+/// What is known of a station.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Entry {
+    pub(super) port: u8,
+    pub(super) is_static: bool,
+    /// Milliseconds at which its last frame came.
+    seen_ms: u64,
+}
+
+impl Entry {
+    fn unpack(value: u64) -> Self {
+        Self { port: value as u8, is_static: value & STATIC != 0, seen_ms: value >> SEEN_SHIFT }
+    }
+
+    fn pack(self) -> u64 {
+        let kind = if self.is_static { STATIC } else { 0 };
+        self.seen_ms << SEEN_SHIFT | kind | u64::from(self.port)
+    }
+}
+
+/// A place of the table: empty if the key is zero.
+#[derive(Clone, Copy)]
+struct Slot {
+    key: u64,
+    value: u64,
+}
+
+const EMPTY: Slot = Slot { key: 0, value: 0 };
+const _: () = assert!(size_of::<Slot>() == 16, "four entries in a cache line");
+
+pub(super) struct Fdb {
+    slots: Box<[Slot]>,
+    mask: usize,
+    hash: FixedState,
+    age_ms: u64,
+    /// Entries of each port, learned and static.
+    counts: [u32; PORTS_MAX],
+    /// When the next entry may be too old.
+    expires_ms: Option<u64>,
+}
+
+impl Fdb {
+    /// A table with room for `entries_max`.
+    pub(super) fn new(entries_max: usize, age: Duration, seed: u64) -> Self {
+        let places = (entries_max.max(1) * PLACES_PER_ENTRY).next_power_of_two();
+        Self {
+            slots: alloc::vec![EMPTY; places].into_boxed_slice(),
+            mask: places - 1,
+            hash: FixedState::with_seed(seed),
+            age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
+            counts: [0; PORTS_MAX],
+            expires_ms: None,
+        }
+    }
+
+    /// What is known of a station now.
+    pub(super) fn find(&self, key: Key, now: Instant) -> Option<Entry> {
+        let slot = self.slots[self.place_of(key.0).ok()?];
+        let entry = Entry::unpack(slot.value);
+        self.is_current(&entry, now.millis()).then_some(entry)
+    }
+
+    /// Notes that a station is behind `port`. The caller has looked whether it may be, and keeps
+    /// the number of all entries within what the table was made for.
+    pub(super) fn put(&mut self, key: Key, port: u8, is_static: bool, now: Instant) {
+        let seen_ms = now.millis();
+        let value = Entry { port, is_static, seen_ms }.pack();
+        match self.place_of(key.0) {
+            Ok(place) => {
+                let before = Entry::unpack(self.slots[place].value);
+                self.counts[usize::from(before.port)] -= 1;
+                self.slots[place].value = value;
+            }
+            Err(place) => self.slots[place] = Slot { key: key.0, value },
+        }
+        self.counts[usize::from(port)] += 1;
+        if !is_static && self.expires_ms.is_none() {
+            self.expires_ms = Some(seen_ms.saturating_add(self.age_ms));
+        }
+    }
+
+    /// Entries of a port, those included that are too old and still there.
+    pub(super) fn count(&self, port: u8) -> u32 {
+        self.counts[usize::from(port)]
+    }
+
+    /// Of them those that were told. Walks the table.
+    pub(super) fn static_count(&self, port: u8) -> u32 {
+        let taken = self.slots.iter().filter(|slot| slot.key != 0);
+        let entries = taken.map(|slot| Entry::unpack(slot.value));
+        entries.filter(|entry| entry.is_static && entry.port == port).count() as u32
+    }
+
+    /// The port of an entry that is there, too old or not.
+    pub(super) fn holder(&self, key: Key) -> Option<u8> {
+        let place = self.place_of(key.0).ok()?;
+        Some(Entry::unpack(self.slots[place].value).port)
+    }
+
+    /// Removes one entry; true if it was there.
+    pub(super) fn remove(&mut self, key: Key) -> bool {
+        let place = self.place_of(key.0);
+        place.map(|place| self.clear(place)).is_ok()
+    }
+
+    /// Removes entries of `port`; static ones too if `statics`.
+    pub(super) fn remove_port(&mut self, port: u8, statics: bool) {
+        self.retain(|entry| entry.port != port || (entry.is_static && !statics));
+    }
+
+    /// Removes what is too old, if anything can be.
+    pub(super) fn expire(&mut self, now: Instant) {
+        let now_ms = now.millis();
+        if self.expires_ms.is_none_or(|at| now_ms < at) {
+            return;
+        }
+        let age_ms = self.age_ms;
+        let mut oldest_ms = None;
+        self.retain(|entry| {
+            let current = entry.is_static || now_ms.saturating_sub(entry.seen_ms) < age_ms;
+            if current && !entry.is_static {
+                let oldest = oldest_ms.get_or_insert(entry.seen_ms);
+                *oldest = entry.seen_ms.min(*oldest);
+            }
+            current
+        });
+        self.expires_ms = oldest_ms.map(|oldest| oldest.saturating_add(age_ms));
+    }
+
+    /// When [`Fdb::expire`] is wanted next.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.expires_ms.map(|ms| Instant::from_micros(ms.saturating_mul(1000)))
+    }
+
+    /// All entries that are current: for reports.
+    pub(super) fn iter(&self, now: Instant) -> impl Iterator<Item = (MacAddr, Vid, Entry)> + '_ {
+        let taken = self.slots.iter().filter(|slot| slot.key != 0);
+        taken.filter_map(move |slot| {
+            let [_, _, a, b, c, d, e, f] = (slot.key >> 16).to_be_bytes();
+            let entry = Entry::unpack(slot.value);
+            let vid = Vid::new(slot.key as u16)?;
+            self.is_current(&entry, now.millis()).then_some((
+                MacAddr([a, b, c, d, e, f]),
+                vid,
+                entry,
+            ))
+        })
+    }
+
+    fn is_current(&self, entry: &Entry, now_ms: u64) -> bool {
+        entry.is_static || now_ms.saturating_sub(entry.seen_ms) < self.age_ms
+    }
+
+    /// Where a key is, or where it would be put.
+    fn place_of(&self, key: u64) -> Result<usize, usize> {
+        let mut place = self.home(key);
+        loop {
+            match self.slots[place].key {
+                0 => return Err(place),
+                found if found == key => return Ok(place),
+                _ => place = (place + 1) & self.mask,
+            }
+        }
+    }
+
+    fn home(&self, key: u64) -> usize {
+        self.hash.hash_one(key) as usize & self.mask
+    }
+
+    fn retain(&mut self, mut keep: impl FnMut(&Entry) -> bool) {
+        for place in 0..self.slots.len() {
+            // Closing a gap brings another entry here.
+            while self.slots[place].key != 0 && !keep(&Entry::unpack(self.slots[place].value)) {
+                self.clear(place);
+            }
+        }
+    }
+
+    /// Empties a place and moves up what would not be found across it any more.
+    fn clear(&mut self, place: usize) {
+        let port = Entry::unpack(self.slots[place].value).port;
+        self.counts[usize::from(port)] -= 1;
+        let distance = |from: usize, to: usize| to.wrapping_sub(from) & self.mask;
+        let (mut gap, mut next) = (place, place);
+        loop {
+            next = (next + 1) & self.mask;
+            let slot = self.slots[next];
+            if slot.key == 0 {
+                break;
+            }
+            if distance(self.home(slot.key), next) >= distance(gap, next) {
+                self.slots[gap] = slot;
+                gap = next;
+            }
+        }
+        self.slots[gap] = EMPTY;
+    }
+}
+
+/// Places of the table for each entry that it may have.
+const PLACES_PER_ENTRY: usize = 2;
+
+/// Set in the value of a static entry, above the port.
+const STATIC: u64 = 1 << 8;
+/// Where the time begins in a value: 48 bits of milliseconds are nine thousand years.
+const SEEN_SHIFT: u32 = 16;
+
+#[cfg(test)]
+mod tests;

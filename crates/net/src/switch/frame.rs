@@ -1,0 +1,100 @@
+//! What the switch reads of a frame: addresses and tag, and where IP and transport headers lie.
+
+use crate::gso::Layout;
+use crate::wire::ethernet::{self, EtherType};
+use crate::wire::{MacAddr, Protocol, ipv4, ipv6, tcp, udp};
+
+use super::vlan::TAG_LEN;
+
+/// The link layer of a frame.
+#[derive(Clone, Copy)]
+pub(super) struct Frame {
+    pub(super) destination: MacAddr,
+    pub(super) source: MacAddr,
+    /// The tag's priority and VLAN.
+    pub(super) tci: Option<u16>,
+    /// What follows, behind the tag.
+    pub(super) ethertype: EtherType,
+    /// Where it begins.
+    pub(super) network_at: usize,
+}
+
+impl Frame {
+    /// `None` if header or tag are not all there.
+    pub(super) fn read(bytes: &[u8]) -> Option<Self> {
+        let header = ethernet::Header::parse(bytes).ok()?;
+        let mut frame = Self {
+            destination: header.destination,
+            source: header.source,
+            tci: None,
+            ethertype: header.ethertype,
+            network_at: ethernet::HEADER_LEN,
+        };
+        if header.ethertype == EtherType::VLAN {
+            let tag = bytes.get(ethernet::HEADER_LEN..)?.first_chunk::<TAG_LEN>()?;
+            let [high, low, type_high, type_low] = *tag;
+            frame.tci = Some(u16::from_be_bytes([high, low]));
+            frame.ethertype = EtherType(u16::from_be_bytes([type_high, type_low]));
+            frame.network_at += TAG_LEN;
+        }
+        Some(frame)
+    }
+}
+
+/// Where the network and transport headers of a packet lie, and what they are.
+#[derive(Clone, Copy)]
+pub(super) struct Located {
+    pub(super) layout: Layout,
+    pub(super) protocol: Protocol,
+    pub(super) is_fragment: bool,
+    /// Where the headers end: behind the transport header of TCP and UDP, else behind those of IP.
+    pub(super) end: usize,
+}
+
+/// Looks for them in the first bytes of a frame. `None` if it is not IP, or the headers are not
+/// all in these bytes.
+pub(super) fn locate(bytes: &[u8], frame: &Frame) -> Option<Located> {
+    let ip_at = frame.network_at;
+    let ip = bytes.get(ip_at..)?;
+    let (len, protocol, is_fragment) = match frame.ethertype {
+        EtherType::IPV4 => locate_ipv4(ip)?,
+        EtherType::IPV6 => locate_ipv6(ip)?,
+        _ => return None,
+    };
+    let transport = ip.get(len..)?;
+    let transport_len = match protocol {
+        _ if is_fragment => 0,
+        Protocol::TCP => {
+            (usize::from(transport.get(TCP_DATA_OFFSET)? >> 4) * 4).max(tcp::HEADER_LEN)
+        }
+        Protocol::UDP => udp::HEADER_LEN,
+        _ => 0,
+    };
+    let transport_at = ip_at + len;
+    let end = transport_at + transport_len;
+    let layout = Layout { ip_at, transport_at };
+    (end <= bytes.len()).then_some(Located { layout, protocol, is_fragment, end })
+}
+
+/// Length of the header, protocol, and whether the packet is a fragment.
+fn locate_ipv4(ip: &[u8]) -> Option<(usize, Protocol, bool)> {
+    let header = ip.first_chunk::<{ ipv4::HEADER_LEN }>()?;
+    let len = usize::from(header[0] & 0x0f) * 4;
+    let is_valid = header[0] >> 4 == 4 && len >= ipv4::HEADER_LEN;
+    let fragment = u16::from_be_bytes([header[6], header[7]]) & IPV4_FRAGMENT_MASK;
+    is_valid.then_some((len, Protocol(header[9]), fragment != 0))
+}
+
+fn locate_ipv6(ip: &[u8]) -> Option<(usize, Protocol, bool)> {
+    let (header, chain) = ip.split_first_chunk::<{ ipv6::HEADER_LEN }>()?;
+    if header[0] >> 4 != 6 {
+        return None;
+    }
+    let walked = ipv6::Extensions::walk(Protocol(header[6]), chain, chain.len()).ok()?;
+    Some((ipv6::HEADER_LEN + walked.len, walked.protocol, walked.fragment.is_some()))
+}
+
+/// Where the length of a TCP header is.
+const TCP_DATA_OFFSET: usize = 12;
+/// The More Fragments flag and the offset.
+const IPV4_FRAGMENT_MASK: u16 = 0x3fff;

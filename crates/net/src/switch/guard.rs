@@ -1,0 +1,179 @@
+//! What a port's station may claim to be: link-layer addresses, and the senders of IPv4, IPv6, ARP
+//! and neighbour discovery.
+//!
+//! An address that is nobody's yet may always be used: 0.0.0.0 by who asks DHCP or probes
+//! (RFC 5227 §2.1.1), `::` by who looks for a duplicate (RFC 4862 §5.4.2). A station with a list of
+//! addresses is no router either: its router advertisements and redirects are dropped (RFC 6105).
+//! So is what cannot be read to the end of its headers (RFC 7113 §2.1), and what is tagged twice.
+
+use alloc::vec::Vec;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::frame::{Frame, Located, locate};
+use crate::counters::PortDrop;
+use crate::wire::ethernet::EtherType;
+use crate::wire::{MacAddr, Protocol, arp, ipv4, ipv6};
+
+/// A range of IP addresses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Prefix {
+    /// An address of the range.
+    pub address: IpAddr,
+    /// Bits that all of them share; more than an address has count as all.
+    pub len: u8,
+}
+
+impl Prefix {
+    /// One address.
+    pub const fn one(address: IpAddr) -> Self {
+        Self { address, len: 128 }
+    }
+
+    fn contains(&self, other: IpAddr) -> bool {
+        match (self.address, other) {
+            (IpAddr::V4(own), IpAddr::V4(other)) => {
+                let differing = own.to_bits() ^ other.to_bits();
+                differing.leading_zeros() >= u32::from(self.len.min(32))
+            }
+            (IpAddr::V6(own), IpAddr::V6(other)) => {
+                let differing = own.to_bits() ^ other.to_bits();
+                differing.leading_zeros() >= u32::from(self.len.min(128))
+            }
+            _ => false,
+        }
+    }
+}
+
+/// What a port's station may claim. An empty list allows everything.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Guard {
+    /// Link-layer addresses that frames may come from.
+    pub macs: Vec<MacAddr>,
+    /// IP addresses that it may send from and answer for.
+    pub addresses: Vec<Prefix>,
+}
+
+impl Guard {
+    pub(super) fn is_bounded(&self) -> bool {
+        self.macs.len() <= GUARD_ENTRIES_MAX && self.addresses.len() <= GUARD_ENTRIES_MAX
+    }
+
+    /// Judges the first bytes of a frame; returns how many of them it was judged by.
+    pub(super) fn check(&self, bytes: &[u8], frame: &Frame) -> Result<usize, PortDrop> {
+        if !self.allows_mac(frame.source) {
+            return Err(PortDrop::MacSpoofed);
+        }
+        if self.macs.is_empty() && self.addresses.is_empty() {
+            return Ok(frame.network_at);
+        }
+        match frame.ethertype {
+            EtherType::ARP => self.check_arp(bytes, frame),
+            EtherType::IPV4 if self.addresses.is_empty() => Ok(frame.network_at),
+            EtherType::IPV4 | EtherType::IPV6 => self.check_ip(bytes, frame),
+            EtherType::VLAN => Err(PortDrop::AddressSpoofed),
+            _ => Ok(frame.network_at),
+        }
+    }
+
+    fn check_arp(&self, bytes: &[u8], frame: &Frame) -> Result<usize, PortDrop> {
+        let body = &bytes[frame.network_at..];
+        let arp = arp::Packet::parse(body).map_err(|_| PortDrop::AddressSpoofed)?;
+        if !self.allows_mac(arp.sender_mac) {
+            return Err(PortDrop::MacSpoofed);
+        }
+        self.check_sender(arp.sender_ip.into())?;
+        Ok(frame.network_at + arp::LEN)
+    }
+
+    fn check_ip(&self, bytes: &[u8], frame: &Frame) -> Result<usize, PortDrop> {
+        let located = locate(bytes, frame).ok_or(PortDrop::AddressSpoofed)?;
+        let ip = &bytes[frame.network_at..];
+        // Located headers are at least as long as the fixed header of their version.
+        if frame.ethertype == EtherType::IPV4 {
+            let source = ip[..ipv4::HEADER_LEN][IPV4_SOURCE..].first_chunk::<4>();
+            let source = source.ok_or(PortDrop::AddressSpoofed)?;
+            self.check_sender(Ipv4Addr::from(*source).into())?;
+            return Ok(located.end);
+        }
+        let source = ip[..ipv6::HEADER_LEN][IPV6_SOURCE..].first_chunk::<16>();
+        let source = source.ok_or(PortDrop::AddressSpoofed)?;
+        self.check_sender(Ipv6Addr::from(*source).into())?;
+        match located.protocol {
+            // RFC 6980 §5: nobody listens to neighbour discovery in fragments.
+            Protocol::ICMPV6 if !located.is_fragment => self.check_discovery(bytes, &located),
+            _ => Ok(located.end),
+        }
+    }
+
+    /// Neighbour discovery: who is answered for, and with which address.
+    fn check_discovery(&self, bytes: &[u8], located: &Located) -> Result<usize, PortDrop> {
+        let message = &bytes[located.end..];
+        let kind = *message.first().ok_or(PortDrop::AddressSpoofed)?;
+        let options_at = match kind {
+            ROUTER_ADVERTISEMENT | REDIRECT if !self.addresses.is_empty() => {
+                return Err(PortDrop::AddressSpoofed);
+            }
+            NEIGHBOR_ADVERTISEMENT => {
+                let target = message.get(TARGET_AT..).and_then(<[u8]>::first_chunk::<16>);
+                let target = target.ok_or(PortDrop::AddressSpoofed)?;
+                self.check_answered(Ipv6Addr::from(*target).into())?;
+                TARGET_AT + 16
+            }
+            NEIGHBOR_SOLICITATION => TARGET_AT + 16,
+            ROUTER_SOLICITATION => TARGET_AT,
+            _ => return Ok(located.end),
+        };
+        self.check_options(message.get(options_at..).ok_or(PortDrop::AddressSpoofed)?)?;
+        // Nothing of a message that was judged stays in memory that others write.
+        Ok(bytes.len())
+    }
+
+    /// Link-layer addresses in the options of neighbour discovery (RFC 4861 §4.6.1).
+    fn check_options(&self, options: &[u8]) -> Result<(), PortDrop> {
+        let mut rest = options;
+        while let [kind, units, body @ ..] = rest {
+            let is_link_layer = matches!(*kind, SOURCE_LINK_LAYER | TARGET_LINK_LAYER);
+            if is_link_layer && let Some(mac) = body.first_chunk::<6>() {
+                if !self.allows_mac(MacAddr(*mac)) {
+                    return Err(PortDrop::MacSpoofed);
+                }
+            } else if is_link_layer {
+                return Err(PortDrop::AddressSpoofed);
+            }
+            let len = usize::from(*units) * 8;
+            // RFC 4861 §4.6: of no length, the receiver drops the message.
+            rest = rest.get(len..).filter(|_| len > 0).ok_or(PortDrop::AddressSpoofed)?;
+        }
+        Ok(())
+    }
+
+    fn allows_mac(&self, mac: MacAddr) -> bool {
+        self.macs.is_empty() || self.macs.contains(&mac)
+    }
+
+    fn check_sender(&self, address: IpAddr) -> Result<(), PortDrop> {
+        if address.is_unspecified() { Ok(()) } else { self.check_answered(address) }
+    }
+
+    fn check_answered(&self, address: IpAddr) -> Result<(), PortDrop> {
+        let is_allowed = self.addresses.is_empty()
+            || self.addresses.iter().any(|prefix| prefix.contains(address));
+        if is_allowed { Ok(()) } else { Err(PortDrop::AddressSpoofed) }
+    }
+}
+
+/// Most entries of each list; all are compared with each packet.
+pub const GUARD_ENTRIES_MAX: usize = 32;
+
+const IPV4_SOURCE: usize = 12;
+const IPV6_SOURCE: usize = 8;
+/// Where the target address of a solicitation or advertisement is, and a router solicitation's
+/// options.
+const TARGET_AT: usize = 8;
+const ROUTER_SOLICITATION: u8 = 133;
+const ROUTER_ADVERTISEMENT: u8 = 134;
+const NEIGHBOR_SOLICITATION: u8 = 135;
+const NEIGHBOR_ADVERTISEMENT: u8 = 136;
+const REDIRECT: u8 = 137;
+const SOURCE_LINK_LAYER: u8 = 1;
+const TARGET_LINK_LAYER: u8 = 2;

@@ -1,0 +1,244 @@
+//! The way in: each packet of a burst is judged, and it is found out whom it is for.
+
+use towpath_packet::packet::PIECES_MAX;
+use towpath_packet::pool::LARGE_FRAME_BYTES;
+use towpath_packet::{Checksum, Packet, Site};
+
+use super::fdb::{Entry, Key};
+use super::frame::{Frame, locate};
+use super::port::PortId;
+use super::vlan::{VID_MASK, Vid};
+use super::{Context, Switch};
+use crate::counters::PortDrop;
+use crate::gso::{self, IP_BYTES_MAX, Layout};
+use crate::wire::MacAddr;
+use crate::wire::ethernet::{self, EtherType};
+
+/// Whom a packet is for.
+#[derive(Clone, Copy)]
+pub(super) enum Target {
+    Port(PortId),
+    /// All ports of its VLAN that its own may talk to.
+    Flood,
+}
+
+/// What was found out about a packet.
+#[derive(Clone, Copy)]
+pub(super) struct Verdict {
+    pub(super) target: Target,
+    pub(super) vid: Vid,
+    /// Priority and drop eligibility, as in a tag.
+    pub(super) priority: u16,
+    pub(super) has_tag: bool,
+    /// Behind the header and the tag, if there is one, comes another tag.
+    pub(super) has_inner_tag: bool,
+    /// Where headers lie, for packets with work left to a device.
+    pub(super) layout: Option<Layout>,
+}
+
+/// What the packet before it found in the address table; the next one of a flow finds the same.
+pub(super) struct Recent {
+    /// Known to be behind the port of this burst.
+    source: Option<Key>,
+    /// Looked for, and what was found.
+    destination: Option<(Key, Option<Entry>)>,
+}
+
+impl Recent {
+    pub(super) const NOTHING: Self = Self { source: None, destination: None };
+}
+
+impl Switch {
+    /// Judges a packet that came by port `from`. Its headers are private and pulled afterwards, as
+    /// far as anything was decided by them.
+    pub(super) fn classify(
+        &mut self,
+        from: PortId,
+        packet: &mut Packet,
+        recent: &mut Recent,
+        cx: &mut Context<'_>,
+    ) -> Result<Verdict, PortDrop> {
+        let is_raw = packet.headers().is_empty();
+        if is_raw {
+            packet.peek_headers();
+        }
+        if packet.len() > FRAME_BYTES_MAX {
+            return Err(PortDrop::TooLong);
+        }
+        let frame = Frame::read(packet.headers()).ok_or(PortDrop::EthernetMalformed)?;
+        check_addresses(&frame)?;
+        let config = &self.port(from).config;
+        let vid = config.vlans.classify(frame.tci).ok_or(PortDrop::VlanRefused)?;
+        let judged = config.guard.check(packet.headers(), &frame)?;
+        let is_trusted = config.is_trusted;
+        let layout = settle_offload(packet, &frame, is_raw.then_some(judged), is_trusted)?;
+        let mut verdict = Verdict {
+            target: Target::Flood,
+            vid,
+            priority: frame.tci.map_or(0, |tci| tci & !VID_MASK),
+            has_tag: frame.tci.is_some(),
+            has_inner_tag: frame.ethertype == EtherType::VLAN,
+            layout,
+        };
+        if frame.destination.is_multicast() {
+            self.check_storm(from, frame.destination, packet, cx)?;
+            self.learn(from, Key::new(frame.source, vid), recent, cx)?;
+        } else {
+            self.learn(from, Key::new(frame.source, vid), recent, cx)?;
+            let destination = Key::new(frame.destination, vid);
+            match self.look_up(destination, recent, cx) {
+                Some(entry) => verdict.target = self.target(from, entry.port, vid)?,
+                None => self.check_storm(from, frame.destination, packet, cx)?,
+            }
+        }
+        if self.config.copies_payload
+            && !gso::own_payload(packet, cx.memory, cx.ledger, Site::Orphan)
+        {
+            return Err(PortDrop::NoMemory);
+        }
+        Ok(verdict)
+    }
+
+    /// Notes where the sender is.
+    fn learn(
+        &mut self,
+        from: PortId,
+        key: Key,
+        recent: &mut Recent,
+        cx: &Context<'_>,
+    ) -> Result<(), PortDrop> {
+        if recent.source == Some(key) {
+            return Ok(());
+        }
+        let known = self.fdb.find(key, cx.now);
+        let holder = known.map(|entry| entry.port).or_else(|| self.fdb.holder(key));
+        let is_full = self.fdb.count(from.0) >= self.port(from).config.addresses_max;
+        let port = self.port_mut(from);
+        match known {
+            Some(entry) if entry.is_static => {
+                if entry.port != from.0 {
+                    return Err(PortDrop::MacLocked);
+                }
+                recent.source = Some(key);
+                return Ok(());
+            }
+            // Refreshed.
+            Some(entry) if entry.port == from.0 => {}
+            _ if is_full && holder != Some(from.0) => {
+                port.counters.learn_refused += 1;
+                return Ok(());
+            }
+            Some(_) if !port.moves.take(1, cx.now) => {
+                port.counters.moves_refused += 1;
+                return Ok(());
+            }
+            Some(_) => port.counters.moves += 1,
+            None => port.counters.learned += 1,
+        }
+        self.fdb.put(key, from.0, false, cx.now);
+        // The table changed: what was found in it may be wrong now.
+        *recent = Recent { source: Some(key), destination: None };
+        Ok(())
+    }
+
+    fn look_up(&self, key: Key, recent: &mut Recent, cx: &Context<'_>) -> Option<Entry> {
+        if let Some((last, found)) = recent.destination
+            && last == key
+        {
+            return found;
+        }
+        let found = self.fdb.find(key, cx.now);
+        recent.destination = Some((key, found));
+        found
+    }
+
+    fn target(&self, from: PortId, to: u8, vid: Vid) -> Result<Target, PortDrop> {
+        if to == from.0 {
+            return Err(PortDrop::SamePort);
+        }
+        let other = &self.port(PortId(to)).config;
+        let may_talk = self.port(from).config.role.reaches(other.role);
+        if !may_talk || other.vlans.leaves(vid).is_none() {
+            return Err(PortDrop::Isolated);
+        }
+        Ok(Target::Port(PortId(to)))
+    }
+
+    /// Whether one more packet that will be flooded is too many.
+    fn check_storm(
+        &mut self,
+        from: PortId,
+        destination: MacAddr,
+        packet: &Packet,
+        cx: &Context<'_>,
+    ) -> Result<(), PortDrop> {
+        let storms = &mut self.port_mut(from).storms;
+        let (bucket, reason) = if destination.is_broadcast() {
+            (&mut storms.broadcast, PortDrop::StormBroadcast)
+        } else if destination.is_multicast() {
+            (&mut storms.multicast, PortDrop::StormMulticast)
+        } else {
+            (&mut storms.unknown, PortDrop::StormUnknown)
+        };
+        let segments = match packet.offload().gso {
+            Some(gso) => packet.payload_len().div_ceil(usize::from(gso.size.get())),
+            None => 1,
+        };
+        let passes = bucket.as_mut().is_none_or(|bucket| bucket.take(segments, cx.now));
+        if passes { Ok(()) } else { Err(reason) }
+    }
+}
+
+fn check_addresses(frame: &Frame) -> Result<(), PortDrop> {
+    if !frame.source.is_unicast() {
+        return Err(PortDrop::SourceInvalid);
+    }
+    let [group @ .., last] = frame.destination.0;
+    if group == RESERVED_GROUPS && last < RESERVED_GROUPS_COUNT {
+        return Err(PortDrop::GroupReserved);
+    }
+    Ok(())
+}
+
+/// Pulls the headers, if they were `judged` but not pulled yet, and checks what the sender left to
+/// others. Returns where the headers lie, if anything is.
+fn settle_offload(
+    packet: &mut Packet,
+    frame: &Frame,
+    judged: Option<usize>,
+    is_trusted: bool,
+) -> Result<Option<Layout>, PortDrop> {
+    let mut offload = *packet.offload();
+    let is_partial = matches!(offload.checksum, Checksum::Partial { .. });
+    if !is_partial && offload.gso.is_none() {
+        if let Some(judged) = judged {
+            packet.pull(judged);
+        }
+        if !is_trusted && offload.checksum == Checksum::Unnecessary {
+            offload.checksum = Checksum::None;
+            packet.set_offload(offload);
+        }
+        return Ok(None);
+    }
+    // virtio 1.2 §5.1.6.2.1: whoever asks for segmentation leaves the checksum, too.
+    if !is_partial {
+        return Err(PortDrop::OffloadMalformed);
+    }
+    let located = locate(packet.headers(), frame).ok_or(PortDrop::OffloadMalformed)?;
+    if let Some(judged) = judged {
+        packet.pull(judged.max(located.end));
+    }
+    let checked = gso::check_offload(packet, located.layout);
+    checked.map(|()| Some(located.layout)).map_err(|_| PortDrop::OffloadMalformed)
+}
+
+/// Groups whose frames stay on their link (IEEE 802.1Q table 8-1): all but the last byte.
+const RESERVED_GROUPS: [u8; 5] = [0x01, 0x80, 0xc2, 0x00, 0x00];
+/// So many of them.
+const RESERVED_GROUPS_COUNT: u8 = 16;
+
+/// Longest frame: header, a tag, and the largest IP packet.
+pub const FRAME_BYTES_MAX: usize = ethernet::HEADER_LEN + super::vlan::TAG_LEN + IP_BYTES_MAX;
+
+// What is copied out has room in the frames of one packet.
+const _: () = assert!(FRAME_BYTES_MAX.div_ceil(LARGE_FRAME_BYTES) < PIECES_MAX);

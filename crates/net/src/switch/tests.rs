@@ -1,0 +1,7 @@
+//! The switch against a plain model of it, and one by one what it is told to do.
+
+mod forwarding;
+mod guard;
+mod harness;
+mod model;
+mod offload;

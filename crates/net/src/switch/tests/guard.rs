@@ -1,0 +1,172 @@
+//! Stations that claim to be others.
+
+use alloc::vec::Vec;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use towpath_packet::Loans;
+
+use super::harness::*;
+use crate::counters::PortDrop::{AddressSpoofed, MacSpoofed};
+use crate::gso::testing::{Spec, bytes_of, pattern};
+use crate::switch::*;
+use crate::wire::{MacAddr, arp};
+
+const OWN: [u8; 4] = [10, 10, 10, 1];
+
+fn own_v6() -> Ipv6Addr {
+    let mut octets = [10; 16];
+    octets[15] = 1;
+    octets.into()
+}
+
+/// A port whose station is 1, and one whose station is anybody.
+fn guarded() -> Harness {
+    let link_local = Prefix { address: "fe80::".parse().expect("an address"), len: 10 };
+    let addresses =
+        alloc::vec![Prefix::one(IpAddr::from(OWN)), Prefix::one(own_v6().into()), link_local];
+    let guard = Guard { macs: alloc::vec![mac(1), mac(11)], addresses };
+    Harness::new([PortConfig { guard, ..port() }, port()])
+}
+
+fn arp(sender_mac: MacAddr, sender_ip: [u8; 4]) -> Vec<u8> {
+    let packet = arp::Packet {
+        operation: arp::Operation::Reply,
+        sender_mac,
+        sender_ip: Ipv4Addr::from(sender_ip),
+        target_mac: mac(2),
+        target_ip: Ipv4Addr::new(10, 10, 10, 2),
+    };
+    let mut body = alloc::vec![0; arp::LEN];
+    packet.emit(&mut body);
+    [&mac(2).0[..], &mac(1).0, &[8, 6], &body].concat()
+}
+
+fn ipv4(source: [u8; 4]) -> Vec<u8> {
+    let mut bytes = Spec::plain(false, false, pattern(40)).frame();
+    bytes[26..30].copy_from_slice(&source);
+    readdressed(&bytes, mac(2), mac(1), None)
+}
+
+fn ipv6(source: Ipv6Addr, next: u8, body: &[u8]) -> Vec<u8> {
+    let mut bytes = [&mac(2).0[..], &mac(1).0, &[0x86, 0xdd, 0x60, 0, 0, 0]].concat();
+    bytes.extend((body.len() as u16).to_be_bytes());
+    bytes.extend([next, 255]);
+    bytes.extend(source.octets());
+    bytes.extend([10; 16]);
+    bytes.extend(body);
+    bytes
+}
+
+/// A message of neighbour discovery with one option.
+fn discovery(kind: u8, target: Ipv6Addr, option: u8, link_layer: MacAddr) -> Vec<u8> {
+    let mut body = alloc::vec![kind, 0, 0, 0, 0, 0, 0, 0];
+    body.extend(target.octets());
+    body.extend([option, 1]);
+    body.extend(link_layer.0);
+    body
+}
+
+#[test]
+fn a_station_is_itself() {
+    let mut t = guarded();
+    let passes: [Vec<u8>; 9] = [
+        frame(mac(2), mac(11), &[], &[]),
+        arp(mac(1), OWN),
+        arp(mac(11), [0; 4]),
+        ipv4(OWN),
+        ipv4([0; 4]),
+        ipv6(own_v6(), 17, &pattern(20)),
+        ipv6("fe80::1".parse().expect("an address"), 58, &[128; 20]),
+        ipv6(own_v6(), 58, &discovery(136, own_v6(), 2, mac(1))),
+        ipv6(Ipv6Addr::UNSPECIFIED, 58, &discovery(135, own_v6(), 1, mac(1))),
+    ];
+    for (number, bytes) in passes.iter().enumerate() {
+        assert_eq!(t.send(0, bytes).remove(&1), Some(alloc::vec![bytes.clone()]), "{number}");
+    }
+    t.end();
+}
+
+/// Tried: other senders in the header and in the bodies of ARP and neighbour discovery; a second
+/// option after a right one; options of no length; messages, options and extension headers that
+/// end too early; router advertisements and redirects; a tag around it all.
+#[test]
+fn a_station_is_nobody_else() {
+    let mut t = guarded();
+    let other: Ipv6Addr = "2001:db8::7".parse().expect("an address");
+    let two_options = |second: MacAddr| {
+        let mut body = discovery(135, other, 1, mac(1));
+        body.extend([1, 1]);
+        body.extend(second.0);
+        body
+    };
+    let dropped = [
+        (frame(mac(2), mac(3), &[], &[]), MacSpoofed),
+        (arp(mac(3), OWN), MacSpoofed),
+        (arp(mac(1), [10, 10, 10, 2]), AddressSpoofed),
+        (arp(mac(1), OWN)[..41].to_vec(), AddressSpoofed),
+        (ipv4([10, 10, 10, 2]), AddressSpoofed),
+        (ipv4(OWN)[..33].to_vec(), AddressSpoofed),
+        (ipv6(other, 17, &pattern(20)), AddressSpoofed),
+        (ipv6(own_v6(), 58, &discovery(136, other, 2, mac(1))), AddressSpoofed),
+        (ipv6(own_v6(), 58, &discovery(136, own_v6(), 2, mac(3))), MacSpoofed),
+        (ipv6(own_v6(), 58, &discovery(135, other, 1, mac(3))), MacSpoofed),
+        (ipv6(own_v6(), 58, &two_options(mac(3))), MacSpoofed),
+        (ipv6(own_v6(), 58, &two_options(mac(3))[..34]), AddressSpoofed),
+        (ipv6(own_v6(), 58, &discovery(136, own_v6(), 2, mac(1))[..20]), AddressSpoofed),
+        (
+            ipv6(own_v6(), 58, &[&discovery(135, other, 1, mac(1))[..], &[5, 0]].concat()),
+            AddressSpoofed,
+        ),
+        (ipv6(own_v6(), 58, &[]), AddressSpoofed),
+        (ipv6(own_v6(), 58, &discovery(134, other, 1, mac(1))), AddressSpoofed),
+        (ipv6(own_v6(), 58, &discovery(137, other, 1, mac(1))), AddressSpoofed),
+        (ipv6(own_v6(), 60, &[58, 5, 0, 0]), AddressSpoofed),
+    ];
+    for (bytes, reason) in &dropped {
+        t.expect_drop(0, bytes, *reason);
+    }
+    assert!(t.switch.stations(t.now).next().is_none(), "nothing is learned from what is dropped");
+    let both = PortVlans::Trunk { native: Some(vid(1)), allowed: VlanSet::ALL.into() };
+    let config = t.switch.config_of(t.ports[0]).expect("a port").clone();
+    t.switch.set_port(t.ports[0], PortConfig { vlans: both, ..config }).expect("may be");
+    let spoofed = readdressed(&ipv4([10, 10, 10, 2]), mac(2), mac(1), Some(1));
+    t.expect_drop(0, &spoofed, AddressSpoofed);
+    t.expect_drop(0, &frame(mac(2), mac(1), &[1, 2], &[]), AddressSpoofed);
+    t.end();
+}
+
+/// A station without a list of addresses may be a router.
+#[test]
+fn a_router_is_a_station_without_addresses() {
+    let guard = Guard { macs: alloc::vec![mac(1)], addresses: Vec::new() };
+    let mut t = Harness::new([PortConfig { guard, ..port() }, port()]);
+    let other: Ipv6Addr = "2001:db8::7".parse().expect("an address");
+    let advertisement = ipv6(other, 58, &discovery(134, other, 1, mac(1)));
+    assert_eq!(t.leaves_by(0, &advertisement), [1]);
+    assert_eq!(t.leaves_by(0, &ipv4([9, 9, 9, 9])), [1]);
+    t.expect_drop(0, &ipv6(other, 58, &discovery(136, other, 2, mac(3))), MacSpoofed);
+    t.expect_drop(0, &arp(mac(3), OWN), MacSpoofed);
+    t.end();
+}
+
+/// Memory that its station writes to after the judgement changes nothing of what was judged.
+/// Method: all that was read is in private headers afterwards, and nothing of it in the pieces.
+#[test]
+fn what_was_judged_is_private() {
+    let mut t = guarded();
+    let mut loans = Loans::new(1);
+    for (bytes, private) in [
+        (arp(mac(1), OWN), 42),
+        (ipv4(OWN), 42),
+        (ipv6(own_v6(), 58, &discovery(136, own_v6(), 2, mac(1))), 86),
+        (frame(mac(2), mac(1), &[], &pattern(30)), 14),
+    ] {
+        let boxed = bytes.clone().into_boxed_slice();
+        let mut packet = t.memory.packet().expect("free");
+        packet.push_piece(loans.lend_owned(boxed).expect("a descriptor")).expect("room");
+        t.send_packet(0, packet);
+        let out = t.out.packets.remove(&1).expect("sent").remove(0);
+        assert_eq!((out.headers().len(), bytes_of(&out)), (private, bytes));
+    }
+    t.end();
+}

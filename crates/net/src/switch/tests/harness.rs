@@ -1,0 +1,183 @@
+//! A switch whose ports are lists, and frames to send through it.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use towpath_packet::{Burst, Caps, Ledger, Memory, Offload, Packet};
+
+use crate::counters::PortDrop;
+use crate::gso::testing::{assert_all_back, bytes_of, memory, received};
+use crate::switch::*;
+use crate::time::Instant;
+use crate::wire::MacAddr;
+
+/// All that a device can take.
+pub(super) const ABLE: Caps =
+    Caps { mtu: 1500, checksum: true, tso4: true, tso6: true, uso: true, gso_bytes_max: 65_549 };
+
+/// What ports were handed.
+#[derive(Default)]
+pub(super) struct Lists {
+    pub(super) packets: BTreeMap<usize, Vec<Packet>>,
+    /// Ports that take so many packets and no more.
+    pub(super) room: BTreeMap<usize, usize>,
+}
+
+impl Egress for Lists {
+    fn transmit(&mut self, port: PortId, burst: &mut Burst) {
+        assert!(!burst.is_empty(), "nobody is called for nothing");
+        let list = self.packets.entry(port.index()).or_default();
+        let room = self.room.get(&port.index()).copied().unwrap_or(usize::MAX);
+        while list.len() < room
+            && let Some(packet) = burst.pop()
+        {
+            list.push(packet);
+        }
+    }
+}
+
+pub(super) struct Harness {
+    pub(super) switch: Switch,
+    pub(super) memory: Memory,
+    pub(super) ledger: Ledger,
+    pub(super) now: Instant,
+    pub(super) out: Lists,
+    pub(super) ports: Vec<PortId>,
+}
+
+impl Harness {
+    pub(super) fn new(ports: impl IntoIterator<Item = PortConfig>) -> Self {
+        Self::with(Config::default(), ports)
+    }
+
+    pub(super) fn with(config: Config, ports: impl IntoIterator<Item = PortConfig>) -> Self {
+        let mut switch = Switch::new(config);
+        let ports = ports.into_iter().map(|port| switch.add_port(port).expect("room")).collect();
+        let now = Instant::from_micros(5_000_000);
+        let (memory, ledger, out) = (memory(), Ledger::new(), Lists::default());
+        Self { switch, memory, ledger, now, out, ports }
+    }
+
+    /// Sends a packet in by a port.
+    pub(super) fn send_packet(&mut self, from: usize, packet: Packet) {
+        let mut burst = Burst::new();
+        burst.push(packet).expect("room");
+        self.send_burst(from, &mut burst);
+    }
+
+    pub(super) fn send_burst(&mut self, from: usize, burst: &mut Burst) {
+        let Self { switch, memory, ledger, now, out, ports } = self;
+        switch.forward(ports[from], burst, &mut Context { memory, ledger, now: *now }, out);
+        assert!(burst.is_empty());
+        assert!(switch.touched == PortSet::EMPTY);
+    }
+
+    /// Sends a frame in by a port; returns which ports it left by and how.
+    pub(super) fn send(&mut self, from: usize, frame: &[u8]) -> BTreeMap<usize, Vec<Vec<u8>>> {
+        self.send_with(from, frame, Offload::default())
+    }
+
+    pub(super) fn send_with(
+        &mut self,
+        from: usize,
+        frame: &[u8],
+        offload: Offload,
+    ) -> BTreeMap<usize, Vec<Vec<u8>>> {
+        let mut packet = received(&mut self.memory, frame, &[33]);
+        packet.set_offload(offload);
+        self.send_packet(from, packet);
+        self.frames()
+    }
+
+    /// Takes what ports were handed, as bytes.
+    pub(super) fn frames(&mut self) -> BTreeMap<usize, Vec<Vec<u8>>> {
+        let packets = core::mem::take(&mut self.out.packets);
+        let bytes = |list: Vec<Packet>| list.iter().map(bytes_of).collect();
+        packets.into_iter().map(|(port, list)| (port, bytes(list))).collect()
+    }
+
+    /// Ports that a frame leaves by.
+    pub(super) fn leaves_by(&mut self, from: usize, frame: &[u8]) -> Vec<usize> {
+        self.send(from, frame).into_keys().collect()
+    }
+
+    /// Expects that a frame is dropped on its way in, for a reason.
+    pub(super) fn expect_drop(&mut self, from: usize, frame: &[u8], reason: PortDrop) {
+        self.expect_drop_with(from, frame, Offload::default(), reason);
+    }
+
+    pub(super) fn expect_drop_with(
+        &mut self,
+        from: usize,
+        frame: &[u8],
+        offload: Offload,
+        reason: PortDrop,
+    ) {
+        let before = self.counters(from).dropped(reason);
+        let out = self.send_with(from, frame, offload);
+        assert!(out.is_empty(), "{reason:?} expected, left by {:?}", out.keys());
+        let drops: Vec<_> = self.counters(from).drops().collect();
+        assert_eq!(self.counters(from).dropped(reason), before + 1, "{reason:?}: {drops:?}");
+    }
+
+    pub(super) fn counters(&self, port: usize) -> &PortCounters {
+        self.switch.counters_of(self.ports[port]).expect("a port")
+    }
+
+    /// Nothing was kept, nothing copied.
+    pub(super) fn end(self) {
+        drop(self.out);
+        assert_all_back(&self.memory, &self.ledger);
+    }
+}
+
+pub(super) fn mac(station: u8) -> MacAddr {
+    MacAddr([2, 0, 0, 0, 0, station])
+}
+
+pub(super) const BROADCAST: MacAddr = MacAddr::BROADCAST;
+
+pub(super) fn vid(number: u16) -> vlan::Vid {
+    vlan::Vid::new(number).expect("a number of a VLAN")
+}
+
+/// A port that may be in several VLANs.
+pub(super) fn trunk(native: Option<u16>, allowed: &[u16]) -> PortVlans {
+    let allowed = allowed.iter().map(|&number| vid(number)).collect();
+    PortVlans::Trunk { native: native.map(vid), allowed: alloc::boxed::Box::new(allowed) }
+}
+
+pub(super) fn access(number: u16) -> PortVlans {
+    PortVlans::Access(vid(number))
+}
+
+pub(super) fn port() -> PortConfig {
+    PortConfig::new(ABLE)
+}
+
+pub(super) fn in_vlans(vlans: PortVlans) -> PortConfig {
+    PortConfig { vlans, ..port() }
+}
+
+/// A frame of a protocol that nobody knows, with tags.
+pub(super) fn frame(to: MacAddr, from: MacAddr, tags: &[u16], payload: &[u8]) -> Vec<u8> {
+    let mut frame = [to.0, from.0].concat();
+    for tag in tags {
+        frame.extend([0x81, 0x00]);
+        frame.extend(tag.to_be_bytes());
+    }
+    frame.extend([0x88, 0xb5]);
+    frame.extend(payload);
+    frame
+}
+
+/// A frame with other addresses, and perhaps a tag.
+pub(super) fn readdressed(bytes: &[u8], to: MacAddr, from: MacAddr, tag: Option<u16>) -> Vec<u8> {
+    let mut frame = [to.0, from.0].concat();
+    if let Some(tag) = tag {
+        frame.extend([0x81, 0x00]);
+        frame.extend(tag.to_be_bytes());
+    }
+    frame.extend(&bytes[12..]);
+    frame
+}

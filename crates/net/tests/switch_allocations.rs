@@ -1,0 +1,121 @@
+//! The switch does not allocate for packets, whatever becomes of them.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::num::NonZeroU16;
+
+use towpath_net::switch::{Config, Context, Egress, PortConfig, PortId, Switch};
+use towpath_net::time::{Duration, Instant};
+use towpath_net::wire::ethernet::{self, EtherType};
+use towpath_net::wire::{MacAddr, Protocol, ipv4};
+use towpath_packet::{
+    Burst, Caps, Checksum, Gso, GsoKind, Ledger, Memory, MemoryConfig, Offload, Packet,
+};
+
+/// Counts the allocations of each thread.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: passes everything on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller's promise, passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Takes every second packet of the first burst that a call hands out, and counts.
+#[derive(Default)]
+struct Sink {
+    packets: u64,
+}
+
+impl Egress for Sink {
+    fn transmit(&mut self, _port: PortId, burst: &mut Burst) {
+        for _ in 0..burst.len().div_ceil(2) {
+            drop(burst.pop());
+            self.packets += 1;
+        }
+    }
+}
+
+const PAYLOAD: usize = 9000;
+
+/// A TCP super-packet of nine segments from one station to another.
+fn packet(memory: &mut Memory, to: MacAddr, from: MacAddr) -> Packet {
+    let mut bytes = vec![0; 54 + PAYLOAD];
+    let header = ethernet::Header { destination: to, source: from, ethertype: EtherType::IPV4 };
+    header.emit(&mut bytes);
+    let ip = ipv4::Header {
+        tos: 0,
+        ident: 1,
+        dont_fragment: true,
+        more_fragments: false,
+        fragment_offset: 0,
+        ttl: 64,
+        protocol: Protocol::TCP,
+        source: [10, 0, 0, 1].into(),
+        destination: [10, 0, 0, 2].into(),
+        total_len: (40 + PAYLOAD) as u16,
+        header_len: 20,
+        has_source_route: false,
+    };
+    ip.emit(&mut bytes[14..]);
+    bytes[46] = 0x50;
+    let mut packet = memory.packet().expect("free");
+    let mut frame = memory.large.take().expect("free");
+    frame[..bytes.len()].copy_from_slice(&bytes);
+    packet.push_piece(frame.freeze(bytes.len())).expect("room");
+    let gso = Gso { kind: GsoKind::Tcp4, size: NonZeroU16::new(1000).expect("not 0"), ecn: false };
+    let checksum = Checksum::Partial { start: 34, offset: 16 };
+    packet.set_offload(Offload { checksum, gso: Some(gso) });
+    packet
+}
+
+/// Goal: nothing is allocated for packets that are learned from, flooded, cut, completed, dropped
+/// and refused by a full queue, nor for stations that come, move and are forgotten.
+#[test]
+fn the_data_path_does_not_allocate() {
+    let mut memory = Memory::new(MemoryConfig { packets: 512, small_frames: 4, large_frames: 64 });
+    let ledger = Ledger::new();
+    let mut switch = Switch::new(Config { age: Duration::from_secs(1), ..Config::default() });
+    let able = Caps { checksum: true, tso4: true, gso_bytes_max: 65_535, ..Caps::plain(1500) };
+    let ports = [able, Caps::plain(1500), Caps::plain(900)]
+        .map(|caps| switch.add_port(PortConfig::new(caps)).expect("room"));
+    let mut burst = Burst::new();
+    let mut sink = Sink::default();
+    let mut now = Instant::from_micros(1);
+    let mut allocated = 0;
+    for round in 0..200u8 {
+        let station = |number: u8| MacAddr([2, 0, 0, 0, number % 3, number]);
+        for number in 0..16 {
+            let to = if number % 4 == 0 { MacAddr::BROADCAST } else { station(number / 4) };
+            burst.push(packet(&mut memory, to, station(round + number))).expect("room");
+        }
+        let from = ports[usize::from(round) % ports.len()];
+        let before = ALLOCATIONS.get();
+        let mut cx = Context { memory: &mut memory, ledger: &ledger, now };
+        switch.forward(from, &mut burst, &mut cx, &mut sink);
+        switch.expire(now);
+        allocated += ALLOCATIONS.get() - before;
+        now += Duration::from_millis(100);
+    }
+    assert_eq!(allocated, 0);
+    assert!(sink.packets > 5000, "{}", sink.packets);
+    let counters = ports.map(|id| switch.counters_of(id).expect("a port").clone());
+    assert!(counters.iter().all(|counters| counters.learned > 10 && counters.flooded > 10));
+    assert!(counters[1].cut > 100 && counters[2].drops().count() > 0);
+    assert_eq!((memory.packets.out_count(), memory.large.out_count()), (0, 0));
+}

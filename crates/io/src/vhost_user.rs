@@ -10,6 +10,7 @@
 pub mod channel;
 pub mod control;
 pub mod device;
+pub mod driver;
 pub mod endpoint;
 pub mod memory;
 pub mod message;

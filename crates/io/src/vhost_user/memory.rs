@@ -350,3 +350,6 @@ impl Lender for GuestLender {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -114,7 +114,8 @@ pub struct QueueConfig {
     /// Front-end address of the used ring, or of the device's event suppression.
     pub device: u64,
     /// Where to begin, as `SET_VRING_BASE` says it: the next available entry; of a packed ring 15
-    /// bits and the wrap counter, for the next available and above it for the next used.
+    /// bits and the wrap counter, for the next available and above it for the next used, or zero
+    /// there if both are the same. Not looked at if `inflight` tells.
     pub base: u32,
     /// Mark the ring's own pages in the log of the guest's memory.
     pub log: bool,
@@ -373,3 +374,6 @@ impl Queue {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -61,28 +61,35 @@ impl SplitRegion {
         fits(&area, false, size).then_some(Self { area, size, counter: 0 })
     }
 
-    /// Concludes what the last process began and returns the heads that it had, oldest first.
-    /// `used` is the ring's index.
-    pub(super) fn recover(&mut self, used: u16) -> Vec<u16> {
-        if self.area.load16(VERSION_AT, Relaxed) == VERSION {
-            let noted = self.area.load16(Self::USED, Relaxed);
-            // Published, and not noted as given back.
-            self.clear_batch(used.wrapping_sub(noted));
-        }
+    /// True if no process has used the region.
+    pub(super) fn is_new(&self) -> bool {
+        self.area.load16(VERSION_AT, Relaxed) == 0
+    }
+
+    /// Notes that all before `used`, the ring's index, was given back.
+    pub(super) fn begin(&mut self, used: u16) {
         self.area.store16(Self::USED, used, Relaxed);
         self.area.store16(COUNT_AT, self.size, Relaxed);
         self.area.store16(VERSION_AT, VERSION, Release);
+    }
+
+    /// Concludes what the last process began and returns the heads that it had, oldest first.
+    /// `used` is the ring's index.
+    pub(super) fn recover(&mut self, used: u16) -> Vec<u16> {
+        let noted = self.area.load16(Self::USED, Relaxed);
+        // Published, and not noted as given back.
+        self.clear_batch(used.wrapping_sub(noted));
         let taken = |&head: &u16| self.area.load16(entry(head), Relaxed) & 0xff != 0;
-        let entry_counter = |head: u16| self.area.load64(entry(head) + COUNTER, Relaxed);
+        let counter = |head: u16| self.area.load64(entry(head) + COUNTER, Relaxed);
         let mut heads: Vec<u16> = (0..self.size).filter(taken).collect();
-        heads.sort_by_key(|&head| entry_counter(head));
-        self.counter = heads.last().map_or(0, |&head| entry_counter(head).wrapping_add(1));
+        heads.sort_by_key(|&head| counter(head));
+        self.counter = heads.last().map_or(0, |&head| counter(head).wrapping_add(1));
         heads
     }
 
     pub(super) fn take(&mut self, head: u16) {
         self.area.store64(entry(head) + COUNTER, self.counter, Relaxed);
-        self.counter += 1;
+        self.counter = self.counter.wrapping_add(1);
         self.area.store16(entry(head) + TAKEN, 1, Release);
     }
 
@@ -232,7 +239,7 @@ impl PackedRegion {
             return 0;
         }
         self.area.store64(packed_entry(first) + COUNTER, self.counter, Relaxed);
-        self.counter += 1;
+        self.counter = self.counter.wrapping_add(1);
         self.set(first, Self::COUNT, descriptors.len() as u16);
         self.set(first, TAKEN, 1);
         let (mut index, mut last) = (first, first);

@@ -28,8 +28,6 @@ pub(super) struct Place {
 }
 
 impl Place {
-    const FIRST: Place = Place { index: 0, wrap: true };
-
     /// From 16 bits as in event suppression and bases; `None` outside of the ring.
     fn from_bits(bits: u16, size: u16) -> Option<Self> {
         let place = Self { index: bits & 0x7fff, wrap: bits & 0x8000 != 0 };
@@ -87,15 +85,11 @@ impl Ring {
             descriptors = descriptors.logged(memory);
             device = device.logged(memory);
         }
-        let (next, used) = match config.base {
-            // A front end that knows of no packed layout.
-            0 => (Place::FIRST, Place::FIRST),
-            base => {
-                let next = Place::from_bits(base as u16, size);
-                let used = Place::from_bits((base >> 16) as u16, size);
-                next.zip(used).ok_or(StartError::Base)?
-            }
-        };
+        // Front ends that give the lower half alone mean a ring in which all was given back.
+        let (low, high) = (config.base as u16, (config.base >> 16) as u16);
+        let next = Place::from_bits(low, size).ok_or(StartError::Base)?;
+        let used = if high == 0 { Some(next) } else { Place::from_bits(high, size) };
+        let used = used.ok_or(StartError::Base)?;
         let mut ring = Self {
             descriptors,
             driver,
@@ -129,7 +123,15 @@ impl Ring {
                 return Err(StartError::Inflight);
             }
             (self.used, self.next, self.again) = (used, used, again);
-            self.next.advance(descriptors as u16, self.size);
+            // Of a batch whose first was not visible yet, others may look used: they are the
+            // driver's no more than the first.
+            for _ in 0..descriptors {
+                let flags = if self.next.wrap { AVAIL } else { USED };
+                let at = 16 * usize::from(self.next.index) + 14;
+                // Relaxed: published with whatever becomes visible first.
+                self.descriptors.store16(at, flags, Ordering::Relaxed);
+                self.next.advance(1, self.size);
+            }
         }
         self.inflight = Some(region);
         Ok(())

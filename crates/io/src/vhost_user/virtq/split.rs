@@ -63,10 +63,11 @@ impl Ring {
         let mut inflight = None;
         if let Some(area) = &config.inflight {
             let mut region = SplitRegion::open(area.clone(), size).ok_or(StartError::Inflight)?;
-            again = region.recover(used);
-            if !again.is_empty() {
+            if !region.is_new() {
+                again = region.recover(used);
                 next = used.wrapping_add(again.len() as u16);
             }
+            region.begin(used);
             inflight = Some(region);
         }
         Ok(Self {

@@ -1,0 +1,161 @@
+//! Regions, ranges across them, areas, and the log of dirty pages.
+
+use super::*;
+use crate::vhost_user::shared::Mapping;
+use rustix::fs::{MemfdFlags, SealFlags};
+
+const PAGE: u64 = 4096;
+
+fn file(bytes: u64, flags: MemfdFlags) -> OwnedFd {
+    let file = rustix::fs::memfd_create("memory", flags | MemfdFlags::CLOEXEC).expect("a file");
+    rustix::fs::ftruncate(&file, bytes).expect("it grows");
+    file
+}
+
+fn layout(guest_address: u64, bytes: u64, user_address: u64, file_offset: u64) -> RegionLayout {
+    RegionLayout { guest_address, bytes, user_address, file_offset }
+}
+
+/// Goal: regions that cannot be are refused, each with its reason, and leave what was there.
+#[test]
+fn impossible_regions_are_refused() {
+    let file = file(8 * PAGE, MemfdFlags::ALLOW_SEALING);
+    let mut memory = GuestMemory::new();
+    memory.add(layout(0x1_0000, 2 * PAGE, 0x9_0000, 0), &file).expect("a proper region");
+    let short = MemoryError::Map(MapError::Short);
+    let cases = [
+        (layout(0, 0, 0, 0), MemoryError::Range),
+        (layout(u64::MAX - PAGE + 2, PAGE, 0, 0), MemoryError::Range),
+        (layout(0, PAGE, u64::MAX - PAGE + 2, 0), MemoryError::Range),
+        (layout(0x1_0000, PAGE, 0, 0), MemoryError::Overlap),
+        (layout(0xf001, PAGE, 0, 0), MemoryError::Overlap),
+        (layout(0x1_1fff, PAGE, 0, 0), MemoryError::Overlap),
+        (layout(0, PAGE, 0x9_1fff, 0), MemoryError::Overlap),
+        (layout(0, PAGE, 0, 8 * PAGE), short),
+        (layout(0, PAGE, 0, 7 * PAGE + 1), short),
+        (layout(0, PAGE, 0, u64::MAX), MemoryError::Map(MapError::Range)),
+    ];
+    for (layout, expected) in cases {
+        assert_eq!(memory.add(layout, &file), Err(expected), "{layout:x?}");
+        assert_eq!(memory.region_count(), 1);
+    }
+    assert_eq!(memory.remove(&layout(0x1_0000, PAGE, 0x9_0000, 0)), Err(MemoryError::Unknown));
+    for index in 1..REGIONS_MAX as u64 {
+        let region = layout(0x10_0000 * index, PAGE, 0x100_0000 * index, 0);
+        memory.add(region, &file).expect("there is room");
+    }
+    assert_eq!(memory.add(layout(0, PAGE, 0, 0), &file), Err(MemoryError::TooMany));
+    memory.remove(&layout(0x1_0000, 2 * PAGE, 0x9_0000, 7)).expect("the offset does not matter");
+}
+
+/// Goal: a file of which nobody said otherwise cannot shrink while it is mapped, and where that
+/// cannot be had it is known, and refused on request.
+#[test]
+fn mapped_files_do_not_shrink() {
+    let region = layout(0, PAGE, 0, 0);
+    let sealable = file(PAGE, MemfdFlags::ALLOW_SEALING);
+    let mut memory = GuestMemory::sealed_only();
+    memory.add(region, &sealable).expect("it can be sealed");
+    assert!(memory.is_sealed());
+    assert!(rustix::fs::ftruncate(&sealable, 0).is_err(), "it holds");
+
+    let closed = file(PAGE, MemfdFlags::empty());
+    assert_eq!(GuestMemory::sealed_only().add(region, &closed), Err(MemoryError::Shrinkable));
+    let mut memory = GuestMemory::new();
+    memory.add(region, &closed).expect("accepted all the same");
+    assert!(!memory.is_sealed());
+
+    let sealed = file(PAGE, MemfdFlags::ALLOW_SEALING);
+    rustix::fs::fcntl_add_seals(&sealed, SealFlags::SHRINK | SealFlags::SEAL).expect("sealed");
+    GuestMemory::sealed_only().add(region, &sealed).expect("sealed by its maker");
+}
+
+/// Goal: every byte of the address space is either found where it belongs or refused, across
+/// neighbours and gaps. Method: against a plain table of bytes.
+#[test]
+fn ranges_are_found_across_neighbours_and_not_across_gaps() {
+    let file = file(8 * PAGE, MemfdFlags::ALLOW_SEALING);
+    let mut memory = GuestMemory::new();
+    // Added out of order; the second follows the first, then a gap of a page. Their place in the
+    // file is another.
+    for (guest, bytes, offset) in [(5, 1, 0), (2, 2, 1), (1, 1, 5)] {
+        let region = layout(guest * PAGE, bytes * PAGE, guest * 16 * PAGE, offset * PAGE);
+        memory.add(region, &file).expect("a proper region");
+    }
+    let is_there = |at: u64| (PAGE..4 * PAGE).contains(&at) || (5 * PAGE..6 * PAGE).contains(&at);
+    let edges = [0, PAGE, 2 * PAGE, 4 * PAGE, 5 * PAGE, 6 * PAGE, u64::MAX - 2];
+    let near = |edge: u64| (0..6).map(move |more| edge.wrapping_add(more).wrapping_sub(3));
+    for guest in edges.into_iter().flat_map(near) {
+        for bytes in [0, 1, 2, 3, 5, 4096, 4097, 8192, 3 * 4096, 1 << 20] {
+            let all = (0..bytes as u64).all(|at| guest.checked_add(at).is_some_and(is_there));
+            assert_eq!(memory.contains(guest, bytes), all, "{guest:#x} {bytes}");
+            let mut to = vec![0; bytes];
+            assert_eq!(memory.read(guest, &mut to).is_ok(), all);
+        }
+    }
+    let text: Vec<u8> = (0..3 * PAGE).map(|at| (at % 251) as u8).collect();
+    memory.write(PAGE, &text).expect("three pages");
+    let mut back = vec![0; text.len()];
+    memory.read(PAGE, &mut back).expect("three pages");
+    assert_eq!(back, text);
+    let raw = Mapping::new(&file, 0, 8 * PAGE).expect("the whole file");
+    let mut page = vec![0; PAGE as usize];
+    raw.stretch(5 * PAGE as usize, PAGE as usize).read(&mut page);
+    assert_eq!(page, text[..PAGE as usize], "guest page 1 is page 5 of the file");
+}
+
+/// Goal: areas are found by the front end's address, within one region and aligned only.
+#[test]
+fn areas_lie_in_one_region() {
+    let file = file(4 * PAGE, MemfdFlags::ALLOW_SEALING);
+    let mut memory = GuestMemory::new();
+    memory.add(layout(0, PAGE, 0x10_0000, 0), &file).expect("proper");
+    memory.add(layout(PAGE, PAGE, 0x10_0000 + PAGE, PAGE), &file).expect("proper");
+    let area = memory.area(0x10_0010, 64, 16).expect("it is there");
+    area.store32(4, 0x0403_0201, Ordering::Relaxed);
+    let mut bytes = [0; 4];
+    memory.read(0x14, &mut bytes).expect("the same place");
+    assert_eq!(bytes, [1, 2, 3, 4]);
+    for (user, bytes, align) in
+        [(0x10_0008, 64, 16), (0x10_0000 + PAGE - 32, 64, 16), (0, 1, 1), (u64::MAX, 1, 1)]
+    {
+        assert!(memory.area(user, bytes, align).is_none(), "{user:#x}");
+    }
+}
+
+/// Goal: every page that is written is marked, no other, and a log that is too short hurts nobody.
+#[test]
+fn written_pages_are_marked() {
+    let ram = file(64 * PAGE, MemfdFlags::ALLOW_SEALING);
+    let log = file(PAGE, MemfdFlags::ALLOW_SEALING);
+    let mut memory = GuestMemory::new();
+    memory.add(layout(0, 64 * PAGE, 0, 0), &ram).expect("proper");
+    // Bits for the first 32 pages, behind the first 8 bytes of the file.
+    memory.set_log(&log, 4, 8).expect("mapped");
+    let raw = Mapping::new(&log, 0, PAGE).expect("mapped");
+    let marked = || {
+        let mut bytes = [0; 16];
+        raw.stretch(0, 16).read(&mut bytes);
+        raw.stretch(0, 16).write(&[0; 16]);
+        u128::from_le_bytes(bytes)
+    };
+    let bits = |pages: &[u32]| pages.iter().fold(0, |bits, page| bits | 1u128 << (64 + page));
+    memory.write(3 * PAGE - 1, &[1, 2]).expect("in memory");
+    assert_eq!(marked(), bits(&[2, 3]));
+    memory.write(9 * PAGE, &[0; 2 * 4096]).expect("in memory");
+    assert_eq!(marked(), bits(&[9, 10]));
+    memory.write(PAGE, &[]).expect("nothing");
+    memory.read(PAGE, &mut [0; 9]).expect("in memory");
+    assert_eq!(marked(), 0);
+    memory.write(31 * PAGE, &[0; 2 * 4096]).expect("in memory");
+    memory.write(63 * PAGE, &[0; 4096]).expect("in memory");
+    assert_eq!(marked(), bits(&[31]), "nothing is written behind the log");
+    let area = memory.area(5 * PAGE, 64, 16).expect("it is there");
+    area.store16(0, 1, Ordering::Relaxed);
+    assert_eq!(marked(), 0, "not asked for");
+    area.logged(&memory).store16(0, 1, Ordering::Relaxed);
+    assert_eq!(marked(), bits(&[5]));
+    memory.clear_log();
+    memory.write(0, &[1]).expect("in memory");
+    assert_eq!(marked(), 0);
+}

@@ -1,0 +1,236 @@
+//! A process ends, and the next one goes on with what was in flight.
+
+use super::super::inflight::region_bytes;
+use super::super::{Head, Queue, QueueConfig, Segment, StartError, feature};
+use super::{BUFFERS, Random, layouts, queue, ram};
+use crate::vhost_user::driver::{DriverQueue, GuestRam};
+use crate::vhost_user::shared::{Area, Mapping};
+use std::sync::Arc;
+
+const SIZE: u16 = 16;
+
+/// A guest and the region that outlive their device.
+struct World {
+    ram: GuestRam,
+    driver: DriverQueue,
+    region: Arc<Mapping>,
+    features: u64,
+    added: u64,
+    returned: Vec<u64>,
+}
+
+impl World {
+    fn new(features: u64) -> Self {
+        let ram = ram();
+        let driver = queue(&ram, SIZE, features);
+        let bytes = region_bytes(features & feature::PACKED != 0, SIZE) as u64;
+        let flags = rustix::fs::MemfdFlags::CLOEXEC;
+        let file = rustix::fs::memfd_create("inflight", flags).expect("a memory file");
+        rustix::fs::ftruncate(&file, bytes).expect("it grows");
+        let region = Arc::new(Mapping::new(&file, 0, bytes).expect("mapped"));
+        Self { ram, driver, region, features, added: 0, returned: Vec::new() }
+    }
+
+    fn area(&self) -> Area {
+        Area::new(self.region.clone(), 0, self.region.bytes(), 8).expect("all of it")
+    }
+
+    /// A new process. Front ends give a base that they know; here the beginning.
+    fn start(&self) -> Queue {
+        let config = QueueConfig { inflight: Some(self.area()), ..self.driver.config() };
+        Queue::start(config, &self.ram.map().unwrap()).expect("the region is good")
+    }
+
+    /// Offers a chain of up to three buffers, whose first says its number.
+    fn add(&mut self, random: &mut Random) {
+        let at = BUFFERS + (self.added % 64) * 64;
+        let segments: Vec<Segment> = (0..1 + random.below(3) as u64)
+            .map(|index| Segment { address: at + 16 * index, bytes: 8 })
+            .collect();
+        if self.driver.add(&segments, &[], self.added) {
+            self.ram.memory().write(at, &self.added.to_le_bytes()).expect("in memory");
+            self.added += 1;
+            self.driver.publish();
+        }
+    }
+
+    fn take(&self, device: &mut Queue) -> Option<(Head, u64)> {
+        if !device.take().expect("the ring is good") {
+            return None;
+        }
+        let mut number = [0; 8];
+        let address = device.chain().readable()[0].address;
+        device.memory().read(address, &mut number).expect("in memory");
+        Some((device.hold(), u64::from_le_bytes(number)))
+    }
+
+    fn collect(&mut self) {
+        while let Some((token, _)) = self.driver.used() {
+            assert!(!self.returned.contains(&token), "given back once");
+            self.returned.push(token);
+        }
+    }
+
+    fn save(&self) -> (Vec<u8>, Vec<u8>) {
+        let mut region = vec![0; self.region.bytes()];
+        self.region.stretch(0, region.len()).read(&mut region);
+        let mut rings = vec![0; (BUFFERS - super::BASE) as usize];
+        self.ram.memory().read(super::BASE, &mut rings).expect("in memory");
+        (region, rings)
+    }
+}
+
+/// Goal: whenever a process ends between two calls, the next one is offered exactly what was taken
+/// and not given back visibly, in the order in which it was taken, and then what is new.
+#[test]
+fn the_next_process_is_offered_what_was_in_flight() {
+    for (features, seed) in layouts().flat_map(|f| (0..20).map(move |seed| (f, seed))) {
+        let context = format!("features {features:#x}, seed {seed}");
+        let (mut world, mut random) = (World::new(features), Random(seed));
+        let mut device = world.start();
+        // In the order of taking; those given back and not published at the end.
+        let mut held: Vec<(Head, u64)> = Vec::new();
+        let mut hidden: Vec<(Head, u64)> = Vec::new();
+        for _ in 0..400 {
+            match random.below(5) {
+                0 | 1 => world.add(&mut random),
+                2 => held.extend(world.take(&mut device)),
+                3 if !held.is_empty() => {
+                    let (head, number) = held.remove(random.below(held.len()));
+                    device.complete(head, 0);
+                    hidden.push((head, number));
+                    if random.below(2) == 0 {
+                        device.publish();
+                        hidden.clear();
+                    }
+                }
+                _ if random.below(8) == 0 => {
+                    device = world.start();
+                    let mut expected: Vec<u64> =
+                        held.drain(..).chain(hidden.drain(..)).map(|(_, number)| number).collect();
+                    expected.sort_unstable();
+                    for number in expected {
+                        let (head, again) = world.take(&mut device).expect(&context);
+                        assert_eq!(again, number, "{context}");
+                        held.push((head, again));
+                    }
+                }
+                _ => world.collect(),
+            }
+        }
+        device = world.start();
+        while let Some((head, _)) = world.take(&mut device) {
+            device.complete(head, 0);
+        }
+        device.publish();
+        world.collect();
+        world.returned.sort_unstable();
+        assert!(world.added > 20);
+        assert_eq!(world.returned, (0..world.added).collect::<Vec<_>>(), "{context}");
+        drop(device);
+        assert_eq!(world.take(&mut world.start()), None, "nothing is left, {context}");
+    }
+}
+
+/// Goal: a process that ends in the middle of giving back either gave back the whole batch or
+/// nothing of it. Method: the states that lie between the stores are made from those before and
+/// after.
+#[test]
+fn a_batch_is_given_back_whole_or_not_at_all() {
+    for features in layouts() {
+        for is_visible in [true, false] {
+            let (mut world, mut random) = (World::new(features), Random(7));
+            for _ in 0..5 {
+                world.add(&mut random);
+            }
+            let added = world.added;
+            assert!(added >= 4);
+            let mut device = world.start();
+            let taken: Vec<_> = std::iter::from_fn(|| world.take(&mut device)).collect();
+            for index in [2, 0] {
+                device.complete(taken[index].0, 0);
+            }
+            let (region, rings) = world.save();
+            device.publish();
+            let (after, _) = world.save();
+            let between = unconcluded(&world, &region, &after);
+            world.region.stretch(0, between.len()).write(&between);
+            if !is_visible {
+                world.ram.memory().write(super::BASE, &rings).expect("in memory");
+            }
+            drop(device);
+            let mut device = world.start();
+            let again: Vec<u64> =
+                std::iter::from_fn(|| world.take(&mut device)).map(|(_, n)| n).collect();
+            let gone = |n: &u64| is_visible && (*n == 0 || *n == 2);
+            let expected: Vec<u64> = (0..added).filter(|n| !gone(n)).collect();
+            assert_eq!(again, expected, "features {features:#x}, visible: {is_visible}");
+        }
+    }
+}
+
+/// The region when the batch was prepared, and the ring perhaps written, and nothing concluded.
+fn unconcluded(world: &World, before: &[u8], after: &[u8]) -> Vec<u8> {
+    if world.features & feature::PACKED == 0 {
+        return before.to_vec();
+    }
+    let mut region = after.to_vec();
+    // Old head of the free list, old used index and its wrap counter; entries still taken.
+    for at in [14, 15, 18, 19, 21] {
+        region[at] = before[at];
+    }
+    for entry in (32..region.len() - 31).step_by(32) {
+        region[entry] = before[entry];
+    }
+    region
+}
+
+/// Goal: a region that somebody filled with anything neither panics nor lends what is not there.
+#[test]
+fn regions_full_of_lies_are_survived() {
+    for (features, seed) in layouts().flat_map(|f| (0..200).map(move |seed| (f, seed))) {
+        let (mut world, mut random) = (World::new(features), Random(seed));
+        let mut lies: Vec<u8> = (0..world.region.bytes()).map(|_| random.next() as u8).collect();
+        if random.below(4) > 0 {
+            // A version and a count that are accepted; and sometimes small numbers everywhere.
+            lies[8..12].copy_from_slice(&[1, 0, SIZE as u8, 0]);
+            if random.below(2) == 0 {
+                let small = |(at, byte): (usize, &mut u8)| *byte &= [15, 0][at % 2];
+                lies[12..].iter_mut().enumerate().for_each(small);
+            }
+        }
+        world.region.stretch(0, lies.len()).write(&lies);
+        for _ in 0..4 {
+            world.add(&mut random);
+        }
+        let config = QueueConfig { inflight: Some(world.area()), ..world.driver.config() };
+        let mut device = match Queue::start(config, &world.ram.map().unwrap()) {
+            Ok(device) => device,
+            Err(refused) => {
+                assert_eq!(refused, StartError::Inflight);
+                continue;
+            }
+        };
+        for _ in 0..64 {
+            if !matches!(device.take(), Ok(true)) {
+                break;
+            }
+            let head = device.hold();
+            device.complete(head, 0);
+            device.publish();
+        }
+    }
+}
+
+/// Goal: the region of another queue, or one that is too small, is refused.
+#[test]
+fn a_region_belongs_to_one_size() {
+    let world = World::new(0);
+    drop(world.start());
+    let half = Area::new(world.region.clone(), 0, world.region.bytes() / 2, 8);
+    for (inflight, size) in [(half, SIZE), (Some(world.area()), SIZE / 2)] {
+        let config = QueueConfig { inflight, size, ..world.driver.config() };
+        let result = Queue::start(config, &world.ram.map().unwrap());
+        assert_eq!(result.err(), Some(StartError::Inflight));
+    }
+}

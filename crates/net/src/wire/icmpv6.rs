@@ -8,7 +8,9 @@ mod discovery;
 
 use core::net::Ipv6Addr;
 
-pub use self::discovery::{DNS_SERVERS_MAX, PREFIXES_MAX, PrefixInformation, RouterAdvertisement};
+pub use self::discovery::{
+    DNS_SERVERS_MAX, PREFIXES_MAX, PrefixInformation, RouterAdvertisement, search_list_option,
+};
 use self::discovery::{
     DiscoveryOptions, LINK_LAYER_LEN, SOURCE_LINK_LAYER, TARGET_LINK_LAYER, emit_link_layer,
 };

@@ -10,12 +10,15 @@
 //! the length of the packet, `parse` takes that length beside the bytes.
 //!
 //! Checksums over payload are the business of [`crate::checksum`]; only the IPv4 header checksum,
-//! which covers nothing but the header, is verified and filled in here. Nothing here allocates or
-//! keeps state; any thread may call it.
+//! which covers nothing but the header, is verified and filled in here. Nothing here keeps state
+//! or, but for DHCP and names, allocates; any thread may call it.
 
 pub mod arp;
 #[cfg(test)]
 pub(crate) mod captured;
+pub mod dhcpv4;
+pub mod dhcpv6;
+pub mod domain;
 pub mod ethernet;
 pub mod icmpv4;
 pub mod icmpv6;

@@ -4,9 +4,12 @@
 //! What an advertisement may hold without limit is read up to [`PREFIXES_MAX`] and
 //! [`DNS_SERVERS_MAX`]; the rest is passed over.
 
+use alloc::vec;
+use alloc::vec::Vec;
 use core::net::Ipv6Addr;
 
 use super::{HEADER_LEN, bit};
+use crate::wire::domain::DomainName;
 use crate::wire::{
     MacAddr, ParseError, header, read, read_u16, read_u32, write, write_u16, write_u32,
 };
@@ -126,6 +129,29 @@ impl Default for RouterAdvertisement {
             dns_lifetime_s: 0,
         }
     }
+}
+
+/// The option that names domains to look for names in (RFC 8106 §5.2), to be put behind an
+/// advertisement. Without names there is no option, and names that do not fit are left out.
+pub fn search_list_option(names: &[DomainName], lifetime_s: u32) -> Vec<u8> {
+    let mut list = Vec::new();
+    for name in names {
+        let before = list.len();
+        name.emit(&mut list);
+        if list.len() > usize::from(u8::MAX) * UNIT - option_at::SEARCH_LIST {
+            list.truncate(before);
+            break;
+        }
+    }
+    if list.is_empty() {
+        return list;
+    }
+    let mut option = vec![0; (option_at::SEARCH_LIST + list.len()).next_multiple_of(UNIT)];
+    let len = option.len();
+    emit_option_header(&mut option, SEARCH_LIST, len);
+    write_u32(&mut option, option_at::DNS_LIFETIME, lifetime_s);
+    write(&mut option, option_at::SEARCH_LIST, &list);
+    option
 }
 
 /// A prefix of the link (RFC 4861 §4.6.2).
@@ -307,6 +333,7 @@ pub(super) const TARGET_LINK_LAYER: u8 = 2;
 const PREFIX: u8 = 3;
 const MTU: u8 = 5;
 const DNS_SERVERS: u8 = 25;
+const SEARCH_LIST: u8 = 31;
 
 const MANAGED: u8 = 0x80;
 const OTHER: u8 = 0x40;
@@ -333,4 +360,5 @@ mod option_at {
     pub(super) const PREFIX: usize = 16;
     pub(super) const DNS_LIFETIME: usize = 4;
     pub(super) const DNS_SERVERS: usize = 8;
+    pub(super) const SEARCH_LIST: usize = 8;
 }

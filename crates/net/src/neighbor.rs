@@ -6,8 +6,10 @@
 //! announcements update but never create. An address known for longer than [`LIFETIME`] is asked
 //! for again when it is used, and used meanwhile.
 //!
-//! Bounds: [`ENTRIES_MAX`] entries, the oldest learnt one makes room; [`PENDING_PER_NEIGHBOR`]
-//! packets wait for one address, the oldest is dropped; [`ASK_COUNT`] questions a second apart.
+//! Bounds: [`ENTRIES_MAX`] entries, the oldest learnt one makes room; packets of
+//! [`WAITING_BYTES_MAX`] wait for one address and of [`ALL_WAITING_BYTES_MAX`] for all, the oldest
+//! for the same address make room, and one packet always waits (RFC 4861 §7.2.2); [`ASK_COUNT`]
+//! questions a second apart.
 
 use crate::time::{Duration, Instant};
 use crate::wire::MacAddr;
@@ -18,8 +20,13 @@ use towpath_packet::Packet;
 
 /// Most entries.
 pub const ENTRIES_MAX: usize = 256;
-/// Most packets waiting for one address (RFC 4861 §7.2.2 asks for at least one).
-pub const PENDING_PER_NEIGHBOR: usize = 4;
+/// Most bytes of packets that wait for one address, each with [`WAITING_OVERHEAD`]: Linux's
+/// unres_qlen_bytes. A burst of datagrams to somebody new gets through.
+pub const WAITING_BYTES_MAX: usize = 212_992;
+/// The same for all addresses together: what five are sent in bursts.
+pub const ALL_WAITING_BYTES_MAX: usize = 1 << 20;
+/// What a packet counts beside its bytes: what Linux takes for one with next to nothing in it.
+pub const WAITING_OVERHEAD: usize = 768;
 /// Questions before an address counts as unreachable (RFC 4861 MAX_MULTICAST_SOLICIT).
 pub const ASK_COUNT: u8 = 3;
 /// Time between questions (RFC 4861 RETRANS_TIMER).
@@ -40,11 +47,28 @@ struct Question {
     /// The address that is used until the answer comes.
     stale: Option<MacAddr>,
     pending: VecDeque<Outgoing>,
+    /// What they count.
+    bytes: usize,
 }
 
 impl Question {
     fn first(now: Instant, stale: Option<MacAddr>) -> Self {
-        Self { count: 1, next: now + ASK_INTERVAL, stale, pending: VecDeque::new() }
+        Self { count: 1, next: now + ASK_INTERVAL, stale, pending: VecDeque::new(), bytes: 0 }
+    }
+
+    /// Lets a packet wait with others of `most` bytes, if there are others; returns how many made
+    /// room for it.
+    fn wait(&mut self, packet: Outgoing, most: usize) -> usize {
+        let before = self.pending.len();
+        self.bytes += packet.waiting_bytes();
+        while self.bytes > most
+            && let Some(oldest) = self.pending.pop_front()
+        {
+            self.bytes -= oldest.waiting_bytes();
+        }
+        let dropped = before - self.pending.len();
+        self.pending.push_back(packet);
+        dropped
     }
 }
 
@@ -53,12 +77,25 @@ struct Entry {
     known: Known,
 }
 
+impl Entry {
+    /// What packets that wait for this address count.
+    fn waiting_bytes(&self) -> usize {
+        if let Known::Asked(question) = &self.known { question.bytes } else { 0 }
+    }
+}
+
 /// A packet on its way to the device.
 pub struct Outgoing {
     /// The packet, from its IP header on.
     pub packet: Packet,
     /// What is larger goes out in fragments of so many bytes at most.
     pub mtu: u16,
+}
+
+impl Outgoing {
+    fn waiting_bytes(&self) -> usize {
+        self.packet.len() + WAITING_OVERHEAD
+    }
 }
 
 /// What to do with a packet for a neighbour.
@@ -101,31 +138,35 @@ impl Neighbors {
         let Some(index) = self.position(address) else {
             let lost = self.make_room();
             let mut question = Question::first(now, None);
-            question.pending.push_back(packet);
+            question.wait(packet, WAITING_BYTES_MAX);
             self.entries.push(Entry { address, known: Known::Asked(question) });
             return Resolution::Waiting { ask: true, dropped: lost };
         };
-        let known = &mut self.entries[index].known;
-        let (mac, ask) = match known {
+        let (mac, ask) = match &mut self.entries[index].known {
             Known::Permanent(mac) => (*mac, false),
             Known::Until(mac, until) if now < *until => (*mac, false),
             Known::Until(mac, _) => {
                 // Used while it is asked for again: traffic does not stop for it.
                 let mac = *mac;
-                *known = Known::Asked(Question::first(now, Some(mac)));
+                self.entries[index].known = Known::Asked(Question::first(now, Some(mac)));
                 (mac, true)
             }
             Known::Asked(Question { stale: Some(mac), .. }) => (*mac, false),
-            Known::Asked(question) => {
-                let dropped = question.pending.len() >= PENDING_PER_NEIGHBOR;
-                if dropped {
-                    question.pending.pop_front();
-                }
-                question.pending.push_back(packet);
-                return Resolution::Waiting { ask: false, dropped: usize::from(dropped) };
+            Known::Asked(Question { stale: None, .. }) => {
+                return Resolution::Waiting { ask: false, dropped: self.wait(index, packet) };
             }
         };
         Resolution::Known { mac, packet, ask }
+    }
+
+    /// Lets a packet wait for an address that was asked for; returns how many made room for it.
+    fn wait(&mut self, index: usize, packet: Outgoing) -> usize {
+        let all: usize = self.entries.iter().map(Entry::waiting_bytes).sum();
+        let Known::Asked(question) = &mut self.entries[index].known else {
+            unreachable!("nobody waits for what is known");
+        };
+        let left = ALL_WAITING_BYTES_MAX.saturating_sub(all - question.bytes);
+        question.wait(packet, left.min(WAITING_BYTES_MAX))
     }
 
     /// Where `address` is; first looks where the last one was.

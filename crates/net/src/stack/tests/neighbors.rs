@@ -4,7 +4,9 @@ use super::bench::{
     Bench, FAMILIES, OUR_MAC, OURS4, OURS6, Out, PEER_MAC, PEER4, PEER6, arp, config, icmp, v4, v6,
 };
 use crate::counters::DropReason;
-use crate::neighbor::{ASK_COUNT, LIFETIME, PENDING_PER_NEIGHBOR};
+use crate::neighbor::{
+    ALL_WAITING_BYTES_MAX, ASK_COUNT, LIFETIME, WAITING_BYTES_MAX, WAITING_OVERHEAD,
+};
 use crate::time::Duration;
 use crate::wire::{MacAddr, Protocol, arp as wire, icmpv6};
 use alloc::vec;
@@ -170,21 +172,55 @@ fn unknown_neighbours_are_asked_for() {
     }
 }
 
-/// [`PENDING_PER_NEIGHBOR`] packets wait, the oldest make room, order is kept.
+/// Bytes that a datagram counts while it waits.
+fn waiting_bytes(to: IpAddr, text: usize) -> usize {
+    let ip = if to.is_ipv4() { 20 } else { 40 };
+    ip + 8 + text + WAITING_OVERHEAD
+}
+
+/// As many packets wait as Linux lets wait, the oldest make room, order is kept.
 #[test]
-fn few_packets_wait() {
+fn a_burst_waits_for_its_neighbor() {
     for (ours, peer) in FAMILIES {
-        let mut b = bench();
-        for number in 0..PENDING_PER_NEIGHBOR as u8 + 3 {
-            send(&mut b, ours, peer, &[number]);
+        for text in [2, 1400] {
+            let mut b = bench();
+            let most = WAITING_BYTES_MAX / waiting_bytes(peer, text);
+            let mut bytes = vec![0; text];
+            for number in 0..most as u16 + 3 {
+                bytes[..2].copy_from_slice(&number.to_be_bytes());
+                send(&mut b, ours, peer, &bytes);
+            }
+            assert!(is_question(&b.one()));
+            b.dropped(&[(DropReason::NeighborQueueFull, 3)]);
+            let out = b.input(&answer(peer, PEER_MAC)).output();
+            let number = |out: &Out| u16::from_be_bytes([out.transport()[8], out.transport()[9]]);
+            let numbers: Vec<u16> = out.iter().map(number).collect();
+            assert_eq!(numbers, (3..most as u16 + 3).collect::<Vec<_>>());
+            b.assert_clean();
         }
-        assert!(is_question(&b.one()));
-        b.dropped(&[(DropReason::NeighborQueueFull, 3)]);
-        let out = b.input(&answer(peer, PEER_MAC)).output();
-        let numbers: Vec<u8> = out.iter().map(|out| out.transport()[8]).collect();
-        assert_eq!(numbers, (3..PENDING_PER_NEIGHBOR as u8 + 3).collect::<Vec<_>>());
-        b.assert_clean();
     }
+}
+
+/// What waits for all neighbours is bounded too; one packet for each waits in any case.
+#[test]
+fn bursts_to_many_neighbors_share_their_room() {
+    const TEXT: usize = 60_000;
+    let mut b = Bench::with(config(false), Caps::plain(65_520));
+    let most = ALL_WAITING_BYTES_MAX / waiting_bytes(OURS4, TEXT);
+    // Two each for as many as there is room for, then two for each of a few more.
+    let (full, more) = (most / 2, 5);
+    for number in 0..(full + more) as u8 {
+        for _ in 0..2 {
+            send(&mut b, OURS4, Ipv4Addr::new(10, 0, 0, 10 + number).into(), &[0; TEXT]);
+        }
+    }
+    let waiting = 2 * full + more;
+    let dropped = 2 * (full + more) - waiting;
+    b.dropped(&[(DropReason::NeighborQueueFull, dropped as u64)]);
+    assert_eq!(b.output().len(), full + more, "questions");
+    assert_eq!(b.memory.packets.out_count(), waiting);
+    b.wait(Duration::from_secs(5));
+    b.assert_clean();
 }
 
 /// An old address is used while it is asked for again: traffic does not stop. Only silence ends it.

@@ -13,8 +13,11 @@
 //!
 //! Everything happens in [`Sockets::on_deadline`] and [`Sockets::recall`]. Memory that somebody is
 //! reading at that moment is asked for again after [`RETRY`]; one turn copies about
-//! [`BYTES_PER_TURN`] and leaves the rest to the next. A call that goes on, and a datagram that
-//! waits for more, keep their group from being told; their memory is no longer used by then.
+//! [`BYTES_PER_TURN`] and leaves the rest to the next. Where the system has no memory for a copy
+//! the loan goes on past its term: nothing is closed or lost, other loans are not held up, and it
+//! is tried again each [`STARVED_RETRY`] and counted ([`LentStats::starved`]). A call that goes on,
+//! and a datagram that waits for more, keep their group from being told; their memory is no longer
+//! used by then.
 //!
 //! Only foreign memory can be recalled (see [`towpath_packet::Piece::watch`]); other loans end with
 //! their last piece.
@@ -31,6 +34,9 @@ use towpath_packet::{Ledger, Piece, Recall, Watch};
 pub const DEFAULT_TERM: Duration = Duration::from_millis(100);
 /// When memory that somebody is reading is asked for again.
 const RETRY: Duration = Duration::from_millis(1);
+/// When a copy is tried again for which there was no memory: rarely enough that trying for all
+/// groups costs little.
+const STARVED_RETRY: Duration = Duration::from_millis(10);
 /// Bytes copied in one turn: about a millisecond.
 const BYTES_PER_TURN: usize = 4 << 20;
 
@@ -87,19 +93,35 @@ impl Outstanding {
         self.watches.push(watch);
     }
 
-    /// Recalls loans of about `budget` bytes; the bytes that went back, and what is left to do.
-    fn recall(&mut self, budget: usize, ledger: &Ledger) -> (usize, Recall) {
-        let (mut bytes, mut result) = (0, Recall::Gone);
+    /// Recalls loans of about `budget` bytes.
+    fn recall(&mut self, budget: usize, ledger: &Ledger) -> Recalled {
+        let mut sum = Recalled { loans: 0, bytes: 0, starved: 0, left: Recall::Gone };
         self.watches.retain_mut(|watch| {
-            let recalled = if bytes < budget { watch.recall(ledger) } else { Recall::Busy };
-            if recalled == Recall::Done {
-                bytes += watch.bytes();
+            let recalled = if sum.bytes < budget { watch.recall(ledger) } else { Recall::Busy };
+            match recalled {
+                Recall::Done => {
+                    sum.loans += 1;
+                    sum.bytes += watch.bytes();
+                }
+                Recall::NoMemory => sum.starved += 1,
+                Recall::Gone | Recall::Busy => {}
             }
-            result = result.max(recalled);
+            sum.left = sum.left.max(recalled);
             recalled > Recall::Done
         });
-        (bytes, result)
+        sum
     }
+}
+
+/// What a recall of a group came to.
+struct Recalled {
+    /// Loans and their bytes that went back.
+    loans: u64,
+    bytes: usize,
+    /// Loans for whose copy there was no memory.
+    starved: u64,
+    /// What is left to be done.
+    left: Recall,
 }
 
 /// The terms of all groups.
@@ -110,12 +132,22 @@ pub(super) struct Terms {
     /// Loans of the call that is being made, and their groups.
     made: Vec<(u32, Option<Watch>)>,
     fired: u64,
-    recalled: u64,
+    recalls: u64,
+    recalled_bytes: u64,
+    starved: u64,
 }
 
 impl Default for Terms {
     fn default() -> Self {
-        Self { next: None, default: Some(DEFAULT_TERM), made: Vec::new(), fired: 0, recalled: 0 }
+        Self {
+            next: None,
+            default: Some(DEFAULT_TERM),
+            made: Vec::new(),
+            fired: 0,
+            recalls: 0,
+            recalled_bytes: 0,
+            starved: 0,
+        }
     }
 }
 
@@ -136,10 +168,15 @@ pub struct LentStats {
     pub bytes: u64,
     /// How long the oldest of them has been lent.
     pub oldest: Option<Duration>,
-    /// Groups whose term ran out while something was still held.
+    /// Groups whose term ran out while something was still held, and that came back by it.
     pub terms_fired: u64,
-    /// Bytes that went back before their last piece was gone.
+    /// Loans that went back before their last piece was gone, by a term or because they were asked
+    /// for, and their bytes.
+    pub recalls: u64,
+    /// See above.
     pub recalled_bytes: u64,
+    /// How often there was no memory for the copy that a recall needs.
+    pub starved: u64,
 }
 
 impl Sockets {
@@ -169,7 +206,7 @@ impl Sockets {
         for index in 0..self.lendings.groups.len() {
             let group = &self.lendings.groups[index];
             if group.socket == id && group.has_calls(first, last) {
-                result = result.max(self.recall_group(index, usize::MAX, cx).1);
+                result = result.max(self.recall_group(index, usize::MAX, cx).left);
             }
         }
         self.drain();
@@ -178,9 +215,14 @@ impl Sockets {
 
     /// What is lent at the moment, and what came back early so far.
     pub fn lent_stats(&self, now: Instant) -> LentStats {
-        let Terms { fired, recalled, .. } = self.lendings.terms;
-        let mut stats =
-            LentStats { terms_fired: fired, recalled_bytes: recalled, ..LentStats::default() };
+        let terms = &self.lendings.terms;
+        let mut stats = LentStats {
+            terms_fired: terms.fired,
+            recalls: terms.recalls,
+            recalled_bytes: terms.recalled_bytes,
+            starved: terms.starved,
+            ..LentStats::default()
+        };
         for group in &self.lendings.groups {
             let Some(since) = group.outstanding.since else { continue };
             stats.groups += 1;
@@ -237,9 +279,9 @@ impl Sockets {
             match outstanding.due {
                 Due::Look(at) if at <= cx.now => self.look(index, cx.now),
                 Due::Recall(at) if at <= cx.now => {
-                    let (bytes, recalled) = self.recall_group(index, budget, cx);
-                    budget = budget.saturating_sub(bytes);
-                    self.lendings.terms.fired += u64::from(recalled == Recall::Done);
+                    let recalled = self.recall_group(index, budget, cx);
+                    budget = budget.saturating_sub(recalled.bytes);
+                    self.lendings.terms.fired += u64::from(recalled.left == Recall::Done);
                 }
                 due => self.lendings.terms.expect(due),
             }
@@ -263,17 +305,21 @@ impl Sockets {
     }
 
     /// Recalls the loans of a group, and notes if that has to go on; as [`Outstanding::recall`].
-    fn recall_group(&mut self, index: usize, budget: usize, cx: &Context<'_>) -> (usize, Recall) {
+    fn recall_group(&mut self, index: usize, budget: usize, cx: &Context<'_>) -> Recalled {
         let outstanding = &mut self.lendings.groups[index].outstanding;
-        let (bytes, result) = outstanding.recall(budget, cx.ledger);
-        let due = match result {
+        let recalled = outstanding.recall(budget, cx.ledger);
+        let due = match recalled.left {
             Recall::Gone | Recall::Done => Due::Nothing,
-            _ if bytes >= budget => Due::Recall(cx.now),
-            Recall::Busy | Recall::NoMemory => Due::Recall(cx.now + RETRY),
+            _ if recalled.bytes >= budget => Due::Recall(cx.now),
+            Recall::Busy => Due::Recall(cx.now + RETRY),
+            Recall::NoMemory => Due::Recall(cx.now + STARVED_RETRY),
         };
         outstanding.due = due;
-        self.lendings.terms.recalled += bytes as u64;
-        self.lendings.terms.expect(due);
-        (bytes, result)
+        let terms = &mut self.lendings.terms;
+        terms.recalls += recalled.loans;
+        terms.recalled_bytes += recalled.bytes as u64;
+        terms.starved += recalled.starved;
+        terms.expect(due);
+        recalled
     }
 }

@@ -8,6 +8,7 @@
 //! `vhost_user::{shared, memory}`, for memory that guests write.
 #![deny(unsafe_code)]
 
+pub mod doorbell;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod mount;

@@ -48,10 +48,19 @@ const _: () = assert!(CAPACITY_MAX < i32::MAX as usize);
 /// Bytes that a VLAN tag adds to a packet that does not have it yet.
 pub const VLAN_TAG_BYTES: usize = 4;
 
-/// Wakes a consumer. Called by producers' threads; must not block.
+/// Wakes a consumer.
 pub trait Doorbell: Send + Sync {
-    /// Wakes the consumer, or lets his next attempt to sleep end at once.
+    /// Wakes the consumer, or lets his next attempt to sleep end at once. Called by producers'
+    /// threads; must not block.
     fn ring(&self);
+
+    /// Lets all threads of the process pass a full memory barrier, if the system can do that; false
+    /// if not. Called when a ring is made, and if it could then, by the consumer each time before it
+    /// sleeps and when it goes. Producers then need no fence of their own. What could be done once
+    /// must not fail later.
+    fn barrier(&self) -> bool {
+        false
+    }
 }
 
 /// The doorbell of a consumer that never sleeps.
@@ -64,6 +73,10 @@ impl Doorbell for Silent {
 impl<D: Doorbell + ?Sized> Doorbell for alloc::sync::Arc<D> {
     fn ring(&self) {
         (**self).ring();
+    }
+
+    fn barrier(&self) -> bool {
+        (**self).barrier()
     }
 }
 

@@ -12,6 +12,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::mem::MaybeUninit;
 use core::ptr::{self, NonNull};
+use core::sync::atomic::compiler_fence;
 
 /// The consumer sleeps, or is about to: whoever publishes rings the doorbell.
 pub(super) const SLEEPING: u32 = 1;
@@ -112,6 +113,8 @@ struct Quiet<T> {
     /// The consumer's side, once he is gone.
     left: UnsafeCell<Option<Drain<T>>>,
     doorbell: Box<dyn Doorbell>,
+    /// The doorbell makes barriers for producers.
+    has_barrier: bool,
 }
 
 #[cfg(not(loom))]
@@ -153,6 +156,7 @@ impl<T> Shared<T> {
             asked: AtomicU32::new(capacity),
             reapers: AtomicU32::new(0),
             left: UnsafeCell::new(None),
+            has_barrier: doorbell.barrier(),
             doorbell,
         };
         let shared = Self {
@@ -243,9 +247,14 @@ impl<T> Shared<T> {
     /// gone.
     #[inline]
     pub(super) fn wake(&self) {
-        // SeqCst: pairs with the fences of `go_to_sleep` and `leave`. Either that side sees what
-        // was published before this, or the load below sees its flag.
-        fence(Ordering::SeqCst);
+        // Between publishing and looking at the flags; pairs with `fence_consumer`. Either that side
+        // sees what was published before this, or the load below sees its flag.
+        if self.quiet.0.has_barrier {
+            // The consumer's barrier comes to this thread, before or after what is around this.
+            compiler_fence(Ordering::SeqCst);
+        } else {
+            fence(Ordering::SeqCst);
+        }
         if self.control() & (SLEEPING | CONSUMER_GONE) != 0 {
             self.wake_slowly();
         }
@@ -282,8 +291,16 @@ impl<T> Shared<T> {
     pub(super) fn go_to_sleep(&self) {
         // Relaxed: the fence orders.
         self.quiet.0.control.fetch_or(SLEEPING, Ordering::Relaxed);
-        // SeqCst: pairs with the fence of `wake`.
+        self.fence_consumer();
+    }
+
+    /// Between setting a flag and looking at the tail; pairs with the fence of `wake`.
+    fn fence_consumer(&self) {
         fence(Ordering::SeqCst);
+        if self.quiet.0.has_barrier {
+            let is_done = self.quiet.0.doorbell.barrier();
+            debug_assert!(is_done, "what could be done once does not fail");
+        }
     }
 
     /// Takes the announcement back.
@@ -298,8 +315,7 @@ impl<T> Shared<T> {
         self.quiet.0.left.with_mut(|left| unsafe { *left = Some(side) });
         // Release: pairs with the Acquire in `wake_slowly`.
         self.quiet.0.control.fetch_or(CONSUMER_GONE, Ordering::Release);
-        // SeqCst: pairs with the fence of `wake`.
-        fence(Ordering::SeqCst);
+        self.fence_consumer();
         self.reap();
     }
 

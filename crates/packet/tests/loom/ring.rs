@@ -195,31 +195,33 @@ impl Doorbell for Bell {
     }
 }
 
-/// Takes all until the producers are gone, asleep while there is nothing. A wake-up that is lost
-/// leaves this thread waiting for ever, which loom reports.
-fn consume_all(mut consumer: Consumer<u32>, bell: &Bell) -> Vec<u32> {
+/// Takes until `wanted` have come, or the producers are gone; asleep while there is nothing. A wake-up
+/// that is lost leaves this thread waiting for ever, which loom reports.
+fn consume(consumer: &mut Consumer<u32>, wanted: usize, bell: &Bell) -> Vec<u32> {
     let mut taken = Vec::new();
-    loop {
+    while taken.len() < wanted {
         match consumer.pop() {
             Some(item) => taken.push(item),
-            None if consumer.is_closed() => return taken,
+            None if consumer.is_closed() => break,
             None if consumer.needs_wakeup() => bell.0.wait(),
             None => {}
         }
     }
+    taken
 }
 
-/// Goal: no wake-up is lost, neither of a packet nor of the end.
+/// Goal: no wake-up is lost. The producer stays, as its end would wake the consumer too.
 #[test]
 fn a_sleeping_consumer_is_woken() {
     bounded(3, || {
         let bell = Bell(Arc::new(Notify::new()));
-        let (mut producer, consumer) = ring::single(2, bell.clone()).unwrap();
+        let (mut producer, mut consumer) = ring::single(2, bell.clone()).unwrap();
         let filler = thread::spawn(move || {
             producer.push(1).unwrap();
             producer.push(2).unwrap();
+            producer
         });
-        assert_eq!(consume_all(consumer, &bell), [1, 2]);
+        assert_eq!(consume(&mut consumer, 2, &bell), [1, 2]);
         filler.join().unwrap();
     });
 }
@@ -229,16 +231,29 @@ fn a_sleeping_consumer_is_woken() {
 fn two_producers_wake_a_sleeping_consumer() {
     bounded(1, || {
         let bell = Bell(Arc::new(Notify::new()));
-        let (producer, consumer) = ring::shared(2, bell.clone()).unwrap();
-        let other = producer.clone();
-        let fillers = [(producer, 1), (other, 2)]
-            .map(|(producer, item)| thread::spawn(move || producer.push(item).unwrap()));
-        let mut taken = consume_all(consumer, &bell);
+        let (producer, mut consumer) = ring::shared(2, bell.clone()).unwrap();
+        let fillers = [1, 2].map(|item| {
+            let producer = producer.clone();
+            thread::spawn(move || producer.push(item).unwrap())
+        });
+        let mut taken = consume(&mut consumer, 2, &bell);
         taken.sort_unstable();
         assert_eq!(taken, [1, 2]);
         for filler in fillers {
             filler.join().unwrap();
         }
+    });
+}
+
+/// Goal: a consumer that sleeps is told of the end, after the last packet.
+#[test]
+fn a_sleeping_consumer_is_told_of_the_end() {
+    bounded(2, || {
+        let bell = Bell(Arc::new(Notify::new()));
+        let (mut producer, mut consumer) = ring::single(2, bell.clone()).unwrap();
+        let filler = thread::spawn(move || producer.push(1).unwrap());
+        assert_eq!(consume(&mut consumer, 2, &bell), [1]);
+        filler.join().unwrap();
     });
 }
 

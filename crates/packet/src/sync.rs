@@ -3,6 +3,7 @@
 
 #[cfg(not(loom))]
 pub use alloc::sync::Arc;
+pub use core::sync::atomic::compiler_fence;
 #[cfg(not(loom))]
 pub use core::sync::atomic::{
     AtomicBool, AtomicIsize, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize,

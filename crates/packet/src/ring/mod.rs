@@ -55,9 +55,9 @@ pub trait Doorbell: Send + Sync {
     fn ring(&self);
 
     /// Lets all threads of the process pass a full memory barrier, if the system can do that; false
-    /// if not. Called when a ring is made, and if it could then, by the consumer each time before it
-    /// sleeps and when it goes. Producers then need no fence of their own. What could be done once
-    /// must not fail later.
+    /// if not. Called when a ring is made, and if it could then, by the consumer each time before
+    /// it sleeps and when it goes. Producers then need no fence of their own. What could be done
+    /// once must not fail later.
     fn barrier(&self) -> bool {
         false
     }

@@ -7,12 +7,11 @@
 
 use super::drain::Drain;
 use super::{CAPACITY_MAX, CapacityError, Counters, Doorbell};
-use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering, UnsafeCell, fence};
+use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering, UnsafeCell, compiler_fence, fence};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::mem::MaybeUninit;
 use core::ptr::{self, NonNull};
-use core::sync::atomic::compiler_fence;
 
 /// The consumer sleeps, or is about to: whoever publishes rings the doorbell.
 pub(super) const SLEEPING: u32 = 1;
@@ -247,8 +246,8 @@ impl<T> Shared<T> {
     /// gone.
     #[inline]
     pub(super) fn wake(&self) {
-        // Between publishing and looking at the flags; pairs with `fence_consumer`. Either that side
-        // sees what was published before this, or the load below sees its flag.
+        // Between publishing and looking at the flags; pairs with `fence_consumer`. Either that
+        // side sees what was published before this, or the load below sees its flag.
         if self.quiet.0.has_barrier {
             // The consumer's barrier comes to this thread, before or after what is around this.
             compiler_fence(Ordering::SeqCst);

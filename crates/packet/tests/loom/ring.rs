@@ -195,8 +195,8 @@ impl Doorbell for Bell {
     }
 }
 
-/// Takes until `wanted` have come, or the producers are gone; asleep while there is nothing. A wake-up
-/// that is lost leaves this thread waiting for ever, which loom reports.
+/// Takes until `wanted` have come, or the producers are gone; asleep while there is nothing. A
+/// wake-up that is lost leaves this thread waiting for ever, which loom reports.
 fn consume(consumer: &mut Consumer<u32>, wanted: usize, bell: &Bell) -> Vec<u32> {
     let mut taken = Vec::new();
     while taken.len() < wanted {

@@ -48,6 +48,7 @@ mod plot;
 mod process;
 mod report;
 mod results;
+mod ring;
 mod system;
 mod zerocopy;
 
@@ -62,6 +63,10 @@ mod zerocopy;
 /// process, over TAP to the kernel, and for comparison with the kernel's own sockets over veth.
 /// Needs root and ip; counts instructions too if valgrind is installed.
 ///
+/// `ring` compares the ring between threads with a locked queue, crossbeam's ArrayQueue, rtrb and a
+/// ring like the kernel's: time per packet with one producer and two, and packets per second of a
+/// port on a TAP device. Needs root and ip.
+///
 /// Progress goes to standard error.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArguments {
@@ -74,7 +79,7 @@ pub(crate) struct BenchArguments {
           value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
 
-    /// How long each single measurement takes [default: 3; zerocopy: 1]
+    /// How long each single measurement takes [default: 3; zerocopy, ring: 1]
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=3600))]
     seconds: Option<u32>,
 
@@ -111,6 +116,8 @@ enum Bench {
     Gateway,
     /// Sends that lend.
     Zerocopy,
+    /// Rings between threads.
+    Ring,
 }
 
 /// What to do.
@@ -118,6 +125,7 @@ enum Bench {
 enum Plan {
     Gateway(gateway::Plan),
     Zerocopy(zerocopy::Plan),
+    Ring(ring::Plan),
 }
 
 /// Measures and reports.
@@ -159,6 +167,7 @@ fn plan(arguments: &BenchArguments) -> Plan {
     let cases: Vec<&'static Case> = match arguments.name {
         Bench::Gateway => gateway::probes::all().collect(),
         Bench::Zerocopy => zerocopy::cases::all().collect(),
+        Bench::Ring => ring::all().collect(),
     };
     let selection = Selection::new(cases.iter().copied(), &arguments.cases);
     if selection.is_empty() {
@@ -176,6 +185,10 @@ fn plan(arguments: &BenchArguments) -> Plan {
         Bench::Zerocopy => {
             let seconds = (!arguments.quick).then(|| arguments.seconds.unwrap_or(1));
             Plan::Zerocopy(zerocopy::Plan::new(selection, rounds, seconds))
+        }
+        Bench::Ring => {
+            let seconds = (!arguments.quick).then(|| arguments.seconds.unwrap_or(1));
+            Plan::Ring(ring::Plan::new(selection, rounds, seconds))
         }
     }
 }
@@ -198,16 +211,17 @@ fn measure(
     let (results, failures) = match plan {
         Plan::Gateway(plan) => gateway::measure(plan, &kernel)?,
         Plan::Zerocopy(plan) => zerocopy::measure(plan, &kernel)?,
+        Plan::Ring(plan) => ring::measure(plan)?,
     };
     let text = match plan {
         _ if arguments.json => report::json(&results),
-        Plan::Gateway(_) => report::table(&results),
+        Plan::Gateway(_) | Plan::Ring(_) => report::table(&results),
         Plan::Zerocopy(_) => zerocopy::report::table(&results),
     };
     std::io::stdout().write_all(text.as_bytes())?;
     if let Some(mut plot) = plot {
         let picture = match plan {
-            Plan::Gateway(_) => plot::svg(&results),
+            Plan::Gateway(_) | Plan::Ring(_) => plot::svg(&results),
             Plan::Zerocopy(_) => zerocopy::plot::svg(&results),
         };
         plot.write_all(picture.as_bytes()).context("option --plot")?;

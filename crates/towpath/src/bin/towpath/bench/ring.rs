@@ -1,0 +1,131 @@
+//! `bench ring`: what handing packets from thread to thread costs, through a ring and through other
+//! queues.
+//!
+//! `ring_1_producer` and `ring_2_producers` pass items of a word each, as a packet's handle is, in
+//! bursts, as fast as both sides can; a side that finds the queue full or empty looks again, and
+//! lets others run now and then. Queues that know no bursts are called item by item; locks are
+//! taken once for a burst, or, as the reference for `port_pps` did, once for an item.
+//!
+//! `port_pps` is a whole port: a thread makes packets of the smallest size and queues them,
+//! dropping what has no room; another writes them to a TAP device. Packets that were written
+//! count.
+//!
+//! Each thread has a processor of its own as far as there are enough; the second producer shares
+//! one with the consumer where there are two.
+
+use std::time::Duration;
+
+use super::cases::{Case, Selection};
+use super::lab::Network;
+use super::process;
+use super::report::{machine, short};
+use super::results::{Results, Series, System};
+use crate::messages::Messages;
+
+use drive::Setting;
+use port::Port;
+use queues::Kind;
+
+mod drive;
+mod port;
+mod queues;
+
+/// What to do.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) selection: Selection,
+    pub(super) rounds: u32,
+    pub(super) span: Duration,
+}
+
+impl Plan {
+    /// `seconds` of each measurement; `None` for as little as shows that it works.
+    pub(super) fn new(selection: Selection, rounds: u32, seconds: Option<u32>) -> Self {
+        let span = seconds.map_or(SPAN_QUICK, |seconds| Duration::from_secs(seconds.into()));
+        Self { selection, rounds, span }
+    }
+}
+
+/// All cases, in the order of the report.
+pub(super) fn all() -> impl Iterator<Item = &'static Case> {
+    CASES.iter()
+}
+
+const ONE: &str = "ring_1_producer";
+const TWO: &str = "ring_2_producers";
+const PORT: &str = "port_pps";
+
+static CASES: [Case; 3] =
+    [Case::low(ONE, "ns/packet"), Case::low(TWO, "ns/packet"), Case::high(PORT, "Mpps")];
+
+/// Measures; this process must be the first of new namespaces, and have one thread. Also returns
+/// how many measurements failed.
+pub(super) fn measure(plan: &Plan) -> anyhow::Result<(Results, usize)> {
+    process::go_first();
+    // Before threads choose processors.
+    let circumstances = vec![
+        machine(),
+        format!(
+            "rounds: {}, seconds per measurement: {}, capacity: {}, bursts of {}",
+            plan.rounds,
+            short(plan.span.as_secs_f64()),
+            queues::CAPACITY,
+            drive::BURST
+        ),
+    ];
+    let network = Network::new()?;
+    let mut port = None;
+    if plan.selection.cases().iter().any(|case| case.name == PORT) {
+        port = Some(Port::new(&network)?);
+    }
+    let setting = Setting::new(plan.span)?;
+    let mut series: Vec<Series> = plan.selection.cases().iter().copied().map(bare).collect();
+    let mut failures = 0;
+    for round in 1..=plan.rounds {
+        for series in &mut series {
+            let case = series.case;
+            for (kind, system) in kinds(case).zip(&mut series.systems) {
+                let figure = match &*case.name {
+                    ONE => setting.ns_per_item(kind, 1),
+                    TWO => setting.ns_per_item(kind, 2),
+                    _ => port.as_mut().expect("made for this case").mpps(kind, &setting),
+                };
+                if let Err(error) = &figure {
+                    Messages::Quiet
+                        .error(format_args!("{}: {}: {error:#}", case.name, system.name));
+                    failures += 1;
+                }
+                system.rounds.push(figure.ok());
+            }
+            told(round, plan.rounds, series);
+        }
+    }
+    Ok((Results { bench: "ring", circumstances, series }, failures))
+}
+
+fn told(round: u32, rounds: u32, series: &Series) {
+    let figure = |system: &System| {
+        let figure = system.rounds.last().copied().flatten().map_or("failed".into(), short);
+        format!("{} {figure}", system.name)
+    };
+    let figures: Vec<_> = series.systems.iter().map(figure).collect();
+    let name = &series.case.name;
+    Messages::Normal.notice(format_args!("round {round}/{rounds} {name}: {}", figures.join(", ")));
+}
+
+/// What can be measured in a case, towpath's ring first.
+fn kinds(case: &Case) -> impl Iterator<Item = Kind> + use<> {
+    let (producers, packets) = match &*case.name {
+        ONE => (1, false),
+        TWO => (2, false),
+        _ => (1, true),
+    };
+    Kind::ALL.into_iter().filter(move |kind| kind.can(producers, packets))
+}
+
+fn bare(case: &'static Case) -> Series {
+    let system = |kind: Kind| System { name: kind.name().into(), rounds: Vec::new() };
+    Series { case, systems: kinds(case).map(system).collect() }
+}
+
+const SPAN_QUICK: Duration = Duration::from_millis(20);

@@ -1,0 +1,118 @@
+//! A port: packets that one thread queues and another writes to a TAP device.
+
+use std::net::Ipv4Addr;
+use std::sync::Barrier;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use towpath_io::tap::Tap;
+use towpath_packet::sync::{AtomicBool, Ordering};
+use towpath_packet::{Burst, Device, Packet, PacketPool};
+
+use super::super::lab::{self, Network};
+use super::super::ping_pong::Stopwatch;
+use super::drive::{BURST, Idle, Setting};
+use super::queues::{CAPACITY, Drain, Ends, Fill, Kind};
+
+/// The device.
+pub(super) struct Port {
+    tap: Tap,
+}
+
+impl Port {
+    pub(super) fn new(network: &Network) -> anyhow::Result<Self> {
+        lab::prepare_program(network)?;
+        let tap = network.inside(|| Tap::create(NAME).context("no TAP device"))?;
+        lab::join_by_tap(network, NAME, ADDRESS, PREFIX_LEN)?;
+        Ok(Self { tap })
+    }
+
+    /// Millions of packets in a second. This thread writes them.
+    pub(super) fn mpps(&mut self, kind: Kind, setting: &Setting) -> anyhow::Result<f64> {
+        let Ends { mut fills, mut drain } = kind.open::<Packet>(1)?;
+        let mut fill = fills.pop().context("no producer")?;
+        setting.pin(1)?;
+        let stop = AtomicBool::new(false);
+        let begin = Barrier::new(2);
+        let before = self.tap.counters().transmitted.packets;
+        let elapsed = thread::scope(|scope| {
+            let producer = scope.spawn(|| {
+                let pinned = setting.pin(0);
+                begin.wait();
+                produce(fill.as_mut(), &stop);
+                pinned
+            });
+            begin.wait();
+            let elapsed = self.write(drain.as_mut(), setting.span);
+            // Relaxed: nothing is ordered by it.
+            stop.store(true, Ordering::Relaxed);
+            producer.join().ok().context("the producer panicked")??;
+            elapsed
+        })?;
+        let sent = self.tap.counters().transmitted.packets - before;
+        ensure!(sent > 0, "no packet was written");
+        Ok(sent as f64 / elapsed.as_secs_f64() / 1e6)
+    }
+
+    /// Writes what comes, for a while; returns how long it was.
+    fn write(&mut self, drain: &mut dyn Drain<Packet>, span: Duration) -> anyhow::Result<Duration> {
+        let started = Stopwatch::start();
+        let (mut places, mut burst) = ([const { None }; BURST], Burst::new());
+        let mut idle = Idle::default();
+        while started.elapsed() < span {
+            if burst.is_empty() && drain.drain(&mut places) == 0 {
+                idle.wait();
+                continue;
+            }
+            idle = Idle::default();
+            for packet in places.iter_mut().filter_map(Option::take) {
+                let has_room = burst.push(packet).is_ok();
+                ensure!(has_room, "a burst holds what was taken at once");
+            }
+            self.tap.transmit(&mut burst).context("cannot write to the TAP device")?;
+        }
+        Ok(started.elapsed())
+    }
+}
+
+/// Makes packets and queues them; drops what has no room.
+fn produce(fill: &mut dyn Fill<Packet>, stop: &AtomicBool) {
+    let mut pool = PacketPool::new(PACKETS);
+    let mut idle = Idle::default();
+    // Relaxed: nothing is ordered by it.
+    while !stop.load(Ordering::Relaxed) {
+        let mut items = [const { None }; BURST];
+        let mut made = 0;
+        for item in &mut items {
+            let Some(mut packet) = pool.take() else { break };
+            packet.push_header(FRAME.len()).copy_from_slice(&FRAME);
+            *item = Some(packet);
+            made += 1;
+        }
+        match made {
+            0 => idle.wait(),
+            made => {
+                idle = Idle::default();
+                fill.fill(&mut items[..made]);
+            }
+        }
+    }
+}
+
+/// The smallest frame, to everybody, of a protocol for experiments that nobody listens to.
+const FRAME: [u8; 60] = {
+    let mut frame = [0; 60];
+    let header = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 1, 0x88, 0xb5];
+    let mut at = 0;
+    while at < header.len() {
+        frame[at] = header[at];
+        at += 1;
+    }
+    frame
+};
+/// Twice what a queue holds, so that the pool is never what is waited for.
+const PACKETS: usize = 2 * CAPACITY;
+const NAME: &str = "bench0";
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 7, 2, 1);
+const PREFIX_LEN: u8 = 24;

@@ -21,7 +21,7 @@
 use super::stream::end_part;
 use super::terms::{Outstanding, Terms};
 use super::{Error, Notice, Readiness, SendFlags, SocketId, Sockets};
-use crate::stack::Context;
+use crate::stack::{Context, TcpHandle};
 use crate::tcp::Connection;
 use crate::time::Duration;
 use alloc::sync::Arc;
@@ -61,6 +61,8 @@ impl Default for LentLimits {
 /// Calls whose bytes come back together.
 pub(super) struct Group {
     pub(super) socket: SocketId,
+    /// Of a stream: outlives its socket.
+    pub(super) connection: Option<TcpHandle>,
     /// Number of the first call.
     first: u32,
     /// How many calls; zero if the only one failed.
@@ -108,8 +110,15 @@ impl Lendings {
     }
 
     fn begin(&mut self, socket: SocketId) -> Option<u32> {
-        let begin =
-            |outstanding| Group { socket, first: 0, calls: 0, bytes: 0, pages: 0, outstanding };
+        let begin = |outstanding| Group {
+            socket,
+            connection: None,
+            first: 0,
+            calls: 0,
+            bytes: 0,
+            pages: 0,
+            outstanding,
+        };
         let index = match self.free.pop() {
             Some(index) => {
                 let group = &mut self.groups[index as usize];
@@ -147,12 +156,24 @@ pub(super) struct SocketLending {
 pub struct LentCall {
     share: Option<Share>,
     term: Option<Duration>,
+    takes_all: bool,
 }
 
 impl LentCall {
     /// A call that lends for a term, whatever the socket's option says.
     pub fn for_term(term: Duration) -> Self {
-        Self { share: None, term: Some(term) }
+        Self { term: Some(term), ..Self::default() }
+    }
+
+    /// Takes what is lent from now on whether there is room for it or not: for a socket of a stream
+    /// that is closed next, and whose connection is not to wait for its owner.
+    pub fn take_all(&mut self) {
+        self.takes_all = true;
+    }
+
+    /// Sets the term of what the call lends from now on; `None` for what the socket's option says.
+    pub fn set_term(&mut self, term: Option<Duration>) {
+        self.term = term;
     }
 }
 
@@ -218,6 +239,11 @@ impl Sockets {
         (group.first, group.calls) = (next.wrapping_sub(calls), calls);
     }
 
+    /// The number of the next call that lends.
+    pub fn next_lent(&self, id: SocketId) -> Result<u32, Error> {
+        Ok(self.socket(id)?.lending.next)
+    }
+
     /// Says in all notices that the bytes were copied, as Linux does for a device of `tun`.
     pub fn report_copied(&mut self, on: bool) {
         self.lendings.report_copied = on;
@@ -253,11 +279,11 @@ impl Sockets {
         mut lend: impl FnMut(usize, Borrower) -> Option<Piece>,
         cx: &mut Context<'_>,
     ) -> Result<usize, Error> {
-        let handle = self.handle(id)?;
+        let (handle, all) = (self.handle(id)?, call.takes_all);
         self.lend(id, call, total, |sockets, share| {
             let sent = sockets.stack.with_tcp(handle, cx.now, |connection| {
-                let most = connection.send_room_lent(share.group).min(total);
-                let begins = !flags.continues;
+                let room = if all { total } else { connection.send_room_lent(share.group) };
+                let (most, begins) = ((room.min(total), all), !flags.continues);
                 let (sent, short) = append_lent(connection, share, most, begins, &mut lend);
                 end_part(connection, sent, total, flags);
                 if sent == 0 && short { Err(Error::NoBuffers) } else { Ok(sent) }
@@ -300,7 +326,7 @@ impl Sockets {
         let sent = self.lend(id, call, total, |sockets, share| {
             let sent = sockets.open_with(id, remote, cx.now, |connection| {
                 let most = total.min(connection.syn_room());
-                let (sent, _) = append_lent(connection, share, most, true, &mut lend);
+                let (sent, _) = append_lent(connection, share, (most, true), true, &mut lend);
                 if sent > 0 {
                     connection.end_write(flags.more && sent == total, flags.end_of_record);
                     connection.mark_written();
@@ -378,13 +404,14 @@ impl Sockets {
 
     /// A call took its first byte: it has its number.
     pub(super) fn commit(&mut self, id: SocketId, group: u32, bytes: usize) {
+        let connection = self.handle(id).ok();
         let Ok(socket) = self.socket_mut(id) else { return };
         let number = socket.lending.next;
         socket.lending.next = number.wrapping_add(1);
         let pages = pages_of(bytes);
         let group = &mut self.lendings.groups[group as usize];
         if group.calls == 0 {
-            group.first = number;
+            (group.first, group.connection) = (number, connection);
         }
         group.calls += 1;
         group.bytes += bytes;
@@ -425,11 +452,12 @@ impl Sockets {
     }
 }
 
-/// Appends at most `most` bytes of what `lend` lends; how many, and whether it had no descriptor.
+/// Appends at most `most` bytes of what `lend` lends, `all` of these or what there is room for; how
+/// many, and whether it had no descriptor.
 fn append_lent(
     connection: &mut Connection,
     share: &Share,
-    most: usize,
+    (most, all): (usize, bool),
     begins: bool,
     lend: &mut impl FnMut(usize, Borrower) -> Option<Piece>,
 ) -> (usize, bool) {
@@ -437,7 +465,7 @@ fn append_lent(
     let mut sent = 0;
     while sent < most {
         // A buffer that can take no more ranges is followed by another.
-        let room = match connection.state().is_opening() {
+        let room = match all {
             true => most - sent,
             false => connection.send_room_lent(group).min(most - sent),
         };

@@ -22,7 +22,7 @@
 //! Only foreign memory can be recalled (see [`towpath_packet::Piece::watch`]); other loans end with
 //! their last piece.
 
-use super::lending::Borrower;
+use super::lending::{Borrower, Lendings};
 use super::{Error, SocketId, Sockets};
 use crate::stack::Context;
 use crate::time::{Duration, Instant};
@@ -213,6 +213,18 @@ impl Sockets {
         Ok(result)
     }
 
+    /// Ends the terms of the calls `first` to `last` of a socket, which may be closed by now:
+    /// [`Sockets::on_deadline`], which is due at once, does what [`Sockets::recall`] would do.
+    pub fn end_terms(&mut self, id: SocketId, (first, last): (u32, u32), now: Instant) {
+        let Lendings { groups, terms, .. } = &mut self.lendings;
+        for group in groups.iter_mut().filter(|group| group.socket == id) {
+            if group.has_calls(first, last) && !group.outstanding.watches.is_empty() {
+                group.outstanding.due = Due::Recall(now);
+                terms.expect(Due::Recall(now));
+            }
+        }
+    }
+
     /// What is lent at the moment, and what came back early so far.
     pub fn lent_stats(&self, now: Instant) -> LentStats {
         let terms = &self.lendings.terms;
@@ -298,10 +310,11 @@ impl Sockets {
         self.lendings.terms.expect(due);
     }
 
-    /// True if bytes of the group are in the send queue of its socket.
+    /// True if bytes of the group are in the send queue of its connection.
     fn needs(&self, index: usize) -> bool {
-        let Ok(socket) = self.socket(self.lendings.groups[index].socket) else { return false };
-        self.connection(socket).is_some_and(|connection| connection.needs_lent(index as u32))
+        let connection = self.lendings.groups[index].connection;
+        let connection = connection.and_then(|handle| self.stack.tcp(handle));
+        connection.is_some_and(|connection| connection.needs_lent(index as u32))
     }
 
     /// Recalls the loans of a group, and notes if that has to go on; as [`Outstanding::recall`].

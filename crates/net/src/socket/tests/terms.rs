@@ -90,6 +90,9 @@ impl Bound {
     fn received(&mut self) -> Vec<u8> {
         let mut all = Vec::new();
         while let Ok(bytes) = self.b.receive(SERVER, self.server) {
+            if bytes.is_empty() {
+                break;
+            }
             all.extend(bytes);
             self.b.settle();
         }
@@ -339,4 +342,48 @@ fn calls_that_end_together_are_told_together() {
         t.wait(Duration::from_secs(3));
         assert_eq!(t.received().len(), 2 * LEN);
     }
+}
+
+/// Goal: the terms of calls can be ended at once, and the memory comes back at the next turn; of
+/// other calls nothing does; a call of a socket that is closed is found, too.
+#[test]
+fn terms_are_ended_for_a_call_alone() {
+    let mut t = Bound::new();
+    t.send(LentCall::for_term(ms(500)));
+    let first = t.take();
+    assert_eq!(t.b.hosts[CLIENT].next_lent(t.client), Ok(1));
+    t.send(LentCall::for_term(ms(500)));
+    let second = t.take();
+    let (id, now) = (t.client, t.b.now);
+    t.b.hosts[CLIENT].end_terms(id, (1, 1), now);
+    t.b.hosts[CLIENT].end_terms(id, (2, 9), now);
+    assert_eq!(t.b.hosts[CLIENT].next_deadline(), Some(now));
+    t.wait(ms(0));
+    assert_eq!(t.notice(), copied(1, 1));
+    assert_eq!(t.notice(), Err(Error::WouldBlock));
+    t.b.hosts[CLIENT].close(id, now).expect("open");
+    t.b.hosts[CLIENT].end_terms(id, (0, 0), now);
+    t.wait(ms(0));
+    t.overwrite();
+    assert_eq!(t.b.copied_at(Site::Recall), 2 * LEN as u64);
+    drop((first, second));
+}
+
+/// Goal: bytes that nobody has acknowledged stay lent for as long as that takes, after the socket
+/// was closed, too.
+#[test]
+fn a_closed_socket_keeps_what_is_not_acknowledged() {
+    let mut t = Bound::new();
+    t.send(LentCall::default());
+    let lost = t.take();
+    let (id, now) = (t.client, t.b.now);
+    t.b.hosts[CLIENT].close(id, now).expect("open");
+    drop(lost);
+    t.b.hosts[CLIENT].set_default_term(Some(ms(1)));
+    t.wait(ms(150));
+    assert_eq!(t.b.copied_at(Site::Recall), 0);
+    t.wait(Duration::from_secs(3));
+    assert_eq!(t.received(), original());
+    t.wait(DEFAULT_TERM);
+    t.overwrite();
 }

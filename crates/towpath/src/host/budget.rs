@@ -6,7 +6,7 @@
 
 use super::wait::Waiters;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::Waker;
+use std::task::{Context, Poll, Waker};
 use towpath_packet::sync::{AtomicBool, AtomicUsize, Ordering};
 
 /// One budget.
@@ -58,6 +58,12 @@ impl Budget {
         }
     }
 
+    /// Takes `amount`, whether there is room or not.
+    fn force(&self, amount: usize) {
+        // SeqCst: see `give`.
+        self.used.fetch_add(amount, Ordering::SeqCst);
+    }
+
     /// Gives back, and wakes those who wait.
     pub(super) fn give(&self, amount: usize) {
         // SeqCst, here and in `watch`: either this sees that somebody wants it, or he, who looks
@@ -107,6 +113,29 @@ impl Levels {
         Ok(())
     }
 
+    /// The same, but pending while there is no room.
+    pub(super) fn poll_take(&self, cx: &mut Context<'_>, amount: usize) -> Poll<()> {
+        let mut watched: Option<&Budget> = None;
+        while let Err(full) = self.take(amount) {
+            if watched.is_some_and(|watched| std::ptr::eq(watched, full)) {
+                return Poll::Pending;
+            }
+            full.watch(cx.waker());
+            watched = Some(full);
+        }
+        Poll::Ready(())
+    }
+
+    /// Takes `amount` from all, whether there is room or not.
+    pub(super) fn force(&self, amount: usize) {
+        [&self.socket, &*self.group, &*self.all].into_iter().for_each(|level| level.force(amount));
+    }
+
+    /// Wakes those who wait for any, to look again.
+    pub(super) fn wake(&self) {
+        [&self.socket, &*self.group, &*self.all].into_iter().for_each(Budget::wake);
+    }
+
     pub(super) fn give(&self, amount: usize) {
         self.all.give(amount);
         self.group.give(amount);
@@ -138,5 +167,30 @@ mod tests {
         assert_eq!([levels.socket.used(), levels.group.used(), levels.all.used()], [4; 3]);
         levels.give(4);
         assert_eq!(levels.all.used(), 0);
+    }
+
+    /// Goal: who waits for one level and then for another is woken by the other.
+    #[test]
+    fn who_waits_hears_of_the_level_that_is_full() {
+        struct Woken(AtomicBool);
+        impl std::task::Wake for Woken {
+            fn wake(self: Arc<Self>) {
+                self.0.store(true, Ordering::SeqCst);
+            }
+        }
+        let (group, all) = (Arc::new(Budget::new(100)), Arc::new(Budget::new(100)));
+        let levels = Levels { socket: Budget::new(10), group, all };
+        let woken = Arc::new(Woken(AtomicBool::new(false)));
+        let waker = Waker::from(woken.clone());
+        let mut cx = Context::from_waker(&waker);
+        levels.force(99);
+        assert!(levels.poll_take(&mut cx, 5).is_pending());
+        levels.socket.give(99);
+        assert!(woken.0.swap(false, Ordering::SeqCst));
+        assert!(levels.poll_take(&mut cx, 5).is_pending(), "the group is full");
+        levels.group.give(99);
+        assert!(woken.0.swap(false, Ordering::SeqCst));
+        levels.all.give(99);
+        assert!(levels.poll_take(&mut cx, 5).is_ready());
     }
 }

@@ -5,7 +5,7 @@ use super::auto::{COPY_SAMPLE, Choice, Chooser, Outcome, break_even as break_eve
 use super::budget::{Budget, Levels};
 use super::clock::moment;
 use super::lend::{Parcel, Source};
-use super::sending::Ticket;
+use super::sending::{Account, Ticket};
 use std::hint::black_box;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -63,14 +63,14 @@ pub(super) fn break_even(over_device: bool) -> usize {
 fn loan_nanos() -> u64 {
     let budget = || Budget::new(usize::MAX);
     let levels = Levels { socket: budget(), group: budget().into(), all: budget().into() };
-    let levels = Arc::new(levels);
+    let account = Arc::new(Account { levels, socket: None });
     let mut loans = Loans::new(1);
     let lend = || {
         for _ in 0..LOANS {
             // Room without end, and given back at the end of the ticket.
-            let _ = levels.take(1);
+            let _ = account.levels.take(1);
             let parcel = Arc::new(Parcel(&[0_u8; 64][..]));
-            let (ticket, share) = Ticket::begin(levels.clone(), 1, None);
+            let (ticket, share) = Ticket::begin(account.clone(), 1, None);
             ticket.share(None);
             let lender = share.lender();
             if black_box(parcel.lend(&mut loans, 0, 64, lender, Ticket::ALONE)).is_none() {

@@ -2,7 +2,9 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::time::Duration;
 use towpath_io::tap::TapError;
+use towpath_net::socket::DEFAULT_TERM;
 use towpath_net::stack::{self, Address};
 use towpath_net::tcp::Settings;
 use towpath_net::wire::MacAddr;
@@ -26,6 +28,10 @@ pub struct Config {
     pub lent_by_socket: usize,
     /// The same for all sockets together.
     pub lent_by_all: usize,
+    /// How long a receiver in this process keeps lent memory that the peer has acknowledged, or
+    /// that was sent as a datagram: after one to two of these it is copied and goes back. `None`
+    /// for as long as he likes.
+    pub default_term: Option<Duration>,
 }
 
 impl Default for Config {
@@ -39,6 +45,7 @@ impl Default for Config {
             tcp: Settings::default(),
             lent_by_socket: LENT_BY_SOCKET_DEFAULT,
             lent_by_all: LENT_BY_ALL_DEFAULT,
+            default_term: Some(DEFAULT_TERM),
         }
     }
 }

@@ -12,13 +12,15 @@ use super::bell::Bell;
 use super::budget::Budget;
 use super::buffers::Buffers;
 use super::clock::Clock;
+use super::lend::Source;
 use super::port::{MEMORY_PAUSE, Port};
 use super::queue::{LOAN_BYTES_MAX, LentOp, Op, SendQueue};
+use super::sending::Share;
 use super::wait::Waiters;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
-use towpath_net::socket::{Error, Readiness, SendFlags, SocketId, Sockets};
+use towpath_net::socket::{Borrower, Error, Readiness, SendFlags, SendTo, SocketId, Sockets};
 use towpath_net::stack::Context;
 use towpath_net::tcp::Connection;
 use towpath_net::time::{Duration, Instant};
@@ -66,7 +68,9 @@ pub(super) struct State {
     /// Made with the first loan.
     loans: Option<Loans>,
     pub(super) port: Port,
-    table: HashMap<SocketId, Entry>,
+    pub(super) table: HashMap<SocketId, Entry>,
+    /// Not later than the first term of what waits in a send queue.
+    pub(super) terms_at: Option<Instant>,
     /// Sockets that wait for a free loan or for memory.
     starved: Vec<SocketId>,
     retry_at: Option<Instant>,
@@ -81,9 +85,9 @@ pub(super) struct State {
 #[derive(Default)]
 pub(super) struct Entry {
     /// Of a stream.
-    queue: Option<Arc<SendQueue>>,
+    pub(super) queue: Option<Arc<SendQueue>>,
     /// Taken from the queue, and not yet taken by the stack.
-    pending: VecDeque<Op>,
+    pub(super) pending: VecDeque<Op>,
     pub(super) readers: Waiters,
     pub(super) writers: Waiters,
 }
@@ -123,6 +127,7 @@ impl Core {
             loans: None,
             port,
             table: HashMap::new(),
+            terms_at: None,
             starved: Vec::new(),
             retry_at: None,
             wakers: Vec::new(),
@@ -214,6 +219,7 @@ impl Core {
             state.with(&now, |sockets, _, cx| sockets.on_deadline(cx));
         }
         state.retry(&now);
+        state.run_terms(&now);
         self.tell_frames(state, &now);
         state.take_up(&now);
         let mut unsent = false;
@@ -286,7 +292,7 @@ impl Core {
 /// The moment of a call, and where copies are counted.
 pub(super) struct Now<'a> {
     pub(super) now: Instant,
-    ledger: &'a Ledger,
+    pub(super) ledger: &'a Ledger,
 }
 
 impl State {
@@ -298,6 +304,25 @@ impl State {
     ) -> R {
         let mut cx = Context { memory: &mut self.memory, ledger: now.ledger, now: now.now };
         act(&mut self.sockets, &mut self.port, &mut cx)
+    }
+
+    /// Lends a buffer as a datagram, in loans of a frame's size: who puts fragments together counts
+    /// all of its loan with each.
+    pub(super) fn send_lent_datagram(
+        &mut self,
+        id: SocketId,
+        (source, ticket): (Arc<dyn Source>, Share),
+        send: &SendTo,
+        now: &Now<'_>,
+    ) -> Result<usize, Error> {
+        let Self { sockets, memory, loans, .. } = self;
+        let loans = loans.get_or_insert_with(|| Loans::new(LOANS_MAX));
+        let mut cx = Context { memory, ledger: now.ledger, now: now.now };
+        let (number, begin) = (sockets.next_lent(id)?, (0, LARGE_FRAME_BYTES));
+        let lend = lend_from(&source, &ticket, begin, loans);
+        let sent = sockets.send_lent_datagram(id, source.len(), send, lend, &mut cx)?;
+        ticket.begun(number);
+        Ok(sent)
     }
 
     /// Keeps what there is to a new socket.
@@ -337,12 +362,14 @@ impl State {
 
     fn due(&self) -> Option<Instant> {
         let deadline = self.sockets.next_deadline();
-        [deadline, self.port.due(), self.retry_at].into_iter().flatten().min()
+        [deadline, self.port.due(), self.retry_at, self.terms_at].into_iter().flatten().min()
     }
 
     fn take_submitted(&mut self, queue: &SendQueue, now: &Now<'_>) {
         if let Some(entry) = self.table.get_mut(&queue.id) {
             queue.take(&mut entry.pending);
+            let dues = entry.pending.iter().filter_map(Op::due);
+            self.terms_at = dues.chain(self.terms_at).min();
             self.feed(queue.id, now);
         }
     }
@@ -355,11 +382,11 @@ impl State {
         let Self { sockets, memory, loans, table, .. } = self;
         let entry = table.get_mut(&id)?;
         let queue = entry.queue.as_ref()?;
-        let mut cx = Context { memory, ledger: now.ledger, now: now.now };
         let left = entry.pending.iter().map(Op::len).sum::<usize>();
         if left > FLUSHED_MAX || !matches!(entry.pending.back(), Some(Op::Close)) {
             return None;
         }
+        let mut cx = Context { memory, ledger: now.ledger, now: now.now };
         while let Some(op) = entry.pending.pop_front() {
             match op {
                 Op::Copied(piece) => {
@@ -369,11 +396,9 @@ impl State {
                 }
                 Op::Lent(mut lent) => {
                     let loans = loans.get_or_insert_with(|| Loans::new(LOANS_MAX));
-                    while let Some(piece) = lent.lend_next(loans) {
-                        let _ = sockets.send_piece(id, piece, &mut cx);
-                    }
-                    if lent.done < lent.source.len() {
-                        entry.pending.push_front(Op::Lent(lent));
+                    lent.call.take_all();
+                    if let (Fed::Starved, left) = feed_lent(sockets, id, lent, loans, &mut cx) {
+                        left.into_iter().for_each(|left| entry.pending.push_front(left));
                         return Some(Fed::Starved);
                     }
                 }
@@ -507,25 +532,42 @@ fn feed_lent(
 ) -> (Fed, Option<Op>) {
     let total = lent.source.len();
     while lent.done < total {
-        let flags = SendFlags { continues: lent.done > 0, ..SendFlags::default() };
-        let LentOp { source, ticket, call, done } = &mut lent;
-        let mut at = *done;
-        let lend = |most: usize, borrower: towpath_net::socket::Borrower| {
-            ticket.share(Some(borrower.lender));
-            let lender = ticket.lender();
-            let piece = source.clone().lend(loans, at, most, lender, borrower.token);
-            match &piece {
-                Some(piece) => at += piece.len(),
-                None => ticket.unshare(),
-            }
-            piece
-        };
+        let flags = SendFlags { continues: lent.begun, ..SendFlags::default() };
+        let LentOp { source, ticket, call, done, due, .. } = &mut lent;
+        call.set_term(due.map(|due| due.since(cx.now)));
+        // There is such a socket: the call fails otherwise.
+        let number = sockets.next_lent(id).unwrap_or_default();
+        let lend = lend_from(source, ticket, (*done, LOAN_BYTES_MAX), loans);
         match sockets.send_lent(id, call, total - *done, flags, lend, cx) {
-            Ok(count) => lent.done += count,
+            Ok(count) => {
+                lent.done += count;
+                if !std::mem::replace(&mut lent.begun, true) {
+                    lent.ticket.begun(number);
+                }
+            }
             Err(Error::WouldBlock) => return (Fed::Full, Some(Op::Lent(lent))),
             Err(Error::NoBuffers) => return (Fed::Starved, Some(Op::Lent(lent))),
             Err(error) => return (Fed::Failed(error), Some(Op::Lent(lent))),
         }
     }
     (Fed::All, None)
+}
+
+/// Lends one stretch after the other of what begins at `at`, `bytes_max` at most.
+fn lend_from(
+    source: &Arc<dyn Source>,
+    ticket: &Share,
+    (mut at, bytes_max): (usize, usize),
+    loans: &mut Loans,
+) -> impl FnMut(usize, Borrower) -> Option<Piece> {
+    move |most, borrower| {
+        ticket.share(Some(borrower.lender));
+        let (most, lender) = (most.min(bytes_max), ticket.lender());
+        let piece = source.clone().lend(loans, at, most, lender, borrower.token);
+        match &piece {
+            Some(piece) => at += piece.len(),
+            None => ticket.unshare(),
+        }
+        piece
+    }
 }

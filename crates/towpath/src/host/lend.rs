@@ -114,6 +114,9 @@ pub(super) trait Source: Send + Sync {
     /// Bytes in all.
     fn len(&self) -> usize;
 
+    /// What begins at `at` and is in one stretch; empty only at the end.
+    fn stretch(&self, at: usize) -> &[u8];
+
     /// Lends at most `most` bytes from `at` on, which are not at the end: one stretch. `None`
     /// without a free descriptor.
     fn lend(
@@ -131,6 +134,10 @@ impl<B: Lend> Source for Parcel<B> {
         self.0.len()
     }
 
+    fn stretch(&self, at: usize) -> &[u8] {
+        self.0.rest(at)
+    }
+
     fn lend(
         self: Arc<Self>,
         loans: &mut Loans,
@@ -139,14 +146,48 @@ impl<B: Lend> Source for Parcel<B> {
         lender: Arc<dyn Lender>,
         token: u64,
     ) -> Option<Piece> {
-        let count = |rest: usize| rest.min(most).min(u32::MAX as usize) as u32;
         let first = self.0.rest(0).len();
         if at < first {
-            return loans.lend_shared(&self, (at, count(first - at)), lender, token);
+            return loans.lend_recallable(&self, (at, count(first - at, most)), lender, token);
         }
         let stretch = Arc::new(Stretch { held: self, at });
-        let len = count(stretch.as_ref().as_ref().len());
-        loans.lend_shared(&stretch, (0, len), lender, token)
+        let len = count(stretch.as_ref().as_ref().len(), most);
+        loans.lend_recallable(&stretch, (0, len), lender, token)
+    }
+}
+
+/// Bytes of a loan: of `rest`, `most` and what a loan can have the least.
+fn count(rest: usize, most: usize) -> u32 {
+    rest.min(most).min(u32::MAX as usize) as u32
+}
+
+/// A copy that was made because a buffer had to go back: nobody wants it back.
+pub(super) struct Copied(pub(super) Vec<u8>);
+
+impl AsRef<[u8]> for Copied {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Source for Copied {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn stretch(&self, at: usize) -> &[u8] {
+        &self.0[at..]
+    }
+
+    fn lend(
+        self: Arc<Self>,
+        loans: &mut Loans,
+        at: usize,
+        most: usize,
+        lender: Arc<dyn Lender>,
+        token: u64,
+    ) -> Option<Piece> {
+        loans.lend_shared(&self, (at, count(self.0.len() - at, most)), lender, token)
     }
 }
 

@@ -45,6 +45,11 @@
 //! library ([`Host::group`]) and by host. At a limit a blocking call waits, a future is pending and
 //! a call that does not block says so and hands the buffer back.
 //!
+//! A buffer comes back early, copied, when its term is over ([`TcpStream::set_term`],
+//! [`TcpStream::send_zc_for`]), when it is asked for ([`Sending::recall`]), or when a receiver in
+//! this process keeps it for long ([`Config::default_term`]): nobody can keep memory by not
+//! reading.
+//!
 //! Small buffers are cheaper copied than lent. [`SendMode::Auto`] decides for each call; what it
 //! goes by is in `docs/theory/host.md`.
 //!
@@ -72,6 +77,7 @@ mod queue;
 mod sending;
 mod shape;
 mod stream;
+mod terms;
 mod udp;
 mod wait;
 mod worker;
@@ -82,7 +88,8 @@ pub use lend::{Chain, Lend};
 pub use listener::TcpListener;
 pub use sending::{Completions, Returned, SendError, Sending};
 pub use stream::{LENT_OVERHEAD, SendMode, TcpStream};
-pub use towpath_packet::{Held, Ledger, Piece};
+pub use towpath_net::socket::SendTo;
+pub use towpath_packet::{Held, Ledger, Piece, View};
 pub use udp::UdpSocket;
 pub use worker::Host;
 

@@ -3,16 +3,18 @@
 //! The program's thread appends here, under a lock of this queue alone, and the worker takes all
 //! there is at once; so a send never waits for the stack. What the stack has no room for stays with
 //! the worker. Bytes that were copied count with a budget of the queue until the stack takes them,
-//! lent ones with those of [`Levels`] until they are returned: a program that sends faster than the
-//! network waits for one of these.
+//! lent ones with those of their [`Account`] until they are returned: a program that sends faster
+//! than the network waits for one of these.
 
-use super::budget::{Budget, Levels};
+use super::budget::Budget;
 use super::lend::Source;
-use super::sending::{Share, Ticket};
+use super::sending::{Account, Share};
+use super::terms::Copying;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use towpath_net::socket::{Error, LentCall, SocketId};
-use towpath_packet::{Loans, Piece};
+use towpath_net::time::Instant;
+use towpath_packet::Piece;
 
 /// Copied bytes that one queue holds: what a worker passes on in a few turns.
 pub(super) const QUEUED_MAX: usize = 256 << 10;
@@ -37,6 +39,12 @@ pub(super) struct LentOp {
     pub(super) source: Arc<dyn Source>,
     pub(super) call: LentCall,
     pub(super) done: usize,
+    /// Some of the call's bytes were taken.
+    pub(super) begun: bool,
+    /// When the buffer is to be back.
+    pub(super) due: Option<Instant>,
+    /// The copy of what was left then, in the making.
+    pub(super) copying: Option<Box<Copying>>,
     pub(super) ticket: Share,
 }
 
@@ -50,6 +58,14 @@ impl Op {
         }
     }
 
+    /// When its memory is to be back.
+    pub(super) fn due(&self) -> Option<Instant> {
+        match self {
+            Op::Lent(lent) => lent.due,
+            Op::Copied(_) | Op::ShutDown | Op::Close => None,
+        }
+    }
+
     /// It will not be sent.
     pub(super) fn give_up(self, queue: &SendQueue) {
         match self {
@@ -60,21 +76,10 @@ impl Op {
 }
 
 impl LentOp {
-    /// Lends what comes next, [`LOAN_BYTES_MAX`] at most, for nobody's notice. `None` if nothing is
-    /// left, or no descriptor is free.
-    pub(super) fn lend_next(&mut self, loans: &mut Loans) -> Option<Piece> {
-        if self.done == self.source.len() {
-            return None;
-        }
-        self.ticket.share(None);
-        let source = self.source.clone();
-        let lender = self.ticket.lender();
-        let piece = source.lend(loans, self.done, LOAN_BYTES_MAX, lender, Ticket::ALONE);
-        match &piece {
-            Some(piece) => self.done += piece.len(),
-            None => self.ticket.unshare(),
-        }
-        piece
+    /// A buffer of which nothing was taken yet.
+    pub(super) fn new(source: Arc<dyn Source>, ticket: Share, due: Option<Instant>) -> Self {
+        let call = LentCall::default();
+        Self { source, call, done: 0, begun: false, due, copying: None, ticket }
     }
 }
 
@@ -84,7 +89,7 @@ pub(super) struct SendQueue {
     inbox: Mutex<Inbox>,
     /// Room for bytes that are copied.
     pub(super) room: Budget,
-    pub(super) levels: Arc<Levels>,
+    pub(super) account: Arc<Account>,
 }
 
 #[derive(Default)]
@@ -102,8 +107,8 @@ struct Failed {
 }
 
 impl SendQueue {
-    pub(super) fn new(id: SocketId, levels: Arc<Levels>) -> Self {
-        Self { id, inbox: Mutex::default(), room: Budget::new(QUEUED_MAX), levels }
+    pub(super) fn new(id: SocketId, account: Arc<Account>) -> Self {
+        Self { id, inbox: Mutex::default(), room: Budget::new(QUEUED_MAX), account }
     }
 
     /// Appends. True if the worker is to be told; hands back what the stack will not take.
@@ -138,9 +143,7 @@ impl SendQueue {
         }
         drop(inbox);
         self.room.wake();
-        self.levels.socket.wake();
-        self.levels.group.wake();
-        self.levels.all.wake();
+        self.account.levels.wake();
     }
 
     /// Why sending fails: the reason once, then that it is over.

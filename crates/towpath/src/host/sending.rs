@@ -2,6 +2,7 @@
 
 use super::budget::Levels;
 use super::calibration::Watch;
+use super::core::Core;
 use super::lend::{Lend, Parcel};
 use super::wait::{Waiters, block};
 use std::collections::VecDeque;
@@ -10,9 +11,10 @@ use std::future::Future;
 use std::io;
 use std::ops::Deref;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
+use towpath_net::socket::SocketId;
 use towpath_packet::Lender;
 use towpath_packet::sync::{AtomicU32, Ordering};
 
@@ -23,13 +25,22 @@ const COPIED: u32 = 1 << 30;
 /// The other bits: shares.
 const SHARES: u32 = COPIED - 1;
 
+/// What the sends of a socket count with, and who is asked to give their memory back.
+pub(super) struct Account {
+    pub(super) levels: Levels,
+    /// `None` of sends that nobody asks for.
+    pub(super) socket: Option<(Weak<Core>, SocketId)>,
+}
+
 /// Counts who still has a part in a send: its place in the send queue, and each loan of its bytes.
 /// When none is left, the memory is nobody's but the sender's.
 pub(super) struct Ticket {
     word: AtomicU32,
     waiters: Mutex<Waiters>,
-    levels: Arc<Levels>,
+    account: Arc<Account>,
     charge: usize,
+    /// The call's number among those of its socket that lend, once it has one.
+    number: OnceLock<u32>,
     /// Who else is told of each loan's end: set before the first is made.
     group: OnceLock<Arc<dyn Lender>>,
     /// Who hears how it went.
@@ -37,16 +48,52 @@ pub(super) struct Ticket {
 }
 
 impl Ticket {
-    /// With one share. `charge` was taken from `levels`.
+    /// With one share. `charge` was taken from the levels of `account`.
     pub(super) fn begin(
-        levels: Arc<Levels>,
+        account: Arc<Account>,
         charge: usize,
         watch: Option<Watch>,
     ) -> (Arc<Self>, Share) {
-        let (waiters, group) = (Mutex::default(), OnceLock::new());
-        let word = AtomicU32::new(1);
-        let ticket = Arc::new(Self { word, waiters, levels, charge, group, watch });
+        let ticket = Arc::new(Self {
+            word: AtomicU32::new(1),
+            waiters: Mutex::default(),
+            account,
+            charge,
+            number: OnceLock::new(),
+            group: OnceLock::new(),
+            watch,
+        });
         (ticket.clone(), Share(ticket))
+    }
+
+    /// The stack took the first bytes, as the call of this number.
+    pub(super) fn begun(&self, number: u32) {
+        self.number.get_or_init(|| number);
+    }
+
+    /// The call's number, if the stack took any bytes.
+    pub(super) fn number(&self) -> Option<u32> {
+        self.number.get().copied()
+    }
+
+    /// What the send counts with.
+    pub(super) fn account(&self) -> &Arc<Account> {
+        &self.account
+    }
+
+    /// Notes that bytes were copied after all.
+    pub(super) fn mark_copied(&self) {
+        // Relaxed: ordered by the decrement of the caller's share.
+        self.word.fetch_or(COPIED, Ordering::Relaxed);
+    }
+
+    /// Asks for the memory, unless it is back or on its way.
+    fn recall(&self) {
+        let Some((core, id)) = &self.account.socket else { return };
+        // A host that has ended gives back what it has by itself.
+        if let Some(core) = core.upgrade().filter(|_| self.returned().is_none()) {
+            core.call(|state, now| state.recall(*id, self, now.now));
+        }
     }
 
     /// Token of a loan of which nobody else is told.
@@ -70,14 +117,13 @@ impl Ticket {
     /// Ends a share. What it held of the buffer has been dropped.
     fn end(&self, copied: bool) {
         if copied {
-            // Relaxed: ordered by the decrement.
-            self.word.fetch_or(COPIED, Ordering::Relaxed);
+            self.mark_copied();
         }
         // AcqRel: what the share's holder did is over before the last one tells; pairs with the
         // other decrements and with the Acquire of `returned`.
         let before = self.word.fetch_sub(1, Ordering::AcqRel);
         if before & SHARES == 1 {
-            self.levels.give(self.charge);
+            self.account.levels.give(self.charge);
             if let Some(watch) = &self.watch {
                 watch.over(before & COPIED != 0);
             }
@@ -113,6 +159,11 @@ impl Share {
     /// Who is told of loans.
     pub(super) fn lender(&self) -> Arc<Ticket> {
         self.0.clone()
+    }
+
+    /// True if it is a share of this ticket.
+    pub(super) fn is(&self, ticket: &Ticket) -> bool {
+        std::ptr::eq(&*self.0, ticket)
     }
 }
 
@@ -183,6 +234,19 @@ impl<B: Lend> Sending<B> {
         self.lent.as_ref().is_none_or(|(_, ticket)| ticket.returned().is_some())
     }
 
+    /// Asks for the buffer: what is still held of it is copied, so that it comes back within
+    /// milliseconds, as [copied](Returned::copied), though the peer may never read. Nothing is
+    /// closed or lost, and nothing is waited for here. No effect if the buffer is back.
+    ///
+    /// Other sends that went out in one packet with this one come back, too. While a receiver in
+    /// this process looks at the bytes ([`Held::bytes`](super::Held::bytes)), and without memory
+    /// for the copy, the buffer stays lent, and it is tried again.
+    pub fn recall(&self) {
+        if let Some((_, ticket)) = &self.lent {
+            ticket.recall();
+        }
+    }
+
     /// The buffer if it is back, else this again.
     ///
     /// # Errors
@@ -200,8 +264,9 @@ impl<B: Lend> Sending<B> {
 
     /// The buffer, when it is back.
     ///
-    /// That is when the peer has acknowledged all of it and nobody else holds a part of it. A peer
-    /// in the same process that received without copying holds it until it drops what it received.
+    /// That is when the peer has acknowledged all of it and nobody else holds a part of it, or when
+    /// its term is over. A peer in the same process that received without copying holds it until it
+    /// drops what it received, or for the [default term](super::Config::default_term).
     pub fn returned(self) -> Returned<B> {
         match self.wait(None) {
             Ok(returned) => returned,
@@ -273,6 +338,11 @@ impl<B: Lend> Completions<B> {
     /// Adds the send made last.
     pub fn push(&mut self, sending: Sending<B>) {
         self.0.push_back(sending);
+    }
+
+    /// Asks for all buffers, as [`Sending::recall`].
+    pub fn recall(&self) {
+        self.0.iter().for_each(Sending::recall);
     }
 
     /// Sends whose buffers were not collected.

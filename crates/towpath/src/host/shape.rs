@@ -1,4 +1,4 @@
-//! How long the calls of a socket wait.
+//! How long the calls of a socket wait, and what they lend is away.
 
 use std::io;
 use std::time::Duration;
@@ -7,12 +7,13 @@ use towpath_packet::sync::{AtomicBool, AtomicU64, Ordering};
 /// Stands for no timeout.
 const NONE: u64 = u64::MAX;
 
-/// What a socket of the standard library keeps about waiting. Relaxed throughout: a call that runs
-/// beside a change goes by the old or the new.
+/// What a socket of the standard library keeps about waiting, and our term. Relaxed throughout: a
+/// call that runs beside a change goes by the old or the new.
 pub(super) struct Shape {
     nonblocking: AtomicBool,
     read_micros: AtomicU64,
     write_micros: AtomicU64,
+    term_micros: AtomicU64,
 }
 
 impl Default for Shape {
@@ -21,6 +22,7 @@ impl Default for Shape {
             nonblocking: AtomicBool::new(false),
             read_micros: AtomicU64::new(NONE),
             write_micros: AtomicU64::new(NONE),
+            term_micros: AtomicU64::new(NONE),
         }
     }
 }
@@ -38,6 +40,16 @@ impl Shape {
     pub(super) fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.write_micros.store(micros(timeout)?, Ordering::Relaxed);
         Ok(())
+    }
+
+    pub(super) fn set_term(&self, term: Option<Duration>) {
+        let micros = |term: Duration| u64::try_from(term.as_micros()).unwrap_or(NONE - 1);
+        self.term_micros.store(term.map_or(NONE, micros), Ordering::Relaxed);
+    }
+
+    /// The term that was set.
+    pub(super) fn term(&self) -> Option<Duration> {
+        duration(&self.term_micros)
     }
 
     /// The timeout that was set.

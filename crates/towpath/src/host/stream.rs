@@ -16,7 +16,7 @@ use std::net::{Shutdown, SocketAddr};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
-use towpath_net::socket::{self, Error, LentCall, Options, ReadMost, ReceiveFlags, SocketId};
+use towpath_net::socket::{self, Error, Options, ReadMost, ReceiveFlags, SocketId};
 use towpath_net::tcp::Info;
 use towpath_packet::Held;
 use towpath_packet::sync::{AtomicU32, Ordering};
@@ -100,12 +100,14 @@ struct Going<B> {
     copied: usize,
     /// What was decided when the call began.
     choice: Choice,
+    /// How long it may be lent.
+    term: Option<Duration>,
 }
 
 impl<B: Lend> Going<B> {
-    fn new(stream: &TcpStream, buffer: B) -> Self {
+    fn new(stream: &TcpStream, buffer: B, term: Option<Duration>) -> Self {
         let choice = stream.inner.choose(buffer.len());
-        Self { buffer: Some(buffer), copied: 0, choice }
+        Self { buffer: Some(buffer), copied: 0, choice, term }
     }
 
     /// The call ends here: what was accepted counts, else the error.
@@ -182,7 +184,7 @@ impl TcpStream {
 
     /// The send queue of a new socket.
     pub(super) fn queue(host: &Host, id: SocketId) -> Arc<SendQueue> {
-        Arc::new(SendQueue::new(id, host.levels()))
+        Arc::new(SendQueue::new(id, host.account(id)))
     }
 
     /// The owner of a socket that is in the host's table.
@@ -204,7 +206,20 @@ impl TcpStream {
     /// The connection does not send any more, or the call would have to wait and must not, and
     /// nothing was accepted. The buffer is handed back.
     pub fn send_zc<B: Lend>(&self, buffer: B) -> Result<Sending<B>, SendError<B>> {
-        let mut going = Going::new(self, buffer);
+        self.wait_send_zc(Going::new(self, buffer, self.term()))
+    }
+
+    /// As [`TcpStream::send_zc`], for a term of this call's own: when it is over the buffer comes
+    /// back as after [`Sending::recall`]. It begins when the buffer is accepted.
+    pub fn send_zc_for<B: Lend>(
+        &self,
+        buffer: B,
+        term: Duration,
+    ) -> Result<Sending<B>, SendError<B>> {
+        self.wait_send_zc(Going::new(self, buffer, Some(term)))
+    }
+
+    fn wait_send_zc<B: Lend>(&self, mut going: Going<B>) -> Result<Sending<B>, SendError<B>> {
         let sent = block(self.inner.shape.write_wait(), |cx| self.poll_send_zc(cx, &mut going));
         sent.unwrap_or_else(|| going.stop(would_block()))
     }
@@ -212,7 +227,17 @@ impl TcpStream {
     /// The same for tasks. Dropping the future before it is ready frees the buffer, which is not
     /// lent then.
     pub async fn send_zc_async<B: Lend>(&self, buffer: B) -> Result<Sending<B>, SendError<B>> {
-        let mut going = Going::new(self, buffer);
+        let mut going = Going::new(self, buffer, self.term());
+        poll_fn(|cx| self.poll_send_zc(cx, &mut going)).await
+    }
+
+    /// As [`TcpStream::send_zc_for`], for tasks.
+    pub async fn send_zc_for_async<B: Lend>(
+        &self,
+        buffer: B,
+        term: Duration,
+    ) -> Result<Sending<B>, SendError<B>> {
+        let mut going = Going::new(self, buffer, Some(term));
         poll_fn(|cx| self.poll_send_zc(cx, &mut going)).await
     }
 
@@ -227,20 +252,13 @@ impl TcpStream {
             return self.poll_copy(cx, going, len);
         }
         let (queue, charge) = (&self.inner.queue, len.saturating_add(LENT_OVERHEAD));
-        let mut watched = false;
-        while let Err(full) = queue.levels.take(charge) {
-            if watched {
-                return Poll::Pending;
-            }
-            full.watch(cx.waker());
-            watched = true;
-            if let Some(error) = queue.failure() {
-                return Poll::Ready(going.stop(io_error(error)));
-            }
+        if queue.account.levels.poll_take(cx, charge).is_pending() {
+            let failure = queue.failure().map(io_error);
+            return failure.map_or(Poll::Pending, |error| Poll::Ready(going.stop(error)));
         }
         let buffer = going.buffer.take().expect("a future is done once");
         let watch = self.inner.watch(going.choice, len);
-        Poll::Ready(self.lend(buffer, charge, watch))
+        Poll::Ready(self.lend(buffer, charge, going.term, watch))
     }
 
     /// The same for a buffer that is copied.
@@ -261,6 +279,18 @@ impl TcpStream {
         Poll::Ready(Ok(Sending::copied(buffer, len)))
     }
 
+    /// How long a buffer is lent at most, unless its call says otherwise.
+    pub fn term(&self) -> Option<Duration> {
+        self.inner.shape.term()
+    }
+
+    /// Sets how long a buffer is lent at most, from the next call on: when the term is over it
+    /// comes back as after [`Sending::recall`]. `None`, as at first, for as long as the peer takes
+    /// to acknowledge it, and then the [default term](super::Config::default_term).
+    pub fn set_term(&self, term: Option<Duration>) {
+        self.inner.shape.set_term(term);
+    }
+
     /// What becomes of buffers that are sent.
     pub fn send_mode(&self) -> SendMode {
         self.inner.send_mode()
@@ -279,15 +309,16 @@ impl TcpStream {
         &self,
         buffer: B,
         charge: usize,
+        term: Option<Duration>,
         watch: Option<Watch>,
     ) -> Result<Sending<B>, SendError<B>> {
-        let queue = &self.inner.queue;
+        let (queue, core) = (&self.inner.queue, &self.inner.host.owner.core);
         let held = Arc::new(Parcel(buffer));
-        let (ticket, share) = Ticket::begin(queue.levels.clone(), charge, watch);
-        let source = held.clone();
-        let lent = LentOp { source, call: LentCall::default(), done: 0, ticket: share };
+        let (ticket, share) = Ticket::begin(queue.account.clone(), charge, watch);
+        let due = term.map(|term| core.clock.now() + term);
+        let lent = LentOp::new(held.clone(), share, due);
         let sending = Sending::lent(held, ticket);
-        match self.inner.host.owner.core.send(queue, Op::Lent(lent)) {
+        match core.send(queue, Op::Lent(lent)) {
             Ok(()) => Ok(sending),
             Err(op) => {
                 op.give_up(queue);

@@ -1,10 +1,13 @@
 //! Datagram sockets.
 
 use super::core::{Now, State};
+use super::lend::{Lend, Parcel};
+use super::sending::{Account, SendError, Sending, Ticket};
 use super::shape::Shape;
 use super::wait::block;
-use super::{Host, family, io_error, would_block};
+use super::{Host, LENT_OVERHEAD, family, io_error, would_block};
 use std::fmt;
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,6 +24,8 @@ struct Inner {
     host: Host,
     id: SocketId,
     shape: Shape,
+    /// What its sends that lend count with.
+    account: Arc<Account>,
 }
 
 impl UdpSocket {
@@ -36,7 +41,8 @@ impl UdpSocket {
             bound.map(|()| id)
         });
         let (host, id) = (host.clone(), id.map_err(io_error)?);
-        Ok(Self { inner: Arc::new(Inner { host, id, shape: Shape::default() }) })
+        let (shape, account) = (Shape::default(), host.account(id));
+        Ok(Self { inner: Arc::new(Inner { host, id, shape, account }) })
     }
 
     /// Names the one peer.
@@ -79,6 +85,103 @@ impl UdpSocket {
             sent
         });
         ready(sent)
+    }
+
+    /// Sends `buffer` as a datagram to the peer. It is lent, not copied, and comes back with what
+    /// this returns when the datagram has left, which says nothing about the peer, or when its term
+    /// is over. Waits until the budgets of lent bytes have room, and while the device takes
+    /// nothing.
+    ///
+    /// # Errors
+    /// Those of [`UdpSocket::send`]. A buffer in more than
+    /// [`LENT_RANGES_MAX`](towpath_net::socket::LENT_RANGES_MAX) parts is too long, too. The buffer
+    /// is handed back.
+    pub fn send_zc<B: Lend>(&self, buffer: B) -> Result<Sending<B>, SendError<B>> {
+        self.send_zc_with(buffer, &SendTo::default())
+    }
+
+    /// The same, to `remote`.
+    pub fn send_zc_to<B: Lend>(
+        &self,
+        buffer: B,
+        remote: SocketAddr,
+    ) -> Result<Sending<B>, SendError<B>> {
+        self.send_zc_with(buffer, &SendTo { to: Some(remote), ..SendTo::default() })
+    }
+
+    /// The same, as `send` says: as several datagrams of [`SendTo::segment_size`], for a term of
+    /// its own ([`SendTo::term`]), and others.
+    pub fn send_zc_with<B: Lend>(
+        &self,
+        buffer: B,
+        send: &SendTo,
+    ) -> Result<Sending<B>, SendError<B>> {
+        let mut buffer = Some(buffer);
+        let wait = self.inner.shape.write_wait();
+        let sent = block(wait, |cx| self.poll_send_zc(cx, &mut buffer, send));
+        sent.unwrap_or_else(|| {
+            Err(SendError { error: would_block(), buffer: not_sent(&mut buffer) })
+        })
+    }
+
+    /// The same for tasks. Dropping the future before it is ready frees the buffer, which is not
+    /// lent then.
+    pub async fn send_zc_async<B: Lend>(
+        &self,
+        buffer: B,
+        send: &SendTo,
+    ) -> Result<Sending<B>, SendError<B>> {
+        let mut buffer = Some(buffer);
+        poll_fn(|cx| self.poll_send_zc(cx, &mut buffer, send)).await
+    }
+
+    /// Sends the buffer, which is taken when there is a result.
+    fn poll_send_zc<B: Lend>(
+        &self,
+        cx: &mut Context<'_>,
+        buffer: &mut Option<B>,
+        send: &SendTo,
+    ) -> Poll<Result<Sending<B>, SendError<B>>> {
+        let Inner { id, account, shape, host } = &*self.inner;
+        let charge = buffer.as_ref().map_or(0, B::len).saturating_add(LENT_OVERHEAD);
+        if account.levels.poll_take(cx, charge).is_pending() {
+            return Poll::Pending;
+        }
+        let held = Arc::new(Parcel(not_sent(buffer)));
+        let (ticket, share) = Ticket::begin(account.clone(), charge, None);
+        let sending = Sending::lent(held.clone(), ticket);
+        let send = SendTo { term: send.term.or(shape.term()), ..*send };
+        let sent = host.owner.core.call(|state, now| {
+            let sent = state.send_lent_datagram(*id, (held, share), &send, now);
+            if sent == Err(Error::WouldBlock) {
+                state.entry(*id).writers.add(cx.waker());
+            }
+            sent
+        });
+        match sent {
+            Ok(_) => Poll::Ready(Ok(sending)),
+            // What was lent of it came back when the call failed.
+            Err(Error::WouldBlock) => {
+                *buffer = Some(sending.returned().buffer);
+                Poll::Pending
+            }
+            Err(error) => {
+                let (error, buffer) = (io_error(error), sending.returned().buffer);
+                Poll::Ready(Err(SendError { error, buffer }))
+            }
+        }
+    }
+
+    /// How long a buffer is lent at most, unless its call says otherwise.
+    pub fn term(&self) -> Option<Duration> {
+        self.inner.shape.term()
+    }
+
+    /// Sets how long a buffer is lent at most, from the next call on: then it comes back as after
+    /// [`Sending::recall`]. `None`, as at first, for as long as it takes until the datagram has
+    /// left, and then the [default term](super::Config::default_term).
+    pub fn set_term(&self, term: Option<Duration>) {
+        self.inner.shape.set_term(term);
     }
 
     /// Receives a datagram, and tells where it came from. What `into` has no room for is lost.
@@ -180,6 +283,11 @@ impl UdpSocket {
     pub fn try_clone(&self) -> io::Result<Self> {
         Ok(Self { inner: self.inner.clone() })
     }
+}
+
+/// The buffer of a call that has no result yet.
+fn not_sent<B>(buffer: &mut Option<B>) -> B {
+    buffer.take().expect("a future is done once")
 }
 
 fn ready<T>(result: Result<T, Error>) -> Poll<io::Result<T>> {

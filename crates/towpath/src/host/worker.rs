@@ -8,6 +8,7 @@ use super::config::{Config, StartError};
 use super::core::{Core, Turn};
 use super::link;
 use super::port::{Line, Port};
+use super::sending::Account;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -15,7 +16,7 @@ use std::time::Duration;
 use towpath_io::process_sys::SignalSet;
 use towpath_io::reactor::{Events, Interest, Reactor};
 use towpath_io::tap::{Features, Tap};
-use towpath_net::socket::{LentLimits, Sockets};
+use towpath_net::socket::{LentLimits, SocketId, Sockets};
 use towpath_net::stack::Stack;
 use towpath_packet::{Ledger, Memory, MemoryConfig};
 
@@ -108,15 +109,18 @@ impl Host {
     }
 
     /// Packets, frames and loans that are in use: received and not read, or sent and not returned.
-    /// A TAP device keeps a few frames ready for what it will receive.
+    /// A TAP device keeps a few frames ready for what it will receive. What has just come back may
+    /// count a moment longer.
     pub fn in_use(&self) -> usize {
         self.owner.core.in_use()
     }
 
-    pub(super) fn levels(&self) -> Arc<Levels> {
+    /// The account of a new socket.
+    pub(super) fn account(&self, id: SocketId) -> Arc<Account> {
         let core = &self.owner.core;
         let socket = Budget::new(core.lent_by_socket);
-        Arc::new(Levels { socket, group: self.group.clone(), all: core.lent.clone() })
+        let levels = Levels { socket, group: self.group.clone(), all: core.lent.clone() };
+        Arc::new(Account { levels, socket: Some((Arc::downgrade(core), id)) })
     }
 
     /// The size from which on lending costs less than copying.
@@ -136,6 +140,7 @@ impl Host {
         sockets.set_return_waker(bell.clone().into());
         // The host has limits of its own, at which calls wait.
         sockets.set_lent_limits(LentLimits { notices: usize::MAX, pages: None });
+        sockets.set_default_term(config.default_term);
         let reactor = Reactor::new()?;
         reactor.add(&*bell, ALARM, Interest::READ, false)?;
         if let Some(fd) = port.fd() {
@@ -220,6 +225,8 @@ impl Core {
     }
 
     fn in_use(&self) -> usize {
+        // The worker takes up what came back on other threads; whoever asks again sees it.
+        self.bell.ring();
         let (packets, loans) = self.lock().in_use();
         packets + loans + self.frames_out()
     }

@@ -15,13 +15,14 @@ pub mod packets;
 pub mod publish;
 pub mod resolv;
 pub mod tcp_input;
+pub mod virtq;
 pub mod wire;
 
 /// A target's function.
 pub type Run = fn(&[u8]);
 
 /// All targets by name.
-pub const TARGETS: [(&str, Run); 9] = [
+pub const TARGETS: [(&str, Run); 10] = [
     ("config", config::run),
     ("fragment", fragment::run),
     ("frame", frame::run),
@@ -30,5 +31,6 @@ pub const TARGETS: [(&str, Run); 9] = [
     ("publish", publish::run),
     ("resolv", resolv::run),
     ("tcp_input", tcp_input::run),
+    ("virtq", virtq::run),
     ("wire", wire::run),
 ];

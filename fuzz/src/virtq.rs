@@ -1,0 +1,174 @@
+//! Target: a guest's memory as a driver could write it, and the device side of a queue on it.
+//!
+//! The input is a list of steps: bytes put anywhere into rings, tables, headers and the region of
+//! what is in flight, and calls of the device between them. Whatever the steps are, nothing
+//! panics, the device stops when nobody reads, and every loan and packet comes back.
+
+use crate::input::Input;
+use std::sync::Arc;
+use std::time::Duration;
+use towpath_io::vhost_user::driver::{DriverQueue, GuestRam};
+use towpath_io::vhost_user::shared::{Area, Mapping};
+use towpath_io::vhost_user::virtq::inflight::region_bytes;
+use towpath_io::vhost_user::virtq::{QueueConfig, ReceiveQueue, Stop, TransmitQueue, feature};
+use towpath_packet::{Burst, Ledger, Memory, MemoryConfig, Packet};
+
+/// Two regions of this size each, from guest address zero; the queue lies at the beginning.
+const REGION: u64 = 0x8000;
+/// Most steps of one input.
+const STEPS_MAX: usize = 200;
+
+/// Features by bits of the first byte; split or packed, and what changes how chains are read.
+fn features(bits: u8) -> u64 {
+    let all = [
+        feature::PACKED,
+        feature::EVENT_INDEX,
+        feature::INDIRECT,
+        feature::MRG_RXBUF,
+        feature::CSUM | feature::GUEST_CSUM,
+        feature::HOST_TSO4 | feature::HOST_USO,
+    ];
+    let chosen = all.iter().enumerate().filter(|(index, _)| bits & 1 << index != 0);
+    chosen.fold(0, |features, (_, feature)| features | feature)
+}
+
+struct World {
+    ram: GuestRam,
+    driver: DriverQueue,
+    region: Option<Arc<Mapping>>,
+    transmit: Option<TransmitQueue>,
+    receive: Option<ReceiveQueue>,
+    memory: Memory,
+    ledger: Ledger,
+    held: Vec<Packet>,
+    now: Duration,
+}
+
+/// See the module text.
+pub fn run(data: &[u8]) {
+    let mut input = Input::new(data);
+    let kind = input.u8();
+    let features = features(kind);
+    let ram = GuestRam::new(0, &[REGION, REGION]).expect("memory files can be made");
+    let driver = DriverQueue::new(&ram, 0, 8, features).expect("it fits");
+    let region = (kind & 0x40 != 0).then(|| region(features & feature::PACKED != 0));
+    let config = MemoryConfig { packets: 16, small_frames: 8, large_frames: 8 };
+    let mut world = World {
+        ram,
+        driver,
+        region,
+        transmit: None,
+        receive: None,
+        memory: Memory::new(config),
+        ledger: Ledger::new(),
+        held: Vec::new(),
+        now: Duration::from_secs(1),
+    };
+    for _ in 0..STEPS_MAX {
+        if input.is_empty() {
+            break;
+        }
+        world.step(&mut input);
+    }
+    world.end();
+}
+
+fn region(packed: bool) -> Arc<Mapping> {
+    let bytes = region_bytes(packed, 8) as u64;
+    let ram = GuestRam::new(0, &[bytes.next_multiple_of(4096)]).expect("as above");
+    Arc::new(Mapping::new(ram.file(), 0, bytes).expect("it is there"))
+}
+
+impl World {
+    fn step(&mut self, input: &mut Input<'_>) {
+        match input.u8() % 10 {
+            0 => {
+                let at = u64::from(input.u16());
+                let bytes = input.counted();
+                // What lies behind the memory is not written.
+                let _ = self.ram.memory().write(at, bytes);
+            }
+            1 => {
+                let (at, bytes) = (usize::from(input.u16()), input.counted());
+                if let Some(region) = &self.region
+                    && at < region.bytes()
+                {
+                    let count = bytes.len().min(region.bytes() - at);
+                    region.stretch(at, count).write(&bytes[..count]);
+                }
+            }
+            2 => self.start(input.u32()),
+            3 => self.take(),
+            4 => self.held.clear(),
+            5 => {
+                self.now += Duration::from_millis(u64::from(input.u8()));
+                if let Some(transmit) = &mut self.transmit {
+                    transmit.turn(self.now, &self.ledger);
+                    transmit.enable_kicks();
+                }
+            }
+            6 => self.give(usize::from(input.u16())),
+            7 => {
+                if let Some(transmit) = &mut self.transmit {
+                    // A broken ring stays broken.
+                    let _ = transmit.discard();
+                }
+            }
+            8 => {
+                if let Some(receive) = &mut self.receive {
+                    receive.enable_kicks();
+                }
+            }
+            // A process that ends without stopping.
+            _ => self.transmit = None,
+        }
+    }
+
+    fn config(&self, base: u32) -> QueueConfig {
+        let whole = |region: &Arc<Mapping>| Area::new(region.clone(), 0, region.bytes(), 8);
+        let inflight = self.region.as_ref().and_then(whole);
+        QueueConfig { base, inflight, ..self.driver.config() }
+    }
+
+    fn start(&mut self, base: u32) {
+        let guest = self.ram.map().expect("mapped before");
+        self.transmit = TransmitQueue::start(self.config(base), &guest, None).ok();
+        let receive = QueueConfig { inflight: None, ..self.config(base) };
+        self.receive = ReceiveQueue::start(receive, &guest).ok();
+    }
+
+    fn take(&mut self) {
+        let Some(transmit) = &mut self.transmit else { return };
+        let mut burst = Burst::new();
+        let result = transmit.receive(self.now, &mut self.memory, &mut burst, &self.ledger);
+        assert_eq!(result.err(), transmit.broken());
+        while let Some(mut packet) = burst.pop() {
+            assert!(packet.peek_headers().len() >= 14, "no packet without an Ethernet header");
+            self.held.push(packet);
+        }
+    }
+
+    fn give(&mut self, bytes: usize) {
+        let Some(receive) = &mut self.receive else { return };
+        let Some(mut packet) = self.memory.packet() else { return };
+        let Some(frame) = self.memory.large.take() else { return };
+        let bytes = bytes.min(frame.len());
+        packet.push_piece(frame.freeze(bytes)).expect("an empty packet has room");
+        let mut burst = Burst::new();
+        burst.push(packet).expect("an empty burst has room");
+        let result = receive.transmit(&mut burst, &self.ledger);
+        assert_eq!(result.err(), receive.broken());
+    }
+
+    fn end(mut self) {
+        if let Some(transmit) = &mut self.transmit {
+            let stopped = transmit.stop(&self.ledger);
+            assert!(matches!(stopped, Stop::Done(_)), "nobody reads");
+            assert_eq!(transmit.lent_count(), 0);
+        }
+        // Whatever is held outlives the queue.
+        self.transmit = None;
+        self.held.clear();
+        assert_eq!(self.memory.packets.out_count(), 0);
+    }
+}

@@ -185,7 +185,7 @@ enum Ring {
     Packed(packed::Ring),
 }
 
-/// Where a queue was when nothing more had been taken, to go back there.
+/// Where a queue is: which chain is taken next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
     next: u16,
@@ -269,7 +269,7 @@ impl Queue {
         }
     }
 
-    /// Where the queue is, before [`Queue::take`].
+    /// Where the queue is.
     pub fn position(&self) -> Position {
         match &self.ring {
             Ring::Split(ring) => ring.position(),
@@ -277,11 +277,12 @@ impl Queue {
         }
     }
 
-    /// Goes back: the chains taken since then, none of them held, are available again.
-    pub fn go_back(&mut self, position: Position) {
+    /// Goes to where the queue was: the chains taken since then, none of them held, are available
+    /// again. Or on again, to where it was before it went back.
+    pub fn seek(&mut self, position: Position) {
         match &mut self.ring {
-            Ring::Split(ring) => ring.go_back(position),
-            Ring::Packed(ring) => ring.go_back(position),
+            Ring::Split(ring) => ring.seek(position),
+            Ring::Packed(ring) => ring.seek(position),
         }
     }
 

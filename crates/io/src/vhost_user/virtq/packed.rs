@@ -211,7 +211,7 @@ impl Ring {
         Position { next: self.next.index, wrap: self.next.wrap, again: self.again_at }
     }
 
-    pub(super) fn go_back(&mut self, position: Position) {
+    pub(super) fn seek(&mut self, position: Position) {
         self.next = Place { index: position.next, wrap: position.wrap };
         self.again_at = position.again;
     }

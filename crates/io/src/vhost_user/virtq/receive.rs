@@ -7,7 +7,7 @@
 //! Follows virtio 1.2 §5.1.6.3 and §5.1.6.4. One thread at a time; nothing blocks or allocates.
 
 use super::chain::{Cursor, Descriptor, Segment};
-use super::{Broken, CHAIN_MAX, Head, Queue, QueueConfig, StartError, Stop, feature};
+use super::{Broken, CHAIN_MAX, Head, Position, Queue, QueueConfig, StartError, Stop, feature};
 use crate::tap::wire_headers;
 use crate::vhost_user::memory::GuestMemory;
 use rustix::fd::OwnedFd;
@@ -45,6 +45,8 @@ pub struct ReceiveQueue {
     queue: Queue,
     features: u64,
     counters: ReceiveCounters,
+    /// The end of what the driver offered, if that is not enough for the packet that waits.
+    end: Option<Position>,
     buffers: Vec<Buffer>,
     segments: Vec<Segment>,
     descriptors: Vec<Descriptor>,
@@ -65,6 +67,7 @@ impl ReceiveQueue {
             queue: Queue::start(config, memory)?,
             features,
             counters: ReceiveCounters::default(),
+            end: None,
             buffers: Vec::with_capacity(size),
             segments: Vec::with_capacity(2 * CHAIN_MAX),
             descriptors: Vec::with_capacity(2 * CHAIN_MAX),
@@ -119,9 +122,14 @@ impl ReceiveQueue {
         Ok(())
     }
 
-    /// Asks for a kick when the driver offers more buffers; true if it did meanwhile.
+    /// Asks for a kick when the driver offers more buffers; true if it did meanwhile. Buffers that
+    /// were too few for the packet that waits do not count.
     pub fn enable_kicks(&mut self) -> bool {
-        self.queue.enable_kicks()
+        let start = self.queue.position();
+        self.queue.seek(self.end.unwrap_or(start));
+        let has_more = self.queue.enable_kicks();
+        self.queue.seek(start);
+        has_more
     }
 
     /// Changes the descriptor that tells the driver.
@@ -154,11 +162,15 @@ impl ReceiveQueue {
         let needed = VirtioHeader::LEN + packet.len();
         let start = self.queue.position();
         let filled = self.gather(needed)?;
+        self.end = None;
         match filled {
             Filled::Whole => self.write(packet, needed),
-            Filled::Full => self.queue.go_back(start),
+            Filled::Full => {
+                self.end = Some(self.queue.position());
+                self.queue.seek(start);
+            }
             Filled::Dropped => {
-                self.queue.go_back(start);
+                self.queue.seek(start);
                 self.counters.too_small += 1;
             }
         }

@@ -156,7 +156,7 @@ impl Ring {
         Position { next: self.next, wrap: false, again: self.again_at }
     }
 
-    pub(super) fn go_back(&mut self, position: Position) {
+    pub(super) fn seek(&mut self, position: Position) {
         (self.next, self.again_at) = (position.next, position.again);
     }
 

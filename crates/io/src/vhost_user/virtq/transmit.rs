@@ -170,7 +170,7 @@ impl TransmitQueue {
                 Taken::Packet => burst.push(packet).expect("the burst has room"),
                 Taken::Dropped => spare = Some(packet),
                 Taken::NoMemory => {
-                    self.queue.go_back(position);
+                    self.queue.seek(position);
                     self.counters.paused += 1;
                     break;
                 }

@@ -165,6 +165,27 @@ fn packets_wait_for_buffers_and_no_longer() {
     assert_eq!(bench.received().expect("it fits exactly").2.len(), 32);
 }
 
+/// Goal: an owner whose packet waits for more buffers than there are sleeps until there are more.
+#[test]
+fn buffers_that_are_too_few_do_not_wake() {
+    for features in layouts() {
+        let mut bench = Bench::new(features | feature::MRG_RXBUF);
+        for token in 0..2 {
+            assert!(bench.offer(token, 1000));
+        }
+        let packet = bench.packet(0, 2500);
+        let mut left = bench.transmit(vec![packet]).expect("the ring is good");
+        assert_eq!(left.len(), 1);
+        assert!(!bench.device.enable_kicks(), "nothing new, features {features:#x}");
+        let half = [Segment { address: BUFFERS + 2 * 0x4000, bytes: 1000 }];
+        assert!(bench.driver.add(&[], &half, 2));
+        assert!(bench.driver.publish(), "the device asked for it");
+        assert!(bench.device.enable_kicks());
+        bench.device.transmit(&mut left, &bench.ledger).expect("the ring is good");
+        assert_eq!(bench.received().expect("a packet").2, [0, 1, 2]);
+    }
+}
+
 /// Goal: offload fields reach a driver that agreed to them; others never see them.
 #[test]
 fn offload_fields_are_what_was_agreed() {

@@ -1,0 +1,91 @@
+//! Neither direction of a guest's queues allocates, whatever the layout.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::time::Duration;
+use towpath_io::vhost_user::driver::{DriverQueue, GuestRam};
+use towpath_io::vhost_user::virtq::{ReceiveQueue, Segment, TransmitQueue, feature};
+use towpath_packet::{Burst, Ledger, Memory, MemoryConfig, Site};
+
+/// Counts the allocations of each thread.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: passes everything on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller's promise, passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const ROUNDS: u64 = 500;
+
+/// Goal: packets of all sizes pass from one guest to another, lent and copied, merged and not,
+/// indirect and not, and nothing is allocated; large payload is copied once, small twice.
+#[test]
+fn guest_to_guest_does_not_allocate() {
+    let layouts = [0, feature::PACKED]
+        .into_iter()
+        .flat_map(|layout| [0, feature::INDIRECT | feature::EVENT_INDEX].map(|more| layout | more));
+    for features in layouts {
+        let features = features | feature::MRG_RXBUF;
+        let [from, to] = [(); 2].map(|()| GuestRam::new(0, &[0x40_0000]).expect("memory"));
+        let mut sender = DriverQueue::new(&from, 0, 64, features).expect("it fits");
+        let mut receiver = DriverQueue::new(&to, 0, 64, features).expect("it fits");
+        let mut transmit = TransmitQueue::start(sender.config(), &from.map().unwrap(), None)
+            .expect("a proper queue");
+        let mut receive =
+            ReceiveQueue::start(receiver.config(), &to.map().unwrap()).expect("a proper queue");
+        let config = MemoryConfig { packets: 64, small_frames: 64, large_frames: 16 };
+        let (mut memory, ledger) = (Memory::new(config), Ledger::new());
+        let buffers = 0x10_0000;
+        for token in 0..60 {
+            let address = buffers + token * 2048;
+            assert!(receiver.add(&[], &[Segment { address, bytes: 2048 }], token));
+        }
+        receiver.publish();
+        let (mut payload, mut small, mut counted) = (0, 0, 0);
+        for round in 0..ROUNDS {
+            let bytes = [60, 256, 1514, 9000, 65_000][round as usize % 5];
+            let head = Segment { address: buffers, bytes: 12 + 14 };
+            let rest = Segment { address: buffers + 4096, bytes: bytes - 14 };
+            assert!(sender.add(&[head, rest], &[], 0));
+            sender.publish();
+            let mut burst = Burst::new();
+            let before = ALLOCATIONS.get();
+            transmit.receive(Duration::ZERO, &mut memory, &mut burst, &ledger).expect("good");
+            assert_eq!(burst.len(), 1, "round {round}, {bytes} bytes");
+            receive.transmit(&mut burst, &ledger).expect("good");
+            assert!(burst.is_empty());
+            transmit.turn(Duration::ZERO, &ledger);
+            receive.enable_kicks();
+            transmit.enable_kicks();
+            counted += ALLOCATIONS.get() - before;
+            payload += u64::from(bytes);
+            small += if bytes <= 256 { u64::from(bytes) } else { 0 };
+            assert!(sender.used().is_some());
+            while let Some((token, _)) = receiver.used() {
+                let address = buffers + token * 2048;
+                assert!(receiver.add(&[], &[Segment { address, bytes: 2048 }], token));
+            }
+            receiver.publish();
+        }
+        assert_eq!(counted, 0, "allocations, features {features:#x}");
+        assert_eq!(ledger.copied_at(Site::Guest), payload, "once into the other guest");
+        assert_eq!(ledger.copied_at(Site::GuestSmall), small);
+        assert_eq!(ledger.copied(), payload + small, "and nowhere else");
+    }
+}

@@ -14,6 +14,7 @@ pub mod offload;
 pub mod packets;
 pub mod publish;
 pub mod resolv;
+pub mod switch;
 pub mod tcp_input;
 pub mod virtq;
 pub mod wire;
@@ -30,6 +31,7 @@ pub const TARGETS: [(&str, Run); 10] = [
     ("offload", offload::run),
     ("publish", publish::run),
     ("resolv", resolv::run),
+    ("switch", switch::run),
     ("tcp_input", tcp_input::run),
     ("virtq", virtq::run),
     ("wire", wire::run),

@@ -52,6 +52,11 @@ fn publish() {
 }
 
 #[test]
+fn switch() {
+    replay("switch");
+}
+
+#[test]
 fn tcp_input() {
     replay("tcp_input");
 }

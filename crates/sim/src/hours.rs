@@ -156,7 +156,7 @@ impl Hours {
             Port::new(host, Link::new(clean), Link::new(clean))
         });
         let ports = ports.collect();
-        let lan = Lan::new(seed, rng, ports);
+        let lan = Lan::new(seed, rng, ports, &caps);
         Self { lan, caps, clean, pairs: Vec::new(), open: Vec::new(), cuts: Vec::new() }
     }
 
@@ -250,6 +250,9 @@ impl Hours {
             port.up.config.mtu = mtu;
             port.down.config.mtu = mtu;
             port.awake = true;
+        }
+        for (index, caps) in self.caps.iter().enumerate() {
+            self.lan.set_caps(index, *caps);
         }
     }
 

@@ -4,10 +4,12 @@
 
 use crate::clock::Clock;
 use crate::host::Host;
-use crate::link::Link;
+use crate::link::{Frame, Link, Medium};
+use crate::oracle;
 use crate::seed::Rng;
-use crate::switch::Switch;
+use towpath_net::switch::{self, Context, Egress, PortConfig, PortId, Switch};
 use towpath_net::time::Instant;
+use towpath_packet::{Burst, Caps, Ledger, Memory, MemoryConfig, Packet};
 
 /// Steps without time passing before a run counts as stuck.
 const STEPS_PER_MOMENT_MAX: u32 = 100_000;
@@ -45,12 +47,31 @@ pub struct Lan {
     pub ports: Vec<Port>,
     /// What joins them.
     pub switch: Switch,
+    /// Its port for each cable.
+    ids: Vec<PortId>,
+    /// Its packets and frames.
+    memory: Memory,
+    /// Its copies.
+    ledger: Ledger,
 }
 
 impl Lan {
-    /// A network at its start.
-    pub fn new(seed: u64, rng: Rng, ports: Vec<Port>) -> Self {
-        Self { seed, rng, clock: Clock::default(), ports, switch: Switch::default() }
+    /// A network at its start. A port of the switch takes from its host what `caps` says, if
+    /// there is a device between them, and whole frames if there is a wire.
+    pub fn new(seed: u64, rng: Rng, ports: Vec<Port>, caps: &[Caps]) -> Self {
+        let mut switch = Switch::new(switch::Config { seed, ..switch::Config::default() });
+        let configs = ports.iter().zip(caps);
+        let configs = configs.map(|(port, &caps)| PortConfig::new(caps_of(port, caps)));
+        let ids = configs.map(|config| switch.add_port(config).expect("few ports")).collect();
+        let memory = Memory::new(MEMORY);
+        let ledger = Ledger::new();
+        Self { seed, rng, clock: Clock::default(), ports, switch, ids, memory, ledger }
+    }
+
+    /// Tells the switch what the device of a host takes now.
+    pub fn set_caps(&mut self, index: usize, caps: Caps) {
+        let caps = caps_of(&self.ports[index], caps);
+        self.switch.set_caps(self.ids[index], caps).expect("each cable has a port");
     }
 
     /// Now.
@@ -99,14 +120,16 @@ impl Lan {
     }
 
     fn forward(&mut self, now: Instant) -> bool {
+        let Self { rng, ports, switch, ids, memory, ledger, .. } = self;
         let mut any = false;
-        let count = self.ports.len();
-        for from in 0..count {
-            while let Some(frame) = self.ports[from].up.arrive(now) {
+        switch.expire(now);
+        for (from, id) in ids.iter().enumerate() {
+            let mut burst = Burst::new();
+            while let Some(frame) = ports[from].up.arrive(now) {
+                burst.push(packet_of(&frame, memory)).expect("an empty burst");
+                let mut cables = Cables { ports, ids, rng, now };
+                switch.forward(*id, &mut burst, &mut Context { memory, ledger, now }, &mut cables);
                 any = true;
-                for to in self.switch.forward(&frame.bytes, from, count, now) {
-                    self.ports[to].down.offer(frame.clone(), now, &mut self.rng);
-                }
             }
         }
         any
@@ -140,7 +163,6 @@ impl Lan {
     pub fn leaks(&self) -> Vec<String> {
         let mut problems = Vec::new();
         let mut complain = |text: String| problems.push(text);
-        let (mut arrived, mut left) = (0, 0);
         for (index, port) in self.ports.iter().enumerate() {
             let (up, down) = (port.up.counters(), port.down.counters());
             for (link, counters) in [(&port.up, up), (&port.down, down)] {
@@ -166,13 +188,15 @@ impl Lan {
             if counters.packets_in + port.host.no_memory != down.delivered {
                 complain(format!("host {index} got {}: {down:?}", counters.packets_in));
             }
-            arrived += up.delivered;
-            left += down.offered;
+            let switch = self.switch.counters_of(self.ids[index]).expect("each cable has a port");
+            if (switch.packets_in, switch.packets_out) != (up.delivered, down.offered) {
+                complain(format!("port {index} got {up:?}, gave {down:?}: {switch:?}"));
+            }
         }
-        let switch = self.switch.counters();
-        let adds_up = switch.received + switch.copies == switch.sent + switch.filtered;
-        if !adds_up || (switch.received, switch.sent) != (arrived, left) {
-            complain(format!("the switch does not add up: {switch:?}, {arrived}, {left}"));
+        let Memory { packets, small, large } = &self.memory;
+        let out = [packets.out_count(), small.out_count(), large.out_count()];
+        if out != [0; 3] || self.ledger.copied() > 0 {
+            complain(format!("the switch keeps {out:?}, copied {}", self.ledger.copied()));
         }
         problems
     }
@@ -188,6 +212,53 @@ impl Lan {
             }
             text += &format!("  up {:?}\n  down {:?}\n", port.up.counters(), port.down.counters());
         }
-        text + &format!("{:?}\n", self.switch.counters())
+        let counters = self.ids.iter().map(|&id| self.switch.counters_of(id));
+        text + &format!("{:?}\n", counters.collect::<Vec<_>>())
     }
 }
+
+/// The way from the switch to the hosts.
+struct Cables<'a> {
+    ports: &'a mut [Port],
+    ids: &'a [PortId],
+    rng: &'a mut Rng,
+    now: Instant,
+}
+
+impl Egress for Cables<'_> {
+    fn transmit(&mut self, port: PortId, burst: &mut Burst) {
+        let index = self.ids.iter().position(|&id| id == port).expect("each port has a cable");
+        while let Some(packet) = burst.pop() {
+            let frame = Frame { bytes: oracle::flatten(&packet), offload: *packet.offload() };
+            self.ports[index].down.offer(frame, self.now, self.rng);
+        }
+    }
+}
+
+/// What a port of the switch takes, whose host has a device with `caps`.
+fn caps_of(port: &Port, caps: Caps) -> Caps {
+    match port.down.config.medium {
+        Medium::Wire => Caps::plain(caps.mtu),
+        Medium::Tap => caps,
+    }
+}
+
+/// A frame as a device of the switch receives it.
+fn packet_of(frame: &Frame, memory: &mut Memory) -> Packet {
+    let mut packet = memory.packet().expect("enough for one packet and what becomes of it");
+    let mut rest = &frame.bytes[..];
+    let mut pool = &mut memory.small;
+    while !rest.is_empty() {
+        let mut place = pool.take().expect("enough for one packet");
+        let count = rest.len().min(place.len());
+        place[..count].copy_from_slice(&rest[..count]);
+        packet.push_piece(place.freeze(count)).expect("five pieces have room");
+        rest = &rest[count..];
+        pool = &mut memory.large;
+    }
+    packet.set_offload(frame.offload);
+    packet
+}
+
+/// The switch handles one packet at a time: cut for each of some ports, and flooded.
+const MEMORY: MemoryConfig = MemoryConfig { packets: 4096, small_frames: 8, large_frames: 8 };

@@ -24,6 +24,5 @@ pub mod oracle;
 pub mod scenario;
 pub mod script;
 pub mod seed;
-pub mod switch;
 pub mod trace;
 pub mod world;

@@ -20,4 +20,5 @@ pub mod shared;
 pub mod virtq;
 
 pub use device::{SessionEnd, VhostUser, VhostUserCounters, VhostUserError};
+pub use rings::Traffic;
 pub use session::Offer;

@@ -28,7 +28,7 @@ use super::channel::{Channel, ChannelError, Incoming};
 use super::control::{Control, ControlError};
 use super::endpoint::{self, EndpointError, Listener, RETRY_INTERVAL};
 use super::message::{Reply, Request};
-use super::rings::Rings;
+use super::rings::{Rings, Traffic};
 use super::session::{Offer, RingSet, Session};
 use super::virtq::{ReceiveQueue, Stop};
 use crate::reactor::{Events, Interest, Reactor};
@@ -271,6 +271,11 @@ impl VhostUser {
     /// Counters since the device was made.
     pub fn counters(&self) -> &VhostUserCounters {
         &self.counters
+    }
+
+    /// What went through the rings since the device was made.
+    pub fn traffic(&self) -> Traffic {
+        self.rings.traffic()
     }
 
     /// Takes a front end on.

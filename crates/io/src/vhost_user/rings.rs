@@ -11,8 +11,11 @@
 
 use super::memory::GuestMemory;
 use super::session::{RINGS_MAX, RingSet, Session};
-use super::virtq::{QueueConfig, ReceiveQueue, StartError, Stop, TransmitQueue};
+use super::virtq::{
+    QueueConfig, ReceiveCounters, ReceiveQueue, StartError, Stop, TransmitCounters, TransmitQueue,
+};
 use rustix::fd::OwnedFd;
+use std::ops::AddAssign;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
@@ -31,6 +34,17 @@ pub(super) struct Rings {
     first: usize,
     /// Rings found broken and not yet told.
     broken: RingSet,
+    /// Of queues that were stopped.
+    past: Traffic,
+}
+
+/// What went through the queues of a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Packets that the guest sent.
+    pub sent: TransmitCounters,
+    /// Packets for the guest.
+    pub received: ReceiveCounters,
 }
 
 impl Rings {
@@ -41,6 +55,7 @@ impl Rings {
             lanes: (0..pairs).map(|_| Burst::new()).collect(),
             first: 0,
             broken: RingSet::default(),
+            past: Traffic::default(),
         }
     }
 
@@ -72,9 +87,11 @@ impl Rings {
         let stop = stop.expect("the ring runs");
         if let Stop::Done(_) = stop {
             if is_receive(ring) {
-                self.receive[pair] = None;
+                let queue = self.receive[pair].take();
+                queue.iter().for_each(|queue| self.past.received += *queue.counters());
             } else {
-                self.transmit[pair] = None;
+                let queue = self.transmit[pair].take();
+                queue.iter().for_each(|queue| self.past.sent += *queue.counters());
             }
             self.broken.remove(ring);
         }
@@ -218,9 +235,44 @@ impl Rings {
         }
     }
 
+    /// What went through all queues, stopped ones included.
+    pub(super) fn traffic(&self) -> Traffic {
+        let mut sum = self.past;
+        self.receive.iter().flatten().for_each(|queue| sum.received += *queue.counters());
+        self.transmit.iter().flatten().for_each(|queue| sum.sent += *queue.counters());
+        sum
+    }
+
     /// Rings found broken since the last call.
     pub(super) fn take_broken(&mut self) -> RingSet {
         std::mem::take(&mut self.broken)
+    }
+}
+
+impl AddAssign for TransmitCounters {
+    fn add_assign(&mut self, other: Self) {
+        let Self { packets, bytes, lent, recalled, short, long, bad_header, discarded, paused } =
+            other;
+        self.packets += packets;
+        self.bytes += bytes;
+        self.lent += lent;
+        self.recalled += recalled;
+        self.short += short;
+        self.long += long;
+        self.bad_header += bad_header;
+        self.discarded += discarded;
+        self.paused += paused;
+    }
+}
+
+impl AddAssign for ReceiveCounters {
+    fn add_assign(&mut self, other: Self) {
+        let Self { packets, bytes, full, too_small, refused } = other;
+        self.packets += packets;
+        self.bytes += bytes;
+        self.full += full;
+        self.too_small += too_small;
+        self.refused += refused;
     }
 }
 

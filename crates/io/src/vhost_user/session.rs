@@ -22,9 +22,11 @@
 //!
 //! Limit: [`RINGS_MAX`]. One thread at a time.
 
+use super::memory::REGIONS_MAX;
 use super::message::{
     ConfigRange, InflightLayout, RegionLayout, Reply, Request, RingAddresses, RingRequest,
 };
+use super::virtq;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -78,13 +80,12 @@ pub mod protocol {
     /// The status field of virtio is the device's.
     pub const STATUS: u64 = 1 << 16;
 
-    /// All that is offered.
-    pub const OFFERED: u64 = MULTI_QUEUE
+    /// Those that are offered in any case.
+    pub const ALWAYS: u64 = MULTI_QUEUE
         | LOG_SHMFD
         | RARP
         | REPLY_ACK
         | MTU
-        | CONFIG
         | INFLIGHT_SHMFD
         | RESET_DEVICE
         | CONFIGURE_MEM_SLOTS
@@ -105,8 +106,17 @@ pub struct Offer {
     pub memory_slots: u64,
     /// Largest MTU, and the one that the guest is told unless the front end says otherwise.
     pub mtu: u16,
-    /// The guest's Ethernet address, if it is ours to choose.
+    /// The guest's Ethernet address, if it is ours to choose. Then the configuration space is ours,
+    /// too; QEMU's network devices have their own, and warn of one that is offered.
     pub mac: Option<[u8; 6]>,
+}
+
+impl Default for Offer {
+    /// All features of the rings, one pair of queues, an MTU of 1500.
+    fn default() -> Self {
+        let memory_slots = REGIONS_MAX as u64;
+        Self { features: virtq::FEATURES, pairs: 1, memory_slots, mtu: 1500, mac: None }
+    }
 }
 
 impl Offer {
@@ -122,6 +132,12 @@ impl Offer {
             features |= feature::MAC;
         }
         features
+    }
+
+    /// All features of the protocol.
+    pub fn protocol_features(&self) -> u64 {
+        let config = if self.mac.is_some() { protocol::CONFIG } else { 0 };
+        protocol::ALWAYS | config
     }
 }
 
@@ -330,9 +346,9 @@ impl Session {
         let outcome = match request {
             Request::GetFeatures => Reply::Number(self.offer.features()).into(),
             Request::SetFeatures(features) => self.set_features(features)?.into(),
-            Request::GetProtocolFeatures => Reply::Number(protocol::OFFERED).into(),
+            Request::GetProtocolFeatures => Reply::Number(self.offer.protocol_features()).into(),
             Request::SetProtocolFeatures(features) => {
-                offered(features, protocol::OFFERED)?;
+                offered(features, self.offer.protocol_features())?;
                 self.protocol_features = features;
                 Effect::Done.into()
             }

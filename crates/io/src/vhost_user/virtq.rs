@@ -34,8 +34,8 @@ mod split;
 pub mod transmit;
 
 pub use chain::{Chain, Head, Segment};
-pub use receive::ReceiveQueue;
-pub use transmit::TransmitQueue;
+pub use receive::{ReceiveCounters, ReceiveQueue};
+pub use transmit::{TransmitCounters, TransmitQueue};
 
 use super::memory::GuestMemory;
 use super::shared::Area;

@@ -3,6 +3,7 @@
 use super::link::LinkEnd;
 use rustix::fd::{AsFd, BorrowedFd};
 use towpath_io::tap::Tap;
+use towpath_io::vhost_user::VhostUser;
 use towpath_net::socket::Sockets;
 use towpath_net::stack::Context;
 use towpath_net::time::{Duration, Instant};
@@ -18,6 +19,7 @@ pub(super) const MEMORY_PAUSE: Duration = Duration::from_millis(1);
 /// The device.
 pub(super) enum Line {
     Tap(Box<Tap>),
+    VhostUser(Box<VhostUser>),
     Link(LinkEnd),
 }
 
@@ -28,6 +30,8 @@ pub(super) struct Port {
     to_send: Burst,
     /// The device took a part only: try again then.
     retry_at: Option<Instant>,
+    /// The device has something to do by itself then.
+    turn_at: Option<Instant>,
     /// Reading waits until then for memory.
     paused_until: Option<Instant>,
     /// The interface was deleted: nothing moves any more, as with the cable out.
@@ -41,6 +45,7 @@ impl Port {
             received: Burst::limited(READ_BURST),
             to_send: Burst::new(),
             retry_at: None,
+            turn_at: None,
             paused_until: None,
             gone: false,
         }
@@ -50,6 +55,7 @@ impl Port {
     pub(super) fn caps(&self) -> Caps {
         match &self.line {
             Line::Tap(tap) => tap.caps(),
+            Line::VhostUser(device) => device.caps(),
             Line::Link(end) => end.caps(),
         }
     }
@@ -58,6 +64,7 @@ impl Port {
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.line {
             Line::Tap(tap) => Some(tap.as_fd()),
+            Line::VhostUser(device) => Some(device.as_fd()),
             Line::Link(_) => None,
         }
     }
@@ -70,7 +77,7 @@ impl Port {
     /// True if there is something to do that no file tells of.
     pub(super) fn has_news(&self) -> bool {
         match &self.line {
-            Line::Tap(_) => false,
+            Line::Tap(_) | Line::VhostUser(_) => false,
             Line::Link(end) => {
                 self.paused_until.is_none() && end.has_arrived() || end.has_room_again()
             }
@@ -88,6 +95,15 @@ impl Port {
                 let starved = tap.counters().receive_paused;
                 self.gone = tap.receive(cx.memory, &mut self.received).is_err();
                 tap.counters().receive_paused == starved
+            }
+            Line::VhostUser(device) => {
+                let starved = device.traffic().sent.paused;
+                let turn = device.turn(Duration::from_micros(cx.now.micros()));
+                let at = |at: Duration| Instant::START + at;
+                self.turn_at = turn.as_ref().map_or(None, |due| due.map(at));
+                sockets.stack_mut().set_caps(device.caps());
+                self.gone = turn.is_err() || device.receive(cx.memory, &mut self.received).is_err();
+                device.traffic().sent.paused == starved
             }
             Line::Link(end) => end.receive(cx.memory, cx.ledger, &mut self.received),
         };
@@ -125,6 +141,13 @@ impl Port {
                         return false;
                     }
                 }
+                Line::VhostUser(device) => {
+                    self.gone |= device.transmit(&mut self.to_send).is_err();
+                    if !self.to_send.is_empty() {
+                        self.retry_at = Some(cx.now + MEMORY_PAUSE);
+                        return false;
+                    }
+                }
                 Line::Link(end) => {
                     end.transmit(&mut self.to_send);
                     if end.is_full() {
@@ -138,6 +161,6 @@ impl Port {
 
     /// When there is something to do again.
     pub(super) fn due(&self) -> Option<Instant> {
-        [self.retry_at, self.paused_until].into_iter().flatten().min()
+        [self.retry_at, self.turn_at, self.paused_until].into_iter().flatten().min()
     }
 }

@@ -16,6 +16,7 @@ use std::time::Duration;
 use towpath_io::process_sys::SignalSet;
 use towpath_io::reactor::{Events, Interest, Reactor};
 use towpath_io::tap::{Features, Tap};
+use towpath_io::vhost_user::VhostUser;
 use towpath_net::socket::{LentLimits, SocketId, Sockets};
 use towpath_net::stack::Stack;
 use towpath_packet::{Ledger, Memory, MemoryConfig};
@@ -58,6 +59,13 @@ impl Host {
     /// attached to if it is there and free.
     pub fn on_tap_named(config: &Config, name: &str) -> Result<Self, StartError> {
         Self::on_tap(config, Tap::create(name)?)
+    }
+
+    /// A host at the other end of a virtual machine's network card: its front end finds the host at
+    /// the device's socket, now or later, and again after each restart.
+    pub fn on_vhost_user(config: &Config, device: VhostUser) -> Result<Self, StartError> {
+        config.check()?;
+        Self::start(config, Line::VhostUser(Box::new(device)), Arc::new(Bell::new()?))
     }
 
     /// Two hosts with a link between them, which carries packets without copying their payload.

@@ -14,7 +14,7 @@ fn session() -> Session {
 /// A session with all features of the protocol, and these of virtio.
 fn agreed(features: u64) -> Session {
     let mut session = session();
-    done(&mut session, Request::SetProtocolFeatures(protocol::OFFERED));
+    done(&mut session, Request::SetProtocolFeatures(protocol::ALWAYS));
     done(&mut session, Request::SetFeatures(features));
     session
 }
@@ -232,7 +232,7 @@ fn requests_need_their_feature_of_the_protocol() {
     ];
     for (request, needed) in cases {
         let mut session = session();
-        done(&mut session, Request::SetProtocolFeatures(protocol::OFFERED & !needed));
+        done(&mut session, Request::SetProtocolFeatures(protocol::ALWAYS & !needed));
         assert_eq!(session.apply(request).unwrap_err(), Refusal::NotAgreed(needed));
     }
 }
@@ -240,7 +240,8 @@ fn requests_need_their_feature_of_the_protocol() {
 #[test]
 fn the_configuration_space_is_read_and_restored() {
     let mut session = Session::new(Offer { mac: Some([2, 0, 0, 0, 0, 7]), ..offer() });
-    done(&mut session, Request::SetProtocolFeatures(protocol::OFFERED));
+    let features = protocol::ALWAYS | protocol::CONFIG;
+    done(&mut session, Request::SetProtocolFeatures(features));
     let mut read =
         |offset, bytes| reply(&mut session, Request::GetConfig(ConfigRange { offset, bytes }));
     let space = vec![2, 0, 0, 0, 0, 7, 1, 0, 2, 0, 0xdc, 5];

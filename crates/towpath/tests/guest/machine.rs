@@ -1,0 +1,159 @@
+//! A virtual machine in QEMU, told by its serial console what to do.
+//!
+//! It runs under software emulation, so that it needs no rights; what it boots is made by
+//! `scripts/guest`. It ends with the value, whatever happens.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
+
+/// Longest time until a line of the console comes.
+const PATIENCE: Duration = Duration::from_secs(120);
+const MEMORY: &str = "128M";
+
+/// A machine that runs.
+pub(crate) struct Machine {
+    process: Child,
+    input: ChildStdin,
+    lines: Receiver<String>,
+    /// All that it said, for the message of a test that fails.
+    said: Vec<String>,
+}
+
+/// Why a machine cannot be had here.
+pub(crate) fn missing() -> Option<String> {
+    if Command::new(QEMU).arg("--version").output().is_err() {
+        return Some(format!("{QEMU} is not installed"));
+    }
+    let found = [kernel(), initrd()].iter().all(|file| file.exists());
+    (!found).then(|| "nothing to boot: run scripts/guest".to_owned())
+}
+
+impl Machine {
+    /// Boots a machine whose network card has its other end at `socket`. `card` are further
+    /// properties of the card, each with a comma in front; `pairs` of queues.
+    pub(crate) fn boot(socket: &Path, pairs: u16, card: &str) -> Self {
+        let memory = format!("memory-backend-memfd,id=memory,size={MEMORY},share=on");
+        let channel_path = format!("socket,id=channel,path={}", socket.display());
+        let network = format!("vhost-user,id=network,chardev=channel,queues={pairs}");
+        // Under emulation QEMU 7.2 dies of vhost-user with MSI-X.
+        let card =
+            format!("virtio-net-pci,netdev=network,romfile=,vectors=0,mac=02:00:00:00:00:02{card}");
+        let mut process = Command::new(QEMU)
+            .args(["-accel", "tcg", "-m", MEMORY, "-smp", &pairs.to_string()])
+            .args(["-object", &memory, "-machine", "pc,memory-backend=memory"])
+            .args(["-chardev", &channel_path, "-netdev", &network, "-device", &card])
+            .args(["-nodefaults", "-no-reboot", "-display", "none", "-serial", "stdio"])
+            .arg("-kernel")
+            .arg(kernel())
+            .arg("-initrd")
+            .arg(initrd())
+            .args(["-append", "console=ttyS0 quiet loglevel=0 panic=-1"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("missing() looked for it");
+        let output = BufReader::new(process.stdout.take().expect("piped"));
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            // The console begins with whatever bytes the firmware sends.
+            for line in output.split(b'\n').map_while(Result::ok) {
+                let line = String::from_utf8_lossy(&line);
+                if sender.send(line.trim_end_matches('\r').to_owned()).is_err() {
+                    break;
+                }
+            }
+        });
+        let input = process.stdin.take().expect("piped");
+        let mut machine = Self { process, input, lines, said: Vec::new() };
+        machine.wait_for("towpath-ready");
+        machine
+    }
+
+    /// Has the guest run a command; returns what it prints. Fails if the command does.
+    pub(crate) fn run(&mut self, command: &str) -> Vec<String> {
+        let (status, printed) = self.try_run(command);
+        assert_eq!(status, "0", "{command}: {printed:?}");
+        printed
+    }
+
+    /// The same, whatever comes of it: its status, and what it prints.
+    pub(crate) fn try_run(&mut self, command: &str) -> (String, Vec<String>) {
+        self.start(&format!("{command}; echo towpath-done $?"));
+        let mut printed = Vec::new();
+        loop {
+            let line = self.line();
+            match line.strip_prefix("towpath-done ") {
+                Some(status) => return (status.to_owned(), printed),
+                None => printed.push(line),
+            }
+        }
+    }
+
+    /// Hands the guest a command and does not wait.
+    pub(crate) fn start(&mut self, command: &str) {
+        writeln!(self.input, "{command}").expect("the machine runs");
+    }
+
+    /// Gives the guest its address.
+    pub(crate) fn configure(&mut self, address: &str) {
+        self.run(&format!("ip addr add {address} dev eth0 && ip link set eth0 up"));
+    }
+
+    /// Turns the machine off and waits until it is.
+    pub(crate) fn power_off(mut self) {
+        self.start("poweroff -f");
+        loop {
+            match self.lines.recv_timeout(PATIENCE) {
+                Ok(_) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => panic!("the machine does not turn off"),
+            }
+        }
+        assert!(self.process.wait().expect("ours").success());
+    }
+
+    fn wait_for(&mut self, what: &str) {
+        while !self.line().contains(what) {}
+    }
+
+    fn line(&mut self) -> String {
+        match self.lines.recv_timeout(PATIENCE) {
+            Ok(line) => {
+                self.said.push(line.clone());
+                line
+            }
+            Err(why) => {
+                // A console that has ended leaves a process that does.
+                let ended =
+                    matches!(why, RecvTimeoutError::Disconnected).then(|| self.process.wait());
+                panic!("the machine says no more ({why}, {ended:?}): {:#?}", self.said)
+            }
+        }
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+const QEMU: &str = "qemu-system-x86_64";
+
+fn kernel() -> PathBuf {
+    directory().join("kernel")
+}
+
+fn initrd() -> PathBuf {
+    directory().join("initrd")
+}
+
+/// Where `scripts/guest` puts things: beside what is built.
+fn directory() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("guest")
+}

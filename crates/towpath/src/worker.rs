@@ -1,14 +1,20 @@
-//! One thread that owns a TAP device, a stack, the gateway and their memory, and moves packets.
+//! One thread that owns an inside, a stack, the gateway and their memory, and moves packets.
 //!
 //! # Theory of operation
 //!
-//! A turn of the loop waits for events, reads the TAP in bursts and gives them to the stack, lets
+//! The inside is a TAP device, or a switch with ports ([`Side`]).
+//!
+//! A turn of the loop waits for events, reads the inside in bursts and gives them to the stack, lets
 //! the gateway act on what the stack and the host sockets have, and sends what the stack has made
 //! of it. ACKs and windows thus go out once per burst, after the host sockets took the data.
 //!
 //! Nothing is polled without an event: an idle worker sleeps until its next timer, or for ever.
-//! When frames run out, the TAP is left unread for a millisecond; its queue in the kernel is
-//! the buffer then.
+//! When frames run out, the inside is left unread for a millisecond; queues before it are the buffer
+//! then.
+
+mod side;
+
+pub use side::{Input, Side, SideContext};
 
 use crate::config::Config;
 use crate::gateway::{Gateway, Io, StartError, Token};
@@ -23,19 +29,19 @@ use towpath_io::pcapng::{self, Direction};
 use towpath_io::reactor::{Events, Interest, Reactor};
 use towpath_io::receive::ReceiveBuffer;
 use towpath_io::release_pages;
-use towpath_io::tap::{Tap, TapError};
+use towpath_io::tap::Tap;
 use towpath_net::stack::{self, Address, Context, Limits, Stack};
 use towpath_net::tcp::Settings;
 use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
-use towpath_packet::{Burst, Device, Ledger, Memory, MemoryConfig, Packet};
+use towpath_packet::{Burst, Caps, Ledger, Memory, MemoryConfig, Packet};
 
-/// How long the TAP and starved flows wait for memory.
+/// How long the inside and starved flows wait for memory.
 const MEMORY_PAUSE: Duration = Duration::from_millis(1);
-/// Packets read from the TAP at a time: few enough that super-packets stay in the cache until the
+/// Packets read from the inside at a time: few enough that super-packets stay in the cache until the
 /// host sockets have taken them.
 const READ_BURST: usize = 16;
-/// Bytes read from the TAP before host sockets get their turn, so that neither direction waits for
+/// Bytes read from the inside before host sockets get their turn, so that neither direction waits for
 /// long; twice what one flow reads from its host in a turn.
 const READ_BYTES_PER_TURN: usize = 1 << 20;
 /// The same in bursts, for small packets.
@@ -49,14 +55,14 @@ const RELEASED_MIN: usize = 512 << 10;
 const FINISH_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The worker.
-pub struct Worker {
-    tap: Tap,
-    /// Reading the TAP waits until then for memory.
-    tap_paused_until: Option<Instant>,
+pub struct Worker<S: Side = Tap> {
+    side: S,
+    /// Reading the side waits until then for memory.
+    paused_until: Option<Instant>,
     stack: Stack,
     gateway: Gateway,
     memory: Memory,
-    ledger: Ledger,
+    ledger: Arc<Ledger>,
     buffer: ReceiveBuffer,
     reactor: Reactor,
     events: Events,
@@ -73,21 +79,41 @@ impl Worker {
     /// Binds the published ports and takes over the device.
     pub fn new(config: &Config, mut tap: Tap) -> Result<Self, StartError> {
         tap.set_mtu(config.mtu);
+        Self::serving(config, tap, Arc::default())
+    }
+
+    /// What passed so far.
+    pub fn report(&self) -> Report {
+        let mut report =
+            Report::new(&self.stack, &self.gateway, &self.ledger, &self.side, self.capture.as_ref());
+        let Memory { packets, small, large } = &self.memory;
+        report.packets_taken = packets.out_count();
+        report.frames_taken = (small.out_count(), large.out_count());
+        report
+    }
+}
+
+impl<S: Side> Worker<S> {
+    /// Binds the published ports and takes over an inside. Copies are counted in `ledger`.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn serving(config: &Config, side: S, ledger: Arc<Ledger>) -> Result<Self, StartError> {
         let reactor = Reactor::new()?;
-        reactor.add(&tap, Token::Tap.encode(), Interest::READ, false)?;
+        reactor.add(&side, Token::Side.encode(), Interest::READ, false)?;
         let gateway = Gateway::new(config, &reactor)?;
-        let stack = new_stack(config, &tap)?;
+        let stack = new_stack(config, side.caps())?;
         let capture = match &config.capture {
             Some(file) => Some(pcapng::Writer::new(file.clone(), &config.interface, None)?),
             None => None,
         };
         Ok(Self {
-            tap,
-            tap_paused_until: None,
+            side,
+            paused_until: None,
             stack,
             gateway,
             memory: Memory::new(MemoryConfig::within(config.memory_bytes)),
-            ledger: Ledger::new(),
+            ledger,
             buffer: ReceiveBuffer::new(),
             reactor,
             events: Events::new(),
@@ -122,14 +148,14 @@ impl Worker {
         Ok(())
     }
 
-    /// What passed so far.
-    pub fn report(&self) -> Report {
-        let mut report =
-            Report::new(&self.stack, &self.gateway, &self.ledger, &self.tap, self.capture.as_ref());
-        let Memory { packets, small, large } = &self.memory;
-        report.packets_taken = packets.out_count();
-        report.frames_taken = (small.out_count(), large.out_count());
-        report
+    /// The inside.
+    pub fn side(&self) -> &S {
+        &self.side
+    }
+
+    /// The inside, to be changed between calls of [`Worker::run_until`].
+    pub fn side_mut(&mut self) -> &mut S {
+        &mut self.side
     }
 
     fn serve(&mut self) -> io::Result<usize> {
@@ -156,12 +182,12 @@ impl Worker {
     }
 
     /// One turn; the index of a watched file that became readable.
-    fn turn(&mut self, events: &Events, now: Instant) -> Result<Option<u32>, TapError> {
+    fn turn(&mut self, events: &Events, now: Instant) -> Result<Option<u32>, S::Error> {
         let mut watched = None;
-        let mut tap_ready = false;
+        let mut side_ready = false;
         for event in events.iter() {
             match Token::decode(event.token) {
-                Some(Token::Tap) => tap_ready = true,
+                Some(Token::Side) => side_ready = true,
                 Some(Token::Watch(index)) => watched = Some(index),
                 Some(token) => self.with_gateway(now, |gateway, io| {
                     gateway.on_event(token, event, io);
@@ -169,11 +195,16 @@ impl Worker {
                 None => {}
             }
         }
-        if self.tap_paused_until.take_if(|until| *until <= now).is_some() {
-            self.watch_tap(Interest::READ);
+        side_ready |= self.side.next_deadline().is_some_and(|at| at <= now);
+        if side_ready {
+            let Self { side, memory, ledger, .. } = self;
+            side.turn(&mut SideContext { memory, ledger, now })?;
         }
-        if tap_ready && self.tap_paused_until.is_none() {
-            self.read_tap(now)?;
+        if self.paused_until.take_if(|until| *until <= now).is_some() {
+            self.watch_side(Interest::READ);
+        }
+        if side_ready && self.paused_until.is_none() {
+            self.read_side(now)?;
         }
         self.run_timers(now);
         self.with_gateway(now, |gateway, io| {
@@ -190,7 +221,7 @@ impl Worker {
 
     /// Sends what the stack has. Sending makes room, which flows are told at once: nothing else
     /// would wake the thread for it. That ends as room is only made for what was acknowledged.
-    fn send_and_hear(&mut self, now: Instant) -> Result<(), TapError> {
+    fn send_and_hear(&mut self, now: Instant) -> Result<(), S::Error> {
         loop {
             self.send(now)?;
             if !self.stack.has_events() {
@@ -200,14 +231,14 @@ impl Worker {
         }
     }
 
-    fn read_tap(&mut self, now: Instant) -> Result<(), TapError> {
+    fn read_side(&mut self, now: Instant) -> Result<(), S::Error> {
         let mut bytes = 0;
         for _ in 0..READ_BURSTS_PER_TURN {
-            let paused = self.tap.counters().receive_paused;
-            self.tap.receive(&mut self.memory, &mut self.received)?;
-            if self.tap.counters().receive_paused > paused {
-                self.watch_tap(Interest::NONE);
-                self.tap_paused_until = Some(now + MEMORY_PAUSE);
+            let Self { side, received, memory, ledger, .. } = self;
+            let input = side.receive(received, &mut SideContext { memory, ledger, now })?;
+            if input == Input::NoMemory {
+                self.watch_side(Interest::NONE);
+                self.paused_until = Some(now + MEMORY_PAUSE);
             }
             if self.received.is_empty() {
                 break;
@@ -227,7 +258,7 @@ impl Worker {
     }
 
     /// Sends what the stack has, until it has no more or the device is full.
-    fn send(&mut self, now: Instant) -> Result<(), TapError> {
+    fn send(&mut self, now: Instant) -> Result<(), S::Error> {
         loop {
             if self.to_send.is_empty() {
                 let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now };
@@ -237,11 +268,12 @@ impl Worker {
                 }
                 self.capture(Direction::Outbound);
             }
-            self.tap.transmit(&mut self.to_send)?;
+            let Self { side, to_send, memory, ledger, .. } = self;
+            side.transmit(to_send, &mut SideContext { memory, ledger, now })?;
             if !self.to_send.is_empty() {
                 return Ok(());
             }
-            let caps = self.tap.caps();
+            let caps = self.side.caps();
             self.stack.set_caps(caps);
         }
     }
@@ -267,7 +299,8 @@ impl Worker {
         let deadlines = [
             self.stack.next_deadline(),
             self.gateway.next_deadline(),
-            self.tap_paused_until,
+            self.paused_until,
+            self.side.next_deadline(),
             starved.then(|| now + MEMORY_PAUSE),
             (!self.idle).then(|| now + IDLE_AFTER),
             self.finish_by.map(|until| until.min(now + FINISH_INTERVAL)),
@@ -280,7 +313,7 @@ impl Worker {
     fn rest(&mut self) {
         if !self.idle {
             self.idle = true;
-            self.tap.release_frames();
+            self.side.rest();
             self.buffer.clear();
             self.memory.unused(|bytes| {
                 if bytes.len() >= RELEASED_MIN {
@@ -290,9 +323,9 @@ impl Worker {
         }
     }
 
-    fn watch_tap(&mut self, interest: Interest) {
-        // The device was added when the worker was made; changing it cannot fail.
-        let _ = self.reactor.modify(&self.tap, Token::Tap.encode(), interest, false);
+    fn watch_side(&mut self, interest: Interest) {
+        // The side was added when the worker was made; changing it cannot fail.
+        let _ = self.reactor.modify(&self.side, Token::Side.encode(), interest, false);
     }
 
     fn with_gateway<R>(
@@ -326,7 +359,7 @@ impl Worker {
     }
 }
 
-fn new_stack(config: &Config, tap: &Tap) -> io::Result<Stack> {
+fn new_stack(config: &Config, caps: Caps) -> io::Result<Stack> {
     let mut addresses = Vec::new();
     let mut next_hops: Vec<IpAddr> = Vec::new();
     if let Some(v4) = config.ipv4 {
@@ -360,7 +393,7 @@ fn new_stack(config: &Config, tap: &Tap) -> io::Result<Stack> {
             ..Limits::default()
         },
     };
-    let mut stack = Stack::new(stack_config, tap.caps());
+    let mut stack = Stack::new(stack_config, caps);
     for address in next_hops {
         stack.set_neighbor(address, MacAddr(config.program_mac));
     }

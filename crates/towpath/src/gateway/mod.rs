@@ -128,7 +128,7 @@ pub struct Gateway {
 /// What an epoll token names. 4 bits kind, 28 bits generation, 32 bits index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Token {
-    Tap,
+    Side,
     Watch(u32),
     Tcp(Slot),
     Udp(Slot),
@@ -139,7 +139,7 @@ pub(crate) enum Token {
 impl Token {
     pub(crate) fn encode(self) -> u64 {
         let (kind, slot) = match self {
-            Token::Tap => (0, Slot { index: 0, generation: 0 }),
+            Token::Side => (0, Slot { index: 0, generation: 0 }),
             Token::Watch(index) => (1, Slot { index, generation: 0 }),
             Token::Tcp(slot) => (2, slot),
             Token::Udp(slot) => (3, slot),
@@ -154,7 +154,7 @@ impl Token {
         let index = token as u32;
         let slot = Slot { index, generation: (token >> 32) as u32 & GENERATION_MASK };
         Some(match token >> 60 {
-            0 => Token::Tap,
+            0 => Token::Side,
             1 => Token::Watch(index),
             2 => Token::Tcp(slot),
             3 => Token::Udp(slot),
@@ -200,7 +200,7 @@ impl Gateway {
             Token::Udp(slot) => self.udp_ready(slot, event, io),
             Token::Ping(slot) => self.ping_ready(slot, io),
             Token::TcpListener(index) => self.accept(index, io),
-            Token::Tap | Token::Watch(_) => {}
+            Token::Side | Token::Watch(_) => {}
         }
     }
 
@@ -264,7 +264,7 @@ mod tests {
     fn tokens_survive_epoll() {
         let slot = Slot { index: u32::MAX, generation: GENERATION_MASK };
         let tokens = [
-            Token::Tap,
+            Token::Side,
             Token::Watch(7),
             Token::Tcp(slot),
             Token::Udp(Slot { index: 0, generation: 1 }),

@@ -1,0 +1,101 @@
+//! What a worker serves: the inside of its gateway.
+
+use std::os::fd::AsFd;
+
+use towpath_io::tap::{Tap, TapError};
+use towpath_net::time::Instant;
+use towpath_packet::{Burst, Caps, Device, Ledger, Memory};
+
+/// Where packets of the inside come from and go to: one TAP device, or a switch with its ports. Its
+/// file is readable while there is something to do; the worker watches it level-triggered.
+pub trait Side: AsFd {
+    /// What makes it unusable.
+    type Error: std::error::Error + Send + Sync + 'static;
+
+    /// What the gateway may hand it.
+    fn caps(&self) -> Caps;
+
+    /// When [`Side::turn`] wants to be called, unless the file is readable before.
+    fn next_deadline(&self) -> Option<Instant>;
+
+    /// Does what is due without packets. Called before [`Side::receive`] when the file is readable or
+    /// the deadline has come.
+    ///
+    /// # Errors
+    /// The side is of no further use.
+    fn turn(&mut self, cx: &mut SideContext<'_>) -> Result<(), Self::Error>;
+
+    /// Adds packets for the gateway to `burst` until it is full, nothing is left or memory is short;
+    /// which of these, as [`Input`] says.
+    ///
+    /// # Errors
+    /// The side is of no further use.
+    fn receive(
+        &mut self,
+        burst: &mut Burst,
+        cx: &mut SideContext<'_>,
+    ) -> Result<Input, Self::Error>;
+
+    /// Takes packets of the gateway from the front of `burst`; what it leaves has to wait.
+    ///
+    /// # Errors
+    /// The side is of no further use.
+    fn transmit(
+        &mut self,
+        burst: &mut Burst,
+        cx: &mut SideContext<'_>,
+    ) -> Result<(), Self::Error>;
+
+    /// Gives back what was kept ready: nothing happened for a while.
+    fn rest(&mut self);
+}
+
+/// What a side works with during a call.
+pub struct SideContext<'a> {
+    /// Packets and frames.
+    pub memory: &'a mut Memory,
+    /// Where copies are counted.
+    pub ledger: &'a Ledger,
+    /// Now.
+    pub now: Instant,
+}
+
+/// Why a side stopped receiving.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// Nothing is left, or the burst is full.
+    Done,
+    /// Memory is short: what is left has to wait.
+    NoMemory,
+}
+
+impl Side for Tap {
+    type Error = TapError;
+
+    fn caps(&self) -> Caps {
+        Device::caps(self)
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    fn turn(&mut self, _: &mut SideContext<'_>) -> Result<(), TapError> {
+        Ok(())
+    }
+
+    fn receive(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) -> Result<Input, TapError> {
+        let paused = self.counters().receive_paused;
+        Device::receive(self, cx.memory, burst)?;
+        let is_paused = self.counters().receive_paused > paused;
+        Ok(if is_paused { Input::NoMemory } else { Input::Done })
+    }
+
+    fn transmit(&mut self, burst: &mut Burst, _: &mut SideContext<'_>) -> Result<(), TapError> {
+        Device::transmit(self, burst)
+    }
+
+    fn rest(&mut self) {
+        self.release_frames();
+    }
+}

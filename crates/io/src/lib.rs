@@ -9,6 +9,7 @@
 #![deny(unsafe_code)]
 
 pub mod doorbell;
+pub mod endpoint;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod mount;

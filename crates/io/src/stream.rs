@@ -22,6 +22,10 @@
 //! Limits: [`FRAME_BYTES_MAX`], [`UNREAD_PIECES_MAX`], [`READS_MAX`]. Specification: the
 //! description of `-netdev stream` in QEMU's manual.
 
+mod port;
+
+pub use port::{StreamPort, StreamPortError};
+
 use crate::receive::{FRAMES_MAX, RECEIVE_BYTES_MAX, ReceiveBuffer, empty_slices};
 use crate::sys::{self, Gather};
 use crate::tap::{FRAME_BYTES_MAX, Traffic, wire_headers};
@@ -83,6 +87,19 @@ pub struct StreamCounters {
     pub receive_paused: u64,
     /// Times that the socket was full; nothing was dropped.
     pub transmit_full: u64,
+}
+
+impl StreamCounters {
+    /// Both together.
+    fn plus(&self, other: &Self) -> Self {
+        Self {
+            received: self.received.plus(&other.received),
+            transmitted: self.transmitted.plus(&other.transmitted),
+            receive_short: self.receive_short + other.receive_short,
+            receive_paused: self.receive_paused + other.receive_paused,
+            transmit_full: self.transmit_full + other.transmit_full,
+        }
+    }
 }
 
 /// A connection. See the module text.

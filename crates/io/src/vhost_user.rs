@@ -11,7 +11,6 @@ pub mod channel;
 pub mod control;
 pub mod device;
 pub mod driver;
-pub mod endpoint;
 pub mod memory;
 pub mod message;
 mod rings;

@@ -84,8 +84,13 @@ impl Worker {
 
     /// What passed so far.
     pub fn report(&self) -> Report {
-        let mut report =
-            Report::new(&self.stack, &self.gateway, &self.ledger, &self.side, self.capture.as_ref());
+        let mut report = Report::new(
+            &self.stack,
+            &self.gateway,
+            &self.ledger,
+            &self.side,
+            self.capture.as_ref(),
+        );
         let Memory { packets, small, large } = &self.memory;
         report.packets_taken = packets.out_count();
         report.frames_taken = (small.out_count(), large.out_count());

@@ -248,3 +248,42 @@ proptest! {
         rig.assert_all_back();
     }
 }
+
+/// Goal: guests come and go, one after the other, and each is served.
+#[test]
+fn a_port_serves_one_guest_after_the_other() {
+    let path = std::env::temp_dir().join(format!("towpath-stream-{}", std::process::id()));
+    let mut port = StreamPort::listen(&path, 1500, Arc::default()).unwrap();
+    let config = MemoryConfig { packets: 16, small_frames: 16, large_frames: 16 };
+    let mut memory = Memory::new(config);
+    let mut burst = Burst::new();
+    let mut packet = memory.packet().unwrap();
+    packet.push_header(60);
+    burst.push(packet).unwrap();
+    port.transmit(&mut burst).unwrap();
+    assert_eq!((burst.len(), port.sessions()), (0, (0, 1)), "nobody is there");
+
+    let mut guests = [(); 2].map(|()| UnixStream::connect(&path).unwrap());
+    for (count, guest) in (1..).zip(&mut guests) {
+        port.turn().unwrap();
+        assert!(port.is_connected());
+        let sent = frame(100, count);
+        guest.write_all(&framed(std::slice::from_ref(&sent))).unwrap();
+        port.receive(&mut memory, &mut burst).unwrap();
+        assert_eq!(bytes_of(&burst.pop().unwrap()), sent);
+        let mut packet = memory.packet().unwrap();
+        packet.push_header(sent.len()).copy_from_slice(&sent);
+        burst.push(packet).unwrap();
+        port.transmit(&mut burst).unwrap();
+        let mut back = vec![0; 4 + sent.len()];
+        guest.read_exact(&mut back).unwrap();
+        assert_eq!(back, framed(std::slice::from_ref(&sent)));
+        guest.shutdown(std::net::Shutdown::Both).unwrap();
+        port.receive(&mut memory, &mut burst).unwrap();
+        assert_eq!(port.take_end(), Some(StreamError::Closed));
+        assert_eq!(port.counters().received.packets, count as u64);
+    }
+    assert!(!port.is_connected());
+    drop(port);
+    assert!(!path.exists());
+}

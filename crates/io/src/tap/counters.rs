@@ -64,4 +64,14 @@ impl Traffic {
         self.bytes += bytes as u64;
         self.super_packets += u64::from(offload.gso.is_some());
     }
+
+    /// Both together.
+    pub(crate) fn plus(&self, other: &Self) -> Self {
+        Self {
+            packets: self.packets + other.packets,
+            bytes: self.bytes + other.bytes,
+            super_packets: self.super_packets + other.super_packets,
+            calls: self.calls + other.calls,
+        }
+    }
 }

@@ -26,11 +26,11 @@
 
 use super::channel::{Channel, ChannelError, Incoming};
 use super::control::{Control, ControlError};
-use super::endpoint::{self, EndpointError, Listener, RETRY_INTERVAL};
 use super::message::{Reply, Request};
 use super::rings::{Rings, Traffic};
 use super::session::{Offer, RingSet, Session};
 use super::virtq::{ReceiveQueue, Stop};
+use crate::endpoint::{self, EndpointError, Listener, RETRY_INTERVAL};
 use crate::reactor::{Events, Interest, Reactor};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -40,11 +40,7 @@ pub trait Side: AsFd {
     ///
     /// # Errors
     /// The side is of no further use.
-    fn transmit(
-        &mut self,
-        burst: &mut Burst,
-        cx: &mut SideContext<'_>,
-    ) -> Result<(), Self::Error>;
+    fn transmit(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) -> Result<(), Self::Error>;
 
     /// Gives back what was kept ready: nothing happened for a while.
     fn rest(&mut self);

@@ -1,9 +1,10 @@
-//! Where front ends are met: a listening socket with a path, or the path of theirs.
+//! Where the monitors of virtual machines are met: a listening socket with a path, or the path of
+//! theirs.
 //!
 //! As a server, the socket's file belongs to the endpoint: one left behind by a process that died
 //! is taken over, one that somebody listens on is not, and in the end the file is removed, unless
 //! it is another by then. As a client, the endpoint connects again and again, every
-//! [`RETRY_INTERVAL`], until the front end listens.
+//! [`RETRY_INTERVAL`], until somebody listens.
 //!
 //! No call blocks. One thread at a time.
 
@@ -17,7 +18,7 @@ use std::time::Duration;
 /// Time between attempts to connect.
 pub const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Front ends that may wait to be told that the device has one.
+/// Monitors that may wait to be told that the device has one.
 const BACKLOG: i32 = 4;
 
 /// Why there is no endpoint at a path.
@@ -37,7 +38,7 @@ pub enum EndpointError {
     Os(PathBuf, Errno),
 }
 
-/// A socket with a path that front ends connect to.
+/// A socket with a path that monitors connect to.
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
@@ -68,10 +69,10 @@ impl Listener {
         Ok(listener)
     }
 
-    /// The next front end that has connected.
+    /// The next connection, which does not block.
     ///
     /// # Errors
-    /// What the system says: it has no descriptors left, for instance. The front end waits.
+    /// What the system says: it has no descriptors left, for instance. Who connects waits.
     pub fn accept(&self) -> Result<Option<OwnedFd>, Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         loop {
@@ -102,7 +103,7 @@ impl Drop for Listener {
     }
 }
 
-/// Connects to a front end that listens at `path`; `None` if nobody does at this moment.
+/// Connects to who listens at `path`; `None` if nobody does at this moment.
 ///
 /// # Errors
 /// [`EndpointError`]: trying again would not help.

@@ -1,0 +1,187 @@
+//! The place where streams of frames begin: a socket with a path, and the guest that is connected.
+//!
+//! One guest at a time; another waits until it has gone. Without one, packets for it are dropped
+//! and counted. All that is waited for hangs in a reactor of its own: watch that one file
+//! ([`AsFd`]), level-triggered, and call [`StreamPort::turn`] when it is readable; then receive and
+//! transmit.
+
+use super::{Stream, StreamCounters, StreamError};
+use crate::endpoint::{EndpointError, Listener};
+use crate::reactor::{Events, Interest, Reactor};
+use rustix::fd::{AsFd, BorrowedFd};
+use rustix::io::Errno;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use towpath_packet::{Burst, Caps, Device, Ledger, Memory};
+
+/// Tokens of the reactor.
+const TOKEN_LISTENER: u64 = 0;
+const TOKEN_STREAM: u64 = 1;
+
+/// Why a port cannot be had or used.
+#[derive(Debug, thiserror::Error)]
+pub enum StreamPortError {
+    /// Its socket cannot be had.
+    #[error(transparent)]
+    Endpoint(#[from] EndpointError),
+    /// The system refuses what every port needs.
+    #[error("stream port: {0}")]
+    Os(#[from] io::Error),
+}
+
+/// A port for guests that connect. See the module text.
+pub struct StreamPort {
+    listener: Listener,
+    reactor: Reactor,
+    events: Box<Events>,
+    stream: Option<Stream>,
+    /// The reactor tells of room to write.
+    asks_for_room: bool,
+    mtu: u16,
+    ledger: Arc<Ledger>,
+    /// Those of streams that ended.
+    before: StreamCounters,
+    sessions: u64,
+    no_guest: u64,
+    end: Option<StreamError>,
+}
+
+impl StreamPort {
+    /// Listens at `path`. Guests are sent IP packets of `mtu` bytes at most.
+    ///
+    /// # Errors
+    /// [`StreamPortError`].
+    pub fn listen(path: &Path, mtu: u16, ledger: Arc<Ledger>) -> Result<Self, StreamPortError> {
+        let listener = Listener::bind(path)?;
+        let reactor = Reactor::new()?;
+        // For changes only: who has to wait is no news all the time.
+        reactor.add(&listener, TOKEN_LISTENER, Interest::READ, true)?;
+        Ok(Self {
+            listener,
+            reactor,
+            events: Box::default(),
+            stream: None,
+            asks_for_room: false,
+            mtu,
+            ledger,
+            before: StreamCounters::default(),
+            sessions: 0,
+            no_guest: 0,
+            end: None,
+        })
+    }
+
+    /// Meets guests, after the file was readable.
+    ///
+    /// # Errors
+    /// The port is of no further use. What a guest does is never an error.
+    pub fn turn(&mut self) -> Result<(), StreamPortError> {
+        self.reactor.wait(Some(Duration::ZERO), &mut self.events)?;
+        self.meet()
+    }
+
+    /// True if a guest is connected.
+    pub fn is_connected(&self) -> bool {
+        self.stream.is_some()
+    }
+
+    /// Why the last connection ended; told once.
+    pub fn take_end(&mut self) -> Option<StreamError> {
+        self.end.take()
+    }
+
+    /// Gives back what is kept ready for reads.
+    pub fn release_frames(&mut self) {
+        if let Some(stream) = &mut self.stream {
+            stream.release_frames();
+        }
+    }
+
+    /// Counters of all connections.
+    pub fn counters(&self) -> StreamCounters {
+        match &self.stream {
+            Some(stream) => self.before.plus(stream.counters()),
+            None => self.before,
+        }
+    }
+
+    /// Guests that have connected, and packets that were dropped for want of one.
+    pub fn sessions(&self) -> (u64, u64) {
+        (self.sessions, self.no_guest)
+    }
+
+    fn meet(&mut self) -> Result<(), StreamPortError> {
+        if self.stream.is_some() {
+            return Ok(());
+        }
+        match self.listener.accept() {
+            Ok(Some(socket)) => {
+                self.reactor.add(&socket, TOKEN_STREAM, Interest::READ, false)?;
+                self.stream = Some(Stream::new(socket, self.mtu, self.ledger.clone()));
+                self.asks_for_room = false;
+                self.sessions += 1;
+                Ok(())
+            }
+            // No descriptors or no memory: it waits until another connects.
+            Ok(None) | Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => Ok(()),
+            Err(errno) => Err(io::Error::from(errno).into()),
+        }
+    }
+
+    /// The guest has gone, or sent what is none of the protocol: meets the next.
+    fn part(&mut self, error: StreamError) -> Result<(), StreamPortError> {
+        if let Some(stream) = self.stream.take() {
+            self.before = self.before.plus(stream.counters());
+            // It was added, and is still open.
+            let _ = self.reactor.remove(&stream);
+        }
+        self.end = Some(error);
+        self.meet()
+    }
+
+    /// Asks the reactor for room to write if a packet waits for it, and only then.
+    fn watch(&mut self) -> Result<(), StreamPortError> {
+        let Some(stream) = &self.stream else { return Ok(()) };
+        if stream.has_unsent() != self.asks_for_room {
+            self.asks_for_room = stream.has_unsent();
+            let interest = if self.asks_for_room { Interest::BOTH } else { Interest::READ };
+            self.reactor.modify(stream, TOKEN_STREAM, interest, false)?;
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for StreamPort {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.reactor.as_fd()
+    }
+}
+
+impl Device for StreamPort {
+    type Error = StreamPortError;
+
+    fn caps(&self) -> Caps {
+        Caps::plain(self.mtu)
+    }
+
+    fn receive(&mut self, memory: &mut Memory, burst: &mut Burst) -> Result<(), StreamPortError> {
+        match self.stream.as_mut().map(|stream| stream.receive(memory, burst)) {
+            Some(Err(error)) => self.part(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn transmit(&mut self, burst: &mut Burst) -> Result<(), StreamPortError> {
+        let Some(stream) = &mut self.stream else {
+            self.no_guest += burst.len() as u64;
+            burst.clear();
+            return Ok(());
+        };
+        match stream.transmit(burst) {
+            Ok(()) => self.watch(),
+            Err(error) => self.part(error),
+        }
+    }
+}

@@ -9,6 +9,7 @@
 pub mod config;
 pub mod gateway;
 pub mod host;
+pub mod network;
 pub mod publish;
 pub mod report;
 pub mod resolv;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::fs::File;
 use std::sync::Arc;
 use towpath_io::pcapng;
-use towpath_io::tap::{Features, Tap, TapCounters};
+use towpath_io::tap::{Features, TapCounters};
 use towpath_net::counters::Counters;
 use towpath_net::stack::Stack;
 use towpath_packet::{Ledger, Site};
@@ -17,10 +17,10 @@ pub struct Report {
     pub stack: Counters,
     /// Counters of the gateway.
     pub gateway: GatewayCounters,
-    /// Counters of the device.
+    /// Counters of the TAP device, if the inside is one.
     pub tap: TapCounters,
-    /// Offloads in use.
-    pub features: Features,
+    /// Offloads in use, if the inside is a TAP device.
+    pub features: Option<Features>,
     /// Flows now: TCP, UDP, echo.
     pub flows: (usize, usize, usize),
     /// Packets taken from memory now.
@@ -42,14 +42,13 @@ impl Report {
         stack: &Stack,
         gateway: &Gateway,
         ledger: &Ledger,
-        tap: &Tap,
         capture: Option<&pcapng::Writer<Arc<File>>>,
     ) -> Self {
         Self {
             stack: stack.counters().clone(),
             gateway: *gateway.counters(),
-            tap: *tap.counters(),
-            features: tap.features(),
+            tap: TapCounters::default(),
+            features: None,
             flows: gateway.flow_counts(),
             packets_taken: 0,
             frames_taken: (0, 0),
@@ -70,16 +69,21 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (stack, gateway) = (&self.stack, &self.gateway);
-        writeln!(f, "offload           {}", self.features)?;
+        let (mut reads, mut writes) = (String::new(), String::new());
+        if let Some(features) = self.features {
+            writeln!(f, "offload           {features}")?;
+            reads = format!(", {} reads", self.tap.received.calls);
+            writes = format!(", {} writes", self.tap.transmitted.calls);
+        }
         writeln!(
             f,
-            "from the program  {} packets, {} super-packets, {} bytes, {} reads",
-            stack.packets_in, stack.super_packets_in, stack.bytes_in, self.tap.received.calls
+            "from the program  {} packets, {} super-packets, {} bytes{reads}",
+            stack.packets_in, stack.super_packets_in, stack.bytes_in
         )?;
         writeln!(
             f,
-            "to the program    {} packets, {} super-packets, {} bytes, {} writes",
-            stack.packets_out, stack.super_packets_out, stack.bytes_out, self.tap.transmitted.calls
+            "to the program    {} packets, {} super-packets, {} bytes{writes}",
+            stack.packets_out, stack.super_packets_out, stack.bytes_out
         )?;
         writeln!(
             f,

@@ -79,35 +79,38 @@ impl Worker {
     /// Binds the published ports and takes over the device.
     pub fn new(config: &Config, mut tap: Tap) -> Result<Self, StartError> {
         tap.set_mtu(config.mtu);
-        Self::serving(config, tap, Arc::default())
-    }
-
-    /// What passed so far.
-    pub fn report(&self) -> Report {
-        let mut report = Report::new(
-            &self.stack,
-            &self.gateway,
-            &self.ledger,
-            &self.side,
-            self.capture.as_ref(),
-        );
-        let Memory { packets, small, large } = &self.memory;
-        report.packets_taken = packets.out_count();
-        report.frames_taken = (small.out_count(), large.out_count());
-        report
+        let addresses =
+            [config.ipv4.map(|v4| v4.address.into()), config.ipv6.map(|v6| v6.address.into())];
+        let addresses: Vec<IpAddr> = addresses.into_iter().flatten().collect();
+        let mut worker = Self::with_next_hops(config, tap, Arc::default(), addresses.clone())?;
+        for address in addresses {
+            worker.stack.set_neighbor(address, MacAddr(config.program_mac));
+        }
+        Ok(worker)
     }
 }
 
 impl<S: Side> Worker<S> {
-    /// Binds the published ports and takes over an inside. Copies are counted in `ledger`.
+    /// Binds the published ports and takes over an inside whose stations are found by asking for
+    /// them. Copies are counted in `ledger`.
     ///
     /// # Errors
     /// [`StartError`].
     pub fn serving(config: &Config, side: S, ledger: Arc<Ledger>) -> Result<Self, StartError> {
+        Self::with_next_hops(config, side, ledger, Vec::new())
+    }
+
+    /// With stations that everything leads to that is on no network of ours.
+    fn with_next_hops(
+        config: &Config,
+        side: S,
+        ledger: Arc<Ledger>,
+        next_hops: Vec<IpAddr>,
+    ) -> Result<Self, StartError> {
         let reactor = Reactor::new()?;
         reactor.add(&side, Token::Side.encode(), Interest::READ, false)?;
         let gateway = Gateway::new(config, &reactor)?;
-        let stack = new_stack(config, side.caps())?;
+        let stack = new_stack(config, side.caps(), next_hops)?;
         let capture = match &config.capture {
             Some(file) => Some(pcapng::Writer::new(file.clone(), &config.interface, None)?),
             None => None,
@@ -153,9 +156,25 @@ impl<S: Side> Worker<S> {
         Ok(())
     }
 
+    /// What passed so far.
+    pub fn report(&self) -> Report {
+        let mut report =
+            Report::new(&self.stack, &self.gateway, &self.ledger, self.capture.as_ref());
+        self.side.add_to(&mut report);
+        let Memory { packets, small, large } = &self.memory;
+        report.packets_taken = packets.out_count();
+        report.frames_taken = (small.out_count(), large.out_count());
+        report
+    }
+
     /// The inside.
     pub fn side(&self) -> &S {
         &self.side
+    }
+
+    /// Now, on the clock of everything here.
+    pub fn now(&self) -> Instant {
+        self.clock.now()
     }
 
     /// The inside, to be changed between calls of [`Worker::run_until`].
@@ -364,20 +383,17 @@ impl<S: Side> Worker<S> {
     }
 }
 
-fn new_stack(config: &Config, caps: Caps) -> io::Result<Stack> {
+fn new_stack(config: &Config, caps: Caps, next_hops: Vec<IpAddr>) -> io::Result<Stack> {
     let mut addresses = Vec::new();
-    let mut next_hops: Vec<IpAddr> = Vec::new();
     if let Some(v4) = config.ipv4 {
         for address in [v4.gateway, v4.dns] {
             addresses.push(Address { address: address.into(), prefix_len: v4.prefix_len });
         }
-        next_hops.push(v4.address.into());
     }
     if let Some(v6) = config.ipv6 {
         for address in [v6.gateway, v6.dns] {
             addresses.push(Address { address: address.into(), prefix_len: v6.prefix_len });
         }
-        next_hops.push(v6.address.into());
     }
     for &address in &config.host_loopback {
         let prefix_len = if address.is_ipv4() { 32 } else { 128 };
@@ -388,7 +404,7 @@ fn new_stack(config: &Config, caps: Caps) -> io::Result<Stack> {
     let stack_config = stack::Config {
         mac: MacAddr(config.gateway_mac),
         addresses,
-        next_hops: next_hops.clone(),
+        next_hops,
         transparent: true,
         secret: random_secret()?,
         tcp: Settings::default(),
@@ -398,11 +414,7 @@ fn new_stack(config: &Config, caps: Caps) -> io::Result<Stack> {
             ..Limits::default()
         },
     };
-    let mut stack = Stack::new(stack_config, caps);
-    for address in next_hops {
-        stack.set_neighbor(address, MacAddr(config.program_mac));
-    }
-    Ok(stack)
+    Ok(Stack::new(stack_config, caps))
 }
 
 fn random_secret() -> io::Result<[u64; 2]> {

@@ -6,6 +6,8 @@ use towpath_io::tap::{Tap, TapError};
 use towpath_net::time::Instant;
 use towpath_packet::{Burst, Caps, Device, Ledger, Memory};
 
+use crate::report::Report;
+
 /// Where packets of the inside come from and go to: one TAP device, or a switch with its ports. Its
 /// file is readable while there is something to do; the worker watches it level-triggered.
 pub trait Side: AsFd {
@@ -44,6 +46,9 @@ pub trait Side: AsFd {
 
     /// Gives back what was kept ready: nothing happened for a while.
     fn rest(&mut self);
+
+    /// Adds what it has counted, as far as there is a place for it.
+    fn add_to(&self, report: &mut Report);
 }
 
 /// What a side works with during a call.
@@ -93,5 +98,10 @@ impl Side for Tap {
 
     fn rest(&mut self) {
         self.release_frames();
+    }
+
+    fn add_to(&self, report: &mut Report) {
+        report.tap = *self.counters();
+        report.features = Some(self.features());
     }
 }

@@ -23,6 +23,7 @@ pub(crate) struct Arguments {
 pub(crate) enum Action {
     Run(RunArguments),
     Attach(AttachArguments),
+    Up(UpArguments),
     Stats(StatsArguments),
     Bench(BenchArguments),
     /// Write the manual page to standard output.
@@ -79,6 +80,65 @@ pub(crate) struct AttachArguments {
     pub(crate) network: NetworkArguments,
 }
 
+/// Serve a network of virtual machines.
+///
+/// Makes a switch with the ports that are named, and serves it until SIGINT or SIGTERM. One port
+/// leads to a gateway, which reaches the outside with ordinary sockets of the host, as for `run`.
+/// No privilege is needed, but for TAP devices, which are made in this network namespace.
+///
+/// NAME has at most 15 letters, digits, '-', '_' and '.'. Sockets are made at PATH; virtual machines
+/// connect to them and may go and come again.
+#[derive(Debug, Args)]
+#[command(after_help = exit::HELP)]
+pub(crate) struct UpArguments {
+    /// A virtual machine by vhost-user: its memory is shared, and payload is copied once from one
+    /// machine to another. May be repeated.
+    #[arg(long, value_name = "NAME=PATH", value_parser = parse_named, help_heading = "Ports")]
+    pub(crate) vhost_user: Vec<(String, PathBuf)>,
+
+    /// A virtual machine by frames on a stream socket, as with QEMU's `-netdev stream`. May be
+    /// repeated.
+    #[arg(long, value_name = "NAME=PATH", value_parser = parse_named, help_heading = "Ports")]
+    pub(crate) stream: Vec<(String, PathBuf)>,
+
+    /// A TAP device, made with this name. May be repeated.
+    #[arg(long, value_name = "NAME", help_heading = "Ports")]
+    pub(crate) tap: Vec<String>,
+
+    /// Packets that may wait for each port.
+    #[arg(long, value_name = "N", default_value_t = towpath::network::QUEUE_LEN,
+          help_heading = "Ports")]
+    pub(crate) queue_len: usize,
+
+    /// Pairs of queues that virtual machines are offered by vhost-user.
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Ports",
+          value_parser = clap::value_parser!(u16).range(1..=8))]
+    pub(crate) queue_pairs: u16,
+
+    /// Let ports talk to the gateway only, not to each other.
+    #[arg(long, help_heading = "Ports")]
+    pub(crate) isolate: bool,
+
+    /// A switch alone: nothing leads outside.
+    #[arg(long, help_heading = "Network")]
+    pub(crate) no_gateway: bool,
+
+    /// Copy payload out of the machines' memory at the switch; only good for measuring what is gained
+    /// by not doing so.
+    #[arg(long, help_heading = "Diagnosis")]
+    pub(crate) orphan: bool,
+
+    #[command(flatten)]
+    pub(crate) gateway: GatewayArguments,
+}
+
+fn parse_named(text: &str) -> Result<(String, PathBuf), String> {
+    match text.split_once('=') {
+        Some((name, path)) if !path.is_empty() => Ok((name.to_owned(), path.into())),
+        _ => Err("a name, '=' and the path of a socket are wanted".to_owned()),
+    }
+}
+
 /// Tell the counters of a running towpath, or list all of them.
 ///
 /// Only instances of the same user are found, by sockets in $XDG_RUNTIME_DIR/towpath, else in
@@ -108,7 +168,7 @@ pub(crate) struct StatsArguments {
     pub(crate) json: bool,
 }
 
-/// What both have in common.
+/// What `run` and `attach` have in common.
 #[derive(Debug, Args)]
 pub(crate) struct NetworkArguments {
     /// Publish TCP ports on the host; may be repeated.
@@ -126,6 +186,21 @@ pub(crate) struct NetworkArguments {
     #[arg(short, long, value_name = "SPEC", help_heading = "Ports")]
     pub(crate) udp_ports: Vec<String>,
 
+    /// Name of the network interface.
+    #[arg(long, value_name = "NAME", default_value = "tap0", help_heading = "Network")]
+    pub(crate) ifname: String,
+
+    /// Write all packets to FILE (pcapng).
+    #[arg(long, value_name = "FILE", help_heading = "Diagnosis")]
+    pub(crate) pcap: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) gateway: GatewayArguments,
+}
+
+/// What every gateway has.
+#[derive(Debug, Args)]
+pub(crate) struct GatewayArguments {
     /// Largest IP packet that the program sees: 576 to 65520; below 1280 without IPv6.
     #[arg(short, long, value_name = "BYTES", default_value_t = 1500, help_heading = "Network")]
     pub(crate) mtu: u16,
@@ -156,10 +231,6 @@ pub(crate) struct NetworkArguments {
     #[arg(long, value_name = "ADDR", help_heading = "Network")]
     pub(crate) map_host_loopback: Vec<IpAddr>,
 
-    /// Name of the network interface.
-    #[arg(long, value_name = "NAME", default_value = "tap0", help_heading = "Network")]
-    pub(crate) ifname: String,
-
     /// Most memory that packets may take; suffixes K, M, G [default: 256M]
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Limits")]
     pub(crate) memory: Option<usize>,
@@ -169,10 +240,6 @@ pub(crate) struct NetworkArguments {
     #[arg(long, value_name = "N", default_value_t = towpath::config::FLOWS_DEFAULT,
           help_heading = "Limits")]
     pub(crate) max_flows: usize,
-
-    /// Write all packets to FILE (pcapng).
-    #[arg(long, value_name = "FILE", help_heading = "Diagnosis")]
-    pub(crate) pcap: Option<PathBuf>,
 
     /// Print counters to standard error at the end.
     #[arg(long, help_heading = "Diagnosis")]
@@ -208,6 +275,6 @@ mod tests {
             Arguments::try_parse_from(["towpath", "run", "-v", "ls", "-q", "--", "x"]).unwrap();
         let Action::Run(run) = arguments.action else { panic!("not run") };
         assert_eq!(run.command, ["ls", "-q", "--", "x"]);
-        assert!(run.network.verbose && !run.network.quiet);
+        assert!(run.network.gateway.verbose && !run.network.gateway.quiet);
     }
 }

@@ -28,8 +28,8 @@ enum Life {
 /// Serves until the namespace goes or a signal asks to end.
 pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     let network = &arguments.network;
-    let messages = settings::messages(network);
-    let ready = take_ready(network.ready_fd)?;
+    let messages = settings::messages(&network.gateway);
+    let ready = take_ready(network.gateway.ready_fd)?;
     let config = settings::config(network)?;
     let (namespace, life) = find(arguments)?;
     let signals = Signals::block()?;
@@ -49,7 +49,7 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     child.wait()?;
     let mut gateway = start(&config, device, ready, messages)?;
     serve(&mut gateway, &signals, &identity, &life)?;
-    if network.stats {
+    if network.gateway.stats {
         messages.error(gateway.report());
     }
     Ok(Ending::Code(0))

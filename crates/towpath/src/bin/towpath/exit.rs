@@ -20,7 +20,8 @@ Exit status:
   126  CMD was found but could not be executed
   127  CMD was not found
   2    an option or argument is wrong
-  0    `attach`: the namespace has gone, or SIGINT or SIGTERM asked to end";
+  0    `attach`: the namespace has gone, or SIGINT or SIGTERM asked to end
+  0    `up`: SIGINT or SIGTERM asked to end";
 
 /// How a command that worked ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

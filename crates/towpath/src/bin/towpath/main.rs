@@ -1,7 +1,8 @@
 //! The `towpath` command.
 //!
 //! `run` starts a program in namespaces of its own, `attach` serves a namespace that exists; both
-//! leave a TAP device with the worker, which moves the packets. Everything here runs in one thread
+//! leave a TAP device with the worker, which moves the packets. `up` serves a network of virtual
+//! machines. Everything here runs in one thread
 //! until the worker starts, because it forks.
 #![forbid(unsafe_code)]
 
@@ -28,6 +29,7 @@ mod run;
 mod serve;
 mod settings;
 mod stats;
+mod up;
 
 fn main() -> ExitCode {
     // Wrong usage ends here, with code 2.
@@ -35,6 +37,7 @@ fn main() -> ExitCode {
     let done = match &arguments.action {
         Action::Run(arguments) => run::run(arguments),
         Action::Attach(arguments) => attach::attach(arguments),
+        Action::Up(arguments) => up::up(arguments),
         Action::Stats(arguments) => stats::stats(arguments),
         Action::Bench(arguments) => bench::bench(arguments),
         Action::Man => write_manual(),

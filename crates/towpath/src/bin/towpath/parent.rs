@@ -78,8 +78,16 @@ pub(crate) fn start(
     messages: Messages,
 ) -> anyhow::Result<Gateway> {
     let gateway = Gateway::start(config, tap, features_from_bits(features), messages)?;
-    if let Some(mut ready) = ready {
-        ready.write_all(b"1").context("option --ready-fd: nothing can be written")?;
-    }
+    tell_ready(ready)?;
     Ok(gateway)
+}
+
+/// Tells whoever waits for it that the network is served.
+pub(crate) fn tell_ready(ready: Option<File>) -> anyhow::Result<()> {
+    match ready {
+        Some(mut ready) => {
+            ready.write_all(b"1").context("option --ready-fd: nothing can be written")
+        }
+        None => Ok(()),
+    }
 }

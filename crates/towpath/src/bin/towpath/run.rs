@@ -22,8 +22,8 @@ use crate::{end_child, settings};
 /// Runs the program and returns how it ended.
 pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
     let network = &arguments.network;
-    let messages = settings::messages(network);
-    let ready = take_ready(network.ready_fd)?;
+    let messages = settings::messages(&network.gateway);
+    let ready = take_ready(network.gateway.ready_fd)?;
     let config = settings::config(network)?;
     let foreground = Foreground::note();
     let signals = Signals::block()?;
@@ -52,7 +52,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
     let ended = init.wait()?;
     foreground.restore();
     gateway.finish(&[signals.as_fd()])?;
-    if network.stats {
+    if network.gateway.stats {
         messages.error(gateway.report());
     }
     Ok(told.unwrap_or_else(|| ended.into()))

@@ -75,7 +75,7 @@ impl Gateway {
 
 /// Each flow has a host socket: takes as many descriptors as the hard limit allows. The program was
 /// forked before and keeps its own limit.
-fn allow_many_files() {
+pub(crate) fn allow_many_files() {
     let limit = rustix::process::getrlimit(Resource::Nofile);
     // Refused only where nothing can be done about it; flows beyond the limit are then refused.
     let _ = rustix::process::setrlimit(

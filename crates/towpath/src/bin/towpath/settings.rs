@@ -10,13 +10,13 @@ use anyhow::Context;
 use clap::CommandFactory;
 use clap::error::ErrorKind;
 use towpath::config::{Config, Subnet4, Subnet6};
-use towpath::publish::{self, Protocol};
+use towpath::publish::{self, Protocol, Publish};
 
-use crate::args::{Arguments, NetworkArguments};
+use crate::args::{Arguments, GatewayArguments, NetworkArguments};
 use crate::messages::Messages;
 
 /// How much to say.
-pub(crate) fn messages(arguments: &NetworkArguments) -> Messages {
+pub(crate) fn messages(arguments: &GatewayArguments) -> Messages {
     match (arguments.quiet, arguments.verbose) {
         (true, _) => Messages::Quiet,
         (false, true) => Messages::Verbose,
@@ -27,19 +27,35 @@ pub(crate) fn messages(arguments: &NetworkArguments) -> Messages {
 /// The configuration that the arguments describe. Ends the process with code 2 if they cannot
 /// work; a capture file that cannot be made is an error.
 pub(crate) fn config(arguments: &NetworkArguments) -> anyhow::Result<Config> {
-    let mut config = describe(arguments).unwrap_or_else(|error| usage_error(&error));
-    match config.check() {
-        Ok(Some(notice)) => messages(arguments).notice(notice),
-        Ok(None) => {}
-        Err(error) => usage_error(&error.into()),
-    }
+    let described = publish(arguments).map(|publish| Config {
+        interface: arguments.ifname.clone(),
+        publish,
+        ..describe(&arguments.gateway)
+    });
+    let mut config = described.unwrap_or_else(|error| usage_error(&error));
+    check(&mut config, &arguments.gateway);
     if let Some(path) = &arguments.pcap {
         config.capture = Some(Arc::new(create_capture(path)?));
     }
     Ok(config)
 }
 
-fn describe(arguments: &NetworkArguments) -> anyhow::Result<Config> {
+/// The configuration of a gateway alone. Ends the process with code 2 if it cannot work.
+pub(crate) fn gateway_config(arguments: &GatewayArguments) -> Config {
+    let mut config = describe(arguments);
+    check(&mut config, arguments);
+    config
+}
+
+fn check(config: &mut Config, arguments: &GatewayArguments) {
+    match config.check() {
+        Ok(Some(notice)) => messages(arguments).notice(notice),
+        Ok(None) => {}
+        Err(error) => usage_error(&error.into()),
+    }
+}
+
+fn publish(arguments: &NetworkArguments) -> anyhow::Result<Vec<Publish>> {
     let ephemeral = ephemeral_ports();
     let mut publish = publish::parse(Protocol::Tcp, &arguments.tcp_ports, &ephemeral)
         .context("option --tcp-ports")?;
@@ -47,21 +63,23 @@ fn describe(arguments: &NetworkArguments) -> anyhow::Result<Config> {
         publish::parse(Protocol::Udp, &arguments.udp_ports, &ephemeral)
             .context("option --udp-ports")?,
     );
+    Ok(publish)
+}
+
+fn describe(arguments: &GatewayArguments) -> Config {
     let defaults = Config::default();
     let ipv4 = arguments.subnet.unwrap_or(Subnet4::DEFAULT).config();
     let ipv6 = arguments.subnet6.unwrap_or(Subnet6::DEFAULT).config();
-    Ok(Config {
-        interface: arguments.ifname.clone(),
+    Config {
         mtu: arguments.mtu,
         ipv4: (!arguments.ipv6_only).then_some(ipv4),
         ipv6: (!arguments.ipv4_only).then_some(ipv6),
         host_loopback: arguments.map_host_loopback.clone(),
         resolvers: (!arguments.dns.is_empty()).then(|| arguments.dns.clone()),
-        publish,
         memory_bytes: arguments.memory.unwrap_or(defaults.memory_bytes),
         flows_max: arguments.max_flows,
         ..defaults
-    })
+    }
 }
 
 /// Captured traffic is nobody else's business.

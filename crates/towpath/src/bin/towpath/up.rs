@@ -1,0 +1,71 @@
+//! `towpath up`: serving a network of virtual machines.
+
+use std::hash::{BuildHasher, RandomState};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use anyhow::Context;
+use towpath::network::{Attachment, Network, NetworkConfig, PortSettings};
+use towpath::worker::Worker;
+use towpath_io::namespace::signals::Signals;
+use towpath_net::switch::Role;
+use towpath_packet::Ledger;
+
+use crate::args::UpArguments;
+use crate::exit::{Ending, Failure};
+use crate::parent::{take_ready, tell_ready};
+use crate::serve::allow_many_files;
+use crate::settings;
+
+/// Serves until a signal asks to end.
+pub(crate) fn up(arguments: &UpArguments) -> Result<Ending, Failure> {
+    let messages = settings::messages(&arguments.gateway);
+    let ready = take_ready(arguments.gateway.ready_fd)?;
+    let config = settings::gateway_config(&arguments.gateway);
+    let signals = Signals::block()?;
+    allow_many_files();
+    let ledger = Arc::new(Ledger::new());
+    let network = NetworkConfig {
+        mtu: config.mtu,
+        gateway: !arguments.no_gateway,
+        orphan: arguments.orphan,
+        seed: RandomState::new().hash_one(0),
+    };
+    let mut network = Network::new(network, ledger.clone()).context("cannot make a network")?;
+    attach(&mut network, arguments)?;
+    let mut worker = Worker::serving(&config, network, ledger)?;
+    messages.detail(format_args!("serving {} ports", worker.side().port_count()));
+    tell_ready(ready)?;
+    'serving: loop {
+        worker.run_until(&[signals.as_fd()])?;
+        while let Some(arrived) = signals.next()? {
+            if arrived.is_end() {
+                break 'serving;
+            }
+        }
+    }
+    if arguments.gateway.stats {
+        messages.error(format_args!("{}\n{}", worker.report(), worker.side().report(worker.now())));
+    }
+    Ok(Ending::Code(0))
+}
+
+fn attach(network: &mut Network, arguments: &UpArguments) -> anyhow::Result<()> {
+    let settings = PortSettings {
+        queue_len: arguments.queue_len,
+        role: if arguments.isolate { Role::Isolated } else { Role::Station },
+        pairs: arguments.queue_pairs,
+        ..PortSettings::default()
+    };
+    let of_vhost_user =
+        arguments.vhost_user.iter().map(|(name, path)| (name, Attachment::VhostUser(path.clone())));
+    let of_stream =
+        arguments.stream.iter().map(|(name, path)| (name, Attachment::Stream(path.clone())));
+    let of_tap = arguments.tap.iter().map(|name| (name, Attachment::Tap(name.clone())));
+    for (name, attachment) in of_vhost_user.chain(of_stream).chain(of_tap) {
+        network
+            .add_port(name, attachment, settings.clone())
+            .with_context(|| format!("cannot make port '{name}'"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,378 @@
+//! A network: a switch whose ports are virtual machines, TAP devices and stream sockets, with the
+//! gateway behind one port of its own.
+//!
+//! # Theory of operation
+//!
+//! A [`Network`] is the [`Side`] of a worker, so that one thread owns all ports. It reads the ports
+//! that are ready in turn, a burst at a time, and has the switch forward each burst. Between the
+//! switch and each port is a ring: what a port's device does not take at once waits there, and
+//! what has no room in it is dropped and counted. The gateway's ring leads to the worker's stack.
+//!
+//! Everything that is waited for hangs in a reactor of the network's own, which the worker watches
+//! as one file. Nothing is polled, but for a TAP device that is full: it is tried again every
+//! [`RETRY`].
+//!
+//! Ports come, change and go between two turns ([`Network::add_port`] and others), by the same
+//! thread. A port that fails takes no other with it: it stays, without traffic, and says why.
+//!
+//! Limits: [`NAME_BYTES_MAX`], [`BURSTS_PER_TURN`], those of the switch and of rings.
+
+mod config;
+mod port;
+mod report;
+
+pub use config::{Attachment, NAME_BYTES_MAX, NetworkConfig, PortError, PortSettings, QUEUE_LEN};
+pub use report::{NetworkReport, PortReport};
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration as StdDuration;
+
+use towpath_io::reactor::{Events, Interest, Reactor};
+use towpath_net::fragment;
+use towpath_net::switch::{self, Egress, PortId, Role, Switch};
+use towpath_net::time::{Duration, Instant};
+use towpath_packet::ring::{self, Consumer, Producer, Silent};
+use towpath_packet::{Burst, Caps, Ledger, Packet};
+
+use crate::report::Report;
+use crate::worker::{Input, Side, SideContext};
+use port::Port;
+
+/// How long a device that is full and cannot tell when it has room is left alone.
+const RETRY: Duration = Duration::from_millis(1);
+/// Bursts read from one port before the others get their turn.
+const BURSTS_PER_TURN: usize = 4;
+/// Packets on the way to the gateway: more than all ports can send in one turn is no use.
+const GATEWAY_QUEUE_LEN: usize = 4096;
+/// Largest super-packet that the gateway takes: Ethernet and the largest IP packet.
+const GATEWAY_GSO_BYTES_MAX: u32 = 14 + 65_535;
+
+/// A network. See the module text.
+pub struct Network {
+    config: NetworkConfig,
+    switch: Switch,
+    /// By their numbers in the switch.
+    ports: Vec<Option<Port>>,
+    gateway: Option<GatewayPort>,
+    reactor: Reactor,
+    events: Box<Events>,
+    ledger: Arc<Ledger>,
+    received: Burst,
+    /// The port to be read first, so that none is always the last.
+    first: usize,
+}
+
+/// The gateway's port: what the switch has for it, and what of that waits.
+struct GatewayPort {
+    id: PortId,
+    to_gateway: Producer<Packet>,
+    from_switch: Consumer<Packet>,
+    /// Packets dropped because there was no memory to take their headers in.
+    no_memory: u64,
+}
+
+impl Network {
+    /// A network without ports but that of the gateway, if there is to be one. Copies are counted in
+    /// `ledger`.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn new(config: NetworkConfig, ledger: Arc<Ledger>) -> Result<Self, PortError> {
+        let mut switch = Switch::new(switch::Config {
+            copies_payload: config.orphan,
+            seed: config.seed,
+            ..switch::Config::default()
+        });
+        let gateway = config.gateway.then(|| GatewayPort::new(&mut switch, config.mtu));
+        Ok(Self {
+            switch,
+            ports: Vec::new(),
+            gateway: gateway.transpose()?,
+            reactor: Reactor::new()?,
+            events: Box::default(),
+            ledger,
+            received: Burst::new(),
+            first: 0,
+            config,
+        })
+    }
+
+    /// Attaches a port. It is served from the worker's next turn on.
+    ///
+    /// # Errors
+    /// [`PortError`]; nothing was done.
+    pub fn add_port(
+        &mut self,
+        name: &str,
+        attachment: Attachment,
+        settings: PortSettings,
+    ) -> Result<(), PortError> {
+        config::check_name(name)?;
+        if self.find(name).is_ok() {
+            return Err(PortError::Exists(name.to_owned()));
+        }
+        let mut port = Port::open(name, attachment, settings, &self.config, &self.ledger)?;
+        let id = self.switch.add_port(port.switch_config())?;
+        let index = id.index();
+        if let Err(error) = self.reactor.add(&port, index as u64, Interest::READ, false) {
+            let _ = self.switch.remove_port(id);
+            return Err(error.into());
+        }
+        port.id = Some(id);
+        if self.ports.len() <= index {
+            self.ports.resize_with(index + 1, || None);
+        }
+        self.ports[index] = Some(port);
+        Ok(())
+    }
+
+    /// Detaches a port; what waits in its ring is dropped.
+    ///
+    /// # Errors
+    /// [`PortError::Unknown`].
+    pub fn remove_port(&mut self, name: &str) -> Result<(), PortError> {
+        let index = self.find(name)?;
+        let Some(port) = self.ports[index].take() else { return Ok(()) };
+        // It was added, and is still open.
+        let _ = self.reactor.remove(&port);
+        if let Some(id) = port.id {
+            self.switch.remove_port(id)?;
+        }
+        Ok(())
+    }
+
+    /// Changes a port while packets flow. None is lost or overtaken.
+    ///
+    /// # Errors
+    /// [`PortError`]; nothing was done.
+    pub fn set_port(&mut self, name: &str, settings: PortSettings) -> Result<(), PortError> {
+        let index = self.find(name)?;
+        let Some(port) = &mut self.ports[index] else { return Ok(()) };
+        let before = port.settings.clone();
+        port.resize(settings.queue_len)?;
+        port.settings = settings;
+        let Some(id) = port.id else { return Ok(()) };
+        if let Err(error) = self.switch.set_port(id, port.switch_config()) {
+            // It had room for as many before.
+            let _ = port.resize(before.queue_len);
+            port.settings = before;
+            return Err(error.into());
+        }
+        Ok(())
+    }
+
+    /// How a port is set.
+    ///
+    /// # Errors
+    /// [`PortError::Unknown`].
+    pub fn settings(&self, name: &str) -> Result<&PortSettings, PortError> {
+        let index = self.find(name)?;
+        let port = self.ports[index].as_ref();
+        Ok(&port.ok_or_else(|| PortError::Unknown(name.to_owned()))?.settings)
+    }
+
+    /// Ports, without that of the gateway.
+    pub fn port_count(&self) -> usize {
+        self.ports.iter().flatten().count()
+    }
+
+    /// What passed so far.
+    pub fn report(&self, now: Instant) -> NetworkReport {
+        let ports = self.ports.iter().flatten();
+        let stations = self.switch.stations(now).count();
+        let gateway = self.gateway.as_ref().map(|gateway| gateway.id);
+        NetworkReport {
+            ports: ports.map(|port| port.report(&self.switch)).collect(),
+            gateway: gateway.and_then(|id| self.switch.counters_of(id)).cloned(),
+            gateway_no_memory: self.gateway.as_ref().map_or(0, |gateway| gateway.no_memory),
+            stations,
+        }
+    }
+
+    fn find(&self, name: &str) -> Result<usize, PortError> {
+        let is_it = |port: &Option<Port>| port.as_ref().is_some_and(|port| port.name == name);
+        self.ports.iter().position(is_it).ok_or_else(|| PortError::Unknown(name.to_owned()))
+    }
+
+    /// Reads a port that is ready, and forwards what it has.
+    fn read(&mut self, index: usize, cx: &mut SideContext<'_>) -> Input {
+        let Self { ports, switch, gateway, received, .. } = self;
+        for _ in 0..BURSTS_PER_TURN {
+            let Some(port) = &mut ports[index] else { return Input::Done };
+            let Some(id) = port.id.filter(|_| port.is_ready) else { return Input::Done };
+            let input = port.receive(received, cx.memory);
+            // A burst that is not full is all there was, and its file tells when there is more.
+            port.is_ready = received.is_full();
+            if received.is_empty() {
+                return input;
+            }
+            forward(switch, id, received, cx, &mut Rings { ports, gateway });
+            if input == Input::NoMemory {
+                return input;
+            }
+        }
+        Input::Done
+    }
+
+    /// Hands the devices what waits in their rings.
+    fn flush(&mut self) {
+        for port in self.ports.iter_mut().flatten() {
+            port.flush();
+        }
+    }
+
+    fn has_news_for_gateway(&self) -> bool {
+        self.gateway.as_ref().is_some_and(|gateway| !gateway.to_gateway.control().is_empty())
+    }
+}
+
+impl GatewayPort {
+    fn new(switch: &mut Switch, mtu: u16) -> Result<Self, PortError> {
+        let caps = Caps {
+            mtu,
+            checksum: true,
+            tso4: true,
+            tso6: true,
+            uso: true,
+            gso_bytes_max: GATEWAY_GSO_BYTES_MAX,
+        };
+        // Its checksums are made here, and everybody may talk to it.
+        let config = switch::PortConfig {
+            role: Role::Uplink,
+            is_trusted: true,
+            ..switch::PortConfig::new(caps)
+        };
+        let (to_gateway, from_switch) = ring::single(GATEWAY_QUEUE_LEN, Silent)?;
+        Ok(Self { id: switch.add_port(config)?, to_gateway, from_switch, no_memory: 0 })
+    }
+}
+
+impl GatewayPort {
+    /// Adds what waits for the gateway to `burst`, as a device delivers it.
+    fn receive(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) {
+        while !burst.is_full()
+            && let Some(packet) = self.from_switch.pop()
+        {
+            match fragment::into_received(packet, cx.memory) {
+                Ok(packet) => burst.push(packet).expect("the burst has room"),
+                Err(_) => self.no_memory += 1,
+            }
+        }
+    }
+}
+
+/// The rings between the switch and its ports.
+struct Rings<'a> {
+    ports: &'a mut [Option<Port>],
+    gateway: &'a mut Option<GatewayPort>,
+}
+
+impl Egress for Rings<'_> {
+    fn transmit(&mut self, id: PortId, burst: &mut Burst) {
+        // What stays in the burst is dropped and counted by the switch. No consumer is ever gone:
+        // the network has both ends.
+        let _ = match self.gateway {
+            Some(gateway) if gateway.id == id => gateway.to_gateway.enqueue(burst),
+            _ => match self.ports.get_mut(id.index()).and_then(Option::as_mut) {
+                Some(port) => port.producer.enqueue(burst),
+                None => Ok(0),
+            },
+        };
+    }
+}
+
+fn forward(
+    switch: &mut Switch,
+    from: PortId,
+    burst: &mut Burst,
+    cx: &mut SideContext<'_>,
+    rings: &mut Rings<'_>,
+) {
+    let mut cx = switch::Context { memory: cx.memory, ledger: cx.ledger, now: cx.now };
+    switch.forward(from, burst, &mut cx, rings);
+}
+
+impl AsFd for Network {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.reactor.as_fd()
+    }
+}
+
+impl Side for Network {
+    type Error = io::Error;
+
+    fn caps(&self) -> Caps {
+        let config = self.gateway.as_ref().and_then(|gateway| self.switch.config_of(gateway.id));
+        config.map_or(Caps::plain(self.config.mtu), |config| config.caps)
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let ports = self.ports.iter().flatten();
+        let is_left = self.has_news_for_gateway() || ports.clone().any(|port| port.is_ready);
+        let at_once = is_left.then(|| Instant::from_micros(0));
+        let ports = ports.filter_map(|port| port.deadline);
+        ports.chain(at_once).chain(self.switch.next_deadline()).min()
+    }
+
+    fn turn(&mut self, cx: &mut SideContext<'_>) -> io::Result<()> {
+        self.reactor.wait(Some(StdDuration::ZERO), &mut self.events)?;
+        for event in self.events.iter() {
+            if let Some(Some(port)) = self.ports.get_mut(event.token as usize) {
+                port.is_ready = true;
+            }
+        }
+        for port in self.ports.iter_mut().flatten() {
+            let is_due = port.deadline.is_some_and(|at| at <= cx.now);
+            if (port.is_ready || is_due)
+                && port.turn(cx.now)
+                && let Some(id) = port.id
+            {
+                // It is a port of the switch.
+                let _ = self.switch.set_caps(id, port.caps());
+            }
+        }
+        if self.switch.next_deadline().is_some_and(|at| at <= cx.now) {
+            self.switch.expire(cx.now);
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) -> io::Result<Input> {
+        let mut input = Input::Done;
+        let count = self.ports.len();
+        for step in 0..count {
+            let index = (self.first + step) % count;
+            if self.read(index, cx) == Input::NoMemory {
+                input = Input::NoMemory;
+                self.first = index;
+                break;
+            }
+        }
+        self.first = (self.first + 1) % count.max(1);
+        self.flush();
+        if let Some(gateway) = &mut self.gateway {
+            gateway.receive(burst, cx);
+        }
+        Ok(input)
+    }
+
+    fn transmit(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) -> io::Result<()> {
+        let Self { switch, ports, gateway, .. } = self;
+        match gateway.as_ref().map(|gateway| gateway.id) {
+            Some(id) => forward(switch, id, burst, cx, &mut Rings { ports, gateway }),
+            None => burst.clear(),
+        }
+        self.flush();
+        Ok(())
+    }
+
+    fn rest(&mut self) {
+        for port in self.ports.iter_mut().flatten() {
+            port.release_frames();
+        }
+    }
+
+    fn add_to(&self, _: &mut Report) {}
+}

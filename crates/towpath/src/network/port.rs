@@ -1,0 +1,260 @@
+//! A port: its device, and the ring in front of it.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use towpath_io::stream::StreamPort;
+use towpath_io::tap::{Features, Tap};
+use towpath_io::vhost_user::{Offer, VhostUser, memory, virtq};
+use towpath_net::switch::{self, PortId, Switch};
+use towpath_net::time::Instant;
+use towpath_packet::ring::{self, Consumer, Producer, Silent};
+use towpath_packet::{Burst, Caps, Device, Ledger, Memory, Packet};
+
+use super::RETRY;
+use super::config::{Attachment, NetworkConfig, PortError, PortSettings};
+use super::report::{DeviceReport, PortReport};
+use crate::worker::Input;
+
+/// A port.
+pub(super) struct Port {
+    pub(super) name: String,
+    pub(super) id: Option<PortId>,
+    pub(super) settings: PortSettings,
+    /// Where packets for it are put.
+    pub(super) producer: Producer<Packet>,
+    consumer: Consumer<Packet>,
+    /// Out of the ring, and not taken by the device yet.
+    waiting: Burst,
+    attachment: Attachment,
+    device: PortDevice,
+    /// Its file was readable, and it was not read to its end since.
+    pub(super) is_ready: bool,
+    /// When it has something to do by itself.
+    pub(super) deadline: Option<Instant>,
+    now: Instant,
+    /// Why it is of no use any more.
+    failure: Option<String>,
+}
+
+/// What moves the packets of a port.
+enum PortDevice {
+    VhostUser(Box<VhostUser>),
+    Stream(Box<StreamPort>),
+    Tap(Box<Tap>),
+}
+
+impl Port {
+    /// Opens the device. The port is of no switch yet.
+    pub(super) fn open(
+        name: &str,
+        attachment: Attachment,
+        settings: PortSettings,
+        network: &NetworkConfig,
+        ledger: &Arc<Ledger>,
+    ) -> Result<Self, PortError> {
+        let device = PortDevice::open(&attachment, &settings, network, ledger)?;
+        let (producer, consumer) = ring::single(settings.queue_len, Silent)?;
+        Ok(Self {
+            name: name.to_owned(),
+            id: None,
+            settings,
+            producer,
+            consumer,
+            waiting: Burst::new(),
+            attachment,
+            device,
+            // It may have been readable before it was watched.
+            is_ready: true,
+            deadline: None,
+            now: Instant::from_micros(0),
+            failure: None,
+        })
+    }
+
+    /// What the switch is to know of it.
+    pub(super) fn switch_config(&self) -> switch::PortConfig {
+        switch::PortConfig {
+            vlans: self.settings.vlans.clone(),
+            role: self.settings.role,
+            ..switch::PortConfig::new(self.caps())
+        }
+    }
+
+    /// What its device takes now.
+    pub(super) fn caps(&self) -> Caps {
+        match &self.device {
+            PortDevice::VhostUser(device) => device.caps(),
+            PortDevice::Stream(device) => device.caps(),
+            PortDevice::Tap(device) => device.caps(),
+        }
+    }
+
+    /// Asks for another length of its ring.
+    pub(super) fn resize(&mut self, queue_len: usize) -> Result<(), PortError> {
+        Ok(self.producer.control().resize(queue_len)?)
+    }
+
+    /// Does what is due without packets. True if that may have changed what the device takes.
+    pub(super) fn turn(&mut self, now: Instant) -> bool {
+        (self.now, self.deadline) = (now, None);
+        if self.failure.is_some() {
+            return false;
+        }
+        let result = match &mut self.device {
+            PortDevice::VhostUser(device) => {
+                let elapsed = Duration::from_micros(now.micros());
+                device.turn(elapsed).map_err(PortError::from).map(|at| {
+                    self.deadline = at.map(|at| Instant::from_micros(at.as_micros() as u64));
+                })
+            }
+            PortDevice::Stream(device) => device.turn().map_err(PortError::from),
+            PortDevice::Tap(_) => return false,
+        };
+        self.note(result);
+        true
+    }
+
+    /// Adds received packets to `burst`.
+    pub(super) fn receive(&mut self, burst: &mut Burst, memory: &mut Memory) -> Input {
+        if self.failure.is_some() {
+            return Input::Done;
+        }
+        let paused = self.device.receive_paused();
+        let result = match &mut self.device {
+            PortDevice::VhostUser(device) => device.receive(memory, burst).map_err(Into::into),
+            PortDevice::Stream(device) => device.receive(memory, burst).map_err(Into::into),
+            PortDevice::Tap(device) => device.receive(memory, burst).map_err(Into::into),
+        };
+        self.note(result);
+        if self.device.receive_paused() > paused { Input::NoMemory } else { Input::Done }
+    }
+
+    /// Hands the device what waits, as far as it takes it.
+    pub(super) fn flush(&mut self) {
+        loop {
+            if self.waiting.is_empty() && self.consumer.dequeue(&mut self.waiting) == 0 {
+                return;
+            }
+            if self.failure.is_some() {
+                self.waiting.clear();
+                continue;
+            }
+            let burst = &mut self.waiting;
+            let result = match &mut self.device {
+                PortDevice::VhostUser(device) => device.transmit(burst).map_err(Into::into),
+                PortDevice::Stream(device) => device.transmit(burst).map_err(Into::into),
+                PortDevice::Tap(device) => device.transmit(burst).map_err(Into::into),
+            };
+            self.note(result);
+            if !self.waiting.is_empty() {
+                if matches!(self.device, PortDevice::Tap(_)) {
+                    self.deadline = Some(self.now + RETRY);
+                }
+                return;
+            }
+        }
+    }
+
+    /// Gives back what is kept ready for reads.
+    pub(super) fn release_frames(&mut self) {
+        match &mut self.device {
+            PortDevice::Tap(device) => device.release_frames(),
+            PortDevice::Stream(device) => device.release_frames(),
+            PortDevice::VhostUser(_) => {}
+        }
+    }
+
+    pub(super) fn report(&self, switch: &Switch) -> PortReport {
+        let counters = self.id.and_then(|id| switch.counters_of(id)).cloned().unwrap_or_default();
+        let ring = self.producer.control();
+        PortReport {
+            name: self.name.clone(),
+            attachment: self.attachment.clone(),
+            settings: self.settings.clone(),
+            caps: self.caps(),
+            is_connected: self.device.is_connected() && self.failure.is_none(),
+            failure: self.failure.clone(),
+            waiting: ring.len() + self.waiting.len(),
+            counters,
+            device: self.device.report(),
+        }
+    }
+
+    /// An error is the end of the port's use, and of nothing else.
+    fn note(&mut self, result: Result<(), PortError>) {
+        if let Err(error) = result {
+            self.failure = Some(error.to_string());
+            self.is_ready = false;
+        }
+    }
+}
+
+impl PortDevice {
+    fn open(
+        attachment: &Attachment,
+        settings: &PortSettings,
+        network: &NetworkConfig,
+        ledger: &Arc<Ledger>,
+    ) -> Result<Self, PortError> {
+        Ok(match attachment {
+            Attachment::VhostUser(path) => {
+                let offer = Offer {
+                    features: virtq::FEATURES,
+                    pairs: settings.pairs,
+                    memory_slots: memory::REGIONS_MAX as u64,
+                    mtu: network.mtu,
+                    mac: None,
+                };
+                Self::VhostUser(Box::new(VhostUser::listen(path, offer, ledger.clone())?))
+            }
+            Attachment::Stream(path) => {
+                Self::Stream(Box::new(StreamPort::listen(path, network.mtu, ledger.clone())?))
+            }
+            Attachment::Tap(name) => {
+                let mut tap = Tap::create(name)?;
+                tap.set_mtu(network.mtu);
+                tap.set_offload(Features::ALL)?;
+                Self::Tap(Box::new(tap))
+            }
+        })
+    }
+
+    fn receive_paused(&self) -> u64 {
+        match self {
+            Self::VhostUser(_) => 0,
+            Self::Stream(device) => device.counters().receive_paused,
+            Self::Tap(device) => device.counters().receive_paused,
+        }
+    }
+
+    fn is_connected(&self) -> bool {
+        match self {
+            Self::VhostUser(device) => device.is_connected(),
+            Self::Stream(device) => device.is_connected(),
+            Self::Tap(_) => true,
+        }
+    }
+
+    fn report(&self) -> DeviceReport {
+        match self {
+            Self::VhostUser(device) => DeviceReport::VhostUser(*device.counters()),
+            Self::Stream(device) => {
+                let (sessions, no_guest) = device.sessions();
+                DeviceReport::Stream { counters: device.counters(), sessions, no_guest }
+            }
+            Self::Tap(device) => DeviceReport::Tap(*device.counters()),
+        }
+    }
+}
+
+impl AsFd for Port {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.device {
+            PortDevice::VhostUser(device) => device.as_fd(),
+            PortDevice::Stream(device) => device.as_fd(),
+            PortDevice::Tap(device) => device.as_fd(),
+        }
+    }
+}

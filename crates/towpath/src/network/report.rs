@@ -1,0 +1,131 @@
+//! What a network has done.
+
+use std::fmt;
+
+use towpath_io::stream::StreamCounters;
+use towpath_io::tap::TapCounters;
+use towpath_io::vhost_user::VhostUserCounters;
+use towpath_net::switch::PortCounters;
+use towpath_packet::Caps;
+
+use super::config::{Attachment, PortSettings};
+
+/// A copy of all counters at one moment.
+#[derive(Clone, Debug)]
+pub struct NetworkReport {
+    /// By port, in the order of their numbers.
+    pub ports: Vec<PortReport>,
+    /// The gateway's port, if there is one.
+    pub gateway: Option<PortCounters>,
+    /// Packets that the switch had for the gateway and that found no memory there.
+    pub gateway_no_memory: u64,
+    /// Stations that the switch knows.
+    pub stations: usize,
+}
+
+/// One port.
+#[derive(Clone, Debug)]
+pub struct PortReport {
+    /// Its name.
+    pub name: String,
+    /// What is attached.
+    pub attachment: Attachment,
+    /// How it is set.
+    pub settings: PortSettings,
+    /// What its device takes.
+    pub caps: Caps,
+    /// Somebody is there.
+    pub is_connected: bool,
+    /// Why it is of no use any more.
+    pub failure: Option<String>,
+    /// Packets that wait for it.
+    pub waiting: usize,
+    /// What the switch has counted.
+    pub counters: PortCounters,
+    /// What the device has counted.
+    pub device: DeviceReport,
+}
+
+/// What a device has counted.
+#[derive(Clone, Copy, Debug)]
+pub enum DeviceReport {
+    /// A vhost-user device.
+    VhostUser(VhostUserCounters),
+    /// A stream port.
+    Stream {
+        /// Of all its connections.
+        counters: StreamCounters,
+        /// Guests that have connected.
+        sessions: u64,
+        /// Packets dropped for want of a guest.
+        no_guest: u64,
+    },
+    /// A TAP device.
+    Tap(TapCounters),
+}
+
+impl fmt::Display for NetworkReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stations          {}", self.stations)?;
+        for port in &self.ports {
+            write!(f, "\n{port}")?;
+        }
+        match &self.gateway {
+            Some(counters) => {
+                write!(f, "\nport              gateway")?;
+                fmt_counters(counters, f)?;
+                match self.gateway_no_memory {
+                    0 => Ok(()),
+                    count => write!(f, "\n  dropped         no_memory {count}"),
+                }
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for PortReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "port              {} {}: ", self.name, self.attachment)?;
+        match &self.failure {
+            Some(failure) => write!(f, "{failure}")?,
+            None if self.is_connected => write!(f, "connected")?,
+            None => write!(f, "nobody is there")?,
+        }
+        fmt_counters(&self.counters, f)?;
+        if self.device.dropped() > 0 {
+            write!(f, "\n  dropped         device {}", self.device.dropped())?;
+        }
+        Ok(())
+    }
+}
+
+impl DeviceReport {
+    /// Packets that the device did not let through, either way.
+    pub fn dropped(&self) -> u64 {
+        match self {
+            Self::VhostUser(counters) => counters.no_guest,
+            Self::Stream { counters, no_guest, .. } => counters.receive_short + no_guest,
+            Self::Tap(counters) => counters.receive_dropped() + counters.transmit_dropped(),
+        }
+    }
+}
+
+fn fmt_counters(counters: &PortCounters, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    write!(
+        f,
+        "\n  in              {} packets, {} super-packets, {} bytes\n  \
+         out             {} packets, {} super-packets, {} bytes, {} cut",
+        counters.packets_in,
+        counters.super_packets_in,
+        counters.bytes_in,
+        counters.packets_out,
+        counters.super_packets_out,
+        counters.bytes_out,
+        counters.cut
+    )?;
+    for (reason, count) in counters.drops() {
+        write!(f, "\n  dropped         {} {count}", reason.name())?;
+    }
+    Ok(())
+}

@@ -4,13 +4,13 @@
 //!
 //! The inside is a TAP device, or a switch with ports ([`Side`]).
 //!
-//! A turn of the loop waits for events, reads the inside in bursts and gives them to the stack, lets
-//! the gateway act on what the stack and the host sockets have, and sends what the stack has made
-//! of it. ACKs and windows thus go out once per burst, after the host sockets took the data.
+//! A turn of the loop waits for events, reads the inside in bursts and gives them to the stack,
+//! lets the gateway act on what the stack and the host sockets have, and sends what the stack has
+//! made of it. ACKs and windows thus go out once per burst, after the host sockets took the data.
 //!
 //! Nothing is polled without an event: an idle worker sleeps until its next timer, or for ever.
-//! When frames run out, the inside is left unread for a millisecond; queues before it are the buffer
-//! then.
+//! When frames run out, the inside is left unread for a millisecond; the queues before it are the
+//! buffer then.
 
 mod side;
 
@@ -38,11 +38,11 @@ use towpath_packet::{Burst, Caps, Ledger, Memory, MemoryConfig, Packet};
 
 /// How long the inside and starved flows wait for memory.
 const MEMORY_PAUSE: Duration = Duration::from_millis(1);
-/// Packets read from the inside at a time: few enough that super-packets stay in the cache until the
-/// host sockets have taken them.
+/// Packets read from the inside at a time: few enough that super-packets stay in the cache until
+/// the host sockets have taken them.
 const READ_BURST: usize = 16;
-/// Bytes read from the inside before host sockets get their turn, so that neither direction waits for
-/// long; twice what one flow reads from its host in a turn.
+/// Bytes read from the inside before host sockets get their turn, so that neither direction waits
+/// for long; twice what one flow reads from its host in a turn.
 const READ_BYTES_PER_TURN: usize = 1 << 20;
 /// The same in bursts, for small packets.
 const READ_BURSTS_PER_TURN: usize = 8;

@@ -74,8 +74,8 @@ struct GatewayPort {
 }
 
 impl Network {
-    /// A network without ports but that of the gateway, if there is to be one. Copies are counted in
-    /// `ledger`.
+    /// A network without ports but that of the gateway, if there is to be one. Copies are counted
+    /// in `ledger`.
     ///
     /// # Errors
     /// What the system says.

@@ -20,15 +20,15 @@ pub trait Side: AsFd {
     /// When [`Side::turn`] wants to be called, unless the file is readable before.
     fn next_deadline(&self) -> Option<Instant>;
 
-    /// Does what is due without packets. Called before [`Side::receive`] when the file is readable or
-    /// the deadline has come.
+    /// Does what is due without packets. Called before [`Side::receive`] when the file is readable
+    /// or the deadline has come.
     ///
     /// # Errors
     /// The side is of no further use.
     fn turn(&mut self, cx: &mut SideContext<'_>) -> Result<(), Self::Error>;
 
-    /// Adds packets for the gateway to `burst` until it is full, nothing is left or memory is short;
-    /// which of these, as [`Input`] says.
+    /// Adds packets for the gateway to `burst` until it is full, nothing is left or memory is
+    /// short; [`Input`] tells the last.
     ///
     /// # Errors
     /// The side is of no further use.

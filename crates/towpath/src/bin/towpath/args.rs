@@ -86,7 +86,7 @@ pub(crate) struct AttachArguments {
 /// leads to a gateway, which reaches the outside with ordinary sockets of the host, as for `run`.
 /// No privilege is needed, but for TAP devices, which are made in this network namespace.
 ///
-/// NAME has at most 15 letters, digits, '-', '_' and '.'. Sockets are made at PATH; virtual machines
+/// NAME has at most 15 letters, digits, '-', '_' and '.'. Sockets are made at PATH; machines
 /// connect to them and may go and come again.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
@@ -123,8 +123,8 @@ pub(crate) struct UpArguments {
     #[arg(long, help_heading = "Network")]
     pub(crate) no_gateway: bool,
 
-    /// Copy payload out of the machines' memory at the switch; only good for measuring what is gained
-    /// by not doing so.
+    /// Copy payload out of the machines' memory at the switch, to measure what is gained by not
+    /// doing so.
     #[arg(long, help_heading = "Diagnosis")]
     pub(crate) orphan: bool,
 

@@ -23,7 +23,7 @@ pub mod wire;
 pub type Run = fn(&[u8]);
 
 /// All targets by name.
-pub const TARGETS: [(&str, Run); 10] = [
+pub const TARGETS: [(&str, Run); 11] = [
     ("config", config::run),
     ("fragment", fragment::run),
     ("frame", frame::run),

@@ -5,7 +5,8 @@
 //! of pieces. Only what goes into a guest is copied, and what a `stream` brings in bits.
 //!
 //! Unsafe code is allowed in `sys` and `process_sys`, one safe function per system call, and in
-//! `vhost_user::{shared, memory}`, for memory that guests write.
+//! `vhost_user::{shared, memory}`, for memory that guests write, and in `sealed`, for mappings that
+//! nobody does.
 #![deny(unsafe_code)]
 
 pub mod doorbell;
@@ -19,6 +20,7 @@ pub mod pcapng;
 pub mod process_sys;
 pub mod reactor;
 pub mod receive;
+pub mod sealed;
 pub mod socket;
 pub mod stream;
 mod sys;

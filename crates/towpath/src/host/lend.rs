@@ -14,6 +14,11 @@ pub(super) mod sealed {
         fn len(&self) -> usize;
         /// What begins at `at` and is in one stretch; empty only at the end.
         fn rest(&self, at: usize) -> &[u8];
+
+        /// True if bytes were copied so that they can be lent.
+        fn is_copy(&self) -> bool {
+            false
+        }
     }
 }
 
@@ -21,8 +26,9 @@ pub(super) mod sealed {
 use sealed::Memory;
 
 /// What can be lent to a send: [`Vec<u8>`], `Box<[u8]>`, `Arc<[u8]>`, `&'static [u8]`, a
-/// [`Buffer`](super::Buffer), with the feature `bytes` a `bytes::Bytes`, and of these pairs and a
-/// [`Chain`]. The list is closed: each is known to stay where it is while it is shared.
+/// [`Buffer`](super::Buffer), a [`FileRange`](super::FileRange), with the feature `bytes` a
+/// `bytes::Bytes`, and of these pairs and a [`Chain`]. The list is closed: each is known to stay
+/// where it is while it is shared.
 ///
 /// A slice that is borrowed for less than for ever cannot be lent:
 ///
@@ -73,6 +79,10 @@ impl<B: Lend> sealed::Memory for Chain<B> {
         }
         &[]
     }
+
+    fn is_copy(&self) -> bool {
+        self.0.iter().any(B::is_copy)
+    }
 }
 
 impl<A: Lend, B: Lend> sealed::Memory for (A, B) {
@@ -85,6 +95,10 @@ impl<A: Lend, B: Lend> sealed::Memory for (A, B) {
             None => self.0.rest(at),
             Some(behind) => self.1.rest(behind),
         }
+    }
+
+    fn is_copy(&self) -> bool {
+        self.0.is_copy() || self.1.is_copy()
     }
 }
 

@@ -67,6 +67,7 @@ mod calibration;
 mod clock;
 mod config;
 mod core;
+mod file;
 #[cfg(any(feature = "futures", feature = "tokio"))]
 mod futures;
 mod lend;
@@ -84,6 +85,7 @@ mod worker;
 
 pub use self::config::{Config, StartError};
 pub use buffers::Buffer;
+pub use file::FileRange;
 pub use lend::{Chain, Lend};
 pub use listener::TcpListener;
 pub use sending::{Completions, Returned, SendError, Sending};

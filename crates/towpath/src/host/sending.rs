@@ -304,6 +304,7 @@ impl<B: Lend> Sending<B> {
             Some((held, _)) => (Arc::into_inner(held).expect("the last hold is ours").0, copied),
             None => self.back.take().expect("a future is done once"),
         };
+        let copied = copied || buffer.is_copy();
         Returned { buffer, copied }
     }
 }

@@ -2,6 +2,7 @@
 //! hosts, which every machine has.
 
 mod datagrams;
+mod files;
 mod terms;
 
 use std::io::{self, ErrorKind, Read, Write};

@@ -525,3 +525,6 @@ impl Device for VhostUser {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -91,7 +91,8 @@ fn a_quick_run_of_ring_yields_all_figures() {
         return;
     }
     let run = Run::with_peers("ring", &[]);
-    let queues = ["locked_queue", "locked_queue_bursts", "array_queue", "rtrb", "null_slots"];
+    let queues =
+        ["ring_fenced", "locked_queue", "locked_queue_bursts", "array_queue", "rtrb", "null_slots"];
     let but = |left_out: &'static str| queues.into_iter().filter(move |queue| *queue != left_out);
     let expected = but("")
         .map(|queue| format!("ring_1_producer/{queue}"))

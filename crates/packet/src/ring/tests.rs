@@ -256,6 +256,13 @@ fn impossible_capacities_are_refused() {
     }
 }
 
+/// Bad input: items so large that no address space holds the slots.
+#[test]
+fn what_does_not_fit_in_memory_is_an_error() {
+    let array = shared::Array::<[u8; 1 << 44]>::new(CAPACITY_MAX);
+    assert_eq!(array.err(), Some(CapacityError::NoMemory));
+}
+
 /// Bad input: a slice with a gap. What is behind it stays where it is, in both kinds.
 #[test]
 fn items_behind_a_gap_stay() {

@@ -162,7 +162,7 @@ fn two_producers_resize() {
 /// Goal: a resize asked for while two producers work on an earlier one is not lost.
 #[test]
 fn two_producers_resize_twice() {
-    bounded(1, || {
+    bounded(2, || {
         let (producer, mut consumer) = shared(1);
         let control = consumer.control();
         control.resize(2).unwrap();

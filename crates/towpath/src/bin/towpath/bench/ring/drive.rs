@@ -43,6 +43,12 @@ impl Setting {
         process::pin_thread(&self.processors[number % self.processors.len()])
     }
 
+    /// The consumer is number 1. Where there are two processors, the second producer shares his, so
+    /// that producers meet.
+    fn number_of_producer(&self, index: usize) -> usize {
+        if self.processors.len() == 2 { index } else { 2 * index }
+    }
+
     /// Time that an item takes, in all. This thread consumes.
     pub(super) fn ns_per_item(&self, kind: Kind, producers: usize) -> anyhow::Result<f64> {
         let Ends { fills, mut drain } = kind.of_words(producers)?;
@@ -54,10 +60,9 @@ impl Setting {
             let threads: Vec<_> = fills
                 .into_iter()
                 .enumerate()
-                // The consumer is number 1, so that it shares with the second producer.
                 .map(|(index, mut fill)| {
                     scope.spawn(move || {
-                        let pinned = self.pin(2 * index);
+                        let pinned = self.pin(self.number_of_producer(index));
                         begin.wait();
                         let sum = fill_until(fill.as_mut(), stop);
                         // Release: pairs with the Acquire in `drain_until`.

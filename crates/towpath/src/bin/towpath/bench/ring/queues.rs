@@ -9,10 +9,12 @@ use std::collections::VecDeque;
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::Context;
+use anyhow::bail;
 use crossbeam_queue::ArrayQueue;
 use towpath_io::doorbell::EventDoorbell;
-use towpath_packet::ring::{self, Consumer, Producer, SharedProducer};
+use towpath_packet::ring::{
+    self, CapacityError, Consumer, Doorbell, Producer, SharedProducer, Silent,
+};
 use towpath_packet::sync::{AtomicU64, Ordering};
 
 /// Length of a TAP device's queue in Linux, and no power of two.
@@ -39,7 +41,10 @@ pub(super) struct Ends<T> {
 /// Which queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
+    /// With a doorbell as ports have it.
     Ring,
+    /// With one that makes no barriers for producers.
+    RingFenced,
     /// A lock for each item.
     Locked,
     /// A lock for each burst.
@@ -50,8 +55,9 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 6] = [
+    pub(super) const ALL: [Self; 7] = [
         Self::Ring,
+        Self::RingFenced,
         Self::Locked,
         Self::LockedBursts,
         Self::ArrayQueue,
@@ -62,6 +68,7 @@ impl Kind {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Ring => "ring",
+            Self::RingFenced => "ring_fenced",
             Self::Locked => "locked_queue",
             Self::LockedBursts => "locked_queue_bursts",
             Self::ArrayQueue => "array_queue",
@@ -85,11 +92,12 @@ impl Kind {
             return self.open(producers);
         }
         let slots: Arc<[AtomicU64]> = (0..CAPACITY).map(|_| AtomicU64::new(0)).collect();
-        let producer = Arc::new(Mutex::new(NullProducer { slots: slots.clone(), next: 0 }));
-        let fills = if producers == 1 {
-            vec![Box::new(NullProducer { slots: slots.clone(), next: 0 }) as Box<dyn Fill<_>>]
+        let producer = NullProducer { slots: slots.clone(), next: 0 };
+        let fills: Vec<Box<dyn Fill<_>>> = if producers == 1 {
+            vec![Box::new(producer)]
         } else {
-            (0..producers).map(|_| Box::new(producer.clone()) as Box<dyn Fill<_>>).collect()
+            let producer = Arc::new(Mutex::new(producer));
+            (0..producers).map(|_| Box::new(producer.clone()) as _).collect()
         };
         Ok(Ends { fills, drain: Box::new(NullConsumer { slots, head: 0, tail: 0 }) })
     }
@@ -98,15 +106,8 @@ impl Kind {
     pub(super) fn open<T: Send + 'static>(self, producers: usize) -> anyhow::Result<Ends<T>> {
         let copies = |fill: &dyn Fn() -> Box<dyn Fill<T>>| (0..producers).map(|_| fill()).collect();
         Ok(match self {
-            Self::Ring if producers == 1 => {
-                let (producer, consumer) = ring::single(CAPACITY, EventDoorbell::new()?)?;
-                Ends { fills: vec![Box::new(producer)], drain: Box::new(consumer) }
-            }
-            Self::Ring => {
-                let (producer, consumer) = ring::shared(CAPACITY, EventDoorbell::new()?)?;
-                let fills = copies(&|| Box::new(producer.clone()));
-                Ends { fills, drain: Box::new(consumer) }
-            }
+            Self::Ring => ring_of(producers, EventDoorbell::new()?)?,
+            Self::RingFenced => ring_of(producers, Silent)?,
             Self::Locked => {
                 let queue = Locked::new();
                 let fills = copies(&|| Box::new(queue.clone()));
@@ -126,9 +127,22 @@ impl Kind {
                 let (producer, consumer) = rtrb::RingBuffer::new(CAPACITY);
                 Ends { fills: vec![Box::new(producer)], drain: Box::new(consumer) }
             }
-            Self::NullSlots => None.context("it passes words only")?,
+            Self::NullSlots => bail!("it passes words only"),
         })
     }
+}
+
+fn ring_of<T: Send + 'static>(
+    producers: usize,
+    doorbell: impl Doorbell + 'static,
+) -> Result<Ends<T>, CapacityError> {
+    if producers == 1 {
+        let (producer, consumer) = ring::single(CAPACITY, doorbell)?;
+        return Ok(Ends { fills: vec![Box::new(producer)], drain: Box::new(consumer) });
+    }
+    let (producer, consumer) = ring::shared(CAPACITY, doorbell)?;
+    let fills = (0..producers).map(|_| Box::new(producer.clone()) as _).collect();
+    Ok(Ends { fills, drain: Box::new(consumer) })
 }
 
 impl<T: Send> Fill<T> for Producer<T> {

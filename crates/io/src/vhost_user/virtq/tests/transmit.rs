@@ -372,3 +372,47 @@ fn a_buffer_may_cross_regions() {
     bench.turn();
     assert_eq!(bench.used(), [0]);
 }
+
+/// Goal: packets that another thread reads and drops go back once each, with their bytes right,
+/// while their loans are recalled at the same time.
+#[test]
+fn another_thread_may_read_and_drop() {
+    for features in [0, feature::PACKED | feature::INDIRECT | feature::EVENT_INDEX] {
+        let mut bench = Bench::new(features);
+        let (hand, take) = std::sync::mpsc::sync_channel::<(u64, Packet)>(16);
+        let reader = std::thread::spawn(move || {
+            let ledger = Ledger::new();
+            let mut count = 0u64;
+            for (number, packet) in take {
+                let all = bytes_of(&packet, &ledger);
+                assert!(all.iter().enumerate().all(|(at, &byte)| byte == pattern(number, at)));
+                count += 1;
+            }
+            count
+        });
+        let mut free: Vec<u64> = (0..6).collect();
+        let (mut number, mut idle) = (0u64, 0u32);
+        while number < 3000 {
+            if let Some(slot) = free.pop() {
+                assert!(bench.send(number, 300 + number as usize % 1200, slot, [0; 12]));
+                let packet = bench.receive().pop().expect("there is memory");
+                hand.send((number, packet)).expect("the reader is there");
+                number += 1;
+            }
+            // Every other turn is late enough to recall everything.
+            bench.now += LOAN_TERM / 2;
+            bench.turn();
+            let used = bench.used();
+            idle = if used.is_empty() { idle + 1 } else { 0 };
+            assert!(idle < 10_000_000, "loans end");
+            free.extend(used);
+        }
+        drop(hand);
+        assert_eq!(reader.join().expect("all bytes are right"), 3000);
+        bench.turn();
+        free.extend(bench.used());
+        free.sort_unstable();
+        assert_eq!(free, [0, 1, 2, 3, 4, 5], "each buffer came back once");
+        assert_eq!((bench.device.lent_count(), bench.driver.out_count()), (0, 0));
+    }
+}

@@ -6,6 +6,8 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod dhcpv4;
+pub mod dhcpv6;
 pub mod fragment;
 pub mod frame;
 pub mod input;
@@ -25,6 +27,8 @@ pub type Run = fn(&[u8]);
 /// All targets by name.
 pub const TARGETS: [(&str, Run); 11] = [
     ("config", config::run),
+    ("dhcpv4", dhcpv4::run),
+    ("dhcpv6", dhcpv6::run),
     ("fragment", fragment::run),
     ("frame", frame::run),
     ("kernel", kernel::run),

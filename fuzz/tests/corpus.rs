@@ -72,6 +72,16 @@ fn config() {
 }
 
 #[test]
+fn dhcpv4() {
+    replay("dhcpv4");
+}
+
+#[test]
+fn dhcpv6() {
+    replay("dhcpv6");
+}
+
+#[test]
 fn kernel() {
     replay("kernel");
 }

@@ -187,12 +187,16 @@ impl Packet {
 
     /// Copies the first bytes of a received frame into private memory and returns them: up to
     /// [`PEEK_BYTES`], fewer if the frame is shorter. Header bytes: not a copy for the ledger.
+    /// Peeked again, a packet shows the same copy.
     ///
     /// # Panics
-    /// If the packet has headers already.
+    /// If the packet has headers that were pushed or pulled.
     pub fn peek_headers(&mut self) -> &[u8] {
+        if self.body().peeked {
+            return self.headers();
+        }
         let body = self.body_mut();
-        assert!(body.start == body.end, "a packet is peeked once");
+        assert!(body.start == body.end, "a packet that has headers is not peeked");
         let (start, mut end) = (RECEIVE_HEADROOM, RECEIVE_HEADROOM);
         for piece in body.pieces.iter().flatten() {
             end += piece.copy_to(&mut body.headers[end..]);

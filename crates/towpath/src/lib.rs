@@ -3,6 +3,7 @@
 //! This package binds the protocols of `towpath-net` to the operating system of `towpath-io`:
 //! [`worker::Worker`] is the thread that moves packets, [`gateway`] maps the flows of a program's
 //! own network onto host sockets, [`config`] says what is served and with which limits.
+//! [`services`] are what a network of several guests tells them: addresses, routers, names.
 //! [`host`] is for programs that want a stack of their own, with sockets whose sends lend.
 #![forbid(unsafe_code)]
 
@@ -13,4 +14,5 @@ pub mod network;
 pub mod publish;
 pub mod report;
 pub mod resolv;
+pub mod services;
 pub mod worker;

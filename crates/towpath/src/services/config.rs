@@ -1,0 +1,138 @@
+//! What the services tell guests.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use towpath_net::wire::MacAddr;
+use towpath_net::wire::domain::DomainName;
+
+use super::leases::Client;
+
+/// How long an address is lent by default: long enough that renewing is rare, short enough that a
+/// pool recovers over night.
+pub const LEASE_TIME_DEFAULT: Duration = Duration::from_secs(12 * 3600);
+/// Leases of one port, of each family, by default: a guest and containers in it.
+pub const LEASES_PER_PORT_DEFAULT: usize = 16;
+
+/// What the services tell guests. Addresses of the gateway and of DNS are never lent.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Link-layer address of the gateway, from which all answers come.
+    pub mac: MacAddr,
+    /// MTU of the network.
+    pub mtu: u16,
+    /// Domain of the guests: the zone that is answered here.
+    pub domain: Option<DomainName>,
+    /// Domains to look for names in; the guests' own stands first if it is among them.
+    pub search: Vec<DomainName>,
+    /// IPv4.
+    pub ipv4: Option<Ipv4>,
+    /// IPv6.
+    pub ipv6: Option<Ipv6>,
+    /// Names that do not come from guests, such as the gateway's.
+    pub hosts: Vec<(DomainName, IpAddr)>,
+    /// Guests that are known beforehand.
+    pub static_leases: Vec<StaticLease>,
+    /// How long an address is lent.
+    pub lease_time: Duration,
+    /// Most leases of one port, of each family.
+    pub leases_per_port_max: usize,
+    /// Where the jitter of advertisements comes from.
+    pub seed: u64,
+}
+
+impl Config {
+    /// The name that a guest has, whatever it calls itself.
+    pub(super) fn name_of(&self, client: &Client) -> Option<DomainName> {
+        let Client::Static(index) = client else { return None };
+        self.static_leases[*index].name.clone()
+    }
+}
+
+/// IPv4 of the network.
+#[derive(Clone, Debug)]
+pub struct Ipv4 {
+    /// Router and DHCP server.
+    pub gateway: Ipv4Addr,
+    /// Bits of the network.
+    pub prefix_len: u8,
+    /// DNS servers. Questions to them about the guests' names are answered here.
+    pub dns: Vec<Ipv4Addr>,
+    /// Addresses to lend.
+    pub pool: RangeInclusive<Ipv4Addr>,
+}
+
+impl Ipv4 {
+    /// The netmask.
+    pub fn netmask(&self) -> Ipv4Addr {
+        let host_bits = 32 - u32::from(self.prefix_len).min(32);
+        Ipv4Addr::from(u32::MAX.checked_shl(host_bits).unwrap_or(0))
+    }
+
+    /// The address of all stations.
+    pub fn broadcast(&self) -> Ipv4Addr {
+        Ipv4Addr::from(u32::from(self.gateway) | !u32::from(self.netmask()))
+    }
+
+    /// True if the network has the address.
+    pub fn contains(&self, address: Ipv4Addr) -> bool {
+        (u32::from(address) ^ u32::from(self.gateway)) & u32::from(self.netmask()) == 0
+    }
+}
+
+/// IPv6 of the network.
+#[derive(Clone, Debug)]
+pub struct Ipv6 {
+    /// Router. It also has the address of [`super::link_local`], from which it advertises itself,
+    /// and must answer for both.
+    pub gateway: Ipv6Addr,
+    /// Bits of the network.
+    pub prefix_len: u8,
+    /// DNS servers. Questions to them about the guests' names are answered here.
+    pub dns: Vec<Ipv6Addr>,
+    /// Guests make their own addresses (RFC 4862); only with a prefix of 64 bits.
+    pub autonomous: bool,
+    /// Addresses to lend, if any.
+    pub pool: Option<RangeInclusive<Ipv6Addr>>,
+}
+
+impl Ipv6 {
+    /// The prefix.
+    pub fn prefix(&self) -> Ipv6Addr {
+        let host_bits = 128 - u32::from(self.prefix_len).min(128);
+        Ipv6Addr::from(u128::from(self.gateway) & u128::MAX.checked_shl(host_bits).unwrap_or(0))
+    }
+
+    /// True if the network has the address.
+    pub fn contains(&self, address: Ipv6Addr) -> bool {
+        let other = Self { gateway: address, ..self.clone() };
+        other.prefix() == self.prefix()
+    }
+}
+
+/// A guest that is known beforehand.
+#[derive(Clone, Debug)]
+pub struct StaticLease {
+    /// Which guest it is.
+    pub guest: Guest,
+    /// Its address; without, one of the pool.
+    pub ipv4: Option<Ipv4Addr>,
+    /// Its address; without, one of the pool.
+    pub ipv6: Option<Ipv6Addr>,
+    /// Its name, whatever it calls itself.
+    pub name: Option<DomainName>,
+}
+
+/// How a guest is known. The port is certain; the others are what the guest says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Guest {
+    /// Whoever is at this port.
+    Port(u32),
+    /// By its link-layer address.
+    Mac(MacAddr),
+    /// By the client identifier of DHCP for IPv4.
+    ClientId(Vec<u8>),
+    /// By the identifier of DHCP for IPv6.
+    Duid(Vec<u8>),
+}

@@ -1,0 +1,73 @@
+//! Leases as text, so that they outlive the process: one line each, in the order time of its end in
+//! seconds since 1970, address, link-layer address, name or `-`, client.
+//!
+//! Leases of static guests are not among them: the configuration has them. Text from outside: a
+//! line that cannot be used is passed over and counted.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{self, Write as _};
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use towpath_net::time::Instant;
+
+use super::leases::{Client, Lease, Leases, State};
+
+/// Longest client identifier that is read: DHCP's own bound is 255 bytes.
+const CLIENT_BYTES_MAX: usize = 255;
+
+/// The bound leases, at `now`, which is `wall` since 1970.
+pub(super) fn write(leases: &Leases, now: Instant, wall: Duration, text: &mut String) {
+    let mut bound: Vec<_> = leases.bound(now).collect();
+    bound.sort_unstable_by_key(|(address, _)| *address);
+    for (address, lease) in bound {
+        let client = match &lease.client {
+            Client::Static(_) => continue,
+            Client::Mac(_) => "mac".into(),
+            Client::Identifier(id) => {
+                id.iter().fold(String::from("id:"), |text, byte| text + &format!("{byte:02x}"))
+            }
+        };
+        let until = (wall + lease.until.since(now)).as_secs();
+        let name = lease.name.as_ref().map_or("-", |name| name.as_str());
+        let mac = lease.mac;
+        writeln!(text, "{until} {address} {mac} {name} {client}").expect("a string grows");
+    }
+}
+
+/// The lease of a line; `None` if it is none, or over.
+pub(super) fn read(line: &str, now: Instant, wall: Duration) -> Option<(IpAddr, Lease)> {
+    let words: Vec<&str> = line.split_ascii_whitespace().collect();
+    let [until, address, mac, name, client] = words[..] else { return None };
+    let left = Duration::from_secs(until.parse().ok()?).checked_sub(wall)?;
+    let mac = mac.parse().ok()?;
+    let name = if name == "-" { None } else { Some(name.parse().ok()?) };
+    let client = match client.strip_prefix("id:") {
+        None if client == "mac" => Client::Mac(mac),
+        None => return None,
+        Some(hex) => Client::Identifier(bytes(hex)?.into()),
+    };
+    let lease = Lease { client, mac, port: None, state: State::Bound, until: now + left, name };
+    Some((address.parse().ok()?, lease))
+}
+
+fn bytes(hex: &str) -> Option<Vec<u8>> {
+    let (pairs, []) = hex.as_bytes().as_chunks::<2>() else { return None };
+    if pairs.len() > CLIENT_BYTES_MAX || !hex.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return None;
+    }
+    let byte = |pair: &[u8; 2]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+    pairs.iter().map(byte).collect()
+}
+
+/// Puts `text` in the place of the file, whole or not at all.
+pub fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".new");
+    let mut file = fs::File::create(&beside)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_data()?;
+    fs::rename(&beside, path)
+}

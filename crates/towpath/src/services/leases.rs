@@ -1,0 +1,439 @@
+//! The leases of one address family: who has which address until when.
+//!
+//! # Theory of operation
+//!
+//! A lease ends by its time alone; nothing runs when it does. What is over stays in the table as a
+//! memory, so that a client that comes back finds its address, until somebody else needs it. A
+//! client without a lease gets the address that its name hashes to, or the next that is free: it is
+//! the same again after a restart without a lease file.
+//!
+//! A lease belongs to the port that it was asked from. The same client at another port is somebody
+//! else, until the first port is gone. All leases of a port together are bounded, those that it
+//! declined included, so that a guest that makes up clients takes addresses from itself.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use towpath_net::time::Instant;
+use towpath_net::wire::MacAddr;
+use towpath_net::wire::domain::DomainName;
+
+/// Most addresses of a pool that are given out: a search through all of them takes microseconds,
+/// and the table of a full pool a megabyte.
+const POOL_ADDRESSES_MAX: u32 = 4096;
+/// How long a declined address is left alone.
+const QUARANTINE: Duration = Duration::from_secs(600);
+
+/// Who asks, as far as leases are concerned.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Client {
+    /// The guest that a static lease is for, whatever it calls itself.
+    Static(usize),
+    /// By the identifier that it sent, or an association of it.
+    Identifier(Box<[u8]>),
+    /// By its hardware address.
+    Mac(MacAddr),
+}
+
+/// Who asks, and from where.
+#[derive(Clone, Debug)]
+pub(super) struct Asker {
+    pub(super) client: Client,
+    pub(super) mac: MacAddr,
+    pub(super) port: u32,
+    /// The one address that it may have.
+    pub(super) fixed: Option<IpAddr>,
+}
+
+/// Why nobody gets an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// All addresses are lent.
+    Exhausted,
+    /// The port has as many leases as it may.
+    PortFull,
+    /// The client has a lease at another port.
+    Elsewhere,
+}
+
+/// What a lease is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Held for a client that has not taken it yet.
+    Offered,
+    /// Taken.
+    Bound,
+    /// A client says that somebody else uses it.
+    Declined,
+}
+
+/// One lease.
+#[derive(Clone, Debug)]
+pub(super) struct Lease {
+    pub(super) client: Client,
+    pub(super) mac: MacAddr,
+    /// `None` after the port has gone, or after a restart.
+    pub(super) port: Option<u32>,
+    pub(super) state: State,
+    pub(super) until: Instant,
+    pub(super) name: Option<DomainName>,
+}
+
+/// All leases of a family.
+pub(super) struct Leases {
+    by_address: HashMap<IpAddr, Lease>,
+    by_client: HashMap<Client, IpAddr>,
+    first: IpAddr,
+    count: u32,
+    /// Addresses that are never given out of the pool.
+    reserved: Vec<IpAddr>,
+    per_port_max: usize,
+}
+
+impl Leases {
+    /// Leases of at most [`POOL_ADDRESSES_MAX`] addresses of `pool`.
+    pub(super) fn new(
+        pool: RangeInclusive<IpAddr>,
+        reserved: Vec<IpAddr>,
+        per_port_max: usize,
+    ) -> Self {
+        let (first, last) = (number(*pool.start()), number(*pool.end()));
+        let count = last.checked_sub(first).map_or(0, |more| more.saturating_add(1));
+        let count = u32::try_from(count).unwrap_or(u32::MAX).min(POOL_ADDRESSES_MAX);
+        let (by_address, by_client) = (HashMap::new(), HashMap::new());
+        Self { by_address, by_client, first: *pool.start(), count, reserved, per_port_max }
+    }
+
+    /// The address that `asker` may have: the one it had, else `wanted`, else any.
+    pub(super) fn choose(
+        &mut self,
+        asker: &Asker,
+        wanted: Option<IpAddr>,
+        now: Instant,
+    ) -> Result<IpAddr, Refusal> {
+        let mut had = None;
+        if let Some((address, lease)) = self.of(&asker.client) {
+            if lease.is_elsewhere(asker, now) {
+                return Err(Refusal::Elsewhere);
+            }
+            if asker.fixed.is_none_or(|fixed| fixed == address) {
+                if lease.until > now && lease.port == Some(asker.port) {
+                    return Ok(address);
+                }
+                had = Some(address);
+            }
+        }
+        if let Some(fixed) = asker.fixed {
+            return Ok(fixed);
+        }
+        self.make_room(asker.port, now)?;
+        if let Some(had) = had {
+            return Ok(had);
+        }
+        if let Some(wanted) = wanted.filter(|wanted| self.may_give(*wanted, now)) {
+            return Ok(wanted);
+        }
+        self.any(&asker.client, now).ok_or(Refusal::Exhausted)
+    }
+
+    /// True if `asker` has `address`, or may have it although nothing is known about that: the
+    /// table may be younger than the lease.
+    pub(super) fn allows(&mut self, asker: &Asker, address: IpAddr, now: Instant) -> bool {
+        match self.choose(asker, Some(address), now) {
+            Ok(chosen) => chosen == address,
+            Err(_) => false,
+        }
+    }
+
+    /// Notes that `asker` has `address`, which [`Leases::choose`] gave.
+    pub(super) fn hold(
+        &mut self,
+        asker: &Asker,
+        address: IpAddr,
+        state: State,
+        until: Instant,
+        name: Option<DomainName>,
+    ) {
+        if let Some(before) = self.by_client.insert(asker.client.clone(), address)
+            && before != address
+        {
+            self.by_address.remove(&before);
+        }
+        let (client, mac, port) = (asker.client.clone(), asker.mac, Some(asker.port));
+        let lease = Lease { client, mac, port, state, until, name };
+        if let Some(before) = self.by_address.insert(address, lease)
+            && before.client != asker.client
+            && self.by_client.get(&before.client) == Some(&address)
+        {
+            self.by_client.remove(&before.client);
+        }
+    }
+
+    /// Ends the lease that `asker` has of `address`; false if it has none there.
+    pub(super) fn release(&mut self, asker: &Asker, address: IpAddr, now: Instant) -> bool {
+        let Some(lease) = self.held_mut(asker, address) else { return false };
+        lease.until = now;
+        true
+    }
+
+    /// Sets the address aside: its client says that somebody else uses it. False if `asker` does
+    /// not have it, or must have this one.
+    pub(super) fn decline(&mut self, asker: &Asker, address: IpAddr, now: Instant) -> bool {
+        if asker.fixed.is_some() {
+            return false;
+        }
+        let Some(lease) = self.held_mut(asker, address) else { return false };
+        (lease.state, lease.until, lease.name) = (State::Declined, now + QUARANTINE, None);
+        self.by_client.remove(&asker.client);
+        true
+    }
+
+    /// The client has chosen another server: what it was offered is free.
+    pub(super) fn withdraw(&mut self, asker: &Asker, now: Instant) {
+        if let Some(address) = self.by_client.get(&asker.client)
+            && let Some(lease) = self.by_address.get_mut(address)
+            && lease.state == State::Offered
+            && lease.port == Some(asker.port)
+        {
+            lease.until = now;
+        }
+    }
+
+    /// The port is gone: whoever asks first from another may go on with its leases.
+    pub(super) fn forget_port(&mut self, port: u32) {
+        for lease in self.by_address.values_mut().filter(|lease| lease.port == Some(port)) {
+            lease.port = None;
+        }
+    }
+
+    /// Puts back what was known before a restart.
+    pub(super) fn restore(&mut self, address: IpAddr, lease: Lease) {
+        if self.contains(address) && !self.by_address.contains_key(&address) {
+            self.by_client.insert(lease.client.clone(), address);
+            self.by_address.insert(address, lease);
+        }
+    }
+
+    /// True if the pool has the address.
+    pub(super) fn contains(&self, address: IpAddr) -> bool {
+        let offset = number(address).wrapping_sub(number(self.first));
+        address.is_ipv4() == self.first.is_ipv4()
+            && offset < u128::from(self.count)
+            && !self.reserved.contains(&address)
+    }
+
+    /// True if `asker` has taken `address` and may still use it.
+    pub(super) fn is_bound_to(&self, asker: &Asker, address: IpAddr, now: Instant) -> bool {
+        self.by_address.get(&address).is_some_and(|lease| {
+            lease.client == asker.client && lease.state == State::Bound && lease.until > now
+        })
+    }
+
+    /// Leases that are bound now.
+    pub(super) fn bound(&self, now: Instant) -> impl Iterator<Item = (IpAddr, &Lease)> {
+        let bound = move |lease: &Lease| lease.state == State::Bound && lease.until > now;
+        self.by_address
+            .iter()
+            .filter(move |(_, lease)| bound(lease))
+            .map(|(&at, lease)| (at, lease))
+    }
+
+    /// The lease of a client, over or not.
+    fn of(&self, client: &Client) -> Option<(IpAddr, &Lease)> {
+        let address = *self.by_client.get(client)?;
+        Some((address, self.by_address.get(&address)?))
+    }
+
+    fn held_mut(&mut self, asker: &Asker, address: IpAddr) -> Option<&mut Lease> {
+        let lease = self.by_address.get_mut(&address)?;
+        (lease.client == asker.client && lease.port.is_none_or(|port| port == asker.port))
+            .then_some(lease)
+    }
+
+    fn may_give(&self, address: IpAddr, now: Instant) -> bool {
+        self.contains(address)
+            && self.by_address.get(&address).is_none_or(|lease| lease.until <= now)
+    }
+
+    /// An address that nobody has had, from the client's own place on; else the one whose lease has
+    /// been over longest.
+    fn any(&self, client: &Client, now: Instant) -> Option<IpAddr> {
+        // The same in each run: no secret is kept by where a guest's address lies.
+        let hasher = BuildHasherDefault::<DefaultHasher>::default();
+        let start = hasher.hash_one(client) % u64::from(self.count.max(1));
+        let mut oldest: Option<(Instant, IpAddr)> = None;
+        for step in 0..u64::from(self.count) {
+            let address = self.nth(((start + step) % u64::from(self.count)) as u32);
+            if self.reserved.contains(&address) {
+                continue;
+            }
+            match self.by_address.get(&address) {
+                None => return Some(address),
+                Some(lease) if lease.until <= now => {
+                    if oldest.is_none_or(|(until, _)| lease.until < until) {
+                        oldest = Some((lease.until, address));
+                    }
+                }
+                Some(_) => {}
+            }
+        }
+        oldest.map(|(_, address)| address)
+    }
+
+    /// Sees that the port may have one more lease: an offer that was not taken makes room.
+    fn make_room(&mut self, port: u32, now: Instant) -> Result<(), Refusal> {
+        let mine = |lease: &&mut Lease| lease.port == Some(port) && lease.until > now;
+        if self.by_address.values_mut().filter(mine).count() < self.per_port_max {
+            return Ok(());
+        }
+        let offers = self.by_address.values_mut().filter(mine);
+        let oldest = offers.filter(|lease| lease.state == State::Offered).min_by_key(|l| l.until);
+        oldest.ok_or(Refusal::PortFull)?.until = now;
+        Ok(())
+    }
+
+    fn nth(&self, offset: u32) -> IpAddr {
+        match self.first {
+            IpAddr::V4(first) => (u32::from(first).wrapping_add(offset)).to_be_bytes().into(),
+            IpAddr::V6(first) => {
+                (u128::from(first).wrapping_add(offset.into())).to_be_bytes().into()
+            }
+        }
+    }
+}
+
+impl Lease {
+    /// True if somebody at another port has it.
+    fn is_elsewhere(&self, asker: &Asker, now: Instant) -> bool {
+        self.until > now && self.port.is_some_and(|port| port != asker.port)
+    }
+}
+
+fn number(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(address) => u32::from(address).into(),
+        IpAddr::V6(address) => address.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PORT: u32 = 3;
+
+    fn ip(last: u8) -> IpAddr {
+        [10, 0, 2, last].into()
+    }
+
+    fn at(seconds: u64) -> Instant {
+        Instant::START + Duration::from_secs(seconds)
+    }
+
+    fn asker(name: u8, port: u32) -> Asker {
+        let mac = MacAddr([2, 0, 0, 0, 0, name]);
+        Asker { client: Client::Mac(mac), mac, port, fixed: None }
+    }
+
+    fn take(leases: &mut Leases, asker: &Asker, now: Instant, until: Instant) -> Option<IpAddr> {
+        let address = leases.choose(asker, None, now).ok()?;
+        leases.hold(asker, address, State::Bound, until, None);
+        Some(address)
+    }
+
+    /// Goal: against a plain model, no address has two clients and none is outside the pool.
+    #[test]
+    fn an_address_has_one_client() {
+        let mut leases = Leases::new(ip(10)..=ip(29), vec![ip(12)], 64);
+        let mut seed = 7u32;
+        let mut model: HashMap<IpAddr, (u8, Instant)> = HashMap::new();
+        for step in 0..5000 {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let (name, now) = ((seed >> 24) as u8 % 40, at(step));
+            let who = asker(name, PORT);
+            if (seed >> 16).is_multiple_of(5) {
+                if let Some((&address, _)) = model.iter().find(|(_, (n, _))| *n == name) {
+                    leases.release(&who, address, now);
+                    model.remove(&address);
+                }
+                continue;
+            }
+            model.retain(|_, (_, until)| *until > now);
+            let until = at(step + 30);
+            match take(&mut leases, &who, now, until) {
+                Some(address) => {
+                    assert!(leases.contains(address) && address != ip(12));
+                    let before = model.insert(address, (name, until));
+                    assert!(before.is_none_or(|(n, _)| n == name), "step {step}: {address}");
+                    model.retain(|at, (n, _)| *n != name || *at == address);
+                }
+                None => assert_eq!(model.len(), 19, "step {step}: all are lent"),
+            }
+        }
+    }
+
+    /// A client that comes back gets what it had; without a table it gets the same too.
+    #[test]
+    fn addresses_stick() {
+        let mut leases = Leases::new(ip(10)..=ip(250), vec![], 64);
+        let first = take(&mut leases, &asker(1, PORT), at(0), at(10)).unwrap();
+        take(&mut leases, &asker(2, PORT), at(20), at(30)).unwrap();
+        assert_eq!(take(&mut leases, &asker(1, PORT), at(50), at(60)), Some(first));
+        let mut others = Leases::new(ip(10)..=ip(250), vec![], 64);
+        assert_eq!(take(&mut others, &asker(1, PORT), at(0), at(10)), Some(first));
+    }
+
+    /// Starvation: one port gets its share, the other still gets an address; offers make room for
+    /// new ones, what was taken or declined does not.
+    #[test]
+    fn a_port_takes_from_itself() {
+        let mut leases = Leases::new(ip(10)..=ip(20), vec![], 4);
+        for name in 0..100 {
+            let address = leases.choose(&asker(name, PORT), None, at(0)).expect("makes room");
+            leases.hold(&asker(name, PORT), address, State::Offered, at(60), None);
+        }
+        let live = leases.by_address.values().filter(|lease| lease.until > at(0)).count();
+        assert_eq!(live, 4);
+        for name in 100..104 {
+            take(&mut leases, &asker(name, PORT), at(0), at(60)).unwrap();
+        }
+        assert_eq!(leases.choose(&asker(104, PORT), None, at(0)), Err(Refusal::PortFull));
+        // Those whose offers made room do not come back by what is remembered of them.
+        for name in 0..100 {
+            assert_eq!(leases.choose(&asker(name, PORT), None, at(1)), Err(Refusal::PortFull));
+        }
+        let declined = leases.of(&asker(100, PORT).client).unwrap().0;
+        assert!(leases.decline(&asker(100, PORT), declined, at(0)));
+        assert_eq!(leases.choose(&asker(104, PORT), None, at(0)), Err(Refusal::PortFull));
+        let other = take(&mut leases, &asker(1, PORT + 1), at(0), at(60));
+        assert!(other.is_some_and(|address| address != declined));
+    }
+
+    /// Another port that says it is the client gets nothing, until the first is gone.
+    #[test]
+    fn a_lease_belongs_to_its_port() {
+        let mut leases = Leases::new(ip(10)..=ip(20), vec![], 4);
+        let address = take(&mut leases, &asker(1, PORT), at(0), at(60)).unwrap();
+        let thief = asker(1, PORT + 1);
+        assert_eq!(leases.choose(&thief, None, at(1)), Err(Refusal::Elsewhere));
+        assert!(!leases.release(&thief, address, at(1)) && !leases.decline(&thief, address, at(1)));
+        leases.forget_port(PORT);
+        assert_eq!(leases.choose(&thief, None, at(1)), Ok(address));
+    }
+
+    /// A pool that ends before it begins, or has more addresses than are given out.
+    #[test]
+    fn pools_without_and_with_too_many_addresses() {
+        let mut none = Leases::new(ip(20)..=ip(10), vec![], 4);
+        assert_eq!(none.choose(&asker(1, PORT), None, at(0)), Err(Refusal::Exhausted));
+        let (first, last): (IpAddr, IpAddr) =
+            ("fd00::1000".parse().unwrap(), "fd00::ffff:ffff:ffff:ffff".parse().unwrap());
+        let many = Leases::new(first..=last, vec![], 4);
+        assert_eq!(many.count, POOL_ADDRESSES_MAX);
+        assert!(many.contains("fd00::1fff".parse().unwrap()) && !many.contains(last));
+        assert!(!many.contains(ip(1)));
+    }
+}

@@ -1,0 +1,332 @@
+//! Names of guests, and the answers of DNS (RFC 1035) about them.
+//!
+//! Three kinds of names are ours: those in the domain of the network, single labels that a guest
+//! has, and the reverse names of the network's addresses. Everything else is left to the
+//! resolvers of the host. A name belongs to the first who takes it, until its last lease
+//! is over; names that the configuration gives are never taken.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+use simple_dns::rdata::{A, AAAA, PTR, RData, SOA};
+use simple_dns::{
+    CLASS, Name, OPCODE, Packet, PacketFlag, QCLASS, QTYPE, RCODE, ResourceRecord, TYPE,
+};
+use towpath_net::time::Instant;
+use towpath_net::wire::MacAddr;
+use towpath_net::wire::domain::DomainName;
+
+use super::config::Config;
+use super::leases::Client;
+
+/// How long others may remember an answer: a guest may be gone soon.
+const TTL: Duration = Duration::from_secs(10);
+/// Most names: as many as leases of both families.
+const NAMES_MAX: usize = 8192;
+/// Most addresses of a name.
+const ADDRESSES_PER_NAME_MAX: usize = 8;
+
+/// A moment that never comes.
+const NEVER: Instant = Instant::from_micros(u64::MAX);
+
+/// Whose a name is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Owner {
+    /// The configuration gave it, to a guest or to nobody.
+    Given(Option<usize>),
+    /// The station took it; its two families are one.
+    Station(MacAddr),
+}
+
+struct Entry {
+    owner: Owner,
+    addresses: Vec<(IpAddr, Instant)>,
+}
+
+/// What the network calls its stations.
+pub(super) struct Names {
+    domain: Option<DomainName>,
+    /// Networks whose reverse names are ours, and bits of their prefixes.
+    networks: Vec<(IpAddr, u8)>,
+    by_name: HashMap<DomainName, Entry>,
+    by_address: HashMap<IpAddr, DomainName>,
+    /// Names that were somebody else's.
+    pub(super) conflicts: u64,
+    /// Questions that were answered here.
+    pub(super) answered: u64,
+}
+
+impl Names {
+    pub(super) fn new(config: &Config) -> Self {
+        let v4 = config.ipv4.as_ref().map(|v4| (v4.gateway.into(), v4.prefix_len));
+        let v6 = config.ipv6.as_ref().map(|v6| (v6.gateway.into(), v6.prefix_len));
+        let mut names = Self {
+            domain: config.domain.clone(),
+            networks: v4.into_iter().chain(v6).collect(),
+            by_name: HashMap::new(),
+            by_address: HashMap::new(),
+            conflicts: 0,
+            answered: 0,
+        };
+        for (name, address) in &config.hosts {
+            names.give(name, None, Some(*address));
+        }
+        for (index, lease) in config.static_leases.iter().enumerate() {
+            if let Some(name) = &lease.name {
+                names.give(name, Some(index), lease.ipv4.map(Into::into));
+                names.give(name, Some(index), lease.ipv6.map(Into::into));
+            }
+        }
+        names
+    }
+
+    /// Gives a name for ever.
+    fn give(&mut self, name: &DomainName, guest: Option<usize>, address: Option<IpAddr>) {
+        let entry = self
+            .by_name
+            .entry(name.clone())
+            .or_insert_with(|| Entry { owner: Owner::Given(guest), addresses: Vec::new() });
+        if let Some(address) = address {
+            entry.addresses.push((address, NEVER));
+            self.by_address.insert(address, name.clone());
+        }
+    }
+
+    /// Takes `name` for `address` until then; false if it is somebody else's.
+    pub(super) fn claim(
+        &mut self,
+        name: &DomainName,
+        client: &Client,
+        mac: MacAddr,
+        address: IpAddr,
+        until: Instant,
+        now: Instant,
+    ) -> bool {
+        if self.by_address.get(&address).is_some_and(|before| before != name) {
+            self.release(address);
+        }
+        if self.by_name.len() >= NAMES_MAX {
+            self.forget_old(now);
+        }
+        let full = self.by_name.len() >= NAMES_MAX;
+        let owner = Owner::Station(mac);
+        let entry = match self.by_name.get_mut(name) {
+            None if full => return false,
+            None => {
+                self.by_name.entry(name.clone()).or_insert(Entry { owner, addresses: Vec::new() })
+            }
+            Some(entry) => {
+                let given = matches!(&entry.owner, Owner::Given(Some(index))
+                    if *client == Client::Static(*index));
+                let over = matches!(entry.owner, Owner::Station(_)) && entry.is_over(now);
+                if over {
+                    entry.owner = owner.clone();
+                }
+                if !given && entry.owner != owner {
+                    self.conflicts += 1;
+                    return false;
+                }
+                entry
+            }
+        };
+        entry.addresses.retain(|(other, until)| *until > now && *other != address);
+        if entry.addresses.len() >= ADDRESSES_PER_NAME_MAX {
+            return false;
+        }
+        // An address that the configuration gives the name stays its own for ever.
+        let fixed = matches!(*client, Client::Static(_)) && self.by_address.contains_key(&address);
+        entry.addresses.push((address, if fixed { NEVER } else { until }));
+        self.by_address.insert(address, name.clone());
+        true
+    }
+
+    /// The lease of `address` is over before its time.
+    pub(super) fn release(&mut self, address: IpAddr) {
+        let Some(name) = self.by_address.get(&address) else { return };
+        let Some(entry) = self.by_name.get_mut(name) else { return };
+        if entry.addresses.iter().any(|(other, until)| *other == address && *until == NEVER) {
+            return;
+        }
+        entry.addresses.retain(|(other, _)| *other != address);
+        if entry.addresses.is_empty() && matches!(entry.owner, Owner::Station(_)) {
+            self.by_name.remove(name);
+        }
+        self.by_address.remove(&address);
+    }
+
+    /// The answer to a question about a name of ours, or `None` if the question is not for us.
+    pub(super) fn answer(&mut self, question: &[u8], now: Instant) -> Option<Vec<u8>> {
+        let query = Packet::parse(question).ok()?;
+        let [asked] = &query.questions[..] else { return None };
+        let is_query = query.opcode() == OPCODE::StandardQuery
+            && !query.has_flags(PacketFlag::RESPONSE)
+            && matches!(asked.qclass, QCLASS::CLASS(CLASS::IN) | QCLASS::ANY);
+        if !is_query {
+            return None;
+        }
+        let found = self.find(&labels_of(&asked.qname)?, now)?;
+        self.answered += 1;
+        let mut reply = Packet::new_reply(query.id());
+        reply.set_flags(PacketFlag::AUTHORITATIVE_ANSWER | PacketFlag::RECURSION_AVAILABLE);
+        if query.has_flags(PacketFlag::RECURSION_DESIRED) {
+            reply.set_flags(PacketFlag::RECURSION_DESIRED);
+        }
+        let ttl = TTL.as_secs() as u32;
+        let wants = |kind: TYPE| matches!(asked.qtype, QTYPE::ANY) || asked.qtype == kind.into();
+        let mut add = |data: RData<'static>| {
+            let record = ResourceRecord::new(asked.qname.clone(), CLASS::IN, ttl, data);
+            reply.answers.push(record);
+        };
+        match &found {
+            Found::Addresses(addresses) => {
+                for address in addresses {
+                    match address {
+                        IpAddr::V4(v4) if wants(TYPE::A) => {
+                            add(RData::A(A { address: u32::from(*v4) }));
+                        }
+                        IpAddr::V6(v6) if wants(TYPE::AAAA) => {
+                            add(RData::AAAA(AAAA { address: u128::from(*v6) }));
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            Found::Name(name) if wants(TYPE::PTR) => {
+                add(RData::PTR(PTR(Name::new(name.as_str()).ok()?.into_owned())));
+            }
+            Found::Name(_) => {}
+            Found::Nothing => *reply.rcode_mut() = RCODE::NameError,
+        }
+        if reply.answers.is_empty() {
+            reply.name_servers.push(self.authority()?);
+        }
+        reply.questions.push(asked.clone());
+        reply.build_bytes_vec_compressed().ok()
+    }
+
+    /// What a name of ours stands for; `None` if it is not ours.
+    fn find(&self, labels: &[String], now: Instant) -> Option<Found> {
+        if let Some(address) = reverse(labels) {
+            let ours = self.networks.iter().any(|(net, bits)| is_within(address, *net, *bits));
+            return ours.then(|| self.find_address(address, now));
+        }
+        let asked: Vec<&str> = labels.iter().map(String::as_str).collect();
+        if let [single] = asked[..]
+            && let Ok(name) = single.parse()
+            && let Some(addresses) = self.addresses(&name, now)
+        {
+            return Some(Found::Addresses(addresses));
+        }
+        let domain: Vec<&str> = self.domain.as_ref()?.labels().collect();
+        let before = asked.strip_suffix(&domain[..])?;
+        // The domain itself exists and has no address.
+        if before.is_empty() {
+            return Some(Found::Addresses(Vec::new()));
+        }
+        let addresses = before.join(".").parse().ok().and_then(|name| self.addresses(&name, now));
+        Some(addresses.map_or(Found::Nothing, Found::Addresses))
+    }
+
+    fn find_address(&self, address: IpAddr, now: Instant) -> Found {
+        let name = self.by_address.get(&address).filter(|name| {
+            self.addresses(name, now).is_some_and(|addresses| addresses.contains(&address))
+        });
+        let whole = name.map(|name| match &self.domain {
+            Some(domain) => name.below(domain).unwrap_or_else(|| name.clone()),
+            None => name.clone(),
+        });
+        whole.map_or(Found::Nothing, Found::Name)
+    }
+
+    /// The addresses of a name that somebody has now.
+    fn addresses(&self, name: &DomainName, now: Instant) -> Option<Vec<IpAddr>> {
+        let entry = self.by_name.get(name)?;
+        let live = entry.addresses.iter().filter(|(_, until)| *until > now);
+        let addresses: Vec<IpAddr> = live.map(|(address, _)| *address).collect();
+        // A given name exists also while nobody has it.
+        (!addresses.is_empty() || matches!(entry.owner, Owner::Given(_))).then_some(addresses)
+    }
+
+    /// RFC 2308 §3: what says how long it may be remembered that there is no answer.
+    fn authority(&self) -> Option<ResourceRecord<'static>> {
+        let zone = self.domain.as_ref().map_or("", DomainName::as_str);
+        let zone = Name::new(zone).ok()?.into_owned();
+        let seconds = TTL.as_secs() as u32;
+        let data = RData::SOA(SOA {
+            mname: zone.clone(),
+            rname: zone.clone(),
+            serial: 1,
+            refresh: seconds as i32,
+            retry: seconds as i32,
+            expire: seconds as i32,
+            minimum: seconds,
+        });
+        Some(ResourceRecord::new(zone, CLASS::IN, seconds, data))
+    }
+
+    /// Drops names whose leases are all over.
+    fn forget_old(&mut self, now: Instant) {
+        self.by_name
+            .retain(|_, entry| matches!(entry.owner, Owner::Given(_)) || !entry.is_over(now));
+        let by_name = &self.by_name;
+        self.by_address.retain(|_, name| by_name.contains_key(name));
+    }
+}
+
+impl Entry {
+    fn is_over(&self, now: Instant) -> bool {
+        self.addresses.iter().all(|(_, until)| *until <= now)
+    }
+}
+
+/// What there is about a name of ours.
+enum Found {
+    /// A name with these addresses, maybe of the other family only.
+    Addresses(Vec<IpAddr>),
+    /// An address with this name.
+    Name(DomainName),
+    /// No such name.
+    Nothing,
+}
+
+/// The labels in small letters; `None` if one is not text.
+fn labels_of(name: &Name<'_>) -> Option<Vec<String>> {
+    let text = |label: &[u8]| Some(std::str::from_utf8(label).ok()?.to_ascii_lowercase());
+    name.as_bytes().map(text).collect()
+}
+
+/// The address that a reverse name stands for (RFC 1035 §3.5, RFC 3596 §2.5).
+fn reverse(labels: &[String]) -> Option<IpAddr> {
+    let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
+    if let Some(rest) = labels.strip_suffix(&["in-addr", "arpa"]) {
+        let octets: Vec<u8> = rest.iter().rev().map(|l| l.parse().ok()).collect::<Option<_>>()?;
+        return Some(Ipv4Addr::from(<[u8; 4]>::try_from(octets).ok()?).into());
+    }
+    let rest = labels.strip_suffix(&["ip6", "arpa"])?;
+    if rest.len() != 32 {
+        return None;
+    }
+    let digit =
+        |label: &&str| if label.len() == 1 { u128::from_str_radix(label, 16).ok() } else { None };
+    let digits: Vec<u128> = rest.iter().map(digit).collect::<Option<_>>()?;
+    let number = digits.iter().rev().fold(0, |number, digit| number << 4 | digit);
+    Some(Ipv6Addr::from(number).into())
+}
+
+fn is_within(address: IpAddr, network: IpAddr, bits: u8) -> bool {
+    match (address, network) {
+        (IpAddr::V4(address), IpAddr::V4(network)) => {
+            let differ = u32::from(address) ^ u32::from(network);
+            differ.leading_zeros() >= u32::from(bits).min(32)
+        }
+        (IpAddr::V6(address), IpAddr::V6(network)) => {
+            let differ = u128::from(address) ^ u128::from(network);
+            differ.leading_zeros() >= u32::from(bits).min(128)
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests;

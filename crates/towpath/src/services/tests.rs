@@ -1,0 +1,302 @@
+//! Tests of the services as a whole: frames in, frames out.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+use towpath_net::wire::dhcpv4::{self, MessageType, option};
+use towpath_net::wire::icmpv6::{self, Message};
+use towpath_net::wire::{MacAddr, dhcpv6};
+
+use super::frame::{Envelope, group_mac};
+use super::testing::{Bench, DNS, DNS6, GATEWAY, GATEWAY_MAC, Vm, config, message, vm};
+use super::*;
+
+const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
+
+fn discover_frame(bench: &mut Bench, vm: Vm) -> Vec<u8> {
+    let discover = message(vm, MessageType::Discover, &[(option::HOST_NAME, b"vm1")]);
+    let envelope = Envelope {
+        mac: vm.1,
+        to_mac: MacAddr::BROADCAST,
+        source: Ipv4Addr::UNSPECIFIED.into(),
+        destination: Ipv4Addr::BROADCAST.into(),
+        ports: Some((68, 67)),
+    };
+    bench.frame(&envelope, &discover.emit(600))
+}
+
+/// A lease by the short way, with a name.
+fn lease(bench: &mut Bench, vm: Vm, name: &str) -> Ipv4Addr {
+    let options: &[(u8, &[u8])] =
+        &[(option::RAPID_COMMIT, &[]), (option::HOST_NAME, name.as_bytes())];
+    bench.dhcpv4(vm, &message(vm, MessageType::Discover, options)).unwrap().your_address
+}
+
+fn solicitation(source: Ipv6Addr, vm: Vm, with_address: bool) -> (Envelope, Vec<u8>) {
+    let source_link_layer = with_address.then_some(vm.1);
+    let solicit = Message::RouterSolicitation { source_link_layer };
+    let mut bytes = vec![0; solicit.emitted_len()];
+    solicit.emit(&mut bytes);
+    let (mac, to_mac) = (vm.1, group_mac(ALL_ROUTERS));
+    let (source, destination) = (source.into(), ALL_ROUTERS.into());
+    (Envelope { mac, to_mac, source, destination, ports: None }, bytes)
+}
+
+fn question(name: &str) -> Vec<u8> {
+    let mut query = simple_dns::Packet::new_query(9);
+    let name = simple_dns::Name::new(name).unwrap().into_owned();
+    let (kind, class) = (simple_dns::TYPE::A.into(), simple_dns::CLASS::IN.into());
+    query.questions.push(simple_dns::Question::new(name, kind, class, false));
+    query.build_bytes_vec().unwrap()
+}
+
+fn ask(bench: &mut Bench, vm: Vm, dns: IpAddr, name: &str) -> (bool, Option<Vec<u8>>) {
+    let source: IpAddr =
+        if dns.is_ipv4() { [10, 0, 2, 15].into() } else { link_local(vm.1).into() };
+    let ports = Some((5353, 53));
+    let envelope = Envelope { mac: vm.1, to_mac: GATEWAY_MAC, source, destination: dns, ports };
+    let frame = bench.frame(&envelope, &question(name));
+    let (taken, mut answers) = bench.input(vm.0, &frame);
+    let answer = answers.pop().map(|answer| {
+        assert_eq!((answer.from, answer.to, answer.ports), (dns, source, (53, 5353)));
+        answer.payload
+    });
+    (taken, answer)
+}
+
+/// Goal: whatever a frame is, it is taken or left, and nothing panics. Method: a good frame cut
+/// anywhere, each of its bytes changed in three ways; what is left of it never gets an answer.
+#[test]
+fn damaged_frames_are_refused_or_left() {
+    let mut bench = Bench::new(config());
+    let good = discover_frame(&mut bench, vm(1));
+    let (taken, answers) = bench.input(1, &good);
+    assert!(taken && answers.len() == 1);
+    for len in 0..good.len() {
+        bench.pass(Duration::from_secs(1));
+        let (_, answers) = bench.input(1, &good[..len]);
+        assert!(answers.is_empty(), "{len} bytes");
+    }
+    for at in 14..good.len() {
+        for change in [0x01, 0x80, 0xff] {
+            bench.pass(Duration::from_secs(1));
+            let mut bad = good.clone();
+            bad[at] ^= change;
+            let (_, answers) = bench.input(1, &bad);
+            assert!(answers.is_empty(), "{change:#x} at {at}");
+        }
+    }
+    let long = [&good[..], &[0; 2048]].concat();
+    let (taken, answers) = bench.input(1, &long);
+    assert!(!taken && answers.is_empty());
+}
+
+/// Only what is for the gateway or for all is taken; other traffic is not looked at further.
+#[test]
+fn what_is_for_others_is_left() {
+    let mut bench = Bench::new(config());
+    let good = discover_frame(&mut bench, vm(1));
+    let mut to_other = good.clone();
+    to_other[..6].copy_from_slice(&vm(2).1.0);
+    assert!(!bench.input(1, &to_other).0);
+    let (envelope, payload) = (
+        Envelope {
+            mac: vm(1).1,
+            to_mac: GATEWAY_MAC,
+            source: [10, 0, 2, 15].into(),
+            destination: [192, 0, 2, 1].into(),
+            ports: Some((68, 67)),
+        },
+        message(vm(1), MessageType::Release, &[]).emit(600),
+    );
+    let frame = bench.frame(&envelope, &payload);
+    assert!(!bench.input(1, &frame).0, "a server in the world");
+    let mut config = config();
+    config.ipv4 = None;
+    assert!(!Bench::new(config).input(1, &good).0, "no service for IPv4");
+    assert_eq!(bench.services.counters(), Counters::default());
+}
+
+/// Goal: an answer to a solicitation says what the configuration says, to the one who asked.
+#[test]
+fn rfc4861_6_2_6_a_solicitation_is_answered() {
+    let mut bench = Bench::new(config());
+    for (source, to) in
+        [(link_local(vm(1).1), link_local(vm(1).1)), (Ipv6Addr::UNSPECIFIED, ALL_NODES)]
+    {
+        let (envelope, bytes) = solicitation(source, vm(1), !source.is_unspecified());
+        let frame = bench.frame(&envelope, &bytes);
+        let (taken, answers) = bench.input(1, &frame);
+        assert!(taken);
+        assert_eq!((answers[0].to_mac, answers[0].to), (vm(1).1, to.into()));
+        assert_eq!(answers[0].from, IpAddr::from(link_local(GATEWAY_MAC)));
+        let Ok(Message::RouterAdvertisement(ra)) = Message::parse(&answers[0].payload) else {
+            panic!("an advertisement")
+        };
+        assert_eq!(
+            (ra.router_lifetime_s, ra.managed, ra.other, ra.mtu),
+            (1800, true, true, Some(1400))
+        );
+        assert_eq!(ra.source_link_layer, Some(GATEWAY_MAC));
+        let [prefix] = ra.prefixes() else { panic!("one prefix") };
+        assert_eq!((prefix.prefix, prefix.prefix_len), ("fd00::".parse().unwrap(), 64));
+        assert!(prefix.on_link && prefix.autonomous);
+        assert_eq!((ra.dns_servers(), ra.dns_lifetime_s), (&[DNS6][..], 1800));
+        let search = icmpv6::search_list_option(&config().search, 1800);
+        assert!(answers[0].payload.ends_with(&search));
+    }
+}
+
+/// RFC 4861 §6.1.1, bad input: a hop limit that routers lowered, a code, no bytes, an address from
+/// nobody; a flood gets as many answers as a port may ask for.
+#[test]
+fn rfc4861_6_1_1_bad_solicitations() {
+    let mut bench = Bench::new(config());
+    let (envelope, bytes) = solicitation(link_local(vm(1).1), vm(1), true);
+    let good = bench.frame(&envelope, &bytes);
+    let mut far = good.clone();
+    far[14 + 7] = 254;
+    assert!(!bench.input(1, &far).0);
+    let mut coded = bytes.clone();
+    coded[1] = 1;
+    let coded = bench.frame(&envelope, &coded);
+    let short = bench.frame(&envelope, &bytes[..7]);
+    let (nobody, with_address) = solicitation(Ipv6Addr::UNSPECIFIED, vm(1), true);
+    let nobody = bench.frame(&nobody, &with_address);
+    for bad in [coded, short, nobody] {
+        let (_, answers) = bench.input(1, &bad);
+        assert!(answers.is_empty());
+    }
+    assert_eq!(bench.services.counters().malformed, 3);
+    let answered = (0..1000).filter(|_| !bench.input(1, &good).1.is_empty()).count();
+    assert_eq!(answered, REQUESTS_BURST as usize - 3);
+    assert_eq!(bench.input(2, &good).1.len(), 1, "another port");
+    bench.pass(Duration::from_secs(1));
+    let answered = (0..1000).filter(|_| !bench.input(1, &good).1.is_empty()).count();
+    assert_eq!(answered, REQUESTS_PER_SECOND as usize);
+}
+
+/// RFC 4861 §6.2.4 and §6.2.5: unasked to all, and at the end that it is over.
+#[test]
+fn rfc4861_6_2_5_the_last_advertisement() {
+    let mut bench = Bench::new(config());
+    assert!(bench.services.next_deadline().is_some_and(|at| at <= bench.now));
+    let first = bench.advertised(false);
+    assert_eq!((first[0].to_mac, first[0].to), (group_mac(ALL_NODES), ALL_NODES.into()));
+    assert!(bench.services.next_deadline().is_some_and(|at| at > bench.now));
+    assert!(bench.advertised(false).is_empty(), "not due");
+    let last = bench.advertised(true);
+    let Ok(Message::RouterAdvertisement(ra)) = Message::parse(&last[0].payload) else {
+        panic!("an advertisement")
+    };
+    let lifetimes =
+        (ra.router_lifetime_s, ra.dns_lifetime_s, ra.prefixes()[0].preferred_lifetime_s);
+    assert_eq!(lifetimes, (0, 0, 0));
+    assert_eq!(bench.services.next_deadline(), None);
+}
+
+/// Goal: what a guest calls itself when it asks for an address, others find in DNS, over both
+/// families; questions about other names go on.
+#[test]
+fn names_of_leases_are_in_dns() {
+    let mut bench = Bench::new(config());
+    let address = lease(&mut bench, vm(1), "Vm1.somewhere.example");
+    for dns in [IpAddr::from(DNS), DNS6.into()] {
+        let (taken, answer) = ask(&mut bench, vm(2), dns, "vm1.lan.example");
+        let answer = answer.expect("an answer");
+        let reply = simple_dns::Packet::parse(&answer).unwrap();
+        let simple_dns::rdata::RData::A(a) = &reply.answers[0].rdata else { panic!("no address") };
+        assert!(taken && Ipv4Addr::from(a.address) == address);
+        assert_eq!(ask(&mut bench, vm(2), dns, "www.example.org"), (false, None));
+    }
+    assert_eq!(ask(&mut bench, vm(2), GATEWAY.into(), "vm1"), (false, None), "no DNS server");
+    assert_eq!(bench.services.counters().names_answered, 2);
+    // The name goes with the lease.
+    let mut release = message(vm(1), MessageType::Release, &[]);
+    release.client_address = address;
+    assert!(bench.dhcpv4(vm(1), &release).is_none());
+    let (_, answer) = ask(&mut bench, vm(2), DNS.into(), "vm1.lan.example");
+    let answer = answer.expect("an answer");
+    let reply = simple_dns::Packet::parse(&answer).unwrap();
+    assert_eq!(reply.rcode(), simple_dns::RCODE::NameError);
+}
+
+/// Bad input: names that are none are passed over, the lease is given all the same.
+#[test]
+fn bad_names_cost_nothing_but_the_name() {
+    for bad in ["", "-a", "a b", "x_y", "\u{e4}", "a..b", "evil\nnameserver"] {
+        let mut bench = Bench::new(config());
+        lease(&mut bench, vm(1), bad);
+        let text = bench.services.leases(bench.now, Duration::ZERO);
+        assert_eq!(text.split(' ').nth(3), Some("-"), "{bad:?}: {text}");
+    }
+}
+
+/// Goal: leases outlive a restart, with names and without static ones; bad lines are passed over.
+#[test]
+fn leases_outlive_a_restart() {
+    let mut first = Bench::new(config());
+    let address = lease(&mut first, vm(1), "vm1");
+    let solicit = {
+        let mut options = dhcpv6::Options::default();
+        options.push(dhcpv6::option::CLIENT_ID, &dhcpv6::duid_of(vm(1).1));
+        options.push(dhcpv6::option::RAPID_COMMIT, &[]);
+        options.push(dhcpv6::option::IA_NA, &[0; 12]);
+        let kind = dhcpv6::MessageType::Solicit;
+        dhcpv6::Message { kind, transaction_id: 1, options }
+    };
+    first.dhcpv6(vm(1), &solicit).unwrap();
+    let text = first.services.leases(first.now, Duration::from_secs(1_000_000));
+    assert_eq!(text.lines().count(), 2, "{text}");
+    let bad = "x\n1000 10.0.2.15 02:00:00:00:00:01 - mac\n9999999 10.0.2.15 02 - mac\n\
+               9999999 10.9.9.9 02:00:00:00:00:01 - mac\n\
+               9999999 10.0.2.15 02:00:00:00:00:01 - id:0\n\
+               99999999999999999999 10.0.2.15 02:00:00:00:00:01 - mac\n\
+               9999999 10.0.2.2 02:00:00:00:00:01 a_b mac";
+    let mut second = Bench::new(config());
+    let wall = Duration::from_secs(1_000_100);
+    assert_eq!(second.services.restore(&format!("{text}{bad}"), second.now, wall), 7);
+    // A hundred seconds of the lease are over; the rest is as it was.
+    assert_eq!(second.services.leases(second.now, wall), text);
+    let wanted = address.octets();
+    let options: &[(u8, &[u8])] = &[(option::REQUESTED_ADDRESS, &wanted)];
+    let offer = second.dhcpv4(vm(2), &message(vm(2), MessageType::Discover, options)).unwrap();
+    assert_ne!(offer.your_address, address, "still lent");
+    let (_, answer) = ask(&mut second, vm(2), DNS.into(), "vm1");
+    assert!(answer.is_some());
+    // At whatever port it is now, it goes on.
+    let moved = Vm(9, vm(1).1);
+    assert_eq!(lease(&mut second, moved, "vm1"), address);
+}
+
+/// A file is replaced whole.
+#[test]
+fn the_lease_file_is_replaced() {
+    let dir = std::env::temp_dir().join(format!("towpath-leases-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let path = dir.join("leases");
+    for text in ["one\n", "two\n"] {
+        replace_file(&path, text).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+    }
+    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1);
+    assert!(replace_file(&dir.join("none/leases"), "").is_err());
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
+/// An answer that finds no room is lost and counted, and the message was taken.
+#[test]
+fn answers_without_room_are_counted() {
+    let mut bench = Bench::new(config());
+    bench.hold_all_frames_but(1);
+    let frame = dhcpv4_frame(&mut bench);
+    let (taken, answers) = bench.input(1, &frame);
+    assert!(taken && answers.is_empty());
+    assert_eq!(bench.services.counters().no_memory, 1);
+}
+
+fn dhcpv4_frame(bench: &mut Bench) -> Vec<u8> {
+    let frame = discover_frame(bench, vm(1));
+    assert!(dhcpv4::Message::parse(&frame[42..]).is_ok());
+    frame
+}

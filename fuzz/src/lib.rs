@@ -18,6 +18,7 @@ pub mod publish;
 pub mod resolv;
 pub mod switch;
 pub mod tcp_input;
+pub mod vhost_user_message;
 pub mod virtq;
 pub mod wire;
 
@@ -25,7 +26,7 @@ pub mod wire;
 pub type Run = fn(&[u8]);
 
 /// All targets by name.
-pub const TARGETS: [(&str, Run); 11] = [
+pub const TARGETS: [(&str, Run); 12] = [
     ("config", config::run),
     ("dhcpv4", dhcpv4::run),
     ("dhcpv6", dhcpv6::run),
@@ -37,6 +38,7 @@ pub const TARGETS: [(&str, Run); 11] = [
     ("resolv", resolv::run),
     ("switch", switch::run),
     ("tcp_input", tcp_input::run),
+    ("vhost_user_message", vhost_user_message::run),
     ("virtq", virtq::run),
     ("wire", wire::run),
 ];

@@ -62,6 +62,11 @@ fn tcp_input() {
 }
 
 #[test]
+fn vhost_user_message() {
+    replay("vhost_user_message");
+}
+
+#[test]
 fn wire() {
     replay("wire");
 }

@@ -11,6 +11,7 @@ pub mod channel;
 pub mod control;
 pub mod device;
 pub mod driver;
+pub(crate) mod fuzz;
 pub mod memory;
 pub mod message;
 mod rings;

@@ -1,0 +1,74 @@
+//! A front end that says anything, to a device.
+
+use super::device::VhostUser;
+use super::session::Offer;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::MemfdFlags;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, sendmsg};
+use std::io::{IoSlice, Read};
+use std::mem::MaybeUninit;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+use towpath_packet::{Burst, Device, Ledger, Memory, MemoryConfig};
+
+/// Most messages of an input.
+const MESSAGES_MAX: usize = 64;
+/// Bytes of the file that stands for guest memory.
+const FILE_BYTES: u64 = 1 << 16;
+
+/// Sends what `data` says: of each message its request, flags, length of the payload and kinds of
+/// descriptors, a byte each and the length of two, then the payload. All replies are read. In the
+/// end no descriptor is open any more that was sent.
+pub fn front_end(data: &[u8]) {
+    let (socket, ours) = UnixStream::pair().expect("descriptors");
+    let offer = Offer { pairs: 2, mac: Some([2; 6]), ..Offer::default() };
+    let device = VhostUser::from_socket(ours.into(), offer, Arc::new(Ledger::new()));
+    let mut device = device.expect("descriptors");
+    let config = MemoryConfig { packets: 16, small_frames: 16, large_frames: 4 };
+    let (mut memory, mut burst) = (Memory::new(config), Burst::new());
+    let (mut end, pipe) = std::io::pipe().expect("descriptors");
+    let files = files(pipe.into());
+    let mut left = data;
+    for number in 0..MESSAGES_MAX {
+        let Some(([code, flags, low, high, kinds], rest)) = left.split_first_chunk() else { break };
+        let length = usize::from(u16::from_le_bytes([*low, *high]));
+        let payload = &rest[..length.min(rest.len())];
+        left = &rest[payload.len()..];
+        let words = [u32::from(*code), u32::from(*flags), length as u32];
+        let bytes = [&words.map(u32::to_ne_bytes).concat(), payload].concat();
+        send(&socket, &bytes, *kinds, &files);
+        // A failure would be the system's; what the front end does is none.
+        device.turn(Duration::from_millis(number as u64)).expect("descriptors");
+        device.receive(&mut memory, &mut burst).expect("descriptors");
+        device.transmit(&mut burst).expect("descriptors");
+        let _ = recv(&socket, &mut [0; 4096][..], rustix::net::RecvFlags::DONTWAIT);
+    }
+    burst.clear();
+    drop((device, files, socket));
+    assert_eq!(end.read(&mut [0]).expect("a pipe"), 0, "a descriptor is still open");
+}
+
+/// Descriptors of each kind that messages carry, and of one that none does.
+fn files(pipe: OwnedFd) -> [OwnedFd; 3] {
+    let file = rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC).expect("descriptors");
+    rustix::fs::ftruncate(&file, FILE_BYTES).expect("memory");
+    let event = eventfd(0, EventfdFlags::CLOEXEC).expect("descriptors");
+    [file, event, pipe]
+}
+
+/// Sends as many descriptors as the low four bits of `kinds` say, beginning with the kind that the
+/// others name. Fails if the front end was sent away.
+fn send(socket: &UnixStream, bytes: &[u8], kinds: u8, files: &[OwnedFd; 3]) {
+    let (count, first) = (usize::from(kinds & 15), usize::from(kinds >> 4));
+    let kinds = (0..count).map(|number| files[(first + number) % files.len()].as_fd());
+    let descriptors: Vec<BorrowedFd<'_>> = kinds.collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(15))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)), "there is room");
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let _ = sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags);
+}

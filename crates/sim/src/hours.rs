@@ -3,10 +3,12 @@
 //!
 //! # Theory of operation
 //!
-//! [`Hours::draw`] makes hosts with settings of their own. [`Hours::run`] lets connections begin
-//! for [`BUSY`] of virtual time, one or a whole crowd at once, each of a [`Kind`]; meanwhile the
-//! *weather* changes: one cable gets other faults, is cut for a while, or becomes clean, and now
-//! and then the MTU of the whole network changes. Then all becomes clean and everything must end.
+//! [`Hours::draw`] makes hosts with settings of their own, each on a wire or on a virtual device
+//! that takes super-packets, which the switch cuts for the others. [`Hours::run`] lets connections
+//! begin for [`BUSY`] of virtual time, one or a whole crowd at once, each of a [`Kind`]; meanwhile
+//! the *weather* changes: one cable gets other faults, is cut for a while, or becomes clean, and
+//! now and then the MTU of the whole network changes. Then all becomes clean and everything must
+//! end.
 //!
 //! What must hold, beside what [`crate::lan`] and [`crate::flow`] check: a connection gets on
 //! within [`PROGRESS_MAX`] beyond the pauses of its own plans; each stream arrives whole unless
@@ -151,9 +153,12 @@ impl Hours {
         let ports = (0..count).map(|index| {
             let device = if rng.chance(500_000) { able(1500) } else { Caps::plain(1500) };
             caps.push(device);
+            let is_virtual = device.checksum && rng.chance(500_000);
+            let medium = if is_virtual { Medium::Tap } else { Medium::Wire };
+            let cable = cable(clean, medium);
             let memory = MemoryConfig { packets: 4096, small_frames: 8192, large_frames: 1024 };
             let host = Host::new(config(index, host_settings(&mut rng)), device, memory);
-            Port::new(host, Link::new(clean), Link::new(clean))
+            Port::new(host, Link::new(cable), Link::new(cable))
         });
         let ports = ports.collect();
         let lan = Lan::new(seed, rng, ports, &caps);
@@ -229,8 +234,14 @@ impl Hours {
         }
         let faults = rng.pick(&Faults::ALL);
         let cut = rng.chance(150_000).then(|| rng.duration(CUT_MAX));
-        let mut configs = [self.clean; 2];
-        configs.iter_mut().for_each(|config| faults.apply(config, rng));
+        let medium = self.lan.ports[index].up.config.medium;
+        let mut configs = [cable(self.clean, medium); 2];
+        for config in &mut configs {
+            faults.apply(config, rng);
+            if medium == Medium::Tap {
+                config.corrupt = 0;
+            }
+        }
         let now = self.lan.now();
         let port = &mut self.lan.ports[index];
         for (link, config) in [&mut port.up, &mut port.down].into_iter().zip(configs) {
@@ -272,8 +283,9 @@ impl Hours {
         self.cuts.clear();
         self.mend();
         for port in &mut self.lan.ports {
-            port.up.config = self.clean;
-            port.down.config = self.clean;
+            let clean = cable(self.clean, port.up.config.medium);
+            port.up.config = clean;
+            port.down.config = clean;
         }
         let end = self.lan.now() + CALM;
         while self.lan.now() < end && !self.is_over() {
@@ -347,6 +359,12 @@ impl Hours {
         }
         assert!(problems.is_empty(), "{problems:#?}\n{}", self.lan.report());
     }
+}
+
+/// A cable like others, of some medium: a super-packet has room in the queue of each.
+fn cable(clean: LinkConfig, medium: Medium) -> LinkConfig {
+    let more = if medium == Medium::Tap { u64::from(able(0).gso_bytes_max) } else { 0 };
+    LinkConfig { medium, queue_bytes: clean.queue_bytes + more, ..clean }
 }
 
 fn ended_well(flow: &Flow) -> bool {

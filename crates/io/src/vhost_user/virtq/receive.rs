@@ -93,11 +93,13 @@ impl ReceiveQueue {
     }
 
     /// Puts packets from the front of `burst` into the guest's buffers until it is empty or the
-    /// buffers are used up; what is left stays in `burst`.
+    /// buffers are used up; what is left stays in `burst`. The driver need not kick until
+    /// [`ReceiveQueue::enable_kicks`].
     ///
     /// # Errors
     /// The ring is broken: the packets stay.
     pub fn transmit(&mut self, burst: &mut Burst, ledger: &Ledger) -> Result<(), Broken> {
+        self.queue.disable_kicks();
         while let Some(packet) = burst.first() {
             let (bytes, payload) = (packet.len(), packet.payload_len());
             match self.fill(packet) {

@@ -140,7 +140,8 @@ impl TransmitQueue {
     }
 
     /// Adds packets that the guest sent to `burst` until it is full, nothing is left or `memory` is
-    /// short. They are neither peeked nor checked beyond their length.
+    /// short. They are neither peeked nor checked beyond their length. The driver need not kick
+    /// until [`TransmitQueue::enable_kicks`].
     ///
     /// # Errors
     /// The ring is broken. What is in the burst is good, and loans go on.
@@ -151,6 +152,7 @@ impl TransmitQueue {
         burst: &mut Burst,
         ledger: &Ledger,
     ) -> Result<(), Broken> {
+        self.queue.disable_kicks();
         self.collect();
         self.relieve(ledger);
         let mut spare = None;

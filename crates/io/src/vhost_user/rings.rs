@@ -310,3 +310,6 @@ fn flow_hash(packet: &Packet) -> u32 {
     let bytes = headers.get(range).unwrap_or_default();
     bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
+
+#[cfg(test)]
+mod tests;

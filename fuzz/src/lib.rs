@@ -26,7 +26,7 @@ pub mod wire;
 pub type Run = fn(&[u8]);
 
 /// All targets by name.
-pub const TARGETS: [(&str, Run); 12] = [
+pub const TARGETS: &[(&str, Run)] = &[
     ("config", config::run),
     ("dhcpv4", dhcpv4::run),
     ("dhcpv6", dhcpv6::run),

@@ -165,6 +165,14 @@ struct towpath_stats {
 	/* Small pieces put together; before checksums made here. */
 	uint64_t copied_pack;
 	uint64_t copied_checksum;
+	/*
+	 * Counts: ranges of memory that came back early, by a term or because they were asked for; how
+	 * often there was no memory for the copy that this needs, which is tried again; packets that
+	 * were dropped as the device is gone.
+	 */
+	uint64_t recalls;
+	uint64_t recalls_starved;
+	uint64_t dropped_link_gone;
 };
 /*
  * Fills `stats`. `size` is sizeof(struct towpath_stats), so that later versions may add fields; what

@@ -153,7 +153,8 @@ impl Port {
                 break;
             }
             if self.gone {
-                while self.to_send.pop().is_some() {}
+                sockets.stack_mut().count_gone(self.to_send.len());
+                self.to_send.clear();
             } else {
                 self.gone = self.tap.transmit(&mut self.to_send).is_err();
                 sockets.stack_mut().set_caps(self.tap.caps());

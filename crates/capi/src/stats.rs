@@ -3,16 +3,17 @@
 use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
 use std::time::Duration;
+use towpath_net::counters::DropReason;
 use towpath_packet::Site;
 
 /// Figures of `struct towpath_stats`, each of 64 bits.
-const FIGURES: usize = 8 + SITES;
+const FIGURES: usize = 8 + SITES + 3;
 /// Sites that an instance has: the first ones. Those behind them belong to guests.
 const SITES: usize = 8;
 /// Largest structure that a program of the future may give.
 const STATS_BYTES_MAX: usize = 4096;
 
-// The structure has a field for each of these sites, in this order. A new site goes to its end.
+// The structure has a field for each of these sites, in this order; what is new goes to its end.
 const _: () = assert!(Site::Checksum as usize == SITES - 1);
 
 impl Instance {
@@ -41,6 +42,9 @@ impl Instance {
                     f,
                     g,
                     h,
+                    lent.recalls,
+                    lent.starved,
+                    sockets.stack().counters().dropped(DropReason::LinkGone),
                 ]
             })
         })

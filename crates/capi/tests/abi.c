@@ -189,6 +189,12 @@ static void stats(struct towpath *client, int fd, struct towpath *server, int pe
 	CHECK(towpath_get_stats(client, (void *)&newer, sizeof(newer)) == 0);
 	CHECK(newer.later[0] == 0 && newer.later[1] == 0 && newer.known.lent_calls == 0);
 	CHECK(newer.known.lent == 3000 && newer.known.copied_recall == 2000);
+	CHECK(now.recalls == 0 && newer.known.recalls == 1);
+	CHECK(newer.known.recalls_starved == 0 && newer.known.dropped_link_gone == 0);
+	/* A program of the first version, which knew sixteen figures. */
+	memset(&now, 0xff, sizeof(now));
+	CHECK(towpath_get_stats(client, &now, 16 * sizeof(uint64_t)) == 0);
+	CHECK(now.copied_checksum == newer.known.copied_checksum && now.recalls == UINT64_MAX);
 	settle(client, server);
 	CHECK(towpath_read(server, peer, got, sizeof(got)) == 2000);
 	CHECK(towpath_setsockopt(client, fd, SOL_SOCKET, SO_ZEROCOPY, &(int){ 0 }, sizeof(int)) == 0);

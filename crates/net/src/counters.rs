@@ -110,6 +110,8 @@ drop_reasons! {
     NoMemory = "no_memory",
     /// The queue of the device was full.
     DeviceFull = "device_full",
+    /// The device, or the other end of the link, is gone.
+    LinkGone = "link_gone",
     /// A packet larger than the device takes and not to be cut.
     TooLarge = "too_large",
 }

@@ -232,6 +232,14 @@ impl Stack {
         self.counters.drop(reason);
     }
 
+    /// Counts packets that were handed out for a device or a link that is gone, or that were on it
+    /// when it went.
+    pub fn count_gone(&mut self, packets: usize) {
+        for _ in 0..packets {
+            self.counters.drop(DropReason::LinkGone);
+        }
+    }
+
     /// True if packets wait to be handed out.
     pub(crate) fn has_ready(&self) -> bool {
         !(self.ready.is_empty() && self.looped.is_empty() && self.link.made.is_empty())

@@ -2,7 +2,8 @@
 //! copied, so that bytes that one lends are read by the other where they are.
 //!
 //! Each direction is a bounded ring of packets behind a lock that is taken once for a burst. A ring
-//! that is full stops its sender's stack, as a device does; nothing is dropped.
+//! that is full stops its sender's stack, as a device does; nothing is dropped. When an end goes, what
+//! is on the link and what comes later is dropped; the other end counts it ([`LinkEnd::take_lost`]).
 //!
 //! Headers move into a frame of the receiver's, as a device would have written them. A packet that
 //! has no room for one more piece gets it by a copy of its two smallest neighbours.
@@ -29,6 +30,8 @@ struct Packets {
     full: bool,
     /// An end is gone: nothing arrives any more.
     cut: bool,
+    /// Packets that were dropped by that, and that nobody has counted.
+    lost: usize,
 }
 
 /// One end of a link.
@@ -41,6 +44,8 @@ pub(super) struct LinkEnd {
     /// Taken from the ring and not received yet, for want of memory.
     taken: VecDeque<Packet>,
     full: bool,
+    /// The other end was gone when last tried.
+    cut: bool,
 }
 
 /// Two ends for hosts whose workers have these bells.
@@ -56,6 +61,7 @@ pub(super) fn pair(mtus: [u16; 2], [a, b]: [Arc<Bell>; 2]) -> [LinkEnd; 2] {
         peer,
         taken: VecDeque::with_capacity(RING_MAX),
         full: false,
+        cut: false,
     };
     [end(0, b), end(1, a)]
 }
@@ -78,14 +84,24 @@ impl LinkEnd {
         let mut packets = self.out.lock();
         while !burst.is_empty() && (packets.cut || packets.queue.len() < RING_MAX) {
             let packet = burst.pop();
-            if !packets.cut {
+            if packets.cut {
+                packets.lost += 1;
+            } else {
                 packets.queue.extend(packet);
             }
         }
         packets.full = !burst.is_empty();
-        self.full = packets.full;
+        (self.full, self.cut) = (packets.full, packets.cut);
         drop(packets);
         self.peer.ring();
+    }
+
+    /// Packets that were lost since the last call, as the other end is gone.
+    pub(super) fn take_lost(&mut self) -> usize {
+        if !self.cut {
+            return 0;
+        }
+        [&self.out, &self.incoming].map(|ring| std::mem::take(&mut ring.lock().lost)).iter().sum()
     }
 
     /// True if the ring was full when last tried, and the peer will tell when it is not.
@@ -136,10 +152,12 @@ impl LinkEnd {
 
 impl Drop for LinkEnd {
     fn drop(&mut self) {
-        for ring in [&self.out, &self.incoming] {
+        let not_received = self.taken.len();
+        for (ring, more) in [(&self.out, 0), (&self.incoming, not_received)] {
             let mut packets = ring.lock();
             packets.cut = true;
             let left = std::mem::take(&mut packets.queue);
+            packets.lost += left.len() + more;
             drop(packets);
             drop(left);
         }

@@ -130,6 +130,7 @@ impl Port {
                 return false;
             }
             if self.gone {
+                sockets.stack_mut().count_gone(self.to_send.len());
                 self.to_send.clear();
             }
             match &mut self.line {
@@ -150,6 +151,7 @@ impl Port {
                 }
                 Line::Link(end) => {
                     end.transmit(&mut self.to_send);
+                    sockets.stack_mut().count_gone(end.take_lost());
                     if end.is_full() {
                         return false;
                     }

@@ -17,7 +17,8 @@ use towpath_io::process_sys::SignalSet;
 use towpath_io::reactor::{Events, Interest, Reactor};
 use towpath_io::tap::{Features, Tap};
 use towpath_io::vhost_user::VhostUser;
-use towpath_net::socket::{LentLimits, SocketId, Sockets};
+use towpath_net::counters::DropReason;
+use towpath_net::socket::{LentLimits, LentStats, SocketId, Sockets};
 use towpath_net::stack::Stack;
 use towpath_packet::{Ledger, Memory, MemoryConfig};
 
@@ -114,6 +115,17 @@ impl Host {
     /// What was carried and copied so far, and where.
     pub fn ledger(&self) -> &Ledger {
         &self.owner.core.ledger
+    }
+
+    /// What sends have lent now, how long the oldest has been lent, and what came back early so far.
+    pub fn lent_stats(&self) -> LentStats {
+        let core = &self.owner.core;
+        core.lock().sockets.lent_stats(core.clock.now())
+    }
+
+    /// Packets that the stack dropped so far, by reason; those that never happened are left out.
+    pub fn drops(&self) -> Vec<(DropReason, u64)> {
+        self.owner.core.lock().sockets.stack().counters().drops().collect()
     }
 
     /// Packets, frames and loans that are in use: received and not read, or sent and not returned.

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 use towpath::host::{
-    Chain, Completions, Config, Host, SendMode, TcpListener, TcpStream, UdpSocket,
+    Chain, Completions, Config, DropReason, Host, LentStats, SendMode, TcpListener, TcpStream,
+    UdpSocket,
 };
 
 /// More than any step takes, so that a test that hangs ends.
@@ -460,4 +461,32 @@ fn a_configuration_that_makes_no_sense_is_refused() {
         let error = Host::pair(&config(2), &wrong).expect_err("refused").to_string();
         assert!(error.contains(why), "{error}");
     }
+}
+
+/// Goal: packets for a host that is gone are dropped and counted, those on the link among them; what
+/// was lent comes back when the connection fails, and stays in the figures until then.
+#[test]
+fn packets_for_a_host_that_is_gone_are_counted() {
+    let (a, b, stream, peer) = connection();
+    let gone = |host: &Host| {
+        let of =
+            |(reason, count): (DropReason, u64)| (reason == DropReason::LinkGone).then_some(count);
+        host.drops().into_iter().find_map(of).unwrap_or(0)
+    };
+    assert_eq!((gone(&a), gone(&b)), (0, 0));
+    assert_eq!(a.lent_stats(), LentStats::default());
+    drop((peer, b));
+    let sending = stream.send_zc(pattern(100_000, 1)).expect("it is open");
+    for _ in 0..5000 {
+        if gone(&a) > 0 {
+            break;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert!(gone(&a) > 0, "{:?}", a.drops());
+    drop(stream);
+    let stats = a.lent_stats();
+    assert!(stats.bytes <= 100_000 && stats.terms_fired == 0, "{stats:?}");
+    drop(a);
+    assert_eq!(sending.returned().buffer.len(), 100_000, "a host that ends gives everything back");
 }

@@ -1,6 +1,6 @@
 //! What a worker has done, for people and for tests.
 
-use crate::gateway::{Gateway, GatewayCounters};
+use crate::gateway::{Gateway, GatewayCounters, LentNow};
 use std::fmt;
 use std::fs::File;
 use std::sync::Arc;
@@ -27,6 +27,8 @@ pub struct Report {
     pub packets_taken: usize,
     /// Frames taken from memory now, small and large: held by flows, or ready for the next read.
     pub frames_taken: (usize, usize),
+    /// What flows have lent now: payload in frames that is on its way.
+    pub lent: LentNow,
     /// Payload bytes carried between the two sides.
     pub carried: u64,
     /// Payload bytes copied in user memory, by site.
@@ -52,6 +54,7 @@ impl Report {
             flows: gateway.flow_counts(),
             packets_taken: 0,
             frames_taken: (0, 0),
+            lent: LentNow::default(),
             carried: ledger.carried(),
             copied: Site::ALL.map(|site| (site.name(), ledger.copied_at(site))),
             captured: capture.map(|capture| (capture.packets(), capture.missed())),
@@ -59,10 +62,20 @@ impl Report {
         }
     }
 
+    /// Payload bytes copied in user memory.
+    pub fn copied_bytes(&self) -> u64 {
+        self.copied.iter().map(|(_, bytes)| bytes).sum()
+    }
+
     /// Payload bytes copied in user memory for each byte carried.
     pub fn copies_per_byte(&self) -> f64 {
-        let copied: u64 = self.copied.iter().map(|(_, bytes)| bytes).sum();
-        if self.carried == 0 { 0.0 } else { copied as f64 / self.carried as f64 }
+        if self.carried == 0 { 0.0 } else { self.copied_bytes() as f64 / self.carried as f64 }
+    }
+
+    /// The part of the bytes carried that was passed on in the frames in which it came: all of it
+    /// is lent by the pool. One before the first byte; a lower bound, as bytes may be copied twice.
+    pub fn hit_rate(&self) -> f64 {
+        1.0 - self.copies_per_byte().min(1.0)
     }
 }
 
@@ -98,6 +111,13 @@ impl fmt::Display for Report {
             "flows             tcp {tcp} now, {} out, {} in, {} refused; udp {udp} now, {} in \
              all; echo {echo} now, {} requests",
             gateway.tcp_out, gateway.tcp_in, gateway.tcp_refused, gateway.udp, gateway.echo
+        )?;
+        writeln!(
+            f,
+            "lent              {} bytes now, the oldest for {} ms, {:.6} of all passed uncopied",
+            self.lent.bytes,
+            self.lent.oldest.unwrap_or_default().as_millis(),
+            self.hit_rate()
         )?;
         writeln!(
             f,

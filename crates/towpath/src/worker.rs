@@ -162,6 +162,7 @@ impl<S: Side> Worker<S> {
             Report::new(&self.stack, &self.gateway, &self.ledger, self.capture.as_ref());
         self.side.add_to(&mut report);
         let Memory { packets, small, large } = &self.memory;
+        report.lent = self.gateway.lent(&self.stack, self.clock.now());
         report.packets_taken = packets.out_count();
         report.frames_taken = (small.out_count(), large.out_count());
         report

@@ -19,6 +19,7 @@ mod idle;
 mod listen;
 mod newcomers;
 mod ping;
+mod queued;
 mod resolver;
 mod route;
 mod slots;
@@ -41,6 +42,7 @@ use towpath_packet::{Ledger, Memory};
 use udp::UdpFlows;
 
 pub use listen::StartError;
+pub use queued::LentNow;
 
 /// What the gateway works with during a call.
 pub(crate) struct Io<'a> {
@@ -191,6 +193,11 @@ impl Gateway {
     /// Flows now: TCP, UDP, echo.
     pub fn flow_counts(&self) -> (usize, usize, usize) {
         (self.tcp.len(), self.udp.len(), self.pings.len())
+    }
+
+    /// What flows have lent: datagrams are passed on at once, so these are TCP's.
+    pub fn lent(&self, stack: &Stack, now: Instant) -> LentNow {
+        self.tcp.lent(stack, now)
     }
 
     /// A host socket has news.

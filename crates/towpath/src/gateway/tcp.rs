@@ -5,6 +5,7 @@
 //! sockets are watched for edges: a flow remembers that its socket can be read or written until a
 //! call says otherwise.
 
+use super::queued::{LentNow, Queued};
 use super::route::Target;
 use super::slots::{GENERATION_MASK, Slot};
 use super::{Gateway, Io, Token, is_descriptor_shortage};
@@ -14,8 +15,9 @@ use std::io;
 use std::net::SocketAddr;
 use towpath_io::reactor::{Event, Interest};
 use towpath_io::socket::{Received, TcpSocket};
-use towpath_net::stack::{TcpHandle, Unreachable};
+use towpath_net::stack::{Stack, TcpHandle, Unreachable};
 use towpath_net::tcp::{ConnectionError, Events};
+use towpath_net::time::Instant;
 
 /// Bytes that one flow reads from the host before others get their turn.
 const BYTES_PER_TURN: usize = 512 << 10;
@@ -52,6 +54,9 @@ struct Flow {
     over: bool,
     /// In `TcpFlows::waiting`.
     queued: bool,
+    /// Bytes for the host, and for the program.
+    out: Queued,
+    into: Queued,
 }
 
 /// All TCP flows. A flow has the index of its connection in the stack.
@@ -71,6 +76,18 @@ impl TcpFlows {
 
     pub(super) fn len(&self) -> usize {
         self.count
+    }
+
+    /// What all flows hold.
+    pub(super) fn lent(&self, stack: &Stack, now: Instant) -> LentNow {
+        let mut lent = LentNow::default();
+        for flow in self.flows.iter().flatten() {
+            if let Some(connection) = stack.tcp(flow.handle) {
+                lent.add(&flow.out, connection.received_len(), now);
+                lent.add(&flow.into, connection.unacknowledged(), now);
+            }
+        }
+        lent
     }
 
     pub(super) fn has_work(&self) -> bool {
@@ -188,6 +205,8 @@ impl Gateway {
             program_closed: false,
             over: false,
             queued: false,
+            out: Queued::default(),
+            into: Queued::default(),
         });
         if connected {
             self.host_connected(handle, io);
@@ -274,6 +293,8 @@ impl Gateway {
             program_closed: false,
             over: false,
             queued: false,
+            out: Queued::default(),
+            into: Queued::default(),
         });
     }
 
@@ -354,7 +375,9 @@ impl Gateway {
             return self.abort(handle, io);
         }
         let Some(connection) = io.stack.tcp(handle) else { return };
-        if connection.received_len() > 0 {
+        let left = connection.received_len();
+        flow.out.went(sent + left, left, io.now);
+        if left > 0 {
             return;
         }
         if connection.peer_closed() && !flow.program_closed {
@@ -422,6 +445,9 @@ impl Gateway {
                     break;
                 }
             }
+        }
+        if let (Some(flow), Some(connection)) = (self.tcp.get_mut(handle), io.stack.tcp(handle)) {
+            flow.into.came(moved, connection.unacknowledged(), io.now);
         }
         self.counters.bytes_in += moved as u64;
         io.ledger.carry(moved);

@@ -2,8 +2,8 @@
 //! copied, so that bytes that one lends are read by the other where they are.
 //!
 //! Each direction is a bounded ring of packets behind a lock that is taken once for a burst. A ring
-//! that is full stops its sender's stack, as a device does; nothing is dropped. When an end goes, what
-//! is on the link and what comes later is dropped; the other end counts it ([`LinkEnd::take_lost`]).
+//! that is full stops its sender's stack, as a device does; nothing is dropped. When an end goes,
+//! what is on the link and what comes later is dropped, and counted by the other end.
 //!
 //! Headers move into a frame of the receiver's, as a device would have written them. A packet that
 //! has no room for one more piece gets it by a copy of its two smallest neighbours.

@@ -117,7 +117,7 @@ impl Host {
         &self.owner.core.ledger
     }
 
-    /// What sends have lent now, how long the oldest has been lent, and what came back early so far.
+    /// What sends have lent now, for how long the oldest, and what came back early so far.
     pub fn lent_stats(&self) -> LentStats {
         let core = &self.owner.core;
         core.lock().sockets.lent_stats(core.clock.now())

@@ -57,6 +57,10 @@ fn a_running_instance_tells_its_counters() {
     assert_eq!(object["pid"].to_string(), pid);
     assert_eq!(object["command"], "run -4 -- sleep 1000");
     assert_eq!((&object["copied"]["recall"], &object["flows"]["tcp"]), (&0.into(), &0.into()));
+    let lent = serde_json::json!({
+        "bytes": 0, "oldest_us": 0, "total": 0, "copied_after_all": 0, "hit_rate": 1.0
+    });
+    assert_eq!(object["lent"], lent);
     assert!(text(&stats(&folder.0, &[&pid])).contains("copied.recall                0\n"));
     assert!(text(&stats(&folder.0, &[])).contains("  run -4 -- sleep 1000\n"));
     assert_eq!(text(&stats(&folder.0, &["--json"])).lines().count(), 1);

@@ -463,8 +463,8 @@ fn a_configuration_that_makes_no_sense_is_refused() {
     }
 }
 
-/// Goal: packets for a host that is gone are dropped and counted, those on the link among them; what
-/// was lent comes back when the connection fails, and stays in the figures until then.
+/// Goal: packets for a host that is gone are dropped and counted, and what was lent comes back at
+/// the latest when its own host ends.
 #[test]
 fn packets_for_a_host_that_is_gone_are_counted() {
     let (a, b, stream, peer) = connection();

@@ -148,9 +148,12 @@ fn parse_named(text: &str) -> Result<(String, PathBuf), String> {
 /// With --json there is one object on a line for each instance: `pid`, `version` and `command`;
 /// `bytes_out` and `bytes_in`, payload from and to the program; `carried`, both; `copied`, bytes of
 /// payload copied in user memory, by site; `copies_per_byte`, all of these for each byte carried;
-/// `flows`, open now, by protocol; `packets`, `from_program`, `to_program` and `retransmitted`;
-/// `taken`, packets and frames of memory in use; `dropped`, what did not get through, by reason.
-/// Later versions may add names.
+/// `lent`: `bytes` now in frames between the two sides, for the program that has not acknowledged
+/// them or for hosts that have not taken them, `oldest_us`, how long the oldest have waited,
+/// `total`, lent so far, `copied_after_all`, and `hit_rate`, the part that was not; `flows`, open
+/// now, by protocol; `packets`, `from_program`, `to_program` and `retransmitted`; `taken`, packets
+/// and frames of memory in use; `dropped`, what did not get through, by reason. Later versions may
+/// add names.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct StatsArguments {

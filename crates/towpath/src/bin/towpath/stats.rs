@@ -62,6 +62,13 @@ pub(crate) fn object(report: &Report) -> Value {
         "carried": report.carried,
         "copied": named(&mut report.copied.iter().copied()),
         "copies_per_byte": report.copies_per_byte(),
+        "lent": {
+            "bytes": report.lent.bytes,
+            "oldest_us": report.lent.oldest.map_or(0, |oldest| oldest.as_micros() as u64),
+            "total": report.carried,
+            "copied_after_all": report.copied_bytes(),
+            "hit_rate": report.hit_rate(),
+        },
         "flows": { "tcp": tcp, "udp": udp, "echo": echo },
         "packets": {
             "from_program": stack.packets_in,

@@ -105,6 +105,8 @@ pub struct Switch {
     reach: Vec<PortSet>,
     /// Ports with packets that were not handed out yet. Empty between calls.
     touched: PortSet,
+    /// Those of the burst at hand: room for one of each packet. Empty between calls.
+    verdicts: Vec<Result<Verdict, PortDrop>>,
 }
 
 impl Switch {
@@ -116,6 +118,7 @@ impl Switch {
             ports: Vec::new(),
             reach: Vec::new(),
             touched: PortSet::EMPTY,
+            verdicts: Vec::with_capacity(BURST_MAX),
         }
     }
 
@@ -207,19 +210,20 @@ impl Switch {
         if self.config_of(from).is_none() {
             return burst.clear();
         }
-        let mut verdicts = [const { Err(PortDrop::NobodyElse) }; BURST_MAX];
+        let mut verdicts = core::mem::take(&mut self.verdicts);
         let mut recent = Recent::NOTHING;
-        for (packet, verdict) in burst.iter_mut().zip(&mut verdicts) {
+        for packet in burst.iter_mut() {
             self.count_in(from, packet);
-            *verdict = self.classify(from, packet, &mut recent, cx);
+            verdicts.push(self.classify(from, packet, &mut recent, cx));
         }
-        for verdict in &verdicts {
-            let Some(packet) = burst.pop() else { break };
+        for verdict in verdicts.drain(..) {
+            let packet = burst.pop().expect("there is a verdict for each packet");
             match verdict {
-                Ok(verdict) => self.act(from, packet, verdict, cx, out),
-                Err(reason) => self.port_mut(from).counters.drop(*reason),
+                Ok(verdict) => self.act(from, packet, &verdict, cx, out),
+                Err(reason) => self.port_mut(from).counters.drop(reason),
             }
         }
+        self.verdicts = verdicts;
         for id in core::mem::replace(&mut self.touched, PortSet::EMPTY).iter() {
             self.port_mut(id).flush(id, out);
         }

@@ -36,7 +36,7 @@ use crate::wire::tcp::Flags;
 pub use claims::{OffloadError, TCP_SEGMENTS_MAX, UDP_SEGMENTS_MAX, check_offload};
 pub(crate) use cut::Cutter;
 pub use cut::PARTS_MAX;
-pub(crate) use own::own_payload;
+pub(crate) use own::{orphan_payload, own_payload};
 pub use shape::{IP_BYTES_MAX, Layout};
 pub(crate) use shape::{
     Shape, Transport, Version, at, read, read_u16, write_ipv4_checksum, write_u16,

@@ -62,7 +62,7 @@ pub struct Config {
     pub age: Duration,
     /// Makes places in the table unpredictable; chance.
     pub seed: u64,
-    /// Payload that others may write is copied into frames first: what sharing is measured against.
+    /// Payload that was lent is copied into frames first: what sharing is measured against.
     pub copies_payload: bool,
 }
 

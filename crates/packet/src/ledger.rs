@@ -32,7 +32,7 @@ pub enum Site {
     Guest,
     /// Frames of a guest that are not lent: small ones, and those beyond what may be out at once.
     GuestSmall,
-    /// Memory that others may write, put into frames at the switch because it is told not to share.
+    /// Lent memory put into frames at a switch that is told not to share it.
     Orphan,
 }
 

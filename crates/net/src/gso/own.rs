@@ -1,8 +1,8 @@
-//! Payload that others may write, put into frames of our own before its checksum is made.
+//! Payload of others, put into frames of our own.
 //!
-//! Were it read once for the checksum and once more by the device, a lender that writes to its
-//! memory too early would make the checksum wrong. So it is read once, here, and what was summed is
-//! what is sent. What is sent again is copied again.
+//! Were memory that others may write read once for a checksum and once more by the device, a
+//! lender that writes to it too early would make the checksum wrong. So it is read once, here, and
+//! what was summed is what is sent. What is sent again is copied again.
 
 use towpath_packet::packet::PIECES_MAX;
 use towpath_packet::pool::{LARGE_FRAME_BYTES, SMALL_FRAME_BYTES};
@@ -18,17 +18,30 @@ const _: () = assert!(IP_BYTES_MAX.div_ceil(LARGE_FRAME_BYTES) <= PIECES_MAX);
 ///
 /// # Panics
 /// If the payload is longer than [`IP_BYTES_MAX`].
-pub(crate) fn own_payload(
+pub(crate) fn own_payload(packet: &mut Packet, memory: &mut Memory, ledger: &Ledger) -> bool {
+    replace_payload(packet, memory, ledger, Site::Checksum, Piece::is_foreign)
+}
+
+/// The same if any of it is other than a frame of a pool, at the site of switches.
+///
+/// # Panics
+/// If the payload has more bytes than a packet of full frames.
+pub(crate) fn orphan_payload(packet: &mut Packet, memory: &mut Memory, ledger: &Ledger) -> bool {
+    replace_payload(packet, memory, ledger, Site::Orphan, |piece| !piece.is_frame())
+}
+
+fn replace_payload(
     packet: &mut Packet,
     memory: &mut Memory,
     ledger: &Ledger,
     site: Site,
+    is_replaced: impl Fn(&Piece) -> bool,
 ) -> bool {
-    if !packet.pieces().any(Piece::is_foreign) {
+    if !packet.pieces().any(&is_replaced) {
         return true;
     }
     let Some(copies) = copy_payload(packet, memory, ledger, site) else { return false };
-    packet.pieces().filter(|piece| piece.is_foreign()).for_each(Piece::mark_copied);
+    packet.pieces().filter(|piece| is_replaced(piece)).for_each(Piece::mark_copied);
     packet.drop_front(packet.payload_len());
     for copy in copies.into_iter().flatten() {
         packet.push_piece(copy).expect("there are no more than a packet has");

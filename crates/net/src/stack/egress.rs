@@ -14,7 +14,7 @@ use crate::wire::icmpv6;
 use crate::wire::{MacAddr, Protocol, ipv4, ipv6, tcp, udp};
 use alloc::vec::Vec;
 use core::net::IpAddr;
-use towpath_packet::{Checksum, GsoKind, Offload, Packet, Site};
+use towpath_packet::{Checksum, GsoKind, Offload, Packet};
 
 /// Hop limit of what the stack sends (RFC 1700, as Linux).
 pub(super) const TTL: u8 = 64;
@@ -205,7 +205,7 @@ impl Stack {
         let is_partial = matches!(packet.offload().checksum, Checksum::Partial { .. });
         if is_partial
             && (is_cut || !self.caps.checksum)
-            && !gso::own_payload(&mut packet, cx.memory, cx.ledger, Site::Checksum)
+            && !gso::own_payload(&mut packet, cx.memory, cx.ledger)
         {
             return self.counters.drop(DropReason::NoMemory);
         }

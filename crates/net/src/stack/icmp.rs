@@ -415,7 +415,7 @@ impl Stack {
         ttl: u8,
         cx: &mut Context<'_>,
     ) {
-        if !gso::own_payload(&mut packet, cx.memory, cx.ledger, Site::Checksum) {
+        if !gso::own_payload(&mut packet, cx.memory, cx.ledger) {
             return self.counters.drop(DropReason::NoMemory);
         }
         let mut sum = match protocol {

@@ -2,7 +2,7 @@
 
 use towpath_packet::packet::PIECES_MAX;
 use towpath_packet::pool::LARGE_FRAME_BYTES;
-use towpath_packet::{Checksum, Packet, Site};
+use towpath_packet::{Checksum, Packet};
 
 use super::fdb::{Entry, Key};
 use super::frame::{Frame, locate};
@@ -91,9 +91,7 @@ impl Switch {
                 None => self.check_storm(from, frame.destination, packet, cx)?,
             }
         }
-        if self.config.copies_payload
-            && !gso::own_payload(packet, cx.memory, cx.ledger, Site::Orphan)
-        {
+        if self.config.copies_payload && !gso::orphan_payload(packet, cx.memory, cx.ledger) {
             return Err(PortDrop::NoMemory);
         }
         Ok(verdict)

@@ -48,7 +48,7 @@ fn expected(spec: &Spec, size: Option<usize>, caps: &Caps, tag: Option<u16>) -> 
 /// A packet in lent memory that others may write.
 fn lent(t: &mut Harness, loans: &mut Loans, told: &Arc<Told>, frame: Vec<u8>) -> Packet {
     let len = frame.len() as u32;
-    let piece = loans.lend_recallable(&Arc::new(frame), (0, len), told.clone(), 0);
+    let piece = loans.lend_as_foreign(&Arc::new(frame), (0, len), told.clone(), 0);
     let mut packet = t.memory.packet().expect("free");
     packet.push_piece(piece.expect("a descriptor")).expect("room");
     packet

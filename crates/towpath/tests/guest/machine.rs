@@ -35,16 +35,29 @@ impl Machine {
     /// Boots a machine whose network card has its other end at `socket`. `card` are further
     /// properties of the card, each with a comma in front; `pairs` of queues.
     pub(crate) fn boot(socket: &Path, pairs: u16, card: &str) -> Self {
-        let memory = format!("memory-backend-memfd,id=memory,size={MEMORY},share=on");
-        let channel_path = format!("socket,id=channel,path={}", socket.display());
+        let channel = format!("socket,id=channel,path={}", socket.display());
         let network = format!("vhost-user,id=network,chardev=channel,queues={pairs}");
         // Under emulation QEMU 7.2 dies of vhost-user with MSI-X.
-        let card =
-            format!("virtio-net-pci,netdev=network,romfile=,vectors=0,mac=02:00:00:00:00:02{card}");
+        let card = format!(",vectors=0{card}");
+        Self::start_up(pairs, &["-chardev", &channel, "-netdev", &network], &card)
+    }
+
+    /// Boots a machine whose network card sends frames to `socket`.
+    pub(crate) fn boot_stream(socket: &Path, card: &str) -> Self {
+        let network =
+            format!("stream,id=network,server=off,addr.type=unix,addr.path={}", socket.display());
+        Self::start_up(1, &["-netdev", &network], card)
+    }
+
+    fn start_up(processors: u16, network: &[&str], card: &str) -> Self {
+        let memory = format!("memory-backend-memfd,id=memory,size={MEMORY},share=on");
+        // A later `mac` takes the place of this one.
+        let card = format!("virtio-net-pci,netdev=network,romfile=,mac=02:00:00:00:00:02{card}");
         let mut process = Command::new(QEMU)
-            .args(["-accel", "tcg", "-m", MEMORY, "-smp", &pairs.to_string()])
+            .args(["-accel", "tcg", "-m", MEMORY, "-smp", &processors.to_string()])
             .args(["-object", &memory, "-machine", "pc,memory-backend=memory"])
-            .args(["-chardev", &channel_path, "-netdev", &network, "-device", &card])
+            .args(network)
+            .args(["-device", &card])
             .args(["-nodefaults", "-no-reboot", "-display", "none", "-serial", "stdio"])
             .arg("-kernel")
             .arg(kernel())

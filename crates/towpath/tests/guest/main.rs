@@ -1,9 +1,10 @@
-//! Real virtual machines whose network card ends in a host of this process.
+//! Real virtual machines whose network card ends in a host of this process, or in `towpath up`.
 //!
 //! `cargo test -p towpath --test guest [FILTER]`. Needs QEMU and what `scripts/guest` makes, or
 //! else the tests are ignored. They run one after the other.
 
 mod machine;
+mod network;
 
 use libtest_mimic::{Arguments, Trial};
 use machine::Machine;
@@ -40,7 +41,8 @@ fn main() -> ExitCode {
         });
         trial.with_ignored_flag(missing.is_some())
     });
-    libtest_mimic::run(&arguments, trials.into()).exit_code()
+    let trials = trials.into_iter().chain(network::trials(missing.is_some())).collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
 }
 
 /// A host at the other end of a guest's card: its socket, removed with it.

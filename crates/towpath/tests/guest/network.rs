@@ -1,0 +1,165 @@
+//! `towpath up`: real virtual machines that talk to each other and, through the gateway, to the
+//! host's loopback.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use libtest_mimic::Trial;
+
+use crate::machine::Machine;
+
+/// Bytes of a transfer between machines, and between a machine and the host.
+const TRANSFER: usize = 16 << 20;
+/// Longest report.
+const REPORT_BYTES_MAX: u64 = 64 << 10;
+
+/// The tests of this file.
+pub(crate) fn trials(ignored: bool) -> impl Iterator<Item = Trial> {
+    type Test = fn();
+    let tests: [(&str, Test); 2] =
+        [("network_vhost_user", two_by_vhost_user), ("network_stream", by_stream_and_vhost_user)];
+    tests.into_iter().map(move |(name, test)| {
+        let trial = Trial::test(name, move || {
+            test();
+            Ok(())
+        });
+        trial.with_ignored_flag(ignored)
+    })
+}
+
+/// A `towpath up`, ended with the value.
+struct Up {
+    process: Child,
+    directory: PathBuf,
+}
+
+impl Up {
+    /// With a port for each of `ports`, an option and a name; returns when it serves.
+    fn start(name: &str, ports: &[(&str, &str)]) -> Self {
+        let directory =
+            std::env::temp_dir().join(format!("towpath-up-{name}-{}", std::process::id()));
+        std::fs::create_dir(&directory).expect("a directory among temporary files");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_towpath"));
+        command.args(["up", "--stats", "-v", "--map-host-loopback", "10.0.2.2"]);
+        for (option, name) in ports {
+            command.arg(option).arg(format!("{name}={}", directory.join(name).display()));
+        }
+        let mut process = command.stderr(Stdio::piped()).spawn().expect("the command under test");
+        let mut first = String::new();
+        let said = process.stderr.as_mut().expect("piped");
+        BufReader::with_capacity(1, said).read_line(&mut first).expect("it says that it serves");
+        assert!(first.contains("serving"), "{first}");
+        Self { process, directory }
+    }
+
+    fn socket(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// Asks it to end; returns what it reports.
+    fn finish(mut self) -> String {
+        let pid = rustix::process::Pid::from_child(&self.process);
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("it runs");
+        let mut report = String::new();
+        let said = self.process.stderr.take().expect("piped");
+        said.take(REPORT_BYTES_MAX).read_to_string(&mut report).expect("text");
+        assert!(self.process.wait().expect("ours").success(), "{report}");
+        let left = std::fs::read_dir(&self.directory).expect("ours").count();
+        assert_eq!(left, 0, "sockets are left");
+        report
+    }
+}
+
+impl Drop for Up {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+fn two_by_vhost_user() {
+    let up = Up::start("vhost", &[("--vhost-user", "one"), ("--vhost-user", "two")]);
+    let mut one = Machine::boot(&up.socket("one"), 1, ",mac=02:00:00:00:00:01");
+    // This one takes no super-packets: what the other sends is cut for it.
+    let small = ",mac=02:00:00:00:00:02,guest_tso4=off,guest_tso6=off,guest_ufo=off,mrg_rxbuf=off";
+    let mut two = Machine::boot(&up.socket("two"), 1, small);
+    talk(&mut one, &mut two);
+    reach_host(&mut one);
+    one.power_off();
+    two.power_off();
+    let report = up.finish();
+    assert!(number(&report, "port              two ", "cut") > 100, "{report}");
+    // Into the guests payload is copied, once; hardly any on its way out of them.
+    assert!(copied(&report, "guest") as usize > TRANSFER, "{report}");
+    assert_eq!(copied(&report, "orphan"), 0, "{report}");
+}
+
+fn by_stream_and_vhost_user() {
+    let up = Up::start("stream", &[("--vhost-user", "one"), ("--stream", "two")]);
+    let mut one = Machine::boot(&up.socket("one"), 1, ",mac=02:00:00:00:00:01,packed=on");
+    let mut two = Machine::boot_stream(&up.socket("two"), ",mac=02:00:00:00:00:02");
+    talk(&mut one, &mut two);
+    reach_host(&mut two);
+    one.power_off();
+    two.power_off();
+    let report = up.finish();
+    assert!(number(&report, "port              two ", "cut") > 100, "{report}");
+}
+
+/// Both answer to ping, and what one sends arrives at the other.
+fn talk(one: &mut Machine, two: &mut Machine) {
+    one.configure("10.0.2.21/24");
+    two.configure("10.0.2.22/24");
+    one.run("ping -c 3 -i 0.1 -W 2 10.0.2.22 | grep -q ' 3 packets received'");
+    two.run("ping -c 3 -i 0.1 -W 2 10.0.2.2 | grep -q ' 3 packets received'");
+    // Its own input stays open: at its end it would close the connection.
+    two.start("tail -f /dev/null | nc -l -p 7 | md5sum > /tmp/sum &");
+    two.run("while ! netstat -ltn | grep -q :7; do sleep 0.1; done");
+    let make = format!("dd if=/dev/urandom of=/tmp/data bs=64k count={}", TRANSFER >> 16);
+    one.run(&format!("{make} 2> /dev/null"));
+    one.run("nc 10.0.2.22 7 < /tmp/data");
+    let sent = one.run("md5sum < /tmp/data");
+    let received = two.run("while [ ! -s /tmp/sum ]; do sleep 0.1; done; cat /tmp/sum");
+    assert_eq!(sent, received);
+}
+
+/// A machine fetches from a server on the host's loopback and sends it back.
+fn reach_host(machine: &mut Machine) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port of the loopback");
+    let port = listener.local_addr().expect("bound").port();
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("the machine connects");
+        let data: Vec<u8> = (0..TRANSFER).map(|at| (at * 31 + at / 253) as u8).collect();
+        stream.write_all(&data).expect("the machine reads");
+        stream.shutdown(std::net::Shutdown::Write).expect("open");
+        let (mut stream, _) = listener.accept().expect("the machine connects again");
+        let mut back = Vec::new();
+        stream.read_to_end(&mut back).expect("the machine sends");
+        assert!(back == data, "{} bytes came back changed", back.len());
+    });
+    machine.run(&format!("nc 10.0.2.2 {port} > /tmp/got < /dev/null"));
+    machine.run(&format!("nc 10.0.2.2 {port} < /tmp/got"));
+    server.join().expect("what came back is what was sent");
+}
+
+/// The number before `word` in the lines that follow the one that begins with `start`.
+fn number(report: &str, start: &str, word: &str) -> u64 {
+    let at = report.find(start).unwrap_or_else(|| panic!("no {start} in:\n{report}"));
+    let rest = &report[at..];
+    let words: Vec<&str> = rest.split([' ', ',', '\n']).filter(|word| !word.is_empty()).collect();
+    let at = words.iter().position(|candidate| *candidate == word).expect("a word");
+    words[at - 1].parse().expect("a number")
+}
+
+/// Bytes copied at `site`.
+fn copied(report: &str, site: &str) -> u64 {
+    let start = format!("copied            {site} ");
+    match report.lines().find_map(|line| line.strip_prefix(&start)) {
+        Some(rest) => rest.split(' ').next().and_then(|text| text.parse().ok()).expect("a number"),
+        None => 0,
+    }
+}

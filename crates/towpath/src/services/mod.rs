@@ -129,20 +129,23 @@ impl Services {
     /// Services that have lent nothing yet.
     pub fn new(config: Config) -> Self {
         let per_port = config.leases_per_port_max;
+        let hosts: Vec<IpAddr> = config.hosts.iter().map(|(_, address)| *address).collect();
         let fixed_v4 = config.static_leases.iter().filter_map(|lease| lease.ipv4);
         let leases_v4 = config.ipv4.as_ref().map(|v4| {
             let network = Ipv4Addr::from(u32::from(v4.gateway) & u32::from(v4.netmask()));
             let reserved = [v4.gateway, v4.broadcast(), network];
             let reserved = reserved.into_iter().chain(v4.dns.clone()).chain(fixed_v4);
             let pool = (*v4.pool.start()).into()..=(*v4.pool.end()).into();
-            Leases::new(pool, reserved.map(IpAddr::from).collect(), per_port)
+            let reserved = reserved.map(IpAddr::from).chain(hosts.iter().copied());
+            Leases::new(pool, reserved.collect(), per_port)
         });
         let fixed_v6 = config.static_leases.iter().filter_map(|lease| lease.ipv6);
         let leases_v6 = config.ipv6.as_ref().and_then(|v6| {
             let pool = v6.pool.as_ref()?;
             // The prefix itself is the anycast address of routers (RFC 4291 §2.6.1).
             let reserved = [v6.gateway, v6.prefix()].into_iter().chain(v6.dns.clone());
-            let reserved = reserved.chain(fixed_v6).map(IpAddr::from).collect();
+            let reserved = reserved.chain(fixed_v6).map(IpAddr::from);
+            let reserved = reserved.chain(hosts.iter().copied()).collect();
             Some(Leases::new((*pool.start()).into()..=(*pool.end()).into(), reserved, per_port))
         });
         Self {
@@ -277,7 +280,9 @@ impl Services {
                 .ipv4
                 .as_ref()
                 .is_some_and(|v4| frame::is_for_server(to, v4.gateway, v4.broadcast())),
-            IpAddr::V6(_) => self.config.ipv6.is_some(),
+            IpAddr::V6(to) => self.config.ipv6.as_ref().is_some_and(|v6| {
+                to.is_multicast() || to == v6.gateway || to == link_local(self.config.mac)
+            }),
         };
         if !concerned {
             return false;
@@ -358,7 +363,8 @@ impl Services {
             destination: request.source,
             ports: Some((wire::dhcpv6::SERVER_PORT, wire::dhcpv6::CLIENT_PORT)),
         };
-        let mut bytes = reply.emit(MESSAGE_LEN_MAX.min(usize::from(config.mtu) - IPV6_UDP_LEN));
+        let room = usize::from(config.mtu).saturating_sub(IPV6_UDP_LEN);
+        let mut bytes = reply.emit(MESSAGE_LEN_MAX.min(room));
         self.counters.no_memory += u64::from(!frame::send(&envelope, &mut bytes, cx, replies));
     }
 

@@ -130,13 +130,13 @@ impl Names {
                 entry
             }
         };
+        // An address that the configuration gives the name stays its own for ever.
+        let given = entry.addresses.contains(&(address, NEVER));
         entry.addresses.retain(|(other, until)| *until > now && *other != address);
         if entry.addresses.len() >= ADDRESSES_PER_NAME_MAX {
             return false;
         }
-        // An address that the configuration gives the name stays its own for ever.
-        let fixed = matches!(*client, Client::Static(_)) && self.by_address.contains_key(&address);
-        entry.addresses.push((address, if fixed { NEVER } else { until }));
+        entry.addresses.push((address, if given { NEVER } else { until }));
         self.by_address.insert(address, name.clone());
         true
     }

@@ -111,6 +111,15 @@ fn what_is_for_others_is_left() {
     );
     let frame = bench.frame(&envelope, &payload);
     assert!(!bench.input(1, &frame).0, "a server in the world");
+    let solicit = Envelope {
+        mac: vm(1).1,
+        to_mac: GATEWAY_MAC,
+        source: link_local(vm(1).1).into(),
+        destination: "2001:db8::1".parse().unwrap(),
+        ports: Some((546, 547)),
+    };
+    let frame = bench.frame(&solicit, &[11, 0, 0, 1]);
+    assert!(!bench.input(1, &frame).0, "and one for IPv6");
     let mut config = config();
     config.ipv4 = None;
     assert!(!Bench::new(config).input(1, &good).0, "no service for IPv4");

@@ -9,7 +9,7 @@
 //! gets a handle and private headers for each of them; its payload is shared by one more holder of
 //! each loan, and so is that of a super-packet that a port wants cut.
 //!
-//! What a port takes is in its [`Caps`](towpath_packet::Caps). A super-packet passes whole where
+//! What a port takes is in its [`Caps`]. A super-packet passes whole where
 //! it can be taken, and is cut otherwise; checksums are completed for a port that takes no partial
 //! ones. No other work is done for a packet than that of the ports that it leaves by.
 //!

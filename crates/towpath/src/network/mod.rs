@@ -15,7 +15,8 @@
 //! Ports come, change and go between two turns ([`Network::add_port`] and others), by the same
 //! thread. A port that fails takes no other with it: it stays, without traffic, and says why.
 //!
-//! Limits: [`NAME_BYTES_MAX`], [`BURSTS_PER_TURN`], those of the switch and of rings.
+//! Limits: [`NAME_BYTES_MAX`], [`BURSTS_PER_TURN`], [`GATEWAY_QUEUE_LEN`]; those of the switch and
+//! of rings.
 
 mod config;
 mod port;
@@ -41,11 +42,11 @@ use crate::worker::{Input, Side, SideContext};
 use port::Port;
 
 /// How long a device that is full and cannot tell when it has room is left alone.
-const RETRY: Duration = Duration::from_millis(1);
+pub const RETRY: Duration = Duration::from_millis(1);
 /// Bursts read from one port before the others get their turn.
-const BURSTS_PER_TURN: usize = 4;
+pub const BURSTS_PER_TURN: usize = 4;
 /// Packets on the way to the gateway: more than all ports can send in one turn is no use.
-const GATEWAY_QUEUE_LEN: usize = 4096;
+pub const GATEWAY_QUEUE_LEN: usize = 4096;
 /// Largest super-packet that the gateway takes: Ethernet and the largest IP packet.
 const GATEWAY_GSO_BYTES_MAX: u32 = 14 + 65_535;
 

@@ -19,6 +19,7 @@ pub use side::{Input, Side, SideContext};
 use crate::config::Config;
 use crate::gateway::{Gateway, Io, StartError, Token};
 use crate::report::Report;
+use crate::services;
 use std::fs::File;
 use std::io;
 use std::net::IpAddr;
@@ -82,7 +83,7 @@ impl Worker {
         let addresses =
             [config.ipv4.map(|v4| v4.address.into()), config.ipv6.map(|v6| v6.address.into())];
         let addresses: Vec<IpAddr> = addresses.into_iter().flatten().collect();
-        let mut worker = Self::with_next_hops(config, tap, Arc::default(), addresses.clone())?;
+        let mut worker = Self::with(config, tap, Arc::default(), addresses.clone(), None)?;
         for address in addresses {
             worker.stack.set_neighbor(address, MacAddr(config.program_mac));
         }
@@ -97,20 +98,24 @@ impl<S: Side> Worker<S> {
     /// # Errors
     /// [`StartError`].
     pub fn serving(config: &Config, side: S, ledger: Arc<Ledger>) -> Result<Self, StartError> {
-        Self::with_next_hops(config, side, ledger, Vec::new())
+        let own = services::link_local(MacAddr(config.gateway_mac));
+        let own = config.ipv6.map(|_| Address { address: own.into(), prefix_len: 64 });
+        Self::with(config, side, ledger, Vec::new(), own)
     }
 
-    /// With stations that everything leads to that is on no network of ours.
-    fn with_next_hops(
+    /// With stations that everything leads to that is on no network of ours, and another address of
+    /// ours.
+    fn with(
         config: &Config,
         side: S,
         ledger: Arc<Ledger>,
         next_hops: Vec<IpAddr>,
+        address: Option<Address>,
     ) -> Result<Self, StartError> {
         let reactor = Reactor::new()?;
         reactor.add(&side, Token::Side.encode(), Interest::READ, false)?;
         let gateway = Gateway::new(config, &reactor)?;
-        let stack = new_stack(config, side.caps(), next_hops)?;
+        let stack = new_stack(config, side.caps(), next_hops, address)?;
         let capture = match &config.capture {
             Some(file) => Some(pcapng::Writer::new(file.clone(), &config.interface, None)?),
             None => None,
@@ -176,6 +181,12 @@ impl<S: Side> Worker<S> {
     /// Now, on the clock of everything here.
     pub fn now(&self) -> Instant {
         self.clock.now()
+    }
+
+    /// Has something done with the inside, between calls of [`Worker::run_until`].
+    pub fn with_side<R>(&mut self, act: impl FnOnce(&mut S, &mut SideContext<'_>) -> R) -> R {
+        let Self { side, memory, ledger, clock, .. } = self;
+        act(side, &mut SideContext { memory, ledger, now: clock.now() })
     }
 
     /// The inside, to be changed between calls of [`Worker::run_until`].
@@ -384,8 +395,13 @@ impl<S: Side> Worker<S> {
     }
 }
 
-fn new_stack(config: &Config, caps: Caps, next_hops: Vec<IpAddr>) -> io::Result<Stack> {
-    let mut addresses = Vec::new();
+fn new_stack(
+    config: &Config,
+    caps: Caps,
+    next_hops: Vec<IpAddr>,
+    address: Option<Address>,
+) -> io::Result<Stack> {
+    let mut addresses: Vec<Address> = address.into_iter().collect();
     if let Some(v4) = config.ipv4 {
         for address in [v4.gateway, v4.dns] {
             addresses.push(Address { address: address.into(), prefix_len: v4.prefix_len });

@@ -10,12 +10,22 @@ use towpath_io::tap::TapError;
 use towpath_io::vhost_user::VhostUserError;
 use towpath_net::switch::vlan::Vid;
 use towpath_net::switch::{self, PortVlans, Role};
+use towpath_net::wire::MacAddr;
+use towpath_net::wire::domain::DomainName;
 use towpath_packet::ring::CapacityError;
+
+use crate::config::Config;
+use crate::services;
 
 /// Longest name of a port: that of a network interface, so that one fits the other.
 pub const NAME_BYTES_MAX: usize = 15;
 /// Packets that may wait for a port, unless told otherwise: as many as Linux lets wait for a TAP.
 pub const QUEUE_LEN: usize = 1000;
+
+/// Number in an IPv4 network of the first address that is lent: behind that of `towpath run`.
+const LEASED_FROM: u32 = 16;
+/// Numbers in an IPv6 network of the addresses that are lent.
+const LEASED_V6: (u128, u128) = (0x1000, 0x1fff);
 
 /// How a network behaves.
 #[derive(Clone, Debug)]
@@ -110,6 +120,51 @@ pub enum PortError {
     /// Anything else.
     #[error(transparent)]
     Os(#[from] io::Error),
+}
+
+/// What guests of the gateway that `config` describes are told: addresses from the sixteenth of the
+/// network on, names in `domain`, where the gateway is `gateway`.
+pub fn services_config(config: &Config, domain: &DomainName, seed: u64) -> services::Config {
+    let ipv4 = config.ipv4.map(|v4| {
+        let mut ipv4 = services::Ipv4 {
+            gateway: v4.gateway,
+            prefix_len: v4.prefix_len,
+            dns: vec![v4.dns],
+            pool: v4.gateway..=v4.gateway,
+        };
+        let network = u32::from(v4.gateway) & u32::from(ipv4.netmask());
+        ipv4.pool = (network + LEASED_FROM).into()..=(u32::from(ipv4.broadcast()) - 1).into();
+        ipv4
+    });
+    let ipv6 = config.ipv6.map(|v6| {
+        let mut ipv6 = services::Ipv6 {
+            gateway: v6.gateway,
+            prefix_len: v6.prefix_len,
+            dns: vec![v6.dns],
+            autonomous: v6.prefix_len == 64,
+            pool: None,
+        };
+        let prefix = u128::from(ipv6.prefix());
+        let pool = (prefix + LEASED_V6.0).into()..=(prefix + LEASED_V6.1).into();
+        ipv6.pool = ipv6.contains(*pool.end()).then_some(pool);
+        ipv6
+    });
+    let gateway: DomainName = "gateway".parse().expect("a name");
+    let addresses = ipv4.iter().map(|v4| v4.gateway.into());
+    let addresses = addresses.chain(ipv6.iter().map(|v6| v6.gateway.into()));
+    services::Config {
+        mac: MacAddr(config.gateway_mac),
+        mtu: config.mtu,
+        domain: Some(domain.clone()),
+        search: vec![domain.clone()],
+        hosts: addresses.map(|address| (gateway.clone(), address)).collect(),
+        ipv4,
+        ipv6,
+        static_leases: Vec::new(),
+        lease_time: services::LEASE_TIME_DEFAULT,
+        leases_per_port_max: services::LEASES_PER_PORT_DEFAULT,
+        seed,
+    }
 }
 
 pub(super) fn check_name(name: &str) -> Result<(), PortError> {

@@ -22,7 +22,9 @@ mod config;
 mod port;
 mod report;
 
-pub use config::{Attachment, NAME_BYTES_MAX, NetworkConfig, PortError, PortSettings, QUEUE_LEN};
+pub use config::{
+    Attachment, NAME_BYTES_MAX, NetworkConfig, PortError, PortSettings, QUEUE_LEN, services_config,
+};
 pub use report::{NetworkReport, PortReport};
 
 use std::io;
@@ -32,12 +34,15 @@ use std::time::Duration as StdDuration;
 
 use towpath_io::reactor::{Events, Interest, Reactor};
 use towpath_net::fragment;
+use towpath_net::stack;
 use towpath_net::switch::{self, Egress, PortId, Role, Switch};
 use towpath_net::time::{Duration, Instant};
+use towpath_net::wire::ethernet;
 use towpath_packet::ring::{self, Consumer, Producer, Silent};
 use towpath_packet::{Burst, Caps, Ledger, Packet};
 
 use crate::report::Report;
+use crate::services::{self, Services};
 use crate::worker::{Input, Side, SideContext};
 use port::Port;
 
@@ -57,6 +62,7 @@ pub struct Network {
     /// By their numbers in the switch.
     ports: Vec<Option<Port>>,
     gateway: Option<GatewayPort>,
+    services: Option<Services>,
     reactor: Reactor,
     events: Box<Events>,
     ledger: Arc<Ledger>,
@@ -91,6 +97,7 @@ impl Network {
             switch,
             ports: Vec::new(),
             gateway: gateway.transpose()?,
+            services: None,
             reactor: Reactor::new()?,
             events: Box::default(),
             ledger,
@@ -98,6 +105,21 @@ impl Network {
             first: 0,
             config,
         })
+    }
+
+    /// Has the gateway tell guests their addresses, its own, and names.
+    pub fn set_services(&mut self, services: Services) {
+        self.services = Some(services);
+    }
+
+    /// Tells guests that the gateway is gone, as the last thing.
+    pub fn shut_down(&mut self, cx: &mut SideContext<'_>) {
+        let mut replies = Burst::new();
+        if let Some(services) = &mut self.services {
+            services.shut_down(&mut stack_context(cx), &mut replies);
+        }
+        self.send(&mut replies, cx);
+        self.flush();
     }
 
     /// Attaches a port. It is served from the worker's next turn on.
@@ -140,6 +162,9 @@ impl Network {
         let _ = self.reactor.remove(&port);
         if let Some(id) = port.id {
             self.switch.remove_port(id)?;
+        }
+        if let Some(services) = &mut self.services {
+            services.forget_port(index as u32);
         }
         Ok(())
     }
@@ -189,6 +214,7 @@ impl Network {
             gateway: gateway.and_then(|id| self.switch.counters_of(id)).cloned(),
             gateway_no_memory: self.gateway.as_ref().map_or(0, |gateway| gateway.no_memory),
             stations,
+            services: self.services.as_ref().map(Services::counters),
         }
     }
 
@@ -215,6 +241,42 @@ impl Network {
             }
         }
         Input::Done
+    }
+
+    /// Adds what waits for the gateway to `burst`, as a device delivers it. What is for a service
+    /// is answered here.
+    fn receive_for_gateway(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) {
+        let Self { switch, gateway: Some(gateway), services, .. } = self else { return };
+        let mut replies = Burst::new();
+        while !burst.is_full()
+            && let Some(packet) = gateway.from_switch.pop()
+        {
+            let Ok(mut packet) = fragment::into_received(packet, cx.memory) else {
+                gateway.no_memory += 1;
+                continue;
+            };
+            if let Some(services) = services
+                && services::concerns(packet.peek_headers())
+                && let Some(port) = sender(switch, &packet, cx.now)
+                && services.intercept(port, &mut packet, &mut stack_context(cx), &mut replies)
+            {
+                continue;
+            }
+            burst.push(packet).expect("the burst has room");
+        }
+        if !replies.is_empty() {
+            self.send(&mut replies, cx);
+            self.flush();
+        }
+    }
+
+    /// Sends packets from the gateway's port.
+    fn send(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) {
+        let Self { switch, ports, gateway, .. } = self;
+        match gateway.as_ref().map(|gateway| gateway.id) {
+            Some(id) => forward(switch, id, burst, cx, &mut Rings { ports, gateway }),
+            None => burst.clear(),
+        }
     }
 
     /// Hands the devices what waits in their rings.
@@ -250,20 +312,6 @@ impl GatewayPort {
     }
 }
 
-impl GatewayPort {
-    /// Adds what waits for the gateway to `burst`, as a device delivers it.
-    fn receive(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) {
-        while !burst.is_full()
-            && let Some(packet) = self.from_switch.pop()
-        {
-            match fragment::into_received(packet, cx.memory) {
-                Ok(packet) => burst.push(packet).expect("the burst has room"),
-                Err(_) => self.no_memory += 1,
-            }
-        }
-    }
-}
-
 /// The rings between the switch and its ports.
 struct Rings<'a> {
     ports: &'a mut [Option<Port>],
@@ -295,6 +343,17 @@ fn forward(
     switch.forward(from, burst, &mut cx, rings);
 }
 
+/// The port of a packet's sender, as the switch has learned it.
+fn sender(switch: &Switch, packet: &Packet, now: Instant) -> Option<u32> {
+    let source = ethernet::Header::parse(packet.headers()).ok()?.source;
+    let station = switch.stations(now).find(|station| station.mac == source)?;
+    Some(station.port.index() as u32)
+}
+
+fn stack_context<'a>(cx: &'a mut SideContext<'_>) -> stack::Context<'a> {
+    stack::Context { memory: cx.memory, ledger: cx.ledger, now: cx.now }
+}
+
 impl AsFd for Network {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.reactor.as_fd()
@@ -314,7 +373,8 @@ impl Side for Network {
         let is_left = self.has_news_for_gateway() || ports.clone().any(|port| port.is_ready);
         let at_once = is_left.then(|| Instant::from_micros(0));
         let ports = ports.filter_map(|port| port.deadline);
-        ports.chain(at_once).chain(self.switch.next_deadline()).min()
+        let services = self.services.as_ref().and_then(Services::next_deadline);
+        ports.chain(at_once).chain(self.switch.next_deadline()).chain(services).min()
     }
 
     fn turn(&mut self, cx: &mut SideContext<'_>) -> io::Result<()> {
@@ -337,6 +397,14 @@ impl Side for Network {
         if self.switch.next_deadline().is_some_and(|at| at <= cx.now) {
             self.switch.expire(cx.now);
         }
+        if let Some(services) = &mut self.services
+            && services.next_deadline().is_some_and(|at| at <= cx.now)
+        {
+            let mut replies = Burst::new();
+            services.on_deadline(&mut stack_context(cx), &mut replies);
+            self.send(&mut replies, cx);
+            self.flush();
+        }
         Ok(())
     }
 
@@ -353,18 +421,12 @@ impl Side for Network {
         }
         self.first = (self.first + 1) % count.max(1);
         self.flush();
-        if let Some(gateway) = &mut self.gateway {
-            gateway.receive(burst, cx);
-        }
+        self.receive_for_gateway(burst, cx);
         Ok(input)
     }
 
     fn transmit(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) -> io::Result<()> {
-        let Self { switch, ports, gateway, .. } = self;
-        match gateway.as_ref().map(|gateway| gateway.id) {
-            Some(id) => forward(switch, id, burst, cx, &mut Rings { ports, gateway }),
-            None => burst.clear(),
-        }
+        self.send(burst, cx);
         self.flush();
         Ok(())
     }

@@ -9,6 +9,7 @@ use towpath_net::switch::PortCounters;
 use towpath_packet::Caps;
 
 use super::config::{Attachment, PortSettings};
+use crate::services;
 
 /// A copy of all counters at one moment.
 #[derive(Clone, Debug)]
@@ -19,6 +20,8 @@ pub struct NetworkReport {
     pub gateway: Option<PortCounters>,
     /// Packets that the switch had for the gateway and that found no memory there.
     pub gateway_no_memory: u64,
+    /// What guests were told.
+    pub services: Option<services::Counters>,
     /// Stations that the switch knows.
     pub stations: usize,
 }
@@ -67,6 +70,16 @@ pub enum DeviceReport {
 impl fmt::Display for NetworkReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "stations          {}", self.stations)?;
+        if let Some(services) = &self.services {
+            write!(
+                f,
+                "\nservices          {} leases, {} refused, {} advertisements, {} names",
+                services.acks,
+                services.naks + services.port_full + services.pool_exhausted,
+                services.advertisements,
+                services.names_answered
+            )?;
+        }
         for port in &self.ports {
             write!(f, "\n{port}")?;
         }

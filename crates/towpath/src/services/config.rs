@@ -30,7 +30,7 @@ pub struct Config {
     pub ipv4: Option<Ipv4>,
     /// IPv6.
     pub ipv6: Option<Ipv6>,
-    /// Names that do not come from guests, such as the gateway's.
+    /// Names in the domain that do not come from guests, such as the gateway's.
     pub hosts: Vec<(DomainName, IpAddr)>,
     /// Guests that are known beforehand.
     pub static_leases: Vec<StaticLease>,

@@ -21,7 +21,7 @@ const ROUTER_SOLICITATION: u8 = 133;
 
 /// True if a frame that begins so may concern the services: IPv4 or IPv6 without extension headers,
 /// then UDP to one of their ports or a router solicitation. For TCP that is two comparisons.
-pub(super) fn concerns(headers: &[u8]) -> bool {
+pub fn concerns(headers: &[u8]) -> bool {
     let byte = |at: usize| headers.get(at).copied().unwrap_or_default();
     let port = |at: usize| u16::from_be_bytes([byte(at), byte(at + 1)]);
     match EtherType(port(at::ETHERTYPE)) {

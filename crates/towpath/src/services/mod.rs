@@ -39,6 +39,7 @@ pub use config::{
 pub use file::replace as replace_file;
 
 use crate::resolv::DNS_PORT;
+pub use frame::concerns;
 use frame::{Envelope, Request};
 use leases::Leases;
 use names::Names;

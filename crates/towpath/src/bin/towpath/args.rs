@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Parser, Subcommand};
 use towpath::config::{Subnet4, Subnet6, parse_size};
+use towpath_net::wire::domain::DomainName;
 
 use crate::bench::BenchArguments;
 use crate::exit;
@@ -122,6 +123,14 @@ pub(crate) struct UpArguments {
     /// A switch alone: nothing leads outside.
     #[arg(long, help_heading = "Network")]
     pub(crate) no_gateway: bool,
+
+    /// Domain of the machines, which have the names that they tell by DHCP.
+    #[arg(long, value_name = "NAME", default_value = "towpath.internal", help_heading = "Network")]
+    pub(crate) domain: DomainName,
+
+    /// Neither DHCP nor router advertisements nor names: machines choose their own addresses.
+    #[arg(long, help_heading = "Network")]
+    pub(crate) no_dhcp: bool,
 
     /// Copy payload out of the machines' memory at the switch, to measure what is gained by not
     /// doing so.

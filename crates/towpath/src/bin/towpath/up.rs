@@ -5,7 +5,8 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use anyhow::Context;
-use towpath::network::{Attachment, Network, NetworkConfig, PortSettings};
+use towpath::network::{Attachment, Network, NetworkConfig, PortSettings, services_config};
+use towpath::services::Services;
 use towpath::worker::Worker;
 use towpath_io::namespace::signals::Signals;
 use towpath_net::switch::Role;
@@ -33,6 +34,10 @@ pub(crate) fn up(arguments: &UpArguments) -> Result<Ending, Failure> {
     };
     let mut network = Network::new(network, ledger.clone()).context("cannot make a network")?;
     attach(&mut network, arguments)?;
+    if !arguments.no_gateway && !arguments.no_dhcp {
+        let told = services_config(&config, &arguments.domain, RandomState::new().hash_one(1));
+        network.set_services(Services::new(told));
+    }
     let mut worker = Worker::serving(&config, network, ledger)?;
     messages.detail(format_args!("serving {} ports", worker.side().port_count()));
     tell_ready(ready)?;
@@ -44,6 +49,7 @@ pub(crate) fn up(arguments: &UpArguments) -> Result<Ending, Failure> {
             }
         }
     }
+    worker.with_side(Network::shut_down);
     if arguments.gateway.stats {
         messages.error(format_args!("{}\n{}", worker.report(), worker.side().report(worker.now())));
     }

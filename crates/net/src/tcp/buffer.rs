@@ -52,7 +52,7 @@ impl Connection {
         let held = self.send.queue.held() / HELD_DIVISOR;
         let mut room = 0;
         // A buffer begun is filled whatever memory it takes, within reason.
-        if held < (self.send.buffer + goal) as usize {
+        if held < self.send.buffer as usize + goal as usize {
             let next = self.send.nxt.max(self.send.base);
             room = self.send.writes.tail_room(end, next, goal, group);
         }
@@ -216,10 +216,16 @@ impl Connection {
             own => own,
         };
         let unsent = u64::from(self.send.unsent()) << wake;
-        unsent < u64::from(lowat) && self.send_memory() < self.send.buffer as usize
+        let memory = self.send_memory();
+        unsent < u64::from(lowat)
+            && memory < self.send.buffer as usize
+            && self.send.queue.len() < QUEUE_BYTES_MAX
     }
 }
 
+/// Bytes from which on the queue takes no more, however large the send buffer: half of what
+/// sequence numbers can tell apart. The other half is left for what an owner gives beyond the room.
+const QUEUE_BYTES_MAX: usize = 1 << 30;
 /// Memory that small pieces may keep from their lenders, as a multiple of the send buffer.
 const HELD_DIVISOR: usize = 4;
 /// What lent memory is kept in: pages.

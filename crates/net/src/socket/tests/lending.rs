@@ -2,7 +2,8 @@
 
 use super::bench::*;
 use crate::socket::{
-    Borrower, Error, LentCall, LentLimits, NOTICE_CHARGE, Notice, Readiness, SendFlags, SocketId,
+    Borrower, Error, LentCall, LentLimits, Linger, NOTICE_CHARGE, Notice, Options, Readiness,
+    SendFlags, SocketId,
 };
 use crate::tcp::fastopen::CLIENT_NO_COOKIE;
 use alloc::sync::Arc;
@@ -373,4 +374,73 @@ fn all_that_is_lent_is_in_the_ledger() {
     let refused = b.with(CLIENT, |host, cx| host.send_piece(idle, piece, cx));
     assert!(refused.is_err());
     assert_eq!(counted(&mut b), (with_syn + 115, with_syn + 100));
+}
+
+/// More than pages in the largest send buffer.
+const LOANS_MAX: usize = 1_100_000;
+
+impl Lent {
+    /// With the largest send buffer that can be asked for, and more loans than it has room for.
+    fn with_largest_buffer() -> Self {
+        let mut l = Self::new();
+        l.loans = Loans::new(LOANS_MAX);
+        let set = |options: &mut Options| {
+            (options.send_buffer, options.linger) = (Some(u32::MAX), Linger::Reset);
+        };
+        let now = l.b.now;
+        l.b.hosts[CLIENT].set_options(l.client, now, set).expect("open");
+        l.b.hosts[CLIENT].set_lent_limits(LentLimits { notices: usize::MAX, pages: None });
+        l
+    }
+
+    /// Closes the client by a reset, after which nothing is lent.
+    fn close_at_once(&mut self) {
+        let now = self.b.now;
+        self.b.hosts[CLIENT].close(self.client, now).expect("open");
+        self.b.settle();
+        assert_eq!(self.loans.out_count(), 0);
+        assert_eq!(self.notice(), Err(Error::BadSocket));
+        assert_eq!(self.b.hosts[CLIENT].lent_stats(now).groups, 0);
+    }
+}
+
+/// Goal: a socket that is closed with a million loans out gives each back once, and there are no
+/// more of them than pages in the largest send buffer. Method: calls of single bytes until one is
+/// refused; a descriptor is all the memory that a loan takes here.
+#[test]
+fn a_million_loans_come_back_from_a_closed_socket() {
+    const RANGES: usize = 16;
+    let mut l = Lent::with_largest_buffer();
+    let mut bytes = 0;
+    let refused = (0..LOANS_MAX / RANGES)
+        .find_map(|_| l.call(&[1; RANGES], SendFlags::default()).map(|count| bytes += count).err());
+    assert_eq!(refused, Some(Error::WouldBlock));
+    let out = l.loans.out_count();
+    assert!(out > 1_000_000 && out <= u32::MAX as usize / 4096 && out == bytes, "{out} {bytes}");
+    let stats = l.b.hosts[CLIENT].lent_stats(l.b.now);
+    assert_eq!((stats.calls, stats.bytes), (bytes.div_ceil(RANGES) as u64, bytes as u64));
+    l.close_at_once();
+}
+
+/// Goal: the largest send buffer does not take more bytes than sequence numbers can tell apart.
+#[test]
+fn the_largest_send_buffer_takes_a_gibibyte() {
+    const PART: usize = 1 << 16;
+    let mut l = Lent::with_largest_buffer();
+    let memory = Arc::new(vec![1; PART]);
+    let (client, mut bytes) = (l.client, 0);
+    let refused = (0..(1 << 32) / PART).find_map(|_| {
+        let loans = &mut l.loans;
+        let lend = |room: usize, borrower: Borrower| {
+            loans.lend_shared(&memory, (0, room.min(PART) as u32), borrower.lender, borrower.token)
+        };
+        let call = &mut LentCall::default();
+        let sent = l.b.with(CLIENT, |host, cx| {
+            host.send_lent(client, call, PART, SendFlags::default(), lend, cx)
+        });
+        sent.map(|count| bytes += count).err()
+    });
+    assert_eq!(refused, Some(Error::WouldBlock));
+    assert!((1 << 30..(1 << 30) + 2 * PART).contains(&bytes), "{bytes}");
+    l.close_at_once();
 }

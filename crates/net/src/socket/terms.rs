@@ -12,7 +12,8 @@
 //! reader in the same process or a capture may hold lent memory for a while, but not keep it.
 //!
 //! Everything happens in [`Sockets::on_deadline`] and [`Sockets::recall`]. Memory that somebody is
-//! reading at that moment is asked for again after [`RETRY`]; one turn copies about
+//! reading at that moment is asked for again after [`RETRY`], then after twice as long each time,
+//! up to [`RETRY_MAX`]: a reader may look at it for as long as he likes. One turn copies about
 //! [`BYTES_PER_TURN`] and leaves the rest to the next. Where the system has no memory for a copy
 //! the loan goes on past its term: nothing is closed or lost, other loans are not held up, and it
 //! is tried again each [`STARVED_RETRY`] and counted ([`LentStats::starved`]). A call that goes on,
@@ -32,8 +33,10 @@ use towpath_packet::{Ledger, Piece, Recall, Watch};
 /// Term of memory that the stack itself does not need, unless set otherwise: so long that a reader
 /// who is at work has read it.
 pub const DEFAULT_TERM: Duration = Duration::from_millis(100);
-/// When memory that somebody is reading is asked for again.
+/// When memory that somebody is reading is first asked for again.
 const RETRY: Duration = Duration::from_millis(1);
+/// Longest pause before it is asked for again.
+const RETRY_MAX: Duration = Duration::from_millis(10);
 /// When a copy is tried again for which there was no memory: rarely enough that trying for all
 /// groups costs little.
 const STARVED_RETRY: Duration = Duration::from_millis(10);
@@ -77,13 +80,15 @@ pub(super) struct Outstanding {
     /// When the first loan was made; `None` once the group is told.
     since: Option<Instant>,
     due: Due,
+    /// The last pause while somebody was reading.
+    pause: Duration,
 }
 
 impl Outstanding {
     /// The group is over. Keeps its memory for the next.
     pub(super) fn clear(&mut self) {
         self.watches.clear();
-        (self.since, self.due) = (None, Due::Nothing);
+        (self.since, self.due, self.pause) = (None, Due::Nothing, Duration::ZERO);
     }
 
     fn add(&mut self, watch: Watch) {
@@ -91,6 +96,12 @@ impl Outstanding {
             self.watches.retain(|watch| !watch.is_over());
         }
         self.watches.push(watch);
+    }
+
+    /// How long to wait for somebody who is reading.
+    fn back_off(&mut self) -> Duration {
+        self.pause = (self.pause * 2).clamp(RETRY, RETRY_MAX);
+        self.pause
     }
 
     /// Recalls loans of about `budget` bytes.
@@ -324,7 +335,7 @@ impl Sockets {
         let due = match recalled.left {
             Recall::Gone | Recall::Done => Due::Nothing,
             _ if recalled.bytes >= budget => Due::Recall(cx.now),
-            Recall::Busy => Due::Recall(cx.now + RETRY),
+            Recall::Busy => Due::Recall(cx.now + outstanding.back_off()),
             Recall::NoMemory => Due::Recall(cx.now + STARVED_RETRY),
         };
         outstanding.due = due;

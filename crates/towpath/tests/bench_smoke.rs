@@ -105,6 +105,30 @@ fn a_quick_run_of_ring_yields_all_figures() {
     }
 }
 
+/// Payload is copied once, and once more where the switch does not share: nothing else copies
+/// between two virtual machines.
+#[test]
+fn a_quick_run_of_vm_yields_all_figures() {
+    if let Some(reason) = cannot_run(&[]) {
+        eprintln!("skipped: {reason}");
+        return;
+    }
+    let run = Run::of("vm", &[]);
+    let mut expected = vec!["vm_64B".to_owned(), "vm_64B_cpu".to_owned()];
+    for case in ["vm_to_vm_segmented", "vm_to_vm_whole"] {
+        expected.extend(["", "_cpu", "_copies"].map(|figure| format!("{case}{figure}")));
+        let copies = &run.cases[&format!("{case}_copies")];
+        let is = |key: &str, count: f64| (copies[key].as_f64().unwrap() - count).abs() < 0.01;
+        assert!(is("value", 1.0) && is("other", 2.0), "{copies}");
+    }
+    run.check_names(expected);
+    for (name, object) in &run.cases {
+        assert!(is_measured(object), "{object}");
+        assert_eq!(object["against"], "orphan");
+        assert!(run.ratio(name).is_some_and(|ratio| ratio > 0.0), "{object}");
+    }
+}
+
 /// The names that other documents and stored figures refer to.
 fn zerocopy_cases() -> Vec<String> {
     let mut names = Vec::new();

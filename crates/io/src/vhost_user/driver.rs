@@ -8,8 +8,11 @@
 //! [`used`](DriverQueue::used); a device that gives back what it does not have is found, and
 //! panics. One thread drives a queue. Limits: [`TABLE_MAX`].
 
+mod front_end;
 mod packed;
 mod split;
+
+pub use front_end::{FrontEnd, FrontEndError, RECEIVE, TRANSMIT};
 
 use super::memory::{GuestMemory, LoggedArea};
 use super::message::RegionLayout;

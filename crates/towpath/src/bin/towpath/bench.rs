@@ -50,6 +50,7 @@ mod report;
 mod results;
 mod ring;
 mod system;
+mod vm;
 mod zerocopy;
 
 /// Measure throughput, latency and cost on this machine.
@@ -67,6 +68,9 @@ mod zerocopy;
 /// ring like the kernel's: time per packet with one producer and two, and packets per second of a
 /// port on a TAP device. Needs root and ip.
 ///
+/// `vm` sends packets from one virtual machine to another through a switch: payload shared, against
+/// payload copied out at the switch. The machines are drivers in this process. Needs root.
+///
 /// Progress goes to standard error.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArguments {
@@ -79,7 +83,7 @@ pub(crate) struct BenchArguments {
           value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
 
-    /// How long each single measurement takes [default: 3; zerocopy, ring: 1]
+    /// How long each single measurement takes [default: 3; zerocopy, ring, vm: 1]
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=3600))]
     seconds: Option<u32>,
 
@@ -118,6 +122,8 @@ enum Bench {
     Zerocopy,
     /// Rings between threads.
     Ring,
+    /// Virtual machines on a switch.
+    Vm,
 }
 
 /// What to do.
@@ -126,6 +132,7 @@ enum Plan {
     Gateway(gateway::Plan),
     Zerocopy(zerocopy::Plan),
     Ring(ring::Plan),
+    Vm(vm::Plan),
 }
 
 /// Measures and reports.
@@ -168,6 +175,7 @@ fn plan(arguments: &BenchArguments) -> Plan {
         Bench::Gateway => gateway::probes::all().collect(),
         Bench::Zerocopy => zerocopy::cases::all().collect(),
         Bench::Ring => ring::all().collect(),
+        Bench::Vm => vm::all().collect(),
     };
     let selection = Selection::new(cases.iter().copied(), &arguments.cases);
     if selection.is_empty() {
@@ -189,6 +197,10 @@ fn plan(arguments: &BenchArguments) -> Plan {
         Bench::Ring => {
             let seconds = (!arguments.quick).then(|| arguments.seconds.unwrap_or(1));
             Plan::Ring(ring::Plan::new(selection, rounds, seconds))
+        }
+        Bench::Vm => {
+            let seconds = (!arguments.quick).then(|| arguments.seconds.unwrap_or(1));
+            Plan::Vm(vm::Plan::new(selection, rounds, seconds))
         }
     }
 }
@@ -212,16 +224,17 @@ fn measure(
         Plan::Gateway(plan) => gateway::measure(plan, &kernel)?,
         Plan::Zerocopy(plan) => zerocopy::measure(plan, &kernel)?,
         Plan::Ring(plan) => ring::measure(plan)?,
+        Plan::Vm(plan) => vm::measure(plan)?,
     };
     let text = match plan {
         _ if arguments.json => report::json(&results),
-        Plan::Gateway(_) | Plan::Ring(_) => report::table(&results),
+        Plan::Gateway(_) | Plan::Ring(_) | Plan::Vm(_) => report::table(&results),
         Plan::Zerocopy(_) => zerocopy::report::table(&results),
     };
     std::io::stdout().write_all(text.as_bytes())?;
     if let Some(mut plot) = plot {
         let picture = match plan {
-            Plan::Gateway(_) | Plan::Ring(_) => plot::svg(&results),
+            Plan::Gateway(_) | Plan::Ring(_) | Plan::Vm(_) => plot::svg(&results),
             Plan::Zerocopy(_) => zerocopy::plot::svg(&results),
         };
         plot.write_all(picture.as_bytes()).context("option --plot")?;

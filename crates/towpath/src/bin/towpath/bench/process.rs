@@ -166,6 +166,14 @@ pub(super) fn cpu_seconds_fine(pids: &[i32]) -> f64 {
     }
 }
 
+/// Processor time that a thread of this process has used.
+pub(super) fn thread_cpu(thread: i32) -> anyhow::Result<Duration> {
+    let path = format!("/proc/self/task/{thread}/schedstat");
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    let nanoseconds = text.split_ascii_whitespace().next().and_then(|field| field.parse().ok());
+    nanoseconds.map(Duration::from_nanos).with_context(|| format!("{path} is not understood"))
+}
+
 /// Processor time that children of this process have used, those that it has waited for.
 pub(super) fn cpu_seconds_of_ended() -> f64 {
     let ticks = fs::read_to_string("/proc/self/stat").ok().and_then(|stat| {

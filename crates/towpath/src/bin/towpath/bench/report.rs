@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::fs;
 
 use super::results::{Results, Series, Spread, System};
+use crate::messages::Messages;
 
 /// A block per case, a line per system.
 pub(super) fn table(results: &Results) -> String {
@@ -37,6 +38,17 @@ pub(super) fn json(results: &Results) -> String {
         }
     }
     text
+}
+
+/// Tells of the last round of a case.
+pub(super) fn told(round: u32, rounds: u32, series: &Series) {
+    let figure = |system: &System| {
+        let figure = system.rounds.last().copied().flatten().map_or("failed".into(), short);
+        format!("{} {figure}", system.name)
+    };
+    let figures: Vec<_> = series.systems.iter().map(figure).collect();
+    let name = &series.case.name;
+    Messages::Normal.notice(format_args!("round {round}/{rounds} {name}: {}", figures.join(", ")));
 }
 
 /// What is measured, and on what machine.

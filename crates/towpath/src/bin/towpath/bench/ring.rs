@@ -18,7 +18,7 @@ use std::time::Duration;
 use super::cases::{Case, Selection};
 use super::lab::Network;
 use super::process;
-use super::report::{machine, short};
+use super::report::{machine, short, told};
 use super::results::{Results, Series, System};
 use crate::messages::Messages;
 
@@ -101,16 +101,6 @@ pub(super) fn measure(plan: &Plan) -> anyhow::Result<(Results, usize)> {
         }
     }
     Ok((Results { bench: "ring", circumstances, series }, failures))
-}
-
-fn told(round: u32, rounds: u32, series: &Series) {
-    let figure = |system: &System| {
-        let figure = system.rounds.last().copied().flatten().map_or("failed".into(), short);
-        format!("{} {figure}", system.name)
-    };
-    let figures: Vec<_> = series.systems.iter().map(figure).collect();
-    let name = &series.case.name;
-    Messages::Normal.notice(format_args!("round {round}/{rounds} {name}: {}", figures.join(", ")));
 }
 
 /// What can be measured in a case, towpath's ring first.

@@ -1,0 +1,174 @@
+//! A front end: tells a device over its socket where a guest's memory and rings are.
+//!
+//! It speaks the vhost-user protocol as a monitor does, for one pair of queues, asks for an
+//! acknowledgement of each message, and waits for it at most [`REPLY_WAIT`]. The device is not to
+//! call: its user looks at the rings. One thread; the device runs on another.
+
+use super::{DriverQueue, GuestRam};
+use crate::vhost_user::message::{HEADER_BYTES, code};
+use crate::vhost_user::session::{feature, protocol};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use std::io::{self, IoSlice, Read};
+use std::mem::MaybeUninit;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+/// Number of the ring that the guest receives from.
+pub const RECEIVE: usize = 0;
+/// Number of the ring that the guest transmits to.
+pub const TRANSMIT: usize = 1;
+
+/// How long a device may take to answer.
+const REPLY_WAIT: Duration = Duration::from_secs(10);
+
+const VERSION: u32 = 1;
+const NEED_REPLY: u32 = 1 << 3;
+
+/// Why a guest was not attached.
+#[derive(Debug, thiserror::Error)]
+pub enum FrontEndError {
+    /// The socket failed, or the device did not answer in time.
+    #[error("socket of the device: {0}")]
+    Os(#[from] io::Error),
+    /// The device does not offer these features.
+    #[error("the device does not offer the features {0:#x}")]
+    Features(u64),
+    /// The device answered something else than it was asked.
+    #[error("request {0} was answered with something else")]
+    Reply(u32),
+    /// The device refused.
+    #[error("request {0} was refused")]
+    Refused(u32),
+}
+
+/// A connected front end. The device forgets the guest when it is dropped.
+pub struct FrontEnd {
+    socket: UnixStream,
+    kicks: [OwnedFd; 2],
+}
+
+impl FrontEnd {
+    /// Attaches a guest with `features` to the device that listens at `path`: `queues` are
+    /// [`RECEIVE`] and [`TRANSMIT`], not used yet, and lie in `ram`.
+    ///
+    /// # Errors
+    /// [`FrontEndError`]; the device has no guest then.
+    pub fn connect(
+        path: &Path,
+        ram: &GuestRam,
+        features: u64,
+        queues: [&DriverQueue; 2],
+    ) -> Result<Self, FrontEndError> {
+        let socket = UnixStream::connect(path)?;
+        socket.set_read_timeout(Some(REPLY_WAIT))?;
+        let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let kicks = [event().map_err(io::Error::from)?, event().map_err(io::Error::from)?];
+        let mut front_end = Self { socket, kicks };
+        front_end.agree(features)?;
+        front_end.share(ram)?;
+        for (ring, queue) in (0..).zip(queues) {
+            front_end.start(ring, queue)?;
+        }
+        Ok(front_end)
+    }
+
+    /// Tells the device to look at a ring.
+    pub fn kick(&self, ring: usize) {
+        // Full after 2^64 kicks that the device did not read; it is awake all the same.
+        let _ = rustix::io::write(&self.kicks[ring], &1u64.to_ne_bytes());
+    }
+
+    fn agree(&mut self, features: u64) -> Result<(), FrontEndError> {
+        let features = features | feature::VERSION_1 | feature::PROTOCOL_FEATURES;
+        let missing = features & !self.ask(code::GET_FEATURES)?;
+        if missing != 0 {
+            return Err(FrontEndError::Features(missing));
+        }
+        let wanted = protocol::REPLY_ACK | protocol::CONFIGURE_MEM_SLOTS;
+        let missing = wanted & !self.ask(code::GET_PROTOCOL_FEATURES)?;
+        if missing != 0 {
+            return Err(FrontEndError::Features(missing));
+        }
+        // Only behind this are acknowledgements to be had.
+        self.send(code::SET_PROTOCOL_FEATURES, 0, &wanted.to_ne_bytes(), &[])?;
+        self.tell(code::SET_OWNER, &[], &[])?;
+        self.tell(code::SET_FEATURES, &features.to_ne_bytes(), &[])
+    }
+
+    fn share(&mut self, ram: &GuestRam) -> Result<(), FrontEndError> {
+        for layout in ram.layouts() {
+            let region =
+                [layout.guest_address, layout.bytes, layout.user_address, layout.file_offset];
+            let padding = 0_u64.to_ne_bytes();
+            let payload = [&padding[..], region.map(u64::to_ne_bytes).as_flattened()].concat();
+            self.tell(code::ADD_MEM_REG, &payload, &[ram.file().as_fd()])?;
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, ring: u32, queue: &DriverQueue) -> Result<(), FrontEndError> {
+        let config = queue.config();
+        let state = |number: u32| [ring, number].map(u32::to_ne_bytes).concat();
+        self.tell(code::SET_VRING_NUM, &state(config.size.into()), &[])?;
+        self.tell(code::SET_VRING_BASE, &state(config.base), &[])?;
+        let addresses = [config.descriptors, config.device, config.driver, 0];
+        let addresses = addresses.map(u64::to_ne_bytes);
+        self.tell(code::SET_VRING_ADDR, &[&state(0), addresses.as_flattened()].concat(), &[])?;
+        let kick = self.kicks[ring as usize].try_clone()?;
+        self.tell(code::SET_VRING_KICK, &u64::from(ring).to_ne_bytes(), &[kick.as_fd()])?;
+        self.tell(code::SET_VRING_ENABLE, &state(1), &[])
+    }
+
+    /// Sends a request that is answered with a number.
+    fn ask(&mut self, code: u32) -> Result<u64, FrontEndError> {
+        self.send(code, 0, &[], &[])?;
+        self.reply(code)
+    }
+
+    /// Sends a request that is acknowledged.
+    fn tell(
+        &mut self,
+        code: u32,
+        payload: &[u8],
+        files: &[BorrowedFd<'_>],
+    ) -> Result<(), FrontEndError> {
+        self.send(code, NEED_REPLY, payload, files)?;
+        match self.reply(code)? {
+            0 => Ok(()),
+            _ => Err(FrontEndError::Refused(code)),
+        }
+    }
+
+    fn send(
+        &self,
+        code: u32,
+        flags: u32,
+        payload: &[u8],
+        files: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {
+        let header = [code, VERSION | flags, payload.len() as u32].map(u32::to_ne_bytes);
+        let bytes = [header.as_flattened(), payload].concat();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !files.is_empty() {
+            let fits = control.push(SendAncillaryMessage::ScmRights(files));
+            assert!(fits, "there is room for one descriptor");
+        }
+        // So short a message is sent whole or not.
+        sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
+        Ok(())
+    }
+
+    fn reply(&mut self, code: u32) -> Result<u64, FrontEndError> {
+        let mut bytes = [0; HEADER_BYTES + 8];
+        self.socket.read_exact(&mut bytes)?;
+        let (header, value) = bytes.split_at(HEADER_BYTES);
+        if header[..4] != code.to_ne_bytes() || header[8..] != 8_u32.to_ne_bytes() {
+            return Err(FrontEndError::Reply(code));
+        }
+        Ok(u64::from_ne_bytes(value.try_into().expect("eight bytes are left")))
+    }
+}

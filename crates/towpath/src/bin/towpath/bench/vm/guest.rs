@@ -1,0 +1,176 @@
+//! A machine that is a driver only: a pair of queues, and buffers that are used in turn.
+
+use std::path::Path;
+
+use anyhow::{Context, ensure};
+use towpath_io::vhost_user::driver::{DriverQueue, FrontEnd, GuestRam, RECEIVE, TRANSMIT};
+use towpath_io::vhost_user::virtq::Segment;
+
+use super::workload::{HEADERS, RECEIVER_MAC, SENDER, SENDER_MAC, VIRTIO, Workload, pattern};
+
+/// As large as monitors make them.
+pub(super) const QUEUE_SIZE: u16 = 1024;
+/// Memory for buffers: several times what caches hold.
+pub(super) const BUFFER_BYTES: u64 = 128 << 20;
+
+/// Where buffers begin, behind both queues.
+const BUFFERS: u64 = 4 << 20;
+/// Linux puts payload into stretches of so many bytes.
+const FRAGMENT: usize = 32 << 10;
+const PAGE: u64 = 4096;
+
+/// The machine that sends.
+pub(super) struct Sender {
+    guest: Guest,
+    /// From one packet's memory to that of the next.
+    stride: u64,
+    /// Bytes of each buffer of a packet.
+    parts: Vec<(u64, u32)>,
+    next: u64,
+}
+
+/// The machine that receives.
+pub(super) struct Receiver {
+    guest: Guest,
+    buffer: u32,
+    next: u64,
+}
+
+struct Guest {
+    ram: GuestRam,
+    receive: DriverQueue,
+    transmit: DriverQueue,
+    front_end: FrontEnd,
+}
+
+impl Guest {
+    fn connect(path: &Path, features: u64) -> anyhow::Result<Self> {
+        let ram = GuestRam::new(0, &[BUFFERS + BUFFER_BYTES]).context("no memory for a guest")?;
+        let queue = |at| DriverQueue::new(&ram, at, QUEUE_SIZE, features);
+        let receive = queue(0).context("a queue does not fit")?;
+        let transmit = queue(receive.end()).context("a queue does not fit")?;
+        ensure!(transmit.end() <= BUFFERS, "the queues do not fit");
+        let front_end = FrontEnd::connect(path, &ram, features, [&receive, &transmit])?;
+        Ok(Self { ram, receive, transmit, front_end })
+    }
+
+    fn write(&self, address: u64, bytes: &[u8]) -> anyhow::Result<()> {
+        self.ram.memory().write(address, bytes).ok().context("outside of the guest's memory")
+    }
+}
+
+impl Sender {
+    /// Connected, with its packets in memory.
+    pub(super) fn connect(path: &Path, workload: &Workload) -> anyhow::Result<Self> {
+        let guest = Guest::connect(path, SENDER)?;
+        let (headers, payload) = (workload.headers(), pattern(workload.payload));
+        // Large payload begins at a page of its own, small payload right behind the headers.
+        let (offset, parts) = if workload.segment.is_some() {
+            let fragments = (0..payload.len()).step_by(FRAGMENT);
+            let part = |at| (PAGE + at as u64, FRAGMENT.min(payload.len() - at) as u32);
+            let parts = [(0, HEADERS as u32)].into_iter().chain(fragments.map(part));
+            (PAGE, parts.collect())
+        } else {
+            (HEADERS as u64, vec![(0, (HEADERS + payload.len()) as u32)])
+        };
+        let stride = (offset + payload.len() as u64).next_multiple_of(2048);
+        let mut at = BUFFERS;
+        while at + stride <= BUFFERS + BUFFER_BYTES {
+            guest.write(at, &headers)?;
+            guest.write(at + offset, &payload)?;
+            at += stride;
+        }
+        Ok(Self { guest, stride, parts, next: BUFFERS })
+    }
+
+    /// Packets after which memory begins again.
+    pub(super) fn round(&self) -> u64 {
+        BUFFER_BYTES / self.stride
+    }
+
+    /// Sends up to `count` packets, as many as there is room for; returns how many.
+    pub(super) fn send(&mut self, count: u64) -> u64 {
+        while self.guest.transmit.used().is_some() {}
+        let mut sent = 0;
+        while sent < count {
+            let mut segments = [Segment { address: 0, bytes: 0 }; 4];
+            for (segment, (offset, bytes)) in segments.iter_mut().zip(&self.parts) {
+                *segment = Segment { address: self.next + offset, bytes: *bytes };
+            }
+            if !self.guest.transmit.add(&segments[..self.parts.len()], &[], 0) {
+                break;
+            }
+            self.next += self.stride;
+            if self.next + self.stride > BUFFERS + BUFFER_BYTES {
+                self.next = BUFFERS;
+            }
+            sent += 1;
+        }
+        if sent > 0 && self.guest.transmit.publish() {
+            self.guest.front_end.kick(TRANSMIT);
+        }
+        sent
+    }
+}
+
+impl Receiver {
+    /// Connected, with all its buffers offered.
+    pub(super) fn connect(path: &Path, workload: &Workload) -> anyhow::Result<Self> {
+        let guest = Guest::connect(path, workload.receiver)?;
+        let mut receiver = Self { guest, buffer: workload.buffer, next: BUFFERS };
+        while receiver.offer() {}
+        receiver.publish();
+        Ok(receiver)
+    }
+
+    /// Sends a frame, so that the switch knows where this machine is.
+    pub(super) fn introduce(&mut self) -> anyhow::Result<()> {
+        const AT: u64 = BUFFERS - PAGE;
+        let mut frame = [0; VIRTIO + 60];
+        frame[VIRTIO..][..6].copy_from_slice(&SENDER_MAC);
+        frame[VIRTIO + 6..][..6].copy_from_slice(&RECEIVER_MAC);
+        // IEEE Std 802, local experimental.
+        frame[VIRTIO + 12..][..2].copy_from_slice(&[0x88, 0xb5]);
+        self.guest.write(AT, &frame)?;
+        let segment = Segment { address: AT, bytes: frame.len() as u32 };
+        ensure!(self.guest.transmit.add(&[segment], &[], 0), "the queue is full");
+        if self.guest.transmit.publish() {
+            self.guest.front_end.kick(TRANSMIT);
+        }
+        Ok(())
+    }
+
+    /// Takes what came, and tells `look` of each buffer: its address and the bytes in it. Returns
+    /// how many bytes.
+    pub(super) fn receive(&mut self, mut look: impl FnMut(&GuestRam, u64, u32)) -> u64 {
+        let mut bytes = 0;
+        while let Some((address, written)) = self.guest.receive.used() {
+            look(&self.guest.ram, address, written);
+            bytes += u64::from(written);
+            self.offer();
+        }
+        if bytes > 0 {
+            self.publish();
+        }
+        bytes
+    }
+
+    /// Offers the next buffer, if there is room.
+    fn offer(&mut self) -> bool {
+        let segment = Segment { address: self.next, bytes: self.buffer };
+        let is_room = self.guest.receive.add(&[], &[segment], self.next);
+        if is_room {
+            self.next += u64::from(self.buffer);
+            if self.next + u64::from(self.buffer) > BUFFERS + BUFFER_BYTES {
+                self.next = BUFFERS;
+            }
+        }
+        is_room
+    }
+
+    fn publish(&mut self) {
+        if self.guest.receive.publish() {
+            self.guest.front_end.kick(RECEIVE);
+        }
+    }
+}

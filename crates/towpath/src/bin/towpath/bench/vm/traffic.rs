@@ -1,11 +1,12 @@
 //! One measurement: a network with two machines, and packets from one to the other.
 
-use std::path::{Path, PathBuf};
+use std::hash::{BuildHasher, RandomState};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender as Reports, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
-use std::{env, fs, process};
+use std::{env, fs};
 
 use anyhow::{Context, anyhow, ensure};
 use rustix::event::{EventfdFlags, eventfd};
@@ -241,17 +242,15 @@ struct Sockets(PathBuf);
 
 impl Sockets {
     fn new() -> anyhow::Result<Self> {
-        // This process may have the same number in its namespace as others have in theirs.
-        let started = fs::metadata("/proc/self/ns/pid").context("/proc")?;
-        let number = std::os::unix::fs::MetadataExt::ino(&started);
-        let name = format!("towpath-bench-{number}-{}", process::id());
+        // Not by the number of this process, which others have in namespaces of their own.
+        let name = format!("towpath-bench-{:016x}", RandomState::new().hash_one(0));
         let path = env::temp_dir().join(name);
         fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
         Ok(Self(path))
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        Path::join(&self.0, name)
+        self.0.join(name)
     }
 }
 

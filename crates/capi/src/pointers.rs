@@ -87,7 +87,7 @@ pub(crate) unsafe fn pieces<'a>(pointer: *const iovec, count: usize) -> Outcome<
     }
     // SAFETY: the caller vouches for it.
     let pieces = unsafe { std::slice::from_raw_parts(pointer, count) };
-    // Not negative, and so few that their sum has room in a number.
+    // None that would be negative.
     if pieces.iter().any(|piece| isize::try_from(piece.iov_len).is_err()) {
         return Err(Errno::INVAL);
     }
@@ -98,9 +98,19 @@ pub(crate) unsafe fn pieces<'a>(pointer: *const iovec, count: usize) -> Outcome<
 /// As [`pieces`], and each of them names bytes to be read.
 pub(crate) unsafe fn gather<'a>(pointer: *const iovec, count: usize) -> Outcome<Vec<&'a [u8]>> {
     // SAFETY: the caller vouches for it.
-    let pieces = unsafe { pieces(pointer, count) }?;
-    // SAFETY: the caller vouches for each piece.
-    pieces.iter().map(|piece| unsafe { bytes(piece.iov_base, piece.iov_len) }).collect()
+    let pieces = used(unsafe { pieces(pointer, count) }?);
+    // SAFETY: the caller vouches for each piece, and so for its beginning.
+    pieces.map(|(base, len)| unsafe { bytes(base, len) }).collect()
+}
+
+/// What a call uses of its pieces: of more than it may have, the first bytes.
+fn used(pieces: &[iovec]) -> impl Iterator<Item = (*mut c_void, usize)> {
+    let mut left = BYTES_MAX;
+    pieces.iter().map(move |piece| {
+        let len = piece.iov_len.min(left);
+        left -= len;
+        (piece.iov_base, len)
+    })
 }
 
 /// # Safety
@@ -110,9 +120,9 @@ pub(crate) unsafe fn scatter<'a>(
     count: usize,
 ) -> Outcome<Vec<&'a mut [u8]>> {
     // SAFETY: the caller vouches for it.
-    let pieces = unsafe { pieces(pointer, count) }?;
-    // SAFETY: the caller vouches for each piece.
-    pieces.iter().map(|piece| unsafe { bytes_mut(piece.iov_base, piece.iov_len) }).collect()
+    let pieces = used(unsafe { pieces(pointer, count) }?);
+    // SAFETY: the caller vouches for each piece, and so for its beginning.
+    pieces.map(|(base, len)| unsafe { bytes_mut(base, len) }).collect()
 }
 
 /// Ranges of memory that a program lends: one after the other they are what it sends.

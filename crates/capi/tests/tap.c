@@ -15,6 +15,8 @@
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -391,6 +393,132 @@ static void half_close(struct scene *scene)
 	CHECK(CALL(scene->server, close, listener) == 0);
 }
 
+/* Closes both ends by a reset, after which nothing is lent. */
+static void close_at_once(struct scene *scene, int fd, int accepted, int listener)
+{
+	struct linger linger = { .l_onoff = 1 };
+
+	CHECK(CALL(scene->client, setsockopt, fd, SOL_SOCKET, SO_LINGER, &linger,
+		   sizeof(linger)) == 0);
+	CHECK(CALL(scene->client, close, fd) == 0);
+	CHECK(CALL(scene->server, close, accepted) == 0);
+	CHECK(CALL(scene->server, close, listener) == 0);
+}
+
+/*
+ * Wrong input of a send, lent or not: more ranges than IOV_MAX, a negative length, no memory at an
+ * address, pages that nobody may read, and more bytes than one call may have, in one range and in
+ * the sum of several: what is beyond is not even looked at.
+ */
+static void wrong_ranges(struct scene *scene)
+{
+	enum { MOST = 1024 };
+	static struct iovec pieces[MOST + 1];
+	static char byte[MOST], got[MOST];
+	const size_t huge = 5ul << 30, call_max = 0x7ffff000;
+	/* The compiler knows better than to ask so. */
+	volatile int negative = -1;
+	struct lender lender = { .end = scene->client };
+	struct msghdr message = { .msg_iov = pieces };
+	int one = 1, listener = listen_at(scene->server, scene->domain, 99);
+	char *big = mmap(NULL, huge, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	char *gone = mmap(NULL, 1 << 16, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	CHECK(big != MAP_FAILED && gone != MAP_FAILED && munmap(gone, 1 << 15) == 0);
+	int fd = lender.fd = connect_to(scene, 99, 0);
+	int accepted = CALL(scene->server, accept, listener, NULL, NULL);
+	CHECK(fd >= 0 && accepted >= 0);
+	CHECK(CALL(scene->client, setsockopt, fd, SOL_SOCKET, SO_ZEROCOPY, &one, sizeof(one)) == 0);
+	for (int lends = 0; lends < 2; lends++) {
+		int flags = MSG_DONTWAIT | (lends ? MSG_ZEROCOPY : 0);
+
+		for (int i = 0; i <= MOST; i++)
+			pieces[i] = (struct iovec) { byte + i % MOST, 1 };
+		message.msg_iovlen = MOST + 1;
+		CHECK(CALL(scene->client, sendmsg, fd, &message, flags) == -1 && errno == EMSGSIZE);
+		message.msg_iovlen = SIZE_MAX;
+		CHECK(CALL(scene->client, sendmsg, fd, &message, flags) == -1 && errno == EMSGSIZE);
+		CHECK(CALL(scene->client, recvmsg, fd, &message, flags) == -1 && errno == EMSGSIZE);
+		CHECK(CALL(scene->client, writev, fd, pieces, MOST + 1) == -1 && errno == EINVAL);
+		CHECK(CALL(scene->client, writev, fd, pieces, negative) == -1 && errno == EINVAL);
+		message.msg_iovlen = MOST;
+		CHECK(CALL(scene->client, sendmsg, fd, &message, flags) == MOST);
+		lender.called += lends;
+		CHECK(CALL(scene->server, recv, accepted, got, MOST, MSG_WAITALL) == MOST);
+		message.msg_iovlen = 2;
+		pieces[1].iov_len = SIZE_MAX;
+		CHECK(CALL(scene->client, sendmsg, fd, &message, flags) == -1 && errno == EINVAL);
+		CHECK(CALL(scene->client, send, fd, NULL, 1, flags) == -1 && errno == EFAULT);
+	}
+	for (int at = 0; at < 1 << 16; at += 1 << 15) {
+		CHECK(CALL(scene->client, send, fd, gone + at, 100, MSG_DONTWAIT | MSG_ZEROCOPY) == -1);
+		CHECK(errno == EFAULT);
+		pieces[1] = (struct iovec) { gone + at, 100 };
+		CHECK(CALL(scene->client, sendmsg, fd, &message, MSG_DONTWAIT | MSG_ZEROCOPY) == -1);
+		CHECK(errno == EFAULT);
+	}
+	/* Calls that fail have no number. */
+	wait_for(&lender, lender.called);
+	close_at_once(scene, fd, accepted, listener);
+	for (int lends = 0; lends < 2; lends++) {
+		int flags = MSG_DONTWAIT | (lends ? MSG_ZEROCOPY : 0);
+
+		for (int sum = 0; sum < 2; sum++) {
+			listener = listen_at(scene->server, scene->domain, 99);
+			fd = connect_to(scene, 99, 0);
+			accepted = CALL(scene->server, accept, listener, NULL, NULL);
+			CHECK(fd >= 0 && accepted >= 0);
+			CHECK(CALL(scene->client, setsockopt, fd, SOL_SOCKET, SO_ZEROCOPY, &one,
+				   sizeof(one)) == 0);
+			pieces[0] = (struct iovec) { big, sum ? call_max : huge };
+			pieces[1] = (struct iovec) { NULL, 1 };
+			message.msg_iovlen = 1 + sum;
+			ssize_t count = CALL(scene->client, sendmsg, fd, &message, flags);
+			CHECK(count > 0 && count <= (ssize_t)call_max);
+			CHECK(CALL(scene->server, read, accepted, got, 1) == 1 && got[0] == 0);
+			close_at_once(scene, fd, accepted, listener);
+		}
+	}
+	CHECK(munmap(big, huge) == 0 && munmap(gone + (1 << 15), 1 << 15) == 0);
+}
+
+/*
+ * Memory that is unmapped while it is lent: no byte but those that were lent arrives, the connection
+ * stands still until it is given up, and the instance goes on.
+ */
+static void memory_that_goes(struct scene *scene)
+{
+	static unsigned char got[1 << 16];
+	const size_t len = 16 << 20;
+	struct lender lender = { .end = scene->client };
+	int one = 1, listener = listen_at(scene->server, scene->domain, 99);
+	struct timeval patience = { .tv_usec = 300000 };
+	uint64_t seed = 11;
+	size_t received = 0;
+	ssize_t count;
+	unsigned char *bytes = mmap(NULL, len, PROT_READ | PROT_WRITE,
+				    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	CHECK(bytes != MAP_FAILED);
+	lender.fd = connect_to(scene, 99, 0);
+	int accepted = CALL(scene->server, accept, listener, NULL, NULL);
+	CHECK(lender.fd >= 0 && accepted >= 0);
+	CHECK(CALL(scene->client, setsockopt, lender.fd, SOL_SOCKET, SO_ZEROCOPY, &one,
+		   sizeof(one)) == 0);
+	CHECK(CALL(scene->server, setsockopt, accepted, SOL_SOCKET, SO_RCVTIMEO, &patience,
+		   sizeof(patience)) == 0);
+	size_t sent = lend_too_much(&lender, bytes, len, seed);
+	CHECK(munmap(bytes, len) == 0);
+	while ((count = CALL(scene->server, read, accepted, got, sizeof(got))) > 0) {
+		for (ssize_t i = 0; i < count; i++)
+			CHECK(got[i] == (unsigned char)next(&seed));
+		received += count;
+	}
+	CHECK(count == -1 && errno == EAGAIN && received < sent);
+	close_at_once(scene, lender.fd, accepted, listener);
+	half_close(scene);
+}
+
 static void refused(struct scene *scene)
 {
 	CHECK(connect_to(scene, 9, 0) == -1 && errno == ECONNREFUSED);
@@ -548,8 +676,11 @@ static void play(struct scene *scene)
 	transfer(scene);
 	lending(scene);
 	lent_across_fork(scene);
-	if (scene->client->towpath)
+	wrong_ranges(scene);
+	if (scene->client->towpath) {
 		terms(scene);
+		memory_that_goes(scene);
+	}
 }
 
 static int open_device(const char *name)

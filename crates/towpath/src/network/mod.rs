@@ -12,8 +12,9 @@
 //! as one file. Nothing is polled, but for a TAP device that is full: it is tried again every
 //! [`RETRY`].
 //!
-//! Ports come, change and go between two turns ([`Network::add_port`] and others), by the same
-//! thread. A port that fails takes no other with it: it stays, without traffic, and says why.
+//! Ports come, change and go between two turns, by the same thread: [`Network::add_port`] and
+//! others, or several changes at once by [`Network::apply`]. A port that fails takes no other with
+//! it: it stays, without traffic, and says why.
 //!
 //! Limits: [`NAME_BYTES_MAX`], [`BURSTS_PER_TURN`], [`GATEWAY_QUEUE_LEN`]; those of the switch and
 //! of rings.
@@ -21,11 +22,13 @@
 mod config;
 mod port;
 mod report;
+mod transaction;
 
 pub use config::{
     Attachment, NAME_BYTES_MAX, NetworkConfig, PortError, PortSettings, QUEUE_LEN, services_config,
 };
-pub use report::{NetworkReport, PortReport};
+pub use report::{DeviceReport, NetworkReport, PortReport};
+pub use transaction::{Change, Operation, TransactionError};
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -157,16 +160,7 @@ impl Network {
     /// [`PortError::Unknown`].
     pub fn remove_port(&mut self, name: &str) -> Result<(), PortError> {
         let index = self.find(name)?;
-        let Some(port) = self.ports[index].take() else { return Ok(()) };
-        // It was added, and is still open.
-        let _ = self.reactor.remove(&port);
-        if let Some(id) = port.id {
-            self.switch.remove_port(id)?;
-        }
-        if let Some(services) = &mut self.services {
-            services.forget_port(index as u32);
-        }
-        Ok(())
+        self.remove_at(index)
     }
 
     /// Changes a port while packets flow. None is lost or overtaken.
@@ -219,8 +213,22 @@ impl Network {
     }
 
     fn find(&self, name: &str) -> Result<usize, PortError> {
-        let is_it = |port: &Option<Port>| port.as_ref().is_some_and(|port| port.name == name);
-        self.ports.iter().position(is_it).ok_or_else(|| PortError::Unknown(name.to_owned()))
+        let is_it = |port: &Port| port.name == name && !port.is_leaving;
+        let found = self.ports.iter().position(|port| port.as_ref().is_some_and(is_it));
+        found.ok_or_else(|| PortError::Unknown(name.to_owned()))
+    }
+
+    fn remove_at(&mut self, index: usize) -> Result<(), PortError> {
+        let Some(port) = self.ports[index].take() else { return Ok(()) };
+        // It was added, and is still open.
+        let _ = self.reactor.remove(&port);
+        if let Some(id) = port.id {
+            self.switch.remove_port(id)?;
+        }
+        if let Some(services) = &mut self.services {
+            services.forget_port(index as u32);
+        }
+        Ok(())
     }
 
     /// Reads a port that is ready, and forwards what it has.

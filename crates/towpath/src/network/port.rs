@@ -36,6 +36,8 @@ pub(super) struct Port {
     now: Instant,
     /// Why it is of no use any more.
     failure: Option<String>,
+    /// A transaction that is under way has removed it.
+    pub(super) is_leaving: bool,
 }
 
 /// What moves the packets of a port.
@@ -70,6 +72,7 @@ impl Port {
             deadline: None,
             now: Instant::from_micros(0),
             failure: None,
+            is_leaving: false,
         })
     }
 

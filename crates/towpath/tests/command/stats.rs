@@ -12,16 +12,16 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, pr
 use super::support::*;
 
 /// A folder that goes with the test.
-struct Folder(PathBuf);
+pub(super) struct Folder(pub(super) PathBuf);
 
 impl Folder {
-    fn new(name: &str) -> Self {
+    pub(super) fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("towpath-{name}-{}", std::process::id()));
         fs::create_dir(&path).unwrap();
         Self(path)
     }
 
-    fn sockets(&self) -> PathBuf {
+    pub(super) fn sockets(&self) -> PathBuf {
         self.0.join("towpath")
     }
 }
@@ -37,7 +37,7 @@ fn stats(folder: &Path, arguments: &[&str]) -> Output {
     output(command.args(arguments).env("XDG_RUNTIME_DIR", folder))
 }
 
-fn assert_fails(output: &Output, expected: &str) {
+pub(super) fn assert_fails(output: &Output, expected: &str) {
     assert_eq!(output.status.code(), Some(125), "{}", text(output));
     assert!(errors(output).contains(expected), "{}", errors(output));
 }

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use clap::{ArgGroup, Args, Parser, Subcommand};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use towpath::config::{Subnet4, Subnet6, parse_size};
 use towpath_net::wire::domain::DomainName;
 
@@ -25,6 +25,8 @@ pub(crate) enum Action {
     Run(RunArguments),
     Attach(AttachArguments),
     Up(UpArguments),
+    Ls(LsArguments),
+    Port(PortArguments),
     Stats(StatsArguments),
     Bench(BenchArguments),
     /// Write the manual page to standard output.
@@ -148,6 +150,81 @@ fn parse_named(text: &str) -> Result<(String, PathBuf), String> {
     }
 }
 
+/// List the ports of running networks.
+///
+/// Each line is a port of a `towpath up` of this user: its process number, name, attachment,
+/// whether somebody is there, packets that wait and the queue's length, VLANs, and what it may
+/// reach.
+#[derive(Debug, Args)]
+#[command(after_help = exit::HELP)]
+pub(crate) struct LsArguments {
+    #[command(flatten)]
+    pub(crate) which: WhichNetwork,
+
+    /// Write JSON, an object on a line for each port.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Add, remove or change a port of a running network.
+///
+/// `add` makes a port with one of --vhost-user, --stream and --tap; `del` removes it; `set` changes
+/// it while packets flow. Settings are pairs of words: `queue-len N`, packets that may wait;
+/// `isolated yes|no`, to reach the gateway only; `vlan N`, the VLAN of frames without a tag;
+/// `trunk LIST`, VLANs with tags, for example 10,20-30 or all; `native N`, with `trunk`, the VLAN
+/// of frames without a tag; `queue-pairs N`, with `add`. What is not given stays as it is.
+#[derive(Debug, Args)]
+#[command(after_help = exit::HELP)]
+pub(crate) struct PortArguments {
+    /// What to do.
+    #[arg(value_name = "ACTION")]
+    pub(crate) action: PortAction,
+
+    /// The port.
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+
+    /// Settings and their values.
+    #[arg(value_name = "SETTING VALUE", num_args = 0..)]
+    pub(crate) settings: Vec<String>,
+
+    /// With add: a virtual machine by vhost-user, which connects to a socket at PATH.
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["stream", "tap"])]
+    pub(crate) vhost_user: Option<PathBuf>,
+
+    /// With add: a virtual machine by frames on a stream socket at PATH.
+    #[arg(long, value_name = "PATH", conflicts_with = "tap")]
+    pub(crate) stream: Option<PathBuf>,
+
+    /// With add: a TAP device with the port's name.
+    #[arg(long)]
+    pub(crate) tap: bool,
+
+    #[command(flatten)]
+    pub(crate) which: WhichNetwork,
+}
+
+/// What `towpath port` does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PortAction {
+    Add,
+    Del,
+    Set,
+}
+
+/// Which network is meant; without it, the one that runs.
+#[derive(Debug, Args)]
+pub(crate) struct WhichNetwork {
+    /// The process number of its `towpath up`.
+    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..),
+          conflicts_with = "socket")]
+    pub(crate) pid: Option<i32>,
+
+    /// Its control socket.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+}
+
 /// Tell the counters of a running towpath, or list all of them.
 ///
 /// Only instances of the same user are found, by sockets in $XDG_RUNTIME_DIR/towpath, else in
@@ -161,8 +238,9 @@ fn parse_named(text: &str) -> Result<(String, PathBuf), String> {
 /// them or for hosts that have not taken them, `oldest_us`, how long the oldest have waited,
 /// `total`, lent so far, `copied_after_all`, and `hit_rate`, the part that was not; `flows`, open
 /// now, by protocol; `packets`, `from_program`, `to_program` and `retransmitted`; `taken`, packets
-/// and frames of memory in use; `dropped`, what did not get through, by reason. Later versions may
-/// add names.
+/// and frames of memory in use; `dropped`, what did not get through, by reason. An instance of `up`
+/// that is asked by PID or control socket also tells `stations`, known to its switch, and `ports`,
+/// by name, with what passed and what was dropped. Later versions may add names.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct StatsArguments {

@@ -1,6 +1,7 @@
 //! Running instances: each answers with its counters on a socket in a folder of its user's.
 //!
-//! The socket's name is the process number. Only the user can reach the folder. A socket that
+//! The socket's name is the process number; that of a network's control socket is the number with
+//! [`CONTROL_SUFFIX`]. Only the user can reach the folder. A socket that
 //! refuses connections was left by a process that was killed, and is removed by who finds it; so it
 //! gets its name when it is already served.
 
@@ -20,7 +21,9 @@ use serde_json::Value;
 /// Longest answer of an instance.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 /// An instance that runs answers in far less.
-const PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
+/// Ends the name of a control socket.
+const CONTROL_SUFFIX: &str = ".control";
 /// Bits of a folder's mode that let others in.
 const OTHERS: u32 = 0o077;
 
@@ -35,6 +38,15 @@ pub(crate) struct Announced {
 impl Announced {
     /// Makes the socket. Fails where the user has no folder for such things.
     pub(crate) fn new() -> anyhow::Result<Self> {
+        Self::with_suffix("")
+    }
+
+    /// Makes the control socket, likewise.
+    pub(crate) fn control() -> anyhow::Result<Self> {
+        Self::with_suffix(CONTROL_SUFFIX)
+    }
+
+    fn with_suffix(suffix: &str) -> anyhow::Result<Self> {
         let folder = folder()?;
         match DirBuilder::new().mode(0o700).create(&folder) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => {
@@ -42,8 +54,8 @@ impl Announced {
             }
             _ => check(&folder)?,
         }
-        let number = std::process::id();
-        let (path, before) = (folder.join(number.to_string()), folder.join(format!(".{number}")));
+        let name = format!("{}{suffix}", std::process::id());
+        let (path, before) = (folder.join(&name), folder.join(format!(".{name}")));
         // Of a process with the same number that was killed.
         let _ = fs::remove_file(&before);
         let (listener, spare) = UnixListener::bind(&before)
@@ -68,6 +80,11 @@ impl Announced {
         {
             let _ = stream.write_all(counters().to_string().as_bytes());
         }
+        self.keep_spare()
+    }
+
+    /// Takes a descriptor for the next one who asks, if there is none.
+    pub(crate) fn keep_spare(&mut self) -> io::Result<()> {
         if self.spare.is_none() {
             self.spare = Some(self.listener.try_clone()?.into());
         }
@@ -75,7 +92,7 @@ impl Announced {
     }
 
     /// One who asks, if he is still there.
-    fn accept(&mut self) -> io::Result<Option<UnixStream>> {
+    pub(crate) fn accept(&mut self) -> io::Result<Option<UnixStream>> {
         let full = Some(Errno::MFILE.raw_os_error());
         let mut accepted = self.listener.accept();
         if accepted.as_ref().is_err_and(|error| error.raw_os_error() == full) {
@@ -134,12 +151,45 @@ pub(crate) fn numbers() -> anyhow::Result<Vec<i32>> {
     Ok(numbers)
 }
 
+/// The control sockets of this user's networks that answer, with their process numbers, least
+/// first.
+pub(crate) fn controls() -> anyhow::Result<Vec<(i32, PathBuf)>> {
+    let mut controls = Vec::new();
+    for number in numbers()? {
+        let path = control_path(number)?;
+        match UnixStream::connect(&path) {
+            Ok(_) => controls.push((number, path)),
+            Err(error) if is_left_over(&error, &path) => {}
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot ask {}", path.display()));
+            }
+        }
+    }
+    Ok(controls)
+}
+
+/// Where the network with this process number is controlled.
+pub(crate) fn control_path(number: i32) -> anyhow::Result<PathBuf> {
+    Ok(folder()?.join(format!("{number}{CONTROL_SUFFIX}")))
+}
+
+/// True if a control socket has this name.
+pub(crate) fn is_control(path: &Path) -> bool {
+    path.to_str().is_some_and(|path| path.ends_with(CONTROL_SUFFIX))
+}
+
 /// Asks the instance with this number, which was listed; `None` if it is gone.
 pub(crate) fn ask_listed(number: i32) -> anyhow::Result<Option<Value>> {
     let path = folder()?.join(number.to_string());
     match UnixStream::connect(&path) {
         Ok(stream) => read(stream, &path).map(Some),
-        Err(error) if is_left_over(&error, &path) => Ok(None),
+        Err(error) if is_left_over(&error, &path) => {
+            // The process has gone with both.
+            if error.kind() == ErrorKind::ConnectionRefused {
+                let _ = fs::remove_file(control_path(number)?);
+            }
+            Ok(None)
+        }
         Err(error) => Err(error).with_context(|| format!("cannot ask {}", path.display())),
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! `run` starts a program in namespaces of its own, `attach` serves a namespace that exists; both
 //! leave a TAP device with the worker, which moves the packets. `up` serves a network of virtual
-//! machines. Everything here runs in one thread
+//! machines, which `ls` and `port` look at and change. Everything here runs in one thread
 //! until the worker starts, because it forks.
 #![forbid(unsafe_code)]
 
@@ -16,15 +16,20 @@ use args::{Action, Arguments};
 use exit::{Ending, Failure};
 use messages::Messages;
 
+mod api;
 mod args;
 mod attach;
 mod bench;
 mod child;
+mod control;
 mod exit;
+mod http;
 mod instances;
 mod man;
 mod messages;
+mod metrics;
 mod parent;
+mod ports;
 mod run;
 mod serve;
 mod settings;
@@ -38,6 +43,8 @@ fn main() -> ExitCode {
         Action::Run(arguments) => run::run(arguments),
         Action::Attach(arguments) => attach::attach(arguments),
         Action::Up(arguments) => up::up(arguments),
+        Action::Ls(arguments) => ports::list(arguments),
+        Action::Port(arguments) => ports::change(arguments),
         Action::Stats(arguments) => stats::stats(arguments),
         Action::Bench(arguments) => bench::bench(arguments),
         Action::Man => write_manual(),

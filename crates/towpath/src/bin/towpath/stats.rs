@@ -6,8 +6,10 @@ use std::io::Write as _;
 use serde_json::{Map, Value, json};
 use towpath::report::Report;
 
+use crate::api;
 use crate::args::StatsArguments;
 use crate::exit::{Ending, Failure};
+use crate::http;
 use crate::instances;
 use crate::messages::Messages;
 
@@ -17,7 +19,13 @@ const COMMAND_CHARS_MAX: usize = 1024;
 /// Tells the counters of one instance, or lists all.
 pub(crate) fn stats(arguments: &StatsArguments) -> Result<Ending, Failure> {
     let one = match (arguments.pid, &arguments.socket) {
+        (Some(pid), _) if instances::control_path(pid)?.exists() => {
+            Some(http::ask(&instances::control_path(pid)?, "GET", api::STATS, None)?)
+        }
         (Some(pid), _) => Some(instances::ask_process(pid)?),
+        (None, Some(path)) if instances::is_control(path) => {
+            Some(http::ask(path, "GET", api::STATS, None)?)
+        }
         (None, Some(path)) => Some(instances::ask(path)?),
         (None, None) => None,
     };
@@ -87,16 +95,21 @@ pub(crate) fn object(report: &Report) -> Value {
 fn table(counters: &Value) -> String {
     let mut text = String::new();
     for (name, value) in counters.as_object().into_iter().flatten() {
-        match value.as_object() {
-            Some(parts) => {
-                for (part, value) in parts {
-                    line(&mut text, &format!("{name}.{part}"), value);
-                }
-            }
-            None => line(&mut text, name, value),
-        }
+        lines(&mut text, name, value);
     }
     text
+}
+
+/// A line for a value, or for each value of an object.
+fn lines(text: &mut String, name: &str, value: &Value) {
+    match value.as_object() {
+        Some(parts) => {
+            for (part, value) in parts {
+                lines(text, &format!("{name}.{part}"), value);
+            }
+        }
+        None => line(text, name, value),
+    }
 }
 
 fn line(text: &mut String, name: &str, value: &Value) {
@@ -105,7 +118,7 @@ fn line(text: &mut String, name: &str, value: &Value) {
 }
 
 /// A value without what a terminal would act on.
-fn plain(value: &Value) -> String {
+pub(crate) fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), |text| text.escape_debug().to_string())
 }
 

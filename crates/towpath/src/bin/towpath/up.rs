@@ -12,11 +12,16 @@ use towpath_io::namespace::signals::Signals;
 use towpath_net::switch::Role;
 use towpath_packet::Ledger;
 
+use crate::api;
 use crate::args::UpArguments;
+use crate::control::Control;
 use crate::exit::{Ending, Failure};
+use crate::instances::Announced;
+use crate::messages::Messages;
 use crate::parent::{take_ready, tell_ready};
 use crate::serve::allow_many_files;
 use crate::settings;
+use crate::stats;
 
 /// Serves until a signal asks to end.
 pub(crate) fn up(arguments: &UpArguments) -> Result<Ending, Failure> {
@@ -41,19 +46,49 @@ pub(crate) fn up(arguments: &UpArguments) -> Result<Ending, Failure> {
     let mut worker = Worker::serving(&config, network, ledger)?;
     messages.detail(format_args!("serving {} ports", worker.side().port_count()));
     tell_ready(ready)?;
-    'serving: loop {
-        worker.run_until(&[signals.as_fd()])?;
-        while let Some(arrived) = signals.next()? {
-            if arrived.is_end() {
-                break 'serving;
-            }
-        }
-    }
+    serve(&mut worker, &signals, &messages)?;
     worker.with_side(Network::shut_down);
     if arguments.gateway.stats {
         messages.error(format_args!("{}\n{}", worker.report(), worker.side().report(worker.now())));
     }
     Ok(Ending::Code(0))
+}
+
+/// Serves, and answers who asks meanwhile.
+fn serve(
+    worker: &mut Worker<Network>,
+    signals: &Signals,
+    messages: &Messages,
+) -> Result<(), Failure> {
+    let untold = |error: &anyhow::Error| {
+        messages.detail(format_args!("no control socket and not in `towpath stats`: {error:#}"));
+    };
+    let mut announced = Announced::new().inspect_err(untold).ok();
+    let mut control = Control::new().inspect_err(untold).ok();
+    loop {
+        let mut fds = vec![signals.as_fd()];
+        fds.extend(announced.as_ref().map(AsFd::as_fd));
+        fds.extend(control.as_ref().map(AsFd::as_fd));
+        worker.run_until(&fds)?;
+        while let Some(arrived) = signals.next()? {
+            if arrived.is_end() {
+                return Ok(());
+            }
+        }
+        // Neither waits for anybody, so that it does not matter which of them was meant.
+        if let Some(open) = &mut announced
+            && let Err(error) = open.answer(|| stats::object(&worker.report()))
+        {
+            messages.notice(format_args!("not in `towpath stats` any more: {error}"));
+            announced = None;
+        }
+        if let Some(open) = &mut control
+            && let Err(error) = open.serve(|request| api::answer(worker, request))
+        {
+            messages.notice(format_args!("no control socket any more: {error}"));
+            control = None;
+        }
+    }
 }
 
 fn attach(network: &mut Network, arguments: &UpArguments) -> anyhow::Result<()> {

@@ -1,0 +1,205 @@
+//! HTTP/1.1 (RFC 9112) as far as the control socket needs it: one request on a connection, with a
+//! body of known length, and one answer, after which the connection ends.
+//!
+//! Limits: [`HEAD_BYTES_MAX`], [`HEADERS_MAX`], [`BODY_BYTES_MAX`], [`RESPONSE_BYTES_MAX`].
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use httparse::Status;
+use serde_json::{Value, json};
+
+use crate::instances::PATIENCE;
+
+/// Longest request line with headers.
+pub(crate) const HEAD_BYTES_MAX: usize = 8 << 10;
+/// Most headers of a request or an answer.
+const HEADERS_MAX: usize = 32;
+/// Longest body of a request: a transaction of a hundred ports with long paths.
+pub(crate) const BODY_BYTES_MAX: usize = 64 << 10;
+/// Longest answer that is read: the figures of all ports of a full switch, many times.
+const RESPONSE_BYTES_MAX: u64 = 4 << 20;
+
+/// A request, complete.
+pub(crate) struct Request<'a> {
+    pub(crate) method: &'a str,
+    pub(crate) path: &'a str,
+    pub(crate) body: &'a [u8],
+}
+
+/// An answer.
+pub(crate) struct Response {
+    status: u16,
+    content_type: &'static str,
+    body: String,
+}
+
+impl<'a> Request<'a> {
+    /// The request in `input`; `None` if there is more to come.
+    ///
+    /// # Errors
+    /// What to answer to something that is none, or too large.
+    pub(crate) fn parse(input: &'a [u8]) -> Result<Option<Self>, Response> {
+        let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
+        let mut request = httparse::Request::new(&mut headers);
+        let too_large = || Response::error(431, "the headers are too large");
+        let head_len = match request.parse(input) {
+            Ok(Status::Complete(len)) if len <= HEAD_BYTES_MAX => len,
+            Ok(Status::Partial) if input.len() < HEAD_BYTES_MAX => return Ok(None),
+            Ok(_) | Err(httparse::Error::TooManyHeaders) => return Err(too_large()),
+            Err(error) => return Err(Response::error(400, &format!("no HTTP request: {error}"))),
+        };
+        let (Some(method), Some(path)) = (request.method, request.path) else {
+            return Err(Response::error(400, "no HTTP request"));
+        };
+        let body_len = body_len(request.headers)?;
+        if body_len > BODY_BYTES_MAX {
+            return Err(Response::error(413, "the body is too large"));
+        }
+        let body = input.get(head_len..head_len + body_len);
+        Ok(body.map(|body| Self { method, path, body }))
+    }
+}
+
+/// Length of the body, by the headers.
+fn body_len(headers: &[httparse::Header<'_>]) -> Result<usize, Response> {
+    let mut found = None;
+    for header in headers {
+        if header.name.eq_ignore_ascii_case("transfer-encoding") {
+            // RFC 9112 §6.1.
+            return Err(Response::error(501, "only bodies with a Content-Length are understood"));
+        }
+        if header.name.eq_ignore_ascii_case("content-length") {
+            let is_digits = header.value.iter().all(u8::is_ascii_digit);
+            let text = std::str::from_utf8(header.value).ok().filter(|_| is_digits);
+            let len: Option<usize> = text.and_then(|text| text.parse().ok());
+            // RFC 9112 §6.3: an invalid length, or several that differ.
+            if len.is_none() || found.is_some_and(|found| Some(found) != len) {
+                return Err(Response::error(400, "Content-Length is no length"));
+            }
+            found = len;
+        }
+    }
+    Ok(found.unwrap_or(0))
+}
+
+impl Response {
+    /// An answer in JSON.
+    pub(crate) fn json(status: u16, value: &Value) -> Self {
+        Self { status, content_type: "application/json", body: format!("{value}\n") }
+    }
+
+    /// Figures in OpenMetrics.
+    pub(crate) fn metrics(body: String) -> Self {
+        let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+        Self { status: 200, content_type, body }
+    }
+
+    /// An answer that says what is wrong.
+    pub(crate) fn error(status: u16, message: &str) -> Self {
+        Self::json(status, &json!({ "error": message }))
+    }
+
+    /// As it is sent.
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        let Self { status, content_type, body } = self;
+        let (reason, len) = (reason(*status), body.len());
+        format!(
+            "HTTP/1.1 {status} {reason}\r\nContent-Type: {content_type}\r\n\
+             Content-Length: {len}\r\nConnection: close\r\n\r\n{body}"
+        )
+        .into_bytes()
+    }
+}
+
+fn reason(status: u16) -> &'static str {
+    match status {
+        200 => "OK",
+        400 => "Bad Request",
+        404 => "Not Found",
+        405 => "Method Not Allowed",
+        409 => "Conflict",
+        413 => "Content Too Large",
+        431 => "Request Header Fields Too Large",
+        501 => "Not Implemented",
+        _ => "",
+    }
+}
+
+/// Asks a control socket. An answer that is an error becomes one.
+pub(crate) fn ask(
+    path: &Path,
+    method: &str,
+    target: &str,
+    body: Option<&Value>,
+) -> anyhow::Result<Value> {
+    let mut stream = UnixStream::connect(path)
+        .with_context(|| format!("cannot reach the network at {}", path.display()))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let body = body.map(Value::to_string).unwrap_or_default();
+    let request = format!(
+        "{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut answer = Vec::new();
+    stream
+        .write_all(request.as_bytes())
+        .and_then(|()| stream.take(RESPONSE_BYTES_MAX).read_to_end(&mut answer))
+        .with_context(|| format!("no answer from {}", path.display()))?;
+    let (status, value) =
+        read(&answer).with_context(|| format!("{} is no control socket", path.display()))?;
+    if status == 200 {
+        return Ok(value);
+    }
+    // A terminal would act on control characters.
+    bail!("{}", value["error"].as_str().unwrap_or("it refused").replace(char::is_control, "?"));
+}
+
+fn read(answer: &[u8]) -> Option<(u16, Value)> {
+    let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
+    let mut response = httparse::Response::new(&mut headers);
+    let Ok(Status::Complete(len)) = response.parse(answer) else { return None };
+    Some((response.code?, serde_json::from_slice(&answer[len..]).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(input: &[u8]) -> Option<u16> {
+        Request::parse(input).err().map(|response| response.status)
+    }
+
+    #[test]
+    fn a_request_is_taken_when_all_of_it_is_there() {
+        let whole = b"POST /x HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}";
+        for len in 0..whole.len() {
+            assert!(matches!(Request::parse(&whole[..len]), Ok(None)), "{len}");
+        }
+        let request = Request::parse(whole).ok().flatten().unwrap();
+        assert_eq!((request.method, request.path, request.body), ("POST", "/x", &b"{}"[..]));
+    }
+
+    #[test]
+    fn what_is_no_request_is_refused() {
+        assert_eq!(status(b"\x16\x03\x01\x00\x00"), Some(400), "TLS");
+        assert_eq!(status(&[b'A'; HEAD_BYTES_MAX]), Some(431), "a line without an end");
+        let many = format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(HEADERS_MAX + 1));
+        assert_eq!(status(many.as_bytes()), Some(431));
+        for (header, expected) in [
+            ("Content-Length: -1", 400),
+            ("Content-Length: +1", 400),
+            ("Content-Length:", 400),
+            ("Content-Length: 1\r\nContent-Length: 2", 400),
+            ("Content-Length: 99999999999999999999999", 400),
+            ("Content-Length: 65537", 413),
+            ("Transfer-Encoding: chunked", 501),
+        ] {
+            let input = format!("POST / HTTP/1.1\r\n{header}\r\n\r\n");
+            assert_eq!(status(input.as_bytes()), Some(expected), "{header}");
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Counters in the text format of OpenMetrics 1.0.
+//!
+//! Labels are names of ports, of reasons and of sites, which have no characters to be escaped.
+
+use std::fmt::{Display, Write as _};
+
+use towpath::network::{Attachment, NetworkReport};
+use towpath::report::Report;
+use towpath_net::switch::PortCounters;
+
+/// A family of figures with one name.
+struct Family<'a> {
+    out: &'a mut String,
+    name: &'static str,
+    suffix: &'static str,
+}
+
+/// All figures of an instance.
+pub(crate) fn text(report: &Report, network: &NetworkReport) -> String {
+    let mut out = String::new();
+    ports(&mut out, network);
+    let stations = "Stations that the switch knows.";
+    Family::gauge(&mut out, "towpath_stations", stations).add("", network.stations);
+    let (tcp, udp, echo) = report.flows;
+    let mut flows = Family::gauge(&mut out, "towpath_flows", "Flows of the gateway, open now.");
+    for (protocol, count) in [("tcp", tcp), ("udp", udp), ("echo", echo)] {
+        flows.add(&format!("protocol=\"{protocol}\""), count);
+    }
+    let help = "Payload that the gateway moved.";
+    let mut payload = Family::counter(&mut out, "towpath_gateway_bytes", help);
+    payload.add("direction=\"out\"", report.gateway.bytes_out);
+    payload.add("direction=\"in\"", report.gateway.bytes_in);
+    let mut copied = Family::counter(&mut out, "towpath_copied_bytes", "Payload copied.");
+    for (site, count) in report.copied.iter().copied() {
+        copied.add(&format!("site=\"{site}\""), count);
+    }
+    let mut dropped = Family::counter(&mut out, "towpath_gateway_dropped", "What was lost.");
+    for (reason, count) in report.losses() {
+        dropped.add(&format!("reason=\"{reason}\""), count);
+    }
+    out.push_str("# EOF\n");
+    out
+}
+
+fn ports(out: &mut String, network: &NetworkReport) {
+    let kind = |attachment: &Attachment| match attachment {
+        Attachment::VhostUser(_) => "vhost-user",
+        Attachment::Stream(_) => "stream",
+        Attachment::Tap(_) => "tap",
+    };
+    let label = |name: &str, kind: &str| format!("port=\"{name}\",attachment=\"{kind}\"");
+    let of_ports = network
+        .ports
+        .iter()
+        .map(|port| (label(&port.name, kind(&port.attachment)), &port.counters));
+    let of_gateway = network.gateway.iter().map(|counters| (label("gateway", "gateway"), counters));
+    let all: Vec<_> = of_ports.chain(of_gateway).collect();
+
+    type Figure = fn(&PortCounters) -> u64;
+    let figures: [(_, _, Figure, Figure); 3] = [
+        ("towpath_port_packets", "Packets of a port.", |c| c.packets_in, |c| c.packets_out),
+        ("towpath_port_bytes", "Bytes of a port's packets.", |c| c.bytes_in, |c| c.bytes_out),
+        (
+            "towpath_port_super_packets",
+            "Super-packets of a port.",
+            |c| c.super_packets_in,
+            |c| c.super_packets_out,
+        ),
+    ];
+    for (name, help, into, outward) in figures {
+        let mut family = Family::counter(out, name, help);
+        for (label, counters) in &all {
+            family.add(&format!("{label},direction=\"in\""), into(counters));
+            family.add(&format!("{label},direction=\"out\""), outward(counters));
+        }
+    }
+    let mut dropped = Family::counter(out, "towpath_port_dropped_packets", "Packets dropped.");
+    for (label, counters) in &all {
+        for (reason, count) in counters.drops() {
+            dropped.add(&format!("{label},reason=\"{}\"", reason.name()), count);
+        }
+    }
+    for (port, (label, _)) in network.ports.iter().zip(&all) {
+        dropped.add(&format!("{label},reason=\"device\""), port.device.dropped());
+    }
+    let mut connected = Family::gauge(out, "towpath_port_connected", "Somebody is there.");
+    for (port, (label, _)) in network.ports.iter().zip(&all) {
+        connected.add(label, u8::from(port.is_connected));
+    }
+    let mut waiting = Family::gauge(out, "towpath_port_waiting_packets", "Packets that wait.");
+    for (port, (label, _)) in network.ports.iter().zip(&all) {
+        waiting.add(label, port.waiting);
+    }
+}
+
+impl<'a> Family<'a> {
+    fn counter(out: &'a mut String, name: &'static str, help: &str) -> Self {
+        Self { suffix: "_total", ..Self::new(out, name, "counter", help) }
+    }
+
+    fn gauge(out: &'a mut String, name: &'static str, help: &str) -> Self {
+        Self::new(out, name, "gauge", help)
+    }
+
+    fn new(out: &'a mut String, name: &'static str, kind: &str, help: &str) -> Self {
+        // Writing to a string cannot fail.
+        let _ = writeln!(out, "# TYPE {name} {kind}\n# HELP {name} {help}");
+        Self { out, name, suffix: "" }
+    }
+
+    fn add(&mut self, labels: &str, value: impl Display) {
+        let Self { out, name, suffix } = self;
+        let _ = match labels {
+            "" => writeln!(out, "{name}{suffix} {value}"),
+            labels => writeln!(out, "{name}{suffix}{{{labels}}} {value}"),
+        };
+    }
+}

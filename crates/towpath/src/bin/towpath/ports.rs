@@ -1,0 +1,126 @@
+//! `towpath ls` and `towpath port`: looking at the ports of running networks, and changing them.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use clap::CommandFactory;
+use clap::error::ErrorKind;
+use serde_json::{Value, json};
+
+use crate::args::{Arguments, LsArguments, PortAction, PortArguments, WhichNetwork};
+use crate::exit::{Ending, Failure};
+use crate::messages::Messages;
+use crate::stats::plain;
+use crate::{api, http, instances};
+
+/// Lists the ports of one network, or of all.
+pub(crate) fn list(arguments: &LsArguments) -> Result<Ending, Failure> {
+    let which = &arguments.which;
+    let networks = match (which.pid, &which.socket) {
+        (None, None) => instances::controls()?,
+        (pid, _) => vec![(pid.unwrap_or(0), one(which)?)],
+    };
+    if networks.is_empty() {
+        Messages::Normal.notice("no network is running");
+    }
+    let mut text = String::new();
+    for (pid, path) in networks {
+        let answer = http::ask(&path, "GET", api::PORTS, None)?;
+        for port in answer["ports"].as_array().into_iter().flatten() {
+            // Writing to a string cannot fail.
+            let _ = match arguments.json {
+                true => writeln!(text, "{port}"),
+                false => writeln!(text, "{}", line(pid, port)),
+            };
+        }
+    }
+    std::io::stdout().write_all(text.as_bytes())?;
+    Ok(Ending::Code(0))
+}
+
+/// Adds, removes or changes a port.
+pub(crate) fn change(arguments: &PortArguments) -> Result<Ending, Failure> {
+    let operation = match operation(arguments) {
+        Ok(operation) => operation,
+        // Ends with code 2.
+        Err(message) => Arguments::command().error(ErrorKind::ValueValidation, message).exit(),
+    };
+    let body = json!({ "operations": [operation] });
+    http::ask(&one(&arguments.which)?, "POST", api::TRANSACTION, Some(&body))?;
+    Ok(Ending::Code(0))
+}
+
+/// The control socket of the network that is meant.
+fn one(which: &WhichNetwork) -> anyhow::Result<PathBuf> {
+    match (which.pid, &which.socket) {
+        (_, Some(path)) => Ok(path.clone()),
+        (Some(pid), None) => instances::control_path(pid),
+        (None, None) => match instances::controls()?.as_slice() {
+            [(_, path)] => Ok(path.clone()),
+            [] => bail!("no network is running"),
+            _ => bail!("several networks are running; say which with --pid"),
+        },
+    }
+}
+
+/// The operation, which is one that the network understands.
+fn operation(arguments: &PortArguments) -> Result<Value, String> {
+    let PortArguments { action, name, settings, vhost_user, stream, tap, .. } = arguments;
+    let verb = match action {
+        PortAction::Add => "add",
+        PortAction::Del => "del",
+        PortAction::Set => "set",
+    };
+    let mut operation = json!({ verb: name });
+    for (kind, path) in [("vhost-user", vhost_user), ("stream", stream)] {
+        if let Some(path) = path {
+            operation[kind] = absolute(path).map_err(|error| format!("{error:#}"))?.into();
+        }
+    }
+    if *tap {
+        operation["tap"] = true.into();
+    }
+    let (pairs, rest) = settings.as_chunks::<2>();
+    if let [setting] = rest {
+        return Err(format!("'{setting}' lacks a value"));
+    }
+    if pairs.is_empty() && *action == PortAction::Set {
+        return Err("a setting and its value are wanted".to_owned());
+    }
+    for [setting, value] in pairs {
+        operation[setting] = match (setting.as_str(), value.as_str()) {
+            ("trunk", list) => list.into(),
+            (_, "yes") => true.into(),
+            (_, "no") => false.into(),
+            (_, text) => text.parse::<u64>().map_or_else(|_| text.into(), Value::from),
+        };
+    }
+    api::operation(&operation)?;
+    Ok(operation)
+}
+
+/// The path as the network sees it, whose folder may be another.
+fn absolute(path: &Path) -> anyhow::Result<String> {
+    let absolute = std::path::absolute(path)?;
+    Ok(absolute.to_str().context("the path is no UTF-8")?.to_owned())
+}
+
+fn line(pid: i32, port: &Value) -> String {
+    let state = match (&port["failure"], port["connected"].as_bool()) {
+        (Value::String(_), _) => plain(&port["failure"]),
+        (_, Some(true)) => "connected".to_owned(),
+        _ => "nobody".to_owned(),
+    };
+    let vlans = match port["trunk"].as_str() {
+        Some(list) => format!("trunk {}", list.escape_debug()),
+        None => format!("vlan {}", plain(&port["vlan"])),
+    };
+    let reach = if port["isolated"] == true { "isolated" } else { "open" };
+    let [name, kind, at] = ["name", "attachment", "at"].map(|key| plain(&port[key]));
+    let [waiting, len] = ["waiting", "queue-len"].map(|key| plain(&port[key]));
+    format!(
+        "{pid:>8} {name:<15} {state:<9} {waiting:>5}/{len:<5} {vlans:<10} {reach:<8} {kind} {at}"
+    )
+}

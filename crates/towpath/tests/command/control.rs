@@ -1,0 +1,336 @@
+//! `towpath up` while it runs: its ports are listed and changed, by the command and over HTTP.
+//!
+//! Ports are stream sockets, so no privilege is needed and no packet leaves the machine.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Signal, getrlimit, prlimit};
+use serde_json::{Value, json};
+
+use super::stats::{Folder, assert_fails};
+use super::support::*;
+
+/// A network with ports `a` and `b`, isolated from what else this user runs.
+struct Network {
+    folder: Folder,
+    running: Guard,
+}
+
+impl Network {
+    fn start(name: &str) -> Self {
+        let folder = Folder::new(name);
+        let (a, b) = (folder.0.join("a.sock"), folder.0.join("b.sock"));
+        let mut command = towpath(["up", "--no-gateway", "--quiet"]);
+        command.arg("--stream").arg(format!("a={}", a.display()));
+        command.arg("--stream").arg(format!("b={}", b.display()));
+        command.env("XDG_RUNTIME_DIR", &folder.0).stdin(Stdio::null());
+        let running = Guard(command.spawn().unwrap());
+        let network = Self { folder, running };
+        wait_for("the control socket", || UnixStream::connect(network.socket()).is_ok());
+        network
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.sockets().join(format!("{}.control", self.running.0.id()))
+    }
+
+    /// `towpath` with arguments, as its user.
+    fn towpath(&self, arguments: &[&str]) -> Output {
+        let mut command = towpath(arguments.iter().copied());
+        output(command.env("XDG_RUNTIME_DIR", &self.folder.0).current_dir(&self.folder.0))
+    }
+
+    fn connect(&self) -> UnixStream {
+        let stream = UnixStream::connect(self.socket()).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+
+    /// What is answered to these bytes, until the connection ends.
+    fn raw(&self, request: &[u8]) -> String {
+        let mut stream = self.connect();
+        // He may have heard enough before the end.
+        let _ = stream.write_all(request);
+        read_all(stream)
+    }
+
+    fn get(&self, path: &str) -> String {
+        self.raw(format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes())
+    }
+
+    /// Status and JSON of the answer to a transaction.
+    fn post(&self, body: &str) -> (u16, Value) {
+        let len = body.len();
+        let head = format!("POST /v1/transaction HTTP/1.1\r\nContent-Length: {len}\r\n\r\n");
+        let answer = self.raw(format!("{head}{body}").as_bytes());
+        (status(&answer), serde_json::from_str(body_of(&answer)).unwrap())
+    }
+
+    fn ports(&self) -> Vec<Value> {
+        let answer = self.get("/v1/ports");
+        assert_eq!(status(&answer), 200, "{answer}");
+        let object: Value = serde_json::from_str(body_of(&answer)).unwrap();
+        object["ports"].as_array().unwrap().clone()
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.ports().iter().map(|port| port["name"].as_str().unwrap().to_owned()).collect()
+    }
+}
+
+/// What is read until the peer ends it; he may do that before he has heard all.
+fn read_all(mut stream: UnixStream) -> String {
+    let mut answer = Vec::new();
+    let mut buffer = [0; 4096];
+    while let Ok(count) = stream.read(&mut buffer)
+        && count > 0
+    {
+        answer.extend_from_slice(&buffer[..count]);
+    }
+    String::from_utf8(answer).unwrap()
+}
+
+fn status(answer: &str) -> u16 {
+    let word = answer.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3));
+    word.and_then(|word| word.parse().ok()).unwrap_or_else(|| panic!("no answer: {answer:?}"))
+}
+
+fn body_of(answer: &str) -> &str {
+    answer.split_once("\r\n\r\n").expect("an end of the headers").1
+}
+
+fn assert_done(output: &Output) {
+    assert_eq!(output.status.code(), Some(0), "{}", errors(output));
+}
+
+/// Sends a broadcast frame as a guest at a stream socket does.
+fn send_frame(guest: &mut UnixStream) {
+    let mut frame = vec![0xff; 6];
+    frame.extend([2, 0, 0, 0, 0, 1, 0x88, 0xb5]);
+    frame.resize(60, 7);
+    guest.write_all(&60_u32.to_be_bytes()).unwrap();
+    guest.write_all(&frame).unwrap();
+}
+
+#[test]
+fn ports_come_change_and_go_while_the_network_runs() {
+    let network = Network::start("ports");
+    assert_eq!(network.names(), ["a", "b"]);
+    let settings =
+        ["port", "add", "c", "--stream", "c.sock", "queue-len", "77", "trunk", "10-12,20"];
+    assert_done(&network.towpath(&settings));
+    assert_done(&network.towpath(&["port", "set", "a", "isolated", "yes", "queue-len", "64"]));
+    assert_done(&network.towpath(&["port", "set", "b", "vlan", "5"]));
+    let ports = network.ports();
+    assert_eq!((&ports[0]["isolated"], &ports[0]["queue-len"]), (&true.into(), &64.into()));
+    assert_eq!((&ports[1]["vlan"], &ports[1]["queue-len"]), (&5.into(), &1000.into()));
+    assert_eq!((&ports[2]["trunk"], &ports[2]["queue-len"]), (&"10-12,20".into(), &77.into()));
+    assert_eq!(ports[2]["at"], network.folder.0.join("c.sock").to_str().unwrap());
+
+    let listed = network.towpath(&["ls"]);
+    assert_done(&listed);
+    assert_eq!(text(&listed).lines().count(), 3, "{}", text(&listed));
+    assert!(text(&listed).contains("trunk 10-12,20"), "{}", text(&listed));
+    // A new port is served at once.
+    let guest = UnixStream::connect(network.folder.0.join("c.sock")).unwrap();
+    wait_for("the guest to be seen", || network.ports()[2]["connected"] == true);
+    drop(guest);
+
+    assert_done(&network.towpath(&["port", "del", "c"]));
+    assert_eq!(network.names(), ["a", "b"]);
+    assert!(!network.folder.0.join("c.sock").exists(), "the socket goes with its port");
+
+    network.running.signal(Signal::TERM);
+    let socket = network.socket();
+    wait_for("the control socket to go", || !socket.exists());
+}
+
+#[test]
+fn figures_tell_what_passed() {
+    let network = Network::start("figures");
+    let mut a = UnixStream::connect(network.folder.0.join("a.sock")).unwrap();
+    let mut b = UnixStream::connect(network.folder.0.join("b.sock")).unwrap();
+    b.set_read_timeout(Some(PATIENCE)).unwrap();
+    wait_for("both guests", || network.ports().iter().all(|port| port["connected"] == true));
+    send_frame(&mut a);
+    b.read_exact(&mut [0; 64]).unwrap();
+
+    let pid = network.running.0.id().to_string();
+    let told = network.towpath(&["stats", "--json", &pid]);
+    assert_done(&told);
+    let figures: Value = serde_json::from_str(&text(&told)).unwrap();
+    assert_eq!(figures["pid"].to_string(), pid);
+    assert_eq!(figures["stations"], 1);
+    assert_eq!(figures["ports"]["a"]["packets_in"], 1);
+    assert_eq!(figures["ports"]["b"]["bytes_out"], 60);
+    let table = text(&network.towpath(&["stats", &pid]));
+    assert!(table.contains("ports.a.packets_in"), "{table}");
+    let all = text(&network.towpath(&["stats"]));
+    assert!(all.contains("up --no-gateway"), "{all}");
+
+    let metrics = network.get("/metrics");
+    assert!(metrics.contains("Content-Type: application/openmetrics-text; version=1.0.0"));
+    let line = "towpath_port_packets_total{port=\"a\",attachment=\"stream\",direction=\"in\"} 1\n";
+    assert!(metrics.contains(line), "{metrics}");
+    assert!(metrics.ends_with("# EOF\n"), "{metrics}");
+    let families = metrics.lines().filter(|line| line.starts_with("# TYPE")).count();
+    assert_eq!(families, 11, "each family once: {metrics}");
+}
+
+/// Goal: a transaction whose last operation is impossible leaves no trace, not even at a port that
+/// it removes: its guest stays connected and gets frames.
+#[test]
+fn a_transaction_that_fails_changes_nothing() {
+    let network = Network::start("rollback");
+    let mut a = UnixStream::connect(network.folder.0.join("a.sock")).unwrap();
+    let mut b = UnixStream::connect(network.folder.0.join("b.sock")).unwrap();
+    b.set_read_timeout(Some(PATIENCE)).unwrap();
+    wait_for("both guests", || network.ports().iter().all(|port| port["connected"] == true));
+    let before = network.ports();
+    let c = network.folder.0.join("c.sock");
+    let d = network.folder.0.join("d.sock");
+    let mut operations = json!([
+        { "set": "a", "queue-len": 5, "isolated": true, "trunk": "all", "native": 3 },
+        { "del": "b" },
+        { "add": "b", "stream": c },
+        { "add": "d", "stream": d, "vlan": 9 },
+        { "set": "b", "vlan": 7 },
+        { "del": "d" },
+        { "set": "no-such", "vlan": 7 },
+    ]);
+    let (status, answer) = network.post(&json!({ "operations": operations }).to_string());
+    assert_eq!((status, &answer["operation"]), (409, &6.into()), "{answer}");
+    assert_eq!(answer["error"], "operation 7: there is no port 'no-such'");
+    assert_eq!(network.ports(), before);
+    assert!(!c.exists() && !d.exists(), "sockets of ports that were not to be");
+    send_frame(&mut a);
+    b.read_exact(&mut [0; 64]).unwrap();
+
+    // The same without what is impossible.
+    operations.as_array_mut().unwrap().pop();
+    let (status, answer) = network.post(&json!({ "operations": operations }).to_string());
+    assert_eq!((status, &answer["applied"]), (200, &6.into()), "{answer}");
+    assert_eq!(network.names(), ["a", "b"]);
+    assert_eq!(network.ports()[0]["native"], 3);
+    let ports = network.ports();
+    let new = ports.iter().find(|port| port["name"] == "b").unwrap();
+    assert_eq!((&new["vlan"], new["at"].as_str()), (&7.into(), c.to_str()));
+    assert_eq!(b.read(&mut [0; 64]).unwrap(), 0, "the guest of the removed port is told");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_and_harms_nobody() {
+    let network = Network::start("refused");
+    let before = network.ports();
+    let mut huge = b"GET /v1/ports HTTP/1.1\r\nX: ".to_vec();
+    huge.resize(1 << 20, b'y');
+    for (request, expected) in [
+        (&b"\x00\x01\x02 no HTTP\r\n\r\n"[..], 400),
+        (&huge[..], 431),
+        (b"GET /nowhere HTTP/1.1\r\n\r\n", 404),
+        (b"DELETE /v1/ports HTTP/1.1\r\n\r\n", 405),
+        (b"POST /v1/transaction HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n", 413),
+        (b"POST /v1/transaction HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 501),
+        (b"POST /v1/transaction HTTP/1.1\r\n\r\n", 400),
+    ] {
+        assert_eq!(status(&network.raw(request)), expected);
+    }
+    let deep = "[".repeat(60_000);
+    let many = json!({ "operations": vec![json!({ "del": "a" }); 129] }).to_string();
+    for body in ["{", "[]", "{\"operations\": 1}", "{\"operations\": [], \"x\": 1}", &deep, &many] {
+        let (status, answer) = network.post(body);
+        assert_eq!(status, 400, "{answer}");
+    }
+    for (operation, expected) in [
+        (json!({ "add": "a", "stream": "/nowhere/x" }), "there is a port 'a' already"),
+        (json!({ "add": "../x", "stream": "/nowhere/x" }), "no name for a port"),
+        (json!({ "add": "x", "stream": "/nowhere/x" }), "/nowhere/x"),
+        (json!({ "add": "x", "stream": network.folder.0.join("a.sock") }), "a.sock"),
+        (json!({ "set": "a", "queue-len": 0 }), "queue length"),
+        (json!({ "set": "a", "queue-len": u32::MAX }), "queue length"),
+    ] {
+        let (status, answer) = network.post(&json!({ "operations": [operation] }).to_string());
+        assert_eq!(status, 409, "{answer}");
+        assert!(answer["error"].as_str().unwrap().contains(expected), "{answer}");
+    }
+    assert_eq!(network.ports(), before);
+}
+
+#[test]
+fn sockets_of_a_killed_network_are_removed() {
+    let network = Network::start("killed");
+    network.running.signal(Signal::KILL);
+    let socket = network.socket();
+    wait_for("its end", || UnixStream::connect(&socket).is_err());
+    assert!(socket.exists());
+    assert_done(&network.towpath(&["stats"]));
+    assert!(!socket.exists());
+    assert_done(&network.towpath(&["ls"]));
+}
+
+#[test]
+fn wrong_usage_is_told_apart_from_failures() {
+    let network = Network::start("usage");
+    for wrong in [
+        &["port", "set", "a"][..],
+        &["port", "set", "a", "vlan"],
+        &["port", "set", "a", "vlan", "4095"],
+        &["port", "set", "a", "isolated", "perhaps"],
+        &["port", "set", "a", "colour", "3"],
+        &["port", "add", "x"],
+        &["port", "add", "x", "--tap", "--stream", "y"],
+        &["port", "del", "a", "vlan", "3"],
+        &["port", "lose", "a"],
+    ] {
+        let output = network.towpath(wrong);
+        assert_eq!(output.status.code(), Some(2), "{wrong:?}: {}", errors(&output));
+    }
+    assert_fails(&network.towpath(&["port", "del", "x"]), "there is no port 'x'");
+    assert_fails(&network.towpath(&["ls", "--socket", "/nowhere"]), "cannot reach the network");
+    assert_fails(&network.towpath(&["ls", "--pid", "1"]), "cannot reach the network");
+    let folder = Folder::new("usage-none");
+    let none = output(towpath(["port", "del", "a"]).env("XDG_RUNTIME_DIR", &folder.0));
+    assert_fails(&none, "no network is running");
+}
+
+/// Goal: who asks for half of something, or reads no answers, holds up nobody, even with all
+/// connections taken, and is sent away.
+#[test]
+fn silence_is_waited_for_without_blocking() {
+    let network = Network::start("silence");
+    let mut silent: Vec<UnixStream> = (0..15).map(|_| network.connect()).collect();
+    for stream in &mut silent {
+        stream.write_all(b"POST /v1/transaction HTTP/1.1\r\nContent-Len").unwrap();
+    }
+    // There is one place left, and frames pass as well.
+    assert_eq!(network.names(), ["a", "b"]);
+    silent.push(network.connect());
+    // With none left it takes until the others have been sent away.
+    assert_eq!(network.names(), ["a", "b"]);
+    for stream in silent {
+        assert_eq!(read_all(stream), "");
+    }
+}
+
+/// Goal: with no descriptors left, asking is possible again when there are some.
+#[test]
+fn without_descriptors_it_is_tried_again() {
+    let network = Network::start("descriptors");
+    let pid = Some(network.running.pid());
+    let all = getrlimit(rustix::process::Resource::Nofile);
+    let open = fs::read_dir(format!("/proc/{}/fd", network.running.0.id())).unwrap().count();
+    let few = rustix::process::Rlimit { current: Some(open as u64 - 1), maximum: all.maximum };
+    prlimit(pid, rustix::process::Resource::Nofile, few).unwrap();
+    let waiting: Vec<OwnedFd> = (0..4).map(|_| network.connect().into()).collect();
+    let more = rustix::process::Rlimit { current: all.current, maximum: all.maximum };
+    std::thread::sleep(Duration::from_millis(100));
+    prlimit(pid, rustix::process::Resource::Nofile, more).unwrap();
+    assert_eq!(network.names(), ["a", "b"]);
+    drop(waiting);
+}

@@ -35,29 +35,38 @@ impl Machine {
     /// Boots a machine whose network card has its other end at `socket`. `card` are further
     /// properties of the card, each with a comma in front; `pairs` of queues.
     pub(crate) fn boot(socket: &Path, pairs: u16, card: &str) -> Self {
-        let channel = format!("socket,id=channel,path={}", socket.display());
-        let network = format!("vhost-user,id=network,chardev=channel,queues={pairs}");
-        // Under emulation QEMU 7.2 dies of vhost-user with MSI-X.
-        let card = format!(",vectors=0{card}");
-        Self::start_up(pairs, &["-chardev", &channel, "-netdev", &network], &card)
+        Self::boot_cards(pairs, &[(socket.to_owned(), card)])
+    }
+
+    /// Boots a machine with several such cards: `eth0`, `eth1` and so on in this order. Each
+    /// connects again when its other end goes.
+    pub(crate) fn boot_cards(pairs: u16, cards: &[(PathBuf, &str)]) -> Self {
+        let mut network = Vec::new();
+        for (number, (socket, card)) in cards.iter().enumerate() {
+            network.push("-chardev".to_owned());
+            network.push(format!("socket,id=c{number},path={},reconnect=1", socket.display()));
+            network.push("-netdev".to_owned());
+            network.push(format!("vhost-user,id=n{number},chardev=c{number},queues={pairs}"));
+            network.push("-device".to_owned());
+            // Under emulation QEMU 7.2 dies of vhost-user with MSI-X.
+            network.push(device(number, &format!(",vectors=0{card}")));
+        }
+        Self::start_up(pairs, &network)
     }
 
     /// Boots a machine whose network card sends frames to `socket`.
     pub(crate) fn boot_stream(socket: &Path, card: &str) -> Self {
         let network =
-            format!("stream,id=network,server=off,addr.type=unix,addr.path={}", socket.display());
-        Self::start_up(1, &["-netdev", &network], card)
+            format!("stream,id=n0,server=off,addr.type=unix,addr.path={}", socket.display());
+        Self::start_up(1, &["-netdev".to_owned(), network, "-device".to_owned(), device(0, card)])
     }
 
-    fn start_up(processors: u16, network: &[&str], card: &str) -> Self {
+    fn start_up(processors: u16, network: &[String]) -> Self {
         let memory = format!("memory-backend-memfd,id=memory,size={MEMORY},share=on");
-        // A later `mac` takes the place of this one.
-        let card = format!("virtio-net-pci,netdev=network,romfile=,mac=02:00:00:00:00:02{card}");
         let mut process = Command::new(QEMU)
             .args(["-accel", "tcg", "-m", MEMORY, "-smp", &processors.to_string()])
             .args(["-object", &memory, "-machine", "pc,memory-backend=memory"])
             .args(network)
-            .args(["-device", &card])
             .args(["-nodefaults", "-no-reboot", "-display", "none", "-serial", "stdio"])
             .arg("-kernel")
             .arg(kernel())
@@ -128,6 +137,11 @@ impl Machine {
         assert!(self.process.wait().expect("ours").success());
     }
 
+    /// Ends the machine at once, whatever it does.
+    pub(crate) fn kill(self) {
+        drop(self);
+    }
+
     fn wait_for(&mut self, what: &str) {
         while !self.line().contains(what) {}
     }
@@ -154,6 +168,12 @@ impl Drop for Machine {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+/// A network card.
+fn device(number: usize, card: &str) -> String {
+    // A later `mac` takes the place of this one.
+    format!("virtio-net-pci,netdev=n{number},romfile=,mac=02:00:00:00:00:02{card}")
 }
 
 const QEMU: &str = "qemu-system-x86_64";

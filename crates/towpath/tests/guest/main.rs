@@ -3,6 +3,7 @@
 //! `cargo test -p towpath --test guest [FILTER]`. Needs QEMU and what `scripts/guest` makes, or
 //! else the tests are ignored. They run one after the other.
 
+mod crash;
 mod machine;
 mod network;
 
@@ -28,6 +29,7 @@ const CARDS: [(&str, &str); 4] = [
 ];
 
 fn main() -> ExitCode {
+    type Test = fn();
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
     let missing = machine::missing();
@@ -41,7 +43,20 @@ fn main() -> ExitCode {
         });
         trial.with_ignored_flag(missing.is_some())
     });
-    let trials = trials.into_iter().chain(network::trials(missing.is_some())).collect();
+    let networks: [(&str, Test); 4] = [
+        ("network_vhost_user", network::two_by_vhost_user),
+        ("network_stream", network::by_stream_and_vhost_user),
+        ("network_guest_killed", crash::of_a_guest),
+        ("network_restarted", crash::of_the_network),
+    ];
+    let networks = networks.map(|(name, test)| {
+        let trial = Trial::test(name, move || {
+            test();
+            Ok(())
+        });
+        trial.with_ignored_flag(missing.is_some())
+    });
+    let trials = trials.into_iter().chain(networks).collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 

@@ -1,12 +1,11 @@
 //! `towpath up`: real virtual machines that talk to each other and, through the gateway, to the
 //! host's loopback.
 
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-
-use libtest_mimic::Trial;
 
 use crate::machine::Machine;
 
@@ -15,51 +14,41 @@ const TRANSFER: usize = 16 << 20;
 /// Longest report.
 const REPORT_BYTES_MAX: u64 = 64 << 10;
 
-/// The tests of this file.
-pub(crate) fn trials(ignored: bool) -> impl Iterator<Item = Trial> {
-    type Test = fn();
-    let tests: [(&str, Test); 2] =
-        [("network_vhost_user", two_by_vhost_user), ("network_stream", by_stream_and_vhost_user)];
-    tests.into_iter().map(move |(name, test)| {
-        let trial = Trial::test(name, move || {
-            test();
-            Ok(())
-        });
-        trial.with_ignored_flag(ignored)
-    })
-}
-
 /// A `towpath up`, ended with the value.
-struct Up {
+pub(crate) struct Up {
     process: Child,
+    arguments: Vec<OsString>,
     directory: PathBuf,
 }
 
 impl Up {
     /// With a port for each of `ports`, an option and a name; returns when it serves.
-    fn start(name: &str, ports: &[(&str, &str)]) -> Self {
+    pub(crate) fn start(name: &str, ports: &[(&str, &str)]) -> Self {
         let directory =
             std::env::temp_dir().join(format!("towpath-up-{name}-{}", std::process::id()));
         std::fs::create_dir(&directory).expect("a directory among temporary files");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_towpath"));
-        command.args(["up", "--stats", "-v", "--map-host-loopback", "10.0.2.2"]);
+        let fixed = ["up", "--stats", "-v", "--map-host-loopback", "10.0.2.2"];
+        let mut arguments: Vec<OsString> = fixed.map(Into::into).into();
         for (option, name) in ports {
-            command.arg(option).arg(format!("{name}={}", directory.join(name).display()));
+            arguments.push(option.into());
+            arguments.push(format!("{name}={}", directory.join(name).display()).into());
         }
-        let mut process = command.stderr(Stdio::piped()).spawn().expect("the command under test");
-        let mut first = String::new();
-        let said = process.stderr.as_mut().expect("piped");
-        BufReader::with_capacity(1, said).read_line(&mut first).expect("it says that it serves");
-        assert!(first.contains("serving"), "{first}");
-        Self { process, directory }
+        Self { process: serve(&arguments), arguments, directory }
     }
 
-    fn socket(&self, name: &str) -> PathBuf {
+    /// Kills it, which leaves its sockets behind, and starts it again.
+    pub(crate) fn crash(&mut self) {
+        self.process.kill().expect("it runs");
+        self.process.wait().expect("ours");
+        self.process = serve(&self.arguments);
+    }
+
+    pub(crate) fn socket(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
 
     /// Asks it to end; returns what it reports.
-    fn finish(mut self) -> String {
+    pub(crate) fn finish(mut self) -> String {
         let pid = rustix::process::Pid::from_child(&self.process);
         rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("it runs");
         let mut report = String::new();
@@ -81,7 +70,19 @@ impl Drop for Up {
     }
 }
 
-fn two_by_vhost_user() {
+/// Returns when it serves.
+fn serve(arguments: &[OsString]) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_towpath"));
+    let process = command.args(arguments).stderr(Stdio::piped()).spawn();
+    let mut process = process.expect("the command under test");
+    let mut first = String::new();
+    let said = process.stderr.as_mut().expect("piped");
+    BufReader::with_capacity(1, said).read_line(&mut first).expect("it says that it serves");
+    assert!(first.contains("serving"), "{first}");
+    process
+}
+
+pub(crate) fn two_by_vhost_user() {
     let up = Up::start("vhost", &[("--vhost-user", "one"), ("--vhost-user", "two")]);
     let mut one = Machine::boot(&up.socket("one"), 1, ",mac=02:00:00:00:00:01");
     // This one takes no super-packets: what the other sends is cut for it.
@@ -98,7 +99,7 @@ fn two_by_vhost_user() {
     assert_eq!(copied(&report, "orphan"), 0, "{report}");
 }
 
-fn by_stream_and_vhost_user() {
+pub(crate) fn by_stream_and_vhost_user() {
     let up = Up::start("stream", &[("--vhost-user", "one"), ("--stream", "two")]);
     let mut one = Machine::boot(&up.socket("one"), 1, ",mac=02:00:00:00:00:01,packed=on");
     let mut two = Machine::boot_stream(&up.socket("two"), ",mac=02:00:00:00:00:02");

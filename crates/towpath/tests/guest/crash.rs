@@ -1,0 +1,62 @@
+//! A machine or `towpath up` that ends at once, in the middle of a transfer.
+
+use crate::machine::Machine;
+use crate::network::Up;
+
+/// The port of a machine that was killed meets the next one; the other machine lives on.
+pub(crate) fn of_a_guest() {
+    let ports = [("--vhost-user", "one"), ("--vhost-user", "two")];
+    let up = Up::start("killed", &ports);
+    let mut two = Machine::boot(&up.socket("two"), 1, ",mac=02:00:00:00:00:02");
+    for card in [",mac=02:00:00:00:00:01", ",mac=02:00:00:00:00:01,packed=on"] {
+        let mut one = Machine::boot(&up.socket("one"), 1, card);
+        stream(&mut one, &mut two, "nc 10.0.2.22 9 < /dev/zero > /dev/null &");
+        one.kill();
+        two.run("ip addr flush dev eth0 && ip link set eth0 down");
+    }
+    // One that receives is killed as well, with packets on their way to it.
+    let mut one = Machine::boot(&up.socket("one"), 1, ",mac=02:00:00:00:00:01");
+    stream(&mut two, &mut one, "nc 10.0.2.22 9 < /dev/zero > /dev/null &");
+    one.kill();
+    two.run("ip addr flush dev eth0 && ip link set eth0 down");
+    let mut one = Machine::boot(&up.socket("one"), 1, ",mac=02:00:00:00:00:01");
+    stream(&mut one, &mut two, "nc 10.0.2.22 9 < /dev/zero > /dev/null &");
+    one.power_off();
+    two.power_off();
+    up.finish();
+}
+
+/// A connection between two machines lives on when the network is started again.
+pub(crate) fn of_the_network() {
+    let ports = [("--vhost-user", "one"), ("--vhost-user", "two")];
+    let mut up = Up::start("restarted", &ports);
+    let mut one = Machine::boot(&up.socket("one"), 1, ",mac=02:00:00:00:00:01");
+    let mut two = Machine::boot(&up.socket("two"), 1, ",mac=02:00:00:00:00:02");
+    one.run("dd if=/dev/urandom of=/tmp/data bs=64k count=1024 2> /dev/null");
+    stream(&mut one, &mut two, "nc 10.0.2.22 9 < /tmp/data > /tmp/sum &");
+    one.run("[ ! -s /tmp/sum ]");
+    up.crash();
+    let wait = "for i in $(seq 600); do [ -s /tmp/sum ] && break; sleep 0.1; done; cat /tmp/sum";
+    let received = one.run(wait);
+    let sent = one.run("md5sum < /tmp/data");
+    assert_eq!(received, sent);
+    one.power_off();
+    two.power_off();
+    up.finish();
+}
+
+/// Has `one` begin `transfer` to port 9 of `two`; returns when much has arrived.
+fn stream(one: &mut Machine, two: &mut Machine, transfer: &str) {
+    one.configure("10.0.2.21/24");
+    two.configure("10.0.2.22/24");
+    two.start("nc -ll -p 9 -e md5sum &");
+    two.run("while ! netstat -ltn | grep -q :9; do sleep 0.1; done");
+    one.start(transfer);
+    let received = "$(cat /sys/class/net/eth0/statistics/rx_bytes)";
+    two.run(&format!(
+        "to=$(({received} + {ENOUGH})); while [ {received} -lt $to ]; do sleep 0.1; done"
+    ));
+}
+
+/// Bytes that are much.
+const ENOUGH: u32 = 4 << 20;

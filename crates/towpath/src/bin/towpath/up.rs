@@ -45,8 +45,14 @@ pub(crate) fn up(arguments: &UpArguments) -> Result<Ending, Failure> {
     }
     let mut worker = Worker::serving(&config, network, ledger)?;
     messages.detail(format_args!("serving {} ports", worker.side().port_count()));
+    let untold = |error: &anyhow::Error| {
+        messages.detail(format_args!("no control socket and not in `towpath stats`: {error:#}"));
+    };
+    let announced = Announced::new().inspect_err(untold).ok();
+    let control = Control::new().inspect_err(untold).ok();
+    // Who waits for this may use the control socket next.
     tell_ready(ready)?;
-    serve(&mut worker, &signals, &messages)?;
+    serve(&mut worker, &signals, announced, control, &messages)?;
     worker.with_side(Network::shut_down);
     if arguments.gateway.stats {
         messages.error(format_args!("{}\n{}", worker.report(), worker.side().report(worker.now())));
@@ -58,13 +64,10 @@ pub(crate) fn up(arguments: &UpArguments) -> Result<Ending, Failure> {
 fn serve(
     worker: &mut Worker<Network>,
     signals: &Signals,
+    mut announced: Option<Announced>,
+    mut control: Option<Control>,
     messages: &Messages,
 ) -> Result<(), Failure> {
-    let untold = |error: &anyhow::Error| {
-        messages.detail(format_args!("no control socket and not in `towpath stats`: {error:#}"));
-    };
-    let mut announced = Announced::new().inspect_err(untold).ok();
-    let mut control = Control::new().inspect_err(untold).ok();
     loop {
         let mut fds = vec![signals.as_fd()];
         fds.extend(announced.as_ref().map(AsFd::as_fd));

@@ -11,7 +11,8 @@ use std::time::Duration;
 
 /// Longest time until a line of the console comes.
 const PATIENCE: Duration = Duration::from_secs(120);
-const MEMORY: &str = "128M";
+/// Several cards with big receive buffers fit.
+const MEMORY: &str = "192M";
 
 /// A machine that runs.
 pub(crate) struct Machine {

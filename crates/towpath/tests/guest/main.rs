@@ -6,6 +6,7 @@
 mod crash;
 mod machine;
 mod network;
+mod offloads;
 
 use libtest_mimic::{Arguments, Trial};
 use machine::Machine;
@@ -43,9 +44,10 @@ fn main() -> ExitCode {
         });
         trial.with_ignored_flag(missing.is_some())
     });
-    let networks: [(&str, Test); 4] = [
+    let networks: [(&str, Test); 5] = [
         ("network_vhost_user", network::two_by_vhost_user),
         ("network_stream", network::by_stream_and_vhost_user),
+        ("network_offloads", offloads::each_with_each),
         ("network_guest_killed", crash::of_a_guest),
         ("network_restarted", crash::of_the_network),
     ];

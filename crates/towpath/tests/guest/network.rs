@@ -165,7 +165,7 @@ fn reach_host(machine: &mut Machine) {
 }
 
 /// The number before `word` in the lines that follow the one that begins with `start`.
-fn number(report: &str, start: &str, word: &str) -> u64 {
+pub(crate) fn number(report: &str, start: &str, word: &str) -> u64 {
     let at = report.find(start).unwrap_or_else(|| panic!("no {start} in:\n{report}"));
     let rest = &report[at..];
     let words: Vec<&str> = rest.split([' ', ',', '\n']).filter(|word| !word.is_empty()).collect();

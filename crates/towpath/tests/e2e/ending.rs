@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::inside::STOP;
 use super::support::{
     Checker, Family, Host, NONE, Pattern, Server, Stats, Test, Towpath, at_each_mtu, inside, note,
-    program_of, reset_on_drop, resident_kib,
+    now, program_of, reset_on_drop, resident_kib,
 };
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -177,15 +177,15 @@ const STOPPED_BYTES: u64 = 64 << 20;
 /// Memory of towpath above which a test fails.
 const RESIDENT_KIB_MAX: u64 = 64 << 10;
 
-/// Largest memory of `pid` while a reader stops.
+/// Largest memory of `pid` while a reader stops. Ends before the reader goes on, after which the
+/// process may be gone any moment.
 fn watch_memory(pid: i32) -> u64 {
-    let step = Duration::from_millis(200);
-    let steps = STOP.as_millis() / step.as_millis();
-    let look = |_| {
-        thread::sleep(step);
-        resident_kib(pid)
-    };
-    (0..steps).map(look).max().expect("looked")
+    let (begun, mut largest) = (now(), 0);
+    while begun.elapsed() < STOP * 4 / 5 {
+        thread::sleep(Duration::from_millis(200));
+        largest = resident_kib(pid).max(largest);
+    }
+    largest
 }
 
 /// Goal: a server that stops reading stops the program, and not towpath's memory; afterwards

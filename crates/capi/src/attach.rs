@@ -5,7 +5,8 @@
 //! The worker waits for the device, for its next timer and for an alarm; then it takes the lock,
 //! reads a burst, runs the timers that are due and sends what follows. Calls of the program send
 //! what they cause themselves, on their own thread, and ring the alarm only if something is due
-//! earlier than the worker knows. An idle instance uses no time.
+//! earlier than the worker knows. An idle instance uses no time, and gives memory that a busier
+//! time has left behind back to the system.
 //!
 //! The worker holds its instance only while it does a turn. [`Instance::end`] and dropping the
 //! last reference end it; nothing of it is left then: no thread and no descriptor. It blocks all
@@ -32,6 +33,9 @@ pub(crate) struct Worker {
 /// Names of files in the reactor.
 const DEVICE: u64 = 0;
 const ALARM: u64 = 1;
+
+/// After so long without an event, memory goes back to the system.
+const IDLE_AFTER: Duration = Duration::from_secs(1);
 
 /// Signals of Linux, but for the two that the C library keeps for itself.
 const SIGNALS: [std::ops::RangeInclusive<i32>; 2] = [1..=31, 34..=64];
@@ -86,10 +90,14 @@ impl Instance {
 fn work(instance: &Weak<Instance>, mut reactor: Reactor, alarm: &OwnedFd) {
     let mut events = Events::new();
     let mut timeout = Some(Duration::ZERO);
-    let mut watching = true;
+    let (mut watching, mut idle) = (true, true);
     loop {
+        let may_rest = !idle && timeout.is_none_or(|timeout| timeout > IDLE_AFTER);
+        let wait = if may_rest { Some(IDLE_AFTER) } else { timeout };
         // The arguments are right; a signal ends the wait without events, and none comes here.
-        let _ = reactor.wait(timeout, &mut events);
+        let _ = reactor.wait(wait, &mut events);
+        let rests = may_rest && events.is_empty();
+        idle = rests || idle && events.is_empty();
         if events.iter().any(|event| event.token == ALARM) {
             // Nothing to read is as good.
             let _ = rustix::io::read(alarm, &mut [0; 8]);
@@ -98,6 +106,9 @@ fn work(instance: &Weak<Instance>, mut reactor: Reactor, alarm: &OwnedFd) {
         let mut state = instance.lock();
         if state.ending {
             return;
+        }
+        if rests {
+            state.rest();
         }
         state.read_device();
         state.run_timers();

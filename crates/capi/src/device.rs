@@ -173,6 +173,11 @@ impl Port {
         }
     }
 
+    /// Gives back what was kept ready for reading.
+    pub(crate) fn rest(&mut self) {
+        self.tap.release_frames();
+    }
+
     /// When the worker has to be up; it promises to wake then.
     pub(crate) fn sleep(&mut self, sockets: &Sockets) -> Option<Instant> {
         self.wakes_at = self.due(sockets);

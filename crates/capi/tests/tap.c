@@ -683,6 +683,31 @@ static void play(struct scene *scene)
 	}
 }
 
+/* Pages of memory that the program has. */
+static long resident(void)
+{
+	long size, pages;
+	FILE *file = fopen("/proc/self/statm", "r");
+
+	CHECK(file && fscanf(file, "%ld %ld", &size, &pages) == 2 && fclose(file) == 0);
+	return pages;
+}
+
+/* An instance that has nothing to do gives memory of packets back to the system. */
+static void comes_to_rest(struct towpath *instance)
+{
+	struct end ours = { instance }, kernel = { NULL };
+	struct scene scene = { &kernel, &ours, AF_INET };
+
+	transfer(&scene);
+	long before = resident();
+	for (int tries = 0; resident() > before - 256; tries++) {
+		CHECK(tries < 1000);
+		usleep(10000);
+	}
+	half_close(&scene);
+}
+
 static int open_device(const char *name)
 {
 	struct ifreq request = { .ifr_flags = IFF_TAP | IFF_NO_PI | IFF_VNET_HDR };
@@ -736,6 +761,7 @@ int main(void)
 	CHECK(towpath_input(instance, "x", 1) == -1 && errno == EOPNOTSUPP);
 	configure("tap0");
 	each_way(instance, play);
+	comes_to_rest(instance);
 	towpath_free(instance);
 	CHECK(entries("/proc/self/task") == threads);
 	CHECK(entries("/proc/self/fd") == files);

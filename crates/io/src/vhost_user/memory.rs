@@ -55,6 +55,8 @@ pub struct OutOfRange;
 #[derive(Clone)]
 struct Region {
     layout: RegionLayout,
+    /// How often it was added.
+    count: u32,
     mapping: Arc<Mapping>,
 }
 
@@ -86,12 +88,20 @@ impl GuestMemory {
         Self { regions: Arc::default(), ..self.clone() }
     }
 
-    /// Maps a region of `file`.
+    /// Maps a region of `file`. One that is there already is counted, and stays until it was removed
+    /// as often: QEMU before 8.1 adds each region once for each pair of queues.
     pub fn add(&mut self, layout: RegionLayout, file: &OwnedFd) -> Result<(), MemoryError> {
         let RegionLayout { guest_address, bytes, user_address, file_offset } = layout;
         let ends = (guest_address.checked_add(bytes), user_address.checked_add(bytes));
         if bytes == 0 || ends.0.is_none() || ends.1.is_none() {
             return Err(MemoryError::Range);
+        }
+        if let Some(place) = self.place_of(&layout) {
+            let mut regions = self.regions.to_vec();
+            let count = &mut regions[place].count;
+            *count = count.checked_add(1).ok_or(MemoryError::TooMany)?;
+            self.regions = regions.into();
+            return Ok(());
         }
         if self.regions.len() == REGIONS_MAX {
             return Err(MemoryError::TooMany);
@@ -110,19 +120,28 @@ impl GuestMemory {
         }
         let mut regions = self.regions.to_vec();
         let place = regions.partition_point(|region| region.layout.guest_address < guest_address);
-        regions.insert(place, Region { layout, mapping: Arc::new(mapping) });
+        regions.insert(place, Region { layout, count: 1, mapping: Arc::new(mapping) });
         self.regions = regions.into();
         Ok(())
     }
 
-    /// Takes a region away, known by both addresses and its length. It stays mapped for others.
+    /// Takes a region away, known by both addresses and its length, if it was added no more often. It
+    /// stays mapped for others.
     pub fn remove(&mut self, layout: &RegionLayout) -> Result<(), MemoryError> {
-        let key = |layout: &RegionLayout| (layout.guest_address, layout.user_address, layout.bytes);
+        let place = self.place_of(layout).ok_or(MemoryError::Unknown)?;
         let mut regions = self.regions.to_vec();
-        let place = regions.iter().position(|region| key(&region.layout) == key(layout));
-        regions.remove(place.ok_or(MemoryError::Unknown)?);
+        regions[place].count -= 1;
+        if regions[place].count == 0 {
+            regions.remove(place);
+        }
         self.regions = regions.into();
         Ok(())
+    }
+
+    /// The region with both addresses and the length of `layout`.
+    fn place_of(&self, layout: &RegionLayout) -> Option<usize> {
+        let key = |layout: &RegionLayout| (layout.guest_address, layout.user_address, layout.bytes);
+        self.regions.iter().position(|region| key(&region.layout) == key(layout))
     }
 
     /// Has writes marked in the bitmap at `offset` of `file`, a bit for each page from address 0.

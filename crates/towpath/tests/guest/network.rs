@@ -24,11 +24,15 @@ pub(crate) struct Up {
 impl Up {
     /// With a port for each of `ports`, an option and a name; returns when it serves.
     pub(crate) fn start(name: &str, ports: &[(&str, &str)]) -> Self {
+        Self::start_with(name, &[], ports)
+    }
+
+    fn start_with(name: &str, options: &[&str], ports: &[(&str, &str)]) -> Self {
         let directory =
             std::env::temp_dir().join(format!("towpath-up-{name}-{}", std::process::id()));
         std::fs::create_dir(&directory).expect("a directory among temporary files");
         let fixed = ["up", "--stats", "-v", "--map-host-loopback", "10.0.2.2"];
-        let mut arguments: Vec<OsString> = fixed.map(Into::into).into();
+        let mut arguments: Vec<OsString> = fixed.iter().chain(options).map(Into::into).collect();
         for (option, name) in ports {
             arguments.push(option.into());
             arguments.push(format!("{name}={}", directory.join(name).display()).into());
@@ -109,6 +113,27 @@ pub(crate) fn by_stream_and_vhost_user() {
     two.power_off();
     let report = up.finish();
     assert!(number(&report, "port              two ", "cut") > 100, "{report}");
+}
+
+/// Two pairs of queues in either machine, and a processor for each that sends.
+pub(crate) fn several_queues() {
+    let ports = [("--vhost-user", "one"), ("--vhost-user", "two")];
+    let up = Up::start_with("queues", &["--queue-pairs", "2"], &ports);
+    let mut one = Machine::boot(&up.socket("one"), 2, ",mq=on,mac=02:00:00:00:00:01");
+    let mut two = Machine::boot(&up.socket("two"), 2, ",mq=on,packed=on,mac=02:00:00:00:00:02");
+    for machine in [&mut one, &mut two] {
+        let queues = machine.run("ls /sys/class/net/eth0/queues | wc -l");
+        assert_eq!(queues, ["4"], "queues to send and to receive");
+    }
+    talk(&mut one, &mut two);
+    two.start("nc -ll -p 9 -e md5sum &");
+    two.run("while ! netstat -ltn | grep -q :9; do sleep 0.1; done");
+    one.run("for at in 1 2; do taskset $at nc two 9 < /tmp/data > /tmp/sum$at & done; wait");
+    let sums = one.run("md5sum < /tmp/data; cat /tmp/sum1 /tmp/sum2");
+    assert!(sums.len() == 3 && sums.iter().all(|sum| *sum == sums[0]), "{sums:?}");
+    one.power_off();
+    two.power_off();
+    up.finish();
 }
 
 /// Both answer to ping, and what one sends arrives at the other.

@@ -48,6 +48,24 @@ fn impossible_regions_are_refused() {
     memory.remove(&layout(0x1_0000, 2 * PAGE, 0x9_0000, 7)).expect("the offset does not matter");
 }
 
+/// Goal: a region that is added once for each pair of queues, as QEMU 7.2 does, is one region, and
+/// stays until it was removed as often.
+#[test]
+fn a_region_is_there_as_long_as_one_pair_of_queues_has_it() {
+    let file = file(PAGE, MemfdFlags::ALLOW_SEALING);
+    let region = layout(0x1_0000, PAGE, 0x9_0000, 0);
+    let mut memory = GuestMemory::new();
+    for _ in 0..3 {
+        memory.add(region, &file).expect("the same again");
+        assert_eq!(memory.region_count(), 1);
+    }
+    for left in [1, 1, 0] {
+        memory.remove(&region).expect("added as often");
+        assert_eq!(memory.region_count(), left);
+    }
+    assert_eq!(memory.remove(&region), Err(MemoryError::Unknown));
+}
+
 /// Goal: a file of which nobody said otherwise cannot shrink while it is mapped, and where that
 /// cannot be had it is known, and refused on request.
 #[test]

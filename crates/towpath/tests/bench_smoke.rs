@@ -71,6 +71,42 @@ fn a_quick_run_of_zerocopy_yields_all_figures() {
     }
 }
 
+/// Goal: cases that need no TAP device are measured where there is none, the others are told of,
+/// and nothing at all is an error. Method: a mount namespace without /dev/net/tun.
+#[test]
+fn zerocopy_does_without_a_tap_device() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: this needs root");
+        return;
+    }
+    if let Some(missing) = missing_program(&["ip", "unshare"]) {
+        eprintln!("skipped: {missing} is not installed");
+        return;
+    }
+    let bench = |cases: &str| {
+        let script = "[ ! -d /dev/net ] || mount -t tmpfs none /dev/net; exec \"$@\"";
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]);
+        command.args([env!("CARGO_BIN_EXE_towpath"), "bench", "zerocopy", "--quick", "--json"]);
+        let output = command.args(["--cases", cases]).stdin(Stdio::null()).output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap(), errors)
+    };
+    let told = "skipped: all cases over TAP";
+    let names = ["process_4KiB", "udp_process_4KiB", "kernel_udp_process_4KiB"];
+    let (code, figures, errors) = bench(&names.join(","));
+    assert_eq!((code, errors.contains("skipped")), (Some(0), false), "{errors}");
+    assert_eq!(figures.lines().count(), names.len(), "{figures}");
+    let (code, figures, errors) = bench("*process_4KiB");
+    assert_eq!((code, errors.contains(told)), (Some(0), true), "{errors}");
+    assert!(names.iter().all(|name| figures.contains(&format!("\"{name}\""))), "{figures}");
+    let is_whole = |line: &str| is_measured(&serde_json::from_str(line).unwrap());
+    assert!(!figures.contains("tap_") && figures.lines().all(is_whole), "{figures}");
+    let (code, figures, errors) = bench("tap_process_4KiB");
+    assert_eq!((code, &*figures, errors.contains(told)), (Some(125), "", true), "{errors}");
+    assert!(errors.contains("nothing left to measure"), "{errors}");
+}
+
 #[test]
 fn instructions_are_counted() {
     if let Some(reason) = cannot_run(&["ip", "valgrind"]) {
@@ -132,13 +168,13 @@ fn a_quick_run_of_vm_yields_all_figures() {
 /// The names that other documents and stored figures refer to.
 fn zerocopy_cases() -> Vec<String> {
     let mut names = Vec::new();
-    for prefix in ["", "tap_", "kernel_", "kernel_udp_"] {
+    for prefix in ["", "udp_", "tap_", "tap_udp_", "kernel_", "kernel_udp_"] {
+        let chooses = ["", "tap_"].contains(&prefix);
         for suffix in ["", "_hot"] {
             names.push(format!("{prefix}break_even{suffix}"));
             for size in ["512B", "1KiB", "4KiB", "16KiB", "64KiB", "256KiB", "1MiB"] {
                 let kinds = ["process", "system", "auto"];
-                let count = if prefix.starts_with("kernel") { 2 } else { 3 };
-                for kind in &kinds[..count] {
+                for kind in &kinds[..if chooses { 3 } else { 2 }] {
                     names.push(format!("{prefix}{kind}_{size}{suffix}"));
                 }
             }
@@ -225,17 +261,20 @@ fn is_measured(object: &Value) -> bool {
 }
 
 fn cannot_run(programs: &[&str]) -> Option<String> {
-    let answers = |program: &str| {
-        let mut command = Command::new(program);
-        command.arg("-V").stdout(Stdio::null()).stderr(Stdio::null());
-        command.status().is_ok()
-    };
     if !rustix::process::geteuid().is_root() {
         return Some("this needs root".into());
     }
     if !Path::new("/dev/net/tun").exists() {
         return Some("/dev/net/tun is missing".into());
     }
-    let missing = programs.iter().find(|program| !answers(program));
-    missing.map(|program| format!("{program} is not installed"))
+    missing_program(programs).map(|program| format!("{program} is not installed"))
+}
+
+fn missing_program<'a>(programs: &[&'a str]) -> Option<&'a str> {
+    let answers = |program: &str| {
+        let mut command = Command::new(program);
+        command.arg("-V").stdout(Stdio::null()).stderr(Stdio::null());
+        command.status().is_ok()
+    };
+    programs.iter().find(|program| !answers(program)).copied()
 }

@@ -61,8 +61,9 @@ mod zerocopy;
 ///
 /// `zerocopy` compares sends that lend with sends that copy: processor time per GiB sent, by size
 /// of the send, of the sending thread and of everything that takes part: between two hosts in this
-/// process, over TAP to the kernel, and for comparison with the kernel's own sockets over veth.
-/// Needs root and ip; counts instructions too if valgrind is installed.
+/// process, over TAP to the kernel, and for comparison with the kernel's own sockets over veth. TCP
+/// and UDP. Needs root, and ip and /dev/net/tun for some cases, which are left out without; counts
+/// instructions too if valgrind is installed.
 ///
 /// `ring` compares the ring between threads with a locked queue, crossbeam's ArrayQueue, rtrb and a
 /// ring like the kernel's: time per packet with one producer and two, and packets per second of a

@@ -20,7 +20,7 @@ pub(super) enum Better {
 }
 
 /// The cases that the user wants.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Selection(Vec<&'static Case>);
 
 impl Selection {
@@ -35,6 +35,11 @@ impl Selection {
         if !self.has(case) {
             self.0.push(case);
         }
+    }
+
+    /// The same without that one.
+    pub(super) fn remove(&mut self, case: &Case) {
+        self.0.retain(|kept| *kept != case);
     }
 
     pub(super) fn is_empty(&self) -> bool {

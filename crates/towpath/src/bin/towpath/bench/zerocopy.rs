@@ -9,8 +9,13 @@
 //! Instructions are counted beside that, by a harness of two stacks without threads and devices.
 //!
 //! Sizes above what a datagram takes are sent as datagrams that fill packets, many to a call.
+//!
+//! Each carrier is prepared if a case needs it. One that cannot be had here, for want of a TAP
+//! device or of `ip`, is told of, and its cases are left out.
 
 use std::time::Duration;
+
+use anyhow::{Context, ensure};
 
 use super::cases::{Case, Selection};
 use super::lab::{self, Network};
@@ -21,12 +26,14 @@ use super::system::find_program;
 use crate::messages::Messages;
 
 use cases::{Carrier, Group, Point};
+use datagrams::Arrivals;
 use harness::Way;
 use host::OverTap;
 use kernel::Kernel;
 use workload::{Cost, Memory, Setting};
 
 pub(super) mod cases;
+mod datagrams;
 pub(super) mod harness;
 mod host;
 mod instructions;
@@ -70,34 +77,25 @@ impl Plan {
 pub(super) fn measure(plan: &Plan, kernel: &KernelThreads) -> anyhow::Result<(Results, usize)> {
     process::go_first();
     let (network, tapped) = (Network::new()?, Network::new()?);
-    let (sockets, algorithm) = Kernel::new(&network)?;
-    if let Some(notice) = lab::congestion_control_notice(&algorithm) {
+    let mut selection = plan.selection.clone();
+    let sockets = prepared(&mut selection, Carrier::Kernel, || Kernel::new(&network));
+    let tap = prepared(&mut selection, Carrier::Tap, || OverTap::new(&tapped));
+    ensure!(!selection.is_empty(), "there is nothing left to measure");
+    let (kernel_sockets, algorithm) = sockets.unzip();
+    if let Some(notice) = algorithm.as_deref().and_then(lab::congestion_control_notice) {
         Messages::Normal.notice(notice);
     }
     let memory = Memory::new(plan.seconds.map_or(COLD_BYTES_QUICK, |_| COLD_BYTES));
     let span = plan.seconds.map_or(SPAN_QUICK, |seconds| Duration::from_secs(seconds.into()));
-    let setting = Setting { memory: &memory, span, kernel };
-    let tap = OverTap::new(&tapped)?;
-    let series = bare_series(plan);
-    let mut bench = Bench { plan, setting, tap, kernel: sockets, series, failures: 0 };
+    let setting = Setting { memory: &memory, span, kernel, arrivals: Arrivals::default() };
+    let (series, rounds) = (bare_series(&selection), plan.rounds);
+    let mut bench =
+        Bench { selection, rounds, setting, tap, kernel: kernel_sockets, series, failures: 0 };
     bench.count_instructions();
-    for round in 1..=plan.rounds {
+    for round in 1..=rounds {
         bench.round(round);
     }
-    let mut circumstances = vec![
-        machine(),
-        format!(
-            "rounds: {}, seconds per measurement: {}, cold buffers: {} MiB in all, \
-             TCP of the kernel with {algorithm}",
-            plan.rounds,
-            short(span.as_secs_f64()),
-            memory.bytes() >> 20
-        ),
-    ];
-    if let Some(copied) = bench.kernel.copied_percent() {
-        let copied = short(copied);
-        circumstances.push(format!("the kernel copied {copied} % of the calls that lent to it"));
-    }
+    let circumstances = bench.circumstances(algorithm.as_deref());
     let mut results = Results { bench: "zerocopy", circumstances, series: bench.series };
     for group in cases::groups() {
         break_even(&mut results, group);
@@ -105,7 +103,26 @@ pub(super) fn measure(plan: &Plan, kernel: &KernelThreads) -> anyhow::Result<(Re
     Ok((results, bench.failures))
 }
 
-fn bare_series(plan: &Plan) -> Vec<Series> {
+/// What carries packets, if a case needs it; where it cannot be had, its cases are given up.
+fn prepared<T>(
+    selection: &mut Selection,
+    carrier: Carrier,
+    prepare: impl FnOnce() -> anyhow::Result<T>,
+) -> Option<T> {
+    let groups = || cases::groups().iter().filter(|group| group.carrier == carrier);
+    if !groups().flat_map(Group::cases).any(|case| selection.has(case)) {
+        return None;
+    }
+    prepare()
+        .inspect_err(|error| {
+            let title = carrier.title();
+            Messages::Quiet.error(format_args!("skipped: all cases {title}: {error:#}"));
+            groups().flat_map(Group::cases).for_each(|case| selection.remove(case));
+        })
+        .ok()
+}
+
+fn bare_series(selection: &Selection) -> Vec<Series> {
     let system = |name: &str| System { name: name.into(), rounds: Vec::new() };
     let is_auto = |case: &Case| {
         let mut points = cases::groups().iter().flat_map(|group| &group.points);
@@ -115,32 +132,33 @@ fn bare_series(plan: &Plan) -> Vec<Series> {
         let names = if is_auto(case) { ["auto", "better of both"] } else { ["lend", "copy"] };
         Series { case, systems: names.map(system).into() }
     };
-    plan.selection.cases().iter().map(|case| series(*case)).collect()
+    selection.cases().iter().map(|case| series(*case)).collect()
 }
 
 /// The state between rounds.
 struct Bench<'a> {
-    plan: &'a Plan,
+    /// Without cases of carriers that are not there.
+    selection: Selection,
+    rounds: u32,
     setting: Setting<'a>,
-    tap: OverTap<'a>,
-    kernel: Kernel<'a>,
+    tap: Option<OverTap<'a>>,
+    kernel: Option<Kernel<'a>>,
     series: Vec<Series>,
     failures: usize,
 }
 
 impl Bench<'_> {
     fn round(&mut self, round: u32) {
-        let rounds = self.plan.rounds;
         for group in cases::groups() {
-            let is_selected = |point: &&Point| point.is_selected(&self.plan.selection);
+            let is_selected = |point: &&Point| point.is_selected(&self.selection);
             let points: Vec<_> = group.points.iter().filter(is_selected).collect();
             for point in points {
-                self.point(round, rounds, point);
+                self.point(round, point);
             }
         }
     }
 
-    fn point(&mut self, round: u32, rounds: u32, point: &Point) {
+    fn point(&mut self, round: u32, point: &Point) {
         let costs = [Mode::Lend, Mode::Copy].map(|mode| self.cost_of(point, mode));
         for (system, cost) in costs.iter().enumerate() {
             self.keep(&point.process.name, system, cost.map(|cost| cost.process));
@@ -148,12 +166,12 @@ impl Bench<'_> {
         }
         let [Some(lend), Some(copy)] = costs else { return };
         let name = &point.process.name;
-        let figures = (short(lend.process), short(copy.process));
+        let (rounds, figures) = (self.rounds, (short(lend.process), short(copy.process)));
         Messages::Normal.notice(format_args!(
             "round {round}/{rounds} {name}: lend {} copy {} s/GiB",
             figures.0, figures.1
         ));
-        let Some(auto) = point.auto.as_ref().filter(|case| self.plan.selection.has(case)) else {
+        let Some(auto) = point.auto.as_ref().filter(|case| self.selection.has(case)) else {
             return;
         };
         let cost = self.cost_of(point, Mode::Auto).map(|cost| cost.system);
@@ -175,14 +193,39 @@ impl Bench<'_> {
     fn cost(&self, point: &Point, mode: Mode) -> anyhow::Result<Cost> {
         match point.carrier {
             Carrier::Process => host::in_process(point, mode, &self.setting),
-            Carrier::Tap => self.tap.measure(point, mode, &self.setting),
-            Carrier::Kernel => self.kernel.measure(point, mode, &self.setting),
+            Carrier::Tap => {
+                let tap = self.tap.as_ref().context(NOT_PREPARED)?;
+                tap.measure(point, mode, &self.setting)
+            }
+            Carrier::Kernel => {
+                let kernel = self.kernel.as_ref().context(NOT_PREPARED)?;
+                kernel.measure(point, mode, &self.setting)
+            }
         }
+    }
+
+    /// What to know beside the figures; `algorithm` is that of the kernel's TCP.
+    fn circumstances(&self, algorithm: Option<&str>) -> Vec<String> {
+        let Setting { memory, span, arrivals, .. } = &self.setting;
+        let mut setting = format!(
+            "rounds: {}, seconds per measurement: {}, cold buffers: {} MiB in all",
+            self.rounds,
+            short(span.as_secs_f64()),
+            memory.bytes() >> 20
+        );
+        if let Some(algorithm) = algorithm {
+            setting += ", TCP of the kernel with ";
+            setting += algorithm;
+        }
+        let copied = self.kernel.as_ref().and_then(Kernel::copied_percent).map(|copied| {
+            format!("the kernel copied {} % of the calls that lent to it", short(copied))
+        });
+        [Some(machine()), Some(setting), copied, arrivals.told()].into_iter().flatten().collect()
     }
 
     /// Once: the same calls take the same instructions.
     fn count_instructions(&mut self) {
-        let has = |case: &Case| self.plan.selection.has(case);
+        let has = |case: &Case| self.selection.has(case);
         let counts: Vec<_> =
             cases::counts().iter().filter(|count| has(&count.call) || has(&count.byte)).collect();
         let plain = has(&cases::PLAIN);
@@ -272,6 +315,8 @@ fn crossing(shares: &[(usize, f64)]) -> Option<f64> {
     Some((low + part * (high - low)).exp())
 }
 
+/// A case is measured only if its carrier was prepared.
+const NOT_PREPARED: &str = "its carrier is not there";
 /// Of all buffers together, many times what caches hold.
 const COLD_BYTES: usize = 1 << 30;
 const COLD_BYTES_QUICK: usize = 64 << 20;

@@ -44,8 +44,8 @@ pub(in crate::bench) struct Point {
     pub(in crate::bench) process: Case,
     /// Processor time of everything that takes part.
     pub(in crate::bench) system: Case,
-    /// The same of a socket that chooses by itself, beside the better of lending and copying; the
-    /// kernel's have no such mode.
+    /// The same of a socket that chooses by itself, beside the better of lending and copying; those
+    /// of datagrams and the kernel's have no such mode.
     pub(in crate::bench) auto: Option<Case>,
 }
 
@@ -61,7 +61,7 @@ pub(in crate::bench) struct Group {
 }
 
 impl Carrier {
-    const ALL: [Self; 3] = [Self::Process, Self::Tap, Self::Kernel];
+    pub(in crate::bench) const ALL: [Self; 3] = [Self::Process, Self::Tap, Self::Kernel];
 
     fn prefix(self) -> &'static str {
         match self {
@@ -78,16 +78,11 @@ impl Carrier {
             Self::Kernel => "the kernel's sockets over veth",
         }
     }
-
-    fn protocols(self) -> &'static [Protocol] {
-        match self {
-            Self::Process | Self::Tap => &[Protocol::Tcp],
-            Self::Kernel => &[Protocol::Tcp, Protocol::Udp],
-        }
-    }
 }
 
 impl Protocol {
+    const ALL: [Self; 2] = [Self::Tcp, Self::Udp];
+
     fn prefix(self) -> &'static str {
         match self {
             Self::Tcp => "",
@@ -128,7 +123,8 @@ impl Point {
             better: Better::Low,
         };
         let (process, system) = (case("process"), case("system"));
-        let auto = (carrier != Carrier::Kernel).then(|| case("auto"));
+        let chooses = carrier != Carrier::Kernel && protocol == Protocol::Tcp;
+        let auto = chooses.then(|| case("auto"));
         Self { carrier, protocol, buffers, size, process, system, auto }
     }
 
@@ -156,7 +152,7 @@ impl Group {
         format!("{}, {}, {}", protocol.title(), carrier.title(), buffers.title())
     }
 
-    fn cases(&self) -> impl Iterator<Item = &Case> {
+    pub(in crate::bench) fn cases(&self) -> impl Iterator<Item = &Case> {
         self.points.iter().flat_map(Point::cases).chain([&self.break_even])
     }
 }
@@ -166,7 +162,7 @@ pub(in crate::bench) fn groups() -> &'static [Group] {
     static GROUPS: LazyLock<Vec<Group>> = LazyLock::new(|| {
         let mut groups = Vec::new();
         for carrier in Carrier::ALL {
-            for &protocol in carrier.protocols() {
+            for protocol in Protocol::ALL {
                 for buffers in [Buffers::Cold, Buffers::Hot] {
                     groups.push(Group::new(carrier, protocol, buffers));
                 }
@@ -237,9 +233,16 @@ mod tests {
     #[test]
     fn names_are_unique_and_as_agreed() {
         let mut names: Vec<_> = all().map(|case| &*case.name).collect();
-        for name in ["process_4KiB", "tap_system_64KiB", "kernel_udp_process_1MiB_hot"] {
+        for name in [
+            "process_4KiB",
+            "tap_system_64KiB",
+            "kernel_udp_process_1MiB_hot",
+            "udp_process_512B",
+            "tap_udp_system_64KiB_hot",
+        ] {
             assert!(names.contains(&name), "{name}");
         }
+        assert!(!names.iter().any(|name| name.contains("udp_auto")), "no socket chooses");
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), all().count());

@@ -2,22 +2,30 @@
 
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, ensure};
-use towpath::host::{self, Completions, Config, Host, SendMode, TcpStream};
+use towpath::host::{self, Completions, Config, Host, SendMode, TcpStream, UdpSocket};
+use towpath_net::socket::Options;
 
 use super::super::lab::{self, Network};
 use super::Mode;
-use super::cases::Point;
-use super::kernel::{joined, read_all};
+use super::cases::{Point, Protocol};
+use super::datagrams::{self, DATAGRAM_BYTES};
+use super::kernel::{joined, read_all, receive_all};
 use super::workload::{Cost, Sender, Setting};
 
-/// Sends from one host of this process to another, which takes what it receives where it is.
+/// Sends from one host of this process to another, which takes the bytes of a stream where they
+/// are, and has datagrams copied.
 pub(super) fn in_process(point: &Point, mode: Mode, setting: &Setting<'_>) -> anyhow::Result<Cost> {
     let config = |address: Ipv4Addr| Config::with_address(address, PREFIX_LEN);
     let (sender, receiver) = Host::pair(&config(SENDER), &config(RECEIVER))?;
     let to = SocketAddr::from((RECEIVER, PORT));
+    if point.protocol == Protocol::Udp {
+        let socket = UdpSocket::bind(&receiver, to).context("the receiver cannot bind")?;
+        let thread = thread::spawn(move || take_datagrams(&socket));
+        return measure_datagrams(&sender, to, thread, point, mode, setting);
+    }
     let listener = host::TcpListener::bind(&receiver, to).context("the receiver cannot bind")?;
     let thread = thread::spawn(move || take_all(&listener));
     let stream = TcpStream::connect(&sender, to).context("cannot connect")?;
@@ -50,10 +58,13 @@ impl<'a> OverTap<'a> {
         mode: Mode,
         setting: &Setting<'_>,
     ) -> anyhow::Result<Cost> {
-        let listener = self.network.inside(|| {
-            let address = SocketAddr::new(IpAddr::V4(TAP_RECEIVER), 0);
-            TcpListener::bind(address).context("the receiver cannot bind")
-        })?;
+        if point.protocol == Protocol::Udp {
+            let socket = self.inside(std::net::UdpSocket::bind)?;
+            let to = socket.local_addr().context("the receiver has no address")?;
+            let thread = thread::spawn(move || receive_all(&socket));
+            return measure_datagrams(&self.host, to, thread, point, mode, setting);
+        }
+        let listener = self.inside(TcpListener::bind)?;
         let to = listener.local_addr().context("the receiver has no address")?;
         let thread = thread::spawn(move || read_all(&listener));
         let stream = TcpStream::connect(&self.host, to).context("cannot connect")?;
@@ -61,6 +72,15 @@ impl<'a> OverTap<'a> {
         let received = joined(thread)??;
         ensure!(received == sent, "{sent} bytes were sent, {received} received");
         cost
+    }
+
+    /// Makes a socket of the kernel's in the network.
+    fn inside<T: Send>(
+        &self,
+        bind: impl FnOnce(SocketAddr) -> std::io::Result<T> + Send,
+    ) -> anyhow::Result<T> {
+        let address = SocketAddr::new(IpAddr::V4(TAP_RECEIVER), 0);
+        self.network.inside(|| bind(address).context("the receiver cannot bind"))
     }
 }
 
@@ -96,15 +116,71 @@ impl Sender for HostSender {
             return self.stream.write_all(buffer).context("cannot send");
         }
         self.lent.push(self.stream.send_zc(buffer).context("cannot send")?);
-        if self.lent.len() >= OUT_UNTIL_LOOK {
-            while self.lent.try_next().is_some() {}
-        }
+        look(&mut self.lent);
         Ok(())
     }
 
     fn settle(&mut self) -> anyhow::Result<()> {
         while self.lent.wait_next().is_some() {}
         Ok(())
+    }
+}
+
+/// Sends datagrams from `host` to a receiver, which has ended then.
+fn measure_datagrams(
+    host: &Host,
+    to: SocketAddr,
+    receiver: JoinHandle<anyhow::Result<u64>>,
+    point: &Point,
+    mode: Mode,
+    setting: &Setting<'_>,
+) -> anyhow::Result<Cost> {
+    let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+    let socket = UdpSocket::bind(host, any).context("cannot bind")?;
+    socket.connect(to).context("cannot connect")?;
+    let segment = |options: &mut Options| options.datagram.segment_size = DATAGRAM_BYTES;
+    socket.set_options(segment).context("cannot set the size of segments")?;
+    let mut walk = setting.memory.walk(point.buffers, point.size);
+    let mut sender =
+        DatagramSender { socket, lends: mode == Mode::Lend, lent: Completions::new(), sent: 0 };
+    let cost = setting.cost(&mut sender, &mut walk);
+    let received = datagrams::end_receiver(receiver, || sender.socket.send(&[]))?;
+    let cost = cost?;
+    setting.arrivals.add(point.carrier, sender.sent, received)?;
+    Ok(cost)
+}
+
+struct DatagramSender {
+    socket: UdpSocket,
+    lends: bool,
+    lent: Completions<&'static [u8]>,
+    sent: u64,
+}
+
+impl Sender for DatagramSender {
+    fn send(&mut self, buffer: &'static [u8]) -> anyhow::Result<()> {
+        self.sent += buffer.len() as u64;
+        for part in datagrams::calls(buffer) {
+            if self.lends {
+                self.lent.push(self.socket.send_zc(part).context("cannot send")?);
+            } else {
+                self.socket.send(part).context("cannot send")?;
+            }
+        }
+        look(&mut self.lent);
+        Ok(())
+    }
+
+    fn settle(&mut self) -> anyhow::Result<()> {
+        while self.lent.wait_next().is_some() {}
+        Ok(())
+    }
+}
+
+/// Collects what is back, if much was lent.
+fn look(lent: &mut Completions<&'static [u8]>) {
+    if lent.len() >= OUT_UNTIL_LOOK {
+        while lent.try_next().is_some() {}
     }
 }
 
@@ -118,6 +194,18 @@ fn take_all(listener: &host::TcpListener) -> anyhow::Result<u64> {
             count => received += count as u64,
         }
         pieces.clear();
+    }
+}
+
+/// Receives until there is a datagram without bytes. Returns how many bytes there were.
+fn take_datagrams(socket: &UdpSocket) -> anyhow::Result<u64> {
+    let mut buffer = vec![0; usize::from(DATAGRAM_BYTES)];
+    let mut received = 0;
+    loop {
+        match socket.recv(&mut buffer).context("cannot receive")? {
+            0 => return Ok(received),
+            count => received += count as u64,
+        }
     }
 }
 

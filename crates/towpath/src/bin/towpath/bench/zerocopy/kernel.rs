@@ -8,7 +8,6 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
 use anyhow::{Context, anyhow, ensure};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -18,6 +17,7 @@ use towpath_io::socket::zerocopy::{enable_lending, segment_datagrams, send_lent,
 use super::super::lab::{self, Network};
 use super::Mode;
 use super::cases::{Point, Protocol};
+use super::datagrams::{self, DATAGRAM_BYTES, MTU};
 use super::workload::{Cost, Sender, Setting};
 
 /// Two networks, joined by a veth pair; that of this process is one of them.
@@ -77,11 +77,13 @@ impl<'a> Kernel<'a> {
                 socket.connect(to).context("cannot connect")?;
                 segment_datagrams(socket.as_fd(), DATAGRAM_BYTES).context("UDP_SEGMENT")?;
                 let lending = lends.then(|| Lending::on(socket.as_fd())).transpose()?;
-                let mut sender = UdpSender { socket, lending };
+                let mut sender = UdpSender { socket, lending, sent: 0 };
                 let cost = setting.cost(&mut sender, &mut walk);
                 self.count(sender.lending.as_ref());
-                end_receiver(&sender.socket, receiver)?;
-                cost
+                let received = datagrams::end_receiver(receiver, || sender.socket.send(&[]))?;
+                let cost = cost?;
+                setting.arrivals.add(point.carrier, sender.sent, received)?;
+                Ok(cost)
             }
         }
     }
@@ -200,11 +202,13 @@ struct UdpSender {
     socket: UdpSocket,
     /// `None` to copy.
     lending: Option<Lending>,
+    sent: u64,
 }
 
 impl Sender for UdpSender {
     fn send(&mut self, buffer: &'static [u8]) -> anyhow::Result<()> {
-        for part in buffer.chunks(usize::from(DATAGRAM_BYTES) * DATAGRAMS_PER_CALL) {
+        self.sent += buffer.len() as u64;
+        for part in datagrams::calls(buffer) {
             match &mut self.lending {
                 Some(lending) => lending.send(self.socket.as_fd(), part)?,
                 None => _ = self.socket.send(part).context("cannot send")?,
@@ -234,37 +238,25 @@ pub(super) fn read_all(listener: &TcpListener) -> anyhow::Result<u64> {
     }
 }
 
-/// Receives until there is a datagram without bytes.
-fn receive_all(socket: &UdpSocket) -> anyhow::Result<()> {
+/// Receives until there is a datagram without bytes. Returns how many bytes there were.
+pub(super) fn receive_all(socket: &UdpSocket) -> anyhow::Result<u64> {
     let mut buffer = vec![0; READ_BYTES];
-    while socket.recv(&mut buffer).context("cannot receive")? > 0 {}
-    Ok(())
-}
-
-/// Ends a receiver of datagrams, which may be too busy to take the one that tells it.
-fn end_receiver(
-    sender: &UdpSocket,
-    receiver: JoinHandle<anyhow::Result<()>>,
-) -> anyhow::Result<()> {
-    while !receiver.is_finished() {
-        sender.send(&[]).context("cannot end the receiver")?;
-        thread::sleep(Duration::from_millis(1));
+    let mut received = 0;
+    loop {
+        match socket.recv(&mut buffer).context("cannot receive")? {
+            0 => return Ok(received),
+            count => received += count as u64,
+        }
     }
-    joined(receiver)?
 }
 
 pub(super) fn joined<T>(thread: JoinHandle<T>) -> anyhow::Result<T> {
     thread.join().map_err(|_| anyhow!("the receiver failed"))
 }
 
-/// Of the veth pair.
+/// Of the veth pair's addresses.
 const SUBNET: u8 = 0;
-const MTU: u16 = 1500;
 const RECEIVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 8, SUBNET, 2));
-/// What fits a packet of [`MTU`].
-const DATAGRAM_BYTES: u16 = MTU - 28;
-/// As many as fit a packet of IP's largest size.
-const DATAGRAMS_PER_CALL: usize = 40;
 const READ_BYTES: usize = 256 << 10;
 /// How many calls are lent before the returns are looked at; the kernel ends at some 170.
 const OUT_UNTIL_LOOK: u32 = 32;

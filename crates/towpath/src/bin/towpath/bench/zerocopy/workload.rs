@@ -7,6 +7,7 @@ use rustix::time::{ClockId, clock_gettime};
 use super::super::ping_pong::Stopwatch;
 use super::super::process::KernelThreads;
 use super::cases::Buffers;
+use super::datagrams::Arrivals;
 
 /// Whoever sends. Calls block.
 pub(super) trait Sender {
@@ -67,6 +68,8 @@ pub(super) struct Setting<'a> {
     /// How long it takes, without the time in which caches and windows get used to it.
     pub(super) span: Duration,
     pub(super) kernel: &'a KernelThreads,
+    /// What becomes of datagrams.
+    pub(super) arrivals: Arrivals,
 }
 
 /// Processor time per GiB sent, in seconds.

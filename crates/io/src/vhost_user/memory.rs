@@ -88,8 +88,8 @@ impl GuestMemory {
         Self { regions: Arc::default(), ..self.clone() }
     }
 
-    /// Maps a region of `file`. One that is there already is counted, and stays until it was removed
-    /// as often: QEMU before 8.1 adds each region once for each pair of queues.
+    /// Maps a region of `file`. One that is there already is counted, and stays until it was
+    /// removed as often: QEMU before 8.1 adds each region once for each pair of queues.
     pub fn add(&mut self, layout: RegionLayout, file: &OwnedFd) -> Result<(), MemoryError> {
         let RegionLayout { guest_address, bytes, user_address, file_offset } = layout;
         let ends = (guest_address.checked_add(bytes), user_address.checked_add(bytes));
@@ -125,8 +125,8 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Takes a region away, known by both addresses and its length, if it was added no more often. It
-    /// stays mapped for others.
+    /// Takes a region away, known by both addresses and its length, if it was added no more often.
+    /// It stays mapped for others.
     pub fn remove(&mut self, layout: &RegionLayout) -> Result<(), MemoryError> {
         let place = self.place_of(layout).ok_or(MemoryError::Unknown)?;
         let mut regions = self.regions.to_vec();

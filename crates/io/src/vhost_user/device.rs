@@ -273,6 +273,12 @@ impl VhostUser {
         &self.counters
     }
 
+    /// Times that receiving stopped because memory was short, since the rings that run were
+    /// started: what is left has to wait, and the file is readable all the time.
+    pub fn receive_paused(&self) -> u64 {
+        self.rings.paused()
+    }
+
     /// What went through the rings since the device was made.
     pub fn traffic(&self) -> Traffic {
         self.rings.traffic()

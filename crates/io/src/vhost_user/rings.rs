@@ -120,6 +120,11 @@ impl Rings {
         deadline
     }
 
+    /// Times that the rings that run stopped receiving because memory was short.
+    pub(super) fn paused(&self) -> u64 {
+        self.transmit.iter().flatten().map(|queue| queue.counters().paused).sum()
+    }
+
     /// Adds what the driver sends to `burst`. When it returns with room left, the driver will kick
     /// for more, or `wake` was called.
     pub(super) fn receive(

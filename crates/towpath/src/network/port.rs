@@ -226,7 +226,7 @@ impl PortDevice {
 
     fn receive_paused(&self) -> u64 {
         match self {
-            Self::VhostUser(_) => 0,
+            Self::VhostUser(device) => device.receive_paused(),
             Self::Stream(device) => device.counters().receive_paused,
             Self::Tap(device) => device.counters().receive_paused,
         }

@@ -113,6 +113,12 @@ impl Bench {
         self.ask(code, &values.map(u64::to_ne_bytes).concat(), files)
     }
 
+    /// Has no memory from now on, or some again.
+    fn set_memory(&mut self, packets: usize) {
+        let config = MemoryConfig { packets, small_frames: 64, large_frames: 16 };
+        self.memory = Memory::new(config);
+    }
+
     /// Sends a request that has no reply.
     fn tell(&mut self, code: u32, payload: &[u8], files: &[BorrowedFd<'_>]) {
         send(&self.socket, code, 1, payload, files);
@@ -402,4 +408,23 @@ fn further_front_ends_are_turned_away() {
     device.turn(Duration::ZERO).unwrap();
     assert_eq!(device.counters().sessions, 2);
     drop(third);
+}
+
+/// Goal: who drives the device learns that memory was short, so that he waits for some, and the
+/// packet is there when there is.
+#[test]
+fn what_finds_no_memory_waits() {
+    let mut bench = Bench::started(0);
+    bench.set_memory(0);
+    bench.send(1);
+    assert!(bench.receive().is_empty());
+    assert!(bench.device.receive_paused() > 0);
+    let mut events = Events::new();
+    let mut reactor = Reactor::new().unwrap();
+    reactor.add(&bench.device, 0, Interest::READ, false).unwrap();
+    reactor.wait(Some(Duration::ZERO), &mut events).unwrap();
+    assert_eq!(events.len(), 1, "there is still something to do");
+    bench.set_memory(64);
+    let received = bench.receive();
+    assert_eq!(received.iter().map(content).collect::<Vec<_>>(), [frame(1)]);
 }

@@ -127,6 +127,9 @@ impl Machine {
 
     /// Turns the machine off and waits until it is.
     pub(crate) fn power_off(mut self) {
+        // Linux 6.1 waits for ever for an answer of the card if it sets the card's filters, as new
+        // addresses of IPv6 make it do, when the card is off already.
+        self.run("for card in /sys/class/net/eth*; do ip link set ${card##*/} down; done");
         self.start("poweroff -f");
         loop {
             match self.lines.recv_timeout(PATIENCE) {

@@ -275,7 +275,10 @@ fn memory_changes_under_running_rings() {
     assert_eq!(bench.transmit.used(), Some((5, 0)));
     // Twice the same, and none that is there.
     assert_eq!(bench.region(REM_MEM_REG, layouts[1]), 1);
-    assert_eq!(bench.region(ADD_MEM_REG, layouts[0]), 1, "it overlaps");
+    let shifted = RegionLayout { guest_address: BASE + 0x1000, ..layouts[0] };
+    assert_eq!(bench.region(ADD_MEM_REG, shifted), 1, "it overlaps");
+    assert_eq!(bench.region(ADD_MEM_REG, layouts[0]), 0, "it is there, for another pair of queues");
+    assert_eq!(bench.region(REM_MEM_REG, layouts[0]), 0, "and stays");
     bench.send(2);
     assert_eq!(content(&bench.receive()[0]), frame(2));
 }

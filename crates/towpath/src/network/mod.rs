@@ -388,8 +388,11 @@ impl Side for Network {
     fn turn(&mut self, cx: &mut SideContext<'_>) -> io::Result<()> {
         self.reactor.wait(Some(StdDuration::ZERO), &mut self.events)?;
         for event in self.events.iter() {
-            if let Some(Some(port)) = self.ports.get_mut(event.token as usize) {
-                port.is_ready = true;
+            let Some(Some(port)) = self.ports.get_mut(event.token as usize) else { continue };
+            port.is_ready = !port.has_failed();
+            if port.has_failed() {
+                // Its file tells of the error for ever. It was added, and is still open.
+                let _ = self.reactor.remove(&*port);
             }
         }
         for port in self.ports.iter_mut().flatten() {

@@ -185,6 +185,11 @@ impl Port {
         }
     }
 
+    /// True if it is of no use any more.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failure.is_some()
+    }
+
     /// An error is the end of the port's use, and of nothing else.
     fn note(&mut self, result: Result<(), PortError>) {
         if let Err(error) = result {

@@ -3,6 +3,7 @@
 use std::io::{self, Read};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::Duration;
@@ -10,12 +11,15 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::support::{
-    Checker, Family, Host, NONE, Pattern, Server, Stats, Test, Towpath, inside, network_namespace,
-    note, processes_in, program_of, resident_kib, retry, ticks,
+    Checker, Family, Host, NONE, Pattern, Process, Server, Stats, TOWPATH, Test, Towpath, inside,
+    network_namespace, note, processes_in, program_of, resident_kib, retry, run, ticks,
 };
 
 pub(crate) fn tests() -> Vec<Test> {
-    let mut tests = vec![Test::new("idle", &[], idle)];
+    let mut tests = vec![
+        Test::new("idle", &[], idle),
+        Test::new("up_without_its_tap_device", &[], up_without_its_tap_device),
+    ];
     for family in Family::BOTH {
         let name = family.name();
         tests.push(Test::new(format!("program_killed_{name}"), &[], move |host| {
@@ -110,6 +114,24 @@ fn ends_at_once(_: &mut Host, family: Family) {
     assert_eq!(result, Ok(BYTES));
     Stats::of(&output).assert_carried(BYTES, 0, 0);
     output.success();
+}
+
+/// Goal: a port whose TAP device was deleted costs no processor time, and says that it is gone.
+/// Method: `ip link del`; /proc is read twice, two seconds apart.
+fn up_without_its_tap_device(_: &mut Host) {
+    let mut command = Command::new(TOWPATH);
+    command.args(["up", "-v", "--stats", "--no-gateway", "--tap", "gone0"]);
+    let mut towpath = Process::start(command);
+    towpath.wait_for_text("serving 1 ports");
+    run("ip", ["link", "del", "gone0"]);
+    thread::sleep(Duration::from_secs(1));
+    let before = ticks(towpath.pid());
+    thread::sleep(Duration::from_secs(2));
+    let used = ticks(towpath.pid()) - before;
+    towpath.signal(Signal::INT);
+    let output = towpath.finish();
+    assert!(output.stderr.contains("the TAP interface is gone"), "{}", output.stderr);
+    assert!(used <= 1, "{used} ticks");
 }
 
 /// Memory that an idle towpath may take.

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::count::{Count, Counter};
-use crate::{fuzz, root, target_folder, tidy};
+use crate::{fuzz, guard, root, target_folder, tidy};
 
 /// How long each fuzz target runs.
 const FUZZ_SECONDS: u32 = 15;
@@ -49,6 +49,7 @@ pub(crate) fn run() -> Result<(), String> {
     report.step("release build", || {
         check(&mut cargo(["build", "--release", "--package", "towpath", "--locked"]))
     });
+    report.step("guard", guard::compare);
     tests(&mut report);
     report.step("loom", || {
         let mut loom = cargo(["test", "--package", "towpath-packet", "--test", "loom"]);

@@ -7,6 +7,7 @@
 mod ci;
 mod count;
 mod fuzz;
+mod guard;
 mod man;
 mod packetdrill;
 mod rfc;
@@ -20,6 +21,7 @@ const HELP: &str = "\
 cargo xtask COMMAND
   ci                       all checks and tests; the last line counts the tests
   tidy                     what neither compiler nor clippy checks: order, limits, links, words
+  bench-guard [--write]    what packets cost, in instructions, allocations, system calls: not more?
   fuzz [TARGET] [SECONDS]  one fuzz target, or all of them; 60 seconds each
   man                      write docs/man/towpath.1
   packetdrill DIR [...]    packetdrill's scripts in DIR (gtests/net of its repository): which pass
@@ -31,6 +33,7 @@ fn main() -> ExitCode {
     let done = match arguments[..] {
         ["ci"] => ci::run(),
         ["tidy"] => tidy::run(),
+        ["bench-guard", ref rest @ ..] => guard::run(rest),
         ["fuzz", ref rest @ ..] if rest.len() <= 2 => fuzz::run(rest),
         ["man"] => man::write(),
         ["packetdrill", ref rest @ ..] => packetdrill::run(rest),

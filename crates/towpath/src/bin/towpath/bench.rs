@@ -37,7 +37,7 @@ use crate::parent::Kept;
 
 use cases::{Case, Selection};
 use system::Peer;
-use zerocopy::harness::Harness;
+use work::Work;
 
 mod cases;
 mod gateway;
@@ -51,6 +51,7 @@ mod results;
 mod ring;
 mod system;
 mod vm;
+mod work;
 mod zerocopy;
 
 /// Measure throughput, latency and cost on this machine.
@@ -105,9 +106,9 @@ pub(crate) struct BenchArguments {
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 
-    /// Run nothing but this: what `zerocopy` counts the instructions of.
-    #[arg(long, hide = true, value_name = "WAY,BYTES,CALLS")]
-    harness: Option<Harness>,
+    /// Do nothing but this: what instructions are counted of.
+    #[arg(long, hide = true, value_name = "WORK")]
+    harness: Option<Work>,
 
     /// One round, each measurement as short as it can be: whether it works, not how well.
     #[arg(long, conflicts_with_all = ["rounds", "seconds"])]
@@ -138,8 +139,8 @@ enum Plan {
 
 /// Measures and reports.
 pub(crate) fn bench(arguments: &BenchArguments) -> Result<Ending, Failure> {
-    if let Some(harness) = arguments.harness {
-        harness.run()?;
+    if let Some(work) = arguments.harness {
+        work.run()?;
         return Ok(Ending::Code(0));
     }
     let plan = plan(arguments);

@@ -26,7 +26,7 @@ use workload::{WORKLOADS, Workload};
 
 mod guest;
 mod traffic;
-mod workload;
+pub(super) mod workload;
 
 /// What to do.
 #[derive(Debug)]

@@ -7,17 +7,17 @@ use super::super::cases::Case;
 
 /// Packets of one kind.
 #[derive(Debug)]
-pub(super) struct Workload {
+pub(in crate::bench) struct Workload {
     /// The first part of its cases' names.
-    pub(super) name: &'static str,
+    pub(in crate::bench) name: &'static str,
     /// TCP payload of a packet.
-    pub(super) payload: usize,
+    pub(in crate::bench) payload: usize,
     /// Most payload of a segment; `None` for a packet that is none of TCP's large ones.
-    pub(super) segment: Option<usize>,
+    pub(in crate::bench) segment: Option<usize>,
     /// Features of the machine that receives.
-    pub(super) receiver: u64,
+    pub(in crate::bench) receiver: u64,
     /// Bytes of its buffers.
-    pub(super) buffer: u32,
+    pub(in crate::bench) buffer: u32,
     /// Packets on the way.
     pub(super) window: u64,
 }
@@ -30,7 +30,7 @@ pub(super) enum Which {
     Copies,
 }
 
-pub(super) static WORKLOADS: [Workload; 3] = [
+pub(in crate::bench) static WORKLOADS: [Workload; 3] = [
     Workload {
         name: "vm_to_vm_segmented",
         payload: SUPER_PAYLOAD,
@@ -58,7 +58,7 @@ pub(super) static WORKLOADS: [Workload; 3] = [
 ];
 
 /// Of the machine that sends.
-pub(super) const SENDER: u64 = COMMON | feature::CSUM | feature::HOST_TSO4;
+pub(in crate::bench) const SENDER: u64 = COMMON | feature::CSUM | feature::HOST_TSO4;
 
 impl Workload {
     /// Which of its figures a case is.
@@ -82,12 +82,12 @@ impl Workload {
     }
 
     /// Bytes that the receiver gets for a packet, headers included.
-    pub(super) fn bytes_received(&self) -> u64 {
+    pub(in crate::bench) fn bytes_received(&self) -> u64 {
         (self.payload + self.frames() * HEADERS) as u64
     }
 
     /// Headers of virtio, Ethernet, IPv4 and TCP.
-    pub(super) fn headers(&self) -> [u8; HEADERS] {
+    pub(in crate::bench) fn headers(&self) -> [u8; HEADERS] {
         let mut bytes = [0; HEADERS];
         let (virtio, frame) = bytes.split_at_mut(VIRTIO);
         if let Some(segment) = self.segment {
@@ -130,7 +130,7 @@ impl Workload {
 }
 
 /// Payload that is nowhere the same for long.
-pub(super) fn pattern(bytes: usize) -> Vec<u8> {
+pub(in crate::bench) fn pattern(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| (at as u8).wrapping_mul(7) ^ (at >> 8) as u8).collect()
 }
 
@@ -143,8 +143,8 @@ fn sum(parts: &[&[u8]]) -> Sum {
 /// What any guest agrees to: as Linux does.
 const COMMON: u64 = feature::MRG_RXBUF | feature::INDIRECT | feature::EVENT_INDEX;
 
-pub(super) const RECEIVER_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 2];
-pub(super) const SENDER_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 1];
+pub(in crate::bench) const RECEIVER_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 2];
+pub(in crate::bench) const SENDER_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 1];
 
 /// Of a frame of 1,514 bytes.
 const SEGMENT: usize = 1460;
@@ -161,4 +161,4 @@ pub(super) const VIRTIO: usize = 12;
 const ETHERNET: usize = 14;
 /// Ethernet, IPv4, TCP.
 const FRAME_HEADERS: usize = ETHERNET + 20 + 20;
-pub(super) const HEADERS: usize = VIRTIO + FRAME_HEADERS;
+pub(in crate::bench) const HEADERS: usize = VIRTIO + FRAME_HEADERS;

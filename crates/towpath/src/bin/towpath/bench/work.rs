@@ -1,0 +1,78 @@
+//! Work that is always the same, to be counted instead of timed: instructions, allocations and
+//! system calls of a packet, as `cargo xtask bench-guard` does.
+//!
+//! A harness does its work a given number of times and ends. What twice the number takes more
+//! belongs to the work alone: starting and connecting cancel out.
+
+mod gateway;
+mod guests;
+
+use std::str::FromStr;
+
+use anyhow::{Context, bail};
+
+use super::vm::workload::{WORKLOADS, Workload};
+use super::zerocopy::harness::Harness as Stacks;
+
+/// What is done and how often: as text, `WAY,BYTES,CALLS` for two stacks, `NAME,COUNT` otherwise.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Work {
+    /// Calls to send, between two stacks.
+    Stacks(Stacks),
+    /// Packets of one guest to another.
+    Guests(&'static Workload, u32),
+    /// 64 KiB of a program, to the host or from it.
+    Gateway(gateway::Way, u32),
+}
+
+impl FromStr for Work {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> anyhow::Result<Self> {
+        if text.split(',').count() == 3 {
+            return Ok(Self::Stacks(text.parse()?));
+        }
+        let (name, count) = text.split_once(',').context("WAY,BYTES,CALLS or NAME,COUNT")?;
+        let count = count.parse().context("COUNT is a number")?;
+        if let Some(workload) = WORKLOADS.iter().find(|workload| workload.name == name) {
+            return Ok(Self::Guests(workload, count));
+        }
+        Ok(match name {
+            "gateway_out" => Self::Gateway(gateway::Way::Out, count),
+            "gateway_in" => Self::Gateway(gateway::Way::In, count),
+            _ => bail!("there is no such work"),
+        })
+    }
+}
+
+impl Work {
+    pub(super) fn run(self) -> anyhow::Result<()> {
+        match self {
+            Self::Stacks(stacks) => stacks.run(),
+            Self::Guests(workload, count) => guests::pass(workload, count),
+            Self::Gateway(way, count) => gateway::carry(way, count),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_work_is_done() {
+        let works = ["vm_64B,40", "vm_to_vm_whole,40", "vm_to_vm_segmented,40"];
+        let gateway = ["gateway_out,40", "gateway_in,40"];
+        for text in works.into_iter().chain(gateway).chain(["plain,1448,10"]) {
+            let work: Work = text.parse().expect(text);
+            work.run().unwrap_or_else(|problem| panic!("{text}: {problem:#}"));
+        }
+    }
+
+    #[test]
+    fn unknown_work_is_refused() {
+        for text in ["", "vm_64B", "vm_64B,many", "vm_65B,1", "gateway_up,1", "lead,1,1"] {
+            assert!(text.parse::<Work>().is_err(), "{text}");
+        }
+    }
+}

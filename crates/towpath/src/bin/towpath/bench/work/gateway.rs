@@ -1,0 +1,295 @@
+//! Bytes of a program, through the gateway to a socket of the host and the other way round. The
+//! program is a stack of ours in place of a TAP device; it, the gateway and the host's peer are one
+//! thread, so that nothing is left to who runs when. The peer is reached by the host's loopback.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use anyhow::{Context as _, anyhow, ensure};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::OwnedFd;
+use towpath::config::{Config, Ipv4Config};
+use towpath::report::Report;
+use towpath::worker::{Input, Side, SideContext, Worker};
+use towpath_io::reactor::{Interest, Reactor};
+use towpath_net::fragment::into_received;
+use towpath_net::socket::{Error, Family, SendFlags, SocketId, Sockets};
+use towpath_net::stack::{self, Address, Context, Limits, Stack};
+use towpath_net::tcp::Settings;
+use towpath_net::time::Instant;
+use towpath_net::wire::MacAddr;
+use towpath_packet::{Burst, Caps, Ledger, Memory, MemoryConfig};
+
+/// Who sends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::bench) enum Way {
+    /// The program.
+    Out,
+    /// The host.
+    In,
+}
+
+/// Carries as many times [`CHUNK`] bytes.
+pub(super) fn carry(way: Way, count: u32) -> anyhow::Result<()> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot listen")?;
+    let config = Config {
+        host_loopback: vec![Ipv4Config::default().gateway.into()],
+        ipv6: None,
+        resolvers: Some(Vec::new()),
+        ..Config::default()
+    };
+    let program = Program::new(&config, way, count, listener)?;
+    let done = program.done.try_clone().context("cannot duplicate a descriptor")?;
+    let mut worker = Worker::serving(&config, program, Arc::default())?;
+    worker.run_until(&[done.as_fd()])?;
+    let side = worker.side();
+    ensure!(side.carried == side.total, "{} of {} bytes arrived", side.carried, side.total);
+    Ok(())
+}
+
+/// The inside of the gateway, and the peer of its other side.
+struct Program {
+    sockets: Sockets,
+    stream: SocketId,
+    memory: Memory,
+    ledger: Ledger,
+    sent: Burst,
+    way: Way,
+    listener: TcpListener,
+    peer: Option<TcpStream>,
+    buffer: Vec<u8>,
+    total: u64,
+    /// What was given to the sender's socket.
+    begun: u64,
+    /// What the receiver got.
+    carried: u64,
+    /// Readable while there is something to do: `news` is, or the peer can go on.
+    ready: Reactor,
+    news: OwnedFd,
+    /// Readable when all has arrived.
+    done: OwnedFd,
+}
+
+impl Program {
+    fn new(config: &Config, way: Way, count: u32, listener: TcpListener) -> anyhow::Result<Self> {
+        let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let (ready, news) = (Reactor::new()?, event()?);
+        ready.add(&news, 0, Interest::READ, false)?;
+        listener.set_nonblocking(true)?;
+        ready.add(&listener, 0, Interest::READ, false)?;
+        let net = config.ipv4.context("there is IPv4")?;
+        let mut sockets = Sockets::new(stack_of(config, &net), 1);
+        let stream = sockets.stream(Family::V4).map_err(told)?;
+        let to = SocketAddr::new(net.gateway.into(), listener.local_addr()?.port());
+        match sockets.connect(stream, to, Instant::START) {
+            Ok(()) | Err(Error::InProgress) => {}
+            Err(error) => return Err(told(error)),
+        }
+        tell(&news);
+        Ok(Self {
+            sockets,
+            stream,
+            memory: Memory::new(MemoryConfig::within(MEMORY_BYTES)),
+            ledger: Ledger::new(),
+            sent: Burst::new(),
+            way,
+            listener,
+            peer: None,
+            buffer: vec![0x5a; CHUNK],
+            total: u64::from(count) * CHUNK as u64,
+            begun: 0,
+            carried: 0,
+            ready,
+            news,
+            done: event()?,
+        })
+    }
+
+    /// Lets program and peer go on as far as they can.
+    fn go_on(&mut self, now: Instant) -> anyhow::Result<()> {
+        if self.peer.is_none()
+            && let Ok((peer, _)) = self.listener.accept()
+        {
+            peer.set_nonblocking(true)?;
+            self.peer = Some(peer);
+            self.watch_peer(true)?;
+        }
+        match self.way {
+            Way::Out => {
+                self.program_sends(now)?;
+                self.peer_receives()?;
+            }
+            Way::In => {
+                self.peer_sends()?;
+                self.program_receives(now)?;
+            }
+        }
+        if self.carried >= self.total {
+            tell(&self.done);
+        }
+        Ok(())
+    }
+
+    fn program_sends(&mut self, now: Instant) -> anyhow::Result<()> {
+        while self.begun < self.total {
+            let left = (self.total - self.begun).min(CHUNK as u64) as usize;
+            let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now };
+            let bytes = &self.buffer[..left];
+            match self.sockets.send(self.stream, &[bytes], SendFlags::default(), &mut cx) {
+                Ok(count) => self.begun += count as u64,
+                Err(Error::WouldBlock | Error::InProgress) => break,
+                Err(error) => return Err(told(error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn program_receives(&mut self, now: Instant) -> anyhow::Result<()> {
+        loop {
+            match self.sockets.discard(self.stream, usize::MAX, now) {
+                Ok(0) | Err(Error::WouldBlock | Error::InProgress) => return Ok(()),
+                Ok(count) => self.carried += count as u64,
+                Err(error) => return Err(told(error)),
+            }
+        }
+    }
+
+    fn peer_sends(&mut self) -> anyhow::Result<()> {
+        let Some(mut peer) = self.peer.as_ref() else { return Ok(()) };
+        while self.begun < self.total {
+            let left = (self.total - self.begun).min(CHUNK as u64) as usize;
+            match peer.write(&self.buffer[..left]) {
+                Ok(count) => self.begun += count as u64,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        // It can always be written to; nothing is left to write.
+        self.watch_peer(false)
+    }
+
+    fn peer_receives(&mut self) -> anyhow::Result<()> {
+        let Some(mut peer) = self.peer.as_ref() else { return Ok(()) };
+        loop {
+            match peer.read(&mut self.buffer) {
+                Ok(0) => return Ok(()),
+                Ok(count) => self.carried += count as u64,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn watch_peer(&self, on: bool) -> anyhow::Result<()> {
+        let Some(peer) = &self.peer else { return Ok(()) };
+        match (self.way, on) {
+            (_, false) => drop(self.ready.remove(peer)),
+            (Way::Out, true) => self.ready.add(peer, 0, Interest::READ, false)?,
+            (Way::In, true) => self.ready.add(peer, 0, Interest::WRITE, false)?,
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for Program {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.ready.as_fd()
+    }
+}
+
+impl Side for Program {
+    type Error = std::io::Error;
+
+    fn caps(&self) -> Caps {
+        able()
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.sockets.stack().next_deadline()
+    }
+
+    fn turn(&mut self, cx: &mut SideContext<'_>) -> std::io::Result<()> {
+        // Cleared before it is looked what there is.
+        let _ = rustix::io::read(&self.news, &mut [0; 8]);
+        let now = cx.now;
+        if self.next_deadline().is_some_and(|at| at <= now) {
+            let Self { sockets, memory, ledger, .. } = self;
+            sockets.on_deadline(&mut Context { memory, ledger, now });
+        }
+        self.go_on(now).map_err(std::io::Error::other)
+    }
+
+    fn receive(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) -> std::io::Result<Input> {
+        let Self { sockets, memory, ledger, sent, .. } = self;
+        while !burst.is_full() {
+            if sent.is_empty() {
+                sockets.output(sent, &mut Context { memory, ledger, now: cx.now });
+            }
+            let Some(packet) = sent.pop() else { break };
+            let packet = into_received(packet, memory).map_err(|_| short_of_memory())?;
+            let has_room = burst.push(packet).is_ok();
+            debug_assert!(has_room, "it was not full");
+        }
+        if burst.is_full() {
+            tell(&self.news);
+        }
+        Ok(Input::Done)
+    }
+
+    fn transmit(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) -> std::io::Result<()> {
+        let Self { sockets, memory, ledger, .. } = self;
+        let mut arrived = Burst::new();
+        while let Some(packet) = burst.pop() {
+            let packet = into_received(packet, memory).map_err(|_| short_of_memory())?;
+            arrived.push(packet).map_err(|_| short_of_memory())?;
+        }
+        sockets.input(&mut arrived, &mut Context { memory, ledger, now: cx.now });
+        while sockets.next_wake().is_some() {}
+        tell(&self.news);
+        Ok(())
+    }
+
+    fn rest(&mut self) {}
+
+    fn add_to(&self, _: &mut Report) {}
+}
+
+fn stack_of(config: &Config, net: &Ipv4Config) -> Stack {
+    let gateway = IpAddr::V4(net.gateway);
+    let own = stack::Config {
+        mac: MacAddr(config.program_mac),
+        addresses: vec![Address { address: net.address.into(), prefix_len: net.prefix_len }],
+        next_hops: vec![gateway],
+        transparent: false,
+        secret: [1, 2],
+        tcp: Settings::default(),
+        limits: Limits::default(),
+    };
+    let mut stack = Stack::new(own, able());
+    stack.set_neighbor(gateway, MacAddr(config.gateway_mac));
+    stack
+}
+
+/// A device that can do everything.
+fn able() -> Caps {
+    Caps { checksum: true, tso4: true, gso_bytes_max: 65_535 + 14, ..Caps::plain(1500) }
+}
+
+fn tell(event: &OwnedFd) {
+    // Fails only if the counter is full: then it has been told.
+    let _ = rustix::io::write(event, &1_u64.to_ne_bytes());
+}
+
+fn short_of_memory() -> std::io::Error {
+    ErrorKind::OutOfMemory.into()
+}
+
+fn told(error: Error) -> anyhow::Error {
+    anyhow!("the stack says {error:?}")
+}
+
+/// Bytes of a call.
+const CHUNK: usize = 64 << 10;
+const MEMORY_BYTES: usize = 32 << 20;

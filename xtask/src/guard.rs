@@ -1,0 +1,307 @@
+//! What a packet costs, compared with what it cost when somebody last looked: `cargo xtask
+//! bench-guard`.
+//!
+//! Nothing is timed. The command does work of a fixed kind N times and 2N times (`--harness`);
+//! valgrind counts instructions and allocations, strace counts system calls, and the difference
+//! belongs to N pieces of work. Figures are stored in `xtask/figures.txt` with the compiler that
+//! made them; with another compiler instructions are not compared.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::count::Count;
+use crate::{ci, root, target_folder};
+
+/// A piece of work.
+struct Case {
+    name: &'static str,
+    /// For `--harness`, without the number.
+    work: &'static str,
+    /// How often, at first.
+    count: u64,
+    /// How often instructions are counted: more than once where the kernel decides what comes
+    /// together. The median is taken.
+    rounds: usize,
+}
+
+const CASES: [Case; 10] = [
+    Case { name: "tcp_packet", work: "plain,1448", count: 2000, rounds: 1 },
+    Case { name: "tcp_copied_64KiB", work: "copy,65536", count: 500, rounds: 1 },
+    Case { name: "tcp_lent_4KiB", work: "lend,4096", count: 1000, rounds: 1 },
+    Case { name: "tcp_lent_64KiB", work: "lend,65536", count: 500, rounds: 1 },
+    Case { name: "vm_to_vm_64B", work: "vm_64B", count: 4096, rounds: 1 },
+    Case { name: "vm_to_vm_segmented", work: "vm_to_vm_segmented", count: 200, rounds: 1 },
+    Case { name: "vm_to_vm_64KiB", work: "vm_to_vm_whole", count: 500, rounds: 1 },
+    Case { name: "gateway_out_64KiB", work: "gateway_out", count: 2000, rounds: 5 },
+    Case { name: "gateway_in_64KiB", work: "gateway_in", count: 2000, rounds: 5 },
+    Case { name: "tcp_copied_512B", work: "copy,512", count: 2000, rounds: 1 },
+];
+
+/// What one piece of work costs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Figures {
+    instructions: f64,
+    allocations: f64,
+    system_calls: f64,
+}
+
+/// What may be added before it is a step back, as a share. Where the kernel has its say, runs
+/// differ by 4 %.
+const INSTRUCTIONS_MORE: f64 = 0.06;
+const SYSTEM_CALLS_MORE: f64 = 0.15;
+/// Below that, it is none: tables that grow once.
+const NONE: f64 = 0.02;
+
+/// Compares, or with `--write` stores.
+pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
+    let write = match arguments {
+        [] => false,
+        ["--write"] => true,
+        _ => return Err("bench-guard takes --write or nothing".into()),
+    };
+    let mut build = ci::cargo(["build", "--release", "--package", "towpath", "--locked"]);
+    let built = build.status().map_err(|error| format!("{build:?}: {error}"))?;
+    if !built.success() {
+        return Err("the command was not built".into());
+    }
+    if write {
+        return store();
+    }
+    let count = compare()?;
+    println!("{count}");
+    match count.failed {
+        0 => Ok(()),
+        failed => Err(format!("{failed} figures are worse than those stored")),
+    }
+}
+
+/// Compares with the stored figures, with the release build that there is. Each case is a test.
+pub(crate) fn compare() -> Result<Count, String> {
+    if let Some(missing) = missing() {
+        println!("skipped: {missing} is not installed");
+        return Ok(Count { skipped: CASES.len() as u64, ..Count::default() });
+    }
+    let path = figures_path();
+    let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let stored = Stored::parse(&text)?;
+    let same_compiler = stored.compiler == compiler()?;
+    if !same_compiler {
+        println!("skipped: instructions, as the figures are of {}", stored.compiler);
+    }
+    let mut count = Count::default();
+    println!("{:<24}{:>14}{:>9}{:>14}{:>9}", "", "instructions", "", "system calls", "");
+    for case in &CASES {
+        let was = stored.of(case.name)?;
+        let is = measure(case)?;
+        println!(
+            "{:<24}{:>14.0}{:>+8.1}%{:>14.3}{:>+8.1}%",
+            case.name,
+            is.instructions,
+            100.0 * (is.instructions / was.instructions - 1.0),
+            is.system_calls,
+            if was.system_calls > NONE {
+                100.0 * (is.system_calls / was.system_calls - 1.0)
+            } else {
+                0.0
+            },
+        );
+        let worse = worse(is, was, same_compiler);
+        for what in &worse {
+            println!("{}: {what}", case.name);
+        }
+        if worse.is_empty() { count.passed += 1 } else { count.failed += 1 }
+    }
+    Ok(count)
+}
+
+/// What is worse than it was, in words.
+fn worse(is: Figures, was: Figures, same_compiler: bool) -> Vec<String> {
+    let mut worse = Vec::new();
+    if same_compiler && is.instructions > was.instructions * (1.0 + INSTRUCTIONS_MORE) {
+        worse.push(format!("{:.0} instructions, were {:.0}", is.instructions, was.instructions));
+    }
+    if is.system_calls > was.system_calls * (1.0 + SYSTEM_CALLS_MORE) + NONE {
+        worse.push(format!("{:.3} system calls, were {:.3}", is.system_calls, was.system_calls));
+    }
+    if is.allocations > was.allocations + NONE {
+        worse.push(format!("{:.3} allocations, were {:.3}", is.allocations, was.allocations));
+    }
+    worse
+}
+
+fn store() -> Result<(), String> {
+    if let Some(missing) = missing() {
+        return Err(format!("{missing} is not installed"));
+    }
+    let mut text = format!("# {HEAD}\ncompiler {}\n", compiler()?);
+    for case in &CASES {
+        let Figures { instructions, allocations, system_calls } = measure(case)?;
+        let line = format!("{} {instructions:.0} {allocations:.2} {system_calls:.3}", case.name);
+        println!("{line}");
+        writeln!(text, "{line}").expect("a string takes everything");
+    }
+    fs::write(figures_path(), text).map_err(|error| error.to_string())
+}
+
+const HEAD: &str = "What a piece of work costs: instructions, allocations, system calls. \
+                    Written by `cargo xtask bench-guard --write`.";
+
+fn figures_path() -> PathBuf {
+    root().join("xtask/figures.txt")
+}
+
+/// A program that counts and is not there.
+fn missing() -> Option<&'static str> {
+    ["valgrind", "strace"].into_iter().find(|program| {
+        let mut command = Command::new(program);
+        command.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
+        !command.status().is_ok_and(|status| status.success())
+    })
+}
+
+fn compiler() -> Result<String, String> {
+    let output = Command::new(std::env::var_os("RUSTC").unwrap_or("rustc".into()))
+        .arg("--version")
+        .output()
+        .map_err(|error| format!("rustc: {error}"))?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// The stored figures.
+struct Stored<'a> {
+    compiler: &'a str,
+    lines: Vec<(&'a str, Figures)>,
+}
+
+impl<'a> Stored<'a> {
+    fn parse(text: &'a str) -> Result<Self, String> {
+        let mut stored = Self { compiler: "", lines: Vec::new() };
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            let bad = || format!("xtask/figures.txt: not understood: {line}");
+            let (name, rest) = line.split_once(' ').ok_or_else(bad)?;
+            if name == "compiler" {
+                stored.compiler = rest;
+                continue;
+            }
+            let numbers: Result<Vec<f64>, _> = rest.split(' ').map(str::parse).collect();
+            let &[instructions, allocations, system_calls] = &numbers.map_err(|_| bad())?[..]
+            else {
+                return Err(bad());
+            };
+            stored.lines.push((name, Figures { instructions, allocations, system_calls }));
+        }
+        Ok(stored)
+    }
+
+    fn of(&self, name: &str) -> Result<Figures, String> {
+        let line = self.lines.iter().find(|line| line.0 == name);
+        let none = || format!("xtask/figures.txt has no {name}: run bench-guard --write");
+        line.map(|line| line.1).ok_or_else(none)
+    }
+}
+
+fn measure(case: &Case) -> Result<Figures, String> {
+    let mut instructions = Vec::new();
+    for _ in 0..case.rounds {
+        instructions.push(each(case, instructions_of)?);
+    }
+    instructions.sort_by(f64::total_cmp);
+    Ok(Figures {
+        instructions: instructions[case.rounds / 2],
+        allocations: each(case, allocations_of)?,
+        system_calls: each(case, system_calls_of)?,
+    })
+}
+
+/// What `count` finds in twice the work more, by piece.
+fn each(case: &Case, count: fn(&str) -> Result<u64, String>) -> Result<f64, String> {
+    let work = |times: u64| format!("{},{}", case.work, times * case.count);
+    let (once, twice) = (count(&work(1))?, count(&work(2))?);
+    Ok(twice.saturating_sub(once) as f64 / case.count as f64)
+}
+
+fn instructions_of(work: &str) -> Result<u64, String> {
+    let valgrind = ["--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"];
+    let log = run_under("valgrind", &valgrind, work)?;
+    // `==7== I refs:        1,234,567`, before version 3.21 with more spaces.
+    number(&log, |line| {
+        let (what, count) = line.split_once("refs:")?;
+        what.trim_end().ends_with(" I").then_some(count)
+    })
+}
+
+fn allocations_of(work: &str) -> Result<u64, String> {
+    let log = run_under("valgrind", &["--leak-check=no", "--undef-value-errors=no"], work)?;
+    // `==7==   total heap usage: 1,234 allocs, 1,230 frees, ...`
+    number(&log, |line| {
+        line.split_once("total heap usage:")?.1.split_once(" allocs").map(|it| it.0)
+    })
+}
+
+fn system_calls_of(work: &str) -> Result<u64, String> {
+    let file = target_folder("guard.strace");
+    let path = file.to_str().ok_or("the folder's name is no text")?;
+    run_under("strace", &["-f", "-c", "-o", path], work)?;
+    let table = fs::read_to_string(&file).map_err(|error| format!("{path}: {error}"))?;
+    let _ = fs::remove_file(&file);
+    // The last line: share, seconds, microseconds of a call, calls, perhaps errors, `total`.
+    number(&table, |line| {
+        line.ends_with(" total").then(|| line.split_whitespace().nth(3)).flatten()
+    })
+}
+
+/// The number with commas that `find` sees in one of the lines.
+fn number<'a>(text: &'a str, find: impl Fn(&'a str) -> Option<&'a str>) -> Result<u64, String> {
+    let found = text.lines().find_map(|line| find(line)?.replace(',', "").trim().parse().ok());
+    found.ok_or_else(|| format!("no number in:\n{text}"))
+}
+
+/// Does work under a program that counts; returns what that says.
+fn run_under(program: &str, options: &[&str], work: &str) -> Result<String, String> {
+    let mut command = Command::new(program);
+    command.args(options).arg(binary()).args(["bench", "vm", "--harness", work]);
+    // An instruction that repeats itself counts as often as it does: memory is copied without it.
+    command.env("GLIBC_TUNABLES", TUNABLES).current_dir(root()).stdin(Stdio::null());
+    let output = command.output().map_err(|error| format!("{program}: {error}"))?;
+    let log = String::from_utf8_lossy(&output.stderr).into_owned();
+    if output.status.success() { Ok(log) } else { Err(format!("{command:?}:\n{log}")) }
+}
+
+fn binary() -> PathBuf {
+    target_folder(Path::new("release").join("towpath").to_str().expect("it is text"))
+}
+
+const TUNABLES: &str = "glibc.cpu.x86_rep_movsb_threshold=1073741824:\
+                        glibc.cpu.x86_rep_stosb_threshold=1073741824:\
+                        glibc.cpu.x86_non_temporal_threshold=1073741824";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WAS: Figures = Figures { instructions: 1000.0, allocations: 0.0, system_calls: 2.0 };
+
+    #[test]
+    fn only_what_is_worse_is_told() {
+        assert!(worse(WAS, WAS, true).is_empty());
+        let better = Figures { instructions: 500.0, system_calls: 1.0, ..WAS };
+        assert!(worse(better, WAS, true).is_empty());
+        let slower = Figures { instructions: 1070.0, ..WAS };
+        assert_eq!(worse(slower, WAS, true), ["1070 instructions, were 1000"]);
+        assert!(worse(slower, WAS, false).is_empty(), "of another compiler");
+        let calling = Figures { system_calls: 2.4, allocations: 1.0, ..WAS };
+        assert_eq!(worse(calling, WAS, false).len(), 2);
+    }
+
+    #[test]
+    fn stored_figures_are_found() {
+        let stored = Stored::parse("# words\ncompiler rustc 1.2\nvm 10 0.00 1.5\n").unwrap();
+        assert_eq!(stored.compiler, "rustc 1.2");
+        let vm = Figures { instructions: 10.0, allocations: 0.0, system_calls: 1.5 };
+        assert_eq!(stored.of("vm"), Ok(vm));
+        assert!(stored.of("vn").is_err());
+        assert!(Stored::parse("vm 1 2").is_err() && Stored::parse("vm 1 2 x").is_err());
+    }
+}

@@ -360,7 +360,8 @@ impl Session {
             Request::RemMemReg(region) => Effect::RemoveRegion(region).into(),
             Request::SetLogBase(file, bytes, offset) => Outcome {
                 effect: Effect::SetLog(file, bytes, offset),
-                reply: Some(Reply::Number(0)),
+                // The specification names no payload: QEMU takes any, others want their own again.
+                reply: Some(Reply::Log(bytes, offset)),
             },
             Request::SetLogFd => Effect::Done.into(),
             // In rings: QEMU takes it for pairs, which errs towards more than there are and is

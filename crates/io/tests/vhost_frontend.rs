@@ -1,0 +1,585 @@
+//! The device against the front end of the crate `vhost`, which cloud-hypervisor uses.
+//!
+//! Whoever wrote that code read the protocol apart from us. It says everything over the socket;
+//! the rings are driven by [`DriverQueue`]. The device runs on a thread of its own and sends each
+//! packet back to where it came from.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::MemfdFlags;
+use std::os::unix::fs::FileExt;
+use towpath_io::vhost_user::driver::{DriverQueue, GuestRam};
+use towpath_io::vhost_user::session::{feature, protocol};
+use towpath_io::vhost_user::virtq::{Segment, feature as ring_feature};
+use towpath_io::vhost_user::{Offer, SessionEnd, VhostUser};
+use towpath_packet::{Burst, Device, Ledger, Memory, MemoryConfig};
+use vhost::vhost_user::message::{
+    VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures,
+};
+use vhost::vhost_user::{Error as UserError, Frontend, VhostUserFrontend};
+use vhost::{
+    Error, VhostBackend, VhostUserDirtyLogRegion, VhostUserMemoryRegionInfo, VringConfigData,
+};
+use vmm_sys_util::eventfd::EventFd;
+
+/// Longest wait for anything.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Guest address of the memory, and where its rings and buffers are.
+const BASE: u64 = 0x10_0000;
+const RING_BYTES: u64 = 0x1_0000;
+const BUFFERS: u64 = BASE + 0x10_0000;
+const REGION: u64 = 0x20_0000;
+/// Bytes of a buffer.
+const BUFFER: u32 = 0x1000;
+const PAGE: u64 = 0x1000;
+const SIZE: u16 = 16;
+/// Longer than what is copied at once, so that it is lent.
+const FRAME: usize = 1400;
+const HEADER: u32 = 12;
+
+/// A device on a thread, which sends back what it gets.
+struct Reflector {
+    thread: JoinHandle<(VhostUser, Option<SessionEnd>)>,
+    ends: Arc<AtomicBool>,
+    /// Packets are kept while this is set.
+    keeps: Arc<AtomicBool>,
+    /// Packets that came from the guest.
+    received: Arc<AtomicUsize>,
+}
+
+impl Reflector {
+    fn new(offer: Offer) -> (Self, UnixStream) {
+        let (socket, ours) = UnixStream::pair().expect("two sockets");
+        socket.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        let device = VhostUser::from_socket(ours.into(), offer, Arc::new(Ledger::new()));
+        let mut device = device.expect("a device");
+        let [ends, keeps] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+        let (is_over, is_kept) = (ends.clone(), keeps.clone());
+        let received = Arc::new(AtomicUsize::new(0));
+        let count = received.clone();
+        let thread = std::thread::spawn(move || {
+            let config = MemoryConfig { packets: 256, small_frames: 256, large_frames: 16 };
+            let (mut memory, mut burst) = (Memory::new(config), Burst::new());
+            let (mut held, mut end) = (VecDeque::new(), None);
+            // Bounded: whoever made it ends it.
+            while !is_over.load(Ordering::Relaxed) {
+                let mut files = [PollFd::new(&device, PollFlags::IN)];
+                let soon = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+                poll(&mut files, Some(&soon)).expect("a descriptor");
+                // No time passes, so that what is kept stays lent.
+                device.turn(Duration::ZERO).expect("the system has room");
+                device.receive(&mut memory, &mut burst).expect("a device");
+                count.fetch_add(burst.len(), Ordering::Relaxed);
+                held.extend(std::iter::from_fn(|| burst.pop()));
+                while !is_kept.load(Ordering::Relaxed) && !burst.is_full() {
+                    let Some(packet) = held.pop_front() else { break };
+                    burst.push(packet).expect("there is room");
+                }
+                device.transmit(&mut burst).expect("a device");
+                // What waits for buffers is before all others.
+                let waiting = held.split_off(0);
+                held.extend(std::iter::from_fn(|| burst.pop()));
+                held.extend(waiting);
+                end = end.or(device.take_end());
+            }
+            (device, end)
+        });
+        (Self { thread, ends, keeps, received }, socket)
+    }
+
+    fn keep(&self, keeps: bool) {
+        self.keeps.store(keeps, Ordering::Relaxed);
+    }
+
+    /// Waits until so many packets came from the guest.
+    fn wait_for(&self, count: usize) {
+        wait_until("the device takes what is sent", || {
+            (self.received.load(Ordering::Relaxed) >= count).then_some(())
+        });
+    }
+
+    fn finish(self) -> (VhostUser, Option<SessionEnd>) {
+        self.ends.store(true, Ordering::Relaxed);
+        self.thread.join().expect("the device does not panic")
+    }
+}
+
+/// A front end, its guest and the device.
+struct Bench {
+    ram: GuestRam,
+    queues: Vec<DriverQueue>,
+    kicks: Vec<EventFd>,
+    calls: Vec<EventFd>,
+    front_end: Frontend,
+    device: Reflector,
+    features: u64,
+}
+
+impl Bench {
+    /// Connected, with `ring_count` rings that the device does not know yet.
+    fn new(offer: Offer, features: u64) -> Self {
+        let ram = GuestRam::new(BASE, &[REGION, REGION]).expect("memory");
+        let ring_count = 2 * offer.pairs;
+        let queue = |ring| DriverQueue::new(&ram, BASE + RING_BYTES * ring, SIZE, features);
+        let queues = (0..ring_count.into()).map(|ring| queue(ring).expect("it fits")).collect();
+        let event = || EventFd::new(libc::EFD_NONBLOCK).expect("an event");
+        let (device, socket) = Reflector::new(offer);
+        Self {
+            ram,
+            queues,
+            kicks: (0..ring_count).map(|_| event()).collect(),
+            calls: (0..ring_count).map(|_| event()).collect(),
+            front_end: Frontend::from_stream(socket, ring_count.into()),
+            device,
+            features,
+        }
+    }
+
+    /// Agrees upon features; each request is acknowledged from then on.
+    fn agree(&mut self, more: u64) {
+        let front_end = &mut self.front_end;
+        front_end.set_owner().expect("taken");
+        let offered = front_end.get_features().expect("told");
+        let features = self.features | feature::VERSION_1 | feature::PROTOCOL_FEATURES | more;
+        assert_eq!(features & !offered, 0, "all of it is offered");
+        let offered = front_end.get_protocol_features().expect("told");
+        front_end.set_protocol_features(offered).expect("taken");
+        front_end.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+        front_end.set_features(features).expect("taken");
+    }
+
+    fn region(&self, index: usize) -> VhostUserMemoryRegionInfo {
+        let layout = self.ram.layouts()[index];
+        VhostUserMemoryRegionInfo {
+            guest_phys_addr: layout.guest_address,
+            memory_size: layout.bytes,
+            userspace_addr: layout.user_address,
+            mmap_offset: layout.file_offset,
+            mmap_handle: self.ram.file().as_raw_fd(),
+        }
+    }
+
+    fn vring(&self, ring: usize) -> VringConfigData {
+        let config = self.queues[ring].config();
+        VringConfigData {
+            queue_max_size: SIZE,
+            queue_size: SIZE,
+            flags: 0,
+            desc_table_addr: config.descriptors,
+            used_ring_addr: config.device,
+            avail_ring_addr: config.driver,
+            log_addr: None,
+        }
+    }
+
+    fn start(&mut self, ring: usize, base: u16) {
+        let vring = self.vring(ring);
+        let front_end = &mut self.front_end;
+        front_end.set_vring_num(ring, SIZE).expect("taken");
+        front_end.set_vring_addr(ring, &vring).expect("taken");
+        front_end.set_vring_base(ring, base).expect("taken");
+        front_end.set_vring_call(ring, &self.calls[ring]).expect("taken");
+        front_end.set_vring_kick(ring, &self.kicks[ring]).expect("it starts");
+        front_end.set_vring_enable(ring, true).expect("taken");
+    }
+
+    /// All of it, with the memory as one table and every ring.
+    fn started(offer: Offer, features: u64) -> Self {
+        let mut bench = Self::new(offer, features);
+        bench.agree(0);
+        bench.share();
+        let first = bench.first_base();
+        (0..bench.queues.len()).for_each(|ring| bench.start(ring, first));
+        bench
+    }
+
+    fn share(&self) {
+        let table = [self.region(0), self.region(1)];
+        self.front_end.set_mem_table(&table).expect("taken");
+    }
+
+    fn first_base(&self) -> u16 {
+        self.queues[0].config().base as u16
+    }
+
+    /// A buffer of the guest.
+    fn buffer(number: u64) -> Segment {
+        Segment { address: BUFFERS + u64::from(BUFFER) * number, bytes: BUFFER }
+    }
+
+    /// The guest sends frame `number` by `ring`, in a chain of three buffers.
+    fn send(&mut self, ring: usize, number: u8) {
+        let Segment { address, .. } = Self::buffer(number.into());
+        let memory = self.ram.memory();
+        memory.write(address, &[0; HEADER as usize]).expect("mapped");
+        memory.write(address + u64::from(HEADER), &frame(number)).expect("mapped");
+        let chain = [(0, HEADER), (HEADER, 100), (HEADER + 100, FRAME as u32 - 100)];
+        let chain = chain.map(|(at, bytes)| Segment { address: address + u64::from(at), bytes });
+        assert!(self.queues[ring].add(&chain, &[], number.into()));
+        self.queues[ring].publish();
+        self.kicks[ring].write(1).expect("room");
+    }
+
+    /// The guest offers buffer `number` to receive into.
+    fn offer(&mut self, ring: usize, number: u8) {
+        assert!(self.queues[ring].add(&[], &[Self::buffer(number.into())], number.into()));
+        self.queues[ring].publish();
+        self.kicks[ring].write(1).expect("room");
+    }
+
+    /// Waits for the device to give back a buffer.
+    fn used(&mut self, ring: usize) -> (u64, u32) {
+        wait_until("the device gives something back", || self.queues[ring].used())
+    }
+
+    /// Frame `sent` goes out by ring `from` and comes back by ring `to`.
+    fn round(&mut self, to: usize, from: usize, sent: u8) {
+        let into = 0x80 | sent;
+        self.offer(to, into);
+        self.send(from, sent);
+        assert_eq!(self.used(to), (into.into(), HEADER + FRAME as u32));
+        assert_eq!(self.used(from), (sent.into(), 0));
+        assert_eq!(self.content(into), frame(sent));
+    }
+
+    /// What was received into a buffer.
+    fn content(&self, number: u8) -> Vec<u8> {
+        let mut content = vec![0; FRAME];
+        let address = Self::buffer(number.into()).address + u64::from(HEADER);
+        self.ram.memory().read(address, &mut content).expect("mapped");
+        content
+    }
+}
+
+/// No addresses of Ethernet that a switch would act upon: there is none here.
+fn frame(number: u8) -> Vec<u8> {
+    (0..FRAME).map(|at| (at as u8).wrapping_mul(5) ^ number).collect()
+}
+
+/// Asks every millisecond, for [`PATIENCE`] at least.
+fn wait_until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let found = (0..PATIENCE.as_millis()).find_map(|_| {
+        let answer = ask();
+        if answer.is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        answer
+    });
+    found.unwrap_or_else(|| panic!("{what}: not in {PATIENCE:?}"))
+}
+
+fn pairs(pairs: u16) -> Offer {
+    Offer { pairs, ..Offer::default() }
+}
+
+/// True if the device said no and the connection goes on.
+fn is_refused<T>(result: vhost::Result<T>) -> bool {
+    matches!(result, Err(Error::VhostUserProtocol(UserError::BackendInternalError)))
+}
+
+fn memfd(bytes: u64) -> File {
+    let file = rustix::fs::memfd_create("log", MemfdFlags::CLOEXEC).expect("a file");
+    rustix::fs::ftruncate(&file, bytes).expect("room");
+    file.into()
+}
+
+/// Goal: what we offer is what the other side takes it for.
+#[test]
+fn features_are_agreed_upon() {
+    let mut bench = Bench::new(pairs(2), 0);
+    bench.agree(0);
+    let front_end = &mut bench.front_end;
+    assert_eq!(front_end.get_queue_num().expect("told"), 4);
+    assert!(front_end.get_max_mem_slots().expect("told") >= 8);
+    let offered = front_end.get_protocol_features().expect("told");
+    assert_eq!(offered.bits(), protocol::ALWAYS);
+    assert!(!offered.contains(VhostUserProtocolFeatures::BACKEND_REQ));
+    assert!(is_refused(front_end.set_features(1 << 63)), "not offered");
+    front_end.reset_owner().expect("taken, and without effect");
+}
+
+/// Goal: a packet of three buffers goes out, comes back and is announced, on both layouts.
+#[test]
+fn packets_go_both_ways() {
+    for features in [0, ring_feature::PACKED, ring_feature::INDIRECT] {
+        let mut bench = Bench::started(pairs(1), features);
+        (1..=40).for_each(|number| bench.round(0, 1, number));
+        for call in &bench.calls {
+            assert!(call.read().expect("it was called") > 0);
+        }
+    }
+}
+
+/// Goal: each pair of queues works by itself; a packet that is sent by one that is off is thrown
+/// away, and none comes by it.
+#[test]
+fn pairs_of_queues_come_and_go() {
+    let mut bench = Bench::started(pairs(2), 0);
+    // No packets of IP: all are one flow, which has the first pair that is on.
+    (1..=8).for_each(|number| bench.round(0, 1, number));
+    (1..=8).for_each(|number| bench.round(0, 3, number));
+    let enable = |bench: &mut Bench, ring, on| bench.front_end.set_vring_enable(ring, on);
+    for (ring, on) in [(0, false), (1, false)] {
+        enable(&mut bench, ring, on).expect("taken");
+    }
+    (1..=8).for_each(|number| bench.round(2, 3, number));
+    bench.send(1, 9);
+    assert_eq!(bench.used(1), (9, 0));
+    for (ring, on) in [(0, true), (1, true), (2, false), (3, false)] {
+        enable(&mut bench, ring, on).expect("taken");
+    }
+    (1..=8).for_each(|number| bench.round(0, 1, number));
+    let (device, _) = bench.device.finish();
+    assert_eq!(device.traffic().sent.discarded, 1);
+}
+
+/// Goal: the configuration space is read as it is, and written by nobody else than a migration.
+#[test]
+fn the_configuration_space_is_told() {
+    let mac = [2, 0, 0, 0, 0, 9];
+    let mut bench = Bench::new(Offer { mac: Some(mac), mtu: 1400, ..pairs(3) }, 0);
+    bench.agree(feature::MAC | feature::MTU);
+    let none = VhostUserConfigFlags::empty();
+    let told = bench.front_end.get_config(0, 12, none, &[0; 12]).expect("told").1;
+    assert_eq!(told, [&mac[..], &[1, 0, 3, 0], &1400_u16.to_le_bytes()].concat());
+    let told = bench.front_end.get_config(6, 2, none, &[0; 2]).expect("told").1;
+    assert_eq!(told, [1, 0], "the link is up");
+    assert!(is_refused(bench.front_end.set_config(0, none, &[4; 6])));
+    // What the crate calls writable is what the specification calls a migration.
+    let restore = VhostUserConfigFlags::WRITABLE;
+    bench.front_end.set_config(0, restore, &[4; 6]).expect("taken");
+    let told = bench.front_end.get_config(0, 6, none, &[0; 6]).expect("told").1;
+    assert_eq!(told, [4; 6]);
+}
+
+/// Goal: a ring stops with packets of it lent, says where, and goes on there.
+#[test]
+fn a_ring_stops_with_loans_out_and_goes_on() {
+    let mut bench = Bench::started(pairs(1), 0);
+    bench.round(0, 1, 1);
+    bench.device.keep(true);
+    (2..=5).for_each(|number| bench.send(1, number));
+    bench.device.wait_for(5);
+    assert_eq!(bench.queues[1].used(), None, "they are lent");
+    assert_eq!(bench.front_end.get_vring_base(1).expect("it stops"), 5);
+    (2..=5).for_each(|number| assert_eq!(bench.used(1), (number, 0)));
+    bench.start(1, 5);
+    bench.send(1, 6);
+    (0..5).for_each(|number| bench.offer(0, 0x80 | number));
+    bench.device.keep(false);
+    for number in 0..5_u8 {
+        let into = 0x80 | number;
+        assert_eq!(bench.used(0), (into.into(), HEADER + FRAME as u32));
+        assert_eq!(bench.content(into), frame(number + 2), "in order, and whole");
+    }
+    assert_eq!(bench.front_end.get_vring_base(0).expect("it stops"), 6);
+}
+
+/// Goal: a reset forgets the rings, and keeps the memory and what was agreed about the protocol.
+#[test]
+fn a_reset_device_starts_again() {
+    let mut bench = Bench::started(pairs(1), 0);
+    bench.round(0, 1, 1);
+    bench.front_end.reset_device().expect("taken");
+    bench.send(1, 2);
+    bench.queues = (0..2)
+        .map(|ring| {
+            let at = BASE + RING_BYTES * (8 + ring);
+            DriverQueue::new(&bench.ram, at, SIZE, 0).expect("it fits")
+        })
+        .collect();
+    bench.front_end.set_features(feature::VERSION_1 | feature::PROTOCOL_FEATURES).expect("taken");
+    bench.start(0, 0);
+    bench.start(1, 0);
+    bench.round(0, 1, 3);
+}
+
+/// Goal: memory comes and goes beneath running rings.
+#[test]
+fn memory_comes_and_goes() {
+    let mut bench = Bench::started(pairs(1), 0);
+    let (first, second) = (bench.region(0), bench.region(1));
+    bench.round(0, 1, 1);
+    bench.front_end.remove_mem_region(&second).expect("taken");
+    bench.round(0, 1, 2);
+    assert!(is_refused(bench.front_end.remove_mem_region(&second)), "it is gone");
+    bench.front_end.add_mem_region(&second).expect("taken");
+    bench.front_end.set_mem_table(&[first]).expect("taken");
+    bench.round(0, 1, 3);
+    bench.front_end.add_mem_region(&second).expect("taken");
+    let overlapping = VhostUserMemoryRegionInfo { guest_phys_addr: BASE + PAGE, ..first };
+    assert!(is_refused(bench.front_end.add_mem_region(&overlapping)));
+    let beyond = VhostUserMemoryRegionInfo {
+        guest_phys_addr: BASE + 4 * REGION,
+        userspace_addr: 0x1000,
+        mmap_offset: 2 * REGION,
+        ..first
+    };
+    assert!(is_refused(bench.front_end.add_mem_region(&beyond)), "the file ends before");
+    bench.round(0, 1, 4);
+}
+
+/// Goal: the next device sends what the last one had lent when it was killed, once.
+#[test]
+fn what_was_in_flight_outlives_the_device() {
+    let mut bench = Bench::new(pairs(1), 0);
+    bench.agree(0);
+    bench.share();
+    let asked = VhostUserInflight::new(0, 0, 2, SIZE);
+    let (area, file) = bench.front_end.get_inflight_fd(&asked).expect("made");
+    assert!(area.mmap_size > 0 && area.num_queues == 2 && area.queue_size == SIZE);
+    bench.front_end.set_inflight_fd(&area, file.as_raw_fd()).expect("taken");
+    bench.start(0, 0);
+    bench.start(1, 0);
+    bench.device.keep(true);
+    bench.send(1, 7);
+    bench.device.wait_for(1);
+    // It never runs again, and gives nothing back: as if it were killed.
+    let (device, socket) = Reflector::new(pairs(1));
+    let dead = std::mem::replace(&mut bench.device, device);
+    let dead = dead.finish();
+    assert_eq!(bench.queues[1].used(), None);
+    bench.front_end = Frontend::from_stream(socket, 2);
+    bench.agree(0);
+    bench.share();
+    bench.front_end.set_inflight_fd(&area, file.as_raw_fd()).expect("taken");
+    // Enabled first, as QEMU does: what a ring has while it is not is thrown away.
+    (0..2).for_each(|ring| bench.front_end.set_vring_enable(ring, true).expect("taken"));
+    bench.start(0, 0);
+    bench.start(1, 0);
+    bench.device.wait_for(1);
+    bench.offer(0, 0x80);
+    assert_eq!(bench.used(0), (0x80, HEADER + FRAME as u32));
+    assert_eq!(bench.content(0x80), frame(7));
+    assert_eq!(bench.used(1), (7, 0));
+    bench.round(0, 1, 8);
+    drop(dead);
+}
+
+/// Goal: a migration. Each page that is written after the log was given is marked in it, buffers
+/// and used rings; what is only read is not. After the log has ended nothing more is marked.
+#[test]
+fn what_is_written_is_marked_in_the_log() {
+    let mut bench = Bench::started(pairs(1), 0);
+    bench.round(0, 1, 1);
+    let bytes = (BASE + 2 * REGION) / PAGE / 8;
+    let log = memfd(PAGE + bytes);
+    let region = VhostUserDirtyLogRegion {
+        mmap_size: bytes,
+        mmap_offset: PAGE,
+        mmap_handle: log.as_raw_fd(),
+    };
+    let front_end = &bench.front_end;
+    front_end.set_log_base(0, Some(region)).expect("answered with the log");
+    let event = File::from(OwnedFd::from(memfd(8)));
+    front_end.set_log_fd(event.as_raw_fd()).expect("taken");
+    let features = feature::VERSION_1 | feature::PROTOCOL_FEATURES;
+    front_end.set_features(features | feature::LOG_ALL).expect("taken");
+    // The used rings are written in the name of the addresses that come with the flag.
+    for ring in 0..2 {
+        let used = bench.queues[ring].config().device;
+        let at = used - bench.region(0).userspace_addr + BASE;
+        let vring = VringConfigData { flags: 1, log_addr: Some(at), ..bench.vring(ring) };
+        bench.front_end.set_vring_addr(ring, &vring).expect("taken");
+    }
+    bench.round(0, 1, 2);
+    let taken = dirty(&log, bytes);
+    let page_of = |address: u64| address / PAGE;
+    let into = page_of(Bench::buffer(0x82).address);
+    assert!(taken.contains(&into), "the buffer {into:#x} in {taken:x?}");
+    for ring in 0..2 {
+        let used = bench.queues[ring].config().device - bench.region(0).userspace_addr + BASE;
+        assert!(taken.contains(&page_of(used)), "used ring {ring} in {taken:x?}");
+    }
+    assert!(!taken.contains(&page_of(Bench::buffer(2).address)), "that was only read");
+    assert_eq!(taken.len(), 3, "{taken:x?}");
+    // Taken bits are set again; the last writes are marked when the ring is said to stand.
+    clear(&log, bytes);
+    bench.device.keep(true);
+    bench.send(1, 3);
+    bench.device.wait_for(3);
+    assert_eq!(bench.front_end.get_vring_base(1).expect("it stops"), 3);
+    assert_eq!(bench.used(1), (3, 0));
+    let [received, sent] = [0, 1].map(|ring: usize| {
+        page_of(bench.queues[ring].config().device - bench.region(0).userspace_addr + BASE)
+    });
+    let again = dirty(&log, bytes);
+    // A mark follows its write: that of the round before may come behind the clearing.
+    assert!(again.contains(&sent) && again.iter().all(|page| [received, sent].contains(page)));
+    // Without the feature nothing is marked.
+    bench.front_end.set_features(features).expect("taken");
+    clear(&log, bytes);
+    bench.device.keep(false);
+    bench.start(1, 3);
+    bench.offer(0, 0x84);
+    assert_eq!(bench.used(0), (0x84, HEADER + FRAME as u32));
+    assert!(dirty(&log, bytes).is_empty());
+}
+
+/// Pages that are marked.
+fn dirty(log: &File, bytes: u64) -> Vec<u64> {
+    let mut map = vec![0; bytes as usize];
+    log.read_exact_at(&mut map, PAGE).expect("so long");
+    let bits = (0..bytes * 8).filter(|bit| map[*bit as usize / 8] & 1 << (bit % 8) != 0);
+    bits.collect()
+}
+
+fn clear(log: &File, bytes: u64) {
+    log.write_all_at(&vec![0; bytes as usize], PAGE).expect("so long");
+}
+
+/// Goal: what makes no sense is refused, whatever it is, and the device goes on serving.
+#[test]
+fn nonsense_is_refused() {
+    let mut bench = Bench::started(pairs(1), 0);
+    bench.round(0, 1, 1);
+    // A log that its file is too short for, and one of no bytes.
+    let log = memfd(PAGE);
+    bench.front_end.get_vring_base(0).expect("it stops");
+    bench.front_end.get_vring_base(1).expect("it stops");
+    let vring = bench.vring(0);
+    let at = |address| VringConfigData { desc_table_addr: address, ..vring };
+    let kick = |bench: &Bench| bench.front_end.set_vring_kick(0, &bench.kicks[0]);
+    bench.front_end.set_vring_num(0, 3).expect("taken, and looked at when the ring starts");
+    assert!(is_refused(kick(&bench)), "no power of two");
+    bench.front_end.set_vring_num(0, SIZE).expect("taken");
+    for address in [0, u64::MAX - 15, vring.desc_table_addr + 1, vring.desc_table_addr + REGION * 2]
+    {
+        // A ring that was to start is tried again at once.
+        let _ = bench.front_end.set_vring_addr(0, &at(address));
+        assert!(is_refused(kick(&bench)), "descriptors at {address:#x}");
+    }
+    let inflight = VhostUserInflight::new(PAGE, 0, 2, SIZE);
+    let short = bench.front_end.set_inflight_fd(&inflight, memfd(PAGE / 2).as_raw_fd());
+    assert!(is_refused(short), "a file shorter than the area");
+    let inflight = VhostUserInflight::new(8, 0, 2, SIZE);
+    assert!(is_refused(bench.front_end.set_inflight_fd(&inflight, log.as_raw_fd())));
+    bench.start(0, 1);
+    bench.start(1, 1);
+    bench.round(0, 1, 2);
+    let (device, end) = bench.device.finish();
+    assert!(device.is_connected() && end.is_none());
+    assert_eq!(device.counters().refused, 7);
+}
+
+/// Goal: whoever does not ask for acknowledgements loses the connection, and we say why.
+#[test]
+fn a_refusal_without_acknowledgement_ends_the_connection() {
+    let mut bench = Bench::started(pairs(1), 0);
+    bench.round(0, 1, 1);
+    bench.front_end.set_hdr_flags(VhostUserHeaderFlag::empty());
+    bench.front_end.set_features(1 << 63).expect("sent");
+    let lost = bench.front_end.get_features();
+    assert!(lost.is_err());
+    let (device, end) = bench.device.finish();
+    assert!(!device.is_connected());
+    assert!(matches!(end, Some(SessionEnd::Refused(_))), "{end:?}");
+}

@@ -8,6 +8,7 @@
 pub mod config;
 pub mod dhcpv4;
 pub mod dhcpv6;
+pub mod filter;
 pub mod fragment;
 pub mod frame;
 pub mod input;
@@ -30,6 +31,7 @@ pub const TARGETS: &[(&str, Run)] = &[
     ("config", config::run),
     ("dhcpv4", dhcpv4::run),
     ("dhcpv6", dhcpv6::run),
+    ("filter", filter::run),
     ("fragment", fragment::run),
     ("frame", frame::run),
     ("kernel", kernel::run),

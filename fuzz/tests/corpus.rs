@@ -32,6 +32,11 @@ fn every_corpus_has_a_target() {
 }
 
 #[test]
+fn filter() {
+    replay("filter");
+}
+
+#[test]
 fn fragment() {
     replay("fragment");
 }

@@ -5,13 +5,14 @@
 //! the witness.
 //!
 //! Modules form a line; each may use only those to its left (checked by `cargo xtask tidy`):
-//! `time → counters → wire → checksum → gso → {gro, fragment} → switch → neighbor → path_mtu →
-//! tcp → stack → socket`.
+//! `time → counters → wire → bpf → checksum → gso → {gro, fragment} → switch → neighbor →
+//! path_mtu → tcp → stack → socket`.
 #![no_std]
 #![forbid(unsafe_code)]
 
 extern crate alloc;
 
+pub mod bpf;
 pub mod checksum;
 pub mod counters;
 pub mod fragment;

@@ -1,0 +1,474 @@
+//! Expressions: a part of the language of pcap-filter(7), with the same meaning.
+//!
+//! ```text
+//! expression = term { ("and" | "or") term }           from left to right, both bind alike
+//! term       = "not" term | "(" expression ")" | primitive
+//! primitive  = "ip" | "ip6" | "arp" | "rarp" | "tcp" | "udp" | "icmp" | "icmp6"
+//!            | ["ip" | "ip6" | "arp" | "rarp"] ["src" | "dst"] ["host"] ADDRESS
+//!            | ["ip" | "ip6" | "arp" | "rarp"] ["src" | "dst"] "net" ADDRESS "/" LENGTH
+//!            | "ether" ["src" | "dst"] ["host"] MAC
+//!            | ["tcp" | "udp"] ["src" | "dst"] "port" NUMBER
+//!            | "vlan" [NUMBER] | "less" NUMBER | "greater" NUMBER
+//! ```
+//!
+//! `&&`, `||` and `!` may be written too; `host` must be if neither `src` nor `dst` is. An empty
+//! expression is wanted of every packet. After `vlan` all that follows looks behind the tag.
+//! Ports are those of TCP, UDP and SCTP, of first fragments only, and over IPv6 right behind the
+//! first header. Names of hosts and services are not known.
+//!
+//! Parsing ends in a tree of [`Test`]s. Limits: [`EXPRESSION_BYTES_MAX`], [`TERMS_MAX`],
+//! [`DEPTH_MAX`], [`VLAN_TAGS_MAX`]; at each the expression is refused.
+
+use alloc::boxed::Box;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::fmt;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::wire::ethernet::{self, EtherType};
+use crate::wire::{MacAddr, Protocol, ipv6};
+
+/// Longest expression: more than a person writes.
+pub const EXPRESSION_BYTES_MAX: usize = 4096;
+/// Most primitives: with 31 instructions each, as `port` has, they about fill a program.
+pub const TERMS_MAX: usize = 128;
+/// Most parentheses and `not`s within each other.
+pub const DEPTH_MAX: usize = 32;
+/// Most `vlan`s: frames have a tag of a provider and one of a customer.
+pub const VLAN_TAGS_MAX: u32 = 2;
+
+/// What is wrong with an expression, and where. The language is that of pcap-filter(7), as far as
+/// it has `and`, `or`, `not`, parentheses, `ip`, `ip6`, `arp`, `rarp`, `tcp`, `udp`, `icmp`,
+/// `icmp6`, `vlan`, `less`, `greater`, and `host`, `net` and `port` with `src`, `dst` and a
+/// protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FilterError {
+    /// The byte of the expression at which it was noticed.
+    pub at: usize,
+    /// What is wrong.
+    pub problem: Problem,
+}
+
+/// What can be wrong with an expression.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Problem {
+    /// A bound was reached.
+    TooLarge,
+    /// A word that has no meaning here.
+    Unknown,
+    /// Something is missing here.
+    Missing(&'static str),
+    /// There is something behind the end.
+    Surplus,
+    /// Two words that do not go together.
+    Combination,
+    /// Bits of the address are set that are not part of the network.
+    HostBits,
+}
+
+impl fmt::Display for FilterError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "at character {}: ", self.at + 1)?;
+        match self.problem {
+            Problem::TooLarge => f.write_str("the expression is too large"),
+            Problem::Unknown => f.write_str("this word is unknown here"),
+            Problem::Missing(what) => write!(f, "{what} is wanted"),
+            Problem::Surplus => f.write_str("'and' or 'or' is wanted, or the end"),
+            Problem::Combination => f.write_str("this does not go with the words before it"),
+            Problem::HostBits => f.write_str("the address has bits that the length leaves out"),
+        }
+    }
+}
+
+impl core::error::Error for FilterError {}
+
+/// What a test looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Load {
+    /// The length of the packet.
+    Length,
+    Byte(u32),
+    Half(u32),
+    Word(u32),
+    /// Two bytes at `at` behind the IPv4 header that begins at `network`.
+    BehindIpv4 {
+        network: u32,
+        at: u32,
+    },
+}
+
+/// A comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Test {
+    Equal { load: Load, mask: u32, value: u32 },
+    AnyBit { load: Load, bits: u32 },
+    Greater { load: Load, than: u32 },
+}
+
+impl Test {
+    pub(super) fn load(&self) -> Load {
+        match *self {
+            Self::Equal { load, .. } | Self::AnyBit { load, .. } | Self::Greater { load, .. } => {
+                load
+            }
+        }
+    }
+}
+
+/// What is wanted of a packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Node {
+    Test(Test),
+    Not(Box<Node>),
+    All(Vec<Node>),
+    Any(Vec<Node>),
+}
+
+/// Parses an expression; `None` for an empty one.
+pub(super) fn parse(text: &str) -> Result<Option<Node>, FilterError> {
+    if text.len() > EXPRESSION_BYTES_MAX {
+        return Err(FilterError { at: EXPRESSION_BYTES_MAX, problem: Problem::TooLarge });
+    }
+    let mut parser = Parser { text, at: 0, terms: 0, depth: 0, tags: 0 };
+    if parser.peek().is_none() {
+        return Ok(None);
+    }
+    let node = parser.expression()?;
+    match parser.peek() {
+        None => Ok(Some(node)),
+        Some(_) => Err(parser.error(Problem::Surplus)),
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Source,
+    Destination,
+    Either,
+}
+
+struct Parser<'a> {
+    text: &'a str,
+    /// Where the next word is, or the blank before it.
+    at: usize,
+    terms: usize,
+    depth: usize,
+    /// VLAN tags in front of all that is looked at now.
+    tags: u32,
+}
+
+impl<'a> Parser<'a> {
+    /// The next word or sign, which stays.
+    fn peek(&mut self) -> Option<&'a str> {
+        let rest = &self.text[self.at..];
+        let trimmed = rest.trim_start();
+        self.at += rest.len() - trimmed.len();
+        let sign = ["&&", "||", "(", ")", "!"].into_iter().find(|sign| trimmed.starts_with(sign));
+        let is_end = |c: char| c.is_whitespace() || "()!&|".contains(c);
+        let len = match sign {
+            Some(sign) => sign.len(),
+            // One of these alone is a word, and unknown.
+            None => trimmed.find(is_end).map_or(trimmed.len(), |len| len.max(1)),
+        };
+        (!trimmed.is_empty()).then(|| &trimmed[..len])
+    }
+
+    /// Takes the next word if it is one of these.
+    fn take(&mut self, words: &[&str]) -> Option<&'a str> {
+        let word = self.peek().filter(|word| words.contains(word))?;
+        self.at += word.len();
+        Some(word)
+    }
+
+    fn error(&self, problem: Problem) -> FilterError {
+        FilterError { at: self.at, problem }
+    }
+
+    /// The next word as a value, which `what` describes.
+    fn value<T>(
+        &mut self,
+        what: &'static str,
+        read: impl FnOnce(&str) -> Option<T>,
+    ) -> Result<T, FilterError> {
+        let word = self.peek().unwrap_or_default();
+        let value = read(word).ok_or(self.error(Problem::Missing(what)))?;
+        self.at += word.len();
+        Ok(value)
+    }
+
+    fn expression(&mut self) -> Result<Node, FilterError> {
+        let mut node = self.term()?;
+        while let Some(word) = self.take(&["and", "&&", "or", "||"]) {
+            let right = self.term()?;
+            let is_and = matches!(word, "and" | "&&");
+            node = match (node, is_and) {
+                (Node::All(mut nodes), true) => {
+                    nodes.push(right);
+                    Node::All(nodes)
+                }
+                (Node::Any(mut nodes), false) => {
+                    nodes.push(right);
+                    Node::Any(nodes)
+                }
+                (left, true) => Node::All(vec![left, right]),
+                (left, false) => Node::Any(vec![left, right]),
+            };
+        }
+        Ok(node)
+    }
+
+    fn term(&mut self) -> Result<Node, FilterError> {
+        if self.depth == DEPTH_MAX || self.terms == TERMS_MAX {
+            return Err(self.error(Problem::TooLarge));
+        }
+        self.depth += 1;
+        let node = if self.take(&["not", "!"]).is_some() {
+            Node::Not(Box::new(self.term()?))
+        } else if self.take(&["("]).is_some() {
+            let node = self.expression()?;
+            if self.take(&[")"]).is_none() {
+                return Err(self.error(Problem::Missing("')'")));
+            }
+            node
+        } else {
+            self.terms += 1;
+            self.primitive()?
+        };
+        self.depth -= 1;
+        Ok(node)
+    }
+
+    fn primitive(&mut self) -> Result<Node, FilterError> {
+        if self.take(&["vlan"]).is_some() {
+            return self.vlan();
+        }
+        if let Some(word) = self.take(&["less", "greater"]) {
+            let number = self.value("a number", |word| word.parse::<u32>().ok())?;
+            let longer = |than| Node::Test(Test::Greater { load: Load::Length, than });
+            return Ok(match (word, number.checked_sub(1)) {
+                ("less", _) => Node::Not(Box::new(longer(number))),
+                (_, Some(than)) => longer(than),
+                // Every packet is.
+                (_, None) => Node::All(Vec::new()),
+            });
+        }
+        let protocol = self.take(&PROTOCOLS);
+        let direction = self.take(&["src", "dst"]);
+        let kind = self.take(&["host", "net", "port"]);
+        let direction_is = match direction {
+            Some("src") => Direction::Source,
+            Some(_) => Direction::Destination,
+            None => Direction::Either,
+        };
+        match (protocol, kind) {
+            (None, None) if direction.is_none() => Err(self.error(Problem::Unknown)),
+            (Some("ether"), None | Some("host")) => self.station(direction_is),
+            (Some(protocol), None) if direction.is_none() => Ok(self.protocol(protocol)),
+            (None | Some("tcp" | "udp"), Some("port")) => self.port(protocol, direction_is),
+            (None | Some("ip" | "ip6" | "arp" | "rarp"), Some("net")) => {
+                let (address, len) = self.value("a network ADDRESS/LENGTH", read_network)?;
+                let node = self.address(protocol, direction_is, address, len)?;
+                if has_host_bits(address, len) {
+                    return Err(self.error(Problem::HostBits));
+                }
+                Ok(node)
+            }
+            (None | Some("ip" | "ip6" | "arp" | "rarp"), None | Some("host")) => {
+                let address: IpAddr = self.value("an IP address", |word| word.parse().ok())?;
+                let len = if address.is_ipv4() { 32 } else { 128 };
+                self.address(protocol, direction_is, address, len)
+            }
+            _ => Err(self.error(Problem::Combination)),
+        }
+    }
+
+    fn vlan(&mut self) -> Result<Node, FilterError> {
+        if self.tags == VLAN_TAGS_MAX {
+            return Err(self.error(Problem::TooLarge));
+        }
+        let types = TAG_TYPES.map(|ethertype| self.ethertype(ethertype));
+        let mut nodes = vec![Node::Any(types.into())];
+        if self.peek().is_some_and(|word| word.starts_with(|c: char| c.is_ascii_digit())) {
+            let vid = self.value("a number up to 4095", |word| {
+                word.parse::<u32>().ok().filter(|&vid| vid <= VID_MASK)
+            })?;
+            nodes.push(equal(Load::Half(self.network()), VID_MASK, vid));
+        }
+        self.tags += 1;
+        Ok(Node::All(nodes))
+    }
+
+    /// A protocol by itself.
+    fn protocol(&self, name: &str) -> Node {
+        match name {
+            "ip" => self.ethertype(EtherType::IPV4),
+            "ip6" => self.ethertype(EtherType::IPV6),
+            "arp" => self.ethertype(EtherType::ARP),
+            "rarp" => self.ethertype(RARP),
+            "icmp" => self.over_ipv4(Protocol::ICMP),
+            "icmp6" => self.over_ipv6(Protocol::ICMPV6),
+            "tcp" => Node::Any(vec![self.over_ipv6(Protocol::TCP), self.over_ipv4(Protocol::TCP)]),
+            _ => Node::Any(vec![self.over_ipv6(Protocol::UDP), self.over_ipv4(Protocol::UDP)]),
+        }
+    }
+
+    fn over_ipv4(&self, protocol: Protocol) -> Node {
+        let is_it = equal(Load::Byte(self.network() + 9), u32::MAX, protocol.0.into());
+        Node::All(vec![self.ethertype(EtherType::IPV4), is_it])
+    }
+
+    /// Right behind the first header, or behind that of a fragment.
+    fn over_ipv6(&self, protocol: Protocol) -> Node {
+        let next = Load::Byte(self.network() + 6);
+        let behind = Load::Byte(self.network() + ipv6::HEADER_LEN as u32);
+        let is_fragment = equal(next, u32::MAX, Protocol::IPV6_FRAGMENT.0.into());
+        let is_behind = equal(behind, u32::MAX, protocol.0.into());
+        let is_next = equal(next, u32::MAX, protocol.0.into());
+        let either = Node::Any(vec![is_next, Node::All(vec![is_fragment, is_behind])]);
+        Node::All(vec![self.ethertype(EtherType::IPV6), either])
+    }
+
+    fn port(&mut self, protocol: Option<&str>, direction: Direction) -> Result<Node, FilterError> {
+        let port = self.value("a port number", |word| word.parse::<u16>().ok())?;
+        let protocols: &[Protocol] = match protocol {
+            Some("tcp") => &[Protocol::TCP],
+            Some(_) => &[Protocol::UDP],
+            None => &[Protocol::TCP, Protocol::UDP, SCTP],
+        };
+        let network = self.network();
+        let any_of = |at: u32| {
+            let is_it = |protocol: &Protocol| equal(Load::Byte(at), u32::MAX, protocol.0.into());
+            Node::Any(protocols.iter().map(is_it).collect())
+        };
+        let ports = |load: &dyn Fn(u32) -> Load| {
+            let at = |at| equal(load(at), u32::MAX, port.into());
+            sides(direction, at(0), at(2))
+        };
+        let behind = network + ipv6::HEADER_LEN as u32;
+        let later = Test::AnyBit { load: Load::Half(network + 6), bits: IPV4_OFFSET_MASK };
+        Ok(Node::Any(vec![
+            Node::All(vec![
+                self.ethertype(EtherType::IPV6),
+                any_of(network + 6),
+                ports(&|at| Load::Half(behind + at)),
+            ]),
+            Node::All(vec![
+                self.ethertype(EtherType::IPV4),
+                any_of(network + 9),
+                Node::Not(Box::new(Node::Test(later))),
+                ports(&|at| Load::BehindIpv4 { network, at }),
+            ]),
+        ]))
+    }
+
+    /// Addresses that begin with the first `len` bits of `address`.
+    fn address(
+        &self,
+        protocol: Option<&str>,
+        direction: Direction,
+        address: IpAddr,
+        len: u32,
+    ) -> Result<Node, FilterError> {
+        let network = self.network();
+        let sides = |ethertype, source: Node, destination: Node| {
+            let at = sides(direction, source, destination);
+            Node::All(vec![self.ethertype(ethertype), at])
+        };
+        match (address, protocol) {
+            (IpAddr::V4(address), None | Some("ip" | "arp" | "rarp")) => {
+                let at = |at: u32| begins_v4(network + at, address, len);
+                let kinds = [
+                    ("ip", sides(EtherType::IPV4, at(12), at(16))),
+                    ("arp", sides(EtherType::ARP, at(14), at(24))),
+                    ("rarp", sides(RARP, at(14), at(24))),
+                ];
+                let wanted = |name: &str| protocol.is_none_or(|protocol| protocol == name);
+                let kinds = kinds.into_iter().filter(|(name, _)| wanted(name));
+                Ok(Node::Any(kinds.map(|(_, node)| node).collect()))
+            }
+            (IpAddr::V6(address), None | Some("ip6")) => {
+                let at = |at: u32| begins_v6(network + at, address, len);
+                Ok(sides(EtherType::IPV6, at(8), at(24)))
+            }
+            _ => Err(self.error(Problem::Combination)),
+        }
+    }
+
+    fn station(&mut self, direction: Direction) -> Result<Node, FilterError> {
+        let mac: MacAddr = self.value("a link-layer address", |word| word.parse().ok())?;
+        let [a, b, c, d, e, f] = mac.0;
+        let at = |at: u32| {
+            Node::All(vec![
+                equal(Load::Half(at), u32::MAX, u16::from_be_bytes([a, b]).into()),
+                equal(Load::Word(at + 2), u32::MAX, u32::from_be_bytes([c, d, e, f])),
+            ])
+        };
+        Ok(sides(direction, at(6), at(0)))
+    }
+
+    fn ethertype(&self, ethertype: EtherType) -> Node {
+        equal(Load::Half(self.network() - 2), u32::MAX, ethertype.0.into())
+    }
+
+    /// Where the network header is: behind the tags.
+    fn network(&self) -> u32 {
+        ethernet::HEADER_LEN as u32 + TAG_BYTES * self.tags
+    }
+}
+
+fn equal(load: Load, mask: u32, value: u32) -> Node {
+    Node::Test(Test::Equal { load, mask, value })
+}
+
+fn sides(direction: Direction, source: Node, destination: Node) -> Node {
+    match direction {
+        Direction::Source => source,
+        Direction::Destination => destination,
+        Direction::Either => Node::Any(vec![source, destination]),
+    }
+}
+
+fn begins_v4(at: u32, address: Ipv4Addr, len: u32) -> Node {
+    equal(Load::Word(at), mask(len), address.to_bits())
+}
+
+fn begins_v6(at: u32, address: Ipv6Addr, len: u32) -> Node {
+    let words = address.to_bits().to_be_bytes();
+    let words = words.as_chunks::<4>().0.iter().zip(0_u32..);
+    let words = words.map(|(word, index)| {
+        let bits = len.saturating_sub(32 * index).min(32);
+        equal(Load::Word(at + 4 * index), mask(bits), u32::from_be_bytes(*word))
+    });
+    Node::All(words.collect())
+}
+
+/// The first `len` bits of a word.
+fn mask(len: u32) -> u32 {
+    u32::MAX.checked_shl(32 - len).unwrap_or(0)
+}
+
+fn read_network(word: &str) -> Option<(IpAddr, u32)> {
+    let (address, len) = word.split_once('/')?;
+    let address: IpAddr = address.parse().ok()?;
+    let most = if address.is_ipv4() { 32 } else { 128 };
+    let len = len.parse().ok().filter(|&len| len <= most)?;
+    Some((address, len))
+}
+
+fn has_host_bits(address: IpAddr, len: u32) -> bool {
+    match address {
+        IpAddr::V4(address) => address.to_bits() & !mask(len) != 0,
+        IpAddr::V6(address) => address.to_bits().checked_shl(len).unwrap_or(0) != 0,
+    }
+}
+
+const PROTOCOLS: [&str; 9] = ["ether", "ip", "ip6", "arp", "rarp", "tcp", "udp", "icmp", "icmp6"];
+/// Reverse ARP (RFC 903).
+const RARP: EtherType = EtherType(0x8035);
+/// SCTP (RFC 9260).
+const SCTP: Protocol = Protocol(132);
+/// Those of 802.1Q, of 802.1ad, and of providers before it.
+const TAG_TYPES: [EtherType; 3] = [EtherType::VLAN, EtherType(0x88a8), EtherType(0x9100)];
+const TAG_BYTES: u32 = 4;
+const VID_MASK: u32 = 0x0fff;
+const IPV4_OFFSET_MASK: u32 = 0x1fff;

@@ -3,7 +3,7 @@
 //! Ports are stream sockets, so no privilege is needed and no packet leaves the machine.
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -183,6 +183,53 @@ fn figures_tell_what_passed() {
     assert_eq!(families, 11, "each family once: {metrics}");
 }
 
+/// Goal: `--watch` tells what passed in each interval, and ends well at the end of who reads, of the
+/// instance, and by SIGINT.
+#[test]
+fn figures_can_be_watched() {
+    let network = Network::start("watch");
+    let mut a = UnixStream::connect(network.folder.0.join("a.sock")).unwrap();
+    wait_for("a guest", || network.ports()[0]["connected"] == true);
+    let watch = |arguments: &[&str]| {
+        let mut command = towpath(["stats", "--watch"]);
+        command.args(arguments).env("XDG_RUNTIME_DIR", &network.folder.0);
+        Guard(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+    };
+    let mut json = watch(&["--json"]);
+    let mut lines = BufReader::new(json.0.stdout.take().unwrap()).lines();
+    let mut next = || -> Value { serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap() };
+    assert_eq!(next()["ports"]["a"]["packets_in"], 0.0);
+    send_frame(&mut a);
+    let told =
+        (0..PATIENCE.as_secs()).map(|_| next()).find(|rates| rates["all"]["bytes_in"] != 0.0);
+    let rates = told.expect("the frame is told");
+    let seconds = rates["seconds"].as_f64().unwrap();
+    let bytes = rates["ports"]["a"]["bytes_in"].as_f64().unwrap() * seconds;
+    assert!((bytes - 60.0).abs() < 6.0, "{rates}");
+    // Nobody reads any more.
+    drop(lines);
+    assert_eq!(finish(json).status.code(), Some(0));
+
+    let mut table = watch(&[]);
+    let mut first = String::new();
+    BufReader::new(table.0.stdout.as_mut().unwrap()).read_line(&mut first).unwrap();
+    assert!(first.starts_with("pid "), "no terminal, nothing for one: {first:?}");
+    table.signal(Signal::INT);
+    assert_eq!(finish(table).status.code(), Some(0));
+
+    let mut last = watch(&[]);
+    BufReader::new(last.0.stdout.as_mut().unwrap()).read_line(&mut first).unwrap();
+    network.running.signal(Signal::TERM);
+    let last = finish(last);
+    assert_eq!(
+        (last.status.code(), &*errors(&last)),
+        (Some(0), "towpath: the instance has ended\n")
+    );
+    let none = network.towpath(&["stats", "--watch=2"]);
+    assert_fails(&none, "none is running");
+    assert_eq!(network.towpath(&["stats", "--watch=0"]).status.code(), Some(2));
+}
+
 /// Goal: a transaction whose last operation is impossible leaves no trace, not even at a port that
 /// it removes: its guest stays connected and gets frames.
 #[test]
@@ -292,8 +339,9 @@ fn wrong_usage_is_told_apart_from_failures() {
         assert_eq!(output.status.code(), Some(2), "{wrong:?}: {}", errors(&output));
     }
     assert_fails(&network.towpath(&["port", "del", "x"]), "there is no port 'x'");
-    assert_fails(&network.towpath(&["ls", "--socket", "/nowhere"]), "cannot reach the network");
-    assert_fails(&network.towpath(&["ls", "--pid", "1"]), "cannot reach the network");
+    assert_fails(&network.towpath(&["ls", "--socket", "/nowhere"]), "cannot reach a towpath at");
+    let nobody = "process 1 is no running towpath";
+    assert_fails(&network.towpath(&["ls", "--pid", "1"]), nobody);
     let folder = Folder::new("usage-none");
     let none = output(towpath(["port", "del", "a"]).env("XDG_RUNTIME_DIR", &folder.0));
     assert_fails(&none, "no network is running");

@@ -1,11 +1,11 @@
 //! `towpath stats`: instances are found, asked and forgotten.
 
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::{Output, Stdio};
+use std::process::Output;
 
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 
@@ -64,9 +64,17 @@ fn a_running_instance_tells_its_counters() {
     assert!(text(&stats(&folder.0, &[&pid])).contains("copied.recall                0\n"));
     assert!(text(&stats(&folder.0, &[])).contains("  run -4 -- sleep 1000\n"));
     assert_eq!(text(&stats(&folder.0, &["--json"])).lines().count(), 1);
-    let socket = folder.sockets().join(&pid);
+    let socket = control_socket(&folder, &pid);
     let socket_path = socket.to_str().unwrap();
     assert_eq!(stats(&folder.0, &["--socket", socket_path]).status.code(), Some(0));
+    // It is the same protocol as a network's, without what only a network has.
+    let metrics = get(&socket, "/metrics");
+    assert!(metrics.contains("towpath_flows{protocol=\"tcp\"} 0\n"), "{metrics}");
+    assert!(metrics.ends_with("# EOF\n") && !metrics.contains("towpath_port"), "{metrics}");
+    assert!(get(&socket, "/v1/ports").starts_with("HTTP/1.1 404 "));
+    let mut ls = towpath(["ls"]);
+    let listed = output(ls.env("XDG_RUNTIME_DIR", &folder.0));
+    assert_eq!(errors(&listed), "towpath: no network is running\n");
 
     // Killed, it leaves its socket, which goes when somebody looks.
     running.signal(Signal::KILL);
@@ -79,18 +87,32 @@ fn a_running_instance_tells_its_counters() {
     assert_eq!(errors(&none), "towpath: none is running\n");
 }
 
+/// The control socket of a process.
+fn control_socket(folder: &Folder, pid: &str) -> PathBuf {
+    folder.sockets().join(format!("{pid}.control"))
+}
+
+/// What is answered to a request, headers and all.
+fn get(socket: &Path, path: &str) -> String {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(format!("GET {path} HTTP/1.1\r\n\r\n").as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
 /// Goal: who asks an instance whose flows have taken all descriptors is answered all the same; with
-/// not one to spare the instance cannot be asked any more, but serves on and does not spin.
+/// not one to spare the instance serves on, does not spin, and answers again when there are some.
 #[test]
 fn an_instance_without_descriptors_still_answers() {
     skip_if!(no_tap());
     let folder = Folder::new("full");
     let mut command = towpath(["run", "-4", "--", "sleep", "1000"]);
-    let command = command.env("XDG_RUNTIME_DIR", &folder.0).stderr(Stdio::piped());
-    let running = Guard(command.spawn().unwrap());
+    let running = Guard(command.env("XDG_RUNTIME_DIR", &folder.0).spawn().unwrap());
     let (_, program) = init_and_command(&running, "sleep");
     let pid = running.pid().as_raw_pid().to_string();
-    wait_for("the socket", || folder.sockets().join(&pid).exists());
+    wait_for("the socket", || control_socket(&folder, &pid).exists());
     assert_eq!(stats(&folder.0, &[&pid]).status.code(), Some(0), "it serves");
 
     limit_files(&running, free_descriptor(&pid));
@@ -99,14 +121,12 @@ fn an_instance_without_descriptors_still_answers() {
         assert_eq!(one.status.code(), Some(0), "{}", errors(&one));
     }
     limit_files(&running, 3);
-    let asked = stats(&folder.0, &[&pid]);
-    assert_eq!(asked.status.code(), Some(125), "{}", text(&asked));
-    assert_fails(&stats(&folder.0, &[&pid]), "is no running towpath of this user");
+    assert_fails(&stats(&folder.0, &[&pid]), "no answer from");
+    limit_files(&running, 1000);
+    wait_for("an answer", || stats(&folder.0, &[&pid]).status.code() == Some(0));
 
     kill_process(Pid::from_raw(program).unwrap(), Signal::TERM).unwrap();
-    let ended = finish(running);
-    assert_eq!(ended.status.code(), Some(128 + 15));
-    assert!(errors(&ended).contains("not in `towpath stats` any more"), "{}", errors(&ended));
+    assert_eq!(finish(running).status.code(), Some(128 + 15));
 }
 
 /// Lowers the limit of a running process, below what it has open if need be.
@@ -125,7 +145,10 @@ fn free_descriptor(pid: &str) -> u64 {
 fn what_is_no_instance_is_an_error() {
     let folder = Folder::new("no-stats");
     assert_fails(&stats(&folder.0, &["7"]), "process 7 is no running towpath of this user");
-    assert_fails(&stats(&folder.0, &["--socket", "/no/such"]), "cannot ask /no/such");
+    assert_fails(
+        &stats(&folder.0, &["--socket", "/no/such"]),
+        "cannot reach a towpath at /no/such",
+    );
     assert_eq!(stats(&folder.0, &["0"]).status.code(), Some(2));
     assert_eq!(stats(&folder.0, &["7", "--socket", "x"]).status.code(), Some(2));
 
@@ -135,14 +158,19 @@ fn what_is_no_instance_is_an_error() {
     assert_fails(&stats(&folder.0, &[]), "is not a folder of this user's alone");
     fs::set_permissions(folder.sockets(), fs::Permissions::from_mode(0o700)).unwrap();
 
-    for answer in ["", "{\"pid\": 7, \"comm", "no JSON", "[1]"] {
-        let path = folder.sockets().join("7");
+    let no_json = "HTTP/1.1 200 OK\r\n\r\n{\"pid\": 7, \"comm";
+    for answer in ["", "{}", "HTTP/1.1 200 OK\r\n", no_json] {
+        let path = control_socket(&folder, "7");
         let listener = UnixListener::bind(&path).unwrap();
         let answering = std::thread::spawn(move || {
+            // The first only looks whether somebody is there.
+            drop(listener.accept().unwrap());
             let (mut stream, _) = listener.accept().unwrap();
+            // All of the request is read, lest its end is a reset.
+            let _ = stream.read(&mut [0; 4096]).unwrap();
             stream.write_all(answer.as_bytes()).unwrap();
         });
-        assert_fails(&stats(&folder.0, &["7"]), "did not answer with counters");
+        assert_fails(&stats(&folder.0, &["7"]), "is no control socket");
         answering.join().unwrap();
         fs::remove_file(path).unwrap();
     }

@@ -1,5 +1,6 @@
-//! What can be asked on the control socket of a network, and the JSON of it.
+//! What can be asked on a control socket, and the JSON of it.
 //!
+//! An instance that serves one program answers `GET` of [`STATS`] and [`METRICS`], a network more.
 //! Requests: `GET` of [`PORTS`], [`STATS`] and [`METRICS`]; `POST` of [`TRANSACTION`] with
 //! `{"operations": [...]}`, where an operation is one of
 //! `{"add": NAME, "vhost-user": PATH, ...}` (or `"stream": PATH`, or `"tap": true`),
@@ -44,12 +45,22 @@ pub(crate) fn answer(worker: &mut Worker<Network>, request: &Request<'_>) -> Res
         ("GET", STATS) => Response::json(200, &figures(worker)),
         ("GET", METRICS) => {
             let network = worker.side().report(worker.now());
-            Response::metrics(metrics::text(&worker.report(), &network))
+            Response::metrics(metrics::text(&worker.report(), Some(&network)))
         }
         ("POST", TRANSACTION) => transaction(worker.side_mut(), request.body),
         (_, PORTS | STATS | METRICS | TRANSACTION) => {
             Response::error(405, "reading is GET, a transaction is POST")
         }
+        _ => Response::error(404, "there is no such path"),
+    }
+}
+
+/// Answers a request to an instance that serves one program: figures alone.
+pub(crate) fn answer_gateway(worker: &Worker, request: &Request<'_>) -> Response {
+    match (request.method, request.path) {
+        ("GET", STATS) => Response::json(200, &stats::object(&worker.report())),
+        ("GET", METRICS) => Response::metrics(metrics::text(&worker.report(), None)),
+        (_, STATS | METRICS) => Response::error(405, "figures are read by GET"),
         _ => Response::error(404, "there is no such path"),
     }
 }

@@ -1,4 +1,4 @@
-//! The control socket of a network: connections, and the requests and answers on them.
+//! The control socket of an instance: connections, and the requests and answers on them.
 //!
 //! # Theory of operation
 //!
@@ -57,7 +57,7 @@ struct Connection {
 impl Control {
     /// Makes the socket. Fails where the user has no folder for such things.
     pub(crate) fn new() -> anyhow::Result<Self> {
-        let announced = Announced::control()?;
+        let announced = Announced::new()?;
         let reactor = Reactor::new()?;
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
@@ -94,6 +94,8 @@ impl Control {
         }
         self.events = events;
         let is_short = !self.accept()?;
+        // Fails while descriptors are short; it is tried again when the timer ticks.
+        let _ = self.announced.keep_spare();
         self.listen(!is_short && self.connections.iter().any(Option::is_none))?;
         self.run_timer(is_short || self.connections.iter().any(Option::is_some))
     }
@@ -138,8 +140,6 @@ impl Control {
     fn tick(&mut self) -> io::Result<()> {
         // How many times it ticked does not matter, and it may have been stopped since.
         let _ = rustix::io::read(&self.timer, &mut [0; 8]);
-        // Fails while descriptors are short; it is tried again.
-        let _ = self.announced.keep_spare();
         for index in 0..CONNECTIONS_MAX {
             let Some(connection) = &mut self.connections[index] else { continue };
             connection.ticks += 1;

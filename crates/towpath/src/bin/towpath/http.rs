@@ -128,15 +128,16 @@ fn reason(status: u16) -> &'static str {
     }
 }
 
-/// Asks a control socket. An answer that is an error becomes one.
-pub(crate) fn ask(
+/// Asks a control socket. An answer that is an error becomes one, but for `None`: there is no such
+/// path, as at an instance of another kind.
+pub(crate) fn ask_if_any(
     path: &Path,
     method: &str,
     target: &str,
     body: Option<&Value>,
-) -> anyhow::Result<Value> {
+) -> anyhow::Result<Option<Value>> {
     let mut stream = UnixStream::connect(path)
-        .with_context(|| format!("cannot reach the network at {}", path.display()))?;
+        .with_context(|| format!("cannot reach a towpath at {}", path.display()))?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let body = body.map(Value::to_string).unwrap_or_default();
@@ -151,11 +152,26 @@ pub(crate) fn ask(
         .with_context(|| format!("no answer from {}", path.display()))?;
     let (status, value) =
         read(&answer).with_context(|| format!("{} is no control socket", path.display()))?;
-    if status == 200 {
-        return Ok(value);
+    match status {
+        200 => Ok(Some(value)),
+        404 => Ok(None),
+        // A terminal would act on control characters.
+        _ => bail!(
+            "{}",
+            value["error"].as_str().unwrap_or("it refused").replace(char::is_control, "?")
+        ),
     }
-    // A terminal would act on control characters.
-    bail!("{}", value["error"].as_str().unwrap_or("it refused").replace(char::is_control, "?"));
+}
+
+/// Asks for what the control socket must have.
+pub(crate) fn ask(
+    path: &Path,
+    method: &str,
+    target: &str,
+    body: Option<&Value>,
+) -> anyhow::Result<Value> {
+    ask_if_any(path, method, target, body)?
+        .with_context(|| format!("the towpath at {} is of another kind", path.display()))
 }
 
 fn read(answer: &[u8]) -> Option<(u16, Value)> {

@@ -1,12 +1,11 @@
-//! Running instances: each answers with its counters on a socket in a folder of its user's.
+//! Running instances: each has a control socket in a folder of its user's.
 //!
-//! The socket's name is the process number; that of a network's control socket is the number with
-//! [`CONTROL_SUFFIX`]. Only the user can reach the folder. A socket that
-//! refuses connections was left by a process that was killed, and is removed by who finds it; so it
-//! gets its name when it is already served.
+//! The socket's name is the process number with [`CONTROL_SUFFIX`]. Only the user can reach the
+//! folder. A socket that refuses connections was left by a process that was killed, and is removed
+//! by who finds it; so it gets its name when it is already served.
 
 use std::fs::{self, DirBuilder};
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -16,12 +15,9 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use rustix::io::Errno;
 use rustix::process::geteuid;
-use serde_json::Value;
 
-/// Longest answer of an instance.
-const ANSWER_BYTES_MAX: usize = 64 << 10;
 /// An instance that runs answers in far less.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// Ends the name of a control socket.
 const CONTROL_SUFFIX: &str = ".control";
 /// Bits of a folder's mode that let others in.
@@ -38,15 +34,6 @@ pub(crate) struct Announced {
 impl Announced {
     /// Makes the socket. Fails where the user has no folder for such things.
     pub(crate) fn new() -> anyhow::Result<Self> {
-        Self::with_suffix("")
-    }
-
-    /// Makes the control socket, likewise.
-    pub(crate) fn control() -> anyhow::Result<Self> {
-        Self::with_suffix(CONTROL_SUFFIX)
-    }
-
-    fn with_suffix(suffix: &str) -> anyhow::Result<Self> {
         let folder = folder()?;
         match DirBuilder::new().mode(0o700).create(&folder) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => {
@@ -54,7 +41,7 @@ impl Announced {
             }
             _ => check(&folder)?,
         }
-        let name = format!("{}{suffix}", std::process::id());
+        let name = format!("{}{CONTROL_SUFFIX}", std::process::id());
         let (path, before) = (folder.join(&name), folder.join(format!(".{name}")));
         // Of a process with the same number that was killed.
         let _ = fs::remove_file(&before);
@@ -67,20 +54,6 @@ impl Announced {
             })
             .with_context(|| format!("cannot make {}", path.display()))?;
         Ok(Self { listener, path, spare: Some(spare) })
-    }
-
-    /// Answers one who asks. He is not waited for: what does not fit his socket's buffer is lost
-    /// to him.
-    ///
-    /// # Errors
-    /// Nobody can be answered, and the socket stays readable.
-    pub(crate) fn answer(&mut self, counters: impl FnOnce() -> Value) -> io::Result<()> {
-        if let Some(mut stream) = self.accept()?
-            && stream.set_nonblocking(true).is_ok()
-        {
-            let _ = stream.write_all(counters().to_string().as_bytes());
-        }
-        self.keep_spare()
     }
 
     /// Takes a descriptor for the next one who asks, if there is none.
@@ -121,75 +94,48 @@ impl Drop for Announced {
     }
 }
 
-/// Asks the instance with this process number.
-pub(crate) fn ask_process(number: i32) -> anyhow::Result<Value> {
-    let folder = folder()?;
-    if folder.exists() {
-        check(&folder)?;
-    }
-    let answer = ask_listed(number)?;
-    answer.with_context(|| format!("process {number} is no running towpath of this user"))
-}
-
-/// Asks the instance behind a socket.
-pub(crate) fn ask(path: &Path) -> anyhow::Result<Value> {
-    let stream = UnixStream::connect(path);
-    read(stream.with_context(|| format!("cannot ask {}", path.display()))?, path)
-}
-
-/// Process numbers of this user's instances, least first; some may have been killed.
-pub(crate) fn numbers() -> anyhow::Result<Vec<i32>> {
+/// The control sockets of this user's instances that answer, with their process numbers, least
+/// first.
+pub(crate) fn running() -> anyhow::Result<Vec<(i32, PathBuf)>> {
     let folder = folder()?;
     let entries = match fs::read_dir(&folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.with_context(|| format!("cannot read {}", folder.display()))?,
     };
     check(&folder)?;
-    let number = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
+    let number = |entry: io::Result<fs::DirEntry>| {
+        entry.ok()?.file_name().to_str()?.strip_suffix(CONTROL_SUFFIX)?.parse().ok()
+    };
     let mut numbers: Vec<i32> = entries.filter_map(number).collect();
     numbers.sort_unstable();
-    Ok(numbers)
-}
-
-/// The control sockets of this user's networks that answer, with their process numbers, least
-/// first.
-pub(crate) fn controls() -> anyhow::Result<Vec<(i32, PathBuf)>> {
-    let mut controls = Vec::new();
-    for number in numbers()? {
-        let path = control_path(number)?;
-        match UnixStream::connect(&path) {
-            Ok(_) => controls.push((number, path)),
-            Err(error) if is_left_over(&error, &path) => {}
-            Err(error) => {
-                return Err(error).with_context(|| format!("cannot ask {}", path.display()));
-            }
+    let mut running = Vec::new();
+    for number in numbers {
+        let path = folder.join(format!("{number}{CONTROL_SUFFIX}"));
+        if answers(&path)? {
+            running.push((number, path));
         }
     }
-    Ok(controls)
+    Ok(running)
 }
 
-/// Where the network with this process number is controlled.
-pub(crate) fn control_path(number: i32) -> anyhow::Result<PathBuf> {
-    Ok(folder()?.join(format!("{number}{CONTROL_SUFFIX}")))
+/// The control socket of the instance with this process number.
+pub(crate) fn of_process(number: i32) -> anyhow::Result<PathBuf> {
+    let folder = folder()?;
+    if folder.exists() {
+        check(&folder)?;
+    }
+    let path = folder.join(format!("{number}{CONTROL_SUFFIX}"));
+    if !answers(&path)? {
+        bail!("process {number} is no running towpath of this user");
+    }
+    Ok(path)
 }
 
-/// True if a control socket has this name.
-pub(crate) fn is_control(path: &Path) -> bool {
-    path.to_str().is_some_and(|path| path.ends_with(CONTROL_SUFFIX))
-}
-
-/// Asks the instance with this number, which was listed; `None` if it is gone.
-pub(crate) fn ask_listed(number: i32) -> anyhow::Result<Option<Value>> {
-    let path = folder()?.join(number.to_string());
-    match UnixStream::connect(&path) {
-        Ok(stream) => read(stream, &path).map(Some),
-        Err(error) if is_left_over(&error, &path) => {
-            // The process has gone with both.
-            if error.kind() == ErrorKind::ConnectionRefused {
-                let _ = fs::remove_file(control_path(number)?);
-            }
-            Ok(None)
-        }
+/// True if somebody is there.
+pub(crate) fn answers(path: &Path) -> anyhow::Result<bool> {
+    match UnixStream::connect(path) {
+        Ok(_) => Ok(true),
+        Err(error) if is_left_over(&error, path) => Ok(false),
         Err(error) => Err(error).with_context(|| format!("cannot ask {}", path.display())),
     }
 }
@@ -200,17 +146,6 @@ fn is_left_over(error: &io::Error, path: &Path) -> bool {
         let _ = fs::remove_file(path);
     }
     matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound)
-}
-
-fn read(stream: UnixStream, path: &Path) -> anyhow::Result<Value> {
-    let mut answer = Vec::new();
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream
-        .take(ANSWER_BYTES_MAX as u64)
-        .read_to_end(&mut answer)
-        .with_context(|| format!("no answer from {}", path.display()))?;
-    let counters = serde_json::from_slice(&answer).ok().filter(Value::is_object);
-    counters.with_context(|| format!("{} did not answer with counters", path.display()))
 }
 
 /// Where the sockets are.

@@ -35,6 +35,7 @@ mod serve;
 mod settings;
 mod stats;
 mod up;
+mod watch;
 
 fn main() -> ExitCode {
     // Wrong usage ends here, with code 2.

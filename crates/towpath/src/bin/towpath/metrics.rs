@@ -15,12 +15,14 @@ struct Family<'a> {
     suffix: &'static str,
 }
 
-/// All figures of an instance.
-pub(crate) fn text(report: &Report, network: &NetworkReport) -> String {
+/// All figures of an instance, which has a switch with ports or has none.
+pub(crate) fn text(report: &Report, network: Option<&NetworkReport>) -> String {
     let mut out = String::new();
-    ports(&mut out, network);
-    let stations = "Stations that the switch knows.";
-    Family::gauge(&mut out, "towpath_stations", stations).add("", network.stations);
+    if let Some(network) = network {
+        ports(&mut out, network);
+        let stations = "Stations that the switch knows.";
+        Family::gauge(&mut out, "towpath_stations", stations).add("", network.stations);
+    }
     let (tcp, udp, echo) = report.flows;
     let mut flows = Family::gauge(&mut out, "towpath_flows", "Flows of the gateway, open now.");
     for (protocol, count) in [("tcp", tcp), ("udp", udp), ("echo", echo)] {

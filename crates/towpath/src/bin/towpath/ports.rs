@@ -19,15 +19,18 @@ use crate::{api, http, instances};
 pub(crate) fn list(arguments: &LsArguments) -> Result<Ending, Failure> {
     let which = &arguments.which;
     let networks = match (which.pid, &which.socket) {
-        (None, None) => instances::controls()?,
-        (pid, _) => vec![(pid.unwrap_or(0), one(which)?)],
+        (None, None) => networks()?,
+        (pid, _) => {
+            let path = one(which)?;
+            let answer = http::ask(&path, "GET", api::PORTS, None)?;
+            vec![(pid.unwrap_or(0), path, answer)]
+        }
     };
     if networks.is_empty() {
         Messages::Normal.notice("no network is running");
     }
     let mut text = String::new();
-    for (pid, path) in networks {
-        let answer = http::ask(&path, "GET", api::PORTS, None)?;
+    for (pid, _, answer) in networks {
         for port in answer["ports"].as_array().into_iter().flatten() {
             // Writing to a string cannot fail.
             let _ = match arguments.json {
@@ -56,13 +59,24 @@ pub(crate) fn change(arguments: &PortArguments) -> Result<Ending, Failure> {
 fn one(which: &WhichNetwork) -> anyhow::Result<PathBuf> {
     match (which.pid, &which.socket) {
         (_, Some(path)) => Ok(path.clone()),
-        (Some(pid), None) => instances::control_path(pid),
-        (None, None) => match instances::controls()?.as_slice() {
-            [(_, path)] => Ok(path.clone()),
+        (Some(pid), None) => instances::of_process(pid),
+        (None, None) => match networks()?.as_slice() {
+            [(_, path, _)] => Ok(path.clone()),
             [] => bail!("no network is running"),
             _ => bail!("several networks are running; say which with --pid"),
         },
     }
+}
+
+/// The networks that run: process number, control socket and ports of each.
+fn networks() -> anyhow::Result<Vec<(i32, PathBuf, Value)>> {
+    let mut networks = Vec::new();
+    for (pid, path) in instances::running()? {
+        if let Some(ports) = http::ask_if_any(&path, "GET", api::PORTS, None)? {
+            networks.push((pid, path, ports));
+        }
+    }
+    Ok(networks)
 }
 
 /// The operation, which is one that the network understands.

@@ -10,9 +10,9 @@ use towpath::report::Report;
 use towpath::worker::Worker;
 use towpath_io::tap::{Features, Tap};
 
-use crate::instances::Announced;
+use crate::api;
+use crate::control::Control;
 use crate::messages::Messages;
-use crate::stats;
 
 /// How long the flows of a program that has ended may take to deliver what it wrote.
 const LINGER: Duration = Duration::from_secs(5);
@@ -21,7 +21,7 @@ const LINGER: Duration = Duration::from_secs(5);
 pub(crate) struct Gateway {
     worker: Worker,
     /// Where others ask for the counters, unless there is no place for it.
-    announced: Option<Announced>,
+    control: Option<Control>,
     messages: Messages,
 }
 
@@ -36,25 +36,22 @@ impl Gateway {
         allow_many_files();
         let tap = Tap::from_fd(tap, features, config.mtu);
         let worker = Worker::new(config, tap)?;
-        let announced = Announced::new()
-            .inspect_err(|error| messages.detail(format_args!("not in `towpath stats`: {error:#}")))
-            .ok();
-        Ok(Self { worker, announced, messages })
+        Ok(Self { worker, control: control(messages), messages })
     }
 
     /// Serves until one of `descriptors` is readable; returns its index. Answers who asks for the
     /// counters meanwhile.
     pub(crate) fn run_until(&mut self, descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
-        while let Some(announced) = &mut self.announced {
-            let all = [descriptors, &[announced.as_fd()]].concat();
+        while let Some(control) = &mut self.control {
+            let all = [descriptors, &[control.as_fd()]].concat();
             let ready = self.worker.run_until(&all)?;
             if ready < descriptors.len() {
                 return Ok(ready);
             }
-            if let Err(error) = announced.answer(|| stats::object(&self.worker.report())) {
-                let message = format_args!("not in `towpath stats` any more: {error}");
-                self.messages.notice(message);
-                self.announced = None;
+            if let Err(error) = control.serve(|request| api::answer_gateway(&self.worker, request))
+            {
+                self.messages.notice(format_args!("no control socket any more: {error}"));
+                self.control = None;
             }
         }
         self.worker.run_until(descriptors)
@@ -63,7 +60,7 @@ impl Gateway {
     /// Serves on after the program's end until what it wrote has been delivered, at most for
     /// [`LINGER`] or until one of `descriptors` is readable. Nobody finds it any more.
     pub(crate) fn finish(&mut self, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        self.announced = None;
+        self.control = None;
         self.worker.finish(descriptors, LINGER)
     }
 
@@ -71,6 +68,14 @@ impl Gateway {
     pub(crate) fn report(&self) -> Report {
         self.worker.report()
     }
+}
+
+/// The control socket, where there is a place for it.
+pub(crate) fn control(messages: Messages) -> Option<Control> {
+    let untold = |error: &anyhow::Error| {
+        messages.detail(format_args!("no control socket and not in `towpath stats`: {error:#}"));
+    };
+    Control::new().inspect_err(untold).ok()
 }
 
 /// Each flow has a host socket: takes as many descriptors as the hard limit allows. The program was

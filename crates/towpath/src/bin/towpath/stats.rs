@@ -2,7 +2,10 @@
 
 use std::fmt::Write as _;
 use std::io::Write as _;
+use std::path::PathBuf;
+use std::time::Duration;
 
+use anyhow::bail;
 use serde_json::{Map, Value, json};
 use towpath::report::Report;
 
@@ -12,32 +15,32 @@ use crate::exit::{Ending, Failure};
 use crate::http;
 use crate::instances;
 use crate::messages::Messages;
+use crate::watch;
 
 /// Characters of a command line that are told.
 const COMMAND_CHARS_MAX: usize = 1024;
 
 /// Tells the counters of one instance, or lists all.
 pub(crate) fn stats(arguments: &StatsArguments) -> Result<Ending, Failure> {
-    let one = match (arguments.pid, &arguments.socket) {
-        (Some(pid), _) if instances::control_path(pid)?.exists() => {
-            Some(http::ask(&instances::control_path(pid)?, "GET", api::STATS, None)?)
-        }
-        (Some(pid), _) => Some(instances::ask_process(pid)?),
-        (None, Some(path)) if instances::is_control(path) => {
-            Some(http::ask(path, "GET", api::STATS, None)?)
-        }
-        (None, Some(path)) => Some(instances::ask(path)?),
-        (None, None) => None,
+    let path = match (arguments.pid, &arguments.socket) {
+        (Some(pid), _) => Some(instances::of_process(pid)?),
+        (None, path) => path.clone(),
     };
+    if let Some(interval) = arguments.watch {
+        let path = path.map_or_else(only, Ok)?;
+        return watch::watch(&path, Duration::from_secs(interval.into()), arguments.json);
+    }
     let mut failed = None;
-    let text = match (one, arguments.json) {
-        (Some(counters), true) => format!("{counters}\n"),
-        (Some(counters), false) => table(&counters),
+    let text = match (path, arguments.json) {
+        (Some(path), json) => {
+            let counters = http::ask(&path, "GET", api::STATS, None)?;
+            if json { format!("{counters}\n") } else { table(&counters) }
+        }
         (None, json) => {
             let mut all = Vec::new();
-            for number in instances::numbers()? {
-                match instances::ask_listed(number) {
-                    Ok(counters) => all.extend(counters),
+            for (_, path) in instances::running()? {
+                match http::ask(&path, "GET", api::STATS, None) {
+                    Ok(counters) => all.push(counters),
                     Err(error) => failed = Some(error),
                 }
             }
@@ -48,6 +51,15 @@ pub(crate) fn stats(arguments: &StatsArguments) -> Result<Ending, Failure> {
     match failed {
         Some(error) => Err(error.into()),
         None => Ok(Ending::Code(0)),
+    }
+}
+
+/// The control socket of the one instance that runs.
+fn only() -> anyhow::Result<PathBuf> {
+    match instances::running()?.as_slice() {
+        [(_, path)] => Ok(path.clone()),
+        [] => bail!("none is running"),
+        _ => bail!("several are running; say which by its process number"),
     }
 }
 

@@ -16,12 +16,10 @@ use crate::api;
 use crate::args::UpArguments;
 use crate::control::Control;
 use crate::exit::{Ending, Failure};
-use crate::instances::Announced;
 use crate::messages::Messages;
 use crate::parent::{take_ready, tell_ready};
-use crate::serve::allow_many_files;
+use crate::serve::{self, allow_many_files};
 use crate::settings;
-use crate::stats;
 
 /// Serves until a signal asks to end.
 pub(crate) fn up(arguments: &UpArguments) -> Result<Ending, Failure> {
@@ -45,14 +43,10 @@ pub(crate) fn up(arguments: &UpArguments) -> Result<Ending, Failure> {
     }
     let mut worker = Worker::serving(&config, network, ledger)?;
     messages.detail(format_args!("serving {} ports", worker.side().port_count()));
-    let untold = |error: &anyhow::Error| {
-        messages.detail(format_args!("no control socket and not in `towpath stats`: {error:#}"));
-    };
-    let announced = Announced::new().inspect_err(untold).ok();
-    let control = Control::new().inspect_err(untold).ok();
+    let control = serve::control(messages);
     // Who waits for this may use the control socket next.
     tell_ready(ready)?;
-    serve(&mut worker, &signals, announced, control, &messages)?;
+    serve(&mut worker, &signals, control, &messages)?;
     worker.with_side(Network::shut_down);
     if arguments.gateway.stats {
         messages.error(format_args!("{}\n{}", worker.report(), worker.side().report(worker.now())));
@@ -64,13 +58,11 @@ pub(crate) fn up(arguments: &UpArguments) -> Result<Ending, Failure> {
 fn serve(
     worker: &mut Worker<Network>,
     signals: &Signals,
-    mut announced: Option<Announced>,
     mut control: Option<Control>,
     messages: &Messages,
 ) -> Result<(), Failure> {
     loop {
         let mut fds = vec![signals.as_fd()];
-        fds.extend(announced.as_ref().map(AsFd::as_fd));
         fds.extend(control.as_ref().map(AsFd::as_fd));
         worker.run_until(&fds)?;
         while let Some(arrived) = signals.next()? {
@@ -78,13 +70,7 @@ fn serve(
                 return Ok(());
             }
         }
-        // Neither waits for anybody, so that it does not matter which of them was meant.
-        if let Some(open) = &mut announced
-            && let Err(error) = open.answer(|| stats::object(&worker.report()))
-        {
-            messages.notice(format_args!("not in `towpath stats` any more: {error}"));
-            announced = None;
-        }
+        // It waits for nobody, so that it does not matter whether it was meant.
         if let Some(open) = &mut control
             && let Err(error) = open.serve(|request| api::answer(worker, request))
         {

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use towpath::services::{self, Config, Ipv4, Ipv6, Services, StaticLease};
+use towpath::services::{self, Config, Ipv4, Ipv6, Services};
 use towpath_io::reactor::{Events, Interest, Reactor};
 use towpath_io::tap::Tap;
 use towpath_net::stack::Context;
@@ -45,7 +45,6 @@ fn config() -> Config {
             pool: Some(host(0x1000)..=host(0x1000)),
         }),
         hosts: vec![],
-        static_leases: Vec::<StaticLease>::new(),
         lease_time: services::LEASE_TIME_DEFAULT,
         leases_per_port_max: services::LEASES_PER_PORT_DEFAULT,
         seed: 1,

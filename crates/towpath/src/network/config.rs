@@ -160,7 +160,6 @@ pub fn services_config(config: &Config, domain: &DomainName, seed: u64) -> servi
         hosts: addresses.map(|address| (gateway.clone(), address)).collect(),
         ipv4,
         ipv6,
-        static_leases: Vec::new(),
         lease_time: services::LEASE_TIME_DEFAULT,
         leases_per_port_max: services::LEASES_PER_PORT_DEFAULT,
         seed,

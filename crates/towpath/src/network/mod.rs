@@ -20,6 +20,7 @@
 //! of rings.
 
 mod config;
+mod lease_file;
 mod port;
 mod report;
 mod transaction;
@@ -27,11 +28,13 @@ mod transaction;
 pub use config::{
     Attachment, NAME_BYTES_MAX, NetworkConfig, PortError, PortSettings, QUEUE_LEN, services_config,
 };
+pub use lease_file::{LEASE_FILE_BYTES_MAX, LeasesFound, TellLeaseFile, WRITE_AFTER};
 pub use report::{DeviceReport, NetworkReport, PortReport};
 pub use transaction::{Change, Operation, TransactionError};
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration as StdDuration;
 
@@ -47,6 +50,7 @@ use towpath_packet::{Burst, Caps, Ledger, Packet};
 use crate::report::Report;
 use crate::services::{self, Services};
 use crate::worker::{Input, Side, SideContext};
+use lease_file::LeaseFile;
 use port::Port;
 
 /// How long a device that is full and cannot tell when it has room is left alone.
@@ -66,6 +70,7 @@ pub struct Network {
     ports: Vec<Option<Port>>,
     gateway: Option<GatewayPort>,
     services: Option<Services>,
+    lease_file: Option<LeaseFile>,
     reactor: Reactor,
     events: Box<Events>,
     ledger: Arc<Ledger>,
@@ -101,6 +106,7 @@ impl Network {
             ports: Vec::new(),
             gateway: gateway.transpose()?,
             services: None,
+            lease_file: None,
             reactor: Reactor::new()?,
             events: Box::default(),
             ledger,
@@ -111,8 +117,36 @@ impl Network {
     }
 
     /// Has the gateway tell guests their addresses, its own, and names.
-    pub fn set_services(&mut self, services: Services) {
+    pub fn set_services(&mut self, mut services: Services) {
+        for (index, port) in self.ports.iter().enumerate() {
+            if let Some(port) = port {
+                services.name_port(index as u32, &port.name);
+            }
+        }
         self.services = Some(services);
+    }
+
+    /// Takes over the leases in a file, and writes them down from now on. Without services there
+    /// are none. `tell` is called by another thread.
+    ///
+    /// # Errors
+    /// The file is there and cannot be read, or nothing can be written beside it. Leases are not
+    /// kept.
+    pub fn keep_leases(
+        &mut self,
+        path: &Path,
+        now: Instant,
+        tell: TellLeaseFile,
+    ) -> io::Result<LeasesFound> {
+        let Some(services) = &mut self.services else { return Ok(LeasesFound::default()) };
+        let (file, found) = LeaseFile::open(path, services, now, tell)?;
+        self.lease_file = Some(file);
+        Ok(found)
+    }
+
+    /// What tells guests their addresses.
+    pub fn services(&self) -> Option<&Services> {
+        self.services.as_ref()
     }
 
     /// Tells guests that the gateway is gone, as the last thing.
@@ -120,6 +154,9 @@ impl Network {
         let mut replies = Burst::new();
         if let Some(services) = &mut self.services {
             services.shut_down(&mut stack_context(cx), &mut replies);
+            if let Some(file) = self.lease_file.take() {
+                file.close(services, cx.now);
+            }
         }
         self.send(&mut replies, cx);
         self.flush();
@@ -147,6 +184,9 @@ impl Network {
             return Err(error.into());
         }
         port.id = Some(id);
+        if let Some(services) = &mut self.services {
+            services.name_port(index as u32, name);
+        }
         if self.ports.len() <= index {
             self.ports.resize_with(index + 1, || None);
         }
@@ -254,7 +294,9 @@ impl Network {
     /// Adds what waits for the gateway to `burst`, as a device delivers it. What is for a service
     /// is answered here.
     fn receive_for_gateway(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) {
-        let Self { switch, gateway: Some(gateway), services, .. } = self else { return };
+        let Self { switch, gateway: Some(gateway), services, lease_file, .. } = self else {
+            return;
+        };
         let mut replies = Burst::new();
         while !burst.is_full()
             && let Some(packet) = gateway.from_switch.pop()
@@ -271,6 +313,11 @@ impl Network {
                 continue;
             }
             burst.push(packet).expect("the burst has room");
+        }
+        if let (Some(services), Some(file)) = (services, lease_file)
+            && services.take_changed()
+        {
+            file.changed(cx.now);
         }
         if !replies.is_empty() {
             self.send(&mut replies, cx);
@@ -382,7 +429,8 @@ impl Side for Network {
         let at_once = is_left.then(|| Instant::from_micros(0));
         let ports = ports.filter_map(|port| port.deadline);
         let services = self.services.as_ref().and_then(Services::next_deadline);
-        ports.chain(at_once).chain(self.switch.next_deadline()).chain(services).min()
+        let file = self.lease_file.as_ref().and_then(LeaseFile::deadline);
+        ports.chain(at_once).chain(self.switch.next_deadline()).chain(services).chain(file).min()
     }
 
     fn turn(&mut self, cx: &mut SideContext<'_>) -> io::Result<()> {
@@ -415,6 +463,9 @@ impl Side for Network {
             services.on_deadline(&mut stack_context(cx), &mut replies);
             self.send(&mut replies, cx);
             self.flush();
+        }
+        if let (Some(services), Some(file)) = (&self.services, &mut self.lease_file) {
+            file.turn(services, cx.now);
         }
         Ok(())
     }

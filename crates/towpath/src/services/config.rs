@@ -1,5 +1,6 @@
 //! What the services tell guests.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use std::time::Duration;
 use towpath_net::wire::MacAddr;
 use towpath_net::wire::domain::DomainName;
 
-use super::leases::Client;
+use super::static_leases::STATIC_LEASES_MAX;
 
 /// How long an address is lent by default: long enough that renewing is rare, short enough that a
 /// pool recovers over night.
@@ -32,22 +33,12 @@ pub struct Config {
     pub ipv6: Option<Ipv6>,
     /// Names in the domain that do not come from guests, such as the gateway's.
     pub hosts: Vec<(DomainName, IpAddr)>,
-    /// Guests that are known beforehand.
-    pub static_leases: Vec<StaticLease>,
     /// How long an address is lent.
     pub lease_time: Duration,
     /// Most leases of one port, of each family.
     pub leases_per_port_max: usize,
     /// Where the jitter of advertisements comes from.
     pub seed: u64,
-}
-
-impl Config {
-    /// The name that a guest has, whatever it calls itself.
-    pub(super) fn name_of(&self, client: &Client) -> Option<DomainName> {
-        let Client::Static(index) = client else { return None };
-        self.static_leases[*index].name.clone()
-    }
 }
 
 /// IPv4 of the network.
@@ -112,7 +103,7 @@ impl Ipv6 {
 }
 
 /// A guest that is known beforehand.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StaticLease {
     /// Which guest it is.
     pub guest: Guest,
@@ -124,11 +115,59 @@ pub struct StaticLease {
     pub name: Option<DomainName>,
 }
 
+impl fmt::Display for Guest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let hex = |id: &[u8]| id.iter().fold(String::new(), |text, b| text + &format!("{b:02x}"));
+        match self {
+            Self::Port(name) => write!(f, "port {name}"),
+            Self::Mac(mac) => write!(f, "mac {mac}"),
+            Self::ClientId(id) => write!(f, "client-id {}", hex(id)),
+            Self::Duid(id) => write!(f, "duid {}", hex(id)),
+        }
+    }
+}
+
+/// Why there is no such static lease, or is one already. Nothing was done.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StaticLeaseError {
+    /// Neither an address nor a name.
+    #[error("a static lease wants an address or a name")]
+    Empty,
+    /// The guest has one.
+    #[error("there is a static lease for {0} already")]
+    Exists(Guest),
+    /// The guest has none.
+    #[error("there is no static lease for {0}")]
+    Unknown(Guest),
+    /// An address that guests of this network do not get.
+    #[error("{0} is no address that guests of this network can have")]
+    Outside(IpAddr),
+    /// An address of the gateway, of DNS or of another guest.
+    #[error("{0} is taken")]
+    Taken(IpAddr),
+    /// Somebody else has the address.
+    #[error("{address} is lent to {mac} for another {seconds} seconds")]
+    Lent {
+        /// The address.
+        address: IpAddr,
+        /// Who has it.
+        mac: MacAddr,
+        /// For how long.
+        seconds: u64,
+    },
+    /// A name that the network or another guest was given.
+    #[error("the name '{0}' is taken")]
+    Name(DomainName),
+    /// As many as there may be.
+    #[error("there may be {STATIC_LEASES_MAX} static leases at most")]
+    TooMany,
+}
+
 /// How a guest is known. The port is certain; the others are what the guest says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Guest {
-    /// Whoever is at this port.
-    Port(u32),
+    /// Whoever is at the port with this name.
+    Port(String),
     /// By its link-layer address.
     Mac(MacAddr),
     /// By the client identifier of DHCP for IPv4.

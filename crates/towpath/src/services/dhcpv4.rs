@@ -15,9 +15,10 @@ use towpath_net::wire::dhcpv4::{
 };
 use towpath_net::wire::domain::{self, DomainName};
 
-use super::config::{Config, Guest, Ipv4};
+use super::config::{Config, Ipv4};
 use super::leases::{Asker, Client, Leases, Refusal, State};
 use super::names::Names;
+use super::static_leases::StaticLeases;
 use super::{Counters, Origin};
 
 /// How long an offer is held; clients ask within seconds.
@@ -37,6 +38,7 @@ mod fqdn {
 pub(super) struct Server<'a> {
     pub(super) config: &'a Config,
     pub(super) ipv4: &'a Ipv4,
+    pub(super) static_leases: &'a StaticLeases,
     pub(super) leases: &'a mut Leases,
     pub(super) names: &'a mut Names,
     pub(super) counters: &'a mut Counters,
@@ -92,19 +94,13 @@ impl Server<'_> {
     /// Who asks: the guest of a static lease, or who it says it is (RFC 2131 §4.2).
     fn asker(&self, message: &Message, from: &Origin) -> Asker {
         let id = message.options.get(option::CLIENT_ID).filter(|id| id.len() >= CLIENT_ID_LEN_MIN);
-        let is = |guest: &Guest| match guest {
-            Guest::Port(port) => *port == from.port,
-            Guest::Mac(mac) => *mac == from.mac,
-            Guest::ClientId(known) => Some(&known[..]) == id,
-            Guest::Duid(_) => false,
-        };
-        let known = self.config.static_leases.iter().position(|lease| is(&lease.guest));
+        let known = self.static_leases.of_ipv4(from.port, from.mac, id);
         let client = match (known, id) {
-            (Some(index), _) => Client::Static(index),
+            (Some((number, _)), _) => Client::Static(number),
             (None, Some(id)) => Client::Identifier(id.into()),
             (None, None) => Client::Mac(from.mac),
         };
-        let fixed = known.and_then(|index| self.config.static_leases[index].ipv4);
+        let fixed = known.and_then(|(_, lease)| lease.ipv4);
         Asker { client, mac: from.mac, port: from.port, fixed: fixed.map(Into::into) }
     }
 
@@ -174,7 +170,8 @@ impl Server<'_> {
         now: Instant,
     ) -> Reply {
         let until = now + self.config.lease_time;
-        let name = self.config.name_of(&asker.client).or_else(|| requested_name(&message.options));
+        let name =
+            self.static_leases.name_of(&asker.client).or_else(|| requested_name(&message.options));
         let name = name.filter(|name| {
             self.names.claim(name, &asker.client, asker.mac, address.into(), until, now)
         });
@@ -274,7 +271,7 @@ impl Server<'_> {
         let domain = config.domain.as_ref().map_or("", DomainName::as_str);
         add(option::DOMAIN_NAME, domain.as_bytes());
         add(option::BROADCAST_ADDRESS, &self.ipv4.broadcast().octets());
-        if let Some(name) = config.name_of(&asker.client) {
+        if let Some(name) = self.static_leases.name_of(&asker.client) {
             add(option::HOST_NAME, name.as_str().as_bytes());
         }
         add(option::SEARCH_LIST, &domain::emit_compressed_list(&config.search));

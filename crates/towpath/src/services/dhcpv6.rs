@@ -11,10 +11,11 @@ use towpath_net::wire::dhcpv6::{
 };
 use towpath_net::wire::domain;
 
-use super::config::{Config, Guest, Ipv6};
+use super::config::{Config, Ipv6};
 use super::dhcpv4::OFFER_HOLD;
 use super::leases::{Asker, Client, Leases, State};
 use super::names::Names;
+use super::static_leases::StaticLeases;
 use super::{Counters, Origin};
 
 /// Identity associations of one message that are looked at; clients have one for each interface.
@@ -24,6 +25,7 @@ const ASSOCIATIONS_MAX: usize = 4;
 pub(super) struct Server<'a> {
     pub(super) config: &'a Config,
     pub(super) ipv6: &'a Ipv6,
+    pub(super) static_leases: &'a StaticLeases,
     /// `None` if only information is given.
     pub(super) leases: Option<&'a mut Leases>,
     pub(super) names: &'a mut Names,
@@ -108,19 +110,12 @@ impl Server<'_> {
     /// it says it is.
     fn asker(&self, message: &Message, from: &Origin, ia: u32, is_first: bool) -> Asker {
         let duid = message.options.duid(option::CLIENT_ID).unwrap_or_default();
-        let is = |guest: &Guest| match guest {
-            Guest::Port(port) => *port == from.port,
-            Guest::Mac(mac) => *mac == from.mac,
-            Guest::Duid(known) => known == duid,
-            Guest::ClientId(_) => false,
-        };
-        let known = self.config.static_leases.iter().position(|lease| is(&lease.guest));
-        let known = known.filter(|_| is_first);
+        let known = self.static_leases.of_ipv6(from.port, from.mac, duid).filter(|_| is_first);
         let client = match known {
-            Some(index) => Client::Static(index),
+            Some((number, _)) => Client::Static(number),
             None => Client::Identifier([duid, &ia.to_be_bytes()].concat().into()),
         };
-        let fixed = known.and_then(|index| self.config.static_leases[index].ipv6);
+        let fixed = known.and_then(|(_, lease)| lease.ipv6);
         Asker { client, mac: from.mac, port: from.port, fixed: fixed.map(Into::into) }
     }
 
@@ -187,7 +182,8 @@ impl Server<'_> {
         let valid = self.config.lease_time;
         if state == State::Bound {
             let until = now + valid;
-            let name = self.config.name_of(&asker.client).or_else(|| name_in(&message.options));
+            let given = self.static_leases.name_of(&asker.client);
+            let name = given.or_else(|| name_in(&message.options));
             let name = name.filter(|name| {
                 self.names.claim(name, &asker.client, asker.mac, address.into(), until, now)
             });

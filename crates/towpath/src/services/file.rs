@@ -1,5 +1,6 @@
 //! Leases as text, so that they outlive the process: one line each, in the order time of its end in
-//! seconds since 1970, address, link-layer address, name or `-`, client.
+//! seconds since 1970, address, link-layer address, name, client, port. `-` stands for no name and
+//! no port; the port may be missing.
 //!
 //! Leases of static guests are not among them: the configuration has them. Text from outside: a
 //! line that cannot be used is passed over and counted.
@@ -14,12 +15,31 @@ use std::time::Duration;
 use towpath_net::time::Instant;
 
 use super::leases::{Client, Lease, Leases, State};
+use super::static_leases::StaticLeases;
 
 /// Longest client identifier that is read: DHCP's own bound is 255 bytes.
 const CLIENT_BYTES_MAX: usize = 255;
+/// Words of a line before the port.
+const WORDS: usize = 5;
+
+/// What a line says.
+pub(super) enum Line<'a> {
+    /// A lease of this address, and the name of the port.
+    Lease(IpAddr, Lease, Option<&'a str>),
+    /// A lease that is over.
+    Over,
+    /// No lease.
+    Unusable,
+}
 
 /// The bound leases, at `now`, which is `wall` since 1970.
-pub(super) fn write(leases: &Leases, now: Instant, wall: Duration, text: &mut String) {
+pub(super) fn write(
+    leases: &Leases,
+    ports: &StaticLeases,
+    now: Instant,
+    wall: Duration,
+    text: &mut String,
+) {
     let mut bound: Vec<_> = leases.bound(now).collect();
     bound.sort_unstable_by_key(|(address, _)| *address);
     for (address, lease) in bound {
@@ -33,15 +53,28 @@ pub(super) fn write(leases: &Leases, now: Instant, wall: Duration, text: &mut St
         let until = (wall + lease.until.since(now)).as_secs();
         let name = lease.name.as_ref().map_or("-", |name| name.as_str());
         let mac = lease.mac;
-        writeln!(text, "{until} {address} {mac} {name} {client}").expect("a string grows");
+        let port = lease.port.and_then(|port| ports.port_name(port)).unwrap_or("-");
+        writeln!(text, "{until} {address} {mac} {name} {client} {port}").expect("a string grows");
     }
 }
 
-/// The lease of a line; `None` if it is none, or over.
-pub(super) fn read(line: &str, now: Instant, wall: Duration) -> Option<(IpAddr, Lease)> {
+/// What a line says at `now`.
+pub(super) fn read(line: &str, now: Instant, wall: Duration) -> Line<'_> {
+    match parse(line, now, wall) {
+        Some((_, lease, _)) if lease.until <= now => Line::Over,
+        Some((address, lease, port)) => Line::Lease(address, lease, port),
+        None => Line::Unusable,
+    }
+}
+
+fn parse(line: &str, now: Instant, wall: Duration) -> Option<(IpAddr, Lease, Option<&str>)> {
     let words: Vec<&str> = line.split_ascii_whitespace().collect();
+    let (words, port) = match words[..] {
+        [ref words @ .., port] if words.len() == WORDS => (words, Some(port)),
+        ref words => (words, None),
+    };
     let [until, address, mac, name, client] = words[..] else { return None };
-    let left = Duration::from_secs(until.parse().ok()?).checked_sub(wall)?;
+    let left = Duration::from_secs(until.parse().ok()?).saturating_sub(wall);
     let mac = mac.parse().ok()?;
     let name = if name == "-" { None } else { Some(name.parse().ok()?) };
     let client = match client.strip_prefix("id:") {
@@ -50,7 +83,7 @@ pub(super) fn read(line: &str, now: Instant, wall: Duration) -> Option<(IpAddr, 
         Some(hex) => Client::Identifier(bytes(hex)?.into()),
     };
     let lease = Lease { client, mac, port: None, state: State::Bound, until: now + left, name };
-    Some((address.parse().ok()?, lease))
+    Some((address.parse().ok()?, lease, port.filter(|port| *port != "-")))
 }
 
 fn bytes(hex: &str) -> Option<Vec<u8>> {
@@ -66,8 +99,14 @@ fn bytes(hex: &str) -> Option<Vec<u8>> {
 pub fn replace(path: &Path, text: &str) -> io::Result<()> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".new");
-    let mut file = fs::File::create(&beside)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_data()?;
-    fs::rename(&beside, path)
+    let written = fs::File::create(&beside).and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        file.sync_data()?;
+        fs::rename(&beside, path)
+    });
+    if written.is_err() {
+        // What was written of it is of no use, and may be what has filled the disk.
+        let _ = fs::remove_file(&beside);
+    }
+    written
 }

@@ -11,7 +11,7 @@
 //! else, until the first port is gone. All leases of a port together are bounded, those that it
 //! declined included, so that a guest that makes up clients takes addresses from itself.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -83,13 +83,14 @@ pub(super) struct Lease {
 }
 
 /// All leases of a family.
+#[derive(Clone)]
 pub(super) struct Leases {
     by_address: HashMap<IpAddr, Lease>,
     by_client: HashMap<Client, IpAddr>,
     first: IpAddr,
     count: u32,
     /// Addresses that are never given out of the pool.
-    reserved: Vec<IpAddr>,
+    reserved: HashSet<IpAddr>,
     per_port_max: usize,
 }
 
@@ -97,7 +98,7 @@ impl Leases {
     /// Leases of at most [`POOL_ADDRESSES_MAX`] addresses of `pool`.
     pub(super) fn new(
         pool: RangeInclusive<IpAddr>,
-        reserved: Vec<IpAddr>,
+        reserved: HashSet<IpAddr>,
         per_port_max: usize,
     ) -> Self {
         let (first, last) = (number(*pool.start()), number(*pool.end()));
@@ -200,6 +201,31 @@ impl Leases {
         {
             lease.until = now;
         }
+    }
+
+    /// Keeps the address for the guest of a static lease, who need not be in the pool.
+    pub(super) fn reserve(&mut self, address: IpAddr) {
+        self.reserved.insert(address);
+    }
+
+    /// True if the address is never given out of the pool.
+    pub(super) fn is_reserved(&self, address: IpAddr) -> bool {
+        self.reserved.contains(&address)
+    }
+
+    /// A static lease is no more: its address is free, and what was lent by it is over.
+    pub(super) fn forget_static(&mut self, number: usize, fixed: Option<IpAddr>) {
+        if let Some(address) = self.by_client.remove(&Client::Static(number)) {
+            self.by_address.remove(&address);
+        }
+        if let Some(fixed) = fixed {
+            self.reserved.remove(&fixed);
+        }
+    }
+
+    /// Whoever has the address now, or was offered it.
+    pub(super) fn holder(&self, address: IpAddr, now: Instant) -> Option<&Lease> {
+        self.by_address.get(&address).filter(|lease| lease.until > now)
     }
 
     /// The port is gone: whoever asks first from another may go on with its leases.
@@ -347,7 +373,7 @@ mod tests {
     /// Goal: against a plain model, no address has two clients and none is outside the pool.
     #[test]
     fn an_address_has_one_client() {
-        let mut leases = Leases::new(ip(10)..=ip(29), vec![ip(12)], 64);
+        let mut leases = Leases::new(ip(10)..=ip(29), HashSet::from([ip(12)]), 64);
         let mut seed = 7u32;
         let mut model: HashMap<IpAddr, (u8, Instant)> = HashMap::new();
         for step in 0..5000 {
@@ -378,11 +404,11 @@ mod tests {
     /// A client that comes back gets what it had; without a table it gets the same too.
     #[test]
     fn addresses_stick() {
-        let mut leases = Leases::new(ip(10)..=ip(250), vec![], 64);
+        let mut leases = Leases::new(ip(10)..=ip(250), HashSet::new(), 64);
         let first = take(&mut leases, &asker(1, PORT), at(0), at(10)).unwrap();
         take(&mut leases, &asker(2, PORT), at(20), at(30)).unwrap();
         assert_eq!(take(&mut leases, &asker(1, PORT), at(50), at(60)), Some(first));
-        let mut others = Leases::new(ip(10)..=ip(250), vec![], 64);
+        let mut others = Leases::new(ip(10)..=ip(250), HashSet::new(), 64);
         assert_eq!(take(&mut others, &asker(1, PORT), at(0), at(10)), Some(first));
     }
 
@@ -390,7 +416,7 @@ mod tests {
     /// new ones, what was taken or declined does not.
     #[test]
     fn a_port_takes_from_itself() {
-        let mut leases = Leases::new(ip(10)..=ip(20), vec![], 4);
+        let mut leases = Leases::new(ip(10)..=ip(20), HashSet::new(), 4);
         for name in 0..100 {
             let address = leases.choose(&asker(name, PORT), None, at(0)).expect("makes room");
             leases.hold(&asker(name, PORT), address, State::Offered, at(60), None);
@@ -415,7 +441,7 @@ mod tests {
     /// Another port that says it is the client gets nothing, until the first is gone.
     #[test]
     fn a_lease_belongs_to_its_port() {
-        let mut leases = Leases::new(ip(10)..=ip(20), vec![], 4);
+        let mut leases = Leases::new(ip(10)..=ip(20), HashSet::new(), 4);
         let address = take(&mut leases, &asker(1, PORT), at(0), at(60)).unwrap();
         let thief = asker(1, PORT + 1);
         assert_eq!(leases.choose(&thief, None, at(1)), Err(Refusal::Elsewhere));
@@ -427,11 +453,11 @@ mod tests {
     /// A pool that ends before it begins, or has more addresses than are given out.
     #[test]
     fn pools_without_and_with_too_many_addresses() {
-        let mut none = Leases::new(ip(20)..=ip(10), vec![], 4);
+        let mut none = Leases::new(ip(20)..=ip(10), HashSet::new(), 4);
         assert_eq!(none.choose(&asker(1, PORT), None, at(0)), Err(Refusal::Exhausted));
         let (first, last): (IpAddr, IpAddr) =
             ("fd00::1000".parse().unwrap(), "fd00::ffff:ffff:ffff:ffff".parse().unwrap());
-        let many = Leases::new(first..=last, vec![], 4);
+        let many = Leases::new(first..=last, HashSet::new(), 4);
         assert_eq!(many.count, POOL_ADDRESSES_MAX);
         assert!(many.contains("fd00::1fff".parse().unwrap()) && !many.contains(last));
         assert!(!many.contains(ip(1)));

@@ -20,9 +20,11 @@ mod dhcpv4;
 mod dhcpv6;
 mod file;
 mod frame;
+mod known;
 mod leases;
 mod names;
 mod router;
+mod static_leases;
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -35,15 +37,20 @@ use towpath_packet::{Burst, Packet};
 
 pub use config::{
     Config, Guest, Ipv4, Ipv6, LEASE_TIME_DEFAULT, LEASES_PER_PORT_DEFAULT, StaticLease,
+    StaticLeaseError,
 };
 pub use file::replace as replace_file;
+pub use static_leases::STATIC_LEASES_MAX;
 
 use crate::resolv::DNS_PORT;
+use file::Line;
 pub use frame::concerns;
 use frame::{Envelope, Request};
+pub use known::{Checkpoint, Lent};
 use leases::Leases;
 use names::Names;
 use router::Schedule;
+use static_leases::StaticLeases;
 
 /// Requests that a port may make at once: several guests behind it that boot together.
 const REQUESTS_BURST: u32 = 32;
@@ -99,6 +106,19 @@ pub struct Counters {
     pub no_memory: u64,
 }
 
+/// What became of the leases of an earlier run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Restored {
+    /// Lent on.
+    pub taken: usize,
+    /// Over.
+    pub over: usize,
+    /// Of addresses that are not, or no longer, of the pool.
+    pub elsewhere: usize,
+    /// Lines that are no leases.
+    pub unusable: usize,
+}
+
 /// Where a request came from.
 #[derive(Clone, Copy, Debug)]
 struct Origin {
@@ -118,6 +138,7 @@ pub struct Services {
     leases_v4: Option<Leases>,
     leases_v6: Option<Leases>,
     names: Names,
+    static_leases: StaticLeases,
     schedule: Option<Schedule>,
     buckets: HashMap<u32, Bucket>,
     counters: Counters,
@@ -131,26 +152,25 @@ impl Services {
     pub fn new(config: Config) -> Self {
         let per_port = config.leases_per_port_max;
         let hosts: Vec<IpAddr> = config.hosts.iter().map(|(_, address)| *address).collect();
-        let fixed_v4 = config.static_leases.iter().filter_map(|lease| lease.ipv4);
         let leases_v4 = config.ipv4.as_ref().map(|v4| {
             let network = Ipv4Addr::from(u32::from(v4.gateway) & u32::from(v4.netmask()));
             let reserved = [v4.gateway, v4.broadcast(), network];
-            let reserved = reserved.into_iter().chain(v4.dns.clone()).chain(fixed_v4);
+            let reserved = reserved.into_iter().chain(v4.dns.clone());
             let pool = (*v4.pool.start()).into()..=(*v4.pool.end()).into();
             let reserved = reserved.map(IpAddr::from).chain(hosts.iter().copied());
             Leases::new(pool, reserved.collect(), per_port)
         });
-        let fixed_v6 = config.static_leases.iter().filter_map(|lease| lease.ipv6);
         let leases_v6 = config.ipv6.as_ref().and_then(|v6| {
             let pool = v6.pool.as_ref()?;
             // The prefix itself is the anycast address of routers (RFC 4291 §2.6.1).
             let reserved = [v6.gateway, v6.prefix()].into_iter().chain(v6.dns.clone());
-            let reserved = reserved.chain(fixed_v6).map(IpAddr::from);
+            let reserved = reserved.map(IpAddr::from);
             let reserved = reserved.chain(hosts.iter().copied()).collect();
             Some(Leases::new((*pool.start()).into()..=(*pool.end()).into(), reserved, per_port))
         });
         Self {
             names: Names::new(&config),
+            static_leases: StaticLeases::default(),
             schedule: config.ipv6.is_some().then(|| Schedule::new(config.seed)),
             leases_v4,
             leases_v6,
@@ -212,6 +232,7 @@ impl Services {
     /// port has them.
     pub fn forget_port(&mut self, port: u32) {
         self.buckets.remove(&port);
+        self.static_leases.forget_port(port);
         for leases in [&mut self.leases_v4, &mut self.leases_v6].into_iter().flatten() {
             leases.forget_port(port);
         }
@@ -226,31 +247,40 @@ impl Services {
     pub fn leases(&self, now: Instant, wall: Duration) -> String {
         let mut text = String::new();
         for leases in [&self.leases_v4, &self.leases_v6].into_iter().flatten() {
-            file::write(leases, now, wall, &mut text);
+            file::write(leases, &self.static_leases, now, wall, &mut text);
         }
         text
     }
 
-    /// Takes over the leases of an earlier run; how many lines could not be used.
-    pub fn restore(&mut self, text: &str, now: Instant, wall: Duration) -> usize {
-        let mut unused = 0;
+    /// Takes over the leases of an earlier run.
+    pub fn restore(&mut self, text: &str, now: Instant, wall: Duration) -> Restored {
+        let mut restored = Restored::default();
         for line in text.lines() {
-            let Some((address, mut lease)) = file::read(line, now, wall) else {
-                unused += 1;
-                continue;
+            let (address, mut lease, port) = match file::read(line, now, wall) {
+                Line::Lease(address, lease, port) => (address, lease, port),
+                Line::Over => {
+                    restored.over += 1;
+                    continue;
+                }
+                Line::Unusable => {
+                    restored.unusable += 1;
+                    continue;
+                }
             };
             let leases = if address.is_ipv4() { &mut self.leases_v4 } else { &mut self.leases_v6 };
             let Some(leases) = leases.as_mut().filter(|leases| leases.contains(address)) else {
-                unused += 1;
+                restored.elsewhere += 1;
                 continue;
             };
             let (client, mac, until) = (&lease.client, lease.mac, lease.until);
             let names = &mut self.names;
             lease.name =
                 lease.name.filter(|name| names.claim(name, client, mac, address, until, now));
+            lease.port = port.and_then(|name| self.static_leases.port_named(name));
             leases.restore(address, lease);
+            restored.taken += 1;
         }
-        unused
+        restored
     }
 
     /// What was counted.
@@ -320,7 +350,8 @@ impl Services {
         };
         let (config, names, counters) = (&self.config, &mut self.names, &mut self.counters);
         let before = counters.lease_changes();
-        let mut server = dhcpv4::Server { config, ipv4, leases, names, counters };
+        let static_leases = &self.static_leases;
+        let mut server = dhcpv4::Server { config, ipv4, static_leases, leases, names, counters };
         let reply = server.input(&message, from, cx.now);
         self.changed |= counters.lease_changes() != before;
         let Some(reply) = reply else { return };
@@ -353,7 +384,8 @@ impl Services {
         let (config, names, counters) = (&self.config, &mut self.names, &mut self.counters);
         let leases = self.leases_v6.as_mut();
         let before = counters.lease_changes();
-        let mut server = dhcpv6::Server { config, ipv6, leases, names, counters };
+        let static_leases = &self.static_leases;
+        let mut server = dhcpv6::Server { config, ipv6, static_leases, leases, names, counters };
         let reply = server.input(&message, from, cx.now);
         self.changed |= counters.lease_changes() != before;
         let Some(reply) = reply else { return };

@@ -17,7 +17,7 @@ use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
 use towpath_net::wire::domain::DomainName;
 
-use super::config::Config;
+use super::config::{Config, StaticLease};
 use super::leases::Client;
 
 /// How long others may remember an answer: a guest may be gone soon.
@@ -39,12 +39,14 @@ enum Owner {
     Station(MacAddr),
 }
 
+#[derive(Clone)]
 struct Entry {
     owner: Owner,
     addresses: Vec<(IpAddr, Instant)>,
 }
 
 /// What the network calls its stations.
+#[derive(Clone)]
 pub(super) struct Names {
     domain: Option<DomainName>,
     /// Networks whose reverse names are ours, and bits of their prefixes.
@@ -72,13 +74,31 @@ impl Names {
         for (name, address) in &config.hosts {
             names.give(name, None, Some(*address));
         }
-        for (index, lease) in config.static_leases.iter().enumerate() {
-            if let Some(name) = &lease.name {
-                names.give(name, Some(index), lease.ipv4.map(Into::into));
-                names.give(name, Some(index), lease.ipv6.map(Into::into));
-            }
-        }
         names
+    }
+
+    /// Gives a guest the name of its static lease, which whoever had it loses.
+    pub(super) fn give_guest(&mut self, number: usize, lease: &StaticLease) {
+        let Some(name) = &lease.name else { return };
+        self.drop_name(name);
+        self.give(name, Some(number), None);
+        let addresses = [lease.ipv4.map(IpAddr::from), lease.ipv6.map(IpAddr::from)];
+        for address in addresses.into_iter().flatten() {
+            self.release(address);
+            self.give(name, Some(number), Some(address));
+        }
+    }
+
+    /// True if the configuration or a static lease gave the name.
+    pub(super) fn is_given(&self, name: &DomainName) -> bool {
+        self.by_name.get(name).is_some_and(|entry| matches!(entry.owner, Owner::Given(_)))
+    }
+
+    /// The name is nobody's any more.
+    pub(super) fn drop_name(&mut self, name: &DomainName) {
+        if self.by_name.remove(name).is_some() {
+            self.by_address.retain(|_, other| other != name);
+        }
     }
 
     /// Gives a name for ever.
@@ -240,7 +260,7 @@ impl Names {
     }
 
     /// The addresses of a name that somebody has now.
-    fn addresses(&self, name: &DomainName, now: Instant) -> Option<Vec<IpAddr>> {
+    pub(super) fn addresses(&self, name: &DomainName, now: Instant) -> Option<Vec<IpAddr>> {
         let entry = self.by_name.get(name)?;
         let live = entry.addresses.iter().filter(|(_, until)| *until > now);
         let addresses: Vec<IpAddr> = live.map(|(address, _)| *address).collect();

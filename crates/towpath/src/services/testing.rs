@@ -10,7 +10,7 @@ use towpath_net::wire::{MacAddr, dhcpv6};
 use towpath_packet::pool::{Frame, MemoryConfig};
 use towpath_packet::{Burst, Checksum, Ledger, Memory, Packet, Site};
 
-use super::config::{Config, Ipv4, Ipv6, LEASE_TIME_DEFAULT, StaticLease};
+use super::config::{Config, Ipv4, Ipv6, LEASE_TIME_DEFAULT};
 use super::frame::{self, Envelope, Request};
 use super::{Services, link_local};
 
@@ -43,7 +43,6 @@ pub(super) fn config() -> Config {
             ),
         }),
         hosts: vec![("gateway".parse().unwrap(), GATEWAY.into())],
-        static_leases: Vec::<StaticLease>::new(),
         lease_time: LEASE_TIME_DEFAULT,
         leases_per_port_max: 4,
         seed: 1,

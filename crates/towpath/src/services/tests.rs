@@ -264,7 +264,9 @@ fn leases_outlive_a_restart() {
                9999999 10.0.2.2 02:00:00:00:00:01 a_b mac";
     let mut second = Bench::new(config());
     let wall = Duration::from_secs(1_000_100);
-    assert_eq!(second.services.restore(&format!("{text}{bad}"), second.now, wall), 7);
+    let restored = second.services.restore(&format!("{text}{bad}"), second.now, wall);
+    let expected = Restored { taken: 2, over: 1, elsewhere: 1, unusable: 5 };
+    assert_eq!(restored, expected);
     // A hundred seconds of the lease are over; the rest is as it was.
     assert_eq!(second.services.leases(second.now, wall), text);
     let wanted = address.octets();
@@ -276,6 +278,90 @@ fn leases_outlive_a_restart() {
     // At whatever port it is now, it goes on.
     let moved = Vm(9, vm(1).1);
     assert_eq!(lease(&mut second, moved, "vm1"), address);
+}
+
+/// Static leases that come and go: what cannot be is refused and leaves no trace, what a guest has
+/// already is given it for good, and everything is as before when it is taken back.
+#[test]
+fn static_leases_come_and_go() {
+    let mut bench = Bench::new(config());
+    (0..3).for_each(|port| bench.services.name_port(port, &format!("port{port}")));
+    let now = bench.now;
+    let had = lease(&mut bench, vm(1), "vm1");
+    let lease_of = |guest: Guest, ipv4: Option<Ipv4Addr>, name: Option<&str>| StaticLease {
+        guest,
+        ipv4,
+        ipv6: None,
+        name: name.map(|name| name.parse().unwrap()),
+    };
+    let port = |number: u8| Guest::Port(format!("port{number}"));
+    let free = Ipv4Addr::new(10, 0, 2, 77);
+    let lent = bench.services.lent(now);
+    let mut add = |guest, ipv4, name| {
+        bench.services.add_static_lease(lease_of(guest, ipv4, name), now).map_err(|e| e.to_string())
+    };
+    for (guest, ipv4, name, expected) in [
+        (port(2), None, None, "an address or a name"),
+        (port(2), Some([10, 0, 3, 1].into()), None, "10.0.3.1 is no address that"),
+        (port(2), Some(GATEWAY), None, "10.0.2.2 is taken"),
+        (port(2), Some([10, 0, 2, 255].into()), None, "10.0.2.255 is taken"),
+        (port(2), Some(had), None, "is lent to 02:00:00:00:01:01 for another"),
+        (port(2), None, Some("gateway"), "'gateway' is taken"),
+    ] {
+        let error = add(guest, ipv4, name).unwrap_err();
+        assert!(error.contains(expected), "{error}");
+    }
+    add(port(1), Some(had), Some("web")).unwrap();
+    add(port(2), Some(free), None).unwrap();
+    for (guest, ipv4, name, expected) in [
+        (port(1), None, Some("other"), "for port port1 already"),
+        (Guest::Mac(vm(3).1), Some(free), None, "is taken"),
+        (Guest::Mac(vm(3).1), None, Some("web"), "'web' is taken"),
+    ] {
+        let error = add(guest, ipv4, name).unwrap_err();
+        assert!(error.contains(expected), "{error}");
+    }
+    assert_eq!(bench.services.lent(now), lent);
+    assert_eq!(bench.services.static_leases().count(), 2);
+    // Renewing makes it the guest's own; the other port's guest gets what is its own.
+    assert_eq!(lease(&mut bench, vm(1), "vm1"), had);
+    assert!(bench.services.lent(now)[0].is_static);
+    assert_eq!(bench.services.lent(now)[0].name, Some("web".parse().unwrap()));
+    assert_eq!(bench.services.address_of("web", true, now), Some(had.into()));
+    assert_eq!(bench.services.address_of("port1", true, now), Some(had.into()));
+    assert_eq!(bench.services.address_of("port2", true, now), Some(free.into()), "not asked yet");
+    assert_eq!(bench.services.address_of("port2", false, now), None);
+    assert_eq!(lease(&mut bench, vm(2), "vm2"), free);
+
+    let checkpoint = bench.services.checkpoint();
+    let before = bench.services.lent(now);
+    bench.services.remove_static_lease(&port(1)).unwrap();
+    bench.services.remove_static_lease(&port(2)).unwrap();
+    let gone = bench.services.remove_static_lease(&port(2)).unwrap_err().to_string();
+    assert_eq!(gone, "there is no static lease for port port2");
+    assert_eq!(
+        (bench.services.lent(now), bench.services.address_of("web", true, now)),
+        (vec![], None)
+    );
+    bench.services.return_to(checkpoint);
+    assert_eq!((bench.services.lent(now), bench.services.static_leases().count()), (before, 2));
+    assert_eq!(lease(&mut bench, vm(2), "vm2"), free);
+    // The name of a port goes with it.
+    bench.services.forget_port(2);
+    assert_ne!(lease(&mut bench, vm(2), "vm2"), free);
+}
+
+/// As many as there may be.
+#[test]
+fn static_leases_are_bounded() {
+    let mut bench = Bench::new(config());
+    for number in 0..=STATIC_LEASES_MAX {
+        let guest = Guest::Port(number.to_string());
+        let name = Some(format!("n{number}").parse().unwrap());
+        let lease = StaticLease { guest, ipv4: None, ipv6: None, name };
+        let added = bench.services.add_static_lease(lease, bench.now);
+        assert_eq!(added.is_ok(), number < STATIC_LEASES_MAX);
+    }
 }
 
 /// A file is replaced whole.

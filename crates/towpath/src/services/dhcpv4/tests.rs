@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::super::config::StaticLease;
+use super::super::config::{Guest, StaticLease};
 use super::super::testing::{Bench, DNS, GATEWAY, Vm, config, message, vm};
 use super::*;
 
@@ -257,19 +257,21 @@ fn rfc2131_4_3_5_inform() {
 /// name is the guest's whatever it says.
 #[test]
 fn static_leases() {
-    let mut config = config();
     let lease_of = |guest, last, name: &str| StaticLease {
         guest,
         ipv4: Some([10, 0, 2, last].into()),
         ipv6: None,
         name: Some(name.parse().unwrap()),
     };
-    config.static_leases = vec![
-        lease_of(Guest::Port(1), 20, "one"),
+    let mut bench = Bench::new(config());
+    bench.services.name_port(1, "first");
+    for lease in [
+        lease_of(Guest::Port("first".into()), 20, "one"),
         lease_of(Guest::Mac(vm(2).1), 21, "two"),
         lease_of(Guest::ClientId(vec![0, 9]), 222, "three"),
-    ];
-    let mut bench = Bench::new(config);
+    ] {
+        bench.services.add_static_lease(lease, bench.now).unwrap();
+    }
     assert_eq!(lease(&mut bench, vm(1), &[]), Ipv4Addr::new(10, 0, 2, 20));
     // The loader of a guest and its system call themselves differently.
     let id: &[(u8, &[u8])] = &[(option::CLIENT_ID, &[1, 1]), (option::HOST_NAME, b"mallory")];

@@ -3,7 +3,7 @@
 use std::net::Ipv6Addr;
 use std::time::Duration;
 
-use super::super::config::StaticLease;
+use super::super::config::{Guest, StaticLease};
 use super::super::testing::{Bench, DNS6, GATEWAY6, Vm, config, vm};
 use super::*;
 use towpath_net::wire::MacAddr;
@@ -199,15 +199,17 @@ fn rfc8415_18_3_6_information() {
 #[test]
 fn static_leases_and_many_associations() {
     let address = |last| Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last);
-    let mut config = config();
     let lease_of =
         |guest, last| StaticLease { guest, ipv4: None, ipv6: Some(address(last)), name: None };
-    config.static_leases = vec![
-        lease_of(Guest::Port(1), 0x20),
+    let mut bench = Bench::new(config());
+    bench.services.name_port(1, "first");
+    for lease in [
+        lease_of(Guest::Port("first".into()), 0x20),
         lease_of(Guest::Mac(vm(2).1), 0x21),
         lease_of(Guest::Duid(duid_of(MacAddr([9; 6])).into()), 0x1022),
-    ];
-    let mut bench = Bench::new(config);
+    ] {
+        bench.services.add_static_lease(lease, bench.now).unwrap();
+    }
     assert_eq!(lease(&mut bench, vm(1), 1), address(0x20));
     assert_eq!(lease(&mut bench, vm(2), 77), address(0x21));
     let many: Vec<_> = (0..10).map(|id| ia(id, &[])).collect();

@@ -140,11 +140,11 @@ fn a_name_has_one_owner() {
 /// A name that the configuration gives a guest is there before the guest is.
 #[test]
 fn given_names() {
-    let mut config = config();
-    let guest = Guest::Port(1);
+    let guest = Guest::Port("first".into());
     let (ipv4, ipv6) = (Some([10, 0, 2, 20].into()), None);
-    config.static_leases = vec![StaticLease { guest, ipv4, ipv6, name: Some(name("db")) }];
-    let mut names = Names::new(&config);
+    let lease = StaticLease { guest, ipv4, ipv6, name: Some(name("db")) };
+    let mut names = Names::new(&config());
+    names.give_guest(0, &lease);
     assert_eq!(ask(&mut names, "db.lan.example", TYPE::A, 0), found(&["10.0.2.20"]));
     assert!(!claim(&mut names, "db", 2, [10, 0, 2, 30], 100));
     let (client, mac) = (Client::Static(0), vm(1).1);

@@ -183,8 +183,8 @@ fn figures_tell_what_passed() {
     assert_eq!(families, 11, "each family once: {metrics}");
 }
 
-/// Goal: `--watch` tells what passed in each interval, and ends well at the end of who reads, of the
-/// instance, and by SIGINT.
+/// Goal: `--watch` tells what passed in each interval, and ends well at the end of who reads, at
+/// that of the instance, and by SIGINT.
 #[test]
 fn figures_can_be_watched() {
     let network = Network::start("watch");

@@ -238,8 +238,8 @@ pub(crate) struct WhichNetwork {
 /// them or for hosts that have not taken them, `oldest_us`, how long the oldest have waited,
 /// `total`, lent so far, `copied_after_all`, and `hit_rate`, the part that was not; `flows`, open
 /// now, by protocol; `packets`, `from_program`, `to_program` and `retransmitted`; `taken`, packets
-/// and frames of memory in use; `dropped`, what did not get through, by reason. An instance of `up` also
-/// tells `stations`, known to its switch, and `ports`, by name, with what passed and what was
+/// and frames of memory in use; `dropped`, what did not get through, by reason. An instance of `up`
+/// also tells `stations`, known to its switch, and `ports`, by name, with what passed and what was
 /// dropped. Later versions may add names.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
@@ -253,8 +253,8 @@ pub(crate) struct StatsArguments {
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
 
-    /// Tell what passes in each interval, a second or as many as SECONDS, until the instance ends or
-    /// SIGINT arrives. With --json, one object on a line for each interval: rates per second.
+    /// Tell what passes in each interval, a second or as many as SECONDS, until the instance ends
+    /// or SIGINT arrives. With --json, one object on a line for each interval: rates per second.
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true,
           default_missing_value = "1", value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub(crate) watch: Option<u32>,

@@ -1,5 +1,7 @@
 //! `towpath stats --watch`: what passes in each interval.
 
+#![allow(clippy::disallowed_methods, reason = "nothing of the data path is here")]
+
 use std::fmt::Write as _;
 use std::io::{self, ErrorKind, IsTerminal, Write as _};
 use std::os::fd::AsFd;

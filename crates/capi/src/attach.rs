@@ -19,10 +19,10 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use std::sync::{Arc, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
-use towpath_io::process_sys::SignalSet;
+use std::time::Duration;
 use towpath_io::reactor::{Events, Interest, Reactor};
 use towpath_io::tap::{Features, Tap, TapError};
-use towpath_net::time::Duration;
+use towpath_io::thread::{Rest, spawn};
 
 /// The thread of an attached instance.
 pub(crate) struct Worker {
@@ -33,12 +33,6 @@ pub(crate) struct Worker {
 /// Names of files in the reactor.
 const DEVICE: u64 = 0;
 const ALARM: u64 = 1;
-
-/// After so long without an event, memory goes back to the system.
-const IDLE_AFTER: Duration = Duration::from_secs(1);
-
-/// Signals of Linux, but for the two that the C library keeps for itself.
-const SIGNALS: [std::ops::RangeInclusive<i32>; 2] = [1..=31, 34..=64];
 
 impl Instance {
     /// An instance on `tap`, driven by a thread of its own. Super-packets and checksums are used
@@ -53,21 +47,9 @@ impl Instance {
         let port = Port::new(tap, alarm.clone());
         let instance = Arc::new(Self::on_device(config, port)?);
         let (weak, bell) = (Arc::downgrade(&instance), alarm.clone());
-        let signals: Vec<i32> = SIGNALS.into_iter().flatten().collect();
-        let before = SignalSet::of(&signals).block().map_err(io_errno)?;
-        let thread = thread::Builder::new()
-            .name("towpath".into())
-            .spawn(move || {
-                let work = || work(&weak, reactor, &bell);
-                // As in calls: an instance that nobody drives any more helps nobody.
-                if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
-                    std::process::abort();
-                }
-            })
-            .map_err(io_errno);
-        before.restore().map_err(io_errno)?;
+        let thread = spawn(move || work(&weak, reactor, &bell)).map_err(io_errno)?;
         *instance.worker.lock().unwrap_or_else(PoisonError::into_inner) =
-            Some(Worker { thread: thread?, alarm });
+            Some(Worker { thread, alarm });
         Ok(instance)
     }
 
@@ -90,14 +72,10 @@ impl Instance {
 fn work(instance: &Weak<Instance>, mut reactor: Reactor, alarm: &OwnedFd) {
     let mut events = Events::new();
     let mut timeout = Some(Duration::ZERO);
-    let (mut watching, mut idle) = (true, true);
+    let (mut watching, mut rest) = (true, Rest::new());
     loop {
-        let may_rest = !idle && timeout.is_none_or(|timeout| timeout > IDLE_AFTER);
-        let wait = if may_rest { Some(IDLE_AFTER) } else { timeout };
         // The arguments are right; a signal ends the wait without events, and none comes here.
-        let _ = reactor.wait(wait, &mut events);
-        let rests = may_rest && events.is_empty();
-        idle = rests || idle && events.is_empty();
+        let rests = rest.wait(&mut reactor, timeout, &mut events).unwrap_or(false);
         if events.iter().any(|event| event.token == ALARM) {
             // Nothing to read is as good.
             let _ = rustix::io::read(alarm, &mut [0; 8]);

@@ -7,7 +7,7 @@ use crate::files::Files;
 use crate::handed::HandedOut;
 use std::net::IpAddr;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use towpath_io::release_pages;
+use towpath_io::thread::release_unused;
 use towpath_net::socket::Sockets;
 use towpath_net::stack::{self, Address, Context, Limits, Stack};
 use towpath_net::tcp::Settings;
@@ -87,8 +87,6 @@ impl Config {
     }
 }
 
-/// Memory of frames that lies together and then goes back to the system from an idle instance.
-const RELEASED_MIN: usize = 512 << 10;
 /// Bytes of packet memory unless told otherwise.
 const MEMORY_DEFAULT: usize = 64 << 20;
 /// Least packet memory: a few super-packets each way.
@@ -197,11 +195,7 @@ impl State {
         if let Some(port) = self.port() {
             port.rest();
         }
-        self.memory.unused(|bytes| {
-            if bytes.len() >= RELEASED_MIN {
-                release_pages(bytes);
-            }
-        });
+        self.memory.unused(release_unused);
     }
 
     /// When the worker of an attached instance has to be up.

@@ -25,6 +25,7 @@ pub mod socket;
 pub mod stream;
 mod sys;
 pub mod tap;
+pub mod thread;
 pub mod vhost_user;
 
 pub use sys::release_pages;

@@ -29,8 +29,8 @@ use std::time::{Duration, SystemTime};
 use towpath_io::pcapng::{self, Direction};
 use towpath_io::reactor::{Events, Interest, Reactor};
 use towpath_io::receive::ReceiveBuffer;
-use towpath_io::release_pages;
 use towpath_io::tap::Tap;
+use towpath_io::thread::{Rest, release_unused};
 use towpath_net::stack::{self, Address, Context, Limits, Stack};
 use towpath_net::tcp::Settings;
 use towpath_net::time::Instant;
@@ -47,11 +47,6 @@ const READ_BURST: usize = 16;
 const READ_BYTES_PER_TURN: usize = 1 << 20;
 /// The same in bursts, for small packets.
 const READ_BURSTS_PER_TURN: usize = 8;
-/// After so long without an event, frames kept for the next read are given back.
-const IDLE_AFTER: Duration = Duration::from_secs(1);
-/// Memory of frames that lies together and then goes back to the system: what a few small flows
-/// leave is kept, and they go on without page faults.
-const RELEASED_MIN: usize = 512 << 10;
 /// How often the end is looked for while finishing.
 const FINISH_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -71,7 +66,7 @@ pub struct Worker<S: Side = Tap> {
     received: Burst,
     to_send: Burst,
     clock: Clock,
-    idle: bool,
+    rest: Rest,
     /// Set while only the rest is passed on.
     finish_by: Option<Instant>,
 }
@@ -134,7 +129,7 @@ impl<S: Side> Worker<S> {
             received: Burst::limited(READ_BURST),
             to_send: Burst::new(),
             clock: Clock::new(),
-            idle: false,
+            rest: Rest::new(),
             finish_by: None,
         })
     }
@@ -199,11 +194,10 @@ impl<S: Side> Worker<S> {
             debug_assert!(!self.stack.has_events(), "the thread sleeps on news");
             let timeout = self.timeout();
             let mut events = std::mem::take(&mut self.events);
-            self.reactor.wait(timeout, &mut events)?;
-            let now = self.clock.now();
-            if events.is_empty() && timeout.is_some_and(|t| t >= IDLE_AFTER) {
-                self.rest();
+            if self.rest.wait(&mut self.reactor, timeout, &mut events)? {
+                self.give_back();
             }
+            let now = self.clock.now();
             let watched = self.turn(&events, now);
             self.events = events;
             if let Some(index) = watched.map_err(io::Error::other)? {
@@ -279,7 +273,6 @@ impl<S: Side> Worker<S> {
             if self.received.is_empty() {
                 break;
             }
-            self.idle = false;
             self.capture(Direction::Inbound);
             let full = self.received.is_full();
             bytes += self.received.iter().map(Packet::len).sum::<usize>();
@@ -338,7 +331,6 @@ impl<S: Side> Worker<S> {
             self.paused_until,
             self.side.next_deadline(),
             starved.then(|| now + MEMORY_PAUSE),
-            (!self.idle).then(|| now + IDLE_AFTER),
             self.finish_by.map(|until| until.min(now + FINISH_INTERVAL)),
         ];
         deadlines.into_iter().flatten().min().map(|at| at.since(now))
@@ -346,17 +338,10 @@ impl<S: Side> Worker<S> {
 
     /// Nothing happened for a while: gives back what was kept ready, and memory that a busier time
     /// has left behind.
-    fn rest(&mut self) {
-        if !self.idle {
-            self.idle = true;
-            self.side.rest();
-            self.buffer.clear();
-            self.memory.unused(|bytes| {
-                if bytes.len() >= RELEASED_MIN {
-                    release_pages(bytes);
-                }
-            });
-        }
+    fn give_back(&mut self) {
+        self.side.rest();
+        self.buffer.clear();
+        self.memory.unused(release_unused);
     }
 
     fn watch_side(&mut self, interest: Interest) {

@@ -20,6 +20,7 @@ use super::wait::Waiters;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
+use towpath_io::thread::release_unused;
 use towpath_net::socket::{Borrower, Error, Readiness, SendFlags, SendTo, SocketId, Sockets};
 use towpath_net::stack::Context;
 use towpath_net::tcp::Connection;
@@ -257,6 +258,18 @@ impl Core {
         } else {
             state.retry_at.get_or_insert(now.now + MEMORY_PAUSE);
         }
+    }
+
+    /// Nothing happened for a while: gives back what was kept ready, and memory that a busier time
+    /// has left behind.
+    pub(super) fn give_back(&self) {
+        let mut state = self.lock();
+        state.port.rest();
+        state.memory.unused(release_unused);
+        drop(state);
+        let mut frames = self.frames.lock().unwrap_or_else(PoisonError::into_inner);
+        frames.small.unused(release_unused);
+        frames.large.unused(release_unused);
     }
 
     /// Frames for what is copied that are out.

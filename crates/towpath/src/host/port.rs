@@ -161,6 +161,13 @@ impl Port {
         true
     }
 
+    /// Gives back what was kept ready for reading.
+    pub(super) fn rest(&mut self) {
+        if let Line::Tap(tap) = &mut self.line {
+            tap.release_frames();
+        }
+    }
+
     /// When there is something to do again.
     pub(super) fn due(&self) -> Option<Instant> {
         [self.retry_at, self.turn_at, self.paused_until].into_iter().flatten().min()

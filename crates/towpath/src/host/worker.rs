@@ -13,9 +13,9 @@ use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
-use towpath_io::process_sys::SignalSet;
 use towpath_io::reactor::{Events, Interest, Reactor};
 use towpath_io::tap::{Features, Tap};
+use towpath_io::thread::{Rest, spawn};
 use towpath_io::vhost_user::VhostUser;
 use towpath_net::counters::DropReason;
 use towpath_net::socket::{LentLimits, LentStats, SocketId, Sockets};
@@ -25,8 +25,6 @@ use towpath_packet::{Ledger, Memory, MemoryConfig};
 /// Names of files in the reactor.
 const DEVICE: u64 = 0;
 const ALARM: u64 = 1;
-/// Signals of Linux, but for the two that the C library keeps for itself.
-const SIGNALS: [std::ops::RangeInclusive<i32>; 2] = [1..=31, 34..=64];
 /// How often [`Host::finish`] looks.
 const FINISH_INTERVAL: Duration = Duration::from_millis(2);
 
@@ -172,7 +170,8 @@ impl Host {
         let frames = Memory::new(MemoryConfig { packets: 0, ..frames });
         let limits = (config.lent_by_socket, config.lent_by_all);
         let core = Arc::new(Core::new(sockets, (memory, frames), port, bell, limits));
-        let thread = spawn(core.clone(), reactor)?;
+        let served = core.clone();
+        let thread = spawn(move || work(&served, reactor))?;
         let (thread, break_even) = (Mutex::new(Some(thread)), OnceLock::new());
         let owner = Arc::new(Owner { core, thread, over_device, break_even });
         Ok(Self { owner, group: Arc::new(Budget::new(usize::MAX)) })
@@ -197,25 +196,10 @@ impl Drop for Owner {
     }
 }
 
-/// Starts the worker. It blocks all signals, so that they come to threads of the program.
-fn spawn(core: Arc<Core>, reactor: Reactor) -> Result<JoinHandle<()>, StartError> {
-    let signals: Vec<i32> = SIGNALS.into_iter().flatten().collect();
-    let before = SignalSet::of(&signals).block()?;
-    let thread = thread::Builder::new().name("towpath".into()).spawn(move || {
-        let work = || work(&core, reactor);
-        // Calls that wait for a worker that is gone would wait for ever.
-        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
-            std::process::abort();
-        }
-    });
-    before.restore()?;
-    Ok(thread?)
-}
-
 /// What the worker does.
 fn work(core: &Core, mut reactor: Reactor) {
     let mut events = Events::new();
-    let mut watching = true;
+    let (mut watching, mut rest) = (true, Rest::new());
     loop {
         let (due, watched) = match core.turn() {
             Turn::Busy => continue,
@@ -227,7 +211,9 @@ fn work(core: &Core, mut reactor: Reactor) {
             core.watch(&reactor, watched);
         }
         // The arguments are right; a signal ends the wait without events, and none comes here.
-        let _ = reactor.wait(due, &mut events);
+        if rest.wait(&mut reactor, due, &mut events).unwrap_or(false) {
+            core.give_back();
+        }
         core.bell.is_up(events.iter().any(|event| event.token == ALARM));
     }
 }

@@ -3,10 +3,9 @@
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
 
-use super::inside::{receive_numbered, send_numbered};
-use super::support::{Family, Host, Stats, Test, Towpath, inside};
+use super::inside::{ALL_CAME, WORD_BYTES, receive_numbered, send_numbered};
+use super::support::{Family, Host, PATIENCE, Stats, Test, Towpath, inside};
 
 pub(crate) fn tests() -> Vec<Test> {
     let mut tests = Vec::new();
@@ -30,7 +29,7 @@ pub(crate) fn tests() -> Vec<Test> {
 
 fn bound(family: Family) -> UdpSocket {
     let socket = UdpSocket::bind((family.loopback(), 0)).expect("bind");
-    socket.set_read_timeout(Some(Duration::from_secs(10))).expect("timeout");
+    socket.set_read_timeout(Some(PATIENCE)).expect("timeout");
     socket
 }
 
@@ -81,6 +80,8 @@ fn segments_datagrams(stderr: &str) -> bool {
 const COUNT: u64 = 2000;
 const SIZE: u64 = 1400;
 const TOGETHER: u64 = 40;
+/// Bytes by which the receiver tells that what was sent together has come.
+const WORDS_BYTES: u64 = WORD_BYTES * (COUNT / TOGETHER - 1);
 
 /// Goal: what a program sends in one call with `UDP_SEGMENT` crosses as one super-packet, and
 /// arrives as the datagrams that it stands for.
@@ -90,8 +91,9 @@ fn super_packets_out(_: &mut Host, family: Family) {
     let address = at_gateway(family, &socket);
     let (sender, results) = mpsc::channel();
     thread::spawn(move || {
-        let result = receive_numbered(&socket, SIZE, COUNT).map_err(|error| error.to_string());
-        let _ = sender.send(result);
+        let received = receive_numbered(&socket, SIZE, COUNT, TOGETHER)
+            .and_then(|peer| Ok(socket.send_to(ALL_CAME, peer)?));
+        let _ = sender.send(received.map(drop).map_err(|error| error.to_string()));
     });
     let (size, count, together) = (SIZE.to_string(), COUNT.to_string(), TOGETHER.to_string());
     let role = inside("udp-send", &[&address, &size, &count, &together]);
@@ -99,9 +101,9 @@ fn super_packets_out(_: &mut Host, family: Family) {
     let stats = Stats::of(&output);
     let told = output.stderr.clone();
     output.success();
-    let result = results.recv_timeout(Duration::from_secs(15)).expect("a result");
+    let result = results.recv_timeout(PATIENCE).expect("a result");
     assert_eq!(result, Ok(()));
-    stats.assert_carried(SIZE * COUNT, 0, 0);
+    stats.assert_carried(SIZE * COUNT, WORDS_BYTES + ALL_CAME.len() as u64, 0);
     if segments_datagrams(&told) {
         let super_packets = stats.number("from the program", "super-packets");
         assert!(super_packets >= COUNT / TOGETHER, "{super_packets} super-packets");
@@ -119,14 +121,14 @@ fn super_packets_in(_: &mut Host, family: Family) {
         socket.connect(peer).expect("connect");
         send_numbered(&socket, SIZE, COUNT, TOGETHER).map_err(|error| error.to_string())
     });
-    let (size, count) = (SIZE.to_string(), COUNT.to_string());
-    let role = inside("udp-receive", &[&address, &size, &count]);
+    let (size, count, together) = (SIZE.to_string(), COUNT.to_string(), TOGETHER.to_string());
+    let role = inside("udp-receive", &[&address, &size, &count, &together]);
     let output = Towpath::with_loopback(["-v"]).run(role);
     let stats = Stats::of(&output);
     let told = output.stderr.clone();
     assert_eq!(output.success(), format!("received {COUNT}\n"));
     assert_eq!(sender.join().expect("no panic"), Ok(()));
-    stats.assert_carried(0, SIZE * COUNT, 8);
+    stats.assert_carried(WORDS_BYTES, SIZE * COUNT, b"greeting".len() as u64);
     if segments_datagrams(&told) {
         assert!(stats.number("to the program", "super-packets") > 0);
     }

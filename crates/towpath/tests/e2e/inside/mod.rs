@@ -8,7 +8,7 @@ mod udp;
 use std::process::ExitCode;
 
 pub(crate) use tcp::STOP;
-pub(crate) use udp::{receive_numbered, send_numbered};
+pub(crate) use udp::{ALL_CAME, WORD_BYTES, receive_numbered, send_numbered};
 
 /// Plays a role if that is what this process was started for.
 pub(crate) fn play() -> Option<ExitCode> {
@@ -55,8 +55,8 @@ fn run(role: &str, arguments: &[&str]) -> Outcome {
         ("udp-send", [address, size, count, segments]) => {
             udp::send(address, size.parse()?, count.parse()?, segments.parse()?)
         }
-        ("udp-receive", [address, size, count]) => {
-            udp::receive(address, size.parse()?, count.parse()?)
+        ("udp-receive", [address, size, count, segments]) => {
+            udp::receive(address, size.parse()?, count.parse()?, segments.parse()?)
         }
         ("udp-server", [port]) => udp::server(port.parse()?),
         ("udp-silent", addresses) => udp::silent(addresses),

@@ -10,7 +10,11 @@ use super::Outcome;
 use crate::support::{Pattern, now};
 
 /// Longest wait for an answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(30);
+/// What is said when the last datagrams have come.
+pub(crate) const ALL_CAME: &[u8] = b"all came";
+/// Length of the other words that a receiver says: how many datagrams have come.
+pub(crate) const WORD_BYTES: u64 = 8;
 
 fn socket(address: &str) -> Result<UdpSocket, Box<dyn std::error::Error>> {
     let address: SocketAddr = address.parse()?;
@@ -68,23 +72,41 @@ pub(super) fn server(port: u16) -> Outcome {
     }
 }
 
-/// Sends `count` datagrams of `size` bytes, `segments` of them in one call, a little slowly.
+/// Sends `count` datagrams of `size` bytes, `segments` of them in one call, and waits until it is
+/// told that all have come.
 pub(super) fn send(address: &str, size: u64, count: u64, segments: u64) -> Outcome {
     let socket = socket(address)?;
-    send_numbered(&socket, size, count, segments)
+    send_numbered(&socket, size, count, segments)?;
+    expect_word(&socket, ALL_CAME)
 }
 
-/// As [`send`], over a socket of the caller's; each datagram has its own content.
+/// As [`send`], over a socket of the caller's; each datagram has its own content. What is sent in
+/// one call fits into a socket's usual buffer, and the next call waits until it has come, so that
+/// no kernel loses any, however late the receiver runs.
 pub(crate) fn send_numbered(socket: &UdpSocket, size: u64, count: u64, segments: u64) -> Outcome {
+    socket.set_read_timeout(Some(PATIENCE))?;
     if segments > 1 {
         setsockopt(socket, UdpGsoSegment, &i32::try_from(size)?)?;
     }
     for first in (0..count).step_by(usize::try_from(segments)?) {
+        if first > 0 {
+            expect_word(socket, &first.to_be_bytes())?;
+        }
         let together = (first..(first + segments).min(count)).flat_map(|n| datagram(size, n));
         socket.send(&together.collect::<Vec<u8>>())?;
-        std::thread::sleep(Duration::from_millis(1));
     }
     Ok(())
+}
+
+fn expect_word(socket: &UdpSocket, word: &[u8]) -> Outcome {
+    let mut said = [0; 64];
+    let count =
+        socket.recv(&mut said).map_err(|error| format!("waiting for {word:x?}: {error}"))?;
+    if &said[..count] == word {
+        Ok(())
+    } else {
+        Err(format!("{:x?} is said", &said[..count]).into())
+    }
 }
 
 fn datagram(size: u64, number: u64) -> Vec<u8> {
@@ -92,27 +114,39 @@ fn datagram(size: u64, number: u64) -> Vec<u8> {
 }
 
 /// Greets, and expects numbered datagrams in their order.
-pub(super) fn receive(address: &str, size: u64, count: u64) -> Outcome {
+pub(super) fn receive(address: &str, size: u64, count: u64, segments: u64) -> Outcome {
     let socket = socket(address)?;
     socket.send(b"greeting")?;
-    receive_numbered(&socket, size, count)?;
+    receive_numbered(&socket, size, count, segments)?;
     println!("received {count}");
     Ok(())
 }
 
-/// Expects what [`send_numbered`] sends.
-pub(crate) fn receive_numbered(socket: &UdpSocket, size: u64, count: u64) -> Outcome {
-    // The usual buffer is small for a busy machine; only root may have more.
-    let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(socket, 4 << 20);
+/// Expects what [`send_numbered`] sends, and tells when what was sent together has come: all but
+/// the last, for who is told last may have ended. Who sent it.
+pub(crate) fn receive_numbered(
+    socket: &UdpSocket,
+    size: u64,
+    count: u64,
+    segments: u64,
+) -> Result<SocketAddr, Box<dyn std::error::Error>> {
+    socket.set_read_timeout(Some(PATIENCE))?;
     let mut buffer = vec![0; 1 << 16];
-    for number in 0..count {
-        let len =
-            socket.recv(&mut buffer).map_err(|error| format!("datagram {number}: {error}"))?;
+    let mut number = 0;
+    loop {
+        let (len, peer) =
+            socket.recv_from(&mut buffer).map_err(|error| format!("datagram {number}: {error}"))?;
         if buffer[..len] != datagram(size, number) {
             return Err(format!("datagram {number} is another, of {len} bytes").into());
         }
+        number += 1;
+        if number == count {
+            return Ok(peer);
+        }
+        if number % segments == 0 {
+            socket.send_to(&number.to_be_bytes(), peer)?;
+        }
     }
-    Ok(())
 }
 
 /// Sends to each address, from sockets that may broadcast; prints what is answered.

@@ -31,7 +31,7 @@ pub mod self_test;
 pub use counters::{TapCounters, Traffic};
 pub use error::TapError;
 pub use features::Features;
-pub use self_test::{Reason, Report, SelfTest, self_test};
+pub use self_test::{Reason, Report, SelfTest, self_test, self_test_patiently};
 
 use crate::receive::{FRAMES_MAX, ReceiveBuffer, empty_slices};
 use crate::sys::{self, Gather};

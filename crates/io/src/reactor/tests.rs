@@ -3,7 +3,7 @@
 use super::*;
 use rustix::pipe::{PipeFlags, pipe_with};
 
-const SOON: Option<Duration> = Some(Duration::from_secs(5));
+const SOON: Option<Duration> = Some(Duration::from_secs(30));
 const NOW: Option<Duration> = Some(Duration::ZERO);
 
 fn pipe() -> (OwnedFd, OwnedFd) {
@@ -90,14 +90,19 @@ fn a_timeout_is_never_early_and_short_ones_are_short() {
     for (mut reactor, slack) in reactors().into_iter().zip([0, 1]) {
         let timeout = Duration::from_micros(300);
         let (mut shortest, mut begin) = (Duration::MAX, std::time::Instant::now());
-        for _ in 0..20 {
+        let short = timeout + Duration::from_millis(1 + slack);
+        // Many, until one was not held up by what else the machine does.
+        for round in 0..2000 {
+            if round >= 20 && shortest < short {
+                break;
+            }
             assert!(wait(&mut reactor, Some(timeout)).is_empty());
             let end = std::time::Instant::now();
             assert!(end - begin >= timeout);
             shortest = shortest.min(end - begin);
             begin = std::time::Instant::now();
         }
-        assert!(shortest < timeout + Duration::from_millis(1 + slack), "{shortest:?}");
+        assert!(shortest < short, "{shortest:?}");
     }
     assert_eq!(milliseconds(Some(Duration::from_nanos(1))), 1);
     assert_eq!(milliseconds(Some(Duration::from_millis(7))), 7);

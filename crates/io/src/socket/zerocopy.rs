@@ -125,7 +125,7 @@ mod tests {
         while told < CALLS {
             let Some(returned) = take_return(stream.as_fd()).expect("a queue") else {
                 let mut events = Events::new();
-                reactor.wait(Some(Duration::from_secs(5)), &mut events).expect("wait");
+                reactor.wait(Some(Duration::from_secs(30)), &mut events).expect("wait");
                 assert!(events.len() == 1, "{told} of {CALLS} were told");
                 continue;
             };

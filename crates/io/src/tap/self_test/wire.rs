@@ -1,6 +1,6 @@
 //! Our side of the device during a self-test: whole frames, read and written within a time limit.
 
-use super::{Reason, SETTLE_STEP, SETTLE_TIME_MAX};
+use super::{Reason, SETTLE_STEP, SETTLE_TIME_MAX, STEP_TIME_MAX, TIME_MAX};
 use crate::sys::{self, Gather};
 use crate::tap::{FRAME_BYTES_MAX, READS_MAX};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -15,14 +15,17 @@ pub(super) struct Wire<'a> {
     /// When everything is to be over.
     end: Instant,
     step: Duration,
+    settle: Duration,
 }
 
 impl<'a> Wire<'a> {
-    /// Each wait lasts `step` at most, all of them together `total`.
-    pub(super) fn new(fd: BorrowedFd<'a>, total: Duration, step: Duration) -> Self {
+    /// Every limit is `patience` times what it is by default.
+    pub(super) fn new(fd: BorrowedFd<'a>, patience: u32) -> Self {
         let begin = now();
         let buffer = vec![0; VirtioHeader::LEN + FRAME_BYTES_MAX];
-        Self { fd, buffer, begin, end: begin + total, step }
+        let [end, step, settle] =
+            [TIME_MAX, STEP_TIME_MAX, SETTLE_TIME_MAX].map(|limit| limit * patience);
+        Self { fd, buffer, begin, end: begin + end, step, settle }
     }
 
     pub(super) fn elapsed(&self) -> Duration {
@@ -70,7 +73,7 @@ impl<'a> Wire<'a> {
         offload: &Offload,
         fd: BorrowedFd<'_>,
     ) -> Result<(), Reason> {
-        let end = self.end.min(now() + SETTLE_TIME_MAX);
+        let end = self.end.min(now() + self.settle);
         while now() < end {
             self.write(frame, offload)?;
             if wait(fd, PollFlags::IN, now() + SETTLE_STEP) {

@@ -48,7 +48,7 @@ struct Bench {
 
 fn device() -> (UnixStream, VhostUser) {
     let (socket, ours) = UnixStream::pair().unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     let device = VhostUser::from_socket(ours.into(), Offer::default(), Arc::new(Ledger::new()));
     (socket, device.unwrap())
 }

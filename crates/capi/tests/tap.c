@@ -21,7 +21,7 @@
 #include <time.h>
 
 /* Longest that this program runs, in seconds. */
-#define PATIENCE 120
+#define PATIENCE 300
 #define TRANSFER_BYTES (16 << 20)
 #define MANY 200
 
@@ -171,7 +171,7 @@ static void wait_for(struct lender *lender, uint32_t wanted)
 		struct msghdr message = { .msg_control = control, .msg_controllen = sizeof(control) };
 		struct pollfd polled = { .fd = lender->fd };
 
-		CHECK(CALL(lender->end, poll, &polled, 1, 10000) == 1 && polled.revents & POLLERR);
+		CHECK(CALL(lender->end, poll, &polled, 1, 30000) == 1 && polled.revents & POLLERR);
 		CHECK(CALL(lender->end, recvmsg, lender->fd, &message, MSG_ERRQUEUE) == 0);
 		struct cmsghdr *header = CMSG_FIRSTHDR(&message);
 		CHECK(header && header->cmsg_level == (header->cmsg_type == IP_RECVERR ? SOL_IP : SOL_IPV6));
@@ -538,7 +538,7 @@ static void reset(struct scene *scene)
 	CHECK(CALL(scene->server, setsockopt, accepted, SOL_SOCKET, SO_LINGER, &linger,
 		   sizeof(linger)) == 0);
 	CHECK(CALL(scene->server, close, accepted) == 0);
-	CHECK(CALL(scene->client, poll, &polled, 1, 10000) == 1);
+	CHECK(CALL(scene->client, poll, &polled, 1, 30000) == 1);
 	CHECK((polled.revents & (POLLIN | POLLERR | POLLHUP)) == (POLLIN | POLLERR | POLLHUP));
 	CHECK(CALL(scene->client, read, fd, &byte, 1) == -1 && errno == ECONNRESET);
 	CHECK(CALL(scene->client, close, fd) == 0);
@@ -637,7 +637,7 @@ static void many(struct scene *scene)
 		socklen_t len = sizeof(error);
 		char byte = i;
 
-		CHECK(CALL(end, poll, &polled, 1, 10000) == 1 && polled.revents == POLLOUT);
+		CHECK(CALL(end, poll, &polled, 1, 30000) == 1 && polled.revents == POLLOUT);
 		CHECK(CALL(end, getsockopt, fds[i], SOL_SOCKET, SO_ERROR, &error, &len) == 0);
 		CHECK(error == 0);
 		CHECK(CALL(end, write, fds[i], &byte, 1) == 1);

@@ -28,7 +28,7 @@
 #endif
 
 /* Longest that this program runs, in seconds. */
-#define PATIENCE 60
+#define PATIENCE 300
 #define BYTES_MAX 70000
 #define PAGE 4096
 
@@ -69,7 +69,7 @@ static void echo(struct scene *scene)
 			out[at] = at * 7 % 251;
 		CHECK(CALL(scene->client, sendto, client, out, len, 0, &to.any, to_len) == len);
 		struct pollfd polled = { .fd = server, .events = POLLIN };
-		CHECK(CALL(scene->server, poll, &polled, 1, 10000) == 1);
+		CHECK(CALL(scene->server, poll, &polled, 1, 30000) == 1);
 		CHECK(polled.revents == POLLIN);
 		CHECK(CALL(scene->server, ioctl, server, FIONREAD, &next) == 0 && next == len);
 		CHECK(CALL(scene->server, recv, server, in, 1, MSG_PEEK | MSG_TRUNC) == len);
@@ -108,7 +108,7 @@ static void refused(struct scene *scene)
 
 	CHECK(CALL(scene->client, connect, client, &to.any, to_len) == 0);
 	CHECK(CALL(scene->client, send, client, "hello", 5, 0) == 5);
-	CHECK(CALL(scene->client, poll, &polled, 1, 10000) == 1 && polled.revents == POLLERR);
+	CHECK(CALL(scene->client, poll, &polled, 1, 30000) == 1 && polled.revents == POLLERR);
 	CHECK(CALL(scene->client, recv, client, in, 1, 0) == -1 && errno == ECONNREFUSED);
 	CHECK(CALL(scene->client, poll, &polled, 1, 0) == 0);
 
@@ -117,7 +117,7 @@ static void refused(struct scene *scene)
 	CHECK(CALL(scene->client, recvmsg, client, &message, MSG_ERRQUEUE) == -1);
 	CHECK(errno == EAGAIN);
 	CHECK(CALL(scene->client, send, client, "hello", 5, 0) == 5);
-	CHECK(CALL(scene->client, poll, &polled, 1, 10000) == 1 && polled.revents == POLLERR);
+	CHECK(CALL(scene->client, poll, &polled, 1, 30000) == 1 && polled.revents == POLLERR);
 	CHECK(CALL(scene->client, recvmsg, client, &message, MSG_ERRQUEUE) == 5);
 	CHECK(memcmp(in, "hello", 5) == 0 && message.msg_flags == MSG_ERRQUEUE);
 	CHECK(message.msg_namelen == to_len && memcmp(&name, &to, to_len) == 0);
@@ -317,7 +317,7 @@ static void waits(struct scene *scene)
 	CHECK(CALL(scene->server, epoll_wait, set, &event, 1, 0) == 0);
 	for (int i = 0; i < 2; i++) {
 		CHECK(CALL(scene->client, sendto, client, "x", 1, 0, &to.any, len) == 1);
-		CHECK(CALL(scene->server, epoll_wait, set, &event, 1, 10000) == 1);
+		CHECK(CALL(scene->server, epoll_wait, set, &event, 1, 30000) == 1);
 		CHECK(event.events == EPOLLIN && event.data.fd == 7);
 		CHECK(CALL(scene->server, epoll_wait, set, &event, 1, 0) == 0);
 	}
@@ -403,22 +403,26 @@ static void losses(struct scene *scene)
 {
 	int server = socket_at(scene->server, scene->domain, 116), got = 0;
 	int client = socket_at(scene->client, scene->domain, 117);
-	union address to;
+	int last = socket_at(scene->server, scene->domain, 118);
+	union address to, to_last;
 	socklen_t len = address_of(scene->server, scene->domain, 116, &to);
 	struct pollfd polled = { .fd = server, .events = POLLIN };
 	uint32_t lost = 0;
+
+	address_of(scene->server, scene->domain, 118, &to_last);
 
 	set_int(scene->server, server, SOL_SOCKET, SO_RCVBUF, 1);
 	set_int(scene->server, server, SOL_SOCKET, SO_RXQ_OVFL, 1);
 	for (int i = 0; i < 50; i++)
 		CHECK(CALL(scene->client, sendto, client, out, 1000 + i, 0, &to.any, len) == 1000 + i);
-	/* Until all have arrived one way or the other. */
-	usleep(100000);
+	/* When this one has arrived, all before it have, one way or the other. */
+	CHECK(CALL(scene->client, sendto, client, "y", 1, 0, &to_last.any, len) == 1);
+	CHECK(CALL(scene->server, recv, last, in, sizeof(in), 0) == 1);
 	while (CALL(scene->server, recv, server, in, sizeof(in), MSG_DONTWAIT) >= 1000)
 		got++;
 	CHECK(got >= 1 && got < 50);
 	CHECK(CALL(scene->client, sendto, client, "x", 1, 0, &to.any, len) == 1);
-	CHECK(CALL(scene->server, poll, &polled, 1, 10000) == 1);
+	CHECK(CALL(scene->server, poll, &polled, 1, 30000) == 1);
 	char control[64];
 	struct iovec piece = { in, sizeof(in) };
 	struct msghdr message = {
@@ -431,7 +435,7 @@ static void losses(struct scene *scene)
 	memcpy(&lost, CMSG_DATA(told), sizeof(lost));
 	CHECK(lost == 50U - got);
 	CHECK(CALL(scene->client, close, client) == 0);
-	CHECK(CALL(scene->server, close, server) == 0);
+	CHECK(CALL(scene->server, close, server) == 0 && CALL(scene->server, close, last) == 0);
 }
 
 /*
@@ -449,7 +453,7 @@ static int64_t returned(struct end *end, int fd, int domain, uint32_t next, uint
 		struct sock_extended_err notice;
 		int v4 = domain == AF_INET;
 
-		if (CALL(end, poll, &polled, 1, 5000) != 1)
+		if (CALL(end, poll, &polled, 1, 30000) != 1)
 			return -1;
 		CHECK(polled.revents == POLLERR);
 		CHECK(CALL(end, recvmsg, fd, &message, MSG_ERRQUEUE | MSG_PEEK) == 0);
@@ -517,7 +521,7 @@ static void lending(struct scene *scene)
 	char control[128];
 	struct msghdr message = { .msg_control = control, .msg_controllen = sizeof(control) };
 	struct pollfd polled = { .fd = client };
-	CHECK(CALL(end, poll, &polled, 1, 5000) == 1);
+	CHECK(CALL(end, poll, &polled, 1, 30000) == 1);
 	CHECK(CALL(end, recvmsg, client, &message, MSG_ERRQUEUE) == 0);
 	struct sock_extended_err notice;
 	memcpy(&notice, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(notice));
@@ -601,7 +605,7 @@ static void terms(struct scene *scene)
 	struct msghdr message = { .msg_control = in, .msg_controllen = 128 };
 	struct pollfd polled = { .fd = client };
 	struct sock_extended_err notice;
-	CHECK(CALL(end, poll, &polled, 1, 5000) == 1);
+	CHECK(CALL(end, poll, &polled, 1, 30000) == 1);
 	CHECK(CALL(end, recvmsg, client, &message, MSG_ERRQUEUE) == 0);
 	memcpy(&notice, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(notice));
 	CHECK(notice.ee_info == 0 && notice.ee_data == 0);
@@ -743,7 +747,7 @@ static void ask_lending(struct end *end, struct end *peer, int domain, struct an
 	struct msghdr small = { .msg_control = control, .msg_controllen = sizeof(control) };
 	struct pollfd polled = { .fd = fd };
 	SAY(CALL(end, send, fd, out, 1, MSG_ZEROCOPY));
-	SAY(CALL(end, poll, &polled, 1, 5000));
+	SAY(CALL(end, poll, &polled, 1, 30000));
 	SAY(CALL(end, recvmsg, fd, &small, MSG_ERRQUEUE));
 	SAY(small.msg_flags);
 	SAY(small.msg_controllen);
@@ -908,7 +912,7 @@ static void several_messages(struct scene *scene)
 	CHECK(CALL(scene->client, connect, client, &to.any, len) == 0);
 	CHECK(CALL(scene->client, send, client, "x", 1, 0) == 1);
 	struct pollfd polled = { .fd = client };
-	CHECK(CALL(scene->client, poll, &polled, 1, 10000) == 1 && polled.revents == POLLERR);
+	CHECK(CALL(scene->client, poll, &polled, 1, 30000) == 1 && polled.revents == POLLERR);
 	CHECK(CALL(scene->client, recvmmsg, client, got, 1, 0, NULL) == -1 &&
 	      errno == ECONNREFUSED);
 	CHECK(CALL(scene->client, close, client) == 0);

@@ -14,7 +14,7 @@ pub(super) const PORT: u16 = 7000;
 /// Bytes each way.
 const BYTES: usize = 64 << 20;
 /// The longest pause of a flow, and a generous bound on a whole transfer.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 /// Bytes after which the pattern repeats: prime, so that no misplaced block looks right.
 const PERIOD: usize = 1_048_573;
 const CHUNK: usize = 64 << 10;

@@ -27,7 +27,7 @@ const NOISE: u16 = 0x88b5;
 /// Honest transfers beside noise whose mean is compared.
 const NOISE_TRANSFERS: u32 = 3;
 /// How long the gateway may take to answer.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Sends frames on the program's interface.
 pub(super) struct Injector {

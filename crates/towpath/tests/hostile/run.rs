@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use libtest_mimic::Failed;
 
 use crate::attack::Attack;
-use crate::host::Host;
+use crate::host::{Host, SETTLING};
 
 /// The command under test.
 const TOWPATH: &str = env!("CARGO_BIN_EXE_towpath");
 /// The longest that a run may take.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(600);
 /// How often an attack is tried that seems to slow the honest flow down.
-const TRIES: usize = 3;
+const TRIES: usize = 6;
 /// How often towpath's memory is looked at.
 const TICK: Duration = Duration::from_millis(20);
 
@@ -60,8 +60,7 @@ pub(super) fn run(attack: &Attack, seed: u64) -> Result<(), Failed> {
 /// One run; how much slower than beside harmless frames the honest flow was.
 fn run_once(attack: &Attack, seed: u64, host: &Host) -> Result<f64, Failed> {
     let outcome = start_and_watch(attack, seed)?;
-    // What is on its way to the traps arrives.
-    thread::sleep(Duration::from_millis(150));
+    thread::sleep(SETTLING);
     println!("--- {}: {}", attack.name, outcome.inside.trim().replace('\n', "; "));
     println!("    towpath used {} KiB at most", outcome.memory_kib);
     judge(attack, &outcome, host).map_err(|failure| {
@@ -126,10 +125,12 @@ fn judge(attack: &Attack, outcome: &Outcome, host: &Host) -> Result<(), String> 
     if let Some(first) = host.trapped().first() {
         return Err(format!("{} things reached the host: {first}", host.trapped().len()));
     }
-    let mut counted = numbers(&outcome.report, "dropped");
-    counted.insert("welcome".into(), host.welcomed());
+    let (drops, mut counted) =
+        (numbers(&outcome.inside, "drops"), numbers(&outcome.report, "dropped"));
+    let welcome = drops.get("welcome").copied().unwrap_or(0);
+    counted.insert("welcome".into(), host.welcomed(welcome));
     let lost = numbers(&outcome.inside, "lost").remove("lost").unwrap_or(0);
-    for (reason, &expected) in &numbers(&outcome.inside, "drops") {
+    for (reason, &expected) in &drops {
         // Some may be counted for one reason or for another.
         let count: u64 = reason.split('+').filter_map(|reason| counted.get(reason)).sum();
         // What is welcome is sent while nothing else is on its way.

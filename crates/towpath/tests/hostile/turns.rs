@@ -7,6 +7,8 @@
 use std::io::{self, PipeReader, PipeWriter, Write};
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use libtest_mimic::Failed;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags};
@@ -21,6 +23,8 @@ use crate::host::{HOST, Host, NOBODY, SINK, WELCOME, WELCOMING};
 /// Name of the test.
 pub(super) const NAME: &str = "new_flows_wait_for_open_ones";
 
+/// How long the host's kernel may take.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// Frames of a flood that one turn reads: fewer than eight bursts of 16.
 const FLOOD: u64 = 100;
 /// Flows that a turn begins (docs/limits.md).
@@ -54,6 +58,9 @@ fn connections(steps: &mut Steps) {
     assert_eq!(first.bytes_out - before.bytes_out, WELCOME.len() as u64, "the honest datagram");
     steps.feed(&Segment::new((PROGRAM.into(), 999), (HOST.into(), SINK), SYN).frame());
     for turn in 2..=(FLOOD + 1).div_ceil(BEGUN_PER_TURN) {
+        if turn == 4 {
+            wait_for_sink();
+        }
         steps.turn();
         let begun = steps.counters().tcp_out - before.tcp_out;
         assert_eq!(begun, (turn * BEGUN_PER_TURN).min(FLOOD + 1), "turn {turn}");
@@ -61,6 +68,24 @@ fn connections(steps: &mut Steps) {
         assert!(turn < 4 || steps.answered, "the program's own connection waits in turn {turn}");
     }
     assert_eq!(steps.counters().connections_displaced, 0);
+}
+
+/// Waits until the host's own connection to the sink is there, so that the next turn hears of it.
+fn wait_for_sink() {
+    let (at, established) = (format!(":{SINK:04X}"), "01");
+    let started = Instant::now();
+    loop {
+        let table = std::fs::read_to_string("/proc/thread-self/net/tcp").expect("a table");
+        let mut rows = table.lines().map(|line| line.split_ascii_whitespace());
+        if rows.any(|mut row| {
+            row.nth(2).is_some_and(|remote| remote.ends_with(&at))
+                && row.next() == Some(established)
+        }) {
+            return;
+        }
+        assert!(started.elapsed() < PATIENCE, "nobody connects to the sink");
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 fn datagrams(steps: &mut Steps) {
@@ -85,7 +110,7 @@ fn datagrams(steps: &mut Steps) {
 /// comes while the first of it wait.
 fn burst(steps: &mut Steps) {
     let server = UdpSocket::bind((HOST, 0)).expect("a server");
-    server.set_nonblocking(true).expect("a setting");
+    server.set_read_timeout(Some(PATIENCE)).expect("a setting");
     let port = server.local_addr().expect("an address").port();
     for port in 0..BEGUN_PER_TURN as u16 {
         let from = (IpAddr::from(PROGRAM), 3000 + port);
@@ -100,7 +125,7 @@ fn burst(steps: &mut Steps) {
     }
     let mut buffer = [0; 16];
     for expected in 0..60 {
-        let count = server.recv(&mut buffer).expect("it has arrived");
+        let count = server.recv(&mut buffer).expect("it arrives");
         assert_eq!(buffer[..count], [expected]);
     }
 }

@@ -13,7 +13,7 @@ use crate::sys::{PacketSocket, Sees};
 /// An address outside: what is sent to it goes to the program's interface, and its kernel does not
 /// mind.
 const SOURCE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 77);
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One connection.
 pub(super) struct Flow<'a> {

@@ -58,7 +58,7 @@ fn named(host: &mut Host, family: Family) {
     let resolver = family.loopback().to_string();
     let _dnsmasq = start_dnsmasq(host, &resolver, "192.0.2.77");
     let server = format!("@{}", family.dns());
-    let dig = format!("dig {server} +tries=2 +timeout=3");
+    let dig = format!("dig {server} +tries=2 +timeout=20");
     let script = format!(
         "{dig} +short name.example A; {dig} +short name.example AAAA; \
          {dig} +tcp +short name.example A; {dig} +notcp name.missing A | grep -o 'status: [A-Z]*'; \
@@ -84,7 +84,7 @@ fn next_resolver(host: &mut Host, silent: bool) {
     let _silent = silent.then(|| UdpSocket::bind((first, 53)).expect("bind"));
     let _dnsmasq = start_dnsmasq(host, "127.0.0.1", "192.0.2.77");
     let server = format!("@{}", Family::V4.dns());
-    let dig = format!("dig {server} +short +tries=3 +timeout=1");
+    let dig = format!("dig {server} +short +tries=15 +timeout=1");
     let script = format!("{dig} name.example A; {dig} name.example A; {dig} +tcp name.example A");
     let options = ["--dns", first, "--dns", "127.0.0.1"];
     let output = Towpath::new(options).run(["sh", "-c", &script]);
@@ -99,7 +99,7 @@ fn without_resolver(host: &mut Host) {
     let server = format!("@{}", Family::V4.dns());
     for options in [&[][..], &["--dns", "127.0.0.9"]] {
         let towpath = Towpath::new(options.iter().copied()).by(with_resolv_conf(&file));
-        let dig = ["dig", &server, "+tries=1", "+timeout=8", "name.example"];
+        let dig = ["dig", &server, "+tries=1", "+timeout=30", "name.example"];
         let output = towpath.run(dig);
         assert!(!output.status.success());
         let text = output.stdout;
@@ -113,7 +113,7 @@ fn resolv_conf_changes(host: &mut Host) {
     let file = host.write("resolv.conf", "nameserver 127.0.0.1\n");
     let _one = start_dnsmasq(host, "127.0.0.1", "192.0.2.71");
     let _two = start_dnsmasq(host, "127.0.0.2", "192.0.2.72");
-    let dig = format!("dig @{} +short +tries=2 +timeout=2 name.example A", Family::V4.dns());
+    let dig = format!("dig @{} +short +tries=2 +timeout=20 name.example A", Family::V4.dns());
     let tcp = dig.replace("+short", "+short +tcp");
     let script = format!("{dig}; {tcp}; read line; sleep 1.1; {dig}; {tcp}");
     let towpath = Towpath::new(NONE).by(with_resolv_conf(&file));

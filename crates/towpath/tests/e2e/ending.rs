@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use super::inside::STOP;
 use super::support::{
-    Checker, Family, Host, NONE, Pattern, Server, Stats, Test, Towpath, at_each_mtu, inside, note,
-    now, program_of, reset_on_drop, resident_kib,
+    Checker, Family, Host, NONE, PATIENCE, Pattern, Server, Stats, Test, Towpath, at_each_mtu,
+    inside, note, now, program_of, reset_on_drop, resident_kib,
 };
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -58,6 +58,9 @@ fn outcome(text: &str, address: &str) -> (String, u64) {
     (kind.into(), took.parse().expect("a number"))
 }
 
+/// Within this an error is told that comes from the host; one that comes from waiting takes longer.
+const TOLD_MS_MAX: u64 = 20_000;
+
 /// Goal: what the host refuses, TCP or UDP, the program sees as refused, at once.
 /// Method: ports where nobody listens, on the host's loopback and on another machine.
 fn refused(host: &mut Host, family: Family) {
@@ -68,7 +71,7 @@ fn refused(host: &mut Host, family: Family) {
             let text = Towpath::with_loopback(NONE).run(inside(role, &[&address])).success();
             let (kind, took) = outcome(&text, &address);
             assert_eq!(kind, "ConnectionRefused", "{role} {address}");
-            assert!(took < 2000, "{role} {address}: {took} ms");
+            assert!(took < TOLD_MS_MAX, "{role} {address}: {took} ms");
         }
     }
 }
@@ -91,7 +94,7 @@ fn unreachable(host: &mut Host, family: Family) {
             let text = Towpath::new(NONE).run(inside(role, &[address])).success();
             let (kind, took) = outcome(&text, address);
             assert_eq!(kind, *expected, "{role} {address}");
-            assert!(took < 5000, "{role} {address}: {took} ms");
+            assert!(took < TOLD_MS_MAX, "{role} {address}: {took} ms");
         }
     }
 }
@@ -105,7 +108,7 @@ fn connect_times_out(host: &mut Host, family: Family) {
     let text = Towpath::new(NONE).run(inside("connect", &[&address])).success();
     let (kind, took) = outcome(&text, &address);
     assert!(matches!(kind.as_str(), "TimedOut" | "HostUnreachable"), "{kind}");
-    assert!((1000..10_000).contains(&took), "{took} ms");
+    assert!((1000..30_000).contains(&took), "{took} ms");
 }
 
 /// Goal: a reset in the middle of a stream arrives as a reset.
@@ -136,7 +139,7 @@ fn client_resets(_: &mut Host, family: Family) {
     let address = at_gateway(family, &server);
     let text = Towpath::with_loopback(NONE).run(inside("reset", &[&address])).success();
     assert_eq!(text, "reset\n");
-    let end = ends.recv_timeout(Duration::from_secs(5)).expect("the server sees an end");
+    let end = ends.recv_timeout(PATIENCE).expect("the server sees an end");
     assert_eq!(end, Some(io::ErrorKind::ConnectionReset));
 }
 
@@ -169,7 +172,7 @@ fn server_closes_first(_: &mut Host, family: Family) {
     let address = at_gateway(family, &server);
     let role = inside("peer-first", &[&address, "5000001"]);
     assert_eq!(Towpath::with_loopback(NONE).run(role).success(), "read 5000001\n");
-    let result = results.recv_timeout(Duration::from_secs(10)).expect("an end");
+    let result = results.recv_timeout(PATIENCE).expect("an end");
     assert_eq!(result, Ok(5_000_001));
 }
 
@@ -206,7 +209,7 @@ fn host_stops_reading(_: &mut Host, family: Family) {
     let output = towpath.finish();
     let stats = Stats::of(&output);
     assert_eq!(output.success(), format!("sent {STOPPED_BYTES}\n"));
-    let result = results.recv_timeout(Duration::from_secs(1)).expect("an end");
+    let result = results.recv_timeout(PATIENCE).expect("an end");
     assert_eq!(result, Ok(STOPPED_BYTES));
     stats.assert_carried(STOPPED_BYTES, 0, 0);
     note("stopped reader", &format!("{resident} KiB resident"));

@@ -84,12 +84,12 @@ fn both_ways(_: &mut Host, family: Family, mtu: u16) {
 }
 
 /// Goal: at a low rate no datagram is lost.
-/// Method: so few that the kernel's default socket buffer holds what comes while a busy machine
-/// does something else.
+/// Method: so few in all that the kernel's default socket buffer holds every one of them, however
+/// late a busy machine lets anybody read.
 fn datagrams(_: &mut Host, family: Family, options: &[&str]) {
-    let udp = ["-u", "-b", "2M", "-l", "1200"];
+    let udp = ["-u", "-b", "500K", "-l", "1200"];
     let options: Vec<&str> = udp.iter().chain(options).copied().collect();
     let output = iperf(family, 1500, &options);
     assert_eq!(number(&output.stdout, &["end", "sum", "lost_packets"]), 0.0);
-    assert!(number(&output.stdout, &["end", "sum", "packets"]) > 150.0);
+    assert!(number(&output.stdout, &["end", "sum", "packets"]) > 20.0);
 }

@@ -21,7 +21,7 @@ pub(crate) fn tests() -> Vec<Test> {
             Test::new(format!("connections_20000_in_sequence_{name}"), &[], move |host| {
                 in_sequence(host, family);
             })
-            .limit(240)
+            .limit(720)
             .slow_unless(false),
         );
         tests.push(Test::new(format!("no_descriptor_left_{name}"), &[], move |host| {
@@ -71,7 +71,7 @@ fn in_sequence(host: &mut Host, family: Family) {
     let at_start = descriptors(towpath.pid()) + STARTING;
     let begun = now();
     while !towpath.stdout().contains("answered") && towpath.poll().is_none() {
-        assert!(begun.elapsed().as_secs() < 200, "too slow");
+        assert!(begun.elapsed().as_secs() < 600, "too slow");
         thread::sleep(Duration::from_millis(20));
     }
     let resident = resident_kib(towpath.pid());

@@ -31,7 +31,7 @@ pub(crate) fn tests() -> Vec<Test> {
 const BYTES: u64 = 1 << 20;
 
 fn fetch(url: &str) -> [String; 3] {
-    let script = format!("curl -sS --noproxy '*' -m 20 {url} | sha256sum");
+    let script = format!("curl -sS --noproxy '*' -m 120 {url} | sha256sum");
     ["sh".into(), "-c".into(), script]
 }
 

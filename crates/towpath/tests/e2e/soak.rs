@@ -27,7 +27,7 @@ const STARTING: usize = 4;
 /// Packets and frames that the next read of the device and of a socket keep ready.
 const KEPT_READY: u64 = 16;
 /// How long a flow may take beyond the soak's end.
-const LAST_FLOW: u64 = 60;
+const LAST_FLOW: u64 = 120;
 
 pub(crate) fn tests() -> Vec<Test> {
     let seconds = from_environment("TOWPATH_SOAK_SECONDS", SECONDS);

@@ -29,12 +29,12 @@ pub(crate) fn tests() -> Vec<Test> {
     }
     tests.push(
         Test::new("curl_down_gib", &["curl"], |host| down(host, Family::V4, 1500, 1024 * MIB))
-            .limit(240)
+            .limit(720)
             .slow_unless(false),
     );
     tests.push(
         Test::new("curl_up_gib", &["curl"], |host| up(host, Family::V4, 1500, 1024 * MIB))
-            .limit(240)
+            .limit(720)
             .slow_unless(false),
     );
     tests
@@ -45,7 +45,7 @@ pub(crate) fn tests() -> Vec<Test> {
 fn down(_: &mut Host, family: Family, mtu: u16, bytes: u64) {
     let server = Server::start(family.loopback(), http);
     let url = format!("http://{}:{}/{bytes}", url_host(family.gateway()), server.port());
-    let script = format!("curl -sS --noproxy '*' -m 200 {url} | sha256sum");
+    let script = format!("curl -sS --noproxy '*' -m 600 {url} | sha256sum");
     let output =
         Towpath::with_loopback(["-m", &mtu.to_string()]).run(["sh", "-c", script.as_str()]);
     let stats = Stats::of(&output);
@@ -62,7 +62,7 @@ fn up(host: &mut Host, family: Family, mtu: u16, bytes: u64) {
     super::support::Pattern::new(bytes).write_to(sink).expect("written");
     let url = format!("http://{}:{}/", url_host(family.gateway()), server.port());
     let file = file.to_str().expect("text");
-    let curl = ["curl", "-sS", "--noproxy", "*", "-m", "200", "-T", file, url.as_str()];
+    let curl = ["curl", "-sS", "--noproxy", "*", "-m", "600", "-T", file, url.as_str()];
     let output = Towpath::with_loopback(["-m", &mtu.to_string()]).run(curl);
     let stats = Stats::of(&output);
     assert_eq!(output.success(), digest_of(bytes));

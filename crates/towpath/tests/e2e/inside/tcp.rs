@@ -9,7 +9,7 @@ use super::Outcome;
 use crate::support::{Checker, Pattern, echo, now, reset_on_drop};
 
 /// Longest wait for anything, so that a failure tells what failed.
-const PATIENCE: Duration = Duration::from_secs(40);
+const PATIENCE: Duration = Duration::from_secs(90);
 /// How long a reader stops reading.
 pub(crate) const STOP: Duration = Duration::from_secs(10);
 

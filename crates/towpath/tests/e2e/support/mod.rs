@@ -23,15 +23,15 @@ pub(crate) use host::{
     Host, OUTSIDE_V4, OUTSIDE_V6, THIS_V4, THIS_V6, become_root, network_namespace, processes_in,
 };
 pub(crate) use process::{
-    Output, Process, command, descriptors, kill_started, resident_kib, run, ticks,
+    Output, Process, assert_rests, command, descriptors, kill_started, resident_kib, run,
 };
 pub(crate) use server::{Server, echo, http, reset_on_drop};
 pub(crate) use towpath::{NONE, Stats, TOWPATH, Towpath, inside, program_of};
 
 /// Longest wait for something that takes milliseconds when it works.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a test may take to clean up once it was told to stop.
-const STOPPING: Duration = Duration::from_secs(15);
+const STOPPING: Duration = Duration::from_secs(30);
 
 /// Programs that every test needs.
 const PROGRAMS: [&str; 6] = ["ip", "ss", "ping", "setpriv", "unshare", "sha256sum"];
@@ -53,7 +53,7 @@ impl Test {
         programs: &'static [&'static str],
         body: impl FnOnce(&mut Host) + Send + 'static,
     ) -> Self {
-        let limit = Duration::from_secs(60);
+        let limit = Duration::from_secs(180);
         let (name, body) = (name.into(), Box::new(body));
         Self {
             name,
@@ -66,7 +66,7 @@ impl Test {
         }
     }
 
-    /// With another limit than a minute.
+    /// With another limit than three minutes.
     pub(crate) fn limit(self, seconds: u64) -> Self {
         Self { limit: Duration::from_secs(seconds), ..self }
     }

@@ -11,7 +11,10 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-use super::{find_program, now, retry};
+use super::{PATIENCE, find_program, now, retry};
+
+/// How long the last words of a process that has ended are waited for.
+const LAST_WORDS: Duration = Duration::from_secs(10);
 
 /// Leaders of the process groups that run now.
 static STARTED: Mutex<Vec<i32>> = Mutex::new(Vec::new());
@@ -158,7 +161,7 @@ impl Process {
         // Something that it has started may hold the streams open.
         let begun = now();
         while !self.collectors.iter().all(JoinHandle::is_finished) {
-            if begun.elapsed() > Duration::from_secs(2) {
+            if begun.elapsed() > LAST_WORDS {
                 break;
             }
             thread::sleep(Duration::from_millis(2));
@@ -207,10 +210,10 @@ fn text(collected: &Collected) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Memory of a process that is in RAM, in KiB.
+/// Memory of a process that is in RAM, in KiB; none if the process has ended.
 pub(crate) fn resident_kib(pid: i32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("status");
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("VmRSS");
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let Some(line) = status.lines().find(|line| line.starts_with("VmRSS:")) else { return 0 };
     let number = line.split_ascii_whitespace().nth(1).and_then(|number| number.parse().ok());
     number.expect("a number")
 }
@@ -220,8 +223,23 @@ pub(crate) fn descriptors(pid: i32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).expect("/proc").count()
 }
 
+/// Asserts that a process comes to rest: that there is a `time` in which it uses at most so many
+/// clock ticks. What it still has to do may take long on a busy machine.
+pub(crate) fn assert_rests(pid: i32, time: Duration, ticks_max: u64) {
+    let begun = now();
+    loop {
+        let before = ticks(pid);
+        thread::sleep(time);
+        let used = ticks(pid) - before;
+        if used <= ticks_max {
+            return;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{used} ticks in {time:?}");
+    }
+}
+
 /// Clock ticks that a process has used.
-pub(crate) fn ticks(pid: i32) -> u64 {
+fn ticks(pid: i32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("stat");
     let (_, behind_name) = stat.rsplit_once(')').expect("a name");
     let fields: Vec<&str> = behind_name.split_ascii_whitespace().collect();

@@ -33,12 +33,15 @@ pub(crate) fn of_the_network() {
     let mut one = Machine::boot(&up.socket("one"), 1, ",mac=02:00:00:00:00:01");
     let mut two = Machine::boot(&up.socket("two"), 1, ",mac=02:00:00:00:00:02");
     one.run("dd if=/dev/urandom of=/tmp/data bs=64k count=1024 2> /dev/null");
-    stream(&mut one, &mut two, "nc 10.0.2.22 9 < /tmp/data > /tmp/sum &");
-    one.run("[ ! -s /tmp/sum ]");
+    // Not over before the network is started again, however fast it is.
+    let rest = "while [ ! -e /tmp/go ]; do sleep 0.1; done; cat /tmp/data";
+    let transfer = format!("(cat /tmp/data; {rest}) | nc 10.0.2.22 9 > /tmp/sum &");
+    stream(&mut one, &mut two, &transfer);
     up.crash();
-    let wait = "for i in $(seq 600); do [ -s /tmp/sum ] && break; sleep 0.1; done; cat /tmp/sum";
+    one.run("touch /tmp/go");
+    let wait = "for i in $(seq 3000); do [ -s /tmp/sum ] && break; sleep 0.1; done; cat /tmp/sum";
     let received = one.run(wait);
-    let sent = one.run("md5sum < /tmp/data");
+    let sent = one.run("cat /tmp/data /tmp/data | md5sum");
     assert_eq!(received, sent);
     one.power_off();
     two.power_off();

@@ -140,8 +140,8 @@ pub(crate) fn several_queues() {
 fn talk(one: &mut Machine, two: &mut Machine) {
     lease(one, "one");
     lease(two, "two");
-    one.run("ping -c 3 -i 0.1 -W 2 two | grep -q ' 3 packets received'");
-    two.run("ping -c 3 -i 0.1 -W 2 gateway | grep -q ' 3 packets received'");
+    one.run("ping -c 3 -i 0.1 -W 60 two | grep -q ' 3 packets received'");
+    two.run("ping -c 3 -i 0.1 -W 60 gateway | grep -q ' 3 packets received'");
     // Its own input stays open: at its end it would close the connection.
     two.start("tail -f /dev/null | nc -l -p 7 | md5sum > /tmp/sum &");
     two.run("while ! netstat -ltn | grep -q :7; do sleep 0.1; done");
@@ -167,7 +167,7 @@ fn lease(machine: &mut Machine, name: &str) {
         machine.run(&format!("echo '{line}' >> /tmp/bound"));
     }
     machine.run("mkdir -p /etc && chmod +x /tmp/bound && ip link set eth0 up");
-    machine.run(&format!("udhcpc -i eth0 -n -q -t 10 -T 1 -s /tmp/bound -x hostname:{name}"));
+    machine.run(&format!("udhcpc -i eth0 -n -q -t 60 -T 1 -s /tmp/bound -x hostname:{name}"));
 }
 
 /// A machine fetches from a server on the host's loopback and sends it back.

@@ -10,7 +10,7 @@ use towpath::host::{Completions, Config, Host, TcpListener, TcpStream, UdpSocket
 use towpath_io::namespace::{Addresses, Interface};
 
 /// More than any step takes, so that a test that hangs ends.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 const KERNEL: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 8, 1));
 const OURS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 8, 2));
 
@@ -22,7 +22,7 @@ fn in_a_network(test: impl FnOnce(&Host) + Send + 'static) {
             println!("skipped: no network namespace: {errno}");
             return;
         }
-        let config = Config::with_address(OURS, 24);
+        let config = Config { default_term: None, ..Config::with_address(OURS, 24) };
         let host = match Host::on_tap_named(&config, "tap0") {
             Ok(host) => host,
             Err(error) => {

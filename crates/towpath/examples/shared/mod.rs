@@ -27,6 +27,11 @@ pub(crate) struct Options {
     /// Where the clients are.
     #[arg(long, value_enum, default_value = "process")]
     pub(crate) over: Over,
+
+    /// How long a client of this process may keep lent bytes before they are copied after all; 0
+    /// for as long as it likes.
+    #[arg(long, value_name = "MS", default_value_t = 100)]
+    pub(crate) term: u32,
 }
 
 /// What becomes of the bytes that are sent.
@@ -112,7 +117,9 @@ fn isolated(work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
 
 impl Lab {
     fn new(options: Options) -> anyhow::Result<Self> {
-        let config = |address| Config::with_address(address, PREFIX_LEN);
+        let term = Duration::from_millis(options.term.into());
+        let default_term = Some(term).filter(|term| !term.is_zero());
+        let config = |address| Config { default_term, ..Config::with_address(address, PREFIX_LEN) };
         let (server, clients) = match options.over {
             Over::Process => {
                 let (server, clients) = Host::pair(&config(SERVER), &config(CLIENT))?;

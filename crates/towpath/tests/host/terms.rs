@@ -73,22 +73,28 @@ fn a_reader_keeps_what_is_acknowledged_for_the_default_term() {
     let pair = Host::pair(&one, &config(2)).expect("two hosts");
     let (a, b, stream, mut peer) = connected(pair);
     let (unread, kept) = (pattern(50_000, 1), pattern(8_000, 2));
-    let sending = stream.send_zc(kept.clone()).expect("sends");
     let mut pieces = Vec::new();
-    while pieces.iter().map(towpath::host::Held::len).sum::<usize>() < kept.len() {
-        peer.recv_lent(kept.len(), &mut pieces).expect("receives");
-    }
-    let seen: Vec<_> = pieces.iter().map(|piece| piece.bytes().expect("private")).collect();
-    let sending = sending.returned_within(Duration::from_millis(100)).expect_err("it is seen");
-    let read = |views: &[towpath::host::View<'_>]| -> Vec<u8> {
-        views.iter().flat_map(|view| view.to_vec()).collect()
+    let mut looked_in_time = || {
+        pieces.clear();
+        let sending = stream.send_zc(kept.clone()).expect("sends");
+        while pieces.iter().map(towpath::host::Held::len).sum::<usize>() < kept.len() {
+            peer.recv_lent(kept.len(), &mut pieces).expect("receives");
+        }
+        let views =
+            || -> Vec<_> { pieces.iter().map(|piece| piece.bytes().expect("private")).collect() };
+        let read = |views: &[towpath::host::View<'_>]| -> Vec<u8> {
+            views.iter().flat_map(|view| view.to_vec()).collect()
+        };
+        let seen = views();
+        let sending = sending.returned_within(Duration::from_millis(100));
+        assert_same(&read(&seen), &kept);
+        drop(seen);
+        let in_time = sending.map_err(|sending| spoil(sending, &kept)).is_err();
+        assert_same(&read(&views()), &kept);
+        in_time
     };
-    assert_same(&read(&seen), &kept);
-    drop(seen);
-    spoil(sending, &kept);
-    let seen: Vec<_> = pieces.iter().map(|piece| piece.bytes().expect("private")).collect();
-    assert_same(&read(&seen), &kept);
-    drop(seen);
+    // Who comes too late, on a busy machine, has not seen it when the term ends.
+    assert!((0..100).any(|_| looked_in_time()), "what is seen goes");
     spoil(stream.send_zc(unread.clone()).expect("sends"), &unread);
     assert_arrives(&mut peer, &unread);
     drop((stream, peer, pieces));

@@ -20,7 +20,7 @@ use towpath_packet::pool::MemoryConfig;
 use towpath_packet::{Burst, Device, Ledger, Memory};
 
 /// More than any step takes, so that a test that hangs ends.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 const GATEWAY_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 const PREFIX: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 7, 0, 0, 0, 0);
 
@@ -217,7 +217,7 @@ fn busybox_gets_a_lease() {
         let script = directory.script();
         let script = script.to_str().expect("a path");
         let options =
-            ["-f", "-n", "-R", "-i", "tap0", "-s", script, "-F", "vm1", "-t", "9", "-T", "1"];
+            ["-f", "-n", "-R", "-i", "tap0", "-s", script, "-F", "vm1", "-t", "4", "-T", "20"];
         let wanted = ["-O", "search", "-O", "mtu"];
         let arguments = [&["udhcpc"], &options[..], &wanted].concat();
         let Some(client) = Client::start("busybox", &arguments) else { return };

@@ -202,9 +202,10 @@ fn the_foreground_is_given_back_to_a_script() {
     skip_if!(no_tap());
     let mut session = start_session!();
     session.type_keys(
-        "sh -c '$TOWPATH run -- bash --norc --noprofile -ic true; read line; echo got $line'\n",
+        "sh -c '$TOWPATH run -- bash --norc --noprofile -ic true; echo read''ing; read line; \
+         echo got $line'\n",
     );
-    thread::sleep(std::time::Duration::from_millis(300));
+    session.wait_for_text("reading\r\n");
     session.type_keys("words\n");
     session.wait_for_text("got words\r\n");
 }

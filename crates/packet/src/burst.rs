@@ -1,6 +1,6 @@
 //! A burst: up to [`BURST_MAX`] packets moved in one call, first in, first out.
 
-use crate::packet::Packet;
+use crate::packet::{Dropping, Packet};
 
 /// Most packets of one burst: enough to spread a call's cost, few enough to stay in the cache.
 pub const BURST_MAX: usize = 64;
@@ -111,6 +111,18 @@ impl Burst {
 
     /// Drops all packets.
     pub fn clear(&mut self) {
-        while self.pop().is_some() {}
+        self.drop_front(self.len());
+    }
+
+    /// Drops the first `count` packets, for less than one by one.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn drop_front(&mut self, count: usize) {
+        let mut dropping = Dropping::default();
+        for packet in &mut self.packets_mut()[..count] {
+            packet.take().into_iter().for_each(|packet| dropping.add(packet));
+        }
+        self.taken(count);
     }
 }

@@ -11,6 +11,48 @@
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const VECTORS_BYTES_MAX: usize = 1536;
 
+/// Bytes that one call has fetched at most: more would push out what was fetched before.
+pub const PREFETCH_BYTES_MAX: usize = 1536;
+/// Bytes of a cache line.
+const LINE_BYTES: usize = 64;
+
+/// Has memory fetched that is read soon. Any address will do: what is not there is left out.
+pub fn prefetch_read(at: *const u8, len: usize) {
+    each_line(at, len, |line| {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        // SAFETY: a hint, which reads nothing and cannot fail.
+        unsafe {
+            core::arch::asm!("prefetcht0 [{}]", in(reg) line,
+                             options(nostack, preserves_flags, readonly));
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+        let _ = line;
+    });
+}
+
+/// The same for memory that is written soon.
+pub fn prefetch_write(at: *const u8, len: usize) {
+    each_line(at, len, |line| {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        // SAFETY: as above; processors that do not know it do nothing.
+        unsafe {
+            core::arch::asm!("prefetchw [{}]", in(reg) line,
+                             options(nostack, preserves_flags, readonly));
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+        let _ = line;
+    });
+}
+
+/// Calls `each` with an address in each cache line of the first bytes.
+fn each_line(at: *const u8, len: usize, each: impl Fn(*const u8)) {
+    let before = at.addr() % LINE_BYTES;
+    let bytes = before + len.min(PREFETCH_BYTES_MAX);
+    (0..bytes)
+        .step_by(LINE_BYTES)
+        .for_each(|line| each(at.wrapping_sub(before).wrapping_add(line)));
+}
+
 /// Copies `len` bytes; either end may be memory that others write meanwhile. If they overlap, those
 /// at `to` come out as any.
 ///
@@ -53,31 +95,54 @@ unsafe fn copy_words(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// By sixteen bytes; the last sixteen may overlap those before them.
+/// By sixteen bytes, four at a time where there are so many; the last sixteen may overlap those
+/// before them.
 ///
 /// # Safety
 /// As for `copy`, of sixteen bytes or more.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 unsafe fn copy_vectors(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: reads and writes sixteen bytes at 0, at multiples of 16 below `len - 16`, and at
-    // `len - 16`: within what the caller vouches for. No alignment is asked for; the flags and two
-    // registers are said to change.
+    // SAFETY: reads and writes 64 bytes at multiples of 64 as long as `len` bytes are not
+    // exceeded, sixteen at multiples of 16 below `len - 16`, and sixteen at `len - 16`: within what
+    // the caller vouches for. No alignment is asked for; the flags and the registers are said to
+    // change.
     unsafe {
         core::arch::asm!(
+            "cmp {last}, 48",
+            "jb 3f",
             "2:",
-            "movups {bytes}, [{from} + {at}]",
-            "movups [{to} + {at}], {bytes}",
+            "movups {a}, [{from} + {at}]",
+            "movups {b}, [{from} + {at} + 16]",
+            "movups {c}, [{from} + {at} + 32]",
+            "movups {d}, [{from} + {at} + 48]",
+            "movups [{to} + {at}], {a}",
+            "movups [{to} + {at} + 16], {b}",
+            "movups [{to} + {at} + 32], {c}",
+            "movups [{to} + {at} + 48], {d}",
+            "add {at}, 64",
+            "lea {end}, [{at} + 48]",
+            "cmp {end}, {last}",
+            "jbe 2b",
+            "jmp 4f",
+            "3:",
+            "movups {a}, [{from} + {at}]",
+            "movups [{to} + {at}], {a}",
             "add {at}, 16",
+            "4:",
             "cmp {at}, {last}",
-            "jb 2b",
-            "movups {bytes}, [{from} + {last}]",
-            "movups [{to} + {last}], {bytes}",
+            "jb 3b",
+            "movups {a}, [{from} + {last}]",
+            "movups [{to} + {last}], {a}",
             from = in(reg) from,
             to = in(reg) to,
             last = in(reg) len - 16,
             at = inout(reg) 0_usize => _,
-            bytes = out(xmm_reg) _,
+            end = out(reg) _,
+            a = out(xmm_reg) _,
+            b = out(xmm_reg) _,
+            c = out(xmm_reg) _,
+            d = out(xmm_reg) _,
             options(nostack),
         );
     }

@@ -40,7 +40,7 @@ pub use device::{Caps, Device};
 pub use held::{Held, Reader, Readers};
 pub use ledger::{Ledger, Site};
 pub use lend::Loans;
-pub use loan::{Lender, Piece, Pinned, View};
+pub use loan::{Holders, Lender, Piece, Pinned, Pins, View};
 pub use offload::{Checksum, Gso, GsoKind, Offload, VirtioHeader};
 pub use packet::{Packet, PacketPool};
 pub use pool::{Frame, Memory, MemoryConfig, Pool};

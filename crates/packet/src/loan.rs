@@ -44,6 +44,7 @@ use alloc::sync::Arc;
 use core::any::Any;
 use core::fmt;
 use core::marker::PhantomData;
+use core::mem::ManuallyDrop;
 use core::ops::Deref;
 use core::ptr::NonNull;
 
@@ -303,14 +304,26 @@ impl Piece {
     /// Keeps the bytes where they are while a system call or a device is handed their address.
     /// A short matter: memory that is recalled meanwhile goes back to its lender afterwards.
     pub fn pin(&self) -> Pinned<'_> {
-        if !self.is_recallable() {
-            return Pinned { address: self.start(), loan: None, lent: PhantomData };
-        }
+        let mut pinned = self.pin_loan();
+        // SAFETY: `offset` is within the loan's capacity, and so long is the memory.
+        pinned.address = unsafe { pinned.address.add(self.offset as usize) };
+        pinned
+    }
+
+    /// As [`Piece::pin`], for the first byte of the loan.
+    fn pin_loan(&self) -> Pinned<'_> {
         let loan = self.loan();
-        let (base, pinned) = loan.pin();
-        // SAFETY: `offset` is within the loan's capacity, and so long is either memory.
-        let address = unsafe { base.add(self.offset as usize) };
+        let Extent { base, kind, .. } = loan.extent();
+        if kind.stays() {
+            return Pinned { address: base.as_ptr(), loan: None, lent: PhantomData };
+        }
+        let (address, pinned) = loan.pin();
         Pinned { address, loan: pinned.then_some(loan), lent: PhantomData }
+    }
+
+    /// Has the beginning fetched, as it is read soon. A hint: nothing is read.
+    pub fn prefetch(&self) {
+        foreign::prefetch_read(self.start(), self.len());
     }
 
     /// Notes that bytes of this loan were copied after all, for what its lender is told.
@@ -319,15 +332,31 @@ impl Piece {
         self.loan().state.fetch_or(COPIED, Ordering::Relaxed);
     }
 
+    /// Makes this piece a range of itself.
+    ///
+    /// # Panics
+    /// If the range is not within this piece.
+    fn narrow(&mut self, from: usize, len: usize) {
+        assert!(from <= self.len() && len <= self.len() - from);
+        self.offset += from as u32;
+        self.len = len as u32;
+    }
+
+    /// Counts `count` holders that become pieces later, together.
+    pub fn reserve(&self, count: u32) -> Holders {
+        // Relaxed: as for a clone.
+        let before = self.loan().holders.fetch_add(count, Ordering::Relaxed);
+        assert!(before > 0 && before.saturating_add(count) < u32::MAX / 2, "too many holders");
+        Holders { loan: self.loan, count }
+    }
+
     /// Another holder of the bytes `from..from + len`.
     ///
     /// # Panics
     /// If the range is not within this piece.
     pub fn slice(&self, from: usize, len: usize) -> Piece {
-        assert!(from <= self.len() && len <= self.len() - from);
         let mut piece = self.clone();
-        piece.offset += from as u32;
-        piece.len = len as u32;
+        piece.narrow(from, len);
         piece
     }
 
@@ -415,6 +444,34 @@ impl Drop for Pinned<'_> {
     }
 }
 
+/// Pins pieces one after the other. Those of one loan that follow each other are pinned once, so
+/// that copying many short pieces does not wait for memory at each of them.
+#[derive(Default)]
+pub struct Pins<'a> {
+    /// The loan at hand, and its first byte.
+    last: Option<(NonNull<Slot<Loan>>, Pinned<'a>)>,
+}
+
+impl<'a> Pins<'a> {
+    /// None yet.
+    pub const fn new() -> Self {
+        Self { last: None }
+    }
+
+    /// Where the bytes of `piece` begin: as [`Pinned::address`], until the next call or until this
+    /// is dropped.
+    pub fn address(&mut self, piece: &'a Piece) -> *const u8 {
+        if self.last.as_ref().is_none_or(|(loan, _)| *loan != piece.loan) {
+            // The one before is over before another is pinned: one at a time.
+            self.last = None;
+            self.last = Some((piece.loan, piece.pin_loan()));
+        }
+        let (_, base) = self.last.as_ref().expect("just pinned");
+        // SAFETY: `offset` is within the loan's capacity, and so long is the memory at `base`.
+        unsafe { base.address.add(piece.offset as usize) }
+    }
+}
+
 /// The bytes of a piece, seen for a while. Dereferences to them.
 pub struct View<'a> {
     pinned: Pinned<'a>,
@@ -449,14 +506,74 @@ impl Clone for Piece {
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        // Relaxed: `end_loan` acquires. If we are the only holder, nobody can become one: saves the
-        // locked subtraction in the common case.
-        let last = self.loan().holders.load(Ordering::Relaxed) == 1
-            // Release: our use of the bytes ends here; pairs with the Acquire of `end_loan`.
-            || self.loan().holders.fetch_sub(1, Ordering::Release) == 1;
-        if last {
-            // SAFETY: we held the last share, nobody else can reach the loan.
-            unsafe { end_loan(self.loan) };
+        // SAFETY: this piece is a holder, and gone afterwards.
+        unsafe { leave(self.loan, 1) };
+    }
+}
+
+/// Takes holders away; the last one ends the loan.
+///
+/// # Safety
+/// The caller has so many holders of the loan, and does not use them afterwards.
+unsafe fn leave(slot: NonNull<Slot<Loan>>, count: u32) {
+    // SAFETY: a slot with a holder stays in its slab's storage.
+    let holders = &unsafe { slot.as_ref() }.value().holders;
+    // Relaxed: `end_loan` acquires. If there are no other holders, nobody can become one: saves the
+    // locked subtraction in the common case.
+    let last = holders.load(Ordering::Relaxed) == count
+        // Release: our use of the bytes ends here; pairs with the Acquire of `end_loan`.
+        || holders.fetch_sub(count, Ordering::Release) == count;
+    if last {
+        // SAFETY: we held the last share, nobody else can reach the loan.
+        unsafe { end_loan(slot) };
+    }
+}
+
+/// Holders of a loan that no piece stands for yet, counted [together](Piece::reserve). What is left
+/// of them ends with this value.
+pub struct Holders {
+    loan: NonNull<Slot<Loan>>,
+    count: u32,
+}
+
+impl Holders {
+    /// As [`Piece::slice`] of a piece; uses up one of these holders if there is one of its loan.
+    ///
+    /// # Panics
+    /// If the range is not within the piece.
+    pub fn slice(&mut self, piece: &Piece, from: usize, len: usize) -> Piece {
+        if self.count == 0 || self.loan != piece.loan {
+            return piece.slice(from, len);
+        }
+        self.count -= 1;
+        let mut part = Piece { loan: piece.loan, offset: piece.offset, len: piece.len };
+        part.narrow(from, len);
+        part
+    }
+}
+
+impl Drop for Holders {
+    fn drop(&mut self) {
+        if self.count > 0 {
+            // SAFETY: these holders are ours, as no piece was made of them.
+            unsafe { leave(self.loan, self.count) };
+        }
+    }
+}
+
+/// Pieces that are dropped together: those of one loan that are added one after the other are
+/// counted down at once, when another's is added or this is dropped.
+#[derive(Default)]
+pub(crate) struct Leaving {
+    holders: Option<Holders>,
+}
+
+impl Leaving {
+    pub(crate) fn add(&mut self, piece: Piece) {
+        let piece = ManuallyDrop::new(piece);
+        match &mut self.holders {
+            Some(holders) if holders.loan == piece.loan => holders.count += 1,
+            holders => *holders = Some(Holders { loan: piece.loan, count: 1 }),
         }
     }
 }

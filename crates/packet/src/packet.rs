@@ -19,11 +19,12 @@
 //! A handle is one pointer into a pool; bursts of packets move by moving handles.
 #![allow(unsafe_code)]
 
-use crate::loan::Piece;
+use crate::loan::{Leaving, Piece};
 use crate::offload::Offload;
-use crate::slab::{self, Slab, Slot};
+use crate::slab::{self, Returning, Slab, Slot};
 use core::cell::UnsafeCell;
 use core::fmt;
+use core::mem::ManuallyDrop;
 use core::ptr::NonNull;
 
 /// Bytes of a packet's private header memory.
@@ -165,13 +166,28 @@ impl Packet {
     /// # Panics
     /// If the header memory is full, or the headers are still a copy (see [`Packet::pull`]).
     pub fn push_header(&mut self, count: usize) -> &mut [u8] {
+        let pushed = self.reserve_header(count);
+        pushed.fill(0);
+        pushed
+    }
+
+    /// `count` bytes in front of the headers, with anything in them.
+    fn reserve_header(&mut self, count: usize) -> &mut [u8] {
         let body = self.body_mut();
         assert!(!body.peeked, "headers are pulled before others are pushed");
         assert!(count <= body.start as usize, "header memory is full");
         body.start -= count as u16;
         let start = body.start as usize;
-        let pushed = &mut body.headers[start..start + count];
-        pushed.fill(0);
+        &mut body.headers[start..start + count]
+    }
+
+    /// Puts a copy of `header` in front of the headers and returns it.
+    ///
+    /// # Panics
+    /// As [`Packet::push_header`].
+    pub fn push_header_of(&mut self, header: &[u8]) -> &mut [u8] {
+        let pushed = self.reserve_header(header.len());
+        pushed.copy_from_slice(header);
         pushed
     }
 
@@ -364,9 +380,14 @@ impl Packet {
 
     /// Drops headers, pieces and offload fields.
     pub fn clear(&mut self) {
+        self.empty(drop);
+    }
+
+    /// The same; `each` gets the pieces.
+    fn empty(&mut self, mut each: impl FnMut(Piece)) {
         let body = self.body_mut();
         for piece in &mut body.pieces[..body.piece_count as usize] {
-            *piece = None;
+            piece.take().into_iter().for_each(&mut each);
         }
         body.piece_count = 0;
         body.piece_bytes = 0;
@@ -410,6 +431,25 @@ impl Drop for Packet {
         self.clear();
         // SAFETY: this handle was the one holder; the body is empty for the next.
         unsafe { slab::give_back(self.slot) };
+    }
+}
+
+/// Packets that are dropped together. Each loan that packets behind each other share is counted
+/// down once, and handles of one pool go back in one exchange: locked instructions wait for all
+/// stores before them, and after each packet these would be its copy.
+#[derive(Default)]
+pub(crate) struct Dropping {
+    pieces: Leaving,
+    handles: Returning<Place>,
+}
+
+impl Dropping {
+    pub(crate) fn add(&mut self, packet: Packet) {
+        let mut packet = ManuallyDrop::new(packet);
+        packet.empty(|piece| self.pieces.add(piece));
+        // SAFETY: this handle was the one holder, and is not dropped; the body is empty for the
+        // next.
+        unsafe { self.handles.add(packet.slot) };
     }
 }
 

@@ -4,8 +4,9 @@
 //!
 //! The owner keeps two sources of free slots: a private list of recycled slots, and a mark below
 //! which slots have never been used. Whoever drops the last holder of a slot pushes its index on
-//! `returned`, a lock-free list that grows one slot at a time and is only ever taken *whole*. Since
-//! nobody pops single slots from it, the list has no ABA problem and needs no tags.
+//! `returned`, a lock-free list that grows at its front, by one slot or a run of them, and is only
+//! ever taken *whole*. Since nobody pops single slots from it, the list has no ABA problem and
+//! needs no tags.
 //!
 //! Taking prefers recycled over returned over fresh slots: memory that is warm in the cache comes
 //! first and memory never needed is never touched. A slot is made when it is first taken; those
@@ -13,7 +14,7 @@
 //!
 //! Dropping the owner closes the list. Slots still out keep the storage alive; `left` counts
 //! them, and whoever brings it to zero frees the storage. A giver that saw the closed list
-//! subtracts one, possibly before the owner has added the number of slots out, so that the
+//! subtracts his slots, possibly before the owner has added the number of slots out, so that the
 //! intermediate value is negative and zero is reached exactly once.
 #![allow(unsafe_code)]
 
@@ -257,29 +258,100 @@ impl<T> Drop for Slab<T> {
 /// # Safety
 /// `slot` was taken from a slab and is given back once; the caller does not use it afterwards.
 pub unsafe fn give_back<T>(slot: NonNull<Slot<T>>) {
+    let mut together = Returning::new();
+    // SAFETY: the caller's promise.
+    unsafe { together.add(slot) };
+}
+
+/// Slots on their way back: those of one slab that are added one after the other go back in one
+/// exchange, when another's is added or this is dropped. On the thread that has it.
+pub struct Returning<T> {
+    run: Option<Run<T>>,
+}
+
+/// Slots of one slab, linked from the first to the last.
+struct Run<T> {
+    first: NonNull<Slot<T>>,
+    last: NonNull<Slot<T>>,
+    count: u32,
+}
+
+impl<T> Returning<T> {
+    /// None yet.
+    pub const fn new() -> Self {
+        Self { run: None }
+    }
+
+    /// Adds a slot. The one added last is taken first.
+    ///
+    /// # Safety
+    /// As for [`give_back`].
+    pub unsafe fn add(&mut self, slot: NonNull<Slot<T>>) {
+        let next = self.run.take().and_then(|run| {
+            // SAFETY: a slot that is out keeps its storage alive (module text), and the first of
+            // a run is out until the run is pushed.
+            let first = unsafe { run.first.as_ref() };
+            // SAFETY: out, by the caller.
+            let slot_ref = unsafe { slot.as_ref() };
+            if first.home != slot_ref.home {
+                // SAFETY: promised by those who added its slots.
+                unsafe { push(run) };
+                return None;
+            }
+            // Relaxed: published by the exchange of `push`.
+            slot_ref.next.store(first.index, Ordering::Relaxed);
+            Some(Run { first: slot, count: run.count + 1, ..run })
+        });
+        self.run = Some(next.unwrap_or(Run { first: slot, last: slot, count: 1 }));
+    }
+}
+
+impl<T> Default for Returning<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T> Drop for Returning<T> {
+    fn drop(&mut self) {
+        if let Some(run) = self.run.take() {
+            // SAFETY: promised by those who added its slots.
+            unsafe { push(run) };
+        }
+    }
+}
+
+/// Puts a run on the list of its slab.
+///
+/// # Safety
+/// Each slot of the run is out, is given back once and not used afterwards.
+unsafe fn push<T>(run: Run<T>) {
     // SAFETY: a slot that is out keeps the storage alive (module text).
-    let slot_ref = unsafe { slot.as_ref() };
-    let home = slot_ref.home;
+    let first = unsafe { run.first.as_ref() };
+    // SAFETY: as above.
+    let last = unsafe { run.last.as_ref() };
+    let home = first.home;
     // SAFETY: `home` is the storage of this very slot.
     let shared = unsafe { home.as_ref() };
     // Relaxed: the exchange below orders.
     let mut head = shared.returned.load(Ordering::Relaxed);
     loop {
         if head == CLOSED {
+            let count = run.count as isize;
             // AcqRel: pairs with `Slab::drop` and with the other givers.
-            if shared.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            if shared.left.fetch_sub(count, Ordering::AcqRel) == count {
                 // SAFETY: zero is reached once, by the last slot out after closing.
                 unsafe { free(home) };
             }
             return;
         }
         // Relaxed: published by the exchange.
-        slot_ref.next.store(head, Ordering::Relaxed);
-        // Release: pairs with the Acquire in `collect_returned`; our use of the slot is over
-        // before the owner can hand it out again.
+        last.next.store(head, Ordering::Relaxed);
+        // Release: pairs with the Acquire in `collect_returned`; our use of the slots is over
+        // before the owner can hand them out again.
         match shared.returned.compare_exchange_weak(
             head,
-            slot_ref.index,
+            first.index,
             Ordering::Release,
             Ordering::Relaxed,
         ) {

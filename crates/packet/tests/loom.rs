@@ -13,12 +13,14 @@ use loom::sync::atomic::AtomicBool;
 use loom::thread;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use towpath_packet::pool::Pool;
-use towpath_packet::slab::{Slab, give_back};
+use towpath_packet::slab::{Returning, Slab, give_back};
 
 #[path = "loom/ring.rs"]
 mod ring;
 
-use towpath_packet::{Ledger, Lender, Loans, Piece, Readers, Recall, Returns, Watch};
+use towpath_packet::{
+    Burst, Ledger, Lender, Loans, PacketPool, Piece, Pins, Readers, Recall, Returns, Watch,
+};
 
 /// A slot value whose accesses loom checks for races.
 struct Watched(UnsafeCell<u32>);
@@ -131,6 +133,70 @@ fn a_loan_shared_by_two_threads_returns_once() {
         dropper.join().unwrap();
         assert_eq!(writer.told(), 1);
         assert_eq!(loans.out_count(), 0);
+    });
+}
+
+/// Goal: holders counted together and pieces of them end on two threads, once.
+#[test]
+fn holders_counted_together_end_on_two_threads() {
+    loom::model(|| {
+        let mut loans = Loans::new(1);
+        let (writer, piece) = Writer::lend(&mut loans).unwrap();
+        let mut holders = piece.reserve(2);
+        let (other, reads) = (holders.slice(&piece, 2, 3), writer.clone());
+        let dropper = thread::spawn(move || {
+            reads.read(&other);
+            drop(other);
+        });
+        drop(piece);
+        drop(holders);
+        dropper.join().unwrap();
+        assert_eq!(writer.told(), 1);
+        assert_eq!(loans.out_count(), 0);
+    });
+}
+
+/// Goal: packets dropped together on one thread leave what they share with another, and go back
+/// whole while the pool's owner takes.
+#[test]
+fn packets_dropped_together_go_back_whole() {
+    loom::model(|| {
+        let (mut packets, mut loans) = (PacketPool::new(2), Loans::new(1));
+        let (writer, piece) = Writer::lend(&mut loans).unwrap();
+        let mut burst = Burst::new();
+        for at in 0..2 {
+            let mut packet = packets.take().unwrap();
+            packet.push_piece(piece.slice(at, 1)).unwrap();
+            burst.push(packet).unwrap();
+        }
+        let dropper = thread::spawn(move || burst.clear());
+        writer.read(&piece);
+        drop(piece);
+        if let Some(packet) = packets.take() {
+            assert!(packet.is_empty());
+        }
+        dropper.join().unwrap();
+        assert_eq!((writer.told(), loans.out_count(), packets.out_count()), (1, 0, 0));
+        assert_eq!(packets.free_count(), 2);
+    });
+}
+
+/// Goal: a run of slots and a single one go back while their owner goes: storage is freed once.
+#[test]
+fn a_run_of_slots_outlives_its_owner() {
+    loom::model(|| {
+        let mut slab = Slab::new(3, |_| Watched(UnsafeCell::new(0)));
+        let slots = [0; 3].map(|_| Carry(slab.take().unwrap()));
+        let giver = thread::spawn(move || {
+            let [one, other, single] = slots;
+            let mut together = Returning::new();
+            unsafe { together.add(one.0) };
+            unsafe { together.add(other.0) };
+            drop(together);
+            unsafe { give_back(single.0) };
+        });
+        drop(slab);
+        giver.join().unwrap();
     });
 }
 
@@ -271,7 +337,11 @@ impl Writer {
     /// Reads the bytes of a piece, as a system call does; whether that was the copy.
     fn read(&self, piece: &Piece) -> bool {
         let pinned = piece.pin();
-        let from = pinned.address();
+        self.look(pinned.address())
+    }
+
+    /// Reads a byte of a piece that is pinned; whether it was one of the copy.
+    fn look(&self, from: *const u8) -> bool {
         let old = std::ptr::from_ref(&self.memory).cast::<u8>();
         let is_copy = !(old..old.wrapping_add(8)).contains(&from);
         if !is_copy {
@@ -305,6 +375,31 @@ fn memory_that_was_recalled_is_not_read() {
             Recall::Done => assert_eq!(watch.recall(&ledger), Recall::Gone),
             _ => assert_eq!((first, watch.recall(&ledger)), (Recall::Busy, Recall::Done)),
         }
+        assert_eq!(writer.told(), 1);
+    });
+}
+
+/// Goal: pieces pinned one after the other are read as if each had been pinned by itself.
+///
+/// Fails as `memory_that_was_recalled_is_not_read` does.
+#[test]
+fn memory_pinned_for_several_pieces_is_not_recalled_between_them() {
+    loom::model(|| {
+        let (mut loans, ledger) = (Loans::new(1), Ledger::new());
+        let (writer, piece, mut watch) = Writer::lend_watched(&mut loans);
+        let (parts, reads) = ([piece.slice(0, 4), piece.slice(4, 4)], writer.clone());
+        let reader = thread::spawn(move || {
+            let mut pins = Pins::new();
+            let first = reads.look(pins.address(&parts[0]));
+            assert_eq!(reads.look(pins.address(&parts[1])), first, "both old, or both the copy");
+        });
+        let first = watch.recall(&ledger);
+        reader.join().unwrap();
+        match first {
+            Recall::Done => assert_eq!(watch.recall(&ledger), Recall::Gone),
+            _ => assert_eq!((first, watch.recall(&ledger)), (Recall::Busy, Recall::Done)),
+        }
+        drop(piece);
         assert_eq!(writer.told(), 1);
     });
 }

@@ -51,6 +51,48 @@ fn a_loan_is_returned_once_after_its_last_piece() {
     assert_eq!(loans.out_count(), 0);
 }
 
+/// Goal: holders that are counted together are one each: the loan ends with the last of pieces made
+/// of them and of those that were left over, and a piece more than they are is a holder, too.
+#[test]
+fn holders_counted_together_end_one_by_one() {
+    let memory = vec![7u8; 100];
+    let other = vec![8u8; 10];
+    let lender = Arc::new(Returns::default());
+    let mut loans = Loans::new(2);
+    let whole = foreign(&mut loans, &memory, &lender, 42);
+    let stranger = foreign(&mut loans, &other, &lender, 1);
+    let told = || lender.count.load(Ordering::Relaxed);
+    for (reserved, cut) in [(0, 2), (2, 2), (2, 5), (5, 2)] {
+        let mut holders = whole.reserve(reserved);
+        let mut parts: Vec<_> = (0..cut).map(|at| holders.slice(&whole, 10 * at, 10)).collect();
+        assert!(
+            parts.iter().zip(1..).all(|(part, at)| (part.offset, part.len) == (10 * at - 10, 10))
+        );
+        parts.push(holders.slice(&stranger, 1, 2));
+        drop(holders);
+        assert_eq!(whole.loan().holders.load(Ordering::Relaxed), 1 + cut as u32);
+        assert_eq!(stranger.loan().holders.load(Ordering::Relaxed), 2);
+    }
+    assert_eq!((stranger.loan().holders.load(Ordering::Relaxed), told()), (1, 0));
+    let holders = whole.reserve(3);
+    drop(whole);
+    assert_eq!(told(), 0, "holders that are left over hold");
+    drop(holders);
+    assert_eq!(told(), 1);
+    drop(stranger);
+    assert_eq!((told(), loans.out_count()), (2, 0));
+}
+
+#[test]
+#[should_panic]
+fn holders_make_no_piece_beyond_their_own() {
+    let memory = vec![7u8; 100];
+    let lender = Arc::new(Returns::default());
+    let whole = foreign(&mut Loans::new(1), &memory, &lender, 42);
+    let mut holders = whole.reserve(1);
+    holders.slice(&whole, 50, 51);
+}
+
 /// Goal: the return reaches the lender also when the loans' maker is gone and when the last piece
 /// dies on another thread.
 #[test]

@@ -1,8 +1,10 @@
 //! Packets: headers, pieces, and that all memory comes back.
 
 use super::*;
+use crate::burst::Burst;
 use crate::pool::{Memory, MemoryConfig};
 extern crate std;
+use std::vec;
 use std::vec::Vec;
 
 fn memory() -> Memory {
@@ -149,4 +151,44 @@ fn a_shared_packet_is_the_same() {
         drop((shared, others));
         assert_eq!((memory.small.out_count(), memory.packets.out_count()), (0, 0));
     }
+}
+
+/// Goal: packets dropped together give back all that they had, of any pools in any order, and those
+/// behind them stay.
+#[test]
+fn packets_dropped_together_give_everything_back() {
+    let mut pools = [memory(), memory()];
+    let mut burst = Burst::new();
+    for number in [0, 0, 1, 0, 1, 1] {
+        let mut packet = pools[number].packet().expect("free");
+        let shared = piece(&mut pools[number], &[1; 20]);
+        packet.push_piece(shared.slice(0, 10)).expect("room");
+        packet.push_piece(piece(&mut pools[1 - number], &[2; 20])).expect("room");
+        packet.push_piece(shared.slice(5, 5)).expect("room");
+        packet.push_header(4).fill(number as u8);
+        burst.push(packet).expect("room");
+    }
+    let out = |pools: &[Memory; 2]| pools.each_ref().map(|pool| pool.packets.out_count());
+    burst.drop_front(0);
+    assert_eq!((burst.len(), out(&pools)), (6, [3, 3]));
+    burst.drop_front(4);
+    assert_eq!((burst.len(), out(&pools)), (2, [0, 2]));
+    assert_eq!(burst.first().map(|packet| packet.headers().to_vec()), Some(vec![1; 4]));
+    assert_eq!(burst.first().map(Packet::payload_len), Some(35));
+    burst.clear();
+    assert!(burst.is_empty() && !burst.is_full());
+    assert_eq!(out(&pools), [0, 0]);
+    assert_eq!(pools.each_ref().map(|pool| pool.small.out_count()), [0, 0]);
+    // Each handle once: the pool has four.
+    let again: Vec<_> = core::iter::from_fn(|| pools[0].packet()).collect();
+    assert_eq!(again.len(), 4);
+    assert!(again.iter().all(Packet::is_empty));
+}
+
+#[test]
+#[should_panic]
+fn no_more_packets_are_dropped_than_there_are() {
+    let mut burst = Burst::new();
+    burst.push(memory().packet().expect("free")).expect("room");
+    burst.drop_front(2);
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::lend::Loans;
-use crate::loan::Lender;
+use crate::loan::{Lender, Pins};
 use crate::sync::AtomicU64;
 use alloc::sync::Arc;
 extern crate std;
@@ -39,6 +39,32 @@ fn read(piece: &Piece) -> Vec<u8> {
     let mut bytes = vec![0; piece.len()];
     Ledger::new().copy(Site::Linearise, piece, &mut bytes);
     bytes
+}
+
+/// Goal: pins of pieces that follow each other hold a loan from the first of its pieces to the first
+/// of another loan; what was recalled before shows the copy.
+#[test]
+fn pins_hold_one_loan_at_a_time() {
+    let (told, mut loans, ledger) = (Arc::new(Told::default()), Loans::new(2), Ledger::new());
+    let (mut one, mut other) = (vec![7_u8; 100], vec![8_u8; 100]);
+    let mut pieces = [lend(&mut loans, &mut one, &told), lend(&mut loans, &mut other, &told)];
+    let mut watches = pieces.each_mut().map(|piece| piece.watch().expect("the only holder"));
+    let second = pieces[0].slice(50, 10);
+    let mut pins = Pins::new();
+    let first = pins.address(&pieces[0]);
+    assert_eq!(pins.address(&second), first.wrapping_add(50));
+    assert_eq!(watches[0].recall(&ledger), Recall::Busy);
+    assert_eq!(pins.address(&pieces[0]), first, "as long as it is pinned it is the old memory");
+    assert!(told.is(0, 0));
+    let last = pins.address(&pieces[1]);
+    assert_eq!(watches[0].recall(&ledger), Recall::Done);
+    assert_ne!(pins.address(&second), first.wrapping_add(50));
+    assert_eq!(watches[1].recall(&ledger), Recall::Done, "no longer pinned");
+    assert_ne!(pins.address(&pieces[1]), last);
+    drop(pins);
+    assert!(told.is(2, 2));
+    drop((pieces, second, watches));
+    assert_eq!(loans.out_count(), 0);
 }
 
 /// Goal: after a recall the lender may write at once, and pieces made before and after show the

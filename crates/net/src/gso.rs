@@ -111,14 +111,14 @@ pub fn segment(
     let headers = &mut headers[..shape.end];
     headers.copy_from_slice(packet.headers());
     let template = Template::new(headers, shape);
-    let mut cutter = Cutter::new(packet.take_pieces());
+    let mut cutter = Cutter::new(packet.take_pieces(), size);
     for index in 0..count {
         let offset = index * size;
         let part =
             Part { index, offset, len: size.min(payload - offset), last: index + 1 == count };
         let mut segment = memory.packet().expect("handles were reserved");
         cutter.cut(part.len, &mut segment);
-        template.write(&part, segment.push_header(shape.end));
+        template.patch(&part, segment.push_header_of(headers));
         segment.set_offload(Offload { checksum: partial(&shape), gso: None });
         if checksums == Checksums::Complete {
             complete_checksum(&mut segment, ledger).expect("the field is in the headers");
@@ -162,25 +162,37 @@ pub(crate) struct Template<'a> {
     shape: Shape,
     /// The pseudo-header's sum without the length.
     pseudo_header: Sum,
+    /// The sum of an IPv4 header without length, identification and checksum.
+    ip_header: Sum,
     headers: &'a [u8],
 }
 
 impl<'a> Template<'a> {
     /// For the super-packet with these headers.
     pub(crate) fn new(headers: &'a [u8], shape: Shape) -> Self {
-        Self { shape, pseudo_header: shape.pseudo_header(headers, 0), headers }
+        let pseudo_header = shape.pseudo_header(headers, 0);
+        Self { shape, pseudo_header, ip_header: shape.ipv4_sum(headers), headers }
     }
 
     /// Writes the headers of `part` to `to`, which is as long; the transport checksum is partial.
     pub(crate) fn write(&self, part: &Part, to: &mut [u8]) {
-        let shape = &self.shape;
         to.copy_from_slice(self.headers);
+        self.patch(part, to);
+    }
+
+    /// Makes `to`, a copy of the whole's headers, those of `part`.
+    fn patch(&self, part: &Part, to: &mut [u8]) {
+        let shape = &self.shape;
         shape.write_lengths(to, part.len);
         if shape.version == Version::V4 {
             let at = shape.ip_at + at::IPV4_IDENT;
             // Identifications count on from the first; they are 16 bits wide and wrap.
-            write_u16(to, at, read_u16(to, at).wrapping_add(part.index as u16));
-            shape.write_ip_checksum(to);
+            let ident = read_u16(to, at).wrapping_add(part.index as u16);
+            write_u16(to, at, ident);
+            let mut sum = self.ip_header;
+            sum.add_u16(shape.ip_len(part.len) as u16);
+            sum.add_u16(ident);
+            write_u16(to, shape.ip_at + at::IPV4_CHECKSUM, sum.finish());
         }
         if shape.transport == Transport::Tcp {
             write_tcp(&mut to[shape.transport_at..], part);

@@ -201,7 +201,7 @@ fn emit(
     let headers = &mut headers[..packet.headers().len()];
     headers.copy_from_slice(packet.headers());
     let total = packet.len() - plan.repeated;
-    let mut cutter = Cutter::new(packet.take_pieces());
+    let mut cutter = Cutter::new(packet.take_pieces(), capacity);
     for offset in (0..count).map(|index| index * capacity) {
         let len = capacity.min(total - offset);
         // The first has what is left of the headers, too.

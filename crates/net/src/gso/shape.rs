@@ -122,6 +122,19 @@ impl Shape {
         }
     }
 
+    /// The sum over an IPv4 header without its length, identification and checksum; nothing of
+    /// IPv6, which has no checksum.
+    pub(crate) fn ipv4_sum(&self, headers: &[u8]) -> Sum {
+        let mut sum = Sum::new();
+        if self.version == Version::V4 {
+            let header = &headers[self.ip_at..self.transport_at];
+            sum.add(&header[..at::IPV4_TOTAL_LEN]);
+            sum.add(&header[at::IPV4_FRAGMENT..at::IPV4_CHECKSUM]);
+            sum.add(&header[at::IPV4_SOURCE..]);
+        }
+        sum
+    }
+
     /// The sum over the pseudo-header of a packet whose transport header and payload have `len`
     /// bytes.
     pub(crate) fn pseudo_header(&self, headers: &[u8], len: usize) -> Sum {

@@ -17,7 +17,7 @@ use rustix::fd::OwnedFd;
 use std::sync::Arc;
 use std::task::Waker;
 use towpath_packet::sync::Ordering;
-use towpath_packet::{Lender, Loans, Piece, Returns};
+use towpath_packet::{Lender, Loans, Piece, Pins, Returns};
 
 /// Most regions: the 32 slots that QEMU's own back ends have.
 pub const REGIONS_MAX: usize = 32;
@@ -216,14 +216,16 @@ impl GuestMemory {
     ///
     /// # Panics
     /// If the piece is shorter.
-    pub fn write_piece(
+    pub fn write_piece<'a>(
         &self,
         guest: u64,
-        piece: &Piece,
+        (pins, piece): (&mut Pins<'a>, &'a Piece),
         from: usize,
         bytes: usize,
     ) -> Result<(), OutOfRange> {
-        let write = |at, stretch: Stretch<'_>| stretch.write_piece(piece, from + at, stretch.len());
+        let write = |at, stretch: Stretch<'_>| {
+            stretch.write_piece(pins, piece, from + at, stretch.len());
+        };
         let result = self.stretches(guest, bytes, write);
         self.mark(guest, bytes);
         result
@@ -243,7 +245,7 @@ impl GuestMemory {
 
     /// Marks pages that were written to. Those that the log has no bit for are left out: the front
     /// end made it for the memory that it moves.
-    fn mark(&self, guest: u64, bytes: usize) {
+    pub(crate) fn mark(&self, guest: u64, bytes: usize) {
         if let Some(log) = &self.log {
             log.mark(guest, bytes);
         }

@@ -19,7 +19,7 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use towpath_packet::sync::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
-use towpath_packet::{Piece, foreign};
+use towpath_packet::{Piece, Pins, foreign};
 
 /// Why a file could not be mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -202,17 +202,33 @@ impl Stretch<'_> {
 
     /// Copies `len` bytes of `piece`, beginning with its byte `at`, to the start. The piece may be
     /// memory of another guest, or of this one: bytes that are both read and written come out as
-    /// anything.
+    /// anything. It stays pinned until `pins` pins another.
     ///
     /// # Panics
     /// If either is shorter.
-    pub fn write_piece(&self, piece: &Piece, at: usize, len: usize) {
+    pub fn write_piece<'a>(&self, pins: &mut Pins<'a>, piece: &'a Piece, at: usize, len: usize) {
         assert!(len <= self.bytes && at <= piece.len() && len <= piece.len() - at);
-        let pinned = piece.pin();
+        let address = pins.address(piece);
         // SAFETY: `at` is within the piece, whose address is valid for its length while pinned.
-        let from = unsafe { pinned.address().add(at) };
+        let from = unsafe { address.add(at) };
         // SAFETY: as above; they may overlap.
         unsafe { foreign::copy(from, self.start.as_ptr(), len) };
+    }
+
+    /// The bytes from `at` on.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn tail(&self, at: usize) -> Self {
+        assert!(at <= self.bytes);
+        // SAFETY: within the stretch, as just asserted.
+        let start = unsafe { self.start.add(at) };
+        Self { start, bytes: self.bytes - at, mapped: PhantomData }
+    }
+
+    /// Tells the processor that up to [`foreign::PREFETCH_BYTES_MAX`] bytes will be written soon.
+    pub fn prefetch_write(&self) {
+        foreign::prefetch_write(self.start.as_ptr(), self.bytes);
     }
 }
 

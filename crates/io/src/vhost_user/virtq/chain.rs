@@ -2,7 +2,7 @@
 
 use super::{Broken, CHAIN_MAX};
 use crate::vhost_user::memory::GuestMemory;
-use towpath_packet::Piece;
+use towpath_packet::{Piece, Pins};
 
 /// Another descriptor follows.
 pub(crate) const NEXT: u16 = 1;
@@ -292,12 +292,17 @@ impl<'a> Cursor<'a> {
     }
 
     /// Copies a piece in, from its byte `from` on; returns how many bytes had room.
-    pub(crate) fn write_piece(&mut self, piece: &Piece, from: usize) -> usize {
+    pub(crate) fn write_piece<'p>(
+        &mut self,
+        pins: &mut Pins<'p>,
+        piece: &'p Piece,
+        from: usize,
+    ) -> usize {
         let mut at = from;
         while at < piece.len() {
             let Some(part) = self.step(piece.len() - at) else { break };
             let bytes = part.bytes as usize;
-            self.memory.write_piece(part.address, piece, at, bytes).expect(KNOWN);
+            self.memory.write_piece(part.address, (pins, piece), at, bytes).expect(KNOWN);
             at += bytes;
         }
         at - from

@@ -12,7 +12,11 @@ use crate::tap::wire_headers;
 use crate::vhost_user::memory::GuestMemory;
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
-use towpath_packet::{Burst, Caps, Checksum, GsoKind, Ledger, Offload, Packet, Site, VirtioHeader};
+use towpath_packet::burst::BURST_MAX;
+use towpath_packet::packet::HEADER_BYTES;
+use towpath_packet::{
+    Burst, Caps, Checksum, GsoKind, Ledger, Offload, Packet, Pins, Site, VirtioHeader,
+};
 
 /// Where the number of merged buffers is in the header.
 const BUFFER_COUNT_AT: usize = 10;
@@ -32,12 +36,30 @@ pub struct ReceiveCounters {
     pub refused: u64,
 }
 
-/// A chain taken for the packet at hand.
+/// A chain that was taken.
 struct Buffer {
     head: Head,
     bytes: usize,
     /// Its descriptors: up to here.
     descriptors_to: usize,
+}
+
+/// What was found for a packet.
+struct Room {
+    /// Bytes of header and frame; none for a packet that is dropped.
+    needed: usize,
+    /// Its chains and their segments: up to here.
+    buffers_to: usize,
+    segments_to: usize,
+}
+
+/// Whether the chains that were taken have room for a packet.
+enum Taken {
+    Enough,
+    /// More would not help.
+    TooSmall,
+    /// There are no more.
+    TooFew,
 }
 
 /// See the module text.
@@ -47,16 +69,11 @@ pub struct ReceiveQueue {
     counters: ReceiveCounters,
     /// The end of what the driver offered, if that is not enough for the packet that waits.
     end: Option<Position>,
+    /// For packets from the front of the burst at hand.
+    rooms: Vec<Room>,
     buffers: Vec<Buffer>,
     segments: Vec<Segment>,
     descriptors: Vec<Descriptor>,
-}
-
-enum Filled {
-    Whole,
-    Dropped,
-    /// Nothing was taken.
-    Full,
 }
 
 impl ReceiveQueue {
@@ -68,9 +85,10 @@ impl ReceiveQueue {
             features,
             counters: ReceiveCounters::default(),
             end: None,
-            buffers: Vec::with_capacity(size),
-            segments: Vec::with_capacity(2 * CHAIN_MAX),
-            descriptors: Vec::with_capacity(2 * CHAIN_MAX),
+            rooms: Vec::with_capacity(BURST_MAX),
+            buffers: Vec::with_capacity(size.max(BATCH_SEGMENTS_MAX)),
+            segments: Vec::with_capacity(BATCH_SEGMENTS_MAX),
+            descriptors: Vec::with_capacity(BATCH_SEGMENTS_MAX),
         })
     }
 
@@ -100,28 +118,17 @@ impl ReceiveQueue {
     /// The ring is broken: the packets stay.
     pub fn transmit(&mut self, burst: &mut Burst, ledger: &Ledger) -> Result<(), Broken> {
         self.queue.disable_kicks();
-        while let Some(packet) = burst.first() {
-            let (bytes, payload) = (packet.len(), packet.payload_len());
-            match self.fill(packet) {
-                Ok(Filled::Whole) => {
-                    self.counters.packets += 1;
-                    self.counters.bytes += bytes as u64;
-                    ledger.count(Site::Guest, payload);
-                }
-                Ok(Filled::Dropped) => {}
-                Ok(Filled::Full) => {
-                    self.counters.full += 1;
-                    break;
-                }
-                Err(broken) => {
-                    self.queue.publish();
-                    return Err(broken);
-                }
+        let result = loop {
+            let gathered = self.gather(burst);
+            self.write(burst, ledger);
+            burst.drop_front(self.rooms.len());
+            match gathered {
+                Ok(true) if !burst.is_empty() => {}
+                done => break done,
             }
-            drop(burst.pop());
-        }
+        };
         self.queue.publish();
-        Ok(())
+        result.map(drop)
     }
 
     /// Asks for a kick when the driver offers more buffers; true if it did meanwhile. Buffers that
@@ -155,36 +162,59 @@ impl ReceiveQueue {
         self.queue.broken()
     }
 
-    /// Puts one packet into as many chains as it needs.
-    fn fill(&mut self, packet: &Packet) -> Result<Filled, Broken> {
-        if !self.takes(packet.offload()) {
-            self.counters.refused += 1;
-            return Ok(Filled::Dropped);
-        }
-        let needed = VirtioHeader::LEN + packet.len();
-        let start = self.queue.position();
-        let filled = self.gather(needed)?;
-        self.end = None;
-        match filled {
-            Filled::Whole => self.write(packet, needed),
-            Filled::Full => {
-                self.end = Some(self.queue.position());
-                self.queue.seek(start);
-            }
-            Filled::Dropped => {
-                self.queue.seek(start);
-                self.counters.too_small += 1;
-            }
-        }
-        Ok(filled)
-    }
-
-    /// Takes chains until they have room for `needed` bytes.
-    fn gather(&mut self, needed: usize) -> Result<Filled, Broken> {
-        let mergeable = self.features & feature::MRG_RXBUF != 0;
+    /// Finds room for packets from the front of `burst`; true unless it was too little.
+    fn gather(&mut self, burst: &Burst) -> Result<bool, Broken> {
+        self.rooms.clear();
         self.buffers.clear();
         self.segments.clear();
         self.descriptors.clear();
+        for packet in burst.iter() {
+            if self.segments.len().max(self.descriptors.len()) >= CHAIN_MAX {
+                break;
+            }
+            let Some(needed) = self.find_room(packet)? else {
+                self.counters.full += 1;
+                return Ok(false);
+            };
+            let (buffers_to, segments_to) = (self.buffers.len(), self.segments.len());
+            self.rooms.push(Room { needed, buffers_to, segments_to });
+        }
+        Ok(true)
+    }
+
+    /// Takes as many chains as a packet needs; returns its bytes, none if it is to be dropped, or
+    /// `None` if there are too few chains.
+    fn find_room(&mut self, packet: &Packet) -> Result<Option<usize>, Broken> {
+        if !self.takes(packet.offload()) {
+            self.counters.refused += 1;
+            return Ok(Some(0));
+        }
+        let needed = VirtioHeader::LEN + packet.len();
+        let start = self.queue.position();
+        let before = (self.buffers.len(), self.segments.len(), self.descriptors.len());
+        let taken = self.take(needed)?;
+        self.end = None;
+        if let Taken::Enough = taken {
+            return Ok(Some(needed));
+        }
+        if let Taken::TooFew = taken {
+            self.end = Some(self.queue.position());
+        }
+        self.queue.seek(start);
+        self.buffers.truncate(before.0);
+        self.segments.truncate(before.1);
+        self.descriptors.truncate(before.2);
+        if let Taken::TooSmall = taken {
+            self.counters.too_small += 1;
+            return Ok(Some(0));
+        }
+        Ok(None)
+    }
+
+    /// Takes chains until they have room for `needed` bytes.
+    fn take(&mut self, needed: usize) -> Result<Taken, Broken> {
+        let mergeable = self.features & feature::MRG_RXBUF != 0;
+        let first = (self.buffers.len(), self.segments.len());
         let mut room = 0;
         while self.queue.take()? {
             let chain = self.queue.chain();
@@ -198,44 +228,52 @@ impl ReceiveQueue {
             self.buffers.push(Buffer { head, bytes, descriptors_to });
             room += bytes;
             if room >= needed {
-                return Ok(Filled::Whole);
+                return Ok(Taken::Enough);
             }
-            let is_all = self.buffers.len() == usize::from(self.queue.size());
-            if !mergeable || is_all || self.segments.len() >= CHAIN_MAX {
-                return Ok(Filled::Dropped);
+            let is_all = self.buffers.len() - first.0 == usize::from(self.queue.size());
+            if !mergeable || is_all || self.segments.len() - first.1 >= CHAIN_MAX {
+                return Ok(Taken::TooSmall);
             }
         }
-        Ok(Filled::Full)
+        Ok(Taken::TooFew)
     }
 
-    /// Fills the chains that were taken, and gives them back.
-    fn write(&mut self, packet: &Packet, needed: usize) {
-        let headers = wire_headers(packet);
-        let mut offload = *packet.offload();
-        if let (Some(gso), 0) = (&mut offload.gso, self.features & feature::GUEST_ECN) {
-            // The mark in the TCP header stays; only this hint is not for this driver.
-            gso.ecn = false;
+    /// Fills the chains that were taken, and gives them back. Nothing between two packets waits for
+    /// the stores of the first, so that what they miss in the caches is fetched at the same time.
+    fn write(&mut self, burst: &Burst, ledger: &Ledger) {
+        let Self { queue, rooms, buffers, segments, descriptors, counters, features, .. } = self;
+        let mut pins = Pins::new();
+        let mut ahead = burst.iter().zip(&*rooms);
+        for (packet, room) in ahead.by_ref().take(PACKETS_AHEAD) {
+            prefetch(queue.memory(), packet, room, segments);
         }
-        if offload.checksum == Checksum::Unnecessary && !self.has(feature::GUEST_CSUM) {
-            offload.checksum = Checksum::None;
+        let (mut buffers_from, mut segments_from, mut descriptors_from) = (0, 0, 0);
+        let mut payload = 0;
+        for (packet, room) in burst.iter().zip(&*rooms) {
+            if let Some((packet, room)) = ahead.next() {
+                prefetch(queue.memory(), packet, room, segments);
+            }
+            let buffers = &buffers[buffers_from..room.buffers_to];
+            let segments = &segments[segments_from..room.segments_to];
+            (buffers_from, segments_from) = (room.buffers_to, room.segments_to);
+            if room.needed == 0 {
+                continue;
+            }
+            let header = header(packet, *features, buffers.len());
+            copy(&mut pins, (packet, &header), room.needed, queue.memory(), segments);
+            let mut left = room.needed;
+            for buffer in buffers {
+                let own = &descriptors[descriptors_from..buffer.descriptors_to];
+                let head = queue.hold_earlier(buffer.head, own);
+                let bytes = left.min(buffer.bytes);
+                queue.complete(head, bytes as u32);
+                (left, descriptors_from) = (left - bytes, buffer.descriptors_to);
+            }
+            counters.packets += 1;
+            counters.bytes += packet.len() as u64;
+            payload += packet.payload_len();
         }
-        let mut header = VirtioHeader::encode(&offload, headers.len());
-        let count = self.buffers.len() as u16;
-        header.0[BUFFER_COUNT_AT..].copy_from_slice(&count.to_le_bytes());
-        let mut cursor = Cursor::new(self.queue.memory(), &self.segments);
-        let mut written = cursor.write(&header.0) + cursor.write(headers);
-        for piece in packet.pieces() {
-            written += cursor.write_piece(piece, 0);
-        }
-        assert_eq!(written, needed, "the chains have room for the packet");
-        let (mut left, mut from) = (needed, 0);
-        for buffer in &self.buffers {
-            let descriptors = &self.descriptors[from..buffer.descriptors_to];
-            let head = self.queue.hold_earlier(buffer.head, descriptors);
-            let bytes = left.min(buffer.bytes);
-            self.queue.complete(head, bytes as u32);
-            (left, from) = (left - bytes, buffer.descriptors_to);
-        }
+        ledger.count(Site::Guest, payload);
     }
 
     /// True if the driver agreed to get packets with these fields.
@@ -258,3 +296,76 @@ impl ReceiveQueue {
         self.features & bits == bits
     }
 }
+
+/// The virtio-net header of a packet in so many buffers.
+fn header(packet: &Packet, features: u64, buffers: usize) -> VirtioHeader {
+    let mut offload = *packet.offload();
+    if let (Some(gso), 0) = (&mut offload.gso, features & feature::GUEST_ECN) {
+        // The mark in the TCP header stays; only this hint is not for this driver.
+        gso.ecn = false;
+    }
+    if offload.checksum == Checksum::Unnecessary && features & feature::GUEST_CSUM == 0 {
+        offload.checksum = Checksum::None;
+    }
+    let mut header = VirtioHeader::encode(&offload, wire_headers(packet).len());
+    header.0[BUFFER_COUNT_AT..].copy_from_slice(&(buffers as u16).to_le_bytes());
+    header
+}
+
+/// Copies a packet into segments.
+///
+/// # Panics
+/// If they have no room for it: for `needed` bytes.
+fn copy<'a>(
+    pins: &mut Pins<'a>,
+    (packet, header): (&'a Packet, &VirtioHeader),
+    needed: usize,
+    memory: &GuestMemory,
+    segments: &[Segment],
+) {
+    let mut bytes = [0; VirtioHeader::LEN + HEADER_BYTES];
+    let headers = wire_headers(packet);
+    let end = VirtioHeader::LEN + headers.len();
+    bytes[..VirtioHeader::LEN].copy_from_slice(&header.0);
+    bytes[VirtioHeader::LEN..end].copy_from_slice(headers);
+    let mut at = end;
+    // Most drivers offer buffers of one stretch, which is looked up once.
+    if let &[segment, ..] = segments
+        && segment.bytes as usize >= needed
+        && let Some(stretch) = memory.locate(segment.address, needed)
+        && stretch.len() == needed
+    {
+        stretch.write(&bytes[..end]);
+        for piece in packet.pieces() {
+            stretch.tail(at).write_piece(pins, piece, 0, piece.len());
+            at += piece.len();
+        }
+        memory.mark(segment.address, needed);
+    } else {
+        let mut cursor = Cursor::new(memory, segments);
+        at = cursor.write(&bytes[..end]);
+        for piece in packet.pieces() {
+            at += cursor.write_piece(pins, piece, 0);
+        }
+    }
+    assert_eq!(at, needed, "the chains have room for the packet");
+}
+
+/// Has the beginnings of a packet and of its room fetched, which are used soon.
+fn prefetch(memory: &GuestMemory, packet: &Packet, room: &Room, segments: &[Segment]) {
+    if let Some(piece) = packet.pieces().next() {
+        piece.prefetch();
+    }
+    if room.needed > 0
+        && let Some(last) = segments[..room.segments_to].last()
+        && let Some(stretch) = memory.locate(last.address, room.needed)
+    {
+        stretch.prefetch_write();
+    }
+}
+
+/// Packets whose memory is fetched ahead of the one that is copied.
+const PACKETS_AHEAD: usize = 2;
+/// Segments of a batch at most: as long as there are fewer than a chain may have, another packet is
+/// looked at, which stops at so many and the longest chain.
+const BATCH_SEGMENTS_MAX: usize = 3 * CHAIN_MAX;

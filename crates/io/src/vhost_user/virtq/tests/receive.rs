@@ -236,3 +236,67 @@ fn buffers_of_the_wrong_kind_break_the_queue() {
         assert_eq!(bench.device.broken(), Some(Broken::Direction));
     }
 }
+
+/// Goal: packets of a burst stay in order around those that are dropped, and each gets its own
+/// bytes, though many of them show one loan.
+#[test]
+fn a_burst_arrives_in_order_around_what_is_dropped() {
+    for features in layouts() {
+        let mut bench = Bench::new(features);
+        for token in 0..14 {
+            assert!(bench.offer(token, 1000));
+        }
+        let gso = Gso { kind: GsoKind::Tcp4, size: NonZeroU16::new(100).unwrap(), ecn: false };
+        let partial = Checksum::Partial { start: 34, offset: 16 };
+        let shared = bench.packet(99, 54 + 9000).pieces().next().expect("payload").clone();
+        let packets = (0..16).map(|number| {
+            let bytes = if number == 5 { 2000 } else { 300 + number as usize };
+            let mut packet = bench.packet(number, bytes);
+            if number == 9 {
+                packet.set_offload(Offload { checksum: partial, gso: Some(gso) });
+            }
+            packet.push_piece(shared.slice(100 * number as usize, 200)).expect("room");
+            packet
+        });
+        let packets = packets.collect();
+        let left = bench.transmit(packets).expect("the ring is good");
+        assert!(left.is_empty());
+        assert_eq!((bench.device.counters().too_small, bench.device.counters().refused), (1, 1));
+        let numbers = (0..16).filter(|number| ![5, 9].contains(number));
+        for (token, number) in numbers.enumerate() {
+            let (_, frame, tokens) = bench.received().expect("a packet");
+            assert_eq!(tokens, [token as u64]);
+            let (own, rest) = frame.split_at(300 + number as usize);
+            assert!(own.iter().enumerate().all(|(at, &byte)| byte == pattern(number, at)));
+            let at = |at: usize| pattern(99, 54 + 100 * number as usize + at);
+            assert!(rest.len() == 200 && (0..200).all(|byte| rest[byte] == at(byte)));
+        }
+        assert!(bench.received().is_none());
+        drop(shared);
+        assert_eq!(bench.memory.packets.out_count(), 0);
+        assert_eq!(bench.memory.large.out_count(), 0);
+    }
+}
+
+/// Goal: packets before a chain that breaks the ring arrive; those from there on stay.
+#[test]
+fn what_came_before_a_broken_chain_arrives() {
+    for features in layouts() {
+        let mut bench = Bench::new(features);
+        assert!(bench.offer(0, 1000) && bench.offer(1, 1000));
+        let readable = [Segment { address: BUFFERS + 2 * 0x4000, bytes: 100 }];
+        assert!(bench.driver.add(&readable, &[], 2));
+        bench.driver.publish();
+        let mut burst = Burst::new();
+        for number in 0..4 {
+            burst.push(bench.packet(number, 200)).expect("room");
+        }
+        let result = bench.device.transmit(&mut burst, &bench.ledger);
+        assert_eq!((result, burst.len()), (Err(Broken::Direction), 2));
+        assert_eq!(bench.device.counters().packets, 2);
+        let tokens: Vec<_> = std::iter::from_fn(|| bench.received()).map(|r| r.2[0]).collect();
+        assert_eq!(tokens, [0, 1]);
+        assert_eq!(bench.device.transmit(&mut burst, &bench.ledger), Err(Broken::Direction));
+        assert_eq!(burst.len(), 2);
+    }
+}

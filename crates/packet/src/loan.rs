@@ -35,6 +35,10 @@
 //! Loans without one are read without pins and end without any of this.
 #![allow(unsafe_code)]
 
+mod pin;
+
+pub use pin::{Pinned, Pins, View};
+
 use crate::foreign;
 use crate::region::Region;
 use crate::slab::{self, Slot};
@@ -43,9 +47,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::any::Any;
 use core::fmt;
-use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
-use core::ops::Deref;
 use core::ptr::NonNull;
 
 /// Who gets memory back. `returned` runs on the thread that dropped the last piece and must not
@@ -315,10 +317,10 @@ impl Piece {
         let loan = self.loan();
         let Extent { base, kind, .. } = loan.extent();
         if kind.stays() {
-            return Pinned { address: base.as_ptr(), loan: None, lent: PhantomData };
+            return Pinned::new(base.as_ptr(), None);
         }
         let (address, pinned) = loan.pin();
-        Pinned { address, loan: pinned.then_some(loan), lent: PhantomData }
+        Pinned::new(address, pinned.then_some(loan))
     }
 
     /// Has the beginning fetched, as it is read soon. A hint: nothing is read.
@@ -415,83 +417,6 @@ impl Piece {
 
     fn extent(&self) -> Extent {
         self.loan().extent()
-    }
-}
-
-/// The bytes of a piece, which stay where they are meanwhile.
-pub struct Pinned<'a> {
-    address: *const u8,
-    /// The loan that counts this.
-    loan: Option<&'a Loan>,
-    lent: PhantomData<&'a Piece>,
-}
-
-impl Pinned<'_> {
-    /// Where the bytes begin; valid for reads of as many bytes as the piece had, while this lives.
-    /// Unless they are private they may change at any time.
-    pub fn address(&self) -> *const u8 {
-        self.address
-    }
-}
-
-impl Drop for Pinned<'_> {
-    fn drop(&mut self) {
-        if let Some(loan) = self.loan {
-            // Release: our reads are over; pairs with the Acquire at the end of a recall, and of
-            // `end_loan`.
-            loan.state.fetch_sub(PIN, Ordering::Release);
-        }
-    }
-}
-
-/// Pins pieces one after the other. Those of one loan that follow each other are pinned once, so
-/// that copying many short pieces does not wait for memory at each of them.
-#[derive(Default)]
-pub struct Pins<'a> {
-    /// The loan at hand, and its first byte.
-    last: Option<(NonNull<Slot<Loan>>, Pinned<'a>)>,
-}
-
-impl<'a> Pins<'a> {
-    /// None yet.
-    pub const fn new() -> Self {
-        Self { last: None }
-    }
-
-    /// Where the bytes of `piece` begin: as [`Pinned::address`], until the next call or until this
-    /// is dropped.
-    pub fn address(&mut self, piece: &'a Piece) -> *const u8 {
-        if self.last.as_ref().is_none_or(|(loan, _)| *loan != piece.loan) {
-            // The one before is over before another is pinned: one at a time.
-            self.last = None;
-            self.last = Some((piece.loan, piece.pin_loan()));
-        }
-        let (_, base) = self.last.as_ref().expect("just pinned");
-        // SAFETY: `offset` is within the loan's capacity, and so long is the memory at `base`.
-        unsafe { base.address.add(piece.offset as usize) }
-    }
-}
-
-/// The bytes of a piece, seen for a while. Dereferences to them.
-pub struct View<'a> {
-    pinned: Pinned<'a>,
-    len: usize,
-}
-
-impl Deref for View<'_> {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        // SAFETY: while it is pinned, which is as long as this reference, the address is valid for
-        // reads of as many bytes as the piece has. Memory that is not foreign is written by nobody
-        // before its lender is told, which is after the last pin; a replacement is never written.
-        unsafe { core::slice::from_raw_parts(self.pinned.address, self.len) }
-    }
-}
-
-impl fmt::Debug for View<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        (**self).fmt(f)
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::source::Source;
 
 /// Files that may contain unsafe code, beside tests.
-const UNSAFE_FILES: [&str; 22] = [
+const UNSAFE_FILES: [&str; 23] = [
     "crates/capi/src/abi.rs",
     "crates/capi/src/abi/held.rs",
     "crates/capi/src/abi/lifetime.rs",
@@ -18,6 +18,7 @@ const UNSAFE_FILES: [&str; 22] = [
     "crates/packet/src/foreign.rs",
     "crates/packet/src/lend.rs",
     "crates/packet/src/loan.rs",
+    "crates/packet/src/loan/pin.rs",
     "crates/packet/src/packet.rs",
     "crates/packet/src/pool.rs",
     "crates/packet/src/recall.rs",

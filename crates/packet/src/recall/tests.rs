@@ -41,8 +41,8 @@ fn read(piece: &Piece) -> Vec<u8> {
     bytes
 }
 
-/// Goal: pins of pieces that follow each other hold a loan from the first of its pieces to the first
-/// of another loan; what was recalled before shows the copy.
+/// Goal: pins of pieces that follow each other hold a loan from the first of its pieces to the
+/// first of another loan; what was recalled before shows the copy.
 #[test]
 fn pins_hold_one_loan_at_a_time() {
     let (told, mut loans, ledger) = (Arc::new(Told::default()), Loans::new(2), Ledger::new());

@@ -109,6 +109,9 @@ pub enum ConfigError {
              and spaces"
     )]
     Interface(String),
+    /// An address that neither the gateway nor DNS can have.
+    #[error("{0} cannot be the gateway's address or that of DNS: {1}")]
+    Gateway(IpAddr, &'static str),
     /// An address that cannot mean the host's loopback.
     #[error("{0} cannot stand for the host's loopback: {1}")]
     HostLoopback(IpAddr, &'static str),
@@ -188,6 +191,7 @@ impl Config {
         if self.ipv4.is_none() && self.ipv6.is_none() {
             return Err(ConfigError::NoFamily);
         }
+        self.check_gateway()?;
         if !is_interface_name(&self.interface) {
             return Err(ConfigError::Interface(self.interface.clone()));
         }
@@ -243,6 +247,39 @@ impl Config {
         }
         self.ipv6 = None;
         Ok(Some(Notice::Ipv6Off(self.mtu)))
+    }
+
+    fn check_gateway(&self) -> Result<(), ConfigError> {
+        let v4 = self.ipv4.map(|v4| {
+            let bits = 32 - u32::from(v4.prefix_len);
+            let is_inside = |address: Ipv4Addr| {
+                let differ = u32::from(address) ^ u32::from(v4.address);
+                let host = u32::from(address) & !u32::MAX.checked_shl(bits).unwrap_or(0);
+                let last = !u32::MAX.checked_shl(bits).unwrap_or(0);
+                differ.checked_shr(bits).unwrap_or(0) == 0 && host != 0 && host != last
+            };
+            let (gateway, dns) = (v4.gateway.into(), v4.dns.into());
+            [(gateway, is_inside(v4.gateway)), (dns, is_inside(v4.dns))]
+        });
+        let v6 = self.ipv6.map(|v6| {
+            let bits = 128 - u32::from(v6.prefix_len);
+            let is_inside = |address: Ipv6Addr| {
+                let differ = u128::from(address) ^ u128::from(v6.address);
+                let host = u128::from(address) & !u128::MAX.checked_shl(bits).unwrap_or(0);
+                differ.checked_shr(bits).unwrap_or(0) == 0 && host != 0
+            };
+            let (gateway, dns) = (v6.gateway.into(), v6.dns.into());
+            [(gateway, is_inside(v6.gateway)), (dns, is_inside(v6.dns))]
+        });
+        for [gateway, dns] in v4.into_iter().chain(v6) {
+            if let Some((address, _)) = [gateway, dns].into_iter().find(|(_, inside)| !inside) {
+                return Err(ConfigError::Gateway(address, "it is no host's in the network"));
+            }
+            if gateway.0 == dns.0 {
+                return Err(ConfigError::Gateway(dns.0, "each has its own"));
+            }
+        }
+        Ok(())
     }
 
     fn check_host_loopback(&self, address: &IpAddr) -> Result<(), ConfigError> {

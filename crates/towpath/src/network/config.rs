@@ -9,10 +9,10 @@ use towpath_io::stream::StreamPortError;
 use towpath_io::tap::TapError;
 use towpath_io::vhost_user::VhostUserError;
 use towpath_net::switch::vlan::Vid;
-use towpath_net::switch::{self, PortVlans, Role};
+use towpath_net::switch::{self, Guard, PortVlans, Role};
 use towpath_net::wire::MacAddr;
 use towpath_net::wire::domain::DomainName;
-use towpath_packet::ring::CapacityError;
+use towpath_packet::ring::{CAPACITY_MAX, CapacityError};
 
 use crate::config::Config;
 use crate::services;
@@ -32,8 +32,8 @@ const LEASED_V6: (u128, u128) = (0x1000, 0x1fff);
 pub struct NetworkConfig {
     /// Largest IP packet that guests are told of and sent.
     pub mtu: u16,
-    /// There is a gateway.
-    pub gateway: bool,
+    /// Link-layer address of the gateway, if there is one; nobody else may use it.
+    pub gateway: Option<MacAddr>,
     /// Payload in guests' memory is copied out at the switch: what sharing it is measured against.
     pub orphan: bool,
     /// Chance, for places in the address table.
@@ -70,6 +70,8 @@ pub struct PortSettings {
     pub vlans: PortVlans,
     /// Whom it may talk to.
     pub role: Role,
+    /// Who its station may say that it is.
+    pub guard: Guard,
     /// Pairs of queues that a virtual machine is offered.
     pub pairs: u16,
 }
@@ -80,6 +82,7 @@ impl Default for PortSettings {
             queue_len: QUEUE_LEN,
             vlans: PortVlans::Access(Vid::DEFAULT),
             role: Role::default(),
+            guard: Guard::default(),
             pairs: 1,
         }
     }
@@ -164,6 +167,18 @@ pub fn services_config(config: &Config, domain: &DomainName, seed: u64) -> servi
         leases_per_port_max: services::LEASES_PER_PORT_DEFAULT,
         seed,
     }
+}
+
+/// Checks what can be checked of a port before it is made.
+///
+/// # Errors
+/// [`PortError`].
+pub fn check_port(name: &str, settings: &PortSettings) -> Result<(), PortError> {
+    check_name(name)?;
+    if settings.queue_len == 0 || settings.queue_len > CAPACITY_MAX {
+        return Err(CapacityError::OutOfRange.into());
+    }
+    Ok(())
 }
 
 pub(super) fn check_name(name: &str) -> Result<(), PortError> {

@@ -13,7 +13,7 @@
 //! [`RETRY`].
 //!
 //! Ports come, change and go between two turns, by the same thread: [`Network::add_port`] and
-//! others, or several changes at once by [`Network::apply`]. A port that fails takes no other with
+//! others, or several changes at once by `Worker::apply`. A port that fails takes no other with
 //! it: it stays, without traffic, and says why.
 //!
 //! Limits: [`NAME_BYTES_MAX`], [`BURSTS_PER_TURN`], [`GATEWAY_QUEUE_LEN`]; those of the switch and
@@ -26,11 +26,12 @@ mod report;
 mod transaction;
 
 pub use config::{
-    Attachment, NAME_BYTES_MAX, NetworkConfig, PortError, PortSettings, QUEUE_LEN, services_config,
+    Attachment, NAME_BYTES_MAX, NetworkConfig, PortError, PortSettings, QUEUE_LEN, check_port,
+    services_config,
 };
 pub use lease_file::{LEASE_FILE_BYTES_MAX, LeasesFound, TellLeaseFile, WRITE_AFTER};
 pub use report::{DeviceReport, NetworkReport, PortReport};
-pub use transaction::{Change, Operation, TransactionError};
+pub use transaction::{Change, Operation, OperationError, TransactionError};
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -41,9 +42,10 @@ use std::time::Duration as StdDuration;
 use towpath_io::reactor::{Events, Interest, Reactor};
 use towpath_net::fragment;
 use towpath_net::stack;
+use towpath_net::switch::vlan::Vid;
 use towpath_net::switch::{self, Egress, PortId, Role, Switch};
 use towpath_net::time::{Duration, Instant};
-use towpath_net::wire::ethernet;
+use towpath_net::wire::{MacAddr, ethernet};
 use towpath_packet::ring::{self, Consumer, Producer, Silent};
 use towpath_packet::{Burst, Caps, Ledger, Packet};
 
@@ -100,7 +102,7 @@ impl Network {
             seed: config.seed,
             ..switch::Config::default()
         });
-        let gateway = config.gateway.then(|| GatewayPort::new(&mut switch, config.mtu));
+        let gateway = config.gateway.map(|mac| GatewayPort::new(&mut switch, mac, config.mtu));
         Ok(Self {
             switch,
             ports: Vec::new(),
@@ -347,7 +349,7 @@ impl Network {
 }
 
 impl GatewayPort {
-    fn new(switch: &mut Switch, mtu: u16) -> Result<Self, PortError> {
+    fn new(switch: &mut Switch, mac: MacAddr, mtu: u16) -> Result<Self, PortError> {
         let caps = Caps {
             mtu,
             checksum: true,
@@ -363,7 +365,10 @@ impl GatewayPort {
             ..switch::PortConfig::new(caps)
         };
         let (to_gateway, from_switch) = ring::single(GATEWAY_QUEUE_LEN, Silent)?;
-        Ok(Self { id: switch.add_port(config)?, to_gateway, from_switch, no_memory: 0 })
+        let id = switch.add_port(config)?;
+        // No guest is heard as the gateway.
+        switch.add_station(mac, Vid::DEFAULT, id, Instant::START)?;
+        Ok(Self { id, to_gateway, from_switch, no_memory: 0 })
     }
 }
 

@@ -81,6 +81,7 @@ impl Port {
         switch::PortConfig {
             vlans: self.settings.vlans.clone(),
             role: self.settings.role,
+            guard: self.settings.guard.clone(),
             ..switch::PortConfig::new(self.caps())
         }
     }

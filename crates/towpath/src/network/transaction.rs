@@ -7,9 +7,12 @@
 //! all that waits for it. The price: its number, its socket and its TAP device are free for the
 //! next transaction only.
 
-use towpath_net::switch::{PortVlans, Role};
+use towpath_net::switch::{Guard, PortVlans, Prefix, Role};
+use towpath_net::wire::MacAddr;
 
 use super::{Attachment, Network, PortError, PortSettings};
+use crate::services::{Checkpoint, Guest, Services, StaticLease, StaticLeaseError};
+use crate::worker::Worker;
 
 /// One change of a network.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +30,10 @@ pub enum Operation {
     Del(String),
     /// Changes the port with this name.
     Set(String, Change),
+    /// Lends a guest an address of its own, or gives it a name.
+    AddLease(StaticLease),
+    /// Ends a guest's static lease.
+    DelLease(Guest),
 }
 
 /// What changes at a port; the rest stays.
@@ -38,6 +45,10 @@ pub struct Change {
     pub vlans: Option<PortVlans>,
     /// Whom it may talk to.
     pub role: Option<Role>,
+    /// Link-layer addresses that frames may come from.
+    pub macs: Option<Vec<MacAddr>>,
+    /// IP addresses that its station may have.
+    pub addresses: Option<Vec<Prefix>>,
 }
 
 /// Why a transaction was not made. Everything is as before.
@@ -47,7 +58,21 @@ pub struct TransactionError {
     /// The operation that failed, from 0.
     pub index: usize,
     /// Why.
-    pub error: PortError,
+    pub error: OperationError,
+}
+
+/// Why an operation was not made.
+#[derive(Debug, thiserror::Error)]
+pub enum OperationError {
+    /// One on a port.
+    #[error(transparent)]
+    Port(#[from] PortError),
+    /// One on a static lease.
+    #[error(transparent)]
+    Lease(#[from] StaticLeaseError),
+    /// One that is for networks that lend addresses.
+    #[error("this network lends no addresses")]
+    NoServices,
 }
 
 /// How an operation is taken back.
@@ -56,6 +81,8 @@ enum Undo {
     Restore(String, PortSettings),
     /// The port at this place is not to leave.
     Stay(usize),
+    /// All of the services.
+    Return(Box<Checkpoint>),
 }
 
 impl Change {
@@ -65,12 +92,16 @@ impl Change {
             queue_len: self.queue_len.unwrap_or(settings.queue_len),
             vlans: self.vlans.unwrap_or(settings.vlans),
             role: self.role.unwrap_or(settings.role),
+            guard: Guard {
+                macs: self.macs.unwrap_or(settings.guard.macs),
+                addresses: self.addresses.unwrap_or(settings.guard.addresses),
+            },
             pairs: settings.pairs,
         }
     }
 }
 
-impl Network {
+impl Worker<Network> {
     /// Makes all changes, in order, or none. See the module text for what that means for ports that
     /// are removed.
     ///
@@ -79,40 +110,65 @@ impl Network {
     pub fn apply(&mut self, operations: Vec<Operation>) -> Result<(), TransactionError> {
         let mut done = Vec::with_capacity(operations.len());
         for (index, operation) in operations.into_iter().enumerate() {
-            match self.apply_one(operation) {
-                Ok(undo) => done.push(undo),
-                Err(error) => {
-                    done.into_iter().rev().for_each(|undo| self.take_back(undo));
-                    return Err(TransactionError { index, error });
-                }
+            if let Err(error) = self.apply_one(operation, &mut done) {
+                done.into_iter().rev().for_each(|undo| self.side_mut().take_back(undo));
+                return Err(TransactionError { index, error });
             }
         }
         for undo in done {
             if let Undo::Stay(index) = undo {
                 // It is a port of the switch, which removes those only.
-                let _ = self.remove_at(index);
+                let _ = self.side_mut().remove_at(index);
             }
         }
         Ok(())
     }
 
-    fn apply_one(&mut self, operation: Operation) -> Result<Undo, PortError> {
-        Ok(match operation {
+    /// Makes one change, and adds to `done` how it is taken back.
+    fn apply_one(
+        &mut self,
+        operation: Operation,
+        done: &mut Vec<Undo>,
+    ) -> Result<(), OperationError> {
+        let now = self.now();
+        let network = self.side_mut();
+        match operation {
             Operation::Add { name, attachment, settings } => {
-                self.add_port(&name, attachment, settings)?;
-                Undo::Remove(name)
+                network.add_port(&name, attachment, settings)?;
+                done.push(Undo::Remove(name));
             }
             Operation::Del(name) => {
-                let index = self.find(&name)?;
-                self.set_leaving(index, true);
-                Undo::Stay(index)
+                let index = network.find(&name)?;
+                network.set_leaving(index, true);
+                done.push(Undo::Stay(index));
             }
             Operation::Set(name, change) => {
-                let before = self.settings(&name)?.clone();
-                self.set_port(&name, change.apply_to(before.clone()))?;
-                Undo::Restore(name, before)
+                let before = network.settings(&name)?.clone();
+                network.set_port(&name, change.apply_to(before.clone()))?;
+                done.push(Undo::Restore(name, before));
             }
-        })
+            Operation::AddLease(lease) => {
+                network.services_to_change(done)?.add_static_lease(lease, now)?
+            }
+            Operation::DelLease(guest) => {
+                network.services_to_change(done)?.remove_static_lease(&guest)?
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Network {
+    /// The services, when `done` can take back what is done with them.
+    fn services_to_change(
+        &mut self,
+        done: &mut Vec<Undo>,
+    ) -> Result<&mut Services, OperationError> {
+        let services = self.services.as_mut().ok_or(OperationError::NoServices)?;
+        if !done.iter().any(|undo| matches!(undo, Undo::Return(_))) {
+            done.push(Undo::Return(Box::new(services.checkpoint())));
+        }
+        Ok(services)
     }
 
     fn take_back(&mut self, undo: Undo) {
@@ -122,6 +178,11 @@ impl Network {
             // It was set so before.
             Undo::Restore(name, before) => drop(self.set_port(&name, before)),
             Undo::Stay(index) => self.set_leaving(index, false),
+            Undo::Return(checkpoint) => {
+                if let Some(services) = &mut self.services {
+                    services.return_to(*checkpoint);
+                }
+            }
         }
     }
 

@@ -15,6 +15,16 @@ use super::static_leases::STATIC_LEASES_MAX;
 pub const LEASE_TIME_DEFAULT: Duration = Duration::from_secs(12 * 3600);
 /// Leases of one port, of each family, by default: a guest and containers in it.
 pub const LEASES_PER_PORT_DEFAULT: usize = 16;
+/// Shortest lease: clients ask again after half of it, and some no more often than once a minute.
+pub const LEASE_TIME_MIN: Duration = Duration::from_secs(120);
+/// Longest lease: a year.
+pub const LEASE_TIME_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+/// Most leases of one port that may be asked for: all that a pool gives out.
+pub const LEASES_PER_PORT_MAX: usize = 4096;
+/// Most domains to search: with names of common length they fit an option of DHCP.
+pub const SEARCH_MAX: usize = 8;
+/// Most DNS servers of each family that guests are told; most ask three.
+pub const DNS_MAX: usize = 8;
 
 /// What the services tell guests. Addresses of the gateway and of DNS are never lent.
 #[derive(Clone, Debug)]
@@ -39,6 +49,75 @@ pub struct Config {
     pub leases_per_port_max: usize,
     /// Where the jitter of advertisements comes from.
     pub seed: u64,
+}
+
+/// A configuration that cannot work.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// Addresses to lend that are not of the network, or end before they begin.
+    #[error("{0}-{1} cannot be lent: it is no range of addresses in the network")]
+    Pool(IpAddr, IpAddr),
+    /// Too short or too long a time.
+    #[error(
+        "a lease of {0} seconds is out of range; it may be {min} to {max}",
+        min = LEASE_TIME_MIN.as_secs(),
+        max = LEASE_TIME_MAX.as_secs()
+    )]
+    LeaseTime(u64),
+    /// No leases, or too many.
+    #[error("{0} leases of a port are out of range; there may be 1 to {LEASES_PER_PORT_MAX}")]
+    LeasesPerPort(usize),
+    /// Too many domains.
+    #[error("{0} domains to search are too many; there may be {SEARCH_MAX}")]
+    Search(usize),
+    /// Too many servers.
+    #[error("{0} DNS servers are too many; there may be {DNS_MAX} of each family")]
+    Dns(usize),
+    /// An address that no server has.
+    #[error("{0} cannot be the address of a DNS server")]
+    DnsAddress(IpAddr),
+}
+
+impl Config {
+    /// Checks what can be chosen.
+    ///
+    /// # Errors
+    /// [`ConfigError`] for the first that cannot work.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        if let Some(v4) = &self.ipv4 {
+            let (first, last) = (*v4.pool.start(), *v4.pool.end());
+            if first > last || !v4.contains(first) || !v4.contains(last) {
+                return Err(ConfigError::Pool(first.into(), last.into()));
+            }
+        }
+        if let Some((v6, pool)) = self.ipv6.as_ref().and_then(|v6| Some((v6, v6.pool.as_ref()?))) {
+            let (first, last) = (*pool.start(), *pool.end());
+            if first > last || !v6.contains(first) || !v6.contains(last) {
+                return Err(ConfigError::Pool(first.into(), last.into()));
+            }
+        }
+        if !(LEASE_TIME_MIN..=LEASE_TIME_MAX).contains(&self.lease_time) {
+            return Err(ConfigError::LeaseTime(self.lease_time.as_secs()));
+        }
+        if !(1..=LEASES_PER_PORT_MAX).contains(&self.leases_per_port_max) {
+            return Err(ConfigError::LeasesPerPort(self.leases_per_port_max));
+        }
+        if self.search.len() > SEARCH_MAX {
+            return Err(ConfigError::Search(self.search.len()));
+        }
+        let dns_v4 = self.ipv4.iter().flat_map(|v4| &v4.dns).map(|address| IpAddr::from(*address));
+        let dns_v6 = self.ipv6.iter().flat_map(|v6| &v6.dns).map(|address| IpAddr::from(*address));
+        for count in [dns_v4.clone().count(), dns_v6.clone().count()] {
+            if count > DNS_MAX {
+                return Err(ConfigError::Dns(count));
+            }
+        }
+        let mut dns = dns_v4.chain(dns_v6);
+        match dns.find(|address| address.is_unspecified() || address.is_multicast()) {
+            Some(wrong) => Err(ConfigError::DnsAddress(wrong)),
+            None => Ok(()),
+        }
+    }
 }
 
 /// IPv4 of the network.

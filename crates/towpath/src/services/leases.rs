@@ -24,6 +24,7 @@ use towpath_net::wire::domain::DomainName;
 /// Most addresses of a pool that are given out: a search through all of them takes microseconds,
 /// and the table of a full pool a megabyte.
 const POOL_ADDRESSES_MAX: u32 = 4096;
+const _: () = assert!(super::config::LEASES_PER_PORT_MAX == POOL_ADDRESSES_MAX as usize);
 /// How long a declined address is left alone.
 const QUARANTINE: Duration = Duration::from_secs(600);
 

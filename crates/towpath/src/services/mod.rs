@@ -36,7 +36,8 @@ use towpath_net::wire::{self, MacAddr, icmpv6};
 use towpath_packet::{Burst, Packet};
 
 pub use config::{
-    Config, Guest, Ipv4, Ipv6, LEASE_TIME_DEFAULT, LEASES_PER_PORT_DEFAULT, StaticLease,
+    Config, ConfigError, DNS_MAX, Guest, Ipv4, Ipv6, LEASE_TIME_DEFAULT, LEASE_TIME_MAX,
+    LEASE_TIME_MIN, LEASES_PER_PORT_DEFAULT, LEASES_PER_PORT_MAX, SEARCH_MAX, StaticLease,
     StaticLeaseError,
 };
 pub use file::replace as replace_file;

@@ -7,6 +7,8 @@
 
 mod attach;
 mod control;
+mod guest;
+mod network;
 mod stats;
 mod support;
 mod terminal;

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use towpath::config::{Subnet4, Subnet6, parse_size};
@@ -10,6 +11,7 @@ use towpath_net::wire::domain::DomainName;
 
 use crate::bench::BenchArguments;
 use crate::exit;
+use crate::netfile::{Pool, parse_duration};
 
 /// Run a program's whole network through a user-space Ethernet, IP, UDP and TCP.
 #[derive(Debug, Parser)]
@@ -27,6 +29,7 @@ pub(crate) enum Action {
     Up(UpArguments),
     Ls(LsArguments),
     Port(PortArguments),
+    Lease(LeaseArguments),
     Stats(StatsArguments),
     Bench(BenchArguments),
     /// Write the manual page to standard output.
@@ -91,9 +94,20 @@ pub(crate) struct AttachArguments {
 ///
 /// NAME has at most 15 letters, digits, '-', '_' and '.'. Sockets are made at PATH; machines
 /// connect to them and may go and come again.
+///
+/// FILE describes the network; options go before it where there can be one value, and are added to
+/// it where there can be several. examples/net.toml in the source has all that it can say.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct UpArguments {
+    /// A file that describes the network (TOML).
+    #[arg(value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+
+    /// Only tell whether file and options are right.
+    #[arg(long)]
+    pub(crate) check: bool,
+
     /// A virtual machine by vhost-user: its memory is shared, and payload is copied once from one
     /// machine to another. May be repeated.
     #[arg(long, value_name = "NAME=PATH", value_parser = parse_named, help_heading = "Ports")]
@@ -108,15 +122,14 @@ pub(crate) struct UpArguments {
     #[arg(long, value_name = "NAME", help_heading = "Ports")]
     pub(crate) tap: Vec<String>,
 
-    /// Packets that may wait for each port.
-    #[arg(long, value_name = "N", default_value_t = towpath::network::QUEUE_LEN,
-          help_heading = "Ports")]
-    pub(crate) queue_len: usize,
+    /// Packets that may wait for each port [default: 1000]
+    #[arg(long, value_name = "N", help_heading = "Ports")]
+    pub(crate) queue_len: Option<usize>,
 
-    /// Pairs of queues that virtual machines are offered by vhost-user.
-    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Ports",
+    /// Pairs of queues that virtual machines are offered by vhost-user [default: 1]
+    #[arg(long, value_name = "N", help_heading = "Ports",
           value_parser = clap::value_parser!(u16).range(1..=8))]
-    pub(crate) queue_pairs: u16,
+    pub(crate) queue_pairs: Option<u16>,
 
     /// Let ports talk to the gateway only, not to each other.
     #[arg(long, help_heading = "Ports")]
@@ -126,13 +139,38 @@ pub(crate) struct UpArguments {
     #[arg(long, help_heading = "Network")]
     pub(crate) no_gateway: bool,
 
-    /// Domain of the machines, which have the names that they tell by DHCP.
-    #[arg(long, value_name = "NAME", default_value = "towpath.internal", help_heading = "Network")]
-    pub(crate) domain: DomainName,
+    /// Domain of the machines, which have the names that they tell by DHCP
+    /// [default: towpath.internal]
+    #[arg(long, value_name = "NAME", help_heading = "Network")]
+    pub(crate) domain: Option<DomainName>,
 
     /// Neither DHCP nor router advertisements nor names: machines choose their own addresses.
     #[arg(long, help_heading = "Network")]
     pub(crate) no_dhcp: bool,
+
+    /// Lend a known machine an address of its own or give it a name; may be repeated.
+    ///
+    /// LEASE is a list as port=vm1,ipv4=10.0.2.20,ipv6=fd74:6f77:7061:7468::20,name=web: one of
+    /// `port`, `mac`, `client-id` and `duid`, and some of `ipv4`, `ipv6` and `name`.
+    #[arg(long, value_name = "LEASE", help_heading = "Leases")]
+    pub(crate) lease: Vec<String>,
+
+    /// Keep leases in FILE, so that machines have their addresses again after a restart.
+    #[arg(long, value_name = "FILE", help_heading = "Leases")]
+    pub(crate) lease_file: Option<PathBuf>,
+
+    /// For how long addresses are lent: seconds, or as 30m, 12h, 7d [default: 12h]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "Leases")]
+    pub(crate) lease_time: Option<Duration>,
+
+    /// Lend these addresses to machines that are not known, IPv4 or IPv6; once for each
+    /// [default: from 10.0.2.16 and from fd74:6f77:7061:7468::1000 on]
+    #[arg(long, value_name = "FIRST-LAST", help_heading = "Leases")]
+    pub(crate) pool: Vec<Pool<IpAddr>>,
+
+    /// A domain to look for names in, besides that of --domain; may be repeated.
+    #[arg(long, value_name = "NAME", help_heading = "Leases")]
+    pub(crate) search: Vec<DomainName>,
 
     /// Copy payload out of the machines' memory at the switch, to measure what is gained by not
     /// doing so.
@@ -150,20 +188,59 @@ fn parse_named(text: &str) -> Result<(String, PathBuf), String> {
     }
 }
 
-/// List the ports of running networks.
+/// List the ports of running networks, or the addresses that they have lent.
 ///
 /// Each line is a port of a `towpath up` of this user: its process number, name, attachment,
 /// whether somebody is there, packets that wait and the queue's length, VLANs, and what it may
-/// reach.
+/// reach. With `leases`, each line is an address that is lent: for how many seconds, to which
+/// station, at which port, under which name, and `static` if the machine is known.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct LsArguments {
+    /// What to list.
+    #[arg(value_name = "WHAT", default_value = "ports")]
+    pub(crate) what: LsWhat,
+
     #[command(flatten)]
     pub(crate) which: WhichNetwork,
 
-    /// Write JSON, an object on a line for each port.
+    /// Write JSON, an object on a line for each.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// What `towpath ls` lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LsWhat {
+    Ports,
+    Leases,
+}
+
+/// Add or remove a static lease of a running network.
+///
+/// LEASE is a list as port=vm1,ipv4=10.0.2.20,ipv6=fd74:6f77:7061:7468::20,name=web: one of `port`,
+/// `mac`, `client-id` and `duid`, by which the machine is known, and with `add` some of `ipv4`,
+/// `ipv6` and `name`, which are its own from now on.
+#[derive(Debug, Args)]
+#[command(after_help = exit::HELP)]
+pub(crate) struct LeaseArguments {
+    /// What to do.
+    #[arg(value_name = "ACTION")]
+    pub(crate) action: LeaseAction,
+
+    /// Which machine, and what it gets.
+    #[arg(value_name = "LEASE")]
+    pub(crate) lease: String,
+
+    #[command(flatten)]
+    pub(crate) which: WhichNetwork,
+}
+
+/// What `towpath lease` does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LeaseAction {
+    Add,
+    Del,
 }
 
 /// Add, remove or change a port of a running network.
@@ -172,7 +249,8 @@ pub(crate) struct LsArguments {
 /// it while packets flow. Settings are pairs of words: `queue-len N`, packets that may wait;
 /// `isolated yes|no`, to reach the gateway only; `vlan N`, the VLAN of frames without a tag;
 /// `trunk LIST`, VLANs with tags, for example 10,20-30 or all; `native N`, with `trunk`, the VLAN
-/// of frames without a tag; `queue-pairs N`, with `add`. What is not given stays as it is.
+/// of frames without a tag; `macs LIST` and `addresses LIST`, which the machine may have, all
+/// others are dropped as forged; `queue-pairs N`, with `add`. What is not given stays as it is.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct PortArguments {
@@ -298,8 +376,9 @@ pub(crate) struct NetworkArguments {
 #[derive(Debug, Args)]
 pub(crate) struct GatewayArguments {
     /// Largest IP packet that the program sees: 576 to 65520; below 1280 without IPv6.
-    #[arg(short, long, value_name = "BYTES", default_value_t = 1500, help_heading = "Network")]
-    pub(crate) mtu: u16,
+    /// [default: 1500]
+    #[arg(short, long, value_name = "BYTES", help_heading = "Network")]
+    pub(crate) mtu: Option<u16>,
 
     /// IPv4 network: its addresses 2, 3 and 15 are gateway, DNS and program [default: 10.0.2.0/24]
     #[arg(long, value_name = "ADDR/LEN", help_heading = "Network", conflicts_with = "ipv6_only")]
@@ -332,10 +411,9 @@ pub(crate) struct GatewayArguments {
     pub(crate) memory: Option<usize>,
 
     /// Most TCP flows at once, and a quarter as many UDP flows; beyond it new connections wait, and
-    /// the UDP flow idle longest ends.
-    #[arg(long, value_name = "N", default_value_t = towpath::config::FLOWS_DEFAULT,
-          help_heading = "Limits")]
-    pub(crate) max_flows: usize,
+    /// the UDP flow idle longest ends [default: 16384]
+    #[arg(long, value_name = "N", help_heading = "Limits")]
+    pub(crate) max_flows: Option<usize>,
 
     /// Print counters to standard error at the end.
     #[arg(long, help_heading = "Diagnosis")]

@@ -2,7 +2,7 @@
 //!
 //! `run` starts a program in namespaces of its own, `attach` serves a namespace that exists; both
 //! leave a TAP device with the worker, which moves the packets. `up` serves a network of virtual
-//! machines, which `ls` and `port` look at and change. Everything here runs in one thread
+//! machines, which `ls`, `port` and `lease` look at and change. Everything here runs in one thread
 //! until the worker starts, because it forks.
 #![forbid(unsafe_code)]
 
@@ -22,13 +22,18 @@ mod attach;
 mod bench;
 mod child;
 mod control;
+mod document;
 mod exit;
+mod fields;
 mod http;
 mod instances;
 mod man;
 mod messages;
 mod metrics;
+mod netfile;
+mod operations;
 mod parent;
+mod plan;
 mod ports;
 mod run;
 mod serve;
@@ -40,14 +45,15 @@ mod watch;
 fn main() -> ExitCode {
     // Wrong usage ends here, with code 2.
     let arguments = Arguments::parse();
-    let done = match &arguments.action {
-        Action::Run(arguments) => run::run(arguments),
-        Action::Attach(arguments) => attach::attach(arguments),
+    let done = match arguments.action {
+        Action::Run(arguments) => run::run(&arguments),
+        Action::Attach(arguments) => attach::attach(&arguments),
         Action::Up(arguments) => up::up(arguments),
-        Action::Ls(arguments) => ports::list(arguments),
-        Action::Port(arguments) => ports::change(arguments),
-        Action::Stats(arguments) => stats::stats(arguments),
-        Action::Bench(arguments) => bench::bench(arguments),
+        Action::Ls(arguments) => ports::list(&arguments),
+        Action::Port(arguments) => ports::change(&arguments),
+        Action::Lease(arguments) => ports::lease(&arguments),
+        Action::Stats(arguments) => stats::stats(&arguments),
+        Action::Bench(arguments) => bench::bench(&arguments),
         Action::Man => write_manual(),
     };
     match done {

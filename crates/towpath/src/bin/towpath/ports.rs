@@ -1,4 +1,4 @@
-//! `towpath ls` and `towpath port`: looking at the ports of running networks, and changing them.
+//! `towpath ls`, `port` and `lease`: looking at running networks, and changing them.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -9,13 +9,17 @@ use clap::CommandFactory;
 use clap::error::ErrorKind;
 use serde_json::{Value, json};
 
-use crate::args::{Arguments, LsArguments, PortAction, PortArguments, WhichNetwork};
+use crate::args::{
+    Arguments, LeaseAction, LeaseArguments, LsArguments, LsWhat, PortAction, PortArguments,
+    WhichNetwork,
+};
 use crate::exit::{Ending, Failure};
+use crate::fields::Fields;
 use crate::messages::Messages;
 use crate::stats::plain;
-use crate::{api, http, instances};
+use crate::{api, http, instances, operations};
 
-/// Lists the ports of one network, or of all.
+/// Lists the ports of one network, or of all, or what they have lent.
 pub(crate) fn list(arguments: &LsArguments) -> Result<Ending, Failure> {
     let which = &arguments.which;
     let networks = match (which.pid, &which.socket) {
@@ -30,12 +34,16 @@ pub(crate) fn list(arguments: &LsArguments) -> Result<Ending, Failure> {
         Messages::Normal.notice("no network is running");
     }
     let mut text = String::new();
-    for (pid, _, answer) in networks {
-        for port in answer["ports"].as_array().into_iter().flatten() {
+    for (pid, path, ports) in networks {
+        let (answer, list, line): (_, _, fn(i32, &Value) -> String) = match arguments.what {
+            LsWhat::Ports => (ports, "ports", port_line),
+            LsWhat::Leases => (http::ask(&path, "GET", api::LEASES, None)?, "leases", lease_line),
+        };
+        for one in answer[list].as_array().into_iter().flatten() {
             // Writing to a string cannot fail.
             let _ = match arguments.json {
-                true => writeln!(text, "{port}"),
-                false => writeln!(text, "{}", line(pid, port)),
+                true => writeln!(text, "{one}"),
+                false => writeln!(text, "{}", line(pid, one)),
             };
         }
     }
@@ -45,14 +53,41 @@ pub(crate) fn list(arguments: &LsArguments) -> Result<Ending, Failure> {
 
 /// Adds, removes or changes a port.
 pub(crate) fn change(arguments: &PortArguments) -> Result<Ending, Failure> {
-    let operation = match operation(arguments) {
+    perform(&arguments.which, operation(arguments))
+}
+
+/// Adds or removes a static lease.
+pub(crate) fn lease(arguments: &LeaseArguments) -> Result<Ending, Failure> {
+    let verb = match arguments.action {
+        LeaseAction::Add => "add-lease",
+        LeaseAction::Del => "del-lease",
+    };
+    let settings = Fields::of_settings(&arguments.lease).map(Fields::into_value);
+    let operation = settings.map_err(|wrong| wrong.to_string()).and_then(|settings| {
+        let operation = json!({ verb: settings });
+        understood(operation)
+    });
+    perform(&arguments.which, operation)
+}
+
+/// Has a network make one operation, unless that is none.
+fn perform(which: &WhichNetwork, operation: Result<Value, String>) -> Result<Ending, Failure> {
+    let operation = match operation {
         Ok(operation) => operation,
         // Ends with code 2.
         Err(message) => Arguments::command().error(ErrorKind::ValueValidation, message).exit(),
     };
     let body = json!({ "operations": [operation] });
-    http::ask(&one(&arguments.which)?, "POST", api::TRANSACTION, Some(&body))?;
+    http::ask(&one(which)?, "POST", api::TRANSACTION, Some(&body))?;
     Ok(Ending::Code(0))
+}
+
+/// The operation, if it is one that networks understand.
+fn understood(operation: Value) -> Result<Value, String> {
+    match Fields::of(operation.clone(), "").and_then(operations::operation) {
+        Ok(_) => Ok(operation),
+        Err(wrong) => Err(wrong.to_string()),
+    }
 }
 
 /// The control socket of the network that is meant.
@@ -105,14 +140,13 @@ fn operation(arguments: &PortArguments) -> Result<Value, String> {
     }
     for [setting, value] in pairs {
         operation[setting] = match (setting.as_str(), value.as_str()) {
-            ("trunk", list) => list.into(),
+            ("trunk" | "macs" | "addresses", list) => list.into(),
             (_, "yes") => true.into(),
             (_, "no") => false.into(),
             (_, text) => text.parse::<u64>().map_or_else(|_| text.into(), Value::from),
         };
     }
-    api::operation(&operation)?;
-    Ok(operation)
+    understood(operation)
 }
 
 /// The path as the network sees it, whose folder may be another.
@@ -121,7 +155,7 @@ fn absolute(path: &Path) -> anyhow::Result<String> {
     Ok(absolute.to_str().context("the path is no UTF-8")?.to_owned())
 }
 
-fn line(pid: i32, port: &Value) -> String {
+fn port_line(pid: i32, port: &Value) -> String {
     let state = match (&port["failure"], port["connected"].as_bool()) {
         (Value::String(_), _) => plain(&port["failure"]),
         (_, Some(true)) => "connected".to_owned(),
@@ -137,4 +171,14 @@ fn line(pid: i32, port: &Value) -> String {
     format!(
         "{pid:>8} {name:<15} {state:<9} {waiting:>5}/{len:<5} {vlans:<10} {reach:<8} {kind} {at}"
     )
+}
+
+fn lease_line(pid: i32, lease: &Value) -> String {
+    let [address, seconds, mac] = ["address", "seconds", "mac"].map(|key| plain(&lease[key]));
+    let [port, name] = ["port", "name"].map(|key| match &lease[key] {
+        Value::Null => "-".to_owned(),
+        value => plain(value),
+    });
+    let kind = if lease["static"] == true { " static" } else { "" };
+    format!("{pid:>8} {address:<39} {seconds:>8} {mac} {port:<15} {name}{kind}")
 }

@@ -40,14 +40,8 @@ pub(crate) fn config(arguments: &NetworkArguments) -> anyhow::Result<Config> {
     Ok(config)
 }
 
-/// The configuration of a gateway alone. Ends the process with code 2 if it cannot work.
-pub(crate) fn gateway_config(arguments: &GatewayArguments) -> Config {
-    let mut config = describe(arguments);
-    check(&mut config, arguments);
-    config
-}
-
-fn check(config: &mut Config, arguments: &GatewayArguments) {
+/// Ends the process with code 2 if the configuration cannot work.
+pub(crate) fn check(config: &mut Config, arguments: &GatewayArguments) {
     match config.check() {
         Ok(Some(notice)) => messages(arguments).notice(notice),
         Ok(None) => {}
@@ -66,18 +60,19 @@ fn publish(arguments: &NetworkArguments) -> anyhow::Result<Vec<Publish>> {
     Ok(publish)
 }
 
-fn describe(arguments: &GatewayArguments) -> Config {
+/// The configuration of a gateway alone, unchecked.
+pub(crate) fn describe(arguments: &GatewayArguments) -> Config {
     let defaults = Config::default();
     let ipv4 = arguments.subnet.unwrap_or(Subnet4::DEFAULT).config();
     let ipv6 = arguments.subnet6.unwrap_or(Subnet6::DEFAULT).config();
     Config {
-        mtu: arguments.mtu,
+        mtu: arguments.mtu.unwrap_or(defaults.mtu),
         ipv4: (!arguments.ipv6_only).then_some(ipv4),
         ipv6: (!arguments.ipv4_only).then_some(ipv6),
         host_loopback: arguments.map_host_loopback.clone(),
         resolvers: (!arguments.dns.is_empty()).then(|| arguments.dns.clone()),
         memory_bytes: arguments.memory.unwrap_or(defaults.memory_bytes),
-        flows_max: arguments.max_flows,
+        flows_max: arguments.max_flows.unwrap_or(defaults.flows_max),
         ..defaults
     }
 }
@@ -102,6 +97,7 @@ fn ephemeral_ports() -> RangeInclusive<u16> {
     }
 }
 
-fn usage_error(error: &anyhow::Error) -> ! {
+/// Ends the process with code 2.
+pub(crate) fn usage_error(error: &anyhow::Error) -> ! {
     Arguments::command().error(ErrorKind::ValueValidation, format!("{error:#}")).exit()
 }

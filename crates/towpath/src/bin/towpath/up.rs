@@ -1,15 +1,15 @@
 //! `towpath up`: serving a network of virtual machines.
 
-use std::hash::{BuildHasher, RandomState};
+use std::io;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
-use towpath::network::{Attachment, Network, NetworkConfig, PortSettings, services_config};
+use towpath::network::{LeasesFound, Network, TransactionError};
 use towpath::services::Services;
 use towpath::worker::Worker;
 use towpath_io::namespace::signals::Signals;
-use towpath_net::switch::Role;
 use towpath_packet::Ledger;
 
 use crate::api;
@@ -18,30 +18,21 @@ use crate::control::Control;
 use crate::exit::{Ending, Failure};
 use crate::messages::Messages;
 use crate::parent::{take_ready, tell_ready};
+use crate::plan::{self, Plan};
 use crate::serve::{self, allow_many_files};
 use crate::settings;
 
 /// Serves until a signal asks to end.
-pub(crate) fn up(arguments: &UpArguments) -> Result<Ending, Failure> {
+pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
     let messages = settings::messages(&arguments.gateway);
     let ready = take_ready(arguments.gateway.ready_fd)?;
-    let config = settings::gateway_config(&arguments.gateway);
+    let plan = plan::plan(&mut arguments);
+    if arguments.check {
+        return Ok(Ending::Code(0));
+    }
     let signals = Signals::block()?;
     allow_many_files();
-    let ledger = Arc::new(Ledger::new());
-    let network = NetworkConfig {
-        mtu: config.mtu,
-        gateway: !arguments.no_gateway,
-        orphan: arguments.orphan,
-        seed: RandomState::new().hash_one(0),
-    };
-    let mut network = Network::new(network, ledger.clone()).context("cannot make a network")?;
-    attach(&mut network, arguments)?;
-    if !arguments.no_gateway && !arguments.no_dhcp {
-        let told = services_config(&config, &arguments.domain, RandomState::new().hash_one(1));
-        network.set_services(Services::new(told));
-    }
-    let mut worker = Worker::serving(&config, network, ledger)?;
+    let mut worker = make(plan, messages)?;
     messages.detail(format_args!("serving {} ports", worker.side().port_count()));
     let control = serve::control(messages);
     // Who waits for this may use the control socket next.
@@ -52,6 +43,55 @@ pub(crate) fn up(arguments: &UpArguments) -> Result<Ending, Failure> {
         messages.error(format_args!("{}\n{}", worker.report(), worker.side().report(worker.now())));
     }
     Ok(Ending::Code(0))
+}
+
+/// Makes what was planned.
+fn make(plan: Plan, messages: Messages) -> anyhow::Result<Worker<Network>> {
+    let ledger = Arc::new(Ledger::new());
+    let network = Network::new(plan.network, ledger.clone()).context("cannot make a network")?;
+    let mut worker = Worker::serving(&plan.config, network, ledger)?;
+    if let Some(services) = plan.services {
+        worker.side_mut().set_services(Services::new(services));
+    }
+    let (places, operations): (Vec<_>, Vec<_>) = plan.operations.into_iter().unzip();
+    worker.apply(operations).map_err(|TransactionError { index, error }| {
+        anyhow::Error::from(error).context(places[index].clone())
+    })?;
+    if let Some(path) = plan.lease_file {
+        keep_leases(&mut worker, &path, messages);
+    }
+    Ok(worker)
+}
+
+/// Takes over the leases of an earlier run. What is wrong with the file is told and is no reason
+/// not to serve.
+fn keep_leases(worker: &mut Worker<Network>, path: &Path, messages: Messages) {
+    let shown = path.display().to_string();
+    let tell = {
+        let shown = shown.clone();
+        move |error: Option<io::Error>| match error {
+            Some(error) => messages.error(format_args!(
+                "cannot write leases to {shown}: {error}; it is tried again when they change"
+            )),
+            None => messages.notice(format_args!("leases are in {shown} again")),
+        }
+    };
+    let now = worker.now();
+    match worker.side_mut().keep_leases(path, now, Box::new(tell)) {
+        Ok(LeasesFound { restored, set_aside }) => {
+            messages.detail(format_args!("{} leases of {shown} go on", restored.taken));
+            if let Some(beside) = set_aside {
+                messages.notice(format_args!(
+                    "{shown} has {} lines that are no leases; it is kept as {}",
+                    restored.unusable,
+                    beside.display()
+                ));
+            }
+        }
+        Err(error) => messages.error(format_args!(
+            "leases of {shown} cannot be kept: {error}; guests get addresses all the same"
+        )),
+    }
 }
 
 /// Serves, and answers who asks meanwhile.
@@ -78,24 +118,4 @@ fn serve(
             control = None;
         }
     }
-}
-
-fn attach(network: &mut Network, arguments: &UpArguments) -> anyhow::Result<()> {
-    let settings = PortSettings {
-        queue_len: arguments.queue_len,
-        role: if arguments.isolate { Role::Isolated } else { Role::Station },
-        pairs: arguments.queue_pairs,
-        ..PortSettings::default()
-    };
-    let of_vhost_user =
-        arguments.vhost_user.iter().map(|(name, path)| (name, Attachment::VhostUser(path.clone())));
-    let of_stream =
-        arguments.stream.iter().map(|(name, path)| (name, Attachment::Stream(path.clone())));
-    let of_tap = arguments.tap.iter().map(|name| (name, Attachment::Tap(name.clone())));
-    for (name, attachment) in of_vhost_user.chain(of_stream).chain(of_tap) {
-        network
-            .add_port(name, attachment, settings.clone())
-            .with_context(|| format!("cannot make port '{name}'"))?;
-    }
-    Ok(())
 }

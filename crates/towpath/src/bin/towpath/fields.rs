@@ -1,0 +1,235 @@
+//! Reading objects of the control socket, tables of a network's file and lists of settings on the
+//! command line: by name, with what may be there, until nothing is left.
+//!
+//! Whatever reads an object takes all fields that it knows; [`Fields::finish`] refuses the rest and
+//! names the known one that is most like it.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde_json::{Map, Value};
+
+/// How like another a name has to be to be suggested, from 0 to 1: one letter of six may be wrong
+/// or two be swapped.
+const ALIKE_MIN: f64 = 0.8;
+
+/// An object that is being read.
+#[derive(Debug)]
+pub(crate) struct Fields {
+    map: Map<String, Value>,
+    path: String,
+    known: Vec<&'static str>,
+}
+
+/// What is wrong with a value, and where it is: names and numbers from the outermost, each begun by
+/// a dot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Wrong {
+    pub(crate) path: String,
+    pub(crate) message: String,
+}
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Wrong {}
+
+impl Fields {
+    /// The fields of an object, which is at `path`.
+    pub(crate) fn of(value: Value, path: &str) -> Result<Self, Wrong> {
+        match value {
+            Value::Object(map) => Ok(Self { map, path: path.to_owned(), known: Vec::new() }),
+            _ => Err(Wrong { path: path.to_owned(), message: "it is no object".to_owned() }),
+        }
+    }
+
+    /// Those of a list of settings: `NAME=VALUE,NAME=VALUE`, all of them texts.
+    pub(crate) fn of_settings(text: &str) -> Result<Self, Wrong> {
+        let wrong = |message: String| Wrong { path: String::new(), message };
+        let mut map = Map::new();
+        for setting in text.split(',') {
+            let Some((name, value)) = setting.split_once('=') else {
+                return Err(wrong(format!("'{setting}' is no NAME=VALUE")));
+            };
+            if map.insert(name.to_owned(), value.into()).is_some() {
+                return Err(wrong(format!("'{name}' is there twice")));
+            }
+        }
+        Ok(Self { map, path: String::new(), known: Vec::new() })
+    }
+
+    /// A field, as `read` takes it; `what` it wants to be.
+    pub(crate) fn read<T>(
+        &mut self,
+        name: &'static str,
+        what: impl fmt::Display,
+        read: impl FnOnce(&Value) -> Option<T>,
+    ) -> Result<Option<T>, Wrong> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        match read(&value) {
+            Some(read) => Ok(Some(read)),
+            None => Err(self.wrong(name, format!("'{name}' wants {what}"))),
+        }
+    }
+
+    pub(crate) fn text(&mut self, name: &'static str) -> Result<Option<String>, Wrong> {
+        self.read(name, "a text", |value| value.as_str().map(str::to_owned))
+    }
+
+    pub(crate) fn yes_or_no(&mut self, name: &'static str) -> Result<Option<bool>, Wrong> {
+        self.read(name, "true or false (yes or no on the command line)", Value::as_bool)
+    }
+
+    pub(crate) fn number(
+        &mut self,
+        name: &'static str,
+        min: u64,
+        max: u64,
+    ) -> Result<Option<u64>, Wrong> {
+        let is_in = |number: &u64| (min..=max).contains(number);
+        let what = format_args!("a number from {min} to {max}").to_string();
+        self.read(name, what, |value| value.as_u64().filter(is_in))
+    }
+
+    /// A text that means something.
+    pub(crate) fn parsed<T: FromStr<Err: fmt::Display>>(
+        &mut self,
+        name: &'static str,
+    ) -> Result<Option<T>, Wrong> {
+        self.parsed_by(name, |text| text.parse::<T>().map_err(|error| error.to_string()))
+    }
+
+    /// The same, by a function of its own.
+    pub(crate) fn parsed_by<T>(
+        &mut self,
+        name: &'static str,
+        parse: impl FnOnce(&str) -> Result<T, String>,
+    ) -> Result<Option<T>, Wrong> {
+        let Some(text) = self.text(name)? else { return Ok(None) };
+        match parse(&text) {
+            Ok(value) => Ok(Some(value)),
+            Err(error) => Err(self.wrong(name, format!("'{name}': '{text}': {error}"))),
+        }
+    }
+
+    /// A list of such texts, or one alone with commas between them; none if there is none.
+    pub(crate) fn list<T: FromStr<Err: fmt::Display>>(
+        &mut self,
+        name: &'static str,
+    ) -> Result<Vec<T>, Wrong> {
+        let texts = self.read(name, "a text or a list of texts", |value| match value {
+            Value::String(text) if text.is_empty() => Some(Vec::new()),
+            Value::String(text) => Some(text.split(',').map(str::to_owned).collect()),
+            Value::Array(all) => all.iter().map(|one| one.as_str().map(str::to_owned)).collect(),
+            _ => None,
+        })?;
+        let parse = |text: String| {
+            let parsed = text.parse::<T>();
+            parsed.map_err(|error| self.wrong(name, format!("'{name}': '{text}': {error}")))
+        };
+        texts.unwrap_or_default().into_iter().map(parse).collect()
+    }
+
+    /// An object within.
+    pub(crate) fn fields(&mut self, name: &'static str) -> Result<Option<Self>, Wrong> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        let inner = Self::of(value, &format!("{}.{name}", self.path));
+        inner.map(Some).map_err(|_| self.wrong(name, format!("'{name}' wants a table")))
+    }
+
+    /// A list of objects within; none if there is none.
+    pub(crate) fn all(&mut self, name: &'static str) -> Result<Vec<Self>, Wrong> {
+        let Some(value) = self.take(name) else { return Ok(Vec::new()) };
+        let Value::Array(values) = value else {
+            return Err(self.wrong(name, format!("'{name}' wants a list of tables")));
+        };
+        let inner = |(index, value)| Self::of(value, &format!("{}.{name}.{index}", self.path));
+        values.into_iter().enumerate().map(inner).collect()
+    }
+
+    /// True if the field is there.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.map.contains_key(name)
+    }
+
+    /// True if the field is there and is `false`: all that it stands for is switched off.
+    pub(crate) fn is_off(&mut self, name: &'static str) -> bool {
+        let is_off = self.map.get(name) == Some(&Value::Bool(false));
+        if is_off {
+            self.take(name);
+        }
+        is_off
+    }
+
+    /// All that is left, as an object.
+    pub(crate) fn into_value(self) -> Value {
+        Value::Object(self.map)
+    }
+
+    /// Where the object is.
+    pub(crate) fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// An error about a field.
+    pub(crate) fn wrong(&self, name: &str, message: String) -> Wrong {
+        Wrong { path: format!("{}.{name}", self.path), message }
+    }
+
+    /// An error about the object.
+    pub(crate) fn all_wrong(&self, message: impl Into<String>) -> Wrong {
+        Wrong { path: self.path.clone(), message: message.into() }
+    }
+
+    /// All that is known has been taken: refuses what is left.
+    pub(crate) fn finish(self) -> Result<(), Wrong> {
+        let Some(name) = self.map.keys().next() else { return Ok(()) };
+        let like = |known: &&'static str| (strsim::jaro_winkler(known, name), *known);
+        let best = self.known.iter().map(like).max_by(|a, b| a.0.total_cmp(&b.0));
+        let message = match best.filter(|(alike, _)| *alike >= ALIKE_MIN) {
+            Some((_, best)) => format!("'{name}' has no meaning here; did you mean '{best}'?"),
+            None => format!("'{name}' has no meaning here"),
+        };
+        Err(self.wrong(name, message))
+    }
+
+    fn take(&mut self, name: &'static str) -> Option<Value> {
+        self.known.push(name);
+        self.map.remove(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_is_left_is_refused_with_a_suggestion() {
+        let mut fields = Fields::of(json!({ "quue-len": 1 }), ".port.0").unwrap();
+        assert_eq!(fields.number("queue-len", 0, 9).unwrap(), None);
+        let wrong = fields.finish().unwrap_err();
+        assert_eq!(wrong.path, ".port.0.quue-len");
+        assert_eq!(wrong.message, "'quue-len' has no meaning here; did you mean 'queue-len'?");
+        let fields = Fields::of(json!({ "colour": 1 }), "").unwrap();
+        assert_eq!(fields.finish().unwrap_err().message, "'colour' has no meaning here");
+    }
+
+    #[test]
+    fn values_of_the_wrong_kind_are_refused() {
+        let value = json!({ "a": 1, "b": "x", "c": [1], "d": [], "e": ["10.0.0.1", "y"] });
+        let mut fields = Fields::of(value, "").unwrap();
+        assert_eq!(fields.text("a").unwrap_err().message, "'a' wants a text");
+        assert_eq!(fields.number("b", 1, 2).unwrap_err().message, "'b' wants a number from 1 to 2");
+        assert!(fields.list::<String>("c").unwrap_err().message.contains("a list of texts"));
+        assert!(fields.fields("d").unwrap_err().message.contains("wants a table"));
+        let wrong = fields.list::<std::net::IpAddr>("e").unwrap_err();
+        assert!(wrong.message.starts_with("'e': 'y': "), "{wrong}");
+        assert!(Fields::of(json!([]), "").is_err());
+        assert!(Fields::of_settings("a=1,a=2").unwrap_err().message.contains("twice"));
+        assert!(Fields::of_settings("a").is_err());
+    }
+}

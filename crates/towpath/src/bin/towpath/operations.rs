@@ -1,0 +1,240 @@
+//! Operations of a network as objects: on the control socket, in a network's file and, as lists of
+//! settings, on the command line.
+//!
+//! An operation is one of `{"add": NAME, "vhost-user": PATH, ...}` (or `"stream": PATH`, or
+//! `"tap": true`), `{"del": NAME}` and `{"set": NAME, ...}`, where `...` are settings:
+//! `"queue-len": N`, `"isolated": BOOL`, `"vlan": N`, or `"trunk": LIST` with or without
+//! `"native": N`, `"macs": [MAC]` and `"addresses": [ADDR]`, which its station may have (none:
+//! any), and for a new port `"queue-pairs": N`; or `{"add-lease": {...}}` with one of
+//! `"port": NAME`, `"mac": MAC`, `"client-id": HEX` and `"duid": HEX`, and some of `"ipv4"`,
+//! `"ipv6"` and `"name"`; or `{"del-lease": {...}}` with the first of these alone.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use towpath::network::{Attachment, Change, Operation, PortSettings};
+use towpath::services::{Guest, StaticLease};
+use towpath_net::switch::vlan::{Vid, VlanSet};
+use towpath_net::switch::{PortVlans, Prefix, Role};
+
+use crate::fields::{Fields, Wrong};
+
+/// Most pairs of queues of a port, as for `towpath up`.
+pub(crate) const QUEUE_PAIRS_MAX: u64 = 8;
+/// Highest number of a VLAN (IEEE 802.1Q).
+pub(crate) const VLAN_MAX: u64 = 4094;
+/// Longest identifier of a client: the length of an option.
+const ID_BYTES_MAX: usize = 255;
+
+/// One operation; takes all fields of the object, or says which is wrong.
+pub(crate) fn operation(mut fields: Fields) -> Result<Operation, Wrong> {
+    if let Some(name) = fields.text("add")? {
+        return add(name, fields, &PortSettings::default());
+    }
+    let operation = if let Some(name) = fields.text("del")? {
+        Operation::Del(name)
+    } else if let Some(name) = fields.text("set")? {
+        Operation::Set(name, change(&mut fields)?)
+    } else if let Some(lease) = fields.fields("add-lease")? {
+        Operation::AddLease(static_lease(lease)?)
+    } else if let Some(mut lease) = fields.fields("del-lease")? {
+        let guest = guest(&mut lease)?;
+        lease.finish()?;
+        Operation::DelLease(guest)
+    } else {
+        return Err(fields.all_wrong("one of add, del, set, add-lease and del-lease is wanted"));
+    };
+    fields.finish()?;
+    Ok(operation)
+}
+
+/// A port to be added, by the other fields; what they do not say is as in `defaults`.
+pub(crate) fn add(
+    name: String,
+    mut fields: Fields,
+    defaults: &PortSettings,
+) -> Result<Operation, Wrong> {
+    let vhost_user = path(&mut fields, "vhost-user")?;
+    let stream = path(&mut fields, "stream")?;
+    let is_tap = fields.yes_or_no("tap")?.unwrap_or(false);
+    let attachment = match (vhost_user, stream, is_tap) {
+        (Some(path), None, false) => Attachment::VhostUser(path),
+        (None, Some(path), false) => Attachment::Stream(path),
+        (None, None, true) => Attachment::Tap(name.clone()),
+        _ => return Err(fields.all_wrong("one of vhost-user, stream and tap is wanted")),
+    };
+    let mut settings = defaults.clone();
+    if let Some(pairs) = fields.number("queue-pairs", 1, QUEUE_PAIRS_MAX)? {
+        settings.pairs = pairs as u16;
+    }
+    let settings = change(&mut fields)?.apply_to(settings);
+    fields.finish()?;
+    Ok(Operation::Add { name, attachment, settings })
+}
+
+/// A static lease.
+pub(crate) fn static_lease(mut fields: Fields) -> Result<StaticLease, Wrong> {
+    let lease = StaticLease {
+        guest: guest(&mut fields)?,
+        ipv4: fields.parsed("ipv4")?,
+        ipv6: fields.parsed("ipv6")?,
+        name: fields.parsed("name")?,
+    };
+    fields.finish()?;
+    Ok(lease)
+}
+
+/// How a guest is known.
+pub(crate) fn guest(fields: &mut Fields) -> Result<Guest, Wrong> {
+    let port = fields.text("port")?.map(Guest::Port);
+    let mac = fields.parsed("mac")?.map(Guest::Mac);
+    let client_id = fields.parsed_by("client-id", bytes)?.map(Guest::ClientId);
+    let duid = fields.parsed_by("duid", bytes)?.map(Guest::Duid);
+    let mut known = [port, mac, client_id, duid].into_iter().flatten();
+    match (known.next(), known.next()) {
+        (Some(guest), None) => Ok(guest),
+        _ => Err(fields.all_wrong("one of port, mac, client-id and duid is wanted")),
+    }
+}
+
+fn path(fields: &mut Fields, name: &'static str) -> Result<Option<PathBuf>, Wrong> {
+    let path = fields.text(name)?.map(PathBuf::from);
+    match path {
+        Some(path) if !path.is_absolute() => {
+            Err(fields.wrong(name, "the path is not absolute".to_owned()))
+        }
+        path => Ok(path),
+    }
+}
+
+fn change(fields: &mut Fields) -> Result<Change, Wrong> {
+    let vid = |number: u64| u16::try_from(number).ok().and_then(Vid::new);
+    let vlan = fields.number("vlan", 1, VLAN_MAX)?.and_then(vid);
+    let native = fields.number("native", 1, VLAN_MAX)?.and_then(vid);
+    let trunk = fields.parsed_by("trunk", read_vlans)?;
+    let vlans = match (vlan, trunk, native) {
+        (None, None, None) => None,
+        (Some(vid), None, None) => Some(PortVlans::Access(vid)),
+        (None, Some(allowed), native) => Some(PortVlans::Trunk { native, allowed }),
+        _ => return Err(fields.all_wrong("vlan goes alone, native with trunk")),
+    };
+    let isolated = fields.yes_or_no("isolated")?;
+    let macs = fields.has("macs").then(|| fields.list("macs")).transpose()?;
+    let addresses =
+        fields.has("addresses").then(|| fields.list::<Allowed>("addresses")).transpose()?;
+    Ok(Change {
+        macs,
+        addresses: addresses.map(|all| all.into_iter().map(|Allowed(prefix)| prefix).collect()),
+        queue_len: fields.number("queue-len", 0, u64::from(u32::MAX))?.map(|len| len as usize),
+        vlans,
+        role: isolated.map(|yes| if yes { Role::Isolated } else { Role::Station }),
+    })
+}
+
+/// An IP address that a station may have, or `ADDR/LEN` for all of a network.
+struct Allowed(Prefix);
+
+impl FromStr for Allowed {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (address, len) = text.split_once('/').map_or((text, None), |(a, len)| (a, Some(len)));
+        let wrong = "an IP address is wanted, or ADDR/LEN";
+        let address: IpAddr = address.parse().map_err(|_| wrong)?;
+        let bits = if address.is_ipv4() { 32 } else { 128 };
+        let len = len.map_or(Ok(bits), |len| len.parse().map_err(|_| wrong))?;
+        if len > bits { Err(wrong) } else { Ok(Self(Prefix { address, len })) }
+    }
+}
+
+/// VLANs with tags, as `10,20-30` or `all`.
+pub(crate) fn read_vlans(list: &str) -> Result<Box<VlanSet>, String> {
+    if list == "all" {
+        return Ok(Box::new(VlanSet::ALL));
+    }
+    let wrong = || format!("VLANs from 1 to {VLAN_MAX} are wanted, as 10,20-30 or all");
+    let vid = |text: &str| text.parse().ok().and_then(Vid::new).ok_or_else(wrong);
+    let mut set = Box::new(VlanSet::NONE);
+    for part in list.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last) = (vid(first)?.number(), vid(last)?.number());
+        if first > last {
+            return Err(wrong());
+        }
+        (first..=last).filter_map(Vid::new).for_each(|vid| set.insert(vid));
+    }
+    Ok(set)
+}
+
+/// Bytes as two digits each.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
+}
+
+/// The other way; colons between bytes may be there.
+fn bytes(text: &str) -> Result<Vec<u8>, String> {
+    let digits = text.replace(':', "");
+    let wrong = || "an even number of hexadecimal digits is wanted".to_owned();
+    let is_hex = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
+    if !is_hex || pairs.is_empty() || pairs.len() > ID_BYTES_MAX || !rest.is_empty() {
+        return Err(wrong());
+    }
+    let byte = |pair: &[u8; 2]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+    pairs.iter().map(byte).collect::<Option<_>>().ok_or_else(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn read(value: &Value) -> Result<Operation, Wrong> {
+        operation(Fields::of(value.clone(), "")?)
+    }
+
+    #[test]
+    fn operations_that_are_none_are_refused() {
+        for (wrong, why) in [
+            (json!([]), "no object"),
+            (json!({}), "one of add, del, set"),
+            (json!({ "add": "a" }), "one of vhost-user, stream and tap"),
+            (json!({ "add": "a", "tap": true, "stream": "/x" }), "one of vhost-user"),
+            (json!({ "add": "a", "stream": "x" }), "not absolute"),
+            (json!({ "del": 1 }), "'del' wants a text"),
+            (json!({ "del": "a", "vlan": 1 }), "'vlan' has no meaning here"),
+            (json!({ "set": "a", "del": "b" }), "'set' has no meaning here"),
+            (json!({ "set": "a", "vlan": 4095 }), "from 1 to 4094"),
+            (json!({ "set": "a", "native": 1 }), "native with trunk"),
+            (json!({ "set": "a", "isolated": 1 }), "yes or no"),
+            (json!({ "set": "a", "queue-len": -1 }), "a number from"),
+            (json!({ "set": "a", "queue-pairs": 2 }), "no meaning here"),
+            (json!({ "set": "a", "queue-lne": 2 }), "did you mean 'queue-len'?"),
+            (json!({ "set": "a", "addresses": "10.0.2.9/33" }), "an IP address is wanted"),
+            (json!({ "set": "a", "macs": ["2"] }), "'macs': '2'"),
+            (json!({ "add-lease": 1 }), "wants a table"),
+            (json!({ "add-lease": { "ipv4": "10.0.2.9" } }), "one of port, mac"),
+            (json!({ "add-lease": { "port": "a", "mac": "02:00:00:00:00:01" } }), "one of port"),
+            (json!({ "add-lease": { "port": "a", "ipv4": "10.0.2" } }), "'10.0.2'"),
+            (json!({ "add-lease": { "mac": "02:00" } }), "'mac'"),
+            (json!({ "add-lease": { "duid": "0" } }), "hexadecimal"),
+            (json!({ "add-lease": { "port": "a", "name": "a b" } }), "'name'"),
+            (json!({ "del-lease": { "port": "a", "ipv4": "10.0.2.9" } }), "no meaning here"),
+        ] {
+            let error = read(&wrong).unwrap_err();
+            assert!(error.message.contains(why), "{wrong}: {error}");
+        }
+    }
+
+    #[test]
+    fn leases_of_all_kinds() {
+        let text = "client-id=01:02ff,ipv4=10.0.2.9,ipv6=fd00::9,name=web";
+        let lease = static_lease(Fields::of_settings(text).unwrap()).unwrap();
+        assert_eq!(lease.guest, Guest::ClientId(vec![1, 2, 255]));
+        assert_eq!(lease.ipv4, Some([10, 0, 2, 9].into()));
+        assert_eq!((lease.ipv6, lease.name.unwrap().as_str()), ("fd00::9".parse().ok(), "web"));
+        let del = read(&json!({ "del-lease": { "duid": "0102" } })).unwrap();
+        assert_eq!(del, Operation::DelLease(Guest::Duid(vec![1, 2])));
+    }
+}

@@ -1,0 +1,408 @@
+//! `towpath up` with a file, with leases that are known or outlive it, and with guests that lie.
+//!
+//! Guests are at stream sockets, so no privilege is needed and no packet leaves the machine.
+
+use std::fs;
+use std::net::Ipv4Addr;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use towpath_net::wire::dhcpv4::{MessageType, option};
+
+use super::guest::{Guest, arp, arp_frame, datagram, is_arp, udp_frame};
+use super::stats::{Folder, assert_fails};
+use super::support::*;
+
+const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
+/// Ports of the network that tests make.
+const PORTS: [&str; 3] = ["a", "b", "c"];
+
+/// A `towpath up` with stream ports `a`, `b` and `c`.
+struct Network {
+    folder: Folder,
+    running: Option<Guard>,
+}
+
+impl Network {
+    /// With a file and other arguments; `DIR` in either is the folder of the test.
+    fn start(name: &str, file: &str, arguments: &[&str]) -> Self {
+        let mut network = Self { folder: Folder::new(name), running: None };
+        let ports = PORTS.map(|name| format!("[[port]]\nname = '{name}'\nstream = 'DIR/{name}'\n"));
+        fs::write(network.path("net.toml"), network.here(&(file.to_owned() + &ports.concat())))
+            .unwrap();
+        network.up(arguments);
+        network
+    }
+
+    fn up(&mut self, arguments: &[&str]) {
+        let arguments: Vec<_> = arguments.iter().map(|argument| self.here(argument)).collect();
+        let file = self.path("net.toml");
+        let mut command = towpath(["up", file.to_str().unwrap()]);
+        command.args(arguments).env("XDG_RUNTIME_DIR", &self.folder.0);
+        let running = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn();
+        self.running = Some(Guard(running.unwrap()));
+        wait_for("the control socket", || UnixStream::connect(self.control()).is_ok());
+    }
+
+    /// Asks it to end; what it has said.
+    fn end(&mut self, signal: Signal) -> String {
+        let running = self.running.take().unwrap();
+        running.signal(signal);
+        errors(&finish(running))
+    }
+
+    fn here(&self, text: &str) -> String {
+        text.replace("DIR", self.folder.0.to_str().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.0.join(name)
+    }
+
+    fn control(&self) -> PathBuf {
+        let pid = self.running.as_ref().unwrap().0.id();
+        self.folder.sockets().join(format!("{pid}.control"))
+    }
+
+    fn guest(&self, name: &str, last: u8) -> Guest {
+        Guest::connect(&self.path(name), last)
+    }
+
+    /// `towpath` with arguments, as its user.
+    fn towpath(&self, arguments: &[&str]) -> Output {
+        output(towpath(arguments.iter().copied()).env("XDG_RUNTIME_DIR", &self.folder.0))
+    }
+
+    fn done(&self, arguments: &[&str]) -> String {
+        let output = self.towpath(arguments);
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", errors(&output));
+        text(&output)
+    }
+
+    fn stats(&self) -> Value {
+        let pid = self.running.as_ref().unwrap().0.id().to_string();
+        serde_json::from_str(&self.done(&["stats", "--json", &pid])).unwrap()
+    }
+
+    fn dropped(&self, port: &str, reason: &str) -> u64 {
+        self.stats()["ports"][port]["dropped"][reason].as_u64().unwrap()
+    }
+}
+
+fn address(last: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 0, 2, last)
+}
+
+/// Goal: what a file says is what is there, options go before it, and guests are told so.
+#[test]
+fn a_network_from_a_file() {
+    let file = "mtu = 1400\nqueue-len = 77\ndomain = 'lab.example'\nipv6 = false\n\
+                [ipv4]\nsubnet = '10.0.2.0/24'\ngateway = '10.0.2.1'\n\
+                pool = '10.0.2.50-10.0.2.50'\n\
+                [dhcp]\nlease-time = '20m'\nsearch = ['example']\ndns = ['192.0.2.53']\n\
+                [[port]]\nname = 'd'\nstream = 'DIR/d'\nqueue-len = 9\nvlan = 5\n\
+                [[lease]]\nport = 'b'\nipv4 = '10.0.2.20'\nname = 'base'\n";
+    let options = ["--lease", "mac=02:00:00:00:00:03,ipv4=10.0.2.30", "--mtu", "1300"];
+    let network = Network::start("file", file, &options);
+    let ports: Vec<Value> = network
+        .done(&["ls", "--json"])
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let settings: Vec<_> =
+        ports.iter().map(|port| (port["name"].as_str().unwrap(), &port["queue-len"])).collect();
+    assert_eq!(settings[0], ("d", &9.into()));
+    assert_eq!(settings[1], ("a", &77.into()));
+    assert_eq!(ports[0]["vlan"], 5);
+
+    let mut a = network.guest("a", 1);
+    let wanted = [(option::PARAMETER_LIST, &[1, 3, 6, 15, 26, 51, 119][..])];
+    let ack = a.lease(&wanted).unwrap();
+    assert_eq!(ack.your_address, address(50));
+    let options = &ack.options;
+    assert_eq!(options.address(option::ROUTERS), Some(address(1)));
+    assert_eq!(options.address(option::DNS_SERVERS), Some([192, 0, 2, 53].into()));
+    assert_eq!(
+        (options.u16(option::MTU), options.u32(option::LEASE_TIME)),
+        (Some(1300), Some(1200))
+    );
+    assert_eq!(options.get(option::DOMAIN_NAME), Some(&b"lab.example"[..]));
+    assert!(options.get(option::SEARCH_LIST).is_some_and(|list| list.len() > 10));
+    assert_eq!(network.guest("b", 2).lease(&wanted).unwrap().your_address, address(20));
+    assert_eq!(network.guest("c", 3).lease(&wanted).unwrap().your_address, address(30));
+    let leases = network.done(&["ls", "leases"]);
+    assert!(leases.contains(" b               base static\n"), "{leases}");
+    assert_eq!(leases.lines().count(), 3, "{leases}");
+}
+
+/// Goal: `--check` finds what is wrong in file and options together, and makes nothing.
+#[test]
+fn mistakes_are_found_before_anything_is_made() {
+    let folder = Folder::new("check");
+    let path = folder.0.join("net.toml");
+    let check = |text: &str, options: &[&str]| {
+        fs::write(&path, text).unwrap();
+        let mut command = towpath(["up", "--check"]);
+        output(command.arg(&path).args(options).current_dir(&folder.0))
+    };
+    let port = "[[port]]\nname = 'a'\nstream = '/nowhere/a'\n";
+    for (text, options, expected) in [
+        ("mtuu = 1", &[][..], "net.toml:1:1: 'mtuu' has no meaning here; did you mean 'mtu'?"),
+        ("mtu = ", &[], "net.toml:1:7: "),
+        ("mtu = 100", &[], "an MTU of 100 is out of range"),
+        ("[ipv4]\ngateway = '10.0.3.1'", &[], "10.0.3.1 cannot be the gateway's address"),
+        ("[ipv4]\ndns = '10.0.2.2'", &[], "10.0.2.2 cannot be the gateway's address"),
+        ("[ipv4]\npool = '10.0.2.9-10.0.2.8'", &[], "cannot be lent"),
+        ("[ipv6]\npool = 'fd00::1-fd00::2'", &[], "cannot be lent"),
+        ("[dhcp]\nlease-time = '1s'", &[], "a lease of 1 seconds is out of range"),
+        ("[dhcp]\nleases-per-port = 0", &[], "0 leases of a port"),
+        ("[dhcp]\nsearch = ['a','b','c','d','e','f','g','h','i']", &[], "domains to search"),
+        (port, &["--stream", "a=b"], "option --stream a: there is a port 'a' already"),
+        ("[[port]]\nname = 'a b'\ntap = true", &[], "net.toml:1:1: 'a b' is no name"),
+        ("[[port]]\nname = 'a'\ntap = true\nqueue-len = 0", &[], "net.toml:1:1: queue length"),
+        ("[[lease]]\nport = 'a'\nipv4 = '10.0.2.2'", &[], "net.toml:1:1: 10.0.2.2 is taken"),
+        ("dhcp = false", &["--lease", "port=a,name=x"], "lends no addresses"),
+        ("", &["--lease", "port=a,nam=x"], "did you mean 'name'?"),
+        ("", &["--pool", "10.0.2.9"], "FIRST-LAST"),
+        ("ipv4 = false", &["--pool", "10.0.2.8-10.0.2.9"], "cannot be lent"),
+        ("ipv4 = false\nipv6 = false", &[], "both switched off"),
+    ] {
+        let output = check(text, options);
+        assert_eq!(output.status.code(), Some(2), "{text}: {}", errors(&output));
+        assert!(errors(&output).contains(expected), "{text}: {}", errors(&output));
+    }
+    let right = check(port, &["--stream", "b=/nowhere/b"]);
+    assert_eq!((right.status.code(), &*errors(&right)), (Some(0), ""));
+    fs::remove_file(&path).unwrap();
+    let none = output(towpath(["up", "--check"]).arg(&path));
+    assert_eq!(none.status.code(), Some(2), "{}", errors(&none));
+    assert!(errors(&none).contains("cannot read"), "{}", errors(&none));
+    let binary = check("", &[]);
+    assert_eq!(binary.status.code(), Some(0), "an empty file says nothing");
+    fs::write(&path, [0xff, 0xfe]).unwrap();
+    assert_eq!(output(towpath(["up", "--check"]).arg(&path)).status.code(), Some(2));
+    // What only trying shows is said with its place as well.
+    fs::write(&path, port).unwrap();
+    let tried = output(towpath(["up"]).arg(&path).env("XDG_RUNTIME_DIR", &folder.0));
+    assert_eq!(tried.status.code(), Some(125));
+    assert!(errors(&tried).contains("net.toml:1:1: "), "{}", errors(&tried));
+}
+
+/// Goal: static leases come and go while the network runs, and a transaction that fails leaves no
+/// trace of those in it.
+#[test]
+fn leases_change_while_the_network_runs() {
+    let network = Network::start("lease", "", &[]);
+    let mut a = network.guest("a", 1);
+    let had = a.lease(&[(option::HOST_NAME, b"vm1")]).unwrap().your_address;
+    network.done(&["lease", "add", "port=b,ipv4=10.0.2.20,name=web"]);
+    assert_eq!(network.guest("b", 2).lease(&[]).unwrap().your_address, address(20));
+    let taken = format!("port=c,ipv4={had}");
+    assert_fails(&network.towpath(&["lease", "add", &taken]), "is lent to 02:00:00:00:00:01");
+    // For the one who has it, it is made fast.
+    network.done(&["lease", "add", &format!("mac=02:00:00:00:00:01,ipv4={had}")]);
+    assert_eq!(a.lease(&[]).unwrap().your_address, had);
+    assert!(network.done(&["ls", "leases"]).lines().all(|line| line.ends_with(" static")));
+
+    assert_fails(&network.towpath(&["lease", "del", "port=c"]), "no static lease for port c");
+    for wrong in [&["lease", "add", "port=c"][..], &["lease", "add", "x"], &["lease", "del", ""]] {
+        assert!(matches!(network.towpath(wrong).status.code(), Some(2 | 125)), "{wrong:?}");
+    }
+    network.done(&["lease", "del", "port=b"]);
+    let mut c = network.guest("c", 3);
+    let wanted = [(option::REQUESTED_ADDRESS, &address(20).octets()[..])];
+    assert_eq!(c.lease(&wanted).unwrap().your_address, address(20), "free for whoever asks");
+}
+
+/// Goal: guests have their addresses again after a restart, be it asked for or a crash; a file that
+/// is damaged is set aside, and one that cannot be written is told and no reason to stop.
+#[test]
+fn leases_outlive_a_restart() {
+    let options = ["--lease-file", "DIR/leases", "-v"];
+    let mut network = Network::start("restart", "", &options);
+    let first = network.guest("a", 1).lease(&[(option::HOST_NAME, b"vm1")]).unwrap().your_address;
+    // The hash of the second leads to the same address, or it asks for that: it is lent, though.
+    let wanted = [(option::REQUESTED_ADDRESS, &first.octets()[..])];
+    network.end(Signal::TERM);
+    let file = fs::read_to_string(network.path("leases")).unwrap();
+    assert!(file.contains(&format!(" {first} 02:00:00:00:00:01 vm1 mac a\n")), "{file}");
+    network.up(&options);
+    assert_ne!(network.guest("b", 2).lease(&wanted).unwrap().your_address, first, "still lent");
+    let mut again = network.guest("a", 1);
+    again.ask(MessageType::Request, &wanted);
+    let answer = again.answer(PATIENCE).unwrap();
+    assert_eq!(MessageType::of(&answer.options), Some(MessageType::Ack));
+    assert_eq!(answer.your_address, first);
+    // Killed, it has written what is older than a moment.
+    let has_two =
+        || fs::read_to_string(network.path("leases")).is_ok_and(|f| f.lines().count() == 2);
+    wait_for("both leases to be written", has_two);
+    network.end(Signal::KILL);
+    let damaged = fs::read_to_string(network.path("leases")).unwrap() + "\u{1b}[2J nonsense\n";
+    fs::write(network.path("leases"), &damaged).unwrap();
+    network.up(&options);
+    let leases = network.done(&["ls", "leases"]);
+    assert_eq!(leases.lines().count(), 2, "{leases}");
+    let said = network.end(Signal::TERM);
+    assert!(said.contains("1 lines that are no leases"), "{said}");
+    assert_eq!(fs::read_to_string(network.path("leases.damaged")).unwrap(), damaged);
+
+    // A folder in its place: it cannot be read.
+    fs::remove_file(network.path("leases")).unwrap();
+    fs::create_dir(network.path("leases")).unwrap();
+    network.up(&options);
+    assert!(network.guest("a", 1).lease(&[]).is_some());
+    let said = network.end(Signal::TERM);
+    assert!(said.contains("cannot be kept") && said.contains("all the same"), "{said}");
+
+    // Nothing can be written: root may write anywhere but to a full device.
+    network.up(&["--lease-file", "DIR/none/leases"]);
+    assert!(network.guest("a", 1).lease(&[]).is_some());
+    let said = network.end(Signal::TERM);
+    assert!(said.contains("cannot write leases to"), "{said}");
+}
+
+/// Goal: a disk that is full is told once, guests get addresses all the same, and when there is
+/// room leases are written again.
+#[test]
+fn a_full_disk_is_told_and_survived() {
+    skip_if!(no_root());
+    let folder = Folder::new("disk");
+    let script = "set -e; mount -t tmpfs -o size=64k none DIR; dd if=/dev/zero of=DIR/fill bs=4k \
+                  count=16 2>/dev/null; exec TOWPATH up --stream a=DIR.sock \
+                  --lease-file DIR/leases";
+    fs::create_dir(folder.0.join("disk")).unwrap();
+    let disk = folder.0.join("disk");
+    let script = script.replace("DIR", disk.to_str().unwrap()).replace("TOWPATH", TOWPATH);
+    let mut command = std::process::Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-c", &script]);
+    command.env("XDG_RUNTIME_DIR", &folder.0).stderr(Stdio::piped());
+    let running = Guard(command.spawn().unwrap());
+    let mut a = Guest::connect(&folder.0.join("disk.sock"), 1);
+    assert!(a.lease(&[]).is_some());
+    let inside = PathBuf::from(format!("/proc/{}/root", running.pid().as_raw_pid()));
+    let inside = inside.join(disk.strip_prefix("/").unwrap());
+    // The attempt has been made when its time has passed and nothing is left of it.
+    std::thread::sleep(towpath::network::WRITE_AFTER * 2);
+    assert!(!inside.join("leases").exists());
+    fs::remove_file(inside.join("fill")).unwrap();
+    a.mac[5] = 2;
+    assert!(a.lease(&[]).is_some());
+    wait_for("the leases", || {
+        fs::read_to_string(inside.join("leases")).is_ok_and(|text| text.lines().count() == 2)
+    });
+    running.signal(Signal::TERM);
+    let said = errors(&finish(running));
+    assert_eq!(said.matches("cannot write leases").count(), 1, "{said}");
+    assert!(said.contains("again"), "{said}");
+}
+
+/// DHCP starvation: a guest that makes up stations takes its own share, and no more; another is
+/// served meanwhile and afterwards.
+#[test]
+fn a_guest_cannot_take_all_addresses() {
+    let file = "[ipv4]\npool = '10.0.2.100-10.0.2.119'\n[dhcp]\nleases-per-port = 8\n";
+    let network = Network::start("starve", file, &[]);
+    let (mut a, mut b) = (network.guest("a", 0), network.guest("b", 2));
+    for round in 0..4 {
+        for last in 0..200 {
+            a.mac = [2, 0, 0, 1, round, last];
+            a.ask(MessageType::Discover, &[(option::RAPID_COMMIT, &[])]);
+        }
+        b.mac[5] = 10 + round;
+        let answer = b.lease(&[]);
+        assert!(answer.is_some(), "round {round}");
+    }
+    let listed = network.done(&["ls", "leases"]);
+    let of = |port: &str| listed.lines().filter(|line| line.contains(port)).count();
+    assert!((1..=8).contains(&of(" a  ")), "{listed}");
+    assert_eq!(of(" b  "), 4, "{listed}");
+}
+
+/// MAC spoofing: nobody is heard as the gateway, who is told its stations is heard as those alone,
+/// and a lease is not given to who borrows a station's address.
+#[test]
+fn a_guest_cannot_be_another() {
+    let network = Network::start("spoof", "", &[]);
+    let (mut a, mut b, mut c) =
+        (network.guest("a", 1), network.guest("b", 2), network.guest("c", 3));
+    let (at_a, at_c) = (a.lease(&[]).unwrap().your_address, c.lease(&[]).unwrap().your_address);
+    let at_b = b.lease(&[]).unwrap().your_address;
+    let gateway = c.resolve(at_c, GATEWAY);
+    a.send(&arp_frame(c.mac, gateway, &arp(2, gateway, GATEWAY, c.mac, at_c)));
+    a.send(&udp_frame((c.mac, (at_c, 9)), (gateway, (GATEWAY, 9)), b"lie"));
+    wait_for("frames as the gateway to be dropped", || network.dropped("a", "mac_locked") == 2);
+    assert!(c.hears_no(|frame| frame[6..12] == gateway && datagram(frame, 9).is_some()));
+    assert_eq!(c.resolve(at_c, GATEWAY), gateway);
+    // What is sent to the gateway goes there, and not to the liar.
+    b.send(&udp_frame((gateway, (GATEWAY, 9)), (b.mac, (at_b, 9)), b"for the gateway"));
+    assert!(a.hears_no(|frame| datagram(frame, 9).is_some()));
+    // As another guest, by DHCP: its lease stays its own.
+    let real = a.mac;
+    a.mac = b.mac;
+    a.ask(MessageType::Discover, &[(option::RAPID_COMMIT, &[])]);
+    assert_eq!(a.answer(Duration::from_millis(500)).map(|answer| answer.your_address), None);
+    a.mac = real;
+    // Whoever is told its station is heard as that one only.
+    network.done(&["port", "set", "a", "macs", "02:00:00:00:00:01"]);
+    a.send(&udp_frame((c.mac, (at_c, 9)), (b.mac, (at_b, 9)), b"lie"));
+    wait_for("frames as b to be dropped", || network.dropped("a", "mac_spoofed") == 1);
+    assert!(c.hears_no(|frame| datagram(frame, 9).is_some()));
+    assert_eq!(b.lease(&[]).unwrap().your_address, at_b);
+    assert_eq!(a.lease(&[]).unwrap().your_address, at_a);
+}
+
+/// ARP spoofing: who is told its addresses answers for no other, be it a guest's or the gateway's.
+#[test]
+fn a_guest_cannot_answer_for_another() {
+    let network = Network::start("arp", "", &[]);
+    let (mut a, mut b, mut c) =
+        (network.guest("a", 1), network.guest("b", 2), network.guest("c", 3));
+    let (at_a, at_b) = (a.lease(&[]).unwrap().your_address, b.lease(&[]).unwrap().your_address);
+    let at_c = c.lease(&[]).unwrap().your_address;
+    assert_eq!(c.resolve(at_c, GATEWAY), b.resolve(at_b, GATEWAY));
+    network.done(&["port", "set", "a", "addresses", &format!("{at_a},fe80::/10")]);
+    for target in [at_b, GATEWAY] {
+        a.send(&arp_frame(c.mac, a.mac, &arp(2, a.mac, target, c.mac, at_c)));
+        a.send(&arp_frame([0xff; 6], a.mac, &arp(1, a.mac, target, [0; 6], target)));
+    }
+    a.send(&udp_frame((c.mac, (at_c, 9)), (a.mac, (at_b, 9)), b"lie"));
+    wait_for("lies to be dropped", || network.dropped("a", "address_spoofed") == 5);
+    let true_one = a.mac;
+    assert!(c.hears_no(|frame| frame[6..12] == true_one));
+    // The truth is heard: by ARP, by datagrams, by DHCP.
+    a.send(&arp_frame(c.mac, a.mac, &arp(2, a.mac, at_a, c.mac, at_c)));
+    c.expect("the truth", |frame| is_arp(frame) && frame[28..32] == at_a.octets());
+    a.send(&udp_frame((c.mac, (at_c, 9)), (a.mac, (at_a, 9)), b"true"));
+    c.expect("datagram", |frame| datagram(frame, 9).is_some_and(|(_, text)| text == b"true"));
+    assert_eq!(a.lease(&[]).unwrap().your_address, at_a);
+}
+
+/// A broadcast storm: what one guest floods is bounded and counted, and two others talk meanwhile
+/// and afterwards.
+#[test]
+fn a_storm_does_not_drown_others() {
+    let network = Network::start("storm", "", &[]);
+    let (mut a, mut b, mut c) =
+        (network.guest("a", 1), network.guest("b", 2), network.guest("c", 3));
+    let (at_b, at_c) = (b.lease(&[]).unwrap().your_address, c.lease(&[]).unwrap().your_address);
+    assert_eq!(b.resolve(at_b, GATEWAY), c.resolve(at_c, GATEWAY));
+    let storm = arp_frame([0xff; 6], a.mac, &arp(1, a.mac, address(99), [0; 6], address(98)));
+    for round in 0..20_u8 {
+        (0..1000).for_each(|_| a.send(&storm));
+        b.send(&udp_frame((c.mac, (at_c, 9)), (b.mac, (at_b, 9)), &[round]));
+        let frame = c.expect("datagram in the storm", |frame| datagram(frame, 9).is_some());
+        assert_eq!(datagram(&frame, 9).unwrap().1, [round]);
+    }
+    let figures = network.stats();
+    let a = &figures["ports"]["a"];
+    assert_eq!(a["packets_in"].as_u64().unwrap() / 1000, 20, "{a}");
+    let dropped: u64 = a["dropped"].as_object().unwrap().values().filter_map(Value::as_u64).sum();
+    assert!(dropped > 10_000, "{a}");
+    assert!(figures["ports"]["c"]["packets_out"].as_u64().unwrap() < 10_000, "{figures}");
+    assert!(b.lease(&[]).is_some(), "the gateway is served as well");
+}

@@ -4,9 +4,9 @@
 //! moves by address: a read fills pool frames that become pieces, a write is handed the addresses
 //! of pieces. Only what goes into a guest is copied, and what a `stream` brings in bits.
 //!
-//! Unsafe code is allowed in `sys` and `process_sys`, one safe function per system call, and in
-//! `vhost_user::{shared, memory}`, for memory that guests write, and in `sealed`, for mappings that
-//! nobody does.
+//! Unsafe code is allowed in `sys` and `process_sys`, one safe function per system call, in
+//! `vhost_user::{shared, memory, cut}`, for memory that guests write, and in `sealed`, for mappings
+//! that nobody does.
 #![deny(unsafe_code)]
 
 pub mod doorbell;

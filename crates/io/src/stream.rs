@@ -87,6 +87,8 @@ pub struct StreamCounters {
     pub receive_paused: u64,
     /// Times that the socket was full; nothing was dropped.
     pub transmit_full: u64,
+    /// Packets for the guest, dropped because their memory is not there any more.
+    pub transmit_cut: u64,
 }
 
 impl StreamCounters {
@@ -98,6 +100,7 @@ impl StreamCounters {
             receive_short: self.receive_short + other.receive_short,
             receive_paused: self.receive_paused + other.receive_paused,
             transmit_full: self.transmit_full + other.transmit_full,
+            transmit_cut: self.transmit_cut + other.transmit_cut,
         }
     }
 }
@@ -269,12 +272,13 @@ impl Stream {
         true
     }
 
-    /// Hands the socket the rest of a packet and what is in `burst`, in one call.
-    fn write(&self, burst: &Burst) -> Result<usize, Errno> {
+    /// Hands the socket the rest of a packet and what is in `burst`, in one call; `most` packets.
+    fn write(&self, burst: &Burst, most: usize) -> Result<usize, Errno> {
         let mut lengths = [[0; LENGTH_BYTES]; WRITE_PACKETS_MAX];
         let mut gather: Gather<'_, WRITE_PARTS> = Gather::new();
         let mut parts_left = WRITE_PARTS;
-        for (packet, length) in self.unsent.iter().chain(burst.iter()).zip(&mut lengths) {
+        for (packet, length) in self.unsent.iter().chain(burst.iter()).take(most).zip(&mut lengths)
+        {
             let parts = 2 + packet.piece_count();
             if parts > parts_left {
                 break;
@@ -351,10 +355,20 @@ impl Device for Stream {
     }
 
     fn transmit(&mut self, burst: &mut Burst) -> Result<(), StreamError> {
+        let mut most = WRITE_PACKETS_MAX;
         while self.unsent.is_some() || !burst.is_empty() {
             self.counters.transmitted.calls += 1;
-            match self.write(burst) {
-                Ok(count) => self.written(count, burst),
+            match self.write(burst, most) {
+                Ok(count) => {
+                    self.written(count, burst);
+                    most = WRITE_PACKETS_MAX;
+                }
+                // A packet of a guest whose file was cut, and nothing was sent: one by one then.
+                Err(Errno::FAULT) if most > 1 => most = 1,
+                Err(Errno::FAULT) if self.unsent.is_none() => {
+                    drop(burst.pop());
+                    self.counters.transmit_cut += 1;
+                }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN | Errno::NOBUFS) => {
                     self.counters.transmit_full += 1;

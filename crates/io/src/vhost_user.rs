@@ -9,16 +9,20 @@
 
 pub mod channel;
 pub mod control;
+pub mod cut;
 pub mod device;
 pub mod driver;
+mod event;
 pub(crate) mod fuzz;
 pub mod memory;
 pub mod message;
+mod news;
 mod rings;
 pub mod session;
 pub mod shared;
 pub mod virtq;
 
-pub use device::{SessionEnd, VhostUser, VhostUserCounters, VhostUserError};
+pub use device::{VhostUser, VhostUserCounters, VhostUserError};
+pub use news::{NEWS_MAX, News, REFUSALS_TOLD_MAX, Refusals, SessionEnd};
 pub use rings::Traffic;
 pub use session::Offer;

@@ -19,7 +19,7 @@ use std::os::unix::fs::FileExt;
 use towpath_io::vhost_user::driver::{DriverQueue, GuestRam};
 use towpath_io::vhost_user::session::{feature, protocol};
 use towpath_io::vhost_user::virtq::{Segment, feature as ring_feature};
-use towpath_io::vhost_user::{Offer, SessionEnd, VhostUser};
+use towpath_io::vhost_user::{News, Offer, SessionEnd, VhostUser};
 use towpath_packet::{Burst, Device, Ledger, Memory, MemoryConfig};
 use vhost::vhost_user::message::{
     VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures,
@@ -88,7 +88,11 @@ impl Reflector {
                 let waiting = held.split_off(0);
                 held.extend(std::iter::from_fn(|| burst.pop()));
                 held.extend(waiting);
-                end = end.or(device.take_end());
+                while let Some(news) = device.take_news() {
+                    if let News::Ended(why) = news {
+                        end = Some(why);
+                    }
+                }
             }
             (device, end)
         });
@@ -567,7 +571,8 @@ fn nonsense_is_refused() {
     bench.round(0, 1, 2);
     let (device, end) = bench.device.finish();
     assert!(device.is_connected() && end.is_none());
-    assert_eq!(device.counters().refused, 7);
+    let refused = device.counters().refused;
+    assert_eq!((refused.ring, refused.inflight, refused.total()), (5, 2, 7));
 }
 
 /// Goal: whoever does not ask for acknowledgements loses the connection, and we say why.
@@ -581,5 +586,5 @@ fn a_refusal_without_acknowledgement_ends_the_connection() {
     assert!(lost.is_err());
     let (device, end) = bench.device.finish();
     assert!(!device.is_connected());
-    assert!(matches!(end, Some(SessionEnd::Refused(_))), "{end:?}");
+    assert!(matches!(end, Some(SessionEnd::Refused { .. })), "{end:?}");
 }

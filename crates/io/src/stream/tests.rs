@@ -2,9 +2,12 @@
 //! frames in bits of one byte, a connection that ends inside a frame.
 
 use super::*;
+use crate::vhost_user::driver::{DriverQueue, GuestRam};
+use crate::vhost_user::virtq::{Segment, TransmitQueue};
 use proptest::prelude::*;
 use std::io::{ErrorKind, Read as _, Write};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 use towpath_packet::MemoryConfig;
 
 /// Rounds of a test that moves bytes bit by bit.
@@ -198,6 +201,31 @@ fn packets_leave_in_few_writes() {
     assert_eq!((sent.packets, sent.bytes, sent.calls), (8, 8 * 1514, 1));
     assert_eq!(rig.ledger.copied(), 0);
     rig.assert_all_back();
+}
+
+/// Goal: a guest that cuts its memory file loses its own packets; others arrive, and the
+/// connection goes on.
+#[test]
+fn a_packet_whose_memory_was_cut_is_dropped_alone() {
+    const BUFFER: u64 = 0x1_0000;
+    let mut rig = Rig::new();
+    let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let other = file.try_clone().unwrap();
+    let ram = GuestRam::in_file(file, 0, &[0x2_0000]).unwrap();
+    let mut driver = DriverQueue::new(&ram, 0, 16, 0).unwrap();
+    let mut queue = TransmitQueue::start(driver.config(), &ram.map().unwrap(), None).unwrap();
+    assert!(driver.add(&[Segment { address: BUFFER, bytes: 12 + 1000 }], &[], 0));
+    driver.publish();
+    let mut burst = Burst::new();
+    queue.receive(Duration::ZERO, &mut rig.memory, &mut burst, &rig.ledger).unwrap();
+    let cut = burst.pop().expect("a packet");
+    rustix::fs::ftruncate(&other, BUFFER).unwrap();
+    let frames = [frame(700, 1), frame(800, 2)];
+    let packets = [rig.packet(&frames[0], 1000), cut, rig.packet(&frames[1], 1000)];
+    packets.into_iter().for_each(|packet| burst.push(packet).unwrap());
+    rig.stream.transmit(&mut burst).unwrap();
+    assert_eq!(rig.read(10_000), framed(&frames));
+    assert_eq!(rig.stream.counters().transmit_cut, 1);
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //! that. A request that fails leaves everything as it was, but for rings that do not start: they
 //! wait for another kick descriptor.
 
+use super::event;
 use super::memory::{GuestMemory, MemoryError};
 use super::message::{InflightLayout, Reply, Request, RequestError, RingRequest};
 use super::rings::Rings;
@@ -12,7 +13,7 @@ use super::session::{Effect, Outcome, Refusal, RingSetup, Session, feature};
 use super::shared::{Area, MapError, Mapping};
 use super::virtq::{QUEUE_SIZE_MAX, QueueConfig, StartError, inflight};
 use rustix::fd::OwnedFd;
-use rustix::fs::{MemfdFlags, OFlags};
+use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::task::Waker;
@@ -36,6 +37,9 @@ pub enum ControlError {
     /// A ring's kick descriptor cannot be watched.
     #[error("ring {0}: its kick descriptor is no event")]
     Kick(u16),
+    /// What is to be signalled for a ring is no event.
+    #[error("ring {0}: what is to be signalled is no event")]
+    NoEvent(u32),
     /// The area for what is in flight does not fit its rings.
     #[error("an inflight area of {0} bytes does not fit its rings")]
     Inflight(u64),
@@ -69,6 +73,11 @@ impl Control {
         Self { memory: GuestMemory::new(), inflight: None, announce: None }
     }
 
+    /// True if what the front end gave us is not there any more.
+    pub(super) fn is_cut(&self) -> bool {
+        self.memory.is_cut() || self.inflight.as_ref().is_some_and(|area| area.mapping.is_cut())
+    }
+
     /// Carries out a request. Its rings stand still.
     pub(super) fn carry_out(
         &mut self,
@@ -76,11 +85,11 @@ impl Control {
         rings: &mut Rings,
         request: Request,
     ) -> Result<Answer, ControlError> {
-        if let Request::Ring(_, RingRequest::Call(Some(file)) | RingRequest::Error(Some(file))) =
+        if let Request::Ring(ring, RingRequest::Call(Some(file)) | RingRequest::Error(Some(file))) =
             &request
+            && !event::accept(file)
         {
-            // They are written to, and that must not wait for whoever reads.
-            rustix::fs::fcntl_setfl(file, rustix::fs::fcntl_getfl(file)? | OFlags::NONBLOCK)?;
+            return Err(ControlError::NoEvent(*ring));
         }
         let Outcome { effect, reply } = session.apply(request)?;
         match effect {

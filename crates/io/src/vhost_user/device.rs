@@ -16,8 +16,8 @@
 //! written, so that the next session of this guest finds its rings in order.
 //!
 //! A request that cannot be carried out is answered so, if the front end asked for an
-//! acknowledgement; otherwise there is no way to tell, and the connection ends. Why the last one
-//! ended is told by [`VhostUser::take_end`].
+//! acknowledgement; otherwise there is no way to tell, and the connection ends. It ends too if a
+//! file that the front end shared was [cut](super::cut). [`VhostUser::take_news`] tells all of it.
 //!
 //! One front end at a time: others are disconnected at once. Without one, packets for the guest are
 //! dropped and counted. No call blocks; packets move without allocation. One thread at a time.
@@ -26,7 +26,9 @@
 
 use super::channel::{Channel, ChannelError, Incoming};
 use super::control::{Control, ControlError};
+use super::event;
 use super::message::{Reply, Request};
+use super::news::{Board, News, Refusals, SessionEnd};
 use super::rings::{Rings, Traffic};
 use super::session::{Offer, RingSet, Session};
 use super::virtq::{ReceiveQueue, Stop};
@@ -64,17 +66,6 @@ pub enum VhostUserError {
     Os(#[from] io::Error),
 }
 
-/// Why a session ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SessionEnd {
-    /// By the connection.
-    #[error(transparent)]
-    Channel(#[from] ChannelError),
-    /// A request could not be carried out, and no acknowledgement was asked for.
-    #[error("a request of the front end is refused: {0}")]
-    Refused(#[from] ControlError),
-}
-
 /// What happened to a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VhostUserCounters {
@@ -84,8 +75,10 @@ pub struct VhostUserCounters {
     pub turned_away: u64,
     /// Requests.
     pub requests: u64,
-    /// Requests that were refused.
-    pub refused: u64,
+    /// Requests that were refused, by reason.
+    pub refused: Refusals,
+    /// Sessions that ended otherwise than by their front end.
+    pub sent_away: u64,
     /// Rings that their driver broke.
     pub broken: u64,
     /// Packets dropped because no guest takes any: no front end, no ring that runs and is enabled.
@@ -149,7 +142,7 @@ pub struct VhostUser {
     /// When to ask again for who connected, after the system had no room for him.
     accept_at: Option<Duration>,
     counters: VhostUserCounters,
-    end: Option<SessionEnd>,
+    news: Board,
 }
 
 impl VhostUser {
@@ -223,7 +216,7 @@ impl VhostUser {
             now: Duration::ZERO,
             accept_at: None,
             counters: VhostUserCounters::default(),
-            end: None,
+            news: Board::default(),
         })
     }
 
@@ -241,6 +234,7 @@ impl VhostUser {
         let (is_readable, has_newcomer) = (has(TOKEN_CHANNEL), has(TOKEN_ENDPOINT));
         self.events = events;
         waited?;
+        self.leave_cut();
         self.serve(is_readable);
         if has_newcomer || self.accept_at.is_some_and(|at| at <= now) {
             self.accept()?;
@@ -263,9 +257,9 @@ impl VhostUser {
         self.peer.as_ref().is_some_and(|peer| !peer.session.running().is_empty())
     }
 
-    /// Why the last session ended; told once.
-    pub fn take_end(&mut self) -> Option<SessionEnd> {
-        self.end.take()
+    /// What happened beside packets, oldest first; told once.
+    pub fn take_news(&mut self) -> Option<News> {
+        self.news.take()
     }
 
     /// Counters since the device was made.
@@ -290,6 +284,7 @@ impl VhostUser {
         let (channel, session) = (Channel::new(socket), Session::new(self.offer));
         self.peer = Some(Peer { channel, session, pending: None });
         self.counters.sessions += 1;
+        self.news.put(News::Began);
         Ok(())
     }
 
@@ -359,6 +354,17 @@ impl VhostUser {
         self.peer = Some(peer);
     }
 
+    /// Ends the session if what it rests upon is gone: it is the next thing that is done.
+    fn leave_cut(&mut self) {
+        if !self.control.is_cut() {
+            return;
+        }
+        if let Some(mut peer) = self.peer.take() {
+            peer.pending = Some(self.ending(&peer, SessionEnd::Cut));
+            self.peer = Some(peer);
+        }
+    }
+
     /// What is to be done about a message.
     fn begin(&mut self, peer: &Peer, incoming: Incoming) -> Option<(RingSet, Next)> {
         self.counters.requests += 1;
@@ -421,10 +427,11 @@ impl VhostUser {
         (code, need_reply): (u32, bool),
         error: ControlError,
     ) -> Result<(), SessionEnd> {
-        self.counters.refused += 1;
+        self.counters.refused.count(&error);
         if !(need_reply && peer.session.acknowledges()) {
-            return Err(error.into());
+            return Err(SessionEnd::Refused { code, error });
         }
+        self.news.put(News::Refused { code, error });
         Ok(peer.channel.send(code, &Reply::Number(1), None)?)
     }
 
@@ -432,7 +439,8 @@ impl VhostUser {
     fn part(&mut self, end: SessionEnd) {
         self.unwatch_kicks();
         self.control = Control::new();
-        self.end = Some(end);
+        self.counters.sent_away += u64::from(end != ChannelError::Closed.into());
+        self.news.put(News::Ended(end));
         if let Endpoint::Client(_, at) = &mut self.endpoint {
             *at = self.now + RETRY_INTERVAL;
         }
@@ -480,8 +488,7 @@ impl VhostUser {
         for ring in broken.iter() {
             self.counters.broken += 1;
             if let Some(error) = peer.session.error(ring) {
-                // Full, or no eventfd: the front end's own loss.
-                let _ = rustix::io::write(error, &1u64.to_ne_bytes());
+                event::signal(error);
             }
         }
     }
@@ -511,6 +518,9 @@ impl Device for VhostUser {
         let io = (memory, burst, &*self.ledger);
         self.rings.receive(&peer.session, self.now, io, &self.wake);
         self.tell_broken();
+        if self.control.is_cut() {
+            self.wake.wake_by_ref();
+        }
         Ok(())
     }
 
@@ -522,6 +532,9 @@ impl Device for VhostUser {
                 let dropped = self.rings.transmit(&peer.session, burst, &self.ledger, &self.wake);
                 self.counters.no_guest += dropped as u64;
                 self.tell_broken();
+                if self.control.is_cut() {
+                    self.wake.wake_by_ref();
+                }
             }
             None => {
                 self.counters.no_guest += burst.len() as u64;

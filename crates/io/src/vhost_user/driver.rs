@@ -36,13 +36,19 @@ pub struct GuestRam {
 }
 
 impl GuestRam {
-    /// Regions of these sizes, one after the other from guest address `first`. Sizes are multiples
-    /// of a page.
+    /// Regions of these sizes, one after the other from guest address `first`, in a file that
+    /// nobody can cut. Sizes are multiples of a page.
     pub fn new(first: u64, sizes: &[u64]) -> Result<Self, Errno> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("guest", flags)?;
+        let ram = Self::in_file(file, first, sizes)?;
+        rustix::fs::fcntl_add_seals(&ram.file, SealFlags::SHRINK)?;
+        Ok(ram)
+    }
+
+    /// The same in an empty file that the caller has.
+    pub fn in_file(file: OwnedFd, first: u64, sizes: &[u64]) -> Result<Self, Errno> {
         rustix::fs::ftruncate(&file, sizes.iter().sum())?;
-        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK)?;
         let mut layouts = Vec::new();
         let mut file_offset = 0;
         for &bytes in sizes {

@@ -165,6 +165,12 @@ impl GuestMemory {
         self.regions.iter().all(|region| region.mapping.is_sealed())
     }
 
+    /// True if a file was cut while it is mapped, that of the log included.
+    pub fn is_cut(&self) -> bool {
+        self.regions.iter().any(|region| region.mapping.is_cut())
+            || self.log.as_ref().is_some_and(|log| log.0.is_cut())
+    }
+
     /// What is mapped without a gap at a guest address, up to `bytes`; `None` if nothing is.
     pub fn locate(&self, guest: u64, bytes: usize) -> Option<Stretch<'_>> {
         let after = self.regions.partition_point(|region| region.layout.guest_address <= guest);

@@ -9,8 +9,10 @@
 //!
 //! Owns no state; any thread. Limits: [`PAYLOAD_BYTES_MAX`], [`DESCRIPTORS_MAX`].
 
+mod name;
 mod reply;
 
+pub use name::name;
 pub use reply::{REPLY_BYTES_MAX, Reply};
 
 use rustix::fd::OwnedFd;

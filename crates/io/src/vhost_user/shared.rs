@@ -6,10 +6,12 @@
 //!
 //! Invariant: `start` points to `bytes` bytes that stay mapped, readable and writable while the
 //! [`Mapping`] lives. They may still fail to be *there*: if somebody cuts the file, touching what
-//! is gone ends the process with SIGBUS. [`Mapping::new`] therefore looks at the file's length and
-//! forbids the file to shrink where its kind allows that ([`Mapping::is_sealed`]). Any thread.
+//! is gone raises SIGBUS. [`Mapping::new`] therefore looks at the file's length and forbids the
+//! file to shrink where its kind allows that ([`Mapping::is_sealed`]); others are watched, see
+//! [`cut`](super::cut). Any thread.
 #![allow(unsafe_code)]
 
+use super::cut::Watch;
 use rustix::fd::OwnedFd;
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
@@ -43,6 +45,8 @@ pub struct Mapping {
     map: NonNull<c_void>,
     map_bytes: usize,
     sealed: bool,
+    /// Of a file that can be cut.
+    watch: Option<Watch>,
 }
 
 // SAFETY: a mapping belongs to the process, not to a thread.
@@ -80,7 +84,10 @@ impl Mapping {
         let map = NonNull::new(map.map_err(MapError::System)?).ok_or(MapError::Range)?;
         // SAFETY: `offset - first < block`, and the mapping reaches to `end` at least.
         let start = unsafe { map.cast::<u8>().add((offset - first) as usize) };
-        Ok(Self { start, bytes, map, map_bytes, sealed })
+        // SAFETY: all of the mapping, which ends with the value, after the watch. What is in it
+        // may change at any time anyhow.
+        let watch = if sealed { None } else { unsafe { Watch::new(map, map_bytes) } };
+        Ok(Self { start, bytes, map, map_bytes, sealed, watch })
     }
 
     /// Bytes that were asked for.
@@ -91,6 +98,11 @@ impl Mapping {
     /// True if nobody can shrink the file, so that touching the memory cannot fail.
     pub fn is_sealed(&self) -> bool {
         self.sealed
+    }
+
+    /// True if somebody has cut the file and what was there is lost.
+    pub fn is_cut(&self) -> bool {
+        self.watch.as_ref().is_some_and(Watch::is_cut)
     }
 
     /// The bytes `at..at + bytes`.
@@ -143,6 +155,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        // First: others may get the same addresses.
+        self.watch = None;
         // SAFETY: our mapping, and whoever points into it borrows or counts `self`.
         // An error means that it was not mapped, which is what is wanted.
         let _ = unsafe { rustix::mm::munmap(self.map.as_ptr(), self.map_bytes) };

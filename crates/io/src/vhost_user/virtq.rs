@@ -37,6 +37,7 @@ pub use chain::{Chain, Head, Segment};
 pub use receive::{ReceiveCounters, ReceiveQueue};
 pub use transmit::{TransmitCounters, TransmitQueue};
 
+use super::event;
 use super::memory::GuestMemory;
 use super::shared::Area;
 use rustix::fd::OwnedFd;
@@ -370,8 +371,7 @@ impl Queue {
 
     fn signal(&self) {
         if let Some(call) = &self.call {
-            // Full, closed or no eventfd at all: the front end's own loss.
-            let _ = rustix::io::write(&**call, &1u64.to_ne_bytes());
+            event::signal(call);
         }
     }
 }

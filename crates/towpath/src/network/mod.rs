@@ -33,6 +33,7 @@ pub use lease_file::{LEASE_FILE_BYTES_MAX, LeasesFound, TellLeaseFile, WRITE_AFT
 pub use report::{DeviceReport, NetworkReport, PortReport};
 pub use transaction::{Change, Operation, OperationError, TransactionError};
 
+use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -79,7 +80,11 @@ pub struct Network {
     received: Burst,
     /// The port to be read first, so that none is always the last.
     first: usize,
+    tell: Option<Box<Tell>>,
 }
+
+/// Is told what happens at a port: its name, and news in words.
+pub type Tell = dyn FnMut(&str, &dyn Display) + Send;
 
 /// The gateway's port: what the switch has for it, and what of that waits.
 struct GatewayPort {
@@ -114,6 +119,7 @@ impl Network {
             ledger,
             received: Burst::new(),
             first: 0,
+            tell: None,
             config,
         })
     }
@@ -149,6 +155,11 @@ impl Network {
     /// What tells guests their addresses.
     pub fn services(&self) -> Option<&Services> {
         self.services.as_ref()
+    }
+
+    /// Has `tell` called for what happens at ports beside packets: who connects, what is refused.
+    pub fn on_news(&mut self, tell: Box<Tell>) {
+        self.tell = Some(tell);
     }
 
     /// Tells guests that the gateway is gone, as the last thing.
@@ -456,6 +467,9 @@ impl Side for Network {
             {
                 // It is a port of the switch.
                 let _ = self.switch.set_caps(id, port.caps());
+                if let Some(tell) = &mut self.tell {
+                    port.tell_news(tell);
+                }
             }
         }
         if self.switch.next_deadline().is_some_and(|at| at <= cx.now) {

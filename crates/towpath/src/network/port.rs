@@ -12,9 +12,9 @@ use towpath_net::time::Instant;
 use towpath_packet::ring::{self, Consumer, Producer, Silent};
 use towpath_packet::{Burst, Caps, Device, Ledger, Memory, Packet};
 
-use super::RETRY;
 use super::config::{Attachment, NetworkConfig, PortError, PortSettings};
 use super::report::{DeviceReport, PortReport};
+use super::{RETRY, Tell};
 use crate::worker::Input;
 
 /// A port.
@@ -157,6 +157,15 @@ impl Port {
                     self.deadline = Some(self.now + RETRY);
                 }
                 return;
+            }
+        }
+    }
+
+    /// Tells what happened since the last call.
+    pub(super) fn tell_news(&mut self, tell: &mut Tell) {
+        if let PortDevice::VhostUser(device) = &mut self.device {
+            while let Some(news) = device.take_news() {
+                tell(&self.name, &news);
             }
         }
     }

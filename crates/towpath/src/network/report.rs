@@ -4,7 +4,7 @@ use std::fmt;
 
 use towpath_io::stream::StreamCounters;
 use towpath_io::tap::TapCounters;
-use towpath_io::vhost_user::VhostUserCounters;
+use towpath_io::vhost_user::{Refusals, VhostUserCounters};
 use towpath_net::switch::PortCounters;
 use towpath_packet::Caps;
 
@@ -109,6 +109,9 @@ impl fmt::Display for PortReport {
         if self.device.dropped() > 0 {
             write!(f, "\n  dropped         device {}", self.device.dropped())?;
         }
+        for (reason, count) in self.device.refused() {
+            write!(f, "\n  refused         {reason} {count}")?;
+        }
         Ok(())
     }
 }
@@ -118,9 +121,20 @@ impl DeviceReport {
     pub fn dropped(&self) -> u64 {
         match self {
             Self::VhostUser(counters) => counters.no_guest,
-            Self::Stream { counters, no_guest, .. } => counters.receive_short + no_guest,
+            Self::Stream { counters, no_guest, .. } => {
+                counters.receive_short + counters.transmit_cut + no_guest
+            }
             Self::Tap(counters) => counters.receive_dropped() + counters.transmit_dropped(),
         }
+    }
+
+    /// Requests of a front end that were refused, by reason; none of those that did not occur.
+    pub fn refused(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let refused = match self {
+            Self::VhostUser(counters) => counters.refused,
+            Self::Stream { .. } | Self::Tap(_) => Refusals::default(),
+        };
+        refused.reasons().into_iter().filter(|(_, count)| *count > 0)
     }
 }
 

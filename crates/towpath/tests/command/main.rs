@@ -12,6 +12,7 @@ mod network;
 mod stats;
 mod support;
 mod terminal;
+mod vhost;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -150,6 +150,14 @@ impl Bench {
         self.transmit.publish();
     }
 
+    /// Why the session ended.
+    fn end(&mut self) -> Option<SessionEnd> {
+        std::iter::from_fn(|| self.device.take_news()).find_map(|news| match news {
+            News::Ended(end) => Some(end),
+            _ => None,
+        })
+    }
+
     fn receive(&mut self) -> Vec<Packet> {
         let mut burst = Burst::new();
         self.device.turn(Duration::from_secs(1)).unwrap();
@@ -304,7 +312,7 @@ fn the_end_of_a_connection_gives_everything_back() {
     bench.socket.shutdown(std::net::Shutdown::Both).unwrap();
     bench.device.turn(Duration::from_secs(1)).unwrap();
     assert!(!bench.device.is_connected());
-    assert_eq!(bench.device.take_end(), Some(SessionEnd::Channel(ChannelError::Closed)));
+    assert_eq!(bench.end(), Some(SessionEnd::Channel(ChannelError::Closed)));
     assert_eq!(bench.transmit.used(), Some((1, 0)));
     assert_eq!(content(&packets[0]), frame(1));
     let mut burst = Burst::new();
@@ -366,10 +374,16 @@ fn refusals_are_told() {
     assert_eq!(bench.ask(SET_FEATURES, &u64::MAX.to_ne_bytes(), &[]), 1, "not offered");
     let null = std::fs::File::open("/dev/null").unwrap();
     assert_eq!(bench.ask(GET_FEATURES, &[], &[null.as_fd()]), 1, "a descriptor too many");
-    assert_eq!(bench.device.counters().refused, 4);
+    let refused = bench.device.counters().refused;
+    assert_eq!((refused.malformed, refused.out_of_place, refused.total()), (3, 1, 4));
+    let told: Vec<String> =
+        std::iter::from_fn(|| bench.device.take_news()).map(|news| news.to_string()).collect();
+    assert_eq!(told.len(), 5, "{told:?}");
+    assert!(told[2].starts_with("SET_FEATURES is refused: request 2 with a payload"), "{told:?}");
     bench.tell(99, &[], &[]);
     assert!(!bench.device.is_connected());
-    assert!(matches!(bench.device.take_end(), Some(SessionEnd::Refused(_))));
+    assert!(matches!(bench.end(), Some(SessionEnd::Refused { code: 99, .. })));
+    assert_eq!(bench.device.counters().sent_away, 1);
 }
 
 /// Kick descriptors that cannot be watched, for instance files.
@@ -379,6 +393,35 @@ fn a_kick_descriptor_must_be_an_event() {
     let file = bench.ram.file().try_clone().unwrap();
     assert_eq!(bench.ask(12, &1u64.to_ne_bytes(), &[file.as_fd()]), 1);
     assert!(bench.device.is_connected());
+}
+
+/// Descriptors to be signalled: only events, and a full one holds nobody up.
+#[test]
+fn calls_do_not_block() {
+    const SET_VRING_CALL: u32 = 13;
+    const SET_VRING_ERR: u32 = 14;
+    let mut bench = Bench::started(0);
+    let ring = 1u64.to_ne_bytes();
+    let (_reader, pipe) = std::io::pipe().unwrap();
+    for code in [SET_VRING_CALL, SET_VRING_ERR] {
+        assert_eq!(bench.ask(code, &ring, &[pipe.as_fd()]), 1, "a pipe");
+    }
+    assert_eq!(bench.device.counters().refused.event, 2);
+    let full = eventfd(0, EventfdFlags::empty()).unwrap();
+    rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    for code in [SET_VRING_CALL, SET_VRING_ERR] {
+        assert_eq!(bench.ask(code, &ring, &[full.as_fd()]), 0);
+        rustix::fs::fcntl_setfl(&full, rustix::fs::OFlags::empty()).unwrap();
+    }
+    bench.send(1);
+    drop(bench.receive());
+    bench.device.turn(Duration::from_secs(1)).unwrap();
+    assert_eq!(bench.transmit.used(), Some((1, 0)), "given back, and called for");
+    // A buffer that is nowhere breaks the ring.
+    assert!(bench.transmit.add(&[Segment { address: 1 << 40, bytes: 64 }], &[], 2));
+    bench.transmit.publish();
+    assert!(bench.receive().is_empty());
+    assert_eq!(bench.device.counters().broken, 1);
 }
 
 #[test]

@@ -187,6 +187,9 @@ fn figures(worker: &Worker<Network>) -> Value {
     let with_device = |port: &PortReport| {
         let mut object = counters(&port.counters);
         object["dropped"]["device"] = port.device.dropped().into();
+        for (reason, count) in port.device.refused() {
+            object["refused"][reason] = count.into();
+        }
         (port.name.clone(), object)
     };
     object["stations"] = network.stations.into();

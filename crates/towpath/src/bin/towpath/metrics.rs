@@ -85,6 +85,13 @@ fn ports(out: &mut String, network: &NetworkReport) {
     for (port, (label, _)) in network.ports.iter().zip(&all) {
         dropped.add(&format!("{label},reason=\"device\""), port.device.dropped());
     }
+    let help = "Requests of front ends that were refused.";
+    let mut refused = Family::counter(out, "towpath_port_refused_requests", help);
+    for (port, (label, _)) in network.ports.iter().zip(&all) {
+        for (reason, count) in port.device.refused() {
+            refused.add(&format!("{label},reason=\"{reason}\""), count);
+        }
+    }
     let mut connected = Family::gauge(out, "towpath_port_connected", "Somebody is there.");
     for (port, (label, _)) in network.ports.iter().zip(&all) {
         connected.add(label, u8::from(port.is_connected));

@@ -10,6 +10,7 @@ use towpath::network::{LeasesFound, Network, TransactionError};
 use towpath::services::Services;
 use towpath::worker::Worker;
 use towpath_io::namespace::signals::Signals;
+use towpath_io::vhost_user::cut;
 use towpath_packet::Ledger;
 
 use crate::api;
@@ -32,6 +33,7 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
     }
     let signals = Signals::block()?;
     allow_many_files();
+    cut::guard().context("cannot handle SIGBUS")?;
     let mut worker = make(plan, messages)?;
     messages.detail(format_args!("serving {} ports", worker.side().port_count()));
     let control = serve::control(messages);
@@ -48,7 +50,9 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
 /// Makes what was planned.
 fn make(plan: Plan, messages: Messages) -> anyhow::Result<Worker<Network>> {
     let ledger = Arc::new(Ledger::new());
-    let network = Network::new(plan.network, ledger.clone()).context("cannot make a network")?;
+    let made = Network::new(plan.network, ledger.clone());
+    let mut network = made.context("cannot make a network")?;
+    network.on_news(Box::new(move |port, news| messages.detail(format_args!("{port}: {news}"))));
     let mut worker = Worker::serving(&plan.config, network, ledger)?;
     if let Some(services) = plan.services {
         worker.side_mut().set_services(Services::new(services));

@@ -1,0 +1,189 @@
+//! `towpath up` and front ends of vhost-user that do what they should not.
+
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use rustix::fs::MemfdFlags;
+use rustix::process::Signal;
+use towpath_io::vhost_user::driver::{DriverQueue, FrontEnd, GuestRam, RECEIVE, TRANSMIT};
+use towpath_io::vhost_user::virtq::Segment;
+
+use super::stats::Folder;
+use super::support::*;
+
+/// A network with ports `one` and `two`.
+struct Network {
+    folder: Folder,
+    running: Guard,
+}
+
+impl Network {
+    fn start(name: &str) -> Self {
+        let folder = Folder::new(name);
+        let mut command = towpath(["up", "--no-gateway", "-v", "--stats"]);
+        for port in ["one", "two"] {
+            let path = folder.0.join(port);
+            command.arg("--vhost-user").arg(format!("{port}={}", path.display()));
+        }
+        command.env("XDG_RUNTIME_DIR", &folder.0).stdin(Stdio::null()).stderr(Stdio::piped());
+        let network = Self { folder, running: Guard(command.spawn().unwrap()) };
+        wait_for("the sockets", || ["one", "two"].iter().all(|port| network.path(port).exists()));
+        network
+    }
+
+    fn path(&self, port: &str) -> PathBuf {
+        self.folder.0.join(port)
+    }
+
+    /// Ends it; what it said, its report with it.
+    fn finish(self) -> String {
+        self.running.signal(Signal::INT);
+        let output = finish(self.running);
+        assert_eq!(output.status.code(), Some(0), "{}", errors(&output));
+        errors(&output)
+    }
+}
+
+const BASE: u64 = 0x1_0000;
+const REGION: u64 = 0x10_0000;
+const SIZE: u16 = 64;
+const BUFFERS: u64 = BASE + 0x8_0000;
+/// Of what is sent.
+const SENT: u64 = BASE + 0xc_0000;
+const BUFFER: u32 = 2048;
+const HEADER: usize = 12;
+/// Long enough to be lent.
+const FRAME: usize = 1000;
+
+/// A guest with its front end.
+struct Guest {
+    ram: GuestRam,
+    queues: [DriverQueue; 2],
+    front_end: FrontEnd,
+}
+
+impl Guest {
+    /// `None` if the port has another one.
+    fn connect(network: &Network, port: &str, file: OwnedFd) -> Option<Self> {
+        let ram = GuestRam::in_file(file, BASE, &[REGION]).unwrap();
+        let queue = |at| DriverQueue::new(&ram, BASE + at, SIZE, 0).unwrap();
+        let mut queues = [queue(0), queue(0x2_0000)];
+        for number in 0..u64::from(SIZE) / 2 {
+            let address = BUFFERS + number * u64::from(BUFFER);
+            assert!(queues[RECEIVE].add(&[], &[Segment { address, bytes: BUFFER }], number));
+        }
+        queues[RECEIVE].publish();
+        let both = [&queues[RECEIVE], &queues[TRANSMIT]];
+        let front_end = FrontEnd::connect(&network.path(port), &ram, 0, both).ok()?;
+        Some(Self { ram, queues, front_end })
+    }
+
+    /// Sends a broadcast.
+    fn send(&mut self, number: u8) {
+        let mut bytes = vec![0; HEADER];
+        bytes.extend(frame(number));
+        self.ram.memory().write(SENT, &bytes).unwrap();
+        self.send_again();
+    }
+
+    /// Sends what is in the buffer, without a look at it, if the ring has room.
+    fn send_again(&mut self) {
+        while self.queues[TRANSMIT].used().is_some() {}
+        let segment = Segment { address: SENT, bytes: (HEADER + FRAME) as u32 };
+        if self.queues[TRANSMIT].add(&[segment], &[], 0) {
+            self.queues[TRANSMIT].publish();
+        }
+        self.front_end.kick(TRANSMIT);
+    }
+
+    /// True if the frame has come since the last call, whatever else did.
+    fn has_received(&mut self, number: u8) -> bool {
+        let mut found = false;
+        while let Some((buffer, bytes)) = self.queues[RECEIVE].used() {
+            let address = BUFFERS + buffer * u64::from(BUFFER);
+            let mut content = vec![0; bytes as usize];
+            self.ram.memory().read(address, &mut content).unwrap();
+            found |= content[HEADER..] == frame(number);
+            let segment = Segment { address, bytes: BUFFER };
+            assert!(self.queues[RECEIVE].add(&[], &[segment], buffer));
+            self.queues[RECEIVE].publish();
+            self.front_end.kick(RECEIVE);
+        }
+        found
+    }
+}
+
+/// From a station to all.
+fn frame(number: u8) -> Vec<u8> {
+    let mut frame = vec![0xff; 6];
+    frame.extend([2, 0, 0, 0, 0, number, 0x88, 0xb5]);
+    frame.resize(FRAME, number);
+    frame
+}
+
+/// A file that cannot be sealed.
+fn memory() -> OwnedFd {
+    rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC).unwrap()
+}
+
+/// Goal: `-v` tells at which port which message was refused and why, and the report counts it.
+#[test]
+fn refusals_are_told_and_counted() {
+    const SET_FEATURES: u32 = 2;
+    let network = Network::start("refusals");
+    let mut stream = UnixStream::connect(network.path("two")).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let message = [SET_FEATURES, 1, 8, u32::MAX, u32::MAX];
+    stream.write_all(&message.map(u32::to_ne_bytes).concat()).unwrap();
+    assert_eq!(stream.read(&mut [0; 8]).unwrap(), 0, "the connection ends");
+    let said = network.finish();
+    for wanted in [
+        "towpath: two: a front end has connected\n",
+        "towpath: two: the connection is over: SET_FEATURES is refused, and no acknowledgement",
+        "were not offered\n",
+        "refused         out_of_place 1\n",
+    ] {
+        assert!(said.contains(wanted), "no {wanted:?} in:\n{said}");
+    }
+}
+
+/// Goal: a front end that cuts its memory file under traffic loses its connection. The process, the
+/// other guest and the next front end at the same port do not notice.
+#[test]
+fn memory_that_is_cut_ends_its_session_only() {
+    let network = Network::start("cut");
+    let mut two = Guest::connect(&network, "two", memory()).unwrap();
+    for round in 1..=3 {
+        let file = memory();
+        let other = file.try_clone().unwrap();
+        let mut one = Guest::connect(&network, "one", file).unwrap();
+        wait_for("traffic", || {
+            one.send(round);
+            two.has_received(round)
+        });
+        (0..20).for_each(|_| one.send(round));
+        // What is sent alone, buffers too, everything.
+        let left = [SENT - BASE, BUFFERS - BASE, 0][usize::from(round) - 1];
+        rustix::fs::ftruncate(&other, left).unwrap();
+        // This process does not touch what is gone.
+        wait_for("the port to be free again", || {
+            if left > 0 {
+                one.send_again();
+            }
+            one.front_end.kick(TRANSMIT);
+            Guest::connect(&network, "one", memory()).is_some()
+        });
+    }
+    let mut one = Guest::connect(&network, "one", memory());
+    wait_for("the next guest at that port", || {
+        one = one.take().or_else(|| Guest::connect(&network, "one", memory()));
+        two.send(9);
+        one.as_mut().is_some_and(|one| one.has_received(9))
+    });
+    let said = network.finish();
+    let ends = said.matches("towpath: one: the connection is over: the front end has cut a file");
+    assert_eq!(ends.count(), 3, "{said}");
+}

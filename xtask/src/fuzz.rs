@@ -12,8 +12,11 @@
 //! `TOWPATH_FUZZ_SEED` overrides either: a number, or `random`.
 
 use std::fs;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard};
+use std::thread;
 
 use crate::ci::cargo;
 use crate::count::Count;
@@ -27,8 +30,8 @@ const FLAGS: &str = "--cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-module \
     -Cllvm-args=-sanitizer-coverage-trace-compares";
 /// Longest input: an input of several full frames.
 const INPUT_BYTES_MAX: usize = 4096;
-/// An input that takes so many seconds hangs.
-const HANG_SECONDS: u32 = 10;
+/// An input that takes so many seconds hangs, on a busy machine too.
+const HANG_SECONDS: u32 = 60;
 const SECONDS_DEFAULT: u32 = 60;
 /// Lines shown of what a failed target printed.
 const LINES_SHOWN: usize = 40;
@@ -57,7 +60,8 @@ pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
     if count.failed == 0 { Ok(()) } else { Err("a target failed".into()) }
 }
 
-/// Runs one target or all of them, from this seed or from a random one; counts each as a test.
+/// Runs one target or all of them, from this seed or from a random one, as many at a time as there
+/// are processors; counts each as a test.
 pub(crate) fn live(only: Option<&str>, seconds: u32, seed: Option<u32>) -> Result<Count, String> {
     let seed = chosen_seed(seed)?;
     let targets: Vec<String> =
@@ -70,9 +74,13 @@ pub(crate) fn live(only: Option<&str>, seconds: u32, seed: Option<u32>) -> Resul
         return Ok(Count { skipped: targets.len() as u64, ..Count::default() });
     }
     let programs = build()?;
-    let mut count = Count::default();
-    for name in targets {
-        match fuzz(&programs, &name, seconds, seed) {
+    let (waiting, count) = (Mutex::new(targets.into_iter()), Mutex::new(Count::default()));
+    let take_turns = || loop {
+        let Some(name) = lock(&waiting).next() else { return };
+        let outcome = fuzz(&programs, &name, seconds, seed);
+        // Held while it prints, so that lines stay together.
+        let mut count = lock(&count);
+        match outcome {
             Ok(line) => {
                 println!("fuzz {name} ... ok: {line}");
                 count.passed += 1;
@@ -82,8 +90,16 @@ pub(crate) fn live(only: Option<&str>, seconds: u32, seed: Option<u32>) -> Resul
                 count.failed += 1;
             }
         }
-    }
-    Ok(count)
+    };
+    thread::scope(|scope| {
+        let processors = thread::available_parallelism().map_or(1, NonZero::get);
+        (0..processors).for_each(|_| drop(scope.spawn(take_turns)));
+    });
+    Ok(count.into_inner().expect("no thread panics"))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("no thread panics")
 }
 
 /// Each target has a corpus of its name; a test of the fuzz package sees to that.

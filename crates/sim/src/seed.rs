@@ -60,18 +60,26 @@ impl Rng {
 /// # Panics
 /// If it is set and not a number: a run that was meant to replay must not do something else.
 pub fn from_environment() -> Option<u64> {
-    let text = std::env::var("TOWPATH_SEED").ok()?;
+    from_variable("TOWPATH_SEED")
+}
+
+/// A seed that differs from run to run, unless `TOWPATH_FRESH_SEED` is set.
+///
+/// # Panics
+/// If that is no number.
+pub fn fresh() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    from_variable("TOWPATH_FRESH_SEED")
+        .unwrap_or_else(|| std::collections::hash_map::RandomState::new().build_hasher().finish())
+}
+
+fn from_variable(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
     let seed = match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16),
         None => text.parse(),
     };
-    Some(seed.expect("TOWPATH_SEED is a number"))
-}
-
-/// A seed that differs from run to run.
-pub fn fresh() -> u64 {
-    use std::hash::{BuildHasher, Hasher};
-    std::collections::hash_map::RandomState::new().build_hasher().finish()
+    Some(seed.unwrap_or_else(|error| panic!("{name} is '{text}': {error}")))
 }
 
 #[cfg(test)]

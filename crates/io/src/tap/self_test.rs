@@ -13,10 +13,10 @@
 //! is switched off and the report says why; so is one that could not be tried, since nothing can
 //! use it either.
 //!
-//! Runs on a thread inside the namespace, when the link is up and has its addresses, and may block
-//! for [`TIME_MAX`] in all. Leaves nothing behind: neighbour entries are deleted, the connections
-//! end with RST, packets left in the device are read and dropped. Ports are above those that the
-//! kernel gives out.
+//! Runs on a thread inside the namespace, when the link is up and has its addresses, and may wait
+//! in vain for [`TIME_MAX`] in all. Leaves nothing behind: neighbour entries are deleted, the
+//! connections end with RST, packets left in the device are read and dropped. Ports are above those
+//! that the kernel gives out.
 
 pub(crate) mod frame;
 mod neighbour;
@@ -33,7 +33,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 use wire::Wire;
 
-/// Longest time that a self-test takes, even if everything fails.
+/// Longest time that a self-test waits in vain, even if everything fails.
 pub const TIME_MAX: Duration = Duration::from_millis(280);
 /// Longest time that it waits for one packet; a working device needs microseconds.
 const STEP_TIME_MAX: Duration = Duration::from_millis(60);

@@ -144,15 +144,22 @@ impl Reader {
         self.number
     }
 
+    /// Bytes that a piece counts for with a reader: those that it [keeps](Piece::held), or its own
+    /// if there are more, as of a part of a large loan.
+    pub fn charge(piece: &Piece) -> usize {
+        piece.held().max(piece.len())
+    }
+
     /// Bytes that he keeps from their lenders.
     pub fn held(&self) -> u64 {
         // Relaxed: a count that may be old.
         self.state.load(Ordering::Relaxed) >> 1
     }
 
-    /// Hands him a piece: he holds all of its loan, and as often as he has pieces of it.
+    /// Hands him a piece: he holds what it [counts for](Reader::charge), and as often as he has
+    /// pieces of its loan.
     pub fn hold(self: &Arc<Self>, piece: Piece) -> Held {
-        let held = piece.held() as u64;
+        let held = Self::charge(&piece) as u64;
         // Relaxed: taking more orders nothing.
         self.state.fetch_add(held << 1, Ordering::Relaxed);
         // Relaxed: as above.
@@ -263,6 +270,22 @@ mod tests {
         drop(second);
         assert_eq!((readers.held(), pool.out_count()), (0, 0));
         assert_eq!(readers.open().unwrap().number(), b.number());
+    }
+
+    /// Goal: a part of a large loan counts for a super-packet, or for its own bytes if more.
+    #[test]
+    fn parts_of_a_large_loan_count_for_what_they_show() {
+        let mut loans = crate::Loans::new(1);
+        let mut readers = Readers::new(1, None);
+        let reader = readers.open().unwrap();
+        let large = loans.lend_owned(alloc::vec![7; 1 << 20].into()).unwrap();
+        let lens = [1, 64 << 10, 1 << 20];
+        let held = lens.map(|len| reader.hold(large.slice(0, len)));
+        let counted: Vec<u64> = held.iter().map(|held| held.held).collect();
+        assert_eq!(counted, [64 << 10, 64 << 10, 1 << 20]);
+        assert_eq!((reader.held(), readers.held()), (1_179_648, 1_179_648));
+        drop(held);
+        assert_eq!((reader.held(), readers.held()), (0, 0));
     }
 
     struct Count(AtomicUsize);

@@ -226,6 +226,9 @@ impl Loan {
     }
 }
 
+/// Most that a piece of a loan counts for with [`Piece::held`]: a super-packet.
+pub const HELD_MAX: u32 = 64 << 10;
+
 /// A range of a loan: sixteen bytes, cheap to clone and to cut.
 pub struct Piece {
     loan: NonNull<Slot<Loan>>,
@@ -260,9 +263,10 @@ impl Piece {
         self.len == 0
     }
 
-    /// Bytes of memory that this piece keeps from its lender: all of its loan.
+    /// Bytes of memory that this piece keeps from its lender: all of its loan, but no more than
+    /// [`HELD_MAX`]. A part of a larger loan would fill any buffer by itself otherwise.
     pub fn held(&self) -> usize {
-        self.extent().capacity as usize
+        self.extent().capacity.min(HELD_MAX) as usize
     }
 
     /// True if others can write this memory.

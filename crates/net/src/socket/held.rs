@@ -292,10 +292,13 @@ impl<'a> Handing<'a> {
                 }
                 self.copy(rest, len, Site::SocketReceive).ok_or(Error::NoBuffers)?
             }
-            None if self.has_room(first.held()) => {
-                first.slice(from, (first.len() - from).min(left))
+            None => {
+                let piece = first.slice(from, (first.len() - from).min(left));
+                if !self.has_room(Reader::charge(&piece)) {
+                    return Err(Error::NoBuffers);
+                }
+                piece
             }
-            None => return Err(Error::NoBuffers),
         };
         let len = piece.len();
         self.most.pieces = room;

@@ -12,7 +12,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use towpath_packet::pool::SMALL_FRAME_BYTES;
-use towpath_packet::{Held, Site};
+use towpath_packet::{Held, Loans, Site};
 
 const MOST: ReadMost = ReadMost { bytes: 1 << 20, pieces: 1024, private: false };
 
@@ -121,6 +121,52 @@ fn what_is_held_keeps_the_window_shut() {
     b.pass(Duration::from_millis(40));
     assert_eq!(b.in_use(), 0);
     assert_eq!(b.copied_at(Site::SocketReceive), 0);
+}
+
+/// Goal: a loan many times as large as the buffers is sent and received in parts: neither does a
+/// part shut the window, nor does a reader who keeps the last ones get no more. Method: over the
+/// loopback, where pieces travel as they are.
+#[test]
+fn a_loan_larger_than_the_buffers_is_received_in_parts() {
+    const LOAN: usize = 8 << 20;
+    let mut b = Bench::new();
+    let (listener, client, now) = (b.listen(80, 1), b.stream(SERVER), b.now);
+    assert_eq!(b.hosts[SERVER].connect(client, at(80), now), Err(Error::InProgress));
+    b.settle();
+    let (server, _) = b.hosts[SERVER].accept(listener, now).expect("a connection");
+    let fixed = |options: &mut Options| options.receive_buffer = Some(512 << 10);
+    b.hosts[SERVER].set_options(server, now, fixed).expect("open");
+    let mut loans = Loans::new(1);
+    let mut left = loans.lend_owned(stream(0, LOAN).into()).expect("a descriptor");
+    let (mut read, mut rounds, mut kept) = (0, 0, Vec::new());
+    while read < LOAN {
+        rounds += 1;
+        assert!(rounds < 200, "{read} bytes in {rounds} rounds");
+        while let Ok(room @ 1..) = b.with(SERVER, |host, cx| host.send_room(client, cx.now))
+            && !left.is_empty()
+        {
+            let part = left.slice(0, room.min(left.len()));
+            left.advance(part.len());
+            b.with(SERVER, |host, cx| host.send_piece(client, part, cx)).expect("open");
+        }
+        b.settle();
+        let Ok(more) = receive(&mut b, server, &MOST) else {
+            // Long enough for what waits for a delayed ACK, too short for a probe of the window.
+            b.pass(Duration::from_millis(40));
+            continue;
+        };
+        let got = bytes(&more);
+        assert!(got == stream(read, got.len()), "from {read} on");
+        read += got.len();
+        // Those of the call before were kept until now.
+        kept = more;
+        let most = b.hosts[SERVER].tcp(server).expect("open").receive_memory_max() as u64;
+        assert!(b.hosts[SERVER].handed_out() <= most);
+    }
+    assert_eq!((b.copied_at(Site::SocketReceive), b.copied_at(Site::Pack)), (0, 0));
+    drop(kept);
+    b.pass(Duration::from_millis(40));
+    assert_eq!((b.hosts[SERVER].handed_out(), loans.out_count()), (0, 1), "ours is the last");
 }
 
 /// Goal: small segments, each in a frame of its own, are put together, so that who keeps them keeps

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::thread;
 use std::time::Duration;
-use towpath::host::{Completions, Config, Host, TcpListener, TcpStream, UdpSocket};
+use towpath::host::{Completions, Config, Held, Host, SendMode, TcpListener, TcpStream, UdpSocket};
 use towpath_io::namespace::{Addresses, Interface};
 
 /// More than any step takes, so that a test that hangs ends.
@@ -130,5 +130,25 @@ fn datagrams_go_to_the_kernel_and_back() {
         let mut back = vec![0; 10_000];
         let (count, from) = ours.recv_from(&mut back).expect("received");
         assert!(back[..count] == sent && from == SocketAddr::new(KERNEL, 53));
+
+        // The same without a copy of ours, in fragments and whole, as the socket chooses.
+        ours.connect(SocketAddr::new(KERNEL, 53)).expect("connected");
+        for (mode, len) in
+            [(SendMode::Lend, 9000), (SendMode::Auto, 1000), (SendMode::Auto, 60_000)]
+        {
+            ours.set_send_mode(mode);
+            let sending = ours.send_zc(pattern(len, 2)).expect("sent");
+            let mut received = vec![0; 65_536];
+            let (count, from) = kernel.recv_from(&mut received).expect("received");
+            assert!(received[..count] == pattern(len, 2), "{len} bytes");
+            let returned = sending.returned_within(PATIENCE).expect("back");
+            assert!(returned.buffer == pattern(len, 2), "{len} bytes");
+            assert_eq!(returned.copied, len == 1000, "{len} bytes");
+            kernel.send_to(&received[..count], from).expect("sent");
+            let mut pieces = Vec::new();
+            assert_eq!(ours.recv_lent(&mut pieces).expect("received").len, len);
+            let shown = |piece: &Held| piece.bytes().expect("private").to_vec();
+            assert!(pieces.iter().flat_map(shown).collect::<Vec<u8>>() == pattern(len, 2));
+        }
     });
 }

@@ -11,13 +11,15 @@
 pub(super) enum Choice {
     Copy,
     Lend,
-    /// Lent, and [`Chooser::learn`] is to hear how it went.
-    LendWatched,
+    /// Lent, and [`Chooser::learn`] is to hear how it went; and the chooser's round.
+    LendWatched(u32),
 }
 
 /// How a loan that was watched went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Outcome {
+    /// The round in which it began.
+    pub(super) round: u32,
     pub(super) size: usize,
     /// Bytes were copied after all.
     pub(super) copied: bool,
@@ -37,11 +39,14 @@ pub(super) struct Chooser {
     copied: u32,
     /// Loans that were wasted, less those that were not.
     wasted: u32,
+    /// How often a loan was counted as wasted. What was out then tells nothing new by being wasted,
+    /// too: one pause of a receiver wastes all that is on the way.
+    round: u32,
 }
 
 impl Chooser {
     pub(super) fn new(least: usize) -> Self {
-        Self { least, break_even: least, lent: WATCH_EVERY - 1, copied: 0, wasted: 0 }
+        Self { least, break_even: least, lent: WATCH_EVERY - 1, copied: 0, wasted: 0, round: 0 }
     }
 
     /// Decides for a call of `size` bytes.
@@ -57,7 +62,7 @@ impl Chooser {
         *calls += 1;
         if *calls == every {
             *calls = 0;
-            return Choice::LendWatched;
+            return Choice::LendWatched(self.round);
         }
         if lends { Choice::Lend } else { Choice::Copy }
     }
@@ -65,6 +70,10 @@ impl Chooser {
     /// Takes up how a loan went.
     pub(super) fn learn(&mut self, outcome: Outcome) {
         let wasted = outcome.copied || outcome.nanos > LATE_NANOS;
+        if wasted && outcome.round != self.round {
+            return;
+        }
+        self.round = self.round.wrapping_add(wasted.into());
         if outcome.size < self.break_even {
             if !wasted {
                 self.break_even = (self.break_even / 2).max(self.least);
@@ -81,18 +90,27 @@ impl Chooser {
     }
 }
 
-/// The size from which on lending costs all threads together less, when a loan's own work takes
-/// `loan_nanos` and copying [`COPY_SAMPLE`] hot bytes takes `copy_nanos`, on one thread that does
-/// nothing else. Over a device it is larger: the kernel copies what it takes, lent or not, so that
-/// less is saved.
+/// The size from which on lending to a stream costs all threads together less, when a loan's own
+/// work takes `loan_nanos` and copying [`COPY_SAMPLE`] hot bytes takes `copy_nanos`, on one thread
+/// that does nothing else. Over a device it is larger: the kernel copies what it takes, lent or
+/// not, so that less is saved.
 pub(super) fn break_even(loan_nanos: u64, copy_nanos: u64, over_device: bool) -> usize {
-    let bytes = loan_nanos.saturating_mul(COPY_SAMPLE as u64) / copy_nanos.max(1);
-    let bytes = (bytes / ALONE_FACTOR).clamp(BREAK_EVEN_MIN as u64, BREAK_EVEN_MAX as u64) as usize;
-    bytes.next_power_of_two() * if over_device { DEVICE_FACTOR } else { 1 }
+    // What lending costs beside what copying a call costs, whatever its size; and what the bytes of
+    // a sample cost when they are copied.
+    let lend = loan_nanos.saturating_mul(LOAN_PARTS) / LOAN_WHOLE;
+    let copy = loan_nanos.saturating_mul(SAMPLE_LOANS).saturating_add(copy_nanos).max(1);
+    let bytes = lend.saturating_mul(COPY_SAMPLE as u64) / copy;
+    let bytes = bytes.clamp(BREAK_EVEN_MIN as u64, BREAK_EVEN_MAX as u64) as usize;
+    // To the nearest power of two: one and a half times the lower is nearer to the upper.
+    let power = (bytes + bytes / 3).next_power_of_two() / 2;
+    power * if over_device { DEVICE_FACTOR } else { 1 }
 }
 
 /// Bytes of the copy that is measured: a super-packet.
 pub(super) const COPY_SAMPLE: usize = 64 << 10;
+/// The break-even of datagrams, as `towpath bench zerocopy` finds it over links and devices: larger
+/// than that of a stream, as each is a packet to itself and no queue makes who copies wait.
+pub(super) const DATAGRAM_BREAK_EVEN: usize = 16 << 10;
 /// One of so many loans is watched.
 const WATCH_EVERY: u32 = 16;
 /// One of so many calls that would be copied is lent, to see.
@@ -101,22 +119,27 @@ const TRY_EVERY: u32 = 64;
 const WASTED_MAX: u32 = 4;
 /// A loan that is out for longer was wasted: a copy lets the program go on at once.
 const LATE_NANOS: u64 = 500_000_000;
-/// How much larger the break-even of one thread alone is than that of a connection, where the
-/// copy's frames are cold and cost work of their own. `towpath bench zerocopy` finds a third; with
-/// half, lending begins too late rather than too early.
-const ALONE_FACTOR: u64 = 2;
+/// What lending costs all threads more than copying a call of no bytes, in measured loans:
+/// [`LOAN_PARTS`] of [`LOAN_WHOLE`].
+const LOAN_PARTS: u64 = 3;
+/// See above.
+const LOAN_WHOLE: u64 = 2;
+/// What copying a sample costs all threads beside the copy itself, in measured loans: frames are
+/// taken, passed on and given back, and the sender sleeps while the small queue of copied bytes is
+/// full.
+const SAMPLE_LOANS: u64 = 68;
 /// Least break-even: below it lending costs all threads together more than copying.
-const BREAK_EVEN_MIN: usize = 2 << 10;
+const BREAK_EVEN_MIN: usize = 1 << 10;
 /// Most that a measurement yields, over a link.
-const BREAK_EVEN_MAX: usize = 16 << 10;
+const BREAK_EVEN_MAX: usize = 4 << 10;
 /// How much larger the break-even is over a device.
-const DEVICE_FACTOR: usize = 4;
+const DEVICE_FACTOR: usize = 8;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const GOOD: Outcome = Outcome { size: 64 << 10, copied: false, nanos: 1_000 };
+    const GOOD: Outcome = Outcome { round: 0, size: 64 << 10, copied: false, nanos: 1_000 };
     const COPIED: Outcome = Outcome { copied: true, ..GOOD };
     const LATE: Outcome = Outcome { nanos: LATE_NANOS + 1, ..GOOD };
 
@@ -126,8 +149,8 @@ mod tests {
         for _ in 0..calls {
             let choice = chooser.choose(outcome.size);
             lent += u32::from(choice != Choice::Copy);
-            if choice == Choice::LendWatched {
-                chooser.learn(outcome);
+            if let Choice::LendWatched(round) = choice {
+                chooser.learn(Outcome { round, ..outcome });
             }
         }
         lent
@@ -165,24 +188,51 @@ mod tests {
         assert_eq!(chooser.choose(4095), Choice::Copy);
     }
 
+    /// Goal: a receiver that pauses wastes all that is on the way, and that counts once; who goes
+    /// on pausing, and lets nothing through in between, raises the break-even.
+    #[test]
+    fn what_was_on_the_way_counts_once() {
+        let mut chooser = Chooser::new(4096);
+        let on_the_way = |chooser: &mut Chooser| {
+            let choices = (0..1000 * WATCH_EVERY).map(|_| chooser.choose(1 << 20));
+            let rounds = choices.filter_map(|choice| match choice {
+                Choice::LendWatched(round) => Some(round),
+                Choice::Lend | Choice::Copy => None,
+            });
+            rounds.collect::<Vec<u32>>()
+        };
+        for pause in 1..=2 * WASTED_MAX {
+            let rounds = on_the_way(&mut chooser);
+            assert_eq!(rounds.len(), 1000);
+            for round in rounds {
+                chooser.learn(Outcome { round, size: 1 << 20, ..COPIED });
+            }
+            assert_eq!(chooser.break_even, 4096 << (pause / WASTED_MAX));
+        }
+    }
+
     #[test]
     fn a_few_wasted_loans_among_good_ones_change_nothing() {
         let mut chooser = Chooser::new(4096);
         for _ in 0..100 {
-            chooser.learn(COPIED);
-            chooser.learn(LATE);
-            chooser.learn(GOOD);
-            chooser.learn(GOOD);
+            for outcome in [COPIED, LATE, GOOD, GOOD] {
+                chooser.learn(Outcome { round: chooser.round, ..outcome });
+            }
         }
         assert_eq!(chooser.break_even, 4096);
     }
 
     #[test]
     fn the_measured_break_even_is_a_bounded_power_of_two() {
-        assert_eq!(break_even(350, 4000, false), 4096);
-        assert_eq!(break_even(350, 4000, true), 16_384);
+        // What was measured, on machines and days that copied fast and slowly.
+        for (loan, copy) in [(134, 511), (350, 4000), (350, 1000), (60, 8000)] {
+            assert_eq!(break_even(loan, copy, false), 1024, "{loan} {copy}");
+            assert_eq!(break_even(loan, copy, true), 8192, "{loan} {copy}");
+        }
         assert_eq!(break_even(0, 4000, false), BREAK_EVEN_MIN);
-        assert_eq!(break_even(350, 0, false), BREAK_EVEN_MAX);
-        assert_eq!(break_even(u64::MAX, 1, true), BREAK_EVEN_MAX * DEVICE_FACTOR);
+        assert_eq!(break_even(0, 0, false), BREAK_EVEN_MIN);
+        for extreme in [break_even(u64::MAX, 1, true), break_even(u64::MAX, u64::MAX, true)] {
+            assert!(extreme <= BREAK_EVEN_MAX * DEVICE_FACTOR && extreme.is_power_of_two());
+        }
     }
 }

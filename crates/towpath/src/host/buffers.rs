@@ -84,8 +84,8 @@ impl sealed::Memory for Buffer {
         self.len
     }
 
-    fn rest(&self, at: usize) -> &[u8] {
-        &self[at..]
+    fn rest(&self, at: usize, _: &mut sealed::Mark) -> &[u8] {
+        self.get(at..).unwrap_or_default()
     }
 }
 

@@ -35,20 +35,21 @@ impl Auto {
 /// Tells how one loan went.
 pub(super) struct Watch {
     auto: Arc<Auto>,
+    round: u32,
     size: usize,
     began: Instant,
 }
 
 impl Watch {
     /// Of a loan that begins now.
-    pub(super) fn new(auto: Arc<Auto>, size: usize) -> Self {
-        Self { auto, size, began: moment() }
+    pub(super) fn new(auto: Arc<Auto>, round: u32, size: usize) -> Self {
+        Self { auto, round, size, began: moment() }
     }
 
     /// All is back.
     pub(super) fn over(&self, copied: bool) {
         let nanos = moment().duration_since(self.began).as_nanos() as u64;
-        let outcome = Outcome { size: self.size, copied, nanos };
+        let outcome = Outcome { round: self.round, size: self.size, copied, nanos };
         self.auto.chooser.lock().unwrap_or_else(PoisonError::into_inner).learn(outcome);
     }
 }
@@ -69,8 +70,8 @@ fn loan_nanos() -> u64 {
         for _ in 0..LOANS {
             // Room without end, and given back at the end of the ticket.
             let _ = account.levels.take(1);
-            let parcel = Arc::new(Parcel(&[0_u8; 64][..]));
-            let (ticket, share) = Ticket::begin(account.clone(), 1, None);
+            let parcel = Arc::new(Parcel::new(&[0_u8; 64][..]));
+            let (ticket, share) = Ticket::begin(account.clone(), 1);
             ticket.share(None);
             let lender = share.lender();
             if black_box(parcel.lend(&mut loans, 0, 64, lender, Ticket::ALONE)).is_none() {

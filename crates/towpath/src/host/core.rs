@@ -3,7 +3,7 @@
 //! Three kinds of calls: those that need the stack take the lock, act and let it go
 //! ([`Core::call`]); sends append to a queue of their socket and take another lock, that no worker
 //! holds for long ([`Core::send`]); and the worker does turns ([`Core::turn`]). Only the worker
-//! moves packets.
+//! moves packets, but for datagrams that leave over a link ([`Core::call_to_send`]).
 //!
 //! A wait leaves its waker while it has the lock, and the worker, which has news only while it has
 //! the lock, takes it: nothing is missed. Wakers are woken without a lock.
@@ -165,6 +165,19 @@ impl Core {
         }
         wakers.into_iter().for_each(Waker::wake);
         result
+    }
+
+    /// The same for an `act` that sends a datagram. Over a link, where that is only to hand a
+    /// packet on, it leaves with the call: to wake the worker would cost more, and he would have
+    /// the lock when the next call wants it.
+    pub(super) fn call_to_send<R>(&self, act: impl FnOnce(&mut State, &mut Now<'_>) -> R) -> R {
+        self.call(|state, now| {
+            let result = act(state, now);
+            if state.port.is_link() {
+                state.with(now, |sockets, port, cx| port.send(sockets, cx));
+            }
+            result
+        })
     }
 
     /// Appends to a send queue.

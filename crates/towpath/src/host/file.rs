@@ -6,7 +6,7 @@
 //! into a buffer first, in the thread of the caller, which is one copy, counted and told.
 
 use super::buffers::Buffer;
-use super::lend::sealed::Memory;
+use super::lend::sealed::{Mark, Memory};
 use super::worker::Host;
 use std::fmt;
 use std::fs::File;
@@ -74,8 +74,8 @@ impl Memory for FileRange {
         <[u8]>::len(self)
     }
 
-    fn rest(&self, at: usize) -> &[u8] {
-        &self[at..]
+    fn rest(&self, at: usize, _: &mut Mark) -> &[u8] {
+        self.get(at..).unwrap_or_default()
     }
 
     fn is_copy(&self) -> bool {

@@ -25,9 +25,9 @@
 //! # Theory of operation
 //!
 //! A host has a *worker*, a thread that moves packets and runs timers, and sleeps when there is
-//! nothing to do. Calls never move packets. A host is attached to a TAP device or, by
-//! [`Host::pair`], to another host of this process: then pieces travel, and bytes that one lends
-//! are read by the other where they are.
+//! nothing to do. A host is attached to a TAP device or, by [`Host::pair`], to another host of this
+//! process: then pieces travel, and bytes that one lends are read by the other where they are.
+//! Calls move no packets, but for datagrams that leave over such a link.
 //!
 //! What a call costs its thread, when it does not wait:
 //!
@@ -73,6 +73,7 @@ mod futures;
 mod lend;
 mod link;
 mod listener;
+mod mode;
 mod port;
 mod queue;
 mod sending;
@@ -88,10 +89,12 @@ pub use buffers::Buffer;
 pub use file::FileRange;
 pub use lend::{Chain, Lend};
 pub use listener::TcpListener;
+pub use mode::SendMode;
 pub use sending::{Completions, Returned, SendError, Sending};
-pub use stream::{LENT_OVERHEAD, SendMode, TcpStream};
+
+pub use stream::{LENT_OVERHEAD, TcpStream};
 pub use towpath_net::counters::DropReason;
-pub use towpath_net::socket::{LentStats, SendTo};
+pub use towpath_net::socket::{LentStats, ReceivedDatagram, SendTo};
 pub use towpath_packet::{Held, Ledger, Piece, View};
 pub use udp::UdpSocket;
 pub use worker::Host;

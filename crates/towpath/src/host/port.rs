@@ -69,6 +69,11 @@ impl Port {
         }
     }
 
+    /// True if sending only hands packets on within the process.
+    pub(super) fn is_link(&self) -> bool {
+        matches!(self.line, Line::Link(_))
+    }
+
     /// True while [`Port::fd`] is to be watched.
     pub(super) fn is_watched(&self) -> bool {
         !self.gone && self.paused_until.is_none()

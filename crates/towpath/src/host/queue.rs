@@ -18,8 +18,8 @@ use towpath_packet::Piece;
 
 /// Copied bytes that one queue holds: what a worker passes on in a few turns.
 pub(super) const QUEUED_MAX: usize = 256 << 10;
-/// Most bytes of one loan: a super-packet. Who receives a part counts all of the loan, so that a
-/// segment of a much larger one would fill the peer's buffer.
+/// Most bytes of one loan: a super-packet. A receiver who keeps a part keeps all of the loan, and a
+/// recall gives back one after the other.
 pub(super) const LOAN_BYTES_MAX: usize = 64 << 10;
 
 /// One thing to do, in the order of the calls.

@@ -3,7 +3,7 @@
 use super::budget::Levels;
 use super::calibration::Watch;
 use super::core::Core;
-use super::lend::{Lend, Parcel};
+use super::lend::{Lend, Parcel, Source};
 use super::wait::{Waiters, block};
 use std::collections::VecDeque;
 use std::fmt;
@@ -44,16 +44,12 @@ pub(super) struct Ticket {
     /// Who else is told of each loan's end: set before the first is made.
     group: OnceLock<Arc<dyn Lender>>,
     /// Who hears how it went.
-    watch: Option<Watch>,
+    watch: OnceLock<Watch>,
 }
 
 impl Ticket {
     /// With one share. `charge` was taken from the levels of `account`.
-    pub(super) fn begin(
-        account: Arc<Account>,
-        charge: usize,
-        watch: Option<Watch>,
-    ) -> (Arc<Self>, Share) {
+    pub(super) fn begin(account: Arc<Account>, charge: usize) -> (Arc<Self>, Share) {
         let ticket = Arc::new(Self {
             word: AtomicU32::new(1),
             waiters: Mutex::default(),
@@ -61,7 +57,7 @@ impl Ticket {
             charge,
             number: OnceLock::new(),
             group: OnceLock::new(),
-            watch,
+            watch: OnceLock::new(),
         });
         (ticket.clone(), Share(ticket))
     }
@@ -69,6 +65,13 @@ impl Ticket {
     /// The stack took the first bytes, as the call of this number.
     pub(super) fn begun(&self, number: u32) {
         self.number.get_or_init(|| number);
+    }
+
+    /// Has `watch` hear how the send goes, unless all is back already.
+    pub(super) fn observe(&self, watch: Option<Watch>) {
+        if let Some(watch) = watch {
+            self.watch.get_or_init(|| watch);
+        }
     }
 
     /// The call's number, if the stack took any bytes.
@@ -124,7 +127,7 @@ impl Ticket {
         let before = self.word.fetch_sub(1, Ordering::AcqRel);
         if before & SHARES == 1 {
             self.account.levels.give(self.charge);
-            if let Some(watch) = &self.watch {
+            if let Some(watch) = self.watch.get() {
                 watch.over(before & COPIED != 0);
             }
             if before & WATCHED != 0 {
@@ -214,7 +217,7 @@ pub struct Returned<B> {
 
 impl<B: Lend> Sending<B> {
     pub(super) fn lent(held: Arc<Parcel<B>>, ticket: Arc<Ticket>) -> Self {
-        let accepted = held.0.len();
+        let accepted = held.len();
         Self { accepted, back: None, lent: Some((held, ticket)) }
     }
 
@@ -301,7 +304,9 @@ impl<B: Lend> Sending<B> {
     fn take(&mut self, copied: bool) -> Returned<B> {
         let (buffer, copied) = match self.lent.take() {
             // Whoever has a share drops his hold of the buffer before he ends it.
-            Some((held, _)) => (Arc::into_inner(held).expect("the last hold is ours").0, copied),
+            Some((held, _)) => {
+                (Arc::into_inner(held).expect("the last hold is ours").into_buffer(), copied)
+            }
             None => self.back.take().expect("a future is done once"),
         };
         let copied = copied || buffer.is_copy();

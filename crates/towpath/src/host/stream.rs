@@ -1,9 +1,11 @@
 //! TCP connections.
 
 use super::auto::Choice;
-use super::calibration::{Auto, Watch};
+use super::calibration::Watch;
 use super::core::Now;
+use super::lend::sealed::Mark;
 use super::lend::{Lend, Parcel};
+use super::mode::{Mode, SendMode};
 use super::queue::{LentOp, Op, SendQueue};
 use super::sending::{SendError, Sending, Ticket};
 use super::shape::Shape;
@@ -13,13 +15,12 @@ use std::fmt;
 use std::future::poll_fn;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use towpath_net::socket::{self, Error, Options, ReadMost, ReceiveFlags, SocketId};
 use towpath_net::tcp::Info;
 use towpath_packet::Held;
-use towpath_packet::sync::{AtomicU32, Ordering};
 
 /// What each send that lends counts with beside its bytes, so that a budget of bytes bounds the
 /// number of sends, too.
@@ -47,57 +48,15 @@ struct Inner {
     host: Host,
     queue: Arc<SendQueue>,
     shape: Shape,
-    mode: AtomicU32,
-    /// Made when the mode is first set to [`SendMode::Auto`].
-    auto: OnceLock<Arc<Auto>>,
-}
-
-/// What becomes of buffers that are sent with [`TcpStream::send_zc`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum SendMode {
-    /// They are copied and come back at once.
-    Copy,
-    /// They are lent.
-    #[default]
-    Lend,
-    /// Each is lent if that is expected to cost all threads together less than copying it: by its
-    /// size, by a measurement of less than a millisecond that a host does once, when the first
-    /// socket is set to this, and by how the socket's earlier loans went. One that is copied comes
-    /// back at once.
-    Auto,
-}
-
-impl Inner {
-    fn send_mode(&self) -> SendMode {
-        const MODES: [SendMode; 3] = [SendMode::Copy, SendMode::Lend, SendMode::Auto];
-        // Relaxed: a call that begins beside a change goes by the old or the new.
-        MODES[self.mode.load(Ordering::Relaxed) as usize]
-    }
-
-    fn auto(&self) -> &Arc<Auto> {
-        self.auto.get_or_init(|| Arc::new(Auto::new(self.host.break_even())))
-    }
-
-    /// Whether a call of `size` bytes lends.
-    fn choose(&self, size: usize) -> Choice {
-        match self.send_mode() {
-            SendMode::Copy => Choice::Copy,
-            SendMode::Lend => Choice::Lend,
-            SendMode::Auto => self.auto().choose(size),
-        }
-    }
-
-    /// Begins to watch a loan, if it was chosen to be.
-    fn watch(&self, choice: Choice, size: usize) -> Option<Watch> {
-        (choice == Choice::LendWatched).then(|| Watch::new(self.auto().clone(), size))
-    }
+    mode: Mode,
 }
 
 /// A buffer on its way into a socket.
 struct Going<B> {
     buffer: Option<B>,
-    /// Bytes of it that were copied.
+    /// Bytes of it that were copied, and where they end.
     copied: usize,
+    mark: Mark,
     /// What was decided when the call began.
     choice: Choice,
     /// How long it may be lent.
@@ -106,8 +65,8 @@ struct Going<B> {
 
 impl<B: Lend> Going<B> {
     fn new(stream: &TcpStream, buffer: B, term: Option<Duration>) -> Self {
-        let choice = stream.inner.choose(buffer.len());
-        Self { buffer: Some(buffer), copied: 0, choice, term }
+        let choice = stream.inner.mode.choose(buffer.len());
+        Self { buffer: Some(buffer), copied: 0, mark: None, choice, term }
     }
 
     /// The call ends here: what was accepted counts, else the error.
@@ -189,8 +148,8 @@ impl TcpStream {
 
     /// The owner of a socket that is in the host's table.
     pub(super) fn new(host: Host, queue: Arc<SendQueue>) -> Self {
-        let (shape, mode) = (Shape::default(), AtomicU32::new(SendMode::default() as u32));
-        Self { inner: Arc::new(Inner { host, queue, shape, mode, auto: OnceLock::new() }) }
+        let (shape, mode) = (Shape::default(), Mode::new());
+        Self { inner: Arc::new(Inner { host, queue, shape, mode }) }
     }
 
     fn id(&self) -> SocketId {
@@ -257,7 +216,7 @@ impl TcpStream {
             return failure.map_or(Poll::Pending, |error| Poll::Ready(going.stop(error)));
         }
         let buffer = going.buffer.take().expect("a future is done once");
-        let watch = self.inner.watch(going.choice, len);
+        let watch = self.inner.mode.watch(going.choice, len);
         Poll::Ready(self.lend(buffer, charge, going.term, watch))
     }
 
@@ -269,7 +228,7 @@ impl TcpStream {
         len: usize,
     ) -> Poll<Result<Sending<B>, SendError<B>>> {
         while let Some(buffer) = going.buffer.as_ref().filter(|_| going.copied < len) {
-            match self.poll_write(cx, buffer.rest(going.copied)) {
+            match self.poll_write(cx, buffer.rest(going.copied, &mut going.mark)) {
                 Poll::Ready(Ok(count)) => going.copied += count,
                 Poll::Ready(Err(error)) => return Poll::Ready(going.stop(error)),
                 Poll::Pending => return Poll::Pending,
@@ -293,16 +252,12 @@ impl TcpStream {
 
     /// What becomes of buffers that are sent.
     pub fn send_mode(&self) -> SendMode {
-        self.inner.send_mode()
+        self.inner.mode.get()
     }
 
     /// Sets what becomes of buffers, from the next call on.
     pub fn set_send_mode(&self, mode: SendMode) {
-        if mode == SendMode::Auto {
-            self.inner.auto();
-        }
-        // Relaxed: see `Inner::send_mode`.
-        self.inner.mode.store(mode as u32, Ordering::Relaxed);
+        self.inner.mode.set(mode, || self.inner.host.break_even());
     }
 
     fn lend<B: Lend>(
@@ -313,8 +268,9 @@ impl TcpStream {
         watch: Option<Watch>,
     ) -> Result<Sending<B>, SendError<B>> {
         let (queue, core) = (&self.inner.queue, &self.inner.host.owner.core);
-        let held = Arc::new(Parcel(buffer));
-        let (ticket, share) = Ticket::begin(queue.account.clone(), charge, watch);
+        let held = Arc::new(Parcel::new(buffer));
+        let (ticket, share) = Ticket::begin(queue.account.clone(), charge);
+        ticket.observe(watch);
         let due = term.map(|term| core.clock.now() + term);
         let lent = LentOp::new(held.clone(), share, due);
         let sending = Sending::lent(held, ticket);

@@ -101,7 +101,7 @@ impl LentOp {
         };
         let (account, charge) = (self.ticket.account().clone(), bytes.len());
         account.levels.force(charge);
-        let (_, share) = Ticket::begin(account, charge, None);
+        let (_, share) = Ticket::begin(account, charge);
         // What is held of the buffer goes before the share of its ticket.
         self.source = Arc::new(Copied(bytes));
         (self.done, self.due) = (self.done - from, None);

@@ -1,7 +1,9 @@
 //! Datagram sockets.
 
+use super::auto::{Choice, DATAGRAM_BREAK_EVEN};
 use super::core::{Now, State};
-use super::lend::{Lend, Parcel};
+use super::lend::{Lend, Parcel, stretches};
+use super::mode::{Mode, SendMode};
 use super::sending::{Account, SendError, Sending, Ticket};
 use super::shape::Shape;
 use super::wait::block;
@@ -13,7 +15,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
-use towpath_net::socket::{Error, Options, ReceivedDatagram, SendTo, SocketId};
+use towpath_net::socket::{Error, Options, ReadMost, ReceivedDatagram, SendTo, SocketId};
+use towpath_packet::Held;
+use towpath_packet::packet::PIECES_MAX;
 
 /// A UDP socket, in the shape of [`std::net::UdpSocket`].
 pub struct UdpSocket {
@@ -24,8 +28,30 @@ struct Inner {
     host: Host,
     id: SocketId,
     shape: Shape,
+    mode: Mode,
     /// What its sends that lend count with.
     account: Arc<Account>,
+}
+
+/// A buffer on its way into a socket.
+struct Going<B> {
+    buffer: Option<B>,
+    /// What was decided when the call began.
+    choice: Choice,
+    send: SendTo,
+}
+
+impl<B: Lend> Going<B> {
+    fn new(socket: &UdpSocket, buffer: B, send: &SendTo) -> Self {
+        let Inner { shape, mode, .. } = &*socket.inner;
+        let send = SendTo { term: send.term.or(shape.term()), ..*send };
+        Self { choice: mode.choose(buffer.len()), buffer: Some(buffer), send }
+    }
+
+    /// The buffer of a call that has no result yet.
+    fn take(&mut self) -> B {
+        self.buffer.take().expect("a future is done once")
+    }
 }
 
 impl UdpSocket {
@@ -41,8 +67,8 @@ impl UdpSocket {
             bound.map(|()| id)
         });
         let (host, id) = (host.clone(), id.map_err(io_error)?);
-        let (shape, account) = (Shape::default(), host.account(id));
-        Ok(Self { inner: Arc::new(Inner { host, id, shape, account }) })
+        let (shape, mode, account) = (Shape::default(), Mode::new(), host.account(id));
+        Ok(Self { inner: Arc::new(Inner { host, id, shape, mode, account }) })
     }
 
     /// Names the one peer.
@@ -74,11 +100,20 @@ impl UdpSocket {
         bytes: &[u8],
         remote: Option<SocketAddr>,
     ) -> Poll<io::Result<usize>> {
+        self.poll_copy(cx, &[bytes], &SendTo { to: remote, ..SendTo::default() })
+    }
+
+    /// Copies `buffers`, one after the other, into a datagram.
+    fn poll_copy(
+        &self,
+        cx: &mut Context<'_>,
+        buffers: &[&[u8]],
+        send: &SendTo,
+    ) -> Poll<io::Result<usize>> {
         let id = self.inner.id;
-        let send = SendTo { to: remote, ..SendTo::default() };
-        let sent = self.inner.host.owner.core.call(|state, now| {
+        let sent = self.inner.host.owner.core.call_to_send(|state, now| {
             let sent =
-                state.with(now, |sockets, _, cx| sockets.send_datagram(id, &[bytes], &send, cx));
+                state.with(now, |sockets, _, cx| sockets.send_datagram(id, buffers, send, cx));
             if sent == Err(Error::WouldBlock) {
                 state.entry(id).writers.add(cx.waker());
             }
@@ -87,13 +122,13 @@ impl UdpSocket {
         ready(sent)
     }
 
-    /// Sends `buffer` as a datagram to the peer. It is lent, not copied, and comes back with what
-    /// this returns when the datagram has left, which says nothing about the peer, or when its term
-    /// is over. Waits until the budgets of lent bytes have room, and while the device takes
-    /// nothing.
+    /// Sends `buffer` as a datagram to the peer. If it is lent, it comes back with what this
+    /// returns when the datagram has left, which says nothing about the peer, or when its term is
+    /// over; this waits until the budgets of lent bytes have room. If it is copied ([`SendMode`]),
+    /// it is back at once. Both wait while the device takes nothing.
     ///
     /// # Errors
-    /// Those of [`UdpSocket::send`]. A buffer in more than
+    /// Those of [`UdpSocket::send`]. A buffer that is lent in more than
     /// [`LENT_RANGES_MAX`](towpath_net::socket::LENT_RANGES_MAX) parts is too long, too. The buffer
     /// is handed back.
     pub fn send_zc<B: Lend>(&self, buffer: B) -> Result<Sending<B>, SendError<B>> {
@@ -116,12 +151,10 @@ impl UdpSocket {
         buffer: B,
         send: &SendTo,
     ) -> Result<Sending<B>, SendError<B>> {
-        let mut buffer = Some(buffer);
+        let mut going = Going::new(self, buffer, send);
         let wait = self.inner.shape.write_wait();
-        let sent = block(wait, |cx| self.poll_send_zc(cx, &mut buffer, send));
-        sent.unwrap_or_else(|| {
-            Err(SendError { error: would_block(), buffer: not_sent(&mut buffer) })
-        })
+        let sent = block(wait, |cx| self.poll_send_zc(cx, &mut going));
+        sent.unwrap_or_else(|| Err(SendError { error: would_block(), buffer: going.take() }))
     }
 
     /// The same for tasks. Dropping the future before it is ready frees the buffer, which is not
@@ -131,30 +164,40 @@ impl UdpSocket {
         buffer: B,
         send: &SendTo,
     ) -> Result<Sending<B>, SendError<B>> {
-        let mut buffer = Some(buffer);
-        poll_fn(|cx| self.poll_send_zc(cx, &mut buffer, send)).await
+        let mut going = Going::new(self, buffer, send);
+        poll_fn(|cx| self.poll_send_zc(cx, &mut going)).await
     }
 
     /// Sends the buffer, which is taken when there is a result.
     fn poll_send_zc<B: Lend>(
         &self,
         cx: &mut Context<'_>,
-        buffer: &mut Option<B>,
-        send: &SendTo,
+        going: &mut Going<B>,
     ) -> Poll<Result<Sending<B>, SendError<B>>> {
-        let Inner { id, account, shape, host } = &*self.inner;
-        let charge = buffer.as_ref().map_or(0, B::len).saturating_add(LENT_OVERHEAD);
+        if going.choice == Choice::Copy {
+            let Some(buffer) = &going.buffer else { return Poll::Pending };
+            let sent = self.poll_copy(cx, &stretches(buffer), &going.send);
+            return sent.map(|sent| match sent {
+                Ok(count) => Ok(Sending::copied(going.take(), count)),
+                Err(error) => Err(SendError { error, buffer: going.take() }),
+            });
+        }
+        let Inner { id, account, mode, host, .. } = &*self.inner;
+        let len = going.buffer.as_ref().map_or(0, B::len);
+        let charge = len.saturating_add(LENT_OVERHEAD);
         if account.levels.poll_take(cx, charge).is_pending() {
             return Poll::Pending;
         }
-        let held = Arc::new(Parcel(not_sent(buffer)));
-        let (ticket, share) = Ticket::begin(account.clone(), charge, None);
-        let sending = Sending::lent(held.clone(), ticket);
-        let send = SendTo { term: send.term.or(shape.term()), ..*send };
-        let sent = host.owner.core.call(|state, now| {
-            let sent = state.send_lent_datagram(*id, (held, share), &send, now);
-            if sent == Err(Error::WouldBlock) {
-                state.entry(*id).writers.add(cx.waker());
+        let watch = mode.watch(going.choice, len);
+        let held = Arc::new(Parcel::new(going.take()));
+        let (ticket, share) = Ticket::begin(account.clone(), charge);
+        let sending = Sending::lent(held.clone(), ticket.clone());
+        let sent = host.owner.core.call_to_send(|state, now| {
+            let sent = state.send_lent_datagram(*id, (held, share), &going.send, now);
+            match sent {
+                Ok(_) => ticket.observe(watch),
+                Err(Error::WouldBlock) => state.entry(*id).writers.add(cx.waker()),
+                Err(_) => {}
             }
             sent
         });
@@ -162,7 +205,7 @@ impl UdpSocket {
             Ok(_) => Poll::Ready(Ok(sending)),
             // What was lent of it came back when the call failed.
             Err(Error::WouldBlock) => {
-                *buffer = Some(sending.returned().buffer);
+                going.buffer = Some(sending.returned().buffer);
                 Poll::Pending
             }
             Err(error) => {
@@ -170,6 +213,16 @@ impl UdpSocket {
                 Poll::Ready(Err(SendError { error, buffer }))
             }
         }
+    }
+
+    /// What becomes of buffers that are sent with [`UdpSocket::send_zc`].
+    pub fn send_mode(&self) -> SendMode {
+        self.inner.mode.get()
+    }
+
+    /// Sets what becomes of buffers, from the next call on.
+    pub fn set_send_mode(&self, mode: SendMode) {
+        self.inner.mode.set(mode, || DATAGRAM_BREAK_EVEN);
     }
 
     /// How long a buffer is lent at most, unless its call says otherwise.
@@ -234,6 +287,38 @@ impl UdpSocket {
         ready(received)
     }
 
+    /// Receives a datagram without copying it: as pieces added to `into`. Each piece shows its
+    /// bytes ([`Held::bytes`]); what others could write is copied. The datagram is received whole.
+    ///
+    /// Memory goes back to whoever lent it when the pieces are dropped, on whatever thread. Until
+    /// then they count with the receive buffer: datagrams that it has no room for are lost.
+    ///
+    /// # Errors
+    /// Those of [`UdpSocket::recv_from`]; `ENOBUFS` if this socket or all of the host keep too
+    /// much: the datagram stays, and receiving with a copy goes on.
+    pub fn recv_lent(&self, into: &mut Vec<Held>) -> io::Result<ReceivedDatagram> {
+        let received = block(self.inner.shape.read_wait(), |cx| self.poll_recv_lent(cx, into));
+        received.unwrap_or_else(|| Err(would_block()))
+    }
+
+    /// The same for futures made by hand.
+    pub fn poll_recv_lent(
+        &self,
+        cx: &mut Context<'_>,
+        into: &mut Vec<Held>,
+    ) -> Poll<io::Result<ReceivedDatagram>> {
+        let id = self.inner.id;
+        let received = self.inner.host.owner.core.call(|state, now| {
+            let received = state
+                .with(now, |sockets, _, cx| sockets.receive_datagram_lent(id, &WHOLE, into, cx));
+            if received == Err(Error::WouldBlock) {
+                state.entry(id).readers.add(cx.waker());
+            }
+            received
+        });
+        ready(received)
+    }
+
     /// Our address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.inner.host.owner.core.lock().sockets.local(self.inner.id).map_err(io_error)
@@ -285,10 +370,8 @@ impl UdpSocket {
     }
 }
 
-/// The buffer of a call that has no result yet.
-fn not_sent<B>(buffer: &mut Option<B>) -> B {
-    buffer.take().expect("a future is done once")
-}
+/// All of a datagram, whose packet has no more pieces than any.
+const WHOLE: ReadMost = ReadMost { bytes: usize::MAX, pieces: PIECES_MAX, private: true };
 
 fn ready<T>(result: Result<T, Error>) -> Poll<io::Result<T>> {
     match result {

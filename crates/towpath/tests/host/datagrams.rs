@@ -1,7 +1,7 @@
 //! Datagrams that lend.
 
 use super::*;
-use towpath::host::SendTo;
+use towpath::host::{Held, SendTo};
 
 /// Two hosts with a socket each, connected with each other.
 fn sockets(one: &Config) -> (Host, Host, UdpSocket, UdpSocket) {
@@ -119,6 +119,121 @@ fn datagrams_come_back_though_nobody_reads() {
     let sending = socket.send_zc(pattern(500, 4)).expect("sends");
     assert!(sending.returned_within(PATIENCE).expect("back").copied);
     assert_same(&receive(&peer), &pattern(500, 4));
+    drop((socket, peer));
+    assert_all_back(&[&a, &b]);
+}
+
+/// The bytes of what was received without a copy.
+fn shown(pieces: &[Held]) -> Vec<u8> {
+    pieces.iter().flat_map(|piece| piece.bytes().expect("private").to_vec()).collect()
+}
+
+/// Goal: a datagram is received where its sender lent it, in one piece or several, and is the
+/// sender's again when the pieces are dropped; one that was copied comes in frames.
+#[test]
+fn datagrams_are_received_where_they_are() {
+    let (a, b, socket, peer) = sockets(&config(1));
+    let mut pieces = Vec::new();
+    for len in [0, 1, 1472, 9000] {
+        let buffer = pattern(len, 1);
+        let from = buffer.as_ptr() as usize;
+        let sending = socket.send_zc(buffer).expect("sends");
+        let told = peer.recv_lent(&mut pieces).expect("receives");
+        assert_eq!((told.len, told.copied, told.from), (len, len, socket.local_addr().unwrap()));
+        assert_same(&shown(&pieces), &pattern(len, 1));
+        let first =
+            pieces.first().and_then(Held::bytes).map_or(from, |view| view.as_ptr() as usize);
+        assert_eq!(first, from, "{len}: it lies elsewhere");
+        assert_eq!(sending.is_returned(), len == 0, "{len} bytes");
+        pieces.clear();
+        let returned = sending.returned_within(PATIENCE).expect("back");
+        assert!(returned.buffer == pattern(len, 1) && !returned.copied);
+    }
+    let cut = SendTo { segment_size: Some(1000), ..SendTo::default() };
+    let sending = socket.send_zc_with(pattern(3000, 2), &cut).expect("sends");
+    let lens = [0; 3].map(|_| peer.recv_lent(&mut pieces).expect("receives").len);
+    assert_eq!(lens, [1000, 1000, 1000]);
+    assert_same(&shown(&pieces), &pattern(3000, 2));
+    assert!(!sending.is_returned());
+    drop(peer);
+    assert_same(&shown(&pieces), &pattern(3000, 2));
+    pieces.clear();
+    assert!(!sending.returned_within(PATIENCE).expect("back").copied);
+    assert_eq!((a.ledger().copied(), b.ledger().copied()), (0, 0));
+    drop(socket);
+    assert_all_back(&[&a, &b]);
+}
+
+/// Goal: what is kept counts with the receive buffer and at last makes calls fail, which lose
+/// nothing: the datagram is there to be copied, and to be received once pieces were dropped.
+/// Tried besides: receiving nothing, without waiting and with a timeout.
+#[test]
+fn who_keeps_datagrams_has_room_for_fewer() {
+    let (a, b, socket, peer) = sockets(&config(1));
+    let mut pieces = Vec::new();
+    peer.set_nonblocking(true).expect("a mode");
+    let silence = peer.recv_lent(&mut pieces).expect_err("nothing was sent");
+    assert_eq!((silence.kind(), pieces.len()), (ErrorKind::WouldBlock, 0));
+    peer.set_nonblocking(false).expect("a mode");
+    peer.set_options(|options| options.receive_buffer = Some(40_000)).expect("an option");
+    // Each keeps a loan of its own length.
+    socket.send(&pattern(15_000, 1)).expect("sends");
+    socket.send(&pattern(15_000, 2)).expect("sends");
+    assert_eq!(peer.recv_lent(&mut pieces).expect("room").len, 15_000);
+    assert_eq!(peer.recv_lent(&mut pieces).expect("room").len, 15_000);
+    socket.send(&pattern(15_000, 3)).expect("sends");
+    let full = peer.recv_lent(&mut pieces).expect_err("much is kept");
+    assert_eq!((full.raw_os_error(), pieces.len()), (Some(libc::ENOBUFS), 2));
+    assert_eq!(receive(&peer), pattern(15_000, 3));
+    socket.send(&pattern(15_000, 4)).expect("sends");
+    assert!(peer.recv_lent(&mut pieces).is_err());
+    assert_same(&shown(&pieces), &[pattern(15_000, 1), pattern(15_000, 2)].concat());
+    pieces.clear();
+    assert_eq!(peer.recv_lent(&mut pieces).expect("room again").len, 15_000);
+    assert_same(&shown(&pieces), &pattern(15_000, 4));
+    pieces.clear();
+    peer.set_read_timeout(Some(Duration::from_millis(1))).expect("a timeout");
+    assert_eq!(peer.recv_lent(&mut pieces).expect_err("silence").kind(), ErrorKind::WouldBlock);
+    drop((socket, peer));
+    assert_all_back(&[&a, &b]);
+}
+
+/// Goal: a socket that copies hands buffers back at once, those in many parts too; one that chooses
+/// copies small ones and lends large ones; errors are the same in all modes.
+#[test]
+fn datagrams_are_copied_or_lent_as_the_socket_says() {
+    let (a, b, socket, peer) = sockets(&config(1));
+    assert_eq!(socket.send_mode(), SendMode::Lend);
+    socket.set_send_mode(SendMode::Copy);
+    let parts = Chain((0..100).map(|seed| pattern(seed % 3 * 40, seed)).collect());
+    let sending = socket.send_zc(parts.clone()).expect("sends");
+    assert!(sending.is_returned() && sending.accepted() == 99 * 40);
+    assert_eq!(a.lent(), 0);
+    assert_same(&receive(&peer), &parts.0.concat());
+    let returned = sending.returned();
+    assert!(returned.buffer == parts && returned.copied);
+    let empty = socket.send_zc(Vec::new()).expect("sends").returned();
+    assert!(!empty.copied && receive(&peer).is_empty());
+    for mode in [SendMode::Copy, SendMode::Lend, SendMode::Auto] {
+        socket.set_send_mode(mode);
+        assert_eq!(socket.send_mode(), mode);
+        let long = socket.send_zc(pattern(65_508, 1)).expect_err("too long");
+        assert_eq!(long.error.raw_os_error(), Some(libc::EMSGSIZE));
+        assert!(long.buffer == pattern(65_508, 1));
+        for seed in 0..40 {
+            for (size, lends) in [(1000, mode == SendMode::Lend), (60_000, mode != SendMode::Copy)]
+            {
+                let sending = socket.send_zc(pattern(size, seed)).expect("sends");
+                let mut pieces = Vec::new();
+                assert_eq!(peer.recv_lent(&mut pieces).expect("receives").len, size);
+                assert_same(&shown(&pieces), &pattern(size, seed));
+                assert_eq!(sending.is_returned(), !lends, "{mode:?} {size}");
+                drop(pieces);
+                let returned = sending.returned_within(PATIENCE).expect("back");
+                assert!(returned.buffer == pattern(size, seed) && returned.copied != lends);
+            }
+        }
+    }
     drop((socket, peer));
     assert_all_back(&[&a, &b]);
 }

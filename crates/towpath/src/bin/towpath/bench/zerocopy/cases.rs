@@ -44,8 +44,8 @@ pub(in crate::bench) struct Point {
     pub(in crate::bench) process: Case,
     /// Processor time of everything that takes part.
     pub(in crate::bench) system: Case,
-    /// The same of a socket that chooses by itself, beside the better of lending and copying; those
-    /// of datagrams and the kernel's have no such mode.
+    /// The same of a socket that chooses by itself, beside the better of lending and copying; the
+    /// kernel's have no such mode.
     pub(in crate::bench) auto: Option<Case>,
 }
 
@@ -123,8 +123,7 @@ impl Point {
             better: Better::Low,
         };
         let (process, system) = (case("process"), case("system"));
-        let chooses = carrier != Carrier::Kernel && protocol == Protocol::Tcp;
-        let auto = chooses.then(|| case("auto"));
+        let auto = (carrier != Carrier::Kernel).then(|| case("auto"));
         Self { carrier, protocol, buffers, size, process, system, auto }
     }
 
@@ -239,10 +238,11 @@ mod tests {
             "kernel_udp_process_1MiB_hot",
             "udp_process_512B",
             "tap_udp_system_64KiB_hot",
+            "udp_auto_4KiB",
         ] {
             assert!(names.contains(&name), "{name}");
         }
-        assert!(!names.iter().any(|name| name.contains("udp_auto")), "no socket chooses");
+        assert!(!names.iter().any(|name| name.contains("kernel_auto")), "no socket chooses");
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), all().count());

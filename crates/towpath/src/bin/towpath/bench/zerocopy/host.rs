@@ -15,8 +15,7 @@ use super::datagrams::{self, DATAGRAM_BYTES};
 use super::kernel::{joined, read_all, receive_all};
 use super::workload::{Cost, Sender, Setting};
 
-/// Sends from one host of this process to another, which takes the bytes of a stream where they
-/// are, and has datagrams copied.
+/// Sends from one host of this process to another, which takes the bytes where they are.
 pub(super) fn in_process(point: &Point, mode: Mode, setting: &Setting<'_>) -> anyhow::Result<Cost> {
     let config = |address: Ipv4Addr| Config::with_address(address, PREFIX_LEN);
     let (sender, receiver) = Host::pair(&config(SENDER), &config(RECEIVER))?;
@@ -91,15 +90,21 @@ fn measure(
     mode: Mode,
     setting: &Setting<'_>,
 ) -> (anyhow::Result<Cost>, u64) {
-    stream.set_send_mode(match mode {
-        Mode::Lend => SendMode::Lend,
-        Mode::Copy => SendMode::Copy,
-        Mode::Auto => SendMode::Auto,
-    });
+    stream.set_send_mode(mode.into());
     let mut walk = setting.memory.walk(point.buffers, point.size);
     let mut sender = HostSender { stream, mode, lent: Completions::new(), sent: 0 };
     let cost = setting.cost(&mut sender, &mut walk);
     (cost, sender.sent)
+}
+
+impl From<Mode> for SendMode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Lend => SendMode::Lend,
+            Mode::Copy => SendMode::Copy,
+            Mode::Auto => SendMode::Auto,
+        }
+    }
 }
 
 struct HostSender {
@@ -141,8 +146,8 @@ fn measure_datagrams(
     let segment = |options: &mut Options| options.datagram.segment_size = DATAGRAM_BYTES;
     socket.set_options(segment).context("cannot set the size of segments")?;
     let mut walk = setting.memory.walk(point.buffers, point.size);
-    let mut sender =
-        DatagramSender { socket, lends: mode == Mode::Lend, lent: Completions::new(), sent: 0 };
+    socket.set_send_mode(mode.into());
+    let mut sender = DatagramSender { socket, mode, lent: Completions::new(), sent: 0 };
     let cost = setting.cost(&mut sender, &mut walk);
     let received = datagrams::end_receiver(receiver, || sender.socket.send(&[]))?;
     let cost = cost?;
@@ -152,7 +157,7 @@ fn measure_datagrams(
 
 struct DatagramSender {
     socket: UdpSocket,
-    lends: bool,
+    mode: Mode,
     lent: Completions<&'static [u8]>,
     sent: u64,
 }
@@ -161,10 +166,10 @@ impl Sender for DatagramSender {
     fn send(&mut self, buffer: &'static [u8]) -> anyhow::Result<()> {
         self.sent += buffer.len() as u64;
         for part in datagrams::calls(buffer) {
-            if self.lends {
-                self.lent.push(self.socket.send_zc(part).context("cannot send")?);
-            } else {
+            if self.mode == Mode::Copy {
                 self.socket.send(part).context("cannot send")?;
+            } else {
+                self.lent.push(self.socket.send_zc(part).context("cannot send")?);
             }
         }
         look(&mut self.lent);
@@ -199,13 +204,13 @@ fn take_all(listener: &host::TcpListener) -> anyhow::Result<u64> {
 
 /// Receives until there is a datagram without bytes. Returns how many bytes there were.
 fn take_datagrams(socket: &UdpSocket) -> anyhow::Result<u64> {
-    let mut buffer = vec![0; usize::from(DATAGRAM_BYTES)];
-    let mut received = 0;
+    let (mut pieces, mut received) = (Vec::new(), 0);
     loop {
-        match socket.recv(&mut buffer).context("cannot receive")? {
+        match socket.recv_lent(&mut pieces).context("cannot receive")?.len {
             0 => return Ok(received),
             count => received += count as u64,
         }
+        pieces.clear();
     }
 }
 

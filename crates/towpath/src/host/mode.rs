@@ -1,0 +1,68 @@
+//! What becomes of the buffers that a socket sends: what it was told, and how it chooses if it was
+//! told to.
+
+use super::auto::Choice;
+use super::calibration::{Auto, Watch};
+use std::sync::{Arc, OnceLock};
+use towpath_packet::sync::{AtomicU32, Ordering};
+
+/// What becomes of buffers that are sent with [`TcpStream::send_zc`](super::TcpStream::send_zc) and
+/// [`UdpSocket::send_zc`](super::UdpSocket::send_zc).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum SendMode {
+    /// They are copied and come back at once.
+    Copy,
+    /// They are lent.
+    #[default]
+    Lend,
+    /// Each is lent if that is expected to cost all threads together less than copying it: by its
+    /// size, by how the socket's earlier loans went, and for streams by a measurement of less than
+    /// a millisecond that a host does once, when the first of them is set to this. One that is
+    /// copied comes back at once.
+    Auto,
+}
+
+/// The mode of a socket.
+pub(super) struct Mode {
+    mode: AtomicU32,
+    /// Made when the mode is first set to [`SendMode::Auto`].
+    auto: OnceLock<Arc<Auto>>,
+}
+
+impl Mode {
+    pub(super) fn new() -> Self {
+        Self { mode: AtomicU32::new(SendMode::default() as u32), auto: OnceLock::new() }
+    }
+
+    pub(super) fn get(&self) -> SendMode {
+        const MODES: [SendMode; 3] = [SendMode::Copy, SendMode::Lend, SendMode::Auto];
+        // Relaxed: a call that begins beside a change goes by the old or the new.
+        MODES[self.mode.load(Ordering::Relaxed) as usize]
+    }
+
+    /// Sets it; `break_even` tells the size from which on the socket's loans cost less.
+    pub(super) fn set(&self, mode: SendMode, break_even: impl FnOnce() -> usize) {
+        if mode == SendMode::Auto {
+            self.auto.get_or_init(|| Arc::new(Auto::new(break_even())));
+        }
+        // Relaxed: as in `get`; what chooses is published by its lock.
+        self.mode.store(mode as u32, Ordering::Relaxed);
+    }
+
+    /// Whether a call of `size` bytes lends.
+    pub(super) fn choose(&self, size: usize) -> Choice {
+        let auto = match self.get() {
+            SendMode::Copy => return Choice::Copy,
+            SendMode::Lend => return Choice::Lend,
+            SendMode::Auto => self.auto.get(),
+        };
+        // Another thread is just setting the mode: the call goes by the one before.
+        auto.map_or(Choice::Lend, |auto| auto.choose(size))
+    }
+
+    /// Begins to watch a loan, if it was chosen to be.
+    pub(super) fn watch(&self, choice: Choice, size: usize) -> Option<Watch> {
+        let Choice::LendWatched(round) = choice else { return None };
+        Some(Watch::new(self.auto.get()?.clone(), round, size))
+    }
+}

@@ -95,18 +95,22 @@ impl Budget {
 /// The budgets that lent memory counts with.
 pub(super) struct Levels {
     pub(super) socket: Budget,
-    /// Of one user of the library.
-    pub(super) group: Arc<Budget>,
+    /// Of one user of the library, if he has one.
+    pub(super) group: Option<Arc<Budget>>,
     pub(super) all: Arc<Budget>,
 }
 
 impl Levels {
+    /// From the narrowest to the widest.
+    fn each(&self) -> impl DoubleEndedIterator<Item = &Budget> + Clone {
+        [Some(&self.socket), self.group.as_deref(), Some(&*self.all)].into_iter().flatten()
+    }
+
     /// Takes `amount` from all, or nothing and the budget that has no room.
     pub(super) fn take(&self, amount: usize) -> Result<(), &Budget> {
-        let levels = [&self.socket, &self.group, &self.all];
-        for (index, level) in levels.iter().enumerate() {
+        for (index, level) in self.each().enumerate() {
             if !level.take(amount) {
-                levels[..index].iter().for_each(|taken| taken.give(amount));
+                self.each().take(index).for_each(|taken| taken.give(amount));
                 return Err(level);
             }
         }
@@ -128,18 +132,16 @@ impl Levels {
 
     /// Takes `amount` from all, whether there is room or not.
     pub(super) fn force(&self, amount: usize) {
-        [&self.socket, &*self.group, &*self.all].into_iter().for_each(|level| level.force(amount));
+        self.each().for_each(|level| level.force(amount));
     }
 
     /// Wakes those who wait for any, to look again.
     pub(super) fn wake(&self) {
-        [&self.socket, &*self.group, &*self.all].into_iter().for_each(Budget::wake);
+        self.each().for_each(Budget::wake);
     }
 
     pub(super) fn give(&self, amount: usize) {
-        self.all.give(amount);
-        self.group.give(amount);
-        self.socket.give(amount);
+        self.each().rev().for_each(|level| level.give(amount));
     }
 }
 
@@ -161,12 +163,18 @@ mod tests {
     #[test]
     fn a_level_without_room_costs_the_others_nothing() {
         let (group, all) = (Arc::new(Budget::new(100)), Arc::new(Budget::new(5)));
-        let levels = Levels { socket: Budget::new(50), group, all };
+        let levels = Levels { socket: Budget::new(50), group: Some(group.clone()), all };
         assert!(levels.take(4).is_ok());
         assert!(levels.take(4).is_err_and(|full| std::ptr::eq(full, &*levels.all)));
-        assert_eq!([levels.socket.used(), levels.group.used(), levels.all.used()], [4; 3]);
+        assert_eq!([levels.socket.used(), group.used(), levels.all.used()], [4; 3]);
         levels.give(4);
         assert_eq!(levels.all.used(), 0);
+        // Nobody's user: two levels.
+        let levels = Levels { group: None, ..levels };
+        assert!(levels.take(5).is_ok());
+        assert_eq!([levels.socket.used(), group.used(), levels.all.used()], [5, 0, 5]);
+        levels.give(5);
+        assert_eq!([levels.socket.used(), levels.all.used()], [0, 0]);
     }
 
     /// Goal: who waits for one level and then for another is woken by the other.
@@ -179,7 +187,7 @@ mod tests {
             }
         }
         let (group, all) = (Arc::new(Budget::new(100)), Arc::new(Budget::new(100)));
-        let levels = Levels { socket: Budget::new(10), group, all };
+        let levels = Levels { socket: Budget::new(10), group: Some(group.clone()), all };
         let woken = Arc::new(Woken(AtomicBool::new(false)));
         let waker = Waker::from(woken.clone());
         let mut cx = Context::from_waker(&waker);
@@ -188,7 +196,7 @@ mod tests {
         levels.socket.give(99);
         assert!(woken.0.swap(false, Ordering::SeqCst));
         assert!(levels.poll_take(&mut cx, 5).is_pending(), "the group is full");
-        levels.group.give(99);
+        group.give(99);
         assert!(woken.0.swap(false, Ordering::SeqCst));
         levels.all.give(99);
         assert!(levels.poll_take(&mut cx, 5).is_ready());

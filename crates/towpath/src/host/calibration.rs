@@ -63,7 +63,7 @@ pub(super) fn break_even(over_device: bool) -> usize {
 /// with this.
 fn loan_nanos() -> u64 {
     let budget = || Budget::new(usize::MAX);
-    let levels = Levels { socket: budget(), group: budget().into(), all: budget().into() };
+    let levels = Levels { socket: budget(), group: None, all: budget().into() };
     let account = Arc::new(Account { levels, socket: None });
     let mut loans = Loans::new(1);
     let lend = || {

@@ -32,8 +32,8 @@
 //! What a call costs its thread, when it does not wait:
 //!
 //! - [`send_zc`](TcpStream::send_zc) that lends: the lock of the socket's queue, one atomic
-//!   operation on each of three budgets, two small allocations, and a system call if the worker
-//!   sleeps;
+//!   operation on each of two budgets or three, two small allocations, and a system call if the
+//!   worker sleeps;
 //! - to look whether it is back: one atomic load;
 //! - `write`: a lock of the pool and one of the queue for each frame of 16 KiB, an atomic operation
 //!   on the budget of the queue, and a system call if the worker sleeps;

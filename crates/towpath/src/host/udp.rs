@@ -175,7 +175,7 @@ impl UdpSocket {
         going: &mut Going<B>,
     ) -> Poll<Result<Sending<B>, SendError<B>>> {
         if going.choice == Choice::Copy {
-            let Some(buffer) = &going.buffer else { return Poll::Pending };
+            let buffer = going.buffer.as_ref().expect("a future is done once");
             let sent = self.poll_copy(cx, &stretches(buffer), &going.send);
             return sent.map(|sent| match sent {
                 Ok(count) => Ok(Sending::copied(going.take(), count)),

@@ -33,7 +33,7 @@ const FINISH_INTERVAL: Duration = Duration::from_millis(2);
 pub struct Host {
     pub(super) owner: Arc<Owner>,
     /// What all sockets made from this handle may lend together.
-    group: Arc<Budget>,
+    group: Option<Arc<Budget>>,
 }
 
 /// Ends the worker when nobody uses the host any more.
@@ -80,7 +80,7 @@ impl Host {
 
     /// The same host for a user whose sockets together lend at most `bytes` at a time.
     pub fn group(&self, bytes: usize) -> Self {
-        Self { owner: self.owner.clone(), group: Arc::new(Budget::new(bytes)) }
+        Self { owner: self.owner.clone(), group: Some(Arc::new(Budget::new(bytes))) }
     }
 
     /// A buffer of `len` bytes, from memory that is used again when buffers are dropped. Its bytes
@@ -174,7 +174,7 @@ impl Host {
         let thread = spawn(move || work(&served, reactor))?;
         let (thread, break_even) = (Mutex::new(Some(thread)), OnceLock::new());
         let owner = Arc::new(Owner { core, thread, over_device, break_even });
-        Ok(Self { owner, group: Arc::new(Budget::new(usize::MAX)) })
+        Ok(Self { owner, group: None })
     }
 }
 

@@ -21,6 +21,8 @@ use towpath_packet::{Lender, Loans, Piece, Pins, Returns};
 
 /// Most regions: the 32 slots that QEMU's own back ends have.
 pub const REGIONS_MAX: usize = 32;
+/// Bytes at the beginning of a buffer that are looked at first: two cache lines.
+const HEAD_BYTES: usize = 128;
 /// Bytes of a page of the log, whatever the guest's pages are.
 pub const LOG_PAGE_BYTES: u64 = 4096;
 
@@ -235,6 +237,14 @@ impl GuestMemory {
         let result = self.stretches(guest, bytes, write);
         self.mark(guest, bytes);
         result
+    }
+
+    /// Has the bytes at a guest address fetched that are looked at first: headers, or a table of
+    /// descriptors.
+    pub(crate) fn prefetch(&self, guest: u64) {
+        if let Some(stretch) = self.locate(guest, HEAD_BYTES) {
+            stretch.prefetch_read();
+        }
     }
 
     /// The area of `bytes` at a front-end address, aligned to `align` and within one region.

@@ -240,6 +240,11 @@ impl Stretch<'_> {
         Self { start, bytes: self.bytes - at, mapped: PhantomData }
     }
 
+    /// Has up to [`foreign::PREFETCH_BYTES_MAX`] bytes fetched that are read soon.
+    pub(crate) fn prefetch_read(&self) {
+        foreign::prefetch_read(self.start.as_ptr(), self.bytes);
+    }
+
     /// Tells the processor that up to [`foreign::PREFETCH_BYTES_MAX`] bytes will be written soon.
     pub fn prefetch_write(&self) {
         foreign::prefetch_write(self.start.as_ptr(), self.bytes);

@@ -248,6 +248,14 @@ impl Queue {
         result
     }
 
+    /// Has the beginning fetched of what lies so many chains `ahead` of the next. A hint.
+    pub(crate) fn prefetch(&self, ahead: u16) {
+        match &self.ring {
+            Ring::Split(ring) => ring.prefetch(&self.memory, ahead),
+            Ring::Packed(ring) => ring.prefetch(&self.memory, ahead),
+        }
+    }
+
     /// The chain that [`Queue::take`] took last.
     pub fn chain(&self) -> &Chain {
         &self.chain

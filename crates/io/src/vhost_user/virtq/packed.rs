@@ -182,6 +182,18 @@ impl Ring {
         Err(Broken::TooLong)
     }
 
+    /// Has a buffer fetched that lies `ahead` of the next, if it is available.
+    pub(super) fn prefetch(&self, memory: &GuestMemory, ahead: u16) {
+        let mut place = self.next;
+        place.advance(ahead.min(self.size - 1), self.size);
+        // Relaxed: a hint; all is read again when it is taken.
+        if is_available(self.flags(place.index, Ordering::Relaxed), place.wrap) {
+            let at = 16 * usize::from(place.index);
+            // Relaxed: as above.
+            memory.prefetch(self.descriptors.load64(at, Ordering::Relaxed));
+        }
+    }
+
     fn push(
         &self,
         memory: &GuestMemory,

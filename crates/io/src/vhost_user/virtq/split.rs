@@ -114,6 +114,20 @@ impl Ring {
         Ok(true)
     }
 
+    /// Has the first buffer fetched of the chain that is `ahead` of the next, if it was seen.
+    pub(super) fn prefetch(&self, memory: &GuestMemory, ahead: u16) {
+        if self.seen.wrapping_sub(self.next) <= ahead {
+            return;
+        }
+        let place = self.next.wrapping_add(ahead) & (self.size - 1);
+        // Relaxed: ordered by the index as it was seen; read again when it is taken.
+        let head = self.driver.load16(ENTRIES + 2 * usize::from(place), Ordering::Relaxed);
+        if head < self.size {
+            // Relaxed: as above.
+            memory.prefetch(self.descriptors.load64(16 * usize::from(head), Ordering::Relaxed));
+        }
+    }
+
     fn walk(&self, memory: &GuestMemory, head: u16, chain: &mut Chain) -> Result<(), Broken> {
         let mut index = head;
         for count in 1..=self.size {

@@ -49,6 +49,8 @@ pub const LOANS_PER_DESCRIPTOR: usize = 4;
 /// Chains of one [`TransmitQueue::receive`]: a burst, and as many drops three times over.
 pub const CHAINS_PER_CALL_MAX: usize = 4 * BURST_MAX;
 
+/// Chains whose beginning is fetched ahead of the one that is taken.
+const CHAINS_AHEAD: u16 = 4;
 /// Bytes of an Ethernet header.
 const ETHERNET_BYTES: usize = 14;
 /// End of a list of slots.
@@ -168,6 +170,7 @@ impl TransmitQueue {
             if !self.queue.take()? {
                 break;
             }
+            self.queue.prefetch(CHAINS_AHEAD);
             match self.take(now, memory, &mut packet, ledger) {
                 Taken::Packet => burst.push(packet).expect("the burst has room"),
                 Taken::Dropped => spare = Some(packet),

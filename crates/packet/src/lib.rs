@@ -7,7 +7,7 @@
 //!
 //! Modules, each using only those before it:
 //! `sync → slab → region → foreign → loan → lend → returns → ledger → {held, recall} → offload →
-//! packet → pool → burst → ring → device`.
+//! packet → pool → burst → ring → {device, ready}`.
 //!
 //! Unsafe code is allowed in `slab`, `region`, `foreign`, `loan`, `lend`, `recall`, `packet`,
 //! `pool` and three parts of `ring` only.
@@ -27,6 +27,7 @@ pub mod loan;
 pub mod offload;
 pub mod packet;
 pub mod pool;
+pub mod ready;
 pub mod recall;
 mod region;
 pub mod returns;

@@ -15,6 +15,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use towpath_packet::pool::Pool;
 use towpath_packet::slab::{Returning, Slab, give_back};
 
+#[path = "loom/ready.rs"]
+mod ready;
 #[path = "loom/ring.rs"]
 mod ring;
 

@@ -10,7 +10,7 @@ use towpath_packet::ring::{
 
 /// All interleavings with so many switches that nobody waited for: with three threads and more,
 /// each further one takes several times as long.
-fn bounded(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+pub(crate) fn bounded(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
     builder.check(model);
@@ -184,7 +184,7 @@ fn two_producers_resize_twice() {
 
 /// A doorbell that a thread of the model can wait for.
 #[derive(Clone)]
-struct Bell(Arc<Notify>);
+pub(crate) struct Bell(pub(crate) Arc<Notify>);
 
 unsafe impl Send for Bell {}
 unsafe impl Sync for Bell {}

@@ -5,12 +5,13 @@
 //! of pieces. Only what goes into a guest is copied, and what a `stream` brings in bits.
 //!
 //! Unsafe code is allowed in `sys` and `process_sys`, one safe function per system call, in
-//! `vhost_user::{shared, memory, cut}`, for memory that guests write, and in `sealed`, for mappings
-//! that nobody does.
+//! `vhost_user::{shared, memory, cut}`, for memory that guests write, in `sealed`, for mappings
+//! that nobody does, and in `events::ring`, for buffers that the kernel uses until it says so.
 #![deny(unsafe_code)]
 
 pub mod doorbell;
 pub mod endpoint;
+pub mod events;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod mount;

@@ -10,6 +10,7 @@ use crate::sys;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
+use std::fmt;
 use std::io;
 use std::time::Duration;
 
@@ -35,12 +36,32 @@ impl Interest {
     /// Errors and hang-ups only.
     pub const NONE: Self = Self { readable: false, writable: false };
 
-    fn flags(self, edge: bool) -> EventFlags {
+    fn flags(self, trigger: Trigger) -> EventFlags {
         let mut flags = EventFlags::empty();
         flags.set(EventFlags::IN | EventFlags::RDHUP, self.readable);
         flags.set(EventFlags::OUT, self.writable);
-        flags.set(EventFlags::ET, edge);
+        flags.set(EventFlags::ET, trigger == Trigger::Edge);
+        flags.set(EventFlags::ONESHOT, trigger == Trigger::OneShot);
         flags
+    }
+}
+
+/// When to be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Trigger {
+    /// At every wait, as long as it holds.
+    #[default]
+    Level,
+    /// Whenever there is something new: the caller then reads and writes until the call would
+    /// block.
+    Edge,
+    /// Once, until the file is modified.
+    OneShot,
+}
+
+impl Trigger {
+    fn edge(edge: bool) -> Self {
+        if edge { Self::Edge } else { Self::Level }
     }
 }
 
@@ -100,6 +121,12 @@ impl Events {
     }
 }
 
+impl fmt::Debug for Events {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
 impl Default for Events {
     fn default() -> Self {
         Self::new()
@@ -123,7 +150,18 @@ impl Reactor {
     /// Adds a file. With `edge`, only changes are told: the caller then reads and writes until
     /// the call would block.
     pub fn add(&self, fd: impl AsFd, token: u64, interest: Interest, edge: bool) -> io::Result<()> {
-        Ok(epoll::add(&self.epoll, fd, EventData::new_u64(token), interest.flags(edge))?)
+        self.add_as(fd, token, interest, Trigger::edge(edge))
+    }
+
+    /// Adds a file that is told as `trigger` says.
+    pub fn add_as(
+        &self,
+        fd: impl AsFd,
+        token: u64,
+        interest: Interest,
+        trigger: Trigger,
+    ) -> io::Result<()> {
+        Ok(epoll::add(&self.epoll, fd, EventData::new_u64(token), interest.flags(trigger))?)
     }
 
     /// Changes what is told about a file, and its token.
@@ -134,7 +172,18 @@ impl Reactor {
         interest: Interest,
         edge: bool,
     ) -> io::Result<()> {
-        Ok(epoll::modify(&self.epoll, fd, EventData::new_u64(token), interest.flags(edge))?)
+        self.modify_as(fd, token, interest, Trigger::edge(edge))
+    }
+
+    /// The same, and when it is told.
+    pub fn modify_as(
+        &self,
+        fd: impl AsFd,
+        token: u64,
+        interest: Interest,
+        trigger: Trigger,
+    ) -> io::Result<()> {
+        Ok(epoll::modify(&self.epoll, fd, EventData::new_u64(token), interest.flags(trigger))?)
     }
 
     /// Removes a file. Closing the last descriptor of a file removes it too.

@@ -346,6 +346,24 @@ pub(crate) fn epoll_wait_milliseconds(
     check(result)
 }
 
+/// `poll` without waiting: what holds of files, in `revents`.
+pub(crate) fn poll_now(files: &mut [libc::pollfd]) -> Result<usize, Errno> {
+    let zero = KernelTimespec { seconds: 0, nanoseconds: 0 };
+    // SAFETY: `files` is valid for reads and writes of its length; the limit is on our stack and
+    // no signal mask is given.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_ppoll,
+            files.as_mut_ptr(),
+            files.len(),
+            &raw const zero,
+            std::ptr::null::<c_void>(),
+            0usize,
+        )
+    };
+    check(result)
+}
+
 /// Gives the whole pages of `bytes` back to the system (`madvise`): they take no memory until they
 /// are used again. Afterwards they hold zeros, if they are anonymous memory, or what they held if
 /// the system keeps them, as it does with locked ones.

@@ -1,0 +1,313 @@
+//! The kernel's side of an event queue: which files are ready, and operations on files.
+//!
+//! Two back ends with the same results behind one type: io_uring, where the kernel allows it, and
+//! epoll with a few threads for files. The caller names files and operations by small numbers,
+//! *slots*, and hears of a slot only what was asked for since it was last added: what was on its
+//! way when a slot was removed is dropped here.
+//!
+//! Level-triggered news come at most once in a wait. One thread at a time calls. How it works:
+//! `docs/theory/events.md`.
+
+mod epoll;
+mod files;
+mod ring;
+
+use crate::doorbell::EventDoorbell;
+pub use crate::reactor::{Interest, Trigger};
+use epoll::Epoll;
+pub use files::THREADS_MAX;
+use ring::Ring;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fd::{AsFd, BorrowedFd};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What holds of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Readiness {
+    /// There is something to read or to accept, or the peer has closed its side.
+    pub readable: bool,
+    /// There is room to write.
+    pub writable: bool,
+    /// The peer has shut down its side.
+    pub peer_closed: bool,
+    /// Both sides are closed.
+    pub hangup: bool,
+    /// An error waits, or the error queue has an entry.
+    pub error: bool,
+}
+
+impl Readiness {
+    /// True if nothing holds.
+    pub fn is_empty(self) -> bool {
+        self == Self::default()
+    }
+
+    /// What holds of either.
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            readable: self.readable || other.readable,
+            writable: self.writable || other.writable,
+            peer_closed: self.peer_closed || other.peer_closed,
+            hangup: self.hangup || other.hangup,
+            error: self.error || other.error,
+        }
+    }
+}
+
+/// What to do with a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Fill the buffer from this offset on, as far as the file goes.
+    Read(u64),
+    /// Write the buffer to this offset.
+    Write(u64),
+    /// Bring data and attributes to the disk.
+    Sync,
+    /// Bring data to the disk, and what is needed to find it.
+    SyncData,
+}
+
+/// An operation on a file. The buffer is the kernel's until the operation is over.
+#[derive(Debug)]
+pub struct Operation {
+    /// What to do.
+    pub action: Action,
+    /// With which file, which stays open meanwhile.
+    pub file: Arc<File>,
+    /// All of its bytes take part.
+    pub buffer: Vec<u8>,
+}
+
+/// What became of an operation.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Bytes read or written: all, fewer where the file ended or an error came after some, or the
+    /// error. `CANCELED` if it was cancelled before it did anything.
+    pub result: Result<usize, Errno>,
+    /// The buffer, with its length unchanged.
+    pub buffer: Vec<u8>,
+}
+
+/// News of a slot.
+#[derive(Debug)]
+pub enum What {
+    /// A file is ready.
+    Ready(Readiness),
+    /// The operation is over. The slot is free.
+    Over(Outcome),
+}
+
+/// News and their slot.
+pub type News = (u32, What);
+
+/// Slots are smaller than this.
+pub const SLOTS_MAX: u32 = 1 << 24;
+
+/// Which back end to use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Choice {
+    /// io_uring where the kernel allows it, else epoll.
+    #[default]
+    Best,
+    /// io_uring, or an error.
+    IoUring,
+    /// epoll.
+    Epoll,
+}
+
+/// A back end.
+#[derive(Debug)]
+pub struct BackEnd(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    Epoll(Box<Epoll>),
+    Ring(Box<Ring>),
+}
+
+macro_rules! each {
+    ($own:expr, $back:ident => $call:expr) => {
+        match &mut $own.0 {
+            Kind::Epoll($back) => $call,
+            Kind::Ring($back) => $call,
+        }
+    };
+}
+
+impl BackEnd {
+    /// An empty one, which `doorbell` wakes from a wait.
+    ///
+    /// # Errors
+    /// With [`Choice::IoUring`] those of io_uring_setup(2): `PERM` where `kernel.io_uring_disabled`
+    /// or a filter forbids it, `NOSYS` where the kernel does not have it or not enough of it.
+    pub fn new(choice: Choice, doorbell: &EventDoorbell) -> io::Result<Self> {
+        if choice != Choice::Epoll {
+            match Ring::new(doorbell.clone()) {
+                Ok(ring) => return Ok(Self(Kind::Ring(Box::new(ring)))),
+                Err(error) if choice == Choice::IoUring => return Err(error),
+                Err(_) => {}
+            }
+        }
+        Ok(Self(Kind::Epoll(Box::new(Epoll::new(doorbell.clone())?))))
+    }
+
+    /// What it is.
+    pub fn is_io_uring(&self) -> bool {
+        matches!(self.0, Kind::Ring(_))
+    }
+
+    /// Begins to watch a file. The caller keeps it open until it removes the slot.
+    ///
+    /// # Errors
+    /// `PERM` for a file on disk, which is always ready; `EXIST` if the slot is in use.
+    pub fn add(
+        &mut self,
+        slot: u32,
+        fd: BorrowedFd<'_>,
+        interest: Interest,
+        trigger: Trigger,
+    ) -> io::Result<()> {
+        each!(self, back => back.add(slot, fd, interest, trigger))
+    }
+
+    /// Changes what is told of a file, and tells what holds already.
+    ///
+    /// # Errors
+    /// `NOENT` if the slot is of no file.
+    pub fn modify(
+        &mut self,
+        slot: u32,
+        fd: BorrowedFd<'_>,
+        interest: Interest,
+        trigger: Trigger,
+    ) -> io::Result<()> {
+        each!(self, back => back.modify(slot, fd, interest, trigger))
+    }
+
+    /// Ends watching a file: nothing is told of it any more. The caller keeps it open until this is
+    /// [settled](Self::settle).
+    ///
+    /// # Errors
+    /// `NOENT` if the slot is of no file.
+    pub fn remove(&mut self, slot: u32, fd: BorrowedFd<'_>) -> io::Result<()> {
+        each!(self, back => back.remove(slot, fd))
+    }
+
+    /// Lets the kernel let go of files that were removed.
+    pub fn settle(&mut self) -> io::Result<()> {
+        match &mut self.0 {
+            Kind::Epoll(_) => Ok(()),
+            Kind::Ring(ring) => ring.settle(),
+        }
+    }
+
+    /// A level-triggered file was told of and is not to be, until it is [resumed](Self::resume).
+    pub fn pause(&mut self, slot: u32, fd: BorrowedFd<'_>, interest: Interest) -> io::Result<()> {
+        match &mut self.0 {
+            Kind::Epoll(epoll) => epoll.modify(slot, fd, interest, Trigger::OneShot),
+            // It is told once in a wait by itself.
+            Kind::Ring(_) => Ok(()),
+        }
+    }
+
+    /// A level-triggered file that was told of is to be told of again.
+    pub fn resume(
+        &mut self,
+        slot: u32,
+        fd: BorrowedFd<'_>,
+        (interest, was_paused): (Interest, bool),
+    ) -> io::Result<()> {
+        match &mut self.0 {
+            Kind::Epoll(epoll) if was_paused => epoll.modify(slot, fd, interest, Trigger::Level),
+            Kind::Epoll(_) => Ok(()),
+            Kind::Ring(ring) => ring.resume(slot),
+        }
+    }
+
+    /// Begins an operation, of which a wait tells once that it is over.
+    ///
+    /// # Errors
+    /// The slot is in use; the system has no memory for it; `SPIPE` if what is to be read or
+    /// written has no offsets, `INVAL` if it has none so large. The operation is handed back.
+    pub fn submit(&mut self, slot: u32, operation: Operation) -> Result<(), (Errno, Operation)> {
+        if let Action::Read(offset) | Action::Write(offset) = operation.action {
+            // io_uring would read a pipe all the same, and knows an offset that means another.
+            let checked = match rustix::fs::tell(&*operation.file) {
+                Ok(_) if i64::try_from(offset).is_err() => Err(Errno::INVAL),
+                checked => checked,
+            };
+            if let Err(errno) = checked {
+                return Err((errno, operation));
+            }
+        }
+        each!(self, back => back.submit(slot, operation))
+    }
+
+    /// Asks for the end of an operation, which tells what became of it as ever: it may have been
+    /// too late.
+    pub fn cancel(&mut self, slot: u32) {
+        each!(self, back => back.cancel(slot));
+    }
+
+    /// Waits for news until the doorbell rings or `timeout` has passed; `None` waits for ever, zero
+    /// not at all. Signals that are handled end it early. The doorbell is cleared.
+    pub fn wait(&mut self, timeout: Option<Duration>, news: &mut Vec<News>) -> io::Result<()> {
+        each!(self, back => back.wait(timeout, news))
+    }
+
+    /// Hands over what the caller asked for and the kernel was not told yet: before somebody waits
+    /// for the descriptor.
+    pub fn flush(&mut self, news: &mut Vec<News>) -> io::Result<()> {
+        match &mut self.0 {
+            Kind::Epoll(_) => Ok(()),
+            Kind::Ring(ring) => ring.flush(news),
+        }
+    }
+
+    /// Leaves the kernel's side alone from now on: in the child of a fork, where it is the
+    /// parent's.
+    pub fn disown(&mut self) {
+        each!(self, back => back.disown());
+    }
+}
+
+/// Readable while there are news or the doorbell has rung; it may be readable without.
+impl AsFd for BackEnd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.0 {
+            Kind::Epoll(epoll) => epoll.as_fd(),
+            Kind::Ring(ring) => ring.as_fd(),
+        }
+    }
+}
+
+/// What holds of a file now.
+pub fn look(fd: BorrowedFd<'_>, interest: Interest) -> io::Result<Readiness> {
+    let mut flags = PollFlags::empty();
+    flags.set(PollFlags::IN | PollFlags::RDHUP, interest.readable);
+    flags.set(PollFlags::OUT, interest.writable);
+    let mut files = [PollFd::from_borrowed_fd(fd, flags)];
+    rustix::event::poll(&mut files, Some(&Timespec::default()))?;
+    let has = |flag| files[0].revents().contains(flag);
+    Ok(Readiness {
+        readable: has(PollFlags::IN),
+        writable: has(PollFlags::OUT),
+        peer_closed: has(PollFlags::RDHUP),
+        hangup: has(PollFlags::HUP),
+        error: has(PollFlags::ERR),
+    })
+}
+
+/// Who may watch it: a file on disk is always ready.
+fn check_can_wait(fd: BorrowedFd<'_>) -> io::Result<()> {
+    use rustix::fs::FileType;
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode);
+    match kind {
+        FileType::RegularFile | FileType::Directory => Err(Errno::PERM.into()),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,569 @@
+//! The back end on io_uring. Unsafe zone: the kernel uses buffers until it says so.
+//!
+//! A file that is told of once, or by level, is a poll that ends with its news; a level is polled
+//! again when the caller asks for it, which the next wait tells the kernel along with everything
+//! else. As a poll tells what held when it ended, one more call looks whether it holds still; all
+//! files of a wait in one. An edge is a poll that goes on, and a hint. Operations are reads, writes
+//! and syncs.
+//!
+//! What comes back names its slot and the *round* of the slot, which counts what was begun in it:
+//! news of an earlier round are dropped. The kernel keeps what the completion queue has no room
+//! for.
+//!
+//! # Buffers
+//!
+//! A buffer is in its slot from before the kernel learns of it until the kernel says that it is
+//! done with it, and nobody looks at it meanwhile. Dropping the ring cancels what is under way and
+//! waits for it, [`DROP_WAIT_MAX`] at most; what the kernel has not given back then, it keeps:
+//! those buffers are never freed.
+#![allow(unsafe_code)]
+
+use super::files::at;
+use super::{Action, Interest, News, Operation, Outcome, Readiness, Trigger, What, check_can_wait};
+use crate::doorbell::EventDoorbell;
+use crate::sys;
+use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
+use io_uring::{IoUring, cqueue, opcode, squeue};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use rustix::io::Errno;
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+/// Entries of the submission queue: what one call tells the kernel at most.
+const SUBMISSIONS_MAX: u32 = 256;
+/// Entries of the completion queue; the kernel keeps what does not fit.
+const COMPLETIONS_MAX: u32 = 4096;
+/// Bytes of one read or write; a longer one is several.
+const STEP_BYTES_MAX: usize = 1 << 30;
+/// How long dropping waits for operations.
+const DROP_WAIT_MAX: Duration = Duration::from_secs(1);
+/// Rounds of waiting within [`DROP_WAIT_MAX`].
+const DROP_ROUNDS_MAX: u32 = 10;
+
+/// Names the poll of the doorbell.
+const BELL: u64 = u64::MAX;
+/// Names what nobody wants to hear of.
+const NOBODY: u64 = u64::MAX - 1;
+
+/// See the module's documentation.
+pub(super) struct Ring {
+    ring: IoUring,
+    doorbell: EventDoorbell,
+    bell_is_polled: bool,
+    slots: Vec<Slot>,
+    /// Slots whose poll is to begin again, and their rounds.
+    again: Vec<(u32, u32)>,
+    /// Came while something else was done.
+    early: Vec<News>,
+    /// For looking at levels.
+    polled: Vec<libc::pollfd>,
+    /// Completions as they were taken: name, result, flags.
+    taken: Vec<(u64, i32, u32)>,
+    /// The kernel was told of all files that were removed.
+    is_settled: bool,
+    /// Operations that the kernel has.
+    running: usize,
+    /// The kernel's side is another process's.
+    disowned: bool,
+}
+
+#[derive(Default)]
+struct Slot {
+    round: u32,
+    content: Content,
+}
+
+#[derive(Default)]
+enum Content {
+    #[default]
+    Free,
+    File(Watch),
+    Operation(Box<Running>),
+}
+
+/// A file that is watched.
+#[derive(Clone, Copy)]
+struct Watch {
+    fd: RawFd,
+    mask: u32,
+    trigger: Trigger,
+    /// The kernel has a poll of it, or is about to.
+    is_polled: bool,
+}
+
+/// An operation that the kernel has.
+struct Running {
+    operation: Operation,
+    done: usize,
+    cancelled: bool,
+}
+
+impl Ring {
+    pub(super) fn new(doorbell: EventDoorbell) -> io::Result<Self> {
+        let mut builder = IoUring::builder();
+        builder.setup_clamp().setup_submit_all().setup_cqsize(COMPLETIONS_MAX);
+        let ring: IoUring = builder.build(SUBMISSIONS_MAX)?;
+        let known = ring.params();
+        let enough = known.is_feature_ext_arg()
+            && known.is_feature_nodrop()
+            && known.is_feature_skip_cqe_on_success();
+        if !enough {
+            return Err(Errno::NOSYS.into());
+        }
+        Ok(Self {
+            ring,
+            doorbell,
+            bell_is_polled: false,
+            slots: Vec::new(),
+            again: Vec::new(),
+            early: Vec::new(),
+            polled: Vec::new(),
+            taken: Vec::new(),
+            is_settled: true,
+            running: 0,
+            disowned: false,
+        })
+    }
+
+    pub(super) fn add(
+        &mut self,
+        slot: u32,
+        fd: BorrowedFd<'_>,
+        interest: Interest,
+        trigger: Trigger,
+    ) -> io::Result<()> {
+        check_can_wait(fd)?;
+        if !matches!(self.slot(slot).content, Content::Free) {
+            return Err(Errno::EXIST.into());
+        }
+        let (fd, mask) = (fd.as_raw_fd(), mask(interest));
+        self.slot(slot).content = Content::File(Watch { fd, mask, trigger, is_polled: false });
+        self.poll(slot).inspect_err(|_| self.release(slot))
+    }
+
+    pub(super) fn modify(
+        &mut self,
+        slot: u32,
+        fd: BorrowedFd<'_>,
+        interest: Interest,
+        trigger: Trigger,
+    ) -> io::Result<()> {
+        self.end_poll(slot)?;
+        let (fd, mask) = (fd.as_raw_fd(), mask(interest));
+        self.slot(slot).content = Content::File(Watch { fd, mask, trigger, is_polled: false });
+        self.poll(slot)
+    }
+
+    pub(super) fn remove(&mut self, slot: u32, _: BorrowedFd<'_>) -> io::Result<()> {
+        self.is_settled &= !self.end_poll(slot)?;
+        self.release(slot);
+        Ok(())
+    }
+
+    /// Files that were removed may be closed afterwards: the kernel must have let go of them.
+    pub(super) fn settle(&mut self) -> io::Result<()> {
+        match std::mem::replace(&mut self.is_settled, true) {
+            true => Ok(()),
+            false => self.submit_all(),
+        }
+    }
+
+    /// Lets the kernel look at a level again.
+    pub(super) fn resume(&mut self, slot: u32) -> io::Result<()> {
+        match self.slot(slot).content {
+            Content::File(watch) if !watch.is_polled => self.poll(slot),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn submit(
+        &mut self,
+        slot: u32,
+        operation: Operation,
+    ) -> Result<(), (Errno, Operation)> {
+        let entry = self.slot(slot);
+        if !matches!(entry.content, Content::Free) {
+            return Err((Errno::EXIST, operation));
+        }
+        let running = Running { operation, done: 0, cancelled: false };
+        entry.content = Content::Operation(Box::new(running));
+        if let Err(error) = self.go_on(slot) {
+            let errno = Errno::from_io_error(&error).unwrap_or(Errno::AGAIN);
+            if let Content::Operation(running) = std::mem::take(&mut self.slot(slot).content) {
+                return Err((errno, running.operation));
+            }
+        } else {
+            self.running += 1;
+        }
+        Ok(())
+    }
+
+    pub(super) fn cancel(&mut self, slot: u32) {
+        let name = self.name(slot);
+        let Content::Operation(running) = &mut self.slot(slot).content else { return };
+        running.cancelled = true;
+        let entry = quiet(opcode::AsyncCancel::new(name).build());
+        // What cannot be asked for now is not cancelled: it tells what became of it all the same.
+        let _ = self.push(&entry).and_then(|()| self.submit_all());
+    }
+
+    pub(super) fn disown(&mut self) {
+        self.disowned = true;
+    }
+
+    pub(super) fn wait(
+        &mut self,
+        timeout: Option<Duration>,
+        news: &mut Vec<News>,
+    ) -> io::Result<()> {
+        self.prepare()?;
+        self.take_completions()?;
+        let at_once = !self.early.is_empty() || timeout == Some(Duration::ZERO);
+        if !at_once {
+            let limit = timeout.map(timespec);
+            let args = SubmitArgs::new();
+            let args = match &limit {
+                Some(limit) => args.timespec(limit),
+                None => args,
+            };
+            let result = self.ring.submitter().submit_with_args(1, &args);
+            // Too many completions are there, the time is over, or a signal came.
+            ignore(result, &[Errno::BUSY, Errno::TIME, Errno::INTR, Errno::AGAIN])?;
+        } else if !self.ring.submission().is_empty() || self.ring.submission().cq_overflow() {
+            self.submit_all()?;
+        }
+        self.take_completions()?;
+        self.check_levels()?;
+        news.append(&mut self.early);
+        Ok(())
+    }
+
+    /// Forgets news that do not hold any more, but of edges, and polls for them again.
+    fn check_levels(&mut self) -> io::Result<()> {
+        let Self { slots, early, polled, again, .. } = self;
+        polled.clear();
+        let watch = |slot: u32| match slots.get(slot as usize) {
+            Some(&Slot { content: Content::File(watch), round }) => Some((watch, round)),
+            _ => None,
+        };
+        let level = |slot| watch(slot).filter(|(watch, _)| watch.trigger != Trigger::Edge);
+        let levels = early.iter().filter_map(|(slot, _)| level(*slot));
+        polled.extend(levels.map(|(watch, _)| libc::pollfd {
+            fd: watch.fd,
+            events: watch.mask as i16,
+            revents: 0,
+        }));
+        if polled.is_empty() {
+            return Ok(());
+        }
+        sys::poll_now(polled)?;
+        let mut polled = polled.iter();
+        early.retain_mut(|(slot, what)| {
+            let Some((_, round)) = level(*slot) else { return true };
+            let now = polled.next().map_or(0, |polled| polled.revents);
+            if now == 0 {
+                again.push((*slot, round));
+                return false;
+            }
+            *what = What::Ready(readiness(now.into()));
+            true
+        });
+        Ok(())
+    }
+
+    pub(super) fn flush(&mut self, news: &mut Vec<News>) -> io::Result<()> {
+        self.wait(Some(Duration::ZERO), news)
+    }
+
+    /// Polls what is to be polled again, and the doorbell.
+    fn prepare(&mut self) -> io::Result<()> {
+        while let Some((slot, round)) = self.again.pop() {
+            let content = self.slot(slot);
+            if content.round == round {
+                self.resume(slot)?;
+            }
+        }
+        if !self.bell_is_polled {
+            let fd = Fd(self.doorbell.as_fd().as_raw_fd());
+            let entry = opcode::PollAdd::new(fd, libc::POLLIN as u32).build();
+            self.push(&entry.user_data(BELL))?;
+            self.bell_is_polled = true;
+        }
+        Ok(())
+    }
+
+    /// Begins the poll of a file, in a new round.
+    fn poll(&mut self, slot: u32) -> io::Result<()> {
+        let entry = self.slot(slot);
+        entry.round = entry.round.wrapping_add(1);
+        let Content::File(watch) = &mut entry.content else { return Ok(()) };
+        watch.is_polled = true;
+        let Watch { fd, mask, trigger, .. } = *watch;
+        let multi = trigger == Trigger::Edge;
+        let poll = opcode::PollAdd::new(Fd(fd), mask).multi(multi).build();
+        let name = self.name(slot);
+        self.push(&poll.user_data(name))
+    }
+
+    /// Ends the poll of a file. Whether there was one.
+    fn end_poll(&mut self, slot: u32) -> io::Result<bool> {
+        let name = self.name(slot);
+        let Content::File(watch) = &mut self.slot(slot).content else {
+            return Err(Errno::NOENT.into());
+        };
+        let was_polled = std::mem::replace(&mut watch.is_polled, false);
+        if was_polled {
+            self.push(&quiet(opcode::PollRemove::new(name).build()))?;
+        }
+        Ok(was_polled)
+    }
+
+    /// Tells the kernel what is left of an operation.
+    fn go_on(&mut self, slot: u32) -> io::Result<()> {
+        let entry = self.slot(slot);
+        entry.round = entry.round.wrapping_add(1);
+        let Content::Operation(running) = &mut entry.content else { return Ok(()) };
+        let Running { operation: Operation { action, file, buffer }, done, .. } = &mut **running;
+        let fd = Fd(file.as_raw_fd());
+        let rest = &mut buffer[*done..];
+        let (address, len) = (rest.as_mut_ptr(), rest.len().min(STEP_BYTES_MAX) as u32);
+        let request = match *action {
+            Action::Read(offset) => {
+                opcode::Read::new(fd, address, len).offset(at(offset, *done)).build()
+            }
+            Action::Write(offset) => {
+                opcode::Write::new(fd, address, len).offset(at(offset, *done)).build()
+            }
+            Action::Sync => opcode::Fsync::new(fd).build(),
+            Action::SyncData => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
+        };
+        let name = self.name(slot);
+        self.push(&request.user_data(name))
+    }
+
+    /// Takes all completions; their news are in `early`.
+    fn take_completions(&mut self) -> io::Result<()> {
+        self.keep_completions();
+        let mut result = Ok(());
+        // Going on with an operation may take more of them.
+        while !self.taken.is_empty() {
+            let mut taken = std::mem::take(&mut self.taken);
+            for (name, code, flags) in taken.drain(..) {
+                result = self.on_completion(name, code, cqueue::more(flags)).and(result);
+            }
+            if self.taken.is_empty() {
+                self.taken = taken;
+            }
+        }
+        result
+    }
+
+    fn on_completion(&mut self, name: u64, code: i32, more: bool) -> io::Result<()> {
+        match name {
+            BELL => {
+                self.bell_is_polled = more;
+                self.doorbell.clear();
+                return Ok(());
+            }
+            NOBODY => return Ok(()),
+            _ => {}
+        }
+        let (slot, round) = (name as u32, (name >> 32) as u32);
+        let entry = self.slot(slot);
+        match entry.content {
+            Content::File(_) if entry.round == round => self.on_poll(slot, code, more),
+            Content::Operation(_) if entry.round == round => self.on_step(slot, code),
+            _ => Ok(()),
+        }
+    }
+
+    fn on_poll(&mut self, slot: u32, code: i32, more: bool) -> io::Result<()> {
+        let entry = self.slot(slot);
+        let round = entry.round;
+        let Content::File(watch) = &mut entry.content else { return Ok(()) };
+        watch.is_polled = more;
+        let goes_on = watch.trigger == Trigger::Edge && !more;
+        if code == -libc::ECANCELED {
+            // Not by us: the thread that began it has ended.
+            self.again.push((slot, round));
+            return Ok(());
+        }
+        if goes_on {
+            self.again.push((slot, round));
+        }
+        self.early.push((slot, What::Ready(readiness(code))));
+        Ok(())
+    }
+
+    /// A step of an operation is over.
+    fn on_step(&mut self, slot: u32, code: i32) -> io::Result<()> {
+        let Content::Operation(running) = &mut self.slot(slot).content else { return Ok(()) };
+        let len = running.operation.buffer.len();
+        let failure = match code {
+            // Not by us: the thread that began it has ended. Or by a signal.
+            _ if code == -libc::ECANCELED && !running.cancelled => None,
+            _ if code == -libc::EINTR && !running.cancelled => None,
+            0.. => {
+                running.done += code as usize;
+                let is_over = code == 0 || running.done >= len || running.cancelled;
+                is_over.then_some(Errno::IO)
+            }
+            _ if code == -libc::EINTR => Some(Errno::CANCELED),
+            _ => Some(Errno::from_raw_os_error(-code)),
+        };
+        let failure = match failure {
+            Some(failure) => failure,
+            None => match self.go_on(slot) {
+                Ok(()) => return Ok(()),
+                Err(error) => Errno::from_io_error(&error).unwrap_or(Errno::AGAIN),
+            },
+        };
+        let content = std::mem::take(&mut self.slot(slot).content);
+        let Content::Operation(running) = content else { return Ok(()) };
+        self.running -= 1;
+        let Running { operation, done, .. } = *running;
+        let result = if code >= 0 || done > 0 { Ok(done) } else { Err(failure) };
+        self.early.push((slot, What::Over(Outcome { result, buffer: operation.buffer })));
+        Ok(())
+    }
+
+    /// Puts a request into the submission queue.
+    fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
+        loop {
+            // SAFETY: requests are made in this file only. Those of polls, syncs and cancelling
+            // name no memory. Those of reads and writes name bytes of a `Vec` in the slot that the
+            // request names, which neither moves them nor shows them to anybody until `on_step`
+            // takes it out, which is called for the completion of that request, when the kernel
+            // is done with them; or until `drop`, which leaks it if that did not come.
+            let pushed = unsafe { self.ring.submission().push(entry) };
+            if pushed.is_ok() {
+                return Ok(());
+            }
+            self.submit_all()?;
+        }
+    }
+
+    /// Hands the submission queue to the kernel; all of it, unless that fails.
+    fn submit_all(&mut self) -> io::Result<()> {
+        while !self.ring.submission().is_empty() || self.ring.submission().cq_overflow() {
+            match self.ring.submit() {
+                Ok(_) => {}
+                Err(error) if is(&error, Errno::INTR) => {}
+                // Completions are in the way.
+                Err(error) if is(&error, Errno::BUSY) => {}
+                Err(error) => return Err(error),
+            }
+            self.keep_completions();
+        }
+        Ok(())
+    }
+
+    /// Makes room in the completion queue.
+    fn keep_completions(&mut self) {
+        let completions = self.ring.completion();
+        self.taken.extend(completions.map(|c| (c.user_data(), c.result(), c.flags())));
+    }
+
+    fn slot(&mut self, slot: u32) -> &mut Slot {
+        let index = slot as usize;
+        if index >= self.slots.len() {
+            self.slots.resize_with(index + 1, Slot::default);
+        }
+        &mut self.slots[index]
+    }
+
+    /// Names what is under way in a slot.
+    fn name(&mut self, slot: u32) -> u64 {
+        u64::from(self.slot(slot).round) << 32 | u64::from(slot)
+    }
+
+    fn release(&mut self, slot: u32) {
+        let entry = self.slot(slot);
+        entry.round = entry.round.wrapping_add(1);
+        entry.content = Content::Free;
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        if self.disowned {
+            // The kernel uses the memory of another process.
+            return;
+        }
+        for slot in 0..self.slots.len() as u32 {
+            self.cancel(slot);
+        }
+        let mut news = Vec::new();
+        for _ in 0..DROP_ROUNDS_MAX {
+            let round = Some(DROP_WAIT_MAX / DROP_ROUNDS_MAX);
+            if self.running == 0 || self.wait(round, &mut news).is_err() {
+                break;
+            }
+        }
+        for slot in &mut self.slots {
+            if let Content::Operation(running) = std::mem::take(&mut slot.content) {
+                // The kernel still has it.
+                running.operation.buffer.leak();
+            }
+        }
+    }
+}
+
+impl AsFd for Ring {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.ring.as_fd()
+    }
+}
+
+impl fmt::Debug for Ring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ring").field("running", &self.running).finish_non_exhaustive()
+    }
+}
+
+/// A request that nobody hears of.
+fn quiet(entry: squeue::Entry) -> squeue::Entry {
+    entry.flags(squeue::Flags::SKIP_SUCCESS).user_data(NOBODY)
+}
+
+fn mask(interest: Interest) -> u32 {
+    let mut mask = 0;
+    if interest.readable {
+        mask |= libc::POLLIN | libc::POLLRDHUP;
+    }
+    if interest.writable {
+        mask |= libc::POLLOUT;
+    }
+    mask as u32
+}
+
+fn readiness(code: i32) -> Readiness {
+    if code < 0 {
+        return Readiness { error: true, ..Readiness::default() };
+    }
+    let has = |bit: i16| code & i32::from(bit) != 0;
+    Readiness {
+        readable: has(libc::POLLIN),
+        writable: has(libc::POLLOUT),
+        peer_closed: has(libc::POLLRDHUP),
+        hangup: has(libc::POLLHUP),
+        error: has(libc::POLLERR),
+    }
+}
+
+fn timespec(limit: Duration) -> Timespec {
+    Timespec::from(limit)
+}
+
+fn is(error: &io::Error, errno: Errno) -> bool {
+    Errno::from_io_error(error) == Some(errno)
+}
+
+/// An error that is no news.
+fn ignore<T>(result: io::Result<T>, errnos: &[Errno]) -> io::Result<()> {
+    match result {
+        Err(error) if !errnos.iter().any(|&errno| is(&error, errno)) => Err(error),
+        _ => Ok(()),
+    }
+}

@@ -4,10 +4,12 @@
 //! [`worker::Worker`] is the thread that moves packets, [`gateway`] maps the flows of a program's
 //! own network onto host sockets, [`config`] says what is served and with which limits.
 //! [`services`] are what a network of several guests tells them: addresses, routers, names.
-//! [`host`] is for programs that want a stack of their own, with sockets whose sends lend.
+//! [`host`] is for programs that want a stack of their own, with sockets whose sends lend;
+//! [`events`] is where they wait for all that can happen.
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod events;
 pub mod gateway;
 pub mod host;
 pub mod network;

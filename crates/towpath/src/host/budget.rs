@@ -34,6 +34,12 @@ impl Budget {
         self.used.load(Ordering::Relaxed)
     }
 
+    /// True if there is room for something.
+    pub(super) fn has_room(&self) -> bool {
+        // SeqCst: see `give`.
+        self.used.load(Ordering::SeqCst) < self.limit
+    }
+
     /// Takes `amount`, or nothing.
     pub(super) fn take(&self, amount: usize) -> bool {
         let more = |used: usize| {

@@ -5,7 +5,7 @@ use towpath_net::time::Instant;
 
 /// The system's monotonic clock.
 #[expect(clippy::disallowed_methods, reason = "a host is where time comes from")]
-pub(super) fn moment() -> time::Instant {
+pub(crate) fn moment() -> time::Instant {
     time::Instant::now()
 }
 

@@ -3,13 +3,15 @@
 use super::shape::Shape;
 use super::stream::TcpStream;
 use super::wait::block;
+use super::watch::readiness;
 use super::{Host, family, io_error, would_block};
 use std::fmt;
 use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
+use towpath_io::events::Readiness;
 use towpath_net::socket::{Error, SocketId};
 
 /// Connections that may wait to be accepted, as in the standard library.
@@ -77,6 +79,14 @@ impl TcpListener {
             });
         // Outside of the lock: a socket that is dropped takes it.
         accepted.map_ok(|(queue, remote)| (TcpStream::new(host.clone(), queue), remote))
+    }
+
+    /// What holds now. `waker` is woken when there is something new.
+    pub(super) fn poll_ready(&self, waker: &Waker) -> Readiness {
+        let Inner { host, id, .. } = &*self.inner;
+        let mut state = host.owner.core.lock();
+        state.entry(*id).readers.add(waker);
+        readiness(state.sockets.readiness(*id))
     }
 
     /// The connections one after the other.

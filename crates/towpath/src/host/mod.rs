@@ -64,7 +64,7 @@ mod bell;
 mod budget;
 mod buffers;
 mod calibration;
-mod clock;
+pub(crate) mod clock;
 mod config;
 mod core;
 mod file;
@@ -82,6 +82,7 @@ mod stream;
 mod terms;
 mod udp;
 mod wait;
+pub(crate) mod watch;
 mod worker;
 
 pub use self::config::{Config, StartError};

@@ -147,7 +147,7 @@ impl Ticket {
     }
 
     /// Leaves a waker, unless there is nothing left to wait for.
-    fn watch(&self, waker: &Waker) -> Option<bool> {
+    pub(super) fn watch(&self, waker: &Waker) -> Option<bool> {
         self.waiters.lock().unwrap_or_else(PoisonError::into_inner).add(waker);
         // AcqRel: the last share's end sees the bit and so the waker, or this sees that it ended.
         let word = self.word.fetch_or(WATCHED, Ordering::AcqRel);
@@ -235,6 +235,14 @@ impl<B: Lend> Sending<B> {
     /// True if the buffer is back: [`Sending::returned`] will not wait.
     pub fn is_returned(&self) -> bool {
         self.lent.as_ref().is_none_or(|(_, ticket)| ticket.returned().is_some())
+    }
+
+    /// Who tells of the return, or whether the buffer that is back was copied.
+    pub(super) fn ticket(&self) -> Result<Arc<Ticket>, bool> {
+        match (&self.lent, &self.back) {
+            (Some((_, ticket)), _) => Ok(ticket.clone()),
+            (None, back) => Err(back.as_ref().is_some_and(|(_, copied)| *copied)),
+        }
     }
 
     /// Asks for the buffer: what is still held of it is copied, so that it comes back within

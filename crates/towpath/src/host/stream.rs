@@ -146,6 +146,11 @@ impl TcpStream {
         Arc::new(SendQueue::new(id, host.account(id)))
     }
 
+    /// The host, and the queue of what is sent.
+    pub(super) fn parts(&self) -> (&Host, &SendQueue) {
+        (&self.inner.host, &self.inner.queue)
+    }
+
     /// The owner of a socket that is in the host's table.
     pub(super) fn new(host: Host, queue: Arc<SendQueue>) -> Self {
         let (shape, mode) = (Shape::default(), Mode::new());

@@ -7,14 +7,16 @@ use super::mode::{Mode, SendMode};
 use super::sending::{Account, SendError, Sending, Ticket};
 use super::shape::Shape;
 use super::wait::block;
+use super::watch::readiness;
 use super::{Host, LENT_OVERHEAD, family, io_error, would_block};
 use std::fmt;
 use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
+use towpath_io::events::{Interest, Readiness};
 use towpath_net::socket::{Error, Options, ReadMost, ReceivedDatagram, SendTo, SocketId};
 use towpath_packet::Held;
 use towpath_packet::packet::PIECES_MAX;
@@ -317,6 +319,18 @@ impl UdpSocket {
             received
         });
         ready(received)
+    }
+
+    /// What holds now. `waker` is woken when there is something new.
+    pub(super) fn poll_ready(&self, interest: Interest, waker: &Waker) -> Readiness {
+        let Inner { host, id, .. } = &*self.inner;
+        let mut state = host.owner.core.lock();
+        let entry = state.entry(*id);
+        entry.readers.add(waker);
+        if interest.writable {
+            entry.writers.add(waker);
+        }
+        readiness(state.sockets.readiness(*id))
     }
 
     /// Our address.

@@ -1,0 +1,265 @@
+//! An echo server on one event queue: connections of the kernel and of a towpath host side by side,
+//! with a timer that counts and a notice that ends it.
+//!
+//! The clients share a queue, too, and look whether each byte comes back as it went.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use clap::Parser;
+use towpath::events::{Choice, Config, EventQueue, Interest, News, Source, Token, Trigger};
+use towpath::host::{self, Host};
+
+/// An echo server on one event queue, and its clients.
+#[derive(Clone, Debug, Parser)]
+struct Arguments {
+    /// Connections of each kind.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=4000))]
+    connections: u32,
+
+    /// Bytes that each client sends and wants back.
+    #[arg(long, default_value_t = 256 << 10,
+          value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
+    bytes: u32,
+
+    /// Do without io_uring.
+    #[arg(long)]
+    epoll: bool,
+}
+
+/// Numbers of sources that are no connections.
+const KERNEL_LISTENER: u64 = u64::MAX;
+const HOST_LISTENER: u64 = u64::MAX - 1;
+const TICK: u64 = u64::MAX - 2;
+const END: u64 = u64::MAX - 3;
+/// Bytes that are read at a time.
+const BUFFER_BYTES: usize = 64 << 10;
+
+/// A connection of either kind.
+enum Stream {
+    Kernel(Arc<std::net::TcpStream>),
+    Host(host::TcpStream),
+}
+
+impl Stream {
+    fn kernel(stream: std::net::TcpStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        Ok(Self::Kernel(Arc::new(stream)))
+    }
+
+    fn host(stream: host::TcpStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        Ok(Self::Host(stream))
+    }
+
+    fn source(&self) -> io::Result<Source> {
+        match self {
+            Self::Kernel(stream) => Ok(Source::fd(stream.clone(), Interest::BOTH, Trigger::Edge)),
+            Self::Host(stream) => Source::stream(stream, Interest::BOTH, Trigger::Edge),
+        }
+    }
+
+    /// Bytes read; `None` if there are none yet.
+    fn read(&self, into: &mut [u8]) -> io::Result<Option<usize>> {
+        later(match self {
+            Self::Kernel(stream) => (&**stream).read(into),
+            Self::Host(stream) => (&mut &*stream).read(into),
+        })
+    }
+
+    /// Bytes written; `None` if there is no room yet.
+    fn write(&self, bytes: &[u8]) -> io::Result<Option<usize>> {
+        later(match self {
+            Self::Kernel(stream) => (&**stream).write(bytes),
+            Self::Host(stream) => (&mut &*stream).write(bytes),
+        })
+    }
+
+    fn shut_down(&self) -> io::Result<()> {
+        match self {
+            Self::Kernel(stream) => stream.shutdown(Shutdown::Write),
+            Self::Host(stream) => stream.shutdown(Shutdown::Write),
+        }
+    }
+}
+
+fn later(result: io::Result<usize>) -> io::Result<Option<usize>> {
+    match result {
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+        result => result.map(Some),
+    }
+}
+
+fn queue(arguments: &Arguments) -> io::Result<EventQueue> {
+    let back_end = if arguments.epoll { Choice::Epoll } else { Choice::Best };
+    EventQueue::with(&Config { back_end, ..Config::default() })
+}
+
+/// A connection that is echoed: what was read and not yet written stands in `buffer`.
+struct Echo {
+    stream: Stream,
+    token: Token,
+    buffer: Box<[u8]>,
+    filled: usize,
+    written: usize,
+}
+
+impl Echo {
+    /// Goes on as far as possible. True if the peer has ended.
+    fn go_on(&mut self) -> io::Result<bool> {
+        loop {
+            while self.written < self.filled {
+                match self.stream.write(&self.buffer[self.written..self.filled])? {
+                    Some(count) => self.written += count,
+                    None => return Ok(false),
+                }
+            }
+            match self.stream.read(&mut self.buffer)? {
+                Some(0) => return Ok(true),
+                Some(count) => (self.filled, self.written) = (count, 0),
+                None => return Ok(false),
+            }
+        }
+    }
+}
+
+/// Echoes until it is told to end; returns how many connections there were.
+fn serve(
+    mut queue: EventQueue,
+    kernel: std::net::TcpListener,
+    host: host::TcpListener,
+) -> anyhow::Result<usize> {
+    let kernel = Arc::new(kernel);
+    queue.add(Source::fd(kernel.clone(), Interest::READ, Trigger::Level), KERNEL_LISTENER)?;
+    queue.add(Source::listener(&host, Trigger::Level)?, HOST_LISTENER)?;
+    queue.add(Source::every(queue.now(), Duration::from_secs(1)), TICK)?;
+    let (mut echoes, mut open, mut events) = (Vec::<Option<Echo>>::new(), 0, Vec::new());
+    loop {
+        events.clear();
+        queue.wait(&mut events, None)?;
+        for event in &events {
+            let accepted = match (event.data, event.news) {
+                (KERNEL_LISTENER, _) => kernel.accept().and_then(|(s, _)| Stream::kernel(s)),
+                (HOST_LISTENER, _) => host.accept().and_then(|(s, _)| Stream::host(s)),
+                (TICK, _) => {
+                    eprintln!("{open} of {} connections are open", echoes.len());
+                    continue;
+                }
+                (END, News::Notified { .. }) => return Ok(echoes.len()),
+                (number, _) => {
+                    let place = &mut echoes[number as usize];
+                    let Some(echo) = place else { continue };
+                    // A connection that fails is over, like one that has ended.
+                    if echo.go_on().unwrap_or(true) {
+                        queue.remove(echo.token)?;
+                        *place = None;
+                        open -= 1;
+                    }
+                    continue;
+                }
+            };
+            let stream = match accepted {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => continue,
+                accepted => accepted.context("cannot accept")?,
+            };
+            let token = queue.add(stream.source()?, echoes.len() as u64)?;
+            let buffer = vec![0; BUFFER_BYTES].into();
+            echoes.push(Some(Echo { stream, token, buffer, filled: 0, written: 0 }));
+            open += 1;
+        }
+    }
+}
+
+/// What a client sends at a place.
+fn byte(number: usize, at: usize) -> u8 {
+    (at * 31 + at / 251 + number * 7) as u8
+}
+
+/// Lets all clients send and receive; returns the bytes that came back.
+fn ask(mut queue: EventQueue, streams: Vec<Stream>, bytes: usize) -> anyhow::Result<u64> {
+    let mut clients = Vec::new();
+    for (number, stream) in streams.into_iter().enumerate() {
+        let token = queue.add(stream.source()?, number as u64)?;
+        clients.push((stream, token, 0, 0));
+    }
+    let mut buffer = vec![0; BUFFER_BYTES];
+    let (mut left, mut total, mut events) = (clients.len(), 0, Vec::new());
+    while left > 0 {
+        events.clear();
+        queue.wait(&mut events, None)?;
+        for event in &events {
+            let number = event.data as usize;
+            let (stream, token, sent, received) = &mut clients[number];
+            while let Some(count) = stream.read(&mut buffer)? {
+                let is_early = count == 0 && *received < bytes;
+                ensure!(!is_early, "connection {number} ended after {received} bytes");
+                let expected = (*received..).map(|at| byte(number, at));
+                let is_right = buffer[..count].iter().copied().eq(expected.take(count));
+                ensure!(is_right, "connection {number}: wrong bytes after {received}");
+                *received += count;
+                total += count as u64;
+                if count == 0 {
+                    queue.remove(*token)?;
+                    left -= 1;
+                    break;
+                }
+            }
+            while *sent < bytes {
+                let part = BUFFER_BYTES.min(bytes - *sent);
+                let part: Vec<u8> = (*sent..*sent + part).map(|at| byte(number, at)).collect();
+                match stream.write(&part)? {
+                    Some(count) => *sent += count,
+                    None => break,
+                }
+                if *sent == bytes {
+                    stream.shut_down()?;
+                }
+            }
+        }
+    }
+    Ok(total)
+}
+
+fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let local: SocketAddr = "10.0.0.2:7".parse()?;
+    let hosts = [[10, 0, 0, 1], [10, 0, 0, 2]].map(|own| host::Config::with_address(own, 24));
+    let (client_host, server_host) = Host::pair(&hosts[0], &hosts[1])?;
+    let kernel = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let address = kernel.local_addr()?;
+    let listener = host::TcpListener::bind(&server_host, local)?;
+    kernel.set_nonblocking(true)?;
+    listener.set_nonblocking(true)?;
+    let mut queues = [queue(arguments)?, queue(arguments)?];
+    let back_end = if queues[0].is_io_uring() { "io_uring" } else { "epoll" };
+    let end = queues[0].add(Source::user(), END)?;
+    let end = queues[0].notifier(end).context("it was just added")?;
+    let [server, clients] = queues;
+    let server = thread::spawn(move || serve(server, kernel, listener));
+    let mut streams = Vec::new();
+    for _ in 0..arguments.connections {
+        streams.push(Stream::kernel(std::net::TcpStream::connect(address)?)?);
+        streams.push(Stream::host(host::TcpStream::connect(&client_host, local)?)?);
+    }
+    let asked = ask(clients, streams, arguments.bytes as usize);
+    end.notify();
+    let connections = server.join().expect("no panic")?;
+    let bytes = asked?;
+    println!("{connections} connections, {bytes} bytes back and right, by {back_end}");
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("echo_events: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

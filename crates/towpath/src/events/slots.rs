@@ -1,0 +1,108 @@
+//! Registrations by token. A slot is used again, and its generation then tells old tokens from new.
+
+use super::source::Kind;
+use super::timers::Setting;
+use super::{Interest, Readiness, Token, Trigger};
+
+/// A slot; free without a source.
+struct Slot {
+    generation: u32,
+    registration: Option<Registration>,
+}
+
+/// What is registered.
+pub(super) struct Registration {
+    pub(super) source: Kind,
+    pub(super) data: u64,
+    pub(super) interest: Interest,
+    pub(super) trigger: Trigger,
+    /// What the kernel said and was not told yet.
+    pub(super) ready: Readiness,
+    /// The wait before which the kernel said it.
+    pub(super) noted_in: u64,
+    /// It stands among those that are to be told.
+    pub(super) is_pending: bool,
+    /// The wait that last told of it.
+    pub(super) told_in: u64,
+    /// The back end does not tell of it until it is resumed.
+    pub(super) is_paused: bool,
+    /// It was told of once and is not any more, until it is modified.
+    pub(super) is_spent: bool,
+}
+
+/// All registrations of a queue.
+pub(super) struct Slots {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    limit: usize,
+}
+
+impl Slots {
+    /// Room for `limit` registrations.
+    pub(super) fn new(limit: usize) -> Self {
+        Self { slots: Vec::new(), free: Vec::new(), limit }
+    }
+
+    /// The token that the next registration gets; `None` if there is no room.
+    pub(super) fn next(&self) -> Option<Token> {
+        match self.free.last() {
+            Some(&slot) => Some(Token { slot, generation: self.slots[slot as usize].generation }),
+            None if self.slots.len() < self.limit => {
+                Some(Token { slot: self.slots.len() as u32, generation: 0 })
+            }
+            None => None,
+        }
+    }
+
+    /// Registers; the token is the one that was told as the next.
+    pub(super) fn insert(&mut self, registration: Registration) -> Token {
+        let token = self.next().expect("the caller has looked for room");
+        if self.free.pop().is_none() {
+            self.slots.push(Slot { generation: 0, registration: None });
+        }
+        self.slots[token.slot as usize].registration = Some(registration);
+        token
+    }
+
+    pub(super) fn get(&mut self, token: Token) -> Option<&mut Registration> {
+        let slot = self.slots.get_mut(token.slot as usize)?;
+        slot.registration.as_mut().filter(|_| slot.generation == token.generation)
+    }
+
+    /// How the timer of a registration is set.
+    pub(super) fn setting(&self, token: Token) -> Option<Setting> {
+        let slot = self.slots.get(token.slot as usize)?;
+        match &slot.registration.as_ref().filter(|_| slot.generation == token.generation)?.source {
+            Kind::Timer { setting, .. } => Some(*setting),
+            Kind::Operation { deadline, .. } => *deadline,
+            _ => None,
+        }
+    }
+
+    /// The token of a slot that is in use.
+    pub(super) fn token(&self, slot: u32) -> Option<Token> {
+        let Slot { generation, registration } = self.slots.get(slot as usize)?;
+        registration.as_ref().map(|_| Token { slot, generation: *generation })
+    }
+
+    pub(super) fn remove(&mut self, token: Token) -> Option<Registration> {
+        let slot = self.slots.get_mut(token.slot as usize)?;
+        let registration = slot.registration.take_if(|_| slot.generation == token.generation)?;
+        // A slot whose generations are used up is not used again.
+        if let Some(next) = slot.generation.checked_add(1) {
+            slot.generation = next;
+            self.free.push(token.slot);
+        }
+        Some(registration)
+    }
+
+    /// Registrations.
+    pub(super) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// All registrations, to be dropped.
+    pub(super) fn tokens(&self) -> impl Iterator<Item = Token> + '_ {
+        (0..self.slots.len() as u32).filter_map(|slot| self.token(slot))
+    }
+}

@@ -1,0 +1,247 @@
+//! What can be registered.
+
+use crate::host::watch::{Return, Watched};
+use crate::host::{Lend, Sending, TcpListener, TcpStream, UdpSocket};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions};
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::task::{Wake, Waker};
+use std::time::{Duration, Instant};
+use towpath_io::doorbell::EventDoorbell;
+use towpath_io::events::{Interest, Outcome, Trigger};
+use towpath_io::process_sys::SignalSet;
+use towpath_packet::ready::Raiser;
+
+use super::changes::{Changes, Watch};
+use super::timers::{Setting, UNSET};
+
+/// Something to wait for, to be given to [`EventQueue::add`](super::EventQueue::add).
+pub struct Source {
+    pub(super) kind: Kind,
+    pub(super) interest: Interest,
+    pub(super) trigger: Trigger,
+}
+
+pub(super) enum Kind {
+    Fd(Box<dyn AsFd + Send>),
+    Socket(Watched, Option<Wakes>),
+    Return(Return, Option<Wakes>),
+    Timer { due: Instant, period: Option<Duration>, setting: Setting, count: u64 },
+    User { wakes: Option<Wakes>, count: u64 },
+    Signal { number: i32, fd: Option<OwnedFd> },
+    Child { id: u32, fd: Option<OwnedFd> },
+    File { path: PathBuf, watch: Option<Watch>, changed: Changes },
+    Operation { outcome: Option<Outcome>, deadline: Option<Setting>, is_late: bool },
+}
+
+impl Source {
+    pub(super) fn of(kind: Kind) -> Self {
+        Self { kind, interest: Interest::READ, trigger: Trigger::Level }
+    }
+
+    fn socket(
+        socket: io::Result<Watched>,
+        interest: Interest,
+        trigger: Trigger,
+    ) -> io::Result<Self> {
+        Ok(Self { interest, trigger, ..Self::of(Kind::Socket(socket?, None)) })
+    }
+
+    /// A file descriptor of the host, which the queue keeps open until it is removed: an
+    /// `Arc<TcpStream>` of the standard library, for example. Files on disk are always ready and
+    /// refused.
+    pub fn fd(fd: impl AsFd + Send + 'static, interest: Interest, trigger: Trigger) -> Self {
+        Self { interest, trigger, ..Self::of(Kind::Fd(Box::new(fd))) }
+    }
+
+    /// A connection of a towpath host.
+    pub fn stream(stream: &TcpStream, interest: Interest, trigger: Trigger) -> io::Result<Self> {
+        Self::socket(stream.try_clone().map(Watched::Stream), interest, trigger)
+    }
+
+    /// A listening socket of a towpath host: readable while there is a connection to accept.
+    pub fn listener(listener: &TcpListener, trigger: Trigger) -> io::Result<Self> {
+        Self::socket(listener.try_clone().map(Watched::Listener), Interest::READ, trigger)
+    }
+
+    /// A datagram socket of a towpath host.
+    pub fn datagram(socket: &UdpSocket, interest: Interest, trigger: Trigger) -> io::Result<Self> {
+        Self::socket(socket.try_clone().map(Watched::Datagram), interest, trigger)
+    }
+
+    /// The return of a buffer, once.
+    pub fn sending<B: Lend>(sending: &Sending<B>) -> Self {
+        Self::of(Kind::Return(Return::of(sending), None))
+    }
+
+    /// A moment, once.
+    pub fn at(due: Instant) -> Self {
+        Self::of(Kind::Timer { due, period: None, setting: UNSET, count: 0 })
+    }
+
+    /// A moment and then each `period`. What could not be told in time is counted, and the moments
+    /// do not shift.
+    pub fn every(first: Instant, period: Duration) -> Self {
+        Self::of(Kind::Timer { due: first, period: Some(period), setting: UNSET, count: 0 })
+    }
+
+    /// Whoever has a [`Notifier`] of it.
+    pub fn user() -> Self {
+        Self::of(Kind::User { wakes: None, count: 0 })
+    }
+
+    /// A signal. The calling thread blocks it from then on; a thread that does not, and that was
+    /// started before, may get it in the queue's place. So add signals before starting threads.
+    pub fn signal(number: i32) -> Self {
+        Self::of(Kind::Signal { number, fd: None })
+    }
+
+    /// The end of a process, once.
+    pub fn child(id: u32) -> Self {
+        Self::of(Kind::Child { id, fd: None })
+    }
+
+    /// Changes of a file, or of what is in a directory. The path is looked up once: a file that
+    /// takes its place is another one.
+    pub fn file(path: impl Into<PathBuf>) -> Self {
+        Self::of(Kind::File { path: path.into(), watch: None, changed: Changes::default() })
+    }
+}
+
+impl Kind {
+    /// What the back end watches for it.
+    pub(super) fn fd(&self) -> Option<&dyn AsFd> {
+        match self {
+            Self::Fd(fd) => Some(&**fd),
+            Self::Signal { fd, .. } | Self::Child { fd, .. } => fd.as_ref().map(|fd| fd as _),
+            _ => None,
+        }
+    }
+
+    /// Its entry among those that other threads raise.
+    pub(super) fn wakes(&self) -> Option<&Wakes> {
+        match self {
+            Self::Socket(_, wakes) | Self::Return(_, wakes) | Self::User { wakes, .. } => {
+                wakes.as_ref()
+            }
+            _ => None,
+        }
+    }
+
+    /// Where its entry goes; `None` if it has none.
+    pub(super) fn wakes_mut(&mut self) -> Option<&mut Option<Wakes>> {
+        match self {
+            Self::Socket(_, wakes) | Self::Return(_, wakes) | Self::User { wakes, .. } => {
+                Some(wakes)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Makes an entry of the ready list ready, and is a waker, too.
+pub(super) struct Wakes {
+    pub(super) raiser: Raiser<EventDoorbell>,
+    pub(super) waker: Waker,
+}
+
+impl Wakes {
+    pub(super) fn new(raiser: Raiser<EventDoorbell>) -> Self {
+        let waker = Waker::from(Arc::new(Notifier(raiser.clone())));
+        Self { raiser, waker }
+    }
+}
+
+/// Tells a queue of something, from any thread.
+#[derive(Clone)]
+pub struct Notifier(pub(super) Raiser<EventDoorbell>);
+
+impl Notifier {
+    /// Tells. It costs an atomic operation or two, and a system call if the queue's thread sleeps.
+    /// Once the registration is removed it does nothing.
+    pub fn notify(&self) {
+        self.0.raise();
+    }
+
+    /// The same for whoever knows a waker only: so a queue drives futures.
+    pub fn waker(&self) -> Waker {
+        Waker::from(Arc::new(self.clone()))
+    }
+}
+
+impl Wake for Notifier {
+    fn wake(self: Arc<Self>) {
+        self.0.raise();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.raise();
+    }
+}
+
+impl std::fmt::Debug for Notifier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Notifier").finish_non_exhaustive()
+    }
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// By itself, with this code.
+    Code(i32),
+    /// By this signal.
+    Signal(i32),
+    /// It is no child of this process, or was waited for already.
+    Unknown,
+}
+
+/// A descriptor that is readable once the process has ended.
+pub(super) fn child_descriptor(id: u32) -> io::Result<OwnedFd> {
+    let pid = i32::try_from(id).ok().and_then(Pid::from_raw).ok_or(Errno::INVAL)?;
+    Ok(rustix::process::pidfd_open(pid, PidfdFlags::empty())?)
+}
+
+/// How the process behind the descriptor ended; it can still be waited for.
+pub(super) fn exit_of(fd: &OwnedFd) -> Exit {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+    let Ok(Some(status)) = rustix::process::waitid(WaitId::PidFd(fd.as_fd()), options) else {
+        return Exit::Unknown;
+    };
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => Exit::Code(code),
+        (_, Some(signal)) => Exit::Signal(signal),
+        _ => Exit::Unknown,
+    }
+}
+
+/// A descriptor that yields signals of this number, which the calling thread blocks from now on.
+pub(super) fn signal_descriptor(number: i32) -> io::Result<OwnedFd> {
+    // Those that cannot be blocked, and those that the C library keeps for itself.
+    const KILL_AND_STOP: [i32; 2] = [9, 19];
+    let can_wait = matches!(number, 1..=31 | 34..=64) && !KILL_AND_STOP.contains(&number);
+    if !can_wait {
+        return Err(Errno::INVAL.into());
+    }
+    let set = SignalSet::of(&[number]);
+    set.block()?;
+    set.descriptor()
+}
+
+/// Bytes of a record of such a descriptor, and where sender and number stand in it
+/// (`struct signalfd_siginfo`).
+const RECORD_BYTES: usize = 128;
+const SENDER_AT: usize = 12;
+
+/// The next signal: its number and its sender.
+pub(super) fn next_signal(fd: &OwnedFd) -> Option<(i32, u32)> {
+    let mut record = [0; RECORD_BYTES];
+    let count = rustix::io::read(fd, &mut record).ok()?;
+    let word = |at: usize| {
+        u32::from_ne_bytes([record[at], record[at + 1], record[at + 2], record[at + 3]])
+    };
+    (count == RECORD_BYTES).then(|| (word(0) as i32, word(SENDER_AT)))
+}

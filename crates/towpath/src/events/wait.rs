@@ -1,0 +1,292 @@
+//! Waiting: what is gathered, and in which order it is told.
+
+use super::queue::{CHANGES_SLOT, EXPIRED, KERNEL, RAISED, kernel_slot, own_slot};
+use super::slots::Registration;
+use super::source::{Kind, exit_of, next_signal};
+use super::timers::UNSET;
+use super::{Event, EventQueue, Interest, News, Readiness, Token, Trigger};
+use rustix::fd::AsFd;
+use rustix::io::Errno;
+use std::io;
+use std::ops::RangeInclusive;
+use std::time::{Duration, Instant};
+use towpath_io::events::{What, look as look_at};
+
+/// Most events of a wait that does not say.
+pub const EVENTS_DEFAULT: usize = 256;
+
+impl EventQueue {
+    /// Waits for an event, and adds those that there are to `into`, [`EVENTS_DEFAULT`] at most; or
+    /// until `deadline` has passed. Returns how many.
+    pub fn wait(&mut self, into: &mut Vec<Event>, deadline: Option<Instant>) -> io::Result<usize> {
+        self.wait_many(into, 1..=EVENTS_DEFAULT, deadline)
+    }
+
+    /// Waits until there are as many events as `count` begins with, or until `deadline` has passed,
+    /// and adds those that there are to `into`, at most as many as `count` ends with. Returns how
+    /// many. Signals that the program handles do not end a wait. With `0..=max` it does not wait.
+    ///
+    /// # Errors
+    /// `EINVAL` if `count` is empty or ends with zero; `EDEADLK` in simulated time, if nothing
+    /// would end the wait. Events told by then are in `into`.
+    pub fn wait_many(
+        &mut self,
+        into: &mut Vec<Event>,
+        count: RangeInclusive<usize>,
+        deadline: Option<Instant>,
+    ) -> io::Result<usize> {
+        self.check_process()?;
+        let (min, max) = (*count.start(), *count.end());
+        if min > max || max == 0 {
+            return Err(Errno::INVAL.into());
+        }
+        let before = into.len();
+        self.waits += 1;
+        self.look_again()?;
+        let mut is_first = true;
+        loop {
+            let now = self.clock.now();
+            self.collect(now);
+            let is_late = min == 0 || deadline.is_some_and(|deadline| deadline <= now);
+            let is_short = into.len() - before < min && !is_late;
+            let sleeps = is_short && self.pending.is_empty() && self.ready.arm();
+            if sleeps {
+                if !is_first {
+                    self.pause_told()?;
+                }
+                self.sleep(deadline)?;
+            } else if is_first && self.pending.of[KERNEL].is_empty() {
+                self.ask_kernel(Some(Duration::ZERO))?;
+            }
+            is_first = false;
+            self.tell(into, before.saturating_add(max))?;
+            if is_late || into.len() - before >= min {
+                break;
+            }
+        }
+        self.settle()?;
+        Ok(into.len() - before)
+    }
+
+    /// Waits in the kernel until something happens or is due.
+    fn sleep(&mut self, deadline: Option<Instant>) -> io::Result<()> {
+        let due = deadline.into_iter().chain(self.timers.next()).min();
+        let asked = self.ask_kernel(self.clock.until(due));
+        self.ready.disarm();
+        asked?;
+        self.collect(self.clock.now());
+        if self.pending.is_empty() && !self.clock.pass(due) {
+            return Err(Errno::DEADLK.into());
+        }
+        Ok(())
+    }
+
+    /// Puts what was told by level among what is to be told, if it holds still.
+    pub(super) fn look_again(&mut self) -> io::Result<()> {
+        for token in std::mem::take(&mut self.again) {
+            let Some(registration) = self.slots.get(token) else { continue };
+            if let Some(fd) = registration.source.fd() {
+                let was_paused = std::mem::take(&mut registration.is_paused);
+                let state = (registration.interest, was_paused);
+                self.back.resume(kernel_slot(token), fd.as_fd(), state)?;
+            } else {
+                self.push(token, RAISED);
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps the back end from telling again of what this wait has told by level.
+    fn pause_told(&mut self) -> io::Result<()> {
+        for &token in &self.again {
+            let Some(registration) = self.slots.get(token) else { continue };
+            let Some(fd) = registration.source.fd() else { continue };
+            if !std::mem::replace(&mut registration.is_paused, true) {
+                self.back.pause(kernel_slot(token), fd.as_fd(), registration.interest)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the back end wait, and notes what it tells.
+    pub(super) fn ask_kernel(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        let mut news = std::mem::take(&mut self.news);
+        let asked = self.back.wait(timeout, &mut news);
+        self.note(&mut news);
+        self.news = news;
+        asked
+    }
+
+    /// Notes what the back end told.
+    pub(super) fn note(&mut self, news: &mut Vec<(u32, What)>) {
+        for (slot, what) in news.drain(..) {
+            let Some(slot) = own_slot(slot) else {
+                self.note_changes();
+                continue;
+            };
+            let Some(token) = self.slots.token(slot) else { continue };
+            let Some(registration) = self.slots.get(token) else { continue };
+            match what {
+                What::Ready(ready) => {
+                    registration.ready = registration.ready.or(ready);
+                    registration.noted_in = self.waits;
+                }
+                What::Over(over) => {
+                    let Kind::Operation { outcome, deadline, .. } = &mut registration.source else {
+                        continue;
+                    };
+                    *outcome = Some(over);
+                    if deadline.take().is_some() {
+                        self.unset_timer();
+                    }
+                }
+            }
+            self.push(token, KERNEL);
+        }
+    }
+
+    /// Reads what changed of files.
+    fn note_changes(&mut self) {
+        let Some(inotify) = &mut self.inotify else { return };
+        let mut told = Vec::new();
+        inotify.read(|token, note| {
+            if let Some(Registration { source: Kind::File { changed, .. }, .. }) =
+                self.slots.get(token)
+            {
+                note(changed);
+                told.push(token);
+            }
+        });
+        let state = (Interest::READ, false);
+        // Another call tells what is wrong, if the kernel does not take it.
+        let _ = self.back.resume(CHANGES_SLOT, inotify.as_fd(), state);
+        told.into_iter().for_each(|token| self.push(token, KERNEL));
+    }
+
+    /// Notes what other threads have raised, and which timers have expired.
+    pub(super) fn collect(&mut self, now: Instant) {
+        let Self { ready, entries, slots, pending, .. } = self;
+        ready.take(|index, raised| {
+            let token = entries[index as usize];
+            let Some(registration) = slots.get(token) else { return };
+            if let Kind::User { count, .. } = &mut registration.source {
+                *count += raised;
+            }
+            if !std::mem::replace(&mut registration.is_pending, true) {
+                pending.of[RAISED].push_back(token);
+            }
+        });
+        while let Some((token, setting)) = self.timers.pop(now) {
+            self.expire(token, setting, now);
+        }
+    }
+
+    /// A timer was due.
+    fn expire(&mut self, token: Token, setting: u64, now: Instant) {
+        if self.slots.setting(token) != Some(setting) {
+            return;
+        }
+        self.timers.fired();
+        let Some(registration) = self.slots.get(token) else { return };
+        match &mut registration.source {
+            Kind::Timer { due, period: Some(period), setting, count } => {
+                let late = now.saturating_duration_since(*due).as_nanos();
+                let times = late / period.as_nanos() + 1;
+                *count += u64::try_from(times).unwrap_or(u64::MAX);
+                let nanos = u64::try_from(times * period.as_nanos()).unwrap_or(u64::MAX);
+                *due += Duration::from_nanos(nanos);
+                *setting = self.timers.set(*due, token);
+                self.push(token, EXPIRED);
+            }
+            Kind::Timer { setting, count, .. } => {
+                (*setting, *count) = (UNSET, 1);
+                self.push(token, EXPIRED);
+            }
+            Kind::Operation { deadline, is_late, .. } => {
+                (*deadline, *is_late) = (None, true);
+                self.back.cancel(kernel_slot(token));
+            }
+            _ => {}
+        }
+    }
+
+    /// Adds events until there are `limit`.
+    fn tell(&mut self, into: &mut Vec<Event>, limit: usize) -> io::Result<()> {
+        while into.len() < limit {
+            let Some(token) = self.pending.next() else { break };
+            let Some(registration) = self.slots.get(token) else { continue };
+            registration.is_pending = false;
+            let by_level = registration.trigger == Trigger::Level
+                && matches!(
+                    registration.source,
+                    Kind::Fd(_) | Kind::Socket(..) | Kind::Signal { .. }
+                );
+            if by_level && registration.told_in == self.waits {
+                // It is in `again` already.
+                registration.ready = Readiness::default();
+                continue;
+            }
+            if let Kind::Fd(fd) = &registration.source
+                && by_level
+                && registration.noted_in != self.waits
+            {
+                // Left over: its owner may have read it empty since.
+                registration.ready = look_at((**fd).as_fd(), registration.interest)?;
+            }
+            let data = registration.data;
+            let (news, is_over) = match look(registration) {
+                Some(found) => found,
+                None => {
+                    if by_level && registration.source.fd().is_some() {
+                        self.again.push(token);
+                    }
+                    continue;
+                }
+            };
+            registration.told_in = self.waits;
+            registration.is_spent = registration.trigger == Trigger::OneShot;
+            into.push(Event { token, data, news });
+            if is_over {
+                self.begin_remove(token)?;
+            } else if by_level {
+                self.again.push(token);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What there is to tell of a registration, and whether it is over then.
+fn look(registration: &mut Registration) -> Option<(News, bool)> {
+    let Registration { source, ready, interest, is_spent, .. } = registration;
+    match source {
+        Kind::Fd(_) => {
+            let ready = std::mem::take(ready);
+            (!ready.is_empty() && !*is_spent).then_some((News::Ready(ready), false))
+        }
+        Kind::Socket(socket, wakes) => {
+            let waker = &wakes.as_ref()?.waker;
+            let ready = (!*is_spent).then(|| socket.poll_ready(*interest, waker))?;
+            (!ready.is_empty()).then_some((News::Ready(ready), false))
+        }
+        Kind::Return(back, wakes) => {
+            let copied = back.poll(&wakes.as_ref()?.waker)?;
+            Some((News::Returned { copied }, true))
+        }
+        Kind::Timer { period, count, .. } => {
+            let count = std::mem::take(count);
+            (count > 0).then_some((News::Expired { count }, period.is_none()))
+        }
+        Kind::User { count, .. } => {
+            let count = std::mem::take(count);
+            (count > 0).then_some((News::Notified { count }, false))
+        }
+        Kind::Signal { fd, .. } => {
+            let (signal, sender) = next_signal(fd.as_ref()?)?;
+            Some((News::Signal { signal, sender }, false))
+        }
+        Kind::Child { fd, .. } => Some((News::Exited(exit_of(fd.as_ref()?)), true)),
+        Kind::File { changed, .. } => Some((News::Changed(std::mem::take(changed)), false)),
+        Kind::Operation { outcome, .. } => outcome.is_some().then_some((News::Completed, false)),
+    }
+}

@@ -1,0 +1,367 @@
+//! Files of the host, signals, children.
+
+use super::{Case, PATIENCE, now, one, queue, ready, wait};
+use rustix::fd::OwnedFd;
+use rustix::io::{Errno, read, write};
+use rustix::pipe::{PipeFlags, pipe_with};
+use std::io::{Read, Write};
+use std::ops::RangeInclusive;
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use towpath::events::{Change, Choice, EventQueue, Exit, Interest, News, Source, Trigger};
+
+pub(super) const CASES: &[Case] = &[
+    ("a_level_is_told_as_long_as_it_holds", level),
+    ("an_edge_is_told_once_for_each_news", edge),
+    ("one_shot_is_told_until_modified_once", one_shot),
+    ("what_is_not_asked_for_is_not_told", interest),
+    ("the_peer_that_closes_is_told", peer_closed),
+    ("a_removed_source_is_closed_and_silent", removal),
+    ("stale_tokens_are_refused", stale),
+    ("one_file_may_be_added_twice", twice),
+    ("files_on_disk_are_refused", disk),
+    ("at_least_as_many_as_asked", at_least),
+    ("changes_in_a_batch_stand_for_themselves", batch),
+    ("signals_are_told", signals),
+    ("the_end_of_a_child_is_told", children),
+    ("a_child_of_a_fork_cannot_use_it", fork),
+    ("a_queue_waits_for_another", nested),
+    ("the_descriptor_is_readable_while_events_wait", descriptor),
+];
+
+fn pipe() -> (OwnedFd, OwnedFd) {
+    pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap()
+}
+
+fn level(choice: Choice) {
+    let (mut queue, (reader, writer)) = (queue(choice), pipe());
+    let reader = Arc::new(reader);
+    let source = Source::fd(reader.clone(), Interest::READ, Trigger::Level);
+    let token = queue.add(source, 5).unwrap();
+    assert_eq!(now(&mut queue), []);
+    write(&writer, b"abc").unwrap();
+    for _ in 0..3 {
+        let found = ready(&mut queue, token);
+        assert!(found.readable && !found.writable && !found.hangup);
+    }
+    read(&reader, &mut [0; 8]).unwrap();
+    assert_eq!(now(&mut queue), []);
+    write(&writer, b"d").unwrap();
+    assert_eq!(one(&mut queue).data, 5);
+}
+
+fn edge(choice: Choice) {
+    let (mut queue, (reader, writer)) = (queue(choice), pipe());
+    write(&writer, b"a").unwrap();
+    let token = queue.add(Source::fd(reader, Interest::READ, Trigger::Edge), 0).unwrap();
+    assert!(ready(&mut queue, token).readable, "what holds already is told");
+    assert_eq!(now(&mut queue), []);
+    write(&writer, b"b").unwrap();
+    assert!(ready(&mut queue, token).readable);
+    assert_eq!(now(&mut queue), []);
+    // Modified, it is looked at again.
+    queue.modify(token, Interest::READ, Trigger::Edge).unwrap();
+    assert!(ready(&mut queue, token).readable);
+    assert_eq!(now(&mut queue), []);
+}
+
+fn one_shot(choice: Choice) {
+    let (mut queue, (reader, writer)) = (queue(choice), pipe());
+    let token = queue.add(Source::fd(reader, Interest::READ, Trigger::OneShot), 0).unwrap();
+    for _ in 0..3 {
+        write(&writer, b"a").unwrap();
+        assert!(ready(&mut queue, token).readable);
+        write(&writer, b"b").unwrap();
+        assert_eq!(now(&mut queue), []);
+        queue.modify(token, Interest::READ, Trigger::OneShot).unwrap();
+        assert!(ready(&mut queue, token).readable);
+        queue.modify(token, Interest::NONE, Trigger::OneShot).unwrap();
+        assert_eq!(now(&mut queue), []);
+        queue.modify(token, Interest::READ, Trigger::OneShot).unwrap();
+        assert!(ready(&mut queue, token).readable);
+        queue.modify(token, Interest::NONE, Trigger::Level).unwrap();
+        queue.modify(token, Interest::READ, Trigger::OneShot).unwrap();
+        assert!(ready(&mut queue, token).readable);
+        // Emptied by nobody, so the next round is about what is new.
+        queue.modify(token, Interest::READ, Trigger::OneShot).unwrap();
+        assert!(ready(&mut queue, token).readable);
+        queue.modify(token, Interest::READ, Trigger::OneShot).unwrap();
+    }
+}
+
+fn interest(choice: Choice) {
+    let (mut queue, (a, mut b)) = (queue(choice), UnixStream::pair().unwrap());
+    let token = queue.add(Source::fd(a, Interest::WRITE, Trigger::Level), 0).unwrap();
+    b.write_all(b"abc").unwrap();
+    let found = ready(&mut queue, token);
+    assert!(found.writable && !found.readable);
+    queue.modify(token, Interest::BOTH, Trigger::Level).unwrap();
+    let found = ready(&mut queue, token);
+    assert!(found.writable && found.readable);
+    queue.modify(token, Interest::NONE, Trigger::Level).unwrap();
+    assert_eq!(now(&mut queue), []);
+    // Hang-ups are told in any case.
+    drop(b);
+    assert!(ready(&mut queue, token).hangup);
+}
+
+fn peer_closed(choice: Choice) {
+    let (mut queue, (a, b)) = (queue(choice), UnixStream::pair().unwrap());
+    let token = queue.add(Source::fd(a, Interest::READ, Trigger::Edge), 0).unwrap();
+    assert_eq!(now(&mut queue), []);
+    b.shutdown(std::net::Shutdown::Write).unwrap();
+    let found = ready(&mut queue, token);
+    assert!(found.readable && found.peer_closed && !found.hangup, "{found:?}");
+}
+
+/// Goal: after the removal the queue keeps nothing open, and nothing that was on its way is told.
+fn removal(choice: Choice) {
+    let (mut queue, (a, mut b)) = (queue(choice), UnixStream::pair().unwrap());
+    b.set_read_timeout(Some(PATIENCE)).unwrap();
+    for trigger in [Trigger::Level, Trigger::Edge, Trigger::OneShot] {
+        let copy = a.try_clone().unwrap();
+        let token = queue.add(Source::fd(copy, Interest::READ, trigger), 0).unwrap();
+        b.write_all(b"x").unwrap();
+        queue.remove(token).unwrap();
+        assert_eq!(now(&mut queue), []);
+        assert_eq!(queue.len(), 0);
+    }
+    let token = queue.add(Source::fd(a, Interest::READ, Trigger::Edge), 0).unwrap();
+    wait(&mut queue);
+    queue.remove(token).unwrap();
+    // The queue had the last descriptor. What was not read makes it a reset.
+    let end = b.read(&mut [0; 8]);
+    assert!(
+        matches!(&end, Ok(0)) || end.is_err_and(|e| e.kind() != std::io::ErrorKind::WouldBlock)
+    );
+}
+
+fn stale(choice: Choice) {
+    let (mut queue, (reader, writer)) = (queue(choice), pipe());
+    let (reader, again) = (Arc::new(reader), 7);
+    let source = || Source::fd(reader.clone(), Interest::READ, Trigger::Level);
+    let old = queue.add(source(), 1).unwrap();
+    write(&writer, b"x").unwrap();
+    assert_eq!(one(&mut queue).token, old);
+    queue.remove(old).unwrap();
+    let new = queue.add(source(), again).unwrap();
+    assert_ne!(old, new);
+    let event = one(&mut queue);
+    assert_eq!((event.token, event.data), (new, again));
+    let errno = |result: std::io::Result<()>| Errno::from_io_error(&result.unwrap_err());
+    assert_eq!(errno(queue.remove(old)), Some(Errno::STALE));
+    assert_eq!(errno(queue.modify(old, Interest::READ, Trigger::Edge)), Some(Errno::STALE));
+    assert_eq!(errno(queue.set_timer(old, Instant::now())), Some(Errno::STALE));
+    assert_eq!(errno(queue.cancel(old)), Some(Errno::STALE));
+    assert_eq!(errno(queue.cancel(new)), Some(Errno::INVAL));
+    assert!(queue.take(old).is_none() && queue.take(new).is_none());
+    assert!(queue.notifier(old).is_none() && queue.notifier(new).is_none());
+    queue.remove(new).unwrap();
+}
+
+fn twice(choice: Choice) {
+    let (mut queue, (a, mut b)) = (queue(choice), UnixStream::pair().unwrap());
+    let a = Arc::new(a);
+    let reads = Source::fd(a.clone(), Interest::READ, Trigger::Level);
+    let writes = Source::fd(a.clone(), Interest::WRITE, Trigger::OneShot);
+    let reads = queue.add(reads, 0).unwrap();
+    let writes = queue.add(writes, 0).unwrap();
+    assert!(ready(&mut queue, writes).writable);
+    b.write_all(b"x").unwrap();
+    assert!(ready(&mut queue, reads).readable);
+    queue.remove(writes).unwrap();
+    assert!(ready(&mut queue, reads).readable);
+    queue.remove(reads).unwrap();
+    assert_eq!(now(&mut queue), []);
+}
+
+fn disk(choice: Choice) {
+    let mut queue = queue(choice);
+    for path in ["/proc/self/exe", "/"] {
+        let file = std::fs::File::open(path).unwrap();
+        let error = queue.add(Source::fd(file, Interest::READ, Trigger::Level), 0).unwrap_err();
+        assert_eq!(Errno::from_io_error(&error), Some(Errno::PERM), "{path}");
+    }
+    assert!(queue.is_empty());
+}
+
+/// Goal: a wait for several counts each registration once, sleeps while there are too few, and ends
+/// with fewer when its time is over.
+fn at_least(choice: Choice) {
+    let mut queue = queue(choice);
+    let pipes: Vec<_> = (0..4).map(|_| pipe()).collect();
+    let mut writers = Vec::new();
+    for (reader, writer) in pipes {
+        queue.add(Source::fd(reader, Interest::READ, Trigger::Level), 0).unwrap();
+        writers.push(writer);
+    }
+    write(&writers[0], b"x").unwrap();
+    let mut events = Vec::new();
+    let soon = Instant::now() + Duration::from_millis(30);
+    assert_eq!(queue.wait_many(&mut events, 2..=9, Some(soon)).unwrap(), 1);
+    assert!(Instant::now() >= soon, "a deadline is not early");
+    let other = std::thread::spawn(move || {
+        for writer in &writers[1..] {
+            std::thread::sleep(Duration::from_millis(10));
+            write(writer, b"x").unwrap();
+        }
+        writers
+    });
+    events.clear();
+    let late = Some(Instant::now() + PATIENCE);
+    assert_eq!(queue.wait_many(&mut events, 4..=9, late).unwrap(), 4);
+    let mut tokens: Vec<_> = events.iter().map(|event| event.token).collect();
+    tokens.sort();
+    tokens.dedup();
+    assert_eq!(tokens.len(), 4);
+    let writers = other.join().unwrap();
+    // At most as many as asked, and the others then.
+    events.clear();
+    for _ in 0..8 {
+        assert_eq!(queue.wait_many(&mut events, 1..=1, late).unwrap(), 1);
+    }
+    for token in tokens {
+        let times = events.iter().filter(|event| event.token == token).count();
+        assert!(times >= 1, "each has its turn");
+    }
+    let none = queue.wait_many(&mut events, RangeInclusive::new(5, 4), late);
+    assert_eq!(Errno::from_io_error(&none.unwrap_err()), Some(Errno::INVAL));
+    drop(writers);
+}
+
+fn batch(choice: Choice) {
+    let mut queue = queue(choice);
+    let pipes: Vec<_> = (0..10).map(|_| pipe()).collect();
+    let (readers, writers): (Vec<_>, Vec<_>) = pipes.into_iter().unzip();
+    let add = |(data, fd)| Change::Add(Source::fd(fd, Interest::READ, Trigger::Level), data);
+    let mut changes: Vec<_> = (0..).zip(readers).map(add).collect();
+    changes.push(Change::Add(Source::signal(9), 0));
+    let results = queue.apply(changes).unwrap();
+    assert!(results[10].is_err(), "nobody hears of SIGKILL");
+    let tokens: Vec<_> = results.into_iter().flatten().collect();
+    assert_eq!(tokens.len(), 10);
+    for writer in &writers {
+        write(writer, b"x").unwrap();
+    }
+    let changes = tokens.iter().zip(0..).map(|(&token, number)| match number % 2 {
+        0 => Change::Remove(token),
+        _ => Change::Modify(token, Interest::READ, Trigger::OneShot),
+    });
+    assert!(queue.apply(changes).unwrap().iter().all(Result::is_ok));
+    let mut told: Vec<_> = wait(&mut queue).iter().map(|event| event.data).collect();
+    told.sort_unstable();
+    assert_eq!(told, [1, 3, 5, 7, 9]);
+    assert_eq!(now(&mut queue), []);
+}
+
+fn signals(choice: Choice) {
+    let mut queue = queue(choice);
+    let number = libc::SIGRTMIN() + 3;
+    let token = queue.add(Source::signal(number), 0).unwrap();
+    for wrong in [-1, 0, 9, 19, 32, 65] {
+        assert!(queue.add(Source::signal(wrong), 0).is_err(), "{wrong}");
+    }
+    assert_eq!(now(&mut queue), []);
+    // SAFETY: sends this thread a signal that it blocks.
+    unsafe { libc::raise(number) };
+    let event = one(&mut queue);
+    let sender = std::process::id();
+    assert_eq!((event.token, event.news), (token, News::Signal { signal: number, sender }));
+    assert_eq!(now(&mut queue), []);
+    queue.remove(token).unwrap();
+}
+
+fn children(choice: Choice) {
+    let mut queue = queue(choice);
+    let run = |script: &str| Command::new("/bin/sh").args(["-c", script]).spawn().unwrap();
+    let mut children = [run("exit 3"), run("kill -KILL $$")];
+    for (child, exit) in children.iter_mut().zip([Exit::Code(3), Exit::Signal(9)]) {
+        let token = queue.add(Source::child(child.id()), 0).unwrap();
+        let event = one(&mut queue);
+        assert_eq!((event.token, event.news), (token, News::Exited(exit)));
+        assert!(queue.is_empty(), "it is over");
+        // It is still there to be waited for.
+        child.wait().unwrap();
+        assert!(queue.add(Source::child(child.id()), 0).is_err());
+    }
+}
+
+fn fork(choice: Choice) {
+    let (mut queue, (reader, writer)) = (queue(choice), pipe());
+    let token = queue.add(Source::fd(reader, Interest::READ, Trigger::Level), 0).unwrap();
+    let user = queue.add(Source::user(), 0).unwrap();
+    // SAFETY: the child calls the queue, the allocator and `_exit` only.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        let refused = queue.wait(&mut Vec::new(), Some(Instant::now())).is_err()
+            && queue.remove(token).is_err()
+            && queue.add(Source::user(), 0).is_err();
+        drop(queue);
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(i32::from(!refused)) };
+    }
+    let mut parent = EventQueue::new().unwrap();
+    parent.add(Source::child(child as u32), 0).unwrap();
+    assert_eq!(one(&mut parent).news, News::Exited(Exit::Code(0)));
+    // SAFETY: waits for the child, which has ended.
+    unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+    // What the child did is nothing to the parent.
+    write(&writer, b"x").unwrap();
+    assert!(ready(&mut queue, token).readable);
+    queue.remove(token).unwrap();
+    queue.notifier(user).unwrap().notify();
+    assert_eq!(one(&mut queue).token, user);
+}
+
+fn nested(choice: Choice) {
+    let (mut outer, mut inner) = (queue(choice), queue(choice));
+    let descriptor = inner.descriptor().unwrap();
+    let token = outer.add(Source::fd(descriptor, Interest::READ, Trigger::Level), 0).unwrap();
+    let (reader, writer) = pipe();
+    let reader = Arc::new(reader);
+    let pipe = Source::fd(reader.clone(), Interest::READ, Trigger::Level);
+    let pipe = inner.add(pipe, 0).unwrap();
+    let user = inner.add(Source::user(), 0).unwrap();
+    assert_eq!(now(&mut outer), []);
+    for _ in 0..3 {
+        write(&writer, b"x").unwrap();
+        assert!(ready(&mut outer, token).readable);
+        assert_eq!(one(&mut inner).token, pipe);
+        assert!(ready(&mut outer, token).readable, "it holds still");
+        read(&reader, &mut [0; 8]).unwrap();
+        assert_eq!(now(&mut inner), []);
+        assert_eq!(now(&mut outer), []);
+        let notifier = inner.notifier(user).unwrap();
+        std::thread::spawn(move || notifier.notify());
+        assert!(ready(&mut outer, token).readable);
+        assert_eq!(one(&mut inner).token, user);
+        assert_eq!(now(&mut inner), []);
+        assert_eq!(now(&mut outer), []);
+        inner.add(Source::at(Instant::now() + Duration::from_millis(5)), 3).unwrap();
+        assert!(ready(&mut outer, token).readable);
+        assert_eq!(one(&mut inner).data, 3);
+        assert_eq!(now(&mut outer), []);
+    }
+}
+
+/// Goal: what is there and was not told, because it was not asked for, keeps the descriptor
+/// readable.
+fn descriptor(choice: Choice) {
+    let (mut queue, mut watch) = (queue(choice), queue(choice));
+    let fd = queue.descriptor().unwrap();
+    let token = watch.add(Source::fd(fd, Interest::READ, Trigger::Level), 0).unwrap();
+    for data in 0..3 {
+        let user = queue.add(Source::user(), data).unwrap();
+        queue.notifier(user).unwrap().notify();
+    }
+    for data in 0..3 {
+        assert!(ready(&mut watch, token).readable);
+        let mut events = Vec::new();
+        assert_eq!(queue.wait_many(&mut events, 1..=1, None).unwrap(), 1);
+        assert_eq!(events[0].data, data);
+    }
+    assert_eq!(now(&mut watch), []);
+}

@@ -1,0 +1,85 @@
+//! What an event queue promises, on both back ends. Where the kernel does not allow io_uring, its
+//! half is reported as ignored.
+
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test fails by panicking")]
+
+mod files;
+mod kernel;
+mod many;
+mod sockets;
+mod time;
+mod users;
+
+use libtest_mimic::{Arguments, Trial};
+use std::time::{Duration, Instant};
+use towpath::events::{Choice, Config, Event, EventQueue, News, Readiness, Token};
+
+/// More than any step takes, so that a test that hangs ends.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A test: its name, and what it does with a back end.
+type Case = (&'static str, fn(Choice));
+
+fn main() {
+    let cases =
+        [files::CASES, kernel::CASES, many::CASES, sockets::CASES, time::CASES, users::CASES];
+    let mut arguments = Arguments::from_args();
+    // Some use signals and forks.
+    arguments.test_threads.get_or_insert(1);
+    let has_ring = EventQueue::with(&config(Choice::IoUring)).is_ok();
+    let mut trials = Vec::new();
+    for &(name, run) in cases.into_iter().flatten() {
+        for (kind, choice, can_run) in
+            [("epoll", Choice::Epoll, true), ("io_uring", Choice::IoUring, has_ring)]
+        {
+            let run = move || {
+                run(choice);
+                Ok(())
+            };
+            let trial = Trial::test(format!("{name}::{kind}"), run);
+            trials.push(trial.with_ignored_flag(!can_run));
+        }
+    }
+    if !has_ring {
+        eprintln!("skipped: this kernel does not allow io_uring");
+    }
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+fn config(back_end: Choice) -> Config {
+    Config { back_end, ..Config::default() }
+}
+
+fn queue(back_end: Choice) -> EventQueue {
+    EventQueue::with(&config(back_end)).unwrap()
+}
+
+/// Waits for an event at least, and fails without one.
+fn wait(queue: &mut EventQueue) -> Vec<Event> {
+    let mut events = Vec::new();
+    let count = queue.wait(&mut events, Some(Instant::now() + PATIENCE)).unwrap();
+    assert!(count > 0 && count == events.len(), "nothing happened");
+    events
+}
+
+/// What there is without waiting.
+fn now(queue: &mut EventQueue) -> Vec<Event> {
+    let mut events = Vec::new();
+    queue.wait_many(&mut events, 0..=1000, None).unwrap();
+    events
+}
+
+/// The one event that there is to wait for.
+fn one(queue: &mut EventQueue) -> Event {
+    let events = wait(queue);
+    assert_eq!(events.len(), 1, "{events:?}");
+    events[0]
+}
+
+/// What the one event says is ready.
+fn ready(queue: &mut EventQueue, token: Token) -> Readiness {
+    let event = one(queue);
+    assert_eq!(event.token, token);
+    let News::Ready(ready) = event.news else { panic!("{event:?}") };
+    ready
+}

@@ -1,0 +1,245 @@
+//! Sockets of towpath hosts, and buffers that come back.
+
+use super::{Case, now, one, queue, ready, wait};
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr};
+use std::time::Instant;
+use towpath::events::{Choice, EventQueue, Interest, News, Source, Token, Trigger};
+use towpath::host::{Config, Host, TcpListener, TcpStream, UdpSocket};
+
+pub(super) const CASES: &[Case] = &[
+    ("connections_to_accept_are_told", accept),
+    ("a_stream_is_readable_by_level", level),
+    ("a_stream_is_readable_by_edge", edge),
+    ("a_stream_is_writable_when_there_is_room", writable),
+    ("the_end_of_a_stream_is_told", end),
+    ("datagrams_are_told", datagrams),
+    ("a_buffer_that_is_back_is_told", returned),
+    ("a_socket_stays_until_it_is_removed", kept),
+    ("bytes_through_many_streams", many),
+];
+
+fn config(last: u8) -> Config {
+    Config { default_term: None, ..Config::with_address([10, 0, 0, last], 24) }
+}
+
+fn address() -> SocketAddr {
+    "10.0.0.2:80".parse().unwrap()
+}
+
+fn hosts() -> (Host, Host) {
+    Host::pair(&config(1), &config(2)).unwrap()
+}
+
+fn connection((a, b): &(Host, Host)) -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind(b, address()).unwrap();
+    let stream = TcpStream::connect(a, address()).unwrap();
+    let (peer, _) = listener.accept().unwrap();
+    for stream in [&stream, &peer] {
+        stream.set_nonblocking(true).unwrap();
+    }
+    (stream, peer)
+}
+
+fn add(queue: &mut EventQueue, stream: &TcpStream, interest: Interest, trigger: Trigger) -> Token {
+    queue.add(Source::stream(stream, interest, trigger).unwrap(), 0).unwrap()
+}
+
+fn accept(choice: Choice) {
+    let (mut queue, (a, b)) = (queue(choice), hosts());
+    let listener = TcpListener::bind(&b, address()).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let token = queue.add(Source::listener(&listener, Trigger::Level).unwrap(), 4).unwrap();
+    assert_eq!(now(&mut queue), []);
+    for _ in 0..3 {
+        let _stream = TcpStream::connect(&a, address()).unwrap();
+        assert!(ready(&mut queue, token).readable);
+        assert!(ready(&mut queue, token).readable, "it holds still");
+        listener.accept().unwrap();
+        assert_eq!(now(&mut queue), []);
+    }
+}
+
+fn level(choice: Choice) {
+    let (mut queue, hosts) = (queue(choice), hosts());
+    let (stream, mut peer) = connection(&hosts);
+    let token = add(&mut queue, &stream, Interest::READ, Trigger::Level);
+    assert_eq!(now(&mut queue), []);
+    peer.write_all(b"hello").unwrap();
+    for _ in 0..2 {
+        let found = ready(&mut queue, token);
+        assert!(found.readable && !found.writable && !found.peer_closed);
+    }
+    assert_eq!((&stream).read(&mut [0; 9]).unwrap(), 5);
+    assert_eq!(now(&mut queue), []);
+}
+
+fn edge(choice: Choice) {
+    let (mut queue, hosts) = (queue(choice), hosts());
+    let (stream, mut peer) = connection(&hosts);
+    let token = add(&mut queue, &stream, Interest::READ, Trigger::Edge);
+    for _ in 0..3 {
+        assert_eq!(now(&mut queue), []);
+        peer.write_all(b"hello").unwrap();
+        assert!(ready(&mut queue, token).readable);
+    }
+    queue.modify(token, Interest::READ, Trigger::OneShot).unwrap();
+    assert!(ready(&mut queue, token).readable, "what holds is told");
+    peer.write_all(b"hello").unwrap();
+    assert_eq!(now(&mut queue), []);
+    queue.modify(token, Interest::BOTH, Trigger::OneShot).unwrap();
+    let found = ready(&mut queue, token);
+    assert!(found.readable && found.writable);
+}
+
+fn writable(choice: Choice) {
+    let (mut queue, hosts) = (queue(choice), hosts());
+    let (stream, mut peer) = connection(&hosts);
+    let token = add(&mut queue, &stream, Interest::WRITE, Trigger::Level);
+    let (mut sent, bytes) = (0, vec![7; 64 << 10]);
+    // Until neither queue, stack nor peer has room.
+    let mut idle = 0;
+    while idle < 3 {
+        match (&stream).write(&bytes) {
+            Ok(count) => (sent, idle) = (sent + count, 0),
+            Err(_) => {
+                let mut events = Vec::new();
+                let soon = Instant::now() + std::time::Duration::from_millis(20);
+                let found = queue.wait(&mut events, Some(soon)).unwrap();
+                idle = if found == 0 { idle + 1 } else { 0 };
+            }
+        }
+    }
+    let mut received = 0;
+    let mut buffer = vec![0; 64 << 10];
+    let reader = queue.add(Source::stream(&peer, Interest::READ, Trigger::Level).unwrap(), 1);
+    let reader = reader.unwrap();
+    while received < sent {
+        for event in wait(&mut queue) {
+            if event.token == reader {
+                received += peer.read(&mut buffer).unwrap();
+            }
+        }
+    }
+    queue.remove(reader).unwrap();
+    assert!(ready(&mut queue, token).writable);
+}
+
+fn end(choice: Choice) {
+    let (mut queue, hosts) = (queue(choice), hosts());
+    let (stream, peer) = connection(&hosts);
+    let token = add(&mut queue, &stream, Interest::READ, Trigger::Edge);
+    assert_eq!(now(&mut queue), []);
+    peer.shutdown(Shutdown::Write).unwrap();
+    let found = ready(&mut queue, token);
+    assert!(found.readable && found.peer_closed && !found.hangup, "{found:?}");
+    stream.shutdown(Shutdown::Write).unwrap();
+    let mut found = ready(&mut queue, token);
+    while !found.hangup {
+        found = ready(&mut queue, token);
+    }
+}
+
+fn datagrams(choice: Choice) {
+    let (mut queue, (a, b)) = (queue(choice), hosts());
+    let to: SocketAddr = "10.0.0.2:53".parse().unwrap();
+    let socket = UdpSocket::bind(&b, to).unwrap();
+    let sender = UdpSocket::bind(&a, "10.0.0.1:0".parse().unwrap()).unwrap();
+    let source = Source::datagram(&socket, Interest::READ, Trigger::Level).unwrap();
+    let token = queue.add(source, 0).unwrap();
+    assert_eq!(now(&mut queue), []);
+    // A link of the process loses nothing.
+    sender.send_to(b"one", to).unwrap();
+    assert!(ready(&mut queue, token).readable);
+    assert_eq!(socket.recv_from(&mut [0; 9]).unwrap().0, 3);
+    assert_eq!(now(&mut queue), []);
+    queue.modify(token, Interest::WRITE, Trigger::OneShot).unwrap();
+    assert!(ready(&mut queue, token).writable);
+}
+
+fn returned(choice: Choice) {
+    let (mut queue, hosts) = (queue(choice), hosts());
+    let (stream, mut peer) = connection(&hosts);
+    let sending = stream.send_zc(vec![3; 100_000]).unwrap();
+    let token = queue.add(Source::sending(&sending), 6).unwrap();
+    assert_eq!(now(&mut queue), [], "the peer has not read");
+    peer.set_nonblocking(false).unwrap();
+    peer.read_exact(&mut vec![0; 100_000]).unwrap();
+    let event = one(&mut queue);
+    assert_eq!((event.token, event.data), (token, 6));
+    assert_eq!(event.news, News::Returned { copied: false });
+    assert!(queue.is_empty() && sending.is_returned());
+    // One that is back when it is added, and one that was asked for.
+    queue.add(Source::sending(&sending), 7).unwrap();
+    assert_eq!(one(&mut queue).data, 7);
+    assert_eq!(sending.returned().buffer.len(), 100_000);
+    let sending = stream.send_zc(vec![3; 100_000]).unwrap();
+    queue.add(Source::sending(&sending), 8).unwrap();
+    sending.recall();
+    let event = one(&mut queue);
+    assert_eq!((event.data, event.news), (8, News::Returned { copied: true }));
+}
+
+/// Goal: a socket that its owner has dropped closes when it is removed.
+fn kept(choice: Choice) {
+    let (mut queue, hosts) = (queue(choice), hosts());
+    let (stream, peer) = connection(&hosts);
+    let token = add(&mut queue, &stream, Interest::READ, Trigger::Level);
+    let other = add(&mut queue, &peer, Interest::READ, Trigger::Level);
+    drop(stream);
+    assert_eq!(now(&mut queue), []);
+    queue.remove(token).unwrap();
+    let found = ready(&mut queue, other);
+    assert!(found.peer_closed);
+}
+
+/// Goal: an echo server and its clients on one queue pass all bytes.
+fn many(choice: Choice) {
+    const CLIENTS: usize = 20;
+    const BYTES: usize = 200_000;
+    let (mut queue, (a, b)) = (queue(choice), hosts());
+    let listener = TcpListener::bind(&b, address()).unwrap();
+    let (mut streams, mut left) = (Vec::new(), 0);
+    for _ in 0..CLIENTS {
+        let client = TcpStream::connect(&a, address()).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        for stream in [client, server] {
+            stream.set_nonblocking(true).unwrap();
+            let source = Source::stream(&stream, Interest::BOTH, Trigger::Edge).unwrap();
+            queue.add(source, streams.len() as u64).unwrap();
+            // To write, and read.
+            streams.push((stream, Vec::new(), 0));
+        }
+        left += 1;
+    }
+    for (index, (_, pending, _)) in streams.iter_mut().enumerate() {
+        if index % 2 == 0 {
+            *pending = (0..BYTES).map(|at| (at * 7 + index) as u8).collect();
+        }
+    }
+    let mut buffer = vec![0; 50_000];
+    while left > 0 {
+        for event in wait(&mut queue) {
+            let index = event.data as usize;
+            let (stream, pending, read) = &mut streams[index];
+            while let Ok(count) = stream.read(&mut buffer) {
+                assert_ne!(count, 0);
+                if index % 2 == 1 {
+                    pending.extend_from_slice(&buffer[..count]);
+                    *read += count;
+                    continue;
+                }
+                for byte in &buffer[..count] {
+                    assert_eq!(*byte, (*read * 7 + index) as u8);
+                    *read += 1;
+                }
+                left -= usize::from(*read == BYTES);
+            }
+            while !pending.is_empty() {
+                let Ok(count) = stream.write(pending) else { break };
+                pending.drain(..count);
+            }
+        }
+    }
+    assert!(streams.iter().all(|(_, pending, read)| pending.is_empty() && *read == BYTES));
+}

@@ -1,0 +1,119 @@
+//! Timers and deadlines, by the clock and in simulated time.
+
+use super::{Case, PATIENCE, config, now, one, queue};
+use rustix::io::Errno;
+use std::time::{Duration, Instant};
+use towpath::events::{Choice, Config, Event, EventQueue, News, Source};
+
+pub(super) const CASES: &[Case] = &[
+    ("timers_expire_in_order_and_not_early", order),
+    ("simulated_time_jumps", simulated),
+    ("periods_are_counted_and_do_not_shift", periods),
+    ("a_timer_is_set_again", set_again),
+    ("removed_timers_leave_nothing", many_removed),
+    ("a_past_deadline_still_tells_what_there_is", past_deadline),
+];
+
+fn simulation(choice: Choice) -> EventQueue {
+    EventQueue::with(&Config { simulated: true, ..config(choice) }).unwrap()
+}
+
+fn order(choice: Choice) {
+    let (mut queue, start) = (queue(choice), Instant::now());
+    for data in [30, 10, 20, 0] {
+        queue.add(Source::at(start + Duration::from_millis(data)), data).unwrap();
+    }
+    for data in [0, 10, 20, 30] {
+        let mut events = Vec::new();
+        let late = Some(start + PATIENCE);
+        assert_eq!(queue.wait_many(&mut events, 1..=1, late).unwrap(), 1);
+        let expired = News::Expired { count: 1 };
+        assert_eq!((events[0].data, events[0].news), (data, expired));
+        assert!(start.elapsed() >= Duration::from_millis(data));
+    }
+    assert!(queue.is_empty());
+}
+
+/// Goal: hours pass at once, and a wait that nothing would end says so.
+fn simulated(choice: Choice) {
+    let mut queue = simulation(choice);
+    let (start, hour) = (queue.now(), Duration::from_secs(3600));
+    let timer = queue.add(Source::at(start + 2 * hour), 0).unwrap();
+    let mut events = Vec::new();
+    assert_eq!(queue.wait(&mut events, Some(start + hour)).unwrap(), 0);
+    assert_eq!(queue.now(), start + hour);
+    assert_eq!(one_of(&mut queue, start + 9 * hour).token, timer);
+    assert_eq!(queue.now(), start + 2 * hour);
+    let nothing = queue.wait(&mut events, None).unwrap_err();
+    assert_eq!(Errno::from_io_error(&nothing), Some(Errno::DEADLK));
+}
+
+fn one_of(queue: &mut EventQueue, deadline: Instant) -> Event {
+    let mut events = Vec::new();
+    assert_eq!(queue.wait(&mut events, Some(deadline)).unwrap(), 1);
+    events[0]
+}
+
+fn periods(choice: Choice) {
+    let mut queue = simulation(choice);
+    let (start, second) = (queue.now(), Duration::from_secs(1));
+    assert!(queue.add(Source::every(start, Duration::ZERO), 0).is_err());
+    let timer = queue.add(Source::every(start + second, second), 0).unwrap();
+    let far = start + 1000 * second;
+    for times in 1..4 {
+        let event = one_of(&mut queue, far);
+        assert_eq!((event.token, event.news), (timer, News::Expired { count: 1 }));
+        assert_eq!(queue.now(), start + times * second);
+    }
+    // Late by three and a half periods.
+    let mut events = Vec::new();
+    queue.remove(timer).unwrap();
+    let late = start - 7 * second / 2;
+    let timer = queue.add(Source::every(late, second), 0).unwrap();
+    queue.wait_many(&mut events, 0..=9, None).unwrap();
+    assert_eq!((events[0].token, events[0].news), (timer, News::Expired { count: 7 }));
+    assert_eq!(one_of(&mut queue, far).news, News::Expired { count: 1 });
+    assert_eq!(queue.now(), start + 7 * second / 2);
+}
+
+fn set_again(choice: Choice) {
+    let mut queue = simulation(choice);
+    let (start, second) = (queue.now(), Duration::from_secs(1));
+    let timer = queue.add(Source::at(start + second), 0).unwrap();
+    queue.set_timer(timer, start + 5 * second).unwrap();
+    assert_eq!(one_of(&mut queue, start + 9 * second).token, timer);
+    assert_eq!(queue.now(), start + 5 * second);
+    assert!(queue.set_timer(timer, start).is_err(), "it is over");
+    let user = queue.add(Source::user(), 0).unwrap();
+    assert!(queue.set_timer(user, start).is_err());
+}
+
+fn many_removed(choice: Choice) {
+    let mut queue = simulation(choice);
+    let start = queue.now();
+    for round in 0..50 {
+        let at = |ms| Source::at(start + Duration::from_millis(ms));
+        let tokens: Vec<_> = (0..100).map(|ms| queue.add(at(ms + 1), ms).unwrap()).collect();
+        for (index, token) in tokens.iter().enumerate() {
+            if index != round {
+                queue.remove(*token).unwrap();
+            }
+        }
+        let event = one_of(&mut queue, start + PATIENCE);
+        assert_eq!(event.data, round as u64);
+        assert!(queue.is_empty());
+    }
+}
+
+fn past_deadline(choice: Choice) {
+    let mut queue = queue(choice);
+    let user = queue.add(Source::user(), 0).unwrap();
+    let past = Instant::now();
+    let mut events = Vec::new();
+    assert_eq!(queue.wait(&mut events, Some(past)).unwrap(), 0);
+    queue.notifier(user).unwrap().notify();
+    assert_eq!(queue.wait(&mut events, Some(past)).unwrap(), 1);
+    assert_eq!(now(&mut queue), []);
+    queue.notifier(user).unwrap().notify();
+    assert_eq!(one(&mut queue).token, user);
+}

@@ -18,6 +18,8 @@ use super::stats::{Folder, assert_fails};
 use super::support::*;
 
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
+/// Broadcasts that a guest may send in a second, unless it is told otherwise.
+const BROADCASTS_PER_SECOND: u64 = 10_000;
 /// Ports of the network that tests make.
 const PORTS: [&str; 3] = ["a", "b", "c"];
 
@@ -383,7 +385,7 @@ fn a_guest_cannot_answer_for_another() {
 }
 
 /// A broadcast storm: what one guest floods is bounded and counted, and two others talk meanwhile
-/// and afterwards.
+/// and afterwards. A slow machine makes a storm that is within the bound for a part of the time.
 #[test]
 fn a_storm_does_not_drown_others() {
     let network = Network::start("storm", "", &[]);
@@ -392,6 +394,7 @@ fn a_storm_does_not_drown_others() {
     let (at_b, at_c) = (b.lease(&[]).unwrap().your_address, c.lease(&[]).unwrap().your_address);
     assert_eq!(b.resolve(at_b, GATEWAY), c.resolve(at_c, GATEWAY));
     let storm = arp_frame([0xff; 6], a.mac, &arp(1, a.mac, address(99), [0; 6], address(98)));
+    let begun = now();
     for round in 0..20_u8 {
         (0..1000).for_each(|_| a.send(&storm));
         b.send(&udp_frame((c.mac, (at_c, 9)), (b.mac, (at_b, 9)), &[round]));
@@ -399,10 +402,15 @@ fn a_storm_does_not_drown_others() {
         assert_eq!(datagram(&frame, 9).unwrap().1, [round]);
     }
     let figures = network.stats();
+    let bound = BROADCASTS_PER_SECOND * (begun.elapsed().as_millis() as u64 + 1000) / 1000;
     let a = &figures["ports"]["a"];
     assert_eq!(a["packets_in"].as_u64().unwrap() / 1000, 20, "{a}");
-    let dropped: u64 = a["dropped"].as_object().unwrap().values().filter_map(Value::as_u64).sum();
-    assert!(dropped > 10_000, "{a}");
-    assert!(figures["ports"]["c"]["packets_out"].as_u64().unwrap() < 10_000, "{figures}");
+    let to_c = figures["ports"]["c"]["packets_out"].as_u64().unwrap();
+    assert!(to_c < bound + 100, "{bound} broadcasts at most: {figures}");
+    let dropped = ["a", "c"].map(|port| {
+        let reasons = figures["ports"][port]["dropped"].as_object().unwrap();
+        reasons.values().filter_map(Value::as_u64).sum::<u64>()
+    });
+    assert!(dropped[0] + dropped[1] + to_c >= 20_000, "lost and not counted: {figures}");
     assert!(b.lease(&[]).is_some(), "the gateway is served as well");
 }

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -87,6 +87,12 @@ impl Drop for Guard {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// Now.
+#[expect(clippy::disallowed_methods, reason = "the bound of a storm depends on how long it lasts")]
+pub(super) fn now() -> Instant {
+    Instant::now()
 }
 
 /// Waits until `done`; fails the test if that takes too long.

@@ -6,6 +6,7 @@
 //! alone means all ports but those.
 
 use std::collections::HashSet;
+use std::fmt;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
@@ -34,10 +35,82 @@ pub struct Publish {
     pub interface: Option<String>,
     /// Port on the host.
     pub host_port: u16,
-    /// Port of the program.
+    /// Port of the program, or of the guest.
     pub program_port: u16,
+    /// Whose port that is.
+    pub target: Target,
     /// Not an error if the host's port cannot be had: it is one of "all".
     pub optional: bool,
+}
+
+/// Where a published port leads.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Target {
+    /// To the program.
+    Program,
+    /// To this address of a network of guests.
+    Address(IpAddr),
+    /// To the guest at the port with this name, else to the one that calls itself so.
+    Guest(String),
+}
+
+/// What a published port takes of the host: nobody else can have it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct HostPort {
+    /// TCP or UDP.
+    pub protocol: Protocol,
+    /// Address; `None`: all of them.
+    pub address: Option<IpAddr>,
+    /// Network interface; `None`: all of them.
+    pub interface: Option<String>,
+    /// Port.
+    pub port: u16,
+}
+
+impl Publish {
+    /// What it takes of the host.
+    pub fn host_port(&self) -> HostPort {
+        HostPort {
+            protocol: self.protocol,
+            address: self.host,
+            interface: self.interface.clone(),
+            port: self.host_port,
+        }
+    }
+}
+
+impl Target {
+    /// The guest that a text names: its address or its name.
+    pub fn guest(text: &str) -> Self {
+        text.parse().map_or_else(|_| Self::Guest(text.to_owned()), Self::Address)
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Program => f.write_str("the program"),
+            Self::Address(address) => write!(f, "{address}"),
+            Self::Guest(name) => f.write_str(name),
+        }
+    }
+}
+
+/// As in a specification, with the protocol before it.
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.protocol {
+            Protocol::Tcp => "TCP ",
+            Protocol::Udp => "UDP ",
+        })?;
+        match (&self.address, &self.interface) {
+            (Some(address), Some(interface)) => write!(f, "{address}%{interface}/")?,
+            (Some(address), None) => write!(f, "{address}/")?,
+            (None, Some(interface)) => write!(f, "%{interface}/")?,
+            (None, None) => {}
+        }
+        write!(f, "{}", self.port)
+    }
 }
 
 /// A specification that makes no sense.
@@ -150,6 +223,7 @@ fn parse_one(
             interface: interface.clone(),
             host_port,
             program_port,
+            target: Target::Program,
             optional: all,
         })
         .collect();

@@ -18,6 +18,7 @@ pub use side::{Input, Side, SideContext};
 
 use crate::config::Config;
 use crate::gateway::{Gateway, Io, StartError, Token};
+use crate::publish::Publish;
 use crate::report::Report;
 use crate::services;
 use std::fs::File;
@@ -187,6 +188,16 @@ impl<S: Side> Worker<S> {
     /// The inside, to be changed between calls of [`Worker::run_until`].
     pub fn side_mut(&mut self) -> &mut S {
         &mut self.side
+    }
+
+    /// The gateway, and what its sockets hang in.
+    pub(crate) fn gateway(&mut self) -> (&mut Gateway, &Reactor) {
+        (&mut self.gateway, &self.reactor)
+    }
+
+    /// Ports of the host that are published.
+    pub fn published(&self) -> impl Iterator<Item = &Publish> {
+        self.gateway.published()
     }
 
     fn serve(&mut self) -> io::Result<usize> {
@@ -360,6 +371,7 @@ impl<S: Side> Worker<S> {
             ledger: &self.ledger,
             reactor: &self.reactor,
             buffer: &mut self.buffer,
+            guests: &self.side,
             now,
         };
         act(&mut self.gateway, &mut io)

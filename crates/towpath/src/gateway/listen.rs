@@ -1,11 +1,16 @@
-//! Published ports: host sockets that listen for the program.
+//! Published ports: host sockets that listen for the program, or for guests of a network.
+//!
+//! They come and go while the gateway runs. Where a port leads may be changed without closing its
+//! sockets, so that nobody is refused in between. A guest that is known by name is looked up when
+//! somebody comes: its address may be another by then.
 
 use super::route::Routes;
-use super::udp::UdpFlows;
+use super::slots::{Slot, Slots};
+use super::udp::PublishedBy;
 use super::{Gateway, Io, Token, is_descriptor_shortage};
-use crate::config::Config;
-use crate::publish::{Protocol, Publish};
+use crate::publish::{HostPort, Protocol, Publish, Target};
 use rustix::process::Resource;
+use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -18,7 +23,7 @@ const ACCEPTS_PER_TURN: usize = 16;
 /// How long listeners rest when no file descriptor is left.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Why the gateway could not start.
+/// Why the gateway could not start, or a port not be published.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// Something else has the port.
@@ -72,6 +77,12 @@ pub enum StartError {
         /// Limit of descriptors.
         limit: u64,
     },
+    /// It is published already.
+    #[error("{0} is published already")]
+    Twice(HostPort),
+    /// It is not published, or leads to another guest.
+    #[error("{0} is not published for this guest")]
+    NotPublished(HostPort),
     /// Something else failed.
     #[error("cannot start the gateway")]
     Os(#[from] io::Error),
@@ -79,71 +90,43 @@ pub enum StartError {
 
 struct Listener {
     socket: TcpListener,
-    program_port: u16,
+    published: Slot,
 }
 
-/// All TCP listeners. UDP has none: a published UDP port is a flow that never expires.
+/// A published port with its sockets.
+struct Published {
+    publish: Publish,
+    tcp: Vec<Slot>,
+    udp: Vec<Slot>,
+    /// A transaction that is under way has taken it back.
+    is_leaving: bool,
+}
+
+/// All published ports. Those of UDP are flows that never expire.
 pub(super) struct Listeners {
-    tcp: Vec<Listener>,
+    tcp: Slots<Listener>,
+    published: Slots<Published>,
+    by_port: HashMap<HostPort, Slot>,
+    /// Sockets of all of them.
+    sockets: u64,
     /// Not told about connections until then.
     paused_until: Option<Instant>,
 }
 
 impl Listeners {
-    pub(super) fn bind(
-        config: &Config,
-        routes: &Routes,
-        udp: &mut UdpFlows,
-        reactor: &Reactor,
-    ) -> Result<Self, StartError> {
-        let mut listeners = Self { tcp: Vec::new(), paused_until: None };
-        let needed = config.publish.iter().map(|publish| addresses(publish, routes).len() as u64);
-        let needed = needed.sum();
-        let limit = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        if needed > limit / 2 {
-            return Err(StartError::TooManyPorts { needed, limit });
+    pub(super) fn new() -> Self {
+        Self {
+            tcp: Slots::new(),
+            published: Slots::new(),
+            by_port: HashMap::new(),
+            sockets: 0,
+            paused_until: None,
         }
-        for publish in &config.publish {
-            let mut bound = 0;
-            let mut refused = None;
-            for address in addresses(publish, routes) {
-                let result = match publish.protocol {
-                    Protocol::Tcp => listeners.bind_tcp(publish, address, reactor),
-                    Protocol::Udp => bind_udp(publish, address, routes, udp, reactor),
-                };
-                match result {
-                    Ok(()) => bound += 1,
-                    Err(error) => refused = Some(start_error(publish.protocol, address, error)),
-                }
-            }
-            // Of "all addresses" one family may be missing on the host; both may not.
-            let forgiven = publish.optional
-                || publish.host.is_none()
-                    && bound > 0
-                    && matches!(
-                        refused,
-                        Some(StartError::Bind { .. } | StartError::NoSuchAddress { .. })
-                    );
-            if let Some(error) = refused
-                && !forgiven
-            {
-                return Err(error);
-            }
-        }
-        Ok(listeners)
     }
 
-    fn bind_tcp(
-        &mut self,
-        publish: &Publish,
-        address: SocketAddr,
-        reactor: &Reactor,
-    ) -> io::Result<()> {
-        let socket = TcpListener::bind(address, publish.interface.as_deref())?;
-        let token = Token::TcpListener(self.tcp.len() as u32).encode();
-        reactor.add(&socket, token, Interest::READ, false)?;
-        self.tcp.push(Listener { socket, program_port: publish.program_port });
-        Ok(())
+    /// Where a published port leads, as long as it is published.
+    pub(super) fn publish_of(&self, published: Slot) -> Option<&Publish> {
+        Some(&self.published.get(published)?.publish)
     }
 
     pub(super) fn deadline(&self) -> Option<Instant> {
@@ -153,8 +136,8 @@ impl Listeners {
     /// Stops asking for connections that could not be taken.
     fn pause(&mut self, io: &Io<'_>) {
         if self.paused_until.replace(io.now + PAUSE).is_none() {
-            for (index, listener) in self.tcp.iter().enumerate() {
-                let token = Token::TcpListener(index as u32).encode();
+            for (slot, listener) in self.tcp.iter() {
+                let token = Token::TcpListener(slot).encode();
                 // Fails only for what is not in the set.
                 let _ = io.reactor.modify(&listener.socket, token, Interest::NONE, false);
             }
@@ -163,8 +146,8 @@ impl Listeners {
 
     pub(super) fn resume(&mut self, io: &Io<'_>) {
         if self.paused_until.take_if(|until| *until <= io.now).is_some() {
-            for (index, listener) in self.tcp.iter().enumerate() {
-                let token = Token::TcpListener(index as u32).encode();
+            for (slot, listener) in self.tcp.iter() {
+                let token = Token::TcpListener(slot).encode();
                 // As above.
                 let _ = io.reactor.modify(&listener.socket, token, Interest::READ, false);
             }
@@ -173,13 +156,158 @@ impl Listeners {
 }
 
 impl Gateway {
+    /// Publishes a port. One that a transaction has taken back is led elsewhere instead; then its
+    /// former state is returned.
+    pub(crate) fn publish(
+        &mut self,
+        publish: &Publish,
+        reactor: &Reactor,
+    ) -> Result<Option<Publish>, StartError> {
+        let host_port = publish.host_port();
+        if let Some(&slot) = self.listeners.by_port.get(&host_port) {
+            let leaving = self.listeners.published.get_mut(slot).filter(|old| old.is_leaving);
+            let old = leaving.ok_or(StartError::Twice(host_port))?;
+            old.is_leaving = false;
+            old.udp.iter().for_each(|flow| self.udp.look_again(*flow));
+            return Ok(Some(std::mem::replace(&mut old.publish, publish.clone())));
+        }
+        let addresses = addresses(publish, &self.routes);
+        let needed = self.listeners.sockets + addresses.len() as u64;
+        let limit = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        if needed > limit / 2 {
+            return Err(StartError::TooManyPorts { needed, limit });
+        }
+        let (tcp, udp) = (Vec::new(), Vec::new());
+        let entry = Published { publish: publish.clone(), tcp, udp, is_leaving: false };
+        let slot = self.listeners.published.insert(entry);
+        self.listeners.by_port.insert(host_port, slot);
+        let mut refused = None;
+        for address in addresses {
+            if let Err(error) = self.bind(slot, publish, address, reactor) {
+                refused = Some(start_error(publish.protocol, address, error));
+            }
+        }
+        let bound = self.listeners.published.get(slot).map_or(0, |p| p.tcp.len() + p.udp.len());
+        // Of "all addresses" one family may be missing on the host; both may not.
+        let forgiven = publish.optional
+            || publish.host.is_none()
+                && bound > 0
+                && matches!(
+                    refused,
+                    Some(StartError::Bind { .. } | StartError::NoSuchAddress { .. })
+                );
+        match refused.filter(|_| !forgiven) {
+            Some(error) => {
+                self.close(slot, reactor);
+                Err(error)
+            }
+            None => {
+                self.listeners.sockets += bound as u64;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Whether a transaction takes a published port back; false if it is none.
+    pub(crate) fn set_leaving(&mut self, port: &HostPort, is_leaving: bool) -> bool {
+        let slot = self.listeners.by_port.get(port);
+        let published = slot.and_then(|slot| self.listeners.published.get_mut(*slot));
+        published.map(|published| published.is_leaving = is_leaving).is_some()
+    }
+
+    /// Leads a port where it led before, and has it leave again.
+    pub(crate) fn restore_leaving(&mut self, before: Publish) {
+        if let Some(slot) = self.listeners.by_port.get(&before.host_port())
+            && let Some(published) = self.listeners.published.get_mut(*slot)
+        {
+            published.publish = before;
+            published.is_leaving = true;
+            published.udp.iter().for_each(|flow| self.udp.look_again(*flow));
+        }
+    }
+
+    /// Closes a published port that a transaction has taken back, unless it has been led elsewhere
+    /// since.
+    pub(crate) fn close_leaving(&mut self, port: &HostPort, reactor: &Reactor) {
+        let slot = self.listeners.by_port.get(port);
+        let published = slot.and_then(|slot| self.listeners.published.get(*slot));
+        if published.is_some_and(|published| published.is_leaving) {
+            self.unpublish(port, reactor);
+        }
+    }
+
+    /// Closes the sockets of a published port. Flows by it go on.
+    pub(crate) fn unpublish(&mut self, port: &HostPort, reactor: &Reactor) {
+        if let Some(&slot) = self.listeners.by_port.get(port) {
+            let bound = self.listeners.published.get(slot).map_or(0, |p| p.tcp.len() + p.udp.len());
+            self.listeners.sockets -= bound as u64;
+            self.close(slot, reactor);
+        }
+    }
+
+    /// Ports that are published and not about to leave.
+    pub(crate) fn published(&self) -> impl Iterator<Item = &Publish> {
+        let staying = self.listeners.published.iter().filter(|(_, port)| !port.is_leaving);
+        staying.map(|(_, port)| &port.publish)
+    }
+
+    fn bind(
+        &mut self,
+        slot: Slot,
+        publish: &Publish,
+        address: SocketAddr,
+        reactor: &Reactor,
+    ) -> io::Result<()> {
+        let interface = publish.interface.as_deref();
+        match publish.protocol {
+            Protocol::Tcp => {
+                let socket = TcpListener::bind(address, interface)?;
+                let listeners = &mut self.listeners;
+                let token = Token::TcpListener(listeners.tcp.next_slot()).encode();
+                reactor.add(&socket, token, Interest::READ, false)?;
+                let listener = listeners.tcp.insert(Listener { socket, published: slot });
+                if let Some(published) = listeners.published.get_mut(slot) {
+                    published.tcp.push(listener);
+                }
+            }
+            Protocol::Udp => {
+                let socket = UdpSocket::bind(address, interface)?;
+                if address.ip().is_unspecified() {
+                    socket.tell_destinations()?;
+                }
+                let by = PublishedBy { port: slot, is_ipv4: address.is_ipv4() };
+                // Where a guest is is looked up when the first datagram comes.
+                let program = self.routes.program(by.is_ipv4);
+                let program = program.filter(|_| publish.target == Target::Program);
+                let program = program.map(|ip| SocketAddr::new(ip, publish.program_port));
+                let flow = self.udp.publish(socket, by, program, reactor)?;
+                if let Some(published) = self.listeners.published.get_mut(slot) {
+                    published.udp.push(flow);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, slot: Slot, reactor: &Reactor) {
+        let Some(published) = self.listeners.published.remove(slot) else { return };
+        self.listeners.by_port.remove(&published.publish.host_port());
+        for listener in published.tcp {
+            if let Some(listener) = self.listeners.tcp.remove(listener) {
+                // Closing it does the same.
+                let _ = reactor.remove(&listener.socket);
+            }
+        }
+        published.udp.into_iter().for_each(|flow| self.udp.unpublish(flow));
+    }
+
     /// Takes connections to a published port.
-    pub(super) fn accept(&mut self, index: u32, io: &mut Io<'_>) {
+    pub(super) fn accept(&mut self, slot: Slot, io: &mut Io<'_>) {
         for _ in 0..ACCEPTS_PER_TURN {
-            let Some(listener) = self.listeners.tcp.get(index as usize) else { return };
-            let program_port = listener.program_port;
+            let Some(listener) = self.listeners.tcp.get(slot) else { return };
+            let published = listener.published;
             match listener.socket.accept() {
-                Ok((socket, peer)) => self.accepted(socket, peer, program_port, io),
+                Ok((socket, peer)) => self.accepted(socket, peer, published, io),
                 Err(error) if is_descriptor_shortage(&error) => {
                     self.counters.no_descriptor += 1;
                     return self.listeners.pause(io);
@@ -191,37 +319,60 @@ impl Gateway {
         }
     }
 
-    fn accepted(&mut self, socket: TcpSocket, peer: SocketAddr, port: u16, io: &mut Io<'_>) {
-        let inside = self.routes.peer_inside(peer);
-        let program = self.routes.program(peer.is_ipv4());
-        let (Some(inside), Some(program)) = (inside, program) else { return socket.reset() };
-        self.begin_inbound(socket, inside, SocketAddr::new(program, port), io);
+    fn accepted(&mut self, socket: TcpSocket, peer: SocketAddr, published: Slot, io: &mut Io<'_>) {
+        let Some((inside, program)) = self.way_inside(peer, published, io) else {
+            self.counters.tcp_refused += 1;
+            return socket.reset();
+        };
+        self.begin_inbound(socket, inside, program, io);
+    }
+
+    /// As whom the program sees `peer`, and its own address. A guest that has no address of the
+    /// peer's family is reached by the other, from the gateway.
+    fn way_inside(
+        &self,
+        peer: SocketAddr,
+        published: Slot,
+        io: &Io<'_>,
+    ) -> Option<(SocketAddr, SocketAddr)> {
+        let publish = self.listeners.publish_of(published)?;
+        let at = |address| SocketAddr::new(address, publish.program_port);
+        if let Some(program) = self.target_of(publish, peer.is_ipv4(), io) {
+            return Some((self.routes.peer_inside(peer)?, at(program)));
+        }
+        let is_ipv4 = !peer.is_ipv4();
+        let program = self.target_of(publish, is_ipv4, io)?;
+        Some((SocketAddr::new(self.routes.gateway(is_ipv4)?, peer.port()), at(program)))
+    }
+
+    /// The address of a family that a published port leads to now.
+    pub(super) fn target_of(
+        &self,
+        publish: &Publish,
+        is_ipv4: bool,
+        io: &Io<'_>,
+    ) -> Option<IpAddr> {
+        match &publish.target {
+            Target::Program => self.routes.program(is_ipv4),
+            Target::Address(address) => Some(*address).filter(|ip| ip.is_ipv4() == is_ipv4),
+            Target::Guest(name) => io.guests.address_of(name, is_ipv4, io.now),
+        }
     }
 }
 
-fn bind_udp(
-    publish: &Publish,
-    address: SocketAddr,
-    routes: &Routes,
-    udp: &mut UdpFlows,
-    reactor: &Reactor,
-) -> io::Result<()> {
-    let Some(program) = routes.program(address.is_ipv4()) else { return Ok(()) };
-    let socket = UdpSocket::bind(address, publish.interface.as_deref())?;
-    if address.ip().is_unspecified() {
-        socket.tell_destinations()?;
-    }
-    udp.publish(socket, SocketAddr::new(program, publish.program_port), reactor)
-}
-
-/// What to bind: one address, or all of each family that the program has.
+/// What to bind: one address, or all of each family that can be passed on.
 fn addresses(publish: &Publish, routes: &Routes) -> Vec<SocketAddr> {
     let at = |address: IpAddr| SocketAddr::new(address, publish.host_port);
     if let Some(address) = publish.host {
         return vec![at(address)];
     }
-    let v4 = routes.program(true).map(|_| at(Ipv4Addr::UNSPECIFIED.into()));
-    let v6 = routes.program(false).map(|_| at(Ipv6Addr::UNSPECIFIED.into()));
+    // Datagrams keep their family on the way inside.
+    let is_wanted = |is_ipv4| match (&publish.target, publish.protocol) {
+        (Target::Address(address), Protocol::Udp) => address.is_ipv4() == is_ipv4,
+        _ => routes.program(is_ipv4).is_some(),
+    };
+    let v4 = is_wanted(true).then(|| at(Ipv4Addr::UNSPECIFIED.into()));
+    let v6 = is_wanted(false).then(|| at(Ipv6Addr::UNSPECIFIED.into()));
     v4.into_iter().chain(v6).collect()
 }
 

@@ -33,6 +33,7 @@ use ping::Pings;
 use resolver::Resolvers;
 use route::Routes;
 use slots::{GENERATION_MASK, Slot};
+use std::net::IpAddr;
 use tcp::TcpFlows;
 use towpath_io::reactor::{Event, Reactor};
 use towpath_io::receive::ReceiveBuffer;
@@ -51,7 +52,14 @@ pub(crate) struct Io<'a> {
     pub(crate) ledger: &'a Ledger,
     pub(crate) reactor: &'a Reactor,
     pub(crate) buffer: &'a mut ReceiveBuffer,
+    pub(crate) guests: &'a dyn Guests,
     pub(crate) now: Instant,
+}
+
+/// Who knows the guests of a network by name.
+pub(crate) trait Guests {
+    /// The address of a guest in one family, if it has one now.
+    fn address_of(&self, name: &str, is_ipv4: bool, now: Instant) -> Option<IpAddr>;
 }
 
 /// Share of memory, in 1/256, below which nothing is read from the host: the TAP needs the rest to
@@ -135,7 +143,7 @@ pub(crate) enum Token {
     Tcp(Slot),
     Udp(Slot),
     Ping(Slot),
-    TcpListener(u32),
+    TcpListener(Slot),
 }
 
 impl Token {
@@ -146,7 +154,7 @@ impl Token {
             Token::Tcp(slot) => (2, slot),
             Token::Udp(slot) => (3, slot),
             Token::Ping(slot) => (4, slot),
-            Token::TcpListener(index) => (5, Slot { index, generation: 0 }),
+            Token::TcpListener(slot) => (5, slot),
         };
         let generation = u64::from(slot.generation & GENERATION_MASK);
         kind << 60 | generation << 32 | u64::from(slot.index)
@@ -161,7 +169,7 @@ impl Token {
             2 => Token::Tcp(slot),
             3 => Token::Udp(slot),
             4 => Token::Ping(slot),
-            5 => Token::TcpListener(index),
+            5 => Token::TcpListener(slot),
             _ => return None,
         })
     }
@@ -170,19 +178,20 @@ impl Token {
 impl Gateway {
     /// Binds the published ports.
     pub(crate) fn new(config: &Config, reactor: &Reactor) -> Result<Self, StartError> {
-        let routes = Routes::new(config);
-        let mut udp = UdpFlows::new(config.flows_max);
-        let listeners = Listeners::bind(config, &routes, &mut udp, reactor)?;
-        Ok(Self {
-            routes,
+        let mut gateway = Self {
+            routes: Routes::new(config),
             resolvers: Resolvers::new(config.resolvers.clone()),
             tcp: TcpFlows::new(),
-            udp,
+            udp: UdpFlows::new(config.flows_max),
             pings: Pings::new(),
-            listeners,
+            listeners: Listeners::new(),
             newcomers: Newcomers::default(),
             counters: GatewayCounters::default(),
-        })
+        };
+        for publish in &config.publish {
+            gateway.publish(publish, reactor)?;
+        }
+        Ok(gateway)
     }
 
     /// What was counted.
@@ -206,7 +215,7 @@ impl Gateway {
             Token::Tcp(slot) => self.tcp_ready(slot, event, io),
             Token::Udp(slot) => self.udp_ready(slot, event, io),
             Token::Ping(slot) => self.ping_ready(slot, io),
-            Token::TcpListener(index) => self.accept(index, io),
+            Token::TcpListener(slot) => self.accept(slot, io),
             Token::Side | Token::Watch(_) => {}
         }
     }
@@ -276,7 +285,7 @@ mod tests {
             Token::Tcp(slot),
             Token::Udp(Slot { index: 0, generation: 1 }),
             Token::Ping(slot),
-            Token::TcpListener(u32::MAX),
+            Token::TcpListener(slot),
         ];
         for token in tokens {
             assert_eq!(Token::decode(token.encode()), Some(token));

@@ -40,6 +40,11 @@ impl<T> Slots<T> {
         slot
     }
 
+    pub(super) fn get(&self, slot: Slot) -> Option<&T> {
+        let (generation, value) = self.entries.get(slot.index as usize)?;
+        value.as_ref().filter(|_| *generation == slot.generation)
+    }
+
     pub(super) fn get_mut(&mut self, slot: Slot) -> Option<&mut T> {
         let (generation, value) = self.entries.get_mut(slot.index as usize)?;
         if *generation != slot.generation {

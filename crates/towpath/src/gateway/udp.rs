@@ -14,6 +14,7 @@
 
 mod answers;
 mod errors;
+mod published;
 
 use super::idle::Idle;
 use super::newcomers::Message;
@@ -21,12 +22,14 @@ use super::route::Target;
 use super::slots::{Slot, Slots};
 use super::{Gateway, Io, Token, is_descriptor_shortage};
 use answers::Answers;
+use published::NOBODY;
+pub(super) use published::PublishedBy;
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU16;
 use std::time::Duration;
-use towpath_io::reactor::{Event, Interest, Reactor};
+use towpath_io::reactor::{Event, Interest};
 use towpath_io::socket::{Datagram as HostDatagram, Sent, UdpSocket};
 use towpath_net::stack::{Datagram, Unreachable};
 use towpath_net::time::Instant;
@@ -62,8 +65,10 @@ struct Flow {
     /// Addresses sent to, latest last.
     peers: Vec<IpAddr>,
     used_at: Instant,
-    /// A published port: lives for ever, takes datagrams from anyone.
-    published: bool,
+    /// Of a published port: lives for ever, takes datagrams from anyone.
+    published: Option<PublishedBy>,
+    /// When it is looked up again to whom a published port leads.
+    led_until: Instant,
     /// Ports of the host's loopback that may send to this flow because it sent to them, or, on a
     /// published port, that have sent to it and so may be answered.
     loopback_ports: Vec<u16>,
@@ -132,23 +137,6 @@ impl UdpFlows {
         self.sweep_at
     }
 
-    /// Adds a published port of the program.
-    pub(super) fn publish(
-        &mut self,
-        socket: UdpSocket,
-        program: SocketAddr,
-        reactor: &Reactor,
-    ) -> io::Result<()> {
-        let slot = self.slots.next_slot();
-        reactor.add(&socket, Token::Udp(slot).encode(), Interest::READ, true)?;
-        let flow = Flow::new(socket, program, Realm::World, Instant::START, true);
-        self.slots.insert(flow);
-        self.published += 1;
-        // What is no answer leaves by the first of several sockets that lead to one port.
-        self.index.entry((program, Realm::World)).or_insert(slot);
-        Ok(())
-    }
-
     /// Ends mappings that were idle too long.
     pub(super) fn expire(&mut self, now: Instant) {
         if self.sweep_at.is_none_or(|at| at > now) {
@@ -156,7 +144,7 @@ impl UdpFlows {
         }
         let idle = |flow: &Flow| {
             let limit = if matches!(flow.realm, Realm::Dns(_)) { IDLE_DNS } else { IDLE };
-            !flow.published && now.since(flow.used_at) >= limit
+            flow.published.is_none() && now.since(flow.used_at) >= limit
         };
         let over: Vec<Slot> =
             self.slots.iter().filter(|(_, flow)| idle(flow)).map(|(slot, _)| slot).collect();
@@ -170,7 +158,10 @@ impl UdpFlows {
 
     fn remove(&mut self, slot: Slot) {
         if let Some(flow) = self.slots.remove(slot) {
-            self.index.remove(&(flow.program, flow.realm));
+            let key = (flow.program, flow.realm);
+            if self.index.get(&key) == Some(&slot) {
+                self.index.remove(&key);
+            }
         }
     }
 
@@ -188,7 +179,7 @@ impl Flow {
         program: SocketAddr,
         realm: Realm,
         now: Instant,
-        published: bool,
+        published: Option<PublishedBy>,
     ) -> Self {
         Self {
             socket,
@@ -197,6 +188,7 @@ impl Flow {
             peers: Vec::new(),
             used_at: now,
             published,
+            led_until: Instant::START,
             loopback_ports: Vec::new(),
             dns: Dns::default(),
         }
@@ -351,7 +343,7 @@ impl Gateway {
         let socket = socket?;
         let slot = self.udp.slots.next_slot();
         io.reactor.add(&socket, Token::Udp(slot).encode(), Interest::READ, true)?;
-        let mut flow = Flow::new(socket, program, realm, io.now, false);
+        let mut flow = Flow::new(socket, program, realm, io.now, None);
         flow.dns.resolver = matches!(realm, Realm::Dns(_)).then_some(to);
         self.udp.slots.insert(flow);
         self.udp.idle.begin(slot, io.now);
@@ -390,6 +382,7 @@ impl Gateway {
     }
 
     fn read_datagrams(&mut self, slot: Slot, io: &mut Io<'_>) {
+        self.lead_datagrams(slot, io);
         let Some(flow) = self.udp.slots.get_mut(slot) else { return };
         flow.used_at = io.now;
         let mut read = std::mem::take(&mut self.udp.read);
@@ -427,7 +420,7 @@ impl Gateway {
                 let port = datagram.from.port();
                 flow.loopback_ports.contains(&port).then_some(SocketAddr::new(inside, port))
             }
-            Realm::World if flow.published => {
+            Realm::World if flow.published.is_some() && flow.program != NOBODY => {
                 if datagram.from.ip().is_loopback() {
                     remember_port(&mut flow.loopback_ports, datagram.from.port());
                 }

@@ -35,6 +35,7 @@ pub use transaction::{Change, Operation, OperationError, TransactionError};
 
 use std::fmt::Display;
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -150,6 +151,11 @@ impl Network {
         let (file, found) = LeaseFile::open(path, services, now, tell)?;
         self.lease_file = Some(file);
         Ok(found)
+    }
+
+    /// True if there is a gateway.
+    pub fn has_gateway(&self) -> bool {
+        self.gateway.is_some()
     }
 
     /// What tells guests their addresses.
@@ -516,6 +522,10 @@ impl Side for Network {
         for port in self.ports.iter_mut().flatten() {
             port.release_frames();
         }
+    }
+
+    fn address_of(&self, guest: &str, is_ipv4: bool, now: Instant) -> Option<IpAddr> {
+        self.services.as_ref()?.address_of(guest, is_ipv4, now)
     }
 
     fn add_to(&self, _: &mut Report) {}

@@ -11,6 +11,8 @@ use towpath_net::switch::{Guard, PortVlans, Prefix, Role};
 use towpath_net::wire::MacAddr;
 
 use super::{Attachment, Network, PortError, PortSettings};
+use crate::gateway::StartError;
+use crate::publish::{HostPort, Publish, Target};
 use crate::services::{Checkpoint, Guest, Services, StaticLease, StaticLeaseError};
 use crate::worker::Worker;
 
@@ -34,6 +36,10 @@ pub enum Operation {
     AddLease(StaticLease),
     /// Ends a guest's static lease.
     DelLease(Guest),
+    /// Publishes ports of the host.
+    Publish(Vec<Publish>),
+    /// Publishes these ports no more for a guest, or all of its.
+    Unpublish(Target, Option<Vec<HostPort>>),
 }
 
 /// What changes at a port; the rest stays.
@@ -70,6 +76,12 @@ pub enum OperationError {
     /// One on a static lease.
     #[error(transparent)]
     Lease(#[from] StaticLeaseError),
+    /// One on a port of the host.
+    #[error(transparent)]
+    Publish(#[from] StartError),
+    /// One that is for networks with a gateway.
+    #[error("this network has no gateway, by which ports could be published")]
+    NoGateway,
     /// One that is for networks that lend addresses.
     #[error("this network lends no addresses")]
     NoServices,
@@ -83,6 +95,12 @@ enum Undo {
     Stay(usize),
     /// All of the services.
     Return(Box<Checkpoint>),
+    /// A port of the host that was not published.
+    Close(HostPort),
+    /// A port of the host that led elsewhere and was about to leave.
+    Lead(Publish),
+    /// The port of the host is not to leave.
+    StayPublished(HostPort),
 }
 
 impl Change {
@@ -111,14 +129,19 @@ impl Worker<Network> {
         let mut done = Vec::with_capacity(operations.len());
         for (index, operation) in operations.into_iter().enumerate() {
             if let Err(error) = self.apply_one(operation, &mut done) {
-                done.into_iter().rev().for_each(|undo| self.side_mut().take_back(undo));
+                done.into_iter().rev().for_each(|undo| self.take_back(undo));
                 return Err(TransactionError { index, error });
             }
         }
         for undo in done {
-            if let Undo::Stay(index) = undo {
+            match undo {
                 // It is a port of the switch, which removes those only.
-                let _ = self.side_mut().remove_at(index);
+                Undo::Stay(index) => drop(self.side_mut().remove_at(index)),
+                Undo::StayPublished(port) => {
+                    let (gateway, reactor) = self.gateway();
+                    gateway.close_leaving(&port, reactor);
+                }
+                _ => {}
             }
         }
         Ok(())
@@ -150,11 +173,51 @@ impl Worker<Network> {
             Operation::AddLease(lease) => {
                 network.services_to_change(done)?.add_static_lease(lease, now)?
             }
+            Operation::Publish(_) | Operation::Unpublish(..) if !network.has_gateway() => {
+                return Err(OperationError::NoGateway);
+            }
+            Operation::Publish(all) => {
+                let (gateway, reactor) = self.gateway();
+                for publish in all {
+                    let before = gateway.publish(&publish, reactor)?;
+                    done.push(before.map_or_else(|| Undo::Close(publish.host_port()), Undo::Lead));
+                }
+            }
+            Operation::Unpublish(target, only) => {
+                let (gateway, _) = self.gateway();
+                let mut of_target: Vec<HostPort> = gateway
+                    .published()
+                    .filter(|publish| publish.target == target)
+                    .map(Publish::host_port)
+                    .collect();
+                if let Some(only) = only {
+                    if let Some(other) = only.iter().find(|port| !of_target.contains(port)) {
+                        return Err(StartError::NotPublished(other.clone()).into());
+                    }
+                    of_target = only;
+                }
+                for port in of_target {
+                    gateway.set_leaving(&port, true);
+                    done.push(Undo::StayPublished(port));
+                }
+            }
             Operation::DelLease(guest) => {
                 network.services_to_change(done)?.remove_static_lease(&guest)?
             }
         }
         Ok(())
+    }
+}
+
+impl Worker<Network> {
+    fn take_back(&mut self, undo: Undo) {
+        let (gateway, reactor) = self.gateway();
+        match undo {
+            Undo::Close(port) => gateway.unpublish(&port, reactor),
+            Undo::Lead(before) => gateway.restore_leaving(before),
+            Undo::StayPublished(port) => drop(gateway.set_leaving(&port, false)),
+            undo => self.side_mut().take_back(undo),
+        }
     }
 }
 
@@ -173,6 +236,8 @@ impl Network {
 
     fn take_back(&mut self, undo: Undo) {
         match undo {
+            // Of the gateway.
+            Undo::Close(_) | Undo::Lead(_) | Undo::StayPublished(_) => {}
             // The name was found when the operation was made, and what came later is undone.
             Undo::Remove(name) => drop(self.remove_port(&name)),
             // It was set so before.

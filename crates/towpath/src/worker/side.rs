@@ -1,11 +1,13 @@
 //! What a worker serves: the inside of its gateway.
 
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 
 use towpath_io::tap::{Tap, TapError};
 use towpath_net::time::Instant;
 use towpath_packet::{Burst, Caps, Device, Ledger, Memory};
 
+use crate::gateway::Guests;
 use crate::report::Report;
 
 /// Where packets of the inside come from and go to: one TAP device, or a switch with its ports. Its
@@ -47,6 +49,12 @@ pub trait Side: AsFd {
     /// Gives back what was kept ready: nothing happened for a while.
     fn rest(&mut self);
 
+    /// The address of a guest, by its name, in one family. A program alone has none.
+    fn address_of(&self, guest: &str, is_ipv4: bool, now: Instant) -> Option<IpAddr> {
+        let _ = (guest, is_ipv4, now);
+        None
+    }
+
     /// Adds what it has counted, as far as there is a place for it.
     fn add_to(&self, report: &mut Report);
 }
@@ -68,6 +76,12 @@ pub enum Input {
     Done,
     /// Memory is short: what is left has to wait.
     NoMemory,
+}
+
+impl<S: Side> Guests for S {
+    fn address_of(&self, name: &str, is_ipv4: bool, now: Instant) -> Option<IpAddr> {
+        Side::address_of(self, name, is_ipv4, now)
+    }
 }
 
 impl Side for Tap {

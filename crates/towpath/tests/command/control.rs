@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
@@ -54,22 +54,15 @@ impl Network {
 
     /// What is answered to these bytes, until the connection ends.
     fn raw(&self, request: &[u8]) -> String {
-        let mut stream = self.connect();
-        // He may have heard enough before the end.
-        let _ = stream.write_all(request);
-        read_all(stream)
+        raw(&self.socket(), request)
     }
 
     fn get(&self, path: &str) -> String {
         self.raw(format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes())
     }
 
-    /// Status and JSON of the answer to a transaction.
     fn post(&self, body: &str) -> (u16, Value) {
-        let len = body.len();
-        let head = format!("POST /v1/transaction HTTP/1.1\r\nContent-Length: {len}\r\n\r\n");
-        let answer = self.raw(format!("{head}{body}").as_bytes());
-        (status(&answer), serde_json::from_str(body_of(&answer)).unwrap())
+        post(&self.socket(), body)
     }
 
     fn ports(&self) -> Vec<Value> {
@@ -82,6 +75,23 @@ impl Network {
     fn names(&self) -> Vec<String> {
         self.ports().iter().map(|port| port["name"].as_str().unwrap().to_owned()).collect()
     }
+}
+
+/// What is answered to these bytes, until the connection ends.
+fn raw(socket: &Path, request: &[u8]) -> String {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    // He may have heard enough before the end.
+    let _ = stream.write_all(request);
+    read_all(stream)
+}
+
+/// Status and JSON of the answer to a transaction.
+pub(super) fn post(socket: &Path, body: &str) -> (u16, Value) {
+    let len = body.len();
+    let head = format!("POST /v1/transaction HTTP/1.1\r\nContent-Length: {len}\r\n\r\n");
+    let answer = raw(socket, format!("{head}{body}").as_bytes());
+    (status(&answer), serde_json::from_str(body_of(&answer)).unwrap())
 }
 
 /// What is read until the peer ends it; he may do that before he has heard all.

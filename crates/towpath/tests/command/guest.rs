@@ -17,6 +17,7 @@ const SILENCE: Duration = Duration::from_millis(300);
 const FRAME_BYTES_MAX: usize = 1 << 16;
 const IPV4: [u8; 2] = [0x08, 0x00];
 const ARP: [u8; 2] = [0x08, 0x06];
+const TCP: u8 = 6;
 const UDP: u8 = 17;
 
 /// A guest. Its messages of DHCP have `mac` as their sender.
@@ -131,6 +132,39 @@ impl Guest {
         }
     }
 
+    /// The next frame for which `is` says so; whoever asks for `own` meanwhile is told.
+    pub(super) fn expect_at(&mut self, own: Ipv4Addr, is: impl Fn(&[u8]) -> bool) -> Vec<u8> {
+        loop {
+            let frame = self.expect("frame", |frame| {
+                is(frame) || is_arp(frame) && frame[21] == 1 && frame[38..42] == own.octets()
+            });
+            if is(&frame) {
+                return frame;
+            }
+            let asker: [u8; 6] = frame[22..28].try_into().unwrap();
+            let target = <[u8; 4]>::try_from(&frame[28..32]).unwrap().into();
+            let answer = arp(2, self.mac, own, asker, target);
+            self.send(&ethernet(asker, self.mac, ARP, &answer));
+        }
+    }
+
+    /// Refuses the connection that a SYN asks for.
+    pub(super) fn refuse(&mut self, syn: &[u8]) {
+        let (source, destination) = (&syn[26..30], &syn[30..34]);
+        let next = u32::from_be_bytes(syn[38..42].try_into().unwrap()).wrapping_add(1);
+        let mut segment = [&syn[36..38], &syn[34..36], &[0; 4], &next.to_be_bytes()].concat();
+        // Five words, RST and ACK.
+        segment.extend([0x50, 0x14, 0, 0, 0, 0, 0, 0]);
+        let pseudo = [destination, source, &[0, TCP, 0, segment.len() as u8], &segment].concat();
+        segment[16..18].copy_from_slice(&checksum(&pseudo).to_be_bytes());
+        let mut header =
+            [&[0x45, 0, 0, 40, 0, 0, 0, 0, 64, TCP, 0, 0], destination, source].concat();
+        let sum = checksum(&header);
+        header[10..12].copy_from_slice(&sum.to_be_bytes());
+        let packet = [header, segment].concat();
+        self.send(&ethernet(syn[6..12].try_into().unwrap(), self.mac, IPV4, &packet));
+    }
+
     /// Asks who has `target`, as who has `own`; the station that answers.
     pub(super) fn resolve(&mut self, own: Ipv4Addr, target: Ipv4Addr) -> [u8; 6] {
         let request = arp(1, self.mac, own, [0; 6], target);
@@ -190,6 +224,15 @@ pub(super) fn datagram(frame: &[u8], port: u16) -> Option<((Ipv4Addr, u16), &[u8
     Some(((from, number(34)), &frame[42..34 + usize::from(number(38))]))
 }
 
+/// True for a SYN of TCP to this port.
+pub(super) fn is_syn(frame: &[u8], port: u16) -> bool {
+    frame.len() >= 54
+        && frame[12..14] == IPV4
+        && frame[23] == TCP
+        && frame[36..38] == port.to_be_bytes()
+        && frame[47] & 0x12 == 0x02
+}
+
 /// A packet with a datagram without a checksum, which IPv4 permits.
 fn udp(from: (Ipv4Addr, u16), to: (Ipv4Addr, u16), payload: &[u8]) -> Vec<u8> {
     let udp_len = 8 + payload.len() as u16;
@@ -198,12 +241,18 @@ fn udp(from: (Ipv4Addr, u16), to: (Ipv4Addr, u16), payload: &[u8]) -> Vec<u8> {
     header.extend([0, 0, 0, 0, 64, UDP, 0, 0]);
     header.extend(from.0.octets());
     header.extend(to.0.octets());
-    let sum: u32 = header.chunks(2).map(|two| u32::from(two[0]) << 8 | u32::from(two[1])).sum();
-    let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    let sum = checksum(&header);
     header[10..12].copy_from_slice(&sum.to_be_bytes());
     for number in [from.1, to.1, udp_len, 0] {
         header.extend(number.to_be_bytes());
     }
     header.extend(payload);
     header
+}
+
+/// The checksum of the internet (RFC 1071), over an even number of bytes.
+fn checksum(bytes: &[u8]) -> u16 {
+    let sum: u32 = bytes.chunks(2).map(|two| u32::from(two[0]) << 8 | u32::from(two[1])).sum();
+    let sum = (sum & 0xffff) + (sum >> 16);
+    !((sum & 0xffff) + (sum >> 16)) as u16
 }

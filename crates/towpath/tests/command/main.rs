@@ -9,6 +9,7 @@ mod attach;
 mod control;
 mod guest;
 mod network;
+mod published;
 mod stats;
 mod support;
 mod terminal;

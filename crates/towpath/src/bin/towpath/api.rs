@@ -1,13 +1,14 @@
 //! What can be asked on a control socket, and the JSON of it.
 //!
 //! An instance that serves one program answers `GET` of [`STATS`] and [`METRICS`], a network more.
-//! Requests: `GET` of [`PORTS`], [`LEASES`], [`STATS`] and [`METRICS`]; `POST` of [`TRANSACTION`]
-//! with `{"operations": [...]}`, see [`operations`].
+//! Requests: `GET` of [`PORTS`], [`LEASES`], [`PUBLISHED`], [`STATS`] and [`METRICS`]; `POST` of
+//! [`TRANSACTION`] with `{"operations": [...]}`, see [`operations`].
 //!
 //! Limit: [`OPERATIONS_MAX`].
 
 use serde_json::{Value, json};
 use towpath::network::{Attachment, Network, Operation, PortReport, TransactionError};
+use towpath::publish::{Protocol, Publish};
 use towpath::services::{Guest, Services};
 use towpath::worker::Worker;
 use towpath_net::switch::vlan::{Vid, VlanSet};
@@ -20,6 +21,7 @@ use crate::{metrics, stats};
 
 pub(crate) const PORTS: &str = "/v1/ports";
 pub(crate) const LEASES: &str = "/v1/leases";
+pub(crate) const PUBLISHED: &str = "/v1/published";
 pub(crate) const STATS: &str = "/v1/stats";
 pub(crate) const TRANSACTION: &str = "/v1/transaction";
 pub(crate) const METRICS: &str = "/metrics";
@@ -40,8 +42,9 @@ pub(crate) fn answer(worker: &mut Worker<Network>, request: &Request<'_>) -> Res
             Response::metrics(metrics::text(&worker.report(), Some(&network)))
         }
         ("GET", LEASES) => Response::json(200, &leases(worker)),
+        ("GET", PUBLISHED) => Response::json(200, &published(worker)),
         ("POST", TRANSACTION) => transaction(worker, request.body),
-        (_, PORTS | LEASES | STATS | METRICS | TRANSACTION) => {
+        (_, PORTS | LEASES | PUBLISHED | STATS | METRICS | TRANSACTION) => {
             Response::error(405, "reading is GET, a transaction is POST")
         }
         _ => Response::error(404, "there is no such path"),
@@ -178,6 +181,24 @@ fn leases(worker: &Worker<Network>) -> Value {
         })
     });
     json!({ "leases": lent.collect::<Vec<_>>(), "static": fixed.collect::<Vec<_>>() })
+}
+
+/// Ports of the host that lead to guests.
+fn published(worker: &Worker<Network>) -> Value {
+    let one = |publish: &Publish| {
+        json!({
+            "protocol": match publish.protocol {
+                Protocol::Tcp => "tcp",
+                Protocol::Udp => "udp",
+            },
+            "address": publish.host.map(|address| address.to_string()),
+            "interface": publish.interface,
+            "host-port": publish.host_port,
+            "guest": publish.target.to_string(),
+            "guest-port": publish.program_port,
+        })
+    };
+    json!({ "published": worker.published().map(one).collect::<Vec<_>>() })
 }
 
 /// The figures of an instance, and of its switch and ports.

@@ -30,6 +30,7 @@ pub(crate) enum Action {
     Ls(LsArguments),
     Port(PortArguments),
     Lease(LeaseArguments),
+    Publish(PublishArguments),
     Stats(StatsArguments),
     Bench(BenchArguments),
     /// Write the manual page to standard output.
@@ -135,6 +136,19 @@ pub(crate) struct UpArguments {
     #[arg(long, help_heading = "Ports")]
     pub(crate) isolate: bool,
 
+    /// Publish TCP ports of the host for a machine; may be repeated.
+    ///
+    /// GUEST is the name of a port, a name that a machine tells by DHCP, or an address; SPEC is as
+    /// for `towpath run`: 8080:80, 22,25, 2000-2010:3000-3010, 127.0.0.1/80.
+    #[arg(short, long, value_name = "GUEST=SPEC", value_parser = parse_published,
+          help_heading = "Ports")]
+    pub(crate) tcp_ports: Vec<(String, String)>,
+
+    /// Publish UDP ports of the host for a machine; GUEST=SPEC as for TCP.
+    #[arg(short, long, value_name = "GUEST=SPEC", value_parser = parse_published,
+          help_heading = "Ports")]
+    pub(crate) udp_ports: Vec<(String, String)>,
+
     /// A switch alone: nothing leads outside.
     #[arg(long, help_heading = "Network")]
     pub(crate) no_gateway: bool,
@@ -188,12 +202,20 @@ fn parse_named(text: &str) -> Result<(String, PathBuf), String> {
     }
 }
 
+fn parse_published(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((guest, spec)) if !guest.is_empty() => Ok((guest.to_owned(), spec.to_owned())),
+        _ => Err("a guest, '=' and ports are wanted, as vm1=8080:80".to_owned()),
+    }
+}
+
 /// List the ports of running networks, or the addresses that they have lent.
 ///
 /// Each line is a port of a `towpath up` of this user: its process number, name, attachment,
 /// whether somebody is there, packets that wait and the queue's length, VLANs, and what it may
 /// reach. With `leases`, each line is an address that is lent: for how many seconds, to which
-/// station, at which port, under which name, and `static` if the machine is known.
+/// station, at which port, under which name, and `static` if the machine is known. With
+/// `published`, each line is a port of the host, and the machine and port that it leads to.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct LsArguments {
@@ -214,6 +236,34 @@ pub(crate) struct LsArguments {
 pub(crate) enum LsWhat {
     Ports,
     Leases,
+    Published,
+}
+
+/// Publish ports of the host for a machine of a running network, or no more.
+///
+/// GUEST is the name of a port, a name that a machine tells by DHCP, or an address; SPEC is as for
+/// `towpath run`. `del` without ports ends all of the machine's. What is open goes on.
+#[derive(Debug, Args)]
+#[command(after_help = exit::HELP)]
+pub(crate) struct PublishArguments {
+    /// What to do.
+    #[arg(value_name = "ACTION")]
+    pub(crate) action: AddOrDel,
+
+    /// The machine.
+    #[arg(value_name = "GUEST")]
+    pub(crate) guest: String,
+
+    /// Ports of TCP; may be repeated.
+    #[arg(short, long, value_name = "SPEC")]
+    pub(crate) tcp_ports: Vec<String>,
+
+    /// Ports of UDP; may be repeated.
+    #[arg(short, long, value_name = "SPEC")]
+    pub(crate) udp_ports: Vec<String>,
+
+    #[command(flatten)]
+    pub(crate) which: WhichNetwork,
 }
 
 /// Add or remove a static lease of a running network.
@@ -226,7 +276,7 @@ pub(crate) enum LsWhat {
 pub(crate) struct LeaseArguments {
     /// What to do.
     #[arg(value_name = "ACTION")]
-    pub(crate) action: LeaseAction,
+    pub(crate) action: AddOrDel,
 
     /// Which machine, and what it gets.
     #[arg(value_name = "LEASE")]
@@ -236,9 +286,9 @@ pub(crate) struct LeaseArguments {
     pub(crate) which: WhichNetwork,
 }
 
-/// What `towpath lease` does.
+/// What `towpath lease` and `towpath publish` do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LeaseAction {
+pub(crate) enum AddOrDel {
     Add,
     Del,
 }

@@ -115,22 +115,34 @@ impl Fields {
         }
     }
 
+    /// A list of texts, or one alone; none if there is none.
+    pub(crate) fn texts(&mut self, name: &'static str) -> Result<Vec<String>, Wrong> {
+        let texts = self.read(name, "a text or a list of texts", |value| match value {
+            Value::String(text) => Some(vec![text.clone()]),
+            Value::Array(all) => all.iter().map(|one| one.as_str().map(str::to_owned)).collect(),
+            _ => None,
+        })?;
+        Ok(texts.unwrap_or_default())
+    }
+
     /// A list of such texts, or one alone with commas between them; none if there is none.
     pub(crate) fn list<T: FromStr<Err: fmt::Display>>(
         &mut self,
         name: &'static str,
     ) -> Result<Vec<T>, Wrong> {
-        let texts = self.read(name, "a text or a list of texts", |value| match value {
-            Value::String(text) if text.is_empty() => Some(Vec::new()),
-            Value::String(text) => Some(text.split(',').map(str::to_owned).collect()),
-            Value::Array(all) => all.iter().map(|one| one.as_str().map(str::to_owned)).collect(),
-            _ => None,
-        })?;
+        let is_one = self.map.get(name).is_some_and(Value::is_string);
+        let texts = self.texts(name)?;
+        let texts: Vec<_> = match &texts[..] {
+            [text] if is_one => {
+                text.split(',').filter(|part| !part.is_empty()).map(str::to_owned).collect()
+            }
+            _ => texts,
+        };
         let parse = |text: String| {
             let parsed = text.parse::<T>();
             parsed.map_err(|error| self.wrong(name, format!("'{name}': '{text}': {error}")))
         };
-        texts.unwrap_or_default().into_iter().map(parse).collect()
+        texts.into_iter().map(parse).collect()
     }
 
     /// An object within.

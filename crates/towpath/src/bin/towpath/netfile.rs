@@ -14,6 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use towpath::config::{Subnet4, Subnet6, parse_size};
 use towpath::network::{Operation, PortSettings};
+use towpath::publish::Target;
 use towpath_net::switch::Role;
 use towpath_net::wire::domain::DomainName;
 
@@ -162,6 +163,13 @@ impl NetFile {
             let at = lease.path().to_owned();
             made.push((at, Operation::AddLease(operations::static_lease(lease)?)));
         }
+        for mut published in fields.all("publish")? {
+            let at = published.path().to_owned();
+            let guest = published.parsed_by("guest", |text| Ok(Target::guest(text)))?;
+            let guest = guest.ok_or_else(|| published.all_wrong("the guest is missing"))?;
+            made.push((at, Operation::Publish(operations::publish(&mut published, &guest)?)));
+            published.finish()?;
+        }
         fields.finish()?;
         Ok((file, made))
     }
@@ -284,6 +292,8 @@ mod tests {
             ("[[port]]\nname = 'a'\nvlan = 5000\ntap = true", "3:1: 'vlan' wants a number"),
             ("[[port]]\nname = 'a'", "one of vhost-user, stream and tap is wanted"),
             ("[[lease]]\nipv4 = '10.0.2.9'", "one of port, mac, client-id and duid is wanted"),
+            ("[[publish]]\ntcp = '80'", "1:1: the guest is missing"),
+            ("[[publish]]\nguest = 'a'\ntcp = ['80', 'x']", "3:1: port specification 'x'"),
             ("domain = 2026-01-01", "1:1: 'domain' wants a text"),
         ] {
             let error = read(text).err().unwrap();

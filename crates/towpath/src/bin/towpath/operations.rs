@@ -7,18 +7,22 @@
 //! `"native": N`, `"macs": [MAC]` and `"addresses": [ADDR]`, which its station may have (none:
 //! any), and for a new port `"queue-pairs": N`; or `{"add-lease": {...}}` with one of
 //! `"port": NAME`, `"mac": MAC`, `"client-id": HEX` and `"duid": HEX`, and some of `"ipv4"`,
-//! `"ipv6"` and `"name"`; or `{"del-lease": {...}}` with the first of these alone.
+//! `"ipv6"` and `"name"`; or `{"del-lease": {...}}` with the first of these alone; or
+//! `{"publish": GUEST, "tcp": SPEC, "udp": SPEC}`, where one of the two or a list of several is
+//! enough; or `{"unpublish": GUEST}` with or without these.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use towpath::network::{Attachment, Change, Operation, PortSettings};
+use towpath::publish::{self, Protocol, Publish, Target};
 use towpath::services::{Guest, StaticLease};
 use towpath_net::switch::vlan::{Vid, VlanSet};
 use towpath_net::switch::{PortVlans, Prefix, Role};
 
 use crate::fields::{Fields, Wrong};
+use crate::settings;
 
 /// Most pairs of queues of a port, as for `towpath up`.
 pub(crate) const QUEUE_PAIRS_MAX: u64 = 8;
@@ -42,8 +46,17 @@ pub(crate) fn operation(mut fields: Fields) -> Result<Operation, Wrong> {
         let guest = guest(&mut lease)?;
         lease.finish()?;
         Operation::DelLease(guest)
+    } else if let Some(guest) = fields.parsed_by("publish", |text| Ok(Target::guest(text)))? {
+        Operation::Publish(publish(&mut fields, &guest)?)
+    } else if let Some(guest) = fields.parsed_by("unpublish", |text| Ok(Target::guest(text)))? {
+        let is_all = !fields.has("tcp") && !fields.has("udp");
+        let only = if is_all { Vec::new() } else { publish(&mut fields, &guest)? };
+        let only = only.iter().map(Publish::host_port).collect();
+        Operation::Unpublish(guest, (!is_all).then_some(only))
     } else {
-        return Err(fields.all_wrong("one of add, del, set, add-lease and del-lease is wanted"));
+        return Err(fields.all_wrong(
+            "one of add, del, set, add-lease, del-lease, publish and unpublish is wanted",
+        ));
     };
     fields.finish()?;
     Ok(operation)
@@ -83,6 +96,22 @@ pub(crate) fn static_lease(mut fields: Fields) -> Result<StaticLease, Wrong> {
     };
     fields.finish()?;
     Ok(lease)
+}
+
+/// Ports of the host for a guest, by lists of specifications for TCP and for UDP.
+pub(crate) fn publish(fields: &mut Fields, guest: &Target) -> Result<Vec<Publish>, Wrong> {
+    let ephemeral = settings::ephemeral_ports();
+    let mut all = Vec::new();
+    for (name, protocol) in [("tcp", Protocol::Tcp), ("udp", Protocol::Udp)] {
+        let specs = fields.texts(name)?;
+        let parsed = publish::parse(protocol, &specs, &ephemeral);
+        let parsed = parsed.map_err(|error| fields.wrong(name, error.to_string()))?;
+        all.extend(parsed.into_iter().map(|one| Publish { target: guest.clone(), ..one }));
+    }
+    match all.is_empty() {
+        true => Err(fields.all_wrong("no port is published: tcp or udp is wanted")),
+        false => Ok(all),
+    }
 }
 
 /// How a guest is known.
@@ -213,6 +242,11 @@ mod tests {
             (json!({ "set": "a", "queue-lne": 2 }), "did you mean 'queue-len'?"),
             (json!({ "set": "a", "addresses": "10.0.2.9/33" }), "an IP address is wanted"),
             (json!({ "set": "a", "macs": ["2"] }), "'macs': '2'"),
+            (json!({ "publish": "a" }), "tcp or udp is wanted"),
+            (json!({ "publish": "a", "tcp": "0" }), "'0' is not a port"),
+            (json!({ "publish": "a", "tcp": ["80", "80"] }), "published twice"),
+            (json!({ "publish": "a", "tcp": 80 }), "a text or a list of texts"),
+            (json!({ "unpublish": "a", "ports": "80" }), "'ports' has no meaning here"),
             (json!({ "add-lease": 1 }), "wants a table"),
             (json!({ "add-lease": { "ipv4": "10.0.2.9" } }), "one of port, mac"),
             (json!({ "add-lease": { "port": "a", "mac": "02:00:00:00:00:01" } }), "one of port"),

@@ -7,8 +7,13 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use anyhow::{Context, anyhow};
+use serde_json::json;
 use towpath::config::Config;
-use towpath::network::{Attachment, NetworkConfig, Operation, check_port, services_config};
+use towpath::gateway::StartError;
+use towpath::network::{
+    Attachment, NetworkConfig, Operation, OperationError, check_port, services_config,
+};
+use towpath::publish::{Publish, Target};
 use towpath::services::{self, Services};
 use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
@@ -57,6 +62,16 @@ fn read(arguments: &mut UpArguments) -> anyhow::Result<Plan> {
         let read = Fields::of_settings(lease).and_then(operations::static_lease);
         let read = read.map_err(|wrong| anyhow!("{at}: {wrong}"))?;
         operations.push((at, Operation::AddLease(read)));
+    }
+    for (protocol, all) in [("tcp", &arguments.tcp_ports), ("udp", &arguments.udp_ports)] {
+        for (guest, spec) in all {
+            let at = format!("option --{protocol}-ports {guest}={spec}");
+            let fields = Fields::of(json!({ protocol: spec }), "");
+            let guest = Target::guest(guest);
+            let read = fields.and_then(|mut fields| operations::publish(&mut fields, &guest));
+            let read = read.map_err(|wrong| anyhow!("{at}: {wrong}"))?;
+            operations.push((at, Operation::Publish(read)));
+        }
     }
     let config = config(arguments, &file);
     let has_gateway = !arguments.no_gateway && file.gateway.unwrap_or(true);
@@ -185,7 +200,7 @@ impl Plan {
             config.check().context("addresses of guests")?;
             services = Some(Services::new(config.clone()));
         }
-        let mut names = HashSet::new();
+        let (mut names, mut published) = (HashSet::new(), HashSet::new());
         for (at, operation) in &self.operations {
             let wrong = |error: &dyn Display| anyhow!("{at}: {error}");
             match operation {
@@ -197,12 +212,25 @@ impl Plan {
                 }
                 Operation::AddLease(lease) => {
                     let Some(services) = &mut services else {
-                        return Err(wrong(&"this network lends no addresses"));
+                        return Err(wrong(&OperationError::NoServices));
                     };
                     let added = services.add_static_lease(lease.clone(), Instant::START);
                     added.map_err(|error| wrong(&error))?;
                 }
-                Operation::Del(_) | Operation::Set(..) | Operation::DelLease(_) => {}
+                Operation::Publish(_) if self.network.gateway.is_none() => {
+                    return Err(wrong(&OperationError::NoGateway));
+                }
+                Operation::Publish(all) => {
+                    for port in all.iter().map(Publish::host_port) {
+                        if !published.insert(port.clone()) {
+                            return Err(wrong(&StartError::Twice(port)));
+                        }
+                    }
+                }
+                Operation::Del(_)
+                | Operation::Set(..)
+                | Operation::DelLease(_)
+                | Operation::Unpublish(..) => {}
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! `towpath ls`, `port` and `lease`: looking at running networks, and changing them.
+//! `towpath ls`, `port`, `lease` and `publish`: looking at running networks, and changing them.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -10,8 +10,8 @@ use clap::error::ErrorKind;
 use serde_json::{Value, json};
 
 use crate::args::{
-    Arguments, LeaseAction, LeaseArguments, LsArguments, LsWhat, PortAction, PortArguments,
-    WhichNetwork,
+    AddOrDel, Arguments, LeaseArguments, LsArguments, LsWhat, PortAction, PortArguments,
+    PublishArguments, WhichNetwork,
 };
 use crate::exit::{Ending, Failure};
 use crate::fields::Fields;
@@ -38,6 +38,9 @@ pub(crate) fn list(arguments: &LsArguments) -> Result<Ending, Failure> {
         let (answer, list, line): (_, _, fn(i32, &Value) -> String) = match arguments.what {
             LsWhat::Ports => (ports, "ports", port_line),
             LsWhat::Leases => (http::ask(&path, "GET", api::LEASES, None)?, "leases", lease_line),
+            LsWhat::Published => {
+                (http::ask(&path, "GET", api::PUBLISHED, None)?, "published", published_line)
+            }
         };
         for one in answer[list].as_array().into_iter().flatten() {
             // Writing to a string cannot fail.
@@ -59,8 +62,8 @@ pub(crate) fn change(arguments: &PortArguments) -> Result<Ending, Failure> {
 /// Adds or removes a static lease.
 pub(crate) fn lease(arguments: &LeaseArguments) -> Result<Ending, Failure> {
     let verb = match arguments.action {
-        LeaseAction::Add => "add-lease",
-        LeaseAction::Del => "del-lease",
+        AddOrDel::Add => "add-lease",
+        AddOrDel::Del => "del-lease",
     };
     let settings = Fields::of_settings(&arguments.lease).map(Fields::into_value);
     let operation = settings.map_err(|wrong| wrong.to_string()).and_then(|settings| {
@@ -68,6 +71,21 @@ pub(crate) fn lease(arguments: &LeaseArguments) -> Result<Ending, Failure> {
         understood(operation)
     });
     perform(&arguments.which, operation)
+}
+
+/// Publishes ports, or no more.
+pub(crate) fn publish(arguments: &PublishArguments) -> Result<Ending, Failure> {
+    let verb = match arguments.action {
+        AddOrDel::Add => "publish",
+        AddOrDel::Del => "unpublish",
+    };
+    let mut operation = json!({ verb: arguments.guest });
+    for (name, specs) in [("tcp", &arguments.tcp_ports), ("udp", &arguments.udp_ports)] {
+        if !specs.is_empty() {
+            operation[name] = specs.as_slice().into();
+        }
+    }
+    perform(&arguments.which, understood(operation))
 }
 
 /// Has a network make one operation, unless that is none.
@@ -181,4 +199,14 @@ fn lease_line(pid: i32, lease: &Value) -> String {
     });
     let kind = if lease["static"] == true { " static" } else { "" };
     format!("{pid:>8} {address:<39} {seconds:>8} {mac} {port:<15} {name}{kind}")
+}
+
+fn published_line(pid: i32, published: &Value) -> String {
+    let [protocol, port, to] =
+        ["protocol", "host-port", "guest-port"].map(|key| plain(&published[key]));
+    let [address, interface] = ["address", "interface"].map(|key| match &published[key] {
+        Value::Null => "*".to_owned(),
+        value => plain(value),
+    });
+    format!("{pid:>8} {protocol} {address}%{interface}/{port} {}:{to}", plain(&published["guest"]))
 }

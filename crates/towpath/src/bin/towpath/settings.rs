@@ -85,7 +85,7 @@ fn create_capture(path: &Path) -> anyhow::Result<File> {
 }
 
 /// The ports that the host hands out by itself; the kernel's default if it does not say.
-fn ephemeral_ports() -> RangeInclusive<u16> {
+pub(crate) fn ephemeral_ports() -> RangeInclusive<u16> {
     const DEFAULT: RangeInclusive<u16> = 32_768..=60_999;
     let Ok(text) = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range") else {
         return DEFAULT;

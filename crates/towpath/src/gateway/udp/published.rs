@@ -1,0 +1,108 @@
+//! Sockets of published ports, and where they lead.
+//!
+//! A port that leads to a guest by its name is looked up when datagrams come: the guest's address
+//! may be another by then. While there is none the flow is nobody's.
+
+use super::{Flow, Realm, UdpFlows};
+use crate::gateway::slots::Slot;
+use crate::gateway::{Gateway, Io, Token};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+use towpath_io::reactor::{Interest, Reactor};
+use towpath_io::socket::UdpSocket;
+use towpath_net::time::Instant;
+
+/// How long it is believed to whom a published port leads.
+const LED_FOR: Duration = Duration::from_secs(1);
+/// To whom a published port leads while its guest has no address.
+pub(super) const NOBODY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+
+/// The published port that a flow is of.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::gateway) struct PublishedBy {
+    pub(in crate::gateway) port: Slot,
+    pub(in crate::gateway) is_ipv4: bool,
+}
+
+impl UdpFlows {
+    /// Adds a socket of a published port; `program` is where it leads, if that is known.
+    pub(in crate::gateway) fn publish(
+        &mut self,
+        socket: UdpSocket,
+        by: PublishedBy,
+        program: Option<SocketAddr>,
+        reactor: &Reactor,
+    ) -> io::Result<Slot> {
+        let slot = self.slots.next_slot();
+        reactor.add(&socket, Token::Udp(slot).encode(), Interest::READ, true)?;
+        let program = program.unwrap_or(NOBODY);
+        self.slots.insert(Flow::new(socket, program, Realm::World, Instant::START, Some(by)));
+        self.published += 1;
+        self.claim(slot, program);
+        Ok(slot)
+    }
+
+    /// Closes a socket of a published port.
+    pub(in crate::gateway) fn unpublish(&mut self, slot: Slot) {
+        let Some(program) = self.slots.get(slot).map(|flow| flow.program) else { return };
+        self.remove(slot);
+        self.published -= 1;
+        self.reclaim(program);
+    }
+
+    /// Has it looked up at the next datagram where a published port leads.
+    pub(in crate::gateway) fn look_again(&mut self, slot: Slot) {
+        if let Some(flow) = self.slots.get_mut(slot) {
+            flow.led_until = Instant::START;
+        }
+    }
+
+    /// Leads a published port to this address until then.
+    fn lead(&mut self, slot: Slot, program: SocketAddr, until: Instant) {
+        let Some(flow) = self.slots.get_mut(slot) else { return };
+        flow.led_until = until;
+        let before = std::mem::replace(&mut flow.program, program);
+        if before != program {
+            if self.index.get(&(before, Realm::World)) == Some(&slot) {
+                self.index.remove(&(before, Realm::World));
+                self.reclaim(before);
+            }
+            self.claim(slot, program);
+        }
+    }
+
+    /// What the program sends from `program`, and is no answer, leaves by this published port, or
+    /// by the first of several that lead there.
+    fn claim(&mut self, slot: Slot, program: SocketAddr) {
+        let key = (program, Realm::World);
+        let holder = self.index.get(&key).and_then(|holder| self.slots.get(*holder));
+        if program != NOBODY && holder.is_none_or(|holder| holder.published.is_none()) {
+            self.index.insert(key, slot);
+        }
+    }
+
+    /// The port that led to `program` does so no more: another may.
+    fn reclaim(&mut self, program: SocketAddr) {
+        let leads = |flow: &Flow| flow.program == program && flow.published.is_some();
+        let other = self.slots.iter().find(|(_, flow)| leads(flow)).map(|(slot, _)| slot);
+        if let Some(slot) = other {
+            self.claim(slot, program);
+        }
+    }
+}
+
+impl Gateway {
+    /// Looks up to whom a published port leads now.
+    pub(super) fn lead_datagrams(&mut self, slot: Slot, io: &Io<'_>) {
+        let due = |flow: &&Flow| flow.led_until <= io.now;
+        let flow = self.udp.slots.get(slot).filter(due);
+        let Some(by) = flow.and_then(|flow| flow.published) else { return };
+        let Some(publish) = self.listeners.publish_of(by.port) else { return };
+        let program = self.target_of(publish, by.is_ipv4, io);
+        let program = program.map(|address| SocketAddr::new(address, publish.program_port));
+        // Who has no address yet is looked up each time.
+        let until = program.map_or(io.now, |_| io.now + LED_FOR);
+        self.udp.lead(slot, program.unwrap_or(NOBODY), until);
+    }
+}

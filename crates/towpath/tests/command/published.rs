@@ -1,0 +1,180 @@
+//! Ports of the host that `towpath up` publishes for its guests.
+//!
+//! They are bound to an address of the loopback that the test has for itself.
+
+use std::io::{ErrorKind, Read};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::thread::JoinHandle;
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use super::guest::{Guest, datagram, is_syn, udp_frame};
+use super::network::{GATEWAY, Network, address};
+use super::stats::assert_fails;
+use super::support::*;
+
+/// Guests `a` and `b` have addresses that do not change.
+const FILE: &str = "[[lease]]\nport = 'a'\nipv4 = '10.0.2.20'\n\
+                    [[lease]]\nport = 'b'\nipv4 = '10.0.2.30'\n";
+
+/// An address of the loopback for this test alone.
+fn loopback(test: u8) -> Ipv4Addr {
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(127, 100 + test, high, low)
+}
+
+/// Connects, and says how that ended.
+fn connect(to: SocketAddr) -> JoinHandle<ErrorKind> {
+    std::thread::spawn(move || {
+        let mut stream = match TcpStream::connect_timeout(&to, PATIENCE) {
+            Ok(stream) => stream,
+            Err(error) => return error.kind(),
+        };
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.read(&mut [0]).expect_err("nothing is sent").kind()
+    })
+}
+
+/// The guest at `own` sees a connection to its port, from the gateway, and refuses it.
+fn refuses(guest: &mut Guest, own: Ipv4Addr, port: u16, connecting: JoinHandle<ErrorKind>) {
+    let syn = guest.expect_at(own, |frame| is_syn(frame, port));
+    assert_eq!((&syn[26..30], &syn[30..34]), (&GATEWAY.octets()[..], &own.octets()[..]));
+    guest.refuse(&syn);
+    assert_eq!(connecting.join().unwrap(), ErrorKind::ConnectionReset);
+}
+
+/// A datagram to the host's port reaches the guest, and its answer the one who sent it.
+fn answers(guest: &mut Guest, own: Ipv4Addr, port: u16, to: (Ipv4Addr, u16)) {
+    let client = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.send_to(b"question", to).unwrap();
+    let frame = guest.expect_at(own, |frame| datagram(frame, port).is_some());
+    let (from, text) = datagram(&frame, port).unwrap();
+    assert_eq!((from.0, text), (GATEWAY, &b"question"[..]));
+    let gateway: [u8; 6] = frame[6..12].try_into().unwrap();
+    guest.send(&udp_frame((gateway, from), (guest.mac, (own, port)), b"answer"));
+    let mut buffer = [0; 64];
+    let (len, from) = client.recv_from(&mut buffer).unwrap();
+    assert_eq!((&buffer[..len], from), (&b"answer"[..], to.into()));
+}
+
+/// Goal: ports lead to guests by the name of a port, by a name that a guest tells, and by address;
+/// TCP and UDP, and TCP over IPv6 to a guest that has IPv4 only.
+#[test]
+fn ports_lead_to_guests() {
+    let (host, v6_port) = (loopback(0), 20_000 + (std::process::id() % 10_000) as u16);
+    let specs = [
+        format!("a={host}/8080:80"),
+        format!("told={host}/8081:81"),
+        format!("10.0.2.30={host}/8082:82"),
+        format!("a=::1/{v6_port}:83"),
+    ];
+    let udp = [format!("a={host}/5300:53"), format!("told={host}/5301:53")];
+    let mut options: Vec<&str> = specs.iter().flat_map(|spec| ["-t", spec]).collect();
+    options.extend(udp.iter().flat_map(|spec| ["-u", spec]));
+    let mut network = Network::start("published", FILE, &options);
+    let to = |port| SocketAddr::from((host, port));
+    // Nobody is there yet: a connection ends, and a datagram is lost.
+    assert_eq!(connect(to(8081)).join().unwrap(), ErrorKind::ConnectionReset);
+    UdpSocket::bind((host, 0)).unwrap().send_to(b"lost", (host, 5301)).unwrap();
+
+    let (mut a, mut b, mut c) =
+        (network.guest("a", 1), network.guest("b", 2), network.guest("c", 3));
+    refuses(&mut a, address(20), 80, connect(to(8080)));
+    refuses(&mut b, address(30), 82, connect(to(8082)));
+    refuses(&mut a, address(20), 83, connect((std::net::Ipv6Addr::LOCALHOST, v6_port).into()));
+    answers(&mut a, address(20), 53, (host, 5300));
+    let told = [(towpath_net::wire::dhcpv4::option::HOST_NAME, &b"told"[..])];
+    let at_c = c.lease(&told).unwrap().your_address;
+    refuses(&mut c, at_c, 81, connect(to(8081)));
+    answers(&mut c, at_c, 53, (host, 5301));
+    let listed = network.done(&["ls", "published"]);
+    assert_eq!(listed.lines().count(), 6, "{listed}");
+    assert!(listed.contains(&format!(" tcp {host}%*/8081 told:81\n")), "{listed}");
+    network.end(Signal::TERM);
+    assert!(TcpListener::bind((host, 8080)).is_ok(), "the port is free again");
+}
+
+/// Goal: ports are published, led elsewhere and closed while the network runs; a transaction that
+/// fails leaves all of them as they were.
+#[test]
+fn ports_are_published_while_the_network_runs() {
+    let network = Network::start("publish", FILE, &[]);
+    let host = loopback(1);
+    let to = |port| SocketAddr::from((host, port));
+    let spec = |ports: &str| format!("{host}/{ports}");
+    let (mut a, mut b) = (network.guest("a", 1), network.guest("b", 2));
+    network.done(&["publish", "add", "a", "-t", &spec("8080-8082:80-82"), "-u", &spec("5300:53")]);
+    refuses(&mut a, address(20), 81, connect(to(8081)));
+    answers(&mut a, address(20), 53, (host, 5300));
+
+    // What cannot be is refused, and nothing of it is done.
+    let taken = TcpListener::bind((host, 9000)).unwrap();
+    let more = spec("8999-9000");
+    let failed = network.towpath(&["publish", "add", "b", "-t", &more]);
+    assert_fails(&failed, &format!("TCP port {host}:9000 is in use on the host"));
+    assert_eq!(connect(to(8999)).join().unwrap(), ErrorKind::ConnectionRefused);
+    let again = network.towpath(&["publish", "add", "b", "-t", &spec("8080")]);
+    assert_fails(&again, &format!("TCP {host}/8080 is published already"));
+    let other = network.towpath(&["publish", "del", "b", "-t", &spec("8080")]);
+    assert_fails(&other, "is not published for this guest");
+    for wrong in [&["publish", "add", "a"][..], &["publish", "add", "a", "-t", "0"]] {
+        assert_eq!(network.towpath(wrong).status.code(), Some(2), "{wrong:?}");
+    }
+    let before = network.done(&["ls", "published"]);
+    let mut operations = vec![
+        json!({ "unpublish": "a" }),
+        json!({ "publish": "b", "tcp": spec("8081:90"), "udp": [spec("5300:99")] }),
+        json!({ "publish": "10.0.2.20", "tcp": spec("8090:80") }),
+        json!({ "add-lease": { "port": "c", "name": "new" } }),
+        json!({ "del": "no-such" }),
+    ];
+    let (status, answer) = network.post(&json!({ "operations": operations }).to_string());
+    assert_eq!((status, &answer["operation"]), (409, &4.into()), "{answer}");
+    assert_eq!(network.done(&["ls", "published"]), before);
+    assert_eq!(connect(to(8090)).join().unwrap(), ErrorKind::ConnectionRefused);
+    refuses(&mut a, address(20), 81, connect(to(8081)));
+    answers(&mut a, address(20), 53, (host, 5300));
+
+    // The same without what is impossible: ports lead to another guest without being closed.
+    operations.pop();
+    let (status, answer) = network.post(&json!({ "operations": operations }).to_string());
+    assert_eq!((status, &answer["applied"]), (200, &4.into()), "{answer}");
+    refuses(&mut b, address(30), 90, connect(to(8081)));
+    refuses(&mut a, address(20), 80, connect(to(8090)));
+    assert_eq!(connect(to(8080)).join().unwrap(), ErrorKind::ConnectionRefused);
+    answers(&mut b, address(30), 99, (host, 5300));
+    network.done(&["publish", "del", "b"]);
+    assert_eq!(connect(to(8081)).join().unwrap(), ErrorKind::ConnectionRefused);
+    assert!(UdpSocket::bind((host, 5300)).is_ok(), "the port is free again");
+    drop(taken);
+}
+
+/// Goal: what cannot be published is told before anything is made.
+#[test]
+fn what_cannot_be_published_is_refused() {
+    for (options, expected) in [
+        (&["-t", "a"][..], "a guest, '=' and ports are wanted"),
+        (&["-t", "a=x"], "option --tcp-ports a=x: "),
+        (&["-t", "a=80", "-t", "b=80"], "TCP 80 is published already"),
+        (&["-u", "a=80", "--no-gateway"], "no gateway"),
+    ] {
+        let output = output(towpath(["up", "--check"]).args(options));
+        assert_eq!(output.status.code(), Some(2), "{options:?}: {}", errors(&output));
+        assert!(errors(&output).contains(expected), "{options:?}: {}", errors(&output));
+    }
+    let fine = ["up", "--check", "-t", "a=80", "-u", "a=80", "-t", "a=::1/80"];
+    let right = output(&mut towpath(fine));
+    assert_eq!(right.status.code(), Some(0), "{}", errors(&right));
+    let network = Network::start("unpublished", "gateway = false\n", &[]);
+    let none = network.towpath(&["publish", "add", "a", "-t", "127.0.0.1/1"]);
+    assert_fails(&none, "has no gateway");
+}
+
+impl Network {
+    /// Status and JSON of the answer to a transaction.
+    fn post(&self, body: &str) -> (u16, Value) {
+        super::control::post(&self.control(), body)
+    }
+}

@@ -4,4 +4,5 @@ mod forwarding;
 mod guard;
 mod harness;
 mod model;
+mod multicast;
 mod offload;

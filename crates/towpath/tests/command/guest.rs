@@ -132,20 +132,27 @@ impl Guest {
         }
     }
 
-    /// The next frame for which `is` says so; whoever asks for `own` meanwhile is told.
-    pub(super) fn expect_at(&mut self, own: Ipv4Addr, is: impl Fn(&[u8]) -> bool) -> Vec<u8> {
-        loop {
-            let frame = self.expect("frame", |frame| {
-                is(frame) || is_arp(frame) && frame[21] == 1 && frame[38..42] == own.octets()
-            });
+    /// The next frame for which `is` says so, if one comes before nothing has come for `patience`;
+    /// whoever asks for `own` meanwhile is told.
+    pub(super) fn receive_at(
+        &mut self,
+        own: Ipv4Addr,
+        patience: Duration,
+        is: impl Fn(&[u8]) -> bool,
+    ) -> Option<Vec<u8>> {
+        for _ in 0..10_000 {
+            let frame = self.receive(patience)?;
             if is(&frame) {
-                return frame;
+                return Some(frame);
             }
-            let asker: [u8; 6] = frame[22..28].try_into().unwrap();
-            let target = <[u8; 4]>::try_from(&frame[28..32]).unwrap().into();
-            let answer = arp(2, self.mac, own, asker, target);
-            self.send(&ethernet(asker, self.mac, ARP, &answer));
+            if is_arp(&frame) && frame[21] == 1 && frame[38..42] == own.octets() {
+                let asker: [u8; 6] = frame[22..28].try_into().unwrap();
+                let target = <[u8; 4]>::try_from(&frame[28..32]).unwrap().into();
+                let answer = arp(2, self.mac, own, asker, target);
+                self.send(&ethernet(asker, self.mac, ARP, &answer));
+            }
         }
+        None
     }
 
     /// Refuses the connection that a SYN asks for.

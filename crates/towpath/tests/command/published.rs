@@ -5,6 +5,7 @@
 use std::io::{ErrorKind, Read};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -14,6 +15,8 @@ use super::network::{GATEWAY, Network, address};
 use super::stats::assert_fails;
 use super::support::*;
 
+/// After how long a question is asked again.
+const AGAIN: Duration = Duration::from_secs(1);
 /// Guests `a` and `b` have addresses that do not change.
 const FILE: &str = "[[lease]]\nport = 'a'\nipv4 = '10.0.2.20'\n\
                     [[lease]]\nport = 'b'\nipv4 = '10.0.2.30'\n";
@@ -38,25 +41,32 @@ fn connect(to: SocketAddr) -> JoinHandle<ErrorKind> {
 
 /// The guest at `own` sees a connection to its port, from the gateway, and refuses it.
 fn refuses(guest: &mut Guest, own: Ipv4Addr, port: u16, connecting: JoinHandle<ErrorKind>) {
-    let syn = guest.expect_at(own, |frame| is_syn(frame, port));
+    let syn = guest.receive_at(own, PATIENCE, |frame| is_syn(frame, port)).expect("a SYN");
     assert_eq!((&syn[26..30], &syn[30..34]), (&GATEWAY.octets()[..], &own.octets()[..]));
     guest.refuse(&syn);
     assert_eq!(connecting.join().unwrap(), ErrorKind::ConnectionReset);
 }
 
-/// A datagram to the host's port reaches the guest, and its answer the one who sent it.
+/// A datagram to the host's port reaches the guest, and its answer the one who sent it. Datagrams
+/// may be lost on the way, so the question is asked again.
 fn answers(guest: &mut Guest, own: Ipv4Addr, port: u16, to: (Ipv4Addr, u16)) {
     let client = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    client.set_read_timeout(Some(PATIENCE)).unwrap();
-    client.send_to(b"question", to).unwrap();
-    let frame = guest.expect_at(own, |frame| datagram(frame, port).is_some());
-    let (from, text) = datagram(&frame, port).unwrap();
-    assert_eq!((from.0, text), (GATEWAY, &b"question"[..]));
-    let gateway: [u8; 6] = frame[6..12].try_into().unwrap();
-    guest.send(&udp_frame((gateway, from), (guest.mac, (own, port)), b"answer"));
-    let mut buffer = [0; 64];
-    let (len, from) = client.recv_from(&mut buffer).unwrap();
-    assert_eq!((&buffer[..len], from), (&b"answer"[..], to.into()));
+    client.set_read_timeout(Some(AGAIN)).unwrap();
+    for _ in 0..PATIENCE.as_secs() {
+        client.send_to(b"question", to).unwrap();
+        let asked = guest.receive_at(own, AGAIN, |frame| datagram(frame, port).is_some());
+        let Some(frame) = asked else { continue };
+        let (from, text) = datagram(&frame, port).unwrap();
+        assert_eq!((from.0, text), (GATEWAY, &b"question"[..]));
+        let gateway: [u8; 6] = frame[6..12].try_into().unwrap();
+        guest.send(&udp_frame((gateway, from), (guest.mac, (own, port)), b"answer"));
+        let mut buffer = [0; 64];
+        if let Ok((len, from)) = client.recv_from(&mut buffer) {
+            assert_eq!((&buffer[..len], from), (&b"answer"[..], to.into()));
+            return;
+        }
+    }
+    panic!("no answer from port {port}");
 }
 
 /// Goal: ports lead to guests by the name of a port, by a name that a guest tells, and by address;

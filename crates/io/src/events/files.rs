@@ -6,21 +6,17 @@
 
 use super::{Action, News, Operation, Outcome, What};
 use crate::doorbell::EventDoorbell;
-use crate::process_sys::SignalSet;
+use crate::thread;
 use rustix::io::Errno;
 use std::collections::{HashSet, VecDeque};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use towpath_packet::ring::Doorbell;
 
 /// Threads of one back end: as many operations as a disk works on at a time, while few processors
 /// are asked to do more than start them.
 pub const THREADS_MAX: usize = 4;
-
-/// Signals of Linux, but for the two that the C library keeps for itself.
-const SIGNALS: [std::ops::RangeInclusive<i32>; 2] = [1..=31, 34..=64];
 
 /// The owner's side.
 #[derive(Debug)]
@@ -67,8 +63,9 @@ impl Files {
         }
         let mut lists = self.shared.lock();
         if lists.idle <= lists.waiting.len() && self.threads < THREADS_MAX {
-            match start(self.shared.clone()) {
-                Ok(()) => self.threads += 1,
+            let shared = self.shared.clone();
+            match thread::spawn(move || work(&shared)) {
+                Ok(_) => self.threads += 1,
                 // The others will do it.
                 Err(_) if self.threads > 0 => {}
                 Err(error) => {
@@ -127,15 +124,6 @@ impl Shared {
     fn lock(&self) -> MutexGuard<'_, Lists> {
         self.lists.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Starts a thread that blocks all signals, so that they come to threads of the program.
-fn start(shared: Arc<Shared>) -> io::Result<()> {
-    let signals: Vec<i32> = SIGNALS.into_iter().flatten().collect();
-    let before = SignalSet::of(&signals).block()?;
-    let started = thread::Builder::new().name("towpath-file".into()).spawn(move || work(&shared));
-    before.restore()?;
-    started.map(drop)
 }
 
 /// What a thread does.

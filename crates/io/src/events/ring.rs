@@ -217,9 +217,11 @@ impl Ring {
         timeout: Option<Duration>,
         news: &mut Vec<News>,
     ) -> io::Result<()> {
-        self.prepare()?;
+        // In this order: what was cancelled is begun again before anybody sleeps.
         self.take_completions()?;
-        let at_once = !self.early.is_empty() || timeout == Some(Duration::ZERO);
+        self.prepare()?;
+        let has_news = !self.early.is_empty() || !self.taken.is_empty();
+        let at_once = has_news || timeout == Some(Duration::ZERO);
         if !at_once {
             let limit = timeout.map(timespec);
             let args = SubmitArgs::new();
@@ -272,8 +274,18 @@ impl Ring {
         Ok(())
     }
 
+    /// Afterwards all that is asked for is being polled, and what is new is in the kernel's queue.
     pub(super) fn flush(&mut self, news: &mut Vec<News>) -> io::Result<()> {
-        self.wait(Some(Duration::ZERO), news)
+        loop {
+            self.wait(Some(Duration::ZERO), news)?;
+            self.prepare()?;
+            if !self.ring.submission().is_empty() {
+                ignore(self.ring.submit(), &[Errno::BUSY, Errno::INTR])?;
+            }
+            if self.taken.is_empty() && self.ring.submission().is_empty() {
+                return Ok(());
+            }
+        }
     }
 
     /// Polls what is to be polled again, and the doorbell.

@@ -226,12 +226,15 @@ impl EventQueue {
                 registration.ready = Readiness::default();
                 continue;
             }
-            if let Kind::Fd(fd) = &registration.source
-                && by_level
-                && registration.noted_in != self.waits
-            {
-                // Left over: its owner may have read it empty since.
-                registration.ready = look_at((**fd).as_fd(), registration.interest)?;
+            let Registration { interest, trigger, .. } = *registration;
+            let is_left = registration.noted_in != self.waits && trigger != Trigger::Edge;
+            if let (Kind::Fd(fd), true) = (&registration.source, is_left) {
+                // Its owner may have read it empty since.
+                let fd = (**fd).as_fd();
+                registration.ready = look_at(fd, interest)?;
+                if registration.ready.is_empty() && trigger == Trigger::OneShot {
+                    self.back.modify(kernel_slot(token), fd, interest, trigger)?;
+                }
             }
             let data = registration.data;
             let (news, is_over) = match look(registration) {

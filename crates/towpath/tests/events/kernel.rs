@@ -27,6 +27,8 @@ pub(super) const CASES: &[Case] = &[
     ("signals_are_told", signals),
     ("the_end_of_a_child_is_told", children),
     ("a_child_of_a_fork_cannot_use_it", fork),
+    ("a_queue_may_move_to_another_thread", moved),
+    ("what_was_left_over_is_looked_at_again", left_over),
     ("a_queue_waits_for_another", nested),
     ("the_descriptor_is_readable_while_events_wait", descriptor),
 ];
@@ -314,6 +316,70 @@ fn fork(choice: Choice) {
     queue.remove(token).unwrap();
     queue.notifier(user).unwrap().notify();
     assert_eq!(one(&mut queue).token, user);
+}
+
+/// Goal: what a thread has registered goes on when it has ended, sleep and descriptor included.
+fn moved(choice: Choice) {
+    for is_exposed in [false, true] {
+        let (reader, writer) = pipe();
+        let reader = Arc::new(reader);
+        let other = std::thread::spawn(move || {
+            let mut queue = queue(choice);
+            let tokens = [Trigger::Edge, Trigger::Level, Trigger::OneShot].map(|trigger| {
+                queue.add(Source::fd(reader.clone(), Interest::READ, trigger), 0).unwrap()
+            });
+            let user = queue.add(Source::user(), 0).unwrap();
+            assert_eq!(now(&mut queue), []);
+            let descriptor = is_exposed.then(|| queue.descriptor().unwrap());
+            (queue, tokens, user, descriptor)
+        });
+        let (mut queue, tokens, user, descriptor) = other.join().unwrap();
+        let notifier = queue.notifier(user).unwrap();
+        std::thread::spawn(move || notifier.notify());
+        assert_eq!(one(&mut queue).token, user);
+        write(&writer, b"x").unwrap();
+        if let Some(descriptor) = descriptor {
+            let mut outer = super::queue(choice);
+            let source = Source::fd(descriptor, Interest::READ, Trigger::Level);
+            outer.add(source, 0).unwrap();
+            wait(&mut outer);
+        }
+        let mut told = Vec::new();
+        while told.len() < tokens.len() {
+            told.extend(wait(&mut queue).iter().map(|event| event.token));
+            told.sort();
+            told.dedup();
+        }
+        assert_eq!(told, tokens);
+    }
+}
+
+/// Goal: what a wait had no room for is told by the next one, unless it does not hold any more.
+fn left_over(choice: Choice) {
+    for trigger in [Trigger::Level, Trigger::OneShot] {
+        let mut queue = queue(choice);
+        let pipes = [pipe(), pipe(), pipe()];
+        let mut readers = Vec::new();
+        for (data, (reader, writer)) in (0..).zip(&pipes) {
+            let reader = Arc::new(reader.try_clone().unwrap());
+            write(writer, b"x").unwrap();
+            readers.push(reader.clone());
+            queue.add(Source::fd(reader, Interest::READ, trigger), data).unwrap();
+        }
+        let mut events = Vec::new();
+        assert_eq!(queue.wait_many(&mut events, 1..=1, None).unwrap(), 1);
+        for reader in &readers {
+            read(reader, &mut [0; 8]).unwrap();
+        }
+        assert_eq!(now(&mut queue), []);
+        for (_, writer) in &pipes {
+            write(writer, b"x").unwrap();
+        }
+        let expected = if trigger == Trigger::Level { 3 } else { 2 };
+        let late = Some(Instant::now() + PATIENCE);
+        events.clear();
+        assert_eq!(queue.wait_many(&mut events, expected..=9, late).unwrap(), expected);
+    }
 }
 
 fn nested(choice: Choice) {

@@ -192,10 +192,12 @@ impl EventQueue {
             Kind::Timer { due, period: Some(period), setting, count } => {
                 let late = now.saturating_duration_since(*due).as_nanos();
                 let times = late / period.as_nanos() + 1;
-                *count += u64::try_from(times).unwrap_or(u64::MAX);
-                let nanos = u64::try_from(times * period.as_nanos()).unwrap_or(u64::MAX);
-                *due += Duration::from_nanos(nanos);
-                *setting = self.timers.set(*due, token);
+                *count = count.saturating_add(u64::try_from(times).unwrap_or(u64::MAX));
+                // Periods that no clock can tell have no end.
+                let times = u32::try_from(times).unwrap_or(u32::MAX);
+                let next = period.checked_mul(times).and_then(|late| due.checked_add(late));
+                *setting = next.map_or(UNSET, |next| self.timers.set(next, token));
+                *due = next.unwrap_or(*due);
                 self.push(token, EXPIRED);
             }
             Kind::Timer { setting, count, .. } => {

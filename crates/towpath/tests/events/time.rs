@@ -58,6 +58,9 @@ fn periods(choice: Choice) {
     let mut queue = simulation(choice);
     let (start, second) = (queue.now(), Duration::from_secs(1));
     assert!(queue.add(Source::every(start, Duration::ZERO), 0).is_err());
+    let once = queue.add(Source::every(start, Duration::MAX), 0).unwrap();
+    assert_eq!(one_of(&mut queue, start + second).token, once);
+    queue.remove(once).unwrap();
     let timer = queue.add(Source::every(start + second, second), 0).unwrap();
     let far = start + 1000 * second;
     for times in 1..4 {

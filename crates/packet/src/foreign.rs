@@ -47,10 +47,12 @@ pub fn prefetch_write(at: *const u8, len: usize) {
 /// Calls `each` with an address in each cache line of the first bytes.
 fn each_line(at: *const u8, len: usize, each: impl Fn(*const u8)) {
     let before = at.addr() % LINE_BYTES;
-    let bytes = before + len.min(PREFETCH_BYTES_MAX);
-    (0..bytes)
-        .step_by(LINE_BYTES)
-        .for_each(|line| each(at.wrapping_sub(before).wrapping_add(line)));
+    let count = (before + len.min(PREFETCH_BYTES_MAX)).div_ceil(LINE_BYTES);
+    let mut line = at.wrapping_sub(before);
+    for _ in 0..count {
+        each(line);
+        line = line.wrapping_add(LINE_BYTES);
+    }
 }
 
 /// Copies `len` bytes; either end may be memory that others write meanwhile. If they overlap, those

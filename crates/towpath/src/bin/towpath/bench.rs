@@ -50,6 +50,7 @@ mod report;
 mod results;
 mod ring;
 mod system;
+mod vhost;
 mod vm;
 mod work;
 mod zerocopy;
@@ -73,6 +74,9 @@ mod zerocopy;
 /// `vm` sends packets from one virtual machine to another through a switch: payload shared, against
 /// payload copied out at the switch. The machines are drivers in this process. Needs root.
 ///
+/// `vhost` sends packets of 64 bytes from one vhost-user port to another, through a switch of
+/// towpath's and through DPDK's testpmd. Needs root and dpdk-testpmd.
+///
 /// Progress goes to standard error.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArguments {
@@ -85,7 +89,7 @@ pub(crate) struct BenchArguments {
           value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
 
-    /// How long each single measurement takes [default: 3; zerocopy, ring, vm: 1]
+    /// How long each single measurement takes [default: 3; zerocopy, ring, vm, vhost: 1]
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=3600))]
     seconds: Option<u32>,
 
@@ -126,6 +130,8 @@ enum Bench {
     Ring,
     /// Virtual machines on a switch.
     Vm,
+    /// Ports for virtual machines, and DPDK's.
+    Vhost,
 }
 
 /// What to do.
@@ -135,6 +141,7 @@ enum Plan {
     Zerocopy(zerocopy::Plan),
     Ring(ring::Plan),
     Vm(vm::Plan),
+    Vhost(vhost::Plan),
 }
 
 /// Measures and reports.
@@ -178,6 +185,7 @@ fn plan(arguments: &BenchArguments) -> Plan {
         Bench::Zerocopy => zerocopy::cases::all().collect(),
         Bench::Ring => ring::all().collect(),
         Bench::Vm => vm::all().collect(),
+        Bench::Vhost => vhost::all().collect(),
     };
     let selection = Selection::new(cases.iter().copied(), &arguments.cases);
     if selection.is_empty() {
@@ -204,6 +212,10 @@ fn plan(arguments: &BenchArguments) -> Plan {
             let seconds = (!arguments.quick).then(|| arguments.seconds.unwrap_or(1));
             Plan::Vm(vm::Plan::new(selection, rounds, seconds))
         }
+        Bench::Vhost => {
+            let seconds = (!arguments.quick).then(|| arguments.seconds.unwrap_or(1));
+            Plan::Vhost(vhost::Plan::new(selection, rounds, seconds))
+        }
     }
 }
 
@@ -227,17 +239,18 @@ fn measure(
         Plan::Zerocopy(plan) => zerocopy::measure(plan, &kernel)?,
         Plan::Ring(plan) => ring::measure(plan)?,
         Plan::Vm(plan) => vm::measure(plan)?,
+        Plan::Vhost(plan) => vhost::measure(plan)?,
     };
     let text = match plan {
         _ if arguments.json => report::json(&results),
-        Plan::Gateway(_) | Plan::Ring(_) | Plan::Vm(_) => report::table(&results),
         Plan::Zerocopy(_) => zerocopy::report::table(&results),
+        _ => report::table(&results),
     };
     std::io::stdout().write_all(text.as_bytes())?;
     if let Some(mut plot) = plot {
         let picture = match plan {
-            Plan::Gateway(_) | Plan::Ring(_) | Plan::Vm(_) => plot::svg(&results),
             Plan::Zerocopy(_) => zerocopy::plot::svg(&results),
+            _ => plot::svg(&results),
         };
         plot.write_all(picture.as_bytes()).context("option --plot")?;
     }

@@ -1,7 +1,7 @@
 //! Processes that take part: starting, ending, and what they have used.
 
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
@@ -31,16 +31,31 @@ impl Running {
         Self::start_with(command, Some(Stdio::piped()))
     }
 
+    /// Starts it as [`Running::start`] does, with its standard input for [`Running::feed`].
+    pub(super) fn start_fed(command: &mut Command) -> anyhow::Result<Self> {
+        Self::spawn(command.stdin(Stdio::piped()), None)
+    }
+
     fn start_with(command: &mut Command, stdout: Option<Stdio>) -> anyhow::Result<Self> {
+        Self::spawn(command.stdin(Stdio::null()), stdout)
+    }
+
+    fn spawn(command: &mut Command, stdout: Option<Stdio>) -> anyhow::Result<Self> {
         let log = File::from(memfd_create(c"log", MemfdFlags::CLOEXEC).context("memfd_create")?);
         let stdout = match stdout {
             Some(stdout) => stdout,
             None => log.try_clone()?.into(),
         };
-        command.stdin(Stdio::null()).stdout(stdout).stderr(log.try_clone()?);
+        command.stdout(stdout).stderr(log.try_clone()?);
         let child = command.spawn();
         let name = command.get_program().display();
         Ok(Self { child: child.with_context(|| format!("cannot execute {name}"))?, log })
+    }
+
+    /// Writes to its standard input.
+    pub(super) fn feed(&mut self, text: &str) -> anyhow::Result<()> {
+        let stdin = self.child.stdin.as_mut().context("its standard input is not ours")?;
+        stdin.write_all(text.as_bytes()).context("it reads no more")
     }
 
     /// Its standard output, once it has ended. Kills it if that takes longer than `limit`.
@@ -88,7 +103,7 @@ impl Running {
 
     /// The start of what it has logged.
     pub(super) fn log(&self) -> String {
-        let mut bytes = [0; 16 << 10];
+        let mut bytes = [0; 32 << 10];
         let read = self.log.read_at(&mut bytes, 0).unwrap_or(0);
         String::from_utf8_lossy(&bytes[..read]).into_owned()
     }

@@ -22,6 +22,7 @@ use super::results::{Results, Series, System};
 use crate::messages::Messages;
 
 use traffic::{Figures, Rig};
+pub(super) use traffic::{RECEIVER, SENDER, Serving, Sockets, places};
 use workload::{WORKLOADS, Workload};
 
 mod guest;

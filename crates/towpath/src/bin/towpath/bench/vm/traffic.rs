@@ -55,14 +55,7 @@ impl Figures {
 
 impl Rig {
     pub(super) fn new(span: Duration) -> anyhow::Result<Self> {
-        let all = processors()?;
-        let mut each = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).map(|cpu| {
-            let mut one = CpuSet::new();
-            one.set(cpu);
-            one
-        });
-        let first = each.next().context("no processor")?;
-        Ok(Self { span, processors: [first, each.next().unwrap_or(first)] })
+        Ok(Self { span, processors: places()? })
     }
 
     /// Measures one workload, with payload shared or copied out at the switch.
@@ -70,19 +63,8 @@ impl Rig {
         let sockets = Sockets::new()?;
         let serving = Serving::start(orphan, &sockets, self.processors[1])?;
         pin_thread(&self.processors[0])?;
-        let mut traffic = Traffic {
-            workload,
-            sender: Sender::connect(&sockets.path(SENDER), workload)?,
-            receiver: Receiver::connect(&sockets.path(RECEIVER), workload)?,
-            sent: 0,
-            bytes: 0,
-        };
+        let mut traffic = Traffic::connect(&sockets, workload)?;
         drop(sockets);
-        traffic.receiver.introduce()?;
-        traffic.check()?;
-        // Once over all memory, so that both sides have it.
-        let round = traffic.sender.round();
-        traffic.run(|sent| sent >= round)?;
         let (sent, cpu, copied) = (traffic.sent, serving.cpu()?, serving.ledger.copied());
         let started = Stopwatch::start();
         traffic.run(|_| started.elapsed() >= self.span)?;
@@ -104,6 +86,18 @@ impl Rig {
     }
 }
 
+/// A processor for drivers, and another for what is between them if there are two.
+pub(in super::super) fn places() -> anyhow::Result<[CpuSet; 2]> {
+    let all = processors()?;
+    let mut each = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).map(|cpu| {
+        let mut one = CpuSet::new();
+        one.set(cpu);
+        one
+    });
+    let first = each.next().context("no processor")?;
+    Ok([first, each.next().unwrap_or(first)])
+}
+
 /// Both drivers.
 struct Traffic<'a> {
     workload: &'a Workload,
@@ -115,7 +109,23 @@ struct Traffic<'a> {
     bytes: u64,
 }
 
-impl Traffic<'_> {
+impl<'a> Traffic<'a> {
+    /// Connects both, and has all memory used once, so that both sides have it.
+    fn connect(sockets: &Sockets, workload: &'a Workload) -> anyhow::Result<Self> {
+        let mut traffic = Self {
+            workload,
+            sender: Sender::connect(&sockets.path(SENDER), workload)?,
+            receiver: Receiver::connect(&sockets.path(RECEIVER), workload)?,
+            sent: 0,
+            bytes: 0,
+        };
+        traffic.receiver.introduce()?;
+        traffic.check()?;
+        let round = traffic.sender.round();
+        traffic.run(|sent| sent >= round)?;
+        Ok(traffic)
+    }
+
     /// Sends until `is_enough` of what was sent, and then waits for the rest.
     fn run(&mut self, is_enough: impl Fn(u64) -> bool) -> anyhow::Result<()> {
         let Workload { window, .. } = *self.workload;
@@ -175,7 +185,7 @@ impl Traffic<'_> {
 }
 
 /// A worker that serves a network.
-struct Serving {
+pub(in super::super) struct Serving {
     ledger: Arc<Ledger>,
     stop: OwnedFd,
     thread: i32,
@@ -184,7 +194,11 @@ struct Serving {
 
 impl Serving {
     /// Listens at both sockets, on a thread of its own.
-    fn start(orphan: bool, sockets: &Sockets, processor: CpuSet) -> anyhow::Result<Self> {
+    pub(in super::super) fn start(
+        orphan: bool,
+        sockets: &Sockets,
+        processor: CpuSet,
+    ) -> anyhow::Result<Self> {
         let ledger = Arc::new(Ledger::new());
         let stop = eventfd(0, EventfdFlags::CLOEXEC).context("eventfd")?;
         let ports = [SENDER, RECEIVER].map(|name| (name, sockets.path(name)));
@@ -207,7 +221,7 @@ impl Serving {
         thread_cpu(self.thread)
     }
 
-    fn stop(self) -> anyhow::Result<NetworkReport> {
+    pub(in super::super) fn stop(self) -> anyhow::Result<NetworkReport> {
         rustix::io::write(&self.stop, &1_u64.to_ne_bytes()).context("eventfd")?;
         ended(self.running)
     }
@@ -238,10 +252,10 @@ fn serve(
 }
 
 /// A directory for sockets, which goes with this value; who is connected stays so.
-struct Sockets(PathBuf);
+pub(in super::super) struct Sockets(PathBuf);
 
 impl Sockets {
-    fn new() -> anyhow::Result<Self> {
+    pub(in super::super) fn new() -> anyhow::Result<Self> {
         // Not by the number of this process, which others have in namespaces of their own.
         let name = format!("towpath-bench-{:016x}", RandomState::new().hash_one(0));
         let path = env::temp_dir().join(name);
@@ -249,7 +263,7 @@ impl Sockets {
         Ok(Self(path))
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(in super::super) fn path(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 }
@@ -261,8 +275,8 @@ impl Drop for Sockets {
     }
 }
 
-const SENDER: &str = "sender";
-const RECEIVER: &str = "receiver";
+pub(in super::super) const SENDER: &str = "sender";
+pub(in super::super) const RECEIVER: &str = "receiver";
 const SPINS: u32 = 128;
 /// Much longer than anything takes.
-const STALL: Duration = Duration::from_secs(5);
+const STALL: Duration = Duration::from_secs(20);

@@ -5,6 +5,10 @@
 //! are nanoseconds since 1970; the direction goes into the packet's flags. A checksum that a
 //! device was to fill in is captured as it is: partial.
 //!
+//! A file that takes no more ([`Writer::write_some`]) is written on later, from where it stopped;
+//! meanwhile nothing is pinned, so that lent memory can go back. [`writable`] makes such a file of
+//! a pipe. [`Writer::end`] tells how much was seen and how much is missing.
+//!
 //! Invariants: a block is written whole or the file ends inside it and nothing follows. The first
 //! error is reported, once; from then on packets are counted and not written. One thread.
 //!
@@ -12,7 +16,8 @@
 
 use crate::sys::{self, Gather};
 use crate::tap::wire_headers;
-use rustix::fd::AsFd;
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use std::io;
 use towpath_packet::Packet;
@@ -30,12 +35,17 @@ const TRAILER_BYTES_MAX: usize = 3 + 8 + 4 + 4;
 
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
 const INTERFACE_DESCRIPTION: u32 = 1;
+const INTERFACE_STATISTICS: u32 = 5;
 const ENHANCED_PACKET: u32 = 6;
 const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
 const LINK_ETHERNET: u16 = 1;
 const OPTION_EPB_FLAGS: u16 = 2;
 const OPTION_IF_NAME: u16 = 2;
 const OPTION_IF_TSRESOL: u16 = 9;
+const OPTION_ISB_IFRECV: u16 = 4;
+const OPTION_ISB_IFDROP: u16 = 5;
+const OPTION_ISB_FILTERACCEPT: u16 = 6;
+const OPTION_ISB_USRDELIV: u16 = 8;
 /// Power of ten of the time unit.
 const NANOSECONDS: u8 = 9;
 
@@ -48,11 +58,55 @@ pub enum Direction {
     Outbound,
 }
 
+/// A packet as it was seen.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen<'a> {
+    /// The packet, or as much of it as is kept.
+    pub packet: &'a Packet,
+    /// Bytes that it had.
+    pub bytes: usize,
+    /// Which way it went.
+    pub direction: Direction,
+    /// When: nanoseconds since the beginning of 1970.
+    pub nanoseconds: u64,
+}
+
+/// What a capture has counted, in packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Passed the place of the capture.
+    pub seen: u64,
+    /// Of these, wanted by the filter.
+    pub accepted: u64,
+    /// Of these, lost.
+    pub dropped: u64,
+}
+
+/// The file itself, if writing to it waits for a disk at most; else the same pipe or terminal,
+/// opened so that it never blocks.
+///
+/// # Errors
+/// It is none of these (`EINVAL`), or it cannot be opened through `/proc`.
+pub fn writable(file: OwnedFd) -> io::Result<OwnedFd> {
+    let status = rustix::fs::fstat(&file)?;
+    match FileType::from_raw_mode(status.st_mode) {
+        FileType::RegularFile => Ok(file),
+        FileType::Fifo | FileType::CharacterDevice => {
+            let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+            let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+            Ok(rustix::fs::open(path, flags, Mode::empty())?)
+        }
+        _ => Err(Errno::INVAL.into()),
+    }
+}
+
 /// Writes a capture to a file, a pipe or anything else that takes bytes.
 #[derive(Debug)]
 pub struct Writer<W: AsFd> {
     to: W,
     snap_bytes: u32,
+    /// Bytes of a block that are written, if the file took no more.
+    written: usize,
     stopped: bool,
     packets: u64,
     missed: u64,
@@ -67,27 +121,41 @@ impl<W: AsFd> Writer<W> {
         let mut gather: Gather<'_, 1> = Gather::new();
         gather.push_bytes(&preamble);
         write_whole(&to, &mut gather)?;
-        Ok(Self { to, snap_bytes, stopped: false, packets: 0, missed: 0 })
+        Ok(Self { to, snap_bytes, written: 0, stopped: false, packets: 0, missed: 0 })
     }
 
-    /// Writes a packet that was seen `nanoseconds` after the beginning of 1970. After an error,
-    /// which is returned once, nothing more is written. A reader that is too slow, where the file
-    /// does not block, misses packets and is no error.
-    pub fn write(
-        &mut self,
-        direction: Direction,
-        nanoseconds: u64,
-        packet: &Packet,
-    ) -> io::Result<()> {
+    /// Writes a packet. After an error, which is returned once, nothing more is written. A reader
+    /// that is too slow, where the file does not block, misses packets and is no error.
+    pub fn write(&mut self, seen: &Seen<'_>) -> io::Result<()> {
         if self.stopped {
             self.missed += 1;
             return Ok(());
         }
-        let original = packet.len();
-        let captured = original.min(self.snap_bytes as usize);
-        let (trailer, trailer_bytes) = packet_trailer(captured, direction);
+        let result = match self.write_some(seen) {
+            Ok(true) => return Ok(()),
+            Ok(false) if self.written == 0 => Ok(()),
+            Ok(false) => Err(Errno::AGAIN.into()),
+            Err(error) => Err(error),
+        };
+        self.missed += 1;
+        self.stopped = result.is_err();
+        result
+    }
+
+    /// Writes a packet, or goes on with the one that was begun. False if the file takes no more
+    /// now: the same packet is wanted again when it does.
+    ///
+    /// # Errors
+    /// Those of writev(2); the file is of no use any more.
+    ///
+    /// # Panics
+    /// If the packet is shorter than when it was begun.
+    pub fn write_some(&mut self, seen: &Seen<'_>) -> io::Result<bool> {
+        let packet = seen.packet;
+        let captured = packet.len().min(self.snap_bytes as usize);
+        let (trailer, trailer_bytes) = packet_trailer(captured, seen.direction);
         let total = (PACKET_HEADER_BYTES + captured + trailer_bytes) as u32;
-        let header = packet_header(total, nanoseconds, captured as u32, original as u32);
+        let header = packet_header(total, seen.nanoseconds, captured as u32, seen.bytes as u32);
 
         let mut gather: Gather<'_, PARTS> = Gather::new();
         let mut fits = gather.push_bytes(&header);
@@ -102,16 +170,55 @@ impl<W: AsFd> Writer<W> {
         fits &= gather.push_bytes(&trailer[..trailer_bytes]);
         assert!(fits && gather.bytes() == total as usize, "a block is as long as it says");
 
-        match write_whole(&self.to, &mut gather) {
-            Ok(()) => self.packets += 1,
-            Err(Errno::AGAIN) if gather.bytes() == total as usize => self.missed += 1,
-            Err(errno) => {
-                self.stopped = true;
-                self.missed += 1;
-                return Err(errno.into());
-            }
+        let is_whole = self.go_on(&mut gather)?;
+        self.packets += u64::from(is_whole);
+        Ok(is_whole)
+    }
+
+    /// Writes what was counted, as the last block. False as for [`Writer::write_some`].
+    ///
+    /// # Errors
+    /// Those of writev(2).
+    pub fn end(&mut self, statistics: &Statistics, nanoseconds: u64) -> io::Result<bool> {
+        let mut body = Vec::new();
+        for word in [0, (nanoseconds >> 32) as u32, nanoseconds as u32] {
+            body.extend(word.to_ne_bytes());
         }
-        Ok(())
+        for (option, count) in [
+            (OPTION_ISB_IFRECV, statistics.seen),
+            (OPTION_ISB_IFDROP, statistics.dropped),
+            (OPTION_ISB_FILTERACCEPT, statistics.accepted),
+            (OPTION_ISB_USRDELIV, self.packets),
+        ] {
+            push_option(&mut body, option, &count.to_ne_bytes());
+        }
+        body.extend([0; 4]);
+        let bytes = block(INTERFACE_STATISTICS, &body);
+        let mut gather: Gather<'_, 1> = Gather::new();
+        gather.push_bytes(&bytes);
+        self.go_on(&mut gather)
+    }
+
+    /// True if a block was begun and is not whole.
+    pub fn is_within_block(&self) -> bool {
+        self.written > 0
+    }
+
+    /// Writes a block from where it stopped; true if it is whole then.
+    fn go_on<const N: usize>(&mut self, block: &mut Gather<'_, N>) -> io::Result<bool> {
+        let total = block.bytes();
+        block.advance(self.written);
+        match write_whole(&self.to, block) {
+            Ok(()) => {
+                self.written = 0;
+                Ok(true)
+            }
+            Err(Errno::AGAIN) => {
+                self.written = total - block.bytes();
+                Ok(false)
+            }
+            Err(errno) => Err(errno.into()),
+        }
     }
 
     /// True after an error.
@@ -127,6 +234,11 @@ impl<W: AsFd> Writer<W> {
     /// Packets not written.
     pub fn missed(&self) -> u64 {
         self.missed
+    }
+
+    /// The file.
+    pub fn file(&self) -> &W {
+        &self.to
     }
 
     /// Ends the capture and gives the file back.

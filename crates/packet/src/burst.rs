@@ -75,7 +75,7 @@ impl Burst {
     }
 
     /// The packets, first to last.
-    pub fn iter(&self) -> impl Iterator<Item = &Packet> {
+    pub fn iter(&self) -> impl Iterator<Item = &Packet> + Clone {
         self.packets[self.head..self.tail].iter().flatten()
     }
 

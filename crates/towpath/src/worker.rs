@@ -387,7 +387,8 @@ impl<S: Side> Worker<S> {
         };
         for packet in burst.iter() {
             // The writer stops at the first error and remembers it for the report.
-            let _ = capture.write(direction, nanoseconds, packet);
+            let bytes = packet.len();
+            let _ = capture.write(&pcapng::Seen { packet, bytes, direction, nanoseconds });
         }
     }
 }

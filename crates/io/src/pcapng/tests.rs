@@ -46,6 +46,10 @@ fn raw_packet(memory: &mut Memory, parts: &[&[u8]]) -> Packet {
     packet
 }
 
+fn seen(direction: Direction, nanoseconds: u64, packet: &Packet) -> Seen<'_> {
+    Seen { packet, bytes: packet.len(), direction, nanoseconds }
+}
+
 /// One block: type, body.
 type Block = (u32, Vec<u8>);
 
@@ -86,14 +90,14 @@ fn each_packet_state_is_captured_as_on_the_wire() {
     let time = 1_700_000_000_123_456_789;
 
     let mut packet = raw_packet(&mut memory, &[&frame[..20], &frame[20..1000], &frame[1000..]]);
-    writer.write(Direction::Inbound, time, &packet).expect("written");
+    writer.write(&seen(Direction::Inbound, time, &packet)).expect("written");
     packet.peek_headers();
-    writer.write(Direction::Inbound, time, &packet).expect("written");
+    writer.write(&seen(Direction::Inbound, time, &packet)).expect("written");
     packet.pull(42);
-    writer.write(Direction::Outbound, time, &packet).expect("written");
+    writer.write(&seen(Direction::Outbound, time, &packet)).expect("written");
     packet.pop_header(14);
     packet.push_header(14).copy_from_slice(&frame[..14]);
-    writer.write(Direction::Outbound, time, &packet).expect("written");
+    writer.write(&seen(Direction::Outbound, time, &packet)).expect("written");
     assert_eq!((writer.packets(), writer.missed(), writer.is_stopped()), (4, 0, false));
 
     let bytes = contents(writer.into_inner());
@@ -123,7 +127,7 @@ fn a_snap_length_cuts_headers_and_pieces() {
         packet.peek_headers();
         packet.pull(42);
         let mut writer = Writer::new(file(), "tap0", Some(snap as u32)).expect("header");
-        writer.write(Direction::Inbound, 0, &packet).expect("written");
+        writer.write(&seen(Direction::Inbound, 0, &packet)).expect("written");
         let bytes = contents(writer.into_inner());
         let blocks = blocks(&bytes);
         let (_, body) = &blocks[2];
@@ -143,8 +147,8 @@ fn an_error_is_told_once() {
 
     let mut writer = Writer::new(file(), "tap0", None).expect("header");
     writer.to = full;
-    assert!(writer.write(Direction::Inbound, 0, &packet).is_err());
-    assert!(writer.write(Direction::Inbound, 0, &packet).is_ok());
+    assert!(writer.write(&seen(Direction::Inbound, 0, &packet)).is_err());
+    assert!(writer.write(&seen(Direction::Inbound, 0, &packet)).is_ok());
     assert!(writer.is_stopped());
     assert_eq!((writer.packets(), writer.missed()), (0, 2));
 }
@@ -158,13 +162,62 @@ fn a_slow_reader_misses_whole_packets() {
     let mut writer = Writer::new(writer, "tap0", None).expect("header");
     while writer.missed() < 5 && !writer.is_stopped() {
         // A pipe takes up to PIPE_BUF bytes whole or not at all; a packet here is shorter.
-        writer.write(Direction::Inbound, 0, &packet).expect("no error");
+        writer.write(&seen(Direction::Inbound, 0, &packet)).expect("no error");
     }
     let written = writer.packets();
     drop(writer.into_inner());
     let mut bytes = Vec::new();
     File::from(reader).read_to_end(&mut bytes).expect("readable");
     assert_eq!(blocks(&bytes).len() as u64, 2 + written);
+}
+
+/// Goal: a packet larger than a pipe is written in parts, its memory can go back in between, and
+/// the file is what it would have been. Method: a reader who takes a page at a time.
+#[test]
+fn a_file_that_is_full_is_written_on_later() {
+    let mut memory = memory();
+    let frame = datagram(60_000);
+    let packet = raw_packet(&mut memory, &frame.chunks(16 << 10).collect::<Vec<_>>());
+    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).expect("a pipe");
+    rustix::pipe::fcntl_setpipe_size(&writer, 8192).expect("a small pipe");
+    let to = writable(writer).expect("a pipe");
+    let mut writer = Writer::new(to, "tap0", None).expect("header");
+    let (mut bytes, mut parts) = (Vec::new(), 0);
+    let read = |bytes: &mut Vec<u8>| {
+        let mut page = [0; 4096];
+        let count = rustix::io::read(&reader, &mut page).expect("readable");
+        bytes.extend_from_slice(&page[..count]);
+    };
+    while !writer.write_some(&seen(Direction::Inbound, 5, &packet)).expect("no error") {
+        assert!(writer.is_within_block());
+        parts += 1;
+        read(&mut bytes);
+    }
+    let statistics = Statistics { seen: 9, accepted: 7, dropped: 6 };
+    while !writer.end(&statistics, 1 << 40 | 7).expect("no error") {
+        read(&mut bytes);
+    }
+    drop(writer);
+    File::from(reader).read_to_end(&mut bytes).expect("readable");
+    let blocks = blocks(&bytes);
+    assert!(parts > 3 && blocks.len() == 4, "{parts} parts");
+    assert!(blocks[2].1[20..20 + frame.len()] == frame[..]);
+    let (kind, body) = &blocks[3];
+    assert_eq!((*kind, word(body, 4), word(body, 8)), (INTERFACE_STATISTICS, 256, 7));
+    let counts: Vec<_> = (0..4).map(|index| word(body, 16 + 12 * index)).collect();
+    assert_eq!(counts, [9, 6, 7, 1]);
+}
+
+/// Bad input tried: files that are neither on a disk nor a pipe, and one that may not be written.
+#[test]
+fn what_cannot_be_written_to_is_refused() {
+    let (socket, _) = std::os::unix::net::UnixStream::pair().expect("a pair");
+    assert!(writable(socket.into()).is_err());
+    let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).expect("one");
+    assert!(writable(event).is_err());
+    assert!(writable(File::open("/").expect("there").into()).is_err());
+    let read_only = writable(File::open("/proc/self/status").expect("there").into());
+    assert!(Writer::new(read_only.expect("a file"), "tap0", None).is_err());
 }
 
 /// Goal: others read what we write. Method: tshark, if it is installed, lists what we captured.
@@ -176,7 +229,9 @@ fn tshark_reads_it() {
     let mut writer = Writer::new(file, "tap0", None).expect("header");
     for payload in [0, 1, 2, 3, 1472] {
         let packet = raw_packet(&mut memory, &[&datagram(payload)]);
-        writer.write(Direction::Outbound, 1_700_000_000_000_000_001, &packet).expect("written");
+        writer
+            .write(&seen(Direction::Outbound, 1_700_000_000_000_000_001, &packet))
+            .expect("written");
     }
     drop(writer);
     let fields = ["frame.len", "frame.time_epoch", "frame.interface_name", "udp.dstport"];

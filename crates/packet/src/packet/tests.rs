@@ -44,6 +44,36 @@ fn headers_are_pulled_across_pieces() {
     assert_eq!(memory.packets.out_count(), 0);
 }
 
+/// Goal: the first bytes are those on the wire in each state of the headers, and stay as they are.
+#[test]
+fn the_first_bytes_are_seen_in_each_state() {
+    let mut memory = memory();
+    let bytes: Vec<u8> = (0..=255).cycle().take(400).collect();
+    for len in [0, 1, 60, 191, 192, 193, 400] {
+        let mut packet = memory.packet().expect("free");
+        for chunk in bytes[..len].chunks(50) {
+            packet.push_piece(piece(&mut memory, chunk)).expect("room");
+        }
+        let expected = &bytes[..len.min(PEEK_BYTES)];
+        let check = |packet: &Packet| {
+            let mut first = [0; PEEK_BYTES];
+            let count = packet.copy_first(&mut first);
+            assert_eq!((&first[..count], packet.len()), (expected, len));
+        };
+        check(&packet);
+        packet.peek_headers();
+        check(&packet);
+        packet.pull(len.min(54));
+        check(&packet);
+        let more = packet.payload_len().min(PEEK_BYTES - packet.headers().len());
+        assert!(packet.pull_more(more));
+        check(&packet);
+        packet.pop_header(len.min(14));
+        packet.push_header(len.min(14)).copy_from_slice(&bytes[..len.min(14)]);
+        check(&packet);
+    }
+}
+
 #[test]
 fn truncate_and_drop_front_keep_count() {
     let mut memory = memory();

@@ -16,9 +16,12 @@
 //! others, or several changes at once by `Worker::apply`. A port that fails takes no other with
 //! it: it stays, without traffic, and says why.
 //!
-//! Limits: [`NAME_BYTES_MAX`], [`BURSTS_PER_TURN`], [`GATEWAY_QUEUE_LEN`]; those of the switch and
-//! of rings.
+//! What passes a port can be captured ([`capture`]), which costs one branch for a burst otherwise.
+//!
+//! Limits: [`NAME_BYTES_MAX`], [`BURSTS_PER_TURN`], [`GATEWAY_QUEUE_LEN`]; those of the switch, of
+//! rings and of captures.
 
+pub mod capture;
 mod config;
 mod lease_file;
 mod port;
@@ -41,6 +44,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration as StdDuration;
 
+use towpath_io::doorbell::EventDoorbell;
+use towpath_io::pcapng::Direction;
 use towpath_io::reactor::{Events, Interest, Reactor};
 use towpath_net::fragment;
 use towpath_net::stack;
@@ -54,6 +59,7 @@ use towpath_packet::{Burst, Caps, Ledger, Packet};
 use crate::report::Report;
 use crate::services::{self, Services};
 use crate::worker::{Input, Side, SideContext};
+use capture::{CAPTURES_MAX, CaptureError, CaptureSettings, Mirrors, Sniffer};
 use lease_file::LeaseFile;
 use port::Port;
 
@@ -63,6 +69,10 @@ pub const RETRY: Duration = Duration::from_millis(1);
 pub const BURSTS_PER_TURN: usize = 4;
 /// Packets on the way to the gateway: more than all ports can send in one turn is no use.
 pub const GATEWAY_QUEUE_LEN: usize = 4096;
+/// What the gateway's port is called when it is captured, unless another port has this name.
+pub const GATEWAY_NAME: &str = "gateway";
+/// Token of the doorbell that captures ring when their readers go; those of ports are less.
+const CAPTURE_ENDED: u64 = u64::MAX;
 /// Largest super-packet that the gateway takes: Ethernet and the largest IP packet.
 const GATEWAY_GSO_BYTES_MAX: u32 = 14 + 65_535;
 
@@ -82,6 +92,8 @@ pub struct Network {
     /// The port to be read first, so that none is always the last.
     first: usize,
     tell: Option<Box<Tell>>,
+    /// Rung by captures that end; made with the first.
+    capture_ended: Option<EventDoorbell>,
 }
 
 /// Is told what happens at a port: its name, and news in words.
@@ -94,6 +106,7 @@ struct GatewayPort {
     from_switch: Consumer<Packet>,
     /// Packets dropped because there was no memory to take their headers in.
     no_memory: u64,
+    mirrors: Mirrors,
 }
 
 impl Network {
@@ -121,6 +134,7 @@ impl Network {
             received: Burst::new(),
             first: 0,
             tell: None,
+            capture_ended: None,
             config,
         })
     }
@@ -242,6 +256,39 @@ impl Network {
         Ok(())
     }
 
+    /// Begins a capture of a port, or of the gateway's ([`GATEWAY_NAME`]). It ends when the sniffer
+    /// is dropped or the port is removed.
+    ///
+    /// # Errors
+    /// [`CaptureError`]; nothing was done.
+    pub fn capture(
+        &mut self,
+        name: &str,
+        settings: CaptureSettings,
+        cx: &SideContext<'_>,
+    ) -> Result<Sniffer, CaptureError> {
+        let ended = match &self.capture_ended {
+            Some(ended) => ended.clone(),
+            None => {
+                let ended = EventDoorbell::new().map_err(io::Error::from)?;
+                self.reactor.add(&ended, CAPTURE_ENDED, Interest::READ, false)?;
+                self.capture_ended.insert(ended).clone()
+            }
+        };
+        self.reap_captures();
+        if self.mirrors().map(|mirrors| mirrors.len()).sum::<usize>() == CAPTURES_MAX {
+            return Err(CaptureError::TooMany);
+        }
+        let mirrors = match (self.find(name), &mut self.gateway) {
+            (Err(_), Some(gateway)) if name == GATEWAY_NAME => &mut gateway.mirrors,
+            (found, _) => match &mut self.ports[found?] {
+                Some(port) => &mut port.mirrors,
+                None => return Err(PortError::Unknown(name.to_owned()).into()),
+            },
+        };
+        mirrors.add(settings, cx.memory.capacity_bytes(), ended)
+    }
+
     /// How a port is set.
     ///
     /// # Errors
@@ -275,6 +322,18 @@ impl Network {
         let is_it = |port: &Port| port.name == name && !port.is_leaving;
         let found = self.ports.iter().position(|port| port.as_ref().is_some_and(is_it));
         found.ok_or_else(|| PortError::Unknown(name.to_owned()))
+    }
+
+    fn mirrors(&mut self) -> impl Iterator<Item = &mut Mirrors> {
+        let ports = self.ports.iter_mut().flatten().map(|port| &mut port.mirrors);
+        ports.chain(self.gateway.as_mut().map(|gateway| &mut gateway.mirrors))
+    }
+
+    fn reap_captures(&mut self) {
+        if let Some(ended) = &self.capture_ended {
+            ended.clear();
+        }
+        self.mirrors().for_each(Mirrors::reap);
     }
 
     fn remove_at(&mut self, index: usize) -> Result<(), PortError> {
@@ -320,6 +379,7 @@ impl Network {
         while !burst.is_full()
             && let Some(packet) = gateway.from_switch.pop()
         {
+            gateway.mirrors.see(Direction::Outbound, std::iter::once(&packet));
             let Ok(mut packet) = fragment::into_received(packet, cx.memory) else {
                 gateway.no_memory += 1;
                 continue;
@@ -347,10 +407,9 @@ impl Network {
     /// Sends packets from the gateway's port.
     fn send(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) {
         let Self { switch, ports, gateway, .. } = self;
-        match gateway.as_ref().map(|gateway| gateway.id) {
-            Some(id) => forward(switch, id, burst, cx, &mut Rings { ports, gateway }),
-            None => burst.clear(),
-        }
+        let Some(from) = gateway.as_mut() else { return burst.clear() };
+        from.mirrors.see(Direction::Inbound, burst.iter());
+        forward(switch, from.id, burst, cx, &mut Rings { ports, gateway });
     }
 
     /// Hands the devices what waits in their rings.
@@ -385,7 +444,8 @@ impl GatewayPort {
         let id = switch.add_port(config)?;
         // No guest is heard as the gateway.
         switch.add_station(mac, Vid::DEFAULT, id, Instant::START)?;
-        Ok(Self { id, to_gateway, from_switch, no_memory: 0 })
+        let mirrors = Mirrors::default();
+        Ok(Self { id, to_gateway, from_switch, no_memory: 0, mirrors })
     }
 }
 
@@ -457,6 +517,9 @@ impl Side for Network {
 
     fn turn(&mut self, cx: &mut SideContext<'_>) -> io::Result<()> {
         self.reactor.wait(Some(StdDuration::ZERO), &mut self.events)?;
+        if self.events.iter().any(|event| event.token == CAPTURE_ENDED) {
+            self.reap_captures();
+        }
         for event in self.events.iter() {
             let Some(Some(port)) = self.ports.get_mut(event.token as usize) else { continue };
             port.is_ready = !port.has_failed();

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use towpath_io::pcapng::Direction;
 use towpath_io::stream::StreamPort;
 use towpath_io::tap::{Features, Tap};
 use towpath_io::vhost_user::{Offer, VhostUser, memory, virtq};
@@ -12,6 +13,7 @@ use towpath_net::time::Instant;
 use towpath_packet::ring::{self, Consumer, Producer, Silent};
 use towpath_packet::{Burst, Caps, Device, Ledger, Memory, Packet};
 
+use super::capture::Mirrors;
 use super::config::{Attachment, NetworkConfig, PortError, PortSettings};
 use super::report::{DeviceReport, PortReport};
 use super::{RETRY, Tell};
@@ -38,6 +40,8 @@ pub(super) struct Port {
     failure: Option<String>,
     /// A transaction that is under way has removed it.
     pub(super) is_leaving: bool,
+    /// Those who see its packets.
+    pub(super) mirrors: Mirrors,
 }
 
 /// What moves the packets of a port.
@@ -73,6 +77,7 @@ impl Port {
             now: Instant::from_micros(0),
             failure: None,
             is_leaving: false,
+            mirrors: Mirrors::default(),
         })
     }
 
@@ -120,7 +125,7 @@ impl Port {
         true
     }
 
-    /// Adds received packets to `burst`.
+    /// Adds received packets to `burst`, which is empty.
     pub(super) fn receive(&mut self, burst: &mut Burst, memory: &mut Memory) -> Input {
         if self.failure.is_some() {
             return Input::Done;
@@ -132,18 +137,23 @@ impl Port {
             PortDevice::Tap(device) => device.receive(memory, burst).map_err(Into::into),
         };
         self.note(result);
+        self.mirrors.see(Direction::Inbound, burst.iter());
         if self.device.receive_paused() > paused { Input::NoMemory } else { Input::Done }
     }
 
     /// Hands the device what waits, as far as it takes it.
     pub(super) fn flush(&mut self) {
         loop {
-            if self.waiting.is_empty() && self.consumer.dequeue(&mut self.waiting) == 0 {
+            let is_next = self.waiting.is_empty();
+            if is_next && self.consumer.dequeue(&mut self.waiting) == 0 {
                 return;
             }
             if self.failure.is_some() {
                 self.waiting.clear();
                 continue;
+            }
+            if is_next {
+                self.mirrors.see(Direction::Outbound, self.waiting.iter());
             }
             let burst = &mut self.waiting;
             let result = match &mut self.device {

@@ -17,13 +17,13 @@ use super::stats::{Folder, assert_fails};
 use super::support::*;
 
 /// A network with ports `a` and `b`, isolated from what else this user runs.
-struct Network {
-    folder: Folder,
-    running: Guard,
+pub(super) struct Network {
+    pub(super) folder: Folder,
+    pub(super) running: Guard,
 }
 
 impl Network {
-    fn start(name: &str) -> Self {
+    pub(super) fn start(name: &str) -> Self {
         let folder = Folder::new(name);
         let (a, b) = (folder.0.join("a.sock"), folder.0.join("b.sock"));
         let mut command = towpath(["up", "--no-gateway", "--quiet"]);
@@ -36,24 +36,24 @@ impl Network {
         network
     }
 
-    fn socket(&self) -> PathBuf {
+    pub(super) fn socket(&self) -> PathBuf {
         self.folder.sockets().join(format!("{}.control", self.running.0.id()))
     }
 
     /// `towpath` with arguments, as its user.
-    fn towpath(&self, arguments: &[&str]) -> Output {
+    pub(super) fn towpath(&self, arguments: &[&str]) -> Output {
         let mut command = towpath(arguments.iter().copied());
         output(command.env("XDG_RUNTIME_DIR", &self.folder.0).current_dir(&self.folder.0))
     }
 
-    fn connect(&self) -> UnixStream {
+    pub(super) fn connect(&self) -> UnixStream {
         let stream = UnixStream::connect(self.socket()).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream
     }
 
     /// What is answered to these bytes, until the connection ends.
-    fn raw(&self, request: &[u8]) -> String {
+    pub(super) fn raw(&self, request: &[u8]) -> String {
         raw(&self.socket(), request)
     }
 
@@ -65,7 +65,7 @@ impl Network {
         post(&self.socket(), body)
     }
 
-    fn ports(&self) -> Vec<Value> {
+    pub(super) fn ports(&self) -> Vec<Value> {
         let answer = self.get("/v1/ports");
         assert_eq!(status(&answer), 200, "{answer}");
         let object: Value = serde_json::from_str(body_of(&answer)).unwrap();
@@ -106,7 +106,7 @@ fn read_all(mut stream: UnixStream) -> String {
     String::from_utf8(answer).unwrap()
 }
 
-fn status(answer: &str) -> u16 {
+pub(super) fn status(answer: &str) -> u16 {
     let word = answer.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3));
     word.and_then(|word| word.parse().ok()).unwrap_or_else(|| panic!("no answer: {answer:?}"))
 }
@@ -115,12 +115,12 @@ fn body_of(answer: &str) -> &str {
     answer.split_once("\r\n\r\n").expect("an end of the headers").1
 }
 
-fn assert_done(output: &Output) {
+pub(super) fn assert_done(output: &Output) {
     assert_eq!(output.status.code(), Some(0), "{}", errors(output));
 }
 
 /// Sends a broadcast frame as a guest at a stream socket does.
-fn send_frame(guest: &mut UnixStream) {
+pub(super) fn send_frame(guest: &mut UnixStream) {
     let mut frame = vec![0xff; 6];
     frame.extend([2, 0, 0, 0, 0, 1, 0x88, 0xb5]);
     frame.resize(60, 7);

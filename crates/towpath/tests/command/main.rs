@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod attach;
+mod capture;
 mod control;
 mod guest;
 mod network;

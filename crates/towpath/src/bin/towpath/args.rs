@@ -10,6 +10,7 @@ use towpath::config::{Subnet4, Subnet6, parse_size};
 use towpath_net::wire::domain::DomainName;
 
 use crate::bench::BenchArguments;
+use crate::capture::CaptureArguments;
 use crate::exit;
 use crate::netfile::{Pool, parse_duration};
 
@@ -31,6 +32,7 @@ pub(crate) enum Action {
     Port(PortArguments),
     Lease(LeaseArguments),
     Publish(PublishArguments),
+    Capture(CaptureArguments),
     Stats(StatsArguments),
     Bench(BenchArguments),
     /// Write the manual page to standard output.

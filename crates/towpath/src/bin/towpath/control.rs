@@ -5,17 +5,20 @@
 //! The thread that moves the packets serves it between two turns and never waits: everything that
 //! is waited for hangs in a reactor, which the worker watches as one file. A connection carries one
 //! request. It reads until the request is complete, then writes the answer as the peer takes it,
-//! then ends.
+//! then ends. Who takes a connection over ([`Asked`]) answers by himself, whenever he likes.
+//! One descriptor may come with a request.
 //!
 //! Limits: [`CONNECTIONS_MAX`]; who comes then waits in the listener's queue. A connection that is
 //! not done after [`TICKS_MAX`] of the timer ends. The timer runs while there are connections, and
 //! after descriptors ran out, when nobody is let in until it ticks.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, IoSliceMut, Write};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
     timerfd_settime,
@@ -44,9 +47,19 @@ pub(crate) struct Control {
     is_ticking: bool,
 }
 
+/// A request, and what came with it.
+pub(crate) struct Asked<'a> {
+    pub(crate) request: Request<'a>,
+    /// The descriptor that came along.
+    pub(crate) file: &'a mut Option<OwnedFd>,
+    /// Where it came from, which does not block.
+    pub(crate) stream: &'a UnixStream,
+}
+
 /// Somebody who asks.
 struct Connection {
     stream: UnixStream,
+    file: Option<OwnedFd>,
     input: Vec<u8>,
     /// The answer, once there is one.
     output: Option<Vec<u8>>,
@@ -74,13 +87,14 @@ impl Control {
         })
     }
 
-    /// Does what can be done without waiting.
+    /// Does what can be done without waiting. Requests are answered by `answer`; for one that has
+    /// taken the connection over there is no answer here.
     ///
     /// # Errors
     /// The system refuses what it allowed before; the socket is of no use any more.
     pub(crate) fn serve(
         &mut self,
-        mut answer: impl FnMut(&Request<'_>) -> Response,
+        mut answer: impl FnMut(Asked<'_>) -> Option<Response>,
     ) -> io::Result<()> {
         let mut events = std::mem::take(&mut self.events);
         self.reactor.wait(Some(Duration::ZERO), &mut events)?;
@@ -111,8 +125,14 @@ impl Control {
             };
             stream.set_nonblocking(true)?;
             reactor.add(&stream, index as u64, Interest::READ, false)?;
-            *place =
-                Some(Connection { stream, input: Vec::new(), output: None, written: 0, ticks: 0 });
+            *place = Some(Connection {
+                stream,
+                file: None,
+                input: Vec::new(),
+                output: None,
+                written: 0,
+                ticks: 0,
+            });
         }
         Ok(true)
     }
@@ -154,7 +174,7 @@ impl Control {
     fn step(
         &mut self,
         index: usize,
-        answer: &mut impl FnMut(&Request<'_>) -> Response,
+        answer: &mut impl FnMut(Asked<'_>) -> Option<Response>,
     ) -> io::Result<()> {
         let Some(connection) = self.connections.get_mut(index).and_then(Option::as_mut) else {
             return Ok(());
@@ -180,14 +200,20 @@ impl Control {
 
 impl Connection {
     /// Reads, answers and writes what can be. False if it is at its end.
-    fn step(&mut self, answer: &mut impl FnMut(&Request<'_>) -> Response) -> bool {
+    fn step(&mut self, answer: &mut impl FnMut(Asked<'_>) -> Option<Response>) -> bool {
         if self.output.is_none() {
             if !self.read() {
                 return false;
             }
             match Request::parse(&self.input) {
                 Ok(None) => return true,
-                Ok(Some(request)) => self.output = Some(answer(&request).to_bytes()),
+                Ok(Some(request)) => {
+                    let Self { file, stream, .. } = self;
+                    let Some(response) = answer(Asked { request, file, stream }) else {
+                        return false;
+                    };
+                    self.output = Some(response.to_bytes());
+                }
                 Err(response) => self.output = Some(response.to_bytes()),
             }
         }
@@ -199,13 +225,21 @@ impl Connection {
         let room = HEAD_BYTES_MAX + BODY_BYTES_MAX - self.input.len();
         let mut buffer = [0; HEAD_BYTES_MAX];
         let buffer = &mut buffer[..room.min(HEAD_BYTES_MAX)];
-        match self.stream.read(buffer) {
-            Ok(count) => {
-                self.input.extend_from_slice(&buffer[..count]);
-                count > 0
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let slices = &mut [IoSliceMut::new(buffer)];
+        // Descriptors for which there is no room are closed by the kernel.
+        let received = match recvmsg(&self.stream, slices, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Ok(received) => received,
+            Err(errno) => return is_passing(&errno.into()),
+        };
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(files) = message {
+                self.file = files.last().or(self.file.take());
             }
-            Err(error) => is_passing(&error),
         }
+        self.input.extend_from_slice(&buffer[..received.bytes]);
+        received.bytes > 0
     }
 
     /// Writes what the peer takes. False at the end of the answer, or if he has gone.

@@ -174,7 +174,8 @@ pub(crate) fn ask(
         .with_context(|| format!("the towpath at {} is of another kind", path.display()))
 }
 
-fn read(answer: &[u8]) -> Option<(u16, Value)> {
+/// Status and body of an answer in JSON; `None` if it is none, or not all of it.
+pub(crate) fn read(answer: &[u8]) -> Option<(u16, Value)> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut response = httparse::Response::new(&mut headers);
     let Ok(Status::Complete(len)) = response.parse(answer) else { return None };

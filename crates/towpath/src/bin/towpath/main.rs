@@ -2,8 +2,8 @@
 //!
 //! `run` starts a program in namespaces of its own, `attach` serves a namespace that exists; both
 //! leave a TAP device with the worker, which moves the packets. `up` serves a network of virtual
-//! machines, which `ls`, `port`, `lease` and `publish` look at and change. Everything here runs in
-//! one thread until the worker starts, because it forks.
+//! machines, which `ls`, `port`, `lease` and `publish` look at and change and `capture` records.
+//! Everything here runs in one thread until the worker starts, because it forks.
 #![forbid(unsafe_code)]
 
 use std::io::Write;
@@ -20,6 +20,7 @@ mod api;
 mod args;
 mod attach;
 mod bench;
+mod capture;
 mod child;
 mod control;
 mod document;
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
         Action::Port(arguments) => ports::change(&arguments),
         Action::Lease(arguments) => ports::lease(&arguments),
         Action::Publish(arguments) => ports::publish(&arguments),
+        Action::Capture(arguments) => capture::capture(&arguments),
         Action::Stats(arguments) => stats::stats(&arguments),
         Action::Bench(arguments) => bench::bench(&arguments),
         Action::Man => write_manual(),

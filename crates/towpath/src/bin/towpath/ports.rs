@@ -109,7 +109,7 @@ fn understood(operation: Value) -> Result<Value, String> {
 }
 
 /// The control socket of the network that is meant.
-fn one(which: &WhichNetwork) -> anyhow::Result<PathBuf> {
+pub(crate) fn one(which: &WhichNetwork) -> anyhow::Result<PathBuf> {
     match (which.pid, &which.socket) {
         (_, Some(path)) => Ok(path.clone()),
         (Some(pid), None) => instances::of_process(pid),

@@ -48,7 +48,8 @@ impl Gateway {
             if ready < descriptors.len() {
                 return Ok(ready);
             }
-            if let Err(error) = control.serve(|request| api::answer_gateway(&self.worker, request))
+            if let Err(error) =
+                control.serve(|asked| Some(api::answer_gateway(&self.worker, &asked.request)))
             {
                 self.messages.notice(format_args!("no control socket any more: {error}"));
                 self.control = None;

@@ -78,7 +78,7 @@ pub(crate) fn describe(arguments: &GatewayArguments) -> Config {
 }
 
 /// Captured traffic is nobody else's business.
-fn create_capture(path: &Path) -> anyhow::Result<File> {
+pub(crate) fn create_capture(path: &Path) -> anyhow::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(0o600);
     options.open(path).with_context(|| format!("cannot write to {}", path.display()))

@@ -15,6 +15,7 @@ use towpath_packet::Ledger;
 
 use crate::api;
 use crate::args::UpArguments;
+use crate::capture::{CAPTURE, Captures};
 use crate::control::Control;
 use crate::exit::{Ending, Failure};
 use crate::messages::Messages;
@@ -34,12 +35,14 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
     let signals = Signals::block()?;
     allow_many_files();
     cut::guard().context("cannot handle SIGBUS")?;
+    // Dropped after the network, with which captures end.
+    let mut captures = Captures::default();
     let mut worker = make(plan, messages)?;
     messages.detail(format_args!("serving {} ports", worker.side().port_count()));
     let control = serve::control(messages);
     // Who waits for this may use the control socket next.
     tell_ready(ready)?;
-    serve(&mut worker, &signals, control, &messages)?;
+    serve(&mut worker, &mut captures, &signals, control, &messages)?;
     worker.with_side(Network::shut_down);
     if arguments.gateway.stats {
         messages.error(format_args!("{}\n{}", worker.report(), worker.side().report(worker.now())));
@@ -101,6 +104,7 @@ fn keep_leases(worker: &mut Worker<Network>, path: &Path, messages: Messages) {
 /// Serves, and answers who asks meanwhile.
 fn serve(
     worker: &mut Worker<Network>,
+    captures: &mut Captures,
     signals: &Signals,
     mut control: Option<Control>,
     messages: &Messages,
@@ -116,7 +120,10 @@ fn serve(
         }
         // It waits for nobody, so that it does not matter whether it was meant.
         if let Some(open) = &mut control
-            && let Err(error) = open.serve(|request| api::answer(worker, request))
+            && let Err(error) = open.serve(|asked| match asked.request.path {
+                CAPTURE => captures.begin(worker, asked),
+                _ => Some(api::answer(worker, &asked.request)),
+            })
         {
             messages.notice(format_args!("no control socket any more: {error}"));
             control = None;

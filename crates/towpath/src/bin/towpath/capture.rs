@@ -1,0 +1,333 @@
+//! `towpath capture`: a port's packets into a capture file, on both sides of the control socket.
+//!
+//! The command opens the file, with its user's rights, and hands the descriptor to the network with
+//! its request. The network writes to it from the memory in which packets lie. The connection
+//! stays for as long as the capture: first it carries an interim answer (102), at the end one with
+//! what was counted. To shut down the sending side, or to go, ends the capture.
+
+use std::io::{self, IoSlice, IsTerminal, Read, Write};
+use std::mem::MaybeUninit;
+use std::net::{Shutdown, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use serde_json::{Map, Value, json};
+use towpath::network::Network;
+use towpath::network::capture::{CaptureSettings, Recorder, Summary};
+use towpath::worker::Worker;
+use towpath_io::namespace::signals::Signals;
+use towpath_io::pcapng::SNAP_BYTES_MAX;
+use towpath_net::bpf;
+
+use crate::args::{Arguments, WhichNetwork};
+use crate::control::Asked;
+use crate::exit::{Ending, Failure};
+use crate::http::{self, Response};
+use crate::instances::PATIENCE;
+use crate::messages::Messages;
+use crate::ports;
+use crate::settings::create_capture;
+
+/// Where captures are asked for.
+pub(crate) const CAPTURE: &str = "/v1/capture";
+/// How long the last answer may take: a network may have to wait for a disk, or for who reads.
+const END_PATIENCE: Duration = Duration::from_secs(10);
+/// The answer that says that the capture has begun.
+const BEGUN: &[u8] = b"HTTP/1.1 102 Processing\r\n\r\n";
+
+/// Write the packets of a port of a running network to a file (pcapng).
+///
+/// Captures until SIGINT or SIGTERM, until there are enough packets, or until the port or the
+/// network goes; then tells how many packets were captured and how many were dropped. Traffic is
+/// never slowed down by it: packets for which the file or its reader is too slow are missing from
+/// the capture, and counted. Payload is written from where it lies, without a copy before.
+///
+/// Packets are seen as they come from the port and as they are handed to it, super-packets of up to
+/// 64 KiB and checksums that somebody else completes included.
+#[derive(Debug, Args)]
+#[command(after_help = crate::exit::HELP)]
+pub(crate) struct CaptureArguments {
+    /// The port; `gateway` for that of the gateway.
+    #[arg(value_name = "PORT")]
+    port: String,
+
+    /// The file, which only its user may read if it is new; `-` is standard output, to be read by
+    /// tcpdump or Wireshark meanwhile.
+    #[arg(short, long, value_name = "FILE")]
+    write: PathBuf,
+
+    /// So many packets are enough.
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
+
+    /// Bytes of each packet that are kept.
+    #[arg(short, long, value_name = "BYTES", default_value_t = SNAP_BYTES_MAX,
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(SNAP_BYTES_MAX)))]
+    snaplen: u32,
+
+    /// Only packets for which EXPR holds: as for tcpdump, with `and`, `or`, `not`, parentheses,
+    /// ip, ip6, arp, tcp, udp, icmp, icmp6, vlan, less, greater, and host, net and port, before
+    /// which src, dst and a protocol may stand. Addresses and ports are numbers.
+    #[arg(long, value_name = "EXPR", default_value = "", hide_default_value = true)]
+    filter: String,
+
+    /// Only packets between two addresses with ports, either way, for example
+    /// 10.0.2.16:5201,10.0.2.17:40000.
+    #[arg(long, value_name = "ADDR:PORT,ADDR:PORT", value_parser = parse_flow)]
+    flow: Option<[SocketAddr; 2]>,
+
+    #[command(flatten)]
+    which: WhichNetwork,
+}
+
+fn parse_flow(text: &str) -> Result<[SocketAddr; 2], String> {
+    let ends = text.split_once(',').and_then(|(a, b)| Some([a.parse().ok()?, b.parse().ok()?]));
+    match ends {
+        Some([a, b]) if SocketAddr::is_ipv4(&a) == b.is_ipv4() => Ok([a, b]),
+        Some(_) => Err("both addresses are of one kind".to_owned()),
+        None => Err("two addresses with ports and a comma between them are wanted".to_owned()),
+    }
+}
+
+impl CaptureArguments {
+    /// The expression for both the filter and the flow.
+    fn expression(&self) -> String {
+        let Some([a, b]) = self.flow else { return self.filter.clone() };
+        let way = |from: SocketAddr, to: SocketAddr| {
+            let (source, destination) = (from.ip(), to.ip());
+            format!(
+                "(src host {source} and src port {} and dst host {destination} and dst port {})",
+                from.port(),
+                to.port()
+            )
+        };
+        let flow = format!("({} or {})", way(a, b), way(b, a));
+        if self.filter.trim().is_empty() { flow } else { format!("{flow} and ({})", self.filter) }
+    }
+}
+
+/// Captures until something ends it.
+pub(crate) fn capture(arguments: &CaptureArguments) -> Result<Ending, Failure> {
+    let expression = arguments.expression();
+    if let Err(error) = bpf::compile(&arguments.filter).and_then(|_| bpf::compile(&expression)) {
+        let message = format!("--filter '{}': {error}", arguments.filter);
+        Arguments::command().error(ErrorKind::ValueValidation, message).exit();
+    }
+    let signals = Signals::block()?;
+    let path = ports::one(&arguments.which)?;
+    let stream = UnixStream::connect(&path)
+        .with_context(|| format!("cannot reach the network at {}", path.display()))?;
+    let body = json!({
+        "port": arguments.port,
+        "snaplen": arguments.snaplen,
+        "count": arguments.count,
+        "filter": expression,
+    });
+    let file = open(&arguments.write)?;
+    send(&stream, &body.to_string(), file)
+        .with_context(|| format!("cannot ask the network at {}", path.display()))?;
+    let answer = wait(stream, &signals, &arguments.port)?;
+    let (status, value) = http::read(&answer).context("the network has gone")?;
+    if status != 200 {
+        let error = value["error"].as_str().unwrap_or("it refused").replace(char::is_control, "?");
+        return Err(anyhow::anyhow!(error).into());
+    }
+    let messages = Messages::Normal;
+    for (name, told) in [
+        ("captured", "packets captured"),
+        ("accepted", "packets passed the filter"),
+        ("dropped", "packets dropped: the file or its reader was too slow"),
+    ] {
+        messages.notice(format_args!("{} {told}", value[name]));
+    }
+    match value["error"].as_str() {
+        Some(error) => Err(anyhow::anyhow!("the capture ended early: {error}").into()),
+        None => Ok(Ending::Code(0)),
+    }
+}
+
+/// What is captured into. The network's own descriptor is another one.
+fn open(path: &Path) -> anyhow::Result<OwnedFd> {
+    if path.as_os_str() != "-" {
+        return Ok(create_capture(path)?.into());
+    }
+    let stdout = io::stdout();
+    if stdout.is_terminal() {
+        bail!("a capture is nothing for a terminal; give a file, or a pipe to a program");
+    }
+    Ok(stdout.as_fd().try_clone_to_owned()?)
+}
+
+/// Sends the request with the file.
+fn send(mut stream: &UnixStream, body: &str, file: OwnedFd) -> io::Result<()> {
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let request = format!(
+        "POST {CAPTURE} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let files = [file.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&files)), "there is room for one");
+    let slices = [IoSlice::new(request.as_bytes())];
+    let sent = sendmsg(stream, &slices, &mut control, SendFlags::NOSIGNAL)?;
+    stream.write_all(&request.as_bytes()[sent..])
+}
+
+/// Waits for the last answer; a signal asks for it.
+fn wait(mut stream: UnixStream, signals: &Signals, port: &str) -> anyhow::Result<Vec<u8>> {
+    let mut answer = Vec::new();
+    let mut is_asked = false;
+    loop {
+        let limit =
+            is_asked.then_some(Timespec { tv_sec: END_PATIENCE.as_secs() as i64, tv_nsec: 0 });
+        let mut fds = [PollFd::new(&stream, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
+        if rustix::io::retry_on_intr(|| poll(&mut fds, limit.as_ref()))? == 0 {
+            bail!("the network does not end the capture");
+        }
+        let has_answer = !fds[0].revents().is_empty();
+        while let Some(signal) = signals.next()? {
+            if signal.is_end() && is_asked {
+                bail!("interrupted again; the end of the capture was not waited for");
+            }
+            if signal.is_end() {
+                is_asked = true;
+                stream.shutdown(Shutdown::Write)?;
+            }
+        }
+        if !has_answer {
+            continue;
+        }
+        let mut buffer = [0; 4096];
+        let count = stream.read(&mut buffer).context("the network has gone")?;
+        answer.extend_from_slice(&buffer[..count]);
+        if answer.starts_with(BEGUN) {
+            answer.drain(..BEGUN.len());
+            Messages::Normal.notice(format_args!("capturing at port {}", port.escape_debug()));
+        }
+        if count == 0 || answer.len() > http::HEAD_BYTES_MAX {
+            return Ok(answer);
+        }
+    }
+}
+
+/// The captures of a network that runs: each has a thread, which has its file and its connection.
+/// Dropping this waits for them; they end with the network.
+#[derive(Default)]
+pub(crate) struct Captures {
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Captures {
+    /// Begins a capture; tells what is wrong instead if it cannot.
+    pub(crate) fn begin(
+        &mut self,
+        worker: &mut Worker<Network>,
+        asked: Asked<'_>,
+    ) -> Option<Response> {
+        self.threads.retain(|thread| !thread.is_finished());
+        match self.try_begin(worker, asked) {
+            Ok(()) => None,
+            Err((status, message)) => Some(Response::error(status, &message)),
+        }
+    }
+
+    fn try_begin(
+        &mut self,
+        worker: &mut Worker<Network>,
+        asked: Asked<'_>,
+    ) -> Result<(), (u16, String)> {
+        if asked.request.method != "POST" {
+            return Err((405, "a capture is POST".to_owned()));
+        }
+        let wanted = read_wanted(asked.request.body).map_err(|message| (400, message))?;
+        let file = asked.file.take().ok_or((400, "no file came with the request".to_owned()))?;
+        let impossible = |error: &dyn std::fmt::Display| (409, error.to_string());
+        let stream = asked.stream.try_clone().map_err(|error| impossible(&error))?;
+        let snap_bytes = wanted.settings.snap_bytes as u32;
+        let begun =
+            worker.with_side(|network, cx| network.capture(&wanted.port, wanted.settings, cx));
+        let sniffer = begun.map_err(|error| impossible(&error))?;
+        let recorder =
+            Recorder::new(sniffer, file, &wanted.port, Some(snap_bytes), wanted.count)
+                .map_err(|error| (409, format!("the file cannot be captured into: {error}")))?;
+        let thread = thread::Builder::new().name("capture".to_owned());
+        let thread = thread.spawn(move || record(recorder, stream));
+        self.threads.push(thread.map_err(|error| impossible(&error))?);
+        Ok(())
+    }
+}
+
+impl Drop for Captures {
+    fn drop(&mut self) {
+        for thread in self.threads.drain(..) {
+            // One that panicked has told so.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What a capture is to be.
+struct Wanted {
+    port: String,
+    settings: CaptureSettings,
+    count: Option<u64>,
+}
+
+fn read_wanted(body: &[u8]) -> Result<Wanted, String> {
+    let body: Value = serde_json::from_slice(body).map_err(|error| format!("no JSON: {error}"))?;
+    let mut fields: Map<String, Value> = body.as_object().ok_or("it is no object")?.clone();
+    let port = fields.remove("port");
+    let port = port.as_ref().and_then(Value::as_str).ok_or("'port' is a name")?.to_owned();
+    let mut number = |name: &str, max: u64| match fields.remove(name) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => match value.as_u64().filter(|number| (1..=max).contains(number)) {
+            Some(number) => Ok(Some(number)),
+            None => Err(format!("'{name}' is a number from 1 to {max}")),
+        },
+    };
+    let snap_bytes = number("snaplen", SNAP_BYTES_MAX.into())?;
+    let count = number("count", u64::MAX)?;
+    let filter = match fields.remove("filter") {
+        None | Some(Value::Null) => None,
+        Some(Value::String(text)) if text.trim().is_empty() => None,
+        Some(Value::String(text)) => {
+            Some(bpf::compile(&text).map_err(|error| format!("filter '{text}': {error}"))?)
+        }
+        Some(_) => return Err("'filter' is an expression".to_owned()),
+    };
+    if let Some(name) = fields.keys().next() {
+        return Err(format!("'{name}' has no meaning here"));
+    }
+    let mut settings = CaptureSettings { filter, ..CaptureSettings::default() };
+    if let Some(snap_bytes) = snap_bytes {
+        settings.snap_bytes = snap_bytes as usize;
+    }
+    Ok(Wanted { port, settings, count })
+}
+
+/// The thread of a capture. Who asked may have gone at any time, and is told nothing then.
+fn record(recorder: Recorder, mut stream: UnixStream) {
+    let _ = stream.set_nonblocking(false);
+    let _ = stream.set_write_timeout(Some(PATIENCE));
+    let _ = stream.write_all(BEGUN);
+    let Summary { written, statistics, error } = recorder.run(stream.as_fd());
+    let mut value = json!({
+        "captured": written,
+        "seen": statistics.seen,
+        "accepted": statistics.accepted,
+        "dropped": statistics.dropped,
+    });
+    if let Some(error) = error {
+        value["error"] = error.to_string().into();
+    }
+    let _ = stream.write_all(&Response::json(200, &value).to_bytes());
+}

@@ -1,0 +1,392 @@
+//! Captures: packets that pass a port are shared with somebody who writes or looks at them.
+//!
+//! # Theory of operation
+//!
+//! A port has a [`Mirror`] for each of its captures, usually none, which is one branch for a burst.
+//! A mirror looks at the first bytes of a packet with its filter and shares the packet
+//! ([`Packet::share`]): another handle, private headers copied, one more holder for each loan. What
+//! it has made goes into a ring; at the other end is a [`Sniffer`], on whatever thread. A
+//! [`Recorder`] is one that writes a capture file.
+//!
+//! Traffic never waits for it. Handles are of the mirror's own pool. What a capture may keep of
+//! others' memory is bounded ([`HELD_BYTES_MAX`], [`HELD_SHARE`]): beyond it, or with a full ring,
+//! packets are missing from the capture and counted there. A guest's memory goes back when its term
+//! ends, whoever holds it, and the sniffer sees a copy from then on without noticing.
+//!
+//! Either end ends a capture: a sniffer that is dropped, and a port that is removed. Each wakes the
+//! other side.
+//!
+//! Limits: [`CAPTURES_MAX`], [`RING_LEN`], [`HELD_BYTES_MAX`], [`HELD_SHARE`].
+
+mod record;
+
+pub use record::{FINISH_PATIENCE, Recorder, STALL_TERM, Summary};
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use towpath_io::doorbell::EventDoorbell;
+use towpath_io::pcapng::{Direction, SNAP_BYTES_MAX, Seen, Statistics};
+use towpath_net::bpf::Program;
+use towpath_packet::packet::PEEK_BYTES;
+use towpath_packet::ring::{self, CapacityError, Consumer, Doorbell, Producer};
+use towpath_packet::sync::{AtomicBool, AtomicU64, Ordering};
+use towpath_packet::{Packet, PacketPool, Piece};
+
+use super::PortError;
+
+/// Captures of a network at once.
+pub const CAPTURES_MAX: usize = 4;
+/// Packets on the way to who captures: what he may be behind, as long as that is little memory.
+pub const RING_LEN: usize = 4096;
+/// Bytes of others' memory that a capture may keep.
+pub const HELD_BYTES_MAX: u64 = 16 << 20;
+/// One capture may keep this part of a network's frames at most: all together leave a half.
+pub const HELD_SHARE: usize = 2 * CAPTURES_MAX;
+
+/// What is captured of a port.
+#[derive(Clone, Debug)]
+pub struct CaptureSettings {
+    /// Which packets, by their first [`PEEK_BYTES`]; all if there is none.
+    pub filter: Option<Program>,
+    /// Bytes of each packet that are kept, from the first on.
+    pub snap_bytes: usize,
+}
+
+impl Default for CaptureSettings {
+    fn default() -> Self {
+        Self { filter: None, snap_bytes: SNAP_BYTES_MAX as usize }
+    }
+}
+
+/// Why there is no capture. Nothing was done.
+#[derive(Debug, thiserror::Error)]
+pub enum CaptureError {
+    /// There is no such port.
+    #[error(transparent)]
+    Port(#[from] PortError),
+    /// There are [`CAPTURES_MAX`] already.
+    #[error("there are {CAPTURES_MAX} captures already")]
+    TooMany,
+    /// No memory.
+    #[error("{0}")]
+    Ring(#[from] CapacityError),
+    /// What the system says.
+    #[error(transparent)]
+    Os(#[from] io::Error),
+}
+
+/// What both sides count.
+#[derive(Default)]
+struct Shared {
+    seen: AtomicU64,
+    accepted: AtomicU64,
+    dropped: AtomicU64,
+    /// Bytes of others' memory that are in the ring or with the reader.
+    held: AtomicU64,
+    /// The reader wants no more.
+    is_over: AtomicBool,
+}
+
+impl Shared {
+    fn count(counter: &AtomicU64) {
+        // Relaxed: a statistic.
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A packet on the way to the reader.
+struct Item {
+    packet: Packet,
+    bytes: u32,
+    direction: Direction,
+    nanoseconds: u64,
+    /// Counted in [`Shared::held`].
+    held: u64,
+}
+
+/// The captures of a port.
+#[derive(Default)]
+pub(super) struct Mirrors(Vec<Mirror>);
+
+/// The end of a capture at its port.
+struct Mirror {
+    producer: Producer<Item>,
+    packets: PacketPool,
+    shared: Arc<Shared>,
+    held_max: u64,
+    settings: CaptureSettings,
+}
+
+impl Mirrors {
+    /// Begins a capture in a network whose frames have `frame_bytes`. `ended` rings when its reader
+    /// has gone.
+    pub(super) fn add(
+        &mut self,
+        settings: CaptureSettings,
+        frame_bytes: usize,
+        ended: EventDoorbell,
+    ) -> Result<Sniffer, CaptureError> {
+        let bell = EventDoorbell::new().map_err(io::Error::from)?;
+        let (producer, consumer) = ring::single(RING_LEN, bell.clone())?;
+        let shared = Arc::new(Shared::default());
+        self.0.push(Mirror {
+            producer,
+            packets: PacketPool::new(RING_LEN),
+            shared: shared.clone(),
+            held_max: HELD_BYTES_MAX.min((frame_bytes / HELD_SHARE) as u64),
+            settings,
+        });
+        Ok(Sniffer { consumer, bell, shared, _ended: Ended(ended) })
+    }
+
+    /// Captures that go on.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Forgets captures whose readers have gone.
+    pub(super) fn reap(&mut self) {
+        self.0.retain(|mirror| !mirror.producer.is_closed());
+    }
+
+    /// Packets pass the port.
+    #[inline]
+    pub(super) fn see<'a>(
+        &mut self,
+        direction: Direction,
+        packets: impl Iterator<Item = &'a Packet> + Clone,
+    ) {
+        if !self.0.is_empty() {
+            self.share(direction, packets);
+        }
+    }
+
+    #[cold]
+    fn share<'a>(
+        &mut self,
+        direction: Direction,
+        packets: impl Iterator<Item = &'a Packet> + Clone,
+    ) {
+        let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let nanoseconds = since_epoch.map_or(0, |elapsed| elapsed.as_nanos() as u64);
+        for mirror in &mut self.0 {
+            // Relaxed: a few packets more or less.
+            if !mirror.shared.is_over.load(Ordering::Relaxed) {
+                mirror.share(direction, nanoseconds, packets.clone());
+            }
+        }
+    }
+}
+
+impl Mirror {
+    fn share<'a>(
+        &mut self,
+        direction: Direction,
+        nanoseconds: u64,
+        packets: impl Iterator<Item = &'a Packet>,
+    ) {
+        let mut before = None;
+        for packet in packets {
+            Shared::count(&self.shared.seen);
+            if !self.accepts(packet) {
+                continue;
+            }
+            Shared::count(&self.shared.accepted);
+            match self.keep(packet, before) {
+                Some((kept, held)) => {
+                    let bytes = packet.len() as u32;
+                    let item = Item { packet: kept, bytes, direction, nanoseconds, held };
+                    if self.publish(item) {
+                        before = Some(packet);
+                    }
+                }
+                None => Shared::count(&self.shared.dropped),
+            }
+        }
+        self.producer.wake();
+    }
+
+    fn accepts(&self, packet: &Packet) -> bool {
+        let Some(filter) = &self.settings.filter else { return true };
+        let mut first = [0; PEEK_BYTES];
+        let count = packet.copy_first(&mut first);
+        filter.accepts(&first[..count], packet.len() as u32)
+    }
+
+    /// What is kept of a packet, and how much memory of others that holds; `None` if there is no
+    /// room for it. The one `before` it was kept, too.
+    fn keep(&mut self, packet: &Packet, before: Option<&Packet>) -> Option<(Packet, u64)> {
+        let mut kept = packet.share(&mut self.packets)?;
+        let snap_bytes = self.settings.snap_bytes;
+        if snap_bytes <= PEEK_BYTES && kept.headers().is_empty() {
+            // So little is copied, and nothing is held.
+            let count = kept.peek_headers().len().min(snap_bytes);
+            kept.pull(count);
+        }
+        kept.truncate(snap_bytes.saturating_sub(kept.headers().len()));
+        let held = held_bytes(&kept, before);
+        // Relaxed: others only take away from it.
+        let is_much = self.shared.held.load(Ordering::Relaxed) + held > self.held_max;
+        (!is_much).then_some((kept, held))
+    }
+
+    fn publish(&mut self, item: Item) -> bool {
+        let held = item.held;
+        // Relaxed: a count; the ring orders the packets.
+        self.shared.held.fetch_add(held, Ordering::Relaxed);
+        let is_published = self.producer.publish(&mut [Some(item)]) == Ok(1);
+        if !is_published {
+            // Relaxed: as above.
+            self.shared.held.fetch_sub(held, Ordering::Relaxed);
+            Shared::count(&self.shared.dropped);
+        }
+        is_published
+    }
+}
+
+/// Bytes that the pieces of a packet keep from their lenders, but for those of the loan with which
+/// the packet before it ends: segments of a super-packet follow each other and share its loans.
+fn held_bytes(packet: &Packet, before: Option<&Packet>) -> u64 {
+    let mut last = before.and_then(|packet| packet.pieces().last());
+    let mut held = 0;
+    for piece in packet.pieces() {
+        if !last.is_some_and(|last| last.same_loan(piece)) {
+            held += Piece::held(piece) as u64;
+        }
+        last = Some(piece);
+    }
+    held
+}
+
+/// Rings when it is dropped.
+struct Ended(EventDoorbell);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.ring();
+    }
+}
+
+/// The reader's end of a capture: live packets, lent. One thread at a time; dropping it ends the
+/// capture.
+///
+/// To wait for packets in an event loop, watch its file ([`AsFd`]) for reading, and whenever
+/// [`Sniffer::next`] has none, sleep only if [`Sniffer::may_sleep`] says so. When the file is
+/// readable, call [`Sniffer::clear`] before the next look.
+pub struct Sniffer {
+    consumer: Consumer<Item>,
+    bell: EventDoorbell,
+    shared: Arc<Shared>,
+    /// Dropped after the consumer, so that who hears it finds the ring closed.
+    _ended: Ended,
+}
+
+/// A packet that was captured. As long as it lives, it keeps memory from its lenders and counts
+/// towards what its capture may keep.
+pub struct Sniffed {
+    /// The packet, or as much of it as is kept. Its memory may be foreign, and may go back to its
+    /// lender, who gets it after a term; the pieces show a copy then.
+    pub packet: Packet,
+    /// Bytes that it had.
+    pub bytes: usize,
+    /// Which way it went, seen from the network.
+    pub direction: Direction,
+    /// When: nanoseconds since the beginning of 1970.
+    pub nanoseconds: u64,
+    held: u64,
+    shared: Arc<Shared>,
+}
+
+impl Sniffed {
+    /// As a capture file takes it.
+    pub fn as_seen(&self) -> Seen<'_> {
+        let Self { packet, bytes, direction, nanoseconds, .. } = self;
+        Seen { packet, bytes: *bytes, direction: *direction, nanoseconds: *nanoseconds }
+    }
+}
+
+impl Drop for Sniffed {
+    fn drop(&mut self) {
+        // Relaxed: a count; the loans order their memory.
+        self.shared.held.fetch_sub(self.held, Ordering::Relaxed);
+    }
+}
+
+impl Sniffer {
+    /// The next packet, if one is there.
+    #[expect(clippy::should_implement_trait, reason = "none now does not mean none later")]
+    pub fn next(&mut self) -> Option<Sniffed> {
+        let Item { packet, bytes, direction, nanoseconds, held } = self.consumer.pop()?;
+        let (bytes, shared) = (bytes as usize, self.shared.clone());
+        Some(Sniffed { packet, bytes, direction, nanoseconds, held, shared })
+    }
+
+    /// The next packet, waited for; `None` when the port has gone.
+    pub fn wait(&mut self) -> Option<Sniffed> {
+        loop {
+            if let Some(sniffed) = self.next() {
+                return Some(sniffed);
+            }
+            if self.is_closed() {
+                return None;
+            }
+            if self.may_sleep() {
+                self.bell.wait();
+            }
+        }
+    }
+
+    /// True if nothing is there, and the file will be readable when there is.
+    pub fn may_sleep(&mut self) -> bool {
+        self.consumer.needs_wakeup()
+    }
+
+    /// Makes the file unreadable.
+    pub fn clear(&self) {
+        self.bell.clear();
+    }
+
+    /// True if nothing is there and nothing will come.
+    pub fn is_closed(&mut self) -> bool {
+        self.consumer.is_closed()
+    }
+
+    /// Asks for no more packets; those on the way still come.
+    pub fn stop(&self) {
+        // Relaxed: a few packets more or less.
+        self.shared.is_over.store(true, Ordering::Relaxed);
+    }
+
+    /// Drops all that is on the way, so that its memory goes back, and counts it as dropped.
+    pub fn discard(&mut self) {
+        while self.next().is_some() {
+            Shared::count(&self.shared.dropped);
+        }
+    }
+
+    /// What was counted so far.
+    pub fn statistics(&self) -> Statistics {
+        // Relaxed: statistics.
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Shared { seen, accepted, dropped, .. } = &*self.shared;
+        Statistics { seen: count(seen), accepted: count(accepted), dropped: count(dropped) }
+    }
+
+    /// Bytes of others' memory that the capture keeps, with all [`Sniffed`].
+    pub fn held_bytes(&self) -> u64 {
+        // Relaxed: a statistic.
+        self.shared.held.load(Ordering::Relaxed)
+    }
+}
+
+impl AsFd for Sniffer {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,206 @@
+//! Writing a capture to a file, on a thread of its own.
+//!
+//! Payload is written from where it lies. A regular file waits for its disk; a pipe never blocks
+//! the call that has memory pinned: when it is full, the thread lets go, waits until it takes more
+//! and goes on where it stopped. So memory that was lent goes back at the end of its term even if
+//! nobody reads the pipe. If it takes nothing for [`STALL_TERM`], all that waits is dropped.
+//!
+//! The end may be asked for by a descriptor that becomes readable, such as a connection that is
+//! closed. What passed before is still written, as far as the file takes it; a block that was begun
+//! is given [`FINISH_PATIENCE`] each time that the file takes no more.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::{Duration, SystemTime};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use towpath_io::pcapng::{self, Statistics, Writer};
+
+use super::{Sniffed, Sniffer};
+
+/// How long a file may take nothing before what waits for it is dropped.
+pub const STALL_TERM: Duration = Duration::from_secs(1);
+/// How long the end of a capture waits for a file that takes nothing.
+pub const FINISH_PATIENCE: Duration = Duration::from_secs(5);
+/// Packets written between two looks whether the end is asked for.
+const LOOK_EVERY: u64 = 64;
+
+/// Writes what a [`Sniffer`] has.
+pub struct Recorder {
+    sniffer: Sniffer,
+    writer: Writer<OwnedFd>,
+    count_max: Option<u64>,
+}
+
+/// How a recording ended.
+#[derive(Debug)]
+pub struct Summary {
+    /// Packets in the file.
+    pub written: u64,
+    /// What the capture has counted; all that was accepted and not written is dropped.
+    pub statistics: Statistics,
+    /// Why it ended early.
+    pub error: Option<io::Error>,
+}
+
+/// Why a file that was full is not waited for.
+enum Wait {
+    Ready,
+    Asked,
+    TimedOut,
+}
+
+impl Recorder {
+    /// Begins a file: one on a disk, a pipe or a terminal. `name` is that of the port; `count_max`
+    /// packets are enough.
+    ///
+    /// # Errors
+    /// The file is none of these, or cannot be written to.
+    pub fn new(
+        sniffer: Sniffer,
+        file: OwnedFd,
+        name: &str,
+        snap_bytes: Option<u32>,
+        count_max: Option<u64>,
+    ) -> io::Result<Self> {
+        let writer = Writer::new(pcapng::writable(file)?, name, snap_bytes)?;
+        Ok(Self { sniffer, writer, count_max })
+    }
+
+    /// Writes until there are enough packets, the port goes, `until` is readable, or writing fails.
+    /// The file is closed then.
+    pub fn run(mut self, until: BorrowedFd<'_>) -> Summary {
+        let mut error = self.record(until).err();
+        self.sniffer.stop();
+        if error.is_none() {
+            error = self.finish().err();
+        }
+        let written = self.writer.packets();
+        Summary { written, statistics: self.statistics(), error }
+    }
+
+    fn record(&mut self, until: BorrowedFd<'_>) -> io::Result<()> {
+        loop {
+            if self.is_full() {
+                return Ok(());
+            }
+            if self.writer.packets().is_multiple_of(LOOK_EVERY) && is_readable(until)? {
+                return Ok(());
+            }
+            if let Some(sniffed) = self.sniffer.next() {
+                if !self.write(&sniffed, Some(until))? {
+                    return Ok(());
+                }
+            } else if self.sniffer.is_closed() {
+                return Ok(());
+            } else if self.sniffer.may_sleep() {
+                let bell = PollFd::new(&self.sniffer, PollFlags::IN);
+                let mut fds = [bell, PollFd::from_borrowed_fd(until, PollFlags::IN)];
+                wait(&mut fds, None)?;
+                let is_asked = !fds[1].revents().is_empty();
+                self.sniffer.clear();
+                if is_asked {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.count_max.is_some_and(|max| self.writer.packets() >= max)
+    }
+
+    /// Writes a packet; false if it had to be given up. Without `until` the end was asked for, and
+    /// only a packet that was begun is waited for.
+    fn write(&mut self, sniffed: &Sniffed, mut until: Option<BorrowedFd<'_>>) -> io::Result<bool> {
+        loop {
+            if self.writer.write_some(&sniffed.as_seen())? {
+                return Ok(true);
+            }
+            if until.is_none() && !self.writer.is_within_block() {
+                return Ok(false);
+            }
+            match self.wait_for_room(until)? {
+                Wait::Ready => {}
+                Wait::Asked => until = None,
+                Wait::TimedOut if until.is_some() => {
+                    self.sniffer.discard();
+                    until = until.filter(|_| !self.sniffer.is_closed());
+                }
+                Wait::TimedOut => return Ok(false),
+            }
+        }
+    }
+
+    /// What is on the way, and the last block.
+    fn finish(&mut self) -> io::Result<()> {
+        while !self.is_full()
+            && !self.writer.is_within_block()
+            && let Some(sniffed) = self.sniffer.next()
+            && self.write(&sniffed, None)?
+        {}
+        if self.writer.is_within_block() {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "nobody reads the capture"));
+        }
+        let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let nanoseconds = since_epoch.map_or(0, |elapsed| elapsed.as_nanos() as u64);
+        let statistics = self.statistics();
+        while !self.writer.end(&statistics, nanoseconds)? {
+            if let Wait::TimedOut = self.wait_for_room(None)? {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn statistics(&self) -> Statistics {
+        let statistics = self.sniffer.statistics();
+        let dropped = statistics.accepted.saturating_sub(self.writer.packets());
+        Statistics { dropped, ..statistics }
+    }
+
+    /// Waits until the file takes more. Nothing is pinned meanwhile.
+    fn wait_for_room(&self, until: Option<BorrowedFd<'_>>) -> io::Result<Wait> {
+        let file = PollFd::new(self.writer.file(), PollFlags::OUT);
+        let limit = if until.is_some() { STALL_TERM } else { FINISH_PATIENCE };
+        let (mut both, mut one);
+        let fds: &mut [PollFd<'_>] = match until {
+            Some(until) => {
+                both = [file, PollFd::from_borrowed_fd(until, PollFlags::IN)];
+                &mut both
+            }
+            None => {
+                one = [file];
+                &mut one
+            }
+        };
+        let count = wait(fds, Some(limit))?;
+        let is_asked = fds.get(1).is_some_and(|until| !until.revents().is_empty());
+        Ok(match count {
+            0 => Wait::TimedOut,
+            _ if is_asked => Wait::Asked,
+            // Room, or an error that writing tells.
+            _ => Wait::Ready,
+        })
+    }
+}
+
+fn is_readable(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    Ok(wait(&mut fds, Some(Duration::ZERO))? > 0)
+}
+
+/// `poll`; one that a signal interrupts is made again.
+fn wait(fds: &mut [PollFd<'_>], limit: Option<Duration>) -> io::Result<usize> {
+    let limit = limit.map(|limit| Timespec {
+        tv_sec: limit.as_secs() as i64,
+        tv_nsec: limit.subsec_nanos().into(),
+    });
+    loop {
+        match poll(fds, limit.as_ref()) {
+            Err(Errno::INTR) => {}
+            result => return Ok(result?),
+        }
+    }
+}

@@ -29,7 +29,7 @@ pub(crate) use server::{Server, echo, http, reset_on_drop};
 pub(crate) use towpath::{NONE, Stats, TOWPATH, Towpath, inside, program_of};
 
 /// Longest wait for something that takes milliseconds when it works.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(150);
 /// How long a test may take to clean up once it was told to stop.
 const STOPPING: Duration = Duration::from_secs(30);
 

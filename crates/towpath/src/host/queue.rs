@@ -10,8 +10,10 @@ use super::budget::Budget;
 use super::lend::Source;
 use super::sending::{Account, Share};
 use super::terms::Copying;
+use super::wait::Waiters;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
 use towpath_net::socket::{Error, LentCall, SocketId};
 use towpath_net::time::Instant;
 use towpath_packet::Piece;
@@ -90,6 +92,8 @@ pub(super) struct SendQueue {
     /// Room for bytes that are copied.
     pub(super) room: Budget,
     pub(super) account: Arc<Account>,
+    /// Event queues that are to hear when there is room again after a call that found none.
+    watchers: Mutex<Waiters>,
 }
 
 #[derive(Default)]
@@ -108,7 +112,19 @@ struct Failed {
 
 impl SendQueue {
     pub(super) fn new(id: SocketId, account: Arc<Account>) -> Self {
-        Self { id, inbox: Mutex::default(), room: Budget::new(QUEUED_MAX), account }
+        let (inbox, room) = (Mutex::default(), Budget::new(QUEUED_MAX));
+        Self { id, inbox, room, account, watchers: Mutex::default() }
+    }
+
+    /// `waker` is to be woken when there is room again after a call that finds none.
+    pub(super) fn watch(&self, waker: &Waker) {
+        self.watchers.lock().unwrap_or_else(PoisonError::into_inner).add(waker);
+    }
+
+    /// A call found no room: leaves the wakers of those who want to hear of it by `leave`.
+    pub(super) fn found_none(&self, leave: impl Fn(&Waker)) {
+        let watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner).take();
+        watchers.iter().for_each(leave);
     }
 
     /// Appends. True if the worker is to be told; hands back what the stack will not take.

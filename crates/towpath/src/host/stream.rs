@@ -304,6 +304,7 @@ impl TcpStream {
         let mut room = queue.room.take_some(wanted);
         if room == 0 {
             queue.room.watch(cx.waker());
+            queue.found_none(|waker| queue.room.watch(waker));
             if let Some(error) = queue.failure() {
                 return Poll::Ready(Err(io_error(error)));
             }
@@ -311,7 +312,15 @@ impl TcpStream {
         }
         let mut sent = 0;
         while sent < room {
-            let Some(piece) = core.copy_in(&bytes[sent..room], cx.waker()) else { break };
+            let Some(piece) = core.copy_in(&bytes[sent..room], cx.waker()) else {
+                queue.found_none(|waker| {
+                    // Leaves the waker, unless there is a frame by now.
+                    if core.copy_in(&[], waker).is_some() {
+                        waker.wake_by_ref();
+                    }
+                });
+                break;
+            };
             sent += piece.len();
             if core.send(queue, Op::Copied(piece)).is_err() {
                 queue.room.give(room);

@@ -62,6 +62,9 @@ fn poll_stream(stream: &TcpStream, interest: Interest, waker: &Waker) -> Readine
     }
     let ready = readiness(state.sockets.readiness(id));
     drop(state);
+    if interest.writable {
+        queue.watch(waker);
+    }
     let has_room = || {
         queue.room.has_room() || {
             queue.room.watch(waker);

@@ -5,9 +5,9 @@
 //! Touching a mapped page behind the end of its file raises SIGBUS, which ends the process. Where
 //! files cannot be sealed against it, whoever holds the file can do that at any time, between any
 //! check and the access. So accesses are not checked: [`guard`] has the signal handled. If the
-//! address lies in a mapping that is [watched](Watch), the handler puts zeros of our own in the
+//! address lies in a mapping that is watched (`Watch`), the handler puts zeros of our own in the
 //! place of the whole mapping, notes that it was cut, and the access goes on. Whoever owns the
-//! mapping looks at the note ([`Watch::is_cut`]) and ends the session. A SIGBUS for any other
+//! mapping looks at the note (`Watch::is_cut`) and ends the session. A SIGBUS for any other
 //! address, and one that somebody sent, ends the process as before.
 //!
 //! The handler calls nothing but mmap and sigaction, takes no lock and allocates nothing: a watched

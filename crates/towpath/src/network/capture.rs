@@ -2,7 +2,7 @@
 //!
 //! # Theory of operation
 //!
-//! A port has a [`Mirror`] for each of its captures, usually none, which is one branch for a burst.
+//! A port has a `Mirror` for each of its captures, usually none, which is one branch for a burst.
 //! A mirror looks at the first bytes of a packet with its filter and shares the packet
 //! ([`Packet::share`]): another handle, private headers copied, one more holder for each loan. What
 //! it has made goes into a ring; at the other end is a [`Sniffer`], on whatever thread. A

@@ -11,7 +11,7 @@ pub enum Reply {
     RingState(u32, u32),
     /// The dirty log as it was given: its bytes, and where it begins in its file.
     Log(u64, u64),
-    /// The configuration space from an offset on: at most [`CONFIG_BYTES_MAX`].
+    /// The configuration space from an offset on: at most `CONFIG_BYTES_MAX`.
     Config(usize, Vec<u8>),
     /// No payload: the configuration space could not be read.
     Nothing,

@@ -136,6 +136,14 @@ impl Levels {
         Poll::Ready(())
     }
 
+    /// Leaves a waker for whoever wants `amount` and found no room for it.
+    pub(super) fn watch(&self, waker: &Waker, amount: usize) {
+        if self.poll_take(&mut Context::from_waker(waker), amount).is_ready() {
+            self.give(amount);
+            waker.wake_by_ref();
+        }
+    }
+
     /// Takes `amount` from all, whether there is room or not.
     pub(super) fn force(&self, amount: usize) {
         self.each().for_each(|level| level.force(amount));

@@ -217,6 +217,7 @@ impl TcpStream {
         }
         let (queue, charge) = (&self.inner.queue, len.saturating_add(LENT_OVERHEAD));
         if queue.account.levels.poll_take(cx, charge).is_pending() {
+            queue.found_none(|waker| queue.account.levels.watch(waker, charge));
             let failure = queue.failure().map(io_error);
             return failure.map_or(Poll::Pending, |error| Poll::Ready(going.stop(error)));
         }

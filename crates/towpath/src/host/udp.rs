@@ -188,6 +188,8 @@ impl UdpSocket {
         let len = going.buffer.as_ref().map_or(0, B::len);
         let charge = len.saturating_add(LENT_OVERHEAD);
         if account.levels.poll_take(cx, charge).is_pending() {
+            let watchers = host.owner.core.lock().entry(*id).writers.all();
+            watchers.iter().for_each(|waker| account.levels.watch(waker, charge));
             return Poll::Pending;
         }
         let watch = mode.watch(going.choice, len);

@@ -1,11 +1,11 @@
 //! Sockets of towpath hosts, and buffers that come back.
 
 use super::{Case, now, one, queue, ready, wait};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::time::Instant;
 use towpath::events::{Choice, EventQueue, Interest, News, Source, Token, Trigger};
-use towpath::host::{Config, Host, TcpListener, TcpStream, UdpSocket};
+use towpath::host::{Config as HostConfig, Host, SendMode, TcpListener, TcpStream, UdpSocket};
 
 pub(super) const CASES: &[Case] = &[
     ("connections_to_accept_are_told", accept),
@@ -14,13 +14,14 @@ pub(super) const CASES: &[Case] = &[
     ("a_stream_is_writable_when_there_is_room", writable),
     ("the_end_of_a_stream_is_told", end),
     ("datagrams_are_told", datagrams),
+    ("room_to_lend_is_told_by_edge", lending),
     ("a_buffer_that_is_back_is_told", returned),
     ("a_socket_stays_until_it_is_removed", kept),
     ("bytes_through_many_streams", many),
 ];
 
-fn config(last: u8) -> Config {
-    Config { default_term: None, ..Config::with_address([10, 0, 0, last], 24) }
+fn config(last: u8) -> HostConfig {
+    HostConfig { default_term: None, ..HostConfig::with_address([10, 0, 0, last], 24) }
 }
 
 fn address() -> SocketAddr {
@@ -155,6 +156,42 @@ fn datagrams(choice: Choice) {
     assert_eq!(now(&mut queue), []);
     queue.modify(token, Interest::WRITE, Trigger::OneShot).unwrap();
     assert!(ready(&mut queue, token).writable);
+}
+
+/// Goal: a send that found no room to lend is told when there is some. Bad input: a socket that is
+/// told by edge and writable all the time, so that nothing else would raise it.
+fn lending(choice: Choice) {
+    let small = |last| HostConfig { lent_by_socket: 4096, ..config(last) };
+    let hosts = Host::pair(&small(1), &small(2)).unwrap();
+    let mut queue = queue(choice);
+    let (stream, mut peer) = connection(&hosts);
+    stream.set_send_mode(SendMode::Lend);
+    let token = add(&mut queue, &stream, Interest::WRITE, Trigger::Edge);
+    assert!(ready(&mut queue, token).writable);
+    let sending = stream.send_zc(vec![5; 3000]).unwrap();
+    assert_eq!(stream.send_zc(vec![6; 3000]).unwrap_err().buffer.len(), 3000);
+    now(&mut queue);
+    peer.set_nonblocking(false).unwrap();
+    peer.read_exact(&mut [0; 3000]).unwrap();
+    assert!(ready(&mut queue, token).writable);
+    sending.returned();
+    queue.remove(token).unwrap();
+
+    let to: SocketAddr = "10.0.0.2:53".parse().unwrap();
+    let receiver = UdpSocket::bind(&hosts.1, to).unwrap();
+    let socket = UdpSocket::bind(&hosts.0, "10.0.0.1:0".parse().unwrap()).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    socket.set_send_mode(SendMode::Lend);
+    let source = Source::datagram(&socket, Interest::WRITE, Trigger::Edge).unwrap();
+    let token = queue.add(source, 0).unwrap();
+    assert!(ready(&mut queue, token).writable);
+    let sending = socket.send_zc_to(vec![5; 1200], to).unwrap();
+    let refused = socket.send_zc_to(vec![6; 3000], to).unwrap_err();
+    assert_eq!(refused.error.kind(), ErrorKind::WouldBlock);
+    now(&mut queue);
+    assert_eq!(receiver.recv_from(&mut [0; 3000]).unwrap().0, 1200);
+    assert!(ready(&mut queue, token).writable);
+    sending.returned();
 }
 
 fn returned(choice: Choice) {

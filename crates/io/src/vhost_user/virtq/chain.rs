@@ -2,6 +2,7 @@
 
 use super::{Broken, CHAIN_MAX};
 use crate::vhost_user::memory::GuestMemory;
+use crate::vhost_user::shared::Stretch;
 use towpath_packet::{Piece, Pins};
 
 /// Another descriptor follows.
@@ -12,8 +13,6 @@ pub(crate) const WRITE: u16 = 2;
 pub(crate) const INDIRECT: u16 = 4;
 /// Bytes of a descriptor.
 pub(crate) const DESCRIPTOR_BYTES: usize = 16;
-/// Descriptors of a table that are read in one go.
-const TABLE_AHEAD: usize = 32;
 
 /// A descriptor of either layout. Split rings have the next one's number where packed ones have
 /// the buffer's, before the flags instead of behind them.
@@ -152,11 +151,11 @@ impl Chain {
         memory: &GuestMemory,
         table: &Descriptor,
     ) -> Result<(), Broken> {
-        let table = Table::read(memory, table)?;
+        let table = Table::find(memory, table)?;
         let mut index = 0;
         // A loop ends here: each turn takes one of the descriptors.
         for _ in 0..table.count.min(CHAIN_MAX) {
-            let (address, rest) = table.words(memory, index)?;
+            let (address, rest) = table.words(index)?;
             let descriptor = Descriptor::split(address, rest);
             if descriptor.flags & INDIRECT != 0 {
                 return Err(Broken::Indirect);
@@ -180,12 +179,12 @@ impl Chain {
         memory: &GuestMemory,
         table: &Descriptor,
     ) -> Result<(), Broken> {
-        let table = Table::read(memory, table)?;
+        let table = Table::find(memory, table)?;
         if table.count > CHAIN_MAX {
             return Err(Broken::TooLong);
         }
         for index in 0..table.count {
-            let (address, rest) = table.words(memory, index)?;
+            let (address, rest) = table.words(index)?;
             let descriptor = Descriptor::packed(address, rest);
             if descriptor.flags & INDIRECT != 0 {
                 return Err(Broken::Indirect);
@@ -196,34 +195,35 @@ impl Chain {
     }
 }
 
-/// A table of descriptors in the guest's memory, its beginning read.
-struct Table {
+/// A table of descriptors in the guest's memory. Each is read when the chain comes to it, and what
+/// no chain comes to need not be mapped.
+struct Table<'a> {
+    memory: &'a GuestMemory,
     address: u64,
     count: usize,
-    ahead: [u8; TABLE_AHEAD * DESCRIPTOR_BYTES],
+    /// Its beginning, which is all of it unless it crosses regions.
+    stretch: Stretch<'a>,
 }
 
-impl Table {
-    fn read(memory: &GuestMemory, table: &Descriptor) -> Result<Self, Broken> {
-        let bytes = table.bytes as usize;
+impl<'a> Table<'a> {
+    fn find(memory: &'a GuestMemory, table: &Descriptor) -> Result<Self, Broken> {
+        let (address, bytes) = (table.address, table.bytes as usize);
         if bytes == 0 || !bytes.is_multiple_of(DESCRIPTOR_BYTES) {
             return Err(Broken::Indirect);
         }
-        let mut ahead = [0; TABLE_AHEAD * DESCRIPTOR_BYTES];
-        let part = bytes.min(ahead.len());
-        memory.read(table.address, &mut ahead[..part]).map_err(|_| Broken::Address)?;
-        Ok(Self { address: table.address, count: bytes / DESCRIPTOR_BYTES, ahead })
+        let stretch = memory.locate(address, bytes).ok_or(Broken::Address)?;
+        Ok(Self { memory, address, count: bytes / DESCRIPTOR_BYTES, stretch })
     }
 
     /// Both words of a descriptor below `count`.
-    fn words(&self, memory: &GuestMemory, index: usize) -> Result<(u64, u64), Broken> {
+    fn words(&self, index: usize) -> Result<(u64, u64), Broken> {
         let at = index * DESCRIPTOR_BYTES;
         let mut bytes = [0; DESCRIPTOR_BYTES];
-        if let Some(known) = self.ahead.get(at..at + DESCRIPTOR_BYTES) {
-            bytes.copy_from_slice(known);
+        if at + DESCRIPTOR_BYTES <= self.stretch.len() {
+            self.stretch.tail(at).read(&mut bytes);
         } else {
             let address = self.address.checked_add(at as u64).ok_or(Broken::Address)?;
-            memory.read(address, &mut bytes).map_err(|_| Broken::Address)?;
+            self.memory.read(address, &mut bytes).map_err(|_| Broken::Address)?;
         }
         let word = u128::from_le_bytes(bytes);
         Ok((word as u64, (word >> 64) as u64))

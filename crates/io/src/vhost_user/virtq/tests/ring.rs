@@ -310,6 +310,45 @@ fn crooked_split_rings_are_broken() {
     assert_eq!(device.take(), Err(Broken::Indirect), "not agreed upon");
 }
 
+/// Goal: a table may cross from one region to the next within a descriptor, and one that ends
+/// outside of the memory breaks the ring if the chain gets there.
+#[test]
+fn tables_are_read_as_far_as_chains_go() {
+    const NEXT: u16 = 1;
+    const TABLE: u16 = 4;
+    let (border, end) = (BASE + REGION, BASE + 2 * REGION);
+    let cases = [
+        (border - 24, NEXT, Ok(true)),
+        (border - 16, NEXT, Ok(true)),
+        (end - 32, NEXT, Ok(true)),
+        (end - 16, 0, Ok(true)),
+        (end - 16, NEXT, Err(Broken::Address)),
+        (end - 24, NEXT, Err(Broken::Address)),
+        (end - 8, 0, Err(Broken::Address)),
+        (end, 0, Err(Broken::Address)),
+    ];
+    let buffers = [Segment { address: BUFFERS, bytes: 4 }, Segment { address: BUFFERS, bytes: 5 }];
+    for (table, first, result) in cases {
+        let ram = ram();
+        let mut driver = queue(&ram, 16, feature::INDIRECT);
+        let mut device = Queue::start(driver.config(), &ram.map().unwrap()).unwrap();
+        assert!(driver.add(&buffers[..1], &[], 0));
+        driver.publish();
+        put(&ram, BASE, table, rest(32, TABLE, 0));
+        for (index, flags) in [first, 0].into_iter().enumerate() {
+            let at = table + 16 * index as u64;
+            if at + 16 <= end {
+                put(&ram, at, BUFFERS, rest(buffers[index].bytes, flags, 1));
+            }
+        }
+        assert_eq!(device.take(), result, "table at {table:#x}");
+        if result.is_ok() {
+            let count = if first == NEXT { 2 } else { 1 };
+            assert_eq!(device.chain().readable(), &buffers[..count], "table at {table:#x}");
+        }
+    }
+}
+
 /// Goal: an index that runs away, or a head that is none, breaks the ring.
 #[test]
 fn an_index_that_runs_away_breaks_the_ring() {

@@ -32,6 +32,7 @@ use std::task::Waker;
 use std::time::Duration;
 use towpath_packet::burst::BURST_MAX;
 use towpath_packet::packet::PIECES_MAX;
+use towpath_packet::pool::SMALL_FRAME_BYTES;
 use towpath_packet::{
     Burst, Checksum, GsoKind, Ledger, Loans, Memory, Offload, Packet, Recall, Returns, Site,
     VirtioHeader, Watch,
@@ -97,6 +98,8 @@ pub struct TransmitQueue {
     features: u64,
     counters: TransmitCounters,
     buffer: ReceiveBuffer,
+    /// Bytes copied that are not in the ledger yet.
+    copied: usize,
     loans: Loans,
     returns: Arc<Returns>,
     lender: Arc<GuestLender>,
@@ -134,6 +137,7 @@ impl TransmitQueue {
             features,
             counters: TransmitCounters::default(),
             buffer: ReceiveBuffer::new(),
+            copied: 0,
             loans: Loans::new(size * LOANS_PER_DESCRIPTOR),
             lender: GuestLender::new(memory.clone(), returns.clone(), wake),
             returns,
@@ -157,30 +161,13 @@ impl TransmitQueue {
         self.queue.disable_kicks();
         self.collect();
         self.relieve(ledger);
-        let mut spare = None;
-        for _ in 0..CHAINS_PER_CALL_MAX {
-            if burst.is_full() {
-                break;
-            }
-            let Some(mut packet) = spare.take().or_else(|| memory.packet()) else {
-                self.counters.paused += 1;
-                break;
-            };
-            let position = self.queue.position();
-            if !self.queue.take()? {
-                break;
-            }
-            self.queue.prefetch(CHAINS_AHEAD);
-            match self.take(now, memory, &mut packet, ledger) {
-                Taken::Packet => burst.push(packet).expect("the burst has room"),
-                Taken::Dropped => spare = Some(packet),
-                Taken::NoMemory => {
-                    self.queue.seek(position);
-                    self.counters.paused += 1;
-                    break;
-                }
-            }
+        let result = self.fill(now, memory, burst);
+        // Once for all: the ledger is shared with other threads.
+        let copied = std::mem::take(&mut self.copied);
+        if copied > 0 {
+            ledger.count(Site::GuestSmall, copied);
         }
+        result?;
         self.queue.publish();
         Ok(())
     }
@@ -268,14 +255,42 @@ impl TransmitQueue {
         self.queue.broken()
     }
 
-    /// Checks the chain taken last and makes a packet of it.
-    fn take(
+    /// Takes chains until the burst is full, nothing is left or memory is short.
+    fn fill(
         &mut self,
         now: Duration,
         memory: &mut Memory,
-        packet: &mut Packet,
-        ledger: &Ledger,
-    ) -> Taken {
+        burst: &mut Burst,
+    ) -> Result<(), Broken> {
+        let mut spare = None;
+        for _ in 0..CHAINS_PER_CALL_MAX {
+            if burst.is_full() {
+                break;
+            }
+            let Some(mut packet) = spare.take().or_else(|| memory.packet()) else {
+                self.counters.paused += 1;
+                break;
+            };
+            let position = self.queue.position();
+            if !self.queue.take()? {
+                break;
+            }
+            self.queue.prefetch(CHAINS_AHEAD);
+            match self.take(now, memory, &mut packet) {
+                Taken::Packet => burst.push(packet).expect("the burst has room"),
+                Taken::Dropped => spare = Some(packet),
+                Taken::NoMemory => {
+                    self.queue.seek(position);
+                    self.counters.paused += 1;
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the chain taken last and makes a packet of it.
+    fn take(&mut self, now: Duration, memory: &mut Memory, packet: &mut Packet) -> Taken {
         let bytes = self.queue.chain().readable_bytes();
         let mut cursor = Cursor::new(self.queue.memory(), self.queue.chain().readable());
         let mut header = VirtioHeader::default();
@@ -297,7 +312,7 @@ impl TransmitQueue {
         };
         if frame_bytes > COPY_BYTES_MAX && self.may_lend() && self.lend(now, packet) {
             self.counters.lent += 1;
-        } else if !self.copy(memory, packet, frame_bytes, ledger) {
+        } else if !self.copy(memory, packet, frame_bytes) {
             return Taken::NoMemory;
         }
         packet.set_offload(offload);
@@ -381,27 +396,27 @@ impl TransmitQueue {
 
     /// Copies the frame of the chain taken last into pool frames and gives the chain back; false,
     /// and nothing done, if there are none.
-    fn copy(
-        &mut self,
-        memory: &mut Memory,
-        packet: &mut Packet,
-        bytes: usize,
-        ledger: &Ledger,
-    ) -> bool {
-        if self.buffer.prepare(memory, bytes) < bytes {
-            return false;
-        }
+    fn copy(&mut self, memory: &mut Memory, packet: &mut Packet, bytes: usize) -> bool {
         let mut cursor = Cursor::new(self.queue.memory(), self.queue.chain().readable());
         cursor.skip(VirtioHeader::LEN);
-        let mut slices = empty_slices::<FRAMES_MAX>();
-        let count = self.buffer.slices(&mut slices);
-        for slice in &mut slices[..count] {
-            cursor.read(slice);
+        let small = if bytes <= SMALL_FRAME_BYTES { memory.small.take() } else { None };
+        if let Some(mut frame) = small {
+            cursor.read(&mut frame[..bytes]);
+            packet.push_piece(frame.freeze(bytes)).expect("a packet has room for a frame");
+        } else {
+            if self.buffer.prepare(memory, bytes) < bytes {
+                return false;
+            }
+            let mut slices = empty_slices::<FRAMES_MAX>();
+            let count = self.buffer.slices(&mut slices);
+            for slice in &mut slices[..count] {
+                cursor.read(slice);
+            }
+            self.buffer.take(bytes, |piece| {
+                packet.push_piece(piece).expect("a packet has room for the frames of one read");
+            });
         }
-        self.buffer.take(bytes, |piece| {
-            packet.push_piece(piece).expect("a packet has room for the frames of one read");
-        });
-        ledger.count(Site::GuestSmall, bytes);
+        self.copied += bytes;
         let head = self.queue.hold();
         self.queue.complete(head, 0);
         true

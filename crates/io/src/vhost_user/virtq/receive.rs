@@ -13,7 +13,6 @@ use crate::vhost_user::memory::GuestMemory;
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
 use towpath_packet::burst::BURST_MAX;
-use towpath_packet::packet::HEADER_BYTES;
 use towpath_packet::{
     Burst, Caps, Checksum, GsoKind, Ledger, Offload, Packet, Pins, Site, VirtioHeader,
 };
@@ -323,19 +322,19 @@ fn copy<'a>(
     memory: &GuestMemory,
     segments: &[Segment],
 ) {
-    let mut bytes = [0; VirtioHeader::LEN + HEADER_BYTES];
     let headers = wire_headers(packet);
-    let end = VirtioHeader::LEN + headers.len();
-    bytes[..VirtioHeader::LEN].copy_from_slice(&header.0);
-    bytes[VirtioHeader::LEN..end].copy_from_slice(headers);
-    let mut at = end;
+    let mut at = VirtioHeader::LEN + headers.len();
     // Most drivers offer buffers of one stretch, which is looked up once.
     if let &[segment, ..] = segments
         && segment.bytes as usize >= needed
         && let Some(stretch) = memory.locate(segment.address, needed)
         && stretch.len() == needed
     {
-        stretch.write(&bytes[..end]);
+        stretch.write(&header.0);
+        // The packet has none before it was peeked, and nothing takes long to be copied.
+        if !headers.is_empty() {
+            stretch.tail(VirtioHeader::LEN).write(headers);
+        }
         for piece in packet.pieces() {
             stretch.tail(at).write_piece(pins, piece, 0, piece.len());
             at += piece.len();
@@ -343,7 +342,7 @@ fn copy<'a>(
         memory.mark(segment.address, needed);
     } else {
         let mut cursor = Cursor::new(memory, segments);
-        at = cursor.write(&bytes[..end]);
+        at = cursor.write(&header.0) + cursor.write(headers);
         for piece in packet.pieces() {
             at += cursor.write_piece(pins, piece, 0);
         }

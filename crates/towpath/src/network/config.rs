@@ -45,6 +45,8 @@ pub struct NetworkConfig {
 pub enum Attachment {
     /// A virtual machine whose monitor connects to a socket at this path and speaks vhost-user.
     VhostUser(PathBuf),
+    /// The same, but the monitor listens, and is connected to whenever it is there.
+    VhostUserClient(PathBuf),
     /// A virtual machine whose monitor connects to a socket at this path and sends frames.
     Stream(PathBuf),
     /// A TAP device with this name in the network namespace of this process.
@@ -55,6 +57,7 @@ impl fmt::Display for Attachment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::VhostUser(path) => write!(f, "vhost-user {}", path.display()),
+            Self::VhostUserClient(path) => write!(f, "vhost-user-client {}", path.display()),
             Self::Stream(path) => write!(f, "stream {}", path.display()),
             Self::Tap(name) => write!(f, "tap {name}"),
         }

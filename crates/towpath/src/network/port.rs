@@ -226,16 +226,19 @@ impl PortDevice {
         network: &NetworkConfig,
         ledger: &Arc<Ledger>,
     ) -> Result<Self, PortError> {
+        let offer = Offer {
+            features: virtq::FEATURES,
+            pairs: settings.pairs,
+            memory_slots: memory::REGIONS_MAX as u64,
+            mtu: network.mtu,
+            mac: None,
+        };
         Ok(match attachment {
             Attachment::VhostUser(path) => {
-                let offer = Offer {
-                    features: virtq::FEATURES,
-                    pairs: settings.pairs,
-                    memory_slots: memory::REGIONS_MAX as u64,
-                    mtu: network.mtu,
-                    mac: None,
-                };
                 Self::VhostUser(Box::new(VhostUser::listen(path, offer, ledger.clone())?))
+            }
+            Attachment::VhostUserClient(path) => {
+                Self::VhostUser(Box::new(VhostUser::connect(path, offer, ledger.clone())?))
             }
             Attachment::Stream(path) => {
                 Self::Stream(Box::new(StreamPort::listen(path, network.mtu, ledger.clone())?))

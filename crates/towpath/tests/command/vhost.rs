@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::Stdio;
 
@@ -22,15 +22,19 @@ struct Network {
 
 impl Network {
     fn start(name: &str) -> Self {
-        let folder = Folder::new(name);
+        let listening = [("--vhost-user", "one"), ("--vhost-user", "two")];
+        Self::start_in(Folder::new(name), &listening)
+    }
+
+    /// With these ports, each an option and a name, in sockets that are in `folder`.
+    fn start_in(folder: Folder, ports: &[(&str, &str)]) -> Self {
         let mut command = towpath(["up", "--no-gateway", "-v", "--stats"]);
-        for port in ["one", "two"] {
-            let path = folder.0.join(port);
-            command.arg("--vhost-user").arg(format!("{port}={}", path.display()));
+        for (option, port) in ports {
+            command.arg(option).arg(format!("{port}={}", folder.0.join(port).display()));
         }
         command.env("XDG_RUNTIME_DIR", &folder.0).stdin(Stdio::null()).stderr(Stdio::piped());
         let network = Self { folder, running: Guard(command.spawn().unwrap()) };
-        wait_for("the sockets", || ["one", "two"].iter().all(|port| network.path(port).exists()));
+        wait_for("the sockets", || ports.iter().all(|(_, port)| network.path(port).exists()));
         network
     }
 
@@ -68,6 +72,10 @@ struct Guest {
 impl Guest {
     /// `None` if the port has another one.
     fn connect(network: &Network, port: &str, file: OwnedFd) -> Option<Self> {
+        Self::over(UnixStream::connect(network.path(port)).unwrap(), file)
+    }
+
+    fn over(socket: UnixStream, file: OwnedFd) -> Option<Self> {
         let ram = GuestRam::in_file(file, BASE, &[REGION]).unwrap();
         let queue = |at| DriverQueue::new(&ram, BASE + at, SIZE, 0).unwrap();
         let mut queues = [queue(0), queue(0x2_0000)];
@@ -77,7 +85,7 @@ impl Guest {
         }
         queues[RECEIVE].publish();
         let both = [&queues[RECEIVE], &queues[TRANSMIT]];
-        let front_end = FrontEnd::connect(&network.path(port), &ram, 0, both).ok()?;
+        let front_end = FrontEnd::over(socket, &ram, 0, both).ok()?;
         Some(Self { ram, queues, front_end })
     }
 
@@ -186,4 +194,48 @@ fn memory_that_is_cut_ends_its_session_only() {
     let said = network.finish();
     let ends = said.matches("towpath: one: the connection is over: the front end has cut a file");
     assert_eq!(ends.count(), 3, "{said}");
+}
+
+/// Goal: a front end that listens is connected to, again when it was away, and when it comes later
+/// than the network.
+#[test]
+fn front_ends_that_listen_are_connected_to() {
+    let folder = Folder::new("client");
+    let path = folder.0.join("one");
+    let listener = UnixListener::bind(&path).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let network =
+        Network::start_in(folder, &[("--vhost-user-client", "one"), ("--vhost-user", "two")]);
+    let accept = |listener: &UnixListener| {
+        let mut socket = None;
+        wait_for("a connection", || {
+            socket = listener.accept().ok().map(|(socket, _)| socket);
+            socket.is_some()
+        });
+        let socket = socket.unwrap();
+        socket.set_nonblocking(false).unwrap();
+        Guest::over(socket, memory()).expect("the network is alone with it")
+    };
+    let mut two = Guest::connect(&network, "two", memory()).unwrap();
+    let mut meet = |listener: &UnixListener, number| {
+        let mut one = accept(listener);
+        wait_for("a frame each way", || {
+            one.send(number);
+            two.send(number | 0x80);
+            two.has_received(number)
+        });
+        wait_for("the other way", || {
+            two.send(number | 0x80);
+            one.has_received(number | 0x80)
+        });
+    };
+    (1..=3).for_each(|number| meet(&listener, number));
+    drop(listener);
+    std::fs::remove_file(&path).unwrap();
+    let listener = UnixListener::bind(&path).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    meet(&listener, 4);
+    let said = network.finish();
+    // One that connects while the first listener goes has nobody to meet.
+    assert!(said.matches("one: a front end has connected").count() >= 4, "{said}");
 }

@@ -26,12 +26,13 @@ pub(crate) fn of_a_guest() {
     up.finish();
 }
 
-/// A connection between two machines lives on when the network is started again.
+/// A connection between two machines lives on when the network is started again. One machine
+/// connects to it, the other is connected to.
 pub(crate) fn of_the_network() {
-    let ports = [("--vhost-user", "one"), ("--vhost-user", "two")];
+    let ports = [("--vhost-user", "one"), ("--vhost-user-client", "two")];
     let mut up = Up::start("restarted", &ports);
     let mut one = Machine::boot(&up.socket("one"), 1, ",mac=02:00:00:00:00:01");
-    let mut two = Machine::boot(&up.socket("two"), 1, ",mac=02:00:00:00:00:02");
+    let mut two = Machine::boot_listening(&up.socket("two"), ",mac=02:00:00:00:00:02");
     one.run("dd if=/dev/urandom of=/tmp/data bs=64k count=1024 2> /dev/null");
     // Not over before the network is started again, however fast it is.
     let rest = "while [ ! -e /tmp/go ]; do sleep 0.1; done; cat /tmp/data";

@@ -55,6 +55,19 @@ impl Machine {
         Self::start_up(pairs, &network)
     }
 
+    /// Boots a machine that makes the socket of its network card's other end, and waits for it.
+    pub(crate) fn boot_listening(socket: &Path, card: &str) -> Self {
+        let network = [
+            "-chardev".to_owned(),
+            format!("socket,id=c0,path={},server=on", socket.display()),
+            "-netdev".to_owned(),
+            "vhost-user,id=n0,chardev=c0".to_owned(),
+            "-device".to_owned(),
+            device(0, &format!(",vectors=0{card}")),
+        ];
+        Self::start_up(1, &network)
+    }
+
     /// Boots a machine whose network card sends frames to `socket`.
     pub(crate) fn boot_stream(socket: &Path, card: &str) -> Self {
         let network =

@@ -62,7 +62,19 @@ impl FrontEnd {
         features: u64,
         queues: [&DriverQueue; 2],
     ) -> Result<Self, FrontEndError> {
-        let socket = UnixStream::connect(path)?;
+        Self::over(UnixStream::connect(path)?, ram, features, queues)
+    }
+
+    /// The same over a socket that is connected.
+    ///
+    /// # Errors
+    /// [`FrontEndError`]; the device has no guest then.
+    pub fn over(
+        socket: UnixStream,
+        ram: &GuestRam,
+        features: u64,
+        queues: [&DriverQueue; 2],
+    ) -> Result<Self, FrontEndError> {
         socket.set_read_timeout(Some(REPLY_WAIT))?;
         let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let kicks = [event().map_err(io::Error::from)?, event().map_err(io::Error::from)?];

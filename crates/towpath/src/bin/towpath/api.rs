@@ -119,6 +119,7 @@ fn vlan_list(set: &VlanSet) -> String {
 fn port(report: &PortReport) -> Value {
     let (kind, at) = match &report.attachment {
         Attachment::VhostUser(path) => ("vhost-user", path.to_string_lossy()),
+        Attachment::VhostUserClient(path) => ("vhost-user-client", path.to_string_lossy()),
         Attachment::Stream(path) => ("stream", path.to_string_lossy()),
         Attachment::Tap(name) => ("tap", name.into()),
     };

@@ -27,7 +27,7 @@ pub(crate) struct Arguments {
 pub(crate) enum Action {
     Run(RunArguments),
     Attach(AttachArguments),
-    Up(UpArguments),
+    Up(Box<UpArguments>),
     Ls(LsArguments),
     Port(PortArguments),
     Lease(LeaseArguments),
@@ -115,6 +115,12 @@ pub(crate) struct UpArguments {
     /// machine to another. May be repeated.
     #[arg(long, value_name = "NAME=PATH", value_parser = parse_named, help_heading = "Ports")]
     pub(crate) vhost_user: Vec<(String, PathBuf)>,
+
+    /// The same with sides exchanged: the machine's monitor makes the socket at PATH, as QEMU does
+    /// with `server=on`. It is connected to as soon as it is there, and again when it was away. May
+    /// be repeated.
+    #[arg(long, value_name = "NAME=PATH", value_parser = parse_named, help_heading = "Ports")]
+    pub(crate) vhost_user_client: Vec<(String, PathBuf)>,
 
     /// A virtual machine by frames on a stream socket, as with QEMU's `-netdev stream`. May be
     /// repeated.
@@ -297,12 +303,13 @@ pub(crate) enum AddOrDel {
 
 /// Add, remove or change a port of a running network.
 ///
-/// `add` makes a port with one of --vhost-user, --stream and --tap; `del` removes it; `set` changes
-/// it while packets flow. Settings are pairs of words: `queue-len N`, packets that may wait;
-/// `isolated yes|no`, to reach the gateway only; `vlan N`, the VLAN of frames without a tag;
-/// `trunk LIST`, VLANs with tags, for example 10,20-30 or all; `native N`, with `trunk`, the VLAN
-/// of frames without a tag; `macs LIST` and `addresses LIST`, which the machine may have, all
-/// others are dropped as forged; `queue-pairs N`, with `add`. What is not given stays as it is.
+/// `add` makes a port with one of --vhost-user, --vhost-user-client, --stream and --tap; `del`
+/// removes it; `set` changes it while packets flow. Settings are pairs of words: `queue-len N`,
+/// packets that may wait; `isolated yes|no`, to reach the gateway only; `vlan N`, the VLAN of
+/// frames without a tag; `trunk LIST`, VLANs with tags, for example 10,20-30 or all; `native N`,
+/// with `trunk`, the VLAN of frames without a tag; `macs LIST` and `addresses LIST`, which the
+/// machine may have, all others are dropped as forged; `queue-pairs N`, with `add`. What is not
+/// given stays as it is.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct PortArguments {
@@ -319,8 +326,12 @@ pub(crate) struct PortArguments {
     pub(crate) settings: Vec<String>,
 
     /// With add: a virtual machine by vhost-user, which connects to a socket at PATH.
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["stream", "tap"])]
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["vhost_user_client", "stream", "tap"])]
     pub(crate) vhost_user: Option<PathBuf>,
+
+    /// With add: a virtual machine by vhost-user, whose monitor makes the socket at PATH.
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["stream", "tap"])]
+    pub(crate) vhost_user_client: Option<PathBuf>,
 
     /// With add: a virtual machine by frames on a stream socket at PATH.
     #[arg(long, value_name = "PATH", conflicts_with = "tap")]

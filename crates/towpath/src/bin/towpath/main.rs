@@ -49,7 +49,7 @@ fn main() -> ExitCode {
     let done = match arguments.action {
         Action::Run(arguments) => run::run(&arguments),
         Action::Attach(arguments) => attach::attach(&arguments),
-        Action::Up(arguments) => up::up(arguments),
+        Action::Up(arguments) => up::up(*arguments),
         Action::Ls(arguments) => ports::list(&arguments),
         Action::Port(arguments) => ports::change(&arguments),
         Action::Lease(arguments) => ports::lease(&arguments),

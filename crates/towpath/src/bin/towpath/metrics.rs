@@ -47,6 +47,7 @@ pub(crate) fn text(report: &Report, network: Option<&NetworkReport>) -> String {
 fn ports(out: &mut String, network: &NetworkReport) {
     let kind = |attachment: &Attachment| match attachment {
         Attachment::VhostUser(_) => "vhost-user",
+        Attachment::VhostUserClient(_) => "vhost-user-client",
         Attachment::Stream(_) => "stream",
         Attachment::Tap(_) => "tap",
     };

@@ -290,7 +290,7 @@ mod tests {
             ("port = 1", "1:1: 'port' wants a list of tables"),
             ("[[port]]\ntap = true", "1:1: the port has no name"),
             ("[[port]]\nname = 'a'\nvlan = 5000\ntap = true", "3:1: 'vlan' wants a number"),
-            ("[[port]]\nname = 'a'", "one of vhost-user, stream and tap is wanted"),
+            ("[[port]]\nname = 'a'", "one of vhost-user, vhost-user-client, stream"),
             ("[[lease]]\nipv4 = '10.0.2.9'", "one of port, mac, client-id and duid is wanted"),
             ("[[publish]]\ntcp = '80'", "1:1: the guest is missing"),
             ("[[publish]]\nguest = 'a'\ntcp = ['80', 'x']", "3:1: port specification 'x'"),

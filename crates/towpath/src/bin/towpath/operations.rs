@@ -1,9 +1,9 @@
 //! Operations of a network as objects: on the control socket, in a network's file and, as lists of
 //! settings, on the command line.
 //!
-//! An operation is one of `{"add": NAME, "vhost-user": PATH, ...}` (or `"stream": PATH`, or
-//! `"tap": true`), `{"del": NAME}` and `{"set": NAME, ...}`, where `...` are settings:
-//! `"queue-len": N`, `"isolated": BOOL`, `"vlan": N`, or `"trunk": LIST` with or without
+//! An operation is one of `{"add": NAME, "vhost-user": PATH, ...}` (or `"vhost-user-client": PATH`,
+//! `"stream": PATH`, or `"tap": true`), `{"del": NAME}` and `{"set": NAME, ...}`, where `...` are
+//! settings: `"queue-len": N`, `"isolated": BOOL`, `"vlan": N`, or `"trunk": LIST` with or without
 //! `"native": N`, `"macs": [MAC]` and `"addresses": [ADDR]`, which its station may have (none:
 //! any), and for a new port `"queue-pairs": N`; or `{"add-lease": {...}}` with one of
 //! `"port": NAME`, `"mac": MAC`, `"client-id": HEX` and `"duid": HEX`, and some of `"ipv4"`,
@@ -69,13 +69,18 @@ pub(crate) fn add(
     defaults: &PortSettings,
 ) -> Result<Operation, Wrong> {
     let vhost_user = path(&mut fields, "vhost-user")?;
+    let client = path(&mut fields, "vhost-user-client")?;
     let stream = path(&mut fields, "stream")?;
     let is_tap = fields.yes_or_no("tap")?.unwrap_or(false);
-    let attachment = match (vhost_user, stream, is_tap) {
-        (Some(path), None, false) => Attachment::VhostUser(path),
-        (None, Some(path), false) => Attachment::Stream(path),
-        (None, None, true) => Attachment::Tap(name.clone()),
-        _ => return Err(fields.all_wrong("one of vhost-user, stream and tap is wanted")),
+    let attachment = match (vhost_user, client, stream, is_tap) {
+        (Some(path), None, None, false) => Attachment::VhostUser(path),
+        (None, Some(path), None, false) => Attachment::VhostUserClient(path),
+        (None, None, Some(path), false) => Attachment::Stream(path),
+        (None, None, None, true) => Attachment::Tap(name.clone()),
+        _ => {
+            let kinds = "one of vhost-user, vhost-user-client, stream and tap is wanted";
+            return Err(fields.all_wrong(kinds));
+        }
     };
     let mut settings = defaults.clone();
     if let Some(pairs) = fields.number("queue-pairs", 1, QUEUE_PAIRS_MAX)? {
@@ -228,8 +233,9 @@ mod tests {
         for (wrong, why) in [
             (json!([]), "no object"),
             (json!({}), "one of add, del, set"),
-            (json!({ "add": "a" }), "one of vhost-user, stream and tap"),
+            (json!({ "add": "a" }), "one of vhost-user, vhost-user-client"),
             (json!({ "add": "a", "tap": true, "stream": "/x" }), "one of vhost-user"),
+            (json!({ "add": "a", "vhost-user": "/x", "vhost-user-client": "/x" }), "one of"),
             (json!({ "add": "a", "stream": "x" }), "not absolute"),
             (json!({ "del": 1 }), "'del' wants a text"),
             (json!({ "del": "a", "vlan": 1 }), "'vlan' has no meaning here"),

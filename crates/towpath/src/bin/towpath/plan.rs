@@ -100,6 +100,10 @@ fn ports(
         .vhost_user
         .iter()
         .map(|(name, path)| ("vhost-user", name, Attachment::VhostUser(path.clone())));
+    let client = arguments
+        .vhost_user_client
+        .iter()
+        .map(|(name, path)| ("vhost-user-client", name, Attachment::VhostUserClient(path.clone())));
     let stream = arguments
         .stream
         .iter()
@@ -110,7 +114,7 @@ fn ports(
         let at = format!("option --{option} {name}");
         (at, Operation::Add { name, attachment, settings })
     };
-    vhost_user.chain(stream).chain(tap).map(operation).collect()
+    vhost_user.chain(client).chain(stream).chain(tap).map(operation).collect()
 }
 
 fn config(arguments: &mut UpArguments, file: &NetFile) -> Config {

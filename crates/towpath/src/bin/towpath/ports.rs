@@ -134,14 +134,18 @@ fn networks() -> anyhow::Result<Vec<(i32, PathBuf, Value)>> {
 
 /// The operation, which is one that the network understands.
 fn operation(arguments: &PortArguments) -> Result<Value, String> {
-    let PortArguments { action, name, settings, vhost_user, stream, tap, .. } = arguments;
+    let PortArguments {
+        action, name, settings, vhost_user, vhost_user_client, stream, tap, ..
+    } = arguments;
     let verb = match action {
         PortAction::Add => "add",
         PortAction::Del => "del",
         PortAction::Set => "set",
     };
     let mut operation = json!({ verb: name });
-    for (kind, path) in [("vhost-user", vhost_user), ("stream", stream)] {
+    for (kind, path) in
+        [("vhost-user", vhost_user), ("vhost-user-client", vhost_user_client), ("stream", stream)]
+    {
         if let Some(path) = path {
             operation[kind] = absolute(path).map_err(|error| format!("{error:#}"))?.into();
         }

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use rustix::process::Signal;
 
 use super::control::{Network, assert_done, send_frame, status};
-use super::stats::assert_fails;
+use super::stats::{Folder, assert_fails};
 use super::support::*;
 
 /// Bytes of a frame of [`send_frame`].
@@ -43,15 +43,21 @@ fn send_many(from: &mut UnixStream, to: &mut UnixStream, hundreds: usize) {
 }
 
 /// A capture that has begun, and what it has told so far.
-struct Capture {
-    running: Guard,
+pub(super) struct Capture {
+    pub(super) running: Guard,
     told: String,
 }
 
 impl Capture {
-    fn start(network: &Network, arguments: &[&str], stdout: Stdio) -> Self {
-        let mut command = towpath(["capture"].into_iter().chain(arguments.iter().copied()));
-        command.env("XDG_RUNTIME_DIR", &network.folder.0).current_dir(&network.folder.0);
+    /// Of the network whose folder this is.
+    pub(super) fn start(folder: &Folder, arguments: &[&str], stdout: Stdio) -> Self {
+        let command = towpath(["capture"].into_iter().chain(arguments.iter().copied()));
+        Self::start_as(command, folder, stdout)
+    }
+
+    /// The same with a command that ends up as `towpath capture`.
+    pub(super) fn start_as(mut command: Command, folder: &Folder, stdout: Stdio) -> Self {
+        command.env("XDG_RUNTIME_DIR", &folder.0).current_dir(&folder.0);
         command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped());
         let mut capture = Self { running: Guard(command.spawn().unwrap()), told: String::new() };
         while !capture.told.contains("capturing at port") {
@@ -64,7 +70,7 @@ impl Capture {
     }
 
     /// Interrupts it and returns what it tells: packets captured, accepted, dropped.
-    fn end(self) -> [u64; 3] {
+    pub(super) fn end(self) -> [u64; 3] {
         self.running.signal(Signal::INT);
         let output = finish(self.running);
         assert_done(&output);
@@ -72,7 +78,7 @@ impl Capture {
     }
 }
 
-fn counts(told: &str) -> [u64; 3] {
+pub(super) fn counts(told: &str) -> [u64; 3] {
     ["packets captured", "packets passed", "packets dropped"].map(|what| {
         let line =
             told.lines().find(|line| line.contains(what)).unwrap_or_else(|| panic!("{told}"));
@@ -81,7 +87,7 @@ fn counts(told: &str) -> [u64; 3] {
 }
 
 /// The packets of a capture file: direction by its flags, and bytes. Asserts the shape of all else.
-fn packets(bytes: &[u8]) -> Vec<(u32, Vec<u8>)> {
+pub(super) fn packets(bytes: &[u8]) -> Vec<(u32, Vec<u8>)> {
     let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
     let mut packets = Vec::new();
     let (mut at, mut statistics) = (0, 0);
@@ -108,10 +114,10 @@ fn packets(bytes: &[u8]) -> Vec<(u32, Vec<u8>)> {
 fn what_passes_a_port_is_in_the_file() {
     let network = Network::start("capture-file");
     let (mut a, mut b) = guests(&network);
-    let of_b = Capture::start(&network, &["b", "-w", "b.pcapng", "-s", "20"], Stdio::null());
+    let of_b = Capture::start(&network.folder, &["b", "-w", "b.pcapng", "-s", "20"], Stdio::null());
     let arp = ["a", "-w", "arp.pcapng", "--filter", "arp"];
-    let of_nothing = Capture::start(&network, &arp, Stdio::null());
-    let of_a = Capture::start(&network, &["a", "-w", "a.pcapng"], Stdio::null());
+    let of_nothing = Capture::start(&network.folder, &arp, Stdio::null());
+    let of_a = Capture::start(&network.folder, &["a", "-w", "a.pcapng"], Stdio::null());
     send(&mut a, &mut b, 300);
     send(&mut b, &mut a, 1);
     assert_eq!(of_a.end(), [301, 301, 0]);
@@ -140,7 +146,7 @@ fn standard_output_is_read_meanwhile() {
     let network = Network::start("capture-live");
     let (mut a, mut b) = guests(&network);
     let arguments = ["a", "-w", "-", "-c", "3"];
-    let mut capture = Capture::start(&network, &arguments, Stdio::piped());
+    let mut capture = Capture::start(&network.folder, &arguments, Stdio::piped());
     let mut stdout = capture.running.0.stdout.take().unwrap();
     send(&mut a, &mut b, 1);
     let mut bytes = vec![0; 100];
@@ -165,7 +171,7 @@ fn a_capture_that_nobody_reads_slows_nothing() {
     b.write_all(&from_b).unwrap();
     a.set_read_timeout(Some(PATIENCE)).unwrap();
     a.read_exact(&mut [0; 4 + FRAME_BYTES]).unwrap();
-    let mut capture = Capture::start(&network, &["a", "-w", "-"], Stdio::piped());
+    let mut capture = Capture::start(&network.folder, &["a", "-w", "-"], Stdio::piped());
     let stdout = capture.running.0.stdout.take().unwrap();
     send_many(&mut a, &mut b, 120);
     capture.running.signal(Signal::INT);
@@ -189,11 +195,11 @@ fn captures_end_with_either_side() {
     let (mut a, mut b) = guests(&network);
     let open = || fs::read_dir(format!("/proc/{}/fd", network.running.0.id())).unwrap().count();
     // The doorbell of all captures stays.
-    assert_eq!(Capture::start(&network, &["a", "-w", "x"], Stdio::null()).end(), [0, 0, 0]);
+    assert_eq!(Capture::start(&network.folder, &["a", "-w", "x"], Stdio::null()).end(), [0, 0, 0]);
     wait_for("the thread to end", || threads(&network) == 1);
     let before = open();
     let mut four: Vec<Capture> =
-        (0..4).map(|_| Capture::start(&network, &["a", "-w", "x"], Stdio::null())).collect();
+        (0..4).map(|_| Capture::start(&network.folder, &["a", "-w", "x"], Stdio::null())).collect();
     let fifth = network.towpath(&["capture", "b", "-w", "y"]);
     assert_fails(&fifth, "there are 4 captures already");
     for capture in &four {
@@ -202,13 +208,13 @@ fn captures_end_with_either_side() {
     wait_for("the threads to end", || threads(&network) == 1);
     four.clear();
     // Their places are free again.
-    let mut reader = Capture::start(&network, &["a", "-w", "-"], Stdio::piped());
+    let mut reader = Capture::start(&network.folder, &["a", "-w", "-"], Stdio::piped());
     drop(reader.running.0.stdout.take());
     send(&mut a, &mut b, 1);
     let output = finish(reader.running);
     assert_fails(&output, "the capture ended early: Broken pipe");
 
-    let of_b = Capture::start(&network, &["b", "-w", "b.pcapng"], Stdio::null());
+    let of_b = Capture::start(&network.folder, &["b", "-w", "b.pcapng"], Stdio::null());
     assert_done(&network.towpath(&["port", "del", "b"]));
     assert_done(&finish(of_b.running));
     assert!(packets(&fs::read(network.folder.0.join("b.pcapng")).unwrap()).is_empty());
@@ -216,7 +222,7 @@ fn captures_end_with_either_side() {
     // One less: the port's own.
     wait_for("descriptors to be closed", || open() <= before);
 
-    let of_network = Capture::start(&network, &["a", "-w", "a.pcapng"], Stdio::null());
+    let of_network = Capture::start(&network.folder, &["a", "-w", "a.pcapng"], Stdio::null());
     send_frame(&mut a);
     wait_for("the frame", || network.ports()[0]["waiting"] == 0);
     network.running.signal(Signal::TERM);
@@ -281,7 +287,7 @@ fn tcpdump_reads_a_flow() {
     let network = Network::start("capture-flow");
     let (mut a, mut b) = guests(&network);
     let flow = ["a", "-w", "flow", "--flow", "192.0.2.1:7,192.0.2.2:9", "-c", "2"];
-    let capture = Capture::start(&network, &flow, Stdio::null());
+    let capture = Capture::start(&network.folder, &flow, Stdio::null());
     let datagram = |from: [u8; 2], to: [u8; 2], port: u8| {
         let mut frame = vec![0xff; 6];
         frame.extend([2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0, 0, 32, 0, 0, 0, 0, 64, 17, 0, 0]);

@@ -7,6 +7,7 @@
 
 mod attach;
 mod capture;
+mod capture_guests;
 mod control;
 mod guest;
 mod network;

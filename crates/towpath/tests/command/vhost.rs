@@ -15,13 +15,13 @@ use super::stats::Folder;
 use super::support::*;
 
 /// A network with ports `one` and `two`.
-struct Network {
-    folder: Folder,
-    running: Guard,
+pub(super) struct Network {
+    pub(super) folder: Folder,
+    pub(super) running: Guard,
 }
 
 impl Network {
-    fn start(name: &str) -> Self {
+    pub(super) fn start(name: &str) -> Self {
         let listening = [("--vhost-user", "one"), ("--vhost-user", "two")];
         Self::start_in(Folder::new(name), &listening)
     }
@@ -38,12 +38,12 @@ impl Network {
         network
     }
 
-    fn path(&self, port: &str) -> PathBuf {
+    pub(super) fn path(&self, port: &str) -> PathBuf {
         self.folder.0.join(port)
     }
 
     /// Ends it; what it said, its report with it.
-    fn finish(self) -> String {
+    pub(super) fn finish(self) -> String {
         self.running.signal(Signal::INT);
         let output = finish(self.running);
         assert_eq!(output.status.code(), Some(0), "{}", errors(&output));

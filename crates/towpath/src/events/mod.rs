@@ -28,7 +28,13 @@
 //!
 //! A wait tells at least as many events as it was asked for, unless its deadline passes first; and
 //! takes them by turns from the kernel, from towpath's own sources and from the timers, so that
-//! none of them starves another. A registration is told of once in a wait, unless it is by edge.
+//! none of them starves another. A registration is told of once in a wait, unless it is by edge or
+//! a [send](EventQueue::send), which may be accepted and over in one.
+//!
+//! Operations are begun and told when they are over: on files by the kernel or by threads
+//! ([`EventQueue::submit`]), on streams of towpath by the waits themselves
+//! ([`EventQueue::connect`], [`accept`](EventQueue::accept), [`receive`](EventQueue::receive),
+//! [`receive_lent`](EventQueue::receive_lent), [`send`](EventQueue::send)).
 //!
 //! The queue keeps what it was given open: a file or a socket is closed when it was removed *and*
 //! dropped by its owner.
@@ -44,6 +50,7 @@ mod operations;
 mod queue;
 mod slots;
 mod source;
+mod streams;
 mod timers;
 mod wait;
 
@@ -51,6 +58,7 @@ pub use changes::Changes;
 pub use operations::{Completed, Refused};
 pub use queue::{Change, Config, EventQueue, REGISTRATIONS_DEFAULT};
 pub use source::{Exit, Notifier, Source};
+pub use streams::NotBegun;
 pub use towpath_io::events::{Action, Choice, Interest, Operation, Readiness, Trigger};
 pub use wait::EVENTS_DEFAULT;
 
@@ -106,6 +114,14 @@ pub enum News {
     Exited(Exit),
     /// A file or directory has changed.
     Changed(Changes),
-    /// An operation is over: [`EventQueue::take`] has what became of it, and ends the registration.
+    /// There is a connection: [`EventQueue::take_stream`] has it.
+    Accepted,
+    /// A socket has accepted a buffer to be sent, which is not back yet.
+    Sent {
+        /// The first bytes of it: all, or those that were copied before the connection failed.
+        bytes: usize,
+    },
+    /// An operation is over: [`EventQueue::take`] has what became of it, and ends the registration;
+    /// of some [`EventQueue::take_stream`] or [`EventQueue::take_pieces`].
     Completed,
 }

@@ -1,6 +1,6 @@
 //! Operations on files: each is submitted, may be cancelled, and is told once.
 
-use super::queue::kernel_slot;
+use super::queue::{RAISED, kernel_slot};
 use super::source::{Kind, Source};
 use super::{EventQueue, Operation, Token};
 use rustix::io::Errno;
@@ -11,7 +11,8 @@ use std::time::Instant;
 /// An operation that is over.
 #[derive(Debug)]
 pub struct Completed {
-    /// Bytes read or written: all, or fewer where the file ended or an error came after some.
+    /// Bytes read or written: all, or fewer where the file ended or an error came after some; bytes
+    /// received, or accepted to be sent.
     ///
     /// # Errors
     /// Those of reading and writing; `ECANCELED` if it was cancelled before it did anything,
@@ -70,9 +71,13 @@ impl EventQueue {
     /// `ESTALE` if the token's registration is over, `EINVAL` if it is of no operation.
     pub fn cancel(&mut self, token: Token) -> io::Result<()> {
         self.check_process()?;
-        match &self.slots.get(token).ok_or(Errno::STALE)?.source {
+        match &mut self.slots.get(token).ok_or(Errno::STALE)?.source {
             Kind::Operation { outcome: None, .. } => self.back.cancel(kernel_slot(token)),
-            Kind::Operation { .. } => {}
+            Kind::Stream { work, is_told: false, .. } => {
+                work.stop(Errno::CANCELED);
+                self.push(token, RAISED);
+            }
+            Kind::Operation { .. } | Kind::Stream { .. } => {}
             _ => return Err(Errno::INVAL.into()),
         }
         self.settle()
@@ -82,6 +87,11 @@ impl EventQueue {
     /// it is over, and after it was taken.
     pub fn take(&mut self, token: Token) -> Option<Completed> {
         let registration = self.slots.get(token)?;
+        if let Kind::Stream { work, is_told: true, .. } = &mut registration.source {
+            let (result, buffer) = work.take_bytes()?;
+            self.end(token);
+            return Some(Completed { result, buffer });
+        }
         let Kind::Operation { outcome, is_late, .. } = &mut registration.source else {
             return None;
         };

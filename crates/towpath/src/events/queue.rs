@@ -271,12 +271,17 @@ impl EventQueue {
                 *setting = self.timers.set(*due, token);
             }
             Kind::Operation { .. } => interest = Interest::NONE,
-            Kind::Fd(_) | Kind::Socket(..) | Kind::Return(..) | Kind::User { .. } => {}
+            Kind::Fd(_)
+            | Kind::Socket(..)
+            | Kind::Return(..)
+            | Kind::Stream { .. }
+            | Kind::User { .. } => {}
         }
         if let Some(fd) = kind.fd() {
             self.back.add(kernel_slot(token), fd.as_fd(), interest, trigger)?;
         }
-        let looks_at_once = matches!(kind, Kind::Socket(..) | Kind::Return(..));
+        let looks_at_once =
+            matches!(kind, Kind::Socket(..) | Kind::Return(..) | Kind::Stream { .. });
         if let Some(wakes) = kind.wakes_mut() {
             let raiser = self.ready.add().expect("there are more entries than registrations");
             let index = raiser.index() as usize;
@@ -332,7 +337,11 @@ impl EventQueue {
     /// Ends a registration, which is dropped when the queue is settled.
     pub(super) fn begin_remove(&mut self, token: Token) -> io::Result<()> {
         let registration = self.slots.get(token).ok_or(Errno::STALE)?;
-        if let Kind::Operation { outcome: None, .. } = registration.source {
+        let is_under_way = matches!(
+            registration.source,
+            Kind::Operation { outcome: None, .. } | Kind::Stream { is_told: false, .. }
+        );
+        if is_under_way {
             return Err(Errno::BUSY.into());
         }
         if let Some(fd) = registration.source.fd() {

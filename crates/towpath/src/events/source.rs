@@ -1,5 +1,6 @@
 //! What can be registered.
 
+use crate::host::operation::Work;
 use crate::host::watch::{Return, Watched};
 use crate::host::{Lend, Sending, TcpListener, TcpStream, UdpSocket};
 use rustix::fd::{AsFd, OwnedFd};
@@ -34,6 +35,7 @@ pub(super) enum Kind {
     Signal { number: i32, fd: Option<OwnedFd> },
     Child { id: u32, fd: Option<OwnedFd> },
     File { path: PathBuf, watch: Option<Watch>, changed: Changes },
+    Stream { work: Work, wakes: Option<Wakes>, deadline: Option<Setting>, is_told: bool },
     Operation { outcome: Option<Outcome>, deadline: Option<Setting>, is_late: bool },
 }
 
@@ -124,9 +126,10 @@ impl Kind {
     /// Its entry among those that other threads raise.
     pub(super) fn wakes(&self) -> Option<&Wakes> {
         match self {
-            Self::Socket(_, wakes) | Self::Return(_, wakes) | Self::User { wakes, .. } => {
-                wakes.as_ref()
-            }
+            Self::Socket(_, wakes)
+            | Self::Return(_, wakes)
+            | Self::Stream { wakes, .. }
+            | Self::User { wakes, .. } => wakes.as_ref(),
             _ => None,
         }
     }
@@ -134,9 +137,10 @@ impl Kind {
     /// Where its entry goes; `None` if it has none.
     pub(super) fn wakes_mut(&mut self) -> Option<&mut Option<Wakes>> {
         match self {
-            Self::Socket(_, wakes) | Self::Return(_, wakes) | Self::User { wakes, .. } => {
-                Some(wakes)
-            }
+            Self::Socket(_, wakes)
+            | Self::Return(_, wakes)
+            | Self::Stream { wakes, .. }
+            | Self::User { wakes, .. } => Some(wakes),
             _ => None,
         }
     }

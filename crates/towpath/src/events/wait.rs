@@ -5,6 +5,7 @@ use super::slots::Registration;
 use super::source::{Kind, exit_of, next_signal};
 use super::timers::UNSET;
 use super::{Event, EventQueue, Interest, News, Readiness, Token, Trigger};
+use crate::host::operation::Step;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use std::io;
@@ -204,6 +205,11 @@ impl EventQueue {
                 (*setting, *count) = (UNSET, 1);
                 self.push(token, EXPIRED);
             }
+            Kind::Stream { work, deadline, .. } => {
+                *deadline = None;
+                work.stop(Errno::TIMEDOUT);
+                self.push(token, EXPIRED);
+            }
             Kind::Operation { deadline, is_late, .. } => {
                 (*deadline, *is_late) = (None, true);
                 self.back.cancel(kernel_slot(token));
@@ -253,6 +259,13 @@ impl EventQueue {
             into.push(Event { token, data, news });
             if is_over {
                 self.begin_remove(token)?;
+            } else if let News::Sent { .. } = news {
+                // The buffer may be back already.
+                self.push(token, RAISED);
+            } else if let Kind::Stream { is_told: true, deadline, .. } = &mut registration.source {
+                if deadline.take().is_some() {
+                    self.unset_timer();
+                }
             } else if by_level {
                 self.again.push(token);
             }
@@ -277,6 +290,16 @@ fn look(registration: &mut Registration) -> Option<(News, bool)> {
         Kind::Return(back, wakes) => {
             let copied = back.poll(&wakes.as_ref()?.waker)?;
             Some((News::Returned { copied }, true))
+        }
+        Kind::Stream { work, wakes, is_told, .. } => {
+            let waker = &wakes.as_ref().filter(|_| !*is_told)?.waker;
+            let news = match work.poll(waker)? {
+                Step::Accepted => News::Accepted,
+                Step::Sent(bytes) => News::Sent { bytes },
+                Step::Over => News::Completed,
+            };
+            *is_told = news == News::Completed;
+            Some((news, false))
         }
         Kind::Timer { period, count, .. } => {
             let count = std::mem::take(count);

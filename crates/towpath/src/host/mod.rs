@@ -74,6 +74,7 @@ mod lend;
 mod link;
 mod listener;
 mod mode;
+pub(crate) mod operation;
 mod port;
 mod queue;
 mod sending;

@@ -52,7 +52,7 @@ struct Inner {
 }
 
 /// A buffer on its way into a socket.
-struct Going<B> {
+pub(crate) struct Going<B> {
     buffer: Option<B>,
     /// Bytes of it that were copied, and where they end.
     copied: usize,
@@ -64,13 +64,13 @@ struct Going<B> {
 }
 
 impl<B: Lend> Going<B> {
-    fn new(stream: &TcpStream, buffer: B, term: Option<Duration>) -> Self {
+    pub(super) fn new(stream: &TcpStream, buffer: B, term: Option<Duration>) -> Self {
         let choice = stream.inner.mode.choose(buffer.len());
         Self { buffer: Some(buffer), copied: 0, mark: None, choice, term }
     }
 
     /// The call ends here: what was accepted counts, else the error.
-    fn stop(&mut self, error: io::Error) -> Result<Sending<B>, SendError<B>> {
+    pub(super) fn stop(&mut self, error: io::Error) -> Result<Sending<B>, SendError<B>> {
         let buffer = self.buffer.take().expect("a future is done once");
         match self.copied {
             0 => Err(SendError { error, buffer }),
@@ -109,7 +109,7 @@ impl TcpStream {
     }
 
     /// Begins to connect.
-    fn begin(host: &Host, remote: SocketAddr) -> io::Result<Self> {
+    pub(super) fn begin(host: &Host, remote: SocketAddr) -> io::Result<Self> {
         let begun = host.owner.core.call(|state, now| {
             let id = state.sockets.stream(family(remote))?;
             match state.sockets.connect(id, remote, now.now) {
@@ -127,7 +127,11 @@ impl TcpStream {
         Ok(Self::new(host.clone(), begun.map_err(io_error)?))
     }
 
-    fn poll_connect(&self, cx: &mut Context<'_>, remote: SocketAddr) -> Poll<io::Result<()>> {
+    pub(super) fn poll_connect(
+        &self,
+        cx: &mut Context<'_>,
+        remote: SocketAddr,
+    ) -> Poll<io::Result<()>> {
         let id = self.id();
         self.inner.host.owner.core.call(|state, now| {
             match state.sockets.connect(id, remote, now.now) {
@@ -206,7 +210,7 @@ impl TcpStream {
     }
 
     /// Sends the buffer, which is taken when there is a result.
-    fn poll_send_zc<B: Lend>(
+    pub(super) fn poll_send_zc<B: Lend>(
         &self,
         cx: &mut Context<'_>,
         going: &mut Going<B>,

@@ -7,6 +7,7 @@ mod files;
 mod kernel;
 mod many;
 mod sockets;
+mod streams;
 mod time;
 mod users;
 
@@ -21,8 +22,15 @@ const PATIENCE: Duration = Duration::from_secs(30);
 type Case = (&'static str, fn(Choice));
 
 fn main() {
-    let cases =
-        [files::CASES, kernel::CASES, many::CASES, sockets::CASES, time::CASES, users::CASES];
+    let cases = [
+        files::CASES,
+        kernel::CASES,
+        many::CASES,
+        sockets::CASES,
+        streams::CASES,
+        time::CASES,
+        users::CASES,
+    ];
     let mut arguments = Arguments::from_args();
     // Some use signals and forks.
     arguments.test_threads.get_or_insert(1);

@@ -24,15 +24,15 @@ fn config(last: u8) -> HostConfig {
     HostConfig { default_term: None, ..HostConfig::with_address([10, 0, 0, last], 24) }
 }
 
-fn address() -> SocketAddr {
+pub(super) fn address() -> SocketAddr {
     "10.0.0.2:80".parse().unwrap()
 }
 
-fn hosts() -> (Host, Host) {
+pub(super) fn hosts() -> (Host, Host) {
     Host::pair(&config(1), &config(2)).unwrap()
 }
 
-fn connection((a, b): &(Host, Host)) -> (TcpStream, TcpStream) {
+pub(super) fn connection((a, b): &(Host, Host)) -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind(b, address()).unwrap();
     let stream = TcpStream::connect(a, address()).unwrap();
     let (peer, _) = listener.accept().unwrap();

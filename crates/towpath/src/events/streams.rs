@@ -1,0 +1,208 @@
+//! Operations on streams of towpath hosts: each is submitted, may be cancelled, and is over once.
+//!
+//! The waits of the queue carry them out, on the thread that waits.
+
+use super::queue::RAISED;
+use super::source::{Kind, Source};
+use super::{EventQueue, Token};
+use crate::host::operation::{Connection, Work};
+use crate::host::{Held, Host, TcpListener, TcpStream};
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::time::Instant;
+
+/// An operation that was not begun, with its buffer.
+pub struct NotBegun {
+    /// Why.
+    pub error: io::Error,
+    /// The buffer.
+    pub buffer: Vec<u8>,
+}
+
+impl EventQueue {
+    /// Begins to connect. A wait tells [`News::Completed`](super::News::Completed) when it is over,
+    /// and [`EventQueue::take_stream`] then has the connection. Cancelling gives it up.
+    ///
+    /// # Errors
+    /// Those of [`TcpStream::connect`] that need no answer; `ENOSPC` if the queue is full.
+    pub fn connect(
+        &mut self,
+        host: &Host,
+        remote: SocketAddr,
+        deadline: Option<Instant>,
+        data: u64,
+    ) -> io::Result<Token> {
+        self.check_process()?;
+        let work = Work::connect(host, remote)?;
+        self.begin(work, deadline, data).map_err(|(error, _)| error)
+    }
+
+    /// Accepts one connection after the other until it is cancelled, or `deadline` has passed. A
+    /// wait tells [`News::Accepted`](super::News::Accepted) of each, and the next one is accepted
+    /// when [`EventQueue::take_stream`] has taken it; those that come meanwhile stay with the
+    /// listener. At the end there is [`News::Completed`](super::News::Completed), and the
+    /// reason is taken in the same way.
+    ///
+    /// # Errors
+    /// `ENOSPC` if the queue is full.
+    pub fn accept(
+        &mut self,
+        listener: &TcpListener,
+        deadline: Option<Instant>,
+        data: u64,
+    ) -> io::Result<Token> {
+        let work = Work::Accept(listener.try_clone()?, None);
+        self.begin(work, deadline, data).map_err(|(error, _)| error)
+    }
+
+    /// Receives into `buffer`, whose bytes are replaced from its beginning. It is over when there
+    /// are some, however few, or when no more will come: 0, as for an empty buffer;
+    /// [`EventQueue::take`] has it then. Of several at a time on one stream, nothing is said about
+    /// which of them gets what.
+    ///
+    /// # Errors
+    /// `ENOSPC` if the queue is full. The buffer is handed back.
+    pub fn receive(
+        &mut self,
+        stream: &TcpStream,
+        buffer: Vec<u8>,
+        deadline: Option<Instant>,
+        data: u64,
+    ) -> Result<Token, NotBegun> {
+        match stream.try_clone() {
+            Ok(stream) => self.begin_bytes(Work::Receive(stream, buffer), deadline, data),
+            Err(error) => Err(NotBegun { error, buffer }),
+        }
+    }
+
+    /// Receives without copying, as [`TcpStream::recv_lent`]: [`EventQueue::take_pieces`] has at
+    /// most `max` bytes when it is over.
+    ///
+    /// # Errors
+    /// `ENOSPC` if the queue is full.
+    pub fn receive_lent(
+        &mut self,
+        stream: &TcpStream,
+        max: usize,
+        deadline: Option<Instant>,
+        data: u64,
+    ) -> io::Result<Token> {
+        let work = Work::ReceiveLent(stream.try_clone()?, max);
+        self.begin(work, deadline, data).map_err(|(error, _)| error)
+    }
+
+    /// Sends all of `buffer`, as [`TcpStream::send_zc`]. A wait tells
+    /// [`News::Sent`](super::News::Sent) when the socket has accepted it, and
+    /// [`News::Completed`](super::News::Completed) when it is back: then [`EventQueue::take`] has
+    /// it, with the bytes that were accepted. They are sent all the same after a cancel or the
+    /// deadline, which ask for the buffer as [`Sending::recall`](crate::host::Sending::recall).
+    ///
+    /// Of several at a time on one stream nothing is said about their order, and copied ones may be
+    /// mixed: begin the next when one was accepted.
+    ///
+    /// # Errors
+    /// `ENOSPC` if the queue is full. The buffer is handed back.
+    pub fn send(
+        &mut self,
+        stream: &TcpStream,
+        buffer: Vec<u8>,
+        deadline: Option<Instant>,
+        data: u64,
+    ) -> Result<Token, NotBegun> {
+        match stream.try_clone() {
+            Ok(stream) => self.begin_bytes(Work::send(stream, buffer), deadline, data),
+            Err(error) => Err(NotBegun { error, buffer }),
+        }
+    }
+
+    /// The connection that a wait told of, and the peer's address. After
+    /// [`News::Completed`](super::News::Completed) this ends the registration. `None` if there is
+    /// none, or of another operation.
+    pub fn take_stream(&mut self, token: Token) -> Option<io::Result<Connection>> {
+        let Kind::Stream { work, is_told, .. } = &mut self.slots.get(token)?.source else {
+            return None;
+        };
+        if *is_told {
+            let result = work.take_connected()?;
+            self.end(token);
+            return Some(result);
+        }
+        let next = work.take_next()?;
+        self.push(token, RAISED);
+        // The connection is there, whatever cannot be shown now.
+        let _ = self.settle();
+        Some(Ok(next))
+    }
+
+    /// What was received without copying, which ends the registration; nothing at the end of the
+    /// stream. `None` before a wait has told that it is over, or of another operation.
+    pub fn take_pieces(&mut self, token: Token) -> Option<io::Result<Vec<Held>>> {
+        let Kind::Stream { work, is_told: true, .. } = &mut self.slots.get(token)?.source else {
+            return None;
+        };
+        let pieces = work.take_pieces()?;
+        self.end(token);
+        Some(pieces)
+    }
+
+    /// Ends the registration of an operation whose outcome was taken.
+    pub(super) fn end(&mut self, token: Token) {
+        // It is over, and was told: nothing is in the way.
+        let _ = self.begin_remove(token);
+        let _ = self.settle();
+    }
+
+    fn begin_bytes(
+        &mut self,
+        work: Work,
+        deadline: Option<Instant>,
+        data: u64,
+    ) -> Result<Token, NotBegun> {
+        self.begin(work, deadline, data).map_err(|(error, mut work)| {
+            work.stop(rustix::io::Errno::CANCELED);
+            let (_, buffer) = work.take_bytes().expect("nothing was sent or received");
+            NotBegun { error, buffer }
+        })
+    }
+
+    /// The first try is the next wait's.
+    fn begin(
+        &mut self,
+        work: Work,
+        due: Option<Instant>,
+        data: u64,
+    ) -> Result<Token, (io::Error, Work)> {
+        if let Err(error) = self.check_process() {
+            return Err((error, work));
+        }
+        let Some(token) = self.slots.next() else {
+            return Err((rustix::io::Errno::NOSPC.into(), work));
+        };
+        let deadline = due.map(|due| self.timers.set(due, token));
+        let kind = Kind::Stream { work, wakes: None, deadline, is_told: false };
+        let added = self.begin_add(Source::of(kind), data);
+        debug_assert!(added.is_ok_and(|added| added == token), "there was room");
+        // It is under way: what cannot be shown now is shown by the next call.
+        let _ = self.settle();
+        Ok(token)
+    }
+}
+
+impl fmt::Debug for NotBegun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NotBegun").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for NotBegun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl std::error::Error for NotBegun {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}

@@ -1,0 +1,183 @@
+//! Operations on streams that go on when they are polled, and keep what they work on in between:
+//! for event queues.
+
+use super::stream::Going;
+use super::{Held, Host, Sending, TcpListener, TcpStream};
+use rustix::io::Errno;
+use std::future::Future;
+use std::io;
+use std::mem;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+/// A connection and its peer's address.
+pub(crate) type Connection = (TcpStream, SocketAddr);
+
+/// An operation, by how far it is.
+pub(crate) enum Work {
+    Connect(Connection),
+    /// With the connection that is to be taken next.
+    Accept(TcpListener, Option<Connection>),
+    /// An accept that was stopped, for this reason, before this connection was taken.
+    Last(Connection, Errno),
+    Receive(TcpStream, Vec<u8>),
+    /// With the most bytes.
+    ReceiveLent(TcpStream, usize),
+    Send(TcpStream, Going<Vec<u8>>),
+    /// Accepted, and not back.
+    Sent(Sending<Vec<u8>>),
+    /// Over, as are those that follow.
+    Connected(io::Result<Connection>),
+    Bytes(io::Result<usize>, Vec<u8>),
+    Pieces(io::Result<Vec<Held>>),
+    /// What became of it was taken.
+    Taken,
+}
+
+/// What is to be told of an operation.
+pub(crate) enum Step {
+    /// There is a connection to be taken.
+    Accepted,
+    /// The socket has taken so many bytes.
+    Sent(usize),
+    Over,
+}
+
+impl Work {
+    /// Begins to connect.
+    pub(crate) fn connect(host: &Host, remote: SocketAddr) -> io::Result<Self> {
+        Ok(Self::Connect((TcpStream::begin(host, remote)?, remote)))
+    }
+
+    /// Of a buffer that is to be sent.
+    pub(crate) fn send(stream: TcpStream, buffer: Vec<u8>) -> Self {
+        let going = Going::new(&stream, buffer, stream.term());
+        Self::Send(stream, going)
+    }
+
+    /// Goes on. `None` if there is nothing to tell: then `waker` is woken when it is worth trying
+    /// again, unless there is a connection to be taken first.
+    pub(crate) fn poll(&mut self, waker: &Waker) -> Option<Step> {
+        let (work, step) = mem::replace(self, Self::Taken).go_on(&mut Context::from_waker(waker));
+        *self = work;
+        step
+    }
+
+    fn go_on(self, cx: &mut Context<'_>) -> (Self, Option<Step>) {
+        let over = match self {
+            Self::Connect((stream, remote)) => match stream.poll_connect(cx, remote) {
+                Poll::Pending => return (Self::Connect((stream, remote)), None),
+                Poll::Ready(result) => Self::Connected(result.map(|()| (stream, remote))),
+            },
+            Self::Accept(listener, None) => match listener.poll_accept(cx) {
+                Poll::Pending => return (Self::Accept(listener, None), None),
+                Poll::Ready(Ok(next)) => {
+                    return (Self::Accept(listener, Some(next)), Some(Step::Accepted));
+                }
+                Poll::Ready(Err(error)) => Self::Connected(Err(error)),
+            },
+            Self::Receive(_, buffer) if buffer.is_empty() => Self::Bytes(Ok(0), buffer),
+            Self::Receive(stream, mut buffer) => match stream.poll_read(cx, &mut buffer) {
+                Poll::Pending => return (Self::Receive(stream, buffer), None),
+                Poll::Ready(result) => Self::Bytes(result, buffer),
+            },
+            Self::ReceiveLent(_, 0) => Self::Pieces(Ok(Vec::new())),
+            Self::ReceiveLent(stream, max) => {
+                let mut pieces = Vec::new();
+                match stream.poll_recv_lent(cx, max, &mut pieces) {
+                    Poll::Pending => return (Self::ReceiveLent(stream, max), None),
+                    Poll::Ready(result) => Self::Pieces(result.map(|_| pieces)),
+                }
+            }
+            Self::Send(stream, mut going) => match stream.poll_send_zc(cx, &mut going) {
+                Poll::Pending => return (Self::Send(stream, going), None),
+                Poll::Ready(Ok(sending)) => {
+                    let step = Step::Sent(sending.accepted());
+                    return (Self::Sent(sending), Some(step));
+                }
+                Poll::Ready(Err(failed)) => Self::Bytes(Err(failed.error), failed.buffer),
+            },
+            Self::Sent(mut sending) => match Pin::new(&mut sending).poll(cx) {
+                Poll::Pending => return (Self::Sent(sending), None),
+                Poll::Ready(returned) => Self::Bytes(Ok(sending.accepted()), returned.buffer),
+            },
+            waits @ (Self::Accept(_, Some(_)) | Self::Last(..) | Self::Taken) => {
+                return (waits, None);
+            }
+            over @ (Self::Connected(_) | Self::Bytes(..) | Self::Pieces(_)) => over,
+        };
+        (over, Some(Step::Over))
+    }
+
+    /// Ends it for this reason, unless something came of it before. What was accepted is sent all
+    /// the same, and its buffer is asked for.
+    pub(crate) fn stop(&mut self, why: Errno) {
+        *self = match mem::replace(self, Self::Taken) {
+            Self::Connect(_) | Self::Accept(_, None) => Self::Connected(Err(why.into())),
+            Self::Accept(_, Some(next)) => Self::Last(next, why),
+            Self::Receive(_, buffer) => Self::Bytes(Err(why.into()), buffer),
+            Self::ReceiveLent(..) => Self::Pieces(Err(why.into())),
+            Self::Send(_, mut going) => match going.stop(why.into()) {
+                Ok(sending) => Self::Sent(sending),
+                Err(failed) => Self::Bytes(Err(failed.error), failed.buffer),
+            },
+            Self::Sent(sending) => {
+                sending.recall();
+                Self::Sent(sending)
+            }
+            other => other,
+        };
+    }
+
+    /// The connection that was told of by [`Step::Accepted`].
+    pub(crate) fn take_next(&mut self) -> Option<Connection> {
+        match mem::replace(self, Self::Taken) {
+            Self::Accept(listener, next) => {
+                *self = Self::Accept(listener, None);
+                next
+            }
+            Self::Last(next, why) => {
+                *self = Self::Connected(Err(why.into()));
+                Some(next)
+            }
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+
+    /// What became of a connect or an accept that is over.
+    pub(crate) fn take_connected(&mut self) -> Option<io::Result<Connection>> {
+        match mem::replace(self, Self::Taken) {
+            Self::Connected(result) => Some(result),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+
+    /// What became of one with a buffer that is over.
+    pub(crate) fn take_bytes(&mut self) -> Option<(io::Result<usize>, Vec<u8>)> {
+        match mem::replace(self, Self::Taken) {
+            Self::Bytes(result, buffer) => Some((result, buffer)),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+
+    /// What became of one that yields pieces and is over.
+    pub(crate) fn take_pieces(&mut self) -> Option<io::Result<Vec<Held>>> {
+        match mem::replace(self, Self::Taken) {
+            Self::Pieces(result) => Some(result),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+}

@@ -1,0 +1,384 @@
+//! Operations on streams of towpath hosts.
+
+use super::sockets::{address, connection, hosts};
+use super::{Case, PATIENCE, config, now, one, queue, wait};
+use rustix::io::Errno;
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::time::{Duration, Instant};
+use towpath::events::{Choice, Completed, Config, EventQueue, News, Token};
+use towpath::host::{SendMode, TcpListener, TcpStream};
+
+pub(super) const CASES: &[Case] = &[
+    ("a_connection_is_made_or_refused", connect),
+    ("connecting_is_cancelled_or_ends_in_time", connect_stopped),
+    ("one_accept_takes_many_connections", accept),
+    ("an_accept_that_is_cancelled_loses_no_connection", accept_stopped),
+    ("a_posted_buffer_comes_back_with_bytes", receive),
+    ("a_posted_buffer_comes_back_at_the_end", receive_end),
+    ("a_posted_buffer_comes_back_when_it_is_asked_for", receive_stopped),
+    ("pieces_are_received", receive_lent),
+    ("a_large_buffer_is_accepted_and_returned", send),
+    ("a_buffer_comes_back_when_it_is_asked_for", send_stopped),
+    ("a_buffer_comes_back_when_the_peer_is_gone", send_reset),
+    ("a_full_queue_hands_buffers_back", full),
+    ("a_queue_may_go_before_operations_on_streams", dropped),
+];
+
+/// Waits until the operation is over; what was told of it before.
+fn until_over(queue: &mut EventQueue, token: Token) -> Vec<News> {
+    let mut told = Vec::new();
+    loop {
+        for event in wait(queue) {
+            assert_eq!((event.token, event.data), (token, 9));
+            if event.news == News::Completed {
+                return told;
+            }
+            told.push(event.news);
+        }
+    }
+}
+
+/// What became of one with a buffer, and that it is told once.
+fn finish(queue: &mut EventQueue, token: Token) -> Completed {
+    until_over(queue, token);
+    take(queue, token)
+}
+
+fn take(queue: &mut EventQueue, token: Token) -> Completed {
+    assert_eq!(now(queue), []);
+    queue.cancel(token).unwrap();
+    assert!(queue.take_stream(token).is_none() && queue.take_pieces(token).is_none());
+    assert_eq!(now(queue), [], "too late");
+    let completed = queue.take(token).unwrap();
+    assert!(queue.take(token).is_none() && queue.is_empty());
+    assert_eq!(errno(queue.cancel(token)), Errno::STALE);
+    completed
+}
+
+fn errno<T>(result: io::Result<T>) -> Errno {
+    Errno::from_io_error(&result.err().expect("it fails")).expect("an error of the system")
+}
+
+/// Waits until the peer has something to read.
+fn until_received(peer: &TcpStream, mut meanwhile: impl FnMut()) {
+    let deadline = Instant::now() + PATIENCE;
+    peer.set_nonblocking(true).unwrap();
+    while peer.peek(&mut [0]).is_err() {
+        assert!(Instant::now() < deadline, "nothing came");
+        meanwhile();
+        std::thread::yield_now();
+    }
+}
+
+fn past() -> Option<Instant> {
+    Some(Instant::now())
+}
+
+fn connect(choice: Choice) {
+    let (mut queue, (a, b)) = (queue(choice), hosts());
+    let listener = TcpListener::bind(&b, address()).unwrap();
+    let far = Some(Instant::now() + 100 * PATIENCE);
+    let token = queue.connect(&a, address(), far, 9).unwrap();
+    assert_eq!(errno(queue.remove(token)), Errno::BUSY);
+    assert!(queue.take_stream(token).is_none());
+    assert_eq!(until_over(&mut queue, token), []);
+    let (mut stream, remote) = queue.take_stream(token).unwrap().unwrap();
+    assert_eq!((remote, queue.len()), (address(), 0));
+    stream.write_all(b"hello").unwrap();
+    let mut read = [0; 5];
+    listener.accept().unwrap().0.read_exact(&mut read).unwrap();
+    assert_eq!(&read, b"hello");
+    // Nobody listens there.
+    let token = queue.connect(&a, "10.0.0.2:81".parse().unwrap(), None, 9).unwrap();
+    assert_eq!(until_over(&mut queue, token), []);
+    assert!(queue.take(token).is_none(), "it has no buffer");
+    assert_eq!(errno(queue.take_stream(token).unwrap()), Errno::CONNREFUSED);
+    assert_eq!(errno(queue.cancel(token)), Errno::STALE);
+}
+
+fn connect_stopped(choice: Choice) {
+    let (mut queue, (a, _b)) = (queue(choice), hosts());
+    // Nobody has this address.
+    let nobody = "10.0.0.9:80".parse().unwrap();
+    let token = queue.connect(&a, nobody, None, 9).unwrap();
+    queue.cancel(token).unwrap();
+    queue.cancel(token).unwrap();
+    assert_eq!(until_over(&mut queue, token), []);
+    assert_eq!(errno(queue.take_stream(token).unwrap()), Errno::CANCELED);
+    let soon = Some(Instant::now() + Duration::from_millis(1));
+    let token = queue.connect(&a, nobody, soon, 9).unwrap();
+    assert_eq!(until_over(&mut queue, token), []);
+    assert_eq!(errno(queue.take_stream(token).unwrap()), Errno::TIMEDOUT);
+    assert!(queue.is_empty());
+}
+
+fn accept(choice: Choice) {
+    let (mut queue, (a, b)) = (queue(choice), hosts());
+    let listener = TcpListener::bind(&b, address()).unwrap();
+    let token = queue.accept(&listener, None, 9).unwrap();
+    drop(listener);
+    assert_eq!(now(&mut queue), []);
+    let clients: Vec<_> = (0..3).map(|_| TcpStream::connect(&a, address()).unwrap()).collect();
+    for _ in &clients {
+        assert_eq!(one(&mut queue).news, News::Accepted);
+        assert_eq!(now(&mut queue), [], "it is told once");
+        let (_, from) = queue.take_stream(token).unwrap().unwrap();
+        assert!(clients.iter().any(|client| client.local_addr().unwrap() == from));
+        assert!(queue.take_stream(token).is_none());
+    }
+    assert_eq!(now(&mut queue), []);
+    let client = TcpStream::connect(&a, address()).unwrap();
+    assert_eq!(one(&mut queue).news, News::Accepted);
+    drop(client);
+    queue.take_stream(token).unwrap().unwrap();
+    queue.cancel(token).unwrap();
+    assert_eq!(until_over(&mut queue, token), []);
+    assert_eq!(errno(queue.take_stream(token).unwrap()), Errno::CANCELED);
+    assert!(queue.is_empty());
+    assert!(TcpStream::connect(&a, address()).is_err(), "nobody listens any more");
+}
+
+/// Goal: a connection that was told of can be taken after the cancel; the others stay.
+fn accept_stopped(choice: Choice) {
+    let (mut queue, (a, b)) = (queue(choice), hosts());
+    let listener = TcpListener::bind(&b, address()).unwrap();
+    let token = queue.accept(&listener, None, 9).unwrap();
+    let _clients = [0; 2].map(|_| TcpStream::connect(&a, address()).unwrap());
+    assert_eq!(one(&mut queue).news, News::Accepted);
+    queue.cancel(token).unwrap();
+    assert_eq!(now(&mut queue), [], "the connection comes first");
+    queue.take_stream(token).unwrap().unwrap();
+    assert_eq!(until_over(&mut queue, token), []);
+    assert_eq!(errno(queue.take_stream(token).unwrap()), Errno::CANCELED);
+    listener.accept().unwrap();
+    let token = queue.accept(&listener, past(), 9).unwrap();
+    assert_eq!(until_over(&mut queue, token), []);
+    assert_eq!(errno(queue.take_stream(token).unwrap()), Errno::TIMEDOUT);
+}
+
+fn receive(choice: Choice) {
+    let (mut queue, hosts) = (queue(choice), hosts());
+    let (stream, mut peer) = connection(&hosts);
+    let far = Some(Instant::now() + 100 * PATIENCE);
+    let token = queue.receive(&stream, vec![0; 100], far, 9).unwrap();
+    assert_eq!(now(&mut queue), []);
+    assert_eq!(errno(queue.remove(token)), Errno::BUSY);
+    peer.write_all(b"hello").unwrap();
+    let Completed { result, buffer } = finish(&mut queue, token);
+    assert_eq!((result.unwrap(), buffer.len(), &buffer[..5]), (5, 100, &b"hello"[..]));
+    // More than there is room for, and no room.
+    peer.write_all(b"hello").unwrap();
+    let token = queue.receive(&stream, vec![0; 2], None, 9).unwrap();
+    let Completed { result, buffer } = finish(&mut queue, token);
+    assert_eq!((result.unwrap(), &buffer[..]), (2, &b"he"[..]));
+    let token = queue.receive(&stream, Vec::new(), None, 9).unwrap();
+    assert_eq!(finish(&mut queue, token).result.unwrap(), 0);
+    let mut rest = Vec::new();
+    while rest.len() < 3 {
+        let token = queue.receive(&stream, vec![0; 9], None, 9).unwrap();
+        let Completed { result, buffer } = finish(&mut queue, token);
+        rest.extend_from_slice(&buffer[..result.unwrap()]);
+    }
+    assert_eq!(rest, b"llo");
+}
+
+fn receive_end(choice: Choice) {
+    let (mut queue, hosts) = (queue(choice), hosts());
+    let (stream, peer) = connection(&hosts);
+    let token = queue.receive(&stream, vec![0; 9], None, 9).unwrap();
+    assert_eq!(now(&mut queue), []);
+    peer.shutdown(Shutdown::Write).unwrap();
+    let Completed { result, buffer } = finish(&mut queue, token);
+    assert_eq!((result.unwrap(), buffer.len()), (0, 9));
+    // A peer that goes with bytes unread resets.
+    let (mut stream, peer) = connection(&hosts);
+    stream.write_all(b"hello").unwrap();
+    until_received(&peer, || {});
+    let token = queue.receive(&stream, vec![0; 9], None, 9).unwrap();
+    assert_eq!(now(&mut queue), []);
+    drop(peer);
+    let Completed { result, buffer } = finish(&mut queue, token);
+    assert_eq!((errno(result), buffer.len()), (Errno::CONNRESET, 9));
+}
+
+/// Goal: what came too late for a cancelled operation stays to be read.
+fn receive_stopped(choice: Choice) {
+    let (mut queue, hosts) = (queue(choice), hosts());
+    let (stream, mut peer) = connection(&hosts);
+    let token = queue.receive(&stream, vec![3; 9], None, 9).unwrap();
+    assert_eq!(now(&mut queue), []);
+    queue.cancel(token).unwrap();
+    peer.write_all(b"hello").unwrap();
+    let Completed { result, buffer } = finish(&mut queue, token);
+    assert_eq!((errno(result), buffer), (Errno::CANCELED, vec![3; 9]));
+    let token = queue.receive(&stream, vec![3; 9], None, 9).unwrap();
+    assert_eq!(finish(&mut queue, token).result.unwrap(), 5);
+    let token = queue.receive(&stream, vec![3; 9], past(), 9).unwrap();
+    let Completed { result, buffer } = finish(&mut queue, token);
+    assert_eq!((errno(result), buffer), (Errno::TIMEDOUT, vec![3; 9]));
+}
+
+fn receive_lent(choice: Choice) {
+    let (mut queue, hosts) = (queue(choice), hosts());
+    let (stream, mut peer) = connection(&hosts);
+    let token = queue.receive_lent(&stream, 1000, None, 9).unwrap();
+    assert_eq!(now(&mut queue), []);
+    peer.write_all(b"hello").unwrap();
+    assert_eq!(until_over(&mut queue, token), []);
+    assert!(queue.take(token).is_none());
+    let pieces = queue.take_pieces(token).unwrap().unwrap();
+    assert_eq!(pieces.iter().map(|piece| piece.bytes().unwrap().len()).sum::<usize>(), 5);
+    assert!(queue.is_empty() && queue.take_pieces(token).is_none());
+    for (max, ends) in [(0, false), (10, true)] {
+        if ends {
+            peer.shutdown(Shutdown::Write).unwrap();
+        }
+        let token = queue.receive_lent(&stream, max, None, 9).unwrap();
+        until_over(&mut queue, token);
+        assert!(queue.take_pieces(token).unwrap().unwrap().is_empty());
+    }
+    let (stream, _peer) = {
+        let other = TcpListener::bind(&hosts.1, "10.0.0.2:81".parse().unwrap()).unwrap();
+        let stream = TcpStream::connect(&hosts.0, "10.0.0.2:81".parse().unwrap()).unwrap();
+        (stream, other.accept().unwrap())
+    };
+    let token = queue.receive_lent(&stream, 10, None, 9).unwrap();
+    queue.cancel(token).unwrap();
+    until_over(&mut queue, token);
+    assert_eq!(errno(queue.take_pieces(token).unwrap()), Errno::CANCELED);
+}
+
+/// Reads so many bytes, which are 7.
+fn read_sevens(peer: &mut TcpStream, count: usize) {
+    peer.set_nonblocking(false).unwrap();
+    peer.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut read = vec![0; count];
+    peer.read_exact(&mut read).unwrap();
+    assert!(read.iter().all(|byte| *byte == 7));
+}
+
+fn send(choice: Choice) {
+    const LARGE: usize = 40 << 20;
+    let (mut queue, hosts) = (queue(choice), hosts());
+    for mode in [SendMode::Lend, SendMode::Copy] {
+        let (stream, mut peer) = connection(&hosts);
+        stream.set_send_mode(mode);
+        for len in [0, 1, LARGE] {
+            let token = queue.send(&stream, vec![7; len], None, 9).unwrap();
+            if mode == SendMode::Lend && len == LARGE {
+                let event = one(&mut queue);
+                assert_eq!((event.token, event.news), (token, News::Sent { bytes: len }));
+                assert_eq!(now(&mut queue), [], "the peer has not read");
+                assert!(queue.take(token).is_none());
+            }
+            let reader = std::thread::spawn(move || {
+                read_sevens(&mut peer, len);
+                peer
+            });
+            let told = until_over(&mut queue, token);
+            let told_before = mode == SendMode::Lend && len == LARGE;
+            assert_eq!(told.len(), usize::from(!told_before), "{told:?}");
+            let Completed { result, buffer } = take(&mut queue, token);
+            assert_eq!((result.unwrap(), buffer.len()), (len, len));
+            peer = reader.join().unwrap();
+        }
+    }
+}
+
+/// Goal: what was accepted is sent though its buffer was asked for; what was not, is not.
+fn send_stopped(choice: Choice) {
+    const LEN: usize = 1 << 20;
+    let (mut queue, hosts) = (queue(choice), hosts());
+    let (stream, mut peer) = connection(&hosts);
+    stream.set_send_mode(SendMode::Lend);
+    let token = queue.send(&stream, vec![7; LEN], None, 9).unwrap();
+    queue.cancel(token).unwrap();
+    let Completed { result, buffer } = finish(&mut queue, token);
+    assert_eq!((errno(result), buffer.len()), (Errno::CANCELED, LEN));
+    let token = queue.send(&stream, vec![7; LEN], None, 9).unwrap();
+    assert_eq!(one(&mut queue).news, News::Sent { bytes: LEN });
+    queue.cancel(token).unwrap();
+    let Completed { result, buffer } = finish(&mut queue, token);
+    assert_eq!((result.unwrap(), buffer.len()), (LEN, LEN));
+    read_sevens(&mut peer, LEN);
+    let soon = Some(Instant::now() + Duration::from_millis(50));
+    let token = queue.send(&stream, vec![7; LEN], soon, 9).unwrap();
+    let Completed { result, buffer } = finish(&mut queue, token);
+    let accepted = result.unwrap_or(0);
+    assert_eq!(buffer.len(), LEN);
+    read_sevens(&mut peer, accepted);
+    // A copy stops in the middle.
+    stream.set_send_mode(SendMode::Copy);
+    let token = queue.send(&stream, vec![7; 64 * LEN], None, 9).unwrap();
+    until_received(&peer, || assert_eq!(now(&mut queue), []));
+    queue.cancel(token).unwrap();
+    let Completed { result, buffer } = finish(&mut queue, token);
+    let count = result.unwrap();
+    assert!(count > 0 && count < 64 * LEN && buffer.len() == 64 * LEN, "{count}");
+    stream.shutdown(Shutdown::Write).unwrap();
+    read_sevens(&mut peer, count);
+    assert_eq!(peer.read(&mut [0]).unwrap(), 0);
+}
+
+fn send_reset(choice: Choice) {
+    const LEN: usize = 20 << 20;
+    let (mut queue, hosts) = (queue(choice), hosts());
+    let (stream, peer) = connection(&hosts);
+    stream.set_send_mode(SendMode::Lend);
+    let token = queue.send(&stream, vec![7; LEN], None, 9).unwrap();
+    assert_eq!(one(&mut queue).news, News::Sent { bytes: LEN });
+    until_received(&peer, || {});
+    drop(peer);
+    assert_eq!(finish(&mut queue, token).buffer.len(), LEN);
+    for mode in [SendMode::Lend, SendMode::Copy] {
+        stream.set_send_mode(mode);
+        let token = queue.send(&stream, vec![7; 100], None, 9).unwrap();
+        let Completed { result, buffer } = finish(&mut queue, token);
+        assert!(matches!(errno(result), Errno::CONNRESET | Errno::PIPE));
+        assert_eq!(buffer, [7; 100]);
+    }
+}
+
+fn full(choice: Choice) {
+    let small = Config { registrations: 1, ..config(choice) };
+    let (mut queue, hosts) = (EventQueue::with(&small).unwrap(), hosts());
+    let (stream, mut peer) = connection(&hosts);
+    let far = Some(Instant::now() + PATIENCE);
+    let token = queue.receive(&stream, vec![0; 5], far, 9).unwrap();
+    for deadline in [None, far] {
+        let refused = queue.receive(&stream, vec![7; 5], deadline, 9).unwrap_err();
+        assert_eq!((errno::<()>(Err(refused.error)), refused.buffer), (Errno::NOSPC, vec![7; 5]));
+        let refused = queue.send(&stream, vec![7; 5], deadline, 9).unwrap_err();
+        assert_eq!((errno::<()>(Err(refused.error)), refused.buffer), (Errno::NOSPC, vec![7; 5]));
+        assert_eq!(errno(queue.receive_lent(&stream, 5, deadline, 9)), Errno::NOSPC);
+        assert_eq!(errno(queue.connect(&hosts.0, address(), deadline, 9)), Errno::NOSPC);
+    }
+    peer.write_all(b"hello").unwrap();
+    assert_eq!(finish(&mut queue, token).result.unwrap(), 5);
+}
+
+/// Goal: what was accepted is sent, and nothing else is taken from the streams.
+fn dropped(choice: Choice) {
+    let (mut queue, hosts) = (queue(choice), hosts());
+    let (mut stream, mut peer) = connection(&hosts);
+    stream.set_send_mode(SendMode::Lend);
+    let listener = TcpListener::bind(&hosts.1, "10.0.0.2:81".parse().unwrap()).unwrap();
+    queue.receive(&stream, vec![0; 5], Some(Instant::now() + PATIENCE), 9).unwrap();
+    queue.receive_lent(&stream, 5, None, 9).unwrap();
+    queue.accept(&listener, None, 9).unwrap();
+    let sent = queue.send(&stream, vec![7; 1 << 20], None, 9).unwrap();
+    let event = one(&mut queue);
+    assert_eq!((event.token, event.news), (sent, News::Sent { bytes: 1 << 20 }));
+    queue.connect(&hosts.0, "10.0.0.2:82".parse().unwrap(), None, 9).unwrap();
+    drop(queue);
+    peer.write_all(b"hello").unwrap();
+    read_sevens(&mut peer, 1 << 20);
+    stream.set_nonblocking(false).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut read = [0; 5];
+    stream.read_exact(&mut read).unwrap();
+    assert_eq!(&read, b"hello");
+    let _client = TcpStream::connect(&hosts.0, "10.0.0.2:81".parse().unwrap()).unwrap();
+    listener.accept().unwrap();
+}

@@ -280,19 +280,21 @@ impl Buffers<'_> {
     }
 
     fn write_table(&self, memory: &GuestMemory, table: u64, linked: bool) {
-        for (index, (segment, flags)) in self.iter().enumerate() {
-            let mut bytes = [0; 16];
+        let mut descriptors = [[0; 16]; TABLE_MAX];
+        let mut count = 0;
+        for (bytes, (segment, flags)) in descriptors.iter_mut().zip(self.iter()) {
+            count += 1;
             bytes[..8].copy_from_slice(&segment.address.to_le_bytes());
             bytes[8..12].copy_from_slice(&segment.bytes.to_le_bytes());
             if linked {
                 bytes[12..14].copy_from_slice(&flags.to_le_bytes());
-                bytes[14..].copy_from_slice(&(index as u16 + 1).to_le_bytes());
+                bytes[14..].copy_from_slice(&(count as u16).to_le_bytes());
             } else {
                 let flags = flags & !Self::NEXT;
                 bytes[14..].copy_from_slice(&flags.to_le_bytes());
             }
-            let at = table + 16 * index as u64;
-            memory.write(at, &bytes).expect("tables lie in the guest's memory");
         }
+        let bytes = descriptors[..count].as_flattened();
+        memory.write(table, bytes).expect("tables lie in the guest's memory");
     }
 }

@@ -183,6 +183,11 @@ impl GuestMemory {
         Some(region.mapping.stretch(at as usize, bytes))
     }
 
+    /// The range, if it lies in one region: nearly always.
+    pub(crate) fn locate_whole(&self, guest: u64, bytes: usize) -> Option<Stretch<'_>> {
+        self.locate(guest, bytes).filter(|stretch| stretch.len() == bytes)
+    }
+
     /// Calls `each` with all stretches of the range, in order. Nothing is called for what lies
     /// behind the first address that is not mapped.
     fn stretches(
@@ -203,11 +208,15 @@ impl GuestMemory {
 
     /// True if all of the range is mapped.
     pub fn contains(&self, guest: u64, bytes: usize) -> bool {
-        self.stretches(guest, bytes, |_, _| {}).is_ok()
+        self.locate_whole(guest, bytes).is_some() || self.stretches(guest, bytes, |_, _| {}).is_ok()
     }
 
     /// Copies out of the guest's memory. What is in `to` after an error is of no meaning.
     pub fn read(&self, guest: u64, to: &mut [u8]) -> Result<(), OutOfRange> {
+        if let Some(stretch) = self.locate_whole(guest, to.len()) {
+            stretch.read(to);
+            return Ok(());
+        }
         self.stretches(guest, to.len(), |at, stretch| stretch.read(&mut to[at..][..stretch.len()]))
     }
 

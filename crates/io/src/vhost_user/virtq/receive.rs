@@ -327,8 +327,7 @@ fn copy<'a>(
     // Most drivers offer buffers of one stretch, which is looked up once.
     if let &[segment, ..] = segments
         && segment.bytes as usize >= needed
-        && let Some(stretch) = memory.locate(segment.address, needed)
-        && stretch.len() == needed
+        && let Some(stretch) = memory.locate_whole(segment.address, needed)
     {
         stretch.write(&header.0);
         // The packet has none before it was peeked, and nothing takes long to be copied.

@@ -130,8 +130,8 @@ impl Ring {
 
     fn walk(&self, memory: &GuestMemory, head: u16, chain: &mut Chain) -> Result<(), Broken> {
         let mut index = head;
-        for count in 1..=self.size {
-            chain.head = Head { id: head, descriptors: count, entry: head, again: false };
+        for before in 0..self.size {
+            chain.head = Head { id: head, descriptors: before + 1, entry: head, again: false };
             if index >= self.size {
                 return Err(Broken::Descriptor);
             }

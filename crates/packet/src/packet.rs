@@ -214,7 +214,7 @@ impl Packet {
         let body = self.body_mut();
         assert!(body.start == body.end, "a packet that has headers is not peeked");
         let (start, mut end) = (RECEIVE_HEADROOM, RECEIVE_HEADROOM);
-        for piece in body.pieces.iter().flatten() {
+        for piece in body.pieces[..body.piece_count as usize].iter().flatten() {
             end += piece.copy_to(&mut body.headers[end..]);
             if end == HEADER_BYTES {
                 break;

@@ -158,17 +158,21 @@ fn datagrams(choice: Choice) {
     assert!(ready(&mut queue, token).writable);
 }
 
-/// Goal: a send that found no room to lend is told when there is some. Bad input: a socket that is
-/// told by edge and writable all the time, so that nothing else would raise it.
+/// Goal: a send that found no room to lend is told when there is some. Bad input: sockets that are
+/// told by edge and writable all the time, while another one has all that the host may lend: so
+/// nothing else would raise them.
 fn lending(choice: Choice) {
-    let small = |last| HostConfig { lent_by_socket: 4096, ..config(last) };
+    let small = |last| HostConfig { lent_by_all: 4096, ..config(last) };
     let hosts = Host::pair(&small(1), &small(2)).unwrap();
     let mut queue = queue(choice);
-    let (stream, mut peer) = connection(&hosts);
-    stream.set_send_mode(SendMode::Lend);
+    let (stream, _peer) = connection(&hosts);
+    let (other, mut peer) = connection(&hosts);
+    for stream in [&stream, &other] {
+        stream.set_send_mode(SendMode::Lend);
+    }
     let token = add(&mut queue, &stream, Interest::WRITE, Trigger::Edge);
     assert!(ready(&mut queue, token).writable);
-    let sending = stream.send_zc(vec![5; 3000]).unwrap();
+    let sending = other.send_zc(vec![5; 3000]).unwrap();
     assert_eq!(stream.send_zc(vec![6; 3000]).unwrap_err().buffer.len(), 3000);
     now(&mut queue);
     peer.set_nonblocking(false).unwrap();
@@ -179,13 +183,16 @@ fn lending(choice: Choice) {
 
     let to: SocketAddr = "10.0.0.2:53".parse().unwrap();
     let receiver = UdpSocket::bind(&hosts.1, to).unwrap();
-    let socket = UdpSocket::bind(&hosts.0, "10.0.0.1:0".parse().unwrap()).unwrap();
-    socket.set_nonblocking(true).unwrap();
-    socket.set_send_mode(SendMode::Lend);
+    let [socket, other] = [0; 2].map(|_| {
+        let socket = UdpSocket::bind(&hosts.0, "10.0.0.1:0".parse().unwrap()).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        socket.set_send_mode(SendMode::Lend);
+        socket
+    });
     let source = Source::datagram(&socket, Interest::WRITE, Trigger::Edge).unwrap();
     let token = queue.add(source, 0).unwrap();
     assert!(ready(&mut queue, token).writable);
-    let sending = socket.send_zc_to(vec![5; 1200], to).unwrap();
+    let sending = other.send_zc_to(vec![5; 1200], to).unwrap();
     let refused = socket.send_zc_to(vec![6; 3000], to).unwrap_err();
     assert_eq!(refused.error.kind(), ErrorKind::WouldBlock);
     now(&mut queue);

@@ -1,9 +1,13 @@
-//! A machine or `towpath up` that ends at once, in the middle of a transfer.
+//! A machine or `towpath up` that ends at once, and ports that come and go, in the middle of a
+//! transfer.
+
+use std::os::unix::net::UnixStream;
 
 use crate::machine::Machine;
 use crate::network::Up;
 
-/// The port of a machine that was killed meets the next one; the other machine lives on.
+/// The port of a machine that was killed meets the next one; the other machine lives on, and the
+/// memory of what was on its way is back.
 pub(crate) fn of_a_guest() {
     let ports = [("--vhost-user", "one"), ("--vhost-user", "two")];
     let up = Up::start("killed", &ports);
@@ -12,12 +16,14 @@ pub(crate) fn of_a_guest() {
         let mut one = Machine::boot(&up.socket("one"), 1, card);
         stream(&mut one, &mut two, "nc 10.0.2.22 9 < /dev/zero > /dev/null &");
         one.kill();
+        up.wait_for_rest();
         two.run("ip addr flush dev eth0 && ip link set eth0 down");
     }
     // One that receives is killed as well, with packets on their way to it.
     let mut one = Machine::boot(&up.socket("one"), 1, ",mac=02:00:00:00:00:01");
     stream(&mut two, &mut one, "nc 10.0.2.22 9 < /dev/zero > /dev/null &");
     one.kill();
+    up.wait_for_rest();
     two.run("ip addr flush dev eth0 && ip link set eth0 down");
     let mut one = Machine::boot(&up.socket("one"), 1, ",mac=02:00:00:00:00:01");
     stream(&mut one, &mut two, "nc 10.0.2.22 9 < /dev/zero > /dev/null &");
@@ -49,6 +55,33 @@ pub(crate) fn of_the_network() {
     up.finish();
 }
 
+/// A transfer between two machines lives on while other ports come and go.
+pub(crate) fn of_other_ports() {
+    let up = Up::start("ports", &[("--vhost-user", "one"), ("--vhost-user", "two")]);
+    let mut one = Machine::boot(&up.socket("one"), 1, ",mac=02:00:00:00:00:01");
+    let mut two = Machine::boot(&up.socket("two"), 1, ",mac=02:00:00:00:00:02");
+    one.run("dd if=/dev/urandom of=/tmp/data bs=64k count=16 2> /dev/null");
+    let all = "while [ ! -e /tmp/stop ]; do cat /tmp/data; echo >> /tmp/times; done";
+    stream(&mut one, &mut two, &format!("({all}) | nc 10.0.2.22 9 > /tmp/sum &"));
+    let socket = up.socket("three");
+    for kind in ["--vhost-user", "--stream"].repeat(3) {
+        up.ask(&["port", "add", "three", kind, &socket.to_string_lossy()]);
+        wait_for_more(&mut two);
+        // Whoever is at a port that goes is cut off.
+        let _guest = UnixStream::connect(&socket).expect("the port is there");
+        up.ask(&["port", "del", "three"]);
+        wait_for_more(&mut two);
+    }
+    one.run("touch /tmp/stop");
+    let received = one.run("while [ ! -s /tmp/sum ]; do sleep 0.1; done; cat /tmp/sum");
+    let sent = one.run("while read -r line; do cat /tmp/data; done < /tmp/times | md5sum");
+    assert_eq!(received, sent);
+    up.wait_for_rest();
+    one.power_off();
+    two.power_off();
+    up.finish();
+}
+
 /// Has `one` begin `transfer` to port 9 of `two`; returns when much has arrived.
 fn stream(one: &mut Machine, two: &mut Machine, transfer: &str) {
     one.configure("10.0.2.21/24");
@@ -56,8 +89,13 @@ fn stream(one: &mut Machine, two: &mut Machine, transfer: &str) {
     two.start("nc -ll -p 9 -e md5sum &");
     two.run("while ! netstat -ltn | grep -q :9; do sleep 0.1; done");
     one.start(transfer);
+    wait_for_more(two);
+}
+
+/// Returns when much has arrived at `machine`.
+fn wait_for_more(machine: &mut Machine) {
     let received = "$(cat /sys/class/net/eth0/statistics/rx_bytes)";
-    two.run(&format!(
+    machine.run(&format!(
         "to=$(({received} + {ENOUGH})); while [ {received} -lt $to ]; do sleep 0.1; done"
     ));
 }

@@ -44,13 +44,14 @@ fn main() -> ExitCode {
         });
         trial.with_ignored_flag(missing.is_some())
     });
-    let networks: [(&str, Test); 6] = [
+    let networks: [(&str, Test); 7] = [
         ("network_vhost_user", network::two_by_vhost_user),
         ("network_stream", network::by_stream_and_vhost_user),
         ("network_queues", network::several_queues),
         ("network_offloads", offloads::each_with_each),
         ("network_guest_killed", crash::of_a_guest),
         ("network_restarted", crash::of_the_network),
+        ("network_ports", crash::of_other_ports),
     ];
     let networks = networks.map(|(name, test)| {
         let trial = Trial::test(name, move || {

@@ -4,8 +4,11 @@
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpListener};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
 
 use crate::machine::Machine;
 
@@ -13,6 +16,10 @@ use crate::machine::Machine;
 const TRANSFER: usize = 16 << 20;
 /// Longest report.
 const REPORT_BYTES_MAX: u64 = 64 << 10;
+
+/// Looks at most until all memory is back, and the time between two of them: far away on purpose.
+const REST_LOOKS: u32 = 2400;
+const REST_STEP: Duration = Duration::from_millis(50);
 
 /// A `towpath up`, ended with the value.
 pub(crate) struct Up {
@@ -37,18 +44,42 @@ impl Up {
             arguments.push(option.into());
             arguments.push(format!("{name}={}", directory.join(name).display()).into());
         }
-        Self { process: serve(&arguments), arguments, directory }
+        let process = serve(&arguments, &directory);
+        Self { process, arguments, directory }
     }
 
     /// Kills it, which leaves its sockets behind, and starts it again.
     pub(crate) fn crash(&mut self) {
         self.process.kill().expect("it runs");
         self.process.wait().expect("ours");
-        self.process = serve(&self.arguments);
+        self.process = serve(&self.arguments, &self.directory);
     }
 
     pub(crate) fn socket(&self, name: &str) -> PathBuf {
         self.directory.join(name)
+    }
+
+    /// Asks it with a command; returns what that prints. Fails if the command does.
+    pub(crate) fn ask(&self, arguments: &[&str]) -> String {
+        let output = command(&self.directory).args(arguments).output().expect("towpath starts");
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        String::from_utf8(output.stdout).expect("text")
+    }
+
+    /// Returns when no packet, frame or byte of a guest is in use any more.
+    pub(crate) fn wait_for_rest(&self) {
+        let pid = self.process.id().to_string();
+        let mut figures = Value::Null;
+        for _ in 0..REST_LOOKS {
+            let told = self.ask(&["stats", "--json", &pid]);
+            figures = serde_json::from_str(&told).expect("an object");
+            let (taken, lent) = (&figures["taken"], &figures["lent"]["bytes"]);
+            if taken["packets"] == 0 && taken["frames"] == 0 && *lent == 0 {
+                return;
+            }
+            std::thread::sleep(REST_STEP);
+        }
+        panic!("not at rest: {figures}");
     }
 
     /// Asks it to end; returns what it reports.
@@ -59,6 +90,7 @@ impl Up {
         let said = self.process.stderr.take().expect("piped");
         said.take(REPORT_BYTES_MAX).read_to_string(&mut report).expect("text");
         assert!(self.process.wait().expect("ours").success(), "{report}");
+        std::fs::remove_dir_all(self.directory.join("towpath")).expect("it had a control socket");
         let left = std::fs::read_dir(&self.directory).expect("ours").count();
         assert_eq!(left, 0, "sockets are left");
         report
@@ -74,10 +106,16 @@ impl Drop for Up {
     }
 }
 
-/// Returns when it serves.
-fn serve(arguments: &[OsString]) -> Child {
+/// The command under test, which has its control sockets below `directory`.
+fn command(directory: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_towpath"));
-    let process = command.args(arguments).stderr(Stdio::piped()).spawn();
+    command.env("XDG_RUNTIME_DIR", directory);
+    command
+}
+
+/// Returns when it serves.
+fn serve(arguments: &[OsString], directory: &Path) -> Child {
+    let process = command(directory).args(arguments).stderr(Stdio::piped()).spawn();
     let mut process = process.expect("the command under test");
     let mut first = String::new();
     let said = process.stderr.as_mut().expect("piped");

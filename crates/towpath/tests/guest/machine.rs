@@ -32,6 +32,13 @@ pub(crate) fn missing() -> Option<String> {
     (!found).then(|| "nothing to boot: run scripts/guest".to_owned())
 }
 
+/// Why a machine, or the host, has no iperf3.
+pub(crate) fn missing_iperf3() -> Option<String> {
+    let found =
+        initrd_iperf3().exists() && Command::new("iperf3").arg("--version").output().is_ok();
+    (!found).then(|| "no iperf3 when scripts/guest ran, or now".to_owned())
+}
+
 impl Machine {
     /// Boots a machine whose network card has its other end at `socket`. `card` are further
     /// properties of the card, each with a comma in front; `pairs` of queues.
@@ -42,17 +49,13 @@ impl Machine {
     /// Boots a machine with several such cards: `eth0`, `eth1` and so on in this order. Each
     /// connects again when its other end goes.
     pub(crate) fn boot_cards(pairs: u16, cards: &[(PathBuf, &str)]) -> Self {
-        let mut network = Vec::new();
-        for (number, (socket, card)) in cards.iter().enumerate() {
-            network.push("-chardev".to_owned());
-            network.push(format!("socket,id=c{number},path={},reconnect=1", socket.display()));
-            network.push("-netdev".to_owned());
-            network.push(format!("vhost-user,id=n{number},chardev=c{number},queues={pairs}"));
-            network.push("-device".to_owned());
-            // Under emulation QEMU 7.2 dies of vhost-user with MSI-X.
-            network.push(device(number, &format!(",vectors=0{card}")));
-        }
-        Self::start_up(pairs, &network)
+        Self::start_up(pairs, &vhost_user(pairs, cards))
+    }
+
+    /// Boots a machine with one such card that has iperf3.
+    pub(crate) fn boot_iperf3(socket: &Path, card: &str) -> Self {
+        let network = vhost_user(1, &[(socket.to_owned(), card)]);
+        Self::start_with(&initrd_iperf3(), 1, &network)
     }
 
     /// Boots a machine that makes the socket of its network card's other end, and waits for it.
@@ -76,6 +79,10 @@ impl Machine {
     }
 
     fn start_up(processors: u16, network: &[String]) -> Self {
+        Self::start_with(&initrd(), processors, network)
+    }
+
+    fn start_with(initrd: &Path, processors: u16, network: &[String]) -> Self {
         let memory = format!("memory-backend-memfd,id=memory,size={MEMORY},share=on");
         let mut process = Command::new(QEMU)
             .args(["-accel", "tcg", "-m", MEMORY, "-smp", &processors.to_string()])
@@ -85,7 +92,7 @@ impl Machine {
             .arg("-kernel")
             .arg(kernel())
             .arg("-initrd")
-            .arg(initrd())
+            .arg(initrd)
             // A kernel that counts ticks against turns of a loop gives up on a busy machine.
             .args(["-append", "console=ttyS0 quiet loglevel=0 panic=-1 no_timer_check"])
             .stdin(Stdio::piped())
@@ -188,6 +195,21 @@ impl Drop for Machine {
     }
 }
 
+/// Network cards with these other ends and further properties.
+fn vhost_user(pairs: u16, cards: &[(PathBuf, &str)]) -> Vec<String> {
+    let mut network = Vec::new();
+    for (number, (socket, card)) in cards.iter().enumerate() {
+        network.push("-chardev".to_owned());
+        network.push(format!("socket,id=c{number},path={},reconnect=1", socket.display()));
+        network.push("-netdev".to_owned());
+        network.push(format!("vhost-user,id=n{number},chardev=c{number},queues={pairs}"));
+        network.push("-device".to_owned());
+        // Under emulation QEMU 7.2 dies of vhost-user with MSI-X.
+        network.push(device(number, &format!(",vectors=0{card}")));
+    }
+    network
+}
+
 /// A network card.
 fn device(number: usize, card: &str) -> String {
     // A later `mac` takes the place of this one.
@@ -202,6 +224,10 @@ fn kernel() -> PathBuf {
 
 fn initrd() -> PathBuf {
     directory().join("initrd")
+}
+
+fn initrd_iperf3() -> PathBuf {
+    directory().join("initrd-iperf3")
 }
 
 /// Where `scripts/guest` puts things: beside what is built.

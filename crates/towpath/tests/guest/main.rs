@@ -4,6 +4,7 @@
 //! else the tests are ignored. They run one after the other.
 
 mod crash;
+mod iperf;
 mod machine;
 mod network;
 mod offloads;
@@ -60,7 +61,16 @@ fn main() -> ExitCode {
         });
         trial.with_ignored_flag(missing.is_some())
     });
-    let trials = trials.into_iter().chain(networks).collect();
+    let missing_iperf3 = missing.or_else(machine::missing_iperf3);
+    if let Some(why) = &missing_iperf3 {
+        eprintln!("guest: network_iperf3 ignored: {why}");
+    }
+    let iperf3 = Trial::test("network_iperf3", || {
+        iperf::both_ways();
+        Ok(())
+    });
+    let iperf3 = iperf3.with_ignored_flag(missing_iperf3.is_some());
+    let trials = trials.into_iter().chain(networks).chain([iperf3]).collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 

@@ -3,6 +3,7 @@
 
 use super::ring::{Bell, bounded};
 use loom::cell::UnsafeCell;
+use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::sync::{Arc, Notify};
 use loom::thread;
 use towpath_packet::ready::ReadyList;
@@ -15,7 +16,7 @@ unsafe impl Send for Source {}
 unsafe impl Sync for Source {}
 
 /// Goal: an owner that sleeps whenever the list is empty hears of two sources, and sees what they
-/// did before. Fails without Release and Acquire of `head`, and without AcqRel of `state`.
+/// did before. Fails without Release and Acquire of `head`.
 #[test]
 fn a_sleeping_owner_hears_of_each_source() {
     bounded(2, || {
@@ -44,6 +45,32 @@ fn a_sleeping_owner_hears_of_each_source() {
         for (_, thread) in sources {
             thread.join().unwrap();
         }
+    });
+}
+
+/// Goal: what was done before the raise of an entry that is listed already is seen by the look that
+/// follows, or by a later one. Fails without Acquire where the owner unlists an entry.
+#[test]
+fn a_raise_of_a_listed_entry_is_heard() {
+    bounded(2, || {
+        let bell = Bell(Arc::new(Notify::new()));
+        let mut list = ReadyList::new(bell.clone());
+        let (raiser, news) = (list.add().unwrap(), Arc::new(AtomicU32::new(0)));
+        raiser.raise();
+        let theirs = news.clone();
+        let other = thread::spawn(move || {
+            // Relaxed: ordered by the raise.
+            theirs.store(7, Ordering::Relaxed);
+            raiser.raise();
+        });
+        let mut seen = false;
+        while !seen {
+            list.take(|_, _| seen = news.load(Ordering::Relaxed) == 7);
+            if !seen && list.arm() {
+                bell.0.wait();
+            }
+        }
+        other.join().unwrap();
     });
 }
 

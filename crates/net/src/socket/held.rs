@@ -161,7 +161,7 @@ impl Sockets {
     /// Those of [`Sockets::receive_datagram`]; [`Error::MessageSize`] if it is in more pieces, and
     /// [`Error::NoBuffers`] if too much is held already: it stays then. [`Error::NotSupported`] for
     /// raw sockets of IPv4, and for frames with headers of packet sockets: those that are read
-    /// whole, and those that left.
+    /// whole, and those that left ([`Sockets::receive_frame_lent`]).
     pub fn receive_datagram_lent(
         &mut self,
         id: SocketId,
@@ -170,9 +170,45 @@ impl Sockets {
         cx: &mut Context<'_>,
     ) -> Result<ReceivedDatagram, Error> {
         self.datagram_error(id)?;
-        self.next_datagram(id)?;
+        if !self.next_datagram(id)?.0.is_empty() {
+            return Err(Error::NotSupported);
+        }
+        self.hand_out(id, most, out, cx)
+    }
+
+    /// The same for what begins with headers, which are in no piece: they are appended to
+    /// `headers`, and are at most [`HEADER_BYTES`](towpath_packet::packet::HEADER_BYTES).
+    ///
+    /// # Errors
+    /// Those of [`Sockets::receive_datagram_lent`], but no [`Error::NotSupported`].
+    pub fn receive_frame_lent(
+        &mut self,
+        id: SocketId,
+        most: &ReadMost,
+        (headers, out): (&mut Vec<u8>, &mut Vec<Held>),
+        cx: &mut Context<'_>,
+    ) -> Result<ReceivedDatagram, Error> {
+        self.datagram_error(id)?;
+        let begun = headers.len();
+        headers.extend_from_slice(self.next_datagram(id)?.0);
+        let handed = self.hand_out(id, most, out, cx);
+        if handed.is_err() {
+            headers.truncate(begun);
+        }
+        handed
+    }
+
+    /// Hands out the pieces of the next datagram.
+    fn hand_out(
+        &mut self,
+        id: SocketId,
+        most: &ReadMost,
+        out: &mut Vec<Held>,
+        cx: &mut Context<'_>,
+    ) -> Result<ReceivedDatagram, Error> {
         let reader = self.reader(id)?;
-        let (packet, told) = self.next_datagram(id)?;
+        let (headers, packet, told) = self.next_datagram(id)?;
+        let len = told.len - headers.len();
         let own_max = match reader.held() {
             // One is handed out whatever the buffer is, as one is taken in.
             0 => usize::MAX,
@@ -182,9 +218,9 @@ impl Sockets {
         let Context { memory, ledger, .. } = cx;
         let mut handing = Handing::new(memory, ledger, &reader, &self.reading, *most, own_max, out);
         let mut done = 0;
-        while done < told.len {
-            match handing.next(packet.pieces(), done, told.len - done) {
-                Ok(len) => done += len,
+        while done < len {
+            match handing.next(packet.pieces(), done, len - done) {
+                Ok(count) => done += count,
                 Err(error) => {
                     out.truncate(begun);
                     if error == Error::NoBuffers {

@@ -387,9 +387,10 @@ impl UdpSocket {
 }
 
 /// All of a datagram, whose packet has no more pieces than any.
-const WHOLE: ReadMost = ReadMost { bytes: usize::MAX, pieces: PIECES_MAX, private: true };
+pub(super) const WHOLE: ReadMost =
+    ReadMost { bytes: usize::MAX, pieces: PIECES_MAX, private: true };
 
-fn ready<T>(result: Result<T, Error>) -> Poll<io::Result<T>> {
+pub(super) fn ready<T>(result: Result<T, Error>) -> Poll<io::Result<T>> {
     match result {
         Err(Error::WouldBlock) => Poll::Pending,
         result => Poll::Ready(result.map_err(io_error)),

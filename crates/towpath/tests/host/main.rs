@@ -3,6 +3,7 @@
 
 mod datagrams;
 mod files;
+mod sniffers;
 mod terms;
 
 use std::io::{self, ErrorKind, Read, Write};

@@ -8,6 +8,7 @@
 use super::super::{Error, Family, SocketId, Sockets};
 use super::receive::Waiting;
 use super::send::{Carrier, SendTo, Way};
+use crate::bpf::Program;
 use crate::counters::DropReason;
 use crate::stack::{Context, share};
 use crate::wire::MacAddr;
@@ -15,6 +16,7 @@ use crate::wire::ethernet::{self, EtherType};
 use alloc::boxed::Box;
 use core::net::{Ipv4Addr, SocketAddr};
 use towpath_packet::Packet;
+use towpath_packet::packet::PEEK_BYTES;
 
 /// What a packet socket has beside what every datagram socket has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +87,8 @@ impl FrameSource {
 /// A packet socket's own.
 pub(super) struct PacketSocket {
     options: PacketOptions,
+    /// What it wants of them.
+    filter: Option<Program>,
     /// Frames for it since they were last told, and what it had lost then.
     offered: u32,
     dropped_before: u32,
@@ -105,7 +109,7 @@ impl Sockets {
         let id = self.datagram(Family::V4)?;
         let options =
             PacketOptions { protocol, payload_only, ignore_outgoing: false, bound: false };
-        let own = PacketSocket { options, offered: 0, dropped_before: 0 };
+        let own = PacketSocket { options, filter: None, offered: 0, dropped_before: 0 };
         self.socket_mut(id)?.datagrams_mut()?.link = Some(Box::new(own));
         self.datagrams.link.push(id);
         self.want_frames();
@@ -129,6 +133,22 @@ impl Sockets {
         let own = self.socket_mut(id)?.datagrams_mut()?.link.as_mut().ok_or(Error::NotSupported)?;
         change(&mut own.options);
         self.want_frames();
+        Ok(())
+    }
+
+    /// Sets which frames a packet socket sees from now on, and how much of each: what the program
+    /// returns (`SO_ATTACH_FILTER`). It runs over the first [`PEEK_BYTES`] of what the socket would
+    /// read; what lies behind is not there for it. `None` takes all.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] for other sockets.
+    pub fn set_packet_filter(
+        &mut self,
+        id: SocketId,
+        filter: Option<Program>,
+    ) -> Result<(), Error> {
+        let own = self.socket_mut(id)?.datagrams_mut()?.link.as_mut().ok_or(Error::NotSupported)?;
+        own.filter = filter;
         Ok(())
     }
 
@@ -249,9 +269,16 @@ impl Sockets {
                 continue;
             }
             let begin = if options.payload_only { ethernet::HEADER_LEN } else { 0 };
-            let Some(packet) = share(packet, &packet.headers()[begin..], cx) else {
+            let wanted = self.wanted_bytes(id, packet, begin);
+            if wanted == 0 {
+                continue;
+            }
+            let headers = &packet.headers()[begin..];
+            let headers = &headers[..headers.len().min(wanted)];
+            let Some(mut packet) = share(packet, headers, cx) else {
                 return self.stack.count_drop(DropReason::NoMemory);
             };
+            packet.truncate(wanted - headers.len());
             let waiting = Waiting {
                 link: Some(source),
                 with_headers: true,
@@ -263,6 +290,15 @@ impl Sockets {
                 own.offered = own.offered.wrapping_add(1);
             }
         }
+    }
+
+    /// Bytes of a frame from `begin` on that a socket's filter wants; all are more than there are.
+    fn wanted_bytes(&self, id: SocketId, packet: &Packet, begin: usize) -> usize {
+        let own = self.socket(id).ok().and_then(|socket| socket.datagrams().ok()?.link.as_ref());
+        let Some(filter) = own.and_then(|own| own.filter.as_ref()) else { return usize::MAX };
+        let mut first = [0; PEEK_BYTES];
+        let count = packet.copy_first(&mut first);
+        filter.run(&first[begin..count], (packet.len() - begin) as u32) as usize
     }
 
     /// Linux's `eth_type_trans`.

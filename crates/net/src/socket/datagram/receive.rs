@@ -234,20 +234,15 @@ impl Sockets {
         Ok((taken, told))
     }
 
-    /// The next datagram: the packet that begins with it, and what is told of it.
-    ///
-    /// # Errors
-    /// [`Error::NotSupported`] for one that begins with a header, which is in no piece.
+    /// The next datagram: headers that are read and are in no piece, the packet whose pieces begin
+    /// with the rest, and what is told of it.
     pub(in crate::socket) fn next_datagram(
         &self,
         id: SocketId,
-    ) -> Result<(&Packet, ReceivedDatagram), Error> {
+    ) -> Result<(&[u8], &Packet, ReceivedDatagram), Error> {
         let socket = self.socket(id)?;
         let first = socket.datagrams()?.queue.front().ok_or(Error::WouldBlock)?;
-        if !first.headers().is_empty() {
-            return Err(Error::NotSupported);
-        }
-        Ok((&first.packet, first.told(socket, first.next_len())))
+        Ok((first.headers(), &first.packet, first.told(socket, first.next_len())))
     }
 
     /// Bytes of the next datagram; zero if there is none (`FIONREAD`).

@@ -2,10 +2,11 @@
 
 use super::bench::*;
 use super::datagram::data;
+use crate::bpf::{self, Instruction, Program};
 use crate::counters::DropReason;
 use crate::socket::{
     Borrower, DATAGRAMS_MAX, Error, Family, FrameKind, LinkDestination, Notice, PacketOptions,
-    SendTo, SocketId,
+    ReadMost, SendTo, SocketId,
 };
 use crate::wire::MacAddr;
 use crate::wire::ethernet::EtherType;
@@ -248,4 +249,52 @@ fn what_is_made_is_bounded_and_runts_are_dropped() {
     assert!(b.take(SERVER, server).is_err());
     let dropped = b.hosts[SERVER].stack().counters().dropped(DropReason::EthernetMalformed);
     assert_eq!((dropped, b.in_use()), (1, 0));
+}
+
+/// Goal: a filter sees what the socket would read, and cuts it; what it refuses is neither kept nor
+/// counted. Whole frames are received without a copy, their headers apart. Tried besides: sockets
+/// that are none, and reading nothing.
+#[test]
+fn filters_say_how_much_of_a_frame_is_wanted() {
+    let mut b = Bench::new();
+    let client = b.packets(CLIENT, OTHER, false);
+    let payload = b.packets(SERVER, OTHER, true);
+    let whole_frames = b.packets(SERVER, PacketOptions::ALL, false);
+    // The first byte, if it is 1.
+    let load = |code: u16, jt: u8, jf: u8, k: u32| Instruction { code, jt, jf, k };
+    let first = [load(0x30, 0, 0, 0), load(0x15, 0, 1, 1), load(6, 0, 0, 1), load(6, 0, 0, 0)];
+    let first = Program::new(first.to_vec()).expect("a program");
+    let greater = bpf::compile("greater 500").expect("an expression");
+    b.hosts[SERVER].set_packet_filter(payload, Some(first)).expect("its own");
+    b.hosts[SERVER].set_packet_filter(whole_frames, Some(greater)).expect("its own");
+    for (begin, len, is_first, is_greater) in
+        [(1, 400, true, false), (2, 1500, false, true), (1, 1500, true, true), (1, 1, true, false)]
+    {
+        let mut bytes = data(len);
+        bytes[0] = begin;
+        let sent = frame(mac(SERVER), OTHER, &bytes);
+        assert_eq!(b.send_frame(client, &sent, whole()), Ok(sent.len()));
+        b.settle();
+        let got = b.take(SERVER, payload).map(|(bytes, _)| bytes);
+        assert_eq!(got, if is_first { Ok(alloc::vec![1]) } else { Err(Error::WouldBlock) });
+        let (mut headers, mut pieces) = (Vec::new(), Vec::new());
+        let most = ReadMost { bytes: usize::MAX, pieces: 18, private: true };
+        let told = b.with(SERVER, |host, cx| {
+            host.receive_frame_lent(whole_frames, &most, (&mut headers, &mut pieces), cx)
+        });
+        if !is_greater {
+            assert_eq!((told, headers.len()), (Err(Error::WouldBlock), 0));
+            continue;
+        }
+        for piece in &pieces {
+            headers.extend_from_slice(&piece.bytes().expect("private"));
+        }
+        assert_eq!((told.expect("a frame").len, headers), (sent.len(), sent));
+    }
+    assert_eq!(b.hosts[SERVER].take_packet_statistics(payload), Ok((3, 0)));
+    assert_eq!(b.hosts[SERVER].take_packet_statistics(whole_frames), Ok((2, 0)));
+    assert_eq!(b.copied_at(Site::SocketReceive), 3, "one byte of each payload");
+    let udp = b.datagram(CLIENT, Family::V4);
+    let refused = b.hosts[CLIENT].set_packet_filter(udp, None);
+    assert_eq!((refused, b.in_use()), (Err(Error::NotSupported), 0));
 }

@@ -1,6 +1,7 @@
 //! A machine or `towpath up` that ends at once, and ports that come and go, in the middle of a
 //! transfer.
 
+use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::net::UnixStream;
 
 use crate::machine::Machine;
@@ -15,7 +16,14 @@ pub(crate) fn of_a_guest() {
     for card in [",mac=02:00:00:00:00:01", ",mac=02:00:00:00:00:01,packed=on"] {
         let mut one = Machine::boot(&up.socket("one"), 1, card);
         stream(&mut one, &mut two, "nc 10.0.2.22 9 < /dev/zero > /dev/null &");
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port of the loopback");
+        let port = listener.local_addr().expect("bound").port();
+        one.start(&format!("nc 10.0.2.2 {port} < /dev/zero > /dev/null &"));
+        // The host does not read, so that memory of the guest is in use when it is killed.
+        let (reader, _) = listener.accept().expect("the machine connects");
+        up.wait_for_loans();
         one.kill();
+        drop(reader);
         up.wait_for_rest();
         two.run("ip addr flush dev eth0 && ip link set eth0 down");
     }

@@ -17,9 +17,11 @@ const TRANSFER: usize = 16 << 20;
 /// Longest report.
 const REPORT_BYTES_MAX: u64 = 64 << 10;
 
-/// Looks at most until all memory is back, and the time between two of them: far away on purpose.
-const REST_LOOKS: u32 = 2400;
-const REST_STEP: Duration = Duration::from_millis(50);
+/// Looks at most until figures are as expected: far away on purpose.
+const LOOKS_MAX: u32 = 100;
+/// Time between two looks. Each is an event for the network, which gives frames that it keeps ready
+/// for reading back after a second without any.
+const STEP: Duration = Duration::from_millis(1500);
 
 /// A `towpath up`, ended with the value.
 pub(crate) struct Up {
@@ -68,18 +70,29 @@ impl Up {
 
     /// Returns when no packet, frame or byte of a guest is in use any more.
     pub(crate) fn wait_for_rest(&self) {
+        self.wait_for_figures("rest", |figures| {
+            let taken = &figures["taken"];
+            taken["packets"] == 0 && taken["frames"] == 0 && figures["lent"]["bytes"] == 0
+        });
+    }
+
+    /// Returns when bytes of guests are lent.
+    pub(crate) fn wait_for_loans(&self) {
+        self.wait_for_figures("loans", |figures| figures["lent"]["bytes"] != 0);
+    }
+
+    fn wait_for_figures(&self, what: &str, done: impl Fn(&Value) -> bool) {
         let pid = self.process.id().to_string();
         let mut figures = Value::Null;
-        for _ in 0..REST_LOOKS {
+        for _ in 0..LOOKS_MAX {
             let told = self.ask(&["stats", "--json", &pid]);
             figures = serde_json::from_str(&told).expect("an object");
-            let (taken, lent) = (&figures["taken"], &figures["lent"]["bytes"]);
-            if taken["packets"] == 0 && taken["frames"] == 0 && *lent == 0 {
+            if done(&figures) {
                 return;
             }
-            std::thread::sleep(REST_STEP);
+            std::thread::sleep(STEP);
         }
-        panic!("not at rest: {figures}");
+        panic!("no {what}: {figures}");
     }
 
     /// Asks it to end; returns what it reports.

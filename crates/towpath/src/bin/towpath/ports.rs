@@ -205,12 +205,15 @@ fn lease_line(pid: i32, lease: &Value) -> String {
     format!("{pid:>8} {address:<39} {seconds:>8} {mac} {port:<15} {name}{kind}")
 }
 
+/// As an option says it: an address and an interface only where there is one.
 fn published_line(pid: i32, published: &Value) -> String {
     let [protocol, port, to] =
         ["protocol", "host-port", "guest-port"].map(|key| plain(&published[key]));
-    let [address, interface] = ["address", "interface"].map(|key| match &published[key] {
-        Value::Null => "*".to_owned(),
-        value => plain(value),
-    });
-    format!("{pid:>8} {protocol} {address}%{interface}/{port} {}:{to}", plain(&published["guest"]))
+    let part = |key, before: &str| match &published[key] {
+        Value::Null => String::new(),
+        value => format!("{before}{}", plain(value)),
+    };
+    let place = part("address", "") + &part("interface", "%");
+    let slash = if place.is_empty() { "" } else { "/" };
+    format!("{pid:>8} {protocol} {place}{slash}{port} {}:{to}", plain(&published["guest"]))
 }

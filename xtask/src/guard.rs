@@ -88,9 +88,9 @@ pub(crate) fn compare() -> Result<Count, String> {
     let path = figures_path();
     let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     let stored = Stored::parse(&text)?;
-    let same_compiler = stored.compiler == compiler()?;
-    if !same_compiler {
-        println!("skipped: instructions, as the figures are of {}", stored.compiler);
+    let same_setting = stored.setting == setting()?;
+    if !same_setting {
+        println!("skipped: instructions, as the figures are of {}", stored.setting);
     }
     let mut count = Count::default();
     println!("{:<24}{:>14}{:>9}{:>14}{:>9}", "", "instructions", "", "system calls", "");
@@ -109,7 +109,7 @@ pub(crate) fn compare() -> Result<Count, String> {
                 0.0
             },
         );
-        let worse = worse(is, was, same_compiler && case.rounds == 1);
+        let worse = worse(is, was, same_setting && case.rounds == 1);
         for what in &worse {
             println!("{}: {what}", case.name);
         }
@@ -119,9 +119,9 @@ pub(crate) fn compare() -> Result<Count, String> {
 }
 
 /// What is worse than it was, in words.
-fn worse(is: Figures, was: Figures, same_compiler: bool) -> Vec<String> {
+fn worse(is: Figures, was: Figures, same_setting: bool) -> Vec<String> {
     let mut worse = Vec::new();
-    if same_compiler && is.instructions > was.instructions * (1.0 + INSTRUCTIONS_MORE) {
+    if same_setting && is.instructions > was.instructions * (1.0 + INSTRUCTIONS_MORE) {
         worse.push(format!("{:.0} instructions, were {:.0}", is.instructions, was.instructions));
     }
     let mut calls_max = was.system_calls * (1.0 + SYSTEM_CALLS_MORE) + NONE;
@@ -141,7 +141,7 @@ fn store() -> Result<(), String> {
     if let Some(missing) = missing() {
         return Err(format!("{missing} is not installed"));
     }
-    let mut text = format!("# {HEAD}\ncompiler {}\n", compiler()?);
+    let mut text = format!("# {HEAD}\nsetting {}\n", setting()?);
     for case in &CASES {
         let Figures { instructions, allocations, system_calls } = measure(case)?;
         let line = format!("{} {instructions:.0} {allocations:.2} {system_calls:.3}", case.name);
@@ -167,8 +167,9 @@ fn missing() -> Option<&'static str> {
     })
 }
 
-/// The compiler, and the processor: libc copies memory in the way that suits it.
-fn compiler() -> Result<String, String> {
+/// What instructions depend on: the compiler, and the processor, as libc copies memory in the way
+/// that suits it.
+fn setting() -> Result<String, String> {
     let output = Command::new(std::env::var_os("RUSTC").unwrap_or("rustc".into()))
         .arg("--version")
         .output()
@@ -185,18 +186,18 @@ fn compiler() -> Result<String, String> {
 
 /// The stored figures.
 struct Stored<'a> {
-    compiler: &'a str,
+    setting: &'a str,
     lines: Vec<(&'a str, Figures)>,
 }
 
 impl<'a> Stored<'a> {
     fn parse(text: &'a str) -> Result<Self, String> {
-        let mut stored = Self { compiler: "", lines: Vec::new() };
+        let mut stored = Self { setting: "", lines: Vec::new() };
         for line in text.lines().filter(|line| !line.starts_with('#')) {
             let bad = || format!("xtask/figures.txt: not understood: {line}");
             let (name, rest) = line.split_once(' ').ok_or_else(bad)?;
-            if name == "compiler" {
-                stored.compiler = rest;
+            if name == "setting" {
+                stored.setting = rest;
                 continue;
             }
             let numbers: Result<Vec<f64>, _> = rest.split(' ').map(str::parse).collect();
@@ -313,8 +314,8 @@ mod tests {
 
     #[test]
     fn stored_figures_are_found() {
-        let stored = Stored::parse("# words\ncompiler rustc 1.2\nvm 10 0.00 1.5\n").unwrap();
-        assert_eq!(stored.compiler, "rustc 1.2");
+        let stored = Stored::parse("# words\nsetting rustc 1.2\nvm 10 0.00 1.5\n").unwrap();
+        assert_eq!(stored.setting, "rustc 1.2");
         let vm = Figures { instructions: 10.0, allocations: 0.0, system_calls: 1.5 };
         assert_eq!(stored.of("vm"), Ok(vm));
         assert!(stored.of("vn").is_err());

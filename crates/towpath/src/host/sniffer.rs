@@ -48,8 +48,9 @@ impl Host {
 }
 
 impl Sniffer {
-    /// Receives a frame without copying it: its headers, which are private, appended to `headers`,
-    /// and what follows them as pieces, appended to `into`. Super-packets are one frame, and
+    /// Receives a frame without copying it: its headers, as far as they are private, appended to
+    /// `headers`, and what follows them as pieces, appended to `into`. How many headers are private
+    /// depends on where the frame comes from: 14 bytes or more. Super-packets are one frame, and
     /// checksums that the device completes are not complete.
     /// [`ReceivedDatagram::link`] tells which way it went.
     ///

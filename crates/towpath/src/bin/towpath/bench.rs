@@ -19,6 +19,7 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::error::ErrorKind;
@@ -134,14 +135,23 @@ enum Bench {
     Vhost,
 }
 
+/// What to do where each measurement takes the same time.
+#[derive(Debug)]
+struct Timed {
+    selection: Selection,
+    rounds: u32,
+    /// Of each measurement.
+    span: Duration,
+}
+
 /// What to do.
 #[derive(Debug)]
 enum Plan {
     Gateway(gateway::Plan),
     Zerocopy(zerocopy::Plan),
-    Ring(ring::Plan),
-    Vm(vm::Plan),
-    Vhost(vhost::Plan),
+    Ring(Timed),
+    Vm(Timed),
+    Vhost(Timed),
 }
 
 /// Measures and reports.
@@ -194,6 +204,10 @@ fn plan(arguments: &BenchArguments) -> Plan {
         Arguments::command().error(ErrorKind::ValueValidation, text).exit();
     }
     let rounds = if arguments.quick { 1 } else { arguments.rounds };
+    let timed = |selection, quick| {
+        let seconds = Duration::from_secs(arguments.seconds.unwrap_or(1).into());
+        Timed { selection, rounds, span: if arguments.quick { quick } else { seconds } }
+    };
     match arguments.name {
         Bench::Gateway => {
             let seconds = if arguments.quick { 1 } else { arguments.seconds.unwrap_or(3) };
@@ -204,18 +218,9 @@ fn plan(arguments: &BenchArguments) -> Plan {
             let seconds = (!arguments.quick).then(|| arguments.seconds.unwrap_or(1));
             Plan::Zerocopy(zerocopy::Plan::new(selection, rounds, seconds))
         }
-        Bench::Ring => {
-            let seconds = (!arguments.quick).then(|| arguments.seconds.unwrap_or(1));
-            Plan::Ring(ring::Plan::new(selection, rounds, seconds))
-        }
-        Bench::Vm => {
-            let seconds = (!arguments.quick).then(|| arguments.seconds.unwrap_or(1));
-            Plan::Vm(vm::Plan::new(selection, rounds, seconds))
-        }
-        Bench::Vhost => {
-            let seconds = (!arguments.quick).then(|| arguments.seconds.unwrap_or(1));
-            Plan::Vhost(vhost::Plan::new(selection, rounds, seconds))
-        }
+        Bench::Ring => Plan::Ring(timed(selection, ring::SPAN_QUICK)),
+        Bench::Vm => Plan::Vm(timed(selection, vm::SPAN_QUICK)),
+        Bench::Vhost => Plan::Vhost(timed(selection, vhost::SPAN_QUICK)),
     }
 }
 

@@ -15,7 +15,8 @@
 
 use std::time::Duration;
 
-use super::cases::{Case, Selection};
+use super::Timed;
+use super::cases::Case;
 use super::lab::Network;
 use super::process;
 use super::report::{machine, short, told};
@@ -29,22 +30,6 @@ use queues::Kind;
 mod drive;
 mod port;
 mod queues;
-
-/// What to do.
-#[derive(Debug)]
-pub(super) struct Plan {
-    pub(super) selection: Selection,
-    pub(super) rounds: u32,
-    pub(super) span: Duration,
-}
-
-impl Plan {
-    /// `seconds` of each measurement; `None` for as little as shows that it works.
-    pub(super) fn new(selection: Selection, rounds: u32, seconds: Option<u32>) -> Self {
-        let span = seconds.map_or(SPAN_QUICK, |seconds| Duration::from_secs(seconds.into()));
-        Self { selection, rounds, span }
-    }
-}
 
 /// All cases, in the order of the report.
 pub(super) fn all() -> impl Iterator<Item = &'static Case> {
@@ -60,7 +45,7 @@ static CASES: [Case; 3] =
 
 /// Measures; this process must be the first of new namespaces, and have one thread. Also returns
 /// how many measurements failed.
-pub(super) fn measure(plan: &Plan) -> anyhow::Result<(Results, usize)> {
+pub(super) fn measure(plan: &Timed) -> anyhow::Result<(Results, usize)> {
     process::go_first();
     // Before threads choose processors.
     let circumstances = vec![
@@ -118,4 +103,5 @@ fn bare(case: &'static Case) -> Series {
     Series { case, systems: kinds(case).map(system).collect() }
 }
 
-const SPAN_QUICK: Duration = Duration::from_millis(20);
+/// As short as shows that it works.
+pub(super) const SPAN_QUICK: Duration = Duration::from_millis(20);

@@ -18,7 +18,8 @@ use std::time::Duration;
 use anyhow::{bail, ensure};
 use rustix::thread::CpuSet;
 
-use super::cases::{Case, Selection};
+use super::Timed;
+use super::cases::Case;
 use super::ping_pong::Stopwatch;
 use super::process::{self, Running};
 use super::report::{machine, short, told};
@@ -26,22 +27,6 @@ use super::results::{Results, Series, System};
 use super::system::find_program;
 use super::vm::{self, RECEIVER, SENDER, Serving, Sockets};
 use crate::messages::Messages;
-
-/// What to do.
-#[derive(Debug)]
-pub(super) struct Plan {
-    pub(super) selection: Selection,
-    pub(super) rounds: u32,
-    pub(super) span: Duration,
-}
-
-impl Plan {
-    /// `seconds` of each measurement; `None` for as little as shows that it works.
-    pub(super) fn new(selection: Selection, rounds: u32, seconds: Option<u32>) -> Self {
-        let span = seconds.map_or(SPAN_QUICK, |seconds| Duration::from_secs(seconds.into()));
-        Self { selection, rounds, span }
-    }
-}
 
 /// All cases, in the order of the report.
 pub(super) fn all() -> impl Iterator<Item = &'static Case> {
@@ -68,7 +53,7 @@ struct Places([CpuSet; 2]);
 
 /// Measures; this process must be the first of new namespaces, and have one thread. Also returns
 /// how many measurements of towpath failed.
-pub(super) fn measure(plan: &Plan) -> anyhow::Result<(Results, usize)> {
+pub(super) fn measure(plan: &Timed) -> anyhow::Result<(Results, usize)> {
     ensure!(find_program(TESTPMD).is_some(), "{TESTPMD} is not installed: in Debian, dpdk-dev");
     process::go_first();
     let places = Places(vm::places()?);
@@ -263,7 +248,8 @@ const MACS: [&str; 2] = ["02:00:00:00:00:0a", "02:00:00:00:00:0b"];
 /// Half of what a ring holds.
 const WINDOW_BURSTS: u32 = 16;
 const WARM_UP: Duration = Duration::from_millis(300);
-const SPAN_QUICK: Duration = Duration::from_millis(300);
+/// As short as shows that it works.
+pub(super) const SPAN_QUICK: Duration = Duration::from_millis(300);
 /// Much longer than it takes to start, on a machine that does much else.
 const START_MAX: Duration = Duration::from_secs(30);
 /// And to end.

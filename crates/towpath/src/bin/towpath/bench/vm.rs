@@ -15,7 +15,8 @@
 
 use std::time::Duration;
 
-use super::cases::{Case, Selection};
+use super::Timed;
+use super::cases::Case;
 use super::process;
 use super::report::{machine, short, told};
 use super::results::{Results, Series, System};
@@ -28,22 +29,6 @@ use workload::{WORKLOADS, Workload};
 mod guest;
 mod traffic;
 pub(super) mod workload;
-
-/// What to do.
-#[derive(Debug)]
-pub(super) struct Plan {
-    pub(super) selection: Selection,
-    pub(super) rounds: u32,
-    pub(super) span: Duration,
-}
-
-impl Plan {
-    /// `seconds` of each measurement; `None` for as little as shows that it works.
-    pub(super) fn new(selection: Selection, rounds: u32, seconds: Option<u32>) -> Self {
-        let span = seconds.map_or(SPAN_QUICK, |seconds| Duration::from_secs(seconds.into()));
-        Self { selection, rounds, span }
-    }
-}
 
 /// All cases, in the order of the report.
 pub(super) fn all() -> impl Iterator<Item = &'static Case> {
@@ -66,7 +51,7 @@ const SYSTEMS: [(&str, bool); 2] = [("shared", false), ("orphan", true)];
 
 /// Measures; this process must be the first of new namespaces, and have one thread. Also returns
 /// how many measurements failed.
-pub(super) fn measure(plan: &Plan) -> anyhow::Result<(Results, usize)> {
+pub(super) fn measure(plan: &Timed) -> anyhow::Result<(Results, usize)> {
     process::go_first();
     let circumstances = vec![
         machine(),
@@ -113,4 +98,5 @@ fn bare(case: &'static Case) -> Series {
     Series { case, systems: SYSTEMS.into_iter().map(system).collect() }
 }
 
-const SPAN_QUICK: Duration = Duration::from_millis(20);
+/// As short as shows that it works.
+pub(super) const SPAN_QUICK: Duration = Duration::from_millis(20);

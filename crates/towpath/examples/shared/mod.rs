@@ -1,21 +1,20 @@
 //! What the examples share: where the bytes go, and what sending them cost.
 //!
 //! The server is always a towpath host. Its clients are on a second host of this process, or they
-//! are programs of the kernel's network at the other end of a TAP device, here in a network
-//! namespace that ends with the process: no name, nothing to clean up.
+//! are programs of the kernel's network at the other end of a TAP device.
+
+mod place;
 
 use std::io::{self, Read};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
+use place::{PREFIX_LEN, isolated, on_tap};
 use rustix::time::{ClockId, clock_gettime};
 use towpath::host::{Config, Held, Host, Lend, SendMode, Sending, TcpStream};
-use towpath_io::namespace::{Isolation, reap};
-use towpath_io::netlink::{LinkSettings, Netlink};
-use towpath_io::process_sys::Forked;
 
 /// What both are told.
 #[derive(Args, Clone, Copy, Debug)]
@@ -96,25 +95,6 @@ fn work_and_report(
     Ok(())
 }
 
-/// Does `work` as process 1 of a network namespace.
-fn isolated(work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
-    let isolation = Isolation::detect(true)?;
-    match isolation.fork()? {
-        Forked::Child => {
-            let done = isolation.adopt().map_err(anyhow::Error::from).and_then(|()| work());
-            if let Err(error) = &done {
-                eprintln!("error: {error:#}");
-            }
-            std::process::exit(done.is_err().into())
-        }
-        Forked::Parent(child) => {
-            let status = reap(child.pid)?;
-            ensure!(status.success(), "nothing was measured");
-            Ok(())
-        }
-    }
-}
-
 impl Lab {
     fn new(options: Options) -> anyhow::Result<Self> {
         let term = Duration::from_millis(options.term.into());
@@ -126,11 +106,7 @@ impl Lab {
                 (server, Some(clients))
             }
             Over::Tap => {
-                let server = Host::on_tap_named(&config(SERVER), DEVICE)?;
-                let mut netlink = Netlink::open()?;
-                let index = netlink.link_index(DEVICE)?;
-                netlink.address_add(index, IpAddr::V4(CLIENT), PREFIX_LEN)?;
-                netlink.link_set(index, &LinkSettings { up: true, ..LinkSettings::default() })?;
+                let server = on_tap(&config(SERVER), CLIENT)?;
                 (server, None)
             }
         };
@@ -269,8 +245,6 @@ impl Used {
 
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 7, 0, 1);
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 7, 0, 2);
-const PREFIX_LEN: u8 = 24;
 const PORT: u16 = 80;
-const DEVICE: &str = "example0";
 const READ_BYTES: usize = 256 << 10;
 const PATIENCE: Duration = Duration::from_secs(10);

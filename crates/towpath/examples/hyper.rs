@@ -1,0 +1,179 @@
+//! An application of hyper on a towpath host.
+//!
+//! The application ([`answer`]) and hyper know nothing of towpath: a stream of a host has tokio's
+//! traits, and its wakers are all that a runtime needs, here a tokio without I/O of its own.
+//! The clients are hyper's, on a second host of the process; or a program of the kernel's network,
+//! which runs beside the server in a network namespace and has it at 10.7.0.1:
+//!
+//! ```text
+//! hyper -- curl -s http://10.7.0.1/
+//! hyper -- wrk -t1 -c64 -d5 http://10.7.0.1/bytes/4096
+//! ```
+
+#[path = "shared/place.rs"]
+mod place;
+
+use std::convert::Infallible;
+use std::ffi::OsString;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, bail, ensure};
+use bytes::Bytes;
+use clap::Parser;
+use http_body_util::{BodyExt, Full, combinators::BoxBody};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use place::{PREFIX_LEN, isolated, on_tap};
+use towpath::host::{Config, Host, TcpListener, TcpStream};
+
+/// A server of hyper on a towpath host, and its clients.
+#[derive(Clone, Debug, Parser)]
+struct Arguments {
+    /// Connections at a time, of clients in this process.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    clients: u32,
+
+    /// Requests of each client.
+    #[arg(long, default_value_t = 64)]
+    requests: u32,
+
+    /// Bytes of each answer.
+    #[arg(long, default_value_t = 64 << 10)]
+    bytes: u32,
+
+    /// A client of the kernel's network, with its arguments.
+    #[arg(last = true)]
+    command: Vec<OsString>,
+}
+
+const SERVER: Ipv4Addr = Ipv4Addr::new(10, 7, 0, 1);
+const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 7, 0, 2);
+const PORT: u16 = 80;
+/// Most bytes of an answer.
+const ANSWER_MAX: usize = 1 << 30;
+
+/// What answers are made of: what is said, or what is still coming.
+type Body = BoxBody<Bytes, hyper::Error>;
+
+/// The application.
+async fn answer(request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
+    let of = |bytes: Bytes| Full::new(bytes).map_err(|never| match never {}).boxed();
+    let path = request.uri().path().to_owned();
+    let len = path.strip_prefix("/bytes/").and_then(|len| len.parse().ok());
+    Ok(match (request.method(), path.as_str(), len) {
+        (&Method::GET, "/", _) => Response::new(of(Bytes::from_static(b"hyper on towpath\n"))),
+        (&Method::GET, _, Some(len @ 0..=ANSWER_MAX)) => Response::new(of(pattern(len).into())),
+        // Each part goes back while others come.
+        (&Method::POST, "/echo", _) => Response::new(request.into_body().boxed()),
+        _ => {
+            let mut response = Response::new(of(Bytes::new()));
+            *response.status_mut() = StatusCode::NOT_FOUND;
+            response
+        }
+    })
+}
+
+/// Serves each connection as a task, until the runtime ends.
+async fn serve(listener: TcpListener) -> anyhow::Result<()> {
+    loop {
+        let (stream, _) = listener.accept_async().await.context("cannot accept")?;
+        stream.set_nodelay(true)?;
+        tokio::spawn(async move {
+            let connection = hyper::server::conn::http1::Builder::new()
+                .serve_connection(TokioIo::new(stream), service_fn(answer));
+            if let Err(error) = connection.await {
+                eprintln!("a connection failed: {error}");
+            }
+        });
+    }
+}
+
+/// Asks over one connection, and looks at the answers. Returns the bytes of their bodies.
+async fn ask(host: Host, arguments: Arguments) -> anyhow::Result<u64> {
+    let stream = TcpStream::connect_async(&host, SocketAddr::from((SERVER, PORT))).await?;
+    stream.set_nodelay(true)?;
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    let connection = tokio::spawn(connection);
+    let expected = pattern(arguments.bytes as usize);
+    let mut total = 0;
+    for number in 0..arguments.requests {
+        let (request, body) = match number % 2 {
+            0 => (Request::get(format!("/bytes/{}", expected.len())), Bytes::new()),
+            _ => (Request::post("/echo"), Bytes::from(expected.clone())),
+        };
+        let request = request.header("host", SERVER.to_string()).body(Full::new(body))?;
+        let response = sender.send_request(request).await?;
+        ensure!(response.status() == StatusCode::OK, "the server says {}", response.status());
+        let received = response.into_body().collect().await?.to_bytes();
+        ensure!(received == expected, "other bytes than asked for");
+        total += received.len() as u64;
+    }
+    drop(sender);
+    connection.await??;
+    Ok(total)
+}
+
+/// Bytes that can be told from others.
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at * 31 + at / 251) as u8).collect()
+}
+
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_current_thread().build()?)
+}
+
+/// Serves clients of this process; returns the bytes of all answers.
+fn in_process(arguments: &Arguments) -> anyhow::Result<u64> {
+    let config = |address| Config::with_address(address, PREFIX_LEN);
+    let (server, clients) = Host::pair(&config(SERVER), &config(CLIENT))?;
+    let listener = TcpListener::bind(&server, SocketAddr::from((SERVER, PORT)))?;
+    runtime()?.block_on(async {
+        let server = tokio::spawn(serve(listener));
+        let asks: Vec<_> = (0..arguments.clients)
+            .map(|_| tokio::spawn(ask(clients.clone(), arguments.clone())))
+            .collect();
+        let mut total = 0;
+        for asked in asks {
+            total += asked.await??;
+        }
+        server.abort();
+        Ok(total)
+    })
+}
+
+/// Serves a program of the kernel's network until it ends.
+fn beside(command: &[OsString]) -> anyhow::Result<()> {
+    let host = on_tap(&Config::with_address(SERVER, PREFIX_LEN), CLIENT)?;
+    let listener = TcpListener::bind(&host, SocketAddr::from((SERVER, PORT)))?;
+    let (program, arguments) = command.split_first().context("there is no command")?;
+    let mut client = Command::new(program).args(arguments).spawn().context("cannot run it")?;
+    runtime()?.block_on(async {
+        let ended = tokio::task::spawn_blocking(move || client.wait());
+        let server = tokio::spawn(serve(listener));
+        let status = ended.await??;
+        server.abort();
+        if !status.success() {
+            bail!("{}: {status}", program.to_string_lossy());
+        }
+        Ok(())
+    })
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let done = match &arguments.command[..] {
+        [] => in_process(&arguments).map(|bytes| println!("{bytes} bytes in answers, all right")),
+        command => isolated(|| beside(command)),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

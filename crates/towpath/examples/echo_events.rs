@@ -3,16 +3,15 @@
 //!
 //! The clients share a queue, too, and look whether each byte comes back as it went.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind};
 use std::net::{Shutdown, SocketAddr};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use clap::Parser;
-use towpath::events::{Choice, Config, EventQueue, Interest, News, Source, Token, Trigger};
+use towpath::events::{Choice, Config, EventQueue, Interest, News, Source, Stream, Token, Trigger};
 use towpath::host::{self, Host};
 
 /// An echo server on one event queue, and its clients.
@@ -40,60 +39,15 @@ const END: u64 = u64::MAX - 3;
 /// Bytes that are read at a time.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// A connection of either kind.
-enum Stream {
-    Kernel(Arc<std::net::TcpStream>),
-    Host(host::TcpStream),
-}
-
-impl Stream {
-    fn kernel(stream: std::net::TcpStream) -> io::Result<Self> {
-        stream.set_nonblocking(true)?;
-        stream.set_nodelay(true)?;
-        Ok(Self::Kernel(Arc::new(stream)))
-    }
-
-    fn host(stream: host::TcpStream) -> io::Result<Self> {
-        stream.set_nonblocking(true)?;
-        Ok(Self::Host(stream))
-    }
-
-    fn source(&self) -> io::Result<Source> {
-        match self {
-            Self::Kernel(stream) => Ok(Source::fd(stream.clone(), Interest::BOTH, Trigger::Edge)),
-            Self::Host(stream) => Source::stream(stream, Interest::BOTH, Trigger::Edge),
-        }
-    }
-
-    /// Bytes read; `None` if there are none yet.
-    fn read(&self, into: &mut [u8]) -> io::Result<Option<usize>> {
-        later(match self {
-            Self::Kernel(stream) => (&**stream).read(into),
-            Self::Host(stream) => (&mut &*stream).read(into),
-        })
-    }
-
-    /// Bytes written; `None` if there is no room yet.
-    fn write(&self, bytes: &[u8]) -> io::Result<Option<usize>> {
-        later(match self {
-            Self::Kernel(stream) => (&**stream).write(bytes),
-            Self::Host(stream) => (&mut &*stream).write(bytes),
-        })
-    }
-
-    fn shut_down(&self) -> io::Result<()> {
-        match self {
-            Self::Kernel(stream) => stream.shutdown(Shutdown::Write),
-            Self::Host(stream) => stream.shutdown(Shutdown::Write),
-        }
-    }
-}
-
 fn later(result: io::Result<usize>) -> io::Result<Option<usize>> {
     match result {
         Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
         result => result.map(Some),
     }
+}
+
+fn source(stream: &Stream) -> Source {
+    Source::stream(stream, Interest::BOTH, Trigger::Edge)
 }
 
 fn queue(arguments: &Arguments) -> io::Result<EventQueue> {
@@ -115,12 +69,12 @@ impl Echo {
     fn go_on(&mut self) -> io::Result<bool> {
         loop {
             while self.written < self.filled {
-                match self.stream.write(&self.buffer[self.written..self.filled])? {
+                match later(self.stream.try_send(&self.buffer[self.written..self.filled]))? {
                     Some(count) => self.written += count,
                     None => return Ok(false),
                 }
             }
-            match self.stream.read(&mut self.buffer)? {
+            match later(self.stream.try_receive(&mut self.buffer))? {
                 Some(0) => return Ok(true),
                 Some(count) => (self.filled, self.written) = (count, 0),
                 None => return Ok(false),
@@ -135,9 +89,9 @@ fn serve(
     kernel: std::net::TcpListener,
     host: host::TcpListener,
 ) -> anyhow::Result<usize> {
-    let kernel = Arc::new(kernel);
-    queue.add(Source::fd(kernel.clone(), Interest::READ, Trigger::Level), KERNEL_LISTENER)?;
-    queue.add(Source::listener(&host, Trigger::Level)?, HOST_LISTENER)?;
+    let watched = kernel.try_clone()?;
+    queue.add(Source::listener(watched, Trigger::Level), KERNEL_LISTENER)?;
+    queue.add(Source::listener(&host, Trigger::Level), HOST_LISTENER)?;
     queue.add(Source::every(queue.now(), Duration::from_secs(1)), TICK)?;
     let (mut echoes, mut open, mut events) = (Vec::<Option<Echo>>::new(), 0, Vec::new());
     loop {
@@ -145,8 +99,8 @@ fn serve(
         queue.wait(&mut events, None)?;
         for event in &events {
             let accepted = match (event.data, event.news) {
-                (KERNEL_LISTENER, _) => kernel.accept().and_then(|(s, _)| Stream::kernel(s)),
-                (HOST_LISTENER, _) => host.accept().and_then(|(s, _)| Stream::host(s)),
+                (KERNEL_LISTENER, _) => kernel.accept().map(|(stream, _)| Stream::from(stream)),
+                (HOST_LISTENER, _) => host.accept().map(|(stream, _)| stream.into()),
                 (TICK, _) => {
                     eprintln!("{open} of {} connections are open", echoes.len());
                     continue;
@@ -168,7 +122,8 @@ fn serve(
                 Err(error) if error.kind() == ErrorKind::WouldBlock => continue,
                 accepted => accepted.context("cannot accept")?,
             };
-            let token = queue.add(stream.source()?, echoes.len() as u64)?;
+            stream.set_nodelay(true)?;
+            let token = queue.add(source(&stream), echoes.len() as u64)?;
             let buffer = vec![0; BUFFER_BYTES].into();
             echoes.push(Some(Echo { stream, token, buffer, filled: 0, written: 0 }));
             open += 1;
@@ -185,7 +140,7 @@ fn byte(number: usize, at: usize) -> u8 {
 fn ask(mut queue: EventQueue, streams: Vec<Stream>, bytes: usize) -> anyhow::Result<u64> {
     let mut clients = Vec::new();
     for (number, stream) in streams.into_iter().enumerate() {
-        let token = queue.add(stream.source()?, number as u64)?;
+        let token = queue.add(source(&stream), number as u64)?;
         clients.push((stream, token, 0, 0));
     }
     let mut buffer = vec![0; BUFFER_BYTES];
@@ -196,7 +151,7 @@ fn ask(mut queue: EventQueue, streams: Vec<Stream>, bytes: usize) -> anyhow::Res
         for event in &events {
             let number = event.data as usize;
             let (stream, token, sent, received) = &mut clients[number];
-            while let Some(count) = stream.read(&mut buffer)? {
+            while let Some(count) = later(stream.try_receive(&mut buffer))? {
                 let is_early = count == 0 && *received < bytes;
                 ensure!(!is_early, "connection {number} ended after {received} bytes");
                 let expected = (*received..).map(|at| byte(number, at));
@@ -213,12 +168,12 @@ fn ask(mut queue: EventQueue, streams: Vec<Stream>, bytes: usize) -> anyhow::Res
             while *sent < bytes {
                 let part = BUFFER_BYTES.min(bytes - *sent);
                 let part: Vec<u8> = (*sent..*sent + part).map(|at| byte(number, at)).collect();
-                match stream.write(&part)? {
+                match later(stream.try_send(&part))? {
                     Some(count) => *sent += count,
                     None => break,
                 }
                 if *sent == bytes {
-                    stream.shut_down()?;
+                    stream.shutdown(Shutdown::Write)?;
                 }
             }
         }
@@ -243,8 +198,8 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let server = thread::spawn(move || serve(server, kernel, listener));
     let mut streams = Vec::new();
     for _ in 0..arguments.connections {
-        streams.push(Stream::kernel(std::net::TcpStream::connect(address)?)?);
-        streams.push(Stream::host(host::TcpStream::connect(&client_host, local)?)?);
+        streams.push(Stream::from(std::net::TcpStream::connect(address)?));
+        streams.push(host::TcpStream::connect(&client_host, local)?.into());
     }
     let asked = ask(clients, streams, arguments.bytes as usize);
     end.notify();

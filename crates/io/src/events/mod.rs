@@ -22,6 +22,7 @@ use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -80,6 +81,19 @@ pub struct Operation {
     pub file: Arc<File>,
     /// All of its bytes take part.
     pub buffer: Vec<u8>,
+}
+
+/// What is to be sent: a header, a range of a file, and a trailer.
+#[derive(Debug)]
+pub struct SendFile {
+    /// What goes before.
+    pub header: Vec<u8>,
+    /// The file, which stays open meanwhile.
+    pub file: Arc<File>,
+    /// Where in it.
+    pub range: Range<u64>,
+    /// What comes behind.
+    pub trailer: Vec<u8>,
 }
 
 /// What became of an operation.

@@ -49,17 +49,21 @@ mod expose;
 mod operations;
 mod queue;
 mod slots;
+mod socket;
 mod source;
 mod streams;
 mod timers;
+mod transfer;
 mod wait;
 
 pub use changes::Changes;
 pub use operations::{Completed, Refused};
 pub use queue::{Change, Config, EventQueue, REGISTRATIONS_DEFAULT};
+pub use socket::{Listener, Stack, Stream};
 pub use source::{Exit, Notifier, Source};
 pub use streams::NotBegun;
-pub use towpath_io::events::{Action, Choice, Interest, Operation, Readiness, Trigger};
+pub use towpath_io::events::{Action, Choice, Interest, Operation, Readiness, SendFile, Trigger};
+pub use transfer::{FileSent, Moved};
 pub use wait::EVENTS_DEFAULT;
 
 /// Names a registration.
@@ -122,6 +126,7 @@ pub enum News {
         bytes: usize,
     },
     /// An operation is over: [`EventQueue::take`] has what became of it, and ends the registration;
-    /// of some [`EventQueue::take_stream`] or [`EventQueue::take_pieces`].
+    /// of some [`EventQueue::take_stream`], [`EventQueue::take_pieces`],
+    /// [`EventQueue::take_file`] or [`EventQueue::take_moved`].
     Completed,
 }

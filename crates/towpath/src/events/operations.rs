@@ -8,8 +8,9 @@ use std::fmt;
 use std::io;
 use std::time::Instant;
 
-/// An operation that is over.
+/// An operation with a buffer that is over.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Completed {
     /// Bytes read or written: all, or fewer where the file ended or an error came after some; bytes
     /// received, or accepted to be sent.
@@ -20,14 +21,16 @@ pub struct Completed {
     pub result: io::Result<usize>,
     /// The buffer, of the same length as before.
     pub buffer: Vec<u8>,
+    /// Bytes of a buffer that was sent were copied, at the call or after all; all of them or some.
+    pub copied: bool,
 }
 
 /// An operation that was not begun.
-pub struct Refused {
+pub struct Refused<T = Operation> {
     /// Why.
     pub error: io::Error,
     /// The operation.
-    pub operation: Operation,
+    pub operation: T,
 }
 
 impl EventQueue {
@@ -88,9 +91,9 @@ impl EventQueue {
     pub fn take(&mut self, token: Token) -> Option<Completed> {
         let registration = self.slots.get(token)?;
         if let Kind::Stream { work, is_told: true, .. } = &mut registration.source {
-            let (result, buffer) = work.take_bytes()?;
+            let (result, buffer, copied) = work.take_bytes()?;
             self.end(token);
-            return Some(Completed { result, buffer });
+            return Some(Completed { result, buffer, copied });
         }
         let Kind::Operation { outcome, is_late, .. } = &mut registration.source else {
             return None;
@@ -101,23 +104,23 @@ impl EventQueue {
             Err(Errno::CANCELED) if is_late => Err(Errno::TIMEDOUT.into()),
             result => result.map_err(io::Error::from),
         };
-        Some(Completed { result, buffer: outcome.buffer })
+        Some(Completed { result, buffer: outcome.buffer, copied: false })
     }
 }
 
-impl fmt::Debug for Refused {
+impl<T> fmt::Debug for Refused<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Refused").field("error", &self.error).finish_non_exhaustive()
     }
 }
 
-impl fmt::Display for Refused {
+impl<T> fmt::Display for Refused<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.error.fmt(f)
     }
 }
 
-impl std::error::Error for Refused {
+impl<T> std::error::Error for Refused<T> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         Some(&self.error)
     }

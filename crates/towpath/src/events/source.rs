@@ -2,7 +2,7 @@
 
 use crate::host::operation::Work;
 use crate::host::watch::{Return, Watched};
-use crate::host::{Lend, Sending, TcpListener, TcpStream, UdpSocket};
+use crate::host::{Lend, Sending, UdpSocket};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions};
@@ -17,6 +17,7 @@ use towpath_io::process_sys::SignalSet;
 use towpath_packet::ready::Raiser;
 
 use super::changes::{Changes, Watch};
+use super::socket::{End, Listener, Stream};
 use super::timers::{Setting, UNSET};
 
 /// Something to wait for, to be given to [`EventQueue::add`](super::EventQueue::add).
@@ -44,12 +45,8 @@ impl Source {
         Self { kind, interest: Interest::READ, trigger: Trigger::Level }
     }
 
-    fn socket(
-        socket: io::Result<Watched>,
-        interest: Interest,
-        trigger: Trigger,
-    ) -> io::Result<Self> {
-        Ok(Self { interest, trigger, ..Self::of(Kind::Socket(socket?, None)) })
+    fn socket(socket: Watched, interest: Interest, trigger: Trigger) -> Self {
+        Self { interest, trigger, ..Self::of(Kind::Socket(socket, None)) }
     }
 
     /// A file descriptor of the host, which the queue keeps open until it is removed: an
@@ -59,19 +56,27 @@ impl Source {
         Self { interest, trigger, ..Self::of(Kind::Fd(Box::new(fd))) }
     }
 
-    /// A connection of a towpath host.
-    pub fn stream(stream: &TcpStream, interest: Interest, trigger: Trigger) -> io::Result<Self> {
-        Self::socket(stream.try_clone().map(Watched::Stream), interest, trigger)
+    /// A connection.
+    pub fn stream(stream: impl Into<Stream>, interest: Interest, trigger: Trigger) -> Self {
+        match stream.into().0 {
+            End::Host(stream) => Self::socket(Watched::Stream(stream), interest, trigger),
+            End::Kernel(socket) => Self::fd(socket, interest, trigger),
+        }
     }
 
-    /// A listening socket of a towpath host: readable while there is a connection to accept.
-    pub fn listener(listener: &TcpListener, trigger: Trigger) -> io::Result<Self> {
-        Self::socket(listener.try_clone().map(Watched::Listener), Interest::READ, trigger)
+    /// A listening socket: readable while there is a connection to accept.
+    pub fn listener(listener: impl Into<Listener>, trigger: Trigger) -> Self {
+        match listener.into().0 {
+            End::Host(listener) => {
+                Self::socket(Watched::Listener(listener), Interest::READ, trigger)
+            }
+            End::Kernel(socket) => Self::fd(socket, Interest::READ, trigger),
+        }
     }
 
     /// A datagram socket of a towpath host.
-    pub fn datagram(socket: &UdpSocket, interest: Interest, trigger: Trigger) -> io::Result<Self> {
-        Self::socket(socket.try_clone().map(Watched::Datagram), interest, trigger)
+    pub fn datagram(socket: &UdpSocket, interest: Interest, trigger: Trigger) -> Self {
+        Self::socket(Watched::Datagram(socket.clone()), interest, trigger)
     }
 
     /// The return of a buffer, once.

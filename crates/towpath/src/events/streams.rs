@@ -1,12 +1,14 @@
-//! Operations on streams of towpath hosts: each is submitted, may be cancelled, and is over once.
+//! Operations on streams: each is submitted, may be cancelled, and is over once.
 //!
-//! The waits of the queue carry them out, on the thread that waits.
+//! Those of towpath hosts the waits of the queue carry out, on the thread that waits.
 
 use super::queue::RAISED;
+use super::socket::{End, Listener, Stack, Stream};
 use super::source::{Kind, Source};
 use super::{EventQueue, Token};
+use crate::host::Held;
 use crate::host::operation::{Connection, Work};
-use crate::host::{Held, Host, TcpListener, TcpStream};
+use rustix::io::Errno;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -25,16 +27,19 @@ impl EventQueue {
     /// and [`EventQueue::take_stream`] then has the connection. Cancelling gives it up.
     ///
     /// # Errors
-    /// Those of [`TcpStream::connect`] that need no answer; `ENOSPC` if the queue is full.
+    /// Those of connecting that need no answer; `ENOSPC` if the queue is full.
     pub fn connect(
         &mut self,
-        host: &Host,
+        stack: impl Into<Stack>,
         remote: SocketAddr,
         deadline: Option<Instant>,
         data: u64,
     ) -> io::Result<Token> {
         self.check_process()?;
-        let work = Work::connect(host, remote)?;
+        let work = match stack.into() {
+            Stack::Host(host) => Work::connect(&host, remote)?,
+            Stack::Kernel => return Err(NOT_YET.into()),
+        };
         self.begin(work, deadline, data).map_err(|(error, _)| error)
     }
 
@@ -48,11 +53,14 @@ impl EventQueue {
     /// `ENOSPC` if the queue is full.
     pub fn accept(
         &mut self,
-        listener: &TcpListener,
+        listener: impl Into<Listener>,
         deadline: Option<Instant>,
         data: u64,
     ) -> io::Result<Token> {
-        let work = Work::Accept(listener.try_clone()?, None);
+        let work = match listener.into().0 {
+            End::Host(listener) => Work::Accept(listener, None),
+            End::Kernel(_) => return Err(NOT_YET.into()),
+        };
         self.begin(work, deadline, data).map_err(|(error, _)| error)
     }
 
@@ -65,34 +73,36 @@ impl EventQueue {
     /// `ENOSPC` if the queue is full. The buffer is handed back.
     pub fn receive(
         &mut self,
-        stream: &TcpStream,
+        stream: impl Into<Stream>,
         buffer: Vec<u8>,
         deadline: Option<Instant>,
         data: u64,
     ) -> Result<Token, NotBegun> {
-        match stream.try_clone() {
-            Ok(stream) => self.begin_bytes(Work::Receive(stream, buffer), deadline, data),
-            Err(error) => Err(NotBegun { error, buffer }),
+        match stream.into().0 {
+            End::Host(stream) => self.begin_bytes(Work::Receive(stream, buffer), deadline, data),
+            End::Kernel(_) => Err(NotBegun { error: NOT_YET.into(), buffer }),
         }
     }
 
-    /// Receives without copying, as [`TcpStream::recv_lent`]: [`EventQueue::take_pieces`] has at
-    /// most `max` bytes when it is over.
+    /// Receives without copying, as [`TcpStream::recv_lent`](crate::host::TcpStream::recv_lent):
+    /// [`EventQueue::take_pieces`] has at most `max` bytes when it is over.
     ///
     /// # Errors
-    /// `ENOSPC` if the queue is full.
+    /// `ENOSPC` if the queue is full; `EOPNOTSUPP` for a socket of the kernel, which lends nothing.
     pub fn receive_lent(
         &mut self,
-        stream: &TcpStream,
+        stream: impl Into<Stream>,
         max: usize,
         deadline: Option<Instant>,
         data: u64,
     ) -> io::Result<Token> {
-        let work = Work::ReceiveLent(stream.try_clone()?, max);
+        let End::Host(stream) = stream.into().0 else { return Err(Errno::OPNOTSUPP.into()) };
+        let work = Work::ReceiveLent(stream, max);
         self.begin(work, deadline, data).map_err(|(error, _)| error)
     }
 
-    /// Sends all of `buffer`, as [`TcpStream::send_zc`]. A wait tells
+    /// Sends all of `buffer`, as [`TcpStream::send_zc`](crate::host::TcpStream::send_zc). A wait
+    /// tells
     /// [`News::Sent`](super::News::Sent) when the socket has accepted it, and
     /// [`News::Completed`](super::News::Completed) when it is back: then [`EventQueue::take`] has
     /// it, with the bytes that were accepted. They are sent all the same after a cancel or the
@@ -105,34 +115,38 @@ impl EventQueue {
     /// `ENOSPC` if the queue is full. The buffer is handed back.
     pub fn send(
         &mut self,
-        stream: &TcpStream,
+        stream: impl Into<Stream>,
         buffer: Vec<u8>,
         deadline: Option<Instant>,
         data: u64,
     ) -> Result<Token, NotBegun> {
-        match stream.try_clone() {
-            Ok(stream) => self.begin_bytes(Work::send(stream, buffer), deadline, data),
-            Err(error) => Err(NotBegun { error, buffer }),
+        match stream.into().0 {
+            End::Host(stream) => self.begin_bytes(Work::send(stream, buffer), deadline, data),
+            End::Kernel(_) => Err(NotBegun { error: NOT_YET.into(), buffer }),
         }
     }
 
-    /// The connection that a wait told of, and the peer's address. After
+    /// The connection that a wait told of, and the peer's address: none of a socket of the kernel
+    /// that is not of IP, or whose peer has gone already. After
     /// [`News::Completed`](super::News::Completed) this ends the registration. `None` if there is
     /// none, or of another operation.
-    pub fn take_stream(&mut self, token: Token) -> Option<io::Result<Connection>> {
+    pub fn take_stream(
+        &mut self,
+        token: Token,
+    ) -> Option<io::Result<(Stream, Option<SocketAddr>)>> {
         let Kind::Stream { work, is_told, .. } = &mut self.slots.get(token)?.source else {
             return None;
         };
         if *is_told {
             let result = work.take_connected()?;
             self.end(token);
-            return Some(result);
+            return Some(result.map(known));
         }
         let next = work.take_next()?;
         self.push(token, RAISED);
         // The connection is there, whatever cannot be shown now.
         let _ = self.settle();
-        Some(Ok(next))
+        Some(Ok(known(next)))
     }
 
     /// What was received without copying, which ends the registration; nothing at the end of the
@@ -160,8 +174,8 @@ impl EventQueue {
         data: u64,
     ) -> Result<Token, NotBegun> {
         self.begin(work, deadline, data).map_err(|(error, mut work)| {
-            work.stop(rustix::io::Errno::CANCELED);
-            let (_, buffer) = work.take_bytes().expect("nothing was sent or received");
+            work.stop(Errno::CANCELED);
+            let (_, buffer, _) = work.take_bytes().expect("nothing was sent or received");
             NotBegun { error, buffer }
         })
     }
@@ -177,7 +191,7 @@ impl EventQueue {
             return Err((error, work));
         }
         let Some(token) = self.slots.next() else {
-            return Err((rustix::io::Errno::NOSPC.into(), work));
+            return Err((Errno::NOSPC.into(), work));
         };
         let deadline = due.map(|due| self.timers.set(due, token));
         let kind = Kind::Stream { work, wakes: None, deadline, is_told: false };
@@ -188,6 +202,13 @@ impl EventQueue {
         Ok(token)
     }
 }
+
+fn known((stream, remote): Connection) -> (Stream, Option<SocketAddr>) {
+    (stream.into(), Some(remote))
+}
+
+/// What the kernel's sockets answer.
+const NOT_YET: Errno = Errno::OPNOTSUPP;
 
 impl fmt::Debug for NotBegun {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -18,6 +18,7 @@ use towpath_net::socket::{Error, SocketId};
 const BACKLOG: i32 = 128;
 
 /// A TCP socket that takes connections, in the shape of [`std::net::TcpListener`].
+#[derive(Clone)]
 pub struct TcpListener {
     inner: Arc<Inner>,
 }
@@ -107,7 +108,7 @@ impl TcpListener {
 
     /// Another handle of the same socket.
     pub fn try_clone(&self) -> io::Result<Self> {
-        Ok(Self { inner: self.inner.clone() })
+        Ok(self.clone())
     }
 }
 

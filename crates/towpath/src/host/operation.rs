@@ -29,7 +29,8 @@ pub(crate) enum Work {
     Sent(Sending<Vec<u8>>),
     /// Over, as are those that follow.
     Connected(io::Result<Connection>),
-    Bytes(io::Result<usize>, Vec<u8>),
+    /// With whether the buffer of a send was copied.
+    Bytes(io::Result<usize>, Vec<u8>, bool),
     Pieces(io::Result<Vec<Held>>),
     /// What became of it was taken.
     Taken,
@@ -77,10 +78,10 @@ impl Work {
                 }
                 Poll::Ready(Err(error)) => Self::Connected(Err(error)),
             },
-            Self::Receive(_, buffer) if buffer.is_empty() => Self::Bytes(Ok(0), buffer),
+            Self::Receive(_, buffer) if buffer.is_empty() => Self::Bytes(Ok(0), buffer, false),
             Self::Receive(stream, mut buffer) => match stream.poll_read(cx, &mut buffer) {
                 Poll::Pending => return (Self::Receive(stream, buffer), None),
-                Poll::Ready(result) => Self::Bytes(result, buffer),
+                Poll::Ready(result) => Self::Bytes(result, buffer, false),
             },
             Self::ReceiveLent(_, 0) => Self::Pieces(Ok(Vec::new())),
             Self::ReceiveLent(stream, max) => {
@@ -96,11 +97,13 @@ impl Work {
                     let step = Step::Sent(sending.accepted());
                     return (Self::Sent(sending), Some(step));
                 }
-                Poll::Ready(Err(failed)) => Self::Bytes(Err(failed.error), failed.buffer),
+                Poll::Ready(Err(failed)) => Self::Bytes(Err(failed.error), failed.buffer, false),
             },
             Self::Sent(mut sending) => match Pin::new(&mut sending).poll(cx) {
                 Poll::Pending => return (Self::Sent(sending), None),
-                Poll::Ready(returned) => Self::Bytes(Ok(sending.accepted()), returned.buffer),
+                Poll::Ready(returned) => {
+                    Self::Bytes(Ok(sending.accepted()), returned.buffer, returned.copied)
+                }
             },
             waits @ (Self::Accept(_, Some(_)) | Self::Last(..) | Self::Taken) => {
                 return (waits, None);
@@ -116,11 +119,11 @@ impl Work {
         *self = match mem::replace(self, Self::Taken) {
             Self::Connect(_) | Self::Accept(_, None) => Self::Connected(Err(why.into())),
             Self::Accept(_, Some(next)) => Self::Last(next, why),
-            Self::Receive(_, buffer) => Self::Bytes(Err(why.into()), buffer),
+            Self::Receive(_, buffer) => Self::Bytes(Err(why.into()), buffer, false),
             Self::ReceiveLent(..) => Self::Pieces(Err(why.into())),
             Self::Send(_, mut going) => match going.stop(why.into()) {
                 Ok(sending) => Self::Sent(sending),
-                Err(failed) => Self::Bytes(Err(failed.error), failed.buffer),
+                Err(failed) => Self::Bytes(Err(failed.error), failed.buffer, false),
             },
             Self::Sent(sending) => {
                 sending.recall();
@@ -160,9 +163,9 @@ impl Work {
     }
 
     /// What became of one with a buffer that is over.
-    pub(crate) fn take_bytes(&mut self) -> Option<(io::Result<usize>, Vec<u8>)> {
+    pub(crate) fn take_bytes(&mut self) -> Option<(io::Result<usize>, Vec<u8>, bool)> {
         match mem::replace(self, Self::Taken) {
-            Self::Bytes(result, buffer) => Some((result, buffer)),
+            Self::Bytes(result, buffer, copied) => Some((result, buffer, copied)),
             other => {
                 *self = other;
                 None

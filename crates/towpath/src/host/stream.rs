@@ -40,6 +40,7 @@ const WRITE_MAX: usize = 64 << 10;
 ///     buffer[0] = 1;
 /// }
 /// ```
+#[derive(Clone)]
 pub struct TcpStream {
     inner: Arc<Inner>,
 }
@@ -497,7 +498,7 @@ impl TcpStream {
 
     /// Another handle of the same socket.
     pub fn try_clone(&self) -> io::Result<Self> {
-        Ok(Self { inner: self.inner.clone() })
+        Ok(self.clone())
     }
 }
 

@@ -22,6 +22,7 @@ use towpath_packet::Held;
 use towpath_packet::packet::PIECES_MAX;
 
 /// A UDP socket, in the shape of [`std::net::UdpSocket`].
+#[derive(Clone)]
 pub struct UdpSocket {
     inner: Arc<Inner>,
 }
@@ -382,7 +383,7 @@ impl UdpSocket {
 
     /// Another handle of the same socket.
     pub fn try_clone(&self) -> io::Result<Self> {
-        Ok(Self { inner: self.inner.clone() })
+        Ok(self.clone())
     }
 }
 

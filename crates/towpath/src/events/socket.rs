@@ -1,0 +1,240 @@
+//! Sockets that operations work on: of towpath hosts and of the kernel, by one type, so that a
+//! program is the same on either.
+//!
+//! A kernel's socket stays as it was given, blocking or not, until an operation needs it not to
+//! block: those that move files and pipes do, and so does accepting with epoll.
+
+use crate::host::{self, Host};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+use std::io;
+use std::net::{Shutdown, SocketAddr};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+/// Whose sockets: those of a towpath host, or the kernel's.
+#[derive(Clone)]
+pub enum Stack {
+    /// A towpath host's.
+    Host(Host),
+    /// The kernel's, in the network namespace of the calling thread.
+    Kernel,
+}
+
+impl Stack {
+    /// Listens at an address; port 0 chooses one.
+    pub fn listen(&self, address: SocketAddr) -> io::Result<Listener> {
+        Ok(match self {
+            Self::Host(host) => host::TcpListener::bind(host, address)?.into(),
+            Self::Kernel => std::net::TcpListener::bind(address)?.into(),
+        })
+    }
+}
+
+impl From<&Stack> for Stack {
+    fn from(stack: &Stack) -> Self {
+        stack.clone()
+    }
+}
+
+impl From<&Host> for Stack {
+    fn from(host: &Host) -> Self {
+        Self::Host(host.clone())
+    }
+}
+
+/// A connection. A clone is the same one, which is closed when the last is dropped.
+#[derive(Clone, Debug)]
+pub struct Stream(pub(super) End<host::TcpStream>);
+
+/// A socket that takes connections. A clone is the same one.
+#[derive(Clone, Debug)]
+pub struct Listener(pub(super) End<host::TcpListener>);
+
+/// One of the two kinds.
+#[derive(Clone, Debug)]
+pub(super) enum End<H> {
+    Host(H),
+    Kernel(Arc<OwnedFd>),
+}
+
+impl<H> End<H> {
+    fn kernel(&self) -> Option<&Arc<OwnedFd>> {
+        match self {
+            Self::Kernel(socket) => Some(socket),
+            Self::Host(_) => None,
+        }
+    }
+
+    fn host(&self) -> Option<&H> {
+        match self {
+            Self::Host(socket) => Some(socket),
+            Self::Kernel(_) => None,
+        }
+    }
+}
+
+impl Stream {
+    /// The towpath host's connection, if it is one.
+    pub fn as_host(&self) -> Option<&host::TcpStream> {
+        self.0.host()
+    }
+
+    /// The kernel's socket, if it is one.
+    pub fn as_kernel(&self) -> Option<&Arc<OwnedFd>> {
+        self.0.kernel()
+    }
+
+    /// Receives what is there, however few; 0 when no more will come. It never waits.
+    ///
+    /// # Errors
+    /// `WouldBlock` if nothing is there; else those of reading.
+    pub fn try_receive(&self, into: &mut [u8]) -> io::Result<usize> {
+        match &self.0 {
+            End::Host(stream) => {
+                now(stream.poll_read(&mut Context::from_waker(Waker::noop()), into))
+            }
+            End::Kernel(socket) => {
+                let (count, _) = rustix::net::recv(socket, into, RecvFlags::DONTWAIT)?;
+                Ok(count)
+            }
+        }
+    }
+
+    /// Sends the beginning of `bytes`, as far as there is room; returns how many. It never waits.
+    ///
+    /// # Errors
+    /// `WouldBlock` if there is no room; else those of writing.
+    pub fn try_send(&self, bytes: &[u8]) -> io::Result<usize> {
+        match &self.0 {
+            End::Host(stream) => {
+                now(stream.poll_write(&mut Context::from_waker(Waker::noop()), bytes))
+            }
+            End::Kernel(socket) => {
+                Ok(rustix::net::send(socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?)
+            }
+        }
+    }
+
+    /// Ends directions. What was sent before is still sent.
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        match &self.0 {
+            End::Host(stream) => stream.shutdown(how),
+            End::Kernel(socket) => Ok(rustix::net::shutdown(
+                socket,
+                match how {
+                    Shutdown::Read => rustix::net::Shutdown::Read,
+                    Shutdown::Write => rustix::net::Shutdown::Write,
+                    Shutdown::Both => rustix::net::Shutdown::Both,
+                },
+            )?),
+        }
+    }
+
+    /// Our address.
+    ///
+    /// # Errors
+    /// `EAFNOSUPPORT` for a socket of the kernel that is not of IP.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        match &self.0 {
+            End::Host(stream) => stream.local_addr(),
+            End::Kernel(socket) => local_addr(socket),
+        }
+    }
+
+    /// The peer's address.
+    ///
+    /// # Errors
+    /// `ENOTCONN` once the connection is gone; `EAFNOSUPPORT` for a socket of the kernel that is
+    /// not of IP.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        match &self.0 {
+            End::Host(stream) => stream.peer_addr(),
+            End::Kernel(socket) => {
+                let address = rustix::net::getpeername(socket)?.ok_or(Errno::AFNOSUPPORT)?;
+                Ok(SocketAddr::try_from(address)?)
+            }
+        }
+    }
+
+    /// Whether small segments wait for ACKs.
+    pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
+        match &self.0 {
+            End::Host(stream) => stream.set_nodelay(nodelay),
+            End::Kernel(socket) => Ok(rustix::net::sockopt::set_tcp_nodelay(socket, nodelay)?),
+        }
+    }
+}
+
+impl Listener {
+    /// The towpath host's socket, if it is one.
+    pub fn as_host(&self) -> Option<&host::TcpListener> {
+        self.0.host()
+    }
+
+    /// The kernel's socket, if it is one.
+    pub fn as_kernel(&self) -> Option<&Arc<OwnedFd>> {
+        self.0.kernel()
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// `EAFNOSUPPORT` for a socket of the kernel that is not of IP.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        match &self.0 {
+            End::Host(listener) => listener.local_addr(),
+            End::Kernel(socket) => local_addr(socket),
+        }
+    }
+}
+
+fn local_addr(socket: impl AsFd) -> io::Result<SocketAddr> {
+    Ok(SocketAddr::try_from(rustix::net::getsockname(socket)?)?)
+}
+
+fn now(result: Poll<io::Result<usize>>) -> io::Result<usize> {
+    match result {
+        Poll::Ready(result) => result,
+        Poll::Pending => Err(io::ErrorKind::WouldBlock.into()),
+    }
+}
+
+macro_rules! from {
+    ($socket:ty: $host:ty, $($kernel:ty),+) => {
+        impl From<$host> for $socket {
+            fn from(socket: $host) -> Self {
+                Self(End::Host(socket))
+            }
+        }
+
+        impl From<&$host> for $socket {
+            fn from(socket: &$host) -> Self {
+                socket.clone().into()
+            }
+        }
+
+        impl From<&$socket> for $socket {
+            fn from(socket: &$socket) -> Self {
+                socket.clone()
+            }
+        }
+
+        impl From<Arc<OwnedFd>> for $socket {
+            fn from(socket: Arc<OwnedFd>) -> Self {
+                Self(End::Kernel(socket))
+            }
+        }
+
+        $(impl From<$kernel> for $socket {
+            fn from(socket: $kernel) -> Self {
+                Arc::new(OwnedFd::from(socket)).into()
+            }
+        })+
+    };
+}
+
+from!(Stream: host::TcpStream, std::net::TcpStream, UnixStream, OwnedFd);
+from!(Listener: host::TcpListener, std::net::TcpListener, UnixListener, OwnedFd);

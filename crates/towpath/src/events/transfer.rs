@@ -1,0 +1,103 @@
+//! Operations that move bytes between files and streams without showing them to the program.
+
+use super::{EventQueue, Refused, SendFile, Stream, Token};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A file that was sent.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct FileSent {
+    /// Bytes that the socket took, of header, file and trailer together; also after an error.
+    pub bytes: u64,
+    /// Why it ended before all was sent.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` if the file ended before the range did: then there is no trailer;
+    /// `ECANCELED`, `ETIMEDOUT`; those of reading and of sending.
+    pub result: io::Result<()>,
+    /// What was to be sent.
+    pub parts: SendFile,
+}
+
+/// Bytes that were moved from one place to another.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Moved {
+    /// Bytes that have arrived, also after an error.
+    pub bytes: u64,
+    /// Why it ended early. Where the source ended first, that is no error.
+    ///
+    /// # Errors
+    /// `ECANCELED`, `ETIMEDOUT`; those of reading and of writing.
+    pub result: io::Result<()>,
+    /// What was taken from the source and has not arrived: empty unless there is an error.
+    pub rest: Vec<u8>,
+}
+
+impl EventQueue {
+    /// Sends a header, a range of a file, and a trailer. A wait tells
+    /// [`News::Completed`](super::News::Completed) when all was sent, and
+    /// [`EventQueue::take_file`] has what became of it.
+    ///
+    /// # Errors
+    /// `ENOSPC` if the queue is full; `EINVAL` for a range that ends before it begins or beyond
+    /// what files can have. The parts are handed back.
+    pub fn send_file(
+        &mut self,
+        _stream: impl Into<Stream>,
+        parts: SendFile,
+        _deadline: Option<Instant>,
+        _data: u64,
+    ) -> Result<Token, Refused<SendFile>> {
+        Err(Refused { error: Errno::OPNOTSUPP.into(), operation: parts })
+    }
+
+    /// What became of a file that was sent, which ends the registration. `None` before a wait has
+    /// told that it is over, or of another operation.
+    pub fn take_file(&mut self, _token: Token) -> Option<FileSent> {
+        None
+    }
+
+    /// Writes what a stream receives to a range of a file, until the range is full or no more will
+    /// come. [`EventQueue::take_moved`] has what became of it.
+    ///
+    /// # Errors
+    /// As [`EventQueue::send_file`].
+    pub fn receive_file(
+        &mut self,
+        _stream: impl Into<Stream>,
+        _file: Arc<File>,
+        _range: Range<u64>,
+        _deadline: Option<Instant>,
+        _data: u64,
+    ) -> io::Result<Token> {
+        Err(Errno::OPNOTSUPP.into())
+    }
+
+    /// Sends on `to` what `from` receives: `count` bytes, or fewer where no more come.
+    /// [`EventQueue::take_moved`] has what became of it.
+    ///
+    /// # Errors
+    /// `ENOSPC` if the queue is full.
+    pub fn splice(
+        &mut self,
+        _from: impl Into<Stream>,
+        _to: impl Into<Stream>,
+        _count: u64,
+        _deadline: Option<Instant>,
+        _data: u64,
+    ) -> io::Result<Token> {
+        Err(Errno::OPNOTSUPP.into())
+    }
+
+    /// What became of bytes that were moved, which ends the registration. `None` before a wait has
+    /// told that it is over, or of another operation.
+    pub fn take_moved(&mut self, _token: Token) -> Option<Moved> {
+        None
+    }
+}

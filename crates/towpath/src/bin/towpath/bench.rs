@@ -13,7 +13,8 @@
 //! This process forks one child into new network, mount and PID namespaces and from then on only
 //! waits for it or for a signal. The child, process 1 of its PID namespace, does everything:
 //! however it or this process ends, the kernel kills all processes that take part, and with them
-//! go their namespaces, which have no names. The host's own network is never touched.
+//! go their namespaces, which have no names. The host's own network is never touched. Sockets are in
+//! a directory among temporary files that this process removes.
 
 use std::fs::File;
 use std::io::Write;
@@ -37,6 +38,7 @@ use crate::messages::Messages;
 use crate::parent::Kept;
 
 use cases::{Case, Selection};
+use scratch::Scratch;
 use system::Peer;
 use work::Work;
 
@@ -50,6 +52,7 @@ mod process;
 mod report;
 mod results;
 mod ring;
+mod scratch;
 mod system;
 mod vhost;
 mod vm;
@@ -73,7 +76,9 @@ mod zerocopy;
 /// port on a TAP device. Needs root and ip.
 ///
 /// `vm` sends packets from one virtual machine to another through a switch: payload shared, against
-/// payload copied out at the switch. The machines are drivers in this process. Needs root.
+/// payload copied out at the switch. The machines are drivers in this process; in the cases
+/// `vm_guests` they are real ones in QEMU, which are also measured on a bridge of the kernel, and
+/// left out if QEMU or what they boot is missing. Needs root, and ip for the bridge.
 ///
 /// `vhost` sends packets of 64 bytes from one vhost-user port to another, through a switch of
 /// towpath's and through DPDK's testpmd. Needs root and dpdk-testpmd.
@@ -102,6 +107,10 @@ pub(crate) struct BenchArguments {
     /// Only cases with such names; `*` stands for anything. Example: 'tcp_*_1flow,rr_*'
     #[arg(long, value_name = "GLOB", value_delimiter = ',', default_value = "*")]
     cases: Vec<String>,
+
+    /// What real virtual machines boot: where scripts/guest has put it.
+    #[arg(long, value_name = "DIRECTORY", default_value = "target/guest")]
+    guest: PathBuf,
 
     /// Print one JSON object per line instead of a table.
     #[arg(long)]
@@ -150,7 +159,7 @@ enum Plan {
     Gateway(gateway::Plan),
     Zerocopy(zerocopy::Plan),
     Ring(Timed),
-    Vm(Timed),
+    Vm(vm::Plan),
     Vhost(Timed),
 }
 
@@ -167,9 +176,13 @@ pub(crate) fn bench(arguments: &BenchArguments) -> Result<Ending, Failure> {
     }
     // Before the measurement, which takes long.
     let plot = arguments.plot.as_deref().map(create).transpose()?;
+    // Of this process, which removes it also when a signal ends the measurement.
+    let scratch = Scratch::inside(&std::env::temp_dir())?;
     let signals = Signals::block()?;
     let child = match isolation.fork()? {
-        Forked::Child => end_child(measure(arguments, &plan, &isolation, signals, plot)),
+        Forked::Child => {
+            end_child(measure(arguments, &plan, &isolation, signals, scratch.directory(), plot))
+        }
         Forked::Parent(child) => child,
     };
     let pidfd = child.pidfd.try_clone().context("cannot duplicate a descriptor")?;
@@ -219,7 +232,10 @@ fn plan(arguments: &BenchArguments) -> Plan {
             Plan::Zerocopy(zerocopy::Plan::new(selection, rounds, seconds))
         }
         Bench::Ring => Plan::Ring(timed(selection, ring::SPAN_QUICK)),
-        Bench::Vm => Plan::Vm(timed(selection, vm::SPAN_QUICK)),
+        Bench::Vm => {
+            let images = arguments.guest.clone();
+            Plan::Vm(vm::Plan { timed: timed(selection, vm::SPAN_QUICK), images })
+        }
         Bench::Vhost => Plan::Vhost(timed(selection, vhost::SPAN_QUICK)),
     }
 }
@@ -230,6 +246,7 @@ fn measure(
     plan: &Plan,
     isolation: &Isolation,
     signals: Signals,
+    scratch: &Path,
     plot: Option<File>,
 ) -> Result<Ending, Failure> {
     isolation.adopt()?;
@@ -243,8 +260,8 @@ fn measure(
         Plan::Gateway(plan) => gateway::measure(plan, &kernel)?,
         Plan::Zerocopy(plan) => zerocopy::measure(plan, &kernel)?,
         Plan::Ring(plan) => ring::measure(plan)?,
-        Plan::Vm(plan) => vm::measure(plan)?,
-        Plan::Vhost(plan) => vhost::measure(plan)?,
+        Plan::Vm(plan) => vm::measure(plan, &kernel, scratch)?,
+        Plan::Vhost(plan) => vhost::measure(plan, scratch)?,
     };
     let text = match plan {
         _ if arguments.json => report::json(&results),

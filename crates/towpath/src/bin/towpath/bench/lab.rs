@@ -173,7 +173,8 @@ pub(super) fn congestion_control_notice(used: &str) -> Option<String> {
     })
 }
 
-fn ip(arguments: &str) -> anyhow::Result<()> {
+/// Has ip (iproute2) change the network of this thread.
+pub(super) fn ip(arguments: &str) -> anyhow::Result<()> {
     let mut command = Command::new("ip");
     command.args(arguments.split_ascii_whitespace()).stdin(Stdio::null());
     let output = command.output().context("cannot execute ip (package iproute2)")?;

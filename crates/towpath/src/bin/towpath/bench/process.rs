@@ -161,6 +161,11 @@ impl KernelThreads {
     }
 }
 
+/// All processes of this namespace of processes.
+pub(super) fn all() -> Vec<i32> {
+    numbers_in("/proc").collect()
+}
+
 /// Processor time that these processes have used, in steps of the kernel's clock (10 ms).
 pub(super) fn cpu_seconds(pids: &[i32]) -> f64 {
     seconds(pids.iter().filter_map(|pid| own_ticks(&stat(*pid)?)).sum())

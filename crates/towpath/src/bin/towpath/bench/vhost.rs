@@ -24,8 +24,9 @@ use super::ping_pong::Stopwatch;
 use super::process::{self, Running};
 use super::report::{machine, short, told};
 use super::results::{Results, Series, System};
+use super::scratch::Scratch;
 use super::system::find_program;
-use super::vm::{self, RECEIVER, SENDER, Serving, Sockets};
+use super::vm::{self, RECEIVER, SENDER, Serving};
 use crate::messages::Messages;
 
 /// All cases, in the order of the report.
@@ -48,15 +49,20 @@ enum Forwarding {
     Testpmd(Running),
 }
 
-/// The processors of source and sink, and of what is measured.
-struct Places([CpuSet; 2]);
+/// Where things are.
+struct Places<'a> {
+    /// Of source and sink, and of what is measured.
+    processors: [CpuSet; 2],
+    /// Of sockets.
+    scratch: &'a Path,
+}
 
 /// Measures; this process must be the first of new namespaces, and have one thread. Also returns
 /// how many measurements of towpath failed.
-pub(super) fn measure(plan: &Timed) -> anyhow::Result<(Results, usize)> {
+pub(super) fn measure(plan: &Timed, scratch: &Path) -> anyhow::Result<(Results, usize)> {
     ensure!(find_program(TESTPMD).is_some(), "{TESTPMD} is not installed: in Debian, dpdk-dev");
     process::go_first();
-    let places = Places(vm::places()?);
+    let places = Places { processors: vm::places()?, scratch };
     let circumstances = vec![
         machine(),
         format!(
@@ -96,7 +102,7 @@ impl Forwarder {
     }
 
     /// Starts it with its sockets there.
-    fn start(self, sockets: &Sockets, place: &CpuSet) -> anyhow::Result<Forwarding> {
+    fn start(self, sockets: &Scratch, place: &CpuSet) -> anyhow::Result<Forwarding> {
         if let Self::Towpath = self {
             return Ok(Forwarding::Towpath(Serving::start(false, sockets, *place)?));
         }
@@ -115,10 +121,10 @@ impl Forwarder {
     }
 }
 
-impl Places {
+impl Places<'_> {
     fn measure(&self, forwarder: Forwarder, span: Duration) -> anyhow::Result<f64> {
-        let [ends, forwarding] = &self.0;
-        let sockets = Sockets::new()?;
+        let [ends, forwarding] = &self.processors;
+        let sockets = Scratch::inside(self.scratch)?;
         let mut forwarding = forwarder.start(&sockets, forwarding)?;
         let figure = small(&sockets, ends, span, &mut forwarding);
         match forwarding {
@@ -141,7 +147,7 @@ impl Places {
 
 /// Millions of packets of 64 bytes in a second, both ways together.
 fn small(
-    sockets: &Sockets,
+    sockets: &Scratch,
     place: &CpuSet,
     span: Duration,
     forwarding: &mut Forwarding,

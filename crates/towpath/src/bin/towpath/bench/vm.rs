@@ -1,7 +1,7 @@
 //! `bench vm`: what packets between two virtual machines cost, with their payload shared and with
 //! it copied out at the switch.
 //!
-//! The machines are drivers in this process: [`guest`] does what a guest's driver does, over a
+//! Most machines are drivers in this process: [`guest`] does what a guest's driver does, over a
 //! vhost-user socket and memory of its own, as fast as it can. The network is the one that
 //! `towpath up` serves, in a worker thread of its own. Each machine's memory is used in turn and
 //! much larger than caches, so that payload comes from memory and goes there.
@@ -12,27 +12,36 @@
 //! how often towpath copied each payload byte.
 //!
 //! The drivers have one processor, the worker has another, where there are two.
+//!
+//! Cases of `vm_guests` have real machines: see [`machines`]. They are measured first, so that they
+//! take no time from the others, and left out where there is nothing to boot.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use anyhow::ensure;
 
 use super::Timed;
 use super::cases::Case;
-use super::process;
+use super::process::{self, KernelThreads};
 use super::report::{machine, short, told};
 use super::results::{Results, Series, System};
 use crate::messages::Messages;
 
+use machines::Booting;
 use traffic::{Figures, Rig};
-pub(super) use traffic::{RECEIVER, SENDER, Serving, Sockets, places};
+pub(super) use traffic::{RECEIVER, SENDER, Serving, places};
 use workload::{WORKLOADS, Workload};
 
 mod guest;
+mod machine;
+mod machines;
 mod traffic;
 pub(super) mod workload;
 
 /// All cases, in the order of the report.
 pub(super) fn all() -> impl Iterator<Item = &'static Case> {
-    CASES.iter()
+    CASES.iter().chain(&machines::CASES)
 }
 
 static CASES: [Case; 8] = [
@@ -49,24 +58,63 @@ static CASES: [Case; 8] = [
 /// What the switch does with payload in guests' memory, towpath's way first.
 const SYSTEMS: [(&str, bool); 2] = [("shared", false), ("orphan", true)];
 
-/// Measures; this process must be the first of new namespaces, and have one thread. Also returns
-/// how many measurements failed.
-pub(super) fn measure(plan: &Timed) -> anyhow::Result<(Results, usize)> {
+/// What is to be measured, and with what.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) timed: Timed,
+    /// What real machines boot.
+    pub(super) images: PathBuf,
+}
+
+/// Measures; this process must be the first of new namespaces, and have one thread. Sockets are in
+/// `scratch`. Also returns how many measurements failed.
+pub(super) fn measure(
+    Plan { timed, images }: &Plan,
+    kernel: &KernelThreads,
+    scratch: &Path,
+) -> anyhow::Result<(Results, usize)> {
     process::go_first();
-    let circumstances = vec![
+    let mut selection = timed.selection.clone();
+    let is_real = |case: &Case| machines::CASES.contains(case);
+    if selection.cases().iter().any(|case| is_real(case))
+        && let Some(why) = machines::missing(images)
+    {
+        Messages::Quiet.error(format_args!("skipped: all cases with real machines: {why}"));
+        machines::CASES.iter().for_each(|case| selection.remove(case));
+    }
+    ensure!(!selection.is_empty(), "there is nothing left to measure");
+    let mut circumstances = vec![
         machine(),
         format!(
-            "rounds: {}, seconds per measurement: {}, memory of each guest: {} MiB, queues of {}",
-            plan.rounds,
-            short(plan.span.as_secs_f64()),
+            "rounds: {}, seconds per measurement: {}",
+            timed.rounds,
+            short(timed.span.as_secs_f64())
+        ),
+        format!(
+            "drivers: memory of {} MiB each, queues of {}",
             guest::BUFFER_BYTES >> 20,
             guest::QUEUE_SIZE
         ),
     ];
-    let rig = Rig::new(plan.span)?;
-    let mut series: Vec<Series> = plan.selection.cases().iter().copied().map(bare).collect();
+    let (real, drivers): (Vec<_>, Vec<_>) =
+        selection.cases().iter().copied().partition(|case| is_real(case));
+    let booting = Booting { images, scratch, kernel };
+    let (of_real, failures) = between_machines(timed, &real, &booting, &mut circumstances)?;
+    let (mut series, more) = between_drivers(timed, &drivers, scratch)?;
+    series.extend(of_real);
+    Ok((Results { bench: "vm", circumstances, series }, failures + more))
+}
+
+fn between_drivers(
+    timed: &Timed,
+    cases: &[&'static Case],
+    scratch: &Path,
+) -> anyhow::Result<(Vec<Series>, usize)> {
+    let rig = Rig::new(timed.span, scratch)?;
+    let names = SYSTEMS.map(|(name, _)| name);
+    let mut series: Vec<Series> = cases.iter().map(|case| bare(case, &names)).collect();
     let mut failures = 0;
-    for round in 1..=plan.rounds {
+    for round in 1..=timed.rounds {
         for workload in &WORKLOADS {
             let is_wanted = |series: &&mut Series| workload.figure_of(series.case).is_some();
             if !series.iter_mut().any(|series| is_wanted(&series)) {
@@ -83,19 +131,57 @@ pub(super) fn measure(plan: &Timed) -> anyhow::Result<(Results, usize)> {
                     series.systems[index].rounds.push(figure(workload, series.case, figures));
                 }
             }
-            series.iter_mut().filter(is_wanted).for_each(|series| told(round, plan.rounds, series));
+            series
+                .iter_mut()
+                .filter(is_wanted)
+                .for_each(|series| told(round, timed.rounds, series));
         }
     }
-    Ok((Results { bench: "vm", circumstances, series }, failures))
+    Ok((series, failures))
+}
+
+/// One that fails is the last: the machines may be in any state then.
+fn between_machines(
+    timed: &Timed,
+    cases: &[&'static Case],
+    booting: &Booting<'_>,
+    circumstances: &mut Vec<String>,
+) -> anyhow::Result<(Vec<Series>, usize)> {
+    if cases.is_empty() {
+        return Ok((Vec::new(), 0));
+    }
+    let mut machines = booting.boot()?;
+    circumstances.extend(machines.circumstances());
+    let mut series: Vec<Series> =
+        cases.iter().map(|case| bare(case, machines.systems(case))).collect();
+    for round in 1..=timed.rounds {
+        for (index, name) in machines.ways().iter().enumerate() {
+            let figures = match machines.measure(index, timed.span) {
+                Ok(figures) => figures,
+                Err(error) => {
+                    Messages::Quiet.error(format_args!("real machines: {name}: {error:#}"));
+                    return Ok((series, 1));
+                }
+            };
+            for series in &mut series {
+                if let Some(system) = series.systems.get_mut(index) {
+                    system.rounds.push(machines::figure(series.case, &figures));
+                }
+            }
+        }
+        series.iter().for_each(|series| told(round, timed.rounds, series));
+    }
+    machines.finish()?;
+    Ok((series, 0))
 }
 
 fn figure(workload: &Workload, case: &Case, figures: Option<Figures>) -> Option<f64> {
     workload.figure_of(case).zip(figures).map(|(which, figures)| figures.value(which, workload))
 }
 
-fn bare(case: &'static Case) -> Series {
-    let system = |(name, _): (&str, bool)| System { name: name.into(), rounds: Vec::new() };
-    Series { case, systems: SYSTEMS.into_iter().map(system).collect() }
+fn bare(case: &'static Case, systems: &[&str]) -> Series {
+    let system = |name: &&str| System { name: (*name).into(), rounds: Vec::new() };
+    Series { case, systems: systems.iter().map(system).collect() }
 }
 
 /// As short as shows that it works.

@@ -1,12 +1,10 @@
 //! One measurement: a network with two machines, and packets from one to the other.
 
-use std::hash::{BuildHasher, RandomState};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender as Reports, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
-use std::{env, fs};
 
 use anyhow::{Context, anyhow, ensure};
 use rustix::event::{EventfdFlags, eventfd};
@@ -19,12 +17,15 @@ use towpath_packet::Ledger;
 
 use super::super::ping_pong::Stopwatch;
 use super::super::process::{pin_thread, processors, thread_cpu};
+use super::super::scratch::Scratch;
 use super::guest::{Receiver, Sender};
 use super::workload::{HEADERS, VIRTIO, Which, Workload, pattern};
 
 /// What is the same for all measurements.
-pub(super) struct Rig {
+pub(super) struct Rig<'a> {
     span: Duration,
+    /// Where sockets are.
+    scratch: &'a Path,
     /// Of the drivers, and of the worker.
     processors: [CpuSet; 2],
 }
@@ -53,14 +54,14 @@ impl Figures {
     }
 }
 
-impl Rig {
-    pub(super) fn new(span: Duration) -> anyhow::Result<Self> {
-        Ok(Self { span, processors: places()? })
+impl<'a> Rig<'a> {
+    pub(super) fn new(span: Duration, scratch: &'a Path) -> anyhow::Result<Self> {
+        Ok(Self { span, scratch, processors: places()? })
     }
 
     /// Measures one workload, with payload shared or copied out at the switch.
     pub(super) fn measure(&self, workload: &Workload, orphan: bool) -> anyhow::Result<Figures> {
-        let sockets = Sockets::new()?;
+        let sockets = Scratch::inside(self.scratch)?;
         let serving = Serving::start(orphan, &sockets, self.processors[1])?;
         pin_thread(&self.processors[0])?;
         let mut traffic = Traffic::connect(&sockets, workload)?;
@@ -111,7 +112,7 @@ struct Traffic<'a> {
 
 impl<'a> Traffic<'a> {
     /// Connects both, and has all memory used once, so that both sides have it.
-    fn connect(sockets: &Sockets, workload: &'a Workload) -> anyhow::Result<Self> {
+    fn connect(sockets: &Scratch, workload: &'a Workload) -> anyhow::Result<Self> {
         let mut traffic = Self {
             workload,
             sender: Sender::connect(&sockets.path(SENDER), workload)?,
@@ -186,7 +187,7 @@ impl<'a> Traffic<'a> {
 
 /// A worker that serves a network.
 pub(in super::super) struct Serving {
-    ledger: Arc<Ledger>,
+    pub(super) ledger: Arc<Ledger>,
     stop: OwnedFd,
     thread: i32,
     running: JoinHandle<anyhow::Result<NetworkReport>>,
@@ -196,7 +197,7 @@ impl Serving {
     /// Listens at both sockets, on a thread of its own.
     pub(in super::super) fn start(
         orphan: bool,
-        sockets: &Sockets,
+        sockets: &Scratch,
         processor: CpuSet,
     ) -> anyhow::Result<Self> {
         let ledger = Arc::new(Ledger::new());
@@ -217,7 +218,7 @@ impl Serving {
     }
 
     /// Processor time of the worker so far.
-    fn cpu(&self) -> anyhow::Result<Duration> {
+    pub(super) fn cpu(&self) -> anyhow::Result<Duration> {
         thread_cpu(self.thread)
     }
 
@@ -249,30 +250,6 @@ fn serve(
     let _ = ready.send(gettid().as_raw_nonzero().get());
     worker.run_until(&[stop.as_fd()])?;
     Ok(worker.side().report(worker.now()))
-}
-
-/// A directory for sockets, which goes with this value; who is connected stays so.
-pub(in super::super) struct Sockets(PathBuf);
-
-impl Sockets {
-    pub(in super::super) fn new() -> anyhow::Result<Self> {
-        // Not by the number of this process, which others have in namespaces of their own.
-        let name = format!("towpath-bench-{:016x}", RandomState::new().hash_one(0));
-        let path = env::temp_dir().join(name);
-        fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
-        Ok(Self(path))
-    }
-
-    pub(in super::super) fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Sockets {
-    fn drop(&mut self) {
-        // What cannot be removed is of no harm.
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }
 
 pub(in super::super) const SENDER: &str = "sender";

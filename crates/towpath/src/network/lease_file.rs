@@ -9,6 +9,10 @@
 //!
 //! A file that cannot be read is left alone. One with lines that are no leases is copied beside
 //! before it is replaced.
+//!
+//! Whoever keeps a file holds a lock (flock) on another with `.lock` behind the name, because the
+//! file itself is replaced. It goes with the process, however that ends; the file of the lock
+//! stays. Where it cannot be made no leases can be written either, and it is tried again with them.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
@@ -17,6 +21,8 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime};
 
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use towpath_net::time::Instant;
 
 use crate::services::{Restored, Services, replace_file};
@@ -54,6 +60,13 @@ impl LeaseFile {
         now: Instant,
         tell: TellLeaseFile,
     ) -> io::Result<(Self, LeasesFound)> {
+        let mut lock = Lock::new(path);
+        // Where nothing can be written is told when there is something to write.
+        if let Err(error) = lock.take()
+            && error.kind() == ErrorKind::ResourceBusy
+        {
+            return Err(error);
+        }
         let mut found = LeasesFound::default();
         if let Some(text) = read(path)? {
             found.restored = services.restore(&text, now, wall());
@@ -68,7 +81,7 @@ impl LeaseFile {
         let path = path.to_owned();
         let name = "lease file".to_owned();
         let writer =
-            thread::Builder::new().name(name).spawn(move || write(&path, &texts, &tell))?;
+            thread::Builder::new().name(name).spawn(move || write(&path, lock, &texts, &tell))?;
         Ok((Self { due: None, to_writer, writer }, found))
     }
 
@@ -101,11 +114,45 @@ impl LeaseFile {
     }
 }
 
+/// Says that a lease file is this process's.
+struct Lock {
+    path: PathBuf,
+    /// Locked.
+    file: Option<File>,
+}
+
+impl Lock {
+    fn new(path: &Path) -> Self {
+        let mut beside = path.as_os_str().to_owned();
+        beside.push(".lock");
+        Self { path: beside.into(), file: None }
+    }
+
+    /// Fails with [`ErrorKind::ResourceBusy`] if another has it.
+    fn take(&mut self) -> io::Result<()> {
+        if self.file.is_some() {
+            return Ok(());
+        }
+        let file = File::options().create(true).truncate(false).write(true).open(&self.path)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => Err(io::Error::new(
+                ErrorKind::ResourceBusy,
+                "another network keeps its leases there",
+            )),
+            locked => {
+                locked?;
+                self.file = Some(file);
+                Ok(())
+            }
+        }
+    }
+}
+
 /// The thread.
-fn write(path: &Path, texts: &Receiver<String>, tell: &TellLeaseFile) {
+fn write(path: &Path, mut lock: Lock, texts: &Receiver<String>, tell: &TellLeaseFile) {
     let mut fails = false;
     for text in texts {
-        let result = replace_file(path, &text);
+        let result = lock.take().and_then(|()| replace_file(path, &text));
         if result.is_err() != fails {
             fails = result.is_err();
             tell(result.err());

@@ -203,7 +203,12 @@ fn leases_change_while_the_network_runs() {
     let mut a = network.guest("a", 1);
     let had = a.lease(&[(option::HOST_NAME, b"vm1")]).unwrap().your_address;
     network.done(&["lease", "add", "port=b,ipv4=10.0.2.20,name=web"]);
+    let not_taken = || {
+        network.done(&["ls", "leases"]).matches(" b               web static, not taken\n").count()
+    };
+    assert_eq!(not_taken(), 1);
     assert_eq!(network.guest("b", 2).lease(&[]).unwrap().your_address, address(20));
+    assert_eq!(not_taken(), 0);
     let taken = format!("port=c,ipv4={had}");
     assert_fails(&network.towpath(&["lease", "add", &taken]), "is lent to 02:00:00:00:00:01");
     // For the one who has it, it is made fast.
@@ -267,6 +272,24 @@ fn leases_outlive_a_restart() {
     assert!(network.guest("a", 1).lease(&[]).is_some());
     let said = network.end(Signal::TERM);
     assert!(said.contains("cannot write leases to"), "{said}");
+}
+
+/// Goal: a lease file has one network. Another is refused and makes nothing; it may have the file
+/// when the first is gone, however that ended.
+#[test]
+fn a_lease_file_is_not_shared() {
+    let options = ["--lease-file", "DIR/leases"];
+    let mut network = Network::start("lock", "", &options);
+    let socket = network.here("x=DIR/x");
+    let other = ["up", "--stream", &socket, "--lease-file", &network.here("DIR/leases")];
+    assert_fails(&network.towpath(&other), "leases: another network keeps its leases there");
+    assert!(!network.path("x").exists());
+    assert!(network.guest("a", 1).lease(&[]).is_some());
+    network.end(Signal::KILL);
+    network.up(&options);
+    assert!(network.guest("a", 1).lease(&[]).is_some());
+    network.end(Signal::TERM);
+    assert_eq!(fs::read_to_string(network.path("leases")).unwrap().lines().count(), 1);
 }
 
 /// Goal: a disk that is full is told once, guests get addresses all the same, and when there is

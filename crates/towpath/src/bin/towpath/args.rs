@@ -177,7 +177,8 @@ pub(crate) struct UpArguments {
     #[arg(long, value_name = "LEASE", help_heading = "Leases")]
     pub(crate) lease: Vec<String>,
 
-    /// Keep leases in FILE, so that machines have their addresses again after a restart.
+    /// Keep leases in FILE, so that machines have their addresses again after a restart. No other
+    /// network can keep its leases there meanwhile.
     #[arg(long, value_name = "FILE", help_heading = "Leases")]
     pub(crate) lease_file: Option<PathBuf>,
 
@@ -222,7 +223,8 @@ fn parse_published(text: &str) -> Result<(String, String), String> {
 /// Each line is a port of a `towpath up` of this user: its process number, name, attachment,
 /// whether somebody is there, packets that wait and the queue's length, VLANs, and what it may
 /// reach. With `leases`, each line is an address that is lent: for how many seconds, to which
-/// station, at which port, under which name, and `static` if the machine is known. With
+/// station, at which port, under which name, and `static` if the machine is known. Static leases
+/// that nobody has taken come behind them, and say so; their time is null in JSON. With
 /// `published`, each line is a port of the host, and the machine and port that it leads to.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]

@@ -42,7 +42,11 @@ pub(crate) fn list(arguments: &LsArguments) -> Result<Ending, Failure> {
                 (http::ask(&path, "GET", api::PUBLISHED, None)?, "published", published_line)
             }
         };
-        for one in answer[list].as_array().into_iter().flatten() {
+        let mut listed = answer[list].as_array().cloned().unwrap_or_default();
+        if arguments.what == LsWhat::Leases {
+            listed.extend(not_taken(&answer));
+        }
+        for one in &listed {
             // Writing to a string cannot fail.
             let _ = match arguments.json {
                 true => writeln!(text, "{one}"),
@@ -195,14 +199,44 @@ fn port_line(pid: i32, port: &Value) -> String {
     )
 }
 
+/// Addresses and names of static leases that nobody has taken, as leases of no time.
+fn not_taken(answer: &Value) -> Vec<Value> {
+    let all = |list: &str| answer[list].as_array().into_iter().flatten();
+    let is_lent = |key, value: &Value| all("leases").any(|lease| lease[key] == *value);
+    let mut left = Vec::new();
+    for fixed in all("static") {
+        let lease = |address: &Value| {
+            let mut lease = fixed.clone();
+            if let Value::Object(fields) = &mut lease {
+                fields.retain(|key, _| key != "ipv4" && key != "ipv6");
+            }
+            lease["address"] = address.clone();
+            lease["static"] = true.into();
+            lease["seconds"] = Value::Null;
+            lease
+        };
+        let addresses = [&fixed["ipv4"], &fixed["ipv6"]];
+        let addresses = addresses.into_iter().filter(|address| !address.is_null());
+        if addresses.clone().next().is_none() && !is_lent("name", &fixed["name"]) {
+            left.push(lease(&Value::Null));
+        }
+        left.extend(addresses.filter(|address| !is_lent("address", address)).map(lease));
+    }
+    left
+}
+
 fn lease_line(pid: i32, lease: &Value) -> String {
-    let [address, seconds, mac] = ["address", "seconds", "mac"].map(|key| plain(&lease[key]));
-    let [port, name] = ["port", "name"].map(|key| match &lease[key] {
+    let keys = ["address", "seconds", "mac", "port", "name"];
+    let [address, seconds, mac, port, name] = keys.map(|key| match &lease[key] {
         Value::Null => "-".to_owned(),
         value => plain(value),
     });
-    let kind = if lease["static"] == true { " static" } else { "" };
-    format!("{pid:>8} {address:<39} {seconds:>8} {mac} {port:<15} {name}{kind}")
+    let kind = match (&lease["static"], &lease["seconds"]) {
+        (Value::Bool(true), Value::Null) => " static, not taken",
+        (Value::Bool(true), _) => " static",
+        _ => "",
+    };
+    format!("{pid:>8} {address:<39} {seconds:>8} {mac:<17} {port:<15} {name}{kind}")
 }
 
 /// As an option says it: an address and an interface only where there is one.
@@ -216,4 +250,45 @@ fn published_line(pid: i32, published: &Value) -> String {
     let place = part("address", "") + &part("interface", "%");
     let slash = if place.is_empty() { "" } else { "/" };
     format!("{pid:>8} {protocol} {place}{slash}{port} {}:{to}", plain(&published["guest"]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of a guest with two addresses one is lent; of those without an address but a name, one has
+    /// taken it.
+    #[test]
+    fn static_leases_that_nobody_took() {
+        let answer = json!({
+            "leases": [
+                { "address": "10.0.2.20", "mac": "02:00:00:00:00:01", "port": "a", "name": "web",
+                  "seconds": 9, "static": true },
+                { "address": "10.0.2.77", "mac": "02:00:00:00:00:07", "port": "a", "name": "x",
+                  "seconds": 9, "static": true },
+            ],
+            "static": [
+                { "port": "a", "ipv4": "10.0.2.20", "ipv6": "fd00::20", "name": "web" },
+                { "mac": "02:00:00:00:00:03", "ipv4": "10.0.2.30", "ipv6": null, "name": null },
+                { "port": "c", "ipv4": null, "ipv6": null, "name": "x" },
+                { "client-id": "0102", "ipv4": null, "ipv6": null, "name": "y" },
+            ],
+        });
+        let left = not_taken(&answer);
+        let short = |lease: &Value| {
+            let words: Vec<_> = lease_line(7, lease).split(' ').map(str::to_owned).collect();
+            words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
+        };
+        let lines: Vec<_> = left.iter().map(short).collect();
+        assert_eq!(
+            lines,
+            [
+                "7 fd00::20 - - a web static, not taken",
+                "7 10.0.2.30 - 02:00:00:00:00:03 - - static, not taken",
+                "7 - - - - y static, not taken",
+            ]
+        );
+        assert_eq!(left[2]["client-id"], "0102");
+        assert!(left[0].get("ipv4").is_none());
+    }
 }

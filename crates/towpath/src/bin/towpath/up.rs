@@ -65,14 +65,18 @@ fn make(plan: Plan, messages: Messages) -> anyhow::Result<Worker<Network>> {
         anyhow::Error::from(error).context(places[index].clone())
     })?;
     if let Some(path) = plan.lease_file {
-        keep_leases(&mut worker, &path, messages);
+        keep_leases(&mut worker, &path, messages)?;
     }
     Ok(worker)
 }
 
 /// Takes over the leases of an earlier run. What is wrong with the file is told and is no reason
-/// not to serve.
-fn keep_leases(worker: &mut Worker<Network>, path: &Path, messages: Messages) {
+/// not to serve, but that another network has it: both would lend what the other has lent.
+fn keep_leases(
+    worker: &mut Worker<Network>,
+    path: &Path,
+    messages: Messages,
+) -> anyhow::Result<()> {
     let shown = path.display().to_string();
     let tell = {
         let shown = shown.clone();
@@ -95,10 +99,14 @@ fn keep_leases(worker: &mut Worker<Network>, path: &Path, messages: Messages) {
                 ));
             }
         }
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+            return Err(error).with_context(|| format!("cannot keep leases in {shown}"));
+        }
         Err(error) => messages.error(format_args!(
             "leases of {shown} cannot be kept: {error}; guests get addresses all the same"
         )),
     }
+    Ok(())
 }
 
 /// Serves, and answers who asks meanwhile.

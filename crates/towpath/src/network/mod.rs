@@ -153,8 +153,8 @@ impl Network {
     /// are none. `tell` is called by another thread.
     ///
     /// # Errors
-    /// The file is there and cannot be read, or nothing can be written beside it;
-    /// [`io::ErrorKind::ResourceBusy`]: another network keeps its leases there. Leases are not kept.
+    /// The file is there and cannot be read, or nothing can be written beside it; as
+    /// [`io::ErrorKind::ResourceBusy`], another network keeps its leases there. They are not kept.
     pub fn keep_leases(
         &mut self,
         path: &Path,

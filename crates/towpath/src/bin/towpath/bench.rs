@@ -13,8 +13,8 @@
 //! This process forks one child into new network, mount and PID namespaces and from then on only
 //! waits for it or for a signal. The child, process 1 of its PID namespace, does everything:
 //! however it or this process ends, the kernel kills all processes that take part, and with them
-//! go their namespaces, which have no names. The host's own network is never touched. Sockets are in
-//! a directory among temporary files that this process removes.
+//! go their namespaces, which have no names. The host's own network is never touched. Sockets lie
+//! in a directory among temporary files, which this process makes and removes.
 
 use std::fs::File;
 use std::io::Write;

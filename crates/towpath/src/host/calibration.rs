@@ -1,40 +1,19 @@
 //! What [`SendMode::Auto`](super::SendMode::Auto) goes by: what copies and loans cost here, and how
 //! loans went.
 
-use super::auto::{COPY_SAMPLE, Choice, Chooser, Outcome, break_even as break_even_of};
+use super::auto::{COPY_SAMPLE, Chooser, Outcome, break_even as break_even_of};
 use super::budget::{Budget, Levels};
 use super::clock::moment;
 use super::lend::{Parcel, Source};
 use super::sending::{Account, Ticket};
 use std::hint::black_box;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 use towpath_packet::Loans;
 
-/// Chooses for one socket, on all its threads.
-pub(super) struct Auto {
-    /// Below it nothing is ever lent, and the lock is not needed.
-    least: usize,
-    chooser: Mutex<Chooser>,
-}
-
-impl Auto {
-    pub(super) fn new(least: usize) -> Self {
-        Self { least, chooser: Mutex::new(Chooser::new(least)) }
-    }
-
-    /// Decides for a call of `size` bytes.
-    pub(super) fn choose(&self, size: usize) -> Choice {
-        if size < self.least {
-            return Choice::Copy;
-        }
-        self.chooser.lock().unwrap_or_else(PoisonError::into_inner).choose(size)
-    }
-}
-
 /// Tells how one loan went.
 pub(super) struct Watch {
-    auto: Arc<Auto>,
+    chooser: Arc<Chooser>,
     round: u32,
     size: usize,
     began: Instant,
@@ -42,15 +21,15 @@ pub(super) struct Watch {
 
 impl Watch {
     /// Of a loan that begins now.
-    pub(super) fn new(auto: Arc<Auto>, round: u32, size: usize) -> Self {
-        Self { auto, round, size, began: moment() }
+    pub(super) fn new(chooser: Arc<Chooser>, round: u32, size: usize) -> Self {
+        Self { chooser, round, size, began: moment() }
     }
 
     /// All is back.
     pub(super) fn over(&self, copied: bool) {
         let nanos = moment().duration_since(self.began).as_nanos() as u64;
         let outcome = Outcome { round: self.round, size: self.size, copied, nanos };
-        self.auto.chooser.lock().unwrap_or_else(PoisonError::into_inner).learn(outcome);
+        self.chooser.learn(outcome);
     }
 }
 

@@ -1,8 +1,8 @@
 //! What becomes of the buffers that a socket sends: what it was told, and how it chooses if it was
 //! told to.
 
-use super::auto::Choice;
-use super::calibration::{Auto, Watch};
+use super::auto::{Choice, Chooser};
+use super::calibration::Watch;
 use std::sync::{Arc, OnceLock};
 use towpath_packet::sync::{AtomicU32, Ordering};
 
@@ -26,12 +26,12 @@ pub enum SendMode {
 pub(super) struct Mode {
     mode: AtomicU32,
     /// Made when the mode is first set to [`SendMode::Auto`].
-    auto: OnceLock<Arc<Auto>>,
+    chooser: OnceLock<Arc<Chooser>>,
 }
 
 impl Mode {
     pub(super) fn new() -> Self {
-        Self { mode: AtomicU32::new(SendMode::default() as u32), auto: OnceLock::new() }
+        Self { mode: AtomicU32::new(SendMode::default() as u32), chooser: OnceLock::new() }
     }
 
     pub(super) fn get(&self) -> SendMode {
@@ -43,26 +43,26 @@ impl Mode {
     /// Sets it; `break_even` tells the size from which on the socket's loans cost less.
     pub(super) fn set(&self, mode: SendMode, break_even: impl FnOnce() -> usize) {
         if mode == SendMode::Auto {
-            self.auto.get_or_init(|| Arc::new(Auto::new(break_even())));
+            self.chooser.get_or_init(|| Arc::new(Chooser::new(break_even())));
         }
-        // Relaxed: as in `get`; what chooses is published by its lock.
+        // Relaxed: as in `get`; the chooser is published by its cell.
         self.mode.store(mode as u32, Ordering::Relaxed);
     }
 
     /// Whether a call of `size` bytes lends.
     pub(super) fn choose(&self, size: usize) -> Choice {
-        let auto = match self.get() {
+        let chooser = match self.get() {
             SendMode::Copy => return Choice::Copy,
             SendMode::Lend => return Choice::Lend,
-            SendMode::Auto => self.auto.get(),
+            SendMode::Auto => self.chooser.get(),
         };
         // Another thread is just setting the mode: the call goes by the one before.
-        auto.map_or(Choice::Lend, |auto| auto.choose(size))
+        chooser.map_or(Choice::Lend, |chooser| chooser.choose(size))
     }
 
     /// Begins to watch a loan, if it was chosen to be.
     pub(super) fn watch(&self, choice: Choice, size: usize) -> Option<Watch> {
         let Choice::LendWatched(round) = choice else { return None };
-        Some(Watch::new(self.auto.get()?.clone(), round, size))
+        Some(Watch::new(self.chooser.get()?.clone(), round, size))
     }
 }

@@ -23,6 +23,7 @@
 
 pub mod capture;
 mod config;
+mod gateway_port;
 mod lease_file;
 mod port;
 mod report;
@@ -49,17 +50,16 @@ use towpath_io::pcapng::Direction;
 use towpath_io::reactor::{Events, Interest, Reactor};
 use towpath_net::fragment;
 use towpath_net::stack;
-use towpath_net::switch::vlan::Vid;
-use towpath_net::switch::{self, Egress, PortId, Role, Switch};
+use towpath_net::switch::{self, Egress, PortId, Switch};
 use towpath_net::time::{Duration, Instant};
-use towpath_net::wire::{MacAddr, ethernet};
-use towpath_packet::ring::{self, Consumer, Producer, Silent};
+use towpath_net::wire::ethernet;
 use towpath_packet::{Burst, Caps, Ledger, Packet};
 
 use crate::report::Report;
 use crate::services::{self, Services};
 use crate::worker::{Input, Side, SideContext};
 use capture::{CAPTURES_MAX, CaptureError, CaptureSettings, Mirrors, Sniffer};
+use gateway_port::GatewayPort;
 use lease_file::LeaseFile;
 use port::Port;
 
@@ -73,8 +73,6 @@ pub const GATEWAY_QUEUE_LEN: usize = 4096;
 pub const GATEWAY_NAME: &str = "gateway";
 /// Token of the doorbell that captures ring when their readers go; those of ports are less.
 const CAPTURE_ENDED: u64 = u64::MAX;
-/// Largest super-packet that the gateway takes: Ethernet and the largest IP packet.
-const GATEWAY_GSO_BYTES_MAX: u32 = 14 + 65_535;
 
 /// A network. See the module text.
 pub struct Network {
@@ -98,16 +96,6 @@ pub struct Network {
 
 /// Is told what happens at a port: its name, and news in words.
 pub type Tell = dyn FnMut(&str, &dyn Display) + Send;
-
-/// The gateway's port: what the switch has for it, and what of that waits.
-struct GatewayPort {
-    id: PortId,
-    to_gateway: Producer<Packet>,
-    from_switch: Consumer<Packet>,
-    /// Packets dropped because there was no memory to take their headers in.
-    no_memory: u64,
-    mirrors: Mirrors,
-}
 
 impl Network {
     /// A network without ports but that of the gateway, if there is to be one. Copies are counted
@@ -421,31 +409,6 @@ impl Network {
 
     fn has_news_for_gateway(&self) -> bool {
         self.gateway.as_ref().is_some_and(|gateway| !gateway.to_gateway.control().is_empty())
-    }
-}
-
-impl GatewayPort {
-    fn new(switch: &mut Switch, mac: MacAddr, mtu: u16) -> Result<Self, PortError> {
-        let caps = Caps {
-            mtu,
-            checksum: true,
-            tso4: true,
-            tso6: true,
-            uso: true,
-            gso_bytes_max: GATEWAY_GSO_BYTES_MAX,
-        };
-        // Its checksums are made here, and everybody may talk to it.
-        let config = switch::PortConfig {
-            role: Role::Uplink,
-            is_trusted: true,
-            ..switch::PortConfig::new(caps)
-        };
-        let (to_gateway, from_switch) = ring::single(GATEWAY_QUEUE_LEN, Silent)?;
-        let id = switch.add_port(config)?;
-        // No guest is heard as the gateway.
-        switch.add_station(mac, Vid::DEFAULT, id, Instant::START)?;
-        let mirrors = Mirrors::default();
-        Ok(Self { id, to_gateway, from_switch, no_memory: 0, mirrors })
     }
 }
 

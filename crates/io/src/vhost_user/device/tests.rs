@@ -14,6 +14,8 @@ use std::mem::MaybeUninit;
 use std::os::unix::net::UnixStream;
 use towpath_packet::{MemoryConfig, Packet};
 
+mod polling;
+
 /// Guest address of the memory.
 const BASE: u64 = 0x1_0000;
 /// Of the guest's buffers, behind both rings.
@@ -140,14 +142,15 @@ impl Bench {
         (bytes[12..].to_vec(), file)
     }
 
-    /// The guest sends frame `number`, from the buffer of that number.
-    fn send(&mut self, number: u8) {
+    /// The guest sends frame `number`, from the buffer of that number. True if the device wants to
+    /// be told.
+    fn send(&mut self, number: u8) -> bool {
         let address = BUFFERS + 0x800 * u64::from(number);
         self.ram.memory().write(address, &[0; 12]).unwrap();
         self.ram.memory().write(address + 12, &frame(number)).unwrap();
         let segment = Segment { address, bytes: 12 + FRAME as u32 };
         assert!(self.transmit.add(&[segment], &[], number.into()));
-        self.transmit.publish();
+        self.transmit.publish()
     }
 
     /// Why the session ended.

@@ -216,6 +216,11 @@ impl TransmitQueue {
         self.queue.enable_kicks() || has_returned
     }
 
+    /// True if the driver has sent something, or loans have ended: for owners who poll.
+    pub fn has_work(&self) -> bool {
+        self.queue.has_next() || self.returns.has_ended()
+    }
+
     /// Changes the descriptor that tells the driver.
     pub fn set_call(&mut self, call: Option<Arc<OwnedFd>>) {
         self.queue.set_call(call);

@@ -271,6 +271,12 @@ impl VhostUser {
         self.peer.as_ref().is_some_and(|peer| peer.pending.is_none())
     }
 
+    /// When [`VhostUser::turn`] is wanted for what was lent: receiving may have brought that moment
+    /// nearer than the last turn said.
+    pub fn next_deadline(&self) -> Option<Duration> {
+        self.rings.next_deadline()
+    }
+
     /// True if a front end is connected.
     pub fn is_connected(&self) -> bool {
         self.peer.is_some()

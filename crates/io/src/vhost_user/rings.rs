@@ -131,6 +131,12 @@ impl Rings {
         deadline
     }
 
+    /// When the oldest loan is due to be recalled.
+    pub(super) fn next_deadline(&self) -> Option<Duration> {
+        let queues = self.transmit.iter().flatten();
+        queues.filter_map(TransmitQueue::next_deadline).min()
+    }
+
     /// Times that the rings that run stopped receiving because memory was short.
     pub(super) fn paused(&self) -> u64 {
         self.transmit.iter().flatten().map(|queue| queue.counters().paused).sum()

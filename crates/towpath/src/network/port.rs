@@ -155,6 +155,10 @@ impl Port {
             PortDevice::Tap(device) => device.receive(memory, burst).map_err(Into::into),
         };
         self.note(result);
+        if let PortDevice::VhostUser(device) = &self.device {
+            let lent = device.next_deadline().map(at);
+            self.deadline = [self.deadline, lent].into_iter().flatten().min();
+        }
         self.mirrors.see(Direction::Inbound, burst.iter());
         if self.device.receive_paused() > paused { Input::NoMemory } else { Input::Done }
     }

@@ -389,6 +389,24 @@ fn refusals_are_told() {
     assert_eq!(bench.device.counters().sent_away, 1);
 }
 
+/// Goal: what was lent is taken back in time, though nothing comes any more. Method: the term of
+/// what was received just now is told without a turn.
+#[test]
+fn receiving_tells_when_it_is_due() {
+    let mut bench = Bench::started(0);
+    assert_eq!(bench.device.next_deadline(), None);
+    bench.send(1);
+    assert_eq!(bench.device.turn(Duration::from_secs(1)).unwrap(), None);
+    let mut burst = Burst::new();
+    bench.device.receive(&mut bench.memory, &mut burst).unwrap();
+    let due = bench.device.next_deadline().unwrap();
+    assert_eq!(due, Duration::from_secs(1) + crate::vhost_user::virtq::transmit::LOAN_TERM);
+    bench.device.turn(due).unwrap();
+    assert_eq!(bench.device.next_deadline(), None);
+    assert_eq!(bench.transmit.used(), Some((1, 0)));
+    assert_eq!(content(&burst.pop().unwrap()), frame(1));
+}
+
 /// Kick descriptors that cannot be watched, for instance files.
 #[test]
 fn a_kick_descriptor_must_be_an_event() {

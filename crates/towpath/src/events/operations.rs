@@ -80,10 +80,6 @@ impl EventQueue {
                 work.stop(Errno::CANCELED);
                 self.push(token, RAISED);
             }
-            Kind::Task { task, .. } => {
-                task.stop(Errno::CANCELED);
-                self.push(token, RAISED);
-            }
             Kind::Operation { .. } | Kind::Stream { .. } => {}
             _ => return Err(Errno::INVAL.into()),
         }

@@ -74,9 +74,7 @@ impl Slots {
         let slot = self.slots.get(token.slot as usize)?;
         match &slot.registration.as_ref().filter(|_| slot.generation == token.generation)?.source {
             Kind::Timer { setting, .. } => Some(*setting),
-            Kind::Operation { deadline, .. }
-            | Kind::Stream { deadline, .. }
-            | Kind::Task { deadline, .. } => *deadline,
+            Kind::Operation { deadline, .. } | Kind::Stream { deadline, .. } => *deadline,
             _ => None,
         }
     }

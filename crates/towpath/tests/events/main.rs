@@ -3,7 +3,6 @@
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test fails by panicking")]
 
-mod custom;
 mod files;
 mod kernel;
 mod many;
@@ -24,7 +23,6 @@ type Case = (&'static str, fn(Choice));
 
 fn main() {
     let cases = [
-        custom::CASES,
         files::CASES,
         kernel::CASES,
         many::CASES,

@@ -8,7 +8,10 @@ use towpath_net::gso::{self, Checksums, Layout};
 use towpath_net::time::Instant;
 use towpath_net::wire::ethernet::HEADER_LEN as IP_AT;
 use towpath_net::wire::{Protocol, ipv4, ipv6, tcp, udp};
-use towpath_packet::{Checksum, Ledger, Memory, Packet, VirtioHeader};
+use towpath_packet::packet::PEEK_BYTES;
+use towpath_packet::{
+    Checksum, GsoKind, Ledger, Memory, Offload, Packet, Tunnel, VirtioHeader, VirtioTunnelHeader,
+};
 use towpath_sim::oracle;
 
 use crate::input::Input;
@@ -19,7 +22,7 @@ const PACKETS_MAX: usize = 32;
 /// Longest IP packet.
 const IP_BYTES_MAX: usize = 65_535;
 
-/// Packets: a byte of choices, a virtio-net header, and counted bytes of a frame.
+/// Packets: a byte of choices, a virtio-net header of either length, and counted bytes of a frame.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let mut memory = packets::memory();
@@ -58,8 +61,10 @@ pub fn run(data: &[u8]) {
 
 /// A packet with its headers parsed as far as its length fields reach, as the stack does it.
 fn read(input: &mut Input<'_>, choice: u8, memory: &mut Memory) -> Option<(Packet, Layout)> {
-    let virtio = VirtioHeader(input.array());
-    let offload = virtio.decode().ok()?;
+    let offload = match choice & 16 {
+        0 => VirtioHeader(input.array()).decode().ok()?,
+        _ => VirtioTunnelHeader(input.array()).decode().ok()?,
+    };
     let frame = input.counted();
     // A few bytes of input make a long packet.
     let repeat = if choice & 4 != 0 { usize::from(input.u16()) } else { 0 };
@@ -86,7 +91,10 @@ fn read(input: &mut Input<'_>, choice: u8, memory: &mut Memory) -> Option<(Packe
     {
         return None;
     }
-    let headers_len = IP_AT + transport_at + header_len;
+    let headers_len = match tunnel_of(&offload) {
+        Some(_) => inner_end(&bytes, &offload)?,
+        None => IP_AT + transport_at + header_len,
+    };
     if bytes.len() < headers_len {
         return None;
     }
@@ -97,9 +105,25 @@ fn read(input: &mut Input<'_>, choice: u8, memory: &mut Memory) -> Option<(Packe
     Some((packet, Layout { ip_at: IP_AT, transport_at: IP_AT + transport_at }))
 }
 
+fn tunnel_of(offload: &Offload) -> Option<Tunnel> {
+    offload.gso.and_then(|gso| gso.tunnel)
+}
+
+/// Where the inner headers end, if the claims about a tunnel are true.
+fn inner_end(bytes: &[u8], offload: &Offload) -> Option<usize> {
+    let Checksum::Partial { start, .. } = offload.checksum else { return None };
+    let start = usize::from(start);
+    let end = match offload.gso?.kind {
+        GsoKind::Udp => start + udp::HEADER_LEN,
+        GsoKind::Tcp4 | GsoKind::Tcp6 => start + usize::from(*bytes.get(start + 12)? >> 4) * 4,
+    };
+    (end <= PEEK_BYTES).then_some(end)
+}
+
 fn segment(packet: Packet, layout: Layout, memory: &mut Memory, ledger: &Ledger) {
     let whole = packets::payload(&packet);
     let size = packet.offload().gso.map(|gso| usize::from(gso.size.get()));
+    let tunnel = tunnel_of(packet.offload());
     let mut segments = Vec::new();
     let mut out = |segment| segments.push(segment);
     let done = gso::segment(packet, memory, ledger, layout, Checksums::Complete, &mut out);
@@ -120,13 +144,13 @@ fn segment(packet: Packet, layout: Layout, memory: &mut Memory, ledger: &Ledger)
         let partial = matches!(segment.offload().checksum, Checksum::Partial { .. });
         assert!(!partial && segment.offload().gso.is_none(), "{:?}", segment.offload());
         assert!(count == 1 || size.is_some_and(|size| segment.payload_len() <= size));
-        if count > 1
-            && let Err(problem) = oracle::check_frame(&as_ip(segment), IP_BYTES_MAX)
-        {
-            panic!("{problem} in {:02x?}", segment.headers());
+        if count > 1 {
+            check(&oracle::flatten(segment), tunnel);
         }
     }
-    coalesce(segments, layout, &whole, ledger);
+    if tunnel.is_none() {
+        coalesce(segments, layout, &whole, ledger);
+    }
 }
 
 /// Segments of one flow, coalesced, are its payload in order.
@@ -144,9 +168,25 @@ fn coalesce(segments: Vec<Packet>, layout: Layout, whole: &[u8], ledger: &Ledger
     assert_eq!(payload, whole);
 }
 
+/// A segment is a valid frame, and so is what is in its tunnel.
+fn check(frame: &[u8], tunnel: Option<Tunnel>) {
+    let judge = |frame: &[u8]| {
+        if let Err(problem) = oracle::check_frame(&as_ip(frame), IP_BYTES_MAX) {
+            panic!("{problem} in {:02x?}", &frame[..frame.len().min(PEEK_BYTES)]);
+        }
+    };
+    // An outer checksum that nobody was to make is as it was.
+    if tunnel.is_none_or(|tunnel| tunnel.checksum) {
+        judge(frame);
+    }
+    if let Some(tunnel) = tunnel {
+        judge(&frame[usize::from(tunnel.network_at) - IP_AT..]);
+    }
+}
+
 /// The frame with the EtherType of its IP version, which the oracle goes by.
-fn as_ip(segment: &Packet) -> Vec<u8> {
-    let mut frame = oracle::flatten(segment);
+fn as_ip(frame: &[u8]) -> Vec<u8> {
+    let mut frame = frame.to_vec();
     let ethertype: u16 = if frame[IP_AT] >> 4 == 4 { 0x0800 } else { 0x86dd };
     frame[12..14].copy_from_slice(&ethertype.to_be_bytes());
     frame

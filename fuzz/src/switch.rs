@@ -15,6 +15,7 @@ use towpath_net::time::{Duration, Instant};
 use towpath_net::wire::MacAddr;
 use towpath_packet::{
     Burst, Caps, Checksum, GsoKind, Ledger, Memory, Offload, Packet, VirtioHeader,
+    VirtioTunnelHeader,
 };
 
 use crate::input::Input;
@@ -228,6 +229,10 @@ fn check(packet: &Packet, config: &PortConfig) {
     };
     assert!(packet.len() <= caps.gso_bytes_max as usize);
     assert!(matches!(checksum, Checksum::Partial { .. }));
+    if let Some(tunnel) = gso.tunnel {
+        let (outer, inner) = (usize::from(tunnel.transport_at), usize::from(tunnel.network_at));
+        assert!(caps.tunnel && network_at < outer && outer < inner && inner < headers.len());
+    }
     assert!(match gso.kind {
         GsoKind::Tcp4 => caps.tso4,
         GsoKind::Tcp6 => caps.tso6,
@@ -248,6 +253,7 @@ fn port_config(input: &mut Input<'_>) -> PortConfig {
         tso4: bit(1),
         tso6: bit(2),
         uso: bit(3),
+        tunnel: bit(7),
         gso_bytes_max: u32::from(input.u16()),
     };
     let vlans = match bit(4) {
@@ -296,7 +302,9 @@ fn frame(input: &mut Input<'_>, memory: &mut Memory) -> Option<Packet> {
         bytes.extend(station((stations >> 3 & 7).max(1)));
     }
     let mut offload = Offload::default();
-    if choice & 2 != 0 {
+    if choice & 8 != 0 {
+        offload = VirtioTunnelHeader(input.array()).decode().ok()?;
+    } else if choice & 2 != 0 {
         offload = VirtioHeader(input.array()).decode().ok()?;
     }
     bytes.extend(input.counted());

@@ -2,7 +2,7 @@
 
 use towpath_net::wire::ipv6::{Extensions, emit_fragment_header};
 use towpath_net::wire::{Protocol, arp, ethernet, icmpv4, icmpv6, ipv4, ipv6, tcp, udp};
-use towpath_packet::VirtioHeader;
+use towpath_packet::{VirtioHeader, VirtioTunnelHeader};
 
 use crate::input::Input;
 
@@ -126,5 +126,9 @@ fn virtio(bytes: &[u8]) {
     let Some(header) = bytes.first_chunk::<{ VirtioHeader::LEN }>() else { return };
     if let Ok(offload) = VirtioHeader(*header).decode() {
         assert_eq!(VirtioHeader::encode(&offload, bytes.len()).decode(), Ok(offload));
+    }
+    let Some(header) = bytes.first_chunk::<{ VirtioTunnelHeader::LEN }>() else { return };
+    if let Ok(offload) = VirtioTunnelHeader(*header).decode() {
+        assert_eq!(VirtioTunnelHeader::encode(&offload, bytes.len()).decode(), Ok(offload));
     }
 }

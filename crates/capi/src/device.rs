@@ -232,6 +232,7 @@ pub(crate) const fn wire_caps(mtu: u16) -> Caps {
         tso4: true,
         tso6: true,
         uso: true,
+        tunnel: false,
         gso_bytes_max: ETHERNET_LEN as u32 + 65_535,
     }
 }

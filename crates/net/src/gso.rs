@@ -10,6 +10,9 @@
 //! The fields of a stranger's super-packet are checked first ([`check_offload`]) and then written
 //! anew, not adjusted: lengths and pseudo-headers come from the bytes that are there.
 //!
+//! What is cut may be the packet in a UDP tunnel (`Gso::tunnel`). Then each segment gets the outer
+//! headers as well, with lengths, identification and checksums of its own.
+//!
 //! # Limits
 //!
 //! [`IP_BYTES_MAX`] bytes of IP packet, [`TCP_SEGMENTS_MAX`] or [`UDP_SEGMENTS_MAX`] segments; what
@@ -24,6 +27,7 @@ mod cut;
 mod own;
 mod shape;
 mod sum;
+mod tunnel;
 
 use core::fmt;
 
@@ -32,6 +36,7 @@ use towpath_packet::{Checksum, Ledger, Memory, Offload, Packet};
 
 use crate::checksum::Sum;
 use crate::wire::tcp::Flags;
+use claims::Whole;
 
 pub use claims::{OffloadError, TCP_SEGMENTS_MAX, UDP_SEGMENTS_MAX, check_offload};
 pub(crate) use cut::Cutter;
@@ -43,6 +48,7 @@ pub(crate) use shape::{
 };
 pub(crate) use sum::sum_is_right;
 pub use sum::{ChecksumError, complete_checksum, transport_sum, verify_checksum};
+pub(crate) use tunnel::headers_end;
 
 /// What becomes of the transport checksum of each segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +103,7 @@ pub fn segment(
     checksums: Checksums,
     out: &mut impl FnMut(Packet),
 ) -> Result<usize, (SegmentError, Packet)> {
-    let (shape, gso) = match claims::check(&mut packet, layout) {
+    let Whole { shape, outer, gso } = match claims::check(&mut packet, layout) {
         Ok(Some(found)) => found,
         Ok(None) => return pass(packet, ledger, checksums, out),
         Err(error) => return Err((SegmentError::Offload(error), packet)),
@@ -111,6 +117,7 @@ pub fn segment(
     let headers = &mut headers[..shape.end];
     headers.copy_from_slice(packet.headers());
     let template = Template::new(headers, shape);
+    let outer = outer.map(|outer| (outer, Template::new(headers, outer.shape)));
     let mut cutter = Cutter::new(packet.take_pieces(), size);
     for index in 0..count {
         let offset = index * size;
@@ -118,7 +125,11 @@ pub fn segment(
             Part { index, offset, len: size.min(payload - offset), last: index + 1 == count };
         let mut segment = memory.packet().expect("handles were reserved");
         cutter.cut(part.len, &mut segment);
-        template.patch(&part, segment.push_header_of(headers));
+        let headers = segment.push_header_of(headers);
+        template.patch(&part, headers);
+        if let Some((outer, template)) = &outer {
+            outer.patch(template, &part, headers);
+        }
         segment.set_offload(Offload { checksum: partial(&shape), gso: None });
         if checksums == Checksums::Complete {
             complete_checksum(&mut segment, ledger).expect("the field is in the headers");
@@ -145,6 +156,7 @@ fn pass(
 }
 
 /// One segment of a super-packet.
+#[derive(Clone, Copy)]
 pub(crate) struct Part {
     /// Which one, from zero.
     pub(crate) index: usize,

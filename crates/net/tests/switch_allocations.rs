@@ -78,7 +78,12 @@ fn packet(memory: &mut Memory, to: MacAddr, from: MacAddr) -> Packet {
     let mut frame = memory.large.take().expect("free");
     frame[..bytes.len()].copy_from_slice(&bytes);
     packet.push_piece(frame.freeze(bytes.len())).expect("room");
-    let gso = Gso { kind: GsoKind::Tcp4, size: NonZeroU16::new(1000).expect("not 0"), ecn: false };
+    let gso = Gso {
+        kind: GsoKind::Tcp4,
+        size: NonZeroU16::new(1000).expect("not 0"),
+        ecn: false,
+        tunnel: None,
+    };
     let checksum = Checksum::Partial { start: 34, offset: 16 };
     packet.set_offload(Offload { checksum, gso: Some(gso) });
     packet

@@ -16,6 +16,8 @@ pub struct Caps {
     pub tso6: bool,
     /// UDP super-packets over both.
     pub uso: bool,
+    /// Super-packets of these kinds in UDP tunnels, whether the outer checksum is partial or not.
+    pub tunnel: bool,
     /// Largest super-packet in bytes, Ethernet header included.
     pub gso_bytes_max: u32,
 }
@@ -23,7 +25,15 @@ pub struct Caps {
 impl Caps {
     /// A device that offers nothing beyond frames of `mtu` bytes.
     pub const fn plain(mtu: u16) -> Self {
-        Self { mtu, checksum: false, tso4: false, tso6: false, uso: false, gso_bytes_max: 0 }
+        Self {
+            mtu,
+            checksum: false,
+            tso4: false,
+            tso6: false,
+            uso: false,
+            tunnel: false,
+            gso_bytes_max: 0,
+        }
     }
 }
 

@@ -42,7 +42,7 @@ pub use held::{Held, Reader, Readers};
 pub use ledger::{Ledger, Site};
 pub use lend::Loans;
 pub use loan::{Holders, Lender, Piece, Pinned, Pins, View};
-pub use offload::{Checksum, Gso, GsoKind, Offload, VirtioHeader};
+pub use offload::{Checksum, Gso, GsoKind, Offload, Tunnel, VirtioHeader, VirtioTunnelHeader};
 pub use packet::{Packet, PacketPool};
 pub use pool::{Frame, Memory, MemoryConfig, Pool};
 pub use recall::{Recall, Watch};

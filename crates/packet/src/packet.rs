@@ -32,9 +32,11 @@ pub const HEADER_BYTES: usize = 256;
 /// Bytes of it kept free in front of a received header, for what a switch may add.
 pub const RECEIVE_HEADROOM: usize = 64;
 /// Most bytes of a received frame that are copied as its headers: Ethernet with a tag 18, IPv6
-/// 40, extension headers up to 74, TCP with options 60.
+/// 40, extension headers up to 74, TCP with options 60; or these in VXLAN over IPv6 (8 and 8)
+/// without extension headers.
 pub const PEEK_BYTES: usize = HEADER_BYTES - RECEIVE_HEADROOM;
 const _: () = assert!(PEEK_BYTES >= 18 + 40 + 74 + 60);
+const _: () = assert!(PEEK_BYTES >= 18 + 40 + 8 + 8 + 18 + 40 + 60);
 
 /// Most pieces of one packet. A super-packet read from a device has five; one that a send queue
 /// of small writes makes is closed when it is full.

@@ -125,7 +125,15 @@ pub fn config(index: usize, tcp: Settings) -> Config {
 
 /// A device with all offloads.
 pub fn able(mtu: u16) -> Caps {
-    Caps { mtu, checksum: true, tso4: true, tso6: true, uso: true, gso_bytes_max: 65_549 }
+    Caps {
+        mtu,
+        checksum: true,
+        tso4: true,
+        tso6: true,
+        uso: true,
+        tunnel: false,
+        gso_bytes_max: 65_549,
+    }
 }
 
 /// A run before it starts.

@@ -20,7 +20,7 @@ fn refused_super_packets_withdraw_their_feature() {
         // An ARP frame that claims to be a UDP super-packet.
         let offload = Offload {
             checksum: Checksum::Partial { start: 34, offset: 6 },
-            gso: Some(Gso { kind: GsoKind::Udp, size, ecn: true }),
+            gso: Some(Gso { kind: GsoKind::Udp, size, ecn: true, tunnel: None }),
         };
         let mut burst = Burst::new();
         for round in 0..REFUSALS_MAX {

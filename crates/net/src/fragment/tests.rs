@@ -548,7 +548,12 @@ fn what_cannot_be_cut_comes_back() {
     let keep = Spec { dont_fragment: true, ..v4.clone() };
     let super_packet = Offload {
         checksum: v6.partial(),
-        gso: Some(Gso { kind: GsoKind::Tcp6, size: 1000.try_into().expect("not 0"), ecn: false }),
+        gso: Some(Gso {
+            kind: GsoKind::Tcp6,
+            size: 1000.try_into().expect("not 0"),
+            ecn: false,
+            tunnel: None,
+        }),
     };
     let far = Checksum::Partial { start: 2000, offset: 6 };
     let plain = Offload::default();

@@ -67,7 +67,7 @@ impl Held {
             (Transport::Tcp, Version::V4) => (GsoKind::Tcp4, self.flags().contains(Flags::CWR)),
             (Transport::Tcp, Version::V6) => (GsoKind::Tcp6, self.flags().contains(Flags::CWR)),
         };
-        let gso = Gso { kind, size: self.size, ecn };
+        let gso = Gso { kind, size: self.size, ecn, tunnel: None };
         self.packet.set_offload(Offload { checksum: partial(&shape), gso: Some(gso) });
         self.packet
     }

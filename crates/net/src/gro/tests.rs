@@ -307,7 +307,8 @@ fn a_super_packet_is_marked() {
     advance(&mut spec, u8::MAX, 700);
     bench.receive(&spec, &Twist::None, &[]);
     let (packet, _) = bench.out.pop().expect("a short payload is the last");
-    let gso = Gso { kind: GsoKind::Tcp6, size: 800.try_into().expect("not 0"), ecn: true };
+    let gso =
+        Gso { kind: GsoKind::Tcp6, size: 800.try_into().expect("not 0"), ecn: true, tunnel: None };
     assert_eq!(*packet.offload(), Offload { checksum: spec.partial(), gso: Some(gso) });
     assert_eq!(packet.len(), spec.headers_len() + 1500);
     drop(packet);

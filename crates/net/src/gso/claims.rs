@@ -8,6 +8,7 @@ use towpath_packet::{Checksum, Gso, GsoKind, Packet};
 
 use super::cut::PARTS_MAX;
 use super::shape::{IP_BYTES_MAX, Layout, Shape, Transport, Version};
+use super::tunnel::Outer;
 
 /// Why the offload fields of a packet cannot be true.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,8 +19,10 @@ pub enum OffloadError {
     Kind,
     /// The checksum would be stored where this protocol has none, or beyond the packet.
     ChecksumPlace,
-    /// A UDP super-packet without a partial checksum.
+    /// A UDP super-packet, or one in a tunnel, without a partial checksum.
     ChecksumMissing,
+    /// The outer headers are not those of the UDP tunnel that is claimed.
+    Tunnel,
     /// ECN is asked of UDP.
     Ecn,
     /// More segments than [`UDP_SEGMENTS_MAX`] or [`TCP_SEGMENTS_MAX`].
@@ -34,7 +37,10 @@ impl fmt::Display for OffloadError {
             Self::Headers => "a super-packet without whole TCP or UDP headers",
             Self::Kind => "a super-packet of another protocol than its headers",
             Self::ChecksumPlace => "an impossible place for the checksum",
-            Self::ChecksumMissing => "a UDP super-packet without a partial checksum",
+            Self::ChecksumMissing => {
+                "a super-packet of UDP or in a tunnel without a partial checksum"
+            }
+            Self::Tunnel => "a super-packet in another tunnel than its headers",
             Self::Ecn => "a UDP super-packet with ECN",
             Self::TooManySegments => "a super-packet of too many segments",
             Self::TooLong => "a super-packet longer than an IP packet",
@@ -49,26 +55,39 @@ impl core::error::Error for OffloadError {}
 ///
 /// A packet that is no super-packet may have any protocol. A partial checksum may then also lie
 /// behind a UDP header, where the packet in a tunnel is.
+///
+/// The headers of a super-packet in a tunnel end with the inner transport header; `layout` is that
+/// of the outer ones.
 pub fn check_offload(packet: &mut Packet, layout: Layout) -> Result<(), OffloadError> {
     check(packet, layout).map(|_| ())
 }
 
+/// A super-packet whose claims are true.
+pub(super) struct Whole {
+    /// The headers of what is cut.
+    pub(super) shape: Shape,
+    /// Those in front of them, if it is in a tunnel.
+    pub(super) outer: Option<Outer>,
+    pub(super) gso: Gso,
+}
+
 /// [`check_offload`]; what is left to be segmented and how.
-pub(super) fn check(
-    packet: &mut Packet,
-    layout: Layout,
-) -> Result<Option<(Shape, Gso)>, OffloadError> {
+pub(super) fn check(packet: &mut Packet, layout: Layout) -> Result<Option<Whole>, OffloadError> {
     let mut offload = *packet.offload();
     let Some(gso) = offload.gso else {
         return check_plain(packet, layout).map(|()| None);
     };
-    let shape = check_super(packet, layout, gso)?;
-    if packet.payload_len() <= usize::from(gso.size.get()) {
+    let (shape, outer) = check_super(packet, layout, gso)?;
+    let payload = packet.payload_len();
+    if payload <= usize::from(gso.size.get()) {
+        if let Some(outer) = outer {
+            outer.settle(packet.headers_mut(), payload);
+        }
         offload.gso = None;
         packet.set_offload(offload);
         return Ok(None);
     }
-    Ok(Some((shape, gso)))
+    Ok(Some(Whole { shape, outer, gso }))
 }
 
 fn check_plain(packet: &Packet, layout: Layout) -> Result<(), OffloadError> {
@@ -84,15 +103,23 @@ fn check_plain(packet: &Packet, layout: Layout) -> Result<(), OffloadError> {
     if in_packet && in_place { Ok(()) } else { Err(OffloadError::ChecksumPlace) }
 }
 
-fn check_super(packet: &Packet, layout: Layout, gso: Gso) -> Result<Shape, OffloadError> {
-    let shape = Shape::read(packet.headers(), layout).ok_or(OffloadError::Headers)?;
+fn check_super(
+    packet: &Packet,
+    layout: Layout,
+    gso: Gso,
+) -> Result<(Shape, Option<Outer>), OffloadError> {
+    let (shape, outer) = read_headers(packet, layout, gso)?;
     let segments_max = match (gso.kind, shape.version, shape.transport) {
         (GsoKind::Tcp4, Version::V4, Transport::Tcp) => TCP_SEGMENTS_MAX,
         (GsoKind::Tcp6, Version::V6, Transport::Tcp) => TCP_SEGMENTS_MAX,
         (GsoKind::Udp, _, Transport::Udp) => UDP_SEGMENTS_MAX,
         _ => return Err(OffloadError::Kind),
     };
-    if shape.ip_len(packet.payload_len()) > IP_BYTES_MAX {
+    let ip_len = match &outer {
+        Some(outer) => outer.shape.ip_len(outer.payload_len(packet.payload_len())),
+        None => shape.ip_len(packet.payload_len()),
+    };
+    if ip_len > IP_BYTES_MAX {
         return Err(OffloadError::TooLong);
     }
     match packet.offload().checksum {
@@ -114,7 +141,26 @@ fn check_super(packet: &Packet, layout: Layout, gso: Gso) -> Result<Shape, Offlo
     if packet.payload_len().div_ceil(usize::from(gso.size.get())) > segments_max {
         return Err(OffloadError::TooManySegments);
     }
-    Ok(shape)
+    Ok((shape, outer))
+}
+
+/// The headers of what is cut, and of the tunnel that it is in.
+fn read_headers(
+    packet: &Packet,
+    layout: Layout,
+    gso: Gso,
+) -> Result<(Shape, Option<Outer>), OffloadError> {
+    let headers = packet.headers();
+    let Some(tunnel) = gso.tunnel else {
+        return Ok((Shape::read(headers, layout).ok_or(OffloadError::Headers)?, None));
+    };
+    let Checksum::Partial { start, .. } = packet.offload().checksum else {
+        return Err(OffloadError::ChecksumMissing);
+    };
+    let inner = Layout { ip_at: tunnel.network_at.into(), transport_at: start.into() };
+    let shape = Shape::read(headers, inner).ok_or(OffloadError::Headers)?;
+    let outer = Outer::read(headers, layout, tunnel, shape).ok_or(OffloadError::Tunnel)?;
+    Ok((shape, Some(outer)))
 }
 
 /// Most segments of a TCP super-packet.

@@ -202,7 +202,7 @@ fn ipv6_protocol(ip: &[u8]) -> Option<Protocol> {
     (walked.len == chain.len() && walked.fragment.is_none()).then_some(walked.protocol)
 }
 
-fn tcp_header_len(header: &[u8]) -> Option<usize> {
+pub(super) fn tcp_header_len(header: &[u8]) -> Option<usize> {
     let len = usize::from(header.get(at::TCP_DATA_OFFSET)? >> 4) * 4;
     (len >= tcp::HEADER_LEN).then_some(len)
 }

@@ -7,6 +7,10 @@ use towpath_packet::{Checksum, Gso, GsoKind, Ledger, Memory, MemoryConfig, Offlo
 
 use super::Layout;
 
+mod tunnel;
+
+pub(crate) use tunnel::{Tunnelled, any_tunnelled};
+
 pub(crate) const FIN: u8 = 0x01;
 pub(crate) const SYN: u8 = 0x02;
 pub(crate) const RST: u8 = 0x04;
@@ -119,7 +123,7 @@ impl Spec {
             (true, true) => GsoKind::Tcp6,
         };
         let size = size.try_into().expect("not zero");
-        let gso = Gso { kind, size, ecn: self.tcp && self.flags & CWR != 0 };
+        let gso = Gso { kind, size, ecn: self.tcp && self.flags & CWR != 0, tunnel: None };
         Offload { checksum: self.partial(), gso: Some(gso) }
     }
 

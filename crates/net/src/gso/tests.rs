@@ -5,7 +5,9 @@ use super::*;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use proptest::prelude::*;
-use towpath_packet::{Gso, GsoKind, Loans, MemoryConfig, Piece, Returns};
+use towpath_packet::{Gso, GsoKind, Loans, MemoryConfig, Piece, Returns, Tunnel};
+
+mod tunnel;
 
 /// Cuts `packet` and returns the segments.
 fn cut(
@@ -62,6 +64,7 @@ proptest! {
         headers in prop::collection::vec(any::<u8>(), 0..120),
         payload in 0usize..70_000,
         claims: (u16, u16, u8, u16, bool),
+        tunnel: Option<(u16, u16, bool, bool)>,
         at: (u8, u8),
     ) {
         let (mut memory, ledger) = (memory(), Ledger::new());
@@ -70,7 +73,13 @@ proptest! {
         let mut packet = parsed(&mut memory, &frame, headers.len(), &[]);
         let (start, offset, kind, size, ecn) = claims;
         let kind = [GsoKind::Tcp4, GsoKind::Tcp6, GsoKind::Udp][usize::from(kind % 3)];
-        let gso = size.try_into().ok().map(|size| Gso { kind, size, ecn });
+        let tunnel = tunnel.map(|(transport_at, network_at, is_ipv6, checksum)| Tunnel {
+            transport_at: transport_at % 256,
+            network_at: network_at % 256,
+            is_ipv6,
+            checksum,
+        });
+        let gso = size.try_into().ok().map(|size| Gso { kind, size, ecn, tunnel });
         packet.set_offload(Offload { checksum: Checksum::Partial { start, offset }, gso });
         let layout = Layout { ip_at: at.0.into(), transport_at: at.1.into() };
         let mut seen = 0;
@@ -95,7 +104,10 @@ fn false_claims_are_told_apart() {
     let tcp = Spec::plain(false, true, pattern(4000));
     let udp = Spec::plain(true, false, pattern(4000));
     let partial = |start, offset| Checksum::Partial { start, offset };
-    let gso = |kind, size: u16, ecn| Some(Gso { kind, size: size.try_into().expect("not 0"), ecn });
+    let gso = |kind, size: u16, ecn| {
+        let size = size.try_into().expect("not 0");
+        Some(Gso { kind, size, ecn, tunnel: None })
+    };
     let cases = [
         (&tcp, partial(34, 16), gso(GsoKind::Tcp6, 1000, false), Some(OffloadError::Kind)),
         (&tcp, partial(34, 16), gso(GsoKind::Udp, 1000, false), Some(OffloadError::Kind)),

@@ -122,7 +122,7 @@ impl Stack {
         if size.is_some_and(|size| usize::from(size.get()) > room) {
             return self.counters.drop(DropReason::TooLarge);
         }
-        let gso = size.map(|size| Gso { kind: GsoKind::Udp, size, ecn: false });
+        let gso = size.map(|size| Gso { kind: GsoKind::Udp, size, ecn: false, tunnel: None });
         packet.set_offload(Offload { gso, ..Offload::default() });
         let UdpSend { tos, ttl, dont_fragment, mtu, .. } = *how;
         let marks = Marks { ttl, tos, dont_fragment, mtu };

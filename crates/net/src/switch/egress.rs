@@ -1,6 +1,6 @@
 //! The way out: each port gets a packet in the form that it takes.
 
-use towpath_packet::{Caps, Checksum, GsoKind, Packet};
+use towpath_packet::{Caps, Checksum, Gso, GsoKind, Packet};
 
 use super::ingress::Verdict;
 use super::port::{Egress, Port, PortId};
@@ -58,7 +58,7 @@ impl Port {
             return Err(PortDrop::TooLarge);
         }
         match (packet.offload().gso, layout) {
-            (Some(gso), Some(layout)) if !takes_whole(&caps, gso.kind, packet.len()) => {
+            (Some(gso), Some(layout)) if !takes_whole(&caps, &gso, packet.len()) => {
                 return self.send_segments(id, packet, layout, cx, out);
             }
             (None, Some(_)) if !caps.checksum => {
@@ -99,13 +99,15 @@ impl Port {
 }
 
 /// Whether a port takes a super-packet as it is.
-fn takes_whole(caps: &Caps, kind: GsoKind, len: usize) -> bool {
-    let takes_kind = match kind {
+fn takes_whole(caps: &Caps, gso: &Gso, len: usize) -> bool {
+    let takes_kind = match gso.kind {
         GsoKind::Tcp4 => caps.tso4,
         GsoKind::Tcp6 => caps.tso6,
         GsoKind::Udp => caps.uso,
     };
-    takes_kind && caps.checksum && u32::try_from(len).is_ok_and(|len| len <= caps.gso_bytes_max)
+    let takes_tunnel = gso.tunnel.is_none() || caps.tunnel;
+    let is_short = u32::try_from(len).is_ok_and(|len| len <= caps.gso_bytes_max);
+    takes_kind && takes_tunnel && caps.checksum && is_short
 }
 
 /// Nothing is said about checksums to a device that did not ask (virtio 1.2 §5.1.6.4).

@@ -224,7 +224,12 @@ fn settle_offload(
     }
     let located = locate(packet.headers(), frame).ok_or(PortDrop::OffloadMalformed)?;
     if let Some(judged) = judged {
-        packet.pull(judged.max(located.end));
+        let mut end = located.end;
+        if offload.gso.is_some_and(|gso| gso.tunnel.is_some()) {
+            let inner = gso::headers_end(packet.headers(), &offload);
+            end = end.max(inner.ok_or(PortDrop::OffloadMalformed)?);
+        }
+        packet.pull(judged.max(end));
     }
     let checked = gso::check_offload(packet, located.layout);
     checked.map(|()| Some(located.layout)).map_err(|_| PortDrop::OffloadMalformed)

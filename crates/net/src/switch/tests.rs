@@ -6,3 +6,4 @@ mod harness;
 mod model;
 mod multicast;
 mod offload;
+mod tunnel;

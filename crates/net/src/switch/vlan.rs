@@ -2,7 +2,7 @@
 
 use alloc::boxed::Box;
 
-use towpath_packet::{Checksum, Packet};
+use towpath_packet::Packet;
 
 use crate::wire::ethernet::{self, EtherType};
 
@@ -99,8 +99,8 @@ impl PortVlans {
 }
 
 /// Gives a packet, whose Ethernet header and tag are in its private headers, the tag `wanted`
-/// instead of the one it has; returns by how many bytes what follows it moved. The offset of a
-/// partial checksum moves along.
+/// instead of the one it has; returns by how many bytes what follows it moved. Offsets in the
+/// offload fields move along.
 pub(super) fn set_tag(packet: &mut Packet, has_tag: bool, wanted: Option<u16>) -> isize {
     let moved = match (has_tag, wanted.is_some()) {
         (false, true) => {
@@ -120,10 +120,10 @@ pub(super) fn set_tag(packet: &mut Packet, has_tag: bool, wanted: Option<u16>) -
         tag[..2].copy_from_slice(&EtherType::VLAN.0.to_be_bytes());
         tag[2..].copy_from_slice(&tci.to_be_bytes());
     }
-    let mut offload = *packet.offload();
-    if let Checksum::Partial { start, .. } = &mut offload.checksum {
-        // Checked to lie behind the Ethernet header and in the packet.
-        *start = start.saturating_add_signed(moved as i16);
+    if moved != 0 {
+        let mut offload = *packet.offload();
+        // Offsets were checked to lie behind the Ethernet header and in the packet.
+        offload.shift(moved as i16);
         packet.set_offload(offload);
     }
     moved

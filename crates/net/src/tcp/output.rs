@@ -230,7 +230,7 @@ impl Connection {
         let size = u16::try_from(segment).ok().and_then(NonZeroU16::new);
         let gso = match size {
             Some(size) if plan.len > segment && plan.kind != Kind::MtuProbe => {
-                Some(Gso { kind, size, ecn })
+                Some(Gso { kind, size, ecn, tunnel: None })
             }
             _ => None,
         };

@@ -75,6 +75,7 @@ impl LinkEnd {
             tso4: true,
             tso6: true,
             uso: true,
+            tunnel: false,
             gso_bytes_max: GSO_BYTES_MAX,
         }
     }

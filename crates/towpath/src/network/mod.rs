@@ -432,6 +432,7 @@ impl GatewayPort {
             tso4: true,
             tso6: true,
             uso: true,
+            tunnel: false,
             gso_bytes_max: GATEWAY_GSO_BYTES_MAX,
         };
         // Its checksums are made here, and everybody may talk to it.

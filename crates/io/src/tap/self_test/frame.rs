@@ -84,7 +84,7 @@ impl Path {
         let start = self.transport_at() as u16;
         let gso = std::num::NonZeroU16::new(self.segment_bytes())
             .filter(|size| payload.len() > usize::from(size.get()))
-            .map(|size| Gso { kind: self.gso_kind(transport), size, ecn: false });
+            .map(|size| Gso { kind: self.gso_kind(transport), size, ecn: false, tunnel: None });
         let checksum = Checksum::Partial { start, offset: checksum_offset };
         (frame, Offload { checksum, gso })
     }

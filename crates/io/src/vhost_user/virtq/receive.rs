@@ -98,13 +98,15 @@ impl ReceiveQueue {
         let (tso4, tso6) = (has(feature::GUEST_TSO4), has(feature::GUEST_TSO6));
         let uso = has(feature::GUEST_USO4 | feature::GUEST_USO6);
         let gso_bytes_max = if tso4 || tso6 || uso { crate::tap::GSO_BYTES_MAX } else { 0 };
-        // §5.1.3.1: super-packets need checksums, which the driver agrees to first.
+        // §5.1.3.1: super-packets need checksums, which the driver agrees to first. Tunnels: virtio
+        // 1.4 has features 65 to 68 for them, and a front end can say the first 64.
         Caps {
             mtu,
             checksum,
             tso4: checksum && tso4,
             tso6: checksum && tso6,
             uso: checksum && uso,
+            tunnel: false,
             gso_bytes_max,
         }
     }
@@ -282,11 +284,12 @@ impl ReceiveQueue {
             Checksum::None | Checksum::Unnecessary => true,
         };
         let gso = offload.gso.is_none_or(|gso| {
-            self.has(match gso.kind {
+            let is_kind = self.has(match gso.kind {
                 GsoKind::Tcp4 => feature::GUEST_TSO4,
                 GsoKind::Tcp6 => feature::GUEST_TSO6,
                 GsoKind::Udp => feature::GUEST_USO4 | feature::GUEST_USO6,
-            })
+            });
+            is_kind && gso.tunnel.is_none()
         });
         checksum && gso
     }

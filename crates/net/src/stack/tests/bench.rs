@@ -203,7 +203,15 @@ pub(super) struct Bench {
 
 /// A device that does everything.
 pub(super) fn able() -> Caps {
-    Caps { mtu: 1500, checksum: true, tso4: true, tso6: true, uso: true, gso_bytes_max: 65_549 }
+    Caps {
+        mtu: 1500,
+        checksum: true,
+        tso4: true,
+        tso6: true,
+        uso: true,
+        tunnel: false,
+        gso_bytes_max: 65_549,
+    }
 }
 
 pub(super) fn config(transparent: bool) -> Config {

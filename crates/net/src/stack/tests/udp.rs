@@ -132,7 +132,7 @@ fn super_packets_in() {
         let mut b = Bench::host(able());
         let at = if ours.is_ipv4() { 34 } else { 54 };
         let size = NonZeroU16::new(1200).expect("not zero");
-        let gso = Some(Gso { kind: GsoKind::Udp, size, ecn: false });
+        let gso = Some(Gso { kind: GsoKind::Udp, size, ecn: false, tunnel: None });
         let checksum = Checksum::Partial { start: at, offset: 6 };
         b.input_offload(&udp(remote, local, &data(5000)), Offload { checksum, gso });
         let datagram = b.stack.next_datagram().expect("there");

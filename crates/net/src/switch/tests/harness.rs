@@ -12,8 +12,15 @@ use crate::time::Instant;
 use crate::wire::MacAddr;
 
 /// All that a device can take.
-pub(super) const ABLE: Caps =
-    Caps { mtu: 1500, checksum: true, tso4: true, tso6: true, uso: true, gso_bytes_max: 65_549 };
+pub(super) const ABLE: Caps = Caps {
+    mtu: 1500,
+    checksum: true,
+    tso4: true,
+    tso6: true,
+    uso: true,
+    tunnel: true,
+    gso_bytes_max: 65_549,
+};
 
 /// What ports were handed.
 #[derive(Default)]

@@ -13,12 +13,12 @@ use crate::gro::Coalescer;
 use crate::gso::testing::{Spec, any_spec, bytes_of, parsed, pattern, received};
 use crate::switch::*;
 
-const ALONE: Caps = Caps::plain(1500);
-const CHECKSUMS: Caps = Caps { checksum: true, ..ALONE };
+pub(super) const ALONE: Caps = Caps::plain(1500);
+pub(super) const CHECKSUMS: Caps = Caps { checksum: true, ..ALONE };
 
 /// Counts returns.
 #[derive(Default)]
-struct Told(AtomicU32);
+pub(super) struct Told(pub(super) AtomicU32);
 
 impl Lender for Told {
     fn returned(&self, _token: u64, _copied: bool) {
@@ -26,7 +26,7 @@ impl Lender for Told {
     }
 }
 
-fn with_caps(caps: Caps) -> PortConfig {
+pub(super) fn with_caps(caps: Caps) -> PortConfig {
     PortConfig { caps, ..port() }
 }
 
@@ -46,7 +46,7 @@ fn expected(spec: &Spec, size: Option<usize>, caps: &Caps, tag: Option<u16>) -> 
 }
 
 /// A packet in lent memory that others may write.
-fn lent(t: &mut Harness, loans: &mut Loans, told: &Arc<Told>, frame: Vec<u8>) -> Packet {
+pub(super) fn lent(t: &mut Harness, loans: &mut Loans, told: &Arc<Told>, frame: Vec<u8>) -> Packet {
     let len = frame.len() as u32;
     let piece = loans.lend_as_foreign(&Arc::new(frame), (0, len), told.clone(), 0);
     let mut packet = t.memory.packet().expect("free");
@@ -54,7 +54,7 @@ fn lent(t: &mut Harness, loans: &mut Loans, told: &Arc<Told>, frame: Vec<u8>) ->
     packet
 }
 
-fn contents(packet: &Packet, t: &Harness) -> Vec<u8> {
+pub(super) fn contents(packet: &Packet, t: &Harness) -> Vec<u8> {
     let mut bytes = packet.headers().to_vec();
     for piece in packet.pieces() {
         let at = bytes.len();
@@ -64,12 +64,9 @@ fn contents(packet: &Packet, t: &Harness) -> Vec<u8> {
     bytes
 }
 
-fn shifted(offload: Offload, by: u16) -> Offload {
-    let checksum = match offload.checksum {
-        Checksum::Partial { start, offset } => Checksum::Partial { start: start + by, offset },
-        other => other,
-    };
-    Offload { checksum, ..offload }
+fn shifted(mut offload: Offload, by: i16) -> Offload {
+    offload.shift(by);
+    offload
 }
 
 proptest! {

@@ -171,7 +171,7 @@ impl Script {
             at += count as u32;
         }
         if let Some(size) = wanted.gso.flatten().and_then(NonZeroU16::new) {
-            let gso = Gso { kind: GsoKind::Tcp4, size, ecn: false };
+            let gso = Gso { kind: GsoKind::Tcp4, size, ecn: false, tunnel: None };
             packet.set_offload(Offload { gso: Some(gso), ..Offload::default() });
         }
         self.last = self.c.input(&segment, &mut packet, self.now);

@@ -6,7 +6,7 @@ use super::{BUFFERS, Random, layouts, pattern, queue, ram};
 use crate::vhost_user::driver::{DriverQueue, GuestRam};
 use std::num::NonZeroU16;
 use towpath_packet::{
-    Burst, Checksum, Gso, GsoKind, Ledger, Memory, MemoryConfig, Offload, Packet, Site,
+    Burst, Checksum, Gso, GsoKind, Ledger, Memory, MemoryConfig, Offload, Packet, Site, Tunnel,
     VirtioHeader,
 };
 
@@ -190,13 +190,17 @@ fn buffers_that_are_too_few_do_not_wake() {
 #[test]
 fn offload_fields_are_what_was_agreed() {
     let partial = Checksum::Partial { start: 34, offset: 16 };
-    let gso = Gso { kind: GsoKind::Tcp4, size: NonZeroU16::new(1448).unwrap(), ecn: true };
+    let gso =
+        Gso { kind: GsoKind::Tcp4, size: NonZeroU16::new(1448).unwrap(), ecn: true, tunnel: None };
     let large = Offload { checksum: partial, gso: Some(gso) };
     let small = Offload { checksum: partial, gso: None };
     let checked = Offload { checksum: Checksum::Unnecessary, gso: None };
     let unmarked = Offload { gso: Some(Gso { ecn: false, ..gso }), ..large };
     let udp = Offload { gso: Some(Gso { kind: GsoKind::Udp, ecn: false, ..gso }), ..large };
+    let tunnel = Tunnel { transport_at: 34, network_at: 64, is_ipv6: false, checksum: false };
+    let tunnelled = Offload { gso: Some(Gso { tunnel: Some(tunnel), ..gso }), ..large };
     let cases = [
+        (OFFLOADS | feature::GUEST_ECN, tunnelled, None),
         (OFFLOADS | feature::GUEST_ECN, large, Some(large)),
         (OFFLOADS, large, Some(unmarked)),
         (OFFLOADS, small, Some(small)),
@@ -219,7 +223,8 @@ fn offload_fields_are_what_was_agreed() {
     }
     let caps = ReceiveQueue::caps(feature::GUEST_TSO4 | feature::GUEST_USO4, 1500);
     assert!(!caps.tso4 && !caps.uso && !caps.checksum, "nothing without checksums");
-    assert!(ReceiveQueue::caps(OFFLOADS, 1500).tso4);
+    let caps = ReceiveQueue::caps(OFFLOADS, 1500);
+    assert!(caps.tso4 && !caps.tunnel);
 }
 
 /// Goal: a buffer that is there to be read breaks a receive queue; the packet is not lost.
@@ -246,7 +251,12 @@ fn a_burst_arrives_in_order_around_what_is_dropped() {
         for token in 0..14 {
             assert!(bench.offer(token, 1000));
         }
-        let gso = Gso { kind: GsoKind::Tcp4, size: NonZeroU16::new(100).unwrap(), ecn: false };
+        let gso = Gso {
+            kind: GsoKind::Tcp4,
+            size: NonZeroU16::new(100).unwrap(),
+            ecn: false,
+            tunnel: None,
+        };
         let partial = Checksum::Partial { start: 34, offset: 16 };
         let shared = bench.packet(99, 54 + 9000).pieces().next().expect("payload").clone();
         let packets = (0..16).map(|number| {

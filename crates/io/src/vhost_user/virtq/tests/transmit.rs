@@ -265,7 +265,7 @@ fn the_owner_is_woken_once() {
 
 /// Goal: what the guest claims reaches the packet if it was agreed upon, else the packet is dropped
 /// and counted. Bad input tried: no Ethernet header, too long, unknown kinds, sizes of nothing,
-/// offsets behind the end, claims that were not agreed upon.
+/// offsets behind the end, claims that were not agreed upon, tunnels, which nobody can agree upon.
 #[test]
 fn headers_that_lie_are_dropped_and_counted() {
     let header = |flags: u8, kind: u8, size: u16, start: u16, offset: u16| {
@@ -293,6 +293,8 @@ fn headers_that_lie_are_dropped_and_counted() {
         (OFFLOADS, 3000, header(1, 1, 0xffff, 34, 16), (0, 0, 0, 1)),
         (OFFLOADS, 3000, header(1, 3, 1000, 34, 16), (0, 0, 0, 1)),
         (OFFLOADS, 3000, header(1, 0x7f, 1000, 34, 16), (0, 0, 0, 1)),
+        (OFFLOADS, 3000, header(1, 0x21, 1000, 34, 16), (0, 0, 0, 1)),
+        (OFFLOADS, 3000, header(9, 0x41, 1000, 34, 16), (0, 0, 0, 1)),
         (OFFLOADS, 3000, header(1, 1, 1000, 34, 16), (1, 0, 0, 0)),
         (OFFLOADS, 3000, header(1, 0x81, 1000, 34, 16), (0, 0, 0, 1)),
         (OFFLOADS | feature::HOST_ECN, 3000, header(1, 0x81, 1000, 34, 16), (1, 0, 0, 0)),

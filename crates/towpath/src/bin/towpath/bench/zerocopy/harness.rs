@@ -61,7 +61,8 @@ impl Way {
     fn caps(self) -> Caps {
         let whole = self != Self::Plain;
         let gso_bytes_max = if whole { 14 + u32::from(u16::MAX) } else { 0 };
-        Caps { mtu: MTU, checksum: true, tso4: whole, tso6: whole, uso: whole, gso_bytes_max }
+        let whole = Caps { tso4: whole, tso6: whole, uso: whole, ..Caps::plain(MTU) };
+        Caps { checksum: true, gso_bytes_max, ..whole }
     }
 }
 

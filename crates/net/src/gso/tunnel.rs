@@ -1,0 +1,96 @@
+//! The outer headers of a super-packet in a UDP tunnel: each segment gets them, too.
+//!
+//! Nothing is known of the tunnel but that it is UDP: what lies between the outer UDP header and
+//! the inner IP header (VXLAN's or Geneve's header, an Ethernet header, tags) is copied as it is.
+//!
+//! The outer checksum needs no payload. An inner packet whose own checksum is right adds up to the
+//! complement of its pseudo-header's sum, and that sum is what a partial checksum field holds. So
+//! it does not matter who completes the inner checksum, or when.
+//!
+//! virtio 1.4 §5.1.6.2; RFC 768 (a checksum of zero says that there is none, which tunnels over
+//! IPv6 may say as well: RFC 6935); RFC 7348 (VXLAN), RFC 8926 (Geneve).
+
+use towpath_packet::{Checksum, GsoKind, Offload, Tunnel};
+
+use super::shape::{Layout, Shape, Transport, Version, read_u16, tcp_header_len, write_u16};
+use super::{Part, Template};
+use crate::checksum::{self, Sum};
+use crate::wire::udp;
+
+/// The outer headers, and where the inner ones lie.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Outer {
+    /// Ends with the UDP header.
+    pub(super) shape: Shape,
+    inner: Shape,
+    /// The checksum is to be completed; otherwise it stays as it is.
+    completes: bool,
+}
+
+impl Outer {
+    /// Checks what is claimed of a tunnel against `headers`, whose outer ones lie as `layout` says.
+    /// `inner` are the headers of the packet in it.
+    pub(super) fn read(
+        headers: &[u8],
+        layout: Layout,
+        tunnel: Tunnel,
+        inner: Shape,
+    ) -> Option<Self> {
+        let end = layout.transport_at + udp::HEADER_LEN;
+        let shape = Shape::read(headers.get(..end)?, layout)?;
+        let is_as_claimed = shape.transport == Transport::Udp
+            && usize::from(tunnel.transport_at) == shape.transport_at
+            && tunnel.is_ipv6 == (shape.version == Version::V6)
+            && inner.ip_at >= shape.end;
+        is_as_claimed.then_some(Self { shape, inner, completes: tunnel.checksum })
+    }
+
+    /// Bytes behind the outer UDP header, if there are `payload` behind all headers.
+    pub(super) fn payload_len(&self, payload: usize) -> usize {
+        self.inner.end - self.shape.end + payload
+    }
+
+    /// Makes the outer headers of `to` those of `part`, whose inner headers it has already, with a
+    /// partial checksum. `template` is that of the outer headers.
+    pub(super) fn patch(&self, template: &Template<'_>, part: &Part, to: &mut [u8]) {
+        let checksum_at = self.shape.checksum_at();
+        let before = read_u16(to, checksum_at);
+        template.patch(&Part { len: self.payload_len(part.len), ..*part }, to);
+        if self.completes {
+            self.complete_checksum(to);
+        } else {
+            write_u16(to, checksum_at, before);
+        }
+    }
+
+    /// Makes the outer checksum, if that was asked for, of a packet that is not cut.
+    pub(super) fn settle(&self, headers: &mut [u8], payload: usize) {
+        if self.completes {
+            let len = self.shape.transport_len(self.payload_len(payload));
+            let sum = self.shape.pseudo_header(headers, len);
+            write_u16(headers, self.shape.checksum_at(), sum.fold());
+            self.complete_checksum(headers);
+        }
+    }
+
+    /// Both checksum fields hold their pseudo-header's sum.
+    fn complete_checksum(&self, headers: &mut [u8]) {
+        let mut sum = Sum::new();
+        sum.add(&headers[self.shape.transport_at..self.inner.transport_at]);
+        let inner = !read_u16(headers, self.inner.checksum_at());
+        sum.add(&inner.to_be_bytes());
+        write_u16(headers, self.shape.checksum_at(), checksum::udp_nonzero(sum.finish()));
+    }
+}
+
+/// Where the headers of a super-packet in a tunnel end if its claims are true. `None` if they are
+/// not all in `bytes`, the first of the frame.
+pub(crate) fn headers_end(bytes: &[u8], offload: &Offload) -> Option<usize> {
+    let Checksum::Partial { start, .. } = offload.checksum else { return None };
+    let start = usize::from(start);
+    let len = match offload.gso?.kind {
+        GsoKind::Tcp4 | GsoKind::Tcp6 => tcp_header_len(bytes.get(start..)?)?,
+        GsoKind::Udp => udp::HEADER_LEN,
+    };
+    Some(start + len).filter(|&end| end <= bytes.len())
+}

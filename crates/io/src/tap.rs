@@ -2,9 +2,10 @@
 //!
 //! # Theory of operation
 //!
-//! Each read and each write moves one packet: a 12-byte virtio-net header, then the frame. A read
-//! goes straight into pool frames, a write is handed the addresses of the packet's pieces; payload
-//! is copied by nobody but the kernel.
+//! Each read and each write moves one packet: a virtio-net header of 12 bytes, or of 24 where
+//! super-packets in tunnels were agreed upon, then the frame. A read goes straight into pool
+//! frames, a write is handed the addresses of the packet's pieces; payload is copied by nobody but
+//! the kernel.
 //!
 //! A TAP device cuts a packet that does not fit its read, and says so to nobody. So every read
 //! offers room for the largest packet: when pool frames are short, a private scratch area stands
@@ -40,9 +41,11 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::io::IoSliceMut;
 use towpath_packet::burst::BURST_MAX;
+use towpath_packet::offload::VirtioHeaderError;
 use towpath_packet::packet::PIECES_MAX;
 use towpath_packet::{
     Burst, Caps, Checksum, Device, GsoKind, Memory, Offload, Packet, VirtioHeader,
+    VirtioTunnelHeader,
 };
 
 /// Largest frame: 14 bytes of Ethernet, 4 of a tag, 65,535 of IP.
@@ -72,6 +75,8 @@ pub struct Tap {
     fd: OwnedFd,
     mtu: u16,
     features: Features,
+    /// Bytes of the virtio-net header, as the kernel was told.
+    header_len: usize,
     /// Features taken back while running.
     withdrawn: Features,
     refusals: [u8; Kind::COUNT],
@@ -98,6 +103,7 @@ impl Tap {
             fd,
             mtu,
             features,
+            header_len: header_len(features),
             withdrawn: Features::NONE,
             refusals: [0; Kind::COUNT],
             counters: TapCounters::default(),
@@ -133,9 +139,25 @@ impl Tap {
 
     /// Agrees with the kernel on as many features of `wanted` as it has; returns those.
     pub fn set_offload(&mut self, wanted: Features) -> Result<Features, TapError> {
+        // The kernel agrees to tunnels only if the header has a place for them.
+        if wanted.tunnel {
+            self.set_header_len(wanted)?;
+        }
         let set = |mask| sys::tun_set_offload(self.fd.as_fd(), mask);
         self.features = Features::negotiate(wanted, set).map_err(TapError::from_setup)?;
+        self.set_header_len(self.features)?;
         Ok(self.features)
+    }
+
+    /// Makes the virtio-net header as long as `features` need it.
+    fn set_header_len(&mut self, features: Features) -> Result<(), TapError> {
+        let wanted = header_len(features);
+        if wanted != self.header_len {
+            sys::tun_set_header_len(self.fd.as_fd(), wanted as i32)
+                .map_err(TapError::from_setup)?;
+            self.header_len = wanted;
+        }
+        Ok(())
     }
 
     /// Stops sending what needs `features`. What the kernel sends us stays as agreed.
@@ -181,10 +203,10 @@ impl Tap {
         if offered == 0 {
             return Ok(Read::NoMemory);
         }
-        let mut header = VirtioHeader::default();
+        let mut header = VirtioTunnelHeader::default();
         let bytes = {
             let mut slices: [IoSliceMut<'_>; READ_SLICES] = empty_slices();
-            slices[0] = IoSliceMut::new(&mut header.0);
+            slices[0] = IoSliceMut::new(&mut header.0[..self.header_len]);
             let mut count = 1 + self.buffer.slices(&mut slices[1..]);
             if offered < READ_BYTES {
                 slices[count] = IoSliceMut::new(&mut self.scratch[..READ_BYTES - offered]);
@@ -193,7 +215,7 @@ impl Tap {
             self.counters.received.calls += 1;
             rustix::io::readv(&self.fd, &mut slices[..count])?
         };
-        let Some(frame_bytes) = bytes.checked_sub(VirtioHeader::LEN) else {
+        let Some(frame_bytes) = bytes.checked_sub(self.header_len) else {
             self.counters.receive_short += 1;
             return Ok(Read::Dropped);
         };
@@ -205,7 +227,7 @@ impl Tap {
         &mut self,
         bytes: usize,
         offered: usize,
-        header: VirtioHeader,
+        header: VirtioTunnelHeader,
         packet: &mut Packet,
     ) -> Read {
         let drop_reason = if bytes < ETHERNET_BYTES {
@@ -221,7 +243,7 @@ impl Tap {
             *counter += 1;
             return Read::Dropped;
         }
-        let Ok(offload) = header.decode() else {
+        let Ok(offload) = self.decode(&header) else {
             self.counters.receive_bad_header += 1;
             return Read::Dropped;
         };
@@ -233,14 +255,22 @@ impl Tap {
         Read::Packet
     }
 
+    fn decode(&self, header: &VirtioTunnelHeader) -> Result<Offload, VirtioHeaderError> {
+        match self.header_len {
+            VirtioHeader::LEN => header.plain().decode(),
+            _ => header.decode(),
+        }
+    }
+
     /// Writes one packet; the kernel takes all of it or nothing.
     fn write_packet(&mut self, packet: &Packet) -> Result<usize, Errno> {
         let headers = wire_headers(packet);
         // A hint for the kernel; nothing shorter than an Ethernet header is taken as one.
         let hint = if headers.len() < ETHERNET_BYTES { 0 } else { headers.len() };
-        let header = VirtioHeader::encode(packet.offload(), hint);
+        let header = VirtioTunnelHeader::encode(packet.offload(), hint);
+        let header = &header.0[..self.header_len];
         let mut gather: Gather<'_, WRITE_PARTS> = Gather::new();
-        let mut fits = gather.push_bytes(&header.0) && gather.push_bytes(headers);
+        let mut fits = gather.push_bytes(header) && gather.push_bytes(headers);
         for piece in packet.pieces() {
             fits &= gather.push_piece(piece);
         }
@@ -279,9 +309,9 @@ impl Device for Tap {
     type Error = TapError;
 
     fn caps(&self) -> Caps {
-        let Features { checksum, tso4, tso6, uso } = self.features;
+        let Features { checksum, tso4, tso6, uso, tunnel } = self.features;
         let gso_bytes_max = if self.features.any_gso() { GSO_BYTES_MAX } else { 0 };
-        Caps { mtu: self.mtu, checksum, tso4, tso6, uso, tunnel: false, gso_bytes_max }
+        Caps { mtu: self.mtu, checksum, tso4, tso6, uso, tunnel, gso_bytes_max }
     }
 
     fn receive(&mut self, memory: &mut Memory, burst: &mut Burst) -> Result<(), TapError> {
@@ -318,7 +348,7 @@ impl Device for Tap {
             let offload = *packet.offload();
             match self.write_packet(packet) {
                 Ok(bytes) => {
-                    let bytes = bytes.saturating_sub(VirtioHeader::LEN);
+                    let bytes = bytes.saturating_sub(self.header_len);
                     self.counters.transmitted.count(bytes, &offload);
                     if let Some(kind) = Kind::of(&offload) {
                         self.refusals[kind as usize] = 0;
@@ -352,13 +382,15 @@ enum Kind {
     Tso4,
     Tso6,
     Uso,
+    Tunnel,
 }
 
 impl Kind {
-    const COUNT: usize = 4;
+    const COUNT: usize = 5;
 
     fn of(offload: &Offload) -> Option<Self> {
         match (offload.gso, offload.checksum) {
+            (Some(gso), _) if gso.tunnel.is_some() => Some(Self::Tunnel),
             (Some(gso), _) => Some(match gso.kind {
                 GsoKind::Tcp4 => Self::Tso4,
                 GsoKind::Tcp6 => Self::Tso6,
@@ -375,8 +407,14 @@ impl Kind {
             Self::Tso4 => Features { tso4: true, ..Features::NONE },
             Self::Tso6 => Features { tso6: true, ..Features::NONE },
             Self::Uso => Features { uso: true, ..Features::NONE },
+            Self::Tunnel => Features { tunnel: true, ..Features::NONE },
         }
     }
+}
+
+/// Bytes of the virtio-net header with these features.
+fn header_len(features: Features) -> usize {
+    if features.tunnel { VirtioTunnelHeader::LEN } else { VirtioHeader::LEN }
 }
 
 /// The private header bytes that go in front of the pieces: none while they are only a copy of

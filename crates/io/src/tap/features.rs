@@ -1,8 +1,9 @@
 //! What a TAP device does for packets, and how that is agreed with the kernel.
 //!
 //! The kernel refuses a mask of which it does not know or allow every bit, so the mask is tried
-//! in steps, largest first. Rules of `TUNSETOFFLOAD`: everything needs the checksum bit, and the
-//! two UDP bits come together or not at all.
+//! in steps, largest first. Rules of `TUNSETOFFLOAD`: everything needs the checksum bit, the two
+//! UDP bits come together or not at all, and those of tunnels (Linux 6.17) need one for
+//! super-packets without.
 
 use rustix::io::Errno;
 use std::fmt;
@@ -18,13 +19,18 @@ pub struct Features {
     pub tso6: bool,
     /// UDP super-packets over both.
     pub uso: bool,
+    /// Super-packets of these kinds in UDP tunnels, with and without an outer checksum.
+    pub tunnel: bool,
 }
 
 impl Features {
-    /// All features.
-    pub const ALL: Self = Self { checksum: true, tso4: true, tso6: true, uso: true };
+    /// All features, for a switch: whoever asks for tunnels has to cut what is in them.
+    pub const WITH_TUNNELS: Self = Self { tunnel: true, ..Self::ALL };
+    /// All features that a stack has a use for.
+    pub const ALL: Self = Self { checksum: true, tso4: true, tso6: true, uso: true, tunnel: false };
     /// No feature.
-    pub const NONE: Self = Self { checksum: false, tso4: false, tso6: false, uso: false };
+    pub const NONE: Self =
+        Self { checksum: false, tso4: false, tso6: false, uso: false, tunnel: false };
 
     /// The features of `self` that are in `other` too.
     pub fn and(self, other: Self) -> Self {
@@ -33,16 +39,19 @@ impl Features {
             tso4: self.tso4 && other.tso4,
             tso6: self.tso6 && other.tso6,
             uso: self.uso && other.uso,
+            tunnel: self.tunnel && other.tunnel,
         }
     }
 
-    /// The features of `self` that are not in `other`. Without checksums there is nothing left.
+    /// The features of `self` that are not in `other`. Without checksums there is nothing left, and
+    /// without super-packets there are none in tunnels.
     pub fn without(self, other: Self) -> Self {
         Self {
             checksum: self.checksum && !other.checksum,
             tso4: self.tso4 && !other.tso4,
             tso6: self.tso6 && !other.tso6,
             uso: self.uso && !other.uso,
+            tunnel: self.tunnel && !other.tunnel,
         }
         .consistent()
     }
@@ -54,6 +63,7 @@ impl Features {
             tso4: self.tso4 || other.tso4,
             tso6: self.tso6 || other.tso6,
             uso: self.uso || other.uso,
+            tunnel: self.tunnel || other.tunnel,
         }
     }
 
@@ -62,9 +72,10 @@ impl Features {
         self.tso4 || self.tso6 || self.uso
     }
 
-    /// Drops what cannot be had without checksums.
+    /// Drops what cannot be had without checksums, and tunnels without anything for them.
     pub(super) fn consistent(self) -> Self {
-        if self.checksum { self } else { Self::NONE }
+        let tunnel = self.tunnel && self.any_gso();
+        if self.checksum { Self { tunnel, ..self } } else { Self::NONE }
     }
 
     /// The largest part of `wanted` that `set`, which is `TUNSETOFFLOAD`, takes. Fails only if the
@@ -76,6 +87,7 @@ impl Features {
         // A device that outlived an earlier owner has that one's mask.
         set(0)?;
         let steps = [
+            Self::WITH_TUNNELS,
             Self::ALL,
             Self { uso: false, ..Self::ALL },
             Self { checksum: true, tso4: true, ..Self::NONE },
@@ -113,6 +125,9 @@ impl Features {
         if self.uso {
             mask |= libc::TUN_F_USO4 | libc::TUN_F_USO6;
         }
+        if self.tunnel {
+            mask |= TUN_F_UDP_TUNNEL_GSO | TUN_F_UDP_TUNNEL_GSO_CSUM;
+        }
         mask
     }
 }
@@ -124,6 +139,7 @@ impl fmt::Display for Features {
             (self.tso4, "tso4"),
             (self.tso6, "tso6"),
             (self.uso, "uso"),
+            (self.tunnel, "tunnel"),
         ];
         let mut separator = "";
         for (_, name) in names.iter().filter(|(on, _)| *on) {
@@ -133,6 +149,11 @@ impl fmt::Display for Features {
         if separator.is_empty() { f.write_str("none") } else { Ok(()) }
     }
 }
+
+/// Super-packets in UDP tunnels (`linux/if_tun.h`; not in libc yet).
+const TUN_F_UDP_TUNNEL_GSO: u32 = 0x080;
+/// Also those whose outer checksum is partial.
+const TUN_F_UDP_TUNNEL_GSO_CSUM: u32 = 0x100;
 
 #[cfg(test)]
 mod tests {
@@ -146,7 +167,9 @@ mod tests {
             let valid = mask & !known == 0
                 && (mask == 0 || mask & libc::TUN_F_CSUM != 0)
                 && (mask & uso == 0 || mask & uso == uso)
-                && (mask & libc::TUN_F_TSO_ECN == 0 || mask & tso != 0);
+                && (mask & libc::TUN_F_TSO_ECN == 0 || mask & tso != 0)
+                && (mask & TUN_F_UDP_TUNNEL_GSO == 0 || mask & (tso | uso) != 0)
+                && (mask & TUN_F_UDP_TUNNEL_GSO_CSUM == 0 || mask & TUN_F_UDP_TUNNEL_GSO != 0);
             if valid { Ok(()) } else { Err(Errno::INVAL) }
         }
     }
@@ -155,7 +178,9 @@ mod tests {
     fn falls_back_step_by_step() {
         let (csum, tso4, tso6) = (libc::TUN_F_CSUM, libc::TUN_F_TSO4, libc::TUN_F_TSO6);
         let (ecn, uso) = (libc::TUN_F_TSO_ECN, libc::TUN_F_USO4 | libc::TUN_F_USO6);
+        let tunnel = TUN_F_UDP_TUNNEL_GSO | TUN_F_UDP_TUNNEL_GSO_CSUM;
         let cases = [
+            (csum | tso4 | tso6 | ecn | uso | tunnel, "checksum tso4 tso6 uso tunnel"),
             (csum | tso4 | tso6 | ecn | uso, "checksum tso4 tso6 uso"),
             (csum | tso4 | tso6 | ecn, "checksum tso4 tso6"),
             (csum | tso4 | ecn, "checksum tso4"),
@@ -163,8 +188,8 @@ mod tests {
             (0, "none"),
         ];
         for (known, expected) in cases {
-            let got = Features::negotiate(Features::ALL, kernel(known)).expect("mask 0 is taken");
-            assert_eq!(got.to_string(), expected);
+            let got = Features::negotiate(Features::WITH_TUNNELS, kernel(known));
+            assert_eq!(got.expect("mask 0 is taken").to_string(), expected);
         }
     }
 
@@ -187,6 +212,10 @@ mod tests {
         assert_eq!(got, Features::NONE);
         let checksum = Features { checksum: true, ..Features::NONE };
         assert_eq!(Features::ALL.without(checksum), Features::NONE);
+        let tunnel = Features { tunnel: true, ..checksum };
+        let got = Features::negotiate(tunnel, kernel(u32::MAX)).expect("mask 0 is taken");
+        assert_eq!(got, checksum, "nothing is cut");
+        assert_eq!(Features::WITH_TUNNELS.without(Features::ALL), Features::NONE);
     }
 
     #[test]

@@ -225,6 +225,7 @@ impl Verdicts {
             tso4: self.tso4.is_none(),
             tso6: self.tso6.is_none(),
             uso: self.uso.is_none(),
+            tunnel: false,
         }
     }
 

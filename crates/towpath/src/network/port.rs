@@ -246,7 +246,7 @@ impl PortDevice {
             Attachment::Tap(name) => {
                 let mut tap = Tap::create(name)?;
                 tap.set_mtu(network.mtu);
-                tap.set_offload(Features::ALL)?;
+                tap.set_offload(Features::WITH_TUNNELS)?;
                 Self::Tap(Box::new(tap))
             }
         })

@@ -66,7 +66,7 @@ pub(super) fn main(seed: u64) {
     let (near, far) = pair(AddressFamily::UNIX).expect("a pair of sockets");
     let (stop, stopped) = io::pipe().map(|(reader, writer)| (writer, reader)).expect("a pipe");
     let worker = thread::spawn(move || {
-        let features = Features { checksum: true, tso4: true, tso6: true, uso: true };
+        let features = Features::ALL;
         let mut worker =
             Worker::new(&Config::default(), Tap::from_fd(near, features, 1500)).expect("a worker");
         worker.run_until(&[stopped.as_fd()]).expect("it serves to the end");

@@ -99,5 +99,5 @@ pub(crate) fn features_to_bits(features: Features) -> u32 {
 /// The other way.
 pub(crate) fn features_from_bits(bits: u32) -> Features {
     let on = |at: u32| bits & (1 << at) != 0;
-    Features { checksum: on(0), tso4: on(1), tso6: on(2), uso: on(3) }
+    Features { checksum: on(0), tso4: on(1), tso6: on(2), uso: on(3), ..Features::NONE }
 }

@@ -12,8 +12,14 @@ use crate::wire::MacAddr;
 
 const OWN: Ipv4Addr = Ipv4Addr::new(10, 10, 10, 1);
 const LINK_LOCAL: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
+const HOP_BY_HOP: u8 = 0;
+const IGMP: u8 = 2;
 const UDP: u8 = 17;
 const ICMPV6: u8 = 58;
+/// The option that has routers look at what is not for them, for IPv4 (RFC 2113) and in a header
+/// of hop-by-hop options (RFC 2711).
+const ALERT_V4: [u8; 4] = [0x94, 4, 0, 0];
+const ALERT_V6: [u8; 8] = [ICMPV6, 0, 5, 2, 0, 0, 1, 0];
 const ROUTER_SOLICITATION: u8 = 133;
 const ROUTER_ADVERTISEMENT: u8 = 134;
 const NEIGHBOR_SOLICITATION: u8 = 135;
@@ -67,18 +73,14 @@ fn discovery(kind: u8, group: Ipv6Addr) -> Vec<u8> {
 /// Who is in which group: a report of IGMPv3 (RFC 3376 §4.2) and of MLDv2 (RFC 3810 §5.2), with the
 /// router alert that they have, from an address and from none.
 fn reports() -> Vec<Vec<u8>> {
-    const IGMP: u8 = 2;
-    const HOP_BY_HOP: u8 = 0;
     const MLD_REPORT: u8 = 143;
-    let alert_v4 = [0x94, 4, 0, 0];
     let record = [4, 0, 0, 0, 224, 0, 0, 251];
     let igmp = [&[0x22, 0, 0, 0, 0, 0, 0, 1][..], &record].concat();
-    let alert_v6 = [ICMPV6, 0, 5, 2, 0, 0, 1, 0];
-    let mut mld = [&alert_v6[..], &[MLD_REPORT, 0, 0, 0, 0, 0, 0, 1], &[4, 0, 0, 0]].concat();
+    let mut mld = [&ALERT_V6[..], &[MLD_REPORT, 0, 0, 0, 0, 0, 0, 1], &[4, 0, 0, 0]].concat();
     mld.extend(group_v6(0xfb).octets());
     let mut reports = Vec::new();
     for source in [OWN, Ipv4Addr::UNSPECIFIED] {
-        reports.push(ipv4(source, [224, 0, 0, 22], IGMP, &alert_v4, &igmp));
+        reports.push(ipv4(source, [224, 0, 0, 22], IGMP, &ALERT_V4, &igmp));
     }
     for source in [LINK_LOCAL, Ipv6Addr::UNSPECIFIED] {
         reports.push(ipv6(source, group_v6(0x16), HOP_BY_HOP, &mld));
@@ -86,11 +88,27 @@ fn reports() -> Vec<Vec<u8>> {
     reports
 }
 
+/// Who is in any group: queries of IGMPv2 and IGMPv3 (RFC 2236 §2, RFC 3376 §4.1), of MLDv1 and
+/// MLDv2 (RFC 2710 §3, RFC 3810 §5.1).
+fn queries() -> Vec<Vec<u8>> {
+    const MLD_QUERY: u8 = 130;
+    let igmp = [0x11, 100, 0xee, 0x9b, 0, 0, 0, 0, 2, 125, 0, 0];
+    let mut mld = [&ALERT_V6[..], &[MLD_QUERY, 0, 0, 0, 0x27, 0x10, 0, 0]].concat();
+    mld.extend([0; 16]);
+    let longer = [&mld[..], &[2, 125, 0, 0]].concat();
+    alloc::vec![
+        ipv4(OWN, [224, 0, 0, 1], IGMP, &ALERT_V4, &igmp[..8]),
+        ipv4(OWN, [224, 0, 0, 1], IGMP, &ALERT_V4, &igmp),
+        ipv6(LINK_LOCAL, group_v6(1), HOP_BY_HOP, &mld),
+        ipv6(LINK_LOCAL, group_v6(1), HOP_BY_HOP, &longer),
+    ]
+}
+
 /// What stations say to groups of the link.
 fn frames() -> Vec<Vec<u8>> {
     let solicited = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00, 1);
     let datagram = [0x14, 0xe9, 0x14, 0xe9, 0, 12, 0, 0, 1, 2, 3, 4];
-    let mut frames = reports();
+    let mut frames = [reports(), queries()].concat();
     frames.extend([
         ipv4(OWN, [224, 0, 0, 1], UDP, &[], &datagram),
         ipv4(OWN, [224, 0, 0, 251], UDP, &[], &datagram),

@@ -160,6 +160,11 @@ impl Pieces {
         }
     }
 
+    /// True if those of `other` can be pushed, too.
+    pub(crate) fn has_room_for(&self, other: &Self) -> bool {
+        self.count + other.count <= FRAMES_MAX
+    }
+
     pub(crate) fn push(&mut self, piece: Piece) {
         assert!(self.count < FRAMES_MAX, "a read fills at most FRAMES_MAX frames");
         self.pieces[self.count] = Some(piece);

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::reactor::{Events, Interest, Reactor};
-use crate::receive::ReceiveBuffer;
+use crate::receive::{FRAMES_MAX, Pieces, ReceiveBuffer};
 use rustix::net::sockopt;
 use std::net::Ipv4Addr;
 use std::num::NonZeroU16;
@@ -287,6 +287,65 @@ fn udp_segments_and_coalesces() {
         drop(pieces);
         rig.finish();
     }
+}
+
+/// Goal: datagrams that follow each other are joined as the kernel would, and no others.
+/// Bad input: another sender or traffic class, a longer one, one behind a shorter one, an empty one,
+/// more than there is room for.
+#[test]
+fn udp_joins_what_belongs_together() {
+    let mut rig = Rig::new();
+    let payload = pattern(FRAMES_MAX * 1000 + 2000, 5);
+    let mut at = 0;
+    let mut next = |len: usize| {
+        let mut datagram = Datagram {
+            from: address("127.0.0.1:7"),
+            pieces: Pieces::default(),
+            len,
+            gro_size: None,
+            truncated: false,
+            tos: Some(0),
+            to: None,
+        };
+        let pieces = rig.pieces(&payload[at..at + len], 1000);
+        pieces.into_iter().for_each(|piece| datagram.pieces.push(piece));
+        at += len;
+        datagram
+    };
+    let mut first = next(1000);
+    for count in 2..FRAMES_MAX {
+        assert!(first.join(&mut next(1000)));
+        assert_eq!((first.len, first.gro_size), (count * 1000, NonZeroU16::new(1000)));
+    }
+    let mut other = next(900);
+    let changes: [fn(&mut Datagram); 6] = [
+        |datagram| datagram.from = address("127.0.0.1:8"),
+        |datagram| datagram.tos = Some(4),
+        |datagram| datagram.truncated = true,
+        |datagram| datagram.gro_size = NonZeroU16::new(450),
+        |datagram| datagram.len = 1001,
+        |datagram| datagram.len = 0,
+    ];
+    for change in changes {
+        let before = (other.from, other.tos, other.truncated, other.gro_size, other.len);
+        change(&mut other);
+        assert!(!first.join(&mut other), "{other:?}");
+        (other.from, other.tos, other.truncated, other.gro_size, other.len) = before;
+    }
+    assert!(first.join(&mut other), "the last may be shorter");
+    assert!(!first.join(&mut next(900)), "what follows a shorter one begins anew");
+    let bytes: Vec<u8> =
+        first.pieces.iter().flat_map(|piece| piece.bytes().expect("private").to_vec()).collect();
+    assert!(bytes == payload[..first.len]);
+    let mut full = next(100);
+    while full.pieces.len() < FRAMES_MAX {
+        let mut one = next(10);
+        one.len = 100;
+        assert!(full.join(&mut one));
+    }
+    assert!(!full.join(&mut next(10)), "there is no room");
+    drop((first, full, other));
+    rig.finish();
 }
 
 #[test]

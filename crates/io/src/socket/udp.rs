@@ -22,6 +22,8 @@ use towpath_packet::{Memory, Piece};
 
 /// Largest payload of a datagram, and of datagrams coalesced into one.
 const PAYLOAD_BYTES_MAX: usize = 65_535;
+/// What headers take of the bytes that a super-packet may have.
+const HEADERS_BYTES_MAX: usize = 48;
 /// `UDP_SEGMENT` and `UDP_GRO` of `linux/udp.h`.
 const UDP_SEGMENT: i32 = 103;
 const UDP_GRO: i32 = 104;
@@ -247,6 +249,31 @@ impl UdpSocket {
 }
 
 impl Datagram {
+    /// Takes in the bytes of the next datagram of the same sender, if both together are what the
+    /// kernel could have put together: all of one size but the last, which may have fewer bytes.
+    /// Else returns false, and `next` is as it was.
+    pub fn join(&mut self, next: &mut Self) -> bool {
+        let size = self.gro_size.map_or(self.len, |size| usize::from(size.get()));
+        let gro_size = u16::try_from(size).ok().and_then(NonZeroU16::new);
+        let alike = (self.from, self.to, self.tos) == (next.from, next.to, next.tos)
+            && !(self.truncated || next.truncated);
+        let fits = gro_size.is_some()
+            && next.gro_size.is_none()
+            && (1..=size).contains(&next.len)
+            && self.len.is_multiple_of(size)
+            && self.len + next.len <= PAYLOAD_BYTES_MAX - HEADERS_BYTES_MAX
+            && self.pieces.has_room_for(&next.pieces);
+        if !(alike && fits) {
+            return false;
+        }
+        for piece in std::mem::take(&mut next.pieces) {
+            self.pieces.push(piece);
+        }
+        self.len += next.len;
+        self.gro_size = gro_size;
+        true
+    }
+
     pub(super) fn note(&mut self, message: &ControlMessage<'_>) -> Option<()> {
         match (message.level, message.kind) {
             (libc::IPPROTO_UDP, UDP_GRO) => {

@@ -1,7 +1,9 @@
 //! Received segments that the device did not coalesce are coalesced here, within one burst.
 //!
-//! Connections and the owner of datagrams cost as much per packet as per super-packet. Nothing
-//! waits: what is held when [`Stack::input`](super::Stack::input) has seen its burst goes up then.
+//! Connections and the owner of datagrams cost as much per packet as per super-packet. A device that
+//! takes super-packets of UDP passes on what was sent as it was sent; in a transparent stack, whose
+//! owner sends datagrams on, those are coalesced all the same. Nothing waits: what is held when
+//! [`Stack::input`](super::Stack::input) has seen its burst goes up then.
 
 use super::ingress::{FragmentOf, IP_AT, IpInfo};
 use super::{Context, Stack};
@@ -12,17 +14,22 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use towpath_packet::{Caps, Packet};
 
-/// The coalescer, if the device leaves anything to it, and what it has sent up.
-#[derive(Default)]
+/// The coalescer, if there is anything for it, and what it has sent up.
 pub(super) struct Coalescing {
     coalescer: Option<Box<Coalescer>>,
     up: VecDeque<Packet>,
+    /// Datagrams are coalesced whatever the device does.
+    datagrams: bool,
 }
 
 impl Coalescing {
+    pub(super) fn new(datagrams: bool) -> Self {
+        Self { coalescer: None, up: VecDeque::new(), datagrams }
+    }
+
     /// Suits a device. Between bursts: nothing is held.
     pub(super) fn set_caps(&mut self, caps: &Caps) {
-        let needed = !(caps.tso4 && caps.tso6 && caps.uso);
+        let needed = self.datagrams || !(caps.tso4 && caps.tso6 && caps.uso);
         if needed != self.coalescer.is_some() {
             self.coalescer = needed.then(Box::default);
         }
@@ -41,9 +48,9 @@ impl Stack {
         let done = match (info.protocol, info.source.is_ipv4()) {
             (Protocol::TCP, true) => self.caps.tso4,
             (Protocol::TCP, false) => self.caps.tso6,
-            _ => self.caps.uso,
+            _ => self.caps.uso && !self.coalescing.datagrams,
         };
-        let Coalescing { coalescer, up } = &mut self.coalescing;
+        let Coalescing { coalescer, up, .. } = &mut self.coalescing;
         let Some(coalescer) = coalescer.as_mut().filter(|_| !done) else { return Some(packet) };
         let mut out = |packet| up.push_back(packet);
         coalescer.receive(packet, info.layout(), cx.now, cx.ledger, &mut out);
@@ -53,7 +60,7 @@ impl Stack {
 
     /// Sends up what is held: the burst is over.
     pub(super) fn flush_coalesced(&mut self, cx: &mut Context<'_>) {
-        let Coalescing { coalescer, up } = &mut self.coalescing;
+        let Coalescing { coalescer, up, .. } = &mut self.coalescing;
         if let Some(coalescer) = coalescer {
             coalescer.flush(&mut |packet| up.push_back(packet));
             self.deliver_coalesced(cx);

@@ -111,7 +111,8 @@ pub struct Config {
     pub addresses: Vec<Address>,
     /// Next hop for addresses that are not on the link; `None` treats all as on the link.
     pub next_hops: Vec<IpAddr>,
-    /// Take packets for any address.
+    /// Take packets for any address, on behalf of others: datagrams of one burst come as
+    /// super-packets where they can.
     pub transparent: bool,
     /// Secret from which sequence numbers and hash seeds are made; random in production, fixed in
     /// a simulation.
@@ -167,7 +168,7 @@ impl Stack {
         let tcp = table::Table::new(&config);
         let fragment_ident = derive(config.secret, Label::FragmentIdent) as u32;
         let paths = paths::Paths::new(derive(config.secret, Label::ConnectionIndex));
-        let mut coalescing = coalesce::Coalescing::default();
+        let mut coalescing = coalesce::Coalescing::new(config.transparent);
         coalescing.set_caps(&caps);
         Self {
             config,
@@ -203,6 +204,11 @@ impl Stack {
         self.caps = caps;
         self.coalescing.set_caps(&caps);
         self.paths.change();
+    }
+
+    /// The device's abilities.
+    pub fn caps(&self) -> &Caps {
+        &self.caps
     }
 
     /// The device drops all that it is handed, or takes packets again. Connections know, and try

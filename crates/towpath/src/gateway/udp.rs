@@ -45,8 +45,9 @@ const SWEEP: Duration = Duration::from_secs(5);
 const PEERS_MAX: usize = 64;
 /// Datagrams read from one socket before others get their turn.
 const READS_PER_TURN: usize = 64;
-/// IPv6 and UDP header: what a segment needs beside its payload at most.
-const HEADERS_MAX: usize = 48;
+/// IP and UDP header without options: what a segment needs beside its payload.
+const HEADERS_V4: usize = 28;
+const HEADERS_V6: usize = 48;
 
 /// What a mapping reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -386,8 +387,14 @@ impl Gateway {
         let Some(flow) = self.udp.slots.get_mut(slot) else { return };
         flow.used_at = io.now;
         let mut read = std::mem::take(&mut self.udp.read);
-        let max = READS_PER_TURN;
-        let result = flow.socket.receive(io.buffer, io.memory, max, |datagram| read.push(datagram));
+        // Cut again here they would cost more.
+        let joins = io.stack.caps().uso;
+        let keep = |mut datagram| {
+            if !(joins && read.last_mut().is_some_and(|last| last.join(&mut datagram))) {
+                read.push(datagram);
+            }
+        };
+        let result = flow.socket.receive(io.buffer, io.memory, READS_PER_TURN, keep);
         for datagram in read.drain(..) {
             self.deliver(slot, datagram, io);
         }
@@ -435,7 +442,8 @@ impl Gateway {
         };
         let to = flow.program;
         let bytes = datagram.len;
-        let mtu = usize::from(io.stack.mtu());
+        let headers = if to.is_ipv4() { HEADERS_V4 } else { HEADERS_V6 };
+        let room = usize::from(io.stack.mtu()) - headers;
         let size = datagram.gro_size;
         let Some(mut packet) = io.memory.packet() else {
             self.counters.udp_dropped += 1;
@@ -450,7 +458,7 @@ impl Gateway {
         self.counters.bytes_in += bytes as u64;
         io.ledger.carry(bytes);
         match size {
-            Some(size) if usize::from(size.get()) + HEADERS_MAX > mtu => {
+            Some(size) if usize::from(size.get()) > room => {
                 // Each of them needs fragments of its own.
                 for_each_segment(&packet, size, |pieces| {
                     let Some(mut single) = io.memory.packet() else { return };

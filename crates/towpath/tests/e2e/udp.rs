@@ -78,7 +78,13 @@ fn segments_datagrams(stderr: &str) -> bool {
 }
 
 const COUNT: u64 = 2000;
-const SIZE: u64 = 1400;
+/// The largest that cross without fragments.
+fn size(family: Family) -> u64 {
+    match family {
+        Family::V4 => 1472,
+        Family::V6 => 1452,
+    }
+}
 const TOGETHER: u64 = 40;
 /// Bytes by which the receiver tells that what was sent together has come.
 const WORDS_BYTES: u64 = WORD_BYTES * (COUNT / TOGETHER - 1);
@@ -87,23 +93,24 @@ const WORDS_BYTES: u64 = WORD_BYTES * (COUNT / TOGETHER - 1);
 /// arrives as the datagrams that it stands for.
 /// Method: numbered datagrams; their count and content, and the count of super-packets.
 fn super_packets_out(_: &mut Host, family: Family) {
+    let size = size(family);
     let socket = bound(family);
     let address = at_gateway(family, &socket);
     let (sender, results) = mpsc::channel();
     thread::spawn(move || {
-        let received = receive_numbered(&socket, SIZE, COUNT, TOGETHER)
+        let received = receive_numbered(&socket, size, COUNT, TOGETHER)
             .and_then(|peer| Ok(socket.send_to(ALL_CAME, peer)?));
         let _ = sender.send(received.map(drop).map_err(|error| error.to_string()));
     });
-    let (size, count, together) = (SIZE.to_string(), COUNT.to_string(), TOGETHER.to_string());
-    let role = inside("udp-send", &[&address, &size, &count, &together]);
+    let (bytes, count, together) = (size.to_string(), COUNT.to_string(), TOGETHER.to_string());
+    let role = inside("udp-send", &[&address, &bytes, &count, &together]);
     let output = Towpath::with_loopback(["-v"]).run(role);
     let stats = Stats::of(&output);
     let told = output.stderr.clone();
     output.success();
     let result = results.recv_timeout(PATIENCE).expect("a result");
     assert_eq!(result, Ok(()));
-    stats.assert_carried(SIZE * COUNT, WORDS_BYTES + ALL_CAME.len() as u64, 0);
+    stats.assert_carried(size * COUNT, WORDS_BYTES + ALL_CAME.len() as u64, 0);
     if segments_datagrams(&told) {
         let super_packets = stats.number("from the program", "super-packets");
         assert!(super_packets >= COUNT / TOGETHER, "{super_packets} super-packets");
@@ -114,21 +121,22 @@ fn super_packets_out(_: &mut Host, family: Family) {
 /// that it stands for.
 /// Method: as above, the other way round, after a greeting.
 fn super_packets_in(_: &mut Host, family: Family) {
+    let size = size(family);
     let socket = bound(family);
     let address = at_gateway(family, &socket);
     let sender = thread::spawn(move || {
         let (_, peer) = socket.recv_from(&mut [0; 16]).expect("a greeting");
         socket.connect(peer).expect("connect");
-        send_numbered(&socket, SIZE, COUNT, TOGETHER).map_err(|error| error.to_string())
+        send_numbered(&socket, size, COUNT, TOGETHER).map_err(|error| error.to_string())
     });
-    let (size, count, together) = (SIZE.to_string(), COUNT.to_string(), TOGETHER.to_string());
-    let role = inside("udp-receive", &[&address, &size, &count, &together]);
+    let (bytes, count, together) = (size.to_string(), COUNT.to_string(), TOGETHER.to_string());
+    let role = inside("udp-receive", &[&address, &bytes, &count, &together]);
     let output = Towpath::with_loopback(["-v"]).run(role);
     let stats = Stats::of(&output);
     let told = output.stderr.clone();
     assert_eq!(output.success(), format!("received {COUNT}\n"));
     assert_eq!(sender.join().expect("no panic"), Ok(()));
-    stats.assert_carried(WORDS_BYTES, SIZE * COUNT, b"greeting".len() as u64);
+    stats.assert_carried(WORDS_BYTES, size * COUNT, b"greeting".len() as u64);
     if segments_datagrams(&told) {
         assert!(stats.number("to the program", "super-packets") > 0);
     }

@@ -1,6 +1,6 @@
 //! UDP (RFC 768): in and out, checksums, super-packets with and without the device's help.
 
-use super::bench::{Bench, FAMILIES, able, udp};
+use super::bench::{Bench, FAMILIES, able, config, udp};
 use crate::counters::DropReason;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
@@ -188,10 +188,15 @@ fn bursts_are_coalesced() {
         drop(datagram);
         b.dropped(&[]);
         b.assert_clean();
-        // Not by a stack whose device does it.
+        // Not by a stack whose device does it, unless it passes datagrams on.
         let mut b = Bench::host(able());
         b.input_burst(&burst);
         assert_eq!(core::iter::from_fn(|| b.stack.next_datagram()).count(), 5);
+        let mut b = Bench::with(config(true), able());
+        b.input_burst(&burst);
+        let datagram = b.stack.next_datagram().expect("there");
+        assert_eq!(datagram.segment_size.map(NonZeroU16::get), Some(100));
+        assert!(b.stack.next_datagram().is_none());
     }
 }
 

@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const STEP: Duration = Duration::from_millis(5);
 
 /// The names that other documents and stored figures refer to.
-const CASES: [&str; 20] = [
+const CASES: [&str; 29] = [
     "ready",
     "idle_rss",
     "idle_cpu",
@@ -33,11 +33,20 @@ const CASES: [&str; 20] = [
     "tcp_both_mtu1500_slower_share",
     "tcp_out_ipv6_mtu1500_1flow",
     "tcp_in_ipv6_mtu1500_1flow",
+    "tcp_out_ipv6_mtu1500_8flows",
+    "tcp_in_ipv6_mtu1500_8flows",
     "udp_out_mtu1500",
     "udp_in_mtu1500",
+    "udp_out_segmented_mtu1500",
+    "udp_in_segmented_mtu1500",
+    "udp_out_64B",
+    "udp_in_64B",
     "rr_p50_us",
     "rr_p99_us",
+    "rr_p999_us",
     "connect_rate",
+    "rss_1000_flows",
+    "rss_10000_flows",
 ];
 
 #[test]

@@ -46,6 +46,11 @@ pub fn segment_datagrams(socket: BorrowedFd<'_>, bytes: u16) -> io::Result<()> {
     set_int(socket, libc::SOL_UDP, libc::UDP_SEGMENT, bytes.into())
 }
 
+/// Lets several datagrams of one sender come as one message (`UDP_GRO`).
+pub fn coalesce_datagrams(socket: BorrowedFd<'_>) -> io::Result<()> {
+    set_int(socket, libc::SOL_UDP, libc::UDP_GRO, 1)
+}
+
 /// Sends without copying; returns how many bytes. Each call that returns has the next number, also
 /// if it took a part only.
 ///

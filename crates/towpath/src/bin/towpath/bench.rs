@@ -43,6 +43,8 @@ use system::Peer;
 use work::Work;
 
 mod cases;
+mod datagrams;
+mod flows;
 mod gateway;
 mod iperf;
 mod lab;
@@ -101,7 +103,7 @@ pub(crate) struct BenchArguments {
 
     /// What to compare a gateway with.
     #[arg(long, value_name = "LIST", value_delimiter = ',',
-          default_values_t = [Peer::Pasta, Peer::Slirp4netns, Peer::Veth])]
+          default_values_t = [Peer::Towpath, Peer::Pasta, Peer::Slirp4netns, Peer::Veth])]
     peers: Vec<Peer>,
 
     /// Only cases with such names; `*` stands for anything. Example: 'tcp_*_1flow,rr_*'

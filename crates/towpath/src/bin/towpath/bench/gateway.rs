@@ -11,6 +11,8 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 
 use super::cases::Selection;
+use super::datagrams::{self, Arrived, Flood};
+use super::flows;
 use super::iperf::{self, Test};
 use super::lab::{self, Network};
 use super::ping_pong::{self, Server, Stopwatch, percentile};
@@ -19,6 +21,7 @@ use super::report::{machine, short};
 use super::results::{Results, Series, System};
 use super::system::{self, Setup, find_program};
 use crate::messages::Messages;
+use crate::serve::allow_many_files;
 
 use probes::{Kind, Probe};
 
@@ -39,6 +42,8 @@ pub(super) struct Plan {
 pub(super) fn measure(plan: &Plan, kernel: &KernelThreads) -> anyhow::Result<(Results, usize)> {
     let setups = installed(plan)?;
     process::go_first();
+    // For many connections, here and in the systems.
+    allow_many_files();
     let outside = Network::new()?;
     let networks: Vec<_> = setups.iter().map(|_| Network::new()).collect::<anyhow::Result<_>>()?;
     let algorithm = lab::prepare_host(&outside)?;
@@ -163,6 +168,11 @@ impl<'a> Joined<'a> {
     }
 }
 
+fn arrived(live: &Live<'_>, flood: Flood, seconds: u32) -> anyhow::Result<Option<Arrived>> {
+    let Some(target) = live.target(false) else { return Ok(None) };
+    datagrams::flood(live.joined.network, target, flood, seconds).map(Some)
+}
+
 /// The state between rounds.
 struct Bench<'a> {
     plan: &'a Plan,
@@ -246,11 +256,38 @@ impl Bench<'_> {
                 process::pin_processes(&pids, &process::processors()?)?;
                 let times = times?;
                 let figure = |share| Some(percentile(&times, share).as_secs_f64() * 1e6);
-                Ok(vec![figure(0.5), figure(0.99)])
+                Ok(vec![figure(0.5), figure(0.99), figure(0.999)])
+            }
+            Kind::Bytes(flood) => {
+                let arrived = arrived(live, flood, seconds)?;
+                Ok(vec![arrived.map(|arrived| arrived.bytes as f64 * 8e-9 / arrived.seconds)])
+            }
+            Kind::Packets(flood) => {
+                let arrived = arrived(live, flood, seconds)?;
+                let thousands = |bytes: u64| bytes as f64 / f64::from(flood.bytes) * 1e-3;
+                Ok(vec![arrived.map(|arrived| thousands(arrived.bytes) / arrived.seconds)])
             }
             Kind::Connections => {
                 let Some(target) = live.target(false) else { return Ok(Vec::new()) };
                 Ok(vec![Some(ping_pong::connection_rate(network, target, seconds)?)])
+            }
+            Kind::Flows => {
+                let Some(target) = live.target(false) else { return Ok(Vec::new()) };
+                let pids = live.pids();
+                if pids.is_empty() {
+                    return Ok(Vec::new());
+                }
+                let resident = || Some(process::resident_mib(&pids));
+                let (figures, ended) = flows::open(network, target, &probes::OPEN_FLOWS, resident)?;
+                match ended {
+                    Err(error) if figures.is_empty() => return Err(error),
+                    Err(error) => {
+                        let name = live.joined.setup;
+                        Messages::Normal.notice(format_args!("{name}: {error:#}"));
+                    }
+                    Ok(()) => {}
+                }
+                Ok(figures)
             }
         }
     }

@@ -18,6 +18,8 @@ use super::lab::{OUTSIDE_V4, OUTSIDE_V6};
 /// What towpath can be compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Peer {
+    /// This program with MTU 65520.
+    Towpath,
     /// pasta, with MTU 1500 and 65520.
     Pasta,
     /// slirp4netns, with MTU 1500 and 65520.
@@ -56,6 +58,10 @@ pub(super) fn setups(peers: &[Peer]) -> Vec<Setup> {
     };
     for peer in peers {
         let system = match peer {
+            Peer::Towpath => {
+                add(System::Towpath, MTU_LARGE);
+                continue;
+            }
             Peer::Pasta => System::Pasta,
             Peer::Slirp4netns => System::Slirp4netns,
             Peer::Veth => System::Veth,
@@ -129,7 +135,8 @@ impl System {
 impl fmt::Display for Setup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.system {
-            System::Towpath => write!(f, "towpath"),
+            System::Towpath if self.mtu == MTU_ORDINARY => write!(f, "towpath"),
+            System::Towpath => write!(f, "towpath@{}", self.mtu),
             System::Pasta => write!(f, "pasta@{}", self.mtu),
             System::Slirp4netns => write!(f, "slirp4netns@{}", self.mtu),
             System::Veth => write!(f, "veth@{}", self.mtu),
@@ -172,8 +179,8 @@ mod tests {
 
     #[test]
     fn towpath_is_first_and_setups_are_unique() {
-        let setups = setups(&[Peer::Veth, Peer::Pasta, Peer::None, Peer::Pasta]);
+        let setups = setups(&[Peer::Veth, Peer::Towpath, Peer::Pasta, Peer::None, Peer::Pasta]);
         let names: Vec<_> = setups.iter().map(Setup::to_string).collect();
-        assert_eq!(names, ["towpath", "veth@1500", "pasta@1500", "pasta@65520"]);
+        assert_eq!(names, ["towpath", "veth@1500", "towpath@65520", "pasta@1500", "pasta@65520"]);
     }
 }

@@ -11,6 +11,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, bail};
 
+use super::flows;
 use super::vm::workload::{WORKLOADS, Workload};
 use super::zerocopy::harness::Harness as Stacks;
 
@@ -23,6 +24,8 @@ pub(super) enum Work {
     Guests(&'static Workload, u32),
     /// 64 KiB of a program, to the host or from it.
     Gateway(gateway::Way, u32),
+    /// Connections that are kept open, for `bench gateway`.
+    Connections(u32),
 }
 
 impl FromStr for Work {
@@ -40,6 +43,7 @@ impl FromStr for Work {
         Ok(match name {
             "gateway_out" => Self::Gateway(gateway::Way::Out, count),
             "gateway_in" => Self::Gateway(gateway::Way::In, count),
+            flows::KEEP => Self::Connections(count),
             _ => bail!("there is no such work"),
         })
     }
@@ -51,6 +55,7 @@ impl Work {
             Self::Stacks(stacks) => stacks.run(),
             Self::Guests(workload, count) => guests::pass(workload, count),
             Self::Gateway(way, count) => gateway::carry(way, count),
+            Self::Connections(count) => flows::keep(count),
         }
     }
 }

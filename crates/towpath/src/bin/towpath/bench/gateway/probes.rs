@@ -3,6 +3,7 @@
 //! "out" is from the program to the host, "in" the other way.
 
 use super::super::cases::{Case, Selection};
+use super::super::datagrams::Flood;
 use super::super::iperf::{Direction, Test};
 
 /// One kind of run, which yields one figure for each of its cases, in their order.
@@ -23,10 +24,16 @@ pub(super) enum Kind {
     Bulk(Test),
     /// iperf3 in both directions at once: throughput of both; share of the slower one.
     Both(Test),
-    /// One byte there and back, all processes on one processor: median and 99th percentile.
+    /// Datagrams as fast as they go: throughput of what arrives.
+    Bytes(Flood),
+    /// The same, as thousands of datagrams per second.
+    Packets(Flood),
+    /// One byte there and back, all processes on one processor: median and percentiles.
     RoundTrips,
     /// Connections, one after the other, with one byte each way.
     Connections,
+    /// Resident memory with [`OPEN_FLOWS`] connections.
+    Flows,
 }
 
 /// The probes that are needed.
@@ -45,6 +52,11 @@ const TCP: Test = Test { ipv6: false, udp: false, direction: Direction::Out, flo
 const TCP_IN: Test = Test { direction: Direction::In, ..TCP };
 /// Enough to hide a stall of one of them.
 const FLOWS: u32 = 8;
+/// What fits an MTU of 1500, and in one call with all that a message can hold.
+const SEGMENTS: Flood = Flood { direction: Direction::Out, bytes: 1472, per_call: 44 };
+const SMALL: Flood = Flood { direction: Direction::Out, bytes: 64, per_call: 1 };
+/// How many connections are open when memory is looked at.
+pub(super) const OPEN_FLOWS: [usize; 2] = [1000, 10_000];
 
 static PROBES: &[Probe] = &[
     Probe { kind: Kind::Ready, cases: &[Case::low("ready", "ms")] },
@@ -92,6 +104,14 @@ static PROBES: &[Probe] = &[
         cases: &[Case::high("tcp_in_ipv6_mtu1500_1flow", GBITS)],
     },
     Probe {
+        kind: Kind::Bulk(Test { ipv6: true, flows: FLOWS, ..TCP }),
+        cases: &[Case::high("tcp_out_ipv6_mtu1500_8flows", GBITS)],
+    },
+    Probe {
+        kind: Kind::Bulk(Test { ipv6: true, flows: FLOWS, ..TCP_IN }),
+        cases: &[Case::high("tcp_in_ipv6_mtu1500_8flows", GBITS)],
+    },
+    Probe {
         kind: Kind::Bulk(Test { udp: true, ..TCP }),
         cases: &[Case::high("udp_out_mtu1500", GBITS)],
     },
@@ -99,11 +119,29 @@ static PROBES: &[Probe] = &[
         kind: Kind::Bulk(Test { udp: true, ..TCP_IN }),
         cases: &[Case::high("udp_in_mtu1500", GBITS)],
     },
+    Probe { kind: Kind::Bytes(SEGMENTS), cases: &[Case::high("udp_out_segmented_mtu1500", GBITS)] },
+    Probe {
+        kind: Kind::Bytes(Flood { direction: Direction::In, ..SEGMENTS }),
+        cases: &[Case::high("udp_in_segmented_mtu1500", GBITS)],
+    },
+    Probe { kind: Kind::Packets(SMALL), cases: &[Case::high("udp_out_64B", "1000/s")] },
+    Probe {
+        kind: Kind::Packets(Flood { direction: Direction::In, ..SMALL }),
+        cases: &[Case::high("udp_in_64B", "1000/s")],
+    },
     Probe {
         kind: Kind::RoundTrips,
-        cases: &[Case::low("rr_p50_us", "us"), Case::low("rr_p99_us", "us")],
+        cases: &[
+            Case::low("rr_p50_us", "us"),
+            Case::low("rr_p99_us", "us"),
+            Case::low("rr_p999_us", "us"),
+        ],
     },
     Probe { kind: Kind::Connections, cases: &[Case::high("connect_rate", "/s")] },
+    Probe {
+        kind: Kind::Flows,
+        cases: &[Case::low("rss_1000_flows", "MiB"), Case::low("rss_10000_flows", "MiB")],
+    },
 ];
 
 #[cfg(test)]

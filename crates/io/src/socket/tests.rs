@@ -290,8 +290,8 @@ fn udp_segments_and_coalesces() {
 }
 
 /// Goal: datagrams that follow each other are joined as the kernel would, and no others.
-/// Bad input: another sender or traffic class, a longer one, one behind a shorter one, an empty one,
-/// more than there is room for.
+/// Bad input: another sender or traffic class, a longer one, one behind a shorter one, an empty
+/// one, more than there is room for.
 #[test]
 fn udp_joins_what_belongs_together() {
     let mut rig = Rig::new();

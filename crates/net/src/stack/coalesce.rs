@@ -1,9 +1,9 @@
 //! Received segments that the device did not coalesce are coalesced here, within one burst.
 //!
-//! Connections and the owner of datagrams cost as much per packet as per super-packet. A device that
-//! takes super-packets of UDP passes on what was sent as it was sent; in a transparent stack, whose
-//! owner sends datagrams on, those are coalesced all the same. Nothing waits: what is held when
-//! [`Stack::input`](super::Stack::input) has seen its burst goes up then.
+//! Connections and the owner of datagrams cost as much per packet as per super-packet. A device
+//! that takes super-packets of UDP passes on what was sent as it was sent; in a transparent stack,
+//! whose owner sends datagrams on, those are coalesced all the same. Nothing waits: what is held
+//! when [`Stack::input`](super::Stack::input) has seen its burst goes up then.
 
 use super::ingress::{FragmentOf, IP_AT, IpInfo};
 use super::{Context, Stack};

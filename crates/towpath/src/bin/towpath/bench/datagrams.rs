@@ -7,12 +7,12 @@
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use towpath_io::socket::zerocopy::{coalesce_datagrams, segment_datagrams};
+use towpath_packet::sync::{AtomicBool, Ordering};
 
 use super::iperf::Direction;
 use super::lab::Network;

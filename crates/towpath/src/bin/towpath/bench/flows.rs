@@ -23,8 +23,8 @@ const CONNECT_WAIT: Duration = Duration::from_secs(5);
 pub(super) const KEEP: &str = "keep_connections";
 
 /// Opens connections in steps, up to each of `counts`, and has `look` called when so many are open
-/// and each has moved a byte each way. Returns what was looked at, and why that is not all. They end
-/// with a reset, which leaves no port blocked.
+/// and each has moved a byte each way. Returns what was looked at, and why that is not all. They
+/// end with a reset, which leaves no port blocked.
 pub(super) fn open<T: Send>(
     program: &Network,
     target: IpAddr,

@@ -13,10 +13,12 @@
 #include <poll.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/types.h>
 #include <sys/uio.h>
+#include <time.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -95,7 +97,6 @@ ssize_t towpath_recvfrom(const struct towpath *instance, int fd, void *buffer, s
 			 int flags, struct sockaddr *address, socklen_t *address_len);
 ssize_t towpath_recvmsg(const struct towpath *instance, int fd, struct msghdr *message, int flags);
 struct mmsghdr;
-struct timespec;
 int towpath_recvmmsg(const struct towpath *instance, int fd, struct mmsghdr *messages,
 		     unsigned int count, int flags, struct timespec *timeout);
 /*
@@ -205,6 +206,140 @@ int towpath_epoll_ctl(const struct towpath *instance, int set, int operation, in
 		      struct epoll_event *event);
 int towpath_epoll_wait(const struct towpath *instance, int set, struct epoll_event *events,
 		       int max, int timeout);
+
+/*
+ * Event queues: one place to wait for sockets of instances, descriptors of the kernel, timers,
+ * signals, ends of processes, changes of files and other threads. A queue belongs to no instance;
+ * sockets of several may be in one.
+ *
+ * One thread at a time uses a queue; a call that finds another one in it fails with EBUSY. Any
+ * thread may call towpath_queue_notify(). In the child of a fork all calls but
+ * towpath_queue_close() fail with EPERM.
+ */
+struct towpath_queue;
+
+/* How the kernel is asked. By default by io_uring where it is allowed, else by epoll. */
+#define TOWPATH_QUEUE_EPOLL 1u
+#define TOWPATH_QUEUE_IO_URING 2u
+
+/* Makes a queue with one of the two, or 0. NULL with errno if it is not to be had. */
+struct towpath_queue *towpath_queue_new(unsigned int back_end);
+/* Ends a queue. Nobody may use it any more. NULL is nothing. */
+int towpath_queue_close(struct towpath_queue *queue);
+/* Which back end it has. */
+int towpath_queue_back_end(struct towpath_queue *queue);
+/*
+ * A descriptor of the kernel that is readable while there are events, for another loop; it may be so a
+ * moment longer. The caller closes it. Good as long as the queue is there.
+ */
+int towpath_queue_fd(struct towpath_queue *queue);
+
+/* What is done to a registration. */
+#define TOWPATH_ADD 1
+#define TOWPATH_MODIFY 2
+#define TOWPATH_REMOVE 3
+
+/* What is registered. */
+#define TOWPATH_SOURCE_FD 1
+#define TOWPATH_SOURCE_TIMER 2
+#define TOWPATH_SOURCE_USER 3
+#define TOWPATH_SOURCE_SIGNAL 4
+#define TOWPATH_SOURCE_CHILD 5
+#define TOWPATH_SOURCE_FILE 6
+
+/* it_value of a timer is a moment of CLOCK_MONOTONIC, not a time from now on. */
+#define TOWPATH_ABSTIME 1u
+
+/* One change of a queue's registrations. What a change does not need is zero. */
+struct towpath_change {
+	/* TOWPATH_ADD, TOWPATH_MODIFY (of descriptors and timers), TOWPATH_REMOVE. */
+	int command;
+	/* Filled in: 0, or why the change was not made. */
+	int error;
+	/* Names the registration, and no other ever (ESTALE once it is over). TOWPATH_ADD fills it in. */
+	uint64_t id;
+	/* TOWPATH_SOURCE_FD or another source; not needed by TOWPATH_REMOVE. */
+	int source;
+	/*
+	 * Of a descriptor EPOLLIN, EPOLLOUT, and EPOLLET or EPOLLONESHOT; without those two it is told as
+	 * long as it holds. Of a timer TOWPATH_ABSTIME.
+	 */
+	uint32_t events;
+	/*
+	 * The descriptor, signal or process. Of a descriptor of the kernel's the queue keeps a duplicate
+	 * until the registration is removed; closing it is not enough.
+	 */
+	int ident;
+	unsigned int reserved;
+	/* Of a descriptor: the instance that it is one of, or NULL for the kernel's. */
+	const struct towpath *instance;
+	/* Of a file or directory: its path. */
+	const char *path;
+	/* Of a timer: when, and how often then, or 0 for once. A modified one keeps its it_interval. */
+	struct itimerspec timer;
+	/* Comes with the events. */
+	epoll_data_t data;
+};
+
+/*
+ * Makes changes in order; one that fails does not keep the others from being made. Returns how many were
+ * made; the others have an error. What holds already is told by the next wait.
+ */
+int towpath_queue_change(struct towpath_queue *queue, struct towpath_change *changes, int count);
+
+/* What happened. */
+#define TOWPATH_READY 1
+#define TOWPATH_EXPIRED 2
+#define TOWPATH_NOTIFIED 3
+#define TOWPATH_SIGNALLED 4
+#define TOWPATH_EXITED 5
+#define TOWPATH_CHANGED 6
+
+/* In `flags`: the registration is over, and its id is stale. */
+#define TOWPATH_OVER 1u
+
+/* What became of a file, or of one in a directory. */
+#define TOWPATH_CHANGED_MODIFIED 0x01u
+#define TOWPATH_CHANGED_ATTRIBUTES 0x02u
+#define TOWPATH_CHANGED_WRITTEN 0x04u
+#define TOWPATH_CHANGED_CREATED 0x08u
+#define TOWPATH_CHANGED_DELETED 0x10u
+#define TOWPATH_CHANGED_MOVED 0x20u
+#define TOWPATH_CHANGED_REMOVED 0x40u
+#define TOWPATH_CHANGED_MISSED 0x80u
+
+struct towpath_event {
+	/* Of which registration, and what that was added with. */
+	uint64_t id;
+	epoll_data_t data;
+	/*
+	 * TOWPATH_EXPIRED, TOWPATH_NOTIFIED: how often since it was last told. TOWPATH_SIGNALLED: the
+	 * signal. TOWPATH_EXITED: the exit code or the signal.
+	 */
+	int64_t result;
+	/* TOWPATH_READY or another. */
+	int what;
+	/* Zero. */
+	int error;
+	/*
+	 * TOWPATH_READY: EPOLLIN and others. TOWPATH_SIGNALLED: the process that sent it, or 0.
+	 * TOWPATH_EXITED: CLD_EXITED, CLD_KILLED, or 0 if it was waited for already or is no child.
+	 * TOWPATH_CHANGED: TOWPATH_CHANGED_MODIFIED and others.
+	 */
+	uint32_t detail;
+	/* TOWPATH_OVER. */
+	uint32_t flags;
+};
+
+/*
+ * Waits until there are at least `min` events, or `deadline`, a moment of CLOCK_MONOTONIC, has passed; NULL
+ * is never. Fills in those that there are, `max` at most, and returns how many: 0 after the deadline. With a
+ * `min` of 0 it does not sleep. Signals that are handled do not end it.
+ */
+int towpath_queue_wait(struct towpath_queue *queue, struct towpath_event *events, int min, int max,
+		       const struct timespec *deadline);
+/* Causes an event of a TOWPATH_SOURCE_USER, from any thread. */
+int towpath_queue_notify(struct towpath_queue *queue, uint64_t id);
 
 #ifdef __cplusplus
 }

@@ -4,7 +4,7 @@
 //! into a number, or -1 with `errno` set. A null pointer where memory is needed is `EFAULT`. No
 //! panic leaves the library: it ends the process, as an `extern "C"` function does.
 //!
-//! One file more: `lifetime` makes, drives and ends instances.
+//! Two files more: `lifetime` makes, drives and ends instances, `queue` has event queues.
 //!
 //! Memory belongs to the caller before, during and after each call; nothing is kept, except what is
 //! sent with `MSG_ZEROCOPY` on a socket with `SO_ZEROCOPY`: that stays lent until the error queue
@@ -122,9 +122,11 @@ macro_rules! exported {
 
 mod held;
 mod lifetime;
+mod queue;
 mod several;
 pub use held::*;
 pub use lifetime::*;
+pub use queue::*;
 pub use several::*;
 
 exported! {

@@ -55,7 +55,11 @@ impl Instance {
 
     /// Ends the worker, if there is one, and waits for its end.
     pub fn end(&self) {
-        self.lock().ending = true;
+        {
+            let mut state = self.lock();
+            state.ending = true;
+            state.files.wake_all();
+        }
         let worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(Worker { thread, alarm }) = worker else { return };
         // Fails only if the counter is full: then it rings already.

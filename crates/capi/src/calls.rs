@@ -4,7 +4,7 @@ use crate::address::{self, Given};
 use crate::control::Control;
 use crate::datagram::Told;
 use crate::errno::{Errno, Outcome};
-use crate::files::{SocketFile, What};
+use crate::files::{SocketFile, Watchers, What};
 use crate::instance::{Instance, State};
 use std::net::SocketAddr;
 use towpath_net::socket::{
@@ -57,6 +57,7 @@ impl State {
             receive_timeout: None,
             send_timeout: None,
             tell_left: false,
+            watchers: Watchers::default(),
         }))
     }
 

@@ -6,6 +6,7 @@ use crate::poll::Epoll;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsRawFd, OwnedFd};
 use std::collections::BTreeMap;
+use std::task::Waker;
 use std::time::Duration;
 use towpath_net::socket::SocketId;
 
@@ -24,6 +25,34 @@ pub(crate) struct SocketFile {
     pub(crate) send_timeout: Option<Duration>,
     /// Tell with each message how much is left (`TCP_INQ`).
     pub(crate) tell_left: bool,
+    /// Who waits for news of it in an event queue.
+    pub(crate) watchers: Watchers,
+}
+
+/// Wakers of event queues, each with the `poll` events that it is for. A waker is woken once.
+#[derive(Default)]
+pub(crate) struct Watchers(Vec<(Waker, u32)>);
+
+impl Watchers {
+    /// Forgets a waker.
+    pub(crate) fn remove(&mut self, waker: &Waker) {
+        self.0.retain(|(known, _)| !known.will_wake(waker));
+    }
+
+    /// Has `waker` woken by the next of these events.
+    pub(crate) fn add(&mut self, waker: &Waker, events: u32) {
+        match self.0.iter_mut().find(|(known, _)| known.will_wake(waker)) {
+            Some((_, known)) => *known = events,
+            None => self.0.push((waker.clone(), events)),
+        }
+    }
+
+    /// Wakes those that wait for any of these events.
+    pub(crate) fn wake(&mut self, events: u32) {
+        for (waker, _) in self.0.extract_if(.., |(_, wanted)| *wanted & events != 0) {
+            waker.wake();
+        }
+    }
 }
 
 /// What a descriptor stands for.
@@ -59,11 +88,21 @@ impl Files {
 
     /// Takes a descriptor out of the table; its number is free again.
     pub(crate) fn remove(&mut self, fd: i32) -> Outcome<What> {
-        let file = self.files.remove(&fd).ok_or(Errno::BADF)?;
-        if let What::Socket(socket) = &file.what {
+        let mut file = self.files.remove(&fd).ok_or(Errno::BADF)?;
+        if let What::Socket(socket) = &mut file.what {
             self.by_socket.remove(&socket.id);
+            socket.watchers.wake(u32::MAX);
         }
         Ok(file.what)
+    }
+
+    /// Wakes all who wait for news: nothing more will come.
+    pub(crate) fn wake_all(&mut self) {
+        for file in self.files.values_mut() {
+            if let What::Socket(socket) = &mut file.what {
+                socket.watchers.wake(u32::MAX);
+            }
+        }
     }
 
     /// True if the number is one of this table.

@@ -380,6 +380,9 @@ impl Instance {
             news = true;
             if let Some(fd) = state.files.of_socket(id) {
                 state.files.epolls_mut().for_each(|epoll| epoll.note(fd, what.bits()));
+                if let Ok(file) = state.files.socket_mut(fd) {
+                    file.watchers.wake(what.bits());
+                }
             }
         }
         if news {

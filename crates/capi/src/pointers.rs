@@ -8,7 +8,9 @@ use crate::address::{self, Name};
 use crate::errno::{Errno, Outcome};
 use libc::{c_char, c_int, c_void, iovec, sockaddr, socklen_t};
 use rustix::fd::BorrowedFd;
-use std::ffi::CStr;
+use std::ffi::{CStr, OsStr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::ptr::NonNull;
 use towpath_net::socket::Borrower;
 use towpath_packet::{Loans, Piece};
@@ -123,6 +125,19 @@ pub(crate) unsafe fn scatter<'a>(
     let pieces = used(unsafe { pieces(pointer, count) }?);
     // SAFETY: the caller vouches for each piece, and so for its beginning.
     pieces.map(|(base, len)| unsafe { bytes_mut(base, len) }).collect()
+}
+
+/// A path that the caller names.
+///
+/// # Safety
+/// `pointer` is null or a string.
+pub(crate) unsafe fn path(pointer: *const c_char) -> Outcome<PathBuf> {
+    if pointer.is_null() {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: the caller vouches for it.
+    let path = unsafe { CStr::from_ptr(pointer) };
+    Ok(OsStr::from_bytes(path.to_bytes()).into())
 }
 
 /// Ranges of memory that a program lends: one after the other they are what it sends.

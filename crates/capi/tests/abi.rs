@@ -11,11 +11,12 @@ fn package() -> &'static Path {
 fn functions(text: &str, before: &str) -> Vec<String> {
     let mut names = Vec::new();
     for line in text.lines().filter(|line| line.contains(before) && !line.starts_with("//")) {
-        let Some(at) = line.find("towpath_") else { continue };
-        let rest = &line[at..];
-        let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(0);
-        if rest[end..].starts_with('(') {
-            names.push(rest[..end].to_string());
+        for (at, _) in line.match_indices("towpath_") {
+            let rest = &line[at..];
+            let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(0);
+            if rest[end..].starts_with('(') {
+                names.push(rest[..end].to_string());
+            }
         }
     }
     names.sort();
@@ -28,8 +29,8 @@ fn functions(text: &str, before: &str) -> Vec<String> {
 fn the_header_declares_what_the_library_has() {
     let header = std::fs::read_to_string(package().join("include/towpath.h")).expect("header");
     let source: String =
-        ["src/abi.rs", "src/abi/held.rs", "src/abi/lifetime.rs", "src/abi/several.rs"]
-            .map(|path| std::fs::read_to_string(package().join(path)).expect("source"))
+        ["abi.rs", "abi/held.rs", "abi/lifetime.rs", "abi/queue.rs", "abi/several.rs"]
+            .map(|path| std::fs::read_to_string(package().join("src").join(path)).expect("source"))
             .concat();
     let declared = functions(&header, "");
     assert!(declared.len() > 30);
@@ -71,6 +72,12 @@ fn a_c_program_compiles_and_runs() {
     assert_ok(&compile_and_run("abi", &package().join("tests/abi.c")));
 }
 
+/// Goal: event queues tell C programs of each kind of source, and of what is wrong.
+#[test]
+fn a_c_program_waits_for_everything() {
+    assert_ok(&compile_and_run("queue", &package().join("tests/queue.c")));
+}
+
 /// Goal: who copies the example of the README has a program.
 #[test]
 fn the_example_of_the_readme_compiles() {
@@ -85,10 +92,19 @@ fn the_example_of_the_readme_compiles() {
 /// Goal: each function is in a manual page.
 #[test]
 fn manual_pages_name_what_the_header_declares() {
-    let pages: String = ["new", "attach", "socket", "setsockopt", "poll"]
-        .map(|name| package().join(format!("../../docs/man/towpath_{name}.3")))
-        .map(|path| std::fs::read_to_string(path).expect("a page"))
-        .concat();
+    let pages: String = [
+        "new",
+        "attach",
+        "socket",
+        "setsockopt",
+        "poll",
+        "queue_new",
+        "queue_change",
+        "queue_wait",
+    ]
+    .map(|name| package().join(format!("../../docs/man/towpath_{name}.3")))
+    .map(|path| std::fs::read_to_string(path).expect("a page"))
+    .concat();
     let header = std::fs::read_to_string(package().join("include/towpath.h")).expect("header");
     for name in functions(&header, "") {
         let short = name.trim_start_matches("towpath_");

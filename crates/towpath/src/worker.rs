@@ -8,12 +8,15 @@
 //! lets the gateway act on what the stack and the host sockets have, and sends what the stack has
 //! made of it. ACKs and windows thus go out once per burst, after the host sockets took the data.
 //!
-//! Nothing is polled without an event: an idle worker sleeps until its next timer, or for ever.
+//! An idle worker sleeps until its next timer, or for ever. Before a sleep it looks at the inside
+//! for a while, where that can be done without a system call and pays (`busy_poll`).
 //! When frames run out, the inside is left unread for a millisecond; the queues before it are the
 //! buffer then.
 
+mod busy_poll;
 mod side;
 
+pub use busy_poll::MISSES_MAX;
 pub use side::{Input, Side, SideContext};
 
 use crate::config::Config;
@@ -21,7 +24,9 @@ use crate::gateway::{Gateway, Io, StartError, Token};
 use crate::publish::Publish;
 use crate::report::Report;
 use crate::services;
+use busy_poll::BusyPoll;
 use std::fs::File;
+use std::hint::spin_loop;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
@@ -50,6 +55,9 @@ const READ_BYTES_PER_TURN: usize = 1 << 20;
 const READ_BURSTS_PER_TURN: usize = 8;
 /// How often the end is looked for while finishing.
 const FINISH_INTERVAL: Duration = Duration::from_millis(5);
+/// Pauses of the processor between two looks at the kernel's events while the inside is polled,
+/// each with a look at the inside: about as long as the system call takes.
+const LOOKS: u32 = 8;
 
 /// The worker.
 pub struct Worker<S: Side = Tap> {
@@ -68,6 +76,7 @@ pub struct Worker<S: Side = Tap> {
     to_send: Burst,
     clock: Clock,
     rest: Rest,
+    busy_poll: BusyPoll,
     /// Set while only the rest is passed on.
     finish_by: Option<Instant>,
 }
@@ -116,6 +125,7 @@ impl<S: Side> Worker<S> {
             Some(file) => Some(pcapng::Writer::new(file.clone(), &config.interface, None)?),
             None => None,
         };
+        let busy_poll = side.busy_poll();
         Ok(Self {
             side,
             paused_until: None,
@@ -131,6 +141,7 @@ impl<S: Side> Worker<S> {
             to_send: Burst::new(),
             clock: Clock::new(),
             rest: Rest::new(),
+            busy_poll: BusyPoll::new(busy_poll),
             finish_by: None,
         })
     }
@@ -205,9 +216,7 @@ impl<S: Side> Worker<S> {
             debug_assert!(!self.stack.has_events(), "the thread sleeps on news");
             let timeout = self.timeout();
             let mut events = std::mem::take(&mut self.events);
-            if self.rest.wait(&mut self.reactor, timeout, &mut events)? {
-                self.give_back();
-            }
+            self.wait(timeout, &mut events)?;
             let now = self.clock.now();
             let watched = self.turn(&events, now);
             self.events = events;
@@ -222,13 +231,65 @@ impl<S: Side> Worker<S> {
         }
     }
 
+    /// Waits for events, or until there is something to do inside.
+    fn wait(&mut self, timeout: Option<Duration>, events: &mut Events) -> io::Result<()> {
+        let is_busy = timeout.is_some_and(|timeout| timeout.is_zero());
+        // While memory is short, what is inside has to wait.
+        if is_busy || self.paused_until.is_some() {
+            self.rest.wait(&mut self.reactor, timeout, events)?;
+            return Ok(());
+        }
+        if self.poll(timeout, events)? {
+            return Ok(());
+        }
+        if self.side.arm() {
+            return self.reactor.wait(Some(Duration::ZERO), events);
+        }
+        let began = self.clock.now();
+        if self.rest.wait(&mut self.reactor, timeout, events)? {
+            self.give_back();
+        }
+        if events.iter().any(|event| event.token == Token::Side.encode()) {
+            self.busy_poll.slept(self.clock.now().since(began));
+        }
+        Ok(())
+    }
+
+    /// Polls the inside for as long as that pays, `timeout` at most. True if there is something to
+    /// do, be it for `events`.
+    fn poll(&mut self, timeout: Option<Duration>, events: &mut Events) -> io::Result<bool> {
+        let window = self.busy_poll.window().min(timeout.unwrap_or(Duration::MAX));
+        if window.is_zero() {
+            return Ok(false);
+        }
+        let began = self.clock.now();
+        loop {
+            let found = (0..LOOKS).any(|_| {
+                spin_loop();
+                self.side.poll()
+            });
+            let spent = self.clock.now().since(began);
+            if found {
+                self.busy_poll.found(spent);
+            } else if spent >= window {
+                self.busy_poll.missed();
+                return Ok(false);
+            }
+            // Of others, too, news are heard of as long as the inside is busy.
+            self.reactor.wait(Some(Duration::ZERO), events)?;
+            if found || !events.is_empty() {
+                return Ok(true);
+            }
+        }
+    }
+
     /// One turn; the index of a watched file that became readable.
     fn turn(&mut self, events: &Events, now: Instant) -> Result<Option<u32>, S::Error> {
         let mut watched = None;
-        let mut side_ready = false;
+        let mut side_readable = false;
         for event in events.iter() {
             match Token::decode(event.token) {
-                Some(Token::Side) => side_ready = true,
+                Some(Token::Side) => side_readable = true,
                 Some(Token::Watch(index)) => watched = Some(index),
                 Some(token) => self.with_gateway(now, |gateway, io| {
                     gateway.on_event(token, event, io);
@@ -236,10 +297,10 @@ impl<S: Side> Worker<S> {
                 None => {}
             }
         }
-        side_ready |= self.side.next_deadline().is_some_and(|at| at <= now);
+        let side_ready = side_readable || self.side.next_deadline().is_some_and(|at| at <= now);
         if side_ready {
             let Self { side, memory, ledger, .. } = self;
-            side.turn(&mut SideContext { memory, ledger, now })?;
+            side.turn(side_readable, &mut SideContext { memory, ledger, now })?;
         }
         if self.paused_until.take_if(|until| *until <= now).is_some() {
             self.watch_side(Interest::READ);

@@ -247,6 +247,36 @@ impl VhostUser {
         Ok([retry, self.accept_at, terms, stop].into_iter().flatten().min())
     }
 
+    /// From now on the owner polls: what drivers do without [requests](Self::turn) is told by
+    /// [`VhostUser::has_work`], and by the file only after [`VhostUser::arm`]. A driver then has no
+    /// kicks to make while its packets move.
+    pub fn set_polled(&mut self) {
+        self.rings.set_polled();
+    }
+
+    /// True if there is something to do for an owner who polls: to turn if memory is gone, else to
+    /// receive, and to transmit what waits. Costs a few loads, and no system call.
+    pub fn has_work(&mut self) -> bool {
+        self.can_move() && (self.rings.has_work() || self.control.is_cut())
+    }
+
+    /// Has the file tell an owner who polled of what comes from now on, until packets move again.
+    /// True if something came meanwhile, as with [`VhostUser::has_work`]: then he does not sleep.
+    pub fn arm(&mut self) -> bool {
+        self.can_move() && (self.rings.arm() || self.control.is_cut())
+    }
+
+    /// True if there is a front end, and its rings need not stand still.
+    fn can_move(&self) -> bool {
+        self.peer.as_ref().is_some_and(|peer| peer.pending.is_none())
+    }
+
+    /// When [`VhostUser::turn`] is wanted for what was lent: receiving may have brought that moment
+    /// nearer than the last turn said.
+    pub fn next_deadline(&self) -> Option<Duration> {
+        self.rings.next_deadline()
+    }
+
     /// True if a front end is connected.
     pub fn is_connected(&self) -> bool {
         self.peer.is_some()

@@ -34,6 +34,12 @@ pub(super) struct Rings {
     first: usize,
     /// Rings found broken and not yet told.
     broken: RingSet,
+    /// The owner polls: kicks and ends of loans are asked for by [`Rings::arm`] only.
+    is_polled: bool,
+    /// They were, and nothing has moved since.
+    is_armed: bool,
+    /// Receive queues, of an owner who polls, that had too few buffers the last time.
+    short: RingSet,
     /// Of queues that were stopped.
     past: Traffic,
 }
@@ -55,6 +61,9 @@ impl Rings {
             lanes: (0..pairs).map(|_| Burst::new()).collect(),
             first: 0,
             broken: RingSet::default(),
+            is_polled: false,
+            is_armed: false,
+            short: RingSet::default(),
             past: Traffic::default(),
         }
     }
@@ -67,6 +76,7 @@ impl Rings {
         memory: &GuestMemory,
         wake: &Waker,
     ) -> Result<(), StartError> {
+        self.is_armed = false;
         let pair = usize::from(ring / 2);
         if is_receive(ring) {
             self.receive[pair] = Some(ReceiveQueue::start(config, memory)?);
@@ -94,6 +104,7 @@ impl Rings {
                 queue.iter().for_each(|queue| self.past.sent += *queue.counters());
             }
             self.broken.remove(ring);
+            self.short.remove(ring);
         }
         stop
     }
@@ -120,13 +131,54 @@ impl Rings {
         deadline
     }
 
+    /// When the oldest loan is due to be recalled.
+    pub(super) fn next_deadline(&self) -> Option<Duration> {
+        let queues = self.transmit.iter().flatten();
+        queues.filter_map(TransmitQueue::next_deadline).min()
+    }
+
     /// Times that the rings that run stopped receiving because memory was short.
     pub(super) fn paused(&self) -> u64 {
         self.transmit.iter().flatten().map(|queue| queue.counters().paused).sum()
     }
 
+    /// From now on the owner polls.
+    pub(super) fn set_polled(&mut self) {
+        self.is_polled = true;
+    }
+
+    /// True if there is something to do: the driver has sent something, or offered buffers where
+    /// they were too few, or loans have ended.
+    pub(super) fn has_work(&mut self) -> bool {
+        let Self { receive, transmit, short, .. } = self;
+        let mut has_more = |ring: u16| {
+            let queue = receive[usize::from(ring / 2)].as_mut();
+            queue.is_some_and(ReceiveQueue::has_more)
+        };
+        transmit.iter().flatten().any(TransmitQueue::has_work)
+            || !short.is_empty() && short.iter().any(&mut has_more)
+    }
+
+    /// Asks for kicks, and for wake-ups when loans end, from an owner who polled. True if there is
+    /// something to do already: then it is not certain that any comes.
+    pub(super) fn arm(&mut self) -> bool {
+        if self.is_armed {
+            return false;
+        }
+        let mut has_work = false;
+        for queue in self.transmit.iter_mut().flatten() {
+            has_work |= queue.enable_kicks();
+        }
+        for ring in self.short.iter() {
+            let queue = self.receive[usize::from(ring / 2)].as_mut();
+            has_work |= queue.is_some_and(ReceiveQueue::enable_kicks);
+        }
+        self.is_armed = !has_work;
+        has_work
+    }
+
     /// Adds what the driver sends to `burst`. When it returns with room left, the driver will kick
-    /// for more, or `wake` was called.
+    /// for more, or `wake` was called, unless the owner polls.
     pub(super) fn receive(
         &mut self,
         session: &Session,
@@ -134,6 +186,7 @@ impl Rings {
         (memory, burst, ledger): (&mut Memory, &mut Burst, &Ledger),
         wake: &Waker,
     ) {
+        self.is_armed = false;
         let count = self.transmit.len();
         self.first = (self.first + 1) % count;
         for pair in (0..count).map(|step| (self.first + step) % count) {
@@ -146,7 +199,8 @@ impl Rings {
                 } else {
                     queue.discard()
                 };
-                if result.is_err() || burst.is_full() || !queue.enable_kicks() {
+                let is_over = result.is_err() || burst.is_full() || self.is_polled;
+                if is_over || !queue.enable_kicks() {
                     break result;
                 }
                 looks += 1;
@@ -165,7 +219,8 @@ impl Rings {
     }
 
     /// Hands packets from the front of `burst` to the driver; what is left waits for buffers, for
-    /// which the driver will kick. Packets that no queue takes are dropped; returns their number.
+    /// which the driver will kick unless the owner polls. Packets that no queue takes are dropped;
+    /// returns their number.
     pub(super) fn transmit(
         &mut self,
         session: &Session,
@@ -173,6 +228,7 @@ impl Rings {
         ledger: &Ledger,
         wake: &Waker,
     ) -> usize {
+        (self.is_armed, self.short) = (false, RingSet::default());
         let takes = |pair: usize| session.is_enabled(receive_ring(pair));
         let open = self.receive.iter().enumerate();
         let open = open.filter(|(pair, queue)| {
@@ -222,6 +278,10 @@ impl Rings {
         loop {
             if queue.transmit(packets, ledger).is_err() {
                 self.broken.insert(receive_ring(pair));
+                break;
+            }
+            if self.is_polled && !packets.is_empty() {
+                self.short.insert(receive_ring(pair));
                 break;
             }
             if packets.is_empty() || !queue.enable_kicks() {

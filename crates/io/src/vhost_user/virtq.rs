@@ -330,6 +330,15 @@ impl Queue {
             }
     }
 
+    /// True if a chain is available, or the driver says so. It may be a moment ago that none was.
+    pub fn has_next(&self) -> bool {
+        self.broken.is_none()
+            && match &self.ring {
+                Ring::Split(ring) => ring.has_next(),
+                Ring::Packed(ring) => ring.has_next(),
+            }
+    }
+
     /// Asks the driver not to kick. It may all the same.
     pub fn disable_kicks(&mut self) {
         match &mut self.ring {

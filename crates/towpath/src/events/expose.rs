@@ -72,9 +72,16 @@ impl EventQueue {
         let slots = &mut self.slots;
         self.pending.of[RAISED].retain(|&token| {
             let Some(registration) = slots.get(token) else { return false };
-            let Kind::Socket(socket, Some(wakes)) = &registration.source else { return true };
-            let ready = socket.poll_ready(registration.interest, &wakes.waker);
-            registration.is_pending = !ready.is_empty();
+            let (interest, source) = (registration.interest, &mut registration.source);
+            registration.is_pending = match source {
+                Kind::Socket(socket, Some(wakes)) => {
+                    !socket.poll_ready(interest, &wakes.waker).is_empty()
+                }
+                Kind::Custom(socket, Some(wakes)) => {
+                    socket.poll_ready(interest, &wakes.waker).is_none_or(|ready| !ready.is_empty())
+                }
+                _ => return true,
+            };
             registration.is_pending
         });
     }

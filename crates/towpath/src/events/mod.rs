@@ -45,6 +45,7 @@
 
 mod changes;
 mod clock;
+mod custom;
 mod expose;
 mod operations;
 mod queue;
@@ -57,6 +58,7 @@ mod transfer;
 mod wait;
 
 pub use changes::Changes;
+pub use custom::{Step, Task, Watch};
 pub use operations::{Completed, Refused};
 pub use queue::{Change, Config, EventQueue, REGISTRATIONS_DEFAULT};
 pub use socket::{Listener, Stack, Stream};
@@ -73,6 +75,18 @@ pub struct Token {
     generation: u32,
 }
 
+impl Token {
+    /// The token as a number, for whoever hands it through another language.
+    pub fn bits(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.slot)
+    }
+
+    /// The token of such a number. One that nobody was given is stale, or of another registration.
+    pub fn from_bits(bits: u64) -> Self {
+        Self { slot: bits as u32, generation: (bits >> 32) as u32 }
+    }
+}
+
 /// News of a registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
@@ -82,6 +96,8 @@ pub struct Event {
     pub data: u64,
     /// What.
     pub news: News,
+    /// The registration is over, and its token refused from now on.
+    pub is_over: bool,
 }
 
 /// What happened.
@@ -124,6 +140,11 @@ pub enum News {
     Sent {
         /// The first bytes of it: all, or those that were copied before the connection failed.
         bytes: usize,
+    },
+    /// A [task](EventQueue::start) tells this.
+    Step {
+        /// Its own.
+        result: i64,
     },
     /// An operation is over: [`EventQueue::take`] has what became of it, and ends the registration;
     /// of some [`EventQueue::take_stream`], [`EventQueue::take_pieces`],

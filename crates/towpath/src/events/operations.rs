@@ -80,6 +80,10 @@ impl EventQueue {
                 work.stop(Errno::CANCELED);
                 self.push(token, RAISED);
             }
+            Kind::Task { task, .. } => {
+                task.stop(Errno::CANCELED);
+                self.push(token, RAISED);
+            }
             Kind::Operation { .. } | Kind::Stream { .. } => {}
             _ => return Err(Errno::INVAL.into()),
         }

@@ -101,6 +101,8 @@ pub enum Change {
     Add(Source, u64),
     /// As [`EventQueue::modify`].
     Modify(Token, Interest, Trigger),
+    /// As [`EventQueue::set_timer`].
+    SetTimer(Token, Instant),
     /// As [`EventQueue::remove`].
     Remove(Token),
 }
@@ -166,15 +168,7 @@ impl EventQueue {
     /// `ESTALE` if the token's registration is over; `EINVAL` for other sources.
     pub fn set_timer(&mut self, token: Token, next: Instant) -> io::Result<()> {
         self.check_process()?;
-        let registration = self.slots.get(token).ok_or(Errno::STALE)?;
-        let Kind::Timer { due, setting, count, .. } = &mut registration.source else {
-            return Err(Errno::INVAL.into());
-        };
-        (*due, *count) = (next, 0);
-        let was_set = std::mem::replace(setting, self.timers.set(next, token)) != UNSET;
-        if was_set {
-            self.unset_timer();
-        }
+        self.begin_set_timer(token, next)?;
         self.settle()
     }
 
@@ -201,6 +195,7 @@ impl EventQueue {
             Change::Modify(token, interest, trigger) => {
                 self.begin_modify(token, interest, trigger).map(|()| token)
             }
+            Change::SetTimer(token, next) => self.begin_set_timer(token, next).map(|()| token),
             Change::Remove(token) => self.begin_remove(token).map(|()| token),
         };
         let results = changes.into_iter().map(make).collect();
@@ -273,15 +268,16 @@ impl EventQueue {
             Kind::Operation { .. } => interest = Interest::NONE,
             Kind::Fd(_)
             | Kind::Socket(..)
+            | Kind::Custom(..)
             | Kind::Return(..)
             | Kind::Stream { .. }
+            | Kind::Task { .. }
             | Kind::User { .. } => {}
         }
         if let Some(fd) = kind.fd() {
             self.back.add(kernel_slot(token), fd.as_fd(), interest, trigger)?;
         }
-        let looks_at_once =
-            matches!(kind, Kind::Socket(..) | Kind::Return(..) | Kind::Stream { .. });
+        let looks_at_once = kind.wakes_mut().is_some() && !matches!(kind, Kind::User { .. });
         if let Some(wakes) = kind.wakes_mut() {
             let raiser = self.ready.add().expect("there are more entries than registrations");
             let index = raiser.index() as usize;
@@ -310,6 +306,19 @@ impl EventQueue {
         Ok(token)
     }
 
+    fn begin_set_timer(&mut self, token: Token, next: Instant) -> io::Result<()> {
+        let registration = self.slots.get(token).ok_or(Errno::STALE)?;
+        let Kind::Timer { due, setting, count, .. } = &mut registration.source else {
+            return Err(Errno::INVAL.into());
+        };
+        (*due, *count) = (next, 0);
+        let was_set = std::mem::replace(setting, self.timers.set(next, token)) != UNSET;
+        if was_set {
+            self.unset_timer();
+        }
+        Ok(())
+    }
+
     fn begin_modify(
         &mut self,
         token: Token,
@@ -323,12 +332,12 @@ impl EventQueue {
                 // What was on its way was asked for differently.
                 registration.ready = Readiness::default();
             }
-            Kind::Socket(..) => {}
+            Kind::Socket(..) | Kind::Custom(..) => {}
             _ => return Err(Errno::INVAL.into()),
         }
         (registration.interest, registration.trigger) = (interest, trigger);
         (registration.is_spent, registration.is_paused) = (false, false);
-        if matches!(registration.source, Kind::Socket(..)) {
+        if matches!(registration.source, Kind::Socket(..) | Kind::Custom(..)) {
             self.push(token, RAISED);
         }
         Ok(())
@@ -339,7 +348,9 @@ impl EventQueue {
         let registration = self.slots.get(token).ok_or(Errno::STALE)?;
         let is_under_way = matches!(
             registration.source,
-            Kind::Operation { outcome: None, .. } | Kind::Stream { is_told: false, .. }
+            Kind::Operation { outcome: None, .. }
+                | Kind::Stream { is_told: false, .. }
+                | Kind::Task { is_over: false, .. }
         );
         if is_under_way {
             return Err(Errno::BUSY.into());
@@ -355,6 +366,7 @@ impl EventQueue {
         match (&registration.source, &mut self.inotify) {
             (Kind::File { watch: Some(watch), .. }, Some(inotify)) => inotify.remove(*watch, token),
             (Kind::Timer { setting, .. }, _) if *setting != UNSET => self.unset_timer(),
+            (Kind::Task { deadline: Some(_), .. }, _) => self.unset_timer(),
             _ => {}
         }
         self.removed.push(registration);

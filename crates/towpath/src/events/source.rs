@@ -16,7 +16,8 @@ use towpath_io::events::{Interest, Outcome, Trigger};
 use towpath_io::process_sys::SignalSet;
 use towpath_packet::ready::Raiser;
 
-use super::changes::{Changes, Watch};
+use super::changes::{self, Changes};
+use super::custom::{Task, Watch};
 use super::socket::{End, Listener, Stream};
 use super::timers::{Setting, UNSET};
 
@@ -30,13 +31,15 @@ pub struct Source {
 pub(super) enum Kind {
     Fd(Box<dyn AsFd + Send>),
     Socket(Watched, Option<Wakes>),
+    Custom(Box<dyn Watch>, Option<Wakes>),
     Return(Return, Option<Wakes>),
     Timer { due: Instant, period: Option<Duration>, setting: Setting, count: u64 },
     User { wakes: Option<Wakes>, count: u64 },
     Signal { number: i32, fd: Option<OwnedFd> },
     Child { id: u32, fd: Option<OwnedFd> },
-    File { path: PathBuf, watch: Option<Watch>, changed: Changes },
+    File { path: PathBuf, watch: Option<changes::Watch>, changed: Changes },
     Stream { work: Work, wakes: Option<Wakes>, deadline: Option<Setting>, is_told: bool },
+    Task { task: Box<dyn Task>, wakes: Option<Wakes>, deadline: Option<Setting>, is_over: bool },
     Operation { outcome: Option<Outcome>, deadline: Option<Setting>, is_late: bool },
 }
 
@@ -132,8 +135,10 @@ impl Kind {
     pub(super) fn wakes(&self) -> Option<&Wakes> {
         match self {
             Self::Socket(_, wakes)
+            | Self::Custom(_, wakes)
             | Self::Return(_, wakes)
             | Self::Stream { wakes, .. }
+            | Self::Task { wakes, .. }
             | Self::User { wakes, .. } => wakes.as_ref(),
             _ => None,
         }
@@ -143,8 +148,10 @@ impl Kind {
     pub(super) fn wakes_mut(&mut self) -> Option<&mut Option<Wakes>> {
         match self {
             Self::Socket(_, wakes)
+            | Self::Custom(_, wakes)
             | Self::Return(_, wakes)
             | Self::Stream { wakes, .. }
+            | Self::Task { wakes, .. }
             | Self::User { wakes, .. } => Some(wakes),
             _ => None,
         }

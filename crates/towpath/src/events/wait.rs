@@ -4,8 +4,8 @@ use super::queue::{CHANGES_SLOT, EXPIRED, KERNEL, RAISED, kernel_slot, own_slot}
 use super::slots::Registration;
 use super::source::{Kind, exit_of, next_signal};
 use super::timers::UNSET;
-use super::{Event, EventQueue, Interest, News, Readiness, Token, Trigger};
-use crate::host::operation::Step;
+use super::{Event, EventQueue, Interest, News, Readiness, Step, Token, Trigger};
+use crate::host::operation;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use std::io;
@@ -210,6 +210,11 @@ impl EventQueue {
                 work.stop(Errno::TIMEDOUT);
                 self.push(token, EXPIRED);
             }
+            Kind::Task { task, deadline, .. } => {
+                *deadline = None;
+                task.stop(Errno::TIMEDOUT);
+                self.push(token, EXPIRED);
+            }
             Kind::Operation { deadline, is_late, .. } => {
                 (*deadline, *is_late) = (None, true);
                 self.back.cancel(kernel_slot(token));
@@ -227,7 +232,7 @@ impl EventQueue {
             let by_level = registration.trigger == Trigger::Level
                 && matches!(
                     registration.source,
-                    Kind::Fd(_) | Kind::Socket(..) | Kind::Signal { .. }
+                    Kind::Fd(_) | Kind::Socket(..) | Kind::Custom(..) | Kind::Signal { .. }
                 );
             if by_level && registration.told_in == self.waits {
                 // It is in `again` already.
@@ -256,11 +261,11 @@ impl EventQueue {
             };
             registration.told_in = self.waits;
             registration.is_spent = registration.trigger == Trigger::OneShot;
-            into.push(Event { token, data, news });
+            into.push(Event { token, data, news, is_over });
             if is_over {
                 self.begin_remove(token)?;
-            } else if let News::Sent { .. } = news {
-                // The buffer may be back already.
+            } else if let News::Sent { .. } | News::Step { .. } = news {
+                // There may be more already.
                 self.push(token, RAISED);
             } else if let Kind::Stream { is_told: true, deadline, .. } = &mut registration.source {
                 if deadline.take().is_some() {
@@ -273,6 +278,10 @@ impl EventQueue {
         Ok(())
     }
 }
+
+/// What is told of a socket that is gone.
+const GONE: Readiness =
+    Readiness { readable: false, writable: false, peer_closed: false, hangup: true, error: true };
 
 /// What there is to tell of a registration, and whether it is over then.
 fn look(registration: &mut Registration) -> Option<(News, bool)> {
@@ -287,6 +296,13 @@ fn look(registration: &mut Registration) -> Option<(News, bool)> {
             let ready = (!*is_spent).then(|| socket.poll_ready(*interest, waker))?;
             (!ready.is_empty()).then_some((News::Ready(ready), false))
         }
+        Kind::Custom(socket, wakes) => {
+            let waker = &wakes.as_ref()?.waker;
+            match (!*is_spent).then(|| socket.poll_ready(*interest, waker))? {
+                Some(ready) => (!ready.is_empty()).then_some((News::Ready(ready), false)),
+                None => Some((News::Ready(GONE), true)),
+            }
+        }
         Kind::Return(back, wakes) => {
             let copied = back.poll(&wakes.as_ref()?.waker)?;
             Some((News::Returned { copied }, true))
@@ -294,12 +310,20 @@ fn look(registration: &mut Registration) -> Option<(News, bool)> {
         Kind::Stream { work, wakes, is_told, .. } => {
             let waker = &wakes.as_ref().filter(|_| !*is_told)?.waker;
             let news = match work.poll(waker)? {
-                Step::Accepted => News::Accepted,
-                Step::Sent(bytes) => News::Sent { bytes },
-                Step::Over => News::Completed,
+                operation::Step::Accepted => News::Accepted,
+                operation::Step::Sent(bytes) => News::Sent { bytes },
+                operation::Step::Over => News::Completed,
             };
             *is_told = news == News::Completed;
             Some((news, false))
+        }
+        Kind::Task { task, wakes, is_over, .. } => {
+            let (result, over) = match task.poll(&wakes.as_ref()?.waker)? {
+                Step::Told(result) => (result, false),
+                Step::Over(result) => (result, true),
+            };
+            *is_over = over;
+            Some((News::Step { result }, over))
         }
         Kind::Timer { period, count, .. } => {
             let count = std::mem::take(count);

@@ -104,10 +104,10 @@ impl Port {
             Line::VhostUser(device) => {
                 let starved = device.traffic().sent.paused;
                 let turn = device.turn(Duration::from_micros(cx.now.micros()));
-                let at = |at: Duration| Instant::START + at;
-                self.turn_at = turn.as_ref().map_or(None, |due| due.map(at));
                 sockets.stack_mut().set_caps(device.caps());
                 self.gone = turn.is_err() || device.receive(cx.memory, &mut self.received).is_err();
+                let due = [turn.unwrap_or_default(), device.next_deadline()];
+                self.turn_at = due.into_iter().flatten().min().map(|at| Instant::START + at);
                 device.traffic().sent.paused == starved
             }
             Line::Link(end) => end.receive(cx.memory, cx.ledger, &mut self.received),

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use towpath_io::endpoint::EndpointError;
 use towpath_io::stream::StreamPortError;
@@ -22,6 +23,11 @@ pub const NAME_BYTES_MAX: usize = 15;
 /// Packets that may wait for a port, unless told otherwise: as many as Linux lets wait for a TAP.
 pub const QUEUE_LEN: usize = 1000;
 
+/// For how long guests' rings are polled unless told otherwise: several times what waking takes.
+pub const BUSY_POLL: Duration = Duration::from_micros(50);
+/// And at most: what others may notice who wait for the processor.
+pub const BUSY_POLL_MAX: Duration = Duration::from_millis(1);
+
 /// Number in an IPv4 network of the first address that is lent: behind that of `towpath run`.
 const LEASED_FROM: u32 = 16;
 /// Numbers in an IPv6 network of the addresses that are lent.
@@ -36,6 +42,8 @@ pub struct NetworkConfig {
     pub gateway: Option<MacAddr>,
     /// Payload in guests' memory is copied out at the switch: what sharing it is measured against.
     pub orphan: bool,
+    /// For how long guests' rings are polled before the worker sleeps, where that pays.
+    pub busy_poll: Duration,
     /// Chance, for places in the address table.
     pub seed: u64,
 }

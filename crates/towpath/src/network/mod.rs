@@ -9,8 +9,8 @@
 //! what has no room in it is dropped and counted. The gateway's ring leads to the worker's stack.
 //!
 //! Everything that is waited for hangs in a reactor of the network's own, which the worker watches
-//! as one file. Nothing is polled, but for a TAP device that is full: it is tried again every
-//! [`RETRY`].
+//! as one file. While it pays, the worker polls the rings of guests; a TAP device that is full is
+//! tried again every [`RETRY`].
 //!
 //! Ports come, change and go between two turns, by the same thread: [`Network::add_port`] and
 //! others, or several changes at once by `Worker::apply`. A port that fails takes no other with
@@ -23,14 +23,15 @@
 
 pub mod capture;
 mod config;
+mod gateway_port;
 mod lease_file;
 mod port;
 mod report;
 mod transaction;
 
 pub use config::{
-    Attachment, NAME_BYTES_MAX, NetworkConfig, PortError, PortSettings, QUEUE_LEN, check_port,
-    services_config,
+    Attachment, BUSY_POLL, BUSY_POLL_MAX, NAME_BYTES_MAX, NetworkConfig, PortError, PortSettings,
+    QUEUE_LEN, check_port, services_config,
 };
 pub use lease_file::{LEASE_FILE_BYTES_MAX, LeasesFound, TellLeaseFile, WRITE_AFTER};
 pub use report::{DeviceReport, NetworkReport, PortReport};
@@ -42,24 +43,22 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration as StdDuration;
 
 use towpath_io::doorbell::EventDoorbell;
 use towpath_io::pcapng::Direction;
 use towpath_io::reactor::{Events, Interest, Reactor};
 use towpath_net::fragment;
 use towpath_net::stack;
-use towpath_net::switch::vlan::Vid;
-use towpath_net::switch::{self, Egress, PortId, Role, Switch};
+use towpath_net::switch::{self, Egress, PortId, Switch};
 use towpath_net::time::{Duration, Instant};
-use towpath_net::wire::{MacAddr, ethernet};
-use towpath_packet::ring::{self, Consumer, Producer, Silent};
+use towpath_net::wire::ethernet;
 use towpath_packet::{Burst, Caps, Ledger, Packet};
 
 use crate::report::Report;
 use crate::services::{self, Services};
 use crate::worker::{Input, Side, SideContext};
 use capture::{CAPTURES_MAX, CaptureError, CaptureSettings, Mirrors, Sniffer};
+use gateway_port::GatewayPort;
 use lease_file::LeaseFile;
 use port::Port;
 
@@ -73,8 +72,6 @@ pub const GATEWAY_QUEUE_LEN: usize = 4096;
 pub const GATEWAY_NAME: &str = "gateway";
 /// Token of the doorbell that captures ring when their readers go; those of ports are less.
 const CAPTURE_ENDED: u64 = u64::MAX;
-/// Largest super-packet that the gateway takes: Ethernet and the largest IP packet.
-const GATEWAY_GSO_BYTES_MAX: u32 = 14 + 65_535;
 
 /// A network. See the module text.
 pub struct Network {
@@ -98,16 +95,6 @@ pub struct Network {
 
 /// Is told what happens at a port: its name, and news in words.
 pub type Tell = dyn FnMut(&str, &dyn Display) + Send;
-
-/// The gateway's port: what the switch has for it, and what of that waits.
-struct GatewayPort {
-    id: PortId,
-    to_gateway: Producer<Packet>,
-    from_switch: Consumer<Packet>,
-    /// Packets dropped because there was no memory to take their headers in.
-    no_memory: u64,
-    mirrors: Mirrors,
-}
 
 impl Network {
     /// A network without ports but that of the gateway, if there is to be one. Copies are counted
@@ -349,6 +336,36 @@ impl Network {
         Ok(())
     }
 
+    /// Asks each port whether there is something to do, and has it done in the next turn. True if
+    /// there is.
+    fn look(&mut self, has_work: impl Fn(&mut Port) -> bool) -> bool {
+        let mut any = false;
+        for port in self.ports.iter_mut().flatten() {
+            if has_work(port) {
+                (port.is_ready, any) = (true, true);
+            }
+        }
+        any
+    }
+
+    /// Hears which files are readable.
+    fn hear(&mut self) -> io::Result<()> {
+        self.reactor.wait(Some(Duration::ZERO), &mut self.events)?;
+        if self.events.iter().any(|event| event.token == CAPTURE_ENDED) {
+            self.reap_captures();
+        }
+        for event in self.events.iter() {
+            let Some(Some(port)) = self.ports.get_mut(event.token as usize) else { continue };
+            let is_of_use = !port.has_failed();
+            (port.has_news, port.is_ready) = (is_of_use, is_of_use);
+            if !is_of_use {
+                // Its file tells of the error for ever. It was added, and is still open.
+                let _ = self.reactor.remove(&*port);
+            }
+        }
+        Ok(())
+    }
+
     /// Reads a port that is ready, and forwards what it has.
     fn read(&mut self, index: usize, cx: &mut SideContext<'_>) -> Input {
         let Self { ports, switch, gateway, received, .. } = self;
@@ -424,32 +441,6 @@ impl Network {
     }
 }
 
-impl GatewayPort {
-    fn new(switch: &mut Switch, mac: MacAddr, mtu: u16) -> Result<Self, PortError> {
-        let caps = Caps {
-            mtu,
-            checksum: true,
-            tso4: true,
-            tso6: true,
-            uso: true,
-            tunnel: false,
-            gso_bytes_max: GATEWAY_GSO_BYTES_MAX,
-        };
-        // Its checksums are made here, and everybody may talk to it.
-        let config = switch::PortConfig {
-            role: Role::Uplink,
-            is_trusted: true,
-            ..switch::PortConfig::new(caps)
-        };
-        let (to_gateway, from_switch) = ring::single(GATEWAY_QUEUE_LEN, Silent)?;
-        let id = switch.add_port(config)?;
-        // No guest is heard as the gateway.
-        switch.add_station(mac, Vid::DEFAULT, id, Instant::START)?;
-        let mirrors = Mirrors::default();
-        Ok(Self { id, to_gateway, from_switch, no_memory: 0, mirrors })
-    }
-}
-
 /// The rings between the switch and its ports.
 struct Rings<'a> {
     ports: &'a mut [Option<Port>],
@@ -516,22 +507,25 @@ impl Side for Network {
         ports.chain(at_once).chain(self.switch.next_deadline()).chain(services).chain(file).min()
     }
 
-    fn turn(&mut self, cx: &mut SideContext<'_>) -> io::Result<()> {
-        self.reactor.wait(Some(StdDuration::ZERO), &mut self.events)?;
-        if self.events.iter().any(|event| event.token == CAPTURE_ENDED) {
-            self.reap_captures();
-        }
-        for event in self.events.iter() {
-            let Some(Some(port)) = self.ports.get_mut(event.token as usize) else { continue };
-            port.is_ready = !port.has_failed();
-            if port.has_failed() {
-                // Its file tells of the error for ever. It was added, and is still open.
-                let _ = self.reactor.remove(&*port);
-            }
+    fn busy_poll(&self) -> Duration {
+        self.config.busy_poll
+    }
+
+    fn poll(&mut self) -> bool {
+        self.look(Port::poll)
+    }
+
+    fn arm(&mut self) -> bool {
+        self.look(Port::arm)
+    }
+
+    fn turn(&mut self, is_readable: bool, cx: &mut SideContext<'_>) -> io::Result<()> {
+        if is_readable {
+            self.hear()?;
         }
         for port in self.ports.iter_mut().flatten() {
             let is_due = port.deadline.is_some_and(|at| at <= cx.now);
-            if (port.is_ready || is_due)
+            if (port.has_news || is_due)
                 && port.turn(cx.now)
                 && let Some(id) = port.id
             {

@@ -31,7 +31,9 @@ pub(super) struct Port {
     waiting: Burst,
     attachment: Attachment,
     device: PortDevice,
-    /// Its file was readable, and it was not read to its end since.
+    /// Its file was readable, and it had no turn since.
+    pub(super) has_news: bool,
+    /// There may be something to receive, or room for what waits.
     pub(super) is_ready: bool,
     /// When it has something to do by itself.
     pub(super) deadline: Option<Instant>,
@@ -72,6 +74,7 @@ impl Port {
             attachment,
             device,
             // It may have been readable before it was watched.
+            has_news: true,
             is_ready: true,
             deadline: None,
             now: Instant::from_micros(0),
@@ -105,18 +108,33 @@ impl Port {
         Ok(self.producer.control().resize(queue_len)?)
     }
 
+    /// True if there is something to do: the device was polled.
+    pub(super) fn poll(&mut self) -> bool {
+        match &mut self.device {
+            PortDevice::VhostUser(device) if self.failure.is_none() => device.has_work(),
+            _ => false,
+        }
+    }
+
+    /// Has the file tell what comes from now on. True if there is something to do already.
+    pub(super) fn arm(&mut self) -> bool {
+        match &mut self.device {
+            PortDevice::VhostUser(device) if self.failure.is_none() => device.arm(),
+            _ => false,
+        }
+    }
+
     /// Does what is due without packets. True if that may have changed what the device takes.
     pub(super) fn turn(&mut self, now: Instant) -> bool {
-        (self.now, self.deadline) = (now, None);
+        (self.now, self.deadline, self.has_news) = (now, None, false);
         if self.failure.is_some() {
             return false;
         }
         let result = match &mut self.device {
             PortDevice::VhostUser(device) => {
                 let elapsed = Duration::from_micros(now.micros());
-                device.turn(elapsed).map_err(PortError::from).map(|at| {
-                    self.deadline = at.map(|at| Instant::from_micros(at.as_micros() as u64));
-                })
+                let turn = device.turn(elapsed).map_err(PortError::from);
+                turn.map(|due| self.deadline = due.map(at))
             }
             PortDevice::Stream(device) => device.turn().map_err(PortError::from),
             PortDevice::Tap(_) => return false,
@@ -137,6 +155,10 @@ impl Port {
             PortDevice::Tap(device) => device.receive(memory, burst).map_err(Into::into),
         };
         self.note(result);
+        if let PortDevice::VhostUser(device) = &self.device {
+            let lent = device.next_deadline().map(at);
+            self.deadline = [self.deadline, lent].into_iter().flatten().min();
+        }
         self.mirrors.see(Direction::Inbound, burst.iter());
         if self.device.receive_paused() > paused { Input::NoMemory } else { Input::Done }
     }
@@ -235,10 +257,10 @@ impl PortDevice {
         };
         Ok(match attachment {
             Attachment::VhostUser(path) => {
-                Self::VhostUser(Box::new(VhostUser::listen(path, offer, ledger.clone())?))
+                Self::polled(VhostUser::listen(path, offer, ledger.clone())?)
             }
             Attachment::VhostUserClient(path) => {
-                Self::VhostUser(Box::new(VhostUser::connect(path, offer, ledger.clone())?))
+                Self::polled(VhostUser::connect(path, offer, ledger.clone())?)
             }
             Attachment::Stream(path) => {
                 Self::Stream(Box::new(StreamPort::listen(path, network.mtu, ledger.clone())?))
@@ -250,6 +272,11 @@ impl PortDevice {
                 Self::Tap(Box::new(tap))
             }
         })
+    }
+
+    fn polled(mut device: VhostUser) -> Self {
+        device.set_polled();
+        Self::VhostUser(Box::new(device))
     }
 
     fn receive_paused(&self) -> u64 {
@@ -288,4 +315,9 @@ impl AsFd for Port {
             PortDevice::Tap(device) => device.as_fd(),
         }
     }
+}
+
+/// A moment of a device, which counts as the worker's clock does.
+fn at(elapsed: Duration) -> Instant {
+    Instant::from_micros(elapsed.as_micros() as u64)
 }

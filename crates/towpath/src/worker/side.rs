@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::os::fd::AsFd;
 
 use towpath_io::tap::{Tap, TapError};
-use towpath_net::time::Instant;
+use towpath_net::time::{Duration, Instant};
 use towpath_packet::{Burst, Caps, Device, Ledger, Memory};
 
 use crate::gateway::Guests;
@@ -27,7 +27,24 @@ pub trait Side: AsFd {
     ///
     /// # Errors
     /// The side is of no further use.
-    fn turn(&mut self, cx: &mut SideContext<'_>) -> Result<(), Self::Error>;
+    fn turn(&mut self, is_readable: bool, cx: &mut SideContext<'_>) -> Result<(), Self::Error>;
+
+    /// For how long it may pay to poll it before a sleep. Zero if it cannot be polled.
+    fn busy_poll(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    /// True if there is something to do; then the deadline has come as well. Asked again and again
+    /// while it pays, so it costs no system call.
+    fn poll(&mut self) -> bool {
+        false
+    }
+
+    /// Called before a sleep: from now on the file becomes readable when there is something to do,
+    /// until the next [`Side::turn`]. True if there is something already, as with [`Side::poll`].
+    fn arm(&mut self) -> bool {
+        false
+    }
 
     /// Adds packets for the gateway to `burst` until it is full, nothing is left or memory is
     /// short; [`Input`] tells the last.
@@ -95,7 +112,7 @@ impl Side for Tap {
         None
     }
 
-    fn turn(&mut self, _: &mut SideContext<'_>) -> Result<(), TapError> {
+    fn turn(&mut self, _: bool, _: &mut SideContext<'_>) -> Result<(), TapError> {
         Ok(())
     }
 

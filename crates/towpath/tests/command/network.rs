@@ -171,6 +171,8 @@ fn mistakes_are_found_before_anything_is_made() {
         ("dhcp = false", &["--lease", "port=a,name=x"], "lends no addresses"),
         ("", &["--lease", "port=a,nam=x"], "did you mean 'name'?"),
         ("", &["--pool", "10.0.2.9"], "FIRST-LAST"),
+        ("", &["--busy-poll", "1001"], "a number of microseconds from 0 to 1000 is wanted"),
+        ("", &["--busy-poll", "x"], "a number of microseconds"),
         ("ipv4 = false", &["--pool", "10.0.2.8-10.0.2.9"], "cannot be lent"),
         ("ipv4 = false\nipv6 = false", &[], "both switched off"),
     ] {

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::Stdio;
+use std::time::Duration;
 
 use rustix::fs::MemfdFlags;
 use rustix::process::Signal;
@@ -194,6 +195,42 @@ fn memory_that_is_cut_ends_its_session_only() {
     let said = network.finish();
     let ends = said.matches("towpath: one: the connection is over: the front end has cut a file");
     assert_eq!(ends.count(), 3, "{said}");
+}
+
+/// Goal: a network that polls while packets come comes to rest behind the last one, and is woken by
+/// the next.
+#[test]
+fn a_network_that_polled_rests() {
+    let network = Network::start("rest");
+    let mut one = Guest::connect(&network, "one", memory()).unwrap();
+    let mut two = Guest::connect(&network, "two", memory()).unwrap();
+    let pid = network.running.pid().as_raw_pid();
+    for round in 1..=2 {
+        // As close together as can be, so that polling pays.
+        wait_for("frames", || {
+            let mut received = 0;
+            for _ in 0..2000 {
+                one.send(round);
+                received += u32::from(two.has_received(round));
+            }
+            received > 0
+        });
+        let time = Duration::from_secs(1);
+        wait_for("rest", || {
+            let before = ticks(pid);
+            std::thread::sleep(time);
+            ticks(pid) - before <= 2
+        });
+    }
+    network.finish();
+}
+
+/// Clock ticks that a process has used, a hundred in a second.
+fn ticks(pid: i32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let behind_name = stat.rsplit_once(')').unwrap().1;
+    let fields: Vec<&str> = behind_name.split_ascii_whitespace().collect();
+    fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum()
 }
 
 /// Goal: a front end that listens is connected to, again when it was away, and when it comes later

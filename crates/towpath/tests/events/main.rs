@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test fails by panicking")]
 
+mod custom;
 mod files;
 mod kernel;
 mod many;
@@ -23,6 +24,7 @@ type Case = (&'static str, fn(Choice));
 
 fn main() {
     let cases = [
+        custom::CASES,
         files::CASES,
         kernel::CASES,
         many::CASES,

@@ -14,6 +14,8 @@ use std::mem::MaybeUninit;
 use std::os::unix::net::UnixStream;
 use towpath_packet::{MemoryConfig, Packet};
 
+mod polling;
+
 /// Guest address of the memory.
 const BASE: u64 = 0x1_0000;
 /// Of the guest's buffers, behind both rings.
@@ -140,14 +142,15 @@ impl Bench {
         (bytes[12..].to_vec(), file)
     }
 
-    /// The guest sends frame `number`, from the buffer of that number.
-    fn send(&mut self, number: u8) {
+    /// The guest sends frame `number`, from the buffer of that number. True if the device wants to
+    /// be told.
+    fn send(&mut self, number: u8) -> bool {
         let address = BUFFERS + 0x800 * u64::from(number);
         self.ram.memory().write(address, &[0; 12]).unwrap();
         self.ram.memory().write(address + 12, &frame(number)).unwrap();
         let segment = Segment { address, bytes: 12 + FRAME as u32 };
         assert!(self.transmit.add(&[segment], &[], number.into()));
-        self.transmit.publish();
+        self.transmit.publish()
     }
 
     /// Why the session ended.
@@ -384,6 +387,24 @@ fn refusals_are_told() {
     assert!(!bench.device.is_connected());
     assert!(matches!(bench.end(), Some(SessionEnd::Refused { code: 99, .. })));
     assert_eq!(bench.device.counters().sent_away, 1);
+}
+
+/// Goal: what was lent is taken back in time, though nothing comes any more. Method: the term of
+/// what was received just now is told without a turn.
+#[test]
+fn receiving_tells_when_it_is_due() {
+    let mut bench = Bench::started(0);
+    assert_eq!(bench.device.next_deadline(), None);
+    bench.send(1);
+    assert_eq!(bench.device.turn(Duration::from_secs(1)).unwrap(), None);
+    let mut burst = Burst::new();
+    bench.device.receive(&mut bench.memory, &mut burst).unwrap();
+    let due = bench.device.next_deadline().unwrap();
+    assert_eq!(due, Duration::from_secs(1) + crate::vhost_user::virtq::transmit::LOAN_TERM);
+    bench.device.turn(due).unwrap();
+    assert_eq!(bench.device.next_deadline(), None);
+    assert_eq!(bench.transmit.used(), Some((1, 0)));
+    assert_eq!(content(&burst.pop().unwrap()), frame(1));
 }
 
 /// Kick descriptors that cannot be watched, for instance files.

@@ -290,6 +290,10 @@ impl Ring {
         // SeqCst: between our request and the look at the ring; its partner is the barrier that
         // §2.8.21.3.1 wants between the driver's flags and its look at our request.
         fence(Ordering::SeqCst);
+        self.has_next()
+    }
+
+    pub(super) fn has_next(&self) -> bool {
         // Relaxed: taken with an Acquire when it is used.
         self.again_at < self.again.len()
             || is_available(self.flags(self.next.index, Ordering::Relaxed), self.next.wrap)

@@ -135,11 +135,21 @@ impl ReceiveQueue {
     /// Asks for a kick when the driver offers more buffers; true if it did meanwhile. Buffers that
     /// were too few for the packet that waits do not count.
     pub fn enable_kicks(&mut self) -> bool {
+        self.at_end(Queue::enable_kicks)
+    }
+
+    /// True if the driver has offered more buffers since some were too few: for owners who poll.
+    pub fn has_more(&mut self) -> bool {
+        self.at_end(|queue| queue.has_next())
+    }
+
+    /// Does something with the queue as if all buffers were taken that are known to be too few.
+    fn at_end<R>(&mut self, act: impl FnOnce(&mut Queue) -> R) -> R {
         let start = self.queue.position();
         self.queue.seek(self.end.unwrap_or(start));
-        let has_more = self.queue.enable_kicks();
+        let result = act(&mut self.queue);
         self.queue.seek(start);
-        has_more
+        result
     }
 
     /// Changes the descriptor that tells the driver.

@@ -226,6 +226,10 @@ impl Ring {
         // SeqCst: between our request and the look at the index; its partner is the barrier that
         // §2.7.13.4.1 wants between the driver's index and its look at our request.
         fence(Ordering::SeqCst);
+        self.has_next()
+    }
+
+    pub(super) fn has_next(&self) -> bool {
         // Relaxed: taken with an Acquire when it is used.
         self.again_at < self.again.len()
             || self.driver.load16(INDEX, Ordering::Relaxed) != self.next

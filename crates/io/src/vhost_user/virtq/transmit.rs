@@ -216,6 +216,17 @@ impl TransmitQueue {
         self.queue.enable_kicks() || has_returned
     }
 
+    /// When the oldest loan is due to be recalled by [`TransmitQueue::turn`].
+    pub fn next_deadline(&self) -> Option<Duration> {
+        let oldest = self.slots.table.get(usize::from(self.slots.oldest))?;
+        oldest.since.map(|since| since + LOAN_TERM)
+    }
+
+    /// True if the driver has sent something, or loans have ended: for owners who poll.
+    pub fn has_work(&self) -> bool {
+        self.queue.has_next() || self.returns.has_ended()
+    }
+
     /// Changes the descriptor that tells the driver.
     pub fn set_call(&mut self, call: Option<Arc<OwnedFd>>) {
         self.queue.set_call(call);

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use towpath::config::{Subnet4, Subnet6, parse_size};
+use towpath::network::BUSY_POLL_MAX;
 use towpath_net::wire::domain::DomainName;
 
 use crate::bench::BenchArguments;
@@ -195,6 +196,14 @@ pub(crate) struct UpArguments {
     #[arg(long, value_name = "NAME", help_heading = "Leases")]
     pub(crate) search: Vec<DomainName>,
 
+    /// Look for packets for so many microseconds before going to sleep, where that pays, so that
+    /// machines need not wake towpath for each of them; 0 to 1000 [default: 50]
+    ///
+    /// It pays as long as packets come in that time. Else nothing is looked for.
+    #[arg(long, value_name = "MICROSECONDS", value_parser = parse_busy_poll,
+          help_heading = "Network")]
+    pub(crate) busy_poll: Option<Duration>,
+
     /// Copy payload out of the machines' memory at the switch, to measure what is gained by not
     /// doing so.
     #[arg(long, help_heading = "Diagnosis")]
@@ -209,6 +218,13 @@ fn parse_named(text: &str) -> Result<(String, PathBuf), String> {
         Some((name, path)) if !path.is_empty() => Ok((name.to_owned(), path.into())),
         _ => Err("a name, '=' and the path of a socket are wanted".to_owned()),
     }
+}
+
+fn parse_busy_poll(text: &str) -> Result<Duration, String> {
+    let time = text.parse().ok().map(Duration::from_micros);
+    let max = BUSY_POLL_MAX.as_micros();
+    time.filter(|time| *time <= BUSY_POLL_MAX)
+        .ok_or_else(|| format!("a number of microseconds from 0 to {max} is wanted"))
 }
 
 fn parse_published(text: &str) -> Result<(String, String), String> {

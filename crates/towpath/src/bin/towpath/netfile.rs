@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use towpath::config::{Subnet4, Subnet6, parse_size};
-use towpath::network::{Operation, PortSettings};
+use towpath::network::{BUSY_POLL_MAX, Operation, PortSettings};
 use towpath::publish::Target;
 use towpath_net::switch::Role;
 use towpath_net::wire::domain::DomainName;
@@ -29,6 +29,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 #[derive(Debug, Default)]
 pub(crate) struct NetFile {
     pub(crate) mtu: Option<u16>,
+    pub(crate) busy_poll: Option<Duration>,
     pub(crate) domain: Option<DomainName>,
     pub(crate) gateway: Option<bool>,
     pub(crate) memory: Option<usize>,
@@ -126,6 +127,9 @@ impl NetFile {
     ) -> Result<(Self, Vec<(String, Operation)>), Wrong> {
         let mut file = Self {
             mtu: fields.number("mtu", 0, u16::MAX.into())?.map(|mtu| mtu as u16),
+            busy_poll: fields
+                .number("busy-poll", 0, BUSY_POLL_MAX.as_micros() as u64)?
+                .map(Duration::from_micros),
             domain: fields.parsed("domain")?,
             gateway: fields.yes_or_no("gateway")?,
             memory: fields
@@ -283,6 +287,7 @@ mod tests {
             ("\n\nmtuu = 1", "3:1: 'mtuu' has no meaning here; did you mean 'mtu'?"),
             ("[ipv4]\nsubnet = '10.0.2.1/24'", "2:1: 'subnet': '10.0.2.1/24': bits are set"),
             ("[ipv4]\nautonomous = true", "2:1: 'autonomous' has no meaning here"),
+            ("busy-poll = 1001", "1:1: 'busy-poll' wants a number from 0 to 1000"),
             ("ipv4 = true", "1:1: 'ipv4' wants a table"),
             ("[ipv6]\npool = 'fd00::1'", "2:1: 'pool': 'fd00::1': two addresses"),
             ("[dhcp]\nlease-time = '1w'", "2:1: 'lease-time': '1w': a time is wanted"),

@@ -11,7 +11,7 @@ use serde_json::json;
 use towpath::config::Config;
 use towpath::gateway::StartError;
 use towpath::network::{
-    Attachment, NetworkConfig, Operation, OperationError, check_port, services_config,
+    Attachment, BUSY_POLL, NetworkConfig, Operation, OperationError, check_port, services_config,
 };
 use towpath::publish::{Publish, Target};
 use towpath::services::{self, Services};
@@ -79,6 +79,7 @@ fn read(arguments: &mut UpArguments) -> anyhow::Result<Plan> {
         mtu: config.mtu,
         gateway: has_gateway.then_some(MacAddr(config.gateway_mac)),
         orphan: arguments.orphan,
+        busy_poll: arguments.busy_poll.or(file.busy_poll).unwrap_or(BUSY_POLL),
         seed: RandomState::new().hash_one(0),
     };
     let lends = has_gateway && !arguments.no_dhcp && !file.dhcp.is_off;

@@ -11,7 +11,9 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::thread::{CpuSet, gettid};
 use towpath::config::Config;
-use towpath::network::{Attachment, Network, NetworkConfig, NetworkReport, PortSettings};
+use towpath::network::{
+    Attachment, BUSY_POLL, Network, NetworkConfig, NetworkReport, PortSettings,
+};
 use towpath::worker::Worker;
 use towpath_packet::Ledger;
 
@@ -240,7 +242,8 @@ fn serve(
     ready: &Reports<i32>,
 ) -> anyhow::Result<NetworkReport> {
     let config = Config { ipv4: None, ipv6: None, ..Config::default() };
-    let network = NetworkConfig { mtu: config.mtu, gateway: None, orphan, seed: 1 };
+    let network =
+        NetworkConfig { mtu: config.mtu, gateway: None, orphan, busy_poll: BUSY_POLL, seed: 1 };
     let mut network = Network::new(network, ledger.clone())?;
     for (name, path) in ports {
         network.add_port(name, Attachment::VhostUser(path), PortSettings::default())?;

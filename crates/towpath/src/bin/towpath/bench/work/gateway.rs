@@ -210,7 +210,7 @@ impl Side for Program {
         self.sockets.stack().next_deadline()
     }
 
-    fn turn(&mut self, cx: &mut SideContext<'_>) -> std::io::Result<()> {
+    fn turn(&mut self, _: bool, cx: &mut SideContext<'_>) -> std::io::Result<()> {
         // Cleared before it is looked what there is.
         let _ = rustix::io::read(&self.news, &mut [0; 8]);
         let now = cx.now;

@@ -1,0 +1,313 @@
+//! Event queues: the structures that C fills, and calls on queues.
+#![allow(unsafe_code)]
+
+use super::{give_done, give_int, set_errno};
+use crate::errno::{Errno, Outcome};
+use crate::instance::Instance;
+use crate::pointers::{file, path};
+use crate::queue::{Asked, Given, Queue, Told, interest};
+use libc::{c_char, c_int, c_uint, itimerspec, timespec};
+use rustix::fd::IntoRawFd;
+use rustix::time::{ClockId, clock_gettime};
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use towpath::events::Choice;
+
+/// `TOWPATH_QUEUE_EPOLL` and the other back end of `towpath.h`.
+const BACK_END_EPOLL: c_uint = 1;
+const BACK_END_IO_URING: c_uint = 2;
+
+/// `TOWPATH_ADD` and the other commands of `towpath.h`.
+const ADD: c_int = 1;
+const MODIFY: c_int = 2;
+const REMOVE: c_int = 3;
+
+/// `TOWPATH_SOURCE_FD` and the other sources of `towpath.h`.
+const SOURCE_FD: c_int = 1;
+const SOURCE_TIMER: c_int = 2;
+const SOURCE_USER: c_int = 3;
+const SOURCE_SIGNAL: c_int = 4;
+const SOURCE_CHILD: c_int = 5;
+const SOURCE_FILE: c_int = 6;
+
+/// `TOWPATH_ABSTIME` of `towpath.h`.
+const ABSTIME: u32 = 1;
+
+/// A change, as C has it.
+#[repr(C)]
+pub struct TowpathChange {
+    /// What is to be done.
+    pub command: c_int,
+    /// Filled in: why it was not done, or zero.
+    pub error: c_int,
+    /// Of which registration; of a new one it is filled in.
+    pub id: u64,
+    /// What is added or modified.
+    pub source: c_int,
+    /// `EPOLLIN` and others of descriptors, `TOWPATH_ABSTIME` of timers.
+    pub events: u32,
+    /// A descriptor, a signal or a process.
+    pub ident: c_int,
+    /// Zero.
+    pub reserved: c_uint,
+    /// Whose the descriptor is; null for the kernel's.
+    pub instance: *const Instance,
+    /// Of a file.
+    pub path: *const c_char,
+    /// Of a timer.
+    pub timer: itimerspec,
+    /// Comes with the events.
+    pub data: u64,
+}
+
+/// As `towpath.h` has them.
+const _: () = assert!(size_of::<TowpathChange>() == 88 && size_of::<Told>() == 40);
+
+/// Now, as C and as Rust count.
+struct Now {
+    since_boot: Duration,
+    moment: Instant,
+}
+
+impl Now {
+    fn of(queue: &Queue) -> Outcome<Self> {
+        // In this order a moment is never too early.
+        let now = clock_gettime(ClockId::Monotonic);
+        let since_boot = duration(now.tv_sec, now.tv_nsec)?;
+        Ok(Self { since_boot, moment: queue.now()? })
+    }
+
+    /// A moment that C tells, on `CLOCK_MONOTONIC`; `None` if it is too far away to be one.
+    fn moment(&self, at: &timespec) -> Outcome<Option<Instant>> {
+        let at = duration(at.tv_sec, at.tv_nsec)?;
+        Ok(match at.checked_sub(self.since_boot) {
+            Some(ahead) => self.moment.checked_add(ahead),
+            None => Some(self.moment.checked_sub(self.since_boot - at).unwrap_or(self.moment)),
+        })
+    }
+}
+
+/// A time of C; `EINVAL` if it is none.
+fn duration(seconds: i64, nanos: i64) -> Outcome<Duration> {
+    let seconds = u64::try_from(seconds).map_err(|_| Errno::INVAL)?;
+    let nanos = u32::try_from(nanos).ok().filter(|nanos| *nanos < 1_000_000_000);
+    nanos.map(|nanos| Duration::new(seconds, nanos)).ok_or(Errno::INVAL)
+}
+
+/// The deadline that C gave, if any.
+///
+/// # Safety
+/// `deadline` is null or valid.
+unsafe fn read_deadline(queue: &Queue, deadline: *const timespec) -> Outcome<Option<Instant>> {
+    // SAFETY: the caller vouches for it.
+    match unsafe { deadline.as_ref() } {
+        Some(deadline) => Now::of(queue)?.moment(deadline),
+        None => Ok(None),
+    }
+}
+
+/// The entries of C's array. A negative count is `EINVAL`.
+///
+/// # Safety
+/// `entries` is null or names `count` of them that nobody else uses meanwhile.
+unsafe fn entries<'a, T>(entries: *mut T, count: c_int) -> Outcome<&'a mut [T]> {
+    match usize::try_from(count).map_err(|_| Errno::INVAL)? {
+        0 => Ok(&mut []),
+        _ if entries.is_null() => Err(Errno::FAULT),
+        // SAFETY: the caller vouches for it.
+        count => Ok(unsafe { std::slice::from_raw_parts_mut(entries, count) }),
+    }
+}
+
+/// The instance behind C's pointer, which this does not keep.
+///
+/// # Safety
+/// `instance` was made by this library and not freed.
+unsafe fn borrowed(instance: *const Instance) -> ManuallyDrop<Arc<Instance>> {
+    // SAFETY: instances are given to C as `Arc::into_raw`, and this one is not dropped.
+    ManuallyDrop::new(unsafe { Arc::from_raw(instance) })
+}
+
+impl TowpathChange {
+    /// What is asked for.
+    ///
+    /// # Safety
+    /// Instance, path and descriptor are good for the call.
+    unsafe fn read(&self, now: &Now) -> Outcome<Asked> {
+        if self.reserved != 0 {
+            return Err(Errno::INVAL);
+        }
+        match (self.command, self.source) {
+            (ADD, _) => {
+                // SAFETY: the caller vouches for it.
+                let given = unsafe { self.given(now) }?;
+                let how = if self.source == SOURCE_FD { self.events } else { 0 };
+                Ok(Asked::Add(given.source(interest(how)?)?, self.data))
+            }
+            (MODIFY, SOURCE_FD) => {
+                let (interest, trigger) = interest(self.events)?;
+                Ok(Asked::Modify(self.id, interest, trigger))
+            }
+            (MODIFY, SOURCE_TIMER) => match self.timer(now)? {
+                (first, None) => Ok(Asked::Set(self.id, first)),
+                _ => Err(Errno::INVAL),
+            },
+            (REMOVE, _) => Ok(Asked::Remove(self.id)),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    /// # Safety
+    /// As [`TowpathChange::read`].
+    unsafe fn given(&self, now: &Now) -> Outcome<Given<'_>> {
+        if self.events != 0 && !matches!(self.source, SOURCE_FD | SOURCE_TIMER) {
+            return Err(Errno::INVAL);
+        }
+        Ok(match self.source {
+            SOURCE_FD if self.instance.is_null() => {
+                // SAFETY: the caller does not close it meanwhile.
+                Given::File(unsafe { file(self.ident) }?)
+            }
+            SOURCE_FD => {
+                // SAFETY: the caller vouches for it.
+                Given::Socket(unsafe { borrowed(self.instance) }, self.ident)
+            }
+            SOURCE_TIMER => {
+                let (first, period) = self.timer(now)?;
+                Given::Timer(first, period)
+            }
+            SOURCE_USER => Given::User,
+            SOURCE_SIGNAL => Given::Signal(self.ident),
+            SOURCE_CHILD => Given::Child(self.ident),
+            SOURCE_FILE => {
+                // SAFETY: the caller vouches for it.
+                Given::Path(unsafe { path(self.path) }?)
+            }
+            _ => return Err(Errno::INVAL),
+        })
+    }
+
+    /// When it expires first, and how often then.
+    fn timer(&self, now: &Now) -> Outcome<(Instant, Option<Duration>)> {
+        let itimerspec { it_interval, it_value } = &self.timer;
+        let period = duration(it_interval.tv_sec, it_interval.tv_nsec)?;
+        let first = match self.events {
+            ABSTIME => now.moment(it_value)?,
+            0 => now.moment.checked_add(duration(it_value.tv_sec, it_value.tv_nsec)?),
+            _ => return Err(Errno::INVAL),
+        };
+        Ok((first.ok_or(Errno::INVAL)?, Some(period).filter(|period| !period.is_zero())))
+    }
+}
+
+macro_rules! on_queue {
+    ($($(#[$doc:meta])* fn $name:ident($of:ident $(, $argument:ident: $kind:ty)*) -> c_int
+        $body:block)+) => { $(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// The queue is null, or was made and not closed; pointers are null or valid for what the
+        /// header says.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(queue: *const Queue $(, $argument: $kind)*) -> c_int {
+            // SAFETY: the caller vouches for it; queues are shared, never written through this.
+            let Some($of) = (unsafe { queue.as_ref() }) else {
+                return give_int::<c_int>(Err(Errno::FAULT));
+            };
+            $body
+        }
+    )+ };
+}
+
+on_queue! {
+    /// Adds, modifies and removes registrations; the header says more.
+    fn towpath_queue_change(of, changes: *mut TowpathChange, count: c_int) -> c_int {
+        // SAFETY: the caller vouches for it.
+        let changes = unsafe { entries(changes, count) };
+        give_int(changes.and_then(|changes| {
+            let now = Now::of(of)?;
+            // SAFETY: the caller vouches for what they name.
+            let asked = changes.iter().map(|change| unsafe { change.read(&now) }).collect();
+            let results = of.change(asked)?;
+            let made = results.iter().filter(|result| result.is_ok()).count();
+            for (change, result) in changes.iter_mut().zip(results) {
+                match result {
+                    Ok(id) => (change.id, change.error) = (id, 0),
+                    Err(Errno(number)) => change.error = number,
+                }
+            }
+            Ok(made)
+        }))
+    }
+
+    /// Waits for events; the header says more.
+    fn towpath_queue_wait(
+        of,
+        events: *mut Told,
+        min: c_int,
+        max: c_int,
+        deadline: *const timespec
+    ) -> c_int {
+        // SAFETY: the caller vouches for `max` of them.
+        let events = unsafe { entries(events, max) };
+        give_int(events.and_then(|events| {
+            let min = usize::try_from(min).map_err(|_| Errno::INVAL)?;
+            // SAFETY: the caller vouches for it.
+            let deadline = unsafe { read_deadline(of, deadline) }?;
+            let max = events.len();
+            let mut places = events.iter_mut();
+            of.wait((min, max), deadline, |told| {
+                *places.next().expect("no more than there is room for") = told;
+            })
+        }))
+    }
+
+    /// Causes a user event; any thread may.
+    fn towpath_queue_notify(of, id: u64) -> c_int {
+        give_done(of.notify(id))
+    }
+
+    /// A new descriptor that is readable while there are events.
+    fn towpath_queue_fd(of) -> c_int {
+        give_int(of.descriptor().map(IntoRawFd::into_raw_fd))
+    }
+
+    /// Which back end it has.
+    fn towpath_queue_back_end(of) -> c_int {
+        give_int(of.is_io_uring().map(|is| if is { BACK_END_IO_URING } else { BACK_END_EPOLL }))
+    }
+}
+
+/// Ends a queue; the header says more.
+///
+/// # Safety
+/// The queue is null, or was made and not closed, and no thread uses it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn towpath_queue_close(queue: *const Queue) -> c_int {
+    if queue.is_null() {
+        return 0;
+    }
+    // SAFETY: the caller vouches for it, and `towpath_queue_new` gave the pointer away.
+    drop(unsafe { Box::from_raw(queue.cast_mut()) });
+    0
+}
+
+/// Makes an event queue, with one back end or (0) the best that there is. Null, with `errno` set,
+/// if it is not to be had.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_queue_new(back_end: c_uint) -> *const Queue {
+    let choice = match back_end {
+        0 => Ok(Choice::Best),
+        BACK_END_EPOLL => Ok(Choice::Epoll),
+        BACK_END_IO_URING => Ok(Choice::IoUring),
+        _ => Err(Errno::INVAL),
+    };
+    match choice.and_then(Queue::new) {
+        Ok(queue) => Box::into_raw(Box::new(queue)),
+        Err(errno) => {
+            set_errno(errno);
+            std::ptr::null()
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Event queues for C: those of `towpath::events`, with sockets of instances among their sources.
+//!
+//! A queue is used by one thread at a time: a second one that calls meanwhile is told so (`EBUSY`),
+//! so that nobody waits behind a thread that sleeps. Any thread notifies. The child of a fork
+//! cannot use the queue (`EPERM`).
+//!
+//! Identifiers are tokens plus one, so that zero is nobody's.
+
+mod socket;
+
+use crate::errno::{Errno, Outcome};
+use crate::instance::Instance;
+use rustix::fd::{BorrowedFd, OwnedFd};
+use rustix::process::Pid;
+use socket::Watched;
+use std::collections::HashMap;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+use towpath::events::{
+    Change, Choice, Config, Event, EventQueue, Exit, Interest, News, Notifier, Readiness, Source,
+    Token, Trigger,
+};
+
+/// `TOWPATH_OVER` of `towpath.h`.
+pub(crate) const OVER: u32 = 1;
+
+/// `TOWPATH_READY` and the others of `towpath.h`.
+pub(crate) const READY: i32 = 1;
+const EXPIRED: i32 = 2;
+const NOTIFIED: i32 = 3;
+const SIGNALLED: i32 = 4;
+const EXITED: i32 = 5;
+const CHANGED: i32 = 6;
+
+/// What C sees of an event.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// Of which registration or operation.
+    pub id: u64,
+    /// The program's own.
+    pub data: u64,
+    /// A count, a number of a signal, an exit status, bytes, a descriptor.
+    pub result: i64,
+    /// What happened.
+    pub what: i32,
+    /// Why an operation failed, or zero.
+    pub error: i32,
+    /// Bits that say more.
+    pub detail: u32,
+    /// `TOWPATH_OVER`.
+    pub flags: u32,
+}
+
+/// One of many changes.
+pub(crate) enum Asked {
+    Add(Source, u64),
+    Modify(u64, Interest, Trigger),
+    /// When a timer expires.
+    Set(u64, Instant),
+    Remove(u64),
+}
+
+/// An event queue.
+pub struct Queue {
+    process: Pid,
+    inner: Mutex<Inner>,
+    /// Of user events, which any thread may cause.
+    notifiers: Mutex<HashMap<u64, Notifier>>,
+}
+
+struct Inner {
+    events: EventQueue,
+    /// Room for what a wait finds.
+    found: Vec<Event>,
+}
+
+impl Queue {
+    /// An empty queue.
+    pub fn new(back_end: Choice) -> Outcome<Self> {
+        let config = Config { back_end, ..Config::default() };
+        let events = EventQueue::with(&config).map_err(errno)?;
+        Ok(Self {
+            process: rustix::process::getpid(),
+            inner: Mutex::new(Inner { events, found: Vec::new() }),
+            notifiers: Mutex::default(),
+        })
+    }
+
+    /// A descriptor that is readable while there are events.
+    pub fn descriptor(&self) -> Outcome<OwnedFd> {
+        self.enter()?.events.descriptor().map_err(errno)
+    }
+
+    /// Whether the back end is io_uring.
+    pub fn is_io_uring(&self) -> Outcome<bool> {
+        Ok(self.enter()?.events.is_io_uring())
+    }
+
+    /// The queue's time.
+    pub(crate) fn now(&self) -> Outcome<Instant> {
+        Ok(self.enter()?.events.now())
+    }
+
+    /// Makes changes in order, and tells what became of each: its identifier or an error.
+    pub(crate) fn change(&self, asked: Vec<Outcome<Asked>>) -> Outcome<Vec<Outcome<u64>>> {
+        let mut inner = self.enter()?;
+        let mut results = Vec::with_capacity(asked.len());
+        let mut changes = Vec::with_capacity(asked.len());
+        for asked in asked {
+            match asked.and_then(change) {
+                Ok(change) => {
+                    changes.push(change);
+                    results.push(Ok(0));
+                }
+                Err(error) => results.push(Err(error)),
+            }
+        }
+        let mut made = inner.events.apply(changes).map_err(errno)?.into_iter();
+        let mut notifiers = self.notifiers();
+        for result in results.iter_mut().filter(|result| result.is_ok()) {
+            let made = made.next().expect("one result for each change");
+            *result = made.map_err(errno).map(|token| {
+                let id = id(token);
+                match inner.events.notifier(token) {
+                    Some(notifier) => notifiers.insert(id, notifier),
+                    // It was removed, or is something else.
+                    None => notifiers.remove(&id),
+                };
+                id
+            });
+        }
+        Ok(results)
+    }
+
+    /// Causes a user event, from any thread.
+    pub fn notify(&self, id: u64) -> Outcome<()> {
+        self.check_process()?;
+        let notifiers = self.notifiers();
+        notifiers.get(&id).map(Notifier::notify).ok_or(Errno(libc::ESTALE))
+    }
+
+    /// Waits until there are `min` events or `deadline` has passed, and hands over each of those
+    /// that there are, `max` at most. Returns how many.
+    pub(crate) fn wait(
+        &self,
+        (min, max): (usize, usize),
+        deadline: Option<Instant>,
+        mut tell: impl FnMut(Told),
+    ) -> Outcome<usize> {
+        let mut inner = self.enter()?;
+        let Inner { events, found } = &mut *inner;
+        let waited = events.wait_many(found, min..=max, deadline).map_err(errno);
+        let count = found.len();
+        found.drain(..).for_each(|event| tell(told(event)));
+        // What was told is told, whatever came then.
+        if count > 0 { Ok(count) } else { waited }
+    }
+
+    /// The one who uses it now.
+    fn enter(&self) -> Outcome<MutexGuard<'_, Inner>> {
+        self.check_process()?;
+        match self.inner.try_lock() {
+            Ok(inner) => Ok(inner),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(Errno(libc::EBUSY)),
+        }
+    }
+
+    fn notifiers(&self) -> MutexGuard<'_, HashMap<u64, Notifier>> {
+        self.notifiers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn check_process(&self) -> Outcome<()> {
+        let is_own = rustix::process::getpid() == self.process;
+        if is_own { Ok(()) } else { Err(Errno(libc::EPERM)) }
+    }
+}
+
+/// A source by what C says of it.
+pub(crate) enum Given<'a> {
+    /// A descriptor of the kernel's.
+    File(BorrowedFd<'a>),
+    /// One of an instance.
+    Socket(ManuallyDrop<Arc<Instance>>, i32),
+    Timer(Instant, Option<Duration>),
+    User,
+    Signal(i32),
+    Child(i32),
+    Path(PathBuf),
+}
+
+impl Given<'_> {
+    /// The source. The queue has a duplicate of a descriptor.
+    pub(crate) fn source(self, (interest, trigger): (Interest, Trigger)) -> Outcome<Source> {
+        Ok(match self {
+            Self::File(fd) => {
+                Source::fd(rustix::io::fcntl_dupfd_cloexec(fd, 0)?, interest, trigger)
+            }
+            Self::Socket(instance, fd) => {
+                Source::custom(Watched::new(&instance, fd)?, interest, trigger)
+            }
+            Self::Timer(first, None) => Source::at(first),
+            Self::Timer(first, Some(period)) => Source::every(first, period),
+            Self::User => Source::user(),
+            Self::Signal(number) => Source::signal(number),
+            Self::Child(pid) => Source::child(pid.try_into().map_err(|_| Errno::INVAL)?),
+            Self::Path(path) => Source::file(path),
+        })
+    }
+}
+
+/// What `EPOLLIN` and others ask for. What is always told may be asked for, too.
+pub(crate) fn interest(events: u32) -> Outcome<(Interest, Trigger)> {
+    let has = |flag: i32| events & flag as u32 != 0;
+    let known = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET | libc::EPOLLONESHOT;
+    let always = libc::EPOLLRDHUP | libc::EPOLLERR | libc::EPOLLHUP;
+    if events & !((known | always) as u32) != 0 || has(libc::EPOLLET) && has(libc::EPOLLONESHOT) {
+        return Err(Errno::INVAL);
+    }
+    let interest = Interest { readable: has(libc::EPOLLIN), writable: has(libc::EPOLLOUT) };
+    let trigger = match (has(libc::EPOLLET), has(libc::EPOLLONESHOT)) {
+        (true, _) => Trigger::Edge,
+        (_, true) => Trigger::OneShot,
+        _ => Trigger::Level,
+    };
+    Ok((interest, trigger))
+}
+
+fn change(asked: Asked) -> Outcome<Change> {
+    Ok(match asked {
+        Asked::Add(source, data) => Change::Add(source, data),
+        Asked::Modify(id, interest, trigger) => Change::Modify(token(id)?, interest, trigger),
+        Asked::Set(id, next) => Change::SetTimer(token(id)?, next),
+        Asked::Remove(id) => Change::Remove(token(id)?),
+    })
+}
+
+fn id(token: Token) -> u64 {
+    token.bits() + 1
+}
+
+fn token(id: u64) -> Outcome<Token> {
+    id.checked_sub(1).map(Token::from_bits).ok_or(Errno(libc::ESTALE))
+}
+
+/// An event for C.
+fn told(Event { token, data, news, is_over }: Event) -> Told {
+    let flags = if is_over { OVER } else { 0 };
+    let told = Told { id: id(token), data, flags, ..Told::default() };
+    let count = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+    match news {
+        News::Ready(ready) => Told { what: READY, detail: bits(ready), ..told },
+        News::Expired { count: times } => Told { what: EXPIRED, result: count(times), ..told },
+        News::Notified { count: times } => Told { what: NOTIFIED, result: count(times), ..told },
+        News::Signal { signal, sender } => {
+            Told { what: SIGNALLED, result: signal.into(), detail: sender, ..told }
+        }
+        News::Exited(exit) => {
+            let (detail, status) = match exit {
+                Exit::Code(code) => (libc::CLD_EXITED, code),
+                Exit::Signal(signal) => (libc::CLD_KILLED, signal),
+                Exit::Unknown => (0, 0),
+            };
+            Told { what: EXITED, result: status.into(), detail: detail as u32, ..told }
+        }
+        News::Changed(changes) => {
+            let bits = [
+                changes.modified,
+                changes.attributes,
+                changes.written,
+                changes.created,
+                changes.deleted,
+                changes.moved,
+                changes.removed,
+                changes.missed,
+            ];
+            let detail = bits.iter().rev().fold(0, |all, &bit| all << 1 | u32::from(bit));
+            Told { what: CHANGED, detail, ..told }
+        }
+        // Of sources that C cannot add.
+        _ => told,
+    }
+}
+
+fn bits(ready: Readiness) -> u32 {
+    let bits = [
+        (ready.readable, libc::EPOLLIN),
+        (ready.writable, libc::EPOLLOUT),
+        (ready.peer_closed, libc::EPOLLRDHUP),
+        (ready.hangup, libc::EPOLLHUP),
+        (ready.error, libc::EPOLLERR),
+    ];
+    bits.iter().filter(|(holds, _)| *holds).fold(0, |all, (_, bit)| all | *bit as u32)
+}
+
+/// The number of an error.
+fn errno(error: io::Error) -> Errno {
+    Errno(error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        // Sockets let go of the queue; a notifier does nothing from now on.
+        self.notifiers().clear();
+    }
+}

@@ -1,0 +1,93 @@
+//! Sockets of instances as sources of event queues.
+//!
+//! A queue does not keep an instance: sockets of one that was freed are gone.
+
+use crate::errno::Outcome;
+use crate::instance::{Instance, State};
+use std::sync::{Arc, Weak};
+use std::task::Waker;
+use towpath::events::{Interest, Readiness, Watch};
+use towpath_net::socket::{self, SocketId};
+
+/// Told whether it was asked for or not.
+const ALWAYS: u32 = socket::Readiness::ERR.bits() | socket::Readiness::HUP.bits();
+
+/// A socket, and the waker that waits at it.
+pub(super) struct Place {
+    instance: Weak<Instance>,
+    id: SocketId,
+    waker: Option<Waker>,
+}
+
+impl Place {
+    pub(super) fn new(instance: &Arc<Instance>, fd: i32) -> Outcome<Self> {
+        let id = instance.lock().id(fd)?;
+        Ok(Self { instance: Arc::downgrade(instance), id, waker: None })
+    }
+
+    /// The instance, unless it was freed.
+    pub(super) fn instance(&self) -> Option<Arc<Instance>> {
+        self.instance.upgrade()
+    }
+
+    /// The socket's descriptor, unless it was closed or its instance ends.
+    pub(super) fn fd(&self, state: &State) -> Option<i32> {
+        state.files.of_socket(self.id).filter(|_| !state.ending)
+    }
+
+    /// Has `waker` woken by the next of these events of `poll`.
+    pub(super) fn watch(&mut self, state: &mut State, waker: &Waker, events: u32) {
+        if let Some(fd) = self.fd(state)
+            && let Ok(file) = state.files.socket_mut(fd)
+        {
+            file.watchers.add(waker, events);
+            self.waker = Some(waker.clone());
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let (Some(waker), Some(instance)) = (&self.waker, self.instance.upgrade()) else { return };
+        let mut state = instance.lock();
+        if let Some(fd) = state.files.of_socket(self.id)
+            && let Ok(file) = state.files.socket_mut(fd)
+        {
+            file.watchers.remove(waker);
+        }
+    }
+}
+
+/// A socket that is watched.
+pub(super) struct Watched(Place);
+
+impl Watched {
+    pub(super) fn new(instance: &Arc<Instance>, fd: i32) -> Outcome<Self> {
+        Place::new(instance, fd).map(Self)
+    }
+}
+
+impl Watch for Watched {
+    fn poll_ready(&mut self, interest: Interest, waker: &Waker) -> Option<Readiness> {
+        let instance = self.0.instance()?;
+        let mut state = instance.lock();
+        self.0.fd(&state)?;
+        let mut wanted = ALWAYS;
+        if interest.readable {
+            wanted |= (socket::Readiness::READABLE | socket::Readiness::READ_HUP).bits();
+        }
+        if interest.writable {
+            wanted |= socket::Readiness::WRITABLE.bits();
+        }
+        self.0.watch(&mut state, waker, wanted);
+        let ready = state.sockets.readiness(self.0.id).bits() & wanted;
+        let has = |what: socket::Readiness| ready & what.bits() != 0;
+        Some(Readiness {
+            readable: has(socket::Readiness::IN),
+            writable: has(socket::Readiness::OUT),
+            peer_closed: has(socket::Readiness::READ_HUP),
+            hangup: has(socket::Readiness::HUP),
+            error: has(socket::Readiness::ERR),
+        })
+    }
+}

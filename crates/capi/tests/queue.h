@@ -1,0 +1,120 @@
+/*
+ * What the C programs have in common that test event queues: moments, single changes, waits that end.
+ */
+#ifndef QUEUE_H
+#define QUEUE_H
+
+#include "check.h"
+#include "towpath.h"
+
+#include <string.h>
+#include <time.h>
+
+/* More than any step takes. */
+#define PATIENCE_S 60
+
+static inline struct timespec in_ns(long long ns)
+{
+	struct timespec at;
+
+	CHECK(clock_gettime(CLOCK_MONOTONIC, &at) == 0);
+	ns += at.tv_nsec;
+	at.tv_sec += ns / 1000000000;
+	at.tv_nsec = ns % 1000000000;
+	return at;
+}
+
+static inline struct timespec later(void)
+{
+	return in_ns(PATIENCE_S * 1000000000ll);
+}
+
+/* Adds something; its id. */
+static inline uint64_t add(struct towpath_queue *queue, struct towpath_change change)
+{
+	change.command = TOWPATH_ADD;
+	CHECK(towpath_queue_change(queue, &change, 1) == 1 && change.error == 0 && change.id != 0);
+	return change.id;
+}
+
+static inline uint64_t add_fd(struct towpath_queue *queue, const struct towpath *instance, int fd,
+			      uint32_t events)
+{
+	return add(queue, (struct towpath_change) {
+		.source = TOWPATH_SOURCE_FD, .instance = instance, .ident = fd, .events = events,
+		.data = { .fd = fd },
+	});
+}
+
+/* The error that a change comes to, or 0. */
+static inline int refused(struct towpath_queue *queue, struct towpath_change change)
+{
+	int made = towpath_queue_change(queue, &change, 1);
+
+	CHECK(made == (change.error == 0));
+	return change.error;
+}
+
+static inline int remove_id(struct towpath_queue *queue, uint64_t id)
+{
+	return refused(queue, (struct towpath_change) { .command = TOWPATH_REMOVE, .id = id });
+}
+
+/* The events that there are now. */
+static inline int now(struct towpath_queue *queue, struct towpath_event *events, int max)
+{
+	int count = towpath_queue_wait(queue, events, 0, max, NULL);
+
+	CHECK(count >= 0);
+	return count;
+}
+
+/* The next event. */
+static inline struct towpath_event next(struct towpath_queue *queue)
+{
+	struct towpath_event event;
+	struct timespec deadline = later();
+
+	CHECK(towpath_queue_wait(queue, &event, 1, 1, &deadline) == 1);
+	return event;
+}
+
+/* Moves packets between two instances until neither has any. */
+static inline void settle(struct towpath *a, struct towpath *b)
+{
+	static char packet[1 << 16];
+	struct towpath *ends[] = { a, b };
+	int still = 0;
+
+	for (int turn = 0; still < 2 && turn < 200000; turn++) {
+		ssize_t len = towpath_output(ends[turn % 2], packet, sizeof(packet));
+
+		CHECK(len >= 0);
+		still = len > 0 ? 0 : still + 1;
+		if (len > 0)
+			CHECK(towpath_input(ends[1 - turn % 2], packet, len) == 0);
+	}
+	CHECK(still == 2);
+}
+
+/* Runs all of `cases` on both back ends, as far as the kernel has them. */
+static inline int on_both(void (*cases)(unsigned int back_end))
+{
+	unsigned int back_ends[] = { TOWPATH_QUEUE_EPOLL, TOWPATH_QUEUE_IO_URING };
+
+	for (int i = 0; i < 2; i++) {
+		struct towpath_queue *queue = towpath_queue_new(back_ends[i]);
+
+		if (!queue && back_ends[i] == TOWPATH_QUEUE_IO_URING) {
+			fprintf(stderr, "skipped: io_uring: %s\n", strerror(errno));
+			continue;
+		}
+		CHECK(queue && towpath_queue_back_end(queue) == (int)back_ends[i]);
+		CHECK(towpath_queue_close(queue) == 0);
+		cases(back_ends[i]);
+	}
+	puts("ok");
+	return 0;
+}
+
+#endif

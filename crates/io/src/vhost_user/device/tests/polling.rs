@@ -1,0 +1,124 @@
+//! A device whose owner polls: what it is told by looking, and what by the file.
+
+use super::*;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+const EVENT: u64 = ring_feature::EVENT_INDEX;
+const ALL: [u64; 4] = [0, EVENT, ring_feature::PACKED, ring_feature::PACKED | EVENT];
+
+impl Bench {
+    fn polled(features: u64) -> Self {
+        let mut bench = Self::started(features);
+        bench.device.set_polled();
+        bench
+    }
+
+    /// Has a packet for the guest wait; what is left of it.
+    fn transmit(&mut self, burst: &mut Burst) -> usize {
+        self.device.transmit(burst).unwrap();
+        burst.len()
+    }
+
+    /// The guest offers a buffer; true if that is to be told.
+    fn offer(&mut self, number: u64) -> bool {
+        let segment = Segment { address: BUFFERS + 0x4000 + 0x800 * number, bytes: 2048 };
+        assert!(self.receive.add(&[], &[segment], number));
+        self.receive.publish()
+    }
+
+    fn is_readable(&self) -> bool {
+        let mut files = [PollFd::new(&self.device, PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut files, Some(&now)).unwrap() > 0
+    }
+}
+
+/// Goal: while packets move, the driver has no kicks to make; before a sleep it is asked for one,
+/// and nothing that came meanwhile is overlooked.
+#[test]
+fn kicks_are_asked_for_before_a_sleep_only() {
+    for features in ALL {
+        let mut bench = Bench::polled(features);
+        bench.send(1);
+        assert!(bench.device.has_work());
+        let first = bench.receive();
+        assert_eq!(first.len(), 1);
+        assert!(!bench.device.has_work());
+        assert!(!bench.send(2), "nobody sleeps: {features:x}");
+        assert!(bench.device.has_work());
+        assert!(bench.device.arm(), "it came before");
+        assert_eq!(bench.receive().len(), 1);
+        bench.device.turn(Duration::from_secs(1)).unwrap();
+        bench.receive();
+        assert!(!bench.device.arm() && !bench.device.arm(), "nothing is left: {features:x}");
+        assert!(bench.send(3), "somebody sleeps: {features:x}");
+        assert_eq!(bench.receive().len(), 1);
+        assert!(!bench.send(4), "and is awake again: {features:x}");
+    }
+}
+
+/// Goal: loans that end are seen by looking, without a system call for whoever ends them; a sleeper
+/// is woken by them.
+#[test]
+fn loans_that_end_wake_a_sleeper_only() {
+    for features in LAYOUTS {
+        let mut bench = Bench::polled(features);
+        bench.send(1);
+        bench.send(2);
+        let mut packets = bench.receive();
+        assert!(!bench.device.has_work() && !bench.is_readable());
+        packets.pop();
+        assert!(bench.device.has_work() && !bench.is_readable());
+        assert!(bench.receive().is_empty());
+        assert_eq!(bench.transmit.used(), Some((2, 0)));
+        assert!(!bench.device.arm());
+        packets.clear();
+        assert!(bench.is_readable());
+        assert!(bench.receive().is_empty());
+        assert_eq!(bench.transmit.used(), Some((1, 0)));
+    }
+}
+
+/// Goal: buffers are looked for, and asked for, only while a packet waits for them.
+#[test]
+fn buffers_are_wanted_while_packets_wait() {
+    for features in ALL {
+        let mut bench = Bench::polled(features);
+        (1..=3).for_each(|number| _ = bench.send(number));
+        let mut burst = Burst::new();
+        bench.receive().into_iter().for_each(|packet| burst.push(packet).unwrap());
+        assert_eq!(bench.transmit(&mut burst), 3);
+        assert!(!bench.device.has_work(), "there is none");
+        bench.offer(0);
+        assert!(bench.device.has_work());
+        assert_eq!(bench.transmit(&mut burst), 2);
+        bench.receive();
+        assert!(!bench.offer(1), "nobody sleeps: {features:x}");
+        assert!(bench.device.has_work());
+        assert_eq!(bench.transmit(&mut burst), 1);
+        bench.receive();
+        assert!(!bench.device.arm());
+        assert!(bench.offer(2), "somebody sleeps: {features:x}");
+        assert_eq!(bench.transmit(&mut burst), 0);
+        bench.receive();
+        assert!(!bench.offer(3) && !bench.device.has_work(), "none is wanted: {features:x}");
+        assert!(!bench.device.arm(), "nor now");
+    }
+}
+
+/// Goal: who has no front end, or rings that stand, has nothing to look for, whatever lies there.
+#[test]
+fn rings_that_stand_are_not_looked_at() {
+    let mut bench = Bench::polled(0);
+    bench.send(1);
+    assert!(bench.device.has_work());
+    send(&bench.socket, GET_VRING_BASE, 1, &[1u32, 0].map(u32::to_ne_bytes).concat(), &[]);
+    bench.device.turn(Duration::from_secs(1)).unwrap();
+    bench.reply(GET_VRING_BASE);
+    assert!(!bench.device.has_work() && !bench.device.arm());
+    let config = bench.transmit.config();
+    bench.start_ring(1, &config, 0);
+    assert!(bench.device.arm(), "it was started anew: nobody knows what was asked of it");
+    bench.device.peer = None;
+    assert!(!bench.device.has_work() && !bench.device.arm());
+}

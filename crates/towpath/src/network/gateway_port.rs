@@ -1,0 +1,51 @@
+//! The port behind which the gateway is: a ring instead of a device.
+
+use towpath_net::switch::vlan::Vid;
+use towpath_net::switch::{self, PortId, Role, Switch};
+use towpath_net::time::Instant;
+use towpath_net::wire::MacAddr;
+use towpath_packet::ring::{self, Consumer, Producer, Silent};
+use towpath_packet::{Caps, Packet};
+
+use super::GATEWAY_QUEUE_LEN;
+use super::capture::Mirrors;
+use super::config::PortError;
+
+/// Largest super-packet that the gateway takes: Ethernet and the largest IP packet.
+const GATEWAY_GSO_BYTES_MAX: u32 = 14 + 65_535;
+
+/// The gateway's port: what the switch has for it, and what of that waits.
+pub(super) struct GatewayPort {
+    pub(super) id: PortId,
+    pub(super) to_gateway: Producer<Packet>,
+    pub(super) from_switch: Consumer<Packet>,
+    /// Packets dropped because there was no memory to take their headers in.
+    pub(super) no_memory: u64,
+    pub(super) mirrors: Mirrors,
+}
+
+impl GatewayPort {
+    pub(super) fn new(switch: &mut Switch, mac: MacAddr, mtu: u16) -> Result<Self, PortError> {
+        let caps = Caps {
+            mtu,
+            checksum: true,
+            tso4: true,
+            tso6: true,
+            uso: true,
+            tunnel: false,
+            gso_bytes_max: GATEWAY_GSO_BYTES_MAX,
+        };
+        // Its checksums are made here, and everybody may talk to it.
+        let config = switch::PortConfig {
+            role: Role::Uplink,
+            is_trusted: true,
+            ..switch::PortConfig::new(caps)
+        };
+        let (to_gateway, from_switch) = ring::single(GATEWAY_QUEUE_LEN, Silent)?;
+        let id = switch.add_port(config)?;
+        // No guest is heard as the gateway.
+        switch.add_station(mac, Vid::DEFAULT, id, Instant::START)?;
+        let mirrors = Mirrors::default();
+        Ok(Self { id, to_gateway, from_switch, no_memory: 0, mirrors })
+    }
+}

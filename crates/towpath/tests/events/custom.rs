@@ -1,0 +1,156 @@
+//! Sockets and tasks of other stacks.
+
+use super::{Case, now, one, queue, ready};
+use rustix::io::Errno;
+use std::sync::{Arc, Mutex};
+use std::task::Waker;
+use std::thread;
+use std::time::{Duration, Instant};
+use towpath::events::{
+    Choice, EventQueue, Interest, News, Readiness, Source, Step, Task, Token, Trigger, Watch,
+};
+
+pub(super) const CASES: &[Case] = &[
+    ("a_socket_of_another_stack_is_told_by_level", level),
+    ("a_socket_of_another_stack_is_told_by_edge_and_once", edge),
+    ("a_socket_that_is_gone_ends_its_registration", gone),
+    ("a_task_tells_its_steps", steps),
+    ("a_task_is_stopped", stopped),
+    ("tasks_are_dropped_with_the_queue", dropped),
+];
+
+/// A stack: what is to be told, whom to wake, and how often it was looked at.
+#[derive(Default)]
+struct Stack {
+    readable: bool,
+    gone: bool,
+    steps: Vec<Step>,
+    stopped: Option<Errno>,
+    waker: Option<Waker>,
+}
+
+#[derive(Clone, Default)]
+struct Shared(Arc<Mutex<Stack>>);
+
+impl Shared {
+    /// Changes something, and wakes who waits for it.
+    fn change(&self, change: impl FnOnce(&mut Stack)) {
+        let mut stack = self.0.lock().unwrap();
+        change(&mut stack);
+        stack.waker.take().into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Watch for Shared {
+    fn poll_ready(&mut self, interest: Interest, waker: &Waker) -> Option<Readiness> {
+        let mut stack = self.0.lock().unwrap();
+        stack.waker = Some(waker.clone());
+        let readable = stack.readable && interest.readable;
+        (!stack.gone).then_some(Readiness { readable, ..Readiness::default() })
+    }
+}
+
+impl Task for Shared {
+    fn poll(&mut self, waker: &Waker) -> Option<Step> {
+        let mut stack = self.0.lock().unwrap();
+        stack.waker = Some(waker.clone());
+        match stack.stopped {
+            Some(why) => Some(Step::Over(-i64::from(why.raw_os_error()))),
+            None => (!stack.steps.is_empty()).then(|| stack.steps.remove(0)),
+        }
+    }
+
+    fn stop(&mut self, why: Errno) {
+        self.0.lock().unwrap().stopped = Some(why);
+    }
+}
+
+fn add(queue: &mut EventQueue, stack: &Shared, trigger: Trigger) -> Token {
+    queue.add(Source::custom(stack.clone(), Interest::READ, trigger), 0).unwrap()
+}
+
+fn level(choice: Choice) {
+    let (mut queue, stack) = (queue(choice), Shared::default());
+    let token = add(&mut queue, &stack, Trigger::Level);
+    assert_eq!(now(&mut queue), []);
+    let other = stack.clone();
+    let thread = thread::spawn(move || other.change(|stack| stack.readable = true));
+    assert!(ready(&mut queue, token).readable);
+    thread.join().unwrap();
+    assert!(ready(&mut queue, token).readable, "it holds still");
+    queue.modify(token, Interest::WRITE, Trigger::Level).unwrap();
+    assert_eq!(now(&mut queue), []);
+    queue.remove(token).unwrap();
+    stack.change(|_| {});
+    assert_eq!((now(&mut queue), Arc::strong_count(&stack.0)), (vec![], 1));
+}
+
+fn edge(choice: Choice) {
+    let (mut queue, stack) = (queue(choice), Shared::default());
+    stack.change(|stack| stack.readable = true);
+    let edge = add(&mut queue, &stack, Trigger::Edge);
+    assert!(ready(&mut queue, edge).readable);
+    assert_eq!(now(&mut queue), []);
+    stack.change(|_| {});
+    assert!(ready(&mut queue, edge).readable);
+    queue.remove(edge).unwrap();
+    let once = add(&mut queue, &stack, Trigger::OneShot);
+    for _ in 0..2 {
+        assert!(ready(&mut queue, once).readable);
+        stack.change(|_| {});
+        assert_eq!(now(&mut queue), []);
+        queue.modify(once, Interest::READ, Trigger::OneShot).unwrap();
+    }
+}
+
+fn gone(choice: Choice) {
+    let (mut queue, stack) = (queue(choice), Shared::default());
+    let token = add(&mut queue, &stack, Trigger::Edge);
+    assert_eq!(now(&mut queue), []);
+    stack.change(|stack| stack.gone = true);
+    let event = one(&mut queue);
+    let News::Ready(ready) = event.news else { panic!("{event:?}") };
+    assert!(event.token == token && event.is_over && ready.hangup && ready.error);
+    assert_eq!((now(&mut queue), queue.len()), (vec![], 0));
+}
+
+fn steps(choice: Choice) {
+    let (mut queue, stack) = (queue(choice), Shared::default());
+    let token = queue.start(stack.clone(), Some(Instant::now() + super::PATIENCE), 7).unwrap();
+    assert_eq!(now(&mut queue), []);
+    assert!(queue.remove(token).is_err(), "it is under way");
+    stack.change(|stack| stack.steps = vec![Step::Told(1), Step::Told(2)]);
+    let told = now(&mut queue);
+    let results: Vec<_> = told.iter().map(|event| (event.news, event.is_over)).collect();
+    let step = |result, over| (News::Step { result }, over);
+    assert_eq!(results, [step(1, false), step(2, false)]);
+    assert_eq!(now(&mut queue), []);
+    stack.change(|stack| stack.steps = vec![Step::Over(-5)]);
+    let event = one(&mut queue);
+    assert_eq!((event.news, event.is_over), step(-5, true));
+    assert_eq!((event.token, event.data), (token, 7));
+    assert!(queue.is_empty() && queue.cancel(token).is_err());
+    assert_eq!(Arc::strong_count(&stack.0), 1);
+}
+
+fn stopped(choice: Choice) {
+    let mut queue = queue(choice);
+    let cancelled = queue.start(Shared::default(), None, 0).unwrap();
+    queue.cancel(cancelled).unwrap();
+    let canceled = -i64::from(Errno::CANCELED.raw_os_error());
+    assert_eq!(one(&mut queue).news, News::Step { result: canceled });
+    let soon = Instant::now() + Duration::from_millis(5);
+    queue.start(Shared::default(), Some(soon), 0).unwrap();
+    let late = -i64::from(Errno::TIMEDOUT.raw_os_error());
+    assert_eq!(one(&mut queue).news, News::Step { result: late });
+    assert!(Instant::now() >= soon && queue.is_empty());
+}
+
+fn dropped(choice: Choice) {
+    let (mut queue, stack) = (queue(choice), Shared::default());
+    queue.start(stack.clone(), None, 0).unwrap();
+    add(&mut queue, &stack, Trigger::Level);
+    drop(queue);
+    stack.change(|_| {});
+    assert_eq!(Arc::strong_count(&stack.0), 1);
+}

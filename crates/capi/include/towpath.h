@@ -224,7 +224,11 @@ struct towpath_queue;
 
 /* Makes a queue with one of the two, or 0. NULL with errno if it is not to be had. */
 struct towpath_queue *towpath_queue_new(unsigned int back_end);
-/* Ends a queue. Nobody may use it any more. NULL is nothing. */
+/*
+ * Ends a queue and its operations; nobody may use it any more then, and all memory is the caller's. NULL is
+ * nothing. EBUSY: another thread uses it, or memory of operations was not back within a second: the queue is
+ * still there.
+ */
 int towpath_queue_close(struct towpath_queue *queue);
 /* Which back end it has. */
 int towpath_queue_back_end(struct towpath_queue *queue);
@@ -287,6 +291,47 @@ struct towpath_change {
  */
 int towpath_queue_change(struct towpath_queue *queue, struct towpath_change *changes, int count);
 
+/* What a queue does with streams of instances. */
+#define TOWPATH_CONNECT 1
+#define TOWPATH_ACCEPT 2
+#define TOWPATH_RECV 3
+#define TOWPATH_SEND 4
+
+/* One operation. What it does not need is zero. */
+struct towpath_operation {
+	/* TOWPATH_CONNECT, TOWPATH_ACCEPT, TOWPATH_RECV, TOWPATH_SEND. */
+	int operation;
+	/* Filled in: 0, or why it was not begun. */
+	int error;
+	/* Filled in: names the operation, and no other ever. */
+	uint64_t id;
+	/* The descriptor, and the instance that it is one of. */
+	const struct towpath *instance;
+	int fd;
+	/* TOWPATH_ACCEPT: SOCK_NONBLOCK, SOCK_CLOEXEC. TOWPATH_RECV: MSG_WAITALL. */
+	int flags;
+	/*
+	 * TOWPATH_CONNECT: the address, which is read by the call that submits it. TOWPATH_SEND, TOWPATH_RECV:
+	 * memory, which is the operation's until TOWPATH_DONE: nobody writes what is sent, nobody uses what
+	 * is received into.
+	 */
+	void *buffer;
+	size_t len;
+	/* The moment of CLOCK_MONOTONIC at which it is cancelled (ETIMEDOUT), or NULL. */
+	const struct timespec *deadline;
+	/* Comes with the events. */
+	epoll_data_t data;
+};
+
+/*
+ * Begins operations in order, and returns how many were begun; the others have an error, and their memory is the
+ * caller's. Each ends with one TOWPATH_DONE: only waits carry it on. TOWPATH_ACCEPT tells each connection and
+ * TOWPATH_SEND that all was accepted by TOWPATH_PROGRESS before.
+ */
+int towpath_queue_submit(struct towpath_queue *queue, struct towpath_operation *operations, int count);
+/* Asks for the end of an operation, which is told as ever: with ECANCELED, unless it did something before. */
+int towpath_queue_cancel(struct towpath_queue *queue, uint64_t id);
+
 /* What happened. */
 #define TOWPATH_READY 1
 #define TOWPATH_EXPIRED 2
@@ -294,6 +339,8 @@ int towpath_queue_change(struct towpath_queue *queue, struct towpath_change *cha
 #define TOWPATH_SIGNALLED 4
 #define TOWPATH_EXITED 5
 #define TOWPATH_CHANGED 6
+#define TOWPATH_PROGRESS 7
+#define TOWPATH_DONE 8
 
 /* In `flags`: the registration is over, and its id is stale. */
 #define TOWPATH_OVER 1u
@@ -314,12 +361,14 @@ struct towpath_event {
 	epoll_data_t data;
 	/*
 	 * TOWPATH_EXPIRED, TOWPATH_NOTIFIED: how often since it was last told. TOWPATH_SIGNALLED: the
-	 * signal. TOWPATH_EXITED: the exit code or the signal.
+	 * signal. TOWPATH_EXITED: the exit code or the signal. TOWPATH_PROGRESS: the descriptor of an accepted
+	 * connection, or the bytes that were accepted to be sent. TOWPATH_DONE: bytes sent or received, 0 for
+	 * others, or -1.
 	 */
 	int64_t result;
 	/* TOWPATH_READY or another. */
 	int what;
-	/* Zero. */
+	/* Of an operation that failed, why; else 0. */
 	int error;
 	/*
 	 * TOWPATH_READY: EPOLLIN and others. TOWPATH_SIGNALLED: the process that sent it, or 0.

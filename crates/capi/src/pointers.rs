@@ -140,11 +140,55 @@ pub(crate) unsafe fn path(pointer: *const c_char) -> Outcome<PathBuf> {
     Ok(OsStr::from_bytes(path.to_bytes()).into())
 }
 
+/// Memory that a program has posted to be filled: its own again when it is told so.
+pub(crate) struct Posted {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: it is the only one that reaches the memory, as `new` was promised, whatever the thread.
+unsafe impl Send for Posted {}
+
+impl Posted {
+    /// The memory at `pointer`. `EFAULT` if there is none, or none that is mapped.
+    ///
+    /// # Safety
+    /// Nobody uses the bytes, and they stay, until the program is told that they are its own.
+    pub(crate) unsafe fn new(pointer: *mut c_void, len: usize) -> Outcome<Self> {
+        if len == 0 {
+            return Ok(Self { base: NonNull::dangling(), len });
+        }
+        let base = NonNull::new(pointer.cast()).ok_or(Errno::FAULT)?;
+        isize::try_from(len).map_err(|_| Errno::FAULT)?;
+        check_mapped(base, len)?;
+        Ok(Self { base, len })
+    }
+
+    /// What follows the first `done` bytes.
+    pub(crate) fn rest(&mut self, done: usize) -> &mut [u8] {
+        // SAFETY: `new` was promised so, and `self` is borrowed as long.
+        let all = unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) };
+        &mut all[done..]
+    }
+}
+
+/// Fails with `EFAULT` unless all of a range is mapped. Touches none of it.
+fn check_mapped(base: NonNull<u8>, len: usize) -> Outcome<()> {
+    let before = base.as_ptr().addr() % rustix::param::page_size();
+    let start = base.as_ptr().wrapping_sub(before).cast();
+    // SAFETY: this does nothing but look whether there are mappings.
+    let synced = unsafe { rustix::mm::msync(start, before + len, rustix::mm::MsyncFlags::ASYNC) };
+    synced.map_err(|_| Errno::FAULT)
+}
+
 /// Ranges of memory that a program lends: one after the other they are what it sends.
 pub(crate) struct Ranges {
     ranges: Vec<(NonNull<u8>, usize)>,
     len: usize,
 }
+
+// SAFETY: ranges are addresses; the bytes may be read by any thread, as `new` was promised.
+unsafe impl Send for Ranges {}
 
 impl Ranges {
     /// The memory of `buffers`; what is next to each other in memory is one range.
@@ -165,6 +209,23 @@ impl Ranges {
         }
         let len = ranges.iter().map(|(_, len)| len).sum();
         Self { ranges, len }
+    }
+
+    /// The memory at `pointer`, however much. `EFAULT` if it cannot be read.
+    ///
+    /// # Safety
+    /// As [`Ranges::new`].
+    pub(crate) unsafe fn of(pointer: *const c_void, len: usize) -> Outcome<Self> {
+        let base = match len {
+            0 => NonNull::dangling(),
+            _ => NonNull::new(pointer.cast_mut().cast()).ok_or(Errno::FAULT)?,
+        };
+        isize::try_from(len).map_err(|_| Errno::FAULT)?;
+        let ranges = Self { ranges: vec![(base, len)], len };
+        if len > 0 {
+            ranges.check_readable()?;
+        }
+        Ok(ranges)
     }
 
     /// Fails with `EFAULT` unless all bytes can be read now, as the kernel does: what it is handed

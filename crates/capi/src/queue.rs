@@ -6,14 +6,17 @@
 //!
 //! Identifiers are tokens plus one, so that zero is nobody's.
 
+mod operations;
+mod sending;
 mod socket;
 
 use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
+pub(crate) use operations::Action;
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::process::Pid;
 use socket::Watched;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::path::PathBuf;
@@ -34,6 +37,14 @@ const NOTIFIED: i32 = 3;
 const SIGNALLED: i32 = 4;
 const EXITED: i32 = 5;
 const CHANGED: i32 = 6;
+const PROGRESS: i32 = 7;
+const DONE: i32 = 8;
+
+/// Longest that the end of a queue waits for memory of operations.
+const CLOSE_WAIT_MAX: Duration = Duration::from_secs(1);
+/// Events of one look meanwhile, and how long one takes.
+const CLOSE_EVENTS: usize = 256;
+const CLOSE_STEP: Duration = Duration::from_millis(10);
 
 /// What C sees of an event.
 #[repr(C)]
@@ -76,6 +87,8 @@ struct Inner {
     events: EventQueue,
     /// Room for what a wait finds.
     found: Vec<Event>,
+    /// Operations whose end was not told.
+    operations: HashSet<u64>,
 }
 
 impl Queue {
@@ -85,7 +98,7 @@ impl Queue {
         let events = EventQueue::with(&config).map_err(errno)?;
         Ok(Self {
             process: rustix::process::getpid(),
-            inner: Mutex::new(Inner { events, found: Vec::new() }),
+            inner: Mutex::new(Inner { events, found: Vec::new(), operations: HashSet::new() }),
             notifiers: Mutex::default(),
         })
     }
@@ -136,6 +149,55 @@ impl Queue {
         Ok(results)
     }
 
+    /// Begins an operation on a stream of an instance; its identifier.
+    pub(crate) fn submit(
+        &self,
+        (instance, fd): (&Arc<Instance>, i32),
+        action: Action<'_>,
+        deadline: Option<Instant>,
+        data: u64,
+    ) -> Outcome<u64> {
+        let operation = operations::Operation::new(instance, fd, action)?;
+        let mut inner = self.enter()?;
+        let id = id(inner.events.start(operation, deadline, data).map_err(errno)?);
+        inner.operations.insert(id);
+        Ok(id)
+    }
+
+    /// Asks for the end of an operation, which is told as ever.
+    pub fn cancel(&self, id: u64) -> Outcome<()> {
+        self.enter()?.events.cancel(token(id)?).map_err(errno)
+    }
+
+    /// Ends all operations, and waits for their memory, but not long.
+    ///
+    /// # Errors
+    /// `EBUSY` if some of it is not back: the queue goes on.
+    pub(crate) fn end_operations(&self) -> Outcome<()> {
+        if self.check_process().is_err() {
+            // They are the parent's.
+            return Ok(());
+        }
+        let mut inner = self.enter()?;
+        let Inner { events, found, operations } = &mut *inner;
+        for &id in operations.iter() {
+            // One that is over is told below.
+            let _ = events.cancel(token(id)?);
+        }
+        let end = events.now() + CLOSE_WAIT_MAX;
+        let mut min = 0;
+        while !operations.is_empty() && events.now() < end {
+            let step = events.now() + CLOSE_STEP;
+            let waited = events.wait_many(found, min..=CLOSE_EVENTS, Some(step));
+            for event in found.drain(..).filter(|event| event.is_over) {
+                operations.remove(&id(event.token));
+            }
+            waited.map_err(errno)?;
+            min = CLOSE_EVENTS;
+        }
+        if operations.is_empty() { Ok(()) } else { Err(Errno(libc::EBUSY)) }
+    }
+
     /// Causes a user event, from any thread.
     pub fn notify(&self, id: u64) -> Outcome<()> {
         self.check_process()?;
@@ -152,10 +214,15 @@ impl Queue {
         mut tell: impl FnMut(Told),
     ) -> Outcome<usize> {
         let mut inner = self.enter()?;
-        let Inner { events, found } = &mut *inner;
+        let Inner { events, found, operations } = &mut *inner;
         let waited = events.wait_many(found, min..=max, deadline).map_err(errno);
         let count = found.len();
-        found.drain(..).for_each(|event| tell(told(event)));
+        for told in found.drain(..).map(told) {
+            if told.what == DONE {
+                operations.remove(&told.id);
+            }
+            tell(told);
+        }
         // What was told is told, whatever came then.
         if count > 0 { Ok(count) } else { waited }
     }
@@ -280,6 +347,11 @@ fn told(Event { token, data, news, is_over }: Event) -> Told {
             ];
             let detail = bits.iter().rev().fold(0, |all, &bit| all << 1 | u32::from(bit));
             Told { what: CHANGED, detail, ..told }
+        }
+        News::Step { result } => {
+            let what = if is_over { DONE } else { PROGRESS };
+            let error = i32::try_from(-result).ok().filter(|error| *error > 0).unwrap_or(0);
+            Told { what, result: result.max(-1), error, ..told }
         }
         // Of sources that C cannot add.
         _ => told,

@@ -78,6 +78,12 @@ fn a_c_program_waits_for_everything() {
     assert_ok(&compile_and_run("queue", &package().join("tests/queue.c")));
 }
 
+/// Goal: operations of event queues do what the calls would, and give back all memory.
+#[test]
+fn a_c_program_submits_operations() {
+    assert_ok(&compile_and_run("operations", &package().join("tests/operations.c")));
+}
+
 /// Goal: who copies the example of the README has a program.
 #[test]
 fn the_example_of_the_readme_compiles() {
@@ -100,6 +106,7 @@ fn manual_pages_name_what_the_header_declares() {
         "poll",
         "queue_new",
         "queue_change",
+        "queue_submit",
         "queue_wait",
     ]
     .map(|name| package().join(format!("../../docs/man/towpath_{name}.3")))

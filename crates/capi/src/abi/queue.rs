@@ -4,9 +4,9 @@
 use super::{give_done, give_int, set_errno};
 use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
-use crate::pointers::{file, path};
-use crate::queue::{Asked, Given, Queue, Told, interest};
-use libc::{c_char, c_int, c_uint, itimerspec, timespec};
+use crate::pointers::{Posted, Ranges, file, path, sockaddr_bytes};
+use crate::queue::{Action, Asked, Given, Queue, Told, interest};
+use libc::{c_char, c_int, c_uint, c_void, itimerspec, size_t, socklen_t, timespec};
 use rustix::fd::IntoRawFd;
 use rustix::time::{ClockId, clock_gettime};
 use std::mem::ManuallyDrop;
@@ -30,6 +30,12 @@ const SOURCE_USER: c_int = 3;
 const SOURCE_SIGNAL: c_int = 4;
 const SOURCE_CHILD: c_int = 5;
 const SOURCE_FILE: c_int = 6;
+
+/// `TOWPATH_CONNECT` and the other operations of `towpath.h`.
+const OPERATION_CONNECT: c_int = 1;
+const OPERATION_ACCEPT: c_int = 2;
+const OPERATION_RECV: c_int = 3;
+const OPERATION_SEND: c_int = 4;
 
 /// `TOWPATH_ABSTIME` of `towpath.h`.
 const ABSTIME: u32 = 1;
@@ -61,8 +67,73 @@ pub struct TowpathChange {
     pub data: u64,
 }
 
+/// An operation, as C has it.
+#[repr(C)]
+pub struct TowpathOperation {
+    /// What is to be done.
+    pub operation: c_int,
+    /// Filled in: why it was not begun, or zero.
+    pub error: c_int,
+    /// Filled in.
+    pub id: u64,
+    /// Whose the descriptor is.
+    pub instance: *const Instance,
+    /// With what it is done.
+    pub fd: c_int,
+    /// `SOCK_NONBLOCK` and others of an accept, `MSG_WAITALL` of a receive.
+    pub flags: c_int,
+    /// Memory, or an address.
+    pub buffer: *mut c_void,
+    /// Its bytes.
+    pub len: size_t,
+    /// When it is cancelled; or null.
+    pub deadline: *const timespec,
+    /// Comes with the events.
+    pub data: u64,
+}
+
 /// As `towpath.h` has them.
-const _: () = assert!(size_of::<TowpathChange>() == 88 && size_of::<Told>() == 40);
+const _: () = assert!(
+    size_of::<TowpathChange>() == 88
+        && size_of::<TowpathOperation>() == 64
+        && size_of::<Told>() == 40
+);
+
+impl TowpathOperation {
+    /// Begins it.
+    ///
+    /// # Safety
+    /// The instance is one that was made and not freed. The memory is the operation's until its
+    /// end was told: nobody writes what is sent, nobody uses what is received into.
+    unsafe fn submit(&self, queue: &Queue) -> Outcome<u64> {
+        if self.instance.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller vouches for it.
+        let instance = unsafe { borrowed(self.instance) };
+        let has_flags = self.flags != 0;
+        let action = match self.operation {
+            OPERATION_CONNECT if !has_flags => {
+                let len = socklen_t::try_from(self.len).map_err(|_| Errno::INVAL)?;
+                // SAFETY: the caller vouches for it.
+                Action::Connect(unsafe { sockaddr_bytes(self.buffer.cast(), len) }?)
+            }
+            OPERATION_ACCEPT if self.len == 0 => Action::Accept(self.flags),
+            OPERATION_RECV => {
+                // SAFETY: the caller vouches for it.
+                Action::Receive(unsafe { Posted::new(self.buffer, self.len) }?, self.flags)
+            }
+            OPERATION_SEND if !has_flags => {
+                // SAFETY: the caller vouches for it.
+                Action::Send(unsafe { Ranges::of(self.buffer, self.len) }?)
+            }
+            _ => return Err(Errno::INVAL),
+        };
+        // SAFETY: the caller vouches for it.
+        let deadline = unsafe { read_deadline(queue, self.deadline) }?;
+        queue.submit((&instance, self.fd), action, deadline, self.data)
+    }
+}
 
 /// Now, as C and as Rust count.
 struct Now {
@@ -241,6 +312,33 @@ on_queue! {
         }))
     }
 
+    /// Begins operations; the header says more.
+    fn towpath_queue_submit(of, operations: *mut TowpathOperation, count: c_int) -> c_int {
+        // SAFETY: the caller vouches for it.
+        let operations = unsafe { entries(operations, count) };
+        give_int(operations.and_then(|operations| {
+            // A queue that cannot be used takes none.
+            of.now()?;
+            let mut begun = 0;
+            for operation in operations {
+                // SAFETY: the caller vouches for what it names.
+                match unsafe { operation.submit(of) } {
+                    Ok(id) => {
+                        (operation.id, operation.error) = (id, 0);
+                        begun += 1;
+                    }
+                    Err(Errno(number)) => operation.error = number,
+                }
+            }
+            Ok(begun)
+        }))
+    }
+
+    /// Asks for the end of an operation.
+    fn towpath_queue_cancel(of, id: u64) -> c_int {
+        give_done(of.cancel(id))
+    }
+
     /// Waits for events; the header says more.
     fn towpath_queue_wait(
         of,
@@ -287,6 +385,10 @@ on_queue! {
 pub unsafe extern "C" fn towpath_queue_close(queue: *const Queue) -> c_int {
     if queue.is_null() {
         return 0;
+    }
+    // SAFETY: the caller vouches for it.
+    if let Err(errno) = unsafe { &*queue }.end_operations() {
+        return give_done(Err(errno));
     }
     // SAFETY: the caller vouches for it, and `towpath_queue_new` gave the pointer away.
     drop(unsafe { Box::from_raw(queue.cast_mut()) });

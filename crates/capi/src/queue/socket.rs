@@ -12,6 +12,11 @@ use towpath_net::socket::{self, SocketId};
 /// Told whether it was asked for or not.
 const ALWAYS: u32 = socket::Readiness::ERR.bits() | socket::Readiness::HUP.bits();
 
+/// What those wait for who receive or accept, and who send.
+pub(super) const READS: u32 =
+    ALWAYS | socket::Readiness::READABLE.bits() | socket::Readiness::READ_HUP.bits();
+pub(super) const WRITES: u32 = ALWAYS | socket::Readiness::WRITABLE.bits();
+
 /// A socket, and the waker that waits at it.
 pub(super) struct Place {
     instance: Weak<Instance>,
@@ -74,10 +79,10 @@ impl Watch for Watched {
         self.0.fd(&state)?;
         let mut wanted = ALWAYS;
         if interest.readable {
-            wanted |= (socket::Readiness::READABLE | socket::Readiness::READ_HUP).bits();
+            wanted |= READS;
         }
         if interest.writable {
-            wanted |= socket::Readiness::WRITABLE.bits();
+            wanted |= WRITES;
         }
         self.0.watch(&mut state, waker, wanted);
         let ready = state.sockets.readiness(self.0.id).bits() & wanted;

@@ -1,0 +1,173 @@
+//! Operations on streams of instances, as tasks of an event queue.
+//!
+//! Each is the call that would block, with the program's memory; the waits of the queue try it when
+//! its socket has news. The memory is the operation's until its last step was told.
+
+use super::sending::Sending;
+use super::socket::{Place, READS};
+use crate::address::{self, Given};
+use crate::errno::{Errno, Outcome};
+use crate::instance::{Instance, State};
+use crate::pointers::{Posted, Ranges};
+use rustix::io::Errno as Kernel;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::task::Waker;
+use towpath::events::{Step, Task};
+use towpath_net::socket::{Error, ReceiveFlags, SocketId};
+
+/// What is to be done, with what the program gave for it.
+pub(crate) enum Action<'a> {
+    /// To this address.
+    Connect(&'a [u8]),
+    /// With flags for the sockets.
+    Accept(i32),
+    /// With flags.
+    Receive(Posted, i32),
+    Send(Ranges),
+}
+
+/// An operation on a stream.
+pub(super) struct Operation {
+    place: Place,
+    work: Work,
+    /// Why it is to end.
+    stopped: Option<Errno>,
+}
+
+/// How far it is.
+enum Work {
+    Connect(SocketAddr),
+    Accept(i32),
+    /// With what came already; whether all of it is to be filled.
+    Receive(Posted, usize, bool),
+    Send(Sending),
+}
+
+impl Operation {
+    /// An operation on the stream `fd`.
+    ///
+    /// # Errors
+    /// What is wrong with the arguments.
+    pub(super) fn new(instance: &Arc<Instance>, fd: i32, action: Action<'_>) -> Outcome<Self> {
+        let place = Place::new(instance, fd)?;
+        let (family, datagram) = {
+            let state = instance.lock();
+            (state.family(fd)?, state.files.socket(fd)?.datagram)
+        };
+        if datagram {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        let work = match action {
+            Action::Connect(to) => match address::parse(to, family)? {
+                Given::Address(remote) => Work::Connect(remote),
+                Given::Unspecified => return Err(Errno::INVAL),
+            },
+            Action::Accept(flags) if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == 0 => {
+                Work::Accept(flags)
+            }
+            Action::Receive(into, flags) if flags & !libc::MSG_WAITALL == 0 => {
+                Work::Receive(into, 0, flags != 0)
+            }
+            Action::Accept(_) | Action::Receive(..) => return Err(Errno::INVAL),
+            Action::Send(ranges) => Work::Send(Sending::new(ranges)),
+        };
+        Ok(Self { place, work, stopped: None })
+    }
+}
+
+impl Task for Operation {
+    fn poll(&mut self, waker: &Waker) -> Option<Step> {
+        let Self { place, work, stopped } = self;
+        if let Work::Send(sending) = work {
+            return sending.poll(place, waker, *stopped);
+        }
+        if let Some(why) = *stopped {
+            return Some(work.end(why));
+        }
+        let gone = Errno(libc::ECANCELED);
+        let Some(instance) = place.instance() else { return Some(work.end(gone)) };
+        let mut state = instance.lock();
+        let Some(fd) = place.fd(&state) else { return Some(work.end(gone)) };
+        let step = match work.attempt(&mut state, fd) {
+            Err(Errno::AGAIN) => {
+                let events = if let Work::Connect(_) = work { u32::MAX } else { READS };
+                place.watch(&mut state, waker, events);
+                None
+            }
+            Err(error) => Some(work.end(error)),
+            Ok(step) => Some(step),
+        };
+        instance.settle(&mut state);
+        step
+    }
+
+    fn stop(&mut self, why: Kernel) {
+        self.stopped.get_or_insert(why.into());
+    }
+}
+
+impl Work {
+    /// Ends for this reason, unless something came of it.
+    fn end(&self, why: Errno) -> Step {
+        match self {
+            Self::Receive(_, done @ 1.., _) => over(Ok(*done)),
+            _ => over(Err(why)),
+        }
+    }
+
+    /// Goes on; [`Errno::AGAIN`] if it has to wait.
+    fn attempt(&mut self, state: &mut State, fd: i32) -> Outcome<Step> {
+        let (id, now) = (state.id(fd)?, state.now());
+        match self {
+            Self::Connect(remote) => match state.sockets.connect(id, *remote, now) {
+                Err(Error::InProgress | Error::Already) => Err(Errno::AGAIN),
+                outcome => Ok(outcome.map(|()| over(Ok(0)))?),
+            },
+            Self::Accept(flags) => {
+                let domain = state.files.socket(fd)?.domain;
+                let (accepted, _) = state.sockets.accept(id, now)?;
+                match state.add_socket(accepted, domain, *flags) {
+                    Ok(fd) => Ok(Step::Told(fd.into())),
+                    Err(error) => {
+                        state.sockets.close(accepted, now)?;
+                        Err(error)
+                    }
+                }
+            }
+            Self::Receive(into, done, all) => receive(state, id, into, done, *all),
+            // It has its own way.
+            Self::Send(_) => Err(Errno::INVAL),
+        }
+    }
+}
+
+/// Receives what is there behind the first `done` bytes.
+fn receive(
+    state: &mut State,
+    id: SocketId,
+    into: &mut Posted,
+    done: &mut usize,
+    all: bool,
+) -> Outcome<Step> {
+    loop {
+        let rest = into.rest(*done);
+        if rest.is_empty() {
+            return Ok(over(Ok(*done)));
+        }
+        let how = ReceiveFlags { peek: false, offset: 0 };
+        let received = state.with(|sockets, cx| sockets.receive(id, rest, how, cx))?;
+        *done += received;
+        if received == 0 || !all {
+            return Ok(over(Ok(*done)));
+        }
+    }
+}
+
+/// The last step: bytes, or an error number below zero.
+pub(super) fn over(result: Outcome<usize>) -> Step {
+    Step::Over(match result {
+        Ok(bytes) => bytes as i64,
+        Err(Errno(number)) => -i64::from(number),
+    })
+}

@@ -1,0 +1,155 @@
+//! Sends that lend the program's memory: all of a buffer, however large, and its return.
+//!
+//! What there is room for becomes a loan, whose pieces the stack keeps until the peer has
+//! acknowledged them. When all is accepted that is told; when no loan is left, the memory is the
+//! program's again. Stopping recalls what is out: it is copied, and sent all the same.
+
+use super::operations::over;
+use super::socket::{Place, WRITES};
+use crate::errno::{Errno, Outcome};
+use crate::instance::State;
+use crate::pointers::Ranges;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use towpath::events::Step;
+use towpath_net::socket::Borrower;
+use towpath_packet::{Lender, Recall, Watch};
+
+/// A send.
+pub(super) struct Sending {
+    ranges: Ranges,
+    /// Bytes that the socket has accepted.
+    sent: usize,
+    /// It accepts no more, and that was told.
+    is_accepted: bool,
+    loans: Arc<Loaned>,
+    /// What can be recalled.
+    watches: Vec<Watch>,
+}
+
+/// Counts loans.
+#[derive(Default)]
+struct Loaned(Mutex<Out>);
+
+#[derive(Default)]
+struct Out {
+    count: usize,
+    waker: Option<Waker>,
+}
+
+impl Loaned {
+    fn lock(&self) -> MutexGuard<'_, Out> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// True if none is out; else `waker` is woken when that is so.
+    fn are_back(&self, waker: &Waker) -> bool {
+        let mut out = self.lock();
+        if out.count > 0 {
+            out.waker = Some(waker.clone());
+        }
+        out.count == 0
+    }
+}
+
+impl Lender for Loaned {
+    fn returned(&self, _: u64, _: bool) {
+        let mut out = self.lock();
+        out.count -= 1;
+        if out.count == 0 {
+            out.waker.take().into_iter().for_each(Waker::wake);
+        }
+    }
+}
+
+impl Sending {
+    pub(super) fn new(ranges: Ranges) -> Self {
+        let loans = Arc::default();
+        Self { ranges, sent: 0, is_accepted: false, loans, watches: Vec::new() }
+    }
+
+    /// Goes on: tells what was accepted, and when the memory is back.
+    pub(super) fn poll(
+        &mut self,
+        place: &mut Place,
+        waker: &Waker,
+        stopped: Option<Errno>,
+    ) -> Option<Step> {
+        self.watches.retain(|watch| !watch.is_over());
+        if !self.is_accepted {
+            match self.go_on(place, waker, stopped) {
+                Err(Errno::AGAIN) => return None,
+                Err(error) if self.sent == 0 => return Some(over(Err(error))),
+                _ => {}
+            }
+            self.is_accepted = true;
+            return Some(Step::Told(self.sent as i64));
+        }
+        if stopped.is_some() {
+            self.recall(place, waker);
+        }
+        self.loans.are_back(waker).then(|| over(Ok(self.sent)))
+    }
+
+    /// Lends what there is room for; [`Errno::AGAIN`] if more is to be lent later.
+    fn go_on(&mut self, place: &mut Place, waker: &Waker, stopped: Option<Errno>) -> Outcome<()> {
+        let gone = Errno(libc::ECANCELED);
+        stopped.map_or(Ok(()), Err)?;
+        let instance = place.instance().ok_or(gone)?;
+        let mut state = instance.lock();
+        let fd = place.fd(&state).ok_or(gone)?;
+        let outcome = loop {
+            if self.sent == self.ranges.len() {
+                break Ok(());
+            }
+            match self.lend(&mut state, fd) {
+                // Packets leave, which may make room.
+                Ok(()) => instance.settle(&mut state),
+                Err(error) => break Err(error),
+            }
+        };
+        if outcome == Err(Errno::AGAIN) {
+            place.watch(&mut state, waker, WRITES);
+        }
+        instance.settle(&mut state);
+        outcome
+    }
+
+    /// Lends as much as there is room for.
+    fn lend(&mut self, state: &mut State, fd: i32) -> Outcome<()> {
+        let (id, now) = (state.id(fd)?, state.now());
+        let room = state.sockets.send_room(id, now)?;
+        if room == 0 {
+            return Err(Errno::AGAIN);
+        }
+        let Self { ranges, sent, loans, watches, .. } = self;
+        state.with_loans(|sockets, from, cx| {
+            loans.lock().count += 1;
+            let borrower = Borrower { lender: loans.clone(), token: 0 };
+            let Some(mut piece) = ranges.lend(from, *sent, room, borrower) else {
+                loans.lock().count -= 1;
+                return Err(Errno(libc::ENOBUFS));
+            };
+            let (len, watch) = (piece.len(), piece.watch());
+            sockets.send_piece(id, piece, cx)?;
+            *sent += len;
+            watches.extend(watch);
+            Ok(())
+        })
+    }
+
+    /// Asks for the memory. What cannot be copied now is asked for again when the socket has news.
+    fn recall(&mut self, place: &mut Place, waker: &Waker) {
+        // With its instance all loans have ended.
+        let Some(instance) = place.instance() else { return };
+        let mut state = instance.lock();
+        let is_late = state.with(|_, cx| {
+            let recall = |watch: &mut Watch| watch.recall(cx.ledger);
+            let late = self.watches.iter_mut().map(recall);
+            late.filter(|recall| matches!(recall, Recall::Busy | Recall::NoMemory)).count() > 0
+        });
+        if is_late {
+            place.watch(&mut state, waker, u32::MAX);
+        }
+    }
+}

@@ -1,0 +1,416 @@
+/*
+ * Operations of event queues on streams of two instances, on both back ends: done, cancelled at each step, late,
+ * with sockets closed under them and queues closed around them; and what is wrong.
+ */
+#define _GNU_SOURCE
+#include "queue.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <stddef.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+_Static_assert(sizeof(struct towpath_operation) == 64, "as the library has it");
+
+/* More than buffers of sockets have room for. */
+#define LARGE (8 << 20)
+
+/* Two instances with a listener, and a connection between them. */
+struct scene {
+	struct towpath_queue *queue;
+	struct towpath *a, *b;
+	int listener, client, server;
+};
+
+static struct sockaddr_in address = { .sin_family = AF_INET };
+static unsigned int back_end;
+
+static uint64_t submit(struct towpath_queue *queue, struct towpath_operation operation)
+{
+	CHECK(towpath_queue_submit(queue, &operation, 1) == 1 && !operation.error && operation.id);
+	return operation.id;
+}
+
+/* The error that an operation comes to at once. */
+static int no(struct towpath_queue *queue, struct towpath_operation operation)
+{
+	CHECK(towpath_queue_submit(queue, &operation, 1) == 0);
+	return operation.error;
+}
+
+/* Looks that the next event is the end of an operation with this result, and the only event. */
+static void done(struct scene *scene, uint64_t id, int64_t result, int error)
+{
+	struct towpath_event events[2];
+
+	events[0] = next(scene->queue);
+	if (events[0].result != result || events[0].error != error)
+		fprintf(stderr, "%lld, %d\n", (long long)events[0].result, events[0].error);
+	CHECK(events[0].id == id && events[0].what == TOWPATH_DONE && events[0].flags == TOWPATH_OVER);
+	CHECK(events[0].result == result && events[0].error == error);
+	CHECK(now(scene->queue, events, 2) == 0);
+	CHECK(towpath_queue_cancel(scene->queue, id) == -1 && errno == ESTALE);
+}
+
+/* The result of the next event, which is progress. */
+static int64_t progress(struct scene *scene, uint64_t id)
+{
+	struct towpath_event event = next(scene->queue);
+
+	CHECK(event.id == id && event.what == TOWPATH_PROGRESS && !event.flags && !event.error);
+	return event.result;
+}
+
+static int stream(struct towpath *instance)
+{
+	int fd = towpath_socket(instance, AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+
+	CHECK(fd >= 0);
+	return fd;
+}
+
+static struct scene begin_scene(void)
+{
+	struct scene scene = {
+		.queue = towpath_queue_new(back_end),
+		.a = towpath_new("192.0.2.1/24", 1500), .b = towpath_new("192.0.2.2/24", 1500),
+	};
+
+	CHECK(scene.queue && scene.a && scene.b);
+	address.sin_port = htons(80);
+	CHECK(inet_pton(AF_INET, "192.0.2.2", &address.sin_addr) == 1);
+	scene.listener = stream(scene.b);
+	CHECK(towpath_bind(scene.b, scene.listener, (struct sockaddr *)&address, sizeof(address)) == 0);
+	CHECK(towpath_listen(scene.b, scene.listener, 8) == 0);
+	scene.client = stream(scene.a);
+	uint64_t accepts = submit(scene.queue, (struct towpath_operation) {
+		.operation = TOWPATH_ACCEPT, .instance = scene.b, .fd = scene.listener,
+		.flags = SOCK_NONBLOCK,
+	});
+	uint64_t connects = submit(scene.queue, (struct towpath_operation) {
+		.operation = TOWPATH_CONNECT, .instance = scene.a, .fd = scene.client,
+		.buffer = &address, .len = sizeof(address), .data.u64 = 3,
+	});
+	struct towpath_event events[2];
+	CHECK(now(scene.queue, events, 2) == 0);
+	settle(scene.a, scene.b);
+	CHECK(now(scene.queue, events, 2) == 2);
+	int first = events[0].id == accepts ? 0 : 1;
+	CHECK(events[first].id == accepts && events[1 - first].id == connects);
+	CHECK(events[first].what == TOWPATH_PROGRESS && events[1 - first].what == TOWPATH_DONE);
+	CHECK(events[1 - first].result == 0 && !events[1 - first].error);
+	CHECK(events[1 - first].data.u64 == 3);
+	scene.server = events[first].result;
+	/* It goes on, until it is cancelled; then connections stay with the listener. */
+	int other = stream(scene.a);
+	CHECK(towpath_connect(scene.a, other, (struct sockaddr *)&address, sizeof(address)) == -1);
+	settle(scene.a, scene.b);
+	CHECK(towpath_close(scene.b, progress(&scene, accepts)) == 0);
+	CHECK(towpath_close(scene.a, other) == 0);
+	CHECK(towpath_queue_cancel(scene.queue, accepts) == 0);
+	done(&scene, accepts, -1, ECANCELED);
+	return scene;
+}
+
+static void end_scene(struct scene *scene)
+{
+	CHECK(towpath_queue_close(scene->queue) == 0);
+	towpath_free(scene->a);
+	towpath_free(scene->b);
+}
+
+static struct towpath_operation receive(struct scene *scene, void *buffer, size_t len)
+{
+	return (struct towpath_operation) {
+		.operation = TOWPATH_RECV, .instance = scene->b, .fd = scene->server,
+		.buffer = buffer, .len = len,
+	};
+}
+
+static struct towpath_operation sends(struct scene *scene, void *buffer, size_t len)
+{
+	return (struct towpath_operation) {
+		.operation = TOWPATH_SEND, .instance = scene->a, .fd = scene->client,
+		.buffer = buffer, .len = len,
+	};
+}
+
+static void wrong(void)
+{
+	struct scene scene = begin_scene();
+	struct towpath_queue *queue = scene.queue;
+	struct timespec at = { .tv_nsec = -1 };
+	char byte = 0, *unmapped = mmap(NULL, 8192, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct towpath_operation good = receive(&scene, &byte, 1), bad = good;
+	int datagrams = towpath_socket(scene.b, AF_INET, SOCK_DGRAM, 0);
+
+	CHECK(unmapped != MAP_FAILED && datagrams >= 0);
+	CHECK(no(queue, sends(&scene, unmapped, 1)) == EFAULT);
+	CHECK(munmap(unmapped, 8192) == 0);
+	CHECK(no(queue, sends(&scene, unmapped, 1)) == EFAULT);
+	CHECK(no(queue, receive(&scene, unmapped + 10, 1)) == EFAULT);
+	CHECK(no(queue, receive(&scene, NULL, 1)) == EFAULT && no(queue, sends(&scene, NULL, 1)) == EFAULT);
+	CHECK(no(queue, receive(&scene, &byte, -1)) == EFAULT && no(queue, sends(&scene, &byte, -1)) == EFAULT);
+	bad.operation = 99;
+	CHECK(no(queue, bad) == EINVAL);
+	bad = good, bad.instance = NULL;
+	CHECK(no(queue, bad) == EINVAL);
+	bad = good, bad.flags = MSG_PEEK;
+	CHECK(no(queue, bad) == EINVAL);
+	bad = sends(&scene, &byte, 1), bad.flags = MSG_OOB;
+	CHECK(no(queue, bad) == EINVAL);
+	bad = good, bad.fd = -1;
+	CHECK(no(queue, bad) == EBADF);
+	bad = good, bad.fd = datagrams;
+	CHECK(no(queue, bad) == EOPNOTSUPP);
+	bad = good, bad.deadline = &at;
+	CHECK(no(queue, bad) == EINVAL);
+	bad = (struct towpath_operation) {
+		.operation = TOWPATH_CONNECT, .instance = scene.a, .fd = scene.client, .buffer = &address,
+		.len = 3,
+	};
+	CHECK(no(queue, bad) == EINVAL);
+	bad.len = 1 << 20;
+	CHECK(no(queue, bad) == EINVAL);
+	bad.buffer = NULL, bad.len = sizeof(address);
+	CHECK(no(queue, bad) == EFAULT);
+	bad = (struct towpath_operation) {
+		.operation = TOWPATH_ACCEPT, .instance = scene.b, .fd = scene.listener, .flags = 1,
+	};
+	CHECK(no(queue, bad) == EINVAL);
+	CHECK(towpath_queue_submit(queue, NULL, 1) == -1 && errno == EFAULT);
+	CHECK(towpath_queue_submit(queue, &good, -1) == -1 && errno == EINVAL);
+	CHECK(towpath_queue_submit(NULL, &good, 1) == -1 && errno == EFAULT);
+	CHECK(towpath_queue_cancel(queue, 0) == -1 && errno == ESTALE);
+	uint64_t user = add(queue, (struct towpath_change) { .source = TOWPATH_SOURCE_USER });
+	CHECK(towpath_queue_cancel(queue, user) == -1 && errno == EINVAL);
+	/* What only the call itself finds out is told at its end: one that is connected, one that listens. */
+	bad.flags = 0, bad.fd = scene.server;
+	done(&scene, submit(queue, bad), -1, EINVAL);
+	bad = receive(&scene, &byte, 1), bad.fd = scene.listener;
+	done(&scene, submit(queue, bad), -1, ENOTCONN);
+	bad = sends(&scene, &byte, 1), bad.instance = scene.b, bad.fd = scene.listener;
+	done(&scene, submit(queue, bad), -1, EPIPE);
+	/* Where nobody listens. */
+	int fd = stream(scene.a);
+	address.sin_port = htons(81);
+	uint64_t refused = submit(queue, (struct towpath_operation) {
+		.operation = TOWPATH_CONNECT, .instance = scene.a, .fd = fd, .buffer = &address,
+		.len = sizeof(address),
+	});
+	struct towpath_event event;
+	CHECK(now(queue, &event, 1) == 0);
+	settle(scene.a, scene.b);
+	done(&scene, refused, -1, ECONNREFUSED);
+	/* One of three. */
+	struct towpath_operation three[] = { bad, good, bad };
+	three[0].fd = three[2].fd = -1;
+	CHECK(towpath_queue_submit(queue, three, 3) == 1 && three[0].error == EBADF && !three[1].error);
+	CHECK(remove_id(queue, three[1].id) == EBUSY);
+	end_scene(&scene);
+}
+
+static void receives(void)
+{
+	struct scene scene = begin_scene();
+	struct timespec soon = in_ns(5000000);
+	struct towpath_event event;
+	char bytes[64] = "";
+
+	/* What is there, however little; or all of it. */
+	uint64_t id = submit(scene.queue, receive(&scene, bytes, 64));
+	CHECK(now(scene.queue, &event, 1) == 0 && remove_id(scene.queue, id) == EBUSY);
+	CHECK(towpath_write(scene.a, scene.client, "hello", 5) == 5);
+	settle(scene.a, scene.b);
+	done(&scene, id, 5, 0);
+	CHECK(!memcmp(bytes, "hello", 6));
+	struct towpath_operation all = receive(&scene, bytes, 10);
+	all.flags = MSG_WAITALL;
+	id = submit(scene.queue, all);
+	for (int i = 0; i < 2; i++) {
+		CHECK(now(scene.queue, &event, 1) == 0);
+		CHECK(towpath_write(scene.a, scene.client, "01234", 5) == 5);
+		settle(scene.a, scene.b);
+	}
+	done(&scene, id, 10, 0);
+	CHECK(!memcmp(bytes, "0123401234", 10));
+	done(&scene, submit(scene.queue, receive(&scene, NULL, 0)), 0, 0);
+	/* Cancelled and late: no byte is lost, and what came is told. */
+	id = submit(scene.queue, receive(&scene, bytes, 64));
+	CHECK(towpath_queue_cancel(scene.queue, id) == 0);
+	CHECK(towpath_write(scene.a, scene.client, "kept", 4) == 4);
+	settle(scene.a, scene.b);
+	done(&scene, id, -1, ECANCELED);
+	id = submit(scene.queue, all);
+	CHECK(now(scene.queue, &event, 1) == 0 && towpath_queue_cancel(scene.queue, id) == 0);
+	done(&scene, id, 4, 0);
+	CHECK(!memcmp(bytes, "kept", 4));
+	all.deadline = &soon;
+	id = submit(scene.queue, all);
+	done(&scene, id, -1, ETIMEDOUT);
+	/* The end of the stream, and a socket that is closed. */
+	all.deadline = NULL;
+	id = submit(scene.queue, all);
+	CHECK(towpath_shutdown(scene.a, scene.client, SHUT_WR) == 0);
+	settle(scene.a, scene.b);
+	done(&scene, id, 0, 0);
+	struct towpath_operation other = receive(&scene, bytes, 1);
+	other.instance = scene.a, other.fd = scene.client;
+	id = submit(scene.queue, other);
+	CHECK(now(scene.queue, &event, 1) == 0 && towpath_close(scene.a, scene.client) == 0);
+	done(&scene, id, -1, ECANCELED);
+	end_scene(&scene);
+}
+
+/* Reads what there is to read of the server's side; how much. */
+static size_t drain(struct scene *scene, char *bytes, size_t room)
+{
+	size_t sum = 0;
+	ssize_t len;
+
+	while (sum < room && (len = towpath_read(scene->b, scene->server, bytes + sum, room - sum)) > 0)
+		sum += len;
+	return sum;
+}
+
+static void lends(void)
+{
+	static char sent[LARGE], received[LARGE];
+	struct scene scene = begin_scene();
+	struct towpath_stats stats;
+	struct towpath_event event;
+	size_t sum = 0;
+	int64_t accepted = 0;
+
+	for (size_t i = 0; i < LARGE; i++)
+		sent[i] = i * 31 + i / 251;
+	/* A small one: accepted at once, and back when the peer has acknowledged it. */
+	uint64_t id = submit(scene.queue, sends(&scene, sent, 100));
+	CHECK(progress(&scene, id) == 100 && now(scene.queue, &event, 1) == 0);
+	settle(scene.a, scene.b);
+	done(&scene, id, 100, 0);
+	CHECK(drain(&scene, received, 100) == 100 && !memcmp(sent, received, 100));
+	id = submit(scene.queue, sends(&scene, NULL, 0));
+	CHECK(progress(&scene, id) == 0);
+	done(&scene, id, 0, 0);
+	/* More than there is room for. */
+	id = submit(scene.queue, sends(&scene, sent, LARGE));
+	for (int turn = 0; sum < LARGE && turn < 100000; turn++) {
+		if (now(scene.queue, &event, 1) == 1) {
+			CHECK(event.id == id && event.what == TOWPATH_PROGRESS && !accepted);
+			accepted = event.result;
+		}
+		settle(scene.a, scene.b);
+		sum += drain(&scene, received + sum, LARGE - sum);
+	}
+	CHECK(sum == LARGE && accepted == LARGE && !memcmp(sent, received, LARGE));
+	settle(scene.a, scene.b);
+	done(&scene, id, LARGE, 0);
+	CHECK(towpath_get_stats(scene.a, &stats, sizeof(stats)) == 0);
+	CHECK(stats.copied_socket_send == 0 && stats.lent >= LARGE);
+	/* Cancelled on its way: what was accepted is sent, and the memory is back at once. */
+	id = submit(scene.queue, sends(&scene, sent, LARGE));
+	CHECK(now(scene.queue, &event, 1) == 0 && towpath_queue_cancel(scene.queue, id) == 0);
+	accepted = progress(&scene, id);
+	CHECK(accepted > 0 && accepted < LARGE);
+	done(&scene, id, accepted, 0);
+	memcpy(received, sent, LARGE);
+	memset(sent, 0, LARGE);
+	for (sum = 0; sum < (size_t)accepted;) {
+		char part[4096];
+
+		settle(scene.a, scene.b);
+		size_t len = drain(&scene, part, sizeof(part));
+		CHECK(len > 0 && !memcmp(part, received + sum, len));
+		sum += len;
+	}
+	CHECK(sum == (size_t)accepted);
+	/* Before anything was done. */
+	id = submit(scene.queue, sends(&scene, sent, 10));
+	CHECK(towpath_queue_cancel(scene.queue, id) == 0);
+	done(&scene, id, -1, ECANCELED);
+	struct timespec past = in_ns(-1);
+	struct towpath_operation late = sends(&scene, sent, 10);
+	late.deadline = &past;
+	done(&scene, submit(scene.queue, late), -1, ETIMEDOUT);
+	/* More than any peer takes at once. */
+	size_t huge = 1ull << 32;
+	char *zeros = mmap(NULL, huge, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	CHECK(zeros != MAP_FAILED);
+	/* Large pages cost less to look at; without them it takes longer. */
+	madvise(zeros, huge, MADV_HUGEPAGE);
+	id = submit(scene.queue, sends(&scene, zeros, huge));
+	CHECK(now(scene.queue, &event, 1) == 0 && towpath_queue_cancel(scene.queue, id) == 0);
+	accepted = progress(&scene, id);
+	CHECK(accepted > 0 && accepted < LARGE);
+	done(&scene, id, accepted, 0);
+	CHECK(munmap(zeros, huge) == 0);
+	end_scene(&scene);
+}
+
+/* Sockets, instances and queues end with operations out: all memory comes back, or the queue stays. */
+static void ends(void)
+{
+	static char sent[LARGE];
+	struct scene scene = begin_scene();
+	struct towpath_event events[4];
+	char bytes[16];
+
+	uint64_t send = submit(scene.queue, sends(&scene, sent, LARGE));
+	CHECK(now(scene.queue, events, 4) == 0 && towpath_close(scene.a, scene.client) == 0);
+	int64_t accepted = progress(&scene, send);
+	CHECK(accepted > 0 && now(scene.queue, events, 4) == 0);
+	CHECK(towpath_queue_cancel(scene.queue, send) == 0);
+	done(&scene, send, accepted, 0);
+	end_scene(&scene);
+
+	scene = begin_scene();
+	send = submit(scene.queue, sends(&scene, sent, LARGE));
+	uint64_t get = submit(scene.queue, receive(&scene, bytes, 16));
+	CHECK(now(scene.queue, events, 4) == 0);
+	towpath_free(scene.a);
+	accepted = progress(&scene, send);
+	done(&scene, send, accepted, 0);
+	towpath_free(scene.b);
+	done(&scene, get, -1, ECANCELED);
+	CHECK(towpath_queue_close(scene.queue) == 0);
+
+	/* The queue first; a child of a fork leaves it alone. */
+	scene = begin_scene();
+	int status;
+	submit(scene.queue, sends(&scene, sent, LARGE));
+	submit(scene.queue, receive(&scene, bytes, 16));
+	submit(scene.queue, (struct towpath_operation) {
+		.operation = TOWPATH_ACCEPT, .instance = scene.b, .fd = scene.listener,
+	});
+	CHECK(now(scene.queue, events, 4) == 0);
+	pid_t child = fork();
+	if (child == 0) {
+		struct towpath_operation operation = receive(&scene, bytes, 16);
+
+		CHECK(towpath_queue_submit(scene.queue, &operation, 1) == -1 && errno == EPERM);
+		CHECK(towpath_queue_cancel(scene.queue, send) == -1 && errno == EPERM);
+		CHECK(towpath_queue_close(scene.queue) == 0);
+		_exit(0);
+	}
+	CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+	add(scene.queue, (struct towpath_change) { .source = TOWPATH_SOURCE_TIMER });
+	end_scene(&scene);
+}
+
+static void cases(unsigned int which)
+{
+	back_end = which;
+	wrong();
+	receives();
+	lends();
+	ends();
+}
+
+int main(void)
+{
+	alarm(8 * PATIENCE_S);
+	return on_both(cases);
+}

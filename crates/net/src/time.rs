@@ -37,6 +37,19 @@ impl Instant {
     }
 }
 
+/// The earliest of some moments, if there is one.
+pub fn earliest<const COUNT: usize>(moments: [Option<Instant>; COUNT]) -> Option<Instant> {
+    // Not `flatten().min()`, which takes several times as long, and is asked for in each call.
+    let mut earliest = None;
+    for moment in moments {
+        earliest = match (earliest, moment) {
+            (Some(one), Some(other)) => Some(if other < one { other } else { one }),
+            (one, other) => one.or(other),
+        };
+    }
+    earliest
+}
+
 impl Add<Duration> for Instant {
     type Output = Instant;
 

@@ -90,8 +90,8 @@ pub(super) struct Lendings {
     pages: usize,
     limits: LentLimits,
     report_copied: bool,
-    /// Groups that ended, while they are told.
-    ended: Vec<(u32, bool)>,
+    /// Groups that ended, while they are told: how many calls ago each began.
+    ended: Vec<(Reverse<u32>, u32, bool)>,
     pub(super) terms: Terms,
 }
 
@@ -154,7 +154,7 @@ pub(super) struct SocketLending {
 /// One call that lends. Over when it is dropped.
 #[derive(Default)]
 pub struct LentCall {
-    share: Option<Share>,
+    pub(super) share: Option<Share>,
     term: Option<Duration>,
     takes_all: bool,
 }
@@ -426,14 +426,17 @@ impl Sockets {
             return;
         };
         let mut ended = core::mem::take(&mut self.lendings.ended);
-        returns.take(|group, copied| ended.push((group, copied)));
+        returns.take(|group, copied| ended.push((Reverse(0), group, copied)));
         // Those of one socket in the order of their calls, so that they join; recalls have another.
-        ended.sort_unstable_by_key(|(index, _)| {
-            let group = &self.lendings.groups[*index as usize];
-            let next = self.socket(group.socket).map_or(0, |socket| socket.lending.next);
-            Reverse(next.wrapping_sub(group.first))
-        });
-        for (index, copied) in ended.drain(..) {
+        if ended.len() > 1 {
+            for (age, index, _) in &mut ended {
+                let group = &self.lendings.groups[*index as usize];
+                let next = self.socket(group.socket).map_or(0, |socket| socket.lending.next);
+                *age = Reverse(next.wrapping_sub(group.first));
+            }
+            ended.sort_unstable();
+        }
+        for (_, index, copied) in ended.drain(..) {
             let group = &mut self.lendings.groups[index as usize];
             group.outstanding.clear();
             let (id, first, calls) = (group.socket, group.first, group.calls);

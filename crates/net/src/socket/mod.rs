@@ -287,6 +287,11 @@ impl Sockets {
         Ok(self.socket_mut(id)?.error.take())
     }
 
+    /// True if there is a pending error.
+    pub fn has_error(&self, id: SocketId) -> bool {
+        self.socket(id).is_ok_and(|socket| socket.error.is_some())
+    }
+
     /// Lets the next call tell of an error that a call found and did not tell.
     pub fn keep_error(&mut self, id: SocketId, error: Error) {
         if let Ok(socket) = self.socket_mut(id) {

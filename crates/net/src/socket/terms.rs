@@ -26,7 +26,7 @@
 use super::lending::{Borrower, Lendings};
 use super::{Error, SocketId, Sockets};
 use crate::stack::Context;
-use crate::time::{Duration, Instant};
+use crate::time::{Duration, Instant, earliest};
 use alloc::vec::Vec;
 use towpath_packet::{Ledger, Piece, Recall, Watch};
 
@@ -164,7 +164,7 @@ impl Default for Terms {
 
 impl Terms {
     fn expect(&mut self, due: Due) {
-        self.next = [self.next, due.at()].into_iter().flatten().min();
+        self.next = earliest([self.next, due.at()]);
     }
 }
 
@@ -193,7 +193,7 @@ pub struct LentStats {
 impl Sockets {
     /// When [`Sockets::on_deadline`] has something to do.
     pub fn next_deadline(&self) -> Option<Instant> {
-        [self.stack.next_deadline(), self.lendings.terms.next].into_iter().flatten().min()
+        earliest([self.stack.next_deadline(), self.lendings.terms.next])
     }
 
     /// Sets the term that begins when the stack itself no longer needs lent bytes; `None` for no

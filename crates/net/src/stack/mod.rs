@@ -45,7 +45,7 @@ use crate::counters::Counters;
 use crate::fragment::{self, Reassembler};
 use crate::neighbor::Neighbors;
 use crate::tcp::{Pressure, Settings};
-use crate::time::Instant;
+use crate::time::{Instant, earliest};
 use crate::wire::MacAddr;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -287,8 +287,7 @@ impl Stack {
     /// When [`Stack::on_deadline`] wants to be called next.
     pub fn next_deadline(&self) -> Option<Instant> {
         let (fragments, paths) = (self.reassembler.next_deadline(), self.paths.deadline());
-        let all = [self.tcp.deadline(), self.neighbors.deadline(), fragments, paths];
-        all.into_iter().flatten().min()
+        earliest([self.tcp.deadline(), self.neighbors.deadline(), fragments, paths])
     }
 
     /// Runs the timers that are due.

@@ -9,7 +9,7 @@ use super::time_wait::{Remembered, TimeWait};
 use super::{Config, Label, derive};
 use crate::tcp::syncookie::SynCookies;
 use crate::tcp::{Connection, Opening, SegmentSizes, Settings, State};
-use crate::time::{Duration, Instant};
+use crate::time::{Duration, Instant, earliest};
 use alloc::boxed::Box;
 use alloc::collections::{BinaryHeap, VecDeque};
 use alloc::vec::Vec;
@@ -280,7 +280,7 @@ impl Table {
 
     pub(super) fn deadline(&self) -> Option<Instant> {
         let timer = self.timers.peek().map(|Reverse((at, _))| *at);
-        [timer, self.time_wait.deadline()].into_iter().flatten().min()
+        earliest([timer, self.time_wait.deadline()])
     }
 
     pub(super) fn on_deadline(&mut self, now: Instant) {

@@ -43,7 +43,7 @@ pub(super) fn break_even(over_device: bool) -> usize {
 fn loan_nanos() -> u64 {
     let budget = || Budget::new(usize::MAX);
     let levels = Levels { socket: budget(), group: None, all: budget().into() };
-    let account = Arc::new(Account { levels, socket: None });
+    let account = Arc::new(Account::new(levels, None));
     let mut loans = Loans::new(1);
     let lend = || {
         for _ in 0..LOANS {

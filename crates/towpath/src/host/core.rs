@@ -21,10 +21,10 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use towpath_io::thread::release_unused;
-use towpath_net::socket::{Borrower, Error, Readiness, SendFlags, SendTo, SocketId, Sockets};
+use towpath_net::socket::{Borrower, Error, Readiness, SendFlags, SocketId, Sockets};
 use towpath_net::stack::Context;
 use towpath_net::tcp::Connection;
-use towpath_net::time::{Duration, Instant};
+use towpath_net::time::{Duration, Instant, earliest};
 use towpath_packet::pool::{LARGE_FRAME_BYTES, SMALL_FRAME_BYTES};
 use towpath_packet::{Ledger, Loans, Memory, Piece, Pool, Site};
 
@@ -65,9 +65,9 @@ struct Frames {
 /// What the lock guards.
 pub(super) struct State {
     pub(super) sockets: Sockets,
-    memory: Memory,
+    pub(super) memory: Memory,
     /// Made with the first loan.
-    loans: Option<Loans>,
+    pub(super) loans: Option<Loans>,
     pub(super) port: Port,
     pub(super) table: HashMap<SocketId, Entry>,
     /// Not later than the first term of what waits in a send queue.
@@ -332,25 +332,6 @@ impl State {
         act(&mut self.sockets, &mut self.port, &mut cx)
     }
 
-    /// Lends a buffer as a datagram, in loans of a frame's size: who puts fragments together counts
-    /// all of its loan with each.
-    pub(super) fn send_lent_datagram(
-        &mut self,
-        id: SocketId,
-        (source, ticket): (Arc<dyn Source>, Share),
-        send: &SendTo,
-        now: &Now<'_>,
-    ) -> Result<usize, Error> {
-        let Self { sockets, memory, loans, .. } = self;
-        let loans = loans.get_or_insert_with(|| Loans::new(LOANS_MAX));
-        let mut cx = Context { memory, ledger: now.ledger, now: now.now };
-        let (number, begin) = (sockets.next_lent(id)?, (0, LARGE_FRAME_BYTES));
-        let lend = lend_from(&source, &ticket, begin, loans);
-        let sent = sockets.send_lent_datagram(id, source.len(), send, lend, &mut cx)?;
-        ticket.begun(number);
-        Ok(sent)
-    }
-
     /// Keeps what there is to a new socket.
     pub(super) fn add(&mut self, id: SocketId, queue: Option<Arc<SendQueue>>) {
         self.table.insert(id, Entry { queue, ..Entry::default() });
@@ -388,7 +369,7 @@ impl State {
 
     fn due(&self) -> Option<Instant> {
         let deadline = self.sockets.next_deadline();
-        [deadline, self.port.due(), self.retry_at, self.terms_at].into_iter().flatten().min()
+        earliest([deadline, self.port.due(), self.retry_at, self.terms_at])
     }
 
     fn take_submitted(&mut self, queue: &SendQueue, now: &Now<'_>) {
@@ -587,13 +568,24 @@ fn lend_from(
     loans: &mut Loans,
 ) -> impl FnMut(usize, Borrower) -> Option<Piece> {
     move |most, borrower| {
-        ticket.share(Some(borrower.lender));
-        let (most, lender) = (most.min(bytes_max), ticket.lender());
-        let piece = source.clone().lend(loans, at, most, lender, borrower.token);
-        match &piece {
-            Some(piece) => at += piece.len(),
-            None => ticket.unshare(),
-        }
-        piece
+        let piece = lend(source, ticket, (at, most.min(bytes_max)), loans, borrower)?;
+        at += piece.len();
+        Some(piece)
     }
+}
+
+/// Lends a stretch that begins at `at`, `most` bytes of it at most.
+pub(super) fn lend(
+    source: &Arc<dyn Source>,
+    ticket: &Share,
+    (at, most): (usize, usize),
+    loans: &mut Loans,
+    borrower: Borrower,
+) -> Option<Piece> {
+    ticket.share(Some(borrower.lender));
+    let piece = source.clone().lend(loans, at, most, ticket.lender(), borrower.token);
+    if piece.is_none() {
+        ticket.unshare();
+    }
+    piece
 }

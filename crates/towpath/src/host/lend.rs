@@ -226,15 +226,16 @@ impl<B: Lend> Source for Parcel<B> {
     }
 }
 
-/// All of a buffer, in the order of its bytes.
-pub(super) fn stretches<B: Lend>(buffer: &B) -> Vec<&[u8]> {
-    let (mut stretches, mut mark, mut at) = (Vec::new(), None, 0);
+/// At most `most` bytes of a buffer, from `at` on, in their order.
+pub(super) fn stretches<B: Lend>(buffer: &B, mut at: usize, mut most: usize) -> Vec<&[u8]> {
+    let (mut stretches, mut mark) = (Vec::new(), None);
     loop {
         let next = buffer.rest(at, &mut mark);
+        let next = &next[..next.len().min(most)];
         if next.is_empty() {
             return stretches;
         }
-        at += next.len();
+        (at, most) = (at + next.len(), most - next.len());
         stretches.push(next);
     }
 }

@@ -67,6 +67,7 @@ mod calibration;
 pub(crate) mod clock;
 mod config;
 mod core;
+mod datagrams;
 mod file;
 #[cfg(any(feature = "futures", feature = "tokio"))]
 mod futures;

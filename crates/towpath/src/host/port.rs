@@ -6,7 +6,7 @@ use towpath_io::tap::Tap;
 use towpath_io::vhost_user::VhostUser;
 use towpath_net::socket::Sockets;
 use towpath_net::stack::Context;
-use towpath_net::time::{Duration, Instant};
+use towpath_net::time::{Duration, Instant, earliest};
 use towpath_packet::{Burst, Caps, Device};
 
 /// Packets read at a time: few enough that calls get the lock soon.
@@ -162,6 +162,9 @@ impl Port {
                     }
                 }
             }
+            if !sockets.stack().has_output() {
+                return false;
+            }
         }
         true
     }
@@ -175,6 +178,6 @@ impl Port {
 
     /// When there is something to do again.
     pub(super) fn due(&self) -> Option<Instant> {
-        [self.retry_at, self.turn_at, self.paused_until].into_iter().flatten().min()
+        earliest([self.retry_at, self.turn_at, self.paused_until])
     }
 }

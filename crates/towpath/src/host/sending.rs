@@ -16,7 +16,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use towpath_net::socket::SocketId;
 use towpath_packet::Lender;
-use towpath_packet::sync::{AtomicU32, Ordering};
+use towpath_packet::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// Bit of [`Ticket::word`]: somebody waits.
 const WATCHED: u32 = 1 << 31;
@@ -25,11 +25,22 @@ const COPIED: u32 = 1 << 30;
 /// The other bits: shares.
 const SHARES: u32 = COPIED - 1;
 
+/// [`Ticket::number`] of a send of which the stack took nothing.
+const NO_NUMBER: u64 = u64::MAX;
+
 /// What the sends of a socket count with, and who is asked to give their memory back.
 pub(super) struct Account {
     pub(super) levels: Levels,
     /// `None` of sends that nobody asks for.
     pub(super) socket: Option<(Weak<Core>, SocketId)>,
+    /// Who else is told of each loan's end, known from the first loan on.
+    group: OnceLock<Arc<dyn Lender>>,
+}
+
+impl Account {
+    pub(super) fn new(levels: Levels, socket: Option<(Weak<Core>, SocketId)>) -> Self {
+        Self { levels, socket, group: OnceLock::new() }
+    }
 }
 
 /// Counts who still has a part in a send: its place in the send queue, and each loan of its bytes.
@@ -40,9 +51,7 @@ pub(super) struct Ticket {
     account: Arc<Account>,
     charge: usize,
     /// The call's number among those of its socket that lend, once it has one.
-    number: OnceLock<u32>,
-    /// Who else is told of each loan's end: set before the first is made.
-    group: OnceLock<Arc<dyn Lender>>,
+    number: AtomicU64,
     /// Who hears how it went.
     watch: OnceLock<Watch>,
 }
@@ -55,8 +64,7 @@ impl Ticket {
             waiters: Mutex::default(),
             account,
             charge,
-            number: OnceLock::new(),
-            group: OnceLock::new(),
+            number: AtomicU64::new(NO_NUMBER),
             watch: OnceLock::new(),
         });
         (ticket.clone(), Share(ticket))
@@ -64,7 +72,8 @@ impl Ticket {
 
     /// The stack took the first bytes, as the call of this number.
     pub(super) fn begun(&self, number: u32) {
-        self.number.get_or_init(|| number);
+        // Relaxed, here and in `number`: both are called with the lock of the core.
+        self.number.store(number.into(), Ordering::Relaxed);
     }
 
     /// Has `watch` hear how the send goes, unless all is back already.
@@ -76,7 +85,7 @@ impl Ticket {
 
     /// The call's number, if the stack took any bytes.
     pub(super) fn number(&self) -> Option<u32> {
-        self.number.get().copied()
+        u32::try_from(self.number.load(Ordering::Relaxed)).ok()
     }
 
     /// What the send counts with.
@@ -105,7 +114,7 @@ impl Ticket {
     /// Another share, for a loan; `group` is told of its end too, by the loan's token.
     pub(super) fn share(&self, group: Option<Arc<dyn Lender>>) {
         if let Some(group) = group {
-            self.group.get_or_init(|| group);
+            self.account.group.get_or_init(|| group);
         }
         // Relaxed: a share is made from a share, nothing is published by it.
         self.word.fetch_add(1, Ordering::Relaxed);
@@ -186,7 +195,7 @@ impl Drop for Share {
 
 impl Lender for Ticket {
     fn returned(&self, token: u64, copied: bool) {
-        if let Some(group) = self.group.get().filter(|_| token != Self::ALONE) {
+        if let Some(group) = self.account.group.get().filter(|_| token != Self::ALONE) {
             group.returned(token, copied);
         }
         self.end(copied);
@@ -221,13 +230,18 @@ impl<B: Lend> Sending<B> {
         Self { accepted, back: None, lent: Some((held, ticket)) }
     }
 
+    /// As the socket took so many bytes only.
+    pub(super) fn with_accepted(self, accepted: usize) -> Self {
+        Self { accepted, ..self }
+    }
+
     /// Of a buffer whose first `accepted` bytes were copied.
     pub(super) fn copied(buffer: B, accepted: usize) -> Self {
         Self { accepted, back: Some((buffer, accepted > 0)), lent: None }
     }
 
     /// Bytes that the socket took to be sent: the first of the buffer. Fewer than all only if the
-    /// bytes were copied and the call could not wait.
+    /// call could not wait, or an error came, when some were copied or sent as datagrams.
     pub fn accepted(&self) -> usize {
         self.accepted
     }

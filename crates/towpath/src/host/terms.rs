@@ -13,7 +13,7 @@ use super::queue::{LentOp, Op};
 use super::sending::Ticket;
 use std::sync::Arc;
 use towpath_net::socket::SocketId;
-use towpath_net::time::Instant;
+use towpath_net::time::{Instant, earliest};
 use towpath_packet::{Ledger, Site};
 
 /// Bytes copied in one turn: about a millisecond.
@@ -61,7 +61,7 @@ impl State {
                     None => lent.due = Some(now.now + MEMORY_PAUSE),
                 }
             }
-            self.terms_at = [self.terms_at, lent.due].into_iter().flatten().min();
+            self.terms_at = earliest([self.terms_at, lent.due]);
         }
     }
 }

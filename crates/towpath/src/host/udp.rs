@@ -2,9 +2,10 @@
 
 use super::auto::{Choice, DATAGRAM_BREAK_EVEN};
 use super::core::{Now, State};
+use super::datagrams::LentDatagrams;
 use super::lend::{Lend, Parcel, stretches};
 use super::mode::{Mode, SendMode};
-use super::sending::{Account, SendError, Sending, Ticket};
+use super::sending::{Account, SendError, Sending, Share, Ticket};
 use super::shape::Shape;
 use super::wait::block;
 use super::watch::readiness;
@@ -12,6 +13,7 @@ use super::{Host, LENT_OVERHEAD, family, io_error, would_block};
 use std::fmt;
 use std::future::poll_fn;
 use std::io;
+use std::mem;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -38,22 +40,53 @@ struct Inner {
 
 /// A buffer on its way into a socket.
 struct Going<B> {
-    buffer: Option<B>,
     /// What was decided when the call began.
     choice: Choice,
     send: SendTo,
+    progress: Progress<B>,
+}
+
+/// How far it is.
+enum Progress<B> {
+    /// With how many bytes were copied.
+    Copied(B, usize),
+    Lent(Sending<B>, LentDatagrams),
+    /// The call is over.
+    Gone,
 }
 
 impl<B: Lend> Going<B> {
     fn new(socket: &UdpSocket, buffer: B, send: &SendTo) -> Self {
         let Inner { shape, mode, .. } = &*socket.inner;
         let send = SendTo { term: send.term.or(shape.term()), ..*send };
-        Self { choice: mode.choose(buffer.len()), buffer: Some(buffer), send }
+        Self { choice: mode.choose(buffer.len()), send, progress: Progress::Copied(buffer, 0) }
     }
 
-    /// The buffer of a call that has no result yet.
-    fn take(&mut self) -> B {
-        self.buffer.take().expect("a future is done once")
+    /// Lends the buffer for the send of `ticket`, whose first share this is.
+    fn lend(&mut self, ticket: Arc<Ticket>, share: Share) {
+        let Progress::Copied(buffer, _) = mem::replace(&mut self.progress, Progress::Gone) else {
+            return;
+        };
+        let held = Arc::new(Parcel::new(buffer));
+        let sending = Sending::lent(held.clone(), ticket);
+        self.progress = Progress::Lent(sending, LentDatagrams::new(held, share));
+    }
+
+    /// The call ends here: what was accepted counts, else the error.
+    fn stop(&mut self, error: io::Error) -> Result<Sending<B>, SendError<B>> {
+        match mem::replace(&mut self.progress, Progress::Gone) {
+            Progress::Copied(buffer, 0) => Err(SendError { error, buffer }),
+            Progress::Copied(buffer, copied) => Ok(Sending::copied(buffer, copied)),
+            Progress::Lent(sending, lent) => match lent.done {
+                0 => {
+                    // What was lent came back when the call failed.
+                    drop(lent);
+                    Err(SendError { error, buffer: sending.returned().buffer })
+                }
+                done => Ok(sending.with_accepted(done)),
+            },
+            Progress::Gone => unreachable!("a future is done once"),
+        }
     }
 }
 
@@ -103,20 +136,28 @@ impl UdpSocket {
         bytes: &[u8],
         remote: Option<SocketAddr>,
     ) -> Poll<io::Result<usize>> {
-        self.poll_copy(cx, &[bytes], &SendTo { to: remote, ..SendTo::default() })
+        self.poll_copy(cx, |_| [bytes], &SendTo { to: remote, ..SendTo::default() }, false)
     }
 
-    /// Copies `buffers`, one after the other, into a datagram.
-    fn poll_copy(
+    /// Copies buffers, one after the other, into a datagram: those that `buffers` yields when it is
+    /// told how many bytes can go together at most. A call that `continues` copies nothing if an
+    /// error waits, which is for the next.
+    fn poll_copy<'a, T: AsRef<[&'a [u8]]>>(
         &self,
         cx: &mut Context<'_>,
-        buffers: &[&[u8]],
+        buffers: impl FnOnce(usize) -> T,
         send: &SendTo,
+        continues: bool,
     ) -> Poll<io::Result<usize>> {
         let id = self.inner.id;
         let sent = self.inner.host.owner.core.call_to_send(|state, now| {
-            let sent =
-                state.with(now, |sockets, _, cx| sockets.send_datagram(id, buffers, send, cx));
+            if continues && state.sockets.has_error(id) {
+                return Ok(0);
+            }
+            let most = state.sockets.datagrams_max(id, send)?;
+            let buffers = buffers(most);
+            let sent = state
+                .with(now, |sockets, _, cx| sockets.send_datagram(id, buffers.as_ref(), send, cx));
             if sent == Err(Error::WouldBlock) {
                 state.entry(id).writers.add(cx.waker());
             }
@@ -130,10 +171,16 @@ impl UdpSocket {
     /// over; this waits until the budgets of lent bytes have room. If it is copied ([`SendMode`]),
     /// it is back at once. Both wait while the device takes nothing.
     ///
+    /// With a segment size ([`SendTo::segment_size`], or the socket's option) the buffer goes as
+    /// datagrams of that size, and may be longer than one: any number of them cost one call, one
+    /// loan or a few, and one return. Of a [`Chain`](super::Chain) of buffers of that size each is
+    /// a datagram. A call that cannot wait may take some of them only: [`Sending::accepted`] tells.
+    ///
     /// # Errors
-    /// Those of [`UdpSocket::send`]. A buffer that is lent in more than
+    /// Those of [`UdpSocket::send`]. A datagram that is lent in more than
     /// [`LENT_RANGES_MAX`](towpath_net::socket::LENT_RANGES_MAX) parts is too long, too. The buffer
-    /// is handed back.
+    /// is handed back. An error that comes when some datagrams have been accepted is for the next
+    /// call.
     pub fn send_zc<B: Lend>(&self, buffer: B) -> Result<Sending<B>, SendError<B>> {
         self.send_zc_with(buffer, &SendTo::default())
     }
@@ -157,11 +204,11 @@ impl UdpSocket {
         let mut going = Going::new(self, buffer, send);
         let wait = self.inner.shape.write_wait();
         let sent = block(wait, |cx| self.poll_send_zc(cx, &mut going));
-        sent.unwrap_or_else(|| Err(SendError { error: would_block(), buffer: going.take() }))
+        sent.unwrap_or_else(|| going.stop(would_block()))
     }
 
-    /// The same for tasks. Dropping the future before it is ready frees the buffer, which is not
-    /// lent then.
+    /// The same for tasks. Dropping the future before it is ready sends no more of the buffer,
+    /// which is freed when nothing of it is lent.
     pub async fn send_zc_async<B: Lend>(
         &self,
         buffer: B,
@@ -177,47 +224,75 @@ impl UdpSocket {
         cx: &mut Context<'_>,
         going: &mut Going<B>,
     ) -> Poll<Result<Sending<B>, SendError<B>>> {
-        if going.choice == Choice::Copy {
-            let buffer = going.buffer.as_ref().expect("a future is done once");
-            let sent = self.poll_copy(cx, &stretches(buffer), &going.send);
-            return sent.map(|sent| match sent {
-                Ok(count) => Ok(Sending::copied(going.take(), count)),
-                Err(error) => Err(SendError { error, buffer: going.take() }),
-            });
+        let sent = match going.choice {
+            Choice::Copy => self.poll_copy_parts(cx, going),
+            Choice::Lend | Choice::LendWatched(_) => self.poll_lend(cx, going),
+        };
+        let Poll::Ready(sent) = sent else { return Poll::Pending };
+        Poll::Ready(match (sent, mem::replace(&mut going.progress, Progress::Gone)) {
+            (Ok(()), Progress::Copied(buffer, count)) => Ok(Sending::copied(buffer, count)),
+            (Ok(()), Progress::Lent(sending, lent)) => Ok(sending.with_accepted(lent.done)),
+            (sent, progress) => {
+                going.progress = progress;
+                going.stop(sent.err().unwrap_or_else(would_block))
+            }
+        })
+    }
+
+    /// Copies what is left, as datagrams of which as many as possible go together.
+    fn poll_copy_parts<B: Lend>(
+        &self,
+        cx: &mut Context<'_>,
+        going: &mut Going<B>,
+    ) -> Poll<io::Result<()>> {
+        let Progress::Copied(buffer, copied) = &mut going.progress else {
+            return Poll::Ready(Ok(()));
+        };
+        let len = buffer.len();
+        loop {
+            let part = |most| stretches(buffer, *copied, most);
+            let count = match self.poll_copy(cx, part, &going.send, *copied > 0) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Ok(count)) => count,
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+            };
+            *copied += count;
+            if count == 0 || *copied == len {
+                return Poll::Ready(Ok(()));
+            }
         }
+    }
+
+    /// Lends what is left.
+    fn poll_lend<B: Lend>(
+        &self,
+        cx: &mut Context<'_>,
+        going: &mut Going<B>,
+    ) -> Poll<io::Result<()>> {
         let Inner { id, account, mode, host, .. } = &*self.inner;
-        let len = going.buffer.as_ref().map_or(0, B::len);
-        let charge = len.saturating_add(LENT_OVERHEAD);
-        if account.levels.poll_take(cx, charge).is_pending() {
-            let watchers = host.owner.core.lock().entry(*id).writers.all();
-            watchers.iter().for_each(|waker| account.levels.watch(waker, charge));
-            return Poll::Pending;
+        let core = &host.owner.core;
+        if let Progress::Copied(buffer, _) = &going.progress {
+            let len = buffer.len();
+            let charge = len.saturating_add(LENT_OVERHEAD);
+            if account.levels.poll_take(cx, charge).is_pending() {
+                let watchers = core.lock().entry(*id).writers.all();
+                watchers.iter().for_each(|waker| account.levels.watch(waker, charge));
+                return Poll::Pending;
+            }
+            let (ticket, share) = Ticket::begin(account.clone(), charge);
+            going.lend(ticket, share);
         }
-        let watch = mode.watch(going.choice, len);
-        let held = Arc::new(Parcel::new(going.take()));
-        let (ticket, share) = Ticket::begin(account.clone(), charge);
-        let sending = Sending::lent(held.clone(), ticket.clone());
-        let sent = host.owner.core.call_to_send(|state, now| {
-            let sent = state.send_lent_datagram(*id, (held, share), &going.send, now);
+        let Progress::Lent(_, lent) = &mut going.progress else { return Poll::Ready(Ok(())) };
+        let sent = core.call_to_send(|state, now| {
+            let sent = state.send_lent_datagrams(*id, lent, &going.send, now);
             match sent {
-                Ok(_) => ticket.observe(watch),
                 Err(Error::WouldBlock) => state.entry(*id).writers.add(cx.waker()),
                 Err(_) => {}
+                Ok(()) => lent.ticket.observe(mode.watch(going.choice, lent.done)),
             }
             sent
         });
-        match sent {
-            Ok(_) => Poll::Ready(Ok(sending)),
-            // What was lent of it came back when the call failed.
-            Err(Error::WouldBlock) => {
-                going.buffer = Some(sending.returned().buffer);
-                Poll::Pending
-            }
-            Err(error) => {
-                let (error, buffer) = (io_error(error), sending.returned().buffer);
-                Poll::Ready(Err(SendError { error, buffer }))
-            }
-        }
+        ready(sent)
     }
 
     /// What becomes of buffers that are sent with [`UdpSocket::send_zc`].

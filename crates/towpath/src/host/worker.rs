@@ -138,7 +138,7 @@ impl Host {
         let core = &self.owner.core;
         let socket = Budget::new(core.lent_by_socket);
         let levels = Levels { socket, group: self.group.clone(), all: core.lent.clone() };
-        Arc::new(Account { levels, socket: Some((Arc::downgrade(core), id)) })
+        Arc::new(Account::new(levels, Some((Arc::downgrade(core), id))))
     }
 
     /// The size from which on lending costs less than copying.

@@ -237,3 +237,38 @@ fn datagrams_are_copied_or_lent_as_the_socket_says() {
     drop((socket, peer));
     assert_all_back(&[&a, &b]);
 }
+
+/// Goal: a buffer of many datagrams is one send in every mode: each arrives whole and in order, a
+/// chain's buffers each as one, and the buffer comes back once; from a peer that does not read,
+/// too, when it is recalled.
+#[test]
+fn a_buffer_goes_as_many_datagrams() {
+    let (a, b, socket, peer) = sockets(&config(1));
+    peer.set_options(|options| options.receive_buffer = Some(16 << 20)).expect("an option");
+    socket.set_options(|options| options.datagram.segment_size = 1000).expect("an option");
+    let long = pattern(200_300, 5);
+    let chain = Chain((0..200).map(|seed| pattern(1000, seed)).collect());
+    for mode in [SendMode::Copy, SendMode::Lend, SendMode::Auto] {
+        socket.set_send_mode(mode);
+        let sending = socket.send_zc((long.clone(), Vec::new())).expect("sends");
+        assert_eq!((sending.accepted(), sending.is_returned()), (200_300, mode == SendMode::Copy));
+        for part in long.chunks(1000) {
+            assert_same(&receive(&peer), part);
+        }
+        let returned = sending.returned_within(PATIENCE).expect("back");
+        assert!(returned.buffer.0 == long && returned.copied == (mode == SendMode::Copy));
+        let sending = socket.send_zc(chain.clone()).expect("sends");
+        for part in &chain.0 {
+            assert_same(&receive(&peer), part);
+        }
+        assert!(sending.returned_within(PATIENCE).expect("back").buffer == chain);
+        let unread = socket.send_zc(long.clone()).expect("sends");
+        unread.recall();
+        assert!(unread.returned_within(PATIENCE).expect("back").buffer == long);
+        for part in long.chunks(1000) {
+            assert_same(&receive(&peer), part);
+        }
+    }
+    drop((socket, peer));
+    assert_all_back(&[&a, &b]);
+}

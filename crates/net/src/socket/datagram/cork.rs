@@ -92,6 +92,23 @@ impl Filling {
         Ok(())
     }
 
+    /// Bytes so far.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Ranges of lent memory, if nothing was copied.
+    pub(super) fn range_count(&self) -> usize {
+        self.packet.piece_count()
+    }
+
+    /// Leaves as many whole datagrams of `size` as there are of lent bytes; returns how many bytes.
+    pub(super) fn truncate_to_whole(&mut self, size: usize) -> usize {
+        self.len -= self.len.checked_rem(size).unwrap_or(self.len);
+        self.packet.truncate(self.len);
+        self.len
+    }
+
     /// The packet with all bytes, and what the send buffer is charged for it.
     pub(super) fn finish(mut self) -> Result<(Packet, usize), Error> {
         self.close()?;

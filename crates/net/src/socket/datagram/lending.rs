@@ -9,6 +9,10 @@
 //! number. A call that fails has none either, and what it lent comes back; as in Linux one that
 //! cannot be cut as asked is an exception: it has a number and is told of, as if it had been sent.
 //!
+//! A call whose bytes are cut into datagrams may have more than a super-packet takes, where its
+//! caller asks for it ([`crate::socket::Sockets::send_lent_datagrams`]): it goes as several, of
+//! whole datagrams, and is told of once.
+//!
 //! A datagram has at most [`LENT_RANGES_MAX`] ranges of memory. One that waits for more takes up to
 //! [`WAITING_RANGES_MAX`], so that all else can be copied into frames behind them: ranges beyond
 //! are copied, as is everything behind the first copied byte, and the notice says so.
@@ -16,12 +20,14 @@
 //! Follows `__ip_append_data` and `msg_zerocopy_realloc` of Linux, which copies what is larger than
 //! the MTU or waits for more.
 
-use super::super::lending::Borrower;
+use super::super::lending::{Borrower, LentCall};
 use super::super::{Error, SocketId, Sockets};
 use super::cork::{Filling, Pending};
-use super::send::SendTo;
+use super::send::{SendTo, Way};
+use crate::gso::UDP_SEGMENTS_MAX;
 use crate::stack::Context;
-use crate::wire::udp;
+use crate::wire::{ipv4, udp};
+use core::cell::Cell;
 use towpath_packet::Piece;
 use towpath_packet::packet::PIECES_MAX;
 use towpath_packet::pool::LARGE_FRAME_BYTES;
@@ -30,6 +36,8 @@ use towpath_packet::pool::LARGE_FRAME_BYTES;
 pub const LENT_RANGES_MAX: usize = 17;
 /// Most of one that waits for more: large frames for all other bytes fit the packet too.
 const WAITING_RANGES_MAX: usize = PIECES_MAX - (u16::MAX as usize).div_ceil(LARGE_FRAME_BYTES);
+/// Most bytes of UDP over IPv4, which takes less than IPv6.
+const PAYLOAD_MAX: usize = u16::MAX as usize - ipv4::HEADER_LEN - udp::HEADER_LEN;
 
 impl Sockets {
     /// As [`Sockets::send_datagram`], of `len` bytes that are not copied. `lend` makes a loan of at
@@ -54,6 +62,74 @@ impl Sockets {
         })
     }
 
+    /// As [`Sockets::send_lent_datagram`], but bytes that are cut into datagrams may be more than a
+    /// super-packet takes, in any number of ranges: they go as several super-packets of whole
+    /// datagrams, which are one call with one number. `lend` is also told which byte comes next.
+    /// Returns how many bytes were sent; after fewer than `total` the caller lets packets leave and
+    /// calls again with the same `call` for the rest. None are sent if such a later call finds an
+    /// error that has come meanwhile, which is left for the next.
+    pub fn send_lent_datagrams(
+        &mut self,
+        id: SocketId,
+        call: &mut LentCall,
+        total: usize,
+        send: &SendTo,
+        mut lend: impl FnMut(usize, usize, Borrower) -> Option<Piece>,
+        cx: &mut Context<'_>,
+    ) -> Result<usize, Error> {
+        let at = Cell::new(0);
+        let lend = |most, borrower| {
+            let piece = lend(at.get(), most, borrower)?;
+            at.set(at.get() + piece.len());
+            Some(piece)
+        };
+        self.watching((id, send.term, cx.now), lend, |sockets, lend| {
+            sockets.lend_to_datagrams((id, total), call, send, (lend, &at), cx)
+        })
+    }
+
+    /// Most bytes that go as one super-packet, as whole datagrams of a segment size; any number if
+    /// what is sent is not cut, or waits for more.
+    pub fn datagrams_max(&self, id: SocketId, send: &SendTo) -> Result<usize, Error> {
+        let options = &self.socket(id)?.options.datagram;
+        let size = usize::from(send.segment_size.unwrap_or(options.segment_size));
+        if size == 0 || self.waits_for_more(id, send)? {
+            return Ok(usize::MAX);
+        }
+        Ok(size * UDP_SEGMENTS_MAX.min(PAYLOAD_MAX / size).max(1))
+    }
+
+    fn lend_to_datagrams(
+        &mut self,
+        (id, total): (SocketId, usize),
+        call: &mut LentCall,
+        send: &SendTo,
+        (mut lend, at): (impl FnMut(usize, Borrower) -> Option<Piece>, &Cell<usize>),
+        cx: &mut Context<'_>,
+    ) -> Result<usize, Error> {
+        if self.waits_for_more(id, send)? {
+            return self.lend_to_datagram((id, total), send, lend, cx);
+        }
+        if call.share.is_some() && self.has_error(id) {
+            return Ok(0);
+        }
+        let most = self.datagrams_max(id, send)?;
+        let way = self.prepare_datagram(id, total.min(most), send)?;
+        let (cuts, mut sent) = (way.segment_size() > 0, 0);
+        loop {
+            let part = (total - sent).min(most);
+            match self.lend_packet((id, part, total), call, &way, (&mut lend, cuts), cx) {
+                Ok(count) => sent += count,
+                Err(error) if sent == 0 => return Err(error),
+                Err(_) => return Ok(sent),
+            }
+            if sent == total || !self.has_room(id) {
+                return Ok(sent);
+            }
+            at.set(sent);
+        }
+    }
+
     fn lend_to_datagram(
         &mut self,
         (id, len): (SocketId, usize),
@@ -68,19 +144,40 @@ impl Sockets {
             return self.append_datagram(id, len, send, add, cx);
         }
         let way = self.prepare_datagram(id, len, send)?;
-        let charged = len + udp::HEADER_LEN;
-        let share = self.join(id, charged, None)?;
+        self.lend_packet((id, len, len), &mut LentCall::default(), &way, (&mut lend, false), cx)
+    }
+
+    /// Sends a packet of the next `len` bytes of a call of `total`; if `cuts`, of as many datagrams
+    /// as its ranges have room for. Returns how many bytes.
+    fn lend_packet(
+        &mut self,
+        (id, len, total): (SocketId, usize, usize),
+        call: &mut LentCall,
+        way: &Way,
+        (lend, cuts): (&mut impl FnMut(usize, Borrower) -> Option<Piece>, bool),
+        cx: &mut Context<'_>,
+    ) -> Result<usize, Error> {
+        let charged = total + udp::HEADER_LEN;
+        let (share, begins) = match call.share.take() {
+            Some(share) => (share, false),
+            None => (self.join(id, charged, None)?, true),
+        };
         let mut filling = Filling::new(cx)?;
-        let mut left = len;
-        while left > 0 {
-            let piece = share.lend(left, &mut lend).ok_or(Error::NoBuffers)?;
-            left -= piece.len();
+        while filling.len() < len && (!cuts || filling.range_count() < LENT_RANGES_MAX) {
+            let piece = share.lend(len - filling.len(), lend).ok_or(Error::NoBuffers)?;
             filling.push_lent(piece, LENT_RANGES_MAX).map_err(|_| Error::MessageSize)?;
         }
-        self.commit(id, share.group, charged);
+        if filling.len() < len && filling.truncate_to_whole(way.segment_size()) == 0 {
+            return Err(Error::MessageSize);
+        }
+        let len = filling.len();
+        if begins {
+            self.commit(id, share.group, charged);
+        }
         way.check_segments(len)?;
         cx.ledger.lend(len);
-        self.dispatch(id, filling.finish()?, &way, cx)?;
+        self.dispatch(id, filling.finish()?, way, cx)?;
+        call.share = Some(share);
         Ok(len)
     }
 

@@ -102,6 +102,11 @@ impl Way {
         usize::from(u16::MAX) - counted
     }
 
+    /// Payload bytes of each datagram of a super-packet; zero for none.
+    pub(super) fn segment_size(&self) -> usize {
+        self.size.into()
+    }
+
     /// Whether `len` bytes can be cut as asked (Linux's udp_send_skb).
     pub(super) fn check_segments(&self, len: usize) -> Result<(), Error> {
         let (size, mtu) = (usize::from(self.size), usize::from(self.mtu));
@@ -284,6 +289,13 @@ impl Sockets {
             return Err(Error::WouldBlock);
         }
         Ok(())
+    }
+
+    /// True if a call could send more, and has no error to tell.
+    pub(super) fn has_room(&self, id: SocketId) -> bool {
+        let Ok(socket) = self.socket(id) else { return false };
+        let waiting = socket.datagrams().map(|datagrams| self.sent_waiting(datagrams));
+        !self.has_error(id) && waiting.is_ok_and(|waiting| waiting < send_buffer(socket))
     }
 
     /// An error of ours waits in the error queue, if it is asked for (Linux's ip_local_error).

@@ -5,8 +5,8 @@ use super::bench::*;
 use super::datagram::data;
 use crate::path_mtu::PathMtu;
 use crate::socket::{
-    Borrower, Error, Family, LENT_RANGES_MAX, LentLimits, NOTICE_CHARGE, Notice, Readiness, SendTo,
-    SocketId,
+    Borrower, Error, Family, LENT_RANGES_MAX, LentCall, LentLimits, NOTICE_CHARGE, Notice,
+    Readiness, SendTo, SocketId,
 };
 use alloc::sync::Arc;
 use alloc::vec;
@@ -62,6 +62,25 @@ impl Lent {
         let how = SendTo { to: how.to.or(Some(self.to)), ..how };
         let client = self.client;
         self.b.with(CLIENT, |host, cx| host.send_lent_datagram(client, total, &how, lend, cx))
+    }
+
+    /// What is left from `from` on of a call for many datagrams of `size` bytes, in ranges of
+    /// `range` bytes.
+    fn rest(
+        &mut self,
+        call: &mut LentCall,
+        (from, total): (usize, usize),
+        (range, size): (usize, u16),
+    ) -> Result<usize, Error> {
+        let (memory, loans, client) = (Arc::new(data(total)), &mut self.loans, self.client);
+        let lend = |at: usize, most: usize, borrower: Borrower| {
+            let at = from + at;
+            let len = most.min(range - at % range).min(total - at) as u32;
+            loans.lend_shared(&memory, (at, len), borrower.lender, borrower.token)
+        };
+        let how = SendTo { to: Some(self.to), segment_size: Some(size), ..SendTo::default() };
+        let left = total - from;
+        self.b.with(CLIENT, |host, cx| host.send_lent_datagrams(client, call, left, &how, lend, cx))
     }
 
     fn send(&mut self, len: usize) -> Result<usize, Error> {
@@ -394,6 +413,64 @@ fn super_packets_are_lent() {
         assert_eq!((l.notice(), l.notice()), (lent(0, 0), Err(Error::WouldBlock)));
         assert_eq!((l.copied_to_send(), l.loans.out_count()), (0, 0));
     }
+}
+
+/// Goal: a call for more datagrams than a super-packet takes, or than there is room for at once,
+/// sends all of them whole and in order, whatever ranges they are in; it has one number, and is
+/// told once, when it is over.
+#[test]
+fn many_datagrams_are_one_call() {
+    for (total, range) in [(400_500, 400_500), (65_001, 65_000), (30_000, 300), (999, 999), (0, 1)]
+    {
+        let mut l = Lent::new();
+        let now = l.b.now;
+        let room = |options: &mut crate::socket::Options| options.receive_buffer = Some(8 << 20);
+        l.b.hosts[SERVER].set_options(l.server, now, room).expect("it is there");
+        let (mut call, mut sent, mut received, mut calls) = (LentCall::default(), 0, Vec::new(), 0);
+        while calls == 0 || sent < total {
+            sent += l.rest(&mut call, (sent, total), (range, 1000)).expect("there is room again");
+            calls += 1;
+            l.b.settle();
+            while let Ok(bytes) = l.received() {
+                assert!(bytes.len() == 1000 || received.len() + bytes.len() == total);
+                received.extend(bytes);
+            }
+            assert_eq!(l.notice(), Err(Error::WouldBlock), "the call goes on");
+        }
+        assert_eq!((sent, received == data(total)), (total, true));
+        assert!(calls > 1 || total < 200_000, "there is not room for all at once");
+        drop(call);
+        l.b.settle();
+        assert_eq!((l.notice(), l.notice()), (lent(0, 0), Err(Error::WouldBlock)));
+        assert_eq!((l.copied_to_send(), l.loans.out_count(), l.b.in_use()), (0, 0, 0));
+    }
+}
+
+/// Goal: of many datagrams those that cannot be sent are not. Tried: one with too many ranges,
+/// first and in the middle; segments larger than the MTU; an error that comes in between, which is
+/// for the next call; bytes that wait for more, which may be no more than a datagram.
+#[test]
+fn many_datagrams_stop_at_what_cannot_be_sent() {
+    let mut l = Lent::new();
+    let call = &mut LentCall::default();
+    assert_eq!(l.rest(call, (0, 5000), (50, 1000)), Err(Error::MessageSize));
+    assert_eq!((l.loans.out_count(), l.b.hosts[CLIENT].next_lent(l.client)), (0, Ok(0)));
+    // As in Linux, such a call has a number.
+    let call = &mut LentCall::default();
+    assert_eq!(l.rest(call, (0, 70_000), (70_000, 1473)), Err(Error::MessageSize));
+    l.b.settle();
+    assert_eq!((l.loans.out_count(), l.notice()), (0, lent(0, 0)));
+    // Nobody is at this port.
+    l.to.set_port(9);
+    l.b.hosts[CLIENT].connect(l.client, l.to, l.b.now).expect("a way");
+    let call = &mut LentCall::default();
+    let sent = l.rest(call, (0, 400_000), (400_000, 1000)).expect("room");
+    l.b.settle();
+    assert_eq!(l.rest(call, (sent, 400_000), (400_000, 1000)), Ok(0));
+    assert_eq!(l.b.hosts[CLIENT].take_error(l.client), Ok(Some(Error::ConnectionRefused)));
+    l.more(&[10]).expect("waits");
+    let call = &mut LentCall::default();
+    assert_eq!(l.rest(call, (0, 70_000), (70_000, 1000)), Err(Error::MessageSize));
 }
 
 /// Goal: numbers go around without a hole.

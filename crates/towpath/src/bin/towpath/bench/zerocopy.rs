@@ -8,7 +8,8 @@
 //!
 //! Instructions are counted beside that, by a harness of two stacks without threads and devices.
 //!
-//! Sizes above what a datagram takes are sent as datagrams that fill packets, many to a call.
+//! Sizes above what a datagram takes are sent as datagrams that fill packets, many to a call: as
+//! many as a packet of IP's largest size takes, or all of a buffer where it is lent to a host.
 //!
 //! Each carrier is prepared if a case needs it. One that cannot be had here, for want of a TAP
 //! device or of `ip`, is told of, and its cases are left out.

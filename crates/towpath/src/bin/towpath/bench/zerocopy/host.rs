@@ -165,13 +165,13 @@ struct DatagramSender {
 impl Sender for DatagramSender {
     fn send(&mut self, buffer: &'static [u8]) -> anyhow::Result<()> {
         self.sent += buffer.len() as u64;
-        for part in datagrams::calls(buffer) {
-            if self.mode == Mode::Copy {
+        if self.mode == Mode::Copy {
+            for part in datagrams::calls(buffer) {
                 self.socket.send(part).context("cannot send")?;
-            } else {
-                self.lent.push(self.socket.send_zc(part).context("cannot send")?);
             }
+            return Ok(());
         }
+        self.lent.push(self.socket.send_zc(buffer).context("cannot send")?);
         look(&mut self.lent);
         Ok(())
     }

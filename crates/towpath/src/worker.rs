@@ -235,7 +235,12 @@ impl<S: Side> Worker<S> {
     fn wait(&mut self, timeout: Option<Duration>, events: &mut Events) -> io::Result<()> {
         let is_busy = timeout.is_some_and(|timeout| timeout.is_zero());
         // While memory is short, what is inside has to wait.
-        if is_busy || self.paused_until.is_some() {
+        let is_paused = self.paused_until.is_some();
+        if is_busy || is_paused {
+            if !is_paused {
+                // Nothing but this tells of it.
+                self.side.poll();
+            }
             self.rest.wait(&mut self.reactor, timeout, events)?;
             return Ok(());
         }
@@ -519,3 +524,6 @@ impl Clock {
         Instant::from_micros(u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -174,16 +174,20 @@ impl GuestMemory {
     }
 
     /// What is mapped without a gap at a guest address, up to `bytes`; `None` if nothing is.
+    #[inline]
     pub fn locate(&self, guest: u64, bytes: usize) -> Option<Stretch<'_>> {
-        let after = self.regions.partition_point(|region| region.layout.guest_address <= guest);
-        let region = self.regions.get(after.checked_sub(1)?)?;
-        let at = guest - region.layout.guest_address;
-        let left = region.layout.bytes.checked_sub(at).filter(|&left| left > 0)?;
+        // One after the other: most guests have one or two.
+        let start = |region: &Region| region.layout.guest_address;
+        let is_inside = |region: &&Region| guest.wrapping_sub(start(region)) < region.layout.bytes;
+        let region = self.regions.iter().find(is_inside)?;
+        let at = guest - start(region);
+        let left = region.layout.bytes - at;
         let bytes = usize::try_from(left).map_or(bytes, |left| left.min(bytes));
         Some(region.mapping.stretch(at as usize, bytes))
     }
 
     /// The range, if it lies in one region: nearly always.
+    #[inline]
     pub(crate) fn locate_whole(&self, guest: u64, bytes: usize) -> Option<Stretch<'_>> {
         self.locate(guest, bytes).filter(|stretch| stretch.len() == bytes)
     }
@@ -308,33 +312,39 @@ impl LoggedArea {
     }
 
     /// Reads the 16-bit number at `at`.
+    #[inline]
     pub fn load16(&self, at: usize, order: Ordering) -> u16 {
         self.area.load16(at, order)
     }
 
     /// Reads the 32-bit number at `at`.
+    #[inline]
     pub fn load32(&self, at: usize, order: Ordering) -> u32 {
         self.area.load32(at, order)
     }
 
     /// Reads the 64-bit number at `at`.
+    #[inline]
     pub fn load64(&self, at: usize, order: Ordering) -> u64 {
         self.area.load64(at, order)
     }
 
     /// Writes the 16-bit number at `at`.
+    #[inline]
     pub fn store16(&self, at: usize, value: u16, order: Ordering) {
         self.area.store16(at, value, order);
         self.mark(at, 2);
     }
 
     /// Writes the 32-bit number at `at`.
+    #[inline]
     pub fn store32(&self, at: usize, value: u32, order: Ordering) {
         self.area.store32(at, value, order);
         self.mark(at, 4);
     }
 
     /// Writes the 64-bit number at `at`.
+    #[inline]
     pub fn store64(&self, at: usize, value: u64, order: Ordering) {
         self.area.store64(at, value, order);
         self.mark(at, 8);

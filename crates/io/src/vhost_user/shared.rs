@@ -109,6 +109,7 @@ impl Mapping {
     ///
     /// # Panics
     /// If they are not within the mapping.
+    #[inline]
     pub fn stretch(&self, at: usize, bytes: usize) -> Stretch<'_> {
         assert!(at <= self.bytes && bytes <= self.bytes - at);
         // SAFETY: within the mapping, as just asserted.
@@ -128,28 +129,6 @@ impl Mapping {
         // is set again even if it is seen set: it may be taken between the look and the write.
         byte.fetch_or(bits, Ordering::Release);
         true
-    }
-
-    /// Where a field of `T` is.
-    fn field<T>(&self, at: usize) -> *mut T {
-        let field = self.stretch(at, size_of::<T>()).start.cast::<T>();
-        assert!(field.is_aligned(), "a field is aligned to its size");
-        field.as_ptr()
-    }
-
-    fn atomic16(&self, at: usize) -> &AtomicU16 {
-        // SAFETY: within the mapping and aligned; this process reaches it by atomics only.
-        unsafe { AtomicU16::from_ptr(self.field(at)) }
-    }
-
-    fn atomic32(&self, at: usize) -> &AtomicU32 {
-        // SAFETY: as above.
-        unsafe { AtomicU32::from_ptr(self.field(at)) }
-    }
-
-    fn atomic64(&self, at: usize) -> &AtomicU64 {
-        // SAFETY: as above.
-        unsafe { AtomicU64::from_ptr(self.field(at)) }
     }
 }
 
@@ -198,6 +177,7 @@ impl Stretch<'_> {
     ///
     /// # Panics
     /// If `to` is longer.
+    #[inline]
     pub fn read(&self, to: &mut [u8]) {
         assert!(to.len() <= self.bytes);
         // SAFETY: both are valid for so many bytes; `to` is ours, so that they do not overlap.
@@ -208,6 +188,7 @@ impl Stretch<'_> {
     ///
     /// # Panics
     /// If `from` is longer.
+    #[inline]
     pub fn write(&self, from: &[u8]) {
         assert!(from.len() <= self.bytes);
         // SAFETY: as above.
@@ -220,6 +201,7 @@ impl Stretch<'_> {
     ///
     /// # Panics
     /// If either is shorter.
+    #[inline]
     pub fn write_piece<'a>(&self, pins: &mut Pins<'a>, piece: &'a Piece, at: usize, len: usize) {
         assert!(len <= self.bytes && at <= piece.len() && len <= piece.len() - at);
         let address = pins.address(piece);
@@ -233,6 +215,7 @@ impl Stretch<'_> {
     ///
     /// # Panics
     /// If there are fewer.
+    #[inline]
     pub fn tail(&self, at: usize) -> Self {
         assert!(at <= self.bytes);
         // SAFETY: within the stretch, as just asserted.
@@ -278,37 +261,65 @@ impl Area {
     ///
     /// # Panics
     /// If it is not within the area, or not aligned; so do the others.
+    #[inline]
     pub fn load16(&self, at: usize, order: Ordering) -> u16 {
-        u16::from_le(self.mapping.atomic16(self.place(at, 2)).load(order))
+        u16::from_le(self.atomic16(at).load(order))
     }
 
     /// Writes the 16-bit number at `at`.
+    #[inline]
     pub fn store16(&self, at: usize, value: u16, order: Ordering) {
-        self.mapping.atomic16(self.place(at, 2)).store(value.to_le(), order);
+        self.atomic16(at).store(value.to_le(), order);
     }
 
     /// Reads the 32-bit number at `at`.
+    #[inline]
     pub fn load32(&self, at: usize, order: Ordering) -> u32 {
-        u32::from_le(self.mapping.atomic32(self.place(at, 4)).load(order))
+        u32::from_le(self.atomic32(at).load(order))
     }
 
     /// Writes the 32-bit number at `at`.
+    #[inline]
     pub fn store32(&self, at: usize, value: u32, order: Ordering) {
-        self.mapping.atomic32(self.place(at, 4)).store(value.to_le(), order);
+        self.atomic32(at).store(value.to_le(), order);
     }
 
     /// Reads the 64-bit number at `at`.
+    #[inline]
     pub fn load64(&self, at: usize, order: Ordering) -> u64 {
-        u64::from_le(self.mapping.atomic64(self.place(at, 8)).load(order))
+        u64::from_le(self.atomic64(at).load(order))
     }
 
     /// Writes the 64-bit number at `at`.
+    #[inline]
     pub fn store64(&self, at: usize, value: u64, order: Ordering) {
-        self.mapping.atomic64(self.place(at, 8)).store(value.to_le(), order);
+        self.atomic64(at).store(value.to_le(), order);
     }
 
-    fn place(&self, at: usize, bytes: usize) -> usize {
-        assert!(at <= self.bytes && bytes <= self.bytes - at, "a field lies within its area");
-        self.at + at
+    /// Where a field of `T` is.
+    #[inline]
+    fn field<T>(&self, at: usize) -> *mut T {
+        let is_inside = at <= self.bytes && size_of::<T>() <= self.bytes - at;
+        assert!(is_inside, "a field lies within its area");
+        // SAFETY: within the area, as just asserted, which `new` has found to be within the
+        // mapping; neither changes.
+        let field = unsafe { self.mapping.start.add(self.at + at) }.cast::<T>();
+        assert!(field.is_aligned(), "a field is aligned to its size");
+        field.as_ptr()
+    }
+
+    fn atomic16(&self, at: usize) -> &AtomicU16 {
+        // SAFETY: within the mapping and aligned; this process reaches it by atomics only.
+        unsafe { AtomicU16::from_ptr(self.field(at)) }
+    }
+
+    fn atomic32(&self, at: usize) -> &AtomicU32 {
+        // SAFETY: as above.
+        unsafe { AtomicU32::from_ptr(self.field(at)) }
+    }
+
+    fn atomic64(&self, at: usize) -> &AtomicU64 {
+        // SAFETY: as above.
+        unsafe { AtomicU64::from_ptr(self.field(at)) }
     }
 }

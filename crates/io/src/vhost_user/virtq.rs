@@ -237,11 +237,18 @@ impl Queue {
     ///
     /// # Errors
     /// The ring is broken, and stays so.
+    #[inline]
     pub fn take(&mut self) -> Result<bool, Broken> {
         self.check()?;
         self.chain.clear();
         let result = match &mut self.ring {
-            Ring::Split(ring) => ring.take(&self.memory, &mut self.chain),
+            Ring::Split(ring) => {
+                if let Some((head, segment, is_write)) = ring.take_single(&self.memory) {
+                    self.chain.set(head, segment, is_write);
+                    return Ok(true);
+                }
+                ring.take(&self.memory, &mut self.chain)
+            }
             Ring::Packed(ring) => ring.take(&self.memory, &mut self.chain),
         };
         self.broken = result.err();
@@ -249,6 +256,7 @@ impl Queue {
     }
 
     /// Has the beginning fetched of what lies so many chains `ahead` of the next. A hint.
+    #[inline]
     pub(crate) fn prefetch(&self, ahead: u16) {
         match &self.ring {
             Ring::Split(ring) => ring.prefetch(&self.memory, ahead),
@@ -257,11 +265,13 @@ impl Queue {
     }
 
     /// The chain that [`Queue::take`] took last.
+    #[inline]
     pub fn chain(&self) -> &Chain {
         &self.chain
     }
 
     /// Keeps the chain taken last: it is given back with [`Queue::complete`].
+    #[inline]
     pub fn hold(&mut self) -> Head {
         let Chain { head, descriptors, .. } = &self.chain;
         match &mut self.ring {
@@ -271,6 +281,7 @@ impl Queue {
     }
 
     /// Keeps a chain taken earlier. `descriptors` are those of the chain.
+    #[inline]
     pub(crate) fn hold_earlier(&mut self, head: Head, descriptors: &[chain::Descriptor]) -> Head {
         match &mut self.ring {
             Ring::Split(ring) => ring.hold(head),
@@ -279,6 +290,7 @@ impl Queue {
     }
 
     /// Where the queue is.
+    #[inline]
     pub fn position(&self) -> Position {
         match &self.ring {
             Ring::Split(ring) => ring.position(),
@@ -288,6 +300,7 @@ impl Queue {
 
     /// Goes to where the queue was: the chains taken since then, none of them held, are available
     /// again. Or on again, to where it was before it went back.
+    #[inline]
     pub fn seek(&mut self, position: Position) {
         match &mut self.ring {
             Ring::Split(ring) => ring.seek(position),
@@ -297,6 +310,7 @@ impl Queue {
 
     /// Gives a chain back, of whose buffers the first `written` bytes to be written were written.
     /// Visible after [`Queue::publish`].
+    #[inline]
     pub fn complete(&mut self, head: Head, written: u32) {
         match &mut self.ring {
             Ring::Split(ring) => ring.complete(head, written),

@@ -23,6 +23,7 @@ use crate::wire::MacAddr;
 pub(super) struct Key(u64);
 
 impl Key {
+    #[inline]
     pub(super) fn new(mac: MacAddr, vid: Vid) -> Self {
         let [a, b, c, d, e, f] = mac.0;
         Self(u64::from_be_bytes([0, 0, a, b, c, d, e, f]) << 16 | u64::from(vid.number()))

@@ -114,7 +114,20 @@ impl Chain {
         (self.writable_from, self.readable_bytes, self.writable_bytes) = (0, 0, 0);
     }
 
+    /// Makes an empty chain one of a single buffer, which is in the guest's memory.
+    pub(crate) fn set(&mut self, head: Head, segment: Segment, is_write: bool) {
+        self.head = head;
+        self.segments.push(segment);
+        if is_write {
+            self.writable_bytes = segment.bytes as usize;
+        } else {
+            self.writable_from = 1;
+            self.readable_bytes = segment.bytes as usize;
+        }
+    }
+
     /// Adds a buffer. Empty ones are left out.
+    #[inline]
     pub(crate) fn push(
         &mut self,
         memory: &GuestMemory,

@@ -234,7 +234,9 @@ impl ReceiveQueue {
             }
             let bytes = chain.writable_bytes();
             self.segments.extend_from_slice(chain.writable());
-            self.descriptors.extend_from_slice(&chain.descriptors);
+            if !chain.descriptors.is_empty() {
+                self.descriptors.extend_from_slice(&chain.descriptors);
+            }
             let (head, descriptors_to) = (chain.head, self.descriptors.len());
             self.buffers.push(Buffer { head, bytes, descriptors_to });
             room += bytes;

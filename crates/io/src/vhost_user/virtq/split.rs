@@ -1,7 +1,7 @@
 //! The split layout: a descriptor table, an available ring that the driver writes and a used ring
 //! that we write (virtio 1.2 §2.7).
 
-use super::chain::{Chain, Descriptor, Head, INDIRECT, NEXT};
+use super::chain::{Chain, Descriptor, Head, INDIRECT, NEXT, Segment, WRITE};
 use super::inflight::SplitRegion;
 use super::{Broken, Position, QueueConfig, StartError, feature};
 use crate::vhost_user::memory::{GuestMemory, LoggedArea};
@@ -88,6 +88,34 @@ impl Ring {
         })
     }
 
+    /// Takes the next chain if it was seen and is one buffer in one region, as small packets and
+    /// most receive buffers are: the short way. All else is [`Ring::take`]'s, which reads it anew.
+    #[inline]
+    pub(super) fn take_single(&mut self, memory: &GuestMemory) -> Option<(Head, Segment, bool)> {
+        let is_new = self.again_at >= self.again.len();
+        if !is_new || self.seen == self.next {
+            return None;
+        }
+        let head = self.entry(self.next);
+        if head >= self.size {
+            return None;
+        }
+        let at = 16 * usize::from(head);
+        // Relaxed: ordered by the index of the available ring.
+        let address = self.descriptors.load64(at, Ordering::Relaxed);
+        // Relaxed: as above.
+        let rest = self.descriptors.load64(at + 8, Ordering::Relaxed);
+        let Descriptor { bytes, flags, .. } = Descriptor::split(address, rest);
+        if flags & (NEXT | INDIRECT) != 0 || bytes == 0 {
+            return None;
+        }
+        memory.locate_whole(address, bytes as usize)?;
+        self.next = self.next.wrapping_add(1);
+        let head = Head { id: head, descriptors: 1, entry: head, again: false };
+        Some((head, Segment { address, bytes }, flags & WRITE != 0))
+    }
+
+    #[inline]
     pub(super) fn take(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<bool, Broken> {
         if let Some(&head) = self.again.get(self.again_at) {
             self.walk(memory, head, chain)?;
@@ -96,34 +124,39 @@ impl Ring {
             return Ok(true);
         }
         if self.seen == self.next {
-            // Acquire: pairs with the barrier of §2.7.13.3.1: the entry and its descriptors were
-            // written before the index.
+            // Acquire: pairs with the barrier of §2.7.13.3.1: the entries and their descriptors
+            // were written before the index.
             self.seen = self.driver.load16(INDEX, Ordering::Acquire);
-            if self.seen.wrapping_sub(self.next) > self.size {
-                return Err(Broken::Index);
-            }
-            if self.seen == self.next {
-                return Ok(false);
-            }
         }
-        let place = ENTRIES + 2 * usize::from(self.next & (self.size - 1));
-        // Relaxed: ordered by the index above.
-        let head = self.driver.load16(place, Ordering::Relaxed);
+        match self.seen.wrapping_sub(self.next) {
+            0 => return Ok(false),
+            available if available > self.size => return Err(Broken::Index),
+            _ => {}
+        }
+        let head = self.entry(self.next);
         self.walk(memory, head, chain)?;
         self.next = self.next.wrapping_add(1);
         Ok(true)
     }
 
+    /// The head in an available entry that was seen.
+    #[inline]
+    fn entry(&self, index: u16) -> u16 {
+        let place = ENTRIES + 2 * usize::from(index & (self.size - 1));
+        // Relaxed: ordered by the index.
+        self.driver.load16(place, Ordering::Relaxed)
+    }
+
     /// Has the first buffer fetched of the chain that is `ahead` of the next, if it was seen.
+    #[inline]
     pub(super) fn prefetch(&self, memory: &GuestMemory, ahead: u16) {
         if self.seen.wrapping_sub(self.next) <= ahead {
             return;
         }
-        let place = self.next.wrapping_add(ahead) & (self.size - 1);
-        // Relaxed: ordered by the index as it was seen; read again when it is taken.
-        let head = self.driver.load16(ENTRIES + 2 * usize::from(place), Ordering::Relaxed);
+        // Read again when it is taken.
+        let head = self.entry(self.next.wrapping_add(ahead));
         if head < self.size {
-            // Relaxed: as above.
+            // Relaxed: ordered by the index.
             memory.prefetch(self.descriptors.load64(16 * usize::from(head), Ordering::Relaxed));
         }
     }
@@ -157,6 +190,7 @@ impl Ring {
         Err(Broken::TooLong)
     }
 
+    #[inline]
     pub(super) fn hold(&mut self, head: Head) -> Head {
         if let Some(region) = &mut self.inflight
             && !head.again
@@ -174,6 +208,7 @@ impl Ring {
         (self.next, self.again_at) = (position.next, position.again);
     }
 
+    #[inline]
     pub(super) fn complete(&mut self, head: Head, written: u32) {
         let place = ENTRIES + USED_BYTES * usize::from(self.used & (self.size - 1));
         // Relaxed: published by the index.

@@ -26,6 +26,7 @@ use super::{Broken, Head, Queue, QueueConfig, StartError, Stop, feature};
 use crate::receive::{FRAMES_MAX, ReceiveBuffer, empty_slices};
 use crate::tap::FRAME_BYTES_MAX;
 use crate::vhost_user::memory::{GuestLender, GuestMemory};
+use crate::vhost_user::shared::Stretch;
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
 use std::task::Waker;
@@ -303,9 +304,11 @@ impl TransmitQueue {
     /// Checks the chain taken last and makes a packet of it.
     fn take(&mut self, now: Duration, memory: &mut Memory, packet: &mut Packet) -> Taken {
         let bytes = self.queue.chain().readable_bytes();
-        let mut cursor = Cursor::new(self.queue.memory(), self.queue.chain().readable());
         let mut header = VirtioHeader::default();
-        cursor.read(&mut header.0);
+        match self.whole() {
+            Some(whole) if bytes >= VirtioHeader::LEN => whole.read(&mut header.0),
+            _ => _ = self.cursor().read(&mut header.0),
+        }
         let offload = header.decode().ok();
         let Some(frame_bytes) =
             bytes.checked_sub(VirtioHeader::LEN).filter(|&bytes| bytes >= ETHERNET_BYTES)
@@ -330,6 +333,22 @@ impl TransmitQueue {
         self.counters.packets += 1;
         self.counters.bytes += frame_bytes as u64;
         Taken::Packet
+    }
+
+    /// All of the chain taken last, if it is one buffer in one region, as small packets are.
+    #[inline]
+    fn whole(&self) -> Option<Stretch<'_>> {
+        match self.queue.chain().readable() {
+            &[Segment { address, bytes }] => {
+                self.queue.memory().locate_whole(address, bytes as usize)
+            }
+            _ => None,
+        }
+    }
+
+    /// The beginning of the chain taken last.
+    fn cursor(&self) -> Cursor<'_> {
+        Cursor::new(self.queue.memory(), self.queue.chain().readable())
     }
 
     fn drop_chain(&mut self) -> Taken {
@@ -408,16 +427,23 @@ impl TransmitQueue {
     /// Copies the frame of the chain taken last into pool frames and gives the chain back; false,
     /// and nothing done, if there are none.
     fn copy(&mut self, memory: &mut Memory, packet: &mut Packet, bytes: usize) -> bool {
-        let mut cursor = Cursor::new(self.queue.memory(), self.queue.chain().readable());
-        cursor.skip(VirtioHeader::LEN);
         let small = if bytes <= SMALL_FRAME_BYTES { memory.small.take() } else { None };
         if let Some(mut frame) = small {
-            cursor.read(&mut frame[..bytes]);
+            match self.whole() {
+                Some(whole) => whole.tail(VirtioHeader::LEN).read(&mut frame[..bytes]),
+                None => {
+                    let mut cursor = self.cursor();
+                    cursor.skip(VirtioHeader::LEN);
+                    cursor.read(&mut frame[..bytes]);
+                }
+            }
             packet.push_piece(frame.freeze(bytes)).expect("a packet has room for a frame");
         } else {
             if self.buffer.prepare(memory, bytes) < bytes {
                 return false;
             }
+            let mut cursor = Cursor::new(self.queue.memory(), self.queue.chain().readable());
+            cursor.skip(VirtioHeader::LEN);
             let mut slices = empty_slices::<FRAMES_MAX>();
             let count = self.buffer.slices(&mut slices);
             for slice in &mut slices[..count] {

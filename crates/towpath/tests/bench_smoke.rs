@@ -180,6 +180,20 @@ fn a_quick_run_of_vm_yields_all_figures() {
     }
 }
 
+/// Whether there are figures; what testpmd can is its own affair.
+#[test]
+fn a_quick_run_of_vhost_yields_all_figures() {
+    if let Some(reason) = cannot_run(&["dpdk-testpmd"]) {
+        eprintln!("skipped: {reason}");
+        return;
+    }
+    let run = Run::of("vhost", &[]);
+    run.check_names(["vhost_64B", "vhost_64KiB"].map(str::to_owned));
+    for object in run.cases.values() {
+        assert!(is_measured(object), "{object}: {}", run.errors);
+    }
+}
+
 /// Real machines copy as often as drivers do, but for what TCP sends twice and for
 /// acknowledgements, which are too small to be lent.
 #[test]

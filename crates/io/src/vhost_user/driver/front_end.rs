@@ -5,7 +5,7 @@
 //! call: its user looks at the rings. One thread; the device runs on another.
 
 use super::{DriverQueue, GuestRam};
-use crate::vhost_user::message::{HEADER_BYTES, code};
+use crate::vhost_user::message::{HEADER_BYTES, RegionLayout, TABLE_REGIONS_MAX, code};
 use crate::vhost_user::session::{feature, protocol};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,6 +26,8 @@ const REPLY_WAIT: Duration = Duration::from_secs(10);
 
 const VERSION: u32 = 1;
 const NEED_REPLY: u32 = 1 << 3;
+/// Beside the number of a ring: no descriptor comes along.
+const NO_FILE: u64 = 1 << 8;
 
 /// Why a guest was not attached.
 #[derive(Debug, thiserror::Error)]
@@ -79,8 +81,12 @@ impl FrontEnd {
         let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let kicks = [event().map_err(io::Error::from)?, event().map_err(io::Error::from)?];
         let mut front_end = Self { socket, kicks };
-        front_end.agree(features)?;
-        front_end.share(ram)?;
+        let agreed = front_end.agree(features)?;
+        if agreed & protocol::CONFIGURE_MEM_SLOTS != 0 {
+            front_end.share(ram)?;
+        } else {
+            front_end.share_table(ram)?;
+        }
         for (ring, queue) in (0..).zip(queues) {
             front_end.start(ring, queue)?;
         }
@@ -93,32 +99,41 @@ impl FrontEnd {
         let _ = rustix::io::write(&self.kicks[ring], &1u64.to_ne_bytes());
     }
 
-    fn agree(&mut self, features: u64) -> Result<(), FrontEndError> {
+    /// Agrees upon features; returns those of the protocol.
+    fn agree(&mut self, features: u64) -> Result<u64, FrontEndError> {
         let features = features | feature::VERSION_1 | feature::PROTOCOL_FEATURES;
         let missing = features & !self.ask(code::GET_FEATURES)?;
         if missing != 0 {
             return Err(FrontEndError::Features(missing));
         }
-        let wanted = protocol::REPLY_ACK | protocol::CONFIGURE_MEM_SLOTS;
-        let missing = wanted & !self.ask(code::GET_PROTOCOL_FEATURES)?;
-        if missing != 0 {
-            return Err(FrontEndError::Features(missing));
+        let offered = self.ask(code::GET_PROTOCOL_FEATURES)?;
+        if offered & protocol::REPLY_ACK == 0 {
+            return Err(FrontEndError::Features(protocol::REPLY_ACK));
         }
+        let wanted = offered & (protocol::REPLY_ACK | protocol::CONFIGURE_MEM_SLOTS);
         // Only behind this are acknowledgements to be had.
         self.send(code::SET_PROTOCOL_FEATURES, 0, &wanted.to_ne_bytes(), &[])?;
         self.tell(code::SET_OWNER, &[], &[])?;
-        self.tell(code::SET_FEATURES, &features.to_ne_bytes(), &[])
+        self.tell(code::SET_FEATURES, &features.to_ne_bytes(), &[])?;
+        Ok(wanted)
     }
 
     fn share(&mut self, ram: &GuestRam) -> Result<(), FrontEndError> {
         for layout in ram.layouts() {
-            let region =
-                [layout.guest_address, layout.bytes, layout.user_address, layout.file_offset];
             let padding = 0_u64.to_ne_bytes();
-            let payload = [&padding[..], region.map(u64::to_ne_bytes).as_flattened()].concat();
+            let payload = [&padding[..], &region(layout)].concat();
             self.tell(code::ADD_MEM_REG, &payload, &[ram.file().as_fd()])?;
         }
         Ok(())
+    }
+
+    /// For devices that take all regions together only.
+    fn share_table(&mut self, ram: &GuestRam) -> Result<(), FrontEndError> {
+        let layouts = ram.layouts();
+        let count = (layouts.len() as u64).to_ne_bytes();
+        let regions: Vec<u8> = layouts.iter().flat_map(region).collect();
+        let files = vec![ram.file().as_fd(); layouts.len()];
+        self.tell(code::SET_MEM_TABLE, &[&count[..], &regions].concat(), &files)
     }
 
     fn start(&mut self, ring: u32, queue: &DriverQueue) -> Result<(), FrontEndError> {
@@ -131,6 +146,8 @@ impl FrontEnd {
         self.tell(code::SET_VRING_ADDR, &[&state(0), addresses.as_flattened()].concat(), &[])?;
         let kick = self.kicks[ring as usize].try_clone()?;
         self.tell(code::SET_VRING_KICK, &u64::from(ring).to_ne_bytes(), &[kick.as_fd()])?;
+        // Some devices wait until they have been told that there is none.
+        self.tell(code::SET_VRING_CALL, &(u64::from(ring) | NO_FILE).to_ne_bytes(), &[])?;
         self.tell(code::SET_VRING_ENABLE, &state(1), &[])
     }
 
@@ -163,11 +180,11 @@ impl FrontEnd {
     ) -> io::Result<()> {
         let header = [code, VERSION | flags, payload.len() as u32].map(u32::to_ne_bytes);
         let bytes = [header.as_flattened(), payload].concat();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(TABLE_REGIONS_MAX))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !files.is_empty() {
             let fits = control.push(SendAncillaryMessage::ScmRights(files));
-            assert!(fits, "there is room for one descriptor");
+            assert!(fits, "there is room for as many descriptors");
         }
         // So short a message is sent whole or not.
         sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
@@ -182,5 +199,59 @@ impl FrontEnd {
             return Err(FrontEndError::Reply(code));
         }
         Ok(u64::from_ne_bytes(value.try_into().expect("eight bytes are left")))
+    }
+}
+
+/// A region in the protocol's form.
+fn region(layout: &RegionLayout) -> Vec<u8> {
+    let RegionLayout { guest_address, bytes, user_address, file_offset } = *layout;
+    [guest_address, bytes, user_address, file_offset].map(u64::to_ne_bytes).concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vhost_user::channel::{Channel, Incoming};
+    use crate::vhost_user::message::{Reply, Request, RingRequest};
+    use std::thread;
+
+    /// Goal: a device that takes memory as a table only, and rings only once it was told of their
+    /// call descriptors, gets both. Method: one that agrees to everything, and to nothing newer
+    /// than acknowledgements, tells what it was asked.
+    #[test]
+    fn devices_without_slots_are_told_all_regions_together() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let device = thread::spawn(move || {
+            let mut channel = Channel::new(theirs.into());
+            let (mut regions, mut silent) = (0, 0);
+            loop {
+                let Ok(incoming) = channel.receive() else { return (regions, silent) };
+                let Some(Incoming { code, need_reply, request }) = incoming else {
+                    thread::yield_now();
+                    continue;
+                };
+                let answer = match request.unwrap() {
+                    Request::GetFeatures => Some(u64::MAX),
+                    Request::GetProtocolFeatures => Some(protocol::REPLY_ACK),
+                    Request::AddMemReg(..) => Some(1),
+                    Request::SetMemTable(table) => {
+                        regions = table.len();
+                        Some(0)
+                    }
+                    Request::Ring(_, RingRequest::Call(None)) => {
+                        silent += 1;
+                        Some(0)
+                    }
+                    _ => need_reply.then_some(0),
+                };
+                if let Some(number) = answer {
+                    channel.send(code, &Reply::Number(number), None).unwrap();
+                }
+            }
+        });
+        let ram = GuestRam::new(0, &[1 << 20, 1 << 20]).unwrap();
+        let queues = [0, 1 << 16].map(|at| DriverQueue::new(&ram, at, 16, 0).unwrap());
+        drop(FrontEnd::over(ours, &ram, 0, [&queues[0], &queues[1]]).unwrap());
+        assert_eq!(device.join().unwrap(), (2, 2));
     }
 }

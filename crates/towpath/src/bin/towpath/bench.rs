@@ -82,8 +82,8 @@ mod zerocopy;
 /// `vm_guests` they are real ones in QEMU, which are also measured on a bridge of the kernel, and
 /// left out if QEMU or what they boot is missing. Needs root, and ip for the bridge.
 ///
-/// `vhost` sends packets of 64 bytes from one vhost-user port to another, through a switch of
-/// towpath's and through DPDK's testpmd. Needs root and dpdk-testpmd.
+/// `vhost` sends packets of 64 bytes and of nearly 64 KiB from one vhost-user port to another,
+/// through a switch of towpath's and through DPDK's testpmd. Needs root and dpdk-testpmd.
 ///
 /// Progress goes to standard error.
 #[derive(Debug, Args)]

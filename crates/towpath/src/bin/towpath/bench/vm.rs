@@ -30,7 +30,7 @@ use crate::messages::Messages;
 
 use machines::Booting;
 use traffic::{Figures, Rig};
-pub(super) use traffic::{RECEIVER, SENDER, Serving, places};
+pub(super) use traffic::{RECEIVER, SENDER, Serving, Traffic, places};
 use workload::{WORKLOADS, Workload};
 
 mod guest;

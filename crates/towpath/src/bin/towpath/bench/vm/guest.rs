@@ -6,7 +6,7 @@ use anyhow::{Context, ensure};
 use towpath_io::vhost_user::driver::{DriverQueue, FrontEnd, GuestRam, RECEIVE, TRANSMIT};
 use towpath_io::vhost_user::virtq::Segment;
 
-use super::workload::{HEADERS, RECEIVER_MAC, SENDER, SENDER_MAC, VIRTIO, Workload, pattern};
+use super::workload::{HEADERS, RECEIVER_MAC, SENDER_MAC, VIRTIO, Workload, pattern};
 
 /// As large as monitors make them.
 pub(super) const QUEUE_SIZE: u16 = 1024;
@@ -62,10 +62,10 @@ impl Guest {
 impl Sender {
     /// Connected, with its packets in memory.
     pub(super) fn connect(path: &Path, workload: &Workload) -> anyhow::Result<Self> {
-        let guest = Guest::connect(path, SENDER)?;
+        let guest = Guest::connect(path, workload.sender())?;
         let (headers, payload) = (workload.headers(), pattern(workload.payload));
         // Large payload begins at a page of its own, small payload right behind the headers.
-        let (offset, parts) = if workload.segment.is_some() {
+        let (offset, parts) = if workload.payload > FRAGMENT {
             let fragments = (0..payload.len()).step_by(FRAGMENT);
             let part = |at| (PAGE + at as u64, FRAGMENT.min(payload.len() - at) as u32);
             let parts = [(0, HEADERS as u32)].into_iter().chain(fragments.map(part));

@@ -68,6 +68,7 @@ impl<'a> Rig<'a> {
         pin_thread(&self.processors[0])?;
         let mut traffic = Traffic::connect(&sockets, workload)?;
         drop(sockets);
+        traffic.warm_up()?;
         let (sent, cpu, copied) = (traffic.sent, serving.cpu()?, serving.ledger.copied());
         let started = Stopwatch::start();
         traffic.run(|_| started.elapsed() >= self.span)?;
@@ -102,7 +103,7 @@ pub(in super::super) fn places() -> anyhow::Result<[CpuSet; 2]> {
 }
 
 /// Both drivers.
-struct Traffic<'a> {
+pub(in super::super) struct Traffic<'a> {
     workload: &'a Workload,
     sender: Sender,
     receiver: Receiver,
@@ -113,20 +114,34 @@ struct Traffic<'a> {
 }
 
 impl<'a> Traffic<'a> {
-    /// Connects both, and has all memory used once, so that both sides have it.
-    fn connect(sockets: &Scratch, workload: &'a Workload) -> anyhow::Result<Self> {
-        let mut traffic = Self {
+    /// Connects both.
+    pub(in super::super) fn connect(
+        sockets: &Scratch,
+        workload: &'a Workload,
+    ) -> anyhow::Result<Self> {
+        Ok(Self {
             workload,
             sender: Sender::connect(&sockets.path(SENDER), workload)?,
             receiver: Receiver::connect(&sockets.path(RECEIVER), workload)?,
             sent: 0,
             bytes: 0,
-        };
-        traffic.receiver.introduce()?;
-        traffic.check()?;
-        let round = traffic.sender.round();
-        traffic.run(|sent| sent >= round)?;
-        Ok(traffic)
+        })
+    }
+
+    /// Has all memory used once, so that both sides have it.
+    pub(in super::super) fn warm_up(&mut self) -> anyhow::Result<()> {
+        self.receiver.introduce()?;
+        self.check()?;
+        let round = self.sender.round();
+        self.run(|sent| sent >= round)
+    }
+
+    /// Payload per second, in Gbit, while it sends for `span`.
+    pub(in super::super) fn speed(&mut self, span: Duration) -> anyhow::Result<f64> {
+        let (sent, started) = (self.sent, Stopwatch::start());
+        self.run(|_| started.elapsed() >= span)?;
+        let payload = (self.sent - sent) * self.workload.payload as u64;
+        Ok(payload as f64 * 8e-9 / started.elapsed().as_secs_f64())
     }
 
     /// Sends until `is_enough` of what was sent, and then waits for the rest.

@@ -22,6 +22,26 @@ pub(in crate::bench) struct Workload {
     pub(super) window: u64,
 }
 
+/// Super-packets that go through whole.
+pub(in crate::bench) const WHOLE: Workload = Workload {
+    name: "vm_to_vm_whole",
+    payload: SUPER_PAYLOAD,
+    segment: Some(SEGMENT),
+    receiver: COMMON | feature::GUEST_CSUM | feature::GUEST_TSO4,
+    buffer: PAGE_BUFFER,
+    window: SUPER_WINDOW,
+};
+
+/// A super-packet as a device takes it that agrees to none: as a frame that happens to be long.
+pub(in crate::bench) const LONG_FRAME: Workload = Workload {
+    name: "long_frame",
+    payload: SUPER_PAYLOAD,
+    segment: None,
+    receiver: COMMON,
+    buffer: PAGE_BUFFER,
+    window: SUPER_WINDOW,
+};
+
 /// A figure of a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Which {
@@ -39,14 +59,7 @@ pub(in crate::bench) static WORKLOADS: [Workload; 3] = [
         buffer: MTU_BUFFER,
         window: SUPER_WINDOW,
     },
-    Workload {
-        name: "vm_to_vm_whole",
-        payload: SUPER_PAYLOAD,
-        segment: Some(SEGMENT),
-        receiver: COMMON | feature::GUEST_CSUM | feature::GUEST_TSO4,
-        buffer: PAGE_BUFFER,
-        window: SUPER_WINDOW,
-    },
+    WHOLE,
     Workload {
         name: "vm_64B",
         payload: 64 - FRAME_HEADERS,
@@ -57,7 +70,7 @@ pub(in crate::bench) static WORKLOADS: [Workload; 3] = [
     },
 ];
 
-/// Of the machine that sends.
+/// Features of a machine that sends large packets of TCP.
 pub(in crate::bench) const SENDER: u64 = COMMON | feature::CSUM | feature::HOST_TSO4;
 
 impl Workload {
@@ -69,6 +82,11 @@ impl Workload {
             "_copies" => Some(Which::Copies),
             _ => None,
         }
+    }
+
+    /// Features of the machine that sends.
+    pub(super) fn sender(&self) -> u64 {
+        if self.segment.is_some() { SENDER } else { COMMON }
     }
 
     /// Frames that the receiver gets for a packet.

@@ -132,6 +132,17 @@ fn a_c_program_talks_to_the_kernel() {
     assert_ok(&ran);
 }
 
+/// Goal: the example of event queues serves clients of the kernel, woken by the instance's thread.
+#[test]
+fn the_echo_server_echoes() {
+    let ran = compile_and_run("echo", &package().join("tests/echo.c"));
+    if ran.status.code() == Some(SKIPPED) {
+        println!("skipped: no TAP device: {}", String::from_utf8_lossy(&ran.stderr).trim());
+        return;
+    }
+    assert_ok(&ran);
+}
+
 /// Goal: the same with datagrams, and both give the same answers to what is wrong.
 #[test]
 fn a_c_program_sends_datagrams_to_the_kernel() {

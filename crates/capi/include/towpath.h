@@ -291,32 +291,38 @@ struct towpath_change {
  */
 int towpath_queue_change(struct towpath_queue *queue, struct towpath_change *changes, int count);
 
-/* What a queue does with streams of instances. */
+/* What a queue does with streams of instances, and with files of the kernel's. */
 #define TOWPATH_CONNECT 1
 #define TOWPATH_ACCEPT 2
 #define TOWPATH_RECV 3
 #define TOWPATH_SEND 4
+#define TOWPATH_READ 5
+#define TOWPATH_WRITE 6
+#define TOWPATH_FSYNC 7
+#define TOWPATH_FDATASYNC 8
 
 /* One operation. What it does not need is zero. */
 struct towpath_operation {
-	/* TOWPATH_CONNECT, TOWPATH_ACCEPT, TOWPATH_RECV, TOWPATH_SEND. */
+	/* TOWPATH_CONNECT or another. */
 	int operation;
 	/* Filled in: 0, or why it was not begun. */
 	int error;
 	/* Filled in: names the operation, and no other ever. */
 	uint64_t id;
-	/* The descriptor, and the instance that it is one of. */
+	/* The descriptor, and the instance that it is one of; NULL for a file of the kernel's. */
 	const struct towpath *instance;
 	int fd;
 	/* TOWPATH_ACCEPT: SOCK_NONBLOCK, SOCK_CLOEXEC. TOWPATH_RECV: MSG_WAITALL. */
 	int flags;
 	/*
-	 * TOWPATH_CONNECT: the address, which is read by the call that submits it. TOWPATH_SEND, TOWPATH_RECV:
-	 * memory, which is the operation's until TOWPATH_DONE: nobody writes what is sent, nobody uses what
-	 * is received into.
+	 * TOWPATH_CONNECT: the address, which is read by the call that submits it. Others: memory, which is the
+	 * operation's until TOWPATH_DONE: nobody writes what is sent or written, nobody uses what is received
+	 * or read into.
 	 */
 	void *buffer;
 	size_t len;
+	/* TOWPATH_READ, TOWPATH_WRITE: where in the file. */
+	off_t offset;
 	/* The moment of CLOCK_MONOTONIC at which it is cancelled (ETIMEDOUT), or NULL. */
 	const struct timespec *deadline;
 	/* Comes with the events. */
@@ -362,7 +368,7 @@ struct towpath_event {
 	/*
 	 * TOWPATH_EXPIRED, TOWPATH_NOTIFIED: how often since it was last told. TOWPATH_SIGNALLED: the
 	 * signal. TOWPATH_EXITED: the exit code or the signal. TOWPATH_PROGRESS: the descriptor of an accepted
-	 * connection, or the bytes that were accepted to be sent. TOWPATH_DONE: bytes sent or received, 0 for
+	 * connection, or the bytes that were accepted to be sent. TOWPATH_DONE: bytes that were moved, 0 for
 	 * others, or -1.
 	 */
 	int64_t result;

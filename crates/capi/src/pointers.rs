@@ -164,6 +164,11 @@ impl Posted {
         Ok(Self { base, len })
     }
 
+    /// Bytes in all.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
     /// What follows the first `done` bytes.
     pub(crate) fn rest(&mut self, done: usize) -> &mut [u8] {
         // SAFETY: `new` was promised so, and `self` is borrowed as long.

@@ -12,19 +12,22 @@ mod socket;
 
 use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
+use crate::pointers::Posted;
 pub(crate) use operations::Action;
 use rustix::fd::{BorrowedFd, OwnedFd};
+use rustix::fs::FileType;
 use rustix::process::Pid;
 use socket::Watched;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
+use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 use towpath::events::{
-    Change, Choice, Config, Event, EventQueue, Exit, Interest, News, Notifier, Readiness, Source,
-    Token, Trigger,
+    self, Action as FileAction, Change, Choice, Config, Event, EventQueue, Exit, Interest, News,
+    Notifier, Readiness, Source, Token, Trigger,
 };
 
 /// `TOWPATH_OVER` of `towpath.h`.
@@ -75,6 +78,16 @@ pub(crate) enum Asked {
     Remove(u64),
 }
 
+/// What is to be done with a file.
+pub(crate) enum FileWork<'a> {
+    /// From this offset on.
+    Read(Posted, u64),
+    /// To this offset.
+    Write(&'a [u8], u64),
+    Sync,
+    SyncData,
+}
+
 /// An event queue.
 pub struct Queue {
     process: Pid,
@@ -87,8 +100,8 @@ struct Inner {
     events: EventQueue,
     /// Room for what a wait finds.
     found: Vec<Event>,
-    /// Operations whose end was not told.
-    operations: HashSet<u64>,
+    /// Operations whose end was not told, those that read a file with the memory that is filled.
+    operations: HashMap<u64, Option<Posted>>,
 }
 
 impl Queue {
@@ -98,7 +111,7 @@ impl Queue {
         let events = EventQueue::with(&config).map_err(errno)?;
         Ok(Self {
             process: rustix::process::getpid(),
-            inner: Mutex::new(Inner { events, found: Vec::new(), operations: HashSet::new() }),
+            inner: Mutex::new(Inner { events, found: Vec::new(), operations: HashMap::new() }),
             notifiers: Mutex::default(),
         })
     }
@@ -160,7 +173,37 @@ impl Queue {
         let operation = operations::Operation::new(instance, fd, action)?;
         let mut inner = self.enter()?;
         let id = id(inner.events.start(operation, deadline, data).map_err(errno)?);
-        inner.operations.insert(id);
+        inner.operations.insert(id, None);
+        Ok(id)
+    }
+
+    /// Begins an operation on a file of the kernel's, of which the queue has a duplicate.
+    pub(crate) fn submit_file(
+        &self,
+        file: BorrowedFd<'_>,
+        work: FileWork<'_>,
+        deadline: Option<Instant>,
+        data: u64,
+    ) -> Outcome<u64> {
+        let file = Arc::new(File::from(rustix::io::fcntl_dupfd_cloexec(file, 0)?));
+        let (action, buffer, into) = match work {
+            FileWork::Read(into, from) => {
+                let len = into.len().min(rest(&file, from)?);
+                (FileAction::Read(from), zeros(len)?, Some(into))
+            }
+            FileWork::Write(bytes, to) => {
+                let mut buffer = zeros(bytes.len())?;
+                buffer.copy_from_slice(bytes);
+                (FileAction::Write(to), buffer, None)
+            }
+            FileWork::Sync => (FileAction::Sync, Vec::new(), None),
+            FileWork::SyncData => (FileAction::SyncData, Vec::new(), None),
+        };
+        let mut inner = self.enter()?;
+        let operation = events::Operation { action, file, buffer };
+        let begun = inner.events.submit(operation, deadline, data);
+        let id = id(begun.map_err(|refused| errno(refused.error))?);
+        inner.operations.insert(id, into);
         Ok(id)
     }
 
@@ -180,7 +223,7 @@ impl Queue {
         }
         let mut inner = self.enter()?;
         let Inner { events, found, operations } = &mut *inner;
-        for &id in operations.iter() {
+        for &id in operations.keys() {
             // One that is over is told below.
             let _ = events.cancel(token(id)?);
         }
@@ -189,8 +232,10 @@ impl Queue {
         while !operations.is_empty() && events.now() < end {
             let step = events.now() + CLOSE_STEP;
             let waited = events.wait_many(found, min..=CLOSE_EVENTS, Some(step));
-            for event in found.drain(..).filter(|event| event.is_over) {
-                operations.remove(&id(event.token));
+            for event in found.drain(..) {
+                if event.is_over || event.news == News::Completed {
+                    operations.remove(&id(event.token));
+                }
             }
             waited.map_err(errno)?;
             min = CLOSE_EVENTS;
@@ -217,7 +262,12 @@ impl Queue {
         let Inner { events, found, operations } = &mut *inner;
         let waited = events.wait_many(found, min..=max, deadline).map_err(errno);
         let count = found.len();
-        for told in found.drain(..).map(told) {
+        for event in found.drain(..) {
+            let mut told = told(event);
+            if event.news == News::Completed {
+                let into = operations.get_mut(&told.id).and_then(Option::as_mut);
+                told = over(told, finish(events, event.token, into));
+            }
             if told.what == DONE {
                 operations.remove(&told.id);
             }
@@ -348,14 +398,47 @@ fn told(Event { token, data, news, is_over }: Event) -> Told {
             let detail = bits.iter().rev().fold(0, |all, &bit| all << 1 | u32::from(bit));
             Told { what: CHANGED, detail, ..told }
         }
-        News::Step { result } => {
-            let what = if is_over { DONE } else { PROGRESS };
-            let error = i32::try_from(-result).ok().filter(|error| *error > 0).unwrap_or(0);
-            Told { what, result: result.max(-1), error, ..told }
-        }
+        News::Step { result } if is_over => over(told, result),
+        News::Step { result } => Told { what: PROGRESS, result, ..told },
         // Of sources that C cannot add.
         _ => told,
     }
+}
+
+/// The end of an operation: bytes, or an error number below zero.
+fn over(told: Told, result: i64) -> Told {
+    let error = i32::try_from(-result).ok().filter(|error| *error > 0).unwrap_or(0);
+    Told { what: DONE, result: result.max(-1), error, flags: OVER, ..told }
+}
+
+/// What became of an operation on a file; what was read is put `into` the program's memory.
+fn finish(events: &mut EventQueue, token: Token, into: Option<&mut Posted>) -> i64 {
+    let Some(completed) = events.take(token) else { return 0 };
+    match completed.result {
+        Ok(count) => {
+            if let Some(into) = into {
+                into.rest(0)[..count].copy_from_slice(&completed.buffer[..count]);
+            }
+            count as i64
+        }
+        Err(error) => -i64::from(errno(error).0),
+    }
+}
+
+/// How much there is of a file behind an offset; of what has no length, as much as may be read.
+fn rest(file: &File, from: u64) -> Outcome<usize> {
+    let stat = rustix::fs::fstat(file)?;
+    let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    let len = u64::try_from(stat.st_size).unwrap_or(0).saturating_sub(from);
+    Ok(if is_regular { usize::try_from(len).unwrap_or(usize::MAX) } else { usize::MAX })
+}
+
+/// A buffer; `ENOMEM` if there is no memory for it.
+fn zeros(len: usize) -> Outcome<Vec<u8>> {
+    let mut buffer = Vec::new();
+    buffer.try_reserve_exact(len).map_err(|_| Errno(libc::ENOMEM))?;
+    buffer.resize(len, 0);
+    Ok(buffer)
 }
 
 fn bits(ready: Readiness) -> u32 {
@@ -372,11 +455,4 @@ fn bits(ready: Readiness) -> u32 {
 /// The number of an error.
 fn errno(error: io::Error) -> Errno {
     Errno(error.raw_os_error().unwrap_or(libc::EIO))
-}
-
-impl Drop for Queue {
-    fn drop(&mut self) {
-        // Sockets let go of the queue; a notifier does nothing from now on.
-        self.notifiers().clear();
-    }
 }

@@ -6,13 +6,14 @@
 #include "queue.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <stddef.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-_Static_assert(sizeof(struct towpath_operation) == 64, "as the library has it");
+_Static_assert(sizeof(struct towpath_operation) == 72, "as the library has it");
 
 /* More than buffers of sockets have room for. */
 #define LARGE (8 << 20)
@@ -156,6 +157,8 @@ static void wrong(void)
 	bad.operation = 99;
 	CHECK(no(queue, bad) == EINVAL);
 	bad = good, bad.instance = NULL;
+	CHECK(no(queue, bad) == EINVAL);
+	bad = good, bad.operation = TOWPATH_READ;
 	CHECK(no(queue, bad) == EINVAL);
 	bad = good, bad.flags = MSG_PEEK;
 	CHECK(no(queue, bad) == EINVAL);
@@ -400,6 +403,78 @@ static void ends(void)
 	end_scene(&scene);
 }
 
+/* Files are read, written and brought to the disk beside all else. */
+static void files(void)
+{
+	static char written[3 << 20], bytes[4 << 20];
+	struct scene scene = { .queue = towpath_queue_new(back_end) };
+	char name[] = "/tmp/towpath-operations-XXXXXX", *unmapped;
+	int file = mkstemp(name), fds[2];
+	struct towpath_event event;
+
+	CHECK(scene.queue && file >= 0 && unlink(name) == 0 && pipe(fds) == 0);
+	for (size_t i = 0; i < sizeof(written); i++)
+		written[i] = i * 31 + i / 251;
+	struct towpath_operation out = {
+		.operation = TOWPATH_WRITE, .fd = file, .buffer = written, .len = sizeof(written), .offset = 5,
+	};
+	struct towpath_operation in = {
+		.operation = TOWPATH_READ, .fd = file, .buffer = bytes, .len = sizeof(bytes), .offset = 6,
+	};
+	done(&scene, submit(scene.queue, out), sizeof(written), 0);
+	done(&scene, submit(scene.queue, in), sizeof(written) - 1, 0);
+	CHECK(!memcmp(bytes, written + 1, sizeof(written) - 1) && !bytes[sizeof(written)]);
+	in.offset = 1ll << 40;
+	done(&scene, submit(scene.queue, in), 0, 0);
+	for (int operation = TOWPATH_FSYNC; operation <= TOWPATH_FDATASYNC; operation++) {
+		done(&scene, submit(scene.queue, (struct towpath_operation) {
+			.operation = operation, .fd = file,
+		}), 0, 0);
+	}
+	/* What is wrong is told at once, or by the end. */
+	struct towpath_operation bad = in;
+	bad.offset = -1;
+	CHECK(no(scene.queue, bad) == EINVAL);
+	bad = in, bad.flags = 1;
+	CHECK(no(scene.queue, bad) == EINVAL);
+	bad = in, bad.fd = fds[0];
+	CHECK(no(scene.queue, bad) == ESPIPE);
+	bad = in, bad.fd = -1;
+	CHECK(no(scene.queue, bad) == EBADF);
+	bad = in, bad.buffer = NULL;
+	CHECK(no(scene.queue, bad) == EFAULT);
+	bad = out, bad.buffer = NULL;
+	CHECK(no(scene.queue, bad) == EFAULT);
+	unmapped = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(unmapped != MAP_FAILED && munmap(unmapped, 4096) == 0);
+	bad.buffer = unmapped, bad.len = 1;
+	CHECK(no(scene.queue, bad) == EFAULT);
+	bad.operation = TOWPATH_READ;
+	CHECK(no(scene.queue, bad) == EFAULT);
+	bad.operation = TOWPATH_SEND, bad.buffer = bytes;
+	CHECK(no(scene.queue, bad) == EINVAL);
+	int read_only = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+	bad = out, bad.fd = read_only;
+	done(&scene, submit(scene.queue, bad), -1, EBADF);
+	/* One that is closed at once, as the operation has a duplicate; and cancelled ones are told as well. */
+	in.offset = 5;
+	uint64_t id = submit(scene.queue, in);
+	CHECK(close(file) == 0);
+	done(&scene, id, sizeof(written), 0);
+	CHECK(!memcmp(bytes, written, sizeof(written)));
+	in.fd = read_only, in.offset = 0, in.len = 1000;
+	id = submit(scene.queue, in);
+	CHECK(towpath_queue_cancel(scene.queue, id) == 0);
+	event = next(scene.queue);
+	CHECK(event.id == id && event.what == TOWPATH_DONE);
+	CHECK(event.result == 1000 || (event.result == -1 && event.error == ECANCELED));
+	/* The queue ends with some out. */
+	for (int i = 0; i < 10; i++)
+		submit(scene.queue, in);
+	CHECK(towpath_queue_close(scene.queue) == 0);
+	CHECK(close(read_only) == 0 && close(fds[0]) == 0 && close(fds[1]) == 0);
+}
+
 static void cases(unsigned int which)
 {
 	back_end = which;
@@ -407,6 +482,7 @@ static void cases(unsigned int which)
 	receives();
 	lends();
 	ends();
+	files();
 }
 
 int main(void)

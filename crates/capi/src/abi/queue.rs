@@ -4,9 +4,9 @@
 use super::{give_done, give_int, set_errno};
 use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
-use crate::pointers::{Posted, Ranges, file, path, sockaddr_bytes};
-use crate::queue::{Action, Asked, Given, Queue, Told, interest};
-use libc::{c_char, c_int, c_uint, c_void, itimerspec, size_t, socklen_t, timespec};
+use crate::pointers::{Posted, Ranges, bytes, file, path, sockaddr_bytes};
+use crate::queue::{Action, Asked, FileWork, Given, Queue, Told, interest};
+use libc::{c_char, c_int, c_uint, c_void, itimerspec, off_t, size_t, socklen_t, timespec};
 use rustix::fd::IntoRawFd;
 use rustix::time::{ClockId, clock_gettime};
 use std::mem::ManuallyDrop;
@@ -36,6 +36,10 @@ const OPERATION_CONNECT: c_int = 1;
 const OPERATION_ACCEPT: c_int = 2;
 const OPERATION_RECV: c_int = 3;
 const OPERATION_SEND: c_int = 4;
+const OPERATION_READ: c_int = 5;
+const OPERATION_WRITE: c_int = 6;
+const OPERATION_FSYNC: c_int = 7;
+const OPERATION_FDATASYNC: c_int = 8;
 
 /// `TOWPATH_ABSTIME` of `towpath.h`.
 const ABSTIME: u32 = 1;
@@ -86,6 +90,8 @@ pub struct TowpathOperation {
     pub buffer: *mut c_void,
     /// Its bytes.
     pub len: size_t,
+    /// In a file.
+    pub offset: off_t,
     /// When it is cancelled; or null.
     pub deadline: *const timespec,
     /// Comes with the events.
@@ -95,7 +101,7 @@ pub struct TowpathOperation {
 /// As `towpath.h` has them.
 const _: () = assert!(
     size_of::<TowpathChange>() == 88
-        && size_of::<TowpathOperation>() == 64
+        && size_of::<TowpathOperation>() == 72
         && size_of::<Told>() == 40
 );
 
@@ -106,8 +112,14 @@ impl TowpathOperation {
     /// The instance is one that was made and not freed. The memory is the operation's until its
     /// end was told: nobody writes what is sent, nobody uses what is received into.
     unsafe fn submit(&self, queue: &Queue) -> Outcome<u64> {
+        // SAFETY: the caller vouches for it.
+        let deadline = unsafe { read_deadline(queue, self.deadline) }?;
         if self.instance.is_null() {
-            return Err(Errno::INVAL);
+            // SAFETY: the caller vouches for it.
+            let work = unsafe { self.file_work() }?;
+            // SAFETY: the caller does not close it meanwhile.
+            let file = unsafe { file(self.fd) }?;
+            return queue.submit_file(file, work, deadline, self.data);
         }
         // SAFETY: the caller vouches for it.
         let instance = unsafe { borrowed(self.instance) };
@@ -129,9 +141,33 @@ impl TowpathOperation {
             }
             _ => return Err(Errno::INVAL),
         };
-        // SAFETY: the caller vouches for it.
-        let deadline = unsafe { read_deadline(queue, self.deadline) }?;
         queue.submit((&instance, self.fd), action, deadline, self.data)
+    }
+
+    /// What is to be done with a file.
+    ///
+    /// # Safety
+    /// As [`TowpathOperation::submit`].
+    unsafe fn file_work(&self) -> Outcome<FileWork<'_>> {
+        let offset = u64::try_from(self.offset).map_err(|_| Errno::INVAL);
+        if self.flags != 0 {
+            return Err(Errno::INVAL);
+        }
+        Ok(match self.operation {
+            OPERATION_READ => {
+                // SAFETY: the caller vouches for it.
+                FileWork::Read(unsafe { Posted::new(self.buffer, self.len) }?, offset?)
+            }
+            OPERATION_WRITE => {
+                // SAFETY: the caller vouches for it.
+                drop(unsafe { Ranges::of(self.buffer, self.len) }?);
+                // SAFETY: the caller vouches for it.
+                FileWork::Write(unsafe { bytes(self.buffer, self.len) }?, offset?)
+            }
+            OPERATION_FSYNC => FileWork::Sync,
+            OPERATION_FDATASYNC => FileWork::SyncData,
+            _ => return Err(Errno::INVAL),
+        })
     }
 }
 

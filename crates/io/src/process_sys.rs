@@ -175,6 +175,19 @@ impl SignalSet {
         self.apply(libc::SIG_SETMASK).map(drop)
     }
 
+    /// True if a signal is in the set.
+    pub fn has(&self, signal: c_int) -> bool {
+        // SAFETY: the set is initialised; a wrong number is refused.
+        unsafe { libc::sigismember(&self.0, signal) == 1 }
+    }
+
+    /// Takes a signal of this set that is pending, if there is one.
+    pub fn take_pending(&self) {
+        let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: set and limit are read through valid pointers; nothing is to be written.
+        unsafe { libc::sigtimedwait(&self.0, std::ptr::null_mut(), &zero) };
+    }
+
     /// A descriptor that yields the signals of this set that are blocked and pending: one
     /// `signalfd_siginfo` per read.
     ///

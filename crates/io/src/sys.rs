@@ -364,6 +364,31 @@ pub(crate) fn poll_now(files: &mut [libc::pollfd]) -> Result<usize, Errno> {
     check(result)
 }
 
+/// Whether the kernel has all of a range of a file in memory (`cachestat`, Linux 6.5). False, too,
+/// if it does not tell.
+pub(crate) fn is_in_memory(file: BorrowedFd<'_>, at: u64, count: usize) -> bool {
+    /// The same on all architectures that this runs on.
+    const SYS_CACHESTAT: c_long = 451;
+    let range = [at, count as u64];
+    // Pages in memory come first.
+    let mut counts = [0_u64; 5];
+    // SAFETY: `range` is read and `counts` written, which are as large as the structures that the
+    // call takes; both are on our stack.
+    let result = unsafe {
+        libc::syscall(
+            SYS_CACHESTAT,
+            file.as_raw_fd(),
+            range.as_ptr(),
+            counts.as_mut_ptr(),
+            0 as c_uint,
+        )
+    };
+    let page = rustix::param::page_size() as u64;
+    let end = at.saturating_add(count as u64);
+    let wanted = end.div_ceil(page) - at / page;
+    check(result).is_ok() && counts[0] >= wanted
+}
+
 /// Gives the whole pages of `bytes` back to the system (`madvise`): they take no memory until they
 /// are used again. Afterwards they hold zeros, if they are anonymous memory, or what they held if
 /// the system keeps them, as it does with locked ones.

@@ -1,15 +1,20 @@
-//! The back end on epoll, with threads for operations on files.
+//! The back end on epoll, with threads for steps on files.
 //!
-//! A system call for each change of a file, none for the files that a wait tells of.
+//! A system call for each change of a file that is watched, none for the files that a wait tells
+//! of. A step on a socket is tried at once, and again when the socket is ready; in between, its
+//! slot watches the socket. Jobs take turns of [`TURN_BYTES`].
 
+use super::call;
 use super::files::Files;
-use super::{Interest, News, Operation, Readiness, Trigger, What};
+use super::job::{Job, Running, Socket, Step};
+use super::{Interest, News, Readiness, TURN_BYTES, Trigger, What};
 use crate::doorbell::EventDoorbell;
 use crate::reactor::{Events, Reactor};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::io::Errno;
+use rustix::io::{Errno, ioctl_fionbio};
 use std::collections::HashMap;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Token of the doorbell.
@@ -25,6 +30,23 @@ pub(super) struct Epoll {
     /// Second descriptors of files that are watched for several slots: the kernel takes each
     /// descriptor once.
     doubles: HashMap<u32, OwnedFd>,
+    jobs: HashMap<u32, Doing>,
+    /// Jobs that can go on.
+    turns: Vec<u32>,
+    /// Jobs that came back from the threads.
+    back: Vec<(u32, Box<Running>)>,
+    /// Came while something else was done.
+    early: Vec<News>,
+}
+
+/// A job.
+#[derive(Debug, Default)]
+struct Doing {
+    /// `None` while the threads have it.
+    running: Option<Box<Running>>,
+    /// What its slot watches.
+    watched: Option<Socket>,
+    cancelled: bool,
 }
 
 impl Epoll {
@@ -32,7 +54,17 @@ impl Epoll {
         let reactor = Reactor::new()?;
         reactor.add(&doorbell, BELL, Interest::READ, false)?;
         let files = Files::new(doorbell.clone());
-        Ok(Self { reactor, events: Box::default(), doorbell, files, doubles: HashMap::new() })
+        Ok(Self {
+            reactor,
+            events: Box::default(),
+            doorbell,
+            files,
+            doubles: HashMap::new(),
+            jobs: HashMap::new(),
+            turns: Vec::new(),
+            back: Vec::new(),
+            early: Vec::new(),
+        })
     }
 
     pub(super) fn add(
@@ -71,20 +103,48 @@ impl Epoll {
         }
     }
 
-    pub(super) fn submit(
-        &mut self,
-        slot: u32,
-        operation: Operation,
-    ) -> Result<(), (Errno, Operation)> {
-        self.files.submit(slot, operation)
+    pub(super) fn submit(&mut self, slot: u32, job: Job) -> Result<(), (Errno, Job)> {
+        if self.jobs.contains_key(&slot) {
+            return Err((Errno::EXIST, job));
+        }
+        if let Job::Accept(listener) = &job
+            && let Err(errno) = ioctl_fionbio(listener, true)
+        {
+            return Err((errno, job));
+        }
+        let running = Some(Box::new(Running::new(job)?));
+        self.jobs.insert(slot, Doing { running, ..Doing::default() });
+        self.go_on(slot);
+        Ok(())
+    }
+
+    pub(super) fn give_room(&mut self, slot: u32, count: u32) {
+        let doing = self.jobs.get_mut(&slot);
+        let running = doing.and_then(|doing| doing.running.as_mut());
+        if running.is_some_and(|running| running.give_room(count)) {
+            self.turns.push(slot);
+        }
     }
 
     pub(super) fn cancel(&mut self, slot: u32) {
-        self.files.cancel(slot);
+        let Some(doing) = self.jobs.get_mut(&slot) else { return };
+        doing.cancelled = true;
+        if doing.running.is_none() {
+            doing.running = self.files.cancel(slot);
+        }
+        if let Some(running) = &mut doing.running {
+            running.stop(Errno::CANCELED);
+            self.go_on(slot);
+        }
     }
 
     pub(super) fn disown(&mut self) {
         self.files.disown();
+    }
+
+    /// Whether a wait has something to tell or to do without the kernel.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.early.is_empty() || !self.turns.is_empty()
     }
 
     pub(super) fn wait(
@@ -92,10 +152,17 @@ impl Epoll {
         timeout: Option<Duration>,
         news: &mut Vec<News>,
     ) -> io::Result<()> {
+        let timeout = if self.is_busy() { Some(Duration::ZERO) } else { timeout };
         self.reactor.wait(timeout, &mut self.events)?;
+        let mut turns = std::mem::take(&mut self.turns);
         for event in self.events.iter() {
             if event.token == BELL {
                 self.doorbell.clear();
+                continue;
+            }
+            let slot = event.token as u32;
+            if self.jobs.contains_key(&slot) {
+                turns.push(slot);
                 continue;
             }
             let ready = Readiness {
@@ -105,10 +172,100 @@ impl Epoll {
                 hangup: event.hangup,
                 error: event.error,
             };
-            news.push((event.token as u32, What::Ready(ready)));
+            news.push((slot, What::Ready(ready)));
         }
-        self.files.take(news);
+        let mut back = std::mem::take(&mut self.back);
+        self.files.take(&mut back);
+        for (slot, mut running) in back.drain(..) {
+            let Some(doing) = self.jobs.get_mut(&slot) else { continue };
+            if doing.cancelled {
+                running.stop(Errno::CANCELED);
+            }
+            doing.running = Some(running);
+            turns.push(slot);
+        }
+        self.back = back;
+        turns.into_iter().for_each(|slot| self.go_on(slot));
+        news.append(&mut self.early);
         Ok(())
+    }
+
+    /// Carries out the steps of a job as far as they can be done, for one turn.
+    fn go_on(&mut self, slot: u32) {
+        let Some(Doing { running, .. }) = self.jobs.get_mut(&slot) else { return };
+        let Some(mut running) = running.take() else { return };
+        let mut moved = 0;
+        while moved < TURN_BYTES {
+            let result = match running.next() {
+                Step::Over => return self.finish(slot, *running),
+                Step::Idle => return self.keep(slot, running),
+                Step::Accept { listener } => call::accept(listener).map(|connection| {
+                    self.early.push((slot, What::Accepted(connection)));
+                    1
+                }),
+                step if step.is_on_file() => match self.files.submit(slot, running) {
+                    Ok(()) => return,
+                    Err((errno, back)) => {
+                        running = back;
+                        Err(errno)
+                    }
+                },
+                step => call::socket(step),
+            };
+            match result {
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) if running.waits_for().is_some() => {
+                    match self.watch(slot, &running) {
+                        Ok(()) => return self.keep(slot, running),
+                        Err(error) => running.stop(call::errno(&error)),
+                    }
+                }
+                result => {
+                    moved += result.unwrap_or(0);
+                    running.done(result);
+                }
+            }
+        }
+        self.keep(slot, running);
+        self.turns.push(slot);
+    }
+
+    fn keep(&mut self, slot: u32, running: Box<Running>) {
+        if let Some(doing) = self.jobs.get_mut(&slot) {
+            doing.running = Some(running);
+        }
+    }
+
+    /// Has a job go on when its socket is ready.
+    fn watch(&mut self, slot: u32, running: &Running) -> io::Result<()> {
+        let (socket, interest) = running.waits_for().expect("a step on a socket");
+        let watched = self.jobs.get_mut(&slot).and_then(|doing| doing.watched.take());
+        match watched {
+            Some(watched) if Arc::ptr_eq(&watched, socket) => {
+                self.modify(slot, socket.as_fd(), interest, Trigger::OneShot)?;
+            }
+            watched => {
+                self.unwatch(slot, watched);
+                self.add(slot, socket.as_fd(), interest, Trigger::OneShot)?;
+            }
+        }
+        if let Some(doing) = self.jobs.get_mut(&slot) {
+            doing.watched = Some(socket.clone());
+        }
+        Ok(())
+    }
+
+    fn unwatch(&mut self, slot: u32, watched: Option<Socket>) {
+        if let Some(socket) = watched {
+            // It is watched, and open.
+            let _ = self.remove(slot, socket.as_fd());
+        }
+    }
+
+    fn finish(&mut self, slot: u32, running: Running) {
+        let doing = self.jobs.remove(&slot).unwrap_or_default();
+        self.unwatch(slot, doing.watched);
+        self.early.push((slot, What::Over(running.finish())));
     }
 }
 

@@ -1,16 +1,15 @@
-//! Operations on files by a few threads, which are started when they are needed.
+//! Steps on files by a few threads, which are started when they are needed.
 //!
-//! Threads and owner share two lists behind a lock. A thread that has finished an operation rings
-//! the owner's doorbell. An operation that no thread has begun can be cancelled. Dropping the owner
-//! waits for nobody: a thread ends after its operation, and frees the buffer.
+//! Threads and owner share two lists behind a lock. A thread carries out the steps of a job that
+//! are on files, and then rings the owner's doorbell. What no thread has begun can be taken back.
+//! Dropping the owner waits for nobody: a thread ends after its job, and frees its buffers.
 
-use super::{Action, News, Operation, Outcome, What};
+use super::call;
+use super::job::Running;
 use crate::doorbell::EventDoorbell;
 use crate::thread;
 use rustix::io::Errno;
-use std::collections::{HashSet, VecDeque};
-use std::io;
-use std::os::unix::fs::FileExt;
+use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use towpath_packet::ring::Doorbell;
 
@@ -22,8 +21,8 @@ pub const THREADS_MAX: usize = 4;
 #[derive(Debug)]
 pub(super) struct Files {
     shared: Arc<Shared>,
-    /// Slots of operations that are not over.
-    slots: HashSet<u32>,
+    /// Jobs that the threads have.
+    jobs: usize,
     threads: usize,
     /// The threads are those of another process.
     disowned: bool,
@@ -37,10 +36,12 @@ struct Shared {
     doorbell: EventDoorbell,
 }
 
+type Numbered = (u32, Box<Running>);
+
 #[derive(Debug, Default)]
 struct Lists {
-    waiting: VecDeque<(u32, Operation)>,
-    over: Vec<(u32, Outcome)>,
+    waiting: VecDeque<Numbered>,
+    done: Vec<Numbered>,
     /// Threads that wait for work.
     idle: usize,
     ended: bool,
@@ -49,18 +50,18 @@ struct Lists {
 impl Files {
     pub(super) fn new(doorbell: EventDoorbell) -> Self {
         let shared = Shared { lists: Mutex::default(), work: Condvar::new(), doorbell };
-        let slots = HashSet::new();
-        Self { shared: Arc::new(shared), slots, threads: 0, disowned: false }
+        Self { shared: Arc::new(shared), jobs: 0, threads: 0, disowned: false }
     }
 
+    /// Has a job go on whose next step is on a file.
+    ///
+    /// # Errors
+    /// There is no thread, and none can be started.
     pub(super) fn submit(
         &mut self,
         slot: u32,
-        operation: Operation,
-    ) -> Result<(), (Errno, Operation)> {
-        if self.slots.contains(&slot) {
-            return Err((Errno::EXIST, operation));
-        }
+        running: Box<Running>,
+    ) -> Result<(), (Errno, Box<Running>)> {
         let mut lists = self.shared.lock();
         if lists.idle <= lists.waiting.len() && self.threads < THREADS_MAX {
             let shared = self.shared.clone();
@@ -68,26 +69,22 @@ impl Files {
                 Ok(_) => self.threads += 1,
                 // The others will do it.
                 Err(_) if self.threads > 0 => {}
-                Err(error) => {
-                    let errno = Errno::from_io_error(&error).unwrap_or(Errno::AGAIN);
-                    return Err((errno, operation));
-                }
+                Err(error) => return Err((call::errno(&error), running)),
             }
         }
-        self.slots.insert(slot);
-        lists.waiting.push_back((slot, operation));
+        self.jobs += 1;
+        lists.waiting.push_back((slot, running));
         self.shared.work.notify_one();
         Ok(())
     }
 
-    pub(super) fn cancel(&mut self, slot: u32) {
+    /// Takes back what no thread has begun.
+    pub(super) fn cancel(&mut self, slot: u32) -> Option<Box<Running>> {
         let mut lists = self.shared.lock();
-        let at = lists.waiting.iter().position(|(waiting, _)| *waiting == slot);
-        if let Some((_, operation)) = at.and_then(|at| lists.waiting.remove(at)) {
-            let outcome = Outcome { result: Err(Errno::CANCELED), buffer: operation.buffer };
-            lists.over.push((slot, outcome));
-            self.shared.doorbell.ring();
-        }
+        let at = lists.waiting.iter().position(|(waiting, _)| *waiting == slot)?;
+        let (_, running) = lists.waiting.remove(at)?;
+        self.jobs -= 1;
+        Some(running)
     }
 
     /// Leaves the threads alone: they are another process's.
@@ -95,15 +92,14 @@ impl Files {
         self.disowned = true;
     }
 
-    /// Takes what is over.
-    pub(super) fn take(&mut self, news: &mut Vec<News>) {
-        if self.slots.is_empty() {
+    /// Takes what the threads are done with.
+    pub(super) fn take(&mut self, into: &mut Vec<Numbered>) {
+        if self.jobs == 0 {
             return;
         }
-        for (slot, outcome) in self.shared.lock().over.drain(..) {
-            self.slots.remove(&slot);
-            news.push((slot, What::Over(outcome)));
-        }
+        let before = into.len();
+        into.append(&mut self.shared.lock().done);
+        self.jobs -= into.len() - before;
     }
 }
 
@@ -130,45 +126,30 @@ impl Shared {
 fn work(shared: &Shared) {
     let mut lists = shared.lock();
     while !lists.ended {
-        let Some((slot, mut operation)) = lists.waiting.pop_front() else {
+        let Some((slot, mut running)) = lists.waiting.pop_front() else {
             lists.idle += 1;
             lists = shared.work.wait(lists).unwrap_or_else(PoisonError::into_inner);
             lists.idle -= 1;
             continue;
         };
         drop(lists);
-        let result = run(&mut operation);
+        run(&mut running);
         lists = shared.lock();
-        lists.over.push((slot, Outcome { result, buffer: operation.buffer }));
+        lists.done.push((slot, running));
         shared.doorbell.ring();
     }
 }
 
-/// Where to go on. What is beyond the largest offset the kernel refuses.
-pub(super) fn at(offset: u64, done: usize) -> u64 {
-    offset.saturating_add(done as u64)
-}
-
-/// Does an operation.
-fn run(operation: &mut Operation) -> Result<usize, Errno> {
-    let Operation { action, file, buffer } = operation;
-    let mut done = 0;
+/// Carries out the steps on files.
+fn run(running: &mut Running) {
     loop {
-        let step = match *action {
-            Action::Read(offset) => file.read_at(&mut buffer[done..], at(offset, done)),
-            Action::Write(offset) => file.write_at(&buffer[done..], at(offset, done)),
-            Action::Sync => file.sync_all().map(|()| 0),
-            Action::SyncData => file.sync_data().map(|()| 0),
-        };
-        match step {
-            Ok(0) => return Ok(done),
-            Ok(count) => done += count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(_) if done > 0 => return Ok(done),
-            Err(error) => return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
+        let step = running.next();
+        if !step.is_on_file() {
+            return;
         }
-        if done == buffer.len() {
-            return Ok(done);
+        match call::file(step) {
+            Err(Errno::INTR) => {}
+            result => running.done(result),
         }
     }
 }

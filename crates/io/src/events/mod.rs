@@ -8,17 +8,20 @@
 //! Level-triggered news come at most once in a wait. One thread at a time calls. How it works:
 //! `docs/theory/events.md`.
 
+mod call;
 mod epoll;
 mod files;
+mod job;
 mod ring;
 
 use crate::doorbell::EventDoorbell;
 pub use crate::reactor::{Interest, Trigger};
 use epoll::Epoll;
 pub use files::THREADS_MAX;
+pub use job::{ACCEPTED_MAX, BLOCK_BYTES, COPIED_FILE_MAX, Job, Outcome, Parts, Socket};
 use ring::Ring;
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io;
@@ -96,22 +99,14 @@ pub struct SendFile {
     pub trailer: Vec<u8>,
 }
 
-/// What became of an operation.
-#[derive(Debug)]
-pub struct Outcome {
-    /// Bytes read or written: all, fewer where the file ended or an error came after some, or the
-    /// error. `CANCELED` if it was cancelled before it did anything.
-    pub result: Result<usize, Errno>,
-    /// The buffer, with its length unchanged.
-    pub buffer: Vec<u8>,
-}
-
 /// News of a slot.
 #[derive(Debug)]
 pub enum What {
     /// A file is ready.
     Ready(Readiness),
-    /// The operation is over. The slot is free.
+    /// A connection was accepted.
+    Accepted(OwnedFd),
+    /// The job is over. The slot is free.
     Over(Outcome),
 }
 
@@ -120,6 +115,9 @@ pub type News = (u32, What);
 
 /// Slots are smaller than this.
 pub const SLOTS_MAX: u32 = 1 << 24;
+
+/// Bytes that a job moves by calls before others have their turn.
+const TURN_BYTES: usize = 8 * BLOCK_BYTES;
 
 /// Which back end to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -242,29 +240,36 @@ impl BackEnd {
         }
     }
 
-    /// Begins an operation, of which a wait tells once that it is over.
+    /// Begins a job, of which a wait tells once that it is over. It may be over at once.
     ///
     /// # Errors
-    /// The slot is in use; the system has no memory for it; `SPIPE` if what is to be read or
-    /// written has no offsets, `INVAL` if it has none so large. The operation is handed back.
-    pub fn submit(&mut self, slot: u32, operation: Operation) -> Result<(), (Errno, Operation)> {
-        if let Action::Read(offset) | Action::Write(offset) = operation.action {
-            // io_uring would read a pipe all the same, and knows an offset that means another.
-            let checked = match rustix::fs::tell(&*operation.file) {
-                Ok(_) if i64::try_from(offset).is_err() => Err(Errno::INVAL),
-                checked => checked,
-            };
-            if let Err(errno) = checked {
-                return Err((errno, operation));
-            }
+    /// The slot is in use; `SPIPE` if what is to be read or written has no offsets, `INVAL` if it
+    /// has none so large, or if a range ends before it begins; those of making sockets not to
+    /// block, and of making a pipe. The job is handed back.
+    pub fn submit(&mut self, slot: u32, job: Job) -> Result<(), (Errno, Job)> {
+        if let Err(errno) = job.check() {
+            return Err((errno, job));
         }
-        each!(self, back => back.submit(slot, operation))
+        each!(self, back => back.submit(slot, job))
     }
 
-    /// Asks for the end of an operation, which tells what became of it as ever: it may have been
-    /// too late.
+    /// So many connections of an [accept](Job::Accept) were taken, and as many more may come.
+    pub fn give_room(&mut self, slot: u32, count: u32) {
+        each!(self, back => back.give_room(slot, count));
+    }
+
+    /// Asks for the end of a job, which tells what became of it as ever: it may have been too late.
     pub fn cancel(&mut self, slot: u32) {
         each!(self, back => back.cancel(slot));
+    }
+
+    /// Whether a wait would not sleep: there is something to tell that the descriptor does not
+    /// show.
+    pub fn is_busy(&self) -> bool {
+        match &self.0 {
+            Kind::Epoll(epoll) => epoll.is_busy(),
+            Kind::Ring(ring) => ring.is_busy(),
+        }
     }
 
     /// Waits for news until the doorbell rings or `timeout` has passed; `None` waits for ever, zero

@@ -3,8 +3,7 @@
 //! A file that is told of once, or by level, is a poll that ends with its news; a level is polled
 //! again when the caller asks for it, which the next wait tells the kernel along with everything
 //! else. As a poll tells what held when it ended, one more call looks whether it holds still; all
-//! files of a wait in one. An edge is a poll that goes on, and a hint. Operations are reads, writes
-//! and syncs.
+//! files of a wait in one. An edge is a poll that goes on, and a hint. Jobs are in [`jobs`].
 //!
 //! What comes back names its slot and the *round* of the slot, which counts what was begun in it:
 //! news of an earlier round are dropped. The kernel keeps what the completion queue has no room
@@ -12,19 +11,21 @@
 //!
 //! # Buffers
 //!
-//! A buffer is in its slot from before the kernel learns of it until the kernel says that it is
-//! done with it, and nobody looks at it meanwhile. Dropping the ring cancels what is under way and
-//! waits for it, [`DROP_WAIT_MAX`] at most; what the kernel has not given back then, it keeps:
-//! those buffers are never freed.
+//! A job is in its slot from before the kernel learns of its buffers until the kernel says that it
+//! is done with them, and nobody looks at it meanwhile. Dropping the ring cancels what is under way
+//! and waits for it, [`DROP_WAIT_MAX`] at most; what the kernel has not given back then, it keeps:
+//! those jobs are never freed.
 #![allow(unsafe_code)]
 
-use super::files::at;
-use super::{Action, Interest, News, Operation, Outcome, Readiness, Trigger, What, check_can_wait};
+mod jobs;
+
+use super::{Interest, News, Readiness, TURN_BYTES, Trigger, What, call, check_can_wait};
 use crate::doorbell::EventDoorbell;
 use crate::sys;
-use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
-use io_uring::{IoUring, cqueue, opcode, squeue};
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use io_uring::types::{Fd, SubmitArgs, Timespec};
+use io_uring::{IoUring, Probe, cqueue, opcode, squeue};
+use jobs::Doing;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use std::fmt;
 use std::io;
@@ -34,8 +35,6 @@ use std::time::Duration;
 const SUBMISSIONS_MAX: u32 = 256;
 /// Entries of the completion queue; the kernel keeps what does not fit.
 const COMPLETIONS_MAX: u32 = 4096;
-/// Bytes of one read or write; a longer one is several.
-const STEP_BYTES_MAX: usize = 1 << 30;
 /// How long dropping waits for operations.
 const DROP_WAIT_MAX: Duration = Duration::from_secs(1);
 /// Rounds of waiting within [`DROP_WAIT_MAX`].
@@ -62,8 +61,12 @@ pub(super) struct Ring {
     taken: Vec<(u64, i32, u32)>,
     /// The kernel was told of all files that were removed.
     is_settled: bool,
-    /// Operations that the kernel has.
-    running: usize,
+    /// Jobs that can go on, and their rounds.
+    turns: Vec<(u32, u32)>,
+    /// Jobs that are not over.
+    jobs: usize,
+    /// The kernel accepts many connections by one request.
+    accepts_many: bool,
     /// The kernel's side is another process's.
     disowned: bool,
 }
@@ -79,7 +82,7 @@ enum Content {
     #[default]
     Free,
     File(Watch),
-    Operation(Box<Running>),
+    Job(Box<Doing>),
 }
 
 /// A file that is watched.
@@ -90,13 +93,6 @@ struct Watch {
     trigger: Trigger,
     /// The kernel has a poll of it, or is about to.
     is_polled: bool,
-}
-
-/// An operation that the kernel has.
-struct Running {
-    operation: Operation,
-    done: usize,
-    cancelled: bool,
 }
 
 impl Ring {
@@ -111,6 +107,8 @@ impl Ring {
         if !enough {
             return Err(Errno::NOSYS.into());
         }
+        let mut known_to = Probe::new();
+        ring.submitter().register_probe(&mut known_to)?;
         Ok(Self {
             ring,
             doorbell,
@@ -121,7 +119,9 @@ impl Ring {
             polled: Vec::new(),
             taken: Vec::new(),
             is_settled: true,
-            running: 0,
+            turns: Vec::new(),
+            jobs: 0,
+            accepts_many: known_to.is_supported(opcode::SendZc::CODE),
             disowned: false,
         })
     }
@@ -177,37 +177,6 @@ impl Ring {
         }
     }
 
-    pub(super) fn submit(
-        &mut self,
-        slot: u32,
-        operation: Operation,
-    ) -> Result<(), (Errno, Operation)> {
-        let entry = self.slot(slot);
-        if !matches!(entry.content, Content::Free) {
-            return Err((Errno::EXIST, operation));
-        }
-        let running = Running { operation, done: 0, cancelled: false };
-        entry.content = Content::Operation(Box::new(running));
-        if let Err(error) = self.go_on(slot) {
-            let errno = Errno::from_io_error(&error).unwrap_or(Errno::AGAIN);
-            if let Content::Operation(running) = std::mem::take(&mut self.slot(slot).content) {
-                return Err((errno, running.operation));
-            }
-        } else {
-            self.running += 1;
-        }
-        Ok(())
-    }
-
-    pub(super) fn cancel(&mut self, slot: u32) {
-        let name = self.name(slot);
-        let Content::Operation(running) = &mut self.slot(slot).content else { return };
-        running.cancelled = true;
-        let entry = quiet(opcode::AsyncCancel::new(name).build());
-        // What cannot be asked for now is not cancelled: it tells what became of it all the same.
-        let _ = self.push(&entry).and_then(|()| self.submit_all());
-    }
-
     pub(super) fn disown(&mut self) {
         self.disowned = true;
     }
@@ -219,8 +188,9 @@ impl Ring {
     ) -> io::Result<()> {
         // In this order: what was cancelled is begun again before anybody sleeps.
         self.take_completions()?;
+        self.take_turns();
         self.prepare()?;
-        let has_news = !self.early.is_empty() || !self.taken.is_empty();
+        let has_news = self.is_busy() || !self.taken.is_empty();
         let at_once = has_news || timeout == Some(Duration::ZERO);
         if !at_once {
             let limit = timeout.map(timespec);
@@ -239,6 +209,11 @@ impl Ring {
         self.check_levels()?;
         news.append(&mut self.early);
         Ok(())
+    }
+
+    /// Whether a wait has something to tell or to do without the kernel.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.early.is_empty() || !self.turns.is_empty()
     }
 
     /// Forgets news that do not hold any more, but of edges, and polls for them again.
@@ -331,29 +306,6 @@ impl Ring {
         Ok(was_polled)
     }
 
-    /// Tells the kernel what is left of an operation.
-    fn go_on(&mut self, slot: u32) -> io::Result<()> {
-        let entry = self.slot(slot);
-        entry.round = entry.round.wrapping_add(1);
-        let Content::Operation(running) = &mut entry.content else { return Ok(()) };
-        let Running { operation: Operation { action, file, buffer }, done, .. } = &mut **running;
-        let fd = Fd(file.as_raw_fd());
-        let rest = &mut buffer[*done..];
-        let (address, len) = (rest.as_mut_ptr(), rest.len().min(STEP_BYTES_MAX) as u32);
-        let request = match *action {
-            Action::Read(offset) => {
-                opcode::Read::new(fd, address, len).offset(at(offset, *done)).build()
-            }
-            Action::Write(offset) => {
-                opcode::Write::new(fd, address, len).offset(at(offset, *done)).build()
-            }
-            Action::Sync => opcode::Fsync::new(fd).build(),
-            Action::SyncData => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
-        };
-        let name = self.name(slot);
-        self.push(&request.user_data(name))
-    }
-
     /// Takes all completions; their news are in `early`.
     fn take_completions(&mut self) -> io::Result<()> {
         self.keep_completions();
@@ -385,7 +337,10 @@ impl Ring {
         let entry = self.slot(slot);
         match entry.content {
             Content::File(_) if entry.round == round => self.on_poll(slot, code, more),
-            Content::Operation(_) if entry.round == round => self.on_step(slot, code),
+            Content::Job(_) if entry.round == round => {
+                self.on_step(slot, code, more);
+                Ok(())
+            }
             _ => Ok(()),
         }
     }
@@ -408,46 +363,16 @@ impl Ring {
         Ok(())
     }
 
-    /// A step of an operation is over.
-    fn on_step(&mut self, slot: u32, code: i32) -> io::Result<()> {
-        let Content::Operation(running) = &mut self.slot(slot).content else { return Ok(()) };
-        let len = running.operation.buffer.len();
-        let failure = match code {
-            // Not by us: the thread that began it has ended. Or by a signal.
-            _ if code == -libc::ECANCELED && !running.cancelled => None,
-            _ if code == -libc::EINTR && !running.cancelled => None,
-            0.. => {
-                running.done += code as usize;
-                let is_over = code == 0 || running.done >= len || running.cancelled;
-                is_over.then_some(Errno::IO)
-            }
-            _ if code == -libc::EINTR => Some(Errno::CANCELED),
-            _ => Some(Errno::from_raw_os_error(-code)),
-        };
-        let failure = match failure {
-            Some(failure) => failure,
-            None => match self.go_on(slot) {
-                Ok(()) => return Ok(()),
-                Err(error) => Errno::from_io_error(&error).unwrap_or(Errno::AGAIN),
-            },
-        };
-        let content = std::mem::take(&mut self.slot(slot).content);
-        let Content::Operation(running) = content else { return Ok(()) };
-        self.running -= 1;
-        let Running { operation, done, .. } = *running;
-        let result = if code >= 0 || done > 0 { Ok(done) } else { Err(failure) };
-        self.early.push((slot, What::Over(Outcome { result, buffer: operation.buffer })));
-        Ok(())
-    }
-
     /// Puts a request into the submission queue.
     fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
         loop {
-            // SAFETY: requests are made in this file only. Those of polls, syncs and cancelling
-            // name no memory. Those of reads and writes name bytes of a `Vec` in the slot that the
-            // request names, which neither moves them nor shows them to anybody until `on_step`
-            // takes it out, which is called for the completion of that request, when the kernel
-            // is done with them; or until `drop`, which leaks it if that did not come.
+            // SAFETY: requests are made in this file and in `jobs` only. Those of polls, syncs,
+            // accepting and cancelling name no memory. Those of `jobs::request` name bytes of a
+            // `Vec` in the job that is in the slot which the request names. The job is boxed, and
+            // nobody looks at it while its `Doing::with_kernel` says that the kernel has a
+            // request, until `on_step` is called for the completion of that request, when the
+            // kernel is done with the bytes; or until `drop`, which leaks the job if that did not
+            // come.
             let pushed = unsafe { self.ring.submission().push(entry) };
             if pushed.is_ok() {
                 return Ok(());
@@ -509,17 +434,23 @@ impl Drop for Ring {
         let mut news = Vec::new();
         for _ in 0..DROP_ROUNDS_MAX {
             let round = Some(DROP_WAIT_MAX / DROP_ROUNDS_MAX);
-            if self.running == 0 || self.wait(round, &mut news).is_err() {
+            if self.jobs == 0 || self.wait(round, &mut news).is_err() {
                 break;
             }
         }
         for slot in &mut self.slots {
-            if let Content::Operation(running) = std::mem::take(&mut slot.content) {
-                // The kernel still has it.
-                running.operation.buffer.leak();
+            if let Content::Job(doing) = std::mem::take(&mut slot.content) {
+                // The kernel still has its memory.
+                Box::leak(doing);
             }
         }
     }
+}
+
+/// A descriptor that the kernel has made for us.
+fn adopt(code: i32) -> OwnedFd {
+    // SAFETY: the completion of an accept has a new descriptor, which nobody else knows.
+    unsafe { OwnedFd::from_raw_fd(code) }
 }
 
 impl AsFd for Ring {
@@ -530,7 +461,7 @@ impl AsFd for Ring {
 
 impl fmt::Debug for Ring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ring").field("running", &self.running).finish_non_exhaustive()
+        f.debug_struct("Ring").field("jobs", &self.jobs).finish_non_exhaustive()
     }
 }
 

@@ -62,7 +62,7 @@ impl EventQueue {
         flushed?;
         self.collect(self.clock.now());
         self.look_at_sockets();
-        let waits = !self.pending.is_empty() || !self.ready.arm();
+        let waits = !self.pending.is_empty() || self.back.is_busy() || !self.ready.arm();
         let (now, due) = (self.clock.now(), self.timers.next());
         self.exposed.as_mut().map_or(Ok(()), |exposed| exposed.show(waits, now, due))
     }

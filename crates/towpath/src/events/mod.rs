@@ -47,6 +47,7 @@ mod changes;
 mod clock;
 mod custom;
 mod expose;
+mod jobs;
 mod operations;
 mod queue;
 mod slots;

@@ -1,12 +1,14 @@
 //! Operations on files: each is submitted, may be cancelled, and is told once.
 
+use super::jobs::Ended;
 use super::queue::{RAISED, kernel_slot};
-use super::source::{Kind, Source};
+use super::source::Kind;
 use super::{EventQueue, Operation, Token};
 use rustix::io::Errno;
 use std::fmt;
 use std::io;
 use std::time::Instant;
+use towpath_io::events::{Job, Parts};
 
 /// An operation with a buffer that is over.
 #[derive(Debug)]
@@ -46,26 +48,10 @@ impl EventQueue {
         deadline: Option<Instant>,
         data: u64,
     ) -> Result<Token, Refused> {
-        if let Err(error) = self.check_process() {
-            return Err(Refused { error, operation });
-        }
-        let kind = Kind::Operation { outcome: None, deadline: None, is_late: false };
-        let token = match self.begin_add(Source::of(kind), data) {
-            Ok(token) => token,
-            Err(error) => return Err(Refused { error, operation }),
-        };
-        if let Err((errno, operation)) = self.back.submit(kernel_slot(token), operation) {
-            self.slots.remove(token);
-            return Err(Refused { error: errno.into(), operation });
-        }
-        if let (Some(due), Some(registration)) = (deadline, self.slots.get(token))
-            && let Kind::Operation { deadline, .. } = &mut registration.source
-        {
-            *deadline = Some(self.timers.set(due, token));
-        }
-        // It is under way: what cannot be shown now is shown by the next call.
-        let _ = self.settle();
-        Ok(token)
+        self.begin_job(Job::File(operation), deadline, data).map_err(|(error, job)| {
+            let Job::File(operation) = job else { unreachable!("it is what was begun") };
+            Refused { error, operation }
+        })
     }
 
     /// Asks for the end of an operation, which is told as ever, and may have come too late.
@@ -75,7 +61,7 @@ impl EventQueue {
     pub fn cancel(&mut self, token: Token) -> io::Result<()> {
         self.check_process()?;
         match &mut self.slots.get(token).ok_or(Errno::STALE)?.source {
-            Kind::Operation { outcome: None, .. } => self.back.cancel(kernel_slot(token)),
+            Kind::Operation(ongoing) if !ongoing.is_over() => self.back.cancel(kernel_slot(token)),
             Kind::Stream { work, is_told: false, .. } => {
                 work.stop(Errno::CANCELED);
                 self.push(token, RAISED);
@@ -84,7 +70,7 @@ impl EventQueue {
                 task.stop(Errno::CANCELED);
                 self.push(token, RAISED);
             }
-            Kind::Operation { .. } | Kind::Stream { .. } => {}
+            Kind::Operation(_) | Kind::Stream { .. } => {}
             _ => return Err(Errno::INVAL.into()),
         }
         self.settle()
@@ -99,16 +85,12 @@ impl EventQueue {
             self.end(token);
             return Some(Completed { result, buffer, copied });
         }
-        let Kind::Operation { outcome, is_late, .. } = &mut registration.source else {
-            return None;
-        };
-        let (outcome, is_late) = (outcome.take()?, *is_late);
-        self.slots.remove(token);
-        let result = match outcome.result {
-            Err(Errno::CANCELED) if is_late => Err(Errno::TIMEDOUT.into()),
-            result => result.map_err(io::Error::from),
-        };
-        Some(Completed { result, buffer: outcome.buffer, copied: false })
+        let is_such = |parts: &Parts| matches!(parts, Parts::Buffer(_) | Parts::Sent(_));
+        let Ended { bytes, result, parts } = self.take_ended(token, is_such)?;
+        let copied = bytes > 0 && matches!(parts, Parts::Sent(_));
+        let (Parts::Buffer(buffer) | Parts::Sent(buffer)) = parts else { return None };
+        let result = if bytes > 0 { Ok(bytes as usize) } else { result.map(|()| 0) };
+        Some(Completed { result, buffer, copied })
     }
 }
 

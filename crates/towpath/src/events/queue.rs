@@ -3,6 +3,7 @@
 use super::changes::Inotify;
 use super::clock::Clock;
 use super::expose::Exposed;
+use super::jobs::Ongoing;
 use super::slots::{Registration, Slots};
 use super::source::{self, Kind, Notifier, Source, Wakes};
 use super::timers::{Timers, UNSET};
@@ -265,7 +266,7 @@ impl EventQueue {
                 }
                 *setting = self.timers.set(*due, token);
             }
-            Kind::Operation { .. } => interest = Interest::NONE,
+            Kind::Operation(_) => interest = Interest::NONE,
             Kind::Fd(_)
             | Kind::Socket(..)
             | Kind::Custom(..)
@@ -346,13 +347,10 @@ impl EventQueue {
     /// Ends a registration, which is dropped when the queue is settled.
     pub(super) fn begin_remove(&mut self, token: Token) -> io::Result<()> {
         let registration = self.slots.get(token).ok_or(Errno::STALE)?;
-        let is_under_way = matches!(
-            registration.source,
-            Kind::Operation { outcome: None, .. }
-                | Kind::Stream { is_told: false, .. }
-                | Kind::Task { is_over: false, .. }
-        );
-        if is_under_way {
+        if let Kind::Operation(Ongoing { is_told: false, .. })
+        | Kind::Stream { is_told: false, .. }
+        | Kind::Task { is_over: false, .. } = registration.source
+        {
             return Err(Errno::BUSY.into());
         }
         if let Some(fd) = registration.source.fd() {

@@ -74,9 +74,8 @@ impl Slots {
         let slot = self.slots.get(token.slot as usize)?;
         match &slot.registration.as_ref().filter(|_| slot.generation == token.generation)?.source {
             Kind::Timer { setting, .. } => Some(*setting),
-            Kind::Operation { deadline, .. }
-            | Kind::Stream { deadline, .. }
-            | Kind::Task { deadline, .. } => *deadline,
+            Kind::Operation(ongoing) => ongoing.deadline,
+            Kind::Stream { deadline, .. } | Kind::Task { deadline, .. } => *deadline,
             _ => None,
         }
     }

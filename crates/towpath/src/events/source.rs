@@ -12,12 +12,13 @@ use std::sync::Arc;
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 use towpath_io::doorbell::EventDoorbell;
-use towpath_io::events::{Interest, Outcome, Trigger};
+use towpath_io::events::{Interest, Trigger};
 use towpath_io::process_sys::SignalSet;
 use towpath_packet::ready::Raiser;
 
 use super::changes::{self, Changes};
 use super::custom::{Task, Watch};
+use super::jobs::Ongoing;
 use super::socket::{End, Listener, Stream};
 use super::timers::{Setting, UNSET};
 
@@ -40,7 +41,7 @@ pub(super) enum Kind {
     File { path: PathBuf, watch: Option<changes::Watch>, changed: Changes },
     Stream { work: Work, wakes: Option<Wakes>, deadline: Option<Setting>, is_told: bool },
     Task { task: Box<dyn Task>, wakes: Option<Wakes>, deadline: Option<Setting>, is_over: bool },
-    Operation { outcome: Option<Outcome>, deadline: Option<Setting>, is_late: bool },
+    Operation(Ongoing),
 }
 
 impl Source {

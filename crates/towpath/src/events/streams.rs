@@ -8,11 +8,15 @@ use super::source::{Kind, Source};
 use super::{EventQueue, Token};
 use crate::host::Held;
 use crate::host::operation::{Connection, Work};
+use rustix::fd::OwnedFd;
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Instant;
+use towpath_io::events::Job;
 
 /// An operation that was not begun, with its buffer.
 pub struct NotBegun {
@@ -38,7 +42,10 @@ impl EventQueue {
         self.check_process()?;
         let work = match stack.into() {
             Stack::Host(host) => Work::connect(&host, remote)?,
-            Stack::Kernel => return Err(NOT_YET.into()),
+            Stack::Kernel => {
+                let job = Job::Connect(socket_for(remote)?, remote);
+                return self.begin_job(job, deadline, data).map_err(|(error, _)| error);
+            }
         };
         self.begin(work, deadline, data).map_err(|(error, _)| error)
     }
@@ -59,7 +66,10 @@ impl EventQueue {
     ) -> io::Result<Token> {
         let work = match listener.into().0 {
             End::Host(listener) => Work::Accept(listener, None),
-            End::Kernel(_) => return Err(NOT_YET.into()),
+            End::Kernel(socket) => {
+                let job = Job::Accept(socket);
+                return self.begin_job(job, deadline, data).map_err(|(error, _)| error);
+            }
         };
         self.begin(work, deadline, data).map_err(|(error, _)| error)
     }
@@ -80,7 +90,9 @@ impl EventQueue {
     ) -> Result<Token, NotBegun> {
         match stream.into().0 {
             End::Host(stream) => self.begin_bytes(Work::Receive(stream, buffer), deadline, data),
-            End::Kernel(_) => Err(NotBegun { error: NOT_YET.into(), buffer }),
+            End::Kernel(socket) => {
+                self.begin_bytes_job(Job::Receive(socket, buffer), deadline, data)
+            }
         }
     }
 
@@ -122,7 +134,7 @@ impl EventQueue {
     ) -> Result<Token, NotBegun> {
         match stream.into().0 {
             End::Host(stream) => self.begin_bytes(Work::send(stream, buffer), deadline, data),
-            End::Kernel(_) => Err(NotBegun { error: NOT_YET.into(), buffer }),
+            End::Kernel(socket) => self.begin_bytes_job(Job::Send(socket, buffer), deadline, data),
         }
     }
 
@@ -135,7 +147,7 @@ impl EventQueue {
         token: Token,
     ) -> Option<io::Result<(Stream, Option<SocketAddr>)>> {
         let Kind::Stream { work, is_told, .. } = &mut self.slots.get(token)?.source else {
-            return None;
+            return self.take_kernel_stream(token);
         };
         if *is_told {
             let result = work.take_connected()?;
@@ -180,6 +192,20 @@ impl EventQueue {
         })
     }
 
+    fn begin_bytes_job(
+        &mut self,
+        job: Job,
+        deadline: Option<Instant>,
+        data: u64,
+    ) -> Result<Token, NotBegun> {
+        self.begin_job(job, deadline, data).map_err(|(error, job)| {
+            let (Job::Receive(_, buffer) | Job::Send(_, buffer)) = job else {
+                unreachable!("it is what was begun");
+            };
+            NotBegun { error, buffer }
+        })
+    }
+
     /// The first try is the next wait's.
     fn begin(
         &mut self,
@@ -207,8 +233,12 @@ fn known((stream, remote): Connection) -> (Stream, Option<SocketAddr>) {
     (stream.into(), Some(remote))
 }
 
-/// What the kernel's sockets answer.
-const NOT_YET: Errno = Errno::OPNOTSUPP;
+/// A socket of the kernel that does not block, to be connected.
+fn socket_for(remote: SocketAddr) -> io::Result<Arc<OwnedFd>> {
+    let family = if remote.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(Arc::new(rustix::net::socket_with(family, SocketType::STREAM, flags, None)?))
+}
 
 impl fmt::Debug for NotBegun {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

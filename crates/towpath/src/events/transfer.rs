@@ -1,5 +1,7 @@
 //! Operations that move bytes between files and streams without showing them to the program.
 
+use super::jobs::Ended;
+use super::socket::End;
 use super::{EventQueue, Refused, SendFile, Stream, Token};
 use rustix::io::Errno;
 use std::fs::File;
@@ -7,6 +9,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
+use towpath_io::events::{Job, Parts};
 
 /// A file that was sent.
 #[derive(Debug)]
@@ -49,18 +52,33 @@ impl EventQueue {
     /// what files can have. The parts are handed back.
     pub fn send_file(
         &mut self,
-        _stream: impl Into<Stream>,
+        stream: impl Into<Stream>,
         parts: SendFile,
-        _deadline: Option<Instant>,
-        _data: u64,
+        deadline: Option<Instant>,
+        data: u64,
     ) -> Result<Token, Refused<SendFile>> {
-        Err(Refused { error: Errno::OPNOTSUPP.into(), operation: parts })
+        let socket = match stream.into().0 {
+            End::Host(_) => {
+                return Err(Refused { error: Errno::OPNOTSUPP.into(), operation: parts });
+            }
+            End::Kernel(socket) => socket,
+        };
+        self.begin_job(Job::SendFile(socket, parts), deadline, data).map_err(|(error, job)| {
+            let Job::SendFile(_, operation) = job else { unreachable!("it is what was begun") };
+            Refused { error, operation }
+        })
     }
 
     /// What became of a file that was sent, which ends the registration. `None` before a wait has
     /// told that it is over, or of another operation.
-    pub fn take_file(&mut self, _token: Token) -> Option<FileSent> {
-        None
+    pub fn take_file(&mut self, token: Token) -> Option<FileSent> {
+        let ended = self.take_ended(token, |parts| matches!(parts, Parts::File(_)));
+        match ended? {
+            Ended { bytes, result, parts: Parts::File(parts) } => {
+                Some(FileSent { bytes, result, parts })
+            }
+            _ => None,
+        }
     }
 
     /// Writes what a stream receives to a range of a file, until the range is full or no more will
@@ -70,13 +88,15 @@ impl EventQueue {
     /// As [`EventQueue::send_file`].
     pub fn receive_file(
         &mut self,
-        _stream: impl Into<Stream>,
-        _file: Arc<File>,
-        _range: Range<u64>,
-        _deadline: Option<Instant>,
-        _data: u64,
+        stream: impl Into<Stream>,
+        file: Arc<File>,
+        range: Range<u64>,
+        deadline: Option<Instant>,
+        data: u64,
     ) -> io::Result<Token> {
-        Err(Errno::OPNOTSUPP.into())
+        let End::Kernel(socket) = stream.into().0 else { return Err(Errno::OPNOTSUPP.into()) };
+        let job = Job::ReceiveFile(socket, file, range);
+        self.begin_job(job, deadline, data).map_err(|(error, _)| error)
     }
 
     /// Sends on `to` what `from` receives: `count` bytes, or fewer where no more come.
@@ -86,18 +106,28 @@ impl EventQueue {
     /// `ENOSPC` if the queue is full.
     pub fn splice(
         &mut self,
-        _from: impl Into<Stream>,
-        _to: impl Into<Stream>,
-        _count: u64,
-        _deadline: Option<Instant>,
-        _data: u64,
+        from: impl Into<Stream>,
+        to: impl Into<Stream>,
+        count: u64,
+        deadline: Option<Instant>,
+        data: u64,
     ) -> io::Result<Token> {
-        Err(Errno::OPNOTSUPP.into())
+        let (End::Kernel(from), End::Kernel(to)) = (from.into().0, to.into().0) else {
+            return Err(Errno::OPNOTSUPP.into());
+        };
+        let job = Job::Splice(from, to, count);
+        self.begin_job(job, deadline, data).map_err(|(error, _)| error)
     }
 
     /// What became of bytes that were moved, which ends the registration. `None` before a wait has
     /// told that it is over, or of another operation.
-    pub fn take_moved(&mut self, _token: Token) -> Option<Moved> {
-        None
+    pub fn take_moved(&mut self, token: Token) -> Option<Moved> {
+        let ended = self.take_ended(token, |parts| matches!(parts, Parts::Rest(_)));
+        match ended? {
+            Ended { bytes, result, parts: Parts::Rest(rest) } => {
+                Some(Moved { bytes, result, rest })
+            }
+            _ => None,
+        }
     }
 }

@@ -132,12 +132,15 @@ impl EventQueue {
                     registration.ready = registration.ready.or(ready);
                     registration.noted_in = self.waits;
                 }
-                What::Over(over) => {
-                    let Kind::Operation { outcome, deadline, .. } = &mut registration.source else {
-                        continue;
-                    };
-                    *outcome = Some(over);
-                    if deadline.take().is_some() {
+                What::Accepted(connection) => {
+                    if let Kind::Operation(ongoing) = &mut registration.source {
+                        ongoing.accepted(connection);
+                    }
+                }
+                What::Over(outcome) => {
+                    let Kind::Operation(ongoing) = &mut registration.source else { continue };
+                    ongoing.over(outcome);
+                    if ongoing.deadline.take().is_some() {
                         self.unset_timer();
                     }
                 }
@@ -215,8 +218,8 @@ impl EventQueue {
                 task.stop(Errno::TIMEDOUT);
                 self.push(token, EXPIRED);
             }
-            Kind::Operation { deadline, is_late, .. } => {
-                (*deadline, *is_late) = (None, true);
+            Kind::Operation(ongoing) => {
+                (ongoing.deadline, ongoing.is_late) = (None, true);
                 self.back.cancel(kernel_slot(token));
             }
             _ => {}
@@ -339,6 +342,6 @@ fn look(registration: &mut Registration) -> Option<(News, bool)> {
         }
         Kind::Child { fd, .. } => Some((News::Exited(exit_of(fd.as_ref()?)), true)),
         Kind::File { changed, .. } => Some((News::Changed(std::mem::take(changed)), false)),
-        Kind::Operation { outcome, .. } => outcome.is_some().then_some((News::Completed, false)),
+        Kind::Operation(ongoing) => ongoing.look().map(|news| (news, false)),
     }
 }

@@ -22,20 +22,24 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 /// A directory that goes when this is dropped.
-struct Directory(PathBuf);
+pub(super) struct Directory(PathBuf);
 
 impl Directory {
-    fn new(name: &str, choice: Choice) -> Self {
+    pub(super) fn new(name: &str, choice: Choice) -> Self {
         let name = format!("towpath-events-{}-{name}-{choice:?}", std::process::id());
         let path = std::env::temp_dir().join(name);
         fs::create_dir(&path).unwrap();
         Self(path)
     }
 
-    fn file(&self) -> Arc<File> {
+    pub(super) fn file(&self) -> Arc<File> {
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create(true).truncate(true);
-        Arc::new(file.open(self.0.join("file")).unwrap())
+        Arc::new(file.open(self.path("file")).unwrap())
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
     }
 }
 
@@ -45,7 +49,7 @@ impl Drop for Directory {
     }
 }
 
-fn pattern(len: usize) -> Vec<u8> {
+pub(super) fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 31 + at / 251) as u8).collect()
 }
 

@@ -6,10 +6,12 @@
 mod custom;
 mod files;
 mod kernel;
+mod kernel_streams;
 mod many;
 mod sockets;
 mod streams;
 mod time;
+mod transfer;
 mod users;
 
 use libtest_mimic::{Arguments, Trial};
@@ -27,10 +29,12 @@ fn main() {
         custom::CASES,
         files::CASES,
         kernel::CASES,
+        kernel_streams::CASES,
         many::CASES,
         sockets::CASES,
         streams::CASES,
         time::CASES,
+        transfer::CASES,
         users::CASES,
     ];
     let mut arguments = Arguments::from_args();

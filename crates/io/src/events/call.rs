@@ -1,0 +1,74 @@
+//! Steps by system calls: on sockets by those that do not block, on files by those that may.
+
+use super::job::Step;
+use crate::process_sys::SignalSet;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, SocketFlags};
+use rustix::pipe::SpliceFlags;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+/// Carries out a step on sockets. Accepting is not one of them.
+///
+/// # Errors
+/// `AGAIN` if it cannot be done now; else those of the call.
+pub(super) fn socket(step: Step<'_>) -> Result<usize, Errno> {
+    match step {
+        Step::Receive { socket, into } => {
+            rustix::net::recv(socket, into, RecvFlags::DONTWAIT).map(|(count, _)| count)
+        }
+        Step::Send { socket, bytes, more } => {
+            let mut flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            flags.set(SendFlags::MORE, more);
+            rustix::net::send(socket, bytes, flags)
+        }
+        Step::Connect { socket, remote } => match rustix::net::connect(socket, &remote) {
+            Ok(()) | Err(Errno::ISCONN) => Ok(0),
+            Err(Errno::INPROGRESS | Errno::ALREADY) => Err(Errno::AGAIN),
+            Err(errno) => Err(errno),
+        },
+        Step::SendFile { socket, file, mut at, count } => {
+            quietly(|| rustix::fs::sendfile(socket, file, Some(&mut at), count))
+        }
+        Step::Splice { from, to, count } => {
+            let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
+            quietly(|| rustix::pipe::splice(from, None, to, None, count, flags))
+        }
+        step => unreachable!("{step:?} is no such step"),
+    }
+}
+
+/// Carries out a step on a file, which may take as long as a disk does.
+pub(super) fn file(step: Step<'_>) -> Result<usize, Errno> {
+    let result = match step {
+        Step::Read { file, into, at } => file.read_at(into, at),
+        Step::Write { file, bytes, at } => file.write_at(bytes, at),
+        Step::Sync { file, data_only: false } => file.sync_all().map(|()| 0),
+        Step::Sync { file, data_only: true } => file.sync_data().map(|()| 0),
+        step => unreachable!("{step:?} is no such step"),
+    };
+    result.map_err(|error| errno(&error))
+}
+
+/// The next connection of a listener that does not block. It is like one of the standard library.
+pub(super) fn accept(listener: impl AsFd) -> Result<OwnedFd, Errno> {
+    rustix::net::accept_with(listener, SocketFlags::CLOEXEC)
+}
+
+/// The number of an error of the system.
+pub(super) fn errno(error: &io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}
+
+/// A call that would send SIGPIPE, without it: there is no flag for these.
+fn quietly(call: impl FnOnce() -> Result<usize, Errno>) -> Result<usize, Errno> {
+    let pipe = SignalSet::of(&[libc::SIGPIPE]);
+    let before = pipe.block().map_err(|error| errno(&error))?;
+    let result = call();
+    if result == Err(Errno::PIPE) && !before.has(libc::SIGPIPE) {
+        pipe.take_pending();
+    }
+    before.restore().map_err(|error| errno(&error))?;
+    result
+}

@@ -1,0 +1,252 @@
+//! Jobs on io_uring: a step is a request, or a call where a request would be done by a thread of
+//! the kernel (moving files and pipes to sockets) or gains nothing (connecting).
+//!
+//! A call that cannot be made now is made again after a poll of its socket, and so is a request on
+//! a socket that does not block, which the kernel refuses. An accept is one request for many
+//! connections, where the kernel can do that.
+
+use super::super::job::{Job, Running, Step};
+use super::{Content, Ring, TURN_BYTES, What, adopt, call, mask, quiet};
+use io_uring::types::{Fd, FsyncFlags};
+use io_uring::{opcode, squeue};
+use rustix::fd::AsRawFd;
+use rustix::io::{Errno, ioctl_fionbio};
+
+/// Bytes of one request; a longer step is several.
+const STEP_BYTES_MAX: usize = 1 << 30;
+
+/// A job.
+pub(super) struct Doing {
+    running: Running,
+    with_kernel: Option<Request>,
+    cancelled: bool,
+}
+
+/// What the kernel has of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Request {
+    Poll,
+    Accept,
+    /// Which is to end, as there is no room for more connections.
+    LastAccept,
+    Step,
+}
+
+impl Ring {
+    pub(in super::super) fn submit(&mut self, slot: u32, job: Job) -> Result<(), (Errno, Job)> {
+        if !matches!(self.slot(slot).content, Content::Free) {
+            return Err((Errno::EXIST, job));
+        }
+        if let Job::Accept(listener) = &job
+            && !self.accepts_many
+            && let Err(errno) = ioctl_fionbio(listener, true)
+        {
+            return Err((errno, job));
+        }
+        let running = Running::new(job)?;
+        let doing = Doing { running, with_kernel: None, cancelled: false };
+        self.slot(slot).content = Content::Job(Box::new(doing));
+        self.jobs += 1;
+        self.go_on(slot);
+        Ok(())
+    }
+
+    pub(in super::super) fn give_room(&mut self, slot: u32, count: u32) {
+        let entry = self.slot(slot);
+        let round = entry.round;
+        if let Content::Job(doing) = &mut entry.content
+            && doing.running.give_room(count)
+            && doing.with_kernel.is_none()
+        {
+            self.turns.push((slot, round));
+        }
+    }
+
+    pub(in super::super) fn cancel(&mut self, slot: u32) {
+        let name = self.name(slot);
+        let Content::Job(doing) = &mut self.slot(slot).content else { return };
+        doing.cancelled = true;
+        if doing.with_kernel.is_none() {
+            doing.running.stop(Errno::CANCELED);
+            return self.go_on(slot);
+        }
+        let entry = quiet(opcode::AsyncCancel::new(name).build());
+        // What cannot be asked for now is not cancelled: it tells what became of it all the same.
+        let _ = self.push(&entry).and_then(|()| self.submit_all());
+    }
+
+    /// Has jobs go on whose turn was over.
+    pub(super) fn take_turns(&mut self) {
+        for (slot, round) in std::mem::take(&mut self.turns) {
+            if self.slot(slot).round == round {
+                self.go_on(slot);
+            }
+        }
+    }
+
+    /// Makes calls for a job, for one turn, or tells the kernel what is to be done.
+    fn go_on(&mut self, slot: u32) {
+        let accepts_many = self.accepts_many;
+        let mut moved = 0;
+        while moved < TURN_BYTES {
+            let entry = self.slot(slot);
+            entry.round = entry.round.wrapping_add(1);
+            let name = u64::from(entry.round) << 32 | u64::from(slot);
+            let Content::Job(doing) = &mut entry.content else { return };
+            let (request, kind) = match doing.running.next() {
+                Step::Over => return self.finish(slot),
+                Step::Idle => return,
+                Step::Accept { listener } if accepts_many => {
+                    let flags = libc::SOCK_CLOEXEC;
+                    let request = opcode::AcceptMulti::new(fd(listener)).flags(flags).build();
+                    (request, Request::Accept)
+                }
+                Step::Accept { listener } => match call::accept(listener) {
+                    Ok(connection) => {
+                        doing.running.done(Ok(1));
+                        moved += 1;
+                        self.early.push((slot, What::Accepted(connection)));
+                        continue;
+                    }
+                    Err(errno) => match doing.after(Err(errno)) {
+                        Some(poll) => (poll, Request::Poll),
+                        None => continue,
+                    },
+                },
+                step if is_request(&step) => (request(step), Request::Step),
+                step => {
+                    let result = call::socket(step);
+                    moved += result.unwrap_or(0);
+                    match doing.after(result) {
+                        Some(poll) => (poll, Request::Poll),
+                        None => continue,
+                    }
+                }
+            };
+            doing.with_kernel = Some(kind);
+            let Err(error) = self.push(&request.user_data(name)) else { return };
+            if let Content::Job(doing) = &mut self.slot(slot).content {
+                doing.with_kernel = None;
+                doing.running.stop(call::errno(&error));
+            }
+        }
+        let round = self.slot(slot).round;
+        self.turns.push((slot, round));
+    }
+
+    /// A request is over; an accept goes on if there is to be `more`.
+    pub(super) fn on_step(&mut self, slot: u32, code: i32, more: bool) {
+        let name = self.name(slot);
+        let Content::Job(doing) = &mut self.slot(slot).content else { return };
+        let request = doing.with_kernel;
+        if !more {
+            doing.with_kernel = None;
+        }
+        let result = match code {
+            0.. => Ok(code as usize),
+            _ => Err(Errno::from_raw_os_error(-code)),
+        };
+        match (request, result) {
+            // The call is made again.
+            (Some(Request::Poll), _) => {}
+            // The thread that began it has ended, or a signal came; or it was to end.
+            (_, Err(Errno::CANCELED | Errno::INTR)) => {}
+            (Some(Request::Accept | Request::LastAccept), Ok(_)) => {
+                doing.running.done(Ok(1));
+                let is_last = matches!(doing.running.next(), Step::Idle);
+                let asks = is_last && more && request == Some(Request::Accept);
+                if asks {
+                    doing.with_kernel = Some(Request::LastAccept);
+                }
+                self.early.push((slot, What::Accepted(adopt(code))));
+                if asks {
+                    let entry = quiet(opcode::AsyncCancel::new(name).build());
+                    // Else some more are accepted.
+                    let _ = self.push(&entry);
+                }
+            }
+            (_, Err(Errno::AGAIN)) => {
+                if !doing.cancelled
+                    && let Some(poll) = doing.after(result)
+                {
+                    doing.with_kernel = Some(Request::Poll);
+                    let Err(error) = self.push(&poll.user_data(name)) else { return };
+                    if let Content::Job(doing) = &mut self.slot(slot).content {
+                        doing.with_kernel = None;
+                        doing.running.stop(call::errno(&error));
+                    }
+                }
+            }
+            (_, result) => doing.running.done(result),
+        }
+        if more {
+            return;
+        }
+        if let Content::Job(doing) = &mut self.slot(slot).content
+            && doing.cancelled
+        {
+            doing.running.stop(Errno::CANCELED);
+        }
+        self.go_on(slot);
+    }
+
+    fn finish(&mut self, slot: u32) {
+        let content = std::mem::take(&mut self.slot(slot).content);
+        self.release(slot);
+        let Content::Job(doing) = content else { return };
+        self.jobs -= 1;
+        self.early.push((slot, What::Over(doing.running.finish())));
+    }
+}
+
+impl Doing {
+    /// What became of a call; the poll to wait for if it cannot be made now.
+    fn after(&mut self, result: Result<usize, Errno>) -> Option<squeue::Entry> {
+        match (result, self.running.waits_for()) {
+            (Err(Errno::INTR), _) => None,
+            (Err(Errno::AGAIN), Some((socket, interest))) => {
+                Some(opcode::PollAdd::new(fd(socket), mask(interest)).build())
+            }
+            _ => {
+                self.running.done(result);
+                None
+            }
+        }
+    }
+}
+
+fn fd(file: &impl AsRawFd) -> Fd {
+    Fd(file.as_raw_fd())
+}
+
+/// Whether a step is a request to the kernel.
+fn is_request(step: &Step<'_>) -> bool {
+    step.is_on_file() || matches!(step, Step::Receive { .. } | Step::Send { .. })
+}
+
+/// The request for a step: it names the step's bytes.
+fn request(step: Step<'_>) -> squeue::Entry {
+    let length = |bytes: &[u8]| bytes.len().min(STEP_BYTES_MAX) as u32;
+    match step {
+        Step::Read { file, into, at } => {
+            opcode::Read::new(fd(file), into.as_mut_ptr(), length(into)).offset(at).build()
+        }
+        Step::Write { file, bytes, at } => {
+            opcode::Write::new(fd(file), bytes.as_ptr(), length(bytes)).offset(at).build()
+        }
+        Step::Sync { file, data_only: false } => opcode::Fsync::new(fd(file)).build(),
+        Step::Sync { file, data_only: true } => {
+            opcode::Fsync::new(fd(file)).flags(FsyncFlags::DATASYNC).build()
+        }
+        Step::Receive { socket, into } => {
+            opcode::Recv::new(fd(socket), into.as_mut_ptr(), length(into)).build()
+        }
+        Step::Send { socket, bytes, more } => {
+            // All of it, so that one request is enough.
+            let more = if more { libc::MSG_MORE } else { 0 };
+            let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL | more;
+            opcode::Send::new(fd(socket), bytes.as_ptr(), length(bytes)).flags(flags).build()
+        }
+        step => unreachable!("{step:?} is no request"),
+    }
+}

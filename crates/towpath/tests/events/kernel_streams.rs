@@ -1,0 +1,517 @@
+//! Operations on streams of the kernel.
+
+use super::files::pattern;
+use super::{Case, PATIENCE, config, now, one, queue, wait};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use towpath::events::{
+    Choice, Completed, Config, EventQueue, Interest, Listener, News, Source, Stack, Stream, Token,
+    Trigger,
+};
+
+pub(super) const CASES: &[Case] = &[
+    ("the_kernel_connects_or_is_refused", connect),
+    ("a_kernels_connect_is_cancelled_or_ends_in_time", connect_stopped),
+    ("one_accept_takes_more_connections_than_it_keeps", accept),
+    ("an_accept_of_the_kernel_is_cancelled", accept_stopped),
+    ("a_kernels_stream_is_received", receive),
+    ("a_kernels_stream_ends_or_is_reset", receive_end),
+    ("bytes_stay_when_a_kernels_receive_is_cancelled", receive_stopped),
+    ("a_large_buffer_is_sent_by_the_kernel", send),
+    ("a_kernels_send_is_cancelled_in_the_middle", send_stopped),
+    ("a_kernels_send_fails_without_a_signal", send_failed),
+    ("signals_do_not_disturb_operations", storm),
+    ("a_kernels_socket_is_watched_and_operated_on", watched),
+    ("a_full_queue_refuses_the_kernels_streams", full),
+    ("a_queue_may_go_before_operations_of_the_kernel", dropped),
+];
+
+/// Two ends of a connection over loopback.
+pub(super) fn tcp() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (peer, from) = listener.accept().unwrap();
+    assert_eq!(stream.local_addr().unwrap(), from, "somebody else came");
+    peer.set_read_timeout(Some(PATIENCE)).unwrap();
+    peer.set_write_timeout(Some(PATIENCE)).unwrap();
+    (stream, peer)
+}
+
+/// Two ends with small buffers.
+pub(super) fn unix() -> (UnixStream, UnixStream) {
+    let (stream, peer) = UnixStream::pair().unwrap();
+    peer.set_read_timeout(Some(PATIENCE)).unwrap();
+    peer.set_write_timeout(Some(PATIENCE)).unwrap();
+    (stream, peer)
+}
+
+/// Waits until the operation is over; what was told of it before.
+pub(super) fn until_over(queue: &mut EventQueue, token: Token) -> Vec<News> {
+    let mut told = Vec::new();
+    loop {
+        for event in wait(queue) {
+            assert_eq!(event.token, token);
+            if event.news == News::Completed {
+                return told;
+            }
+            told.push(event.news);
+        }
+    }
+}
+
+/// What became of one with a buffer, and that it is told once.
+fn finish(queue: &mut EventQueue, token: Token) -> Completed {
+    until_over(queue, token);
+    take(queue, token)
+}
+
+fn take(queue: &mut EventQueue, token: Token) -> Completed {
+    assert_eq!(now(queue), []);
+    queue.cancel(token).unwrap();
+    assert!(queue.take_stream(token).is_none() && queue.take_pieces(token).is_none());
+    assert!(queue.take_file(token).is_none() && queue.take_moved(token).is_none());
+    assert_eq!(now(queue), [], "too late");
+    let completed = queue.take(token).unwrap();
+    assert!(queue.take(token).is_none());
+    assert_eq!(errno(queue.cancel(token)), Errno::STALE);
+    completed
+}
+
+pub(super) fn errno<T>(result: io::Result<T>) -> Errno {
+    Errno::from_io_error(&result.err().expect("it fails")).expect("an error of the system")
+}
+
+pub(super) fn past() -> Option<Instant> {
+    Some(Instant::now())
+}
+
+pub(super) fn soon() -> Option<Instant> {
+    Some(Instant::now() + Duration::from_millis(20))
+}
+
+fn connect(choice: Choice) {
+    let mut queue = queue(choice);
+    let listener = Stack::Kernel.listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    let address = listener.local_addr().unwrap();
+    let far = Some(Instant::now() + 100 * PATIENCE);
+    let token = queue.connect(Stack::Kernel, address, far, 9).unwrap();
+    assert!(queue.take_stream(token).is_none());
+    assert_eq!(errno(queue.remove(token)), Errno::BUSY);
+    assert_eq!(until_over(&mut queue, token), []);
+    assert!(queue.take(token).is_none() && queue.take_file(token).is_none());
+    let (stream, remote) = queue.take_stream(token).unwrap().unwrap();
+    assert_eq!((remote, stream.peer_addr().unwrap()), (Some(address), address));
+    stream.set_nodelay(true).unwrap();
+    assert_eq!(stream.try_send(b"hello").unwrap(), 5);
+    assert_eq!(stream.try_receive(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
+    let accepted = queue.accept(&listener, None, 9).unwrap();
+    assert_eq!(one(&mut queue).news, News::Accepted);
+    let (peer, from) = queue.take_stream(accepted).unwrap().unwrap();
+    assert_eq!(from, stream.local_addr().ok());
+    let token = queue.receive(&peer, vec![0; 9], None, 9).unwrap();
+    assert_eq!(finish(&mut queue, token).result.unwrap(), 5);
+    stream.shutdown(Shutdown::Write).unwrap();
+    let token = queue.receive(&peer, vec![0; 9], None, 9).unwrap();
+    assert_eq!(finish(&mut queue, token).result.unwrap(), 0);
+    // Nobody listens there any more.
+    queue.cancel(accepted).unwrap();
+    until_over(&mut queue, accepted);
+    assert_eq!(errno(queue.take_stream(accepted).unwrap()), Errno::CANCELED);
+    drop(listener);
+    let token = queue.connect(Stack::Kernel, address, None, 9).unwrap();
+    until_over(&mut queue, token);
+    assert_eq!(errno(queue.take_stream(token).unwrap()), Errno::CONNREFUSED);
+    assert!(queue.is_empty());
+}
+
+/// A listener that takes no more connections, and what fills it.
+fn full_listener() -> (OwnedFd, SocketAddr, Vec<OwnedFd>) {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType};
+    let socket = |flags| {
+        let flags = SocketFlags::CLOEXEC | flags;
+        rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).unwrap()
+    };
+    let listener = socket(SocketFlags::empty());
+    let any: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
+    rustix::net::bind(&listener, &any).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let address = SocketAddr::try_from(rustix::net::getsockname(&listener).unwrap()).unwrap();
+    let fillers = (0..4).map(|_| {
+        let filler = socket(SocketFlags::NONBLOCK);
+        assert_eq!(rustix::net::connect(&filler, &address), Err(Errno::INPROGRESS));
+        filler
+    });
+    let fillers = fillers.collect();
+    (listener, address, fillers)
+}
+
+fn connect_stopped(choice: Choice) {
+    let (mut queue, (_listener, address, _fillers)) = (queue(choice), full_listener());
+    let token = queue.connect(Stack::Kernel, address, None, 9).unwrap();
+    assert_eq!(now(&mut queue), []);
+    queue.cancel(token).unwrap();
+    queue.cancel(token).unwrap();
+    until_over(&mut queue, token);
+    assert_eq!(errno(queue.take_stream(token).unwrap()), Errno::CANCELED);
+    let token = queue.connect(Stack::Kernel, address, soon(), 9).unwrap();
+    until_over(&mut queue, token);
+    assert_eq!(errno(queue.take_stream(token).unwrap()), Errno::TIMEDOUT);
+    assert!(queue.is_empty());
+}
+
+/// Goal: none is lost, however many come before they are taken.
+fn accept(choice: Choice) {
+    const MANY: usize = 200;
+    let mut queue = queue(choice);
+    let path = std::env::temp_dir().join(format!("towpath-{}-{choice:?}", std::process::id()));
+    let unix = UnixListener::bind(&path).unwrap();
+    // The backlog is smaller than that.
+    let clients = std::thread::spawn({
+        let path = path.clone();
+        move || (0..MANY).map(|_| UnixStream::connect(&path).unwrap()).collect::<Vec<_>>()
+    });
+    let token = queue.accept(unix, None, 9).unwrap();
+    let mut streams = Vec::new();
+    while streams.len() < MANY {
+        assert_eq!(one(&mut queue).news, News::Accepted);
+        // One, and all that there are, in turn.
+        let few = if streams.len().is_multiple_of(2) { 1 } else { usize::MAX };
+        streams.extend(std::iter::from_fn(|| queue.take_stream(token)).take(few));
+    }
+    let mut clients = clients.join().unwrap();
+    std::fs::remove_file(path).unwrap();
+    for (at, client) in clients.iter_mut().enumerate() {
+        client.write_all(&[at as u8]).unwrap();
+    }
+    let mut seen = [false; MANY];
+    for stream in streams {
+        let (stream, from) = stream.unwrap();
+        assert_eq!(from, None);
+        let mut byte = [0];
+        assert_eq!(stream.try_receive(&mut byte).unwrap(), 1);
+        seen[usize::from(byte[0])] = true;
+    }
+    assert_eq!(seen, [true; MANY]);
+    assert_eq!(now(&mut queue), []);
+}
+
+fn accept_stopped(choice: Choice) {
+    let mut queue = queue(choice);
+    let listener = Listener::from(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
+    let address = listener.local_addr().unwrap();
+    let token = queue.accept(&listener, None, 9).unwrap();
+    let _client = TcpStream::connect(address).unwrap();
+    assert_eq!(one(&mut queue).news, News::Accepted);
+    assert_eq!(now(&mut queue), [], "it is told once");
+    queue.cancel(token).unwrap();
+    assert_eq!(now(&mut queue), [], "the connection comes first");
+    queue.take_stream(token).unwrap().unwrap();
+    assert_eq!(until_over(&mut queue, token), []);
+    assert_eq!(errno(queue.take_stream(token).unwrap()), Errno::CANCELED);
+    // Whoever comes then waits for the next.
+    let _client = TcpStream::connect(address).unwrap();
+    let token = queue.accept(&listener, soon(), 9).unwrap();
+    assert_eq!(one(&mut queue).news, News::Accepted);
+    queue.take_stream(token).unwrap().unwrap();
+    assert_eq!(until_over(&mut queue, token), []);
+    assert_eq!(errno(queue.take_stream(token).unwrap()), Errno::TIMEDOUT);
+    // What is no listener, and one that is shut down.
+    let token = queue.accept(OwnedFd::from(tcp().0), None, 9).unwrap();
+    until_over(&mut queue, token);
+    assert_eq!(errno(queue.take_stream(token).unwrap()), Errno::INVAL);
+    let token = queue.accept(&listener, None, 9).unwrap();
+    assert_eq!(now(&mut queue), []);
+    rustix::net::shutdown(listener.as_kernel().unwrap(), rustix::net::Shutdown::Both).unwrap();
+    until_over(&mut queue, token);
+    assert_eq!(errno(queue.take_stream(token).unwrap()), Errno::INVAL);
+}
+
+fn receive(choice: Choice) {
+    let mut queue = queue(choice);
+    for nonblocking in [false, true] {
+        let (stream, mut peer) = tcp();
+        stream.set_nonblocking(nonblocking).unwrap();
+        let stream = Stream::from(stream);
+        let far = Some(Instant::now() + 100 * PATIENCE);
+        let token = queue.receive(&stream, vec![0; 100], far, 9).unwrap();
+        assert_eq!(now(&mut queue), []);
+        assert_eq!(errno(queue.remove(token)), Errno::BUSY);
+        peer.write_all(b"hello").unwrap();
+        let Completed { result, buffer, copied, .. } = finish(&mut queue, token);
+        assert_eq!((result.unwrap(), buffer.len(), &buffer[..5]), (5, 100, &b"hello"[..]));
+        assert!(!copied);
+        // More than there is room for, and no room.
+        peer.write_all(b"hello").unwrap();
+        let token = queue.receive(&stream, vec![0; 2], None, 9).unwrap();
+        let Completed { result, buffer, .. } = finish(&mut queue, token);
+        assert_eq!((result.unwrap(), &buffer[..]), (2, &b"he"[..]));
+        let token = queue.receive(&stream, Vec::new(), None, 9).unwrap();
+        assert_eq!(finish(&mut queue, token).result.unwrap(), 0);
+        let token = queue.receive(&stream, vec![0; 9], None, 9).unwrap();
+        assert_eq!(finish(&mut queue, token).result.unwrap(), 3);
+        assert_eq!(errno(queue.receive_lent(&stream, 9, None, 9)), Errno::OPNOTSUPP);
+    }
+}
+
+fn receive_end(choice: Choice) {
+    let mut queue = queue(choice);
+    let (stream, peer) = tcp();
+    let token = queue.receive(stream, vec![0; 9], None, 9).unwrap();
+    assert_eq!(now(&mut queue), []);
+    peer.shutdown(Shutdown::Write).unwrap();
+    let Completed { result, buffer, .. } = finish(&mut queue, token);
+    assert_eq!((result.unwrap(), buffer.len()), (0, 9));
+    // A peer that goes with bytes unread resets.
+    let (mut stream, peer) = tcp();
+    stream.write_all(b"hello").unwrap();
+    peer.peek(&mut [0]).unwrap();
+    let token = queue.receive(stream, vec![0; 9], None, 9).unwrap();
+    drop(peer);
+    let Completed { result, buffer, .. } = finish(&mut queue, token);
+    assert_eq!((errno(result), buffer.len()), (Errno::CONNRESET, 9));
+    // A socket that is shut down under it.
+    let (stream, _peer) = tcp();
+    let stream = Stream::from(stream);
+    let token = queue.receive(&stream, vec![0; 9], None, 9).unwrap();
+    assert_eq!(now(&mut queue), []);
+    stream.shutdown(Shutdown::Both).unwrap();
+    assert_eq!(finish(&mut queue, token).result.unwrap(), 0);
+}
+
+fn receive_stopped(choice: Choice) {
+    let mut queue = queue(choice);
+    let (stream, mut peer) = tcp();
+    let stream = Stream::from(stream);
+    let token = queue.receive(&stream, vec![3; 9], None, 9).unwrap();
+    assert_eq!(now(&mut queue), []);
+    queue.cancel(token).unwrap();
+    let Completed { result, buffer, .. } = finish(&mut queue, token);
+    assert_eq!((errno(result), buffer), (Errno::CANCELED, vec![3; 9]));
+    // At once, and before anything was waited for.
+    let token = queue.receive(&stream, vec![3; 9], None, 9).unwrap();
+    queue.cancel(token).unwrap();
+    assert_eq!(errno(finish(&mut queue, token).result), Errno::CANCELED);
+    let token = queue.receive(&stream, vec![3; 9], soon(), 9).unwrap();
+    assert_eq!(errno(finish(&mut queue, token).result), Errno::TIMEDOUT);
+    // In a race, bytes are either in the buffer or still to be had.
+    for _ in 0..50 {
+        let token = queue.receive(&stream, vec![0; 9], None, 9).unwrap();
+        if choice == Choice::Epoll {
+            assert_eq!(now(&mut queue), []);
+        }
+        peer.write_all(b"hello").unwrap();
+        queue.cancel(token).unwrap();
+        let first = finish(&mut queue, token);
+        let count = first.result.or_else(|error| match Errno::from_io_error(&error) {
+            Some(Errno::CANCELED) => {
+                let token = queue.receive(&stream, vec![0; 9], None, 9).unwrap();
+                finish(&mut queue, token).result
+            }
+            _ => Err(error),
+        });
+        assert_eq!(count.unwrap(), 5);
+    }
+}
+
+fn send(choice: Choice) {
+    const LARGE: usize = 30 << 20;
+    let mut queue = queue(choice);
+    for nonblocking in [false, true] {
+        let (stream, mut peer) = tcp();
+        stream.set_nonblocking(nonblocking).unwrap();
+        let stream = Stream::from(stream);
+        for len in [0, 1, LARGE] {
+            let token = queue.send(&stream, pattern(len), None, 9).unwrap();
+            let reader = std::thread::spawn(move || {
+                let mut read = vec![0; len];
+                peer.read_exact(&mut read).unwrap();
+                assert!(read == pattern(len));
+                peer
+            });
+            assert_eq!(until_over(&mut queue, token), [News::Sent { bytes: len }]);
+            let Completed { result, buffer, copied, .. } = take(&mut queue, token);
+            assert_eq!((result.unwrap(), buffer.len(), copied), (len, len, len > 0));
+            peer = reader.join().unwrap();
+        }
+    }
+}
+
+fn send_stopped(choice: Choice) {
+    const LEN: usize = 64 << 20;
+    let mut queue = queue(choice);
+    for by_deadline in [false, true] {
+        let (stream, mut peer) = tcp();
+        let deadline = by_deadline.then(|| Instant::now() + Duration::from_millis(50));
+        let token = queue.send(stream, vec![7; LEN], deadline, 9).unwrap();
+        if !by_deadline {
+            assert_eq!(now(&mut queue), []);
+            // Some of it has gone out by then.
+            peer.peek(&mut [0]).unwrap();
+            queue.cancel(token).unwrap();
+        }
+        let told = until_over(&mut queue, token);
+        let Completed { result, buffer, .. } = take(&mut queue, token);
+        let count = result.unwrap();
+        assert!(count > 0 && count < LEN && buffer.len() == LEN, "{count}");
+        assert_eq!(told, [News::Sent { bytes: count }]);
+        // The queue has let go of the socket.
+        let mut read = Vec::new();
+        peer.read_to_end(&mut read).unwrap();
+        assert_eq!(read.len(), count);
+    }
+}
+
+/// Has SIGPIPE end the process meanwhile, as in programs that are not written in Rust.
+pub(super) fn with_sigpipe(run: impl FnOnce()) {
+    // SAFETY: the default action of a signal, which nothing else in this process changes.
+    let before = unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    run();
+    // SAFETY: what it was before.
+    unsafe { libc::signal(libc::SIGPIPE, before) };
+}
+
+fn send_failed(choice: Choice) {
+    let mut queue = queue(choice);
+    with_sigpipe(|| {
+        let (stream, peer) = tcp();
+        let stream = Stream::from(stream);
+        let token = queue.send(&stream, vec![7; 30 << 20], None, 9).unwrap();
+        assert_eq!(now(&mut queue), []);
+        peer.peek(&mut [0]).unwrap();
+        drop(peer);
+        let Completed { result, buffer, .. } = finish(&mut queue, token);
+        assert!(result.unwrap() < buffer.len());
+        for _ in 0..2 {
+            let token = queue.send(&stream, vec![7; 100], None, 9).unwrap();
+            assert_eq!(until_over(&mut queue, token), []);
+            let Completed { result, buffer, copied, .. } = take(&mut queue, token);
+            assert!(matches!(errno(result), Errno::CONNRESET | Errno::PIPE));
+            assert!(buffer == [7; 100] && !copied);
+        }
+        let (stream, _peer) = tcp();
+        let stream = Stream::from(stream);
+        stream.shutdown(Shutdown::Write).unwrap();
+        let token = queue.send(&stream, vec![7; 100], None, 9).unwrap();
+        assert_eq!(errno(finish(&mut queue, token).result), Errno::PIPE);
+    });
+}
+
+extern "C" fn ignore(_: libc::c_int) {}
+
+/// Goal: signals that a program handles end no operation and no wait.
+fn storm(choice: Choice) {
+    const LEN: usize = 20 << 20;
+    // SAFETY: the handler does nothing, and nothing else here uses the signal.
+    unsafe { libc::signal(libc::SIGUSR2, ignore as *const () as libc::sighandler_t) };
+    // SAFETY: asks for the number of the calling thread.
+    let (process, thread) = (std::process::id(), unsafe { libc::gettid() });
+    let end = Arc::new(());
+    let weak = Arc::downgrade(&end);
+    let storm = std::thread::spawn(move || {
+        while weak.strong_count() > 0 {
+            // SAFETY: sends a signal that is handled to a thread that waits for this one.
+            unsafe { libc::syscall(libc::SYS_tgkill, process, thread, libc::SIGUSR2) };
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    });
+    let mut queue = queue(choice);
+    let (stream, mut peer) = tcp();
+    let stream = Stream::from(stream);
+    let sent = queue.send(&stream, pattern(LEN), None, 9).unwrap();
+    let echo = std::thread::spawn(move || {
+        let mut read = vec![0; LEN];
+        peer.read_exact(&mut read).unwrap();
+        peer.write_all(&read).unwrap();
+    });
+    assert_eq!(until_over(&mut queue, sent), [News::Sent { bytes: LEN }]);
+    assert_eq!(queue.take(sent).unwrap().result.unwrap(), LEN);
+    let mut received = Vec::new();
+    while received.len() < LEN {
+        let token = queue.receive(&stream, vec![0; 1 << 20], None, 9).unwrap();
+        let Completed { result, buffer, .. } = finish(&mut queue, token);
+        received.extend_from_slice(&buffer[..result.unwrap()]);
+    }
+    assert!(received == pattern(LEN));
+    echo.join().unwrap();
+    drop(end);
+    storm.join().unwrap();
+}
+
+/// Goal: readiness and operations of one socket at a time, each told to the right one.
+fn watched(choice: Choice) {
+    let mut queue = queue(choice);
+    let (stream, mut peer) = tcp();
+    let stream = Stream::from(stream);
+    let source = Source::stream(&stream, Interest::WRITE, Trigger::Edge);
+    let ready = queue.add(source, 1).unwrap();
+    let token = queue.receive(&stream, vec![0; 9], None, 2).unwrap();
+    let other = queue.send(&stream, b"hello".to_vec(), None, 3).unwrap();
+    peer.write_all(b"hello").unwrap();
+    let (mut is_ready, mut over) = (false, Vec::new());
+    while !is_ready || over.len() < 2 {
+        for event in wait(&mut queue) {
+            match (event.data, event.news) {
+                (1, News::Ready(_)) => is_ready = true,
+                (2 | 3, News::Completed) => over.push(event.token),
+                (3, News::Sent { bytes: 5 }) => {}
+                _ => panic!("{event:?}"),
+            }
+        }
+    }
+    over.sort();
+    assert_eq!(over, [token, other]);
+    assert_eq!(queue.take(token).unwrap().result.unwrap(), 5);
+    assert_eq!(queue.take(other).unwrap().result.unwrap(), 5);
+    queue.remove(ready).unwrap();
+    assert!(queue.is_empty());
+}
+
+fn full(choice: Choice) {
+    let small = Config { registrations: 1, ..config(choice) };
+    let mut queue = EventQueue::with(&small).unwrap();
+    let (stream, mut peer) = tcp();
+    let stream = Stream::from(stream);
+    let token = queue.receive(&stream, vec![0; 5], None, 9).unwrap();
+    let refused = queue.receive(&stream, vec![7; 5], None, 9).unwrap_err();
+    assert_eq!((errno::<()>(Err(refused.error)), refused.buffer), (Errno::NOSPC, vec![7; 5]));
+    let refused = queue.send(&stream, vec![7; 5], None, 9).unwrap_err();
+    assert_eq!((errno::<()>(Err(refused.error)), refused.buffer), (Errno::NOSPC, vec![7; 5]));
+    let address = stream.local_addr().unwrap();
+    assert_eq!(errno(queue.connect(Stack::Kernel, address, None, 9)), Errno::NOSPC);
+    peer.write_all(b"hello").unwrap();
+    assert_eq!(finish(&mut queue, token).result.unwrap(), 5);
+}
+
+/// Goal: nothing is taken from sockets afterwards, and they are closed when nobody has them.
+fn dropped(choice: Choice) {
+    let mut queue = queue(choice);
+    let (stream, mut peer) = tcp();
+    let (kept, mut other) = tcp();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let (full, address, _fillers) = full_listener();
+    let kept = Stream::from(kept);
+    let server = listener.try_clone().unwrap();
+    server.set_nonblocking(false).unwrap();
+    queue.receive(stream, vec![0; 9], Some(Instant::now() + PATIENCE), 9).unwrap();
+    queue.receive(&kept, vec![0; 9], None, 9).unwrap();
+    queue.send(&kept, vec![7; 30 << 20], None, 9).unwrap();
+    queue.accept(listener, None, 9).unwrap();
+    queue.connect(Stack::Kernel, address, None, 9).unwrap();
+    assert_eq!(now(&mut queue), []);
+    drop((queue, full));
+    assert_eq!(peer.read(&mut [0]).unwrap(), 0, "it is closed");
+    other.write_all(b"hello").unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    while kept.try_receive(&mut [0; 5]).is_err() {
+        assert!(Instant::now() < deadline, "nothing came");
+        std::thread::yield_now();
+    }
+    server.set_nonblocking(false).unwrap();
+    let client = TcpStream::connect(server.local_addr().unwrap()).unwrap();
+    assert_eq!(server.accept().unwrap().1, client.local_addr().unwrap());
+}

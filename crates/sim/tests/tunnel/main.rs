@@ -1,6 +1,9 @@
 //! Super-packets in VXLAN between two kernels, through a switch: whole to a device that takes them,
-//! and cut for one that does not. Each kernel has a TAP device and a tunnel over it, in a network
-//! namespace of the test's. Where that cannot be had, a test says so and passes.
+//! and cut for one that does not; and for a virtual machine. Each kernel has a TAP device and a
+//! tunnel over it, in a network namespace of the test's. Where that cannot be had, a test says so
+//! and passes.
+
+mod guest;
 
 use std::collections::BTreeSet;
 use std::fs;

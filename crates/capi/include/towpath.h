@@ -5,15 +5,16 @@
  * first. They return -1 and set errno on errors. Memory belongs to the caller before, during and
  * after each call, except for what is sent with MSG_ZEROCOPY on a socket with SO_ZEROCOPY: it is
  * lent, and must stay readable until a notice on the error queue (recvmsg with MSG_ERRQUEUE) tells
- * that it is the caller's again, and for what towpath_recvmsg_lent() hands out. All calls may be made by any thread; none raises SIGPIPE.
+ * that it is the caller's again, for what towpath_recvmsg_lent() hands out, and for operations of event
+ * queues. All calls may be made by any thread, those on event queues by one at a time; none raises SIGPIPE.
  */
 #ifndef TOWPATH_H
 #define TOWPATH_H
 
 #include <poll.h>
+#include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/types.h>

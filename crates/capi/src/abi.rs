@@ -8,7 +8,8 @@
 //!
 //! Memory belongs to the caller before, during and after each call; nothing is kept, except what is
 //! sent with `MSG_ZEROCOPY` on a socket with `SO_ZEROCOPY`: that stays lent until the error queue
-//! tells, or what a closed socket sent is over.
+//! tells, or what a closed socket sent is over; and except for operations of event queues, whose
+//! memory is theirs until their end was told.
 #![allow(unsafe_code)]
 
 use crate::errno::{Errno, Outcome};

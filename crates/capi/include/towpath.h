@@ -136,6 +136,14 @@ int towpath_sendmmsg(const struct towpath *instance, int fd, struct mmsghdr *mes
  * ever. 0 if none of it is used any more. EAGAIN, ENOMEM: not yet, but soon.
  */
 int towpath_recall(const struct towpath *instance, int fd, uint32_t first, uint32_t last);
+/*
+ * How much sockets may lend from now on; a call beyond that fails with ENOBUFS. `notices` is bytes of
+ * the notices of each socket, 768 for one, from the call until it is read: 131072 at first
+ * (net.core.optmem_max of Linux). `memory` is bytes that all sockets of the instance lend at a time,
+ * of each call its whole pages and two more, until they come back: at first SIZE_MAX, for no limit
+ * (RLIMIT_MEMLOCK of Linux, which the library does not look at).
+ */
+int towpath_limit_lent(const struct towpath *instance, size_t notices, size_t memory);
 
 /*
  * What an instance has lent and copied so far: bytes of payload, unless a field says otherwise.

@@ -6,7 +6,7 @@ use crate::control::each_message;
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
 use crate::pointers::Ranges;
-use towpath_net::socket::{Borrower, LentCall, SendFlags, Sockets};
+use towpath_net::socket::{Borrower, LentCall, LentLimits, SendFlags, Sockets};
 use towpath_net::stack::Context;
 use towpath_net::time::Duration;
 use towpath_packet::{Loans, Piece, Recall};
@@ -62,6 +62,13 @@ impl Instance {
             Recall::Busy => Err(Errno::AGAIN),
             Recall::NoMemory => Err(Errno(libc::ENOMEM)),
         }
+    }
+
+    /// Limits what sockets lend from now on: `notices` is bytes of each one's notices, `memory`
+    /// bytes of all sockets' calls, in whole pages; `usize::MAX` is no limit.
+    pub fn limit_lent(&self, notices: usize, memory: usize) {
+        let pages = (memory < usize::MAX).then_some(memory >> 12);
+        self.call(|state| state.sockets.set_lent_limits(LentLimits { notices, pages }));
     }
 
     /// As [`Instance::send_message`], but lends.

@@ -153,6 +153,34 @@ static void check_mtu_options(struct towpath *of, int fd, int unconnected)
 }
 
 /*
+ * Limits of all sockets and of one, where a call lends nothing, and lends again with more room: two
+ * calls of less than a page, which count as two pages each; no notice at all. No instance.
+ */
+static void limits(struct towpath *client, struct towpath *server, int fd, int peer)
+{
+	static char lent[8000], got[8000];
+	int one = 1, none = 0;
+
+	CHECK(towpath_setsockopt(client, fd, SOL_SOCKET, SO_ZEROCOPY, &one, sizeof(one)) == 0);
+	CHECK(towpath_limit_lent(client, 131072, 4 * 4096) == 0);
+	CHECK(towpath_send(client, fd, lent, 4000, MSG_ZEROCOPY) == 4000);
+	CHECK(towpath_send(client, fd, lent, 4000, MSG_ZEROCOPY) == 4000);
+	CHECK(towpath_send(client, fd, lent, 1, MSG_ZEROCOPY) == -1 && errno == ENOBUFS);
+	settle(client, server);
+	CHECK(towpath_read(server, peer, got, sizeof(got)) == 8000);
+	settle(client, server);
+	CHECK(towpath_limit_lent(client, 0, SIZE_MAX) == 0);
+	CHECK(towpath_send(client, fd, lent, 1, MSG_ZEROCOPY) == -1 && errno == ENOBUFS);
+	CHECK(towpath_limit_lent(client, 131072, SIZE_MAX) == 0);
+	CHECK(towpath_send(client, fd, lent, 8000, MSG_ZEROCOPY) == 8000);
+	settle(client, server);
+	CHECK(towpath_read(server, peer, got, sizeof(got)) == 8000);
+	settle(client, server);
+	CHECK(towpath_limit_lent(NULL, 0, 0) == -1 && errno == EFAULT);
+	CHECK(towpath_setsockopt(client, fd, SOL_SOCKET, SO_ZEROCOPY, &none, sizeof(none)) == 0);
+}
+
+/*
  * What is lent is told until it is acknowledged, and counted when it is asked for early. Sizes of
  * other versions of the structure are fine, other sizes are not.
  */
@@ -207,6 +235,7 @@ static void stats(struct towpath *client, int fd, struct towpath *server, int pe
 	CHECK(towpath_get_stats(client, &now, 1 << 20) == -1 && errno == E2BIG);
 	CHECK(towpath_get_stats(client, NULL, sizeof(now)) == -1 && errno == EFAULT);
 	CHECK(towpath_get_stats(NULL, &now, sizeof(now)) == -1 && errno == EFAULT);
+	limits(client, server, fd, peer);
 }
 
 int main(void)

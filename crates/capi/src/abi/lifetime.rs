@@ -40,6 +40,12 @@ exported! {
         give_done(on(of, fd, of.recall(fd, first, last)))
     }
 
+    /// Limits what sockets lend; the header says more.
+    fn towpath_limit_lent(of, notices: size_t, memory: size_t) -> c_int {
+        of.limit_lent(notices, memory);
+        0
+    }
+
     /// Fills a `struct towpath_stats` of `size` bytes; the header says more.
     fn towpath_get_stats(of, stats: *mut c_void, size: size_t) -> c_int {
         // SAFETY: the caller vouches for it.

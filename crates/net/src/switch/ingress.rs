@@ -2,12 +2,12 @@
 
 use towpath_packet::packet::PIECES_MAX;
 use towpath_packet::pool::LARGE_FRAME_BYTES;
-use towpath_packet::{Checksum, Packet};
+use towpath_packet::{Checksum, Gso, Packet, Tunnel};
 
 use super::fdb::{Entry, Key};
 use super::frame::{Frame, locate};
 use super::port::PortId;
-use super::vlan::{VID_MASK, Vid};
+use super::vlan::{TAG_LEN, VID_MASK, Vid};
 use super::{Context, Switch};
 use crate::counters::PortDrop;
 use crate::gso::{self, IP_BYTES_MAX, Layout};
@@ -223,16 +223,28 @@ fn settle_offload(
         return Err(PortDrop::OffloadMalformed);
     }
     let located = locate(packet.headers(), frame).ok_or(PortDrop::OffloadMalformed)?;
+    let mut end = located.end;
+    if let Some(Gso { tunnel: Some(tunnel), .. }) = &mut offload.gso {
+        count_tag(tunnel, frame, &located.layout);
+        packet.set_offload(offload);
+        let inner = gso::headers_end(packet.headers(), &offload);
+        end = end.max(inner.ok_or(PortDrop::OffloadMalformed)?);
+    }
     if let Some(judged) = judged {
-        let mut end = located.end;
-        if offload.gso.is_some_and(|gso| gso.tunnel.is_some()) {
-            let inner = gso::headers_end(packet.headers(), &offload);
-            end = end.max(inner.ok_or(PortDrop::OffloadMalformed)?);
-        }
         packet.pull(judged.max(end));
     }
     let checked = gso::check_offload(packet, located.layout);
     checked.map(|()| Some(located.layout)).map_err(|_| PortDrop::OffloadMalformed)
+}
+
+/// Linux counts the offsets of a tunnel without the tag that it puts into a frame for a device,
+/// and that of the checksum with it (`virtio_net_hdr_tnl_from_skb`, 6.18). Counts it.
+fn count_tag(tunnel: &mut Tunnel, frame: &Frame, layout: &Layout) {
+    let is_short = usize::from(tunnel.transport_at) + TAG_LEN == layout.transport_at;
+    if frame.tci.is_some() && is_short {
+        tunnel.transport_at += TAG_LEN as u16;
+        tunnel.network_at = tunnel.network_at.saturating_add(TAG_LEN as u16);
+    }
 }
 
 /// Groups whose frames stay on their link (IEEE 802.1Q table 8-1): all but the last byte.
@@ -241,7 +253,7 @@ const RESERVED_GROUPS: [u8; 5] = [0x01, 0x80, 0xc2, 0x00, 0x00];
 const RESERVED_GROUPS_COUNT: u8 = 16;
 
 /// Longest frame: header, a tag, and the largest IP packet.
-pub const FRAME_BYTES_MAX: usize = ethernet::HEADER_LEN + super::vlan::TAG_LEN + IP_BYTES_MAX;
+pub const FRAME_BYTES_MAX: usize = ethernet::HEADER_LEN + TAG_LEN + IP_BYTES_MAX;
 
 // What is copied out has room in the frames of one packet.
 const _: () = assert!(FRAME_BYTES_MAX.div_ceil(LARGE_FRAME_BYTES) < PIECES_MAX);

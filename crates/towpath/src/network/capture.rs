@@ -188,23 +188,27 @@ impl Mirror {
         nanoseconds: u64,
         packets: impl Iterator<Item = &'a Packet>,
     ) {
-        let mut before = None;
+        let mut last: Option<Item> = None;
         for packet in packets {
             Shared::count(&self.shared.seen);
             if !self.accepts(packet) {
                 continue;
             }
             Shared::count(&self.shared.accepted);
-            match self.keep(packet, before) {
+            match self.keep(packet, last.as_mut()) {
                 Some((kept, held)) => {
                     let bytes = packet.len() as u32;
                     let item = Item { packet: kept, bytes, direction, nanoseconds, held };
-                    if self.publish(item) {
-                        before = Some(packet);
+                    // The one before may have passed on what it counts for.
+                    if let Some(before) = last.replace(item) {
+                        self.publish(before);
                     }
                 }
                 None => Shared::count(&self.shared.dropped),
             }
+        }
+        if let Some(item) = last {
+            self.publish(item);
         }
         self.producer.wake();
     }
@@ -216,9 +220,10 @@ impl Mirror {
         filter.accepts(&first[..count], packet.len() as u32)
     }
 
-    /// What is kept of a packet, and how much memory of others that holds; `None` if there is no
-    /// room for it. The one `before` it was kept, too.
-    fn keep(&mut self, packet: &Packet, before: Option<&Packet>) -> Option<(Packet, u64)> {
+    /// What is kept of a packet, and how much memory of others it counts for; `None` if there is no
+    /// room for it. Of a loan that it shares with the one `before` it only the later one counts:
+    /// readers take packets in their order, so that it is the last to go.
+    fn keep(&mut self, packet: &Packet, before: Option<&mut Item>) -> Option<(Packet, u64)> {
         let mut kept = packet.share(&mut self.packets)?;
         let snap_bytes = self.settings.snap_bytes;
         if snap_bytes <= PEEK_BYTES && kept.headers().is_empty() {
@@ -227,38 +232,46 @@ impl Mirror {
             kept.pull(count);
         }
         kept.truncate(snap_bytes.saturating_sub(kept.headers().len()));
-        let held = held_bytes(&kept, before);
+        let (more, of_before) = held_bytes(&kept, before.as_ref().map(|item| &item.packet));
         // Relaxed: others only take away from it.
-        let is_much = self.shared.held.load(Ordering::Relaxed) + held > self.held_max;
-        (!is_much).then_some((kept, held))
+        if self.shared.held.load(Ordering::Relaxed) + more > self.held_max {
+            return None;
+        }
+        // Relaxed: a count; the ring orders the packets.
+        self.shared.held.fetch_add(more, Ordering::Relaxed);
+        if let Some(before) = before {
+            before.held -= of_before;
+        }
+        Some((kept, more + of_before))
     }
 
-    fn publish(&mut self, item: Item) -> bool {
+    fn publish(&mut self, item: Item) {
         let held = item.held;
-        // Relaxed: a count; the ring orders the packets.
-        self.shared.held.fetch_add(held, Ordering::Relaxed);
-        let is_published = self.producer.publish(&mut [Some(item)]) == Ok(1);
-        if !is_published {
+        if self.producer.publish(&mut [Some(item)]) != Ok(1) {
             // Relaxed: as above.
             self.shared.held.fetch_sub(held, Ordering::Relaxed);
             Shared::count(&self.shared.dropped);
         }
-        is_published
     }
 }
 
-/// Bytes that the pieces of a packet keep from their lenders, but for those of the loan with which
-/// the packet before it ends: segments of a super-packet follow each other and share its loans.
-fn held_bytes(packet: &Packet, before: Option<&Packet>) -> u64 {
-    let mut last = before.and_then(|packet| packet.pieces().last());
-    let mut held = 0;
+/// Bytes that the pieces of a packet keep from their lenders: of loans of its own, and of the loan
+/// with which the packet `before` it ends. Segments of a super-packet follow each other and share
+/// its loans.
+fn held_bytes(packet: &Packet, before: Option<&Packet>) -> (u64, u64) {
+    let shared = before.and_then(|packet| packet.pieces().last());
+    let (mut own, mut of_before) = (0, 0);
+    let mut last: Option<&Piece> = None;
     for piece in packet.pieces() {
-        if !last.is_some_and(|last| last.same_loan(piece)) {
-            held += Piece::held(piece) as u64;
+        let is_of = |other: Option<&Piece>| other.is_some_and(|other| other.same_loan(piece));
+        if is_of(last) {
+            continue;
         }
+        let held = if is_of(shared) { &mut of_before } else { &mut own };
+        *held += Piece::held(piece) as u64;
         last = Some(piece);
     }
-    held
+    (own, of_before)
 }
 
 /// Rings when it is dropped.
@@ -285,7 +298,8 @@ pub struct Sniffer {
 }
 
 /// A packet that was captured. As long as it lives, it keeps memory from its lenders and counts
-/// towards what its capture may keep.
+/// towards what its capture may keep. Of several that share memory the last counts for it, so that
+/// none of them is to be kept longer.
 pub struct Sniffed {
     /// The packet, or as much of it as is kept. Its memory may be foreign, and may go back to its
     /// lender, who gets it after a term; the pieces show a copy then.

@@ -135,6 +135,51 @@ fn what_is_kept_is_bounded() {
         .collect();
     see(&mut mirrors, &segments);
     assert_eq!(sniffer.held_bytes(), 16_384);
+    drop((whole, segments));
+    for left in (0..6).rev() {
+        drop(sniffer.next().expect("a segment"));
+        let held = memory.large.out_count() as u64 * 16_384;
+        assert_eq!((sniffer.held_bytes(), held > 0), (held, left > 0), "{left} segments are left");
+    }
+}
+
+/// Goal: the sum is right with packets in a row that share loans in all ways, of which some are not
+/// accepted, and with some that find no room; nothing is left of it at the end.
+#[test]
+fn chains_of_loans_are_counted_once() {
+    let mut memory = memory();
+    let filter = Some(bpf::compile("greater 1000").expect("an expression"));
+    let settings = CaptureSettings { filter, ..CaptureSettings::default() };
+    // Room for three frames.
+    let (mut mirrors, mut sniffer) = mirrored(settings, 3 * 16_384 * HELD_SHARE);
+    let frames: Vec<Packet> = (0..4).map(|_| frame(&mut memory, 0x0800, 9000)).collect();
+    let mut cut = |parts: &[(usize, u32)]| {
+        let mut packet = memory.packet().expect("free");
+        for (frame, bytes) in parts {
+            let piece = frames[*frame].pieces().next().expect("one").slice(0, *bytes as usize);
+            packet.push_piece(piece).expect("room");
+        }
+        packet
+    };
+    let packets = [
+        cut(&[(0, 1400)]),
+        cut(&[(0, 700), (1, 700)]),
+        cut(&[(1, 60)]),
+        cut(&[(1, 700), (1, 700), (2, 700)]),
+        cut(&[(2, 1400)]),
+        cut(&[(3, 1400)]),
+        cut(&[(2, 1400)]),
+    ];
+    see(&mut mirrors, &packets);
+    assert_eq!(sniffer.held_bytes(), 3 * 16_384);
+    let statistics = Statistics { seen: 7, accepted: 6, dropped: 1 };
+    assert_eq!(sniffer.statistics(), statistics);
+    // What is still in use by packets that nobody has taken.
+    for held in [3, 2, 1, 1, 0] {
+        drop(sniffer.next().expect("kept"));
+        assert_eq!(sniffer.held_bytes(), held * 16_384);
+    }
+    assert!(sniffer.next().is_none());
 }
 
 #[test]

@@ -214,7 +214,7 @@ impl Switch {
         let mut recent = Recent::NOTHING;
         for packet in burst.iter_mut() {
             self.count_in(from, packet);
-            verdicts.push(self.classify(from, packet, &mut recent, cx));
+            verdicts.push(self.classify(from, packet, &mut recent, cx, out));
         }
         for verdict in verdicts.drain(..) {
             let packet = burst.pop().expect("there is a verdict for each packet");

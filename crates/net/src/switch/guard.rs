@@ -5,6 +5,10 @@
 //! (RFC 5227 §2.1.1), `::` by who looks for a duplicate (RFC 4862 §5.4.2). A station with a list of
 //! addresses is no router either: its router advertisements and redirects are dropped (RFC 6105).
 //! So is what cannot be read to the end of its headers (RFC 7113 §2.1), and what is tagged twice.
+//!
+//! Without a list, a port may have to respect owners: its station may not claim by ARP or neighbour
+//! discovery what is another's, so that nobody is led to it instead. Where its other packets say
+//! that they come from is not looked at then, nor are IPv4 and plain TCP and UDP.
 
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -58,34 +62,54 @@ impl Guard {
         self.macs.len() <= GUARD_ENTRIES_MAX && self.addresses.len() <= GUARD_ENTRIES_MAX
     }
 
-    /// Judges the first bytes of a frame; returns how many of them it was judged by.
-    pub(super) fn check(&self, bytes: &[u8], frame: &Frame) -> Result<usize, PortDrop> {
+    /// Judges the first bytes of a frame; returns how many of them it was judged by. `owners` says
+    /// whether an address may be claimed, where owners are respected.
+    pub(super) fn check(
+        &self,
+        bytes: &[u8],
+        frame: &Frame,
+        owners: Option<Owners<'_>>,
+    ) -> Result<usize, PortDrop> {
         if !self.allows_mac(frame.source) {
             return Err(PortDrop::MacSpoofed);
         }
-        if self.macs.is_empty() && self.addresses.is_empty() {
+        let is_open = self.macs.is_empty() && self.addresses.is_empty();
+        if is_open && owners.is_none() {
             return Ok(frame.network_at);
         }
         match frame.ethertype {
-            EtherType::ARP => self.check_arp(bytes, frame),
+            EtherType::ARP => self.check_arp(bytes, frame, owners),
             EtherType::IPV4 if self.addresses.is_empty() => Ok(frame.network_at),
-            EtherType::IPV4 | EtherType::IPV6 => self.check_ip(bytes, frame),
-            EtherType::VLAN => Err(PortDrop::AddressSpoofed),
+            EtherType::IPV6 if is_open && is_plain(&bytes[frame.network_at..]) => {
+                Ok(frame.network_at + ipv6::HEADER_LEN)
+            }
+            EtherType::IPV4 | EtherType::IPV6 => self.check_ip(bytes, frame, owners),
+            EtherType::VLAN if !is_open => Err(PortDrop::AddressSpoofed),
             _ => Ok(frame.network_at),
         }
     }
 
-    fn check_arp(&self, bytes: &[u8], frame: &Frame) -> Result<usize, PortDrop> {
+    fn check_arp(
+        &self,
+        bytes: &[u8],
+        frame: &Frame,
+        owners: Option<Owners<'_>>,
+    ) -> Result<usize, PortDrop> {
         let body = &bytes[frame.network_at..];
         let arp = arp::Packet::parse(body).map_err(|_| PortDrop::AddressSpoofed)?;
         if !self.allows_mac(arp.sender_mac) {
             return Err(PortDrop::MacSpoofed);
         }
-        self.check_sender(arp.sender_ip.into())?;
+        self.check_claimed(arp.sender_ip.into(), owners)?;
         Ok(frame.network_at + arp::LEN)
     }
 
-    fn check_ip(&self, bytes: &[u8], frame: &Frame) -> Result<usize, PortDrop> {
+    fn check_ip(
+        &self,
+        bytes: &[u8],
+        frame: &Frame,
+        owners: Option<Owners<'_>>,
+    ) -> Result<usize, PortDrop> {
         let located = locate(bytes, frame).ok_or(PortDrop::AddressSpoofed)?;
         let ip = &bytes[frame.network_at..];
         // Located headers are at least as long as the fixed header of their version.
@@ -96,32 +120,46 @@ impl Guard {
             return Ok(located.end);
         }
         let source = ip[..ipv6::HEADER_LEN][IPV6_SOURCE..].first_chunk::<16>();
-        let source = source.ok_or(PortDrop::AddressSpoofed)?;
-        self.check_sender(Ipv6Addr::from(*source).into())?;
+        let source = Ipv6Addr::from(*source.ok_or(PortDrop::AddressSpoofed)?);
+        self.check_sender(source.into())?;
         match located.protocol {
             // RFC 6980 §5: nobody listens to neighbour discovery in fragments.
-            Protocol::ICMPV6 if !located.is_fragment => self.check_discovery(bytes, &located),
+            Protocol::ICMPV6 if !located.is_fragment => {
+                self.check_discovery(bytes, &located, source, owners)
+            }
             _ => Ok(located.end),
         }
     }
 
     /// Neighbour discovery: who is answered for, and with which address.
-    fn check_discovery(&self, bytes: &[u8], located: &Located) -> Result<usize, PortDrop> {
+    fn check_discovery(
+        &self,
+        bytes: &[u8],
+        located: &Located,
+        source: Ipv6Addr,
+        owners: Option<Owners<'_>>,
+    ) -> Result<usize, PortDrop> {
         let message = &bytes[located.end..];
         let kind = *message.first().ok_or(PortDrop::AddressSpoofed)?;
+        if !(ROUTER_SOLICITATION..=REDIRECT).contains(&kind) {
+            // It was judged by its kind.
+            return Ok(located.end + 1);
+        }
+        if matches!(kind, ROUTER_ADVERTISEMENT | REDIRECT) && !self.addresses.is_empty() {
+            return Err(PortDrop::AddressSpoofed);
+        }
+        // With a link-layer address in the options it is a claim, too.
+        self.check_claimed(source.into(), owners)?;
         let options_at = match kind {
-            ROUTER_ADVERTISEMENT | REDIRECT if !self.addresses.is_empty() => {
-                return Err(PortDrop::AddressSpoofed);
-            }
             NEIGHBOR_ADVERTISEMENT => {
                 let target = message.get(TARGET_AT..).and_then(<[u8]>::first_chunk::<16>);
                 let target = target.ok_or(PortDrop::AddressSpoofed)?;
-                self.check_answered(Ipv6Addr::from(*target).into())?;
+                self.check_claimed(Ipv6Addr::from(*target).into(), owners)?;
                 TARGET_AT + 16
             }
             NEIGHBOR_SOLICITATION => TARGET_AT + 16,
             ROUTER_SOLICITATION => TARGET_AT,
-            _ => return Ok(located.end),
+            _ => return Ok(bytes.len()),
         };
         self.check_options(message.get(options_at..).ok_or(PortDrop::AddressSpoofed)?)?;
         // Nothing of a message that was judged stays in memory that others write.
@@ -151,21 +189,35 @@ impl Guard {
         self.macs.is_empty() || self.macs.contains(&mac)
     }
 
+    /// Where packets come from: as the list says, if there is one.
     fn check_sender(&self, address: IpAddr) -> Result<(), PortDrop> {
-        if address.is_unspecified() { Ok(()) } else { self.check_answered(address) }
+        self.check_claimed(address, None)
     }
 
-    fn check_answered(&self, address: IpAddr) -> Result<(), PortDrop> {
-        let is_allowed = self.addresses.is_empty()
-            || self.addresses.iter().any(|prefix| prefix.contains(address));
-        if is_allowed { Ok(()) } else { Err(PortDrop::AddressSpoofed) }
+    fn check_claimed(&self, address: IpAddr, owners: Option<Owners<'_>>) -> Result<(), PortDrop> {
+        let is_allowed = match &self.addresses[..] {
+            [] => owners.is_none_or(|may_claim| may_claim(address)),
+            list => list.iter().any(|prefix| prefix.contains(address)),
+        };
+        if is_allowed || address.is_unspecified() { Ok(()) } else { Err(PortDrop::AddressSpoofed) }
     }
+}
+
+/// Whether an address may be claimed.
+pub(super) type Owners<'a> = &'a dyn Fn(IpAddr) -> bool;
+
+/// True if TCP or UDP comes right behind the header of IPv6.
+fn is_plain(ip: &[u8]) -> bool {
+    let header = ip.first_chunk::<{ ipv6::HEADER_LEN }>();
+    let next = header.map(|header| Protocol(header[IPV6_NEXT_HEADER]));
+    matches!(next, Some(Protocol::TCP | Protocol::UDP))
 }
 
 /// Most entries of each list; all are compared with each packet.
 pub const GUARD_ENTRIES_MAX: usize = 32;
 
 const IPV4_SOURCE: usize = 12;
+const IPV6_NEXT_HEADER: usize = 6;
 const IPV6_SOURCE: usize = 8;
 /// Where the target address of a solicitation or advertisement is, and a router solicitation's
 /// options.

@@ -6,7 +6,8 @@ use towpath_packet::{Checksum, Gso, Packet, Tunnel};
 
 use super::fdb::{Entry, Key};
 use super::frame::{Frame, locate};
-use super::port::PortId;
+use super::guard::Owners;
+use super::port::{Egress, PortId};
 use super::vlan::{TAG_LEN, VID_MASK, Vid};
 use super::{Context, Switch};
 use crate::counters::PortDrop;
@@ -57,6 +58,7 @@ impl Switch {
         packet: &mut Packet,
         recent: &mut Recent,
         cx: &mut Context<'_>,
+        out: &impl Egress,
     ) -> Result<Verdict, PortDrop> {
         let is_raw = packet.headers().is_empty();
         if is_raw {
@@ -69,7 +71,9 @@ impl Switch {
         check_addresses(&frame)?;
         let config = &self.port(from).config;
         let vid = config.vlans.classify(frame.tci).ok_or(PortDrop::VlanRefused)?;
-        let judged = config.guard.check(packet.headers(), &frame)?;
+        let is_own = |address| out.owner(vid, address).is_none_or(|owner| owner == from);
+        let owners: Option<Owners<'_>> = config.respects_owners.then_some(&is_own);
+        let judged = config.guard.check(packet.headers(), &frame, owners)?;
         let is_trusted = config.is_trusted;
         let layout = settle_offload(packet, &frame, is_raw.then_some(judged), is_trusted)?;
         let mut verdict = Verdict {

@@ -1,6 +1,7 @@
 //! A port: its configuration, its counters, and the burst that is on its way out.
 
 use core::fmt;
+use core::net::IpAddr;
 
 use towpath_packet::{Burst, Caps, Packet};
 
@@ -66,6 +67,9 @@ pub struct PortConfig {
     pub role: Role,
     /// What its station may claim to be.
     pub guard: Guard,
+    /// Its station may not claim what [`Egress::owner`] says belongs to others, unless its guard
+    /// lists addresses, which alone decides then.
+    pub respects_owners: bool,
     /// Packets that come in with their checksum already verified are believed. Not for guests.
     pub is_trusted: bool,
     /// Bounds on what is flooded.
@@ -84,6 +88,7 @@ impl PortConfig {
             vlans: PortVlans::Access(Vid::DEFAULT),
             role: Role::Station,
             guard: Guard::default(),
+            respects_owners: false,
             is_trusted: false,
             storm: StormRates {
                 broadcast: Some(BROADCASTS_PER_SECOND),
@@ -181,6 +186,12 @@ pub trait Egress {
     /// Takes packets from the front of `burst`, for `port`. What it leaves is dropped by the switch
     /// and counted as [`PortDrop::QueueFull`]. Does not block.
     fn transmit(&mut self, port: PortId, burst: &mut Burst);
+
+    /// The port that an IP address of a VLAN belongs to, if that is known. Asked for ARP and
+    /// neighbour discovery only.
+    fn owner(&self, _vid: Vid, _address: IpAddr) -> Option<PortId> {
+        None
+    }
 }
 
 /// A port of the switch.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -40,6 +41,8 @@ pub struct NetworkConfig {
     pub mtu: u16,
     /// Link-layer address of the gateway, if there is one; nobody else may use it.
     pub gateway: Option<MacAddr>,
+    /// IP addresses of the gateway, which no guest may claim to have.
+    pub gateway_addresses: Vec<IpAddr>,
     /// Payload in guests' memory is copied out at the switch: what sharing it is measured against.
     pub orphan: bool,
     /// For how long guests' rings are polled before the worker sleeps, where that pays.
@@ -178,6 +181,14 @@ pub fn services_config(config: &Config, domain: &DomainName, seed: u64) -> servi
         leases_per_port_max: services::LEASES_PER_PORT_DEFAULT,
         seed,
     }
+}
+
+/// The addresses of the gateway that `config` describes, and of DNS.
+pub fn gateway_addresses(config: &Config) -> Vec<IpAddr> {
+    let v4 = config.ipv4.map(|v4| [v4.gateway, v4.dns].map(IpAddr::from));
+    let own = services::link_local(MacAddr(config.gateway_mac));
+    let v6 = config.ipv6.map(|v6| [v6.gateway, v6.dns, own].map(IpAddr::from));
+    v4.into_iter().flatten().chain(v6.into_iter().flatten()).collect()
 }
 
 /// Checks what can be checked of a port before it is made.

@@ -27,11 +27,12 @@ mod gateway_port;
 mod lease_file;
 mod port;
 mod report;
+mod rings;
 mod transaction;
 
 pub use config::{
     Attachment, BUSY_POLL, BUSY_POLL_MAX, NAME_BYTES_MAX, NetworkConfig, PortError, PortSettings,
-    QUEUE_LEN, check_port, services_config,
+    QUEUE_LEN, check_port, gateway_addresses, services_config,
 };
 pub use lease_file::{LEASE_FILE_BYTES_MAX, LeasesFound, TellLeaseFile, WRITE_AFTER};
 pub use report::{DeviceReport, NetworkReport, PortReport};
@@ -49,7 +50,7 @@ use towpath_io::pcapng::Direction;
 use towpath_io::reactor::{Events, Interest, Reactor};
 use towpath_net::fragment;
 use towpath_net::stack;
-use towpath_net::switch::{self, Egress, PortId, Switch};
+use towpath_net::switch::{self, Switch};
 use towpath_net::time::{Duration, Instant};
 use towpath_net::wire::ethernet;
 use towpath_packet::{Burst, Caps, Ledger, Packet};
@@ -61,6 +62,7 @@ use capture::{CAPTURES_MAX, CaptureError, CaptureSettings, Mirrors, Sniffer};
 use gateway_port::GatewayPort;
 use lease_file::LeaseFile;
 use port::Port;
+use rings::Rings;
 
 /// How long a device that is full and cannot tell when it has room is left alone.
 pub const RETRY: Duration = Duration::from_millis(1);
@@ -368,7 +370,7 @@ impl Network {
 
     /// Reads a port that is ready, and forwards what it has.
     fn read(&mut self, index: usize, cx: &mut SideContext<'_>) -> Input {
-        let Self { ports, switch, gateway, received, .. } = self;
+        let Self { ports, switch, gateway, received, services, config, .. } = self;
         for _ in 0..BURSTS_PER_TURN {
             let Some(port) = &mut ports[index] else { return Input::Done };
             let Some(id) = port.id.filter(|_| port.is_ready) else { return Input::Done };
@@ -378,7 +380,8 @@ impl Network {
             if received.is_empty() {
                 return input;
             }
-            forward(switch, id, received, cx, &mut Rings { ports, gateway });
+            let now = cx.now;
+            Rings { ports, gateway, services, config, now }.forward(switch, id, received, cx);
             if input == Input::NoMemory {
                 return input;
             }
@@ -423,10 +426,11 @@ impl Network {
 
     /// Sends packets from the gateway's port.
     fn send(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) {
-        let Self { switch, ports, gateway, .. } = self;
+        let Self { switch, ports, gateway, services, config, .. } = self;
         let Some(from) = gateway.as_mut() else { return burst.clear() };
         from.mirrors.see(Direction::Inbound, burst.iter());
-        forward(switch, from.id, burst, cx, &mut Rings { ports, gateway });
+        let (id, now) = (from.id, cx.now);
+        Rings { ports, gateway, services, config, now }.forward(switch, id, burst, cx);
     }
 
     /// Hands the devices what waits in their rings.
@@ -439,37 +443,6 @@ impl Network {
     fn has_news_for_gateway(&self) -> bool {
         self.gateway.as_ref().is_some_and(|gateway| !gateway.to_gateway.control().is_empty())
     }
-}
-
-/// The rings between the switch and its ports.
-struct Rings<'a> {
-    ports: &'a mut [Option<Port>],
-    gateway: &'a mut Option<GatewayPort>,
-}
-
-impl Egress for Rings<'_> {
-    fn transmit(&mut self, id: PortId, burst: &mut Burst) {
-        // What stays in the burst is dropped and counted by the switch. No consumer is ever gone:
-        // the network has both ends.
-        let _ = match self.gateway {
-            Some(gateway) if gateway.id == id => gateway.to_gateway.enqueue(burst),
-            _ => match self.ports.get_mut(id.index()).and_then(Option::as_mut) {
-                Some(port) => port.producer.enqueue(burst),
-                None => Ok(0),
-            },
-        };
-    }
-}
-
-fn forward(
-    switch: &mut Switch,
-    from: PortId,
-    burst: &mut Burst,
-    cx: &mut SideContext<'_>,
-    rings: &mut Rings<'_>,
-) {
-    let mut cx = switch::Context { memory: cx.memory, ledger: cx.ledger, now: cx.now };
-    switch.forward(from, burst, &mut cx, rings);
 }
 
 /// The port of a packet's sender, as the switch has learned it.

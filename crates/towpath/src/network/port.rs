@@ -90,6 +90,7 @@ impl Port {
             vlans: self.settings.vlans.clone(),
             role: self.settings.role,
             guard: self.settings.guard.clone(),
+            respects_owners: true,
             ..switch::PortConfig::new(self.caps())
         }
     }

@@ -10,7 +10,7 @@ use towpath_net::wire::domain::DomainName;
 
 use super::Services;
 use super::config::{Guest, StaticLease, StaticLeaseError};
-use super::leases::{Client, Leases};
+use super::leases::{Client, Leases, State};
 use super::names::Names;
 use super::static_leases::{STATIC_LEASES_MAX, StaticLeases};
 
@@ -140,6 +140,13 @@ impl Services {
             .collect();
         lent.sort_unstable_by_key(|lent| lent.address);
         lent
+    }
+
+    /// The port of the guest that has the address, unless that is gone.
+    pub fn holder(&self, address: IpAddr, now: Instant) -> Option<u32> {
+        let leases = if address.is_ipv4() { &self.leases_v4 } else { &self.leases_v6 };
+        let lease = leases.as_ref()?.holder(address, now)?;
+        lease.port.filter(|_| lease.state == State::Bound)
     }
 
     /// The address of the guest at the port with this name, else of the guest that calls itself so.

@@ -10,6 +10,7 @@ mod capture;
 mod capture_guests;
 mod control;
 mod guest;
+mod guest6;
 mod network;
 mod published;
 mod stats;

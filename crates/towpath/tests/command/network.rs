@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Output, Stdio};
@@ -15,10 +15,12 @@ use serde_json::Value;
 use towpath_net::wire::dhcpv4::{MessageType, option};
 
 use super::guest::{Guest, arp, arp_frame, datagram, is_arp, udp_frame};
+use super::guest6::is_advertisement;
 use super::stats::{Folder, assert_fails};
 use super::support::*;
 
 pub(super) const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
+pub(super) const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfd74, 0x6f77, 0x7061, 0x7468, 0, 0, 0, 2);
 /// Broadcasts that a guest may send in a second, unless it is told otherwise.
 const BROADCASTS_PER_SECOND: u64 = 10_000;
 /// Ports of the network that tests make.
@@ -228,6 +230,31 @@ fn leases_change_while_the_network_runs() {
     assert_eq!(c.lease(&wanted).unwrap().your_address, address(20), "free for whoever asks");
 }
 
+/// Goal: guests that are known by their port and by their DUID get their addresses by DHCP for
+/// IPv6, have their names, and are listed; another gets one of the pool.
+#[test]
+fn static_leases_of_ipv6() {
+    let at = |last: u128| Ipv6Addr::from(u128::from(GATEWAY_V6) - 2 + last);
+    let file = format!(
+        "[[lease]]\nport = 'a'\nipv6 = '{}'\nname = 'web'\n\
+         [[lease]]\nduid = '00030001020000000002'\nipv6 = '{}'\n",
+        at(0x20),
+        at(0x30)
+    );
+    let network = Network::start("lease6", &file, &[]);
+    let duid = |last: u8| [0, 3, 0, 1, 2, 0, 0, 0, 0, last];
+    let (mut a, mut b, mut c) =
+        (network.guest("a", 1), network.guest("b", 2), network.guest("c", 3));
+    assert_eq!(a.lease6(&duid(9)), Some(at(0x20)));
+    assert_eq!(b.lease6(&duid(2)), Some(at(0x30)));
+    let of_pool = c.lease6(&duid(3)).unwrap();
+    assert!((at(0x1000)..=at(0x1fff)).contains(&of_pool), "{of_pool}");
+    let leases = network.done(&["ls", "leases"]);
+    assert!(leases.contains(" a               web static\n"), "{leases}");
+    assert_eq!(leases.matches(" static\n").count(), 2, "{leases}");
+    assert_eq!(leases.lines().count(), 3, "{leases}");
+}
+
 /// Goal: guests have their addresses again after a restart, be it asked for or a crash; a file that
 /// is damaged is set aside, and one that cannot be written is told and no reason to stop.
 #[test]
@@ -363,7 +390,9 @@ fn a_guest_cannot_be_another() {
     let gateway = c.resolve(at_c, GATEWAY);
     a.send(&arp_frame(c.mac, gateway, &arp(2, gateway, GATEWAY, c.mac, at_c)));
     a.send(&udp_frame((c.mac, (at_c, 9)), (gateway, (GATEWAY, 9)), b"lie"));
-    wait_for("frames as the gateway to be dropped", || network.dropped("a", "mac_locked") == 2);
+    wait_for("frames as the gateway to be dropped", || {
+        ["mac_locked", "address_spoofed"].map(|reason| network.dropped("a", reason)) == [1, 1]
+    });
     assert!(c.hears_no(|frame| frame[6..12] == gateway && datagram(frame, 9).is_some()));
     assert_eq!(c.resolve(at_c, GATEWAY), gateway);
     // What is sent to the gateway goes there, and not to the liar.
@@ -408,6 +437,42 @@ fn a_guest_cannot_answer_for_another() {
     a.send(&udp_frame((c.mac, (at_c, 9)), (a.mac, (at_a, 9)), b"true"));
     c.expect("datagram", |frame| datagram(frame, 9).is_some_and(|(_, text)| text == b"true"));
     assert_eq!(a.lease(&[]).unwrap().your_address, at_a);
+}
+
+/// Spoofing of ARP and neighbour discovery by a guest that was told nothing: it cannot claim what
+/// is the gateway's or lent to another, and may have what is nobody's.
+#[test]
+fn what_is_lent_is_claimed_by_its_guest_alone() {
+    let network = Network::start("owners", "", &[]);
+    let (mut a, mut b, mut c) =
+        (network.guest("a", 1), network.guest("b", 2), network.guest("c", 3));
+    let (at_a, at_b) = (a.lease(&[]).unwrap().your_address, b.lease(&[]).unwrap().your_address);
+    let at_c = c.lease(&[]).unwrap().your_address;
+    let at_b6 = b.lease6(&[0, 3, 0, 1, 2, 0, 0, 0, 0, 2]).unwrap();
+    assert_eq!(c.resolve(at_c, GATEWAY), b.resolve(at_b, GATEWAY));
+    let to_c = (c.mac, Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 3));
+    for target in [at_b, GATEWAY] {
+        a.send(&arp_frame(c.mac, a.mac, &arp(2, a.mac, target, c.mac, at_c)));
+        a.send(&arp_frame([0xff; 6], a.mac, &arp(1, a.mac, target, [0; 6], target)));
+    }
+    for target in [at_b6, GATEWAY_V6] {
+        a.advertise(target, to_c);
+    }
+    wait_for("lies to be dropped", || network.dropped("a", "address_spoofed") == 6);
+    let liar = a.mac;
+    assert!(c.hears_no(|frame| frame[6..12] == liar));
+    let free = address(250);
+    for target in [at_a, free] {
+        a.send(&arp_frame(c.mac, a.mac, &arp(2, a.mac, target, c.mac, at_c)));
+        c.expect("the truth", |frame| is_arp(frame) && frame[28..32] == target.octets());
+    }
+    b.advertise(at_b6, to_c);
+    c.expect("the truth", |frame| is_advertisement(frame, at_b6));
+    // Nobody has it any more when its port is gone.
+    network.done(&["port", "del", "b"]);
+    a.send(&arp_frame(c.mac, a.mac, &arp(2, a.mac, at_b, c.mac, at_c)));
+    c.expect("who took it", |frame| is_arp(frame) && frame[28..32] == at_b.octets());
+    assert_eq!(network.dropped("a", "address_spoofed"), 6);
 }
 
 /// A broadcast storm: what one guest floods is bounded and counted, and two others talk meanwhile

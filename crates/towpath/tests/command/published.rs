@@ -3,7 +3,7 @@
 //! They are bound to an address of the loopback that the test has for itself.
 
 use std::io::{ErrorKind, Read};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -11,7 +11,8 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::guest::{Guest, datagram, is_syn, udp_frame};
-use super::network::{GATEWAY, Network, address};
+use super::guest6::{datagram6, udp6_frame};
+use super::network::{GATEWAY, GATEWAY_V6, Network, address};
 use super::stats::assert_fails;
 use super::support::*;
 
@@ -93,7 +94,7 @@ fn ports_lead_to_guests() {
         (network.guest("a", 1), network.guest("b", 2), network.guest("c", 3));
     refuses(&mut a, address(20), 80, connect(to(8080)));
     refuses(&mut b, address(30), 82, connect(to(8082)));
-    refuses(&mut a, address(20), 83, connect((std::net::Ipv6Addr::LOCALHOST, v6_port).into()));
+    refuses(&mut a, address(20), 83, connect((Ipv6Addr::LOCALHOST, v6_port).into()));
     answers(&mut a, address(20), 53, (host, 5300));
     let told = [(towpath_net::wire::dhcpv4::option::HOST_NAME, &b"told"[..])];
     let at_c = c.lease(&told).unwrap().your_address;
@@ -104,6 +105,34 @@ fn ports_lead_to_guests() {
     assert!(listed.contains(&format!(" tcp {host}/8081 told:81\n")), "{listed}");
     network.end(Signal::TERM);
     assert!(TcpListener::bind((host, 8080)).is_ok(), "the port is free again");
+}
+
+/// Goal: a datagram to a port of the host's IPv6 loopback reaches a guest by IPv6, from the
+/// gateway, and its answer the one who sent it.
+#[test]
+fn a_port_for_datagrams_leads_to_a_guest_by_ipv6() {
+    let own = Ipv6Addr::from(u128::from(GATEWAY_V6) - 2 + 0x20);
+    let port = 20_000 + (std::process::id() % 10_000) as u16;
+    let options = ["--lease", &format!("port=a,ipv6={own}"), "-u", &format!("a=::1/{port}:53")];
+    let network = Network::start("published6", "", &options);
+    let mut guest = network.guest("a", 1);
+    let client = UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).unwrap();
+    client.set_read_timeout(Some(AGAIN)).unwrap();
+    for _ in 0..PATIENCE.as_secs() {
+        client.send_to(b"question", (Ipv6Addr::LOCALHOST, port)).unwrap();
+        let asked = guest.receive_at6(own, AGAIN, |frame| datagram6(frame, 53).is_some());
+        let Some(frame) = asked else { continue };
+        let (from, text) = datagram6(&frame, 53).unwrap();
+        assert_eq!((from.0, text), (GATEWAY_V6, &b"question"[..]));
+        let gateway: [u8; 6] = frame[6..12].try_into().unwrap();
+        guest.send(&udp6_frame((gateway, from), (guest.mac, (own, 53)), b"answer"));
+        let mut buffer = [0; 64];
+        if let Ok((len, from)) = client.recv_from(&mut buffer) {
+            assert_eq!((&buffer[..len], from.port()), (&b"answer"[..], port));
+            return;
+        }
+    }
+    panic!("no answer");
 }
 
 /// Goal: ports are published, led elsewhere and closed while the network runs; a transaction that

@@ -1,5 +1,6 @@
 //! Stations that claim to be others.
 
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -153,14 +154,21 @@ fn a_router_is_a_station_without_addresses() {
 /// Method: all that was read is in private headers afterwards, and nothing of it in the pieces.
 #[test]
 fn what_was_judged_is_private() {
-    let mut t = guarded();
     let mut loans = Loans::new(1);
-    for (bytes, private) in [
-        (arp(mac(1), OWN), 42),
-        (ipv4(OWN), 42),
-        (ipv6(own_v6(), 58, &discovery(136, own_v6(), 2, mac(1))), 86),
-        (frame(mac(2), mac(1), &[], &pattern(30)), 14),
+    let respects = PortConfig { respects_owners: true, ..port() };
+    let (mut listed, mut respecting) = (guarded(), Harness::new([respects, port()]));
+    for (is_listed, bytes, private) in [
+        (true, arp(mac(1), OWN), 42),
+        (true, ipv4(OWN), 42),
+        (true, ipv6(own_v6(), 58, &discovery(136, own_v6(), 2, mac(1))), 86),
+        (true, ipv6(own_v6(), 58, &[128; 20]), 55),
+        (true, frame(mac(2), mac(1), &[], &pattern(30)), 14),
+        (false, arp(mac(1), OWN), 42),
+        (false, ipv4(OWN), 14),
+        (false, ipv6(own_v6(), 58, &discovery(136, own_v6(), 2, mac(1))), 86),
+        (false, ipv6(own_v6(), 17, &pattern(20)), 54),
     ] {
+        let t = if is_listed { &mut listed } else { &mut respecting };
         let boxed = bytes.clone().into_boxed_slice();
         let mut packet = t.memory.packet().expect("free");
         packet.push_piece(loans.lend_owned(boxed).expect("a descriptor")).expect("room");
@@ -168,5 +176,54 @@ fn what_was_judged_is_private() {
         let out = t.out.packets.remove(&1).expect("sent").remove(0);
         assert_eq!((out.headers().len(), bytes_of(&out)), (private, bytes));
     }
+    listed.end();
+    respecting.end();
+}
+
+/// Goal: a port that respects owners claims its own addresses and those of nobody, by ARP and by
+/// neighbour discovery, behind extension headers too; what else it says is as before. A list of
+/// addresses decides alone.
+#[test]
+fn what_is_another_ports_is_not_claimed() {
+    let respects = || PortConfig { respects_owners: true, ..port() };
+    let addresses = alloc::vec![Prefix::one([10, 10, 10, 8].into())];
+    let guard = Guard { addresses, ..Guard::default() };
+    let mut t = Harness::new([respects(), port(), PortConfig { guard, ..respects() }]);
+    let [free, of_other] = ["fd00::9", "fd00::8"].map(|text| text.parse().expect("an address"));
+    t.out.owners = BTreeMap::from([
+        (IpAddr::from(OWN), t.ports[0]),
+        (own_v6().into(), t.ports[0]),
+        ([10, 10, 10, 8].into(), t.ports[1]),
+        (IpAddr::V6(of_other), t.ports[1]),
+    ]);
+    let behind = |body: &[u8]| [&[58, 0, 1, 4, 0, 0, 0, 0][..], body].concat();
+    let passes = [
+        arp(mac(1), OWN),
+        arp(mac(1), [10, 10, 10, 9]),
+        arp(mac(1), [0; 4]),
+        ipv4([10, 10, 10, 8]),
+        ipv6(of_other, 17, &pattern(20)),
+        ipv6(of_other, 58, &[128; 20]),
+        ipv6(free, 58, &discovery(136, own_v6(), 2, mac(1))),
+        ipv6(free, 58, &discovery(134, free, 1, mac(1))),
+        ipv6(Ipv6Addr::UNSPECIFIED, 58, &discovery(135, of_other, 1, mac(1))),
+    ];
+    for (number, bytes) in passes.iter().enumerate() {
+        assert_eq!(t.leaves_by(0, bytes), [1, 2], "{number}");
+    }
+    for bytes in [
+        arp(mac(1), [10, 10, 10, 8]),
+        arp(mac(1), OWN)[..41].to_vec(),
+        ipv6(free, 58, &discovery(136, of_other, 2, mac(1))),
+        ipv6(free, 0, &behind(&discovery(136, of_other, 2, mac(1)))),
+        ipv6(of_other, 58, &discovery(135, free, 1, mac(1))),
+        ipv6(of_other, 58, &discovery(134, free, 1, mac(1))),
+        ipv6(free, 58, &[]),
+        ipv6(free, 60, &[58, 5, 0, 0]),
+    ] {
+        t.expect_drop(0, &bytes, AddressSpoofed);
+    }
+    assert_eq!(t.leaves_by(2, &arp(mac(1), [10, 10, 10, 8])), [0, 1], "it is on the list");
+    t.expect_drop(2, &arp(mac(1), OWN), AddressSpoofed);
     t.end();
 }

@@ -2,6 +2,7 @@
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
+use core::net::IpAddr;
 
 use towpath_packet::{Burst, Caps, Ledger, Memory, Offload, Packet};
 
@@ -28,6 +29,8 @@ pub(super) struct Lists {
     pub(super) packets: BTreeMap<usize, Vec<Packet>>,
     /// Ports that take so many packets and no more.
     pub(super) room: BTreeMap<usize, usize>,
+    /// In the default VLAN.
+    pub(super) owners: BTreeMap<IpAddr, PortId>,
 }
 
 impl Egress for Lists {
@@ -40,6 +43,10 @@ impl Egress for Lists {
         {
             list.push(packet);
         }
+    }
+
+    fn owner(&self, vid: vlan::Vid, address: IpAddr) -> Option<PortId> {
+        self.owners.get(&address).copied().filter(|_| vid == vlan::Vid::DEFAULT)
     }
 }
 

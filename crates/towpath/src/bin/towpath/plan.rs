@@ -11,7 +11,8 @@ use serde_json::json;
 use towpath::config::Config;
 use towpath::gateway::StartError;
 use towpath::network::{
-    Attachment, BUSY_POLL, NetworkConfig, Operation, OperationError, check_port, services_config,
+    Attachment, BUSY_POLL, NetworkConfig, Operation, OperationError, check_port, gateway_addresses,
+    services_config,
 };
 use towpath::publish::{Publish, Target};
 use towpath::services::{self, Services};
@@ -78,6 +79,7 @@ fn read(arguments: &mut UpArguments) -> anyhow::Result<Plan> {
     let network = NetworkConfig {
         mtu: config.mtu,
         gateway: has_gateway.then_some(MacAddr(config.gateway_mac)),
+        gateway_addresses: gateway_addresses(&config),
         orphan: arguments.orphan,
         busy_poll: arguments.busy_poll.or(file.busy_poll).unwrap_or(BUSY_POLL),
         seed: RandomState::new().hash_one(0),

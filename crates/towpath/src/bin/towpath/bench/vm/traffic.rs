@@ -257,8 +257,14 @@ fn serve(
     ready: &Reports<i32>,
 ) -> anyhow::Result<NetworkReport> {
     let config = Config { ipv4: None, ipv6: None, ..Config::default() };
-    let network =
-        NetworkConfig { mtu: config.mtu, gateway: None, orphan, busy_poll: BUSY_POLL, seed: 1 };
+    let network = NetworkConfig {
+        mtu: config.mtu,
+        gateway: None,
+        gateway_addresses: Vec::new(),
+        orphan,
+        busy_poll: BUSY_POLL,
+        seed: 1,
+    };
     let mut network = Network::new(network, ledger.clone())?;
     for (name, path) in ports {
         network.add_port(name, Attachment::VhostUser(path), PortSettings::default())?;

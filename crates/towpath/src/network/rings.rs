@@ -1,0 +1,62 @@
+//! What the switch asks of a network: to take packets for its ports, and whose an address is.
+
+use std::net::IpAddr;
+
+use towpath_net::switch::vlan::Vid;
+use towpath_net::switch::{self, Egress, PortId, Switch};
+use towpath_net::time::Instant;
+use towpath_packet::Burst;
+
+use super::NetworkConfig;
+use super::gateway_port::GatewayPort;
+use super::port::Port;
+use crate::services::Services;
+use crate::worker::SideContext;
+
+/// The rings between the switch and its ports, and those who know about addresses.
+pub(super) struct Rings<'a> {
+    pub(super) ports: &'a mut [Option<Port>],
+    pub(super) gateway: &'a mut Option<GatewayPort>,
+    pub(super) services: &'a Option<Services>,
+    pub(super) config: &'a NetworkConfig,
+    pub(super) now: Instant,
+}
+
+impl Rings<'_> {
+    /// Forwards a burst that came by port `from`.
+    pub(super) fn forward(
+        &mut self,
+        switch: &mut Switch,
+        from: PortId,
+        burst: &mut Burst,
+        cx: &mut SideContext<'_>,
+    ) {
+        let mut cx = switch::Context { memory: cx.memory, ledger: cx.ledger, now: cx.now };
+        switch.forward(from, burst, &mut cx, self);
+    }
+}
+
+impl Egress for Rings<'_> {
+    fn transmit(&mut self, id: PortId, burst: &mut Burst) {
+        // What stays in the burst is dropped and counted by the switch. No consumer is ever gone:
+        // the network has both ends.
+        let _ = match self.gateway {
+            Some(gateway) if gateway.id == id => gateway.to_gateway.enqueue(burst),
+            _ => match self.ports.get_mut(id.index()).and_then(Option::as_mut) {
+                Some(port) => port.producer.enqueue(burst),
+                None => Ok(0),
+            },
+        };
+    }
+
+    /// The gateway's addresses are its own, and what is lent is the guest's. Both are in the
+    /// gateway's VLAN; others have addresses of their own.
+    fn owner(&self, vid: Vid, address: IpAddr) -> Option<PortId> {
+        let gateway = self.gateway.as_ref().filter(|_| vid == Vid::DEFAULT)?;
+        if self.config.gateway_addresses.contains(&address) {
+            return Some(gateway.id);
+        }
+        let port = self.services.as_ref()?.holder(address, self.now)?;
+        self.ports.get(port as usize)?.as_ref()?.id
+    }
+}

@@ -142,6 +142,13 @@ fn ports_come_change_and_go_while_the_network_runs() {
     assert_eq!((&ports[1]["vlan"], &ports[1]["queue-len"]), (&5.into(), &1000.into()));
     assert_eq!((&ports[2]["trunk"], &ports[2]["queue-len"]), (&"10-12,20".into(), &77.into()));
     assert_eq!(ports[2]["at"], network.folder.0.join("c.sock").to_str().unwrap());
+    // Rings of several ports have another length, or none has.
+    let lens = || network.ports().iter().map(|port| port["queue-len"].clone()).collect::<Vec<_>>();
+    assert_done(&network.towpath(&["port", "set", "a,b", "queue-len", "32"]));
+    assert_eq!(lens(), [32, 32, 77]);
+    let failed = network.towpath(&["port", "set", "a,b,nobody", "queue-len", "16"]);
+    assert_fails(&failed, "there is no port 'nobody'");
+    assert_eq!(lens(), [32, 32, 77]);
 
     let listed = network.towpath(&["ls"]);
     assert_done(&listed);

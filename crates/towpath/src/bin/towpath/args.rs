@@ -335,7 +335,7 @@ pub(crate) struct PortArguments {
     #[arg(value_name = "ACTION")]
     pub(crate) action: PortAction,
 
-    /// The port.
+    /// The port, or several with commas between them: what is impossible for one is done to none.
     #[arg(value_name = "NAME")]
     pub(crate) name: String,
 

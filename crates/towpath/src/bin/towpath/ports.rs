@@ -60,7 +60,8 @@ pub(crate) fn list(arguments: &LsArguments) -> Result<Ending, Failure> {
 
 /// Adds, removes or changes a port.
 pub(crate) fn change(arguments: &PortArguments) -> Result<Ending, Failure> {
-    perform(&arguments.which, operation(arguments))
+    let names = arguments.name.split(',');
+    perform(&arguments.which, names.map(|name| operation(name, arguments)).collect())
 }
 
 /// Adds or removes a static lease.
@@ -74,7 +75,7 @@ pub(crate) fn lease(arguments: &LeaseArguments) -> Result<Ending, Failure> {
         let operation = json!({ verb: settings });
         understood(operation)
     });
-    perform(&arguments.which, operation)
+    perform(&arguments.which, operation.map(|operation| vec![operation]))
 }
 
 /// Publishes ports, or no more.
@@ -89,17 +90,20 @@ pub(crate) fn publish(arguments: &PublishArguments) -> Result<Ending, Failure> {
             operation[name] = specs.as_slice().into();
         }
     }
-    perform(&arguments.which, understood(operation))
+    perform(&arguments.which, understood(operation).map(|operation| vec![operation]))
 }
 
-/// Has a network make one operation, unless that is none.
-fn perform(which: &WhichNetwork, operation: Result<Value, String>) -> Result<Ending, Failure> {
-    let operation = match operation {
-        Ok(operation) => operation,
+/// Has a network make operations, all or none, unless they are none.
+fn perform(
+    which: &WhichNetwork,
+    operations: Result<Vec<Value>, String>,
+) -> Result<Ending, Failure> {
+    let operations = match operations {
+        Ok(operations) => operations,
         // Ends with code 2.
         Err(message) => Arguments::command().error(ErrorKind::ValueValidation, message).exit(),
     };
-    let body = json!({ "operations": [operation] });
+    let body = json!({ "operations": operations });
     http::ask(&one(which)?, "POST", api::TRANSACTION, Some(&body))?;
     Ok(Ending::Code(0))
 }
@@ -136,11 +140,10 @@ fn networks() -> anyhow::Result<Vec<(i32, PathBuf, Value)>> {
     Ok(networks)
 }
 
-/// The operation, which is one that the network understands.
-fn operation(arguments: &PortArguments) -> Result<Value, String> {
-    let PortArguments {
-        action, name, settings, vhost_user, vhost_user_client, stream, tap, ..
-    } = arguments;
+/// The operation on one port, which is one that the network understands.
+fn operation(name: &str, arguments: &PortArguments) -> Result<Value, String> {
+    let PortArguments { action, settings, vhost_user, vhost_user_client, stream, tap, .. } =
+        arguments;
     let verb = match action {
         PortAction::Add => "add",
         PortAction::Del => "del",

@@ -45,10 +45,11 @@ fn main() -> ExitCode {
         });
         trial.with_ignored_flag(missing.is_some())
     });
-    let networks: [(&str, Test); 7] = [
+    let networks: [(&str, Test); 8] = [
         ("network_vhost_user", network::two_by_vhost_user),
         ("network_stream", network::by_stream_and_vhost_user),
         ("network_queues", network::several_queues),
+        ("network_file", network::from_a_file),
         ("network_offloads", offloads::each_with_each),
         ("network_guest_killed", crash::of_a_guest),
         ("network_restarted", crash::of_the_network),

@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -37,9 +37,7 @@ impl Up {
     }
 
     fn start_with(name: &str, options: &[&str], ports: &[(&str, &str)]) -> Self {
-        let directory =
-            std::env::temp_dir().join(format!("towpath-up-{name}-{}", std::process::id()));
-        std::fs::create_dir(&directory).expect("a directory among temporary files");
+        let directory = directory(name);
         let fixed = ["up", "--stats", "-v", "--map-host-loopback", "10.0.2.2"];
         let mut arguments: Vec<OsString> = fixed.iter().chain(options).map(Into::into).collect();
         for (option, name) in ports {
@@ -47,6 +45,18 @@ impl Up {
             arguments.push(format!("{name}={}", directory.join(name).display()).into());
         }
         let process = serve(&arguments, &directory);
+        Self { process, arguments, directory }
+    }
+
+    /// As a file says, in which `DIR` is its directory.
+    fn from_file(name: &str, text: &str) -> Self {
+        let directory = directory(name);
+        let file = directory.join("net.toml");
+        let text = text.replace("DIR", directory.to_str().expect("text"));
+        std::fs::write(&file, text).expect("a file among temporary ones");
+        let arguments = vec!["up".into(), "--stats".into(), "-v".into(), file.clone().into()];
+        let process = serve(&arguments, &directory);
+        std::fs::remove_file(file).expect("ours");
         Self { process, arguments, directory }
     }
 
@@ -119,6 +129,12 @@ impl Drop for Up {
     }
 }
 
+fn directory(name: &str) -> PathBuf {
+    let directory = std::env::temp_dir().join(format!("towpath-up-{name}-{}", std::process::id()));
+    std::fs::create_dir(&directory).expect("a directory among temporary files");
+    directory
+}
+
 /// The command under test, which has its control sockets below `directory`.
 fn command(directory: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_towpath"));
@@ -184,6 +200,38 @@ pub(crate) fn several_queues() {
     assert!(sums.len() == 3 && sums.iter().all(|sum| *sum == sums[0]), "{sums:?}");
     one.power_off();
     two.power_off();
+    up.finish();
+}
+
+/// A machine on a network that a file describes: it has its address, its name and the MTU, and what
+/// is published leads to it.
+pub(crate) fn from_a_file() {
+    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port of the loopback");
+    let port = free.local_addr().expect("bound").port();
+    drop(free);
+    let text = format!(
+        "mtu = 1400\ndomain = 'lab.internal'\n\
+         [[port]]\nname = 'one'\nvhost-user = 'DIR/one'\nqueue-len = 512\n\
+         [[lease]]\nport = 'one'\nipv4 = '10.0.2.77'\nname = 'web'\n\
+         [[publish]]\nguest = 'web'\ntcp = ['127.0.0.1/{port}:7']\n"
+    );
+    let up = Up::from_file("file", &text);
+    let mut one = Machine::boot(&up.socket("one"), 1, ",mac=02:00:00:00:00:01");
+    lease(&mut one, "other");
+    one.run("ip addr show eth0 | grep -q 'inet 10.0.2.77/24 '");
+    one.run("ping -c 3 -i 0.1 -W 60 web.lab.internal | grep -q '(10.0.2.77)'");
+    // As router advertisements say.
+    one.run("until grep -q 1400 /proc/sys/net/ipv6/conf/eth0/mtu; do sleep 0.1; done");
+    one.start("nc -ll -p 7 -e cat &");
+    one.run("while ! netstat -ltn | grep -q :7; do sleep 0.1; done");
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("it is published");
+    stream.write_all(b"question").expect("the machine reads");
+    let mut answer = [0; 8];
+    stream.read_exact(&mut answer).expect("the machine answers");
+    assert_eq!(&answer, b"question");
+    drop(stream);
+    assert!(up.ask(&["ls", "leases"]).contains(" one             web static\n"));
+    one.power_off();
     up.finish();
 }
 

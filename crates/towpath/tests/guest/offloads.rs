@@ -4,22 +4,26 @@ use crate::machine::Machine;
 use crate::network::{Up, number};
 use std::path::PathBuf;
 
-/// Cards of the machine that sends.
-const SENDERS: [&str; 5] = [
+/// Cards of the machine that sends: all that can be agreed to for TCP.
+const SENDERS: [&str; 6] = [
     "",
     ",packed=on",
     ",host_tso4=off",
+    ",packed=on,host_tso6=off",
     ",packed=on,host_tso4=off,host_tso6=off,host_ufo=off",
     ",csum=off,host_tso4=off,host_tso6=off,host_ufo=off",
 ];
 
-/// Cards of the machine that receives.
-const RECEIVERS: [&str; 8] = [
+/// Cards of the machine that receives: the same, with merged buffers and without.
+const RECEIVERS: [&str; 11] = [
     "",
     ",packed=on",
     ",mrg_rxbuf=off",
     ",guest_tso4=off",
     ",packed=on,guest_tso6=off",
+    ",packed=on,mrg_rxbuf=off,guest_tso4=off",
+    ",mrg_rxbuf=off,guest_tso6=off",
+    ",guest_tso4=off,guest_tso6=off,guest_ufo=off",
     ",packed=on,mrg_rxbuf=off,guest_tso4=off,guest_tso6=off,guest_ufo=off",
     ",guest_csum=off,guest_tso4=off,guest_tso6=off,guest_ecn=off,guest_ufo=off",
     ",packed=on,mrg_rxbuf=off,guest_csum=off,guest_tso4=off,guest_tso6=off,guest_ecn=off,\

@@ -219,6 +219,31 @@ fn a_quick_run_with_real_machines_yields_all_figures() {
     assert!((0.99..1.9).contains(&shared) && orphan > 1.99, "{copies}");
 }
 
+/// Goal: every way to serve answers, and none makes errors.
+#[test]
+fn a_quick_run_of_events_yields_all_figures() {
+    if let Some(reason) = cannot_run(&["ip"]) {
+        eprintln!("skipped: {reason}");
+        return;
+    }
+    let mut expected = vec!["http_connection_per_request", "http_keep_alive_1MiB_10"];
+    if missing_program(&["wrk"]).is_none() {
+        expected.push("tap_http_keep_alive");
+    }
+    let globs: Vec<_> =
+        expected.iter().flat_map(|name| [name.to_string(), format!("{name}_errors")]).collect();
+    let run = Run::with_peers("events", &["--cases", &globs.join(",")]);
+    run.check_names(globs.iter().map(|name| format!("{name}/readiness")));
+    for (name, object) in &run.cases {
+        assert!(is_measured(object), "{object}");
+        if name.contains("_errors") {
+            assert_eq!([&object["value"], &object["other"]].map(Value::as_f64), [Some(0.0); 2]);
+        } else {
+            assert!(run.ratio(name).is_some_and(|ratio| ratio > 0.0), "{object}");
+        }
+    }
+}
+
 /// Goal: without anything to boot, cases with real machines are told of and the others measured;
 /// with nothing left that is an error.
 #[test]

@@ -44,6 +44,7 @@ use work::Work;
 
 mod cases;
 mod datagrams;
+mod events;
 mod flows;
 mod gateway;
 mod iperf;
@@ -85,6 +86,11 @@ mod zerocopy;
 /// `vhost` sends packets of 64 bytes and of nearly 64 KiB from one vhost-user port to another,
 /// through a switch of towpath's and through DPDK's testpmd. Needs root and dpdk-testpmd.
 ///
+/// `events` asks the HTTP server of the example `httpd`, on the event queue, beside the same server
+/// on readiness: on hosts in this process, over TAP, and on the kernel's sockets beside plain epoll
+/// and nginx. Requests per second, processor time per request, errors. Needs root and ip; wrk and
+/// nginx for some cases, which are left out without.
+///
 /// Progress goes to standard error.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArguments {
@@ -97,7 +103,7 @@ pub(crate) struct BenchArguments {
           value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
 
-    /// How long each single measurement takes [default: 3; zerocopy, ring, vm, vhost: 1]
+    /// How long each single measurement takes [default: 3; zerocopy, ring, vm, vhost, events: 1]
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=3600))]
     seconds: Option<u32>,
 
@@ -126,6 +132,10 @@ pub(crate) struct BenchArguments {
     #[arg(long, hide = true, value_name = "WORK")]
     harness: Option<Work>,
 
+    /// Do nothing but this: be the server that clients ask.
+    #[arg(long, hide = true, value_name = "SYSTEM,ADDRESS,DIR")]
+    serve: Option<events::Serving>,
+
     /// One round, each measurement as short as it can be: whether it works, not how well.
     #[arg(long, conflicts_with_all = ["rounds", "seconds"])]
     quick: bool,
@@ -144,6 +154,8 @@ enum Bench {
     Vm,
     /// Ports for virtual machines, and DPDK's.
     Vhost,
+    /// Servers on the event queue.
+    Events,
 }
 
 /// What to do where each measurement takes the same time.
@@ -163,10 +175,15 @@ enum Plan {
     Ring(Timed),
     Vm(vm::Plan),
     Vhost(Timed),
+    Events(Timed),
 }
 
 /// Measures and reports.
 pub(crate) fn bench(arguments: &BenchArguments) -> Result<Ending, Failure> {
+    if let Some(serving) = &arguments.serve {
+        serving.run()?;
+        return Ok(Ending::Code(0));
+    }
     if let Some(work) = arguments.harness {
         work.run()?;
         return Ok(Ending::Code(0));
@@ -211,6 +228,7 @@ fn plan(arguments: &BenchArguments) -> Plan {
         Bench::Ring => ring::all().collect(),
         Bench::Vm => vm::all().collect(),
         Bench::Vhost => vhost::all().collect(),
+        Bench::Events => events::all().collect(),
     };
     let selection = Selection::new(cases.iter().copied(), &arguments.cases);
     if selection.is_empty() {
@@ -239,6 +257,7 @@ fn plan(arguments: &BenchArguments) -> Plan {
             Plan::Vm(vm::Plan { timed: timed(selection, vm::SPAN_QUICK), images })
         }
         Bench::Vhost => Plan::Vhost(timed(selection, vhost::SPAN_QUICK)),
+        Bench::Events => Plan::Events(timed(selection, events::SPAN_QUICK)),
     }
 }
 
@@ -264,6 +283,7 @@ fn measure(
         Plan::Ring(plan) => ring::measure(plan)?,
         Plan::Vm(plan) => vm::measure(plan, &kernel, scratch)?,
         Plan::Vhost(plan) => vhost::measure(plan, scratch)?,
+        Plan::Events(plan) => events::measure(plan, scratch)?,
     };
     let text = match plan {
         _ if arguments.json => report::json(&results),

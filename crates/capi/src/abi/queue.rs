@@ -1,6 +1,7 @@
 //! Event queues: the structures that C fills, and calls on queues.
 #![allow(unsafe_code)]
 
+use super::several::duration;
 use super::{give_done, give_int, set_errno};
 use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
@@ -8,7 +9,7 @@ use crate::pointers::{Posted, Ranges, bytes, file, path, sockaddr_bytes};
 use crate::queue::{Action, Asked, FileWork, Given, Queue, Told, interest};
 use libc::{c_char, c_int, c_uint, c_void, itimerspec, off_t, size_t, socklen_t, timespec};
 use rustix::fd::IntoRawFd;
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::{ClockId, Timespec, clock_gettime};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -180,26 +181,19 @@ struct Now {
 impl Now {
     fn of(queue: &Queue) -> Outcome<Self> {
         // In this order a moment is never too early.
-        let now = clock_gettime(ClockId::Monotonic);
-        let since_boot = duration(now.tv_sec, now.tv_nsec)?;
+        let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::Monotonic);
+        let since_boot = duration(&timespec { tv_sec, tv_nsec })?;
         Ok(Self { since_boot, moment: queue.now()? })
     }
 
     /// A moment that C tells, on `CLOCK_MONOTONIC`; `None` if it is too far away to be one.
     fn moment(&self, at: &timespec) -> Outcome<Option<Instant>> {
-        let at = duration(at.tv_sec, at.tv_nsec)?;
+        let at = duration(at)?;
         Ok(match at.checked_sub(self.since_boot) {
             Some(ahead) => self.moment.checked_add(ahead),
             None => Some(self.moment.checked_sub(self.since_boot - at).unwrap_or(self.moment)),
         })
     }
-}
-
-/// A time of C; `EINVAL` if it is none.
-fn duration(seconds: i64, nanos: i64) -> Outcome<Duration> {
-    let seconds = u64::try_from(seconds).map_err(|_| Errno::INVAL)?;
-    let nanos = u32::try_from(nanos).ok().filter(|nanos| *nanos < 1_000_000_000);
-    nanos.map(|nanos| Duration::new(seconds, nanos)).ok_or(Errno::INVAL)
 }
 
 /// The deadline that C gave, if any.
@@ -298,10 +292,10 @@ impl TowpathChange {
     /// When it expires first, and how often then.
     fn timer(&self, now: &Now) -> Outcome<(Instant, Option<Duration>)> {
         let itimerspec { it_interval, it_value } = &self.timer;
-        let period = duration(it_interval.tv_sec, it_interval.tv_nsec)?;
+        let period = duration(it_interval)?;
         let first = match self.events {
             ABSTIME => now.moment(it_value)?,
-            0 => now.moment.checked_add(duration(it_value.tv_sec, it_value.tv_nsec)?),
+            0 => now.moment.checked_add(duration(it_value)?),
             _ => return Err(Errno::INVAL),
         };
         Ok((first.ok_or(Errno::INVAL)?, Some(period).filter(|period| !period.is_zero())))

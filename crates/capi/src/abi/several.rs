@@ -114,7 +114,7 @@ impl Instance {
 }
 
 /// A time of C; `EINVAL` if it is none.
-fn duration(time: &timespec) -> Outcome<Duration> {
+pub(super) fn duration(time: &timespec) -> Outcome<Duration> {
     let seconds = u64::try_from(time.tv_sec).map_err(|_| Errno::INVAL)?;
     let nanos = u32::try_from(time.tv_nsec).map_err(|_| Errno::INVAL)?;
     if nanos >= 1_000_000_000 { Err(Errno::INVAL) } else { Ok(Duration::new(seconds, nanos)) }

@@ -6,7 +6,7 @@ use crate::errno::Outcome;
 use crate::instance::{Instance, State};
 use std::sync::{Arc, Weak};
 use std::task::Waker;
-use towpath::events::{Interest, Readiness, Watch};
+use towpath::events::{Interest, Pollable, Readiness};
 use towpath_net::socket::{self, SocketId};
 
 /// Told whether it was asked for or not.
@@ -72,7 +72,7 @@ impl Watched {
     }
 }
 
-impl Watch for Watched {
+impl Pollable for Watched {
     fn poll_ready(&mut self, interest: Interest, waker: &Waker) -> Option<Readiness> {
         let instance = self.0.instance()?;
         let mut state = instance.lock();

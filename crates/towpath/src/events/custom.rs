@@ -12,7 +12,7 @@ use std::task::Waker;
 use std::time::Instant;
 
 /// A socket of another stack.
-pub trait Watch: Send {
+pub trait Pollable: Send {
     /// What holds now of what is asked for; an error or a hang-up whether it is asked for or not.
     /// `waker` is woken once when there is something new, from any thread. `None` if the socket is
     /// gone: that is told as a hang-up with an error, once, and ends the registration.
@@ -42,7 +42,7 @@ pub enum Step {
 
 impl Source {
     /// A socket of another stack.
-    pub fn custom(socket: impl Watch + 'static, interest: Interest, trigger: Trigger) -> Self {
+    pub fn custom(socket: impl Pollable + 'static, interest: Interest, trigger: Trigger) -> Self {
         let kind = Kind::Custom(Box::new(socket), None);
         Self { interest, trigger, ..Self::of(kind) }
     }

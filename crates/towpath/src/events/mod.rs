@@ -59,7 +59,7 @@ mod transfer;
 mod wait;
 
 pub use changes::Changes;
-pub use custom::{Step, Task, Watch};
+pub use custom::{Pollable, Step, Task};
 pub use operations::{Completed, Refused};
 pub use queue::{Change, Config, EventQueue, REGISTRATIONS_DEFAULT};
 pub use socket::{Listener, Stack, Stream};

@@ -17,7 +17,7 @@ use towpath_io::process_sys::SignalSet;
 use towpath_packet::ready::Raiser;
 
 use super::changes::{self, Changes};
-use super::custom::{Task, Watch};
+use super::custom::{Pollable, Task};
 use super::jobs::Ongoing;
 use super::socket::{End, Listener, Stream};
 use super::timers::{Setting, UNSET};
@@ -32,7 +32,7 @@ pub struct Source {
 pub(super) enum Kind {
     Fd(Box<dyn AsFd + Send>),
     Socket(Watched, Option<Wakes>),
-    Custom(Box<dyn Watch>, Option<Wakes>),
+    Custom(Box<dyn Pollable>, Option<Wakes>),
     Return(Return, Option<Wakes>),
     Timer { due: Instant, period: Option<Duration>, setting: Setting, count: u64 },
     User { wakes: Option<Wakes>, count: u64 },

@@ -7,7 +7,7 @@ use std::task::Waker;
 use std::thread;
 use std::time::{Duration, Instant};
 use towpath::events::{
-    Choice, EventQueue, Interest, News, Readiness, Source, Step, Task, Token, Trigger, Watch,
+    Choice, EventQueue, Interest, News, Pollable, Readiness, Source, Step, Task, Token, Trigger,
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -41,7 +41,7 @@ impl Shared {
     }
 }
 
-impl Watch for Shared {
+impl Pollable for Shared {
     fn poll_ready(&mut self, interest: Interest, waker: &Waker) -> Option<Readiness> {
         let mut stack = self.0.lock().unwrap();
         stack.waker = Some(waker.clone());

@@ -268,14 +268,16 @@ impl<S: Side> Worker<S> {
             return Ok(false);
         }
         let began = self.clock.now();
+        let was_there = self.side.poll();
         loop {
-            let found = (0..LOOKS).any(|_| {
-                spin_loop();
-                self.side.poll()
-            });
+            let found = was_there
+                || (0..LOOKS).any(|_| {
+                    spin_loop();
+                    self.side.poll()
+                });
             let spent = self.clock.now().since(began);
             if found {
-                self.busy_poll.found(spent);
+                self.busy_poll.found((!was_there).then_some(spent));
             } else if spent >= window {
                 self.busy_poll.missed();
                 return Ok(false);

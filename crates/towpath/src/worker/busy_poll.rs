@@ -38,13 +38,14 @@ impl BusyPoll {
         if self.pays { self.budget } else { Duration::ZERO }
     }
 
-    /// Work was found `after` polling began. If that was too late, the thread had to wait for its
-    /// processor meanwhile, and it was not polling that found it.
-    pub(super) fn found(&mut self, after: Duration) {
-        if after > self.budget {
-            self.missed();
-        } else {
-            self.misses = 0;
+    /// Work was found `after` polling began; `None` if it was there before, such as loans that the
+    /// worker itself has ended, which says nothing about polling. If it was found too late, the
+    /// thread had to wait for its processor meanwhile, and it was not polling that found it.
+    pub(super) fn found(&mut self, after: Option<Duration>) {
+        match after {
+            None => {}
+            Some(after) if after > self.budget => self.missed(),
+            Some(_) => self.misses = 0,
         }
     }
 
@@ -90,7 +91,7 @@ mod tests {
         poll.slept(SHORT);
         assert_eq!(poll.window(), BUDGET);
         for _ in 0..100 {
-            poll.found(BUDGET);
+            poll.found(Some(BUDGET));
             assert_eq!(poll.window(), BUDGET, "it pays");
         }
         poll.missed();
@@ -105,17 +106,20 @@ mod tests {
         sleeps(&mut poll);
         let mut between = Vec::new();
         for miss in 0..14 {
+            // Of our own making, as what comes back from the other side of the switch.
+            poll.found(None);
+            assert_eq!(poll.window(), BUDGET);
             // Found by whoever had the processor, while we waited for it: in vain, too.
             if miss % 2 == 0 {
                 poll.missed()
             } else {
-                poll.found(BUDGET * 2)
+                poll.found(Some(BUDGET * 2))
             }
             between.push(sleeps(&mut poll));
         }
         let powers: Vec<_> = (0..14).map(|miss| 1 << MISSES_MAX.min(miss)).collect();
         assert_eq!(between, powers);
-        poll.found(SHORT);
+        poll.found(Some(SHORT));
         poll.missed();
         assert_eq!(sleeps(&mut poll), 1, "what was found lately counts");
     }

@@ -254,6 +254,8 @@ int main(void)
 	int listener = towpath_socket(server, AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
 	CHECK(listener >= 0);
 	CHECK(towpath_bind(server, listener, (struct sockaddr *)&at, sizeof(at)) == 0);
+	CHECK(towpath_setsockopt(server, listener, SOL_SOCKET, SO_ZEROCOPY, &(int){ 1 },
+				 sizeof(int)) == 0);
 	CHECK(towpath_listen(server, listener, 1) == 0);
 	CHECK(towpath_accept(server, listener, NULL, NULL) == -1 && errno == EAGAIN);
 
@@ -271,6 +273,11 @@ int main(void)
 				       SOCK_NONBLOCK);
 	CHECK(accepted >= 0 && len == sizeof(peer));
 	CHECK(peer.sin_addr.s_addr == inet_addr("192.0.2.2"));
+	/* It lends as its listener does. */
+	int lends = 0;
+	len = sizeof(lends);
+	CHECK(towpath_getsockopt(server, accepted, SOL_SOCKET, SO_ZEROCOPY, &lends, &len) == 0);
+	CHECK(lends == 1);
 
 	CHECK(towpath_write(client, fd, "towpath", 7) == 7);
 	CHECK(towpath_write(client, fd, NULL, 7) == -1 && errno == EFAULT);

@@ -34,11 +34,13 @@ pub enum Site {
     GuestSmall,
     /// Lent memory put into frames at a switch that is told not to share it.
     Orphan,
+    /// What is read of files into memory that is lent.
+    File,
 }
 
 impl Site {
     /// All sites, in the order of their counters.
-    pub const ALL: [Site; 11] = [
+    pub const ALL: [Site; 12] = [
         Site::Linearise,
         Site::IcmpQuote,
         Site::SocketSend,
@@ -50,6 +52,7 @@ impl Site {
         Site::Guest,
         Site::GuestSmall,
         Site::Orphan,
+        Site::File,
     ];
 
     /// Name used in reports.
@@ -66,6 +69,7 @@ impl Site {
             Site::Guest => "guest",
             Site::GuestSmall => "guest_small",
             Site::Orphan => "orphan",
+            Site::File => "file",
         }
     }
 }

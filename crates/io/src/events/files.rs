@@ -13,9 +13,9 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use towpath_packet::ring::Doorbell;
 
-/// Threads of one back end: as many operations as a disk works on at a time, while few processors
-/// are asked to do more than start them.
-pub const THREADS_MAX: usize = 4;
+/// Threads of one back end: twice as many as the operations that a disk works on at a time, so that
+/// one that does not answer leaves some.
+pub const THREADS_MAX: usize = 8;
 
 /// The owner's side.
 #[derive(Debug)]

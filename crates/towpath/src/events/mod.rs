@@ -48,6 +48,7 @@ mod clock;
 mod custom;
 mod expose;
 mod jobs;
+mod loads;
 mod operations;
 mod queue;
 mod slots;

@@ -4,6 +4,7 @@ use super::changes::Inotify;
 use super::clock::Clock;
 use super::expose::Exposed;
 use super::jobs::Ongoing;
+use super::loads::{LOADS_MAX, Loads};
 use super::slots::{Registration, Slots};
 use super::source::{self, Kind, Notifier, Source, Wakes};
 use super::timers::{Timers, UNSET};
@@ -23,7 +24,9 @@ use towpath_packet::ready::ReadyList;
 pub const REGISTRATIONS_DEFAULT: usize = 1 << 20;
 /// The slot of the back end that changes of files come by; those of registrations follow.
 pub(super) const CHANGES_SLOT: u32 = 0;
-const FIRST_SLOT: u32 = 1;
+/// The first of those of loads.
+pub(super) const LOADS_SLOT: u32 = 1;
+const FIRST_SLOT: u32 = LOADS_SLOT + LOADS_MAX;
 const _: () = assert!(REGISTRATIONS_DEFAULT < (SLOTS_MAX - FIRST_SLOT) as usize);
 
 /// What a queue is made of.
@@ -65,6 +68,8 @@ pub struct EventQueue {
     pub(super) exposed: Option<Exposed>,
     /// Registrations that are over, whose files the back end may not have let go of yet.
     pub(super) removed: Vec<Registration>,
+    /// Reads for the file caches of hosts.
+    pub(super) loads: Loads,
 }
 
 /// What is to be told, by where it comes from.
@@ -136,6 +141,7 @@ impl EventQueue {
             waits: 0,
             exposed: None,
             removed: Vec::new(),
+            loads: Loads::default(),
         })
     }
 
@@ -391,7 +397,7 @@ pub(super) fn kernel_slot(token: Token) -> u32 {
     token.slot + FIRST_SLOT
 }
 
-/// The slot of a registration; `None` of changes of files.
+/// The slot of a registration; `None` of changes of files and of loads.
 pub(super) fn own_slot(kernel_slot: u32) -> Option<u32> {
     kernel_slot.checked_sub(FIRST_SLOT)
 }
@@ -402,6 +408,7 @@ impl Drop for EventQueue {
             self.back.disown();
             // Sockets in it are the parent's, and so are the threads that had their locks.
             Box::leak(Box::new(std::mem::replace(&mut self.slots, Slots::new(0))));
+            Box::leak(Box::new(std::mem::take(&mut self.loads)));
             return;
         }
         // The back end lets go of files before they are closed.

@@ -207,7 +207,7 @@ impl EventQueue {
     }
 
     /// The first try is the next wait's.
-    fn begin(
+    pub(super) fn begin(
         &mut self,
         work: Work,
         due: Option<Instant>,

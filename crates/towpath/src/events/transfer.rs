@@ -2,7 +2,11 @@
 
 use super::jobs::Ended;
 use super::socket::End;
+use super::source::Kind;
 use super::{EventQueue, Refused, SendFile, Stream, Token};
+use crate::host::TcpStream;
+use crate::host::operation::Work;
+use crate::host::send_file::FileSend;
 use rustix::io::Errno;
 use std::fs::File;
 use std::io;
@@ -47,9 +51,15 @@ impl EventQueue {
     /// [`News::Completed`](super::News::Completed) when all was sent, and
     /// [`EventQueue::take_file`] has what became of it.
     ///
+    /// A towpath host has blocks of files in memory, at most as many bytes as its
+    /// [`Config`](crate::host::Config::file_cache) says, and lends them: what several streams send
+    /// is read once. What is changed, by anything but a shared mapping, is read anew by those who
+    /// begin afterwards. Header and trailer are copied. It is over when the socket has accepted
+    /// all, of which [`News::Sent`](super::News::Sent) tells as for [`EventQueue::send`].
+    ///
     /// # Errors
     /// `ENOSPC` if the queue is full; `EINVAL` for a range that ends before it begins or beyond
-    /// what files can have. The parts are handed back.
+    /// what files can have, and for what is no regular file. The parts are handed back.
     pub fn send_file(
         &mut self,
         stream: impl Into<Stream>,
@@ -58,9 +68,7 @@ impl EventQueue {
         data: u64,
     ) -> Result<Token, Refused<SendFile>> {
         let socket = match stream.into().0 {
-            End::Host(_) => {
-                return Err(Refused { error: Errno::OPNOTSUPP.into(), operation: parts });
-            }
+            End::Host(stream) => return self.send_file_of_host(stream, parts, deadline, data),
             End::Kernel(socket) => socket,
         };
         self.begin_job(Job::SendFile(socket, parts), deadline, data).map_err(|(error, job)| {
@@ -69,9 +77,29 @@ impl EventQueue {
         })
     }
 
+    fn send_file_of_host(
+        &mut self,
+        stream: TcpStream,
+        parts: SendFile,
+        deadline: Option<Instant>,
+        data: u64,
+    ) -> Result<Token, Refused<SendFile>> {
+        let send = FileSend::new(stream, parts)
+            .map_err(|(error, operation)| Refused { error, operation })?;
+        self.begin(Work::SendFile(Box::new(send)), deadline, data).map_err(|(error, work)| {
+            let operation = work.into_parts().expect("it is of a file");
+            Refused { error, operation }
+        })
+    }
+
     /// What became of a file that was sent, which ends the registration. `None` before a wait has
     /// told that it is over, or of another operation.
     pub fn take_file(&mut self, token: Token) -> Option<FileSent> {
+        if let Kind::Stream { work, is_told: true, .. } = &mut self.slots.get(token)?.source {
+            let (bytes, result, parts) = work.take_file()?;
+            self.end(token);
+            return Some(FileSent { bytes, result, parts });
+        }
         let ended = self.take_ended(token, |parts| matches!(parts, Parts::File(_)));
         match ended? {
             Ended { bytes, result, parts: Parts::File(parts) } => {

@@ -121,8 +121,14 @@ impl EventQueue {
     /// Notes what the back end told.
     pub(super) fn note(&mut self, news: &mut Vec<(u32, What)>) {
         for (slot, what) in news.drain(..) {
-            let Some(slot) = own_slot(slot) else {
+            if slot == CHANGES_SLOT {
                 self.note_changes();
+                continue;
+            }
+            let Some(slot) = own_slot(slot) else {
+                if let What::Over(outcome) = what {
+                    self.loads.finish(slot, outcome, &mut self.back);
+                }
                 continue;
             };
             let Some(token) = self.slots.token(slot) else { continue };
@@ -253,7 +259,11 @@ impl EventQueue {
                 }
             }
             let data = registration.data;
-            let (news, is_over) = match look(registration) {
+            let found = look(registration);
+            if let Kind::Stream { work, .. } = &mut registration.source {
+                self.loads.begin(work.take_loads(), &mut self.back);
+            }
+            let (news, is_over) = match found {
                 Some(found) => found,
                 None => {
                     if by_level && registration.source.fd().is_some() {

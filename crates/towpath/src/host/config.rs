@@ -28,6 +28,10 @@ pub struct Config {
     pub lent_by_socket: usize,
     /// The same for all sockets together.
     pub lent_by_all: usize,
+    /// Bytes of files that are kept in memory to be sent
+    /// ([`EventQueue::send_file`](crate::events::EventQueue::send_file)), at most. What is being
+    /// sent counts, too.
+    pub file_cache: usize,
     /// How long a receiver in this process keeps lent memory that the peer has acknowledged, or
     /// that was sent as a datagram: after one to two of these it is copied and goes back. `None`
     /// for as long as he likes.
@@ -45,6 +49,7 @@ impl Default for Config {
             tcp: Settings::default(),
             lent_by_socket: LENT_BY_SOCKET_DEFAULT,
             lent_by_all: LENT_BY_ALL_DEFAULT,
+            file_cache: FILE_CACHE_DEFAULT,
             default_term: Some(DEFAULT_TERM),
         }
     }
@@ -142,3 +147,5 @@ const MTU_IPV6_MIN: u16 = 1280;
 const LENT_BY_SOCKET_DEFAULT: usize = 64 << 20;
 /// Bytes lent by all sockets: those of four.
 const LENT_BY_ALL_DEFAULT: usize = 256 << 20;
+/// Bytes of files in memory: as many as one socket may lend.
+const FILE_CACHE_DEFAULT: usize = LENT_BY_SOCKET_DEFAULT;

@@ -1,6 +1,8 @@
 //! Operations on streams that go on when they are polled, and keep what they work on in between:
 //! for event queues.
 
+use super::file_cache::Load;
+use super::send_file::{FileSend, FileSent, FileStep};
 use super::stream::Going;
 use super::{Held, Host, Sending, TcpListener, TcpStream};
 use rustix::io::Errno;
@@ -10,6 +12,7 @@ use std::mem;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
+use towpath_io::events::SendFile;
 
 /// A connection and its peer's address.
 pub(crate) type Connection = (TcpStream, SocketAddr);
@@ -27,11 +30,13 @@ pub(crate) enum Work {
     Send(TcpStream, Going<Vec<u8>>),
     /// Accepted, and not back.
     Sent(Sending<Vec<u8>>),
+    SendFile(Box<FileSend>),
     /// Over, as are those that follow.
     Connected(io::Result<Connection>),
     /// With whether the buffer of a send was copied.
     Bytes(io::Result<usize>, Vec<u8>, bool),
     Pieces(io::Result<Vec<Held>>),
+    FileSent(FileSent),
     /// What became of it was taken.
     Taken,
 }
@@ -55,6 +60,14 @@ impl Work {
     pub(crate) fn send(stream: TcpStream, buffer: Vec<u8>) -> Self {
         let going = Going::new(&stream, buffer, stream.term());
         Self::Send(stream, going)
+    }
+
+    /// What was to be sent, of a send of a file that was not begun.
+    pub(crate) fn into_parts(self) -> Option<SendFile> {
+        match self {
+            Self::SendFile(send) => Some(send.finish().2),
+            _ => None,
+        }
     }
 
     /// Goes on. `None` if there is nothing to tell: then `waker` is woken when it is worth trying
@@ -105,10 +118,18 @@ impl Work {
                     Self::Bytes(Ok(sending.accepted()), returned.buffer, returned.copied)
                 }
             },
+            Self::SendFile(mut send) => match send.poll(cx) {
+                None => return (Self::SendFile(send), None),
+                Some(FileStep::Sent(bytes)) => {
+                    return (Self::SendFile(send), Some(Step::Sent(bytes as usize)));
+                }
+                Some(FileStep::Over) => Self::FileSent(send.finish()),
+            },
             waits @ (Self::Accept(_, Some(_)) | Self::Last(..) | Self::Taken) => {
                 return (waits, None);
             }
-            over @ (Self::Connected(_) | Self::Bytes(..) | Self::Pieces(_)) => over,
+            over
+            @ (Self::Connected(_) | Self::Bytes(..) | Self::Pieces(_) | Self::FileSent(..)) => over,
         };
         (over, Some(Step::Over))
     }
@@ -129,8 +150,20 @@ impl Work {
                 sending.recall();
                 Self::Sent(sending)
             }
+            Self::SendFile(mut send) => {
+                send.stop(why);
+                Self::SendFile(send)
+            }
             other => other,
         };
+    }
+
+    /// What it wants to be read, after it was polled.
+    pub(crate) fn take_loads(&mut self) -> Vec<Load> {
+        match self {
+            Self::SendFile(send) => send.take_loads(),
+            _ => Vec::new(),
+        }
     }
 
     /// The connection that was told of by [`Step::Accepted`].
@@ -177,6 +210,16 @@ impl Work {
     pub(crate) fn take_pieces(&mut self) -> Option<io::Result<Vec<Held>>> {
         match mem::replace(self, Self::Taken) {
             Self::Pieces(result) => Some(result),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+    /// What became of a send of a file that is over.
+    pub(crate) fn take_file(&mut self) -> Option<FileSent> {
+        match mem::replace(self, Self::Taken) {
+            Self::FileSent(sent) => Some(sent),
             other => {
                 *self = other;
                 None

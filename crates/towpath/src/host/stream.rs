@@ -70,6 +70,11 @@ impl<B: Lend> Going<B> {
         Self { buffer: Some(buffer), copied: 0, mark: None, choice, term }
     }
 
+    /// One that is copied, whatever the mode.
+    pub(super) fn copying(buffer: B) -> Self {
+        Self { buffer: Some(buffer), copied: 0, mark: None, choice: Choice::Copy, term: None }
+    }
+
     /// The call ends here: what was accepted counts, else the error.
     pub(super) fn stop(&mut self, error: io::Error) -> Result<Sending<B>, SendError<B>> {
         let buffer = self.buffer.take().expect("a future is done once");

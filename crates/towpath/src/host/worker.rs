@@ -6,6 +6,7 @@ use super::buffers::Buffer;
 use super::calibration;
 use super::config::{Config, StartError};
 use super::core::{Core, Turn};
+use super::file_cache::{FileCache, FileCacheStats};
 use super::link;
 use super::port::{Line, Port};
 use super::sending::Account;
@@ -39,6 +40,7 @@ pub struct Host {
 /// Ends the worker when nobody uses the host any more.
 pub(super) struct Owner {
     pub(super) core: Arc<Core>,
+    pub(super) files: Arc<FileCache>,
     thread: Mutex<Option<JoinHandle<()>>>,
     over_device: bool,
     /// Measured when the first socket wants to know.
@@ -115,6 +117,12 @@ impl Host {
         &self.owner.core.ledger
     }
 
+    /// What is in memory of files that are sent
+    /// ([`EventQueue::send_file`](crate::events::EventQueue::send_file)), and how it came there.
+    pub fn file_cache(&self) -> FileCacheStats {
+        self.owner.files.stats()
+    }
+
     /// What sends have lent now, for how long the oldest, and what came back early so far.
     pub fn lent_stats(&self) -> LentStats {
         let core = &self.owner.core;
@@ -173,7 +181,8 @@ impl Host {
         let served = core.clone();
         let thread = spawn(move || work(&served, reactor))?;
         let (thread, break_even) = (Mutex::new(Some(thread)), OnceLock::new());
-        let owner = Arc::new(Owner { core, thread, over_device, break_even });
+        let files = Arc::new(FileCache::new(config.file_cache));
+        let owner = Arc::new(Owner { core, files, thread, over_device, break_even });
         Ok(Self { owner, group: None })
     }
 }

@@ -4,10 +4,12 @@
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test fails by panicking")]
 
 mod custom;
+mod disk;
 mod files;
 mod kernel;
 mod kernel_streams;
 mod many;
+mod send_file;
 mod sockets;
 mod streams;
 mod time;
@@ -31,6 +33,7 @@ fn main() {
         kernel::CASES,
         kernel_streams::CASES,
         many::CASES,
+        send_file::CASES,
         sockets::CASES,
         streams::CASES,
         time::CASES,

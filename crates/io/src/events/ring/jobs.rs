@@ -14,6 +14,10 @@ use rustix::io::{Errno, ioctl_fionbio};
 
 /// Bytes of one request; a longer step is several.
 const STEP_BYTES_MAX: usize = 1 << 30;
+/// Reads and writes of so many bytes are the kernel's workers': to copy them takes longer than to
+/// hand them over. A file system that waits although it is told not to (FUSE without a cache does)
+/// would keep the queue's thread, too.
+const WORKER_BYTES_MIN: usize = 128 << 10;
 
 /// A job.
 pub(super) struct Doing {
@@ -227,12 +231,18 @@ fn is_request(step: &Step<'_>) -> bool {
 /// The request for a step: it names the step's bytes.
 fn request(step: Step<'_>) -> squeue::Entry {
     let length = |bytes: &[u8]| bytes.len().min(STEP_BYTES_MAX) as u32;
+    let by = |bytes: &[u8]| match bytes.len() >= WORKER_BYTES_MIN {
+        true => squeue::Flags::ASYNC,
+        false => squeue::Flags::empty(),
+    };
     match step {
         Step::Read { file, into, at } => {
-            opcode::Read::new(fd(file), into.as_mut_ptr(), length(into)).offset(at).build()
+            let read = opcode::Read::new(fd(file), into.as_mut_ptr(), length(into));
+            read.offset(at).build().flags(by(into))
         }
         Step::Write { file, bytes, at } => {
-            opcode::Write::new(fd(file), bytes.as_ptr(), length(bytes)).offset(at).build()
+            let write = opcode::Write::new(fd(file), bytes.as_ptr(), length(bytes));
+            write.offset(at).build().flags(by(bytes))
         }
         Step::Sync { file, data_only: false } => opcode::Fsync::new(fd(file)).build(),
         Step::Sync { file, data_only: true } => {

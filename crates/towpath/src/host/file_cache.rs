@@ -1,0 +1,497 @@
+//! The file cache of a host: blocks of files in memory that is lent, shared by all its sockets.
+//!
+//! A block is read from its file once and then lent to as many sends as want it; a [`Block`] is one
+//! user's hold of it. The memory is the cache's own and no mapping: a file that is cut short
+//! ends a send early and nothing else, and what was read stays as it is while it is sent.
+//!
+//! # Theory of operation
+//!
+//! Blocks are found by the [`Version`] of their file, which is asked for at the beginning of each
+//! send: a file that was changed since has another, and is read anew. Whoever wants a block that is
+//! not there gets the [`Load`], the right and the duty to read it; others who want it meanwhile
+//! wait for him. A load that is dropped is given up: those who wait hear of it, and the next of
+//! them gets a load of his own.
+//!
+//! Memory counts with a [`Budget`], in pages, from the begin of a load until the last user is gone.
+//! Where it is used up, the block that gives way is chosen by the clock algorithm among those that
+//! nobody uses: a block has a second chance if it was wanted again since it was last looked at, so
+//! that a large file that is sent once does not drive out those that are sent often. If all are in
+//! use, the caller waits, or reads [privately](FileCache::private) what he needs next.
+//!
+//! A file that was changed just now may be changed again without another time stamp
+//! ([`SETTLED`]): blocks of it count, but nobody else gets them.
+//!
+//! Any thread calls; the lock is held for a few steps, but for choosing who gives way, which may
+//! look at all blocks twice.
+
+use super::budget::Budget;
+use super::core::Core;
+use super::lend::sealed::{Mark, Memory};
+use super::wait::Waiters;
+use super::worker::Host;
+use rustix::io::Errno;
+use std::collections::{HashMap, VecDeque};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::Waker;
+use std::time::{Duration, SystemTime};
+use towpath_io::events::{Action, Operation};
+use towpath_packet::Site;
+
+/// Bytes of a block, but for the last of a file: so many that a disk is asked for a stretch, and so
+/// few that a range of a file brings little else with it.
+pub(crate) const BLOCK_BYTES: usize = 256 << 10;
+/// Bytes of a block that is read privately: a super-packet.
+pub(crate) const PRIVATE_BYTES: usize = 64 << 10;
+/// What blocks are counted in, so that their number is bounded, too: a page.
+const UNIT_BYTES: usize = 4096;
+/// A file that was changed longer ago than this gets another time stamp with the next change: two
+/// seconds are the coarsest stamps of a file system (FAT).
+const SETTLED: Duration = Duration::from_secs(2);
+
+/// A state of a file. Changes through a shared mapping show in it when the kernel notices them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Version {
+    device: u64,
+    inode: u64,
+    /// Bytes.
+    pub(crate) size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+/// A file in the state in which a send found it.
+pub(crate) struct View {
+    file: Arc<File>,
+    pub(crate) version: Version,
+    /// Its blocks are shared.
+    is_settled: bool,
+}
+
+impl View {
+    /// The file as it is now.
+    ///
+    /// # Errors
+    /// Those of fstat(2); `INVAL` if it is no regular file.
+    pub(crate) fn new(file: &Arc<File>) -> io::Result<Self> {
+        let found = file.metadata()?;
+        if !found.is_file() {
+            return Err(Errno::INVAL.into());
+        }
+        let version = Version {
+            device: found.dev(),
+            inode: found.ino(),
+            size: found.len(),
+            modified: (found.mtime(), found.mtime_nsec()),
+            changed: (found.ctime(), found.ctime_nsec()),
+        };
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let is_old = |(seconds, nanos): (i64, i64)| {
+            let stamp = Duration::new(seconds.max(0) as u64, nanos as u32);
+            now.abs_diff(stamp) > SETTLED
+        };
+        let is_settled = is_old(version.modified) && is_old(version.changed);
+        Ok(Self { file: file.clone(), version, is_settled })
+    }
+}
+
+/// Names a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    version: Version,
+    at: u64,
+}
+
+/// See the module's documentation.
+pub(super) struct FileCache {
+    table: Mutex<Table>,
+    room: Arc<Budget>,
+}
+
+#[derive(Default)]
+struct Table {
+    entries: HashMap<Key, Entry>,
+    /// All keys, in the order in which the hand comes to them.
+    clock: VecDeque<Key>,
+    /// Bytes of entries without users.
+    idle: usize,
+    /// Entries so far: the number of the last.
+    last: u64,
+    stats: FileCacheStats,
+}
+
+struct Entry {
+    content: Arc<Content>,
+    number: u64,
+    /// Holds, and the load.
+    users: usize,
+    /// It was wanted again since the hand passed.
+    is_hot: bool,
+}
+
+/// What a block's users share.
+struct Content {
+    /// Set when the load is over.
+    bytes: OnceLock<Result<Vec<u8>, Failure>>,
+    waiters: Mutex<Waiters>,
+    /// Dropped after the bytes.
+    charge: Charge,
+}
+
+/// Why a block is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// It could not be read.
+    Error(Errno),
+    /// Nobody reads it any more: it is to be asked for again.
+    GivenUp,
+}
+
+/// What memory counts with, as long as it is there.
+struct Charge {
+    room: Arc<Budget>,
+    bytes: usize,
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.room.give(self.bytes);
+    }
+}
+
+/// What the file cache of a host has done ([`Host::file_cache`](super::Host::file_cache)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FileCacheStats {
+    /// Bytes of memory in use now, in whole pages.
+    pub bytes: usize,
+    /// Blocks that were wanted and there, or on their way.
+    pub hits: u64,
+    /// Blocks that were wanted and had to be read.
+    pub misses: u64,
+    /// Blocks that were read for one send alone, because all memory was lent.
+    pub private: u64,
+    /// Blocks that gave way to others.
+    pub evicted: u64,
+}
+
+/// What there is of a block that is wanted.
+pub(crate) enum Wanted {
+    /// It is there or on its way.
+    Known(Block),
+    /// The caller is the one who reads it.
+    Missing(Block, Load),
+    /// All memory is in use. The waker is woken when it is worth trying again.
+    NoRoom,
+}
+
+impl FileCache {
+    /// At most `limit` bytes; or one block, if that is less.
+    pub(super) fn new(limit: usize) -> Self {
+        Self { table: Mutex::default(), room: Arc::new(Budget::new(limit)) }
+    }
+
+    pub(super) fn stats(&self) -> FileCacheStats {
+        FileCacheStats { bytes: self.room.used(), ..self.lock().stats }
+    }
+
+    /// The block of `file` that the byte at `offset` is in, which is within the file.
+    pub(super) fn want(host: &Host, file: &View, offset: u64, waker: &Waker) -> Wanted {
+        let (cache, at) = (&host.owner.files, offset - offset % BLOCK_BYTES as u64);
+        let len = (file.version.size - at).min(BLOCK_BYTES as u64) as usize;
+        let key = Key { version: file.version, at };
+        let place = |number| Place { cache: cache.clone(), key, number };
+        let (mut memory, mut watches) = (None, false);
+        loop {
+            let mut table = cache.lock();
+            if file.is_settled
+                && let Some((number, content)) = table.find(&key)
+            {
+                return Wanted::Known(Block { content, place: Some(place(number)), at, len });
+            }
+            if let Some(charge) = cache.charge(len) {
+                table.stats.misses += 1;
+                let content = Content::new(charge);
+                let number = file.is_settled.then(|| table.insert(key, &content));
+                drop(table);
+                let [block, own] = [content.clone(), content].map(|content| Block {
+                    content,
+                    place: number.map(place),
+                    at,
+                    len,
+                });
+                return Wanted::Missing(block, Load::new(host, file, own, memory));
+            }
+            let evicted = table.evict();
+            drop(table);
+            match evicted {
+                // Its memory is used again if it fits.
+                Some(content) => memory = Content::into_memory(content),
+                None if watches => return Wanted::NoRoom,
+                None => {
+                    cache.room.watch(waker);
+                    watches = true;
+                }
+            }
+        }
+    }
+
+    /// What begins at `offset`, which is within the file, in memory that does not count and is
+    /// nobody else's: `most` bytes or [`PRIVATE_BYTES`], if there are so many.
+    pub(super) fn private(host: &Host, file: &View, offset: u64, most: u64) -> (Block, Load) {
+        let cache = &host.owner.files;
+        let len = (file.version.size - offset).min(most).min(PRIVATE_BYTES as u64) as usize;
+        let content = Content::new(Charge { room: cache.room.clone(), bytes: 0 });
+        cache.lock().stats.private += 1;
+        let [block, own] = [content.clone(), content].map(|content| Block {
+            content,
+            place: None,
+            at: offset,
+            len,
+        });
+        (block, Load::new(host, file, own, None))
+    }
+
+    fn charge(&self, len: usize) -> Option<Charge> {
+        let bytes = len.next_multiple_of(UNIT_BYTES);
+        self.room.take(bytes).then(|| Charge { room: self.room.clone(), bytes })
+    }
+
+    /// A user is gone.
+    fn release(&self, key: &Key, number: u64) {
+        let mut table = self.lock();
+        let Table { entries, idle, .. } = &mut *table;
+        let Some(entry) = entries.get_mut(key).filter(|entry| entry.number == number) else {
+            return;
+        };
+        entry.users -= 1;
+        if entry.users > 0 {
+            return;
+        }
+        *idle += entry.content.charge.bytes;
+        drop(table);
+        // Who waits for room can have this.
+        self.room.give(0);
+    }
+
+    /// Nobody finds this entry any more.
+    fn forget(&self, key: &Key, number: u64) {
+        let mut table = self.lock();
+        if table.entries.get(key).is_some_and(|entry| entry.number == number) {
+            table.clock.retain(|known| known != key);
+            let entry = table.entries.remove(key);
+            drop(table);
+            drop(entry);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    /// Another user of an entry: its number and what it shares.
+    fn find(&mut self, key: &Key) -> Option<(u64, Arc<Content>)> {
+        let entry = self.entries.get_mut(key)?;
+        if entry.users == 0 {
+            self.idle -= entry.content.charge.bytes;
+        }
+        entry.users += 1;
+        entry.is_hot = true;
+        self.stats.hits += 1;
+        Some((entry.number, entry.content.clone()))
+    }
+
+    /// A new entry with two users, one of them the load; its number.
+    fn insert(&mut self, key: Key, content: &Arc<Content>) -> u64 {
+        self.last += 1;
+        let number = self.last;
+        let entry = Entry { content: content.clone(), number, users: 2, is_hot: false };
+        self.entries.insert(key, entry);
+        self.clock.push_back(key);
+        number
+    }
+
+    /// Takes out an entry without users. `None` if there is none.
+    fn evict(&mut self) -> Option<Arc<Content>> {
+        if self.idle == 0 {
+            return None;
+        }
+        loop {
+            // One without users is there: it is found in the second turn at the latest.
+            let key = self.clock.pop_front()?;
+            let Some(entry) = self.entries.get_mut(&key) else { continue };
+            if entry.users > 0 || std::mem::take(&mut entry.is_hot) {
+                self.clock.push_back(key);
+                continue;
+            }
+            self.idle -= entry.content.charge.bytes;
+            self.stats.evicted += 1;
+            return self.entries.remove(&key).map(|entry| entry.content);
+        }
+    }
+}
+
+impl Content {
+    fn new(charge: Charge) -> Arc<Self> {
+        Arc::new(Self { bytes: OnceLock::new(), waiters: Mutex::default(), charge })
+    }
+
+    /// The memory of a block that nobody uses any more, which counts no longer.
+    fn into_memory(own: Arc<Self>) -> Option<Vec<u8>> {
+        Arc::into_inner(own)?.bytes.into_inner()?.ok()
+    }
+
+    /// The load is over.
+    fn set(&self, bytes: Result<Vec<u8>, Failure>) {
+        // A load is over once.
+        let _ = self.bytes.set(bytes);
+        let waiters = self.waiters.lock().unwrap_or_else(PoisonError::into_inner).take();
+        waiters.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// Where a block is known, for one of its users, who is counted until this is dropped.
+struct Place {
+    cache: Arc<FileCache>,
+    key: Key,
+    /// Of the entry.
+    number: u64,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.cache.release(&self.key, self.number);
+    }
+}
+
+/// A user's hold of a block.
+pub(crate) struct Block {
+    /// Dropped first: a block without users is nobody's but the table's.
+    content: Arc<Content>,
+    /// `None` if nobody else finds it.
+    place: Option<Place>,
+    /// Where in the file it begins.
+    pub(crate) at: u64,
+    /// Bytes, unless the file is shorter by now.
+    pub(crate) len: usize,
+}
+
+impl Block {
+    /// Its bytes, fewer than expected if the file is shorter by now, once the load is over; else
+    /// `None`, and `waker` is woken then.
+    ///
+    /// # Errors
+    /// Why there are none.
+    pub(crate) fn poll(&self, waker: &Waker) -> Option<Result<&[u8], Failure>> {
+        if self.content.bytes.get().is_none() {
+            // Whoever sets it takes the waiters afterwards.
+            self.content.waiters.lock().unwrap_or_else(PoisonError::into_inner).add(waker);
+        }
+        let bytes = self.content.bytes.get()?;
+        Some(bytes.as_ref().map(Vec::as_slice).map_err(|failure| *failure))
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self.content.bytes.get() {
+            Some(Ok(bytes)) => bytes,
+            _ => &[],
+        }
+    }
+}
+
+/// The right and the duty to read a block.
+pub(crate) struct Load {
+    core: Arc<Core>,
+    block: Block,
+    file: Arc<File>,
+    device: u64,
+    buffer: Vec<u8>,
+    is_over: bool,
+}
+
+impl Load {
+    fn new(host: &Host, file: &View, block: Block, memory: Option<Vec<u8>>) -> Self {
+        let len = block.len;
+        let fits = |memory: &Vec<u8>| (len..=2 * len).contains(&memory.capacity());
+        let mut buffer = memory.filter(fits).unwrap_or_else(|| vec![0; len]);
+        buffer.resize(len, 0);
+        let device = file.version.device;
+        let (core, file) = (host.owner.core.clone(), file.file.clone());
+        Self { core, block, file, device, buffer, is_over: false }
+    }
+
+    /// What is to be done; once.
+    pub(crate) fn operation(&mut self) -> Operation {
+        let (file, buffer) = (self.file.clone(), std::mem::take(&mut self.buffer));
+        Operation { action: Action::Read(self.block.at), file, buffer }
+    }
+
+    /// The device that the file is on.
+    pub(crate) fn device(&self) -> u64 {
+        self.device
+    }
+
+    /// True if somebody waits for it.
+    pub(crate) fn is_wanted(&self) -> bool {
+        let own = 1 + usize::from(self.block.place.is_some());
+        Arc::strong_count(&self.block.content) > own
+    }
+
+    /// It was done.
+    pub(crate) fn finish(mut self, result: Result<usize, Errno>, mut buffer: Vec<u8>) {
+        if let Ok(count) = result {
+            self.core.ledger.count(Site::File, count);
+            buffer.truncate(count);
+        }
+        self.end(result.map(|_| buffer).map_err(Failure::Error));
+    }
+
+    fn end(&mut self, result: Result<Vec<u8>, Failure>) {
+        self.is_over = true;
+        // Whoever comes after those who hear of the error tries again.
+        if let (Err(_), Some(Place { cache, key, number })) = (&result, &self.block.place) {
+            cache.forget(key, *number);
+        }
+        self.block.content.set(result);
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.end(Err(Failure::GivenUp));
+        }
+    }
+}
+
+/// A range of a block, to be lent.
+pub(crate) struct BlockRange {
+    block: Block,
+    from: usize,
+    len: usize,
+}
+
+impl BlockRange {
+    /// `len` bytes from `from` on, or as many as the block has.
+    pub(crate) fn new(block: Block, from: usize, len: usize) -> Self {
+        let len = block.bytes().len().saturating_sub(from).min(len);
+        Self { block, from, len }
+    }
+}
+
+impl Memory for BlockRange {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn rest(&self, at: usize, _: &mut Mark) -> &[u8] {
+        self.block
+            .bytes()
+            .get(self.from..self.from + self.len)
+            .map_or(&[], |range| range.get(at..).unwrap_or_default())
+    }
+}

@@ -119,8 +119,8 @@ pub(super) struct Running {
 enum Work {
     File(Operation),
     Connect(Socket, SocketAddr),
-    /// With how many connections may be accepted now.
-    Accept(Socket, u32),
+    /// With how many connections may be accepted now; below zero if more were than should be.
+    Accept(Socket, i64),
     Receive(Socket, Vec<u8>),
     Send(Socket, Vec<u8>),
     SendFile(Box<Sending>),
@@ -240,7 +240,7 @@ impl Running {
         let work = match job {
             Job::File(operation) => Work::File(operation),
             Job::Connect(socket, remote) => Work::Connect(socket, remote),
-            Job::Accept(listener) => Work::Accept(listener, ACCEPTED_MAX),
+            Job::Accept(listener) => Work::Accept(listener, ACCEPTED_MAX.into()),
             Job::Receive(socket, buffer) => {
                 is_over = buffer.is_empty();
                 Work::Receive(socket, buffer)
@@ -295,7 +295,7 @@ impl Running {
                 }
             }
             Work::Connect(socket, remote) => Step::Connect { socket, remote: *remote },
-            Work::Accept(_, 0) => Step::Idle,
+            Work::Accept(_, ..=0) => Step::Idle,
             Work::Accept(listener, _) => Step::Accept { listener },
             Work::Receive(socket, buffer) => Step::Receive { socket, into: buffer },
             Work::Send(socket, buffer) => {
@@ -336,7 +336,7 @@ impl Running {
         };
         let (before, mut ended, all) = (self.bytes, count == 0, self.all());
         match &mut self.work {
-            Work::Accept(_, room) => return *room = room.saturating_sub(count as u32),
+            Work::Accept(_, room) => return *room -= count as i64,
             Work::Connect(socket, _) => {
                 // The socket is the caller's to use from now on. It is open, so this cannot fail.
                 let _ = ioctl_fionbio(&*socket, false);
@@ -373,7 +373,10 @@ impl Running {
     /// More connections may be accepted. True if there were to be none before.
     pub(super) fn give_room(&mut self, count: u32) -> bool {
         match &mut self.work {
-            Work::Accept(_, room) => std::mem::replace(room, *room + count) == 0,
+            Work::Accept(_, room) => {
+                *room += i64::from(count);
+                (1..=i64::from(count)).contains(room)
+            }
             _ => false,
         }
     }

@@ -51,6 +51,7 @@ mod jobs;
 mod loads;
 mod operations;
 mod queue;
+mod relay;
 mod slots;
 mod socket;
 mod source;

@@ -70,7 +70,11 @@ impl EventQueue {
                 task.stop(Errno::CANCELED);
                 self.push(token, RAISED);
             }
-            Kind::Operation(_) | Kind::Stream { .. } => {}
+            Kind::Relay { relay, is_told: false, .. } => {
+                relay.stop(Errno::CANCELED);
+                self.push(token, RAISED);
+            }
+            Kind::Operation(_) | Kind::Stream { .. } | Kind::Relay { .. } => {}
             _ => return Err(Errno::INVAL.into()),
         }
         self.settle()

@@ -279,6 +279,7 @@ impl EventQueue {
             | Kind::Return(..)
             | Kind::Stream { .. }
             | Kind::Task { .. }
+            | Kind::Relay { .. }
             | Kind::User { .. } => {}
         }
         if let Some(fd) = kind.fd() {
@@ -355,7 +356,8 @@ impl EventQueue {
         let registration = self.slots.get(token).ok_or(Errno::STALE)?;
         if let Kind::Operation(Ongoing { is_told: false, .. })
         | Kind::Stream { is_told: false, .. }
-        | Kind::Task { is_over: false, .. } = registration.source
+        | Kind::Task { is_over: false, .. }
+        | Kind::Relay { is_told: false, .. } = registration.source
         {
             return Err(Errno::BUSY.into());
         }
@@ -414,6 +416,11 @@ impl Drop for EventQueue {
         // The back end lets go of files before they are closed.
         self.exposed = None;
         for token in self.slots.tokens().collect::<Vec<_>>() {
+            if let Some(Kind::Relay { is_told, .. }) =
+                self.slots.get(token).map(|registration| &mut registration.source)
+            {
+                *is_told = true;
+            }
             // Operations are the back end's to end.
             let _ = self.begin_remove(token);
         }

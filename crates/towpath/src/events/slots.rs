@@ -75,7 +75,9 @@ impl Slots {
         match &slot.registration.as_ref().filter(|_| slot.generation == token.generation)?.source {
             Kind::Timer { setting, .. } => Some(*setting),
             Kind::Operation(ongoing) => ongoing.deadline,
-            Kind::Stream { deadline, .. } | Kind::Task { deadline, .. } => *deadline,
+            Kind::Stream { deadline, .. }
+            | Kind::Task { deadline, .. }
+            | Kind::Relay { deadline, .. } => *deadline,
             _ => None,
         }
     }

@@ -19,6 +19,7 @@ use towpath_packet::ready::Raiser;
 use super::changes::{self, Changes};
 use super::custom::{Pollable, Task};
 use super::jobs::Ongoing;
+use super::relay::Relay;
 use super::socket::{End, Listener, Stream};
 use super::timers::{Setting, UNSET};
 
@@ -41,6 +42,7 @@ pub(super) enum Kind {
     File { path: PathBuf, watch: Option<changes::Watch>, changed: Changes },
     Stream { work: Work, wakes: Option<Wakes>, deadline: Option<Setting>, is_told: bool },
     Task { task: Box<dyn Task>, wakes: Option<Wakes>, deadline: Option<Setting>, is_over: bool },
+    Relay { relay: Box<Relay>, wakes: Option<Wakes>, deadline: Option<Setting>, is_told: bool },
     Operation(Ongoing),
 }
 
@@ -127,6 +129,7 @@ impl Kind {
     pub(super) fn fd(&self) -> Option<&dyn AsFd> {
         match self {
             Self::Fd(fd) => Some(&**fd),
+            Self::Relay { relay, .. } => relay.fd(),
             Self::Signal { fd, .. } | Self::Child { fd, .. } => fd.as_ref().map(|fd| fd as _),
             _ => None,
         }
@@ -140,6 +143,7 @@ impl Kind {
             | Self::Return(_, wakes)
             | Self::Stream { wakes, .. }
             | Self::Task { wakes, .. }
+            | Self::Relay { wakes, .. }
             | Self::User { wakes, .. } => wakes.as_ref(),
             _ => None,
         }
@@ -153,6 +157,7 @@ impl Kind {
             | Self::Return(_, wakes)
             | Self::Stream { wakes, .. }
             | Self::Task { wakes, .. }
+            | Self::Relay { wakes, .. }
             | Self::User { wakes, .. } => Some(wakes),
             _ => None,
         }

@@ -1,9 +1,10 @@
 //! Operations that move bytes between files and streams without showing them to the program.
 
 use super::jobs::Ended;
+use super::relay::Relay;
 use super::socket::End;
-use super::source::Kind;
-use super::{EventQueue, Refused, SendFile, Stream, Token};
+use super::source::{Kind, Source};
+use super::{EventQueue, Interest, Refused, SendFile, Stream, Token, Trigger};
 use crate::host::TcpStream;
 use crate::host::operation::Work;
 use crate::host::send_file::FileSend;
@@ -127,7 +128,8 @@ impl EventQueue {
         self.begin_job(job, deadline, data).map_err(|(error, _)| error)
     }
 
-    /// Sends on `to` what `from` receives: `count` bytes, or fewer where no more come.
+    /// Sends on `to` what `from` receives: `count` bytes, or fewer where no more come. The kernel
+    /// splices between two of its streams; else the bytes go through a buffer of the queue.
     /// [`EventQueue::take_moved`] has what became of it.
     ///
     /// # Errors
@@ -140,16 +142,34 @@ impl EventQueue {
         deadline: Option<Instant>,
         data: u64,
     ) -> io::Result<Token> {
-        let (End::Kernel(from), End::Kernel(to)) = (from.into().0, to.into().0) else {
-            return Err(Errno::OPNOTSUPP.into());
-        };
-        let job = Job::Splice(from, to, count);
-        self.begin_job(job, deadline, data).map_err(|(error, _)| error)
+        let (from, to) = (from.into(), to.into());
+        if let (Some(from), Some(to)) = (from.as_kernel(), to.as_kernel()) {
+            let job = Job::Splice(from.clone(), to.clone(), count);
+            return self.begin_job(job, deadline, data).map_err(|(error, _)| error);
+        }
+        self.check_process()?;
+        let relay = Box::new(Relay::new(from, to, count));
+        let kind = Kind::Relay { relay, wakes: None, deadline: None, is_told: false };
+        let (interest, trigger) = (Interest::BOTH, Trigger::Edge);
+        let token = self.begin_add(Source { kind, interest, trigger }, data)?;
+        if let (Some(due), Some(registration)) = (deadline, self.slots.get(token))
+            && let Kind::Relay { deadline, .. } = &mut registration.source
+        {
+            *deadline = Some(self.timers.set(due, token));
+        }
+        // It is under way: what cannot be shown now is shown by the next call.
+        let _ = self.settle();
+        Ok(token)
     }
 
     /// What became of bytes that were moved, which ends the registration. `None` before a wait has
     /// told that it is over, or of another operation.
     pub fn take_moved(&mut self, token: Token) -> Option<Moved> {
+        if let Kind::Relay { relay, is_told: true, .. } = &mut self.slots.get(token)?.source {
+            let moved = relay.take()?;
+            self.end(token);
+            return Some(moved);
+        }
         let ended = self.take_ended(token, |parts| matches!(parts, Parts::Rest(_)));
         match ended? {
             Ended { bytes, result, parts: Parts::Rest(rest) } => {

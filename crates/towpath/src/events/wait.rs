@@ -219,6 +219,11 @@ impl EventQueue {
                 work.stop(Errno::TIMEDOUT);
                 self.push(token, EXPIRED);
             }
+            Kind::Relay { relay, deadline, .. } => {
+                *deadline = None;
+                relay.stop(Errno::TIMEDOUT);
+                self.push(token, EXPIRED);
+            }
             Kind::Task { task, deadline, .. } => {
                 *deadline = None;
                 task.stop(Errno::TIMEDOUT);
@@ -280,7 +285,9 @@ impl EventQueue {
             } else if let News::Sent { .. } | News::Step { .. } = news {
                 // There may be more already.
                 self.push(token, RAISED);
-            } else if let Kind::Stream { is_told: true, deadline, .. } = &mut registration.source {
+            } else if let Kind::Stream { is_told: true, deadline, .. }
+            | Kind::Relay { is_told: true, deadline, .. } = &mut registration.source
+            {
                 if deadline.take().is_some() {
                     self.unset_timer();
                 }
@@ -329,6 +336,11 @@ fn look(registration: &mut Registration) -> Option<(News, bool)> {
             };
             *is_told = news == News::Completed;
             Some((news, false))
+        }
+        Kind::Relay { relay, wakes, is_told, .. } => {
+            let waker = &wakes.as_ref().filter(|_| !*is_told)?.waker;
+            *is_told = relay.poll(waker);
+            is_told.then_some((News::Completed, false))
         }
         Kind::Task { task, wakes, is_over, .. } => {
             let (result, over) = match task.poll(&wakes.as_ref()?.waker)? {

@@ -2,7 +2,8 @@
 
 use super::files::{Directory, pattern};
 use super::kernel_streams::{errno, past, soon, tcp, unix, until_over, with_sigpipe};
-use super::{Case, PATIENCE, now, queue};
+use super::sockets::{connection, hosts};
+use super::{Case, PATIENCE, now, queue, wait};
 use rustix::fs::{Advice, fadvise};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
@@ -13,7 +14,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use towpath::events::{Choice, EventQueue, FileSent, Moved, SendFile, Stream, Token};
+use towpath::events::{Choice, EventQueue, FileSent, Moved, News, SendFile, Stream, Token};
 
 pub(super) const CASES: &[Case] = &[
     ("files_are_sent_with_what_is_around_them", send_file),
@@ -26,6 +27,7 @@ pub(super) const CASES: &[Case] = &[
     ("what_a_file_does_not_take_is_handed_back", receive_failed),
     ("a_stream_is_spliced_into_another", splice),
     ("what_the_other_stream_does_not_take_is_handed_back", splice_failed),
+    ("streams_of_both_kinds_are_spliced", splice_mixed),
     ("a_queue_may_go_before_what_it_moves", dropped),
 ];
 
@@ -402,6 +404,61 @@ fn splice_failed(choice: Choice) {
         let moved = finish_moved(&mut queue, token);
         assert_eq!((errno(moved.result), moved.bytes, &moved.rest[..]), (why, 0, &b"hello"[..]));
     }
+}
+
+/// Goal: from the kernel through two hosts and back to the kernel, each byte once.
+fn splice_mixed(choice: Choice) {
+    const LEN: usize = 6 << 20;
+    let (mut queue, hosts) = (queue(choice), hosts());
+    for count in [0, 5, LEN as u64, u64::MAX] {
+        let ((a, mut writer), (near, far), (b, reader)) = (tcp(), connection(&hosts), unix());
+        let reader = read_all(reader);
+        let writer = std::thread::spawn(move || writer.write_all(&pattern(LEN)).is_ok());
+        let expected = count.min(LEN as u64);
+        let inwards = queue.splice(a, &near, count, None, 9).unwrap();
+        let outwards = queue.splice(&far, b, u64::MAX, None, 9).unwrap();
+        assert_eq!(errno(queue.remove(inwards)), Errno::BUSY);
+        let mut over = 0;
+        while over < 2 {
+            for event in wait(&mut queue) {
+                assert_eq!(event.news, News::Completed);
+                over += 1;
+                let moved = queue.take_moved(event.token).unwrap();
+                moved.result.unwrap();
+                assert_eq!((moved.bytes, moved.rest), (expected, vec![]));
+                if event.token == inwards {
+                    near.shutdown(Shutdown::Write).unwrap();
+                }
+            }
+        }
+        assert!(queue.take_moved(outwards).is_none() && queue.is_empty());
+        assert!(reader.join().unwrap() == pattern(LEN)[..expected as usize]);
+        let _ = writer.join().unwrap();
+    }
+    for (deadline, why) in [(None, Errno::CANCELED), (soon(), Errno::TIMEDOUT)] {
+        let ((near, far), (to, _reader)) = (connection(&hosts), tcp());
+        let token = queue.splice(&far, to, 100, deadline, 9).unwrap();
+        if deadline.is_none() {
+            assert_eq!(now(&mut queue), []);
+            queue.cancel(token).unwrap();
+        }
+        let moved = finish_moved(&mut queue, token);
+        assert_eq!((errno(moved.result), moved.bytes, moved.rest), (why, 0, vec![]));
+        drop(near);
+    }
+    // What was taken and is not wanted any more comes back, and the queue may go before the end.
+    let ((near, far), (to, reader)) = (connection(&hosts), unix());
+    drop(reader);
+    assert_eq!(Stream::from(&near).try_send(b"hello").unwrap(), 5);
+    let token = queue.splice(&far, to, 100, None, 9).unwrap();
+    let moved = finish_moved(&mut queue, token);
+    assert!(matches!(errno(moved.result), Errno::PIPE | Errno::CONNRESET));
+    assert_eq!((moved.bytes, &moved.rest[..]), (0, &b"hello"[..]));
+    let (to, mut reader) = tcp();
+    queue.splice(&far, to, 100, soon(), 9).unwrap();
+    drop(queue);
+    // The end of a ring may interrupt a call, which this one makes again.
+    assert_eq!(reader.read_to_end(&mut Vec::new()).unwrap(), 0, "it is closed");
 }
 
 fn dropped(choice: Choice) {

@@ -1,0 +1,115 @@
+//! Bytes from one stream to another where a towpath host has one of them or both: through a buffer,
+//! by the waits of the queue. The kernel's end, if there is one, is watched by edge.
+
+use super::socket::{End, Stream};
+use super::transfer::Moved;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+/// Bytes that are taken at a time.
+const BUFFER_BYTES: usize = 64 << 10;
+/// Bytes that are moved before others have their turn.
+const MOVED_MAX: usize = 16 * BUFFER_BYTES;
+
+/// See the module's documentation.
+pub(super) struct Relay {
+    from: Stream,
+    to: Stream,
+    count: u64,
+    moved: u64,
+    buffer: Vec<u8>,
+    /// Which bytes of it are still to be sent.
+    left: Range<usize>,
+    result: Option<io::Result<()>>,
+}
+
+impl Relay {
+    pub(super) fn new(from: Stream, to: Stream, count: u64) -> Self {
+        let result = (count == 0).then_some(Ok(()));
+        Self { from, to, count, moved: 0, buffer: Vec::new(), left: 0..0, result }
+    }
+
+    /// The kernel's end; two of them are the back end's to splice.
+    pub(super) fn fd(&self) -> Option<&dyn AsFd> {
+        let socket: &Arc<OwnedFd> = self.from.as_kernel().or(self.to.as_kernel())?;
+        Some(socket)
+    }
+
+    /// Goes on. True if it is over: else `waker` is woken, or the kernel's end is ready, when it is
+    /// worth trying again.
+    pub(super) fn poll(&mut self, waker: &Waker) -> bool {
+        let (cx, end) = (&mut Context::from_waker(waker), self.moved + MOVED_MAX as u64);
+        while self.result.is_none() {
+            if self.moved >= end {
+                waker.wake_by_ref();
+                return false;
+            }
+            match self.step(cx) {
+                Poll::Ready(Ok(0)) => self.result = Some(Ok(())),
+                Poll::Ready(Ok(_)) => {}
+                Poll::Ready(Err(error)) => self.result = Some(Err(error)),
+                Poll::Pending => return false,
+            }
+        }
+        true
+    }
+
+    /// Takes bytes, or sends some of those that were taken; 0 when there is nothing more to do.
+    fn step(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        if self.left.is_empty() {
+            let wanted = (self.count - self.moved).min(BUFFER_BYTES as u64) as usize;
+            self.buffer.resize(self.buffer.len().max(wanted), 0);
+            let received = receive(&self.from, cx, &mut self.buffer[..wanted]);
+            return received.map_ok(|count| {
+                self.left = 0..count;
+                count
+            });
+        }
+        send(&self.to, cx, &self.buffer[self.left.clone()]).map_ok(|count| {
+            self.left.start += count;
+            self.moved += count as u64;
+            count
+        })
+    }
+
+    /// Ends it for this reason, unless it is over.
+    pub(super) fn stop(&mut self, why: Errno) {
+        self.result.get_or_insert_with(|| Err(why.into()));
+    }
+
+    /// What became of it, once it is over.
+    pub(super) fn take(&mut self) -> Option<Moved> {
+        let result = self.result.take()?;
+        let rest = self.buffer[self.left.clone()].to_vec();
+        Some(Moved { bytes: self.moved, result, rest })
+    }
+}
+
+fn receive(from: &Stream, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
+    match &from.0 {
+        End::Host(stream) => stream.poll_read(cx, into),
+        End::Kernel(_) => later(|| from.try_receive(into)),
+    }
+}
+
+fn send(to: &Stream, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    match &to.0 {
+        End::Host(stream) => stream.poll_write(cx, bytes),
+        End::Kernel(_) => later(|| to.try_send(bytes)),
+    }
+}
+
+/// A call that does not block, and is made again if a signal came.
+fn later(mut call: impl FnMut() -> io::Result<usize>) -> Poll<io::Result<usize>> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Poll::Pending,
+            result => return Poll::Ready(result),
+        }
+    }
+}

@@ -31,10 +31,12 @@
 //! none of them starves another. A registration is told of once in a wait, unless it is by edge or
 //! a [send](EventQueue::send), which may be accepted and over in one.
 //!
-//! Operations are begun and told when they are over: on files by the kernel or by threads
-//! ([`EventQueue::submit`]), on streams of towpath by the waits themselves
-//! ([`EventQueue::connect`], [`accept`](EventQueue::accept), [`receive`](EventQueue::receive),
-//! [`receive_lent`](EventQueue::receive_lent), [`send`](EventQueue::send)).
+//! Operations are begun and told when they are over: on files ([`EventQueue::submit`]), on streams
+//! of towpath and of the kernel ([`EventQueue::connect`], [`accept`](EventQueue::accept),
+//! [`receive`](EventQueue::receive), [`receive_lent`](EventQueue::receive_lent),
+//! [`send`](EventQueue::send)), and between them ([`send_file`](EventQueue::send_file),
+//! [`receive_file`](EventQueue::receive_file), [`splice`](EventQueue::splice)). The kernel or
+//! threads carry out what is the kernel's, the waits themselves what is towpath's.
 //!
 //! The queue keeps what it was given open: a file or a socket is closed when it was removed *and*
 //! dropped by its owner.

@@ -150,5 +150,15 @@ fn datagrams_go_to_the_kernel_and_back() {
             let shown = |piece: &Held| piece.bytes().expect("private").to_vec();
             assert!(pieces.iter().flat_map(shown).collect::<Vec<u8>>() == pattern(len, 2));
         }
+
+        // More than the device takes at once: the call waits for it. The kernel may lose the rest.
+        ours.set_options(|options| options.datagram.segment_size = 1000).expect("an option");
+        let sending = ours.send_zc(pattern(1 << 20, 3)).expect("sent");
+        assert_eq!(sending.accepted(), 1 << 20);
+        let returned = sending.returned_within(PATIENCE).expect("back");
+        assert!(returned.buffer == pattern(1 << 20, 3) && !returned.copied);
+        let mut first = vec![0; 2000];
+        assert_eq!(kernel.recv(&mut first).expect("received"), 1000);
+        assert!(first[..1000] == pattern(1 << 20, 3)[..1000]);
     });
 }

@@ -23,11 +23,19 @@ pub(crate) enum System {
     Host,
     /// Readiness of its sockets.
     HostReadiness,
+    /// Operations on the kernel's sockets, as this back end carries them out.
+    Kernel(Choice),
     /// Plain epoll on the kernel's sockets.
     Plain,
 }
 
-pub(crate) const SYSTEMS: [System; 3] = [System::Host, System::HostReadiness, System::Plain];
+pub(crate) const SYSTEMS: [System; 5] = [
+    System::Host,
+    System::HostReadiness,
+    System::Kernel(Choice::Best),
+    System::Kernel(Choice::Epoll),
+    System::Plain,
+];
 
 /// How long anything may take that must happen.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -79,9 +87,14 @@ impl Lab {
         } else {
             let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
             lab.address = listener.local_addr().unwrap();
-            lab.server = Some(thread::spawn(move || {
-                run(Kernel::new(listener, readable).map(|kernel| Readiness::new(kernel, service())))
-            }));
+            lab.server =
+                Some(thread::spawn(move || match system {
+                    System::Kernel(choice) => {
+                        run(Completions::new(queue(choice), listener.into(), service(), &readable))
+                    }
+                    _ => run(Kernel::new(listener, readable)
+                        .map(|kernel| Readiness::new(kernel, service()))),
+                }));
         }
         lab
     }

@@ -80,19 +80,23 @@ impl Drop for Serving {
 #[test]
 fn a_program_that_ends_when_it_is_asked_to() {
     let (Some(program), files) = (program(), Files::new("signals")) else { return };
-    let log = files.0.join("log");
-    let mut command = Command::new(program);
-    command.args(["--engine", "readiness", "--listen", "127.0.0.1:0", "--root"]).arg(&files.0);
-    let serving = Serving::start(command.arg("--log").arg(&log));
-    let mut client = TcpStream::connect(serving.address).unwrap();
-    client.set_read_timeout(Some(PATIENCE)).unwrap();
-    client.write_all(request("GET", "/a", "Connection: close\r\n").as_bytes()).unwrap();
-    let mut answer = Vec::new();
-    client.read_to_end(&mut answer).unwrap();
-    assert!(answer.len() > 300_000 && answer.starts_with(b"HTTP/1.1 200 OK\r\n"));
-    let said = serving.end();
-    assert!(said.starts_with("1 answers on 1 connections, "), "{said}");
-    assert!(fs::read_to_string(&log).unwrap().contains("\"GET /a\" 200 300"));
+    // The first is what comes without options.
+    for options in [&[][..], &["--back-end", "epoll"], &["--engine", "readiness"]] {
+        let log = files.0.join("log");
+        let mut command = Command::new(&program);
+        command.args(options).args(["--listen", "127.0.0.1:0", "--root"]).arg(&files.0);
+        let serving = Serving::start(command.arg("--log").arg(&log));
+        let mut client = TcpStream::connect(serving.address).unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        client.write_all(request("GET", "/a", "Connection: close\r\n").as_bytes()).unwrap();
+        let mut answer = Vec::new();
+        client.read_to_end(&mut answer).unwrap();
+        assert!(answer.len() > 300_000 && answer.starts_with(b"HTTP/1.1 200 OK\r\n"));
+        let said = serving.end();
+        assert!(said.starts_with("1 answers on 1 connections, "), "{options:?}: {said}");
+        assert!(fs::read_to_string(&log).unwrap().contains("\"GET /a\" 200 300"));
+        fs::remove_file(&log).unwrap();
+    }
 }
 
 #[test]

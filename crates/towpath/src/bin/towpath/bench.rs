@@ -66,7 +66,8 @@ mod zerocopy;
 ///
 /// `gateway` compares a program's network through towpath with pasta, slirp4netns and a plain veth
 /// pair (the kernel alone: the ceiling), interleaved, in namespaces of its own. Needs root, ip
-/// (iproute2) and iperf3. Peers that are not installed are left out.
+/// (iproute2) and iperf3; HTTP is measured if nginx and wrk are installed. Peers that are not
+/// installed are left out.
 ///
 /// `zerocopy` compares sends that lend with sends that copy: processor time per GiB sent, by size
 /// of the send, of the sending thread and of everything that takes part: between two hosts in this
@@ -278,7 +279,7 @@ fn measure(
     mount::make_private()?;
     mount::mount_proc()?;
     let (results, failures) = match plan {
-        Plan::Gateway(plan) => gateway::measure(plan, &kernel)?,
+        Plan::Gateway(plan) => gateway::measure(plan, &kernel, scratch)?,
         Plan::Zerocopy(plan) => zerocopy::measure(plan, &kernel)?,
         Plan::Ring(plan) => ring::measure(plan)?,
         Plan::Vm(plan) => vm::measure(plan, &kernel, scratch)?,

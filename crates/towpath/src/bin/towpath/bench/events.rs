@@ -35,11 +35,11 @@ use http::Http;
 pub(super) use serve::Serving;
 
 mod http;
-mod nginx;
+pub(super) mod nginx;
 mod points;
 mod serve;
 mod stack;
-mod wrk;
+pub(super) mod wrk;
 
 /// All cases, in the order of the report.
 pub(super) fn all() -> impl Iterator<Item = &'static Case> {

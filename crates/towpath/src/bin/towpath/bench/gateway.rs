@@ -6,6 +6,7 @@
 //! connections ends with the round.
 
 use std::net::IpAddr;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
@@ -26,6 +27,7 @@ use crate::serve::allow_many_files;
 use probes::{Kind, Probe};
 
 pub(super) mod probes;
+mod web;
 
 /// What to do.
 #[derive(Debug)]
@@ -39,7 +41,11 @@ pub(super) struct Plan {
 
 /// Measures; this process must be the first of new namespaces, and have one thread. Also returns
 /// how many measurements of towpath failed.
-pub(super) fn measure(plan: &Plan, kernel: &KernelThreads) -> anyhow::Result<(Results, usize)> {
+pub(super) fn measure(
+    plan: &Plan,
+    kernel: &KernelThreads,
+    scratch: &Path,
+) -> anyhow::Result<(Results, usize)> {
     let setups = installed(plan)?;
     process::go_first();
     // For many connections, here and in the systems.
@@ -58,7 +64,9 @@ pub(super) fn measure(plan: &Plan, kernel: &KernelThreads) -> anyhow::Result<(Re
         }
         systems.push(Joined { setup: *setup, network, subnet });
     }
-    let mut bench = Bench { plan, kernel, series: bare_series(plan, &setups), failures: 0 };
+    let web = web::Server::start_for(&plan.selection, scratch)?;
+    let series = bare_series(plan, &setups);
+    let mut bench = Bench { plan, kernel, series, web, failures: 0 };
     for round in 1..=plan.rounds {
         bench.round(round, &systems);
     }
@@ -178,6 +186,8 @@ struct Bench<'a> {
     plan: &'a Plan,
     kernel: &'a KernelThreads,
     series: Vec<Series>,
+    /// `None` if it is not needed, or not installed.
+    web: Option<web::Server>,
     /// Of towpath.
     failures: usize,
 }
@@ -270,6 +280,11 @@ impl Bench<'_> {
             Kind::Connections => {
                 let Some(target) = live.target(false) else { return Ok(Vec::new()) };
                 Ok(vec![Some(ping_pong::connection_rate(network, target, seconds)?)])
+            }
+            Kind::Http { is_kept } => {
+                let Some(target) = live.target(false) else { return Ok(Vec::new()) };
+                let Some(server) = &self.web else { return Ok(Vec::new()) };
+                Ok(vec![Some(server.ask(network, target, is_kept, seconds)?)])
             }
             Kind::Flows => {
                 let Some(target) = live.target(false) else { return Ok(Vec::new()) };

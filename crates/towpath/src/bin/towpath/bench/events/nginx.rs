@@ -8,10 +8,10 @@ use std::process::Command;
 use super::super::scratch::Scratch;
 
 /// The program, and the name of the system.
-pub(super) const NGINX: &str = "nginx";
+pub(in crate::bench) const NGINX: &str = "nginx";
 
 /// One process that serves `root`. Its files are in `scratch`.
-pub(super) fn command(
+pub(in crate::bench) fn command(
     scratch: &Scratch,
     listen: SocketAddr,
     root: &Path,

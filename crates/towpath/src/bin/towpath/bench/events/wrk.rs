@@ -10,28 +10,48 @@ use super::super::process::Running;
 use super::points::Point;
 
 /// The program.
-pub(super) const WRK: &str = "wrk";
+pub(in crate::bench) const WRK: &str = "wrk";
 
 /// What came of a run.
 #[derive(Debug, PartialEq)]
-pub(super) struct Made {
-    pub(super) requests: f64,
-    pub(super) per_second: f64,
-    pub(super) errors: f64,
+pub(in crate::bench) struct Made {
+    pub(in crate::bench) requests: f64,
+    pub(in crate::bench) per_second: f64,
+    pub(in crate::bench) errors: f64,
+}
+
+/// Clients that ask again and again.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::bench) struct Clients<'a> {
+    pub(in crate::bench) count: u32,
+    /// Whether a connection is for more than one request.
+    pub(in crate::bench) is_kept: bool,
+    /// What they ask for, with a slash in front.
+    pub(in crate::bench) path: &'a str,
 }
 
 /// Lets clients ask from this thread's network.
 pub(super) fn run(server: SocketAddr, point: &Point, span: Duration) -> anyhow::Result<Made> {
+    let (count, is_kept, path) = (point.clients, point.is_kept, &point.path());
+    ask(server, Clients { count, is_kept, path }, span)
+}
+
+/// Lets clients ask from this thread's network.
+pub(in crate::bench) fn ask(
+    server: SocketAddr,
+    clients: Clients<'_>,
+    span: Duration,
+) -> anyhow::Result<Made> {
     // It knows whole seconds.
     let seconds = span.as_secs().max(1);
     let mut command = Command::new(WRK);
     command.args(["--threads", "1", "--timeout", "30"]);
-    command.args(["--connections", &point.clients.to_string()]);
+    command.args(["--connections", &clients.count.to_string()]);
     command.args(["--duration", &seconds.to_string()]);
-    if !point.is_kept {
+    if !clients.is_kept {
         command.args(["--header", "Connection: close"]);
     }
-    command.arg(format!("http://{server}{}", point.path()));
+    command.arg(format!("http://{server}{}", clients.path));
     let text =
         Running::start_piped(&mut command)?.output(Duration::from_secs(seconds) + PATIENCE)?;
     Made::parse(&text).with_context(|| format!("{WRK} said: {text}"))

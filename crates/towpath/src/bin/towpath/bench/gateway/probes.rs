@@ -32,6 +32,8 @@ pub(super) enum Kind {
     RoundTrips,
     /// Connections, one after the other, with one byte each way.
     Connections,
+    /// wrk asks nginx on the host: requests per second, for many requests on a connection or one.
+    Http { is_kept: bool },
     /// Resident memory with [`OPEN_FLOWS`] connections.
     Flows,
 }
@@ -138,6 +140,11 @@ static PROBES: &[Probe] = &[
         ],
     },
     Probe { kind: Kind::Connections, cases: &[Case::high("connect_rate", "/s")] },
+    Probe { kind: Kind::Http { is_kept: true }, cases: &[Case::high("http_keep_alive", "/s")] },
+    Probe {
+        kind: Kind::Http { is_kept: false },
+        cases: &[Case::high("http_connection_per_request", "/s")],
+    },
     Probe {
         kind: Kind::Flows,
         cases: &[Case::low("rss_1000_flows", "MiB"), Case::low("rss_10000_flows", "MiB")],

@@ -298,7 +298,9 @@ impl PortDevice {
 
     fn report(&self) -> DeviceReport {
         match self {
-            Self::VhostUser(device) => DeviceReport::VhostUser(*device.counters()),
+            Self::VhostUser(device) => {
+                DeviceReport::VhostUser(*device.counters(), device.traffic().sent)
+            }
             Self::Stream(device) => {
                 let (sessions, no_guest) = device.sessions();
                 DeviceReport::Stream { counters: device.counters(), sessions, no_guest }

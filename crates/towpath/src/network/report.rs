@@ -4,6 +4,7 @@ use std::fmt;
 
 use towpath_io::stream::StreamCounters;
 use towpath_io::tap::TapCounters;
+use towpath_io::vhost_user::virtq::TransmitCounters;
 use towpath_io::vhost_user::{Refusals, VhostUserCounters};
 use towpath_net::switch::PortCounters;
 use towpath_packet::Caps;
@@ -52,8 +53,8 @@ pub struct PortReport {
 /// What a device has counted.
 #[derive(Clone, Copy, Debug)]
 pub enum DeviceReport {
-    /// A vhost-user device.
-    VhostUser(VhostUserCounters),
+    /// A vhost-user device, and what its guest sent.
+    VhostUser(VhostUserCounters, TransmitCounters),
     /// A stream port.
     Stream {
         /// Of all its connections.
@@ -106,6 +107,9 @@ impl fmt::Display for PortReport {
             None => write!(f, "nobody is there")?,
         }
         fmt_counters(&self.counters, f)?;
+        if let Some((lent, recalled)) = self.device.lent() {
+            write!(f, "\n  lent            {lent} packets, {recalled} recalled")?;
+        }
         if self.device.dropped() > 0 {
             write!(f, "\n  dropped         device {}", self.device.dropped())?;
         }
@@ -120,7 +124,7 @@ impl DeviceReport {
     /// Packets that the device did not let through, either way.
     pub fn dropped(&self) -> u64 {
         match self {
-            Self::VhostUser(counters) => counters.no_guest,
+            Self::VhostUser(counters, _) => counters.no_guest,
             Self::Stream { counters, no_guest, .. } => {
                 counters.receive_short + counters.transmit_cut + no_guest
             }
@@ -128,10 +132,19 @@ impl DeviceReport {
         }
     }
 
+    /// Packets that a guest lent, and how many of those were copied after all, be it for their term
+    /// or for its ring. `None` of devices that cannot lend.
+    pub fn lent(&self) -> Option<(u64, u64)> {
+        match self {
+            Self::VhostUser(_, sent) => Some((sent.lent, sent.recalled)),
+            Self::Stream { .. } | Self::Tap(_) => None,
+        }
+    }
+
     /// Requests of a front end that were refused, by reason; none of those that did not occur.
     pub fn refused(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let refused = match self {
-            Self::VhostUser(counters) => counters.refused,
+            Self::VhostUser(counters, _) => counters.refused,
             Self::Stream { .. } | Self::Tap(_) => Refusals::default(),
         };
         refused.reasons().into_iter().filter(|(_, count)| *count > 0)

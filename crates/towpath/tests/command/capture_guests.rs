@@ -142,6 +142,8 @@ struct Copied {
     to_guests: u64,
     recalled: u64,
     elsewhere: u64,
+    /// Packets that the sender lent, and those of them that were recalled.
+    lent: (u64, u64),
 }
 
 impl Transfer {
@@ -189,7 +191,9 @@ impl Transfer {
         let sites = object["copied"].as_object().unwrap();
         let all: u64 = sites.values().map(|bytes| bytes.as_u64().unwrap()).sum();
         let (to_guests, recalled) = (of("guest"), of("recall"));
-        Copied { to_guests, recalled, elsewhere: all - to_guests - recalled }
+        let of_sender = |what: &str| object["ports"]["one"]["lent"][what].as_u64().unwrap();
+        let lent = (of_sender("packets"), of_sender("recalled"));
+        Copied { to_guests, recalled, elsewhere: all - to_guests - recalled, lent }
     }
 }
 
@@ -267,6 +271,8 @@ fn guests_go_on_while_nobody_reads_their_capture() {
     transfer.round();
     let copied = transfer.copied();
     assert!(copied.recalled > before.recalled, "how else would it have come back");
+    assert!(copied.lent.1 > before.lent.1, "{copied:?}");
+    assert!(copied.lent.0 > before.lent.0, "{copied:?}");
     assert_eq!(copied.elsewhere, before.elsewhere);
     transfer.network.finish();
 }

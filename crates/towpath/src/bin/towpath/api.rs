@@ -209,6 +209,9 @@ fn figures(worker: &Worker<Network>) -> Value {
     let with_device = |port: &PortReport| {
         let mut object = counters(&port.counters);
         object["dropped"]["device"] = port.device.dropped().into();
+        if let Some((packets, recalled)) = port.device.lent() {
+            object["lent"] = json!({ "packets": packets, "recalled": recalled });
+        }
         for (reason, count) in port.device.refused() {
             object["refused"][reason] = count.into();
         }

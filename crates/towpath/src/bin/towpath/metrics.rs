@@ -86,6 +86,19 @@ fn ports(out: &mut String, network: &NetworkReport) {
     for (port, (label, _)) in network.ports.iter().zip(&all) {
         dropped.add(&format!("{label},reason=\"device\""), port.device.dropped());
     }
+    type OfLent = fn((u64, u64)) -> u64;
+    let figures: [(_, _, OfLent); 2] = [
+        ("towpath_port_lent_packets", "Packets that a guest lent.", |lent| lent.0),
+        ("towpath_port_recalled_packets", "Packets lent and copied after all.", |lent| lent.1),
+    ];
+    for (name, help, figure) in figures {
+        let mut family = Family::counter(out, name, help);
+        for (port, (label, _)) in network.ports.iter().zip(&all) {
+            if let Some(lent) = port.device.lent() {
+                family.add(label, figure(lent));
+            }
+        }
+    }
     let help = "Requests of front ends that were refused.";
     let mut refused = Family::counter(out, "towpath_port_refused_requests", help);
     for (port, (label, _)) in network.ports.iter().zip(&all) {

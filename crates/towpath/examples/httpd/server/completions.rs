@@ -1,5 +1,5 @@
-//! The server with operations: each connection has one under way, or an answer whose buffers are
-//! not back yet.
+//! The server with operations: each connection has one under way. Files are sent by the queue, and
+//! their bytes are never seen here.
 
 use std::io;
 use std::net::{IpAddr, Shutdown};
@@ -10,14 +10,14 @@ use std::{fs::File, mem};
 
 use rustix::io::Errno;
 use towpath::events::{
-    Action, Event, EventQueue, Listener, News, Operation, Source, Stream, Token,
+    Action, Event, EventQueue, Listener, News, Operation, SendFile, Source, Stream, Token,
 };
 
 use super::answer::Answer;
 use super::talk::Talk;
 use super::{
-    EndBy, LINGER, LINGER_BYTES_MAX, LOG_PERIOD, PART_BYTES, RECEIVE_BYTES, Report, SMALL_BYTES,
-    Serve, Service, UnderWay,
+    EndBy, LINGER, LINGER_BYTES_MAX, LOG_PERIOD, PART_BYTES, RECEIVE_BYTES, Report, Serve, Service,
+    UnderWay,
 };
 
 /// See [the module](self).
@@ -25,8 +25,8 @@ pub(crate) struct Completions {
     queue: EventQueue,
     listener: Listener,
     service: Service,
-    /// By place; the number of each is that of the place and of how many were there before.
-    places: Vec<Place>,
+    /// By place, which is the number of their operations.
+    places: Vec<Option<Connection>>,
     free: Vec<u32>,
     open: usize,
     accepting: Option<Token>,
@@ -34,16 +34,8 @@ pub(crate) struct Completions {
     waiting: Option<Token>,
     /// Buffers to receive into.
     buffers: Vec<Vec<u8>>,
-    /// Buffers for parts of files.
-    parts: Vec<Vec<u8>>,
     /// When what is under way is given up, once the server is ending.
     end: Option<Instant>,
-}
-
-#[derive(Default)]
-struct Place {
-    serial: u32,
-    connection: Option<Connection>,
 }
 
 struct Connection {
@@ -59,19 +51,15 @@ struct Connection {
     /// What is to be sent before more of the file.
     head: Vec<u8>,
     rest: Option<(Arc<File>, Range<u64>)>,
-    /// Buffers that were accepted and are not back.
-    out: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Doing {
     Receiving,
-    /// From the file.
-    Reading,
-    /// So many bytes.
+    /// A head of so many bytes, and what stands with it.
     Sending(usize),
-    /// Waiting for a buffer to come back.
-    Pausing,
+    /// A part of a file, and what goes before.
+    SendingFile,
     /// Reading what nobody wants, so much so far.
     Lingering(usize),
 }
@@ -84,12 +72,8 @@ const LOG: u64 = u64::MAX - 3;
 const END: u64 = u64::MAX - 4;
 const AGAIN: u64 = u64::MAX - 5;
 const OTHERS_MIN: u64 = AGAIN;
-/// Buffers of one connection that are out at a time.
-const OUT_MAX: usize = 4;
 /// Buffers that are kept.
 const BUFFERS_MAX: usize = 1024;
-/// The same of parts of files.
-const PARTS_MAX: usize = 64;
 /// When no connection could be accepted, it is tried again after so long.
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
 
@@ -116,7 +100,6 @@ impl Completions {
             accepting,
             waiting: None,
             buffers: Vec::new(),
-            parts: Vec::new(),
             end: None,
         })
     }
@@ -169,9 +152,8 @@ impl Completions {
         if let Some(token) = self.waiting.take() {
             drop(self.queue.take_stream(token));
         }
-        for place in &self.places {
-            if let Some(connection) = &place.connection
-                && connection.doing == Doing::Receiving
+        for connection in self.places.iter().flatten() {
+            if connection.doing == Doing::Receiving
                 && !connection.talk.is_begun()
                 && let Some(token) = connection.token
             {
@@ -195,10 +177,10 @@ impl Completions {
 
     fn open(&mut self, stream: Stream, peer: Option<IpAddr>) {
         let index = self.free.pop().unwrap_or_else(|| {
-            self.places.push(Place::default());
+            self.places.push(None);
             self.places.len() as u32 - 1
         });
-        self.places[index as usize].connection = Some(Connection {
+        self.places[index as usize] = Some(Connection {
             stream,
             peer,
             talk: Talk::default(),
@@ -208,75 +190,54 @@ impl Completions {
             answer: None,
             head: Vec::new(),
             rest: None,
-            out: 0,
         });
         self.open += 1;
         self.service.report.connections += 1;
         self.receive(index);
     }
 
-    /// News of a connection; of one that is no more, a buffer that is back.
+    /// News of a connection, or of a head that was accepted before and is back.
     fn news(&mut self, event: &Event) {
-        let (index, serial) = (event.data as u32, (event.data >> 32) as u32);
-        let place = &mut self.places[index as usize];
-        let current = place.connection.as_mut().filter(|_| place.serial == serial);
-        let Some(connection) = current else {
-            let done = self.queue.take(event.token);
-            return self.keep_part(done.map(|done| done.buffer).unwrap_or_default());
+        let index = event.data as u32;
+        let connection = self.places[index as usize].as_mut();
+        let Some(connection) = connection.filter(|found| found.token == Some(event.token)) else {
+            drop(self.queue.take(event.token));
+            return;
         };
-        if connection.token != Some(event.token) {
-            // Accepted before, and back now.
-            connection.out -= 1;
-            let timer = connection.token.take_if(|_| connection.doing == Doing::Pausing);
-            let done = self.queue.take(event.token);
-            self.keep_part(done.map(|done| done.buffer).unwrap_or_default());
-            if let Some(timer) = timer {
-                // It was set, and has not been told of.
-                let _ = self.queue.remove(timer);
-                self.send_on(index);
-            }
-            return;
-        }
-        if let (News::Sent { bytes }, Doing::Sending(len)) = (event.news, connection.doing) {
+        match (connection.doing, event.news) {
             // Fewer: its end tells why.
-            if bytes == len {
-                connection.token = None;
-                connection.out += 1;
-                self.sent(index, len);
+            (Doing::Sending(len), News::Sent { bytes }) if bytes == len => {
+                self.sent(index, bytes as u64, true);
             }
-            return;
-        }
-        connection.token = None;
-        if connection.doing == Doing::Pausing {
-            return self.fail(index);
-        }
-        let Some(done) = self.queue.take(event.token) else { return };
-        match connection.doing {
-            Doing::Receiving => self.received(index, done.result, done.buffer),
-            Doing::Reading => self.read(index, done.result, done.buffer),
-            Doing::Sending(len) => match done.result {
-                Ok(count) if count == len => self.sent(index, len),
-                _ => self.fail(index),
-            },
-            Doing::Lingering(before) => {
-                let read = before + done.result.as_ref().map_or(0, |count| *count);
+            (_, News::Sent { .. }) => {}
+            (Doing::SendingFile, _) => {
+                let Some(done) = self.queue.take_file(event.token) else { return };
+                self.sent(index, done.bytes, done.result.is_ok());
+            }
+            (Doing::Sending(len), _) => {
+                let Some(done) = self.queue.take(event.token) else { return };
+                let count = done.result.unwrap_or(0);
+                self.sent(index, count as u64, count == len);
+            }
+            (Doing::Receiving, _) => {
+                let Some(done) = self.queue.take(event.token) else { return };
+                self.received(index, done.result, done.buffer);
+            }
+            (Doing::Lingering(before), _) => {
+                let Some(done) = self.queue.take(event.token) else { return };
                 self.keep_buffer(done.buffer);
                 match done.result {
-                    Ok(1..) if read < LINGER_BYTES_MAX => self.linger(index, read),
+                    Ok(count @ 1..) if before + count < LINGER_BYTES_MAX => {
+                        self.linger(index, before + count);
+                    }
                     _ => self.close(index),
                 }
             }
-            Doing::Pausing => unreachable!("that is a timer, which was seen to before"),
         }
     }
 
     fn connection(&mut self, index: u32) -> &mut Connection {
-        let place = &mut self.places[index as usize];
-        place.connection.as_mut().expect("it is open until it is closed here")
-    }
-
-    fn data(&self, index: u32) -> u64 {
-        u64::from(self.places[index as usize].serial) << 32 | u64::from(index)
+        self.places[index as usize].as_mut().expect("it is open until it is closed here")
     }
 
     /// Waits for more of a request.
@@ -287,16 +248,15 @@ impl Completions {
 
     fn begin_receive(&mut self, index: u32, doing: Doing, due: Instant) {
         let buffer = self.buffers.pop().unwrap_or_else(|| vec![0; RECEIVE_BYTES]);
-        let data = self.data(index);
-        let connection = self.places[index as usize].connection.as_mut().expect("it is open");
-        match self.queue.receive(&connection.stream, buffer, Some(due), data) {
+        let connection = self.places[index as usize].as_mut().expect("it is open");
+        match self.queue.receive(&connection.stream, buffer, Some(due), index.into()) {
             Ok(token) => (connection.token, connection.doing) = (Some(token), doing),
             Err(_) => self.close(index),
         }
     }
 
     fn received(&mut self, index: u32, result: io::Result<usize>, buffer: Vec<u8>) {
-        let connection = self.places[index as usize].connection.as_mut().expect("it is open");
+        let connection = self.places[index as usize].as_mut().expect("it is open");
         match &result {
             Ok(count @ 1..) => connection.talk.add(&buffer[..*count]),
             // A request that comes too slowly is told so (RFC 9110 §15.5.9).
@@ -319,7 +279,7 @@ impl Completions {
 
     /// Answers the next request, or waits for it.
     fn go_on(&mut self, index: u32) {
-        let connection = self.places[index as usize].connection.as_mut().expect("it is open");
+        let connection = self.places[index as usize].as_mut().expect("it is open");
         match connection.talk.next(&mut self.service.site) {
             Some(answer) => self.answer(index, answer),
             None if self.end.is_some() && !connection.talk.is_begun() => self.close(index),
@@ -334,95 +294,48 @@ impl Completions {
         self.send_on(index);
     }
 
-    /// Sends what is left of an answer, part by part.
+    /// Sends what is left of an answer, part by part: so the time that each may take ends those
+    /// whose client does not receive.
     fn send_on(&mut self, index: u32) {
-        let connection = self.connection(index);
-        if connection.out >= OUT_MAX {
-            return self.pause(index);
-        }
-        match &mut connection.rest {
+        let (due, data) = (self.queue.now() + self.service.limits.idle, index.into());
+        let connection = self.places[index as usize].as_mut().expect("it is open");
+        let head = mem::take(&mut connection.head);
+        let begun = match &mut connection.rest {
             Some((file, rest)) if !rest.is_empty() => {
-                let len = (rest.end - rest.start).min(PART_BYTES);
-                if len > SMALL_BYTES && !connection.head.is_empty() {
-                    let head = mem::take(&mut connection.head);
-                    return self.send(index, head);
-                }
-                let (file, action) = (file.clone(), Action::Read(rest.start));
-                let mut buffer = self.parts.pop().unwrap_or_default();
-                buffer.resize(len as usize, 0);
-                let operation = Operation { action, file, buffer };
-                let data = self.data(index);
-                match self.queue.submit(operation, None, data) {
-                    Ok(token) => {
-                        let connection = self.connection(index);
-                        (connection.token, connection.doing) = (Some(token), Doing::Reading);
-                    }
-                    Err(_) => self.fail(index),
-                }
+                let end = rest.end.min(rest.start + PART_BYTES);
+                let range = mem::replace(&mut rest.start, end)..end;
+                let file = file.clone();
+                let parts = SendFile { header: head, file, range, trailer: Vec::new() };
+                connection.doing = Doing::SendingFile;
+                let begun = self.queue.send_file(&connection.stream, parts, Some(due), data);
+                begun.map_err(|refused| refused.error)
             }
-            _ if !connection.head.is_empty() => {
-                let head = mem::take(&mut connection.head);
-                self.send(index, head);
+            _ if !head.is_empty() => {
+                connection.doing = Doing::Sending(head.len());
+                let begun = self.queue.send(&connection.stream, head, Some(due), data);
+                begun.map_err(|refused| refused.error)
             }
-            _ => self.answered(index),
-        }
-    }
-
-    /// Waits for a buffer to come back, which the client may have to receive first.
-    fn pause(&mut self, index: u32) {
-        let (due, data) = (self.queue.now() + self.service.limits.idle, self.data(index));
-        match self.queue.add(Source::at(due), data) {
-            Ok(token) => {
-                let connection = self.connection(index);
-                (connection.token, connection.doing) = (Some(token), Doing::Pausing);
-            }
+            _ => return self.answered(index),
+        };
+        match begun {
+            Ok(token) => connection.token = Some(token),
             Err(_) => self.fail(index),
         }
     }
 
-    /// A part of the file is there. Fewer bytes than there were: what was promised cannot be kept,
-    /// and the client sees that by the end of the connection.
-    fn read(&mut self, index: u32, result: io::Result<usize>, mut buffer: Vec<u8>) {
-        let connection = self.connection(index);
-        let Some((_, rest)) = &mut connection.rest else { return };
-        let count = result.unwrap_or(0);
-        if count < buffer.len() {
-            return self.fail(index);
-        }
-        rest.start += count as u64;
-        if !connection.head.is_empty() {
-            let mut both = mem::take(&mut connection.head);
-            both.extend_from_slice(&buffer);
-            self.keep_part(mem::replace(&mut buffer, both));
-        }
-        self.send(index, buffer);
-    }
-
-    fn send(&mut self, index: u32, buffer: Vec<u8>) {
-        let (len, data) = (buffer.len(), self.data(index));
-        // What was accepted comes back then, copied, which is no sign that the client has received
-        // it: later than a pause ends.
-        let due = self.queue.now() + self.service.limits.idle * 2;
-        let connection = self.places[index as usize].connection.as_mut().expect("it is open");
-        match self.queue.send(&connection.stream, buffer, Some(due), data) {
-            Ok(token) => {
-                (connection.token, connection.doing) = (Some(token), Doing::Sending(len));
-            }
-            Err(_) => self.fail(index),
-        }
-    }
-
-    fn sent(&mut self, index: u32, len: usize) {
+    /// So many bytes were sent. Fewer than there were: what was promised cannot be kept, and the
+    /// client sees that by the end of the connection.
+    fn sent(&mut self, index: u32, bytes: u64, is_all: bool) {
         if let Some(answer) = &mut self.connection(index).answer {
-            answer.sent += len as u64;
+            answer.sent += bytes;
         }
-        self.send_on(index);
+        if is_all { self.send_on(index) } else { self.fail(index) }
     }
 
     /// An answer has been sent to its end.
     fn answered(&mut self, index: u32) {
         let due = self.queue.now() + self.service.limits.idle;
-        let connection = self.places[index as usize].connection.as_mut().expect("it is open");
+        let connection = self.places[index as usize].as_mut().expect("it is open");
         connection.due = due;
         connection.rest = None;
         let Some(answer) = connection.answer.take() else { return };
@@ -447,7 +360,7 @@ impl Completions {
 
     /// Gives up an answer.
     fn fail(&mut self, index: u32) {
-        let connection = self.places[index as usize].connection.as_mut().expect("it is open");
+        let connection = self.places[index as usize].as_mut().expect("it is open");
         self.service.report.failures += 1;
         if let Some(answer) = connection.answer.take() {
             self.service.note(connection.peer, &answer);
@@ -456,10 +369,7 @@ impl Completions {
     }
 
     fn close(&mut self, index: u32) {
-        let place = &mut self.places[index as usize];
-        place.connection = None;
-        // Numbers of other sources are not reached.
-        place.serial = (place.serial + 1) % (u32::MAX - 1);
+        self.places[index as usize] = None;
         self.free.push(index);
         self.open -= 1;
         if let Some(token) = self.waiting.take() {
@@ -470,13 +380,6 @@ impl Completions {
     fn keep_buffer(&mut self, buffer: Vec<u8>) {
         if self.buffers.len() < BUFFERS_MAX {
             self.buffers.push(buffer);
-        }
-    }
-
-    /// Keeps a buffer for parts of files.
-    fn keep_part(&mut self, buffer: Vec<u8>) {
-        if buffer.capacity() as u64 >= SMALL_BYTES && self.parts.len() < PARTS_MAX {
-            self.parts.push(buffer);
         }
     }
 
@@ -531,8 +434,8 @@ impl Serve for Completions {
                 self.write_log();
             }
         }
-        let places = self.places.iter().filter_map(|place| place.connection.as_ref());
-        let failures = places.filter(|connection| connection.answer.is_some()).count();
+        let failures =
+            self.places.iter().flatten().filter(|connection| connection.answer.is_some()).count();
         self.service.report.failures += failures as u64;
         self.finish_log()?;
         Ok(self.service.report)

@@ -213,7 +213,7 @@ impl Epoll {
                 step => call::socket(step),
             };
             match result {
-                Err(Errno::INTR) => {}
+                Err(Errno::INTR) => running.interrupted(Errno::INTR),
                 Err(Errno::AGAIN) if running.waits_for().is_some() => {
                     match self.watch(slot, &running) {
                         Ok(()) => return self.keep(slot, running),

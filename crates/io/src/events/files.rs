@@ -148,7 +148,7 @@ fn run(running: &mut Running) {
             return;
         }
         match call::file(step) {
-            Err(Errno::INTR) => {}
+            Err(Errno::INTR) => running.interrupted(Errno::INTR),
             result => running.done(result),
         }
     }

@@ -30,6 +30,9 @@ pub const BLOCK_BYTES: usize = 128 << 10;
 pub const COPIED_FILE_MAX: usize = 16 << 10;
 /// Connections that were accepted and not taken yet, unless more came at the same time.
 pub const ACCEPTED_MAX: u32 = 64;
+/// How often a step is tried again that was interrupted, before that is taken for its error: no
+/// program gets signals like that, but a file system may answer so without end.
+const INTERRUPTIONS_MAX: u32 = 256;
 
 /// A socket of the kernel. Operations keep it open.
 pub type Socket = Arc<OwnedFd>;
@@ -113,6 +116,8 @@ pub(super) struct Running {
     bytes: u64,
     failure: Option<Errno>,
     is_over: bool,
+    /// Of the step, without any progress.
+    interruptions: u32,
 }
 
 #[derive(Debug)]
@@ -270,7 +275,7 @@ impl Running {
                 }
             },
         };
-        Ok(Self { work, bytes: 0, failure: None, is_over })
+        Ok(Self { work, bytes: 0, failure: None, is_over, interruptions: 0 })
     }
 
     /// What is to be done. The same again, until it is [done](Self::done).
@@ -334,6 +339,7 @@ impl Running {
             Err(errno) if self.does_without(errno) => return,
             Err(errno) => return self.stop(errno),
         };
+        self.interruptions = 0;
         let (before, mut ended, all) = (self.bytes, count == 0, self.all());
         match &mut self.work {
             Work::Accept(_, room) => return *room -= count as i64,
@@ -368,6 +374,14 @@ impl Running {
             }
         }
         self.is_over = ended || (self.bytes > before && self.bytes == all);
+    }
+
+    /// The step was interrupted: it is to be done again, unless that is so without end.
+    pub(super) fn interrupted(&mut self, why: Errno) {
+        self.interruptions += 1;
+        if self.interruptions > INTERRUPTIONS_MAX {
+            self.stop(why);
+        }
     }
 
     /// More connections may be accepted. True if there were to be none before.

@@ -154,7 +154,7 @@ impl Ring {
             // The call is made again.
             (Some(Request::Poll), _) => {}
             // The thread that began it has ended, or a signal came; or it was to end.
-            (_, Err(Errno::CANCELED | Errno::INTR)) => {}
+            (_, Err(why @ (Errno::CANCELED | Errno::INTR))) => doing.running.interrupted(why),
             (Some(Request::Accept | Request::LastAccept), Ok(_)) => {
                 doing.running.done(Ok(1));
                 let is_last = matches!(doing.running.next(), Step::Idle);
@@ -207,7 +207,10 @@ impl Doing {
     /// What became of a call; the poll to wait for if it cannot be made now.
     fn after(&mut self, result: Result<usize, Errno>) -> Option<squeue::Entry> {
         match (result, self.running.waits_for()) {
-            (Err(Errno::INTR), _) => None,
+            (Err(Errno::INTR), _) => {
+                self.running.interrupted(Errno::INTR);
+                None
+            }
             (Err(Errno::AGAIN), Some((socket, interest))) => {
                 Some(opcode::PollAdd::new(fd(socket), mask(interest)).build())
             }

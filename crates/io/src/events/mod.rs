@@ -119,6 +119,11 @@ pub const SLOTS_MAX: u32 = 1 << 24;
 /// Bytes that a job moves by calls before others have their turn.
 const TURN_BYTES: usize = 8 * BLOCK_BYTES;
 
+/// Tries to make a ring, and the time between them: half a second in all, twenty times what was
+/// seen.
+const RING_TRIES_MAX: u32 = 101;
+const RING_TRY_INTERVAL: Duration = Duration::from_millis(5);
+
 /// Which back end to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Choice {
@@ -158,13 +163,29 @@ impl BackEnd {
     /// or a filter forbids it, `NOSYS` where the kernel does not have it or not enough of it.
     pub fn new(choice: Choice, doorbell: &EventDoorbell) -> io::Result<Self> {
         if choice != Choice::Epoll {
-            match Ring::new(doorbell.clone()) {
+            match Self::ring(choice, doorbell) {
                 Ok(ring) => return Ok(Self(Kind::Ring(Box::new(ring)))),
                 Err(error) if choice == Choice::IoUring => return Err(error),
                 Err(_) => {}
             }
         }
         Ok(Self(Kind::Epoll(Box::new(Epoll::new(doorbell.clone())?))))
+    }
+
+    /// A ring. Without CAP_IPC_LOCK the memory of rings counts with what a user may lock, and the
+    /// kernel gives that back some time after the last descriptor of a ring was closed: who makes
+    /// one queue after the other finds none left, and waits a little if nothing else will do.
+    fn ring(choice: Choice, doorbell: &EventDoorbell) -> io::Result<Ring> {
+        let mut tries = if choice == Choice::IoUring { RING_TRIES_MAX } else { 1 };
+        loop {
+            tries -= 1;
+            match Ring::new(doorbell.clone()) {
+                Err(error) if tries > 0 && Errno::from_io_error(&error) == Some(Errno::NOMEM) => {
+                    std::thread::sleep(RING_TRY_INTERVAL);
+                }
+                made => return made,
+            }
+        }
     }
 
     /// What it is.

@@ -1,16 +1,19 @@
-//! Loads: reads of blocks for the file caches of hosts, which a queue carries out beside the
-//! operations of its caller. They are no registrations: their slots of the back end come before
-//! those.
+//! Reads of blocks for the file caches of hosts, and writes of what their streams receive into
+//! files, which a queue carries out beside the operations of its caller. They are no
+//! registrations: their slots of the back end come before those.
 //!
-//! A disk that does not answer keeps [`LOADS_PER_DEVICE_MAX`] loads and no more, so that those of
+//! A disk that does not answer keeps [`LOADS_PER_DEVICE_MAX`] of them and no more, so that those of
 //! other disks go on.
 
+use super::Token;
 use super::queue::LOADS_SLOT;
 use crate::host::file_cache::Load;
+use crate::host::operation::Work;
+use rustix::io::Errno;
 use std::collections::VecDeque;
-use towpath_io::events::{BackEnd, Job, Outcome, Parts, THREADS_MAX};
+use towpath_io::events::{BackEnd, Job, Operation, Outcome, Parts, THREADS_MAX};
 
-/// Loads that the back end has at a time.
+/// Loads and writes that the back end has at a time.
 pub(super) const LOADS_MAX: u32 = 64;
 /// The same of one device.
 const LOADS_PER_DEVICE_MAX: usize = 4;
@@ -20,38 +23,83 @@ const _: () = assert!(LOADS_PER_DEVICE_MAX < THREADS_MAX, "a disk that stands st
 #[derive(Default)]
 pub(super) struct Loads {
     /// By slot.
-    running: Vec<Option<Load>>,
-    waiting: VecDeque<Load>,
+    running: Vec<Option<Access>>,
+    waiting: VecDeque<Access>,
+    /// Writes that are over, and not told to their streams.
+    written: Vec<(Token, Outcome)>,
+}
+
+/// Of a file.
+enum Access {
+    Load(Load),
+    Write {
+        token: Token,
+        device: u64,
+        /// Until it is begun.
+        operation: Option<Operation>,
+    },
 }
 
 impl Loads {
-    /// Begins loads, or keeps them until there is room for them.
-    pub(super) fn begin(&mut self, loads: Vec<Load>, back: &mut BackEnd) {
-        if !loads.is_empty() {
-            self.waiting.extend(loads);
+    /// Begins what an operation asks for, or keeps it until there is room.
+    pub(super) fn begin(&mut self, token: Token, work: &mut Work, back: &mut BackEnd) {
+        let loads = work.take_loads().into_iter().map(Access::Load);
+        let write = work.take_write().map(|(device, operation)| Access::Write {
+            token,
+            device,
+            operation: Some(operation),
+        });
+        let before = self.waiting.len();
+        self.waiting.extend(loads.chain(write));
+        if self.waiting.len() > before {
             self.go_on(back);
         }
     }
 
-    /// What became of the load of a slot of the back end.
+    /// What became of the load or the write of a slot of the back end.
     pub(super) fn finish(&mut self, slot: u32, outcome: Outcome, back: &mut BackEnd) {
         let slot = (slot - LOADS_SLOT) as usize;
-        if let Some(load) = self.running.get_mut(slot).and_then(Option::take) {
-            let Outcome { bytes, failure, parts } = outcome;
-            let Parts::Buffer(buffer) = parts else { unreachable!("a read has a buffer") };
-            let read = failure.filter(|_| bytes == 0).map_or(Ok(bytes as usize), Err);
-            load.finish(read, buffer);
+        match self.running.get_mut(slot).and_then(Option::take) {
+            Some(Access::Load(load)) => {
+                let Outcome { bytes, failure, parts } = outcome;
+                let Parts::Buffer(buffer) = parts else { unreachable!("a read has a buffer") };
+                let read = failure.filter(|_| bytes == 0).map_or(Ok(bytes as usize), Err);
+                load.finish(read, buffer);
+            }
+            Some(Access::Write { token, .. }) => self.written.push((token, outcome)),
+            None => {}
         }
         self.go_on(back);
     }
 
+    /// Takes back the write of an operation that is stopped, or asks for its end.
+    pub(super) fn withdraw(&mut self, stopped: Token, back: &mut BackEnd) {
+        let is_its =
+            |access: &Access| matches!(access, Access::Write { token, .. } if *token == stopped);
+        if let Some(at) = self.waiting.iter().position(is_its) {
+            if let Some(Access::Write { operation: Some(operation), .. }) = self.waiting.remove(at)
+            {
+                self.written.push((stopped, not_done(Errno::CANCELED, operation)));
+            }
+        } else if let Some(slot) =
+            self.running.iter().position(|at| at.as_ref().is_some_and(is_its))
+        {
+            back.cancel(LOADS_SLOT + slot as u32);
+        }
+    }
+
+    /// What became of a write, and the operation that asked for it.
+    pub(super) fn take_written(&mut self) -> Option<(Token, Outcome)> {
+        self.written.pop()
+    }
+
     fn go_on(&mut self, back: &mut BackEnd) {
-        let Self { running, waiting } = self;
-        waiting.retain(Load::is_wanted);
+        let Self { running, waiting, written } = self;
+        waiting.retain(Access::is_wanted);
         let mut at = 0;
-        while let Some(load) = waiting.get(at) {
-            let of_device =
-                running.iter().flatten().filter(|other| other.device() == load.device());
+        while let Some(access) = waiting.get(at) {
+            let device = access.device();
+            let of_device = running.iter().flatten().filter(|other| other.device() == device);
             if of_device.count() >= LOADS_PER_DEVICE_MAX {
                 at += 1;
                 continue;
@@ -64,11 +112,47 @@ impl Loads {
                 }
                 None => return,
             };
-            let Some(mut load) = waiting.remove(at) else { return };
-            match back.submit(LOADS_SLOT + slot as u32, Job::File(load.operation())) {
-                Ok(()) => running[slot] = Some(load),
-                Err((errno, _)) => load.finish(Err(errno), Vec::new()),
+            let Some(mut access) = waiting.remove(at) else { return };
+            let Some(operation) = access.operation() else { continue };
+            match back.submit(LOADS_SLOT + slot as u32, Job::File(operation)) {
+                Ok(()) => running[slot] = Some(access),
+                Err((errno, Job::File(operation))) => match access {
+                    Access::Load(load) => load.finish(Err(errno), Vec::new()),
+                    Access::Write { token, .. } => {
+                        written.push((token, not_done(errno, operation)))
+                    }
+                },
+                Err(_) => unreachable!("it is what was begun"),
             }
         }
     }
+}
+
+impl Access {
+    fn device(&self) -> u64 {
+        match self {
+            Self::Load(load) => load.device(),
+            Self::Write { device, .. } => *device,
+        }
+    }
+
+    fn is_wanted(&self) -> bool {
+        match self {
+            Self::Load(load) => load.is_wanted(),
+            Self::Write { .. } => true,
+        }
+    }
+
+    /// What is to be done; once.
+    fn operation(&mut self) -> Option<Operation> {
+        match self {
+            Self::Load(load) => Some(load.operation()),
+            Self::Write { operation, .. } => operation.take(),
+        }
+    }
+}
+
+/// Of an operation that was not begun.
+fn not_done(why: Errno, operation: Operation) -> Outcome {
+    Outcome { bytes: 0, failure: Some(why), parts: Parts::Buffer(operation.buffer) }
 }

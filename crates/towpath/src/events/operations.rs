@@ -64,6 +64,8 @@ impl EventQueue {
             Kind::Operation(ongoing) if !ongoing.is_over() => self.back.cancel(kernel_slot(token)),
             Kind::Stream { work, is_told: false, .. } => {
                 work.stop(Errno::CANCELED);
+                self.loads.withdraw(token, &mut self.back);
+                self.note_written();
                 self.push(token, RAISED);
             }
             Kind::Task { task, .. } => {

@@ -7,8 +7,8 @@ use super::source::{Kind, Source};
 use super::{EventQueue, Interest, Refused, SendFile, Stream, Token, Trigger};
 use crate::host::TcpStream;
 use crate::host::operation::Work;
+use crate::host::receive_file::FileReceive;
 use crate::host::send_file::FileSend;
-use rustix::io::Errno;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -111,10 +111,13 @@ impl EventQueue {
     }
 
     /// Writes what a stream receives to a range of a file, until the range is full or no more will
-    /// come. [`EventQueue::take_moved`] has what became of it.
+    /// come. [`EventQueue::take_moved`] has what became of it. What is beyond the range stays in
+    /// the stream. A file that is written slower than bytes come closes the window. After a cancel
+    /// or the deadline it is over when the file has answered what is under way.
     ///
     /// # Errors
-    /// As [`EventQueue::send_file`].
+    /// `ENOSPC` if the queue is full; `EINVAL` for a range that ends before it begins or beyond
+    /// what files can have, `ESPIPE` for a file without offsets.
     pub fn receive_file(
         &mut self,
         stream: impl Into<Stream>,
@@ -123,7 +126,14 @@ impl EventQueue {
         deadline: Option<Instant>,
         data: u64,
     ) -> io::Result<Token> {
-        let End::Kernel(socket) = stream.into().0 else { return Err(Errno::OPNOTSUPP.into()) };
+        let socket = match stream.into().0 {
+            End::Host(stream) => {
+                let receive = Box::new(FileReceive::new(stream, file, range)?);
+                let begun = self.begin(Work::ReceiveFile(receive), deadline, data);
+                return begun.map_err(|(error, _)| error);
+            }
+            End::Kernel(socket) => socket,
+        };
         let job = Job::ReceiveFile(socket, file, range);
         self.begin_job(job, deadline, data).map_err(|(error, _)| error)
     }
@@ -169,6 +179,11 @@ impl EventQueue {
             let moved = relay.take()?;
             self.end(token);
             return Some(moved);
+        }
+        if let Kind::Stream { work, is_told: true, .. } = &mut self.slots.get(token)?.source {
+            let (bytes, result, rest) = work.take_received()?;
+            self.end(token);
+            return Some(Moved { bytes, result, rest });
         }
         let ended = self.take_ended(token, |parts| matches!(parts, Parts::Rest(_)));
         match ended? {

@@ -153,6 +153,7 @@ impl EventQueue {
             }
             self.push(token, KERNEL);
         }
+        self.note_written();
     }
 
     /// Reads what changed of files.
@@ -189,6 +190,19 @@ impl EventQueue {
         while let Some((token, setting)) = self.timers.pop(now) {
             self.expire(token, setting, now);
         }
+        self.note_written();
+    }
+
+    /// Tells streams what became of their writes to files.
+    pub(super) fn note_written(&mut self) {
+        while let Some((token, outcome)) = self.loads.take_written() {
+            if let Some(Registration { source: Kind::Stream { work, .. }, .. }) =
+                self.slots.get(token)
+            {
+                work.written(outcome);
+                self.push(token, KERNEL);
+            }
+        }
     }
 
     /// A timer was due.
@@ -217,6 +231,7 @@ impl EventQueue {
             Kind::Stream { work, deadline, .. } => {
                 *deadline = None;
                 work.stop(Errno::TIMEDOUT);
+                self.loads.withdraw(token, &mut self.back);
                 self.push(token, EXPIRED);
             }
             Kind::Relay { relay, deadline, .. } => {
@@ -266,7 +281,7 @@ impl EventQueue {
             let data = registration.data;
             let found = look(registration);
             if let Kind::Stream { work, .. } = &mut registration.source {
-                self.loads.begin(work.take_loads(), &mut self.back);
+                self.loads.begin(token, work, &mut self.back);
             }
             let (news, is_over) = match found {
                 Some(found) => found,
@@ -295,6 +310,8 @@ impl EventQueue {
                 self.again.push(token);
             }
         }
+        // Of those that could not be begun.
+        self.note_written();
         Ok(())
     }
 }

@@ -79,6 +79,7 @@ mod mode;
 pub(crate) mod operation;
 mod port;
 mod queue;
+pub(crate) mod receive_file;
 pub(crate) mod send_file;
 mod sending;
 mod shape;

@@ -2,6 +2,7 @@
 //! for event queues.
 
 use super::file_cache::Load;
+use super::receive_file::{DeviceWrite, FileReceive, FileReceived};
 use super::send_file::{FileSend, FileSent, FileStep};
 use super::stream::Going;
 use super::{Held, Host, Sending, TcpListener, TcpStream};
@@ -12,7 +13,7 @@ use std::mem;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
-use towpath_io::events::SendFile;
+use towpath_io::events::{Outcome, SendFile};
 
 /// A connection and its peer's address.
 pub(crate) type Connection = (TcpStream, SocketAddr);
@@ -31,12 +32,14 @@ pub(crate) enum Work {
     /// Accepted, and not back.
     Sent(Sending<Vec<u8>>),
     SendFile(Box<FileSend>),
+    ReceiveFile(Box<FileReceive>),
     /// Over, as are those that follow.
     Connected(io::Result<Connection>),
     /// With whether the buffer of a send was copied.
     Bytes(io::Result<usize>, Vec<u8>, bool),
     Pieces(io::Result<Vec<Held>>),
     FileSent(FileSent),
+    FileReceived(FileReceived),
     /// What became of it was taken.
     Taken,
 }
@@ -125,11 +128,18 @@ impl Work {
                 }
                 Some(FileStep::Over) => Self::FileSent(send.finish()),
             },
+            Self::ReceiveFile(mut receive) => match receive.poll(cx) {
+                false => return (Self::ReceiveFile(receive), None),
+                true => Self::FileReceived(receive.finish()),
+            },
             waits @ (Self::Accept(_, Some(_)) | Self::Last(..) | Self::Taken) => {
                 return (waits, None);
             }
-            over
-            @ (Self::Connected(_) | Self::Bytes(..) | Self::Pieces(_) | Self::FileSent(..)) => over,
+            over @ (Self::Connected(_)
+            | Self::Bytes(..)
+            | Self::Pieces(_)
+            | Self::FileSent(_)
+            | Self::FileReceived(_)) => over,
         };
         (over, Some(Step::Over))
     }
@@ -154,6 +164,10 @@ impl Work {
                 send.stop(why);
                 Self::SendFile(send)
             }
+            Self::ReceiveFile(mut receive) => {
+                receive.stop(why);
+                Self::ReceiveFile(receive)
+            }
             other => other,
         };
     }
@@ -163,6 +177,21 @@ impl Work {
         match self {
             Self::SendFile(send) => send.take_loads(),
             _ => Vec::new(),
+        }
+    }
+
+    /// What it wants to be written, after it was polled.
+    pub(crate) fn take_write(&mut self) -> Option<DeviceWrite> {
+        match self {
+            Self::ReceiveFile(receive) => receive.take_write(),
+            _ => None,
+        }
+    }
+
+    /// What became of that.
+    pub(crate) fn written(&mut self, outcome: Outcome) {
+        if let Self::ReceiveFile(receive) = self {
+            receive.written(outcome);
         }
     }
 
@@ -216,6 +245,18 @@ impl Work {
             }
         }
     }
+
+    /// What became of a receive into a file that is over.
+    pub(crate) fn take_received(&mut self) -> Option<FileReceived> {
+        match mem::replace(self, Self::Taken) {
+            Self::FileReceived(received) => Some(received),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+
     /// What became of a send of a file that is over.
     pub(crate) fn take_file(&mut self) -> Option<FileSent> {
         match mem::replace(self, Self::Taken) {

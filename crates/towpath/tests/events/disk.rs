@@ -90,6 +90,11 @@ impl Disk {
         assert!(!waited.timed_out(), "{} of {count} came", told.held.len());
     }
 
+    /// Whether a read or a write is held.
+    pub(super) fn holds_some(&self) -> bool {
+        !self.tell().held.is_empty()
+    }
+
     /// Lets reads and writes go on, those that come, too.
     pub(super) fn let_go(&self) {
         self.tell().is_held = false;

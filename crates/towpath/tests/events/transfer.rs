@@ -42,7 +42,7 @@ fn finish(queue: &mut EventQueue, token: Token) -> FileSent {
     sent
 }
 
-fn finish_moved(queue: &mut EventQueue, token: Token) -> Moved {
+pub(super) fn finish_moved(queue: &mut EventQueue, token: Token) -> Moved {
     assert_eq!(until_over(queue, token), []);
     assert_eq!(now(queue), []);
     queue.cancel(token).unwrap();

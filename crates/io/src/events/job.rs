@@ -50,7 +50,7 @@ pub enum Job {
     Receive(Socket, Vec<u8>),
     /// Send all of a buffer.
     Send(Socket, Vec<u8>),
-    /// Send a file. The socket is made not to block.
+    /// Send a file. The socket is made not to block when the first of it goes by sendfile(2).
     SendFile(Socket, SendFile),
     /// Write what comes to a range of a file.
     ReceiveFile(Socket, Arc<File>, Range<u64>),
@@ -254,15 +254,12 @@ impl Running {
                 is_over = buffer.is_empty();
                 Work::Send(socket, buffer)
             }
-            Job::SendFile(socket, parts) => match ioctl_fionbio(&socket, true) {
-                Err(errno) => return Err((errno, Job::SendFile(socket, parts))),
-                Ok(()) => {
-                    is_over = parts.bytes() == 0;
-                    let (block, way) = (Block::default(), Way::Begin);
-                    let sending = Sending { socket, parts, block, way, always_reads: false };
-                    Work::SendFile(Box::new(sending))
-                }
-            },
+            Job::SendFile(socket, parts) => {
+                is_over = parts.bytes() == 0;
+                let (block, way) = (Block::default(), Way::Begin);
+                let sending = Sending { socket, parts, block, way, always_reads: false };
+                Work::SendFile(Box::new(sending))
+            }
             Job::ReceiveFile(socket, file, range) => {
                 is_over = range.is_empty();
                 Work::ReceiveFile { socket, file, range, block: Block::default() }
@@ -506,7 +503,12 @@ impl Sending {
             let (at, left) = (parts.range.start + (done - header), trailer - done);
             let count = left.min(BLOCK_BYTES as u64) as usize;
             let file = &*parts.file;
-            if !*always_reads && sys::is_in_memory(file.as_fd(), at, count) {
+            // After such a step the socket is as it must be. It is left alone where none is taken:
+            // on one that blocks, requests to io_uring wait without a poll.
+            if !*always_reads
+                && sys::is_in_memory(file.as_fd(), at, count)
+                && (*way == Way::File || ioctl_fionbio(&*socket, true).is_ok())
+            {
                 *way = Way::File;
                 return Step::SendFile { socket, file, at, count };
             }

@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_selection_needs_only_its_probes() {
-        let selection = Selection::new(all(), &["rr_p99*".into(), "ready".into()]);
+        let selection = Selection::new(all(), &["rr_p99_*".into(), "ready".into()]);
         assert_eq!(selection.cases().len(), 2);
         assert_eq!(probes(&selection).count(), 2);
         assert!(Selection::new(all(), &["nothing".into()]).is_empty());

@@ -301,7 +301,8 @@ impl Ring {
         };
         let was_polled = std::mem::replace(&mut watch.is_polled, false);
         if was_polled {
-            self.push(&quiet(opcode::PollRemove::new(name).build()))?;
+            // Removing a poll is refused while news of it are on their way; cancelling is not.
+            self.push(&quiet(opcode::AsyncCancel::new(name).build()))?;
         }
         Ok(was_polled)
     }

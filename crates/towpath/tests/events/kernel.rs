@@ -31,6 +31,7 @@ pub(super) const CASES: &[Case] = &[
     ("what_was_left_over_is_looked_at_again", left_over),
     ("a_queue_waits_for_another", nested),
     ("the_descriptor_is_readable_while_events_wait", descriptor),
+    ("what_is_removed_amid_news_is_closed", removed_amid_news),
 ];
 
 fn pipe() -> (OwnedFd, OwnedFd) {
@@ -430,4 +431,36 @@ fn descriptor(choice: Choice) {
         assert_eq!(events[0].data, data);
     }
     assert_eq!(now(&mut watch), []);
+}
+
+/// Goal: the kernel lets go of what is removed although news of it are on their way.
+/// Method: a peer reads from many, so that room is told again and again, and has to see each end.
+fn removed_amid_news(choice: Choice) {
+    let mut queue = queue(choice);
+    for _ in 0..40 {
+        let (tokens, mut peers): (Vec<_>, Vec<_>) = (0..50)
+            .map(|_| {
+                let (ours, peer) = UnixStream::pair().unwrap();
+                ours.set_nonblocking(true).unwrap();
+                peer.set_nonblocking(true).unwrap();
+                while (&ours).write(&[7; 512]).is_ok() {}
+                let source = Source::fd(ours, Interest::BOTH, Trigger::Edge);
+                (queue.add(source, 0).unwrap(), peer)
+            })
+            .unzip();
+        let _ = now(&mut queue);
+        let reader = std::thread::spawn(move || {
+            let give_up = Instant::now() + PATIENCE;
+            let mut bytes = [0; 512];
+            while !peers.is_empty() && Instant::now() < give_up {
+                peers.retain(|mut peer| !matches!(peer.read(&mut bytes), Ok(0)));
+            }
+            peers.len()
+        });
+        for token in tokens {
+            let _ = now(&mut queue);
+            queue.remove(token).unwrap();
+        }
+        assert_eq!(reader.join().unwrap(), 0, "all have ended");
+    }
 }

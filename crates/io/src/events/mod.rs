@@ -13,6 +13,8 @@ mod epoll;
 mod files;
 mod job;
 mod ring;
+#[cfg(test)]
+mod tests;
 
 use crate::doorbell::EventDoorbell;
 pub use crate::reactor::{Interest, Trigger};

@@ -50,6 +50,8 @@ pub(super) struct Ring {
     ring: IoUring,
     doorbell: EventDoorbell,
     bell_is_polled: bool,
+    /// The doorbell was cleared, which the caller does not know yet.
+    has_rung: bool,
     slots: Vec<Slot>,
     /// Slots whose poll is to begin again, and their rounds.
     again: Vec<(u32, u32)>,
@@ -113,6 +115,7 @@ impl Ring {
             ring,
             doorbell,
             bell_is_polled: false,
+            has_rung: false,
             slots: Vec::new(),
             again: Vec::new(),
             early: Vec::new(),
@@ -190,7 +193,7 @@ impl Ring {
         self.take_completions()?;
         self.take_turns();
         self.prepare()?;
-        let has_news = self.is_busy() || !self.taken.is_empty();
+        let has_news = self.is_busy() || !self.taken.is_empty() || self.has_rung;
         let at_once = has_news || timeout == Some(Duration::ZERO);
         if !at_once {
             let limit = timeout.map(timespec);
@@ -208,6 +211,7 @@ impl Ring {
         self.take_completions()?;
         self.check_levels()?;
         news.append(&mut self.early);
+        self.has_rung = false;
         Ok(())
     }
 
@@ -327,7 +331,7 @@ impl Ring {
     fn on_completion(&mut self, name: u64, code: i32, more: bool) -> io::Result<()> {
         match name {
             BELL => {
-                self.bell_is_polled = more;
+                (self.bell_is_polled, self.has_rung) = (more, true);
                 self.doorbell.clear();
                 return Ok(());
             }

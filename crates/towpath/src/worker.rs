@@ -20,7 +20,7 @@ pub use busy_poll::MISSES_MAX;
 pub use side::{Input, Side, SideContext};
 
 use crate::config::Config;
-use crate::gateway::{Gateway, Io, StartError, Token};
+use crate::gateway::{BYTES_PER_TURN, Gateway, Io, StartError, Token};
 use crate::publish::Publish;
 use crate::report::Report;
 use crate::services;
@@ -47,12 +47,12 @@ use towpath_packet::{Burst, Caps, Ledger, Memory, MemoryConfig, Packet};
 const MEMORY_PAUSE: Duration = Duration::from_millis(1);
 /// Packets read from the inside at a time: few enough that super-packets stay in the cache until
 /// the host sockets have taken them.
-const READ_BURST: usize = 16;
-/// Bytes read from the inside before host sockets get their turn, so that neither direction waits
-/// for long; twice what one flow reads from its host in a turn.
-const READ_BYTES_PER_TURN: usize = 1 << 20;
+const READ_BURST: usize = 8;
+/// Bytes read from the inside before host sockets get their turn: as many as are read from those,
+/// so that each direction has half of the thread if it can use it.
+const READ_BYTES_PER_TURN: usize = BYTES_PER_TURN;
 /// The same in bursts, for small packets.
-const READ_BURSTS_PER_TURN: usize = 8;
+const READ_BURSTS_PER_TURN: usize = 16;
 /// How often the end is looked for while finishing.
 const FINISH_INTERVAL: Duration = Duration::from_millis(5);
 /// Pauses of the processor between two looks at the kernel's events while the inside is polled,

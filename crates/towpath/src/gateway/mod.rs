@@ -44,6 +44,7 @@ use udp::UdpFlows;
 
 pub use listen::StartError;
 pub use queued::LentNow;
+pub(crate) use tcp::BYTES_PER_TURN;
 
 /// What the gateway works with during a call.
 pub(crate) struct Io<'a> {

@@ -4,6 +4,12 @@
 //! side becomes a FIN on the other after the last byte; a reset becomes a reset at once. Host
 //! sockets are watched for edges: a flow remembers that its socket can be read or written until a
 //! call says otherwise.
+//!
+//! Nothing is read from the host when news come: the flow gets in line ([`TcpFlows::waiting`]),
+//! and once in a turn of the worker those in front read, until they have read
+//! [`BYTES_PER_TURN`] together. Who has more goes to the end of the line. So a flow that always
+//! has more waits for each of the others once, whoever has how many news, and the program's own
+//! packets get their turn after the same number of bytes, however many flows there are.
 
 use super::queued::{LentNow, Queued};
 use super::route::Target;
@@ -19,8 +25,10 @@ use towpath_net::stack::{Stack, TcpHandle, Unreachable};
 use towpath_net::tcp::{ConnectionError, Events};
 use towpath_net::time::Instant;
 
-/// Bytes that one flow reads from the host before others get their turn.
-const BYTES_PER_TURN: usize = 512 << 10;
+/// Bytes read from the host in a turn of the worker, by all flows together and by one if it has so
+/// many. They are sent at the turn's end, while they are still in a processor's own cache, of
+/// which this is half.
+pub(crate) const BYTES_PER_TURN: usize = 512 << 10;
 /// Ports tried for a connection to the program before giving up.
 const PORT_TRIES: u16 = 64;
 
@@ -63,7 +71,7 @@ struct Flow {
 pub(super) struct TcpFlows {
     flows: Vec<Option<Box<Flow>>>,
     count: usize,
-    /// Flows with more to do that no event will tell.
+    /// The line of those that are to read from the host.
     waiting: VecDeque<u32>,
     /// No frame was free: `waiting` is tried again after a while, not at once.
     starved: bool,
@@ -120,8 +128,11 @@ impl TcpFlows {
         self.flows[handle.index()].take()
     }
 
+    /// Puts a flow at the end of the line, unless it is there or has nothing to read.
     fn queue(&mut self, handle: TcpHandle) {
         if let Some(flow) = self.get_mut(handle)
+            && flow.host_readable
+            && !flow.host_closed
             && !flow.queued
         {
             flow.queued = true;
@@ -156,7 +167,7 @@ impl Gateway {
             self.move_out(handle, io);
         }
         if events.contains(Events::WRITABLE) {
-            self.move_in(handle, io);
+            self.tcp.queue(handle);
         }
     }
 
@@ -217,7 +228,6 @@ impl Gateway {
         let Some(flow) = self.tcp.get_mut(handle) else { return };
         flow.phase = Phase::Open;
         flow.host_writable = true;
-        flow.host_readable = true;
         io.stack.with_tcp(handle, io.now, |connection| {
             connection.accept();
             connection.set_nodelay(true);
@@ -286,7 +296,7 @@ impl Gateway {
             handle,
             socket,
             phase: Phase::ProgramConnecting,
-            host_readable: true,
+            host_readable: false,
             host_writable: true,
             host_closing: false,
             host_closed: false,
@@ -320,8 +330,13 @@ impl Gateway {
             return;
         }
         let handle = flow.handle;
+        flow.host_readable |= event.readable || event.hangup || event.error;
+        flow.host_writable |= event.writable || event.hangup || event.error;
+        flow.host_closing |= event.peer_closed || event.hangup;
         if let Phase::HostConnecting { dns } = flow.phase {
-            match flow.socket.take_error() {
+            // A connect that failed is told as an error, and the call that asks for it is saved.
+            let is_failed = event.error || event.hangup;
+            match is_failed.then(|| flow.socket.take_error()).flatten() {
                 None if event.writable => self.host_connected(handle, io),
                 None => {}
                 Some(error) => {
@@ -331,14 +346,11 @@ impl Gateway {
             }
             return;
         }
-        flow.host_readable |= event.readable || event.hangup || event.error;
-        flow.host_writable |= event.writable || event.hangup || event.error;
-        flow.host_closing |= event.peer_closed || event.hangup;
         if flow.phase != Phase::Open {
             return;
         }
         if event.readable || event.hangup || event.error {
-            self.move_in(handle, io);
+            self.tcp.queue(handle);
         }
         if event.writable {
             self.move_out(handle, io);
@@ -458,10 +470,14 @@ impl Gateway {
         }
     }
 
-    /// Goes on with flows that had their turn, or that found no memory.
+    /// Reads for those who stand in line, once for each.
     pub(super) fn continue_tcp(&mut self, io: &mut Io<'_>) {
         self.tcp.starved = false;
+        let enough = self.counters.bytes_in + BYTES_PER_TURN as u64;
         for _ in 0..self.tcp.waiting.len() {
+            if self.counters.bytes_in >= enough {
+                return;
+            }
             let Some(index) = self.tcp.waiting.pop_front() else { return };
             let Some(Some(flow)) = self.tcp.flows.get_mut(index as usize) else { continue };
             flow.queued = false;

@@ -25,7 +25,7 @@ pub(super) const NAME: &str = "new_flows_wait_for_open_ones";
 
 /// How long the host's kernel may take.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Frames of a flood that one turn reads: fewer than eight bursts of 16.
+/// Frames of a flood that one turn reads: fewer than sixteen bursts of 8.
 const FLOOD: u64 = 100;
 /// Flows that a turn begins (docs/limits.md).
 const BEGUN_PER_TURN: u64 = 8;

@@ -35,6 +35,7 @@ pub(super) fn socket(step: Step<'_>) -> Result<usize, Errno> {
             let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
             quietly(|| rustix::pipe::splice(from, None, to, None, count, flags))
         }
+        Step::Call { calls, done } => (calls.call)(&calls.socket, done),
         step => unreachable!("{step:?} is no such step"),
     }
 }

@@ -4,22 +4,16 @@
 //! ([`Running::done`]), until it is over. Between two steps it can be [stopped](Running::stop).
 //! Whoever carries out a step decides how: by a request, by a call that does not block, or in a
 //! thread; what is counted and what is an error is decided here, so that it is the same for all.
-//!
-//! # Files to sockets
-//!
-//! What is small goes out in one send, along with what is around it. Of the rest, what the kernel
-//! has in memory is sent where it is, by sendfile(2), and what it has not is read first: a call of
-//! the queue's thread never waits for a disk. Memory that the kernel drops between the look and the
-//! call is an exception, and costs one read of at most [`BLOCK_BYTES`].
+
+mod moves;
 
 use super::{Action, Operation, SendFile};
 use crate::reactor::Interest;
-use crate::sys;
-use rustix::fd::{AsFd, OwnedFd};
-use rustix::io::{Errno, ReadWriteFlags, ioctl_fionbio, preadv2};
-use rustix::pipe::{PipeFlags, pipe_with};
+use moves::{Block, Sending, Splicing, Way};
+use rustix::fd::OwnedFd;
+use rustix::io::{Errno, ioctl_fionbio};
+use std::fmt;
 use std::fs::File;
-use std::io::IoSliceMut;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
@@ -42,8 +36,8 @@ pub type Socket = Arc<OwnedFd>;
 pub enum Job {
     /// An operation on a file.
     File(Operation),
-    /// Connect a socket that does not block, which it does when it is connected.
-    Connect(Socket, SocketAddr),
+    /// Connect a socket that does not block. Whether it is to, when this is over.
+    Connect(Socket, SocketAddr, bool),
     /// Accept connections until it is cancelled.
     Accept(Socket),
     /// Receive into a buffer, however few bytes.
@@ -56,6 +50,31 @@ pub enum Job {
     ReceiveFile(Socket, Arc<File>, Range<u64>),
     /// Send on the second socket so many bytes that the first receives. Both are made not to block.
     Splice(Socket, Socket, u64),
+    /// Make calls of the program's own.
+    Call(Calls),
+}
+
+/// Calls on a socket, which are made when it is ready: the way of messages, and of memory that is
+/// no `Vec`.
+pub struct Calls {
+    /// The socket.
+    pub socket: Socket,
+    /// What a call waits for that says `AGAIN`.
+    pub interest: Interest,
+    /// They are over after so many bytes, or when one moves none. `None` after the first that does
+    /// not have to wait.
+    pub all: Option<u64>,
+    /// Makes a call that does not block, after so many bytes: how many more it has moved.
+    pub call: Box<Call>,
+}
+
+/// See [`Calls::call`]. What it has is dropped when the job is over.
+pub type Call = dyn FnMut(&OwnedFd, u64) -> Result<usize, Errno> + Send;
+
+impl fmt::Debug for Calls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Calls").field("socket", &self.socket).finish_non_exhaustive()
+    }
 }
 
 impl Job {
@@ -107,6 +126,11 @@ pub enum Parts {
     File(SendFile),
     /// Bytes that were taken from their source and have not arrived.
     Rest(Vec<u8>),
+    /// Nothing, of calls.
+    Called {
+        /// They were to send so many bytes.
+        sent: bool,
+    },
 }
 
 /// A job that was begun.
@@ -123,7 +147,7 @@ pub(super) struct Running {
 #[derive(Debug)]
 enum Work {
     File(Operation),
-    Connect(Socket, SocketAddr),
+    Connect(Socket, SocketAddr, bool),
     /// With how many connections may be accepted now; below zero if more were than should be.
     Accept(Socket, i64),
     Receive(Socket, Vec<u8>),
@@ -136,47 +160,7 @@ enum Work {
         block: Block,
     },
     Splice(Box<Splicing>),
-}
-
-/// Bytes on their way through memory.
-#[derive(Debug, Default)]
-struct Block {
-    buffer: Vec<u8>,
-    /// Which of them are still to be sent or written.
-    left: Range<usize>,
-}
-
-/// A file on its way into a socket.
-#[derive(Debug)]
-struct Sending {
-    socket: Socket,
-    parts: SendFile,
-    block: Block,
-    /// What the last step was.
-    way: Way,
-    /// The kernel does not send this file, or to this socket: each block is read.
-    always_reads: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    /// None yet.
-    Begin,
-    Bytes,
-    File,
-    Read,
-}
-
-/// Bytes on their way between two sockets: in a pipe, or in memory if the kernel does not move
-/// them.
-#[derive(Debug)]
-struct Splicing {
-    from: Socket,
-    to: Socket,
-    count: u64,
-    pipe: Option<(OwnedFd, OwnedFd)>,
-    in_pipe: usize,
-    block: Block,
+    Call(Calls),
 }
 
 /// What is to be done.
@@ -230,6 +214,10 @@ pub(super) enum Step<'a> {
         to: &'a OwnedFd,
         count: usize,
     },
+    Call {
+        calls: &'a mut Calls,
+        done: u64,
+    },
 }
 
 impl Step<'_> {
@@ -244,7 +232,7 @@ impl Running {
         let mut is_over = false;
         let work = match job {
             Job::File(operation) => Work::File(operation),
-            Job::Connect(socket, remote) => Work::Connect(socket, remote),
+            Job::Connect(socket, remote, blocks) => Work::Connect(socket, remote, blocks),
             Job::Accept(listener) => Work::Accept(listener, ACCEPTED_MAX.into()),
             Job::Receive(socket, buffer) => {
                 is_over = buffer.is_empty();
@@ -271,6 +259,10 @@ impl Running {
                     Work::Splice(Box::new(splicing))
                 }
             },
+            Job::Call(calls) => {
+                is_over = calls.all == Some(0);
+                Work::Call(calls)
+            }
         };
         Ok(Self { work, bytes: 0, failure: None, is_over, interruptions: 0 })
     }
@@ -296,7 +288,7 @@ impl Running {
                     Action::SyncData => Step::Sync { file, data_only: true },
                 }
             }
-            Work::Connect(socket, remote) => Step::Connect { socket, remote: *remote },
+            Work::Connect(socket, remote, _) => Step::Connect { socket, remote: *remote },
             Work::Accept(_, ..=0) => Step::Idle,
             Work::Accept(listener, _) => Step::Accept { listener },
             Work::Receive(socket, buffer) => Step::Receive { socket, into: buffer },
@@ -312,6 +304,7 @@ impl Running {
                 }
             }
             Work::Splice(splicing) => splicing.next(done),
+            Work::Call(calls) => Step::Call { calls, done },
         }
     }
 
@@ -322,10 +315,11 @@ impl Running {
             Work::Accept(socket, _)
             | Work::Receive(socket, _)
             | Work::ReceiveFile { socket, .. } => (socket, Interest::READ),
-            Work::Connect(socket, _) | Work::Send(socket, _) => (socket, Interest::WRITE),
+            Work::Connect(socket, ..) | Work::Send(socket, _) => (socket, Interest::WRITE),
             Work::SendFile(sending) => (&sending.socket, Interest::WRITE),
             Work::Splice(splicing) if splicing.holds_none() => (&splicing.from, Interest::READ),
             Work::Splice(splicing) => (&splicing.to, Interest::WRITE),
+            Work::Call(calls) => (&calls.socket, calls.interest),
         })
     }
 
@@ -340,11 +334,7 @@ impl Running {
         let (before, mut ended, all) = (self.bytes, count == 0, self.all());
         match &mut self.work {
             Work::Accept(_, room) => return *room -= count as i64,
-            Work::Connect(socket, _) => {
-                // The socket is the caller's to use from now on. It is open, so this cannot fail.
-                let _ = ioctl_fionbio(&*socket, false);
-                ended = true;
-            }
+            Work::Connect(..) => ended = true,
             Work::File(_) => self.bytes += count as u64,
             Work::Receive(..) => {
                 self.bytes = count as u64;
@@ -368,6 +358,10 @@ impl Running {
             Work::Splice(splicing) => {
                 self.failure = (ended && !splicing.holds_none()).then_some(Errno::PIPE);
                 self.bytes += splicing.done(count);
+            }
+            Work::Call(calls) => {
+                self.bytes += count as u64;
+                ended |= calls.all.is_none();
             }
         }
         self.is_over = ended || (self.bytes > before && self.bytes == all);
@@ -406,11 +400,20 @@ impl Running {
                 Parts::Buffer(buffer)
             }
             Work::Accept(..) => Parts::None,
-            Work::Connect(socket, _) => Parts::Socket(socket),
+            Work::Connect(socket, _, blocks) => {
+                if blocks {
+                    // It is open, so this cannot fail.
+                    let _ = ioctl_fionbio(&socket, false);
+                }
+                Parts::Socket(socket)
+            }
             Work::Send(_, buffer) => Parts::Sent(buffer),
             Work::SendFile(sending) => Parts::File(sending.parts),
             Work::ReceiveFile { block, .. } => Parts::Rest(block.bytes().to_vec()),
             Work::Splice(splicing) => Parts::Rest(splicing.rest()),
+            Work::Call(Calls { interest, all, .. }) => {
+                Parts::Called { sent: interest.writable && all.is_some() }
+            }
         };
         Outcome { bytes, failure, parts }
     }
@@ -422,6 +425,7 @@ impl Running {
             Work::SendFile(sending) => sending.parts.bytes(),
             Work::ReceiveFile { range, .. } => range.end - range.start,
             Work::Splice(splicing) => splicing.count,
+            Work::Call(Calls { all: Some(all), .. }) => *all,
             _ => u64::MAX,
         }
     }
@@ -440,155 +444,5 @@ impl Running {
             Work::Accept(..) => errno == Errno::CONNABORTED,
             _ => false,
         }
-    }
-}
-
-impl SendFile {
-    /// Bytes of it all. A range of a file and two buffers are fewer than the type can count.
-    fn bytes(&self) -> u64 {
-        let around = (self.header.len() + self.trailer.len()) as u64;
-        around.saturating_add(self.range.end - self.range.start)
-    }
-}
-
-impl Block {
-    fn bytes(&self) -> &[u8] {
-        &self.buffer[self.left.clone()]
-    }
-
-    /// Room for so many bytes, or for some of them.
-    fn room(&mut self, count: u64) -> &mut [u8] {
-        let count = usize::try_from(count).map_or(BLOCK_BYTES, |count| count.min(BLOCK_BYTES));
-        self.buffer.resize(self.buffer.len().max(count), 0);
-        &mut self.buffer[..count]
-    }
-
-    /// All that is to be sent, if it is little and the kernel has the file in memory.
-    fn fill(&mut self, parts: &SendFile) {
-        let all = parts.bytes();
-        if all > COPIED_FILE_MAX as u64 {
-            return;
-        }
-        let mut buffer = Vec::with_capacity(all as usize);
-        buffer.extend_from_slice(&parts.header);
-        let file = buffer.len()..all as usize - parts.trailer.len();
-        buffer.resize(file.end, 0);
-        if read_now(&parts.file, &mut buffer[file.clone()], parts.range.start) == file.len() {
-            buffer.extend_from_slice(&parts.trailer);
-            *self = Self { left: 0..buffer.len(), buffer };
-        }
-    }
-}
-
-/// Reads what the kernel has in memory of a file: this many bytes.
-fn read_now(file: &File, into: &mut [u8], at: u64) -> usize {
-    // What is wrong with the file is told by the read that follows.
-    preadv2(file, &mut [IoSliceMut::new(into)], at, ReadWriteFlags::NOWAIT).unwrap_or(0)
-}
-
-impl Sending {
-    /// Where `done` bytes were sent.
-    fn next(&mut self, done: u64) -> Step<'_> {
-        let Self { socket, parts, block, way, always_reads } = self;
-        if *way == Way::Begin {
-            block.fill(parts);
-        }
-        let (header, all) = (parts.header.len() as u64, parts.bytes());
-        let trailer = all - parts.trailer.len() as u64;
-        let bytes = if !block.left.is_empty() {
-            block.bytes()
-        } else if done < header {
-            &parts.header[done as usize..]
-        } else if done < trailer {
-            let (at, left) = (parts.range.start + (done - header), trailer - done);
-            let count = left.min(BLOCK_BYTES as u64) as usize;
-            let file = &*parts.file;
-            // After such a step the socket is as it must be. It is left alone where none is taken:
-            // on one that blocks, requests to io_uring wait without a poll.
-            if !*always_reads
-                && sys::is_in_memory(file.as_fd(), at, count)
-                && (*way == Way::File || ioctl_fionbio(&*socket, true).is_ok())
-            {
-                *way = Way::File;
-                return Step::SendFile { socket, file, at, count };
-            }
-            // As root only, and the owner, are told what is in memory.
-            let read = read_now(file, block.room(left), at);
-            if read == 0 {
-                *way = Way::Read;
-                return Step::Read { file, into: block.room(left), at };
-            }
-            block.left = 0..read;
-            block.bytes()
-        } else {
-            &parts.trailer[(done - trailer) as usize..]
-        };
-        *way = Way::Bytes;
-        Step::Send { socket, bytes, more: done + (bytes.len() as u64) < all }
-    }
-
-    /// Bytes of the last step that were sent.
-    fn done(&mut self, count: usize) -> u64 {
-        match self.way {
-            Way::Read => {
-                self.block.left = 0..count;
-                0
-            }
-            Way::Bytes if !self.block.left.is_empty() => {
-                self.block.left.start += count;
-                count as u64
-            }
-            _ => count as u64,
-        }
-    }
-}
-
-impl Splicing {
-    fn new(from: &Socket, to: &Socket, count: u64) -> Result<Self, Errno> {
-        ioctl_fionbio(from, true)?;
-        ioctl_fionbio(to, true)?;
-        let pipe = Some(pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?);
-        let (from, to) = (from.clone(), to.clone());
-        Ok(Self { from, to, count, pipe, in_pipe: 0, block: Block::default() })
-    }
-
-    fn holds_none(&self) -> bool {
-        self.in_pipe == 0 && self.block.left.is_empty()
-    }
-
-    fn next(&mut self, done: u64) -> Step<'_> {
-        let left = self.count - done;
-        let Self { from, to, pipe, in_pipe, block, .. } = self;
-        match pipe {
-            Some((_, into)) if *in_pipe == 0 => {
-                let count = left.min(BLOCK_BYTES as u64) as usize;
-                Step::Splice { from, to: into, count }
-            }
-            Some((out, _)) => Step::Splice { from: out, to, count: *in_pipe },
-            None if block.left.is_empty() => Step::Receive { socket: from, into: block.room(left) },
-            None => Step::Send { socket: to, bytes: block.bytes(), more: false },
-        }
-    }
-
-    /// Bytes of the last step that have arrived.
-    fn done(&mut self, count: usize) -> u64 {
-        let was_sent = !self.holds_none();
-        match (&self.pipe, was_sent) {
-            (Some(_), true) => self.in_pipe -= count,
-            (Some(_), false) => self.in_pipe = count,
-            (None, true) => self.block.left.start += count,
-            (None, false) => self.block.left = 0..count,
-        }
-        if was_sent { count as u64 } else { 0 }
-    }
-
-    /// What was taken and has not arrived.
-    fn rest(self) -> Vec<u8> {
-        let Some((out, _)) = self.pipe else { return self.block.bytes().to_vec() };
-        let mut rest = vec![0; self.in_pipe];
-        // It is there, and the pipe is ours: this neither waits nor fails.
-        let count = rustix::io::read(out, &mut rest).unwrap_or(0);
-        rest.truncate(count);
-        rest
     }
 }

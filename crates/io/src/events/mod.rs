@@ -20,7 +20,9 @@ use crate::doorbell::EventDoorbell;
 pub use crate::reactor::{Interest, Trigger};
 use epoll::Epoll;
 pub use files::THREADS_MAX;
-pub use job::{ACCEPTED_MAX, BLOCK_BYTES, COPIED_FILE_MAX, Job, Outcome, Parts, Socket};
+pub use job::{
+    ACCEPTED_MAX, BLOCK_BYTES, COPIED_FILE_MAX, Call, Calls, Job, Outcome, Parts, Socket,
+};
 use ring::Ring;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -31,6 +31,16 @@ pub trait Task: Send {
     fn stop(&mut self, why: Errno);
 }
 
+impl<T: Task + ?Sized> Task for Box<T> {
+    fn poll(&mut self, waker: &Waker) -> Option<Step> {
+        (**self).poll(waker)
+    }
+
+    fn stop(&mut self, why: Errno) {
+        (**self).stop(why);
+    }
+}
+
 /// What a task tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {

@@ -38,8 +38,8 @@ impl Ongoing {
             return (!std::mem::replace(&mut self.is_offered, true)).then_some(News::Accepted);
         }
         let outcome = self.outcome.as_ref()?;
-        if let (Outcome { bytes, failure, parts: Parts::Sent(_) }, false) = (outcome, self.is_sent)
-        {
+        let Outcome { bytes, failure, parts } = outcome;
+        if let (Parts::Sent(_) | Parts::Called { sent: true }, false) = (parts, self.is_sent) {
             self.is_sent = true;
             if *bytes > 0 || failure.is_none() {
                 return Some(News::Sent { bytes: *bytes as usize });

@@ -69,7 +69,9 @@ pub use queue::{Change, Config, EventQueue, REGISTRATIONS_DEFAULT};
 pub use socket::{Listener, Stack, Stream};
 pub use source::{Exit, Notifier, Source};
 pub use streams::NotBegun;
-pub use towpath_io::events::{Action, Choice, Interest, Operation, Readiness, SendFile, Trigger};
+pub use towpath_io::events::{
+    Action, Call, Calls, Choice, Interest, Operation, Readiness, SendFile, Trigger,
+};
 pub use transfer::{FileSent, Moved};
 pub use wait::EVENTS_DEFAULT;
 
@@ -153,6 +155,6 @@ pub enum News {
     },
     /// An operation is over: [`EventQueue::take`] has what became of it, and ends the registration;
     /// of some [`EventQueue::take_stream`], [`EventQueue::take_pieces`],
-    /// [`EventQueue::take_file`] or [`EventQueue::take_moved`].
+    /// [`EventQueue::take_file`], [`EventQueue::take_moved`] or [`EventQueue::take_called`].
     Completed,
 }

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use std::fmt;
 use std::io;
 use std::time::Instant;
-use towpath_io::events::{Job, Parts};
+use towpath_io::events::{Calls, Job, Parts};
 
 /// An operation with a buffer that is over.
 #[derive(Debug)]
@@ -52,6 +52,32 @@ impl EventQueue {
             let Job::File(operation) = job else { unreachable!("it is what was begun") };
             Refused { error, operation }
         })
+    }
+
+    /// Makes calls of the program's own on a socket of the kernel, when it is ready, until they are
+    /// over: so datagrams are sent and received, with addresses and control messages, and streams
+    /// from and to memory that is no `Vec`. The calls are made by the thread that begins them and
+    /// those that wait, and must not block. A wait tells
+    /// [`News::Completed`](super::News::Completed), of those that send so many bytes
+    /// [`News::Sent`](super::News::Sent) before, and [`EventQueue::take_called`] has what became of
+    /// them. What they have is dropped by then.
+    ///
+    /// # Errors
+    /// `ENOSPC` if the queue is full: nothing was called.
+    pub fn call(
+        &mut self,
+        calls: Calls,
+        deadline: Option<Instant>,
+        data: u64,
+    ) -> io::Result<Token> {
+        self.begin_job(Job::Call(calls), deadline, data).map_err(|(error, _)| error)
+    }
+
+    /// What became of calls, which ends the registration: bytes that they have moved, and why not
+    /// all. `None` before a wait has told that it is over, or of another operation.
+    pub fn take_called(&mut self, token: Token) -> Option<(u64, io::Result<()>)> {
+        let ended = self.take_ended(token, |parts| matches!(parts, Parts::Called { .. }))?;
+        Some((ended.bytes, ended.result))
     }
 
     /// Asks for the end of an operation, which is told as ever, and may have come too late.

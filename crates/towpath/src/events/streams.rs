@@ -9,7 +9,8 @@ use super::{EventQueue, Token};
 use crate::host::Held;
 use crate::host::operation::{Connection, Work};
 use rustix::fd::OwnedFd;
-use rustix::io::Errno;
+use rustix::fs::OFlags;
+use rustix::io::{Errno, ioctl_fionbio};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::fmt;
 use std::io;
@@ -43,11 +44,41 @@ impl EventQueue {
         let work = match stack.into() {
             Stack::Host(host) => Work::connect(&host, remote)?,
             Stack::Kernel => {
-                let job = Job::Connect(socket_for(remote)?, remote);
+                let job = Job::Connect(socket_for(remote)?, remote, true);
                 return self.begin_job(job, deadline, data).map_err(|(error, _)| error);
             }
         };
         self.begin(work, deadline, data).map_err(|(error, _)| error)
+    }
+
+    /// Begins to connect a socket of the kernel that the program has made and, maybe, bound;
+    /// otherwise as [`EventQueue::connect`]. Until it is over the socket does not block.
+    ///
+    /// # Errors
+    /// `EISCONN` if it is connected; `ENOSPC` if the queue is full.
+    pub fn connect_socket(
+        &mut self,
+        socket: Arc<OwnedFd>,
+        remote: SocketAddr,
+        deadline: Option<Instant>,
+        data: u64,
+    ) -> io::Result<Token> {
+        self.check_process()?;
+        if rustix::net::getpeername(&socket).is_ok() {
+            return Err(Errno::ISCONN.into());
+        }
+        let blocks = !rustix::fs::fcntl_getfl(&socket)?.contains(OFlags::NONBLOCK);
+        if blocks {
+            ioctl_fionbio(&socket, true)?;
+        }
+        let job = Job::Connect(socket, remote, blocks);
+        self.begin_job(job, deadline, data).map_err(|(error, job)| {
+            if let Job::Connect(socket, _, true) = job {
+                // It is open, so this cannot fail.
+                let _ = ioctl_fionbio(&socket, false);
+            }
+            error
+        })
     }
 
     /// Accepts one connection after the other until it is cancelled, or `deadline` has passed. A

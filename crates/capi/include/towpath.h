@@ -300,7 +300,7 @@ struct towpath_change {
  */
 int towpath_queue_change(struct towpath_queue *queue, struct towpath_change *changes, int count);
 
-/* What a queue does with streams of instances, and with files of the kernel's. */
+/* What a queue does with sockets of instances and of the kernel, and with files of the kernel's. */
 #define TOWPATH_CONNECT 1
 #define TOWPATH_ACCEPT 2
 #define TOWPATH_RECV 3
@@ -309,6 +309,32 @@ int towpath_queue_change(struct towpath_queue *queue, struct towpath_change *cha
 #define TOWPATH_WRITE 6
 #define TOWPATH_FSYNC 7
 #define TOWPATH_FDATASYNC 8
+#define TOWPATH_RECVMSG 9
+#define TOWPATH_SENDMSG 10
+#define TOWPATH_SENDFILE 11
+#define TOWPATH_RECVFILE 12
+#define TOWPATH_SPLICE 13
+
+/* Most bytes that TOWPATH_RECVFILE and TOWPATH_SPLICE can have left over. */
+#define TOWPATH_REST_MAX (128 << 10)
+
+/* What is moved between a socket of the kernel and a file, or another such socket. What is not needed is zero. */
+struct towpath_transfer {
+	/* The file; of TOWPATH_SPLICE the stream that the bytes are sent on. */
+	int fd;
+	unsigned int reserved;
+	/* Where in the file, and how many bytes: no more of a file than this; fewer if the source ends. */
+	off_t offset;
+	uint64_t count;
+	/* TOWPATH_SENDFILE: what goes before and behind, which is copied by the call that submits it. */
+	const void *header;
+	size_t header_len;
+	const void *trailer;
+	size_t trailer_len;
+	/* Others: where what was taken and has not arrived goes if it fails. It is the operation's until then. */
+	void *rest;
+	size_t rest_len;
+};
 
 /* One operation. What it does not need is zero. */
 struct towpath_operation {
@@ -318,15 +344,16 @@ struct towpath_operation {
 	int error;
 	/* Filled in: names the operation, and no other ever. */
 	uint64_t id;
-	/* The descriptor, and the instance that it is one of; NULL for a file of the kernel's. */
+	/* The descriptor, and the instance that it is one of; NULL for a file or a socket of the kernel's. */
 	const struct towpath *instance;
 	int fd;
-	/* TOWPATH_ACCEPT: SOCK_NONBLOCK, SOCK_CLOEXEC. TOWPATH_RECV: MSG_WAITALL. */
+	/* TOWPATH_ACCEPT: SOCK_NONBLOCK, SOCK_CLOEXEC. TOWPATH_RECV: MSG_WAITALL. TOWPATH_RECVMSG: MSG_PEEK, MSG_TRUNC. */
 	int flags;
 	/*
-	 * TOWPATH_CONNECT: the address, which is read by the call that submits it. Others: memory, which is the
-	 * operation's until TOWPATH_DONE: nobody writes what is sent or written, nobody uses what is received
-	 * or read into.
+	 * TOWPATH_CONNECT: the address, and of operations that move a struct towpath_transfer, which are read by
+	 * the call that submits them. TOWPATH_RECVMSG, TOWPATH_SENDMSG: a struct msghdr. Others: memory. That and
+	 * the message, with all that it names, is the operation's until TOWPATH_DONE: nobody writes what is sent or
+	 * written, nobody uses what is received or read into.
 	 */
 	void *buffer;
 	size_t len;
@@ -378,7 +405,8 @@ struct towpath_event {
 	 * TOWPATH_EXPIRED, TOWPATH_NOTIFIED: how often since it was last told. TOWPATH_SIGNALLED: the
 	 * signal. TOWPATH_EXITED: the exit code or the signal. TOWPATH_PROGRESS: the descriptor of an accepted
 	 * connection, or the bytes that were accepted to be sent. TOWPATH_DONE: bytes that were moved, 0 for
-	 * others, or -1.
+	 * others, or -1. Between a socket and another or a file it is the bytes also if not all were moved: then
+	 * there is an error, too.
 	 */
 	int64_t result;
 	/* TOWPATH_READY or another. */
@@ -388,7 +416,7 @@ struct towpath_event {
 	/*
 	 * TOWPATH_READY: EPOLLIN and others. TOWPATH_SIGNALLED: the process that sent it, or 0.
 	 * TOWPATH_EXITED: CLD_EXITED, CLD_KILLED, or 0 if it was waited for already or is no child.
-	 * TOWPATH_CHANGED: TOWPATH_CHANGED_MODIFIED and others.
+	 * TOWPATH_CHANGED: TOWPATH_CHANGED_MODIFIED and others. TOWPATH_DONE: how many bytes are left over.
 	 */
 	uint32_t detail;
 	/* TOWPATH_OVER. */

@@ -16,8 +16,8 @@ use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
 use crate::options;
 use crate::pointers::{
-    IOV_MAX, Ranges, bytes, bytes_mut, file, gather, scatter, sockaddr_bytes, write_address,
-    write_source,
+    IOV_MAX, Message, Ranges, bytes, bytes_mut, file, gather, scatter, sockaddr_bytes,
+    write_address, write_source,
 };
 use crate::poll::{EpollEvent, Polled};
 use libc::{
@@ -236,23 +236,8 @@ exported! {
     /// `recvmsg(2)`.
     fn towpath_recvmsg(of, fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
         // SAFETY: the caller vouches for it.
-        let Some(message) = (unsafe { message.as_mut() }) else {
-            return give::<isize>(on(of, fd, Err(Errno::FAULT)));
-        };
-        // SAFETY: the caller vouches for it.
-        let buffers = unsafe { scatter(message.msg_iov, message.msg_iovlen) };
-        // SAFETY: the caller vouches for it.
-        let control = unsafe { bytes_mut(message.msg_control, message.msg_controllen) };
-        let received = buffers.and_then(|mut buffers| {
-            of.receive_message(fd, &mut buffers, control.unwrap_or_default(), flags)
-        });
-        let received = received.and_then(|received| {
-            let (name, len) = (message.msg_name.cast(), &raw mut message.msg_namelen);
-            // SAFETY: the caller vouches for it.
-            unsafe { write_source(received.source, name, len) }?;
-            message.msg_controllen = received.control;
-            message.msg_flags = received.flags;
-            Ok(received.len)
+        let received = unsafe { Message::new(message) }.and_then(|mut message| {
+            message.receive(|buffers, control| of.receive_message(fd, buffers, control, flags))
         });
         give(on(of, fd, received))
     }
@@ -309,23 +294,12 @@ exported! {
 
     /// `sendmsg(2)`, without `SIGPIPE`.
     fn towpath_sendmsg(of, fd: c_int, message: *const msghdr, flags: c_int) -> isize {
-        // SAFETY: the caller vouches for it.
-        let Some(message) = (unsafe { message.as_ref() }) else {
-            return give::<isize>(on(of, fd, Err(Errno::FAULT)));
-        };
-        // SAFETY: the caller vouches for it.
-        let buffers = unsafe { gather(message.msg_iov, message.msg_iovlen) };
-        let name_len = if message.msg_name.is_null() { 0 } else { message.msg_namelen };
-        // SAFETY: the caller vouches for it.
-        let address = unsafe { sockaddr_bytes(message.msg_name.cast(), name_len) };
-        let control_len = if message.msg_control.is_null() { 0 } else { message.msg_controllen };
-        // SAFETY: the caller vouches for it.
-        let control = unsafe { bytes(message.msg_control, control_len) };
-        let sent = buffers.and_then(|buffers| {
-            let address = Some(address?).filter(|address| !address.is_empty());
-            let control = control?;
-            // SAFETY: the caller vouches for it.
-            unsafe { send(of, fd, &buffers, flags, address, control) }
+        // SAFETY: the caller vouches for it; it is read only.
+        let sent = unsafe { Message::new(message.cast_mut()) }.and_then(|message| {
+            message.send(|buffers, address, control| {
+                // SAFETY: the caller vouches for it.
+                unsafe { send(of, fd, buffers, flags, address, control) }
+            })
         });
         give(on(of, fd, sent))
     }

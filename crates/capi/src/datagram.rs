@@ -54,35 +54,9 @@ impl Instance {
         if flags & libc::MSG_ERRQUEUE != 0 {
             return self.receive_error(fd, buffers, control);
         }
-        let peek = flags & libc::MSG_PEEK != 0;
         let timeout = self.lock().timeout(fd, flags, false)?;
         let waits = timeout != Some(Duration::ZERO);
-        let told = self.block(timeout, |state| {
-            let id = state.id(fd)?;
-            match state.with(|sockets, cx| sockets.receive_datagram(id, buffers, peek, cx.ledger)) {
-                Ok(told) => {
-                    state.tell_datagram(fd, &told, control)?;
-                    Ok(Some(told))
-                }
-                // As in Linux the end of receiving ends a wait, and only that.
-                Err(Error::WouldBlock) if waits => {
-                    let over = state.sockets.readiness(id).contains(Readiness::READ_HUP);
-                    if over { Ok(None) } else { Err(Errno::AGAIN) }
-                }
-                Err(error) => Err(error.into()),
-            }
-        })?;
-        let mut received = Received::default();
-        if let Some(told) = told {
-            let all = flags & libc::MSG_TRUNC != 0;
-            received.len = if all { told.len } else { told.copied };
-            if told.copied < told.len {
-                control.flags |= libc::MSG_TRUNC;
-            }
-            received.source = Some(link::source(told.from, told.link));
-        }
-        (received.control, received.flags) = (control.len, control.flags);
-        Ok(received)
+        self.block(timeout, |state| state.receive_datagram(fd, buffers, control, (flags, waits)))
     }
 
     /// Takes a notice of the error queue. It never waits for one.
@@ -151,22 +125,75 @@ impl Instance {
         (flags, address, control): (i32, Option<&[u8]>, &[u8]),
         mut act: impl FnMut(&mut State, SocketId, &SendTo) -> Outcome<usize>,
     ) -> Outcome<usize> {
-        let (timeout, family, peer, pending, raw) = {
+        let (timeout, send) = {
             let mut state = self.lock();
-            let id = state.id(fd)?;
-            state.sockets.bind_by_itself(id)?;
-            let peer = state.sockets.remote(id).ok();
-            let pending = state.sockets.has_pending_datagram(id);
-            let raw = state.sockets.is_raw(id);
-            (state.timeout(fd, flags, true)?, state.family(fd)?, peer, pending, raw)
+            let send = state.datagram_to(fd, len, (flags, address, control))?;
+            (state.timeout(fd, flags, true)?, send)
         };
-        let own = self.lock().packet(fd);
-        if let Some(own) = own {
-            let send = State::send_frame_to(&own, address)?;
-            return self.block(timeout, |state| {
-                let id = state.id(fd)?;
-                act(state, id, &send)
-            });
+        self.block(timeout, |state| {
+            let id = state.id(fd)?;
+            act(state, id, &send)
+        })
+    }
+}
+
+impl State {
+    /// Receives a datagram that is there. To one who `waits` the end of receiving is one as well.
+    pub(crate) fn receive_datagram(
+        &mut self,
+        fd: i32,
+        buffers: &mut [&mut [u8]],
+        control: &mut Control<'_>,
+        (flags, waits): (i32, bool),
+    ) -> Outcome<Received> {
+        let (id, peek) = (self.id(fd)?, flags & libc::MSG_PEEK != 0);
+        let mut received = Received::default();
+        match self.with(|sockets, cx| sockets.receive_datagram(id, buffers, peek, cx.ledger)) {
+            Ok(told) => {
+                self.tell_datagram(fd, &told, control)?;
+                let all = flags & libc::MSG_TRUNC != 0;
+                received.len = if all { told.len } else { told.copied };
+                if told.copied < told.len {
+                    control.flags |= libc::MSG_TRUNC;
+                }
+                received.source = Some(link::source(told.from, told.link));
+            }
+            // As in Linux the end of receiving ends a wait, and only that.
+            Err(Error::WouldBlock)
+                if waits && self.sockets.readiness(id).contains(Readiness::READ_HUP) => {}
+            Err(error) => return Err(error.into()),
+        }
+        (received.control, received.flags) = (control.len, control.flags);
+        Ok(received)
+    }
+
+    /// Sends a datagram if there is room.
+    pub(crate) fn send_datagram(
+        &mut self,
+        fd: i32,
+        buffers: &[&[u8]],
+        how: (i32, Option<&[u8]>, &[u8]),
+    ) -> Outcome<usize> {
+        let len = buffers.iter().map(|buffer| buffer.len()).sum();
+        let (id, send) = (self.id(fd)?, self.datagram_to(fd, len, how)?);
+        Ok(self.with(|sockets, cx| sockets.send_datagram(id, buffers, &send, cx))?)
+    }
+
+    /// How `len` bytes are to be sent, by what a call says of it.
+    fn datagram_to(
+        &mut self,
+        fd: i32,
+        len: usize,
+        (flags, address, control): (i32, Option<&[u8]>, &[u8]),
+    ) -> Outcome<SendTo> {
+        let id = self.id(fd)?;
+        self.sockets.bind_by_itself(id)?;
+        let peer = self.sockets.remote(id).ok();
+        let pending = self.sockets.has_pending_datagram(id);
+        let raw = self.sockets.is_raw(id);
+        let family = self.family(fd)?;
+        if let Some(own) = self.packet(fd) {
+            return State::send_frame_to(&own, address);
         }
         if len > usize::from(u16::MAX) {
             return Err(Errno(libc::EMSGSIZE));
@@ -194,14 +221,9 @@ impl Instance {
             control::parse(control, over_v4, &mut send)?;
             send.segment_size = send.segment_size.filter(|_| !raw);
         }
-        self.block(timeout, |state| {
-            let id = state.id(fd)?;
-            act(state, id, &send)
-        })
+        Ok(send)
     }
-}
 
-impl State {
     /// A socket of packets of IP.
     pub(crate) fn raw_socket(
         &mut self,

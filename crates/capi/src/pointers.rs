@@ -5,9 +5,10 @@
 #![allow(unsafe_code)]
 
 use crate::address::{self, Name};
+use crate::control::Received;
 use crate::errno::{Errno, Outcome};
-use libc::{c_char, c_int, c_void, iovec, sockaddr, socklen_t};
-use rustix::fd::BorrowedFd;
+use libc::{c_char, c_int, c_void, iovec, msghdr, sockaddr, socklen_t};
+use rustix::fd::{AsRawFd, BorrowedFd};
 use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -259,6 +260,24 @@ impl Ranges {
         most: usize,
         borrower: Borrower,
     ) -> Option<Piece> {
+        let (from, len) = self.after(done)?;
+        let count = len.min(most).min(u32::MAX as usize) as u32;
+        // SAFETY: `new` was promised so.
+        unsafe { loans.lend_foreign(from, count, borrower.lender, borrower.token) }
+    }
+}
+
+impl Ranges {
+    /// Sends the kernel what begins after the first `done` bytes, as much as it takes now.
+    pub(crate) fn send_on(&self, socket: BorrowedFd<'_>, done: usize) -> Outcome<usize> {
+        let (from, len) = self.after(done).unwrap_or((NonNull::dangling(), 0));
+        let (from, flags) = (from.as_ptr().cast(), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+        // SAFETY: `new` was promised that the bytes can be read.
+        moved(unsafe { libc::send(socket.as_raw_fd(), from, len, flags) })
+    }
+
+    /// What is left after the first `done` bytes of the range that it begins in.
+    fn after(&self, done: usize) -> Option<(NonNull<u8>, usize)> {
         let mut skip = done;
         let (base, len) = self.ranges.iter().find_map(|(base, len)| {
             let found = skip < *len;
@@ -267,12 +286,84 @@ impl Ranges {
             }
             found.then_some((*base, *len))
         })?;
-        let count = (len - skip).min(most).min(u32::MAX as usize) as u32;
         // SAFETY: `skip` is within the range.
-        let from = unsafe { base.add(skip) };
-        // SAFETY: `new` was promised so.
-        unsafe { loans.lend_foreign(from, count, borrower.lender, borrower.token) }
+        Some((unsafe { base.add(skip) }, len - skip))
     }
+}
+
+/// A message by which a program sends or receives, with the memory that it names.
+pub(crate) struct Message(NonNull<msghdr>);
+
+// SAFETY: it is the only one that reaches the memory, as `new` was promised, whatever the thread.
+unsafe impl Send for Message {}
+
+impl Message {
+    /// The message at `pointer`. `EFAULT` if it is null.
+    ///
+    /// # Safety
+    /// Message and memory can be read until the program is told that they are its own again; with
+    /// what receives nobody else uses them meanwhile.
+    pub(crate) unsafe fn new(pointer: *mut msghdr) -> Outcome<Self> {
+        NonNull::new(pointer).map(Self).ok_or(Errno::FAULT)
+    }
+
+    /// Receives from the kernel what is there now.
+    pub(crate) fn receive_on(&mut self, socket: BorrowedFd<'_>, flags: c_int) -> Outcome<usize> {
+        let flags = flags | libc::MSG_DONTWAIT;
+        // SAFETY: `new` was promised so.
+        moved(unsafe { libc::recvmsg(socket.as_raw_fd(), self.0.as_ptr(), flags) })
+    }
+
+    /// Sends by the kernel, if there is room now.
+    pub(crate) fn send_on(&self, socket: BorrowedFd<'_>) -> Outcome<usize> {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: `new` was promised so.
+        moved(unsafe { libc::sendmsg(socket.as_raw_fd(), self.0.as_ptr(), flags) })
+    }
+
+    /// Has it filled by a call, which is given room for bytes and for control messages.
+    pub(crate) fn receive(
+        &mut self,
+        call: impl FnOnce(&mut [&mut [u8]], &mut [u8]) -> Outcome<Received>,
+    ) -> Outcome<usize> {
+        // SAFETY: `new` was promised so, and `self` is borrowed as long.
+        let message = unsafe { self.0.as_mut() };
+        // SAFETY: as above.
+        let mut buffers = unsafe { scatter(message.msg_iov, message.msg_iovlen) }?;
+        // SAFETY: as above.
+        let control = unsafe { bytes_mut(message.msg_control, message.msg_controllen) };
+        let received = call(&mut buffers, control.unwrap_or_default())?;
+        let (name, len) = (message.msg_name.cast(), &raw mut message.msg_namelen);
+        // SAFETY: as above.
+        unsafe { write_source(received.source, name, len) }?;
+        message.msg_controllen = received.control;
+        message.msg_flags = received.flags;
+        Ok(received.len)
+    }
+
+    /// Has it sent by a call, which is given bytes, an address and control messages.
+    pub(crate) fn send(
+        &self,
+        call: impl FnOnce(&[&[u8]], Option<&[u8]>, &[u8]) -> Outcome<usize>,
+    ) -> Outcome<usize> {
+        // SAFETY: `new` was promised so.
+        let message = unsafe { self.0.as_ref() };
+        // SAFETY: as above.
+        let buffers = unsafe { gather(message.msg_iov, message.msg_iovlen) }?;
+        let name_len = if message.msg_name.is_null() { 0 } else { message.msg_namelen };
+        // SAFETY: as above.
+        let address = unsafe { sockaddr_bytes(message.msg_name.cast(), name_len) }?;
+        let control_len = if message.msg_control.is_null() { 0 } else { message.msg_controllen };
+        // SAFETY: as above.
+        let control = unsafe { bytes(message.msg_control, control_len) }?;
+        call(&buffers, Some(address).filter(|address| !address.is_empty()), control)
+    }
+}
+
+/// What a call of the C library has moved; its error.
+fn moved(count: isize) -> Outcome<usize> {
+    let last = || Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO));
+    usize::try_from(count).map_err(|_| last())
 }
 
 /// Has the kernel read in the pages of a range.

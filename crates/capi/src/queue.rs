@@ -6,28 +6,28 @@
 //!
 //! Identifiers are tokens plus one, so that zero is nobody's.
 
+mod kernel;
+mod messages;
 mod operations;
 mod sending;
 mod socket;
 
 use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
-use crate::pointers::Posted;
-pub(crate) use operations::Action;
-use rustix::fd::{BorrowedFd, OwnedFd};
-use rustix::fs::FileType;
+pub(crate) use kernel::{FileWork, SocketWork, Transfer, Way};
+use kernel::{Kept, finish, take_connection};
+use rustix::fd::{BorrowedFd, IntoRawFd, OwnedFd};
 use rustix::process::Pid;
 use socket::Watched;
 use std::collections::HashMap;
-use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 use towpath::events::{
-    self, Action as FileAction, Change, Choice, Config, Event, EventQueue, Exit, Interest, News,
-    Notifier, Readiness, Source, Token, Trigger,
+    Change, Choice, Config, Event, EventQueue, Exit, Interest, News, Notifier, Readiness, Source,
+    Token, Trigger,
 };
 
 /// `TOWPATH_OVER` of `towpath.h`.
@@ -78,16 +78,6 @@ pub(crate) enum Asked {
     Remove(u64),
 }
 
-/// What is to be done with a file.
-pub(crate) enum FileWork<'a> {
-    /// From this offset on.
-    Read(Posted, u64),
-    /// To this offset.
-    Write(&'a [u8], u64),
-    Sync,
-    SyncData,
-}
-
 /// An event queue.
 pub struct Queue {
     process: Pid,
@@ -100,8 +90,8 @@ struct Inner {
     events: EventQueue,
     /// Room for what a wait finds.
     found: Vec<Event>,
-    /// Operations whose end was not told, those that read a file with the memory that is filled.
-    operations: HashMap<u64, Option<Posted>>,
+    /// Operations whose end was not told.
+    operations: HashMap<u64, Kept>,
 }
 
 impl Queue {
@@ -165,16 +155,12 @@ impl Queue {
     /// Begins an operation on a stream of an instance; its identifier.
     pub(crate) fn submit(
         &self,
-        (instance, fd): (&Arc<Instance>, i32),
-        action: Action<'_>,
-        deadline: Option<Instant>,
-        data: u64,
+        of: (&Arc<Instance>, i32),
+        work: SocketWork<'_>,
+        (deadline, data): (Option<Instant>, u64),
     ) -> Outcome<u64> {
-        let operation = operations::Operation::new(instance, fd, action)?;
-        let mut inner = self.enter()?;
-        let id = id(inner.events.start(operation, deadline, data).map_err(errno)?);
-        inner.operations.insert(id, None);
-        Ok(id)
+        let task = operations::task(of, work)?;
+        self.begin(|events| Ok((events.start(task, deadline, data).map_err(errno)?, Kept::Task)))
     }
 
     /// Begins an operation on a file of the kernel's, of which the queue has a duplicate.
@@ -182,29 +168,27 @@ impl Queue {
         &self,
         file: BorrowedFd<'_>,
         work: FileWork<'_>,
-        deadline: Option<Instant>,
-        data: u64,
+        when: (Option<Instant>, u64),
     ) -> Outcome<u64> {
-        let file = Arc::new(File::from(rustix::io::fcntl_dupfd_cloexec(file, 0)?));
-        let (action, buffer, into) = match work {
-            FileWork::Read(into, from) => {
-                let len = into.len().min(rest(&file, from)?);
-                (FileAction::Read(from), zeros(len)?, Some(into))
-            }
-            FileWork::Write(bytes, to) => {
-                let mut buffer = zeros(bytes.len())?;
-                buffer.copy_from_slice(bytes);
-                (FileAction::Write(to), buffer, None)
-            }
-            FileWork::Sync => (FileAction::Sync, Vec::new(), None),
-            FileWork::SyncData => (FileAction::SyncData, Vec::new(), None),
-        };
+        self.begin(|events| kernel::begin_on_file(events, file, work, when))
+    }
+
+    /// The same on a socket of the kernel's.
+    pub(crate) fn submit_socket(
+        &self,
+        socket: BorrowedFd<'_>,
+        work: SocketWork<'_>,
+        when: (Option<Instant>, u64),
+    ) -> Outcome<u64> {
+        self.begin(|events| kernel::begin_on_socket(events, socket, work, when))
+    }
+
+    /// Begins an operation; its identifier.
+    fn begin(&self, begin: impl FnOnce(&mut EventQueue) -> Outcome<(Token, Kept)>) -> Outcome<u64> {
         let mut inner = self.enter()?;
-        let operation = events::Operation { action, file, buffer };
-        let begun = inner.events.submit(operation, deadline, data);
-        let id = id(begun.map_err(|refused| errno(refused.error))?);
-        inner.operations.insert(id, into);
-        Ok(id)
+        let (token, kept) = begin(&mut inner.events)?;
+        inner.operations.insert(id(token), kept);
+        Ok(id(token))
     }
 
     /// Asks for the end of an operation, which is told as ever.
@@ -233,7 +217,10 @@ impl Queue {
             let step = events.now() + CLOSE_STEP;
             let waited = events.wait_many(found, min..=CLOSE_EVENTS, Some(step));
             for event in found.drain(..) {
-                if event.is_over || event.news == News::Completed {
+                if event.news == News::Accepted {
+                    // Closed, so that the end can be told.
+                    drop(events.take_stream(event.token));
+                } else if event.is_over || event.news == News::Completed {
                     operations.remove(&id(event.token));
                 }
             }
@@ -264,9 +251,13 @@ impl Queue {
         let count = found.len();
         for event in found.drain(..) {
             let mut told = told(event);
-            if event.news == News::Completed {
-                let into = operations.get_mut(&told.id).and_then(Option::as_mut);
-                told = over(told, finish(events, event.token, into));
+            match (event.news, operations.get_mut(&told.id)) {
+                (News::Completed, Some(kept)) => told = finish(events, event.token, kept, told),
+                (News::Accepted, Some(Kept::Accept(flags))) => {
+                    let connection = take_connection(events, event.token, *flags);
+                    told.result = connection.map_or(-1, |fd| fd.into_raw_fd().into());
+                }
+                _ => {}
             }
             if told.what == DONE {
                 operations.remove(&told.id);
@@ -400,6 +391,8 @@ fn told(Event { token, data, news, is_over }: Event) -> Told {
         }
         News::Step { result } if is_over => over(told, result),
         News::Step { result } => Told { what: PROGRESS, result, ..told },
+        News::Accepted => Told { what: PROGRESS, ..told },
+        News::Sent { bytes } => Told { what: PROGRESS, result: bytes as i64, ..told },
         // Of sources that C cannot add.
         _ => told,
     }
@@ -409,36 +402,6 @@ fn told(Event { token, data, news, is_over }: Event) -> Told {
 fn over(told: Told, result: i64) -> Told {
     let error = i32::try_from(-result).ok().filter(|error| *error > 0).unwrap_or(0);
     Told { what: DONE, result: result.max(-1), error, flags: OVER, ..told }
-}
-
-/// What became of an operation on a file; what was read is put `into` the program's memory.
-fn finish(events: &mut EventQueue, token: Token, into: Option<&mut Posted>) -> i64 {
-    let Some(completed) = events.take(token) else { return 0 };
-    match completed.result {
-        Ok(count) => {
-            if let Some(into) = into {
-                into.rest(0)[..count].copy_from_slice(&completed.buffer[..count]);
-            }
-            count as i64
-        }
-        Err(error) => -i64::from(errno(error).0),
-    }
-}
-
-/// How much there is of a file behind an offset; of what has no length, as much as may be read.
-fn rest(file: &File, from: u64) -> Outcome<usize> {
-    let stat = rustix::fs::fstat(file)?;
-    let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-    let len = u64::try_from(stat.st_size).unwrap_or(0).saturating_sub(from);
-    Ok(if is_regular { usize::try_from(len).unwrap_or(usize::MAX) } else { usize::MAX })
-}
-
-/// A buffer; `ENOMEM` if there is no memory for it.
-fn zeros(len: usize) -> Outcome<Vec<u8>> {
-    let mut buffer = Vec::new();
-    buffer.try_reserve_exact(len).map_err(|_| Errno(libc::ENOMEM))?;
-    buffer.resize(len, 0);
-    Ok(buffer)
 }
 
 fn bits(ready: Readiness) -> u32 {
@@ -454,5 +417,9 @@ fn bits(ready: Readiness) -> u32 {
 
 /// The number of an error.
 fn errno(error: io::Error) -> Errno {
-    Errno(error.raw_os_error().unwrap_or(libc::EIO))
+    let number = match error.kind() {
+        io::ErrorKind::UnexpectedEof => libc::ENODATA,
+        _ => error.raw_os_error().unwrap_or(libc::EIO),
+    };
+    Errno(number)
 }

@@ -84,6 +84,12 @@ fn a_c_program_submits_operations() {
     assert_ok(&compile_and_run("operations", &package().join("tests/operations.c")));
 }
 
+/// Goal: the same on sockets of the kernel, and with datagrams and files.
+#[test]
+fn a_c_program_submits_operations_to_the_kernel() {
+    assert_ok(&compile_and_run("kernel", &package().join("tests/kernel.c")));
+}
+
 /// Goal: who copies the example of the README has a program.
 #[test]
 fn the_example_of_the_readme_compiles() {

@@ -79,6 +79,33 @@ static inline struct towpath_event next(struct towpath_queue *queue)
 	return event;
 }
 
+/* Begins an operation; its id. */
+static inline uint64_t submit(struct towpath_queue *queue, struct towpath_operation operation)
+{
+	CHECK(towpath_queue_submit(queue, &operation, 1) == 1 && !operation.error && operation.id);
+	return operation.id;
+}
+
+/* The error that an operation comes to at once. */
+static inline int no(struct towpath_queue *queue, struct towpath_operation operation)
+{
+	CHECK(towpath_queue_submit(queue, &operation, 1) == 0);
+	return operation.error;
+}
+
+/* Looks that the next event is the end of an operation with this result; what else it says. */
+static inline uint32_t over(struct towpath_queue *queue, uint64_t id, int64_t result, int error)
+{
+	struct towpath_event event = next(queue);
+
+	if (event.result != result || event.error != error)
+		fprintf(stderr, "%lld, %d\n", (long long)event.result, event.error);
+	CHECK(event.id == id && event.what == TOWPATH_DONE && event.flags == TOWPATH_OVER);
+	CHECK(event.result == result && event.error == error);
+	CHECK(towpath_queue_cancel(queue, id) == -1 && errno == ESTALE);
+	return event.detail;
+}
+
 /* Moves packets between two instances until neither has any. */
 static inline void settle(struct towpath *a, struct towpath *b)
 {

@@ -5,9 +5,9 @@ use super::several::duration;
 use super::{give_done, give_int, set_errno};
 use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
-use crate::pointers::{Posted, Ranges, bytes, file, path, sockaddr_bytes};
-use crate::queue::{Action, Asked, FileWork, Given, Queue, Told, interest};
-use libc::{c_char, c_int, c_uint, c_void, itimerspec, off_t, size_t, socklen_t, timespec};
+use crate::pointers::{Message, Posted, Ranges, bytes, file, path, sockaddr_bytes};
+use crate::queue::{Asked, FileWork, Given, Queue, SocketWork, Told, Transfer, Way, interest};
+use libc::{c_char, c_int, c_uint, c_void, itimerspec, msghdr, off_t, size_t, socklen_t, timespec};
 use rustix::fd::IntoRawFd;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use std::mem::ManuallyDrop;
@@ -41,6 +41,11 @@ const OPERATION_READ: c_int = 5;
 const OPERATION_WRITE: c_int = 6;
 const OPERATION_FSYNC: c_int = 7;
 const OPERATION_FDATASYNC: c_int = 8;
+const OPERATION_RECVMSG: c_int = 9;
+const OPERATION_SENDMSG: c_int = 10;
+const OPERATION_SENDFILE: c_int = 11;
+const OPERATION_RECVFILE: c_int = 12;
+const OPERATION_SPLICE: c_int = 13;
 
 /// `TOWPATH_ABSTIME` of `towpath.h`.
 const ABSTIME: u32 = 1;
@@ -85,9 +90,9 @@ pub struct TowpathOperation {
     pub instance: *const Instance,
     /// With what it is done.
     pub fd: c_int,
-    /// `SOCK_NONBLOCK` and others of an accept, `MSG_WAITALL` of a receive.
+    /// `SOCK_NONBLOCK` and others of an accept, `MSG_WAITALL` and others of a receive.
     pub flags: c_int,
-    /// Memory, or an address.
+    /// Memory, an address, a message, or a [`TowpathTransfer`].
     pub buffer: *mut c_void,
     /// Its bytes.
     pub len: size_t,
@@ -99,9 +104,35 @@ pub struct TowpathOperation {
     pub data: u64,
 }
 
+/// What is moved between a socket and a file, or another socket, as C has it.
+#[repr(C)]
+pub struct TowpathTransfer {
+    /// The file, or the other socket.
+    pub fd: c_int,
+    /// Zero.
+    pub reserved: c_uint,
+    /// In the file.
+    pub offset: off_t,
+    /// Bytes.
+    pub count: u64,
+    /// What goes before a file that is sent, and what comes behind.
+    pub header: *const c_void,
+    /// Its bytes.
+    pub header_len: size_t,
+    /// See `header`.
+    pub trailer: *const c_void,
+    /// Its bytes.
+    pub trailer_len: size_t,
+    /// Memory for what was taken and has not arrived.
+    pub rest: *mut c_void,
+    /// Its bytes.
+    pub rest_len: size_t,
+}
+
 /// As `towpath.h` has them.
 const _: () = assert!(
     size_of::<TowpathChange>() == 88
+        && size_of::<TowpathTransfer>() == 72
         && size_of::<TowpathOperation>() == 72
         && size_of::<Told>() == 40
 );
@@ -115,34 +146,86 @@ impl TowpathOperation {
     unsafe fn submit(&self, queue: &Queue) -> Outcome<u64> {
         // SAFETY: the caller vouches for it.
         let deadline = unsafe { read_deadline(queue, self.deadline) }?;
-        if self.instance.is_null() {
+        let when = (deadline, self.data);
+        if matches!(self.operation, OPERATION_READ..=OPERATION_FDATASYNC) {
+            if !self.instance.is_null() {
+                return Err(Errno::INVAL);
+            }
             // SAFETY: the caller vouches for it.
             let work = unsafe { self.file_work() }?;
             // SAFETY: the caller does not close it meanwhile.
             let file = unsafe { file(self.fd) }?;
-            return queue.submit_file(file, work, deadline, self.data);
+            return queue.submit_file(file, work, when);
+        }
+        // SAFETY: the caller vouches for it.
+        let work = unsafe { self.socket_work() }?;
+        if self.instance.is_null() {
+            // SAFETY: the caller does not close it meanwhile.
+            let socket = unsafe { file(self.fd) }?;
+            return queue.submit_socket(socket, work, when);
         }
         // SAFETY: the caller vouches for it.
         let instance = unsafe { borrowed(self.instance) };
-        let has_flags = self.flags != 0;
-        let action = match self.operation {
-            OPERATION_CONNECT if !has_flags => {
+        queue.submit((&instance, self.fd), work, when)
+    }
+
+    /// What is to be done with a socket.
+    ///
+    /// # Safety
+    /// As [`TowpathOperation::submit`].
+    unsafe fn socket_work(&self) -> Outcome<SocketWork<'_>> {
+        let known = match self.operation {
+            OPERATION_ACCEPT => libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
+            OPERATION_RECV => libc::MSG_WAITALL,
+            OPERATION_RECVMSG => libc::MSG_PEEK | libc::MSG_TRUNC,
+            _ => 0,
+        };
+        if self.flags & !known != 0 {
+            return Err(Errno::INVAL);
+        }
+        Ok(match self.operation {
+            OPERATION_CONNECT => {
                 let len = socklen_t::try_from(self.len).map_err(|_| Errno::INVAL)?;
                 // SAFETY: the caller vouches for it.
-                Action::Connect(unsafe { sockaddr_bytes(self.buffer.cast(), len) }?)
+                SocketWork::Connect(unsafe { sockaddr_bytes(self.buffer.cast(), len) }?)
             }
-            OPERATION_ACCEPT if self.len == 0 => Action::Accept(self.flags),
+            OPERATION_ACCEPT if self.len == 0 => SocketWork::Accept(self.flags),
             OPERATION_RECV => {
                 // SAFETY: the caller vouches for it.
-                Action::Receive(unsafe { Posted::new(self.buffer, self.len) }?, self.flags)
+                SocketWork::Receive(unsafe { Posted::new(self.buffer, self.len) }?, self.flags)
             }
-            OPERATION_SEND if !has_flags => {
+            OPERATION_SEND => {
                 // SAFETY: the caller vouches for it.
-                Action::Send(unsafe { Ranges::of(self.buffer, self.len) }?)
+                SocketWork::Send(unsafe { Ranges::of(self.buffer, self.len) }?)
+            }
+            OPERATION_RECVMSG | OPERATION_SENDMSG => {
+                if self.len != size_of::<msghdr>() {
+                    return Err(Errno::INVAL);
+                }
+                // SAFETY: the caller vouches for it.
+                let message = unsafe { Message::new(self.buffer.cast()) }?;
+                match self.operation {
+                    OPERATION_RECVMSG => SocketWork::ReceiveMessage(message, self.flags),
+                    _ => SocketWork::SendMessage(message),
+                }
+            }
+            OPERATION_SENDFILE..=OPERATION_SPLICE => {
+                if self.len != size_of::<TowpathTransfer>() {
+                    return Err(Errno::INVAL);
+                }
+                let transfer = self.buffer.cast::<TowpathTransfer>();
+                // SAFETY: the caller vouches for it.
+                let transfer = unsafe { transfer.as_ref() }.ok_or(Errno::FAULT)?;
+                let way = match self.operation {
+                    OPERATION_SENDFILE => Way::SendFile,
+                    OPERATION_RECVFILE => Way::ReceiveFile,
+                    _ => Way::Splice,
+                };
+                // SAFETY: the caller vouches for it.
+                SocketWork::Move(way, unsafe { transfer.read(way) }?)
             }
             _ => return Err(Errno::INVAL),
-        };
-        queue.submit((&instance, self.fd), action, deadline, self.data)
+        })
     }
 
     /// What is to be done with a file.
@@ -168,6 +251,35 @@ impl TowpathOperation {
             OPERATION_FSYNC => FileWork::Sync,
             OPERATION_FDATASYNC => FileWork::SyncData,
             _ => return Err(Errno::INVAL),
+        })
+    }
+}
+
+impl TowpathTransfer {
+    /// What is moved.
+    ///
+    /// # Safety
+    /// As [`TowpathOperation::submit`]; of header and trailer for the call.
+    unsafe fn read(&self, way: Way) -> Outcome<Transfer<'_>> {
+        let sends = way == Way::SendFile;
+        let is_alike = match sends {
+            true => self.rest_len == 0,
+            false => self.header_len == 0 && self.trailer_len == 0,
+        };
+        if self.reserved != 0 || !is_alike || (way == Way::Splice && self.offset != 0) {
+            return Err(Errno::INVAL);
+        }
+        Ok(Transfer {
+            // SAFETY: the caller does not close it meanwhile.
+            other: unsafe { file(self.fd) }?,
+            offset: u64::try_from(self.offset).map_err(|_| Errno::INVAL)?,
+            count: self.count,
+            // SAFETY: the caller vouches for it.
+            header: unsafe { bytes(self.header, self.header_len) }?,
+            // SAFETY: the caller vouches for it.
+            trailer: unsafe { bytes(self.trailer, self.trailer_len) }?,
+            // SAFETY: the caller vouches for it.
+            rest: unsafe { Posted::new(self.rest, self.rest_len) }?,
         })
     }
 }

@@ -3,12 +3,14 @@
 //! Each is the call that would block, with the program's memory; the waits of the queue try it when
 //! its socket has news. The memory is the operation's until its last step was told.
 
+use super::kernel::SocketWork;
+use super::messages::{self, Way};
 use super::sending::Sending;
 use super::socket::{Place, READS};
 use crate::address::{self, Given};
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
-use crate::pointers::{Posted, Ranges};
+use crate::pointers::Posted;
 use rustix::io::Errno as Kernel;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,15 +18,20 @@ use std::task::Waker;
 use towpath::events::{Step, Task};
 use towpath_net::socket::{Error, ReceiveFlags, SocketId};
 
-/// What is to be done, with what the program gave for it.
-pub(crate) enum Action<'a> {
-    /// To this address.
-    Connect(&'a [u8]),
-    /// With flags for the sockets.
-    Accept(i32),
-    /// With flags.
-    Receive(Posted, i32),
-    Send(Ranges),
+/// An operation on the socket `fd`.
+///
+/// # Errors
+/// What is wrong with the arguments.
+pub(super) fn task(
+    (instance, fd): (&Arc<Instance>, i32),
+    work: SocketWork<'_>,
+) -> Outcome<Box<dyn Task>> {
+    let message = |message, way| messages::Operation::new(instance, fd, message, way);
+    Ok(match work {
+        SocketWork::ReceiveMessage(into, flags) => Box::new(message(into, Way::In(flags))?),
+        SocketWork::SendMessage(from) => Box::new(message(from, Way::Out)?),
+        work => Box::new(Operation::new(instance, fd, work)?),
+    })
 }
 
 /// An operation on a stream.
@@ -49,7 +56,7 @@ impl Operation {
     ///
     /// # Errors
     /// What is wrong with the arguments.
-    pub(super) fn new(instance: &Arc<Instance>, fd: i32, action: Action<'_>) -> Outcome<Self> {
+    fn new(instance: &Arc<Instance>, fd: i32, work: SocketWork<'_>) -> Outcome<Self> {
         let place = Place::new(instance, fd)?;
         let (family, datagram) = {
             let state = instance.lock();
@@ -58,19 +65,17 @@ impl Operation {
         if datagram {
             return Err(Errno(libc::EOPNOTSUPP));
         }
-        let work = match action {
-            Action::Connect(to) => match address::parse(to, family)? {
+        let work = match work {
+            SocketWork::Connect(to) => match address::parse(to, family)? {
                 Given::Address(remote) => Work::Connect(remote),
                 Given::Unspecified => return Err(Errno::INVAL),
             },
-            Action::Accept(flags) if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == 0 => {
-                Work::Accept(flags)
+            SocketWork::Accept(flags) => Work::Accept(flags),
+            SocketWork::Receive(into, flags) => Work::Receive(into, 0, flags != 0),
+            SocketWork::Send(ranges) => Work::Send(Sending::new(ranges)),
+            SocketWork::ReceiveMessage(..) | SocketWork::SendMessage(_) | SocketWork::Move(..) => {
+                return Err(Errno(libc::EOPNOTSUPP));
             }
-            Action::Receive(into, flags) if flags & !libc::MSG_WAITALL == 0 => {
-                Work::Receive(into, 0, flags != 0)
-            }
-            Action::Accept(_) | Action::Receive(..) => return Err(Errno::INVAL),
-            Action::Send(ranges) => Work::Send(Sending::new(ranges)),
         };
         Ok(Self { place, work, stopped: None })
     }

@@ -1,0 +1,322 @@
+//! Operations on the kernel's files and sockets, which the back end of a queue carries out.
+//!
+//! The queue has duplicates of descriptors. Bytes of streams and messages go between the kernel and
+//! the program's memory where it is, by calls that are made when the socket is ready; those of
+//! files are copied, as a thread or the kernel may have them longer than the queue is there.
+
+use super::{Told, errno, over};
+use crate::address::{self, Given};
+use crate::errno::{Errno, Outcome};
+use crate::pointers::{Message, Posted, Ranges};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::FileType;
+use rustix::io::{Errno as Kernel, FdFlags};
+use rustix::net::{AddressFamily, SocketType, sockopt};
+use std::fs::File;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+use towpath::events::{self, Action as FileAction, Calls, EventQueue, Interest, SendFile, Token};
+use towpath_net::socket::Family;
+
+/// What is to be done with a file.
+pub(crate) enum FileWork<'a> {
+    /// From this offset on.
+    Read(Posted, u64),
+    /// To this offset.
+    Write(&'a [u8], u64),
+    Sync,
+    SyncData,
+}
+
+/// What is to be done with a socket.
+pub(crate) enum SocketWork<'a> {
+    /// To this address.
+    Connect(&'a [u8]),
+    /// With flags for the descriptors.
+    Accept(i32),
+    /// With flags.
+    Receive(Posted, i32),
+    Send(Ranges),
+    /// One message, with flags.
+    ReceiveMessage(Message, i32),
+    SendMessage(Message),
+    /// Between a file, or another socket, and this one.
+    Move(Way, Transfer<'a>),
+}
+
+/// Where bytes are moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// From a file.
+    SendFile,
+    /// To a file.
+    ReceiveFile,
+    /// To another socket.
+    Splice,
+}
+
+/// What is moved.
+pub(crate) struct Transfer<'a> {
+    /// The file, or the other socket.
+    pub(crate) other: BorrowedFd<'a>,
+    /// In the file.
+    pub(crate) offset: u64,
+    pub(crate) count: u64,
+    pub(crate) header: &'a [u8],
+    pub(crate) trailer: &'a [u8],
+    /// For what was taken and has not arrived.
+    pub(crate) rest: Posted,
+}
+
+/// What is kept of an operation until its end is told.
+pub(super) enum Kept {
+    /// Nothing: it tells all by itself.
+    Task,
+    /// Where what is read of a file goes.
+    File(Option<Posted>),
+    Connect,
+    /// Flags for descriptors of connections.
+    Accept(i32),
+    Calls,
+    SentFile,
+    /// Where what was taken and has not arrived goes.
+    Moved(Posted),
+}
+
+/// Begins an operation on a file.
+pub(super) fn begin_on_file(
+    events: &mut EventQueue,
+    file: BorrowedFd<'_>,
+    work: FileWork<'_>,
+    (deadline, data): (Option<Instant>, u64),
+) -> Outcome<(Token, Kept)> {
+    let file = duplicate(file)?;
+    let (action, buffer, into) = match work {
+        FileWork::Read(into, from) => {
+            let len = into.len().min(rest(&file, from)?);
+            (FileAction::Read(from), zeros(len)?, Some(into))
+        }
+        FileWork::Write(bytes, to) => (FileAction::Write(to), copied(bytes)?, None),
+        FileWork::Sync => (FileAction::Sync, Vec::new(), None),
+        FileWork::SyncData => (FileAction::SyncData, Vec::new(), None),
+    };
+    let operation = events::Operation { action, file: Arc::new(file.into()), buffer };
+    let begun = events.submit(operation, deadline, data);
+    Ok((begun.map_err(|refused| errno(refused.error))?, Kept::File(into)))
+}
+
+/// Begins an operation on a socket.
+pub(super) fn begin_on_socket(
+    events: &mut EventQueue,
+    socket: BorrowedFd<'_>,
+    work: SocketWork<'_>,
+    (deadline, data): (Option<Instant>, u64),
+) -> Outcome<(Token, Kept)> {
+    let is_stream = is_stream(socket)?;
+    let is_message = matches!(work, SocketWork::ReceiveMessage(..) | SocketWork::SendMessage(_));
+    if is_stream == is_message {
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
+    let socket = Arc::new(duplicate(socket)?);
+    let when = (deadline, data);
+    match work {
+        SocketWork::Connect(to) => {
+            let remote = remote(&socket, to)?;
+            let begun = events.connect_socket(socket, remote, deadline, data);
+            Ok((begun.map_err(errno)?, Kept::Connect))
+        }
+        SocketWork::Accept(flags) => {
+            let begun = events.accept(socket, deadline, data);
+            Ok((begun.map_err(errno)?, Kept::Accept(flags)))
+        }
+        SocketWork::Receive(into, flags) => {
+            let (len, waits_for_all) = (into.len() as u64, flags & libc::MSG_WAITALL != 0);
+            let all = (waits_for_all || len == 0).then_some(len);
+            let call = receive_into(into);
+            begin_calls(events, Calls { socket, interest: Interest::READ, all, call }, when)
+        }
+        SocketWork::Send(ranges) => {
+            let all = Some(ranges.len() as u64);
+            let call = Box::new(move |socket: &OwnedFd, done| {
+                kernel(ranges.send_on(socket.as_fd(), done as usize))
+            });
+            begin_calls(events, Calls { socket, interest: Interest::WRITE, all, call }, when)
+        }
+        SocketWork::ReceiveMessage(mut message, flags) => {
+            let call = Box::new(move |socket: &OwnedFd, _| {
+                kernel(message.receive_on(socket.as_fd(), flags))
+            });
+            begin_calls(events, Calls { socket, interest: Interest::READ, all: None, call }, when)
+        }
+        SocketWork::SendMessage(message) => {
+            let call = Box::new(move |socket: &OwnedFd, _| kernel(message.send_on(socket.as_fd())));
+            begin_calls(events, Calls { socket, interest: Interest::WRITE, all: None, call }, when)
+        }
+        SocketWork::Move(way, transfer) => begin_move(events, socket, (way, transfer), when),
+    }
+}
+
+fn begin_calls(
+    events: &mut EventQueue,
+    calls: Calls,
+    (deadline, data): (Option<Instant>, u64),
+) -> Outcome<(Token, Kept)> {
+    Ok((events.call(calls, deadline, data).map_err(errno)?, Kept::Calls))
+}
+
+fn begin_move(
+    events: &mut EventQueue,
+    socket: Arc<OwnedFd>,
+    (way, transfer): (Way, Transfer<'_>),
+    (deadline, data): (Option<Instant>, u64),
+) -> Outcome<(Token, Kept)> {
+    let Transfer { other, offset, count, header, trailer, rest } = transfer;
+    let other = duplicate(other)?;
+    let end = offset.checked_add(count).ok_or(Errno::INVAL)?;
+    if way == Way::Splice {
+        if !is_stream(other.as_fd())? {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        let begun = events.splice(socket, Arc::new(other), count, deadline, data);
+        return Ok((begun.map_err(errno)?, Kept::Moved(rest)));
+    }
+    let file = Arc::new(File::from(other));
+    if way == Way::ReceiveFile {
+        let begun = events.receive_file(socket, file, offset..end, deadline, data);
+        return Ok((begun.map_err(errno)?, Kept::Moved(rest)));
+    }
+    let (header, trailer) = (copied(header)?, copied(trailer)?);
+    let parts = SendFile { header, file, range: offset..end, trailer };
+    let begun = events.send_file(socket, parts, deadline, data);
+    Ok((begun.map_err(|refused| errno(refused.error))?, Kept::SentFile))
+}
+
+/// What there is to tell of the end of an operation, which is taken.
+pub(super) fn finish(events: &mut EventQueue, token: Token, kept: &mut Kept, told: Told) -> Told {
+    let code = |result: io::Result<usize>| match result {
+        Ok(count) => count as i64,
+        Err(error) => -i64::from(errno(error).0),
+    };
+    // Bytes count more than what came after them, but where something is left over.
+    let moved = |bytes: u64, result: io::Result<()>| Told {
+        error: result.map_or_else(|error| errno(error).0, |()| 0),
+        ..over(told, bytes as i64)
+    };
+    match kept {
+        Kept::Task => told,
+        Kept::File(into) => {
+            let Some(completed) = events.take(token) else { return over(told, 0) };
+            if let (Some(into), Ok(count)) = (into, &completed.result) {
+                into.rest(0)[..*count].copy_from_slice(&completed.buffer[..*count]);
+            }
+            over(told, code(completed.result))
+        }
+        Kept::Connect | Kept::Accept(_) => {
+            let result = events.take_stream(token).unwrap_or(Err(Kernel::CANCELED.into()));
+            over(told, code(result.map(|_| 0)))
+        }
+        Kept::Calls => {
+            let (bytes, result) = events.take_called(token).unwrap_or((0, Ok(())));
+            over(told, if bytes > 0 { bytes as i64 } else { code(result.map(|()| 0)) })
+        }
+        Kept::SentFile => match events.take_file(token) {
+            Some(sent) => moved(sent.bytes, sent.result),
+            None => over(told, 0),
+        },
+        Kept::Moved(into) => {
+            let Some(done) = events.take_moved(token) else { return over(told, 0) };
+            let room = into.rest(0);
+            let count = done.rest.len().min(room.len());
+            room[..count].copy_from_slice(&done.rest[..count]);
+            Told { detail: done.rest.len() as u32, ..moved(done.bytes, done.result) }
+        }
+    }
+}
+
+/// The next connection that a wait told of, as a descriptor for C.
+pub(super) fn take_connection(
+    events: &mut EventQueue,
+    token: Token,
+    flags: i32,
+) -> Option<OwnedFd> {
+    let (stream, _) = events.take_stream(token)?.ok()?;
+    let socket = stream.as_kernel().cloned();
+    drop(stream);
+    let socket = Arc::into_inner(socket?)?;
+    // It is open, so this cannot fail.
+    let _ = describe(&socket, flags);
+    Some(socket)
+}
+
+/// Gives a descriptor the flags that `accept4` knows.
+fn describe(socket: &OwnedFd, flags: i32) -> Outcome<()> {
+    if flags & libc::SOCK_CLOEXEC == 0 {
+        rustix::io::fcntl_setfd(socket, FdFlags::empty())?;
+    }
+    if flags & libc::SOCK_NONBLOCK != 0 {
+        rustix::io::ioctl_fionbio(socket, true)?;
+    }
+    Ok(())
+}
+
+/// A call that fills the program's memory.
+fn receive_into(mut into: Posted) -> Box<events::Call> {
+    Box::new(move |socket: &OwnedFd, done| {
+        let rest = into.rest(done as usize);
+        let flags = rustix::net::RecvFlags::DONTWAIT;
+        rustix::net::recv(socket, rest, flags).map(|(count, _)| count)
+    })
+}
+
+/// Where a socket is to connect to.
+fn remote(socket: &OwnedFd, to: &[u8]) -> Outcome<SocketAddr> {
+    let family = match sockopt::socket_domain(socket)? {
+        AddressFamily::INET => Family::V4,
+        AddressFamily::INET6 => Family::V6,
+        _ => return Err(Errno(libc::EAFNOSUPPORT)),
+    };
+    match address::parse(to, family)? {
+        Given::Address(remote) => Ok(remote),
+        Given::Unspecified => Err(Errno::INVAL),
+    }
+}
+
+/// Whether a socket is a stream, not one of datagrams.
+fn is_stream(socket: BorrowedFd<'_>) -> Outcome<bool> {
+    Ok(sockopt::socket_type(socket)? == SocketType::STREAM)
+}
+
+fn duplicate(fd: BorrowedFd<'_>) -> Outcome<OwnedFd> {
+    Ok(rustix::io::fcntl_dupfd_cloexec(fd, 0)?)
+}
+
+/// What a call of a job comes to.
+fn kernel(outcome: Outcome<usize>) -> Result<usize, Kernel> {
+    outcome.map_err(|Errno(number)| Kernel::from_raw_os_error(number))
+}
+
+/// How much there is of a file behind an offset; of what has no length, as much as may be read.
+fn rest(file: &OwnedFd, from: u64) -> Outcome<usize> {
+    let stat = rustix::fs::fstat(file)?;
+    let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    let len = u64::try_from(stat.st_size).unwrap_or(0).saturating_sub(from);
+    Ok(if is_regular { usize::try_from(len).unwrap_or(usize::MAX) } else { usize::MAX })
+}
+
+/// A buffer; `ENOMEM` if there is no memory for it.
+fn zeros(len: usize) -> Outcome<Vec<u8>> {
+    let mut buffer = Vec::new();
+    buffer.try_reserve_exact(len).map_err(|_| Errno(libc::ENOMEM))?;
+    buffer.resize(len, 0);
+    Ok(buffer)
+}
+
+/// A copy; `ENOMEM` if there is no memory for it.
+fn copied(bytes: &[u8]) -> Outcome<Vec<u8>> {
+    let mut buffer = Vec::new();
+    buffer.try_reserve_exact(bytes.len()).map_err(|_| Errno(libc::ENOMEM))?;
+    buffer.extend_from_slice(bytes);
+    Ok(buffer)
+}

@@ -1,0 +1,85 @@
+//! Operations on datagram sockets of instances: one message each, received or sent.
+
+use super::operations::over;
+use super::socket::{Place, READS, WRITES};
+use crate::control::Control;
+use crate::errno::{Errno, Outcome};
+use crate::instance::{Instance, State};
+use crate::pointers::Message;
+use rustix::io::Errno as Kernel;
+use std::sync::Arc;
+use std::task::Waker;
+use towpath::events::{Step, Task};
+
+/// Which way a message goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// It is received, with these flags.
+    In(i32),
+    /// It is sent.
+    Out,
+}
+
+/// An operation on one message.
+pub(super) struct Operation {
+    place: Place,
+    message: Message,
+    way: Way,
+    /// Why it is to end.
+    stopped: Option<Errno>,
+}
+
+impl Operation {
+    /// # Errors
+    /// `EOPNOTSUPP` if the socket is a stream.
+    pub(super) fn new(
+        instance: &Arc<Instance>,
+        fd: i32,
+        message: Message,
+        way: Way,
+    ) -> Outcome<Self> {
+        let place = Place::new(instance, fd)?;
+        let is_datagram = instance.is_datagram(fd);
+        let operation = Self { place, message, way, stopped: None };
+        if is_datagram { Ok(operation) } else { Err(Errno(libc::EOPNOTSUPP)) }
+    }
+
+    /// Makes the call; [`Errno::AGAIN`] if it has to wait.
+    fn attempt(&mut self, state: &mut State, fd: i32) -> Outcome<usize> {
+        let Self { message, way, .. } = self;
+        match *way {
+            Way::In(flags) => message.receive(|buffers, room| {
+                state.receive_datagram(fd, buffers, &mut Control::new(room), (flags, true))
+            }),
+            Way::Out => message.send(|buffers, address, control| {
+                state.send_datagram(fd, buffers, (0, address, control))
+            }),
+        }
+    }
+}
+
+impl Task for Operation {
+    fn poll(&mut self, waker: &Waker) -> Option<Step> {
+        if let Some(why) = self.stopped {
+            return Some(over(Err(why)));
+        }
+        let gone = || Some(over(Err(Errno(libc::ECANCELED))));
+        let Some(instance) = self.place.instance() else { return gone() };
+        let mut state = instance.lock();
+        let Some(fd) = self.place.fd(&state) else { return gone() };
+        let step = match self.attempt(&mut state, fd) {
+            Err(Errno::AGAIN) => {
+                let events = if self.way == Way::Out { WRITES } else { READS };
+                self.place.watch(&mut state, waker, events);
+                None
+            }
+            outcome => Some(over(outcome)),
+        };
+        instance.settle(&mut state);
+        step
+    }
+
+    fn stop(&mut self, why: Kernel) {
+        self.stopped.get_or_insert(why.into());
+    }
+}

@@ -50,6 +50,23 @@ impl Budget {
         self.used.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
     }
 
+    /// The same, but pending while there is no room.
+    pub(super) fn poll_take(&self, cx: &mut Context<'_>, amount: usize) -> Poll<()> {
+        if self.take(amount) {
+            return Poll::Ready(());
+        }
+        self.watch(cx.waker());
+        if self.take(amount) { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// Leaves a waker for whoever wants `amount` and found no room for it.
+    pub(super) fn watch_for(&self, waker: &Waker, amount: usize) {
+        if self.poll_take(&mut Context::from_waker(waker), amount).is_ready() {
+            self.give(amount);
+            waker.wake_by_ref();
+        }
+    }
+
     /// Takes up to `amount`; returns how much.
     pub(super) fn take_some(&self, amount: usize) -> usize {
         let mut taken = 0;

@@ -12,16 +12,17 @@ use super::bell::Bell;
 use super::budget::Budget;
 use super::buffers::Buffers;
 use super::clock::Clock;
+use super::datagrams::feed_datagrams;
 use super::lend::Source;
 use super::port::{MEMORY_PAUSE, Port};
-use super::queue::{LOAN_BYTES_MAX, LentOp, Op, SendQueue};
+use super::queue::{DATAGRAMS_QUEUED_MAX, LOAN_BYTES_MAX, LentOp, Op, SendQueue};
 use super::sending::Share;
 use super::wait::Waiters;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use towpath_io::thread::release_unused;
-use towpath_net::socket::{Borrower, Error, Readiness, SendFlags, SocketId, Sockets};
+use towpath_net::socket::{Borrower, Error, Readiness, SendFlags, SendTo, SocketId, Sockets};
 use towpath_net::stack::Context;
 use towpath_net::tcp::Connection;
 use towpath_net::time::{Duration, Instant, earliest};
@@ -85,10 +86,13 @@ pub(super) struct State {
 /// What there is to a socket beside the stack.
 #[derive(Default)]
 pub(super) struct Entry {
-    /// Of a stream.
     pub(super) queue: Option<Arc<SendQueue>>,
     /// Taken from the queue, and not yet taken by the stack.
     pub(super) pending: VecDeque<Op>,
+    /// Room in a queue of datagrams that is to be given back.
+    freed: usize,
+    /// What went wrong with queued datagrams, for the call behind them.
+    late: Option<Error>,
     pub(super) readers: Waiters,
     pub(super) writers: Waiters,
 }
@@ -104,7 +108,7 @@ pub(super) enum Turn {
 }
 
 /// What became of a part of a send queue.
-enum Fed {
+pub(super) enum Fed {
     All,
     /// The stack has no room.
     Full,
@@ -183,10 +187,28 @@ impl Core {
     /// Appends to a send queue.
     pub(super) fn send(&self, queue: &Arc<SendQueue>, op: Op) -> Result<(), Op> {
         if queue.push(op)? {
-            self.submitted.lock().unwrap_or_else(PoisonError::into_inner).push(queue.clone());
-            self.bell.ring();
+            self.submit(queue);
         }
         Ok(())
+    }
+
+    /// Appends datagrams to one.
+    pub(super) fn send_datagrams(
+        &self,
+        queue: &Arc<SendQueue>,
+        lent: LentOp,
+        send: &SendTo,
+    ) -> Result<(), LentOp> {
+        if queue.push_datagrams(lent, send)? {
+            self.submit(queue);
+        }
+        Ok(())
+    }
+
+    /// Tells the worker of a send queue.
+    fn submit(&self, queue: &Arc<SendQueue>) {
+        self.submitted().push(queue.clone());
+        self.bell.ring();
     }
 
     /// Copies the beginning of `bytes` into a frame. `None` without one: then `waker` is woken when
@@ -342,7 +364,7 @@ impl State {
         self.table.entry(id).or_default()
     }
 
-    /// Closes a socket that has no send queue.
+    /// Closes a socket whose send queue is empty, or that has none.
     pub(super) fn close(&mut self, id: SocketId, now: Instant) {
         self.table.remove(&id);
         // There is such a socket: its owner is just being dropped.
@@ -373,12 +395,18 @@ impl State {
     }
 
     fn take_submitted(&mut self, queue: &SendQueue, now: &Now<'_>) {
-        if let Some(entry) = self.table.get_mut(&queue.id) {
-            queue.take(&mut entry.pending);
-            let dues = entry.pending.iter().filter_map(Op::due);
-            self.terms_at = dues.chain(self.terms_at).min();
+        if self.take_queued(queue) {
             self.feed(queue.id, now);
         }
+    }
+
+    /// Takes all that is in a queue, with its terms. False if its socket is gone.
+    pub(super) fn take_queued(&mut self, queue: &SendQueue) -> bool {
+        let Some(entry) = self.table.get_mut(&queue.id) else { return false };
+        queue.take(&mut entry.pending);
+        let dues = entry.pending.iter().filter_map(Op::due);
+        self.terms_at = dues.chain(self.terms_at).min();
+        true
     }
 
     /// Gives the stack all that is left of a socket that nobody owns, whether there is room or not,
@@ -389,6 +417,9 @@ impl State {
         let Self { sockets, memory, loans, table, .. } = self;
         let entry = table.get_mut(&id)?;
         let queue = entry.queue.as_ref()?;
+        if matches!(entry.pending.front(), Some(Op::Datagrams(_))) {
+            return None;
+        }
         let left = entry.pending.iter().map(Op::len).sum::<usize>();
         if left > FLUSHED_MAX || !matches!(entry.pending.back(), Some(Op::Close)) {
             return None;
@@ -409,7 +440,8 @@ impl State {
                         return Some(Fed::Starved);
                     }
                 }
-                Op::ShutDown => {}
+                // Of a stream there are none.
+                Op::ShutDown | Op::Datagrams(_) => {}
                 Op::Close => {
                     let _ = sockets.close(id, now.now);
                 }
@@ -443,6 +475,10 @@ impl State {
             if what.contains(Readiness::ERR) {
                 // Each loan's end is told to its own send.
                 while self.sockets.take_notice(id).is_ok() {}
+                if self.sockets.has_error(id) {
+                    // Which is for the next call.
+                    entry.queue.iter().for_each(|queue| queue.shut());
+                }
             }
             if waits && (over || what.contains(Readiness::OUT)) {
                 fed |= self.feed(id, now);
@@ -452,8 +488,8 @@ impl State {
     }
 
     /// Gives the stack what waits in a send queue, as far as there is room. True if it took some.
-    fn feed(&mut self, id: SocketId, now: &Now<'_>) -> bool {
-        let Self { sockets, memory, loans, table, .. } = self;
+    pub(super) fn feed(&mut self, id: SocketId, now: &Now<'_>) -> bool {
+        let Self { sockets, memory, loans, table, port, .. } = self;
         let Some(entry) = table.get_mut(&id) else { return false };
         let Some(queue) = &entry.queue else { return false };
         let mut cx = Context { memory, ledger: now.ledger, now: now.now };
@@ -464,6 +500,21 @@ impl State {
                 Op::Lent(lent) => {
                     let loans = loans.get_or_insert_with(|| Loans::new(LOANS_MAX));
                     feed_lent(sockets, id, lent, loans, &mut cx)
+                }
+                Op::Datagrams(mut lent) => {
+                    let loans = loans.get_or_insert_with(|| Loans::new(LOANS_MAX));
+                    match feed_datagrams(
+                        (sockets, port, loans),
+                        queue,
+                        (&mut lent, &mut entry.late),
+                        &mut cx,
+                    ) {
+                        Fed::All => {
+                            entry.freed += lent.room;
+                            (Fed::All, None)
+                        }
+                        fed => (fed, Some(Op::Datagrams(lent))),
+                    }
                 }
                 Op::ShutDown => {
                     let how = towpath_net::socket::Shutdown::Write;
@@ -484,7 +535,9 @@ impl State {
                         entry.pending.push_front(op);
                     }
                     if let Fed::Starved = self.flush(id, now).unwrap_or(fed) {
-                        self.starved.push(id);
+                        if !self.starved.contains(&id) {
+                            self.starved.push(id);
+                        }
                         self.retry_at.get_or_insert(now.now + MEMORY_PAUSE);
                     }
                     break;
@@ -498,7 +551,25 @@ impl State {
                 }
             }
         }
+        if let Some(entry) = self.table.get_mut(&id) {
+            entry.give_room(&mut self.wakers);
+            if let Some(error) = entry.late.take_if(|_| entry.pending.is_empty()) {
+                self.sockets.keep_error(id, error);
+            }
+        }
         some
+    }
+}
+
+impl Entry {
+    /// Gives back what datagrams took of the queue: much at a time, as each time may wake somebody
+    /// who waits for it.
+    fn give_room(&mut self, wakers: &mut Vec<Waker>) {
+        let Some(queue) = self.queue.as_ref().filter(|_| self.freed > 0) else { return };
+        if self.pending.is_empty() || self.freed >= DATAGRAMS_QUEUED_MAX / 2 {
+            queue.room.give(std::mem::take(&mut self.freed));
+            self.writers.take_into(wakers);
+        }
     }
 }
 

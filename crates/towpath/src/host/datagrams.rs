@@ -3,69 +3,265 @@
 //! What is cut into segments may be longer than a super-packet: it goes as several, which leave as
 //! fast as there is room for them. All of them are one send, whose buffer comes back when the last
 //! is gone.
+//!
+//! Who lends a little hands it to the stack with the call. Who has more out than that lets the worker
+//! do it ([`SendQueue`]): the call then costs its thread about the same whatever it sends, and the
+//! worker takes up many calls at once.
 
-use super::core::{LOANS_MAX, Now, State, lend};
-use super::lend::Source;
-use super::queue::LOAN_BYTES_MAX;
-use super::sending::Share;
-use std::sync::Arc;
-use towpath_net::socket::{Error, LentCall, SendTo, SocketId};
+use super::core::{Fed, LOANS_MAX, Now, State, lend};
+use super::port::Port;
+use super::queue::{LOAN_BYTES_MAX, LentOp, Op, SendQueue};
+use towpath_net::socket::{Error, LentCall, SendTo, SocketId, Sockets};
 use towpath_net::stack::Context;
 use towpath_packet::Loans;
 use towpath_packet::pool::LARGE_FRAME_BYTES;
 
-/// A buffer of which the stack has taken the first `done` bytes. Fields are dropped in this order:
-/// what is held of the buffer goes before the share.
-pub(super) struct LentDatagrams {
-    pub(super) source: Arc<dyn Source>,
-    pub(super) ticket: Share,
-    pub(super) call: LentCall,
-    pub(super) done: usize,
-}
-
-impl LentDatagrams {
-    /// Of a buffer of which nothing was taken yet.
-    pub(super) fn new(source: Arc<dyn Source>, ticket: Share) -> Self {
-        Self { source, ticket, call: LentCall::default(), done: 0 }
-    }
-}
-
 impl State {
-    /// Lends what is left of a buffer as datagrams, in loans of a super-packet; a datagram that is
-    /// not cut in loans of a frame's size, as who puts its fragments together counts all of its
-    /// loan with each. Fails, or ends before all is sent, if nothing more can be sent now.
+    /// Lends what is left of a buffer as datagrams. Fails, or ends before all is sent, if nothing
+    /// more can be sent now.
     pub(super) fn send_lent_datagrams(
         &mut self,
         id: SocketId,
-        lent: &mut LentDatagrams,
+        lent: &mut LentOp,
         send: &SendTo,
         now: &Now<'_>,
     ) -> Result<(), Error> {
-        let LentDatagrams { source, ticket, call, done } = lent;
-        let size = send.segment_size.unwrap_or(self.sockets.options(id)?.datagram.segment_size);
-        let bytes_max = if size > 0 { LOAN_BYTES_MAX } else { LARGE_FRAME_BYTES };
+        let Self { sockets, memory, loans, port, .. } = self;
+        let loans = loans.get_or_insert_with(|| Loans::new(LOANS_MAX));
+        let mut cx = Context { memory, ledger: now.ledger, now: now.now };
+        send_lent((sockets, port, loans), id, lent, send, &mut cx)
+    }
+
+    /// Has the stack take what waits in the queue of a socket before what is sent now.
+    ///
+    /// # Errors
+    /// [`Error::WouldBlock`] if it has no room for all: the socket's writers hear of it.
+    pub(super) fn drain_datagrams(
+        &mut self,
+        queue: &SendQueue,
+        now: &Now<'_>,
+    ) -> Result<(), Error> {
+        if queue.room.used() == 0 {
+            return Ok(());
+        }
+        self.take_queued(queue);
+        self.feed(queue.id, now);
+        match self.entry(queue.id).pending.is_empty() {
+            true => Ok(()),
+            false => Err(Error::WouldBlock),
+        }
+    }
+
+    /// Closes a datagram socket, whose queued datagrams are sent first, now or when there is room.
+    pub(super) fn close_datagrams(&mut self, queue: &SendQueue, now: &Now<'_>) {
+        match self.drain_datagrams(queue, now) {
+            Ok(()) => self.close(queue.id, now.now),
+            Err(_) => self.entry(queue.id).pending.push_back(Op::Close),
+        }
+    }
+
+    /// Lets calls queue datagrams that are sent like one of `len` bytes that the stack has just
+    /// taken, unless it waits for more.
+    pub(super) fn open(&self, queue: &SendQueue, asked: &SendTo, len: usize) {
+        let Ok(options) = self.sockets.options(queue.id) else { return };
+        if asked.more || options.datagram.cork {
+            return queue.shut();
+        }
+        // As of now: both may change before what is queued is sent.
+        let segment_size = asked.segment_size.or(Some(options.datagram.segment_size));
+        let to = asked.to.or(self.sockets.remote(queue.id).ok());
+        queue.open(asked, &SendTo { to, segment_size, ..*asked }, len);
+    }
+}
+
+/// Gives the stack what it takes of a buffer that was queued. What goes wrong, and an error of the
+/// network that waits and would stop it, is put into `late`: it is for the next call.
+pub(super) fn feed_datagrams(
+    (sockets, port, loans): (&mut Sockets, &mut Port, &mut Loans),
+    queue: &SendQueue,
+    (lent, late): (&mut LentOp, &mut Option<Error>),
+    cx: &mut Context<'_>,
+) -> Fed {
+    let (id, send) = (queue.id, queue.sent_as());
+    let send = SendTo { term: lent.due.map(|due| due.since(cx.now)), ..send };
+    if sockets.has_error(id) {
+        *late = sockets.take_error(id).unwrap_or(*late);
+    }
+    match send_lent((sockets, port, loans), id, lent, &send, cx) {
+        Ok(()) => Fed::All,
+        Err(Error::WouldBlock) => Fed::Full,
+        Err(Error::NoBuffers) => Fed::Starved,
+        Err(error) => {
+            *late = Some(error);
+            Fed::All
+        }
+    }
+}
+
+/// Lends what is left of a buffer, in loans of a super-packet; a datagram that is not cut in loans
+/// of a frame's size, as who puts its fragments together counts all of its loan with each.
+fn send_lent(
+    (sockets, port, loans): (&mut Sockets, &mut Port, &mut Loans),
+    id: SocketId,
+    lent: &mut LentOp,
+    send: &SendTo,
+    cx: &mut Context<'_>,
+) -> Result<(), Error> {
+    let LentOp { source, ticket, call, done, .. } = lent;
+    let size = send.segment_size.unwrap_or(sockets.options(id)?.datagram.segment_size);
+    let bytes_max = if size > 0 { LOAN_BYTES_MAX } else { LARGE_FRAME_BYTES };
+    loop {
+        let (number, from) = (sockets.next_lent(id)?, *done);
+        let lend = |at, most: usize, borrower| {
+            lend(source, ticket, (from + at, most.min(bytes_max)), loans, borrower)
+        };
+        let left = source.len() - from;
+        let sent = sockets.send_lent_datagrams(id, call, left, send, lend, cx)?;
+        if from == 0 {
+            ticket.begun(number);
+        }
+        *done += sent;
+        if sent == 0 || sent == left {
+            // The call is over for the stack, which hears of it with the lock.
+            *call = LentCall::default();
+            return Ok(());
+        }
+        if port.is_link() {
+            port.send(sockets, cx);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::queue::DATAGRAMS_QUEUED_MAX;
+    use super::super::{Config, Held, Host, LENT_OVERHEAD, Sending, UdpSocket};
+    use std::io::ErrorKind;
+    use std::thread;
+    use std::time::Duration;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// Two hosts with a socket each, connected with each other.
+    fn sockets() -> [(Host, UdpSocket); 2] {
+        let config =
+            |last| Config { default_term: None, ..Config::with_address([10, 0, 0, last], 24) };
+        let (a, b) = Host::pair(&config(1), &config(2)).expect("two hosts");
+        let [own, other] = ["10.0.0.1:7", "10.0.0.2:80"].map(|at| at.parse().expect("an address"));
+        let socket = UdpSocket::bind(&a, own).expect("bound");
+        let peer = UdpSocket::bind(&b, other).expect("bound");
+        socket.connect(other).expect("connected");
+        peer.connect(own).expect("connected");
+        peer.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        // They know each other's link-layer addresses from then on.
+        socket.send(&[]).expect("sends");
+        assert_eq!(peer.recv(&mut []).expect("receives"), 0);
+        [(a, socket), (b, peer)]
+    }
+
+    fn assert_all_back(hosts: &[&Host]) {
+        for _ in 0..20_000 {
+            if hosts.iter().all(|host| host.in_use() == 0 && host.lent() == 0) {
+                return;
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+        let left: Vec<_> = hosts.iter().map(|host| (host.in_use(), host.lent())).collect();
+        panic!("in use and lent: {left:?}");
+    }
+
+    /// Sends numbers until the queue is full; the peer's worker stands still.
+    fn fill(socket: &UdpSocket) -> Vec<Sending<Vec<u8>>> {
+        socket.set_nonblocking(true).expect("a mode");
+        let mut sent = Vec::new();
         loop {
-            let Self { sockets, memory, loans, port, .. } = self;
-            let loans = loans.get_or_insert_with(|| Loans::new(LOANS_MAX));
-            let mut cx = Context { memory, ledger: now.ledger, now: now.now };
-            let (number, from) = (sockets.next_lent(id)?, *done);
-            let lend = |at, most: usize, borrower| {
-                lend(source, ticket, (from + at, most.min(bytes_max)), loans, borrower)
-            };
-            let left = source.len() - from;
-            let sent = sockets.send_lent_datagrams(id, call, left, send, lend, &mut cx)?;
-            if from == 0 {
-                ticket.begun(number);
-            }
-            *done += sent;
-            if sent == 0 || sent == left {
-                // The call is over for the stack, which hears of it with the lock.
-                *call = LentCall::default();
-                return Ok(());
-            }
-            if port.is_link() {
-                port.send(sockets, &mut cx);
+            assert!(sent.len() < 100_000, "there is no end to it");
+            match socket.send_zc((sent.len() as u32).to_ne_bytes().to_vec()) {
+                Ok(sending) => sent.push(sending),
+                Err(full) => {
+                    assert_eq!(full.error.kind(), ErrorKind::WouldBlock);
+                    assert_eq!(full.buffer, (sent.len() as u32).to_ne_bytes());
+                    return sent;
+                }
             }
         }
+    }
+
+    /// Takes numbers until `last` or silence; they come in order, each once.
+    fn take(peer: &UdpSocket) -> Vec<u32> {
+        peer.set_read_timeout(Some(Duration::from_millis(500))).expect("a timeout");
+        let (mut into, mut taken) = ([0; 4], Vec::new());
+        while peer.recv(&mut into).is_ok() {
+            taken.push(u32::from_ne_bytes(into));
+        }
+        assert!(taken.is_sorted_by(|one, next| one < next), "{taken:?}");
+        taken
+    }
+
+    /// Goal: what a device does not take is queued up to a bound, and then calls fail that must not
+    /// wait; with a term, or when it is recalled, it comes back from the queue too, and is sent all
+    /// the same. Method: the peer's worker waits for a lock of its host.
+    #[test]
+    fn queued_datagrams_come_back_by_terms_and_recalls() {
+        let [(a, socket), (b, peer)] = sockets();
+        let stopped = b.owner.core.lock();
+        socket.set_term(Some(Duration::from_secs(3600)));
+        let mut sent = fill(&socket);
+        assert!(sent.len() > DATAGRAMS_QUEUED_MAX / (LENT_OVERHEAD + 4), "{}", sent.len());
+        let last = sent.pop().expect("many");
+        last.recall();
+        let back = last.returned_within(PATIENCE).expect("back");
+        assert!(back.copied && back.buffer == (sent.len() as u32).to_ne_bytes());
+        assert!(!sent[sent.len() - 1].is_returned());
+        sent.iter().for_each(Sending::recall);
+        for (number, sending) in sent.into_iter().enumerate() {
+            let back = sending.returned_within(PATIENCE).expect("back");
+            assert!(back.copied && back.buffer == (number as u32).to_ne_bytes());
+        }
+        drop(stopped);
+        assert!(!take(&peer).is_empty());
+        drop((socket, peer));
+        assert_all_back(&[&a, &b]);
+
+        let [(a, socket), (b, peer)] = sockets();
+        let stopped = b.owner.core.lock();
+        socket.set_term(Some(Duration::from_millis(20)));
+        for sending in fill(&socket) {
+            assert!(sending.returned_within(PATIENCE).expect("back").copied);
+        }
+        drop(stopped);
+        drop((socket, peer));
+        assert_all_back(&[&a, &b]);
+    }
+
+    /// Goal: what was queued when a socket is closed is sent, and comes back; its address is free
+    /// when that is over.
+    #[test]
+    fn queued_datagrams_outlive_their_socket() {
+        let [(a, socket), (b, peer)] = sockets();
+        let stopped = b.owner.core.lock();
+        let sent = fill(&socket);
+        drop(socket);
+        assert!(!sent[sent.len() - 1].is_returned());
+        drop(stopped);
+        // What there is no room for is dropped, and back as well.
+        peer.set_read_timeout(Some(Duration::from_millis(1))).expect("a timeout");
+        let mut pieces: Vec<Held> = Vec::new();
+        let mut received = 0;
+        for _ in 0..100_000 {
+            received += usize::from(peer.recv_lent(&mut pieces).is_ok());
+            pieces.clear();
+            if sent.iter().all(Sending::is_returned) {
+                break;
+            }
+        }
+        assert!(received > 0);
+        for sending in sent {
+            assert!(!sending.returned_within(PATIENCE).expect("back").copied);
+        }
+        let own = "10.0.0.1:7".parse().expect("an address");
+        drop(UdpSocket::bind(&a, own).expect("free again"));
+        drop(peer);
+        assert_all_back(&[&a, &b]);
     }
 }

@@ -27,7 +27,8 @@
 //! A host has a *worker*, a thread that moves packets and runs timers, and sleeps when there is
 //! nothing to do. A host is attached to a TAP device or, by [`Host::pair`], to another host of this
 //! process: then pieces travel, and bytes that one lends are read by the other where they are.
-//! Calls move no packets, but for datagrams that leave over such a link.
+//! Calls move no packets, but for datagrams that leave over such a link. Datagrams that are lent
+//! faster than they come back are left to the worker.
 //!
 //! What a call costs its thread, when it does not wait:
 //!

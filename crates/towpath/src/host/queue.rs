@@ -1,10 +1,16 @@
-//! The send queue of a stream: what its program has sent and the stack has not taken yet.
+//! The send queue of a socket: what its program has sent and the stack has not taken yet. All that
+//! streams send goes through it, and of datagram sockets what they lend faster than it comes back.
 //!
 //! The program's thread appends here, under a lock of this queue alone, and the worker takes all
 //! there is at once; so a send never waits for the stack. What the stack has no room for stays with
 //! the worker. Bytes that were copied count with a budget of the queue until the stack takes them,
 //! lent ones with those of their [`Account`] until they are returned: a program that sends faster
-//! than the network waits for one of these.
+//! than the network waits for one of these. Datagrams, of which no peer says how many it takes,
+//! count with the budget of the queue whether they are copied or not.
+//!
+//! A datagram that cannot be sent is refused by its call, so that only those are queued of which it
+//! is known that they can: those that are sent in the same way as one that the stack took, and are
+//! not longer. The [`Door`] says so until something happens that may change it.
 
 use super::budget::Budget;
 use super::lend::Source;
@@ -14,12 +20,15 @@ use super::wait::Waiters;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
-use towpath_net::socket::{Error, LentCall, SocketId};
+use towpath_net::socket::{Error, LentCall, SendTo, SocketId};
 use towpath_net::time::Instant;
 use towpath_packet::Piece;
 
 /// Copied bytes that one queue holds: what a worker passes on in a few turns.
 pub(super) const QUEUED_MAX: usize = 256 << 10;
+/// Bytes of lent datagrams that one queue holds, with what each call counts beside: a millisecond's
+/// work, so that a program that waits for room sleeps and wakes seldom.
+pub(super) const DATAGRAMS_QUEUED_MAX: usize = 4 << 20;
 /// Most bytes of one loan: a super-packet. A receiver who keeps a part keeps all of the loan, and a
 /// recall gives back one after the other.
 pub(super) const LOAN_BYTES_MAX: usize = 64 << 10;
@@ -29,6 +38,8 @@ pub(super) enum Op {
     /// Bytes that were copied into a frame.
     Copied(Piece),
     Lent(LentOp),
+    /// The same, as a datagram or several.
+    Datagrams(LentOp),
     /// Nothing more is sent.
     ShutDown,
     /// The socket has no owner any more.
@@ -47,6 +58,8 @@ pub(super) struct LentOp {
     pub(super) due: Option<Instant>,
     /// The copy of what was left then, in the making.
     pub(super) copying: Option<Box<Copying>>,
+    /// What it counts with in the queue.
+    pub(super) room: usize,
     pub(super) ticket: Share,
 }
 
@@ -55,7 +68,7 @@ impl Op {
     pub(super) fn len(&self) -> usize {
         match self {
             Op::Copied(piece) => piece.len(),
-            Op::Lent(lent) => lent.source.len() - lent.done,
+            Op::Lent(lent) | Op::Datagrams(lent) => lent.source.len() - lent.done,
             Op::ShutDown | Op::Close => 0,
         }
     }
@@ -63,7 +76,15 @@ impl Op {
     /// When its memory is to be back.
     pub(super) fn due(&self) -> Option<Instant> {
         match self {
-            Op::Lent(lent) => lent.due,
+            Op::Lent(lent) | Op::Datagrams(lent) => lent.due,
+            Op::Copied(_) | Op::ShutDown | Op::Close => None,
+        }
+    }
+
+    /// A buffer that is lent.
+    pub(super) fn lent_mut(&mut self) -> Option<&mut LentOp> {
+        match self {
+            Op::Lent(lent) | Op::Datagrams(lent) => Some(lent),
             Op::Copied(_) | Op::ShutDown | Op::Close => None,
         }
     }
@@ -72,7 +93,7 @@ impl Op {
     pub(super) fn give_up(self, queue: &SendQueue) {
         match self {
             Op::Copied(piece) => queue.room.give(piece.len()),
-            Op::Lent(_) | Op::ShutDown | Op::Close => {}
+            Op::Lent(_) | Op::Datagrams(_) | Op::ShutDown | Op::Close => {}
         }
     }
 }
@@ -81,7 +102,7 @@ impl LentOp {
     /// A buffer of which nothing was taken yet.
     pub(super) fn new(source: Arc<dyn Source>, ticket: Share, due: Option<Instant>) -> Self {
         let call = LentCall::default();
-        Self { source, call, done: 0, begun: false, due, copying: None, ticket }
+        Self { source, call, done: 0, begun: false, due, copying: None, room: 0, ticket }
     }
 }
 
@@ -89,7 +110,7 @@ impl LentOp {
 pub(super) struct SendQueue {
     pub(super) id: SocketId,
     inbox: Mutex<Inbox>,
-    /// Room for bytes that are copied.
+    /// Room for bytes that are copied, or for datagrams.
     pub(super) room: Budget,
     pub(super) account: Arc<Account>,
     /// Event queues that are to hear when there is room again after a call that found none.
@@ -102,6 +123,18 @@ struct Inbox {
     /// The worker is told, and has not looked yet.
     listed: bool,
     failed: Option<Failed>,
+    door: Door,
+}
+
+/// Which datagrams may be queued.
+#[derive(Default)]
+struct Door {
+    /// Those whose calls ask for this, without a term,
+    asked: SendTo,
+    /// which is sent like this, and whose length is
+    sent_as: SendTo,
+    /// not more; `None` for no datagrams.
+    most: Option<usize>,
 }
 
 /// The stack takes nothing more.
@@ -111,9 +144,15 @@ struct Failed {
 }
 
 impl SendQueue {
+    /// That of a stream.
     pub(super) fn new(id: SocketId, account: Arc<Account>) -> Self {
         let (inbox, room) = (Mutex::default(), Budget::new(QUEUED_MAX));
         Self { id, inbox, room, account, watchers: Mutex::default() }
+    }
+
+    /// That of a datagram socket.
+    pub(super) fn for_datagrams(id: SocketId, account: Arc<Account>) -> Self {
+        Self { room: Budget::new(DATAGRAMS_QUEUED_MAX), ..Self::new(id, account) }
     }
 
     /// `waker` is to be woken when there is room again after a call that finds none.
@@ -138,6 +177,44 @@ impl SendQueue {
         }
         inbox.ops.push_back(op);
         Ok(!std::mem::replace(&mut inbox.listed, true))
+    }
+
+    /// Appends datagrams that are sent as `send` says, its term aside, and for which there is room.
+    /// True if the worker is to be told; hands back what only the stack can say about whether it
+    /// can be sent.
+    pub(super) fn push_datagrams(&self, lent: LentOp, send: &SendTo) -> Result<bool, LentOp> {
+        let mut inbox = self.lock();
+        let Door { asked, most, .. } = &inbox.door;
+        let fits = most.is_some_and(|most| lent.source.len() <= most);
+        if !fits || *asked != (SendTo { term: None, ..*send }) {
+            return Err(lent);
+        }
+        inbox.ops.push_back(Op::Datagrams(lent));
+        Ok(!std::mem::replace(&mut inbox.listed, true))
+    }
+
+    /// With the lock of the core, and nothing pending: the stack took a datagram of `len` bytes
+    /// that its call asked to be sent like `asked`, as `sent_as`.
+    pub(super) fn open(&self, asked: &SendTo, sent_as: &SendTo, len: usize) {
+        let (asked, sent_as) = (SendTo { term: None, ..*asked }, SendTo { term: None, ..*sent_as });
+        let mut inbox = self.lock();
+        let Inbox { door, ops, .. } = &mut *inbox;
+        if door.asked == asked && door.sent_as == sent_as {
+            door.most = door.most.max(Some(len));
+        } else if ops.is_empty() {
+            // What another thread has queued meanwhile is sent as before.
+            *door = Door { asked, sent_as, most: Some(len) };
+        }
+    }
+
+    /// What the stack may say about the next datagram is not known any more.
+    pub(super) fn shut(&self) {
+        self.lock().door.most = None;
+    }
+
+    /// How datagrams that were queued are sent.
+    pub(super) fn sent_as(&self) -> SendTo {
+        self.lock().door.sent_as
     }
 
     /// For the worker: moves all to `pending`.

@@ -37,7 +37,7 @@ impl State {
             queue.take(&mut entry.pending);
         }
         for op in &mut entry.pending {
-            if let Op::Lent(lent) = op
+            if let Some(lent) = op.lent_mut()
                 && lent.ticket.is(ticket)
             {
                 lent.due = Some(now);
@@ -53,8 +53,8 @@ impl State {
         }
         self.terms_at = None;
         let mut budget = COPIED_PER_TURN;
-        for lent in self.table.values_mut().flat_map(|entry| &mut entry.pending) {
-            let Op::Lent(lent) = lent else { continue };
+        let pending = self.table.values_mut().flat_map(|entry| &mut entry.pending);
+        for lent in pending.filter_map(Op::lent_mut) {
             if lent.due.is_some_and(|due| due <= now.now) && budget > 0 {
                 match lent.copy_some(budget, now.ledger) {
                     Some(copied) => budget -= copied,

@@ -2,10 +2,10 @@
 
 use super::auto::{Choice, DATAGRAM_BREAK_EVEN};
 use super::core::{Now, State};
-use super::datagrams::LentDatagrams;
 use super::lend::{Lend, Parcel, stretches};
 use super::mode::{Mode, SendMode};
-use super::sending::{Account, SendError, Sending, Share, Ticket};
+use super::queue::{LentOp, SendQueue};
+use super::sending::{SendError, Sending, Share, Ticket};
 use super::shape::Shape;
 use super::wait::block;
 use super::watch::readiness;
@@ -23,6 +23,11 @@ use towpath_net::socket::{Error, Options, ReadMost, ReceivedDatagram, SendTo, So
 use towpath_packet::Held;
 use towpath_packet::packet::PIECES_MAX;
 
+/// Bytes that a socket has lent, up to which a call hands its datagrams to the stack itself: more
+/// than one of them. Beyond it the worker does: to wake it costs less than all that work, and it
+/// goes on by itself as long as calls come faster.
+const DIRECT_MAX: usize = 128 << 10;
+
 /// A UDP socket, in the shape of [`std::net::UdpSocket`].
 #[derive(Clone)]
 pub struct UdpSocket {
@@ -34,8 +39,8 @@ struct Inner {
     id: SocketId,
     shape: Shape,
     mode: Mode,
-    /// What its sends that lend count with.
-    account: Arc<Account>,
+    /// Of what is lent.
+    queue: Arc<SendQueue>,
 }
 
 /// A buffer on its way into a socket.
@@ -50,7 +55,9 @@ struct Going<B> {
 enum Progress<B> {
     /// With how many bytes were copied.
     Copied(B, usize),
-    Lent(Sending<B>, LentDatagrams),
+    Lent(Sending<B>, LentOp),
+    /// Left to the worker.
+    Queued(Sending<B>),
     /// The call is over.
     Gone,
 }
@@ -69,7 +76,31 @@ impl<B: Lend> Going<B> {
         };
         let held = Arc::new(Parcel::new(buffer));
         let sending = Sending::lent(held.clone(), ticket);
-        self.progress = Progress::Lent(sending, LentDatagrams::new(held, share));
+        self.progress = Progress::Lent(sending, LentOp::new(held, share, None));
+    }
+
+    /// Leaves what is lent to the worker, if nothing speaks against it; it counts as `room` in the
+    /// queue, which was taken.
+    fn queue(&mut self, socket: &Inner, room: usize) {
+        let (sending, mut lent) = match mem::replace(&mut self.progress, Progress::Gone) {
+            Progress::Lent(sending, lent) => (sending, lent),
+            other => {
+                self.progress = other;
+                return;
+            }
+        };
+        let Inner { host, queue, mode, .. } = socket;
+        let core = &host.owner.core;
+        lent.due = self.send.term.map(|term| core.clock.now() + term);
+        lent.room = room;
+        lent.ticket.observe(mode.watch(self.choice, lent.source.len()));
+        self.progress = match core.send_datagrams(queue, lent, &self.send) {
+            Ok(()) => Progress::Queued(sending),
+            Err(lent) => {
+                queue.room.give(room);
+                Progress::Lent(sending, lent)
+            }
+        };
     }
 
     /// The call ends here: what was accepted counts, else the error.
@@ -85,6 +116,7 @@ impl<B: Lend> Going<B> {
                 }
                 done => Ok(sending.with_accepted(done)),
             },
+            Progress::Queued(sending) => Ok(sending),
             Progress::Gone => unreachable!("a future is done once"),
         }
     }
@@ -93,26 +125,29 @@ impl<B: Lend> Going<B> {
 impl UdpSocket {
     /// Binds to an address of the host, or to all of them; port 0 chooses one.
     pub fn bind(host: &Host, address: SocketAddr) -> io::Result<Self> {
-        let id = host.owner.core.call(|state, now| {
+        let queue = host.owner.core.call(|state, now| {
             let id = state.sockets.datagram(family(address))?;
-            let bound = state.sockets.bind(id, address);
-            match bound {
-                Ok(()) => state.add(id, None),
-                Err(_) => state.close(id, now.now),
+            if let Err(error) = state.sockets.bind(id, address) {
+                state.close(id, now.now);
+                return Err(error);
             }
-            bound.map(|()| id)
+            let queue = Arc::new(SendQueue::for_datagrams(id, host.account(id)));
+            state.add(id, Some(queue.clone()));
+            Ok(queue)
         });
-        let (host, id) = (host.clone(), id.map_err(io_error)?);
-        let (shape, mode, account) = (Shape::default(), Mode::new(), host.account(id));
-        Ok(Self { inner: Arc::new(Inner { host, id, shape, mode, account }) })
+        let (host, queue) = (host.clone(), queue.map_err(io_error)?);
+        let (id, shape, mode) = (queue.id, Shape::default(), Mode::new());
+        Ok(Self { inner: Arc::new(Inner { host, id, shape, mode, queue }) })
     }
 
     /// Names the one peer.
     pub fn connect(&self, remote: SocketAddr) -> io::Result<()> {
-        let id = self.inner.id;
-        let connect =
-            |state: &mut State, now: &mut Now<'_>| state.sockets.connect(id, remote, now.now);
-        self.inner.host.owner.core.call(connect).map_err(io_error)
+        let Inner { id, queue, host, .. } = &*self.inner;
+        let connect = |state: &mut State, now: &mut Now<'_>| {
+            queue.shut();
+            state.sockets.connect(*id, remote, now.now)
+        };
+        host.owner.core.call(connect).map_err(io_error)
     }
 
     /// Sends a datagram to `remote`. Waits while the device takes nothing.
@@ -149,17 +184,19 @@ impl UdpSocket {
         send: &SendTo,
         continues: bool,
     ) -> Poll<io::Result<usize>> {
-        let id = self.inner.id;
-        let sent = self.inner.host.owner.core.call_to_send(|state, now| {
-            if continues && state.sockets.has_error(id) {
+        let Inner { id, queue, host, .. } = &*self.inner;
+        let sent = host.owner.core.call_to_send(|state, now| {
+            if continues && state.sockets.has_error(*id) {
                 return Ok(0);
             }
-            let most = state.sockets.datagrams_max(id, send)?;
-            let buffers = buffers(most);
-            let sent = state
-                .with(now, |sockets, _, cx| sockets.send_datagram(id, buffers.as_ref(), send, cx));
+            let most = state.sockets.datagrams_max(*id, send)?;
+            let sent = state.drain_datagrams(queue, now).and_then(|()| {
+                let buffers = buffers(most);
+                let buffers = buffers.as_ref();
+                state.with(now, |sockets, _, cx| sockets.send_datagram(*id, buffers, send, cx))
+            });
             if sent == Err(Error::WouldBlock) {
-                state.entry(id).writers.add(cx.waker());
+                state.entry(*id).writers.add(cx.waker());
             }
             sent
         });
@@ -232,6 +269,7 @@ impl UdpSocket {
         Poll::Ready(match (sent, mem::replace(&mut going.progress, Progress::Gone)) {
             (Ok(()), Progress::Copied(buffer, count)) => Ok(Sending::copied(buffer, count)),
             (Ok(()), Progress::Lent(sending, lent)) => Ok(sending.with_accepted(lent.done)),
+            (Ok(()), Progress::Queued(sending)) => Ok(sending),
             (sent, progress) => {
                 going.progress = progress;
                 going.stop(sent.err().unwrap_or_else(would_block))
@@ -269,26 +307,42 @@ impl UdpSocket {
         cx: &mut Context<'_>,
         going: &mut Going<B>,
     ) -> Poll<io::Result<()>> {
-        let Inner { id, account, mode, host, .. } = &*self.inner;
+        let Inner { id, queue, mode, host, .. } = &*self.inner;
         let core = &host.owner.core;
         if let Progress::Copied(buffer, _) = &going.progress {
-            let len = buffer.len();
-            let charge = len.saturating_add(LENT_OVERHEAD);
-            if account.levels.poll_take(cx, charge).is_pending() {
-                let watchers = core.lock().entry(*id).writers.all();
-                watchers.iter().for_each(|waker| account.levels.watch(waker, charge));
+            let levels = &queue.account.levels;
+            let charge = buffer.len().saturating_add(LENT_OVERHEAD);
+            let queues = B::IS_ONE && levels.socket.used().saturating_add(charge) > DIRECT_MAX;
+            if queues && queue.room.poll_take(cx, charge).is_pending() {
+                queue.found_none(|waker| queue.room.watch_for(waker, charge));
                 return Poll::Pending;
             }
-            let (ticket, share) = Ticket::begin(account.clone(), charge);
+            if levels.poll_take(cx, charge).is_pending() {
+                if queues {
+                    queue.room.give(charge);
+                }
+                queue.found_none(|waker| levels.watch(waker, charge));
+                return Poll::Pending;
+            }
+            let (ticket, share) = Ticket::begin(queue.account.clone(), charge);
             going.lend(ticket, share);
+            if queues {
+                going.queue(&self.inner, charge);
+            }
         }
         let Progress::Lent(_, lent) = &mut going.progress else { return Poll::Ready(Ok(())) };
         let sent = core.call_to_send(|state, now| {
-            let sent = state.send_lent_datagrams(*id, lent, &going.send, now);
+            let sent = match state.drain_datagrams(queue, now) {
+                Ok(()) => state.send_lent_datagrams(*id, lent, &going.send, now),
+                full => full,
+            };
             match sent {
                 Err(Error::WouldBlock) => state.entry(*id).writers.add(cx.waker()),
-                Err(_) => {}
-                Ok(()) => lent.ticket.observe(mode.watch(going.choice, lent.done)),
+                Err(_) => queue.shut(),
+                Ok(()) => {
+                    lent.ticket.observe(mode.watch(going.choice, lent.done));
+                    state.open(queue, &going.send, lent.done);
+                }
             }
             sent
         });
@@ -401,7 +455,10 @@ impl UdpSocket {
 
     /// What holds now. `waker` is woken when there is something new.
     pub(super) fn poll_ready(&self, interest: Interest, waker: &Waker) -> Readiness {
-        let Inner { host, id, .. } = &*self.inner;
+        let Inner { host, id, queue, .. } = &*self.inner;
+        if interest.writable {
+            queue.watch(waker);
+        }
         let mut state = host.owner.core.lock();
         let entry = state.entry(*id);
         entry.readers.add(waker);
@@ -435,9 +492,14 @@ impl UdpSocket {
 
     /// Changes options.
     pub fn set_options(&self, change: impl FnOnce(&mut Options)) -> io::Result<()> {
-        let id = self.inner.id;
-        let core = &self.inner.host.owner.core;
-        core.call(|state, now| state.sockets.set_options(id, now.now, change)).map_err(io_error)
+        let Inner { id, queue, host, .. } = &*self.inner;
+        let set = |state: &mut State, now: &mut Now<'_>| {
+            queue.shut();
+            // As far as there is room: what waits goes by the options of its call.
+            let _ = state.drain_datagrams(queue, now);
+            state.sockets.set_options(*id, now.now, change)
+        };
+        host.owner.core.call_to_send(set).map_err(io_error)
     }
 
     /// How long a call that receives waits; `None` for as long as it takes.
@@ -475,7 +537,7 @@ pub(super) fn ready<T>(result: Result<T, Error>) -> Poll<io::Result<T>> {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.host.owner.core.call(|state, now| state.close(self.id, now.now));
+        self.host.owner.core.call_to_send(|state, now| state.close_datagrams(&self.queue, now));
     }
 }
 

@@ -29,11 +29,6 @@ impl Waiters {
         wakers.append(&mut self.0);
     }
 
-    /// All wakers, which stay.
-    pub(super) fn all(&self) -> Vec<Waker> {
-        self.0.clone()
-    }
-
     /// Takes all wakers.
     pub(super) fn take(&mut self) -> Vec<Waker> {
         std::mem::take(&mut self.0)

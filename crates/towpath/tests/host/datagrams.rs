@@ -272,3 +272,89 @@ fn a_buffer_goes_as_many_datagrams() {
     drop((socket, peer));
     assert_all_back(&[&a, &b]);
 }
+
+/// Goal: however much is out, datagrams arrive in the order of their calls, lent or copied, to one
+/// peer or another, cut or whole, and with the options of their call; and calls that cannot be sent
+/// fail as ever. Tried with more out than one call hands on itself: too long, segments larger than
+/// the MTU, no such port.
+#[test]
+fn datagrams_keep_their_order_when_much_is_out() {
+    let (a, b, socket, peer) = sockets(&config(1));
+    peer.set_options(|options| options.receive_buffer = Some(16 << 20)).expect("an option");
+    let other = UdpSocket::bind(&b, "10.0.0.2:81".parse().expect("an address")).expect("bound");
+    other.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    let (mut sends, mut pieces, mut kept) = (Completions::new(), Vec::new(), Vec::new());
+    // What waits for the peer's link-layer address is bounded: it is known from then on.
+    socket.send(&[]).expect("sends");
+    assert!(receive(&peer).is_empty());
+    for round in 0..10 {
+        let mut expected = Vec::new();
+        for seed in 0..12 {
+            let buffer = pattern(20_000 + seed, seed + round);
+            sends.push(socket.send_zc(buffer.clone()).expect("sends"));
+            expected.push(buffer);
+        }
+        let refused = [
+            socket.send_zc(pattern(65_508, 1)).expect_err("too long"),
+            socket.send_zc_to(pattern(9, 2), "10.0.0.2:0".parse().unwrap()).expect_err("nowhere"),
+        ];
+        let kinds = refused.map(|refused| refused.error.raw_os_error());
+        assert_eq!(kinds, [Some(libc::EMSGSIZE), Some(libc::EINVAL)]);
+        let to = "10.0.0.2:81".parse().expect("an address");
+        sends.push(socket.send_zc_to(pattern(30_000, round), to).expect("sends"));
+        sends.push(socket.send_zc_to(pattern(30_000, round), to).expect("sends"));
+        expected.push(pattern(40_000, round));
+        socket.send(&expected[12]).expect("sends");
+        let cut = SendTo { segment_size: Some(1000), ..SendTo::default() };
+        for seed in [3, 4] {
+            let buffer = pattern(5000, seed);
+            sends.push(socket.send_zc_with(buffer.clone(), &cut).expect("sends"));
+            expected.extend(buffer.chunks(1000).map(<[u8]>::to_vec));
+        }
+        sends.push(socket.send_zc(pattern(50_000, round)).expect("sends"));
+        expected.push(pattern(50_000, round));
+        for buffer in expected {
+            peer.recv_lent(&mut pieces).expect("receives");
+            assert_same(&shown(&pieces), &buffer);
+            // Much stays out until the end of the round.
+            kept.append(&mut pieces);
+        }
+        kept.clear();
+        for _ in 0..2 {
+            let mut into = vec![0; 40_000];
+            assert_eq!(other.recv(&mut into).expect("receives"), 30_000);
+            assert_same(&into[..30_000], &pattern(30_000, round));
+        }
+        while let Some(returned) = sends.wait_next() {
+            assert!(!returned.copied);
+        }
+    }
+    drop((socket, peer, other));
+    assert_all_back(&[&a, &b]);
+}
+
+/// Goal: a peer that is not there any more is told of by some call, and all buffers come back,
+/// those that were queued too.
+#[test]
+fn a_refusal_is_told_to_who_queues_datagrams() {
+    let (a, b, socket, peer) = sockets(&config(1));
+    let mut sends = Completions::new();
+    sends.push(socket.send_zc(pattern(30_000, 0)).expect("sends"));
+    assert_same(&receive(&peer), &pattern(30_000, 0));
+    drop(peer);
+    let refused = (0..100_000).find_map(|seed| match socket.send_zc(pattern(30_000, seed)) {
+        Ok(sending) => {
+            sends.push(sending);
+            None
+        }
+        Err(refused) => Some(refused),
+    });
+    let refused = refused.expect("sooner or later");
+    assert_eq!(refused.error.kind(), ErrorKind::ConnectionRefused);
+    assert_eq!(refused.buffer.len(), 30_000);
+    while let Some(returned) = sends.wait_next() {
+        assert_eq!(returned.buffer.len(), 30_000);
+    }
+    drop(socket);
+    assert_all_back(&[&a, &b]);
+}

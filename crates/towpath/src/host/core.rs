@@ -12,30 +12,20 @@ use super::bell::Bell;
 use super::budget::Budget;
 use super::buffers::Buffers;
 use super::clock::Clock;
-use super::datagrams::feed_datagrams;
-use super::lend::Source;
 use super::port::{MEMORY_PAUSE, Port};
-use super::queue::{DATAGRAMS_QUEUED_MAX, LOAN_BYTES_MAX, LentOp, Op, SendQueue};
-use super::sending::Share;
+use super::queue::{LentOp, Op, SendQueue};
 use super::wait::Waiters;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use towpath_io::thread::release_unused;
-use towpath_net::socket::{Borrower, Error, Readiness, SendFlags, SendTo, SocketId, Sockets};
+use towpath_net::socket::{Error, Readiness, SendTo, SocketId, Sockets};
 use towpath_net::stack::Context;
 use towpath_net::tcp::Connection;
 use towpath_net::time::{Duration, Instant, earliest};
 use towpath_packet::pool::{LARGE_FRAME_BYTES, SMALL_FRAME_BYTES};
 use towpath_packet::{Ledger, Loans, Memory, Piece, Pool, Site};
 
-/// Ranges of memory that a host lends at a time; what is to be lent beyond waits.
-pub(super) const LOANS_MAX: usize = 65_536;
-/// Bytes that the stack is given beyond the room it has when a socket is closed: well below what
-/// sequence numbers can tell apart.
-const FLUSHED_MAX: usize = 1 << 29;
-const _: () =
-    assert!(FLUSHED_MAX / LOAN_BYTES_MAX <= LOANS_MAX / 4, "one stream leaves loans over");
 /// Steps of a turn in which what was taken up can lead to more to send.
 const ROUNDS_MAX: usize = 4;
 
@@ -74,10 +64,10 @@ pub(super) struct State {
     /// Not later than the first term of what waits in a send queue.
     pub(super) terms_at: Option<Instant>,
     /// Sockets that wait for a free loan or for memory.
-    starved: Vec<SocketId>,
-    retry_at: Option<Instant>,
+    pub(super) starved: Vec<SocketId>,
+    pub(super) retry_at: Option<Instant>,
     /// Taken from waiters, to be woken without the lock.
-    wakers: Vec<Waker>,
+    pub(super) wakers: Vec<Waker>,
     /// When the worker wakes by itself; `None` for never.
     wakes_at: Option<Instant>,
     ending: bool,
@@ -90,9 +80,9 @@ pub(super) struct Entry {
     /// Taken from the queue, and not yet taken by the stack.
     pub(super) pending: VecDeque<Op>,
     /// Room in a queue of datagrams that is to be given back.
-    freed: usize,
+    pub(super) freed: usize,
     /// What went wrong with queued datagrams, for the call behind them.
-    late: Option<Error>,
+    pub(super) late: Option<Error>,
     pub(super) readers: Waiters,
     pub(super) writers: Waiters,
 }
@@ -105,16 +95,6 @@ pub(super) enum Turn {
     Idle { due: Option<Duration>, watched: bool },
     /// The host ends.
     End,
-}
-
-/// What became of a part of a send queue.
-pub(super) enum Fed {
-    All,
-    /// The stack has no room.
-    Full,
-    /// No loan or no memory is free.
-    Starved,
-    Failed(Error),
 }
 
 impl Core {
@@ -394,71 +374,6 @@ impl State {
         earliest([deadline, self.port.due(), self.retry_at, self.terms_at])
     }
 
-    fn take_submitted(&mut self, queue: &SendQueue, now: &Now<'_>) {
-        if self.take_queued(queue) {
-            self.feed(queue.id, now);
-        }
-    }
-
-    /// Takes all that is in a queue, with its terms. False if its socket is gone.
-    pub(super) fn take_queued(&mut self, queue: &SendQueue) -> bool {
-        let Some(entry) = self.table.get_mut(&queue.id) else { return false };
-        queue.take(&mut entry.pending);
-        let dues = entry.pending.iter().filter_map(Op::due);
-        self.terms_at = dues.chain(self.terms_at).min();
-        true
-    }
-
-    /// Gives the stack all that is left of a socket that nobody owns, whether there is room or not,
-    /// so that it closes as the stack closes connections without an owner. Not more than the
-    /// numbers of the stream allow: then it goes on when there is room. `None` if it is not
-    /// the time for that.
-    fn flush(&mut self, id: SocketId, now: &Now<'_>) -> Option<Fed> {
-        let Self { sockets, memory, loans, table, .. } = self;
-        let entry = table.get_mut(&id)?;
-        let queue = entry.queue.as_ref()?;
-        if matches!(entry.pending.front(), Some(Op::Datagrams(_))) {
-            return None;
-        }
-        let left = entry.pending.iter().map(Op::len).sum::<usize>();
-        if left > FLUSHED_MAX || !matches!(entry.pending.back(), Some(Op::Close)) {
-            return None;
-        }
-        let mut cx = Context { memory, ledger: now.ledger, now: now.now };
-        while let Some(op) = entry.pending.pop_front() {
-            match op {
-                Op::Copied(piece) => {
-                    queue.room.give(piece.len());
-                    // A connection that is over takes nothing, and nobody is there to be told.
-                    let _ = sockets.send_piece(id, piece, &mut cx);
-                }
-                Op::Lent(mut lent) => {
-                    let loans = loans.get_or_insert_with(|| Loans::new(LOANS_MAX));
-                    lent.call.take_all();
-                    if let (Fed::Starved, left) = feed_lent(sockets, id, lent, loans, &mut cx) {
-                        left.into_iter().for_each(|left| entry.pending.push_front(left));
-                        return Some(Fed::Starved);
-                    }
-                }
-                // Of a stream there are none.
-                Op::ShutDown | Op::Datagrams(_) => {}
-                Op::Close => {
-                    let _ = sockets.close(id, now.now);
-                }
-            }
-        }
-        table.remove(&id);
-        Some(Fed::All)
-    }
-
-    fn retry(&mut self, now: &Now<'_>) {
-        if self.retry_at.take_if(|at| *at <= now.now).is_some() {
-            for id in std::mem::take(&mut self.starved) {
-                self.feed(id, now);
-            }
-        }
-    }
-
     /// Takes up the sockets' news. True if the stack got something to send by it.
     fn take_up(&mut self, now: &Now<'_>) -> bool {
         let mut fed = false;
@@ -486,177 +401,4 @@ impl State {
         }
         fed
     }
-
-    /// Gives the stack what waits in a send queue, as far as there is room. True if it took some.
-    pub(super) fn feed(&mut self, id: SocketId, now: &Now<'_>) -> bool {
-        let Self { sockets, memory, loans, table, port, .. } = self;
-        let Some(entry) = table.get_mut(&id) else { return false };
-        let Some(queue) = &entry.queue else { return false };
-        let mut cx = Context { memory, ledger: now.ledger, now: now.now };
-        let mut some = false;
-        while let Some(op) = entry.pending.pop_front() {
-            let (fed, left) = match op {
-                Op::Copied(piece) => feed_copied(sockets, queue, piece, &mut cx),
-                Op::Lent(lent) => {
-                    let loans = loans.get_or_insert_with(|| Loans::new(LOANS_MAX));
-                    feed_lent(sockets, id, lent, loans, &mut cx)
-                }
-                Op::Datagrams(mut lent) => {
-                    let loans = loans.get_or_insert_with(|| Loans::new(LOANS_MAX));
-                    match feed_datagrams(
-                        (sockets, port, loans),
-                        queue,
-                        (&mut lent, &mut entry.late),
-                        &mut cx,
-                    ) {
-                        Fed::All => {
-                            entry.freed += lent.room;
-                            (Fed::All, None)
-                        }
-                        fed => (fed, Some(Op::Datagrams(lent))),
-                    }
-                }
-                Op::ShutDown => {
-                    let how = towpath_net::socket::Shutdown::Write;
-                    // It is over already, if not this way.
-                    let _ = sockets.shutdown(id, how, now.now);
-                    (Fed::All, None)
-                }
-                Op::Close => {
-                    let _ = sockets.close(id, now.now);
-                    table.remove(&id);
-                    return true;
-                }
-            };
-            match fed {
-                Fed::All => some = true,
-                Fed::Full | Fed::Starved => {
-                    if let Some(op) = left {
-                        entry.pending.push_front(op);
-                    }
-                    if let Fed::Starved = self.flush(id, now).unwrap_or(fed) {
-                        if !self.starved.contains(&id) {
-                            self.starved.push(id);
-                        }
-                        self.retry_at.get_or_insert(now.now + MEMORY_PAUSE);
-                    }
-                    break;
-                }
-                Fed::Failed(error) => {
-                    queue.fail(error);
-                    if let Some(op) = left {
-                        op.give_up(queue);
-                    }
-                    entry.readers.take_into(&mut self.wakers);
-                }
-            }
-        }
-        if let Some(entry) = self.table.get_mut(&id) {
-            entry.give_room(&mut self.wakers);
-            if let Some(error) = entry.late.take_if(|_| entry.pending.is_empty()) {
-                self.sockets.keep_error(id, error);
-            }
-        }
-        some
-    }
-}
-
-impl Entry {
-    /// Gives back what datagrams took of the queue: much at a time, as each time may wake somebody
-    /// who waits for it.
-    fn give_room(&mut self, wakers: &mut Vec<Waker>) {
-        let Some(queue) = self.queue.as_ref().filter(|_| self.freed > 0) else { return };
-        if self.pending.is_empty() || self.freed >= DATAGRAMS_QUEUED_MAX / 2 {
-            queue.room.give(std::mem::take(&mut self.freed));
-            self.writers.take_into(wakers);
-        }
-    }
-}
-
-fn feed_copied(
-    sockets: &mut Sockets,
-    queue: &SendQueue,
-    mut piece: Piece,
-    cx: &mut Context<'_>,
-) -> (Fed, Option<Op>) {
-    loop {
-        let room = match sockets.send_room(queue.id, cx.now) {
-            Ok(room) => room,
-            Err(Error::WouldBlock) => 0,
-            Err(error) => return (Fed::Failed(error), Some(Op::Copied(piece))),
-        };
-        if room == 0 {
-            return (Fed::Full, Some(Op::Copied(piece)));
-        }
-        let count = piece.len().min(room);
-        let part = piece.slice(0, count);
-        if let Err(error) = sockets.send_piece(queue.id, part, cx) {
-            return (Fed::Failed(error), Some(Op::Copied(piece)));
-        }
-        queue.room.give(count);
-        piece.advance(count);
-        if piece.is_empty() {
-            return (Fed::All, None);
-        }
-    }
-}
-
-fn feed_lent(
-    sockets: &mut Sockets,
-    id: SocketId,
-    mut lent: LentOp,
-    loans: &mut Loans,
-    cx: &mut Context<'_>,
-) -> (Fed, Option<Op>) {
-    let total = lent.source.len();
-    while lent.done < total {
-        let flags = SendFlags { continues: lent.begun, ..SendFlags::default() };
-        let LentOp { source, ticket, call, done, due, .. } = &mut lent;
-        call.set_term(due.map(|due| due.since(cx.now)));
-        // There is such a socket: the call fails otherwise.
-        let number = sockets.next_lent(id).unwrap_or_default();
-        let lend = lend_from(source, ticket, (*done, LOAN_BYTES_MAX), loans);
-        match sockets.send_lent(id, call, total - *done, flags, lend, cx) {
-            Ok(count) => {
-                lent.done += count;
-                if !std::mem::replace(&mut lent.begun, true) {
-                    lent.ticket.begun(number);
-                }
-            }
-            Err(Error::WouldBlock) => return (Fed::Full, Some(Op::Lent(lent))),
-            Err(Error::NoBuffers) => return (Fed::Starved, Some(Op::Lent(lent))),
-            Err(error) => return (Fed::Failed(error), Some(Op::Lent(lent))),
-        }
-    }
-    (Fed::All, None)
-}
-
-/// Lends one stretch after the other of what begins at `at`, `bytes_max` at most.
-fn lend_from(
-    source: &Arc<dyn Source>,
-    ticket: &Share,
-    (mut at, bytes_max): (usize, usize),
-    loans: &mut Loans,
-) -> impl FnMut(usize, Borrower) -> Option<Piece> {
-    move |most, borrower| {
-        let piece = lend(source, ticket, (at, most.min(bytes_max)), loans, borrower)?;
-        at += piece.len();
-        Some(piece)
-    }
-}
-
-/// Lends a stretch that begins at `at`, `most` bytes of it at most.
-pub(super) fn lend(
-    source: &Arc<dyn Source>,
-    ticket: &Share,
-    (at, most): (usize, usize),
-    loans: &mut Loans,
-    borrower: Borrower,
-) -> Option<Piece> {
-    ticket.share(Some(borrower.lender));
-    let piece = source.clone().lend(loans, at, most, ticket.lender(), borrower.token);
-    if piece.is_none() {
-        ticket.unshare();
-    }
-    piece
 }

@@ -4,11 +4,12 @@
 //! fast as there is room for them. All of them are one send, whose buffer comes back when the last
 //! is gone.
 //!
-//! Who lends a little hands it to the stack with the call. Who has more out than that lets the worker
-//! do it ([`SendQueue`]): the call then costs its thread about the same whatever it sends, and the
-//! worker takes up many calls at once.
+//! Who lends a little hands it to the stack with the call. Who has more out than that lets the
+//! worker do it ([`SendQueue`]): the call then costs its thread about the same whatever it sends,
+//! and the worker takes up many calls at once.
 
-use super::core::{Fed, LOANS_MAX, Now, State, lend};
+use super::core::{Now, State};
+use super::feed::{Fed, LOANS_MAX, lend};
 use super::port::Port;
 use super::queue::{LOAN_BYTES_MAX, LentOp, Op, SendQueue};
 use towpath_net::socket::{Error, LentCall, SendTo, SocketId, Sockets};

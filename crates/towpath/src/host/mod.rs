@@ -69,6 +69,7 @@ pub(crate) mod clock;
 mod config;
 mod core;
 mod datagrams;
+mod feed;
 mod file;
 pub(crate) mod file_cache;
 #[cfg(any(feature = "futures", feature = "tokio"))]

@@ -33,7 +33,8 @@
 //!
 //! Operations are begun and told when they are over: on files ([`EventQueue::submit`]), on streams
 //! of towpath and of the kernel ([`EventQueue::connect`], [`accept`](EventQueue::accept),
-//! [`receive`](EventQueue::receive), [`receive_lent`](EventQueue::receive_lent),
+//! [`receive`](EventQueue::receive), [`receive_multishot`](EventQueue::receive_multishot),
+//! [`receive_lent`](EventQueue::receive_lent),
 //! [`send`](EventQueue::send)), and between them ([`send_file`](EventQueue::send_file),
 //! [`receive_file`](EventQueue::receive_file), [`splice`](EventQueue::splice)). The kernel or
 //! threads carry out what is the kernel's, the waits themselves what is towpath's.
@@ -49,8 +50,10 @@ mod changes;
 mod clock;
 mod custom;
 mod expose;
+mod groups;
 mod jobs;
 mod loads;
+mod multishot;
 mod operations;
 mod queue;
 mod relay;
@@ -64,6 +67,8 @@ mod wait;
 
 pub use changes::Changes;
 pub use custom::{Pollable, Step, Task};
+pub use groups::{GROUP_BUFFERS_MAX, GROUPS_MAX, Group};
+pub use multishot::Received;
 pub use operations::{Completed, Refused};
 pub use queue::{Change, Config, EventQueue, REGISTRATIONS_DEFAULT};
 pub use socket::{Listener, Stack, Stream};
@@ -148,6 +153,14 @@ pub enum News {
         /// The first bytes of it: all, or those that were copied before the connection failed.
         bytes: usize,
     },
+    /// Bytes were received: [`EventQueue::take_received`] has them.
+    Received {
+        /// How many.
+        bytes: usize,
+    },
+    /// There are bytes to receive, and no buffer in the group. It goes on with one that is
+    /// [given](EventQueue::give).
+    Starved,
     /// A [task](EventQueue::start) tells this.
     Step {
         /// Its own.

@@ -102,7 +102,14 @@ impl EventQueue {
                 relay.stop(Errno::CANCELED);
                 self.push(token, RAISED);
             }
-            Kind::Operation(_) | Kind::Stream { .. } | Kind::Relay { .. } => {}
+            Kind::Multishot { multishot, is_told: false, .. } => {
+                multishot.stop(Errno::CANCELED);
+                self.push(token, RAISED);
+            }
+            Kind::Operation(_)
+            | Kind::Stream { .. }
+            | Kind::Relay { .. }
+            | Kind::Multishot { .. } => {}
             _ => return Err(Errno::INVAL.into()),
         }
         self.settle()

@@ -3,6 +3,7 @@
 use super::changes::Inotify;
 use super::clock::Clock;
 use super::expose::Exposed;
+use super::groups::Groups;
 use super::jobs::Ongoing;
 use super::loads::{LOADS_MAX, Loads};
 use super::slots::{Registration, Slots};
@@ -70,6 +71,7 @@ pub struct EventQueue {
     pub(super) removed: Vec<Registration>,
     /// Reads for the file caches of hosts.
     pub(super) loads: Loads,
+    pub(super) groups: Groups,
 }
 
 /// What is to be told, by where it comes from.
@@ -142,6 +144,7 @@ impl EventQueue {
             exposed: None,
             removed: Vec::new(),
             loads: Loads::default(),
+            groups: Groups::default(),
         })
     }
 
@@ -280,6 +283,7 @@ impl EventQueue {
             | Kind::Stream { .. }
             | Kind::Task { .. }
             | Kind::Relay { .. }
+            | Kind::Multishot { .. }
             | Kind::User { .. } => {}
         }
         if let Some(fd) = kind.fd() {
@@ -357,9 +361,13 @@ impl EventQueue {
         if let Kind::Operation(Ongoing { is_told: false, .. })
         | Kind::Stream { is_told: false, .. }
         | Kind::Task { is_over: false, .. }
-        | Kind::Relay { is_told: false, .. } = registration.source
+        | Kind::Relay { is_told: false, .. }
+        | Kind::Multishot { is_told: false, .. } = registration.source
         {
             return Err(Errno::BUSY.into());
+        }
+        if let Kind::Multishot { multishot, .. } = &mut registration.source {
+            self.groups.leave(multishot);
         }
         if let Some(fd) = registration.source.fd() {
             // Fails for one that was closed nevertheless: then the kernel has let go of it.
@@ -416,7 +424,7 @@ impl Drop for EventQueue {
         // The back end lets go of files before they are closed.
         self.exposed = None;
         for token in self.slots.tokens().collect::<Vec<_>>() {
-            if let Some(Kind::Relay { is_told, .. }) =
+            if let Some(Kind::Relay { is_told, .. } | Kind::Multishot { is_told, .. }) =
                 self.slots.get(token).map(|registration| &mut registration.source)
             {
                 *is_told = true;

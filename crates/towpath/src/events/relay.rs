@@ -89,7 +89,11 @@ impl Relay {
     }
 }
 
-fn receive(from: &Stream, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
+pub(super) fn receive(
+    from: &Stream,
+    cx: &mut Context<'_>,
+    into: &mut [u8],
+) -> Poll<io::Result<usize>> {
     match &from.0 {
         End::Host(stream) => stream.poll_read(cx, into),
         End::Kernel(_) => later(|| from.try_receive(into)),
@@ -104,7 +108,7 @@ fn send(to: &Stream, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usiz
 }
 
 /// A call that does not block, and is made again if a signal came.
-fn later(mut call: impl FnMut() -> io::Result<usize>) -> Poll<io::Result<usize>> {
+pub(super) fn later(mut call: impl FnMut() -> io::Result<usize>) -> Poll<io::Result<usize>> {
     loop {
         match call() {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -77,7 +77,8 @@ impl Slots {
             Kind::Operation(ongoing) => ongoing.deadline,
             Kind::Stream { deadline, .. }
             | Kind::Task { deadline, .. }
-            | Kind::Relay { deadline, .. } => *deadline,
+            | Kind::Relay { deadline, .. }
+            | Kind::Multishot { deadline, .. } => *deadline,
             _ => None,
         }
     }

@@ -19,6 +19,7 @@ use towpath_packet::ready::Raiser;
 use super::changes::{self, Changes};
 use super::custom::{Pollable, Task};
 use super::jobs::Ongoing;
+use super::multishot::Multishot;
 use super::relay::Relay;
 use super::socket::{End, Listener, Stream};
 use super::timers::{Setting, UNSET};
@@ -35,14 +36,53 @@ pub(super) enum Kind {
     Socket(Watched, Option<Wakes>),
     Custom(Box<dyn Pollable>, Option<Wakes>),
     Return(Return, Option<Wakes>),
-    Timer { due: Instant, period: Option<Duration>, setting: Setting, count: u64 },
-    User { wakes: Option<Wakes>, count: u64 },
-    Signal { number: i32, fd: Option<OwnedFd> },
-    Child { id: u32, fd: Option<OwnedFd> },
-    File { path: PathBuf, watch: Option<changes::Watch>, changed: Changes },
-    Stream { work: Work, wakes: Option<Wakes>, deadline: Option<Setting>, is_told: bool },
-    Task { task: Box<dyn Task>, wakes: Option<Wakes>, deadline: Option<Setting>, is_over: bool },
-    Relay { relay: Box<Relay>, wakes: Option<Wakes>, deadline: Option<Setting>, is_told: bool },
+    Timer {
+        due: Instant,
+        period: Option<Duration>,
+        setting: Setting,
+        count: u64,
+    },
+    User {
+        wakes: Option<Wakes>,
+        count: u64,
+    },
+    Signal {
+        number: i32,
+        fd: Option<OwnedFd>,
+    },
+    Child {
+        id: u32,
+        fd: Option<OwnedFd>,
+    },
+    File {
+        path: PathBuf,
+        watch: Option<changes::Watch>,
+        changed: Changes,
+    },
+    Stream {
+        work: Work,
+        wakes: Option<Wakes>,
+        deadline: Option<Setting>,
+        is_told: bool,
+    },
+    Task {
+        task: Box<dyn Task>,
+        wakes: Option<Wakes>,
+        deadline: Option<Setting>,
+        is_over: bool,
+    },
+    Relay {
+        relay: Box<Relay>,
+        wakes: Option<Wakes>,
+        deadline: Option<Setting>,
+        is_told: bool,
+    },
+    Multishot {
+        multishot: Box<Multishot>,
+        wakes: Option<Wakes>,
+        deadline: Option<Setting>,
+        is_told: bool,
+    },
     Operation(Ongoing),
 }
 
@@ -130,6 +170,7 @@ impl Kind {
         match self {
             Self::Fd(fd) => Some(&**fd),
             Self::Relay { relay, .. } => relay.fd(),
+            Self::Multishot { multishot, .. } => multishot.fd(),
             Self::Signal { fd, .. } | Self::Child { fd, .. } => fd.as_ref().map(|fd| fd as _),
             _ => None,
         }
@@ -144,6 +185,7 @@ impl Kind {
             | Self::Stream { wakes, .. }
             | Self::Task { wakes, .. }
             | Self::Relay { wakes, .. }
+            | Self::Multishot { wakes, .. }
             | Self::User { wakes, .. } => wakes.as_ref(),
             _ => None,
         }
@@ -158,6 +200,7 @@ impl Kind {
             | Self::Stream { wakes, .. }
             | Self::Task { wakes, .. }
             | Self::Relay { wakes, .. }
+            | Self::Multishot { wakes, .. }
             | Self::User { wakes, .. } => Some(wakes),
             _ => None,
         }

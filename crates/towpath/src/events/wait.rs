@@ -1,5 +1,6 @@
 //! Waiting: what is gathered, and in which order it is told.
 
+use super::groups::Groups;
 use super::queue::{CHANGES_SLOT, EXPIRED, KERNEL, RAISED, kernel_slot, own_slot};
 use super::slots::Registration;
 use super::source::{Kind, exit_of, next_signal};
@@ -239,6 +240,11 @@ impl EventQueue {
                 relay.stop(Errno::TIMEDOUT);
                 self.push(token, EXPIRED);
             }
+            Kind::Multishot { multishot, deadline, .. } => {
+                *deadline = None;
+                multishot.stop(Errno::TIMEDOUT);
+                self.push(token, EXPIRED);
+            }
             Kind::Task { task, deadline, .. } => {
                 *deadline = None;
                 task.stop(Errno::TIMEDOUT);
@@ -279,7 +285,7 @@ impl EventQueue {
                 }
             }
             let data = registration.data;
-            let found = look(registration);
+            let found = look(registration, &mut self.groups, token);
             if let Kind::Stream { work, .. } = &mut registration.source {
                 self.loads.begin(token, work, &mut self.back);
             }
@@ -297,11 +303,12 @@ impl EventQueue {
             into.push(Event { token, data, news, is_over });
             if is_over {
                 self.begin_remove(token)?;
-            } else if let News::Sent { .. } | News::Step { .. } = news {
+            } else if let News::Sent { .. } | News::Step { .. } | News::Received { .. } = news {
                 // There may be more already.
                 self.push(token, RAISED);
             } else if let Kind::Stream { is_told: true, deadline, .. }
-            | Kind::Relay { is_told: true, deadline, .. } = &mut registration.source
+            | Kind::Relay { is_told: true, deadline, .. }
+            | Kind::Multishot { is_told: true, deadline, .. } = &mut registration.source
             {
                 if deadline.take().is_some() {
                     self.unset_timer();
@@ -312,6 +319,7 @@ impl EventQueue {
         }
         // Of those that could not be begun.
         self.note_written();
+        self.serve_lines();
         Ok(())
     }
 }
@@ -321,7 +329,11 @@ const GONE: Readiness =
     Readiness { readable: false, writable: false, peer_closed: false, hangup: true, error: true };
 
 /// What there is to tell of a registration, and whether it is over then.
-fn look(registration: &mut Registration) -> Option<(News, bool)> {
+fn look(
+    registration: &mut Registration,
+    groups: &mut Groups,
+    token: Token,
+) -> Option<(News, bool)> {
     let Registration { source, ready, interest, is_spent, .. } = registration;
     match source {
         Kind::Fd(_) => {
@@ -358,6 +370,12 @@ fn look(registration: &mut Registration) -> Option<(News, bool)> {
             let waker = &wakes.as_ref().filter(|_| !*is_told)?.waker;
             *is_told = relay.poll(waker);
             is_told.then_some((News::Completed, false))
+        }
+        Kind::Multishot { multishot, wakes, is_told, .. } => {
+            let waker = &wakes.as_ref().filter(|_| !*is_told)?.waker;
+            let news = multishot.poll(waker, groups, token)?;
+            *is_told = news == News::Completed;
+            Some((news, false))
         }
         Kind::Task { task, wakes, is_over, .. } => {
             let (result, over) = match task.poll(&wakes.as_ref()?.waker)? {

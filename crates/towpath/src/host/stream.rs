@@ -405,13 +405,16 @@ impl TcpStream {
 
     /// Copies received bytes, which stay to be read.
     pub fn peek(&self, into: &mut [u8]) -> io::Result<usize> {
-        let flags = ReceiveFlags { peek: true, ..ReceiveFlags::default() };
-        let peeked = block(self.inner.shape.read_wait(), |cx| {
-            self.poll_receive(cx, |state, id, now| {
-                state.with(now, |sockets, _, cx| sockets.receive(id, into, flags, cx))
-            })
-        });
+        let peeked = block(self.inner.shape.read_wait(), |cx| self.poll_peek(cx, into));
         peeked.unwrap_or_else(|| Err(would_block()))
+    }
+
+    /// The same for futures made by hand.
+    pub fn poll_peek(&self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
+        let flags = ReceiveFlags { peek: true, ..ReceiveFlags::default() };
+        self.poll_receive(cx, |state, id, now| {
+            state.with(now, |sockets, _, cx| sockets.receive(id, into, flags, cx))
+        })
     }
 
     /// Ends directions. What was sent before is still sent.

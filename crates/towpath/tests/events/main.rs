@@ -9,6 +9,7 @@ mod files;
 mod kernel;
 mod kernel_streams;
 mod many;
+mod multishot;
 mod receive_file;
 mod send_file;
 mod sockets;
@@ -34,6 +35,7 @@ fn main() {
         kernel::CASES,
         kernel_streams::CASES,
         many::CASES,
+        multishot::CASES,
         receive_file::CASES,
         send_file::CASES,
         sockets::CASES,

@@ -354,11 +354,13 @@ impl<S: Side> Worker<S> {
             }
             self.capture(Direction::Inbound);
             let full = self.received.is_full();
-            bytes += self.received.iter().map(Packet::len).sum::<usize>();
+            let of_burst = self.received.iter().map(Packet::len).sum::<usize>();
+            bytes += of_burst;
             let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now };
             self.stack.input(&mut self.received, &mut cx);
             self.with_gateway(now, |gateway, io| gateway.drain(io));
-            if !full || bytes >= READ_BYTES_PER_TURN {
+            // Another like it would be too much.
+            if !full || bytes + of_burst > READ_BYTES_PER_TURN {
                 break;
             }
         }

@@ -23,6 +23,7 @@ mod host;
 mod injector;
 mod random;
 mod run;
+mod shares;
 mod sys;
 mod turns;
 
@@ -77,6 +78,7 @@ fn trials(seed: u64) -> Vec<Trial> {
     let mut trials: Vec<Trial> = attacks.collect();
     trials.push(trial(device::NAME, Box::new(move || device::run(seed))));
     trials.push(trial(turns::NAME, Box::new(turns::run)));
+    trials.push(trial(shares::NAME, Box::new(move || shares::run(seed))));
     trials
 }
 

@@ -2,7 +2,8 @@
 //!
 //! What a program inside sends goes out with [`TcpSocket`], [`UdpSocket`] and [`PingSocket`];
 //! what comes back lands in pool frames offered by a
-//! [`ReceiveBuffer`](crate::receive::ReceiveBuffer). No call blocks and none copies payload.
+//! [`ReceiveBuffer`](crate::receive::ReceiveBuffer). [`Pipe`] joins two sockets past all of that.
+//! No call blocks and none copies payload.
 //! `WouldBlock` means what it says; every other error is the kernel's own, unchanged, because the
 //! gateway answers a reset with a reset and an ICMP error with the same ICMP error.
 //!
@@ -14,12 +15,14 @@ mod error_queue;
 pub(crate) mod fuzz;
 mod message;
 mod ping;
+mod splice;
 mod tcp;
 mod udp;
 pub mod zerocopy;
 
 pub use error_queue::{ErrorKind, SocketErrorEvent};
 pub use ping::{Echo, PingError, PingKind, PingSocket};
+pub use splice::{PIPE_BYTES, Pipe};
 pub use tcp::{Received, TcpListener, TcpSocket};
 pub use udp::{Datagram, DatagramsReceived, Sent, UdpSocket};
 

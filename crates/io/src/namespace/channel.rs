@@ -12,8 +12,9 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
+    sendmsg, socketpair,
 };
 
 /// Why a message could not be exchanged.
@@ -25,6 +26,12 @@ pub enum ChannelError {
     /// A message that neither side sends.
     #[error("unexpected message")]
     Unexpected,
+    /// No descriptor is left for the one that came with a message.
+    #[error(
+        "no file descriptor is left for what the other process hands over; raise the limit \
+         (ulimit -n)"
+    )]
+    NoDescriptor,
     /// The socket failed.
     #[error("internal socket")]
     Socket(#[source] Errno),
@@ -33,6 +40,8 @@ pub enum ChannelError {
 /// A message.
 #[derive(Debug)]
 pub enum Message {
+    /// To towpath: a socket that listens inside, and the port of the host that it leads to.
+    Listener(u16, OwnedFd),
     /// To towpath: the network is set up; the TAP device and a number that describes it.
     Ready(u32, OwnedFd),
     /// To the child: towpath serves, begin.
@@ -65,6 +74,9 @@ impl Channel {
     /// [`ChannelError::Closed`] or [`ChannelError::Socket`].
     pub fn send(&self, message: &Message) -> Result<(), ChannelError> {
         let (tag, number, descriptor) = match message {
+            Message::Listener(port, socket) => {
+                (TAG_LISTENER, u32::from(*port), Some(socket.as_fd()))
+            }
             Message::Ready(number, tap) => (TAG_READY, *number, Some(tap.as_fd())),
             Message::Go => (TAG_GO, 0, None),
             Message::Started(pidfd) => (TAG_STARTED, 0, Some(pidfd.as_fd())),
@@ -96,10 +108,10 @@ impl Channel {
         let mut bytes = [0; MESSAGE_LEN];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let length = loop {
+        let (length, flags) = loop {
             let mut slices = [IoSliceMut::new(&mut bytes)];
             match recvmsg(&self.0, &mut slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
-                Ok(received) => break received.bytes,
+                Ok(received) => break (received.bytes, received.flags),
                 Err(Errno::INTR) => {}
                 Err(Errno::CONNRESET) => return Err(ChannelError::Closed),
                 Err(errno) => return Err(ChannelError::Socket(errno)),
@@ -114,7 +126,14 @@ impl Channel {
         });
         let [tag, number @ ..] = bytes;
         let number = u32::from_ne_bytes(number);
+        if descriptor.is_none() && flags.contains(ReturnFlags::CTRUNC) {
+            return Err(ChannelError::NoDescriptor);
+        }
         match (length == MESSAGE_LEN, tag, descriptor) {
+            (true, TAG_LISTENER, Some(socket)) => match u16::try_from(number) {
+                Ok(port) => Ok(Message::Listener(port, socket)),
+                Err(_) => Err(ChannelError::Unexpected),
+            },
             (true, TAG_READY, Some(tap)) => Ok(Message::Ready(number, tap)),
             (true, TAG_GO, None) => Ok(Message::Go),
             (true, TAG_STARTED, Some(pidfd)) => Ok(Message::Started(pidfd)),
@@ -147,6 +166,7 @@ pub fn wait_readable(
     Ok(polled.iter().position(|fd| !fd.revents().is_empty()))
 }
 
+const TAG_LISTENER: u8 = b'l';
 const TAG_READY: u8 = b'r';
 const TAG_GO: u8 = b'g';
 const TAG_STARTED: u8 = b's';
@@ -162,10 +182,12 @@ mod tests {
     fn messages_arrive_as_sent() {
         let (one, other) = Channel::pair().unwrap();
         let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        one.send(&Message::Listener(u16::MAX, file())).unwrap();
         one.send(&Message::Ready(7, file())).unwrap();
         one.send(&Message::Go).unwrap();
         one.send(&Message::Started(file())).unwrap();
         one.send(&Message::Ended(-3)).unwrap();
+        assert!(matches!(other.receive(), Ok(Message::Listener(u16::MAX, _))));
         assert!(matches!(other.receive(), Ok(Message::Ready(7, _))));
         assert!(matches!(other.receive(), Ok(Message::Go)));
         assert!(matches!(other.receive(), Ok(Message::Started(_))));

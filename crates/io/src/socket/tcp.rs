@@ -36,7 +36,7 @@ pub enum Received {
 /// A TCP connection, or one being made.
 #[derive(Debug)]
 pub struct TcpSocket {
-    fd: OwnedFd,
+    pub(super) fd: OwnedFd,
 }
 
 impl TcpSocket {
@@ -166,5 +166,18 @@ impl TcpListener {
 impl AsFd for TcpListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+impl From<OwnedFd> for TcpListener {
+    /// A socket that listens, is non-blocking and is closed on exec.
+    fn from(fd: OwnedFd) -> Self {
+        Self { fd }
+    }
+}
+
+impl From<TcpListener> for OwnedFd {
+    fn from(listener: TcpListener) -> Self {
+        listener.fd
     }
 }

@@ -1,0 +1,268 @@
+//! Bytes from one TCP socket to another through a pipe, by splice(2): the kernel hands pages over,
+//! and nothing of them enters user memory.
+//!
+//! A pipe holds bytes between [`Pipe::fill`] and [`Pipe::drain`]; one that is empty may serve any
+//! other pair of sockets. Urgent data has no meaning of its own here: it is carried in its place in
+//! the stream. splice stops in front of it, so that one byte is read and written instead.
+//!
+//! A sink whose peer has gone raises SIGPIPE, which Rust programs ignore from their start on.
+//!
+//! Limit: [`PIPE_BYTES`].
+
+use super::TcpSocket;
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, sockopt};
+use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
+use std::io;
+
+/// Most bytes in a pipe, and what the kernel is asked to make room for. A super-packet of the
+/// loopback takes two or three places of a page each, but may take one for each of its pages.
+pub const PIPE_BYTES: usize = 512 << 10;
+
+/// A pipe between two sockets.
+#[derive(Debug)]
+pub struct Pipe {
+    outlet: OwnedFd,
+    inlet: OwnedFd,
+    held: usize,
+}
+
+impl Pipe {
+    /// An empty pipe: two descriptors.
+    ///
+    /// # Errors
+    /// Those of pipe(2). That it stays smaller than asked for, which happens to users without
+    /// privilege who have many, is none.
+    pub fn new() -> io::Result<Self> {
+        let (outlet, inlet) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+        let _ = fcntl_setpipe_size(&inlet, PIPE_BYTES);
+        Ok(Self { outlet, inlet, held: 0 })
+    }
+
+    /// Bytes in it.
+    pub fn held(&self) -> usize {
+        self.held
+    }
+
+    /// Takes what `from` has, as far as there is room; 0 after the peer's FIN.
+    ///
+    /// # Errors
+    /// `WouldBlock` if there is nothing to read; if the pipe holds bytes it may be full instead.
+    /// Others are those of the connection.
+    pub fn fill(&mut self, from: &TcpSocket) -> io::Result<usize> {
+        let room = PIPE_BYTES.saturating_sub(self.held);
+        if room == 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let mut result = splice(&from.fd, None, &self.inlet, None, room, FLAGS);
+        if self.held == 0 && matches!(result, Ok(0) | Err(Errno::AGAIN)) && has_bytes(from) {
+            // They came just now, or splice will not touch them.
+            result = match splice(&from.fd, None, &self.inlet, None, room, FLAGS) {
+                Ok(0) | Err(Errno::AGAIN) => self.take_byte(from),
+                result => result,
+            };
+        }
+        let count = result?;
+        self.held += count;
+        Ok(count)
+    }
+
+    /// Gives `to` what it takes; bytes given.
+    ///
+    /// # Errors
+    /// `WouldBlock` if it takes nothing now. Others are those of the connection.
+    pub fn drain(&mut self, to: &TcpSocket) -> io::Result<usize> {
+        if self.held == 0 {
+            return Ok(0);
+        }
+        match splice(&self.outlet, None, &to.fd, None, self.held, FLAGS)? {
+            0 => Err(io::ErrorKind::WriteZero.into()),
+            count => {
+                self.held -= count;
+                Ok(count)
+            }
+        }
+    }
+
+    /// Moves the byte in front of which splice stops.
+    fn take_byte(&self, from: &TcpSocket) -> Result<usize, Errno> {
+        let mut byte = [0];
+        match rustix::net::recv(&from.fd, &mut byte, RecvFlags::DONTWAIT)? {
+            (_, 0) => Ok(0),
+            // The pipe is empty.
+            _ => rustix::io::write(&self.inlet, &byte),
+        }
+    }
+}
+
+impl TcpSocket {
+    /// Leaves urgent data in its place in the stream, where [`Pipe::fill`] finds it.
+    pub fn set_urgent_inline(&self) -> io::Result<()> {
+        Ok(sockopt::set_socket_oobinline(&self.fd, true)?)
+    }
+}
+
+const FLAGS: SpliceFlags = SpliceFlags::MOVE.union(SpliceFlags::NONBLOCK);
+
+/// Fails on no connected socket.
+fn has_bytes(socket: &TcpSocket) -> bool {
+    rustix::io::ioctl_fionread(&socket.fd).is_ok_and(|count| count > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reactor::{Events, Interest, Reactor};
+    use crate::socket::TcpListener;
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+    use std::time::Duration;
+
+    /// Far more than anything here takes.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// One of ours and its peer.
+    fn connected() -> (TcpSocket, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0".parse().expect("one"), None).expect("bind");
+        let peer = TcpStream::connect(listener.local().expect("bound")).expect("connect");
+        peer.set_read_timeout(Some(PATIENCE)).expect("timeout");
+        wait(&listener, Interest::READ);
+        let (socket, _) = listener.accept().expect("accept");
+        socket.set_urgent_inline().expect("inline");
+        (socket, peer)
+    }
+
+    fn wait(fd: impl rustix::fd::AsFd, interest: Interest) {
+        let mut reactor = Reactor::new().expect("epoll");
+        reactor.add(fd, 0, interest, false).expect("add");
+        let mut events = Events::new();
+        reactor.wait(Some(PATIENCE), &mut events).expect("wait");
+        assert!(!events.is_empty(), "nothing came");
+    }
+
+    fn is_would_block(result: io::Result<usize>) -> bool {
+        result.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    }
+
+    #[test]
+    fn bytes_pass_and_the_end_shows() {
+        let ((from, mut sender), (to, mut reader)) = (connected(), connected());
+        let mut pipe = Pipe::new().expect("a pipe");
+        assert!(is_would_block(pipe.fill(&from)), "nothing is there");
+        assert_eq!(pipe.drain(&to).expect("nothing to do"), 0);
+        sender.write_all(b"words").expect("sent");
+        wait(&from, Interest::READ);
+        assert_eq!(pipe.fill(&from).expect("words"), 5);
+        assert_eq!(pipe.held(), 5);
+        assert_eq!(pipe.drain(&to).expect("room"), 5);
+        let mut came = [0; 5];
+        reader.read_exact(&mut came).expect("words");
+        assert_eq!((&came, pipe.held()), (b"words", 0));
+        drop(sender);
+        wait(&from, Interest::READ);
+        assert_eq!(pipe.fill(&from).expect("the end"), 0);
+    }
+
+    /// Goal: a sink that takes no more is no error and loses nothing; nor does a full pipe.
+    #[test]
+    fn a_sink_that_is_full_stops_the_pipe() {
+        let ((from, mut sender), (to, mut reader)) = (connected(), connected());
+        let mut pipe = Pipe::new().expect("a pipe");
+        let total = 16 << 20;
+        let sending = std::thread::spawn(move || {
+            let bytes: Vec<u8> = (0..total).map(|at: usize| (at % 251) as u8).collect();
+            sender.write_all(&bytes).expect("sent");
+        });
+        let mut given = 0;
+        while !is_would_block(pipe.drain(&to).inspect(|count| given += count)) || pipe.held() == 0 {
+            if is_would_block(pipe.fill(&from)) && pipe.held() == 0 {
+                wait(&from, Interest::READ);
+            }
+        }
+        while !is_would_block(pipe.fill(&from)) {
+            assert!(pipe.held() <= PIPE_BYTES);
+            if pipe.held() == 0 {
+                wait(&from, Interest::READ);
+            }
+        }
+        let mut came = 0;
+        let mut buffer = vec![0; 64 << 10];
+        while came < total {
+            while came < given {
+                let count = reader.read(&mut buffer).expect("bytes");
+                let is_right = |(at, byte): (usize, &u8)| *byte == ((came + at) % 251) as u8;
+                assert!(buffer[..count].iter().enumerate().all(is_right), "after {came}");
+                came += count;
+            }
+            if given == total {
+                break;
+            }
+            if pipe.held() == 0 && is_would_block(pipe.fill(&from)) {
+                wait(&from, Interest::READ);
+                continue;
+            }
+            match pipe.drain(&to) {
+                Ok(count) => given += count,
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+            }
+        }
+        sending.join().expect("no panic");
+        assert_eq!((came, pipe.held()), (total, 0));
+    }
+
+    /// Goal: urgent bytes keep their places, also several and one in front of the end.
+    #[test]
+    fn urgent_bytes_stay_in_the_stream() {
+        let ((from, mut sender), (to, mut reader)) = (connected(), connected());
+        let urgent = |sender: &TcpStream, byte: &[u8]| {
+            let sent = rustix::net::send(sender, byte, rustix::net::SendFlags::OOB);
+            assert_eq!(sent.expect("sent"), 1);
+        };
+        sender.write_all(b"ab").expect("sent");
+        urgent(&sender, b"!");
+        sender.write_all(b"cd").expect("sent");
+        urgent(&sender, b"?");
+        drop(sender);
+        let mut pipe = Pipe::new().expect("a pipe");
+        loop {
+            match pipe.fill(&from) {
+                Ok(0) => break,
+                Ok(_) => {
+                    pipe.drain(&to).expect("room");
+                }
+                Err(error) => {
+                    assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+                    wait(&from, Interest::READ);
+                }
+            }
+        }
+        drop(to);
+        let mut all = Vec::new();
+        reader.read_to_end(&mut all).expect("all");
+        assert_eq!(all, b"ab!cd?");
+    }
+
+    #[test]
+    fn who_has_gone_is_an_error() {
+        let ((from, sender), (to, reader)) = (connected(), connected());
+        let mut pipe = Pipe::new().expect("a pipe");
+        (&sender).write_all(b"x").expect("sent");
+        wait(&from, Interest::READ);
+        pipe.fill(&from).expect("a byte");
+        sockopt::set_socket_linger(&reader, Some(Duration::ZERO)).expect("linger");
+        drop(reader);
+        wait(&to, Interest::READ);
+        let error = pipe.drain(&to).expect_err("nobody is there");
+        assert_eq!(Errno::from_io_error(&error), Some(Errno::CONNRESET));
+        let error = pipe.drain(&to).expect_err("nobody is there");
+        assert_eq!(Errno::from_io_error(&error), Some(Errno::PIPE));
+        assert_eq!(pipe.held(), 1, "a byte that was not taken is still there");
+        sockopt::set_socket_linger(&sender, Some(Duration::ZERO)).expect("linger");
+        drop(sender);
+        wait(&from, Interest::READ);
+        let mut empty = Pipe::new().expect("a pipe");
+        let error = empty.fill(&from).expect_err("nobody is there");
+        assert_eq!(Errno::from_io_error(&error), Some(Errno::CONNRESET));
+    }
+}

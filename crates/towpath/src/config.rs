@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use towpath_io::namespace::{Addresses, Interface};
 
-use crate::publish::{PUBLISH_MAX, Publish, is_interface_name};
+use crate::publish::{JOINED_PORTS_MAX, JoinedPort, PUBLISH_MAX, Publish, is_interface_name};
 
 pub use size::{SizeError, parse_size};
 pub use subnet::{Subnet4, Subnet6, SubnetError};
@@ -57,6 +57,8 @@ pub struct Config {
     pub resolvers: Option<Vec<IpAddr>>,
     /// Ports of the host that lead to the program.
     pub publish: Vec<Publish>,
+    /// Ports of the program's loopback that lead to the host's.
+    pub joined: Vec<JoinedPort>,
     /// Where captured traffic is written.
     pub capture: Option<Arc<File>>,
     /// Most memory that packets may take, in bytes.
@@ -159,6 +161,7 @@ impl Default for Config {
             host_loopback: Vec::new(),
             resolvers: None,
             publish: Vec::new(),
+            joined: Vec::new(),
             capture: None,
             memory_bytes: MEMORY_BYTES_DEFAULT,
             flows_max: FLOWS_DEFAULT,
@@ -203,6 +206,7 @@ impl Config {
             return Err(ConfigError::Resolver(*bad));
         }
         at_most(PUBLISH_MAX, "published ports", self.publish.len())?;
+        at_most(JOINED_PORTS_MAX, "ports that lead to the host's loopback", self.joined.len())?;
         if self.memory_bytes < MEMORY_BYTES_MIN {
             return Err(ConfigError::Memory(self.memory_bytes));
         }

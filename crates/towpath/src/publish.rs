@@ -1,9 +1,11 @@
-//! Published ports: which of the host's ports lead to which of the program's.
+//! Ports that lead elsewhere: published ones, from the host to the program, and joined ones, from
+//! the program's loopback to the host's.
 //!
 //! The text form is that of pasta's `-t` and `-u`: a comma-separated list of
 //! `PORT[-PORT][:PORT[-PORT]]`, all of it optionally prefixed by `ADDR/`, `ADDR%IF/` or `%IF/`,
 //! with exclusions `~PORT[-PORT]`; or one of the words `none` and `all`. A list of exclusions
-//! alone means all ports but those.
+//! alone means all ports but those. The text form of joined ports is that of pasta's `-T`: the same
+//! list, the program's port first, without prefix, and not of all ports.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -12,6 +14,9 @@ use std::ops::RangeInclusive;
 
 /// Most published ports: every port of both protocols once.
 pub const PUBLISH_MAX: usize = 2 * u16::MAX as usize;
+/// Most joined ports: with a socket for each loopback address, half of a usual limit of 1,024
+/// descriptors.
+pub const JOINED_PORTS_MAX: usize = 256;
 /// Longest name of a network interface in bytes (`IFNAMSIZ` less the final zero).
 pub const INTERFACE_NAME_BYTES_MAX: usize = 15;
 
@@ -41,6 +46,15 @@ pub struct Publish {
     pub target: Target,
     /// Not an error if the host's port cannot be had: it is one of "all".
     pub optional: bool,
+}
+
+/// A TCP port of the program's loopback that leads to a port of the host's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct JoinedPort {
+    /// Port of the program's loopback.
+    pub inside: u16,
+    /// Port of the host's loopback.
+    pub host: u16,
 }
 
 /// Where a published port leads.
@@ -150,12 +164,18 @@ pub enum Problem {
     /// Not the name of a network interface.
     #[error("'{0}' after '%' is not a name of a network interface")]
     Interface(String),
-    /// A port published more than once.
-    #[error("port {0} is published twice")]
+    /// A port that is to lead to two others.
+    #[error("port {0} is given twice")]
     Twice(u16),
     /// `none` or `all` with anything else.
     #[error("'{0}' goes with no other specification of the same protocol")]
     Alone(&'static str),
+    /// A joined port with an address or an interface.
+    #[error("'{0}' names an address; these ports are those of the loopback")]
+    LoopbackOnly(String),
+    /// All ports, where each has to be named.
+    #[error("'{0}' means all ports; name those that are to lead to the host's loopback")]
+    AllJoined(String),
     /// No port remains.
     #[error("no port is left after the exclusions")]
     NothingLeft,
@@ -189,6 +209,45 @@ pub fn parse(
         }
     }
     Ok(published)
+}
+
+/// Reads all specifications of joined ports.
+///
+/// # Errors
+/// [`PublishError`] for the first specification that makes no sense.
+pub fn parse_joined(specs: &[String]) -> Result<Vec<JoinedPort>, PublishError> {
+    let mut joined: Vec<JoinedPort> = Vec::new();
+    let mut taken = HashSet::new();
+    for spec in specs {
+        let error = |problem| PublishError { spec: spec.clone(), problem };
+        if spec == "none" && specs.len() > 1 {
+            return Err(error(Problem::Alone("none")));
+        }
+        for port in parse_one_joined(spec).map_err(error)? {
+            if !taken.insert(port.inside) {
+                return Err(error(Problem::Twice(port.inside)));
+            }
+            joined.push(port);
+        }
+    }
+    Ok(joined)
+}
+
+fn parse_one_joined(spec: &str) -> Result<Vec<JoinedPort>, Problem> {
+    match spec {
+        "auto" => return Err(Problem::Auto),
+        "none" => return Ok(Vec::new()),
+        _ if spec.contains(['/', '%']) => return Err(Problem::LoopbackOnly(spec.into())),
+        _ => {}
+    }
+    let Mapping { wanted, excluded } = parse_list(spec)?;
+    if wanted.is_empty() {
+        return Err(Problem::AllJoined(spec.into()));
+    }
+    let is_left = |(inside, _): &(u16, u16)| !excluded.iter().any(|range| range.contains(inside));
+    let ports = wanted.into_iter().filter(is_left);
+    let joined: Vec<_> = ports.map(|(inside, host)| JoinedPort { inside, host }).collect();
+    if joined.is_empty() { Err(Problem::NothingLeft) } else { Ok(joined) }
 }
 
 fn parse_one(
@@ -258,7 +317,7 @@ pub fn is_interface_name(name: &str) -> bool {
     fits && name != "." && name != ".." && bytes.iter().all(allowed)
 }
 
-/// The ports of a list: (host's, program's), and what is excluded.
+/// The ports of a list: (before the colon, after it), and what is excluded. Nothing wanted: all.
 struct Mapping {
     wanted: Vec<(u16, u16)>,
     excluded: Vec<RangeInclusive<u16>>,

@@ -23,6 +23,8 @@ pub struct Report {
     pub features: Option<Features>,
     /// Flows now: TCP, UDP, echo.
     pub flows: (usize, usize, usize),
+    /// Joined flows now, which the stack knows nothing of.
+    pub joined: usize,
     /// Packets taken from memory now.
     pub packets_taken: usize,
     /// Frames taken from memory now, small and large: held by flows, or ready for the next read.
@@ -52,6 +54,7 @@ impl Report {
             tap: TapCounters::default(),
             features: None,
             flows: gateway.flow_counts(),
+            joined: gateway.joined_count(),
             packets_taken: 0,
             frames_taken: (0, 0),
             lent: LentNow::default(),
@@ -112,6 +115,7 @@ impl fmt::Display for Report {
              all; echo {echo} now, {} requests",
             gateway.tcp_out, gateway.tcp_in, gateway.tcp_refused, gateway.udp, gateway.echo
         )?;
+        self.fmt_joined(f)?;
         writeln!(
             f,
             "lent              {} bytes now, the oldest for {} ms, {:.6} of all passed uncopied",
@@ -148,6 +152,21 @@ impl fmt::Display for Report {
 }
 
 impl Report {
+    /// What went from loopback to loopback; nothing if there was none.
+    fn fmt_joined(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gateway = &self.gateway;
+        if gateway.joined == 0 {
+            return Ok(());
+        }
+        let (out, into) = (gateway.joined_bytes_out, gateway.joined_bytes_in);
+        writeln!(
+            f,
+            "joined            {} now, {} in all, {} refused; {out} bytes out, {into} bytes in by \
+             splice",
+            self.joined, gateway.joined, gateway.joined_refused
+        )
+    }
+
     /// Everything that did not get through, by reason; nothing if there is nothing to tell.
     fn fmt_losses(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (site, bytes) in self.copied.iter().filter(|(_, bytes)| *bytes > 0) {

@@ -20,7 +20,7 @@ pub use busy_poll::MISSES_MAX;
 pub use side::{Input, Side, SideContext};
 
 use crate::config::Config;
-use crate::gateway::{BYTES_PER_TURN, Gateway, Io, StartError, Token};
+use crate::gateway::{BYTES_PER_TURN, Gateway, Io, JoinedListener, StartError, Token};
 use crate::publish::Publish;
 use crate::report::Report;
 use crate::services;
@@ -144,6 +144,15 @@ impl<S: Side> Worker<S> {
             busy_poll: BusyPoll::new(busy_poll),
             finish_by: None,
         })
+    }
+
+    /// Joins connections of the program to these sockets, which listen on its loopback, with the
+    /// host's loopback.
+    ///
+    /// # Errors
+    /// A socket does not listen, or cannot be watched.
+    pub fn join(&mut self, listeners: Vec<JoinedListener>) -> io::Result<()> {
+        self.gateway.join(listeners, &self.reactor)
     }
 
     /// Serves until one of `fds` is readable; returns its index.

@@ -21,7 +21,7 @@ use towpath_net::time::Instant;
 /// Connections accepted from one listener before others get their turn.
 const ACCEPTS_PER_TURN: usize = 16;
 /// How long listeners rest when no file descriptor is left.
-const PAUSE: Duration = Duration::from_millis(100);
+pub(super) const PAUSE: Duration = Duration::from_millis(100);
 
 /// Why the gateway could not start, or a port not be published.
 #[derive(Debug, thiserror::Error)]

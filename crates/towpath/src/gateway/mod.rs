@@ -12,10 +12,12 @@
 //! packets. Neither side is read while the other cannot take more, so that nothing piles up.
 //!
 //! One file per protocol: `tcp`, `udp`, `ping`; `newcomers` who waits for a flow of their own;
-//! `listen` published ports, `resolver` where DNS goes, `route` which destinations are served and
-//! how. All run on the worker's thread.
+//! `listen` published ports, `joined` what goes from loopback to loopback past the stack,
+//! `resolver` where DNS goes, `route` which destinations are served and how. All run on the
+//! worker's thread.
 
 mod idle;
+mod joined;
 mod listen;
 mod newcomers;
 mod ping;
@@ -27,6 +29,7 @@ mod tcp;
 mod udp;
 
 use crate::config::Config;
+use joined::{End, JoinedFlows};
 use listen::Listeners;
 use newcomers::Newcomers;
 use ping::Pings;
@@ -42,6 +45,7 @@ use towpath_net::time::Instant;
 use towpath_packet::{Ledger, Memory};
 use udp::UdpFlows;
 
+pub use joined::JoinedListener;
 pub use listen::StartError;
 pub use queued::LentNow;
 pub(crate) use tcp::BYTES_PER_TURN;
@@ -118,6 +122,14 @@ pub struct GatewayCounters {
     pub messages_displaced: u64,
     /// Datagrams that the host did not take.
     pub udp_dropped: u64,
+    /// Connections of the program to ports of its loopback that lead to the host's.
+    pub joined: u64,
+    /// Those that the host did not take.
+    pub joined_refused: u64,
+    /// Bytes of theirs from the program to the host, which are in no other counter.
+    pub joined_bytes_out: u64,
+    /// The same from the host to the program.
+    pub joined_bytes_in: u64,
     /// Payload bytes from the program to the host.
     pub bytes_out: u64,
     /// Payload bytes from the host to the program.
@@ -132,6 +144,7 @@ pub struct Gateway {
     udp: UdpFlows,
     pings: Pings,
     listeners: Listeners,
+    joined: JoinedFlows,
     newcomers: Newcomers,
     counters: GatewayCounters,
 }
@@ -145,6 +158,8 @@ pub(crate) enum Token {
     Udp(Slot),
     Ping(Slot),
     TcpListener(Slot),
+    Joined(Slot, End),
+    JoinedListener(Slot),
 }
 
 impl Token {
@@ -156,6 +171,9 @@ impl Token {
             Token::Udp(slot) => (3, slot),
             Token::Ping(slot) => (4, slot),
             Token::TcpListener(slot) => (5, slot),
+            Token::Joined(slot, End::Inside) => (6, slot),
+            Token::Joined(slot, End::Host) => (7, slot),
+            Token::JoinedListener(slot) => (8, slot),
         };
         let generation = u64::from(slot.generation & GENERATION_MASK);
         kind << 60 | generation << 32 | u64::from(slot.index)
@@ -171,6 +189,9 @@ impl Token {
             3 => Token::Udp(slot),
             4 => Token::Ping(slot),
             5 => Token::TcpListener(slot),
+            6 => Token::Joined(slot, End::Inside),
+            7 => Token::Joined(slot, End::Host),
+            8 => Token::JoinedListener(slot),
             _ => return None,
         })
     }
@@ -186,6 +207,7 @@ impl Gateway {
             udp: UdpFlows::new(config.flows_max),
             pings: Pings::new(),
             listeners: Listeners::new(),
+            joined: JoinedFlows::new(config.flows_max),
             newcomers: Newcomers::default(),
             counters: GatewayCounters::default(),
         };
@@ -205,6 +227,11 @@ impl Gateway {
         (self.tcp.len(), self.udp.len(), self.pings.len())
     }
 
+    /// Joined flows now.
+    pub fn joined_count(&self) -> usize {
+        self.joined.len()
+    }
+
     /// What flows have lent: datagrams are passed on at once, so these are TCP's.
     pub fn lent(&self, stack: &Stack, now: Instant) -> LentNow {
         self.tcp.lent(stack, now)
@@ -217,6 +244,10 @@ impl Gateway {
             Token::Udp(slot) => self.udp_ready(slot, event, io),
             Token::Ping(slot) => self.ping_ready(slot, io),
             Token::TcpListener(slot) => self.accept(slot, io),
+            Token::Joined(slot, end) => {
+                self.with_joined(io, |joined, cx| joined.ready(slot, end, event, cx));
+            }
+            Token::JoinedListener(slot) => self.joined.connections_wait(slot),
             Token::Side | Token::Watch(_) => {}
         }
     }
@@ -238,11 +269,15 @@ impl Gateway {
     pub(crate) fn continue_flows(&mut self, io: &mut Io<'_>) {
         self.continue_tcp(io);
         self.continue_udp(io);
+        self.with_joined(io, JoinedFlows::go_on);
     }
 
     /// True if [`Gateway::continue_flows`] or [`Gateway::begin_flows`] has work without an event.
     pub(crate) fn has_work(&self) -> bool {
-        self.tcp.has_work() || self.udp.has_work() || !self.newcomers.is_empty()
+        self.tcp.has_work()
+            || self.udp.has_work()
+            || self.joined.has_work()
+            || !self.newcomers.is_empty()
     }
 
     /// True if flows wait for frames.
@@ -252,10 +287,15 @@ impl Gateway {
 
     /// When [`Gateway::on_deadline`] wants to be called next.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        [self.udp.deadline(), self.pings.deadline(), self.listeners.deadline()]
-            .into_iter()
-            .flatten()
-            .min()
+        [
+            self.udp.deadline(),
+            self.pings.deadline(),
+            self.listeners.deadline(),
+            self.joined.deadline(),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     /// Ends flows that have been idle too long.
@@ -263,6 +303,7 @@ impl Gateway {
         self.udp.expire(io.now);
         self.pings.expire(io.now);
         self.listeners.resume(io);
+        self.with_joined(io, JoinedFlows::resume);
     }
 }
 
@@ -287,6 +328,9 @@ mod tests {
             Token::Udp(Slot { index: 0, generation: 1 }),
             Token::Ping(slot),
             Token::TcpListener(slot),
+            Token::Joined(slot, End::Inside),
+            Token::Joined(slot, End::Host),
+            Token::JoinedListener(slot),
         ];
         for token in tokens {
             assert_eq!(Token::decode(token.encode()), Some(token));

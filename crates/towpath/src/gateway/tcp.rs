@@ -490,6 +490,7 @@ impl Gateway {
     pub(crate) fn all_passed_on(&self) -> bool {
         self.tcp.flows.iter().flatten().all(|flow| flow.program_closed)
             && !self.newcomers.has_messages()
+            && self.joined.all_passed_on()
     }
 
     /// The host broke the connection: so do we, on both sides.

@@ -113,3 +113,47 @@ fn messages_name_the_specification() {
          last"
     );
 }
+
+fn parse_joined_specs(specs: &[&str]) -> Result<Vec<(u16, u16)>, Problem> {
+    let specs: Vec<String> = specs.iter().map(|&spec| spec.into()).collect();
+    let ports = parse_joined(&specs).map_err(|error| error.problem)?;
+    Ok(ports.iter().map(|port| (port.inside, port.host)).collect())
+}
+
+#[test]
+fn joined_ports() {
+    let joined = |specs: &[&str]| parse_joined_specs(specs).unwrap();
+    assert_eq!(joined(&["5432"]), [(5432, 5432)]);
+    assert_eq!(joined(&["8080:80", "22,25"]), [(8080, 80), (22, 22), (25, 25)]);
+    assert_eq!(joined(&["20-22:30-32,~21"]), [(20, 30), (22, 32)]);
+    assert_eq!(joined(&["1:80,2:80"]), [(1, 80), (2, 80)], "two may lead to one");
+    assert_eq!(joined(&["none"]), []);
+    assert_eq!(joined(&[]), []);
+}
+
+#[test]
+fn mistakes_with_joined_ports() {
+    let problem = |spec: &str| parse_joined_specs(&[spec]).unwrap_err();
+    assert_eq!(problem(""), Problem::Empty);
+    assert_eq!(problem("22,"), Problem::Empty);
+    assert_eq!(problem("0"), Problem::Port("0".into()));
+    assert_eq!(problem("22:0"), Problem::Port("0".into()));
+    assert_eq!(problem("65536"), Problem::Port("65536".into()));
+    assert_eq!(problem("http"), Problem::Port("http".into()));
+    assert_eq!(problem("24-22"), Problem::Range("24-22".into()));
+    assert_eq!(problem("22-24:22-25"), Problem::Lengths("22-24:22-25".into()));
+    assert_eq!(problem("20-30,~25:26"), Problem::ExclusionTarget("~25:26".into()));
+    assert_eq!(problem("auto"), Problem::Auto);
+    assert_eq!(problem("22,~22"), Problem::NothingLeft);
+    assert_eq!(problem("22:80,22:81"), Problem::Twice(22));
+    assert_eq!(problem("1-65535,1-65535"), Problem::Twice(1), "bounded");
+    for all in ["all", "~22", "~1-1023,~5000"] {
+        assert_eq!(problem(all), Problem::AllJoined(all.into()));
+    }
+    for elsewhere in ["127.0.0.1/22", "%lo/22", "127.0.0.1%lo/22", "/22", "[::1]/22", "22%lo"] {
+        assert_eq!(problem(elsewhere), Problem::LoopbackOnly(elsewhere.into()));
+    }
+    assert_eq!(parse_joined_specs(&["22", "22:80"]), Err(Problem::Twice(22)));
+    assert_eq!(parse_joined_specs(&["none", "22"]), Err(Problem::Alone("none")));
+    assert_eq!(parse_joined_specs(&["all", "22"]), Err(Problem::AllJoined("all".into())));
+}

@@ -61,6 +61,10 @@ fn a_running_instance_tells_its_counters() {
         "bytes": 0, "oldest_us": 0, "total": 0, "copied_after_all": 0, "hit_rate": 1.0
     });
     assert_eq!(object["lent"], lent);
+    let joined = serde_json::json!({
+        "flows": 0, "begun": 0, "refused": 0, "bytes_out": 0, "bytes_in": 0
+    });
+    assert_eq!(object["joined"], joined);
     assert!(text(&stats(&folder.0, &[&pid])).contains("copied.recall                0\n"));
     assert!(text(&stats(&folder.0, &[])).contains("  run -4 -- sleep 1000\n"));
     assert_eq!(text(&stats(&folder.0, &["--json"])).lines().count(), 1);
@@ -70,6 +74,7 @@ fn a_running_instance_tells_its_counters() {
     // It is the same protocol as a network's, without what only a network has.
     let metrics = get(&socket, "/metrics");
     assert!(metrics.contains("towpath_flows{protocol=\"tcp\"} 0\n"), "{metrics}");
+    assert!(metrics.contains("towpath_joined_bytes_total{direction=\"out\"} 0\n"), "{metrics}");
     assert!(metrics.ends_with("# EOF\n") && !metrics.contains("towpath_port"), "{metrics}");
     assert!(get(&socket, "/v1/ports").starts_with("HTTP/1.1 404 "));
     let mut ls = towpath(["ls"]);

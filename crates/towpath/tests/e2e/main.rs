@@ -9,6 +9,7 @@ mod ending;
 mod inside;
 mod iperf;
 mod isolation;
+mod joined;
 mod life;
 mod many;
 mod options;
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
         isolation::tests(),
         iperf::tests(),
         publish::tests(),
+        joined::tests(),
         programs::tests(),
         dns::tests(),
         ping::tests(),

@@ -396,10 +396,12 @@ pub(crate) struct WhichNetwork {
 /// `lent`: `bytes` now in frames between the two sides, for the program that has not acknowledged
 /// them or for hosts that have not taken them, `oldest_us`, how long the oldest have waited,
 /// `total`, lent so far, `copied_after_all`, and `hit_rate`, the part that was not; `flows`, open
-/// now, by protocol; `packets`, `from_program`, `to_program` and `retransmitted`; `taken`, packets
-/// and frames of memory in use; `dropped`, what did not get through, by reason. An instance of `up`
-/// also tells `stations`, known to its switch, and `ports`, by name, with what passed and what was
-/// dropped. Later versions may add names.
+/// now, by protocol; `joined`, connections by --host-tcp-ports, which are in no other figure:
+/// `flows`, open now, `begun`, `refused` by the host, `bytes_out` and `bytes_in`; `packets`,
+/// `from_program`, `to_program` and `retransmitted`; `taken`, packets and frames of memory in use;
+/// `dropped`, what did not get through, by reason. An instance of `up` also tells `stations`, known
+/// to its switch, and `ports`, by name, with what passed and what was dropped. Later versions may
+/// add names.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct StatsArguments {
@@ -440,6 +442,16 @@ pub(crate) struct NetworkArguments {
     /// Publish UDP ports on the host; SPEC as for TCP. Independent of --tcp-ports.
     #[arg(short, long, value_name = "SPEC", help_heading = "Ports")]
     pub(crate) udp_ports: Vec<String>,
+
+    /// Lead TCP ports of the program's own loopback to the host's; may be repeated.
+    ///
+    /// CMD's connections to these ports of 127.0.0.1 and ::1 reach the same ports of the host's,
+    /// past the interface and at the speed of the kernel. SPEC is a list as for --tcp-ports, the
+    /// program's port first and without addresses; all ports at once cannot be meant. Programs
+    /// inside cannot listen on them. A port that the host refuses shows as a connection that is
+    /// reset. Examples: 5432 · 8080:80 · 9000-9009,~9005
+    #[arg(short = 'T', long, value_name = "SPEC", help_heading = "Ports")]
+    pub(crate) host_tcp_ports: Vec<String>,
 
     /// Name of the network interface.
     #[arg(long, value_name = "NAME", default_value = "tap0", help_heading = "Network")]

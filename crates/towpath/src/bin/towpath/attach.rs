@@ -13,7 +13,7 @@ use towpath_io::process_sys::Forked;
 use crate::args::AttachArguments;
 use crate::child::Child;
 use crate::exit::{Ending, Failure};
-use crate::parent::{Kept, receive_device, start, take_ready};
+use crate::parent::{Kept, receive_inside, start, take_ready};
 use crate::serve::Gateway;
 use crate::{end_child, settings};
 
@@ -45,9 +45,9 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     // Its file may be unmounted from now on; the TAP device keeps the namespace alive.
     let identity = namespace.identity()?;
     drop((theirs, namespace));
-    let Some(device) = receive_device(&ours)? else { return Err(child.give_up()) };
+    let Some(inside) = receive_inside(&ours)? else { return Err(child.give_up()) };
     child.wait()?;
-    let mut gateway = start(&config, device, ready, messages)?;
+    let mut gateway = start(&config, inside, ready, messages)?;
     serve(&mut gateway, &signals, &identity, &life)?;
     if network.gateway.stats {
         messages.error(gateway.report());

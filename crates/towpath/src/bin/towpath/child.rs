@@ -7,10 +7,12 @@ use std::env;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::process::Command;
 
 use anyhow::Context;
+use rustix::io::Errno;
 use towpath::config::Config;
 use towpath_io::mount::{self, MountError};
 use towpath_io::namespace::channel::{Channel, Message};
@@ -18,6 +20,7 @@ use towpath_io::namespace::enter::NetworkNamespace;
 use towpath_io::namespace::init::{self, InitError};
 use towpath_io::namespace::signals::Signals;
 use towpath_io::namespace::{Configured, Isolation, die_with_parent, relax_network_limits};
+use towpath_io::socket::TcpListener;
 use towpath_io::tap::{self, Features, Reason, SelfTest, Tap};
 
 use crate::exit::{self, Ending, Failure};
@@ -47,6 +50,7 @@ impl Child<'_> {
             self.messages
                 .detail("/proc/sys cannot be written: inside, ports below 1024 and ping need root");
         }
+        self.listen()?;
         let command = prepare(command);
         let name = command.get_program().to_owned();
         self.channel.send(&tap)?;
@@ -67,6 +71,7 @@ impl Child<'_> {
         // Entering a user namespace changes credentials, which clears it.
         die_with_parent()?;
         let tap = self.interface()?;
+        self.listen()?;
         self.channel.send(&tap)?;
         Ok(Ending::Code(0))
     }
@@ -92,6 +97,27 @@ impl Child<'_> {
             self.messages.detail(&report);
         }
         Ok(Message::Ready(features_to_bits(report.features), tap.into_fd()))
+    }
+
+    /// Listens on the program's loopback, and hands the sockets over.
+    fn listen(&self) -> anyhow::Result<()> {
+        let Config { ipv4, ipv6, .. } = self.config;
+        let v4 = ipv4.is_some().then_some(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let v6 = ipv6.is_some().then_some(IpAddr::V6(Ipv6Addr::LOCALHOST));
+        for port in &self.config.joined {
+            for address in v4.into_iter().chain(v6) {
+                let at = SocketAddr::new(address, port.inside);
+                match TcpListener::bind(at, None) {
+                    Ok(socket) => {
+                        self.channel.send(&Message::Listener(port.host, socket.into()))?
+                    }
+                    // That there is no IPv6 was told when the interface was configured.
+                    Err(error) if v4.is_some() && address.is_ipv6() && is_missing(&error) => {}
+                    Err(error) => return Err(not_listening(at, error)),
+                }
+            }
+        }
+        Ok(())
     }
 
     fn self_test(&self) -> SelfTest {
@@ -139,6 +165,25 @@ impl Child<'_> {
         };
         mount::cover_file(path, resolv::generate(&host_file, dns).as_bytes())
     }
+}
+
+/// True if the address is missing, or its whole family.
+fn is_missing(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    matches!(errno, Some(Errno::ADDRNOTAVAIL | Errno::AFNOSUPPORT))
+}
+
+fn not_listening(at: SocketAddr, error: io::Error) -> anyhow::Error {
+    let why = match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            "it is in use inside; stop what listens there, or lead another port (INSIDE:HOST)"
+        }
+        io::ErrorKind::PermissionDenied => {
+            "not permitted inside; lead a port from 1024 up (INSIDE:HOST)"
+        }
+        _ => return anyhow::Error::from(error).context(format!("cannot listen on {at} inside")),
+    };
+    anyhow::anyhow!("option --host-tcp-ports: TCP port {at}: {why}")
 }
 
 /// The program, or the user's shell.

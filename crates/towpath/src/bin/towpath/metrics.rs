@@ -32,6 +32,17 @@ pub(crate) fn text(report: &Report, network: Option<&NetworkReport>) -> String {
     let mut payload = Family::counter(&mut out, "towpath_gateway_bytes", help);
     payload.add("direction=\"out\"", report.gateway.bytes_out);
     payload.add("direction=\"in\"", report.gateway.bytes_in);
+    let help = "Connections of the program that are joined with the host's loopback.";
+    Family::gauge(&mut out, "towpath_joined_flows", help).add("", report.joined);
+    let help = "Connections of the program to joined ports, by what became of them.";
+    let mut joined = Family::counter(&mut out, "towpath_joined_connections", help);
+    let refused = report.gateway.joined_refused;
+    joined.add("result=\"refused\"", refused);
+    joined.add("result=\"taken\"", report.gateway.joined - refused);
+    let help = "Bytes of joined connections, which are in no other figure.";
+    let mut bytes = Family::counter(&mut out, "towpath_joined_bytes", help);
+    bytes.add("direction=\"out\"", report.gateway.joined_bytes_out);
+    bytes.add("direction=\"in\"", report.gateway.joined_bytes_in);
     let mut copied = Family::counter(&mut out, "towpath_copied_bytes", "Payload copied.");
     for (site, count) in report.copied.iter().copied() {
         copied.add(&format!("site=\"{site}\""), count);

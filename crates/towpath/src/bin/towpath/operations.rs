@@ -250,7 +250,7 @@ mod tests {
             (json!({ "set": "a", "macs": ["2"] }), "'macs': '2'"),
             (json!({ "publish": "a" }), "tcp or udp is wanted"),
             (json!({ "publish": "a", "tcp": "0" }), "'0' is not a port"),
-            (json!({ "publish": "a", "tcp": ["80", "80"] }), "published twice"),
+            (json!({ "publish": "a", "tcp": ["80", "80"] }), "given twice"),
             (json!({ "publish": "a", "tcp": 80 }), "a text or a list of texts"),
             (json!({ "unpublish": "a", "ports": "80" }), "'ports' has no meaning here"),
             (json!({ "add-lease": 1 }), "wants a table"),

@@ -7,9 +7,11 @@ use std::process::ExitStatus;
 
 use anyhow::{Context, anyhow};
 use towpath::config::Config;
+use towpath::gateway::JoinedListener;
 use towpath_io::namespace::channel::{Channel, ChannelError, Message};
 use towpath_io::namespace::{kill_and_reap, reap};
 use towpath_io::process_sys::{self, Child};
+use towpath_io::tap::Features;
 
 use crate::exit::{Ending, Failure};
 use crate::messages::Messages;
@@ -60,24 +62,41 @@ pub(crate) fn take_ready(number: Option<i32>) -> anyhow::Result<Option<File>> {
     number.map(take).transpose()
 }
 
-/// Waits for the child's device; `None` if the child gave up.
-pub(crate) fn receive_device(channel: &Channel) -> anyhow::Result<Option<(u32, OwnedFd)>> {
-    match channel.receive() {
-        Ok(Message::Ready(features, tap)) => Ok(Some((features, tap))),
-        Err(ChannelError::Closed) => Ok(None),
-        Ok(_) => Err(ChannelError::Unexpected.into()),
-        Err(error) => Err(error.into()),
+/// What the child has made inside.
+pub(crate) struct Inside {
+    pub(crate) tap: OwnedFd,
+    pub(crate) features: Features,
+    /// Sockets that listen on the program's loopback.
+    pub(crate) listeners: Vec<JoinedListener>,
+}
+
+/// Waits for what the child makes; `None` if the child gave up.
+pub(crate) fn receive_inside(channel: &Channel) -> anyhow::Result<Option<Inside>> {
+    let mut listeners = Vec::new();
+    loop {
+        match channel.receive() {
+            Ok(Message::Listener(host_port, socket)) => {
+                listeners.push(JoinedListener { socket: socket.into(), host_port });
+            }
+            Ok(Message::Ready(features, tap)) => {
+                let features = features_from_bits(features);
+                return Ok(Some(Inside { tap, features, listeners }));
+            }
+            Err(ChannelError::Closed) => return Ok(None),
+            Ok(_) => return Err(ChannelError::Unexpected.into()),
+            Err(error) => return Err(error.into()),
+        }
     }
 }
 
-/// Starts to serve the device, and tells whoever waits for that.
+/// Starts to serve what the child has made, and tells whoever waits for that.
 pub(crate) fn start(
     config: &Config,
-    (features, tap): (u32, OwnedFd),
+    inside: Inside,
     ready: Option<File>,
     messages: Messages,
 ) -> anyhow::Result<Gateway> {
-    let gateway = Gateway::start(config, tap, features_from_bits(features), messages)?;
+    let gateway = Gateway::start(config, inside, messages)?;
     tell_ready(ready)?;
     Ok(gateway)
 }

@@ -15,7 +15,7 @@ use towpath_io::process_sys::Forked;
 use crate::args::RunArguments;
 use crate::child::Child;
 use crate::exit::{Ending, Failure};
-use crate::parent::{Kept, receive_device, start, take_ready};
+use crate::parent::{Kept, receive_inside, start, take_ready};
 use crate::serve::Gateway;
 use crate::{end_child, settings};
 
@@ -38,8 +38,8 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
         Forked::Parent(child) => Kept::new(child),
     };
     drop(theirs);
-    let Some(device) = receive_device(&ours)? else { return Err(init.give_up()) };
-    let mut gateway = start(&config, device, ready, messages)?;
+    let Some(inside) = receive_inside(&ours)? else { return Err(init.give_up()) };
+    let mut gateway = start(&config, inside, ready, messages)?;
     ours.send(&Message::Go)?;
     let program = match ours.receive() {
         Ok(Message::Started(program)) => program,

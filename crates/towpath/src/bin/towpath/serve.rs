@@ -1,9 +1,10 @@
 //! The one place where the command meets the data path.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
+use anyhow::Context;
 use rustix::process::{Resource, Rlimit};
 use towpath::config::Config;
 use towpath::report::Report;
@@ -13,6 +14,7 @@ use towpath_io::tap::{Features, Tap};
 use crate::api;
 use crate::control::Control;
 use crate::messages::Messages;
+use crate::parent::Inside;
 
 /// How long the flows of a program that has ended may take to deliver what it wrote.
 const LINGER: Duration = Duration::from_secs(5);
@@ -26,16 +28,17 @@ pub(crate) struct Gateway {
 }
 
 impl Gateway {
-    /// Takes the device over and binds the published ports.
+    /// Takes over what was made inside and binds the published ports.
     pub(crate) fn start(
         config: &Config,
-        tap: OwnedFd,
-        features: Features,
+        inside: Inside,
         messages: Messages,
     ) -> anyhow::Result<Self> {
         allow_many_files();
+        let Inside { tap, features, listeners } = inside;
         let tap = Tap::from_fd(tap, features, config.mtu);
-        let worker = Worker::new(config, tap)?;
+        let mut worker = Worker::new(config, tap)?;
+        worker.join(listeners).context("option --host-tcp-ports")?;
         Ok(Self { worker, control: control(messages), messages })
     }
 

@@ -10,7 +10,7 @@ use anyhow::Context;
 use clap::CommandFactory;
 use clap::error::ErrorKind;
 use towpath::config::{Config, Subnet4, Subnet6};
-use towpath::publish::{self, Protocol, Publish};
+use towpath::publish::{self, JoinedPort, Protocol, Publish};
 
 use crate::args::{Arguments, GatewayArguments, NetworkArguments};
 use crate::messages::Messages;
@@ -27,12 +27,12 @@ pub(crate) fn messages(arguments: &GatewayArguments) -> Messages {
 /// The configuration that the arguments describe. Ends the process with code 2 if they cannot
 /// work; a capture file that cannot be made is an error.
 pub(crate) fn config(arguments: &NetworkArguments) -> anyhow::Result<Config> {
-    let described = publish(arguments).map(|publish| Config {
+    let mut config = Config {
         interface: arguments.ifname.clone(),
-        publish,
+        publish: publish(arguments).unwrap_or_else(|error| usage_error(&error)),
+        joined: joined(arguments).unwrap_or_else(|error| usage_error(&error)),
         ..describe(&arguments.gateway)
-    });
-    let mut config = described.unwrap_or_else(|error| usage_error(&error));
+    };
     check(&mut config, &arguments.gateway);
     if let Some(path) = &arguments.pcap {
         config.capture = Some(Arc::new(create_capture(path)?));
@@ -58,6 +58,10 @@ fn publish(arguments: &NetworkArguments) -> anyhow::Result<Vec<Publish>> {
             .context("option --udp-ports")?,
     );
     Ok(publish)
+}
+
+fn joined(arguments: &NetworkArguments) -> anyhow::Result<Vec<JoinedPort>> {
+    publish::parse_joined(&arguments.host_tcp_ports).context("option --host-tcp-ports")
 }
 
 /// The configuration of a gateway alone, unchecked.

@@ -90,6 +90,13 @@ pub(crate) fn object(report: &Report) -> Value {
             "hit_rate": report.hit_rate(),
         },
         "flows": { "tcp": tcp, "udp": udp, "echo": echo },
+        "joined": {
+            "flows": report.joined,
+            "begun": gateway.joined,
+            "refused": gateway.joined_refused,
+            "bytes_out": gateway.joined_bytes_out,
+            "bytes_in": gateway.joined_bytes_in,
+        },
         "packets": {
             "from_program": stack.packets_in,
             "to_program": stack.packets_out,

@@ -91,6 +91,8 @@ fn rates(before: &Value, after: &Value, elapsed: Duration) -> Value {
         "flows": after["flows"],
         "bytes_out": of("bytes_out"),
         "bytes_in": of("bytes_in"),
+        "joined_bytes_out": rate(&before["joined"]["bytes_out"], &after["joined"]["bytes_out"]),
+        "joined_bytes_in": rate(&before["joined"]["bytes_in"], &after["joined"]["bytes_in"]),
         "packets_out": rate(&before["packets"]["from_program"], &after["packets"]["from_program"]),
         "packets_in": rate(&before["packets"]["to_program"], &after["packets"]["to_program"]),
         "copied": of("copied"),

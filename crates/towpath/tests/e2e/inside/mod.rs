@@ -35,6 +35,7 @@ fn run(role: &str, arguments: &[&str]) -> Outcome {
     match (role, arguments) {
         ("connect", addresses) => tcp::connect(addresses),
         ("hold", [address, count]) => tcp::hold(address, count.parse()?),
+        ("ask-in-turn", [address, count]) => tcp::ask_in_turn(address, count.parse()?),
         ("short", [address, count]) => tcp::short(address, count.parse()?),
         ("limited", [address, count]) => tcp::limited(address, count.parse()?),
         ("half-close", [address, bytes]) => tcp::half_close(address, bytes.parse()?),

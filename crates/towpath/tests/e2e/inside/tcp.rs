@@ -60,6 +60,16 @@ pub(super) fn hold(address: &str, count: usize) -> Outcome {
     Ok(())
 }
 
+/// Opens connections, then asks over one after the other and closes it.
+pub(super) fn ask_in_turn(address: &str, count: usize) -> Outcome {
+    let streams = (0..count).map(|_| open(address)).collect::<Result<Vec<_>, _>>()?;
+    for (number, mut stream) in streams.into_iter().enumerate() {
+        ask(&mut stream, number)?;
+    }
+    println!("answered {count}");
+    Ok(())
+}
+
 /// Connections one after the other, each with a question and its answer. Half of them are closed
 /// here first; of the others only the sending half, so that the server's FIN comes first or late.
 pub(super) fn short(address: &str, count: usize) -> Outcome {

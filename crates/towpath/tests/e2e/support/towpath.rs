@@ -128,6 +128,15 @@ impl Stats {
         words[at - 1].parse().expect("a number")
     }
 
+    /// Bytes that were joined past the stack, out and in.
+    pub(crate) fn joined_bytes(&self) -> [u64; 2] {
+        let line = self.text.lines().find(|line| line.starts_with("joined "));
+        let line = line.unwrap_or_else(|| panic!("nothing joined in:\n{}", self.text));
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        let after = |word| words.windows(3).find(|three| three[1..] == ["bytes", word]);
+        ["out,", "in"].map(|word| after(word).and_then(|three| three[0].parse().ok()).expect(word))
+    }
+
     /// Asserts that no payload byte was copied, and that as many were carried as were given.
     pub(crate) fn assert_carried(&self, out: u64, r#in: u64, extra: u64) {
         assert_eq!(self.copies_per_byte, "0.000000", "{}", self.text);

@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const STEP: Duration = Duration::from_millis(5);
 
 /// The names that other documents and stored figures refer to.
-const CASES: [&str; 31] = [
+const CASES: [&str; 37] = [
     "ready",
     "idle_rss",
     "idle_cpu",
@@ -29,6 +29,12 @@ const CASES: [&str; 31] = [
     "tcp_in_mtu1500_1flow_cpu_all",
     "tcp_out_mtu1500_8flows",
     "tcp_in_mtu1500_8flows",
+    "loopback_out_1flow",
+    "loopback_out_1flow_cpu_gateway",
+    "loopback_out_1flow_cpu_all",
+    "loopback_in_1flow",
+    "loopback_in_1flow_cpu_gateway",
+    "loopback_in_1flow_cpu_all",
     "tcp_both_mtu1500",
     "tcp_both_mtu1500_slower_share",
     "tcp_out_ipv6_mtu1500_1flow",

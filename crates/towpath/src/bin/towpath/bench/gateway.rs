@@ -78,7 +78,8 @@ pub(super) fn measure(
 /// The plan's setups without those that are not installed.
 fn installed(plan: &Plan) -> anyhow::Result<Vec<Setup>> {
     ensure!(find_program("ip").is_some(), "ip is not installed (package iproute2)");
-    let uses_iperf = |probe: &Probe| matches!(probe.kind, Kind::Bulk(_) | Kind::Both(_));
+    let uses_iperf =
+        |probe: &Probe| matches!(probe.kind, Kind::Bulk(_) | Kind::Loopback(_) | Kind::Both(_));
     if probes::probes(&plan.selection).any(uses_iperf) {
         ensure!(find_program("iperf3").is_some(), "iperf3 is not installed (package iperf3)");
     }
@@ -249,7 +250,8 @@ impl Bench<'_> {
         match kind {
             Kind::Ready => Ok(vec![live.ready.map(|ready| ready.as_secs_f64() * 1e3)]),
             Kind::Idle => unreachable!("all systems are idle at once"),
-            Kind::Bulk(test) => self.bulk(test, live),
+            Kind::Bulk(test) => self.bulk(test, live.target(test.ipv6), live),
+            Kind::Loopback(test) => self.bulk(test, live.joined.setup.loopback(), live),
             Kind::Both(test) => {
                 let Some(target) = live.target(test.ipv6) else { return Ok(Vec::new()) };
                 let moved = iperf::run(network, target, test, seconds)?;
@@ -307,9 +309,9 @@ impl Bench<'_> {
         }
     }
 
-    fn bulk(&self, test: Test, live: &Live<'_>) -> anyhow::Result<Figures> {
+    fn bulk(&self, test: Test, target: Option<IpAddr>, live: &Live<'_>) -> anyhow::Result<Figures> {
         const GIB: f64 = (1_u64 << 30) as f64;
-        let Some(target) = live.target(test.ipv6) else { return Ok(Vec::new()) };
+        let Some(target) = target else { return Ok(Vec::new()) };
         let pids = live.pids();
         let used = || {
             let gateway = process::cpu_seconds(&pids);

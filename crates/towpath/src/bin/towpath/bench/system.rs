@@ -13,7 +13,7 @@ use std::process::Command;
 
 use clap::ValueEnum;
 
-use super::lab::{OUTSIDE_V4, OUTSIDE_V6};
+use super::lab::{IPERF_PORT, OUTSIDE_V4, OUTSIDE_V6};
 
 /// What towpath can be compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -79,7 +79,7 @@ pub(super) fn setups(peers: &[Peer]) -> Vec<Setup> {
 impl Setup {
     /// The command that joins the network held by process `holder`; `None` for the kernel.
     pub(super) fn command(self, holder: i32) -> Option<Command> {
-        let mtu = self.mtu.to_string();
+        let (mtu, joined) = (self.mtu.to_string(), IPERF_PORT.to_string());
         let netns = format!("/proc/{holder}/ns/net");
         Some(match self.system {
             System::Towpath => {
@@ -87,13 +87,13 @@ impl Setup {
                 command.arg0("towpath").args(["attach", "--quiet", "--mtu", &mtu]);
                 command.args(["--map-host-loopback", &TOWPATH_V4.to_string()]);
                 command.args(["--map-host-loopback", &TOWPATH_V6.to_string()]);
-                command.arg(holder.to_string());
+                command.args(["--host-tcp-ports", &joined]).arg(holder.to_string());
                 command
             }
             System::Pasta => {
                 let mut command = Command::new("pasta");
                 command.args(["--foreground", "--config-net", "--runas", "0", "--mtu", &mtu]);
-                command.args(["-t", "none", "-u", "none", "-T", "none", "-U", "none"]);
+                command.args(["-t", "none", "-u", "none", "-T", &joined, "-U", "none"]);
                 command.args(["--netns-only", "--netns", &netns]);
                 command
             }
@@ -118,6 +118,16 @@ impl Setup {
             (System::Veth, false) => Ipv4Addr::new(10, 8, subnet, 1).into(),
             (System::Veth, true) => Ipv6Addr::new(0xfd08, subnet.into(), 0, 0, 0, 0, 0, 1).into(),
         })
+    }
+}
+
+impl Setup {
+    /// The address at which its program finds iperf3's server on the program's own loopback.
+    pub(super) fn loopback(self) -> Option<IpAddr> {
+        match self.system {
+            System::Towpath | System::Pasta => Some(Ipv4Addr::LOCALHOST.into()),
+            System::Slirp4netns | System::Veth => None,
+        }
     }
 }
 

@@ -22,6 +22,8 @@ pub(super) enum Kind {
     Idle,
     /// iperf3 in one direction: throughput; processor time of the gateway, and of all processes.
     Bulk(Test),
+    /// The same between two loopbacks, past the gateway's TCP.
+    Loopback(Test),
     /// iperf3 in both directions at once: throughput of both; share of the slower one.
     Both(Test),
     /// Datagrams as fast as they go: throughput of what arrives.
@@ -89,6 +91,22 @@ static PROBES: &[Probe] = &[
     Probe {
         kind: Kind::Bulk(Test { flows: FLOWS, ..TCP_IN }),
         cases: &[Case::high("tcp_in_mtu1500_8flows", GBITS)],
+    },
+    Probe {
+        kind: Kind::Loopback(TCP),
+        cases: &[
+            Case::high("loopback_out_1flow", GBITS),
+            Case::low("loopback_out_1flow_cpu_gateway", CPU),
+            Case::low("loopback_out_1flow_cpu_all", CPU),
+        ],
+    },
+    Probe {
+        kind: Kind::Loopback(TCP_IN),
+        cases: &[
+            Case::high("loopback_in_1flow", GBITS),
+            Case::low("loopback_in_1flow_cpu_gateway", CPU),
+            Case::low("loopback_in_1flow_cpu_all", CPU),
+        ],
     },
     Probe {
         kind: Kind::Both(Test { direction: Direction::Both, ..TCP }),

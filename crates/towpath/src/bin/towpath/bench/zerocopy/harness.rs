@@ -11,12 +11,17 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail, ensure};
 use towpath_net::fragment::into_received;
-use towpath_net::socket::{Borrower, Error, Family, LentCall, SendFlags, SocketId, Sockets};
+use towpath_net::socket::{
+    Borrower, Error, Family, LentCall, ReadMost, SendFlags, SendTo, SocketId, Sockets,
+};
 use towpath_net::stack::{Address, Config, Context, Limits, Stack};
 use towpath_net::tcp::Settings;
 use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
-use towpath_packet::{Burst, Caps, Ledger, Loans, Memory, MemoryConfig};
+use towpath_packet::packet::PIECES_MAX;
+use towpath_packet::{Burst, Caps, Held, Ledger, Loans, Memory, MemoryConfig};
+
+use super::datagrams::DATAGRAM_BYTES;
 
 /// What is run: as text, `WAY,BYTES,CALLS`.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +41,10 @@ pub(super) enum Way {
     Copy,
     /// Copy, each call a packet of its own.
     Plain,
+    /// Lend as a datagram, or as many of 1472 bytes if it is longer than one.
+    UdpLend,
+    /// The same, copied.
+    UdpCopy,
 }
 
 impl FromStr for Harness {
@@ -44,18 +53,32 @@ impl FromStr for Harness {
     fn from_str(text: &str) -> anyhow::Result<Self> {
         let words: Vec<_> = text.split(',').collect();
         let &[way, bytes, calls] = &words[..] else { bail!("WAY,BYTES,CALLS is expected") };
-        let way = [Way::Lend, Way::Copy, Way::Plain].into_iter().find(|known| known.name() == way);
+        let way = Way::ALL.into_iter().find(|known| known.name() == way);
         Ok(Self { way: way.context("no such way")?, bytes: bytes.parse()?, calls: calls.parse()? })
     }
 }
 
 impl Way {
+    const ALL: [Self; 5] = [Self::Lend, Self::Copy, Self::Plain, Self::UdpLend, Self::UdpCopy];
+
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Lend => "lend",
             Self::Copy => "copy",
             Self::Plain => "plain",
+            Self::UdpLend => "udp_lend",
+            Self::UdpCopy => "udp_copy",
         }
+    }
+
+    /// True if the bytes are lent.
+    fn lends(self) -> bool {
+        matches!(self, Self::Lend | Self::UdpLend)
+    }
+
+    /// True if they go as datagrams.
+    fn is_udp(self) -> bool {
+        matches!(self, Self::UdpLend | Self::UdpCopy)
     }
 
     fn caps(self) -> Caps {
@@ -73,10 +96,14 @@ const MTU: u16 = 1500;
 
 impl Harness {
     pub(in crate::bench) fn run(self) -> anyhow::Result<()> {
-        let mut rig = Rig::new(self.way.caps())?;
+        let mut rig = if self.way.is_udp() {
+            Rig::of_datagrams(self.way.caps())
+        } else {
+            Rig::of_streams(self.way.caps())
+        }?;
         let buffer = Arc::new(vec![0x5a; self.bytes]);
         for call in 0..self.calls {
-            rig.call(&buffer, self.way == Way::Lend)?;
+            rig.call(&buffer, self.way)?;
             if call % CALLS_UNTIL_LOOK == 0 {
                 rig.take_notices();
             }
@@ -106,28 +133,49 @@ struct Rig {
     loans: Loans,
     now: Instant,
     received: u64,
+    /// The sockets are of UDP.
+    datagrams: bool,
+    /// Pieces of a datagram, which are dropped.
+    held: Vec<Held>,
     /// Packets on their way.
     sent: Burst,
     arrived: Burst,
 }
 
 impl Rig {
-    /// Two hosts with a connection.
-    fn new(caps: Caps) -> anyhow::Result<Self> {
-        let mut hosts = [host(SERVER, caps), host(CLIENT, caps)];
-        let listener = hosts[SERVER].stream(Family::V4).map_err(told)?;
-        let client = hosts[CLIENT].stream(Family::V4).map_err(told)?;
-        let mut rig = Self {
+    fn new(hosts: [Sockets; 2], ends: [SocketId; 2]) -> Self {
+        Self {
             hosts,
-            ends: [listener, client],
+            ends,
             memory: Memory::new(MemoryConfig::within(MEMORY_BYTES)),
             ledger: Ledger::new(),
             loans: Loans::new(LOANS),
             now: Instant::START,
             received: 0,
+            datagrams: false,
+            held: Vec::new(),
             sent: Burst::new(),
             arrived: Burst::new(),
-        };
+        }
+    }
+
+    /// Two hosts with a datagram socket each; the client's has the server's as its peer.
+    fn of_datagrams(caps: Caps) -> anyhow::Result<Self> {
+        let mut hosts = [host(SERVER, caps), host(CLIENT, caps)];
+        let server = hosts[SERVER].datagram(Family::V4).map_err(told)?;
+        let client = hosts[CLIENT].datagram(Family::V4).map_err(told)?;
+        let at = SocketAddr::new(address(SERVER), PORT);
+        hosts[SERVER].bind(server, at).map_err(told)?;
+        hosts[CLIENT].connect(client, at, Instant::START).map_err(told)?;
+        Ok(Self { datagrams: true, ..Self::new(hosts, [server, client]) })
+    }
+
+    /// Two hosts with a connection.
+    fn of_streams(caps: Caps) -> anyhow::Result<Self> {
+        let mut hosts = [host(SERVER, caps), host(CLIENT, caps)];
+        let listener = hosts[SERVER].stream(Family::V4).map_err(told)?;
+        let client = hosts[CLIENT].stream(Family::V4).map_err(told)?;
+        let mut rig = Self::new(hosts, [listener, client]);
         let (at, now) = (SocketAddr::new(address(SERVER), PORT), rig.now);
         rig.hosts[SERVER].bind(listener, at).map_err(told)?;
         rig.hosts[SERVER].listen(listener, 1, now).map_err(told)?;
@@ -142,13 +190,15 @@ impl Rig {
     }
 
     /// Sends all of a buffer.
-    fn call(&mut self, buffer: &Arc<Vec<u8>>, lends: bool) -> anyhow::Result<()> {
+    fn call(&mut self, buffer: &Arc<Vec<u8>>, way: Way) -> anyhow::Result<()> {
         let (mut at, mut call, mut waited) = (0, LentCall::default(), 0);
         while at < buffer.len() {
             let flags = SendFlags { continues: at > 0, ..SendFlags::default() };
-            let sent = match lends {
-                true => self.lend(buffer, at, &mut call, flags),
-                false => self.copy(&buffer[at..], flags),
+            let sent = match (way.is_udp(), way.lends()) {
+                (false, true) => self.lend(buffer, at, &mut call, flags),
+                (false, false) => self.copy(&buffer[at..], flags),
+                (true, true) => self.lend_datagrams(buffer, at, &mut call),
+                (true, false) => self.copy_datagrams(&buffer[at..]),
             };
             match sent {
                 Ok(sent) => (at, waited) = (at + sent, 0),
@@ -164,6 +214,30 @@ impl Rig {
         let Self { hosts, ends, memory, ledger, now, .. } = self;
         let mut cx = Context { memory, ledger, now: *now };
         hosts[CLIENT].send(ends[CLIENT], &[bytes], flags, &mut cx)
+    }
+
+    fn copy_datagrams(&mut self, bytes: &[u8]) -> Result<usize, Error> {
+        let Self { hosts, ends, memory, ledger, now, .. } = self;
+        let mut cx = Context { memory, ledger, now: *now };
+        let send = send_of(bytes.len());
+        let most = hosts[CLIENT].datagrams_max(ends[CLIENT], &send)?.min(bytes.len());
+        hosts[CLIENT].send_datagram(ends[CLIENT], &[&bytes[..most]], &send, &mut cx)
+    }
+
+    fn lend_datagrams(
+        &mut self,
+        buffer: &Arc<Vec<u8>>,
+        from: usize,
+        call: &mut LentCall,
+    ) -> Result<usize, Error> {
+        let Self { hosts, ends, memory, ledger, loans, now, .. } = self;
+        let total = buffer.len() - from;
+        let lend = |at: usize, most: usize, Borrower { lender, token }: Borrower| {
+            let len = most.min(total - at);
+            loans.lend_shared(buffer, (from + at, len as u32), lender, token)
+        };
+        let (mut cx, send) = (Context { memory, ledger, now: *now }, send_of(buffer.len()));
+        hosts[CLIENT].send_lent_datagrams(ends[CLIENT], call, total, &send, lend, &mut cx)
     }
 
     fn lend(
@@ -196,15 +270,28 @@ impl Rig {
         }
         loop {
             let mut moved = self.carry(CLIENT)?;
-            while let Ok(count @ 1..) =
-                self.hosts[SERVER].discard(self.ends[SERVER], usize::MAX, self.now)
-            {
-                self.received += count as u64;
-            }
+            self.receive();
             moved |= self.carry(SERVER)?;
             if !moved {
                 return Ok(());
             }
+        }
+    }
+
+    /// Drops what the server has received.
+    fn receive(&mut self) {
+        let Self { hosts, ends, memory, ledger, now, held, received, datagrams, .. } = self;
+        let (server, end) = (&mut hosts[SERVER], ends[SERVER]);
+        if !*datagrams {
+            while let Ok(count @ 1..) = server.discard(end, usize::MAX, *now) {
+                *received += count as u64;
+            }
+            return;
+        }
+        let mut cx = Context { memory, ledger, now: *now };
+        while let Ok(datagram) = server.receive_datagram_lent(end, &WHOLE, held, &mut cx) {
+            *received += datagram.len as u64;
+            held.clear();
         }
     }
 
@@ -252,10 +339,20 @@ fn mac(host: usize) -> MacAddr {
     MacAddr([2, 0, 0, 0, 0, host as u8 + 1])
 }
 
+/// How a buffer of so many bytes goes as datagrams.
+fn send_of(bytes: usize) -> SendTo {
+    let cut = bytes > DATAGRAM_MAX;
+    SendTo { segment_size: cut.then_some(DATAGRAM_BYTES), ..SendTo::default() }
+}
+
 fn told(error: Error) -> anyhow::Error {
     anyhow!("the stack says {error:?}")
 }
 
+/// Longer buffers are cut into datagrams of [`DATAGRAM_BYTES`].
+const DATAGRAM_MAX: usize = u16::MAX as usize - 28;
+/// All of a datagram.
+const WHOLE: ReadMost = ReadMost { bytes: usize::MAX, pieces: PIECES_MAX, private: true };
 const PORT: u16 = 80;
 const MEMORY_BYTES: usize = 32 << 20;
 /// More than a send buffer of the smallest sends has.
@@ -272,7 +369,10 @@ mod tests {
 
     #[test]
     fn every_way_moves_all_bytes() {
-        for (way, bytes) in [("lend", 512), ("lend", 1 << 20), ("copy", 65536), ("plain", 1448)] {
+        let udp =
+            ["udp_lend", "udp_copy"].map(|way| [512, 4096, 1 << 20].map(|bytes| (way, bytes)));
+        let tcp = [("lend", 512), ("lend", 1 << 20), ("copy", 65536), ("plain", 1448)];
+        for (way, bytes) in tcp.into_iter().chain(udp.into_iter().flatten()) {
             let harness: Harness = format!("{way},{bytes},50").parse().unwrap();
             harness.run().unwrap();
         }

@@ -35,19 +35,21 @@
 //! Loans without one are read without pins and end without any of this.
 #![allow(unsafe_code)]
 
+mod holders;
 mod pin;
 
+pub use holders::Holders;
+pub(crate) use holders::Leaving;
 pub use pin::{Pinned, Pins, View};
 
 use crate::foreign;
 use crate::region::Region;
-use crate::slab::{self, Slot};
+use crate::slab::{self, Returning, Slot};
 use crate::sync::{AtomicPtr, AtomicU32, Ordering, Shadow, UnsafeCell};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::any::Any;
 use core::fmt;
-use core::mem::ManuallyDrop;
 use core::ptr::NonNull;
 
 /// Who gets memory back. `returned` runs on the thread that dropped the last piece and must not
@@ -436,74 +438,7 @@ impl Clone for Piece {
 impl Drop for Piece {
     fn drop(&mut self) {
         // SAFETY: this piece is a holder, and gone afterwards.
-        unsafe { leave(self.loan, 1) };
-    }
-}
-
-/// Takes holders away; the last one ends the loan.
-///
-/// # Safety
-/// The caller has so many holders of the loan, and does not use them afterwards.
-unsafe fn leave(slot: NonNull<Slot<Loan>>, count: u32) {
-    // SAFETY: a slot with a holder stays in its slab's storage.
-    let holders = &unsafe { slot.as_ref() }.value().holders;
-    // Relaxed: `end_loan` acquires. If there are no other holders, nobody can become one: saves the
-    // locked subtraction in the common case.
-    let last = holders.load(Ordering::Relaxed) == count
-        // Release: our use of the bytes ends here; pairs with the Acquire of `end_loan`.
-        || holders.fetch_sub(count, Ordering::Release) == count;
-    if last {
-        // SAFETY: we held the last share, nobody else can reach the loan.
-        unsafe { end_loan(slot) };
-    }
-}
-
-/// Holders of a loan that no piece stands for yet, counted [together](Piece::reserve). What is left
-/// of them ends with this value.
-pub struct Holders {
-    loan: NonNull<Slot<Loan>>,
-    count: u32,
-}
-
-impl Holders {
-    /// As [`Piece::slice`] of a piece; uses up one of these holders if there is one of its loan.
-    ///
-    /// # Panics
-    /// If the range is not within the piece.
-    pub fn slice(&mut self, piece: &Piece, from: usize, len: usize) -> Piece {
-        if self.count == 0 || self.loan != piece.loan {
-            return piece.slice(from, len);
-        }
-        self.count -= 1;
-        let mut part = Piece { loan: piece.loan, offset: piece.offset, len: piece.len };
-        part.narrow(from, len);
-        part
-    }
-}
-
-impl Drop for Holders {
-    fn drop(&mut self) {
-        if self.count > 0 {
-            // SAFETY: these holders are ours, as no piece was made of them.
-            unsafe { leave(self.loan, self.count) };
-        }
-    }
-}
-
-/// Pieces that are dropped together: those of one loan that are added one after the other are
-/// counted down at once, when another's is added or this is dropped.
-#[derive(Default)]
-pub(crate) struct Leaving {
-    holders: Option<Holders>,
-}
-
-impl Leaving {
-    pub(crate) fn add(&mut self, piece: Piece) {
-        let piece = ManuallyDrop::new(piece);
-        match &mut self.holders {
-            Some(holders) if holders.loan == piece.loan => holders.count += 1,
-            holders => *holders = Some(Holders { loan: piece.loan, count: 1 }),
-        }
+        unsafe { holders::leave(self.loan, 1, &mut Returning::new()) };
     }
 }
 
@@ -518,11 +453,11 @@ impl fmt::Debug for Piece {
     }
 }
 
-/// Tells the lender and frees the descriptor.
+/// Tells the lender and frees the descriptor; that of a frame is added to `frames`.
 ///
 /// # Safety
 /// The caller held the last share and does not use the loan afterwards.
-pub(crate) unsafe fn end_loan(slot: NonNull<Slot<Loan>>) {
+pub(crate) unsafe fn end_loan(slot: NonNull<Slot<Loan>>, frames: &mut Returning<Loan>) {
     // SAFETY: still out of its slab.
     let loan = unsafe { slot.as_ref() }.value();
     // Acquire: pairs with the Release decrements of the other holders, so that their reads are
@@ -532,7 +467,7 @@ pub(crate) unsafe fn end_loan(slot: NonNull<Slot<Loan>>) {
     loan.holders.store(0, Ordering::Relaxed);
     if loan.extent().kind == Kind::Frame {
         // SAFETY: out, and given back once, here.
-        unsafe { slab::give_back(slot) };
+        unsafe { frames.add(slot) };
         return;
     }
     // Acquire: pairs with the Release of `Watch::drop`, if there was a watch.

@@ -354,8 +354,10 @@ impl Packet {
             *place = None;
             gone += 1;
         }
-        body.pieces[..body.piece_count as usize].rotate_left(gone);
-        body.piece_count -= gone as u8;
+        if gone > 0 {
+            body.pieces[..body.piece_count as usize].rotate_left(gone);
+            body.piece_count -= gone as u8;
+        }
     }
 
     /// Keeps the first `len` bytes of the pieces; no effect if there are fewer.

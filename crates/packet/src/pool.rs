@@ -16,7 +16,7 @@
 use crate::loan::{Extent, Kind, Loan, Owner, Piece, end_loan};
 use crate::packet::{Packet, PacketPool};
 use crate::region::{FRAME_ALIGN, Region};
-use crate::slab::{Slab, Slot};
+use crate::slab::{Returning, Slab, Slot};
 use crate::sync::{Ordering, UnsafeCell};
 use alloc::sync::Arc;
 use core::ops::{Deref, DerefMut};
@@ -65,9 +65,10 @@ impl Pool {
         let slot = self.slab.take()?;
         // SAFETY: out of the slab.
         let loan = unsafe { slot.as_ref() }.value();
-        // Relaxed: nobody else can reach the slot.
-        let before = loan.holders.swap(1, Ordering::Relaxed);
-        assert_eq!(before, 0, "a free frame has no holder");
+        // Relaxed: nobody else can reach the slot, so that looking and writing need not be one.
+        assert_eq!(loan.holders.load(Ordering::Relaxed), 0, "a free frame has no holder");
+        // Relaxed: as above.
+        loan.holders.store(1, Ordering::Relaxed);
         Some(Frame { slot: Some(slot) })
     }
 
@@ -164,7 +165,7 @@ impl Drop for Frame {
     fn drop(&mut self) {
         if let Some(slot) = self.slot.take() {
             // SAFETY: the frame was the one holder.
-            unsafe { end_loan(slot) };
+            unsafe { end_loan(slot, &mut Returning::new()) };
         }
     }
 }

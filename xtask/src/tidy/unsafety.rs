@@ -3,7 +3,7 @@
 use crate::source::Source;
 
 /// Files that may contain unsafe code, beside tests.
-const UNSAFE_FILES: [&str; 26] = [
+const UNSAFE_FILES: [&str; 27] = [
     "crates/capi/src/abi.rs",
     "crates/capi/src/abi/held.rs",
     "crates/capi/src/abi/lifetime.rs",
@@ -21,6 +21,7 @@ const UNSAFE_FILES: [&str; 26] = [
     "crates/packet/src/foreign.rs",
     "crates/packet/src/lend.rs",
     "crates/packet/src/loan.rs",
+    "crates/packet/src/loan/holders.rs",
     "crates/packet/src/loan/pin.rs",
     "crates/packet/src/packet.rs",
     "crates/packet/src/pool.rs",

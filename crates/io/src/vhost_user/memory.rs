@@ -252,10 +252,10 @@ impl GuestMemory {
         result
     }
 
-    /// Has the bytes at a guest address fetched that are looked at first: headers, or a table of
-    /// descriptors.
-    pub(crate) fn prefetch(&self, guest: u64) {
-        if let Some(stretch) = self.locate(guest, HEAD_BYTES) {
+    /// Has those of the `bytes` at a guest address fetched that are looked at first: headers, or a
+    /// table of descriptors.
+    pub(crate) fn prefetch(&self, guest: u64, bytes: u32) {
+        if let Some(stretch) = self.locate(guest, HEAD_BYTES.min(bytes as usize)) {
             stretch.prefetch_read();
         }
     }

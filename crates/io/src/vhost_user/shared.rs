@@ -299,8 +299,8 @@ impl Area {
     /// Where a field of `T` is.
     #[inline]
     fn field<T>(&self, at: usize) -> *mut T {
-        let is_inside = at <= self.bytes && size_of::<T>() <= self.bytes - at;
-        assert!(is_inside, "a field lies within its area");
+        let end = at.checked_add(size_of::<T>());
+        assert!(end.is_some_and(|end| end <= self.bytes), "a field lies within its area");
         // SAFETY: within the area, as just asserted, which `new` has found to be within the
         // mapping; neither changes.
         let field = unsafe { self.mapping.start.add(self.at + at) }.cast::<T>();

@@ -190,7 +190,9 @@ impl Ring {
         if is_available(self.flags(place.index, Ordering::Relaxed), place.wrap) {
             let at = 16 * usize::from(place.index);
             // Relaxed: as above.
-            memory.prefetch(self.descriptors.load64(at, Ordering::Relaxed));
+            let address = self.descriptors.load64(at, Ordering::Relaxed);
+            // Relaxed: as above.
+            memory.prefetch(address, self.descriptors.load32(at + 8, Ordering::Relaxed));
         }
     }
 

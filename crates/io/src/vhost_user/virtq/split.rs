@@ -156,8 +156,12 @@ impl Ring {
         // Read again when it is taken.
         let head = self.entry(self.next.wrapping_add(ahead));
         if head < self.size {
+            let at = 16 * usize::from(head);
             // Relaxed: ordered by the index.
-            memory.prefetch(self.descriptors.load64(16 * usize::from(head), Ordering::Relaxed));
+            let address = self.descriptors.load64(at, Ordering::Relaxed);
+            // Relaxed: as above.
+            let bytes = self.descriptors.load32(at + 8, Ordering::Relaxed);
+            memory.prefetch(address, bytes);
         }
     }
 

@@ -53,6 +53,7 @@ pub const CHAINS_PER_CALL_MAX: usize = 4 * BURST_MAX;
 
 /// Chains whose beginning is fetched ahead of the one that is taken.
 const CHAINS_AHEAD: u16 = 4;
+const _: () = assert!(COPY_BYTES_MAX <= SMALL_FRAME_BYTES, "a short frame fits one of the pool's");
 /// Bytes of an Ethernet header.
 const ETHERNET_BYTES: usize = 14;
 /// End of a list of slots.
@@ -305,9 +306,10 @@ impl TransmitQueue {
     fn take(&mut self, now: Duration, memory: &mut Memory, packet: &mut Packet) -> Taken {
         let bytes = self.queue.chain().readable_bytes();
         let mut header = VirtioHeader::default();
-        match self.whole() {
+        let whole = whole(&self.queue);
+        match whole {
             Some(whole) if bytes >= VirtioHeader::LEN => whole.read(&mut header.0),
-            _ => _ = self.cursor().read(&mut header.0),
+            _ => _ = cursor(&self.queue).read(&mut header.0),
         }
         let offload = header.decode().ok();
         let Some(frame_bytes) =
@@ -324,7 +326,10 @@ impl TransmitQueue {
             self.counters.bad_header += 1;
             return self.drop_chain();
         };
-        if frame_bytes > COPY_BYTES_MAX && self.may_lend() && self.lend(now, packet) {
+        let is_short = frame_bytes <= COPY_BYTES_MAX;
+        if is_short && whole.is_some_and(|whole| copy_whole(whole, memory, packet)) {
+            self.note_copied(frame_bytes);
+        } else if !is_short && self.may_lend() && self.lend(now, packet) {
             self.counters.lent += 1;
         } else if !self.copy(memory, packet, frame_bytes) {
             return Taken::NoMemory;
@@ -333,22 +338,6 @@ impl TransmitQueue {
         self.counters.packets += 1;
         self.counters.bytes += frame_bytes as u64;
         Taken::Packet
-    }
-
-    /// All of the chain taken last, if it is one buffer in one region, as small packets are.
-    #[inline]
-    fn whole(&self) -> Option<Stretch<'_>> {
-        match self.queue.chain().readable() {
-            &[Segment { address, bytes }] => {
-                self.queue.memory().locate_whole(address, bytes as usize)
-            }
-            _ => None,
-        }
-    }
-
-    /// The beginning of the chain taken last.
-    fn cursor(&self) -> Cursor<'_> {
-        Cursor::new(self.queue.memory(), self.queue.chain().readable())
     }
 
     fn drop_chain(&mut self) -> Taken {
@@ -429,20 +418,15 @@ impl TransmitQueue {
     fn copy(&mut self, memory: &mut Memory, packet: &mut Packet, bytes: usize) -> bool {
         let small = if bytes <= SMALL_FRAME_BYTES { memory.small.take() } else { None };
         if let Some(mut frame) = small {
-            match self.whole() {
-                Some(whole) => whole.tail(VirtioHeader::LEN).read(&mut frame[..bytes]),
-                None => {
-                    let mut cursor = self.cursor();
-                    cursor.skip(VirtioHeader::LEN);
-                    cursor.read(&mut frame[..bytes]);
-                }
-            }
+            let mut cursor = cursor(&self.queue);
+            cursor.skip(VirtioHeader::LEN);
+            cursor.read(&mut frame[..bytes]);
             packet.push_piece(frame.freeze(bytes)).expect("a packet has room for a frame");
         } else {
             if self.buffer.prepare(memory, bytes) < bytes {
                 return false;
             }
-            let mut cursor = Cursor::new(self.queue.memory(), self.queue.chain().readable());
+            let mut cursor = cursor(&self.queue);
             cursor.skip(VirtioHeader::LEN);
             let mut slices = empty_slices::<FRAMES_MAX>();
             let count = self.buffer.slices(&mut slices);
@@ -453,10 +437,15 @@ impl TransmitQueue {
                 packet.push_piece(piece).expect("a packet has room for the frames of one read");
             });
         }
+        self.note_copied(bytes);
+        true
+    }
+
+    /// Gives the chain taken last back, of whose frame so many bytes were copied.
+    fn note_copied(&mut self, bytes: usize) {
         self.copied += bytes;
         let head = self.queue.hold();
         self.queue.complete(head, 0);
-        true
     }
 
     /// Recalls the oldest loans if too much of the ring is out.
@@ -508,6 +497,31 @@ impl TransmitQueue {
             }
         });
     }
+}
+
+/// All of the chain taken last, if it is one buffer in one region, as small packets are.
+#[inline]
+fn whole(queue: &Queue) -> Option<Stretch<'_>> {
+    match queue.chain().readable() {
+        &[Segment { address, bytes }] => queue.memory().locate_whole(address, bytes as usize),
+        _ => None,
+    }
+}
+
+/// The beginning of the chain taken last.
+fn cursor(queue: &Queue) -> Cursor<'_> {
+    Cursor::new(queue.memory(), queue.chain().readable())
+}
+
+/// Copies the frame of a short chain, which is a header and that, into one pool frame; false, and
+/// nothing done, if there is none.
+#[inline]
+fn copy_whole(chain: Stretch<'_>, memory: &mut Memory, packet: &mut Packet) -> bool {
+    let Some(mut frame) = memory.small.take() else { return false };
+    let from = chain.tail(VirtioHeader::LEN);
+    from.read(&mut frame[..from.len()]);
+    packet.push_piece(frame.freeze(from.len())).expect("a packet has room for a frame");
+    true
 }
 
 impl Slots {

@@ -43,7 +43,7 @@ struct Rig {
     memory: Memory,
     ledger: Ledger,
     /// Of a packet, in the sender's memory.
-    parts: [Segment; 2],
+    parts: Vec<Segment>,
     /// Bytes of a receive buffer.
     buffer: u32,
     received: u64,
@@ -67,13 +67,7 @@ impl Rig {
             DriverQueue::new(&to, 0, QUEUE_LEN, workload.receiver).context("too large")?;
         let transmit = TransmitQueue::start(sender.config(), &from.map()?, None)?;
         let receive = ReceiveQueue::start(receiver.config(), &to.map()?)?;
-        let (headers, payload) = (workload.headers(), pattern(workload.payload));
-        from.memory().write(BUFFERS, &headers)?;
-        from.memory().write(BUFFERS + PAGE, &payload)?;
-        let parts = [
-            Segment { address: BUFFERS, bytes: headers.len() as u32 },
-            Segment { address: BUFFERS + PAGE, bytes: payload.len() as u32 },
-        ];
+        let parts = put(&from, workload)?;
         for token in 0..u64::from(QUEUE_LEN) {
             let segment = Segment { address: BUFFERS + token * PAGE, bytes: workload.buffer };
             ensure!(receiver.add(&[], &[segment], token), "the queue is full");
@@ -129,6 +123,22 @@ impl Rig {
         self.receiver.publish();
         Ok(())
     }
+}
+
+/// Writes a packet into the sender's memory: headers and payload of a super-packet apart, a small
+/// packet in one buffer, as drivers have them.
+fn put(ram: &GuestRam, workload: &Workload) -> anyhow::Result<Vec<Segment>> {
+    let (mut first, payload) = (workload.headers().to_vec(), pattern(workload.payload));
+    let mut parts = Vec::new();
+    if workload.segment.is_some() {
+        ram.memory().write(BUFFERS + PAGE, &payload)?;
+        parts.push(Segment { address: BUFFERS + PAGE, bytes: payload.len() as u32 });
+    } else {
+        first.extend_from_slice(&payload);
+    }
+    ram.memory().write(BUFFERS, &first)?;
+    parts.insert(0, Segment { address: BUFFERS, bytes: first.len() as u32 });
+    Ok(parts)
 }
 
 const RAM_BYTES: u64 = 4 << 20;

@@ -135,6 +135,9 @@ drop_reasons! {
     MacLocked = "mac_locked",
     /// In: from an IP address, or answering for one, that the port's station may not have.
     AddressSpoofed = "address_spoofed",
+    /// In: announces a router, redirects or answers DHCP, or cannot be read so far, from a port
+    /// whose station is no router.
+    RouterRefused = "router_refused",
     /// In: offload fields that contradict the packet.
     OffloadMalformed = "offload_malformed",
     /// In: more broadcasts than the port may send.

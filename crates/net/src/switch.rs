@@ -32,6 +32,7 @@ mod frame;
 pub mod guard;
 mod ingress;
 pub mod port;
+mod router;
 mod storm;
 pub mod vlan;
 

@@ -17,6 +17,8 @@ pub(super) struct Frame {
     pub(super) ethertype: EtherType,
     /// Where it begins.
     pub(super) network_at: usize,
+    /// There are tags behind that one, or those of services.
+    pub(super) has_more_tags: bool,
 }
 
 impl Frame {
@@ -29,6 +31,7 @@ impl Frame {
             tci: None,
             ethertype: header.ethertype,
             network_at: ethernet::HEADER_LEN,
+            has_more_tags: false,
         };
         if header.ethertype == EtherType::VLAN {
             let tag = bytes.get(ethernet::HEADER_LEN..)?.first_chunk::<TAG_LEN>()?;
@@ -39,6 +42,18 @@ impl Frame {
         }
         Some(frame)
     }
+
+    /// What a station sees that passes over all tags, as Linux does if they name no VLAN. `None` if
+    /// one of them is not all there.
+    pub(super) fn innermost(mut self, bytes: &[u8]) -> Option<Self> {
+        while matches!(self.ethertype, EtherType::VLAN | EtherType::SERVICE_VLAN) {
+            let tag = bytes.get(self.network_at..)?.first_chunk::<TAG_LEN>()?;
+            self.ethertype = EtherType(u16::from_be_bytes([tag[2], tag[3]]));
+            self.network_at += TAG_LEN;
+            self.has_more_tags = true;
+        }
+        Some(self)
+    }
 }
 
 /// Where the network and transport headers of a packet lie, and what they are.
@@ -47,6 +62,8 @@ pub(super) struct Located {
     pub(super) layout: Layout,
     pub(super) protocol: Protocol,
     pub(super) is_fragment: bool,
+    /// A fragment without the beginning of the transport header.
+    pub(super) is_later_fragment: bool,
     /// Where the headers end: behind the transport header of TCP and UDP, else behind those of IP.
     pub(super) end: usize,
 }
@@ -56,12 +73,13 @@ pub(super) struct Located {
 pub(super) fn locate(bytes: &[u8], frame: &Frame) -> Option<Located> {
     let ip_at = frame.network_at;
     let ip = bytes.get(ip_at..)?;
-    let (len, protocol, is_fragment) = match frame.ethertype {
+    let (len, protocol, fragment) = match frame.ethertype {
         EtherType::IPV4 => locate_ipv4(ip)?,
         EtherType::IPV6 => locate_ipv6(ip)?,
         _ => return None,
     };
     let transport = ip.get(len..)?;
+    let is_fragment = fragment.is_some();
     let transport_len = match protocol {
         _ if is_fragment => 0,
         Protocol::TCP => {
@@ -73,28 +91,35 @@ pub(super) fn locate(bytes: &[u8], frame: &Frame) -> Option<Located> {
     let transport_at = ip_at + len;
     let end = transport_at + transport_len;
     let layout = Layout { ip_at, transport_at };
-    (end <= bytes.len()).then_some(Located { layout, protocol, is_fragment, end })
+    let is_later_fragment = fragment.is_some_and(|offset| offset > 0);
+    let located = Located { layout, protocol, is_fragment, is_later_fragment, end };
+    (end <= bytes.len()).then_some(located)
 }
 
-/// Length of the header, protocol, and whether the packet is a fragment.
-fn locate_ipv4(ip: &[u8]) -> Option<(usize, Protocol, bool)> {
+/// Length of the header, protocol, and the offset of a fragment.
+fn locate_ipv4(ip: &[u8]) -> Option<(usize, Protocol, Option<u16>)> {
     let header = ip.first_chunk::<{ ipv4::HEADER_LEN }>()?;
     let len = usize::from(header[0] & 0x0f) * 4;
     let is_valid = header[0] >> 4 == 4 && len >= ipv4::HEADER_LEN;
     let fragment = u16::from_be_bytes([header[6], header[7]]) & IPV4_FRAGMENT_MASK;
-    is_valid.then_some((len, Protocol(header[9]), fragment != 0))
+    let offset = (fragment != 0).then_some(fragment & IPV4_OFFSET_MASK);
+    is_valid.then_some((len, Protocol(header[9]), offset))
 }
 
-fn locate_ipv6(ip: &[u8]) -> Option<(usize, Protocol, bool)> {
+fn locate_ipv6(ip: &[u8]) -> Option<(usize, Protocol, Option<u16>)> {
     let (header, chain) = ip.split_first_chunk::<{ ipv6::HEADER_LEN }>()?;
     if header[0] >> 4 != 6 {
         return None;
     }
-    let walked = ipv6::Extensions::walk(Protocol(header[6]), chain, chain.len()).ok()?;
-    Some((ipv6::HEADER_LEN + walked.len, walked.protocol, walked.fragment.is_some()))
+    let payload_len = usize::from(u16::from_be_bytes([header[4], header[5]]));
+    let walked = ipv6::Extensions::walk(Protocol(header[6]), chain, payload_len).ok()?;
+    let offset = walked.fragment.map(|fragment| fragment.offset_bytes);
+    Some((ipv6::HEADER_LEN + walked.len, walked.protocol, offset))
 }
 
 /// Where the length of a TCP header is.
 const TCP_DATA_OFFSET: usize = 12;
 /// The More Fragments flag and the offset.
 const IPV4_FRAGMENT_MASK: u16 = 0x3fff;
+/// The offset alone.
+const IPV4_OFFSET_MASK: u16 = 0x1fff;

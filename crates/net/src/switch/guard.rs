@@ -14,6 +14,7 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::frame::{Frame, Located, locate};
+use super::router::{REDIRECT, ROUTER_ADVERTISEMENT};
 use crate::counters::PortDrop;
 use crate::wire::ethernet::EtherType;
 use crate::wire::{MacAddr, Protocol, arp, ipv4, ipv6};
@@ -62,8 +63,9 @@ impl Guard {
         self.macs.len() <= GUARD_ENTRIES_MAX && self.addresses.len() <= GUARD_ENTRIES_MAX
     }
 
-    /// Judges the first bytes of a frame; returns how many of them it was judged by. `owners` says
-    /// whether an address may be claimed, where owners are respected.
+    /// Judges the first bytes of a frame, all of whose tags were passed over; returns how many of
+    /// them it was judged by. `owners` says whether an address may be claimed, where owners are
+    /// respected.
     pub(super) fn check(
         &self,
         bytes: &[u8],
@@ -78,13 +80,13 @@ impl Guard {
             return Ok(frame.network_at);
         }
         match frame.ethertype {
+            _ if frame.has_more_tags && !is_open => Err(PortDrop::AddressSpoofed),
             EtherType::ARP => self.check_arp(bytes, frame, owners),
             EtherType::IPV4 if self.addresses.is_empty() => Ok(frame.network_at),
             EtherType::IPV6 if is_open && is_plain(&bytes[frame.network_at..]) => {
                 Ok(frame.network_at + ipv6::HEADER_LEN)
             }
             EtherType::IPV4 | EtherType::IPV6 => self.check_ip(bytes, frame, owners),
-            EtherType::VLAN if !is_open => Err(PortDrop::AddressSpoofed),
             _ => Ok(frame.network_at),
         }
     }
@@ -223,9 +225,7 @@ const IPV6_SOURCE: usize = 8;
 /// options.
 const TARGET_AT: usize = 8;
 const ROUTER_SOLICITATION: u8 = 133;
-const ROUTER_ADVERTISEMENT: u8 = 134;
 const NEIGHBOR_SOLICITATION: u8 = 135;
 const NEIGHBOR_ADVERTISEMENT: u8 = 136;
-const REDIRECT: u8 = 137;
 const SOURCE_LINK_LAYER: u8 = 1;
 const TARGET_LINK_LAYER: u8 = 2;

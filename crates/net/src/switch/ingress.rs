@@ -9,7 +9,7 @@ use super::frame::{Frame, locate};
 use super::guard::Owners;
 use super::port::{Egress, PortId};
 use super::vlan::{TAG_LEN, VID_MASK, Vid};
-use super::{Context, Switch};
+use super::{Context, Switch, router};
 use crate::counters::PortDrop;
 use crate::gso::{self, IP_BYTES_MAX, Layout};
 use crate::wire::MacAddr;
@@ -73,7 +73,11 @@ impl Switch {
         let vid = config.vlans.classify(frame.tci).ok_or(PortDrop::VlanRefused)?;
         let is_own = |address| out.owner(vid, address).is_none_or(|owner| owner == from);
         let owners: Option<Owners<'_>> = config.respects_owners.then_some(&is_own);
-        let judged = config.guard.check(packet.headers(), &frame, owners)?;
+        let inner = frame.innermost(packet.headers()).ok_or(PortDrop::EthernetMalformed)?;
+        let mut judged = config.guard.check(packet.headers(), &inner, owners)?;
+        if !config.is_router {
+            judged = judged.max(router::check(packet.headers(), &inner)?);
+        }
         let is_trusted = config.is_trusted;
         let layout = settle_offload(packet, &frame, is_raw.then_some(judged), is_trusted)?;
         let mut verdict = Verdict {

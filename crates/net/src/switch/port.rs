@@ -70,6 +70,8 @@ pub struct PortConfig {
     /// Its station may not claim what [`Egress::owner`] says belongs to others, unless its guard
     /// lists addresses, which alone decides then.
     pub respects_owners: bool,
+    /// Its station may be a router and lend addresses: announce itself, redirect, answer DHCP.
+    pub is_router: bool,
     /// Packets that come in with their checksum already verified are believed. Not for guests.
     pub is_trusted: bool,
     /// Bounds on what is flooded.
@@ -89,6 +91,7 @@ impl PortConfig {
             role: Role::Station,
             guard: Guard::default(),
             respects_owners: false,
+            is_router: true,
             is_trusted: false,
             storm: StormRates {
                 broadcast: Some(BROADCASTS_PER_SECOND),

@@ -6,4 +6,5 @@ mod harness;
 mod model;
 mod multicast;
 mod offload;
+mod router;
 mod tunnel;

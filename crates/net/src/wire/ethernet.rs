@@ -52,6 +52,8 @@ impl EtherType {
     pub const ARP: Self = Self(0x0806);
     /// A customer VLAN tag (IEEE 802.1Q §9.5).
     pub const VLAN: Self = Self(0x8100);
+    /// A service VLAN tag (IEEE 802.1Q §9.5).
+    pub const SERVICE_VLAN: Self = Self(0x88a8);
     /// IPv6 (RFC 2464 §3).
     pub const IPV6: Self = Self(0x86dd);
 }
@@ -62,6 +64,7 @@ impl fmt::Display for EtherType {
             Self::IPV4 => "IPv4",
             Self::ARP => "ARP",
             Self::VLAN => "VLAN",
+            Self::SERVICE_VLAN => "service VLAN",
             Self::IPV6 => "IPv6",
             Self(other) => return write!(f, "ethertype {other:#06x}"),
         })

@@ -86,6 +86,8 @@ pub struct PortSettings {
     pub role: Role,
     /// Who its station may say that it is.
     pub guard: Guard,
+    /// It may be a router and lend addresses.
+    pub is_router: bool,
     /// Pairs of queues that a virtual machine is offered.
     pub pairs: u16,
 }
@@ -97,6 +99,7 @@ impl Default for PortSettings {
             vlans: PortVlans::Access(Vid::DEFAULT),
             role: Role::default(),
             guard: Guard::default(),
+            is_router: false,
             pairs: 1,
         }
     }

@@ -91,6 +91,7 @@ impl Port {
             role: self.settings.role,
             guard: self.settings.guard.clone(),
             respects_owners: true,
+            is_router: self.settings.is_router,
             ..switch::PortConfig::new(self.caps())
         }
     }

@@ -55,6 +55,8 @@ pub struct Change {
     pub macs: Option<Vec<MacAddr>>,
     /// IP addresses that its station may have.
     pub addresses: Option<Vec<Prefix>>,
+    /// Whether its station may be a router and lend addresses.
+    pub is_router: Option<bool>,
 }
 
 /// Why a transaction was not made. Everything is as before.
@@ -114,6 +116,7 @@ impl Change {
                 macs: self.macs.unwrap_or(settings.guard.macs),
                 addresses: self.addresses.unwrap_or(settings.guard.addresses),
             },
+            is_router: self.is_router.unwrap_or(settings.is_router),
             pairs: settings.pairs,
         }
     }

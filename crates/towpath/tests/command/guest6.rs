@@ -13,6 +13,8 @@ const UDP: u8 = 17;
 const ICMPV6: u8 = 58;
 /// Behind the headers of Ethernet and IPv6.
 const BODY: usize = 54;
+const ROUTER_ADVERTISEMENT: u8 = 134;
+const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 const ALL_SERVERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2);
 
 impl Guest {
@@ -72,6 +74,20 @@ impl Guest {
         let packet = ipv6(self.link_local(), to, ICMPV6, message, 2);
         self.send(&ethernet(to_mac, self.mac, IPV6, &packet));
     }
+
+    /// Says to all that it is a router (RFC 4861 §4.2).
+    pub(super) fn announce_router(&mut self) {
+        let message = [&[ROUTER_ADVERTISEMENT, 0, 0, 0, 64, 0, 7, 8][..], &[0; 8]].concat();
+        let packet = ipv6(self.link_local(), ALL_NODES, ICMPV6, message, 2);
+        self.send(&ethernet([0x33, 0x33, 0, 0, 0, 1], self.mac, IPV6, &packet));
+    }
+}
+
+/// True for what a router says about itself.
+pub(super) fn is_router_announced(frame: &[u8]) -> bool {
+    frame.len() > BODY
+        && frame[12..14] == IPV6
+        && (frame[20], frame[BODY]) == (ICMPV6, ROUTER_ADVERTISEMENT)
 }
 
 /// True for a question who has `target`.

@@ -15,7 +15,7 @@ use serde_json::Value;
 use towpath_net::wire::dhcpv4::{MessageType, option};
 
 use super::guest::{Guest, arp, arp_frame, datagram, is_arp, udp_frame};
-use super::guest6::is_advertisement;
+use super::guest6::{is_advertisement, is_router_announced};
 use super::stats::{Folder, assert_fails};
 use super::support::*;
 
@@ -437,6 +437,28 @@ fn a_guest_cannot_answer_for_another() {
     a.send(&udp_frame((c.mac, (at_c, 9)), (a.mac, (at_a, 9)), b"true"));
     c.expect("datagram", |frame| datagram(frame, 9).is_some_and(|(_, text)| text == b"true"));
     assert_eq!(a.lease(&[]).unwrap().your_address, at_a);
+}
+
+/// Nobody takes a guest for a router or a server of DHCP, unless its port says that it is one.
+#[test]
+fn only_a_router_is_heard_as_one() {
+    let network = Network::start("router", "", &[]);
+    let (mut a, mut b) = (network.guest("a", 1), network.guest("b", 2));
+    let from_a = {
+        let mac = a.mac;
+        move |frame: &[u8]| frame[6..12] == mac
+    };
+    let to_client = (b.mac, (Ipv4Addr::BROADCAST, 68));
+    let offer = udp_frame(to_client, (a.mac, (address(250), 67)), b"an offer");
+    a.send(&offer);
+    a.announce_router();
+    wait_for("lies to be dropped", || network.dropped("a", "router_refused") == 2);
+    assert!(b.hears_no(from_a));
+    network.done(&["port", "set", "a", "router", "yes"]);
+    a.send(&offer);
+    b.expect("an offer", |frame| from_a(frame) && datagram(frame, 68).is_some());
+    a.announce_router();
+    b.expect("a router", |frame| from_a(frame) && is_router_announced(frame));
 }
 
 /// Spoofing of ARP and neighbour discovery by a guest that was told nothing: it cannot claim what

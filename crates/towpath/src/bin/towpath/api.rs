@@ -133,6 +133,7 @@ fn port(report: &PortReport) -> Value {
         "waiting": report.waiting,
         "queue-len": settings.queue_len,
         "isolated": settings.role == Role::Isolated,
+        "router": settings.is_router,
         "macs": settings.guard.macs.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "addresses": settings.guard.addresses.iter().map(allowed).collect::<Vec<_>>(),
     });

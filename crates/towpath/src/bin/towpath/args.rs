@@ -326,8 +326,9 @@ pub(crate) enum AddOrDel {
 /// packets that may wait; `isolated yes|no`, to reach the gateway only; `vlan N`, the VLAN of
 /// frames without a tag; `trunk LIST`, VLANs with tags, for example 10,20-30 or all; `native N`,
 /// with `trunk`, the VLAN of frames without a tag; `macs LIST` and `addresses LIST`, which the
-/// machine may have, all others are dropped as forged; `queue-pairs N`, with `add`. What is not
-/// given stays as it is.
+/// machine may have, all others are dropped as forged; `router yes|no`, whether the machine may
+/// announce itself as a router and answer DHCP; `queue-pairs N`, with `add`. What is not given
+/// stays as it is.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct PortArguments {

@@ -5,11 +5,11 @@
 //! `"stream": PATH`, or `"tap": true`), `{"del": NAME}` and `{"set": NAME, ...}`, where `...` are
 //! settings: `"queue-len": N`, `"isolated": BOOL`, `"vlan": N`, or `"trunk": LIST` with or without
 //! `"native": N`, `"macs": [MAC]` and `"addresses": [ADDR]`, which its station may have (none:
-//! any), and for a new port `"queue-pairs": N`; or `{"add-lease": {...}}` with one of
-//! `"port": NAME`, `"mac": MAC`, `"client-id": HEX` and `"duid": HEX`, and some of `"ipv4"`,
-//! `"ipv6"` and `"name"`; or `{"del-lease": {...}}` with the first of these alone; or
-//! `{"publish": GUEST, "tcp": SPEC, "udp": SPEC}`, where one of the two or a list of several is
-//! enough; or `{"unpublish": GUEST}` with or without these.
+//! any), `"router": BOOL`, and for a new port `"queue-pairs": N`; or `{"add-lease": {...}}` with
+//! one of `"port": NAME`, `"mac": MAC`, `"client-id": HEX` and `"duid": HEX`, and some of `"ipv4"`,
+//! `"ipv6"` and `"name"`; or `{"del-lease": {...}}` with the first of these alone; or `{"publish":
+//! GUEST, "tcp": SPEC, "udp": SPEC}`, where one of the two or a list of several is enough; or
+//! `{"unpublish": GUEST}` with or without these.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -162,6 +162,7 @@ fn change(fields: &mut Fields) -> Result<Change, Wrong> {
         addresses: addresses.map(|all| all.into_iter().map(|Allowed(prefix)| prefix).collect()),
         queue_len: fields.number("queue-len", 0, u64::from(u32::MAX))?.map(|len| len as usize),
         vlans,
+        is_router: fields.yes_or_no("router")?,
         role: isolated.map(|yes| if yes { Role::Isolated } else { Role::Station }),
     })
 }
@@ -243,6 +244,7 @@ mod tests {
             (json!({ "set": "a", "vlan": 4095 }), "from 1 to 4094"),
             (json!({ "set": "a", "native": 1 }), "native with trunk"),
             (json!({ "set": "a", "isolated": 1 }), "yes or no"),
+            (json!({ "set": "a", "router": "maybe" }), "yes or no"),
             (json!({ "set": "a", "queue-len": -1 }), "a number from"),
             (json!({ "set": "a", "queue-pairs": 2 }), "no meaning here"),
             (json!({ "set": "a", "queue-lne": 2 }), "did you mean 'queue-len'?"),

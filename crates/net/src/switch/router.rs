@@ -1,0 +1,57 @@
+//! Which packets only a router or a server of DHCP sends. Stations that are neither may not: those
+//! who hear such a packet send their traffic where it says.
+//!
+//! These are router advertisements and redirects of IPv6 (RFC 6105), and what goes to the ports of
+//! DHCP's clients (RFC 7610 §4), whatever port it comes from: clients look at the port that it
+//! comes to. What cannot be read so far is dropped as well (RFC 7113 §2.1). Behind the first
+//! fragment nothing is looked at: without that one the others are of no use.
+
+use super::frame::{Frame, locate};
+use crate::counters::PortDrop;
+use crate::wire::ethernet::EtherType;
+use crate::wire::{Protocol, ipv4, ipv6};
+
+/// Judges the first bytes of a frame; returns how many of them it was judged by.
+pub(super) fn check(bytes: &[u8], frame: &Frame) -> Result<usize, PortDrop> {
+    let fixed_len = match frame.ethertype {
+        EtherType::IPV4 => ipv4::HEADER_LEN,
+        EtherType::IPV6 => ipv6::HEADER_LEN,
+        _ => return Ok(frame.network_at),
+    };
+    let fixed = bytes[frame.network_at..].get(..fixed_len).ok_or(PortDrop::RouterRefused)?;
+    let is_harmless = match frame.ethertype {
+        EtherType::IPV4 => Protocol(fixed[IPV4_PROTOCOL]) != Protocol::UDP,
+        _ => Protocol(fixed[IPV6_NEXT_HEADER]) == Protocol::TCP,
+    };
+    if is_harmless {
+        return Ok(frame.network_at + fixed_len);
+    }
+    let located = locate(bytes, frame).ok_or(PortDrop::RouterRefused)?;
+    if located.is_later_fragment {
+        return Ok(located.end);
+    }
+    let at = located.layout.transport_at;
+    let transport = &bytes[at..];
+    match located.protocol {
+        Protocol::UDP => {
+            let ports = transport.first_chunk::<4>().ok_or(PortDrop::RouterRefused)?;
+            let to = u16::from_be_bytes([ports[2], ports[3]]);
+            let is_client = matches!(to, DHCPV4_CLIENT | DHCPV6_CLIENT);
+            if is_client { Err(PortDrop::RouterRefused) } else { Ok(at + ports.len()) }
+        }
+        Protocol::ICMPV6 => match transport.first() {
+            Some(&(ROUTER_ADVERTISEMENT | REDIRECT)) | None => Err(PortDrop::RouterRefused),
+            Some(_) => Ok(at + 1),
+        },
+        _ => Ok(located.end),
+    }
+}
+
+const IPV4_PROTOCOL: usize = 9;
+const IPV6_NEXT_HEADER: usize = 6;
+/// Where clients of DHCP listen (RFC 2131 §4.1, RFC 8415 §7.2).
+const DHCPV4_CLIENT: u16 = 68;
+const DHCPV6_CLIENT: u16 = 546;
+/// RFC 4861 §4.2 and §4.5.
+pub(super) const ROUTER_ADVERTISEMENT: u8 = 134;
+pub(super) const REDIRECT: u8 = 137;

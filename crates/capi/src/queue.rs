@@ -17,7 +17,6 @@ use crate::instance::Instance;
 pub(crate) use kernel::{FileWork, SocketWork, Transfer, Way};
 use kernel::{Kept, finish, take_connection};
 use rustix::fd::{BorrowedFd, IntoRawFd, OwnedFd};
-use rustix::process::Pid;
 use socket::Watched;
 use std::collections::HashMap;
 use std::io;
@@ -29,6 +28,7 @@ use towpath::events::{
     Change, Choice, Config, Event, EventQueue, Exit, Interest, News, Notifier, Readiness, Source,
     Token, Trigger,
 };
+use towpath_io::process_sys::generation;
 
 /// `TOWPATH_OVER` of `towpath.h`.
 pub(crate) const OVER: u32 = 1;
@@ -80,7 +80,8 @@ pub(crate) enum Asked {
 
 /// An event queue.
 pub struct Queue {
-    process: Pid,
+    /// The process that made it.
+    process: u64,
     inner: Mutex<Inner>,
     /// Of user events, which any thread may cause.
     notifiers: Mutex<HashMap<u64, Notifier>>,
@@ -100,7 +101,7 @@ impl Queue {
         let config = Config { back_end, ..Config::default() };
         let events = EventQueue::with(&config).map_err(errno)?;
         Ok(Self {
-            process: rustix::process::getpid(),
+            process: generation(),
             inner: Mutex::new(Inner { events, found: Vec::new(), operations: HashMap::new() }),
             notifiers: Mutex::default(),
         })
@@ -283,8 +284,7 @@ impl Queue {
     }
 
     fn check_process(&self) -> Outcome<()> {
-        let is_own = rustix::process::getpid() == self.process;
-        if is_own { Ok(()) } else { Err(Errno(libc::EPERM)) }
+        if generation() == self.process { Ok(()) } else { Err(Errno(libc::EPERM)) }
     }
 }
 

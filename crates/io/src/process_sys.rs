@@ -1,15 +1,18 @@
 //! System calls about processes for which rustix has no safe form. Unsafe zone.
 //!
-//! One safe function per call. Everything here is meant for the time before threads exist: a
-//! fork copies only the calling thread, and signal masks belong to threads.
+//! One safe function per call. All but [`generation`] is meant for the time before threads exist:
+//! a fork copies only the calling thread, and signal masks belong to threads.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::OnceLock;
 
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 use rustix::process::Pid;
+use towpath_packet::sync::{AtomicU64, Ordering};
 
 /// Which side of a fork this is.
 #[derive(Debug)]
@@ -68,6 +71,43 @@ pub fn fork_into(namespaces: c_int) -> io::Result<Forked> {
     // owns.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
     Ok(Forked::Parent(Child { pid, pidfd }))
+}
+
+/// Tells this process from those that it was forked from: another number in each of them, whatever
+/// their numbers in namespaces of processes. Any thread. No system call but for the first time,
+/// where the kernel wipes memory in the child of a fork (Linux 4.14).
+pub fn generation() -> u64 {
+    static MARK: OnceLock<Option<&'static AtomicU64>> = OnceLock::new();
+    /// What was the number of this process, or of the last one before it that has asked.
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    let Some(mark) = *MARK.get_or_init(wiped_by_forks) else {
+        return rustix::process::getpid().as_raw_pid().unsigned_abs().into();
+    };
+    // Relaxed: the number is all that is known by it, and nothing else is read for it.
+    match mark.load(Ordering::Relaxed) {
+        0 => {
+            // Relaxed: each is given out once, in whatever order.
+            let next = LAST.fetch_add(1, Ordering::Relaxed) + 1;
+            // Relaxed: as above. Of several threads that ask first, one decides.
+            mark.compare_exchange(0, next, Ordering::Relaxed, Ordering::Relaxed)
+                .map_or_else(|known| known, |_| next)
+        }
+        known => known,
+    }
+}
+
+/// A number that is zero now, and again in the child of each fork.
+fn wiped_by_forks() -> Option<&'static AtomicU64> {
+    let bytes = rustix::param::page_size();
+    let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+    // SAFETY: without an address and MAP_FIXED it replaces no other mapping.
+    let page = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, access, flags) }.ok()?;
+    // SAFETY: the page was just made and nobody else knows it. It is wiped in another address
+    // space, before that runs.
+    unsafe { madvise(page, bytes, Advice::LinuxWipeOnFork) }.ok()?;
+    // SAFETY: the page is aligned, larger than the number, readable and writable, and is never
+    // unmapped. Zeros are a number. It is private, and this reference is the only way to it.
+    Some(unsafe { &*page.cast::<AtomicU64>() })
 }
 
 /// Takes over a descriptor that this process was started with, such as the one that
@@ -233,5 +273,43 @@ fn thread_count() -> io::Result<usize> {
             Err(io::Error::new(io::ErrorKind::NotFound, "/proc is not mounted"))
         }
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: each process has a number of its own, also where its parent never asked. Method: the
+    /// exit code of the child, whose number is one more than that of the last who has asked.
+    #[test]
+    fn generations_of_processes() {
+        let own = generation();
+        assert_eq!(own, generation());
+        assert_eq!(own, std::thread::spawn(generation).join().unwrap());
+        let child = in_a_child(|| i32::from(generation() == own + 1 && generation() == own + 1));
+        assert_eq!(child, 1);
+        let grandchild = || in_a_child(|| i32::from(generation() == own + 1));
+        assert_eq!(in_a_child(grandchild), 1);
+        let after_asking = || {
+            let parent = generation();
+            in_a_child(|| i32::from(parent == own + 1 && generation() == own + 2))
+        };
+        assert_eq!(in_a_child(after_asking), 1);
+        assert_eq!(own, generation());
+    }
+
+    /// Calls `work` in the child of a fork, and returns what it does.
+    fn in_a_child(work: impl FnOnce() -> i32) -> i32 {
+        // SAFETY: the child does nothing that may wait for a lock of another thread, and exits.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let code = work();
+            // SAFETY: it ends the child, and nothing of the parent's is torn down.
+            unsafe { libc::_exit(code) };
+        }
+        let child = Pid::from_raw(child).expect("the parent is told of its child");
+        let status = rustix::process::waitpid(Some(child), rustix::process::WaitOptions::empty());
+        status.unwrap().and_then(|(_, status)| status.exit_status()).unwrap()
     }
 }

@@ -12,13 +12,13 @@ use super::timers::{Timers, UNSET};
 use super::{Choice, Event, Interest, Readiness, Token, Trigger};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
-use rustix::process::Pid;
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::time::Instant;
 use towpath_io::doorbell::EventDoorbell;
 use towpath_io::events::{BackEnd, News as KernelNews, SLOTS_MAX};
+use towpath_io::process_sys::generation;
 use towpath_packet::ready::ReadyList;
 
 /// Registrations that a queue takes unless it is told otherwise.
@@ -50,7 +50,8 @@ impl Default for Config {
 
 /// See [the module](super).
 pub struct EventQueue {
-    process: Pid,
+    /// The process that made it.
+    process: u64,
     pub(super) clock: Clock,
     pub(super) back: BackEnd,
     pub(super) ready: ReadyList<EventDoorbell>,
@@ -129,7 +130,7 @@ impl EventQueue {
         let limit = config.registrations.min((SLOTS_MAX - FIRST_SLOT) as usize);
         let doorbell = EventDoorbell::new()?;
         Ok(Self {
-            process: rustix::process::getpid(),
+            process: generation(),
             clock: Clock::new(config.simulated),
             back: BackEnd::new(config.back_end, &doorbell)?,
             ready: ReadyList::new(doorbell),
@@ -243,7 +244,7 @@ impl EventQueue {
 
     /// A queue belongs to the process that made it.
     pub(super) fn check_process(&self) -> io::Result<()> {
-        match rustix::process::getpid() == self.process {
+        match generation() == self.process {
             true => Ok(()),
             false => Err(io::Error::other("the queue belongs to the process that made it")),
         }

@@ -7,6 +7,7 @@
 
 mod moves;
 
+use super::seekable::Seekable;
 use super::{Action, Operation, SendFile};
 use crate::reactor::Interest;
 use moves::{Block, Sending, Splicing, Way};
@@ -79,7 +80,7 @@ impl fmt::Debug for Calls {
 
 impl Job {
     /// Whether it can be begun.
-    pub(super) fn check(&self) -> Result<(), Errno> {
+    pub(super) fn check(&self, seekable: &mut Seekable) -> Result<(), Errno> {
         let (file, end) = match self {
             Self::File(Operation { action, file, .. }) => match *action {
                 Action::Read(offset) | Action::Write(offset) => (file, offset),
@@ -94,7 +95,7 @@ impl Job {
             _ => return Ok(()),
         };
         // io_uring would read a pipe all the same, and knows an offset that means another.
-        rustix::fs::tell(&**file)?;
+        seekable.check(file)?;
         i64::try_from(end).map_or(Err(Errno::INVAL), |_| Ok(()))
     }
 }

@@ -13,6 +13,7 @@ mod epoll;
 mod files;
 mod job;
 mod ring;
+mod seekable;
 #[cfg(test)]
 mod tests;
 
@@ -27,6 +28,7 @@ use ring::Ring;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
+use seekable::Seekable;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -142,7 +144,10 @@ pub enum Choice {
 
 /// A back end.
 #[derive(Debug)]
-pub struct BackEnd(Kind);
+pub struct BackEnd {
+    kind: Kind,
+    seekable: Seekable,
+}
 
 #[derive(Debug)]
 enum Kind {
@@ -152,7 +157,7 @@ enum Kind {
 
 macro_rules! each {
     ($own:expr, $back:ident => $call:expr) => {
-        match &mut $own.0 {
+        match &mut $own.kind {
             Kind::Epoll($back) => $call,
             Kind::Ring($back) => $call,
         }
@@ -168,12 +173,16 @@ impl BackEnd {
     pub fn new(choice: Choice, doorbell: &EventDoorbell) -> io::Result<Self> {
         if choice != Choice::Epoll {
             match Self::ring(choice, doorbell) {
-                Ok(ring) => return Ok(Self(Kind::Ring(Box::new(ring)))),
+                Ok(ring) => return Ok(Self::of(Kind::Ring(Box::new(ring)))),
                 Err(error) if choice == Choice::IoUring => return Err(error),
                 Err(_) => {}
             }
         }
-        Ok(Self(Kind::Epoll(Box::new(Epoll::new(doorbell.clone())?))))
+        Ok(Self::of(Kind::Epoll(Box::new(Epoll::new(doorbell.clone())?))))
+    }
+
+    fn of(kind: Kind) -> Self {
+        Self { kind, seekable: Seekable::default() }
     }
 
     /// A ring. Without CAP_IPC_LOCK the memory of rings counts with what a user may lock, and the
@@ -194,7 +203,7 @@ impl BackEnd {
 
     /// What it is.
     pub fn is_io_uring(&self) -> bool {
-        matches!(self.0, Kind::Ring(_))
+        matches!(self.kind, Kind::Ring(_))
     }
 
     /// Begins to watch a file. The caller keeps it open until it removes the slot.
@@ -236,7 +245,7 @@ impl BackEnd {
 
     /// Lets the kernel let go of files that were removed.
     pub fn settle(&mut self) -> io::Result<()> {
-        match &mut self.0 {
+        match &mut self.kind {
             Kind::Epoll(_) => Ok(()),
             Kind::Ring(ring) => ring.settle(),
         }
@@ -244,7 +253,7 @@ impl BackEnd {
 
     /// A level-triggered file was told of and is not to be, until it is [resumed](Self::resume).
     pub fn pause(&mut self, slot: u32, fd: BorrowedFd<'_>, interest: Interest) -> io::Result<()> {
-        match &mut self.0 {
+        match &mut self.kind {
             Kind::Epoll(epoll) => epoll.modify(slot, fd, interest, Trigger::OneShot),
             // It is told once in a wait by itself.
             Kind::Ring(_) => Ok(()),
@@ -258,7 +267,7 @@ impl BackEnd {
         fd: BorrowedFd<'_>,
         (interest, was_paused): (Interest, bool),
     ) -> io::Result<()> {
-        match &mut self.0 {
+        match &mut self.kind {
             Kind::Epoll(epoll) if was_paused => epoll.modify(slot, fd, interest, Trigger::Level),
             Kind::Epoll(_) => Ok(()),
             Kind::Ring(ring) => ring.resume(slot),
@@ -272,7 +281,7 @@ impl BackEnd {
     /// has none so large, or if a range ends before it begins; those of making sockets not to
     /// block, and of making a pipe. The job is handed back.
     pub fn submit(&mut self, slot: u32, job: Job) -> Result<(), (Errno, Job)> {
-        if let Err(errno) = job.check() {
+        if let Err(errno) = job.check(&mut self.seekable) {
             return Err((errno, job));
         }
         each!(self, back => back.submit(slot, job))
@@ -291,7 +300,7 @@ impl BackEnd {
     /// Whether a wait would not sleep: there is something to tell that the descriptor does not
     /// show.
     pub fn is_busy(&self) -> bool {
-        match &self.0 {
+        match &self.kind {
             Kind::Epoll(epoll) => epoll.is_busy(),
             Kind::Ring(ring) => ring.is_busy(),
         }
@@ -306,7 +315,7 @@ impl BackEnd {
     /// Hands over what the caller asked for and the kernel was not told yet: before somebody waits
     /// for the descriptor.
     pub fn flush(&mut self, news: &mut Vec<News>) -> io::Result<()> {
-        match &mut self.0 {
+        match &mut self.kind {
             Kind::Epoll(_) => Ok(()),
             Kind::Ring(ring) => ring.flush(news),
         }
@@ -322,7 +331,7 @@ impl BackEnd {
 /// Readable while there are news or the doorbell has rung; it may be readable without.
 impl AsFd for BackEnd {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        match &self.0 {
+        match &self.kind {
             Kind::Epoll(epoll) => epoll.as_fd(),
             Kind::Ring(ring) => ring.as_fd(),
         }

@@ -1,0 +1,54 @@
+//! Which files have offsets: a system call for each file instead of one for each operation.
+//!
+//! A file has them for ever or never. Those of the last operations are known by their place in
+//! memory, which a weak reference keeps, and the file may be closed all the same.
+
+use rustix::io::Errno;
+use std::fs::File;
+use std::sync::{Arc, Weak};
+
+/// Files that are known to have offsets.
+#[derive(Debug, Default)]
+pub(super) struct Seekable([Weak<File>; FILES_MAX]);
+
+/// Files that are known at a time: as many as a server sends again and again.
+const FILES_MAX: usize = 32;
+/// Bytes between two places: of a counted file.
+const PLACE_BYTES: usize = size_of::<[usize; 4]>();
+
+impl Seekable {
+    /// Looks whether a file has offsets.
+    ///
+    /// # Errors
+    /// `SPIPE` if it has none.
+    pub(super) fn check(&mut self, file: &Arc<File>) -> Result<(), Errno> {
+        let place = Arc::as_ptr(file);
+        let known = &mut self.0[place.addr() / PLACE_BYTES % FILES_MAX];
+        if !std::ptr::eq(known.as_ptr(), place) {
+            rustix::fs::tell(&**file)?;
+            *known = Arc::downgrade(file);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: what is known of a file is never taken for another's that came to be where it was.
+    #[test]
+    fn pipes_have_none_wherever_they_are() {
+        let mut seekable = Seekable::default();
+        for _ in 0..4 * FILES_MAX {
+            let file = Arc::new(File::open("/proc/self/exe").unwrap());
+            assert_eq!(seekable.check(&file), Ok(()));
+            assert_eq!(seekable.check(&file), Ok(()));
+            drop(file);
+            let (pipe, _other) = rustix::pipe::pipe().unwrap();
+            let pipe = Arc::new(File::from(pipe));
+            assert_eq!(seekable.check(&pipe), Err(Errno::SPIPE));
+            assert_eq!(seekable.check(&pipe), Err(Errno::SPIPE));
+        }
+    }
+}

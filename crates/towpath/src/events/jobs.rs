@@ -1,7 +1,7 @@
 //! Operations that the back end carries out: on files and on the kernel's sockets.
 
 use super::queue::{KERNEL, kernel_slot};
-use super::socket::{End, Stream};
+use super::socket::Stream;
 use super::source::{Kind, Source};
 use super::timers::Setting;
 use super::{EventQueue, News, Token};
@@ -9,8 +9,6 @@ use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;
-use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Instant;
 use towpath_io::events::{Job, Outcome, Parts};
 
@@ -122,10 +120,7 @@ impl EventQueue {
     }
 
     /// A connection of the kernel that was accepted or made.
-    pub(super) fn take_kernel_stream(
-        &mut self,
-        token: Token,
-    ) -> Option<io::Result<(Stream, Option<SocketAddr>)>> {
+    pub(super) fn take_kernel_stream(&mut self, token: Token) -> Option<io::Result<Stream>> {
         let ongoing = self.ongoing(token)?;
         if let Some(connection) = ongoing.accepted.pop_front() {
             ongoing.is_offered = false;
@@ -133,12 +128,12 @@ impl EventQueue {
             self.push(token, KERNEL);
             // The connection is there, whatever cannot be shown now.
             let _ = self.settle();
-            return Some(Ok(known(Arc::new(connection))));
+            return Some(Ok(connection.into()));
         }
         let ended = self.take_ended(token, |parts| matches!(parts, Parts::None | Parts::Socket(_)));
         let Ended { result, parts, .. } = ended?;
         Some(match (result, parts) {
-            (Ok(()), Parts::Socket(socket)) => Ok(known(socket)),
+            (Ok(()), Parts::Socket(socket)) => Ok(socket.into()),
             (Err(error), _) => Err(error),
             (Ok(()), _) => Err(Errno::INVAL.into()),
         })
@@ -150,11 +145,4 @@ impl EventQueue {
             _ => None,
         }
     }
-}
-
-/// A connection and its peer's address, if it has one.
-fn known(socket: Arc<OwnedFd>) -> (Stream, Option<SocketAddr>) {
-    let stream = Stream(End::Kernel(socket));
-    let remote = stream.peer_addr().ok();
-    (stream, remote)
 }

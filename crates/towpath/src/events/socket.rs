@@ -163,7 +163,7 @@ impl Stream {
     pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
         match &self.0 {
             End::Host(stream) => stream.set_nodelay(nodelay),
-            End::Kernel(socket) => Ok(rustix::net::sockopt::set_tcp_nodelay(socket, nodelay)?),
+            End::Kernel(socket) => set_nodelay(socket, nodelay),
         }
     }
 }
@@ -189,6 +189,18 @@ impl Listener {
             End::Kernel(socket) => local_addr(socket),
         }
     }
+
+    /// Whether small segments of connections that are accepted from now on wait for ACKs.
+    pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
+        match &self.0 {
+            End::Host(listener) => listener.set_nodelay(nodelay),
+            End::Kernel(socket) => set_nodelay(socket, nodelay),
+        }
+    }
+}
+
+fn set_nodelay(socket: impl AsFd, nodelay: bool) -> io::Result<()> {
+    Ok(rustix::net::sockopt::set_tcp_nodelay(socket, nodelay)?)
 }
 
 fn local_addr(socket: impl AsFd) -> io::Result<SocketAddr> {

@@ -177,8 +177,27 @@ impl EventQueue {
         &mut self,
         token: Token,
     ) -> Option<io::Result<(Stream, Option<SocketAddr>)>> {
+        Some(match self.take_connection(token)? {
+            Ok((stream, None)) => {
+                let remote = stream.peer_addr().ok();
+                Ok((stream, remote))
+            }
+            taken => taken,
+        })
+    }
+
+    /// The same without the peer's address, which costs a system call on a socket of the kernel.
+    pub fn take_stream_alone(&mut self, token: Token) -> Option<io::Result<Stream>> {
+        Some(self.take_connection(token)?.map(|(stream, _)| stream))
+    }
+
+    /// A connection, and the peer's address where it is known.
+    fn take_connection(
+        &mut self,
+        token: Token,
+    ) -> Option<io::Result<(Stream, Option<SocketAddr>)>> {
         let Kind::Stream { work, is_told, .. } = &mut self.slots.get(token)?.source else {
-            return self.take_kernel_stream(token);
+            return Some(self.take_kernel_stream(token)?.map(|stream| (stream, None)));
         };
         if *is_told {
             let result = work.take_connected()?;

@@ -100,6 +100,14 @@ impl TcpListener {
         self.inner.host.owner.core.lock().sockets.local(self.inner.id).map_err(io_error)
     }
 
+    /// Whether small segments of connections that are accepted from now on wait for ACKs.
+    pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
+        let Inner { host, id, .. } = &*self.inner;
+        let change = |options: &mut towpath_net::socket::Options| options.nodelay = nodelay;
+        let core = &host.owner.core;
+        core.call(|state, now| state.sockets.set_options(*id, now.now, change)).map_err(io_error)
+    }
+
     /// Whether calls fail instead of waiting.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         self.inner.shape.set_nonblocking(nonblocking);

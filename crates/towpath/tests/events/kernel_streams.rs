@@ -125,6 +125,12 @@ fn connect(choice: Choice) {
     stream.shutdown(Shutdown::Write).unwrap();
     let token = queue.receive(&peer, vec![0; 9], None, 9).unwrap();
     assert_eq!(finish(&mut queue, token).result.unwrap(), 0);
+    listener.set_nodelay(true).unwrap();
+    let _other = std::net::TcpStream::connect(address).unwrap();
+    assert_eq!(one(&mut queue).news, News::Accepted);
+    let peer = queue.take_stream_alone(accepted).unwrap().unwrap();
+    assert!(rustix::net::sockopt::tcp_nodelay(peer.as_kernel().unwrap()).unwrap());
+    assert!(queue.take_stream_alone(accepted).is_none());
     // Nobody listens there any more.
     queue.cancel(accepted).unwrap();
     until_over(&mut queue, accepted);

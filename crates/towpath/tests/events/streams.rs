@@ -117,21 +117,23 @@ fn accept(choice: Choice) {
     let (mut queue, (a, b)) = (queue(choice), hosts());
     let listener = TcpListener::bind(&b, address()).unwrap();
     let token = queue.accept(&listener, None, 9).unwrap();
+    listener.set_nodelay(true).unwrap();
     drop(listener);
     assert_eq!(now(&mut queue), []);
     let clients: Vec<_> = (0..3).map(|_| TcpStream::connect(&a, address()).unwrap()).collect();
     for _ in &clients {
         assert_eq!(one(&mut queue).news, News::Accepted);
         assert_eq!(now(&mut queue), [], "it is told once");
-        let (_, from) = queue.take_stream(token).unwrap().unwrap();
+        let (stream, from) = queue.take_stream(token).unwrap().unwrap();
+        assert!(stream.as_host().unwrap().nodelay().unwrap());
         assert!(clients.iter().any(|client| client.local_addr().ok() == from));
-        assert!(queue.take_stream(token).is_none());
+        assert!(queue.take_stream_alone(token).is_none());
     }
     assert_eq!(now(&mut queue), []);
     let client = TcpStream::connect(&a, address()).unwrap();
     assert_eq!(one(&mut queue).news, News::Accepted);
     drop(client);
-    queue.take_stream(token).unwrap().unwrap();
+    queue.take_stream_alone(token).unwrap().unwrap();
     queue.cancel(token).unwrap();
     assert_eq!(until_over(&mut queue, token), []);
     assert_eq!(errno(queue.take_stream(token).unwrap()), Errno::CANCELED);

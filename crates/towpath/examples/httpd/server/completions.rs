@@ -89,6 +89,7 @@ impl Completions {
             queue.add(source, STOP)?;
         }
         queue.add(Source::every(queue.now() + LOG_PERIOD, LOG_PERIOD), TICK)?;
+        listener.set_nodelay(true)?;
         let accepting = Some(queue.accept(&listener, None, LISTENER)?);
         Ok(Self {
             queue,
@@ -165,11 +166,12 @@ impl Completions {
 
     fn accepted(&mut self, token: Token) {
         while self.open < self.service.limits.connections {
-            let Some(Ok((stream, peer))) = self.queue.take_stream(token) else { return };
-            // One that has ended already shows that later.
-            let _ = stream.set_nodelay(true);
+            let Some(Ok(stream)) = self.queue.take_stream_alone(token) else { return };
             if self.end.is_none() {
-                self.open(stream, peer.map(|peer| peer.ip()));
+                // Asked for only if somebody wants to know it.
+                let peer = self.service.log.is_some().then(|| stream.peer_addr());
+                let peer = peer.and_then(Result::ok).map(|peer| peer.ip());
+                self.open(stream, peer);
             }
         }
         self.waiting = Some(token);

@@ -112,6 +112,7 @@ impl Stack {
         end: EndBy,
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
+        listener.set_nodelay(true)?;
         queue.add(Source::listener(&listener, Trigger::Edge), LISTENER)?;
         for source in end.sources() {
             queue.add(source, END)?;
@@ -131,7 +132,6 @@ impl Polled for Stack {
             accepted => accepted?,
         };
         stream.set_nonblocking(true)?;
-        stream.set_nodelay(true)?;
         let source = Source::stream(&stream, Interest::BOTH, Trigger::Edge);
         let token = self.queue.add(source, number)?;
         Ok(Some(((stream, token), peer)))

@@ -99,9 +99,12 @@ struct Watch {
 
 impl Ring {
     pub(super) fn new(doorbell: EventDoorbell) -> io::Result<Self> {
-        let mut builder = IoUring::builder();
-        builder.setup_clamp().setup_submit_all().setup_cqsize(COMPLETIONS_MAX);
-        let ring: IoUring = builder.build(SUBMISSIONS_MAX)?;
+        // What the kernel has to do in this thread it does when the thread enters it, without an
+        // interrupt, which Linux before 5.19 does not offer.
+        let ring = Self::make(true).or_else(|error| match is(&error, Errno::INVAL) {
+            true => Self::make(false),
+            false => Err(error),
+        })?;
         let known = ring.params();
         let enough = known.is_feature_ext_arg()
             && known.is_feature_nodrop()
@@ -127,6 +130,15 @@ impl Ring {
             accepts_many: known_to.is_supported(opcode::SendZc::CODE),
             disowned: false,
         })
+    }
+
+    fn make(cooperates: bool) -> io::Result<IoUring> {
+        let mut builder = IoUring::builder();
+        builder.setup_clamp().setup_submit_all().setup_cqsize(COMPLETIONS_MAX);
+        if cooperates {
+            builder.setup_coop_taskrun().setup_taskrun_flag();
+        }
+        builder.build(SUBMISSIONS_MAX)
     }
 
     pub(super) fn add(
@@ -205,7 +217,12 @@ impl Ring {
             let result = self.ring.submitter().submit_with_args(1, &args);
             // Too many completions are there, the time is over, or a signal came.
             ignore(result, &[Errno::BUSY, Errno::TIME, Errno::INTR, Errno::AGAIN])?;
-        } else if !self.ring.submission().is_empty() || self.ring.submission().cq_overflow() {
+        } else {
+            if self.ring.submission().taskrun() {
+                // Once: what is to be done in another thread, from which the queue came, may take
+                // its time.
+                ignore(self.ring.submit(), &[Errno::BUSY, Errno::INTR, Errno::AGAIN])?;
+            }
             self.submit_all()?;
         }
         self.take_completions()?;

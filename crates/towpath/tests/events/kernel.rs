@@ -8,7 +8,8 @@ use std::io::{Read, Write};
 use std::ops::RangeInclusive;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use towpath::events::{Change, Choice, EventQueue, Exit, Interest, News, Source, Trigger};
 
@@ -28,6 +29,7 @@ pub(super) const CASES: &[Case] = &[
     ("the_end_of_a_child_is_told", children),
     ("a_child_of_a_fork_cannot_use_it", fork),
     ("a_queue_may_move_to_another_thread", moved),
+    ("a_queue_may_move_from_a_thread_that_is_busy", moved_from_a_busy_thread),
     ("what_was_left_over_is_looked_at_again", left_over),
     ("a_queue_waits_for_another", nested),
     ("the_descriptor_is_readable_while_events_wait", descriptor),
@@ -353,6 +355,32 @@ fn moved(choice: Choice) {
         }
         assert_eq!(told, tokens);
     }
+}
+
+/// Goal: what a thread has begun goes on while that thread calculates, and asks the kernel nothing.
+fn moved_from_a_busy_thread(choice: Choice) {
+    let (reader, writer) = pipe();
+    let (hand_over, handed_over) = mpsc::channel();
+    let is_over = Arc::new(AtomicBool::new(false));
+    let (busy, begun) = (is_over.clone(), Instant::now());
+    let other = std::thread::spawn(move || {
+        let mut queue = queue(choice);
+        let token = queue.add(Source::fd(reader, Interest::READ, Trigger::Level), 0).unwrap();
+        assert_eq!(now(&mut queue), []);
+        hand_over.send((queue, token)).unwrap();
+        while !busy.load(Ordering::Relaxed) && begun.elapsed() < PATIENCE {
+            std::hint::spin_loop();
+        }
+    });
+    let (mut queue, token) = handed_over.recv().unwrap();
+    write(&writer, b"x").unwrap();
+    // It asks without waiting, too.
+    while now(&mut queue).is_empty() {
+        assert!(begun.elapsed() < PATIENCE);
+    }
+    assert_eq!(one(&mut queue).token, token);
+    is_over.store(true, Ordering::Relaxed);
+    other.join().unwrap();
 }
 
 /// Goal: what a wait had no room for is told by the next one, unless it does not hold any more.

@@ -1,6 +1,6 @@
-//! Target: the text form of published ports.
+//! Target: the text form of published and of joined ports.
 
-use towpath::publish::{INTERFACE_NAME_BYTES_MAX, Protocol, parse};
+use towpath::publish::{INTERFACE_NAME_BYTES_MAX, Protocol, Publish, parse, parse_joined};
 
 /// Longer texts find nothing new, and "all" many times over is slow.
 const TEXT_BYTES_MAX: usize = 128;
@@ -11,7 +11,14 @@ const EPHEMERAL: std::ops::RangeInclusive<u16> = 1024..=65535;
 pub fn run(data: &[u8]) {
     let Ok(text) = str::from_utf8(&data[..data.len().min(TEXT_BYTES_MAX)]) else { return };
     let specs: Vec<String> = text.split('\n').map(String::from).collect();
-    let Ok(published) = parse(Protocol::Tcp, &specs, &EPHEMERAL) else { return };
+    let published = parse(Protocol::Tcp, &specs, &EPHEMERAL);
+    if let Ok(joined) = parse_joined(&specs) {
+        // What makes sense for them means the same for published ones.
+        let ports = |publish: &Publish| (publish.host_port, publish.program_port);
+        let published: Vec<_> = published.iter().flatten().map(ports).collect();
+        assert!(joined.iter().map(|port| (port.inside, port.host)).eq(published), "{joined:?}");
+    }
+    let Ok(published) = published else { return };
     let mut seen = std::collections::HashSet::new();
     for publish in &published {
         assert!(publish.host_port != 0 && publish.program_port != 0, "{publish:?}");

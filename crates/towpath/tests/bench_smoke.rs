@@ -252,6 +252,39 @@ fn a_quick_run_of_events_yields_all_figures() {
     }
 }
 
+/// Goal: transfers move all bytes, by operations and by calls that wait, and reads of a file end.
+#[test]
+fn a_quick_run_of_transfers_and_reads_yields_all_figures() {
+    if let Some(reason) = cannot_run(&["ip"]) {
+        eprintln!("skipped: {reason}");
+        return;
+    }
+    let transfers = ["receive", "receive_lent", "send", "kernel_receive", "kernel_send"];
+    let names = transfers.map(|name| [1, 10].map(|sockets| format!("{name}_1GiB_{sockets}")));
+    let figures = ["", "_cpu_thread", "_cpu_all"];
+    let of = |name: &String| figures.map(|figure| format!("{name}{figure}/calls"));
+    let mut expected: Vec<_> = names.iter().flatten().flat_map(of).collect();
+    for bytes in ["4KiB", "256KiB"] {
+        for depth in [1, 4, 16, 64] {
+            let names = ["", "_cpu", "_hot", "_hot_cpu"];
+            let of = |figure| format!("file_read_{bytes}_depth_{depth}{figure}/pread");
+            expected.extend(names.map(of));
+        }
+    }
+    let run = Run::with_peers("events", &["--cases", "*receive*,*send*,file_read*"]);
+    for name in &expected {
+        let object = run.cases.get(name).unwrap_or_else(|| panic!("{name}: {}", run.errors));
+        assert!(is_measured(object), "{object}");
+        // Of a short measurement a processor time may be less than the clock can tell.
+        assert!(name.contains("_cpu") || run.ratio(name) > Some(0.0), "{object}");
+    }
+    // The others are those where io_uring can be had.
+    let others = ["/epoll", "/plain io_uring"];
+    let is_known =
+        |name: &String| expected.contains(name) || others.iter().any(|other| name.ends_with(other));
+    assert!(run.cases.keys().all(is_known), "{:?}", run.cases.keys());
+}
+
 /// Goal: without anything to boot, cases with real machines are told of and the others measured;
 /// with nothing left that is an error.
 #[test]

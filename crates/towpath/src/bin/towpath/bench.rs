@@ -89,8 +89,9 @@ mod zerocopy;
 ///
 /// `events` asks the HTTP server of the example `httpd`, on the event queue, beside the same server
 /// on readiness: on hosts in this process, over TAP, and on the kernel's sockets beside plain epoll
-/// and nginx. Requests per second, processor time per request, errors. Needs root and ip; wrk and
-/// nginx for some cases, which are left out without.
+/// and nginx. Requests per second, processor time per request, errors. Also 1 GiB received and sent
+/// by operations and by calls that wait, and reads of a file by operations, pread and io_uring
+/// alone. Needs root and ip; wrk and nginx for some cases, which are left out without.
 ///
 /// Progress goes to standard error.
 #[derive(Debug, Args)]
@@ -155,7 +156,7 @@ enum Bench {
     Vm,
     /// Ports for virtual machines, and DPDK's.
     Vhost,
-    /// Servers on the event queue.
+    /// Servers, transfers and reads of files by the event queue.
     Events,
 }
 

@@ -4,7 +4,7 @@
 //! leave a TAP device with the worker, which moves the packets. `up` serves a network of virtual
 //! machines, which `ls`, `port`, `lease` and `publish` look at and change and `capture` records.
 //! Everything here runs in one thread until the worker starts, because it forks.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 use std::io::Write;
 use std::process::ExitCode;

@@ -3,10 +3,10 @@
 //! Measurements come in groups: one run of a system yields a figure for each case of its group, and
 //! the systems of a group run one after the other before the next group does, in each round.
 //!
-//! What is measured is the HTTP server of the example `httpd`: requests per second, processor time
-//! of the server per request, and errors, which there must not be. Names of cases are made of
-//! carrier, kind of connection, size of the file and clients; what is most asked about has no word:
-//! in process, 4 KiB, 100 clients.
+//! Most of what is measured is the HTTP server of the example `httpd`: requests per second,
+//! processor time of the server per request, and errors, which there must not be. Names of cases
+//! are made of carrier, kind of connection, size of the file and clients; what is most asked about
+//! has no word: in process, 4 KiB, 100 clients.
 //!
 //! - in process: on a host, whose clients are on a second host of this process;
 //! - `tap`: on a host, whose client is wrk, in the kernel at the other end of a TAP device;
@@ -17,6 +17,9 @@
 //! second as `plain epoll`; and there is nginx.
 //!
 //! In process, processor time is that of all threads, clients and both hosts included.
+//!
+//! Beside it, operations and calls that wait: much data through few sockets ([`transfer`]), and
+//! reads of a file at several depths ([`reads`]).
 
 use std::path::Path;
 use std::time::Duration;
@@ -32,18 +35,22 @@ use super::results::{Results, Series, System};
 use crate::messages::Messages;
 
 use http::Http;
+use reads::Reads;
 pub(super) use serve::Serving;
 
 mod http;
 pub(super) mod nginx;
+mod plain_ring;
 mod points;
+mod reads;
 mod serve;
 mod stack;
+mod transfer;
 pub(super) mod wrk;
 
 /// All cases, in the order of the report.
 pub(super) fn all() -> impl Iterator<Item = &'static Case> {
-    points::all()
+    points::all().chain(transfer::all()).chain(reads::all())
 }
 
 /// What is measured together.
@@ -72,7 +79,10 @@ pub(super) fn measure(plan: &Timed, scratch: &Path) -> anyhow::Result<(Results, 
         ),
     ];
     let http = Http::new(&networks, scratch, &plan.selection)?;
+    let reads = Reads::new(scratch, &plan.selection, plan.span)?;
     let mut groups = http.groups(&plan.selection);
+    groups.extend(transfer::groups(&plan.selection));
+    groups.extend(reads.iter().flat_map(|reads| reads.groups(&plan.selection)));
     ensure!(!groups.is_empty(), "there is nothing left to measure");
     let mut series: Vec<Vec<Series>> = groups.iter().map(Group::bare).collect();
     let mut failures = 0;

@@ -183,7 +183,7 @@ fn until(serving: &mut Running, is_so: impl Fn(&str) -> bool) -> anyhow::Result<
 }
 
 /// Whether a server on the kernel's sockets can be had here: io_uring may be forbidden.
-fn can_serve(system: &str) -> bool {
+pub(super) fn can_serve(system: &str) -> bool {
     let back_end = match system {
         "io_uring" => Choice::IoUring,
         "epoll" => Choice::Epoll,

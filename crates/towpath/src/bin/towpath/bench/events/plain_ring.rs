@@ -1,0 +1,82 @@
+//! io_uring as programs use it that need nothing else: what operations on files are compared with.
+//! Unsafe zone: the kernel fills buffers until it says so.
+//!
+//! One file, reads of one size, a buffer for each read under way, whose number names the read. It
+//! is a place of its own in memory that nobody touches from [`PlainRing::read`] until its
+//! completion was taken; dropping waits for what is under way.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use anyhow::{Context, ensure};
+use io_uring::types::Fd;
+use io_uring::{IoUring, opcode};
+
+/// See the module's documentation.
+pub(super) struct PlainRing {
+    ring: IoUring,
+    file: Arc<File>,
+    buffers: Vec<Vec<u8>>,
+    /// Buffers that no read has.
+    free: Vec<usize>,
+}
+
+impl PlainRing {
+    /// For at most `depth` reads of so many bytes at a time.
+    pub(super) fn new(file: Arc<File>, bytes: usize, depth: usize) -> anyhow::Result<Self> {
+        let ring = IoUring::new(depth as u32).context("io_uring")?;
+        let buffers = vec![vec![0; bytes]; depth];
+        Ok(Self { ring, file, buffers, free: (0..depth).collect() })
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    /// True if nothing is being read.
+    pub(super) fn is_idle(&self) -> bool {
+        self.free.len() == self.buffers.len()
+    }
+
+    /// Begins a read with the next [wait](Self::wait). There must be [room](Self::has_room).
+    pub(super) fn read(&mut self, at: u64) {
+        let number = self.free.pop().expect("there is room");
+        let buffer = &mut self.buffers[number];
+        let fd = Fd(self.file.as_raw_fd());
+        let read = opcode::Read::new(fd, buffer.as_mut_ptr(), buffer.len() as u32);
+        let entry = read.offset(at).build().user_data(number as u64);
+        // SAFETY: the descriptor is that of `file`, which is open as long as the ring is there. The
+        // buffer is not in `free` until the completion of this read was taken, and only those in
+        // it are touched; `drop` waits for it, or leaks it.
+        let pushed = unsafe { self.ring.submission().push(&entry) };
+        pushed.expect("as many entries as buffers");
+    }
+
+    /// Waits for reads that are over; returns how many.
+    pub(super) fn wait(&mut self) -> anyhow::Result<usize> {
+        self.ring.submit_and_wait(1).context("io_uring_enter")?;
+        let (before, mut all) = (self.free.len(), true);
+        for completion in self.ring.completion() {
+            let number = completion.user_data() as usize;
+            all &= usize::try_from(completion.result()) == Ok(self.buffers[number].len());
+            self.free.push(number);
+        }
+        ensure!(all, "a read failed, or the file is cut");
+        Ok(self.free.len() - before)
+    }
+}
+
+impl Drop for PlainRing {
+    fn drop(&mut self) {
+        while !self.is_idle() {
+            if self.ring.submit_and_wait(1).is_err() {
+                // The kernel has them still.
+                std::mem::take(&mut self.buffers).leak();
+                return;
+            }
+            self.free.extend(self.ring.completion().map(|done| done.user_data() as usize));
+        }
+    }
+}

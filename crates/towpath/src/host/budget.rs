@@ -36,8 +36,13 @@ impl Budget {
 
     /// True if there is room for something.
     pub(super) fn has_room(&self) -> bool {
+        self.has_room_for(1)
+    }
+
+    /// True if there is room for `amount`.
+    pub(super) fn has_room_for(&self, amount: usize) -> bool {
         // SeqCst: see `give`.
-        self.used.load(Ordering::SeqCst) < self.limit
+        self.used.load(Ordering::SeqCst).saturating_add(amount) <= self.limit
     }
 
     /// Takes `amount`, or nothing.

@@ -138,8 +138,12 @@ mod tests {
     use super::super::queue::DATAGRAMS_QUEUED_MAX;
     use super::super::{Config, Held, Host, LENT_OVERHEAD, Sending, UdpSocket};
     use std::io::ErrorKind;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::task::{Wake, Waker};
     use std::thread;
     use std::time::Duration;
+    use towpath_io::events::Interest;
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -231,6 +235,39 @@ mod tests {
             assert!(sending.returned_within(PATIENCE).expect("back").copied);
         }
         drop(stopped);
+        drop((socket, peer));
+        assert_all_back(&[&a, &b]);
+    }
+
+    /// Goal: a socket whose queue is full is not writable, and who waits for that hears of it.
+    #[test]
+    fn a_full_queue_is_not_writable_until_there_is_room() {
+        struct Woken(AtomicBool);
+        impl Wake for Woken {
+            fn wake(self: Arc<Self>) {
+                self.0.store(true, Ordering::SeqCst);
+            }
+        }
+        let [(a, socket), (b, peer)] = sockets();
+        let stopped = b.owner.core.lock();
+        let woken = Arc::new(Woken(AtomicBool::new(false)));
+        let waker = Waker::from(woken.clone());
+        let is_writable = || socket.poll_ready(Interest::WRITE, &waker).writable;
+        assert!(is_writable());
+        let sent = fill(&socket);
+        assert!(!is_writable());
+        drop(stopped);
+        peer.set_read_timeout(Some(Duration::from_millis(1))).expect("a timeout");
+        let read = || peer.recv_lent(&mut Vec::new());
+        let is_heard = (0..100_000).any(|_| {
+            // Room comes as the peer takes what was sent.
+            let _ = read();
+            woken.0.swap(false, Ordering::SeqCst) && is_writable()
+        });
+        assert!(is_heard);
+        while sent.iter().any(|sending| !sending.is_returned()) {
+            let _ = read();
+        }
         drop((socket, peer));
         assert_all_back(&[&a, &b]);
     }

@@ -4,7 +4,7 @@ use super::auto::{Choice, DATAGRAM_BREAK_EVEN};
 use super::core::{Now, State};
 use super::lend::{Lend, Parcel, stretches};
 use super::mode::{Mode, SendMode};
-use super::queue::{LentOp, SendQueue};
+use super::queue::{DATAGRAMS_QUEUED_MAX, LOAN_BYTES_MAX, LentOp, SendQueue};
 use super::sending::{SendError, Sending, Share, Ticket};
 use super::shape::Shape;
 use super::wait::block;
@@ -312,7 +312,9 @@ impl UdpSocket {
         if let Progress::Copied(buffer, _) = &going.progress {
             let levels = &queue.account.levels;
             let charge = buffer.len().saturating_add(LENT_OVERHEAD);
-            let queues = B::IS_ONE && levels.socket.used().saturating_add(charge) > DIRECT_MAX;
+            let queues = B::IS_ONE
+                && buffer.len() <= LOAN_BYTES_MAX
+                && levels.socket.used().saturating_add(charge) > DIRECT_MAX;
             if queues && queue.room.poll_take(cx, charge).is_pending() {
                 queue.found_none(|waker| queue.room.watch_for(waker, charge));
                 return Poll::Pending;
@@ -465,7 +467,17 @@ impl UdpSocket {
         if interest.writable {
             entry.writers.add(waker);
         }
-        readiness(state.sockets.readiness(*id))
+        let ready = readiness(state.sockets.readiness(*id));
+        drop(state);
+        // Half of the room, as it comes back by halves: who hears of it can send more than one.
+        let room = || queue.room.has_room_for(DATAGRAMS_QUEUED_MAX / 2);
+        let has_room = || {
+            room() || {
+                queue.room.watch(waker);
+                room()
+            }
+        };
+        Readiness { writable: interest.writable && ready.writable && has_room(), ..ready }
     }
 
     /// Our address.

@@ -21,8 +21,8 @@
 //!
 //! Register the file level-triggered: [`Device::receive`] may return before the device is empty.
 //!
-//! Limits: [`FRAME_BYTES_MAX`], [`READS_MAX`]. Specification: virtio 1.2 §5.1.6, Linux
-//! `Documentation/networking/tuntap.rst`.
+//! Limits: [`FRAME_BYTES_MAX`], [`READS_MAX`], [`DISCARDS_MAX`]. Specification: virtio 1.2
+//! §5.1.6, Linux `Documentation/networking/tuntap.rst`.
 
 mod counters;
 mod error;
@@ -57,6 +57,9 @@ pub const REFUSALS_MAX: u8 = 3;
 /// Reads of one [`Device::receive`]: a burst, and as many drops three times over.
 pub const READS_MAX: usize = 4 * BURST_MAX;
 
+/// Most packets of one [`Tap::discard_waiting`]: more than interfaces of ours let wait.
+pub const DISCARDS_MAX: usize = 4096;
+
 /// Bytes of an Ethernet header.
 const ETHERNET_BYTES: usize = 14;
 /// One more than the largest frame, so that a longer one shows.
@@ -90,11 +93,42 @@ impl Tap {
     /// Makes the interface `name` in the network namespace of this thread, or attaches to it if
     /// it is there and free. Without features and with an MTU of 1500.
     pub fn create(name: &str) -> Result<Self, TapError> {
-        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let fd = rustix::fs::open(TUN_PATH, flags, Mode::empty()).map_err(TapError::from_open)?;
-        sys::tun_attach(fd.as_fd(), name, KIND)
-            .map_err(|errno| TapError::from_attach(errno, interface_exists(name)))?;
-        Self::set_up(fd)
+        Self::set_up(attach(name, KIND)?)
+    }
+
+    /// The same, and the interface may have several queues: this one, and those of
+    /// [`add_queue`](Self::add_queue).
+    pub fn create_with_queues(name: &str) -> Result<Self, TapError> {
+        Self::set_up(attach(name, KIND | libc::IFF_MULTI_QUEUE)?)
+    }
+
+    /// Another queue of the interface, with the features that were agreed, for another thread. To
+    /// be called in the network namespace of the interface, which
+    /// [`create_with_queues`](Self::create_with_queues) made.
+    ///
+    /// The kernel puts a packet into the queue that last wrote one of its flow, in either
+    /// direction, within three seconds; else into one that a hash of protocol, addresses and ports
+    /// tells, which stays the same while the number of queues does. Of fragments and what has no
+    /// ports it takes the addresses alone.
+    pub fn add_queue(&self) -> Result<Self, TapError> {
+        let fd = attach(&self.name()?, KIND | libc::IFF_MULTI_QUEUE)?;
+        let mut queue = Self::from_fd(fd, self.features, self.mtu);
+        sys::tun_set_little_endian(queue.fd.as_fd()).map_err(TapError::from_setup)?;
+        queue.withdrawn = self.withdrawn;
+        Ok(queue)
+    }
+
+    /// Drops what waits to be read, [`DISCARDS_MAX`] packets at most: it was put there before the
+    /// number of queues changed.
+    pub fn discard_waiting(&self) -> Result<(), TapError> {
+        for _ in 0..DISCARDS_MAX {
+            match rustix::io::read(&self.fd, &mut [0; VirtioTunnelHeader::LEN]) {
+                Ok(_) | Err(Errno::INTR | Errno::INVAL) => {}
+                Err(Errno::AGAIN) => break,
+                Err(errno) => return Err(TapError::from_use(errno)),
+            }
+        }
+        Ok(())
     }
 
     /// Takes over a device that [`create`](Self::create) made, perhaps in another process.
@@ -422,6 +456,15 @@ fn header_len(features: Features) -> usize {
 pub(crate) fn wire_headers(packet: &Packet) -> &[u8] {
     let headers = packet.headers();
     if packet.len() == packet.payload_len() { &[] } else { headers }
+}
+
+/// A new file that is attached to the interface `name`.
+fn attach(name: &str, kind: libc::c_int) -> Result<OwnedFd, TapError> {
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(TUN_PATH, flags, Mode::empty()).map_err(TapError::from_open)?;
+    sys::tun_attach(fd.as_fd(), name, kind)
+        .map_err(|errno| TapError::from_attach(errno, interface_exists(name)))?;
+    Ok(fd)
 }
 
 fn interface_exists(name: &str) -> bool {

@@ -233,6 +233,27 @@ impl Counters {
         self.drops[reason as usize]
     }
 
+    /// Adds those of another stack.
+    pub fn add(&mut self, other: &Self) {
+        self.packets_in += other.packets_in;
+        self.bytes_in += other.bytes_in;
+        self.super_packets_in += other.super_packets_in;
+        self.packets_out += other.packets_out;
+        self.bytes_out += other.bytes_out;
+        self.super_packets_out += other.super_packets_out;
+        self.connections += other.connections;
+        self.syn_cookies_sent += other.syn_cookies_sent;
+        self.syn_cookies_received += other.syn_cookies_received;
+        self.syn_cookies_failed += other.syn_cookies_failed;
+        self.orphans_reset += other.orphans_reset;
+        self.retransmitted += other.retransmitted;
+        self.tail_probes += other.tail_probes;
+        self.reassembled += other.reassembled;
+        for (count, more) in self.drops.iter_mut().zip(other.drops) {
+            *count += more;
+        }
+    }
+
     /// Reasons that occurred, with their counts.
     pub fn drops(&self) -> impl Iterator<Item = (DropReason, u64)> + '_ {
         DropReason::ALL

@@ -7,6 +7,7 @@ use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
+use towpath_io::namespace::channel::QUEUES_MAX;
 use towpath_io::namespace::{Addresses, Interface};
 
 use crate::publish::{JOINED_PORTS_MAX, JoinedPort, PUBLISH_MAX, Publish, is_interface_name};
@@ -35,6 +36,9 @@ pub const FLOWS_MAX: usize = 16 * 65_536;
 pub const RESOLVERS_MAX: usize = 8;
 /// Most addresses that may mean the host's loopback.
 pub const HOST_LOOPBACK_MAX: usize = 8;
+
+/// Most workers: as many queues as are handed over at once.
+pub const WORKERS_MAX: usize = QUEUES_MAX;
 
 /// Everything that can be chosen.
 #[derive(Clone, Debug)]
@@ -65,6 +69,8 @@ pub struct Config {
     pub memory_bytes: usize,
     /// Most flows at once.
     pub flows_max: usize,
+    /// Threads that serve a program; see [`Workers`](crate::workers::Workers).
+    pub workers: usize,
 }
 
 /// Addresses of the IPv4 network.
@@ -132,13 +138,19 @@ pub enum ConfigError {
     },
     /// Too little memory to work with.
     #[error(
-        "{0} bytes of memory are too few; at least {min} MiB are needed",
+        "{0} bytes of memory are too few; at least {min} MiB are needed for each worker",
         min = MEMORY_BYTES_MIN >> 20
     )]
     Memory(usize),
     /// No flow, or too many.
     #[error("{0} flows at once are out of range; it may be 1 to {FLOWS_MAX}")]
     Flows(usize),
+    /// No worker, or too many.
+    #[error("{0} workers are out of range; it may be 1 to {WORKERS_MAX}")]
+    Workers(usize),
+    /// Several workers would write into one file.
+    #[error("packets can be captured only with one worker")]
+    CaptureOfSeveral,
 }
 
 /// Something that was changed to make a configuration work.
@@ -165,6 +177,7 @@ impl Default for Config {
             capture: None,
             memory_bytes: MEMORY_BYTES_DEFAULT,
             flows_max: FLOWS_DEFAULT,
+            workers: 1,
         }
     }
 }
@@ -207,13 +220,31 @@ impl Config {
         }
         at_most(PUBLISH_MAX, "published ports", self.publish.len())?;
         at_most(JOINED_PORTS_MAX, "ports that lead to the host's loopback", self.joined.len())?;
-        if self.memory_bytes < MEMORY_BYTES_MIN {
+        if !(1..=WORKERS_MAX).contains(&self.workers) {
+            return Err(ConfigError::Workers(self.workers));
+        }
+        if self.workers > 1 && self.capture.is_some() {
+            return Err(ConfigError::CaptureOfSeveral);
+        }
+        if self.memory_bytes / self.workers < MEMORY_BYTES_MIN {
             return Err(ConfigError::Memory(self.memory_bytes));
         }
         if !(1..=FLOWS_MAX).contains(&self.flows_max) {
             return Err(ConfigError::Flows(self.flows_max));
         }
         Ok(notice)
+    }
+
+    /// What each of the workers has of this: an even share of the limits. Ports are published by
+    /// one of them.
+    pub(crate) fn share(&self) -> Self {
+        Self {
+            publish: Vec::new(),
+            memory_bytes: self.memory_bytes / self.workers,
+            flows_max: self.flows_max.div_ceil(self.workers),
+            workers: 1,
+            ..self.clone()
+        }
     }
 
     /// The program's network interface.

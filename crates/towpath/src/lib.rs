@@ -1,8 +1,9 @@
 //! towpath: a user-space network for Linux in which payload bytes stay where they are.
 //!
 //! This package binds the protocols of `towpath-net` to the operating system of `towpath-io`:
-//! [`worker::Worker`] is the thread that moves packets, [`gateway`] maps the flows of a program's
-//! own network onto host sockets, [`config`] says what is served and with which limits.
+//! [`worker::Worker`] is the thread that moves packets, [`workers`] are several, [`gateway`] maps
+//! the flows of a program's own network onto host sockets, [`config`] says what is served and with
+//! which limits.
 //! [`services`] are what a network of several guests tells them: addresses, routers, names.
 //! [`host`] is for programs that want a stack of their own, with sockets whose sends lend;
 //! [`events`] is where they wait for all that can happen.
@@ -18,3 +19,4 @@ pub mod report;
 pub mod resolv;
 pub mod services;
 pub mod worker;
+pub mod workers;

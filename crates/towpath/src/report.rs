@@ -39,6 +39,29 @@ pub struct Report {
     pub captured: Option<(u64, u64)>,
     /// The host allows no ping sockets.
     pub ping_forbidden: bool,
+    /// Packets handed over to the first worker.
+    pub handed_over: u64,
+    /// Packets dropped because the first worker did not take them fast enough.
+    pub hand_over_full: u64,
+    /// What each of several workers did; empty if there is one.
+    pub workers: Vec<WorkerShare>,
+}
+
+/// What one of several workers did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkerShare {
+    /// Flows now: TCP, UDP, echo.
+    pub flows: (usize, usize, usize),
+    /// Packets that its stack took from the program.
+    pub packets_in: u64,
+    /// Packets that its stack made for the program.
+    pub packets_out: u64,
+    /// Payload bytes from the program to the host.
+    pub bytes_out: u64,
+    /// Payload bytes from the host to the program.
+    pub bytes_in: u64,
+    /// Packets handed over to the first worker.
+    pub handed_over: u64,
 }
 
 impl Report {
@@ -62,7 +85,52 @@ impl Report {
             copied: Site::ALL.map(|site| (site.name(), ledger.copied_at(site))),
             captured: capture.map(|capture| (capture.packets(), capture.missed())),
             ping_forbidden: gateway.ping_is_forbidden(),
+            handed_over: 0,
+            hand_over_full: 0,
+            workers: Vec::new(),
         }
+    }
+
+    /// The sum of what several workers did, the first first.
+    pub(crate) fn of_several(mut first: Self, others: &[Self]) -> Self {
+        first.workers = [&first].into_iter().chain(others).map(Self::share).collect();
+        for other in others {
+            first.add(other);
+        }
+        first
+    }
+
+    fn share(&self) -> WorkerShare {
+        WorkerShare {
+            flows: self.flows,
+            packets_in: self.stack.packets_in,
+            packets_out: self.stack.packets_out,
+            bytes_out: self.gateway.bytes_out,
+            bytes_in: self.gateway.bytes_in,
+            handed_over: self.handed_over,
+        }
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.stack.add(&other.stack);
+        self.gateway.add(&other.gateway);
+        self.tap = self.tap.plus(&other.tap);
+        // One that a queue has taken back is not in use everywhere.
+        self.features = self.features.zip(other.features).map(|(all, its)| all.and(its));
+        let ((tcp, udp, echo), its) = (self.flows, other.flows);
+        self.flows = (tcp + its.0, udp + its.1, echo + its.2);
+        self.joined += other.joined;
+        self.packets_taken += other.packets_taken;
+        self.frames_taken.0 += other.frames_taken.0;
+        self.frames_taken.1 += other.frames_taken.1;
+        self.lent.bytes += other.lent.bytes;
+        self.lent.oldest = self.lent.oldest.max(other.lent.oldest);
+        self.carried += other.carried;
+        for ((_, bytes), (_, more)) in self.copied.iter_mut().zip(&other.copied) {
+            *bytes += more;
+        }
+        self.handed_over += other.handed_over;
+        self.hand_over_full += other.hand_over_full;
     }
 
     /// Payload bytes copied in user memory.
@@ -129,6 +197,7 @@ impl fmt::Display for Report {
             self.packets_taken,
             self.frames_taken.0 + self.frames_taken.1
         )?;
+        self.fmt_workers(f)?;
         writeln!(
             f,
             "retransmitted     {}, {} of them loss probes",
@@ -167,6 +236,20 @@ impl Report {
         )
     }
 
+    /// A line for each of several workers.
+    fn fmt_workers(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, share) in self.workers.iter().enumerate() {
+            let WorkerShare { flows: (tcp, udp, echo), .. } = *share;
+            writeln!(
+                f,
+                "worker {index}          {} bytes out, {} bytes in, {} packets handed over; \
+                 now tcp {tcp}, udp {udp}, echo {echo}",
+                share.bytes_out, share.bytes_in, share.handed_over
+            )?;
+        }
+        Ok(())
+    }
+
     /// Everything that did not get through, by reason; nothing if there is nothing to tell.
     fn fmt_losses(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (site, bytes) in self.copied.iter().filter(|(_, bytes)| *bytes > 0) {
@@ -190,6 +273,7 @@ impl Report {
             ("echo_forbidden", gateway.echo_forbidden),
             ("no_descriptor", gateway.no_descriptor),
             ("flow_evicted", gateway.evicted),
+            ("hand_over_full", self.hand_over_full),
         ];
         let others = others.into_iter().filter(|(_, count)| *count > 0);
         self.stack.drops().map(|(reason, count)| (reason.name(), count)).chain(others)

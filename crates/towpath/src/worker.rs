@@ -47,7 +47,7 @@ use towpath_packet::{Burst, Caps, Ledger, Memory, MemoryConfig, Packet};
 const MEMORY_PAUSE: Duration = Duration::from_millis(1);
 /// Packets read from the inside at a time: few enough that super-packets stay in the cache until
 /// the host sockets have taken them.
-const READ_BURST: usize = 8;
+pub(crate) const READ_BURST: usize = 8;
 /// Bytes read from the inside before host sockets get their turn: as many as are read from those,
 /// so that each direction has half of the thread if it can use it.
 const READ_BYTES_PER_TURN: usize = BYTES_PER_TURN;
@@ -85,18 +85,30 @@ impl Worker {
     /// Binds the published ports and takes over the device.
     pub fn new(config: &Config, mut tap: Tap) -> Result<Self, StartError> {
         tap.set_mtu(config.mtu);
+        Self::serving_program(config, tap)
+    }
+}
+
+impl<S: Side> Worker<S> {
+    /// Binds the published ports and takes over an inside with one station, whose addresses are
+    /// known.
+    pub(crate) fn serving_program(config: &Config, side: S) -> Result<Self, StartError> {
         let addresses =
             [config.ipv4.map(|v4| v4.address.into()), config.ipv6.map(|v6| v6.address.into())];
         let addresses: Vec<IpAddr> = addresses.into_iter().flatten().collect();
-        let mut worker = Self::with(config, tap, Arc::default(), addresses.clone(), None)?;
+        let mut worker = Self::with(config, side, Arc::default(), addresses.clone(), None)?;
         for address in addresses {
             worker.stack.set_neighbor(address, MacAddr(config.program_mac));
         }
         Ok(worker)
     }
-}
 
-impl<S: Side> Worker<S> {
+    /// Has connections search for what their path takes when full packets vanish (RFC 4821): ICMP
+    /// errors of the program's network do not reach this worker.
+    pub(crate) fn search_paths(&mut self) {
+        self.stack.tcp_settings_mut().mtu_probing = 1;
+    }
+
     /// Binds the published ports and takes over an inside whose stations are found by asking for
     /// them. Copies are counted in `ledger`.
     ///

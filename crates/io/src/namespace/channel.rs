@@ -1,12 +1,13 @@
 //! Messages between towpath and the process that it forked.
 //!
 //! A pair of connected sockets that keep message boundaries; a message is a tag, a number and at
-//! most one descriptor. The end of the other side shows as [`ChannelError::Closed`], which is how
-//! each side learns of the other's death.
+//! most [`QUEUES_MAX`] descriptors. The end of the other side shows as [`ChannelError::Closed`],
+//! which is how each side learns of the other's death.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::slice;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -42,8 +43,9 @@ pub enum ChannelError {
 pub enum Message {
     /// To towpath: a socket that listens inside, and the port of the host that it leads to.
     Listener(u16, OwnedFd),
-    /// To towpath: the network is set up; the TAP device and a number that describes it.
-    Ready(u32, OwnedFd),
+    /// To towpath: the network is set up; the queues of its TAP device, from one to
+    /// [`QUEUES_MAX`], and a number that describes it.
+    Ready(u32, Vec<OwnedFd>),
     /// To the child: towpath serves, begin.
     Go,
     /// To towpath: the program runs; its pidfd.
@@ -72,24 +74,27 @@ impl Channel {
     ///
     /// # Errors
     /// [`ChannelError::Closed`] or [`ChannelError::Socket`].
+    ///
+    /// # Panics
+    /// If there are more queues than [`QUEUES_MAX`].
     pub fn send(&self, message: &Message) -> Result<(), ChannelError> {
-        let (tag, number, descriptor) = match message {
+        let (tag, number, descriptors) = match message {
             Message::Listener(port, socket) => {
-                (TAG_LISTENER, u32::from(*port), Some(socket.as_fd()))
+                (TAG_LISTENER, u32::from(*port), slice::from_ref(socket))
             }
-            Message::Ready(number, tap) => (TAG_READY, *number, Some(tap.as_fd())),
-            Message::Go => (TAG_GO, 0, None),
-            Message::Started(pidfd) => (TAG_STARTED, 0, Some(pidfd.as_fd())),
-            Message::Ended(status) => (TAG_ENDED, status.cast_unsigned(), None),
+            Message::Ready(number, queues) => (TAG_READY, *number, queues.as_slice()),
+            Message::Go => (TAG_GO, 0, [].as_slice()),
+            Message::Started(pidfd) => (TAG_STARTED, 0, slice::from_ref(pidfd)),
+            Message::Ended(status) => (TAG_ENDED, status.cast_unsigned(), [].as_slice()),
         };
         let mut bytes = [tag; MESSAGE_LEN];
         bytes[1..].copy_from_slice(&number.to_ne_bytes());
-        let descriptors = descriptor.map(|descriptor| [descriptor]);
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(QUEUES_MAX))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        if let Some(descriptors) = &descriptors {
-            let fits = ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
-            assert!(fits, "there is room for one descriptor");
+        if !descriptors.is_empty() {
+            let fits = ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+            assert!(fits, "there is room for {QUEUES_MAX} descriptors");
         }
         let slices = [IoSlice::new(&bytes)];
         let sent = retry_on_intr(|| sendmsg(&self.0, &slices, &mut ancillary, SendFlags::NOSIGNAL));
@@ -106,7 +111,7 @@ impl Channel {
     /// [`ChannelError`].
     pub fn receive(&self) -> Result<Message, ChannelError> {
         let mut bytes = [0; MESSAGE_LEN];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(QUEUES_MAX))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let (length, flags) = loop {
             let mut slices = [IoSliceMut::new(&mut bytes)];
@@ -120,24 +125,26 @@ impl Channel {
         if length == 0 {
             return Err(ChannelError::Closed);
         }
-        let descriptor = ancillary.drain().find_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
-            _ => None,
-        });
+        let mut descriptors: Vec<OwnedFd> = Vec::new();
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                descriptors.extend(rights);
+            }
+        }
         let [tag, number @ ..] = bytes;
         let number = u32::from_ne_bytes(number);
-        if descriptor.is_none() && flags.contains(ReturnFlags::CTRUNC) {
+        if flags.contains(ReturnFlags::CTRUNC) {
             return Err(ChannelError::NoDescriptor);
         }
-        match (length == MESSAGE_LEN, tag, descriptor) {
-            (true, TAG_LISTENER, Some(socket)) => match u16::try_from(number) {
-                Ok(port) => Ok(Message::Listener(port, socket)),
+        match (length == MESSAGE_LEN, tag, descriptors.len()) {
+            (true, TAG_LISTENER, 1) => match u16::try_from(number) {
+                Ok(port) => Ok(Message::Listener(port, descriptors.remove(0))),
                 Err(_) => Err(ChannelError::Unexpected),
             },
-            (true, TAG_READY, Some(tap)) => Ok(Message::Ready(number, tap)),
-            (true, TAG_GO, None) => Ok(Message::Go),
-            (true, TAG_STARTED, Some(pidfd)) => Ok(Message::Started(pidfd)),
-            (true, TAG_ENDED, None) => Ok(Message::Ended(number.cast_signed())),
+            (true, TAG_READY, 1..) => Ok(Message::Ready(number, descriptors)),
+            (true, TAG_GO, 0) => Ok(Message::Go),
+            (true, TAG_STARTED, 1) => Ok(Message::Started(descriptors.remove(0))),
+            (true, TAG_ENDED, 0) => Ok(Message::Ended(number.cast_signed())),
             _ => Err(ChannelError::Unexpected),
         }
     }
@@ -166,6 +173,9 @@ pub fn wait_readable(
     Ok(polled.iter().position(|fd| !fd.revents().is_empty()))
 }
 
+/// Most queues of a device that a message hands over.
+pub const QUEUES_MAX: usize = 8;
+
 const TAG_LISTENER: u8 = b'l';
 const TAG_READY: u8 = b'r';
 const TAG_GO: u8 = b'g';
@@ -183,12 +193,16 @@ mod tests {
         let (one, other) = Channel::pair().unwrap();
         let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
         one.send(&Message::Listener(u16::MAX, file())).unwrap();
-        one.send(&Message::Ready(7, file())).unwrap();
+        one.send(&Message::Ready(7, vec![file()])).unwrap();
+        let all = (0..QUEUES_MAX).map(|_| file()).collect();
+        one.send(&Message::Ready(8, all)).unwrap();
         one.send(&Message::Go).unwrap();
         one.send(&Message::Started(file())).unwrap();
         one.send(&Message::Ended(-3)).unwrap();
         assert!(matches!(other.receive(), Ok(Message::Listener(u16::MAX, _))));
-        assert!(matches!(other.receive(), Ok(Message::Ready(7, _))));
+        assert!(matches!(other.receive(), Ok(Message::Ready(7, queues)) if queues.len() == 1));
+        let all = other.receive();
+        assert!(matches!(all, Ok(Message::Ready(8, queues)) if queues.len() == QUEUES_MAX));
         assert!(matches!(other.receive(), Ok(Message::Go)));
         assert!(matches!(other.receive(), Ok(Message::Started(_))));
         assert!(matches!(other.receive(), Ok(Message::Ended(-3))));

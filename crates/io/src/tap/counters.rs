@@ -52,6 +52,24 @@ impl TapCounters {
             + self.receive_lost
     }
 
+    /// Of both devices together.
+    pub fn plus(&self, other: &Self) -> Self {
+        Self {
+            received: self.received.plus(&other.received),
+            transmitted: self.transmitted.plus(&other.transmitted),
+            receive_no_memory: self.receive_no_memory + other.receive_no_memory,
+            receive_short: self.receive_short + other.receive_short,
+            receive_long: self.receive_long + other.receive_long,
+            receive_bad_header: self.receive_bad_header + other.receive_bad_header,
+            receive_lost: self.receive_lost + other.receive_lost,
+            receive_paused: self.receive_paused + other.receive_paused,
+            transmit_refused: self.transmit_refused + other.transmit_refused,
+            transmit_no_memory: self.transmit_no_memory + other.transmit_no_memory,
+            transmit_down: self.transmit_down + other.transmit_down,
+            transmit_full: self.transmit_full + other.transmit_full,
+        }
+    }
+
     /// Packets dropped on transmit, for any reason.
     pub fn transmit_dropped(&self) -> u64 {
         self.transmit_refused + self.transmit_no_memory + self.transmit_down

@@ -136,6 +136,29 @@ pub struct GatewayCounters {
     pub bytes_in: u64,
 }
 
+impl GatewayCounters {
+    /// Adds those of another gateway.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.tcp_out += other.tcp_out;
+        self.tcp_in += other.tcp_in;
+        self.tcp_refused += other.tcp_refused;
+        self.udp += other.udp;
+        self.echo += other.echo;
+        self.echo_forbidden += other.echo_forbidden;
+        self.no_descriptor += other.no_descriptor;
+        self.evicted += other.evicted;
+        self.connections_displaced += other.connections_displaced;
+        self.messages_displaced += other.messages_displaced;
+        self.udp_dropped += other.udp_dropped;
+        self.bytes_out += other.bytes_out;
+        self.bytes_in += other.bytes_in;
+        self.joined += other.joined;
+        self.joined_refused += other.joined_refused;
+        self.joined_bytes_out += other.joined_bytes_out;
+        self.joined_bytes_in += other.joined_bytes_in;
+    }
+}
+
 /// The gateway.
 pub struct Gateway {
     routes: Routes,

@@ -92,6 +92,39 @@ fn a_running_instance_tells_its_counters() {
     assert_eq!(errors(&none), "towpath: none is running\n");
 }
 
+/// Goal: of several workers there are the sums and what each did; what they cannot do is refused.
+/// Bad input: numbers of workers that are none, too few memory for them, a capture.
+#[test]
+fn several_workers_tell_what_each_did() {
+    for (wrong, expected) in [
+        (["--workers", "0", "-4"].as_slice(), "--workers"),
+        (&["--workers", "9"], "--workers"),
+        (&["--workers", "two"], "--workers"),
+        (&["--workers", "2", "--memory", "31M"], "for each worker"),
+        (&["--workers", "2", "--pcap", "/dev/null"], "only with one worker"),
+    ] {
+        let refused = output(&mut towpath([&["run"], wrong, &["--", "true"]].concat()));
+        assert_eq!(refused.status.code(), Some(2), "{wrong:?}");
+        assert!(errors(&refused).contains(expected), "{}", errors(&refused));
+    }
+    skip_if!(no_tap());
+    let folder = Folder::new("workers");
+    let mut command = towpath(["run", "-4", "--workers", "3", "--", "sleep", "1000"]);
+    let running = Guard(command.env("XDG_RUNTIME_DIR", &folder.0).spawn().unwrap());
+    init_and_command(&running, "sleep");
+    let pid = running.pid().as_raw_pid().to_string();
+    let one = stats(&folder.0, &[&pid, "--json"]);
+    let object: serde_json::Value = serde_json::from_str(&text(&one)).unwrap();
+    let workers = object["workers"].as_object().unwrap();
+    assert_eq!(workers.keys().collect::<Vec<_>>(), ["0", "1", "2"]);
+    let sum = |name: &str| workers.values().map(|one| one[name].as_u64().unwrap()).sum::<u64>();
+    assert_eq!(object["bytes_out"], sum("bytes_out"));
+    assert_eq!(workers["2"]["flows"]["tcp"], 0);
+    let metrics = get(&control_socket(&folder, &pid), "/metrics");
+    assert!(metrics.contains("towpath_worker_bytes_total{worker=\"2\",direction=\"in\"} 0\n"));
+    assert!(metrics.contains("towpath_worker_handed_over_packets_total{worker=\"0\"} 0\n"));
+}
+
 /// The control socket of a process.
 fn control_socket(folder: &Folder, pid: &str) -> PathBuf {
     folder.sockets().join(format!("{pid}.control"))

@@ -20,6 +20,7 @@ mod soak;
 mod support;
 mod transfer;
 mod udp;
+mod workers;
 
 use std::process::ExitCode;
 
@@ -50,6 +51,7 @@ fn main() -> ExitCode {
         dns::tests(),
         ping::tests(),
         udp::tests(),
+        workers::tests(),
         life::tests(),
         options::tests(),
         soak::tests(),

@@ -82,7 +82,7 @@ fn soak(host: &Host, seconds: u64, seed: u64) {
 }
 
 /// The first byte says how the connection goes.
-fn serve(mut stream: TcpStream) -> io::Result<()> {
+pub(crate) fn serve(mut stream: TcpStream) -> io::Result<()> {
     let mut how = [0; 9];
     stream.read_exact(&mut how)?;
     let [how, number @ ..] = how;

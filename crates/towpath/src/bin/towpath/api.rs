@@ -9,6 +9,7 @@
 use serde_json::{Value, json};
 use towpath::network::{Attachment, Network, Operation, PortReport, TransactionError};
 use towpath::publish::{Protocol, Publish};
+use towpath::report::Report;
 use towpath::services::{Guest, Services};
 use towpath::worker::Worker;
 use towpath_net::switch::vlan::{Vid, VlanSet};
@@ -52,10 +53,10 @@ pub(crate) fn answer(worker: &mut Worker<Network>, request: &Request<'_>) -> Res
 }
 
 /// Answers a request to an instance that serves one program: figures alone.
-pub(crate) fn answer_gateway(worker: &Worker, request: &Request<'_>) -> Response {
+pub(crate) fn answer_gateway(report: impl Fn() -> Report, request: &Request<'_>) -> Response {
     match (request.method, request.path) {
-        ("GET", STATS) => Response::json(200, &stats::object(&worker.report())),
-        ("GET", METRICS) => Response::metrics(metrics::text(&worker.report(), None)),
+        ("GET", STATS) => Response::json(200, &stats::object(&report())),
+        ("GET", METRICS) => Response::metrics(metrics::text(&report(), None)),
         (_, STATS | METRICS) => Response::error(405, "figures are read by GET"),
         _ => Response::error(404, "there is no such path"),
     }

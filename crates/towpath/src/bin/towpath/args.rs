@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
-use towpath::config::{Subnet4, Subnet6, parse_size};
+use towpath::config::{Subnet4, Subnet6, WORKERS_MAX, parse_size};
 use towpath::network::BUSY_POLL_MAX;
 use towpath_net::wire::domain::DomainName;
 
@@ -400,9 +400,10 @@ pub(crate) struct WhichNetwork {
 /// now, by protocol; `joined`, connections by --host-tcp-ports, which are in no other figure:
 /// `flows`, open now, `begun`, `refused` by the host, `bytes_out` and `bytes_in`; `packets`,
 /// `from_program`, `to_program` and `retransmitted`; `taken`, packets and frames of memory in use;
-/// `dropped`, what did not get through, by reason. An instance of `up` also tells `stations`, known
-/// to its switch, and `ports`, by name, with what passed and what was dropped. Later versions may
-/// add names.
+/// `dropped`, what did not get through, by reason; with several workers `workers`, by number, what
+/// of this each did, and packets `handed_over`. An instance of `up` also tells `stations`, known to
+/// its switch, and `ports`, by name, with what passed and what was dropped. Later versions may add
+/// names.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct StatsArguments {
@@ -457,6 +458,12 @@ pub(crate) struct NetworkArguments {
     /// Name of the network interface.
     #[arg(long, value_name = "NAME", default_value = "tap0", help_heading = "Network")]
     pub(crate) ifname: String,
+
+    /// Threads that serve the program, 1 to 8. Beyond the first they take over TCP connections that
+    /// the program begins, each with an equal part of --memory and --max-flows.
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Network",
+          value_parser = clap::value_parser!(u8).range(1..=WORKERS_MAX as i64))]
+    pub(crate) workers: u8,
 
     /// Write all packets to FILE (pcapng).
     #[arg(long, value_name = "FILE", help_heading = "Diagnosis")]

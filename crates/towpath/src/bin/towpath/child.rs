@@ -79,7 +79,9 @@ impl Child<'_> {
     /// Makes the program's interface; what comes back is the message that hands it over.
     fn interface(&self) -> anyhow::Result<Message> {
         let name = &self.config.interface;
-        let mut tap = Tap::create(name).with_context(|| format!("cannot make {name}"))?;
+        let workers = self.config.workers;
+        let tap = if workers > 1 { Tap::create_with_queues(name) } else { Tap::create(name) };
+        let mut tap = tap.with_context(|| format!("cannot make {name}"))?;
         tap.set_offload(Features::ALL)?;
         tap.set_mtu(self.config.mtu);
         let configured = self.config.interface().configure();
@@ -96,7 +98,15 @@ impl Child<'_> {
         } else {
             self.messages.detail(&report);
         }
-        Ok(Message::Ready(features_to_bits(report.features), tap.into_fd()))
+        let others: Result<Vec<Tap>, _> = (1..workers).map(|_| tap.add_queue()).collect();
+        let others = others.with_context(|| format!("cannot add queues to {name}"))?;
+        if workers > 1 {
+            // What was begun before there were others is for no queue in particular. It is sent
+            // again.
+            tap.discard_waiting()?;
+        }
+        let queues = [tap].into_iter().chain(others).map(Tap::into_fd).collect();
+        Ok(Message::Ready(features_to_bits(report.features), queues))
     }
 
     /// Listens on the program's loopback, and hands the sockets over.

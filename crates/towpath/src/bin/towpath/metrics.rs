@@ -5,7 +5,7 @@
 use std::fmt::{Display, Write as _};
 
 use towpath::network::{Attachment, NetworkReport};
-use towpath::report::Report;
+use towpath::report::{Report, WorkerShare};
 use towpath_net::switch::PortCounters;
 
 /// A family of figures with one name.
@@ -51,8 +51,25 @@ pub(crate) fn text(report: &Report, network: Option<&NetworkReport>) -> String {
     for (reason, count) in report.losses() {
         dropped.add(&format!("reason=\"{reason}\""), count);
     }
+    if !report.workers.is_empty() {
+        workers(&mut out, &report.workers);
+    }
     out.push_str("# EOF\n");
     out
+}
+
+fn workers(out: &mut String, shares: &[WorkerShare]) {
+    let help = "Payload that each of several workers moved.";
+    let mut payload = Family::counter(out, "towpath_worker_bytes", help);
+    for (index, share) in shares.iter().enumerate() {
+        payload.add(&format!("worker=\"{index}\",direction=\"out\""), share.bytes_out);
+        payload.add(&format!("worker=\"{index}\",direction=\"in\""), share.bytes_in);
+    }
+    let help = "Packets that a worker handed over to the first.";
+    let mut handed = Family::counter(out, "towpath_worker_handed_over_packets", help);
+    for (index, share) in shares.iter().enumerate() {
+        handed.add(&format!("worker=\"{index}\""), share.handed_over);
+    }
 }
 
 fn ports(out: &mut String, network: &NetworkReport) {

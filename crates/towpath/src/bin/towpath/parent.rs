@@ -64,7 +64,8 @@ pub(crate) fn take_ready(number: Option<i32>) -> anyhow::Result<Option<File>> {
 
 /// What the child has made inside.
 pub(crate) struct Inside {
-    pub(crate) tap: OwnedFd,
+    /// The queues of its device.
+    pub(crate) queues: Vec<OwnedFd>,
     pub(crate) features: Features,
     /// Sockets that listen on the program's loopback.
     pub(crate) listeners: Vec<JoinedListener>,
@@ -78,9 +79,9 @@ pub(crate) fn receive_inside(channel: &Channel) -> anyhow::Result<Option<Inside>
             Ok(Message::Listener(host_port, socket)) => {
                 listeners.push(JoinedListener { socket: socket.into(), host_port });
             }
-            Ok(Message::Ready(features, tap)) => {
+            Ok(Message::Ready(features, queues)) => {
                 let features = features_from_bits(features);
-                return Ok(Some(Inside { tap, features, listeners }));
+                return Ok(Some(Inside { queues, features, listeners }));
             }
             Err(ChannelError::Closed) => return Ok(None),
             Ok(_) => return Err(ChannelError::Unexpected.into()),

@@ -7,8 +7,10 @@ use std::time::Duration;
 use anyhow::Context;
 use rustix::process::{Resource, Rlimit};
 use towpath::config::Config;
+use towpath::gateway::JoinedListener;
 use towpath::report::Report;
 use towpath::worker::Worker;
+use towpath::workers::Workers;
 use towpath_io::tap::{Features, Tap};
 
 use crate::api;
@@ -21,10 +23,16 @@ const LINGER: Duration = Duration::from_secs(5);
 
 /// Serves one TAP device.
 pub(crate) struct Gateway {
-    worker: Worker,
+    workers: Threads,
     /// Where others ask for the counters, unless there is no place for it.
     control: Option<Control>,
     messages: Messages,
+}
+
+/// This thread alone, or others beside it.
+enum Threads {
+    One(Box<Worker>),
+    Several(Box<Workers>),
 }
 
 impl Gateway {
@@ -35,11 +43,15 @@ impl Gateway {
         messages: Messages,
     ) -> anyhow::Result<Self> {
         allow_many_files();
-        let Inside { tap, features, listeners } = inside;
-        let tap = Tap::from_fd(tap, features, config.mtu);
-        let mut worker = Worker::new(config, tap)?;
-        worker.join(listeners).context("option --host-tcp-ports")?;
-        Ok(Self { worker, control: control(messages), messages })
+        let Inside { queues, features, listeners } = inside;
+        let mut taps: Vec<Tap> =
+            queues.into_iter().map(|queue| Tap::from_fd(queue, features, config.mtu)).collect();
+        let mut workers = match taps.len() {
+            1 => Threads::One(Box::new(Worker::new(config, taps.remove(0))?)),
+            _ => Threads::Several(Box::new(Workers::start(config, taps)?)),
+        };
+        workers.join(listeners).context("option --host-tcp-ports")?;
+        Ok(Self { workers, control: control(messages), messages })
     }
 
     /// Serves until one of `descriptors` is readable; returns its index. Answers who asks for the
@@ -47,30 +59,57 @@ impl Gateway {
     pub(crate) fn run_until(&mut self, descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
         while let Some(control) = &mut self.control {
             let all = [descriptors, &[control.as_fd()]].concat();
-            let ready = self.worker.run_until(&all)?;
+            let ready = self.workers.run_until(&all)?;
             if ready < descriptors.len() {
                 return Ok(ready);
             }
+            let report = || self.workers.report();
             if let Err(error) =
-                control.serve(|asked| Some(api::answer_gateway(&self.worker, &asked.request)))
+                control.serve(|asked| Some(api::answer_gateway(report, &asked.request)))
             {
                 self.messages.notice(format_args!("no control socket any more: {error}"));
                 self.control = None;
             }
         }
-        self.worker.run_until(descriptors)
+        self.workers.run_until(descriptors)
     }
 
     /// Serves on after the program's end until what it wrote has been delivered, at most for
     /// [`LINGER`] or until one of `descriptors` is readable. Nobody finds it any more.
     pub(crate) fn finish(&mut self, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         self.control = None;
-        self.worker.finish(descriptors, LINGER)
+        match &mut self.workers {
+            Threads::One(worker) => worker.finish(descriptors, LINGER),
+            Threads::Several(workers) => workers.finish(descriptors, LINGER),
+        }
     }
 
     /// What happened, for people.
     pub(crate) fn report(&self) -> Report {
-        self.worker.report()
+        self.workers.report()
+    }
+}
+
+impl Threads {
+    fn join(&mut self, listeners: Vec<JoinedListener>) -> io::Result<()> {
+        match self {
+            Self::One(worker) => worker.join(listeners),
+            Self::Several(workers) => workers.join(listeners),
+        }
+    }
+
+    fn run_until(&mut self, descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
+        match self {
+            Self::One(worker) => worker.run_until(descriptors),
+            Self::Several(workers) => workers.run_until(descriptors),
+        }
+    }
+
+    fn report(&self) -> Report {
+        match self {
+            Self::One(worker) => worker.report(),
+            Self::Several(workers) => workers.report(),
+        }
     }
 }
 

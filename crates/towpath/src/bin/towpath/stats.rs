@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use serde_json::{Map, Value, json};
-use towpath::report::Report;
+use towpath::report::{Report, WorkerShare};
 
 use crate::api;
 use crate::args::StatsArguments;
@@ -73,7 +73,7 @@ pub(crate) fn object(report: &Report) -> Value {
     };
     let (tcp, udp, echo) = report.flows;
     let (stack, gateway) = (&report.stack, &report.gateway);
-    json!({
+    let mut object = json!({
         "pid": std::process::id(),
         "version": env!("CARGO_PKG_VERSION"),
         "command": command.join(" ").chars().take(COMMAND_CHARS_MAX).collect::<String>(),
@@ -107,7 +107,27 @@ pub(crate) fn object(report: &Report) -> Value {
             "frames": report.frames_taken.0 + report.frames_taken.1,
         },
         "dropped": named(&mut report.losses()),
-    })
+    });
+    if !report.workers.is_empty() {
+        object["workers"] = workers(&report.workers);
+    }
+    object
+}
+
+/// What each of several workers did, by its number.
+fn workers(shares: &[WorkerShare]) -> Value {
+    let one = |(index, share): (usize, &WorkerShare)| {
+        let (tcp, udp, echo) = share.flows;
+        let object = json!({
+            "bytes_out": share.bytes_out,
+            "bytes_in": share.bytes_in,
+            "flows": { "tcp": tcp, "udp": udp, "echo": echo },
+            "packets": { "from_program": share.packets_in, "to_program": share.packets_out },
+            "handed_over": share.handed_over,
+        });
+        (index.to_string(), object)
+    };
+    Value::Object(shares.iter().enumerate().map(one).collect())
 }
 
 /// A line for each figure.

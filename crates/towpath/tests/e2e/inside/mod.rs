@@ -36,6 +36,7 @@ fn run(role: &str, arguments: &[&str]) -> Outcome {
         ("connect", addresses) => tcp::connect(addresses),
         ("hold", [address, count]) => tcp::hold(address, count.parse()?),
         ("ask-in-turn", [address, count]) => tcp::ask_in_turn(address, count.parse()?),
+        ("rest", [address, count]) => tcp::rest(address, count.parse()?),
         ("short", [address, count]) => tcp::short(address, count.parse()?),
         ("limited", [address, count]) => tcp::limited(address, count.parse()?),
         ("half-close", [address, bytes]) => tcp::half_close(address, bytes.parse()?),
@@ -48,6 +49,7 @@ fn run(role: &str, arguments: &[&str]) -> Outcome {
         ("download", [address, bytes]) => tcp::download(address, bytes.parse()?),
         ("both", [up, down, bytes]) => tcp::both(up, down, bytes.parse()?),
         ("echo-server", [port]) => tcp::echo_server(port.parse()?),
+        ("late-server", [port]) => tcp::late_server(port.parse()?),
         ("soak", [flows, seconds, seed, addresses @ ..]) => {
             soak::run(flows.parse()?, seconds.parse()?, seed.parse()?, addresses)
         }

@@ -13,6 +13,10 @@ const PATIENCE: Duration = Duration::from_secs(90);
 /// How long a reader stops reading.
 pub(crate) const STOP: Duration = Duration::from_secs(10);
 
+/// How long a connection rests: longer than the kernel remembers by which queue of a TAP device
+/// it was heard of last.
+const REST: Duration = Duration::from_millis(4500);
+
 pub(super) fn open(address: &str) -> Result<TcpStream, std::io::Error> {
     let address: SocketAddr = address.parse().expect("an address");
     let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
@@ -67,6 +71,20 @@ pub(super) fn ask_in_turn(address: &str, count: usize) -> Outcome {
         ask(&mut stream, number)?;
     }
     println!("answered {count}");
+    Ok(())
+}
+
+/// Opens connections, asks over each, lets them rest, and asks over each again.
+pub(super) fn rest(address: &str, count: usize) -> Outcome {
+    let open = |_| open(address);
+    let mut streams = (0..count).map(open).collect::<Result<Vec<_>, _>>()?;
+    for pause in [Duration::ZERO, REST] {
+        thread::sleep(pause);
+        for (number, stream) in streams.iter_mut().enumerate() {
+            ask(stream, number)?;
+        }
+    }
+    println!("answered {count} twice");
     Ok(())
 }
 
@@ -213,5 +231,23 @@ pub(super) fn echo_server(port: u16) -> Outcome {
         let (stream, peer) = listener.accept()?;
         println!("from {}", peer.ip().to_canonical());
         thread::spawn(|| echo(stream));
+    }
+}
+
+/// Echoes words, each after a rest.
+pub(super) fn late_server(port: u16) -> Outcome {
+    let listener = TcpListener::bind(("::", port))?;
+    println!("listening");
+    loop {
+        let (mut stream, _) = listener.accept()?;
+        thread::spawn(move || {
+            let mut word = [0; 8];
+            while stream.read_exact(&mut word).is_ok() {
+                thread::sleep(REST);
+                if stream.write_all(&word).is_err() {
+                    return;
+                }
+            }
+        });
     }
 }

@@ -137,6 +137,16 @@ impl Stats {
         ["out,", "in"].map(|word| after(word).and_then(|three| three[0].parse().ok()).expect(word))
     }
 
+    /// All numbers in the line of a worker: bytes out, bytes in, packets handed over, then flows of
+    /// TCP, UDP and echo.
+    pub(crate) fn worker(&self, index: usize) -> Vec<u64> {
+        let name = format!("worker {index} ");
+        let line = self.text.lines().find_map(|line| line.strip_prefix(&name));
+        let line = line.unwrap_or_else(|| panic!("no {name} in:\n{}", self.text));
+        let words = line.split(|letter: char| !letter.is_ascii_digit());
+        words.filter_map(|word| word.parse().ok()).collect()
+    }
+
     /// Asserts that no payload byte was copied, and that as many were carried as were given.
     pub(crate) fn assert_carried(&self, out: u64, r#in: u64, extra: u64) {
         assert_eq!(self.copies_per_byte, "0.000000", "{}", self.text);

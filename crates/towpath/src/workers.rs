@@ -1,0 +1,286 @@
+//! Several workers that serve one program, each with a queue of its TAP device.
+//!
+//! # Theory of operation
+//!
+//! Each worker has a thread, a stack, a gateway and memory of its own: an even share of the limits.
+//! The first one runs on the caller's thread, serves everything and has the published ports; the
+//! others take TCP connections that the program begins, those that the kernel puts into their
+//! queues. `queue` tells why, and what is handed over.
+//!
+//! The others hear by a bell that something is wanted of them: a report, or to finish. One that
+//! ends by itself ends all with its error. Dropped, the threads end.
+//!
+//! Reports are asked for between turns, and one that does not answer within [`REPORT_PATIENCE`]
+//! counts with what it said last.
+
+mod queue;
+
+pub use queue::HANDED_MAX;
+
+use std::cell::RefCell;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use towpath_io::doorbell::EventDoorbell;
+use towpath_io::namespace::channel::wait_readable;
+use towpath_io::tap::Tap;
+use towpath_packet::ring::Doorbell;
+
+use crate::config::Config;
+use crate::gateway::{JoinedListener, StartError};
+use crate::report::Report;
+use crate::worker::Worker;
+use queue::{FirstQueue, OtherQueue, Published};
+
+/// How long a report of another worker is waited for.
+pub const REPORT_PATIENCE: Duration = Duration::from_secs(1);
+
+/// All workers of a program.
+pub struct Workers {
+    first: Worker<FirstQueue>,
+    others: Vec<Running>,
+    /// Why those that have ended did.
+    ends: Receiver<io::Result<()>>,
+    /// Rings when one of the others has ended.
+    ended: EventDoorbell,
+    /// Once rung, nobody finishes what is left.
+    stop: EventDoorbell,
+}
+
+impl Workers {
+    /// Binds the published ports, takes over the queues of a device, a worker for each, and starts
+    /// their threads.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    ///
+    /// # Panics
+    /// If there is no queue.
+    pub fn start(config: &Config, queues: Vec<Tap>) -> Result<Self, StartError> {
+        let share = Config { workers: queues.len(), ..config.clone() }.share();
+        let mut queues = queues.into_iter().map(|mut tap| {
+            tap.set_mtu(config.mtu);
+            tap
+        });
+        let first = FirstQueue::new(queues.next().expect("a device has a queue"))?;
+        let with_ports = Config { publish: config.publish.clone(), ..share.clone() };
+        let first = Worker::serving_program(&with_ports, first)?;
+        let (say_end, ends) = channel();
+        let (ended, stop) = (new_bell()?, new_bell()?);
+        let published = Arc::new(Published::new(&config.publish));
+        let mut others = Vec::new();
+        for (index, tap) in queues.enumerate() {
+            let side = first.side().another(tap, published.clone());
+            let mut worker = Worker::serving_program(&share, side)?;
+            worker.search_paths();
+            let end = End { result: None, ends: say_end.clone(), bell: ended.clone() };
+            others.push(Running::start(index + 1, worker, end, stop.clone())?);
+        }
+        Ok(Self { first, others, ends, ended, stop })
+    }
+
+    /// As [`Worker::join`], by the first worker.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn join(&mut self, listeners: Vec<JoinedListener>) -> io::Result<()> {
+        self.first.join(listeners)
+    }
+
+    /// Serves until one of `fds` is readable; returns its index.
+    ///
+    /// # Errors
+    /// A worker has failed.
+    pub fn run_until(&mut self, fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
+        let all = [fds, &[self.ended.as_fd()]].concat();
+        let ready = self.first.run_until(&all)?;
+        if ready < fds.len() {
+            return Ok(ready);
+        }
+        let end = self.ends.try_recv().unwrap_or(Ok(()));
+        Err(end.err().unwrap_or_else(|| io::Error::other("a worker ended")))
+    }
+
+    /// Serves on after the program's end until what it sent has been passed on, at most for
+    /// `limit`, or until one of `fds` is readable; then the other threads end.
+    ///
+    /// # Errors
+    /// A worker has failed.
+    pub fn finish(&mut self, fds: &[BorrowedFd<'_>], limit: Duration) -> io::Result<()> {
+        for other in &self.others {
+            other.tell(Command::Finish(limit));
+        }
+        let result = self.first.finish(fds, limit);
+        let result = result.and(self.wait_for_others(fds));
+        for other in &mut self.others {
+            other.end();
+        }
+        result
+    }
+
+    /// What passed so far, of all together and of each.
+    pub fn report(&self) -> Report {
+        for other in &self.others {
+            other.tell(Command::Report);
+        }
+        let others: Vec<Report> = self.others.iter().map(Running::report).collect();
+        Report::of_several(self.first.report(), &others)
+    }
+
+    /// Waits until all others have ended, who do that by themselves, or stops them.
+    fn wait_for_others(&self, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let mut result = Ok(());
+        let mut fds = fds;
+        let mut left = self.others.len();
+        while left > 0 {
+            let all = [fds, &[self.ended.as_fd()]].concat();
+            if wait_readable(&all, None)? != Some(fds.len()) {
+                self.stop.ring();
+                fds = &[];
+                continue;
+            }
+            self.ended.clear();
+            while let Ok(end) = self.ends.try_recv() {
+                left -= 1;
+                result = result.and(end);
+            }
+        }
+        result
+    }
+}
+
+/// What is wanted of another worker.
+enum Command {
+    Report,
+    Finish(Duration),
+}
+
+/// A worker on a thread of its own.
+struct Running {
+    /// `None` once it has to end.
+    commands: Option<Sender<Command>>,
+    /// Rings when there is a command, or none will come.
+    bell: EventDoorbell,
+    reports: Receiver<Report>,
+    last: RefCell<Report>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Running {
+    fn start(
+        index: usize,
+        worker: Worker<OtherQueue>,
+        end: End,
+        stop: EventDoorbell,
+    ) -> io::Result<Self> {
+        let (bell, last) = (new_bell()?, RefCell::new(worker.report()));
+        let (commands, wanted) = channel();
+        let (tell, reports) = channel();
+        let other = Other { worker, wanted, bell: bell.clone(), stop, tell };
+        let thread = thread::Builder::new().name(format!("worker-{index}"));
+        let thread = thread.spawn(move || other.run(end))?;
+        Ok(Self { commands: Some(commands), bell, reports, last, thread: Some(thread) })
+    }
+
+    fn tell(&self, command: Command) {
+        if let Some(commands) = &self.commands {
+            // One that has ended has left its report.
+            let _ = commands.send(command);
+            self.bell.ring();
+        }
+    }
+
+    /// What it answers, or said last.
+    fn report(&self) -> Report {
+        let newest = match self.commands {
+            Some(_) => self.reports.recv_timeout(REPORT_PATIENCE).ok(),
+            None => None,
+        };
+        let newest = self.reports.try_iter().last().or(newest);
+        let mut last = self.last.borrow_mut();
+        if let Some(newest) = newest {
+            *last = newest;
+        }
+        last.clone()
+    }
+
+    /// Has the thread end, and waits for that.
+    fn end(&mut self) {
+        self.commands = None;
+        self.bell.ring();
+        if let Some(thread) = self.thread.take() {
+            // Its end, also by a panic, has been told.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// What a thread has.
+struct Other {
+    worker: Worker<OtherQueue>,
+    wanted: Receiver<Command>,
+    bell: EventDoorbell,
+    stop: EventDoorbell,
+    tell: Sender<Report>,
+}
+
+impl Other {
+    fn run(mut self, mut end: End) {
+        end.result = Some(self.serve());
+        self.say();
+    }
+
+    fn serve(&mut self) -> io::Result<()> {
+        loop {
+            self.worker.run_until(&[self.bell.as_fd()])?;
+            self.bell.clear();
+            loop {
+                match self.wanted.try_recv() {
+                    Ok(Command::Report) => self.say(),
+                    Ok(Command::Finish(limit)) => {
+                        return self.worker.finish(&[self.stop.as_fd()], limit);
+                    }
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => return Ok(()),
+                }
+            }
+        }
+    }
+
+    fn say(&self) {
+        // Nobody is there who wants it, if this fails.
+        let _ = self.tell.send(self.worker.report());
+    }
+}
+
+/// Tells how a thread ended, when it is dropped.
+struct End {
+    /// `None` after a panic.
+    result: Option<io::Result<()>>,
+    ends: Sender<io::Result<()>>,
+    bell: EventDoorbell,
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let result = self.result.take();
+        let result = result.unwrap_or_else(|| Err(io::Error::other("a worker panicked")));
+        // Nobody is there who wants it, if this fails.
+        let _ = self.ends.send(result);
+        self.bell.ring();
+    }
+}
+
+fn new_bell() -> io::Result<EventDoorbell> {
+    Ok(EventDoorbell::new()?)
+}

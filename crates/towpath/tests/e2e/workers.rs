@@ -1,0 +1,154 @@
+//! Several workers: each flow stays with one of them, and together they do what one does.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::thread;
+
+use rustix::process::Signal;
+
+use super::soak;
+use super::support::{
+    Family, Host, PATIENCE, Server, Stats, Test, Towpath, echo, inside, program_of,
+};
+
+pub(crate) fn tests() -> Vec<Test> {
+    let mut tests = vec![
+        Test::new("workers_mixed", &[], mixed),
+        Test::new("workers_end_together", &["ip"], end_together),
+    ];
+    for family in Family::BOTH {
+        let name = family.name();
+        tests.push(Test::new(format!("workers_rest_{name}"), &[], move |host| {
+            rest(host, family);
+        }));
+        tests.push(Test::new(format!("workers_published_{name}"), &[], move |host| {
+            published(host, family);
+        }));
+        tests.push(Test::new(format!("workers_datagrams_{name}"), &[], move |host| {
+            datagrams(host, family);
+        }));
+    }
+    tests
+}
+
+const WORKERS: [&str; 2] = ["--workers", "2"];
+/// Connections at once: so many that by chance all come to one of two workers in one run of 2^63.
+const CONNECTIONS: usize = 64;
+/// Bytes of a question or of its answer.
+const WORD: u64 = 8;
+
+/// Goal: connections of the program are spread, live on after a rest, and all counts add up.
+/// Method: the program asks over each, rests for longer than the kernel remembers, and asks again.
+fn rest(_: &mut Host, family: Family) {
+    let server = Server::start(family.loopback(), echo);
+    let address = SocketAddr::new(family.gateway(), server.port()).to_string();
+    let role = inside("rest", &[&address, &CONNECTIONS.to_string()]);
+    let output = Towpath::with_loopback(WORKERS).run(role);
+    let stats = Stats::of(&output);
+    assert_eq!(output.success(), format!("answered {CONNECTIONS} twice\n"));
+    let sum = 2 * WORD * CONNECTIONS as u64;
+    stats.assert_carried(sum, sum, 0);
+    assert_eq!(stats.number("flows", "refused"), 0);
+    let [out, into] = [0, 1].map(|at| [0, 1].map(|worker| stats.worker(worker)[at]));
+    assert!(out[0] > 0 && out[1] > 0, "one worker did all: {out:?}");
+    assert_eq!((out[0] + out[1], into), (sum, out));
+}
+
+/// Goal: connections of the host live on when the kernel has forgotten their worker.
+/// Method: a server inside answers after a rest; half of the answers come to the other worker.
+fn published(_: &mut Host, family: Family) {
+    let options = [WORKERS.as_slice(), &["-t", "2002:3002"]].concat();
+    let mut towpath = Towpath::new(options).start(inside("late-server", &["3002"]));
+    program_of(towpath.pid());
+    towpath.wait_for_text("listening");
+    let address = SocketAddr::new(family.loopback(), 2002);
+    let open = |_| {
+        let stream = TcpStream::connect_timeout(&address, PATIENCE).expect("connect");
+        stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
+        stream
+    };
+    let mut streams: Vec<TcpStream> = (0..CONNECTIONS).map(open).collect();
+    for question in [*b"question", *b"another."] {
+        for stream in &mut streams {
+            stream.write_all(&question).expect("sent");
+        }
+        for stream in &mut streams {
+            let mut answer = [0; WORD as usize];
+            stream.read_exact(&mut answer).expect("an answer");
+            assert_eq!(answer, question);
+        }
+    }
+    drop(streams);
+    towpath.signal(Signal::TERM);
+    let output = towpath.finish();
+    let stats = Stats::of(&output);
+    let sum = 2 * WORD * CONNECTIONS as u64;
+    stats.assert_carried(sum, sum, 0);
+    assert_eq!(stats.number("flows", "in"), CONNECTIONS as u64);
+    assert!(stats.worker(1)[2] > 0, "nothing was handed over");
+    assert_eq!((stats.worker(1)[0], stats.dropped("hand_over_full")), (0, 0));
+}
+
+/// Goal: datagrams of all sizes pass both ways, and each port of the program is one port outside,
+/// by whichever queues they come. Method: the program sends from one port after the other, a server
+/// on the host's loopback sends back and counts who asked.
+fn datagrams(_: &mut Host, family: Family) {
+    const SIZES: [&str; 6] = ["0", "1", "1000", "1500", "20000", "60000"];
+    const PORTS: usize = 8;
+    let socket = UdpSocket::bind((family.loopback(), 0)).expect("bind");
+    socket.set_read_timeout(Some(PATIENCE)).expect("timeout");
+    let port = socket.local_addr().expect("an address").port();
+    let address = SocketAddr::new(family.gateway(), port).to_string();
+    let server = thread::spawn(move || {
+        let (mut buffer, mut peers) = (vec![0; 1 << 16], Vec::new());
+        for _ in 0..PORTS * SIZES.len() {
+            let (len, peer) = socket.recv_from(&mut buffer)?;
+            socket.send_to(&buffer[..len], peer)?;
+            peers.push(peer);
+        }
+        peers.dedup();
+        Ok::<usize, std::io::Error>(peers.len())
+    });
+    let role = inside("udp-echo", &[&[address.as_str()], SIZES.as_slice()].concat());
+    let script = format!("for i in $(seq {PORTS}); do \"$@\" || exit; done");
+    let script = ["sh", "-c", script.as_str(), "sh"].map(Into::into);
+    let output = Towpath::with_loopback(WORKERS).run(script.into_iter().chain(role));
+    let stats = Stats::of(&output);
+    assert_eq!(output.success(), "answered 6\n".repeat(PORTS));
+    assert_eq!(server.join().expect("no panic").expect("all came"), PORTS);
+    let sum: u64 = SIZES.iter().map(|size| size.parse::<u64>().expect("a size")).sum();
+    stats.assert_bytes(sum * PORTS as u64, sum * PORTS as u64, 0);
+    assert_eq!(stats.worker(1)[0], 0, "the first worker has all sockets");
+}
+
+/// Goal: with several workers no flow gets stuck and none is left, whatever its peer does.
+/// Method: threads inside, each with one seeded connection after the other that are echoed, stall,
+/// close first or reset; each checks every byte.
+fn mixed(_: &mut Host) {
+    const SECONDS: &str = "3";
+    let servers = Family::BOTH.map(|family| Server::start(family.loopback(), soak::serve));
+    let mut arguments = ["50", SECONDS, "1"].map(String::from).to_vec();
+    for (family, server) in Family::BOTH.iter().zip(&servers) {
+        arguments.push(SocketAddr::new(family.gateway(), server.port()).to_string());
+    }
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let three = ["--workers", "3"];
+    let output = Towpath::with_loopback(three).run(inside("soak", &arguments));
+    let stats = Stats::of(&output);
+    assert!(output.success().contains("soaked"));
+    assert_eq!(stats.copies_per_byte, "0.000000");
+    for worker in 0..3 {
+        let [out, into, _, tcp, ..] = stats.worker(worker)[..] else { panic!("no figures") };
+        assert!(out > 0 && into > 0, "worker {worker} did nothing");
+        assert_eq!(tcp, 0, "flows are left");
+    }
+}
+
+/// Goal: when the device is gone, all workers end, with the reason.
+/// Method: the program deletes its interface.
+fn end_together(_: &mut Host) {
+    let script = ["sh", "-c", "ip link del tap0 && sleep 1000"];
+    let options = [WORKERS.as_slice(), &["--map-root"]].concat();
+    let output = Towpath::new(options).run(script);
+    assert!(output.stderr.contains("the TAP interface is gone"), "{}", output.stderr);
+}

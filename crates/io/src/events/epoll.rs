@@ -112,7 +112,9 @@ impl Epoll {
         {
             return Err((errno, job));
         }
-        let running = Some(Box::new(Running::new(job)?));
+        let mut running = Running::new(job)?;
+        running.copies();
+        let running = Some(Box::new(running));
         self.jobs.insert(slot, Doing { running, ..Doing::default() });
         self.go_on(slot);
         Ok(())

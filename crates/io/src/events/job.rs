@@ -45,6 +45,8 @@ pub enum Job {
     Receive(Socket, Vec<u8>),
     /// Send all of a buffer.
     Send(Socket, Vec<u8>),
+    /// The same by lending it, where back end, kernel and socket can. It is over when it is back.
+    Lend(Socket, Vec<u8>),
     /// Send a file. The socket is made not to block when the first of it goes by sendfile(2).
     SendFile(Socket, SendFile),
     /// Write what comes to a range of a file.
@@ -119,8 +121,8 @@ pub enum Parts {
     None,
     /// A buffer, with its length unchanged.
     Buffer(Vec<u8>),
-    /// A buffer that was to be sent.
-    Sent(Vec<u8>),
+    /// A buffer that was to be sent; whether some of it was copied.
+    Sent(Vec<u8>, bool),
     /// The socket that was to be connected.
     Socket(Socket),
     /// What was to be sent.
@@ -152,7 +154,12 @@ enum Work {
     /// With how many connections may be accepted now; below zero if more were than should be.
     Accept(Socket, i64),
     Receive(Socket, Vec<u8>),
-    Send(Socket, Vec<u8>),
+    Send {
+        socket: Socket,
+        buffer: Vec<u8>,
+        lends: bool,
+        copied: bool,
+    },
     SendFile(Box<Sending>),
     ReceiveFile {
         socket: Socket,
@@ -199,6 +206,13 @@ pub(super) enum Step<'a> {
         bytes: &'a [u8],
         more: bool,
     },
+    /// A request to io_uring, for the rest of so many bytes in `all`, which are the kernel's until
+    /// it gives them back.
+    Lend {
+        socket: &'a OwnedFd,
+        bytes: &'a [u8],
+        all: u64,
+    },
     /// These are calls on both back ends.
     Connect {
         socket: &'a OwnedFd,
@@ -241,7 +255,11 @@ impl Running {
             }
             Job::Send(socket, buffer) => {
                 is_over = buffer.is_empty();
-                Work::Send(socket, buffer)
+                Work::Send { socket, buffer, lends: false, copied: false }
+            }
+            Job::Lend(socket, buffer) => {
+                is_over = buffer.is_empty();
+                Work::Send { socket, buffer, lends: true, copied: false }
             }
             Job::SendFile(socket, parts) => {
                 is_over = parts.bytes() == 0;
@@ -293,8 +311,12 @@ impl Running {
             Work::Accept(_, ..=0) => Step::Idle,
             Work::Accept(listener, _) => Step::Accept { listener },
             Work::Receive(socket, buffer) => Step::Receive { socket, into: buffer },
-            Work::Send(socket, buffer) => {
-                Step::Send { socket, bytes: &buffer[done as usize..], more: false }
+            Work::Send { socket, buffer, lends, .. } => {
+                let (bytes, all) = (&buffer[done as usize..], buffer.len() as u64);
+                match lends {
+                    true => Step::Lend { socket, bytes, all },
+                    false => Step::Send { socket, bytes, more: false },
+                }
             }
             Work::SendFile(sending) => sending.next(done),
             Work::ReceiveFile { socket, file, range, block } => {
@@ -316,7 +338,7 @@ impl Running {
             Work::Accept(socket, _)
             | Work::Receive(socket, _)
             | Work::ReceiveFile { socket, .. } => (socket, Interest::READ),
-            Work::Connect(socket, ..) | Work::Send(socket, _) => (socket, Interest::WRITE),
+            Work::Connect(socket, ..) | Work::Send { socket, .. } => (socket, Interest::WRITE),
             Work::SendFile(sending) => (&sending.socket, Interest::WRITE),
             Work::Splice(splicing) if splicing.holds_none() => (&splicing.from, Interest::READ),
             Work::Splice(splicing) => (&splicing.to, Interest::WRITE),
@@ -341,8 +363,9 @@ impl Running {
                 self.bytes = count as u64;
                 ended = true;
             }
-            Work::Send(..) => {
+            Work::Send { lends, copied, .. } => {
                 self.bytes += count as u64;
+                *copied |= count > 0 && !*lends;
                 self.failure = ended.then_some(Errno::PIPE);
             }
             Work::SendFile(sending) => {
@@ -387,6 +410,20 @@ impl Running {
         }
     }
 
+    /// The back end lends nothing: a buffer that was to be lent is copied.
+    pub(super) fn copies(&mut self) {
+        if let Work::Send { lends, .. } = &mut self.work {
+            *lends = false;
+        }
+    }
+
+    /// Some of a buffer that was lent was copied after all.
+    pub(super) fn was_copied(&mut self) {
+        if let Work::Send { copied, .. } = &mut self.work {
+            *copied = true;
+        }
+    }
+
     /// Ends it for this reason, unless it is over.
     pub(super) fn stop(&mut self, why: Errno) {
         if !std::mem::replace(&mut self.is_over, true) {
@@ -408,7 +445,7 @@ impl Running {
                 }
                 Parts::Socket(socket)
             }
-            Work::Send(_, buffer) => Parts::Sent(buffer),
+            Work::Send { buffer, copied, .. } => Parts::Sent(buffer, copied),
             Work::SendFile(sending) => Parts::File(sending.parts),
             Work::ReceiveFile { block, .. } => Parts::Rest(block.bytes().to_vec()),
             Work::Splice(splicing) => Parts::Rest(splicing.rest()),
@@ -422,7 +459,7 @@ impl Running {
     /// Bytes of all of it, where that is known.
     fn all(&self) -> u64 {
         match &self.work {
-            Work::File(Operation { buffer, .. }) | Work::Send(_, buffer) => buffer.len() as u64,
+            Work::File(Operation { buffer, .. }) | Work::Send { buffer, .. } => buffer.len() as u64,
             Work::SendFile(sending) => sending.parts.bytes(),
             Work::ReceiveFile { range, .. } => range.end - range.start,
             Work::Splice(splicing) => splicing.count,
@@ -440,6 +477,13 @@ impl Running {
             }
             Work::Splice(splicing) if splicing.in_pipe == 0 && errno == Errno::INVAL => {
                 splicing.pipe.take().is_some()
+            }
+            // Memory that may be locked, other limits of the socket; what its kind or the kernel
+            // does not know.
+            Work::Send { lends: lends @ true, .. } => {
+                let refused = [Errno::NOMEM, Errno::NOBUFS, Errno::OPNOTSUPP, Errno::INVAL];
+                *lends = !refused.contains(&errno);
+                !*lends
             }
             // The peer has gone before it was accepted.
             Work::Accept(..) => errno == Errno::CONNABORTED,

@@ -112,6 +112,8 @@ pub enum What {
     Ready(Readiness),
     /// A connection was accepted.
     Accepted(OwnedFd),
+    /// All of a buffer that is [lent](Job::Lend) was sent: so many bytes.
+    Sent(u64),
     /// The job is over. The slot is free.
     Over(Outcome),
 }

@@ -67,8 +67,8 @@ pub(super) struct Ring {
     turns: Vec<(u32, u32)>,
     /// Jobs that are not over.
     jobs: usize,
-    /// The kernel accepts many connections by one request.
-    accepts_many: bool,
+    /// The kernel accepts many connections by one request, and sends what is lent (Linux 6.0).
+    is_recent: bool,
     /// The kernel's side is another process's.
     disowned: bool,
 }
@@ -127,7 +127,7 @@ impl Ring {
             is_settled: true,
             turns: Vec::new(),
             jobs: 0,
-            accepts_many: known_to.is_supported(opcode::SendZc::CODE),
+            is_recent: known_to.is_supported(opcode::SendZc::CODE),
             disowned: false,
         })
     }
@@ -392,9 +392,9 @@ impl Ring {
             // accepting and cancelling name no memory. Those of `jobs::request` name bytes of a
             // `Vec` in the job that is in the slot which the request names. The job is boxed, and
             // nobody looks at it while its `Doing::with_kernel` says that the kernel has a
-            // request, until `on_step` is called for the completion of that request, when the
-            // kernel is done with the bytes; or until `drop`, which leaks the job if that did not
-            // come.
+            // request, until `on_step` is called for the last completion of that request, when
+            // the kernel is done with the bytes; or until `drop`, which leaks the job if that did
+            // not come.
             let pushed = unsafe { self.ring.submission().push(entry) };
             if pushed.is_ok() {
                 return Ok(());

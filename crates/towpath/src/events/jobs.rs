@@ -19,6 +19,8 @@ pub(super) struct Ongoing {
     accepted: VecDeque<OwnedFd>,
     /// They were told of, and none was taken since.
     is_offered: bool,
+    /// Bytes that were sent of a buffer that is not back.
+    lent: Option<u64>,
     outcome: Option<Outcome>,
     /// Bytes that were sent were told of.
     is_sent: bool,
@@ -35,9 +37,13 @@ impl Ongoing {
         if !self.accepted.is_empty() {
             return (!std::mem::replace(&mut self.is_offered, true)).then_some(News::Accepted);
         }
+        if let Some(bytes) = self.lent.take() {
+            self.is_sent = true;
+            return Some(News::Sent { bytes: bytes as usize });
+        }
         let outcome = self.outcome.as_ref()?;
         let Outcome { bytes, failure, parts } = outcome;
-        if let (Parts::Sent(_) | Parts::Called { sent: true }, false) = (parts, self.is_sent) {
+        if let (Parts::Sent(..) | Parts::Called { sent: true }, false) = (parts, self.is_sent) {
             self.is_sent = true;
             if *bytes > 0 || failure.is_none() {
                 return Some(News::Sent { bytes: *bytes as usize });
@@ -48,6 +54,10 @@ impl Ongoing {
 
     pub(super) fn accepted(&mut self, connection: OwnedFd) {
         self.accepted.push_back(connection);
+    }
+
+    pub(super) fn sent(&mut self, bytes: u64) {
+        self.lent = Some(bytes);
     }
 
     pub(super) fn over(&mut self, outcome: Outcome) {

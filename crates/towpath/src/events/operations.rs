@@ -124,10 +124,13 @@ impl EventQueue {
             self.end(token);
             return Some(Completed { result, buffer, copied });
         }
-        let is_such = |parts: &Parts| matches!(parts, Parts::Buffer(_) | Parts::Sent(_));
+        let is_such = |parts: &Parts| matches!(parts, Parts::Buffer(_) | Parts::Sent(..));
         let Ended { bytes, result, parts } = self.take_ended(token, is_such)?;
-        let copied = bytes > 0 && matches!(parts, Parts::Sent(_));
-        let (Parts::Buffer(buffer) | Parts::Sent(buffer)) = parts else { return None };
+        let (buffer, copied) = match parts {
+            Parts::Buffer(buffer) => (buffer, false),
+            Parts::Sent(buffer, copied) => (buffer, copied),
+            _ => return None,
+        };
         let result = if bytes > 0 { Ok(bytes as usize) } else { result.map(|()| 0) };
         Some(Completed { result, buffer, copied })
     }

@@ -169,6 +169,33 @@ impl EventQueue {
         }
     }
 
+    /// Sends all of `buffer` as [`EventQueue::send`], and lends it on a stream of the kernel, too,
+    /// where that can be: with io_uring of Linux 6.2, on TCP. Elsewhere, or where a limit of locked
+    /// memory or of the socket is in the way, it is copied. [`Completed::copied`] says so, as it
+    /// does of what the kernel has copied after all: all that goes to this host or to its
+    /// namespaces.
+    ///
+    /// What is lent is locked in memory, page by page: it pays from some ten KiB on. Once the
+    /// kernel has accepted it, neither a cancel nor the deadline brings it back before the peer has
+    /// acknowledged it; a queue that is dropped meanwhile leaves it to the kernel.
+    ///
+    /// [`Completed::copied`]: super::Completed::copied
+    ///
+    /// # Errors
+    /// `ENOSPC` if the queue is full. The buffer is handed back.
+    pub fn send_zerocopy(
+        &mut self,
+        stream: impl Into<Stream>,
+        buffer: Vec<u8>,
+        deadline: Option<Instant>,
+        data: u64,
+    ) -> Result<Token, NotBegun> {
+        match stream.into().0 {
+            End::Host(stream) => self.begin_bytes(Work::send(stream, buffer), deadline, data),
+            End::Kernel(socket) => self.begin_bytes_job(Job::Lend(socket, buffer), deadline, data),
+        }
+    }
+
     /// The connection that a wait told of, and the peer's address: none of a socket of the kernel
     /// that is not of IP, or whose peer has gone already. After
     /// [`News::Completed`](super::News::Completed) this ends the registration. `None` if there is
@@ -249,7 +276,8 @@ impl EventQueue {
         data: u64,
     ) -> Result<Token, NotBegun> {
         self.begin_job(job, deadline, data).map_err(|(error, job)| {
-            let (Job::Receive(_, buffer) | Job::Send(_, buffer)) = job else {
+            let (Job::Receive(_, buffer) | Job::Send(_, buffer) | Job::Lend(_, buffer)) = job
+            else {
                 unreachable!("it is what was begun");
             };
             NotBegun { error, buffer }

@@ -144,6 +144,11 @@ impl EventQueue {
                         ongoing.accepted(connection);
                     }
                 }
+                What::Sent(bytes) => {
+                    if let Kind::Operation(ongoing) = &mut registration.source {
+                        ongoing.sent(bytes);
+                    }
+                }
                 What::Over(outcome) => {
                     let Kind::Operation(ongoing) = &mut registration.source else { continue };
                     ongoing.over(outcome);

@@ -17,6 +17,7 @@ mod streams;
 mod time;
 mod transfer;
 mod users;
+mod zerocopy;
 
 use libtest_mimic::{Arguments, Trial};
 use std::time::{Duration, Instant};
@@ -43,6 +44,7 @@ fn main() {
         time::CASES,
         transfer::CASES,
         users::CASES,
+        zerocopy::CASES,
     ];
     let of_disks = [receive_file::DISK_CASES, send_file::DISK_CASES];
     let mut arguments = Arguments::from_args();

@@ -19,11 +19,17 @@ const STEP_BYTES_MAX: usize = 1 << 30;
 /// would keep the queue's thread, too.
 const WORKER_BYTES_MIN: usize = 128 << 10;
 
+/// `IORING_SEND_ZC_REPORT_USAGE` and `IORING_NOTIF_USAGE_ZC_COPIED` of `linux/io_uring.h`.
+const REPORT_USAGE: u16 = 1 << 3;
+const COPIED: i32 = i32::MIN;
+
 /// A job.
 pub(super) struct Doing {
     running: Running,
     with_kernel: Option<Request>,
     cancelled: bool,
+    /// What became of a send whose bytes are not back.
+    lent: Option<i32>,
 }
 
 /// What the kernel has of a job.
@@ -34,6 +40,11 @@ enum Request {
     /// Which is to end, as there is no room for more connections.
     LastAccept,
     Step,
+    Lend {
+        /// Bytes that are left of all.
+        rest: usize,
+        all: u64,
+    },
 }
 
 impl Ring {
@@ -42,13 +53,16 @@ impl Ring {
             return Err((Errno::EXIST, job));
         }
         if let Job::Accept(listener) = &job
-            && !self.accepts_many
+            && !self.is_recent
             && let Err(errno) = ioctl_fionbio(listener, true)
         {
             return Err((errno, job));
         }
-        let running = Running::new(job)?;
-        let doing = Doing { running, with_kernel: None, cancelled: false };
+        let mut running = Running::new(job)?;
+        if !self.is_recent {
+            running.copies();
+        }
+        let doing = Doing { running, with_kernel: None, cancelled: false, lent: None };
         self.slot(slot).content = Content::Job(Box::new(doing));
         self.jobs += 1;
         self.go_on(slot);
@@ -90,7 +104,7 @@ impl Ring {
 
     /// Makes calls for a job, for one turn, or tells the kernel what is to be done.
     fn go_on(&mut self, slot: u32) {
-        let accepts_many = self.accepts_many;
+        let accepts_many = self.is_recent;
         let mut moved = 0;
         while moved < TURN_BYTES {
             let entry = self.slot(slot);
@@ -117,7 +131,10 @@ impl Ring {
                         None => continue,
                     },
                 },
-                step if is_request(&step) => (request(step), Request::Step),
+                step if is_request(&step) => {
+                    let kind = kind(&step);
+                    (request(step), kind)
+                }
                 step => {
                     let result = call::socket(step);
                     moved += result.unwrap_or(0);
@@ -146,6 +163,18 @@ impl Ring {
         if !more {
             doing.with_kernel = None;
         }
+        let code = match request {
+            Some(Request::Lend { rest, all }) => {
+                let (is_sent, code) = doing.on_lent(code, more, rest);
+                if is_sent {
+                    self.early.push((slot, What::Sent(all)));
+                }
+                let Some(code) = code else { return };
+                code
+            }
+            _ => code,
+        };
+        let Content::Job(doing) = &mut self.slot(slot).content else { return };
         let result = match code {
             0.. => Ok(code as usize),
             _ => Err(Errno::from_raw_os_error(-code)),
@@ -204,6 +233,25 @@ impl Ring {
 }
 
 impl Doing {
+    /// A completion of a send that lends: the first says what became of it, and the second, if
+    /// there is to be `more`, that the bytes are back and whether they were copied. Whether all was
+    /// sent, of which `rest` was left; and the code of the send when it is over.
+    fn on_lent(&mut self, code: i32, more: bool, rest: usize) -> (bool, Option<i32>) {
+        match self.lent.take() {
+            None if more => {
+                self.lent = Some(code);
+                (usize::try_from(code) == Ok(rest), None)
+            }
+            None => (false, Some(code)),
+            Some(first) => {
+                if first > 0 && code & COPIED != 0 {
+                    self.running.was_copied();
+                }
+                (false, Some(first))
+            }
+        }
+    }
+
     /// What became of a call; the poll to wait for if it cannot be made now.
     fn after(&mut self, result: Result<usize, Errno>) -> Option<squeue::Entry> {
         match (result, self.running.waits_for()) {
@@ -226,9 +274,18 @@ fn fd(file: &impl AsRawFd) -> Fd {
     Fd(file.as_raw_fd())
 }
 
+/// What the kernel has with the request for a step.
+fn kind(step: &Step<'_>) -> Request {
+    match step {
+        Step::Lend { bytes, all, .. } => Request::Lend { rest: bytes.len(), all: *all },
+        _ => Request::Step,
+    }
+}
+
 /// Whether a step is a request to the kernel.
 fn is_request(step: &Step<'_>) -> bool {
-    step.is_on_file() || matches!(step, Step::Receive { .. } | Step::Send { .. })
+    step.is_on_file()
+        || matches!(step, Step::Receive { .. } | Step::Send { .. } | Step::Lend { .. })
 }
 
 /// The request for a step: it names the step's bytes.
@@ -259,6 +316,10 @@ fn request(step: Step<'_>) -> squeue::Entry {
             let more = if more { libc::MSG_MORE } else { 0 };
             let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL | more;
             opcode::Send::new(fd(socket), bytes.as_ptr(), length(bytes)).flags(flags).build()
+        }
+        Step::Lend { socket, bytes, .. } => {
+            let lend = opcode::SendZc::new(fd(socket), bytes.as_ptr(), length(bytes));
+            lend.flags(libc::MSG_WAITALL).zc_flags(REPORT_USAGE).build()
         }
         step => unreachable!("{step:?} is no request"),
     }

@@ -1,0 +1,191 @@
+//! Sends that lend their buffer to the kernel. All of it stays on this host, where the kernel
+//! copies in the end.
+
+use super::kernel_streams::{errno, past, tcp, unix, until_over};
+use super::{Case, PATIENCE, config, now, queue};
+use rustix::io::Errno;
+use rustix::net::sockopt;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::time::Instant;
+use towpath::events::{Choice, Completed, Config, EventQueue, News, Stream, Token};
+
+pub(super) const CASES: &[Case] = &[
+    ("a_buffer_that_is_lent_to_the_kernel_comes_back", comes_back),
+    ("a_lent_buffer_is_accepted_before_it_is_back", accepted),
+    ("what_cannot_be_lent_is_copied", copied),
+    ("a_lending_send_is_cancelled_in_the_middle", stopped),
+    ("a_lending_send_fails_without_a_signal", failed),
+    ("a_queue_may_go_before_what_it_has_lent", dropped),
+];
+
+const LARGE: usize = 30 << 20;
+/// More than the window of [`narrow`], and less than a socket sends ahead.
+const AHEAD: usize = 200 << 10;
+
+/// What became of a send, and that it is told once.
+fn finish(queue: &mut EventQueue, token: Token) -> (Vec<News>, Completed) {
+    let told = until_over(queue, token);
+    assert_eq!(now(queue), []);
+    queue.cancel(token).unwrap();
+    assert_eq!(now(queue), [], "too late");
+    (told, queue.take(token).unwrap())
+}
+
+/// A connection whose peer has a small window.
+fn narrow() -> (Stream, TcpStream) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    sockopt::set_socket_recv_buffer_size(&listener, 32 << 10).unwrap();
+    let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    sockopt::set_socket_send_buffer_size(&stream, 2 * AHEAD).unwrap();
+    let (peer, _) = listener.accept().unwrap();
+    peer.set_read_timeout(Some(PATIENCE)).unwrap();
+    (stream.into(), peer)
+}
+
+/// Reads so many bytes, which are 7.
+fn read_sevens(peer: &mut impl Read, count: usize) {
+    let mut read = vec![0; count];
+    peer.read_exact(&mut read).unwrap();
+    assert!(read.iter().all(|byte| *byte == 7));
+}
+
+/// Whether the kernel lends, and tells of copies: io_uring of Linux 6.2.
+fn lends(queue: &EventQueue) -> bool {
+    let uname = rustix::system::uname();
+    let release = uname.release().to_string_lossy().into_owned();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>());
+    let mut number = || numbers.next().and_then(Result::ok).unwrap_or(0);
+    queue.is_io_uring() && (number(), number()) >= (6, 2)
+}
+
+fn comes_back(choice: Choice) {
+    let mut queue = queue(choice);
+    for nonblocking in [false, true] {
+        let (stream, mut peer) = tcp();
+        stream.set_nonblocking(nonblocking).unwrap();
+        let stream = Stream::from(stream);
+        for len in [0, 1, LARGE] {
+            let far = Some(Instant::now() + 100 * PATIENCE);
+            let token = queue.send_zerocopy(&stream, vec![7; len], far, 9).unwrap();
+            assert!(queue.take(token).is_none());
+            assert_eq!(errno(queue.remove(token)), Errno::BUSY);
+            let reader = std::thread::spawn(move || {
+                read_sevens(&mut peer, len);
+                peer
+            });
+            let (told, Completed { result, buffer, copied, .. }) = finish(&mut queue, token);
+            assert_eq!(told, [News::Sent { bytes: len }]);
+            assert_eq!((result.unwrap(), buffer), (len, vec![7; len]));
+            assert_eq!(copied, len > 0, "the kernel copies what stays on a host");
+            peer = reader.join().unwrap();
+        }
+    }
+}
+
+/// Goal: accepted and returned are two things: the buffer is out while a peer does not take it.
+fn accepted(choice: Choice) {
+    let mut queue = queue(choice);
+    let (stream, mut peer) = narrow();
+    let token = queue.send_zerocopy(&stream, vec![7; AHEAD], None, 9).unwrap();
+    let event = one_at_a_time(&mut queue);
+    assert_eq!((event.0, event.1), (token, News::Sent { bytes: AHEAD }));
+    let is_out = lends(&queue);
+    if is_out {
+        assert_eq!(now(&mut queue), [], "the peer has not taken it");
+        queue.cancel(token).unwrap();
+        assert_eq!(now(&mut queue), [], "it cannot be asked for");
+        assert!(queue.take(token).is_none());
+        // What is accepted first is first.
+        let next = queue.send(&stream, vec![7; 10], None, 9).unwrap();
+        assert_eq!(one_at_a_time(&mut queue), (next, News::Sent { bytes: 10 }));
+        assert_eq!(until_over(&mut queue, next), []);
+        queue.take(next).unwrap().result.unwrap();
+        read_sevens(&mut peer, AHEAD + 10);
+    }
+    let (told, Completed { result, buffer, copied, .. }) = finish(&mut queue, token);
+    assert_eq!((told, result.unwrap(), buffer.len(), copied), (vec![], AHEAD, AHEAD, true));
+    if !is_out {
+        read_sevens(&mut peer, AHEAD);
+    }
+}
+
+/// The next event and no other.
+fn one_at_a_time(queue: &mut EventQueue) -> (Token, News) {
+    let mut events = Vec::new();
+    queue.wait_many(&mut events, 1..=1, Some(Instant::now() + PATIENCE)).unwrap();
+    (events[0].token, events[0].news)
+}
+
+fn copied(choice: Choice) {
+    let mut queue = queue(choice);
+    let (stream, mut peer) = unix();
+    let token = queue.send_zerocopy(stream, vec![7; 1000], None, 9).unwrap();
+    let (told, Completed { result, copied, .. }) = finish(&mut queue, token);
+    assert_eq!((told, result.unwrap(), copied), (vec![News::Sent { bytes: 1000 }], 1000, true));
+    read_sevens(&mut peer, 1000);
+    // A full queue hands the buffer back.
+    let mut full = EventQueue::with(&Config { registrations: 0, ..config(choice) }).unwrap();
+    let refused = full.send_zerocopy(tcp().0, vec![7; 9], None, 9).unwrap_err();
+    assert_eq!((errno::<()>(Err(refused.error)), refused.buffer), (Errno::NOSPC, vec![7; 9]));
+}
+
+fn stopped(choice: Choice) {
+    let mut queue = queue(choice);
+    let (stream, mut peer) = narrow();
+    let token = queue.send_zerocopy(&stream, vec![7; LARGE], None, 9).unwrap();
+    assert_eq!(now(&mut queue), []);
+    queue.cancel(token).unwrap();
+    // The peer takes what was accepted, and then the buffer is back.
+    let reader = std::thread::spawn(move || {
+        let mut read = Vec::new();
+        peer.read_to_end(&mut read).unwrap();
+        read
+    });
+    let (told, Completed { result, buffer, .. }) = finish(&mut queue, token);
+    let bytes = result.unwrap();
+    assert_eq!((told, buffer.len()), (vec![News::Sent { bytes }], LARGE));
+    assert!(bytes > 0);
+    drop(stream);
+    let read = reader.join().unwrap();
+    assert!(read.len() == bytes && read.iter().all(|byte| *byte == 7));
+    // Late before it was begun, or all of it was accepted at once.
+    let (stream, _peer) = tcp();
+    let token = queue.send_zerocopy(stream, vec![7; 9], past(), 9).unwrap();
+    let (told, Completed { result, buffer, .. }) = finish(&mut queue, token);
+    assert_eq!(buffer, [7; 9]);
+    match result {
+        Ok(bytes) => assert_eq!((told, bytes), (vec![News::Sent { bytes: 9 }], 9)),
+        Err(error) => assert_eq!((errno::<()>(Err(error)), told), (Errno::TIMEDOUT, vec![])),
+    }
+}
+
+fn failed(choice: Choice) {
+    let mut queue = queue(choice);
+    let (stream, mut peer) = tcp();
+    stream.shutdown(Shutdown::Write).unwrap();
+    let token = queue.send_zerocopy(stream, vec![7; AHEAD], None, 9).unwrap();
+    let (told, Completed { result, buffer, copied, .. }) = finish(&mut queue, token);
+    assert_eq!((told, errno(result), buffer.len(), copied), (vec![], Errno::PIPE, AHEAD, false));
+    assert_eq!(peer.read(&mut [0]).unwrap(), 0);
+    // A peer that goes while it is sent: bytes and buffer are told, whatever arrived.
+    let (stream, mut peer) = narrow();
+    let token = queue.send_zerocopy(&stream, vec![7; LARGE], None, 9).unwrap();
+    assert_eq!(now(&mut queue), []);
+    peer.write_all(b"unread").unwrap();
+    drop(peer);
+    let (_, Completed { result, buffer, .. }) = finish(&mut queue, token);
+    assert!(result.is_ok_and(|bytes| bytes < LARGE) && buffer.len() == LARGE);
+}
+
+/// Goal: memory that the kernel has is not used again, though queue and operation are gone.
+fn dropped(choice: Choice) {
+    let (stream, mut peer) = narrow();
+    let mut queue = queue(choice);
+    queue.send_zerocopy(&stream, vec![7; AHEAD], None, 9).unwrap();
+    assert_eq!(one_at_a_time(&mut queue).1, News::Sent { bytes: AHEAD });
+    drop(queue);
+    let others: Vec<_> = (0..50).map(|_| vec![8_u8; AHEAD]).collect();
+    read_sevens(&mut peer, AHEAD);
+    drop(others);
+}

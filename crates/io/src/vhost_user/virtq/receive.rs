@@ -364,13 +364,16 @@ fn copy<'a>(
     assert_eq!(at, needed, "the chains have room for the packet");
 }
 
-/// Has the beginnings of a packet and of its room fetched, which are used soon.
+/// Has the beginnings of a packet and of its room fetched, which are used soon. Of a short one that
+/// takes longer than it saves.
 fn prefetch(memory: &GuestMemory, packet: &Packet, room: &Room, segments: &[Segment]) {
+    if room.needed <= SHORT_BYTES_MAX {
+        return;
+    }
     if let Some(piece) = packet.pieces().next() {
         piece.prefetch();
     }
-    if room.needed > 0
-        && let Some(last) = segments[..room.segments_to].last()
+    if let Some(last) = segments[..room.segments_to].last()
         && let Some(stretch) = memory.locate(last.address, room.needed)
     {
         stretch.prefetch_write();
@@ -379,6 +382,9 @@ fn prefetch(memory: &GuestMemory, packet: &Packet, room: &Room, segments: &[Segm
 
 /// Packets whose memory is fetched ahead of the one that is copied.
 const PACKETS_AHEAD: usize = 2;
+/// Packets of so many bytes, with their virtio header, are not fetched ahead: the switch has just
+/// looked at most of them.
+const SHORT_BYTES_MAX: usize = 256;
 /// Segments of a batch at most: as long as there are fewer than a chain may have, another packet is
 /// looked at, which stops at so many and the longest chain.
 const BATCH_SEGMENTS_MAX: usize = 3 * CHAIN_MAX;

@@ -122,6 +122,7 @@ impl<'a> Http<'a> {
             NGINX => nginx::command(&scratch, listen, root)?,
             _ => serve(system, listen, root),
         };
+        until_free(listen)?;
         // A process is where the thread is that starts it.
         let start = || {
             process::pin_thread(server)?;
@@ -167,6 +168,17 @@ fn serve(system: &str, listen: SocketAddr, root: &Path) -> Command {
     command.arg0("towpath").args(["bench", "events", "--serve"]);
     command.arg(format!("{system},{listen},{}", root.display()));
     command
+}
+
+/// Waits until nobody listens there: the kernel closes what a ring of a killed server has a while
+/// after its end.
+fn until_free(listen: SocketAddr) -> anyhow::Result<()> {
+    let started = Stopwatch::start();
+    while TcpStream::connect(listen).is_ok() {
+        ensure!(started.elapsed() < START_MAX, "something else listens at {listen}");
+        thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
 }
 
 /// Waits until a server can be asked.

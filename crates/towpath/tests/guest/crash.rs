@@ -101,7 +101,7 @@ fn stream(one: &mut Machine, two: &mut Machine, transfer: &str) {
 }
 
 /// Returns when much has arrived at `machine`.
-fn wait_for_more(machine: &mut Machine) {
+pub(crate) fn wait_for_more(machine: &mut Machine) {
     let received = "$(cat /sys/class/net/eth0/statistics/rx_bytes)";
     machine.run(&format!(
         "to=$(({received} + {ENOUGH})); while [ {received} -lt $to ]; do sleep 0.1; done"

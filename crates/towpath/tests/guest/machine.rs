@@ -48,6 +48,20 @@ impl Machine {
         Self::start_up(INITRD_IPERF3, 1, &vhost_user(0, socket, 1, card))
     }
 
+    /// Boots a machine with one such card that can be told to move at the socket `monitor`.
+    pub(crate) fn boot_watched(socket: &Path, card: &str, monitor: &Path) -> Self {
+        Self::start_up(INITRD, 1, &watched(socket, card, monitor))
+    }
+
+    /// Starts a machine with one such card that another one is to become, as it is told at the
+    /// socket `monitor`, and does not wait for it. Both have the same properties.
+    pub(crate) fn await_arrival(socket: &Path, card: &str, monitor: &Path) -> Self {
+        let mut options = watched(socket, card, monitor);
+        options.extend(["-incoming".to_owned(), "defer".to_owned()]);
+        let machine = qemu::Machine::start_up(&directory(), INITRD, 1, &options);
+        Self(machine.expect("missing() looked for it"))
+    }
+
     /// Boots a machine that makes the socket of its network card's other end, and waits for it.
     pub(crate) fn boot_listening(socket: &Path, card: &str) -> Self {
         let network = [
@@ -98,6 +112,14 @@ impl Machine {
     pub(crate) fn kill(self) {
         drop(self);
     }
+}
+
+/// QEMU's options for a card and a monitor.
+fn watched(socket: &Path, card: &str, monitor: &Path) -> Vec<String> {
+    let mut options = vhost_user(0, socket, 1, card).to_vec();
+    let monitor = format!("unix:{},server=on,wait=off", monitor.display());
+    options.extend(["-qmp".to_owned(), monitor]);
+    options
 }
 
 /// Where `scripts/guest` puts things: beside what is built.

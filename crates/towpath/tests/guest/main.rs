@@ -6,6 +6,7 @@
 mod crash;
 mod iperf;
 mod machine;
+mod migration;
 mod network;
 mod offloads;
 
@@ -45,7 +46,7 @@ fn main() -> ExitCode {
         });
         trial.with_ignored_flag(missing.is_some())
     });
-    let networks: [(&str, Test); 8] = [
+    let networks: [(&str, Test); 9] = [
         ("network_vhost_user", network::two_by_vhost_user),
         ("network_stream", network::by_stream_and_vhost_user),
         ("network_queues", network::several_queues),
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
         ("network_guest_killed", crash::of_a_guest),
         ("network_restarted", crash::of_the_network),
         ("network_ports", crash::of_other_ports),
+        ("network_migrated", migration::of_a_guest),
     ];
     let networks = networks.map(|(name, test)| {
         let trial = Trial::test(name, move || {

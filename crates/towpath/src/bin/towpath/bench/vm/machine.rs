@@ -17,6 +17,9 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(600);
 /// Several cards with big receive buffers fit.
 const MEMORY: &str = "192M";
+/// Arguments of the kernel. One that counts ticks against turns of a loop gives up on a busy
+/// machine; one that clears pages before a card writes there makes them dirty by itself.
+const KERNEL: &str = "console=ttyS0 quiet loglevel=0 panic=-1 no_timer_check init_on_alloc=0";
 pub(crate) const QEMU: &str = "qemu-system-x86_64";
 
 /// A machine that runs.
@@ -47,6 +50,18 @@ impl Machine {
         processors: u16,
         network: &[String],
     ) -> io::Result<Self> {
+        let mut machine = Self::start_up(directory, initrd, processors, network)?;
+        while !machine.line()?.contains("towpath-ready") {}
+        Ok(machine)
+    }
+
+    /// Starts a machine as [`boot`](Self::boot) does and does not wait for its guest.
+    pub(crate) fn start_up(
+        directory: &Path,
+        initrd: &str,
+        processors: u16,
+        network: &[String],
+    ) -> io::Result<Self> {
         let memory = format!("memory-backend-memfd,id=memory,size={MEMORY},share=on");
         let mut process = Command::new(QEMU)
             .args(["-accel", "tcg", "-m", MEMORY, "-smp", &processors.to_string()])
@@ -57,8 +72,7 @@ impl Machine {
             .arg(directory.join("kernel"))
             .arg("-initrd")
             .arg(directory.join(initrd))
-            // A kernel that counts ticks against turns of a loop gives up on a busy machine.
-            .args(["-append", "console=ttyS0 quiet loglevel=0 panic=-1 no_timer_check"])
+            .args(["-append", KERNEL])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
@@ -74,9 +88,7 @@ impl Machine {
             }
         });
         let input = process.stdin.take().expect("piped");
-        let mut machine = Self { process, input, lines, said: Vec::new() };
-        while !machine.line()?.contains("towpath-ready") {}
-        Ok(machine)
+        Ok(Self { process, input, lines, said: Vec::new() })
     }
 
     /// Has the guest run a command; returns what it prints. A command that fails is an error.

@@ -11,12 +11,18 @@
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const VECTORS_BYTES_MAX: usize = 1536;
 
+/// From here on vectors of 32 bytes are used where there are some: with fewer, what is done before
+/// and behind the loop is most of it.
+#[cfg(any(test, all(target_arch = "x86_64", not(miri))))]
+const WIDE_BYTES_MIN: usize = 256;
+
 /// Bytes that one call has fetched at most: more would push out what was fetched before.
 pub const PREFETCH_BYTES_MAX: usize = 1536;
 /// Bytes of a cache line.
 const LINE_BYTES: usize = 64;
 
 /// Has memory fetched that is read soon. Any address will do: what is not there is left out.
+#[inline]
 pub fn prefetch_read(at: *const u8, len: usize) {
     each_line(at, len, |line| {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -31,6 +37,7 @@ pub fn prefetch_read(at: *const u8, len: usize) {
 }
 
 /// The same for memory that is written soon.
+#[inline]
 pub fn prefetch_write(at: *const u8, len: usize) {
     each_line(at, len, |line| {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -45,13 +52,20 @@ pub fn prefetch_write(at: *const u8, len: usize) {
 }
 
 /// Calls `each` with an address in each cache line of the first bytes.
+#[inline]
 fn each_line(at: *const u8, len: usize, each: impl Fn(*const u8)) {
     let before = at.addr() % LINE_BYTES;
-    let count = (before + len.min(PREFETCH_BYTES_MAX)).div_ceil(LINE_BYTES);
+    let mut left = (before + len.min(PREFETCH_BYTES_MAX)).div_ceil(LINE_BYTES);
     let mut line = at.wrapping_sub(before);
-    for _ in 0..count {
-        each(line);
-        line = line.wrapping_add(LINE_BYTES);
+    // Four to a round: counting them would take as long as asking for them.
+    while left >= 4 {
+        for number in 0..4 {
+            each(line.wrapping_add(number * LINE_BYTES));
+        }
+        (line, left) = (line.wrapping_add(4 * LINE_BYTES), left - 4);
+    }
+    for number in 0..left {
+        each(line.wrapping_add(number * LINE_BYTES));
     }
 }
 
@@ -65,6 +79,10 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     match len {
         // SAFETY: the caller's promise, and this length.
         8..16 => unsafe { copy_words(from, to, len) },
+        // SAFETY: as above; the processor and the system have such vectors.
+        WIDE_BYTES_MIN..=VECTORS_BYTES_MAX if wide::is_there() => unsafe {
+            copy_wide(from, to, len);
+        },
         // SAFETY: as above.
         16..=VECTORS_BYTES_MAX => unsafe { copy_vectors(from, to, len) },
         // SAFETY: as above.
@@ -150,6 +168,60 @@ unsafe fn copy_vectors(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
+/// By 32 bytes: the first, then from a multiple of 32 of `to` on, where no store touches two cache
+/// lines; the last 128 may overlap those before them.
+///
+/// # Safety
+/// As for `copy`, of 128 bytes or more, and [`wide::is_there`].
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+unsafe fn copy_wide(from: *const u8, to: *mut u8, len: usize) {
+    let aligned = 32 - to.addr() % 32;
+    // SAFETY: reads and writes 32 bytes at 0, 128 from `aligned` on as long as they begin below
+    // `len - 128`, and 128 at `len - 128`: within what the caller vouches for. The stores of the
+    // loop are at multiples of 32. The instructions are there, by the caller's promise; the flags
+    // and all registers whose upper halves are cleared at the end are said to change.
+    unsafe {
+        core::arch::asm!(
+            "vmovdqu ymm0, [{from}]",
+            "vmovdqu [{to}], ymm0",
+            "cmp {at}, {last}",
+            "jae 3f",
+            "2:",
+            "vmovdqu ymm0, [{from} + {at}]",
+            "vmovdqu ymm1, [{from} + {at} + 32]",
+            "vmovdqu ymm2, [{from} + {at} + 64]",
+            "vmovdqu ymm3, [{from} + {at} + 96]",
+            "vmovdqa [{to} + {at}], ymm0",
+            "vmovdqa [{to} + {at} + 32], ymm1",
+            "vmovdqa [{to} + {at} + 64], ymm2",
+            "vmovdqa [{to} + {at} + 96], ymm3",
+            "add {at}, 128",
+            "cmp {at}, {last}",
+            "jb 2b",
+            "3:",
+            "vmovdqu ymm0, [{from} + {last}]",
+            "vmovdqu ymm1, [{from} + {last} + 32]",
+            "vmovdqu ymm2, [{from} + {last} + 64]",
+            "vmovdqu ymm3, [{from} + {last} + 96]",
+            "vmovdqu [{to} + {last}], ymm0",
+            "vmovdqu [{to} + {last} + 32], ymm1",
+            "vmovdqu [{to} + {last} + 64], ymm2",
+            "vmovdqu [{to} + {last} + 96], ymm3",
+            "vzeroupper",
+            from = in(reg) from,
+            to = in(reg) to,
+            last = in(reg) len - 128,
+            at = inout(reg) aligned => _,
+            out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+            out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _,
+            out("xmm8") _, out("xmm9") _, out("xmm10") _, out("xmm11") _,
+            out("xmm12") _, out("xmm13") _, out("xmm14") _, out("xmm15") _,
+            options(nostack),
+        );
+    }
+}
+
 /// Byte by byte, as the processor likes it.
 ///
 /// # Safety
@@ -216,6 +288,83 @@ unsafe fn copy_bytes(from: *const u8, to: *mut u8, at: usize, end: usize) -> usi
     end.saturating_sub(at)
 }
 
+/// Whether the processor has vectors of 32 bytes, and the system keeps them for each thread.
+#[cfg(all(target_arch = "x86_64", not(miri), not(loom)))]
+mod wide {
+    use crate::sync::{AtomicU8, Ordering};
+
+    pub(super) fn is_there() -> bool {
+        // Relaxed: a number that stands for itself, and that everybody finds the same.
+        match KNOWN.load(Ordering::Relaxed) {
+            UNKNOWN => look(),
+            known => known == YES,
+        }
+    }
+
+    #[cold]
+    fn look() -> bool {
+        let features = features();
+        let is_there = features & AVX != 0 && enabled(features) & STATES == STATES;
+        // Relaxed: as above.
+        KNOWN.store(if is_there { YES } else { NO }, Ordering::Relaxed);
+        is_there
+    }
+
+    /// Of the processor.
+    fn features() -> u32 {
+        let features;
+        // SAFETY: leaf 1 exists on every x86-64; `rbx`, which the compiler keeps for itself, is
+        // put back.
+        unsafe {
+            core::arch::asm!(
+                "mov {kept}, rbx", "cpuid", "mov rbx, {kept}",
+                kept = out(reg) _,
+                inout("eax") 1 => _,
+                out("ecx") features,
+                out("edx") _,
+                options(nostack, nomem, preserves_flags),
+            );
+        }
+        features
+    }
+
+    /// What the system keeps for each thread.
+    fn enabled(features: u32) -> u32 {
+        if features & OSXSAVE == 0 {
+            return 0;
+        }
+        let states;
+        // SAFETY: the instruction is there, as the feature says; it reads a register.
+        unsafe {
+            core::arch::asm!(
+                "xgetbv",
+                in("ecx") 0,
+                out("eax") states,
+                out("edx") _,
+                options(nostack, nomem, preserves_flags),
+            );
+        }
+        states
+    }
+
+    static KNOWN: AtomicU8 = AtomicU8::new(UNKNOWN);
+    const UNKNOWN: u8 = 0;
+    const NO: u8 = 1;
+    const YES: u8 = 2;
+    const OSXSAVE: u32 = 1 << 27;
+    const AVX: u32 = 1 << 28;
+    /// Those of `xmm` and `ymm` registers.
+    const STATES: u32 = 1 << 1 | 1 << 2;
+}
+
+/// Loom's atomics are no constants.
+#[cfg(all(target_arch = "x86_64", not(miri), loom))]
+mod wide {
+    pub(super) fn is_there() -> bool {
+        false
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -230,7 +379,7 @@ mod tests {
     fn any_length_and_alignment_is_copied() {
         let source: Vec<u8> = (0..2100_usize).map(|at| (at % 251) as u8).collect();
         for (from, to) in (0..9).flat_map(|from| (0..9).map(move |to| (from, to))) {
-            for len in (0..40).chain([64, 127, 180, 1460, 1535, 1536, 1537]) {
+            for len in (0..40).chain([64, 127, 180, 255, 1460, 1535, 1536, 1537]) {
                 let mut target = [0xff; 2100];
                 let start = source[from..].as_ptr();
                 // SAFETY: `from + len` and `to + len` are below 2100.
@@ -238,6 +387,22 @@ mod tests {
                 assert_eq!(target[to..to + len], source[from..from + len]);
                 assert!(target[..to].iter().chain(&target[to + len..]).all(|&byte| byte == 0xff));
             }
+        }
+    }
+
+    /// Goal: the same where vectors are wide, whose stores are aligned in the midst of a copy.
+    /// Method: every alignment of the target, lengths around those where the loop ends.
+    #[test]
+    #[cfg_attr(miri, ignore = "there is no assembly under Miri")]
+    fn stores_that_are_aligned_leave_nothing_out() {
+        let source: Vec<u8> = (0..1600_usize).map(|at| (at % 251) as u8).collect();
+        let lengths = (WIDE_BYTES_MIN - 1..WIDE_BYTES_MIN + 132).chain([1279, 1280, 1281, 1536]);
+        for (len, to) in lengths.flat_map(|len| (0..64).map(move |to| (len, to))) {
+            let mut target = [0xff; 1664];
+            // SAFETY: `len` is below 1600, and `to + len` below 1664.
+            unsafe { copy(source[to % 3..].as_ptr(), target[to..].as_mut_ptr(), len) };
+            assert_eq!(target[to..to + len], source[to % 3..][..len], "{len} bytes to {to}");
+            assert!(target[..to].iter().chain(&target[to + len..]).all(|&byte| byte == 0xff));
         }
     }
 }

@@ -36,6 +36,7 @@ use towpath_packet::{Checksum, Ledger, Memory, Offload, Packet};
 
 use crate::checksum::Sum;
 use crate::wire::tcp::Flags;
+use crate::wire::{ipv4, tcp};
 use claims::Whole;
 
 pub use claims::{OffloadError, TCP_SEGMENTS_MAX, UDP_SEGMENTS_MAX, check_offload};
@@ -116,7 +117,8 @@ pub fn segment(
     let mut headers = [0; HEADER_BYTES];
     let headers = &mut headers[..shape.end];
     headers.copy_from_slice(packet.headers());
-    let template = Template::new(headers, shape);
+    let mut template = Template::new(headers, shape);
+    template.prepare(headers, size);
     let outer = outer.map(|outer| (outer, Template::new(headers, outer.shape)));
     let mut cutter = Cutter::new(packet.take_pieces(), size);
     for index in 0..count {
@@ -170,48 +172,58 @@ pub(crate) struct Part {
 
 /// Writes the headers of segments after those of the whole. Coalescing uses it too, to tell whether
 /// a packet is what segmentation would make of the whole.
-pub(crate) struct Template<'a> {
+pub(crate) struct Template {
     shape: Shape,
     /// The pseudo-header's sum without the length.
     pseudo_header: Sum,
     /// The sum of an IPv4 header without length, identification and checksum.
     ip_header: Sum,
-    headers: &'a [u8],
+    /// The whole's headers are those of a segment with so much payload already.
+    prepared: Option<usize>,
 }
 
-impl<'a> Template<'a> {
+impl Template {
     /// For the super-packet with these headers.
-    pub(crate) fn new(headers: &'a [u8], shape: Shape) -> Self {
+    pub(crate) fn new(headers: &[u8], shape: Shape) -> Self {
         let pseudo_header = shape.pseudo_header(headers, 0);
-        Self { shape, pseudo_header, ip_header: shape.ipv4_sum(headers), headers }
+        Self { shape, pseudo_header, ip_header: shape.ipv4_sum(headers), prepared: None }
     }
 
-    /// Writes the headers of `part` to `to`, which is as long; the transport checksum is partial.
-    pub(crate) fn write(&self, part: &Part, to: &mut [u8]) {
-        to.copy_from_slice(self.headers);
-        self.patch(part, to);
+    /// Writes to the whole's headers what segments with `payload` bytes have in common, as most
+    /// have that many: each of them then gets the rest only.
+    fn prepare(&mut self, headers: &mut [u8], payload: usize) {
+        self.fit(payload, headers);
+        self.prepared = Some(payload);
     }
 
-    /// Makes `to`, a copy of the whole's headers, those of `part`.
-    fn patch(&self, part: &Part, to: &mut [u8]) {
+    /// Makes `to`, a copy of the whole's headers, those of `part`; the transport checksum is
+    /// partial.
+    pub(crate) fn patch(&self, part: &Part, to: &mut [u8]) {
+        if self.prepared != Some(part.len) {
+            self.fit(part.len, to);
+        }
         let shape = &self.shape;
-        shape.write_lengths(to, part.len);
         if shape.version == Version::V4 {
-            let at = shape.ip_at + at::IPV4_IDENT;
             // Identifications count on from the first; they are 16 bits wide and wrap.
-            let ident = read_u16(to, at).wrapping_add(part.index as u16);
-            write_u16(to, at, ident);
+            let ip = &mut to[shape.ip_at..][..ipv4::HEADER_LEN];
+            let ident = read_u16(ip, at::IPV4_IDENT).wrapping_add(part.index as u16);
+            write_u16(ip, at::IPV4_IDENT, ident);
             let mut sum = self.ip_header;
             sum.add_u16(shape.ip_len(part.len) as u16);
             sum.add_u16(ident);
-            write_u16(to, shape.ip_at + at::IPV4_CHECKSUM, sum.finish());
+            write_u16(ip, at::IPV4_CHECKSUM, sum.finish());
         }
         if shape.transport == Transport::Tcp {
-            write_tcp(&mut to[shape.transport_at..], part);
+            write_tcp(&mut to[shape.transport_at..][..tcp::HEADER_LEN], part);
         }
+    }
+
+    /// Writes lengths and the partial checksum of a segment with `payload` bytes.
+    fn fit(&self, payload: usize, to: &mut [u8]) {
+        self.shape.write_lengths(to, payload);
         let mut sum = self.pseudo_header;
-        sum.add_u32(shape.transport_len(part.len) as u32);
-        write_u16(to, shape.checksum_at(), sum.fold());
+        sum.add_u32(self.shape.transport_len(payload) as u32);
+        write_u16(to, self.shape.checksum_at(), sum.fold());
     }
 }
 

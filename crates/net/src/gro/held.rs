@@ -92,7 +92,8 @@ impl Held {
         let expected = &mut expected[..self.shape.end];
         let (offset, len) = (self.packet.payload_len(), next.payload_len());
         let part = Part { index: self.count, offset, len, last: false };
-        Template::new(self.packet.headers(), self.shape).write(&part, expected);
+        expected.copy_from_slice(self.packet.headers());
+        Template::new(expected, self.shape).patch(&part, expected);
         if self.shape.transport == Transport::Tcp {
             let at = self.shape.transport_at + at::TCP_FLAGS;
             expected[at] |= headers[at] & (Flags::FIN | Flags::PSH).0;

@@ -52,7 +52,7 @@ impl Outer {
 
     /// Makes the outer headers of `to` those of `part`, whose inner headers it has already, with a
     /// partial checksum. `template` is that of the outer headers.
-    pub(super) fn patch(&self, template: &Template<'_>, part: &Part, to: &mut [u8]) {
+    pub(super) fn patch(&self, template: &Template, part: &Part, to: &mut [u8]) {
         let checksum_at = self.shape.checksum_at();
         let before = read_u16(to, checksum_at);
         template.patch(&Part { len: self.payload_len(part.len), ..*part }, to);

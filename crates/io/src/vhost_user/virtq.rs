@@ -243,7 +243,8 @@ impl Queue {
         self.chain.clear();
         let result = match &mut self.ring {
             Ring::Split(ring) => {
-                if let Some((head, segment, is_write)) = ring.take_single(&self.memory) {
+                if let Some((head, segment, is_write)) = ring.take_single(&self.memory, |_, _| true)
+                {
                     self.chain.set(head, segment, is_write);
                     return Ok(true);
                 }
@@ -253,6 +254,18 @@ impl Queue {
         };
         self.broken = result.err();
         result
+    }
+
+    /// Takes the next chain if it is one buffer with room for `bytes`, as most are that are offered
+    /// to be written. All else is left to [`Queue::take`].
+    #[inline]
+    pub(crate) fn take_room(&mut self, bytes: usize) -> Option<(Head, Segment)> {
+        let Ring::Split(ring) = &mut self.ring else { return None };
+        if self.broken.is_some() {
+            return None;
+        }
+        let has_room = |segment: &Segment, is_write| is_write && segment.bytes as usize >= bytes;
+        ring.take_single(&self.memory, has_room).map(|(head, segment, _)| (head, segment))
     }
 
     /// Has the beginning fetched of what lies so many chains `ahead` of the next. A hint.

@@ -52,6 +52,17 @@ struct Room {
     segments_to: usize,
 }
 
+/// What was filled: up to here.
+#[derive(Default)]
+struct Filled {
+    rooms: usize,
+    buffers: usize,
+    segments: usize,
+    descriptors: usize,
+    /// Bytes of payload.
+    payload: usize,
+}
+
 /// Whether the chains that were taken have room for a packet.
 enum Taken {
     Enough,
@@ -120,10 +131,9 @@ impl ReceiveQueue {
     pub fn transmit(&mut self, burst: &mut Burst, ledger: &Ledger) -> Result<(), Broken> {
         self.queue.disable_kicks();
         let result = loop {
-            let gathered = self.gather(burst);
-            self.write(burst, ledger);
+            let passed = self.pass(burst, ledger);
             burst.drop_front(self.rooms.len());
-            match gathered {
+            match passed {
                 Ok(true) if !burst.is_empty() => {}
                 done => break done,
             }
@@ -173,39 +183,69 @@ impl ReceiveQueue {
         self.queue.broken()
     }
 
-    /// Finds room for packets from the front of `burst`; true unless it was too little.
-    fn gather(&mut self, burst: &Burst) -> Result<bool, Broken> {
+    /// Fills chains with packets from the front of `burst`, of which there is then a room for each;
+    /// true unless there are too few chains for the next. Room is found [`PACKETS_AHEAD`] packets
+    /// before it is filled, and nothing between two packets waits for the stores of the first: so
+    /// what one of them misses in the caches is fetched while another is worked on.
+    fn pass(&mut self, burst: &Burst, ledger: &Ledger) -> Result<bool, Broken> {
         self.rooms.clear();
         self.buffers.clear();
         self.segments.clear();
         self.descriptors.clear();
+        let (mut pins, mut filled) = (Pins::new(), Filled::default());
+        let (mut coming, mut found) = (burst.iter(), Ok(true));
         for packet in burst.iter() {
-            if self.segments.len().max(self.descriptors.len()) >= CHAIN_MAX {
+            while found == Ok(true)
+                && self.rooms.len() <= filled.rooms + PACKETS_AHEAD
+                && self.segments.len().max(self.descriptors.len()) < CHAIN_MAX
+                && let Some(next) = coming.next()
+            {
+                found = self.find_room(next);
+            }
+            if filled.rooms == self.rooms.len() {
                 break;
             }
-            let Some(needed) = self.find_room(packet)? else {
-                self.counters.full += 1;
-                return Ok(false);
-            };
-            let (buffers_to, segments_to) = (self.buffers.len(), self.segments.len());
-            self.rooms.push(Room { needed, buffers_to, segments_to });
+            self.fill(packet, &mut pins, &mut filled);
         }
+        ledger.count(Site::Guest, filled.payload);
+        found
+    }
+
+    /// Takes as many chains as a packet needs, and notes which; false if there are too few.
+    fn find_room(&mut self, packet: &Packet) -> Result<bool, Broken> {
+        let Some(needed) = self.take_for(packet)? else {
+            self.counters.full += 1;
+            return Ok(false);
+        };
+        let (buffers_to, segments_to) = (self.buffers.len(), self.segments.len());
+        self.rooms.push(Room { needed, buffers_to, segments_to });
         Ok(true)
     }
 
     /// Takes as many chains as a packet needs; returns its bytes, none if it is to be dropped, or
     /// `None` if there are too few chains.
-    fn find_room(&mut self, packet: &Packet) -> Result<Option<usize>, Broken> {
+    fn take_for(&mut self, packet: &Packet) -> Result<Option<usize>, Broken> {
         if !self.takes(packet.offload()) {
             self.counters.refused += 1;
             return Ok(Some(0));
         }
         let needed = VirtioHeader::LEN + packet.len();
+        if let Some((head, segment)) = self.queue.take_room(needed) {
+            let (bytes, descriptors_to) = (segment.bytes as usize, self.descriptors.len());
+            self.buffers.push(Buffer { head, bytes, descriptors_to });
+            self.segments.push(segment);
+            self.end = None;
+            prefetch(self.queue.memory(), packet, needed, &segment);
+            return Ok(Some(needed));
+        }
         let start = self.queue.position();
         let before = (self.buffers.len(), self.segments.len(), self.descriptors.len());
         let taken = self.take(needed)?;
         self.end = None;
         if let Taken::Enough = taken {
+            if let Some(last) = self.segments.last() {
+                prefetch(self.queue.memory(), packet, needed, last);
+            }
             return Ok(Some(needed));
         }
         if let Taken::TooFew = taken {
@@ -251,42 +291,30 @@ impl ReceiveQueue {
         Ok(Taken::TooFew)
     }
 
-    /// Fills the chains that were taken, and gives them back. Nothing between two packets waits for
-    /// the stores of the first, so that what they miss in the caches is fetched at the same time.
-    fn write(&mut self, burst: &Burst, ledger: &Ledger) {
+    /// Fills the next room with its packet, and gives its chains back.
+    fn fill<'a>(&mut self, packet: &'a Packet, pins: &mut Pins<'a>, filled: &mut Filled) {
         let Self { queue, rooms, buffers, segments, descriptors, counters, features, .. } = self;
-        let mut pins = Pins::new();
-        let mut ahead = burst.iter().zip(&*rooms);
-        for (packet, room) in ahead.by_ref().take(PACKETS_AHEAD) {
-            prefetch(queue.memory(), packet, room, segments);
+        let room = &rooms[filled.rooms];
+        let buffers = &buffers[filled.buffers..room.buffers_to];
+        let segments = &segments[filled.segments..room.segments_to];
+        filled.rooms += 1;
+        (filled.buffers, filled.segments) = (room.buffers_to, room.segments_to);
+        if room.needed == 0 {
+            return;
         }
-        let (mut buffers_from, mut segments_from, mut descriptors_from) = (0, 0, 0);
-        let mut payload = 0;
-        for (packet, room) in burst.iter().zip(&*rooms) {
-            if let Some((packet, room)) = ahead.next() {
-                prefetch(queue.memory(), packet, room, segments);
-            }
-            let buffers = &buffers[buffers_from..room.buffers_to];
-            let segments = &segments[segments_from..room.segments_to];
-            (buffers_from, segments_from) = (room.buffers_to, room.segments_to);
-            if room.needed == 0 {
-                continue;
-            }
-            let header = header(packet, *features, buffers.len());
-            copy(&mut pins, (packet, &header), room.needed, queue.memory(), segments);
-            let mut left = room.needed;
-            for buffer in buffers {
-                let own = &descriptors[descriptors_from..buffer.descriptors_to];
-                let head = queue.hold_earlier(buffer.head, own);
-                let bytes = left.min(buffer.bytes);
-                queue.complete(head, bytes as u32);
-                (left, descriptors_from) = (left - bytes, buffer.descriptors_to);
-            }
-            counters.packets += 1;
-            counters.bytes += packet.len() as u64;
-            payload += packet.payload_len();
+        let header = header(packet, *features, buffers.len());
+        copy(pins, (packet, &header), room.needed, queue.memory(), segments);
+        let mut left = room.needed;
+        for buffer in buffers {
+            let own = &descriptors[filled.descriptors..buffer.descriptors_to];
+            let head = queue.hold_earlier(buffer.head, own);
+            let bytes = left.min(buffer.bytes);
+            queue.complete(head, bytes as u32);
+            (left, filled.descriptors) = (left - bytes, buffer.descriptors_to);
         }
-        ledger.count(Site::Guest, payload);
+        counters.packets += 1;
+        counters.bytes += packet.len() as u64;
+        filled.payload += packet.payload_len();
     }
 
     /// True if the driver agreed to get packets with these fields.
@@ -364,23 +392,22 @@ fn copy<'a>(
     assert_eq!(at, needed, "the chains have room for the packet");
 }
 
-/// Has the beginnings of a packet and of its room fetched, which are used soon. Of a short one that
-/// takes longer than it saves.
-fn prefetch(memory: &GuestMemory, packet: &Packet, room: &Room, segments: &[Segment]) {
-    if room.needed <= SHORT_BYTES_MAX {
+/// Has the beginnings of a packet and of its last segment fetched, which are used soon. Of a short
+/// one that takes longer than it saves.
+#[inline]
+fn prefetch(memory: &GuestMemory, packet: &Packet, needed: usize, last: &Segment) {
+    if needed <= SHORT_BYTES_MAX {
         return;
     }
     if let Some(piece) = packet.pieces().next() {
         piece.prefetch();
     }
-    if let Some(last) = segments[..room.segments_to].last()
-        && let Some(stretch) = memory.locate(last.address, room.needed)
-    {
+    if let Some(stretch) = memory.locate(last.address, needed) {
         stretch.prefetch_write();
     }
 }
 
-/// Packets whose memory is fetched ahead of the one that is copied.
+/// Packets for which room is found ahead of the one that is filled.
 const PACKETS_AHEAD: usize = 2;
 /// Packets of so many bytes, with their virtio header, are not fetched ahead: the switch has just
 /// looked at most of them.

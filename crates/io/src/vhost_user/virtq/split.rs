@@ -88,10 +88,15 @@ impl Ring {
         })
     }
 
-    /// Takes the next chain if it was seen and is one buffer in one region, as small packets and
-    /// most receive buffers are: the short way. All else is [`Ring::take`]'s, which reads it anew.
+    /// Takes the next chain if it was seen, is one buffer in one region, as small packets and most
+    /// receive buffers are, and `fits`, which is told whether it is to be written: the short way.
+    /// All else is [`Ring::take`]'s, which reads it anew.
     #[inline]
-    pub(super) fn take_single(&mut self, memory: &GuestMemory) -> Option<(Head, Segment, bool)> {
+    pub(super) fn take_single(
+        &mut self,
+        memory: &GuestMemory,
+        fits: impl FnOnce(&Segment, bool) -> bool,
+    ) -> Option<(Head, Segment, bool)> {
         let is_new = self.again_at >= self.again.len();
         if !is_new || self.seen == self.next {
             return None;
@@ -110,9 +115,13 @@ impl Ring {
             return None;
         }
         memory.locate_whole(address, bytes as usize)?;
+        let (segment, is_write) = (Segment { address, bytes }, flags & WRITE != 0);
+        if !fits(&segment, is_write) {
+            return None;
+        }
         self.next = self.next.wrapping_add(1);
         let head = Head { id: head, descriptors: 1, entry: head, again: false };
-        Some((head, Segment { address, bytes }, flags & WRITE != 0))
+        Some((head, segment, is_write))
     }
 
     #[inline]

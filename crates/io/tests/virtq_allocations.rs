@@ -34,19 +34,24 @@ static ALLOCATOR: Counting = Counting;
 const ROUNDS: u64 = 500;
 
 /// Goal: packets of all sizes pass from one guest to another, lent and copied, merged and not,
-/// indirect and not, and nothing is allocated; large payload is copied once, small twice.
+/// indirect and not, inline and not, and nothing is allocated; large payload is copied once, small
+/// twice.
 #[test]
 fn guest_to_guest_does_not_allocate() {
     let layouts = [0, feature::PACKED]
         .into_iter()
-        .flat_map(|layout| [0, feature::INDIRECT | feature::EVENT_INDEX].map(|more| layout | more));
-    for features in layouts {
+        .flat_map(|layout| [0, feature::INDIRECT | feature::EVENT_INDEX].map(|more| layout | more))
+        .flat_map(|features| [(features, false), (features, true)]);
+    for (features, is_inline) in layouts {
         let features = features | feature::MRG_RXBUF;
         let [from, to] = [(); 2].map(|()| GuestRam::new(0, &[0x40_0000]).expect("memory"));
         let mut sender = DriverQueue::new(&from, 0, 64, features).expect("it fits");
         let mut receiver = DriverQueue::new(&to, 0, 64, features).expect("it fits");
         let mut transmit = TransmitQueue::start(sender.config(), &from.map().unwrap(), None)
             .expect("a proper queue");
+        if is_inline {
+            transmit.set_inline();
+        }
         let mut receive =
             ReceiveQueue::start(receiver.config(), &to.map().unwrap()).expect("a proper queue");
         let config = MemoryConfig { packets: 64, small_frames: 64, large_frames: 16 };

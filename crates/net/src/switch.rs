@@ -39,7 +39,7 @@ pub mod vlan;
 use alloc::vec::Vec;
 
 use towpath_packet::burst::BURST_MAX;
-use towpath_packet::{Burst, Caps, Ledger, Memory, Packet};
+use towpath_packet::{Burst, Caps, Ledger, Memory, Packet, Site};
 
 use crate::counters::PortDrop;
 use crate::time::{Duration, Instant};
@@ -199,8 +199,8 @@ impl Switch {
     /// Takes all packets of a burst that came by port `from`, and hands out what becomes of them,
     /// port by port, before it returns. Without such a port they are dropped.
     ///
-    /// Packets are as devices deliver them, neither peeked nor checked, or have private headers up
-    /// to the end of their transport header, as a stack hands them out.
+    /// Packets are as devices deliver them, inline or neither peeked nor checked, or have private
+    /// headers up to the end of their transport header, as a stack hands them out.
     pub fn forward(
         &mut self,
         from: PortId,
@@ -304,7 +304,12 @@ impl Switch {
             }
             let Some(before) = last.replace(to) else { continue };
             match packet.share(&mut cx.memory.packets) {
-                Some(copy) => self.emit(copy, verdict, before, cx, out),
+                Some(copy) => {
+                    if copy.is_inline() {
+                        cx.ledger.count(Site::GuestSmall, copy.len());
+                    }
+                    self.emit(copy, verdict, before, cx, out);
+                }
                 None => self.port_mut(before).counters.drop(PortDrop::NoMemory),
             }
         }

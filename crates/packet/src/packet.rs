@@ -16,6 +16,9 @@
 //!                      ^start               ^end          payload by reference
 //! ```
 //!
+//! A frame that is short enough may lie in the private bytes whole ([`Packet::fill_inline`]): it
+//! holds no loan, and there is nothing to peek or to pull.
+//!
 //! A handle is one pointer into a pool; bursts of packets move by moving handles.
 #![allow(unsafe_code)]
 
@@ -49,6 +52,8 @@ struct Body {
     piece_count: u8,
     /// The headers are a copy of bytes that the pieces still cover.
     peeked: bool,
+    /// The headers are a whole frame, payload included.
+    inline: bool,
     piece_bytes: u32,
     headers: [u8; HEADER_BYTES],
     pieces: [Option<Piece>; PIECES_MAX],
@@ -64,6 +69,7 @@ impl Body {
             end: HEADER_BYTES as u16,
             piece_count: 0,
             peeked: false,
+            inline: false,
             piece_bytes: 0,
             headers: [0; HEADER_BYTES],
             pieces: [const { None }; PIECES_MAX],
@@ -201,6 +207,30 @@ impl Packet {
         let body = self.body_mut();
         assert!(!body.peeked && count <= (body.end - body.start) as usize);
         body.start += count as u16;
+    }
+
+    /// Receives a frame of `len` bytes into the private memory of an empty packet: `fill` gets its
+    /// place, with anything in it, and writes all of it. All of the frame is headers then: room is
+    /// in front of them, and no pieces are behind. Who fills it counts the copy in the ledger, and
+    /// so does whoever copies it on: see [`Packet::is_inline`].
+    ///
+    /// # Panics
+    /// If the packet is not empty, or `len` is more than [`PEEK_BYTES`].
+    #[inline]
+    pub fn fill_inline(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) {
+        let body = self.body_mut();
+        assert!(body.start == body.end && body.piece_count == 0, "the packet is empty");
+        let end = RECEIVE_HEADROOM + len;
+        fill(&mut body.headers[RECEIVE_HEADROOM..end]);
+        (body.start, body.end) = (RECEIVE_HEADROOM as u16, end as u16);
+        body.inline = true;
+    }
+
+    /// True if the headers are a whole frame, whose payload cannot be told from them here. Copying
+    /// them is a copy for the ledger, of all of their bytes.
+    #[inline]
+    pub fn is_inline(&self) -> bool {
+        self.body().inline
     }
 
     /// Copies the first bytes of a received frame into private memory and returns them: up to
@@ -393,7 +423,8 @@ impl Packet {
         other.headers[headers.clone()].copy_from_slice(&body.headers[headers]);
         let pieces = ..body.piece_count as usize;
         other.pieces[pieces].clone_from_slice(&body.pieces[pieces]);
-        (other.start, other.end, other.peeked) = (body.start, body.end, body.peeked);
+        (other.start, other.end) = (body.start, body.end);
+        (other.peeked, other.inline) = (body.peeked, body.inline);
         (other.piece_count, other.piece_bytes) = (body.piece_count, body.piece_bytes);
         other.offload = body.offload;
         Some(shared)
@@ -415,6 +446,7 @@ impl Packet {
         body.start = HEADER_BYTES as u16;
         body.end = HEADER_BYTES as u16;
         body.peeked = false;
+        body.inline = false;
         body.offload = Offload::default();
     }
 }

@@ -254,6 +254,14 @@ impl VhostUser {
         self.rings.set_polled();
     }
 
+    /// From now on, from the next start of a ring, short frames of drivers come
+    /// [inline](towpath_packet::Packet::is_inline): for an owner who forwards packets by their
+    /// headers and wants no payload of them, as a switch. Up to
+    /// [`INLINE_BYTES_MAX`](super::virtq::transmit::INLINE_BYTES_MAX) bytes.
+    pub fn set_inline(&mut self) {
+        self.rings.set_inline();
+    }
+
     /// True if there is something to do for an owner who polls: to turn if memory is gone, else to
     /// receive, and to transmit what waits. Costs a few loads, and no system call.
     pub fn has_work(&mut self) -> bool {

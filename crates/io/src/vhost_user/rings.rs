@@ -38,6 +38,8 @@ pub(super) struct Rings {
     is_polled: bool,
     /// They were, and nothing has moved since.
     is_armed: bool,
+    /// Transmit queues give short frames inline.
+    is_inline: bool,
     /// Receive queues, of an owner who polls, that had too few buffers the last time.
     short: RingSet,
     /// Of queues that were stopped.
@@ -63,6 +65,7 @@ impl Rings {
             broken: RingSet::default(),
             is_polled: false,
             is_armed: false,
+            is_inline: false,
             short: RingSet::default(),
             past: Traffic::default(),
         }
@@ -81,7 +84,11 @@ impl Rings {
         if is_receive(ring) {
             self.receive[pair] = Some(ReceiveQueue::start(config, memory)?);
         } else {
-            self.transmit[pair] = Some(TransmitQueue::start(config, memory, Some(wake.clone()))?);
+            let mut queue = TransmitQueue::start(config, memory, Some(wake.clone()))?;
+            if self.is_inline {
+                queue.set_inline();
+            }
+            self.transmit[pair] = Some(queue);
         }
         Ok(())
     }
@@ -145,6 +152,11 @@ impl Rings {
     /// From now on the owner polls.
     pub(super) fn set_polled(&mut self) {
         self.is_polled = true;
+    }
+
+    /// From now on transmit queues that start give short frames inline.
+    pub(super) fn set_inline(&mut self) {
+        self.is_inline = true;
     }
 
     /// True if there is something to do: the driver has sent something, or offered buffers where

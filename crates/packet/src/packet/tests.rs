@@ -74,6 +74,52 @@ fn the_first_bytes_are_seen_in_each_state() {
     }
 }
 
+/// Goal: a frame that lies in private memory whole is headers and nothing else, has room in front,
+/// and leaves nothing to the next packet of its slot.
+#[test]
+fn a_frame_lies_inline() {
+    let mut memory = Memory::new(MemoryConfig { packets: 2, small_frames: 1, large_frames: 1 });
+    let bytes: Vec<u8> = (0..=255).collect();
+    for len in [1, 14, 60, PEEK_BYTES] {
+        let mut packet = memory.packet().expect("free");
+        assert!(!packet.is_inline());
+        packet.fill_inline(len, |frame| frame.copy_from_slice(&bytes[..len]));
+        assert_eq!((packet.len(), packet.payload_len(), packet.piece_count()), (len, 0, 0));
+        assert_eq!(packet.headers(), &bytes[..len]);
+        packet.push_header(RECEIVE_HEADROOM).fill(9);
+        assert_eq!(packet.headers()[RECEIVE_HEADROOM..], bytes[..len]);
+        packet.pop_header(RECEIVE_HEADROOM);
+        let shared = packet.share(&mut memory.packets).expect("free");
+        assert!(packet.is_inline() && shared.is_inline());
+        assert_eq!((shared.headers(), shared.len()), (&bytes[..len], len));
+        drop((packet, shared));
+        let mut both = [0, 1].map(|_| memory.packet().expect("free"));
+        assert!(both.iter().all(|packet| !packet.is_inline() && packet.is_empty()));
+        // Cleared packets are filled again.
+        both[0].fill_inline(len, |frame| frame.fill(1));
+        both[0].clear();
+        both[0].fill_inline(1, |frame| frame.fill(2));
+        assert_eq!(both[0].headers(), [2]);
+    }
+    assert_eq!((memory.small.out_count(), memory.packets.out_count()), (0, 0));
+}
+
+#[test]
+#[should_panic(expected = "the packet is empty")]
+fn only_empty_packets_are_filled_inline() {
+    let mut memory = memory();
+    let mut packet = memory.packet().expect("free");
+    packet.push_piece(piece(&mut memory, &[1; 20])).expect("room");
+    packet.fill_inline(14, |frame| frame.fill(0));
+}
+
+#[test]
+#[should_panic]
+fn a_frame_that_is_too_long_is_not_inline() {
+    let mut memory = memory();
+    memory.packet().expect("free").fill_inline(PEEK_BYTES + 1, |frame| frame.fill(0));
+}
+
 #[test]
 fn truncate_and_drop_front_keep_count() {
     let mut memory = memory();

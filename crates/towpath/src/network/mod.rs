@@ -53,7 +53,7 @@ use towpath_net::stack;
 use towpath_net::switch::{self, Switch};
 use towpath_net::time::{Duration, Instant};
 use towpath_net::wire::ethernet;
-use towpath_packet::{Burst, Caps, Ledger, Packet};
+use towpath_packet::{Burst, Caps, Ledger, Packet, Site};
 
 use crate::report::Report;
 use crate::services::{self, Services};
@@ -400,6 +400,9 @@ impl Network {
             && let Some(packet) = gateway.from_switch.pop()
         {
             gateway.mirrors.see(Direction::Outbound, std::iter::once(&packet));
+            if packet.is_inline() {
+                cx.ledger.count(Site::GuestSmall, packet.len());
+            }
             let Ok(mut packet) = fragment::into_received(packet, cx.memory) else {
                 gateway.no_memory += 1;
                 continue;

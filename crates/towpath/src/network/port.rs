@@ -259,10 +259,10 @@ impl PortDevice {
         };
         Ok(match attachment {
             Attachment::VhostUser(path) => {
-                Self::polled(VhostUser::listen(path, offer, ledger.clone())?)
+                Self::switched(VhostUser::listen(path, offer, ledger.clone())?)
             }
             Attachment::VhostUserClient(path) => {
-                Self::polled(VhostUser::connect(path, offer, ledger.clone())?)
+                Self::switched(VhostUser::connect(path, offer, ledger.clone())?)
             }
             Attachment::Stream(path) => {
                 Self::Stream(Box::new(StreamPort::listen(path, network.mtu, ledger.clone())?))
@@ -276,8 +276,9 @@ impl PortDevice {
         })
     }
 
-    fn polled(mut device: VhostUser) -> Self {
+    fn switched(mut device: VhostUser) -> Self {
         device.set_polled();
+        device.set_inline();
         Self::VhostUser(Box::new(device))
     }
 

@@ -236,6 +236,48 @@ fn packets_go_both_ways() {
     }
 }
 
+/// Goal: an owner who wants it has short frames inline, from rings that start later and after each
+/// new start; they go to a guest as they came.
+#[test]
+fn short_frames_come_inline_where_that_was_asked_for() {
+    for features in LAYOUTS {
+        let mut bench = Bench::started(features);
+        let take = |bench: &mut Bench, number: u8| {
+            let address = BUFFERS + 0x800 * u64::from(number);
+            bench.ram.memory().write(address, &[0; 12]).unwrap();
+            bench.ram.memory().write(address + 12, &frame(number)[..60]).unwrap();
+            let segment = Segment { address, bytes: 12 + 60 };
+            assert!(bench.transmit.add(&[segment], &[], number.into()));
+            bench.transmit.publish();
+            let packet = bench.receive().pop().expect("a packet");
+            assert_eq!(bench.transmit.used(), Some((number.into(), 0)), "copied at once");
+            packet
+        };
+        assert!(!take(&mut bench, 1).is_inline(), "nobody asked");
+        bench.device.set_inline();
+        for round in 2..4 {
+            send(&bench.socket, GET_VRING_BASE, 1, &[1u32, 0].map(u32::to_ne_bytes).concat(), &[]);
+            bench.device.turn(Duration::from_secs(1)).unwrap();
+            let (state, _) = bench.reply(GET_VRING_BASE);
+            let config = bench.transmit.config();
+            bench.start_ring(1, &config, u32::from_ne_bytes(state[4..].try_into().unwrap()));
+            let packet = take(&mut bench, round);
+            assert!(packet.is_inline());
+            assert_eq!(packet.headers(), &frame(round)[..60]);
+            let buffer = Segment { address: BUFFERS + 0x4000, bytes: 2048 };
+            assert!(bench.receive.add(&[], &[buffer], 9));
+            bench.receive.publish();
+            let mut burst = Burst::new();
+            burst.push(packet).ok().unwrap();
+            bench.device.transmit(&mut burst).unwrap();
+            assert_eq!(bench.receive.used(), Some((9, 12 + 60)));
+            let mut got = [0; 60];
+            bench.ram.memory().read(buffer.address + 12, &mut got).unwrap();
+            assert_eq!(got, frame(round)[..60]);
+        }
+    }
+}
+
 /// `GET_VRING_BASE` with loans out: they are recalled, and the packets keep their bytes.
 #[test]
 fn stopping_takes_back_what_is_lent() {

@@ -1,8 +1,9 @@
 //! The driver's receive queue: packets are copied into the buffers that it offers.
 //!
 //! The one copy of payload on the way into a guest, counted at [`Site::Guest`]: two guests share no
-//! memory. A packet takes one chain, or several where the driver agreed to merged buffers; if there
-//! are not enough, it waits. Used entries of a burst become visible together.
+//! memory. Of inline packets all bytes count, headers as well. A packet takes one chain, or several
+//! where the driver agreed to merged buffers; if there are not enough, it waits. Used entries of a
+//! burst become visible together.
 //!
 //! Follows virtio 1.2 §5.1.6.3 and §5.1.6.4. One thread at a time; nothing blocks or allocates.
 
@@ -314,7 +315,7 @@ impl ReceiveQueue {
         }
         counters.packets += 1;
         counters.bytes += packet.len() as u64;
-        filled.payload += packet.payload_len();
+        filled.payload += if packet.is_inline() { packet.len() } else { packet.payload_len() };
     }
 
     /// True if the driver agreed to get packets with these fields.

@@ -3,7 +3,9 @@
 //! The virtio-net header is copied and checked; the frame behind it is lent as it lies in the
 //! guest's memory, one loan for each buffer, and the chain is given back when the last of its loans
 //! is over, in whatever order that happens. Frames of up to [`COPY_BYTES_MAX`] are copied at once,
-//! and their chains given back at once: a loan costs more than that.
+//! and their chains given back at once: a loan costs more than that. For an owner who forwards
+//! packets by their headers ([`TransmitQueue::set_inline`]) frames of up to [`INLINE_BYTES_MAX`]
+//! are copied into the packet's private bytes, and take no frame of the pool.
 //!
 //! # Theory of operation: a ring that is not starved
 //!
@@ -32,7 +34,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 use towpath_packet::burst::BURST_MAX;
-use towpath_packet::packet::PIECES_MAX;
+use towpath_packet::packet::{PEEK_BYTES, PIECES_MAX};
 use towpath_packet::pool::SMALL_FRAME_BYTES;
 use towpath_packet::{
     Burst, Checksum, GsoKind, Ledger, Loans, Memory, Offload, Packet, Recall, Returns, Site,
@@ -41,6 +43,9 @@ use towpath_packet::{
 
 /// Frames of up to so many bytes are copied: where a copy costs about as much as a loan.
 pub const COPY_BYTES_MAX: usize = 256;
+/// Frames of up to so many bytes come inline where that was asked for: all that a packet's private
+/// memory has room for.
+pub const INLINE_BYTES_MAX: usize = PEEK_BYTES;
 /// How long a loan may take: half of what slowed a guest's TCP down to a half when it was held.
 pub const LOAN_TERM: Duration = Duration::from_millis(20);
 /// When to ask again for what somebody was reading.
@@ -100,6 +105,8 @@ pub struct TransmitQueue {
     features: u64,
     counters: TransmitCounters,
     buffer: ReceiveBuffer,
+    /// Short frames come inline.
+    is_inline: bool,
     /// Bytes copied that are not in the ledger yet.
     copied: usize,
     loans: Loans,
@@ -139,12 +146,19 @@ impl TransmitQueue {
             features,
             counters: TransmitCounters::default(),
             buffer: ReceiveBuffer::new(),
+            is_inline: false,
             copied: 0,
             loans: Loans::new(size * LOANS_PER_DESCRIPTOR),
             lender: GuestLender::new(memory.clone(), returns.clone(), wake),
             returns,
             slots: Slots::new(size),
         })
+    }
+
+    /// From now on frames of up to [`INLINE_BYTES_MAX`] come [inline](Packet::is_inline), but for
+    /// super-packets, whose headers end where their payload begins.
+    pub fn set_inline(&mut self) {
+        self.is_inline = true;
     }
 
     /// Adds packets that the guest sent to `burst` until it is full, nothing is left or `memory` is
@@ -309,7 +323,10 @@ impl TransmitQueue {
         let whole = whole(&self.queue);
         match whole {
             Some(whole) if bytes >= VirtioHeader::LEN => whole.read(&mut header.0),
-            _ => _ = cursor(&self.queue).read(&mut header.0),
+            _ => {
+                _ = Cursor::new(self.queue.memory(), self.queue.chain().readable())
+                    .read(&mut header.0)
+            }
         }
         let offload = header.decode().ok();
         let Some(frame_bytes) =
@@ -327,7 +344,13 @@ impl TransmitQueue {
             return self.drop_chain();
         };
         let is_short = frame_bytes <= COPY_BYTES_MAX;
-        if is_short && whole.is_some_and(|whole| copy_whole(whole, memory, packet)) {
+        if self.is_inline && frame_bytes <= INLINE_BYTES_MAX && offload.gso.is_none() {
+            packet.fill_inline(frame_bytes, |frame| match whole {
+                Some(whole) => whole.tail(VirtioHeader::LEN).read(frame),
+                None => _ = frame_of(&self.queue).read(frame),
+            });
+            self.note_copied(frame_bytes);
+        } else if is_short && whole.is_some_and(|whole| copy_whole(whole, memory, packet)) {
             self.note_copied(frame_bytes);
         } else if !is_short && self.may_lend() && self.lend(now, packet) {
             self.counters.lent += 1;
@@ -381,9 +404,7 @@ impl TransmitQueue {
         let group = u32::from(number);
         self.returns.begin(group);
         let slot = &mut self.slots.table[usize::from(number)];
-        let chain = self.queue.chain();
-        let mut cursor = Cursor::new(self.queue.memory(), chain.readable());
-        cursor.skip(VirtioHeader::LEN);
+        let mut cursor = frame_of(&self.queue);
         let mut is_whole = true;
         let mut at = 0;
         while let Some(Segment { mut address, mut bytes }) = cursor.step(usize::MAX) {
@@ -418,16 +439,13 @@ impl TransmitQueue {
     fn copy(&mut self, memory: &mut Memory, packet: &mut Packet, bytes: usize) -> bool {
         let small = if bytes <= SMALL_FRAME_BYTES { memory.small.take() } else { None };
         if let Some(mut frame) = small {
-            let mut cursor = cursor(&self.queue);
-            cursor.skip(VirtioHeader::LEN);
-            cursor.read(&mut frame[..bytes]);
+            frame_of(&self.queue).read(&mut frame[..bytes]);
             packet.push_piece(frame.freeze(bytes)).expect("a packet has room for a frame");
         } else {
             if self.buffer.prepare(memory, bytes) < bytes {
                 return false;
             }
-            let mut cursor = cursor(&self.queue);
-            cursor.skip(VirtioHeader::LEN);
+            let mut cursor = frame_of(&self.queue);
             let mut slices = empty_slices::<FRAMES_MAX>();
             let count = self.buffer.slices(&mut slices);
             for slice in &mut slices[..count] {
@@ -508,9 +526,11 @@ fn whole(queue: &Queue) -> Option<Stretch<'_>> {
     }
 }
 
-/// The beginning of the chain taken last.
-fn cursor(queue: &Queue) -> Cursor<'_> {
-    Cursor::new(queue.memory(), queue.chain().readable())
+/// The frame of the chain taken last, behind its header.
+fn frame_of(queue: &Queue) -> Cursor<'_> {
+    let mut cursor = Cursor::new(queue.memory(), queue.chain().readable());
+    cursor.skip(VirtioHeader::LEN);
+    cursor
 }
 
 /// Copies the frame of a short chain, which is a header and that, into one pool frame; false, and

@@ -4,7 +4,8 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 
-use towpath_packet::{Burst, Caps, Ledger, Memory, Offload, Packet};
+use towpath_packet::packet::PEEK_BYTES;
+use towpath_packet::{Burst, Caps, Ledger, Memory, Offload, Packet, Site};
 
 use crate::counters::PortDrop;
 use crate::gso::testing::{assert_all_back, bytes_of, memory, received};
@@ -57,6 +58,8 @@ pub(super) struct Harness {
     pub(super) now: Instant,
     pub(super) out: Lists,
     pub(super) ports: Vec<PortId>,
+    /// Every other frame that may be inline is.
+    is_inline: bool,
 }
 
 impl Harness {
@@ -69,7 +72,7 @@ impl Harness {
         let ports = ports.into_iter().map(|port| switch.add_port(port).expect("room")).collect();
         let now = Instant::from_micros(5_000_000);
         let (memory, ledger, out) = (memory(), Ledger::new(), Lists::default());
-        Self { switch, memory, ledger, now, out, ports }
+        Self { switch, memory, ledger, now, out, ports, is_inline: false }
     }
 
     /// Sends a packet in by a port.
@@ -80,7 +83,7 @@ impl Harness {
     }
 
     pub(super) fn send_burst(&mut self, from: usize, burst: &mut Burst) {
-        let Self { switch, memory, ledger, now, out, ports } = self;
+        let Self { switch, memory, ledger, now, out, ports, .. } = self;
         switch.forward(ports[from], burst, &mut Context { memory, ledger, now: *now }, out);
         assert!(burst.is_empty());
         assert!(switch.touched == PortSet::EMPTY);
@@ -97,10 +100,24 @@ impl Harness {
         frame: &[u8],
         offload: Offload,
     ) -> BTreeMap<usize, Vec<Vec<u8>>> {
-        let mut packet = received(&mut self.memory, frame, &[33]);
+        let mut packet = self.packet(frame, offload.gso.is_none());
         packet.set_offload(offload);
         self.send_packet(from, packet);
         self.frames()
+    }
+
+    /// A packet as a device delivers it: in pieces and inline, in turn, if it may be inline.
+    pub(super) fn packet(&mut self, frame: &[u8], may_inline: bool) -> Packet {
+        if !may_inline || frame.len() > PEEK_BYTES {
+            return received(&mut self.memory, frame, &[33]);
+        }
+        self.is_inline = !self.is_inline;
+        if !self.is_inline {
+            return received(&mut self.memory, frame, &[33]);
+        }
+        let mut packet = self.memory.packet().expect("free");
+        packet.fill_inline(frame.len(), |place| place.copy_from_slice(frame));
+        packet
     }
 
     /// Takes what ports were handed, as bytes.
@@ -127,21 +144,25 @@ impl Harness {
         offload: Offload,
         reason: PortDrop,
     ) {
-        let before = self.counters(from).dropped(reason);
-        let out = self.send_with(from, frame, offload);
-        assert!(out.is_empty(), "{reason:?} expected, left by {:?}", out.keys());
-        let drops: Vec<_> = self.counters(from).drops().collect();
-        assert_eq!(self.counters(from).dropped(reason), before + 1, "{reason:?}: {drops:?}");
+        // In both forms.
+        for _ in 0..2 {
+            let before = self.counters(from).dropped(reason);
+            let out = self.send_with(from, frame, offload);
+            assert!(out.is_empty(), "{reason:?} expected, left by {:?}", out.keys());
+            let drops: Vec<_> = self.counters(from).drops().collect();
+            assert_eq!(self.counters(from).dropped(reason), before + 1, "{reason:?}: {drops:?}");
+        }
     }
 
     pub(super) fn counters(&self, port: usize) -> &PortCounters {
         self.switch.counters_of(self.ports[port]).expect("a port")
     }
 
-    /// Nothing was kept, nothing copied.
+    /// Nothing was kept, nothing copied but inline frames for several ports.
     pub(super) fn end(self) {
         drop(self.out);
-        assert_all_back(&self.memory, &self.ledger);
+        assert_all_back(&self.memory, &Ledger::new());
+        assert_eq!(self.ledger.copied(), self.ledger.copied_at(Site::GuestSmall));
     }
 }
 

@@ -8,7 +8,6 @@ use proptest::prelude::*;
 use towpath_packet::Burst;
 
 use super::harness::*;
-use crate::gso::testing::received;
 use crate::switch::*;
 use crate::time::{Duration, Instant};
 
@@ -226,7 +225,7 @@ impl Both {
         let mut burst = Burst::new();
         let mut expected: BTreeMap<usize, Vec<Vec<u8>>> = BTreeMap::new();
         for frame in frames {
-            let packet = received(&mut real.memory, &frame.bytes(&frame.tags), &[]);
+            let packet = real.packet(&frame.bytes(&frame.tags), true);
             burst.push(packet).expect("room");
             for (to, bytes) in model.forward(from, frame, real.now) {
                 expected.entry(to).or_default().push(bytes);

@@ -127,6 +127,43 @@ proptest! {
         prop_assert_eq!(t.memory.packets.out_count(), 0);
     }
 
+    /// Goal: the same for a short frame that is inline: tags come and go, its checksum is completed
+    /// where it must be and left elsewhere, and each copy but the last is counted.
+    #[test]
+    fn each_port_gets_an_inline_frame(
+        spec in any_spec(0..150).prop_filter("short", |spec| spec.frame().len() <= 188),
+        has_tag: bool,
+    ) {
+        let caps = [ABLE, CHECKSUMS, ALONE];
+        let vlans = || trunk(None, &[5]);
+        let mut ports = alloc::vec![in_vlans(if has_tag { vlans() } else { access(5) })];
+        for caps in caps {
+            ports.push(PortConfig { vlans: vlans(), ..with_caps(caps) });
+            ports.push(PortConfig { vlans: access(5), ..with_caps(caps) });
+        }
+        let mut t = Harness::new(ports);
+        let frame =
+            readdressed(&spec.partial_frame(), BROADCAST, mac(1), has_tag.then_some(0x6005));
+        let mut packet = t.memory.packet().expect("free");
+        packet.fill_inline(frame.len(), |place| place.copy_from_slice(&frame));
+        let offload = Offload { checksum: spec.partial(), gso: None };
+        packet.set_offload(shifted(offload, if has_tag { 4 } else { 0 }));
+        t.send_packet(0, packet);
+        prop_assert_eq!(t.ledger.copied_at(Site::GuestSmall), 5 * frame.len() as u64);
+        let out = core::mem::take(&mut t.out.packets);
+        prop_assert_eq!(out.len(), 6);
+        for (port, packets) in out {
+            let caps = &caps[(port - 1) / 2];
+            let priority = if has_tag { 0x6000 } else { 0 };
+            let tag = (port % 2 == 1).then_some(priority | 5);
+            let found: Vec<_> = packets.iter().map(|packet| contents(packet, &t)).collect();
+            prop_assert_eq!(found, expected(&spec, None, caps, tag), "port {}", port);
+            prop_assert!(packets[0].is_inline());
+            check_offload_of(&packets[0], &spec, caps, tag.is_some());
+        }
+        t.end();
+    }
+
     /// Goal: what a port is cut for, coalescing makes whole again, byte for byte.
     #[test]
     fn cut_and_joined_is_the_same(spec in any_spec(2..9000), size in 100..1300usize) {

@@ -123,6 +123,42 @@ fn packets_arrive_as_they_were_sent() {
     }
 }
 
+/// Goal: inline packets arrive whole, in order among others, in one buffer or merged ones, with
+/// their offload fields; all of their bytes are counted as copied.
+#[test]
+fn inline_packets_arrive() {
+    let partial = Offload { checksum: Checksum::Partial { start: 34, offset: 6 }, gso: None };
+    for features in layouts() {
+        let mut bench = Bench::new(features | OFFLOADS | feature::MRG_RXBUF);
+        let buffers = [100, 1000, 50, 60, 60, 1000, 1000];
+        for (token, bytes) in (0..).zip(buffers) {
+            assert!(bench.offer(token, bytes) || features & feature::INDIRECT == 0);
+        }
+        let mut packets = Vec::new();
+        for (number, bytes) in (0..).zip([88, 192, 150, 300]) {
+            let mut packet = bench.packet(number, bytes);
+            if bytes <= 192 {
+                let frame: Vec<u8> = (0..bytes).map(|at| pattern(number, at)).collect();
+                packet.clear();
+                packet.fill_inline(bytes, |place| place.copy_from_slice(&frame));
+                packet.set_offload(if number == 1 { partial } else { Offload::default() });
+            }
+            packets.push(packet);
+        }
+        assert!(bench.transmit(packets).expect("the ring is good").is_empty());
+        let expected = [(88, vec![0]), (192, vec![1]), (150, vec![2, 3, 4]), (300, vec![5])];
+        for (number, (bytes, tokens)) in (0..).zip(expected) {
+            let (header, frame, found) = bench.received().expect("a packet");
+            assert_eq!((frame.len(), found), (bytes, tokens), "{features:#x}");
+            assert!(frame.iter().enumerate().all(|(at, &byte)| byte == pattern(number, at)));
+            let offload = if number == 1 { partial } else { Offload::default() };
+            assert_eq!(header.decode(), Ok(offload));
+        }
+        assert_eq!(bench.ledger.copied_at(Site::Guest), 88 + 192 + 150 + (300 - 54));
+        assert_eq!(bench.memory.packets.out_count(), 0);
+    }
+}
+
 /// Goal: what does not fit at the moment waits; what can never fit is dropped and counted, and
 /// takes no buffer.
 #[test]

@@ -1,6 +1,6 @@
 //! What the guest sends, as loans.
 
-use super::super::transmit::{COPY_BYTES_MAX, LOAN_TERM, TransmitQueue};
+use super::super::transmit::{COPY_BYTES_MAX, INLINE_BYTES_MAX, LOAN_TERM, TransmitQueue};
 use super::super::{Segment, Stop, feature};
 use super::{BASE, BUFFERS, REGION, Random, layouts, pattern, queue, ram};
 use crate::tap::FRAME_BYTES_MAX;
@@ -92,7 +92,8 @@ impl Bench {
 
 fn bytes_of(packet: &Packet, ledger: &Ledger) -> Vec<u8> {
     let mut bytes = vec![0; packet.len()];
-    let mut at = 0;
+    let mut at = packet.headers().len();
+    bytes[..at].copy_from_slice(packet.headers());
     for piece in packet.pieces() {
         at += ledger.copy(Site::Linearise, piece, &mut bytes[at..]);
     }
@@ -146,6 +147,119 @@ fn packets_are_what_the_guest_sent() {
         bench.used();
         assert_eq!((bench.driver.out_count(), bench.device.lent_count()), (0, 0));
         assert_eq!(bench.memory.packets.out_count(), 0);
+    }
+}
+
+/// Goal: for who forwards by headers, each frame that fits lies in its packet whole, however the
+/// chain is cut; it takes no frame of the pool, keeps its place among those that are lent, and its
+/// buffers are back before the packet is gone. Others come as ever.
+#[test]
+fn short_frames_come_inline() {
+    let sizes = [14, 15, 59, 60, 61, 128, INLINE_BYTES_MAX, INLINE_BYTES_MAX + 1, 256, 257, 1514];
+    for (features, is_cut) in layouts().flat_map(|features| [(features, false), (features, true)]) {
+        let mut bench = Bench::new(features | OFFLOADS);
+        bench.device.set_inline();
+        // One after the other: a ring of 32 descriptors without tables has room for few.
+        let (mut held, mut inlined) = (Vec::new(), 0);
+        for (slot, bytes) in (0..).zip(sizes) {
+            // At the end of a region, so that the frame goes on in the next.
+            let address = if is_cut { BASE + REGION - 40 } else { BUFFERS + BUFFER * slot };
+            let frame: Vec<u8> = (0..bytes).map(|at| pattern(slot, at)).collect();
+            let memory = bench.ram.memory();
+            memory.write(address, &[0; 12]).unwrap();
+            memory.write(address + 12, &frame).unwrap();
+            let segments = [Segment { address, bytes: 12 + bytes as u32 }];
+            assert!(bench.driver.add(&segments, &[], slot));
+            bench.driver.publish();
+            let mut packets = bench.receive();
+            let packet = packets.pop().expect("a packet");
+            let is_inline = bytes <= INLINE_BYTES_MAX;
+            assert_eq!((packet.is_inline(), packet.piece_count() == 0), (is_inline, is_inline));
+            assert_eq!(bytes_of(&packet, &bench.ledger), frame, "{bytes} bytes, {features:#x}");
+            let is_back = bench.used() == [slot];
+            assert_eq!(is_back, bytes <= COPY_BYTES_MAX, "{bytes} bytes, {features:#x}");
+            // What the guest writes now changes nothing.
+            if is_inline {
+                bench.ram.memory().write(address, &[0xff; 80]).unwrap();
+                assert_eq!(packet.headers(), frame);
+                inlined += 1;
+            }
+            held.push(packet);
+            if is_cut {
+                // The same buffer is used again.
+                held.clear();
+                bench.turn();
+                bench.used();
+            }
+        }
+        assert_eq!(inlined, 7);
+        let copied: usize = sizes.iter().filter(|&&bytes| bytes <= COPY_BYTES_MAX).sum();
+        assert_eq!(bench.ledger.copied_at(Site::GuestSmall), copied as u64);
+        if !is_cut {
+            assert_eq!(bench.memory.small.out_count(), 2, "for two of them");
+        }
+    }
+}
+
+/// Goal: a burst of inline and lent packets is in the guest's order; the offload fields are those
+/// of each; super-packets are not inline; and chains of several buffers are joined.
+#[test]
+fn inline_packets_keep_order_and_offload_fields() {
+    for features in layouts() {
+        let mut bench = Bench::new(features | OFFLOADS);
+        bench.device.set_inline();
+        let partial = Checksum::Partial { start: 34, offset: 6 };
+        let mut gso = [0; 12];
+        (gso[0], gso[1], gso[4], gso[6], gso[8]) = (1, 1, 100, 34, 16);
+        let mut checksum = [0; 12];
+        (checksum[0], checksum[6], checksum[8]) = (1, 34, 6);
+        // Two of these lie in one buffer, the others in two or three.
+        let sent = [(60, [0; 12]), (150, checksum), (2000, [0; 12]), (180, gso), (59, checksum)];
+        for (number, (bytes, header)) in (0..).zip(sent) {
+            assert!(bench.send(number, bytes, number, header), "{features:#x}");
+        }
+        let packets = bench.receive();
+        assert_eq!(packets.len(), sent.len());
+        for (number, (packet, (bytes, header))) in (0..).zip(packets.iter().zip(sent)) {
+            let expected: Vec<u8> = (0..bytes).map(|at| pattern(number, at)).collect();
+            assert_eq!(bytes_of(packet, &bench.ledger), expected, "{number}, {features:#x}");
+            let is_super = header == gso;
+            assert_eq!(packet.is_inline(), bytes <= INLINE_BYTES_MAX && !is_super, "{number}");
+            assert_eq!(packet.offload().gso.is_some(), is_super);
+            let is_partial = packet.offload().checksum == partial;
+            assert_eq!(is_partial, header == checksum, "{number}, {features:#x}");
+        }
+    }
+}
+
+/// Goal: what is wrong is dropped and counted as ever. Tried: no Ethernet header, a checksum behind
+/// the end of the frame, one that was not agreed upon, an unknown kind of super-packet.
+#[test]
+fn wrong_short_frames_are_not_inline() {
+    let mut beyond = [0; 12];
+    (beyond[0], beyond[6], beyond[8]) = (1, 50, 9);
+    let mut unknown = [0; 12];
+    unknown[1] = 9;
+    for features in layouts() {
+        let mut bench = Bench::new(features | feature::CSUM);
+        bench.device.set_inline();
+        for (slot, (bytes, header)) in
+            (0..).zip([(13, [0; 12]), (60, beyond), (60, unknown), (14, [0; 12])])
+        {
+            assert!(bench.send(slot, bytes, slot, header));
+        }
+        let packets = bench.receive();
+        assert_eq!(packets.iter().map(Packet::len).collect::<Vec<_>>(), [14]);
+        let counters = bench.device.counters();
+        assert_eq!((counters.short, counters.bad_header, counters.packets), (1, 2, 1));
+        assert_eq!(bench.used(), [0, 1, 2, 3], "each buffer is back");
+        let mut bench = Bench::new(features);
+        bench.device.set_inline();
+        let mut fitting = beyond;
+        fitting[6] = 40;
+        assert!(bench.send(0, 60, 0, fitting));
+        assert!(bench.receive().is_empty());
+        assert_eq!(bench.device.counters().bad_header, 1);
     }
 }
 

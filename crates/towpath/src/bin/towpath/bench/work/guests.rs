@@ -65,7 +65,8 @@ impl Rig {
         let sender = DriverQueue::new(&from, 0, QUEUE_LEN, SENDER).context("too large")?;
         let mut receiver =
             DriverQueue::new(&to, 0, QUEUE_LEN, workload.receiver).context("too large")?;
-        let transmit = TransmitQueue::start(sender.config(), &from.map()?, None)?;
+        let mut transmit = TransmitQueue::start(sender.config(), &from.map()?, None)?;
+        transmit.set_inline();
         let receive = ReceiveQueue::start(receiver.config(), &to.map()?)?;
         let parts = put(&from, workload)?;
         for token in 0..u64::from(QUEUE_LEN) {

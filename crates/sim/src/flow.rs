@@ -43,6 +43,8 @@ pub struct Plan {
     pub read_max: usize,
     /// Small segments go out at once.
     pub nodelay: bool,
+    /// Where it accepts: what comes is said to be answered within so long.
+    pub answers_within: Option<Duration>,
     /// Probes an idle peer.
     pub keepalive: bool,
     /// The handle is let go as soon as the direction is closed.
@@ -83,6 +85,7 @@ impl Default for Plan {
             read_after: Duration::ZERO,
             read_max: usize::MAX,
             nodelay: false,
+            answers_within: None,
             keepalive: false,
             release_early: false,
             turns: None,

@@ -6,7 +6,7 @@ use crate::seed::Rng;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use towpath_net::stack::{Config, ConnectError, Context, Stack, TcpHandle};
-use towpath_net::tcp::Events;
+use towpath_net::tcp::{Connection, Events};
 use towpath_net::time::Instant;
 use towpath_packet::{Burst, Caps, Ledger, Loans, Memory, MemoryConfig, Packet};
 
@@ -153,6 +153,10 @@ impl Host {
             let (local, remote) = (connection.local(), connection.remote());
             let plan = self.listeners.get(&local).copied().expect("only listeners accept");
             self.adopt(handle, local, remote, plan, now);
+            if let Some(within) = plan.answers_within {
+                let expect = |connection: &mut Connection| connection.expect_answers(within);
+                self.stack.with_tcp(handle, now, expect);
+            }
         }
         let index = *self.by_handle.get(&handle).expect("every connection has a flow");
         self.flows[index].on_events(events);

@@ -193,6 +193,8 @@ impl Scenario {
             plans[0].ending = Ending::Abort;
             self.aborts = true;
         }
+        // Half of them, without a draw: seeds stay what they were.
+        plans[1].answers_within = number.is_multiple_of(2).then_some(ANSWERS_WITHIN);
         self.world.hosts[1 - client].listen(remote, plans[1]);
         let now = self.world.now();
         let connected = self.world.hosts[client].connect(local, remote, plans[0], now);
@@ -276,6 +278,9 @@ impl Scenario {
         problems
     }
 }
+
+/// What those who say that they answer soon say: some do, and some do not.
+const ANSWERS_WITHIN: Duration = Duration::from_micros(500);
 
 /// Settings of a stack, drawn.
 pub(crate) fn settings(rng: &mut Rng) -> Settings {

@@ -4,10 +4,14 @@
 //! as half the window has segments). A connection that answers data with data waits for the answer
 //! to carry the ACK (*ping-pong*). Otherwise every second full segment is acknowledged, and less
 //! after a delay that follows the time between arrivals.
+//!
+//! What Linux does not have: an owner that answers within a moment may say so
+//! ([`Connection::expect_answers`]). Then the first request and the peer's FIN, too, wait that moment
+//! for the answer to carry their ACKs.
 
 use super::connection::Connection;
 use super::seq::Seq;
-use super::sides::{AckOwed, Receiver};
+use super::sides::{AckOwed, PingPong, Receiver};
 use super::state::State;
 use crate::time::{Duration, Instant};
 
@@ -31,8 +35,25 @@ impl Connection {
     /// Quick ACKs, and no waiting for an answer.
     pub(super) fn enter_quick_acks(&mut self, max: u8) {
         self.receive.add_quick_acks(max);
-        self.receive.ping_pong = false;
+        self.receive.ping_pong = PingPong::No;
         self.receive.delay = self.settings.delayed_ack;
+    }
+
+    /// Data will be answered, and a FIN with a FIN, `within` so short a time that it is worth
+    /// waiting for: the ACK of less than a full segment, and that of the FIN, go with the answer, or
+    /// alone when the time is over. Data that was not answered in time is acknowledged at once from
+    /// then on, until some is.
+    ///
+    /// RFC 9293 §3.8.6.3 allows it: an ACK may be delayed for less than half a second if every
+    /// second full segment is acknowledged.
+    pub fn expect_answers(&mut self, within: Duration) {
+        self.receive.answer_wait = within.min(DELAY_MAX);
+        self.receive.ping_pong = PingPong::Expected;
+    }
+
+    /// True if an answer, or our FIN, that was expected did not come in time, and the ACK went alone.
+    pub fn was_answered_late(&self) -> bool {
+        self.receive.answered_late
     }
 
     /// Data arrived: follows the time between arrivals.
@@ -57,12 +78,17 @@ impl Connection {
     /// Data in order arrived: more than a full segment is acknowledged at once if the window goes
     /// on with it, or the reader waits for more (Linux's __tcp_ack_snd_check). Else reading will.
     pub(super) fn owe_ack(&mut self, now: Instant) {
-        let receive = &self.receive;
+        let receive = &mut self.receive;
+        let small = receive.nxt - receive.acked < self.send.mss;
+        if receive.ping_pong == PingPong::Expected && !small {
+            // A large request, or none: its sender may wait for the ACK to go on.
+            receive.ping_pong = PingPong::No;
+        }
+        let waits = receive.ping_pong != PingPong::No;
+        let quick = self.settings.quickack || (receive.quick_acks > 0 && !waits);
         let wanting = receive.queue.len() < receive.tuning.low_water as usize;
         let more = receive.nxt - receive.acked > receive.mss;
         let advances = more && (wanting || self.window_advances());
-        let quick =
-            self.settings.quickack || (self.receive.quick_acks > 0 && !self.receive.ping_pong);
         if advances || quick {
             self.receive.ack_owed = AckOwed::Now;
         } else {
@@ -70,24 +96,43 @@ impl Connection {
         }
     }
 
-    fn delay_ack(&mut self, now: Instant) {
+    /// True if the owner's own FIN is expected to follow the peer's in a moment, as in Linux's
+    /// tcp_fin, which waits longer for it. It is waited for from now on.
+    pub(super) fn expects_fin(&mut self) -> bool {
+        let expects = self.receive.answer_wait > Duration::ZERO && !self.settings.quickack;
+        if expects {
+            self.receive.ping_pong = PingPong::Expected;
+        }
+        expects
+    }
+
+    pub(super) fn delay_ack(&mut self, now: Instant) {
         if self.receive.ack_owed == AckOwed::Now {
             return;
         }
         self.receive.ack_owed = AckOwed::Delayed;
+        let delay = self.ack_delay();
+        let at = now + delay.min(self.delay_max());
+        self.timers.delayed_ack =
+            Some(self.timers.delayed_ack.map_or(at, |earlier| earlier.min(at)));
+    }
+
+    fn ack_delay(&self) -> Duration {
+        if self.receive.ping_pong == PingPong::Expected {
+            return self.receive.answer_wait;
+        }
         let least = self.settings.delayed_ack;
         let mut delay = self.receive.delay;
         if delay > least {
-            let answering = self.receive.ping_pong || self.receive.pushed > 0;
+            let waits = self.receive.ping_pong == PingPong::Yes;
+            let answering = waits || self.receive.pushed > 0;
             let mut max = if answering { DELAY_MAX } else { DELAY_MAX.saturating_mul(5) };
             if let Some(srtt) = self.rtt.srtt() {
                 max = max.min(srtt.max(least));
             }
             delay = delay.min(max);
         }
-        let at = now + delay.min(self.delay_max());
-        self.timers.delayed_ack =
-            Some(self.timers.delayed_ack.map_or(at, |earlier| earlier.min(at)));
+        delay
     }
 
     /// Longest delay: a peer with as short a timeout as ours is not to send again (Linux's
@@ -107,7 +152,9 @@ impl Connection {
             return;
         }
         let rto = self.rtt.rto();
-        if core::mem::take(&mut self.receive.ping_pong) {
+        let before = core::mem::replace(&mut self.receive.ping_pong, PingPong::No);
+        self.receive.answered_late |= before == PingPong::Expected;
+        if before != PingPong::No {
             self.receive.delay = self.settings.delayed_ack;
         } else {
             self.receive.delay = (self.receive.delay + self.receive.delay).min(rto);
@@ -136,7 +183,7 @@ impl Connection {
             }
         }
         if data && now.since(receive.data_at) < receive.delay {
-            receive.ping_pong = true;
+            receive.ping_pong = PingPong::Yes;
         }
         self.timers.delayed_ack = None;
     }
@@ -147,7 +194,7 @@ impl Connection {
         if receive.ack_owed != AckOwed::Delayed {
             return;
         }
-        let small = receive.pushed > 1 || (receive.pushed > 0 && !receive.ping_pong);
+        let small = receive.pushed > 1 || (receive.pushed > 0 && receive.ping_pong == PingPong::No);
         if receive.nxt - receive.acked > receive.mss || (small && receive.queue.is_empty()) {
             receive.ack_owed = AckOwed::Now;
         }
@@ -155,7 +202,7 @@ impl Connection {
 
     /// Acknowledges at once from now on, or delays (TCP_QUICKACK). An ACK that waits goes now.
     pub fn set_quickack(&mut self, quick: bool) {
-        self.receive.ping_pong = !quick;
+        self.receive.ping_pong = if quick { PingPong::No } else { PingPong::Yes };
         let open = matches!(self.state, State::Established | State::CloseWait);
         if quick && open && self.receive.ack_owed == AckOwed::Delayed {
             self.receive.ack_owed = AckOwed::Now;
@@ -164,7 +211,7 @@ impl Connection {
 
     /// True unless ACKs wait for an answer to carry them (TCP_QUICKACK).
     pub fn quickack(&self) -> bool {
-        !self.receive.ping_pong
+        self.receive.ping_pong == PingPong::No
     }
 
     /// Something came twice: its sender may have missed an ACK. Reports it if the peer understands

@@ -106,7 +106,7 @@ impl Connection {
         self.input_urgent(segment);
         let verdict = self.input_text(segment, payload, now);
         if self.state != State::Closed {
-            self.input_fin(segment);
+            self.input_fin(segment, now);
         }
         self.receive.last_at = now;
         verdict
@@ -200,9 +200,11 @@ impl Connection {
             start = nxt;
         }
         if payload.payload_len() == 0 {
-            self.receive.ack_owed = AckOwed::Now;
             if fin && start.after(nxt) {
                 return self.hold_text(start, payload, fin);
+            }
+            if !fin || segment.seq() != start {
+                self.receive.ack_owed = AckOwed::Now;
             }
             return Verdict::Done;
         }
@@ -321,7 +323,8 @@ impl Connection {
 
     /// RFC 9293 §3.10.7.4 eighth. A FIN ahead of its turn is remembered, so that it needs not be
     /// sent again once the hole before it is filled.
-    pub(super) fn input_fin(&mut self, segment: &Segment) {
+    pub(super) fn input_fin(&mut self, segment: &Segment, now: Instant) {
+        let owed = self.receive.ack_owed;
         if segment.has(Flags::FIN) {
             self.receive.ack_owed = AckOwed::Now;
             let at = segment.seq() + (segment.seq_len() - 1);
@@ -341,7 +344,14 @@ impl Connection {
         self.receive.ack_owed = AckOwed::Now;
         self.note(Events::PEER_CLOSED | Events::READABLE);
         match self.state {
-            State::Established => self.state = State::CloseWait,
+            State::Established => {
+                self.state = State::CloseWait;
+                // RFC 5681 §4.2: what fills a hole is acknowledged at once.
+                if segment.has(Flags::FIN) && self.expects_fin() {
+                    self.receive.ack_owed = owed;
+                    self.delay_ack(now);
+                }
+            }
             State::FinWait1 => self.state = State::Closing,
             State::FinWait2 => self.enter_time_wait(),
             _ => {}

@@ -26,6 +26,16 @@ pub(super) enum AckOwed {
     Now,
 }
 
+/// Whether what comes is answered, so that the answer carries the ACK.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PingPong {
+    No,
+    /// The owner said so, and nothing has shown the contrary.
+    Expected,
+    /// It was, the last time.
+    Yes,
+}
+
 /// Sending side.
 pub(super) struct Sender {
     pub(super) iss: Seq,
@@ -182,8 +192,12 @@ pub(super) struct Receiver {
     pub(super) acked: Seq,
     /// ACKs still to be sent at once, at the start and after a pause.
     pub(super) quick_acks: u8,
-    /// Data is answered with data, which carries the ACK.
-    pub(super) ping_pong: bool,
+    pub(super) ping_pong: PingPong,
+    /// How long the ACK of little data, or of the FIN, waits for an expected answer; zero if none
+    /// is.
+    pub(super) answer_wait: Duration,
+    /// An expected answer did not come in time.
+    pub(super) answered_late: bool,
     /// Segments since the last ACK that may have ended a write of the sender's: none, one, more.
     pub(super) pushed: u8,
     /// How long an ACK waits; zero before any data.
@@ -257,7 +271,9 @@ impl Receiver {
             update_due: false,
             acked: Seq(0),
             quick_acks: 0,
-            ping_pong: false,
+            ping_pong: PingPong::No,
+            answer_wait: Duration::ZERO,
+            answered_late: false,
             pushed: 0,
             delay: Duration::ZERO,
             data_at: now,

@@ -83,7 +83,7 @@ impl Connection {
         let lost = self.fast_open_answered(segment, sent_again);
         if self.fast_open.asked || self.fast_open.sent > 0 {
             self.take_syn_data(segment, payload);
-            self.input_fin(segment);
+            self.input_fin(segment, now);
         }
         if lost {
             self.fast_open.fail = if sent_again { FAIL_SYN_LOST } else { FAIL_NOT_TAKEN };

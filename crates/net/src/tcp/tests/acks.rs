@@ -3,6 +3,7 @@
 
 use super::script::{Script, plain, settings};
 use crate::tcp::{Events, Settings, State, Verdict};
+use crate::time::Duration;
 
 extern crate std;
 
@@ -41,6 +42,71 @@ fn quick_acks_at_the_start() {
     let mut t = Script::plain();
     t.recv(". 1:101 ack 1").quiet().wait(40).expect(". 1 ack 101");
     t.wait(1000).recv(". 101:201 ack 1").expect(". 1 ack 201");
+}
+
+/// A connection whose owner says that it answers within a millisecond; segments of 1000 bytes.
+fn answered() -> Script {
+    let mut t = Script::incoming(plain(), "S 0 mss 1000");
+    t.c.expect_answers(Duration::from_millis(1));
+    t.expect("S. 0 ack 1").recv(". 1 ack 1");
+    t
+}
+
+/// The first request, too, is acknowledged by the answer to it, and the peer's FIN by ours: three
+/// packets instead of five.
+#[test]
+fn expected_answers_carry_acks() {
+    let mut t = answered();
+    t.recv("P. 1:101 ack 1").read(1, 100).quiet().write(50).expect("P. 1:51 ack 101");
+    t.recv(". 101 ack 51").recv("F. 101 ack 51").state(State::CloseWait).quiet();
+    t.close().expect("F. 51 ack 102").recv(". 102 ack 52").ended(None).quiet();
+    assert!(!t.c.was_answered_late());
+    let mut t = answered();
+    t.recv("FP. 1:101 ack 1").read(1, 100).quiet();
+    t.write_and_close(50).expect("FP. 1:51 ack 102").recv(". 102 ack 52").ended(None).quiet();
+}
+
+/// What is not answered in time is acknowledged alone, and then all is at once until some is
+/// answered; so is a FIN.
+#[test]
+fn late_answers_are_not_waited_for() {
+    let mut t = answered();
+    t.recv("P. 1:101 ack 1").read(1, 100).quiet().wait(1).expect(". 1 ack 101");
+    assert!(t.c.was_answered_late());
+    t.recv("P. 101:201 ack 1").expect(". 1 ack 201").read(101, 100).quiet();
+    t.write(50).expect("P. 1:51 ack 201").recv("P. 201:301 ack 51").quiet();
+    t.write(50).expect("P. 51:101 ack 301").recv("F. 301 ack 101").quiet();
+    t.wait(1).expect(". 101 ack 302").wait(100).quiet();
+    t.recv("F. 301 ack 101").expect(". 101 ack 302");
+    t.write(50).expect("P. 101:151 ack 302").recv(". 302 ack 151");
+    t.close().expect("F. 151 ack 302").recv(". 302 ack 152").ended(None);
+}
+
+/// Expecting an answer delays nothing that tells the sender to go on: a full segment at the start,
+/// the second small write, a hole and what fills it, what came twice.
+#[test]
+fn expected_answers_delay_no_more_than_requests() {
+    answered().recv(". 1:1001 ack 1").expect(". 1 ack 1001").quiet();
+    let mut t = answered();
+    t.recv("P. 1:2501 ack 1").expect(". 1 ack 2501");
+    t.recv("P. 2501:2601 ack 1").expect(". 1 ack 2601").quiet();
+    let mut t = answered();
+    t.recv("P. 1:501 ack 1").quiet().recv("P. 501:1001 ack 1").expect(". 1 ack 1001").quiet();
+    let mut t = answered();
+    t.recv("P. 1:11 ack 1").recv("P. 11:21 ack 1").quiet().read(1, 20).expect(". 1 ack 21");
+    let mut t = answered();
+    t.recv("F. 101 ack 1").expect(". 1 ack 1").recv("P. 1:101 ack 1").expect(". 1 ack 102");
+    let mut t = answered();
+    t.recv("P. 1:101 ack 1").quiet().recv("P. 1:101 ack 1").expect(". 1 ack 101");
+    t.recv("FP. 1:101 ack 1").state(State::CloseWait).expect(". 1 ack 102").quiet();
+}
+
+/// An owner cannot have an ACK wait longer than Linux would.
+#[test]
+fn expected_answers_have_a_bound() {
+    let mut t = answered();
+    t.c.expect_answers(Duration::from_secs(3600));
+    t.recv("P. 1:101 ack 1").wait(198).quiet().wait(2).expect(". 1 ack 101");
 }
 
 /// RFC 5681 §4.2: out-of-order data is acknowledged at once, and so is what fills the hole.

@@ -40,13 +40,19 @@ pub struct TcpSocket {
 }
 
 impl TcpSocket {
-    /// Begins to connect; true if the connection is made already. Else the socket turns writable
-    /// when it is made or has failed, and [`take_error`](Self::take_error) tells which.
+    /// Begins to connect; true if the connection is made already, as with most peers on this
+    /// machine. Else the socket turns writable when it is made or has failed, and
+    /// [`take_error`](Self::take_error) tells which.
     pub fn connect(to: SocketAddr) -> io::Result<(Self, bool)> {
         let fd = open(&to, SocketType::STREAM, None)?;
-        match rustix::net::connect(&fd, &to) {
+        let mut result = rustix::net::connect(&fd, &to);
+        if result == Err(Errno::INPROGRESS) {
+            // A peer on this machine answers within the call, and only the next one is told so.
+            result = rustix::net::connect(&fd, &to);
+        }
+        match result {
             Ok(()) => Ok((Self { fd }, true)),
-            Err(Errno::INPROGRESS) => Ok((Self { fd }, false)),
+            Err(Errno::ALREADY) => Ok((Self { fd }, false)),
             Err(errno) => Err(errno.into()),
         }
     }

@@ -6,8 +6,8 @@
 //! after a delay that follows the time between arrivals.
 //!
 //! What Linux does not have: an owner that answers within a moment may say so
-//! ([`Connection::expect_answers`]). Then the first request and the peer's FIN, too, wait that moment
-//! for the answer to carry their ACKs.
+//! ([`Connection::expect_answers`]). Then the first request and the peer's FIN, too, wait that
+//! moment for the answer to carry their ACKs.
 
 use super::connection::Connection;
 use super::seq::Seq;
@@ -40,9 +40,9 @@ impl Connection {
     }
 
     /// Data will be answered, and a FIN with a FIN, `within` so short a time that it is worth
-    /// waiting for: the ACK of less than a full segment, and that of the FIN, go with the answer, or
-    /// alone when the time is over. Data that was not answered in time is acknowledged at once from
-    /// then on, until some is.
+    /// waiting for: the ACK of less than a full segment, and that of the FIN, go with the answer,
+    /// or alone when the time is over. Data that was not answered in time is acknowledged at once
+    /// from then on, until some is.
     ///
     /// RFC 9293 §3.8.6.3 allows it: an ACK may be delayed for less than half a second if every
     /// second full segment is acknowledged.
@@ -51,9 +51,11 @@ impl Connection {
         self.receive.ping_pong = PingPong::Expected;
     }
 
-    /// True if an answer, or our FIN, that was expected did not come in time, and the ACK went alone.
-    pub fn was_answered_late(&self) -> bool {
-        self.receive.answered_late
+    /// False if an answer, or our FIN, that was expected did not come in time, so that the ACK went
+    /// alone; `None` if none was expected.
+    pub fn answered_in_time(&self) -> Option<bool> {
+        let expected = self.receive.answer_wait > Duration::ZERO;
+        expected.then_some(!self.receive.answered_late)
     }
 
     /// Data arrived: follows the time between arrivals.

@@ -13,14 +13,15 @@
 //!
 //! One file per protocol: `tcp`, `udp`, `ping`; `newcomers` who waits for a flow of their own;
 //! `listen` published ports, `joined` what goes from loopback to loopback past the stack,
-//! `resolver` where DNS goes, `route` which destinations are served and how. All run on the
-//! worker's thread.
+//! `resolver` where DNS goes, `promptness` whether ACKs wait for answers, `route` which
+//! destinations are served and how. All run on the worker's thread.
 
 mod idle;
 mod joined;
 mod listen;
 mod newcomers;
 mod ping;
+mod promptness;
 mod queued;
 mod resolver;
 mod route;

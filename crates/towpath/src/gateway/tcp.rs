@@ -11,6 +11,7 @@
 //! has more waits for each of the others once, whoever has how many news, and the program's own
 //! packets get their turn after the same number of bytes, however many flows there are.
 
+use super::promptness::{ANSWER_WAIT, Promptness};
 use super::queued::{LentNow, Queued};
 use super::route::Target;
 use super::slots::{GENERATION_MASK, Slot};
@@ -19,11 +20,12 @@ use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
-use towpath_io::reactor::{Event, Interest};
+use towpath_io::reactor::{Event, Interest, Reactor};
 use towpath_io::socket::{Received, TcpSocket};
 use towpath_net::stack::{Stack, TcpHandle, Unreachable};
-use towpath_net::tcp::{ConnectionError, Events};
+use towpath_net::tcp::{Connection, ConnectionError, Events};
 use towpath_net::time::Instant;
+use towpath_packet::Piece;
 
 /// Bytes read from the host in a turn of the worker, by all flows together and by one if it has so
 /// many. They are sent at the turn's end, while they are still in a processor's own cache, of
@@ -52,6 +54,12 @@ struct Flow {
     phase: Phase,
     host_readable: bool,
     host_writable: bool,
+    /// The socket is watched for room too: it was full once, or its connect was waited for.
+    watches_room: bool,
+    /// Something was sent.
+    has_sent: bool,
+    /// The socket was told to send small segments at once.
+    nodelay: bool,
     /// The host has sent its FIN, or will after what can be read.
     host_closing: bool,
     /// The host's FIN was read and passed on.
@@ -67,19 +75,70 @@ struct Flow {
     into: Queued,
 }
 
+impl Flow {
+    fn new(handle: TcpHandle, socket: TcpSocket, phase: Phase) -> Self {
+        Self {
+            handle,
+            socket,
+            phase,
+            host_readable: false,
+            host_writable: !matches!(phase, Phase::HostConnecting { .. }),
+            watches_room: true,
+            has_sent: false,
+            nodelay: false,
+            host_closing: false,
+            host_closed: false,
+            program_closed: false,
+            over: false,
+            queued: false,
+            out: Queued::default(),
+            into: Queued::default(),
+        }
+    }
+
+    /// Sends to the host. What is sent first waits for no ACK, as none is outstanding; later calls
+    /// would wait without `TCP_NODELAY`.
+    fn send<'a>(&mut self, pieces: impl Iterator<Item = &'a Piece>) -> io::Result<usize> {
+        if self.has_sent && !self.nodelay {
+            // Told of errors only as a loss of speed.
+            let _ = self.socket.set_nodelay(true);
+            self.nodelay = true;
+        }
+        self.has_sent = true;
+        self.socket.send(pieces)
+    }
+
+    /// Has the gateway told when there is room again. Room that has come meanwhile is told too.
+    fn watch_room(&mut self, reactor: &Reactor) -> io::Result<()> {
+        if self.watches_room {
+            return Ok(());
+        }
+        self.watches_room = true;
+        let token = Token::Tcp(slot_of(self.handle)).encode();
+        reactor.modify(&self.socket, token, Interest::BOTH, true)
+    }
+}
+
 /// All TCP flows. A flow has the index of its connection in the stack.
 pub(super) struct TcpFlows {
     flows: Vec<Option<Box<Flow>>>,
     count: usize,
     /// The line of those that are to read from the host.
     waiting: VecDeque<u32>,
+    promptness: Promptness,
     /// No frame was free: `waiting` is tried again after a while, not at once.
     starved: bool,
 }
 
 impl TcpFlows {
     pub(super) fn new() -> Self {
-        Self { flows: Vec::new(), count: 0, waiting: VecDeque::new(), starved: false }
+        Self {
+            flows: Vec::new(),
+            count: 0,
+            waiting: VecDeque::new(),
+            promptness: Promptness::default(),
+            starved: false,
+        }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -199,28 +258,22 @@ impl Gateway {
             Ok(begun) => begun,
             Err(error) => return self.connect_failed(handle, dns, &error, io),
         };
-        // Told of errors only as a loss of speed: small segments would wait for ACKs.
-        let _ = socket.set_nodelay(true);
         let token = Token::Tcp(slot_of(handle)).encode();
-        if let Err(error) = io.reactor.add(&socket, token, Interest::BOTH, true) {
+        // A connection that is made tells of room at once: that is spared as long as there is any.
+        let interest = if connected { Interest::READ } else { Interest::BOTH };
+        if let Err(error) = io.reactor.add(&socket, token, interest, true) {
             return self.connect_failed(handle, dns, &error, io);
         }
-        self.tcp.insert(Flow {
-            handle,
-            socket,
-            phase: Phase::HostConnecting { dns },
-            host_readable: false,
-            host_writable: false,
-            host_closing: false,
-            host_closed: false,
-            program_closed: false,
-            over: false,
-            queued: false,
-            out: Queued::default(),
-            into: Queued::default(),
-        });
+        let mut flow = Flow::new(handle, socket, Phase::HostConnecting { dns });
+        flow.watches_room = !connected;
+        self.tcp.insert(flow);
         if connected {
             self.host_connected(handle, io);
+            // It is on this machine.
+            if self.tcp.promptness.expects(io.now) {
+                let expect = |connection: &mut Connection| connection.expect_answers(ANSWER_WAIT);
+                io.stack.with_tcp(handle, io.now, expect);
+            }
         }
     }
 
@@ -280,7 +333,6 @@ impl Gateway {
         io: &mut Io<'_>,
     ) {
         self.counters.tcp_in += 1;
-        let _ = socket.set_nodelay(true);
         let Some(handle) = self.connect_program(inside, program, io) else {
             self.counters.tcp_refused += 1;
             return socket.reset();
@@ -292,20 +344,7 @@ impl Gateway {
             io.stack.tcp_release(handle, io.now);
             return socket.reset();
         }
-        self.tcp.insert(Flow {
-            handle,
-            socket,
-            phase: Phase::ProgramConnecting,
-            host_readable: false,
-            host_writable: true,
-            host_closing: false,
-            host_closed: false,
-            program_closed: false,
-            over: false,
-            queued: false,
-            out: Queued::default(),
-            into: Queued::default(),
-        });
+        self.tcp.insert(Flow::new(handle, socket, Phase::ProgramConnecting));
     }
 
     /// The peer keeps its port unless that one is taken, which happens when several host
@@ -367,13 +406,14 @@ impl Gateway {
             if connection.received_len() == 0 {
                 break;
             }
-            match flow.socket.send(connection.received()) {
+            match flow.send(connection.received()) {
                 Ok(count) => {
                     sent += count;
                     io.stack.with_tcp(handle, io.now, |connection| connection.consume(count));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     flow.host_writable = false;
+                    failed = flow.watch_room(io.reactor).err();
                 }
                 Err(error) => {
                     failed = Some(error);
@@ -505,7 +545,11 @@ impl Gateway {
     /// The connection to the program is over. After an error both sides end at once; otherwise
     /// the flow lasts until the host has taken what the program sent.
     fn on_closed(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
-        let error = io.stack.tcp(handle).and_then(|connection| connection.error());
+        let connection = io.stack.tcp(handle);
+        let error = connection.and_then(|connection| connection.error());
+        if let Some(in_time) = connection.and_then(|connection| connection.answered_in_time()) {
+            self.tcp.promptness.ended(in_time, io.now);
+        }
         if error.is_none()
             && let Some(flow) = self.tcp.get_mut(handle)
         {

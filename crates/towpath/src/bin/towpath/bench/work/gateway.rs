@@ -1,4 +1,5 @@
-//! Bytes of a program, through the gateway to a socket of the host and the other way round. The
+//! Bytes of a program, through the gateway to a socket of the host and the other way round; or
+//! connections of one byte each way, one after the other. The
 //! program is a stack of ours in place of a TAP device; it, the gateway and the host's peer are one
 //! thread, so that nothing is left to who runs when. The peer is reached by the host's loopback.
 
@@ -7,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use anyhow::{Context as _, anyhow, ensure};
+use anyhow::{Context as _, anyhow, bail, ensure};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use towpath::config::{Config, Ipv4Config};
@@ -22,17 +23,30 @@ use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
 use towpath_packet::{Burst, Caps, Ledger, Memory, MemoryConfig};
 
-/// Who sends.
+/// Who sends what.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::bench) enum Way {
     /// The program.
     Out,
     /// The host.
     In,
+    /// Each a byte, over a new connection, which the program closes first.
+    Connections,
 }
 
-/// Carries as many times [`CHUNK`] bytes.
-pub(super) fn carry(way: Way, count: u32) -> anyhow::Result<()> {
+impl Way {
+    /// What is carried at a time.
+    fn unit(self) -> u64 {
+        match self {
+            Self::Out | Self::In => CHUNK as u64,
+            Self::Connections => 1,
+        }
+    }
+}
+
+/// Carries as many times [`CHUNK`] bytes, or makes as many connections. Returns the packets towards
+/// the program of the connection with the fewest.
+pub(super) fn carry(way: Way, count: u32) -> anyhow::Result<Option<u32>> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot listen")?;
     let config = Config {
         host_loopback: vec![Ipv4Config::default().gateway.into()],
@@ -46,7 +60,7 @@ pub(super) fn carry(way: Way, count: u32) -> anyhow::Result<()> {
     worker.run_until(&[done.as_fd()])?;
     let side = worker.side();
     ensure!(side.carried == side.total, "{} of {} bytes arrived", side.carried, side.total);
-    Ok(())
+    Ok(side.fewest)
 }
 
 /// The inside of the gateway, and the peer of its other side.
@@ -65,6 +79,11 @@ struct Program {
     begun: u64,
     /// What the receiver got.
     carried: u64,
+    /// Where connections go.
+    to: SocketAddr,
+    /// Packets towards the program since the last connection was made.
+    packets: u32,
+    fewest: Option<u32>,
     /// Readable while there is something to do: `news` is, or the peer can go on.
     ready: Reactor,
     news: OwnedFd,
@@ -98,9 +117,12 @@ impl Program {
             listener,
             peer: None,
             buffer: vec![0x5a; CHUNK],
-            total: u64::from(count) * CHUNK as u64,
+            total: u64::from(count) * way.unit(),
             begun: 0,
             carried: 0,
+            to,
+            packets: 0,
+            fewest: None,
             ready,
             news,
             done: event()?,
@@ -124,6 +146,10 @@ impl Program {
             Way::In => {
                 self.peer_sends()?;
                 self.program_receives(now)?;
+            }
+            Way::Connections => {
+                self.peer_echoes()?;
+                self.program_connects(now)?;
             }
         }
         if self.carried >= self.total {
@@ -156,6 +182,53 @@ impl Program {
         }
     }
 
+    /// Sends a byte, takes one, closes and begins again.
+    fn program_connects(&mut self, now: Instant) -> anyhow::Result<()> {
+        if self.carried == self.total {
+            return Ok(());
+        }
+        if self.begun == self.carried {
+            let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now };
+            match self.sockets.send(self.stream, &[b"?"], SendFlags::default(), &mut cx) {
+                Ok(count) => self.begun += count as u64,
+                Err(Error::WouldBlock | Error::InProgress) => {}
+                Err(error) => return Err(told(error)),
+            }
+        }
+        match self.sockets.discard(self.stream, usize::MAX, now) {
+            Ok(0) => bail!("the connection ended without an answer"),
+            Ok(count) => self.carried += count as u64,
+            Err(Error::WouldBlock | Error::InProgress | Error::NotConnected) => return Ok(()),
+            Err(error) => return Err(told(error)),
+        }
+        self.sockets.close(self.stream, now).map_err(told)?;
+        // The FIN of the connection before and its ACK are in the number of the next.
+        if self.carried > 1 {
+            self.fewest = Some(self.fewest.map_or(self.packets, |least| least.min(self.packets)));
+        }
+        self.packets = 0;
+        if self.carried < self.total {
+            self.stream = self.sockets.stream(Family::V4).map_err(told)?;
+            match self.sockets.connect(self.stream, self.to, now) {
+                Ok(()) | Err(Error::InProgress) => {}
+                Err(error) => return Err(told(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends back what comes, and closes after the program.
+    fn peer_echoes(&mut self) -> anyhow::Result<()> {
+        let Some(mut peer) = self.peer.as_ref() else { return Ok(()) };
+        match peer.read(&mut self.buffer[..1]) {
+            Ok(0) => self.peer = None,
+            Ok(_) => peer.write_all(&self.buffer[..1])?,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
     fn peer_sends(&mut self) -> anyhow::Result<()> {
         let Some(mut peer) = self.peer.as_ref() else { return Ok(()) };
         while self.begun < self.total {
@@ -186,7 +259,9 @@ impl Program {
         let Some(peer) = &self.peer else { return Ok(()) };
         match (self.way, on) {
             (_, false) => drop(self.ready.remove(peer)),
-            (Way::Out, true) => self.ready.add(peer, 0, Interest::READ, false)?,
+            (Way::Out | Way::Connections, true) => {
+                self.ready.add(peer, 0, Interest::READ, false)?
+            }
             (Way::In, true) => self.ready.add(peer, 0, Interest::WRITE, false)?,
         }
         Ok(())
@@ -242,6 +317,7 @@ impl Side for Program {
         let Self { sockets, memory, ledger, .. } = self;
         let mut arrived = Burst::new();
         while let Some(packet) = burst.pop() {
+            self.packets += 1;
             let packet = into_received(packet, memory).map_err(|_| short_of_memory())?;
             arrived.push(packet).map_err(|_| short_of_memory())?;
         }

@@ -25,6 +25,45 @@ fn cut(
     segments
 }
 
+/// A super-packet to be cut, which comes in pieces that end at `cuts`.
+struct SuperPacket {
+    frame: Vec<u8>,
+    offload: Offload,
+    cuts: Vec<usize>,
+}
+
+impl SuperPacket {
+    /// Cuts it, with complete checksums and with partial ones. The segments are to be `expected`:
+    /// each the frame that is complete, the same with a partial checksum, and where that is.
+    /// Complete ones are besides to be what `is_right` says.
+    fn compare(
+        &self,
+        layout: Layout,
+        headers_len: usize,
+        expected: &[(Vec<u8>, Vec<u8>, Checksum)],
+        is_right: impl Fn(&Packet, &Ledger) -> bool,
+    ) -> Result<(), TestCaseError> {
+        let (mut memory, ledger) = (memory(), Ledger::new());
+        for checksums in [Checksums::Complete, Checksums::LeavePartial] {
+            let mut packet = parsed(&mut memory, &self.frame, headers_len, &self.cuts);
+            packet.set_offload(self.offload);
+            let segments = cut(packet, &mut memory, &ledger, layout, checksums);
+            prop_assert_eq!(segments.len(), expected.len());
+            for (segment, (complete, with_partial, partial)) in segments.iter().zip(expected) {
+                let (bytes, checksum) = match checksums {
+                    Checksums::Complete => (complete, Checksum::Unnecessary),
+                    Checksums::LeavePartial => (with_partial, *partial),
+                };
+                prop_assert_eq!(&bytes_of(segment), bytes);
+                prop_assert_eq!(*segment.offload(), Offload { checksum, gso: None });
+                prop_assert!(checksums == Checksums::LeavePartial || is_right(segment, &ledger));
+            }
+        }
+        assert_all_back(&memory, &ledger);
+        Ok(())
+    }
+}
+
 proptest! {
     /// Goal: each segment is, byte for byte, the packet that a sender without offloads would have
     /// sent, checksums included, and shares the payload. Method: the expected packets are made
@@ -35,26 +74,15 @@ proptest! {
         size in 512u16..9000,
         cuts in any_cuts(),
     ) {
-        let (mut memory, ledger) = (memory(), Ledger::new());
-        for checksums in [Checksums::Complete, Checksums::LeavePartial] {
-            let frame = spec.partial_frame();
-            let mut packet = parsed(&mut memory, &frame, spec.headers_len(), &cuts);
-            packet.set_offload(spec.offload(size));
-            let segments = cut(packet, &mut memory, &ledger, spec.layout(), checksums);
-            let expected = spec.segments(usize::from(size));
-            prop_assert_eq!(segments.len(), expected.len());
-            for (segment, expected) in segments.iter().zip(&expected) {
-                let (bytes, checksum) = match checksums {
-                    Checksums::Complete => (expected.frame(), Checksum::Unnecessary),
-                    Checksums::LeavePartial => (expected.partial_frame(), expected.partial()),
-                };
-                prop_assert_eq!(bytes_of(segment), bytes);
-                prop_assert_eq!(*segment.offload(), Offload { checksum, gso: None });
-                let right = verify_checksum(segment, spec.layout(), &ledger);
-                prop_assert!(right || checksums == Checksums::LeavePartial);
-            }
-        }
-        assert_all_back(&memory, &ledger);
+        let expected = spec.segments(usize::from(size));
+        let expected: Vec<_> = expected
+            .iter()
+            .map(|plain| (plain.frame(), plain.partial_frame(), plain.partial()))
+            .collect();
+        let whole = SuperPacket { frame: spec.partial_frame(), offload: spec.offload(size), cuts };
+        whole.compare(spec.layout(), spec.headers_len(), &expected, |segment, ledger| {
+            verify_checksum(segment, spec.layout(), ledger)
+        })?;
     }
 
     /// Goal: no claim and no headers make checking, cutting or summing panic, and a refused packet

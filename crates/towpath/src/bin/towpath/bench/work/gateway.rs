@@ -12,9 +12,11 @@ use anyhow::{Context as _, anyhow, bail, ensure};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use towpath::config::{Config, Ipv4Config};
+use towpath::gateway::JoinedListener;
 use towpath::report::Report;
 use towpath::worker::{Input, Side, SideContext, Worker};
 use towpath_io::reactor::{Interest, Reactor};
+use towpath_io::socket;
 use towpath_net::fragment::into_received;
 use towpath_net::socket::{Error, Family, SendFlags, SocketId, Sockets};
 use towpath_net::stack::{self, Address, Context, Limits, Stack};
@@ -30,6 +32,8 @@ pub(in crate::bench) enum Way {
     Out,
     /// The host.
     In,
+    /// The program, over a joined port of its loopback, past the stack.
+    Joined,
     /// Each a byte, over a new connection, which the program closes first.
     Connections,
 }
@@ -38,7 +42,7 @@ impl Way {
     /// What is carried at a time.
     fn unit(self) -> u64 {
         match self {
-            Self::Out | Self::In => CHUNK as u64,
+            Self::Out | Self::In | Self::Joined => CHUNK as u64,
             Self::Connections => 1,
         }
     }
@@ -54,9 +58,17 @@ pub(super) fn carry(way: Way, count: u32) -> anyhow::Result<Option<u32>> {
         resolvers: Some(Vec::new()),
         ..Config::default()
     };
-    let program = Program::new(&config, way, count, listener)?;
+    let host_port = listener.local_addr()?.port();
+    let mut program = Program::new(&config, way, count, listener)?;
     let done = program.done.try_clone().context("cannot duplicate a descriptor")?;
+    let mut joined = Vec::new();
+    if way == Way::Joined {
+        let socket = socket::TcpListener::bind((Ipv4Addr::LOCALHOST, 0).into(), None)?;
+        program.connect_past_stack(socket.local()?)?;
+        joined.push(JoinedListener { socket, host_port });
+    }
     let mut worker = Worker::serving(&config, program, Arc::default())?;
+    worker.join(joined)?;
     worker.run_until(&[done.as_fd()])?;
     let side = worker.side();
     ensure!(side.carried == side.total, "{} of {} bytes arrived", side.carried, side.total);
@@ -73,6 +85,8 @@ struct Program {
     way: Way,
     listener: TcpListener,
     peer: Option<TcpStream>,
+    /// The program's own socket of the kernel.
+    past_stack: Option<TcpStream>,
     buffer: Vec<u8>,
     total: u64,
     /// What was given to the sender's socket.
@@ -102,9 +116,11 @@ impl Program {
         let mut sockets = Sockets::new(stack_of(config, &net), 1);
         let stream = sockets.stream(Family::V4).map_err(told)?;
         let to = SocketAddr::new(net.gateway.into(), listener.local_addr()?.port());
-        match sockets.connect(stream, to, Instant::START) {
-            Ok(()) | Err(Error::InProgress) => {}
-            Err(error) => return Err(told(error)),
+        if way != Way::Joined {
+            match sockets.connect(stream, to, Instant::START) {
+                Ok(()) | Err(Error::InProgress) => {}
+                Err(error) => return Err(told(error)),
+            }
         }
         tell(&news);
         Ok(Self {
@@ -116,6 +132,7 @@ impl Program {
             way,
             listener,
             peer: None,
+            past_stack: None,
             buffer: vec![0x5a; CHUNK],
             total: u64::from(count) * way.unit(),
             begun: 0,
@@ -129,6 +146,15 @@ impl Program {
         })
     }
 
+    /// Connects to a socket that listens on the program's loopback.
+    fn connect_past_stack(&mut self, to: SocketAddr) -> anyhow::Result<()> {
+        let stream = TcpStream::connect(to).context("cannot connect")?;
+        stream.set_nonblocking(true)?;
+        self.ready.add(&stream, 0, Interest::WRITE, false)?;
+        self.past_stack = Some(stream);
+        Ok(())
+    }
+
     /// Lets program and peer go on as far as they can.
     fn go_on(&mut self, now: Instant) -> anyhow::Result<()> {
         if self.peer.is_none()
@@ -136,7 +162,7 @@ impl Program {
         {
             peer.set_nonblocking(true)?;
             self.peer = Some(peer);
-            self.watch_peer(true)?;
+            self.watch_peer()?;
         }
         match self.way {
             Way::Out => {
@@ -144,8 +170,12 @@ impl Program {
                 self.peer_receives()?;
             }
             Way::In => {
-                self.peer_sends()?;
+                self.socket_sends()?;
                 self.program_receives(now)?;
+            }
+            Way::Joined => {
+                self.socket_sends()?;
+                self.peer_receives()?;
             }
             Way::Connections => {
                 self.peer_echoes()?;
@@ -229,18 +259,21 @@ impl Program {
         Ok(())
     }
 
-    fn peer_sends(&mut self) -> anyhow::Result<()> {
-        let Some(mut peer) = self.peer.as_ref() else { return Ok(()) };
+    /// The peer sends, or the program past the stack.
+    fn socket_sends(&mut self) -> anyhow::Result<()> {
+        let sender = if self.way == Way::Joined { &self.past_stack } else { &self.peer };
+        let Some(mut sender) = sender.as_ref() else { return Ok(()) };
         while self.begun < self.total {
             let left = (self.total - self.begun).min(CHUNK as u64) as usize;
-            match peer.write(&self.buffer[..left]) {
+            match sender.write(&self.buffer[..left]) {
                 Ok(count) => self.begun += count as u64,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error.into()),
             }
         }
-        // It can always be written to; nothing is left to write.
-        self.watch_peer(false)
+        // It can always be written to; nothing is left to write. Removing fails if it was removed.
+        drop(self.ready.remove(sender));
+        Ok(())
     }
 
     fn peer_receives(&mut self) -> anyhow::Result<()> {
@@ -255,15 +288,10 @@ impl Program {
         }
     }
 
-    fn watch_peer(&self, on: bool) -> anyhow::Result<()> {
+    fn watch_peer(&self) -> anyhow::Result<()> {
         let Some(peer) = &self.peer else { return Ok(()) };
-        match (self.way, on) {
-            (_, false) => drop(self.ready.remove(peer)),
-            (Way::Out | Way::Connections, true) => {
-                self.ready.add(peer, 0, Interest::READ, false)?
-            }
-            (Way::In, true) => self.ready.add(peer, 0, Interest::WRITE, false)?,
-        }
+        let interest = if self.way == Way::In { Interest::WRITE } else { Interest::READ };
+        self.ready.add(peer, 0, interest, false)?;
         Ok(())
     }
 }

@@ -51,8 +51,9 @@ impl TcpSocket {
             result = rustix::net::connect(&fd, &to);
         }
         match result {
-            Ok(()) => Ok((Self { fd }, true)),
-            Err(Errno::ALREADY) => Ok((Self { fd }, false)),
+            // Systems that stand in for Linux may answer the second call in their own way.
+            Ok(()) | Err(Errno::ISCONN) => Ok((Self { fd }, true)),
+            Err(Errno::ALREADY | Errno::INPROGRESS) => Ok((Self { fd }, false)),
             Err(errno) => Err(errno.into()),
         }
     }

@@ -6,6 +6,7 @@ use super::slots::Registration;
 use super::source::{Kind, exit_of, next_signal};
 use super::timers::UNSET;
 use super::{Event, EventQueue, Interest, News, Readiness, Step, Token, Trigger};
+use crate::host::bell::{hold, let_ring};
 use crate::host::operation;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
@@ -263,8 +264,14 @@ impl EventQueue {
         }
     }
 
-    /// Adds events until there are `limit`.
+    /// Adds events until there are `limit`. Workers of hosts are woken once for all of it.
     fn tell(&mut self, into: &mut Vec<Event>, limit: usize) -> io::Result<()> {
+        let told = self.tell_each(into, limit);
+        let_ring();
+        told
+    }
+
+    fn tell_each(&mut self, into: &mut Vec<Event>, limit: usize) -> io::Result<()> {
         while into.len() < limit {
             let Some(token) = self.pending.next() else { break };
             let Some(registration) = self.slots.get(token) else { continue };
@@ -363,7 +370,7 @@ fn look(
         }
         Kind::Stream { work, wakes, is_told, .. } => {
             let waker = &wakes.as_ref().filter(|_| !*is_told)?.waker;
-            let news = match work.poll(waker)? {
+            let news = match hold(|| work.poll(waker))? {
                 operation::Step::Accepted => News::Accepted,
                 operation::Step::Sent(bytes) => News::Sent { bytes },
                 operation::Step::Over => News::Completed,

@@ -1,8 +1,13 @@
 //! Wakes a worker that sleeps, and costs nothing if it does not.
+//!
+//! A thread that does many things one after the other holds the rings of each ([`hold`]), and lets
+//! them out together ([`let_ring`]): a worker that is woken by the first would come for its lock
+//! while the thread still wants it, and see the others one by one.
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::task::Wake;
 use towpath_packet::sync::{AtomicBool, Ordering};
@@ -21,9 +26,17 @@ impl Bell {
 
     /// Wakes the worker if it sleeps or is about to. What it is to see was done before, under a
     /// lock that it takes after [`Bell::going_to_sleep`].
-    pub(super) fn ring(&self) {
+    pub(super) fn ring(self: &Arc<Self>) {
+        let is_held = HELD.try_with(|held| held.borrow_mut().add(self));
+        if !is_held.unwrap_or(false) {
+            self.ring_now();
+        }
+    }
+
+    fn ring_now(&self) {
         // Relaxed: the lock orders it. Whoever had it before the worker is seen by the worker;
-        // whoever has it after the worker sees that it sleeps.
+        // whoever has it after the worker sees that it sleeps. That is so for a ring that was held,
+        // too: it was had before.
         if self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::Relaxed) {
             // Fails only if the counter is full: then it rings already.
             let _ = rustix::io::write(&self.alarm, &1_u64.to_ne_bytes());
@@ -53,6 +66,49 @@ impl Bell {
     }
 }
 
+/// Rings that this thread holds.
+#[derive(Default)]
+struct Held {
+    is_on: bool,
+    bells: Vec<Arc<Bell>>,
+}
+
+thread_local! {
+    static HELD: RefCell<Held> = RefCell::default();
+}
+
+impl Held {
+    /// Keeps a ring, if they are held now.
+    fn add(&mut self, bell: &Arc<Bell>) -> bool {
+        if self.is_on && !self.bells.iter().any(|known| Arc::ptr_eq(known, bell)) {
+            self.bells.push(bell.clone());
+        }
+        self.is_on
+    }
+}
+
+/// Does something of which workers hear by [`let_ring`], which must follow before this thread waits
+/// for anything.
+pub(crate) fn hold<R>(act: impl FnOnce() -> R) -> R {
+    /// Also if `act` panics.
+    struct End;
+    impl Drop for End {
+        fn drop(&mut self) {
+            let _ = HELD.try_with(|held| held.borrow_mut().is_on = false);
+        }
+    }
+    let _ = HELD.try_with(|held| held.borrow_mut().is_on = true);
+    let _end = End;
+    act()
+}
+
+/// Wakes the workers of which rings are held.
+pub(crate) fn let_ring() {
+    let _ = HELD.try_with(|held| {
+        held.borrow_mut().bells.drain(..).for_each(|bell| bell.ring_now());
+    });
+}
+
 /// For those who know a waker only.
 impl Wake for Bell {
     fn wake(self: Arc<Self>) {
@@ -67,5 +123,40 @@ impl Wake for Bell {
 impl AsFd for Bell {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.alarm.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn has_rung(bell: &Bell) -> bool {
+        rustix::io::read(bell, &mut [0; 8]).is_ok()
+    }
+
+    /// Goal: rings that are held are let out together, to everybody, and others are not held.
+    #[test]
+    fn rings_are_held_until_they_are_let_out() {
+        let bells = [(); 2].map(|()| Arc::new(Bell::new().unwrap()));
+        bells.iter().for_each(|bell| bell.going_to_sleep());
+        hold(|| [0, 1, 0].map(|bell: usize| bells[bell].ring()));
+        assert!(!bells.iter().any(|bell| has_rung(bell)));
+        let_ring();
+        assert!(bells.iter().all(|bell| has_rung(bell)));
+        bells[0].going_to_sleep();
+        bells[0].ring();
+        assert!(has_rung(&bells[0]));
+        let_ring();
+        assert!(!bells.iter().any(|bell| has_rung(bell)), "each once");
+    }
+
+    /// Goal: who panics meanwhile holds no rings of others.
+    #[test]
+    fn a_panic_ends_the_holding() {
+        let bell = Arc::new(Bell::new().unwrap());
+        bell.going_to_sleep();
+        std::panic::catch_unwind(|| hold(|| panic!("as expected"))).unwrap_err();
+        bell.ring();
+        assert!(has_rung(&bell));
     }
 }

@@ -61,7 +61,7 @@
 //! then is lost, and all memory comes back. [`Host::finish`] waits for the network first.
 
 mod auto;
-mod bell;
+pub(crate) mod bell;
 mod budget;
 mod buffers;
 mod calibration;

@@ -7,9 +7,10 @@
 
 mod moves;
 
-use super::seekable::Seekable;
+use super::known::Known;
 use super::{Action, Operation, SendFile};
 use crate::reactor::Interest;
+pub use moves::read_now;
 use moves::{Block, Sending, Splicing, Way};
 use rustix::fd::OwnedFd;
 use rustix::io::{Errno, ioctl_fionbio};
@@ -82,7 +83,7 @@ impl fmt::Debug for Calls {
 
 impl Job {
     /// Whether it can be begun.
-    pub(super) fn check(&self, seekable: &mut Seekable) -> Result<(), Errno> {
+    pub(super) fn check(&self, seekable: &mut Known) -> Result<(), Errno> {
         let (file, end) = match self {
             Self::File(Operation { action, file, .. }) => match *action {
                 Action::Read(offset) | Action::Write(offset) => (file, offset),
@@ -97,7 +98,7 @@ impl Job {
             _ => return Ok(()),
         };
         // io_uring would read a pipe all the same, and knows an offset that means another.
-        seekable.check(file)?;
+        seekable.check(file, |file| rustix::fs::tell(file).map(drop))?;
         i64::try_from(end).map_or(Err(Errno::INVAL), |_| Ok(()))
     }
 }

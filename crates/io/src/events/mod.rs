@@ -12,8 +12,8 @@ mod call;
 mod epoll;
 mod files;
 mod job;
+mod known;
 mod ring;
-mod seekable;
 #[cfg(test)]
 mod tests;
 
@@ -22,13 +22,13 @@ pub use crate::reactor::{Interest, Trigger};
 use epoll::Epoll;
 pub use files::THREADS_MAX;
 pub use job::{
-    ACCEPTED_MAX, BLOCK_BYTES, COPIED_FILE_MAX, Call, Calls, Job, Outcome, Parts, Socket,
+    ACCEPTED_MAX, BLOCK_BYTES, COPIED_FILE_MAX, Call, Calls, Job, Outcome, Parts, Socket, read_now,
 };
+pub use known::Known;
 use ring::Ring;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
-use seekable::Seekable;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -148,7 +148,8 @@ pub enum Choice {
 #[derive(Debug)]
 pub struct BackEnd {
     kind: Kind,
-    seekable: Seekable,
+    /// Files that have offsets.
+    seekable: Known,
 }
 
 #[derive(Debug)]
@@ -184,7 +185,7 @@ impl BackEnd {
     }
 
     fn of(kind: Kind) -> Self {
-        Self { kind, seekable: Seekable::default() }
+        Self { kind, seekable: Known::default() }
     }
 
     /// A ring. Without CAP_IPC_LOCK the memory of rings counts with what a user may lock, and the

@@ -17,7 +17,7 @@ use std::fmt;
 use std::io;
 use std::time::Instant;
 use towpath_io::doorbell::EventDoorbell;
-use towpath_io::events::{BackEnd, News as KernelNews, SLOTS_MAX};
+use towpath_io::events::{BackEnd, Known, News as KernelNews, SLOTS_MAX};
 use towpath_io::process_sys::generation;
 use towpath_packet::ready::ReadyList;
 
@@ -28,6 +28,8 @@ pub(super) const CHANGES_SLOT: u32 = 0;
 /// The first of those of loads.
 pub(super) const LOADS_SLOT: u32 = 1;
 const FIRST_SLOT: u32 = LOADS_SLOT + LOADS_MAX;
+/// Entries of the ready list that are kept for operations to come.
+const SPARE_MAX: usize = 4096;
 const _: () = assert!(REGISTRATIONS_DEFAULT < (SLOTS_MAX - FIRST_SLOT) as usize);
 
 /// What a queue is made of.
@@ -73,6 +75,10 @@ pub struct EventQueue {
     /// Reads for the file caches of hosts.
     pub(super) loads: Loads,
     pub(super) groups: Groups,
+    /// Files that are regular ones.
+    pub(super) regular: Known,
+    /// Entries of operations that are over, for others.
+    spare: Vec<Wakes>,
 }
 
 /// What is to be told, by where it comes from.
@@ -146,6 +152,8 @@ impl EventQueue {
             removed: Vec::new(),
             loads: Loads::default(),
             groups: Groups::default(),
+            regular: Known::default(),
+            spare: Vec::new(),
         })
     }
 
@@ -291,14 +299,9 @@ impl EventQueue {
             self.back.add(kernel_slot(token), fd.as_fd(), interest, trigger)?;
         }
         let looks_at_once = kind.wakes_mut().is_some() && !matches!(kind, Kind::User { .. });
+        let is_work = matches!(kind, Kind::Stream { .. });
         if let Some(wakes) = kind.wakes_mut() {
-            let raiser = self.ready.add().expect("there are more entries than registrations");
-            let index = raiser.index() as usize;
-            if index >= self.entries.len() {
-                self.entries.resize(index + 1, token);
-            }
-            self.entries[index] = token;
-            *wakes = Some(Wakes::new(raiser));
+            *wakes = Some(self.wakes_for(token, is_work));
         }
         let registration = Registration {
             source: kind,
@@ -317,6 +320,23 @@ impl EventQueue {
             self.push(token, RAISED);
         }
         Ok(token)
+    }
+
+    /// An entry of the ready list. For operations, which may be polled for nothing, it may be one
+    /// that an earlier one had, and that somebody raises for its sake.
+    fn wakes_for(&mut self, token: Token, is_work: bool) -> Wakes {
+        let make = || {
+            let added = self.ready.add();
+            Wakes::new(added.expect("there are more entries than registrations"))
+        };
+        let spare = if is_work { self.spare.pop() } else { None };
+        let wakes = spare.unwrap_or_else(make);
+        let index = wakes.raiser.index() as usize;
+        if index >= self.entries.len() {
+            self.entries.resize(index + 1, token);
+        }
+        self.entries[index] = token;
+        wakes
     }
 
     fn begin_set_timer(&mut self, token: Token, next: Instant) -> io::Result<()> {
@@ -374,9 +394,12 @@ impl EventQueue {
             // Fails for one that was closed nevertheless: then the kernel has let go of it.
             let _ = self.back.remove(kernel_slot(token), fd.as_fd());
         }
-        let registration = self.slots.remove(token).expect("it was there");
-        if let Some(wakes) = registration.source.wakes() {
-            self.ready.remove(wakes.raiser.index());
+        let mut registration = self.slots.remove(token).expect("it was there");
+        let is_work = matches!(registration.source, Kind::Stream { .. });
+        match registration.source.wakes_mut().and_then(Option::take) {
+            Some(wakes) if is_work && self.spare.len() < SPARE_MAX => self.spare.push(wakes),
+            Some(wakes) => self.ready.remove(wakes.raiser.index()),
+            None => {}
         }
         match (&registration.source, &mut self.inotify) {
             (Kind::File { watch: Some(watch), .. }, Some(inotify)) => inotify.remove(*watch, token),

@@ -176,22 +176,7 @@ impl Kind {
         }
     }
 
-    /// Its entry among those that other threads raise.
-    pub(super) fn wakes(&self) -> Option<&Wakes> {
-        match self {
-            Self::Socket(_, wakes)
-            | Self::Custom(_, wakes)
-            | Self::Return(_, wakes)
-            | Self::Stream { wakes, .. }
-            | Self::Task { wakes, .. }
-            | Self::Relay { wakes, .. }
-            | Self::Multishot { wakes, .. }
-            | Self::User { wakes, .. } => wakes.as_ref(),
-            _ => None,
-        }
-    }
-
-    /// Where its entry goes; `None` if it has none.
+    /// Where its entry goes among those that other threads raise; `None` if it has none.
     pub(super) fn wakes_mut(&mut self) -> Option<&mut Option<Wakes>> {
         match self {
             Self::Socket(_, wakes)

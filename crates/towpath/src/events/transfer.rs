@@ -85,7 +85,7 @@ impl EventQueue {
         deadline: Option<Instant>,
         data: u64,
     ) -> Result<Token, Refused<SendFile>> {
-        let send = FileSend::new(stream, parts)
+        let send = FileSend::new(stream, parts, &mut self.regular)
             .map_err(|(error, operation)| Refused { error, operation })?;
         self.begin(Work::SendFile(Box::new(send)), deadline, data).map_err(|(error, work)| {
             let operation = work.into_parts().expect("it is of a file");

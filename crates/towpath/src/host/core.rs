@@ -212,6 +212,21 @@ impl Core {
         Some(frame.freeze(count))
     }
 
+    /// A frame of `len` bytes, which `fill` fills. `None` if there is none, or `fill` says so.
+    pub(super) fn fill_frame(
+        &self,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]) -> Option<()>,
+    ) -> Option<Piece> {
+        let mut frames = self.frames.lock().unwrap_or_else(PoisonError::into_inner);
+        let Frames { small, large, .. } = &mut *frames;
+        let taken = if len <= SMALL_FRAME_BYTES { small.take() } else { None };
+        let mut frame = taken.or_else(|| large.take())?;
+        drop(frames);
+        fill(&mut frame[..len])?;
+        Some(frame.freeze(len))
+    }
+
     /// Ends the worker.
     pub(super) fn end(&self) {
         self.lock().ending = true;

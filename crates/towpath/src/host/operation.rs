@@ -213,6 +213,21 @@ impl Work {
         }
     }
 
+    /// Another connection, of an accept under way that has none to be taken. `None` if there is
+    /// none: then `waker` is woken when there is, or the next poll tells why.
+    pub(crate) fn accept(&mut self, waker: &Waker) -> Option<Connection> {
+        let Self::Accept(listener, None) = self else { return None };
+        match listener.poll_accept(&mut Context::from_waker(waker)) {
+            Poll::Pending => None,
+            Poll::Ready(Ok(next)) => Some(next),
+            Poll::Ready(Err(error)) => {
+                *self = Self::Connected(Err(error));
+                waker.wake_by_ref();
+                None
+            }
+        }
+    }
+
     /// What became of a connect or an accept that is over.
     pub(crate) fn take_connected(&mut self) -> Option<io::Result<Connection>> {
         match mem::replace(self, Self::Taken) {

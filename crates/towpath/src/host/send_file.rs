@@ -7,6 +7,10 @@
 //! reads nothing itself: whoever polls it carries out the [loads](FileSend::take_loads) that it
 //! asks for.
 //!
+//! What is little altogether ([`WHOLE_MAX`]) goes out by one copy, if the kernel has the file in
+//! memory: it is read into the frame that is sent, which costs less than lending, and takes no part
+//! of the cache.
+//!
 //! A send whose peer makes progress never waits for the memory of others: if all of the cache is
 //! lent, it waits for what it has lent itself, and without anything lent it reads a little
 //! privately.
@@ -15,20 +19,27 @@ use super::file_cache::{BLOCK_BYTES, Block, BlockRange, Failure, FileCache, Load
 use super::lend::sealed::{Mark, Memory};
 use super::stream::Going;
 use super::{SendError, Sending, TcpStream};
+use rustix::fs::FileType;
 use rustix::io::Errno;
 use std::collections::VecDeque;
+use std::fs::File;
 use std::future::Future;
 use std::io;
 use std::ops::Range;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
-use towpath_io::events::SendFile;
+use towpath_io::events::{Known, SendFile, read_now};
+use towpath_packet::Site;
+use towpath_packet::pool::LARGE_FRAME_BYTES;
 
 /// Blocks of one send that are being read, or wait to be lent.
 const AHEAD_MAX: usize = 4;
 /// Blocks of one send in all: those, and what is lent: a window of 4 MiB.
 const BLOCKS_MAX: usize = 16;
 const _: () = assert!(AHEAD_MAX < BLOCKS_MAX && BLOCKS_MAX * BLOCK_BYTES == 4 << 20);
+
+/// Most bytes, with what is around the file, that are copied: those of one frame.
+const WHOLE_MAX: usize = LARGE_FRAME_BYTES;
 
 /// A part of what is sent.
 enum Part {
@@ -68,7 +79,8 @@ pub(crate) enum FileStep {
 /// A send under way.
 pub(crate) struct FileSend {
     stream: TcpStream,
-    file: View,
+    /// `None` of what may go out by one copy, until that was tried.
+    file: Option<View>,
     /// What is not asked for yet.
     left: Range<u64>,
     /// The range goes on beyond the end of the file.
@@ -88,26 +100,35 @@ pub(crate) struct FileSend {
 }
 
 impl FileSend {
-    /// Of what the range of the file has now.
+    /// Of what the range of the file has now, or when it is first polled. `regular` are files that
+    /// are known to be regular ones.
     ///
     /// # Errors
     /// `INVAL` for a range that no file can have, or if there is no regular file; those of
     /// fstat(2).
-    pub(crate) fn new(stream: TcpStream, parts: SendFile) -> Result<Self, (io::Error, SendFile)> {
+    pub(crate) fn new(
+        stream: TcpStream,
+        parts: SendFile,
+        regular: &mut Known,
+    ) -> Result<Self, (io::Error, SendFile)> {
         let Range { start, end } = parts.range;
         if start > end || i64::try_from(end).is_err() {
             return Err((Errno::INVAL.into(), parts));
         }
-        let file = match View::new(&parts.file) {
+        let is_little = (1..=WHOLE_MAX as u64).contains(&parts.bytes());
+        let looked = match is_little {
+            true => regular.check(&parts.file, check_regular).map(|()| None).map_err(Into::into),
+            false => View::new(&parts.file).map(Some),
+        };
+        let file = match looked {
             Ok(file) => file,
             Err(error) => return Err((error, parts)),
         };
-        let size = file.version.size;
-        Ok(Self {
+        let mut send = Self {
             stream,
-            is_short: start < end && end > size,
-            file,
-            left: start.min(size)..end.min(size),
+            is_short: false,
+            file: None,
+            left: 0..0,
             parts,
             next: Next::Header,
             ahead: VecDeque::new(),
@@ -117,12 +138,30 @@ impl FileSend {
             sent: 0,
             is_told: false,
             failed: None,
-        })
+        };
+        if let Some(file) = file {
+            send.look_at(file);
+        }
+        Ok(send)
+    }
+
+    /// What is to be sent of a file as it is now.
+    fn look_at(&mut self, file: View) {
+        let (Range { start, end }, size) = (self.parts.range.clone(), file.version.size);
+        self.is_short = start < end && end > size;
+        self.left = start.min(size)..end.min(size);
+        self.file = Some(file);
     }
 
     /// Goes on. `None` if there is nothing to tell: then the waker is woken when it is worth trying
     /// again.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Option<FileStep> {
+        if self.file.is_none() && self.next == Next::Header && !self.send_whole() {
+            match View::new(&self.parts.file) {
+                Ok(file) => self.look_at(file),
+                Err(error) => self.fail(error),
+            }
+        }
         loop {
             self.collect(cx);
             if self.going.is_none() {
@@ -165,6 +204,35 @@ impl FileSend {
         (self.sent, self.failed.map_or(Ok(()), Err), self.parts)
     }
 
+    /// Sends all by one copy. False if that cannot be now: then nothing was done.
+    fn send_whole(&mut self) -> bool {
+        let Self { parts, stream, .. } = self;
+        let SendFile { header, file, range, trailer } = parts;
+        let count = (range.end - range.start) as usize;
+        let sent = stream.send_frame(header.len() + count + trailer.len(), |into| {
+            let (first, rest) = into.split_at_mut(header.len());
+            let (middle, last) = rest.split_at_mut(count);
+            if count > 0 && read_now(file, middle, range.start) < count {
+                return None;
+            }
+            first.copy_from_slice(header);
+            last.copy_from_slice(trailer);
+            Some(())
+        });
+        match sent {
+            None => return false,
+            Some(Ok(())) => {
+                let (host, _) = stream.parts();
+                host.ledger().count(Site::File, count);
+                host.ledger().count(Site::SocketSend, header.len() + trailer.len());
+                self.sent = parts.bytes();
+                self.next = Next::End;
+            }
+            Some(Err(error)) => self.fail(error),
+        }
+        true
+    }
+
     /// Forgets blocks that are not lent any more.
     fn collect(&mut self, cx: &mut Context<'_>) {
         while let Some(first) = self.out.front_mut() {
@@ -186,16 +254,17 @@ impl FileSend {
     /// Asks for blocks.
     fn read_ahead(&mut self, waker: &Waker) {
         let (host, _) = self.stream.parts();
+        let Some(file) = &self.file else { return };
         while !self.left.is_empty()
             && self.ahead.len() < AHEAD_MAX
             && self.ahead.len() + self.out.len() < BLOCKS_MAX
         {
             let (offset, most) = (self.left.start, self.left.end - self.left.start);
-            let (block, load) = match FileCache::want(host, &self.file, offset, waker) {
+            let (block, load) = match FileCache::want(host, file, offset, waker) {
                 Wanted::Known(block) => (block, None),
                 Wanted::Missing(block, load) => (block, Some(load)),
                 Wanted::NoRoom if self.ahead.is_empty() && self.out.is_empty() => {
-                    let (block, load) = FileCache::private(host, &self.file, offset, most);
+                    let (block, load) = FileCache::private(host, file, offset, most);
                     (block, Some(load))
                 }
                 Wanted::NoRoom => return,
@@ -291,6 +360,15 @@ impl FileSend {
         self.left = 0..0;
         self.ahead.clear();
         self.failed.get_or_insert(why);
+    }
+}
+
+/// Whether there is a regular file.
+fn check_regular(file: &File) -> Result<(), Errno> {
+    let status = rustix::fs::fstat(file)?;
+    match FileType::from_raw_mode(status.st_mode) {
+        FileType::RegularFile => Ok(()),
+        _ => Err(Errno::INVAL),
     }
 }
 

@@ -344,6 +344,24 @@ impl TcpStream {
         if sent == 0 { Poll::Pending } else { Poll::Ready(Ok(sent)) }
     }
 
+    /// Sends one frame of `len` bytes, which `fill` fills. `None` if there is no room now or no
+    /// frame, or if `fill` says so: then nothing is sent, and nobody is told when it can be.
+    pub(super) fn send_frame(
+        &self,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]) -> Option<()>,
+    ) -> Option<io::Result<()>> {
+        let (queue, core) = (&self.inner.queue, &self.inner.host.owner.core);
+        if !queue.room.take(len) {
+            return None;
+        }
+        let sent = core.fill_frame(len, fill).map(|piece| core.send(queue, Op::Copied(piece)));
+        if !matches!(sent, Some(Ok(()))) {
+            queue.room.give(len);
+        }
+        Some(sent?.map_err(|_| self.failure()))
+    }
+
     /// Copies received bytes into `into`; returns how many. Zero means that no more will come.
     pub fn poll_read(&self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
         self.poll_receive(cx, |state, id, now| {

@@ -27,6 +27,7 @@ pub(super) const CASES: &[Case] = &[
     ("a_file_that_is_removed_is_sent", removed),
     ("a_file_ends_with_its_connection", reset),
     ("a_file_is_copied_where_that_is_asked_for", copied),
+    ("a_little_file_goes_out_by_one_copy", little),
     ("what_cannot_be_sent_is_handed_back", refused),
 ];
 
@@ -625,6 +626,44 @@ fn copied(choice: Choice) {
     assert!(reader.join().unwrap().1 == framed(&bytes));
     let count = bytes.len() as u64 + 13;
     assert_eq!(hosts.0.ledger().copied_at(Site::SocketSend), count);
+}
+
+/// Goal: what is little is read into what is sent, whether the file was just written or not, and
+/// takes no memory for files. Bad input: a file that is shorter than its range.
+fn little(choice: Choice) {
+    let (mut queue, hosts) = (queue(choice), hosts(64 << 20));
+    let (stream, peer) = connections(&hosts, 1).remove(0);
+    let bytes = pattern(5000);
+    let file = fresh(&bytes);
+    let mut send = |range: Range<u64>| {
+        let token = queue.send_file(&stream, parts(&file, range), None, 9).unwrap();
+        until_over(&mut queue, token)
+    };
+    let mut peer = peer;
+    for range in [0..5000, 100..5000, 700..700, 4999..5000] {
+        let sent = send(range.clone());
+        sent.result.unwrap();
+        assert_eq!((&*sent.parts.header, &*sent.parts.trailer), (&b"header"[..], &b"trailer"[..]));
+        assert_eq!(sent.bytes, range.end - range.start + 13);
+        let reader = read(peer, sent.bytes as usize);
+        let (back, read) = reader.join().unwrap();
+        assert!(read == framed(&bytes[range.start as usize..range.end as usize]));
+        peer = back;
+    }
+    let ledger = hosts.0.ledger();
+    assert_eq!(ledger.copied_at(Site::File), 5000 + 4900 + 1);
+    assert_eq!(ledger.copied_at(Site::SocketSend), 4 * 13);
+    assert_eq!((hosts.0.file_cache().misses, hosts.0.file_cache().private), (0, 0));
+    file.write_all_at(b"changed", 0).unwrap();
+    let sent = send(0..7);
+    assert_eq!(sent.bytes, 20);
+    let (peer, bytes) = read(peer, 20).join().unwrap();
+    assert_eq!(bytes, framed(b"changed"), "what is written is sent at once");
+    let sent = send(4000..6000);
+    let failed = sent.result.unwrap_err();
+    assert_eq!((sent.bytes, failed.kind()), (1006, std::io::ErrorKind::UnexpectedEof));
+    let (_, bytes) = read(peer, 1006).join().unwrap();
+    assert!(bytes == [b"header", &pattern(5000)[4000..]].concat());
 }
 
 /// Bad input: ranges that are none, what is no regular file, a file that cannot be read, a full

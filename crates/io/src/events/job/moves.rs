@@ -60,9 +60,9 @@ pub(super) struct Splicing {
 
 impl SendFile {
     /// Bytes of it all. A range of a file and two buffers are fewer than the type can count.
-    pub(super) fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         let around = (self.header.len() + self.trailer.len()) as u64;
-        around.saturating_add(self.range.end - self.range.start)
+        around.saturating_add(self.range.end.saturating_sub(self.range.start))
     }
 }
 
@@ -95,8 +95,8 @@ impl Block {
     }
 }
 
-/// Reads what the kernel has in memory of a file: this many bytes.
-fn read_now(file: &File, into: &mut [u8], at: u64) -> usize {
+/// Reads what the kernel has in memory of a file, without waiting for a disk: this many bytes.
+pub fn read_now(file: &File, into: &mut [u8], at: u64) -> usize {
     // What is wrong with the file is told by the read that follows.
     preadv2(file, &mut [IoSliceMut::new(into)], at, ReadWriteFlags::NOWAIT).unwrap_or(0)
 }

@@ -82,10 +82,10 @@ impl EventQueue {
     }
 
     /// Accepts one connection after the other until it is cancelled, or `deadline` has passed. A
-    /// wait tells [`News::Accepted`](super::News::Accepted) of each, and the next one is accepted
-    /// when [`EventQueue::take_stream`] has taken it; those that come meanwhile stay with the
-    /// listener. At the end there is [`News::Completed`](super::News::Completed), and the
-    /// reason is taken in the same way.
+    /// wait tells [`News::Accepted`](super::News::Accepted) when there are some, and then
+    /// [`EventQueue::take_stream`] takes them one after the other until there is none; those that
+    /// are not taken stay with the listener, and are told of again. At the end there is
+    /// [`News::Completed`](super::News::Completed), and the reason is taken in the same way.
     ///
     /// # Errors
     /// `ENOSPC` if the queue is full.
@@ -223,7 +223,7 @@ impl EventQueue {
         &mut self,
         token: Token,
     ) -> Option<io::Result<(Stream, Option<SocketAddr>)>> {
-        let Kind::Stream { work, is_told, .. } = &mut self.slots.get(token)?.source else {
+        let Kind::Stream { work, wakes, is_told, .. } = &mut self.slots.get(token)?.source else {
             return Some(self.take_kernel_stream(token)?.map(|stream| (stream, None)));
         };
         if *is_told {
@@ -231,7 +231,10 @@ impl EventQueue {
             self.end(token);
             return Some(result.map(known));
         }
-        let next = work.take_next()?;
+        let next = match work.take_next() {
+            Some(next) => next,
+            None => work.accept(&wakes.as_ref()?.waker)?,
+        };
         self.push(token, RAISED);
         // The connection is there, whatever cannot be shown now.
         let _ = self.settle();

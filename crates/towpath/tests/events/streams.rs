@@ -15,6 +15,7 @@ pub(super) const CASES: &[Case] = &[
     ("one_accept_takes_many_connections", accept),
     ("an_accept_that_is_cancelled_loses_no_connection", accept_stopped),
     ("a_posted_buffer_comes_back_with_bytes", receive),
+    ("an_operation_is_not_told_for_another", receive_elsewhere),
     ("a_posted_buffer_comes_back_at_the_end", receive_end),
     ("a_posted_buffer_comes_back_when_it_is_asked_for", receive_stopped),
     ("pieces_are_received", receive_lent),
@@ -121,13 +122,24 @@ fn accept(choice: Choice) {
     drop(listener);
     assert_eq!(now(&mut queue), []);
     let clients: Vec<_> = (0..3).map(|_| TcpStream::connect(&a, address()).unwrap()).collect();
+    // What they have sent comes before what makes this one.
+    let other = "10.0.0.2:81".parse().unwrap();
+    let last = TcpListener::bind(&b, other).unwrap();
+    let _client = TcpStream::connect(&a, other).unwrap();
+    last.accept().unwrap();
+    assert_eq!(one(&mut queue).news, News::Accepted);
+    assert_eq!(now(&mut queue), [], "it is told once");
     for _ in &clients {
-        assert_eq!(one(&mut queue).news, News::Accepted);
-        assert_eq!(now(&mut queue), [], "it is told once");
         let (stream, from) = queue.take_stream(token).unwrap().unwrap();
         assert!(stream.as_host().unwrap().nodelay().unwrap());
         assert!(clients.iter().any(|client| client.local_addr().ok() == from));
-        assert!(queue.take_stream_alone(token).is_none());
+    }
+    assert!(queue.take_stream_alone(token).is_none());
+    // Those that are left are told of again.
+    let _clients = [0; 2].map(|_| TcpStream::connect(&a, address()).unwrap());
+    for _ in 0..2 {
+        assert_eq!(one(&mut queue).news, News::Accepted);
+        queue.take_stream_alone(token).unwrap().unwrap();
     }
     assert_eq!(now(&mut queue), []);
     let client = TcpStream::connect(&a, address()).unwrap();
@@ -157,6 +169,31 @@ fn accept_stopped(choice: Choice) {
     let token = queue.accept(&listener, past(), 9).unwrap();
     assert_eq!(until_over(&mut queue, token), []);
     assert_eq!(errno(queue.take_stream(token).unwrap()), Errno::TIMEDOUT);
+}
+
+/// Goal: an operation that has the waker of one that left it with a socket hears of its own only.
+/// own only. Method: the first is cancelled, and its socket then has bytes.
+fn receive_elsewhere(choice: Choice) {
+    let (mut queue, hosts) = (queue(choice), hosts());
+    let (first, mut one_peer) = connection(&hosts);
+    let (second, mut other_peer) = connection(&hosts);
+    for _ in 0..3 {
+        let token = queue.receive(&first, vec![0; 100], None, 9).unwrap();
+        assert_eq!(now(&mut queue), []);
+        queue.cancel(token).unwrap();
+        assert_eq!(errno(finish(&mut queue, token).result), Errno::CANCELED);
+        let token = queue.receive(&second, vec![0; 100], None, 9).unwrap();
+        assert_eq!(now(&mut queue), []);
+        one_peer.write_all(b"not yours").unwrap();
+        let end = Instant::now() + PATIENCE;
+        while (&mut &first).read(&mut [0; 9]).is_err() {
+            assert!(Instant::now() < end, "nothing came");
+            assert_eq!(now(&mut queue), []);
+        }
+        assert_eq!(now(&mut queue), []);
+        other_peer.write_all(b"hello").unwrap();
+        assert_eq!(finish(&mut queue, token).result.unwrap(), 5);
+    }
 }
 
 fn receive(choice: Choice) {

@@ -34,6 +34,8 @@ pub(crate) struct Completions {
     waiting: Option<Token>,
     /// Buffers to receive into.
     buffers: Vec<Vec<u8>>,
+    /// The moment of this turn.
+    now: Instant,
     /// When what is under way is given up, once the server is ending.
     end: Option<Instant>,
 }
@@ -92,6 +94,7 @@ impl Completions {
         listener.set_nodelay(true)?;
         let accepting = Some(queue.accept(&listener, None, LISTENER)?);
         Ok(Self {
+            now: queue.now(),
             queue,
             listener,
             service,
@@ -188,7 +191,7 @@ impl Completions {
             talk: Talk::default(),
             doing: Doing::Receiving,
             token: None,
-            due: self.queue.now() + self.service.limits.idle,
+            due: self.now + self.service.limits.idle,
             answer: None,
             head: Vec::new(),
             rest: None,
@@ -299,7 +302,7 @@ impl Completions {
     /// Sends what is left of an answer, part by part: so the time that each may take ends those
     /// whose client does not receive.
     fn send_on(&mut self, index: u32) {
-        let (due, data) = (self.queue.now() + self.service.limits.idle, index.into());
+        let (due, data) = (self.now + self.service.limits.idle, index.into());
         let connection = self.places[index as usize].as_mut().expect("it is open");
         let head = mem::take(&mut connection.head);
         let begun = match &mut connection.rest {
@@ -336,7 +339,7 @@ impl Completions {
 
     /// An answer has been sent to its end.
     fn answered(&mut self, index: u32) {
-        let due = self.queue.now() + self.service.limits.idle;
+        let due = self.now + self.service.limits.idle;
         let connection = self.places[index as usize].as_mut().expect("it is open");
         connection.due = due;
         connection.rest = None;
@@ -355,7 +358,7 @@ impl Completions {
     }
 
     fn linger(&mut self, index: u32, read: usize) {
-        let due = if read == 0 { self.queue.now() + LINGER } else { self.connection(index).due };
+        let due = if read == 0 { self.now + LINGER } else { self.connection(index).due };
         self.connection(index).due = due;
         self.begin_receive(index, Doing::Lingering(read), due);
     }
@@ -424,6 +427,7 @@ impl Serve for Completions {
         'turns: while !self.is_over() {
             events.clear();
             self.queue.wait(&mut events, None)?;
+            self.now = self.queue.now();
             self.service.site.clock.look();
             for event in &events {
                 if event.data < OTHERS_MIN {

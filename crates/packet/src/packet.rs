@@ -121,6 +121,7 @@ const _: () = assert!(size_of::<Packet>() == 8 && size_of::<Option<Packet>>() ==
 unsafe impl Send for Packet {}
 
 impl Packet {
+    #[inline]
     fn body(&self) -> &Body {
         // SAFETY: the slot is out, and this handle is its one holder.
         let place = unsafe { self.slot.as_ref() }.value();
@@ -128,6 +129,7 @@ impl Packet {
         unsafe { &*place.0.get() }
     }
 
+    #[inline]
     fn body_mut(&mut self) -> &mut Body {
         // SAFETY: the slot is out, and this handle is its one holder.
         let place = unsafe { self.slot.as_ref() }.value();
@@ -136,6 +138,7 @@ impl Packet {
     }
 
     /// Bytes on the wire: headers and payload.
+    #[inline]
     pub fn len(&self) -> usize {
         let body = self.body();
         let headers = if body.peeked { 0 } else { (body.end - body.start) as usize };
@@ -148,16 +151,19 @@ impl Packet {
     }
 
     /// Offload fields.
+    #[inline]
     pub fn offload(&self) -> &Offload {
         &self.body().offload
     }
 
     /// Sets the offload fields.
+    #[inline]
     pub fn set_offload(&mut self, offload: Offload) {
         self.body_mut().offload = offload;
     }
 
     /// The private header bytes.
+    #[inline]
     pub fn headers(&self) -> &[u8] {
         let body = self.body();
         &body.headers[body.start as usize..body.end as usize]
@@ -318,6 +324,7 @@ impl Packet {
     }
 
     /// Bytes of payload in the pieces.
+    #[inline]
     pub fn payload_len(&self) -> usize {
         self.body().piece_bytes as usize
     }

@@ -39,7 +39,7 @@ pub use transmit::{TransmitCounters, TransmitQueue};
 
 use super::event;
 use super::memory::GuestMemory;
-use super::shared::Area;
+use super::shared::{Area, Stretch};
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -264,8 +264,21 @@ impl Queue {
         if self.broken.is_some() {
             return None;
         }
-        let has_room = |segment: &Segment, is_write| is_write && segment.bytes as usize >= bytes;
+        let has_room = |buffer: Stretch<'_>, is_write| is_write && buffer.len() >= bytes;
         ring.take_single(&self.memory, has_room).map(|(head, segment, _)| (head, segment))
+    }
+
+    /// Takes and holds the next chain if it is one buffer to be read, and `take` takes what is in it.
+    /// All else is left to [`Queue::take`], which reads it anew.
+    #[inline]
+    pub(crate) fn take_frame(&mut self, take: impl FnOnce(Stretch<'_>) -> bool) -> Option<Head> {
+        let Ring::Split(ring) = &mut self.ring else { return None };
+        if self.broken.is_some() {
+            return None;
+        }
+        let fits = |chain: Stretch<'_>, is_write: bool| !is_write && take(chain);
+        let (head, ..) = ring.take_single(&self.memory, fits)?;
+        Some(ring.hold(head))
     }
 
     /// Has the beginning fetched of what lies so many chains `ahead` of the next. A hint.

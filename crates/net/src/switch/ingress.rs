@@ -4,7 +4,7 @@ use towpath_packet::packet::PIECES_MAX;
 use towpath_packet::pool::LARGE_FRAME_BYTES;
 use towpath_packet::{Checksum, Gso, Packet, Tunnel};
 
-use super::fdb::{Entry, Key};
+use super::fdb::Key;
 use super::frame::{Frame, locate};
 use super::guard::Owners;
 use super::port::{Egress, PortId};
@@ -41,8 +41,8 @@ pub(super) struct Verdict {
 pub(super) struct Recent {
     /// Known to be behind the port of this burst.
     source: Option<Key>,
-    /// Looked for, and what was found.
-    destination: Option<(Key, Option<Entry>)>,
+    /// Looked for, and what came of it, if it was found.
+    destination: Option<(Key, Option<Result<Target, PortDrop>>)>,
 }
 
 impl Recent {
@@ -67,16 +67,17 @@ impl Switch {
         if packet.len() > FRAME_BYTES_MAX {
             return Err(PortDrop::TooLong);
         }
-        let frame = Frame::read(packet.headers()).ok_or(PortDrop::EthernetMalformed)?;
+        let headers = packet.headers();
+        let frame = Frame::read(headers).ok_or(PortDrop::EthernetMalformed)?;
         check_addresses(&frame)?;
         let config = &self.port(from).config;
         let vid = config.vlans.classify(frame.tci).ok_or(PortDrop::VlanRefused)?;
         let is_own = |address| out.owner(vid, address).is_none_or(|owner| owner == from);
         let owners: Option<Owners<'_>> = config.respects_owners.then_some(&is_own);
-        let inner = frame.innermost(packet.headers()).ok_or(PortDrop::EthernetMalformed)?;
-        let mut judged = config.guard.check(packet.headers(), &inner, owners)?;
+        let inner = frame.innermost(headers).ok_or(PortDrop::EthernetMalformed)?;
+        let mut judged = config.guard.check(headers, &inner, owners)?;
         if !config.is_router {
-            judged = judged.max(router::check(packet.headers(), &inner)?);
+            judged = judged.max(router::check(headers, &inner)?);
         }
         let is_trusted = config.is_trusted;
         let layout = settle_offload(packet, &frame, is_raw.then_some(judged), is_trusted)?;
@@ -94,8 +95,8 @@ impl Switch {
         } else {
             self.learn(from, Key::new(frame.source, vid), recent, cx)?;
             let destination = Key::new(frame.destination, vid);
-            match self.look_up(destination, recent, cx) {
-                Some(entry) => verdict.target = self.target(from, entry.port, vid)?,
+            match self.look_up(from, destination, vid, recent, cx) {
+                Some(target) => verdict.target = target?,
                 None => self.check_storm(from, frame.destination, packet, cx)?,
             }
         }
@@ -147,13 +148,21 @@ impl Switch {
         Ok(())
     }
 
-    fn look_up(&self, key: Key, recent: &mut Recent, cx: &Context<'_>) -> Option<Entry> {
+    /// Whom a packet for this station is for, or why nobody; `None` if the station is not known.
+    fn look_up(
+        &self,
+        from: PortId,
+        key: Key,
+        vid: Vid,
+        recent: &mut Recent,
+        cx: &Context<'_>,
+    ) -> Option<Result<Target, PortDrop>> {
         if let Some((last, found)) = recent.destination
             && last == key
         {
             return found;
         }
-        let found = self.fdb.find(key, cx.now);
+        let found = self.fdb.find(key, cx.now).map(|entry| self.target(from, entry.port, vid));
         recent.destination = Some((key, found));
         found
     }

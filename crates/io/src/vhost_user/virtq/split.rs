@@ -5,6 +5,7 @@ use super::chain::{Chain, Descriptor, Head, INDIRECT, NEXT, Segment, WRITE};
 use super::inflight::SplitRegion;
 use super::{Broken, Position, QueueConfig, StartError, feature};
 use crate::vhost_user::memory::{GuestMemory, LoggedArea};
+use crate::vhost_user::shared::Stretch;
 use towpath_packet::sync::{Ordering, fence};
 
 /// Of the available ring: the driver does not want to be told.
@@ -23,6 +24,9 @@ pub(super) struct Ring {
     driver: LoggedArea,
     device: LoggedArea,
     size: u16,
+    /// One less, for places in the rings. Of `size` the compiler would load the next field, too,
+    /// and wait for its last store and all before.
+    mask: usize,
     event_index: bool,
     indirect: bool,
     /// The next available entry to take, and the driver's index as it was read last.
@@ -75,6 +79,7 @@ impl Ring {
             driver,
             device,
             size,
+            mask: count - 1,
             event_index,
             indirect: config.features & feature::INDIRECT != 0,
             next,
@@ -89,13 +94,13 @@ impl Ring {
     }
 
     /// Takes the next chain if it was seen, is one buffer in one region, as small packets and most
-    /// receive buffers are, and `fits`, which is told whether it is to be written: the short way.
+    /// receive buffers are, and `fits`, which sees it and whether it is to be written: the short way.
     /// All else is [`Ring::take`]'s, which reads it anew.
     #[inline]
     pub(super) fn take_single(
         &mut self,
         memory: &GuestMemory,
-        fits: impl FnOnce(&Segment, bool) -> bool,
+        fits: impl FnOnce(Stretch<'_>, bool) -> bool,
     ) -> Option<(Head, Segment, bool)> {
         let is_new = self.again_at >= self.again.len();
         if !is_new || self.seen == self.next {
@@ -114,9 +119,9 @@ impl Ring {
         if flags & (NEXT | INDIRECT) != 0 || bytes == 0 {
             return None;
         }
-        memory.locate_whole(address, bytes as usize)?;
+        let stretch = memory.locate_whole(address, bytes as usize)?;
         let (segment, is_write) = (Segment { address, bytes }, flags & WRITE != 0);
-        if !fits(&segment, is_write) {
+        if !fits(stretch, is_write) {
             return None;
         }
         self.next = self.next.wrapping_add(1);
@@ -151,7 +156,7 @@ impl Ring {
     /// The head in an available entry that was seen.
     #[inline]
     fn entry(&self, index: u16) -> u16 {
-        let place = ENTRIES + 2 * usize::from(index & (self.size - 1));
+        let place = ENTRIES + 2 * (usize::from(index) & self.mask);
         // Relaxed: ordered by the index.
         self.driver.load16(place, Ordering::Relaxed)
     }
@@ -223,7 +228,7 @@ impl Ring {
 
     #[inline]
     pub(super) fn complete(&mut self, head: Head, written: u32) {
-        let place = ENTRIES + USED_BYTES * usize::from(self.used & (self.size - 1));
+        let place = ENTRIES + USED_BYTES * (usize::from(self.used) & self.mask);
         // Relaxed: published by the index.
         self.device.store32(place, u32::from(head.id), Ordering::Relaxed);
         // Relaxed: as above.

@@ -23,13 +23,16 @@
 //! Follows virtio 1.2 §5.1.6.2. One thread at a time; pieces go anywhere. Nothing blocks, and
 //! nothing allocates but a recall.
 
+mod slots;
+
 use super::chain::{Cursor, Segment};
-use super::{Broken, Head, Queue, QueueConfig, StartError, Stop, feature};
+use super::{Broken, Queue, QueueConfig, StartError, Stop, feature};
 use crate::receive::{FRAMES_MAX, ReceiveBuffer, empty_slices};
 use crate::tap::FRAME_BYTES_MAX;
 use crate::vhost_user::memory::{GuestLender, GuestMemory};
 use crate::vhost_user::shared::Stretch;
 use rustix::fd::OwnedFd;
+use slots::{NONE, Slots};
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
@@ -38,7 +41,7 @@ use towpath_packet::packet::{PEEK_BYTES, PIECES_MAX};
 use towpath_packet::pool::SMALL_FRAME_BYTES;
 use towpath_packet::{
     Burst, Checksum, GsoKind, Ledger, Loans, Memory, Offload, Packet, Recall, Returns, Site,
-    VirtioHeader, Watch,
+    VirtioHeader,
 };
 
 /// Frames of up to so many bytes are copied: where a copy costs about as much as a loan.
@@ -61,9 +64,6 @@ const CHAINS_AHEAD: u16 = 4;
 const _: () = assert!(COPY_BYTES_MAX <= SMALL_FRAME_BYTES, "a short frame fits one of the pool's");
 /// Bytes of an Ethernet header.
 const ETHERNET_BYTES: usize = 14;
-/// End of a list of slots.
-const NONE: u16 = u16::MAX;
-
 /// What happened to packets that the guest sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TransmitCounters {
@@ -87,18 +87,6 @@ pub struct TransmitCounters {
     pub paused: u64,
 }
 
-/// A chain that is lent.
-struct Slot {
-    /// `None` if the chain was given back already.
-    head: Option<Head>,
-    /// Of each loan that is not known to be over.
-    watches: [Option<Watch>; PIECES_MAX],
-    /// `None` before the slot is used.
-    since: Option<Duration>,
-    older: u16,
-    newer: u16,
-}
-
 /// See the module text.
 pub struct TransmitQueue {
     queue: Queue,
@@ -113,16 +101,6 @@ pub struct TransmitQueue {
     returns: Arc<Returns>,
     lender: Arc<GuestLender>,
     slots: Slots,
-}
-
-/// All slots: free ones on a stack, those that are out in the order of lending.
-struct Slots {
-    table: Box<[Slot]>,
-    free: Vec<u16>,
-    oldest: u16,
-    newest: u16,
-    /// Descriptors of the ring that are out.
-    descriptors_out: usize,
 }
 
 enum Taken {
@@ -298,6 +276,11 @@ impl TransmitQueue {
                 self.counters.paused += 1;
                 break;
             };
+            if self.is_inline && self.take_inline(&mut packet) {
+                self.queue.prefetch(CHAINS_AHEAD);
+                burst.push(packet).expect("the burst has room");
+                continue;
+            }
             let position = self.queue.position();
             if !self.queue.take()? {
                 break;
@@ -314,6 +297,36 @@ impl TransmitQueue {
             }
         }
         Ok(())
+    }
+
+    /// Takes the next chain if it is one buffer with a frame that is good and may be inline: the
+    /// short way. All else is left to [`TransmitQueue::take`], which reads it anew.
+    #[inline]
+    fn take_inline(&mut self, packet: &mut Packet) -> bool {
+        let features = self.features;
+        let mut frame_bytes = 0;
+        let head = self.queue.take_frame(|chain| {
+            let Some(bytes) = chain.len().checked_sub(VirtioHeader::LEN) else { return false };
+            if !(ETHERNET_BYTES..=INLINE_BYTES_MAX).contains(&bytes) {
+                return false;
+            }
+            let mut header = VirtioHeader::default();
+            chain.read(&mut header.0);
+            let offload = header.decode().ok().and_then(|claim| allowed(features, claim, bytes));
+            let Some(offload) = offload.filter(|offload| offload.gso.is_none()) else {
+                return false;
+            };
+            packet.fill_inline(bytes, |frame| chain.tail(VirtioHeader::LEN).read(frame));
+            packet.set_offload(offload);
+            frame_bytes = bytes;
+            true
+        });
+        let Some(head) = head else { return false };
+        self.queue.complete(head, 0);
+        self.copied += frame_bytes;
+        self.counters.packets += 1;
+        self.counters.bytes += frame_bytes as u64;
+        true
     }
 
     /// Checks the chain taken last and makes a packet of it.
@@ -339,7 +352,8 @@ impl TransmitQueue {
             self.counters.long += 1;
             return self.drop_chain();
         }
-        let Some(offload) = offload.and_then(|offload| self.allowed(offload, frame_bytes)) else {
+        let Some(offload) = offload.and_then(|claim| allowed(self.features, claim, frame_bytes))
+        else {
             self.counters.bad_header += 1;
             return self.drop_chain();
         };
@@ -367,29 +381,6 @@ impl TransmitQueue {
         let head = self.queue.hold();
         self.queue.complete(head, 0);
         Taken::Dropped
-    }
-
-    /// What the sender may claim of what it claims; `None` if it did not agree to that.
-    fn allowed(&self, mut offload: Offload, frame_bytes: usize) -> Option<Offload> {
-        let has = |bits: u64| self.features & bits == bits;
-        match offload.checksum {
-            Checksum::Partial { start, offset } => {
-                let end = usize::from(start) + usize::from(offset) + 2;
-                if !has(feature::CSUM) || end > frame_bytes {
-                    return None;
-                }
-            }
-            // §5.1.6.2.1: not for the driver to say.
-            Checksum::Unnecessary => offload.checksum = Checksum::None,
-            Checksum::None => {}
-        }
-        let Some(gso) = offload.gso else { return Some(offload) };
-        let agreed = match gso.kind {
-            GsoKind::Tcp4 => has(feature::HOST_TSO4),
-            GsoKind::Tcp6 => has(feature::HOST_TSO6),
-            GsoKind::Udp => has(feature::HOST_USO) && !gso.ecn,
-        };
-        (agreed && (!gso.ecn || has(feature::HOST_ECN))).then_some(offload)
     }
 
     /// True unless too much of the ring is out.
@@ -517,6 +508,30 @@ impl TransmitQueue {
     }
 }
 
+/// What a sender who agreed to `features` may claim of what it claims; `None` if it did not agree to
+/// that.
+fn allowed(features: u64, mut offload: Offload, frame_bytes: usize) -> Option<Offload> {
+    let has = |bits: u64| features & bits == bits;
+    match offload.checksum {
+        Checksum::Partial { start, offset } => {
+            let end = usize::from(start) + usize::from(offset) + 2;
+            if !has(feature::CSUM) || end > frame_bytes {
+                return None;
+            }
+        }
+        // §5.1.6.2.1: not for the driver to say.
+        Checksum::Unnecessary => offload.checksum = Checksum::None,
+        Checksum::None => {}
+    }
+    let Some(gso) = offload.gso else { return Some(offload) };
+    let agreed = match gso.kind {
+        GsoKind::Tcp4 => has(feature::HOST_TSO4),
+        GsoKind::Tcp6 => has(feature::HOST_TSO6),
+        GsoKind::Udp => has(feature::HOST_USO) && !gso.ecn,
+    };
+    (agreed && (!gso.ecn || has(feature::HOST_ECN))).then_some(offload)
+}
+
 /// All of the chain taken last, if it is one buffer in one region, as small packets are.
 #[inline]
 fn whole(queue: &Queue) -> Option<Stretch<'_>> {
@@ -542,59 +557,4 @@ fn copy_whole(chain: Stretch<'_>, memory: &mut Memory, packet: &mut Packet) -> b
     from.read(&mut frame[..from.len()]);
     packet.push_piece(frame.freeze(from.len())).expect("a packet has room for a frame");
     true
-}
-
-impl Slots {
-    fn new(size: usize) -> Self {
-        let slot = |_| Slot {
-            head: None,
-            watches: [const { None }; PIECES_MAX],
-            since: None,
-            older: NONE,
-            newer: NONE,
-        };
-        Self {
-            table: (0..size).map(slot).collect(),
-            free: (0..size as u16).rev().collect(),
-            oldest: NONE,
-            newest: NONE,
-            descriptors_out: 0,
-        }
-    }
-
-    /// Adds a slot as the newest.
-    fn push(&mut self, number: u16) {
-        let newest = std::mem::replace(&mut self.newest, number);
-        let slot = &mut self.table[usize::from(number)];
-        (slot.older, slot.newer) = (newest, NONE);
-        self.descriptors_out += slot.descriptors();
-        match newest {
-            NONE => self.oldest = number,
-            newest => self.table[usize::from(newest)].newer = number,
-        }
-    }
-
-    /// Takes a slot out and frees it; returns the chain that was lent.
-    fn remove(&mut self, number: u16) -> Option<Head> {
-        let slot = &mut self.table[usize::from(number)];
-        slot.watches = [const { None }; PIECES_MAX];
-        self.descriptors_out -= slot.descriptors();
-        let (older, newer, head) = (slot.older, slot.newer, slot.head.take());
-        match older {
-            NONE => self.oldest = newer,
-            older => self.table[usize::from(older)].newer = newer,
-        }
-        match newer {
-            NONE => self.newest = older,
-            newer => self.table[usize::from(newer)].older = older,
-        }
-        self.free.push(number);
-        head
-    }
-}
-
-impl Slot {
-    fn descriptors(&self) -> usize {
-        self.head.map_or(0, |head| usize::from(head.descriptors))
-    }
 }

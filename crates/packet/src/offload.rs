@@ -133,33 +133,39 @@ pub struct VirtioHeader(pub [u8; VirtioHeader::LEN]);
 
 impl VirtioHeader {
     /// Bytes of the header with the `num_buffers` field.
-    pub const LEN: usize = 12;
+    pub const LEN: usize = crate::foreign::VIRTIO_HEADER_BYTES;
 
     /// The header for a packet with these fields, whose headers take `header_len` bytes.
     pub fn encode(offload: &Offload, header_len: usize) -> Self {
-        let mut bytes = [0; Self::LEN];
-        match offload.checksum {
-            Checksum::None => {}
-            Checksum::Unnecessary => bytes[0] = FLAG_DATA_VALID,
-            Checksum::Partial { start, offset } => {
-                bytes[0] = FLAG_NEEDS_CSUM;
-                bytes[6..8].copy_from_slice(&start.to_le_bytes());
-                bytes[8..10].copy_from_slice(&offset.to_le_bytes());
-            }
-        }
+        Self::encode_merged(offload, header_len, 0)
+    }
+
+    /// The same for a packet in so many merged buffers. It is put together in registers and stored
+    /// as a word and half a word, as it is read when it is [copied](crate::foreign::copy).
+    #[inline]
+    pub fn encode_merged(offload: &Offload, header_len: usize, buffers: u16) -> Self {
+        let (flags, start, offset) = match offload.checksum {
+            Checksum::None => (0, 0, 0),
+            Checksum::Unnecessary => (FLAG_DATA_VALID, 0, 0),
+            Checksum::Partial { start, offset } => (FLAG_NEEDS_CSUM, start, offset),
+        };
+        let mut first = u64::from(flags) | u64::from(start) << 48;
         if let Some(gso) = offload.gso {
-            bytes[1] = match gso.kind {
+            let kind = match gso.kind {
                 GsoKind::Tcp4 => GSO_TCPV4,
                 GsoKind::Tcp6 => GSO_TCPV6,
                 GsoKind::Udp => GSO_UDP_L4,
             };
-            if gso.ecn {
-                bytes[1] |= GSO_ECN;
-            }
+            let kind = if gso.ecn { kind | GSO_ECN } else { kind };
             let header_len = u16::try_from(header_len).unwrap_or(u16::MAX);
-            bytes[2..4].copy_from_slice(&header_len.to_le_bytes());
-            bytes[4..6].copy_from_slice(&gso.size.get().to_le_bytes());
+            first |= u64::from(kind) << 8
+                | u64::from(header_len) << 16
+                | u64::from(gso.size.get()) << 32;
         }
+        let second = u32::from(offset) | u32::from(buffers) << 16;
+        let mut bytes = [0; Self::LEN];
+        bytes[..8].copy_from_slice(&first.to_le_bytes());
+        bytes[8..].copy_from_slice(&second.to_le_bytes());
         Self(bytes)
     }
 

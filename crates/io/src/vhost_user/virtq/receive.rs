@@ -18,9 +18,6 @@ use towpath_packet::{
     Burst, Caps, Checksum, GsoKind, Ledger, Offload, Packet, Pins, Site, VirtioHeader,
 };
 
-/// Where the number of merged buffers is in the header.
-const BUFFER_COUNT_AT: usize = 10;
-
 /// What happened to packets on their way into the guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReceiveCounters {
@@ -350,9 +347,7 @@ fn header(packet: &Packet, features: u64, buffers: usize) -> VirtioHeader {
     if offload.checksum == Checksum::Unnecessary && features & feature::GUEST_CSUM == 0 {
         offload.checksum = Checksum::None;
     }
-    let mut header = VirtioHeader::encode(&offload, wire_headers(packet).len());
-    header.0[BUFFER_COUNT_AT..].copy_from_slice(&(buffers as u16).to_le_bytes());
-    header
+    VirtioHeader::encode_merged(&offload, wire_headers(packet).len(), buffers as u16)
 }
 
 /// Copies a packet into segments.

@@ -268,8 +268,8 @@ impl Queue {
         ring.take_single(&self.memory, has_room).map(|(head, segment, _)| (head, segment))
     }
 
-    /// Takes and holds the next chain if it is one buffer to be read, and `take` takes what is in it.
-    /// All else is left to [`Queue::take`], which reads it anew.
+    /// Takes and holds the next chain if it is one buffer to be read, and `take` takes what is in
+    /// it. All else is left to [`Queue::take`], which reads it anew.
     #[inline]
     pub(crate) fn take_frame(&mut self, take: impl FnOnce(Stretch<'_>) -> bool) -> Option<Head> {
         let Ring::Split(ring) = &mut self.ring else { return None };

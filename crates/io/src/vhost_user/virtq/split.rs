@@ -94,8 +94,8 @@ impl Ring {
     }
 
     /// Takes the next chain if it was seen, is one buffer in one region, as small packets and most
-    /// receive buffers are, and `fits`, which sees it and whether it is to be written: the short way.
-    /// All else is [`Ring::take`]'s, which reads it anew.
+    /// receive buffers are, and `fits`, which sees it and whether it is to be written: the short
+    /// way. All else is [`Ring::take`]'s, which reads it anew.
     #[inline]
     pub(super) fn take_single(
         &mut self,

@@ -508,8 +508,8 @@ impl TransmitQueue {
     }
 }
 
-/// What a sender who agreed to `features` may claim of what it claims; `None` if it did not agree to
-/// that.
+/// What a sender who agreed to `features` may claim of what it claims; `None` if it did not agree
+/// to that.
 fn allowed(features: u64, mut offload: Offload, frame_bytes: usize) -> Option<Offload> {
     let has = |bits: u64| features & bits == bits;
     match offload.checksum {

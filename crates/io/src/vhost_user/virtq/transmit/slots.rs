@@ -1,5 +1,6 @@
-//! The chains of a transmit queue that are lent: a table, free places on a stack, those that are out
-//! in the order of lending. As many as the ring has descriptors; nothing is allocated later.
+//! The chains of a transmit queue that are lent: a table, free places on a stack, those that are
+//! out in the order of lending. As many as the ring has descriptors; nothing is allocated later.
+//! One thread, the queue's.
 
 use super::super::Head;
 use std::time::Duration;

@@ -50,7 +50,7 @@ pub(super) struct Ring {
     ring: IoUring,
     doorbell: EventDoorbell,
     bell_is_polled: bool,
-    /// The doorbell was cleared, which the caller does not know yet.
+    /// The doorbell has rung, which the caller does not know yet.
     has_rung: bool,
     slots: Vec<Slot>,
     /// Slots whose poll is to begin again, and their rounds.
@@ -294,7 +294,8 @@ impl Ring {
         }
         if !self.bell_is_polled {
             let fd = Fd(self.doorbell.as_fd().as_raw_fd());
-            let entry = opcode::PollAdd::new(fd, libc::POLLIN as u32).build();
+            // Each ring is told, so that nobody needs to clear it.
+            let entry = opcode::PollAdd::new(fd, libc::POLLIN as u32).multi(true).build();
             self.push(&entry.user_data(BELL))?;
             self.bell_is_polled = true;
         }
@@ -349,7 +350,10 @@ impl Ring {
         match name {
             BELL => {
                 (self.bell_is_polled, self.has_rung) = (more, true);
-                self.doorbell.clear();
+                if !more {
+                    // A new poll tells what it finds.
+                    self.doorbell.clear();
+                }
                 return Ok(());
             }
             NOBODY => return Ok(()),

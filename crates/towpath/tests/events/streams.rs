@@ -172,7 +172,7 @@ fn accept_stopped(choice: Choice) {
 }
 
 /// Goal: an operation that has the waker of one that left it with a socket hears of its own only.
-/// own only. Method: the first is cancelled, and its socket then has bytes.
+/// Method: the first is cancelled, and its socket then has bytes.
 fn receive_elsewhere(choice: Choice) {
     let (mut queue, hosts) = (queue(choice), hosts());
     let (first, mut one_peer) = connection(&hosts);

@@ -132,8 +132,12 @@ impl Sockets {
         Ok(copied)
     }
 
-    /// Drops up to `len` received bytes (`MSG_TRUNC`); returns how many.
+    /// Drops up to `len` received bytes of a stream (`MSG_TRUNC`); returns how many. Other sockets
+    /// give [`Error::NotSupported`] and keep what waits: their flag of that name drops nothing.
     pub fn discard(&mut self, id: SocketId, len: usize, now: Instant) -> Result<usize, Error> {
+        if self.is_datagram(id) {
+            return Err(Error::NotSupported);
+        }
         let next = self.next_read(id, len, ReceiveFlags::default(), now)?;
         if next.is_empty() {
             return self.nothing_next(id, len, ReceiveFlags::default());

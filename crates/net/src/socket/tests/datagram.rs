@@ -7,6 +7,7 @@ use crate::socket::{
     DATAGRAMS_MAX, Error, Family, Notice, PENDING_MAX, Readiness, ReceivedDatagram, SendTo,
     Shutdown, SocketId,
 };
+use crate::wire::Protocol;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -93,6 +94,31 @@ fn datagrams_arrive_whole() {
         }
         assert_eq!(b.in_use(), 0);
     }
+}
+
+/// Goal: bytes are dropped from streams alone. Bad input: sockets of datagrams and of IP packets,
+/// empty and not, and lengths of nothing, of part of a datagram and of more than there is.
+#[test]
+fn nothing_is_discarded_from_datagrams() {
+    let mut b = Bench::new();
+    let server = b.bound(at(53));
+    let client = b.datagram(CLIENT, Family::V4);
+    let raw = b.hosts[SERVER].raw(Family::V4, Protocol::UDP).expect("room");
+    for waits in [false, true] {
+        if waits {
+            assert_eq!(b.send_to(CLIENT, client, b"0123456789", at(53)), Ok(10));
+            b.settle();
+        }
+        for id in [server, raw] {
+            assert_eq!(b.hosts[SERVER].available(id).is_ok_and(|len| len > 0), waits);
+            for len in [0, 3, usize::MAX] {
+                let now = b.now;
+                assert_eq!(b.hosts[SERVER].discard(id, len, now), Err(Error::NotSupported));
+            }
+        }
+    }
+    assert_eq!(b.take(SERVER, server).expect("a datagram").0, b"0123456789");
+    assert!(b.take(SERVER, raw).expect("a packet").0.ends_with(b"0123456789"));
 }
 
 #[test]

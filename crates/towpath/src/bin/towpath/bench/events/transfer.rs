@@ -50,8 +50,9 @@ const BYTES: u64 = 1 << 30;
 const BYTES_SHORT: u64 = 16 << 20;
 /// Bytes of a buffer.
 const BUFFER_BYTES: usize = 256 << 10;
-/// Buffers to send of a socket: one is on its way while the next is accepted.
-const SENDS: usize = 2;
+/// Buffers to send of a socket: so many are on their way that the stream does not wait for the
+/// return of one, and several come back together.
+const SENDS: usize = 8;
 const SOCKETS: [usize; 2] = [1, 10];
 /// What no connection takes as long as.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -219,7 +219,6 @@ impl State {
         let mut send = SendTo { to, more, ..SendTo::default() };
         if !pending {
             control::parse(control, over_v4, &mut send)?;
-            send.segment_size = send.segment_size.filter(|_| !raw);
         }
         Ok(send)
     }
@@ -233,9 +232,6 @@ impl State {
         protocol: i32,
     ) -> Outcome<i32> {
         let protocol = u8::try_from(protocol).map_err(|_| Errno::INVAL)?;
-        if protocol == 0 {
-            return Err(Errno(libc::EPROTONOSUPPORT));
-        }
         let id = self.sockets.raw(family, Protocol(protocol))?;
         self.add_socket(id, domain, kind)
     }

@@ -6,7 +6,10 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::thread;
 use std::time::Duration;
-use towpath::host::{Completions, Config, Held, Host, SendMode, TcpListener, TcpStream, UdpSocket};
+use towpath::host::{
+    Completions, Config, EtherType, FramePart, Held, Host, LinkDestination, MacAddr, PacketSocket,
+    RawSocket, SendMode, TcpListener, TcpStream, UdpSocket,
+};
 use towpath_io::namespace::{Addresses, Interface};
 
 /// More than any step takes, so that a test that hangs ends.
@@ -160,5 +163,51 @@ fn datagrams_go_to_the_kernel_and_back() {
         let mut first = vec![0; 2000];
         assert_eq!(kernel.recv(&mut first).expect("received"), 1000);
         assert!(first[..1000] == pattern(1 << 20, 3)[..1000]);
+    });
+}
+
+/// The checksum of the Internet (RFC 1071).
+fn checksum(bytes: &[u8]) -> [u8; 2] {
+    let words =
+        bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0)));
+    let sum: u32 = words.sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    (!((folded & 0xffff) + (folded >> 16)) as u16).to_be_bytes()
+}
+
+/// Goal: packets of IP and frames that are lent go to the kernel as they are, whole and in
+/// fragments, and its answers come back.
+#[test]
+fn packets_and_frames_go_to_the_kernel_and_back() {
+    in_a_network(|host| {
+        let raw = RawSocket::bind(host, OURS, 1).expect("bound");
+        raw.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        for (number, len) in [8, 1000, 9000].into_iter().enumerate() {
+            let mut echo = vec![8, 0, 0, 0, 0x12, 0x34, 0, number as u8];
+            echo.extend(pattern(len, number));
+            let sum = checksum(&echo);
+            echo[2..4].copy_from_slice(&sum);
+            let sending = raw.send_zc_to(echo.clone(), KERNEL).expect("sends");
+            let mut into = vec![0; 10_000];
+            let (count, from) = raw.recv_from(&mut into).expect("an answer");
+            assert_eq!((from, into[20]), (KERNEL, 0), "an echo reply");
+            assert!(into[24..count] == echo[4..]);
+            let returned = sending.returned_within(PATIENCE).expect("back");
+            assert!(!returned.copied && returned.buffer == echo);
+        }
+
+        let frames = PacketSocket::new(host, EtherType::ARP, FramePart::Payload).expect("made");
+        frames.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        // RFC 826: who has the kernel's address?
+        let mut request = vec![0, 1, 8, 0, 6, 4, 0, 1];
+        request.extend(host.mac().0);
+        request.extend([10, 9, 8, 2, 0, 0, 0, 0, 0, 0, 10, 9, 8, 1]);
+        let to = LinkDestination { address: Some(MacAddr([0xff; 6])), protocol: EtherType::ARP };
+        let sending = frames.send_zc_to(request, to).expect("sends");
+        let mut into = [0; 100];
+        let told = frames.recv_from(&mut into).expect("an answer");
+        assert_eq!(told.link.expect("of a frame").address, MacAddr([2, 0, 0, 0, 0, 1]));
+        assert_eq!(into[6..18], [0, 2, 2, 0, 0, 0, 0, 1, 10, 9, 8, 1]);
+        assert!(!sending.returned_within(PATIENCE).expect("back").copied);
     });
 }

@@ -122,6 +122,16 @@ impl Sockets {
         self.socket(id).is_ok_and(|socket| matches!(socket.phase, Phase::Datagram(_)))
     }
 
+    /// Payload bytes of each datagram of a call; zero if what it sends is not cut, as packets of
+    /// raw and packet sockets never are.
+    pub fn segment_size(&self, id: SocketId, send: &SendTo) -> Result<u16, Error> {
+        let socket = self.socket(id)?;
+        let datagrams = socket.datagrams()?;
+        let is_udp = datagrams.raw.is_none() && datagrams.link.is_none();
+        let size = send.segment_size.unwrap_or(socket.options.datagram.segment_size);
+        Ok(if is_udp { size } else { 0 })
+    }
+
     /// Datagrams that came and found no room.
     pub fn dropped_datagrams(&self, id: SocketId) -> Result<u32, Error> {
         Ok(self.socket(id)?.datagrams()?.dropped)

@@ -57,6 +57,8 @@ errors! {
     MessageSize = 90, "message too long";
     /// `ENOPROTOOPT`: the option is not known.
     NoSuchOption = 92, "no such option";
+    /// `EPROTONOSUPPORT`: no packets have that protocol.
+    ProtocolNotSupported = 93, "protocol not supported";
     /// `EOPNOTSUPP`: sockets of this kind cannot do that.
     NotSupported = 95, "not supported by this kind of socket";
     /// `EAFNOSUPPORT`: an address of another family.

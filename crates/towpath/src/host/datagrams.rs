@@ -69,7 +69,7 @@ impl State {
             return queue.shut();
         }
         // As of now: both may change before what is queued is sent.
-        let segment_size = asked.segment_size.or(Some(options.datagram.segment_size));
+        let segment_size = self.sockets.segment_size(queue.id, asked).ok();
         let to = asked.to.or(self.sockets.remote(queue.id).ok());
         queue.open(asked, &SendTo { to, segment_size, ..*asked }, len);
     }
@@ -109,8 +109,8 @@ fn send_lent(
     cx: &mut Context<'_>,
 ) -> Result<(), Error> {
     let LentOp { source, ticket, call, done, .. } = lent;
-    let size = send.segment_size.unwrap_or(sockets.options(id)?.datagram.segment_size);
-    let bytes_max = if size > 0 { LOAN_BYTES_MAX } else { LARGE_FRAME_BYTES };
+    let cuts = sockets.segment_size(id, send)? > 0;
+    let bytes_max = if cuts { LOAN_BYTES_MAX } else { LARGE_FRAME_BYTES };
     loop {
         let (number, from) = (sockets.next_lent(id)?, *done);
         let lend = |at, most: usize, borrower| {

@@ -81,6 +81,7 @@ mod mode;
 pub(crate) mod operation;
 mod port;
 mod queue;
+mod raw;
 pub(crate) mod receive_file;
 pub(crate) mod send_file;
 mod sending;
@@ -100,13 +101,19 @@ pub use file_cache::FileCacheStats;
 pub use lend::{Chain, Lend};
 pub use listener::TcpListener;
 pub use mode::SendMode;
+pub use raw::{FramePart, PacketSocket, RawSocket};
 pub use sending::{Completions, Returned, SendError, Sending};
 
 pub use sniffer::Sniffer;
 pub use stream::{LENT_OVERHEAD, TcpStream};
 pub use towpath_net::bpf;
 pub use towpath_net::counters::DropReason;
-pub use towpath_net::socket::{FrameKind, FrameSource, LentStats, ReceivedDatagram, SendTo};
+pub use towpath_net::socket::{
+    FrameKind, FrameSource, LentStats, LinkDestination, PacketOptions, RawOptions,
+    ReceivedDatagram, SendTo,
+};
+pub use towpath_net::wire::MacAddr;
+pub use towpath_net::wire::ethernet::EtherType;
 pub use towpath_packet::{Held, Ledger, Piece, View};
 pub use udp::UdpSocket;
 pub use worker::Host;

@@ -6,26 +6,18 @@
 //! counted. Memory that is lent by another host of the process, or by programs of this
 //! one, is its lender's again at the end of its term; who keeps pieces keeps a copy then.
 
-use super::Host;
-use super::shape::Shape;
-use super::udp::{WHOLE, ready};
-use super::wait::block;
-use super::{io_error, would_block};
+use super::raw::{FramePart, PacketSocket};
+use super::{Held, Host};
 use std::fmt;
 use std::io;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use towpath_net::bpf::Program;
-use towpath_net::socket::{Error, Options, PacketOptions, ReceivedDatagram, SocketId};
-use towpath_packet::Held;
+use towpath_net::socket::{PacketOptions, ReceivedDatagram};
 
 /// A reader of all frames of a host that its filter wants; see [`Host::sniffer`]. Any thread;
 /// dropping it ends it, pieces that were received stay valid.
-pub struct Sniffer {
-    host: Host,
-    id: SocketId,
-    shape: Shape,
-}
+pub struct Sniffer(PacketSocket);
 
 impl Host {
     /// Begins to look at frames, those that come and those that leave; what `filter` refuses is
@@ -36,14 +28,11 @@ impl Host {
     /// # Errors
     /// There are too many sockets.
     pub fn sniffer(&self, filter: Option<Program>) -> io::Result<Sniffer> {
-        let id = self.owner.core.call(|state, _| {
-            let id = state.sockets.packet_socket(PacketOptions::ALL, false)?;
-            state.sockets.set_packet_filter(id, filter)?;
-            state.add(id, None);
-            Ok(id)
-        });
-        let (host, id) = (self.clone(), id.map_err(io_error)?);
-        Ok(Sniffer { host, id, shape: Shape::default() })
+        let socket = PacketSocket::new(self, PacketOptions::NONE, FramePart::Whole)?;
+        socket.set_filter(filter)?;
+        // Before, it would have seen what the filter refuses.
+        socket.set_packet_options(|options| options.protocol = PacketOptions::ALL)?;
+        Ok(Sniffer(socket))
     }
 }
 
@@ -65,9 +54,7 @@ impl Sniffer {
         headers: &mut Vec<u8>,
         into: &mut Vec<Held>,
     ) -> io::Result<ReceivedDatagram> {
-        let wait = self.shape.read_wait();
-        let received = block(wait, |cx| self.poll_recv_lent(cx, headers, into));
-        received.unwrap_or_else(|| Err(would_block()))
+        self.0.recv_lent(headers, into)
     }
 
     /// The same for futures made by hand.
@@ -77,52 +64,32 @@ impl Sniffer {
         headers: &mut Vec<u8>,
         into: &mut Vec<Held>,
     ) -> Poll<io::Result<ReceivedDatagram>> {
-        let id = self.id;
-        let received = self.host.owner.core.call(|state, now| {
-            let received = state.with(now, |sockets, _, cx| {
-                sockets.receive_frame_lent(id, &WHOLE, (headers, into), cx)
-            });
-            if received == Err(Error::WouldBlock) {
-                state.entry(id).readers.add(cx.waker());
-            }
-            received
-        });
-        ready(received)
+        self.0.poll_recv_lent(cx, headers, into)
     }
 
     /// Sets another filter. Frames that wait already stay.
     pub fn set_filter(&self, filter: Option<Program>) -> io::Result<()> {
-        let core = &self.host.owner.core;
-        core.call(|state, _| state.sockets.set_packet_filter(self.id, filter)).map_err(io_error)
+        self.0.set_filter(filter)
     }
 
     /// Sets how many bytes of others' memory may wait and be kept. The last frame may go beyond.
     pub fn set_receive_buffer(&self, bytes: u32) -> io::Result<()> {
-        let set = |options: &mut Options| options.receive_buffer = Some(bytes);
-        let core = &self.host.owner.core;
-        core.call(|state, now| state.sockets.set_options(self.id, now.now, set)).map_err(io_error)
+        self.0.set_options(|options| options.receive_buffer = Some(bytes))
     }
 
     /// Frames that the filter wanted, and those of them that were lost, since the last call.
     pub fn take_statistics(&self) -> io::Result<(u32, u32)> {
-        let core = &self.host.owner.core;
-        core.call(|state, _| state.sockets.take_packet_statistics(self.id)).map_err(io_error)
+        self.0.take_statistics()
     }
 
     /// How long a call waits; `None`, as at first, for as long as it takes.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        self.shape.set_read_timeout(timeout)
+        self.0.set_read_timeout(timeout)
     }
 
     /// Whether calls fail instead of waiting.
-    pub fn set_nonblocking(&self, nonblocking: bool) {
-        self.shape.set_nonblocking(nonblocking);
-    }
-}
-
-impl Drop for Sniffer {
-    fn drop(&mut self) {
-        self.host.owner.core.call(|state, now| state.close(self.id, now.now));
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        self.0.set_nonblocking(nonblocking)
     }
 }
 

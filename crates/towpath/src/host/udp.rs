@@ -1,15 +1,18 @@
 //! Datagram sockets.
 
+mod going;
+
 use super::auto::{Choice, DATAGRAM_BREAK_EVEN};
 use super::core::{Now, State};
-use super::lend::{Lend, Parcel, stretches};
+use super::lend::{Lend, stretches};
 use super::mode::{Mode, SendMode};
-use super::queue::{DATAGRAMS_QUEUED_MAX, LOAN_BYTES_MAX, LentOp, SendQueue};
-use super::sending::{SendError, Sending, Share, Ticket};
+use super::queue::{DATAGRAMS_QUEUED_MAX, LOAN_BYTES_MAX, SendQueue};
+use super::sending::{SendError, Sending, Ticket};
 use super::shape::Shape;
 use super::wait::block;
 use super::watch::readiness;
 use super::{Host, LENT_OVERHEAD, family, io_error, would_block};
+use going::{Going, Progress};
 use std::fmt;
 use std::future::poll_fn;
 use std::io;
@@ -19,7 +22,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use towpath_io::events::{Interest, Readiness};
-use towpath_net::socket::{Error, Options, ReadMost, ReceivedDatagram, SendTo, SocketId};
+use towpath_net::socket::{Error, Options, ReadMost, ReceivedDatagram, SendTo, SocketId, Sockets};
+use towpath_net::stack;
+use towpath_net::time::Instant;
 use towpath_packet::Held;
 use towpath_packet::packet::PIECES_MAX;
 
@@ -43,91 +48,21 @@ struct Inner {
     queue: Arc<SendQueue>,
 }
 
-/// A buffer on its way into a socket.
-struct Going<B> {
-    /// What was decided when the call began.
-    choice: Choice,
-    send: SendTo,
-    progress: Progress<B>,
-}
-
-/// How far it is.
-enum Progress<B> {
-    /// With how many bytes were copied.
-    Copied(B, usize),
-    Lent(Sending<B>, LentOp),
-    /// Left to the worker.
-    Queued(Sending<B>),
-    /// The call is over.
-    Gone,
-}
-
-impl<B: Lend> Going<B> {
-    fn new(socket: &UdpSocket, buffer: B, send: &SendTo) -> Self {
-        let Inner { shape, mode, .. } = &*socket.inner;
-        let send = SendTo { term: send.term.or(shape.term()), ..*send };
-        Self { choice: mode.choose(buffer.len()), send, progress: Progress::Copied(buffer, 0) }
-    }
-
-    /// Lends the buffer for the send of `ticket`, whose first share this is.
-    fn lend(&mut self, ticket: Arc<Ticket>, share: Share) {
-        let Progress::Copied(buffer, _) = mem::replace(&mut self.progress, Progress::Gone) else {
-            return;
-        };
-        let held = Arc::new(Parcel::new(buffer));
-        let sending = Sending::lent(held.clone(), ticket);
-        self.progress = Progress::Lent(sending, LentOp::new(held, share, None));
-    }
-
-    /// Leaves what is lent to the worker, if nothing speaks against it; it counts as `room` in the
-    /// queue, which was taken.
-    fn queue(&mut self, socket: &Inner, room: usize) {
-        let (sending, mut lent) = match mem::replace(&mut self.progress, Progress::Gone) {
-            Progress::Lent(sending, lent) => (sending, lent),
-            other => {
-                self.progress = other;
-                return;
-            }
-        };
-        let Inner { host, queue, mode, .. } = socket;
-        let core = &host.owner.core;
-        lent.due = self.send.term.map(|term| core.clock.now() + term);
-        lent.room = room;
-        lent.ticket.observe(mode.watch(self.choice, lent.source.len()));
-        self.progress = match core.send_datagrams(queue, lent, &self.send) {
-            Ok(()) => Progress::Queued(sending),
-            Err(lent) => {
-                queue.room.give(room);
-                Progress::Lent(sending, lent)
-            }
-        };
-    }
-
-    /// The call ends here: what was accepted counts, else the error.
-    fn stop(&mut self, error: io::Error) -> Result<Sending<B>, SendError<B>> {
-        match mem::replace(&mut self.progress, Progress::Gone) {
-            Progress::Copied(buffer, 0) => Err(SendError { error, buffer }),
-            Progress::Copied(buffer, copied) => Ok(Sending::copied(buffer, copied)),
-            Progress::Lent(sending, lent) => match lent.done {
-                0 => {
-                    // What was lent came back when the call failed.
-                    drop(lent);
-                    Err(SendError { error, buffer: sending.returned().buffer })
-                }
-                done => Ok(sending.with_accepted(done)),
-            },
-            Progress::Queued(sending) => Ok(sending),
-            Progress::Gone => unreachable!("a future is done once"),
-        }
-    }
-}
-
 impl UdpSocket {
     /// Binds to an address of the host, or to all of them; port 0 chooses one.
     pub fn bind(host: &Host, address: SocketAddr) -> io::Result<Self> {
+        Self::open(host, Some(address), |sockets| sockets.datagram(family(address)))
+    }
+
+    /// The socket that `make` makes, bound to an address if there is one.
+    pub(super) fn open(
+        host: &Host,
+        address: Option<SocketAddr>,
+        make: impl FnOnce(&mut Sockets) -> Result<SocketId, Error>,
+    ) -> io::Result<Self> {
         let queue = host.owner.core.call(|state, now| {
-            let id = state.sockets.datagram(family(address))?;
-            if let Err(error) = state.sockets.bind(id, address) {
+            let id = make(&mut state.sockets)?;
+            if let Some(Err(error)) = address.map(|address| state.sockets.bind(id, address)) {
                 state.close(id, now.now);
                 return Err(error);
             }
@@ -138,6 +73,20 @@ impl UdpSocket {
         let (host, queue) = (host.clone(), queue.map_err(io_error)?);
         let (id, shape, mode) = (queue.id, Shape::default(), Mode::new());
         Ok(Self { inner: Arc::new(Inner { host, id, shape, mode, queue }) })
+    }
+
+    /// Does something with the socket. Datagrams that wait to be sent go by what it finds.
+    pub(super) fn with_sockets<T>(
+        &self,
+        act: impl FnOnce(&mut Sockets, SocketId, Instant) -> T,
+    ) -> T {
+        let Inner { id, queue, host, .. } = &*self.inner;
+        host.owner.core.call_to_send(|state, now| {
+            queue.shut();
+            // As far as there is room: what waits goes by the options of its call.
+            let _ = state.drain_datagrams(queue, now);
+            act(&mut state.sockets, *id, now.now)
+        })
     }
 
     /// Names the one peer.
@@ -152,15 +101,18 @@ impl UdpSocket {
 
     /// Sends a datagram to `remote`. Waits while the device takes nothing.
     pub fn send_to(&self, bytes: &[u8], remote: SocketAddr) -> io::Result<usize> {
-        let sent =
-            block(self.inner.shape.write_wait(), |cx| self.poll_send_to(cx, bytes, Some(remote)));
-        sent.unwrap_or_else(|| Err(would_block()))
+        self.send_with(bytes, &SendTo { to: Some(remote), ..SendTo::default() })
     }
 
     /// Sends a datagram to the peer.
     pub fn send(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.send_with(bytes, &SendTo::default())
+    }
+
+    /// Sends a datagram as `send` says.
+    pub(super) fn send_with(&self, bytes: &[u8], send: &SendTo) -> io::Result<usize> {
         let wait = self.inner.shape.write_wait();
-        let sent = block(wait, |cx| self.poll_send_to(cx, bytes, None));
+        let sent = block(wait, |cx| self.poll_copy(cx, |_| [bytes], send, false));
         sent.unwrap_or_else(|| Err(would_block()))
     }
 
@@ -375,24 +327,23 @@ impl UdpSocket {
 
     /// Receives a datagram, and tells where it came from. What `into` has no room for is lost.
     pub fn recv_from(&self, into: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
-        self.receive(into, false)
+        self.receive(into, false).map(|told| (told.copied, told.from))
     }
 
     /// The same of a socket with a peer.
     pub fn recv(&self, into: &mut [u8]) -> io::Result<usize> {
-        Ok(self.receive(into, false)?.0)
+        self.receive(into, false).map(|told| told.copied)
     }
 
     /// As [`UdpSocket::recv_from`], but the datagram stays to be received.
     pub fn peek_from(&self, into: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
-        self.receive(into, true)
+        self.receive(into, true).map(|told| (told.copied, told.from))
     }
 
-    fn receive(&self, into: &mut [u8], peek: bool) -> io::Result<(usize, SocketAddr)> {
+    pub(super) fn receive(&self, into: &mut [u8], peek: bool) -> io::Result<ReceivedDatagram> {
         let wait = self.inner.shape.read_wait();
         let received = block(wait, |cx| self.poll_receive(cx, into, peek));
-        let received = received.unwrap_or_else(|| Err(would_block()))?;
-        Ok((received.copied, received.from))
+        received.unwrap_or_else(|| Err(would_block()))
     }
 
     /// As [`UdpSocket::recv_from`], for futures; tells more.
@@ -443,10 +394,43 @@ impl UdpSocket {
         cx: &mut Context<'_>,
         into: &mut Vec<Held>,
     ) -> Poll<io::Result<ReceivedDatagram>> {
+        self.poll_lent(cx, |sockets, id, cx| sockets.receive_datagram_lent(id, &WHOLE, into, cx))
+    }
+
+    /// The same for packets that begin with headers, which are appended to `headers`.
+    pub(super) fn recv_frame_lent(
+        &self,
+        headers: &mut Vec<u8>,
+        into: &mut Vec<Held>,
+    ) -> io::Result<ReceivedDatagram> {
+        let wait = self.inner.shape.read_wait();
+        let received = block(wait, |cx| self.poll_recv_frame_lent(cx, headers, into));
+        received.unwrap_or_else(|| Err(would_block()))
+    }
+
+    pub(super) fn poll_recv_frame_lent(
+        &self,
+        cx: &mut Context<'_>,
+        headers: &mut Vec<u8>,
+        into: &mut Vec<Held>,
+    ) -> Poll<io::Result<ReceivedDatagram>> {
+        self.poll_lent(cx, |sockets, id, cx| {
+            sockets.receive_frame_lent(id, &WHOLE, (headers, into), cx)
+        })
+    }
+
+    fn poll_lent(
+        &self,
+        cx: &mut Context<'_>,
+        receive: impl FnOnce(
+            &mut Sockets,
+            SocketId,
+            &mut stack::Context<'_>,
+        ) -> Result<ReceivedDatagram, Error>,
+    ) -> Poll<io::Result<ReceivedDatagram>> {
         let id = self.inner.id;
         let received = self.inner.host.owner.core.call(|state, now| {
-            let received = state
-                .with(now, |sockets, _, cx| sockets.receive_datagram_lent(id, &WHOLE, into, cx));
+            let received = state.with(now, |sockets, _, cx| receive(sockets, id, cx));
             if received == Err(Error::WouldBlock) {
                 state.entry(id).readers.add(cx.waker());
             }
@@ -504,14 +488,8 @@ impl UdpSocket {
 
     /// Changes options.
     pub fn set_options(&self, change: impl FnOnce(&mut Options)) -> io::Result<()> {
-        let Inner { id, queue, host, .. } = &*self.inner;
-        let set = |state: &mut State, now: &mut Now<'_>| {
-            queue.shut();
-            // As far as there is room: what waits goes by the options of its call.
-            let _ = state.drain_datagrams(queue, now);
-            state.sockets.set_options(*id, now.now, change)
-        };
-        host.owner.core.call_to_send(set).map_err(io_error)
+        let set = |sockets: &mut Sockets, id, now| sockets.set_options(id, now, change);
+        self.with_sockets(set).map_err(io_error)
     }
 
     /// How long a call that receives waits; `None` for as long as it takes.
@@ -537,10 +515,9 @@ impl UdpSocket {
 }
 
 /// All of a datagram, whose packet has no more pieces than any.
-pub(super) const WHOLE: ReadMost =
-    ReadMost { bytes: usize::MAX, pieces: PIECES_MAX, private: true };
+const WHOLE: ReadMost = ReadMost { bytes: usize::MAX, pieces: PIECES_MAX, private: true };
 
-pub(super) fn ready<T>(result: Result<T, Error>) -> Poll<io::Result<T>> {
+fn ready<T>(result: Result<T, Error>) -> Poll<io::Result<T>> {
     match result {
         Err(Error::WouldBlock) => Poll::Pending,
         result => Poll::Ready(result.map_err(io_error)),

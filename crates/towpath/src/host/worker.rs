@@ -21,6 +21,7 @@ use towpath_io::vhost_user::VhostUser;
 use towpath_net::counters::DropReason;
 use towpath_net::socket::{LentLimits, LentStats, SocketId, Sockets};
 use towpath_net::stack::Stack;
+use towpath_net::wire::MacAddr;
 use towpath_packet::{Ledger, Memory, MemoryConfig};
 
 /// Names of files in the reactor.
@@ -127,6 +128,11 @@ impl Host {
     pub fn lent_stats(&self) -> LentStats {
         let core = &self.owner.core;
         core.lock().sockets.lent_stats(core.clock.now())
+    }
+
+    /// The link-layer address.
+    pub fn mac(&self) -> MacAddr {
+        self.owner.core.lock().sockets.stack().mac()
     }
 
     /// Packets that the stack dropped so far, by reason; those that never happened are left out.

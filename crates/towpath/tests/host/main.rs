@@ -3,6 +3,7 @@
 
 mod datagrams;
 mod files;
+mod raw;
 mod sniffers;
 mod terms;
 

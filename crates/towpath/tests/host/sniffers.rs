@@ -69,9 +69,9 @@ impl Frame {
 
 fn is_silent(sniffer: &Sniffer) -> bool {
     let (mut headers, mut pieces) = (vec![1], Vec::new());
-    sniffer.set_nonblocking(true);
+    sniffer.set_nonblocking(true).expect("a mode");
     let silence = sniffer.recv_lent(&mut headers, &mut pieces).err().map(|error| error.kind());
-    sniffer.set_nonblocking(false);
+    sniffer.set_nonblocking(false).expect("a mode");
     silence == Some(ErrorKind::WouldBlock) && headers == [1] && pieces.is_empty()
 }
 
@@ -198,7 +198,7 @@ fn a_sniffer_that_is_not_read_slows_nobody() {
     assert_eq!(wanted as usize, count);
     let mut frames = 0;
     let (mut headers, mut pieces) = (Vec::new(), Vec::new());
-    sniffer.set_nonblocking(true);
+    sniffer.set_nonblocking(true).expect("a mode");
     // What is kept counts, too, so that is little.
     while sniffer.recv_lent(&mut headers, &mut pieces).is_ok() {
         frames += 1;

@@ -91,8 +91,7 @@ impl Sockets {
     /// Most bytes that go as one super-packet, as whole datagrams of a segment size; any number if
     /// what is sent is not cut, or waits for more.
     pub fn datagrams_max(&self, id: SocketId, send: &SendTo) -> Result<usize, Error> {
-        let options = &self.socket(id)?.options.datagram;
-        let size = usize::from(send.segment_size.unwrap_or(options.segment_size));
+        let size = usize::from(self.segment_size(id, send)?);
         if size == 0 || self.waits_for_more(id, send)? {
             return Ok(usize::MAX);
         }

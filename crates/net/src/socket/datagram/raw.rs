@@ -44,7 +44,13 @@ const SENDS_ONLY: Protocol = Protocol(255);
 
 impl Sockets {
     /// A socket that takes packets of a protocol as they come.
+    ///
+    /// # Errors
+    /// [`Error::ProtocolNotSupported`] for protocol zero, which Linux takes for none.
     pub fn raw(&mut self, family: Family, protocol: Protocol) -> Result<SocketId, Error> {
+        if protocol.0 == 0 {
+            return Err(Error::ProtocolNotSupported);
+        }
         let id = self.datagram(family)?;
         let v4 = family == Family::V4;
         let options = RawOptions {

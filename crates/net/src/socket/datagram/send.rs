@@ -228,7 +228,7 @@ impl Sockets {
             remote,
             tos: send.tos.unwrap_or(tos),
             ttl: send.ttl.or(ttl).unwrap_or(UdpSend::default().ttl),
-            size: send.segment_size.unwrap_or(options.datagram.segment_size),
+            size: self.segment_size(id, send)?,
             path_mtu,
             mtu,
             whole: remote.is_ipv6() && options.datagram.dont_fragment_v6,

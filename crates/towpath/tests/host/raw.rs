@@ -1,0 +1,231 @@
+//! Raw and packet sockets that lend.
+
+use super::*;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use towpath::host::{
+    EtherType, FrameKind, FramePart, Held, LinkDestination, MacAddr, PacketOptions, PacketSocket,
+    RawSocket, SendTo,
+};
+
+/// For experiments (RFC 3692).
+const PROTOCOL: u8 = 253;
+const ETHERTYPE: EtherType = EtherType(0x88b5);
+
+/// The address of a host, over IPv4 or IPv6.
+fn at(v6: bool, last: u8) -> IpAddr {
+    match v6 {
+        false => Ipv4Addr::new(10, 0, 0, last).into(),
+        true => Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last.into()).into(),
+    }
+}
+
+fn hosts() -> (Host, Host) {
+    let [one, two] = [1, 2].map(|last| Config {
+        addresses: vec![(at(false, last), 24), (at(true, last), 64)],
+        mac: Some(mac(last).0),
+        ..config(last)
+    });
+    Host::pair(&one, &two).expect("two hosts")
+}
+
+fn mac(last: u8) -> MacAddr {
+    MacAddr([2, 0, 0, 0, 0, last])
+}
+
+/// Two hosts with a raw socket each.
+fn raw_sockets(v6: bool) -> (Host, Host, RawSocket, RawSocket) {
+    let (a, b) = hosts();
+    let socket = RawSocket::bind(&a, at(v6, 1), PROTOCOL).expect("bound");
+    let peer = RawSocket::bind(&b, at(v6, 2), PROTOCOL).expect("bound");
+    peer.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    socket.set_write_timeout(Some(PATIENCE)).expect("a timeout");
+    (a, b, socket, peer)
+}
+
+fn bytes(pieces: &[Held]) -> Vec<u8> {
+    pieces.iter().flat_map(|piece| piece.bytes().expect("ours").to_vec()).collect()
+}
+
+/// Goal: packets of IP go without a copy, whole and in fragments, and their buffers come back; they
+/// are received with the header of IPv4 and without that of IPv6, copied or lent.
+#[test]
+fn packets_are_lent_and_come_back() {
+    for v6 in [false, true] {
+        let (a, b, socket, peer) = raw_sockets(v6);
+        let header = if v6 { 0 } else { 20 };
+        let mut into = vec![0; 70_000];
+        for len in [1, 1400, 9000] {
+            let sending = socket.send_zc_to(pattern(len, len), at(v6, 2)).expect("sends");
+            assert_eq!(sending.accepted(), len);
+            let (count, from) = peer.recv_from(&mut into).expect("receives");
+            assert_eq!(from, at(v6, 1));
+            assert_same(&into[header..count], &pattern(len, len));
+            let returned = sending.returned_within(PATIENCE).expect("back");
+            assert!(!returned.copied && returned.buffer == pattern(len, len));
+        }
+        socket.connect(at(v6, 2)).expect("connected");
+        let sending = socket.send_zc(Chain(vec![pattern(10, 1), pattern(600, 2)])).expect("sends");
+        let (mut headers, mut pieces) = (Vec::new(), Vec::new());
+        let told = peer.recv_lent(&mut headers, &mut pieces).expect("receives");
+        assert_eq!((told.len, headers.len()), (header + 610, header));
+        assert_same(&bytes(&pieces), &[pattern(10, 1), pattern(600, 2)].concat());
+        assert!(!sending.is_returned(), "the reader keeps it");
+        pieces.clear();
+        assert!(!sending.returned_within(PATIENCE).expect("back").copied);
+        assert_eq!(a.ledger().copied(), 0, "by the sender");
+        drop((socket, peer));
+        assert_all_back(&[&a, &b]);
+    }
+}
+
+/// Goal: many packets that are lent at once go in order, by way of the worker, and none is lost to
+/// their lender; sizes of segments, which are UDP's, mean nothing.
+#[test]
+fn many_packets_are_lent() {
+    /// Fewer than a socket queues, more than one hands over itself.
+    const COUNT: usize = 200;
+    let (a, b, socket, peer) = raw_sockets(false);
+    peer.set_options(|options| options.receive_buffer = Some(16 << 20)).expect("a size");
+    let send = SendTo {
+        to: Some(SocketAddr::new(at(false, 2), 0)),
+        segment_size: Some(100),
+        ..SendTo::default()
+    };
+    // They know each other's link-layer addresses from then on.
+    let mut into = vec![0; 2000];
+    socket.send_to(&[0], at(false, 2)).expect("sends");
+    assert_eq!(peer.recv_from(&mut into).expect("receives").0, 21);
+    let mut sends = Completions::new();
+    for number in 0..COUNT {
+        sends.push(socket.send_zc_with(pattern(1000, number), &send).expect("sends"));
+    }
+    for number in 0..COUNT {
+        let (count, _) = peer.recv_from(&mut into).expect("receives");
+        assert_same(&into[20..count], &pattern(1000, number));
+    }
+    let mut back = 0;
+    while let Some(returned) = sends.wait_next() {
+        assert!(!returned.copied);
+        back += 1;
+    }
+    assert_eq!(back, COUNT);
+    drop((socket, peer));
+    assert_all_back(&[&a, &b]);
+}
+
+/// Goal: what begins with a header goes with it, as far as Linux lets it.
+#[test]
+fn packets_with_their_own_headers() {
+    let (a, b, socket, peer) = raw_sockets(false);
+    socket.set_raw_options(|options| options.header_included = true).expect("a raw socket");
+    let mut packet = vec![0x45, 0, 0, 0, 0, 0, 0, 0, 9, PROTOCOL, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
+    packet.extend(pattern(500, 1));
+    let sending = socket.send_zc_to(packet.clone(), at(false, 2)).expect("sends");
+    let mut into = vec![0; 2000];
+    let (count, _) = peer.recv_from(&mut into).expect("receives");
+    assert_eq!((into[8], count), (9, packet.len()), "the time to live is ours");
+    assert_same(&into[20..count], &packet[20..]);
+    assert!(sending.returned_within(PATIENCE).expect("back").buffer == packet);
+
+    // Tried: no whole header, more than the MTU.
+    for (buffer, errno) in [(vec![0x45; 19], libc::EINVAL), (vec![0x45; 1501], libc::EMSGSIZE)] {
+        let len = buffer.len();
+        let failed = socket.send_zc_to(buffer, at(false, 2)).expect_err("no such packet");
+        assert_eq!((failed.error.raw_os_error(), failed.buffer.len()), (Some(errno), len));
+    }
+    assert_eq!(a.lent(), 0);
+    drop((socket, peer));
+    assert_all_back(&[&a, &b]);
+}
+
+/// Tried: protocol zero, an address of somebody else, no destination, one of the other family, a
+/// packet that is too long, an odd place for a checksum, too little budget.
+#[test]
+fn what_raw_sockets_cannot_do_is_refused() {
+    let (a, b) = hosts();
+    let errno = |error: io::Error| error.raw_os_error().expect("a number");
+    let none = RawSocket::bind(&a, at(false, 1), 0).expect_err("no protocol");
+    assert_eq!(errno(none), libc::EPROTONOSUPPORT);
+    let other = RawSocket::bind(&a, at(false, 7), PROTOCOL).expect_err("not ours");
+    assert_eq!(errno(other), libc::EADDRNOTAVAIL);
+    for v6 in [false, true] {
+        let socket = RawSocket::bind(&a, at(v6, 1), PROTOCOL).expect("bound");
+        let nowhere = socket.send_zc(vec![1; 100]).expect_err("no destination");
+        assert_eq!(errno(nowhere.error), libc::EDESTADDRREQ);
+        let odd = socket.set_raw_options(|options| options.checksum_at = Some(3));
+        assert_eq!(errno(odd.expect_err("odd")), libc::EINVAL);
+        socket.send_zc_to(nowhere.buffer, at(!v6, 2)).expect_err("of the other family");
+        let long = socket.send_zc_to(vec![1; 65_536], at(v6, 2)).expect_err("too long");
+        assert_eq!((errno(long.error), long.buffer.len()), (libc::EMSGSIZE, 65_536));
+    }
+    assert_all_back(&[&a, &b]);
+}
+
+/// Goal: frames go without a copy, with their headers or with made ones, and come back; who takes
+/// all protocols sees what leaves.
+#[test]
+fn frames_are_lent_and_come_back() {
+    let (a, b) = hosts();
+    let whole = PacketSocket::new(&a, ETHERTYPE, FramePart::Whole).expect("a socket");
+    let payload = PacketSocket::new(&a, ETHERTYPE, FramePart::Payload).expect("a socket");
+    let peer = PacketSocket::new(&b, ETHERTYPE, FramePart::Payload).expect("a socket");
+    let all = PacketSocket::new(&a, PacketOptions::ALL, FramePart::Whole).expect("a socket");
+    for socket in [&whole, &payload, &peer, &all] {
+        socket.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    }
+    let mut frame = [mac(2).0, mac(1).0].concat();
+    frame.extend([0x88, 0xb5]);
+    frame.extend(pattern(1000, 1));
+    let sending = whole.send_zc(frame.clone()).expect("sends");
+    let mut into = vec![0; 2000];
+    let told = peer.recv_from(&mut into).expect("receives");
+    assert_same(&into[..told.copied], &frame[14..]);
+    let source = told.link.expect("of a frame");
+    assert_eq!((source.address, source.kind), (mac(1), FrameKind::Host));
+    let told = all.recv_from(&mut into).expect("sees it");
+    assert_eq!(told.link.expect("of a frame").kind, FrameKind::Outgoing);
+    assert_same(&into[..told.copied], &frame);
+    assert!(!sending.returned_within(PATIENCE).expect("back").copied);
+
+    let to = LinkDestination { address: Some(mac(2)), protocol: ETHERTYPE };
+    let sending = payload.send_zc_to(pattern(1500, 2), to).expect("sends");
+    let (mut headers, mut pieces) = (Vec::new(), Vec::new());
+    assert_eq!(peer.recv_lent(&mut headers, &mut pieces).expect("receives").len, 1500);
+    assert_same(&[headers, bytes(&pieces)].concat(), &pattern(1500, 2));
+    // Both sockets that saw it have it.
+    assert!(!sending.is_returned());
+    drop(pieces);
+    assert_eq!(all.recv_from(&mut into).expect("sees it").len, 1514);
+    assert!(!sending.returned_within(PATIENCE).expect("back").copied);
+    let (seen, lost) = all.take_statistics().expect("a packet socket");
+    assert!(seen >= 2 && lost == 0, "{seen} {lost}");
+    assert_eq!(payload.send_to(&[7; 60], to).expect("sends"), 60);
+    assert_eq!(peer.recv_from(&mut into).expect("receives").len, 60);
+    drop((whole, payload, peer, all));
+    assert_all_back(&[&a, &b]);
+}
+
+/// Tried: less than a header, more than the MTU, no destination where a header is to be made, and
+/// to name a peer.
+#[test]
+fn frames_that_cannot_be_are_handed_back() {
+    let (a, b) = hosts();
+    let whole = PacketSocket::new(&a, ETHERTYPE, FramePart::Whole).expect("a socket");
+    let payload = PacketSocket::new(&a, ETHERTYPE, FramePart::Payload).expect("a socket");
+    let to = LinkDestination { address: Some(mac(2)), protocol: ETHERTYPE };
+    let nobody = LinkDestination { address: None, ..to };
+    let failed = [
+        (whole.send_zc(vec![0; 13]), libc::EINVAL, 13),
+        (whole.send_zc(vec![0; 1519]), libc::EMSGSIZE, 1519),
+        (payload.send_zc_to(vec![0; 1501], to), libc::EMSGSIZE, 1501),
+        (payload.send_zc_to(vec![0; 100], nobody), libc::EINVAL, 100),
+        (payload.send_zc(vec![0; 100]), libc::EINVAL, 100),
+    ];
+    for (sent, errno, len) in failed {
+        let failed = sent.expect_err("no such frame");
+        assert_eq!((failed.error.raw_os_error(), failed.buffer.len()), (Some(errno), len));
+    }
+    assert_eq!(a.lent(), 0);
+    drop((whole, payload));
+    assert_all_back(&[&a, &b]);
+}

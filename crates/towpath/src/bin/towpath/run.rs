@@ -43,7 +43,13 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
     ours.send(&Message::Go)?;
     let program = match ours.receive() {
         Ok(Message::Started(program)) => program,
-        Err(ChannelError::Closed) => return Err(init.give_up()),
+        Err(ChannelError::Closed) => {
+            // The program may run already: it ends with process 1.
+            return match init.wait()?.into() {
+                Ending::Code(code) => Err(Failure::told(code)),
+                killed => Ok(killed),
+            };
+        }
         _ => return Err(ChannelError::Unexpected.into()),
     };
     init::release_input_and_output()?;

@@ -8,7 +8,8 @@
 //!
 //! `port_pps` is a whole port: a thread makes packets of the smallest size and queues them,
 //! dropping what has no room; another writes them to a TAP device. Packets that were written
-//! count.
+//! count. `port_guest_pps` is the same with a guest's port, whose receive queue is in memory; the
+//! thread that writes is the guest, too.
 //!
 //! Each thread has a processor of its own as far as there are enough; the second producer shares
 //! one with the consumer where there are two.
@@ -39,9 +40,14 @@ pub(super) fn all() -> impl Iterator<Item = &'static Case> {
 const ONE: &str = "ring_1_producer";
 const TWO: &str = "ring_2_producers";
 const PORT: &str = "port_pps";
+const GUEST: &str = "port_guest_pps";
 
-static CASES: [Case; 3] =
-    [Case::low(ONE, "ns/packet"), Case::low(TWO, "ns/packet"), Case::high(PORT, "Mpps")];
+static CASES: [Case; 4] = [
+    Case::low(ONE, "ns/packet"),
+    Case::low(TWO, "ns/packet"),
+    Case::high(PORT, "Mpps"),
+    Case::high(GUEST, "Mpps"),
+];
 
 /// Measures; this process must be the first of new namespaces, and have one thread. Also returns
 /// how many measurements failed.
@@ -61,8 +67,9 @@ pub(super) fn measure(plan: &Timed) -> anyhow::Result<(Results, usize)> {
     let network = Network::new()?;
     let mut port = None;
     if plan.selection.cases().iter().any(|case| case.name == PORT) {
-        port = Some(Port::new(&network)?);
+        port = Some(Port::tap(&network)?);
     }
+    let mut guest = Port::guest()?;
     let setting = Setting::new(plan.span)?;
     let mut series: Vec<Series> = plan.selection.cases().iter().copied().map(bare).collect();
     let mut failures = 0;
@@ -73,6 +80,7 @@ pub(super) fn measure(plan: &Timed) -> anyhow::Result<(Results, usize)> {
                 let figure = match &*case.name {
                     ONE => setting.ns_per_item(kind, 1),
                     TWO => setting.ns_per_item(kind, 2),
+                    GUEST => guest.mpps(kind, &setting),
                     _ => port.as_mut().expect("made for this case").mpps(kind, &setting),
                 };
                 if let Err(error) = &figure {

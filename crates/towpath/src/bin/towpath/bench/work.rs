@@ -5,7 +5,7 @@
 //! belongs to the work alone: starting and connecting cancel out.
 
 mod gateway;
-mod guests;
+pub(super) mod guests;
 
 use std::str::FromStr;
 

@@ -1,4 +1,4 @@
-//! A port: packets that one thread queues and another writes to a TAP device.
+//! A port: packets that one thread queues and another writes to a TAP device, or to a guest.
 
 use std::net::Ipv4Addr;
 use std::sync::Barrier;
@@ -7,25 +7,52 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use towpath_io::tap::Tap;
+use towpath_io::vhost_user::virtq::feature;
 use towpath_packet::sync::{AtomicBool, Ordering};
-use towpath_packet::{Burst, Device, Packet, PacketPool};
+use towpath_packet::{Burst, Device, Ledger, Packet, PacketPool};
 
 use super::super::lab::{self, Network};
 use super::super::ping_pong::Stopwatch;
+use super::super::work::guests::Receiver;
 use super::drive::{BURST, Idle, Setting};
 use super::queues::{CAPACITY, Drain, Ends, Fill, Kind};
 
-/// The device.
-pub(super) struct Port {
-    tap: Tap,
+/// What packets are written to.
+pub(super) enum Port {
+    Tap(Box<Tap>),
+    Guest(Box<Receiver>, Box<Ledger>),
 }
 
 impl Port {
-    pub(super) fn new(network: &Network) -> anyhow::Result<Self> {
+    pub(super) fn tap(network: &Network) -> anyhow::Result<Self> {
         lab::prepare_program(network)?;
         let tap = network.inside(|| Tap::create(NAME).context("no TAP device"))?;
         lab::join_by_tap(network, NAME, ADDRESS, PREFIX_LEN)?;
-        Ok(Self { tap })
+        Ok(Self::Tap(Box::new(tap)))
+    }
+
+    /// The thread that writes does the guest's part, too.
+    pub(super) fn guest() -> anyhow::Result<Self> {
+        let receiver = Receiver::new(feature::VERSION_1, BUFFER_BYTES)?;
+        Ok(Self::Guest(Box::new(receiver), Box::default()))
+    }
+
+    fn transmit(&mut self, burst: &mut Burst) -> anyhow::Result<()> {
+        match self {
+            Self::Tap(tap) => tap.transmit(burst).context("cannot write to the TAP device"),
+            Self::Guest(receiver, ledger) => {
+                receiver.transmit(burst, ledger)?;
+                receiver.take()
+            }
+        }
+    }
+
+    /// Packets that were written.
+    fn packets(&self) -> u64 {
+        match self {
+            Self::Tap(tap) => tap.counters().transmitted.packets,
+            Self::Guest(receiver, _) => receiver.packets(),
+        }
     }
 
     /// Millions of packets in a second. This thread writes them.
@@ -35,7 +62,7 @@ impl Port {
         setting.pin(1)?;
         let stop = AtomicBool::new(false);
         let begin = Barrier::new(2);
-        let before = self.tap.counters().transmitted.packets;
+        let before = self.packets();
         let elapsed = thread::scope(|scope| {
             let producer = scope.spawn(|| {
                 let pinned = setting.pin(0);
@@ -50,7 +77,7 @@ impl Port {
             producer.join().ok().context("the producer panicked")??;
             elapsed
         })?;
-        let sent = self.tap.counters().transmitted.packets - before;
+        let sent = self.packets() - before;
         ensure!(sent > 0, "no packet was written");
         Ok(sent as f64 / elapsed.as_secs_f64() / 1e6)
     }
@@ -70,7 +97,7 @@ impl Port {
                 let has_room = burst.push(packet).is_ok();
                 ensure!(has_room, "a burst holds what was taken at once");
             }
-            self.tap.transmit(&mut burst).context("cannot write to the TAP device")?;
+            self.transmit(&mut burst)?;
         }
         Ok(started.elapsed())
     }
@@ -113,6 +140,8 @@ const FRAME: [u8; 60] = {
 };
 /// Twice what a queue holds, so that the pool is never what is waited for.
 const PACKETS: usize = 2 * CAPACITY;
+/// Of a guest's receive buffer: for an MTU of 1500.
+const BUFFER_BYTES: u32 = 1526;
 const NAME: &str = "bench0";
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 7, 2, 1);
 const PREFIX_LEN: u8 = 24;

@@ -27,15 +27,18 @@ pub(super) fn pass(workload: &Workload, count: u32) -> anyhow::Result<()> {
         left -= batch;
     }
     let expected = u64::from(count) * workload.bytes_received();
-    ensure!(rig.received == expected, "{expected} bytes were sent, {} received", rig.received);
+    ensure!(
+        rig.receiver.received == expected,
+        "{expected} bytes were sent, {} received",
+        rig.receiver.received
+    );
     Ok(())
 }
 
 struct Rig {
     sender: DriverQueue,
-    receiver: DriverQueue,
     transmit: TransmitQueue,
-    receive: ReceiveQueue,
+    receiver: Receiver,
     switch: Switch,
     from: PortId,
     ring: Ring,
@@ -44,9 +47,60 @@ struct Rig {
     ledger: Ledger,
     /// Of a packet, in the sender's memory.
     parts: Vec<Segment>,
+}
+
+/// A guest that receives, and the queue that its packets are written to.
+pub(in crate::bench) struct Receiver {
+    driver: DriverQueue,
+    queue: ReceiveQueue,
     /// Bytes of a receive buffer.
     buffer: u32,
+    /// Bytes that came, with their headers.
     received: u64,
+    packets: u64,
+}
+
+impl Receiver {
+    /// With `features`, and buffers of so many bytes.
+    pub(in crate::bench) fn new(features: u64, buffer: u32) -> anyhow::Result<Self> {
+        let ram = GuestRam::new(0, &[RAM_BYTES]).context("no memory")?;
+        let mut driver = DriverQueue::new(&ram, 0, QUEUE_LEN, features).context("too large")?;
+        let queue = ReceiveQueue::start(driver.config(), &ram.map()?)?;
+        for token in 0..u64::from(QUEUE_LEN) {
+            let segment = Segment { address: BUFFERS + token * PAGE, bytes: buffer };
+            ensure!(driver.add(&[], &[segment], token), "the queue is full");
+        }
+        driver.publish();
+        Ok(Self { driver, queue, buffer, received: 0, packets: 0 })
+    }
+
+    /// Writes packets to the guest, for all of which it has room.
+    pub(in crate::bench) fn transmit(
+        &mut self,
+        burst: &mut Burst,
+        ledger: &Ledger,
+    ) -> anyhow::Result<()> {
+        self.queue.transmit(burst, ledger)?;
+        ensure!(burst.is_empty(), "the receiver has no room");
+        Ok(())
+    }
+
+    /// Has the guest take what was written, and offer the buffers anew.
+    pub(in crate::bench) fn take(&mut self) -> anyhow::Result<()> {
+        while let Some((token, bytes)) = self.driver.used() {
+            self.received += u64::from(bytes);
+            self.packets += 1;
+            let segment = Segment { address: BUFFERS + token * PAGE, bytes: self.buffer };
+            ensure!(self.driver.add(&[], &[segment], token), "the queue is full");
+        }
+        self.driver.publish();
+        Ok(())
+    }
+
+    /// Buffers that the guest took; as many as packets, if each fits one.
+    pub(in crate::bench) fn packets(&self) -> u64 {
+        self.packets
+    }
 }
 
 /// The ring of the receiver's port.
@@ -60,20 +114,12 @@ impl Egress for Ring {
 
 impl Rig {
     fn new(workload: &Workload) -> anyhow::Result<Self> {
-        let [from, to] = [(); 2].map(|()| GuestRam::new(0, &[RAM_BYTES]));
-        let (from, to) = (from.context("no memory")?, to.context("no memory")?);
+        let from = GuestRam::new(0, &[RAM_BYTES]).context("no memory")?;
         let sender = DriverQueue::new(&from, 0, QUEUE_LEN, SENDER).context("too large")?;
-        let mut receiver =
-            DriverQueue::new(&to, 0, QUEUE_LEN, workload.receiver).context("too large")?;
         let mut transmit = TransmitQueue::start(sender.config(), &from.map()?, None)?;
         transmit.set_inline();
-        let receive = ReceiveQueue::start(receiver.config(), &to.map()?)?;
         let parts = put(&from, workload)?;
-        for token in 0..u64::from(QUEUE_LEN) {
-            let segment = Segment { address: BUFFERS + token * PAGE, bytes: workload.buffer };
-            ensure!(receiver.add(&[], &[segment], token), "the queue is full");
-        }
-        receiver.publish();
+        let receiver = Receiver::new(workload.receiver, workload.buffer)?;
         let mut switch = Switch::new(switch::Config::default());
         let caps = [Caps::plain(MTU), ReceiveQueue::caps(workload.receiver, MTU)];
         let ports = caps.map(|caps| switch.add_port(PortConfig::new(caps)));
@@ -84,9 +130,8 @@ impl Rig {
         let (producer, consumer) = ring::single(usize::from(QUEUE_LEN), Silent)?;
         Ok(Self {
             sender,
-            receiver,
             transmit,
-            receive,
+            receiver,
             switch,
             from: port,
             ring: Ring(producer),
@@ -94,8 +139,6 @@ impl Rig {
             memory: Memory::new(MEMORY),
             ledger: Ledger::new(),
             parts,
-            buffer: workload.buffer,
-            received: 0,
         })
     }
 
@@ -109,20 +152,13 @@ impl Rig {
         let mut cx = switch::Context { memory: &mut self.memory, ledger: &self.ledger, now: NOW };
         self.switch.forward(self.from, &mut burst, &mut cx, &mut self.ring);
         while self.consumer.dequeue(&mut burst) > 0 {
-            self.receive.transmit(&mut burst, &self.ledger)?;
-            ensure!(burst.is_empty(), "the receiver has no room");
+            self.receiver.transmit(&mut burst, &self.ledger)?;
         }
         self.transmit.turn(Duration::ZERO, &self.ledger);
         for _ in 0..count {
             ensure!(self.sender.used().is_some(), "a packet was not given back");
         }
-        while let Some((token, bytes)) = self.receiver.used() {
-            self.received += u64::from(bytes);
-            let segment = Segment { address: BUFFERS + token * PAGE, bytes: self.buffer };
-            ensure!(self.receiver.add(&[], &[segment], token), "the queue is full");
-        }
-        self.receiver.publish();
-        Ok(())
+        self.receiver.take()
     }
 }
 

@@ -65,8 +65,8 @@ pub struct Calls {
     pub socket: Socket,
     /// What a call waits for that says `AGAIN`.
     pub interest: Interest,
-    /// They are over after so many bytes, or when one moves none. `None` after the first that does
-    /// not have to wait.
+    /// They are over after so many bytes or more, or when one moves none. `None` after the first
+    /// that does not have to wait.
     pub all: Option<u64>,
     /// Makes a call that does not block, after so many bytes: how many more it has moved.
     pub call: Box<Call>,
@@ -389,7 +389,7 @@ impl Running {
                 ended |= calls.all.is_none();
             }
         }
-        self.is_over = ended || (self.bytes > before && self.bytes == all);
+        self.is_over = ended || (self.bytes > before && self.bytes >= all);
     }
 
     /// The step was interrupted: it is to be done again, unless that is so without end.

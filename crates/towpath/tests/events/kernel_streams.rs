@@ -143,7 +143,7 @@ fn connect(choice: Choice) {
 }
 
 /// A listener that takes no more connections, and what fills it.
-fn full_listener() -> (OwnedFd, SocketAddr, Vec<OwnedFd>) {
+pub(super) fn full_listener() -> (OwnedFd, SocketAddr, Vec<OwnedFd>) {
     use rustix::net::{AddressFamily, SocketFlags, SocketType};
     let socket = |flags| {
         let flags = SocketFlags::CLOEXEC | flags;

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test fails by panicking")]
 
+mod calls;
 mod custom;
 mod disk;
 mod files;
@@ -31,6 +32,7 @@ type Case = (&'static str, fn(Choice));
 
 fn main() {
     let cases = [
+        calls::CASES,
         custom::CASES,
         files::CASES,
         kernel::CASES,

@@ -378,6 +378,7 @@ impl Device for Tap {
     }
 
     fn transmit(&mut self, burst: &mut Burst) -> Result<(), TapError> {
+        burst.prefetch();
         while let Some(packet) = burst.first() {
             let offload = *packet.offload();
             match self.write_packet(packet) {

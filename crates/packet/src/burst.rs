@@ -47,6 +47,7 @@ impl Burst {
     }
 
     /// Adds a packet at the end; hands it back if the burst is full.
+    #[inline]
     pub fn push(&mut self, packet: Packet) -> Result<(), Packet> {
         if self.is_full() {
             return Err(packet);
@@ -77,6 +78,12 @@ impl Burst {
     /// The packets, first to last.
     pub fn iter(&self) -> impl Iterator<Item = &Packet> + Clone {
         self.packets[self.head..self.tail].iter().flatten()
+    }
+
+    /// As [`Packet::prefetch`], for all.
+    #[inline]
+    pub fn prefetch(&self) {
+        self.iter().for_each(Packet::prefetch);
     }
 
     /// The packets, to be taken from the front; [`taken`](Self::taken) tells how many were.

@@ -21,36 +21,44 @@ pub const PREFETCH_BYTES_MAX: usize = 1536;
 /// Bytes of the virtio-net header, which is in front of each packet of a guest.
 pub(crate) const VIRTIO_HEADER_BYTES: usize = 12;
 /// Bytes of a cache line.
-const LINE_BYTES: usize = 64;
+pub(crate) const LINE_BYTES: usize = 64;
 
 /// Has memory fetched that is read soon. Any address will do: what is not there is left out.
 #[inline]
 pub fn prefetch_read(at: *const u8, len: usize) {
-    each_line(at, len, |line| {
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        // SAFETY: a hint, which reads nothing and cannot fail.
-        unsafe {
-            core::arch::asm!("prefetcht0 [{}]", in(reg) line,
-                             options(nostack, preserves_flags, readonly));
-        }
-        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-        let _ = line;
-    });
+    each_line(at, len, prefetch_line_read);
 }
 
 /// The same for memory that is written soon.
 #[inline]
 pub fn prefetch_write(at: *const u8, len: usize) {
-    each_line(at, len, |line| {
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        // SAFETY: as above; processors that do not know it do nothing.
-        unsafe {
-            core::arch::asm!("prefetchw [{}]", in(reg) line,
-                             options(nostack, preserves_flags, readonly));
-        }
-        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-        let _ = line;
-    });
+    each_line(at, len, prefetch_line_write);
+}
+
+/// As [`prefetch_read`], of the cache line at an address.
+#[inline]
+pub(crate) fn prefetch_line_read(at: *const u8) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: a hint, which reads nothing and cannot fail.
+    unsafe {
+        core::arch::asm!("prefetcht0 [{}]", in(reg) at,
+                         options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = at;
+}
+
+/// The same for a line that is written soon.
+#[inline]
+pub(crate) fn prefetch_line_write(at: *const u8) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: as above; processors that do not know it do nothing.
+    unsafe {
+        core::arch::asm!("prefetchw [{}]", in(reg) at,
+                         options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = at;
 }
 
 /// Calls `each` with an address in each cache line of the first bytes.

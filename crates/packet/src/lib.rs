@@ -6,7 +6,7 @@
 //! application buffers and memory that other programs can write are all lent like this.
 //!
 //! Modules, each using only those before it:
-//! `sync → slab → region → foreign → loan → lend → returns → ledger → {held, recall} → offload →
+//! `sync → foreign → slab → region → loan → lend → returns → ledger → {held, recall} → offload →
 //! packet → pool → burst → ring → {device, ready}`.
 //!
 //! Unsafe code is allowed in `slab`, `region`, `foreign`, `loan`, `lend`, `recall`, `packet`,

@@ -22,12 +22,13 @@
 //! A handle is one pointer into a pool; bursts of packets move by moving handles.
 #![allow(unsafe_code)]
 
+use crate::foreign::{LINE_BYTES, prefetch_line_read, prefetch_line_write};
 use crate::loan::{Leaving, Piece};
 use crate::offload::Offload;
 use crate::slab::{self, Returning, Slab, Slot};
 use core::cell::UnsafeCell;
 use core::fmt;
-use core::mem::ManuallyDrop;
+use core::mem::{ManuallyDrop, offset_of};
 use core::ptr::NonNull;
 
 /// Bytes of a packet's private header memory.
@@ -45,8 +46,12 @@ const _: () = assert!(PEEK_BYTES >= 18 + 40 + 8 + 8 + 18 + 40 + 60);
 /// of small writes makes is closed when it is full.
 pub const PIECES_MAX: usize = 18;
 
+/// In the order of use: of most packets the first line is read and written, which the slot begins
+/// with, and one or two of the headers.
+#[repr(C)]
 struct Body {
     offload: Offload,
+    piece_bytes: u32,
     start: u16,
     end: u16,
     piece_count: u8,
@@ -54,12 +59,20 @@ struct Body {
     peeked: bool,
     /// The headers are a whole frame, payload included.
     inline: bool,
-    piece_bytes: u32,
-    headers: [u8; HEADER_BYTES],
     pieces: [Option<Piece>; PIECES_MAX],
+    /// Puts the headers at the beginning of a line, and so those that are received.
+    gap: [u8; GAP_BYTES],
+    headers: [u8; HEADER_BYTES],
 }
 
-const _: () = assert!(size_of::<Body>() <= 576, "a packet's body is nine cache lines");
+const GAP_BYTES: usize = 48;
+const _: () = {
+    let value = Slot::<Place>::VALUE_AT;
+    assert!(value + offset_of!(Body, pieces) + size_of::<Piece>() <= LINE_BYTES);
+    assert!((value + offset_of!(Body, headers)).is_multiple_of(LINE_BYTES));
+    assert!(RECEIVE_HEADROOM.is_multiple_of(LINE_BYTES) && HEADER_BYTES.is_multiple_of(LINE_BYTES));
+    assert!(size_of::<Slot<Place>>() == 10 * LINE_BYTES);
+};
 
 impl Body {
     const fn empty() -> Self {
@@ -71,8 +84,9 @@ impl Body {
             peeked: false,
             inline: false,
             piece_bytes: 0,
-            headers: [0; HEADER_BYTES],
             pieces: [const { None }; PIECES_MAX],
+            gap: [0; GAP_BYTES],
+            headers: [0; HEADER_BYTES],
         }
     }
 }
@@ -135,6 +149,20 @@ impl Packet {
         let place = unsafe { self.slot.as_ref() }.value();
         // SAFETY: `&mut self` is the only way to the body.
         unsafe { &mut *place.0.get() }
+    }
+
+    /// Has fetched what each use of the packet begins with: for packets from another thread, some
+    /// time before.
+    #[inline]
+    pub fn prefetch(&self) {
+        prefetch_line_write(self.slot.as_ptr().cast());
+    }
+
+    /// Has the beginning of the private header bytes fetched.
+    #[inline]
+    pub fn prefetch_headers(&self) {
+        let body = self.body();
+        prefetch_line_read(body.headers.as_ptr().wrapping_add(body.start as usize));
     }
 
     /// Bytes on the wire: headers and payload.

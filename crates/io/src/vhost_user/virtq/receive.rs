@@ -127,6 +127,7 @@ impl ReceiveQueue {
     /// # Errors
     /// The ring is broken: the packets stay.
     pub fn transmit(&mut self, burst: &mut Burst, ledger: &Ledger) -> Result<(), Broken> {
+        burst.prefetch();
         self.queue.disable_kicks();
         let result = loop {
             let passed = self.pass(burst, ledger);
@@ -392,6 +393,7 @@ fn copy<'a>(
 /// one that takes longer than it saves.
 #[inline]
 fn prefetch(memory: &GuestMemory, packet: &Packet, needed: usize, last: &Segment) {
+    packet.prefetch_headers();
     if needed <= SHORT_BYTES_MAX {
         return;
     }

@@ -30,6 +30,7 @@ pub mod channel;
 pub mod enter;
 pub mod init;
 pub mod signals;
+pub mod sockets;
 pub mod terminal;
 
 /// Why namespaces could not be made or set up.

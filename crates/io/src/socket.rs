@@ -23,7 +23,7 @@ pub mod zerocopy;
 pub use error_queue::{ErrorKind, SocketErrorEvent};
 pub use ping::{Echo, PingError, PingKind, PingSocket};
 pub use splice::{PIPE_BYTES, Pipe};
-pub use tcp::{Received, TcpListener, TcpSocket};
+pub use tcp::{Received, TcpListener, TcpSocket, UnconnectedTcp};
 pub use udp::{Datagram, DatagramsReceived, Sent, UdpSocket};
 
 use crate::sys::{self, Gather};

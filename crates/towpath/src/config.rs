@@ -63,6 +63,8 @@ pub struct Config {
     pub publish: Vec<Publish>,
     /// Ports of the program's loopback that lead to the host's.
     pub joined: Vec<JoinedPort>,
+    /// Connections of the host's loopback to published TCP ports go past the stack.
+    pub join_published: bool,
     /// Where captured traffic is written.
     pub capture: Option<Arc<File>>,
     /// Most memory that packets may take, in bytes.
@@ -174,6 +176,7 @@ impl Default for Config {
             resolvers: None,
             publish: Vec::new(),
             joined: Vec::new(),
+            join_published: false,
             capture: None,
             memory_bytes: MEMORY_BYTES_DEFAULT,
             flows_max: FLOWS_DEFAULT,

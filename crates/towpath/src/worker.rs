@@ -32,6 +32,7 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
+use towpath_io::namespace::sockets::SocketSource;
 use towpath_io::pcapng::{self, Direction};
 use towpath_io::reactor::{Events, Interest, Reactor};
 use towpath_io::receive::ReceiveBuffer;
@@ -165,6 +166,15 @@ impl<S: Side> Worker<S> {
     /// A socket does not listen, or cannot be watched.
     pub fn join(&mut self, listeners: Vec<JoinedListener>) -> io::Result<()> {
         self.gateway.join(listeners, &self.reactor)
+    }
+
+    /// Joins connections of the host's loopback to published ports by sockets that `source` opens
+    /// inside.
+    ///
+    /// # Errors
+    /// It cannot be watched.
+    pub fn join_published(&mut self, source: SocketSource) -> io::Result<()> {
+        self.gateway.join_published(source, &self.reactor)
     }
 
     /// Serves until one of `fds` is readable; returns its index.

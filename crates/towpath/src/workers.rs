@@ -27,6 +27,7 @@ use std::time::Duration;
 
 use towpath_io::doorbell::EventDoorbell;
 use towpath_io::namespace::channel::wait_readable;
+use towpath_io::namespace::sockets::SocketSource;
 use towpath_io::tap::Tap;
 use towpath_packet::ring::Doorbell;
 
@@ -89,6 +90,14 @@ impl Workers {
     /// As there.
     pub fn join(&mut self, listeners: Vec<JoinedListener>) -> io::Result<()> {
         self.first.join(listeners)
+    }
+
+    /// As [`Worker::join_published`], by the first worker.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn join_published(&mut self, source: SocketSource) -> io::Result<()> {
+        self.first.join_published(source)
     }
 
     /// Serves until one of `fds` is readable; returns its index.

@@ -43,6 +43,9 @@ pub enum ChannelError {
 pub enum Message {
     /// To towpath: a socket that listens inside, and the port of the host that it leads to.
     Listener(u16, OwnedFd),
+    /// To towpath: the channel to a process inside that opens sockets, see
+    /// [`sockets`](super::sockets).
+    Opener(OwnedFd),
     /// To towpath: the network is set up; the queues of its TAP device, from one to
     /// [`QUEUES_MAX`], and a number that describes it.
     Ready(u32, Vec<OwnedFd>),
@@ -52,6 +55,10 @@ pub enum Message {
     Started(OwnedFd),
     /// To towpath: the program has ended with this status of wait(2).
     Ended(i32),
+    /// To who opens sockets inside: some more.
+    Open,
+    /// To towpath: at most [`QUEUES_MAX`] sockets of the namespace, and of what kind they are.
+    Sockets(u32, Vec<OwnedFd>),
 }
 
 /// One end of the pair.
@@ -76,16 +83,19 @@ impl Channel {
     /// [`ChannelError::Closed`] or [`ChannelError::Socket`].
     ///
     /// # Panics
-    /// If there are more queues than [`QUEUES_MAX`].
+    /// If there are more descriptors than [`QUEUES_MAX`].
     pub fn send(&self, message: &Message) -> Result<(), ChannelError> {
         let (tag, number, descriptors) = match message {
             Message::Listener(port, socket) => {
                 (TAG_LISTENER, u32::from(*port), slice::from_ref(socket))
             }
+            Message::Opener(channel) => (TAG_OPENER, 0, slice::from_ref(channel)),
             Message::Ready(number, queues) => (TAG_READY, *number, queues.as_slice()),
             Message::Go => (TAG_GO, 0, [].as_slice()),
             Message::Started(pidfd) => (TAG_STARTED, 0, slice::from_ref(pidfd)),
             Message::Ended(status) => (TAG_ENDED, status.cast_unsigned(), [].as_slice()),
+            Message::Open => (TAG_OPEN, 0, [].as_slice()),
+            Message::Sockets(kind, sockets) => (TAG_SOCKETS, *kind, sockets.as_slice()),
         };
         let mut bytes = [tag; MESSAGE_LEN];
         bytes[1..].copy_from_slice(&number.to_ne_bytes());
@@ -141,12 +151,28 @@ impl Channel {
                 Ok(port) => Ok(Message::Listener(port, descriptors.remove(0))),
                 Err(_) => Err(ChannelError::Unexpected),
             },
+            (true, TAG_OPENER, 1) => Ok(Message::Opener(descriptors.remove(0))),
             (true, TAG_READY, 1..) => Ok(Message::Ready(number, descriptors)),
             (true, TAG_GO, 0) => Ok(Message::Go),
             (true, TAG_STARTED, 1) => Ok(Message::Started(descriptors.remove(0))),
             (true, TAG_ENDED, 0) => Ok(Message::Ended(number.cast_signed())),
+            (true, TAG_OPEN, 0) => Ok(Message::Open),
+            (true, TAG_SOCKETS, _) => Ok(Message::Sockets(number, descriptors)),
             _ => Err(ChannelError::Unexpected),
         }
+    }
+}
+
+impl From<OwnedFd> for Channel {
+    /// An end of a pair that another process has handed over.
+    fn from(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+}
+
+impl From<Channel> for OwnedFd {
+    fn from(channel: Channel) -> Self {
+        channel.0
     }
 }
 
@@ -173,14 +199,17 @@ pub fn wait_readable(
     Ok(polled.iter().position(|fd| !fd.revents().is_empty()))
 }
 
-/// Most queues of a device that a message hands over.
+/// Most descriptors that a message hands over, above all the queues of a device.
 pub const QUEUES_MAX: usize = 8;
 
 const TAG_LISTENER: u8 = b'l';
+const TAG_OPENER: u8 = b'o';
 const TAG_READY: u8 = b'r';
 const TAG_GO: u8 = b'g';
 const TAG_STARTED: u8 = b's';
 const TAG_ENDED: u8 = b'e';
+const TAG_OPEN: u8 = b'm';
+const TAG_SOCKETS: u8 = b'k';
 /// Tag and number.
 const MESSAGE_LEN: usize = 1 + 4;
 
@@ -199,6 +228,10 @@ mod tests {
         one.send(&Message::Go).unwrap();
         one.send(&Message::Started(file())).unwrap();
         one.send(&Message::Ended(-3)).unwrap();
+        one.send(&Message::Opener(file())).unwrap();
+        one.send(&Message::Open).unwrap();
+        one.send(&Message::Sockets(4, vec![file(), file()])).unwrap();
+        one.send(&Message::Sockets(6, Vec::new())).unwrap();
         assert!(matches!(other.receive(), Ok(Message::Listener(u16::MAX, _))));
         assert!(matches!(other.receive(), Ok(Message::Ready(7, queues)) if queues.len() == 1));
         let all = other.receive();
@@ -206,6 +239,10 @@ mod tests {
         assert!(matches!(other.receive(), Ok(Message::Go)));
         assert!(matches!(other.receive(), Ok(Message::Started(_))));
         assert!(matches!(other.receive(), Ok(Message::Ended(-3))));
+        assert!(matches!(other.receive(), Ok(Message::Opener(_))));
+        assert!(matches!(other.receive(), Ok(Message::Open)));
+        assert!(matches!(other.receive(), Ok(Message::Sockets(4, sockets)) if sockets.len() == 2));
+        assert!(matches!(other.receive(), Ok(Message::Sockets(6, sockets)) if sockets.is_empty()));
     }
 
     #[test]

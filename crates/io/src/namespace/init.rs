@@ -61,7 +61,7 @@ pub fn run(
 ///
 /// # Errors
 /// Those of opening and duplicating /dev/null.
-fn release_standard_streams() -> io::Result<()> {
+pub(super) fn release_standard_streams() -> io::Result<()> {
     release_input_and_output()?;
     Ok(rustix::stdio::dup2_stderr(null_device()?)?)
 }

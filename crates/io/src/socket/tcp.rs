@@ -44,7 +44,10 @@ impl TcpSocket {
     /// machine. Else the socket turns writable when it is made or has failed, and
     /// [`take_error`](Self::take_error) tells which.
     pub fn connect(to: SocketAddr) -> io::Result<(Self, bool)> {
-        let fd = open(&to, SocketType::STREAM, None)?;
+        Self::connect_by(open(&to, SocketType::STREAM, None)?, to)
+    }
+
+    fn connect_by(fd: OwnedFd, to: SocketAddr) -> io::Result<(Self, bool)> {
         let mut result = rustix::net::connect(&fd, &to);
         if result == Err(Errno::INPROGRESS) {
             // A peer on this machine answers within the call, and only the next one is told so.
@@ -135,6 +138,29 @@ impl TcpSocket {
 impl AsFd for TcpSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+/// A socket that was opened elsewhere, to connect from there.
+#[derive(Debug)]
+pub struct UnconnectedTcp {
+    fd: OwnedFd,
+    /// An IPv6 socket that does IPv4 too, by mapped addresses (RFC 4291 §2.5.5.2).
+    is_dual: bool,
+}
+
+impl UnconnectedTcp {
+    /// A non-blocking socket of TCP without an address.
+    pub fn new(fd: OwnedFd, is_dual: bool) -> Self {
+        Self { fd, is_dual }
+    }
+
+    /// As [`TcpSocket::connect`].
+    pub fn connect(self, mut to: SocketAddr) -> io::Result<(TcpSocket, bool)> {
+        if let (true, SocketAddr::V4(v4)) = (self.is_dual, to) {
+            to = SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port());
+        }
+        TcpSocket::connect_by(self.fd, to)
     }
 }
 

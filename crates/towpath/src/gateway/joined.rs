@@ -1,4 +1,5 @@
-//! Joined flows: connections of the program to ports of its own loopback that lead to the host's.
+//! Joined flows: connections of the program to ports of its own loopback that lead to the host's,
+//! and if so configured, connections of the host's loopback to published ports.
 //!
 //! # Theory of operation
 //!
@@ -8,6 +9,10 @@
 //! has answered the program before the host was asked, so a refusal of the host shows as a reset.
 //! The host's loopback has two addresses, and the program cannot try the other one any more: that
 //! is done here, the one of the program's own choice first.
+//!
+//! The other way a connection was accepted by a published port's listener, and is made anew inside,
+//! to the program's own address, by a socket that somebody inside has opened. Without one, or if
+//! it cannot be used, it goes by the stack. What the program refuses is reset, as it is there.
 //!
 //! Each direction ends by itself, with the source's FIN after the last byte; a reset on one side is
 //! a reset on the other at once. Sockets are watched for edges, as those of other flows.
@@ -24,6 +29,7 @@ use lane::{Lane, LaneError, Pipes, Progress};
 use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use towpath_io::namespace::sockets::SocketSource;
 use towpath_io::reactor::{Event, Interest, Reactor};
 use towpath_io::socket::{TcpListener, TcpSocket};
 use towpath_net::time::Instant;
@@ -68,11 +74,18 @@ struct Attempt {
     is_second: bool,
 }
 
+/// Who has to take a connection.
+#[derive(Clone, Copy)]
+enum Connecting {
+    Host(Attempt),
+    Program,
+}
+
 struct Flow {
     inside: TcpSocket,
     host: TcpSocket,
-    /// What the host is asked; `None` once it has answered.
-    connecting: Option<Attempt>,
+    /// Who is asked; `None` once it has answered.
+    connecting: Option<Connecting>,
     out: Lane,
     into: Lane,
     /// In `JoinedFlows::waiting`.
@@ -102,6 +115,8 @@ pub(super) struct JoinedFlows {
     paused_until: Option<Instant>,
     /// Listeners are told about connections.
     is_listening: bool,
+    /// Where sockets inside come from; none: published ports are not joined.
+    source: Option<SocketSource>,
 }
 
 /// What they work with during a call.
@@ -132,6 +147,7 @@ impl JoinedFlows {
             held_back: None,
             paused_until: None,
             is_listening: true,
+            source: None,
         }
     }
 
@@ -163,6 +179,49 @@ impl JoinedFlows {
         reactor.add(&listener.socket, token, Interest::READ, false)?;
         self.listeners.insert(Listening { listener, is_ipv4, has_backlog: false });
         Ok(())
+    }
+
+    /// Joins connections to published ports by sockets of this source.
+    fn join_published(&mut self, source: SocketSource, reactor: &Reactor) -> io::Result<()> {
+        self.pipes.prepare()?;
+        reactor.add(&source, Token::JoinedSockets.encode(), Interest::READ, false)?;
+        self.source = Some(source);
+        Ok(())
+    }
+
+    /// Sockets have come from inside, or none will any more: then published ports are served by
+    /// the stack.
+    pub(super) fn sockets_ready(&mut self) {
+        // Dropping it closes the channel, and so ends the watch for it.
+        self.source.take_if(|source| source.receive().is_err());
+    }
+
+    /// Takes over a connection to a published port; gives it back if the stack has to serve it.
+    fn begin_published(
+        &mut self,
+        host: TcpSocket,
+        program: SocketAddr,
+        cx: &mut Around<'_>,
+    ) -> Option<TcpSocket> {
+        if self.flows.len() >= self.flows_max || self.paused_until.is_some() {
+            return Some(host);
+        }
+        let Some(socket) = self.source.as_mut().and_then(SocketSource::take) else {
+            return Some(host);
+        };
+        match socket.connect(program) {
+            Ok((inside, is_connected)) => {
+                cx.counters.joined += 1;
+                self.begin(inside, host, Connecting::Program, is_connected, cx);
+            }
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                cx.counters.joined += 1;
+                cx.counters.joined_refused += 1;
+                host.reset();
+            }
+            Err(_) => return Some(host),
+        }
+        None
     }
 
     /// A listener has connections, which are taken when others have had their turn.
@@ -215,7 +274,10 @@ impl JoinedFlows {
         loop {
             let Attempt { host_port, is_ipv4, is_second } = newcomer.attempt;
             match TcpSocket::connect(loopback(is_ipv4, host_port)) {
-                Ok((host, is_connected)) => return self.begin(newcomer, host, is_connected, cx),
+                Ok((host, is_connected)) => {
+                    let connecting = Connecting::Host(newcomer.attempt);
+                    return self.begin(newcomer.inside, host, connecting, is_connected, cx);
+                }
                 Err(error) if cx.count_shortage(&error) => {
                     self.held_back = Some(newcomer);
                     return self.pause(cx);
@@ -231,12 +293,12 @@ impl JoinedFlows {
 
     fn begin(
         &mut self,
-        newcomer: Newcomer,
+        inside: TcpSocket,
         host: TcpSocket,
+        connecting: Connecting,
         is_connected: bool,
         cx: &mut Around<'_>,
     ) {
-        let Newcomer { inside, attempt } = newcomer;
         for socket in [&inside, &host] {
             // Told of errors only as a loss of speed, and of urgent data.
             let _ = socket.set_nodelay(true).and_then(|()| socket.set_urgent_inline());
@@ -248,13 +310,14 @@ impl JoinedFlows {
         };
         if add(&inside, End::Inside).and_then(|()| add(&host, End::Host)).is_err() {
             cx.counters.no_descriptor += 1;
-            return inside.reset();
+            inside.reset();
+            return host.reset();
         }
         // What was there before it was watched shows as an edge.
         self.flows.insert(Box::new(Flow {
             inside,
             host,
-            connecting: Some(attempt),
+            connecting: Some(connecting),
             out: Lane::default(),
             into: Lane::default(),
             queued: false,
@@ -273,10 +336,15 @@ impl JoinedFlows {
         self.advance(slot, cx);
     }
 
-    /// The host did not take the connection: its other address is tried, or the program is told.
-    fn refused(&mut self, slot: Slot, attempt: Attempt, cx: &mut Around<'_>) {
+    /// Who was asked did not take the connection: the host's other address is tried, or who began
+    /// is told.
+    fn refused(&mut self, slot: Slot, connecting: Connecting, cx: &mut Around<'_>) {
         let Some(flow) = self.remove(slot, cx) else { return };
         let Flow { inside, host, .. } = *flow;
+        let Connecting::Host(attempt) = connecting else {
+            cx.counters.joined_refused += 1;
+            return host.reset();
+        };
         drop(host);
         // It is watched with the token of another flow from now on.
         let _ = cx.reactor.remove(&inside);
@@ -290,13 +358,14 @@ impl JoinedFlows {
     /// A socket has news.
     pub(super) fn ready(&mut self, slot: Slot, end: End, event: Event, cx: &mut Around<'_>) {
         let Some(flow) = self.flows.get_mut(slot) else { return };
-        if let Some(attempt) = flow.connecting
-            && end == End::Host
+        if let Some(connecting) = flow.connecting
+            && end == connecting.end()
         {
-            return match flow.host.take_error() {
+            let asked = if end == End::Host { &flow.host } else { &flow.inside };
+            return match asked.take_error() {
                 None if event.writable => self.connected(slot, cx),
                 None => {}
-                Some(_) => self.refused(slot, attempt, cx),
+                Some(_) => self.refused(slot, connecting, cx),
             };
         }
         if event.error {
@@ -370,6 +439,9 @@ impl JoinedFlows {
 
     fn pause(&mut self, cx: &mut Around<'_>) {
         self.paused_until.get_or_insert(cx.now + PAUSE);
+        if let Some(source) = &mut self.source {
+            source.release();
+        }
         self.watch_listeners(cx.reactor);
     }
 
@@ -412,6 +484,16 @@ impl JoinedFlows {
     }
 }
 
+impl Connecting {
+    /// The side that has to answer.
+    fn end(self) -> End {
+        match self {
+            Connecting::Host(_) => End::Host,
+            Connecting::Program => End::Inside,
+        }
+    }
+}
+
 impl Attempt {
     fn at_other_address(self) -> Self {
         Self { is_ipv4: !self.is_ipv4, is_second: true, ..self }
@@ -432,6 +514,33 @@ impl Gateway {
         reactor: &Reactor,
     ) -> io::Result<()> {
         listeners.into_iter().try_for_each(|listener| self.joined.listen(listener, reactor))
+    }
+
+    /// Joins connections of the host's loopback to published ports from now on, by sockets that
+    /// `source` opens inside.
+    pub(crate) fn join_published(
+        &mut self,
+        source: SocketSource,
+        reactor: &Reactor,
+    ) -> io::Result<()> {
+        self.joined.join_published(source, reactor)
+    }
+
+    /// Takes over a connection from `peer` to the program, if it is to be joined; otherwise gives
+    /// it back.
+    pub(super) fn begin_joined(
+        &mut self,
+        socket: TcpSocket,
+        peer: SocketAddr,
+        program: SocketAddr,
+        io: &Io<'_>,
+    ) -> Option<TcpSocket> {
+        if !peer.ip().is_loopback() {
+            return Some(socket);
+        }
+        let mut back = None;
+        self.with_joined(io, |joined, cx| back = joined.begin_published(socket, program, cx));
+        back
     }
 
     /// Does something with the joined flows.

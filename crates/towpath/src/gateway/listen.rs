@@ -324,7 +324,9 @@ impl Gateway {
             self.counters.tcp_refused += 1;
             return socket.reset();
         };
-        self.begin_inbound(socket, inside, program, io);
+        if let Some(socket) = self.begin_joined(socket, peer, program, io) {
+            self.begin_inbound(socket, inside, program, io);
+        }
     }
 
     /// As whom the program sees `peer`, and its own address. A guest that has no address of the

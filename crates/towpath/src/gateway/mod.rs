@@ -123,9 +123,10 @@ pub struct GatewayCounters {
     pub messages_displaced: u64,
     /// Datagrams that the host did not take.
     pub udp_dropped: u64,
-    /// Connections of the program to ports of its loopback that lead to the host's.
+    /// Connections of the program to ports of its loopback that lead to the host's, and of the
+    /// host's loopback to published ports, if they are past the stack.
     pub joined: u64,
-    /// Those that the host did not take.
+    /// Those that the other side did not take.
     pub joined_refused: u64,
     /// Bytes of theirs from the program to the host, which are in no other counter.
     pub joined_bytes_out: u64,
@@ -184,6 +185,7 @@ pub(crate) enum Token {
     TcpListener(Slot),
     Joined(Slot, End),
     JoinedListener(Slot),
+    JoinedSockets,
 }
 
 impl Token {
@@ -198,6 +200,7 @@ impl Token {
             Token::Joined(slot, End::Inside) => (6, slot),
             Token::Joined(slot, End::Host) => (7, slot),
             Token::JoinedListener(slot) => (8, slot),
+            Token::JoinedSockets => (9, Slot { index: 0, generation: 0 }),
         };
         let generation = u64::from(slot.generation & GENERATION_MASK);
         kind << 60 | generation << 32 | u64::from(slot.index)
@@ -216,6 +219,7 @@ impl Token {
             6 => Token::Joined(slot, End::Inside),
             7 => Token::Joined(slot, End::Host),
             8 => Token::JoinedListener(slot),
+            9 => Token::JoinedSockets,
             _ => return None,
         })
     }
@@ -272,6 +276,7 @@ impl Gateway {
                 self.with_joined(io, |joined, cx| joined.ready(slot, end, event, cx));
             }
             Token::JoinedListener(slot) => self.joined.connections_wait(slot),
+            Token::JoinedSockets => self.joined.sockets_ready(),
             Token::Side | Token::Watch(_) => {}
         }
     }
@@ -355,6 +360,7 @@ mod tests {
             Token::Joined(slot, End::Inside),
             Token::Joined(slot, End::Host),
             Token::JoinedListener(slot),
+            Token::JoinedSockets,
         ];
         for token in tokens {
             assert_eq!(Token::decode(token.encode()), Some(token));

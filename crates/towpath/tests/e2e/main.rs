@@ -9,6 +9,7 @@ mod ending;
 mod inside;
 mod iperf;
 mod isolation;
+mod join_published;
 mod joined;
 mod life;
 mod many;
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         iperf::tests(),
         publish::tests(),
         joined::tests(),
+        join_published::tests(),
         programs::tests(),
         dns::tests(),
         ping::tests(),

@@ -397,13 +397,13 @@ pub(crate) struct WhichNetwork {
 /// `lent`: `bytes` now in frames between the two sides, for the program that has not acknowledged
 /// them or for hosts that have not taken them, `oldest_us`, how long the oldest have waited,
 /// `total`, lent so far, `copied_after_all`, and `hit_rate`, the part that was not; `flows`, open
-/// now, by protocol; `joined`, connections by --host-tcp-ports, which are in no other figure:
-/// `flows`, open now, `begun`, `refused` by the host, `bytes_out` and `bytes_in`; `packets`,
-/// `from_program`, `to_program` and `retransmitted`; `taken`, packets and frames of memory in use;
-/// `dropped`, what did not get through, by reason; with several workers `workers`, by number, what
-/// of this each did, and packets `handed_over`. An instance of `up` also tells `stations`, known to
-/// its switch, and `ports`, by name, with what passed and what was dropped. Later versions may add
-/// names.
+/// now, by protocol; `joined`, connections by --host-tcp-ports and --join-published, which are in
+/// no other figure: `flows`, open now, `begun`, `refused` by the other side, `bytes_out` and
+/// `bytes_in`; `packets`, `from_program`, `to_program` and `retransmitted`; `taken`, packets and
+/// frames of memory in use; `dropped`, what did not get through, by reason; with several workers
+/// `workers`, by number, what of this each did, and packets `handed_over`. An instance of `up` also
+/// tells `stations`, known to its switch, and `ports`, by name, with what passed and what was
+/// dropped. Later versions may add names.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct StatsArguments {
@@ -454,6 +454,15 @@ pub(crate) struct NetworkArguments {
     /// reset. Examples: 5432 · 8080:80 · 9000-9009,~9005
     #[arg(short = 'T', long, value_name = "SPEC", help_heading = "Ports")]
     pub(crate) host_tcp_ports: Vec<String>,
+
+    /// Lead connections of the host's own loopback to ports of --tcp-ports past the interface.
+    ///
+    /// They are made anew inside, to CMD's own address, and bytes go at the speed of the kernel
+    /// from one to the other. CMD sees its own address as the client's instead of the gateway's,
+    /// and they are in no capture. All others, and those in a burst too large to be joined, go
+    /// through the interface as without it.
+    #[arg(long, requires = "tcp_ports", help_heading = "Ports")]
+    pub(crate) join_published: bool,
 
     /// Name of the network interface.
     #[arg(long, value_name = "NAME", default_value = "tap0", help_heading = "Network")]

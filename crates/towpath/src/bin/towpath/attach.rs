@@ -46,7 +46,11 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     let identity = namespace.identity()?;
     drop((theirs, namespace));
     let Some(inside) = receive_inside(&ours)? else { return Err(child.give_up()) };
-    child.wait()?;
+    // It stays as who opens sockets inside, if somebody has to.
+    let _opener = match inside.opener {
+        Some(_) => Some(child),
+        None => child.wait().map(|_| None)?,
+    };
     let mut gateway = start(&config, inside, ready, messages)?;
     serve(&mut gateway, &signals, &identity, &life)?;
     if network.gateway.stats {

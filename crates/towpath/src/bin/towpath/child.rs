@@ -19,7 +19,9 @@ use towpath_io::namespace::channel::{Channel, Message};
 use towpath_io::namespace::enter::NetworkNamespace;
 use towpath_io::namespace::init::{self, InitError};
 use towpath_io::namespace::signals::Signals;
-use towpath_io::namespace::{Configured, Isolation, die_with_parent, relax_network_limits};
+use towpath_io::namespace::sockets;
+use towpath_io::namespace::{self, Configured, Isolation, die_with_parent, relax_network_limits};
+use towpath_io::process_sys::Forked;
 use towpath_io::socket::TcpListener;
 use towpath_io::tap::{self, Features, Reason, SelfTest, Tap};
 
@@ -44,6 +46,7 @@ impl Child<'_> {
         command: &[OsString],
     ) -> Result<Ending, Failure> {
         isolation.adopt()?;
+        self.begin_opener()?;
         self.mount();
         let tap = self.interface()?;
         if !relax_network_limits(isolation) {
@@ -72,8 +75,35 @@ impl Child<'_> {
         die_with_parent()?;
         let tap = self.interface()?;
         self.listen()?;
+        let opener = self.opener()?;
         self.channel.send(&tap)?;
+        // Else towpath would not learn of the end of this process, and the device would outlive it.
+        drop((tap, self.channel));
+        if let Some(opener) = opener {
+            sockets::open_for(&opener)?;
+        }
         Ok(Ending::Code(0))
+    }
+
+    /// If connections to published ports are joined: hands over the channel to who opens sockets
+    /// inside; what comes back is its own end.
+    fn opener(&self) -> anyhow::Result<Option<Channel>> {
+        if !self.config.join_published {
+            return Ok(None);
+        }
+        let (ours, theirs) = Channel::pair()?;
+        self.channel.send(&Message::Opener(theirs.into()))?;
+        Ok(Some(ours))
+    }
+
+    /// The same by a process of its own, which ends with its namespaces.
+    fn begin_opener(&self) -> anyhow::Result<()> {
+        let Some(opener) = self.opener()? else { return Ok(()) };
+        if let Forked::Child = namespace::fork().context("cannot start who opens sockets")? {
+            let done = sockets::open_for(&opener);
+            std::process::exit(done.is_err().into());
+        }
+        Ok(())
     }
 
     /// Makes the program's interface; what comes back is the message that hands it over.

@@ -32,9 +32,9 @@ pub(crate) fn text(report: &Report, network: Option<&NetworkReport>) -> String {
     let mut payload = Family::counter(&mut out, "towpath_gateway_bytes", help);
     payload.add("direction=\"out\"", report.gateway.bytes_out);
     payload.add("direction=\"in\"", report.gateway.bytes_in);
-    let help = "Connections of the program that are joined with the host's loopback.";
+    let help = "Connections between program and host's loopback that are joined past the stack.";
     Family::gauge(&mut out, "towpath_joined_flows", help).add("", report.joined);
-    let help = "Connections of the program to joined ports, by what became of them.";
+    let help = "Connections that were to be joined, by what became of them.";
     let mut joined = Family::counter(&mut out, "towpath_joined_connections", help);
     let refused = report.gateway.joined_refused;
     joined.add("result=\"refused\"", refused);

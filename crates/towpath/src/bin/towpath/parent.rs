@@ -69,19 +69,23 @@ pub(crate) struct Inside {
     pub(crate) features: Features,
     /// Sockets that listen on the program's loopback.
     pub(crate) listeners: Vec<JoinedListener>,
+    /// Leads to who opens sockets inside, if somebody does.
+    pub(crate) opener: Option<Channel>,
 }
 
 /// Waits for what the child makes; `None` if the child gave up.
 pub(crate) fn receive_inside(channel: &Channel) -> anyhow::Result<Option<Inside>> {
     let mut listeners = Vec::new();
+    let mut opener = None;
     loop {
         match channel.receive() {
             Ok(Message::Listener(host_port, socket)) => {
                 listeners.push(JoinedListener { socket: socket.into(), host_port });
             }
+            Ok(Message::Opener(channel)) => opener = Some(channel.into()),
             Ok(Message::Ready(features, queues)) => {
                 let features = features_from_bits(features);
-                return Ok(Some(Inside { queues, features, listeners }));
+                return Ok(Some(Inside { queues, features, listeners, opener }));
             }
             Err(ChannelError::Closed) => return Ok(None),
             Ok(_) => return Err(ChannelError::Unexpected.into()),

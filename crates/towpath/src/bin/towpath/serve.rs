@@ -11,6 +11,7 @@ use towpath::gateway::JoinedListener;
 use towpath::report::Report;
 use towpath::worker::Worker;
 use towpath::workers::Workers;
+use towpath_io::namespace::sockets::SocketSource;
 use towpath_io::tap::{Features, Tap};
 
 use crate::api;
@@ -43,7 +44,7 @@ impl Gateway {
         messages: Messages,
     ) -> anyhow::Result<Self> {
         allow_many_files();
-        let Inside { queues, features, listeners } = inside;
+        let Inside { queues, features, listeners, opener } = inside;
         let mut taps: Vec<Tap> =
             queues.into_iter().map(|queue| Tap::from_fd(queue, features, config.mtu)).collect();
         let mut workers = match taps.len() {
@@ -51,6 +52,13 @@ impl Gateway {
             _ => Threads::Several(Box::new(Workers::start(config, taps)?)),
         };
         workers.join(listeners).context("option --host-tcp-ports")?;
+        if let Some(opener) = opener {
+            match SocketSource::new(opener) {
+                Ok(source) => workers.join_published(source)?,
+                Err(error) => messages
+                    .notice(format_args!("option --join-published: no socket inside ({error})")),
+            }
+        }
         Ok(Self { workers, control: control(messages), messages })
     }
 
@@ -95,6 +103,13 @@ impl Threads {
         match self {
             Self::One(worker) => worker.join(listeners),
             Self::Several(workers) => workers.join(listeners),
+        }
+    }
+
+    fn join_published(&mut self, source: SocketSource) -> io::Result<()> {
+        match self {
+            Self::One(worker) => worker.join_published(source),
+            Self::Several(workers) => workers.join_published(source),
         }
     }
 

@@ -31,6 +31,7 @@ pub(crate) fn config(arguments: &NetworkArguments) -> anyhow::Result<Config> {
         interface: arguments.ifname.clone(),
         publish: publish(arguments).unwrap_or_else(|error| usage_error(&error)),
         joined: joined(arguments).unwrap_or_else(|error| usage_error(&error)),
+        join_published: arguments.join_published,
         workers: arguments.workers.into(),
         ..describe(&arguments.gateway)
     };

@@ -48,7 +48,9 @@ fn run(role: &str, arguments: &[&str]) -> Outcome {
         ("send", [address, bytes]) => tcp::send(address, bytes.parse()?),
         ("download", [address, bytes]) => tcp::download(address, bytes.parse()?),
         ("both", [up, down, bytes]) => tcp::both(up, down, bytes.parse()?),
-        ("echo-server", [port]) => tcp::echo_server(port.parse()?),
+        ("echo-server", [port]) => tcp::echo_server(&format!("[::]:{port}")),
+        ("echo-server-at", [address]) => tcp::echo_server(address),
+        ("reset-server", [port]) => tcp::reset_server(port.parse()?),
         ("late-server", [port]) => tcp::late_server(port.parse()?),
         ("soak", [flows, seconds, seed, addresses @ ..]) => {
             soak::run(flows.parse()?, seconds.parse()?, seed.parse()?, addresses)

@@ -223,14 +223,34 @@ pub(super) fn both(up: &str, down: &str, bytes: u64) -> Outcome {
     Ok(Pattern::new(bytes).write_to(&mut up)?)
 }
 
-/// Echoes at all addresses of the program, and tells who asks.
-pub(super) fn echo_server(port: u16) -> Outcome {
-    let listener = TcpListener::bind(("::", port))?;
+/// Echoes at an address, and tells who asks.
+pub(super) fn echo_server(address: &str) -> Outcome {
+    let listener = TcpListener::bind(address)?;
     println!("listening");
     loop {
         let (stream, peer) = listener.accept()?;
         println!("from {}", peer.ip().to_canonical());
         thread::spawn(|| echo(stream));
+    }
+}
+
+/// Sends much; resets in the middle of it who has asked for that, and tells how others end.
+pub(super) fn reset_server(port: u16) -> Outcome {
+    let listener = TcpListener::bind(("::", port))?;
+    println!("listening");
+    loop {
+        let (mut stream, _) = listener.accept()?;
+        let mut word = [0; 5];
+        stream.read_exact(&mut word)?;
+        if &word == b"reset" {
+            Pattern::new(1 << 20).write_to(&mut stream)?;
+            reset_on_drop(&stream);
+            continue;
+        }
+        let end = std::io::copy(&mut std::io::repeat(1), &mut stream);
+        // A write may be told of the reset as a broken pipe; the error itself is kept.
+        let error = stream.take_error()?.or(end.err()).ok_or("no error")?;
+        println!("ended by {:?}", error.kind());
     }
 }
 

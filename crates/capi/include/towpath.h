@@ -318,11 +318,13 @@ int towpath_queue_change(struct towpath_queue *queue, struct towpath_change *cha
 /* Most bytes that TOWPATH_RECVFILE and TOWPATH_SPLICE can have left over. */
 #define TOWPATH_REST_MAX (128 << 10)
 
-/* What is moved between a socket of the kernel and a file, or another such socket. What is not needed is zero. */
+/* What is moved between a stream and a file of the kernel's, or another stream. What is not needed is zero. */
 struct towpath_transfer {
 	/* The file; of TOWPATH_SPLICE the stream that the bytes are sent on. */
 	int fd;
 	unsigned int reserved;
+	/* Of TOWPATH_SPLICE: the instance that this stream is one of, or NULL for the kernel's. Else NULL. */
+	const struct towpath *instance;
 	/* Where in the file, and how many bytes: no more of a file than this; fewer if the source ends. */
 	off_t offset;
 	uint64_t count;

@@ -39,10 +39,10 @@ impl Watchers {
         self.0.retain(|(known, _)| !known.will_wake(waker));
     }
 
-    /// Has `waker` woken by the next of these events.
+    /// Has `waker` woken by the next of these events, too.
     pub(crate) fn add(&mut self, waker: &Waker, events: u32) {
         match self.0.iter_mut().find(|(known, _)| known.will_wake(waker)) {
-            Some((_, known)) => *known = events,
+            Some((_, known)) => *known |= events,
             None => self.0.push((waker.clone(), events)),
         }
     }

@@ -11,10 +11,11 @@ mod messages;
 mod operations;
 mod sending;
 mod socket;
+mod transfer;
 
 use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
-pub(crate) use kernel::{FileWork, SocketWork, Transfer, Way};
+pub(crate) use kernel::{FileWork, Other, SocketWork, Transfer, Way};
 use kernel::{Kept, finish, take_connection};
 use rustix::fd::{BorrowedFd, IntoRawFd, OwnedFd};
 use socket::Watched;
@@ -29,6 +30,7 @@ use towpath::events::{
     Token, Trigger,
 };
 use towpath_io::process_sys::generation;
+use transfer::End;
 
 /// `TOWPATH_OVER` of `towpath.h`.
 pub(crate) const OVER: u32 = 1;
@@ -160,6 +162,11 @@ impl Queue {
         work: SocketWork<'_>,
         (deadline, data): (Option<Instant>, u64),
     ) -> Outcome<u64> {
+        if let SocketWork::Move(way, transfer) = work {
+            let own = End::of_instance(of.0, of.1)?;
+            let when = (deadline, data);
+            return self.begin(|events| transfer::begin(events, own, (way, transfer), when));
+        }
         let task = operations::task(of, work)?;
         self.begin(|events| Ok((events.start(task, deadline, data).map_err(errno)?, Kept::Task)))
     }
@@ -253,6 +260,7 @@ impl Queue {
         for event in found.drain(..) {
             let mut told = told(event);
             match (event.news, operations.get_mut(&told.id)) {
+                (News::Step { .. }, Some(Kept::Transfer(report))) => told = report.tell(told),
                 (News::Completed, Some(kept)) => told = finish(events, event.token, kept, told),
                 (News::Accepted, Some(Kept::Accept(flags))) => {
                     let connection = take_connection(events, event.token, *flags);

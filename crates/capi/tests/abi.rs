@@ -90,6 +90,13 @@ fn a_c_program_submits_operations_to_the_kernel() {
     assert_ok(&compile_and_run("kernel", &package().join("tests/kernel.c")));
 }
 
+/// Goal: bytes go between files and streams of instances and of the kernel, whole, and what ends
+/// early says what became of each byte.
+#[test]
+fn a_c_program_moves_bytes_of_instances() {
+    assert_ok(&compile_and_run("transfer", &package().join("tests/transfer.c")));
+}
+
 /// Goal: who copies the example of the README has a program.
 #[test]
 fn the_example_of_the_readme_compiles() {

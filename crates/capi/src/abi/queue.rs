@@ -6,7 +6,9 @@ use super::{give_done, give_int, set_errno};
 use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
 use crate::pointers::{Message, Posted, Ranges, bytes, file, path, sockaddr_bytes};
-use crate::queue::{Asked, FileWork, Given, Queue, SocketWork, Told, Transfer, Way, interest};
+use crate::queue::{
+    Asked, FileWork, Given, Other, Queue, SocketWork, Told, Transfer, Way, interest,
+};
 use libc::{c_char, c_int, c_uint, c_void, itimerspec, msghdr, off_t, size_t, socklen_t, timespec};
 use rustix::fd::IntoRawFd;
 use rustix::time::{ClockId, Timespec, clock_gettime};
@@ -111,6 +113,8 @@ pub struct TowpathTransfer {
     pub fd: c_int,
     /// Zero.
     pub reserved: c_uint,
+    /// Whose the other socket is; null for the kernel's, and for a file.
+    pub instance: *const Instance,
     /// In the file.
     pub offset: off_t,
     /// Bytes.
@@ -132,7 +136,7 @@ pub struct TowpathTransfer {
 /// As `towpath.h` has them.
 const _: () = assert!(
     size_of::<TowpathChange>() == 88
-        && size_of::<TowpathTransfer>() == 72
+        && size_of::<TowpathTransfer>() == 80
         && size_of::<TowpathOperation>() == 72
         && size_of::<Told>() == 40
 );
@@ -266,12 +270,19 @@ impl TowpathTransfer {
             true => self.rest_len == 0,
             false => self.header_len == 0 && self.trailer_len == 0,
         };
-        if self.reserved != 0 || !is_alike || (way == Way::Splice && self.offset != 0) {
+        let is_splice = way == Way::Splice;
+        let is_of_its_way = if is_splice { self.offset == 0 } else { self.instance.is_null() };
+        if self.reserved != 0 || !is_alike || !is_of_its_way {
             return Err(Errno::INVAL);
         }
-        Ok(Transfer {
+        let other = match self.instance.is_null() {
             // SAFETY: the caller does not close it meanwhile.
-            other: unsafe { file(self.fd) }?,
+            true => Other::Kernel(unsafe { file(self.fd) }?),
+            // SAFETY: the caller vouches for it.
+            false => Other::Instance(unsafe { borrowed(self.instance) }, self.fd),
+        };
+        Ok(Transfer {
+            other,
             offset: u64::try_from(self.offset).map_err(|_| Errno::INVAL)?,
             count: self.count,
             // SAFETY: the caller vouches for it.

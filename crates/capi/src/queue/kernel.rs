@@ -4,9 +4,11 @@
 //! the program's memory where it is, by calls that are made when the socket is ready; those of
 //! files are copied, as a thread or the kernel may have them longer than the queue is there.
 
+use super::transfer::{self, End, Report};
 use super::{Told, errno, over};
 use crate::address::{self, Given};
 use crate::errno::{Errno, Outcome};
+use crate::instance::Instance;
 use crate::pointers::{Message, Posted, Ranges};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::FileType;
@@ -14,6 +16,7 @@ use rustix::io::{Errno as Kernel, FdFlags};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use std::fs::File;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -57,10 +60,17 @@ pub(crate) enum Way {
     Splice,
 }
 
+/// A file, or the other socket.
+pub(crate) enum Other<'a> {
+    /// One of the kernel's.
+    Kernel(BorrowedFd<'a>),
+    /// A socket of an instance.
+    Instance(ManuallyDrop<Arc<Instance>>, i32),
+}
+
 /// What is moved.
 pub(crate) struct Transfer<'a> {
-    /// The file, or the other socket.
-    pub(crate) other: BorrowedFd<'a>,
+    pub(crate) other: Other<'a>,
     /// In the file.
     pub(crate) offset: u64,
     pub(crate) count: u64,
@@ -83,6 +93,8 @@ pub(super) enum Kept {
     SentFile,
     /// Where what was taken and has not arrived goes.
     Moved(Posted),
+    /// What a transfer in which an instance has a part comes to.
+    Transfer(Report),
 }
 
 /// Begins an operation on a file.
@@ -119,8 +131,12 @@ pub(super) fn begin_on_socket(
     if is_stream == is_message {
         return Err(Errno(libc::EOPNOTSUPP));
     }
-    let socket = Arc::new(duplicate(socket)?);
+    let socket = duplicate(socket)?;
     let when = (deadline, data);
+    if let SocketWork::Move(way, transfer @ Transfer { other: Other::Instance(..), .. }) = work {
+        return transfer::begin(events, End::Kernel(socket), (way, transfer), when);
+    }
+    let socket = Arc::new(socket);
     match work {
         SocketWork::Connect(to) => {
             let remote = remote(&socket, to)?;
@@ -173,7 +189,10 @@ fn begin_move(
     (deadline, data): (Option<Instant>, u64),
 ) -> Outcome<(Token, Kept)> {
     let Transfer { other, offset, count, header, trailer, rest } = transfer;
-    let other = duplicate(other)?;
+    let other = duplicate(match other {
+        Other::Kernel(fd) => fd,
+        Other::Instance(..) => return Err(Errno::INVAL),
+    })?;
     let end = offset.checked_add(count).ok_or(Errno::INVAL)?;
     if way == Way::Splice {
         if !is_stream(other.as_fd())? {
@@ -205,7 +224,7 @@ pub(super) fn finish(events: &mut EventQueue, token: Token, kept: &mut Kept, tol
         ..over(told, bytes as i64)
     };
     match kept {
-        Kept::Task => told,
+        Kept::Task | Kept::Transfer(_) => told,
         Kept::File(into) => {
             let Some(completed) = events.take(token) else { return over(told, 0) };
             if let (Some(into), Ok(count)) = (into, &completed.result) {
@@ -284,11 +303,11 @@ fn remote(socket: &OwnedFd, to: &[u8]) -> Outcome<SocketAddr> {
 }
 
 /// Whether a socket is a stream, not one of datagrams.
-fn is_stream(socket: BorrowedFd<'_>) -> Outcome<bool> {
+pub(super) fn is_stream(socket: BorrowedFd<'_>) -> Outcome<bool> {
     Ok(sockopt::socket_type(socket)? == SocketType::STREAM)
 }
 
-fn duplicate(fd: BorrowedFd<'_>) -> Outcome<OwnedFd> {
+pub(super) fn duplicate(fd: BorrowedFd<'_>) -> Outcome<OwnedFd> {
     Ok(rustix::io::fcntl_dupfd_cloexec(fd, 0)?)
 }
 
@@ -314,7 +333,7 @@ fn zeros(len: usize) -> Outcome<Vec<u8>> {
 }
 
 /// A copy; `ENOMEM` if there is no memory for it.
-fn copied(bytes: &[u8]) -> Outcome<Vec<u8>> {
+pub(super) fn copied(bytes: &[u8]) -> Outcome<Vec<u8>> {
     let mut buffer = Vec::new();
     buffer.try_reserve_exact(bytes.len()).map_err(|_| Errno(libc::ENOMEM))?;
     buffer.extend_from_slice(bytes);

@@ -5,7 +5,8 @@
 //! same way as all else.
 
 use super::source::{Kind, Source};
-use super::{EventQueue, Interest, Readiness, Token, Trigger};
+use super::{EventQueue, Interest, Operation, Readiness, Token, Trigger};
+use rustix::fd::AsFd;
 use rustix::io::Errno;
 use std::io;
 use std::task::Waker;
@@ -29,6 +30,32 @@ pub trait Task: Send {
     /// Is to end as soon as may be, for this reason, which the next polls tell unless something
     /// came of it before.
     fn stop(&mut self, why: Errno);
+
+    /// A socket of the kernel's, whose news have the task polled, too. It is watched by edge, from
+    /// the beginning to the end.
+    fn fd(&self) -> Option<&dyn AsFd> {
+        None
+    }
+
+    /// A file that is to be read or written, asked for after each poll: the device that it is on,
+    /// and what to do. There is one at a time, and the task is not over before it is.
+    fn take_access(&mut self) -> Option<(u64, Operation)> {
+        None
+    }
+
+    /// What became of that, before the next poll. If the task was stopped it was cancelled.
+    fn accessed(&mut self, _: Accessed) {}
+}
+
+/// A read or a write of a file for a task, which is over.
+#[derive(Debug)]
+pub struct Accessed {
+    /// Bytes that were read or written.
+    pub bytes: u64,
+    /// Why not all, unless the file ended.
+    pub failure: Option<Errno>,
+    /// The buffer of the operation.
+    pub buffer: Vec<u8>,
 }
 
 impl<T: Task + ?Sized> Task for Box<T> {
@@ -38,6 +65,18 @@ impl<T: Task + ?Sized> Task for Box<T> {
 
     fn stop(&mut self, why: Errno) {
         (**self).stop(why);
+    }
+
+    fn fd(&self) -> Option<&dyn AsFd> {
+        (**self).fd()
+    }
+
+    fn take_access(&mut self) -> Option<(u64, Operation)> {
+        (**self).take_access()
+    }
+
+    fn accessed(&mut self, accessed: Accessed) {
+        (**self).accessed(accessed);
     }
 }
 
@@ -65,7 +104,8 @@ impl EventQueue {
     /// Dropping the queue drops the task.
     ///
     /// # Errors
-    /// `ENOSPC` if the queue is full: the task is dropped.
+    /// `ENOSPC` if the queue is full, and what keeps the back end from watching its descriptor: the
+    /// task is dropped.
     pub fn start(
         &mut self,
         task: impl Task + 'static,
@@ -73,11 +113,14 @@ impl EventQueue {
         data: u64,
     ) -> io::Result<Token> {
         self.check_process()?;
-        let token = self.slots.next().ok_or(Errno::NOSPC)?;
-        let deadline = deadline.map(|due| self.timers.set(due, token));
-        let kind = Kind::Task { task: Box::new(task), wakes: None, deadline, is_over: false };
-        let added = self.begin_add(Source::of(kind), data);
-        debug_assert!(added.is_ok_and(|added| added == token), "there was room");
+        let kind = Kind::Task { task: Box::new(task), wakes: None, deadline: None, is_over: false };
+        let (interest, trigger) = (Interest::BOTH, Trigger::Edge);
+        let token = self.begin_add(Source { kind, interest, trigger }, data)?;
+        if let (Some(due), Some(registration)) = (deadline, self.slots.get(token))
+            && let Kind::Task { deadline, .. } = &mut registration.source
+        {
+            *deadline = Some(self.timers.set(due, token));
+        }
         // It is under way: what cannot be shown now is shown by the next call.
         let _ = self.settle();
         Ok(token)

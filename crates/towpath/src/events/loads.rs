@@ -1,6 +1,6 @@
-//! Reads of blocks for the file caches of hosts, and writes of what their streams receive into
-//! files, which a queue carries out beside the operations of its caller. They are no
-//! registrations: their slots of the back end come before those.
+//! Reads of blocks for the file caches of hosts, writes of what their streams receive into files,
+//! and accesses of tasks, which a queue carries out beside the operations of its caller. They are
+//! no registrations: their slots of the back end come before those.
 //!
 //! A disk that does not answer keeps [`LOADS_PER_DEVICE_MAX`] of them and no more, so that those of
 //! other disks go on.
@@ -8,12 +8,11 @@
 use super::Token;
 use super::queue::LOADS_SLOT;
 use crate::host::file_cache::Load;
-use crate::host::operation::Work;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use towpath_io::events::{BackEnd, Job, Operation, Outcome, Parts, THREADS_MAX};
 
-/// Loads and writes that the back end has at a time.
+/// Loads and other accesses that the back end has at a time.
 pub(super) const LOADS_MAX: u32 = 64;
 /// The same of one device.
 const LOADS_PER_DEVICE_MAX: usize = 4;
@@ -25,14 +24,14 @@ pub(super) struct Loads {
     /// By slot.
     running: Vec<Option<Access>>,
     waiting: VecDeque<Access>,
-    /// Writes that are over, and not told to their streams.
-    written: Vec<(Token, Outcome)>,
+    /// Accesses of operations that are over, and were not told to them.
+    accessed: Vec<(Token, Outcome)>,
 }
 
 /// Of a file.
 enum Access {
     Load(Load),
-    Write {
+    Own {
         token: Token,
         device: u64,
         /// Until it is begun.
@@ -42,21 +41,26 @@ enum Access {
 
 impl Loads {
     /// Begins what an operation asks for, or keeps it until there is room.
-    pub(super) fn begin(&mut self, token: Token, work: &mut Work, back: &mut BackEnd) {
-        let loads = work.take_loads().into_iter().map(Access::Load);
-        let write = work.take_write().map(|(device, operation)| Access::Write {
+    pub(super) fn begin(
+        &mut self,
+        token: Token,
+        (loads, own): (Vec<Load>, Option<(u64, Operation)>),
+        back: &mut BackEnd,
+    ) {
+        let loads = loads.into_iter().map(Access::Load);
+        let own = own.map(|(device, operation)| Access::Own {
             token,
             device,
             operation: Some(operation),
         });
         let before = self.waiting.len();
-        self.waiting.extend(loads.chain(write));
+        self.waiting.extend(loads.chain(own));
         if self.waiting.len() > before {
             self.go_on(back);
         }
     }
 
-    /// What became of the load or the write of a slot of the back end.
+    /// What became of the load or the access of a slot of the back end.
     pub(super) fn finish(&mut self, slot: u32, outcome: Outcome, back: &mut BackEnd) {
         let slot = (slot - LOADS_SLOT) as usize;
         match self.running.get_mut(slot).and_then(Option::take) {
@@ -66,20 +70,19 @@ impl Loads {
                 let read = failure.filter(|_| bytes == 0).map_or(Ok(bytes as usize), Err);
                 load.finish(read, buffer);
             }
-            Some(Access::Write { token, .. }) => self.written.push((token, outcome)),
+            Some(Access::Own { token, .. }) => self.accessed.push((token, outcome)),
             None => {}
         }
         self.go_on(back);
     }
 
-    /// Takes back the write of an operation that is stopped, or asks for its end.
+    /// Takes back the access of an operation that is stopped, or asks for its end.
     pub(super) fn withdraw(&mut self, stopped: Token, back: &mut BackEnd) {
         let is_its =
-            |access: &Access| matches!(access, Access::Write { token, .. } if *token == stopped);
+            |access: &Access| matches!(access, Access::Own { token, .. } if *token == stopped);
         if let Some(at) = self.waiting.iter().position(is_its) {
-            if let Some(Access::Write { operation: Some(operation), .. }) = self.waiting.remove(at)
-            {
-                self.written.push((stopped, not_done(Errno::CANCELED, operation)));
+            if let Some(Access::Own { operation: Some(operation), .. }) = self.waiting.remove(at) {
+                self.accessed.push((stopped, not_done(Errno::CANCELED, operation)));
             }
         } else if let Some(slot) =
             self.running.iter().position(|at| at.as_ref().is_some_and(is_its))
@@ -88,13 +91,13 @@ impl Loads {
         }
     }
 
-    /// What became of a write, and the operation that asked for it.
-    pub(super) fn take_written(&mut self) -> Option<(Token, Outcome)> {
-        self.written.pop()
+    /// What became of an access, and the operation that asked for it.
+    pub(super) fn take_accessed(&mut self) -> Option<(Token, Outcome)> {
+        self.accessed.pop()
     }
 
     fn go_on(&mut self, back: &mut BackEnd) {
-        let Self { running, waiting, written } = self;
+        let Self { running, waiting, accessed } = self;
         waiting.retain(Access::is_wanted);
         let mut at = 0;
         while let Some(access) = waiting.get(at) {
@@ -118,9 +121,7 @@ impl Loads {
                 Ok(()) => running[slot] = Some(access),
                 Err((errno, Job::File(operation))) => match access {
                     Access::Load(load) => load.finish(Err(errno), Vec::new()),
-                    Access::Write { token, .. } => {
-                        written.push((token, not_done(errno, operation)))
-                    }
+                    Access::Own { token, .. } => accessed.push((token, not_done(errno, operation))),
                 },
                 Err(_) => unreachable!("it is what was begun"),
             }
@@ -132,14 +133,14 @@ impl Access {
     fn device(&self) -> u64 {
         match self {
             Self::Load(load) => load.device(),
-            Self::Write { device, .. } => *device,
+            Self::Own { device, .. } => *device,
         }
     }
 
     fn is_wanted(&self) -> bool {
         match self {
             Self::Load(load) => load.is_wanted(),
-            Self::Write { .. } => true,
+            Self::Own { .. } => true,
         }
     }
 
@@ -147,7 +148,7 @@ impl Access {
     fn operation(&mut self) -> Option<Operation> {
         match self {
             Self::Load(load) => Some(load.operation()),
-            Self::Write { operation, .. } => operation.take(),
+            Self::Own { operation, .. } => operation.take(),
         }
     }
 }

@@ -66,7 +66,7 @@ mod transfer;
 mod wait;
 
 pub use changes::Changes;
-pub use custom::{Pollable, Step, Task};
+pub use custom::{Accessed, Pollable, Step, Task};
 pub use groups::{GROUP_BUFFERS_MAX, GROUPS_MAX, Group};
 pub use multishot::Received;
 pub use operations::{Completed, Refused};

@@ -91,11 +91,13 @@ impl EventQueue {
             Kind::Stream { work, is_told: false, .. } => {
                 work.stop(Errno::CANCELED);
                 self.loads.withdraw(token, &mut self.back);
-                self.note_written();
+                self.note_accessed();
                 self.push(token, RAISED);
             }
             Kind::Task { task, .. } => {
                 task.stop(Errno::CANCELED);
+                self.loads.withdraw(token, &mut self.back);
+                self.note_accessed();
                 self.push(token, RAISED);
             }
             Kind::Relay { relay, is_told: false, .. } => {

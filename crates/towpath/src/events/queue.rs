@@ -448,10 +448,13 @@ impl Drop for EventQueue {
         // The back end lets go of files before they are closed.
         self.exposed = None;
         for token in self.slots.tokens().collect::<Vec<_>>() {
-            if let Some(Kind::Relay { is_told, .. } | Kind::Multishot { is_told, .. }) =
-                self.slots.get(token).map(|registration| &mut registration.source)
+            if let Some(
+                Kind::Relay { is_told: is_over, .. }
+                | Kind::Multishot { is_told: is_over, .. }
+                | Kind::Task { is_over, .. },
+            ) = self.slots.get(token).map(|registration| &mut registration.source)
             {
-                *is_told = true;
+                *is_over = true;
             }
             // Operations are the back end's to end.
             let _ = self.begin_remove(token);

@@ -170,6 +170,7 @@ impl Kind {
         match self {
             Self::Fd(fd) => Some(&**fd),
             Self::Relay { relay, .. } => relay.fd(),
+            Self::Task { task, .. } => task.fd(),
             Self::Multishot { multishot, .. } => multishot.fd(),
             Self::Signal { fd, .. } | Self::Child { fd, .. } => fd.as_ref().map(|fd| fd as _),
             _ => None,

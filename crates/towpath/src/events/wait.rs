@@ -5,7 +5,7 @@ use super::queue::{CHANGES_SLOT, EXPIRED, KERNEL, RAISED, kernel_slot, own_slot}
 use super::slots::Registration;
 use super::source::{Kind, exit_of, next_signal};
 use super::timers::UNSET;
-use super::{Event, EventQueue, Interest, News, Readiness, Step, Token, Trigger};
+use super::{Accessed, Event, EventQueue, Interest, News, Readiness, Step, Token, Trigger};
 use crate::host::bell::{hold, let_ring};
 use crate::host::operation;
 use rustix::fd::AsFd;
@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use std::io;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
-use towpath_io::events::{What, look as look_at};
+use towpath_io::events::{Outcome, Parts, What, look as look_at};
 
 /// Most events of a wait that does not say.
 pub const EVENTS_DEFAULT: usize = 256;
@@ -160,7 +160,7 @@ impl EventQueue {
             }
             self.push(token, KERNEL);
         }
-        self.note_written();
+        self.note_accessed();
     }
 
     /// Reads what changed of files.
@@ -197,18 +197,22 @@ impl EventQueue {
         while let Some((token, setting)) = self.timers.pop(now) {
             self.expire(token, setting, now);
         }
-        self.note_written();
+        self.note_accessed();
     }
 
-    /// Tells streams what became of their writes to files.
-    pub(super) fn note_written(&mut self) {
-        while let Some((token, outcome)) = self.loads.take_written() {
-            if let Some(Registration { source: Kind::Stream { work, .. }, .. }) =
-                self.slots.get(token)
-            {
-                work.written(outcome);
-                self.push(token, KERNEL);
+    /// Tells streams what became of their writes to files, and tasks of their accesses.
+    pub(super) fn note_accessed(&mut self) {
+        while let Some((token, outcome)) = self.loads.take_accessed() {
+            match self.slots.get(token).map(|registration| &mut registration.source) {
+                Some(Kind::Stream { work, .. }) => work.written(outcome),
+                Some(Kind::Task { task, .. }) => {
+                    let Outcome { bytes, failure, parts } = outcome;
+                    let Parts::Buffer(buffer) = parts else { unreachable!("it has a buffer") };
+                    task.accessed(Accessed { bytes, failure, buffer });
+                }
+                _ => continue,
             }
+            self.push(token, KERNEL);
         }
     }
 
@@ -254,6 +258,7 @@ impl EventQueue {
             Kind::Task { task, deadline, .. } => {
                 *deadline = None;
                 task.stop(Errno::TIMEDOUT);
+                self.loads.withdraw(token, &mut self.back);
                 self.push(token, EXPIRED);
             }
             Kind::Operation(ongoing) => {
@@ -298,8 +303,16 @@ impl EventQueue {
             }
             let data = registration.data;
             let found = look(registration, &mut self.groups, token);
-            if let Kind::Stream { work, .. } = &mut registration.source {
-                self.loads.begin(token, work, &mut self.back);
+            match &mut registration.source {
+                Kind::Stream { work, .. } => {
+                    let (loads, write) = (work.take_loads(), work.take_write());
+                    self.loads.begin(token, (loads, write), &mut self.back);
+                }
+                Kind::Task { task, is_over: false, .. } => {
+                    let access = (Vec::new(), task.take_access());
+                    self.loads.begin(token, access, &mut self.back);
+                }
+                _ => {}
             }
             let (news, is_over) = match found {
                 Some(found) => found,
@@ -330,7 +343,7 @@ impl EventQueue {
             }
         }
         // Of those that could not be begun.
-        self.note_written();
+        self.note_accessed();
         self.serve_lines();
         Ok(())
     }

@@ -1,13 +1,19 @@
 //! Sockets and tasks of other stacks.
 
 use super::{Case, now, one, queue, ready};
+use rustix::fd::AsFd;
+use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::thread;
 use std::time::{Duration, Instant};
 use towpath::events::{
-    Choice, EventQueue, Interest, News, Pollable, Readiness, Source, Step, Task, Token, Trigger,
+    Accessed, Action, Choice, EventQueue, Interest, News, Operation, Pollable, Readiness, Source,
+    Step, Task, Token, Trigger,
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -17,6 +23,7 @@ pub(super) const CASES: &[Case] = &[
     ("a_task_tells_its_steps", steps),
     ("a_task_is_stopped", stopped),
     ("tasks_are_dropped_with_the_queue", dropped),
+    ("a_task_reads_a_file_and_watches_a_socket", reads_and_watches),
 ];
 
 /// A stack: what is to be told, whom to wake, and how often it was looked at.
@@ -63,6 +70,62 @@ impl Task for Shared {
     fn stop(&mut self, why: Errno) {
         self.0.lock().unwrap().stopped = Some(why);
     }
+}
+
+/// Sends a file on a socket of the kernel by one read and one call, when the peer has asked.
+struct Answer {
+    file: Arc<File>,
+    socket: UnixStream,
+    asked: bool,
+    read: Option<Accessed>,
+}
+
+impl Task for Answer {
+    fn poll(&mut self, _: &Waker) -> Option<Step> {
+        if let Some(Accessed { bytes, failure, buffer }) = self.read.take() {
+            assert_eq!(failure, None);
+            self.socket.write_all(&buffer[..bytes as usize]).unwrap();
+            return Some(Step::Over(bytes as i64));
+        }
+        let mut byte = [0];
+        self.asked |= matches!(self.socket.read(&mut byte), Ok(1));
+        None
+    }
+
+    fn stop(&mut self, _: Errno) {}
+
+    fn fd(&self) -> Option<&dyn AsFd> {
+        Some(&self.socket)
+    }
+
+    fn take_access(&mut self) -> Option<(u64, Operation)> {
+        let (action, file) = (Action::Read(3), self.file.clone());
+        let is_asked = std::mem::take(&mut self.asked);
+        is_asked.then(|| (0, Operation { action, file, buffer: vec![0; 100] }))
+    }
+
+    fn accessed(&mut self, accessed: Accessed) {
+        self.read = Some(accessed);
+    }
+}
+
+fn reads_and_watches(choice: Choice) {
+    let mut queue = queue(choice);
+    let (socket, mut peer) = UnixStream::pair().unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let file = rustix::fs::memfd_create("answer", MemfdFlags::CLOEXEC).unwrap();
+    let file = Arc::new(File::from(file));
+    (&*file).write_all(b"an answer").unwrap();
+    let answer = Answer { file: file.clone(), socket, asked: false, read: None };
+    let token = queue.start(answer, None, 5).unwrap();
+    assert_eq!(now(&mut queue), []);
+    peer.write_all(b"?").unwrap();
+    let event = one(&mut queue);
+    assert_eq!((event.token, event.data, event.news), (token, 5, News::Step { result: 6 }));
+    assert!(event.is_over);
+    let mut said = Vec::new();
+    peer.read_to_end(&mut said).unwrap();
+    assert_eq!((said.as_slice(), Arc::strong_count(&file)), (&b"answer"[..], 1));
 }
 
 fn add(queue: &mut EventQueue, stack: &Shared, trigger: Trigger) -> Token {

@@ -1,0 +1,452 @@
+/*
+ * Transfers in which an instance has a part, on both back ends: files to its streams and back, and between two
+ * streams of instances and of the kernel; cut short at each end, cancelled, late, with all of it closed under them;
+ * and what is wrong.
+ */
+#define _GNU_SOURCE
+#include "queue.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+_Static_assert(sizeof(struct towpath_transfer) == 80, "as the library has it");
+
+/* More than buffers of sockets have room for. */
+#define LARGE (8 << 20)
+/* Operations that are under way together, at most. */
+#define TOGETHER_MAX 4
+
+static unsigned int back_end;
+static char sent[LARGE], received[LARGE + 64];
+
+/* Two instances with a connection between them, and one over the kernel's loopback. */
+struct scene {
+	struct towpath_queue *queue;
+	struct towpath *a, *b;
+	int client, server;
+	int kernel[2];
+};
+
+static int stream(struct towpath *instance)
+{
+	int fd = towpath_socket(instance, AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+
+	CHECK(fd >= 0);
+	return fd;
+}
+
+static void connect_kernel(int ends[2])
+{
+	struct sockaddr_in address = {
+		.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+	};
+	socklen_t len = sizeof(address);
+	int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	CHECK(listener >= 0 && bind(listener, (struct sockaddr *)&address, len) == 0 && listen(listener, 1) == 0);
+	CHECK(getsockname(listener, (struct sockaddr *)&address, &len) == 0);
+	ends[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	CHECK(ends[0] >= 0 && connect(ends[0], (struct sockaddr *)&address, len) == 0);
+	ends[1] = accept(listener, NULL, NULL);
+	CHECK(ends[1] >= 0 && close(listener) == 0);
+}
+
+static struct scene begin_scene(void)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(80) };
+	struct scene scene = {
+		.queue = towpath_queue_new(back_end),
+		.a = towpath_new("192.0.2.1/24", 1500), .b = towpath_new("192.0.2.2/24", 1500),
+	};
+
+	CHECK(scene.queue && scene.a && scene.b);
+	CHECK(inet_pton(AF_INET, "192.0.2.2", &address.sin_addr) == 1);
+	int listener = stream(scene.b);
+	CHECK(towpath_bind(scene.b, listener, (struct sockaddr *)&address, sizeof(address)) == 0);
+	CHECK(towpath_listen(scene.b, listener, 1) == 0);
+	scene.client = stream(scene.a);
+	CHECK(towpath_connect(scene.a, scene.client, (struct sockaddr *)&address, sizeof(address)) == -1);
+	CHECK(errno == EINPROGRESS);
+	settle(scene.a, scene.b);
+	scene.server = towpath_accept4(scene.b, listener, NULL, NULL, SOCK_NONBLOCK);
+	CHECK(scene.server >= 0 && towpath_close(scene.b, listener) == 0);
+	connect_kernel(scene.kernel);
+	return scene;
+}
+
+static void end_scene(struct scene *scene)
+{
+	CHECK(towpath_queue_close(scene->queue) == 0);
+	towpath_free(scene->a);
+	towpath_free(scene->b);
+	CHECK(close(scene->kernel[0]) == 0 && close(scene->kernel[1]) == 0);
+}
+
+/* An operation on the client, the server, and an end of the kernel's connection. */
+static struct towpath_operation on_client(struct scene *scene, int operation, void *buffer, size_t len)
+{
+	return (struct towpath_operation) {
+		.operation = operation, .instance = scene->a, .fd = scene->client, .buffer = buffer, .len = len,
+		.flags = operation == TOWPATH_RECV ? MSG_WAITALL : 0,
+	};
+}
+
+static struct towpath_operation on_server(struct scene *scene, int operation, void *buffer, size_t len)
+{
+	struct towpath_operation of = on_client(scene, operation, buffer, len);
+
+	of.instance = scene->b, of.fd = scene->server;
+	return of;
+}
+
+static struct towpath_operation on_kernel(struct scene *scene, int end, int operation, void *buffer, size_t len)
+{
+	struct towpath_operation of = on_client(scene, operation, buffer, len);
+
+	of.instance = NULL, of.fd = scene->kernel[end];
+	return of;
+}
+
+/* Carries packets and operations on until all of these are over; how each of them ended. */
+static void carry(struct scene *scene, int count, const uint64_t *ids, struct towpath_event *ended)
+{
+	struct timespec moment, patience = later();
+	struct towpath_event event;
+
+	CHECK(count <= TOGETHER_MAX);
+	for (int left = count; left > 0;) {
+		settle(scene->a, scene->b);
+		moment = in_ns(1000000);
+		int found = towpath_queue_wait(scene->queue, &event, 1, 1, &moment);
+
+		CHECK(found >= 0 && moment.tv_sec <= patience.tv_sec);
+		if (!found || event.what != TOWPATH_DONE)
+			continue;
+		int at = 0;
+		while (at < count && ids[at] != event.id)
+			at++;
+		CHECK(at < count);
+		ended[at] = event;
+		left--;
+	}
+}
+
+/* The same with one. */
+static uint32_t ends_with(struct scene *scene, uint64_t id, int64_t result, int error)
+{
+	struct towpath_event event;
+
+	carry(scene, 1, &id, &event);
+	if (event.result != result || event.error != error)
+		fprintf(stderr, "%lld, %d\n", (long long)event.result, event.error);
+	CHECK(event.result == result && event.error == error && event.flags == TOWPATH_OVER);
+	return event.detail;
+}
+
+/* Carries on until nothing changes any more without more being read. */
+static void stall(struct scene *scene)
+{
+	struct towpath_event event;
+
+	for (int i = 0; i < 50; i++) {
+		struct timespec moment = in_ns(1000000);
+
+		settle(scene->a, scene->b);
+		CHECK(towpath_queue_wait(scene->queue, &event, 1, 1, &moment) == 0);
+	}
+}
+
+/* A file with the first bytes of what is sent. */
+static int file_of(size_t len)
+{
+	char name[] = "/tmp/towpath-transfer-XXXXXX";
+	int file = mkstemp(name);
+
+	CHECK(file >= 0 && unlink(name) == 0 && write(file, sent, len) == (ssize_t)len);
+	return file;
+}
+
+static void sends_files(void)
+{
+	struct scene scene = begin_scene();
+	int file = file_of(LARGE), small = file_of(100);
+	struct towpath_transfer move = {
+		.fd = file, .offset = 3, .count = LARGE - 3,
+		.header = "head", .header_len = 4, .trailer = "tail", .trailer_len = 4,
+	};
+	struct towpath_operation sends = on_client(&scene, TOWPATH_SENDFILE, &move, sizeof(move));
+	struct towpath_event ended[2];
+	uint64_t ids[2];
+
+	/* A large one, with what goes before and behind; what it is told by is the caller's after the call. */
+	ids[0] = submit(scene.queue, sends);
+	move.header = move.trailer = NULL;
+	ids[1] = submit(scene.queue, on_server(&scene, TOWPATH_RECV, received, LARGE + 5));
+	carry(&scene, 2, ids, ended);
+	for (int i = 0; i < 2; i++)
+		CHECK(ended[i].result == LARGE + 5 && !ended[i].error && !ended[i].detail);
+	CHECK(!memcmp(received, "head", 4) && !memcmp(received + 4, sent + 3, LARGE - 3));
+	CHECK(!memcmp(received + LARGE + 1, "tail", 4));
+	/* Small, empty, and nothing at all. */
+	move.fd = small, move.offset = 10, move.count = 90, move.header = "head", move.trailer = "tail";
+	ends_with(&scene, submit(scene.queue, sends), 98, 0);
+	move.count = 0;
+	ends_with(&scene, submit(scene.queue, sends), 8, 0);
+	move.header_len = move.trailer_len = 0;
+	ends_with(&scene, submit(scene.queue, sends), 0, 0);
+	ends_with(&scene, submit(scene.queue, on_server(&scene, TOWPATH_RECV, received, 106)), 106, 0);
+	CHECK(!memcmp(received, "head", 4) && !memcmp(received + 4, sent + 10, 90));
+	CHECK(!memcmp(received + 94, "tailheadtail", 12));
+	/* A file that ends too early: what there was, and no trailer; one that is closed meanwhile does not matter. */
+	move.header_len = move.trailer_len = 4, move.offset = 50, move.count = 100;
+	ids[0] = submit(scene.queue, sends);
+	CHECK(close(small) == 0);
+	ends_with(&scene, ids[0], 54, ENODATA);
+	ends_with(&scene, submit(scene.queue, on_server(&scene, TOWPATH_RECV, received, 54)), 54, 0);
+	CHECK(!memcmp(received + 4, sent + 50, 50));
+	/* One that is cut off under way. */
+	move.fd = file, move.offset = 0, move.count = LARGE;
+	ids[0] = submit(scene.queue, sends);
+	stall(&scene);
+	CHECK(ftruncate(file, 1000) == 0);
+	ids[1] = submit(scene.queue, on_server(&scene, TOWPATH_RECV, received, LARGE));
+	carry(&scene, 1, ids, ended);
+	CHECK(ended[0].error == ENODATA && ended[0].result > 1004 && ended[0].result < LARGE);
+	CHECK(towpath_shutdown(scene.a, scene.client, SHUT_WR) == 0);
+	ends_with(&scene, ids[1], ended[0].result, 0);
+	CHECK(!memcmp(received, "head", 4) && !memcmp(received + 4, sent, ended[0].result - 4));
+	ends_with(&scene, submit(scene.queue, sends), 0, EPIPE);
+	CHECK(close(file) == 0);
+	end_scene(&scene);
+}
+
+static void receives_files(void)
+{
+	struct scene scene = begin_scene();
+	int from = file_of(LARGE), into = file_of(0);
+	struct towpath_transfer move = { .fd = from, .count = LARGE };
+	struct towpath_transfer store = { .fd = into, .offset = 1000, .count = LARGE - 100 };
+	struct towpath_operation gets = on_server(&scene, TOWPATH_RECVFILE, &store, sizeof(store));
+	struct towpath_event ended[2];
+	char rest[64] = "";
+
+	/* From file to file by way of both instances; what is beyond the range stays in the stream. */
+	uint64_t ids[] = {
+		submit(scene.queue, on_client(&scene, TOWPATH_SENDFILE, &move, sizeof(move))),
+		submit(scene.queue, gets),
+	};
+	carry(&scene, 2, ids, ended);
+	CHECK(ended[0].result == LARGE && !ended[0].error);
+	CHECK(ended[1].result == LARGE - 100 && !ended[1].error && !ended[1].detail);
+	CHECK(pread(into, received, LARGE, 1000) == LARGE - 100 && !memcmp(received, sent, LARGE - 100));
+	ends_with(&scene, submit(scene.queue, on_server(&scene, TOWPATH_RECV, received, 100)), 100, 0);
+	CHECK(!memcmp(received, sent + LARGE - 100, 100));
+	store.count = 0;
+	CHECK(ends_with(&scene, submit(scene.queue, gets), 0, 0) == 0);
+	/* Files that take nothing: a full disk, and one that is only read. What was received is handed back. */
+	store.count = 300, store.offset = 0, store.rest = rest, store.rest_len = 3;
+	store.fd = open("/dev/full", O_WRONLY | O_CLOEXEC);
+	CHECK(store.fd >= 0 && towpath_write(scene.a, scene.client, "lost?", 5) == 5);
+	settle(scene.a, scene.b);
+	CHECK(ends_with(&scene, submit(scene.queue, gets), 0, ENOSPC) == 5 && !memcmp(rest, "los", 4));
+	CHECK(close(store.fd) == 0);
+	store.fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC), store.rest_len = sizeof(rest);
+	CHECK(store.fd >= 0 && towpath_write(scene.a, scene.client, "found", 5) == 5);
+	settle(scene.a, scene.b);
+	CHECK(ends_with(&scene, submit(scene.queue, gets), 0, EBADF) == 5 && !memcmp(rest, "found", 5));
+	CHECK(close(store.fd) == 0);
+	/* Cancelled and late, with some of it in the file; the end of the stream. */
+	store.fd = into;
+	ids[0] = submit(scene.queue, gets);
+	CHECK(towpath_write(scene.a, scene.client, "some", 4) == 4);
+	stall(&scene);
+	CHECK(towpath_queue_cancel(scene.queue, ids[0]) == 0);
+	CHECK(ends_with(&scene, ids[0], 4, ECANCELED) == 0);
+	struct timespec soon = in_ns(5000000);
+	gets.deadline = &soon;
+	CHECK(ends_with(&scene, submit(scene.queue, gets), 0, ETIMEDOUT) == 0);
+	gets.deadline = NULL, store.offset = 4;
+	ids[0] = submit(scene.queue, gets);
+	CHECK(towpath_write(scene.a, scene.client, "last", 4) == 4);
+	CHECK(towpath_shutdown(scene.a, scene.client, SHUT_WR) == 0);
+	CHECK(ends_with(&scene, ids[0], 4, 0) == 0);
+	CHECK(pread(into, received, 8, 0) == 8 && !memcmp(received, "somelast", 8));
+	CHECK(close(from) == 0 && close(into) == 0);
+	end_scene(&scene);
+}
+
+static void splices(void)
+{
+	struct scene scene = begin_scene();
+	struct towpath_transfer move = { .count = LARGE };
+	struct towpath_event ended[4];
+	char rest[64];
+	uint64_t ids[4];
+
+	/* From the instance to the kernel, and at the same time back to the other instance. */
+	move.fd = scene.kernel[0];
+	ids[0] = submit(scene.queue, on_server(&scene, TOWPATH_SPLICE, &move, sizeof(move)));
+	move.instance = scene.b, move.fd = scene.server;
+	ids[1] = submit(scene.queue, on_kernel(&scene, 1, TOWPATH_SPLICE, &move, sizeof(move)));
+	ids[2] = submit(scene.queue, on_client(&scene, TOWPATH_SEND, sent, LARGE));
+	ids[3] = submit(scene.queue, on_client(&scene, TOWPATH_RECV, received, LARGE));
+	carry(&scene, 4, ids, ended);
+	for (int i = 0; i < 4; i++)
+		CHECK(ended[i].result == LARGE && !ended[i].error && !ended[i].detail);
+	CHECK(!memcmp(sent, received, LARGE));
+	/* An echo: from a stream to itself. */
+	memset(received, 0, LARGE);
+	ids[0] = submit(scene.queue, on_server(&scene, TOWPATH_SPLICE, &move, sizeof(move)));
+	ids[1] = submit(scene.queue, on_client(&scene, TOWPATH_SEND, sent, LARGE));
+	ids[2] = submit(scene.queue, on_client(&scene, TOWPATH_RECV, received, LARGE));
+	carry(&scene, 3, ids, ended);
+	for (int i = 0; i < 3; i++)
+		CHECK(ended[i].result == LARGE && !ended[i].error && !ended[i].detail);
+	CHECK(!memcmp(sent, received, LARGE));
+	/* Cancelled, and late. */
+	ids[0] = submit(scene.queue, on_kernel(&scene, 1, TOWPATH_SPLICE, &move, sizeof(move)));
+	stall(&scene);
+	CHECK(towpath_queue_cancel(scene.queue, ids[0]) == 0);
+	CHECK(ends_with(&scene, ids[0], 0, ECANCELED) == 0);
+	struct timespec soon = in_ns(5000000);
+	struct towpath_operation late = on_server(&scene, TOWPATH_SPLICE, &move, sizeof(move));
+	late.deadline = &soon;
+	CHECK(ends_with(&scene, submit(scene.queue, late), 0, ETIMEDOUT) == 0);
+	/* A sink that takes no more: what was taken is handed back. */
+	move.instance = NULL, move.fd = scene.kernel[0], move.rest = rest, move.rest_len = sizeof(rest);
+	CHECK(shutdown(scene.kernel[0], SHUT_WR) == 0);
+	CHECK(towpath_write(scene.a, scene.client, "back", 4) == 4);
+	ids[0] = submit(scene.queue, on_server(&scene, TOWPATH_SPLICE, &move, sizeof(move)));
+	CHECK(ends_with(&scene, ids[0], 0, EPIPE) == 4 && !memcmp(rest, "back", 4));
+	/* The end of a source is none. */
+	move.instance = scene.b, move.fd = scene.server;
+	CHECK(ends_with(&scene, submit(scene.queue, on_kernel(&scene, 1, TOWPATH_SPLICE, &move, sizeof(move))), 0, 0) == 0);
+	end_scene(&scene);
+}
+
+/* All of it ends under transfers; a file larger than any memory takes little of it. */
+static void ends(void)
+{
+	struct scene scene = begin_scene();
+	int huge = file_of(0);
+	struct towpath_transfer move = { .fd = huge, .count = 1ll << 40 };
+	struct towpath_event ended;
+	uint64_t id;
+
+	CHECK(ftruncate(huge, 1ll << 40) == 0);
+	struct towpath_operation sends = on_client(&scene, TOWPATH_SENDFILE, &move, sizeof(move));
+	id = submit(scene.queue, sends);
+	stall(&scene);
+	CHECK(towpath_queue_cancel(scene.queue, id) == 0);
+	carry(&scene, 1, &id, &ended);
+	CHECK(ended.error == ECANCELED && ended.result > 0 && ended.result < 2 * LARGE);
+	/* Before anything was done, a moment that has passed, and a socket that is closed. */
+	id = submit(scene.queue, sends);
+	CHECK(towpath_queue_cancel(scene.queue, id) == 0);
+	ends_with(&scene, id, 0, ECANCELED);
+	struct timespec past = in_ns(-1);
+	struct towpath_operation late = sends;
+	late.deadline = &past;
+	ends_with(&scene, submit(scene.queue, late), 0, ETIMEDOUT);
+	id = submit(scene.queue, sends);
+	stall(&scene);
+	CHECK(towpath_close(scene.a, scene.client) == 0);
+	carry(&scene, 1, &id, &ended);
+	CHECK(ended.error == ECANCELED);
+	/* A queue that ends with some under way. */
+	sends = on_server(&scene, TOWPATH_SENDFILE, &move, sizeof(move));
+	submit(scene.queue, sends);
+	submit(scene.queue, on_server(&scene, TOWPATH_RECVFILE, &move, sizeof(move)));
+	end_scene(&scene);
+	/* An instance that does. */
+	scene = begin_scene();
+	move.fd = scene.kernel[0];
+	struct towpath_operation splice = on_server(&scene, TOWPATH_SPLICE, &move, sizeof(move));
+	id = submit(scene.queue, splice);
+	stall(&scene);
+	towpath_free(scene.b);
+	over(scene.queue, id, 0, ECANCELED);
+	scene.b = NULL;
+	end_scene(&scene);
+	CHECK(close(huge) == 0);
+}
+
+static void wrong(void)
+{
+	struct scene scene = begin_scene();
+	int file = file_of(10), pipes[2], folder = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	int write_only = open("/dev/null", O_WRONLY | O_CLOEXEC);
+	struct towpath_transfer good = { .fd = file, .count = 5 }, move = good;
+	struct towpath_operation moves = on_client(&scene, TOWPATH_SENDFILE, &move, sizeof(move)), bad = moves;
+	int datagrams = towpath_socket(scene.a, AF_INET, SOCK_DGRAM, 0);
+	char byte = 0;
+
+	CHECK(pipe(pipes) == 0 && folder >= 0 && write_only >= 0 && datagrams >= 0);
+	bad.len = 72;
+	CHECK(no(scene.queue, bad) == EINVAL);
+	bad = moves, bad.fd = -1;
+	CHECK(no(scene.queue, bad) == EBADF);
+	bad = moves, bad.fd = datagrams;
+	CHECK(no(scene.queue, bad) == EOPNOTSUPP);
+	move.fd = -1;
+	CHECK(no(scene.queue, moves) == EBADF);
+	move.fd = pipes[0];
+	CHECK(no(scene.queue, moves) == ESPIPE);
+	move.fd = scene.kernel[0];
+	CHECK(no(scene.queue, moves) == ESPIPE);
+	move.fd = folder;
+	CHECK(no(scene.queue, moves) == EINVAL);
+	move.fd = write_only;
+	CHECK(no(scene.queue, moves) == EINVAL);
+	move = good, move.instance = scene.b;
+	CHECK(no(scene.queue, moves) == EINVAL);
+	move = good, move.count = UINT64_MAX;
+	CHECK(no(scene.queue, moves) == EINVAL);
+	move.offset = 1, move.count = INT64_MAX;
+	CHECK(no(scene.queue, moves) == EINVAL);
+	move = good, move.offset = -1;
+	CHECK(no(scene.queue, moves) == EINVAL);
+	move = good, move.header_len = 3;
+	CHECK(no(scene.queue, moves) == EFAULT);
+	move.header_len = 0, move.rest = &byte, move.rest_len = 1;
+	CHECK(no(scene.queue, moves) == EINVAL);
+	/* Whose kind is wrong for a splice. */
+	moves = on_server(&scene, TOWPATH_SPLICE, &move, sizeof(move)), move = good;
+	CHECK(no(scene.queue, moves) == ENOTSOCK);
+	move.fd = scene.kernel[0], move.offset = 1;
+	CHECK(no(scene.queue, moves) == EINVAL);
+	move.offset = 0, move.instance = scene.a, move.fd = datagrams;
+	CHECK(no(scene.queue, moves) == EOPNOTSUPP);
+	move.fd = -1;
+	CHECK(no(scene.queue, moves) == EBADF);
+	moves.instance = NULL, moves.fd = file, move.fd = scene.client;
+	CHECK(no(scene.queue, moves) == ENOTSOCK);
+	/* A stream that is connected to nobody is found out at the end. */
+	int lonely = stream(scene.a);
+	moves = on_client(&scene, TOWPATH_RECVFILE, &move, sizeof(move)), move = good, moves.fd = lonely;
+	ends_with(&scene, submit(scene.queue, moves), 0, ENOTCONN);
+	CHECK(close(file) == 0 && close(folder) == 0 && close(write_only) == 0);
+	CHECK(close(pipes[0]) == 0 && close(pipes[1]) == 0);
+	end_scene(&scene);
+}
+
+static void cases(unsigned int which)
+{
+	back_end = which;
+	sends_files();
+	receives_files();
+	splices();
+	ends();
+	wrong();
+}
+
+int main(void)
+{
+	alarm(8 * PATIENCE_S);
+	for (size_t i = 0; i < LARGE; i++)
+		sent[i] = i * 31 + i / 251;
+	return on_both(cases);
+}

@@ -107,8 +107,12 @@ impl EventQueue {
 
     /// Receives into `buffer`, whose bytes are replaced from its beginning. It is over when there
     /// are some, however few, or when no more will come: 0, as for an empty buffer;
-    /// [`EventQueue::take`] has it then. Of several at a time on one stream, nothing is said about
-    /// which of them gets what.
+    /// [`EventQueue::take`] has it then. Of several at a time on one stream of towpath, the first
+    /// is filled and told first; on one of the kernel, nothing is said about which of them gets
+    /// what.
+    ///
+    /// On a stream of towpath, the worker of the host places bytes as they come, in buffers for
+    /// which a wait has found none: a program that keeps several posted copies nothing itself.
     ///
     /// # Errors
     /// `ENOSPC` if the queue is full. The buffer is handed back.
@@ -163,10 +167,7 @@ impl EventQueue {
         deadline: Option<Instant>,
         data: u64,
     ) -> Result<Token, NotBegun> {
-        match stream.into().0 {
-            End::Host(stream) => self.begin_bytes(Work::send(stream, buffer), deadline, data),
-            End::Kernel(socket) => self.begin_bytes_job(Job::Send(socket, buffer), deadline, data),
-        }
+        self.begin_send(stream.into(), Job::Send, buffer, (deadline, data))
     }
 
     /// Sends all of `buffer` as [`EventQueue::send`], and lends it on a stream of the kernel, too,
@@ -190,10 +191,7 @@ impl EventQueue {
         deadline: Option<Instant>,
         data: u64,
     ) -> Result<Token, NotBegun> {
-        match stream.into().0 {
-            End::Host(stream) => self.begin_bytes(Work::send(stream, buffer), deadline, data),
-            End::Kernel(socket) => self.begin_bytes_job(Job::Lend(socket, buffer), deadline, data),
-        }
+        self.begin_send(stream.into(), Job::Lend, buffer, (deadline, data))
     }
 
     /// The connection that a wait told of, and the peer's address: none of a socket of the kernel
@@ -257,6 +255,20 @@ impl EventQueue {
         // It is over, and was told: nothing is in the way.
         let _ = self.begin_remove(token);
         let _ = self.settle();
+    }
+
+    /// With the job for a stream of the kernel.
+    fn begin_send(
+        &mut self,
+        stream: Stream,
+        job: fn(Arc<OwnedFd>, Vec<u8>) -> Job,
+        buffer: Vec<u8>,
+        (deadline, data): (Option<Instant>, u64),
+    ) -> Result<Token, NotBegun> {
+        match stream.0 {
+            End::Host(stream) => self.begin_bytes(Work::send(stream, buffer), deadline, data),
+            End::Kernel(socket) => self.begin_bytes_job(job(socket, buffer), deadline, data),
+        }
     }
 
     fn begin_bytes(

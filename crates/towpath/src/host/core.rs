@@ -13,6 +13,7 @@ use super::budget::Budget;
 use super::buffers::Buffers;
 use super::clock::Clock;
 use super::port::{MEMORY_PAUSE, Port};
+use super::posted;
 use super::queue::{LentOp, Op, SendQueue};
 use super::wait::Waiters;
 use std::collections::{HashMap, VecDeque};
@@ -66,6 +67,8 @@ pub(super) struct State {
     /// Sockets that wait for a free loan or for memory.
     pub(super) starved: Vec<SocketId>,
     pub(super) retry_at: Option<Instant>,
+    /// Sockets that may have bytes for buffers that were posted: for the worker.
+    pub(super) to_place: Vec<SocketId>,
     /// Taken from waiters, to be woken without the lock.
     pub(super) wakers: Vec<Waker>,
     /// When the worker wakes by itself; `None` for never.
@@ -85,6 +88,7 @@ pub(super) struct Entry {
     pub(super) late: Option<Error>,
     pub(super) readers: Waiters,
     pub(super) writers: Waiters,
+    pub(super) posted: posted::Line,
 }
 
 /// What a turn came to.
@@ -115,6 +119,7 @@ impl Core {
             terms_at: None,
             starved: Vec::new(),
             retry_at: None,
+            to_place: Vec::new(),
             wakers: Vec::new(),
             wakes_at: None,
             ending: false,
@@ -141,7 +146,7 @@ impl Core {
         state.take_up(&now);
         let due = state.due();
         let earlier = due.is_some_and(|due| state.wakes_at.is_none_or(|at| due < at));
-        let ring = earlier || state.sockets.stack().has_output();
+        let ring = earlier || state.sockets.stack().has_output() || !state.to_place.is_empty();
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
         if ring {
@@ -253,6 +258,7 @@ impl Core {
         state.run_terms(&now);
         self.tell_frames(state, &now);
         state.take_up(&now);
+        state.place(&now);
         let mut unsent = false;
         for _ in 0..ROUNDS_MAX {
             unsent = state.with(&now, |sockets, port, cx| port.send(sockets, cx));
@@ -266,7 +272,11 @@ impl Core {
         let due = state.wakes_at;
         self.bell.going_to_sleep();
         let watched = state.port.is_watched();
-        let news = more || unsent || !self.submitted().is_empty() || state.port.has_news();
+        let news = more
+            || unsent
+            || !state.to_place.is_empty()
+            || !self.submitted().is_empty()
+            || state.port.has_news();
         drop(guard);
         wakers.into_iter().for_each(Waker::wake);
         if news {
@@ -397,6 +407,9 @@ impl State {
             let over = what.contains(Readiness::ERR) || what.contains(Readiness::HUP);
             if over || what.contains(Readiness::IN) || what.contains(Readiness::READ_HUP) {
                 entry.readers.take_into(&mut self.wakers);
+                if entry.posted.waits() {
+                    self.to_place.push(id);
+                }
             }
             if over || what.contains(Readiness::OUT) {
                 entry.writers.take_into(&mut self.wakers);

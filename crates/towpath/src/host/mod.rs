@@ -80,6 +80,7 @@ mod listener;
 mod mode;
 pub(crate) mod operation;
 mod port;
+mod posted;
 mod queue;
 mod raw;
 pub(crate) mod receive_file;

@@ -2,6 +2,7 @@
 //! for event queues.
 
 use super::file_cache::Load;
+use super::posted::{Posted, Receiving};
 use super::receive_file::{DeviceWrite, FileReceive, FileReceived};
 use super::send_file::{FileSend, FileSent, FileStep};
 use super::stream::Going;
@@ -26,6 +27,8 @@ pub(crate) enum Work {
     /// An accept that was stopped, for this reason, before this connection was taken.
     Last(Connection, Errno),
     Receive(TcpStream, Vec<u8>),
+    /// The same, which has found nothing.
+    Posted(Posted),
     /// With the most bytes.
     ReceiveLent(TcpStream, usize),
     Send(TcpStream, Going<Vec<u8>>),
@@ -95,9 +98,13 @@ impl Work {
                 Poll::Ready(Err(error)) => Self::Connected(Err(error)),
             },
             Self::Receive(_, buffer) if buffer.is_empty() => Self::Bytes(Ok(0), buffer, false),
-            Self::Receive(stream, mut buffer) => match stream.poll_read(cx, &mut buffer) {
-                Poll::Pending => return (Self::Receive(stream, buffer), None),
-                Poll::Ready(result) => Self::Bytes(result, buffer, false),
+            Self::Receive(stream, buffer) => match Posted::receive(stream, buffer, cx) {
+                Receiving::Posted(posted) => return (Self::Posted(posted), None),
+                Receiving::Over((result, buffer)) => Self::Bytes(result, buffer, false),
+            },
+            Self::Posted(mut posted) => match posted.poll(cx) {
+                None => return (Self::Posted(posted), None),
+                Some((result, buffer)) => Self::Bytes(result, buffer, false),
             },
             Self::ReceiveLent(_, 0) => Self::Pieces(Ok(Vec::new())),
             Self::ReceiveLent(stream, max) => {
@@ -151,6 +158,10 @@ impl Work {
             Self::Connect(_) | Self::Accept(_, None) => Self::Connected(Err(why.into())),
             Self::Accept(_, Some(next)) => Self::Last(next, why),
             Self::Receive(_, buffer) => Self::Bytes(Err(why.into()), buffer, false),
+            Self::Posted(mut posted) => match posted.withdraw() {
+                Ok((result, buffer)) => Self::Bytes(result, buffer, false),
+                Err(buffer) => Self::Bytes(Err(why.into()), buffer, false),
+            },
             Self::ReceiveLent(..) => Self::Pieces(Err(why.into())),
             Self::Send(_, mut going) => match going.stop(why.into()) {
                 Ok(sending) => Self::Sent(sending),

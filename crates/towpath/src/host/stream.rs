@@ -2,7 +2,7 @@
 
 use super::auto::Choice;
 use super::calibration::Watch;
-use super::core::Now;
+use super::core::{Now, State};
 use super::lend::sealed::Mark;
 use super::lend::{Lend, Parcel};
 use super::mode::{Mode, SendMode};
@@ -400,7 +400,7 @@ impl TcpStream {
     fn poll_receive(
         &self,
         cx: &mut Context<'_>,
-        receive: impl FnOnce(&mut super::core::State, SocketId, &Now<'_>) -> Result<usize, Error>,
+        receive: impl FnOnce(&mut State, SocketId, &Now<'_>) -> Result<usize, Error>,
     ) -> Poll<io::Result<usize>> {
         let id = self.id();
         let received = self.inner.host.owner.core.call(|state, now| {
@@ -412,13 +412,27 @@ impl TcpStream {
         });
         match received {
             Err(Error::WouldBlock) => Poll::Pending,
-            Ok(0) | Err(Error::NotConnected) => {
-                // What the worker was told when it sent is for whoever asks first.
-                let failure = self.inner.queue.untold_failure();
-                Poll::Ready(failure.map_or(received, Err).map_err(io_error))
-            }
-            received => Poll::Ready(received.map_err(io_error)),
+            received => Poll::Ready(self.outcome(received)),
         }
+    }
+
+    /// What a receive is told that is over.
+    pub(super) fn outcome(&self, received: Result<usize, Error>) -> io::Result<usize> {
+        let failure = match received {
+            // What the worker was told when it sent is for whoever asks first.
+            Ok(0) | Err(Error::NotConnected) => self.inner.queue.untold_failure(),
+            _ => None,
+        };
+        failure.map_or(received, Err).map_err(io_error)
+    }
+
+    /// Uses the host's stack.
+    pub(super) fn with_core<R>(
+        &self,
+        act: impl FnOnce(SocketId, &mut State, &mut Now<'_>) -> R,
+    ) -> R {
+        let id = self.id();
+        self.inner.host.owner.core.call(|state, now| act(id, state, now))
     }
 
     /// Copies received bytes, which stay to be read.

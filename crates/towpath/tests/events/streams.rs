@@ -3,6 +3,7 @@
 use super::sockets::{address, connection, hosts};
 use super::{Case, PATIENCE, config, now, one, queue, wait};
 use rustix::io::Errno;
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
@@ -18,6 +19,9 @@ pub(super) const CASES: &[Case] = &[
     ("an_operation_is_not_told_for_another", receive_elsewhere),
     ("a_posted_buffer_comes_back_at_the_end", receive_end),
     ("a_posted_buffer_comes_back_when_it_is_asked_for", receive_stopped),
+    ("posted_buffers_are_filled_while_nobody_waits", receive_placed),
+    ("posted_buffers_are_filled_and_told_in_turn", receive_in_turn),
+    ("a_posted_buffer_that_is_withdrawn_takes_no_byte", receive_withdrawn),
     ("pieces_are_received", receive_lent),
     ("a_large_buffer_is_accepted_and_returned", send),
     ("a_buffer_comes_back_when_it_is_asked_for", send_stopped),
@@ -256,6 +260,105 @@ fn receive_stopped(choice: Choice) {
     let token = queue.receive(&stream, vec![3; 9], past(), 9).unwrap();
     let Completed { result, buffer, .. } = finish(&mut queue, token);
     assert_eq!((errno(result), buffer), (Errno::TIMEDOUT, vec![3; 9]));
+}
+
+/// Goal: bytes are placed as they come, by the worker. Method: a cancel comes too late when the
+/// peer has heard that they have come, though nobody has waited.
+fn receive_placed(choice: Choice) {
+    let (mut queue, hosts) = (queue(choice), hosts());
+    let (stream, mut peer) = connection(&hosts);
+    let token = queue.receive(&stream, vec![0; 9], None, 9).unwrap();
+    assert_eq!(now(&mut queue), []);
+    peer.write_all(b"hello").unwrap();
+    assert!(hosts.1.finish(PATIENCE));
+    queue.cancel(token).unwrap();
+    let Completed { result, buffer, .. } = finish(&mut queue, token);
+    assert_eq!((result.unwrap(), &buffer[..5]), (5, &b"hello"[..]));
+}
+
+/// Goal: of several buffers the first is filled and told first, whether bytes are there before
+/// them, between them or afterwards; the end is told to each that is left.
+fn receive_in_turn(choice: Choice) {
+    const ROUNDS: usize = 30;
+    let (mut queue, hosts) = (queue(choice), hosts());
+    let (stream, mut peer) = connection(&hosts);
+    let post = |queue: &mut EventQueue| queue.receive(&stream, vec![0; 2], None, 9).unwrap();
+    let mut posted = VecDeque::new();
+    let mut received = Vec::new();
+    let mut take_one = |queue: &mut EventQueue, posted: &mut VecDeque<Token>| {
+        for event in wait(queue) {
+            assert_eq!((Some(event.token), event.news), (posted.pop_front(), News::Completed));
+            let Completed { result, buffer, .. } = queue.take(event.token).unwrap();
+            received.extend_from_slice(&buffer[..result.unwrap()]);
+        }
+        received.len()
+    };
+    for round in 0..ROUNDS {
+        posted.extend((0..round % 4).map(|_| post(&mut queue)));
+        if round % 3 == 0 {
+            assert!(now(&mut queue).is_empty());
+        }
+        peer.write_all(&[round as u8; 6]).unwrap();
+        if round % 2 == 0 {
+            assert!(hosts.1.finish(PATIENCE));
+        }
+        let mut count = 6 * round;
+        while count < 6 * (round + 1) {
+            while posted.len() < 3 {
+                posted.push_back(post(&mut queue));
+            }
+            count = take_one(&mut queue, &mut posted);
+        }
+        for left in posted.drain(..) {
+            queue.cancel(left).unwrap();
+            let result = finish_of(&mut queue, left).result;
+            assert_eq!(errno(result), Errno::CANCELED);
+        }
+    }
+    posted.extend((0..3).map(|_| post(&mut queue)));
+    peer.shutdown(Shutdown::Write).unwrap();
+    while !posted.is_empty() {
+        assert_eq!(take_one(&mut queue, &mut posted), 6 * ROUNDS);
+    }
+    let sent = (0..ROUNDS).flat_map(|round| [round as u8; 6]);
+    assert!(sent.eq(received));
+}
+
+/// What became of one of several.
+fn finish_of(queue: &mut EventQueue, token: Token) -> Completed {
+    let event = one(queue);
+    assert_eq!((event.token, event.news), (token, News::Completed));
+    queue.take(token).unwrap()
+}
+
+/// Goal: what a buffer would have had that was cancelled goes to the next, and what those would
+/// have had whose queue is dropped stays to be read.
+fn receive_withdrawn(choice: Choice) {
+    let (mut queue, hosts) = (queue(choice), hosts());
+    let (mut stream, mut peer) = connection(&hosts);
+    let [first, second, third] =
+        [3; 3].map(|byte| queue.receive(&stream, vec![byte; 2], None, 9).unwrap());
+    assert_eq!(now(&mut queue), []);
+    queue.cancel(second).unwrap();
+    let Completed { result, buffer, .. } = finish_of(&mut queue, second);
+    assert_eq!((errno(result), buffer), (Errno::CANCELED, vec![3; 2]));
+    peer.write_all(b"abcd").unwrap();
+    let mut told = Vec::new();
+    while told.len() < 2 {
+        told.extend(wait(&mut queue).iter().map(|event| event.token));
+    }
+    assert_eq!(told, [first, third]);
+    assert_eq!(queue.take(first).unwrap().buffer, b"ab");
+    assert_eq!(queue.take(third).unwrap().buffer, b"cd");
+    let _posted = [4; 2].map(|byte| queue.receive(&stream, vec![byte; 2], None, 9).unwrap());
+    assert_eq!(now(&mut queue), []);
+    drop(queue);
+    peer.write_all(b"rest").unwrap();
+    let mut read = [0; 4];
+    stream.set_nonblocking(false).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.read_exact(&mut read).unwrap();
+    assert_eq!(&read, b"rest");
 }
 
 fn receive_lent(choice: Choice) {

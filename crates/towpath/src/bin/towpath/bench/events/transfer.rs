@@ -1,10 +1,10 @@
 //! Much data through few sockets, by operations and by calls that wait.
 //!
 //! The program is one end of all connections. With operations it is one thread with an event queue,
-//! and has [`SENDS`] buffers for each socket to send, or one to receive into; with calls that wait
-//! it is a thread for each socket, as it has to be. The other ends are the same for both: a thread
-//! with an event queue, which lends what it sends and takes what it receives where it is. Bytes are
-//! counted, not looked at.
+//! and has [`SENDS`] buffers for each socket to send, or [`RECEIVES`] to receive into, one for each
+//! of the kernel's sockets; with calls that wait it is a thread for each socket, as it has to be.
+//! The other ends are the same for both: a thread with an event queue, which lends what it sends
+//! and takes what it receives where it is. Bytes are counted, not looked at.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -53,6 +53,8 @@ const BUFFER_BYTES: usize = 256 << 10;
 /// Buffers to send of a socket: so many are on their way that the stream does not wait for the
 /// return of one, and several come back together.
 const SENDS: usize = 8;
+/// Buffers to receive into that are posted to a socket.
+const RECEIVES: usize = 4;
 const SOCKETS: [usize; 2] = [1, 10];
 /// What no connection takes as long as.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -248,19 +250,27 @@ struct Socket {
     posted: usize,
 }
 
+impl Socket {
+    /// Whether there is something to move or, of what was sent, to come back.
+    fn is_under_way(&self, way: Way) -> bool {
+        self.left > 0 || (way == Way::Send && self.posted > 0)
+    }
+}
+
 impl Work {
     fn new(choice: Choice, way: Way, streams: Vec<Stream>, left: u64) -> anyhow::Result<Self> {
         let queue = EventQueue::with(&Config { back_end: choice, ..Config::default() })?;
-        let posted = match way {
+        let posted = |stream: &Stream| match way {
             Way::Send => SENDS,
+            Way::Receive if stream.as_host().is_some() => RECEIVES,
             // Of several at a time, nothing is said about which of them gets what.
             Way::Receive => 1,
             Way::ReceiveLent => 0,
         };
         let socket = |stream| Socket {
+            buffers: vec![vec![0x5a; BUFFER_BYTES]; posted(&stream)],
             stream,
             left,
-            buffers: vec![vec![0x5a; BUFFER_BYTES]; posted],
             sending: None,
             posted: 0,
         };
@@ -278,10 +288,11 @@ impl Work {
             ensure!(!events.is_empty(), "nothing moves any more");
             for event in &events {
                 let index = event.data as usize;
+                let was_under_way = self.sockets[index].is_under_way(self.way);
                 self.told(index, event.token, event.news)?;
                 self.go_on(index)?;
-                let Socket { left, posted, .. } = self.sockets[index];
-                under_way -= usize::from(left == 0 && posted == 0 && event.news == News::Completed);
+                let is_over = was_under_way && !self.sockets[index].is_under_way(self.way);
+                under_way -= usize::from(is_over);
             }
         }
         Ok(())
@@ -306,7 +317,7 @@ impl Work {
                 let done = self.queue.take(token).context("it is over")?;
                 let count = done.result.context("cannot move bytes")?;
                 socket.buffers.push(done.buffer);
-                if way == Way::Receive {
+                if way == Way::Receive && socket.left > 0 {
                     ensure!(count > 0, "the other end has closed, {} bytes too early", socket.left);
                     socket.left -= count as u64;
                 }
@@ -320,23 +331,29 @@ impl Work {
     fn go_on(&mut self, index: usize) -> anyhow::Result<()> {
         let Self { queue, way, sockets } = self;
         let Socket { stream, left, buffers, sending, posted } = &mut sockets[index];
-        if *left == 0 || sending.is_some() || (*way != Way::Send && *posted > 0) {
+        if *left == 0 || sending.is_some() || (*way == Way::ReceiveLent && *posted > 0) {
             return Ok(());
         }
         let (data, room) = (index as u64, (*left).min(BUFFER_BYTES as u64) as usize);
-        if *way == Way::ReceiveLent {
-            queue.receive_lent(&*stream, room, None, data)?;
-        } else {
-            let Some(mut buffer) = buffers.pop() else { return Ok(()) };
-            buffer.truncate(room);
-            if *way == Way::Send {
+        match way {
+            Way::ReceiveLent => {
+                queue.receive_lent(&*stream, room, None, data)?;
+                *posted += 1;
+            }
+            Way::Send => {
+                let Some(mut buffer) = buffers.pop() else { return Ok(()) };
+                buffer.truncate(room);
                 *sending = Some(queue.send(&*stream, buffer, None, data)?);
                 *left -= room as u64;
-            } else {
-                queue.receive(&*stream, buffer, None, data)?;
+                *posted += 1;
+            }
+            Way::Receive => {
+                while let Some(buffer) = buffers.pop() {
+                    queue.receive(&*stream, buffer, None, data)?;
+                    *posted += 1;
+                }
             }
         }
-        *posted += 1;
         Ok(())
     }
 }

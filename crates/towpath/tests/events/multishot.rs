@@ -20,6 +20,7 @@ pub(super) const CASES: &[Case] = &[
     ("a_buffer_that_is_left_goes_to_the_next_in_line", left),
     ("a_multishot_receive_ends_with_its_stream", ends),
     ("a_multishot_receive_is_cancelled_or_late", stopped),
+    ("buffers_that_nobody_took_are_the_groups_again", forgotten),
     ("what_is_wrong_with_groups", wrong),
     ("a_queue_may_go_before_its_groups", dropped),
 ];
@@ -79,6 +80,23 @@ fn end(queue: &mut EventQueue, token: Token) -> io::Result<()> {
     assert!(queue.take_received(token).is_none() && queue.is_empty());
     assert_eq!(errno(queue.cancel(token)), Errno::STALE);
     result.map(|received| assert!(received.len == 0 && received.buffer.is_empty()))
+}
+
+/// Goal: a receive that is removed with buffers that nobody took gives them back to the group.
+fn forgotten(choice: Choice) {
+    for pair in pairs() {
+        let mut queue = queue(choice);
+        let group = group(&mut queue, 2, 100);
+        let token = queue.receive_multishot(&pair.stream, group, None, 9).unwrap();
+        assert_eq!(now(&mut queue), []);
+        pair.sends(b"hello");
+        assert_eq!(next(&mut queue, token), News::Received { bytes: 5 });
+        queue.cancel(token).unwrap();
+        assert_eq!(next(&mut queue, token), News::Completed);
+        queue.remove(token).unwrap();
+        assert!(queue.take_received(token).is_none());
+        assert_eq!(queue.remove_group(group).unwrap().len(), 2);
+    }
 }
 
 /// Goal: one registration, many completions, and the same few buffers again and again.

@@ -36,8 +36,10 @@
 //! [`receive`](EventQueue::receive), [`receive_multishot`](EventQueue::receive_multishot),
 //! [`receive_lent`](EventQueue::receive_lent),
 //! [`send`](EventQueue::send)), and between them ([`send_file`](EventQueue::send_file),
-//! [`receive_file`](EventQueue::receive_file), [`splice`](EventQueue::splice)). The kernel or
-//! threads carry out what is the kernel's, the waits themselves what is towpath's.
+//! [`receive_file`](EventQueue::receive_file), [`splice`](EventQueue::splice)); on datagram, raw
+//! and packet sockets of towpath ([`receive_datagram`](EventQueue::receive_datagram),
+//! [`send_datagrams`](EventQueue::send_datagrams)). The kernel or threads carry out
+//! what is the kernel's, the waits themselves what is towpath's.
 //!
 //! The queue keeps what it was given open: a file or a socket is closed when it was removed *and*
 //! dropped by its owner.
@@ -49,6 +51,7 @@
 mod changes;
 mod clock;
 mod custom;
+mod datagrams;
 mod expose;
 mod groups;
 mod jobs;
@@ -67,11 +70,12 @@ mod wait;
 
 pub use changes::Changes;
 pub use custom::{Accessed, Pollable, Step, Task};
+pub use datagrams::ReceivedInto;
 pub use groups::{GROUP_BUFFERS_MAX, GROUPS_MAX, Group};
 pub use multishot::Received;
 pub use operations::{Completed, Refused};
 pub use queue::{Change, Config, EventQueue, REGISTRATIONS_DEFAULT};
-pub use socket::{Listener, Stack, Stream};
+pub use socket::{DatagramSocket, Listener, Stack, Stream};
 pub use source::{Exit, Notifier, Source};
 pub use streams::NotBegun;
 pub use towpath_io::events::{
@@ -167,7 +171,8 @@ pub enum News {
         result: i64,
     },
     /// An operation is over: [`EventQueue::take`] has what became of it, and ends the registration;
-    /// of some [`EventQueue::take_stream`], [`EventQueue::take_pieces`],
-    /// [`EventQueue::take_file`], [`EventQueue::take_moved`] or [`EventQueue::take_called`].
+    /// of some [`EventQueue::take_stream`], [`EventQueue::take_datagram`],
+    /// [`EventQueue::take_pieces`], [`EventQueue::take_file`], [`EventQueue::take_moved`] or
+    /// [`EventQueue::take_called`].
     Completed,
 }

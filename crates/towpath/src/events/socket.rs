@@ -53,6 +53,13 @@ pub struct Stream(pub(super) End<host::TcpStream>);
 #[derive(Clone, Debug)]
 pub struct Listener(pub(super) End<host::TcpListener>);
 
+/// A socket of a towpath host that sends and receives datagrams, packets of IP or frames: a
+/// [`UdpSocket`](host::UdpSocket), [`RawSocket`](host::RawSocket) or
+/// [`PacketSocket`](host::PacketSocket). A clone is the same one. For the kernel's there is
+/// [`EventQueue::call`](super::EventQueue::call).
+#[derive(Clone, Debug)]
+pub struct DatagramSocket(pub(super) host::UdpSocket);
+
 /// One of the two kinds.
 #[derive(Clone, Debug)]
 pub(super) enum End<H> {
@@ -211,6 +218,30 @@ fn now(result: Poll<io::Result<usize>>) -> io::Result<usize> {
     match result {
         Poll::Ready(result) => result,
         Poll::Pending => Err(io::ErrorKind::WouldBlock.into()),
+    }
+}
+
+impl From<&host::UdpSocket> for DatagramSocket {
+    fn from(socket: &host::UdpSocket) -> Self {
+        Self(socket.clone())
+    }
+}
+
+impl From<&host::RawSocket> for DatagramSocket {
+    fn from(socket: &host::RawSocket) -> Self {
+        Self(socket.as_datagrams().clone())
+    }
+}
+
+impl From<&host::PacketSocket> for DatagramSocket {
+    fn from(socket: &host::PacketSocket) -> Self {
+        Self(socket.as_datagrams().clone())
+    }
+}
+
+impl From<&DatagramSocket> for DatagramSocket {
+    fn from(socket: &DatagramSocket) -> Self {
+        socket.clone()
     }
 }
 

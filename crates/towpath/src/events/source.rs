@@ -2,7 +2,7 @@
 
 use crate::host::operation::Work;
 use crate::host::watch::{Return, Watched};
-use crate::host::{Lend, Sending, UdpSocket};
+use crate::host::{Lend, Sending};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions};
@@ -21,7 +21,7 @@ use super::custom::{Pollable, Task};
 use super::jobs::Ongoing;
 use super::multishot::Multishot;
 use super::relay::Relay;
-use super::socket::{End, Listener, Stream};
+use super::socket::{DatagramSocket, End, Listener, Stream};
 use super::timers::{Setting, UNSET};
 
 /// Something to wait for, to be given to [`EventQueue::add`](super::EventQueue::add).
@@ -120,9 +120,13 @@ impl Source {
         }
     }
 
-    /// A datagram socket of a towpath host.
-    pub fn datagram(socket: &UdpSocket, interest: Interest, trigger: Trigger) -> Self {
-        Self::socket(Watched::Datagram(socket.clone()), interest, trigger)
+    /// A datagram, raw or packet socket of a towpath host.
+    pub fn datagram(
+        socket: impl Into<DatagramSocket>,
+        interest: Interest,
+        trigger: Trigger,
+    ) -> Self {
+        Self::socket(Watched::Datagram(socket.into().0), interest, trigger)
     }
 
     /// The return of a buffer, once.

@@ -271,7 +271,7 @@ impl EventQueue {
         }
     }
 
-    fn begin_bytes(
+    pub(super) fn begin_bytes(
         &mut self,
         work: Work,
         deadline: Option<Instant>,

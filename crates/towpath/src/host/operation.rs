@@ -1,4 +1,4 @@
-//! Operations on streams that go on when they are polled, and keep what they work on in between:
+//! Operations on sockets that go on when they are polled, and keep what they work on in between:
 //! for event queues.
 
 use super::file_cache::Load;
@@ -6,7 +6,8 @@ use super::posted::{Posted, Receiving};
 use super::receive_file::{DeviceWrite, FileReceive, FileReceived};
 use super::send_file::{FileSend, FileSent, FileStep};
 use super::stream::Going;
-use super::{Held, Host, Sending, TcpListener, TcpStream};
+use super::udp::{self, UdpSocket};
+use super::{Held, Host, ReceivedDatagram, SendError, SendTo, Sending, TcpListener, TcpStream};
 use rustix::io::Errno;
 use std::future::Future;
 use std::io;
@@ -18,6 +19,9 @@ use towpath_io::events::{Outcome, SendFile};
 
 /// A connection and its peer's address.
 pub(crate) type Connection = (TcpStream, SocketAddr);
+
+/// What became of a receive of a datagram, and its buffer.
+pub(crate) type Datagram = (io::Result<ReceivedDatagram>, Vec<u8>);
 
 /// An operation, by how far it is.
 pub(crate) enum Work {
@@ -32,6 +36,8 @@ pub(crate) enum Work {
     /// With the most bytes.
     ReceiveLent(TcpStream, usize),
     Send(TcpStream, Going<Vec<u8>>),
+    ReceiveDatagram(UdpSocket, Vec<u8>),
+    SendDatagrams(UdpSocket, Box<udp::Going<Vec<u8>>>),
     /// Accepted, and not back.
     Sent(Sending<Vec<u8>>),
     SendFile(Box<FileSend>),
@@ -41,6 +47,7 @@ pub(crate) enum Work {
     /// With whether the buffer of a send was copied.
     Bytes(io::Result<usize>, Vec<u8>, bool),
     Pieces(io::Result<Vec<Held>>),
+    Datagram(Box<Datagram>),
     FileSent(FileSent),
     FileReceived(FileReceived),
     /// What became of it was taken.
@@ -66,6 +73,12 @@ impl Work {
     pub(crate) fn send(stream: TcpStream, buffer: Vec<u8>) -> Self {
         let going = Going::new(&stream, buffer, stream.term());
         Self::Send(stream, going)
+    }
+
+    /// Of a buffer that is to be sent as one datagram or several.
+    pub(crate) fn send_datagrams(socket: UdpSocket, buffer: Vec<u8>, send: &SendTo) -> Self {
+        let going = Box::new(udp::Going::new(&socket, buffer, send));
+        Self::SendDatagrams(socket, going)
     }
 
     /// What was to be sent, of a send of a file that was not begun.
@@ -116,11 +129,15 @@ impl Work {
             }
             Self::Send(stream, mut going) => match stream.poll_send_zc(cx, &mut going) {
                 Poll::Pending => return (Self::Send(stream, going), None),
-                Poll::Ready(Ok(sending)) => {
-                    let step = Step::Sent(sending.accepted());
-                    return (Self::Sent(sending), Some(step));
-                }
-                Poll::Ready(Err(failed)) => Self::Bytes(Err(failed.error), failed.buffer, false),
+                Poll::Ready(sent) => return Self::accepted(sent),
+            },
+            Self::ReceiveDatagram(socket, mut into) => match socket.poll_recv_from(cx, &mut into) {
+                Poll::Pending => return (Self::ReceiveDatagram(socket, into), None),
+                Poll::Ready(result) => Self::Datagram(Box::new((result, into))),
+            },
+            Self::SendDatagrams(socket, mut going) => match socket.poll_send_zc(cx, &mut going) {
+                Poll::Pending => return (Self::SendDatagrams(socket, going), None),
+                Poll::Ready(sent) => return Self::accepted(sent),
             },
             Self::Sent(mut sending) => match Pin::new(&mut sending).poll(cx) {
                 Poll::Pending => return (Self::Sent(sending), None),
@@ -145,10 +162,22 @@ impl Work {
             over @ (Self::Connected(_)
             | Self::Bytes(..)
             | Self::Pieces(_)
+            | Self::Datagram(_)
             | Self::FileSent(_)
             | Self::FileReceived(_)) => over,
         };
         (over, Some(Step::Over))
+    }
+
+    /// A send of which this became when the socket was asked to accept it.
+    fn accepted(sent: Result<Sending<Vec<u8>>, SendError<Vec<u8>>>) -> (Self, Option<Step>) {
+        match sent {
+            Ok(sending) => {
+                let step = Step::Sent(sending.accepted());
+                (Self::Sent(sending), Some(step))
+            }
+            Err(failed) => (Self::Bytes(Err(failed.error), failed.buffer, false), Some(Step::Over)),
+        }
     }
 
     /// Ends it for this reason, unless something came of it before. What was accepted is sent all
@@ -163,10 +192,9 @@ impl Work {
                 Err(buffer) => Self::Bytes(Err(why.into()), buffer, false),
             },
             Self::ReceiveLent(..) => Self::Pieces(Err(why.into())),
-            Self::Send(_, mut going) => match going.stop(why.into()) {
-                Ok(sending) => Self::Sent(sending),
-                Err(failed) => Self::Bytes(Err(failed.error), failed.buffer, false),
-            },
+            Self::Send(_, mut going) => Self::accepted(going.stop(why.into())).0,
+            Self::ReceiveDatagram(_, buffer) => Self::Datagram(Box::new((Err(why.into()), buffer))),
+            Self::SendDatagrams(_, mut going) => Self::accepted(going.stop(why.into())).0,
             Self::Sent(sending) => {
                 sending.recall();
                 Self::Sent(sending)
@@ -265,6 +293,17 @@ impl Work {
     pub(crate) fn take_pieces(&mut self) -> Option<io::Result<Vec<Held>>> {
         match mem::replace(self, Self::Taken) {
             Self::Pieces(result) => Some(result),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+
+    /// What became of a receive of a datagram that is over.
+    pub(crate) fn take_datagram(&mut self) -> Option<Datagram> {
+        match mem::replace(self, Self::Taken) {
+            Self::Datagram(over) => Some(*over),
             other => {
                 *self = other;
                 None

@@ -13,10 +13,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use towpath_net::bpf::Program;
 use towpath_net::socket::{
-    Error, LinkDestination, Options, PacketOptions, RawOptions, ReceivedDatagram, SendTo,
+    Error, LinkDestination, Options, PacketOptions, RawOptions, ReceivedDatagram, SendTo, Sockets,
 };
-use towpath_net::wire::Protocol;
 use towpath_net::wire::ethernet::EtherType;
+use towpath_net::wire::{MacAddr, Protocol};
 
 /// A socket that sends and takes packets of one protocol of IP as they are; any thread.
 ///
@@ -86,6 +86,20 @@ impl RawSocket {
         Ok((count, from.ip()))
     }
 
+    /// Our address; the unspecified one if it is bound to none and has no peer.
+    pub fn local_addr(&self) -> io::Result<IpAddr> {
+        Ok(self.0.local_addr()?.ip())
+    }
+
+    /// The peer's address.
+    ///
+    /// # Errors
+    /// `ENOTCONN` without one.
+    pub fn peer_addr(&self) -> io::Result<IpAddr> {
+        let told = self.0.with_state(Sockets::raw_peer);
+        told.map_err(io_error)
+    }
+
     /// The options that only raw sockets have.
     pub fn raw_options(&self) -> io::Result<RawOptions> {
         let told = self.0.with_sockets(|sockets, id, _| sockets.raw_options(id).copied());
@@ -137,6 +151,11 @@ impl PacketSocket {
     /// is lost.
     pub fn recv_from(&self, into: &mut [u8]) -> io::Result<ReceivedDatagram> {
         self.0.receive(into, false)
+    }
+
+    /// The link's own address, which frames that it makes come from.
+    pub fn local_addr(&self) -> MacAddr {
+        self.0.host().mac()
     }
 
     /// Sets which frames it sees from now on, and how much of each; `None` takes all.
@@ -246,6 +265,16 @@ macro_rules! calls_of_datagrams {
             /// How long a buffer is lent at most: as [`UdpSocket::set_term`].
             pub fn set_term(&self, term: Option<Duration>) {
                 self.0.set_term(term);
+            }
+
+            /// The pending error.
+            pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+                self.0.take_error()
+            }
+
+            /// The datagram socket that it is to the host.
+            pub(crate) fn as_datagrams(&self) -> &UdpSocket {
+                &self.0
             }
 
             /// Options, as they are.

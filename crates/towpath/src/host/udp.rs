@@ -12,7 +12,8 @@ use super::shape::Shape;
 use super::wait::block;
 use super::watch::readiness;
 use super::{Host, LENT_OVERHEAD, family, io_error, would_block};
-use going::{Going, Progress};
+pub(crate) use going::Going;
+use going::Progress;
 use std::fmt;
 use std::future::poll_fn;
 use std::io;
@@ -87,6 +88,15 @@ impl UdpSocket {
             let _ = state.drain_datagrams(queue, now);
             act(&mut state.sockets, *id, now.now)
         })
+    }
+
+    /// Looks at the socket.
+    pub(super) fn with_state<T>(&self, look: impl FnOnce(&Sockets, SocketId) -> T) -> T {
+        look(&self.inner.host.owner.core.lock().sockets, self.inner.id)
+    }
+
+    pub(super) fn host(&self) -> &Host {
+        &self.inner.host
     }
 
     /// Names the one peer.
@@ -208,7 +218,7 @@ impl UdpSocket {
     }
 
     /// Sends the buffer, which is taken when there is a result.
-    fn poll_send_zc<B: Lend>(
+    pub(super) fn poll_send_zc<B: Lend>(
         &self,
         cx: &mut Context<'_>,
         going: &mut Going<B>,
@@ -466,12 +476,12 @@ impl UdpSocket {
 
     /// Our address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.inner.host.owner.core.lock().sockets.local(self.inner.id).map_err(io_error)
+        self.with_state(Sockets::local).map_err(io_error)
     }
 
     /// The peer's address.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        self.inner.host.owner.core.lock().sockets.remote(self.inner.id).map_err(io_error)
+        self.with_state(Sockets::remote).map_err(io_error)
     }
 
     /// The pending error.
@@ -482,8 +492,7 @@ impl UdpSocket {
 
     /// Options, as they are.
     pub fn options(&self) -> io::Result<Options> {
-        let options = self.inner.host.owner.core.lock().sockets.options(self.inner.id).copied();
-        options.map_err(io_error)
+        self.with_state(|sockets, id| sockets.options(id).copied()).map_err(io_error)
     }
 
     /// Changes options.

@@ -5,6 +5,7 @@
 
 mod calls;
 mod custom;
+mod datagrams;
 mod disk;
 mod files;
 mod kernel;
@@ -34,6 +35,7 @@ fn main() {
     let cases = [
         calls::CASES,
         custom::CASES,
+        datagrams::CASES,
         files::CASES,
         kernel::CASES,
         kernel_streams::CASES,

@@ -229,3 +229,28 @@ fn frames_that_cannot_be_are_handed_back() {
     drop((whole, payload));
     assert_all_back(&[&a, &b]);
 }
+
+/// Goal: raw and packet sockets tell their addresses. Bad input: peers before there is one, and of
+/// the other family.
+#[test]
+fn sockets_tell_their_addresses() {
+    for v6 in [false, true] {
+        let (a, b, socket, _peer) = raw_sockets(v6);
+        assert_eq!(socket.local_addr().expect("bound"), at(v6, 1));
+        let none = socket.peer_addr().expect_err("no peer");
+        assert_eq!(none.kind(), std::io::ErrorKind::NotConnected);
+        socket.connect(at(!v6, 2)).expect_err("of the other family");
+        socket.peer_addr().expect_err("still none");
+        socket.connect(at(v6, 2)).expect("connected");
+        assert_eq!(socket.peer_addr().expect("a peer"), at(v6, 2));
+        let all = if v6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+        let free = RawSocket::bind(&b, all, PROTOCOL).expect("bound");
+        assert_eq!(free.local_addr().expect("to all"), all);
+        free.connect(at(v6, 1)).expect("connected");
+        assert_eq!(free.local_addr().expect("of the way"), at(v6, 2));
+        assert!(free.take_error().expect("a socket").is_none());
+        let frames = PacketSocket::new(&a, ETHERTYPE, FramePart::Whole).expect("a socket");
+        assert_eq!(frames.local_addr(), mac(1));
+        assert!(frames.take_error().expect("a socket").is_none());
+    }
+}

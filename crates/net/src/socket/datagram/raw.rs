@@ -77,6 +77,14 @@ impl Sockets {
         self.socket(id).ok()?.datagrams().ok()?.raw.as_deref()
     }
 
+    /// The peer of a raw socket, whatever its port: [`Sockets::remote`] knows peers with one alone,
+    /// as Linux's `getpeername` does.
+    pub fn raw_peer(&self, id: SocketId) -> Result<IpAddr, Error> {
+        let socket = self.socket(id)?;
+        let remote = socket.remote.filter(|_| self.is_raw(id)).ok_or(Error::NotConnected)?;
+        Ok(remote.ip())
+    }
+
     /// Changes them. The protocol stays.
     ///
     /// # Errors

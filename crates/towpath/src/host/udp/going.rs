@@ -11,7 +11,7 @@ use std::sync::Arc;
 use towpath_net::socket::SendTo;
 
 /// A buffer on its way into a socket.
-pub(super) struct Going<B> {
+pub(crate) struct Going<B> {
     /// What was decided when the call began.
     pub(super) choice: Choice,
     pub(super) send: SendTo,
@@ -30,7 +30,7 @@ pub(super) enum Progress<B> {
 }
 
 impl<B: Lend> Going<B> {
-    pub(super) fn new(socket: &UdpSocket, buffer: B, send: &SendTo) -> Self {
+    pub(crate) fn new(socket: &UdpSocket, buffer: B, send: &SendTo) -> Self {
         let Inner { shape, mode, .. } = &*socket.inner;
         let send = SendTo { term: send.term.or(shape.term()), ..*send };
         Self { choice: mode.choose(buffer.len()), send, progress: Progress::Copied(buffer, 0) }
@@ -71,7 +71,7 @@ impl<B: Lend> Going<B> {
     }
 
     /// The call ends here: what was accepted counts, else the error.
-    pub(super) fn stop(&mut self, error: io::Error) -> Result<Sending<B>, SendError<B>> {
+    pub(crate) fn stop(&mut self, error: io::Error) -> Result<Sending<B>, SendError<B>> {
         match mem::replace(&mut self.progress, Progress::Gone) {
             Progress::Copied(buffer, 0) => Err(SendError { error, buffer }),
             Progress::Copied(buffer, copied) => Ok(Sending::copied(buffer, copied)),

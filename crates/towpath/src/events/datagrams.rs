@@ -1,0 +1,87 @@
+//! Operations on datagram, raw and packet sockets of towpath hosts: each is submitted, may be
+//! cancelled, and is over once. The waits of the queue carry them out, on the thread that waits.
+//!
+//! Of the kernel's sockets there are [`EventQueue::call`]s.
+
+use super::socket::DatagramSocket;
+use super::source::Kind;
+use super::{EventQueue, NotBegun, Token};
+use crate::host::operation::Work;
+use crate::host::{ReceivedDatagram, SendTo};
+use rustix::io::Errno;
+use std::io;
+use std::time::Instant;
+
+/// A receive of a datagram that is over.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct ReceivedInto {
+    /// Where it came from, how long it was, and how much of it is in the buffer.
+    ///
+    /// # Errors
+    /// Those of receiving; `ECANCELED` if it was cancelled before there was a datagram, `ETIMEDOUT`
+    /// if its deadline did that. No datagram was taken then.
+    pub result: io::Result<ReceivedDatagram>,
+    /// The buffer, of the same length as before.
+    pub buffer: Vec<u8>,
+}
+
+impl EventQueue {
+    /// Receives one datagram, packet or frame into `buffer`; what that has no room for is lost. A
+    /// wait tells [`News::Completed`](super::News::Completed) when it is over, and
+    /// [`EventQueue::take_datagram`] then has both. Of several at a time on one socket, nothing is
+    /// said about which of them gets which.
+    ///
+    /// # Errors
+    /// `ENOSPC` if the queue is full. The buffer is handed back.
+    pub fn receive_datagram(
+        &mut self,
+        socket: impl Into<DatagramSocket>,
+        buffer: Vec<u8>,
+        deadline: Option<Instant>,
+        data: u64,
+    ) -> Result<Token, NotBegun> {
+        let work = Work::ReceiveDatagram(socket.into().0, buffer);
+        self.begin(work, deadline, data).map_err(|(error, mut work)| {
+            work.stop(Errno::CANCELED);
+            let (_, buffer) = work.take_datagram().expect("nothing was received");
+            NotBegun { error, buffer }
+        })
+    }
+
+    /// Sends `buffer` as a datagram, packet or frame, or as several, as
+    /// [`UdpSocket::send_zc_with`](crate::host::UdpSocket::send_zc_with) does. A wait tells
+    /// [`News::Sent`](super::News::Sent) when the socket has accepted it, and
+    /// [`News::Completed`](super::News::Completed) when it is back: then [`EventQueue::take`] has
+    /// it, with the bytes that were accepted: fewer than all if a cancel or the deadline came when
+    /// some datagrams had gone. After [`News::Sent`](super::News::Sent) these ask for the buffer,
+    /// as [`Sending::recall`](crate::host::Sending::recall).
+    ///
+    /// Of several at a time on one socket nothing is said about their order: begin the next when
+    /// one was accepted.
+    ///
+    /// # Errors
+    /// `ENOSPC` if the queue is full. The buffer is handed back.
+    pub fn send_datagrams(
+        &mut self,
+        socket: impl Into<DatagramSocket>,
+        buffer: Vec<u8>,
+        send: &SendTo,
+        deadline: Option<Instant>,
+        data: u64,
+    ) -> Result<Token, NotBegun> {
+        let work = Work::send_datagrams(socket.into().0, buffer, send);
+        self.begin_bytes(work, deadline, data)
+    }
+
+    /// What became of a receive of a datagram, which ends the registration. `None` before a wait
+    /// has told that it is over, or of another operation.
+    pub fn take_datagram(&mut self, token: Token) -> Option<ReceivedInto> {
+        let Kind::Stream { work, is_told: true, .. } = &mut self.slots.get(token)?.source else {
+            return None;
+        };
+        let (result, buffer) = work.take_datagram()?;
+        self.end(token);
+        Some(ReceivedInto { result, buffer })
+    }
+}

@@ -1,0 +1,350 @@
+//! Datagram, raw and packet sockets of towpath hosts: told when they are ready, and operations.
+
+use super::sockets::hosts;
+use super::{Case, PATIENCE, config, now, one, queue, ready, wait};
+use rustix::io::Errno;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+use towpath::events::{
+    Choice, Completed, Config, DatagramSocket, EventQueue, Interest, News, ReceivedInto, Source,
+    Token, Trigger,
+};
+use towpath::host::{
+    Config as HostConfig, EtherType, FrameKind, FramePart, Host, LinkDestination, PacketSocket,
+    RawSocket, SendMode, SendTo, UdpSocket,
+};
+
+pub(super) const CASES: &[Case] = &[
+    ("raw_and_packet_sockets_are_told", told),
+    ("a_datagram_is_received_into_a_posted_buffer", receive),
+    ("a_receive_of_a_datagram_is_cancelled_or_late", receive_stopped),
+    ("datagrams_are_accepted_and_returned", send),
+    ("a_lent_datagram_comes_back_when_it_is_asked_for", send_stopped),
+    ("a_datagram_that_waits_for_room_is_sent_later_or_never", send_waits),
+    ("operations_of_raw_and_packet_sockets", raw_and_packet),
+    ("datagrams_that_cannot_be_sent_come_back", send_fails),
+    ("a_full_queue_hands_datagrams_back", full),
+    ("a_queue_may_go_before_operations_on_datagrams", dropped),
+];
+
+/// For experiments (RFC 3692).
+const PROTOCOL: u8 = 253;
+const ETHERTYPE: EtherType = EtherType(0x88b5);
+
+fn ip(last: u8) -> IpAddr {
+    [10, 0, 0, last].into()
+}
+
+fn to() -> SocketAddr {
+    SocketAddr::new(ip(2), 53)
+}
+
+fn to_peer() -> SendTo {
+    SendTo { to: Some(to()), ..SendTo::default() }
+}
+
+/// A socket of the first host, and the peer that the second has.
+fn udp((a, b): &(Host, Host)) -> (UdpSocket, UdpSocket) {
+    let socket = UdpSocket::bind(a, SocketAddr::new(ip(1), 0)).unwrap();
+    socket.set_send_mode(SendMode::Lend);
+    (socket, UdpSocket::bind(b, to()).unwrap())
+}
+
+/// A socket for frames to the second host, and one of that host.
+fn packets((a, b): &(Host, Host)) -> (PacketSocket, PacketSocket, SendTo) {
+    let [socket, peer] =
+        [a, b].map(|host| PacketSocket::new(host, ETHERTYPE, FramePart::Payload).unwrap());
+    let link = LinkDestination { address: Some(peer.local_addr()), protocol: ETHERTYPE };
+    (socket, peer, SendTo { link: Some(link), ..SendTo::default() })
+}
+
+fn errno<T>(result: io::Result<T>) -> Errno {
+    let error = result.err().expect("it fails");
+    Errno::from_io_error(&error).expect("an error of the system")
+}
+
+/// Waits until the operation is over; what was told of it before.
+fn until_over(queue: &mut EventQueue, token: Token) -> Vec<News> {
+    let mut told = Vec::new();
+    loop {
+        for event in wait(queue) {
+            assert_eq!((event.token, event.data), (token, 9));
+            if event.news == News::Completed {
+                return told;
+            }
+            told.push(event.news);
+        }
+    }
+}
+
+/// What was received, and that it is told once.
+fn finish(queue: &mut EventQueue, token: Token) -> ReceivedInto {
+    assert_eq!(until_over(queue, token), []);
+    assert_eq!(now(queue), []);
+    assert!(queue.take(token).is_none() && queue.take_pieces(token).is_none());
+    let received = queue.take_datagram(token).unwrap();
+    assert!(queue.take_datagram(token).is_none() && queue.is_empty());
+    assert_eq!(errno(queue.cancel(token)), Errno::STALE);
+    received
+}
+
+/// What became of a send, and that it is told once.
+fn finish_send(queue: &mut EventQueue, token: Token) -> (Vec<News>, Completed) {
+    let told = until_over(queue, token);
+    assert_eq!(now(queue), []);
+    assert!(queue.take_datagram(token).is_none());
+    let completed = queue.take(token).unwrap();
+    assert!(queue.take(token).is_none() && queue.is_empty());
+    (told, completed)
+}
+
+fn told(choice: Choice) {
+    let (mut queue, hosts) = (queue(choice), hosts());
+    let sender = RawSocket::bind(&hosts.0, ip(1), PROTOCOL).unwrap();
+    let raw = RawSocket::bind(&hosts.1, ip(2), PROTOCOL).unwrap();
+    let (packet_sender, packet, send) = packets(&hosts);
+    for (socket, source) in [
+        (None, Source::datagram(&raw, Interest::READ, Trigger::Level)),
+        (Some(&packet), Source::datagram(&packet, Interest::READ, Trigger::Level)),
+    ] {
+        let token = queue.add(source, 0).unwrap();
+        assert_eq!(now(&mut queue), []);
+        match socket {
+            None => sender.send_to(b"one", ip(2)).unwrap(),
+            Some(_) => packet_sender.send_to(b"one", send.link.unwrap()).unwrap(),
+        };
+        for _ in 0..2 {
+            assert!(ready(&mut queue, token).readable, "it holds still");
+        }
+        match socket {
+            None => assert_eq!(raw.recv_from(&mut [0; 99]).unwrap(), (23, ip(1))),
+            Some(packet) => assert_eq!(packet.recv_from(&mut [0; 99]).unwrap().len, 3),
+        }
+        assert_eq!(now(&mut queue), []);
+        queue.modify(token, Interest::WRITE, Trigger::OneShot).unwrap();
+        assert!(ready(&mut queue, token).writable);
+        queue.remove(token).unwrap();
+    }
+}
+
+fn receive(choice: Choice) {
+    let (mut queue, hosts) = (queue(choice), hosts());
+    let (socket, peer) = udp(&hosts);
+    let from = socket.local_addr().unwrap();
+    // Bad input among them: no bytes, no room, and more bytes than room.
+    for (len, room) in [(5, 100), (0, 100), (5, 0), (100, 10)] {
+        let token = queue.receive_datagram(&peer, vec![7; room], None, 9).unwrap();
+        assert_eq!(now(&mut queue), []);
+        assert_eq!(errno(queue.remove(token)), Errno::BUSY);
+        assert!(queue.take_datagram(token).is_none());
+        socket.send_to(&vec![1; len], to()).unwrap();
+        let ReceivedInto { result, buffer, .. } = finish(&mut queue, token);
+        let told = result.unwrap();
+        assert_eq!((told.len, told.copied, told.from), (len, len.min(room), from));
+        let expected = [vec![1; len.min(room)], vec![7; room - len.min(room)]].concat();
+        assert_eq!(buffer, expected);
+    }
+    // One that is there already.
+    socket.send_to(b"there", to()).unwrap();
+    let token = queue.receive_datagram(&peer, vec![0; 5], None, 9).unwrap();
+    assert_eq!(finish(&mut queue, token).buffer, b"there");
+}
+
+fn receive_stopped(choice: Choice) {
+    let (mut queue, hosts) = (queue(choice), hosts());
+    let (socket, peer) = udp(&hosts);
+    let token = queue.receive_datagram(&peer, vec![7; 10], None, 9).unwrap();
+    assert_eq!(now(&mut queue), []);
+    queue.cancel(token).unwrap();
+    let cancelled = finish(&mut queue, token);
+    assert_eq!((errno(cancelled.result), cancelled.buffer), (Errno::CANCELED, vec![7; 10]));
+    let soon = Instant::now() + Duration::from_millis(5);
+    let token = queue.receive_datagram(&peer, vec![7; 10], Some(soon), 9).unwrap();
+    let late = finish(&mut queue, token);
+    assert_eq!((errno(late.result), late.buffer), (Errno::TIMEDOUT, vec![7; 10]));
+    assert!(Instant::now() >= soon);
+    // Neither took a datagram away.
+    socket.send_to(b"here", to()).unwrap();
+    assert_eq!(peer.recv(&mut [0; 9]).unwrap(), 4);
+}
+
+/// Goal: one datagram, and many of one buffer, are lent and come back.
+fn send(choice: Choice) {
+    const PART: usize = 1000;
+    let (mut queue, hosts) = (queue(choice), hosts());
+    let (socket, peer) = udp(&hosts);
+    peer.set_options(|options| options.receive_buffer = Some(16 << 20)).unwrap();
+    for parts in [1, 200] {
+        let bytes: Vec<u8> = (0..parts * PART).map(|at| (at / PART + at) as u8).collect();
+        let send = SendTo { segment_size: Some(PART as u16), ..to_peer() };
+        let token = queue.send_datagrams(&socket, bytes.clone(), &send, None, 9).unwrap();
+        let mut received = Vec::new();
+        // The waits send: what is told meanwhile is looked at below.
+        let mut told = Vec::new();
+        let end = Instant::now() + PATIENCE;
+        while received.len() < bytes.len() {
+            assert!(Instant::now() < end, "{} bytes", received.len());
+            told.extend(now(&mut queue).into_iter().map(|event| event.news));
+            let mut into = [0; PART + 1];
+            peer.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+            if let Ok(count) = peer.recv(&mut into) {
+                assert_eq!(count, PART);
+                received.extend_from_slice(&into[..count]);
+            }
+        }
+        assert!(received == bytes);
+        while told.last() != Some(&News::Completed) {
+            told.push(one(&mut queue).news);
+        }
+        assert_eq!(told, [News::Sent { bytes: bytes.len() }, News::Completed]);
+        let completed = queue.take(token).unwrap();
+        assert_eq!(completed.result.unwrap(), bytes.len());
+        assert!(completed.buffer == bytes && !completed.copied);
+    }
+    assert!(queue.is_empty());
+}
+
+/// Goal: a peer that does not read cannot keep a buffer that is asked for, or is late.
+fn send_stopped(choice: Choice) {
+    let (mut queue, hosts) = (queue(choice), hosts());
+    let (socket, peer) = udp(&hosts);
+    let back = |queue: &mut EventQueue, token| {
+        let (told, completed) = finish_send(queue, token);
+        assert_eq!((told, completed.result.unwrap()), (vec![], 9000));
+        assert!(completed.copied && completed.buffer == [5; 9000]);
+        let mut into = vec![0; 9001];
+        assert_eq!(peer.recv(&mut into).unwrap(), 9000);
+        assert_eq!(into[..9000], [5; 9000]);
+    };
+    let sent = News::Sent { bytes: 9000 };
+    let token = queue.send_datagrams(&socket, vec![5; 9000], &to_peer(), None, 9).unwrap();
+    assert_eq!(one(&mut queue).news, sent);
+    assert_eq!(now(&mut queue), [], "the peer has it");
+    queue.cancel(token).unwrap();
+    back(&mut queue, token);
+    // Until the wait begins before the deadline, which nobody can promise.
+    for exponent in 4..15 {
+        let due = Some(Instant::now() + Duration::from_millis(1 << exponent));
+        let token = queue.send_datagrams(&socket, vec![5; 9000], &to_peer(), due, 9).unwrap();
+        if one(&mut queue).news == sent {
+            return back(&mut queue, token);
+        }
+        assert_eq!(errno(queue.take(token).unwrap().result), Errno::TIMEDOUT);
+    }
+    panic!("each deadline has passed");
+}
+
+/// Goal: what finds no room to lend waits for it, and is not sent once it was cancelled or late.
+fn send_waits(choice: Choice) {
+    let config = |last| HostConfig {
+        lent_by_all: 4096,
+        default_term: None,
+        ..HostConfig::with_address([10, 0, 0, last], 24)
+    };
+    let hosts = Host::pair(&config(1), &config(2)).unwrap();
+    let mut queue = queue(choice);
+    let (socket, peer) = udp(&hosts);
+    let held = socket.send_zc_to(vec![4; 3000], to()).unwrap();
+    for ask in [true, false] {
+        let due = (!ask).then(|| Instant::now() + Duration::from_millis(5));
+        let token = queue.send_datagrams(&socket, vec![6; 3000], &to_peer(), due, 9).unwrap();
+        if ask {
+            assert_eq!(now(&mut queue), []);
+            queue.cancel(token).unwrap();
+        }
+        let (told, completed) = finish_send(&mut queue, token);
+        let why = if ask { Errno::CANCELED } else { Errno::TIMEDOUT };
+        assert_eq!((told, errno(completed.result)), (vec![], why));
+        assert_eq!(completed.buffer, [6; 3000]);
+    }
+    let token = queue.send_datagrams(&socket, vec![5; 3000], &to_peer(), None, 9).unwrap();
+    assert_eq!(now(&mut queue), []);
+    let mut into = vec![0; 9000];
+    assert_eq!((peer.recv(&mut into).unwrap(), into[0]), (3000, 4));
+    held.returned_within(PATIENCE).unwrap();
+    assert_eq!(one(&mut queue).news, News::Sent { bytes: 3000 });
+    assert_eq!((peer.recv(&mut into).unwrap(), into[0]), (3000, 5));
+    let (told, completed) = finish_send(&mut queue, token);
+    assert_eq!((told, completed.result.unwrap(), completed.copied), (vec![], 3000, false));
+}
+
+fn raw_and_packet(choice: Choice) {
+    let (mut queue, hosts) = (queue(choice), hosts());
+    let socket = RawSocket::bind(&hosts.0, ip(1), PROTOCOL).unwrap();
+    let peer = RawSocket::bind(&hosts.1, ip(2), PROTOCOL).unwrap();
+    let (packet_socket, packet_peer, frame) = packets(&hosts);
+    let packet = SendTo { to: Some(SocketAddr::new(ip(2), 0)), ..SendTo::default() };
+    let pairs: [(DatagramSocket, DatagramSocket, SendTo, usize); 2] = [
+        ((&socket).into(), (&peer).into(), packet, 20),
+        ((&packet_socket).into(), (&packet_peer).into(), frame, 0),
+    ];
+    socket.set_send_mode(SendMode::Lend);
+    packet_socket.set_send_mode(SendMode::Lend);
+    for (socket, peer, send, header) in pairs {
+        let sent = queue.send_datagrams(&socket, vec![3; 1200], &send, None, 9).unwrap();
+        assert_eq!(one(&mut queue).news, News::Sent { bytes: 1200 });
+        let token = queue.receive_datagram(&peer, vec![0; 2000], None, 8).unwrap();
+        // They may be told of together.
+        let mut over = Vec::new();
+        while over.len() < 2 {
+            for event in wait(&mut queue) {
+                assert_eq!(event.news, News::Completed);
+                over.push(event.token);
+            }
+        }
+        assert!(over.contains(&sent) && over.contains(&token));
+        let received = queue.take_datagram(token).unwrap();
+        let told = received.result.unwrap();
+        assert_eq!(told.len, header + 1200);
+        assert_eq!(told.link.map(|link| link.kind), (header == 0).then_some(FrameKind::Host));
+        assert!(received.buffer[header..header + 1200] == [3; 1200]);
+        let completed = queue.take(sent).unwrap();
+        assert!(!completed.copied && completed.buffer == [3; 1200]);
+        assert!(queue.is_empty());
+    }
+}
+
+/// Bad input: too long, to nobody, and of a family that the socket does not speak.
+fn send_fails(choice: Choice) {
+    let (mut queue, hosts) = (queue(choice), hosts());
+    let (socket, _peer) = udp(&hosts);
+    let v6 = SendTo { to: Some("[fd00::2]:53".parse().unwrap()), ..SendTo::default() };
+    for (len, send) in [(70_000, to_peer()), (100, SendTo::default()), (100, v6)] {
+        let expected = socket.send_zc_with(vec![1; len], &send).unwrap_err().error;
+        let token = queue.send_datagrams(&socket, vec![1; len], &send, None, 9).unwrap();
+        let (told, completed) = finish_send(&mut queue, token);
+        assert_eq!(told, []);
+        assert_eq!(completed.result.unwrap_err().raw_os_error(), expected.raw_os_error());
+        assert_eq!(completed.buffer, vec![1; len]);
+    }
+}
+
+fn full(choice: Choice) {
+    let mut queue = EventQueue::with(&Config { registrations: 1, ..config(choice) }).unwrap();
+    let hosts = hosts();
+    let (socket, peer) = udp(&hosts);
+    queue.add(Source::user(), 0).unwrap();
+    let refused = queue.receive_datagram(&peer, vec![7; 10], None, 9).unwrap_err();
+    assert_eq!((errno::<()>(Err(refused.error)), refused.buffer), (Errno::NOSPC, vec![7; 10]));
+    let refused = queue.send_datagrams(&socket, vec![7; 10], &to_peer(), None, 9).unwrap_err();
+    assert_eq!((errno::<()>(Err(refused.error)), refused.buffer), (Errno::NOSPC, vec![7; 10]));
+    socket.send_to(b"first", to()).unwrap();
+    assert_eq!(peer.recv(&mut [0; 99]).unwrap(), 5, "nothing was sent before");
+}
+
+/// Goal: a queue that is gone sends no more, and what it has sent arrives.
+fn dropped(choice: Choice) {
+    let (mut queue, hosts) = (queue(choice), hosts());
+    let (socket, peer) = udp(&hosts);
+    queue.receive_datagram(&peer, vec![0; 100], None, 9).unwrap();
+    queue.send_datagrams(&socket, vec![1; 100], &to_peer(), None, 9).unwrap();
+    drop(queue);
+    let mut queue = self::queue(choice);
+    let token = queue.send_datagrams(&socket, vec![2; 900], &to_peer(), None, 9).unwrap();
+    let event = one(&mut queue);
+    assert_eq!((event.token, event.news), (token, News::Sent { bytes: 900 }));
+    drop(queue);
+    let mut into = [0; 999];
+    assert_eq!((peer.recv(&mut into).unwrap(), into[0]), (900, 2), "no wait has begun the first");
+}

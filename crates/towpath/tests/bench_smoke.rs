@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const STEP: Duration = Duration::from_millis(5);
 
 /// The names that other documents and stored figures refer to.
-const CASES: [&str; 37] = [
+const CASES: [&str; 43] = [
     "ready",
     "idle_rss",
     "idle_cpu",
@@ -35,6 +35,12 @@ const CASES: [&str; 37] = [
     "loopback_in_1flow",
     "loopback_in_1flow_cpu_gateway",
     "loopback_in_1flow_cpu_all",
+    "published_out_1flow",
+    "published_out_1flow_cpu_gateway",
+    "published_out_1flow_cpu_all",
+    "published_in_1flow",
+    "published_in_1flow_cpu_gateway",
+    "published_in_1flow_cpu_all",
     "tcp_both_mtu1500",
     "tcp_both_mtu1500_slower_share",
     "tcp_out_ipv6_mtu1500_1flow",

@@ -5,7 +5,8 @@
 //! that are compared are taken within seconds of each other, and what a gateway remembers of old
 //! connections ends with the round.
 
-use std::net::IpAddr;
+use std::io::{ErrorKind, Read};
+use std::net::{IpAddr, Ipv4Addr, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
@@ -14,8 +15,8 @@ use anyhow::{Context, bail, ensure};
 use super::cases::Selection;
 use super::datagrams::{self, Arrived, Flood};
 use super::flows;
-use super::iperf::{self, Test};
-use super::lab::{self, Network};
+use super::iperf::{self, Moved, Test};
+use super::lab::{self, IPERF_PORT, Network};
 use super::ping_pong::{self, Server, Stopwatch, percentile};
 use super::process::{self, KernelThreads, Running};
 use super::report::{machine, short};
@@ -51,18 +52,20 @@ pub(super) fn measure(
     // For many connections, here and in the systems.
     allow_many_files();
     let outside = Network::new()?;
-    let networks: Vec<_> = setups.iter().map(|_| Network::new()).collect::<anyhow::Result<_>>()?;
+    let both = |_| Ok([Network::new()?, Network::new()?]);
+    let networks: Vec<_> = setups.iter().map(both).collect::<anyhow::Result<_>>()?;
     let algorithm = lab::prepare_host(&outside)?;
     if let Some(notice) = lab::congestion_control_notice(&algorithm) {
         Messages::Normal.notice(notice);
     }
     let mut systems = Vec::new();
-    for ((subnet, network), setup) in (0..).zip(&networks).zip(&setups) {
+    for ((subnet, [network, publishing]), setup) in (0..).zip(&networks).zip(&setups) {
         lab::prepare_program(network)?;
+        lab::prepare_program(publishing)?;
         if setup.system == system::System::Veth {
             lab::join_by_veth(network, subnet, setup.mtu)?;
         }
-        systems.push(Joined { setup: *setup, network, subnet });
+        systems.push(Joined { setup: *setup, network, publishing, subnet });
     }
     let web = web::Server::start_for(&plan.selection, scratch)?;
     let series = bare_series(plan, &setups);
@@ -78,8 +81,10 @@ pub(super) fn measure(
 /// The plan's setups without those that are not installed.
 fn installed(plan: &Plan) -> anyhow::Result<Vec<Setup>> {
     ensure!(find_program("ip").is_some(), "ip is not installed (package iproute2)");
-    let uses_iperf =
-        |probe: &Probe| matches!(probe.kind, Kind::Bulk(_) | Kind::Loopback(_) | Kind::Both(_));
+    let uses_iperf = |probe: &Probe| {
+        use Kind::{Both, Bulk, Loopback, Published};
+        matches!(probe.kind, Bulk(_) | Loopback(_) | Published(_) | Both(_))
+    };
     if probes::probes(&plan.selection).any(uses_iperf) {
         ensure!(find_program("iperf3").is_some(), "iperf3 is not installed (package iperf3)");
     }
@@ -116,10 +121,15 @@ fn circumstances(plan: &Plan, algorithm: &str, setups: &[Setup]) -> Vec<String> 
     lines
 }
 
+/// How long a gateway may take to work; the slowest takes less than a second.
+const READY_WAIT: Duration = Duration::from_secs(15);
+
 /// A setup and the network that it joins to the host's.
 struct Joined<'a> {
     setup: Setup,
     network: &'a Network,
+    /// Of a program with published ports. They cost memory, which others shall not have to bear.
+    publishing: &'a Network,
     subnet: u8,
 }
 
@@ -151,8 +161,6 @@ impl Live<'_> {
 impl<'a> Joined<'a> {
     /// Starts its gateway and waits until it works.
     fn start(&'a self) -> anyhow::Result<Live<'a>> {
-        /// The slowest takes less than a second.
-        const READY_WAIT: Duration = Duration::from_secs(15);
         let server = Server::start(None)?;
         let command = self.setup.command(self.network.holder());
         let started = Stopwatch::start();
@@ -180,6 +188,16 @@ impl<'a> Joined<'a> {
 fn arrived(live: &Live<'_>, flood: Flood, seconds: u32) -> anyhow::Result<Option<Arrived>> {
     let Some(target) = live.target(false) else { return Ok(None) };
     datagrams::flood(live.joined.network, target, flood, seconds).map(Some)
+}
+
+/// True if the port is published and the program, in which nobody listens yet, has refused a
+/// connection to it: one that is still under way would be the next server's only client.
+fn refuses_inside(port: u16) -> bool {
+    TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok_and(|mut stream| {
+        let is_bounded = stream.set_read_timeout(Some(READY_WAIT)).is_ok();
+        let ended = stream.read(&mut [0]);
+        is_bounded && !ended.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+    })
 }
 
 /// The state between rounds.
@@ -252,6 +270,7 @@ impl Bench<'_> {
             Kind::Idle => unreachable!("all systems are idle at once"),
             Kind::Bulk(test) => self.bulk(test, live.target(test.ipv6), live),
             Kind::Loopback(test) => self.bulk(test, live.joined.setup.loopback(), live),
+            Kind::Published(test) => self.published(test, live.joined),
             Kind::Both(test) => {
                 let Some(target) = live.target(test.ipv6) else { return Ok(Vec::new()) };
                 let moved = iperf::run(network, target, test, seconds)?;
@@ -310,22 +329,51 @@ impl Bench<'_> {
     }
 
     fn bulk(&self, test: Test, target: Option<IpAddr>, live: &Live<'_>) -> anyhow::Result<Figures> {
-        const GIB: f64 = (1_u64 << 30) as f64;
         let Some(target) = target else { return Ok(Vec::new()) };
-        let pids = live.pids();
+        let network = live.joined.network;
+        self.moving(&live.pids(), || iperf::run(network, target, test, self.plan.seconds))
+    }
+
+    /// The same with a gateway of its own.
+    fn published(&self, test: Test, joined: &Joined<'_>) -> anyhow::Result<Figures> {
+        const FIRST_PORT: u16 = IPERF_PORT + 1;
+        let network = joined.publishing;
+        let port = FIRST_PORT + u16::from(joined.subnet);
+        let command = joined.setup.publishing_command(network.holder(), port);
+        let Some(mut command) = command else { return Ok(Vec::new()) };
+        let mut gateway = Running::start(&mut command)?;
+        let started = Stopwatch::start();
+        while !refuses_inside(port) {
+            if gateway.wait(Duration::ZERO)?.is_some() {
+                bail!("it ended: {}", gateway.last_words());
+            }
+            ensure!(started.elapsed() < READY_WAIT, "it does not publish a port");
+            ping_pong::pause();
+        }
+        let run = || iperf::run_published(network, port, test, self.plan.seconds);
+        self.moving(&gateway.tree(), run)
+    }
+
+    /// Throughput; processor time per GiB of the gateway, and of all processes.
+    fn moving(
+        &self,
+        pids: &[i32],
+        run: impl FnOnce() -> anyhow::Result<Moved>,
+    ) -> anyhow::Result<Figures> {
+        const GIB: f64 = (1_u64 << 30) as f64;
         let used = || {
-            let gateway = process::cpu_seconds(&pids);
+            let gateway = process::cpu_seconds(pids);
             let others = process::cpu_seconds_of_ended() + self.kernel.cpu_seconds();
             (gateway, gateway + others)
         };
         let before = used();
-        let moved = iperf::run(live.joined.network, target, test, self.plan.seconds)?;
+        let moved = run()?;
         let after = used();
         let gib = moved.bytes / GIB;
         let per_gib = |seconds: f64| (gib > 0.0).then(|| seconds / gib);
         Ok(vec![
             Some(moved.gbits_per_second),
-            per_gib(after.0 - before.0).filter(|_| live.gateway.is_some()),
+            per_gib(after.0 - before.0).filter(|_| !pids.is_empty()),
             per_gib(after.1 - before.1),
         ])
     }

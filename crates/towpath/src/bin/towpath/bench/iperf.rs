@@ -1,6 +1,7 @@
-//! Runs of iperf3: a server on the host, a client in the program's network.
+//! Runs of iperf3: a server on the host and a client in the program's network, or the other way
+//! round.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::Command;
 use std::time::Duration;
 
@@ -43,15 +44,46 @@ const PATIENCE: Duration = Duration::from_secs(15);
 /// With headers of IPv6 too, it fits into Ethernet's MTU.
 const DATAGRAM_BYTES: &str = "1400";
 
-/// Runs it. When it returns, client and server have ended and have been waited for.
+impl Direction {
+    /// The same, seen from the other side.
+    fn opposite(self) -> Self {
+        match self {
+            Self::Out => Self::In,
+            Self::In => Self::Out,
+            Self::Both => Self::Both,
+        }
+    }
+}
+
+/// Runs it against a server of the host. When it returns, client and server have ended and have
+/// been waited for.
 pub(super) fn run(
     program: &Network,
     target: IpAddr,
     test: Test,
     seconds: u32,
 ) -> anyhow::Result<Moved> {
-    let mut server = serve()?;
-    let client = program.inside(|| Running::start_piped(&mut client(target, test, seconds)))?;
+    let server = serve()?;
+    let mut client = client(SocketAddr::new(target, IPERF_PORT), test, seconds);
+    let client = program.inside(|| Running::start_piped(&mut client))?;
+    finish(client, server, test, seconds)
+}
+
+/// The same against a server in the program's network, by `port` of the host's loopback.
+pub(super) fn run_published(
+    program: &Network,
+    port: u16,
+    test: Test,
+    seconds: u32,
+) -> anyhow::Result<Moved> {
+    let server = program.inside(serve)?;
+    let test = Test { direction: test.direction.opposite(), ..test };
+    let at = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
+    let client = Running::start_piped(&mut client(at, test, seconds))?;
+    finish(client, server, test, seconds)
+}
+
+fn finish(client: Running, mut server: Running, test: Test, seconds: u32) -> anyhow::Result<Moved> {
     let limit = Duration::from_secs(seconds.into()) + PATIENCE;
     let text = client.output(limit).context("iperf3")?;
     // One that waits for ever is killed when it is dropped.
@@ -75,10 +107,10 @@ fn serve() -> anyhow::Result<Running> {
     Ok(server)
 }
 
-fn client(target: IpAddr, test: Test, seconds: u32) -> Command {
+fn client(target: SocketAddr, test: Test, seconds: u32) -> Command {
     let mut command = Command::new("iperf3");
     command.args(["--json", "--interval", "0", "--connect-timeout", "3000"]);
-    command.args(["--client", &target.to_string(), "--port", &IPERF_PORT.to_string()]);
+    command.args(["--client", &target.ip().to_string(), "--port", &target.port().to_string()]);
     command.args(["--time", &seconds.to_string(), "--parallel", &test.flows.to_string()]);
     match test.direction {
         Direction::Out => {}

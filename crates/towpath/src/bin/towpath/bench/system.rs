@@ -106,6 +106,29 @@ impl Setup {
         })
     }
 
+    /// The command that joins another such network, with its port [`IPERF_PORT`] published on the
+    /// host's loopback; `None` for those without such a short cut.
+    pub(super) fn publishing_command(self, holder: i32, port: u16) -> Option<Command> {
+        let (mtu, spec) = (self.mtu.to_string(), format!("127.0.0.1/{port}:{IPERF_PORT}"));
+        let netns = format!("/proc/{holder}/ns/net");
+        Some(match self.system {
+            System::Towpath => {
+                let mut command = Command::new("/proc/self/exe");
+                command.arg0("towpath").args(["attach", "--quiet", "--mtu", &mtu]);
+                command.args(["--join-published", "-t", &spec]).arg(holder.to_string());
+                command
+            }
+            System::Pasta => {
+                let mut command = Command::new("pasta");
+                command.args(["--foreground", "--config-net", "--runas", "0", "--mtu", &mtu]);
+                command.args(["-t", &spec, "-u", "none", "-T", "none", "-U", "none"]);
+                command.args(["--netns-only", "--netns", &netns]);
+                command
+            }
+            System::Slirp4netns | System::Veth => return None,
+        })
+    }
+
     /// The address by which its program reaches the host's servers; `subnet` is that of a veth.
     pub(super) fn target(self, ipv6: bool, subnet: u8) -> Option<IpAddr> {
         Some(match (self.system, ipv6) {

@@ -24,6 +24,8 @@ pub(super) enum Kind {
     Bulk(Test),
     /// The same between two loopbacks, past the gateway's TCP.
     Loopback(Test),
+    /// The same by a published port, from the host's loopback.
+    Published(Test),
     /// iperf3 in both directions at once: throughput of both; share of the slower one.
     Both(Test),
     /// Datagrams as fast as they go: throughput of what arrives.
@@ -106,6 +108,22 @@ static PROBES: &[Probe] = &[
             Case::high("loopback_in_1flow", GBITS),
             Case::low("loopback_in_1flow_cpu_gateway", CPU),
             Case::low("loopback_in_1flow_cpu_all", CPU),
+        ],
+    },
+    Probe {
+        kind: Kind::Published(TCP),
+        cases: &[
+            Case::high("published_out_1flow", GBITS),
+            Case::low("published_out_1flow_cpu_gateway", CPU),
+            Case::low("published_out_1flow_cpu_all", CPU),
+        ],
+    },
+    Probe {
+        kind: Kind::Published(TCP_IN),
+        cases: &[
+            Case::high("published_in_1flow", GBITS),
+            Case::low("published_in_1flow_cpu_gateway", CPU),
+            Case::low("published_in_1flow_cpu_all", CPU),
         ],
     },
     Probe {

@@ -9,7 +9,8 @@
 //! `port_pps` is a whole port: a thread makes packets of the smallest size and queues them,
 //! dropping what has no room; another writes them to a TAP device. Packets that were written
 //! count. `port_guest_pps` is the same with a guest's port, whose receive queue is in memory; the
-//! thread that writes is the guest, too.
+//! thread that writes is the guest, too. `port_guest_2_producers` has two threads that queue, as
+//! where two guests of different workers send to a third.
 //!
 //! Each thread has a processor of its own as far as there are enough; the second producer shares
 //! one with the consumer where there are two.
@@ -41,12 +42,14 @@ const ONE: &str = "ring_1_producer";
 const TWO: &str = "ring_2_producers";
 const PORT: &str = "port_pps";
 const GUEST: &str = "port_guest_pps";
+const GUEST_TWO: &str = "port_guest_2_producers";
 
-static CASES: [Case; 4] = [
+static CASES: [Case; 5] = [
     Case::low(ONE, "ns/packet"),
     Case::low(TWO, "ns/packet"),
     Case::high(PORT, "Mpps"),
     Case::high(GUEST, "Mpps"),
+    Case::high(GUEST_TWO, "Mpps"),
 ];
 
 /// Measures; this process must be the first of new namespaces, and have one thread. Also returns
@@ -77,11 +80,14 @@ pub(super) fn measure(plan: &Timed) -> anyhow::Result<(Results, usize)> {
         for series in &mut series {
             let case = series.case;
             for (kind, system) in kinds(case).zip(&mut series.systems) {
+                let (producers, _) = shape(case);
                 let figure = match &*case.name {
-                    ONE => setting.ns_per_item(kind, 1),
-                    TWO => setting.ns_per_item(kind, 2),
-                    GUEST => guest.mpps(kind, &setting),
-                    _ => port.as_mut().expect("made for this case").mpps(kind, &setting),
+                    ONE | TWO => setting.ns_per_item(kind, producers),
+                    GUEST | GUEST_TWO => guest.mpps(kind, producers, &setting),
+                    _ => {
+                        let port = port.as_mut().expect("made for this case");
+                        port.mpps(kind, producers, &setting)
+                    }
                 };
                 if let Err(error) = &figure {
                     Messages::Quiet
@@ -98,12 +104,18 @@ pub(super) fn measure(plan: &Timed) -> anyhow::Result<(Results, usize)> {
 
 /// What can be measured in a case, towpath's ring first.
 fn kinds(case: &Case) -> impl Iterator<Item = Kind> + use<> {
-    let (producers, packets) = match &*case.name {
+    let (producers, packets) = shape(case);
+    Kind::ALL.into_iter().filter(move |kind| kind.can(producers, packets))
+}
+
+/// How many producers a case has, and whether they produce packets.
+fn shape(case: &Case) -> (usize, bool) {
+    match &*case.name {
         ONE => (1, false),
         TWO => (2, false),
-        _ => (1, true),
-    };
-    Kind::ALL.into_iter().filter(move |kind| kind.can(producers, packets))
+        PORT | GUEST => (1, true),
+        _ => (2, true),
+    }
 }
 
 fn bare(case: &'static Case) -> Series {

@@ -45,7 +45,7 @@ impl Setting {
 
     /// The consumer is number 1. Where there are two processors, the second producer shares his, so
     /// that producers meet.
-    fn number_of_producer(&self, index: usize) -> usize {
+    pub(super) fn number_of_producer(&self, index: usize) -> usize {
         if self.processors.len() == 2 { index } else { 2 * index }
     }
 

@@ -1,4 +1,4 @@
-//! A port: packets that one thread queues and another writes to a TAP device, or to a guest.
+//! A port: packets that one thread or two queue and another writes to a TAP device, or to a guest.
 
 use std::net::Ipv4Addr;
 use std::sync::Barrier;
@@ -55,26 +55,39 @@ impl Port {
         }
     }
 
-    /// Millions of packets in a second. This thread writes them.
-    pub(super) fn mpps(&mut self, kind: Kind, setting: &Setting) -> anyhow::Result<f64> {
-        let Ends { mut fills, mut drain } = kind.open::<Packet>(1)?;
-        let mut fill = fills.pop().context("no producer")?;
+    /// Millions of packets in a second, of so many producers. This thread writes them.
+    pub(super) fn mpps(
+        &mut self,
+        kind: Kind,
+        producers: usize,
+        setting: &Setting,
+    ) -> anyhow::Result<f64> {
+        let Ends { fills, mut drain } = kind.open::<Packet>(producers)?;
         setting.pin(1)?;
         let stop = AtomicBool::new(false);
-        let begin = Barrier::new(2);
+        let begin = Barrier::new(producers + 1);
         let before = self.packets();
         let elapsed = thread::scope(|scope| {
-            let producer = scope.spawn(|| {
-                let pinned = setting.pin(0);
-                begin.wait();
-                produce(fill.as_mut(), &stop);
-                pinned
-            });
+            let (stop, begin) = (&stop, &begin);
+            let threads: Vec<_> = fills
+                .into_iter()
+                .enumerate()
+                .map(|(index, mut fill)| {
+                    scope.spawn(move || {
+                        let pinned = setting.pin(setting.number_of_producer(index));
+                        begin.wait();
+                        produce(fill.as_mut(), stop);
+                        pinned
+                    })
+                })
+                .collect();
             begin.wait();
             let elapsed = self.write(drain.as_mut(), setting.span);
             // Relaxed: nothing is ordered by it.
             stop.store(true, Ordering::Relaxed);
-            producer.join().ok().context("the producer panicked")??;
+            for thread in threads {
+                thread.join().ok().context("a producer panicked")??;
+            }
             elapsed
         })?;
         let sent = self.packets() - before;

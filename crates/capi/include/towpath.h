@@ -314,6 +314,7 @@ int towpath_queue_change(struct towpath_queue *queue, struct towpath_change *cha
 #define TOWPATH_SENDFILE 11
 #define TOWPATH_RECVFILE 12
 #define TOWPATH_SPLICE 13
+#define TOWPATH_RECV_MULTISHOT 14
 
 /* Most bytes that TOWPATH_RECVFILE and TOWPATH_SPLICE can have left over. */
 #define TOWPATH_REST_MAX (128 << 10)
@@ -361,6 +362,9 @@ struct towpath_operation {
 	size_t len;
 	/* TOWPATH_READ, TOWPATH_WRITE: where in the file. */
 	off_t offset;
+	/* TOWPATH_RECV_MULTISHOT: whose buffers it fills. */
+	int group;
+	unsigned int reserved;
 	/* The moment of CLOCK_MONOTONIC at which it is cancelled (ETIMEDOUT), or NULL. */
 	const struct timespec *deadline;
 	/* Comes with the events. */
@@ -376,6 +380,18 @@ int towpath_queue_submit(struct towpath_queue *queue, struct towpath_operation *
 /* Asks for the end of an operation, which is told as ever: with ECANCELED, unless it did something before. */
 int towpath_queue_cancel(struct towpath_queue *queue, uint64_t id);
 
+/*
+ * Lends a group of `count` buffers of `size` bytes each, one behind the other from `memory` on; its number, which is
+ * no other's ever. TOWPATH_RECV_MULTISHOT fills one whenever there are bytes, and tells it by TOWPATH_PROGRESS: the
+ * buffer is the caller's then, until it is given back. Without a buffer it tells TOWPATH_STARVED, once, and goes on
+ * when there is one. The queue keeps the others until the group is removed, or itself is closed.
+ */
+int towpath_queue_add_group(struct towpath_queue *queue, void *memory, size_t size, int count);
+/* Gives the buffer of this number back, the first of which is 0. EINVAL if it is not the caller's. */
+int towpath_queue_give(struct towpath_queue *queue, int group, int buffer);
+/* Ends a group: all its memory is the caller's. EBUSY while an operation may fill buffers of it. */
+int towpath_queue_remove_group(struct towpath_queue *queue, int group);
+
 /* What happened. */
 #define TOWPATH_READY 1
 #define TOWPATH_EXPIRED 2
@@ -385,6 +401,7 @@ int towpath_queue_cancel(struct towpath_queue *queue, uint64_t id);
 #define TOWPATH_CHANGED 6
 #define TOWPATH_PROGRESS 7
 #define TOWPATH_DONE 8
+#define TOWPATH_STARVED 9
 
 /* In `flags`: the registration is over, and its id is stale. */
 #define TOWPATH_OVER 1u
@@ -406,9 +423,9 @@ struct towpath_event {
 	/*
 	 * TOWPATH_EXPIRED, TOWPATH_NOTIFIED: how often since it was last told. TOWPATH_SIGNALLED: the
 	 * signal. TOWPATH_EXITED: the exit code or the signal. TOWPATH_PROGRESS: the descriptor of an accepted
-	 * connection, or the bytes that were accepted to be sent. TOWPATH_DONE: bytes that were moved, 0 for
-	 * others, or -1. Between a socket and another or a file it is the bytes also if not all were moved: then
-	 * there is an error, too.
+	 * connection, the bytes that were accepted to be sent, or those in a buffer of a group. TOWPATH_DONE:
+	 * bytes that were moved, 0 for others, or -1. Between a socket and another or a file it is the bytes also
+	 * if not all were moved: then there is an error, too.
 	 */
 	int64_t result;
 	/* TOWPATH_READY or another. */
@@ -419,6 +436,7 @@ struct towpath_event {
 	 * TOWPATH_READY: EPOLLIN and others. TOWPATH_SIGNALLED: the process that sent it, or 0.
 	 * TOWPATH_EXITED: CLD_EXITED, CLD_KILLED, or 0 if it was waited for already or is no child.
 	 * TOWPATH_CHANGED: TOWPATH_CHANGED_MODIFIED and others. TOWPATH_DONE: how many bytes are left over.
+	 * TOWPATH_PROGRESS: the number of the buffer.
 	 */
 	uint32_t detail;
 	/* TOWPATH_OVER. */

@@ -176,6 +176,15 @@ impl Posted {
         let all = unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) };
         &mut all[done..]
     }
+
+    /// The `len` bytes from `at` on. Others may be the program's own again.
+    pub(crate) fn part(&mut self, at: usize, len: usize) -> &mut [u8] {
+        assert!(at.checked_add(len).is_some_and(|end| end <= self.len), "it is within the memory");
+        // SAFETY: it is within, as was just looked.
+        let base = unsafe { self.base.add(at) };
+        // SAFETY: `new` was promised so of these, and `self` is borrowed as long.
+        unsafe { std::slice::from_raw_parts_mut(base.as_ptr(), len) }
+    }
 }
 
 /// Fails with `EFAULT` unless all of a range is mapped. Touches none of it.

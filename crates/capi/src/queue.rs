@@ -6,6 +6,7 @@
 //!
 //! Identifiers are tokens plus one, so that zero is nobody's.
 
+mod groups;
 mod kernel;
 mod messages;
 mod operations;
@@ -15,6 +16,8 @@ mod transfer;
 
 use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
+use crate::pointers::Posted;
+use groups::Groups;
 pub(crate) use kernel::{FileWork, Other, SocketWork, Transfer, Way};
 use kernel::{Kept, finish, take_connection};
 use rustix::fd::{BorrowedFd, IntoRawFd, OwnedFd};
@@ -44,6 +47,7 @@ const EXITED: i32 = 5;
 const CHANGED: i32 = 6;
 const PROGRESS: i32 = 7;
 const DONE: i32 = 8;
+const STARVED: i32 = 9;
 
 /// Longest that the end of a queue waits for memory of operations.
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(1);
@@ -95,6 +99,7 @@ struct Inner {
     found: Vec<Event>,
     /// Operations whose end was not told.
     operations: HashMap<u64, Kept>,
+    groups: Groups,
 }
 
 impl Queue {
@@ -104,7 +109,12 @@ impl Queue {
         let events = EventQueue::with(&config).map_err(errno)?;
         Ok(Self {
             process: generation(),
-            inner: Mutex::new(Inner { events, found: Vec::new(), operations: HashMap::new() }),
+            inner: Mutex::new(Inner {
+                events,
+                found: Vec::new(),
+                operations: HashMap::new(),
+                groups: Groups::default(),
+            }),
             notifiers: Mutex::default(),
         })
     }
@@ -167,6 +177,9 @@ impl Queue {
             let when = (deadline, data);
             return self.begin(|events| transfer::begin(events, own, (way, transfer), when));
         }
+        if let SocketWork::ReceiveMultishot(group) = work {
+            return self.receive_multishot(End::of_instance(of.0, of.1)?, group, (deadline, data));
+        }
         let task = operations::task(of, work)?;
         self.begin(|events| Ok((events.start(task, deadline, data).map_err(errno)?, Kept::Task)))
     }
@@ -188,7 +201,35 @@ impl Queue {
         work: SocketWork<'_>,
         when: (Option<Instant>, u64),
     ) -> Outcome<u64> {
+        if let SocketWork::ReceiveMultishot(group) = work {
+            return self.receive_multishot(End::of(Other::Kernel(socket))?, group, when);
+        }
         self.begin(|events| kernel::begin_on_socket(events, socket, work, when))
+    }
+
+    fn receive_multishot(
+        &self,
+        end: End,
+        group: i32,
+        when: (Option<Instant>, u64),
+    ) -> Outcome<u64> {
+        let group = self.enter()?.groups.get(group)?.clone();
+        self.begin(|events| groups::begin(events, end, group, when))
+    }
+
+    /// Lends memory as a group of buffers; its number.
+    pub(crate) fn add_group(&self, memory: Posted, size: usize, count: usize) -> Outcome<i32> {
+        self.enter()?.groups.add(memory, size, count)
+    }
+
+    /// Gives a buffer back to its group.
+    pub fn give(&self, group: i32, buffer: i32) -> Outcome<()> {
+        self.enter()?.groups.get(group)?.give(buffer)
+    }
+
+    /// Ends a group, whose memory is the program's again.
+    pub fn remove_group(&self, group: i32) -> Outcome<()> {
+        self.enter()?.groups.remove(group)
     }
 
     /// Begins an operation; its identifier.
@@ -214,7 +255,7 @@ impl Queue {
             return Ok(());
         }
         let mut inner = self.enter()?;
-        let Inner { events, found, operations } = &mut *inner;
+        let Inner { events, found, operations, .. } = &mut *inner;
         for &id in operations.keys() {
             // One that is over is told below.
             let _ = events.cancel(token(id)?);
@@ -254,13 +295,16 @@ impl Queue {
         mut tell: impl FnMut(Told),
     ) -> Outcome<usize> {
         let mut inner = self.enter()?;
-        let Inner { events, found, operations } = &mut *inner;
+        let Inner { events, found, operations, .. } = &mut *inner;
         let waited = events.wait_many(found, min..=max, deadline).map_err(errno);
         let count = found.len();
         for event in found.drain(..) {
             let mut told = told(event);
             match (event.news, operations.get_mut(&told.id)) {
                 (News::Step { .. }, Some(Kept::Transfer(report))) => told = report.tell(told),
+                (News::Step { result }, Some(Kept::Multishot)) if !event.is_over => {
+                    told = groups::tell(told, result);
+                }
                 (News::Completed, Some(kept)) => told = finish(events, event.token, kept, told),
                 (News::Accepted, Some(Kept::Accept(flags))) => {
                     let connection = take_connection(events, event.token, *flags);

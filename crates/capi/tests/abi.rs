@@ -97,6 +97,12 @@ fn a_c_program_moves_bytes_of_instances() {
     assert_ok(&compile_and_run("transfer", &package().join("tests/transfer.c")));
 }
 
+/// Goal: receives that go on fill buffers of groups, and no byte and no buffer is lost.
+#[test]
+fn a_c_program_receives_into_groups() {
+    assert_ok(&compile_and_run("groups", &package().join("tests/groups.c")));
+}
+
 /// Goal: who copies the example of the README has a program.
 #[test]
 fn the_example_of_the_readme_compiles() {

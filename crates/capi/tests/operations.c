@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-_Static_assert(sizeof(struct towpath_operation) == 72, "as the library has it");
+_Static_assert(sizeof(struct towpath_operation) == 80, "as the library has it");
 
 /* More than buffers of sockets have room for. */
 #define LARGE (8 << 20)

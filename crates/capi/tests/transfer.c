@@ -4,128 +4,26 @@
  * and what is wrong.
  */
 #define _GNU_SOURCE
-#include "queue.h"
+#include "scene.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 _Static_assert(sizeof(struct towpath_transfer) == 80, "as the library has it");
 
 /* More than buffers of sockets have room for. */
 #define LARGE (8 << 20)
-/* Operations that are under way together, at most. */
-#define TOGETHER_MAX 4
 
-static unsigned int back_end;
 static char sent[LARGE], received[LARGE + 64];
-
-/* Two instances with a connection between them, and one over the kernel's loopback. */
-struct scene {
-	struct towpath_queue *queue;
-	struct towpath *a, *b;
-	int client, server;
-	int kernel[2];
-};
-
-static int stream(struct towpath *instance)
-{
-	int fd = towpath_socket(instance, AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
-
-	CHECK(fd >= 0);
-	return fd;
-}
-
-static void connect_kernel(int ends[2])
-{
-	struct sockaddr_in address = {
-		.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
-	};
-	socklen_t len = sizeof(address);
-	int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-
-	CHECK(listener >= 0 && bind(listener, (struct sockaddr *)&address, len) == 0 && listen(listener, 1) == 0);
-	CHECK(getsockname(listener, (struct sockaddr *)&address, &len) == 0);
-	ends[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	CHECK(ends[0] >= 0 && connect(ends[0], (struct sockaddr *)&address, len) == 0);
-	ends[1] = accept(listener, NULL, NULL);
-	CHECK(ends[1] >= 0 && close(listener) == 0);
-}
-
-static struct scene begin_scene(void)
-{
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(80) };
-	struct scene scene = {
-		.queue = towpath_queue_new(back_end),
-		.a = towpath_new("192.0.2.1/24", 1500), .b = towpath_new("192.0.2.2/24", 1500),
-	};
-
-	CHECK(scene.queue && scene.a && scene.b);
-	CHECK(inet_pton(AF_INET, "192.0.2.2", &address.sin_addr) == 1);
-	int listener = stream(scene.b);
-	CHECK(towpath_bind(scene.b, listener, (struct sockaddr *)&address, sizeof(address)) == 0);
-	CHECK(towpath_listen(scene.b, listener, 1) == 0);
-	scene.client = stream(scene.a);
-	CHECK(towpath_connect(scene.a, scene.client, (struct sockaddr *)&address, sizeof(address)) == -1);
-	CHECK(errno == EINPROGRESS);
-	settle(scene.a, scene.b);
-	scene.server = towpath_accept4(scene.b, listener, NULL, NULL, SOCK_NONBLOCK);
-	CHECK(scene.server >= 0 && towpath_close(scene.b, listener) == 0);
-	connect_kernel(scene.kernel);
-	return scene;
-}
-
-static void end_scene(struct scene *scene)
-{
-	CHECK(towpath_queue_close(scene->queue) == 0);
-	towpath_free(scene->a);
-	towpath_free(scene->b);
-	CHECK(close(scene->kernel[0]) == 0 && close(scene->kernel[1]) == 0);
-}
-
-/* An operation on the client, the server, and an end of the kernel's connection. */
-static struct towpath_operation on_client(struct scene *scene, int operation, void *buffer, size_t len)
-{
-	return (struct towpath_operation) {
-		.operation = operation, .instance = scene->a, .fd = scene->client, .buffer = buffer, .len = len,
-		.flags = operation == TOWPATH_RECV ? MSG_WAITALL : 0,
-	};
-}
-
-static struct towpath_operation on_server(struct scene *scene, int operation, void *buffer, size_t len)
-{
-	struct towpath_operation of = on_client(scene, operation, buffer, len);
-
-	of.instance = scene->b, of.fd = scene->server;
-	return of;
-}
-
-static struct towpath_operation on_kernel(struct scene *scene, int end, int operation, void *buffer, size_t len)
-{
-	struct towpath_operation of = on_client(scene, operation, buffer, len);
-
-	of.instance = NULL, of.fd = scene->kernel[end];
-	return of;
-}
 
 /* Carries packets and operations on until all of these are over; how each of them ended. */
 static void carry(struct scene *scene, int count, const uint64_t *ids, struct towpath_event *ended)
 {
-	struct timespec moment, patience = later();
-	struct towpath_event event;
-
-	CHECK(count <= TOGETHER_MAX);
 	for (int left = count; left > 0;) {
-		settle(scene->a, scene->b);
-		moment = in_ns(1000000);
-		int found = towpath_queue_wait(scene->queue, &event, 1, 1, &moment);
-
-		CHECK(found >= 0 && moment.tv_sec <= patience.tv_sec);
-		if (!found || event.what != TOWPATH_DONE)
-			continue;
+		struct towpath_event event = step(scene);
 		int at = 0;
+
+		if (event.what != TOWPATH_DONE)
+			continue;
 		while (at < count && ids[at] != event.id)
 			at++;
 		CHECK(at < count);

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::several::duration;
-use super::{give_done, give_int, set_errno};
+use super::{give_done, give_int};
 use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
 use crate::pointers::{Message, Posted, Ranges, bytes, file, path, sockaddr_bytes};
@@ -15,11 +15,10 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use towpath::events::Choice;
 
 /// `TOWPATH_QUEUE_EPOLL` and the other back end of `towpath.h`.
-const BACK_END_EPOLL: c_uint = 1;
-const BACK_END_IO_URING: c_uint = 2;
+pub(super) const BACK_END_EPOLL: c_uint = 1;
+pub(super) const BACK_END_IO_URING: c_uint = 2;
 
 /// `TOWPATH_ADD` and the other commands of `towpath.h`.
 const ADD: c_int = 1;
@@ -48,6 +47,7 @@ const OPERATION_SENDMSG: c_int = 10;
 const OPERATION_SENDFILE: c_int = 11;
 const OPERATION_RECVFILE: c_int = 12;
 const OPERATION_SPLICE: c_int = 13;
+const OPERATION_RECV_MULTISHOT: c_int = 14;
 
 /// `TOWPATH_ABSTIME` of `towpath.h`.
 const ABSTIME: u32 = 1;
@@ -100,6 +100,10 @@ pub struct TowpathOperation {
     pub len: size_t,
     /// In a file.
     pub offset: off_t,
+    /// Whose buffers are received into.
+    pub group: c_int,
+    /// Zero.
+    pub reserved: c_uint,
     /// When it is cancelled; or null.
     pub deadline: *const timespec,
     /// Comes with the events.
@@ -137,7 +141,7 @@ pub struct TowpathTransfer {
 const _: () = assert!(
     size_of::<TowpathChange>() == 88
         && size_of::<TowpathTransfer>() == 80
-        && size_of::<TowpathOperation>() == 72
+        && size_of::<TowpathOperation>() == 80
         && size_of::<Told>() == 40
 );
 
@@ -148,6 +152,9 @@ impl TowpathOperation {
     /// The instance is one that was made and not freed. The memory is the operation's until its
     /// end was told: nobody writes what is sent, nobody uses what is received into.
     unsafe fn submit(&self, queue: &Queue) -> Outcome<u64> {
+        if self.reserved != 0 {
+            return Err(Errno::INVAL);
+        }
         // SAFETY: the caller vouches for it.
         let deadline = unsafe { read_deadline(queue, self.deadline) }?;
         let when = (deadline, self.data);
@@ -194,6 +201,7 @@ impl TowpathOperation {
                 SocketWork::Connect(unsafe { sockaddr_bytes(self.buffer.cast(), len) }?)
             }
             OPERATION_ACCEPT if self.len == 0 => SocketWork::Accept(self.flags),
+            OPERATION_RECV_MULTISHOT if self.len == 0 => SocketWork::ReceiveMultishot(self.group),
             OPERATION_RECV => {
                 // SAFETY: the caller vouches for it.
                 SocketWork::Receive(unsafe { Posted::new(self.buffer, self.len) }?, self.flags)
@@ -492,6 +500,26 @@ on_queue! {
         give_done(of.cancel(id))
     }
 
+    /// Lends memory as a group of buffers; the header says more.
+    fn towpath_queue_add_group(of, memory: *mut c_void, size: size_t, count: c_int) -> c_int {
+        let count = usize::try_from(count).map_err(|_| Errno::INVAL);
+        give_int(count.and_then(|count| {
+            let len = size.checked_mul(count).ok_or(Errno::INVAL)?;
+            // SAFETY: the caller vouches for it.
+            of.add_group(unsafe { Posted::new(memory, len) }?, size, count)
+        }))
+    }
+
+    /// Gives a buffer back to its group.
+    fn towpath_queue_give(of, group: c_int, buffer: c_int) -> c_int {
+        give_done(of.give(group, buffer))
+    }
+
+    /// Ends a group, whose memory is the program's again.
+    fn towpath_queue_remove_group(of, group: c_int) -> c_int {
+        give_done(of.remove_group(group))
+    }
+
     /// Waits for events; the header says more.
     fn towpath_queue_wait(
         of,
@@ -527,42 +555,5 @@ on_queue! {
     /// Which back end it has.
     fn towpath_queue_back_end(of) -> c_int {
         give_int(of.is_io_uring().map(|is| if is { BACK_END_IO_URING } else { BACK_END_EPOLL }))
-    }
-}
-
-/// Ends a queue; the header says more.
-///
-/// # Safety
-/// The queue is null, or was made and not closed, and no thread uses it.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn towpath_queue_close(queue: *const Queue) -> c_int {
-    if queue.is_null() {
-        return 0;
-    }
-    // SAFETY: the caller vouches for it.
-    if let Err(errno) = unsafe { &*queue }.end_operations() {
-        return give_done(Err(errno));
-    }
-    // SAFETY: the caller vouches for it, and `towpath_queue_new` gave the pointer away.
-    drop(unsafe { Box::from_raw(queue.cast_mut()) });
-    0
-}
-
-/// Makes an event queue, with one back end or (0) the best that there is. Null, with `errno` set,
-/// if it is not to be had.
-#[unsafe(no_mangle)]
-pub extern "C" fn towpath_queue_new(back_end: c_uint) -> *const Queue {
-    let choice = match back_end {
-        0 => Ok(Choice::Best),
-        BACK_END_EPOLL => Ok(Choice::Epoll),
-        BACK_END_IO_URING => Ok(Choice::IoUring),
-        _ => Err(Errno::INVAL),
-    };
-    match choice.and_then(Queue::new) {
-        Ok(queue) => Box::into_raw(Box::new(queue)),
-        Err(errno) => {
-            set_errno(errno);
-            std::ptr::null()
-        }
     }
 }

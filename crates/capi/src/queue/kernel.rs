@@ -45,6 +45,8 @@ pub(crate) enum SocketWork<'a> {
     /// One message, with flags.
     ReceiveMessage(Message, i32),
     SendMessage(Message),
+    /// Again and again, into buffers of this group.
+    ReceiveMultishot(i32),
     /// Between a file, or another socket, and this one.
     Move(Way, Transfer<'a>),
 }
@@ -95,6 +97,8 @@ pub(super) enum Kept {
     Moved(Posted),
     /// What a transfer in which an instance has a part comes to.
     Transfer(Report),
+    /// Nothing: each step tells all.
+    Multishot,
 }
 
 /// Begins an operation on a file.
@@ -171,6 +175,8 @@ pub(super) fn begin_on_socket(
             begin_calls(events, Calls { socket, interest: Interest::WRITE, all: None, call }, when)
         }
         SocketWork::Move(way, transfer) => begin_move(events, socket, (way, transfer), when),
+        // The queue begins it, which has the groups.
+        SocketWork::ReceiveMultishot(_) => Err(Errno::INVAL),
     }
 }
 
@@ -224,7 +230,7 @@ pub(super) fn finish(events: &mut EventQueue, token: Token, kept: &mut Kept, tol
         ..over(told, bytes as i64)
     };
     match kept {
-        Kept::Task | Kept::Transfer(_) => told,
+        Kept::Task | Kept::Transfer(_) | Kept::Multishot => told,
         Kept::File(into) => {
             let Some(completed) = events.take(token) else { return over(told, 0) };
             if let (Some(into), Ok(count)) = (into, &completed.result) {

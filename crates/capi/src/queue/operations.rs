@@ -73,9 +73,11 @@ impl Operation {
             SocketWork::Accept(flags) => Work::Accept(flags),
             SocketWork::Receive(into, flags) => Work::Receive(into, 0, flags != 0),
             SocketWork::Send(ranges) => Work::Send(Sending::new(ranges)),
-            SocketWork::ReceiveMessage(..) | SocketWork::SendMessage(_) | SocketWork::Move(..) => {
-                return Err(Errno(libc::EOPNOTSUPP));
-            }
+            // They are tasks of their own.
+            SocketWork::ReceiveMessage(..)
+            | SocketWork::SendMessage(_)
+            | SocketWork::ReceiveMultishot(_)
+            | SocketWork::Move(..) => return Err(Errno(libc::EOPNOTSUPP)),
         };
         Ok(Self { place, work, stopped: None })
     }

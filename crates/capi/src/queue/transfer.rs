@@ -137,7 +137,8 @@ impl End {
         if is_datagram { Err(Errno(libc::EOPNOTSUPP)) } else { Ok(Self::Instance(place)) }
     }
 
-    fn of(other: Other<'_>) -> Outcome<Self> {
+    /// As [`End::of_instance`].
+    pub(super) fn of(other: Other<'_>) -> Outcome<Self> {
         match other {
             Other::Instance(instance, fd) => Self::of_instance(&instance, fd),
             Other::Kernel(fd) if is_stream(fd)? => Ok(Self::Kernel(duplicate(fd)?)),
@@ -145,7 +146,8 @@ impl End {
         }
     }
 
-    fn kernel(&self) -> Option<&OwnedFd> {
+    /// The kernel's socket, if it is one.
+    pub(super) fn kernel(&self) -> Option<&OwnedFd> {
         match self {
             Self::Kernel(socket) => Some(socket),
             Self::Instance(_) => None,
@@ -153,15 +155,25 @@ impl End {
     }
 
     /// Receives what is there; [`Errno::AGAIN`] if that is nothing yet.
-    fn receive(&mut self, into: &mut [u8], waker: &Waker) -> Outcome<usize> {
-        let how = ReceiveFlags { peek: false, offset: 0 };
+    pub(super) fn receive(&mut self, into: &mut [u8], waker: &Waker) -> Outcome<usize> {
+        self.read(into, false, waker)
+    }
+
+    /// Whether there is something to receive, which stays: 0 at the end of the stream.
+    pub(super) fn look(&mut self, waker: &Waker) -> Outcome<usize> {
+        self.read(&mut [0], true, waker)
+    }
+
+    fn read(&mut self, into: &mut [u8], peek: bool, waker: &Waker) -> Outcome<usize> {
+        let how = ReceiveFlags { peek, offset: 0 };
+        let flags = if peek { RecvFlags::PEEK } else { RecvFlags::empty() } | RecvFlags::DONTWAIT;
         match self {
             Self::Instance(place) => attempt(place, (READS, waker), |state, id| {
                 Ok(state.with(|sockets, cx| sockets.receive(id, into, how, cx))?)
             }),
-            Self::Kernel(socket) => uninterrupted(|| {
-                rustix::net::recv(&*socket, &mut *into, RecvFlags::DONTWAIT).map(|(len, _)| len)
-            }),
+            Self::Kernel(socket) => {
+                uninterrupted(|| rustix::net::recv(&*socket, &mut *into, flags).map(|(len, _)| len))
+            }
         }
     }
 

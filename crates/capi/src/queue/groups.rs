@@ -1,0 +1,237 @@
+//! Receives that go on, each time into a buffer of a group that the program has lent.
+//!
+//! A group is a range of memory that is cut into buffers of one size, which have numbers. A buffer
+//! is free, or the program's, which was told of what is in it and gives it back. A receive has none
+//! while it waits, so a few buffers serve many streams.
+//!
+//! A receive that finds bytes and no buffer stands in the group's line: who is first is woken when
+//! a buffer is free, and who is woken and needs none, or ends, wakes the next.
+
+use super::kernel::Kept;
+use super::transfer::End;
+use super::{PROGRESS, STARVED, Told, errno};
+use crate::errno::{Errno, Outcome};
+use crate::pointers::Posted;
+use rustix::fd::AsFd;
+use rustix::io::Errno as Kernel;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use std::time::Instant;
+use towpath::events::{EventQueue, GROUP_BUFFERS_MAX, GROUPS_MAX, Step, Task, Token};
+
+/// The groups of a queue, by numbers that are used once.
+#[derive(Default)]
+pub(super) struct Groups {
+    groups: HashMap<i32, Arc<Group>>,
+    last: i32,
+}
+
+impl Groups {
+    /// Makes a group of `count` buffers of `size` bytes each; its number.
+    ///
+    /// # Errors
+    /// `EINVAL` unless `memory` is as many bytes, and for none; `ENOSPC` for too many.
+    pub(super) fn add(&mut self, memory: Posted, size: usize, count: usize) -> Outcome<i32> {
+        let is_one = size > 0 && count > 0 && size.checked_mul(count) == Some(memory.len());
+        if !is_one || i32::try_from(size).is_err() {
+            return Err(Errno::INVAL);
+        }
+        let last = self.last.checked_add(1).filter(|_| self.groups.len() < GROUPS_MAX);
+        self.last = last.filter(|_| count <= GROUP_BUFFERS_MAX).ok_or(Errno(libc::ENOSPC))?;
+        let buffers = Buffers {
+            memory,
+            size,
+            free: (0..count as u32).rev().collect(),
+            is_free: vec![true; count],
+            line: VecDeque::new(),
+            last_place: 0,
+        };
+        self.groups.insert(self.last, Arc::new(Group(Mutex::new(buffers))));
+        Ok(self.last)
+    }
+
+    /// # Errors
+    /// `ESTALE` if there is none of this number.
+    pub(super) fn get(&self, number: i32) -> Outcome<&Arc<Group>> {
+        self.groups.get(&number).ok_or(Errno(libc::ESTALE))
+    }
+
+    /// Ends a group.
+    ///
+    /// # Errors
+    /// `ESTALE`; `EBUSY` while a receive may use it.
+    pub(super) fn remove(&mut self, number: i32) -> Outcome<()> {
+        if Arc::strong_count(self.get(number)?) > 1 {
+            return Err(Errno(libc::EBUSY));
+        }
+        self.groups.remove(&number);
+        Ok(())
+    }
+}
+
+/// A group.
+pub(super) struct Group(Mutex<Buffers>);
+
+struct Buffers {
+    memory: Posted,
+    /// Bytes of each.
+    size: usize,
+    free: Vec<u32>,
+    is_free: Vec<bool>,
+    /// Who waits for a buffer, by places that are counted up.
+    line: VecDeque<(u64, Waker)>,
+    last_place: u64,
+}
+
+impl Group {
+    fn lock(&self) -> MutexGuard<'_, Buffers> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Frees a buffer that is the program's.
+    ///
+    /// # Errors
+    /// `EINVAL` if it is not, or there is none of this number.
+    pub(super) fn give(&self, buffer: i32) -> Outcome<()> {
+        let mut buffers = self.lock();
+        let number = usize::try_from(buffer).map_err(|_| Errno::INVAL)?;
+        match buffers.is_free.get_mut(number) {
+            Some(is_free @ false) => *is_free = true,
+            _ => return Err(Errno::INVAL),
+        }
+        buffers.free.push(number as u32);
+        buffers.wake_next();
+        Ok(())
+    }
+}
+
+impl Buffers {
+    /// Has the first in the line tried, if there is a buffer.
+    fn wake_next(&mut self) {
+        if !self.free.is_empty()
+            && let Some((_, waker)) = self.line.pop_front()
+        {
+            waker.wake();
+        }
+    }
+
+    /// Fills a free buffer by a call; its number and how many bytes. `None` if there is none.
+    fn fill(
+        &mut self,
+        call: impl FnOnce(&mut [u8]) -> Outcome<usize>,
+    ) -> Option<Outcome<(u32, usize)>> {
+        let number = *self.free.last()?;
+        let into = self.memory.part(number as usize * self.size, self.size);
+        let received = call(into);
+        match received {
+            Ok(1..) => {
+                self.free.pop();
+                self.is_free[number as usize] = false;
+            }
+            // It is for who needs it.
+            _ => self.wake_next(),
+        }
+        Some(received.map(|count| (number, count)))
+    }
+}
+
+/// A receive that goes on.
+struct Multishot {
+    end: End,
+    group: Arc<Group>,
+    /// The place in the line that it had last.
+    place: Option<u64>,
+    /// That there is no buffer was told, and none was found since.
+    is_starved: bool,
+    stopped: Option<Errno>,
+}
+
+/// Begins one on a stream.
+pub(super) fn begin(
+    events: &mut EventQueue,
+    end: End,
+    group: Arc<Group>,
+    (deadline, data): (Option<Instant>, u64),
+) -> Outcome<(Token, Kept)> {
+    let multishot = Multishot { end, group, place: None, is_starved: false, stopped: None };
+    Ok((events.start(multishot, deadline, data).map_err(errno)?, Kept::Multishot))
+}
+
+/// A step that tells of bytes in a buffer.
+fn filled(buffer: u32, bytes: usize) -> Step {
+    Step::Told(i64::from(buffer) << 32 | bytes as i64)
+}
+
+/// A step that tells that there is no buffer.
+const NONE_FREE: Step = Step::Told(-1);
+
+/// What a step of one that is not over tells.
+pub(super) fn tell(told: Told, step: i64) -> Told {
+    if Step::Told(step) == NONE_FREE {
+        return Told { what: STARVED, result: 0, ..told };
+    }
+    Told { what: PROGRESS, result: step & i64::from(u32::MAX), detail: (step >> 32) as u32, ..told }
+}
+
+impl Multishot {
+    /// Stands in the line, unless it does.
+    fn stand_in_line(&mut self, waker: &Waker) {
+        let mut buffers = self.group.lock();
+        let first = buffers.line.front().map(|(place, _)| *place);
+        if self.place.is_none_or(|own| first.is_none_or(|first| own < first)) {
+            buffers.last_place += 1;
+            let place = buffers.last_place;
+            buffers.line.push_back((place, waker.clone()));
+            self.place = Some(place);
+        }
+    }
+}
+
+impl Task for Multishot {
+    fn poll(&mut self, waker: &Waker) -> Option<Step> {
+        if let Some(Errno(number)) = self.stopped {
+            return Some(Step::Over(-i64::from(number)));
+        }
+        let Self { end, group, .. } = self;
+        let found = group.lock().fill(|into| end.receive(into, waker));
+        match found {
+            Some(Ok((buffer, bytes @ 1..))) => {
+                self.is_starved = false;
+                return Some(filled(buffer, bytes));
+            }
+            Some(Ok(_)) => return Some(Step::Over(0)),
+            Some(Err(Errno::AGAIN)) => return None,
+            Some(Err(Errno(number))) => return Some(Step::Over(-i64::from(number))),
+            None => {}
+        }
+        // The end of the stream needs no buffer.
+        match end.look(waker) {
+            Ok(0) => Some(Step::Over(0)),
+            Ok(_) => {
+                self.stand_in_line(waker);
+                (!std::mem::replace(&mut self.is_starved, true)).then_some(NONE_FREE)
+            }
+            Err(Errno::AGAIN) => None,
+            Err(Errno(number)) => Some(Step::Over(-i64::from(number))),
+        }
+    }
+
+    fn stop(&mut self, why: Kernel) {
+        self.stopped.get_or_insert(why.into());
+    }
+
+    fn fd(&self) -> Option<&dyn AsFd> {
+        self.end.kernel().map(|socket| socket as _)
+    }
+}
+
+impl Drop for Multishot {
+    fn drop(&mut self) {
+        let mut buffers = self.group.lock();
+        let own = self.place;
+        buffers.line.retain(|(place, _)| Some(*place) != own);
+        // It may have been woken for a buffer.
+        buffers.wake_next();
+    }
+}

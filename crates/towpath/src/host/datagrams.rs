@@ -135,8 +135,8 @@ fn send_lent(
 
 #[cfg(test)]
 mod tests {
-    use super::super::queue::DATAGRAMS_QUEUED_MAX;
-    use super::super::{Config, Held, Host, LENT_OVERHEAD, Sending, UdpSocket};
+    use super::super::queue::{DATAGRAMS_QUEUED_MAX, work_of};
+    use super::super::{Config, Held, Host, Sending, UdpSocket};
     use std::io::ErrorKind;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -144,6 +144,7 @@ mod tests {
     use std::thread;
     use std::time::Duration;
     use towpath_io::events::Interest;
+    use towpath_net::socket::Options;
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -212,7 +213,7 @@ mod tests {
         let stopped = b.owner.core.lock();
         socket.set_term(Some(Duration::from_secs(3600)));
         let mut sent = fill(&socket);
-        assert!(sent.len() > DATAGRAMS_QUEUED_MAX / (LENT_OVERHEAD + 4), "{}", sent.len());
+        assert!(sent.len() > DATAGRAMS_QUEUED_MAX / work_of(4), "{}", sent.len());
         let last = sent.pop().expect("many");
         last.recall();
         let back = last.returned_within(PATIENCE).expect("back");
@@ -270,6 +271,71 @@ mod tests {
         }
         drop((socket, peer));
         assert_all_back(&[&a, &b]);
+    }
+
+    /// Goal: buffers longer than a loan are left to the worker, too, once much is out; those of
+    /// which a part has gone come back by a recall, by a term and from a closed socket, and nobody
+    /// sees what becomes of their bytes then. Method: the peer's worker stands still.
+    #[test]
+    fn long_buffers_are_queued_and_come_back() {
+        const LEN: usize = 1_000_000;
+        const PART: u16 = 1000;
+        enum End {
+            Recall,
+            Term,
+            Close,
+        }
+        for end in [End::Recall, End::Term, End::Close] {
+            let [(a, socket), (b, peer)] = sockets();
+            let cut = |options: &mut Options| options.datagram.segment_size = PART;
+            socket.set_options(cut).expect("a size");
+            // One that the stack takes with its call lets those that follow be queued.
+            let first = socket.send_zc(vec![0; LEN]).expect("sends");
+            if let End::Term = end {
+                socket.set_term(Some(Duration::from_millis(20)));
+            }
+            let stopped = b.owner.core.lock();
+            socket.set_nonblocking(true).expect("a mode");
+            let mut sent = Vec::new();
+            while let Ok(sending) = socket.send_zc(vec![sent.len() as u8; LEN]) {
+                assert_eq!(sending.accepted(), LEN, "of buffer {}", sent.len());
+                sent.push(sending);
+                assert!(sent.len() < 200, "there is no end to it");
+            }
+            assert!(sent.len() >= DATAGRAMS_QUEUED_MAX / work_of(LEN) - 1, "{}", sent.len());
+            match end {
+                End::Recall => sent.iter().for_each(Sending::recall),
+                End::Term => {}
+                End::Close => {
+                    drop(socket);
+                    assert!(!sent[sent.len() - 1].is_returned());
+                    drop(stopped);
+                    drop(peer);
+                    for sending in sent {
+                        sending.returned_within(PATIENCE).expect("back");
+                    }
+                    first.returned_within(PATIENCE).expect("back");
+                    assert_all_back(&[&a, &b]);
+                    continue;
+                }
+            }
+            for (number, sending) in sent.into_iter().enumerate() {
+                let mut back = sending.returned_within(PATIENCE).expect("back");
+                assert!(back.copied && back.buffer.iter().all(|&byte| byte == number as u8));
+                back.buffer.fill(0xff);
+            }
+            drop(stopped);
+            peer.set_read_timeout(Some(Duration::from_millis(500))).expect("a timeout");
+            let (mut into, mut last) = ([0; 2000], 0);
+            while let Ok(count) = peer.recv(&mut into) {
+                assert_eq!(count, usize::from(PART));
+                assert!(into[0] >= last && into[0] != 0xff && into[..count] == [into[0]; 1000]);
+                last = into[0];
+            }
+            drop((socket, peer));
+            first.returned_within(PATIENCE).expect("back");
+            assert_all_back(&[&a, &b]);
+        }
     }
 
     /// Goal: what was queued when a socket is closed is sent, and comes back; its address is free

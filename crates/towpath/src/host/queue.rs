@@ -12,6 +12,7 @@
 //! is known that they can: those that are sent in the same way as one that the stack took, and are
 //! not longer. The [`Door`] says so until something happens that may change it.
 
+use super::LENT_OVERHEAD;
 use super::budget::Budget;
 use super::lend::Source;
 use super::sending::{Account, Share};
@@ -26,12 +27,21 @@ use towpath_packet::Piece;
 
 /// Copied bytes that one queue holds: what a worker passes on in a few turns.
 pub(super) const QUEUED_MAX: usize = 256 << 10;
-/// Bytes of lent datagrams that one queue holds, with what each call counts beside: a millisecond's
-/// work, so that a program that waits for room sleeps and wakes seldom.
+/// What one queue of lent datagrams holds ([`work_of`] each): a millisecond's work, so that a
+/// program that waits for room sleeps and wakes seldom.
 pub(super) const DATAGRAMS_QUEUED_MAX: usize = 4 << 20;
+/// Bytes of a buffer that count as one of a call's share: they go in super-packets, with a loan for
+/// each 64 KiB, and take a fraction of the work.
+const BYTES_PER_WORK: usize = 4;
 /// Most bytes of one loan: a super-packet. A receiver who keeps a part keeps all of the loan, and a
 /// recall gives back one after the other.
 pub(super) const LOAN_BYTES_MAX: usize = 64 << 10;
+
+/// What a buffer of `len` bytes that is sent as datagrams takes of a queue's room, which bounds the
+/// worker's time; memory is bounded by the budgets of what is lent.
+pub(super) fn work_of(len: usize) -> usize {
+    LENT_OVERHEAD + len / BYTES_PER_WORK
+}
 
 /// One thing to do, in the order of the calls.
 pub(super) enum Op {

@@ -6,7 +6,7 @@ use super::auto::{Choice, DATAGRAM_BREAK_EVEN};
 use super::core::{Now, State};
 use super::lend::{Lend, stretches};
 use super::mode::{Mode, SendMode};
-use super::queue::{DATAGRAMS_QUEUED_MAX, LOAN_BYTES_MAX, SendQueue};
+use super::queue::{DATAGRAMS_QUEUED_MAX, SendQueue, work_of};
 use super::sending::{SendError, Sending, Ticket};
 use super::shape::Shape;
 use super::wait::block;
@@ -33,6 +33,9 @@ use towpath_packet::packet::PIECES_MAX;
 /// than one of them. Beyond it the worker does: to wake it costs less than all that work, and it
 /// goes on by itself as long as calls come faster.
 const DIRECT_MAX: usize = 128 << 10;
+/// What one buffer takes of a queue at most, to be left to the worker: beyond that a program would
+/// sleep and wake for every few, and a call of its own has a small share in all the datagrams.
+const QUEUED_EACH_MAX: usize = DATAGRAMS_QUEUED_MAX / 8;
 
 /// A UDP socket, in the shape of [`std::net::UdpSocket`].
 #[derive(Clone)]
@@ -274,16 +277,17 @@ impl UdpSocket {
         if let Progress::Copied(buffer, _) = &going.progress {
             let levels = &queue.account.levels;
             let charge = buffer.len().saturating_add(LENT_OVERHEAD);
+            let room = work_of(buffer.len());
             let queues = B::IS_ONE
-                && buffer.len() <= LOAN_BYTES_MAX
+                && room <= QUEUED_EACH_MAX
                 && levels.socket.used().saturating_add(charge) > DIRECT_MAX;
-            if queues && queue.room.poll_take(cx, charge).is_pending() {
-                queue.found_none(|waker| queue.room.watch_for(waker, charge));
+            if queues && queue.room.poll_take(cx, room).is_pending() {
+                queue.found_none(|waker| queue.room.watch_for(waker, room));
                 return Poll::Pending;
             }
             if levels.poll_take(cx, charge).is_pending() {
                 if queues {
-                    queue.room.give(charge);
+                    queue.room.give(room);
                 }
                 queue.found_none(|waker| levels.watch(waker, charge));
                 return Poll::Pending;
@@ -291,7 +295,7 @@ impl UdpSocket {
             let (ticket, share) = Ticket::begin(queue.account.clone(), charge);
             going.lend(ticket, share);
             if queues {
-                going.queue(&self.inner, charge);
+                going.queue(&self.inner, room);
             }
         }
         let Progress::Lent(_, lent) = &mut going.progress else { return Poll::Ready(Ok(())) };

@@ -19,6 +19,7 @@ mod programs;
 mod publish;
 mod soak;
 mod support;
+mod taps;
 mod transfer;
 mod udp;
 mod workers;
@@ -55,6 +56,7 @@ fn main() -> ExitCode {
         udp::tests(),
         workers::tests(),
         life::tests(),
+        taps::tests(),
         options::tests(),
         soak::tests(),
     ]

@@ -1,4 +1,4 @@
-//! Network namespaces that stand for the host and for another machine.
+//! Network namespaces that stand for the host and for other machines.
 //!
 //! A namespace is held by a process of its own that ends when its standard input is closed, thus
 //! also when the test is killed. Threads enter namespaces; the main thread never does.
@@ -64,13 +64,13 @@ pub(super) fn unsupported() -> Option<String> {
 }
 
 /// A network namespace.
-struct Namespace {
+pub(crate) struct Namespace {
     holder: Child,
     name: String,
 }
 
 impl Namespace {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let mut holder = Command::new("unshare")
             .args(["--net", "cat"])
             .stdin(Stdio::piped())
@@ -91,6 +91,22 @@ impl Namespace {
     fn enter(&self) {
         let file = File::open(format!("/proc/{}/ns/net", self.holder.id())).expect("a namespace");
         move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).expect("setns");
+    }
+
+    /// Runs something there.
+    pub(crate) fn run<T: Send>(&self, act: impl FnOnce() -> T + Send) -> T {
+        thread::scope(|scope| {
+            let there = scope.spawn(|| {
+                self.enter();
+                act()
+            });
+            there.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    /// The process that holds it.
+    pub(crate) fn holder(&self) -> u32 {
+        self.holder.id()
     }
 
     /// Processes there, but for the holder.
@@ -193,7 +209,7 @@ pub(crate) struct Outside {
 impl Outside {
     fn new() -> Self {
         let namespace = Namespace::new();
-        let holder = namespace.holder.id();
+        let holder = namespace.holder();
         let here = format!(
             "link add out0 type veth peer name in0 netns {holder}\n\
              address add {THIS_V4}/24 dev out0\naddress add {THIS_V6}/64 dev out0 nodad\n\
@@ -222,17 +238,12 @@ impl Outside {
 
     /// Runs something there.
     pub(crate) fn run<T: Send>(&self, act: impl FnOnce() -> T + Send) -> T {
-        thread::scope(|scope| {
-            let there = scope.spawn(|| {
-                self.namespace.enter();
-                act()
-            });
-            there.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        })
+        self.namespace.run(act)
     }
 }
 
-fn batch(commands: &str) {
+/// Commands to `ip`, one on a line.
+pub(crate) fn batch(commands: &str) {
     let mut ip = command("ip", ["-force", "-batch", "-"])
         .stdin(Stdio::piped())
         .stderr(Stdio::piped())

@@ -20,7 +20,8 @@ use libtest_mimic::{Completion, Failed, Trial};
 
 pub(crate) use data::{Checker, Pattern, digest_of};
 pub(crate) use host::{
-    Host, OUTSIDE_V4, OUTSIDE_V6, THIS_V4, THIS_V6, become_root, network_namespace, processes_in,
+    Host, Namespace, OUTSIDE_V4, OUTSIDE_V6, THIS_V4, THIS_V6, batch, become_root,
+    network_namespace, processes_in,
 };
 pub(crate) use process::{
     Output, Process, assert_rests, command, descriptors, kill_started, resident_kib, run,

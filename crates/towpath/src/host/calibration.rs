@@ -4,11 +4,14 @@
 use super::auto::{COPY_SAMPLE, Chooser, Outcome, break_even as break_even_of};
 use super::budget::{Budget, Levels};
 use super::clock::moment;
+use super::core::Core;
 use super::lend::{Parcel, Source};
 use super::sending::{Account, Ticket};
+use super::trials::Gauge;
+use rustix::time::{ClockId, clock_gettime};
 use std::hint::black_box;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use towpath_packet::Loans;
 
 /// Tells how one loan went.
@@ -30,6 +33,21 @@ impl Watch {
         let nanos = moment().duration_since(self.began).as_nanos() as u64;
         let outcome = Outcome { round: self.round, size: self.size, copied, nanos };
         self.chooser.learn(outcome);
+    }
+}
+
+impl Gauge for Core {
+    fn now(&self) -> Duration {
+        self.clock.elapsed()
+    }
+
+    fn used(&self) -> Duration {
+        let used = clock_gettime(ClockId::ProcessCPUTime);
+        Duration::new(used.tv_sec.cast_unsigned(), used.tv_nsec as u32)
+    }
+
+    fn out(&self) -> u64 {
+        self.lent.used() as u64
     }
 }
 

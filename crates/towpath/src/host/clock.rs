@@ -1,6 +1,6 @@
 //! Where a host's time comes from.
 
-use std::time;
+use std::time::{self, Duration};
 use towpath_net::time::Instant;
 
 /// The system's monotonic clock.
@@ -20,6 +20,11 @@ impl Clock {
 
     /// Now.
     pub(super) fn now(&self) -> Instant {
-        Instant::START + self.0.elapsed()
+        Instant::START + self.elapsed()
+    }
+
+    /// Time since it began.
+    pub(super) fn elapsed(&self) -> Duration {
+        self.0.elapsed()
     }
 }

@@ -90,6 +90,7 @@ mod shape;
 mod sniffer;
 mod stream;
 mod terms;
+mod trials;
 mod udp;
 mod wait;
 pub(crate) mod watch;

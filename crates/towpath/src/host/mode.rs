@@ -3,6 +3,8 @@
 
 use super::auto::{Choice, Chooser};
 use super::calibration::Watch;
+use super::core::Core;
+use super::trials::Costs;
 use std::sync::{Arc, OnceLock};
 use towpath_packet::sync::{AtomicU32, Ordering};
 
@@ -16,9 +18,10 @@ pub enum SendMode {
     #[default]
     Lend,
     /// Each is lent if that is expected to cost all threads together less than copying it: by its
-    /// size, by how the socket's earlier loans went, and for streams by a measurement of less than
-    /// a millisecond that a host does once, when the first of them is set to this. One that is
-    /// copied comes back at once.
+    /// size, by how the socket's earlier loans went, and by what lending and copying were measured
+    /// to cost: for streams in less than a millisecond, when the first of a host's is set to this,
+    /// and from then on by trying both now and then, for some milliseconds, with all sockets of the
+    /// host that are set to this. One that is copied comes back at once.
     Auto,
 }
 
@@ -40,24 +43,24 @@ impl Mode {
         MODES[self.mode.load(Ordering::Relaxed) as usize]
     }
 
-    /// Sets it; `break_even` tells the size from which on the socket's loans cost less.
-    pub(super) fn set(&self, mode: SendMode, break_even: impl FnOnce() -> usize) {
+    /// Sets it; `costs` are those of the host's sockets of this kind.
+    pub(super) fn set(&self, mode: SendMode, costs: impl FnOnce() -> Arc<Costs>) {
         if mode == SendMode::Auto {
-            self.chooser.get_or_init(|| Arc::new(Chooser::new(break_even())));
+            self.chooser.get_or_init(|| Arc::new(Chooser::new(costs())));
         }
         // Relaxed: as in `get`; the chooser is published by its cell.
         self.mode.store(mode as u32, Ordering::Relaxed);
     }
 
-    /// Whether a call of `size` bytes lends.
-    pub(super) fn choose(&self, size: usize) -> Choice {
+    /// Whether a call of `size` bytes lends, with a socket of this host.
+    pub(super) fn choose(&self, size: usize, host: &Core) -> Choice {
         let chooser = match self.get() {
             SendMode::Copy => return Choice::Copy,
             SendMode::Lend => return Choice::Lend,
             SendMode::Auto => self.chooser.get(),
         };
         // Another thread is just setting the mode: the call goes by the one before.
-        chooser.map_or(Choice::Lend, |chooser| chooser.choose(size))
+        chooser.map_or(Choice::Lend, |chooser| chooser.choose(size, host))
     }
 
     /// Begins to watch a loan, if it was chosen to be.

@@ -66,7 +66,7 @@ pub(crate) struct Going<B> {
 
 impl<B: Lend> Going<B> {
     pub(super) fn new(stream: &TcpStream, buffer: B, term: Option<Duration>) -> Self {
-        let choice = stream.inner.mode.choose(buffer.len());
+        let choice = stream.inner.mode.choose(buffer.len(), &stream.inner.host.owner.core);
         Self { buffer: Some(buffer), copied: 0, mark: None, choice, term }
     }
 
@@ -273,7 +273,7 @@ impl TcpStream {
 
     /// Sets what becomes of buffers, from the next call on.
     pub fn set_send_mode(&self, mode: SendMode) {
-        self.inner.mode.set(mode, || self.inner.host.break_even());
+        self.inner.mode.set(mode, || self.inner.host.stream_costs());
     }
 
     fn lend<B: Lend>(

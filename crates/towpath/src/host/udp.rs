@@ -2,7 +2,7 @@
 
 mod going;
 
-use super::auto::{Choice, DATAGRAM_BREAK_EVEN};
+use super::auto::Choice;
 use super::core::{Now, State};
 use super::lend::{Lend, stretches};
 use super::mode::{Mode, SendMode};
@@ -324,7 +324,7 @@ impl UdpSocket {
 
     /// Sets what becomes of buffers, from the next call on.
     pub fn set_send_mode(&self, mode: SendMode) {
-        self.inner.mode.set(mode, || DATAGRAM_BREAK_EVEN);
+        self.inner.mode.set(mode, || self.inner.host.datagram_costs());
     }
 
     /// How long a buffer is lent at most, unless its call says otherwise.

@@ -1,5 +1,6 @@
 //! Hosts, and the threads that drive them.
 
+use super::auto::DATAGRAM_BREAK_EVEN;
 use super::bell::Bell;
 use super::budget::{Budget, Levels};
 use super::buffers::Buffer;
@@ -10,6 +11,7 @@ use super::file_cache::{FileCache, FileCacheStats};
 use super::link;
 use super::port::{Line, Port};
 use super::sending::Account;
+use super::trials::Costs;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -45,7 +47,8 @@ pub(super) struct Owner {
     thread: Mutex<Option<JoinHandle<()>>>,
     over_device: bool,
     /// Measured when the first socket wants to know.
-    break_even: OnceLock<usize>,
+    stream_costs: OnceLock<Arc<Costs>>,
+    datagram_costs: OnceLock<Arc<Costs>>,
 }
 
 impl Host {
@@ -155,10 +158,17 @@ impl Host {
         Arc::new(Account::new(levels, Some((Arc::downgrade(core), id))))
     }
 
-    /// The size from which on lending costs less than copying.
-    pub(super) fn break_even(&self) -> usize {
-        let Owner { over_device, break_even, .. } = &*self.owner;
-        *break_even.get_or_init(|| calibration::break_even(*over_device))
+    /// What calls of streams that choose cost.
+    pub(super) fn stream_costs(&self) -> Arc<Costs> {
+        let Owner { over_device, stream_costs, .. } = &*self.owner;
+        let measure = || Arc::new(Costs::new(calibration::break_even(*over_device)));
+        stream_costs.get_or_init(measure).clone()
+    }
+
+    /// What calls of datagram sockets that choose cost.
+    pub(super) fn datagram_costs(&self) -> Arc<Costs> {
+        let make = || Arc::new(Costs::new(DATAGRAM_BREAK_EVEN));
+        self.owner.datagram_costs.get_or_init(make).clone()
     }
 
     fn start(config: &Config, line: Line, bell: Arc<Bell>) -> Result<Self, StartError> {
@@ -186,10 +196,11 @@ impl Host {
         let core = Arc::new(Core::new(sockets, (memory, frames), port, bell, limits));
         let served = core.clone();
         let thread = spawn(move || work(&served, reactor))?;
-        let (thread, break_even) = (Mutex::new(Some(thread)), OnceLock::new());
+        let thread = Mutex::new(Some(thread));
+        let (stream_costs, datagram_costs) = Default::default();
         let files = Arc::new(FileCache::new(config.file_cache));
-        let owner = Arc::new(Owner { core, files, thread, over_device, break_even });
-        Ok(Self { owner, group: None })
+        let owner = Owner { core, files, thread, over_device, stream_costs, datagram_costs };
+        Ok(Self { owner: owner.into(), group: None })
     }
 }
 

@@ -31,9 +31,10 @@ pub(super) enum Progress<B> {
 
 impl<B: Lend> Going<B> {
     pub(crate) fn new(socket: &UdpSocket, buffer: B, send: &SendTo) -> Self {
-        let Inner { shape, mode, .. } = &*socket.inner;
+        let Inner { host, shape, mode, .. } = &*socket.inner;
         let send = SendTo { term: send.term.or(shape.term()), ..*send };
-        Self { choice: mode.choose(buffer.len()), send, progress: Progress::Copied(buffer, 0) }
+        let choice = mode.choose(buffer.len(), &host.owner.core);
+        Self { choice, send, progress: Progress::Copied(buffer, 0) }
     }
 
     /// Lends the buffer for the send of `ticket`, whose first share this is.

@@ -131,7 +131,7 @@ impl Point {
         self.cases().any(|case| selection.has(case))
     }
 
-    fn cases(&self) -> impl Iterator<Item = &Case> {
+    pub(in crate::bench) fn cases(&self) -> impl Iterator<Item = &Case> {
         [&self.process, &self.system].into_iter().chain(&self.auto)
     }
 }

@@ -52,7 +52,7 @@ pub(super) fn find<'a>(results: &'a Results, case: &Case) -> Option<&'a Series> 
 }
 
 fn is_there(results: &Results, point: &Point) -> bool {
-    find(results, &point.process).is_some() || find(results, &point.system).is_some()
+    point.cases().any(|case| find(results, case).is_some())
 }
 
 fn block(text: &mut String, results: &Results, group: &Group, points: &[&Point]) {

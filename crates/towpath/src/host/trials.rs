@@ -1,0 +1,264 @@
+//! What lending costs beside copying, found by trying both: numbers in, decisions out.
+//!
+//! # Theory of operation
+//!
+//! Whether a call should lend depends on its size, but also on the machine, on what caches hold, on
+//! what carries the packets and on who receives: no table knows all that. A process can measure it:
+//! the system tells how long all its threads together have run, and the sockets how many bytes they
+//! took. So sizes have *classes*, powers of two, and now and then the calls of one class go the
+//! other way for some milliseconds, with all sockets of a host that choose: a *trial* of three
+//! *runs*, as before, the other way, and as before. What the class costs when it lends, of what it
+//! costs when it copies, is averaged over trials; it decides by the average.
+//!
+//! - A run is measured when it has settled: what is lent waits for the network, much longer than
+//!   what is copied, so that after a change the sender is ahead or held up for a while. A *window*
+//!   counts if about as much is out at its end as was at its beginning.
+//! - A trial whose first and last run differ much saw something else, and does not count.
+//! - A trial loses what the other way costs more. The next comes after so long that this is one
+//!   part of [`LOSS_PARTS`], whatever the ratio of the costs; where the two are level, trials cost
+//!   little, and come often.
+//! - Where the costs change, that is found by the next trial of that class.
+//!
+//! Only the classes of calls that are made are tried. Before the first trial a class is decided by
+//! a measurement (`calibration.rs`).
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+use towpath_packet::sync::{AtomicU32, Ordering};
+
+/// What a trial goes by.
+pub(super) trait Gauge {
+    /// The time, from anywhere on.
+    fn now(&self) -> Duration;
+    /// Time that the threads of the process have run.
+    fn used(&self) -> Duration;
+    /// Bytes that are lent now.
+    fn out(&self) -> u64;
+}
+
+/// What calls cost all sockets of a host that choose, of one kind.
+///
+/// The lock is taken once for many calls; what a call reads is one number. It is advice, so every
+/// access is relaxed.
+#[derive(Debug)]
+pub(super) struct Costs {
+    /// A bit for each class that lends now.
+    lending: AtomicU32,
+    trials: Mutex<Trials>,
+}
+
+impl Costs {
+    /// Before all trials calls of `break_even` bytes and more lend.
+    pub(super) fn new(break_even: usize) -> Self {
+        let trials = Trials::new(break_even);
+        Self { lending: AtomicU32::new(trials.decided), trials: Mutex::new(trials) }
+    }
+
+    /// Whether a call lends.
+    pub(super) fn lends(&self, size: usize) -> bool {
+        size >= SIZE_MIN && self.lending.load(Ordering::Relaxed) >> class(size) & 1 == 1
+    }
+
+    /// So many calls were made, of so many bytes in all; the last had `size`.
+    pub(super) fn made(&self, size: usize, calls: u32, bytes: u64, gauge: &impl Gauge) {
+        let mut trials = self.trials.lock().unwrap_or_else(PoisonError::into_inner);
+        self.lending.store(trials.step(class(size), calls, bytes, gauge), Ordering::Relaxed);
+    }
+}
+
+/// The class of a call of at least [`SIZE_MIN`] bytes.
+fn class(size: usize) -> usize {
+    ((size / SIZE_MIN).max(1).ilog2() as usize).min(CLASSES - 1)
+}
+
+#[derive(Debug)]
+struct Trials {
+    classes: [Class; CLASSES],
+    /// A bit for each class that is to lend.
+    decided: u32,
+    calls: u64,
+    bytes: u64,
+    trial: Option<Trial>,
+}
+
+/// What is known of a class.
+#[derive(Clone, Copy, Debug, Default)]
+struct Class {
+    /// What lending costs of what copying costs, as `trials` told.
+    ratio: f64,
+    trials: u32,
+    /// There is no trial before.
+    due: Duration,
+}
+
+/// A trial under way.
+#[derive(Debug)]
+struct Trial {
+    class: usize,
+    run: Run,
+    began: Duration,
+    /// When the run began; the time that the other way was gone.
+    run_began: Duration,
+    other_took: Duration,
+    /// Where the window of the run begins, once it may.
+    window: Option<Mark>,
+    /// Cost of a byte, in nanoseconds: before, and the other way.
+    costs: [f64; 2],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Run {
+    Before,
+    Other,
+    After,
+}
+
+/// A moment between calls.
+#[derive(Clone, Copy, Debug)]
+struct Mark {
+    now: Duration,
+    used: Duration,
+    out: u64,
+    calls: u64,
+    bytes: u64,
+}
+
+impl Trials {
+    fn new(break_even: usize) -> Self {
+        let lends = |class: &usize| SIZE_MIN << class >= break_even;
+        let decided = (0..CLASSES).filter(lends).fold(0, |lending, class| lending | 1 << class);
+        Self { classes: [Class::default(); CLASSES], decided, calls: 0, bytes: 0, trial: None }
+    }
+
+    /// Goes on after some calls, the last of which were of `class`. Returns which classes lend.
+    fn step(&mut self, class: usize, calls: u32, bytes: u64, gauge: &impl Gauge) -> u32 {
+        self.calls += u64::from(calls);
+        self.bytes += bytes;
+        let now = gauge.now();
+        match self.trial.take() {
+            None if now < self.classes[class].due => {}
+            None => self.trial = Some(Trial::new(class, now)),
+            Some(trial) => self.trial = self.go_on(trial, now, gauge),
+        }
+        match &self.trial {
+            Some(Trial { run: Run::Other, class, .. }) => self.decided ^ 1 << class,
+            _ => self.decided,
+        }
+    }
+
+    fn go_on(&mut self, mut trial: Trial, now: Duration, gauge: &impl Gauge) -> Option<Trial> {
+        if now - trial.run_began > RUN_MAX {
+            self.put_off(trial.class, now, now - trial.began);
+            return None;
+        }
+        let cost = trial.look(now, self.calls, self.bytes, gauge);
+        let Some(cost) = cost else { return Some(trial) };
+        match trial.run {
+            Run::Before => trial.costs[0] = cost,
+            Run::Other => {
+                trial.costs[1] = cost;
+                trial.other_took = now - trial.run_began;
+            }
+            Run::After => {
+                self.judge(&trial, cost, now);
+                return None;
+            }
+        }
+        Some(trial.next(now))
+    }
+
+    /// A trial is over, and its last run cost so much.
+    fn judge(&mut self, trial: &Trial, after: f64, now: Duration) {
+        let [before, other] = trial.costs;
+        let own = f64::midpoint(before, after);
+        if (before - after).abs() > own * UNSTEADY {
+            return self.put_off(trial.class, now, trial.other_took);
+        }
+        let bit = 1 << trial.class;
+        let lends = self.decided & bit != 0;
+        let ratio = if lends { own / other } else { other / own };
+        let class = &mut self.classes[trial.class];
+        class.trials = (class.trials + 1).min(TRIALS_AVERAGED);
+        class.ratio += (ratio - class.ratio) / f64::from(class.trials);
+        let loss = (other / own - 1.0).clamp(0.0, LOSS_MAX);
+        let parts = (loss * LOSS_PARTS).max(REST_RUNS);
+        class.due = now + trial.other_took.mul_f64(parts);
+        let limit = if lends { 1.0 + LEAD } else { 1.0 - LEAD };
+        match class.ratio < limit {
+            true => self.decided |= bit,
+            false => self.decided &= !bit,
+        }
+    }
+
+    /// Nothing was learnt from a trial, which took so long.
+    fn put_off(&mut self, class: usize, now: Duration, took: Duration) {
+        self.classes[class].due = now + took.mul_f64(REST_RUNS);
+    }
+}
+
+impl Trial {
+    fn new(class: usize, now: Duration) -> Self {
+        Self {
+            class,
+            run: Run::Before,
+            began: now,
+            run_began: now,
+            other_took: Duration::ZERO,
+            window: None,
+            costs: [0.0; 2],
+        }
+    }
+
+    fn next(self, now: Duration) -> Self {
+        let run = match self.run {
+            Run::Before => Run::Other,
+            Run::Other | Run::After => Run::After,
+        };
+        Self { run, run_began: now, window: None, ..self }
+    }
+
+    /// The cost of a byte in this run, once its window is long enough and steady.
+    fn look(&mut self, now: Duration, calls: u64, bytes: u64, gauge: &impl Gauge) -> Option<f64> {
+        let began = self.window.map_or(self.run_began + SETTLING, |window| window.now + WINDOW);
+        if now < began || self.window.is_some_and(|window| calls - window.calls < CALLS_MIN) {
+            return None;
+        }
+        let mark = Mark { now, used: gauge.used(), out: gauge.out(), calls, bytes };
+        let window = self.window.replace(mark)?;
+        let sent = bytes - window.bytes;
+        if mark.out.abs_diff(window.out) > sent / STEADY_PARTS {
+            return None;
+        }
+        Some(mark.used.saturating_sub(window.used).as_nanos() as f64 / sent as f64)
+    }
+}
+
+/// Smaller calls are copied, and belong to no class.
+pub(super) const SIZE_MIN: usize = 512;
+/// Classes: from 512 bytes to those of 128 KiB and more.
+const CLASSES: usize = 9;
+/// From the beginning of a run to that of its first window.
+const SETTLING: Duration = Duration::from_millis(1);
+/// Shortest window: some hundred times what a thread runs at one go.
+const WINDOW: Duration = Duration::from_millis(4);
+/// Calls in a window, at least.
+const CALLS_MIN: u64 = 64;
+/// What is out may change in a window by one part of so many of what was sent.
+const STEADY_PARTS: u64 = 16;
+/// A run that lasts longer is given up: the sockets send too little, or not steadily.
+const RUN_MAX: Duration = Duration::from_secs(1);
+/// Runs before and after that differ by more say nothing of what was between.
+const UNSTEADY: f64 = 0.25;
+/// So many trials are averaged; from then on older ones fade.
+const TRIALS_AVERAGED: u32 = 4;
+/// By so much the other way must be better, so that noise does not change what is level.
+const LEAD: f64 = 0.01;
+/// Trials may lose one part of so many.
+const LOSS_PARTS: f64 = 100.0;
+/// The next trial comes after at least so many times what the other run took.
+const REST_RUNS: f64 = 20.0;
+/// More does not count: the next trial would come too late if the costs change.
+const LOSS_MAX: f64 = 10.0;
+
+#[cfg(test)]
+mod tests;

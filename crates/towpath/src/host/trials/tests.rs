@@ -1,0 +1,167 @@
+//! Costs that are made up, in a time that is: what choosing costs beside what the better way would.
+
+use super::*;
+use std::cell::Cell;
+
+/// A sender that is never held up for long: what is lent comes back when so much more was sent.
+struct World {
+    now: Cell<f64>,
+    out: Cell<f64>,
+    random: Cell<u64>,
+    /// What the measured time of a stretch may be off, as a part of it.
+    noise: f64,
+    off: Cell<f64>,
+}
+
+impl World {
+    fn new(seed: u64, noise: f64) -> Self {
+        let (now, out, off) = (Cell::new(0.0), Cell::new(0.0), Cell::new(0.0));
+        Self { now, out, random: Cell::new(seed), noise, off }
+    }
+
+    /// From -1 to 1 (splitmix64).
+    fn random(&self) -> f64 {
+        self.random.set(self.random.get().wrapping_add(0x9e37_79b9_7f4a_7c15));
+        let mut mixed = self.random.get();
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ mixed >> 31) as f64 / (u64::MAX / 2) as f64 - 1.0
+    }
+
+    /// A call that costs so many nanoseconds, of which every thread is busy.
+    fn call(&self, size: usize, lends: bool, nanos: f64) {
+        self.now.set(self.now.get() + nanos);
+        let out = if lends { (self.out.get() + size as f64).min(OUT_MAX) } else { 0.0 };
+        self.out.set(out);
+    }
+}
+
+/// Bytes that are out once a sender that lends is at full speed.
+const OUT_MAX: f64 = (4 << 20) as f64;
+
+impl Gauge for World {
+    fn now(&self) -> Duration {
+        Duration::from_nanos(self.now.get() as u64)
+    }
+
+    fn used(&self) -> Duration {
+        // Each look is off by some of a window.
+        self.off.set(self.random() * self.noise * WINDOW.as_nanos() as f64 / 2.0);
+        Duration::from_nanos((self.now.get() + self.off.get()).max(0.0) as u64)
+    }
+
+    fn out(&self) -> u64 {
+        self.out.get() as u64
+    }
+}
+
+/// Sends calls of `sizes` in turn for `span` seconds; returns what they cost, of what the better
+/// way for each would have.
+fn loss(
+    costs: &Costs,
+    world: &World,
+    sizes: &[usize],
+    span: f64,
+    cost: impl Fn(usize, bool) -> f64,
+) -> f64 {
+    let end = world.now.get() + span * 1e9;
+    let (mut paid, mut least) = (0.0, 0.0);
+    let mut since = [0; CLASSES];
+    for &size in sizes.iter().cycle() {
+        if world.now.get() >= end {
+            break;
+        }
+        let lends = costs.lends(size);
+        let nanos = cost(size, lends);
+        world.call(size, lends, nanos);
+        paid += nanos;
+        least += cost(size, true).min(cost(size, false));
+        let class = class(size);
+        since[class] += 1;
+        if since[class] == 16 {
+            costs.made(size, 16, 16 * size as u64, world);
+            since[class] = 0;
+        }
+    }
+    paid / least
+}
+
+const NANOS_PER_BYTE: f64 = 0.5;
+
+/// Costs of which lending has `ratio` of copying's.
+fn level(ratio: f64) -> impl Fn(usize, bool) -> f64 {
+    move |size, lends| size as f64 * NANOS_PER_BYTE * if lends { ratio } else { 1.0 }
+}
+
+/// The bound of the issue that `Auto` is: never more than this of the better way.
+const BOUND: f64 = 1.03;
+
+/// Goal: whatever the two ways cost, trials and what they decide lose little; from a good and from
+/// a bad beginning, with steady figures and with noisy ones.
+#[test]
+fn no_ratio_of_costs_loses_much() {
+    for (index, ratio) in
+        [0.1, 0.5, 0.8, 0.95, 0.99, 1.0, 1.01, 1.05, 1.25, 2.0, 10.0].into_iter().enumerate()
+    {
+        for (begin, noise) in [(0, 0.0), (usize::MAX, 0.0), (0, 0.1), (usize::MAX, 0.1)] {
+            let (costs, world) = (Costs::new(begin), World::new(index as u64, noise));
+            let loss = loss(&costs, &world, &[4096], 10.0, level(ratio));
+            assert!(loss <= BOUND, "{ratio} from {begin}, noise {noise}: {loss}");
+        }
+    }
+}
+
+/// Goal: costs that change are found, and the time until then is a small part of the time since
+/// they were other ones.
+#[test]
+fn a_change_is_found() {
+    for (before, after) in [(0.5, 2.0), (2.0, 0.5), (0.9, 1.2), (1.2, 0.9)] {
+        let (costs, world) = (Costs::new(0), World::new(7, 0.05));
+        loss(&costs, &world, &[4096], 10.0, level(before));
+        loss(&costs, &world, &[4096], 10.0, level(after));
+        let then = loss(&costs, &world, &[4096], 10.0, level(after));
+        assert!(then <= BOUND, "{before} to {after}: {then}");
+        assert_eq!(costs.lends(4096), after < 1.0);
+    }
+}
+
+/// Goal: each size goes its own way although calls of others go beside it.
+#[test]
+fn sizes_that_go_together_are_decided_each() {
+    let cost = |size: usize, lends: bool| if lends { 2000.0 } else { 1000.0 + size as f64 / 4.0 };
+    let sizes = [600, 64 << 10, 1024, 16 << 10];
+    for begin in [0, usize::MAX] {
+        let (costs, world) = (Costs::new(begin), World::new(3, 0.02));
+        loss(&costs, &world, &sizes, 10.0, cost);
+        let then = loss(&costs, &world, &sizes, 10.0, cost);
+        assert!(then <= BOUND, "{then}");
+        assert_eq!(sizes.map(|size| costs.lends(size)), [false, true, false, true]);
+    }
+}
+
+/// Goal: a sender that sends too little for a trial is left alone; one that sends nothing for hours
+/// is no trouble.
+#[test]
+fn who_sends_little_is_not_tried() {
+    let (costs, world) = (Costs::new(4096), World::new(1, 0.0));
+    for _ in 0..10_000 {
+        costs.made(4096, 1, 4096, &world);
+        world.now.set(world.now.get() + 10e6);
+        assert!(costs.lends(4096));
+    }
+    world.now.set(world.now.get() + 1e14);
+    costs.made(4096, 1, 4096, &world);
+    assert!(costs.lends(4096));
+}
+
+#[test]
+fn sizes_have_classes() {
+    let classes = [512, 1023, 1024, 4096, 64 << 10, 128 << 10, 1 << 20, usize::MAX].map(class);
+    assert_eq!(classes, [0, 0, 1, 3, 7, 8, 8, 8]);
+    let costs = Costs::new(1024);
+    assert_eq!(
+        [0, 511, 512, 1023, 1024].map(|size| costs.lends(size)),
+        [false, false, false, false, true]
+    );
+    assert!((0..=9).all(|shift| !Costs::new(usize::MAX).lends(SIZE_MIN << shift)));
+}

@@ -146,7 +146,7 @@ fn who_sends_little_is_not_tried() {
     let (costs, world) = (Costs::new(4096), World::new(1, 0.0));
     for _ in 0..10_000 {
         costs.made(4096, 1, 4096, &world);
-        world.now.set(world.now.get() + 10e6);
+        world.now.set(world.now.get() + 20e6);
         assert!(costs.lends(4096));
     }
     world.now.set(world.now.get() + 1e14);

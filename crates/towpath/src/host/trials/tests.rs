@@ -3,10 +3,13 @@
 use super::*;
 use std::cell::Cell;
 
-/// A sender that is never held up for long: what is lent comes back when so much more was sent.
+/// A sender that is as far ahead as it may. Of what a loan costs it pays a part with its call, and
+/// the network the rest when it comes to it: before a copy, or when no more may be out.
 struct World {
     now: Cell<f64>,
     out: Cell<f64>,
+    /// Nanoseconds that what is out will cost.
+    owed: Cell<f64>,
     random: Cell<u64>,
     /// What the measured time of a stretch may be off, as a part of it.
     noise: f64,
@@ -15,8 +18,9 @@ struct World {
 
 impl World {
     fn new(seed: u64, noise: f64) -> Self {
-        let (now, out, off) = (Cell::new(0.0), Cell::new(0.0), Cell::new(0.0));
-        Self { now, out, random: Cell::new(seed), noise, off }
+        let zero = || Cell::new(0.0);
+        let (now, out, owed, off) = (zero(), zero(), zero(), zero());
+        Self { now, out, owed, random: Cell::new(seed), noise, off }
     }
 
     /// From -1 to 1 (splitmix64).
@@ -28,16 +32,25 @@ impl World {
         (mixed ^ mixed >> 31) as f64 / (u64::MAX / 2) as f64 - 1.0
     }
 
-    /// A call that costs so many nanoseconds, of which every thread is busy.
-    fn call(&self, size: usize, lends: bool, nanos: f64) {
-        self.now.set(self.now.get() + nanos);
-        let out = if lends { (self.out.get() + size as f64).min(OUT_MAX) } else { 0.0 };
+    /// A call that costs so many nanoseconds sooner or later; returns what is paid now.
+    fn call(&self, size: usize, lends: bool, nanos: f64) -> f64 {
+        let (out, owed) = (self.out.get() + size as f64, self.owed.get());
+        let (out, owed, paid) = match lends {
+            true if out <= OUT_MAX => (out, owed + nanos * LATER, nanos * (1.0 - LATER)),
+            true => (self.out.get(), owed, nanos),
+            false => (0.0, 0.0, nanos + owed),
+        };
         self.out.set(out);
+        self.owed.set(owed);
+        self.now.set(self.now.get() + paid);
+        paid
     }
 }
 
-/// Bytes that are out once a sender that lends is at full speed.
-const OUT_MAX: f64 = (4 << 20) as f64;
+/// Bytes that may be out.
+const OUT_MAX: f64 = (16 << 20) as f64;
+/// Part of a loan's cost that is paid later.
+const LATER: f64 = 0.8;
 
 impl Gauge for World {
     fn now(&self) -> Duration {
@@ -72,9 +85,7 @@ fn loss(
             break;
         }
         let lends = costs.lends(size);
-        let nanos = cost(size, lends);
-        world.call(size, lends, nanos);
-        paid += nanos;
+        paid += world.call(size, lends, cost(size, lends));
         least += cost(size, true).min(cost(size, false));
         let class = class(size);
         since[class] += 1;

@@ -6,7 +6,7 @@
 //! what carries the packets and on who receives: no table knows all that. A process can measure it:
 //! the system tells how long all its threads together have run, and the sockets how many bytes they
 //! took. So sizes have *classes*, powers of two, and now and then the calls of one class go the
-//! other way for some milliseconds, with all sockets of a host that choose: a *trial* of three
+//! other way for some 50 ms, with all sockets of a host that choose: a *trial* of three
 //! *runs*, as before, the other way, and as before. What the class costs when it lends, of what it
 //! costs when it copies, is averaged over trials; it decides by the average.
 //!
@@ -234,13 +234,14 @@ impl Trial {
 }
 
 /// Smaller calls are copied, and belong to no class.
-pub(super) const SIZE_MIN: usize = 512;
-/// Classes: from 512 bytes to those of 128 KiB and more.
-const CLASSES: usize = 9;
-/// From the beginning of a run to that of its first window.
-const SETTLING: Duration = Duration::from_millis(1);
+pub(super) const SIZE_MIN: usize = 1 << 10;
+/// Classes: from 1 KiB to those of 128 KiB and more.
+const CLASSES: usize = 8;
+/// From the beginning of a run to that of its first window: after a change tens of megabytes of
+/// loans are made or freed, and what has to do with them is in no cache.
+const SETTLING: Duration = Duration::from_millis(30);
 /// Shortest window: some hundred times what a thread runs at one go.
-const WINDOW: Duration = Duration::from_millis(4);
+const WINDOW: Duration = Duration::from_millis(15);
 /// Calls in a window, at least.
 const CALLS_MIN: u64 = 64;
 /// What is out may change in a window by one part of so many of what was sent.

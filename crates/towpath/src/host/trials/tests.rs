@@ -116,7 +116,7 @@ fn no_ratio_of_costs_loses_much() {
     {
         for (begin, noise) in [(0, 0.0), (usize::MAX, 0.0), (0, 0.1), (usize::MAX, 0.1)] {
             let (costs, world) = (Costs::new(begin), World::new(index as u64, noise));
-            let loss = loss(&costs, &world, &[4096], 10.0, level(ratio));
+            let loss = loss(&costs, &world, &[64 << 10], 60.0, level(ratio));
             assert!(loss <= BOUND, "{ratio} from {begin}, noise {noise}: {loss}");
         }
     }
@@ -128,11 +128,11 @@ fn no_ratio_of_costs_loses_much() {
 fn a_change_is_found() {
     for (before, after) in [(0.5, 2.0), (2.0, 0.5), (0.9, 1.2), (1.2, 0.9)] {
         let (costs, world) = (Costs::new(0), World::new(7, 0.05));
-        loss(&costs, &world, &[4096], 10.0, level(before));
-        loss(&costs, &world, &[4096], 10.0, level(after));
-        let then = loss(&costs, &world, &[4096], 10.0, level(after));
+        loss(&costs, &world, &[64 << 10], 60.0, level(before));
+        loss(&costs, &world, &[64 << 10], 60.0, level(after));
+        let then = loss(&costs, &world, &[64 << 10], 60.0, level(after));
         assert!(then <= BOUND, "{before} to {after}: {then}");
-        assert_eq!(costs.lends(4096), after < 1.0);
+        assert_eq!(costs.lends(64 << 10), after < 1.0);
     }
 }
 
@@ -140,11 +140,11 @@ fn a_change_is_found() {
 #[test]
 fn sizes_that_go_together_are_decided_each() {
     let cost = |size: usize, lends: bool| if lends { 2000.0 } else { 1000.0 + size as f64 / 4.0 };
-    let sizes = [600, 64 << 10, 1024, 16 << 10];
+    let sizes = [1200, 64 << 10, 2048, 16 << 10];
     for begin in [0, usize::MAX] {
         let (costs, world) = (Costs::new(begin), World::new(3, 0.02));
-        loss(&costs, &world, &sizes, 10.0, cost);
-        let then = loss(&costs, &world, &sizes, 10.0, cost);
+        loss(&costs, &world, &sizes, 30.0, cost);
+        let then = loss(&costs, &world, &sizes, 30.0, cost);
         assert!(then <= BOUND, "{then}");
         assert_eq!(sizes.map(|size| costs.lends(size)), [false, true, false, true]);
     }
@@ -167,12 +167,10 @@ fn who_sends_little_is_not_tried() {
 
 #[test]
 fn sizes_have_classes() {
-    let classes = [512, 1023, 1024, 4096, 64 << 10, 128 << 10, 1 << 20, usize::MAX].map(class);
-    assert_eq!(classes, [0, 0, 1, 3, 7, 8, 8, 8]);
-    let costs = Costs::new(1024);
-    assert_eq!(
-        [0, 511, 512, 1023, 1024].map(|size| costs.lends(size)),
-        [false, false, false, false, true]
-    );
+    let classes = [1024, 2047, 2048, 4096, 64 << 10, 128 << 10, 1 << 20, usize::MAX].map(class);
+    assert_eq!(classes, [0, 0, 1, 2, 6, 7, 7, 7]);
+    let costs = Costs::new(2048);
+    let lends = [0, 1023, 1024, 2047, 2048].map(|size| costs.lends(size));
+    assert_eq!(lends, [false, false, false, false, true]);
     assert!((0..=9).all(|shift| !Costs::new(usize::MAX).lends(SIZE_MIN << shift)));
 }

@@ -184,8 +184,8 @@ fn a_quick_run_of_vm_yields_all_figures() {
         eprintln!("skipped: {reason}");
         return;
     }
-    let run = Run::of("vm", &["--cases", "vm_to_vm_*,vm_64B*"]);
-    let mut expected = vec!["vm_64B".to_owned(), "vm_64B_cpu".to_owned()];
+    let run = Run::of("vm", &["--cases", "vm_to_vm_*,vm_64B*,vm_copies*"]);
+    let mut expected = ["vm_64B", "vm_64B_cpu", "vm_copies_segmented"].map(str::to_owned).to_vec();
     for case in ["vm_to_vm_segmented", "vm_to_vm_whole"] {
         expected.extend(["", "_cpu", "_copies"].map(|figure| format!("{case}{figure}")));
         let copies = &run.cases[&format!("{case}_copies")];

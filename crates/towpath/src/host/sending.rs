@@ -292,6 +292,16 @@ impl<B: Lend> Sending<B> {
     /// That is when the peer has acknowledged all of it and nobody else holds a part of it, or when
     /// its term is over. A peer in the same process that received without copying holds it until it
     /// drops what it received, or for the [default term](super::Config::default_term).
+    ///
+    /// It comes back once:
+    ///
+    /// ```compile_fail,E0382
+    /// # use towpath::host::Sending;
+    /// fn wait(sending: Sending<Vec<u8>>) {
+    ///     let first = sending.returned();
+    ///     let second = sending.returned();
+    /// }
+    /// ```
     pub fn returned(self) -> Returned<B> {
         match self.wait(None) {
             Ok(returned) => returned,

@@ -183,6 +183,17 @@ impl UdpSocket {
     /// [`LENT_RANGES_MAX`](towpath_net::socket::LENT_RANGES_MAX) parts is too long, too. The buffer
     /// is handed back. An error that comes when some datagrams have been accepted is for the next
     /// call.
+    ///
+    /// A buffer that is on its way is out of reach:
+    ///
+    /// ```compile_fail,E0382
+    /// # use towpath::host::UdpSocket;
+    /// fn send(socket: &UdpSocket) {
+    ///     let mut buffer = vec![0; 1000];
+    ///     let sending = socket.send_zc(buffer);
+    ///     buffer[0] = 1;
+    /// }
+    /// ```
     pub fn send_zc<B: Lend>(&self, buffer: B) -> Result<Sending<B>, SendError<B>> {
         self.send_zc_with(buffer, &SendTo::default())
     }

@@ -13,6 +13,8 @@
 //!
 //! The drivers have one processor, the worker has another, where there are two.
 //!
+//! `vm_copies_segmented` is what [`copies`] do: the bound of what `vm_to_vm_segmented` compares.
+//!
 //! Cases of `vm_guests` have real machines: see [`machines`]. They are measured first, so that they
 //! take no time from the others, and left out where there is nothing to boot.
 
@@ -28,11 +30,13 @@ use super::report::{machine, short, told};
 use super::results::{Results, Series, System};
 use crate::messages::Messages;
 
+use copies::Copies;
 use machines::Booting;
 use traffic::{Figures, Rig};
 pub(super) use traffic::{RECEIVER, SENDER, Serving, Traffic, places};
 use workload::{WORKLOADS, Workload};
 
+mod copies;
 mod guest;
 mod machine;
 mod machines;
@@ -44,7 +48,7 @@ pub(super) fn all() -> impl Iterator<Item = &'static Case> {
     CASES.iter().chain(&machines::CASES)
 }
 
-static CASES: [Case; 8] = [
+static CASES: [Case; 9] = [
     Case::high("vm_to_vm_segmented", "Gbit/s"),
     Case::low("vm_to_vm_segmented_cpu", "s/GiB"),
     Case::low("vm_to_vm_segmented_copies", "copies/byte"),
@@ -53,7 +57,9 @@ static CASES: [Case; 8] = [
     Case::low("vm_to_vm_whole_copies", "copies/byte"),
     Case::high("vm_64B", "Mpps"),
     Case::low("vm_64B_cpu", "ns/packet"),
+    Case::high(COPIES, "Gbit/s"),
 ];
+const COPIES: &str = "vm_copies_segmented";
 
 /// What the switch does with payload in guests' memory, towpath's way first.
 const SYSTEMS: [(&str, bool); 2] = [("shared", false), ("orphan", true)];
@@ -113,7 +119,7 @@ fn between_drivers(
     let rig = Rig::new(timed.span, scratch)?;
     let names = SYSTEMS.map(|(name, _)| name);
     let mut series: Vec<Series> = cases.iter().map(|case| bare(case, &names)).collect();
-    let mut failures = 0;
+    let (mut failures, mut copies) = (0, None);
     for round in 1..=timed.rounds {
         for workload in &WORKLOADS {
             let is_wanted = |series: &&mut Series| workload.figure_of(series.case).is_some();
@@ -135,6 +141,16 @@ fn between_drivers(
                 .iter_mut()
                 .filter(is_wanted)
                 .for_each(|series| told(round, timed.rounds, series));
+        }
+        if let Some(series) = series.iter_mut().find(|series| series.case.name == COPIES) {
+            let copies = match &mut copies {
+                Some(copies) => copies,
+                none => none.insert(Copies::new()?),
+            };
+            for (system, (_, twice)) in series.systems.iter_mut().zip(SYSTEMS) {
+                system.rounds.push(Some(copies.rate(twice, timed.span)?));
+            }
+            told(round, timed.rounds, series);
         }
     }
     Ok((series, failures))

@@ -165,13 +165,13 @@ pub(in crate::bench) const RECEIVER_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 2];
 pub(in crate::bench) const SENDER_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 1];
 
 /// Of a frame of 1,514 bytes.
-const SEGMENT: usize = 1460;
+pub(super) const SEGMENT: usize = 1460;
 /// The most whole segments of one IP packet.
-const SUPER_PAYLOAD: usize = 44 * SEGMENT;
+pub(super) const SUPER_PAYLOAD: usize = 44 * SEGMENT;
 /// A megabyte, which a TCP connection has under way easily; all its segments fit a port's queue.
 const SUPER_WINDOW: u64 = 16;
 /// For a frame of 1,514 bytes with its header.
-const MTU_BUFFER: u32 = 1536;
+pub(super) const MTU_BUFFER: u32 = 1536;
 /// For parts of large packets.
 const PAGE_BUFFER: u32 = 4096;
 

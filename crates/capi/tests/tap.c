@@ -519,6 +519,42 @@ static void memory_that_goes(struct scene *scene)
 	half_close(scene);
 }
 
+/*
+ * Memory that is freed while it is lent, and is then somebody else's of the same program: what arrives
+ * may be of either, and that many bytes do; each call is told of; the socket goes on.
+ */
+static void memory_that_is_freed(struct scene *scene)
+{
+	enum { LEN = 64 << 10 };
+	static unsigned char got[LEN];
+	struct lender lender = { .end = scene->client, .may_copy = 1 };
+	int one = 1, listener = listen_at(scene->server, scene->domain, 97);
+	unsigned char *bytes = malloc(LEN);
+
+	CHECK(bytes);
+	lender.fd = connect_to(scene, 97, 0);
+	int accepted = CALL(scene->server, accept, listener, NULL, NULL);
+	CHECK(lender.fd >= 0 && accepted >= 0);
+	CHECK(CALL(scene->client, setsockopt, lender.fd, SOL_SOCKET, SO_ZEROCOPY, &one,
+		   sizeof(one)) == 0);
+	size_t sent = lend_too_much(&lender, bytes, LEN, 13);
+	CHECK(sent > 0);
+	free(bytes);
+	unsigned char *others = malloc(LEN);
+	CHECK(others);
+	memset(others, 0x55, LEN);
+	while (sent > 0) {
+		ssize_t count = CALL(scene->server, read, accepted, got, sent < LEN ? sent : LEN);
+		CHECK(count > 0);
+		sent -= count;
+	}
+	wait_for(&lender, lender.called);
+	free(others);
+	CHECK(CALL(scene->client, write, lender.fd, "x", 1) == 1);
+	CHECK(CALL(scene->server, read, accepted, got, LEN) == 1 && got[0] == 'x');
+	close_at_once(scene, lender.fd, accepted, listener);
+}
+
 static void refused(struct scene *scene)
 {
 	CHECK(connect_to(scene, 9, 0) == -1 && errno == ECONNREFUSED);
@@ -677,6 +713,7 @@ static void play(struct scene *scene)
 	lending(scene);
 	lent_across_fork(scene);
 	wrong_ranges(scene);
+	memory_that_is_freed(scene);
 	if (scene->client->towpath) {
 		terms(scene);
 		memory_that_goes(scene);

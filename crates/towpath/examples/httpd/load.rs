@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use httparse::{EMPTY_HEADER, Status};
+use rustix::io::Errno;
 use towpath::events::{Event, EventQueue, Stream, Token};
 use towpath::host::Host;
 
@@ -153,8 +154,13 @@ impl Clients<'_> {
                 _ => self.failed(index),
             };
         }
-        let Some(Ok(pieces)) = self.queue.take_pieces(event.token) else {
-            return self.failed(index);
+        let pieces = match self.queue.take_pieces(event.token) {
+            Some(Ok(pieces)) => pieces,
+            // What other clients were handed is kept until they are looked at: nothing is lost.
+            Some(Err(error)) if error.raw_os_error() == Some(Errno::NOBUFS.raw_os_error()) => {
+                return self.receive(index);
+            }
+            _ => return self.failed(index),
         };
         if pieces.is_empty() {
             return self.failed(index);

@@ -408,13 +408,18 @@ impl Instance {
         let mut state = self.lock();
         let deadline = timeout.map(|timeout| state.now() + timeout);
         loop {
+            let epoch = state.epoch;
             let result = attempt(&mut state);
             self.settle(&mut state);
             let again = matches!(result, Err(Errno::AGAIN));
             if !again || deadline.is_some_and(|at| at <= state.now()) {
                 return result;
             }
-            state = self.park(state, deadline);
+            // Settling collects what has come back, which may be what is waited for: nobody would
+            // tell of it again.
+            if state.epoch == epoch {
+                state = self.park(state, deadline);
+            }
         }
     }
 

@@ -2,7 +2,8 @@
 //!
 //! By their size: what trials found cheaper is done ([`Costs`]), with all sockets of a host. By
 //! socket: loans that were wasted raise the size from which on this one lends, its *threshold*;
-//! loans below it that are tried now and then, and are not wasted, let it fall again.
+//! loans below it that are tried now and then, and are not wasted, let it fall again. Before the
+//! first trial a size decides, which a model makes of a measurement ([`break_even`]).
 //!
 //! Any thread chooses and learns. Choosing takes no locked instruction, as it is done for each
 //! call, and a lock only once for many: a count that two threads raise at once may lose one.

@@ -23,9 +23,20 @@ pub(super) fn towpath<'a>(arguments: impl IntoIterator<Item = &'a str>) -> Comma
     command
 }
 
-/// `towpath run -- sh -c SCRIPT`.
+/// `towpath run -- sh -c SCRIPT`, with the signals of [`with_default_signals`].
 pub(super) fn run_script(script: &str) -> Command {
-    towpath(["run", "--", "sh", "-c", script])
+    let mut command = with_default_signals(TOWPATH);
+    command.args(["run", "--", "sh", "-c", script]);
+    command
+}
+
+/// `program`, where no signal is ignored from the start. Tests that run in the background of a
+/// shell or under nohup(1) have SIGINT, SIGQUIT or SIGHUP ignored, which no shell started by them
+/// could then trap.
+pub(super) fn with_default_signals(program: &str) -> Command {
+    let mut command = Command::new("env");
+    command.args(["--default-signal", program]);
+    command
 }
 
 /// Runs to the end.

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
@@ -47,7 +47,7 @@ impl Session {
         let open = || -> Option<OwnedFd> {
             rustix::fs::open(path, OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).ok()
         };
-        let mut command = Command::new("setsid");
+        let mut command = with_default_signals("setsid");
         command.args(["--ctty", "bash", "--norc", "--noprofile", "-i"]);
         command.env("PS1", "$ ").env("TOWPATH", TOWPATH);
         command.stdin(Stdio::from(open()?)).stdout(Stdio::from(open()?)).stderr(open()?);

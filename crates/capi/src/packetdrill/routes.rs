@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn metrics_of_all_kinds() {
-        let line = "replace default via 10.0.0.1 dev tun0 advmss 600 mtu lock 640 initcwnd 11 \\
+        let line = "replace default via 10.0.0.1 dev tun0 advmss 600 mtu lock 640 initcwnd 11 \
             initrwnd 3 rto_min 2s quickack 1 congctl reno features ecn";
         let expected = RouteMetrics {
             mtu: Some(640),

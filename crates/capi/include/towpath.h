@@ -350,7 +350,10 @@ struct towpath_operation {
 	/* The descriptor, and the instance that it is one of; NULL for a file or a socket of the kernel's. */
 	const struct towpath *instance;
 	int fd;
-	/* TOWPATH_ACCEPT: SOCK_NONBLOCK, SOCK_CLOEXEC. TOWPATH_RECV: MSG_WAITALL. TOWPATH_RECVMSG: MSG_PEEK, MSG_TRUNC. */
+	/*
+	 * TOWPATH_ACCEPT: SOCK_NONBLOCK, SOCK_CLOEXEC. TOWPATH_RECV: MSG_WAITALL. TOWPATH_RECVMSG: MSG_PEEK, MSG_TRUNC.
+	 * TOWPATH_SEND: MSG_ZEROCOPY, to lend to the kernel, too, where it can be lent.
+	 */
 	int flags;
 	/*
 	 * TOWPATH_CONNECT: the address, and of operations that move a struct towpath_transfer, which are read by
@@ -405,6 +408,8 @@ int towpath_queue_remove_group(struct towpath_queue *queue, int group);
 
 /* In `flags`: the registration is over, and its id is stale. */
 #define TOWPATH_OVER 1u
+/* And with TOWPATH_DONE of a TOWPATH_SEND: some bytes were copied, or all. */
+#define TOWPATH_COPIED 2u
 
 /* What became of a file, or of one in a directory. */
 #define TOWPATH_CHANGED_MODIFIED 0x01u
@@ -439,7 +444,7 @@ struct towpath_event {
 	 * TOWPATH_PROGRESS: the number of the buffer.
 	 */
 	uint32_t detail;
-	/* TOWPATH_OVER. */
+	/* TOWPATH_OVER, TOWPATH_COPIED. */
 	uint32_t flags;
 };
 

@@ -226,33 +226,10 @@ impl Ranges {
         Self { ranges, len }
     }
 
-    /// The memory at `pointer`, however much. `EFAULT` if it cannot be read.
-    ///
-    /// # Safety
-    /// As [`Ranges::new`].
-    pub(crate) unsafe fn of(pointer: *const c_void, len: usize) -> Outcome<Self> {
-        let base = match len {
-            0 => NonNull::dangling(),
-            _ => NonNull::new(pointer.cast_mut().cast()).ok_or(Errno::FAULT)?,
-        };
-        isize::try_from(len).map_err(|_| Errno::FAULT)?;
-        let ranges = Self { ranges: vec![(base, len)], len };
-        if len > 0 {
-            ranges.check_readable()?;
-        }
-        Ok(ranges)
-    }
-
     /// Fails with `EFAULT` unless all bytes can be read now, as the kernel does: what it is handed
     /// later could only be dropped then. Kernels before 5.14 do not tell.
     pub(crate) fn check_readable(&self) -> Outcome<()> {
-        let is_readable = |(base, len): &(NonNull<u8>, usize)| match populate(*base, *len) {
-            Ok(()) => true,
-            // Pages that nobody may read; or a kernel that does not know the question.
-            Err(rustix::io::Errno::INVAL) => populate(NonNull::from(self).cast(), 1).is_err(),
-            Err(_) => false,
-        };
-        if self.ranges.iter().all(is_readable) { Ok(()) } else { Err(Errno::FAULT) }
+        self.ranges.iter().try_for_each(|(base, len)| check_readable(*base, *len))
     }
 
     /// Bytes in all of them.
@@ -274,16 +251,6 @@ impl Ranges {
         // SAFETY: `new` was promised so.
         unsafe { loans.lend_foreign(from, count, borrower.lender, borrower.token) }
     }
-}
-
-impl Ranges {
-    /// Sends the kernel what begins after the first `done` bytes, as much as it takes now.
-    pub(crate) fn send_on(&self, socket: BorrowedFd<'_>, done: usize) -> Outcome<usize> {
-        let (from, len) = self.after(done).unwrap_or((NonNull::dangling(), 0));
-        let (from, flags) = (from.as_ptr().cast(), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
-        // SAFETY: `new` was promised that the bytes can be read.
-        moved(unsafe { libc::send(socket.as_raw_fd(), from, len, flags) })
-    }
 
     /// What is left after the first `done` bytes of the range that it begins in.
     fn after(&self, done: usize) -> Option<(NonNull<u8>, usize)> {
@@ -297,6 +264,44 @@ impl Ranges {
         })?;
         // SAFETY: `skip` is within the range.
         Some((unsafe { base.add(skip) }, len - skip))
+    }
+}
+
+/// Memory that a program lends in one piece, however much.
+pub(crate) struct Lent {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: it is an address; the bytes may be read by any thread, as `new` was promised.
+unsafe impl Send for Lent {}
+
+impl Lent {
+    /// The memory at `pointer`. `EFAULT` if it cannot be read.
+    ///
+    /// # Safety
+    /// Nobody writes the bytes, and they stay, until the program is told that they are its own.
+    pub(crate) unsafe fn new(pointer: *const c_void, len: usize) -> Outcome<Self> {
+        if len == 0 {
+            return Ok(Self { base: NonNull::dangling(), len });
+        }
+        let base = NonNull::new(pointer.cast_mut().cast()).ok_or(Errno::FAULT)?;
+        isize::try_from(len).map_err(|_| Errno::FAULT)?;
+        check_readable(base, len)?;
+        Ok(Self { base, len })
+    }
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: `new` was promised so.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
+    }
+}
+
+impl From<Lent> for Ranges {
+    fn from(Lent { base, len }: Lent) -> Self {
+        Self { ranges: vec![(base, len)], len }
     }
 }
 
@@ -373,6 +378,17 @@ impl Message {
 fn moved(count: isize) -> Outcome<usize> {
     let last = || Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO));
     usize::try_from(count).map_err(|_| last())
+}
+
+/// Fails with `EFAULT` unless all of a range can be read now.
+fn check_readable(base: NonNull<u8>, len: usize) -> Outcome<()> {
+    let is_readable = match populate(base, len) {
+        Ok(()) => true,
+        // Pages that nobody may read; or a kernel that does not know the question.
+        Err(rustix::io::Errno::INVAL) => populate(NonNull::from(&len).cast(), 1).is_err(),
+        Err(_) => false,
+    };
+    if is_readable { Ok(()) } else { Err(Errno::FAULT) }
 }
 
 /// Has the kernel read in the pages of a range.

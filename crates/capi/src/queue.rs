@@ -9,6 +9,7 @@
 mod groups;
 mod kernel;
 mod messages;
+pub(crate) mod numbers;
 mod operations;
 mod sending;
 mod socket;
@@ -20,6 +21,7 @@ use crate::pointers::Posted;
 use groups::Groups;
 pub(crate) use kernel::{FileWork, Other, SocketWork, Transfer, Way};
 use kernel::{Kept, finish, take_connection};
+use numbers::{CHANGED, COPIED, DONE, EXITED, EXPIRED, NOTIFIED, OVER, PROGRESS, READY, SIGNALLED};
 use rustix::fd::{BorrowedFd, IntoRawFd, OwnedFd};
 use socket::Watched;
 use std::collections::HashMap;
@@ -34,20 +36,6 @@ use towpath::events::{
 };
 use towpath_io::process_sys::generation;
 use transfer::End;
-
-/// `TOWPATH_OVER` of `towpath.h`.
-pub(crate) const OVER: u32 = 1;
-
-/// `TOWPATH_READY` and the others of `towpath.h`.
-pub(crate) const READY: i32 = 1;
-const EXPIRED: i32 = 2;
-const NOTIFIED: i32 = 3;
-const SIGNALLED: i32 = 4;
-const EXITED: i32 = 5;
-const CHANGED: i32 = 6;
-const PROGRESS: i32 = 7;
-const DONE: i32 = 8;
-const STARVED: i32 = 9;
 
 /// Longest that the end of a queue waits for memory of operations.
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(1);
@@ -71,7 +59,7 @@ pub struct Told {
     pub error: i32,
     /// Bits that say more.
     pub detail: u32,
-    /// `TOWPATH_OVER`.
+    /// `TOWPATH_OVER` and others.
     pub flags: u32,
 }
 
@@ -180,8 +168,8 @@ impl Queue {
         if let SocketWork::ReceiveMultishot(group) = work {
             return self.receive_multishot(End::of_instance(of.0, of.1)?, group, (deadline, data));
         }
-        let task = operations::task(of, work)?;
-        self.begin(|events| Ok((events.start(task, deadline, data).map_err(errno)?, Kept::Task)))
+        let (task, kept) = operations::task(of, work)?;
+        self.begin(|events| Ok((events.start(task, deadline, data).map_err(errno)?, kept)))
     }
 
     /// Begins an operation on a file of the kernel's, of which the queue has a duplicate.
@@ -302,6 +290,9 @@ impl Queue {
             let mut told = told(event);
             match (event.news, operations.get_mut(&told.id)) {
                 (News::Step { .. }, Some(Kept::Transfer(report))) => told = report.tell(told),
+                (News::Step { .. }, Some(Kept::Lent(loans))) if event.is_over && loans.copied() => {
+                    told.flags |= COPIED;
+                }
                 (News::Step { result }, Some(Kept::Multishot)) if !event.is_over => {
                     told = groups::tell(told, result);
                 }

@@ -37,6 +37,28 @@ fn the_header_declares_what_the_library_has() {
     assert_eq!(declared, functions(&source, "fn towpath_"));
 }
 
+/// Goal: programs and library mean the same by the numbers of event queues.
+#[test]
+fn the_header_has_the_numbers_of_the_library() {
+    let header = std::fs::read_to_string(package().join("include/towpath.h")).expect("header");
+    let numbers = package().join("src/queue/numbers.rs");
+    let numbers = std::fs::read_to_string(numbers).expect("numbers");
+    let defined: Vec<(&str, &str)> = header
+        .lines()
+        .filter_map(|line| line.strip_prefix("#define TOWPATH_")?.split_once(' '))
+        .map(|(name, value)| (name, value.trim_end_matches('u')))
+        .collect();
+    let constants: Vec<(&str, &str)> = numbers
+        .lines()
+        .filter_map(|line| line.strip_prefix("pub(crate) const ")?.split_once(": "))
+        .filter_map(|(name, rest)| Some((name, rest.split_once(" = ")?.1.trim_end_matches(';'))))
+        .collect();
+    assert!(constants.len() > 30);
+    for constant in constants {
+        assert!(defined.contains(&constant), "{constant:?}");
+    }
+}
+
 /// Compiles a program of C against header and library: its path, and that of the library's folder.
 fn compile(name: &str, source: &Path) -> (PathBuf, PathBuf) {
     let own = std::env::current_exe().expect("path of this program");
@@ -88,6 +110,12 @@ fn a_c_program_submits_operations() {
 #[test]
 fn a_c_program_submits_operations_to_the_kernel() {
     assert_ok(&compile_and_run("kernel", &package().join("tests/kernel.c")));
+}
+
+/// Goal: sends lend the program's memory and tell twice: accepted, and back, copied or not.
+#[test]
+fn a_c_program_sends_without_copying() {
+    assert_ok(&compile_and_run("zerocopy", &package().join("tests/zerocopy.c")));
 }
 
 /// Goal: bytes go between files and streams of instances and of the kernel, whole, and what ends

@@ -192,7 +192,7 @@ static void streams(void)
 	CHECK(now(queue, &event, 1) == 0 && towpath_queue_cancel(queue, sends) == 0);
 	event = next(queue);
 	CHECK(event.id == sends && event.what == TOWPATH_PROGRESS && event.result > 0 && event.result < LARGE);
-	over(queue, sends, event.result, 0);
+	over_with(queue, sends, event.result, 0, TOWPATH_COPIED);
 	drain(queue, ends[1], event.result);
 	CHECK(!memcmp(sent, received, event.result));
 	sends = submit(queue, of(TOWPATH_SEND, ends[0], NULL, 0));

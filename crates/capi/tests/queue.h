@@ -93,17 +93,23 @@ static inline int no(struct towpath_queue *queue, struct towpath_operation opera
 	return operation.error;
 }
 
-/* Looks that the next event is the end of an operation with this result; what else it says. */
-static inline uint32_t over(struct towpath_queue *queue, uint64_t id, int64_t result, int error)
+/* Looks that the next event is the end of an operation with this result and these flags besides; what else it says. */
+static inline uint32_t over_with(struct towpath_queue *queue, uint64_t id, int64_t result, int error, uint32_t flags)
 {
 	struct towpath_event event = next(queue);
 
-	if (event.result != result || event.error != error)
-		fprintf(stderr, "%lld, %d\n", (long long)event.result, event.error);
-	CHECK(event.id == id && event.what == TOWPATH_DONE && event.flags == TOWPATH_OVER);
+	if (event.result != result || event.error != error || event.flags != (TOWPATH_OVER | flags))
+		fprintf(stderr, "%lld, %d, %x\n", (long long)event.result, event.error, event.flags);
+	CHECK(event.id == id && event.what == TOWPATH_DONE && event.flags == (TOWPATH_OVER | flags));
 	CHECK(event.result == result && event.error == error);
 	CHECK(towpath_queue_cancel(queue, id) == -1 && errno == ESTALE);
 	return event.detail;
+}
+
+/* The same without other flags. */
+static inline uint32_t over(struct towpath_queue *queue, uint64_t id, int64_t result, int error)
+{
+	return over_with(queue, id, result, error, 0);
 }
 
 /* Moves packets between two instances until neither has any. */

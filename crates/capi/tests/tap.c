@@ -703,6 +703,50 @@ static int entries(const char *path)
 	return count;
 }
 
+/* A send of an event queue to a peer that reads comes back, and nothing of it was copied. */
+static void sends_by_queue(struct scene *scene)
+{
+	static unsigned char bytes[4 << 20], got[sizeof(bytes)];
+	unsigned int back_ends[] = { TOWPATH_QUEUE_EPOLL, 0 };
+	uint64_t seed = 9;
+
+	for (size_t i = 0; i < sizeof(bytes); i++)
+		bytes[i] = next(&seed);
+	for (int i = 0; i < 2; i++) {
+		struct towpath_queue *queue = towpath_queue_new(back_ends[i]);
+		int listener = listen_at(scene->server, scene->domain, 87), fd = connect_to(scene, 87, 0);
+		int accepted = CALL(scene->server, accept, listener, NULL, NULL), told = 0;
+		struct towpath_operation sends = {
+			.operation = TOWPATH_SEND, .instance = scene->client->towpath, .fd = fd,
+			.buffer = bytes, .len = sizeof(bytes),
+		};
+
+		CHECK(queue && fd >= 0 && accepted >= 0 && towpath_queue_submit(queue, &sends, 1) == 1);
+		for (size_t sum = 0; sum < sizeof(got) || told < 2;) {
+			struct towpath_event event;
+			struct timespec moment;
+			ssize_t count = sum < sizeof(got) ?
+				recv(accepted, got + sum, sizeof(got) - sum, MSG_DONTWAIT) : 0;
+
+			CHECK(count >= 0 || errno == EAGAIN);
+			sum += count > 0 ? count : 0;
+			CHECK(clock_gettime(CLOCK_MONOTONIC, &moment) == 0);
+			moment.tv_nsec += 1000000;
+			moment.tv_sec += moment.tv_nsec / 1000000000;
+			moment.tv_nsec %= 1000000000;
+			if (towpath_queue_wait(queue, &event, 1, 1, &moment) == 0)
+				continue;
+			CHECK(event.result == sizeof(bytes) && !event.error);
+			CHECK(event.what == (told++ ? TOWPATH_DONE : TOWPATH_PROGRESS));
+			CHECK(event.flags == (told == 2 ? TOWPATH_OVER : 0));
+		}
+		CHECK(!memcmp(bytes, got, sizeof(got)) && towpath_queue_close(queue) == 0);
+		CHECK(CALL(scene->client, close, fd) == 0);
+		CHECK(CALL(scene->server, close, accepted) == 0);
+		CHECK(CALL(scene->server, close, listener) == 0);
+	}
+}
+
 static void play(struct scene *scene)
 {
 	refused(scene);
@@ -716,6 +760,7 @@ static void play(struct scene *scene)
 	wrong_ranges(scene);
 	memory_that_is_freed(scene);
 	if (scene->client->towpath) {
+		sends_by_queue(scene);
 		terms(scene);
 		memory_that_goes(scene);
 	}

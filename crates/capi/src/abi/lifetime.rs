@@ -1,17 +1,14 @@
-//! How instances and queues are made, driven and ended, and other calls that only instances have.
+//! How instances are made, driven and ended, and other calls that only instances have.
 #![allow(unsafe_code)]
 
-use super::queue::{BACK_END_EPOLL, BACK_END_IO_URING};
 use super::{give, give_done, on, set_errno};
 use crate::attach::tap_errno;
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Config, Instance};
 use crate::pointers::{bytes, bytes_mut, file, text};
-use crate::queue::Queue;
 use libc::{c_char, c_int, c_uint, c_void, size_t};
 use rustix::fd::BorrowedFd;
 use std::sync::Arc;
-use towpath::events::Choice;
 use towpath_io::tap::Tap;
 
 /// What an attached instance is told, as C has it. A zero stands for the default.
@@ -211,41 +208,4 @@ unsafe fn read_config(config: *const TowpathConfig) -> Outcome<Config> {
     }
     config.mac = (given.mac != [0; 6]).then_some(given.mac);
     Ok(config)
-}
-
-/// Ends a queue; the header says more.
-///
-/// # Safety
-/// The queue is null, or was made and not closed, and no thread uses it.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn towpath_queue_close(queue: *const Queue) -> c_int {
-    if queue.is_null() {
-        return 0;
-    }
-    // SAFETY: the caller vouches for it.
-    if let Err(errno) = unsafe { &*queue }.end_operations() {
-        return give_done(Err(errno));
-    }
-    // SAFETY: the caller vouches for it, and `towpath_queue_new` gave the pointer away.
-    drop(unsafe { Box::from_raw(queue.cast_mut()) });
-    0
-}
-
-/// Makes an event queue, with one back end or (0) the best that there is. Null, with `errno` set,
-/// if it is not to be had.
-#[unsafe(no_mangle)]
-pub extern "C" fn towpath_queue_new(back_end: c_uint) -> *const Queue {
-    let choice = match back_end {
-        0 => Ok(Choice::Best),
-        BACK_END_EPOLL => Ok(Choice::Epoll),
-        BACK_END_IO_URING => Ok(Choice::IoUring),
-        _ => Err(Errno::INVAL),
-    };
-    match choice.and_then(Queue::new) {
-        Ok(queue) => Box::into_raw(Box::new(queue)),
-        Err(errno) => {
-            set_errno(errno);
-            std::ptr::null()
-        }
-    }
 }

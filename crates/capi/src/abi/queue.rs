@@ -2,10 +2,15 @@
 #![allow(unsafe_code)]
 
 use super::several::duration;
-use super::{give_done, give_int};
+use super::{give_done, give_int, set_errno};
 use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
-use crate::pointers::{Message, Posted, Ranges, bytes, file, path, sockaddr_bytes};
+use crate::pointers::{Lent, Message, Posted, bytes, file, path, sockaddr_bytes};
+use crate::queue::numbers::{
+    ABSTIME, ACCEPT, ADD, CONNECT, FDATASYNC, FSYNC, MODIFY, QUEUE_EPOLL, QUEUE_IO_URING, READ,
+    RECV, RECV_MULTISHOT, RECVFILE, RECVMSG, REMOVE, SEND, SENDFILE, SENDMSG, SOURCE_CHILD,
+    SOURCE_FD, SOURCE_FILE, SOURCE_SIGNAL, SOURCE_TIMER, SOURCE_USER, SPLICE, WRITE,
+};
 use crate::queue::{
     Asked, FileWork, Given, Other, Queue, SocketWork, Told, Transfer, Way, interest,
 };
@@ -15,42 +20,7 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// `TOWPATH_QUEUE_EPOLL` and the other back end of `towpath.h`.
-pub(super) const BACK_END_EPOLL: c_uint = 1;
-pub(super) const BACK_END_IO_URING: c_uint = 2;
-
-/// `TOWPATH_ADD` and the other commands of `towpath.h`.
-const ADD: c_int = 1;
-const MODIFY: c_int = 2;
-const REMOVE: c_int = 3;
-
-/// `TOWPATH_SOURCE_FD` and the other sources of `towpath.h`.
-const SOURCE_FD: c_int = 1;
-const SOURCE_TIMER: c_int = 2;
-const SOURCE_USER: c_int = 3;
-const SOURCE_SIGNAL: c_int = 4;
-const SOURCE_CHILD: c_int = 5;
-const SOURCE_FILE: c_int = 6;
-
-/// `TOWPATH_CONNECT` and the other operations of `towpath.h`.
-const OPERATION_CONNECT: c_int = 1;
-const OPERATION_ACCEPT: c_int = 2;
-const OPERATION_RECV: c_int = 3;
-const OPERATION_SEND: c_int = 4;
-const OPERATION_READ: c_int = 5;
-const OPERATION_WRITE: c_int = 6;
-const OPERATION_FSYNC: c_int = 7;
-const OPERATION_FDATASYNC: c_int = 8;
-const OPERATION_RECVMSG: c_int = 9;
-const OPERATION_SENDMSG: c_int = 10;
-const OPERATION_SENDFILE: c_int = 11;
-const OPERATION_RECVFILE: c_int = 12;
-const OPERATION_SPLICE: c_int = 13;
-const OPERATION_RECV_MULTISHOT: c_int = 14;
-
-/// `TOWPATH_ABSTIME` of `towpath.h`.
-const ABSTIME: u32 = 1;
+use towpath::events::Choice;
 
 /// A change, as C has it.
 #[repr(C)]
@@ -158,7 +128,7 @@ impl TowpathOperation {
         // SAFETY: the caller vouches for it.
         let deadline = unsafe { read_deadline(queue, self.deadline) }?;
         let when = (deadline, self.data);
-        if matches!(self.operation, OPERATION_READ..=OPERATION_FDATASYNC) {
+        if matches!(self.operation, READ..=FDATASYNC) {
             if !self.instance.is_null() {
                 return Err(Errno::INVAL);
             }
@@ -186,42 +156,44 @@ impl TowpathOperation {
     /// As [`TowpathOperation::submit`].
     unsafe fn socket_work(&self) -> Outcome<SocketWork<'_>> {
         let known = match self.operation {
-            OPERATION_ACCEPT => libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
-            OPERATION_RECV => libc::MSG_WAITALL,
-            OPERATION_RECVMSG => libc::MSG_PEEK | libc::MSG_TRUNC,
+            ACCEPT => libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
+            RECV => libc::MSG_WAITALL,
+            SEND => libc::MSG_ZEROCOPY,
+            RECVMSG => libc::MSG_PEEK | libc::MSG_TRUNC,
             _ => 0,
         };
         if self.flags & !known != 0 {
             return Err(Errno::INVAL);
         }
         Ok(match self.operation {
-            OPERATION_CONNECT => {
+            CONNECT => {
                 let len = socklen_t::try_from(self.len).map_err(|_| Errno::INVAL)?;
                 // SAFETY: the caller vouches for it.
                 SocketWork::Connect(unsafe { sockaddr_bytes(self.buffer.cast(), len) }?)
             }
-            OPERATION_ACCEPT if self.len == 0 => SocketWork::Accept(self.flags),
-            OPERATION_RECV_MULTISHOT if self.len == 0 => SocketWork::ReceiveMultishot(self.group),
-            OPERATION_RECV => {
+            ACCEPT if self.len == 0 => SocketWork::Accept(self.flags),
+            RECV_MULTISHOT if self.len == 0 => SocketWork::ReceiveMultishot(self.group),
+            RECV => {
                 // SAFETY: the caller vouches for it.
                 SocketWork::Receive(unsafe { Posted::new(self.buffer, self.len) }?, self.flags)
             }
-            OPERATION_SEND => {
+            SEND => {
                 // SAFETY: the caller vouches for it.
-                SocketWork::Send(unsafe { Ranges::of(self.buffer, self.len) }?)
+                let memory = unsafe { Lent::new(self.buffer, self.len) }?;
+                SocketWork::Send(memory, self.flags & libc::MSG_ZEROCOPY != 0)
             }
-            OPERATION_RECVMSG | OPERATION_SENDMSG => {
+            RECVMSG | SENDMSG => {
                 if self.len != size_of::<msghdr>() {
                     return Err(Errno::INVAL);
                 }
                 // SAFETY: the caller vouches for it.
                 let message = unsafe { Message::new(self.buffer.cast()) }?;
                 match self.operation {
-                    OPERATION_RECVMSG => SocketWork::ReceiveMessage(message, self.flags),
+                    RECVMSG => SocketWork::ReceiveMessage(message, self.flags),
                     _ => SocketWork::SendMessage(message),
                 }
             }
-            OPERATION_SENDFILE..=OPERATION_SPLICE => {
+            SENDFILE..=SPLICE => {
                 if self.len != size_of::<TowpathTransfer>() {
                     return Err(Errno::INVAL);
                 }
@@ -229,8 +201,8 @@ impl TowpathOperation {
                 // SAFETY: the caller vouches for it.
                 let transfer = unsafe { transfer.as_ref() }.ok_or(Errno::FAULT)?;
                 let way = match self.operation {
-                    OPERATION_SENDFILE => Way::SendFile,
-                    OPERATION_RECVFILE => Way::ReceiveFile,
+                    SENDFILE => Way::SendFile,
+                    RECVFILE => Way::ReceiveFile,
                     _ => Way::Splice,
                 };
                 // SAFETY: the caller vouches for it.
@@ -250,18 +222,18 @@ impl TowpathOperation {
             return Err(Errno::INVAL);
         }
         Ok(match self.operation {
-            OPERATION_READ => {
+            READ => {
                 // SAFETY: the caller vouches for it.
                 FileWork::Read(unsafe { Posted::new(self.buffer, self.len) }?, offset?)
             }
-            OPERATION_WRITE => {
+            WRITE => {
                 // SAFETY: the caller vouches for it.
-                drop(unsafe { Ranges::of(self.buffer, self.len) }?);
+                unsafe { Lent::new(self.buffer, self.len) }?;
                 // SAFETY: the caller vouches for it.
                 FileWork::Write(unsafe { bytes(self.buffer, self.len) }?, offset?)
             }
-            OPERATION_FSYNC => FileWork::Sync,
-            OPERATION_FDATASYNC => FileWork::SyncData,
+            FSYNC => FileWork::Sync,
+            FDATASYNC => FileWork::SyncData,
             _ => return Err(Errno::INVAL),
         })
     }
@@ -433,6 +405,43 @@ impl TowpathChange {
     }
 }
 
+/// Makes an event queue, with one back end or (0) the best that there is. Null, with `errno` set,
+/// if it is not to be had.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_queue_new(back_end: c_uint) -> *const Queue {
+    let choice = match back_end {
+        0 => Ok(Choice::Best),
+        QUEUE_EPOLL => Ok(Choice::Epoll),
+        QUEUE_IO_URING => Ok(Choice::IoUring),
+        _ => Err(Errno::INVAL),
+    };
+    match choice.and_then(Queue::new) {
+        Ok(queue) => Box::into_raw(Box::new(queue)),
+        Err(errno) => {
+            set_errno(errno);
+            std::ptr::null()
+        }
+    }
+}
+
+/// Ends a queue; the header says more.
+///
+/// # Safety
+/// The queue is null, or was made and not closed, and no thread uses it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn towpath_queue_close(queue: *const Queue) -> c_int {
+    if queue.is_null() {
+        return 0;
+    }
+    // SAFETY: the caller vouches for it.
+    if let Err(errno) = unsafe { &*queue }.end_operations() {
+        return give_done(Err(errno));
+    }
+    // SAFETY: the caller vouches for it, and `towpath_queue_new` gave the pointer away.
+    drop(unsafe { Box::from_raw(queue.cast_mut()) });
+    0
+}
+
 macro_rules! on_queue {
     ($($(#[$doc:meta])* fn $name:ident($of:ident $(, $argument:ident: $kind:ty)*) -> c_int
         $body:block)+) => { $(
@@ -554,6 +563,6 @@ on_queue! {
 
     /// Which back end it has.
     fn towpath_queue_back_end(of) -> c_int {
-        give_int(of.is_io_uring().map(|is| if is { BACK_END_IO_URING } else { BACK_END_EPOLL }))
+        give_int(of.is_io_uring().map(|is| if is { QUEUE_IO_URING } else { QUEUE_EPOLL }))
     }
 }

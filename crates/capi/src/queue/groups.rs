@@ -8,8 +8,9 @@
 //! a buffer is free, and who is woken and needs none, or ends, wakes the next.
 
 use super::kernel::Kept;
+use super::numbers::{PROGRESS, STARVED};
 use super::transfer::End;
-use super::{PROGRESS, STARVED, Told, errno};
+use super::{Told, errno};
 use crate::errno::{Errno, Outcome};
 use crate::pointers::Posted;
 use rustix::fd::AsFd;

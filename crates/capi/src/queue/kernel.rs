@@ -4,12 +4,14 @@
 //! the program's memory where it is, by calls that are made when the socket is ready; those of
 //! files are copied, as a thread or the kernel may have them longer than the queue is there.
 
+use super::numbers::COPIED;
+use super::sending::Loaned;
 use super::transfer::{self, End, Report};
 use super::{Told, errno, over};
 use crate::address::{self, Given};
 use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
-use crate::pointers::{Message, Posted, Ranges};
+use crate::pointers::{Lent, Message, Posted};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::FileType;
 use rustix::io::{Errno as Kernel, FdFlags};
@@ -20,7 +22,9 @@ use std::mem::ManuallyDrop;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
-use towpath::events::{self, Action as FileAction, Calls, EventQueue, Interest, SendFile, Token};
+use towpath::events::{
+    self, Action as FileAction, Calls, EventQueue, Interest, Memory, SendFile, Token,
+};
 use towpath_net::socket::Family;
 
 /// What is to be done with a file.
@@ -41,7 +45,8 @@ pub(crate) enum SocketWork<'a> {
     Accept(i32),
     /// With flags.
     Receive(Posted, i32),
-    Send(Ranges),
+    /// All of it; whether it is lent to the kernel, too.
+    Send(Lent, bool),
     /// One message, with flags.
     ReceiveMessage(Message, i32),
     SendMessage(Message),
@@ -92,6 +97,9 @@ pub(super) enum Kept {
     /// Flags for descriptors of connections.
     Accept(i32),
     Calls,
+    Sent,
+    /// What an instance has of the memory.
+    Lent(Arc<Loaned>),
     SentFile,
     /// Where what was taken and has not arrived goes.
     Moved(Posted),
@@ -157,12 +165,10 @@ pub(super) fn begin_on_socket(
             let call = receive_into(into);
             begin_calls(events, Calls { socket, interest: Interest::READ, all, call }, when)
         }
-        SocketWork::Send(ranges) => {
-            let all = Some(ranges.len() as u64);
-            let call = Box::new(move |socket: &OwnedFd, done| {
-                kernel(ranges.send_on(socket.as_fd(), done as usize))
-            });
-            begin_calls(events, Calls { socket, interest: Interest::WRITE, all, call }, when)
+        SocketWork::Send(bytes, lends) => {
+            let memory = Memory { bytes: Box::new(bytes), lends };
+            let begun = events.send_memory(socket, memory, deadline, data);
+            Ok((begun.map_err(errno)?, Kept::Sent))
         }
         SocketWork::ReceiveMessage(mut message, flags) => {
             let call = Box::new(move |socket: &OwnedFd, _| {
@@ -230,7 +236,7 @@ pub(super) fn finish(events: &mut EventQueue, token: Token, kept: &mut Kept, tol
         ..over(told, bytes as i64)
     };
     match kept {
-        Kept::Task | Kept::Transfer(_) | Kept::Multishot => told,
+        Kept::Task | Kept::Lent(_) | Kept::Transfer(_) | Kept::Multishot => told,
         Kept::File(into) => {
             let Some(completed) = events.take(token) else { return over(told, 0) };
             if let (Some(into), Ok(count)) = (into, &completed.result) {
@@ -245,6 +251,11 @@ pub(super) fn finish(events: &mut EventQueue, token: Token, kept: &mut Kept, tol
         Kept::Calls => {
             let (bytes, result) = events.take_called(token).unwrap_or((0, Ok(())));
             over(told, if bytes > 0 { bytes as i64 } else { code(result.map(|()| 0)) })
+        }
+        Kept::Sent => {
+            let Some(sent) = events.take(token) else { return over(told, 0) };
+            let told = over(told, code(sent.result));
+            Told { flags: told.flags | if sent.copied { COPIED } else { 0 }, ..told }
         }
         Kept::SentFile => match events.take_file(token) {
             Some(sent) => moved(sent.bytes, sent.result),

@@ -3,7 +3,7 @@
 //! Each is the call that would block, with the program's memory; the waits of the queue try it when
 //! its socket has news. The memory is the operation's until its last step was told.
 
-use super::kernel::SocketWork;
+use super::kernel::{Kept, SocketWork};
 use super::messages::{self, Way};
 use super::sending::Sending;
 use super::socket::{Place, READS};
@@ -18,20 +18,28 @@ use std::task::Waker;
 use towpath::events::{Step, Task};
 use towpath_net::socket::{Error, ReceiveFlags, SocketId};
 
-/// An operation on the socket `fd`.
+/// An operation on the socket `fd`, and what is kept of it.
 ///
 /// # Errors
 /// What is wrong with the arguments.
 pub(super) fn task(
     (instance, fd): (&Arc<Instance>, i32),
     work: SocketWork<'_>,
-) -> Outcome<Box<dyn Task>> {
+) -> Outcome<(Box<dyn Task>, Kept)> {
     let message = |message, way| messages::Operation::new(instance, fd, message, way);
-    Ok(match work {
+    let mut kept = Kept::Task;
+    let task: Box<dyn Task> = match work {
         SocketWork::ReceiveMessage(into, flags) => Box::new(message(into, Way::In(flags))?),
         SocketWork::SendMessage(from) => Box::new(message(from, Way::Out)?),
-        work => Box::new(Operation::new(instance, fd, work)?),
-    })
+        work => {
+            let operation = Operation::new(instance, fd, work)?;
+            if let Work::Send(sending) = &operation.work {
+                kept = Kept::Lent(sending.loans().clone());
+            }
+            Box::new(operation)
+        }
+    };
+    Ok((task, kept))
 }
 
 /// An operation on a stream.
@@ -72,7 +80,7 @@ impl Operation {
             },
             SocketWork::Accept(flags) => Work::Accept(flags),
             SocketWork::Receive(into, flags) => Work::Receive(into, 0, flags != 0),
-            SocketWork::Send(ranges) => Work::Send(Sending::new(ranges)),
+            SocketWork::Send(memory, _) => Work::Send(Sending::new(memory.into())),
             // They are tasks of their own.
             SocketWork::ReceiveMessage(..)
             | SocketWork::SendMessage(_)

@@ -29,17 +29,24 @@ pub(super) struct Sending {
 
 /// Counts loans.
 #[derive(Default)]
-struct Loaned(Mutex<Out>);
+pub(super) struct Loaned(Mutex<Out>);
 
 #[derive(Default)]
 struct Out {
     count: usize,
+    /// Some bytes were copied after all.
+    copied: bool,
     waker: Option<Waker>,
 }
 
 impl Loaned {
     fn lock(&self) -> MutexGuard<'_, Out> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether some bytes were copied after all.
+    pub(super) fn copied(&self) -> bool {
+        self.lock().copied
     }
 
     /// True if none is out; else `waker` is woken when that is so.
@@ -53,9 +60,10 @@ impl Loaned {
 }
 
 impl Lender for Loaned {
-    fn returned(&self, _: u64, _: bool) {
+    fn returned(&self, _: u64, copied: bool) {
         let mut out = self.lock();
         out.count -= 1;
+        out.copied |= copied;
         if out.count == 0 {
             out.waker.take().into_iter().for_each(Waker::wake);
         }
@@ -66,6 +74,10 @@ impl Sending {
     pub(super) fn new(ranges: Ranges) -> Self {
         let loans = Arc::default();
         Self { ranges, sent: 0, is_accepted: false, loans, watches: Vec::new() }
+    }
+
+    pub(super) fn loans(&self) -> &Arc<Loaned> {
+        &self.loans
     }
 
     /// Goes on: tells what was accepted, and when the memory is back.

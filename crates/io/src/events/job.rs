@@ -48,6 +48,8 @@ pub enum Job {
     Send(Socket, Vec<u8>),
     /// The same by lending it, where back end, kernel and socket can. It is over when it is back.
     Lend(Socket, Vec<u8>),
+    /// One of these two, of memory that is no `Vec`.
+    SendMemory(Socket, Memory),
     /// Send a file. The socket is made not to block when the first of it goes by sendfile(2).
     SendFile(Socket, SendFile),
     /// Write what comes to a range of a file.
@@ -58,8 +60,22 @@ pub enum Job {
     Call(Calls),
 }
 
+/// Memory that is sent and is no `Vec`.
+pub struct Memory {
+    /// All of it is sent. It is dropped when the job is over.
+    pub bytes: Box<dyn AsRef<[u8]> + Send>,
+    /// It is [lent](Job::Lend), not copied.
+    pub lends: bool,
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory").field("lends", &self.lends).finish_non_exhaustive()
+    }
+}
+
 /// Calls on a socket, which are made when it is ready: the way of messages, and of memory that is
-/// no `Vec`.
+/// received into and is no `Vec`.
 pub struct Calls {
     /// The socket.
     pub socket: Socket,
@@ -122,7 +138,7 @@ pub enum Parts {
     None,
     /// A buffer, with its length unchanged.
     Buffer(Vec<u8>),
-    /// A buffer that was to be sent; whether some of it was copied.
+    /// A buffer that was to be sent, an empty one for [`Memory`]; whether some of it was copied.
     Sent(Vec<u8>, bool),
     /// The socket that was to be connected.
     Socket(Socket),
@@ -157,7 +173,7 @@ enum Work {
     Receive(Socket, Vec<u8>),
     Send {
         socket: Socket,
-        buffer: Vec<u8>,
+        from: Source,
         lends: bool,
         copied: bool,
     },
@@ -170,6 +186,22 @@ enum Work {
     },
     Splice(Box<Splicing>),
     Call(Calls),
+}
+
+/// What is sent.
+#[derive(Debug)]
+enum Source {
+    Buffer(Vec<u8>),
+    Memory(Memory),
+}
+
+impl Source {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Buffer(buffer) => buffer,
+            Self::Memory(memory) => (*memory.bytes).as_ref(),
+        }
+    }
 }
 
 /// What is to be done.
@@ -246,6 +278,7 @@ impl Step<'_> {
 impl Running {
     pub(super) fn new(job: Job) -> Result<Self, (Errno, Job)> {
         let mut is_over = false;
+        let send = |socket, from, lends| Work::Send { socket, from, lends, copied: false };
         let work = match job {
             Job::File(operation) => Work::File(operation),
             Job::Connect(socket, remote, blocks) => Work::Connect(socket, remote, blocks),
@@ -254,13 +287,11 @@ impl Running {
                 is_over = buffer.is_empty();
                 Work::Receive(socket, buffer)
             }
-            Job::Send(socket, buffer) => {
-                is_over = buffer.is_empty();
-                Work::Send { socket, buffer, lends: false, copied: false }
-            }
-            Job::Lend(socket, buffer) => {
-                is_over = buffer.is_empty();
-                Work::Send { socket, buffer, lends: true, copied: false }
+            Job::Send(socket, buffer) => send(socket, Source::Buffer(buffer), false),
+            Job::Lend(socket, buffer) => send(socket, Source::Buffer(buffer), true),
+            Job::SendMemory(socket, memory) => {
+                let lends = memory.lends;
+                send(socket, Source::Memory(memory), lends)
             }
             Job::SendFile(socket, parts) => {
                 is_over = parts.bytes() == 0;
@@ -284,6 +315,7 @@ impl Running {
                 Work::Call(calls)
             }
         };
+        is_over |= matches!(&work, Work::Send { from, .. } if from.bytes().is_empty());
         Ok(Self { work, bytes: 0, failure: None, is_over, interruptions: 0 })
     }
 
@@ -312,8 +344,8 @@ impl Running {
             Work::Accept(_, ..=0) => Step::Idle,
             Work::Accept(listener, _) => Step::Accept { listener },
             Work::Receive(socket, buffer) => Step::Receive { socket, into: buffer },
-            Work::Send { socket, buffer, lends, .. } => {
-                let (bytes, all) = (&buffer[done as usize..], buffer.len() as u64);
+            Work::Send { socket, from, lends, .. } => {
+                let (bytes, all) = (&from.bytes()[done as usize..], from.bytes().len() as u64);
                 match lends {
                     true => Step::Lend { socket, bytes, all },
                     false => Step::Send { socket, bytes, more: false },
@@ -446,7 +478,8 @@ impl Running {
                 }
                 Parts::Socket(socket)
             }
-            Work::Send { buffer, copied, .. } => Parts::Sent(buffer, copied),
+            Work::Send { from: Source::Buffer(buffer), copied, .. } => Parts::Sent(buffer, copied),
+            Work::Send { from: Source::Memory(_), copied, .. } => Parts::Sent(Vec::new(), copied),
             Work::SendFile(sending) => Parts::File(sending.parts),
             Work::ReceiveFile { block, .. } => Parts::Rest(block.bytes().to_vec()),
             Work::Splice(splicing) => Parts::Rest(splicing.rest()),
@@ -460,7 +493,8 @@ impl Running {
     /// Bytes of all of it, where that is known.
     fn all(&self) -> u64 {
         match &self.work {
-            Work::File(Operation { buffer, .. }) | Work::Send { buffer, .. } => buffer.len() as u64,
+            Work::File(Operation { buffer, .. }) => buffer.len() as u64,
+            Work::Send { from, .. } => from.bytes().len() as u64,
             Work::SendFile(sending) => sending.parts.bytes(),
             Work::ReceiveFile { range, .. } => range.end - range.start,
             Work::Splice(splicing) => splicing.count,

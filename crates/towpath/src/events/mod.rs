@@ -79,7 +79,7 @@ pub use socket::{DatagramSocket, Listener, Stack, Stream};
 pub use source::{Exit, Notifier, Source};
 pub use streams::NotBegun;
 pub use towpath_io::events::{
-    Action, Call, Calls, Choice, Interest, Operation, Readiness, SendFile, Trigger,
+    Action, Call, Calls, Choice, Interest, Memory, Operation, Readiness, SendFile, Trigger,
 };
 pub use transfer::{FileSent, Moved};
 pub use wait::EVENTS_DEFAULT;

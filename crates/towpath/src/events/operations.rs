@@ -56,7 +56,7 @@ impl EventQueue {
 
     /// Makes calls of the program's own on a socket of the kernel, when it is ready, until they are
     /// over: so datagrams are sent and received, with addresses and control messages, and streams
-    /// from and to memory that is no `Vec`. The calls are made by the thread that begins them and
+    /// received into memory that is no `Vec`. The calls are made by the thread that begins them and
     /// those that wait, and must not block. A wait tells
     /// [`News::Completed`](super::News::Completed), of those that send so many bytes
     /// [`News::Sent`](super::News::Sent) before, and [`EventQueue::take_called`] has what became of

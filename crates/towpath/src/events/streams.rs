@@ -17,7 +17,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
-use towpath_io::events::Job;
+use towpath_io::events::{Job, Memory};
 
 /// An operation that was not begun, with its buffer.
 pub struct NotBegun {
@@ -192,6 +192,23 @@ impl EventQueue {
         data: u64,
     ) -> Result<Token, NotBegun> {
         self.begin_send(stream.into(), Job::Lend, buffer, (deadline, data))
+    }
+
+    /// Sends all of `memory` on a stream of the kernel, as [`EventQueue::send`] or, if it lends, as
+    /// [`EventQueue::send_zerocopy`]: the way of memory that is no `Vec`. It is dropped by the time
+    /// that a wait tells [`News::Completed`](super::News::Completed), and [`EventQueue::take`] has
+    /// an empty buffer then.
+    ///
+    /// # Errors
+    /// `ENOSPC` if the queue is full. The memory is dropped.
+    pub fn send_memory(
+        &mut self,
+        socket: Arc<OwnedFd>,
+        memory: Memory,
+        deadline: Option<Instant>,
+        data: u64,
+    ) -> io::Result<Token> {
+        self.begin_job(Job::SendMemory(socket, memory), deadline, data).map_err(|(error, _)| error)
     }
 
     /// The connection that a wait told of, and the peer's address: none of a socket of the kernel

@@ -7,13 +7,16 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Instant;
-use towpath::events::{Choice, Completed, Config, EventQueue, News, Stream, Token};
+use towpath::events::{Choice, Completed, Config, EventQueue, Memory, News, Stream, Token};
 
 pub(super) const CASES: &[Case] = &[
     ("a_buffer_that_is_lent_to_the_kernel_comes_back", comes_back),
     ("a_lent_buffer_is_accepted_before_it_is_back", accepted),
     ("what_cannot_be_lent_is_copied", copied),
+    ("memory_that_is_no_vec_is_sent_and_let_go", of_others),
     ("a_lending_send_is_cancelled_in_the_middle", stopped),
     ("a_lending_send_fails_without_a_signal", failed),
     ("a_queue_may_go_before_what_it_has_lent", dropped),
@@ -128,6 +131,43 @@ fn copied(choice: Choice) {
     let mut full = EventQueue::with(&Config { registrations: 0, ..config(choice) }).unwrap();
     let refused = full.send_zerocopy(tcp().0, vec![7; 9], None, 9).unwrap_err();
     assert_eq!((errno::<()>(Err(refused.error)), refused.buffer), (Errno::NOSPC, vec![7; 9]));
+}
+
+/// Goal: memory of any kind is kept as long as it is sent, and no longer, lent or not.
+fn of_others(choice: Choice) {
+    let mut queue = queue(choice);
+    for (lends, len) in [(false, LARGE), (true, LARGE), (true, AHEAD), (true, 0)] {
+        let shared: Arc<[u8]> = vec![7; len].into();
+        let (stream, mut peer) = tcp();
+        let socket = Arc::new(OwnedFd::from(stream));
+        let memory = Memory { bytes: Box::new(shared.clone()), lends };
+        let token = queue.send_memory(socket, memory, None, 9).unwrap();
+        let reader = std::thread::spawn(move || read_sevens(&mut peer, len));
+        let told = until_over(&mut queue, token);
+        assert_eq!((told, Arc::strong_count(&shared)), (vec![News::Sent { bytes: len }], 1));
+        let Completed { result, buffer, copied, .. } = queue.take(token).unwrap();
+        assert_eq!((result.unwrap(), buffer, copied), (len, vec![], len > 0));
+        reader.join().unwrap();
+    }
+    // Refused, it is dropped; a queue that goes waits for what the kernel has.
+    let shared: Arc<[u8]> = vec![7; AHEAD].into();
+    let send = |queue: &mut EventQueue, socket| {
+        let memory = Memory { bytes: Box::new(shared.clone()), lends: true };
+        queue.send_memory(socket, memory, None, 9)
+    };
+    let (stream, mut peer) = tcp();
+    let socket = Arc::new(OwnedFd::from(stream));
+    let mut full = EventQueue::with(&Config { registrations: 0, ..config(choice) }).unwrap();
+    assert_eq!(errno(send(&mut full, socket.clone())), Errno::NOSPC);
+    assert_eq!(Arc::strong_count(&shared), 1);
+    send(&mut queue, socket).unwrap();
+    let reader = std::thread::spawn(move || {
+        let mut read = Vec::new();
+        peer.read_to_end(&mut read).unwrap();
+        read
+    });
+    drop(queue);
+    assert!(reader.join().unwrap().iter().all(|byte| *byte == 7));
 }
 
 fn stopped(choice: Choice) {

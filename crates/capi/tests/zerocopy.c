@@ -1,0 +1,304 @@
+/*
+ * Sends of event queues that lend the program's memory, on both back ends, on streams of the kernel and of instances:
+ * accepted and back are two events, and the second says whether bytes were copied; cancelled, late, failed, closed
+ * under them, and queues that end with memory out. What stays on a host is copied by the kernel in the end.
+ */
+#define _GNU_SOURCE
+#include "scene.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/utsname.h>
+#include <sys/wait.h>
+
+/* More than sockets have room for. */
+#define LARGE (8 << 20)
+/* More than a peer takes that does not read, and less than a socket sends ahead. */
+#define AHEAD (200 << 10)
+
+static char sent[LARGE], received[LARGE];
+
+/* Whether the kernel lends, and tells of copies: io_uring of Linux 6.2. */
+static int lends(void)
+{
+	struct utsname name;
+	int major = 0, minor = 0;
+
+	CHECK(uname(&name) == 0 && sscanf(name.release, "%d.%d", &major, &minor) == 2);
+	return back_end == TOWPATH_QUEUE_IO_URING && (major > 6 || (major == 6 && minor >= 2));
+}
+
+/* A connection over loopback whose peer, the second, takes little before it reads. */
+static void narrow(int ends[2])
+{
+	struct sockaddr_in address = {
+		.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+	};
+	socklen_t len = sizeof(address);
+	int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), in = 32 << 10, out = 2 * AHEAD;
+
+	CHECK(listener >= 0 && setsockopt(listener, SOL_SOCKET, SO_RCVBUF, &in, sizeof(in)) == 0);
+	CHECK(bind(listener, (struct sockaddr *)&address, len) == 0 && listen(listener, 1) == 0);
+	CHECK(getsockname(listener, (struct sockaddr *)&address, &len) == 0);
+	ends[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	CHECK(ends[0] >= 0 && setsockopt(ends[0], SOL_SOCKET, SO_SNDBUF, &out, sizeof(out)) == 0);
+	CHECK(connect(ends[0], (struct sockaddr *)&address, len) == 0);
+	ends[1] = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+	CHECK(ends[1] >= 0 && close(listener) == 0);
+}
+
+static struct towpath_operation send_of(int fd, void *buffer, size_t len, int flags)
+{
+	return (struct towpath_operation) {
+		.operation = TOWPATH_SEND, .fd = fd, .buffer = buffer, .len = len, .flags = flags,
+	};
+}
+
+/* Looks that the next event is progress with this result. */
+static void accepted(struct towpath_queue *queue, uint64_t id, int64_t result)
+{
+	struct towpath_event event = next(queue);
+
+	CHECK(event.id == id && event.what == TOWPATH_PROGRESS && !event.flags && !event.error);
+	CHECK(event.result == result);
+}
+
+/* Reads so many bytes of the kernel's socket, which are those that were sent. */
+static void drain(int fd, size_t len)
+{
+	for (size_t sum = 0; sum < len;) {
+		ssize_t got = recv(fd, received + sum, len - sum, 0);
+
+		CHECK(got > 0);
+		sum += got;
+	}
+	CHECK(!memcmp(sent, received, len));
+}
+
+/* Runs `drain` in another process: memory that is lent comes back while a peer reads. */
+static pid_t drain_beside(int fd, size_t len)
+{
+	pid_t child = fork();
+
+	CHECK(child >= 0);
+	if (child == 0) {
+		alarm(8 * PATIENCE_S);
+		drain(fd, len);
+		_exit(0);
+	}
+	return child;
+}
+
+static void joined(pid_t child)
+{
+	int status;
+
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+
+static void returns(void)
+{
+	struct towpath_queue *queue = towpath_queue_new(back_end);
+	struct towpath_event event;
+	int ends[2], local[2];
+	uint64_t id;
+
+	CHECK(queue);
+	/* Nothing, little, much; asked to lend, and not. */
+	size_t lens[] = { 0, 1, LARGE };
+	for (int i = 0; i < 6; i++) {
+		size_t len = lens[i / 2];
+		int flags = i % 2 ? MSG_ZEROCOPY : 0;
+
+		narrow(ends);
+		pid_t reader = drain_beside(ends[1], len);
+		id = submit(queue, send_of(ends[0], len ? sent : NULL, len, flags));
+		accepted(queue, id, len);
+		over_with(queue, id, len, 0, len ? TOWPATH_COPIED : 0);
+		joined(reader);
+		CHECK(close(ends[0]) == 0 && close(ends[1]) == 0);
+	}
+	/* What is lent is out as long as the peer does not take it, and the next may go. */
+	narrow(ends);
+	id = submit(queue, send_of(ends[0], sent, AHEAD, MSG_ZEROCOPY));
+	accepted(queue, id, AHEAD);
+	if (lends()) {
+		CHECK(now(queue, &event, 1) == 0 && remove_id(queue, id) == EBUSY);
+		CHECK(towpath_queue_cancel(queue, id) == 0 && now(queue, &event, 1) == 0);
+		uint64_t second = submit(queue, send_of(ends[0], sent, 10, 0));
+		accepted(queue, second, 10);
+		over_with(queue, second, 10, 0, TOWPATH_COPIED);
+	}
+	drain(ends[1], AHEAD);
+	over_with(queue, id, AHEAD, 0, TOWPATH_COPIED);
+	CHECK(close(ends[0]) == 0 && close(ends[1]) == 0);
+	/* A socket of a kind that cannot lend. */
+	CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, local) == 0);
+	id = submit(queue, send_of(local[0], sent, 1000, MSG_ZEROCOPY));
+	accepted(queue, id, 1000);
+	over_with(queue, id, 1000, 0, TOWPATH_COPIED);
+	drain(local[1], 1000);
+	CHECK(close(local[0]) == 0 && close(local[1]) == 0 && towpath_queue_close(queue) == 0);
+}
+
+/* A send that stops in the middle: what was accepted arrives, and no more. */
+static void stopped(int flags, char *memory, size_t len)
+{
+	struct towpath_queue *queue = towpath_queue_new(back_end);
+	struct towpath_event event;
+	int ends[2];
+
+	narrow(ends);
+	CHECK(queue);
+	uint64_t id = submit(queue, send_of(ends[0], memory, len, flags));
+	CHECK(now(queue, &event, 1) == 0 && towpath_queue_cancel(queue, id) == 0);
+	/* With what the peer takes the memory comes back; the end of the stream is after it. */
+	int pid = fork();
+	CHECK(pid >= 0);
+	if (pid == 0) {
+		size_t sum = 0;
+		ssize_t got;
+
+		alarm(8 * PATIENCE_S);
+		CHECK(close(ends[0]) == 0 && towpath_queue_close(queue) == 0);
+		while (sum < LARGE && (got = recv(ends[1], received + sum, LARGE - sum, 0)) > 0)
+			sum += got;
+		_exit(sum == 0 || sum >= LARGE || memcmp(received, memory, sum));
+	}
+	event = next(queue);
+	CHECK(event.id == id && event.what == TOWPATH_PROGRESS && event.result > 0 && event.result < LARGE);
+	over_with(queue, id, event.result, 0, TOWPATH_COPIED);
+	CHECK(shutdown(ends[0], SHUT_WR) == 0);
+	joined(pid);
+	CHECK(close(ends[0]) == 0 && close(ends[1]) == 0 && towpath_queue_close(queue) == 0);
+}
+
+static void fails(void)
+{
+	struct towpath_queue *queue = towpath_queue_new(back_end);
+	struct timespec past = in_ns(-1);
+	struct towpath_event event;
+	int ends[2];
+
+	CHECK(queue);
+	stopped(MSG_ZEROCOPY, sent, LARGE);
+	stopped(0, sent, LARGE);
+	/* More than any peer takes at once. */
+	size_t huge = 1ull << 32;
+	char *zeros = mmap(NULL, huge, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	CHECK(zeros != MAP_FAILED);
+	/* Large pages cost less to look at; without them it takes longer. */
+	madvise(zeros, huge, MADV_HUGEPAGE);
+	stopped(MSG_ZEROCOPY, zeros, huge);
+	CHECK(munmap(zeros, huge) == 0);
+	/* Late before it was begun: then nothing is sent, unless all was accepted at once. */
+	narrow(ends);
+	struct towpath_operation late = send_of(ends[0], sent, 9, MSG_ZEROCOPY);
+	late.deadline = &past;
+	uint64_t id = submit(queue, late);
+	event = next(queue);
+	if (event.what == TOWPATH_PROGRESS)
+		over_with(queue, id, 9, 0, TOWPATH_COPIED);
+	else
+		CHECK(event.what == TOWPATH_DONE && event.error == ETIMEDOUT && event.result == -1);
+	/* A socket that sends no more; a signal would end this program. */
+	CHECK(shutdown(ends[0], SHUT_WR) == 0);
+	over_with(queue, submit(queue, send_of(ends[0], sent, AHEAD, MSG_ZEROCOPY)), -1, EPIPE, 0);
+	CHECK(close(ends[0]) == 0 && close(ends[1]) == 0);
+	/* A descriptor that is closed and a peer that goes with bytes unread: both are told. */
+	narrow(ends);
+	id = submit(queue, send_of(ends[0], sent, LARGE, MSG_ZEROCOPY));
+	CHECK(now(queue, &event, 1) == 0 && close(ends[0]) == 0);
+	CHECK(write(ends[1], "unread", 6) == 6 && close(ends[1]) == 0);
+	event = next(queue);
+	CHECK(event.id == id && event.what == TOWPATH_PROGRESS && event.result > 0 && event.result < LARGE);
+	int64_t before = event.result;
+	event = next(queue);
+	CHECK(event.id == id && event.what == TOWPATH_DONE && event.result == before && !event.error);
+	/* What is wrong. */
+	char *unmapped = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(unmapped != MAP_FAILED && munmap(unmapped, 4096) == 0);
+	narrow(ends);
+	CHECK(no(queue, send_of(ends[0], unmapped, 1, MSG_ZEROCOPY)) == EFAULT);
+	CHECK(no(queue, send_of(ends[0], NULL, 1, MSG_ZEROCOPY)) == EFAULT);
+	CHECK(no(queue, send_of(ends[0], sent, -1, MSG_ZEROCOPY)) == EFAULT);
+	CHECK(no(queue, send_of(ends[0], sent, 1, MSG_ZEROCOPY | MSG_OOB)) == EINVAL);
+	CHECK(no(queue, send_of(-1, sent, 1, MSG_ZEROCOPY)) == EBADF);
+	struct towpath_operation receives = send_of(ends[0], received, 1, MSG_ZEROCOPY);
+	receives.operation = TOWPATH_RECV;
+	CHECK(no(queue, receives) == EINVAL);
+	CHECK(close(ends[0]) == 0 && close(ends[1]) == 0 && towpath_queue_close(queue) == 0);
+}
+
+/* A queue with memory out that nobody asked about stays until it is back, whatever becomes of descriptors. */
+static void ends_late(void)
+{
+	struct towpath_queue *queue = towpath_queue_new(back_end);
+	int ends[2];
+
+	CHECK(queue);
+	narrow(ends);
+	uint64_t id = submit(queue, send_of(ends[0], sent, AHEAD, MSG_ZEROCOPY));
+	accepted(queue, id, AHEAD);
+	CHECK(close(ends[0]) == 0);
+	if (lends())
+		CHECK(towpath_queue_close(queue) == -1 && errno == EBUSY);
+	drain(ends[1], AHEAD);
+	CHECK(towpath_queue_close(queue) == 0 && close(ends[1]) == 0);
+}
+
+static void of_instances(void)
+{
+	struct scene scene = begin_scene();
+	struct towpath_operation sends = on_client(&scene, TOWPATH_SEND, sent, 100);
+	struct towpath_event event;
+
+	/* It lends in any case, and copies what towpath_output() hands over. */
+	for (int i = 0; i < 2; i++) {
+		sends.flags = i ? MSG_ZEROCOPY : 0;
+		uint64_t id = submit(scene.queue, sends);
+		accepted(scene.queue, id, 100);
+		CHECK(now(scene.queue, &event, 1) == 0);
+		settle(scene.a, scene.b);
+		over_with(scene.queue, id, 100, 0, TOWPATH_COPIED);
+		CHECK(towpath_read(scene.b, scene.server, received, LARGE) == 100 && !memcmp(sent, received, 100));
+	}
+	/* One that is cancelled when it was accepted: the memory comes back, copied, and is written. */
+	sends.len = LARGE;
+	uint64_t id = submit(scene.queue, sends);
+	CHECK(now(scene.queue, &event, 1) == 0 && towpath_queue_cancel(scene.queue, id) == 0);
+	event = next(scene.queue);
+	CHECK(event.id == id && event.what == TOWPATH_PROGRESS && event.result > 0 && event.result < LARGE);
+	over_with(scene.queue, id, event.result, 0, TOWPATH_COPIED);
+	memcpy(received, sent, event.result);
+	memset(sent, 0, event.result);
+	for (int64_t sum = 0; sum < event.result;) {
+		char part[4096];
+
+		settle(scene.a, scene.b);
+		ssize_t len = towpath_read(scene.b, scene.server, part, sizeof(part));
+		CHECK(len > 0 && !memcmp(part, received + sum, len));
+		sum += len;
+	}
+	/* Nothing of it was lent: the socket is shut. */
+	CHECK(towpath_shutdown(scene.a, scene.client, SHUT_WR) == 0);
+	over_with(scene.queue, submit(scene.queue, sends), -1, EPIPE, 0);
+	end_scene(&scene);
+}
+
+static void cases(unsigned int which)
+{
+	back_end = which;
+	for (size_t i = 0; i < LARGE; i++)
+		sent[i] = i * 31 + i / 251;
+	returns();
+	fails();
+	ends_late();
+	of_instances();
+}
+
+int main(void)
+{
+	alarm(8 * PATIENCE_S);
+	return on_both(cases);
+}

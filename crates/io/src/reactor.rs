@@ -104,6 +104,11 @@ impl Events {
         self.count == 0
     }
 
+    /// Forgets them.
+    pub fn clear(&mut self) {
+        self.count = 0;
+    }
+
     /// The events, in the kernel's order.
     pub fn iter(&self) -> impl Iterator<Item = Event> + '_ {
         self.events[..self.count].iter().map(|event| {

@@ -8,13 +8,15 @@
 //! lets the gateway act on what the stack and the host sockets have, and sends what the stack has
 //! made of it. ACKs and windows thus go out once per burst, after the host sockets took the data.
 //!
-//! An idle worker sleeps until its next timer, or for ever. Before a sleep it looks at the inside
-//! for a while, where that can be done without a system call and pays (`busy_poll`).
+//! An idle worker sleeps until its next timer, or for ever. Before a sleep it looks for news for a
+//! while where that pays (`busy_poll`): at the inside, if that can be done without a system call,
+//! and at all files while a connection has just begun, whose next packets are near.
 //! When frames run out, the inside is left unread for a millisecond; the queues before it are the
 //! buffer then.
 
 mod busy_poll;
 mod side;
+mod wait;
 
 pub use busy_poll::MISSES_MAX;
 pub use side::{Input, Side, SideContext};
@@ -26,7 +28,6 @@ use crate::report::Report;
 use crate::services;
 use busy_poll::BusyPoll;
 use std::fs::File;
-use std::hint::spin_loop;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
@@ -56,9 +57,6 @@ const READ_BYTES_PER_TURN: usize = BYTES_PER_TURN;
 const READ_BURSTS_PER_TURN: usize = 16;
 /// How often the end is looked for while finishing.
 const FINISH_INTERVAL: Duration = Duration::from_millis(5);
-/// Pauses of the processor between two looks at the kernel's events while the inside is polled,
-/// each with a look at the inside: about as long as the system call takes.
-const LOOKS: u32 = 8;
 
 /// The worker.
 pub struct Worker<S: Side = Tap> {
@@ -78,6 +76,7 @@ pub struct Worker<S: Side = Tap> {
     clock: Clock,
     rest: Rest,
     busy_poll: BusyPoll,
+    young_poll: BusyPoll,
     /// Set while only the rest is passed on.
     finish_by: Option<Instant>,
 }
@@ -155,6 +154,7 @@ impl<S: Side> Worker<S> {
             clock: Clock::new(),
             rest: Rest::new(),
             busy_poll: BusyPoll::new(busy_poll),
+            young_poll: BusyPoll::new(wait::YOUNG_POLL),
             finish_by: None,
         })
     }
@@ -258,65 +258,6 @@ impl<S: Side> Worker<S> {
                 && (self.gateway.all_passed_on() && !self.stack.has_output() || until <= now)
             {
                 return Ok(0);
-            }
-        }
-    }
-
-    /// Waits for events, or until there is something to do inside.
-    fn wait(&mut self, timeout: Option<Duration>, events: &mut Events) -> io::Result<()> {
-        let is_busy = timeout.is_some_and(|timeout| timeout.is_zero());
-        // While memory is short, what is inside has to wait.
-        let is_paused = self.paused_until.is_some();
-        if is_busy || is_paused {
-            if !is_paused {
-                // Nothing but this tells of it.
-                self.side.poll();
-            }
-            self.rest.wait(&mut self.reactor, timeout, events)?;
-            return Ok(());
-        }
-        if self.poll(timeout, events)? {
-            return Ok(());
-        }
-        if self.side.arm() {
-            return self.reactor.wait(Some(Duration::ZERO), events);
-        }
-        let began = self.clock.now();
-        if self.rest.wait(&mut self.reactor, timeout, events)? {
-            self.give_back();
-        }
-        if events.iter().any(|event| event.token == Token::Side.encode()) {
-            self.busy_poll.slept(self.clock.now().since(began));
-        }
-        Ok(())
-    }
-
-    /// Polls the inside for as long as that pays, `timeout` at most. True if there is something to
-    /// do, be it for `events`.
-    fn poll(&mut self, timeout: Option<Duration>, events: &mut Events) -> io::Result<bool> {
-        let window = self.busy_poll.window().min(timeout.unwrap_or(Duration::MAX));
-        if window.is_zero() {
-            return Ok(false);
-        }
-        let began = self.clock.now();
-        let was_there = self.side.poll();
-        loop {
-            let found = was_there
-                || (0..LOOKS).any(|_| {
-                    spin_loop();
-                    self.side.poll()
-                });
-            let spent = self.clock.now().since(began);
-            if found {
-                self.busy_poll.found((!was_there).then_some(spent));
-            } else if spent >= window {
-                self.busy_poll.missed();
-                return Ok(false);
-            }
-            // Of others, too, news are heard of as long as the inside is busy.
-            self.reactor.wait(Some(Duration::ZERO), events)?;
-            if found || !events.is_empty() {
-                return Ok(true);
             }
         }
     }

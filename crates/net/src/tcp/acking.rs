@@ -7,7 +7,8 @@
 //!
 //! What Linux does not have: an owner that answers within a moment may say so
 //! ([`Connection::expect_answers`]). Then the first request and the peer's FIN, too, wait that
-//! moment for the answer to carry their ACKs.
+//! moment for the answer to carry their ACKs, the request until its owner gives up
+//! ([`Connection::answer_is_late`]).
 
 use super::connection::Connection;
 use super::seq::Seq;
@@ -51,11 +52,18 @@ impl Connection {
         self.receive.ping_pong = PingPong::Expected;
     }
 
-    /// False if an answer, or our FIN, that was expected did not come in time, so that the ACK went
-    /// alone; `None` if none was expected.
-    pub fn answered_in_time(&self) -> Option<bool> {
-        let expected = self.receive.answer_wait > Duration::ZERO;
-        expected.then_some(!self.receive.answered_late)
+    /// True while the ACK of data waits for an expected answer. Its sender may wait for it to send
+    /// more, unless he has sent his FIN.
+    pub fn awaits_answer(&self) -> bool {
+        let Receiver { ping_pong, ack_owed, fin, .. } = &self.receive;
+        *ping_pong == PingPong::Expected && *ack_owed == AckOwed::Delayed && !fin
+    }
+
+    /// The owner has looked and has no answer yet: an ACK that waits for it goes alone, now.
+    pub fn answer_is_late(&mut self) {
+        if self.awaits_answer() {
+            self.ack_delay_over();
+        }
     }
 
     /// Data arrived: follows the time between arrivals.
@@ -155,7 +163,6 @@ impl Connection {
         }
         let rto = self.rtt.rto();
         let before = core::mem::replace(&mut self.receive.ping_pong, PingPong::No);
-        self.receive.answered_late |= before == PingPong::Expected;
         if before != PingPong::No {
             self.receive.delay = self.settings.delayed_ack;
         } else {

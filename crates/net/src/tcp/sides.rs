@@ -196,8 +196,6 @@ pub(super) struct Receiver {
     /// How long the ACK of little data, or of the FIN, waits for an expected answer; zero if none
     /// is.
     pub(super) answer_wait: Duration,
-    /// An expected answer did not come in time.
-    pub(super) answered_late: bool,
     /// Segments since the last ACK that may have ended a write of the sender's: none, one, more.
     pub(super) pushed: u8,
     /// How long an ACK waits; zero before any data.
@@ -273,7 +271,6 @@ impl Receiver {
             quick_acks: 0,
             ping_pong: PingPong::No,
             answer_wait: Duration::ZERO,
-            answered_late: false,
             pushed: 0,
             delay: Duration::ZERO,
             data_at: now,

@@ -13,15 +13,15 @@
 //!
 //! One file per protocol: `tcp`, `udp`, `ping`; `newcomers` who waits for a flow of their own;
 //! `listen` published ports, `joined` what goes from loopback to loopback past the stack,
-//! `resolver` where DNS goes, `promptness` whether ACKs wait for answers, `route` which
+//! `resolver` where DNS goes, `expected` what is near and what ACKs wait for, `route` which
 //! destinations are served and how. All run on the worker's thread.
 
+mod expected;
 mod idle;
 mod joined;
 mod listen;
 mod newcomers;
 mod ping;
-mod promptness;
 mod queued;
 mod resolver;
 mod route;
@@ -30,6 +30,7 @@ mod tcp;
 mod udp;
 
 use crate::config::Config;
+use expected::Expected;
 use joined::{End, JoinedFlows};
 use listen::Listeners;
 use newcomers::Newcomers;
@@ -171,6 +172,7 @@ pub struct Gateway {
     listeners: Listeners,
     joined: JoinedFlows,
     newcomers: Newcomers,
+    expected: Expected,
     counters: GatewayCounters,
 }
 
@@ -237,6 +239,7 @@ impl Gateway {
             listeners: Listeners::new(),
             joined: JoinedFlows::new(config.flows_max),
             newcomers: Newcomers::default(),
+            expected: Expected::new(),
             counters: GatewayCounters::default(),
         };
         for publish in &config.publish {
@@ -299,6 +302,7 @@ impl Gateway {
         self.continue_tcp(io);
         self.continue_udp(io);
         self.with_joined(io, JoinedFlows::go_on);
+        self.end_long_waits(io);
     }
 
     /// True if [`Gateway::continue_flows`] or [`Gateway::begin_flows`] has work without an event.

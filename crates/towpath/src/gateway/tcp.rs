@@ -11,7 +11,6 @@
 //! has more waits for each of the others once, whoever has how many news, and the program's own
 //! packets get their turn after the same number of bytes, however many flows there are.
 
-use super::promptness::{ANSWER_WAIT, Promptness};
 use super::queued::{LentNow, Queued};
 use super::route::Target;
 use super::slots::{GENERATION_MASK, Slot};
@@ -23,7 +22,7 @@ use std::net::SocketAddr;
 use towpath_io::reactor::{Event, Interest, Reactor};
 use towpath_io::socket::{Received, TcpSocket};
 use towpath_net::stack::{Stack, TcpHandle, Unreachable};
-use towpath_net::tcp::{Connection, ConnectionError, Events};
+use towpath_net::tcp::{ConnectionError, Events};
 use towpath_net::time::Instant;
 use towpath_packet::Piece;
 
@@ -125,20 +124,13 @@ pub(super) struct TcpFlows {
     count: usize,
     /// The line of those that are to read from the host.
     waiting: VecDeque<u32>,
-    promptness: Promptness,
     /// No frame was free: `waiting` is tried again after a while, not at once.
     starved: bool,
 }
 
 impl TcpFlows {
     pub(super) fn new() -> Self {
-        Self {
-            flows: Vec::new(),
-            count: 0,
-            waiting: VecDeque::new(),
-            promptness: Promptness::default(),
-            starved: false,
-        }
+        Self { flows: Vec::new(), count: 0, waiting: VecDeque::new(), starved: false }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -224,6 +216,7 @@ impl Gateway {
         }
         if events.contains(Events::READABLE) || events.contains(Events::PEER_CLOSED) {
             self.move_out(handle, io);
+            self.note_awaited(handle, io);
         }
         if events.contains(Events::WRITABLE) {
             self.tcp.queue(handle);
@@ -270,10 +263,7 @@ impl Gateway {
         if connected {
             self.host_connected(handle, io);
             // It is on this machine.
-            if self.tcp.promptness.expects(io.now) {
-                let expect = |connection: &mut Connection| connection.expect_answers(ANSWER_WAIT);
-                io.stack.with_tcp(handle, io.now, expect);
-            }
+            self.expect_answers(handle, io);
         }
     }
 
@@ -345,6 +335,7 @@ impl Gateway {
             return socket.reset();
         }
         self.tcp.insert(Flow::new(handle, socket, Phase::ProgramConnecting));
+        self.expected.connection_begins(io.now);
     }
 
     /// The peer keeps its port unless that one is taken, which happens when several host
@@ -545,11 +536,7 @@ impl Gateway {
     /// The connection to the program is over. After an error both sides end at once; otherwise
     /// the flow lasts until the host has taken what the program sent.
     fn on_closed(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
-        let connection = io.stack.tcp(handle);
-        let error = connection.and_then(|connection| connection.error());
-        if let Some(in_time) = connection.and_then(|connection| connection.answered_in_time()) {
-            self.tcp.promptness.ended(in_time, io.now);
-        }
+        let error = io.stack.tcp(handle).and_then(|connection| connection.error());
         if error.is_none()
             && let Some(flow) = self.tcp.get_mut(handle)
         {

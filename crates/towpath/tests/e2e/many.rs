@@ -1,9 +1,11 @@
 //! Many connections: at once, one after the other, and more than there are descriptors.
 
+use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::thread;
 use std::time::Duration;
 
+use super::inside::QUESTION_BYTES;
 use super::support::{
     Family, Host, NONE, Server, Stats, Test, Towpath, at_each_mtu, descriptors, echo, inside, note,
     now, program_of, resident_kib, retry,
@@ -26,6 +28,9 @@ pub(crate) fn tests() -> Vec<Test> {
         );
         tests.push(Test::new(format!("no_descriptor_left_{name}"), &[], move |host| {
             no_descriptor_left(host, family);
+        }));
+        tests.push(Test::new(format!("request_in_two_parts_{name}"), &[], move |_| {
+            in_two_parts(family);
         }));
     }
     tests
@@ -57,6 +62,24 @@ fn all_at_once(host: &mut Host, family: Family) {
     assert!(output.success().starts_with("held 2000\n"));
     stats.assert_carried(16_000, 16_000, 0);
     assert_eq!(stats.number("flows", "now"), 0);
+}
+
+/// Less than the ACK of a FIN waits, which is the longest wait towards a server on this machine.
+const HELD_UP_US_MIN: u64 = 9_000;
+
+/// Goal: a program whose kernel keeps the second part of a request back until the first is
+/// acknowledged (RFC 896) is not held up, even if all requests before it were in one part.
+/// Method: the quickest of twenty requests in two parts, which are answered only as a whole.
+fn in_two_parts(family: Family) {
+    let server = Server::start(family.loopback(), |mut stream| {
+        stream.read_exact(&mut [0; QUESTION_BYTES])?;
+        stream.write_all(&[0])
+    });
+    let address = SocketAddr::new(family.gateway(), server.port()).to_string();
+    let output = Towpath::with_loopback(NONE).run(inside("two-parts", &[&address, "20"]));
+    let quickest: u64 = output.success().trim().parse().expect("microseconds");
+    note("two parts", &format!("{quickest} us"));
+    assert!(quickest < HELD_UP_US_MIN, "{quickest} us");
 }
 
 /// Goal: 20,000 connections come and go, and leave nothing.

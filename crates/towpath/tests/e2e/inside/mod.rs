@@ -7,7 +7,7 @@ mod udp;
 
 use std::process::ExitCode;
 
-pub(crate) use tcp::STOP;
+pub(crate) use tcp::{QUESTION_BYTES, STOP};
 pub(crate) use udp::{ALL_CAME, WORD_BYTES, receive_numbered, send_numbered};
 
 /// Plays a role if that is what this process was started for.
@@ -38,6 +38,7 @@ fn run(role: &str, arguments: &[&str]) -> Outcome {
         ("ask-in-turn", [address, count]) => tcp::ask_in_turn(address, count.parse()?),
         ("rest", [address, count]) => tcp::rest(address, count.parse()?),
         ("short", [address, count]) => tcp::short(address, count.parse()?),
+        ("two-parts", [address, count]) => tcp::two_parts(address, count.parse()?),
         ("limited", [address, count]) => tcp::limited(address, count.parse()?),
         ("half-close", [address, bytes]) => tcp::half_close(address, bytes.parse()?),
         ("peer-first", [address, bytes]) => tcp::peer_first(address, bytes.parse()?),

@@ -17,6 +17,9 @@ pub(crate) const STOP: Duration = Duration::from_secs(10);
 /// it was heard of last.
 const REST: Duration = Duration::from_millis(4500);
 
+/// Bytes of a question that is answered when all of it is there.
+pub(crate) const QUESTION_BYTES: usize = 16;
+
 pub(super) fn open(address: &str) -> Result<TcpStream, std::io::Error> {
     let address: SocketAddr = address.parse().expect("an address");
     let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
@@ -102,6 +105,32 @@ pub(super) fn short(address: &str, count: usize) -> Outcome {
         }
     }
     println!("answered {count}");
+    Ok(())
+}
+
+/// Asks without `TCP_NODELAY` and over a connection for each: sixteen times with one write, then
+/// with two, and all of that again. Prints the microseconds that the quickest question in two parts
+/// took.
+pub(super) fn two_parts(address: &str, count: usize) -> Outcome {
+    let address: SocketAddr = address.parse()?;
+    let ask = |parts: usize| -> Result<Duration, std::io::Error> {
+        let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let begun = now();
+        for part in [0; QUESTION_BYTES].chunks(QUESTION_BYTES / parts) {
+            stream.write_all(part)?;
+        }
+        stream.read_exact(&mut [0])?;
+        Ok(begun.elapsed())
+    };
+    let mut quickest = Duration::MAX;
+    for _ in 0..count {
+        for _ in 0..16 {
+            ask(1)?;
+        }
+        quickest = quickest.min(ask(2)?);
+    }
+    println!("{}", quickest.as_micros());
     Ok(())
 }
 

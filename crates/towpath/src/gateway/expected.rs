@@ -1,0 +1,84 @@
+//! What is expected within a moment: the next packets of a connection that has just begun, and
+//! answers of hosts on this machine, for which ACKs towards the program wait.
+//!
+//! An ACK waits no longer than the thread is awake, and not for [`LATE_AFTER`] if that is long: a
+//! program that sends a request in two parts without `TCP_NODELAY` waits for the ACK of the first
+//! (RFC 896), and a part cannot be told from a whole. So nothing needs a timer, and nobody is held
+//! up for longer than a packet takes.
+
+use super::{Gateway, Io};
+use towpath_net::stack::TcpHandle;
+use towpath_net::tcp::Connection;
+use towpath_net::time::{Duration, Instant};
+
+/// How long the ACK of the program's FIN waits for the FIN of a host on this machine: beyond the
+/// kernel's next tick, as a timer before it costs as much as the ACK.
+const FIN_WAIT: Duration = Duration::from_millis(10);
+/// How long the ACK of a request waits while the thread has other work: a few turns.
+const LATE_AFTER: Duration = Duration::from_micros(100);
+/// How long after its beginning a connection's next packets are near: twice what one with a byte
+/// each way takes from beginning to end.
+const YOUNG: Duration = Duration::from_micros(200);
+
+/// See the module text.
+#[derive(Debug)]
+pub(super) struct Expected {
+    /// Connections whose ACKs wait for answers, since when the first does.
+    answers: Vec<TcpHandle>,
+    since: Instant,
+    /// Until then the last connection that began is young.
+    young_until: Instant,
+}
+
+impl Expected {
+    pub(super) const fn new() -> Self {
+        Self { answers: Vec::new(), since: Instant::START, young_until: Instant::START }
+    }
+
+    /// A connection with this machine begins.
+    pub(super) fn connection_begins(&mut self, now: Instant) {
+        self.young_until = now + YOUNG;
+    }
+}
+
+impl Gateway {
+    /// The program's connection leads to this machine: its request is answered soon.
+    pub(super) fn expect_answers(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
+        self.expected.connection_begins(io.now);
+        io.stack.with_tcp(handle, io.now, |connection| connection.expect_answers(FIN_WAIT));
+    }
+
+    /// Data of the program was passed on: looks whether its ACK waits.
+    pub(super) fn note_awaited(&mut self, handle: TcpHandle, io: &Io<'_>) {
+        if io.stack.tcp(handle).is_some_and(Connection::awaits_answer) {
+            if self.expected.answers.is_empty() {
+                self.expected.since = io.now;
+            }
+            self.expected.answers.push(handle);
+        }
+    }
+
+    /// True if a connection has begun so lately that its next packets are near.
+    pub(crate) fn has_young_flow(&self, now: Instant) -> bool {
+        now < self.expected.young_until
+    }
+
+    /// True if ACKs wait for answers.
+    pub(crate) fn awaits_answers(&self) -> bool {
+        !self.expected.answers.is_empty()
+    }
+
+    /// The thread has looked for news and has none: ACKs wait no longer.
+    pub(crate) fn answers_are_late(&mut self, io: &mut Io<'_>) {
+        for handle in self.expected.answers.drain(..) {
+            io.stack.with_tcp(handle, io.now, Connection::answer_is_late);
+        }
+    }
+
+    /// At the end of a turn, for a thread that always has work.
+    pub(super) fn end_long_waits(&mut self, io: &mut Io<'_>) {
+        if self.awaits_answers() && io.now.since(self.expected.since) >= LATE_AFTER {
+            self.answers_are_late(io);
+        }
+    }
+}

@@ -107,7 +107,11 @@ int towpath_recvmmsg(const struct towpath *instance, int fd, struct mmsghdr *mes
  * of the socket; the token is 0 if there are none. What is held takes room of the receive buffer; if
  * it is too much, the call fails with ENOBUFS and copying calls go on. A datagram in more pieces than
  * there is room for stays (EMSGSIZE). Of the flags, MSG_DONTWAIT is known.
+ *
+ * On sockets of AF_PACKET and of AF_INET with SOCK_RAW the first piece is the caller's room for headers, at least
+ * TOWPATH_HEADERS_MAX bytes (EMSGSIZE). They are copied into it, and its length becomes how many they are.
  */
+#define TOWPATH_HEADERS_MAX 256
 ssize_t towpath_recvmsg_lent(const struct towpath *instance, int fd, struct msghdr *message,
 			     int flags, uint64_t *token);
 /* Gives back what such a call handed out: EINVAL if there is nothing with this token. */

@@ -16,7 +16,7 @@ use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
 use crate::options;
 use crate::pointers::{
-    IOV_MAX, Message, Ranges, bytes, bytes_mut, file, gather, scatter, sockaddr_bytes,
+    IOV_MAX, Message, Ranges, bytes, bytes_mut, file, filter, gather, scatter, sockaddr_bytes,
     write_address, write_source,
 };
 use crate::poll::{EpollEvent, Polled};
@@ -336,7 +336,13 @@ exported! {
         let len = usize::try_from(len as i32).map_err(|_| Errno::INVAL);
         // SAFETY: the caller vouches for it.
         let value = len.and_then(|len| unsafe { bytes(value, len) });
-        give_done(on(of, fd, value.and_then(|value| of.set_option(fd, level, name, value))))
+        give_done(on(of, fd, value.and_then(|value| match (level, name) {
+            (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER) => {
+                // SAFETY: the caller vouches for it.
+                of.attach_filter(fd, unsafe { filter(value) })
+            }
+            _ => of.set_option(fd, level, name, value),
+        })))
     }
 
     /// `getsockopt(2)`.

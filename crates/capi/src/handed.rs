@@ -11,9 +11,13 @@ use crate::link;
 use std::time::Duration;
 use towpath_net::socket::{Error, ReadMost, Readiness};
 use towpath_packet::Held;
+use towpath_packet::packet::HEADER_BYTES;
 
 /// Flags of the call that are known.
 const FLAGS: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_CMSG_CLOEXEC;
+
+/// `TOWPATH_HEADERS_MAX` of `towpath.h`.
+const _: () = assert!(HEADER_BYTES == 256);
 
 /// A call whose pieces are out, or none.
 #[derive(Default)]
@@ -35,6 +39,8 @@ impl Call {
 pub(crate) struct HandedOut {
     calls: Vec<Call>,
     free: Vec<u32>,
+    /// Of the last call.
+    headers: Vec<u8>,
 }
 
 impl HandedOut {
@@ -76,28 +82,50 @@ impl HandedOut {
 }
 
 impl Instance {
+    /// True if what a socket receives begins with headers that are in no piece.
+    pub(crate) fn reads_headers(&self, fd: i32) -> bool {
+        let state = self.lock();
+        let Ok(id) = state.id(fd) else { return false };
+        let is_v4 = state.files.socket(fd).is_ok_and(|file| file.domain == libc::AF_INET);
+        let packet = state.sockets.packet_options(id).is_some_and(|own| !own.payload_only);
+        packet || is_v4 && state.sockets.raw_options(id).is_some()
+    }
+
     /// Receives what is there without copying it: at most so many pieces, told by `piece` as an
     /// address and a length, and the token to return them with, which is zero if there are none.
+    /// Headers that are in no piece are copied into `room`; the last number is how many bytes.
+    ///
+    /// # Errors
+    /// `EMSGSIZE` if there is not enough room for any headers.
     pub(crate) fn receive_lent(
         &self,
         fd: i32,
-        pieces: usize,
+        (mut room, pieces): (Option<&mut [u8]>, usize),
         control: &mut [u8],
         flags: i32,
         mut piece: impl FnMut(&[u8]),
-    ) -> Outcome<(Received, u64)> {
+    ) -> Outcome<(Received, u64, usize)> {
         if flags & !FLAGS != 0 {
             return Err(Errno(libc::EOPNOTSUPP));
+        }
+        if room.as_ref().is_some_and(|room| room.len() < HEADER_BYTES) {
+            return Err(Errno(libc::EMSGSIZE));
         }
         let most = ReadMost { bytes: usize::MAX, pieces, private: true };
         let mut control = Control::new(control);
         let timeout = self.lock().timeout(fd, flags, false)?;
         self.block(timeout, |state| {
-            let (mut received, token) = state.receive_lent(fd, &most, &mut control, timeout)?;
+            let with = (room.is_some(), timeout);
+            let (mut received, token) = state.receive_lent(fd, &most, &mut control, with)?;
+            let headers = &state.handed_out.headers;
+            let count = headers.len();
+            if let Some(room) = &mut room {
+                room[..count].copy_from_slice(headers);
+            }
             let pieces = state.handed_out.pieces(token).iter();
             pieces.for_each(|held| piece(held.piece().bytes().unwrap_or_default()));
             (received.control, received.flags) = (control.len, control.flags);
-            Ok((received, token))
+            Ok((received, token, count))
         })
     }
 
@@ -113,22 +141,28 @@ impl State {
         fd: i32,
         most: &ReadMost,
         control: &mut Control<'_>,
-        timeout: Option<Duration>,
+        (with_headers, timeout): (bool, Option<Duration>),
     ) -> Outcome<(Received, u64)> {
         let file = self.files.socket(fd)?;
         let (id, datagram) = (file.id, file.datagram);
         let (place, mut pieces) = self.handed_out.begin();
+        let mut headers = std::mem::take(&mut self.handed_out.headers);
+        headers.clear();
         let mut received = Received::default();
         let outcome = self.with(|sockets, cx| {
             if !datagram {
                 received.len = sockets.receive_lent(id, most, &mut pieces, cx)?;
                 return Ok(None);
             }
-            let told = sockets.receive_datagram_lent(id, most, &mut pieces, cx)?;
+            let told = match with_headers {
+                true => sockets.receive_frame_lent(id, most, (&mut headers, &mut pieces), cx)?,
+                false => sockets.receive_datagram_lent(id, most, &mut pieces, cx)?,
+            };
             (received.len, received.source) = (told.len, Some(link::source(told.from, told.link)));
             Ok(Some(told))
         });
         let token = self.handed_out.end(place, pieces);
+        self.handed_out.headers = headers;
         match outcome {
             Ok(Some(told)) => self.tell_datagram(fd, &told, control)?,
             Ok(None) => self.tell_left(fd, control)?,

@@ -4,6 +4,7 @@ use crate::address::Name;
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
 use std::net::SocketAddr;
+use towpath_net::bpf::Program;
 use towpath_net::socket::{FrameKind, FrameSource, LinkDestination, PacketOptions, SendTo};
 use towpath_net::wire::MacAddr;
 use towpath_net::wire::ethernet::EtherType;
@@ -91,6 +92,19 @@ impl Instance {
     }
 }
 
+impl Instance {
+    /// Sets which frames a packet socket sees from now on, and how much of each
+    /// (`SO_ATTACH_FILTER`).
+    pub(crate) fn attach_filter(&self, fd: i32, filter: Outcome<Program>) -> Outcome<()> {
+        self.call(|state| {
+            let id = state.id(fd)?;
+            // Other sockets do not have the option.
+            state.packet(fd).ok_or(Errno(libc::ENOPROTOOPT))?;
+            Ok(state.sockets.set_packet_filter(id, Some(filter?)).map(drop)?)
+        })
+    }
+}
+
 impl State {
     /// The options of a packet socket; `None` for others.
     pub(crate) fn packet(&self, fd: i32) -> Option<PacketOptions> {
@@ -151,10 +165,20 @@ impl State {
     ) -> Option<Outcome<()>> {
         self.packet(fd)?;
         match (level, option) {
+            (libc::SOL_SOCKET, libc::SO_DETACH_FILTER) => Some(self.detach_filter(fd, value)),
             (libc::SOL_SOCKET, _) => None,
             (libc::SOL_PACKET, IGNORE_OUTGOING) => Some(self.ignore_outgoing(fd, value)),
             _ => Some(Err(Errno(libc::ENOPROTOOPT))),
         }
+    }
+
+    /// The value means nothing, but is to be there.
+    fn detach_filter(&mut self, fd: i32, value: &[u8]) -> Outcome<()> {
+        if value.len() < size_of::<i32>() {
+            return Err(Errno::INVAL);
+        }
+        let before = self.sockets.set_packet_filter(self.id(fd)?, None)?;
+        before.map(drop).ok_or(Errno(libc::ENOENT))
     }
 
     fn ignore_outgoing(&mut self, fd: i32, value: &[u8]) -> Outcome<()> {

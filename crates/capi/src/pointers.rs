@@ -7,12 +7,13 @@
 use crate::address::{self, Name};
 use crate::control::Received;
 use crate::errno::{Errno, Outcome};
-use libc::{c_char, c_int, c_void, iovec, msghdr, sockaddr, socklen_t};
+use libc::{c_char, c_int, c_void, iovec, msghdr, sock_filter, sock_fprog, sockaddr, socklen_t};
 use rustix::fd::{AsRawFd, BorrowedFd};
 use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::ptr::NonNull;
+use towpath_net::bpf::{Instruction, Program};
 use towpath_net::socket::Borrower;
 use towpath_packet::{Loans, Piece};
 
@@ -459,6 +460,31 @@ pub(crate) unsafe fn file<'a>(fd: c_int) -> Outcome<BorrowedFd<'a>> {
     }
     // SAFETY: the caller vouches for it; -1 was refused.
     Ok(unsafe { BorrowedFd::borrow_raw(fd) })
+}
+
+/// The program that a `struct sock_fprog` of the caller's names. `EINVAL` if it is none.
+///
+/// # Safety
+/// `value` is such a structure, and names as many instructions as it says.
+pub(crate) unsafe fn filter(value: &[u8]) -> Outcome<Program> {
+    if value.len() != size_of::<sock_fprog>() {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: it is as long, and any bytes are one.
+    let sock_fprog { len, filter } =
+        unsafe { value.as_ptr().cast::<sock_fprog>().read_unaligned() };
+    if filter.is_null() {
+        return Err(Errno::INVAL);
+    }
+    let at = |index: usize| {
+        // SAFETY: the caller vouches for `len` of them.
+        let place = unsafe { filter.add(index) };
+        // SAFETY: as above.
+        let sock_filter { code, jt, jf, k } = unsafe { place.read_unaligned() };
+        Instruction { code, jt, jf, k }
+    };
+    let instructions = (0..usize::from(len)).map(at).collect();
+    Program::new(instructions).map_err(|_| Errno::INVAL)
 }
 
 /// A string of the caller's.

@@ -8,6 +8,7 @@
 #include "answers.h"
 
 #include <linux/errqueue.h>
+#include <linux/filter.h>
 #include <linux/if_ether.h>
 #include <linux/if_packet.h>
 #include <net/if_arp.h>
@@ -166,6 +167,109 @@ static void lending(struct end *to, struct end *from)
 	CHECK(CALL(to, close, taker) == 0 && CALL(from, close, sender) == 0);
 }
 
+/* Frames of OTHER that begin with `first`; all bytes of them, or 20. */
+static void attach(struct end *end, int fd, int first, int all)
+{
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_H | BPF_ABS, 12),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, OTHER, 0, 3),
+		BPF_STMT(BPF_LD | BPF_B | BPF_ABS, ETH_HLEN),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, first, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, all ? 0xffff : 20),
+		BPF_STMT(BPF_RET | BPF_K, 0),
+	};
+	struct sock_fprog program = { 6, code };
+
+	CHECK(CALL(end, setsockopt, fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof(program)) == 0);
+}
+
+/* A filter chooses frames and cuts them, on both sides alike. */
+static void filters(struct end *to, struct end *from)
+{
+	unsigned char there[ETH_ALEN], here[ETH_ALEN];
+	int taker = packet_of(to, SOCK_RAW, OTHER, there), one = 1;
+	int sender = packet_of(from, SOCK_DGRAM, OTHER, here);
+	struct sockaddr_ll name = name_of(from, OTHER, there);
+	int lens[] = { 500 + ETH_HLEN, 20, 300 + ETH_HLEN };
+
+	for (int round = 0; round < 3; round++) {
+		if (round == 2)
+			CHECK(CALL(to, setsockopt, taker, SOL_SOCKET, SO_DETACH_FILTER, &one, sizeof(one)) == 0);
+		else
+			attach(to, taker, 5, round == 0);
+		/* Of two frames the second is wanted, and at last the first, too. */
+		for (int i = 0; i < 2; i++) {
+			memset(out, 4 + i, 500);
+			int len = i ? 500 : 300;
+			CHECK(CALL(from, sendto, sender, out, len, 0, (struct sockaddr *)&name, sizeof(name)) == len);
+		}
+		CHECK(take(to, taker, PACKET_HOST, here) == lens[round]);
+		CHECK(in[ETH_HLEN] == (round == 2 ? 4 : 5));
+		if (round == 2)
+			CHECK(take(to, taker, PACKET_HOST, here) == 500 + ETH_HLEN);
+	}
+	CHECK(CALL(to, recv, taker, in, sizeof(in), MSG_DONTWAIT) == -1 && errno == EAGAIN);
+	CHECK(CALL(to, close, taker) == 0 && CALL(from, close, sender) == 0);
+}
+
+/* The instance hands out frames that come and that leave where they are, with their headers. */
+static void sniffs(struct end *ours, struct end *kernel)
+{
+	unsigned char there[ETH_ALEN], here[ETH_ALEN], headers[TOWPATH_HEADERS_MAX];
+	int sniffer = packet_of(ours, SOCK_RAW, ETH_P_ALL, there);
+	int own = packet_of(ours, SOCK_DGRAM, OTHER, NULL), other = packet_of(kernel, SOCK_DGRAM, OTHER, here);
+	struct end *makers[] = { kernel, ours };
+	int fds[] = { other, own };
+	unsigned char *addresses[] = { there, here };
+	uint64_t tokens[2];
+	struct iovec kept[2];
+
+	attach(ours, sniffer, 6, 1);
+	for (int i = 0; i < 2; i++) {
+		struct sockaddr_ll name = name_of(makers[i], OTHER, addresses[i]), from;
+		struct iovec pieces[18] = { { headers, sizeof(headers) } };
+		struct msghdr message = {
+			.msg_name = &from, .msg_namelen = sizeof(from), .msg_iov = pieces, .msg_iovlen = 18,
+		};
+		size_t sum = 0;
+
+		for (int at = 0; at < 1400; at++)
+			out[at] = at * 7 % 251 + i;
+		out[0] = 6;
+		CHECK(CALL(makers[i], sendto, fds[i], out, 1400, 0, (struct sockaddr *)&name, sizeof(name)) == 1400);
+		/* Too little room, and none: the frame stays. */
+		struct pollfd polled = { .fd = sniffer, .events = POLLIN };
+		CHECK(CALL(ours, poll, &polled, 1, 60000) == 1);
+		pieces[0].iov_len--;
+		CHECK(towpath_recvmsg_lent(ours->towpath, sniffer, &message, 0, &tokens[i]) == -1 && errno == EMSGSIZE);
+		pieces[0].iov_len++, message.msg_iovlen = 0;
+		CHECK(towpath_recvmsg_lent(ours->towpath, sniffer, &message, 0, &tokens[i]) == -1 && errno == EMSGSIZE);
+		message.msg_iovlen = 1;
+		CHECK(towpath_recvmsg_lent(ours->towpath, sniffer, &message, 0, &tokens[i]) == -1 && errno == EMSGSIZE);
+		message.msg_iovlen = 18, pieces[0].iov_base = NULL;
+		CHECK(towpath_recvmsg_lent(ours->towpath, sniffer, &message, 0, &tokens[i]) == -1 && errno == EFAULT);
+		pieces[0].iov_base = headers;
+		CHECK(towpath_recvmsg_lent(ours->towpath, sniffer, &message, 0, &tokens[i]) == 1400 + ETH_HLEN);
+		CHECK(from.sll_pkttype == (i ? PACKET_OUTGOING : PACKET_HOST));
+		CHECK(message.msg_iovlen >= 2 && tokens[i] && pieces[0].iov_base == headers);
+		CHECK(pieces[0].iov_len >= ETH_HLEN && headers[12] == OTHER >> 8);
+		for (size_t piece = 0; piece < message.msg_iovlen; piece++) {
+			memcpy(in + sum, pieces[piece].iov_base, pieces[piece].iov_len);
+			sum += pieces[piece].iov_len;
+		}
+		CHECK(sum == 1400 + ETH_HLEN && !memcmp(in + ETH_HLEN, out, 1400));
+		kept[i] = pieces[1];
+	}
+	/* What is kept stays as it was, whatever comes and though the socket is closed. */
+	CHECK(CALL(ours, close, sniffer) == 0);
+	for (int i = 0; i < 2; i++) {
+		CHECK(((unsigned char *)kept[i].iov_base)[kept[i].iov_len - 1] == 1399 * 7 % 251 + i);
+		CHECK(towpath_return(ours->towpath, tokens[i]) == 0);
+		CHECK(towpath_return(ours->towpath, tokens[i]) == -1 && errno == EINVAL);
+	}
+	CHECK(CALL(ours, close, own) == 0 && CALL(kernel, close, other) == 0);
+}
+
 /* Calls that are wrong, and some that are right, for what they change. */
 static void ask(struct end *end, struct answers *answers)
 {
@@ -228,6 +332,19 @@ static void ask(struct end *end, struct answers *answers)
 	SAY(option(end, raw, SOL_PACKET, 99));
 	SAY(setting(end, raw, IPPROTO_IP, IP_TTL, 1));
 	SAY(option(end, raw, IPPROTO_IP, IP_TTL));
+	struct sock_filter code[] = { BPF_STMT(BPF_RET | BPF_K, 0), BPF_STMT(BPF_LD | BPF_B | BPF_ABS, 0) };
+	struct sock_fprog program = { 1, code }, none = { 0, code }, nowhere = { 1, NULL }, endless = { 2, code };
+	SAY(setting(end, raw, SOL_SOCKET, SO_DETACH_FILTER, 0));
+	SAY(CALL(end, setsockopt, raw, SOL_SOCKET, SO_DETACH_FILTER, &program, 2));
+	SAY(CALL(end, setsockopt, raw, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof(program) - 1));
+	SAY(CALL(end, setsockopt, raw, SOL_SOCKET, SO_ATTACH_FILTER, &program, 2));
+	SAY(CALL(end, setsockopt, raw, SOL_SOCKET, SO_ATTACH_FILTER, &none, sizeof(none)));
+	SAY(CALL(end, setsockopt, raw, SOL_SOCKET, SO_ATTACH_FILTER, &nowhere, sizeof(nowhere)));
+	SAY(CALL(end, setsockopt, raw, SOL_SOCKET, SO_ATTACH_FILTER, &endless, sizeof(endless)));
+	SAY(CALL(end, setsockopt, raw, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof(program)));
+	SAY(CALL(end, setsockopt, raw, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof(program)));
+	SAY(setting(end, raw, SOL_SOCKET, SO_DETACH_FILTER, 0));
+	SAY(setting(end, raw, SOL_SOCKET, SO_DETACH_FILTER, 0));
 	SAY(CALL(end, recv, payload, in, 1, MSG_DONTWAIT));
 	SAY(CALL(end, close, raw));
 	SAY(CALL(end, close, payload));
@@ -260,6 +377,9 @@ int main(void)
 	frames(&kernel, &ours);
 	frames(&ours, &kernel);
 	lending(&kernel, &ours);
+	filters(&kernel, &ours);
+	filters(&ours, &kernel);
+	sniffs(&ours, &kernel);
 	same_answers(&ours, &kernel);
 	towpath_free(instance);
 	puts("ok");

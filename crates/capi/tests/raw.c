@@ -71,6 +71,21 @@ static void packets(struct scene *scene)
 		CHECK(from_len == len && memcmp(&from, &own, len) == 0);
 		CHECK(head == 0 || (in[0] == 0x45 && in[9] == OTHER));
 	}
+	if (scene->server->towpath) {
+		/* The same where it lies, behind the header. */
+		unsigned char header[TOWPATH_HEADERS_MAX];
+		struct iovec pieces[18] = { { header, sizeof(header) } };
+		struct msghdr message = { .msg_iov = pieces, .msg_iovlen = 18 };
+		int first = head ? 1 : 0;
+		uint64_t token;
+
+		CHECK(CALL(scene->client, sendto, client, out, 1000, 0, &to.any, len) == 1000);
+		CHECK(towpath_recvmsg_lent(scene->server->towpath, server, &message, 0, &token) == head + 1000);
+		CHECK((int)message.msg_iovlen == first + 1 && pieces[first].iov_len == 1000 && token);
+		CHECK(!head || (pieces[0].iov_base == header && (int)pieces[0].iov_len == head && header[9] == OTHER));
+		CHECK(memcmp(pieces[first].iov_base, out, 1000) == 0);
+		CHECK(towpath_return(scene->server->towpath, token) == 0);
+	}
 	CHECK(CALL(scene->client, close, client) == 0 && CALL(scene->server, close, server) == 0);
 }
 

@@ -9,7 +9,8 @@ use libc::{c_int, iovec, msghdr};
 
 exported! {
     /// As `recvmsg(2)`, but copies nothing: the message's pieces are filled with addresses and
-    /// lengths of what was received, and their count with how many those are. They stay until
+    /// lengths of what was received, and their count with how many those are; the first is the
+    /// caller's room for headers where these are in no piece. They stay until
     /// `towpath_return` is called with `token`, which is zero if there are none.
     fn towpath_recvmsg_lent(
         of,
@@ -30,8 +31,21 @@ exported! {
         }
         // SAFETY: the caller vouches for it.
         let control = unsafe { bytes_mut(message.msg_control, message.msg_controllen) };
-        let mut filled = 0;
-        let received = of.receive_lent(fd, count, control.unwrap_or_default(), flags, |bytes| {
+        let begins = of.reads_headers(fd);
+        if begins && count == 0 {
+            return give::<isize>(on(of, fd, Err(Errno(libc::EMSGSIZE))));
+        }
+        let mut filled = usize::from(begins);
+        // SAFETY: the caller vouches for one place at least.
+        let first = if begins { Some(unsafe { message.msg_iov.read() }) } else { None };
+        // SAFETY: the caller vouches for its memory.
+        let room = first.map(|iovec| unsafe { bytes_mut(iovec.iov_base, iovec.iov_len) });
+        let room = match room.transpose() {
+            Ok(room) => room,
+            Err(error) => return give::<isize>(on(of, fd, Err(error))),
+        };
+        let most = (room, count - filled);
+        let received = of.receive_lent(fd, most, control.unwrap_or_default(), flags, |bytes| {
             let piece =
                 iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
             // SAFETY: the caller vouches for `count` places, and there are no more pieces.
@@ -40,8 +54,13 @@ exported! {
             unsafe { place.write(piece) };
             filled += 1;
         });
-        let received = received.and_then(|(received, names)| {
+        let received = received.and_then(|(received, names, headers)| {
             (*token, message.msg_iovlen) = (names, filled);
+            if let Some(first) = first {
+                let headers = iovec { iov_len: headers, ..first };
+                // SAFETY: the caller vouches for one place at least.
+                unsafe { message.msg_iov.write(headers) };
+            }
             let (name, len) = (message.msg_name.cast(), &raw mut message.msg_namelen);
             message.msg_controllen = received.control;
             message.msg_flags = received.flags;

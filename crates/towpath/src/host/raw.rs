@@ -161,7 +161,7 @@ impl PacketSocket {
     /// Sets which frames it sees from now on, and how much of each; `None` takes all.
     pub fn set_filter(&self, filter: Option<Program>) -> io::Result<()> {
         self.0
-            .with_sockets(|sockets, id, _| sockets.set_packet_filter(id, filter))
+            .with_sockets(|sockets, id, _| sockets.set_packet_filter(id, filter).map(drop))
             .map_err(io_error)
     }
 

@@ -138,7 +138,7 @@ impl Sockets {
 
     /// Sets which frames a packet socket sees from now on, and how much of each: what the program
     /// returns (`SO_ATTACH_FILTER`). It runs over the first [`PEEK_BYTES`] of what the socket would
-    /// read; what lies behind is not there for it. `None` takes all.
+    /// read; what lies behind is not there for it. `None` takes all. Returns the one before.
     ///
     /// # Errors
     /// [`Error::NotSupported`] for other sockets.
@@ -146,10 +146,9 @@ impl Sockets {
         &mut self,
         id: SocketId,
         filter: Option<Program>,
-    ) -> Result<(), Error> {
+    ) -> Result<Option<Program>, Error> {
         let own = self.socket_mut(id)?.datagrams_mut()?.link.as_mut().ok_or(Error::NotSupported)?;
-        own.filter = filter;
-        Ok(())
+        Ok(core::mem::replace(&mut own.filter, filter))
     }
 
     /// Frames for a packet socket, and those of them that it lost, since the last call

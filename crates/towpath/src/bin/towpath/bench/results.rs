@@ -21,7 +21,7 @@ pub(super) struct Series {
 }
 
 /// One system's figures.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct System {
     pub(super) name: String,
     /// By round; `None` where it could not be measured.

@@ -1,7 +1,7 @@
 //! `bench zerocopy`: what sending costs, lending memory and copying it.
 //!
-//! Points go one after the other, each lending and then copying, before the next round does all of
-//! them again: what is compared is taken within seconds. A sender walks through its buffers and
+//! Points go one after the other, each lending, copying and choosing by itself, before the next round
+//! does all of them again: what is compared is taken within seconds. A sender walks through its buffers and
 //! sends as fast as it can for a while; then it waits until what it has lent is back, and only then
 //! looks how much processor time was used, so that returns are part of the price. The receiver
 //! reads and forgets.
@@ -61,6 +61,10 @@ enum Mode {
     Auto,
 }
 
+impl Mode {
+    const ALL: [Self; 3] = [Self::Auto, Self::Lend, Self::Copy];
+}
+
 impl Plan {
     pub(super) fn new(mut selection: Selection, rounds: u32, seconds: Option<u32>) -> Self {
         // A break-even is made of the figures of all sizes.
@@ -101,6 +105,11 @@ pub(super) fn measure(plan: &Plan, kernel: &KernelThreads) -> anyhow::Result<(Re
     for group in cases::groups() {
         break_even(&mut results, group);
     }
+    results
+        .series
+        .iter_mut()
+        .filter(|series| series.towpath().name == AUTO)
+        .for_each(better_of_both);
     Ok((results, bench.failures))
 }
 
@@ -130,8 +139,8 @@ fn bare_series(selection: &Selection) -> Vec<Series> {
         points.any(|point| point.auto.as_ref() == Some(case))
     };
     let series = |case| {
-        let names = if is_auto(case) { ["auto", "better of both"] } else { ["lend", "copy"] };
-        Series { case, systems: names.map(system).into() }
+        let names = if is_auto(case) { [AUTO, LEND, COPY].as_slice() } else { &[LEND, COPY] };
+        Series { case, systems: names.iter().copied().map(system).collect() }
     };
     selection.cases().iter().map(|case| series(*case)).collect()
 }
@@ -160,10 +169,24 @@ impl Bench<'_> {
     }
 
     fn point(&mut self, round: u32, point: &Point) {
-        let costs = [Mode::Lend, Mode::Copy].map(|mode| self.cost_of(point, mode));
+        let auto = point.auto.as_ref().filter(|case| self.selection.has(case));
+        let mut costs = [None; 3];
+        // Each goes first in its turn: what a measurement leaves behind is the next one's.
+        for place in 0..costs.len() {
+            let mode = (round as usize + place) % costs.len();
+            if Mode::ALL[mode] != Mode::Auto || auto.is_some() {
+                costs[mode] = self.cost_of(point, Mode::ALL[mode]);
+            }
+        }
+        let [by_choice, costs @ ..] = costs;
         for (system, cost) in costs.iter().enumerate() {
             self.keep(&point.process.name, system, cost.map(|cost| cost.process));
             self.keep(&point.system.name, system, cost.map(|cost| cost.system));
+        }
+        if let Some(auto) = auto {
+            for (system, cost) in [by_choice, costs[0], costs[1]].into_iter().enumerate() {
+                self.keep(&auto.name, system, cost.map(|cost| cost.system));
+            }
         }
         let [Some(lend), Some(copy)] = costs else { return };
         let name = &point.process.name;
@@ -172,12 +195,6 @@ impl Bench<'_> {
             "round {round}/{rounds} {name}: lend {} copy {} s/GiB",
             figures.0, figures.1
         ));
-        let Some(auto) = point.auto.as_ref().filter(|case| self.selection.has(case)) else {
-            return;
-        };
-        let cost = self.cost_of(point, Mode::Auto).map(|cost| cost.system);
-        self.keep(&auto.name, 0, cost);
-        self.keep(&auto.name, 1, Some(lend.system.min(copy.system)));
     }
 
     /// What a point costs; `None` after a failure, which is told.
@@ -277,6 +294,15 @@ impl Bench<'_> {
     }
 }
 
+/// Leaves of lending and copying, which a choice is compared with, what is better over all rounds:
+/// the better of each round would be by chance better than either.
+fn better_of_both(series: &mut Series) {
+    let median = |at: usize| series.systems[at].spread().map_or(f64::MAX, |spread| spread.median);
+    let worse = if median(1) <= median(2) { 2 } else { 1 };
+    series.systems.remove(worse);
+    series.systems[1].name = "better of both".into();
+}
+
 /// Finds out, by round, from which size on lending costs the sending thread less; between two sizes
 /// it is taken to follow the logarithm of the size. None where it never does; where it always does,
 /// the smallest size.
@@ -316,6 +342,12 @@ fn crossing(shares: &[(usize, f64)]) -> Option<f64> {
     Some((low + part * (high - low)).exp())
 }
 
+/// Names of what is compared.
+const AUTO: &str = "auto";
+/// See above.
+const LEND: &str = "lend";
+/// See above.
+const COPY: &str = "copy";
 /// A case is measured only if its carrier was prepared.
 const NOT_PREPARED: &str = "its carrier is not there";
 /// Of all buffers together, many times what caches hold.
@@ -326,6 +358,24 @@ const SPAN_QUICK: Duration = Duration::from_millis(20);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_choice_is_compared_with_what_is_better_over_all_rounds() {
+        let system = |name: &str, rounds: [f64; 3]| System {
+            name: name.into(),
+            rounds: rounds.map(Some).into(),
+        };
+        let case = cases::groups()[0].points[0].auto.as_ref().unwrap();
+        let chosen = system(AUTO, [3.0, 3.0, 3.0]);
+        for (lend, copy) in [([1.0, 4.0, 4.0], [3.0, 3.0, 9.0]), ([3.0, 3.0, 9.0], [4.0; 3])] {
+            let systems = vec![chosen.clone(), system(LEND, lend), system(COPY, copy)];
+            let mut series = Series { case, systems };
+            better_of_both(&mut series);
+            assert_eq!(series.systems.len(), 2);
+            assert_eq!(series.systems[1].rounds, [3.0, 3.0, 9.0].map(Some));
+            assert_eq!(series.ratio(&series.systems[1]), Some(1.0));
+        }
+    }
 
     #[test]
     fn the_break_even_is_where_lending_becomes_cheaper_for_good() {

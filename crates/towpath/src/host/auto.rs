@@ -3,7 +3,7 @@
 //! By their size: what trials found cheaper is done ([`Costs`]), with all sockets of a host. By
 //! socket: loans that were wasted raise the size from which on this one lends, its *threshold*;
 //! loans below it that are tried now and then, and are not wasted, let it fall again. Before the
-//! first trial a size decides, which a model makes of a measurement ([`break_even`]).
+//! first trial a size decides, which a model makes of a measurement (`calibration.rs`).
 //!
 //! Any thread chooses and learns. Choosing takes no locked instruction, as it is done for each
 //! call, and a lock only once for many: a count that two threads raise at once may lose one.
@@ -131,32 +131,10 @@ impl Chooser {
     }
 }
 
-/// The size from which on lending to a stream costs all threads together less, when a loan's own
-/// work takes `loan_nanos` and copying [`COPY_SAMPLE`] hot bytes takes `copy_nanos`, on one thread
-/// that does nothing else. Over a device it is larger: the kernel copies what it takes, lent or
-/// not, so that less is saved.
-pub(super) fn break_even(loan_nanos: u64, copy_nanos: u64, over_device: bool) -> usize {
-    // What lending costs beside what copying a call costs, whatever its size; and what the bytes of
-    // a sample cost when they are copied.
-    let lend = loan_nanos.saturating_mul(LOAN_PARTS) / LOAN_WHOLE;
-    let copy = loan_nanos.saturating_mul(SAMPLE_LOANS).saturating_add(copy_nanos).max(1);
-    let bytes = lend.saturating_mul(COPY_SAMPLE as u64) / copy;
-    let bytes = bytes.clamp(BREAK_EVEN_MIN as u64, BREAK_EVEN_MAX as u64) as usize;
-    // To the nearest power of two: one and a half times the lower is nearer to the upper.
-    let power = (bytes + bytes / 3).next_power_of_two() / 2;
-    power * if over_device { DEVICE_FACTOR } else { 1 }
-}
-
 /// So many calls, or so many bytes, are told to the costs at once.
 const TELL_CALLS: u32 = 64;
 /// See above.
 const TELL_BYTES: usize = 256 << 10;
-/// Bytes of the copy that is measured: a super-packet.
-pub(super) const COPY_SAMPLE: usize = 64 << 10;
-/// That of datagrams before all trials, as `towpath bench zerocopy` finds it over links and
-/// devices: larger than that of a stream, as each is a packet to itself and no queue makes who
-/// copies wait.
-pub(super) const DATAGRAM_BREAK_EVEN: usize = 16 << 10;
 /// One of so many loans is watched, and the one after a wasted one: looking at the clock twice for
 /// every loan would cost more than small ones save.
 const WATCH_EVERY: u32 = 64;
@@ -166,22 +144,6 @@ const TRY_EVERY: u32 = 64;
 const WASTED_MAX: u32 = 4;
 /// A loan that is out for longer was wasted: a copy lets the program go on at once.
 const LATE_NANOS: u64 = 500_000_000;
-/// What lending costs all threads more than copying a call of no bytes, in measured loans:
-/// [`LOAN_PARTS`] of [`LOAN_WHOLE`].
-const LOAN_PARTS: u64 = 3;
-/// See above.
-const LOAN_WHOLE: u64 = 2;
-/// What copying a sample costs all threads beside the copy itself, in measured loans: frames are
-/// taken, passed on and given back, and the sender sleeps while the small queue of copied bytes is
-/// full.
-const SAMPLE_LOANS: u64 = 68;
-/// Least break-even: below it lending costs all threads together more than copying.
-const BREAK_EVEN_MIN: usize = 1 << 10;
-/// Most that a measurement yields, over a link.
-const BREAK_EVEN_MAX: usize = 4 << 10;
-/// How much larger the break-even is over a device.
-const DEVICE_FACTOR: usize = 4;
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -293,19 +255,5 @@ mod tests {
             }
         }
         assert_eq!(chooser.threshold.load(Ordering::Relaxed), SIZE_MIN);
-    }
-
-    #[test]
-    fn the_measured_break_even_is_a_bounded_power_of_two() {
-        // What was measured, on machines and days that copied fast and slowly.
-        for (loan, copy) in [(134, 511), (350, 4000), (350, 1000), (60, 8000)] {
-            assert_eq!(break_even(loan, copy, false), 1024, "{loan} {copy}");
-            assert_eq!(break_even(loan, copy, true), 4096, "{loan} {copy}");
-        }
-        assert_eq!(break_even(0, 4000, false), BREAK_EVEN_MIN);
-        assert_eq!(break_even(0, 0, false), BREAK_EVEN_MIN);
-        for extreme in [break_even(u64::MAX, 1, true), break_even(u64::MAX, u64::MAX, true)] {
-            assert!(extreme <= BREAK_EVEN_MAX * DEVICE_FACTOR && extreme.is_power_of_two());
-        }
     }
 }

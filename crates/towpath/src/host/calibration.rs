@@ -1,7 +1,7 @@
 //! What [`SendMode::Auto`](super::SendMode::Auto) goes by: what copies and loans cost here, and how
 //! loans went.
 
-use super::auto::{COPY_SAMPLE, Chooser, Outcome, break_even as break_even_of};
+use super::auto::{Chooser, Outcome};
 use super::budget::{Budget, Levels};
 use super::clock::moment;
 use super::core::Core;
@@ -56,6 +56,22 @@ pub(super) fn break_even(over_device: bool) -> usize {
     break_even_of(loan_nanos(), copy_nanos(), over_device)
 }
 
+/// The size from which on lending to a stream costs all threads together less, when a loan's own
+/// work takes `loan_nanos` and copying [`COPY_SAMPLE`] hot bytes takes `copy_nanos`, on one thread
+/// that does nothing else. Over a device it is larger: the kernel copies what it takes, lent or
+/// not, so that less is saved.
+fn break_even_of(loan_nanos: u64, copy_nanos: u64, over_device: bool) -> usize {
+    // What lending costs beside what copying a call costs, whatever its size; and what the bytes of
+    // a sample cost when they are copied.
+    let lend = loan_nanos.saturating_mul(LOAN_PARTS) / LOAN_WHOLE;
+    let copy = loan_nanos.saturating_mul(SAMPLE_LOANS).saturating_add(copy_nanos).max(1);
+    let bytes = lend.saturating_mul(COPY_SAMPLE as u64) / copy;
+    let bytes = bytes.clamp(BREAK_EVEN_MIN as u64, BREAK_EVEN_MAX as u64) as usize;
+    // To the nearest power of two: one and a half times the lower is nearer to the upper.
+    let power = (bytes + bytes / 3).next_power_of_two() / 2;
+    power * if over_device { DEVICE_FACTOR } else { 1 }
+}
+
 /// What one loan takes, made and returned by one thread. What workers do for it grows and shrinks
 /// with this.
 fn loan_nanos() -> u64 {
@@ -96,6 +112,28 @@ fn least_nanos(mut run: impl FnMut()) -> u64 {
     runs.min().unwrap_or(0)
 }
 
+/// Bytes of the copy that is measured: a super-packet.
+const COPY_SAMPLE: usize = 64 << 10;
+/// That of datagrams before all trials, as `towpath bench zerocopy` finds it over links and
+/// devices: larger than that of a stream, as each is a packet to itself and no queue makes who
+/// copies wait.
+pub(super) const DATAGRAM_BREAK_EVEN: usize = 16 << 10;
+/// What lending costs all threads more than copying a call of no bytes, in measured loans:
+/// [`LOAN_PARTS`] of [`LOAN_WHOLE`].
+const LOAN_PARTS: u64 = 3;
+/// See above.
+const LOAN_WHOLE: u64 = 2;
+/// What copying a sample costs all threads beside the copy itself, in measured loans: frames are
+/// taken, passed on and given back, and the sender sleeps while the small queue of copied bytes is
+/// full.
+const SAMPLE_LOANS: u64 = 68;
+/// Least break-even: below it lending costs all threads together more than copying.
+const BREAK_EVEN_MIN: usize = 1 << 10;
+/// Most that a measurement yields, over a link.
+const BREAK_EVEN_MAX: usize = 4 << 10;
+/// How much larger the break-even is over a device.
+const DEVICE_FACTOR: usize = 4;
+
 /// Loans of a run.
 const LOANS: u64 = 64;
 /// Runs of each kind: both together take a few hundred microseconds.
@@ -108,5 +146,19 @@ mod tests {
     #[test]
     fn both_kinds_of_work_take_time() {
         assert!(loan_nanos() > 0 && copy_nanos() > 0);
+    }
+
+    #[test]
+    fn the_measured_break_even_is_a_bounded_power_of_two() {
+        // What was measured, on machines and days that copied fast and slowly.
+        for (loan, copy) in [(134, 511), (350, 4000), (350, 1000), (60, 8000)] {
+            assert_eq!(break_even_of(loan, copy, false), 1024, "{loan} {copy}");
+            assert_eq!(break_even_of(loan, copy, true), 4096, "{loan} {copy}");
+        }
+        assert_eq!(break_even_of(0, 4000, false), BREAK_EVEN_MIN);
+        assert_eq!(break_even_of(0, 0, false), BREAK_EVEN_MIN);
+        for extreme in [break_even_of(u64::MAX, 1, true), break_even_of(u64::MAX, u64::MAX, true)] {
+            assert!(extreme <= BREAK_EVEN_MAX * DEVICE_FACTOR && extreme.is_power_of_two());
+        }
     }
 }

@@ -1,10 +1,9 @@
 //! Hosts, and the threads that drive them.
 
-use super::auto::DATAGRAM_BREAK_EVEN;
 use super::bell::Bell;
 use super::budget::{Budget, Levels};
 use super::buffers::Buffer;
-use super::calibration;
+use super::calibration::{self, DATAGRAM_BREAK_EVEN};
 use super::config::{Config, StartError};
 use super::core::{Core, Turn};
 use super::file_cache::{FileCache, FileCacheStats};

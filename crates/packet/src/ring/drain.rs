@@ -77,13 +77,15 @@ impl<T> Drain<T> {
         // SAFETY: we free arrays ourselves, when we leave them.
         let array = unsafe { self.array.as_ref() };
         let [first, second] = array.stretches(self.head, count);
+        // Before all else, so that nothing is read twice: if a place was not empty after all, and
+        // its end panics, what is left is lost.
+        self.head = self.head.wrapping_add(count as u32);
         let (before, after) = places.split_at_mut(first.len());
         for (slots, places) in [(first, before), (second, after)] {
             for (slot, place) in slots.iter().zip(places) {
-                // SAFETY: the tail passed this position, so a packet was written here. The head
-                // moves on before anything else can happen: it is read once.
+                // SAFETY: the tail passed this position, so a packet was written here; the head has
+                // moved on, so that it is read once.
                 let item = slot.with_mut(|slot| unsafe { slot.cast::<T>().read() });
-                self.head = self.head.wrapping_add(1);
                 *place = Some(item);
             }
         }

@@ -8,20 +8,24 @@ use super::shared::{Array, RESIZE, Shared, Word};
 use crate::sync::Ordering;
 use core::ptr::NonNull;
 
-/// Writes the first `count` items, all of them there, to the positions from `position` on.
+/// Moves items, up to the first that is missing, to the positions from `position` on. Returns how
+/// many.
 ///
 /// # Safety
-/// The slots of these positions belong to the caller, and hold nothing.
-unsafe fn write<T>(array: &Array<T>, position: u32, items: &mut [Option<T>]) {
+/// The slots of as many positions as there are places belong to the caller, and hold nothing.
+unsafe fn write<T>(array: &Array<T>, position: u32, items: &mut [Option<T>]) -> usize {
     let [first, second] = array.stretches(position, items.len());
     let (before, after) = items.split_at_mut(first.len());
+    let mut count = 0;
     for (slots, items) in [(first, before), (second, after)] {
         for (slot, item) in slots.iter().zip(items) {
-            let item = item.take().expect("who calls has looked that all are there");
+            let Some(item) = item.take() else { return count };
             // SAFETY: by the contract of this function nobody else touches the slot.
             slot.with_mut(|slot| unsafe { (*slot).write(item) });
+            count += 1;
         }
     }
+    count
 }
 
 /// What the one producer keeps to himself.
@@ -44,8 +48,8 @@ impl<T> Single<T> {
         Self { array, tail: 0, head: 0, capacity, generation: 0 }
     }
 
-    /// Moves items, all of which are there, into the ring and publishes them: those at the front
-    /// that have room. Returns how many.
+    /// Moves items into the ring and publishes them: those at the front, up to one that is missing
+    /// or has no room. Returns how many.
     #[inline]
     pub(super) fn put(&mut self, shared: &Shared<T>, items: &mut [Option<T>]) -> usize {
         if shared.control() & RESIZE != 0 {
@@ -58,8 +62,8 @@ impl<T> Single<T> {
             self.head = shared.head.0.load(Ordering::Acquire);
             room = self.room();
         }
-        let count = room.min(items.len());
-        if count == 0 {
+        let places = room.min(items.len());
+        if places == 0 {
             return 0;
         }
         // SAFETY: the consumer frees an array only after the tail has told of the next one, and
@@ -67,7 +71,7 @@ impl<T> Single<T> {
         let array = unsafe { self.array.as_ref() };
         // SAFETY: fewer than `capacity` packets lie between head and these positions, and this is
         // the one producer.
-        unsafe { write(array, self.tail, &mut items[..count]) };
+        let count = unsafe { write(array, self.tail, &mut items[..places]) };
         self.tail = self.tail.wrapping_add(count as u32);
         self.publish(shared);
         count
@@ -110,20 +114,23 @@ impl<T> Single<T> {
 /// for all. So nobody waits for anybody; what a producer that was interrupted still has to fill
 /// holds back the publishing of what others reserved meanwhile, until he finishes.
 ///
-/// Moves items, all of which are there, into the ring: those at the front that have room. Returns
+/// Moves items into the ring: those at the front, up to one that is missing or has no room. Returns
 /// how many.
 #[inline]
 pub(super) fn put_shared<T>(shared: &Shared<T>, items: &mut [Option<T>]) -> usize {
     if shared.control() & RESIZE != 0 {
         shared.claim_switch(|| switch_shared(shared));
     }
-    let Some((word, count)) = reserve(shared, items.len()) else { return 0 };
+    // What is reserved has to be filled.
+    let there = items.iter().take_while(|item| item.is_some()).count();
+    let Some((word, count)) = reserve(shared, there) else { return 0 };
     let array = shared.array(word.generation()).expect("what is reserved keeps its array");
     // SAFETY: the consumer frees an array after all positions in it were published and taken, and
     // ours are not published before we finish.
     let array = unsafe { array.as_ref() };
     // SAFETY: reserved by us alone, and `reserve` saw the head pass what was there before.
-    unsafe { write(array, word.position(), &mut items[..count]) };
+    let written = unsafe { write(array, word.position(), &mut items[..count]) };
+    assert_eq!(written, count, "all are there");
     finish(shared);
     count
 }

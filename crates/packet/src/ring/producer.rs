@@ -30,8 +30,7 @@ impl<T> Sender<T> {
         if self.is_closed() {
             return Err(Closed);
         }
-        let there = items.iter().take_while(|item| item.is_some()).count();
-        Ok(put(&self.0, &mut items[..there]))
+        Ok(put(&self.0, items))
     }
 }
 

@@ -55,8 +55,14 @@ impl Word {
 
 /// The slots of one generation, a power of two of them. A position's slot is its low bits, so that
 /// positions may wrap whatever the capacity.
+///
+/// They begin at a border of [`Line`]: bursts that do, too, then have lines of their own, which one
+/// side fills while the other empties those before.
 pub(super) struct Array<T> {
     slots: Box<[UnsafeCell<MaybeUninit<T>>]>,
+    /// The first that is used, and how many are.
+    first: usize,
+    count: usize,
     /// Most packets held while this array is filled.
     pub(super) capacity: u32,
     /// First position that lies in this array; set when it comes into use.
@@ -69,11 +75,15 @@ impl<T> Array<T> {
             return Err(CapacityError::OutOfRange);
         }
         let count = capacity.next_power_of_two();
+        let spare = align_of::<Line<T>>() / size_of::<T>().max(1);
         let mut slots = Vec::new();
-        slots.try_reserve_exact(count).map_err(|_| CapacityError::NoMemory)?;
-        slots.extend((0..count).map(|_| UnsafeCell::new(MaybeUninit::uninit())));
+        slots.try_reserve_exact(count + spare).map_err(|_| CapacityError::NoMemory)?;
+        slots.extend((0..count + spare).map(|_| UnsafeCell::new(MaybeUninit::uninit())));
         let (slots, capacity) = (slots.into_boxed_slice(), capacity as u32);
-        Ok(Box::new(Self { slots, capacity, start: AtomicU32::new(0) }))
+        // There may be no slot at a border, as their size is not known here.
+        let first = Some(slots.as_ptr().align_offset(align_of::<Line<T>>()));
+        let first = first.filter(|first| *first <= spare).unwrap_or(0);
+        Ok(Box::new(Self { slots, first, count, capacity, start: AtomicU32::new(0) }))
     }
 
     /// The slots of `count` positions from `position` on, in two stretches.
@@ -82,8 +92,8 @@ impl<T> Array<T> {
         position: u32,
         count: usize,
     ) -> [&[UnsafeCell<MaybeUninit<T>>]; 2] {
-        let first = position as usize & (self.slots.len() - 1);
-        let (before, from) = self.slots.split_at(first);
+        let slots = &self.slots[self.first..self.first + self.count];
+        let (before, from) = slots.split_at(position as usize & (self.count - 1));
         match count.checked_sub(from.len()) {
             None => [&from[..count], &[]],
             Some(rest) => [from, &before[..rest]],

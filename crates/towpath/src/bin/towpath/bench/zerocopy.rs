@@ -1,10 +1,10 @@
 //! `bench zerocopy`: what sending costs, lending memory and copying it.
 //!
-//! Points go one after the other, each lending, copying and choosing by itself, before the next round
-//! does all of them again: what is compared is taken within seconds. A sender walks through its buffers and
-//! sends as fast as it can for a while; then it waits until what it has lent is back, and only then
-//! looks how much processor time was used, so that returns are part of the price. The receiver
-//! reads and forgets.
+//! Points go one after the other, each lending, copying and choosing by itself, before the next
+//! round does all of them again: what is compared is taken within seconds. A sender walks through
+//! its buffers and sends as fast as it can for a while; then it waits until what it has lent is
+//! back, and only then looks how much processor time was used, so that returns are part of the
+//! price. The receiver reads and forgets.
 //!
 //! Instructions are counted beside that, by a harness of two stacks without threads and devices.
 //!

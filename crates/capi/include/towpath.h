@@ -319,6 +319,7 @@ int towpath_queue_change(struct towpath_queue *queue, struct towpath_change *cha
 #define TOWPATH_RECVFILE 12
 #define TOWPATH_SPLICE 13
 #define TOWPATH_RECV_MULTISHOT 14
+#define TOWPATH_RECVMSG_LENT 15
 
 /* Most bytes that TOWPATH_RECVFILE and TOWPATH_SPLICE can have left over. */
 #define TOWPATH_REST_MAX (128 << 10)
@@ -343,6 +344,14 @@ struct towpath_transfer {
 	size_t rest_len;
 };
 
+/* What TOWPATH_RECVMSG_LENT receives. */
+struct towpath_lent {
+	/* As with towpath_recvmsg_lent(). */
+	struct msghdr message;
+	/* Filled in, first with 0: what towpath_return() is called with. */
+	uint64_t token;
+};
+
 /* One operation. What it does not need is zero. */
 struct towpath_operation {
 	/* TOWPATH_CONNECT or another. */
@@ -361,7 +370,8 @@ struct towpath_operation {
 	int flags;
 	/*
 	 * TOWPATH_CONNECT: the address, and of operations that move a struct towpath_transfer, which are read by
-	 * the call that submits them. TOWPATH_RECVMSG, TOWPATH_SENDMSG: a struct msghdr. Others: memory. That and
+	 * the call that submits them. TOWPATH_RECVMSG, TOWPATH_SENDMSG: a struct msghdr. TOWPATH_RECVMSG_LENT: a struct
+	 * towpath_lent. Others: memory. That and
 	 * the message, with all that it names, is the operation's until TOWPATH_DONE: nobody writes what is sent or
 	 * written, nobody uses what is received or read into.
 	 */

@@ -8,6 +8,7 @@ use crate::control::{Control, Received};
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
 use crate::link;
+use crate::pointers::Lending;
 use std::time::Duration;
 use towpath_net::socket::{Error, ReadMost, Readiness};
 use towpath_packet::Held;
@@ -82,51 +83,29 @@ impl HandedOut {
 }
 
 impl Instance {
-    /// True if what a socket receives begins with headers that are in no piece.
+    /// As [`State::reads_headers`]; false if there is no such socket.
     pub(crate) fn reads_headers(&self, fd: i32) -> bool {
-        let state = self.lock();
-        let Ok(id) = state.id(fd) else { return false };
-        let is_v4 = state.files.socket(fd).is_ok_and(|file| file.domain == libc::AF_INET);
-        let packet = state.sockets.packet_options(id).is_some_and(|own| !own.payload_only);
-        packet || is_v4 && state.sockets.raw_options(id).is_some()
+        self.lock().reads_headers(fd)
     }
 
     /// Receives what is there without copying it: at most so many pieces, told by `piece` as an
     /// address and a length, and the token to return them with, which is zero if there are none.
-    /// Headers that are in no piece are copied into `room`; the last number is how many bytes.
+    /// Headers that are in no piece are copied into their room; the last number is how many bytes.
     ///
     /// # Errors
     /// `EMSGSIZE` if there is not enough room for any headers.
     pub(crate) fn receive_lent(
         &self,
         fd: i32,
-        (mut room, pieces): (Option<&mut [u8]>, usize),
-        control: &mut [u8],
+        mut lending: Lending<'_>,
         flags: i32,
-        mut piece: impl FnMut(&[u8]),
+        piece: &mut dyn FnMut(&[u8]),
     ) -> Outcome<(Received, u64, usize)> {
         if flags & !FLAGS != 0 {
             return Err(Errno(libc::EOPNOTSUPP));
         }
-        if room.as_ref().is_some_and(|room| room.len() < HEADER_BYTES) {
-            return Err(Errno(libc::EMSGSIZE));
-        }
-        let most = ReadMost { bytes: usize::MAX, pieces, private: true };
-        let mut control = Control::new(control);
         let timeout = self.lock().timeout(fd, flags, false)?;
-        self.block(timeout, |state| {
-            let with = (room.is_some(), timeout);
-            let (mut received, token) = state.receive_lent(fd, &most, &mut control, with)?;
-            let headers = &state.handed_out.headers;
-            let count = headers.len();
-            if let Some(room) = &mut room {
-                room[..count].copy_from_slice(headers);
-            }
-            let pieces = state.handed_out.pieces(token).iter();
-            pieces.for_each(|held| piece(held.piece().bytes().unwrap_or_default()));
-            (received.control, received.flags) = (control.len, control.flags);
-            Ok((received, token, count))
-        })
+        self.block(timeout, |state| state.lend_received(fd, &mut lending, timeout, piece))
     }
 
     /// Gives the pieces of a call back.
@@ -136,6 +115,40 @@ impl Instance {
 }
 
 impl State {
+    /// True if what a socket receives begins with headers that are in no piece.
+    pub(crate) fn reads_headers(&self, fd: i32) -> bool {
+        let Ok(id) = self.id(fd) else { return false };
+        let is_v4 = self.files.socket(fd).is_ok_and(|file| file.domain == libc::AF_INET);
+        let packet = self.sockets.packet_options(id).is_some_and(|own| !own.payload_only);
+        packet || is_v4 && self.sockets.raw_options(id).is_some()
+    }
+
+    /// As [`Instance::receive_lent`], for who waits so long; [`Errno::AGAIN`] if he has to.
+    pub(crate) fn lend_received(
+        &mut self,
+        fd: i32,
+        lending: &mut Lending<'_>,
+        timeout: Option<Duration>,
+        piece: &mut dyn FnMut(&[u8]),
+    ) -> Outcome<(Received, u64, usize)> {
+        let Lending { room, pieces, control } = lending;
+        if room.as_ref().is_some_and(|room| room.len() < HEADER_BYTES) {
+            return Err(Errno(libc::EMSGSIZE));
+        }
+        let most = ReadMost { bytes: usize::MAX, pieces: *pieces, private: true };
+        let mut control = Control::new(control);
+        let with = (room.is_some(), timeout);
+        let (mut received, token) = self.receive_lent(fd, &most, &mut control, with)?;
+        let headers = &self.handed_out.headers;
+        if let Some(room) = room {
+            room[..headers.len()].copy_from_slice(headers);
+        }
+        let pieces = self.handed_out.pieces(token).iter();
+        pieces.for_each(|held| piece(held.piece().bytes().unwrap_or_default()));
+        (received.control, received.flags) = (control.len, control.flags);
+        Ok((received, token, headers.len()))
+    }
+
     fn receive_lent(
         &mut self,
         fd: i32,

@@ -306,6 +306,38 @@ impl From<Lent> for Ranges {
     }
 }
 
+/// What a program gives to receive without a copy.
+pub(crate) struct Lending<'a> {
+    /// For headers that are in no piece.
+    pub(crate) room: Option<&'a mut [u8]>,
+    /// How many pieces there may be.
+    pub(crate) pieces: usize,
+    pub(crate) control: &'a mut [u8],
+}
+
+/// Where a program wants a token.
+pub(crate) struct TokenPlace(NonNull<u64>);
+
+// SAFETY: it is the only one that reaches the place, as `new` was promised, whatever the thread.
+unsafe impl Send for TokenPlace {}
+
+impl TokenPlace {
+    /// The place, which has no token at first. `EFAULT` if it is null.
+    ///
+    /// # Safety
+    /// Nobody else uses it until the program is told that it is its own again.
+    pub(crate) unsafe fn new(pointer: *mut u64) -> Outcome<Self> {
+        let mut place = Self(NonNull::new(pointer).ok_or(Errno::FAULT)?);
+        place.set(0);
+        Ok(place)
+    }
+
+    pub(crate) fn set(&mut self, token: u64) {
+        // SAFETY: `new` was promised so.
+        unsafe { self.0.write(token) }
+    }
+}
+
 /// A message by which a program sends or receives, with the memory that it names.
 pub(crate) struct Message(NonNull<msghdr>);
 
@@ -354,6 +386,60 @@ impl Message {
         message.msg_controllen = received.control;
         message.msg_flags = received.flags;
         Ok(received.len)
+    }
+
+    /// Has its pieces filled with addresses and lengths by a call, which is given room for headers
+    /// if that is `with_room`, how many pieces there may be besides, and room for control messages,
+    /// and tells each piece. Returns the bytes, and the token to return the pieces with.
+    pub(crate) fn receive_lent(
+        &mut self,
+        with_room: bool,
+        call: impl FnOnce(Lending<'_>, &mut dyn FnMut(&[u8])) -> Outcome<(Received, u64, usize)>,
+    ) -> Outcome<(usize, u64)> {
+        // SAFETY: `new` was promised so, and `self` is borrowed as long.
+        let message = unsafe { self.0.as_mut() };
+        let count = message.msg_iovlen.min(IOV_MAX);
+        if message.msg_iov.is_null() && count > 0 {
+            return Err(Errno::FAULT);
+        }
+        if with_room && count == 0 {
+            return Err(Errno(libc::EMSGSIZE));
+        }
+        // Afterwards nothing may fail: what was handed out would have no name.
+        if !message.msg_name.is_null() && (message.msg_namelen as i32) < 0 {
+            return Err(Errno::INVAL);
+        }
+        let mut filled = usize::from(with_room);
+        // SAFETY: there is one place at least, as was just looked.
+        let first = if with_room { Some(unsafe { message.msg_iov.read() }) } else { None };
+        // SAFETY: `new` was promised so.
+        let room = first.map(|iovec| unsafe { bytes_mut(iovec.iov_base, iovec.iov_len) });
+        let room = room.transpose()?;
+        // SAFETY: as above.
+        let control = unsafe { bytes_mut(message.msg_control, message.msg_controllen) };
+        let lending =
+            Lending { room, pieces: count - filled, control: control.unwrap_or_default() };
+        let (received, token, headers) = call(lending, &mut |bytes| {
+            assert!(filled < count, "there are no more pieces than places");
+            let piece = iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+            // SAFETY: it is within the places.
+            let place = unsafe { message.msg_iov.add(filled) };
+            // SAFETY: `new` was promised so.
+            unsafe { place.write(piece) };
+            filled += 1;
+        })?;
+        message.msg_iovlen = filled;
+        if let Some(first) = first {
+            let headers = iovec { iov_len: headers, ..first };
+            // SAFETY: there is one place at least.
+            unsafe { message.msg_iov.write(headers) };
+        }
+        let (name, len) = (message.msg_name.cast(), &raw mut message.msg_namelen);
+        message.msg_controllen = received.control;
+        message.msg_flags = received.flags;
+        // SAFETY: `new` was promised so.
+        unsafe { write_source(received.source, name, len) }?;
+        Ok((received.len, token))
     }
 
     /// Has it sent by a call, which is given bytes, an address and control messages.

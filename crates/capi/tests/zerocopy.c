@@ -1,7 +1,8 @@
 /*
- * Sends of event queues that lend the program's memory, on both back ends, on streams of the kernel and of instances:
- * accepted and back are two events, and the second says whether bytes were copied; cancelled, late, failed, closed
- * under them, and queues that end with memory out. What stays on a host is copied by the kernel in the end.
+ * What event queues move without copying it, on both back ends. Sends lend the program's memory, to the kernel and to
+ * instances: accepted and back are two events, and the second says whether bytes were copied; they are cancelled, late,
+ * failed, closed under them, and queues end with memory out. Receives hand out what lies there. What stays on a host is
+ * copied by the kernel in the end.
  */
 #define _GNU_SOURCE
 #include "scene.h"
@@ -286,6 +287,95 @@ static void of_instances(void)
 	end_scene(&scene);
 }
 
+static struct towpath_operation lent_of(struct scene *scene, struct towpath_lent *lent, struct iovec *pieces, int count)
+{
+	*lent = (struct towpath_lent) { .message = { .msg_iov = pieces, .msg_iovlen = count }, .token = 99 };
+	return (struct towpath_operation) {
+		.operation = TOWPATH_RECVMSG_LENT, .instance = scene->b, .fd = scene->server,
+		.buffer = lent, .len = sizeof(*lent),
+	};
+}
+
+/* The other way round: what is received is where it lies, until it is returned. */
+static void receives(void)
+{
+	struct scene scene = begin_scene();
+	struct iovec pieces[4];
+	struct towpath_lent lent;
+	struct towpath_operation gets = lent_of(&scene, &lent, pieces, 4), bad = gets;
+	struct timespec past = in_ns(-1);
+	struct towpath_event event;
+
+	uint64_t id = submit(scene.queue, gets);
+	CHECK(now(scene.queue, &event, 1) == 0 && lent.token == 0);
+	CHECK(towpath_write(scene.a, scene.client, "where it lies", 13) == 13);
+	settle(scene.a, scene.b);
+	over(scene.queue, id, 13, 0);
+	CHECK(lent.token && lent.message.msg_iovlen == 1 && pieces[0].iov_len == 13);
+	CHECK(!memcmp(pieces[0].iov_base, "where it lies", 13));
+	CHECK(towpath_return(scene.b, lent.token) == 0);
+	CHECK(towpath_return(scene.b, lent.token) == -1 && errno == EINVAL);
+	/* Cancelled, late: nothing is handed out, and nothing lost. */
+	gets = lent_of(&scene, &lent, pieces, 4);
+	id = submit(scene.queue, gets);
+	CHECK(towpath_queue_cancel(scene.queue, id) == 0);
+	CHECK(towpath_write(scene.a, scene.client, "kept", 4) == 4);
+	settle(scene.a, scene.b);
+	over(scene.queue, id, -1, ECANCELED);
+	CHECK(lent.token == 0);
+	gets.deadline = &past;
+	over(scene.queue, submit(scene.queue, gets), -1, ETIMEDOUT);
+	gets.deadline = NULL;
+	over(scene.queue, submit(scene.queue, gets), 4, 0);
+	CHECK(!memcmp(pieces[0].iov_base, "kept", 4) && towpath_return(scene.b, lent.token) == 0);
+	/* A datagram that has no room stays. */
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(53) };
+	int from = towpath_socket(scene.a, AF_INET, SOCK_DGRAM, 0), to = towpath_socket(scene.b, AF_INET, SOCK_DGRAM, 0);
+	CHECK(from >= 0 && to >= 0 && inet_pton(AF_INET, "192.0.2.2", &address.sin_addr) == 1);
+	CHECK(towpath_bind(scene.b, to, (struct sockaddr *)&address, sizeof(address)) == 0);
+	CHECK(towpath_sendto(scene.a, from, "datagram", 8, 0, (struct sockaddr *)&address, sizeof(address)) == 8);
+	settle(scene.a, scene.b);
+	gets = lent_of(&scene, &lent, pieces, 4);
+	gets.fd = to;
+	lent.message.msg_name = &address, lent.message.msg_namelen = -1;
+	over(scene.queue, submit(scene.queue, gets), -1, EINVAL);
+	for (int count = 0; count <= 4; count += 4) {
+		gets = lent_of(&scene, &lent, pieces, count);
+		gets.fd = to;
+		lent.message.msg_name = &address, lent.message.msg_namelen = sizeof(address);
+		over(scene.queue, submit(scene.queue, gets), count ? 8 : -1, count ? 0 : EMSGSIZE);
+	}
+	CHECK(address.sin_port != htons(53) && !memcmp(pieces[0].iov_base, "datagram", 8));
+	/* It stays though all is closed. */
+	CHECK(towpath_close(scene.b, to) == 0 && !memcmp(pieces[0].iov_base, "datagram", 8));
+	CHECK(towpath_return(scene.b, lent.token) == 0);
+	/* The end of the stream, and a socket that is closed under it. */
+	gets = lent_of(&scene, &lent, pieces, 4);
+	id = submit(scene.queue, gets);
+	CHECK(towpath_shutdown(scene.a, scene.client, SHUT_WR) == 0);
+	settle(scene.a, scene.b);
+	over(scene.queue, id, 0, 0);
+	CHECK(lent.token == 0 && lent.message.msg_iovlen == 0);
+	gets = lent_of(&scene, &lent, pieces, 4);
+	gets.instance = scene.a, gets.fd = scene.client;
+	id = submit(scene.queue, gets);
+	CHECK(now(scene.queue, &event, 1) == 0 && towpath_close(scene.a, scene.client) == 0);
+	over(scene.queue, id, -1, ECANCELED);
+	/* What is wrong. */
+	CHECK(no(scene.queue, gets) == EBADF);
+	bad.instance = NULL, bad.fd = scene.kernel[0];
+	CHECK(no(scene.queue, bad) == EOPNOTSUPP);
+	bad = lent_of(&scene, &lent, pieces, 4), bad.len = sizeof(struct msghdr);
+	CHECK(no(scene.queue, bad) == EINVAL);
+	bad = lent_of(&scene, &lent, pieces, 4), bad.buffer = NULL;
+	CHECK(no(scene.queue, bad) == EFAULT);
+	bad = lent_of(&scene, &lent, pieces, 4), bad.flags = MSG_PEEK;
+	CHECK(no(scene.queue, bad) == EINVAL);
+	bad = lent_of(&scene, &lent, NULL, 4);
+	over(scene.queue, submit(scene.queue, bad), -1, EFAULT);
+	end_scene(&scene);
+}
+
 static void cases(unsigned int which)
 {
 	back_end = which;
@@ -295,6 +385,7 @@ static void cases(unsigned int which)
 	fails();
 	ends_late();
 	of_instances();
+	receives();
 }
 
 int main(void)

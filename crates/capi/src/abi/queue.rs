@@ -5,11 +5,11 @@ use super::several::duration;
 use super::{give_done, give_int, set_errno};
 use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
-use crate::pointers::{Lent, Message, Posted, bytes, file, path, sockaddr_bytes};
+use crate::pointers::{Lent, Message, Posted, TokenPlace, bytes, file, path, sockaddr_bytes};
 use crate::queue::numbers::{
     ABSTIME, ACCEPT, ADD, CONNECT, FDATASYNC, FSYNC, MODIFY, QUEUE_EPOLL, QUEUE_IO_URING, READ,
-    RECV, RECV_MULTISHOT, RECVFILE, RECVMSG, REMOVE, SEND, SENDFILE, SENDMSG, SOURCE_CHILD,
-    SOURCE_FD, SOURCE_FILE, SOURCE_SIGNAL, SOURCE_TIMER, SOURCE_USER, SPLICE, WRITE,
+    RECV, RECV_MULTISHOT, RECVFILE, RECVMSG, RECVMSG_LENT, REMOVE, SEND, SENDFILE, SENDMSG,
+    SOURCE_CHILD, SOURCE_FD, SOURCE_FILE, SOURCE_SIGNAL, SOURCE_TIMER, SOURCE_USER, SPLICE, WRITE,
 };
 use crate::queue::{
     Asked, FileWork, Given, Other, Queue, SocketWork, Told, Transfer, Way, interest,
@@ -107,11 +107,21 @@ pub struct TowpathTransfer {
     pub rest_len: size_t,
 }
 
+/// What is received without a copy, as C has it.
+#[repr(C)]
+pub struct TowpathLent {
+    /// Its pieces are filled in.
+    pub message: msghdr,
+    /// Filled in: with which they are returned.
+    pub token: u64,
+}
+
 /// As `towpath.h` has them.
 const _: () = assert!(
     size_of::<TowpathChange>() == 88
         && size_of::<TowpathTransfer>() == 80
         && size_of::<TowpathOperation>() == 80
+        && size_of::<TowpathLent>() == 64
         && size_of::<Told>() == 40
 );
 
@@ -192,6 +202,18 @@ impl TowpathOperation {
                     RECVMSG => SocketWork::ReceiveMessage(message, self.flags),
                     _ => SocketWork::SendMessage(message),
                 }
+            }
+            RECVMSG_LENT => {
+                if self.len != size_of::<TowpathLent>() {
+                    return Err(Errno::INVAL);
+                }
+                let lent = self.buffer.cast::<TowpathLent>();
+                // SAFETY: the caller vouches for it.
+                let Some(lent) = (unsafe { lent.as_mut() }) else { return Err(Errno::FAULT) };
+                // SAFETY: the caller vouches for it.
+                let message = unsafe { Message::new(&raw mut lent.message) }?;
+                // SAFETY: the caller vouches for it.
+                SocketWork::ReceiveLent(message, unsafe { TokenPlace::new(&raw mut lent.token) }?)
             }
             SENDFILE..=SPLICE => {
                 if self.len != size_of::<TowpathTransfer>() {

@@ -11,7 +11,7 @@ use super::{Told, errno, over};
 use crate::address::{self, Given};
 use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
-use crate::pointers::{Lent, Message, Posted};
+use crate::pointers::{Lent, Message, Posted, TokenPlace};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::FileType;
 use rustix::io::{Errno as Kernel, FdFlags};
@@ -50,6 +50,8 @@ pub(crate) enum SocketWork<'a> {
     /// One message, with flags.
     ReceiveMessage(Message, i32),
     SendMessage(Message),
+    /// Without a copy; where the token goes.
+    ReceiveLent(Message, TokenPlace),
     /// Again and again, into buffers of this group.
     ReceiveMultishot(i32),
     /// Between a file, or another socket, and this one.
@@ -138,6 +140,10 @@ pub(super) fn begin_on_socket(
     work: SocketWork<'_>,
     (deadline, data): (Option<Instant>, u64),
 ) -> Outcome<(Token, Kept)> {
+    if let SocketWork::ReceiveLent(..) = work {
+        // The kernel lends nothing.
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
     let is_stream = is_stream(socket)?;
     let is_message = matches!(work, SocketWork::ReceiveMessage(..) | SocketWork::SendMessage(_));
     if is_stream == is_message {
@@ -181,8 +187,8 @@ pub(super) fn begin_on_socket(
             begin_calls(events, Calls { socket, interest: Interest::WRITE, all: None, call }, when)
         }
         SocketWork::Move(way, transfer) => begin_move(events, socket, (way, transfer), when),
-        // The queue begins it, which has the groups.
-        SocketWork::ReceiveMultishot(_) => Err(Errno::INVAL),
+        // The queue begins the one, which has the groups; the other was refused.
+        SocketWork::ReceiveMultishot(_) | SocketWork::ReceiveLent(..) => Err(Errno::INVAL),
     }
 }
 

@@ -1,23 +1,25 @@
-//! Operations on datagram sockets of instances: one message each, received or sent.
+//! Operations on sockets of instances with one message each: datagrams received or sent, and
+//! whatever is received without a copy.
 
 use super::operations::over;
 use super::socket::{Place, READS, WRITES};
 use crate::control::Control;
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
-use crate::pointers::Message;
+use crate::pointers::{Message, TokenPlace};
 use rustix::io::Errno as Kernel;
 use std::sync::Arc;
 use std::task::Waker;
 use towpath::events::{Step, Task};
 
 /// Which way a message goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     /// It is received, with these flags.
     In(i32),
     /// It is sent.
     Out,
+    /// It is received without a copy, also of a stream; where the token goes.
+    Lent(TokenPlace),
 }
 
 /// An operation on one message.
@@ -40,20 +42,29 @@ impl Operation {
     ) -> Outcome<Self> {
         let place = Place::new(instance, fd)?;
         let is_datagram = instance.is_datagram(fd);
+        let is_right = is_datagram || matches!(way, Way::Lent(_));
         let operation = Self { place, message, way, stopped: None };
-        if is_datagram { Ok(operation) } else { Err(Errno(libc::EOPNOTSUPP)) }
+        if is_right { Ok(operation) } else { Err(Errno(libc::EOPNOTSUPP)) }
     }
 
     /// Makes the call; [`Errno::AGAIN`] if it has to wait.
     fn attempt(&mut self, state: &mut State, fd: i32) -> Outcome<usize> {
         let Self { message, way, .. } = self;
-        match *way {
-            Way::In(flags) => message.receive(|buffers, room| {
+        match way {
+            &mut Way::In(flags) => message.receive(|buffers, room| {
                 state.receive_datagram(fd, buffers, &mut Control::new(room), (flags, true))
             }),
             Way::Out => message.send(|buffers, address, control| {
                 state.send_datagram(fd, buffers, (0, address, control))
             }),
+            Way::Lent(place) => {
+                let with_room = state.reads_headers(fd);
+                let (len, token) = message.receive_lent(with_room, |mut lending, piece| {
+                    state.lend_received(fd, &mut lending, None, piece)
+                })?;
+                place.set(token);
+                Ok(len)
+            }
         }
     }
 }
@@ -69,7 +80,7 @@ impl Task for Operation {
         let Some(fd) = self.place.fd(&state) else { return gone() };
         let step = match self.attempt(&mut state, fd) {
             Err(Errno::AGAIN) => {
-                let events = if self.way == Way::Out { WRITES } else { READS };
+                let events = if let Way::Out = self.way { WRITES } else { READS };
                 self.place.watch(&mut state, waker, events);
                 None
             }

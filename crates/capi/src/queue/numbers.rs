@@ -35,6 +35,7 @@ pub(crate) const SENDFILE: i32 = 11;
 pub(crate) const RECVFILE: i32 = 12;
 pub(crate) const SPLICE: i32 = 13;
 pub(crate) const RECV_MULTISHOT: i32 = 14;
+pub(crate) const RECVMSG_LENT: i32 = 15;
 
 /// What happened.
 pub(crate) const READY: i32 = 1;

@@ -31,6 +31,7 @@ pub(super) fn task(
     let task: Box<dyn Task> = match work {
         SocketWork::ReceiveMessage(into, flags) => Box::new(message(into, Way::In(flags))?),
         SocketWork::SendMessage(from) => Box::new(message(from, Way::Out)?),
+        SocketWork::ReceiveLent(into, token) => Box::new(message(into, Way::Lent(token))?),
         work => {
             let operation = Operation::new(instance, fd, work)?;
             if let Work::Send(sending) = &operation.work {
@@ -84,6 +85,7 @@ impl Operation {
             // They are tasks of their own.
             SocketWork::ReceiveMessage(..)
             | SocketWork::SendMessage(_)
+            | SocketWork::ReceiveLent(..)
             | SocketWork::ReceiveMultishot(_)
             | SocketWork::Move(..) => return Err(Errno(libc::EOPNOTSUPP)),
         };

@@ -28,7 +28,7 @@ pub(super) const CASES: &[Case] = &[
 
 /// A stack: what is to be told, whom to wake, and how often it was looked at.
 #[derive(Default)]
-struct Stack {
+pub(super) struct Stack {
     readable: bool,
     gone: bool,
     steps: Vec<Step>,
@@ -37,7 +37,7 @@ struct Stack {
 }
 
 #[derive(Clone, Default)]
-struct Shared(Arc<Mutex<Stack>>);
+pub(super) struct Shared(Arc<Mutex<Stack>>);
 
 impl Shared {
     /// Changes something, and wakes who waits for it.

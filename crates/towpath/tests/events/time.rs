@@ -1,13 +1,18 @@
 //! Timers and deadlines, by the clock and in simulated time.
 
+use super::custom::Shared;
+use super::kernel_streams::{errno, unix};
 use super::{Case, PATIENCE, config, now, one, queue};
 use rustix::io::Errno;
+use std::io::Write;
+use std::net::{Ipv4Addr, TcpListener};
 use std::time::{Duration, Instant};
-use towpath::events::{Choice, Config, Event, EventQueue, News, Source};
+use towpath::events::{Choice, Config, Event, EventQueue, News, Source, Stream};
 
 pub(super) const CASES: &[Case] = &[
     ("timers_expire_in_order_and_not_early", order),
     ("simulated_time_jumps", simulated),
+    ("operations_are_late_to_the_moment_in_simulated_time", operations),
     ("periods_are_counted_and_do_not_shift", periods),
     ("a_timer_is_set_again", set_again),
     ("removed_timers_leave_nothing", many_removed),
@@ -46,6 +51,49 @@ fn simulated(choice: Choice) {
     assert_eq!(queue.now(), start + 2 * hour);
     let nothing = queue.wait(&mut events, None).unwrap_err();
     assert_eq!(Errno::from_io_error(&nothing), Some(Errno::DEADLK));
+}
+
+/// Goal: an operation ends at its deadline and not before, whoever carries it out, and what comes a
+/// moment before it is in time.
+fn operations(choice: Choice) {
+    let mut queue = simulation(choice);
+    let (start, hour) = (queue.now(), Duration::from_secs(3600));
+    let at = |hours| Some(start + hours * hour);
+    let ((silent, _silent), (answered, mut peer), (spliced, _peer)) = (unix(), unix(), unix());
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let accept = queue.accept(listener, at(6), 0).unwrap();
+    let answered = Stream::from(answered);
+    let in_time = queue.receive(&answered, vec![0; 9], at(5), 0).unwrap();
+    let splice = queue.splice(spliced, answered, 9, at(4), 0).unwrap();
+    let receive = queue.receive(silent, vec![0; 9], at(3), 0).unwrap();
+    let task = queue.start(Shared::default(), at(2), 0).unwrap();
+    let moment = start + 5 * hour - Duration::from_nanos(1);
+    let timer = queue.add(Source::at(moment), 0).unwrap();
+    let far = start + 1000 * hour;
+
+    let event = one_of(&mut queue, far);
+    let result = -i64::from(Errno::TIMEDOUT.raw_os_error());
+    assert_eq!((event.token, event.news, event.is_over), (task, News::Step { result }, true));
+    assert_eq!(Some(queue.now()), at(2));
+    assert_eq!(one_of(&mut queue, far).token, receive);
+    assert_eq!(Some(queue.now()), at(3));
+    let completed = queue.take(receive).unwrap();
+    assert_eq!((errno(completed.result), completed.buffer.len()), (Errno::TIMEDOUT, 9));
+    assert_eq!(one_of(&mut queue, far).token, splice);
+    assert_eq!(Some(queue.now()), at(4));
+    let moved = queue.take_moved(splice).unwrap();
+    assert_eq!((moved.bytes, errno(moved.result), moved.rest), (0, Errno::TIMEDOUT, vec![]));
+    assert_eq!(one_of(&mut queue, far).token, timer);
+    peer.write_all(b"in time").unwrap();
+    assert_eq!(one_of(&mut queue, far).token, in_time);
+    assert_eq!(queue.now(), moment);
+    let completed = queue.take(in_time).unwrap();
+    assert_eq!((completed.result.unwrap(), &completed.buffer[..7]), (7, &b"in time"[..]));
+    // One that is over does not end the wait by its deadline.
+    assert_eq!(one_of(&mut queue, far).token, accept);
+    assert_eq!(Some(queue.now()), at(6));
+    assert_eq!(errno(queue.take_stream(accept).unwrap()), Errno::TIMEDOUT);
+    assert!(queue.is_empty());
 }
 
 fn one_of(queue: &mut EventQueue, deadline: Instant) -> Event {

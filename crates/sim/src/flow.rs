@@ -45,6 +45,8 @@ pub struct Plan {
     pub nodelay: bool,
     /// Where it accepts: what comes is said to be answered within so long.
     pub answers_within: Option<Duration>,
+    /// An answer is late as soon as there is nothing to do.
+    pub sleeps_on_answers: bool,
     /// Probes an idle peer.
     pub keepalive: bool,
     /// The handle is let go as soon as the direction is closed.
@@ -86,6 +88,7 @@ impl Default for Plan {
             read_max: usize::MAX,
             nodelay: false,
             answers_within: None,
+            sleeps_on_answers: false,
             keepalive: false,
             release_early: false,
             turns: None,
@@ -204,7 +207,11 @@ impl Flow {
             }
             let read = self.read_some(connection, rng, now);
             let wrote = self.write_some(connection, memory, loans, rng);
-            read | wrote | self.end(connection, now)
+            let acted = read | wrote | self.end(connection, now);
+            if self.plan.sleeps_on_answers && !acted {
+                connection.answer_is_late();
+            }
+            acted
         });
         if before != (self.written, self.read, self.peer_closed, self.closing) {
             self.progress = now;

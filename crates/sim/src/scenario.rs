@@ -195,6 +195,7 @@ impl Scenario {
         }
         // Half of them, without a draw: seeds stay what they were.
         plans[1].answers_within = number.is_multiple_of(2).then_some(ANSWERS_WITHIN);
+        plans[1].sleeps_on_answers = number % 4 == 2;
         self.world.hosts[1 - client].listen(remote, plans[1]);
         let now = self.world.now();
         let connected = self.world.hosts[client].connect(local, remote, plans[0], now);

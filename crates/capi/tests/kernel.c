@@ -8,6 +8,7 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <sys/mman.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -414,6 +415,33 @@ static void files(void)
 	CHECK(towpath_queue_close(queue) == 0);
 }
 
+/* Buffers of 4 GiB are as good as others: what there is comes to their beginning. */
+static void huge(void)
+{
+	struct towpath_queue *queue = begin_queue();
+	size_t len = 1ull << 32;
+	char *room = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	int ends[2], file = file_of(100);
+
+	connection(ends);
+	CHECK(room != MAP_FAILED && write(ends[0], sent, 1000) == 1000);
+	over(queue, submit(queue, of(TOWPATH_RECV, ends[1], room, len)), 1000, 0);
+	CHECK(!memcmp(room, sent, 1000));
+	over(queue, submit(queue, of(TOWPATH_READ, file, room, len)), 100, 0);
+	/* All of it, until the stream ends. */
+	struct towpath_operation all = of(TOWPATH_RECV, ends[1], room, len);
+	all.flags = MSG_WAITALL;
+	uint64_t id = submit(queue, all);
+	CHECK(write(ends[0], sent + 1000, 2000) == 2000 && shutdown(ends[0], SHUT_WR) == 0);
+	over(queue, id, 2000, 0);
+	CHECK(!memcmp(room, sent + 1000, 2000));
+	/* A range of a file that no memory has room for ends where the file does. */
+	struct towpath_transfer move = { .fd = file, .count = 1ull << 40 };
+	over(queue, submit(queue, of(TOWPATH_SENDFILE, ends[1], &move, sizeof(move))), 100, ENODATA);
+	close_both(ends);
+	CHECK(munmap(room, len) == 0 && close(file) == 0 && towpath_queue_close(queue) == 0);
+}
+
 static void wrong(void)
 {
 	struct towpath_queue *queue = begin_queue();
@@ -478,6 +506,7 @@ static void cases(unsigned int which)
 	streams();
 	datagrams();
 	files();
+	huge();
 	wrong();
 }
 

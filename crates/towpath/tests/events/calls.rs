@@ -1,8 +1,8 @@
 //! Calls of the program's own, and sockets of the kernel that it has made and connects.
 
 use super::files::pattern;
-use super::kernel_streams::{errno, full_listener, past, soon, unix, until_over};
-use super::{Case, PATIENCE, config, now, queue};
+use super::kernel_streams::{full_listener, past, soon, unix};
+use super::{Case, PATIENCE, config, errno, now, queue, until_over};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::OFlags;
 use rustix::io::Errno;

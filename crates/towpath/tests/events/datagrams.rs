@@ -1,9 +1,8 @@
 //! Datagram, raw and packet sockets of towpath hosts: told when they are ready, and operations.
 
 use super::sockets::hosts;
-use super::{Case, PATIENCE, config, now, one, queue, ready, wait};
+use super::{Case, PATIENCE, config, errno, now, one, queue, ready, until_over, wait};
 use rustix::io::Errno;
-use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 use towpath::events::{
@@ -57,25 +56,6 @@ fn packets((a, b): &(Host, Host)) -> (PacketSocket, PacketSocket, SendTo) {
         [a, b].map(|host| PacketSocket::new(host, ETHERTYPE, FramePart::Payload).unwrap());
     let link = LinkDestination { address: Some(peer.local_addr()), protocol: ETHERTYPE };
     (socket, peer, SendTo { link: Some(link), ..SendTo::default() })
-}
-
-fn errno<T>(result: io::Result<T>) -> Errno {
-    let error = result.err().expect("it fails");
-    Errno::from_io_error(&error).expect("an error of the system")
-}
-
-/// Waits until the operation is over; what was told of it before.
-fn until_over(queue: &mut EventQueue, token: Token) -> Vec<News> {
-    let mut told = Vec::new();
-    loop {
-        for event in wait(queue) {
-            assert_eq!((event.token, event.data), (token, 9));
-            if event.news == News::Completed {
-                return told;
-            }
-            told.push(event.news);
-        }
-    }
 }
 
 /// What was received, and that it is told once.

@@ -1,10 +1,10 @@
 //! Operations on streams of the kernel.
 
 use super::files::pattern;
-use super::{Case, PATIENCE, config, now, one, queue, wait};
+use super::{Case, PATIENCE, config, errno, now, one, queue, until_over, wait};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
@@ -57,20 +57,6 @@ fn until_there(peer: &TcpStream) {
     }
 }
 
-/// Waits until the operation is over; what was told of it before.
-pub(super) fn until_over(queue: &mut EventQueue, token: Token) -> Vec<News> {
-    let mut told = Vec::new();
-    loop {
-        for event in wait(queue) {
-            assert_eq!(event.token, token);
-            if event.news == News::Completed {
-                return told;
-            }
-            told.push(event.news);
-        }
-    }
-}
-
 /// What became of one with a buffer, and that it is told once.
 fn finish(queue: &mut EventQueue, token: Token) -> Completed {
     until_over(queue, token);
@@ -87,10 +73,6 @@ fn take(queue: &mut EventQueue, token: Token) -> Completed {
     assert!(queue.take(token).is_none());
     assert_eq!(errno(queue.cancel(token)), Errno::STALE);
     completed
-}
-
-pub(super) fn errno<T>(result: io::Result<T>) -> Errno {
-    Errno::from_io_error(&result.err().expect("it fails")).expect("an error of the system")
 }
 
 pub(super) fn past() -> Option<Instant> {

@@ -22,6 +22,8 @@ mod users;
 mod zerocopy;
 
 use libtest_mimic::{Arguments, Trial};
+use rustix::io::Errno;
+use std::io;
 use std::time::{Duration, Instant};
 use towpath::events::{Choice, Config, Event, EventQueue, News, Readiness, Token};
 
@@ -108,6 +110,25 @@ fn one(queue: &mut EventQueue) -> Event {
     let events = wait(queue);
     assert_eq!(events.len(), 1, "{events:?}");
     events[0]
+}
+
+/// Waits until an operation with the data 9 is over; what was told of it before.
+fn until_over(queue: &mut EventQueue, token: Token) -> Vec<News> {
+    let mut told = Vec::new();
+    loop {
+        for event in wait(queue) {
+            assert_eq!((event.token, event.data), (token, 9));
+            if event.news == News::Completed {
+                return told;
+            }
+            told.push(event.news);
+        }
+    }
+}
+
+/// Why it fails.
+fn errno<T>(result: io::Result<T>) -> Errno {
+    Errno::from_io_error(&result.err().expect("it fails")).expect("an error of the system")
 }
 
 /// What the one event says is ready.

@@ -2,7 +2,7 @@
 
 use super::kernel_streams::tcp;
 use super::sockets::{connection, hosts};
-use super::{Case, PATIENCE, config, now, one, queue, wait};
+use super::{Case, PATIENCE, config, errno, now, one, queue, wait};
 use rustix::io::Errno;
 use std::collections::HashSet;
 use std::io::{self, Read, Write};
@@ -49,10 +49,6 @@ impl Pair {
 
 fn group(queue: &mut EventQueue, count: usize, len: usize) -> Group {
     queue.add_group(vec![vec![0; len]; count]).unwrap()
-}
-
-fn errno<T>(result: io::Result<T>) -> Errno {
-    Errno::from_io_error(&result.err().expect("it fails")).expect("an error of the system")
 }
 
 /// Waits for the next news, which is of this receive.

@@ -3,10 +3,10 @@
 
 use super::disk::Disk;
 use super::files::Directory;
-use super::kernel_streams::{errno, soon};
+use super::kernel_streams::soon;
 use super::send_file::{connections, disk, fresh, hosts, pattern};
 use super::transfer::finish_moved;
-use super::{Case, PATIENCE, now, queue};
+use super::{Case, PATIENCE, errno, now, queue};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::{Read, Write};

@@ -1,10 +1,10 @@
 //! Operations on streams of towpath hosts.
 
 use super::sockets::{address, connection, hosts};
-use super::{Case, PATIENCE, config, now, one, queue, wait};
+use super::{Case, PATIENCE, config, errno, now, one, queue, until_over, wait};
 use rustix::io::Errno;
 use std::collections::VecDeque;
-use std::io::{self, Read, Write};
+use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
 use towpath::events::{Choice, Completed, Config, EventQueue, News, Token};
@@ -30,20 +30,6 @@ pub(super) const CASES: &[Case] = &[
     ("a_queue_may_go_before_operations_on_streams", dropped),
 ];
 
-/// Waits until the operation is over; what was told of it before.
-fn until_over(queue: &mut EventQueue, token: Token) -> Vec<News> {
-    let mut told = Vec::new();
-    loop {
-        for event in wait(queue) {
-            assert_eq!((event.token, event.data), (token, 9));
-            if event.news == News::Completed {
-                return told;
-            }
-            told.push(event.news);
-        }
-    }
-}
-
 /// What became of one with a buffer, and that it is told once.
 fn finish(queue: &mut EventQueue, token: Token) -> Completed {
     until_over(queue, token);
@@ -59,10 +45,6 @@ fn take(queue: &mut EventQueue, token: Token) -> Completed {
     assert!(queue.take(token).is_none() && queue.is_empty());
     assert_eq!(errno(queue.cancel(token)), Errno::STALE);
     completed
-}
-
-fn errno<T>(result: io::Result<T>) -> Errno {
-    Errno::from_io_error(&result.err().expect("it fails")).expect("an error of the system")
 }
 
 /// Waits until the peer has something to read.

@@ -1,8 +1,8 @@
 //! Timers and deadlines, by the clock and in simulated time.
 
 use super::custom::Shared;
-use super::kernel_streams::{errno, unix};
-use super::{Case, PATIENCE, config, now, one, queue};
+use super::kernel_streams::unix;
+use super::{Case, PATIENCE, config, errno, now, one, queue};
 use rustix::io::Errno;
 use std::io::Write;
 use std::net::{Ipv4Addr, TcpListener};

@@ -1,9 +1,9 @@
 //! Files to sockets, sockets to files, and sockets to sockets.
 
 use super::files::{Directory, pattern};
-use super::kernel_streams::{errno, past, soon, tcp, unix, until_over, with_sigpipe};
+use super::kernel_streams::{past, soon, tcp, unix, with_sigpipe};
 use super::sockets::{connection, hosts};
-use super::{Case, PATIENCE, now, queue, wait};
+use super::{Case, PATIENCE, errno, now, queue, until_over, wait};
 use rustix::fs::{Advice, fadvise};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;

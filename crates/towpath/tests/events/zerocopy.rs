@@ -1,8 +1,8 @@
 //! Sends that lend their buffer to the kernel. All of it stays on this host, where the kernel
 //! copies in the end.
 
-use super::kernel_streams::{errno, past, tcp, unix, until_over};
-use super::{Case, PATIENCE, config, now, queue};
+use super::kernel_streams::{past, tcp, unix};
+use super::{Case, PATIENCE, config, errno, now, queue, until_over};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use std::io::{Read, Write};

@@ -157,12 +157,10 @@ impl Posted {
     /// # Safety
     /// Nobody uses the bytes, and they stay, until the program is told that they are its own.
     pub(crate) unsafe fn new(pointer: *mut c_void, len: usize) -> Outcome<Self> {
-        if len == 0 {
-            return Ok(Self { base: NonNull::dangling(), len });
+        let base = base_of(pointer, len)?;
+        if len > 0 {
+            check_mapped(base, len)?;
         }
-        let base = NonNull::new(pointer.cast()).ok_or(Errno::FAULT)?;
-        isize::try_from(len).map_err(|_| Errno::FAULT)?;
-        check_mapped(base, len)?;
         Ok(Self { base, len })
     }
 
@@ -185,6 +183,16 @@ impl Posted {
         let base = unsafe { self.base.add(at) };
         // SAFETY: `new` was promised so of these, and `self` is borrowed as long.
         unsafe { std::slice::from_raw_parts_mut(base.as_ptr(), len) }
+    }
+}
+
+/// Where a range of the caller's begins, whatever the pointer if it is empty. `EFAULT` if there can
+/// be none.
+fn base_of(pointer: *mut c_void, len: usize) -> Outcome<NonNull<u8>> {
+    isize::try_from(len).map_err(|_| Errno::FAULT)?;
+    match len {
+        0 => Ok(NonNull::dangling()),
+        _ => NonNull::new(pointer.cast()).ok_or(Errno::FAULT),
     }
 }
 
@@ -283,12 +291,10 @@ impl Lent {
     /// # Safety
     /// Nobody writes the bytes, and they stay, until the program is told that they are its own.
     pub(crate) unsafe fn new(pointer: *const c_void, len: usize) -> Outcome<Self> {
-        if len == 0 {
-            return Ok(Self { base: NonNull::dangling(), len });
+        let base = base_of(pointer.cast_mut(), len)?;
+        if len > 0 {
+            check_readable(base, len)?;
         }
-        let base = NonNull::new(pointer.cast_mut().cast()).ok_or(Errno::FAULT)?;
-        isize::try_from(len).map_err(|_| Errno::FAULT)?;
-        check_readable(base, len)?;
         Ok(Self { base, len })
     }
 }

@@ -1,10 +1,10 @@
 //! What is expected within a moment: the next packets of a connection that has just begun, and
 //! answers of hosts on this machine, for which ACKs towards the program wait.
 //!
-//! An ACK waits no longer than the thread is awake, and not for [`LATE_AFTER`] if that is long: a
-//! program that sends a request in two parts without `TCP_NODELAY` waits for the ACK of the first
-//! (RFC 896), and a part cannot be told from a whole. So nothing needs a timer, and nobody is held
-//! up for longer than a packet takes.
+//! The ACK of a request waits no longer than the thread is awake, and not for [`LATE_AFTER`] if
+//! that is long: a program that sends a request in two parts without `TCP_NODELAY` waits for the
+//! ACK of the first (RFC 896), and a part cannot be told from a whole. Nobody waits for the ACK of
+//! a FIN, which alone has a timer ([`FIN_WAIT`]).
 
 use super::{Gateway, Io};
 use towpath_net::stack::TcpHandle;
@@ -35,7 +35,8 @@ impl Expected {
         Self { answers: Vec::new(), since: Instant::START, young_until: Instant::START }
     }
 
-    /// A connection with this machine begins.
+    /// A connection begins whose next packets are made on this machine: it leads here, or to the
+    /// program, who answers the SYN.
     pub(super) fn connection_begins(&mut self, now: Instant) {
         self.young_until = now + YOUNG;
     }

@@ -13,6 +13,7 @@ use towpath_net::switch::{
 };
 use towpath_net::time::{Duration, Instant};
 use towpath_net::wire::MacAddr;
+use towpath_packet::packet::PEEK_BYTES;
 use towpath_packet::{
     Burst, Caps, Checksum, GsoKind, Ledger, Memory, Offload, Packet, VirtioHeader,
     VirtioTunnelHeader,
@@ -312,7 +313,12 @@ fn frame(input: &mut Input<'_>, memory: &mut Memory) -> Option<Packet> {
         // A few bytes of input make a long packet.
         bytes.resize((bytes.len() + usize::from(input.u16())).min(FRAME_BYTES_MAX), 0x5a);
     }
-    let mut packet = packets::received(memory, &bytes)?;
+    // As rings give short frames to a switch: all but super-packets.
+    let is_inline = choice & 16 != 0 && bytes.len() <= PEEK_BYTES && offload.gso.is_none();
+    let mut packet = if is_inline { memory.packet()? } else { packets::received(memory, &bytes)? };
+    if is_inline {
+        packet.fill_inline(bytes.len(), |frame| frame.copy_from_slice(&bytes));
+    }
     packet.set_offload(offload);
     Some(packet)
 }

@@ -1,8 +1,9 @@
 //! Target: a guest's memory as a driver could write it, and the device side of a queue on it.
 //!
 //! The input is a list of steps: bytes put anywhere into rings, tables, headers and the region of
-//! what is in flight, and calls of the device between them. Whatever the steps are, nothing
-//! panics, the device stops when nobody reads, and every loan and packet comes back.
+//! what is in flight, and calls of the device between them. Short frames come inline or not.
+//! Whatever the steps are, nothing panics, the device stops when nobody reads, and every loan and
+//! packet comes back.
 
 use crate::input::Input;
 use std::sync::Arc;
@@ -36,6 +37,7 @@ struct World {
     ram: GuestRam,
     driver: DriverQueue,
     region: Option<Arc<Mapping>>,
+    is_inline: bool,
     transmit: Option<TransmitQueue>,
     receive: Option<ReceiveQueue>,
     memory: Memory,
@@ -57,6 +59,7 @@ pub fn run(data: &[u8]) {
         ram,
         driver,
         region,
+        is_inline: kind & 0x80 != 0,
         transmit: None,
         receive: None,
         memory: Memory::new(config),
@@ -133,6 +136,9 @@ impl World {
     fn start(&mut self, base: u32) {
         let guest = self.ram.map().expect("mapped before");
         self.transmit = TransmitQueue::start(self.config(base), &guest, None).ok();
+        if self.is_inline {
+            self.transmit.iter_mut().for_each(TransmitQueue::set_inline);
+        }
         let receive = QueueConfig { inflight: None, ..self.config(base) };
         self.receive = ReceiveQueue::start(receive, &guest).ok();
     }
@@ -143,7 +149,10 @@ impl World {
         let result = transmit.receive(self.now, &mut self.memory, &mut burst, &self.ledger);
         assert_eq!(result.err(), transmit.broken());
         while let Some(mut packet) = burst.pop() {
-            assert!(packet.peek_headers().len() >= 14, "no packet without an Ethernet header");
+            let is_inline = packet.is_inline();
+            assert!(!is_inline || self.is_inline && packet.piece_count() == 0);
+            let headers = if is_inline { packet.headers() } else { packet.peek_headers() };
+            assert!(headers.len() >= 14, "no packet without an Ethernet header");
             self.held.push(packet);
         }
     }

@@ -100,3 +100,8 @@ fn kernel() {
 fn resolv() {
     replay("resolv");
 }
+
+#[test]
+fn virtq() {
+    replay("virtq");
+}

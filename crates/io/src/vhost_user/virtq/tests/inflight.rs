@@ -1,11 +1,14 @@
 //! A process ends, and the next one goes on with what was in flight.
 
 use super::super::inflight::region_bytes;
+use super::super::transmit::TransmitQueue;
 use super::super::{Head, Queue, QueueConfig, Segment, StartError, feature};
-use super::{BUFFERS, Random, layouts, queue, ram};
+use super::{BUFFERS, Random, layouts, pattern, queue, ram};
 use crate::vhost_user::driver::{DriverQueue, GuestRam};
 use crate::vhost_user::shared::{Area, Mapping};
 use std::sync::Arc;
+use std::time::Duration;
+use towpath_packet::{Burst, Ledger, Memory, MemoryConfig, Packet};
 
 const SIZE: u16 = 16;
 
@@ -52,6 +55,27 @@ impl World {
             self.added += 1;
             self.driver.publish();
         }
+    }
+
+    /// Offers a frame of so many bytes in one buffer.
+    fn send(&mut self, bytes: usize) {
+        let (number, address) = (self.added, BUFFERS + 0x1000 * self.added);
+        let frame: Vec<u8> = (0..bytes).map(|at| pattern(number, at)).collect();
+        self.ram.memory().write(address, &[0; 12]).expect("in memory");
+        self.ram.memory().write(address + 12, &frame).expect("in memory");
+        let segment = Segment { address, bytes: 12 + bytes as u32 };
+        assert!(self.driver.add(&[segment], &[], number));
+        self.driver.publish();
+        self.added += 1;
+    }
+
+    /// A new process that takes short frames inline.
+    fn transmit(&self) -> TransmitQueue {
+        let config = QueueConfig { inflight: Some(self.area()), ..self.driver.config() };
+        let guest = self.ram.map().expect("mapped before");
+        let mut device = TransmitQueue::start(config, &guest, None).expect("the region is good");
+        device.set_inline();
+        device
     }
 
     fn take(&self, device: &mut Queue) -> Option<(Head, u64)> {
@@ -129,6 +153,55 @@ fn the_next_process_is_offered_what_was_in_flight() {
         assert_eq!(world.returned, (0..world.added).collect::<Vec<_>>(), "{context}");
         drop(device);
         assert_eq!(world.take(&mut world.start()), None, "nothing is left, {context}");
+    }
+}
+
+/// Goal: frames that came inline are done when their call returns, and are not offered again; those
+/// lent between them are. What a process took and did not give back comes inline from the next one,
+/// before what is new.
+#[test]
+fn inline_frames_are_taken_once() {
+    for features in layouts() {
+        let mut world = World::new(features);
+        let config = MemoryConfig { packets: 16, small_frames: 16, large_frames: 16 };
+        let (mut memory, ledger) = (Memory::new(config), Ledger::new());
+        let mut receive = |device: &mut TransmitQueue| -> Vec<Packet> {
+            let mut burst = Burst::new();
+            let result = device.receive(Duration::ZERO, &mut memory, &mut burst, &ledger);
+            result.expect("the ring is good");
+            std::iter::from_fn(|| burst.pop()).collect()
+        };
+        let told = |packets: &[Packet]| -> Vec<(usize, bool)> {
+            packets.iter().map(|packet| (packet.len(), packet.is_inline())).collect()
+        };
+        [60, 61, 1000].into_iter().for_each(|bytes| world.send(bytes));
+        let mut killed = world.start();
+        while world.take(&mut killed).is_some() {}
+        drop(killed);
+        [62, 1514, 63].into_iter().for_each(|bytes| world.send(bytes));
+
+        let mut first = world.transmit();
+        let held = receive(&mut first);
+        let expected =
+            [(60, true), (61, true), (1000, false), (62, true), (1514, false), (63, true)];
+        assert_eq!(told(&held), expected, "features {features:#x}");
+        for (number, packet) in (0..).zip(&held).filter(|(_, packet)| packet.is_inline()) {
+            let frame: Vec<u8> = (0..packet.len()).map(|at| pattern(number, at)).collect();
+            assert_eq!(packet.headers(), frame, "frame {number}, features {features:#x}");
+        }
+        world.collect();
+        assert_eq!(world.returned, [0, 1, 3, 5], "features {features:#x}");
+        drop(first);
+
+        world.send(64);
+        let mut second = world.transmit();
+        let again = receive(&mut second);
+        let expected = [(1000, false), (1514, false), (64, true)];
+        assert_eq!(told(&again), expected, "features {features:#x}");
+        drop((held, again));
+        second.turn(Duration::ZERO, &ledger);
+        world.collect();
+        assert_eq!(world.returned, [0, 1, 3, 5, 6, 2, 4], "features {features:#x}");
     }
 }
 

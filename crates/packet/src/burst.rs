@@ -31,6 +31,16 @@ impl Burst {
         Self { packets: [const { None }; BURST_MAX], head: 0, tail: 0, limit }
     }
 
+    /// Has an empty burst full with `limit` packets from now on, at least one and at most
+    /// [`BURST_MAX`].
+    ///
+    /// # Panics
+    /// If it is not empty, or for another limit.
+    pub fn limit(&mut self, limit: usize) {
+        assert!(self.is_empty() && limit > 0 && limit <= BURST_MAX);
+        (self.head, self.tail, self.limit) = (0, 0, limit);
+    }
+
     /// Packets in the burst.
     pub fn len(&self) -> usize {
         self.tail - self.head

@@ -16,6 +16,7 @@
 
 mod busy_poll;
 mod side;
+mod singly;
 mod wait;
 
 pub use busy_poll::MISSES_MAX;
@@ -27,6 +28,7 @@ use crate::publish::Publish;
 use crate::report::Report;
 use crate::services;
 use busy_poll::BusyPoll;
+use singly::Singly;
 use std::fs::File;
 use std::io;
 use std::net::IpAddr;
@@ -69,9 +71,9 @@ pub struct Worker<S: Side = Tap> {
     ledger: Arc<Ledger>,
     buffer: ReceiveBuffer,
     reactor: Reactor,
-    events: Events,
     capture: Option<pcapng::Writer<Arc<File>>>,
     received: Burst,
+    singly: Singly,
     to_send: Burst,
     clock: Clock,
     rest: Rest,
@@ -147,9 +149,9 @@ impl<S: Side> Worker<S> {
             ledger,
             buffer: ReceiveBuffer::new(),
             reactor,
-            events: Events::new(),
             capture,
             received: Burst::limited(READ_BURST),
+            singly: Singly::default(),
             to_send: Burst::new(),
             clock: Clock::new(),
             rest: Rest::new(),
@@ -243,14 +245,13 @@ impl<S: Side> Worker<S> {
     }
 
     fn serve(&mut self) -> io::Result<usize> {
+        let mut events = Events::new();
         loop {
             debug_assert!(!self.stack.has_events(), "the thread sleeps on news");
             let timeout = self.timeout();
-            let mut events = std::mem::take(&mut self.events);
             self.wait(timeout, &mut events)?;
             let now = self.clock.now();
             let watched = self.turn(&events, now);
-            self.events = events;
             if let Some(index) = watched.map_err(io::Error::other)? {
                 return Ok(index as usize);
             }
@@ -316,6 +317,8 @@ impl<S: Side> Worker<S> {
         let mut bytes = 0;
         for _ in 0..READ_BURSTS_PER_TURN {
             let Self { side, received, memory, ledger, .. } = self;
+            let limit = if side.looks_by_call() { self.singly.limit() } else { READ_BURST };
+            received.limit(limit);
             let input = side.receive(received, &mut SideContext { memory, ledger, now })?;
             if input == Input::NoMemory {
                 self.watch_side(Interest::NONE);
@@ -325,8 +328,9 @@ impl<S: Side> Worker<S> {
                 break;
             }
             self.capture(Direction::Inbound);
-            let full = self.received.is_full();
+            let full = limit > 1 && self.received.is_full();
             let of_burst = self.received.iter().map(Packet::len).sum::<usize>();
+            self.singly.came(self.received.len(), of_burst);
             bytes += of_burst;
             let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now };
             self.stack.input(&mut self.received, &mut cx);

@@ -148,6 +148,38 @@ fn tcp_carries_pieces_both_ways() {
     }
 }
 
+/// Goal: a piece alone, which goes by a call of its own, arrives in order with others, and is cut
+/// or refused as they are. Method: pieces alone, of all of their sizes, until the socket is full.
+#[test]
+fn tcp_sends_a_piece_alone() {
+    let mut rig = Rig::new();
+    let (client, server) = connected(LOOPBACK);
+    sockopt::set_socket_send_buffer_size(&client, 16 << 10).expect("a socket");
+    let (mut sent, mut received) = (Vec::new(), Vec::new());
+    let mut is_full = false;
+    for round in 0..ROUNDS {
+        let bytes = pattern(1 + round * 7 % 12_000, round);
+        let pieces = rig.pieces(&bytes, bytes.len());
+        match client.send(pieces.iter()) {
+            Ok(count) => sent.extend_from_slice(&bytes[..count]),
+            Err(error) => {
+                assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+                is_full = true;
+                break;
+            }
+        }
+    }
+    assert!(is_full, "it does not wait");
+    for _ in 0..ROUNDS {
+        receive_all(&mut rig, &server, &mut received, 100_000);
+        if received.len() == sent.len() {
+            break;
+        }
+    }
+    assert!(received == sent, "{} of {} bytes", received.len(), sent.len());
+    rig.finish();
+}
+
 /// Goal: `drained` is true exactly when fewer bytes came than were asked for.
 #[test]
 fn tcp_receive_is_bounded_and_tells_when_drained() {

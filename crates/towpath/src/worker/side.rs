@@ -46,6 +46,12 @@ pub trait Side: AsFd {
         false
     }
 
+    /// True if each look for another packet is a system call, and what is left after
+    /// [`Side::receive`] keeps the file readable.
+    fn looks_by_call(&self) -> bool {
+        false
+    }
+
     /// Adds packets for the gateway to `burst` until it is full, nothing is left or memory is
     /// short; [`Input`] tells the last.
     ///
@@ -114,6 +120,10 @@ impl Side for Tap {
 
     fn turn(&mut self, _: bool, _: &mut SideContext<'_>) -> Result<(), TapError> {
         Ok(())
+    }
+
+    fn looks_by_call(&self) -> bool {
+        true
     }
 
     fn receive(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) -> Result<Input, TapError> {

@@ -1,10 +1,10 @@
 //! Whether packets of the inside come one at a time, as requests of one connection do.
 //!
 //! A device tells that it is empty by a system call that brings nothing: one for each burst, and so
-//! one for each packet that comes alone. After [`SINGLY_MIN`] small packets that came alone the next
-//! is taken without asking for another; if there is one after all, the file is still readable, and
-//! the next turn takes it. One burst in [`ASKED_EVERY`] is asked for whole, so it is found out when
-//! more come together. Large packets come in trains, and are always asked for.
+//! one for each packet that comes alone. After [`SINGLY_MIN`] small packets that came alone the
+//! next is taken without asking for another; if there is one after all, the file is still readable,
+//! and the next turn takes it. One burst in [`ASKED_EVERY`] is asked for whole, so it is found out
+//! when more come together. Large packets come in trains, and are always asked for.
 
 use super::READ_BURST;
 

@@ -217,6 +217,12 @@ fn check(packet: &Packet, config: &PortConfig) {
             assert!(*native != Some(vid) && allowed.contains(vid));
         }
     }
+    if let Some(cut) = packet.cut() {
+        assert!(caps.cuts && caps.checksum && packet.offload().gso.is_none());
+        let segment = headers.len() + cut.size().min(packet.payload_len());
+        assert!(segment - network_at <= usize::from(caps.mtu));
+        return;
+    }
     let Offload { checksum, gso } = *packet.offload();
     if !caps.checksum {
         assert_eq!((checksum, gso), (Checksum::None, None));
@@ -256,6 +262,7 @@ fn port_config(input: &mut Input<'_>) -> PortConfig {
         uso: bit(3),
         tunnel: bit(7),
         gso_bytes_max: u32::from(input.u16()),
+        cuts: bit(0) && bit(5),
     };
     let vlans = match bit(4) {
         false => PortVlans::Access(vid(input)),

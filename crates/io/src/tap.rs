@@ -345,7 +345,7 @@ impl Device for Tap {
     fn caps(&self) -> Caps {
         let Features { checksum, tso4, tso6, uso, tunnel } = self.features;
         let gso_bytes_max = if self.features.any_gso() { GSO_BYTES_MAX } else { 0 };
-        Caps { mtu: self.mtu, checksum, tso4, tso6, uso, tunnel, gso_bytes_max }
+        Caps { checksum, tso4, tso6, uso, tunnel, gso_bytes_max, ..Caps::plain(self.mtu) }
     }
 
     fn receive(&mut self, memory: &mut Memory, burst: &mut Burst) -> Result<(), TapError> {

@@ -31,12 +31,10 @@ mod tunnel;
 
 use core::fmt;
 
+pub(crate) use towpath_packet::cut::{Part, Template};
 use towpath_packet::packet::HEADER_BYTES;
-use towpath_packet::{Checksum, Ledger, Memory, Offload, Packet};
+use towpath_packet::{Checksum, Cut, Ledger, Memory, Offload, Packet};
 
-use crate::checksum::Sum;
-use crate::wire::tcp::Flags;
-use crate::wire::{ipv4, tcp};
 use claims::Whole;
 
 pub use claims::{OffloadError, TCP_SEGMENTS_MAX, UDP_SEGMENTS_MAX, check_offload};
@@ -44,9 +42,7 @@ pub(crate) use cut::Cutter;
 pub use cut::PARTS_MAX;
 pub(crate) use own::{orphan_payload, own_payload};
 pub use shape::{IP_BYTES_MAX, Layout};
-pub(crate) use shape::{
-    Shape, Transport, Version, at, read, read_u16, write_ipv4_checksum, write_u16,
-};
+pub(crate) use shape::{Shape, Transport, Version, at, read_u16, write_ipv4_checksum, write_u16};
 pub(crate) use sum::sum_is_right;
 pub use sum::{ChecksumError, complete_checksum, transport_sum, verify_checksum};
 pub(crate) use tunnel::headers_end;
@@ -117,9 +113,9 @@ pub fn segment(
     let mut headers = [0; HEADER_BYTES];
     let headers = &mut headers[..shape.end];
     headers.copy_from_slice(packet.headers());
-    let mut template = Template::new(headers, shape);
-    template.prepare(headers, size);
-    let outer = outer.map(|outer| (outer, Template::new(headers, outer.shape)));
+    let mut template = shape.template(headers);
+    template.prepare(headers, gso.size);
+    let outer = outer.map(|outer| (outer, outer.shape.template(headers)));
     let mut cutter = Cutter::new(packet.take_pieces(), size);
     for index in 0..count {
         let offset = index * size;
@@ -141,6 +137,24 @@ pub fn segment(
     Ok(count)
 }
 
+/// Leaves it to a device to cut a super-packet as [`segment`] does, with partial checksums. False
+/// for one in a tunnel, which is to be segmented; a packet that is no super-packet stays as it is.
+///
+/// On error the packet is as [`segment`] hands it back.
+pub fn leave_to_device(packet: &mut Packet, layout: Layout) -> Result<bool, OffloadError> {
+    let Some(Whole { shape, outer, gso }) = claims::check(packet, layout)? else {
+        return Ok(true);
+    };
+    if outer.is_some() {
+        return Ok(false);
+    }
+    let template = shape.template(packet.headers());
+    let cut = Cut::new(template, packet.headers_mut(), gso.size);
+    packet.set_cut(cut);
+    packet.set_offload(Offload { checksum: partial(&shape), gso: None });
+    Ok(true)
+}
+
 /// [`segment`] for a packet that is one segment.
 fn pass(
     mut packet: Packet,
@@ -157,95 +171,9 @@ fn pass(
     Ok(1)
 }
 
-/// One segment of a super-packet.
-#[derive(Clone, Copy)]
-pub(crate) struct Part {
-    /// Which one, from zero.
-    pub(crate) index: usize,
-    /// Where its payload begins in the whole.
-    pub(crate) offset: usize,
-    /// Bytes of its payload.
-    pub(crate) len: usize,
-    /// None follows.
-    pub(crate) last: bool,
-}
-
-/// Writes the headers of segments after those of the whole. Coalescing uses it too, to tell whether
-/// a packet is what segmentation would make of the whole.
-pub(crate) struct Template {
-    shape: Shape,
-    /// The pseudo-header's sum without the length.
-    pseudo_header: Sum,
-    /// The sum of an IPv4 header without length, identification and checksum.
-    ip_header: Sum,
-    /// The whole's headers are those of a segment with so much payload already.
-    prepared: Option<usize>,
-}
-
-impl Template {
-    /// For the super-packet with these headers.
-    pub(crate) fn new(headers: &[u8], shape: Shape) -> Self {
-        let pseudo_header = shape.pseudo_header(headers, 0);
-        Self { shape, pseudo_header, ip_header: shape.ipv4_sum(headers), prepared: None }
-    }
-
-    /// Writes to the whole's headers what segments with `payload` bytes have in common, as most
-    /// have that many: each of them then gets the rest only.
-    fn prepare(&mut self, headers: &mut [u8], payload: usize) {
-        self.fit(payload, headers);
-        self.prepared = Some(payload);
-    }
-
-    /// Makes `to`, a copy of the whole's headers, those of `part`; the transport checksum is
-    /// partial.
-    pub(crate) fn patch(&self, part: &Part, to: &mut [u8]) {
-        if self.prepared != Some(part.len) {
-            self.fit(part.len, to);
-        }
-        let shape = &self.shape;
-        if shape.version == Version::V4 {
-            // Identifications count on from the first; they are 16 bits wide and wrap.
-            let ip = &mut to[shape.ip_at..][..ipv4::HEADER_LEN];
-            let ident = read_u16(ip, at::IPV4_IDENT).wrapping_add(part.index as u16);
-            write_u16(ip, at::IPV4_IDENT, ident);
-            let mut sum = self.ip_header;
-            sum.add_u16(shape.ip_len(part.len) as u16);
-            sum.add_u16(ident);
-            write_u16(ip, at::IPV4_CHECKSUM, sum.finish());
-        }
-        if shape.transport == Transport::Tcp {
-            write_tcp(&mut to[shape.transport_at..][..tcp::HEADER_LEN], part);
-        }
-    }
-
-    /// Writes lengths and the partial checksum of a segment with `payload` bytes.
-    fn fit(&self, payload: usize, to: &mut [u8]) {
-        self.shape.write_lengths(to, payload);
-        let mut sum = self.pseudo_header;
-        sum.add_u32(self.shape.transport_len(payload) as u32);
-        write_u16(to, self.shape.checksum_at(), sum.fold());
-    }
-}
-
 /// A partial checksum in its own place. Both numbers are offsets into [`HEADER_BYTES`].
 pub(crate) fn partial(shape: &Shape) -> Checksum {
     Checksum::Partial { start: shape.transport_at as u16, offset: shape.checksum_offset() as u16 }
-}
-
-/// Sequence number and flags of one segment.
-fn write_tcp(header: &mut [u8], part: &Part) {
-    let sequence = u32::from_be_bytes(read(header, at::TCP_SEQUENCE));
-    let sequence = sequence.wrapping_add(part.offset as u32);
-    header[at::TCP_SEQUENCE..at::TCP_SEQUENCE + 4].copy_from_slice(&sequence.to_be_bytes());
-    let mut flags = Flags(header[at::TCP_FLAGS]);
-    if part.index > 0 {
-        // RFC 3168 §6.1.2: CWR is said once.
-        flags.remove(Flags::CWR);
-    }
-    if !part.last {
-        flags.remove(Flags::FIN | Flags::PSH);
-    }
-    header[at::TCP_FLAGS] = flags.0;
 }
 
 #[cfg(test)]

@@ -46,6 +46,11 @@ impl Burst {
         self.tail - self.head
     }
 
+    /// Frames that a device makes of these packets.
+    pub fn frames(&self) -> usize {
+        self.iter().map(Packet::frames).sum()
+    }
+
     /// True if there is no packet.
     pub fn is_empty(&self) -> bool {
         self.head == self.tail

@@ -20,6 +20,9 @@ pub struct Caps {
     pub tunnel: bool,
     /// Largest super-packet in bytes, Ethernet header included.
     pub gso_bytes_max: u32,
+    /// It cuts super-packets that are no tunnels' as it transmits them, if they have a
+    /// [`Cut`](crate::Cut); for devices that take partial checksums.
+    pub cuts: bool,
 }
 
 impl Caps {
@@ -33,6 +36,7 @@ impl Caps {
             uso: false,
             tunnel: false,
             gso_bytes_max: 0,
+            cuts: false,
         }
     }
 }

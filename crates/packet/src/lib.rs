@@ -7,7 +7,7 @@
 //!
 //! Modules, each using only those before it:
 //! `sync → foreign → slab → region → loan → lend → returns → ledger → {held, recall} → offload →
-//! packet → pool → burst → ring → {device, ready}`.
+//! cut → packet → pool → burst → ring → {device, ready}`.
 //!
 //! Unsafe code is allowed in `slab`, `region`, `foreign`, `loan`, `lend`, `recall`, `packet`,
 //! `pool` and three parts of `ring` only.
@@ -17,6 +17,7 @@
 extern crate alloc;
 
 pub mod burst;
+pub mod cut;
 pub mod device;
 #[doc(hidden)]
 pub mod foreign;
@@ -37,6 +38,7 @@ pub mod slab;
 pub mod sync;
 
 pub use burst::Burst;
+pub use cut::Cut;
 pub use device::{Caps, Device};
 pub use held::{Held, Reader, Readers};
 pub use ledger::{Ledger, Site};

@@ -22,6 +22,9 @@
 //! A handle is one pointer into a pool; bursts of packets move by moving handles.
 #![allow(unsafe_code)]
 
+mod parts;
+
+use crate::cut::Cut;
 use crate::foreign::{LINE_BYTES, prefetch_line_read, prefetch_line_write};
 use crate::loan::{Leaving, Piece};
 use crate::offload::Offload;
@@ -59,13 +62,16 @@ struct Body {
     peeked: bool,
     /// The headers are a whole frame, payload included.
     inline: bool,
+    /// A device cuts it as `cut` says.
+    is_cut: bool,
     pieces: [Option<Piece>; PIECES_MAX],
+    cut: Cut,
     /// Puts the headers at the beginning of a line, and so those that are received.
     gap: [u8; GAP_BYTES],
     headers: [u8; HEADER_BYTES],
 }
 
-const GAP_BYTES: usize = 48;
+const GAP_BYTES: usize = 48 - size_of::<Cut>();
 const _: () = {
     let value = Slot::<Place>::VALUE_AT;
     assert!(value + offset_of!(Body, pieces) + size_of::<Piece>() <= LINE_BYTES);
@@ -83,8 +89,10 @@ impl Body {
             piece_count: 0,
             peeked: false,
             inline: false,
+            is_cut: false,
             piece_bytes: 0,
             pieces: [const { None }; PIECES_MAX],
+            cut: Cut::none(),
             gap: [0; GAP_BYTES],
             headers: [0; HEADER_BYTES],
         }
@@ -461,6 +469,7 @@ impl Packet {
         (other.start, other.end) = (body.start, body.end);
         (other.peeked, other.inline) = (body.peeked, body.inline);
         (other.piece_count, other.piece_bytes) = (body.piece_count, body.piece_bytes);
+        (other.is_cut, other.cut) = (body.is_cut, body.cut);
         other.offload = body.offload;
         Some(shared)
     }
@@ -482,6 +491,7 @@ impl Packet {
         body.end = HEADER_BYTES as u16;
         body.peeked = false;
         body.inline = false;
+        body.is_cut = false;
         body.offload = Offload::default();
     }
 }

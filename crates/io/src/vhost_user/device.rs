@@ -575,7 +575,7 @@ impl Device for VhostUser {
                 }
             }
             None => {
-                self.counters.no_guest += burst.len() as u64;
+                self.counters.no_guest += burst.frames() as u64;
                 burst.clear();
             }
         }

@@ -232,7 +232,7 @@ impl Rings {
 
     /// Hands packets from the front of `burst` to the driver; what is left waits for buffers, for
     /// which the driver will kick unless the owner polls. Packets that no queue takes are dropped;
-    /// returns their number.
+    /// returns the number of their frames.
     pub(super) fn transmit(
         &mut self,
         session: &Session,
@@ -248,7 +248,7 @@ impl Rings {
         });
         let count = open.clone().count();
         if count == 0 {
-            let dropped = burst.len();
+            let dropped = burst.frames();
             burst.clear();
             return dropped;
         }

@@ -10,8 +10,7 @@ use towpath_packet::{Checksum, Gso, GsoKind, Offload, Packet};
 
 use super::{HELD_PER_BUCKET, UDP_COALESCED_MAX};
 use crate::gso::{
-    IP_BYTES_MAX, Part, Shape, TCP_SEGMENTS_MAX, Template, Transport, Version, at, partial,
-    write_u16,
+    IP_BYTES_MAX, Part, Shape, TCP_SEGMENTS_MAX, Transport, Version, at, partial, write_u16,
 };
 use crate::time::Instant;
 use crate::wire::tcp::Flags;
@@ -93,7 +92,7 @@ impl Held {
         let (offset, len) = (self.packet.payload_len(), next.payload_len());
         let part = Part { index: self.count, offset, len, last: false };
         expected.copy_from_slice(self.packet.headers());
-        Template::new(expected, self.shape).patch(&part, expected);
+        self.shape.template(expected).patch(&part, expected);
         if self.shape.transport == Transport::Tcp {
             let at = self.shape.transport_at + at::TCP_FLAGS;
             expected[at] |= headers[at] & (Flags::FIN | Flags::PSH).0;

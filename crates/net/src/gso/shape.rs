@@ -6,6 +6,8 @@
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use towpath_packet::cut::{self, Template};
+
 use crate::checksum::{self, Sum};
 use crate::wire::{Protocol, ipv4, ipv6, tcp, udp};
 
@@ -135,6 +137,19 @@ impl Shape {
         sum
     }
 
+    /// What writes the headers of parts after these, those of the whole.
+    pub(crate) fn template(&self, headers: &[u8]) -> Template {
+        Template::new(cut::Layout {
+            is_ipv4: self.version == Version::V4,
+            is_tcp: self.transport == Transport::Tcp,
+            ip_at: self.ip_at as u16,
+            transport_at: self.transport_at as u16,
+            end: self.end as u16,
+            pseudo_header: self.pseudo_header(headers, 0).fold(),
+            ip_header: self.ipv4_sum(headers).fold(),
+        })
+    }
+
     /// The sum over the pseudo-header of a packet whose transport header and payload have `len`
     /// bytes.
     pub(crate) fn pseudo_header(&self, headers: &[u8], len: usize) -> Sum {
@@ -212,7 +227,7 @@ fn length(bytes: usize) -> u16 {
     u16::try_from(bytes).expect("an IP packet is at most IP_BYTES_MAX long")
 }
 
-pub(crate) fn read<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+fn read<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut field = [0; N];
     field.copy_from_slice(&bytes[at..at + N]);
     field
@@ -237,7 +252,6 @@ const IPV4_FRAGMENT_MASK: u16 = 0x3fff;
 pub(crate) mod at {
     pub(crate) const IPV4_TOS: usize = 1;
     pub(crate) const IPV4_TOTAL_LEN: usize = 2;
-    pub(crate) const IPV4_IDENT: usize = 4;
     pub(crate) const IPV4_FRAGMENT: usize = 6;
     pub(crate) const IPV4_PROTOCOL: usize = 9;
     pub(crate) const IPV4_CHECKSUM: usize = 10;
@@ -249,7 +263,6 @@ pub(crate) mod at {
     pub(crate) const IPV6_NEXT_HEADER: usize = 6;
     pub(crate) const IPV6_SOURCE: usize = 8;
     pub(crate) const IPV6_DESTINATION: usize = 24;
-    pub(crate) const TCP_SEQUENCE: usize = 4;
     pub(crate) const TCP_DATA_OFFSET: usize = 12;
     pub(crate) const TCP_FLAGS: usize = 13;
     pub(crate) const UDP_LENGTH: usize = 4;

@@ -59,7 +59,10 @@ impl Port {
         }
         match (packet.offload().gso, layout) {
             (Some(gso), Some(layout)) if !takes_whole(&caps, &gso, packet.len()) => {
-                return self.send_segments(id, packet, layout, cx, out);
+                if !caps.cuts || !leave_to_device(&mut packet, layout)? {
+                    return self.send_segments(id, packet, layout, cx, out);
+                }
+                self.counters.cut += 1;
             }
             (None, Some(_)) if !caps.checksum => {
                 gso::complete_checksum(&mut packet, cx.ledger)
@@ -96,6 +99,11 @@ impl Port {
         self.counters.checksums += if caps.checksum { 0 } else { count as u64 };
         Ok(())
     }
+}
+
+/// [`gso::leave_to_device`].
+fn leave_to_device(packet: &mut Packet, layout: Layout) -> Result<bool, PortDrop> {
+    gso::leave_to_device(packet, layout).map_err(|_| PortDrop::ChecksumMisplaced)
 }
 
 /// Whether a port takes a super-packet as it is.

@@ -180,7 +180,11 @@ impl PortCounters {
     }
 
     pub(super) fn drop(&mut self, reason: PortDrop) {
-        self.drops[reason as usize] += 1;
+        self.drop_frames(reason, 1);
+    }
+
+    fn drop_frames(&mut self, reason: PortDrop, frames: usize) {
+        self.drops[reason as usize] += frames as u64;
     }
 }
 
@@ -258,16 +262,16 @@ impl Port {
     pub(super) fn flush(&mut self, id: PortId, out: &mut impl Egress) {
         let counters = &mut self.counters;
         for packet in self.pending.iter() {
-            counters.packets_out += 1;
-            counters.bytes_out += packet.len() as u64;
+            counters.packets_out += packet.frames() as u64;
+            counters.bytes_out += packet.frame_bytes() as u64;
             counters.super_packets_out += u64::from(packet.offload().gso.is_some());
         }
         out.transmit(id, &mut self.pending);
         while let Some(packet) = self.pending.pop() {
-            counters.packets_out -= 1;
-            counters.bytes_out -= packet.len() as u64;
+            counters.packets_out -= packet.frames() as u64;
+            counters.bytes_out -= packet.frame_bytes() as u64;
             counters.super_packets_out -= u64::from(packet.offload().gso.is_some());
-            counters.drop(PortDrop::QueueFull);
+            counters.drop_frames(PortDrop::QueueFull, packet.frames());
         }
     }
 }

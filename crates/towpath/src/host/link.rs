@@ -77,6 +77,7 @@ impl LinkEnd {
             uso: true,
             tunnel: false,
             gso_bytes_max: GSO_BYTES_MAX,
+            cuts: false,
         }
     }
 

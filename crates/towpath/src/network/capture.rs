@@ -225,6 +225,7 @@ impl Mirror {
     /// readers take packets in their order, so that it is the last to go.
     fn keep(&mut self, packet: &Packet, before: Option<&mut Item>) -> Option<(Packet, u64)> {
         let mut kept = packet.share(&mut self.packets)?;
+        kept.join_parts();
         let snap_bytes = self.settings.snap_bytes;
         if snap_bytes <= PEEK_BYTES && kept.headers().is_empty() {
             // So little is copied, and nothing is held.

@@ -34,6 +34,7 @@ impl GatewayPort {
             uso: true,
             tunnel: false,
             gso_bytes_max: GATEWAY_GSO_BYTES_MAX,
+            cuts: false,
         };
         // Its checksums are made here, and everybody may talk to it.
         let config = switch::PortConfig {

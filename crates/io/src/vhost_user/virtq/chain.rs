@@ -3,6 +3,7 @@
 use super::{Broken, CHAIN_MAX};
 use crate::vhost_user::memory::GuestMemory;
 use crate::vhost_user::shared::Stretch;
+use std::ops::Range;
 use towpath_packet::{Piece, Pins};
 
 /// Another descriptor follows.
@@ -304,21 +305,21 @@ impl<'a> Cursor<'a> {
         done
     }
 
-    /// Copies a piece in, from its byte `from` on; returns how many bytes had room.
+    /// Copies these bytes of a piece in; returns how many had room.
     pub(crate) fn write_piece<'p>(
         &mut self,
         pins: &mut Pins<'p>,
         piece: &'p Piece,
-        from: usize,
+        range: Range<usize>,
     ) -> usize {
-        let mut at = from;
-        while at < piece.len() {
-            let Some(part) = self.step(piece.len() - at) else { break };
+        let mut at = range.start;
+        while at < range.end {
+            let Some(part) = self.step(range.end - at) else { break };
             let bytes = part.bytes as usize;
             self.memory.write_piece(part.address, (pins, piece), at, bytes).expect(KNOWN);
             at += bytes;
         }
-        at - from
+        at - range.start
     }
 }
 

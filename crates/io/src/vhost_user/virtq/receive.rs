@@ -2,15 +2,19 @@
 //!
 //! The one copy of payload on the way into a guest, counted at [`Site::Guest`]: two guests share no
 //! memory. Of inline packets all bytes count, headers as well. A packet takes one chain, or several
-//! where the driver agreed to merged buffers; if there are not enough, it waits. Used entries of a
-//! burst become visible together.
+//! where the driver agreed to merged buffers; if there are not enough, it waits. Super-packets that
+//! are to be cut here take chains for each part, and wait for the rest of them. Used entries of a
+//! pass, of up to as many frames as a burst has packets, become visible together.
 //!
 //! Follows virtio 1.2 §5.1.6.3 and §5.1.6.4. One thread at a time; nothing blocks or allocates.
 
-use super::chain::{Cursor, Descriptor, Segment};
+mod frames;
+
+use super::chain::{Descriptor, Segment};
 use super::{Broken, CHAIN_MAX, Head, Position, Queue, QueueConfig, StartError, Stop, feature};
 use crate::tap::wire_headers;
 use crate::vhost_user::memory::GuestMemory;
+use frames::{Frame, Frames, Heads, Place};
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
 use towpath_packet::burst::BURST_MAX;
@@ -41,9 +45,9 @@ struct Buffer {
     descriptors_to: usize,
 }
 
-/// What was found for a packet.
+/// What was found for a frame.
 struct Room {
-    /// Bytes of header and frame; none for a packet that is dropped.
+    /// Bytes of header and frame; none for one that is dropped.
     needed: usize,
     /// Its chains and their segments: up to here.
     buffers_to: usize,
@@ -59,6 +63,8 @@ struct Filled {
     descriptors: usize,
     /// Bytes of payload.
     payload: usize,
+    /// Of the packet at hand.
+    place: Place,
 }
 
 /// Whether the chains that were taken have room for a packet.
@@ -77,11 +83,13 @@ pub struct ReceiveQueue {
     counters: ReceiveCounters,
     /// The end of what the driver offered, if that is not enough for the packet that waits.
     end: Option<Position>,
-    /// For packets from the front of the burst at hand.
+    /// For frames from the front of the burst at hand.
     rooms: Vec<Room>,
     buffers: Vec<Buffer>,
     segments: Vec<Segment>,
     descriptors: Vec<Descriptor>,
+    /// Those of parts for which room was found.
+    heads: Heads,
 }
 
 impl ReceiveQueue {
@@ -97,6 +105,7 @@ impl ReceiveQueue {
             buffers: Vec::with_capacity(size.max(BATCH_SEGMENTS_MAX)),
             segments: Vec::with_capacity(BATCH_SEGMENTS_MAX),
             descriptors: Vec::with_capacity(BATCH_SEGMENTS_MAX),
+            heads: Heads::new(),
         })
     }
 
@@ -117,6 +126,7 @@ impl ReceiveQueue {
             uso: checksum && uso,
             tunnel: false,
             gso_bytes_max,
+            cuts: checksum,
         }
     }
 
@@ -131,13 +141,13 @@ impl ReceiveQueue {
         self.queue.disable_kicks();
         let result = loop {
             let passed = self.pass(burst, ledger);
-            burst.drop_front(self.rooms.len());
+            frames::drop_frames(burst, self.rooms.len());
+            self.queue.publish();
             match passed {
                 Ok(true) if !burst.is_empty() => {}
                 done => break done,
             }
         };
-        self.queue.publish();
         result.map(drop)
     }
 
@@ -182,9 +192,9 @@ impl ReceiveQueue {
         self.queue.broken()
     }
 
-    /// Fills chains with packets from the front of `burst`, of which there is then a room for each;
-    /// true unless there are too few chains for the next. Room is found [`PACKETS_AHEAD`] packets
-    /// before it is filled, and nothing between two packets waits for the stores of the first: so
+    /// Fills chains with frames from the front of `burst`, of which there is then a room for each;
+    /// true unless there are too few chains for the next. Room is found [`PACKETS_AHEAD`] frames
+    /// before it is filled, and nothing between two of them waits for the stores of the first: so
     /// what one of them misses in the caches is fetched while another is worked on.
     fn pass(&mut self, burst: &Burst, ledger: &Ledger) -> Result<bool, Broken> {
         self.rooms.clear();
@@ -192,49 +202,55 @@ impl ReceiveQueue {
         self.segments.clear();
         self.descriptors.clear();
         let (mut pins, mut filled) = (Pins::new(), Filled::default());
-        let (mut coming, mut found) = (burst.iter(), Ok(true));
-        for packet in burst.iter() {
+        let (mut coming, mut found) = (Frames::of(burst), Ok(true));
+        for frame in Frames::of(burst) {
             while found == Ok(true)
                 && self.rooms.len() <= filled.rooms + PACKETS_AHEAD
+                && self.rooms.len() < BURST_MAX
                 && self.segments.len().max(self.descriptors.len()) < CHAIN_MAX
                 && let Some(next) = coming.next()
             {
-                found = self.find_room(next);
+                found = self.find_room(&next);
             }
             if filled.rooms == self.rooms.len() {
                 break;
             }
-            self.fill(packet, &mut pins, &mut filled);
+            self.fill(&frame, &mut pins, &mut filled);
         }
         ledger.count(Site::Guest, filled.payload);
         found
     }
 
-    /// Takes as many chains as a packet needs, and notes which; false if there are too few.
-    fn find_room(&mut self, packet: &Packet) -> Result<bool, Broken> {
-        let Some(needed) = self.take_for(packet)? else {
+    /// Takes as many chains as a frame needs, and notes which; false if there are too few.
+    fn find_room(&mut self, frame: &Frame<'_>) -> Result<bool, Broken> {
+        let buffers_from = self.buffers.len();
+        let Some(needed) = self.take_for(frame)? else {
             self.counters.full += 1;
             return Ok(false);
         };
         let (buffers_to, segments_to) = (self.buffers.len(), self.segments.len());
+        if frame.part.is_some() {
+            let header = header(frame.packet, self.features, buffers_to - buffers_from);
+            self.heads.make(self.rooms.len(), frame, &header);
+        }
         self.rooms.push(Room { needed, buffers_to, segments_to });
         Ok(true)
     }
 
-    /// Takes as many chains as a packet needs; returns its bytes, none if it is to be dropped, or
+    /// Takes as many chains as a frame needs; returns its bytes, none if it is to be dropped, or
     /// `None` if there are too few chains.
-    fn take_for(&mut self, packet: &Packet) -> Result<Option<usize>, Broken> {
-        if !self.takes(packet.offload()) {
+    fn take_for(&mut self, frame: &Frame<'_>) -> Result<Option<usize>, Broken> {
+        if !self.takes(frame.packet.offload()) {
             self.counters.refused += 1;
             return Ok(Some(0));
         }
-        let needed = VirtioHeader::LEN + packet.len();
+        let needed = VirtioHeader::LEN + frame.len();
         if let Some((head, segment)) = self.queue.take_room(needed) {
             let (bytes, descriptors_to) = (segment.bytes as usize, self.descriptors.len());
             self.buffers.push(Buffer { head, bytes, descriptors_to });
             self.segments.push(segment);
             self.end = None;
-            prefetch(self.queue.memory(), packet, needed, &segment);
+            prefetch(self.queue.memory(), frame, needed, &segment);
             return Ok(Some(needed));
         }
         let start = self.queue.position();
@@ -243,7 +259,7 @@ impl ReceiveQueue {
         self.end = None;
         if let Taken::Enough = taken {
             if let Some(last) = self.segments.last() {
-                prefetch(self.queue.memory(), packet, needed, last);
+                prefetch(self.queue.memory(), frame, needed, last);
             }
             return Ok(Some(needed));
         }
@@ -290,19 +306,30 @@ impl ReceiveQueue {
         Ok(Taken::TooFew)
     }
 
-    /// Fills the next room with its packet, and gives its chains back.
-    fn fill<'a>(&mut self, packet: &'a Packet, pins: &mut Pins<'a>, filled: &mut Filled) {
-        let Self { queue, rooms, buffers, segments, descriptors, counters, features, .. } = self;
-        let room = &rooms[filled.rooms];
+    /// Fills the next room with its frame, and gives its chains back.
+    fn fill<'a>(&mut self, frame: &Frame<'a>, pins: &mut Pins<'a>, filled: &mut Filled) {
+        let Self { queue, rooms, buffers, segments, descriptors, counters, .. } = self;
+        let (number, room) = (filled.rooms, &rooms[filled.rooms]);
         let buffers = &buffers[filled.buffers..room.buffers_to];
         let segments = &segments[filled.segments..room.segments_to];
         filled.rooms += 1;
         (filled.buffers, filled.segments) = (room.buffers_to, room.segments_to);
+        if frame.part.is_none_or(|(_, is_first)| is_first) {
+            filled.place = Place::default();
+        }
         if room.needed == 0 {
+            filled.place.skip(frame);
             return;
         }
-        let header = header(packet, *features, buffers.len());
-        copy(pins, (packet, &header), room.needed, queue.memory(), segments);
+        let header;
+        let first = if frame.part.is_some() {
+            [self.heads.head(number, frame), &[]]
+        } else {
+            header = self::header(frame.packet, self.features, buffers.len());
+            [&header.0[..], frame.headers()]
+        };
+        let to = (queue.memory(), segments);
+        frames::copy(pins, (frame, &mut filled.place), first, room.needed, to);
         let mut left = room.needed;
         for buffer in buffers {
             let own = &descriptors[filled.descriptors..buffer.descriptors_to];
@@ -312,8 +339,8 @@ impl ReceiveQueue {
             (left, filled.descriptors) = (left - bytes, buffer.descriptors_to);
         }
         counters.packets += 1;
-        counters.bytes += packet.len() as u64;
-        filled.payload += if packet.is_inline() { packet.len() } else { packet.payload_len() };
+        counters.bytes += (room.needed - VirtioHeader::LEN) as u64;
+        filled.payload += frame.payload();
     }
 
     /// True if the driver agreed to get packets with these fields.
@@ -351,53 +378,19 @@ fn header(packet: &Packet, features: u64, buffers: usize) -> VirtioHeader {
     VirtioHeader::encode_merged(&offload, wire_headers(packet).len(), buffers as u16)
 }
 
-/// Copies a packet into segments.
-///
-/// # Panics
-/// If they have no room for it: for `needed` bytes.
-fn copy<'a>(
-    pins: &mut Pins<'a>,
-    (packet, header): (&'a Packet, &VirtioHeader),
-    needed: usize,
-    memory: &GuestMemory,
-    segments: &[Segment],
-) {
-    let headers = wire_headers(packet);
-    let mut at = VirtioHeader::LEN + headers.len();
-    // Most drivers offer buffers of one stretch, which is looked up once.
-    if let &[segment, ..] = segments
-        && segment.bytes as usize >= needed
-        && let Some(stretch) = memory.locate_whole(segment.address, needed)
-    {
-        stretch.write(&header.0);
-        // The packet has none before it was peeked, and nothing takes long to be copied.
-        if !headers.is_empty() {
-            stretch.tail(VirtioHeader::LEN).write(headers);
-        }
-        for piece in packet.pieces() {
-            stretch.tail(at).write_piece(pins, piece, 0, piece.len());
-            at += piece.len();
-        }
-        memory.mark(segment.address, needed);
-    } else {
-        let mut cursor = Cursor::new(memory, segments);
-        at = cursor.write(&header.0) + cursor.write(headers);
-        for piece in packet.pieces() {
-            at += cursor.write_piece(pins, piece, 0);
-        }
-    }
-    assert_eq!(at, needed, "the chains have room for the packet");
-}
-
-/// Has the beginnings of a packet and of its last segment fetched, which are used soon. Of a short
-/// one that takes longer than it saves.
+/// Has the beginnings of a frame and of its last segment fetched, which are used soon. Of a short
+/// one that takes longer than it saves; parts lie one behind the other, and their heads are new.
 #[inline]
-fn prefetch(memory: &GuestMemory, packet: &Packet, needed: usize, last: &Segment) {
-    packet.prefetch_headers();
+fn prefetch(memory: &GuestMemory, frame: &Frame<'_>, needed: usize, last: &Segment) {
+    if frame.part.is_none() {
+        frame.packet.prefetch_headers();
+    }
     if needed <= SHORT_BYTES_MAX {
         return;
     }
-    if let Some(piece) = packet.pieces().next() {
+    if frame.part.is_none_or(|(_, is_first)| is_first)
+        && let Some(piece) = frame.packet.pieces().next()
+    {
         piece.prefetch();
     }
     if let Some(stretch) = memory.locate(last.address, needed) {
@@ -405,7 +398,7 @@ fn prefetch(memory: &GuestMemory, packet: &Packet, needed: usize, last: &Segment
     }
 }
 
-/// Packets for which room is found ahead of the one that is filled.
+/// Frames for which room is found ahead of the one that is filled.
 const PACKETS_AHEAD: usize = 2;
 /// Packets of so many bytes, with their virtio header, are not fetched ahead: the switch has just
 /// looked at most of them.

@@ -22,6 +22,7 @@ pub(super) const ABLE: Caps = Caps {
     uso: true,
     tunnel: true,
     gso_bytes_max: 65_549,
+    cuts: false,
 };
 
 /// What ports were handed.

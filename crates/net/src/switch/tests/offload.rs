@@ -11,10 +11,12 @@ use super::harness::*;
 use crate::counters::PortDrop;
 use crate::gro::Coalescer;
 use crate::gso::testing::{Spec, any_spec, bytes_of, parsed, pattern, received};
+use crate::gso::{self, Checksums};
 use crate::switch::*;
 
 pub(super) const ALONE: Caps = Caps::plain(1500);
 pub(super) const CHECKSUMS: Caps = Caps { checksum: true, ..ALONE };
+const CUTS: Caps = Caps { cuts: true, ..CHECKSUMS };
 
 /// Counts returns.
 #[derive(Default)]
@@ -85,7 +87,7 @@ proptest! {
         let len = if is_super { spec.payload.len() } else { spec.payload.len() % 1200 };
         let spec = Spec { payload: pattern(len), ..spec };
         let size = is_super.then_some(size);
-        let caps = [ABLE, CHECKSUMS, ALONE, Caps { tso4: false, uso: false, ..ABLE }];
+        let caps = [ABLE, CHECKSUMS, ALONE, CUTS, Caps { tso4: false, uso: false, ..ABLE }];
         let vlans = || trunk(None, &[5]);
         let mut ports = alloc::vec![in_vlans(if has_tag { vlans() } else { access(5) })];
         for caps in caps {
@@ -106,9 +108,10 @@ proptest! {
         let copied = t.ledger.copied();
         prop_assert_eq!(copied, t.ledger.copied_at(Site::Linearise), "but to sum it up");
         let out = core::mem::take(&mut t.out.packets);
-        prop_assert_eq!(out.len(), 8);
+        prop_assert_eq!(out.len(), 10);
         let parts: Vec<Packet> = out.into_iter().flat_map(|(port, packets)| {
             let caps = &caps[(port - 1) / 2];
+            let packets = if caps.cuts { cut_by_device(port, packets, &mut t) } else { packets };
             let priority = if has_tag { 0x6000 } else { 0 };
             let tag = (port % 2 == 1).then_some(priority | 5);
             let found: Vec<_> = packets.iter().map(|packet| contents(packet, &t)).collect();
@@ -205,6 +208,30 @@ fn check_offload_of(packet: &Packet, spec: &Spec, caps: &Caps, has_tag: bool) {
         GsoKind::Udp => caps.uso,
     };
     assert!(packet.offload().gso.is_none_or(is_kind));
+}
+
+/// Cuts what was left to the device to cut, which was counted as what it is cut into.
+fn cut_by_device(port: usize, packets: Vec<Packet>, t: &mut Harness) -> Vec<Packet> {
+    assert_eq!(packets.len(), 1, "no more handles than packets");
+    let mut parts = Vec::new();
+    for mut packet in packets {
+        assert!(packet.offload().gso.is_none());
+        packet.join_parts();
+        let transport_at = match packet.offload().checksum {
+            Checksum::Partial { start, .. } => usize::from(start),
+            Checksum::None | Checksum::Unnecessary => unreachable!("it was partial"),
+        };
+        let is_tagged = packet.headers()[12..14] == [0x81, 0];
+        let layout = gso::Layout { ip_at: if is_tagged { 18 } else { 14 }, transport_at };
+        let (memory, ledger) = (&mut t.memory, &t.ledger);
+        let out = &mut |part| parts.push(part);
+        gso::segment(packet, memory, ledger, layout, Checksums::LeavePartial, out).expect("proper");
+    }
+    let counters = t.counters(port);
+    assert_eq!(counters.packets_out, parts.len() as u64);
+    assert_eq!(counters.bytes_out, parts.iter().map(|part| part.len() as u64).sum::<u64>());
+    assert_eq!(counters.cut, u64::from(parts.len() > 1));
+    parts
 }
 
 /// 64 KiB between two guests: whole to one that takes it, in 45 segments to one that does not;

@@ -251,6 +251,15 @@ fn what_cannot_be_captured_is_refused() {
     }
     assert_fails(&network.towpath(&["capture", "c", "-w", "x"]), "there is no port 'c'");
     assert_fails(&network.towpath(&["capture", "gateway", "-w", "x"]), "there is no port");
+    // A file that was there is as it was, and one that was not is not.
+    let (kept, new) = (network.folder.0.join("kept"), network.folder.0.join("new"));
+    fs::write(&kept, "of yesterday").unwrap();
+    for file in [&kept, &new] {
+        let file = file.to_str().unwrap();
+        assert_fails(&network.towpath(&["capture", "c", "-w", file]), "there is no port 'c'");
+    }
+    assert_eq!(fs::read_to_string(&kept).unwrap(), "of yesterday");
+    assert!(!new.exists());
     assert_fails(&network.towpath(&["capture", "a", "-w", "/dev/full"]), "No space left");
     assert_fails(&network.towpath(&["capture", "a", "-w", "/no/such/x"]), "cannot write to");
 

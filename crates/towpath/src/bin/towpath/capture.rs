@@ -5,6 +5,7 @@
 //! stays for as long as the capture: first it carries an interim answer (102), at the end one with
 //! what was counted. To shut down the sending side, or to go, ends the capture.
 
+use std::fs;
 use std::io::{self, IoSlice, IsTerminal, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::{Shutdown, SocketAddr};
@@ -18,6 +19,7 @@ use anyhow::{Context, bail};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::FileType;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Map, Value, json};
 use towpath::network::Network;
@@ -34,7 +36,7 @@ use crate::http::{self, Response};
 use crate::instances::PATIENCE;
 use crate::messages::Messages;
 use crate::ports;
-use crate::settings::create_capture;
+use crate::settings::find_capture;
 
 /// Where captures are asked for.
 pub(crate) const CAPTURE: &str = "/v1/capture";
@@ -130,16 +132,17 @@ pub(crate) fn capture(arguments: &CaptureArguments) -> Result<Ending, Failure> {
         "snaplen": arguments.snaplen,
         "count": arguments.count,
         "filter": expression,
+        "truncate": arguments.write.as_os_str() != "-",
     });
-    let file = open(&arguments.write)?;
-    send(&stream, &body.to_string(), file)
-        .with_context(|| format!("cannot ask the network at {}", path.display()))?;
-    let answer = wait(stream, &signals, &arguments.port)?;
-    let (status, value) = http::read(&answer).context("the network has gone")?;
-    if status != 200 {
-        let error = value["error"].as_str().unwrap_or("it refused").replace(char::is_control, "?");
-        return Err(anyhow::anyhow!(error).into());
+    let (file, is_new) = open(&arguments.write)?;
+    let sent = send(&stream, &body.to_string(), file)
+        .with_context(|| format!("cannot ask the network at {}", path.display()));
+    let answered = sent.and_then(|()| answer(&wait(stream, &signals, &arguments.port)?));
+    if is_new && answered.is_err() && is_empty(&arguments.write) {
+        // Nothing was captured. If it cannot be removed, that is not what went wrong.
+        let _ = fs::remove_file(&arguments.write);
     }
+    let value = answered?;
     let messages = Messages::Normal;
     for (name, told) in [
         ("captured", "packets captured"),
@@ -154,16 +157,32 @@ pub(crate) fn capture(arguments: &CaptureArguments) -> Result<Ending, Failure> {
     }
 }
 
-/// What is captured into. The network's own descriptor is another one.
-fn open(path: &Path) -> anyhow::Result<OwnedFd> {
+fn is_empty(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|metadata| metadata.len() == 0)
+}
+
+/// What the network says at the end.
+fn answer(bytes: &[u8]) -> anyhow::Result<Value> {
+    let (status, value) = http::read(bytes).context("the network has gone")?;
+    if status != 200 {
+        let error = value["error"].as_str().unwrap_or("it refused").replace(char::is_control, "?");
+        bail!(error);
+    }
+    Ok(value)
+}
+
+/// What is captured into, and whether it is a file that was not there before. The network's own
+/// descriptor is another one.
+fn open(path: &Path) -> anyhow::Result<(OwnedFd, bool)> {
     if path.as_os_str() != "-" {
-        return Ok(create_capture(path)?.into());
+        let (file, is_new) = find_capture(path)?;
+        return Ok((file.into(), is_new));
     }
     let stdout = io::stdout();
     if stdout.is_terminal() {
         bail!("a capture is nothing for a terminal; give a file, or a pipe to a program");
     }
-    Ok(stdout.as_fd().try_clone_to_owned()?)
+    Ok((stdout.as_fd().try_clone_to_owned()?, false))
 }
 
 /// Sends the request with the file.
@@ -256,6 +275,9 @@ impl Captures {
         let begun =
             worker.with_side(|network, cx| network.capture(&wanted.port, wanted.settings, cx));
         let sniffer = begun.map_err(|error| impossible(&error))?;
+        if wanted.truncates && is_regular(&file) {
+            rustix::fs::ftruncate(&file, 0).map_err(|error| impossible(&error))?;
+        }
         let recorder =
             Recorder::new(sniffer, file, &wanted.port, Some(snap_bytes), wanted.count)
                 .map_err(|error| (409, format!("the file cannot be captured into: {error}")))?;
@@ -280,6 +302,12 @@ struct Wanted {
     port: String,
     settings: CaptureSettings,
     count: Option<u64>,
+    /// A file is emptied when the capture begins.
+    truncates: bool,
+}
+
+fn is_regular(file: &OwnedFd) -> bool {
+    rustix::fs::fstat(file).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode).is_file())
 }
 
 fn read_wanted(body: &[u8]) -> Result<Wanted, String> {
@@ -304,6 +332,11 @@ fn read_wanted(body: &[u8]) -> Result<Wanted, String> {
         }
         Some(_) => return Err("'filter' is an expression".to_owned()),
     };
+    let truncates = match fields.remove("truncate") {
+        None => false,
+        Some(Value::Bool(truncates)) => truncates,
+        Some(_) => return Err("'truncate' is true or false".to_owned()),
+    };
     if let Some(name) = fields.keys().next() {
         return Err(format!("'{name}' has no meaning here"));
     }
@@ -311,7 +344,7 @@ fn read_wanted(body: &[u8]) -> Result<Wanted, String> {
     if let Some(snap_bytes) = snap_bytes {
         settings.snap_bytes = snap_bytes as usize;
     }
-    Ok(Wanted { port, settings, count })
+    Ok(Wanted { port, settings, count, truncates })
 }
 
 /// The thread of a capture. Who asked may have gone at any time, and is told nothing then.

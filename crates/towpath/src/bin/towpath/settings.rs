@@ -86,11 +86,24 @@ pub(crate) fn describe(arguments: &GatewayArguments) -> Config {
     }
 }
 
-/// Captured traffic is nobody else's business.
+/// An empty file for a capture.
 pub(crate) fn create_capture(path: &Path) -> anyhow::Result<File> {
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(0o600);
-    options.open(path).with_context(|| format!("cannot write to {}", path.display()))
+    open_capture(path, OpenOptions::new().create(true).truncate(true))
+}
+
+/// The file for a capture that may be refused yet, with what is in it, and whether it is new.
+pub(crate) fn find_capture(path: &Path) -> anyhow::Result<(File, bool)> {
+    match open_capture(path, OpenOptions::new().create_new(true)) {
+        Ok(file) => Ok((file, true)),
+        // There is one, or whatever was wrong is wrong again.
+        Err(_) => Ok((open_capture(path, &mut OpenOptions::new())?, false)),
+    }
+}
+
+/// Captured traffic is nobody else's business.
+fn open_capture(path: &Path, options: &mut OpenOptions) -> anyhow::Result<File> {
+    let opened = options.write(true).mode(0o600).open(path);
+    opened.with_context(|| format!("cannot write to {}", path.display()))
 }
 
 /// The ports that the host hands out by itself; the kernel's default if it does not say.

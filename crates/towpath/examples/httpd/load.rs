@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use httparse::{EMPTY_HEADER, Status};
-use rustix::io::Errno;
 use towpath::events::{Event, EventQueue, Stream, Token};
 use towpath::host::Host;
 
@@ -156,10 +155,6 @@ impl Clients<'_> {
         }
         let pieces = match self.queue.take_pieces(event.token) {
             Some(Ok(pieces)) => pieces,
-            // What other clients were handed is kept until they are looked at: nothing is lost.
-            Some(Err(error)) if error.raw_os_error() == Some(Errno::NOBUFS.raw_os_error()) => {
-                return self.receive(index);
-            }
             _ => return self.failed(index),
         };
         if pieces.is_empty() {

@@ -132,7 +132,9 @@ impl EventQueue {
     }
 
     /// Receives without copying, as [`TcpStream::recv_lent`](crate::host::TcpStream::recv_lent):
-    /// [`EventQueue::take_pieces`] has at most `max` bytes when it is over.
+    /// [`EventQueue::take_pieces`] has at most `max` bytes when it is over. Where the call fails
+    /// because the host's readers keep too much, this waits until some of it was dropped: for ever,
+    /// if the program keeps all its pieces and gives no deadline.
     ///
     /// # Errors
     /// `ENOSPC` if the queue is full; `EOPNOTSUPP` for a socket of the kernel, which lends nothing.

@@ -67,6 +67,8 @@ pub(super) struct State {
     /// Sockets that wait for a free loan or for memory.
     pub(super) starved: Vec<SocketId>,
     pub(super) retry_at: Option<Instant>,
+    /// Those whose receive found too much kept by readers.
+    pub(super) crowded: Waiters,
     /// Sockets that may have bytes for buffers that were posted: for the worker.
     pub(super) to_place: Vec<SocketId>,
     /// Taken from waiters, to be woken without the lock.
@@ -119,6 +121,7 @@ impl Core {
             terms_at: None,
             starved: Vec::new(),
             retry_at: None,
+            crowded: Waiters::default(),
             to_place: Vec::new(),
             wakers: Vec::new(),
             wakes_at: None,

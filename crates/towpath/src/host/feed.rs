@@ -90,9 +90,17 @@ impl State {
         Some(Fed::All)
     }
 
+    /// Has `waker` woken when it is worth trying again to hand out what was received. Nobody says
+    /// when any of all readers gives something back: it is looked at from time to time.
+    pub(super) fn wait_for_room(&mut self, waker: &Waker, now: &Now<'_>) {
+        self.crowded.add(waker);
+        self.retry_at.get_or_insert(now.now + MEMORY_PAUSE);
+    }
+
     /// Goes on with sockets that waited for a free loan or for memory.
     pub(super) fn retry(&mut self, now: &Now<'_>) {
         if self.retry_at.take_if(|at| *at <= now.now).is_some() {
+            self.crowded.take_into(&mut self.wakers);
             for id in std::mem::take(&mut self.starved) {
                 self.feed(id, now);
             }

@@ -122,7 +122,7 @@ impl Work {
             Self::ReceiveLent(_, 0) => Self::Pieces(Ok(Vec::new())),
             Self::ReceiveLent(stream, max) => {
                 let mut pieces = Vec::new();
-                match stream.poll_recv_lent(cx, max, &mut pieces) {
+                match stream.poll_recv_lent_or_wait(cx, max, &mut pieces) {
                     Poll::Pending => return (Self::ReceiveLent(stream, max), None),
                     Poll::Ready(result) => Self::Pieces(result.map(|_| pieces)),
                 }

@@ -1,5 +1,7 @@
 //! TCP connections.
 
+mod lent;
+
 use super::auto::Choice;
 use super::calibration::Watch;
 use super::core::{Now, State};
@@ -18,9 +20,8 @@ use std::net::{Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
-use towpath_net::socket::{self, Error, Options, ReadMost, ReceiveFlags, SocketId};
+use towpath_net::socket::{self, Error, Options, ReceiveFlags, SocketId};
 use towpath_net::tcp::Info;
-use towpath_packet::Held;
 
 /// What each send that lends counts with beside its bytes, so that a budget of bytes bounds the
 /// number of sends, too.
@@ -369,37 +370,9 @@ impl TcpStream {
         })
     }
 
-    /// Takes received bytes without copying them: at most `max`, as pieces added to `into`; returns
-    /// how many. Zero means that no more will come. Each piece shows its bytes
-    /// ([`Held::bytes`]); what others could write is copied.
-    ///
-    /// Memory goes back to whoever lent it when the pieces are dropped, on whatever thread. Until
-    /// then they count with the receive buffer, so that the peer waits for who keeps much.
-    ///
-    /// # Errors
-    /// Those of reading; `ENOBUFS` if this host's sockets keep too much: then reading with a copy
-    /// goes on.
-    pub fn recv_lent(&self, max: usize, into: &mut Vec<Held>) -> io::Result<usize> {
-        let received = block(self.inner.shape.read_wait(), |cx| self.poll_recv_lent(cx, max, into));
-        received.unwrap_or_else(|| Err(would_block()))
-    }
-
-    /// The same for futures made by hand.
-    pub fn poll_recv_lent(
-        &self,
-        cx: &mut Context<'_>,
-        max: usize,
-        into: &mut Vec<Held>,
-    ) -> Poll<io::Result<usize>> {
-        let most = ReadMost { bytes: max, pieces: RECEIVED_PIECES_MAX, private: true };
-        self.poll_receive(cx, |state, id, now| {
-            state.with(now, |sockets, _, cx| sockets.receive_lent(id, &most, into, cx))
-        })
-    }
-
     fn poll_receive(
         &self,
-        cx: &mut Context<'_>,
+        cx: &Context<'_>,
         receive: impl FnOnce(&mut State, SocketId, &Now<'_>) -> Result<usize, Error>,
     ) -> Poll<io::Result<usize>> {
         let id = self.id();
@@ -541,9 +514,6 @@ impl TcpStream {
         Ok(self.clone())
     }
 }
-
-/// Pieces that one call takes without copying.
-const RECEIVED_PIECES_MAX: usize = 64;
 
 impl Read for &TcpStream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {

@@ -4,11 +4,11 @@ use super::sockets::{address, connection, hosts};
 use super::{Case, PATIENCE, config, errno, now, one, queue, until_over, wait};
 use rustix::io::Errno;
 use std::collections::VecDeque;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
 use towpath::events::{Choice, Completed, Config, EventQueue, News, Token};
-use towpath::host::{SendMode, TcpListener, TcpStream};
+use towpath::host::{Config as HostConfig, Held, Host, SendMode, TcpListener, TcpStream};
 
 pub(super) const CASES: &[Case] = &[
     ("a_connection_is_made_or_refused", connect),
@@ -23,6 +23,7 @@ pub(super) const CASES: &[Case] = &[
     ("posted_buffers_are_filled_and_told_in_turn", receive_in_turn),
     ("a_posted_buffer_that_is_withdrawn_takes_no_byte", receive_withdrawn),
     ("pieces_are_received", receive_lent),
+    ("pieces_are_received_when_there_is_room", receive_lent_crowded),
     ("a_large_buffer_is_accepted_and_returned", send),
     ("a_buffer_comes_back_when_it_is_asked_for", send_stopped),
     ("a_buffer_comes_back_when_the_peer_is_gone", send_reset),
@@ -371,6 +372,68 @@ fn receive_lent(choice: Choice) {
     queue.cancel(token).unwrap();
     until_over(&mut queue, token);
     assert_eq!(errno(queue.take_pieces(token).unwrap()), Errno::CANCELED);
+}
+
+/// Goal: where a call says that readers keep too much, an operation waits until they keep less, and
+/// nothing is lost; a cancel and a deadline end it all the same.
+fn receive_lent_crowded(choice: Choice) {
+    const CONNECTIONS: usize = 16;
+    let config = |last| HostConfig {
+        memory: 1 << 20,
+        default_term: None,
+        ..HostConfig::with_address([10, 0, 0, last], 24)
+    };
+    let hosts = Host::pair(&config(1), &config(2)).unwrap();
+    let mut queue = queue(choice);
+    let mut connections = super::send_file::connections(&hosts, CONNECTIONS);
+    for (stream, peer) in &mut connections {
+        stream.set_nonblocking(true).unwrap();
+        peer.set_nonblocking(true).unwrap();
+    }
+    let bytes = vec![7; 64 << 10];
+    let (mut kept, mut sent, mut received) = (Vec::new(), 0, 0);
+    let deadline = Instant::now() + PATIENCE;
+    let full = 'full: loop {
+        assert!(Instant::now() < deadline, "nobody says that too much is kept");
+        for (number, (stream, peer)) in connections.iter_mut().enumerate() {
+            sent += peer.write(&bytes).unwrap_or(0);
+            match stream.recv_lent(64 << 10, &mut kept) {
+                Ok(count) => received += count,
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => break 'full number,
+                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+            }
+        }
+    };
+    let stream = &connections[full].0;
+    let token = queue.receive_lent(stream, 10, None, 9).unwrap();
+    assert_eq!(now(&mut queue), []);
+    queue.cancel(token).unwrap();
+    until_over(&mut queue, token);
+    assert_eq!(errno(queue.take_pieces(token).unwrap()), Errno::CANCELED);
+    let due = Instant::now() + Duration::from_millis(20);
+    let token = queue.receive_lent(stream, 10, Some(due), 9).unwrap();
+    until_over(&mut queue, token);
+    assert_eq!(errno(queue.take_pieces(token).unwrap()), Errno::TIMEDOUT);
+    let token = queue.receive_lent(stream, 10, None, 9).unwrap();
+    assert_eq!(now(&mut queue), []);
+    kept.clear();
+    until_over(&mut queue, token);
+    let pieces = queue.take_pieces(token).unwrap().unwrap();
+    received += pieces.iter().map(|piece| piece.bytes().unwrap().len()).sum::<usize>();
+    drop(pieces);
+    // All that was sent comes, and is what was sent.
+    while received < sent {
+        assert!(Instant::now() < deadline, "{received} of {sent} bytes");
+        for (stream, _) in &connections {
+            let mut pieces = Vec::new();
+            if let Ok(count) = stream.recv_lent(64 << 10, &mut pieces) {
+                received += count;
+            }
+            let is_sevens = |piece: &Held| piece.bytes().unwrap().iter().all(|&byte| byte == 7);
+            assert!(pieces.iter().all(is_sevens));
+        }
+    }
+    assert_eq!(received, sent);
 }
 
 /// Reads so many bytes, which are 7.

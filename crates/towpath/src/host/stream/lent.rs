@@ -1,0 +1,68 @@
+//! Receiving without a copy.
+
+use super::super::core::{Now, State};
+use super::super::{TcpStream, would_block};
+use super::block;
+use std::io;
+use std::task::{Context, Poll};
+use towpath_net::socket::{Error, ReadMost, SocketId};
+use towpath_packet::Held;
+
+/// Pieces that one call takes without copying.
+const RECEIVED_PIECES_MAX: usize = 64;
+
+impl TcpStream {
+    /// Takes received bytes without copying them: at most `max`, as pieces added to `into`; returns
+    /// how many. Zero means that no more will come. Each piece shows its bytes
+    /// ([`Held::bytes`]); what others could write is copied.
+    ///
+    /// Memory goes back to whoever lent it when the pieces are dropped, on whatever thread. Until
+    /// then they count with the receive buffer, so that the peer waits for who keeps much.
+    ///
+    /// # Errors
+    /// Those of reading; `ENOBUFS` if this host's sockets keep too much: then reading with a copy
+    /// goes on.
+    pub fn recv_lent(&self, max: usize, into: &mut Vec<Held>) -> io::Result<usize> {
+        let received = block(self.inner.shape.read_wait(), |cx| self.poll_recv_lent(cx, max, into));
+        received.unwrap_or_else(|| Err(would_block()))
+    }
+
+    /// The same for futures made by hand.
+    pub fn poll_recv_lent(
+        &self,
+        cx: &mut Context<'_>,
+        max: usize,
+        into: &mut Vec<Held>,
+    ) -> Poll<io::Result<usize>> {
+        self.poll_receive(cx, receive_lent(max, into))
+    }
+
+    /// The same for an operation, which waits where the call fails because too much is kept.
+    pub(in crate::host) fn poll_recv_lent_or_wait(
+        &self,
+        cx: &mut Context<'_>,
+        max: usize,
+        into: &mut Vec<Held>,
+    ) -> Poll<io::Result<usize>> {
+        let mut receive = receive_lent(max, into);
+        self.poll_receive(cx, |state, id, now| {
+            let received = receive(state, id, now);
+            if received != Err(Error::NoBuffers) {
+                return received;
+            }
+            state.wait_for_room(cx.waker(), now);
+            Err(Error::WouldBlock)
+        })
+    }
+}
+
+/// Receives without copying.
+fn receive_lent(
+    max: usize,
+    into: &mut Vec<Held>,
+) -> impl FnMut(&mut State, SocketId, &Now<'_>) -> Result<usize, Error> {
+    let most = ReadMost { bytes: max, pieces: RECEIVED_PIECES_MAX, private: true };
+    move |state, id, now| {
+        state.with(now, |sockets, _, cx| sockets.receive_lent(id, &most, into, cx))
+    }
+}

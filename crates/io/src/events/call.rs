@@ -15,7 +15,7 @@ use std::os::unix::fs::FileExt;
 /// `AGAIN` if it cannot be done now; else those of the call.
 pub(super) fn socket(step: Step<'_>) -> Result<usize, Errno> {
     match step {
-        Step::Receive { socket, into } => {
+        Step::Receive { socket, into, .. } => {
             rustix::net::recv(socket, into, RecvFlags::DONTWAIT).map(|(count, _)| count)
         }
         Step::Send { socket, bytes, more } => {

@@ -44,6 +44,8 @@ pub enum Job {
     Accept(Socket),
     /// Receive into a buffer, however few bytes.
     Receive(Socket, Vec<u8>),
+    /// Receive until a buffer is full, or no more will come.
+    ReceiveAll(Socket, Vec<u8>),
     /// Send all of a buffer.
     Send(Socket, Vec<u8>),
     /// The same by lending it, where back end, kernel and socket can. It is over when it is back.
@@ -170,7 +172,12 @@ enum Work {
     Connect(Socket, SocketAddr, bool),
     /// With how many connections may be accepted now; below zero if more were than should be.
     Accept(Socket, i64),
-    Receive(Socket, Vec<u8>),
+    Receive {
+        socket: Socket,
+        buffer: Vec<u8>,
+        /// Until it is full.
+        all: bool,
+    },
     Send {
         socket: Socket,
         from: Source,
@@ -233,6 +240,7 @@ pub(super) enum Step<'a> {
     Receive {
         socket: &'a OwnedFd,
         into: &'a mut [u8],
+        all: bool,
     },
     Send {
         socket: &'a OwnedFd,
@@ -278,15 +286,14 @@ impl Step<'_> {
 impl Running {
     pub(super) fn new(job: Job) -> Result<Self, (Errno, Job)> {
         let mut is_over = false;
+        let receive = |socket, buffer, all| Work::Receive { socket, buffer, all };
         let send = |socket, from, lends| Work::Send { socket, from, lends, copied: false };
         let work = match job {
             Job::File(operation) => Work::File(operation),
             Job::Connect(socket, remote, blocks) => Work::Connect(socket, remote, blocks),
             Job::Accept(listener) => Work::Accept(listener, ACCEPTED_MAX.into()),
-            Job::Receive(socket, buffer) => {
-                is_over = buffer.is_empty();
-                Work::Receive(socket, buffer)
-            }
+            Job::Receive(socket, buffer) => receive(socket, buffer, false),
+            Job::ReceiveAll(socket, buffer) => receive(socket, buffer, true),
             Job::Send(socket, buffer) => send(socket, Source::Buffer(buffer), false),
             Job::Lend(socket, buffer) => send(socket, Source::Buffer(buffer), true),
             Job::SendMemory(socket, memory) => {
@@ -315,7 +322,11 @@ impl Running {
                 Work::Call(calls)
             }
         };
-        is_over |= matches!(&work, Work::Send { from, .. } if from.bytes().is_empty());
+        is_over |= match &work {
+            Work::Send { from, .. } => from.bytes().is_empty(),
+            Work::Receive { buffer, .. } => buffer.is_empty(),
+            _ => false,
+        };
         Ok(Self { work, bytes: 0, failure: None, is_over, interruptions: 0 })
     }
 
@@ -343,7 +354,9 @@ impl Running {
             Work::Connect(socket, remote, _) => Step::Connect { socket, remote: *remote },
             Work::Accept(_, ..=0) => Step::Idle,
             Work::Accept(listener, _) => Step::Accept { listener },
-            Work::Receive(socket, buffer) => Step::Receive { socket, into: buffer },
+            Work::Receive { socket, buffer, all } => {
+                Step::Receive { socket, into: &mut buffer[done as usize..], all: *all }
+            }
             Work::Send { socket, from, lends, .. } => {
                 let (bytes, all) = (&from.bytes()[done as usize..], from.bytes().len() as u64);
                 match lends {
@@ -355,7 +368,7 @@ impl Running {
             Work::ReceiveFile { socket, file, range, block } => {
                 let at = range.start + done;
                 match block.left.is_empty() {
-                    true => Step::Receive { socket, into: block.room(range.end - at) },
+                    true => Step::Receive { socket, into: block.room(range.end - at), all: false },
                     false => Step::Write { file, bytes: block.bytes(), at },
                 }
             }
@@ -369,7 +382,7 @@ impl Running {
         Some(match &self.work {
             Work::File(_) => return None,
             Work::Accept(socket, _)
-            | Work::Receive(socket, _)
+            | Work::Receive { socket, .. }
             | Work::ReceiveFile { socket, .. } => (socket, Interest::READ),
             Work::Connect(socket, ..) | Work::Send { socket, .. } => (socket, Interest::WRITE),
             Work::SendFile(sending) => (&sending.socket, Interest::WRITE),
@@ -392,9 +405,9 @@ impl Running {
             Work::Accept(_, room) => return *room -= count as i64,
             Work::Connect(..) => ended = true,
             Work::File(_) => self.bytes += count as u64,
-            Work::Receive(..) => {
-                self.bytes = count as u64;
-                ended = true;
+            Work::Receive { all, .. } => {
+                self.bytes += count as u64;
+                ended |= !*all;
             }
             Work::Send { lends, copied, .. } => {
                 self.bytes += count as u64;
@@ -467,7 +480,7 @@ impl Running {
     pub(super) fn finish(self) -> Outcome {
         let Self { work, bytes, failure, .. } = self;
         let parts = match work {
-            Work::File(Operation { buffer, .. }) | Work::Receive(_, buffer) => {
+            Work::File(Operation { buffer, .. }) | Work::Receive { buffer, .. } => {
                 Parts::Buffer(buffer)
             }
             Work::Accept(..) => Parts::None,
@@ -493,7 +506,9 @@ impl Running {
     /// Bytes of all of it, where that is known.
     fn all(&self) -> u64 {
         match &self.work {
-            Work::File(Operation { buffer, .. }) => buffer.len() as u64,
+            Work::File(Operation { buffer, .. }) | Work::Receive { buffer, .. } => {
+                buffer.len() as u64
+            }
             Work::Send { from, .. } => from.bytes().len() as u64,
             Work::SendFile(sending) => sending.parts.bytes(),
             Work::ReceiveFile { range, .. } => range.end - range.start,

@@ -124,9 +124,35 @@ impl EventQueue {
         data: u64,
     ) -> Result<Token, NotBegun> {
         match stream.into().0 {
-            End::Host(stream) => self.begin_bytes(Work::Receive(stream, buffer), deadline, data),
+            End::Host(stream) => {
+                self.begin_bytes(Work::Receive(stream, buffer, false), deadline, data)
+            }
             End::Kernel(socket) => {
                 self.begin_bytes_job(Job::Receive(socket, buffer), deadline, data)
+            }
+        }
+    }
+
+    /// Receives until `buffer` is full, or no more will come: otherwise as [`EventQueue::receive`].
+    /// The program is told once for each buffer, however many segments fill it. After some bytes an
+    /// error, a cancel or the deadline ends it with these; an error is then the next receive's. One
+    /// that is dropped with its queue takes with it what came.
+    ///
+    /// # Errors
+    /// `ENOSPC` if the queue is full. The buffer is handed back.
+    pub fn receive_all(
+        &mut self,
+        stream: impl Into<Stream>,
+        buffer: Vec<u8>,
+        deadline: Option<Instant>,
+        data: u64,
+    ) -> Result<Token, NotBegun> {
+        match stream.into().0 {
+            End::Host(stream) => {
+                self.begin_bytes(Work::Receive(stream, buffer, true), deadline, data)
+            }
+            End::Kernel(socket) => {
+                self.begin_bytes_job(Job::ReceiveAll(socket, buffer), deadline, data)
             }
         }
     }
@@ -310,7 +336,10 @@ impl EventQueue {
         data: u64,
     ) -> Result<Token, NotBegun> {
         self.begin_job(job, deadline, data).map_err(|(error, job)| {
-            let (Job::Receive(_, buffer) | Job::Send(_, buffer) | Job::Lend(_, buffer)) = job
+            let (Job::Receive(_, buffer)
+            | Job::ReceiveAll(_, buffer)
+            | Job::Send(_, buffer)
+            | Job::Lend(_, buffer)) = job
             else {
                 unreachable!("it is what was begun");
             };

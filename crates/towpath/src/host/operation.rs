@@ -30,7 +30,8 @@ pub(crate) enum Work {
     Accept(TcpListener, Option<Connection>),
     /// An accept that was stopped, for this reason, before this connection was taken.
     Last(Connection, Errno),
-    Receive(TcpStream, Vec<u8>),
+    /// With whether the buffer is to be full.
+    Receive(TcpStream, Vec<u8>, bool),
     /// The same, which has found nothing.
     Posted(Posted),
     /// With the most bytes.
@@ -110,8 +111,8 @@ impl Work {
                 }
                 Poll::Ready(Err(error)) => Self::Connected(Err(error)),
             },
-            Self::Receive(_, buffer) if buffer.is_empty() => Self::Bytes(Ok(0), buffer, false),
-            Self::Receive(stream, buffer) => match Posted::receive(stream, buffer, cx) {
+            Self::Receive(_, buffer, _) if buffer.is_empty() => Self::Bytes(Ok(0), buffer, false),
+            Self::Receive(stream, buffer, all) => match Posted::receive(stream, buffer, all, cx) {
                 Receiving::Posted(posted) => return (Self::Posted(posted), None),
                 Receiving::Over((result, buffer)) => Self::Bytes(result, buffer, false),
             },
@@ -186,7 +187,7 @@ impl Work {
         *self = match mem::replace(self, Self::Taken) {
             Self::Connect(_) | Self::Accept(_, None) => Self::Connected(Err(why.into())),
             Self::Accept(_, Some(next)) => Self::Last(next, why),
-            Self::Receive(_, buffer) => Self::Bytes(Err(why.into()), buffer, false),
+            Self::Receive(_, buffer, _) => Self::Bytes(Err(why.into()), buffer, false),
             Self::Posted(mut posted) => match posted.withdraw() {
                 Ok((result, buffer)) => Self::Bytes(result, buffer, false),
                 Err(buffer) => Self::Bytes(Err(why.into()), buffer, false),

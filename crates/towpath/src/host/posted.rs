@@ -41,27 +41,72 @@ struct Filled {
 /// Buffers that wait for bytes of one socket, the first to be filled in front.
 #[derive(Default)]
 pub(super) struct Line {
-    buffers: VecDeque<(Vec<u8>, Arc<Slot>)>,
+    buffers: VecDeque<(Waiting, Arc<Slot>)>,
     /// The slot of the one that was posted last.
     last: Weak<Slot>,
+    /// What ended one that had bytes, for the next.
+    failure: Option<Error>,
+}
+
+/// A buffer that waits for bytes.
+struct Waiting {
+    buffer: Vec<u8>,
+    filled: usize,
+    /// Until it is full.
+    all: bool,
+}
+
+impl Waiting {
+    /// Receives what is there, with `receive`; what came of it if nothing more is to be waited for.
+    fn fill(
+        &mut self,
+        failure: &mut Option<Error>,
+        mut receive: impl FnMut(&mut [u8]) -> Result<usize, Error>,
+    ) -> Option<Result<usize, Error>> {
+        if let Some(error) = failure.take() {
+            return Some(Err(error));
+        }
+        // Each turn but the last receives some bytes.
+        loop {
+            match receive(&mut self.buffer[self.filled..]) {
+                Ok(0) => return Some(Ok(self.filled)),
+                Ok(count) => self.filled += count,
+                Err(Error::WouldBlock) => return None,
+                Err(error) if self.filled > 0 => {
+                    *failure = Some(error);
+                    return Some(Ok(self.filled));
+                }
+                Err(error) => return Some(Err(error)),
+            }
+            if !self.all || self.filled == self.buffer.len() {
+                return Some(Ok(self.filled));
+            }
+        }
+    }
 }
 
 impl Posted {
-    /// Receives into `buffer` what is there. If there is nothing, or an earlier buffer was not
-    /// taken yet, it is posted, and `cx`'s waker is woken when it is worth trying again.
+    /// Receives into `buffer` what is there. If there is nothing, or not `all` that it has room
+    /// for, or an earlier buffer was not taken yet, it is posted, and `cx`'s waker is woken when it
+    /// is worth trying again.
     pub(crate) fn receive(
         stream: TcpStream,
-        mut buffer: Vec<u8>,
+        buffer: Vec<u8>,
+        all: bool,
         cx: &mut Context<'_>,
     ) -> Receiving {
+        let mut waiting = Waiting { buffer, filled: 0, all };
         let posted = stream.with_core(|id, state, now| {
             let is_first = state.entry(id).posted.is_empty();
             if is_first {
-                let flags = ReceiveFlags::default();
-                let received =
-                    state.with(now, |sockets, _, cx| sockets.receive(id, &mut buffer, flags, cx));
-                if received != Err(Error::WouldBlock) {
-                    return Err((received, buffer));
+                let mut failure = state.entry(id).posted.failure.take();
+                let received = state.with(now, |sockets, _, cx| {
+                    let flags = ReceiveFlags::default();
+                    waiting.fill(&mut failure, |into| sockets.receive(id, into, flags, cx))
+                });
+                state.entry(id).posted.failure = failure;
+                if let Some(received) = received {
+                    return Err((received, waiting.buffer));
                 }
             }
             let filled = Filled { waker: cx.waker().clone(), done: None };
@@ -72,7 +117,7 @@ impl Posted {
                 // All earlier ones are full, and there may be more.
                 state.to_place.push(id);
             }
-            state.entry(id).posted.buffers.push_back((buffer, slot.clone()));
+            state.entry(id).posted.buffers.push_back((waiting, slot.clone()));
             Ok(slot)
         });
         match posted {
@@ -94,7 +139,8 @@ impl Posted {
     pub(crate) fn withdraw(&mut self) -> Result<Received, Vec<u8>> {
         let waiting = self.stream.with_core(|id, state, _| state.unpost(id, &self.slot));
         match waiting {
-            Some(buffer) => Err(buffer),
+            Some(Waiting { buffer, filled: 0, .. }) => Err(buffer),
+            Some(Waiting { buffer, filled, .. }) => Ok((Ok(filled), buffer)),
             None => {
                 let (received, buffer) = self.slot.lock().done.take().expect("it is filled");
                 Ok((self.stream.outcome(received), buffer))
@@ -137,25 +183,26 @@ impl State {
         let mut cx = stack::Context { memory, ledger: now.ledger, now: now.now };
         for id in to_place.drain(..) {
             let Some(entry) = table.get_mut(&id) else { continue };
-            let line = &mut entry.posted.buffers;
-            while let Some((mut buffer, slot)) = line.pop_front() {
+            let Line { buffers, failure, .. } = &mut entry.posted;
+            while let Some((mut waiting, slot)) = buffers.pop_front() {
                 let flags = ReceiveFlags::default();
-                let received = sockets.receive(id, &mut buffer, flags, &mut cx);
-                if received == Err(Error::WouldBlock) {
-                    line.push_front((buffer, slot));
+                let received =
+                    waiting.fill(failure, |into| sockets.receive(id, into, flags, &mut cx));
+                let Some(received) = received else {
+                    buffers.push_front((waiting, slot));
                     break;
-                }
+                };
                 let mut filled = slot.lock();
-                filled.done = Some((received, buffer));
+                filled.done = Some((received, waiting.buffer));
                 wakers.push(filled.waker.clone());
             }
         }
     }
 
-    /// Takes back a buffer that is not filled.
-    fn unpost(&mut self, id: SocketId, slot: &Arc<Slot>) -> Option<Vec<u8>> {
+    /// Takes back a buffer that is not told of.
+    fn unpost(&mut self, id: SocketId, slot: &Arc<Slot>) -> Option<Waiting> {
         let line = &mut self.table.get_mut(&id)?.posted.buffers;
         let at = line.iter().position(|(_, known)| Arc::ptr_eq(known, slot))?;
-        line.remove(at).map(|(buffer, _)| buffer)
+        line.remove(at).map(|(waiting, _)| waiting)
     }
 }

@@ -12,6 +12,7 @@ mod kernel;
 mod kernel_streams;
 mod many;
 mod multishot;
+mod receive_all;
 mod receive_file;
 mod send_file;
 mod sockets;
@@ -43,6 +44,7 @@ fn main() {
         kernel_streams::CASES,
         many::CASES,
         multishot::CASES,
+        receive_all::CASES,
         receive_file::CASES,
         send_file::CASES,
         sockets::CASES,

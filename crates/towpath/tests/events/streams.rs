@@ -378,6 +378,7 @@ fn receive_lent(choice: Choice) {
 /// nothing is lost; a cancel and a deadline end it all the same.
 fn receive_lent_crowded(choice: Choice) {
     const CONNECTIONS: usize = 16;
+    const MOST: usize = 64 << 10;
     let config = |last| HostConfig {
         memory: 1 << 20,
         default_term: None,
@@ -397,7 +398,7 @@ fn receive_lent_crowded(choice: Choice) {
         assert!(Instant::now() < deadline, "nobody says that too much is kept");
         for (number, (stream, peer)) in connections.iter_mut().enumerate() {
             sent += peer.write(&bytes).unwrap_or(0);
-            match stream.recv_lent(64 << 10, &mut kept) {
+            match stream.recv_lent(MOST, &mut kept) {
                 Ok(count) => received += count,
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => break 'full number,
                 Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
@@ -405,16 +406,16 @@ fn receive_lent_crowded(choice: Choice) {
         }
     };
     let stream = &connections[full].0;
-    let token = queue.receive_lent(stream, 10, None, 9).unwrap();
+    let token = queue.receive_lent(stream, MOST, None, 9).unwrap();
     assert_eq!(now(&mut queue), []);
     queue.cancel(token).unwrap();
     until_over(&mut queue, token);
     assert_eq!(errno(queue.take_pieces(token).unwrap()), Errno::CANCELED);
     let due = Instant::now() + Duration::from_millis(20);
-    let token = queue.receive_lent(stream, 10, Some(due), 9).unwrap();
+    let token = queue.receive_lent(stream, MOST, Some(due), 9).unwrap();
     until_over(&mut queue, token);
     assert_eq!(errno(queue.take_pieces(token).unwrap()), Errno::TIMEDOUT);
-    let token = queue.receive_lent(stream, 10, None, 9).unwrap();
+    let token = queue.receive_lent(stream, MOST, None, 9).unwrap();
     assert_eq!(now(&mut queue), []);
     kept.clear();
     until_over(&mut queue, token);
@@ -426,7 +427,7 @@ fn receive_lent_crowded(choice: Choice) {
         assert!(Instant::now() < deadline, "{received} of {sent} bytes");
         for (stream, _) in &connections {
             let mut pieces = Vec::new();
-            if let Ok(count) = stream.recv_lent(64 << 10, &mut pieces) {
+            if let Ok(count) = stream.recv_lent(MOST, &mut pieces) {
                 received += count;
             }
             let is_sevens = |piece: &Held| piece.bytes().unwrap().iter().all(|&byte| byte == 7);

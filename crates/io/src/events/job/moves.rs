@@ -180,7 +180,9 @@ impl Splicing {
                 Step::Splice { from, to: into, count }
             }
             Some((out, _)) => Step::Splice { from: out, to, count: *in_pipe },
-            None if block.left.is_empty() => Step::Receive { socket: from, into: block.room(left) },
+            None if block.left.is_empty() => {
+                Step::Receive { socket: from, into: block.room(left), all: false }
+            }
             None => Step::Send { socket: to, bytes: block.bytes(), more: false },
         }
     }

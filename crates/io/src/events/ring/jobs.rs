@@ -308,8 +308,9 @@ fn request(step: Step<'_>) -> squeue::Entry {
         Step::Sync { file, data_only: true } => {
             opcode::Fsync::new(fd(file)).flags(FsyncFlags::DATASYNC).build()
         }
-        Step::Receive { socket, into } => {
-            opcode::Recv::new(fd(socket), into.as_mut_ptr(), length(into)).build()
+        Step::Receive { socket, into, all } => {
+            let flags = if all { libc::MSG_WAITALL } else { 0 };
+            opcode::Recv::new(fd(socket), into.as_mut_ptr(), length(into)).flags(flags).build()
         }
         Step::Send { socket, bytes, more } => {
             // All of it, so that one request is enough.

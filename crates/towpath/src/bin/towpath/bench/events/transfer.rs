@@ -349,7 +349,7 @@ impl Work {
             }
             Way::Receive => {
                 while let Some(buffer) = buffers.pop() {
-                    queue.receive(&*stream, buffer, None, data)?;
+                    queue.receive_all(&*stream, buffer, None, data)?;
                     *posted += 1;
                 }
             }

@@ -1,0 +1,164 @@
+//! Receives that are over when their buffer is full, on streams of towpath and of the kernel.
+
+use super::files::pattern;
+use super::sockets::{connection, hosts};
+use super::{Case, PATIENCE, errno, now, queue, until_over};
+use rustix::io::Errno;
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::thread;
+use std::time::{Duration, Instant};
+use towpath::events::{Choice, Completed, EventQueue, Stream, Token};
+use towpath::host::Host;
+
+pub(super) const CASES: &[Case] = &[
+    ("a_receive_of_all_is_told_once_it_is_full", full),
+    ("a_receive_of_all_ends_with_what_came", ends),
+    ("a_receive_of_all_that_is_stopped_loses_nothing", stopped),
+    ("a_failure_behind_bytes_is_the_next_receives", failure),
+];
+
+/// The stream that receives, and what sends to it and may end.
+type Ends = (Stream, Box<dyn Peer>);
+
+trait Peer: Write + Send {
+    /// No more will come.
+    fn end(&mut self);
+}
+
+impl Peer for std::net::TcpStream {
+    fn end(&mut self) {
+        self.shutdown(Shutdown::Write).unwrap();
+    }
+}
+
+impl Peer for std::os::unix::net::UnixStream {
+    fn end(&mut self) {
+        self.shutdown(Shutdown::Write).unwrap();
+    }
+}
+
+impl Peer for towpath::host::TcpStream {
+    fn end(&mut self) {
+        self.shutdown(Shutdown::Write).unwrap();
+    }
+}
+
+/// Of each kind, with the hosts that have to stay.
+fn each(act: impl Fn(Ends)) {
+    for nonblocking in [false, true] {
+        let (stream, peer) = super::kernel_streams::tcp();
+        stream.set_nonblocking(nonblocking).unwrap();
+        act((stream.into(), Box::new(peer)));
+        let (stream, peer) = super::kernel_streams::unix();
+        stream.set_nonblocking(nonblocking).unwrap();
+        act((Stream::from(std::os::fd::OwnedFd::from(stream)), Box::new(peer)));
+    }
+    let hosts: (Host, Host) = hosts();
+    let (stream, peer) = connection(&hosts);
+    peer.set_nonblocking(false).unwrap();
+    act(((&stream).into(), Box::new(peer)));
+}
+
+fn finish(queue: &mut EventQueue, token: Token) -> Completed {
+    assert_eq!(until_over(queue, token), []);
+    assert_eq!(now(queue), []);
+    queue.take(token).unwrap()
+}
+
+/// Goal: much that comes little by little is told once, with each byte in its place; the next
+/// receive gets what follows. Tried besides: no room at all.
+fn full(choice: Choice) {
+    const LEN: usize = 300_000;
+    each(|(stream, mut peer)| {
+        let mut queue = queue(choice);
+        let token = queue.receive_all(&stream, Vec::new(), None, 9).unwrap();
+        assert_eq!(finish(&mut queue, token).result.unwrap(), 0);
+        let sent = pattern(LEN + 5);
+        let expected = sent.clone();
+        let sender = thread::spawn(move || {
+            // The last ones are not of a length that divides anything.
+            for part in sent.chunks(7777) {
+                peer.write_all(part).unwrap();
+            }
+            peer
+        });
+        let token = queue.receive_all(&stream, vec![0; LEN], None, 9).unwrap();
+        let Completed { result, buffer, .. } = finish(&mut queue, token);
+        assert_eq!(result.unwrap(), LEN);
+        assert!(buffer == expected[..LEN]);
+        let _peer = sender.join().unwrap();
+        let token = queue.receive_all(&stream, vec![0; 5], None, 9).unwrap();
+        assert_eq!(finish(&mut queue, token).buffer, expected[LEN..]);
+    });
+}
+
+/// Goal: when no more will come, what came is told, and then that there is nothing.
+fn ends(choice: Choice) {
+    each(|(stream, mut peer)| {
+        let mut queue = queue(choice);
+        let token = queue.receive_all(&stream, vec![0; 100], None, 9).unwrap();
+        assert_eq!(now(&mut queue), []);
+        peer.write_all(b"hel").unwrap();
+        assert_eq!(now(&mut queue), []);
+        peer.write_all(b"lo").unwrap();
+        peer.end();
+        let Completed { result, buffer, .. } = finish(&mut queue, token);
+        assert_eq!((result.unwrap(), buffer.len(), &buffer[..5]), (5, 100, &b"hello"[..]));
+        let token = queue.receive_all(&stream, vec![0; 100], None, 9).unwrap();
+        assert_eq!(finish(&mut queue, token).result.unwrap(), 0);
+    });
+}
+
+/// Goal: a cancel and a deadline end it with the bytes that have come, if there are any, and those
+/// that come afterwards are the next one's.
+fn stopped(choice: Choice) {
+    each(|(stream, mut peer)| {
+        let mut queue = queue(choice);
+        let token = queue.receive_all(&stream, vec![0; 9], None, 9).unwrap();
+        assert_eq!(now(&mut queue), []);
+        queue.cancel(token).unwrap();
+        assert_eq!(errno(finish(&mut queue, token).result), Errno::CANCELED);
+        let soon = Some(Instant::now() + Duration::from_millis(1));
+        let token = queue.receive_all(&stream, vec![0; 9], soon, 9).unwrap();
+        assert_eq!(errno(finish(&mut queue, token).result), Errno::TIMEDOUT);
+        for by_deadline in [false, true] {
+            let due = Instant::now() + Duration::from_millis(50);
+            let due = by_deadline.then_some(due);
+            let token = queue.receive_all(&stream, vec![0; 9], due, 9).unwrap();
+            peer.write_all(b"hello").unwrap();
+            if !by_deadline {
+                // What is on the way may come too late for it; then it is the next one's.
+                thread::sleep(Duration::from_millis(20));
+                now(&mut queue);
+                queue.cancel(token).unwrap();
+            }
+            let result = finish(&mut queue, token).result;
+            let came = result.unwrap_or_default();
+            let token = queue.receive_all(&stream, vec![0; 9 - came], None, 9).unwrap();
+            peer.write_all(&b"you!"[..]).unwrap();
+            let Completed { result, buffer, .. } = finish(&mut queue, token);
+            assert_eq!(result.unwrap(), 9 - came);
+            assert_eq!(buffer, b"helloyou!"[came..]);
+        }
+    });
+}
+
+/// Goal: of a connection that is reset behind some bytes the bytes are told, and then the reset.
+fn failure(choice: Choice) {
+    let (mut queue, hosts) = (queue(choice), hosts());
+    let (mut stream, mut peer) = connection(&hosts);
+    stream.write_all(b"not read").unwrap();
+    let token = queue.receive_all(&stream, vec![0; 9], None, 9).unwrap();
+    assert_eq!(now(&mut queue), []);
+    peer.write_all(b"hello").unwrap();
+    assert!(hosts.1.finish(PATIENCE));
+    peer.set_nonblocking(false).unwrap();
+    peer.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(peer.read(&mut [0]).unwrap(), 1);
+    drop(peer);
+    let Completed { result, buffer, .. } = finish(&mut queue, token);
+    assert_eq!((result.unwrap(), &buffer[..5]), (5, &b"hello"[..]));
+    let token = queue.receive_all(&stream, vec![0; 9], None, 9).unwrap();
+    assert_eq!(errno(finish(&mut queue, token).result), Errno::CONNRESET);
+}

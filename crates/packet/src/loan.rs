@@ -331,7 +331,13 @@ impl Piece {
 
     /// Has the beginning fetched, as it is read soon. A hint: nothing is read.
     pub fn prefetch(&self) {
-        foreign::prefetch_read(self.start(), self.len());
+        self.prefetch_at(0, self.len());
+    }
+
+    /// The same of `len` bytes from `at` on.
+    #[inline]
+    pub fn prefetch_at(&self, at: usize, len: usize) {
+        foreign::prefetch_read(self.start().wrapping_add(at), len);
     }
 
     /// Notes that bytes of this loan were copied after all, for what its lender is told.

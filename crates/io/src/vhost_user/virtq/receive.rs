@@ -90,6 +90,8 @@ pub struct ReceiveQueue {
     descriptors: Vec<Descriptor>,
     /// Those of parts for which room was found.
     heads: Heads,
+    /// Behind the payload of the last of these.
+    ahead: Place,
 }
 
 impl ReceiveQueue {
@@ -106,6 +108,7 @@ impl ReceiveQueue {
             segments: Vec::with_capacity(BATCH_SEGMENTS_MAX),
             descriptors: Vec::with_capacity(BATCH_SEGMENTS_MAX),
             heads: Heads::new(),
+            ahead: Place::default(),
         })
     }
 
@@ -229,7 +232,11 @@ impl ReceiveQueue {
             return Ok(false);
         };
         let (buffers_to, segments_to) = (self.buffers.len(), self.segments.len());
-        if frame.part.is_some() {
+        if let Some((_, is_first)) = frame.part {
+            if is_first {
+                self.ahead = Place::default();
+            }
+            self.ahead.prefetch(frame);
             let header = header(frame.packet, self.features, buffers_to - buffers_from);
             self.heads.make(self.rooms.len(), frame, &header);
         }
@@ -379,18 +386,18 @@ fn header(packet: &Packet, features: u64, buffers: usize) -> VirtioHeader {
 }
 
 /// Has the beginnings of a frame and of its last segment fetched, which are used soon. Of a short
-/// one that takes longer than it saves; parts lie one behind the other, and their heads are new.
+/// one that takes longer than it saves; payload of parts is [fetched](Place::prefetch) by itself,
+/// and their heads are new.
 #[inline]
 fn prefetch(memory: &GuestMemory, frame: &Frame<'_>, needed: usize, last: &Segment) {
-    if frame.part.is_none() {
+    let is_whole = frame.part.is_none();
+    if is_whole {
         frame.packet.prefetch_headers();
     }
     if needed <= SHORT_BYTES_MAX {
         return;
     }
-    if frame.part.is_none_or(|(_, is_first)| is_first)
-        && let Some(piece) = frame.packet.pieces().next()
-    {
+    if is_whole && let Some(piece) = frame.packet.pieces().next() {
         piece.prefetch();
     }
     if let Some(stretch) = memory.locate(last.address, needed) {

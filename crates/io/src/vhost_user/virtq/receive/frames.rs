@@ -146,6 +146,12 @@ pub(super) struct Place {
 }
 
 impl Place {
+    /// Has the payload of a frame fetched; moves on behind it.
+    #[inline]
+    pub(super) fn prefetch(&mut self, frame: &Frame<'_>) {
+        self.walk(frame.packet, frame.payload_len(), Piece::prefetch_at);
+    }
+
     /// Moves on behind a frame.
     pub(super) fn skip(&mut self, frame: &Frame<'_>) {
         self.walk(frame.packet, frame.payload_len(), |_, _, _| {});

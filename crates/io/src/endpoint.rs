@@ -30,6 +30,9 @@ pub enum EndpointError {
     /// There is a file that is no socket.
     #[error("{0}: there is a file that is no socket: remove it, or choose another path")]
     NotASocket(PathBuf),
+    /// The folder that it is to be in does not exist.
+    #[error("{0}: there is no folder for this socket: make it, or choose another path")]
+    NoFolder(PathBuf),
     /// A socket's path has between 1 and 108 bytes, none of them zero.
     #[error("{0}: the path of a socket has between 1 and 108 bytes")]
     Path(PathBuf),
@@ -61,6 +64,7 @@ impl Listener {
                 remove_stale(path, &address)?;
                 rustix::net::bind(&socket, &address).map_err(failed)?;
             }
+            Err(Errno::NOENT) => return Err(EndpointError::NoFolder(path.to_owned())),
             result => result.map_err(failed)?,
         }
         let file = rustix::fs::lstat(path).ok().map(|stat| identity(&stat));

@@ -203,7 +203,11 @@ impl Fields {
         let best = self.known.iter().map(like).max_by(|a, b| a.0.total_cmp(&b.0));
         let message = match best.filter(|(alike, _)| *alike >= ALIKE_MIN) {
             Some((_, best)) => format!("'{name}' has no meaning here; did you mean '{best}'?"),
-            None => format!("'{name}' has no meaning here"),
+            None if self.known.is_empty() => format!("'{name}' has no meaning here"),
+            None => {
+                let known = self.known.join(", ");
+                format!("'{name}' has no meaning here; what has: {known}")
+            }
         };
         Err(self.wrong(name, message))
     }
@@ -228,6 +232,12 @@ mod tests {
         assert_eq!(wrong.message, "'quue-len' has no meaning here; did you mean 'queue-len'?");
         let fields = Fields::of(json!({ "colour": 1 }), "").unwrap();
         assert_eq!(fields.finish().unwrap_err().message, "'colour' has no meaning here");
+        let mut fields = Fields::of(json!({ "colour": 1, "vlan": 2, "mtu": 3 }), "").unwrap();
+        for known in ["mtu", "vlan"] {
+            fields.number(known, 0, 9).unwrap();
+        }
+        let wrong = fields.finish().unwrap_err().message;
+        assert_eq!(wrong, "'colour' has no meaning here; what has: mtu, vlan");
     }
 
     #[test]

@@ -75,6 +75,11 @@ fn tests(report: &mut Report) {
     report.step("tests of towpath", || {
         count(cargo(towpath).args(["--lib", "--bins", "--examples"]).args(all))
     });
+    // Tests start them as programs. With targets named, `cargo test` builds their unit tests only.
+    report.step("examples of towpath", || {
+        let mut build = cargo(["build", "--package", "towpath", "--all-features", "--examples"]);
+        check(build.arg("--locked"))
+    });
     report.step("documentation tests of towpath", || count(cargo(towpath).arg("--doc").args(all)));
     for name in test_programs(&root().join("crates/towpath/tests")) {
         report.step(&format!("tests of towpath: {name}"), || {

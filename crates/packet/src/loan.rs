@@ -403,7 +403,7 @@ impl Piece {
     pub(crate) fn copy_to(&self, to: &mut [u8]) -> usize {
         let count = self.len().min(to.len());
         if let Some(bytes) = self.view() {
-            to[..count].copy_from_slice(&bytes[..count]);
+            foreign::copy_own(&bytes[..count], to);
             return count;
         }
         let pinned = self.pin();

@@ -24,6 +24,7 @@ use towpath_net::socket::{Error, Readiness, SendTo, SocketId, Sockets};
 use towpath_net::stack::Context;
 use towpath_net::tcp::Connection;
 use towpath_net::time::{Duration, Instant, earliest};
+use towpath_packet::foreign::copy_own;
 use towpath_packet::pool::{LARGE_FRAME_BYTES, SMALL_FRAME_BYTES};
 use towpath_packet::{Ledger, Loans, Memory, Piece, Pool, Site};
 
@@ -215,7 +216,7 @@ impl Core {
         };
         drop(frames);
         let count = bytes.len().min(frame.len());
-        frame[..count].copy_from_slice(&bytes[..count]);
+        copy_own(&bytes[..count], &mut frame);
         self.ledger.count(Site::SocketSend, count);
         Some(frame.freeze(count))
     }

@@ -52,7 +52,14 @@ pub fn prefetch_read(at: *const u8, len: usize) {
     each_line(at, len, prefetch_line_read);
 }
 
-/// The same for memory that is written soon.
+/// The same of memory that no cache has, as far as the second cache only: few lines can be on their
+/// way into the first, and copies of what is there already need those.
+#[inline]
+pub fn prefetch_read_far(at: *const u8, len: usize) {
+    each_line(at, len, prefetch_line_read_far);
+}
+
+/// As [`prefetch_read`] for memory that is written soon.
 #[inline]
 pub fn prefetch_write(at: *const u8, len: usize) {
     each_line(at, len, prefetch_line_write);
@@ -71,7 +78,20 @@ pub(crate) fn prefetch_line_read(at: *const u8) {
     let _ = at;
 }
 
-/// The same for a line that is written soon.
+/// As [`prefetch_read_far`], of one cache line.
+#[inline]
+fn prefetch_line_read_far(at: *const u8) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: a hint, which reads nothing and cannot fail.
+    unsafe {
+        core::arch::asm!("prefetcht1 [{}]", in(reg) at,
+                         options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = at;
+}
+
+/// As [`prefetch_line_read`] for a line that is written soon.
 #[inline]
 pub(crate) fn prefetch_line_write(at: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]

@@ -331,13 +331,13 @@ impl Piece {
 
     /// Has the beginning fetched, as it is read soon. A hint: nothing is read.
     pub fn prefetch(&self) {
-        self.prefetch_at(0, self.len());
+        foreign::prefetch_read(self.start(), self.len());
     }
 
-    /// The same of `len` bytes from `at` on.
+    /// The same of `len` bytes from `at` on, from memory that most likely no cache has.
     #[inline]
-    pub fn prefetch_at(&self, at: usize, len: usize) {
-        foreign::prefetch_read(self.start().wrapping_add(at), len);
+    pub fn prefetch_far(&self, at: usize, len: usize) {
+        foreign::prefetch_read_far(self.start().wrapping_add(at), len);
     }
 
     /// Notes that bytes of this loan were copied after all, for what its lender is told.

@@ -386,15 +386,16 @@ fn header(packet: &Packet, features: u64, buffers: usize) -> VirtioHeader {
 }
 
 /// Has the beginnings of a frame and of its last segment fetched, which are used soon. Of a short
-/// one that takes longer than it saves; payload of parts is [fetched](Place::prefetch) by itself,
-/// and their heads are new.
+/// one that takes longer than it saves. Payload of parts is [fetched](Place::prefetch) by itself:
+/// where that is from memory, the processor fetches the segments in time, as they lie in a row, and
+/// asking for them takes places from the payload's lines.
 #[inline]
 fn prefetch(memory: &GuestMemory, frame: &Frame<'_>, needed: usize, last: &Segment) {
     let is_whole = frame.part.is_none();
     if is_whole {
         frame.packet.prefetch_headers();
     }
-    if needed <= SHORT_BYTES_MAX {
+    if needed <= SHORT_BYTES_MAX || !(is_whole || frame.is_near()) {
         return;
     }
     if is_whole && let Some(piece) = frame.packet.pieces().next() {

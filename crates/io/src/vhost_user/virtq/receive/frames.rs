@@ -44,6 +44,12 @@ impl<'a> Frame<'a> {
         }
     }
 
+    /// Whether the payload is most likely in a cache: frames of pools are used again soon.
+    #[inline]
+    pub(super) fn is_near(&self) -> bool {
+        self.packet.pieces().next().is_none_or(Piece::is_frame)
+    }
+
     /// Bytes whose copy counts.
     #[inline]
     pub(super) fn payload(&self) -> usize {
@@ -146,10 +152,13 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Has the payload of a frame fetched; moves on behind it.
+    /// Has the payload of a frame fetched unless it is [near](Frame::is_near); moves on behind it.
     #[inline]
     pub(super) fn prefetch(&mut self, frame: &Frame<'_>) {
-        self.walk(frame.packet, frame.payload_len(), Piece::prefetch_at);
+        if frame.is_near() {
+            return self.skip(frame);
+        }
+        self.walk(frame.packet, frame.payload_len(), Piece::prefetch_far);
     }
 
     /// Moves on behind a frame.

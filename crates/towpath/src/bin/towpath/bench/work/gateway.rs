@@ -2,6 +2,7 @@
 //! connections of one byte each way, one after the other. The
 //! program is a stack of ours in place of a TAP device; it, the gateway and the host's peer are one
 //! thread, so that nothing is left to who runs when. The peer is reached by the host's loopback.
+//! System calls of program and peer are counted here, so that those of the gateway can be told.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, anyhow, bail, ensure};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
+use rustix::net::sockopt::{set_socket_send_buffer_size, set_tcp_congestion};
 use towpath::config::{Config, Ipv4Config};
 use towpath::gateway::JoinedListener;
 use towpath::report::Report;
@@ -48,10 +50,22 @@ impl Way {
     }
 }
 
-/// Carries as many times [`CHUNK`] bytes, or makes as many connections. Returns the packets towards
-/// the program of the connection with the fewest.
-pub(super) fn carry(way: Way, count: u32) -> anyhow::Result<Option<u32>> {
+/// What carrying took.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Carried {
+    /// Packets towards the program, of the connection with the fewest.
+    #[cfg_attr(not(test), expect(dead_code, reason = "only a test asks"))]
+    pub(super) packets_min: Option<u32>,
+    /// System calls of the program and of the peer.
+    pub(super) own_calls: u64,
+}
+
+/// Carries as many times [`CHUNK`] bytes, or makes as many connections.
+pub(super) fn carry(way: Way, count: u32) -> anyhow::Result<Carried> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot listen")?;
+    // What is sent is not spread over time: that would leave to a clock what comes together.
+    set_tcp_congestion(&listener, UNPACED).context("cannot choose how the peer sends")?;
+    set_socket_send_buffer_size(&listener, 2 * CHUNK).context("cannot choose how much is sent")?;
     let config = Config {
         host_loopback: vec![Ipv4Config::default().gateway.into()],
         ipv6: None,
@@ -72,7 +86,7 @@ pub(super) fn carry(way: Way, count: u32) -> anyhow::Result<Option<u32>> {
     worker.run_until(&[done.as_fd()])?;
     let side = worker.side();
     ensure!(side.carried == side.total, "{} of {} bytes arrived", side.carried, side.total);
-    Ok(side.fewest)
+    Ok(Carried { packets_min: side.fewest, own_calls: side.calls })
 }
 
 /// The inside of the gateway, and the peer of its other side.
@@ -98,6 +112,8 @@ struct Program {
     /// Packets towards the program since the last connection was made.
     packets: u32,
     fewest: Option<u32>,
+    /// System calls that are not the gateway's.
+    calls: u64,
     /// Readable while there is something to do: `news` is, or the peer can go on.
     ready: Reactor,
     news: OwnedFd,
@@ -140,6 +156,7 @@ impl Program {
             to,
             packets: 0,
             fewest: None,
+            calls: 0,
             ready,
             news,
             done: event()?,
@@ -149,6 +166,7 @@ impl Program {
     /// Connects to a socket that listens on the program's loopback.
     fn connect_past_stack(&mut self, to: SocketAddr) -> anyhow::Result<()> {
         let stream = TcpStream::connect(to).context("cannot connect")?;
+        set_tcp_congestion(&stream, UNPACED).context("cannot choose how the program sends")?;
         stream.set_nonblocking(true)?;
         self.ready.add(&stream, 0, Interest::WRITE, false)?;
         self.past_stack = Some(stream);
@@ -157,12 +175,8 @@ impl Program {
 
     /// Lets program and peer go on as far as they can.
     fn go_on(&mut self, now: Instant) -> anyhow::Result<()> {
-        if self.peer.is_none()
-            && let Ok((peer, _)) = self.listener.accept()
-        {
-            peer.set_nonblocking(true)?;
-            self.peer = Some(peer);
-            self.watch_peer()?;
+        if self.peer.is_none() {
+            self.accept()?;
         }
         match self.way {
             Way::Out => {
@@ -184,6 +198,18 @@ impl Program {
         }
         if self.carried >= self.total {
             tell(&self.done);
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self) -> anyhow::Result<()> {
+        self.calls += 1;
+        if let Ok((peer, _)) = self.listener.accept() {
+            // With its close.
+            self.calls += 3;
+            peer.set_nonblocking(true)?;
+            self.watch_peer(&peer)?;
+            self.peer = Some(peer);
         }
         Ok(())
     }
@@ -250,9 +276,13 @@ impl Program {
     /// Sends back what comes, and closes after the program.
     fn peer_echoes(&mut self) -> anyhow::Result<()> {
         let Some(mut peer) = self.peer.as_ref() else { return Ok(()) };
+        self.calls += 1;
         match peer.read(&mut self.buffer[..1]) {
             Ok(0) => self.peer = None,
-            Ok(_) => peer.write_all(&self.buffer[..1])?,
+            Ok(_) => {
+                self.calls += 1;
+                peer.write_all(&self.buffer[..1])?;
+            }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             Err(error) => return Err(error.into()),
         }
@@ -265,6 +295,7 @@ impl Program {
         let Some(mut sender) = sender.as_ref() else { return Ok(()) };
         while self.begun < self.total {
             let left = (self.total - self.begun).min(CHUNK as u64) as usize;
+            self.calls += 1;
             match sender.write(&self.buffer[..left]) {
                 Ok(count) => self.begun += count as u64,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
@@ -279,6 +310,7 @@ impl Program {
     fn peer_receives(&mut self) -> anyhow::Result<()> {
         let Some(mut peer) = self.peer.as_ref() else { return Ok(()) };
         loop {
+            self.calls += 1;
             match peer.read(&mut self.buffer) {
                 Ok(0) => return Ok(()),
                 Ok(count) => self.carried += count as u64,
@@ -288,11 +320,9 @@ impl Program {
         }
     }
 
-    fn watch_peer(&self) -> anyhow::Result<()> {
-        let Some(peer) = &self.peer else { return Ok(()) };
+    fn watch_peer(&self, peer: &TcpStream) -> anyhow::Result<()> {
         let interest = if self.way == Way::In { Interest::WRITE } else { Interest::READ };
-        self.ready.add(peer, 0, interest, false)?;
-        Ok(())
+        Ok(self.ready.add(peer, 0, interest, false)?)
     }
 }
 
@@ -315,6 +345,7 @@ impl Side for Program {
 
     fn turn(&mut self, _: bool, cx: &mut SideContext<'_>) -> std::io::Result<()> {
         // Cleared before it is looked what there is.
+        self.calls += 1;
         let _ = rustix::io::read(&self.news, &mut [0; 8]);
         let now = cx.now;
         if self.next_deadline().is_some_and(|at| at <= now) {
@@ -336,6 +367,7 @@ impl Side for Program {
             debug_assert!(has_room, "it was not full");
         }
         if burst.is_full() {
+            self.calls += 1;
             tell(&self.news);
         }
         Ok(Input::Done)
@@ -351,6 +383,7 @@ impl Side for Program {
         }
         sockets.input(&mut arrived, &mut Context { memory, ledger, now: cx.now });
         while sockets.next_wake().is_some() {}
+        self.calls += 1;
         tell(&self.news);
         Ok(())
     }
@@ -394,6 +427,8 @@ fn told(error: Error) -> anyhow::Error {
     anyhow!("the stack says {error:?}")
 }
 
+/// A congestion control that every kernel has and that sends what it may at once.
+const UNPACED: &str = "reno";
 /// Bytes of a call.
 const CHUNK: usize = 64 << 10;
 const MEMORY_BYTES: usize = 32 << 20;

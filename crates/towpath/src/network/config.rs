@@ -116,9 +116,9 @@ pub enum PortError {
     /// The name is taken.
     #[error("there is a port '{0}' already")]
     Exists(String),
-    /// There is no such port.
-    #[error("there is no port '{0}'")]
-    Unknown(String),
+    /// There is no such port: its name, and the first of those that there are.
+    #[error("there is no port '{0}'; there {1}")]
+    Unknown(String, String),
     /// The ring has an impossible length.
     #[error("queue length: {0}")]
     QueueLen(#[from] CapacityError),

@@ -270,10 +270,7 @@ impl Network {
         }
         let mirrors = match (self.find(name), &mut self.gateway) {
             (Err(_), Some(gateway)) if name == GATEWAY_NAME => &mut gateway.mirrors,
-            (found, _) => match &mut self.ports[found?] {
-                Some(port) => &mut port.mirrors,
-                None => return Err(PortError::Unknown(name.to_owned()).into()),
-            },
+            (found, _) => &mut self.ports[found?].as_mut().expect("it was found").mirrors,
         };
         mirrors.add(settings, cx.memory.capacity_bytes(), ended)
     }
@@ -284,8 +281,7 @@ impl Network {
     /// [`PortError::Unknown`].
     pub fn settings(&self, name: &str) -> Result<&PortSettings, PortError> {
         let index = self.find(name)?;
-        let port = self.ports[index].as_ref();
-        Ok(&port.ok_or_else(|| PortError::Unknown(name.to_owned()))?.settings)
+        Ok(&self.ports[index].as_ref().expect("it was found").settings)
     }
 
     /// Ports, without that of the gateway.
@@ -310,7 +306,22 @@ impl Network {
     fn find(&self, name: &str) -> Result<usize, PortError> {
         let is_it = |port: &Port| port.name == name && !port.is_leaving;
         let found = self.ports.iter().position(|port| port.as_ref().is_some_and(is_it));
-        found.ok_or_else(|| PortError::Unknown(name.to_owned()))
+        found.ok_or_else(|| PortError::Unknown(name.to_owned(), self.names()))
+    }
+
+    /// The first ports, for who asked for another: "are a, b".
+    fn names(&self) -> String {
+        const NAMES_MAX: usize = 16;
+        let ports = self.ports.iter().flatten().filter(|port| !port.is_leaving);
+        let mut names: Vec<&str> = ports.map(|port| port.name.as_str()).collect();
+        if names.is_empty() {
+            return "are none".to_owned();
+        }
+        names.sort_unstable();
+        let rest = names.len().saturating_sub(NAMES_MAX);
+        names.truncate(NAMES_MAX);
+        let more = if rest > 0 { format!(" and {rest} more") } else { String::new() };
+        format!("are {}{more}", names.join(", "))
     }
 
     fn mirrors(&mut self) -> impl Iterator<Item = &mut Mirrors> {

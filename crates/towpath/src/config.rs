@@ -150,9 +150,6 @@ pub enum ConfigError {
     /// No worker, or too many.
     #[error("{0} workers are out of range; it may be 1 to {WORKERS_MAX}")]
     Workers(usize),
-    /// Several workers would write into one file.
-    #[error("packets can be captured only with one worker")]
-    CaptureOfSeveral,
 }
 
 /// Something that was changed to make a configuration work.
@@ -226,9 +223,6 @@ impl Config {
         if !(1..=WORKERS_MAX).contains(&self.workers) {
             return Err(ConfigError::Workers(self.workers));
         }
-        if self.workers > 1 && self.capture.is_some() {
-            return Err(ConfigError::CaptureOfSeveral);
-        }
         if self.memory_bytes / self.workers < MEMORY_BYTES_MIN {
             return Err(ConfigError::Memory(self.memory_bytes));
         }
@@ -239,10 +233,11 @@ impl Config {
     }
 
     /// What each of the workers has of this: an even share of the limits. Ports are published by
-    /// one of them.
+    /// one of them, which also begins the capture.
     pub(crate) fn share(&self) -> Self {
         Self {
             publish: Vec::new(),
+            capture: None,
             memory_bytes: self.memory_bytes / self.workers,
             flows_max: self.flows_max.div_ceil(self.workers),
             workers: 1,

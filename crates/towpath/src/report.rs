@@ -2,9 +2,6 @@
 
 use crate::gateway::{Gateway, GatewayCounters, LentNow};
 use std::fmt;
-use std::fs::File;
-use std::sync::Arc;
-use towpath_io::pcapng;
 use towpath_io::tap::{Features, TapCounters};
 use towpath_net::counters::Counters;
 use towpath_net::stack::Stack;
@@ -65,12 +62,7 @@ pub struct WorkerShare {
 }
 
 impl Report {
-    pub(crate) fn new(
-        stack: &Stack,
-        gateway: &Gateway,
-        ledger: &Ledger,
-        capture: Option<&pcapng::Writer<Arc<File>>>,
-    ) -> Self {
+    pub(crate) fn new(stack: &Stack, gateway: &Gateway, ledger: &Ledger) -> Self {
         Self {
             stack: stack.counters().clone(),
             gateway: *gateway.counters(),
@@ -83,7 +75,7 @@ impl Report {
             lent: LentNow::default(),
             carried: ledger.carried(),
             copied: Site::ALL.map(|site| (site.name(), ledger.copied_at(site))),
-            captured: capture.map(|capture| (capture.packets(), capture.missed())),
+            captured: None,
             ping_forbidden: gateway.ping_is_forbidden(),
             handed_over: 0,
             hand_over_full: 0,

@@ -33,7 +33,7 @@ use std::fs::File;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 use towpath_io::namespace::sockets::SocketSource;
 use towpath_io::pcapng::{self, Direction};
@@ -60,6 +60,9 @@ const READ_BURSTS_PER_TURN: usize = 16;
 /// How often the end is looked for while finishing.
 const FINISH_INTERVAL: Duration = Duration::from_millis(5);
 
+/// What packets are written to, by all workers of a program.
+pub(crate) type Capture = Arc<Mutex<pcapng::Writer<Arc<File>>>>;
+
 /// The worker.
 pub struct Worker<S: Side = Tap> {
     side: S,
@@ -71,7 +74,7 @@ pub struct Worker<S: Side = Tap> {
     ledger: Arc<Ledger>,
     buffer: ReceiveBuffer,
     reactor: Reactor,
-    capture: Option<pcapng::Writer<Arc<File>>>,
+    capture: Option<Capture>,
     received: Burst,
     singly: Singly,
     to_send: Burst,
@@ -105,6 +108,16 @@ impl<S: Side> Worker<S> {
         Ok(worker)
     }
 
+    /// What this one captures to.
+    pub(crate) fn capture_file(&self) -> Option<Capture> {
+        self.capture.clone()
+    }
+
+    /// Has this one capture to what another does.
+    pub(crate) fn capture_with(&mut self, capture: Option<Capture>) {
+        self.capture = capture;
+    }
+
     /// Has connections search for what their path takes when full packets vanish (RFC 4821): ICMP
     /// errors of the program's network do not reach this worker.
     pub(crate) fn search_paths(&mut self) {
@@ -136,7 +149,10 @@ impl<S: Side> Worker<S> {
         let gateway = Gateway::new(config, &reactor)?;
         let stack = new_stack(config, side.caps(), next_hops, address)?;
         let capture = match &config.capture {
-            Some(file) => Some(pcapng::Writer::new(file.clone(), &config.interface, None)?),
+            Some(file) => {
+                let writer = pcapng::Writer::new(file.clone(), &config.interface, None)?;
+                Some(Arc::new(Mutex::new(writer)))
+            }
             None => None,
         };
         let busy_poll = side.busy_poll();
@@ -203,8 +219,9 @@ impl<S: Side> Worker<S> {
 
     /// What passed so far.
     pub fn report(&self) -> Report {
-        let mut report =
-            Report::new(&self.stack, &self.gateway, &self.ledger, self.capture.as_ref());
+        let mut report = Report::new(&self.stack, &self.gateway, &self.ledger);
+        let capture = self.capture.as_ref().and_then(|capture| capture.lock().ok());
+        report.captured = capture.map(|capture| (capture.packets(), capture.missed()));
         self.side.add_to(&mut report);
         let Memory { packets, small, large } = &self.memory;
         report.lent = self.gateway.lent(&self.stack, self.clock.now());
@@ -424,7 +441,10 @@ impl<S: Side> Worker<S> {
     }
 
     fn capture(&mut self, direction: Direction) {
-        let Some(capture) = &mut self.capture else { return };
+        let Some(capture) = &self.capture else { return };
+        // The time is taken with the lock: the file is in its order. A worker that panicked with it
+        // ends all.
+        let Ok(mut capture) = capture.lock() else { return };
         let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let nanoseconds = since_epoch.map_or(0, |elapsed| elapsed.as_nanos() as u64);
         let burst = match direction {

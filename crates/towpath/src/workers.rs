@@ -10,6 +10,9 @@
 //! The others hear by a bell that something is wanted of them: a report, or to finish. One that
 //! ends by itself ends all with its error. Dropped, the threads end.
 //!
+//! A capture is one file, to which all write: a burst at a time, with a lock that nobody takes
+//! otherwise, so that its packets are in the order of time.
+//!
 //! Reports are asked for between turns, and one that does not answer within [`REPORT_PATIENCE`]
 //! counts with what it said last.
 
@@ -68,8 +71,12 @@ impl Workers {
             tap
         });
         let first = FirstQueue::new(queues.next().expect("a device has a queue"))?;
-        let with_ports = Config { publish: config.publish.clone(), ..share.clone() };
-        let first = Worker::serving_program(&with_ports, first)?;
+        let of_first = Config {
+            publish: config.publish.clone(),
+            capture: config.capture.clone(),
+            ..share.clone()
+        };
+        let first = Worker::serving_program(&of_first, first)?;
         let (say_end, ends) = channel();
         let (ended, stop) = (new_bell()?, new_bell()?);
         let published = Arc::new(Published::new(&config.publish));
@@ -78,6 +85,7 @@ impl Workers {
             let side = first.side().another(tap, published.clone());
             let mut worker = Worker::serving_program(&share, side)?;
             worker.search_paths();
+            worker.capture_with(first.capture_file());
             let end = End { result: None, ends: say_end.clone(), bell: ended.clone() };
             others.push(Running::start(index + 1, worker, end, stop.clone())?);
         }

@@ -93,7 +93,7 @@ fn a_running_instance_tells_its_counters() {
 }
 
 /// Goal: of several workers there are the sums and what each did; what they cannot do is refused.
-/// Bad input: numbers of workers that are none, too few memory for them, a capture.
+/// Bad input: numbers of workers that are none, too few memory for them.
 #[test]
 fn several_workers_tell_what_each_did() {
     for (wrong, expected) in [
@@ -101,7 +101,6 @@ fn several_workers_tell_what_each_did() {
         (&["--workers", "9"], "--workers"),
         (&["--workers", "two"], "--workers"),
         (&["--workers", "2", "--memory", "31M"], "for each worker"),
-        (&["--workers", "2", "--pcap", "/dev/null"], "only with one worker"),
     ] {
         let refused = output(&mut towpath([&["run"], wrong, &["--", "true"]].concat()));
         assert_eq!(refused.status.code(), Some(2), "{wrong:?}");

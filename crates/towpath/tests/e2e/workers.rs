@@ -14,6 +14,7 @@ use super::support::{
 pub(crate) fn tests() -> Vec<Test> {
     let mut tests = vec![
         Test::new("workers_mixed", &[], mixed),
+        Test::new("workers_captured", &[], captured),
         Test::new("workers_end_together", &["ip"], end_together),
     ];
     for family in Family::BOTH {
@@ -120,6 +121,41 @@ fn datagrams(_: &mut Host, family: Family) {
     stats.assert_bytes(sum * PORTS as u64, sum * PORTS as u64, 0);
     assert_eq!(stats.worker(1)[0], 0, "the first worker has all sockets");
 }
+
+/// Goal: a capture of several workers is one file with all packets of each, in order of time.
+/// Method: connections are spread, and the file is read block by block.
+fn captured(host: &mut Host) {
+    let file = host.file("workers.pcapng");
+    let server = Server::start(Family::V4.loopback(), echo);
+    let address = SocketAddr::new(Family::V4.gateway(), server.port()).to_string();
+    let role = inside("rest", &[&address, &CONNECTIONS.to_string()]);
+    let options = [WORKERS.as_slice(), &["--pcap", file.to_str().expect("text")]].concat();
+    let output = Towpath::with_loopback(options).run(role);
+    let stats = Stats::of(&output);
+    assert_eq!(output.success(), format!("answered {CONNECTIONS} twice\n"));
+    assert!((0..2).all(|worker| stats.worker(worker)[0] > 0), "one worker did all");
+    let bytes = std::fs::read(file).expect("a file");
+    let (mut times, mut syns) = (Vec::new(), 0);
+    let mut left = &bytes[..];
+    while !left.is_empty() {
+        let word = |at: usize| u32::from_ne_bytes(left[at..at + 4].try_into().expect("four"));
+        let (kind, len) = (word(0), word(4) as usize);
+        assert_eq!(word(len - 4) as usize, len, "a block ends as it begins");
+        if kind == ENHANCED_PACKET {
+            times.push(u64::from(word(12)) << 32 | u64::from(word(16)));
+            // IPv4 without options, TCP, from the program, SYN alone.
+            let frame = &left[28..];
+            let is_tcp = frame[12..14] == [8, 0] && frame[14] == 0x45 && frame[23] == 6;
+            syns += usize::from(is_tcp && frame[47] == 2);
+        }
+        left = &left[len..];
+    }
+    assert!(times.is_sorted(), "not in order of time");
+    assert_eq!(syns, CONNECTIONS, "each began once");
+}
+
+/// The kind of a block with a packet.
+const ENHANCED_PACKET: u32 = 6;
 
 /// Goal: with several workers no flow gets stuck and none is left, whatever its peer does.
 /// Method: threads inside, each with one seeded connection after the other that are echoed, stall,

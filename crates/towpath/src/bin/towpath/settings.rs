@@ -9,7 +9,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::CommandFactory;
 use clap::error::ErrorKind;
-use towpath::config::{Config, ConfigError, Subnet4, Subnet6};
+use towpath::config::{Config, Subnet4, Subnet6};
 use towpath::publish::{self, JoinedPort, Protocol, Publish};
 
 use crate::args::{Arguments, GatewayArguments, NetworkArguments};
@@ -37,9 +37,6 @@ pub(crate) fn config(arguments: &NetworkArguments) -> anyhow::Result<Config> {
     };
     check(&mut config, &arguments.gateway);
     if let Some(path) = &arguments.pcap {
-        if config.workers > 1 {
-            usage_error(&ConfigError::CaptureOfSeveral.into());
-        }
         config.capture = Some(Arc::new(create_capture(path)?));
     }
     Ok(config)

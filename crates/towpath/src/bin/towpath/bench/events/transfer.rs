@@ -48,8 +48,8 @@ const KERNEL: [&str; 3] = ["io_uring", "epoll", "calls"];
 /// Bytes of a measurement, and of a short one.
 const BYTES: u64 = 1 << 30;
 const BYTES_SHORT: u64 = 16 << 20;
-/// Bytes of a buffer, with operations and with calls: four that are posted are what a connection has
-/// on its way. Of smaller ones, telling of each is most of what the program's thread does.
+/// Bytes of a buffer, with operations and with calls: four that are posted are what a connection
+/// has on its way. Of smaller ones, telling of each is most of what the program's thread does.
 const BUFFER_BYTES: usize = 1 << 20;
 /// Buffers to send of a socket: so many are on their way that the stream does not wait for the
 /// return of one, and several come back together.

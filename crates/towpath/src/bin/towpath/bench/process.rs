@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// A started process, which does not outlive this value.
@@ -94,6 +94,37 @@ impl Running {
         }
     }
 
+    /// Stops it until [`Running::go_on`]; it has stopped then.
+    pub(super) fn pause(&self) -> anyhow::Result<()> {
+        const OR_ENDED: WaitIdOptions = WaitIdOptions::STOPPED.union(WaitIdOptions::EXITED);
+        self.signal(Signal::STOP)?;
+        // It stays to be waited for by whoever owns it.
+        let options = OR_ENDED.union(WaitIdOptions::NOWAIT);
+        let status = waitid(WaitId::Pid(self.pid()?), options).context("cannot wait for it")?;
+        if status.is_none_or(|status| !status.stopped()) {
+            bail!("it has ended: {}", self.last_words());
+        }
+        Ok(())
+    }
+
+    /// Lets it go on.
+    pub(super) fn go_on(&self) -> anyhow::Result<()> {
+        self.signal(Signal::CONT)
+    }
+
+    fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        rustix::process::kill_process(self.pid()?, signal).context("cannot send it a signal")
+    }
+
+    fn pid(&self) -> anyhow::Result<Pid> {
+        Pid::from_raw(self.number()).context("it has no number")
+    }
+
+    /// Its number.
+    pub(super) fn number(&self) -> i32 {
+        i32::try_from(self.child.id()).expect("process numbers have 22 bits")
+    }
+
     /// The end of what it has logged.
     pub(super) fn last_words(&self) -> String {
         let text = self.log();
@@ -113,7 +144,7 @@ impl Running {
         let parents: Vec<(i32, i32)> = numbers_in("/proc")
             .filter_map(|pid| Some((pid, field(&stat(pid)?, STAT_PPID)?)))
             .collect();
-        let mut tree = vec![i32::try_from(self.child.id()).expect("process numbers have 22 bits")];
+        let mut tree = vec![self.number()];
         let mut at = 0;
         while let Some(&parent) = tree.get(at) {
             tree.extend(parents.iter().filter(|(_, of)| *of == parent).map(|(pid, _)| *pid));
@@ -304,5 +335,22 @@ mod tests {
         let mut command = Command::new("sleep");
         let sleep = Running::start_piped(command.arg("60")).unwrap();
         assert!(sleep.output(Duration::from_millis(10)).is_err());
+    }
+
+    #[test]
+    fn a_process_is_stopped_and_goes_on() {
+        let mut command = Command::new("sleep");
+        let sleep = Running::start(command.arg("60")).unwrap();
+        for _ in 0..3 {
+            sleep.pause().unwrap();
+            assert!(stat(sleep.number()).unwrap().starts_with(" T"));
+            sleep.go_on().unwrap();
+        }
+        let ends = Running::start(&mut Command::new("true")).unwrap();
+        let is_over = |_: &u32| {
+            thread::sleep(Duration::from_millis(1));
+            ends.pause().and_then(|()| ends.go_on()).is_err()
+        };
+        assert!((0..10_000).any(|number| is_over(&number)));
     }
 }

@@ -14,8 +14,10 @@ use anyhow::{Context, bail};
 use super::flows;
 use super::vm::workload::{WORKLOADS, Workload};
 use super::zerocopy::harness::Harness as Stacks;
+use super::zerocopy::slices;
 
-/// What is done and how often: as text, `WAY,BYTES,CALLS` for two stacks, `NAME,COUNT` otherwise.
+/// What is done and how often: as text, `WAY,BYTES,CALLS` for two stacks, `slices,` and
+/// [what](slices::Process), or `NAME,COUNT`.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Work {
     /// Calls to send, between two stacks.
@@ -26,12 +28,17 @@ pub(super) enum Work {
     Gateway(gateway::Way, u32),
     /// Connections that are kept open, for `bench gateway`.
     Connections(u32),
+    /// Sends that others measure, for `bench zerocopy`.
+    Slices(slices::Process),
 }
 
 impl FromStr for Work {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> anyhow::Result<Self> {
+        if let Some(process) = text.strip_prefix("slices,") {
+            return Ok(Self::Slices(process.parse()?));
+        }
         if text.split(',').count() == 3 {
             return Ok(Self::Stacks(text.parse()?));
         }
@@ -64,6 +71,7 @@ impl Work {
                 Ok(())
             }
             Self::Connections(count) => flows::keep(count),
+            Self::Slices(process) => process.run(),
         }
     }
 }

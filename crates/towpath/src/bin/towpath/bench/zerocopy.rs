@@ -1,7 +1,8 @@
 //! `bench zerocopy`: what sending costs, lending memory and copying it.
 //!
-//! Points go one after the other, each lending, copying and choosing by itself, before the next
-//! round does all of them again: what is compared is taken within seconds. A sender walks through
+//! Points go one after the other, each lending and copying, before the next round does all of them
+//! again: what is compared is taken within seconds, and [within less](slices) where a socket
+//! chooses by itself, as that is to lose a few per cent at most. A sender walks through
 //! its buffers and sends as fast as it can for a while; then it waits until what it has lent is
 //! back, and only then looks how much processor time was used, so that returns are part of the
 //! price. The receiver reads and forgets.
@@ -41,6 +42,7 @@ mod instructions;
 mod kernel;
 pub(super) mod plot;
 pub(super) mod report;
+pub(super) mod slices;
 mod workload;
 
 /// What to do.
@@ -63,6 +65,14 @@ enum Mode {
 
 impl Mode {
     const ALL: [Self; 3] = [Self::Auto, Self::Lend, Self::Copy];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Lend => LEND,
+            Self::Copy => COPY,
+            Self::Auto => AUTO,
+        }
+    }
 }
 
 impl Plan {
@@ -92,7 +102,8 @@ pub(super) fn measure(plan: &Plan, kernel: &KernelThreads) -> anyhow::Result<(Re
     }
     let memory = Memory::new(plan.seconds.map_or(COLD_BYTES_QUICK, |_| COLD_BYTES));
     let span = plan.seconds.map_or(SPAN_QUICK, |seconds| Duration::from_secs(seconds.into()));
-    let setting = Setting { memory: &memory, span, kernel, arrivals: Arrivals::default() };
+    let arrivals = Arrivals::default();
+    let setting = Setting { memory: &memory, span, tells: false, kernel, arrivals };
     let (series, rounds) = (bare_series(&selection), plan.rounds);
     let mut bench =
         Bench { selection, rounds, setting, tap, kernel: kernel_sockets, series, failures: 0 };
@@ -169,24 +180,21 @@ impl Bench<'_> {
     }
 
     fn point(&mut self, round: u32, point: &Point) {
-        let auto = point.auto.as_ref().filter(|case| self.selection.has(case));
-        let mut costs = [None; 3];
+        if let Some(auto) = point.auto.as_ref().filter(|case| self.selection.has(case)) {
+            self.choice(round, point, auto);
+        }
+        if ![&point.process, &point.system].into_iter().any(|case| self.selection.has(case)) {
+            return;
+        }
         // Each goes first in its turn: what a measurement leaves behind is the next one's.
+        let mut costs = [None; 2];
         for place in 0..costs.len() {
             let mode = (round as usize + place) % costs.len();
-            if Mode::ALL[mode] != Mode::Auto || auto.is_some() {
-                costs[mode] = self.cost_of(point, Mode::ALL[mode]);
-            }
+            costs[mode] = self.cost_of(point, [Mode::Lend, Mode::Copy][mode]);
         }
-        let [by_choice, costs @ ..] = costs;
         for (system, cost) in costs.iter().enumerate() {
             self.keep(&point.process.name, system, cost.map(|cost| cost.process));
             self.keep(&point.system.name, system, cost.map(|cost| cost.system));
-        }
-        if let Some(auto) = auto {
-            for (system, cost) in [by_choice, costs[0], costs[1]].into_iter().enumerate() {
-                self.keep(&auto.name, system, cost.map(|cost| cost.system));
-            }
         }
         let [Some(lend), Some(copy)] = costs else { return };
         let name = &point.process.name;
@@ -195,6 +203,29 @@ impl Bench<'_> {
             "round {round}/{rounds} {name}: lend {} copy {} s/GiB",
             figures.0, figures.1
         ));
+    }
+
+    /// Measures a socket that chooses.
+    fn choice(&mut self, round: u32, point: &Point, case: &Case) {
+        let Setting { memory, span, kernel, .. } = &self.setting;
+        let costs = slices::costs(point, memory.bytes().min(COLD_BYTES_SLICES), *span, kernel);
+        for (system, _) in Mode::ALL.iter().enumerate() {
+            self.keep(&case.name, system, costs.as_ref().ok().map(|costs| costs[system]));
+        }
+        match costs {
+            Ok([auto, lend, copy]) => Messages::Normal.notice(format_args!(
+                "round {round}/{} {}: auto {} lend {} copy {} s/GiB",
+                self.rounds,
+                case.name,
+                short(auto),
+                short(lend),
+                short(copy)
+            )),
+            Err(error) => {
+                Messages::Quiet.error(format_args!("{}: {error:#}", case.name));
+                self.failures += 1;
+            }
+        }
     }
 
     /// What a point costs; `None` after a failure, which is told.
@@ -353,6 +384,8 @@ const NOT_PREPARED: &str = "its carrier is not there";
 /// Of all buffers together, many times what caches hold.
 const COLD_BYTES: usize = 1 << 30;
 const COLD_BYTES_QUICK: usize = 64 << 20;
+/// The same of each of three processes.
+const COLD_BYTES_SLICES: usize = 256 << 20;
 const SPAN_QUICK: Duration = Duration::from_millis(20);
 
 #[cfg(test)]

@@ -92,7 +92,8 @@ fn measure(
 ) -> (anyhow::Result<Cost>, u64) {
     stream.set_send_mode(mode.into());
     let mut walk = setting.memory.walk(point.buffers, point.size);
-    let mut sender = HostSender { stream, mode, lent: Completions::new(), sent: 0 };
+    let copies = setting.copies(mode);
+    let mut sender = HostSender { stream, copies, lent: Completions::new(), sent: 0 };
     let cost = setting.cost(&mut sender, &mut walk);
     (cost, sender.sent)
 }
@@ -109,7 +110,8 @@ impl From<Mode> for SendMode {
 
 struct HostSender {
     stream: TcpStream,
-    mode: Mode,
+    /// By calls that copy, whatever the socket does.
+    copies: bool,
     lent: Completions<&'static [u8]>,
     sent: u64,
 }
@@ -117,7 +119,7 @@ struct HostSender {
 impl Sender for HostSender {
     fn send(&mut self, buffer: &'static [u8]) -> anyhow::Result<()> {
         self.sent += buffer.len() as u64;
-        if self.mode == Mode::Copy {
+        if self.copies {
             return self.stream.write_all(buffer).context("cannot send");
         }
         self.lent.push(self.stream.send_zc(buffer).context("cannot send")?);
@@ -147,7 +149,8 @@ fn measure_datagrams(
     socket.set_options(segment).context("cannot set the size of segments")?;
     let mut walk = setting.memory.walk(point.buffers, point.size);
     socket.set_send_mode(mode.into());
-    let mut sender = DatagramSender { socket, mode, lent: Completions::new(), sent: 0 };
+    let copies = setting.copies(mode);
+    let mut sender = DatagramSender { socket, copies, lent: Completions::new(), sent: 0 };
     let cost = setting.cost(&mut sender, &mut walk);
     let received = datagrams::end_receiver(receiver, || sender.socket.send(&[]))?;
     let cost = cost?;
@@ -157,7 +160,8 @@ fn measure_datagrams(
 
 struct DatagramSender {
     socket: UdpSocket,
-    mode: Mode,
+    /// By calls that copy, whatever the socket does.
+    copies: bool,
     lent: Completions<&'static [u8]>,
     sent: u64,
 }
@@ -165,7 +169,7 @@ struct DatagramSender {
 impl Sender for DatagramSender {
     fn send(&mut self, buffer: &'static [u8]) -> anyhow::Result<()> {
         self.sent += buffer.len() as u64;
-        if self.mode == Mode::Copy {
+        if self.copies {
             for part in datagrams::calls(buffer) {
                 self.socket.send(part).context("cannot send")?;
             }

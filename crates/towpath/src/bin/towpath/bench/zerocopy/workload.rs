@@ -6,6 +6,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::super::ping_pong::Stopwatch;
 use super::super::process::KernelThreads;
+use super::Mode;
 use super::cases::Buffers;
 use super::datagrams::Arrivals;
 use super::slices;
@@ -101,6 +102,12 @@ impl Setting<'_> {
             process: per_gib(after.process - before.process),
             system: per_gib(after.system - before.system),
         })
+    }
+
+    /// Whether bytes that are to be copied are sent by calls that always copy: those who lend are
+    /// compared with such. Who chooses is compared with the same calls on a socket that copies.
+    pub(super) fn copies(&self, mode: Mode) -> bool {
+        mode == Mode::Copy && !self.tells
     }
 
     /// Seconds so far.

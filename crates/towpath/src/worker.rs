@@ -23,7 +23,7 @@ pub use busy_poll::MISSES_MAX;
 pub use side::{Input, Side, SideContext};
 
 use crate::config::Config;
-use crate::gateway::{BYTES_PER_TURN, Gateway, Io, JoinedListener, StartError, Token};
+use crate::gateway::{Accepted, BYTES_PER_TURN, Gateway, Io, JoinedListener, StartError, Token};
 use crate::publish::Publish;
 use crate::report::Report;
 use crate::services;
@@ -249,6 +249,20 @@ impl<S: Side> Worker<S> {
     /// The inside, to be changed between calls of [`Worker::run_until`].
     pub fn side_mut(&mut self) -> &mut S {
         &mut self.side
+    }
+
+    /// Begins connections that another worker has accepted.
+    pub(crate) fn begin_accepted(
+        &mut self,
+        accepted: impl Iterator<Item = Accepted>,
+    ) -> io::Result<()> {
+        let now = self.clock.now();
+        for Accepted { socket, inside, program } in accepted {
+            self.with_gateway(now, |gateway, io| {
+                gateway.begin_inbound(socket, inside, program, io);
+            });
+        }
+        self.send_and_hear(now).map_err(io::Error::other)
     }
 
     /// The gateway, and what its sockets hang in.

@@ -3,9 +3,10 @@
 //! # Theory of operation
 //!
 //! Each worker has a thread, a stack, a gateway and memory of its own: an even share of the limits.
-//! The first one runs on the caller's thread, serves everything and has the published ports; the
-//! others take TCP connections that the program begins, those that the kernel puts into their
-//! queues. `queue` tells why, and what is handed over.
+//! The first one runs on the caller's thread, serves everything and has the listeners of published
+//! ports; the others take TCP connections that the program begins, those that the kernel puts into
+//! their queues, and a share of those to published ports, whose host sockets they get from the
+//! first. `queue` tells why, and what is handed over.
 //!
 //! The others hear by a bell that something is wanted of them: a report, or to finish. One that
 //! ends by itself ends all with its error. Dropped, the threads end.
@@ -35,17 +36,18 @@ use towpath_io::tap::Tap;
 use towpath_packet::ring::Doorbell;
 
 use crate::config::Config;
-use crate::gateway::{JoinedListener, StartError};
+use crate::gateway::{Accepted, JoinedListener, Spread, StartError};
 use crate::report::Report;
 use crate::worker::Worker;
-use queue::{FirstQueue, OtherQueue, Published};
+pub(crate) use queue::Owners;
+use queue::Queue;
 
 /// How long a report of another worker is waited for.
 pub const REPORT_PATIENCE: Duration = Duration::from_secs(1);
 
 /// All workers of a program.
 pub struct Workers {
-    first: Worker<FirstQueue>,
+    first: Worker<Queue>,
     others: Vec<Running>,
     /// Why those that have ended did.
     ends: Receiver<io::Result<()>>,
@@ -66,29 +68,32 @@ impl Workers {
     /// If there is no queue.
     pub fn start(config: &Config, queues: Vec<Tap>) -> Result<Self, StartError> {
         let share = Config { workers: queues.len(), ..config.clone() }.share();
-        let mut queues = queues.into_iter().map(|mut tap| {
-            tap.set_mtu(config.mtu);
-            tap
-        });
-        let first = FirstQueue::new(queues.next().expect("a device has a queue"))?;
+        let mut queues = queues;
+        queues.iter_mut().for_each(|tap| tap.set_mtu(config.mtu));
+        let owners = Arc::new(Owners::new(&config.publish, queues.len()));
+        let mut queues = Queue::all(queues, &owners)?.into_iter();
+        let first = queues.next().expect("a device has a queue");
         let of_first = Config {
             publish: config.publish.clone(),
             capture: config.capture.clone(),
             ..share.clone()
         };
-        let first = Worker::serving_program(&of_first, first)?;
+        let mut first = Worker::serving_program(&of_first, first)?;
         let (say_end, ends) = channel();
         let (ended, stop) = (new_bell()?, new_bell()?);
-        let published = Arc::new(Published::new(&config.publish));
         let mut others = Vec::new();
-        for (index, tap) in queues.enumerate() {
-            let side = first.side().another(tap, published.clone());
+        let mut hand_over = Vec::new();
+        for (index, side) in (1..).zip(queues) {
             let mut worker = Worker::serving_program(&share, side)?;
+            worker.gateway().0.spread(Spread::new(owners.clone(), index, Vec::new()));
             worker.search_paths();
             worker.capture_with(first.capture_file());
             let end = End { result: None, ends: say_end.clone(), bell: ended.clone() };
-            others.push(Running::start(index + 1, worker, end, stop.clone())?);
+            let (running, accepted) = Running::start(index, worker, end, stop.clone())?;
+            hand_over.push(accepted);
+            others.push(running);
         }
+        first.gateway().0.spread(Spread::new(owners, 0, hand_over));
         Ok(Self { first, others, ends, ended, stop })
     }
 
@@ -190,17 +195,20 @@ struct Running {
 impl Running {
     fn start(
         index: usize,
-        worker: Worker<OtherQueue>,
+        worker: Worker<Queue>,
         end: End,
         stop: EventDoorbell,
-    ) -> io::Result<Self> {
+    ) -> io::Result<(Self, (Sender<Accepted>, EventDoorbell))> {
         let (bell, last) = (new_bell()?, RefCell::new(worker.report()));
         let (commands, wanted) = channel();
         let (tell, reports) = channel();
-        let other = Other { worker, wanted, bell: bell.clone(), stop, tell };
+        let (hand_over, accepted) = channel();
+        let other = Other { worker, wanted, accepted, bell: bell.clone(), stop, tell };
         let thread = thread::Builder::new().name(format!("worker-{index}"));
         let thread = thread.spawn(move || other.run(end))?;
-        Ok(Self { commands: Some(commands), bell, reports, last, thread: Some(thread) })
+        let to_it = (hand_over, bell.clone());
+        let thread = Some(thread);
+        Ok((Self { commands: Some(commands), bell, reports, last, thread }, to_it))
     }
 
     fn tell(&self, command: Command) {
@@ -244,8 +252,10 @@ impl Drop for Running {
 
 /// What a thread has.
 struct Other {
-    worker: Worker<OtherQueue>,
+    worker: Worker<Queue>,
     wanted: Receiver<Command>,
+    /// Connections to published ports that are this one's.
+    accepted: Receiver<Accepted>,
     bell: EventDoorbell,
     stop: EventDoorbell,
     tell: Sender<Report>,
@@ -261,6 +271,7 @@ impl Other {
         loop {
             self.worker.run_until(&[self.bell.as_fd()])?;
             self.bell.clear();
+            self.worker.begin_accepted(self.accepted.try_iter())?;
             loop {
                 match self.wanted.try_recv() {
                     Ok(Command::Report) => self.say(),

@@ -6,6 +6,7 @@
 
 use super::route::Routes;
 use super::slots::{Slot, Slots};
+use super::spread::Accepted;
 use super::udp::PublishedBy;
 use super::{Gateway, Io, Token, is_descriptor_shortage};
 use crate::publish::{HostPort, Protocol, Publish, Target};
@@ -325,7 +326,10 @@ impl Gateway {
             return socket.reset();
         };
         if let Some(socket) = self.begin_joined(socket, peer, program, io) {
-            self.begin_inbound(socket, inside, program, io);
+            let accepted = Accepted { socket, inside, program };
+            if let Some(Accepted { socket, inside, program }) = self.spread.hand_over(accepted) {
+                self.begin_inbound(socket, inside, program, io);
+            }
         }
     }
 

@@ -26,6 +26,7 @@ mod queued;
 mod resolver;
 mod route;
 mod slots;
+mod spread;
 mod tcp;
 mod udp;
 
@@ -38,6 +39,7 @@ use ping::Pings;
 use resolver::Resolvers;
 use route::Routes;
 use slots::{GENERATION_MASK, Slot};
+pub(crate) use spread::{Accepted, Spread};
 use std::net::IpAddr;
 use tcp::TcpFlows;
 use towpath_io::reactor::{Event, Reactor};
@@ -173,6 +175,7 @@ pub struct Gateway {
     joined: JoinedFlows,
     newcomers: Newcomers,
     expected: Expected,
+    spread: Spread,
     counters: GatewayCounters,
 }
 
@@ -240,12 +243,18 @@ impl Gateway {
             joined: JoinedFlows::new(config.flows_max),
             newcomers: Newcomers::default(),
             expected: Expected::new(),
+            spread: Spread::default(),
             counters: GatewayCounters::default(),
         };
         for publish in &config.publish {
             gateway.publish(publish, reactor)?;
         }
         Ok(gateway)
+    }
+
+    /// There are other workers: which connections are whose.
+    pub(crate) fn spread(&mut self, spread: Spread) {
+        self.spread = spread;
     }
 
     /// What was counted.

@@ -315,7 +315,7 @@ impl Gateway {
     }
 
     /// A connection came in on the host: connects to the program.
-    pub(super) fn begin_inbound(
+    pub(crate) fn begin_inbound(
         &mut self,
         socket: TcpSocket,
         inside: SocketAddr,
@@ -349,7 +349,9 @@ impl Gateway {
         (0..PORT_TRIES).find_map(|offset| {
             let port = inside.port().checked_add(offset).unwrap_or(FIRST_PORT + offset);
             let local = SocketAddr::new(inside.ip(), port);
-            io.stack.tcp_connect(local, program, io.now).ok()
+            // Packets of others come to other workers.
+            let is_ours = self.spread.is_ours(local, program);
+            is_ours.then(|| io.stack.tcp_connect(local, program, io.now).ok()).flatten()
         })
     }
 

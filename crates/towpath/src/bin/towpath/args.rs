@@ -468,8 +468,8 @@ pub(crate) struct NetworkArguments {
     #[arg(long, value_name = "NAME", default_value = "tap0", help_heading = "Network")]
     pub(crate) ifname: String,
 
-    /// Threads that serve the program, 1 to 8. Beyond the first they take over TCP connections that
-    /// the program begins, each with an equal part of --memory and --max-flows.
+    /// Threads that serve the program, 1 to 8. Beyond the first they take over TCP connections,
+    /// each with an equal part of --memory and --max-flows.
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Network",
           value_parser = clap::value_parser!(u8).range(1..=WORKERS_MAX as i64))]
     pub(crate) workers: u8,

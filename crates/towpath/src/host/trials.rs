@@ -6,7 +6,7 @@
 //! what carries the packets and on who receives: no table knows all that. A process can measure it:
 //! the system tells how long all its threads together have run, and the sockets how many bytes they
 //! took. So sizes have *classes*, powers of two, and now and then the calls of one class go the
-//! other way for some 50 ms, with all sockets of a host that choose: a *trial* of three
+//! other way for some 100 ms, with all sockets of a host that choose: a *trial* of three
 //! *runs*, as before, the other way, and as before. What the class costs when it lends, of what it
 //! costs when it copies, is averaged over trials; it decides by the average.
 //!
@@ -14,9 +14,9 @@
 //!   what is copied, so that after a change the sender is ahead or held up for a while. A *window*
 //!   counts if about as much is out at its end as was at its beginning.
 //! - A trial whose first and last run differ much saw something else, and does not count.
-//! - A trial loses what the other way costs more. The next comes after so long that this is one
-//!   part of [`LOSS_PARTS`], whatever the ratio of the costs; where the two are level, trials cost
-//!   little, and come often.
+//! - A trial loses what the other way costs more. The next comes when the process has run for so
+//!   long that this is one part of [`LOSS_PARTS`], whatever the ratio of the costs; where the two
+//!   are level, trials cost little, and come often.
 //! - Where the costs change, that is found by the next trial of that class.
 //!
 //! Only the classes of calls that are made are tried. Before the first trial a class is decided by
@@ -87,8 +87,10 @@ struct Class {
     /// What lending costs of what copying costs, as `trials` told.
     ratio: f64,
     trials: u32,
-    /// There is no trial before.
+    /// There is no trial before the process has run for so long, and this is not looked at before
+    /// that moment.
     due: Duration,
+    look: Duration,
 }
 
 /// A trial under way.
@@ -96,9 +98,10 @@ struct Class {
 struct Trial {
     class: usize,
     run: Run,
+    /// What the process had run for when the trial began.
     began: Duration,
-    /// When the run began; the time that the other way was gone.
-    run_began: Duration,
+    /// When the run began, and what the process had run for then; what it ran the other way.
+    run_began: (Duration, Duration),
     other_took: Duration,
     /// Where the window of the run begins, once it may.
     window: Option<Mark>,
@@ -136,8 +139,8 @@ impl Trials {
         self.bytes += bytes;
         let now = gauge.now();
         match self.trial.take() {
-            None if now < self.classes[class].due => {}
-            None => self.trial = Some(Trial::new(class, now)),
+            None if now < self.classes[class].look => {}
+            None => self.trial = self.begin(class, now, gauge.used()),
             Some(trial) => self.trial = self.go_on(trial, now, gauge),
         }
         match &self.trial {
@@ -146,33 +149,44 @@ impl Trials {
         }
     }
 
+    /// Begins a trial if one is due.
+    fn begin(&mut self, class: usize, now: Duration, used: Duration) -> Option<Trial> {
+        let left = self.classes[class].due.saturating_sub(used);
+        if left.is_zero() {
+            return Some(Trial::new(class, now, used));
+        }
+        self.classes[class].look = now + (left / LOOKS).max(LOOK_MIN);
+        None
+    }
+
     fn go_on(&mut self, mut trial: Trial, now: Duration, gauge: &impl Gauge) -> Option<Trial> {
-        if now - trial.run_began > RUN_MAX {
-            self.put_off(trial.class, now, now - trial.began);
+        if now - trial.run_began.0 > RUN_MAX {
+            let used = gauge.used();
+            self.put_off(trial.class, used, used.saturating_sub(trial.began));
             return None;
         }
         let cost = trial.look(now, self.calls, self.bytes, gauge);
-        let Some(cost) = cost else { return Some(trial) };
+        let Some((cost, used)) = cost else { return Some(trial) };
         match trial.run {
             Run::Before => trial.costs[0] = cost,
             Run::Other => {
                 trial.costs[1] = cost;
-                trial.other_took = now - trial.run_began;
+                trial.other_took = used.saturating_sub(trial.run_began.1);
             }
             Run::After => {
-                self.judge(&trial, cost, now);
+                self.judge(&trial, cost, used);
                 return None;
             }
         }
-        Some(trial.next(now))
+        Some(trial.next(now, used))
     }
 
     /// A trial is over, and its last run cost so much.
-    fn judge(&mut self, trial: &Trial, after: f64, now: Duration) {
+    fn judge(&mut self, trial: &Trial, after: f64, used: Duration) {
         let [before, other] = trial.costs;
         let own = f64::midpoint(before, after);
         if (before - after).abs() > own * UNSTEADY {
-            return self.put_off(trial.class, now, trial.other_took);
+            return self.put_off(trial.class, used, trial.other_took);
         }
         let bit = 1 << trial.class;
         let lends = self.decided & bit != 0;
@@ -181,8 +195,12 @@ impl Trials {
         class.trials = (class.trials + 1).min(TRIALS_AVERAGED);
         class.ratio += (ratio - class.ratio) / f64::from(class.trials);
         let loss = (other / own - 1.0).clamp(0.0, LOSS_MAX);
-        let parts = (loss * LOSS_PARTS).max(REST_RUNS);
-        class.due = now + trial.other_took.mul_f64(parts);
+        let parts = match class.trials {
+            TRIALS_AVERAGED => (loss * LOSS_PARTS).max(REST_RUNS),
+            // One trial may be far off: what it found is not believed for long.
+            _ => REST_RUNS / 4.0,
+        };
+        class.due = used + trial.other_took.mul_f64(parts);
         let limit = if lends { 1.0 + LEAD } else { 1.0 - LEAD };
         match class.ratio < limit {
             true => self.decided |= bit,
@@ -191,45 +209,61 @@ impl Trials {
     }
 
     /// Nothing was learnt from a trial, which took so long.
-    fn put_off(&mut self, class: usize, now: Duration, took: Duration) {
-        self.classes[class].due = now + took.mul_f64(REST_RUNS);
+    fn put_off(&mut self, class: usize, used: Duration, took: Duration) {
+        self.classes[class].due = used + took.mul_f64(REST_RUNS);
     }
 }
 
 impl Trial {
-    fn new(class: usize, now: Duration) -> Self {
+    fn new(class: usize, now: Duration, used: Duration) -> Self {
         Self {
             class,
             run: Run::Before,
-            began: now,
-            run_began: now,
+            began: used,
+            run_began: (now, used),
             other_took: Duration::ZERO,
             window: None,
             costs: [0.0; 2],
         }
     }
 
-    fn next(self, now: Duration) -> Self {
+    fn next(self, now: Duration, used: Duration) -> Self {
         let run = match self.run {
             Run::Before => Run::Other,
             Run::Other | Run::After => Run::After,
         };
-        Self { run, run_began: now, window: None, ..self }
+        Self { run, run_began: (now, used), window: None, ..self }
     }
 
-    /// The cost of a byte in this run, once its window is long enough and steady.
-    fn look(&mut self, now: Duration, calls: u64, bytes: u64, gauge: &impl Gauge) -> Option<f64> {
-        let began = self.window.map_or(self.run_began + SETTLING, |window| window.now + WINDOW);
-        if now < began || self.window.is_some_and(|window| calls - window.calls < CALLS_MIN) {
+    /// The cost of a byte in this run, once its window is long enough and steady, and what the
+    /// process has run for. Lengths are both time that passes and time that the process runs: one
+    /// that was stopped for a while has not settled meanwhile.
+    fn look(
+        &mut self,
+        now: Duration,
+        calls: u64,
+        bytes: u64,
+        gauge: &impl Gauge,
+    ) -> Option<(f64, Duration)> {
+        let (since, length) = match self.window {
+            Some(window) => ((window.now, window.used), WINDOW),
+            None => (self.run_began, SETTLING),
+        };
+        let is_short = now < since.0 + length;
+        if is_short || self.window.is_some_and(|window| calls - window.calls < CALLS_MIN) {
             return None;
         }
-        let mark = Mark { now, used: gauge.used(), out: gauge.out(), calls, bytes };
+        let used = gauge.used();
+        if used < since.1 + length {
+            return None;
+        }
+        let mark = Mark { now, used, out: gauge.out(), calls, bytes };
         let window = self.window.replace(mark)?;
         let sent = bytes - window.bytes;
         if mark.out.abs_diff(window.out) > sent / STEADY_PARTS {
             return None;
         }
-        Some(mark.used.saturating_sub(window.used).as_nanos() as f64 / sent as f64)
+        Some((used.saturating_sub(window.used).as_nanos() as f64 / sent as f64, used))
     }
 }
 
@@ -239,9 +273,10 @@ pub(super) const SIZE_MIN: usize = 1 << 10;
 const CLASSES: usize = 8;
 /// From the beginning of a run to that of its first window: after a change tens of megabytes of
 /// loans are made or freed, and what has to do with them is in no cache.
-const SETTLING: Duration = Duration::from_millis(30);
-/// Shortest window: some hundred times what a thread runs at one go.
-const WINDOW: Duration = Duration::from_millis(15);
+const SETTLING: Duration = Duration::from_millis(50);
+/// Shortest window: some hundred times what a thread runs at one go, and enough to tell costs that
+/// differ by a tenth.
+const WINDOW: Duration = Duration::from_millis(50);
 /// Calls in a window, at least.
 const CALLS_MIN: u64 = 64;
 /// What is out may change in a window by one part of so many of what was sent.
@@ -249,13 +284,17 @@ const STEADY_PARTS: u64 = 16;
 /// A run that lasts longer is given up: the sockets send too little, or not steadily.
 const RUN_MAX: Duration = Duration::from_secs(1);
 /// Runs before and after that differ by more say nothing of what was between.
-const UNSTEADY: f64 = 0.25;
+const UNSTEADY: f64 = 0.5;
 /// So many trials are averaged; from then on older ones fade.
 const TRIALS_AVERAGED: u32 = 4;
 /// By so much the other way must be better, so that noise does not change what is level.
 const LEAD: f64 = 0.01;
 /// Trials may lose one part of so many.
 const LOSS_PARTS: f64 = 100.0;
+/// Whether the next trial is due is looked at so many times on one processor until it is; for each
+/// look the kernel is asked.
+const LOOKS: u32 = 8;
+const LOOK_MIN: Duration = Duration::from_millis(5);
 /// The next trial comes after at least so many times what the other run took.
 const REST_RUNS: f64 = 20.0;
 /// More does not count: the next trial would come too late if the costs change.

@@ -1,7 +1,7 @@
 //! What a socket that chooses costs, beside one that lends and one that copies, in slices of time.
 //!
 //! How fast a machine is may change by the second, and by more than what a choice is to lose at
-//! most. So the three send in turn, a tenth of a second each, again and again, and cost what they
+//! most. So the three send in turn, a part of a second each, again and again, and cost what they
 //! cost in all their slices together: trials, which are few and dear, count as everything does.
 //!
 //! Each is a process of its own, because who chooses goes by the processor time of his process. It
@@ -141,7 +141,7 @@ struct Figures {
 
 impl Turns {
     /// Starts a process, and stops it when windows and caches have got used to it and the first
-    /// trial is over.
+    /// trials are over.
     fn start(point: &Point, mode: Mode, cold_bytes: usize, span: Duration) -> anyhow::Result<Self> {
         let case = &point.auto.as_ref().context("nothing chooses there")?.name;
         let memory = cold_bytes.max(HOT_BYTES);
@@ -158,7 +158,7 @@ impl Turns {
             ensure!(ended.is_none(), "{}", turns.running.last_words());
             thread::sleep(LOOK);
         }
-        thread::sleep((span / 4).min(WARMING_UP));
+        thread::sleep(span.min(WARMING_UP));
         turns.running.pause()?;
         turns.before = turns.figures()?;
         Ok(turns)
@@ -191,11 +191,11 @@ impl Turns {
     }
 }
 
-/// Shorter than the least time for which a sender waits before it sends once more, also with the
-/// turns of two others behind it; many times what a thread runs at one go.
-const SLICE: Duration = Duration::from_millis(80);
-/// A first trial takes half of it.
-const WARMING_UP: Duration = Duration::from_millis(400);
+/// With the turns of two others behind it shorter than a loan may be out before it counts as
+/// wasted; long enough for a trial to fit into it as a rule.
+const SLICE: Duration = Duration::from_millis(150);
+/// Some trials are over then, as they are in a program that does not end soon.
+const WARMING_UP: Duration = Duration::from_secs(2);
 /// Longest wait for a process to begin.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Between two looks whether it has begun.

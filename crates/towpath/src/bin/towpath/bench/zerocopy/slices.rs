@@ -119,7 +119,14 @@ pub(super) fn costs(
         }
     }
     let mut costs = [0.0; 3];
-    for (cost, turns) in costs.iter_mut().zip(turns) {
+    for (cost, mut turns) in costs.iter_mut().zip(turns) {
+        // Short slices may not be enough for bytes to be told.
+        for _ in 0..EXTRA_SLICES {
+            if turns.bytes().is_none_or(|bytes| bytes > turns.before.bytes) {
+                break;
+            }
+            turns.take(slice, kernel)?;
+        }
         *cost = turns.cost()?;
     }
     Ok(costs)
@@ -196,6 +203,8 @@ impl Turns {
 const SLICE: Duration = Duration::from_millis(150);
 /// Some trials are over then, as they are in a program that does not end soon.
 const WARMING_UP: Duration = Duration::from_secs(2);
+/// For those that have told nothing.
+const EXTRA_SLICES: usize = 100;
 /// Longest wait for a process to begin.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Between two looks whether it has begun.

@@ -116,7 +116,7 @@ pub enum PortError {
     /// The name is taken.
     #[error("there is a port '{0}' already")]
     Exists(String),
-    /// There is no such port: its name, and the first of those that there are.
+    /// There is no such port: its name, and which there are, as the end of a sentence.
     #[error("there is no port '{0}'; there {1}")]
     Unknown(String, String),
     /// The ring has an impossible length.

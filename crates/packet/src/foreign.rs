@@ -66,43 +66,36 @@ pub fn prefetch_write(at: *const u8, len: usize) {
     each_line(at, len, prefetch_line_write);
 }
 
-/// As [`prefetch_read`], of the cache line at an address.
-#[inline]
-pub(crate) fn prefetch_line_read(at: *const u8) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: a hint, which reads nothing and cannot fail.
-    unsafe {
-        core::arch::asm!("prefetcht0 [{}]", in(reg) at,
-                         options(nostack, preserves_flags, readonly));
-    }
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    let _ = at;
+/// A function that asks for one cache line with an instruction of the processor.
+macro_rules! line_hint {
+    ($(#[$doc:meta])* $visibility:vis $name:ident, $instruction:literal) => {
+        $(#[$doc])*
+        #[inline]
+        $visibility fn $name(at: *const u8) {
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            // SAFETY: a hint, which reads nothing and cannot fail; processors that do not know it
+            // do nothing.
+            unsafe {
+                core::arch::asm!(concat!($instruction, " [{}]"), in(reg) at,
+                                 options(nostack, preserves_flags, readonly));
+            }
+            #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+            let _ = at;
+        }
+    };
 }
 
-/// As [`prefetch_read_far`], of one cache line.
-#[inline]
-fn prefetch_line_read_far(at: *const u8) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: a hint, which reads nothing and cannot fail.
-    unsafe {
-        core::arch::asm!("prefetcht1 [{}]", in(reg) at,
-                         options(nostack, preserves_flags, readonly));
-    }
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    let _ = at;
+line_hint! {
+    /// As [`prefetch_read`], of the cache line at an address.
+    pub(crate) prefetch_line_read, "prefetcht0"
 }
-
-/// As [`prefetch_line_read`] for a line that is written soon.
-#[inline]
-pub(crate) fn prefetch_line_write(at: *const u8) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: as above; processors that do not know it do nothing.
-    unsafe {
-        core::arch::asm!("prefetchw [{}]", in(reg) at,
-                         options(nostack, preserves_flags, readonly));
-    }
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    let _ = at;
+line_hint! {
+    /// As [`prefetch_read_far`], of one cache line.
+    prefetch_line_read_far, "prefetcht1"
+}
+line_hint! {
+    /// As [`prefetch_line_read`] for a line that is written soon.
+    pub(crate) prefetch_line_write, "prefetchw"
 }
 
 /// Calls `each` with an address in each cache line of the first bytes.

@@ -116,9 +116,14 @@ pub enum PortError {
     /// The name is taken.
     #[error("there is a port '{0}' already")]
     Exists(String),
-    /// There is no such port: its name, and which there are, as the end of a sentence.
-    #[error("there is no port '{0}'; there {1}")]
-    Unknown(String, String),
+    /// There is no such port.
+    #[error("there is no port '{name}'; there are {}", listed(known))]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// Which there are.
+        known: Vec<String>,
+    },
     /// The ring has an impossible length.
     #[error("queue length: {0}")]
     QueueLen(#[from] CapacityError),
@@ -140,6 +145,16 @@ pub enum PortError {
     /// Anything else.
     #[error(transparent)]
     Os(#[from] io::Error),
+}
+
+/// The first names, and how many more there are.
+fn listed(names: &[String]) -> String {
+    const NAMES_MAX: usize = 16;
+    match names.split_at_checked(NAMES_MAX) {
+        None if names.is_empty() => "none".to_owned(),
+        None | Some((_, [])) => names.join(", "),
+        Some((first, rest)) => format!("{} and {} more", first.join(", "), rest.len()),
+    }
 }
 
 /// What guests of the gateway that `config` describes are told: addresses from the sixteenth of the

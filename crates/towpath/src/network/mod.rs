@@ -306,22 +306,15 @@ impl Network {
     fn find(&self, name: &str) -> Result<usize, PortError> {
         let is_it = |port: &Port| port.name == name && !port.is_leaving;
         let found = self.ports.iter().position(|port| port.as_ref().is_some_and(is_it));
-        found.ok_or_else(|| PortError::Unknown(name.to_owned(), self.names()))
+        found.ok_or_else(|| PortError::Unknown { name: name.to_owned(), known: self.names() })
     }
 
-    /// The first ports, for who asked for another: "are a, b".
-    fn names(&self) -> String {
-        const NAMES_MAX: usize = 16;
+    /// Names of the ports in their order, for who asked for another.
+    fn names(&self) -> Vec<String> {
         let ports = self.ports.iter().flatten().filter(|port| !port.is_leaving);
-        let mut names: Vec<&str> = ports.map(|port| port.name.as_str()).collect();
-        if names.is_empty() {
-            return "are none".to_owned();
-        }
+        let mut names: Vec<String> = ports.map(|port| port.name.clone()).collect();
         names.sort_unstable();
-        let rest = names.len().saturating_sub(NAMES_MAX);
-        names.truncate(NAMES_MAX);
-        let more = if rest > 0 { format!(" and {rest} more") } else { String::new() };
-        format!("are {}{more}", names.join(", "))
+        names
     }
 
     fn mirrors(&mut self) -> impl Iterator<Item = &mut Mirrors> {

@@ -140,17 +140,30 @@ impl Guest {
         patience: Duration,
         is: impl Fn(&[u8]) -> bool,
     ) -> Option<Vec<u8>> {
+        self.receive_and_answer(patience, is, |guest, frame| {
+            if is_arp(frame) && frame[21] == 1 && frame[38..42] == own.octets() {
+                let asker: [u8; 6] = frame[22..28].try_into().unwrap();
+                let target = <[u8; 4]>::try_from(&frame[28..32]).unwrap().into();
+                let answer = arp(2, guest.mac, own, asker, target);
+                guest.send(&ethernet(asker, guest.mac, ARP, &answer));
+            }
+        })
+    }
+
+    /// The next frame for which `is` says so, if one comes before nothing has come for `patience`;
+    /// `answer` sees those before it.
+    pub(super) fn receive_and_answer(
+        &mut self,
+        patience: Duration,
+        is: impl Fn(&[u8]) -> bool,
+        answer: impl Fn(&mut Self, &[u8]),
+    ) -> Option<Vec<u8>> {
         for _ in 0..10_000 {
             let frame = self.receive(patience)?;
             if is(&frame) {
                 return Some(frame);
             }
-            if is_arp(&frame) && frame[21] == 1 && frame[38..42] == own.octets() {
-                let asker: [u8; 6] = frame[22..28].try_into().unwrap();
-                let target = <[u8; 4]>::try_from(&frame[28..32]).unwrap().into();
-                let answer = arp(2, self.mac, own, asker, target);
-                self.send(&ethernet(asker, self.mac, ARP, &answer));
-            }
+            answer(self, &frame);
         }
         None
     }

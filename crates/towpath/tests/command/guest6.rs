@@ -54,17 +54,12 @@ impl Guest {
         patience: Duration,
         is: impl Fn(&[u8]) -> bool,
     ) -> Option<Vec<u8>> {
-        for _ in 0..10_000 {
-            let frame = self.receive(patience)?;
-            if is(&frame) {
-                return Some(frame);
-            }
-            if is_solicitation(&frame, own) {
+        self.receive_and_answer(patience, is, |guest, frame| {
+            if is_solicitation(frame, own) {
                 let asker = <[u8; 16]>::try_from(&frame[22..38]).unwrap().into();
-                self.advertise(own, (frame[6..12].try_into().unwrap(), asker));
+                guest.advertise(own, (frame[6..12].try_into().unwrap(), asker));
             }
-        }
-        None
+        })
     }
 
     /// Says that it has `target` (RFC 4861 §4.4): solicited, to be believed.

@@ -138,7 +138,12 @@ fn wrong_usage_ends_with_2_and_says_why() {
     for (arguments, expected) in cases {
         let output = output(&mut towpath(arguments.iter().copied()));
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", errors(&output));
-        assert!(errors(&output).contains(expected), "{arguments:?}: {}", errors(&output));
+        let errors = errors(&output);
+        assert!(errors.contains(expected), "{arguments:?}: {errors}");
+        if let (Some(command), Some((_, usage))) = (arguments.first(), errors.split_once("Usage: "))
+        {
+            assert!(usage.starts_with(&format!("towpath {command}")), "{arguments:?}: {errors}");
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::inside::QUESTION_BYTES;
 use super::support::{
     Family, Host, NONE, Server, Stats, Test, Towpath, at_each_mtu, descriptors, echo, inside, note,
-    now, program_of, resident_kib, retry,
+    now, program_of, resident_kib, wait_until_nothing_is_left,
 };
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -47,15 +47,15 @@ const STARTING: usize = 4;
 fn all_at_once(host: &mut Host, family: Family) {
     let server = Server::start(family.loopback(), echo);
     let address = SocketAddr::new(family.gateway(), server.port()).to_string();
-    let mut towpath = Towpath::with_loopback(NONE).start_held(inside("hold", &[&address, "2000"]));
+    let mut towpath =
+        Towpath::with_loopback(NONE).found_by(host).start_held(inside("hold", &[&address, "2000"]));
     program_of(towpath.pid());
     let at_start = descriptors(towpath.pid()) + STARTING;
     towpath.wait_for_text("answered 2000");
     let resident = resident_kib(towpath.pid());
     note("connections", &format!("{resident} KiB resident"));
     assert!(resident < RESIDENT_KIB_MAX, "{resident} KiB resident");
-    retry("sockets to be closed", || host.sockets().is_empty().then_some(()));
-    retry("descriptors to be closed", || (descriptors(towpath.pid()) <= at_start).then_some(()));
+    wait_until_nothing_is_left(host, &towpath, at_start);
     towpath.release();
     let output = towpath.finish();
     let stats = Stats::of(&output);
@@ -88,8 +88,9 @@ fn in_two_parts(family: Family) {
 fn in_sequence(host: &mut Host, family: Family) {
     let server = Server::start(family.loopback(), echo);
     let address = SocketAddr::new(family.gateway(), server.port()).to_string();
-    let mut towpath =
-        Towpath::with_loopback(NONE).start_held(inside("short", &[&address, "20000"]));
+    let mut towpath = Towpath::with_loopback(NONE)
+        .found_by(host)
+        .start_held(inside("short", &[&address, "20000"]));
     program_of(towpath.pid());
     let at_start = descriptors(towpath.pid()) + STARTING;
     let begun = now();
@@ -100,8 +101,7 @@ fn in_sequence(host: &mut Host, family: Family) {
     let resident = resident_kib(towpath.pid());
     note("connections", &format!("{resident} KiB resident"));
     assert!(resident < RESIDENT_KIB_MAX, "{resident} KiB resident");
-    retry("sockets to be closed", || host.sockets().is_empty().then_some(()));
-    retry("descriptors to be closed", || (descriptors(towpath.pid()) <= at_start).then_some(()));
+    wait_until_nothing_is_left(host, &towpath, at_start);
     towpath.release();
     let output = towpath.finish();
     let stats = Stats::of(&output);

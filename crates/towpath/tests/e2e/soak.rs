@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::inside::soak::{BREAK, ECHO, FIRST, SLOW};
 use super::support::{
     Family, Host, NONE, Pattern, Server, Stats, Test, Towpath, descriptors, inside, note, now,
-    program_of, reset_on_drop, resident_kib, retry,
+    program_of, reset_on_drop, resident_kib, wait_until_nothing_is_left,
 };
 
 /// How long, unless the environment says something else.
@@ -52,7 +52,8 @@ fn soak(host: &Host, seconds: u64, seed: u64) {
         arguments.push(SocketAddr::new(family.gateway(), server.port()).to_string());
     }
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let mut towpath = Towpath::with_loopback(NONE).start_held(inside("soak", &arguments));
+    let mut towpath =
+        Towpath::with_loopback(NONE).found_by(host).start_held(inside("soak", &arguments));
     program_of(towpath.pid());
     let at_start = descriptors(towpath.pid()) + STARTING;
     let (begun, half) = (now(), Duration::from_secs(seconds) / 2);
@@ -69,8 +70,7 @@ fn soak(host: &Host, seconds: u64, seed: u64) {
     note("soak", &format!("{most_in_half} KiB resident in the first half, {most} in all"));
     assert!(most < RESIDENT_KIB_MAX, "{most} KiB resident");
     assert!(most - most_in_half < GROWTH_KIB_MAX, "{most_in_half} KiB, then {most} KiB resident");
-    retry("sockets to be closed", || host.sockets().is_empty().then_some(()));
-    retry("descriptors to be closed", || (descriptors(towpath.pid()) <= at_start).then_some(()));
+    wait_until_nothing_is_left(host, &towpath, at_start);
     towpath.release();
     let output = towpath.finish();
     let stats = Stats::of(&output);

@@ -1,5 +1,6 @@
 //! From the command line to a checked configuration.
 
+use std::env;
 use std::fs::{self, File, OpenOptions};
 use std::ops::RangeInclusive;
 use std::os::unix::fs::OpenOptionsExt;
@@ -116,7 +117,11 @@ pub(crate) fn ephemeral_ports() -> RangeInclusive<u16> {
     }
 }
 
-/// Ends the process with code 2.
+/// Ends the process with code 2, and the usage of the command that was given.
 pub(crate) fn usage_error(error: &anyhow::Error) -> ! {
-    Arguments::command().error(ErrorKind::ValueValidation, format!("{error:#}")).exit()
+    let mut all = Arguments::command();
+    all.build();
+    let given = env::args().skip(1).find(|argument| all.find_subcommand(argument).is_some());
+    let command = given.and_then(|name| all.find_subcommand(name).cloned());
+    command.unwrap_or(all).error(ErrorKind::ValueValidation, format!("{error:#}")).exit()
 }

@@ -27,7 +27,9 @@ pub(crate) use process::{
     Output, Process, assert_rests, command, descriptors, kill_started, resident_kib, run,
 };
 pub(crate) use server::{Server, echo, http, reset_on_drop};
-pub(crate) use towpath::{NONE, Stats, TOWPATH, Towpath, inside, program_of};
+pub(crate) use towpath::{
+    NONE, Stats, TOWPATH, Towpath, inside, program_of, wait_until_nothing_is_left,
+};
 
 /// Longest wait for something that takes milliseconds when it works.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(150);

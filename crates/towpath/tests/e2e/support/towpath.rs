@@ -1,10 +1,11 @@
 //! The command under test.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use super::{Output, Process, retry};
+use super::{Host, Output, Process, descriptors, retry};
 
 /// The command under test.
 pub(crate) const TOWPATH: &str = env!("CARGO_BIN_EXE_towpath");
@@ -27,6 +28,8 @@ pub(crate) struct Towpath {
     /// What towpath itself is started by.
     by: Vec<OsString>,
     options: Vec<OsString>,
+    /// Where `towpath stats` finds it, if not where it does as a rule.
+    sockets: Option<PathBuf>,
 }
 
 impl Towpath {
@@ -37,7 +40,7 @@ impl Towpath {
             all.extend(["--mtu".into(), mtu.to_string().into()]);
         }
         all.extend(options.into_iter().map(Into::into));
-        Self { by: vec![TOWPATH.into()], options: all }
+        Self { by: vec![TOWPATH.into()], options: all, sockets: None }
     }
 
     /// With the host's loopback at the gateways' addresses.
@@ -58,6 +61,12 @@ impl Towpath {
         self
     }
 
+    /// To be asked for its flows by [`wait_until_nothing_is_left`].
+    pub(crate) fn found_by(mut self, host: &Host) -> Self {
+        self.sockets = Some(host.file(""));
+        self
+    }
+
     /// `towpath run OPTIONS -- COMMAND`, as a command.
     pub(crate) fn command<A: Into<OsString>>(
         self,
@@ -65,6 +74,7 @@ impl Towpath {
     ) -> Command {
         let mut all = self.by.into_iter();
         let mut towpath = Command::new(all.next().expect("a program"));
+        towpath.envs(self.sockets.map(|folder| ("XDG_RUNTIME_DIR", folder)));
         towpath.args(all).args(self.options).arg("--");
         towpath.args(command.into_iter().map(Into::into));
         towpath
@@ -194,4 +204,23 @@ pub(crate) fn program_of(towpath: i32) -> i32 {
         children.split_ascii_whitespace().next()?.parse::<i32>().ok()
     };
     retry("CMD to start", || child_of(child_of(towpath)?))
+}
+
+/// Waits until the flows of a towpath that [is found](Towpath::found_by) have left nothing: no
+/// socket on the host, no descriptor beyond `at_start`, and no flow that still waits for what the
+/// program's kernel has to acknowledge.
+pub(crate) fn wait_until_nothing_is_left(host: &Host, towpath: &Process, at_start: usize) {
+    retry("sockets to be closed", || host.sockets().is_empty().then_some(()));
+    retry("descriptors to be closed", || (descriptors(towpath.pid()) <= at_start).then_some(()));
+    retry("flows to end", || (open_flows(host, towpath) == 0).then_some(()));
+}
+
+/// TCP flows that it has open, as it tells itself.
+fn open_flows(host: &Host, towpath: &Process) -> u64 {
+    let mut stats = Command::new(TOWPATH);
+    stats.args(["stats", "--json", &towpath.pid().to_string()]);
+    stats.env("XDG_RUNTIME_DIR", host.file(""));
+    let told = Process::start(stats).finish().success();
+    let told: serde_json::Value = serde_json::from_str(&told).expect("an object");
+    told["flows"]["tcp"].as_u64().expect("a number of flows")
 }

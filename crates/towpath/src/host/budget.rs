@@ -3,6 +3,9 @@
 //! Any thread takes and gives, with one atomic operation; a lock is taken only while somebody
 //! waits. Something larger than the whole budget may go when nothing else is out: it would wait
 //! for ever otherwise.
+//!
+//! Who waits is woken when something comes back; but of a large budget of one stream
+//! ([`Budget::of_stream`]) when there is room for several sends, or it would sleep again after one.
 
 use super::wait::Waiters;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,6 +16,8 @@ use towpath_packet::sync::{AtomicBool, AtomicUsize, Ordering};
 pub(super) struct Budget {
     used: AtomicUsize,
     limit: usize,
+    /// Those who wait are woken when no more than this is out.
+    wake_at: usize,
     /// There are waiters.
     wanted: AtomicBool,
     waiters: Mutex<Waiters>,
@@ -23,9 +28,19 @@ impl Budget {
         Self {
             used: AtomicUsize::new(0),
             limit,
+            wake_at: usize::MAX,
             wanted: AtomicBool::new(false),
             waiters: Mutex::default(),
         }
+    }
+
+    /// That of one stream, whose only receiver keeps no more than its receive buffer. Those who
+    /// wait are woken when a [part](WOKEN_PART) of it is free, unless it is so small that the
+    /// receiver might keep the rest for as long as it likes.
+    pub(super) fn of_stream(limit: usize) -> Self {
+        let is_large = limit >= WOKEN_LATE_MIN;
+        let wake_at = if is_large { limit - limit / WOKEN_PART } else { usize::MAX };
+        Self { wake_at, ..Self::new(limit) }
     }
 
     /// What is out.
@@ -92,12 +107,13 @@ impl Budget {
         self.used.fetch_add(amount, Ordering::SeqCst);
     }
 
-    /// Gives back, and wakes those who wait.
+    /// Gives back, and wakes those who wait if it is worth it.
     pub(super) fn give(&self, amount: usize) {
         // SeqCst, here and in `watch`: either this sees that somebody wants it, or he, who looks
-        // again after saying so, sees what was given back.
-        self.used.fetch_sub(amount, Ordering::SeqCst);
-        if self.wanted.load(Ordering::SeqCst) {
+        // again after saying so, sees what was given back. If he is not woken, he is by a later
+        // one: more than `wake_at` is still out, or another has taken it first and is to give it.
+        let left = self.used.fetch_sub(amount, Ordering::SeqCst) - amount;
+        if left <= self.wake_at && self.wanted.load(Ordering::SeqCst) {
             self.wake();
         }
     }
@@ -119,6 +135,12 @@ impl Budget {
         self.wanted.store(true, Ordering::SeqCst);
     }
 }
+
+/// Least budget of a stream that wakes late: the rest beside the part that is to be free is far
+/// more than a receiver keeps, which is its receive buffer and a third more.
+const WOKEN_LATE_MIN: usize = 32 << 20;
+/// The part of it that is free then: one of so many.
+const WOKEN_PART: usize = 8;
 
 /// The budgets that lent memory counts with.
 pub(super) struct Levels {
@@ -185,6 +207,14 @@ impl Levels {
 mod tests {
     use super::*;
 
+    struct Woken(AtomicBool);
+
+    impl std::task::Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+
     #[test]
     fn what_is_larger_than_all_goes_alone() {
         let budget = Budget::new(10);
@@ -194,6 +224,41 @@ mod tests {
         assert!(budget.take(100) && !budget.take(1));
         budget.give(100);
         assert_eq!((budget.take_some(25), budget.used()), (10, 10));
+    }
+
+    /// Goal: who waits for a large budget of a stream sleeps until a part of it is free, also if
+    /// it wants more than that part; who waits for another is woken by whatever comes back.
+    #[test]
+    fn a_stream_is_woken_when_there_is_room_for_several_sends() {
+        const LIMIT: usize = WOKEN_LATE_MIN;
+        const PART: usize = LIMIT / WOKEN_PART;
+        for (budget, wanted, wakes_at) in [
+            (Budget::of_stream(LIMIT), 1, LIMIT - PART),
+            (Budget::of_stream(LIMIT), PART, LIMIT - PART),
+            (Budget::of_stream(LIMIT), 2 * PART, LIMIT - PART),
+            (Budget::of_stream(LIMIT), 2 * LIMIT, LIMIT - PART),
+            (Budget::of_stream(LIMIT - 1), LIMIT, LIMIT - 1 - PART / 4),
+            (Budget::new(LIMIT), LIMIT, LIMIT - PART / 4),
+        ] {
+            let woken = Arc::new(Woken(AtomicBool::new(false)));
+            let waker = Waker::from(woken.clone());
+            let mut cx = Context::from_waker(&waker);
+            assert!(budget.take(budget.limit));
+            assert!(budget.poll_take(&mut cx, wanted).is_pending());
+            let (mut first, mut went) = (None, false);
+            while budget.used() > 0 && !went {
+                budget.give((PART / 4).min(budget.used()));
+                let left = budget.used();
+                if woken.0.swap(false, Ordering::SeqCst) {
+                    first = first.or(Some(left));
+                    went = budget.poll_take(&mut cx, wanted).is_ready();
+                } else {
+                    assert_eq!(first, None, "from then on each wakes");
+                }
+            }
+            assert!(went);
+            assert_eq!(first, Some(wakes_at));
+        }
     }
 
     #[test]
@@ -216,12 +281,6 @@ mod tests {
     /// Goal: who waits for one level and then for another is woken by the other.
     #[test]
     fn who_waits_hears_of_the_level_that_is_full() {
-        struct Woken(AtomicBool);
-        impl std::task::Wake for Woken {
-            fn wake(self: Arc<Self>) {
-                self.0.store(true, Ordering::SeqCst);
-            }
-        }
         let (group, all) = (Arc::new(Budget::new(100)), Arc::new(Budget::new(100)));
         let levels = Levels { socket: Budget::new(10), group: Some(group.clone()), all };
         let woken = Arc::new(Woken(AtomicBool::new(false)));

@@ -3,6 +3,7 @@
 mod lent;
 
 use super::auto::Choice;
+use super::budget::Budget;
 use super::calibration::Watch;
 use super::core::{Now, State};
 use super::lend::sealed::Mark;
@@ -154,7 +155,7 @@ impl TcpStream {
 
     /// The send queue of a new socket.
     pub(super) fn queue(host: &Host, id: SocketId) -> Arc<SendQueue> {
-        Arc::new(SendQueue::new(id, host.account(id)))
+        Arc::new(SendQueue::new(id, host.account(id, Budget::of_stream)))
     }
 
     /// The host, and the queue of what is sent.

@@ -3,6 +3,7 @@
 mod going;
 
 use super::auto::Choice;
+use super::budget::Budget;
 use super::core::{Now, State};
 use super::lend::{Lend, stretches};
 use super::mode::{Mode, SendMode};
@@ -70,7 +71,7 @@ impl UdpSocket {
                 state.close(id, now.now);
                 return Err(error);
             }
-            let queue = Arc::new(SendQueue::for_datagrams(id, host.account(id)));
+            let queue = Arc::new(SendQueue::for_datagrams(id, host.account(id, Budget::new)));
             state.add(id, Some(queue.clone()));
             Ok(queue)
         });

@@ -149,10 +149,10 @@ impl Host {
         self.owner.core.in_use()
     }
 
-    /// The account of a new socket.
-    pub(super) fn account(&self, id: SocketId) -> Arc<Account> {
+    /// The account of a new socket, whose own budget of so many bytes `budget` makes.
+    pub(super) fn account(&self, id: SocketId, budget: fn(usize) -> Budget) -> Arc<Account> {
         let core = &self.owner.core;
-        let socket = Budget::new(core.lent_by_socket);
+        let socket = budget(core.lent_by_socket);
         let levels = Levels { socket, group: self.group.clone(), all: core.lent.clone() };
         Arc::new(Account::new(levels, Some((Arc::downgrade(core), id))))
     }

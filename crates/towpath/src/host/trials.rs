@@ -15,8 +15,8 @@
 //!   counts if about as much is out at its end as was at its beginning.
 //! - A trial whose first and last run differ much saw something else, and does not count.
 //! - A trial loses what the other way costs more. The next comes when the process has run for so
-//!   long that this is one part of [`LOSS_PARTS`], whatever the ratio of the costs; where the two
-//!   are level, trials cost little, and come often.
+//!   long that this is one part of [`LOSS_PARTS`], by what is known of the costs; where the two are
+//!   level, trials cost little, and come often.
 //! - Where the costs change, that is found by the next trial of that class.
 //!
 //! Only the classes of calls that are made are tried. Before the first trial a class is decided by
@@ -194,23 +194,37 @@ impl Trials {
         let class = &mut self.classes[trial.class];
         class.trials = (class.trials + 1).min(TRIALS_AVERAGED);
         class.ratio += (ratio - class.ratio) / f64::from(class.trials);
-        let loss = (other / own - 1.0).clamp(0.0, LOSS_MAX);
-        let parts = match class.trials {
-            TRIALS_AVERAGED => (loss * LOSS_PARTS).max(REST_RUNS),
-            // One trial may be far off: what it found is not believed for long.
-            _ => REST_RUNS / 4.0,
-        };
-        class.due = used + trial.other_took.mul_f64(parts);
         let limit = if lends { 1.0 + LEAD } else { 1.0 - LEAD };
+        let (is_new, is_better) = (class.trials < TRIALS_AVERAGED, other < own);
         match class.ratio < limit {
             true => self.decided |= bit,
             false => self.decided &= !bit,
         }
+        let parts = match (is_new, is_better) {
+            // One trial may be far off: what it found is not believed for long.
+            (true, _) => REST_RUNS / 4.0,
+            // Perhaps costs have changed.
+            (false, true) => REST_RUNS,
+            (false, false) => self.rest(trial.class),
+        };
+        self.classes[trial.class].due = used + trial.other_took.mul_f64(parts);
     }
 
     /// Nothing was learnt from a trial, which took so long.
     fn put_off(&mut self, class: usize, used: Duration, took: Duration) {
-        self.classes[class].due = used + took.mul_f64(REST_RUNS);
+        self.classes[class].due = used + took.mul_f64(self.rest(class));
+    }
+
+    /// After how many times the length of a run the other way there may be another one. By the
+    /// average, as single trials are often wrong by more than what they may lose.
+    fn rest(&self, class: usize) -> f64 {
+        let ratio = self.classes[class].ratio;
+        let loss = match self.decided >> class & 1 {
+            _ if self.classes[class].trials == 0 => 0.0,
+            1 => 1.0 / ratio - 1.0,
+            _ => ratio - 1.0,
+        };
+        (loss.clamp(0.0, LOSS_MAX) * LOSS_PARTS).max(REST_RUNS)
     }
 }
 

@@ -14,13 +14,17 @@ struct World {
     /// What the measured time of a stretch may be off, as a part of it.
     noise: f64,
     off: Cell<f64>,
+    /// For how long the process was stopped by others, and for how much of its time it is.
+    stopped: Cell<f64>,
+    stops: f64,
 }
 
 impl World {
     fn new(seed: u64, noise: f64) -> Self {
         let zero = || Cell::new(0.0);
         let (now, out, owed, off) = (zero(), zero(), zero(), zero());
-        Self { now, out, owed, random: Cell::new(seed), noise, off }
+        let (random, stopped) = (Cell::new(seed), zero());
+        Self { now, out, owed, random, noise, off, stopped, stops: 0.0 }
     }
 
     /// From -1 to 1 (splitmix64).
@@ -42,10 +46,18 @@ impl World {
         };
         self.out.set(out);
         self.owed.set(owed);
-        self.now.set(self.now.get() + paid);
+        let turns = |now: f64| (now / TURN_NANOS).floor();
+        let (before, now) = (self.now.get(), self.now.get() + paid);
+        self.now.set(now);
+        if turns(now) > turns(before) {
+            self.stopped.set(self.stopped.get() + TURN_NANOS * self.stops / (1.0 - self.stops));
+        }
         paid
     }
 }
+
+/// How long a process runs that others stop for a part of its time.
+const TURN_NANOS: f64 = 150e6;
 
 /// Bytes that may be out.
 const OUT_MAX: f64 = (16 << 20) as f64;
@@ -54,7 +66,7 @@ const LATER: f64 = 0.8;
 
 impl Gauge for World {
     fn now(&self) -> Duration {
-        Duration::from_nanos(self.now.get() as u64)
+        Duration::from_nanos((self.now.get() + self.stopped.get()) as u64)
     }
 
     fn used(&self) -> Duration {
@@ -118,6 +130,48 @@ fn no_ratio_of_costs_loses_much() {
             let (costs, world) = (Costs::new(begin), World::new(index as u64, noise));
             let loss = loss(&costs, &world, &[64 << 10], 60.0, level(ratio));
             assert!(loss <= BOUND, "{ratio} from {begin}, noise {noise}: {loss}");
+        }
+    }
+}
+
+/// Goal: on a machine whose speed changes all the time, so that most trials tell nothing, those
+/// lose little: they are not made again and again.
+#[test]
+fn trials_in_vain_lose_little() {
+    for (seed, ratio) in [0.1, 0.2, 5.0, 10.0].into_iter().enumerate() {
+        let (costs, world) = (Costs::new(0), World::new(seed as u64, 0.0));
+        let (speeds, segment, speed) = (World::new(1, 0.0), Cell::new(0.0), Cell::new(1.0));
+        let cost = |size, lends| {
+            let now = (world.now.get() / SEGMENT_NANOS).floor();
+            if segment.replace(now) != now {
+                speed.set(8_f64.powf(speeds.random()));
+            }
+            level(ratio)(size, lends) * speed.get()
+        };
+        loss(&costs, &world, &[64 << 10], 60.0, level(ratio));
+        let then = loss(&costs, &world, &[64 << 10], 200.0, cost);
+        assert!(then <= VAIN_BOUND, "{ratio}: {then}");
+        assert!(costs.lends(64 << 10) == (ratio < 1.0));
+    }
+}
+
+/// What may be lost on such a machine.
+const VAIN_BOUND: f64 = 1.005;
+/// How long a machine goes on at one speed.
+const SEGMENT_NANOS: f64 = 70e6;
+
+/// Goal: a process that others stop for two thirds of its time, in the middle of trials, learns as
+/// any other.
+#[test]
+fn who_is_stopped_learns() {
+    for (seed, ratio) in [0.2, 0.8, 1.25, 5.0].into_iter().enumerate() {
+        for begin in [0, usize::MAX] {
+            let costs = Costs::new(begin);
+            let world = World { stops: 2.0 / 3.0, ..World::new(seed as u64, 0.1) };
+            loss(&costs, &world, &[64 << 10], 30.0, level(ratio));
+            let then = loss(&costs, &world, &[64 << 10], 60.0, level(ratio));
+            assert!(then <= BOUND, "{ratio} from {begin}: {then}");
+            assert_eq!(costs.lends(64 << 10), ratio < 1.0);
         }
     }
 }

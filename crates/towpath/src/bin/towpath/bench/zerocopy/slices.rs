@@ -165,7 +165,7 @@ impl Turns {
             ensure!(ended.is_none(), "{}", turns.running.last_words());
             thread::sleep(LOOK);
         }
-        thread::sleep(span.min(WARMING_UP));
+        thread::sleep(warming_up(mode).min(span * WARMING_UP_SPANS));
         turns.running.pause()?;
         turns.before = turns.figures()?;
         Ok(turns)
@@ -201,8 +201,17 @@ impl Turns {
 /// With the turns of two others behind it shorter than a loan may be out before it counts as
 /// wasted; long enough for a trial to fit into it as a rule.
 const SLICE: Duration = Duration::from_millis(150);
-/// Some trials are over then, as they are in a program that does not end soon.
-const WARMING_UP: Duration = Duration::from_secs(2);
+/// How long a process sends before its slices begin: caches and windows have got used to it then.
+/// The first trials of one that chooses are over, as they are in a program that does not end soon.
+fn warming_up(mode: Mode) -> Duration {
+    match mode {
+        Mode::Auto => Duration::from_secs(5),
+        Mode::Lend | Mode::Copy => Duration::from_millis(500),
+    }
+}
+
+/// Short measurements have less time for it.
+const WARMING_UP_SPANS: u32 = 5;
 /// For those that have told nothing.
 const EXTRA_SLICES: usize = 100;
 /// Longest wait for a process to begin.

@@ -81,6 +81,10 @@ fn tests(report: &mut Report) {
         check(build.arg("--locked"))
     });
     report.step("documentation tests of towpath", || count(cargo(towpath).arg("--doc").args(all)));
+    report.step("tests of the C library with all features", || {
+        let library = ["test", "--package", "towpath-capi", "--all-features", "--lib"];
+        count(cargo(library).args(all))
+    });
     for name in test_programs(&root().join("crates/towpath/tests")) {
         report.step(&format!("tests of towpath: {name}"), || {
             count(cargo(towpath).args(["--test", &name]).args(all))

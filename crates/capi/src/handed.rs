@@ -9,6 +9,7 @@ use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
 use crate::link;
 use crate::pointers::Lending;
+use std::task::Waker;
 use std::time::Duration;
 use towpath_net::socket::{Error, ReadMost, Readiness};
 use towpath_packet::Held;
@@ -108,13 +109,27 @@ impl Instance {
         self.block(timeout, |state| state.lend_received(fd, &mut lending, timeout, piece))
     }
 
-    /// Gives the pieces of a call back.
+    /// Gives the pieces of a call back, which whoever waits for that hears of.
     pub fn give_back(&self, token: u64) -> Outcome<()> {
-        self.call(|state| state.handed_out.give_back(token).then_some(()).ok_or(Errno::INVAL))
+        self.call(|state| {
+            let known = state.handed_out.give_back(token);
+            state.crowded.drain(..).for_each(Waker::wake);
+            known.then_some(()).ok_or(Errno::INVAL)
+        })
     }
 }
 
 impl State {
+    /// Has `waker` woken when the program returns something; false if it holds nothing, so that
+    /// this would be never.
+    pub(crate) fn wait_for_return(&mut self, waker: &Waker) -> bool {
+        let holds = self.sockets.handed_out() > 0;
+        if holds && !self.crowded.iter().any(|other| other.will_wake(waker)) {
+            self.crowded.push(waker.clone());
+        }
+        holds
+    }
+
     /// True if what a socket receives begins with headers that are in no piece.
     pub(crate) fn reads_headers(&self, fd: i32) -> bool {
         let Ok(id) = self.id(fd) else { return false };

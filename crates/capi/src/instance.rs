@@ -7,6 +7,7 @@ use crate::files::Files;
 use crate::handed::HandedOut;
 use std::net::IpAddr;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
 use towpath_io::thread::release_unused;
 use towpath_net::socket::Sockets;
 use towpath_net::stack::{self, Address, Context, Limits, Stack};
@@ -157,6 +158,8 @@ pub(crate) struct State {
     pub(crate) loans: Option<Loans>,
     /// What the program received without a copy and has not returned.
     pub(crate) handed_out: HandedOut,
+    /// Who waits for some of that to be returned.
+    pub(crate) crowded: Vec<Waker>,
     ledger: Ledger,
     /// Counts changes that a waiting call may wait for.
     epoch: u64,
@@ -342,6 +345,7 @@ impl Instance {
             memory: Memory::new(MemoryConfig::within(config.memory)),
             loans: None,
             handed_out: HandedOut::default(),
+            crowded: Vec::new(),
             ledger: Ledger::new(),
             epoch: 0,
             parked: 0,

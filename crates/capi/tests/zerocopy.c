@@ -376,6 +376,62 @@ static void receives(void)
 	end_scene(&scene);
 }
 
+#define SOCKETS 64
+#define EACH 100
+
+/* Where the program holds all that it may, a receive waits until it returns some of that. */
+static void waits_for_returns(void)
+{
+	static uint64_t tokens[SOCKETS * EACH];
+	static char bytes[1400];
+	struct scene scene = begin_scene();
+	struct iovec pieces[4];
+	struct towpath_lent lent;
+	struct towpath_event event;
+	size_t held = 0;
+	int to = -1, last = 0;
+
+	while (last != ENOBUFS) {
+		struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(1000 + held % 60000) };
+		int from = towpath_socket(scene.a, AF_INET, SOCK_DGRAM, 0);
+
+		to = towpath_socket(scene.b, AF_INET, SOCK_DGRAM | SOCK_NONBLOCK, 0);
+		CHECK(from >= 0 && to >= 0 && inet_pton(AF_INET, "192.0.2.2", &address.sin_addr) == 1);
+		CHECK(towpath_bind(scene.b, to, (struct sockaddr *)&address, sizeof(address)) == 0);
+		for (int i = 0; i < EACH; i++) {
+			CHECK(towpath_sendto(scene.a, from, bytes, sizeof(bytes), 0, (struct sockaddr *)&address, sizeof(address)) > 0);
+			settle(scene.a, scene.b);
+		}
+		CHECK(towpath_close(scene.a, from) == 0);
+		for (last = 0; !last; held += !last) {
+			struct msghdr message = { .msg_iov = pieces, .msg_iovlen = 4 };
+
+			CHECK(held < SOCKETS * EACH);
+			last = towpath_recvmsg_lent(scene.b, to, &message, 0, &tokens[held]) < 0 ? errno : 0;
+		}
+		CHECK(last == EAGAIN || last == ENOBUFS);
+	}
+	struct towpath_operation gets = lent_of(&scene, &lent, pieces, 4);
+	gets.fd = to;
+	uint64_t id = submit(scene.queue, gets);
+	CHECK(now(scene.queue, &event, 1) == 0);
+	/* An end while it waits: the datagram stays. */
+	CHECK(towpath_queue_cancel(scene.queue, id) == 0);
+	over(scene.queue, id, -1, ECANCELED);
+	gets = lent_of(&scene, &lent, pieces, 4);
+	gets.fd = to;
+	id = submit(scene.queue, gets);
+	CHECK(now(scene.queue, &event, 1) == 0 && towpath_return(scene.b, 1) == -1 && errno == EINVAL);
+	CHECK(now(scene.queue, &event, 1) == 0);
+	while (held > 0 && now(scene.queue, &event, 1) == 0)
+		CHECK(towpath_return(scene.b, tokens[--held]) == 0);
+	CHECK(event.id == id && event.what == TOWPATH_DONE && event.result == sizeof(bytes) && held > 0);
+	CHECK(towpath_return(scene.b, lent.token) == 0);
+	while (held > 0)
+		CHECK(towpath_return(scene.b, tokens[--held]) == 0);
+	end_scene(&scene);
+}
+
 static void cases(unsigned int which)
 {
 	back_end = which;
@@ -386,6 +442,7 @@ static void cases(unsigned int which)
 	ends_late();
 	of_instances();
 	receives();
+	waits_for_returns();
 }
 
 int main(void)

@@ -84,6 +84,13 @@ impl Task for Operation {
                 self.place.watch(&mut state, waker, events);
                 None
             }
+            // The program holds too much: what came stays until something was returned.
+            Err(Errno(libc::ENOBUFS))
+                if matches!(self.way, Way::Lent(_)) && state.wait_for_return(waker) =>
+            {
+                self.place.watch(&mut state, waker, READS);
+                None
+            }
             outcome => Some(over(outcome)),
         };
         instance.settle(&mut state);

@@ -52,8 +52,8 @@ pub(super) struct Ticket {
     charge: usize,
     /// The call's number among those of its socket that lend, once it has one.
     number: AtomicU64,
-    /// Who hears how it went.
-    watch: OnceLock<Watch>,
+    /// Who hears how it went; boxed, as few sends are watched and each has a ticket.
+    watch: OnceLock<Box<Watch>>,
 }
 
 impl Ticket {
@@ -79,7 +79,7 @@ impl Ticket {
     /// Has `watch` hear how the send goes, unless all is back already.
     pub(super) fn observe(&self, watch: Option<Watch>) {
         if let Some(watch) = watch {
-            self.watch.get_or_init(|| watch);
+            self.watch.get_or_init(|| Box::new(watch));
         }
     }
 

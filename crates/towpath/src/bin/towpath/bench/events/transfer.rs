@@ -48,9 +48,12 @@ const KERNEL: [&str; 3] = ["io_uring", "epoll", "calls"];
 /// Bytes of a measurement, and of a short one.
 const BYTES: u64 = 1 << 30;
 const BYTES_SHORT: u64 = 16 << 20;
-/// Bytes of a buffer, with operations and with calls: four that are posted are what a connection
-/// has on its way. Of smaller ones, telling of each is most of what the program's thread does.
-const BUFFER_BYTES: usize = 1 << 20;
+/// Most bytes of a buffer, with operations and with calls: four that are posted are what a
+/// connection has on its way. Of smaller ones, telling of each is most of what the program's thread
+/// does.
+const BUFFER_BYTES_MAX: usize = 1 << 20;
+/// Bytes of one buffer of each socket: more of them would be in no cache when they are told.
+const BUFFERS_BYTES: usize = 4 << 20;
 /// Buffers to send of a socket: so many are on their way that the stream does not wait for the
 /// return of one, and several come back together.
 const SENDS: usize = 8;
@@ -158,6 +161,7 @@ impl Point {
         let (near, far): (Vec<S>, Vec<S>) = pairs.into_iter().unzip();
         let far: Vec<Stream> = far.into_iter().map(Into::into).collect();
         let (sends, is_kernel, way) = (self.way == Way::Send, self.is_kernel, self.way);
+        let bytes = buffer_bytes(self.sockets);
         let threads = if choice.is_some() { 1 } else { near.len() };
         let start = Barrier::new(threads + 2);
         thread::scope(|scope| {
@@ -180,7 +184,11 @@ impl Point {
                 })],
                 None => {
                     let by_calls = |stream| {
-                        move || timed(start, Ok(stream), |stream| by_calls(stream, sends, count))
+                        move || {
+                            timed(start, Ok(stream), |stream| {
+                                by_calls(stream, sends, (count, bytes))
+                            })
+                        }
                     };
                     near.into_iter().map(|stream| scope.spawn(by_calls(stream))).collect()
                 }
@@ -202,6 +210,11 @@ impl Point {
     }
 }
 
+/// Bytes of a buffer where there are so many sockets: a power of two.
+fn buffer_bytes(sockets: usize) -> usize {
+    (1 << (BUFFERS_BYTES / sockets).ilog2()).min(BUFFER_BYTES_MAX)
+}
+
 /// Does something when all are ready, and tells this thread's processor time for it.
 fn timed<W>(
     start: &Barrier,
@@ -214,11 +227,15 @@ fn timed<W>(
     Ok(cpu(ClockId::ThreadCPUTime) - before)
 }
 
-/// Moves so many bytes by calls that wait.
-fn by_calls(mut stream: impl Read + Write, sends: bool, mut left: u64) -> anyhow::Result<()> {
-    let mut buffer = vec![0x5a; BUFFER_BYTES];
+/// Moves so many bytes by calls that wait, with a buffer of so many.
+fn by_calls(
+    mut stream: impl Read + Write,
+    sends: bool,
+    (mut left, bytes): (u64, usize),
+) -> anyhow::Result<()> {
+    let mut buffer = vec![0x5a; bytes];
     while left > 0 {
-        let room = left.min(BUFFER_BYTES as u64) as usize;
+        let room = left.min(bytes as u64) as usize;
         let moved = match sends {
             true => stream.write(&buffer[..room]),
             false => stream.read(&mut buffer[..room]),
@@ -238,6 +255,8 @@ struct Work {
     queue: EventQueue,
     way: Way,
     sockets: Vec<Socket>,
+    /// Bytes of a buffer.
+    bytes: usize,
 }
 
 struct Socket {
@@ -268,14 +287,15 @@ impl Work {
             Way::Receive => 1,
             Way::ReceiveLent => 0,
         };
+        let bytes = buffer_bytes(streams.len());
         let socket = |stream| Socket {
-            buffers: vec![vec![0x5a; BUFFER_BYTES]; posted(&stream)],
+            buffers: vec![vec![0x5a; bytes]; posted(&stream)],
             stream,
             left,
             sending: None,
             posted: 0,
         };
-        Ok(Self { queue, way, sockets: streams.into_iter().map(socket).collect() })
+        Ok(Self { queue, way, sockets: streams.into_iter().map(socket).collect(), bytes })
     }
 
     fn run(mut self) -> anyhow::Result<()> {
@@ -301,10 +321,10 @@ impl Work {
 
     /// Takes what has come of an operation.
     fn told(&mut self, index: usize, token: Token, news: News) -> anyhow::Result<()> {
-        let socket = &mut self.sockets[index];
+        let (socket, full) = (&mut self.sockets[index], self.bytes);
         match (self.way, news) {
             (Way::Send, News::Sent { bytes }) => {
-                ensure!(bytes == BUFFER_BYTES || socket.left == 0, "{bytes} bytes were accepted");
+                ensure!(bytes == full || socket.left == 0, "{bytes} bytes were accepted");
                 socket.sending = None;
                 return Ok(());
             }
@@ -330,12 +350,12 @@ impl Work {
 
     /// Begins what can be begun.
     fn go_on(&mut self, index: usize) -> anyhow::Result<()> {
-        let Self { queue, way, sockets } = self;
+        let Self { queue, way, sockets, bytes } = self;
         let Socket { stream, left, buffers, sending, posted } = &mut sockets[index];
         if *left == 0 || sending.is_some() || (*way == Way::ReceiveLent && *posted > 0) {
             return Ok(());
         }
-        let (data, room) = (index as u64, (*left).min(BUFFER_BYTES as u64) as usize);
+        let (data, room) = (index as u64, (*left).min(*bytes as u64) as usize);
         match way {
             Way::ReceiveLent => {
                 queue.receive_lent(&*stream, room, None, data)?;

@@ -61,6 +61,11 @@ impl Burst {
         self.tail == self.limit
     }
 
+    /// Packets that can be added before the burst has been emptied.
+    pub fn room(&self) -> usize {
+        self.limit - self.tail
+    }
+
     /// Adds a packet at the end; hands it back if the burst is full.
     #[inline]
     pub fn push(&mut self, packet: Packet) -> Result<(), Packet> {

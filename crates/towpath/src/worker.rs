@@ -345,29 +345,32 @@ impl<S: Side> Worker<S> {
     }
 
     fn read_side(&mut self, now: Instant) -> Result<(), S::Error> {
-        let mut bytes = 0;
+        let (mut bytes, mut room) = (0, READ_BURST);
         for _ in 0..READ_BURSTS_PER_TURN {
             let Self { side, received, memory, ledger, .. } = self;
             let limit = if side.looks_by_call() { self.singly.limit() } else { READ_BURST };
+            let limit = limit.min(room);
             received.limit(limit);
             let input = side.receive(received, &mut SideContext { memory, ledger, now })?;
             if input == Input::NoMemory {
                 self.watch_side(Interest::NONE);
                 self.paused_until = Some(now + MEMORY_PAUSE);
             }
-            if self.received.is_empty() {
+            let of_others = if let Input::HandedOver(bytes) = input { bytes } else { 0 };
+            if self.received.is_empty() && of_others == 0 {
                 break;
             }
             self.capture(Direction::Inbound);
-            let full = limit > 1 && self.received.is_full();
-            let of_burst = self.received.iter().map(Packet::len).sum::<usize>();
+            let full = limit > 1 && self.received.is_full() || of_others > 0;
+            let of_burst = self.received.iter().map(Packet::len).sum::<usize>() + of_others;
             self.singly.came(self.received.len(), of_burst);
             bytes += of_burst;
             let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now };
             self.stack.input(&mut self.received, &mut cx);
             self.with_gateway(now, |gateway, io| gateway.drain(io));
-            // Another like it would be too much.
-            if !full || bytes + of_burst > READ_BYTES_PER_TURN {
+            // As many more like these as the turn has bytes for.
+            room = READ_BYTES_PER_TURN.saturating_sub(bytes) * limit / of_burst.max(1);
+            if !full || room == 0 {
                 break;
             }
         }

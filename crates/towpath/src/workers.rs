@@ -312,3 +312,6 @@ impl Drop for End {
 fn new_bell() -> io::Result<EventDoorbell> {
     Ok(EventDoorbell::new()?)
 }
+
+#[cfg(test)]
+mod tests;

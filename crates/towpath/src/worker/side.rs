@@ -99,6 +99,8 @@ pub enum Input {
     Done,
     /// Memory is short: what is left has to wait.
     NoMemory,
+    /// As many bytes were read for others, instead of which there may be more.
+    HandedOver(usize),
 }
 
 impl<S: Side> Guests for S {

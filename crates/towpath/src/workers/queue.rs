@@ -108,26 +108,32 @@ impl Queue {
 
     /// Reads the device until `burst` is full, and hands over what is not of this worker.
     fn read(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) -> Result<Input, TapError> {
-        let room = READ_BURST.saturating_sub(burst.len());
-        if room == 0 || burst.is_full() {
+        let room = burst.room();
+        if room == 0 {
             return Ok(Input::Done);
         }
         self.received.limit(room);
         let input = Side::receive(&mut self.tap, &mut self.received, cx)?;
+        let is_full = self.received.is_full();
         while let Some(mut packet) = self.received.pop() {
             let owner = self.owners.of_packet(packet.peek_headers()).unwrap_or(self.index);
             let to = if owner == self.index { &mut *burst } else { &mut self.leaving[owner] };
             to.push(packet).expect("there is room for what was received");
         }
+        let mut of_others = 0;
         for (leaving, to) in self.leaving.iter_mut().zip(&mut self.to) {
             if !leaving.is_empty() {
                 let count = leaving.len();
+                of_others += leaving.iter().map(Packet::len).sum::<usize>();
                 let dropped = to.enqueue_or_drop(leaving);
                 self.full += dropped as u64;
                 self.handed_over += (count - dropped) as u64;
             }
         }
-        Ok(input)
+        Ok(match input {
+            Input::Done if is_full && of_others > 0 => Input::HandedOver(of_others),
+            input => input,
+        })
     }
 }
 

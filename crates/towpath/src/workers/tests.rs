@@ -1,0 +1,403 @@
+//! Everybody's share of the workers' threads while all have more to move than these can: shown
+//! turn by turn, without a clock, as with one worker (`tests/hostile/shares.rs`).
+//!
+//! The program is a stack behind two sockets that behave as the queues of a device do; its peers
+//! are sockets on the host's loopback. All of it is one thread: each worker has a turn, then
+//! program and peers go on. A flow's packets come by the queue of its worker, to which the kernel
+//! leads them. But those of some connections to published ports come by the other one, and are
+//! handed over.
+
+use super::*;
+use nix::sched::{CloneFlags, unshare};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::net::sockopt::set_socket_send_buffer_size_force;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::process::Command as Process;
+use towpath_io::tap::Features;
+use towpath_net::socket::{Family, SendFlags, SocketId, Sockets};
+use towpath_net::stack::{self, Address, Context, Limits, Stack};
+use towpath_net::tcp::Settings;
+use towpath_net::time::Instant;
+use towpath_net::wire::MacAddr;
+use towpath_packet::{Burst, Device, Ledger, Memory, MemoryConfig, Packet};
+
+use crate::config::Ipv4Config;
+use crate::publish::{self, Protocol};
+
+/// Connections of each kind: begun by the program or by the host, from it or to it.
+const FLOWS: usize = 8;
+/// The program's published ports: who comes to the first is listened to, to the other, talked to.
+const PORTS: [u16; 2] = [9000, 9001];
+/// The program's first port, of those of a number that tells the queue.
+const FIRST_PORT: u16 = 20_000;
+/// What each flow has moved before anything is counted: windows are open by then.
+const WARM_UP: u64 = 8 << 20;
+const WARM_UP_TURNS_MAX: u32 = 20_000;
+/// Turns that are counted: forty rounds of all flows if each takes the whole of a worker's turn.
+const TURNS: u32 = 40 * FLOWS as u32;
+/// Largest share of a flow of the host, of the smallest of the same worker, in percent.
+const APART_MAX: u64 = 150;
+/// Least share of the slower direction of a worker, in percent of both.
+const SLOWER_MIN: u64 = 40;
+const CHUNK: usize = 64 << 10;
+const MEMORY_BYTES: usize = 256 << 20;
+/// What a queue of the device holds: more than is ever on its way.
+const QUEUE_BYTES: usize = 64 << 20;
+/// What the program has on its way of each flow, so that ACKs wait in the device for less than what
+/// the host's flows have on theirs lasts.
+const SEND_BUFFER: u32 = 256 << 10;
+/// What the kernel keeps for each flow from the beginning: many turns' worth.
+const BUFFERS: &str = "4194304 8388608 8388608";
+
+/// Times that it is counted: a flow whose round trips a busy machine has made longer opens its
+/// window with time, not with turns.
+const TRIES: u32 = 16;
+
+/// Goal: with two workers and flows of all kinds on both that always have more, each worker's
+/// slower direction has two fifths of what passes its queue, and no flow of the host gets half as
+/// much again as another of the same worker, whether its packets come to this worker or are handed
+/// over.
+#[test]
+fn flows_and_directions_have_their_shares_of_each_worker() {
+    if unshare(CloneFlags::CLONE_NEWNET).is_err() {
+        eprintln!("skipped: it needs a network namespace of its own, which needs root");
+        return;
+    }
+    let up = Process::new("ip").args(["link", "set", "lo", "up"]).status();
+    assert!(up.expect("there is `ip`").success());
+    for name in ["tcp_rmem", "tcp_wmem"] {
+        std::fs::write(format!("/proc/sys/net/ipv4/{name}"), BUFFERS).expect("our own settings");
+    }
+    let mut lab = Lab::new();
+    let mut turns = 0;
+    while !lab.program.is_warm() {
+        lab.turn();
+        turns += 1;
+        assert!(turns < WARM_UP_TURNS_MAX, "windows do not open: {:?}", lab.program.flows);
+    }
+    assert!((0..TRIES).any(|_| lab.is_fair()), "it is never fair");
+}
+
+/// The workers, and what they serve.
+struct Lab {
+    workers: [Worker<Queue>; 2],
+    /// Connections for the second.
+    accepted: Receiver<Accepted>,
+    /// Always readable, which makes each call of a worker one turn.
+    ready: std::os::fd::OwnedFd,
+    program: Program,
+}
+
+impl Lab {
+    fn new() -> Self {
+        let specs = PORTS.map(|port| format!("127.0.0.1/{port}"));
+        let config = Config {
+            host_loopback: vec![Ipv4Config::default().gateway.into()],
+            ipv6: None,
+            resolvers: Some(Vec::new()),
+            publish: publish::parse(Protocol::Tcp, &specs, &(1..=1)).expect("ports"),
+            workers: 2,
+            ..Config::default()
+        };
+        let (near, far): (Vec<Tap>, Vec<Tap>) = (0..config.workers).map(|_| device()).unzip();
+        let owners = Arc::new(Owners::new(&config.publish, config.workers));
+        let queues = Queue::all(near, &owners).expect("rings");
+        let share = config.share();
+        let of_first = Config { publish: config.publish.clone(), ..share.clone() };
+        let mut configs = [&of_first, &share].into_iter();
+        let workers: Vec<_> = queues
+            .into_iter()
+            .map(|queue| Worker::serving_program(configs.next().expect("two"), queue))
+            .collect::<Result<_, _>>()
+            .expect("workers");
+        let mut workers: [Worker<Queue>; 2] = workers.try_into().unwrap_or_else(|_| panic!("two"));
+        let (to_second, accepted) = channel();
+        let others = vec![(to_second, new_bell().expect("a bell"))];
+        workers[0].gateway().0.spread(Spread::new(owners.clone(), 0, others));
+        workers[1].gateway().0.spread(Spread::new(owners.clone(), 1, Vec::new()));
+        let far = far.try_into().unwrap_or_else(|_| panic!("two"));
+        let program = Program::new(&config, far, owners);
+        let ready = eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("a file");
+        Self { workers, accepted, ready, program }
+    }
+
+    fn turn(&mut self) {
+        let Self { workers, accepted, ready, program } = self;
+        workers[1].begin_accepted(accepted.try_iter()).expect("they begin");
+        for worker in workers.iter_mut() {
+            worker.run_until(&[ready.as_fd()]).expect("a turn");
+        }
+        program.go_on(workers[0].now());
+    }
+
+    /// Counts some turns.
+    fn is_fair(&mut self) -> bool {
+        let (before, passed) = (self.program.flows.clone(), self.passed());
+        (0..TURNS).for_each(|_| self.turn());
+        let moved = self.program.flows.iter().zip(&before);
+        let moved = moved.filter(|(flow, _)| flow.way == Way::Into);
+        let moved = moved.map(|(after, before)| (after.worker, after.bytes - before.bytes));
+        let mut all_handed_over = 0;
+        let is_fair =
+            self.passed().iter().zip(passed).enumerate().all(|(worker, (after, before))| {
+                let flows = moved.clone().filter(|(whose, _)| *whose == worker);
+                let flows: Vec<u64> = flows.map(|(_, bytes)| bytes).collect();
+                let [into, out, handed_over] = std::array::from_fn(|at| after[at] - before[at]);
+                println!(
+                    "worker {worker}: {into} in, {out} out, {handed_over} handed over, {flows:?}"
+                );
+                assert!(flows.len() >= FLOWS / 2, "both have flows of the host");
+                all_handed_over += handed_over;
+                let (least, most) = (flows.iter().min(), flows.iter().max());
+                most.zip(least).is_some_and(|(most, least)| most * 100 <= least * APART_MAX)
+                    && into.min(out) * 100 >= (into + out) * SLOWER_MIN
+            });
+        assert!(!is_fair || all_handed_over > 0, "some are handed over");
+        is_fair
+    }
+
+    /// Of each worker the bytes that went by its queue and that came, and the packets that it has
+    /// handed over.
+    fn passed(&self) -> [[u64; 3]; 2] {
+        self.workers.each_ref().map(|worker| {
+            let report = worker.report();
+            [report.tap.transmitted.bytes, report.tap.received.bytes, report.handed_over]
+        })
+    }
+}
+
+/// Both ends of a queue: one read takes one frame, one write makes one, both without blocking.
+fn device() -> (Tap, Tap) {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let ends = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+    let (near, far) = ends.expect("a pair");
+    for end in [&near, &far] {
+        set_socket_send_buffer_size_force(end, QUEUE_BYTES).expect("root may");
+    }
+    let tap = |fd| Tap::from_fd(fd, Features::ALL, 1500);
+    (tap(near), tap(far))
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Into,
+    Out,
+}
+
+/// A connection of the program.
+#[derive(Clone, Copy, Debug)]
+struct Flow {
+    socket: SocketId,
+    way: Way,
+    /// Whose it is.
+    worker: usize,
+    bytes: u64,
+}
+
+/// The inside of the gateway, and the peers of its other side.
+struct Program {
+    sockets: Sockets,
+    memory: Memory,
+    ledger: Ledger,
+    device: [Tap; 2],
+    /// To each queue.
+    leaving: [Burst; 2],
+    flows: Vec<Flow>,
+    /// Of published ports, and who knows whose connections to them are.
+    inside: [SocketId; 2],
+    owners: Arc<Owners>,
+    /// Of the peers of connections that the program begins.
+    listeners: [TcpListener; 2],
+    writers: Vec<TcpStream>,
+    readers: Vec<TcpStream>,
+    buffer: Vec<u8>,
+    turns: usize,
+}
+
+impl Program {
+    fn new(config: &Config, device: [Tap; 2], owners: Arc<Owners>) -> Self {
+        let net = config.ipv4.expect("there is IPv4");
+        let mut sockets = Sockets::new(stack_of(config, &net, &device[0]), 1);
+        let inside = PORTS.map(|port| {
+            let socket = sockets.stream(Family::V4).expect("room");
+            let any = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port);
+            sockets.bind(socket, any).expect("a free port");
+            sockets.listen(socket, FLOWS as i32, Instant::START).expect("it listens");
+            socket
+        });
+        let listeners = [0, 1].map(|_| {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+            listener.set_nonblocking(true).expect("a setting");
+            listener
+        });
+        let mut flows = Vec::new();
+        let ways = [Way::Into, Way::Out];
+        for number in 0..2 * FLOWS {
+            let (way, worker) = (ways[number / FLOWS], number % 2);
+            let port = listeners[number / FLOWS].local_addr().expect("an address").port();
+            let socket = sockets.stream(Family::V4).expect("room");
+            let own = SocketAddr::new(net.address.into(), FIRST_PORT + number as u16);
+            sockets.bind(socket, own).expect("a free port");
+            // That it has begun is told as an error.
+            let _ = sockets.connect(socket, (net.gateway, port).into(), Instant::START);
+            flows.push(Flow { socket, way, worker, bytes: 0 });
+        }
+        let connect = |port| {
+            let peer = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("it is published");
+            peer.set_nonblocking(true).expect("a setting");
+            peer
+        };
+        let connect = |port| (0..FLOWS).map(|_| connect(port)).collect();
+        Self {
+            sockets,
+            memory: Memory::new(MemoryConfig::within(MEMORY_BYTES)),
+            ledger: Ledger::new(),
+            device,
+            leaving: [Burst::new(), Burst::new()],
+            flows,
+            inside,
+            owners,
+            listeners,
+            writers: connect(PORTS[0]),
+            readers: connect(PORTS[1]),
+            buffer: vec![0x5a; CHUNK],
+            turns: 0,
+        }
+    }
+
+    fn is_warm(&self) -> bool {
+        self.flows.len() == 4 * FLOWS && self.flows.iter().all(|flow| flow.bytes >= WARM_UP)
+    }
+
+    /// Lets program and peers go on as far as they can.
+    fn go_on(&mut self, now: Instant) {
+        self.turns += 1;
+        self.hear(now);
+        self.accept(now);
+        for reader in &mut self.readers {
+            while done(reader.read(&mut self.buffer)) {}
+        }
+        // Others are first each time.
+        let first = self.turns % self.writers.len();
+        let (later, sooner) = self.writers.split_at_mut(first);
+        for writer in sooner.iter_mut().chain(later) {
+            while done(writer.write(&self.buffer)) {}
+        }
+        let first = self.turns % self.flows.len();
+        self.flows.rotate_left(first);
+        let Self { sockets, memory, ledger, buffer, .. } = self;
+        for flow in &mut self.flows {
+            let mut cx = Context { memory, ledger, now };
+            while flow.way == Way::Out
+                && let Ok(sent) =
+                    sockets.send(flow.socket, &[buffer], SendFlags::default(), &mut cx)
+            {
+                flow.bytes += sent as u64;
+            }
+            while flow.way == Way::Into
+                && let Ok(read @ 1..) = sockets.discard(flow.socket, usize::MAX, now)
+            {
+                flow.bytes += read as u64;
+            }
+        }
+        self.flows.rotate_right(first);
+        self.say(now);
+    }
+
+    /// Takes what the workers sent.
+    fn hear(&mut self, now: Instant) {
+        let Self { sockets, memory, ledger, device, .. } = self;
+        let mut burst = Burst::new();
+        for queue in device {
+            loop {
+                queue.receive(memory, &mut burst).expect("it is there");
+                if burst.is_empty() {
+                    break;
+                }
+                sockets.input(&mut burst, &mut Context { memory, ledger, now });
+                while sockets.next_wake().is_some() {}
+            }
+        }
+        if sockets.stack().next_deadline().is_some_and(|at| at <= now) {
+            sockets.on_deadline(&mut Context { memory, ledger, now });
+        }
+    }
+
+    fn accept(&mut self, now: Instant) {
+        for (listener, peers) in self.listeners.iter().zip([&mut self.writers, &mut self.readers]) {
+            while let Ok((peer, _)) = listener.accept() {
+                peer.set_nonblocking(true).expect("a setting");
+                peers.push(peer);
+            }
+        }
+        for ((&listener, port), way) in self.inside.iter().zip(PORTS).zip([Way::Into, Way::Out]) {
+            while let Ok((socket, peer)) = self.sockets.accept(listener, now) {
+                let worker = self.owners.of_connection(peer, port);
+                self.flows.push(Flow { socket, way, worker, bytes: 0 });
+            }
+        }
+    }
+
+    /// Sends until the stack has no more or a queue is full.
+    fn say(&mut self, now: Instant) {
+        let Self { sockets, memory, ledger, device, leaving, owners, .. } = self;
+        loop {
+            for (leaving, queue) in leaving.iter_mut().zip(&mut *device) {
+                queue.transmit(leaving).expect("it is there");
+            }
+            if leaving.iter().any(|leaving| !leaving.is_empty()) {
+                return;
+            }
+            let mut burst = Burst::new();
+            sockets.output(&mut burst, &mut Context { memory, ledger, now });
+            if burst.is_empty() {
+                return;
+            }
+            while let Some(packet) = burst.pop() {
+                let queue = queue_of(&packet, owners);
+                leaving[queue].push(packet).expect("bursts are of one size");
+            }
+        }
+    }
+}
+
+/// By which queue a packet comes.
+fn queue_of(packet: &Packet, owners: &Owners) -> usize {
+    let (address, tcp) = packet.headers()[30..].split_at(4);
+    let [own, peer] = [[tcp[0], tcp[1]], [tcp[2], tcp[3]]].map(u16::from_be_bytes);
+    match PORTS.iter().position(|&port| port == own) {
+        None => usize::from(own % 2),
+        Some(port) => {
+            let address: [u8; 4] = address.try_into().expect("four");
+            let owner = owners.of_connection(SocketAddr::new(address.into(), peer), own);
+            if port == 0 || peer % 8 < 2 { 1 - owner } else { owner }
+        }
+    }
+}
+
+/// True if bytes were moved: the socket may move more.
+fn done(result: io::Result<usize>) -> bool {
+    match result {
+        Ok(count) => count > 0,
+        Err(error) if error.kind() == ErrorKind::WouldBlock => false,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn stack_of(config: &Config, net: &Ipv4Config, device: &Tap) -> Stack {
+    let gateway = net.gateway.into();
+    let own = stack::Config {
+        mac: MacAddr(config.program_mac),
+        addresses: vec![Address { address: net.address.into(), prefix_len: net.prefix_len }],
+        next_hops: vec![gateway],
+        transparent: false,
+        secret: [1, 2],
+        tcp: Settings { send_buffer_max: SEND_BUFFER, ..Settings::default() },
+        limits: Limits::default(),
+    };
+    let mut stack = Stack::new(own, Device::caps(device));
+    stack.set_neighbor(gateway, MacAddr(config.gateway_mac));
+    stack
+}

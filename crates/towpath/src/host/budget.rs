@@ -87,8 +87,13 @@ impl Budget {
         }
     }
 
-    /// Takes up to `amount`; returns how much.
-    pub(super) fn take_some(&self, amount: usize) -> usize {
+    /// Takes up to `amount`.
+    pub(super) fn take_part(&self, amount: usize) -> Part<'_> {
+        Part { budget: self, left: self.take_some(amount) }
+    }
+
+    /// The same; returns how much.
+    fn take_some(&self, amount: usize) -> usize {
         let mut taken = 0;
         let more = |used: usize| {
             taken = self.limit.saturating_sub(used).min(amount);
@@ -133,6 +138,31 @@ impl Budget {
         let mut waiters = self.waiters.lock().unwrap_or_else(PoisonError::into_inner);
         waiters.add(waker);
         self.wanted.store(true, Ordering::SeqCst);
+    }
+}
+
+/// A part of a budget, which goes back but for what was spent.
+pub(super) struct Part<'a> {
+    budget: &'a Budget,
+    left: usize,
+}
+
+impl Part<'_> {
+    pub(super) fn left(&self) -> usize {
+        self.left
+    }
+
+    /// Somebody else gives so much back.
+    pub(super) fn spend(&mut self, amount: usize) {
+        self.left -= amount;
+    }
+}
+
+impl Drop for Part<'_> {
+    fn drop(&mut self) {
+        if self.left > 0 {
+            self.budget.give(self.left);
+        }
     }
 }
 
@@ -224,6 +254,19 @@ mod tests {
         assert!(budget.take(100) && !budget.take(1));
         budget.give(100);
         assert_eq!((budget.take_some(25), budget.used()), (10, 10));
+    }
+
+    /// Goal: of a part that was spent in part, no more than the rest goes back.
+    #[test]
+    fn what_is_spent_of_a_part_is_given_by_another() {
+        let budget = Budget::new(10);
+        let mut part = budget.take_part(25);
+        part.spend(7);
+        assert_eq!((part.left(), budget.used()), (3, 10));
+        drop(part);
+        assert_eq!(budget.used(), 7);
+        budget.give(7);
+        assert_eq!((budget.used(), budget.take_part(0).left()), (0, 0));
     }
 
     /// Goal: who waits for a large budget of a stream sleeps until a part of it is free, also if

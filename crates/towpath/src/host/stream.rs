@@ -314,18 +314,18 @@ impl TcpStream {
         }
         let (queue, core) = (&self.inner.queue, &self.inner.host.owner.core);
         let wanted = bytes.len().min(WRITE_MAX);
-        let mut room = queue.room.take_some(wanted);
-        if room == 0 {
+        let mut room = queue.room.take_part(wanted);
+        if room.left() == 0 {
             queue.room.watch(cx.waker());
             queue.found_none(|waker| queue.room.watch(waker));
             if let Some(error) = queue.failure() {
                 return Poll::Ready(Err(io_error(error)));
             }
-            room = queue.room.take_some(wanted);
+            room = queue.room.take_part(wanted);
         }
         let mut sent = 0;
-        while sent < room {
-            let Some(piece) = core.copy_in(&bytes[sent..room], cx.waker()) else {
+        while room.left() > 0 {
+            let Some(piece) = core.copy_in(&bytes[sent..][..room.left()], cx.waker()) else {
                 queue.found_none(|waker| {
                     // Leaves the waker, unless there is a frame by now.
                     if core.copy_in(&[], waker).is_some() {
@@ -334,14 +334,12 @@ impl TcpStream {
                 });
                 break;
             };
-            sent += piece.len();
+            let count = piece.len();
             if core.send(queue, Op::Copied(piece)).is_err() {
-                queue.room.give(room);
                 return Poll::Ready(Err(self.failure()));
             }
-        }
-        if sent < room {
-            queue.room.give(room - sent);
+            room.spend(count);
+            sent += count;
         }
         if sent == 0 { Poll::Pending } else { Poll::Ready(Ok(sent)) }
     }

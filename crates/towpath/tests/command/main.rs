@@ -18,8 +18,10 @@ mod support;
 mod terminal;
 mod vhost;
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 
@@ -145,6 +147,9 @@ fn wrong_usage_ends_with_2_and_says_why() {
             assert!(usage.starts_with(&format!("towpath {command}")), "{arguments:?}: {errors}");
         }
     }
+    let mut not_text = towpath(["run", "-m", "575"]);
+    let output = output(not_text.arg(OsStr::from_bytes(b"\xff")));
+    assert_eq!(output.status.code(), Some(2), "{}", errors(&output));
 }
 
 #[test]

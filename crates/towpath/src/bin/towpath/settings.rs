@@ -121,7 +121,7 @@ pub(crate) fn ephemeral_ports() -> RangeInclusive<u16> {
 pub(crate) fn usage_error(error: &anyhow::Error) -> ! {
     let mut all = Arguments::command();
     all.build();
-    let given = env::args().skip(1).find(|argument| all.find_subcommand(argument).is_some());
+    let given = env::args_os().skip(1).find(|argument| all.find_subcommand(argument).is_some());
     let command = given.and_then(|name| all.find_subcommand(name).cloned());
     command.unwrap_or(all).error(ErrorKind::ValueValidation, format!("{error:#}")).exit()
 }

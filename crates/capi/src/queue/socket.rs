@@ -55,6 +55,7 @@ impl Drop for Place {
     fn drop(&mut self) {
         let (Some(waker), Some(instance)) = (&self.waker, self.instance.upgrade()) else { return };
         let mut state = instance.lock();
+        state.crowded.retain(|other| !other.will_wake(waker));
         if let Some(fd) = state.files.of_socket(self.id)
             && let Ok(file) = state.files.socket_mut(fd)
         {

@@ -52,7 +52,7 @@ const BYTES_SHORT: u64 = 16 << 20;
 /// connection has on its way. Of smaller ones, telling of each is most of what the program's thread
 /// does.
 const BUFFER_BYTES_MAX: usize = 1 << 20;
-/// Bytes of one buffer of each socket: more of them would be in no cache when they are told.
+/// Most bytes of one buffer of each socket, together: more would be in no cache when they are told.
 const BUFFERS_BYTES: usize = 4 << 20;
 /// Buffers to send of a socket: so many are on their way that the stream does not wait for the
 /// return of one, and several come back together.

@@ -69,12 +69,17 @@ impl Series {
     /// Median of the rounds' ratios; above 1, towpath is better. `None` where a zero makes that
     /// meaningless.
     pub(super) fn ratio(&self, peer: &System) -> Option<f64> {
+        self.ratios(peer).map(|ratios| ratios.median)
+    }
+
+    /// The rounds' ratios, of which [`ratio`](Self::ratio) is the median.
+    pub(super) fn ratios(&self, peer: &System) -> Option<Spread> {
         let pairs = self.towpath().rounds.iter().zip(&peer.rounds);
         let ratios = pairs.filter_map(|(value, other)| match self.case.better {
             Better::High => Some((*value)? / (*other)?),
             Better::Low => Some((*other)? / (*value)?),
         });
-        Spread::of(ratios.filter(|ratio| ratio.is_finite())).map(|ratios| ratios.median)
+        Spread::of(ratios.filter(|ratio| ratio.is_finite()))
     }
 }
 

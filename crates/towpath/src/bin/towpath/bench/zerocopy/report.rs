@@ -69,8 +69,10 @@ fn block(text: &mut String, results: &Results, group: &Group, points: &[&Point])
     }
     let auto = points.iter().filter_map(|point| {
         let series = find(results, point.auto.as_ref()?)?;
-        let ratio = series.ratio(series.peers().next()?)?;
-        Some(format!("{} {} %", cases::size_name(point.size), short(100.0 / ratio)))
+        let ratios = series.ratios(series.peers().next()?)?;
+        let [median, least, most] =
+            [ratios.median, ratios.max, ratios.min].map(|ratio| short(100.0 / ratio));
+        Some(format!("{} {median} % ({least} to {most})", cases::size_name(point.size)))
     });
     let auto: Vec<_> = auto.collect();
     if !auto.is_empty() {

@@ -53,6 +53,8 @@ struct towpath_config {
 	unsigned char mac[6];
 	/* Zero. */
 	unsigned char reserved[6];
+	/* Bytes of files in memory that TOWPATH_SENDFILE sends; 64 MiB by default. */
+	size_t file_cache;
 };
 
 /*
@@ -187,6 +189,17 @@ struct towpath_stats {
 	uint64_t recalls;
 	uint64_t recalls_starved;
 	uint64_t dropped_link_gone;
+	/* Of files that TOWPATH_SENDFILE sends: bytes read into memory. */
+	uint64_t copied_file;
+	/*
+	 * Memory that files take now, in bytes. Counts of blocks: wanted and there; read; read for one
+	 * send alone, as all memory was lent; given up for others.
+	 */
+	uint64_t file_cache_bytes;
+	uint64_t file_cache_hits;
+	uint64_t file_cache_misses;
+	uint64_t file_cache_private;
+	uint64_t file_cache_evicted;
 };
 /*
  * Fills `stats`. `size` is sizeof(struct towpath_stats), so that later versions may add fields; what

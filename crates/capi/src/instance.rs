@@ -6,8 +6,9 @@ use crate::errno::{Errno, Outcome};
 use crate::files::Files;
 use crate::handed::HandedOut;
 use std::net::IpAddr;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
+use towpath::events::FileCache;
 use towpath_io::thread::release_unused;
 use towpath_net::socket::Sockets;
 use towpath_net::stack::{self, Address, Context, Limits, Stack};
@@ -29,6 +30,8 @@ pub struct Config {
     pub mtu: u16,
     /// Bytes of packet memory.
     pub memory: usize,
+    /// Bytes of files in memory.
+    pub file_cache: usize,
     /// Settings of TCP.
     pub tcp: Settings,
     /// Secret from which sequence numbers and ports are made.
@@ -43,6 +46,7 @@ impl Default for Config {
             mac: None,
             mtu: 1500,
             memory: MEMORY_DEFAULT,
+            file_cache: FILE_CACHE_DEFAULT,
             tcp: Settings::default(),
             secret: [0; 2],
         }
@@ -90,6 +94,8 @@ impl Config {
 
 /// Bytes of packet memory unless told otherwise.
 const MEMORY_DEFAULT: usize = 64 << 20;
+/// Bytes of files in memory unless told otherwise.
+const FILE_CACHE_DEFAULT: usize = 64 << 20;
 /// Least packet memory: a few super-packets each way.
 const MEMORY_MIN: usize = 1 << 20;
 /// Most packet memory.
@@ -160,7 +166,7 @@ pub(crate) struct State {
     pub(crate) handed_out: HandedOut,
     /// Who waits for some of that to be returned.
     pub(crate) crowded: Vec<Waker>,
-    ledger: Ledger,
+    ledger: Arc<Ledger>,
     /// Counts changes that a waiting call may wait for.
     epoch: u64,
     /// Calls that wait.
@@ -245,6 +251,8 @@ impl State {
 /// A stack in this process. All calls may be made by any thread.
 pub struct Instance {
     state: Mutex<State>,
+    /// What queues send of files.
+    pub(crate) file_cache: Arc<FileCache>,
     /// Something changed that a waiting call may wait for.
     changed: Condvar,
     /// Of an attached instance, until it ends.
@@ -336,6 +344,8 @@ impl Instance {
     }
 
     fn with_stack(stack: Stack, config: &Config, clock: Clock, link: Link) -> Self {
+        let ledger: Arc<Ledger> = Arc::default();
+        let file_cache = Arc::new(FileCache::new(config.file_cache, ledger.clone()));
         let state = State {
             sockets: Sockets::new(stack, config.secret[0] ^ config.secret[1].rotate_left(32)),
             files: Files::default(),
@@ -346,7 +356,7 @@ impl Instance {
             loans: None,
             handed_out: HandedOut::default(),
             crowded: Vec::new(),
-            ledger: Ledger::new(),
+            ledger,
             epoch: 0,
             parked: 0,
             running: 0,
@@ -354,6 +364,7 @@ impl Instance {
         };
         Self {
             state: Mutex::new(state),
+            file_cache,
             changed: Condvar::new(),
             worker: Mutex::new(None),
             #[cfg(feature = "packetdrill")]

@@ -11,6 +11,7 @@ mod kernel;
 mod messages;
 pub(crate) mod numbers;
 mod operations;
+mod send_file;
 mod sending;
 mod socket;
 mod transfer;

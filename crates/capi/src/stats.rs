@@ -7,8 +7,9 @@ use towpath_net::counters::DropReason;
 use towpath_packet::Site;
 
 /// Figures of `struct towpath_stats`, each of 64 bits.
-const FIGURES: usize = 8 + SITES + 3;
-/// Sites that an instance has: the first ones. Those behind them belong to guests.
+const FIGURES: usize = 8 + SITES + 3 + 6;
+/// Sites that instances had from the beginning: the first ones. Those behind them belong to guests,
+/// but for [`Site::File`], which has a field behind all others.
 const SITES: usize = 8;
 /// Largest structure that a program of the future may give.
 const STATS_BYTES_MAX: usize = 4096;
@@ -23,6 +24,7 @@ impl Instance {
             let now = state.now();
             state.with(|sockets, cx| {
                 let (ledger, lent) = (cx.ledger, sockets.lent_stats(now));
+                let files = self.file_cache.stats();
                 let oldest = lent.oldest.unwrap_or(Duration::ZERO).as_micros();
                 let [a, b, c, d, e, f, g, h, ..] = Site::ALL.map(|site| ledger.copied_at(site));
                 [
@@ -45,6 +47,12 @@ impl Instance {
                     lent.recalls,
                     lent.starved,
                     sockets.stack().counters().dropped(DropReason::LinkGone),
+                    ledger.copied_at(Site::File),
+                    files.bytes as u64,
+                    files.hits,
+                    files.misses,
+                    files.private,
+                    files.evicted,
                 ]
             })
         })

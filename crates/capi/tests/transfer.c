@@ -121,6 +121,45 @@ static void sends_files(void)
 	end_scene(&scene);
 }
 
+/*
+ * A file that is sent again and again is read once, and copied by no send. One that was not changed lately is
+ * needed for that, so it is one of the system's.
+ */
+static void sends_one_file_often(void)
+{
+	struct scene scene = begin_scene();
+	int file = open("/bin/sh", O_RDONLY | O_CLOEXEC);
+	ssize_t len = pread(file, sent, LARGE, 0);
+	struct towpath_transfer move = { .fd = file, .count = len };
+	struct towpath_stats first, last;
+	uint64_t blocks = (len + (256 << 10) - 1) / (256 << 10);
+
+	CHECK(file >= 0 && len > 4096);
+	for (int i = 0; i < 5; i++) {
+		struct towpath_event ended[2];
+		uint64_t ids[] = {
+			submit(scene.queue, on_client(&scene, TOWPATH_SENDFILE, &move, sizeof(move))),
+			submit(scene.queue, on_server(&scene, TOWPATH_RECV, received, len)),
+		};
+
+		memset(received, 0, len);
+		carry(&scene, 2, ids, ended);
+		CHECK(ended[0].result == len && ended[1].result == len && !ended[0].error && !ended[1].error);
+		CHECK(!memcmp(received, sent, len));
+		CHECK(towpath_get_stats(scene.a, i ? &last : &first, sizeof(last)) == 0);
+	}
+	CHECK(first.copied_file == (uint64_t)len && first.file_cache_misses == blocks);
+	CHECK(first.file_cache_bytes >= (uint64_t)len && !first.file_cache_private && !first.file_cache_evicted);
+	CHECK(last.copied_file == first.copied_file && last.file_cache_misses == blocks);
+	CHECK(last.file_cache_hits == first.file_cache_hits + 4 * blocks);
+	CHECK(last.lent == 5 * first.lent && first.lent == (uint64_t)len && last.copied_socket_send == 0);
+	/* No notice tells of what the program has not lent. */
+	struct msghdr none = { 0 };
+	CHECK(towpath_recvmsg(scene.a, scene.client, &none, MSG_ERRQUEUE | MSG_DONTWAIT) == -1 && errno == EAGAIN);
+	CHECK(close(file) == 0);
+	end_scene(&scene);
+}
+
 static void receives_files(void)
 {
 	struct scene scene = begin_scene();
@@ -335,6 +374,7 @@ static void cases(unsigned int which)
 {
 	back_end = which;
 	sends_files();
+	sends_one_file_often();
 	receives_files();
 	splices();
 	ends();

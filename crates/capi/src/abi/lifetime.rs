@@ -8,6 +8,7 @@ use crate::instance::{Config, Instance};
 use crate::pointers::{bytes, bytes_mut, file, text};
 use libc::{c_char, c_int, c_uint, c_void, size_t};
 use rustix::fd::BorrowedFd;
+use std::mem::{MaybeUninit, offset_of};
 use std::sync::Arc;
 use towpath_io::tap::Tap;
 
@@ -29,8 +30,12 @@ pub struct TowpathConfig {
     pub mac: [u8; 6],
     /// Zero.
     pub reserved: [u8; 6],
+    /// Bytes of files in memory.
+    pub file_cache: size_t,
 }
 
+/// Of the first version of the structure.
+const CONFIG_BYTES_MIN: usize = offset_of!(TowpathConfig, file_cache);
 /// Largest structure that a program of the future may give.
 const CONFIG_BYTES_MAX: usize = 4096;
 
@@ -178,7 +183,7 @@ unsafe fn read_config(config: *const TowpathConfig) -> Outcome<Config> {
     }
     // SAFETY: the caller vouches for the first field at least, and it is the size.
     let size = unsafe { config.cast::<size_t>().read() };
-    if size < size_of::<TowpathConfig>() {
+    if size < CONFIG_BYTES_MIN {
         return Err(Errno::INVAL);
     }
     if size > CONFIG_BYTES_MAX {
@@ -186,11 +191,15 @@ unsafe fn read_config(config: *const TowpathConfig) -> Outcome<Config> {
     }
     // SAFETY: the caller vouches for `size` bytes.
     let given = unsafe { bytes(config.cast(), size) }?;
-    if given[size_of::<TowpathConfig>()..].iter().any(|&byte| byte != 0) {
+    if given.iter().skip(size_of::<TowpathConfig>()).any(|&byte| byte != 0) {
         return Err(Errno(libc::E2BIG));
     }
-    // SAFETY: it is at least as long as ours, and any bytes are one.
-    let given = unsafe { config.read() };
+    let mut known = MaybeUninit::<TowpathConfig>::zeroed();
+    let len = size.min(size_of::<TowpathConfig>());
+    // SAFETY: both have so many bytes, and ours are nobody else's.
+    unsafe { known.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(given.as_ptr(), len) };
+    // SAFETY: all of it is set, and any bytes are one.
+    let given = unsafe { known.assume_init() };
     if given.reserved != [0; 6] || given.mac[0] & 1 != 0 {
         return Err(Errno::INVAL);
     }
@@ -206,6 +215,43 @@ unsafe fn read_config(config: *const TowpathConfig) -> Outcome<Config> {
     if given.mtu != 0 {
         config.mtu = u16::try_from(given.mtu).map_err(|_| Errno::INVAL)?;
     }
+    if given.file_cache != 0 {
+        config.file_cache = given.file_cache;
+    }
     config.mac = (given.mac != [0; 6]).then_some(given.mac);
     Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: what a program does not know of the structure is taken as zero, whatever lies behind
+    /// what it knows; and nothing shorter than the first version is taken.
+    #[test]
+    fn a_configuration_is_as_long_as_the_program_knows_it() {
+        let given = |size| TowpathConfig {
+            size,
+            addresses: c"192.0.2.1/24".as_ptr(),
+            gateways: std::ptr::null(),
+            memory: 2 << 20,
+            mtu: 0,
+            mac: [0; 6],
+            reserved: [0; 6],
+            file_cache: 12_345,
+        };
+        let read = |size| {
+            let given = given(size);
+            // SAFETY: it has at least `size` bytes, with a string and no other.
+            unsafe { read_config(&raw const given) }
+        };
+        let usual = Config::default().file_cache;
+        for (size, files) in [(CONFIG_BYTES_MIN, usual), (size_of::<TowpathConfig>(), 12_345)] {
+            let config = read(size).expect("a configuration");
+            assert_eq!((config.file_cache, config.memory, config.mtu), (files, 2 << 20, 1500));
+        }
+        for size in [0, 8, CONFIG_BYTES_MIN - 1] {
+            assert_eq!(read(size).err(), Some(Errno::INVAL), "{size}");
+        }
+    }
 }

@@ -1,5 +1,6 @@
-//! Transfers in which an instance has a part: from a file to one of its streams and back, and
-//! between two streams, of which one may be the kernel's.
+//! Transfers in which an instance has a part: from a file to one of its streams
+//! ([`send_file`](super::send_file)) and back, and between two streams, of which one may be the
+//! kernel's.
 //!
 //! # Theory of operation
 //!
@@ -13,6 +14,7 @@
 //! of the sink, a cancel and a deadline end both, when the access under way is over.
 
 use super::kernel::{Kept, Other, Transfer, Way, duplicate, is_stream};
+use super::send_file::SendFile;
 use super::socket::{Place, READS, WRITES};
 use super::{Told, errno, over};
 use crate::errno::{Errno, Outcome};
@@ -27,11 +29,9 @@ use std::mem;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Waker;
 use std::time::Instant;
-use towpath::events::{Accessed, Action, EventQueue, Operation, Step, Task, Token};
+use towpath::events::{Accessed, Action, EventQueue, FileSource, Operation, Step, Task, Token};
 use towpath_net::socket::{ReceiveFlags, SendFlags as Sends, SocketId};
 
-/// Bytes that are read of a file at a time: a stretch for a disk.
-const READ_BYTES: usize = 256 << 10;
 /// Bytes that are taken from a socket at a time. Two of them are `TOWPATH_REST_MAX` of `towpath.h`.
 const BUFFER_BYTES: usize = 64 << 10;
 /// Bytes that are passed on before others have their turn.
@@ -55,6 +55,12 @@ impl Report {
         Told { error, detail: left_over, ..over(told, arrived as i64) }
     }
 
+    /// How it ended.
+    pub(super) fn end(&self, arrived: u64, failed: Option<Errno>, left_over: u32) {
+        let error = failed.map_or(0, |Errno(number)| number);
+        *self.lock() = Ended { arrived, error, left_over };
+    }
+
     fn lock(&self) -> impl std::ops::DerefMut<Target = Ended> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -68,7 +74,6 @@ pub(super) enum End {
 
 /// Where bytes come from, and where they go.
 enum Route {
-    SendFile(Part, End),
     ReceiveFile(End, Part),
     Splice(End, End),
 }
@@ -103,8 +108,6 @@ struct Moving {
     /// What is passed on, and how many bytes of it were.
     current: Vec<u8>,
     passed: usize,
-    /// Goes behind what is taken, if all of it is.
-    trailer: Vec<u8>,
     arrived: u64,
     failed: Option<Errno>,
     /// For what was taken and has not arrived.
@@ -122,10 +125,31 @@ pub(super) fn begin(
     (way, transfer): (Way, Transfer<'_>),
     (deadline, data): (Option<Instant>, u64),
 ) -> Outcome<(Token, Kept)> {
-    let moving = Moving::new(own, way, transfer)?;
-    let report = moving.report.clone();
+    let report = Report::default();
+    let route = match way {
+        Way::SendFile => {
+            let task = send_file(own, transfer, report.clone())?;
+            let token = events.start(task, deadline, data).map_err(errno)?;
+            return Ok((token, Kept::Transfer(report)));
+        }
+        Way::ReceiveFile => Route::ReceiveFile(own, Part::new(&transfer, false)?),
+        Way::Splice => Route::Splice(own, End::of(transfer.other)?),
+    };
+    let moving = Moving::new(route, transfer.count, transfer.rest, report.clone());
     let token = events.start(moving, deadline, data).map_err(errno)?;
     Ok((token, Kept::Transfer(report)))
+}
+
+/// A file is sent to a stream of an instance: what the kernel's are sent the kernel sends.
+fn send_file(own: End, transfer: Transfer<'_>, report: Report) -> Outcome<SendFile> {
+    let Part { file, at, .. } = Part::new(&transfer, true)?;
+    let End::Instance(place) = own else { return Err(Errno::INVAL) };
+    let instance = place.instance().ok_or(Errno(libc::EBADF))?;
+    let source = FileSource::new(&instance.file_cache, &file, at..at + transfer.count);
+    let source = source.map_err(errno)?;
+    let copied = |bytes| super::kernel::copied(bytes);
+    let around = (copied(transfer.header)?, copied(transfer.trailer)?);
+    Ok(SendFile::new(place, source, around, report))
 }
 
 impl End {
@@ -191,7 +215,7 @@ impl End {
 }
 
 /// Makes a call on a socket of an instance. If it has to wait, `waker` is woken by these events.
-fn attempt(
+pub(super) fn attempt(
     place: &mut Place,
     (events, waker): (u32, &Waker),
     call: impl FnOnce(&mut State, SocketId) -> Outcome<usize>,
@@ -223,8 +247,10 @@ impl Part {
     /// # Errors
     /// `ESPIPE` for what has no offsets; `EINVAL` for a range that no file can have, and, if it is
     /// to be read, for what is no regular file.
-    fn new(other: &Other<'_>, (at, count): (u64, u64), is_read: bool) -> Outcome<Self> {
-        let Other::Kernel(fd) = other else { return Err(Errno::INVAL) };
+    fn new(transfer: &Transfer<'_>, is_read: bool) -> Outcome<Self> {
+        let Transfer { other: Other::Kernel(fd), offset: at, count, .. } = *transfer else {
+            return Err(Errno::INVAL);
+        };
         let end = at.checked_add(count).and_then(|end| i64::try_from(end).ok());
         end.ok_or(Errno::INVAL)?;
         rustix::fs::tell(fd)?;
@@ -232,46 +258,32 @@ impl Part {
         if is_read && FileType::from_raw_mode(status.st_mode) != FileType::RegularFile {
             return Err(Errno::INVAL);
         }
-        Ok(Self { file: Arc::new(duplicate(*fd)?.into()), device: status.st_dev, at })
+        Ok(Self { file: Arc::new(duplicate(fd)?.into()), device: status.st_dev, at })
     }
 }
 
 impl Moving {
-    fn new(own: End, way: Way, transfer: Transfer<'_>) -> Outcome<Self> {
-        let Transfer { other, offset, count, header, trailer, rest } = transfer;
-        let range = (offset, count);
-        let route = match way {
-            Way::SendFile => Route::SendFile(Part::new(&other, range, true)?, own),
-            Way::ReceiveFile => Route::ReceiveFile(own, Part::new(&other, range, false)?),
-            Way::Splice => Route::Splice(own, End::of(other)?),
-        };
-        let (next, trailer) = (super::kernel::copied(header)?, super::kernel::copied(trailer)?);
-        let mut moving = Self {
+    fn new(route: Route, count: u64, rest: Posted, report: Report) -> Self {
+        Self {
             route,
             access: Access::None,
             left: count,
-            takes: true,
+            takes: count > 0,
             passes: true,
-            next,
+            next: Vec::new(),
             current: Vec::new(),
             passed: 0,
-            trailer,
             arrived: 0,
             failed: None,
             rest,
-            report: Report::default(),
-        };
-        moving.took(0);
-        Ok(moving)
+            report,
+        }
     }
 
     /// So many bytes more were taken.
     fn took(&mut self, count: u64) {
         self.left -= count;
-        if self.left == 0 {
-            self.takes = false;
-            self.next.append(&mut self.trailer);
-        }
+        self.takes = self.left > 0;
     }
 
     /// Takes what the source has, as far as there is room. True if that was something.
@@ -279,20 +291,8 @@ impl Moving {
         if !self.takes || !self.passes {
             return false;
         }
-        let (source, room) = match &mut self.route {
-            Route::SendFile(part, _) => {
-                if self.next.is_empty() && matches!(self.access, Access::None) {
-                    let mut buffer = mem::take(&mut self.next);
-                    buffer.resize(self.left.min(READ_BYTES as u64) as usize, 0);
-                    let (action, file) = (Action::Read(part.at), part.file.clone());
-                    self.access = Access::Asked(Operation { action, file, buffer });
-                }
-                return false;
-            }
-            Route::ReceiveFile(source, _) | Route::Splice(source, _) => {
-                (source, BUFFER_BYTES - self.next.len())
-            }
-        };
+        let (Route::ReceiveFile(source, _) | Route::Splice(source, _)) = &mut self.route;
+        let room = BUFFER_BYTES - self.next.len();
         let before = self.next.len();
         let wanted = self.left.min(room as u64) as usize;
         if wanted == 0 {
@@ -314,7 +314,7 @@ impl Moving {
 
     /// Passes on what was taken. True if something changed by that.
     fn pass(&mut self, waker: &Waker) -> bool {
-        if !self.passes || !matches!(self.access, Access::None) && self.writes() {
+        if !self.passes || !matches!(self.access, Access::None) {
             return false;
         }
         if self.passed == self.current.len() {
@@ -332,26 +332,19 @@ impl Moving {
                 self.access = Access::Asked(Operation { action, file, buffer });
                 true
             }
-            Route::SendFile(_, sink) | Route::Splice(_, sink) => {
-                match sink.send(&self.current[self.passed..], waker) {
-                    Ok(count) => {
-                        self.passed += count;
-                        self.arrived += count as u64;
-                        true
-                    }
-                    Err(Errno::AGAIN) => false,
-                    Err(error) => {
-                        self.end_both(error);
-                        true
-                    }
+            Route::Splice(_, sink) => match sink.send(&self.current[self.passed..], waker) {
+                Ok(count) => {
+                    self.passed += count;
+                    self.arrived += count as u64;
+                    true
                 }
-            }
+                Err(Errno::AGAIN) => false,
+                Err(error) => {
+                    self.end_both(error);
+                    true
+                }
+            },
         }
-    }
-
-    /// Whether it is the sink that is a file.
-    fn writes(&self) -> bool {
-        matches!(self.route, Route::ReceiveFile(..))
     }
 
     /// No more comes from the source.
@@ -375,18 +368,10 @@ impl Moving {
         }
         // What came too late to keep anything from arriving did not end it.
         let error = self.failed.filter(|_| self.left > 0 || !is_empty);
-        let mut ended = Ended {
-            arrived: self.arrived,
-            error: error.map_or(0, |Errno(number)| number),
-            left_over: 0,
-        };
-        if !matches!(self.route, Route::SendFile(..)) {
-            let left_over = self.current[self.passed..].iter().chain(&self.next);
-            left_over.clone().zip(self.rest.rest(0)).for_each(|(&from, to)| *to = from);
-            ended.left_over = left_over.count() as u32;
-        }
-        *self.report.lock() = ended;
-        Some(Step::Over(ended.arrived as i64))
+        let left_over = self.current[self.passed..].iter().chain(&self.next);
+        left_over.clone().zip(self.rest.rest(0)).for_each(|(&from, to)| *to = from);
+        self.report.end(self.arrived, error, left_over.count() as u32);
+        Some(Step::Over(self.arrived as i64))
     }
 }
 
@@ -416,16 +401,14 @@ impl Task for Moving {
 
     fn fd(&self) -> Option<&dyn AsFd> {
         let (a, b) = match &self.route {
-            Route::SendFile(_, end) | Route::ReceiveFile(end, _) => (end.kernel(), None),
+            Route::ReceiveFile(end, _) => (end.kernel(), None),
             Route::Splice(from, to) => (from.kernel(), to.kernel()),
         };
         a.or(b).map(|socket| socket as _)
     }
 
     fn take_access(&mut self) -> Option<(u64, Operation)> {
-        let (Route::SendFile(part, _) | Route::ReceiveFile(_, part)) = &self.route else {
-            return None;
-        };
+        let Route::ReceiveFile(_, part) = &self.route else { return None };
         match mem::replace(&mut self.access, Access::None) {
             Access::Asked(operation) => {
                 self.access = Access::UnderWay { bytes: operation.buffer.len() };
@@ -438,33 +421,18 @@ impl Task for Moving {
         }
     }
 
-    fn accessed(&mut self, Accessed { bytes, failure, mut buffer }: Accessed) {
+    fn accessed(&mut self, Accessed { bytes, failure, buffer }: Accessed) {
         let Access::UnderWay { bytes: wanted } = mem::replace(&mut self.access, Access::None)
         else {
             return;
         };
-        let is_short = bytes < wanted as u64;
-        match &mut self.route {
-            Route::SendFile(part, _) => {
-                part.at += bytes;
-                buffer.truncate(bytes as usize);
-                self.next = buffer;
-                self.took(bytes);
-                if is_short {
-                    let why = failure.map_or(Errno(libc::ENODATA), Errno::from);
-                    self.end_source(Some(why));
-                }
-            }
-            Route::ReceiveFile(_, part) => {
-                part.at += bytes;
-                self.arrived += bytes;
-                (self.current, self.passed) = (buffer, bytes as usize);
-                if is_short {
-                    // A file that takes nothing, without an error, is broken.
-                    self.end_both(failure.map_or(Errno(libc::EIO), Errno::from));
-                }
-            }
-            Route::Splice(..) => {}
+        let Route::ReceiveFile(_, part) = &mut self.route else { return };
+        part.at += bytes;
+        self.arrived += bytes;
+        (self.current, self.passed) = (buffer, bytes as usize);
+        if bytes < wanted as u64 {
+            // A file that takes nothing, without an error, is broken.
+            self.end_both(failure.map_or(Errno(libc::EIO), Errno::from));
         }
     }
 }

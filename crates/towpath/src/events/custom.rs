@@ -5,7 +5,7 @@
 //! same way as all else.
 
 use super::source::{Kind, Source};
-use super::{EventQueue, Interest, Operation, Readiness, Token, Trigger};
+use super::{EventQueue, Interest, Load, Operation, Readiness, Token, Trigger};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use std::io;
@@ -35,6 +35,12 @@ pub trait Task: Send {
     /// the beginning to the end.
     fn fd(&self) -> Option<&dyn AsFd> {
         None
+    }
+
+    /// Blocks of files that are to be read, asked for after each poll
+    /// ([`FileSource::take_loads`](super::FileSource::take_loads)). Whoever waits for one is woken.
+    fn take_loads(&mut self) -> Vec<Load> {
+        Vec::new()
     }
 
     /// A file that is to be read or written, asked for after each poll: the device that it is on,
@@ -69,6 +75,10 @@ impl<T: Task + ?Sized> Task for Box<T> {
 
     fn fd(&self) -> Option<&dyn AsFd> {
         (**self).fd()
+    }
+
+    fn take_loads(&mut self) -> Vec<Load> {
+        (**self).take_loads()
     }
 
     fn take_access(&mut self) -> Option<(u64, Operation)> {

@@ -68,6 +68,8 @@ mod timers;
 mod transfer;
 mod wait;
 
+pub use crate::host::file_cache::{BlockRange, FileCache, Load};
+pub use crate::host::file_source::FileSource;
 pub use changes::Changes;
 pub use custom::{Accessed, Pollable, Step, Task};
 pub use datagrams::ReceivedInto;

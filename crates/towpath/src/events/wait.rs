@@ -309,7 +309,7 @@ impl EventQueue {
                     self.loads.begin(token, (loads, write), &mut self.back);
                 }
                 Kind::Task { task, is_over: false, .. } => {
-                    let access = (Vec::new(), task.take_access());
+                    let access = (task.take_loads(), task.take_access());
                     self.loads.begin(token, access, &mut self.back);
                 }
                 _ => {}

@@ -42,7 +42,7 @@ pub(super) struct Core {
     /// Memory for what is copied to be sent.
     frames: Mutex<Frames>,
     pub(super) clock: Clock,
-    pub(super) ledger: Ledger,
+    pub(super) ledger: Arc<Ledger>,
     pub(super) buffers: Arc<Buffers>,
     pub(super) lent: Arc<Budget>,
     pub(super) lent_by_socket: usize,
@@ -135,7 +135,7 @@ impl Core {
             bell,
             frames: Mutex::new(Frames { small, large, waiters: Waiters::default() }),
             clock: Clock::new(),
-            ledger: Ledger::new(),
+            ledger: Arc::default(),
             buffers: Arc::default(),
             lent: Arc::new(Budget::new(lent_by_all)),
             lent_by_socket,

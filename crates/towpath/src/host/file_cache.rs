@@ -1,4 +1,5 @@
-//! The file cache of a host: blocks of files in memory that is lent, shared by all its sockets.
+//! The file cache of a host, or of another stack: blocks of files in memory that is lent, shared by
+//! all its sockets.
 //!
 //! A block is read from its file once and then lent to as many sends as want it; a [`Block`] is one
 //! user's hold of it. The memory is the cache's own and no mapping: a file that is cut short
@@ -25,10 +26,8 @@
 //! look at all blocks twice.
 
 use super::budget::Budget;
-use super::core::Core;
 use super::lend::sealed::{Mark, Memory};
 use super::wait::Waiters;
-use super::worker::Host;
 use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
@@ -38,7 +37,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, SystemTime};
 use towpath_io::events::{Action, Operation};
-use towpath_packet::Site;
+use towpath_packet::{Ledger, Site};
 
 /// Bytes of a block, but for the last of a file: so many that a disk is asked for a stretch, and so
 /// few that a range of a file brings little else with it.
@@ -104,10 +103,14 @@ struct Key {
     at: u64,
 }
 
-/// See the module's documentation.
-pub(super) struct FileCache {
+/// Blocks of files in memory that is lent, shared by all sockets of a stack. A
+/// [`Host`](super::Host) has one; another stack makes its own for the
+/// [`FileSource`](super::file_source::FileSource)s of its tasks.
+pub struct FileCache {
     table: Mutex<Table>,
     room: Arc<Budget>,
+    /// Where reads are counted.
+    ledger: Arc<Ledger>,
 }
 
 #[derive(Default)]
@@ -188,18 +191,19 @@ pub(crate) enum Wanted {
 }
 
 impl FileCache {
-    /// At most `limit` bytes; or one block, if that is less.
-    pub(super) fn new(limit: usize) -> Self {
-        Self { table: Mutex::default(), room: Arc::new(Budget::new(limit)) }
+    /// At most `limit` bytes, or one block if that is less; `ledger` counts what is read.
+    pub fn new(limit: usize, ledger: Arc<Ledger>) -> Self {
+        Self { table: Mutex::default(), room: Arc::new(Budget::new(limit)), ledger }
     }
 
-    pub(super) fn stats(&self) -> FileCacheStats {
+    /// What it has done.
+    pub fn stats(&self) -> FileCacheStats {
         FileCacheStats { bytes: self.room.used(), ..self.lock().stats }
     }
 
     /// The block of `file` that the byte at `offset` is in, which is within the file.
-    pub(super) fn want(host: &Host, file: &View, offset: u64, waker: &Waker) -> Wanted {
-        let (cache, at) = (&host.owner.files, offset - offset % BLOCK_BYTES as u64);
+    pub(super) fn want(cache: &Arc<Self>, file: &View, offset: u64, waker: &Waker) -> Wanted {
+        let at = offset - offset % BLOCK_BYTES as u64;
         let len = (file.version.size - at).min(BLOCK_BYTES as u64) as usize;
         let key = Key { version: file.version, at };
         let place = |number| Place { cache: cache.clone(), key, number };
@@ -222,7 +226,7 @@ impl FileCache {
                     at,
                     len,
                 });
-                return Wanted::Missing(block, Load::new(host, file, own, memory));
+                return Wanted::Missing(block, Load::new(cache, file, own, memory));
             }
             let evicted = table.evict();
             drop(table);
@@ -240,8 +244,7 @@ impl FileCache {
 
     /// What begins at `offset`, which is within the file, in memory that does not count and is
     /// nobody else's: `most` bytes or [`PRIVATE_BYTES`], if there are so many.
-    pub(super) fn private(host: &Host, file: &View, offset: u64, most: u64) -> (Block, Load) {
-        let cache = &host.owner.files;
+    pub(super) fn private(cache: &Arc<Self>, file: &View, offset: u64, most: u64) -> (Block, Load) {
         let len = (file.version.size - offset).min(most).min(PRIVATE_BYTES as u64) as usize;
         let content = Content::new(Charge { room: cache.room.clone(), bytes: 0 });
         cache.lock().stats.private += 1;
@@ -251,7 +254,7 @@ impl FileCache {
             at: offset,
             len,
         });
-        (block, Load::new(host, file, own, None))
+        (block, Load::new(cache, file, own, None))
     }
 
     fn charge(&self, len: usize) -> Option<Charge> {
@@ -403,9 +406,9 @@ impl Block {
     }
 }
 
-/// The right and the duty to read a block.
-pub(crate) struct Load {
-    core: Arc<Core>,
+/// The right and the duty to read a block. One that is dropped is given up.
+pub struct Load {
+    ledger: Arc<Ledger>,
     block: Block,
     file: Arc<File>,
     device: u64,
@@ -414,14 +417,14 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    fn new(host: &Host, file: &View, block: Block, memory: Option<Vec<u8>>) -> Self {
+    fn new(cache: &FileCache, file: &View, block: Block, memory: Option<Vec<u8>>) -> Self {
         let len = block.len;
         let fits = |memory: &Vec<u8>| (len..=2 * len).contains(&memory.capacity());
         let mut buffer = memory.filter(fits).unwrap_or_else(|| vec![0; len]);
         buffer.resize(len, 0);
         let device = file.version.device;
-        let (core, file) = (host.owner.core.clone(), file.file.clone());
-        Self { core, block, file, device, buffer, is_over: false }
+        let (ledger, file) = (cache.ledger.clone(), file.file.clone());
+        Self { ledger, block, file, device, buffer, is_over: false }
     }
 
     /// What is to be done; once.
@@ -444,7 +447,7 @@ impl Load {
     /// It was done.
     pub(crate) fn finish(mut self, result: Result<usize, Errno>, mut buffer: Vec<u8>) {
         if let Ok(count) = result {
-            self.core.ledger.count(Site::File, count);
+            self.ledger.count(Site::File, count);
             buffer.truncate(count);
         }
         self.end(result.map(|_| buffer).map_err(Failure::Error));
@@ -468,8 +471,8 @@ impl Drop for Load {
     }
 }
 
-/// A range of a block, to be lent.
-pub(crate) struct BlockRange {
+/// A range of a block, to be lent: bytes that nobody changes as long as this is there.
+pub struct BlockRange {
     block: Block,
     from: usize,
     len: usize,
@@ -483,15 +486,18 @@ impl BlockRange {
     }
 }
 
+impl AsRef<[u8]> for BlockRange {
+    fn as_ref(&self) -> &[u8] {
+        self.block.bytes().get(self.from..self.from + self.len).unwrap_or_default()
+    }
+}
+
 impl Memory for BlockRange {
     fn len(&self) -> usize {
         self.len
     }
 
     fn rest(&self, at: usize, _: &mut Mark) -> &[u8] {
-        self.block
-            .bytes()
-            .get(self.from..self.from + self.len)
-            .map_or(&[], |range| range.get(at..).unwrap_or_default())
+        self.as_ref().get(at..).unwrap_or_default()
     }
 }

@@ -72,6 +72,7 @@ mod datagrams;
 mod feed;
 mod file;
 pub(crate) mod file_cache;
+pub(crate) mod file_source;
 #[cfg(any(feature = "futures", feature = "tokio"))]
 mod futures;
 mod lend;

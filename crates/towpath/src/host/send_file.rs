@@ -1,21 +1,15 @@
 //! Sending a range of a file over a stream, between a header and a trailer.
 //!
 //! Header and trailer are copied: they are short, and the caller's. Blocks of the
-//! [file cache](super::file_cache) are lent to the stream one after the other. While
-//! some are on their way, the next ones are read ahead ([`AHEAD_MAX`]); all in all a send
-//! holds at most [`BLOCKS_MAX`], so that a peer who does not read keeps that much and no more. It
-//! reads nothing itself: whoever polls it carries out the [loads](FileSend::take_loads) that it
-//! asks for.
+//! [file cache](super::file_cache) are lent to the stream one after the other, as its
+//! [source](super::file_source) has them.
 //!
 //! What is little altogether ([`WHOLE_MAX`]) goes out by one copy, if the kernel has the file in
 //! memory: it is read into the frame that is sent, which costs less than lending, and takes no part
 //! of the cache.
-//!
-//! A send whose peer makes progress never waits for the memory of others: if all of the cache is
-//! lent, it waits for what it has lent itself, and without anything lent it reads a little
-//! privately.
 
-use super::file_cache::{BLOCK_BYTES, Block, BlockRange, Failure, FileCache, Load, View, Wanted};
+use super::file_cache::{BlockRange, Load};
+use super::file_source::FileSource;
 use super::lend::sealed::{Mark, Memory};
 use super::stream::Going;
 use super::{SendError, Sending, TcpStream};
@@ -31,12 +25,6 @@ use std::task::{Context, Poll, Waker};
 use towpath_io::events::{Known, SendFile, read_now};
 use towpath_packet::Site;
 use towpath_packet::pool::LARGE_FRAME_BYTES;
-
-/// Blocks of one send that are being read, or wait to be lent.
-const AHEAD_MAX: usize = 4;
-/// Blocks of one send in all: those, and what is lent: a window of 4 MiB.
-const BLOCKS_MAX: usize = 16;
-const _: () = assert!(AHEAD_MAX < BLOCKS_MAX && BLOCKS_MAX * BLOCK_BYTES == 4 << 20);
 
 /// Most bytes, with what is around the file, that are copied: those of one frame.
 const WHOLE_MAX: usize = LARGE_FRAME_BYTES;
@@ -61,14 +49,6 @@ enum Next {
     End,
 }
 
-/// A block that was asked for.
-struct Ahead {
-    block: Block,
-    /// Bytes of it that are to be sent.
-    from: usize,
-    len: usize,
-}
-
 /// What there is to tell of a send.
 pub(crate) enum FileStep {
     /// The stream has taken all that it will take.
@@ -79,17 +59,10 @@ pub(crate) enum FileStep {
 /// A send under way.
 pub(crate) struct FileSend {
     stream: TcpStream,
-    /// `None` of what may go out by one copy, until that was tried.
-    file: Option<View>,
-    /// What is not asked for yet.
-    left: Range<u64>,
-    /// The range goes on beyond the end of the file.
-    is_short: bool,
+    /// `None` of what may go out by one copy, until that was tried, and when no more is sent.
+    source: Option<FileSource>,
     parts: SendFile,
     next: Next,
-    ahead: VecDeque<Ahead>,
-    /// Loads that nobody carries out yet.
-    loads: Vec<Load>,
     /// What the stream is about to take.
     going: Option<Going<Part>>,
     /// Blocks that it has taken and not given back.
@@ -118,47 +91,31 @@ impl FileSend {
         let is_little = (1..=WHOLE_MAX as u64).contains(&parts.bytes());
         let looked = match is_little {
             true => regular.check(&parts.file, check_regular).map(|()| None).map_err(Into::into),
-            false => View::new(&parts.file).map(Some),
+            false => source(&stream, &parts).map(Some),
         };
-        let file = match looked {
-            Ok(file) => file,
+        let source = match looked {
+            Ok(source) => source,
             Err(error) => return Err((error, parts)),
         };
-        let mut send = Self {
+        Ok(Self {
             stream,
-            is_short: false,
-            file: None,
-            left: 0..0,
+            source,
             parts,
             next: Next::Header,
-            ahead: VecDeque::new(),
-            loads: Vec::new(),
             going: None,
             out: VecDeque::new(),
             sent: 0,
             is_told: false,
             failed: None,
-        };
-        if let Some(file) = file {
-            send.look_at(file);
-        }
-        Ok(send)
-    }
-
-    /// What is to be sent of a file as it is now.
-    fn look_at(&mut self, file: View) {
-        let (Range { start, end }, size) = (self.parts.range.clone(), file.version.size);
-        self.is_short = start < end && end > size;
-        self.left = start.min(size)..end.min(size);
-        self.file = Some(file);
+        })
     }
 
     /// Goes on. `None` if there is nothing to tell: then the waker is woken when it is worth trying
     /// again.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Option<FileStep> {
-        if self.file.is_none() && self.next == Next::Header && !self.send_whole() {
-            match View::new(&self.parts.file) {
-                Ok(file) => self.look_at(file),
+        if self.source.is_none() && self.next == Next::Header && !self.send_whole() {
+            match source(&self.stream, &self.parts) {
+                Ok(source) => self.source = Some(source),
                 Err(error) => self.fail(error),
             }
         }
@@ -196,7 +153,7 @@ impl FileSend {
 
     /// What is to be read. One that is dropped is given up.
     pub(crate) fn take_loads(&mut self) -> Vec<Load> {
-        std::mem::take(&mut self.loads)
+        self.source.as_mut().map(FileSource::take_loads).unwrap_or_default()
     }
 
     /// What became of it when it is over, or of one that was not begun.
@@ -251,36 +208,12 @@ impl FileSend {
         }
     }
 
-    /// Asks for blocks.
-    fn read_ahead(&mut self, waker: &Waker) {
-        let (host, _) = self.stream.parts();
-        let Some(file) = &self.file else { return };
-        while !self.left.is_empty()
-            && self.ahead.len() < AHEAD_MAX
-            && self.ahead.len() + self.out.len() < BLOCKS_MAX
-        {
-            let (offset, most) = (self.left.start, self.left.end - self.left.start);
-            let (block, load) = match FileCache::want(host, file, offset, waker) {
-                Wanted::Known(block) => (block, None),
-                Wanted::Missing(block, load) => (block, Some(load)),
-                Wanted::NoRoom if self.ahead.is_empty() && self.out.is_empty() => {
-                    let (block, load) = FileCache::private(host, file, offset, most);
-                    (block, Some(load))
-                }
-                Wanted::NoRoom => return,
-            };
-            self.loads.extend(load);
-            let from = (offset - block.at) as usize;
-            let len = most.min((block.len - from) as u64) as usize;
-            self.left.start += len as u64;
-            self.ahead.push_back(Ahead { block, from, len });
-        }
-    }
-
     /// The next part; `Some(None)` at the end. `None` if it is not there yet.
     fn next_part(&mut self, waker: &Waker) -> Option<Option<Part>> {
         loop {
-            self.read_ahead(waker);
+            if let Some(source) = &mut self.source {
+                source.read_ahead(self.out.len(), waker);
+            }
             match self.next {
                 Next::Header => {
                     self.next = Next::Range;
@@ -288,11 +221,11 @@ impl FileSend {
                         return Some(Some(Part::Header(std::mem::take(&mut self.parts.header))));
                     }
                 }
-                Next::Range => {
-                    if let Some(part) = self.next_block(waker)? {
-                        return Some(Some(part));
-                    }
-                }
+                Next::Range => match self.next_block(waker)? {
+                    Some(Ok(range)) => return Some(Some(Part::Block(range))),
+                    Some(Err(error)) => self.fail(error),
+                    None => self.next = Next::Trailer,
+                },
                 Next::Trailer => {
                     self.next = Next::End;
                     if !self.parts.trailer.is_empty() {
@@ -304,36 +237,12 @@ impl FileSend {
         }
     }
 
-    /// The next block; `Some(None)` if something else comes next. `None` if it is not there yet.
-    fn next_block(&mut self, waker: &Waker) -> Option<Option<Part>> {
-        let Some(first) = self.ahead.front() else {
-            if !self.left.is_empty() {
-                return None;
-            }
-            match self.is_short {
-                true => self.fail(io::ErrorKind::UnexpectedEof.into()),
-                false => self.next = Next::Trailer,
-            }
-            return Some(None);
-        };
-        let failed = first.block.poll(waker)?.err();
-        let Ahead { block, from, len } = self.ahead.pop_front()?;
-        match failed {
-            None => {
-                let range = BlockRange::new(block, from, len);
-                if range.len() < len {
-                    self.fail(io::ErrorKind::UnexpectedEof.into());
-                }
-                return Some((range.len() > 0).then_some(Part::Block(range)));
-            }
-            Some(Failure::Error(errno)) => self.fail(errno.into()),
-            Some(Failure::GivenUp) => {
-                // From there on once more.
-                self.left.start = block.at + from as u64;
-                self.ahead.clear();
-            }
+    /// The next block; `Some(None)` behind the last. `None` if it is not there yet.
+    fn next_block(&mut self, waker: &Waker) -> Option<Option<io::Result<BlockRange>>> {
+        match &mut self.source {
+            Some(source) => source.next(self.out.len(), waker),
+            None => Some(None),
         }
-        Some(None)
     }
 
     /// The stream has taken a part, or will not.
@@ -357,10 +266,15 @@ impl FileSend {
     /// No more is sent.
     fn fail(&mut self, why: io::Error) {
         self.next = Next::End;
-        self.left = 0..0;
-        self.ahead.clear();
+        self.source = None;
         self.failed.get_or_insert(why);
     }
+}
+
+/// The blocks of what is to be sent.
+fn source(stream: &TcpStream, parts: &SendFile) -> io::Result<FileSource> {
+    let (host, _) = stream.parts();
+    FileSource::new(&host.owner.files, &parts.file, parts.range.clone())
 }
 
 /// Whether there is a regular file.

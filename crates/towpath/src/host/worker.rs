@@ -197,7 +197,7 @@ impl Host {
         let thread = spawn(move || work(&served, reactor))?;
         let thread = Mutex::new(Some(thread));
         let (stream_costs, datagram_costs) = Default::default();
-        let files = Arc::new(FileCache::new(config.file_cache));
+        let files = Arc::new(FileCache::new(config.file_cache, core.ledger.clone()));
         let owner = Owner { core, files, thread, over_device, stream_costs, datagram_costs };
         Ok(Self { owner: owner.into(), group: None })
     }

@@ -1,0 +1,215 @@
+//! Sending a range of a file over a stream of an instance, between a header and a trailer.
+//!
+//! # Theory of operation
+//!
+//! Blocks of the instance's [file cache](towpath::events::FileCache) are lent to the stream one
+//! after the other: what many sockets send is read once, and copied by none of them. They are read
+//! ahead by the queue's back end, so a slow disk keeps nobody waiting. Header and trailer are
+//! copied: they are short, and the program's. The memory that is lent is the cache's own, so that
+//! nothing is to be returned to the program, and no notice tells of it.
+//!
+//! What the stream has taken arrives, whatever becomes of the send. A peer who does not read keeps
+//! as much as the send buffer holds, in whole blocks.
+
+use super::socket::{Place, WRITES};
+use super::transfer::{Report, attempt};
+use crate::errno::{Errno, Outcome};
+use crate::instance::State;
+use rustix::io::Errno as Kernel;
+use std::io;
+use std::mem;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Waker;
+use towpath::events::{BlockRange, FileSource, Load, Step, Task};
+use towpath_net::socket::{SendFlags, SocketId};
+use towpath_packet::Lender;
+
+/// Bytes that are passed on before others have their turn.
+const TURN_BYTES: u64 = 1 << 20;
+
+/// A send under way.
+pub(super) struct SendFile {
+    sink: Place,
+    /// `None` when the range was passed on, or no more is.
+    source: Option<FileSource>,
+    current: Option<Part>,
+    /// How much of it was passed on.
+    passed: usize,
+    trailer: Vec<u8>,
+    out: Arc<Out>,
+    arrived: u64,
+    failed: Option<Errno>,
+    report: Report,
+}
+
+/// What is passed on at a time.
+enum Part {
+    Copied(Vec<u8>),
+    Lent(Arc<Block>),
+}
+
+/// A block while the stream has a part of it.
+struct Block {
+    range: BlockRange,
+    out: Arc<Out>,
+}
+
+/// Who waits for blocks that the stream has. Each of them has a share of this.
+#[derive(Default)]
+struct Out(Mutex<Option<Waker>>);
+
+impl SendFile {
+    pub(super) fn new(
+        sink: Place,
+        source: FileSource,
+        (header, trailer): (Vec<u8>, Vec<u8>),
+        report: Report,
+    ) -> Self {
+        Self {
+            sink,
+            source: Some(source),
+            current: Some(Part::Copied(header)),
+            passed: 0,
+            trailer,
+            out: Arc::default(),
+            arrived: 0,
+            failed: None,
+            report,
+        }
+    }
+
+    /// Sees to it that there is something to pass on; `None` if it is not there yet. False at the
+    /// end.
+    fn go_on(&mut self, waker: &Waker) -> Option<bool> {
+        loop {
+            if let Some(part) = &self.current {
+                if self.passed < part.bytes().len() {
+                    return Some(true);
+                }
+                (self.current, self.passed) = (None, 0);
+            }
+            let Some(source) = &mut self.source else { return Some(false) };
+            self.out.watch(waker);
+            let out = Arc::strong_count(&self.out) - 1;
+            match source.next(out, waker)? {
+                Some(Ok(range)) => {
+                    let block = Block { range, out: self.out.clone() };
+                    self.current = Some(Part::Lent(Arc::new(block)));
+                }
+                Some(Err(error)) => self.end(reason(&error)),
+                None => {
+                    self.source = None;
+                    self.current = Some(Part::Copied(mem::take(&mut self.trailer)));
+                }
+            }
+        }
+    }
+
+    /// Passes on what there is room for.
+    fn pass(&mut self, waker: &Waker) -> Outcome<usize> {
+        let Self { sink, current: Some(part), passed, .. } = self else { return Ok(0) };
+        attempt(sink, (WRITES, waker), |state, id| part.send(*passed, state, id))
+    }
+
+    /// Nothing goes on, for this reason.
+    fn end(&mut self, why: Errno) {
+        (self.source, self.current) = (None, None);
+        self.failed.get_or_insert(why);
+    }
+}
+
+impl Task for SendFile {
+    fn poll(&mut self, waker: &Waker) -> Option<Step> {
+        let turn_end = self.arrived + TURN_BYTES;
+        while self.go_on(waker)? {
+            match self.pass(waker) {
+                Ok(count) => {
+                    self.passed += count;
+                    self.arrived += count as u64;
+                }
+                Err(Errno::AGAIN) => return None,
+                Err(error) => self.end(error),
+            }
+            if self.arrived >= turn_end {
+                waker.wake_by_ref();
+                return None;
+            }
+        }
+        self.report.end(self.arrived, self.failed, 0);
+        Some(Step::Over(self.arrived as i64))
+    }
+
+    fn stop(&mut self, why: Kernel) {
+        self.end(why.into());
+    }
+
+    fn take_loads(&mut self) -> Vec<Load> {
+        self.source.as_mut().map(FileSource::take_loads).unwrap_or_default()
+    }
+}
+
+impl Part {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Copied(bytes) => bytes,
+            Self::Lent(block) => block.range.as_ref(),
+        }
+    }
+
+    /// Sends what there is room for from `from` on, which is not the end; how much.
+    fn send(&self, from: usize, state: &mut State, id: SocketId) -> Outcome<usize> {
+        let rest = &self.bytes()[from..];
+        if let Self::Lent(block) = self {
+            let room = state.with(|sockets, cx| sockets.send_room(id, cx.now))?;
+            if room == 0 {
+                return Err(Errno::AGAIN);
+            }
+            let len = rest.len().min(room).min(u32::MAX as usize);
+            let sent = state.with_loans(|sockets, loans, cx| {
+                let piece = loans.lend_shared(block, (from, len as u32), block.clone(), 0)?;
+                Some(sockets.send_piece(id, piece, cx).map(|()| len))
+            });
+            if let Some(sent) = sent {
+                return Ok(sent?);
+            }
+            // All descriptors of loans are out.
+        }
+        Ok(state.with(|sockets, cx| sockets.send(id, &[rest], SendFlags::default(), cx))?)
+    }
+}
+
+impl AsRef<[u8]> for Block {
+    fn as_ref(&self) -> &[u8] {
+        self.range.as_ref()
+    }
+}
+
+impl Lender for Block {
+    /// Its last user drops it, and that tells.
+    fn returned(&self, _: u64, _: bool) {}
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        self.out.wake();
+    }
+}
+
+impl Out {
+    fn watch(&self, waker: &Waker) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(waker.clone());
+    }
+
+    fn wake(&self) {
+        let waker = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        waker.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// Why a source has no more.
+fn reason(error: &io::Error) -> Errno {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => Errno(libc::ENODATA),
+        _ => Errno(error.raw_os_error().unwrap_or(libc::EIO)),
+    }
+}

@@ -13,11 +13,17 @@
 //! - A run is measured when it has settled: what is lent waits for the network, much longer than
 //!   what is copied, so that after a change the sender is ahead or held up for a while. A *window*
 //!   counts if about as much is out at its end as was at its beginning.
-//! - A trial whose first and last run differ much saw something else, and does not count.
-//! - A trial loses what the other way costs more. The next comes when the process has run for so
-//!   long that this is one part of [`LOSS_PARTS`], by what is known of the costs; where the two are
-//!   level, trials cost little, and come often.
-//! - Where the costs change, that is found by the next trial of that class.
+//! - A trial whose first and last run differ much saw something else, and does not count; the first
+//!   of a class, in which memory may be used for the first time, counts until there is another.
+//! - A trial loses what the other way costs more, and what the changes cost: megabytes of loans are
+//!   made and freed, and nothing of that is in a cache. It is measured, as what the process ran for
+//!   from the one change until it has settled after the other, less what these bytes would have
+//!   cost. The next trial comes when the process has run for so long that the average of this is
+//!   one part of [`LOSS_PARTS`].
+//! - How fast a processor is may change by a fifth within a tenth of a second, and single trials
+//!   are off by as much: many are averaged.
+//! - Where the costs change, that is found by the next trials of that class: one that says the
+//!   opposite of the average ([`SURPRISE`]) has older ones count less.
 //!
 //! Only the classes of calls that are made are tried. Before the first trial a class is decided by
 //! a measurement (`calibration.rs`).
@@ -84,9 +90,13 @@ struct Trials {
 /// What is known of a class.
 #[derive(Clone, Copy, Debug, Default)]
 struct Class {
-    /// What lending costs of what copying costs, as `trials` told.
-    ratio: f64,
+    /// What lending costs of what copying costs, as `trials` told: the logarithm.
+    mean: f64,
+    /// Nanoseconds that a trial loses.
+    loss: f64,
     trials: u32,
+    /// The first trial is over.
+    is_warm: bool,
     /// There is no trial before the process has run for so long, and this is not looked at before
     /// that moment.
     due: Duration,
@@ -100,6 +110,8 @@ struct Trial {
     run: Run,
     /// What the process had run for when the trial began.
     began: Duration,
+    /// The same, and the bytes by then, when the other way began.
+    changed: (Duration, u64),
     /// When the run began, and what the process had run for then; what it ran the other way.
     run_began: (Duration, Duration),
     other_took: Duration,
@@ -168,7 +180,10 @@ impl Trials {
         let cost = trial.look(now, self.calls, self.bytes, gauge);
         let Some((cost, used)) = cost else { return Some(trial) };
         match trial.run {
-            Run::Before => trial.costs[0] = cost,
+            Run::Before => {
+                trial.costs[0] = cost;
+                trial.changed = (used, self.bytes);
+            }
             Run::Other => {
                 trial.costs[1] = cost;
                 trial.other_took = used.saturating_sub(trial.run_began.1);
@@ -190,41 +205,54 @@ impl Trials {
         }
         let bit = 1 << trial.class;
         let lends = self.decided & bit != 0;
-        let ratio = if lends { own / other } else { other / own };
+        let sent = (self.bytes - trial.changed.1) as f64;
+        let ran = used.saturating_sub(trial.changed.0).as_nanos() as f64;
         let class = &mut self.classes[trial.class];
-        class.trials = (class.trials + 1).min(TRIALS_AVERAGED);
-        class.ratio += (ratio - class.ratio) / f64::from(class.trials);
-        let limit = if lends { 1.0 + LEAD } else { 1.0 - LEAD };
-        let (is_new, is_better) = (class.trials < TRIALS_AVERAGED, other < own);
-        match class.ratio < limit {
+        let ratio = if lends { own / other } else { other / own };
+        let is_surprise = class.learn(ratio, ran - sent * own);
+        if !std::mem::replace(&mut class.is_warm, true) {
+            // Memory was used for the first time: this counts until there is another.
+            class.trials = 0;
+        }
+        match class.mean < if lends { LEAD } else { -LEAD } {
             true => self.decided |= bit,
             false => self.decided &= !bit,
         }
-        let parts = match (is_new, is_better) {
-            // One trial may be far off: what it found is not believed for long.
-            (true, _) => REST_RUNS / 4.0,
-            // Perhaps costs have changed.
-            (false, true) => REST_RUNS,
-            (false, false) => self.rest(trial.class),
-        };
-        self.classes[trial.class].due = used + trial.other_took.mul_f64(parts);
+        // One trial may be far off: what the first found is not believed for long. And perhaps
+        // costs have changed.
+        match (class.trials < TRIALS_NEW, is_surprise) {
+            (true, _) => class.due = used + trial.other_took.mul_f64(REST_NEW),
+            (false, true) => class.due = used + trial.other_took.mul_f64(REST_RUNS),
+            (false, false) => class.rest(used, trial.other_took),
+        }
     }
 
     /// Nothing was learnt from a trial, which took so long.
     fn put_off(&mut self, class: usize, used: Duration, took: Duration) {
-        self.classes[class].due = used + took.mul_f64(self.rest(class));
+        self.classes[class].rest(used, took);
+    }
+}
+
+impl Class {
+    /// A trial found that lending costs `ratio` of what copying costs, and lost so many
+    /// nanoseconds. True if it said the opposite of those before.
+    fn learn(&mut self, ratio: f64, lost: f64) -> bool {
+        let found = ratio.ln();
+        let is_surprise = self.trials > 0 && found.abs() > SURPRISE && found * self.mean < 0.0;
+        if is_surprise {
+            self.trials = self.trials.min(TRIALS_NEW);
+        }
+        self.trials = (self.trials + 1).min(TRIALS_AVERAGED);
+        self.mean += (found - self.mean) / f64::from(self.trials);
+        self.loss += (lost - self.loss) / f64::from(self.trials);
+        is_surprise
     }
 
-    /// After how many times the length of a run the other way there may be another one. By the
-    /// average, as single trials are often wrong by more than what they may lose.
-    fn rest(&self, class: usize) -> f64 {
-        let ratio = self.classes[class].ratio;
-        let loss = match self.decided >> class & 1 {
-            _ if self.classes[class].trials == 0 => 0.0,
-            1 => 1.0 / ratio - 1.0,
-            _ => ratio - 1.0,
-        };
-        (loss.clamp(0.0, LOSS_MAX) * LOSS_PARTS).max(REST_RUNS)
+    /// The next trial may come when one loses little of the time until then. The last run the other
+    /// way took so long; by the average, as single trials are often wrong by more than they lose.
+    fn rest(&mut self, used: Duration, took: Duration) {
+        let loss = Duration::from_nanos(self.loss.max(0.0) as u64).min(took.mul_f64(LOSS_MAX));
+        self.due = used + loss.mul_f64(LOSS_PARTS).max(took.mul_f64(REST_RUNS));
     }
 }
 
@@ -234,6 +262,7 @@ impl Trial {
             class,
             run: Run::Before,
             began: used,
+            changed: (used, 0),
             run_began: (now, used),
             other_took: Duration::ZERO,
             window: None,
@@ -299,18 +328,25 @@ const STEADY_PARTS: u64 = 16;
 const RUN_MAX: Duration = Duration::from_secs(1);
 /// Runs before and after that differ by more say nothing of what was between.
 const UNSTEADY: f64 = 0.5;
+/// The first trials come soon, whatever they find.
+const TRIALS_NEW: u32 = 4;
 /// So many trials are averaged; from then on older ones fade.
-const TRIALS_AVERAGED: u32 = 4;
-/// By so much the other way must be better, so that noise does not change what is level.
+const TRIALS_AVERAGED: u32 = 16;
+/// A trial that is so far on the other side, as a logarithm, may be the first since a change.
+const SURPRISE: f64 = 0.25;
+/// By so much, as a logarithm, the other way must be better, so that noise does not change what is
+/// level.
 const LEAD: f64 = 0.01;
 /// Trials may lose one part of so many.
-const LOSS_PARTS: f64 = 100.0;
+const LOSS_PARTS: f64 = 200.0;
 /// Whether the next trial is due is looked at so many times on one processor until it is; for each
 /// look the kernel is asked.
 const LOOKS: u32 = 8;
 const LOOK_MIN: Duration = Duration::from_millis(5);
 /// The next trial comes after at least so many times what the other run took.
 const REST_RUNS: f64 = 20.0;
+/// The same after one of the first.
+const REST_NEW: f64 = 5.0;
 /// More does not count: the next trial would come too late if the costs change.
 const LOSS_MAX: f64 = 10.0;
 

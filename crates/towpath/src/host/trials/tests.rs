@@ -17,6 +17,9 @@ struct World {
     /// For how long the process was stopped by others, and for how much of its time it is.
     stopped: Cell<f64>,
     stops: f64,
+    /// Nanoseconds that a change from one way to the other costs, and whether the last call lent.
+    change: f64,
+    lent: Cell<bool>,
 }
 
 impl World {
@@ -24,7 +27,8 @@ impl World {
         let zero = || Cell::new(0.0);
         let (now, out, owed, off) = (zero(), zero(), zero(), zero());
         let (random, stopped) = (Cell::new(seed), zero());
-        Self { now, out, owed, random, noise, off, stopped, stops: 0.0 }
+        let lent = Cell::new(true);
+        Self { now, out, owed, random, noise, off, stopped, stops: 0.0, change: 0.0, lent }
     }
 
     /// From -1 to 1 (splitmix64).
@@ -46,6 +50,7 @@ impl World {
         };
         self.out.set(out);
         self.owed.set(owed);
+        let paid = paid + if self.lent.replace(lends) == lends { 0.0 } else { self.change };
         let turns = |now: f64| (now / TURN_NANOS).floor();
         let (before, now) = (self.now.get(), self.now.get() + paid);
         self.now.set(now);
@@ -134,6 +139,63 @@ fn no_ratio_of_costs_loses_much() {
     }
 }
 
+/// Goal: where the speed of the machine changes by more than what the two ways differ by, the
+/// better one is found all the same. Method: the mean of many processes, after some seconds.
+#[test]
+fn noise_is_averaged_out() {
+    for ratio in [0.8, 0.87, 0.95, 1.05, 1.15, 1.25] {
+        let runs = (0..NOISY_RUNS).map(|seed| after_noise(seed, ratio));
+        let (losses, right): (Vec<f64>, Vec<bool>) = runs.unzip();
+        let mean = losses.iter().sum::<f64>() / losses.len() as f64;
+        assert!(mean <= NOISY_BOUND, "{ratio}: {mean}");
+        let right = right.into_iter().filter(|is_right| *is_right).count();
+        assert!(right >= RIGHT_MIN || (ratio - 1.0).abs() < 0.1, "{ratio}: {right}");
+    }
+}
+
+/// What is lost, without what the speed does, and whether the way is the better one at the end.
+fn after_noise(seed: u64, ratio: f64) -> (f64, bool) {
+    let begin = if seed.is_multiple_of(2) { 0 } else { usize::MAX };
+    let (costs, world) = (Costs::new(begin), World::new(seed, 0.0));
+    let (speeds, segment, speed) = (World::new(!seed, 0.0), Cell::new(0.0), Cell::new(1.0));
+    let cost = |size, lends| {
+        let now = (world.now.get() / SEGMENT_NANOS).floor();
+        if segment.replace(now) != now {
+            speed.set((NOISE * speeds.random()).exp());
+        }
+        level(ratio)(size, lends) * speed.get()
+    };
+    loss(&costs, &world, &[64 << 10], 10.0, cost);
+    let loss = loss(&costs, &world, &[64 << 10], 10.0, cost);
+    (loss, costs.lends(64 << 10) == (ratio < 1.0))
+}
+
+/// Of the logarithm of the speed: a fifth either way, as was seen.
+const NOISE: f64 = 0.35;
+const NOISY_RUNS: u64 = 40;
+/// Lost by the mean of them.
+const NOISY_BOUND: f64 = 1.02;
+/// So many of them go the better way at the end where it is by a tenth, and others are just trying.
+const RIGHT_MIN: usize = 36;
+
+/// Goal: what the changes of a trial cost is part of what it may lose, also where both ways are
+/// level, so that nothing else is lost.
+#[test]
+fn changes_that_cost_come_rarely() {
+    for (seed, ratio) in [0.7, 0.95, 1.0, 1.05, 1.4].into_iter().enumerate() {
+        let costs = Costs::new(0);
+        let world = World { change: CHANGE_NANOS, ..World::new(seed as u64, 0.0) };
+        loss(&costs, &world, &[64 << 10], 20.0, level(ratio));
+        let then = loss(&costs, &world, &[64 << 10], 200.0, level(ratio));
+        assert!(then <= CHANGES_BOUND, "{ratio}: {then}");
+    }
+}
+
+/// As much as a run of a trial.
+const CHANGE_NANOS: f64 = 100e6;
+/// What they may cost.
+const CHANGES_BOUND: f64 = 1.015;
+
 /// Goal: on a machine whose speed changes all the time, so that most trials tell nothing, those
 /// lose little: they are not made again and again.
 #[test]
@@ -155,8 +217,8 @@ fn trials_in_vain_lose_little() {
     }
 }
 
-/// What may be lost on such a machine.
-const VAIN_BOUND: f64 = 1.005;
+/// What may be lost on such a machine: twice [`LOSS_PARTS`].
+const VAIN_BOUND: f64 = 1.01;
 /// How long a machine goes on at one speed.
 const SEGMENT_NANOS: f64 = 70e6;
 

@@ -199,8 +199,8 @@ impl Turns {
 }
 
 /// With the turns of two others behind it shorter than a loan may be out before it counts as
-/// wasted; long enough for a trial to fit into it as a rule.
-const SLICE: Duration = Duration::from_millis(150);
+/// wasted, and than the machine keeps its speed as a rule.
+const SLICE: Duration = Duration::from_millis(50);
 /// How long a process sends before its slices begin: caches and windows have got used to it then.
 /// The first trials of one that chooses are over, as they are in a program that does not end soon.
 fn warming_up(mode: Mode) -> Duration {

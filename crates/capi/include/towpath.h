@@ -200,6 +200,8 @@ struct towpath_stats {
 	uint64_t file_cache_misses;
 	uint64_t file_cache_private;
 	uint64_t file_cache_evicted;
+	/* Count: of blocks that were read past the kernel's cache, which is no copy. */
+	uint64_t file_cache_direct;
 };
 /*
  * Fills `stats`. `size` is sizeof(struct towpath_stats), so that later versions may add fields; what

@@ -7,7 +7,7 @@ use towpath_net::counters::DropReason;
 use towpath_packet::Site;
 
 /// Figures of `struct towpath_stats`, each of 64 bits.
-const FIGURES: usize = 8 + SITES + 3 + 6;
+const FIGURES: usize = 8 + SITES + 3 + 7;
 /// Sites that instances had from the beginning: the first ones. Those behind them belong to guests,
 /// but for [`Site::File`], which has a field behind all others.
 const SITES: usize = 8;
@@ -53,6 +53,7 @@ impl Instance {
                     files.misses,
                     files.private,
                     files.evicted,
+                    files.direct,
                 ]
             })
         })

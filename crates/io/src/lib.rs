@@ -6,14 +6,17 @@
 //!
 //! Unsafe code is allowed in `sys` and `process_sys`, one safe function per system call, in
 //! `vhost_user::{shared, memory, cut}`, for memory that guests write, in `sealed`, for mappings
-//! that nobody does, and in `events::ring`, for buffers that the kernel uses until it says so.
+//! that nobody does, in `large_pages`, for blocks of a mapping, and in `events::ring`, for buffers
+//! that the kernel uses until it says so.
 #![deny(unsafe_code)]
 
+pub mod direct;
 pub mod doorbell;
 pub mod endpoint;
 pub mod events;
 #[doc(hidden)]
 pub mod fuzz;
+pub mod large_pages;
 pub mod mount;
 pub mod namespace;
 pub mod netlink;

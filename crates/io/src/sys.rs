@@ -17,6 +17,9 @@ use std::mem::MaybeUninit;
 use std::time::Duration;
 use towpath_packet::{Piece, Pinned};
 
+/// The number of `cachestat`, which is the same on all machines but those of the Alpha kind.
+const SYS_CACHESTAT: c_long = 451;
+
 /// Addresses and lengths for a call that reads memory: up to `N` stretches, on the stack. Foreign
 /// memory among them cannot go back to its lender meanwhile.
 ///
@@ -295,6 +298,26 @@ pub(crate) fn tun_set_offload(fd: BorrowedFd<'_>, mask: c_uint) -> Result<(), Er
         )
     };
     check(result).map(drop)
+}
+
+/// `cachestat`: how many pages the kernel has in memory of so many bytes of a file. Fails with
+/// `NOSYS` before Linux 6.5, and with `PERM` for who neither owns the file nor may write it.
+pub(crate) fn cached_pages(file: BorrowedFd<'_>, at: u64, len: u64) -> Result<u64, Errno> {
+    let range = [at, len];
+    // In memory, dirty, being written, evicted, evicted lately.
+    let mut pages = [0_u64; 5];
+    // SAFETY: `range` is two words that are only read, and `pages` the five words that are written,
+    // as `struct cachestat_range` and `struct cachestat` have them; both are on our stack.
+    let result = unsafe {
+        libc::syscall(
+            SYS_CACHESTAT,
+            file.as_raw_fd(),
+            range.as_ptr(),
+            pages.as_mut_ptr(),
+            0 as c_uint,
+        )
+    };
+    check(result).map(|_| pages[0])
 }
 
 /// `epoll_pwait2`: like `epoll_wait` with a timeout in nanoseconds; `None` waits for ever. Fails

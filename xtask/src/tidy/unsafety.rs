@@ -3,7 +3,7 @@
 use crate::source::Source;
 
 /// Files that may contain unsafe code, beside tests.
-const UNSAFE_FILES: [&str; 28] = [
+const UNSAFE_FILES: [&str; 29] = [
     "crates/capi/src/abi.rs",
     "crates/capi/src/abi/held.rs",
     "crates/capi/src/abi/lifetime.rs",
@@ -12,6 +12,7 @@ const UNSAFE_FILES: [&str; 28] = [
     "crates/capi/src/packetdrill/entry.rs",
     "crates/capi/src/pointers.rs",
     "crates/io/src/events/ring.rs",
+    "crates/io/src/large_pages.rs",
     "crates/io/src/process_sys.rs",
     "crates/io/src/sealed.rs",
     "crates/io/src/sys.rs",

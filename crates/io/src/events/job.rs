@@ -9,6 +9,7 @@ mod moves;
 
 use super::known::Known;
 use super::{Action, Operation, SendFile};
+use crate::large_pages::LargeBlock;
 use crate::reactor::Interest;
 pub use moves::read_now;
 use moves::{Block, Sending, Splicing, Way};
@@ -38,6 +39,8 @@ pub type Socket = Arc<OwnedFd>;
 pub enum Job {
     /// An operation on a file.
     File(Operation),
+    /// Read a block of a file.
+    ReadBlock(BlockRead),
     /// Connect a socket that does not block. Whether it is to, when this is over.
     Connect(Socket, SocketAddr, bool),
     /// Accept connections until it is cancelled.
@@ -60,6 +63,19 @@ pub enum Job {
     Splice(Socket, Socket, u64),
     /// Make calls of the program's own.
     Call(Calls),
+}
+
+/// A block of a file that is read past the kernel's cache, or as any other if that fails.
+#[derive(Debug)]
+pub struct BlockRead {
+    /// The file, which stays open meanwhile.
+    pub file: Arc<File>,
+    /// The [same](crate::direct::reopen).
+    pub direct: Option<Arc<File>>,
+    /// Where in it.
+    pub at: u64,
+    /// All of it is to be read.
+    pub block: LargeBlock,
 }
 
 /// Memory that is sent and is no `Vec`.
@@ -107,6 +123,7 @@ impl Job {
                 Action::Read(offset) | Action::Write(offset) => (file, offset),
                 Action::Sync | Action::SyncData => return Ok(()),
             },
+            Self::ReadBlock(BlockRead { file, at, .. }) => (file, *at),
             Self::SendFile(_, SendFile { file, range, .. }) | Self::ReceiveFile(_, file, range) => {
                 if range.start > range.end {
                     return Err(Errno::INVAL);
@@ -140,6 +157,8 @@ pub enum Parts {
     None,
     /// A buffer, with its length unchanged.
     Buffer(Vec<u8>),
+    /// A block; whether it was read past the kernel's cache.
+    Block(LargeBlock, bool),
     /// A buffer that was to be sent, an empty one for [`Memory`]; whether some of it was copied.
     Sent(Vec<u8>, bool),
     /// The socket that was to be connected.
@@ -169,6 +188,7 @@ pub(super) struct Running {
 #[derive(Debug)]
 enum Work {
     File(Operation),
+    ReadBlock(BlockRead),
     Connect(Socket, SocketAddr, bool),
     /// With how many connections may be accepted now; below zero if more were than should be.
     Accept(Socket, i64),
@@ -290,6 +310,7 @@ impl Running {
         let send = |socket, from, lends| Work::Send { socket, from, lends, copied: false };
         let work = match job {
             Job::File(operation) => Work::File(operation),
+            Job::ReadBlock(read) => Work::ReadBlock(read),
             Job::Connect(socket, remote, blocks) => Work::Connect(socket, remote, blocks),
             Job::Accept(listener) => Work::Accept(listener, ACCEPTED_MAX.into()),
             Job::Receive(socket, buffer) => receive(socket, buffer, false),
@@ -351,6 +372,11 @@ impl Running {
                     Action::SyncData => Step::Sync { file, data_only: true },
                 }
             }
+            Work::ReadBlock(BlockRead { file, direct, at, block }) => {
+                let at = at.saturating_add(done);
+                let file = direct.as_ref().unwrap_or(file);
+                Step::Read { file, into: &mut block[done as usize..], at }
+            }
             Work::Connect(socket, remote, _) => Step::Connect { socket, remote: *remote },
             Work::Accept(_, ..=0) => Step::Idle,
             Work::Accept(listener, _) => Step::Accept { listener },
@@ -380,7 +406,7 @@ impl Running {
     /// What a step on a socket waits for if it cannot be done now.
     pub(super) fn waits_for(&self) -> Option<(&Socket, Interest)> {
         Some(match &self.work {
-            Work::File(_) => return None,
+            Work::File(_) | Work::ReadBlock(_) => return None,
             Work::Accept(socket, _)
             | Work::Receive { socket, .. }
             | Work::ReceiveFile { socket, .. } => (socket, Interest::READ),
@@ -405,6 +431,13 @@ impl Running {
             Work::Accept(_, room) => return *room -= count as i64,
             Work::Connect(..) => ended = true,
             Work::File(_) => self.bytes += count as u64,
+            Work::ReadBlock(read) => {
+                self.bytes += count as u64;
+                // The rest begins anywhere.
+                if self.bytes < all {
+                    read.direct = None;
+                }
+            }
             Work::Receive { all, .. } => {
                 self.bytes += count as u64;
                 ended |= !*all;
@@ -483,6 +516,7 @@ impl Running {
             Work::File(Operation { buffer, .. }) | Work::Receive { buffer, .. } => {
                 Parts::Buffer(buffer)
             }
+            Work::ReadBlock(read) => Parts::Block(read.block, read.direct.is_some()),
             Work::Accept(..) => Parts::None,
             Work::Connect(socket, _, blocks) => {
                 if blocks {
@@ -509,6 +543,7 @@ impl Running {
             Work::File(Operation { buffer, .. }) | Work::Receive { buffer, .. } => {
                 buffer.len() as u64
             }
+            Work::ReadBlock(read) => read.block.len() as u64,
             Work::Send { from, .. } => from.bytes().len() as u64,
             Work::SendFile(sending) => sending.parts.bytes(),
             Work::ReceiveFile { range, .. } => range.end - range.start,
@@ -521,6 +556,8 @@ impl Running {
     /// An error after which there is another way.
     fn does_without(&mut self, errno: Errno) -> bool {
         match &mut self.work {
+            // As it is read otherwise, or fails.
+            Work::ReadBlock(read) => read.direct.take().is_some(),
             Work::SendFile(sending) if sending.way == Way::File && errno == Errno::INVAL => {
                 sending.always_reads = true;
                 true

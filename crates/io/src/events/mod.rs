@@ -22,8 +22,8 @@ pub use crate::reactor::{Interest, Trigger};
 use epoll::Epoll;
 pub use files::THREADS_MAX;
 pub use job::{
-    ACCEPTED_MAX, BLOCK_BYTES, COPIED_FILE_MAX, Call, Calls, Job, Memory, Outcome, Parts, Socket,
-    read_now,
+    ACCEPTED_MAX, BLOCK_BYTES, BlockRead, COPIED_FILE_MAX, Call, Calls, Job, Memory, Outcome,
+    Parts, Socket, read_now,
 };
 pub use known::Known;
 use ring::Ring;

@@ -1,9 +1,11 @@
 //! Unit tests of waiting: what holds whichever back end it is.
 
-use super::{BackEnd, Choice, Interest, Trigger};
+use super::{BackEnd, BlockRead, Choice, Interest, Job, Parts, Trigger, What};
 use crate::doorbell::EventDoorbell;
+use crate::large_pages::{LARGE_BLOCK_BYTES, LargePages};
 use rustix::fd::AsFd;
-use std::sync::mpsc;
+use std::fs::File;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 use towpath_packet::ring::Doorbell;
@@ -40,5 +42,44 @@ fn a_doorbell_that_rings_before_the_wait_ends_it() {
         }
         done.send(()).unwrap();
         watchdog.join().unwrap();
+    }
+}
+
+/// Goal: a block comes by the ordinary way where it cannot be read past the kernel's cache, and
+/// says so; no more than there is. Tried: a descriptor that may not be read, one that begins in the
+/// middle of what a disk reads, the last block of a file.
+#[test]
+fn a_block_that_cannot_be_read_directly_is_read_all_the_same() {
+    let dir = std::env::temp_dir();
+    let path = dir.join(format!("towpath-block-{}", std::process::id()));
+    let bytes: Vec<u8> = (0..LARGE_BLOCK_BYTES + 5000).map(|at| (at / 3) as u8).collect();
+    std::fs::write(&path, &bytes).unwrap();
+    let file = Arc::new(File::open(&path).unwrap());
+    let refuses = Arc::new(File::options().write(true).open(&path).unwrap());
+    let direct = crate::direct::reopen(&file).map(Arc::new);
+    std::fs::remove_file(path).unwrap();
+    let area = LargePages::new(1).unwrap();
+    for choice in [Choice::IoUring, Choice::Epoll] {
+        let bell = EventDoorbell::new().unwrap();
+        let Ok(mut back) = BackEnd::new(choice, &bell) else {
+            println!("skipped: this kernel does not allow {choice:?}");
+            continue;
+        };
+        let cases = [(None, 0), (Some(&refuses), 0), (Some(&refuses), LARGE_BLOCK_BYTES)];
+        let odd = [(direct.as_ref(), 1), (direct.as_ref(), LARGE_BLOCK_BYTES)];
+        for (direct, at) in cases.into_iter().chain(odd) {
+            let (direct, block) = (direct.cloned(), area.take().unwrap());
+            let read = BlockRead { file: file.clone(), direct, at: at as u64, block };
+            back.submit(3, Job::ReadBlock(read)).unwrap();
+            let mut news = Vec::new();
+            while news.is_empty() {
+                back.wait(Some(PATIENCE), &mut news).unwrap();
+            }
+            let (3, What::Over(outcome)) = news.remove(0) else { panic!("{choice:?}") };
+            let expected = &bytes[at..bytes.len().min(at + LARGE_BLOCK_BYTES)];
+            assert_eq!((outcome.bytes, outcome.failure), (expected.len() as u64, None), "{at}");
+            let Parts::Block(block, false) = outcome.parts else { panic!("{:?}", outcome.parts) };
+            assert!(block[..expected.len()] == *expected, "{choice:?} {at}");
+        }
     }
 }

@@ -66,9 +66,10 @@ impl Loads {
         match self.running.get_mut(slot).and_then(Option::take) {
             Some(Access::Load(load)) => {
                 let Outcome { bytes, failure, parts } = outcome;
-                let Parts::Buffer(buffer) = parts else { unreachable!("a read has a buffer") };
-                let read = failure.filter(|_| bytes == 0).map_or(Ok(bytes as usize), Err);
-                load.finish(read, buffer);
+                match failure.filter(|_| bytes == 0) {
+                    None => load.finish(bytes as usize, parts),
+                    Some(why) => load.fail(why),
+                }
             }
             Some(Access::Own { token, .. }) => self.accessed.push((token, outcome)),
             None => {}
@@ -116,14 +117,14 @@ impl Loads {
                 None => return,
             };
             let Some(mut access) = waiting.remove(at) else { return };
-            let Some(operation) = access.operation() else { continue };
-            match back.submit(LOADS_SLOT + slot as u32, Job::File(operation)) {
-                Ok(()) => running[slot] = Some(access),
-                Err((errno, Job::File(operation))) => match access {
-                    Access::Load(load) => load.finish(Err(errno), Vec::new()),
-                    Access::Own { token, .. } => accessed.push((token, not_done(errno, operation))),
-                },
-                Err(_) => unreachable!("it is what was begun"),
+            let Some(job) = access.job() else { continue };
+            match (back.submit(LOADS_SLOT + slot as u32, job), access) {
+                (Ok(()), access) => running[slot] = Some(access),
+                (Err((errno, _)), Access::Load(load)) => load.fail(errno),
+                (Err((errno, Job::File(operation))), Access::Own { token, .. }) => {
+                    accessed.push((token, not_done(errno, operation)));
+                }
+                (Err(_), Access::Own { .. }) => unreachable!("it is what was begun"),
             }
         }
     }
@@ -145,10 +146,10 @@ impl Access {
     }
 
     /// What is to be done; once.
-    fn operation(&mut self) -> Option<Operation> {
+    fn job(&mut self) -> Option<Job> {
         match self {
-            Self::Load(load) => Some(load.operation()),
-            Self::Own { operation, .. } => operation.take(),
+            Self::Load(load) => load.job(),
+            Self::Own { operation, .. } => operation.take().map(Job::File),
         }
     }
 }

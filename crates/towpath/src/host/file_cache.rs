@@ -19,25 +19,34 @@
 //! that a large file that is sent once does not drive out those that are sent often. If all are in
 //! use, the caller waits, or reads [privately](FileCache::private) what he needs next.
 //!
+//! What neither the cache nor the kernel has is read [past the kernel's cache](super::cold).
+//!
 //! A file that was changed just now may be changed again without another time stamp
 //! ([`SETTLED`]): blocks of it count, but nobody else gets them.
 //!
 //! Any thread calls; the lock is held for a few steps, but for choosing who gives way, which may
 //! look at all blocks twice.
 
+mod load;
+
 use super::budget::Budget;
+use super::cold::Cold;
 use super::lend::sealed::{Mark, Memory};
 use super::wait::Waiters;
+use load::Buffer;
+pub use load::Load;
 use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io;
+use std::ops::Deref;
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, SystemTime};
-use towpath_io::events::{Action, Operation};
-use towpath_packet::{Ledger, Site};
+use towpath_io::direct;
+use towpath_io::large_pages::LargeBlock;
+use towpath_packet::Ledger;
 
 /// Bytes of a block, but for the last of a file: so many that a disk is asked for a stretch, and so
 /// few that a range of a file brings little else with it.
@@ -67,6 +76,8 @@ pub(crate) struct View {
     pub(crate) version: Version,
     /// Its blocks are shared.
     is_settled: bool,
+    /// The same file past the kernel's cache, where that can be, once it was asked for.
+    direct: OnceLock<Option<Arc<File>>>,
 }
 
 impl View {
@@ -92,13 +103,20 @@ impl View {
             now.abs_diff(stamp) > SETTLED
         };
         let is_settled = is_old(version.modified) && is_old(version.changed);
-        Ok(Self { file: file.clone(), version, is_settled })
+        Ok(Self { file: file.clone(), version, is_settled, direct: OnceLock::new() })
+    }
+
+    /// The file past the kernel's cache, if the kernel has nothing of the block at `at`.
+    fn cold(&self, at: u64) -> Option<Arc<File>> {
+        let open = || direct::reopen(&self.file).map(Arc::new);
+        let file = self.direct.get_or_init(open).as_ref()?;
+        direct::is_cold(&self.file, at, BLOCK_BYTES as u64).then(|| file.clone())
     }
 }
 
 /// Names a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Key {
+pub(super) struct Key {
     version: Version,
     at: u64,
 }
@@ -109,24 +127,43 @@ struct Key {
 pub struct FileCache {
     table: Mutex<Table>,
     room: Arc<Budget>,
+    /// Bytes.
+    limit: usize,
     /// Where reads are counted.
     ledger: Arc<Ledger>,
 }
 
-#[derive(Default)]
 struct Table {
     entries: HashMap<Key, Entry>,
-    /// All keys, in the order in which the hand comes to them.
-    clock: VecDeque<Key>,
-    /// Bytes of entries without users.
-    idle: usize,
+    /// Those of cold blocks, and of all others.
+    clocks: [Clock; 2],
+    cold: Cold,
     /// Entries so far: the number of the last.
     last: u64,
     stats: FileCacheStats,
 }
 
+/// Blocks that give way to one another.
+#[derive(Default)]
+struct Clock {
+    /// All keys, in the order in which the hand comes to them.
+    keys: VecDeque<Key>,
+    /// Bytes of entries without users.
+    idle: usize,
+}
+
+/// Of which clock a block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Cold,
+    Other,
+}
+
 struct Entry {
     content: Arc<Content>,
+    kind: Kind,
+    /// Of memory.
+    bytes: usize,
     number: u64,
     /// Holds, and the load.
     users: usize,
@@ -137,10 +174,28 @@ struct Entry {
 /// What a block's users share.
 struct Content {
     /// Set when the load is over.
-    bytes: OnceLock<Result<Vec<u8>, Failure>>,
+    bytes: OnceLock<Result<Bytes, Failure>>,
     waiters: Mutex<Waiters>,
     /// Dropped after the bytes.
     charge: Charge,
+}
+
+/// Where the bytes of a block are.
+enum Bytes {
+    Own(Vec<u8>),
+    /// So many of a block.
+    Large(LargeBlock, usize),
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Own(bytes) => bytes,
+            Self::Large(block, len) => &block[..*len],
+        }
+    }
 }
 
 /// Why a block is not there.
@@ -178,6 +233,8 @@ pub struct FileCacheStats {
     pub private: u64,
     /// Blocks that gave way to others.
     pub evicted: u64,
+    /// Blocks that were read past the kernel's cache, without a copy.
+    pub direct: u64,
 }
 
 /// What there is of a block that is wanted.
@@ -193,7 +250,14 @@ pub(crate) enum Wanted {
 impl FileCache {
     /// At most `limit` bytes, or one block if that is less; `ledger` counts what is read.
     pub fn new(limit: usize, ledger: Arc<Ledger>) -> Self {
-        Self { table: Mutex::default(), room: Arc::new(Budget::new(limit)), ledger }
+        let table = Table {
+            entries: HashMap::new(),
+            clocks: Default::default(),
+            cold: Cold::new(limit),
+            last: 0,
+            stats: FileCacheStats::default(),
+        };
+        Self { table: Mutex::new(table), room: Arc::new(Budget::new(limit)), limit, ledger }
     }
 
     /// What it has done.
@@ -208,6 +272,8 @@ impl FileCache {
         let key = Key { version: file.version, at };
         let place = |number| Place { cache: cache.clone(), key, number };
         let (mut memory, mut watches) = (None, false);
+        // What is short is copied soon.
+        let (mut direct, mut looks) = (None, len == BLOCK_BYTES && file.is_settled);
         loop {
             let mut table = cache.lock();
             if file.is_settled
@@ -215,24 +281,44 @@ impl FileCache {
             {
                 return Wanted::Known(Block { content, place: Some(place(number)), at, len });
             }
-            if let Some(charge) = cache.charge(len) {
-                table.stats.misses += 1;
-                let content = Content::new(charge);
-                let number = file.is_settled.then(|| table.insert(key, &content));
+            if std::mem::take(&mut looks) && table.cold.is_first(&key) {
+                // Without the lock: it asks the kernel.
                 drop(table);
-                let [block, own] = [content.clone(), content].map(|content| Block {
-                    content,
-                    place: number.map(place),
-                    at,
-                    len,
-                });
-                return Wanted::Missing(block, Load::new(cache, file, own, memory));
+                direct = file.cold(at);
+                continue;
             }
-            let evicted = table.evict();
+            let room = match &direct {
+                Some(direct) => cache.cold_room(&mut table, direct),
+                None => cache.room(len, &mut memory).ok_or(Kind::Other),
+            };
+            let full = match room {
+                Ok((charge, buffer)) => {
+                    table.stats.misses += 1;
+                    let kind = if direct.is_some() {
+                        table.cold.note(&key);
+                        Kind::Cold
+                    } else {
+                        Kind::Other
+                    };
+                    let content = Content::new(charge);
+                    let number = file.is_settled.then(|| table.insert(key, &content, kind));
+                    drop(table);
+                    let [block, own] = [content.clone(), content].map(|content| Block {
+                        content,
+                        place: number.map(place),
+                        at,
+                        len,
+                    });
+                    return Wanted::Missing(block, Load::new(cache, file, own, buffer));
+                }
+                Err(full) => full,
+            };
+            let evicted = table.evict(full);
             drop(table);
             match evicted {
                 // Its memory is used again if it fits.
                 Some(content) => memory = Content::into_memory(content),
+                None if direct.is_some() => direct = None,
                 None if watches => return Wanted::NoRoom,
                 None => {
                     cache.room.watch(waker);
@@ -254,18 +340,44 @@ impl FileCache {
             at: offset,
             len,
         });
-        (block, Load::new(cache, file, own, None))
+        (block, Load::new(cache, file, own, Buffer::new(None, len)))
     }
 
-    fn charge(&self, len: usize) -> Option<Charge> {
+    /// Memory for a block, `memory` if it fits, or `None` if there is no room.
+    fn room(&self, len: usize, memory: &mut Option<Vec<u8>>) -> Option<(Charge, Buffer)> {
         let bytes = len.next_multiple_of(UNIT_BYTES);
-        self.room.take(bytes).then(|| Charge { room: self.room.clone(), bytes })
+        let charge = self.room.take(bytes).then(|| Charge { room: self.room.clone(), bytes })?;
+        Some((charge, Buffer::new(memory.take(), len)))
+    }
+
+    /// Memory for a block that is read from `direct`. It counts with what is set aside for those.
+    ///
+    /// # Errors
+    /// Whose turn it is to give way.
+    fn cold_room(&self, table: &mut Table, direct: &Arc<File>) -> Result<(Charge, Buffer), Kind> {
+        let missing = table.cold.missing();
+        if missing > 0 {
+            let idle = table.clocks[Kind::Other as usize].idle;
+            if self.room.used() + missing > self.limit + idle {
+                // None of these is there.
+                return Err(Kind::Cold);
+            }
+            if !self.room.take(missing) {
+                return Err(Kind::Other);
+            }
+            if !table.cold.fill() {
+                self.room.give(missing);
+            }
+        }
+        let block = table.cold.take().ok_or(Kind::Cold)?;
+        let charge = Charge { room: self.room.clone(), bytes: 0 };
+        Ok((charge, Buffer::Large(block, direct.clone())))
     }
 
     /// A user is gone.
     fn release(&self, key: &Key, number: u64) {
         let mut table = self.lock();
-        let Table { entries, idle, .. } = &mut *table;
+        let Table { entries, clocks, .. } = &mut *table;
         let Some(entry) = entries.get_mut(key).filter(|entry| entry.number == number) else {
             return;
         };
@@ -273,7 +385,7 @@ impl FileCache {
         if entry.users > 0 {
             return;
         }
-        *idle += entry.content.charge.bytes;
+        clocks[entry.kind as usize].idle += entry.bytes;
         drop(table);
         // Who waits for room can have this.
         self.room.give(0);
@@ -282,8 +394,9 @@ impl FileCache {
     /// Nobody finds this entry any more.
     fn forget(&self, key: &Key, number: u64) {
         let mut table = self.lock();
-        if table.entries.get(key).is_some_and(|entry| entry.number == number) {
-            table.clock.retain(|known| known != key);
+        let entry = table.entries.get(key).filter(|entry| entry.number == number);
+        if let Some(kind) = entry.map(|entry| entry.kind) {
+            table.clocks[kind as usize].keys.retain(|known| known != key);
             let entry = table.entries.remove(key);
             drop(table);
             drop(entry);
@@ -300,7 +413,7 @@ impl Table {
     fn find(&mut self, key: &Key) -> Option<(u64, Arc<Content>)> {
         let entry = self.entries.get_mut(key)?;
         if entry.users == 0 {
-            self.idle -= entry.content.charge.bytes;
+            self.clocks[entry.kind as usize].idle -= entry.bytes;
         }
         entry.users += 1;
         entry.is_hot = true;
@@ -309,31 +422,38 @@ impl Table {
     }
 
     /// A new entry with two users, one of them the load; its number.
-    fn insert(&mut self, key: Key, content: &Arc<Content>) -> u64 {
+    fn insert(&mut self, key: Key, content: &Arc<Content>, kind: Kind) -> u64 {
         self.last += 1;
         let number = self.last;
-        let entry = Entry { content: content.clone(), number, users: 2, is_hot: false };
+        let bytes = match kind {
+            Kind::Cold => BLOCK_BYTES,
+            Kind::Other => content.charge.bytes,
+        };
+        let content = content.clone();
+        let entry = Entry { content, kind, bytes, number, users: 2, is_hot: false };
         self.entries.insert(key, entry);
-        self.clock.push_back(key);
+        self.clocks[kind as usize].keys.push_back(key);
         number
     }
 
     /// Takes out an entry without users. `None` if there is none.
-    fn evict(&mut self) -> Option<Arc<Content>> {
-        if self.idle == 0 {
+    fn evict(&mut self, kind: Kind) -> Option<Arc<Content>> {
+        let Self { entries, clocks, stats, .. } = self;
+        let clock = &mut clocks[kind as usize];
+        if clock.idle == 0 {
             return None;
         }
         loop {
             // One without users is there: it is found in the second turn at the latest.
-            let key = self.clock.pop_front()?;
-            let Some(entry) = self.entries.get_mut(&key) else { continue };
+            let key = clock.keys.pop_front()?;
+            let Some(entry) = entries.get_mut(&key) else { continue };
             if entry.users > 0 || std::mem::take(&mut entry.is_hot) {
-                self.clock.push_back(key);
+                clock.keys.push_back(key);
                 continue;
             }
-            self.idle -= entry.content.charge.bytes;
-            self.stats.evicted += 1;
-            return self.entries.remove(&key).map(|entry| entry.content);
+            clock.idle -= entry.bytes;
+            stats.evicted += 1;
+            return entries.remove(&key).map(|entry| entry.content);
         }
     }
 }
@@ -345,11 +465,14 @@ impl Content {
 
     /// The memory of a block that nobody uses any more, which counts no longer.
     fn into_memory(own: Arc<Self>) -> Option<Vec<u8>> {
-        Arc::into_inner(own)?.bytes.into_inner()?.ok()
+        match Arc::into_inner(own)?.bytes.into_inner()?.ok()? {
+            Bytes::Own(memory) => Some(memory),
+            Bytes::Large(..) => None,
+        }
     }
 
     /// The load is over.
-    fn set(&self, bytes: Result<Vec<u8>, Failure>) {
+    fn set(&self, bytes: Result<Bytes, Failure>) {
         // A load is over once.
         let _ = self.bytes.set(bytes);
         let waiters = self.waiters.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -395,78 +518,13 @@ impl Block {
             self.content.waiters.lock().unwrap_or_else(PoisonError::into_inner).add(waker);
         }
         let bytes = self.content.bytes.get()?;
-        Some(bytes.as_ref().map(Vec::as_slice).map_err(|failure| *failure))
+        Some(bytes.as_ref().map(Deref::deref).map_err(|failure| *failure))
     }
 
     fn bytes(&self) -> &[u8] {
         match self.content.bytes.get() {
             Some(Ok(bytes)) => bytes,
             _ => &[],
-        }
-    }
-}
-
-/// The right and the duty to read a block. One that is dropped is given up.
-pub struct Load {
-    ledger: Arc<Ledger>,
-    block: Block,
-    file: Arc<File>,
-    device: u64,
-    buffer: Vec<u8>,
-    is_over: bool,
-}
-
-impl Load {
-    fn new(cache: &FileCache, file: &View, block: Block, memory: Option<Vec<u8>>) -> Self {
-        let len = block.len;
-        let fits = |memory: &Vec<u8>| (len..=2 * len).contains(&memory.capacity());
-        let mut buffer = memory.filter(fits).unwrap_or_else(|| vec![0; len]);
-        buffer.resize(len, 0);
-        let device = file.version.device;
-        let (ledger, file) = (cache.ledger.clone(), file.file.clone());
-        Self { ledger, block, file, device, buffer, is_over: false }
-    }
-
-    /// What is to be done; once.
-    pub(crate) fn operation(&mut self) -> Operation {
-        let (file, buffer) = (self.file.clone(), std::mem::take(&mut self.buffer));
-        Operation { action: Action::Read(self.block.at), file, buffer }
-    }
-
-    /// The device that the file is on.
-    pub(crate) fn device(&self) -> u64 {
-        self.device
-    }
-
-    /// True if somebody waits for it.
-    pub(crate) fn is_wanted(&self) -> bool {
-        let own = 1 + usize::from(self.block.place.is_some());
-        Arc::strong_count(&self.block.content) > own
-    }
-
-    /// It was done.
-    pub(crate) fn finish(mut self, result: Result<usize, Errno>, mut buffer: Vec<u8>) {
-        if let Ok(count) = result {
-            self.ledger.count(Site::File, count);
-            buffer.truncate(count);
-        }
-        self.end(result.map(|_| buffer).map_err(Failure::Error));
-    }
-
-    fn end(&mut self, result: Result<Vec<u8>, Failure>) {
-        self.is_over = true;
-        // Whoever comes after those who hear of the error tries again.
-        if let (Err(_), Some(Place { cache, key, number })) = (&result, &self.block.place) {
-            cache.forget(key, *number);
-        }
-        self.block.content.set(result);
-    }
-}
-
-impl Drop for Load {
-    fn drop(&mut self) {
-        if !self.is_over {
-            self.end(Err(Failure::GivenUp));
         }
     }
 }

@@ -66,6 +66,7 @@ mod budget;
 mod buffers;
 mod calibration;
 pub(crate) mod clock;
+mod cold;
 mod config;
 mod core;
 mod datagrams;

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test fails by panicking")]
 
 mod calls;
+mod cold_files;
 mod custom;
 mod datagrams;
 mod disk;
@@ -37,6 +38,7 @@ type Case = (&'static str, fn(Choice));
 fn main() {
     let cases = [
         calls::CASES,
+        cold_files::CASES,
         custom::CASES,
         datagrams::CASES,
         files::CASES,

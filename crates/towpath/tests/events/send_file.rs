@@ -41,7 +41,7 @@ pub(super) const DISK_CASES: &[Case] = &[
     ("a_file_that_changes_on_its_disk_is_read_anew", changed_on_disk),
 ];
 
-const BLOCK: usize = 256 << 10;
+pub(super) const BLOCK: usize = 256 << 10;
 
 pub(super) fn hosts(file_cache: usize) -> (Host, Host) {
     let config = |last| HostConfig {
@@ -79,7 +79,7 @@ pub(super) fn fresh(bytes: &[u8]) -> Arc<File> {
 }
 
 /// A file that was not changed lately, and what its first bytes are.
-fn settled(len: usize) -> (Arc<File>, Vec<u8>) {
+pub(super) fn settled(len: usize) -> (Arc<File>, Vec<u8>) {
     let file = File::open(std::env::current_exe().unwrap()).unwrap();
     let (end, mut bytes) = (Instant::now() + PATIENCE, vec![0; len]);
     // It may have been linked just now.
@@ -92,7 +92,7 @@ fn settled(len: usize) -> (Arc<File>, Vec<u8>) {
     (Arc::new(file), bytes)
 }
 
-fn parts(file: &Arc<File>, range: Range<u64>) -> SendFile {
+pub(super) fn parts(file: &Arc<File>, range: Range<u64>) -> SendFile {
     let (header, trailer) = (b"header".to_vec(), b"trailer".to_vec());
     SendFile { header, file: file.clone(), range, trailer }
 }
@@ -103,7 +103,7 @@ pub(super) fn disk(name: &str, choice: Choice, len: usize) -> Disk {
 }
 
 /// Reads so many bytes and then looks that no more come, unless that is to be seen later.
-fn read(mut peer: TcpStream, count: usize) -> JoinHandle<(TcpStream, Vec<u8>)> {
+pub(super) fn read(mut peer: TcpStream, count: usize) -> JoinHandle<(TcpStream, Vec<u8>)> {
     std::thread::spawn(move || {
         let mut bytes = vec![0; count];
         peer.read_exact(&mut bytes).unwrap();
@@ -112,7 +112,7 @@ fn read(mut peer: TcpStream, count: usize) -> JoinHandle<(TcpStream, Vec<u8>)> {
 }
 
 /// Waits until one of these is over; others may be told of as sent.
-fn until_over(queue: &mut EventQueue, token: Token) -> FileSent {
+pub(super) fn until_over(queue: &mut EventQueue, token: Token) -> FileSent {
     loop {
         for event in wait(queue) {
             if event.news == News::Completed {
@@ -143,7 +143,7 @@ fn is_short(sent: &FileSent) -> bool {
     sent.result.as_ref().is_err_and(|error| error.kind() == ErrorKind::UnexpectedEof)
 }
 
-fn framed(bytes: &[u8]) -> Vec<u8> {
+pub(super) fn framed(bytes: &[u8]) -> Vec<u8> {
     [b"header", bytes, b"trailer"].concat()
 }
 

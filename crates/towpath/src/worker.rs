@@ -146,6 +146,9 @@ impl<S: Side> Worker<S> {
     ) -> Result<Self, StartError> {
         let reactor = Reactor::new()?;
         reactor.add(&side, Token::Side.encode(), Interest::READ, false)?;
+        if let Some(bell) = side.bell() {
+            reactor.add(bell, Token::Bell.encode(), Interest::READ, false)?;
+        }
         let gateway = Gateway::new(config, &reactor)?;
         let stack = new_stack(config, side.caps(), next_hops, address)?;
         let capture = match &config.capture {
@@ -301,6 +304,7 @@ impl<S: Side> Worker<S> {
         for event in events.iter() {
             match Token::decode(event.token) {
                 Some(Token::Side) => side_readable = true,
+                Some(Token::Bell) => self.side.heard(),
                 Some(Token::Watch(index)) => watched = Some(index),
                 Some(token) => self.with_gateway(now, |gateway, io| {
                     gateway.on_event(token, event, io);
@@ -362,7 +366,8 @@ impl<S: Side> Worker<S> {
             }
             self.capture(Direction::Inbound);
             let full = limit > 1 && self.received.is_full() || of_others > 0;
-            let of_burst = self.received.iter().map(Packet::len).sum::<usize>() + of_others;
+            // Reading is half of the work for a packet; the other half is its owner's.
+            let of_burst = self.received.iter().map(Packet::len).sum::<usize>() + of_others / 2;
             self.singly.came(self.received.len(), of_burst);
             bytes += of_burst;
             let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now };

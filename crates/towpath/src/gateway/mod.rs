@@ -183,6 +183,7 @@ pub struct Gateway {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Token {
     Side,
+    Bell,
     Watch(u32),
     Tcp(Slot),
     Udp(Slot),
@@ -206,6 +207,7 @@ impl Token {
             Token::Joined(slot, End::Host) => (7, slot),
             Token::JoinedListener(slot) => (8, slot),
             Token::JoinedSockets => (9, Slot { index: 0, generation: 0 }),
+            Token::Bell => (10, Slot { index: 0, generation: 0 }),
         };
         let generation = u64::from(slot.generation & GENERATION_MASK);
         kind << 60 | generation << 32 | u64::from(slot.index)
@@ -225,6 +227,7 @@ impl Token {
             7 => Token::Joined(slot, End::Host),
             8 => Token::JoinedListener(slot),
             9 => Token::JoinedSockets,
+            10 => Token::Bell,
             _ => return None,
         })
     }
@@ -289,7 +292,7 @@ impl Gateway {
             }
             Token::JoinedListener(slot) => self.joined.connections_wait(slot),
             Token::JoinedSockets => self.joined.sockets_ready(),
-            Token::Side | Token::Watch(_) => {}
+            Token::Side | Token::Bell | Token::Watch(_) => {}
         }
     }
 

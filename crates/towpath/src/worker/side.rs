@@ -1,7 +1,7 @@
 //! What a worker serves: the inside of its gateway.
 
 use std::net::IpAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use towpath_io::tap::{Tap, TapError};
 use towpath_net::time::{Duration, Instant};
@@ -18,6 +18,15 @@ pub trait Side: AsFd {
 
     /// What the gateway may hand it.
     fn caps(&self) -> Caps;
+
+    /// Another file that is watched, also while packets have to wait for memory: when it is
+    /// readable, [`Side::heard`] is called.
+    fn bell(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// The bell has rung. What there is to do is told by the next [`Side::poll`] or [`Side::arm`].
+    fn heard(&mut self) {}
 
     /// When [`Side::turn`] wants to be called, unless the file is readable before.
     fn next_deadline(&self) -> Option<Instant>;

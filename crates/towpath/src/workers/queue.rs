@@ -30,7 +30,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use towpath_io::doorbell::EventDoorbell;
-use towpath_io::reactor::{Interest, Reactor};
 use towpath_io::tap::{Tap, TapError};
 use towpath_net::time::Instant;
 use towpath_net::wire::Protocol;
@@ -57,12 +56,8 @@ pub(super) struct Queue {
     received: Burst,
     leaving: Vec<Burst>,
     bell: EventDoorbell,
-    /// Readable when the device or the bell is.
-    reactor: Reactor,
     /// Something was handed over and not taken yet, when last looked at.
     has_handed: bool,
-    /// The bell may have rung.
-    is_armed: bool,
     /// The ring is read before the device; they take turns, so that neither can starve the other.
     is_ring_first: bool,
     /// Packets that went to others.
@@ -76,34 +71,28 @@ impl Queue {
     pub(super) fn all(taps: Vec<Tap>, owners: &Arc<Owners>) -> io::Result<Vec<Self>> {
         let mut ends = Vec::new();
         for _ in &taps {
-            let bell = EventDoorbell::new()?;
+            // Handing over is rare, and each sleep of the owner would be a barrier of all threads.
+            let bell = EventDoorbell::fenced()?;
             let (to, handed) = ring::shared(HANDED_MAX, bell.clone()).map_err(io::Error::other)?;
             ends.push((bell, to, handed));
         }
         let to: Vec<_> = ends.iter().map(|end| end.1.clone()).collect();
         let ends = taps.into_iter().zip(ends).enumerate();
-        let each = ends.map(|(index, (tap, (bell, _, handed)))| {
-            let reactor = Reactor::new()?;
-            reactor.add(&tap, TOKEN_TAP, Interest::READ, false)?;
-            reactor.add(&bell, TOKEN_BELL, Interest::READ, false)?;
-            Ok(Self {
-                tap,
-                index,
-                owners: owners.clone(),
-                handed,
-                leaving: to.iter().map(|_| Burst::limited(READ_BURST)).collect(),
-                to: to.clone(),
-                received: Burst::limited(READ_BURST),
-                bell,
-                reactor,
-                has_handed: false,
-                is_armed: false,
-                is_ring_first: true,
-                handed_over: 0,
-                full: 0,
-            })
+        let each = ends.map(|(index, (tap, (bell, _, handed)))| Self {
+            tap,
+            index,
+            owners: owners.clone(),
+            handed,
+            leaving: to.iter().map(|_| Burst::limited(READ_BURST)).collect(),
+            to: to.clone(),
+            received: Burst::limited(READ_BURST),
+            bell,
+            has_handed: false,
+            is_ring_first: true,
+            handed_over: 0,
+            full: 0,
         });
-        each.collect()
+        Ok(each.collect())
     }
 
     /// Reads the device until `burst` is full, and hands over what is not of this worker.
@@ -139,7 +128,7 @@ impl Queue {
 
 impl AsFd for Queue {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.reactor.as_fd()
+        self.tap.as_fd()
     }
 }
 
@@ -150,15 +139,19 @@ impl Side for Queue {
         Device::caps(&self.tap)
     }
 
+    fn bell(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.bell.as_fd())
+    }
+
+    fn heard(&mut self) {
+        self.bell.clear();
+    }
+
     fn next_deadline(&self) -> Option<Instant> {
         self.has_handed.then_some(Instant::START)
     }
 
-    fn turn(&mut self, is_readable: bool, _: &mut SideContext<'_>) -> Result<(), TapError> {
-        if is_readable && self.is_armed {
-            self.bell.clear();
-            self.is_armed = false;
-        }
+    fn turn(&mut self, _: bool, _: &mut SideContext<'_>) -> Result<(), TapError> {
         Ok(())
     }
 
@@ -168,9 +161,12 @@ impl Side for Queue {
     }
 
     fn arm(&mut self) -> bool {
-        self.is_armed = true;
         self.has_handed = !self.handed.needs_wakeup();
         self.has_handed
+    }
+
+    fn looks_by_call(&self) -> bool {
+        true
     }
 
     fn receive(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) -> Result<Input, TapError> {
@@ -182,7 +178,8 @@ impl Side for Queue {
             self.handed.dequeue(burst);
         }
         self.is_ring_first = !self.is_ring_first;
-        self.has_handed = !self.handed.is_empty();
+        // While memory is short nothing is due.
+        self.has_handed = input != Input::NoMemory && !self.handed.is_empty();
         Ok(input)
     }
 
@@ -273,8 +270,6 @@ impl Owners {
     }
 }
 
-const TOKEN_TAP: u64 = 0;
-const TOKEN_BELL: u64 = 1;
 /// Words of a bit for each port.
 const PORT_WORDS: usize = (u16::MAX as usize + 1) / 64;
 /// Of a multiplicative hash: odd, with its bits spread.

@@ -20,6 +20,8 @@ use super::lab::{IPERF_PORT, OUTSIDE_V4, OUTSIDE_V6};
 pub(super) enum Peer {
     /// This program with MTU 65520.
     Towpath,
+    /// This program with two workers.
+    Workers,
     /// pasta, with MTU 1500 and 65520.
     Pasta,
     /// slirp4netns, with MTU 1500 and 65520.
@@ -42,6 +44,8 @@ pub(super) struct Setup {
 pub(super) enum System {
     /// This very program.
     Towpath,
+    /// The same with [`WORKERS`].
+    Workers,
     Pasta,
     Slirp4netns,
     Veth,
@@ -62,6 +66,7 @@ pub(super) fn setups(peers: &[Peer]) -> Vec<Setup> {
                 add(System::Towpath, MTU_LARGE);
                 continue;
             }
+            Peer::Workers => System::Workers,
             Peer::Pasta => System::Pasta,
             Peer::Slirp4netns => System::Slirp4netns,
             Peer::Veth => System::Veth,
@@ -82,9 +87,8 @@ impl Setup {
         let (mtu, joined) = (self.mtu.to_string(), IPERF_PORT.to_string());
         let netns = format!("/proc/{holder}/ns/net");
         Some(match self.system {
-            System::Towpath => {
-                let mut command = Command::new("/proc/self/exe");
-                command.arg0("towpath").args(["attach", "--quiet", "--mtu", &mtu]);
+            System::Towpath | System::Workers => {
+                let mut command = self.attach();
                 command.args(["--map-host-loopback", &TOWPATH_V4.to_string()]);
                 command.args(["--map-host-loopback", &TOWPATH_V6.to_string()]);
                 command.args(["--host-tcp-ports", &joined]).arg(holder.to_string());
@@ -112,9 +116,8 @@ impl Setup {
         let (mtu, spec) = (self.mtu.to_string(), format!("127.0.0.1/{port}:{IPERF_PORT}"));
         let netns = format!("/proc/{holder}/ns/net");
         Some(match self.system {
-            System::Towpath => {
-                let mut command = Command::new("/proc/self/exe");
-                command.arg0("towpath").args(["attach", "--quiet", "--mtu", &mtu]);
+            System::Towpath | System::Workers => {
+                let mut command = self.attach();
                 command.args(["--join-published", "-t", &spec]).arg(holder.to_string());
                 command
             }
@@ -129,11 +132,20 @@ impl Setup {
         })
     }
 
+    /// The beginning of a command of this program's.
+    fn attach(self) -> Command {
+        let workers = if self.system == System::Workers { WORKERS } else { 1 };
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("towpath").args(["attach", "--quiet", "--mtu", &self.mtu.to_string()]);
+        command.args(["--workers", &workers.to_string()]);
+        command
+    }
+
     /// The address by which its program reaches the host's servers; `subnet` is that of a veth.
     pub(super) fn target(self, ipv6: bool, subnet: u8) -> Option<IpAddr> {
         Some(match (self.system, ipv6) {
-            (System::Towpath, false) => TOWPATH_V4.into(),
-            (System::Towpath, true) => TOWPATH_V6.into(),
+            (System::Towpath | System::Workers, false) => TOWPATH_V4.into(),
+            (System::Towpath | System::Workers, true) => TOWPATH_V6.into(),
             (System::Pasta, false) => OUTSIDE_V4.into(),
             (System::Pasta, true) => OUTSIDE_V6.into(),
             (System::Slirp4netns, false) => Ipv4Addr::new(10, 0, 2, 2).into(),
@@ -148,7 +160,7 @@ impl Setup {
     /// The address at which its program finds iperf3's server on the program's own loopback.
     pub(super) fn loopback(self) -> Option<IpAddr> {
         match self.system {
-            System::Towpath | System::Pasta => Some(Ipv4Addr::LOCALHOST.into()),
+            System::Towpath | System::Workers | System::Pasta => Some(Ipv4Addr::LOCALHOST.into()),
             System::Slirp4netns | System::Veth => None,
         }
     }
@@ -158,7 +170,7 @@ impl System {
     /// The program that must be installed.
     pub(super) fn program(self) -> Option<&'static str> {
         match self {
-            System::Towpath | System::Veth => None,
+            System::Towpath | System::Workers | System::Veth => None,
             System::Pasta => Some("pasta"),
             System::Slirp4netns => Some("slirp4netns"),
         }
@@ -170,6 +182,7 @@ impl fmt::Display for Setup {
         match self.system {
             System::Towpath if self.mtu == MTU_ORDINARY => write!(f, "towpath"),
             System::Towpath => write!(f, "towpath@{}", self.mtu),
+            System::Workers => write!(f, "towpath@{WORKERS}workers"),
             System::Pasta => write!(f, "pasta@{}", self.mtu),
             System::Slirp4netns => write!(f, "slirp4netns@{}", self.mtu),
             System::Veth => write!(f, "veth@{}", self.mtu),
@@ -203,6 +216,8 @@ pub(super) fn version(name: &str) -> Option<String> {
 const MTU_ORDINARY: u16 = 1500;
 /// The peers' default, chosen for speed.
 const MTU_LARGE: u16 = 65520;
+/// As many as there are processors on the smallest machines.
+const WORKERS: usize = 2;
 const TOWPATH_V4: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
 const TOWPATH_V6: Ipv6Addr = Ipv6Addr::new(0xfd74, 0x6f77, 0x7061, 0x7468, 0, 0, 0, 2);
 
@@ -212,8 +227,11 @@ mod tests {
 
     #[test]
     fn towpath_is_first_and_setups_are_unique() {
-        let setups = setups(&[Peer::Veth, Peer::Towpath, Peer::Pasta, Peer::None, Peer::Pasta]);
+        use Peer::{None, Pasta, Towpath, Veth, Workers};
+        let setups = setups(&[Veth, Towpath, Pasta, None, Pasta, Workers]);
         let names: Vec<_> = setups.iter().map(Setup::to_string).collect();
-        assert_eq!(names, ["towpath", "veth@1500", "towpath@65520", "pasta@1500", "pasta@65520"]);
+        let expected = ["towpath", "veth@1500", "towpath@65520", "pasta@1500", "pasta@65520"];
+        assert_eq!(names[..5], expected);
+        assert_eq!(names[5..], ["towpath@2workers"]);
     }
 }

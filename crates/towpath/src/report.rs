@@ -28,6 +28,9 @@ pub struct Report {
     pub frames_taken: (usize, usize),
     /// What flows have lent now: payload in frames that is on its way.
     pub lent: LentNow,
+    /// Packets of guests that went on as copies, be it for their term or for their ring. Frames of
+    /// the pool have no terms.
+    pub recalled: u64,
     /// Payload bytes carried between the two sides.
     pub carried: u64,
     /// Payload bytes copied in user memory, by site.
@@ -73,6 +76,7 @@ impl Report {
             packets_taken: 0,
             frames_taken: (0, 0),
             lent: LentNow::default(),
+            recalled: 0,
             carried: ledger.carried(),
             copied: Site::ALL.map(|site| (site.name(), ledger.copied_at(site))),
             captured: None,
@@ -81,6 +85,11 @@ impl Report {
             hand_over_full: 0,
             workers: Vec::new(),
         }
+    }
+
+    /// Loans that are out: frames in use, those that wait for the next read included.
+    pub fn loans(&self) -> usize {
+        self.frames_taken.0 + self.frames_taken.1
     }
 
     /// The sum of what several workers did, the first first.
@@ -117,6 +126,7 @@ impl Report {
         self.frames_taken.1 += other.frames_taken.1;
         self.lent.bytes += other.lent.bytes;
         self.lent.oldest = self.lent.oldest.max(other.lent.oldest);
+        self.recalled += other.recalled;
         self.carried += other.carried;
         for ((_, bytes), (_, more)) in self.copied.iter_mut().zip(&other.copied) {
             *bytes += more;

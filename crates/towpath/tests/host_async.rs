@@ -4,8 +4,11 @@ use bytes::Bytes;
 use futures::executor::block_on;
 use futures::future::{FutureExt, join};
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use tokio::io::unix::AsyncFd;
+use towpath::events::{EventQueue, Interest, Source, Trigger};
 use towpath::host::{Completions, Config, Host, SendTo, TcpListener, TcpStream, UdpSocket};
 
 /// More than any step takes, so that a test that hangs ends.
@@ -26,6 +29,16 @@ async fn connection(a: &Host, b: &Host) -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind(b, address()).expect("listens");
     let both = join(TcpStream::connect_async(a, address()), listener.accept_async()).await;
     (both.0.expect("connects"), both.1.expect("accepted").0)
+}
+
+#[allow(deprecated, reason = "what is owned stays open, so the call without a promise will do")]
+fn watched(fd: OwnedFd) -> AsyncFd<OwnedFd> {
+    AsyncFd::new(fd).expect("it can be watched")
+}
+
+#[allow(clippy::disallowed_methods, reason = "queues and runtimes have the system's clock")]
+fn soon() -> Instant {
+    Instant::now() + Duration::from_millis(1)
 }
 
 fn pattern(len: usize, seed: usize) -> Vec<u8> {
@@ -190,5 +203,73 @@ fn tasks_are_told_of_errors() {
             (error.error.kind(), error.buffer),
             (std::io::ErrorKind::BrokenPipe, vec![1, 2, 3])
         );
+    });
+}
+
+/// Goal: a queue is awaited in a task of tokio, which watches its descriptor by edge, and hears of
+/// each kind of source: the kernel's, a host's, timers, other threads; also when the future of an
+/// earlier wait was dropped.
+#[test]
+fn a_queue_is_awaited_in_a_task() {
+    use std::io::{Read, Write};
+    const ROUNDS: u32 = 50;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        let mut queue = EventQueue::new().expect("a queue");
+        let fd = watched(queue.descriptor().expect("a descriptor"));
+        let (a, b) = pair(300_000);
+        let (stream, peer) = connection(&a, &b).await;
+        let (reader, writer) = std::os::unix::net::UnixStream::pair().expect("a pair");
+        let of_kernel = queue.add(
+            Source::fd(reader.try_clone().expect("a handle"), Interest::READ, Trigger::Level),
+            0,
+        );
+        let of_host = queue.add(Source::stream(&peer, Interest::READ, Trigger::Level), 0);
+        let of_user = queue.add(Source::user(), 0).expect("room");
+        let notifier = queue.notifier(of_user).expect("it is registered");
+        let of_timer = queue.add(Source::every(soon(), Duration::from_millis(1)), 0);
+        let wanted = [of_kernel.expect("room"), of_host.expect("room"), of_user];
+        let of_timer = of_timer.expect("room");
+        let (go, turns) = std::sync::mpsc::channel();
+        let other = std::thread::spawn(move || {
+            for _ in turns {
+                (&writer).write_all(b"a").expect("writes");
+                (&stream).write_all(b"b").expect("writes");
+                notifier.notify();
+            }
+        });
+        let mut ticks = 0;
+        for _ in 0..ROUNDS {
+            let mut events = Vec::new();
+            let early = queue.wait_async(&mut events, async || std::future::pending().await);
+            drop(early.now_or_never());
+            go.send(()).expect("the other is there");
+            let (mut heard, mut reads) = ([false; 3], 0);
+            while heard != [true; 3] {
+                let readable = async || {
+                    fd.readable().await?.clear_ready();
+                    Ok(())
+                };
+                let wait = queue.wait_async(&mut events, readable);
+                let count = tokio::time::timeout(PATIENCE, wait).await.expect("in time");
+                assert!(count.expect("waits") > 0);
+                for event in events.drain(..) {
+                    ticks += u32::from(event.token == of_timer);
+                    let Some(at) = wanted.iter().position(|token| *token == event.token) else {
+                        continue;
+                    };
+                    reads += match at {
+                        0 => (&reader).read(&mut [0; 9]).expect("reads"),
+                        1 => (&peer).read(&mut [0; 9]).expect("reads"),
+                        _ => 0,
+                    };
+                    heard[at] = true;
+                }
+            }
+            assert_eq!(reads, 2);
+        }
+        assert!(ticks > 0);
+        drop(go);
+        other.join().expect("no panic");
     });
 }

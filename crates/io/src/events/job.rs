@@ -39,6 +39,9 @@ pub type Socket = Arc<OwnedFd>;
 pub enum Job {
     /// An operation on a file.
     File(Operation),
+    /// The same, never begun in the queue's thread: it may wait for a disk in spite of being told
+    /// not to, as files of FUSE do.
+    FileApart(Operation),
     /// Read a block of a file.
     ReadBlock(BlockRead),
     /// Connect a socket that does not block. Whether it is to, when this is over.
@@ -119,7 +122,8 @@ impl Job {
     /// Whether it can be begun.
     pub(super) fn check(&self, seekable: &mut Known) -> Result<(), Errno> {
         let (file, end) = match self {
-            Self::File(Operation { action, file, .. }) => match *action {
+            Self::File(Operation { action, file, .. })
+            | Self::FileApart(Operation { action, file, .. }) => match *action {
                 Action::Read(offset) | Action::Write(offset) => (file, offset),
                 Action::Sync | Action::SyncData => return Ok(()),
             },
@@ -187,7 +191,8 @@ pub(super) struct Running {
 
 #[derive(Debug)]
 enum Work {
-    File(Operation),
+    /// Whether it is begun apart, whatever its size.
+    File(Operation, bool),
     ReadBlock(BlockRead),
     Connect(Socket, SocketAddr, bool),
     /// With how many connections may be accepted now; below zero if more were than should be.
@@ -309,7 +314,8 @@ impl Running {
         let receive = |socket, buffer, all| Work::Receive { socket, buffer, all };
         let send = |socket, from, lends| Work::Send { socket, from, lends, copied: false };
         let work = match job {
-            Job::File(operation) => Work::File(operation),
+            Job::File(operation) => Work::File(operation, false),
+            Job::FileApart(operation) => Work::File(operation, true),
             Job::ReadBlock(read) => Work::ReadBlock(read),
             Job::Connect(socket, remote, blocks) => Work::Connect(socket, remote, blocks),
             Job::Accept(listener) => Work::Accept(listener, ACCEPTED_MAX.into()),
@@ -358,7 +364,7 @@ impl Running {
         }
         let done = self.bytes;
         match &mut self.work {
-            Work::File(Operation { action, file, buffer }) => {
+            Work::File(Operation { action, file, buffer }, _) => {
                 let at = |offset: u64| offset.saturating_add(done);
                 let done = done as usize;
                 match *action {
@@ -403,10 +409,20 @@ impl Running {
         }
     }
 
+    /// Whether a step on a file is begun apart from the queue's thread; `None` if its size tells.
+    pub(super) fn is_apart(&self) -> Option<bool> {
+        match &self.work {
+            Work::File(_, true) => Some(true),
+            // The disk has them by itself.
+            Work::ReadBlock(BlockRead { direct: Some(_), .. }) => Some(false),
+            _ => None,
+        }
+    }
+
     /// What a step on a socket waits for if it cannot be done now.
     pub(super) fn waits_for(&self) -> Option<(&Socket, Interest)> {
         Some(match &self.work {
-            Work::File(_) | Work::ReadBlock(_) => return None,
+            Work::File(..) | Work::ReadBlock(_) => return None,
             Work::Accept(socket, _)
             | Work::Receive { socket, .. }
             | Work::ReceiveFile { socket, .. } => (socket, Interest::READ),
@@ -430,7 +446,7 @@ impl Running {
         match &mut self.work {
             Work::Accept(_, room) => return *room -= count as i64,
             Work::Connect(..) => ended = true,
-            Work::File(_) => self.bytes += count as u64,
+            Work::File(..) => self.bytes += count as u64,
             Work::ReadBlock(read) => {
                 self.bytes += count as u64;
                 // The rest begins anywhere.
@@ -513,7 +529,7 @@ impl Running {
     pub(super) fn finish(self) -> Outcome {
         let Self { work, bytes, failure, .. } = self;
         let parts = match work {
-            Work::File(Operation { buffer, .. }) | Work::Receive { buffer, .. } => {
+            Work::File(Operation { buffer, .. }, _) | Work::Receive { buffer, .. } => {
                 Parts::Buffer(buffer)
             }
             Work::ReadBlock(read) => Parts::Block(read.block, read.direct.is_some()),
@@ -540,7 +556,7 @@ impl Running {
     /// Bytes of all of it, where that is known.
     fn all(&self) -> u64 {
         match &self.work {
-            Work::File(Operation { buffer, .. }) | Work::Receive { buffer, .. } => {
+            Work::File(Operation { buffer, .. }, _) | Work::Receive { buffer, .. } => {
                 buffer.len() as u64
             }
             Work::ReadBlock(read) => read.block.len() as u64,

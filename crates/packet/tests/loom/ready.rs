@@ -40,6 +40,8 @@ fn a_sleeping_owner_hears_of_each_source() {
             });
             if seen < 2 && list.arm() {
                 bell.0.wait();
+                // The owner may have been woken by something else as well.
+                list.disarm();
             }
         }
         for (_, thread) in sources {

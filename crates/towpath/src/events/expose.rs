@@ -5,9 +5,9 @@
 //! kernel does not know or has told already. Once there is such a descriptor, each call of the
 //! queue leaves it as it is to be; before, nobody pays for it.
 
-use super::EventQueue;
 use super::queue::RAISED;
 use super::source::Kind;
+use super::{EVENTS_DEFAULT, Event, EventQueue};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
@@ -30,7 +30,8 @@ pub(super) struct Exposed {
 
 impl EventQueue {
     /// A descriptor that is readable while there are events to wait for. It may be readable a
-    /// moment longer, too: then a wait finds nothing. It is good as long as the queue is there.
+    /// moment longer, too: then a wait finds nothing. Who watches it by edge waits until nothing is
+    /// found before he relies on the next edge. It is good as long as the queue is there.
     pub fn descriptor(&mut self) -> io::Result<OwnedFd> {
         self.check_process()?;
         if self.exposed.is_none() {
@@ -45,6 +46,37 @@ impl EventQueue {
         self.settle()?;
         let exposed = self.exposed.as_ref().expect("it was just made");
         Ok(rustix::io::fcntl_dupfd_cloexec(&exposed.set, 0)?)
+    }
+
+    /// As [`wait`](Self::wait), as a future: `readable` ends when the
+    /// [descriptor](Self::descriptor) is readable, as the runtime at hand tells it. It may end for nothing. Nothing is lost if the
+    /// future is dropped.
+    ///
+    /// With tokio, where `fd` is an `AsyncFd` of the descriptor, and `events` a vector:
+    ///
+    /// ```ignore
+    /// let readable = async || {
+    ///     fd.readable().await?.clear_ready();
+    ///     Ok(())
+    /// };
+    /// queue.wait_async(&mut events, readable).await?;
+    /// ```
+    ///
+    /// # Errors
+    /// As there, and those of `readable`.
+    pub async fn wait_async(
+        &mut self,
+        into: &mut Vec<Event>,
+        mut readable: impl AsyncFnMut() -> io::Result<()>,
+    ) -> io::Result<usize> {
+        loop {
+            // It is looked at once more after each edge, so that none is missed.
+            let count = self.wait_many(into, 0..=EVENTS_DEFAULT, None)?;
+            if count > 0 {
+                return Ok(count);
+            }
+            readable().await?;
+        }
     }
 
     /// Lets go of what was removed, and sees to the descriptor, if there is one.

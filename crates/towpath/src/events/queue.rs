@@ -133,7 +133,7 @@ impl EventQueue {
     /// # Errors
     /// No descriptors are left, or the back end that was asked for is not to be had.
     pub fn with(config: &Config) -> io::Result<Self> {
-        let limit = config.registrations.min((SLOTS_MAX - FIRST_SLOT) as usize);
+        let most = (SLOTS_MAX - FIRST_SLOT) as usize;
         let doorbell = EventDoorbell::new()?;
         Ok(Self {
             process: generation(),
@@ -141,7 +141,7 @@ impl EventQueue {
             back: BackEnd::new(config.back_end, &doorbell)?,
             ready: ReadyList::new(doorbell),
             entries: Vec::new(),
-            slots: Slots::new(limit),
+            slots: Slots::new(config.registrations, most),
             timers: Timers::default(),
             inotify: None,
             pending: Pending::default(),
@@ -441,7 +441,7 @@ impl Drop for EventQueue {
         if self.check_process().is_err() {
             self.back.disown();
             // Sockets in it are the parent's, and so are the threads that had their locks.
-            Box::leak(Box::new(std::mem::replace(&mut self.slots, Slots::new(0))));
+            Box::leak(Box::new(std::mem::replace(&mut self.slots, Slots::new(0, 0))));
             Box::leak(Box::new(std::mem::take(&mut self.loads)));
             return;
         }

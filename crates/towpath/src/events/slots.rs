@@ -34,20 +34,24 @@ pub(super) struct Registration {
 pub(super) struct Slots {
     slots: Vec<Slot>,
     free: Vec<u32>,
+    /// Slots that are never used again.
+    retired: usize,
     limit: usize,
+    /// Slots, at most: these and those that are never used again.
+    most: usize,
 }
 
 impl Slots {
-    /// Room for `limit` registrations.
-    pub(super) fn new(limit: usize) -> Self {
-        Self { slots: Vec::new(), free: Vec::new(), limit }
+    /// Room for `limit` registrations, in slots of which there can be `most`.
+    pub(super) fn new(limit: usize, most: usize) -> Self {
+        Self { slots: Vec::new(), free: Vec::new(), retired: 0, limit: limit.min(most), most }
     }
 
     /// The token that the next registration gets; `None` if there is no room.
     pub(super) fn next(&self) -> Option<Token> {
         match self.free.last() {
             Some(&slot) => Some(Token { slot, generation: self.slots[slot as usize].generation }),
-            None if self.slots.len() < self.limit => {
+            None if self.len() < self.limit && self.slots.len() < self.most => {
                 Some(Token { slot: self.slots.len() as u32, generation: 0 })
             }
             None => None,
@@ -93,20 +97,60 @@ impl Slots {
         let slot = self.slots.get_mut(token.slot as usize)?;
         let registration = slot.registration.take_if(|_| slot.generation == token.generation)?;
         // A slot whose generations are used up is not used again.
-        if let Some(next) = slot.generation.checked_add(1) {
-            slot.generation = next;
-            self.free.push(token.slot);
+        match slot.generation.checked_add(1) {
+            Some(next) => {
+                slot.generation = next;
+                self.free.push(token.slot);
+            }
+            None => self.retired += 1,
         }
         Some(registration)
     }
 
     /// Registrations.
     pub(super) fn len(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.slots.len() - self.free.len() - self.retired
     }
 
     /// All registrations, to be dropped.
     pub(super) fn tokens(&self) -> impl Iterator<Item = Token> + '_ {
         (0..self.slots.len() as u32).filter_map(|slot| self.token(slot))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn registration() -> Registration {
+        Registration {
+            source: Kind::User { wakes: None, count: 0 },
+            data: 0,
+            interest: Interest::READ,
+            trigger: Trigger::Level,
+            ready: Readiness::default(),
+            noted_in: 0,
+            is_pending: false,
+            told_in: 0,
+            is_paused: false,
+            is_spent: false,
+        }
+    }
+
+    /// Goal: a slot whose generations are used up counts as none, and its last token is refused.
+    #[test]
+    fn used_up_slots_take_no_room() {
+        let mut slots = Slots::new(1, 3);
+        for slot in 0..3 {
+            let first = slots.insert(registration());
+            assert_eq!((first.slot, slots.len()), (slot, 1));
+            assert!(slots.next().is_none(), "it is full");
+            slots.slots[slot as usize].generation = u32::MAX;
+            let last = slots.token(slot).expect("in use");
+            assert!(slots.get(first).is_none() && slots.remove(last).is_some());
+            assert!(slots.get(last).is_none() && slots.remove(last).is_none());
+            assert_eq!(slots.len(), 0);
+        }
+        assert!(slots.tokens().next().is_none() && slots.next().is_none(), "there are no others");
     }
 }

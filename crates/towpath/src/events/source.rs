@@ -2,7 +2,7 @@
 
 use crate::host::operation::Work;
 use crate::host::watch::{Return, Watched};
-use crate::host::{Lend, Sending};
+use crate::host::{Lend, Sending, Sniffer};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions};
@@ -127,6 +127,13 @@ impl Source {
         trigger: Trigger,
     ) -> Self {
         Self::socket(Watched::Datagram(socket.into().0), interest, trigger)
+    }
+
+    /// A sniffer of a towpath host: readable while there is a frame, to be
+    /// [received](Sniffer::recv_lent) where it lies.
+    pub fn sniffer(sniffer: &Sniffer, trigger: Trigger) -> Self {
+        let socket = sniffer.as_datagrams().clone();
+        Self::socket(Watched::Datagram(socket), Interest::READ, trigger)
     }
 
     /// The return of a buffer, once.

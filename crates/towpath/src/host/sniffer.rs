@@ -7,7 +7,7 @@
 //! one, is its lender's again at the end of its term; who keeps pieces keeps a copy then.
 
 use super::raw::{FramePart, PacketSocket};
-use super::{Held, Host};
+use super::{Held, Host, UdpSocket};
 use std::fmt;
 use std::io;
 use std::task::{Context, Poll};
@@ -75,6 +75,11 @@ impl Sniffer {
     /// Sets how many bytes of others' memory may wait and be kept. The last frame may go beyond.
     pub fn set_receive_buffer(&self, bytes: u32) -> io::Result<()> {
         self.0.set_options(|options| options.receive_buffer = Some(bytes))
+    }
+
+    /// The socket, to be watched.
+    pub(crate) fn as_datagrams(&self) -> &UdpSocket {
+        self.0.as_datagrams()
     }
 
     /// Frames that the filter wanted, and those of them that were lost, since the last call.

@@ -566,5 +566,9 @@ impl Side for Network {
         self.services.as_ref()?.address_of(guest, is_ipv4, now)
     }
 
-    fn add_to(&self, _: &mut Report) {}
+    fn add_to(&self, report: &mut Report) {
+        let ports = self.ports.iter().flatten().map(|port| port.report(&self.switch));
+        let lent = ports.filter_map(|port| port.device.lent());
+        report.recalled = lent.map(|(_, recalled)| recalled).sum();
+    }
 }

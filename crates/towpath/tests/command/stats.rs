@@ -58,9 +58,12 @@ fn a_running_instance_tells_its_counters() {
     assert_eq!(object["command"], "run -4 -- sleep 1000");
     assert_eq!((&object["copied"]["recall"], &object["flows"]["tcp"]), (&0.into(), &0.into()));
     let lent = serde_json::json!({
-        "bytes": 0, "oldest_us": 0, "total": 0, "copied_after_all": 0, "hit_rate": 1.0
+        "bytes": 0, "loans": object["lent"]["loans"], "oldest_us": 0, "total": 0,
+        "copied_after_all": 0, "hit_rate": 1.0, "recalled": 0
     });
     assert_eq!(object["lent"], lent);
+    // Those that are ready for the next read, at most.
+    assert!(object["lent"]["loans"].as_u64().is_some_and(|loans| loans < 20), "{object}");
     let joined = serde_json::json!({
         "flows": 0, "begun": 0, "refused": 0, "bytes_out": 0, "bytes_in": 0
     });
@@ -74,6 +77,9 @@ fn a_running_instance_tells_its_counters() {
     // It is the same protocol as a network's, without what only a network has.
     let metrics = get(&socket, "/metrics");
     assert!(metrics.contains("towpath_flows{protocol=\"tcp\"} 0\n"), "{metrics}");
+    assert!(metrics.contains("\ntowpath_lent_bytes 0\n"), "{metrics}");
+    assert!(metrics.contains("\ntowpath_lent_oldest_seconds 0\n"), "{metrics}");
+    assert!(metrics.contains("\ntowpath_recalled_packets_total 0\n"), "{metrics}");
     assert!(metrics.contains("towpath_joined_bytes_total{direction=\"out\"} 0\n"), "{metrics}");
     assert!(metrics.ends_with("# EOF\n") && !metrics.contains("towpath_port"), "{metrics}");
     assert!(get(&socket, "/v1/ports").starts_with("HTTP/1.1 404 "));

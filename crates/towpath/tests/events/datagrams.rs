@@ -11,11 +11,12 @@ use towpath::events::{
 };
 use towpath::host::{
     Config as HostConfig, EtherType, FrameKind, FramePart, Host, LinkDestination, PacketSocket,
-    RawSocket, SendMode, SendTo, UdpSocket,
+    RawSocket, SendMode, SendTo, UdpSocket, bpf,
 };
 
 pub(super) const CASES: &[Case] = &[
     ("raw_and_packet_sockets_are_told", told),
+    ("a_sniffer_tells_of_frames", sniffer),
     ("a_datagram_is_received_into_a_posted_buffer", receive),
     ("a_receive_of_a_datagram_is_cancelled_or_late", receive_stopped),
     ("datagrams_are_accepted_and_returned", send),
@@ -106,6 +107,33 @@ fn told(choice: Choice) {
         assert!(ready(&mut queue, token).writable);
         queue.remove(token).unwrap();
     }
+}
+
+/// Goal: frames that the filter wants are told, and taken where they lie.
+fn sniffer(choice: Choice) {
+    let (mut queue, hosts) = (queue(choice), hosts());
+    let sniffer = hosts.1.sniffer(Some(bpf::compile("udp").unwrap())).unwrap();
+    sniffer.set_nonblocking(true).unwrap();
+    let token = queue.add(Source::sniffer(&sniffer, Trigger::Level), 0).unwrap();
+    assert_eq!(now(&mut queue), []);
+    let (socket, peer) = udp(&hosts);
+    for len in [1000, 2000] {
+        let sending = socket.send_zc_to(vec![5; len], to()).unwrap();
+        assert_eq!(peer.recv(&mut [0; 3000]).unwrap(), len);
+        let (mut headers, mut pieces) = (Vec::new(), Vec::new());
+        let mut left = len + 28;
+        while left > 0 {
+            assert!(ready(&mut queue, token).readable);
+            let told = sniffer.recv_lent(&mut headers, &mut pieces).unwrap();
+            // Behind the first fragment there is another header of IP.
+            left = left.saturating_sub(told.len - 14 - if left == len + 28 { 0 } else { 20 });
+        }
+        assert_eq!(now(&mut queue), []);
+        assert!(!sending.is_returned(), "it is looked at");
+        drop(pieces);
+        assert!(!sending.returned_within(PATIENCE).unwrap().copied);
+    }
+    queue.remove(token).unwrap();
 }
 
 fn receive(choice: Choice) {

@@ -15,11 +15,25 @@ pub(super) const CASES: &[Case] = &[
     ("a_file_is_written_and_read", round_trip),
     ("a_file_that_ends_is_read_as_far_as_it_goes", short),
     ("what_cannot_be_done_says_why", refused),
+    ("a_buffer_may_have_four_gibibytes", giant),
     ("an_operation_is_told_once_however_it_is_cancelled", cancelled),
     ("a_deadline_ends_an_operation_or_comes_too_late", late),
     ("a_queue_may_go_before_its_operations", dropped),
     ("changes_of_files_are_told", changes),
 ];
+
+/// Goal: what is more than a call of the kernel takes is done in several. Method: it is written to
+/// nowhere, from memory that is never there.
+fn giant(choice: Choice) {
+    let mut queue = queue(choice);
+    let file = Arc::new(File::options().write(true).open("/dev/null").unwrap());
+    let buffer = vec![0; 4 << 30];
+    let operation = Operation { action: Action::Write(0), file, buffer };
+    let token = queue.submit(operation, None, 9).unwrap();
+    assert_eq!(one(&mut queue).news, News::Completed);
+    let completed = queue.take(token).unwrap();
+    assert_eq!((completed.result.unwrap(), completed.buffer.len()), (4 << 30, 4 << 30));
+}
 
 /// A directory that goes when this is dropped.
 pub(super) struct Directory(PathBuf);

@@ -10,8 +10,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use towpath::events::{
-    Choice, Completed, Config, EventQueue, Interest, Listener, News, Source, Stack, Stream, Token,
-    Trigger,
+    Choice, Completed, Config, EventQueue, Interest, Listener, News, SendFile, Source, Stack,
+    Stream, Token, Trigger,
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -433,6 +433,31 @@ fn storm(choice: Choice) {
     }
     assert!(received == pattern(LEN));
     echo.join().unwrap();
+    // Nor do they make one end early, or late.
+    let mut events = Vec::new();
+    let until = Instant::now() + Duration::from_millis(30);
+    assert_eq!(queue.wait(&mut events, Some(until)).unwrap(), 0);
+    assert!(Instant::now() >= until);
+    // Files and pipes between sockets.
+    let (from, mut writer) = tcp();
+    let (to, mut reader) = tcp();
+    let file = super::send_file::fresh(&pattern(LEN));
+    let written = std::thread::spawn(move || writer.write_all(&pattern(LEN)).unwrap());
+    let read = std::thread::spawn(move || {
+        let mut read = vec![0; 2 * LEN];
+        reader.read_exact(&mut read).unwrap();
+        assert!(read[..LEN] == pattern(LEN) && read[LEN..] == pattern(LEN));
+    });
+    let to = Stream::from(to);
+    let token = queue.splice(from, &to, LEN as u64, None, 9).unwrap();
+    assert_eq!(until_over(&mut queue, token), []);
+    queue.take_moved(token).unwrap().result.unwrap();
+    let parts = SendFile { header: vec![], file, range: 0..LEN as u64, trailer: vec![] };
+    let token = queue.send_file(&to, parts, None, 9).unwrap();
+    assert_eq!(until_over(&mut queue, token), []);
+    queue.take_file(token).unwrap().result.unwrap();
+    written.join().unwrap();
+    read.join().unwrap();
     drop(end);
     storm.join().unwrap();
 }

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test fails by panicking")]
 
 mod calls;
+mod closed;
 mod cold_files;
 mod custom;
 mod datagrams;
@@ -38,6 +39,7 @@ type Case = (&'static str, fn(Choice));
 fn main() {
     let cases = [
         calls::CASES,
+        closed::CASES,
         cold_files::CASES,
         custom::CASES,
         datagrams::CASES,

@@ -36,6 +36,7 @@ pub(super) const DISK_CASES: &[Case] = &[
     ("one_of_those_who_want_a_block_reads_it", together),
     ("a_disk_that_fails_ends_the_send", failing),
     ("a_slow_disk_stalls_nobody_else", slow),
+    ("a_slow_disk_with_a_small_file_stalls_nobody_else", slow_and_small),
     ("a_send_is_stopped_though_the_disk_is_slow", stopped),
     ("a_block_that_is_given_up_is_read_by_another", given_up),
     ("a_file_that_changes_on_its_disk_is_read_anew", changed_on_disk),
@@ -95,6 +96,30 @@ pub(super) fn settled(len: usize) -> (Arc<File>, Vec<u8>) {
 pub(super) fn parts(file: &Arc<File>, range: Range<u64>) -> SendFile {
     let (header, trailer) = (b"header".to_vec(), b"trailer".to_vec());
     SendFile { header, file: file.clone(), range, trailer }
+}
+
+/// Goal: what is less than a block is not read in the queue's thread either, though the file system
+/// waits there in spite of being told not to.
+fn slow_and_small(choice: Choice) {
+    const LEN: usize = 70_000;
+    let disk = disk("small", choice, LEN);
+    let (mut queue, hosts) = (queue(choice), hosts(64 << 20));
+    let mut pairs = connections(&hosts, 2);
+    disk.tell().is_held = true;
+    let slow = queue.send_file(&pairs[0].0, parts(&disk.file, 0..LEN as u64), None, 9).unwrap();
+    // The second has the kernel begin.
+    now(&mut queue);
+    now(&mut queue);
+    disk.until_held(1);
+    let (bytes, (stream, peer)) = (pattern(LEN), pairs.pop().unwrap());
+    let token = queue.send_file(&stream, parts(&fresh(&bytes), 0..LEN as u64), None, 9).unwrap();
+    let reader = read(peer, LEN + 13);
+    until_over(&mut queue, token).result.unwrap();
+    assert!(reader.join().unwrap().1 == framed(&bytes));
+    disk.let_go();
+    let reader = read(pairs.pop().unwrap().1, LEN + 13);
+    until_over(&mut queue, slow).result.unwrap();
+    assert!(reader.join().unwrap().1 == framed(&pattern(LEN)));
 }
 
 /// A disk with so many bytes.

@@ -4,7 +4,7 @@ use super::{Case, now, one, queue, ready, wait};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::time::Instant;
-use towpath::events::{Choice, EventQueue, Interest, News, Source, Token, Trigger};
+use towpath::events::{Choice, EventQueue, Interest, News, Source, Stream, Token, Trigger};
 use towpath::host::{Config as HostConfig, Host, SendMode, TcpListener, TcpStream, UdpSocket};
 
 pub(super) const CASES: &[Case] = &[
@@ -13,6 +13,7 @@ pub(super) const CASES: &[Case] = &[
     ("a_stream_is_readable_by_edge", edge),
     ("a_stream_is_writable_when_there_is_room", writable),
     ("the_end_of_a_stream_is_told", end),
+    ("a_reset_is_told_as_an_error", reset),
     ("datagrams_are_told", datagrams),
     ("room_to_lend_is_told_by_edge", lending),
     ("a_buffer_that_is_back_is_told", returned),
@@ -58,6 +59,29 @@ fn accept(choice: Choice) {
         assert!(ready(&mut queue, token).readable, "it holds still");
         listener.accept().unwrap();
         assert_eq!(now(&mut queue), []);
+    }
+}
+
+/// Goal: of a connection that the peer has reset all is told, on either stack.
+fn reset(choice: Choice) {
+    let (mut queue, hosts) = (queue(choice), hosts());
+    let (stream, peer) = connection(&hosts);
+    let (stream, peer) = (Stream::from(stream), Stream::from(peer));
+    let (of_kernel, its_peer) = super::kernel_streams::tcp();
+    let of_kernel = (Stream::from(of_kernel), Stream::from(its_peer));
+    for (stream, peer) in [(stream, peer), of_kernel] {
+        let source = Source::stream(&stream, Interest::READ, Trigger::Level);
+        let token = queue.add(source, 0).unwrap();
+        assert_eq!(now(&mut queue), []);
+        assert_eq!(stream.try_send(b"unread").unwrap(), 6);
+        let there = Source::stream(&peer, Interest::READ, Trigger::OneShot);
+        let there = queue.add(there, 0).unwrap();
+        assert!(ready(&mut queue, there).readable);
+        queue.remove(there).unwrap();
+        drop(peer);
+        let found = ready(&mut queue, token);
+        assert!(found.error && found.hangup && found.readable && found.peer_closed, "{found:?}");
+        queue.remove(token).unwrap();
     }
 }
 

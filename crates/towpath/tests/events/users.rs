@@ -2,10 +2,11 @@
 
 use super::{Case, PATIENCE, config, now, one, queue};
 use rustix::io::Errno;
+use std::os::unix::net::UnixStream;
 use std::pin::pin;
 use std::task::{Context, Poll};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use towpath::events::{Choice, Config, EventQueue, Interest, News, Source, Trigger};
 
 pub(super) const CASES: &[Case] = &[
@@ -14,7 +15,32 @@ pub(super) const CASES: &[Case] = &[
     ("a_full_queue_says_so", full),
     ("no_source_starves_another", fair),
     ("a_future_is_driven", future),
+    ("an_idle_queue_sleeps", idle),
 ];
+
+/// How often this thread went to sleep.
+fn sleeps() -> u64 {
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    line.unwrap().trim().parse().unwrap()
+}
+
+/// Goal: where nothing happens a wait is one sleep, until its deadline; so is one behind news.
+fn idle(choice: Choice) {
+    let mut queue = queue(choice);
+    let (stream, _peer) = UnixStream::pair().unwrap();
+    let user = queue.add(Source::user(), 0).unwrap();
+    queue.add(Source::fd(stream, Interest::READ, Trigger::Level), 0).unwrap();
+    queue.add(Source::at(Instant::now() + PATIENCE), 0).unwrap();
+    queue.notifier(user).unwrap().notify();
+    assert_eq!(one(&mut queue).token, user);
+    let (before, mut events) = (sleeps(), Vec::new());
+    let until = Instant::now() + Duration::from_millis(300);
+    assert_eq!(queue.wait(&mut events, Some(until)).unwrap(), 0);
+    assert!(Instant::now() >= until);
+    // One, and some of the system's own, such as for memory; a poll each 10 ms would make 30.
+    assert!(sleeps() - before < 20, "{} sleeps", sleeps() - before);
+}
 
 fn counted(choice: Choice) {
     let mut queue = queue(choice);

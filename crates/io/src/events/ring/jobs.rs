@@ -111,6 +111,7 @@ impl Ring {
             entry.round = entry.round.wrapping_add(1);
             let name = u64::from(entry.round) << 32 | u64::from(slot);
             let Content::Job(doing) = &mut entry.content else { return };
+            let is_apart = doing.running.is_apart();
             let (request, kind) = match doing.running.next() {
                 Step::Over => return self.finish(slot),
                 Step::Idle => return,
@@ -133,7 +134,7 @@ impl Ring {
                 },
                 step if is_request(&step) => {
                     let kind = kind(&step);
-                    (request(step), kind)
+                    (request(step, is_apart), kind)
                 }
                 step => {
                     let result = call::socket(step);
@@ -288,10 +289,11 @@ fn is_request(step: &Step<'_>) -> bool {
         || matches!(step, Step::Receive { .. } | Step::Send { .. } | Step::Lend { .. })
 }
 
-/// The request for a step: it names the step's bytes.
-fn request(step: Step<'_>) -> squeue::Entry {
+/// The request for a step: it names the step's bytes. One on a file is the kernel's workers' if
+/// `is_apart` says so, or if that is not said and it is large.
+fn request(step: Step<'_>, is_apart: Option<bool>) -> squeue::Entry {
     let length = |bytes: &[u8]| bytes.len().min(STEP_BYTES_MAX) as u32;
-    let by = |bytes: &[u8]| match bytes.len() >= WORKER_BYTES_MIN {
+    let by = |bytes: &[u8]| match is_apart.unwrap_or(bytes.len() >= WORKER_BYTES_MIN) {
         true => squeue::Flags::ASYNC,
         false => squeue::Flags::empty(),
     };

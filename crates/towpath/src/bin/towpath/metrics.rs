@@ -47,6 +47,15 @@ pub(crate) fn text(report: &Report, network: Option<&NetworkReport>) -> String {
     for (site, count) in report.copied.iter().copied() {
         copied.add(&format!("site=\"{site}\""), count);
     }
+    let help = "Payload in frames between the two sides.";
+    Family::gauge(&mut out, "towpath_lent_bytes", help).add("", report.lent.bytes);
+    let help = "Loans that are out: frames in use.";
+    Family::gauge(&mut out, "towpath_lent_loans", help).add("", report.loans());
+    let help = "How long the oldest payload has waited.";
+    let oldest = report.lent.oldest.map_or(0.0, |oldest| oldest.as_secs_f64());
+    Family::gauge(&mut out, "towpath_lent_oldest_seconds", help).add("", oldest);
+    let help = "Packets of guests that went on as copies, for their term or their ring.";
+    Family::counter(&mut out, "towpath_recalled_packets", help).add("", report.recalled);
     let mut dropped = Family::counter(&mut out, "towpath_gateway_dropped", "What was lost.");
     for (reason, count) in report.losses() {
         dropped.add(&format!("reason=\"{reason}\""), count);

@@ -84,10 +84,12 @@ pub(crate) fn object(report: &Report) -> Value {
         "copies_per_byte": report.copies_per_byte(),
         "lent": {
             "bytes": report.lent.bytes,
+            "loans": report.loans(),
             "oldest_us": report.lent.oldest.map_or(0, |oldest| oldest.as_micros() as u64),
             "total": report.carried,
             "copied_after_all": report.copied_bytes(),
             "hit_rate": report.hit_rate(),
+            "recalled": report.recalled,
         },
         "flows": { "tcp": tcp, "udp": udp, "echo": echo },
         "joined": {

@@ -1,0 +1,229 @@
+//! Streams that end under each operation: by the program's own shutdown, and by a peer that resets.
+
+use super::kernel_streams::{tcp, unix};
+use super::send_file::{fresh, parts, pattern};
+use super::sockets::{address, connection, hosts};
+use super::{Case, PATIENCE, now, queue, wait};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io;
+use std::net::Shutdown;
+use std::sync::Arc;
+use std::time::Instant;
+use towpath::events::{Choice, EventQueue, News, Stream, Token};
+use towpath::host::TcpListener;
+
+pub(super) const CASES: &[Case] = &[
+    ("a_stream_of_towpath_ends_under_each_operation", of_towpath),
+    ("a_stream_of_the_kernel_ends_under_each_operation", of_kernel),
+    ("a_listener_or_its_host_goes_under_an_operation", listeners),
+];
+
+/// More than any buffers on the way take.
+const LEN: usize = 64 << 20;
+
+/// An operation that does not end by itself while its peer does nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Receive,
+    ReceiveAll,
+    /// On towpath's only.
+    ReceiveLent,
+    ReceiveMultishot,
+    ReceiveFile,
+    SpliceFrom,
+    Send,
+    SendFile,
+    SpliceInto,
+}
+
+use Kind::{
+    Receive, ReceiveAll, ReceiveFile, ReceiveLent, ReceiveMultishot, Send, SendFile, SpliceFrom,
+    SpliceInto,
+};
+
+const KINDS: [Kind; 9] = [
+    Receive,
+    ReceiveAll,
+    ReceiveLent,
+    ReceiveMultishot,
+    ReceiveFile,
+    SpliceFrom,
+    Send,
+    SendFile,
+    SpliceInto,
+];
+
+impl Kind {
+    fn sends(self) -> bool {
+        matches!(self, Send | SendFile | SpliceInto)
+    }
+
+    fn begin(self, queue: &mut EventQueue, stream: &Stream, file: &Arc<File>) -> Token {
+        let range = 0..LEN as u64;
+        let begun = match self {
+            Receive => queue.receive(stream, vec![7; 100], None, 9).map_err(|error| error.error),
+            ReceiveAll => {
+                queue.receive_all(stream, vec![7; 100], None, 9).map_err(|error| error.error)
+            }
+            ReceiveLent => queue.receive_lent(stream, 100, None, 9),
+            ReceiveMultishot => {
+                let group = queue.add_group(vec![vec![0; 100]]).unwrap();
+                queue.receive_multishot(stream, group, None, 9)
+            }
+            ReceiveFile => queue.receive_file(stream, file.clone(), range, None, 9),
+            // Nobody reads what is spliced, and the other end of what is read stays silent.
+            SpliceFrom => queue.splice(stream, unix().0, LEN as u64, None, 9),
+            Send => queue.send(stream, pattern(LEN), None, 9).map_err(|error| error.error),
+            SendFile => {
+                queue.send_file(stream, parts(file, range), None, 9).map_err(|error| error.error)
+            }
+            SpliceInto => {
+                let (from, mut writer) = unix();
+                std::thread::spawn(move || io::Write::write_all(&mut writer, &pattern(LEN)));
+                queue.splice(stream_of(from), stream, LEN as u64, None, 9)
+            }
+        };
+        begun.unwrap()
+    }
+
+    /// Why it ended; it has handed back what it was given.
+    fn take(self, queue: &mut EventQueue, token: Token) -> io::Result<u64> {
+        match self {
+            Receive | ReceiveAll | Send => {
+                let completed = queue.take(token).unwrap();
+                let len = if self == Send { LEN } else { 100 };
+                assert_eq!(completed.buffer.len(), len, "{self:?}");
+                completed.result.map(|count| count as u64)
+            }
+            ReceiveLent => queue.take_pieces(token).unwrap().map(|pieces| pieces.len() as u64),
+            ReceiveMultishot => queue.take_received(token).unwrap().map(|told| told.len as u64),
+            ReceiveFile | SpliceFrom | SpliceInto => {
+                let moved = queue.take_moved(token).unwrap();
+                moved.result.map(|()| moved.bytes)
+            }
+            SendFile => {
+                let sent = queue.take_file(token).unwrap();
+                assert_eq!(sent.parts.header, b"header");
+                sent.result.map(|()| sent.bytes)
+            }
+        }
+    }
+}
+
+fn stream_of(stream: impl Into<Stream>) -> Stream {
+    stream.into()
+}
+
+/// Waits until the operation is over, with nothing but its own news, and the queue is empty.
+fn finish(queue: &mut EventQueue, token: Token, kind: Kind) -> io::Result<u64> {
+    let mut is_over = false;
+    while !is_over {
+        for event in wait(queue) {
+            assert_eq!((event.token, is_over), (token, false), "{kind:?}: {event:?}");
+            is_over = event.news == News::Completed;
+        }
+    }
+    let taken = kind.take(queue, token);
+    assert!(now(queue).is_empty() && queue.is_empty(), "{kind:?} is told once");
+    taken
+}
+
+/// Goes on until an operation has done what it can for now.
+fn rest(queue: &mut EventQueue, token: Token, kind: Kind) {
+    for _ in 0..20 {
+        for event in now(queue) {
+            assert_eq!(event.token, token);
+            assert!(matches!(event.news, News::Sent { .. }), "{kind:?}: {event:?}");
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// Ends a stream under an operation in both ways. `pair` makes one, whose peer resets when dropped
+/// with bytes unread.
+fn ends<P>(choice: Choice, kind: Kind, pair: &dyn Fn() -> (Stream, P)) {
+    let file = fresh(&[]);
+    file.set_len(if kind == SendFile { LEN as u64 } else { 0 }).unwrap();
+    // By the program itself.
+    let mut queue = queue(choice);
+    let (stream, peer) = pair();
+    let sent = if stream.as_host().is_some() { LEN..=LEN } else { 1..=LEN - 1 };
+    let is_as_told = |result: io::Result<u64>| match result {
+        Ok(count) => kind == Send && sent.contains(&(count as usize)),
+        Err(error) => {
+            let why = Errno::from_io_error(&error);
+            matches!(why, Some(Errno::PIPE | Errno::CONNRESET))
+        }
+    };
+    let token = kind.begin(&mut queue, &stream, &file);
+    rest(&mut queue, token, kind);
+    stream.shutdown(Shutdown::Both).unwrap();
+    if !kind.sends() {
+        assert_eq!(finish(&mut queue, token, kind).unwrap(), 0, "{kind:?}: the end");
+        drop(peer);
+    } else {
+        // What was accepted counts, and is told instead of the error: all of a buffer that is lent.
+        drop(peer);
+        let result = finish(&mut queue, token, kind);
+        assert!(is_as_told(result), "{kind:?}");
+    }
+    // By the peer, who has not read all.
+    let (stream, peer) = pair();
+    let token = kind.begin(&mut queue, &stream, &file);
+    if !kind.sends() {
+        assert_eq!(stream.try_send(b"unread").unwrap(), 6);
+    }
+    rest(&mut queue, token, kind);
+    // A stream that has not arrived yet would not be reset.
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    drop(peer);
+    let result = finish(&mut queue, token, kind);
+    assert!(is_as_told(result), "{kind:?}");
+}
+
+/// Goal: each operation is over once, hands back what it has, and says why.
+fn of_towpath(choice: Choice) {
+    let hosts = hosts();
+    for kind in KINDS {
+        ends(choice, kind, &|| {
+            let (stream, peer) = connection(&hosts);
+            (Stream::from(&stream), peer)
+        });
+    }
+}
+
+/// The same on the kernel's.
+fn of_kernel(choice: Choice) {
+    for kind in KINDS.into_iter().filter(|kind| *kind != ReceiveLent) {
+        ends(choice, kind, &|| {
+            let (stream, peer) = tcp();
+            (Stream::from(stream), peer)
+        });
+    }
+}
+
+/// Goal: an accept and a connect end, or stay silent, when what they wait for goes; handles of
+/// hosts that are dropped take no operation with them.
+fn listeners(choice: Choice) {
+    let (mut queue, (a, b)) = (queue(choice), hosts());
+    let listener = TcpListener::bind(&b, address()).unwrap();
+    let accepts = queue.accept(&listener, None, 9).unwrap();
+    let connects = queue.connect(&a, "10.0.0.9:80".parse().unwrap(), None, 9).unwrap();
+    drop((a, b, listener));
+    assert_eq!(now(&mut queue), []);
+    for token in [accepts, connects] {
+        queue.cancel(token).unwrap();
+    }
+    let (mut over, end) = (0, Instant::now() + PATIENCE);
+    while over < 2 {
+        assert!(Instant::now() < end);
+        for event in wait(&mut queue) {
+            assert_eq!(event.news, News::Completed);
+            let why = queue.take_stream(event.token).unwrap().unwrap_err();
+            assert_eq!(Errno::from_io_error(&why), Some(Errno::CANCELED));
+            over += 1;
+        }
+    }
+    assert!(queue.is_empty());
+}

@@ -49,8 +49,8 @@ impl EventQueue {
     }
 
     /// As [`wait`](Self::wait), as a future: `readable` ends when the
-    /// [descriptor](Self::descriptor) is readable, as the runtime at hand tells it. It may end for nothing. Nothing is lost if the
-    /// future is dropped.
+    /// [descriptor](Self::descriptor) is readable, as the runtime at hand tells it. It may end for
+    /// nothing. Nothing is lost if the future is dropped.
     ///
     /// With tokio, where `fd` is an `AsyncFd` of the descriptor, and `events` a vector:
     ///

@@ -106,7 +106,7 @@ impl Lent {
 /// Goal: nothing is copied on the way out, the peer gets every byte, and each call has a number,
 /// told when all of it is acknowledged (gotcha 4).
 #[test]
-fn calls_are_numbered_and_told_when_acknowledged() {
+fn gotcha_04_06_and_07_calls_are_told_when_acknowledged() {
     let mut l = Lent::new();
     assert_eq!(l.send(4000), Ok(4000));
     assert!(!l.is_told() && l.notice() == Err(Error::WouldBlock), "gotcha 6: it never waits");
@@ -126,7 +126,7 @@ fn calls_are_numbered_and_told_when_acknowledged() {
 
 /// Goal: notices that follow each other are one, and each return is news (gotchas 1, 2 and 5).
 #[test]
-fn notices_that_follow_each_other_are_joined() {
+fn gotcha_01_02_and_05_notices_are_joined() {
     let mut l = Lent::new();
     for round in 0..3 {
         assert_eq!(l.send(1000), Ok(1000));
@@ -150,7 +150,7 @@ fn notices_that_follow_each_other_are_joined() {
 /// Goal: calls whose bytes wait in one buffer share a notice, and none is told before all of them
 /// are acknowledged.
 #[test]
-fn calls_that_share_a_buffer_share_a_notice() {
+fn gotcha_04_calls_that_share_a_buffer_share_a_notice() {
     let mut l = Lent::new();
     let cork = SendFlags { more: true, ..SendFlags::default() };
     for _ in 0..3 {
@@ -186,7 +186,7 @@ fn calls_that_share_a_buffer_share_a_notice() {
 
 /// Goal: calls that fail leave no hole in the numbers (gotcha 3), and nothing lent.
 #[test]
-fn calls_that_fail_have_no_number() {
+fn gotcha_03_calls_that_fail_have_no_number() {
     let mut b = Bench::new();
     let client = b.stream(CLIENT);
     let server = b.listen(80, 1);
@@ -207,7 +207,7 @@ fn calls_that_fail_have_no_number() {
 /// Goal: notices count from the call until they are read, pages until the return (gotcha 10); at
 /// a limit a call fails and nothing is lent (gotcha 11).
 #[test]
-fn limits_end_in_no_buffers() {
+fn gotcha_10_and_11_limits_end_in_no_buffers() {
     let mut l = Lent::new();
     l.b.hosts[CLIENT].set_lent_limits(LentLimits { notices: NOTICE_CHARGE + 600, pages: None });
     assert_eq!(l.send(4000), Ok(4000));
@@ -232,7 +232,7 @@ fn limits_end_in_no_buffers() {
 /// Goal: an unread error queue ends in no buffers, however idle the link (SEMANTICS of Linux:
 /// the charge is held until the notice is read).
 #[test]
-fn unread_notices_that_cannot_be_joined_use_up_the_limit() {
+fn gotcha_10_unread_notices_use_up_the_limit() {
     let mut l = Lent::new();
     l.b.hosts[CLIENT].set_lent_limits(LentLimits { notices: 600, pages: None });
     assert_eq!(l.send(10), Ok(10));
@@ -259,7 +259,7 @@ fn a_reset_returns_everything() {
 
 /// Goal: `connect` to nowhere returns everything, and numbers and notices go on (gotcha 8).
 #[test]
-fn disconnecting_keeps_numbers_and_notices() {
+fn gotcha_08_disconnecting_keeps_numbers_and_notices() {
     let mut l = Lent::new();
     assert_eq!((l.send(4000), l.send(4000)), (Ok(4000), Ok(4000)));
     let now = l.b.now;
@@ -277,7 +277,7 @@ fn disconnecting_keeps_numbers_and_notices() {
 /// Goal: after `close` the bytes are still sent, from memory that is kept until they are
 /// acknowledged, and nobody is told (gotcha 9).
 #[test]
-fn closing_tells_nobody_and_keeps_the_memory() {
+fn gotcha_09_closing_tells_nobody_and_keeps_the_memory() {
     let mut l = Lent::new();
     assert_eq!(l.send(30_000), Ok(30_000));
     let now = l.b.now;
@@ -291,7 +291,7 @@ fn closing_tells_nobody_and_keeps_the_memory() {
 
 /// Goal: a buffer takes 17 ranges and is pushed; all of them have one number (gotcha 16).
 #[test]
-fn many_small_ranges_make_several_segments() {
+fn gotcha_16_many_small_ranges_make_several_segments() {
     let mut l = Lent::new();
     assert_eq!(l.call(&[1; 64], SendFlags::default()), Ok(64));
     l.b.settle();
@@ -304,7 +304,7 @@ fn many_small_ranges_make_several_segments() {
 /// Goal: a range of one byte costs a page of the send buffer, so that nobody lends without bound
 /// (gotcha 17).
 #[test]
-fn a_lent_byte_costs_a_page_of_the_send_buffer() {
+fn gotcha_17_a_lent_byte_costs_a_page_of_the_send_buffer() {
     let mut l = Lent::new();
     let mut lent = 0;
     while let Ok(count) = l.call(&[1; 16], SendFlags::default()) {

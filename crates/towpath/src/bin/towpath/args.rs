@@ -396,9 +396,9 @@ pub(crate) struct WhichNetwork {
 /// payload copied in user memory, by site; `copies_per_byte`, all of these for each byte carried;
 /// `lent`: `bytes` now in frames between the two sides, for the program that has not acknowledged
 /// them or for hosts that have not taken them, `loans`, the frames in use, `oldest_us`, how long
-/// the oldest have waited, `total`, lent so far, `copied_after_all`, `hit_rate`, the part that was not,
-/// and `recalled`, packets of guests that were copied for their term or ring; `flows`, open now, by
-/// protocol; `joined`, connections by --host-tcp-ports and --join-published, which are in
+/// the oldest have waited, `total`, lent so far, `copied_after_all`, `hit_rate`, the part that was
+/// not, and `recalled`, packets of guests that were copied for their term or ring; `flows`, open
+/// now, by protocol; `joined`, connections by --host-tcp-ports and --join-published, which are in
 /// no other figure: `flows`, open now, `begun`, `refused` by the other side, `bytes_out` and
 /// `bytes_in`; `packets`, `from_program`, `to_program` and `retransmitted`; `taken`, packets and
 /// frames of memory in use; `dropped`, what did not get through, by reason; with several workers

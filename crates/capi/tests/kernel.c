@@ -1,6 +1,7 @@
 /*
  * Operations of event queues on sockets of the kernel, on both back ends, over loopback: streams, datagrams of the
- * kernel and of instances, files that are sent and received, streams that are spliced; and what is wrong.
+ * kernel and of instances, files that are sent and received, streams that are spliced; all of it cut short; and what is
+ * wrong.
  */
 #define _GNU_SOURCE
 #include "queue.h"
@@ -8,6 +9,8 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -132,7 +135,7 @@ static void connects(void)
 		CHECK(close(ends[0]) == 0);
 	}
 	CHECK(now(queue, events, 1) <= 1 && towpath_queue_close(queue) == 0);
-	/* Where nobody listens any more, and where nobody answers. */
+	/* Where nobody listens any more. */
 	queue = begin_queue();
 	CHECK(close(listener) == 0);
 	ends[0] = socket(AF_INET, SOCK_STREAM, 0);
@@ -499,6 +502,119 @@ static void wrong(void)
 	CHECK(close(local) == 0 && close(file) == 0 && towpath_queue_close(queue) == 0);
 }
 
+/* What ends an operation: the last two are deadlines, one that has passed and one that comes. */
+enum { CANCEL, CLOSE, PAST, SOON, WAYS };
+
+/* Descriptors that operations wait on, and what belongs to them. */
+enum { NEAR, FAR, SINK, BEYOND, QUIET, FULL, FILLER, IDLE, STORE, DESCRIPTORS };
+
+/* A listener that answers nobody, as it keeps one connection more than it may, and its address. */
+static void fill(int fds[DESCRIPTORS], struct sockaddr_in *address)
+{
+	fds[FULL] = listens(address), fds[FILLER] = socket(AF_INET, SOCK_STREAM, 0);
+	struct pollfd there = { .fd = fds[FULL], .events = POLLIN };
+
+	CHECK(listen(fds[FULL], 0) == 0 && fds[FILLER] >= 0);
+	CHECK(connect(fds[FILLER], (struct sockaddr *)address, sizeof(*address)) == 0);
+	CHECK(poll(&there, 1, PATIENCE_S * 1000) == 1);
+}
+
+/* Looks that a connection is still being made, and its descriptor as it was. */
+static void goes_on(int fd)
+{
+	struct tcp_info info;
+	socklen_t len = sizeof(info);
+
+	CHECK(!flag(fd, F_GETFL, O_NONBLOCK));
+	CHECK(getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &len) == 0);
+	CHECK(info.tcpi_state == TCP_SYN_SENT);
+}
+
+/*
+ * Receives until the end of the stream; how much. A ring that was just closed may cut single calls
+ * short, with MSG_WAITALL, too.
+ */
+static int64_t all_of(int fd)
+{
+	ssize_t len;
+	int64_t sum = 0;
+
+	while ((len = recv(fd, received + sum, LARGE - sum, 0)) > 0)
+		sum += len;
+	CHECK(len == 0);
+	return sum;
+}
+
+/* Ends one operation in one way: once, with the reason, and what comes behind it is not its own. */
+static void cut_short(int operation, int own, int other, int way)
+{
+	struct towpath_queue *queue = begin_queue();
+	struct timespec at = in_ns(way == PAST ? -1 : 5000000);
+	struct sockaddr_in address;
+	int is_late = way == PAST || way == SOON, is_sent = operation == TOWPATH_SENDFILE;
+	int fds[DESCRIPTORS];
+	char *rest = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct towpath_event event;
+
+	connection(&fds[NEAR]);
+	connection(&fds[SINK]);
+	fds[QUIET] = listens(&address);
+	fill(fds, &address);
+	fds[IDLE] = socket(AF_INET, SOCK_STREAM, 0), fds[STORE] = file_of(LARGE / 2);
+	CHECK(rest != MAP_FAILED && fds[IDLE] >= 0);
+	struct towpath_transfer move = { .fd = fds[other], .count = LARGE / 2 };
+	if (!is_sent)
+		move.rest = rest, move.rest_len = 4096;
+	struct towpath_operation cut = of(operation, fds[own], &move, sizeof(move));
+	if (operation == TOWPATH_CONNECT)
+		cut.buffer = &address, cut.len = sizeof(address);
+	if (operation == TOWPATH_ACCEPT)
+		cut.buffer = NULL, cut.len = 0;
+	if (is_late)
+		cut.deadline = &at;
+	uint64_t id = submit(queue, cut);
+	CHECK(is_late || now(queue, &event, 1) == 0);
+	/* The queue has a duplicate, so only a cancel ends it. */
+	if (way == CLOSE)
+		CHECK(close(fds[own]) == 0 && now(queue, &event, 1) == 0);
+	CHECK(is_late || towpath_queue_cancel(queue, id) == 0);
+	event = next(queue);
+	CHECK(event.id == id && event.what == TOWPATH_DONE && event.flags == TOWPATH_OVER);
+	CHECK(event.error == (is_late ? ETIMEDOUT : ECANCELED) && event.detail == 0);
+	int64_t arrived = is_sent ? event.result : 0;
+	CHECK(event.result == (cut.buffer == &move ? arrived : -1));
+	CHECK(arrived >= 0 && arrived < LARGE / 2 && (arrived > 0 || !is_sent || is_late));
+	CHECK(towpath_queue_cancel(queue, id) == -1 && errno == ESTALE);
+	CHECK(mprotect(rest, 4096, PROT_NONE) == 0);
+	if (operation == TOWPATH_CONNECT && way == CANCEL)
+		goes_on(fds[IDLE]);
+	if (!is_sent)
+		CHECK(write(fds[NEAR], sent, arrived = 4) == 4);
+	CHECK(now(queue, &event, 1) == 0 && towpath_queue_close(queue) == 0);
+	if (own != FAR || way != CLOSE) {
+		CHECK((own == NEAR && way == CLOSE) || shutdown(fds[NEAR], SHUT_WR) == 0);
+		CHECK(all_of(fds[FAR]) == arrived);
+		CHECK(!memcmp(received, sent, arrived));
+	}
+	CHECK(lseek(fds[STORE], 0, SEEK_END) == LARGE / 2 && munmap(rest, 4096) == 0);
+	for (int i = 0; i < DESCRIPTORS; i++)
+		CHECK((i == own && way == CLOSE) || close(fds[i]) == 0);
+}
+
+static void waiting(void)
+{
+	static const int waiting[][3] = {
+		{ TOWPATH_CONNECT, IDLE, STORE }, { TOWPATH_ACCEPT, QUIET, STORE },
+		{ TOWPATH_SENDFILE, NEAR, STORE }, { TOWPATH_RECVFILE, FAR, STORE },
+		{ TOWPATH_SPLICE, FAR, SINK },
+	};
+
+	for (size_t i = 0; i < sizeof(waiting) / sizeof(waiting[0]); i++) {
+		for (int way = 0; way < WAYS; way++)
+			cut_short(waiting[i][0], waiting[i][1], waiting[i][2], way);
+	}
+}
+
 static void cases(unsigned int which)
 {
 	back_end = which;
@@ -508,6 +624,7 @@ static void cases(unsigned int which)
 	files();
 	huge();
 	wrong();
+	waiting();
 }
 
 int main(void)

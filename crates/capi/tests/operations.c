@@ -469,6 +469,139 @@ static void files(void)
 	CHECK(close(read_only) == 0 && close(fds[0]) == 0 && close(fds[1]) == 0);
 }
 
+/* What ends an operation: the last two are deadlines, one that has passed and one that comes. */
+enum { CANCEL, CLOSE, PAST, SOON, WAYS };
+
+/* What an operation may use until its end. */
+struct memory {
+	struct msghdr message;
+	struct iovec bytes;
+	char text[64], rest[64];
+};
+
+/* An operation that waits for packets to be moved; a message, for the queue to be waited for. */
+static struct towpath_operation waits(struct scene *scene, int operation, struct memory *memory)
+{
+	struct towpath_operation waits = { .operation = operation, .instance = scene->a };
+
+	switch (operation) {
+	case TOWPATH_CONNECT:
+		waits.fd = stream(scene->a);
+		waits.buffer = &address, waits.len = sizeof(address);
+		break;
+	case TOWPATH_SENDMSG:
+		waits.fd = towpath_socket(scene->a, AF_INET, SOCK_DGRAM | SOCK_NONBLOCK, 0);
+		waits.buffer = &memory->message, waits.len = sizeof(memory->message);
+		memory->bytes = (struct iovec) { memory->text, sizeof(memory->text) };
+		memory->message = (struct msghdr) {
+			.msg_name = &address, .msg_namelen = sizeof(address),
+			.msg_iov = &memory->bytes, .msg_iovlen = 1,
+		};
+		break;
+	default:
+		waits.instance = scene->b;
+		waits.fd = operation == TOWPATH_ACCEPT ? scene->listener : scene->server;
+	}
+	return waits;
+}
+
+/* Ends one operation in one way: once, with the reason, and what comes behind it is not its own. */
+static void cut_short(int operation, int way)
+{
+	struct scene scene = begin_scene();
+	struct timespec at = in_ns(way == PAST ? -1 : 5000000);
+	struct memory *memory = mmap(NULL, sizeof(*memory), PROT_READ | PROT_WRITE,
+				     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	int file = memfd_create("into", MFD_CLOEXEC);
+	struct towpath_transfer move = {
+		.fd = file, .count = 100, .rest = memory->rest, .rest_len = sizeof(memory->rest),
+	};
+	int is_late = way == PAST || way == SOON, is_closed = way == CLOSE;
+	int is_move = operation == TOWPATH_RECVFILE || operation == TOWPATH_SPLICE;
+	struct towpath_event event;
+	char bytes[64];
+
+	CHECK(memory != MAP_FAILED && file >= 0);
+	if (operation == TOWPATH_SPLICE)
+		move.instance = scene.a, move.fd = scene.client;
+	settle(scene.a, scene.b);
+	struct towpath_operation cut = waits(&scene, operation, memory);
+	if (is_move)
+		cut.buffer = &move, cut.len = sizeof(move);
+	if (is_late)
+		cut.deadline = &at;
+	uint64_t id = submit(scene.queue, cut);
+	CHECK(is_late || operation == TOWPATH_SENDMSG || now(scene.queue, &event, 1) == 0);
+	if (way == CANCEL)
+		CHECK(towpath_queue_cancel(scene.queue, id) == 0);
+	if (is_closed)
+		CHECK(towpath_close((struct towpath *)cut.instance, cut.fd) == 0);
+	CHECK(over(scene.queue, id, is_move ? 0 : -1, is_late ? ETIMEDOUT : ECANCELED) == 0);
+	CHECK(mprotect(memory, sizeof(*memory), PROT_NONE) == 0);
+	CHECK(operation != TOWPATH_SENDMSG || towpath_output(scene.a, bytes, sizeof(bytes)) == 0);
+	CHECK(towpath_write(scene.a, scene.client, "kept", 4) == 4);
+	settle(scene.a, scene.b);
+	CHECK(now(scene.queue, &event, 1) == 0 && lseek(file, 0, SEEK_END) == 0);
+	ssize_t len = towpath_read(scene.b, scene.server, bytes, sizeof(bytes));
+	CHECK(is_move && is_closed ? len == -1 && errno == EBADF : len == 4);
+	/* A connection that was being made goes on. */
+	int came = towpath_accept(scene.b, scene.listener, NULL, NULL) >= 0;
+	CHECK(way == SOON || came == (operation == TOWPATH_CONNECT && way == CANCEL));
+	end_scene(&scene);
+	CHECK(munmap(memory, sizeof(*memory)) == 0 && close(file) == 0);
+}
+
+static void waiting(void)
+{
+	static const int operations[] = {
+		TOWPATH_CONNECT, TOWPATH_ACCEPT, TOWPATH_SENDMSG, TOWPATH_RECVFILE, TOWPATH_SPLICE,
+	};
+
+	for (size_t i = 0; i < sizeof(operations) / sizeof(operations[0]); i++) {
+		for (int way = 0; way < WAYS; way++) {
+			if (operations[i] != TOWPATH_SENDMSG || way != SOON)
+				cut_short(operations[i], way);
+		}
+	}
+}
+
+/* A deadline of what is done with files: all of it was done, or nothing. */
+static void late_files(void)
+{
+	int past = 0;
+
+	for (int i = 0; i < 8; i++) {
+		struct towpath_queue *queue = towpath_queue_new(back_end);
+		struct timespec at = in_ns(i % 2 ? 50000 : -1);
+		int file = memfd_create("late", MFD_CLOEXEC), operation = TOWPATH_READ + i / 2;
+		int moves = operation == TOWPATH_READ || operation == TOWPATH_WRITE;
+		char *bytes = mmap(NULL, 4096, PROT_READ | PROT_WRITE,
+				   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		struct towpath_operation late = {
+			.operation = operation, .fd = file, .buffer = moves ? bytes : NULL,
+			.len = moves ? 4096 : 0, .deadline = &at,
+		};
+
+		CHECK(queue && file >= 0 && bytes != MAP_FAILED);
+		CHECK(operation != TOWPATH_READ || ftruncate(file, 4096) == 0);
+		memset(bytes, 1, 4096);
+		uint64_t id = submit(queue, late);
+		struct towpath_event event = next(queue);
+		CHECK(event.id == id && event.what == TOWPATH_DONE && event.flags == TOWPATH_OVER);
+		CHECK(event.result == -1 ? event.error == ETIMEDOUT : !event.error);
+		CHECK(event.result == -1 || event.result == (moves ? 4096 : 0));
+		past += event.error && !(i % 2);
+		CHECK(bytes[4095] == !(operation == TOWPATH_READ && event.result > 0));
+		CHECK(operation != TOWPATH_WRITE ||
+		      lseek(file, 0, SEEK_END) == (event.result > 0 ? 4096 : 0));
+		CHECK(munmap(bytes, 4096) == 0 && now(queue, &event, 1) == 0);
+		CHECK(towpath_queue_cancel(queue, id) == -1 && errno == ESTALE);
+		CHECK(close(file) == 0 && towpath_queue_close(queue) == 0);
+	}
+	/* A thread may be earlier than the first wait, but not each time. */
+	CHECK(past > 0);
+}
+
 static void cases(unsigned int which)
 {
 	back_end = which;
@@ -477,6 +610,8 @@ static void cases(unsigned int which)
 	lends();
 	ends();
 	files();
+	waiting();
+	late_files();
 }
 
 int main(void)

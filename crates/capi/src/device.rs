@@ -18,6 +18,9 @@ pub(crate) const OUR_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 pub(crate) const PEER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
 /// Packets read from a device at a time: few enough that calls get the lock soon.
 const READ_BURST: usize = 16;
+/// Packets that may wait for whoever moves them, so that the stack's own queues fill up, and calls
+/// wait or fail, where nobody takes any: more than a window of 4 MiB in segments of 1,448 bytes.
+const WIRE_PACKETS_MAX: usize = 4096;
 /// How long a device waits for memory, or a packet for room in the device.
 const MEMORY_PAUSE: Duration = Duration::from_millis(1);
 
@@ -38,7 +41,12 @@ impl Link {
         }
     }
 
-    /// Takes all that the stack has to send.
+    /// Nothing more is taken from the stack until the caller has taken what waits.
+    pub(crate) fn is_full(&self) -> bool {
+        matches!(self, Link::Wire(wire) if wire.out.len() >= WIRE_PACKETS_MAX)
+    }
+
+    /// Takes what the stack has to send, as far as there is room.
     pub(crate) fn send(&mut self, sockets: &mut Sockets, cx: &mut Context<'_>) {
         match self {
             Link::Wire(wire) => wire.collect(sockets, cx),
@@ -58,7 +66,7 @@ pub(crate) struct Wire {
 impl Wire {
     fn collect(&mut self, sockets: &mut Sockets, cx: &mut Context<'_>) {
         let mut burst = Burst::new();
-        loop {
+        while self.out.len() < WIRE_PACKETS_MAX {
             sockets.output(&mut burst, cx);
             if burst.is_empty() {
                 return;

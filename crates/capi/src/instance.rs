@@ -305,7 +305,13 @@ impl Instance {
 
     /// The next IP packet that leaves; none ever if the instance has a device of its own.
     pub fn output(&self) -> Option<Vec<u8>> {
-        self.lock().link.take().map(|(_, packet)| packet)
+        let mut state = self.lock();
+        let was_full = state.link.is_full();
+        let taken = state.link.take();
+        if was_full {
+            self.settle(&mut state);
+        }
+        taken.map(|(_, packet)| packet)
     }
 
     /// Runs the timers that are due; how long until the next, if there is one. The worker of an

@@ -37,6 +37,26 @@ static void settle(struct towpath *a, struct towpath *b)
 	CHECK(!moved);
 }
 
+/* Datagrams that nobody takes fill the send buffer, and all that were taken in arrive. */
+static void nobody_takes(void)
+{
+	struct towpath *a = towpath_new("192.0.2.1/24", 1500);
+	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(9) };
+	static char bytes[1000], packet[1 << 16];
+	int fd = towpath_socket(a, AF_INET, SOCK_DGRAM | SOCK_NONBLOCK, 0);
+	int sent = 0, left = 0;
+
+	CHECK(a && fd >= 0 && inet_pton(AF_INET, "192.0.2.2", &to.sin_addr) == 1);
+	while (towpath_sendto(a, fd, bytes, sizeof(bytes), 0, (struct sockaddr *)&to, sizeof(to)) > 0)
+		CHECK(++sent < 100000);
+	CHECK(errno == EAGAIN && sent > 4096);
+	while (towpath_output(a, packet, sizeof(packet)) > 0)
+		left++;
+	CHECK(left == sent);
+	CHECK(towpath_sendto(a, fd, bytes, 1, 0, (struct sockaddr *)&to, sizeof(to)) == 1);
+	towpath_free(a);
+}
+
 /* Urgent data of `fd` comes to `peer`, told of by poll and epoll, and is read apart or in line. */
 static void urgent(struct towpath *client, int fd, struct towpath *server, int peer)
 {
@@ -247,6 +267,7 @@ int main(void)
 	socklen_t len = sizeof(peer);
 	char bytes[8];
 
+	nobody_takes();
 	CHECK(server && client);
 	CHECK(towpath_new("nonsense", 1500) == NULL && errno == EINVAL);
 	at.sin_addr.s_addr = inet_addr("192.0.2.1");

@@ -469,7 +469,7 @@ fn any_calls_in_any_order() {
         // Else the test would show little.
         let Run { accepted, received, datagrams, .. } = run;
         println!("{accepted} connections taken, {received} bytes read, {datagrams} datagrams");
-        assert!(accepted > 20 && received > 100_000 && datagrams > 20);
+        assert!(accepted > 20 && received > 20_000 && datagrams > 20);
         run.finish();
         assert_eq!(descriptors(), before, "descriptors left");
     }

@@ -121,6 +121,8 @@ fn circumstances(plan: &Plan, algorithm: &str, setups: &[Setup]) -> Vec<String> 
     lines
 }
 
+/// What a rest lasts: so long that what happens now and then is in it.
+const IDLE_SECONDS: u32 = 10;
 /// How long a gateway may take to work; the slowest takes less than a second.
 const READY_WAIT: Duration = Duration::from_secs(15);
 
@@ -181,6 +183,8 @@ impl<'a> Joined<'a> {
             ready.get_or_insert(started.elapsed());
         }
         let ready = ready.filter(|_| gateway.is_some());
+        // Its routes are there by now.
+        self.network.inside(lab::name_by_routes)?;
         Ok(Live { joined: self, gateway, ready })
     }
 }
@@ -387,7 +391,9 @@ impl Bench<'_> {
         let used = || pids.iter().map(|pids| process::cpu_seconds_fine(pids)).collect::<Vec<_>>();
         let before = used();
         let started = Stopwatch::start();
-        std::thread::sleep(Duration::from_secs(self.plan.seconds.into()));
+        // A second if it has to be quick.
+        let seconds = if self.plan.seconds > 1 { self.plan.seconds.max(IDLE_SECONDS) } else { 1 };
+        std::thread::sleep(Duration::from_secs(seconds.into()));
         let elapsed = started.elapsed().as_secs_f64();
         let after = used();
         let figures = |(at, pids): (usize, &Vec<i32>)| {

@@ -10,12 +10,13 @@
 //! must be made before the first thread, because that takes a fork.
 
 use std::fs;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::panic::resume_unwind;
 use std::process::{Command, Stdio};
 use std::thread;
 
 use anyhow::{Context, bail};
+use rustix::net::sockopt;
 use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags, set_capabilities};
 use towpath_io::namespace::enter::NetworkNamespace;
 use towpath_io::netlink::Netlink;
@@ -106,6 +107,8 @@ pub(super) fn prepare_host(outside: &Network) -> anyhow::Result<String> {
     })?;
     ip("route add default via 10.9.0.1")?;
     ip("-6 route add default via fd09::1")?;
+    outside.inside(name_by_routes)?;
+    name_by_routes()?;
     Ok(algorithm)
 }
 
@@ -124,8 +127,10 @@ pub(super) fn join_by_veth(program: &Network, subnet: u8, mtu: u16) -> anyhow::R
     program.inside(|| {
         ip(&format!("addr add 10.8.{subnet}.2/24 dev veth0"))?;
         ip(&format!("addr add fd08:{subnet}::2/64 dev veth0 nodad"))?;
-        ip(&format!("link set veth0 mtu {mtu} up"))
-    })
+        ip(&format!("link set veth0 mtu {mtu} up"))?;
+        name_by_routes()
+    })?;
+    name_by_routes()
 }
 
 /// Gives the kernel's side of a TAP device, which is in the network, its address.
@@ -155,11 +160,33 @@ pub(super) fn prepare() -> anyhow::Result<String> {
     };
     set("ip_local_port_range", LOCAL_PORTS)?;
     set("tcp_tw_reuse", "1")?;
-    // Refused where the first namespace does not list it among those that others may use.
+    // Refused where the first namespace does not list it among those that others may use; routes
+    // may name it all the same.
     let _ = set("tcp_congestion_control", CONGESTION_CONTROL);
-    let used = fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control")
-        .context("cannot read the congestion control algorithm")?;
-    Ok(used.trim().into())
+    name_by_routes()?;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let stream = TcpStream::connect(listener.local_addr()?)?;
+    sockopt::tcp_congestion(&stream).context("cannot read the congestion control algorithm")
+}
+
+/// Has routes of this thread's network, as they are now, name [`CONGESTION_CONTROL`] for
+/// connections that take them.
+pub(super) fn name_by_routes() -> anyhow::Result<()> {
+    for family in ["-4", "-6"] {
+        let mut command = Command::new("ip");
+        let output = command.args([family, "route", "show", "table", "all"]).output();
+        let output = output.context("cannot execute ip (package iproute2)")?;
+        let routes = String::from_utf8_lossy(&output.stdout);
+        let is_unicast = |route: &&str| {
+            !["broadcast", "multicast", "anycast"].iter().any(|kind| route.starts_with(kind))
+        };
+        for route in routes.lines().filter(is_unicast) {
+            let route = route.replace(" linkdown", "");
+            // What cannot be changed is reported by what is used.
+            let _ = ip(&format!("{family} route replace {route} congctl {CONGESTION_CONTROL}"));
+        }
+    }
+    Ok(())
 }
 
 /// What to tell the user if another algorithm is in use.

@@ -81,7 +81,13 @@ struct Interest {
 }
 
 /// Flags that say how to tell, not what.
-const HOW: u32 = (libc::EPOLLET | libc::EPOLLONESHOT) as u32;
+const HOW: u32 = (libc::EPOLLET | libc::EPOLLONESHOT | libc::EPOLLEXCLUSIVE) as u32;
+/// Who shares a wake-up with others: of several waits for one set, one is woken in any case here.
+const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+/// What may be asked for with it.
+const WITH_EXCLUSIVE: u32 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP)
+    as u32
+    | (libc::EPOLLWAKEUP | libc::EPOLLET | libc::EPOLLEXCLUSIVE) as u32;
 
 impl Epoll {
     /// There is news about a descriptor.
@@ -103,6 +109,19 @@ impl Epoll {
 
     fn control(&mut self, operation: i32, fd: i32, event: Option<EpollEvent>) -> Outcome<()> {
         let known = self.interests.contains_key(&fd);
+        // Such an interest is added, and neither changed nor made of another.
+        let asked = event.map_or(0, |event| event.events);
+        let is_change = operation == libc::EPOLL_CTL_MOD;
+        if operation != libc::EPOLL_CTL_DEL
+            && asked & EXCLUSIVE != 0
+            && (is_change || asked & !WITH_EXCLUSIVE != 0)
+        {
+            return Err(Errno::INVAL);
+        }
+        let is_exclusive = |interest: &Interest| interest.event.events & EXCLUSIVE != 0;
+        if is_change && self.interests.get(&fd).is_some_and(is_exclusive) {
+            return Err(Errno::INVAL);
+        }
         match operation {
             libc::EPOLL_CTL_DEL if known => {
                 self.forget(fd);

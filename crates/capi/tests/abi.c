@@ -67,7 +67,20 @@ static void urgent(struct towpath *client, int fd, struct towpath *server, int p
 	char bytes[8];
 	int at_mark = -1, on = 1, set = towpath_epoll_create1(server, 0);
 
+	/* A wait of its own is neither changed nor made of another, and for some events only. */
+	event.events = EPOLLIN | EPOLLPRI | EPOLLEXCLUSIVE;
+	CHECK(towpath_epoll_ctl(server, set, EPOLL_CTL_ADD, peer, &event) == -1 && errno == EINVAL);
+	event.events = EPOLLOUT | EPOLLEXCLUSIVE;
 	CHECK(towpath_epoll_ctl(server, set, EPOLL_CTL_ADD, peer, &event) == 0);
+	CHECK(towpath_epoll_ctl(server, set, EPOLL_CTL_MOD, peer, &event) == -1 && errno == EINVAL);
+	CHECK(towpath_epoll_wait(server, set, &event, 1, 0) == 1 && event.events == EPOLLOUT);
+	event.events = EPOLLIN;
+	CHECK(towpath_epoll_ctl(server, set, EPOLL_CTL_MOD, peer, &event) == -1 && errno == EINVAL);
+	CHECK(towpath_epoll_ctl(server, set, EPOLL_CTL_DEL, peer, NULL) == 0);
+	event = (struct epoll_event) { .events = EPOLLPRI, .data = { .fd = peer } };
+	CHECK(towpath_epoll_ctl(server, set, EPOLL_CTL_ADD, peer, &event) == 0);
+	event.events = EPOLLPRI | EPOLLEXCLUSIVE;
+	CHECK(towpath_epoll_ctl(server, set, EPOLL_CTL_MOD, peer, &event) == -1 && errno == EINVAL);
 	CHECK(towpath_recv(server, peer, bytes, 1, MSG_OOB) == -1 && errno == EINVAL);
 	CHECK(towpath_send(client, fd, "abU", 3, MSG_OOB) == 3);
 	CHECK(towpath_send(client, fd, "cd", 2, 0) == 2);

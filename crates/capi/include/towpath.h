@@ -202,6 +202,8 @@ struct towpath_stats {
 	uint64_t file_cache_evicted;
 	/* Count: of blocks that were read past the kernel's cache, which is no copy. */
 	uint64_t file_cache_direct;
+	/* Count: of packets that the device refused, such as those whose lent memory was unmapped. */
+	uint64_t refused_by_device;
 };
 /*
  * Fills `stats`. `size` is sizeof(struct towpath_stats), so that later versions may add fields; what

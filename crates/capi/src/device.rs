@@ -41,6 +41,15 @@ impl Link {
         }
     }
 
+    /// Packets that the device did not take, such as those whose memory had gone: the program
+    /// unmapped what it had lent.
+    pub(crate) fn refused(&self) -> u64 {
+        match self {
+            Link::Wire(_) => 0,
+            Link::Port(port) => port.tap.counters().transmit_refused,
+        }
+    }
+
     /// Nothing more is taken from the stack until the caller has taken what waits.
     pub(crate) fn is_full(&self) -> bool {
         matches!(self, Link::Wire(wire) if wire.out.len() >= WIRE_PACKETS_MAX)

@@ -7,7 +7,7 @@ use towpath_net::counters::DropReason;
 use towpath_packet::Site;
 
 /// Figures of `struct towpath_stats`, each of 64 bits.
-const FIGURES: usize = 8 + SITES + 3 + 7;
+const FIGURES: usize = 8 + SITES + 3 + 8;
 /// Sites that instances had from the beginning: the first ones. Those behind them belong to guests,
 /// but for [`Site::File`], which has a field behind all others.
 const SITES: usize = 8;
@@ -22,6 +22,7 @@ impl Instance {
     fn figures(&self) -> [u64; FIGURES] {
         self.call(|state| {
             let now = state.now();
+            let refused = state.link.refused();
             state.with(|sockets, cx| {
                 let (ledger, lent) = (cx.ledger, sockets.lent_stats(now));
                 let files = self.file_cache.stats();
@@ -54,6 +55,7 @@ impl Instance {
                     files.private,
                     files.evicted,
                     files.direct,
+                    refused,
                 ]
             })
         })

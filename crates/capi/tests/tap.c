@@ -516,6 +516,11 @@ static void memory_that_goes(struct scene *scene)
 		received += count;
 	}
 	CHECK(count == -1 && errno == EAGAIN && received < sent);
+	struct towpath_stats stats;
+	if (scene->client->towpath) {
+		CHECK(towpath_get_stats(scene->client->towpath, &stats, sizeof(stats)) == 0);
+		CHECK(stats.refused_by_device > 0);
+	}
 	close_at_once(scene, lender.fd, accepted, listener);
 	half_close(scene);
 }

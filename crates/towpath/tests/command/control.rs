@@ -197,7 +197,7 @@ fn figures_tell_what_passed() {
     assert!(metrics.contains(line), "{metrics}");
     assert!(metrics.ends_with("# EOF\n"), "{metrics}");
     let families = metrics.lines().filter(|line| line.starts_with("# TYPE")).count();
-    assert_eq!(families, 17, "each family once: {metrics}");
+    assert_eq!(families, 21, "each family once: {metrics}");
 }
 
 /// Goal: `--watch` tells what passed in each interval, and ends well at the end of who reads, at

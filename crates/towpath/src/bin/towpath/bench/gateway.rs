@@ -1,7 +1,8 @@
 //! `bench gateway`: the rounds.
 //!
 //! In every round all gateways are started anew, each with a program's network of its own; then
-//! every probe goes through all of them, one after the other, before the next probe. So figures
+//! every probe goes through all of them, one after the other, before the next probe; another one is
+//! first in each round. So figures
 //! that are compared are taken within seconds of each other, and what a gateway remembers of old
 //! connections ends with the round.
 
@@ -233,10 +234,13 @@ impl Bench<'_> {
             }
         }
         for probe in probes::probes(&self.plan.selection) {
-            let mut progress =
-                format!("round {round}/{} {}:", self.plan.rounds, probe.cases[0].name);
             let idle = matches!(probe.kind, Kind::Idle).then(|| self.idle(&live));
-            for (index, live) in live.iter().enumerate() {
+            let mut firsts = vec![String::new(); live.len()];
+            // Who goes first differs from round to round: what ran before may have left its marks.
+            let mut order: Vec<_> = live.iter().enumerate().collect();
+            let others = order.len().max(1);
+            order.rotate_left(round.saturating_sub(1) as usize % others);
+            for (index, live) in order {
                 let figures = match (live, &idle) {
                     (Err(_), _) => Ok(Vec::new()),
                     (Ok(_), Some(idle)) => Ok(idle[index].clone()),
@@ -250,10 +254,12 @@ impl Bench<'_> {
                     Vec::new()
                 });
                 let first = figures.first().copied().flatten().map_or("-".into(), short);
-                progress += &format!(" {} {first}", systems[index].setup);
+                firsts[index] = format!(" {} {first}", systems[index].setup);
                 self.keep(probe, index, &figures);
             }
-            Messages::Normal.notice(format_args!("{progress} {}", probe.cases[0].unit));
+            let (name, unit, firsts) = (&probe.cases[0].name, probe.cases[0].unit, firsts.concat());
+            let rounds = self.plan.rounds;
+            Messages::Normal.notice(format_args!("round {round}/{rounds} {name}:{firsts} {unit}"));
         }
     }
 

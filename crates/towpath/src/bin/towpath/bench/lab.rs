@@ -180,10 +180,15 @@ pub(super) fn name_by_routes() -> anyhow::Result<()> {
         let is_unicast = |route: &&str| {
             !["broadcast", "multicast", "anycast"].iter().any(|kind| route.starts_with(kind))
         };
-        for route in routes.lines().filter(is_unicast) {
+        let is_unnamed = |route: &&str| is_unicast(route) && !route.contains("congctl");
+        for route in routes.lines().filter(is_unnamed) {
             let route = route.replace(" linkdown", "");
             // What cannot be changed is reported by what is used.
-            let _ = ip(&format!("{family} route replace {route} congctl {CONGESTION_CONTROL}"));
+            let made = ip(&format!("{family} route replace {route} congctl {CONGESTION_CONTROL}"));
+            // Of IPv6's, 0 stands for the default: the one made is another, and comes second.
+            if made.is_ok() && route.contains(" metric 0 ") {
+                let _ = ip(&format!("{family} route del {route}"));
+            }
         }
     }
     Ok(())

@@ -103,7 +103,8 @@ impl Setup {
             }
             System::Slirp4netns => {
                 let mut command = Command::new("slirp4netns");
-                command.args(["--configure", "--mtu", &mtu, "--netns-type=path", &netns, "tap0"]);
+                command.args(["--configure", "--enable-ipv6", "--mtu", &mtu]);
+                command.args(["--netns-type=path", &netns, "tap0"]);
                 command
             }
             System::Veth => return None,
@@ -149,7 +150,7 @@ impl Setup {
             (System::Pasta, false) => OUTSIDE_V4.into(),
             (System::Pasta, true) => OUTSIDE_V6.into(),
             (System::Slirp4netns, false) => Ipv4Addr::new(10, 0, 2, 2).into(),
-            (System::Slirp4netns, true) => return None,
+            (System::Slirp4netns, true) => Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2).into(),
             (System::Veth, false) => Ipv4Addr::new(10, 8, subnet, 1).into(),
             (System::Veth, true) => Ipv6Addr::new(0xfd08, subnet.into(), 0, 0, 0, 0, 0, 1).into(),
         })

@@ -88,11 +88,19 @@ static PROBES: &[Probe] = &[
     },
     Probe {
         kind: Kind::Bulk(Test { flows: FLOWS, ..TCP }),
-        cases: &[Case::high("tcp_out_mtu1500_8flows", GBITS)],
+        cases: &[
+            Case::high("tcp_out_mtu1500_8flows", GBITS),
+            Case::low("tcp_out_mtu1500_8flows_cpu_gateway", CPU),
+            Case::low("tcp_out_mtu1500_8flows_cpu_all", CPU),
+        ],
     },
     Probe {
         kind: Kind::Bulk(Test { flows: FLOWS, ..TCP_IN }),
-        cases: &[Case::high("tcp_in_mtu1500_8flows", GBITS)],
+        cases: &[
+            Case::high("tcp_in_mtu1500_8flows", GBITS),
+            Case::low("tcp_in_mtu1500_8flows_cpu_gateway", CPU),
+            Case::low("tcp_in_mtu1500_8flows_cpu_all", CPU),
+        ],
     },
     Probe {
         kind: Kind::Loopback(TCP),
@@ -135,11 +143,19 @@ static PROBES: &[Probe] = &[
     },
     Probe {
         kind: Kind::Bulk(Test { ipv6: true, ..TCP }),
-        cases: &[Case::high("tcp_out_ipv6_mtu1500_1flow", GBITS)],
+        cases: &[
+            Case::high("tcp_out_ipv6_mtu1500_1flow", GBITS),
+            Case::low("tcp_out_ipv6_mtu1500_1flow_cpu_gateway", CPU),
+            Case::low("tcp_out_ipv6_mtu1500_1flow_cpu_all", CPU),
+        ],
     },
     Probe {
         kind: Kind::Bulk(Test { ipv6: true, ..TCP_IN }),
-        cases: &[Case::high("tcp_in_ipv6_mtu1500_1flow", GBITS)],
+        cases: &[
+            Case::high("tcp_in_ipv6_mtu1500_1flow", GBITS),
+            Case::low("tcp_in_ipv6_mtu1500_1flow_cpu_gateway", CPU),
+            Case::low("tcp_in_ipv6_mtu1500_1flow_cpu_all", CPU),
+        ],
     },
     Probe {
         kind: Kind::Bulk(Test { ipv6: true, flows: FLOWS, ..TCP }),

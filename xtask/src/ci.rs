@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::count::{Count, Counter};
-use crate::{fuzz, guard, root, target_folder, tidy};
+use crate::{fuzz, guard, packetdrill, root, target_folder, tidy};
 
 /// How long each fuzz target runs.
 const FUZZ_SECONDS: u32 = 15;
@@ -51,6 +51,7 @@ pub(crate) fn run() -> Result<(), String> {
     });
     report.step("guard", guard::compare);
     tests(&mut report);
+    report.step("packetdrill's scripts of lending", packetdrill::lending);
     report.step("loom", || {
         let mut loom = cargo(["test", "--package", "towpath-packet", "--test", "loom"]);
         loom.args(["--release", "--locked", "--target-dir"]).arg(target_folder("loom"));

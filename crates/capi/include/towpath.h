@@ -34,7 +34,10 @@ struct towpath;
  * largest IP packet. NULL with errno if an argument is wrong.
  */
 struct towpath *towpath_new(const char *addresses, int mtu);
-/* Ends an instance, with its thread if it has one. Nobody may use it any more. NULL is nothing. */
+/*
+ * Ends an instance, with its thread if it has one. Nobody may use it any more. NULL is nothing.
+ * In the child of a fork instances are the parent's: this does nothing, other calls fail with EPERM.
+ */
 void towpath_free(struct towpath *instance);
 
 /* What an attached instance is told. Zero in a field stands for the default. */

@@ -2,7 +2,8 @@
 //!
 //! Each is a shell: it turns pointers into slices, calls one safe function and turns the outcome
 //! into a number, or -1 with `errno` set. A null pointer where memory is needed is `EFAULT`. No
-//! panic leaves the library: it ends the process, as an `extern "C"` function does.
+//! panic leaves the library: it ends the process, as an `extern "C"` function does. In the child of
+//! a fork, which has no instance, it is `EPERM`.
 //!
 //! Two files more: `lifetime` makes, drives and ends instances, `queue` has event queues.
 //!
@@ -116,6 +117,9 @@ macro_rules! exported {
             let Some($of) = (unsafe { $crate::abi::instance(instance) }) else {
                 return $crate::abi::give::<isize>(Err($crate::errno::Errno::FAULT)) as $result;
             };
+            if !$of.is_ours() {
+                return $crate::abi::give::<isize>(Err($crate::errno::Errno(libc::EPERM))) as $result;
+            }
             $body
         }
     )+ };

@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use towpath::events::FileCache;
+use towpath_io::process_sys::generation;
 use towpath_io::thread::release_unused;
 use towpath_net::socket::Sockets;
 use towpath_net::stack::{self, Address, Context, Limits, Stack};
@@ -251,6 +252,8 @@ impl State {
 /// A stack in this process. All calls may be made by any thread.
 pub struct Instance {
     state: Mutex<State>,
+    /// Of the process that made it.
+    generation: u64,
     /// What queues send of files.
     pub(crate) file_cache: Arc<FileCache>,
     /// Something changed that a waiting call may wait for.
@@ -289,6 +292,12 @@ impl Instance {
         };
         let stack = Stack::new(stack_config, port.caps());
         Ok(Self::with_stack(stack, &config, Clock::real(), Link::Port(Box::new(port))))
+    }
+
+    /// False in the child of a fork: its thread is not there, and the lock may be one that is
+    /// never opened.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.generation == generation()
     }
 
     /// Takes an IP packet, as if the device had received it.
@@ -371,6 +380,7 @@ impl Instance {
         Self {
             state: Mutex::new(state),
             file_cache,
+            generation: generation(),
             changed: Condvar::new(),
             worker: Mutex::new(None),
             #[cfg(feature = "packetdrill")]

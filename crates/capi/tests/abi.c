@@ -9,12 +9,15 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/errqueue.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 /* Moves packets until neither side has any. */
 static void settle(struct towpath *a, struct towpath *b)
@@ -271,6 +274,87 @@ static void stats(struct towpath *client, int fd, struct towpath *server, int pe
 	limits(client, server, fd, peer);
 }
 
+/* Looks that the calls `first` to `last` are told of, and no other. */
+static void told(struct towpath *of, int fd, unsigned int first, unsigned int last)
+{
+	char control[128];
+	struct msghdr message = { .msg_control = control, .msg_controllen = sizeof(control) };
+	struct sock_extended_err error;
+
+	CHECK(towpath_recvmsg(of, fd, &message, MSG_ERRQUEUE) == 0);
+	CHECK(CMSG_FIRSTHDR(&message) && CMSG_FIRSTHDR(&message)->cmsg_type == IP_RECVERR);
+	memcpy(&error, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(error));
+	CHECK(error.ee_errno == 0 && error.ee_origin == SO_EE_ORIGIN_ZEROCOPY);
+	CHECK(error.ee_info == first && error.ee_data == last);
+	message.msg_controllen = sizeof(control);
+	CHECK(towpath_recvmsg(of, fd, &message, MSG_ERRQUEUE) == -1 && errno == EAGAIN);
+}
+
+/* A connection that is ended by its own side gives back what it was lent; the socket goes on, and so do its numbers. */
+static void disconnected(struct towpath *client, struct towpath *server, int listener)
+{
+	static char memory[200000], got[200000];
+	const struct sockaddr nobody = { .sa_family = AF_UNSPEC };
+	struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(80) };
+	int fd = towpath_socket(client, AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+	struct pollfd polled = { .fd = fd };
+	struct towpath_stats stats;
+
+	at.sin_addr.s_addr = inet_addr("192.0.2.1");
+	CHECK(towpath_setsockopt(client, fd, SOL_SOCKET, SO_ZEROCOPY, &(int){ 1 }, sizeof(int)) == 0);
+	for (unsigned int turn = 0; turn < 2; turn++) {
+		CHECK(towpath_connect(client, fd, (struct sockaddr *)&at, sizeof(at)) == -1 && errno == EINPROGRESS);
+		settle(client, server);
+		int accepted = towpath_accept(server, listener, NULL, NULL);
+		CHECK(accepted >= 0);
+		/* Some under way, some not sent yet. */
+		CHECK(towpath_send(client, fd, memory, 1000, MSG_ZEROCOPY) == 1000);
+		CHECK(towpath_send(client, fd, memory, sizeof(memory), MSG_ZEROCOPY) > 0);
+		CHECK(towpath_poll(client, &polled, 1, 0) == 0);
+		CHECK(towpath_connect(client, fd, &nobody, sizeof(nobody)) == 0);
+		CHECK(towpath_get_stats(client, &stats, sizeof(stats)) == 0 && stats.lent_calls == 0);
+		CHECK(towpath_poll(client, &polled, 1, 0) == 1 && polled.revents & POLLERR);
+		told(client, fd, 2 * turn, 2 * turn + 1);
+		settle(client, server);
+		while (towpath_read(server, accepted, got, sizeof(got)) > 0)
+			;
+		CHECK(errno == ECONNRESET);
+		CHECK(towpath_close(server, accepted) == 0);
+	}
+	CHECK(towpath_close(client, fd) == 0);
+}
+
+/* The child of a fork has no instance; the parent's goes on. */
+static void forked(struct towpath *of, int fd)
+{
+	struct towpath_operation operation = {
+		.operation = TOWPATH_RECV, .instance = of, .fd = fd, .buffer = &(char[1]){ 0 }, .len = 1,
+	};
+	struct towpath_change change = {
+		.command = TOWPATH_ADD, .source = TOWPATH_SOURCE_FD, .instance = of, .ident = fd, .events = EPOLLIN,
+	};
+	char byte;
+	int status;
+	pid_t child = fork();
+
+	CHECK(child >= 0);
+	if (child == 0) {
+		struct towpath_queue *queue = towpath_queue_new(0);
+
+		CHECK(towpath_read(of, fd, &byte, 1) == -1 && errno == EPERM);
+		CHECK(towpath_socket(of, AF_INET, SOCK_STREAM, 0) == -1 && errno == EPERM);
+		CHECK(towpath_output(of, &byte, 1) == -1 && errno == EPERM);
+		CHECK(towpath_close(of, fd) == -1 && errno == EPERM);
+		CHECK(queue && towpath_queue_submit(queue, &operation, 1) == 0 && operation.error == EPERM);
+		CHECK(towpath_queue_change(queue, &change, 1) == 0 && change.error == EPERM);
+		CHECK(towpath_queue_close(queue) == 0);
+		towpath_free(of);
+		_exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	CHECK(towpath_read(of, fd, &byte, 1) == -1 && errno == EAGAIN);
+}
+
 int main(void)
 {
 	struct towpath *server = towpath_new("192.0.2.1/24 2001:db8::1/64", 1500);
@@ -323,6 +407,8 @@ int main(void)
 	lent(client, fd, server, accepted);
 	urgent(client, fd, server, accepted);
 	stats(client, fd, server, accepted);
+	disconnected(client, server, listener);
+	forked(server, accepted);
 
 	struct tcp_info info;
 	len = sizeof(info);

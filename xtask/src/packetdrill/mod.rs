@@ -10,6 +10,7 @@ mod settings;
 mod tools;
 
 use crate::ci::cargo;
+use crate::count::Count;
 use crate::target_folder;
 use report::{Outcome, Report};
 use std::collections::BTreeMap;
@@ -21,7 +22,16 @@ use std::time::{Duration, Instant};
 
 /// What may be written behind `cargo xtask packetdrill`.
 pub(crate) const USAGE: &str = "\
-DIR [-4] [-6] [-m] [-v] [-j N] [--kernel] [--timeout S] [FILTER...]";
+DIR [-4] [-6] [-m] [-v] [-j N] [--kernel | --honest] [--timeout S] [FILTER...]";
+
+/// What scripts expect of memory that the kernel's own device copies, and its number.
+const COPIED: (&str, &str) = ("ee_code=SO_EE_CODE_ZEROCOPY_COPIED", "ee_code=0");
+
+/// A variable of the environment: packetdrill's scripts and, built, the tool.
+const FOLDER: &str = "TOWPATH_PACKETDRILL";
+
+/// Eleven scripts of lending for each version of IP, each of them twice.
+const LENDING_CASES: u64 = 66;
 
 /// Longest run of one script.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -114,6 +124,9 @@ struct Plan {
     filters: Vec<String>,
     verbose: bool,
     kernel: bool,
+    /// Notices say what became of the memory; scripts are changed to expect that it was not copied,
+    /// and in nothing else.
+    honest: bool,
     jobs: usize,
     timeout: Duration,
 }
@@ -127,6 +140,7 @@ impl Plan {
             filters: Vec::new(),
             verbose: false,
             kernel: false,
+            honest: false,
             jobs: 1,
             timeout: TIMEOUT,
         };
@@ -139,6 +153,7 @@ impl Plan {
                 "-m" => plan.versions.push(Version::Mapped),
                 "-v" => plan.verbose = true,
                 "--kernel" => plan.kernel = true,
+                "--honest" => plan.honest = true,
                 "-j" => plan.jobs = number().ok_or_else(usage)?.max(1) as usize,
                 "--timeout" => plan.timeout = Duration::from_secs(number().ok_or_else(usage)?),
                 option if option.starts_with('-') => return Err(usage()),
@@ -146,7 +161,7 @@ impl Plan {
                 filter => plan.filters.push(filter.into()),
             }
         }
-        if plan.folder.as_os_str().is_empty() {
+        if plan.folder.as_os_str().is_empty() || (plan.kernel && plan.honest) {
             return Err(usage());
         }
         if plan.versions.is_empty() {
@@ -186,7 +201,28 @@ struct Case {
     version: Version,
 }
 
+/// Scripts of lending, as they are and [`Plan::honest`], if [`FOLDER`] is set; each is a test.
+pub(crate) fn lending() -> Result<Count, String> {
+    let Some(folder) = std::env::var_os(FOLDER) else {
+        println!("skipped: {FOLDER} does not name the folder gtests/net of packetdrill");
+        return Ok(Count { skipped: LENDING_CASES, ..Count::default() });
+    };
+    let folder = folder.to_string_lossy();
+    let mut count = play(&[&folder, "-j", "2", "-v", "/zerocopy/"])?;
+    count.add(play(&[&folder, "-j", "2", "-v", "--honest", "/zerocopy/"])?);
+    Ok(count)
+}
+
 pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
+    let count = play(arguments)?;
+    if count.failed == 0 {
+        Ok(())
+    } else {
+        Err(format!("{} of {} scripts passed", count.passed, count.total()))
+    }
+}
+
+fn play(arguments: &[&str]) -> Result<Count, String> {
     let plan = Plan::parse(arguments)?;
     let tool = plan.tool()?;
     let mut scripts = Vec::new();
@@ -203,8 +239,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
     let library = if plan.kernel { None } else { Some(library()?) };
     let stage = tools::Stage::make(&target_folder("packetdrill-run"))?;
     let runner = Runner { plan: &plan, tool, library, stage };
-    let report = runner.all(&cases);
-    report.finish()
+    Ok(runner.all(&cases).finish())
 }
 
 /// Scripts below `folder`, in order.
@@ -343,13 +378,22 @@ impl Runner<'_> {
             let settings = self.stage.settings.display();
             command.arg(format!("--so_filename={}", library.display()));
             // Scripts expect notices of lent memory as for the kernel's device, which copies.
-            let flags = format!("virtual,copied,local={local},mtu={mtu},settings={settings}");
+            let copied = if self.plan.honest { "" } else { "copied," };
+            let flags = format!("virtual,{copied}local={local},mtu={mtu},settings={settings}");
             command.arg(format!("--so_flags={flags}"));
             command.env("TOWPATH_LIBRARY", library);
         }
         command.env("TOWPATH_SETTINGS", &self.stage.settings);
         command.env("TOWPATH_COMMANDS", &self.stage.commands);
-        command.arg(script.file_name().unwrap_or_default());
+        if self.plan.honest {
+            let changed = format!("{name}.{}.pkt", case.version.name());
+            let changed = self.stage.folder.join(changed);
+            let written = fs::write(&changed, text.replace(COPIED.0, COPIED.1));
+            written.map_err(|error| format!("{}: {error}", changed.display()))?;
+            command.arg(changed);
+        } else {
+            command.arg(script.file_name().unwrap_or_default());
+        }
         command.current_dir(script.parent().unwrap_or(&self.plan.folder));
         command.stdin(Stdio::null()).stdout(file).stderr(errors).process_group(0);
         let child = command.spawn().map_err(|error| format!("unshare: {error}"))?;

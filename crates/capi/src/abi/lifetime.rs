@@ -148,7 +148,7 @@ pub unsafe extern "C" fn towpath_attach_fd(
 }
 
 /// Ends an instance: its connections are gone without a word, its descriptors closed, its thread
-/// ended.
+/// ended. In the child of a fork nothing is done: the instance is the parent's.
 ///
 /// # Safety
 /// `instance` is null, or was made by this library and is not used any more by any thread.
@@ -157,7 +157,12 @@ pub unsafe extern "C" fn towpath_free(instance: *const Instance) {
     if !instance.is_null() {
         // SAFETY: the caller vouches for it, and `give_instance` gave the pointer away.
         let instance = unsafe { Arc::from_raw(instance) };
-        instance.end();
+        if instance.is_ours() {
+            instance.end();
+        } else {
+            // Its thread, for which the end would wait, is the parent's.
+            std::mem::forget(instance);
+        }
     }
 }
 

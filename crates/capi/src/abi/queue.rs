@@ -156,7 +156,7 @@ impl TowpathOperation {
             return queue.submit_socket(socket, work, when);
         }
         // SAFETY: the caller vouches for it.
-        let instance = unsafe { borrowed(self.instance) };
+        let instance = unsafe { borrowed(self.instance) }?;
         queue.submit((&instance, self.fd), work, when)
     }
 
@@ -281,7 +281,7 @@ impl TowpathTransfer {
             // SAFETY: the caller does not close it meanwhile.
             true => Other::Kernel(unsafe { file(self.fd) }?),
             // SAFETY: the caller vouches for it.
-            false => Other::Instance(unsafe { borrowed(self.instance) }, self.fd),
+            false => Other::Instance(unsafe { borrowed(self.instance) }?, self.fd),
         };
         Ok(Transfer {
             other,
@@ -346,13 +346,14 @@ unsafe fn entries<'a, T>(entries: *mut T, count: c_int) -> Outcome<&'a mut [T]> 
     }
 }
 
-/// The instance behind C's pointer, which this does not keep.
+/// The instance behind C's pointer, which this does not keep; `EPERM` in the child of a fork.
 ///
 /// # Safety
 /// `instance` was made by this library and not freed.
-unsafe fn borrowed(instance: *const Instance) -> ManuallyDrop<Arc<Instance>> {
+unsafe fn borrowed(instance: *const Instance) -> Outcome<ManuallyDrop<Arc<Instance>>> {
     // SAFETY: instances are given to C as `Arc::into_raw`, and this one is not dropped.
-    ManuallyDrop::new(unsafe { Arc::from_raw(instance) })
+    let instance = ManuallyDrop::new(unsafe { Arc::from_raw(instance) });
+    if instance.is_ours() { Ok(instance) } else { Err(Errno(libc::EPERM)) }
 }
 
 impl TowpathChange {
@@ -397,7 +398,7 @@ impl TowpathChange {
             }
             SOURCE_FD => {
                 // SAFETY: the caller vouches for it.
-                Given::Socket(unsafe { borrowed(self.instance) }, self.ident)
+                Given::Socket(unsafe { borrowed(self.instance) }?, self.ident)
             }
             SOURCE_TIMER => {
                 let (first, period) = self.timer(now)?;

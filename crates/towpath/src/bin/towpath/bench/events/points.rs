@@ -40,11 +40,12 @@ pub(super) fn points() -> &'static [Point] {
 pub(super) const SIZES: [usize; 4] = [4 << 10, 64 << 10, 1 << 20, 10 << 20];
 
 fn of(carrier: Carrier) -> impl Iterator<Item = Point> {
-    let small = [false, true].into_iter().flat_map(move |is_kept| {
-        [1, 10, CLIENTS, 1000].map(|clients| Point::new(carrier, is_kept, SIZES[0], clients))
-    });
-    let large = SIZES[1..].iter().map(move |bytes| Point::new(carrier, true, *bytes, 10));
-    small.chain(large)
+    [false, true].into_iter().flat_map(move |is_kept| {
+        let small = [1, 10, CLIENTS, 1000].map(|clients| (SIZES[0], clients));
+        let large = SIZES[1..].iter().map(|&bytes| (bytes, 10));
+        let all = small.into_iter().chain(large);
+        all.map(move |(bytes, clients)| Point::new(carrier, is_kept, bytes, clients))
+    })
 }
 
 /// Usually.
@@ -93,6 +94,7 @@ mod tests {
             "http_connection_per_request",
             "http_connection_per_request_1000_errors",
             "tap_http_keep_alive_64KiB_10",
+            "http_connection_per_request_1MiB_10_cpu",
             "kernel_http_keep_alive_10MiB_10_cpu",
         ] {
             assert!(names.contains(&name), "{name}: {names:?}");

@@ -360,6 +360,8 @@ impl Bench<'_> {
             ensure!(started.elapsed() < READY_WAIT, "it does not publish a port");
             ping_pong::pause();
         }
+        // Those that the gateway made.
+        network.inside(lab::name_by_routes)?;
         let run = || iperf::run_published(network, port, test, self.plan.seconds);
         self.moving(&gateway.tree(), run)
     }

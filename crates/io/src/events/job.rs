@@ -330,7 +330,7 @@ impl Running {
             Job::SendFile(socket, parts) => {
                 is_over = parts.bytes() == 0;
                 let (block, way) = (Block::default(), Way::Begin);
-                let sending = Sending { socket, parts, block, way, always_reads: false };
+                let sending = Sending { socket, parts, block, way, always_reads: false, seen: 0 };
                 Work::SendFile(Box::new(sending))
             }
             Job::ReceiveFile(socket, file, range) => {

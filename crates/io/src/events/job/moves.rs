@@ -5,7 +5,7 @@
 //! What is small goes out in one send, along with what is around it. Of the rest, what the kernel
 //! has in memory is sent where it is, by sendfile(2), and what it has not is read first: a call of
 //! the queue's thread never waits for a disk. Memory that the kernel drops between the look and the
-//! call is an exception, and costs one read of at most [`BLOCK_BYTES`].
+//! call is an exception, and costs reads of at most [`SENDFILE_BYTES`].
 
 use super::super::SendFile;
 use super::{BLOCK_BYTES, COPIED_FILE_MAX, Socket, Step};
@@ -16,6 +16,9 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use std::fs::File;
 use std::io::IoSliceMut;
 use std::ops::Range;
+
+/// Most bytes of a file that one call sends.
+const SENDFILE_BYTES: u64 = 1 << 20;
 
 /// Bytes on their way through memory.
 #[derive(Debug, Default)]
@@ -35,6 +38,8 @@ pub(super) struct Sending {
     pub(super) way: Way,
     /// The kernel does not send this file, or to this socket: each block is read.
     pub(super) always_reads: bool,
+    /// Up to here the kernel had the file in memory when it was looked at.
+    pub(super) seen: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,7 +109,7 @@ pub fn read_now(file: &File, into: &mut [u8], at: u64) -> usize {
 impl Sending {
     /// Where `done` bytes were sent.
     pub(super) fn next(&mut self, done: u64) -> Step<'_> {
-        let Self { socket, parts, block, way, always_reads } = self;
+        let Self { socket, parts, block, way, always_reads, seen } = self;
         if *way == Way::Begin {
             block.fill(parts);
         }
@@ -116,15 +121,17 @@ impl Sending {
             &parts.header[done as usize..]
         } else if done < trailer {
             let (at, left) = (parts.range.start + (done - header), trailer - done);
-            let count = left.min(BLOCK_BYTES as u64) as usize;
+            // What a socket had no room for was seen with what it took.
+            let most = if at < *seen { *seen - at } else { SENDFILE_BYTES };
+            let count = left.min(most) as usize;
             let file = &*parts.file;
             // After such a step the socket is as it must be. It is left alone where none is taken:
             // on one that blocks, requests to io_uring wait without a poll.
             if !*always_reads
-                && sys::is_in_memory(file.as_fd(), at, count)
+                && (at < *seen || sys::is_in_memory(file.as_fd(), at, count))
                 && (*way == Way::File || ioctl_fionbio(&*socket, true).is_ok())
             {
-                *way = Way::File;
+                (*way, *seen) = (Way::File, at + count as u64);
                 return Step::SendFile { socket, file, at, count };
             }
             // As root only, and the owner, are told what is in memory.

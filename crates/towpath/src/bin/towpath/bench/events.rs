@@ -88,7 +88,7 @@ pub(super) fn measure(plan: &Timed, scratch: &Path) -> anyhow::Result<(Results, 
     let mut failures = 0;
     for round in 1..=plan.rounds {
         for (group, series) in groups.iter_mut().zip(&mut series) {
-            failures += group.round(series, plan.span);
+            failures += group.round(round, series, plan.span);
             series.iter().for_each(|series| told(round, plan.rounds, series));
         }
     }
@@ -108,10 +108,12 @@ impl Group<'_> {
         self.cases.iter().map(series).collect()
     }
 
-    /// Measures each system once; returns how many failed.
-    fn round(&mut self, series: &mut [Series], span: Duration) -> usize {
+    /// Measures each system once, another one first in each round; returns how many failed.
+    fn round(&mut self, round: u32, series: &mut [Series], span: Duration) -> usize {
         let mut failures = 0;
-        for (index, system) in self.systems.iter().enumerate() {
+        let mut order: Vec<_> = self.systems.iter().enumerate().collect();
+        order.rotate_left(round.saturating_sub(1) as usize % self.systems.len().max(1));
+        for (index, system) in order {
             let figures = (self.measure)(system, span);
             if let Err(error) = &figures {
                 let name = &self.cases[0].name;

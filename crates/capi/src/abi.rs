@@ -118,7 +118,8 @@ macro_rules! exported {
                 return $crate::abi::give::<isize>(Err($crate::errno::Errno::FAULT)) as $result;
             };
             if !$of.is_ours() {
-                return $crate::abi::give::<isize>(Err($crate::errno::Errno(libc::EPERM))) as $result;
+                let none = Err($crate::errno::Errno(libc::EPERM));
+                return $crate::abi::give::<isize>(none) as $result;
             }
             $body
         }

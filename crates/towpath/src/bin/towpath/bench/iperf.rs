@@ -41,6 +41,8 @@ pub(super) struct Moved {
 
 /// Longest wait beyond the time of the test: for handshakes, and for what is still on its way.
 const PATIENCE: Duration = Duration::from_secs(15);
+/// In which a gateway sends on all that a program has left it.
+const DRAIN_WAIT: Duration = Duration::from_millis(300);
 /// With headers of IPv6 too, it fits into Ethernet's MTU.
 const DATAGRAM_BYTES: &str = "1400";
 
@@ -88,6 +90,10 @@ fn finish(client: Running, mut server: Running, test: Test, seconds: u32) -> any
     let text = client.output(limit).context("iperf3")?;
     // One that waits for ever is killed when it is dropped.
     server.wait(Duration::from_secs(2))?;
+    if test.udp {
+        // What is still on its way would be taken for a client of the next server's.
+        std::thread::sleep(DRAIN_WAIT);
+    }
     moved(&text, test)
 }
 

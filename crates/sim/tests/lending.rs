@@ -9,7 +9,7 @@
 //! `TOWPATH_SEED=<seed>` replays a seed that failed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use towpath_net::socket::{
     Borrower, Error, Family, LentCall, Linger, Notice, ReadMost, ReceiveFlags, SendFlags, SocketId,
@@ -34,8 +34,8 @@ const BYTES_MAX: u64 = 150_000;
 const FIRST_PORT: u16 = 10_000;
 /// How late a term may be kept.
 const TICK: Duration = Duration::from_millis(1);
-/// Seeds of every run.
-const SEEDS: u64 = 3;
+/// Seeds of every run: two over each version of IP.
+const SEEDS: u64 = 4;
 
 /// A buffer of an application.
 struct Buffer(Vec<u8>);
@@ -97,16 +97,25 @@ struct Host {
     lost_for_memory: u64,
 }
 
-fn address(host: usize) -> IpAddr {
-    IpAddr::V4(Ipv4Addr::new(192, 0, 2, host as u8 + 1))
+/// Over which version of IP a seed runs.
+fn family(seed: u64) -> Family {
+    if seed.is_multiple_of(2) { Family::V4 } else { Family::V6 }
+}
+
+fn address(family: Family, host: usize) -> IpAddr {
+    let number = host as u8 + 1;
+    match family {
+        Family::V4 => Ipv4Addr::new(192, 0, 2, number).into(),
+        Family::V6 => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, number.into()).into(),
+    }
 }
 
 impl Host {
-    fn new(index: usize) -> Self {
+    fn new(family: Family, index: usize) -> Self {
         let mac = |host: usize| MacAddr([2, 0, 0, 0, 0, host as u8 + 1]);
         let config = Config {
             mac: mac(index),
-            addresses: vec![Address { address: address(index), prefix_len: 24 }],
+            addresses: vec![Address { address: address(family, index), prefix_len: 24 }],
             next_hops: Vec::new(),
             transparent: false,
             secret: [1, index as u64],
@@ -114,7 +123,7 @@ impl Host {
             limits: Limits::default(),
         };
         let mut stack = Stack::new(config, able(1500));
-        stack.set_neighbor(address(1 - index), mac(1 - index));
+        stack.set_neighbor(address(family, 1 - index), mac(1 - index));
         Self {
             sockets: Sockets::new(stack, 1),
             memory: Memory::new(MemoryConfig::within(64 << 20)),
@@ -354,6 +363,7 @@ impl Host {
 
 /// Two hosts and a link each way.
 struct World {
+    family: Family,
     hosts: [Host; 2],
     links: [Link; 2],
     rng: Rng,
@@ -374,20 +384,22 @@ impl World {
             config.corrupt = rng.between(0, 5_000) as u32;
             Link::new(config)
         });
-        Self { hosts: [Host::new(0), Host::new(1)], links, rng, now: Instant::START }
+        let family = family(seed);
+        let hosts = [Host::new(family, 0), Host::new(family, 1)];
+        Self { family, hosts, links, rng, now: Instant::START }
     }
 
     fn begin(&mut self) {
-        let at = SocketAddr::new(address(0), 80);
+        let at = SocketAddr::new(address(self.family, 0), 80);
         let server = &mut self.hosts[0].sockets;
-        let listener = server.stream(Family::V4).expect("room");
+        let listener = server.stream(self.family).expect("room");
         server.bind(listener, at).expect("free");
         server.listen(listener, i32::from(CONNECTIONS), self.now).expect("free");
         self.hosts[0].listener = Some(listener);
         for index in 0..CONNECTIONS {
             let client = &mut self.hosts[1];
-            let id = client.sockets.stream(Family::V4).expect("room");
-            let local = SocketAddr::new(address(1), FIRST_PORT + index);
+            let id = client.sockets.stream(self.family).expect("room");
+            let local = SocketAddr::new(address(self.family, 1), FIRST_PORT + index);
             client.sockets.bind(id, local).expect("free");
             let begun = client.sockets.connect(id, at, self.now);
             assert_eq!(begun, Err(Error::InProgress));

@@ -9,7 +9,7 @@
 //! `TOWPATH_SEED=<seed>` replays a seed that failed.
 
 use std::collections::VecDeque;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use towpath_net::fragment::into_received;
 use towpath_net::socket::{
@@ -98,6 +98,7 @@ impl Host {
 
 /// The lender is host 0.
 struct World {
+    family: Family,
     hosts: [Host; 2],
     loans: Loans,
     streams: Vec<Stream>,
@@ -116,15 +117,24 @@ struct World {
     now: Instant,
 }
 
-fn address(host: usize) -> IpAddr {
-    IpAddr::V4(Ipv4Addr::new(192, 0, 2, host as u8 + 1))
+/// Over which version of IP a seed runs.
+fn family(seed: u64) -> Family {
+    if seed.is_multiple_of(2) { Family::V4 } else { Family::V6 }
 }
 
-fn host(index: usize) -> Host {
+fn address(family: Family, host: usize) -> IpAddr {
+    let number = host as u8 + 1;
+    match family {
+        Family::V4 => Ipv4Addr::new(192, 0, 2, number).into(),
+        Family::V6 => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, number.into()).into(),
+    }
+}
+
+fn host(family: Family, index: usize) -> Host {
     let mac = |host: usize| MacAddr([2, 0, 0, 0, 0, host as u8 + 1]);
     let config = Config {
         mac: mac(index),
-        addresses: vec![Address { address: address(index), prefix_len: 24 }],
+        addresses: vec![Address { address: address(family, index), prefix_len: 24 }],
         next_hops: Vec::new(),
         transparent: false,
         secret: [1, index as u64],
@@ -132,7 +142,7 @@ fn host(index: usize) -> Host {
         limits: Limits::default(),
     };
     let mut stack = Stack::new(config, able(1500));
-    stack.set_neighbor(address(1 - index), mac(1 - index));
+    stack.set_neighbor(address(family, 1 - index), mac(1 - index));
     let memory = Memory::new(MemoryConfig::within(64 << 20));
     Host { sockets: Sockets::new(stack, 1), memory, ledger: Ledger::new() }
 }
@@ -140,8 +150,10 @@ fn host(index: usize) -> Host {
 impl World {
     /// All streams are connected.
     fn new(seed: u64) -> Self {
+        let family = family(seed);
         let mut world = Self {
-            hosts: [host(0), host(1)],
+            family,
+            hosts: [host(family, 0), host(family, 1)],
             loans: Loans::new(65_536),
             streams: Vec::new(),
             datagrams: Vec::new(),
@@ -155,22 +167,22 @@ impl World {
             rng: Rng::new(seed),
             now: Instant::START,
         };
-        let (now, at) = (world.now, SocketAddr::new(address(1), 80));
-        let listener = world.hosts[1].sockets.stream(Family::V4).expect("room");
+        let (now, at) = (world.now, SocketAddr::new(address(family, 1), 80));
+        let listener = world.hosts[1].sockets.stream(family).expect("room");
         world.hosts[1].sockets.bind(listener, at).expect("free");
         world.hosts[1].sockets.listen(listener, 16, now).expect("free");
         for _ in 0..STREAMS {
-            let client = world.hosts[0].sockets.stream(Family::V4).expect("room");
+            let client = world.hosts[0].sockets.stream(family).expect("room");
             let begun = world.hosts[0].sockets.connect(client, at, now);
             assert_eq!(begun, Err(Error::InProgress));
             world.settle();
             let (server, _) = world.hosts[1].sockets.accept(listener, now).expect("connected");
             world.streams.push(Stream { client, server, written: 0, read: 0 });
         }
-        world.sink = Some(world.hosts[1].sockets.datagram(Family::V4).expect("room"));
+        world.sink = Some(world.hosts[1].sockets.datagram(family).expect("room"));
         world.hosts[1].sockets.bind(world.sink.expect("made"), at).expect("free");
         for _ in 0..DATAGRAM_SOCKETS {
-            world.datagrams.push(world.hosts[0].sockets.datagram(Family::V4).expect("room"));
+            world.datagrams.push(world.hosts[0].sockets.datagram(family).expect("room"));
         }
         world
     }
@@ -211,7 +223,7 @@ impl World {
             let lend = |most: usize, to: Borrower| {
                 loans.lend_recallable(&memory, (0, most as u32), to.lender, to.token)
             };
-            let to = Some(SocketAddr::new(address(1), 80));
+            let to = Some(SocketAddr::new(address(self.family, 1), 80));
             let how = SendTo { to, term: Some(term), ..SendTo::default() };
             let sent = lender.with(now, |sockets, cx| {
                 sockets.send_lent_datagram(*id, DATAGRAM_LEN, &how, lend, cx)
@@ -394,9 +406,9 @@ impl World {
     }
 }
 
-/// Runs a scene with a fixed seed and a fresh one.
+/// Runs a scene with a fixed seed over each version of IP, and with a fresh one.
 fn scene(play: impl Fn(World) + std::panic::RefUnwindSafe) {
-    let seeds = seed::from_environment().map_or_else(|| vec![0, seed::fresh()], |one| vec![one]);
+    let seeds = seed::from_environment().map_or_else(|| vec![0, 1, seed::fresh()], |one| vec![one]);
     for seed in seeds {
         let played = std::panic::catch_unwind(|| play(World::new(seed)));
         assert!(played.is_ok(), "failed; again with TOWPATH_SEED={seed:#x}");

@@ -388,10 +388,15 @@ impl World {
 
     fn run(&mut self) {
         let until = Instant::START + Duration::from_secs(120);
+        let mut idle = 0;
         loop {
             self.settle();
             match self.deadline() {
-                Some(at) if at <= until => self.now = self.now.max(at),
+                Some(at) if at <= until => {
+                    idle = if at > self.now { 0 } else { idle + 1 };
+                    assert!(idle < 1000, "what is due is not done");
+                    self.now = self.now.max(at);
+                }
                 None => return,
                 Some(_) => panic!("not done after {until:?}"),
             }

@@ -189,6 +189,38 @@ fn tokio_copies_a_stream_to_its_end() {
     });
 }
 
+/// Goal: ordinary code of futures works on a stream, with the end that closing it makes.
+#[test]
+fn futures_copy_a_stream_to_its_end() {
+    let (a, b) = pair(1 << 20);
+    block_on(async {
+        use futures::io::{AsyncReadExt, AsyncWriteExt};
+        let (mut stream, peer) = connection(&a, &b).await;
+        let mut reader = stream.try_clone().expect("a clone");
+        let sent = pattern(700_000, 3);
+        let echo = async {
+            let (from, mut to) = (&peer, &peer);
+            let count = futures::io::copy(from, &mut to).await.expect("copies");
+            to.close().await.expect("closes");
+            count
+        };
+        let write = async {
+            stream.write_all(&sent).await.expect("sends");
+            stream.flush().await.expect("nothing is kept back");
+            stream.close().await.expect("closes");
+            let late = stream.write(&[1]).await.expect_err("it is closed");
+            assert_eq!(late.kind(), std::io::ErrorKind::BrokenPipe);
+        };
+        let read = async {
+            let mut received = Vec::new();
+            reader.read_to_end(&mut received).await.expect("receives");
+            received
+        };
+        let (count, ((), received)) = join(echo, join(write, read)).await;
+        assert!(count == 700_000 && received == sent);
+    });
+}
+
 /// Goal: errors hand the buffer back to tasks, too, and a connection that cannot be is told.
 #[test]
 fn tasks_are_told_of_errors() {

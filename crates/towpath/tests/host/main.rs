@@ -167,6 +167,36 @@ fn a_buffer_of_the_host_is_lent_and_used_again() {
     assert_eq!(a.buffer(50_000).as_ptr(), memory);
 }
 
+/// Goal: streams and datagrams lend over IPv6 as they do over IPv4.
+#[test]
+fn buffers_are_lent_over_ipv6() {
+    let (a, b) = raw::hosts();
+    let to = SocketAddr::new(raw::at(true, 2), 80);
+    let listener = TcpListener::bind(&b, to).expect("listens");
+    let stream = TcpStream::connect(&a, to).expect("connects");
+    let (mut peer, _) = listener.accept().expect("accepted");
+    let sending = stream.send_zc(pattern(300_000, 1)).expect("sends");
+    let mut received = vec![0; 300_000];
+    peer.read_exact(&mut received).expect("receives");
+    assert_same(&received, &pattern(300_000, 1));
+    let returned = sending.returned_within(PATIENCE).expect("back");
+    assert!(returned.buffer == received && !returned.copied);
+
+    let from = SocketAddr::new(raw::at(true, 1), 7);
+    let socket = UdpSocket::bind(&a, from).expect("bound");
+    let reader = UdpSocket::bind(&b, to).expect("bound");
+    reader.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    for len in [1, 1452, 1453, 65_507] {
+        let sending = socket.send_zc_to(pattern(len, len), to).expect("sends");
+        assert_eq!(reader.recv_from(&mut received).expect("receives"), (len, from));
+        assert_same(&received[..len], &pattern(len, len));
+        assert!(!sending.returned_within(PATIENCE).expect("back").copied);
+    }
+    assert_eq!(a.ledger().copied(), 0, "by the sender");
+    drop((stream, peer, listener, socket, reader));
+    assert_all_back(&[&a, &b]);
+}
+
 #[test]
 fn datagrams_go_both_ways() {
     let (a, b) = pair();

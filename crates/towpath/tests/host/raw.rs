@@ -12,14 +12,15 @@ const PROTOCOL: u8 = 253;
 const ETHERTYPE: EtherType = EtherType(0x88b5);
 
 /// The address of a host, over IPv4 or IPv6.
-fn at(v6: bool, last: u8) -> IpAddr {
+pub(super) fn at(v6: bool, last: u8) -> IpAddr {
     match v6 {
         false => Ipv4Addr::new(10, 0, 0, last).into(),
         true => Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last.into()).into(),
     }
 }
 
-fn hosts() -> (Host, Host) {
+/// Two hosts with addresses of IPv4 and IPv6.
+pub(super) fn hosts() -> (Host, Host) {
     let [one, two] = [1, 2].map(|last| Config {
         addresses: vec![(at(false, last), 24), (at(true, last), 64)],
         mac: Some(mac(last).0),
@@ -158,6 +159,43 @@ fn what_raw_sockets_cannot_do_is_refused() {
         let long = socket.send_zc_to(vec![1; 65_536], at(v6, 2)).expect_err("too long");
         assert_eq!((errno(long.error), long.buffer.len()), (libc::EMSGSIZE, 65_536));
     }
+    assert_all_back(&[&a, &b]);
+}
+
+/// Goal: a socket that is closed with loans out loses none: each comes back once, when the reader
+/// that has it lets go.
+#[test]
+fn what_closed_sockets_lent_comes_back() {
+    let (a, b, socket, peer) = raw_sockets(false);
+    let frames = PacketSocket::new(&a, ETHERTYPE, FramePart::Payload).expect("a socket");
+    let (own, to) = (SocketAddr::new(at(false, 1), 7), SocketAddr::new(at(false, 2), 7));
+    let datagrams = UdpSocket::bind(&a, own).expect("bound");
+    let frames_peer = PacketSocket::new(&b, ETHERTYPE, FramePart::Payload).expect("a socket");
+    let datagrams_peer = UdpSocket::bind(&b, to).expect("bound");
+    let station = LinkDestination { address: Some(mac(2)), protocol: ETHERTYPE };
+    let mut sends = Completions::new();
+    sends.push(socket.send_zc_to(pattern(900, 1), at(false, 2)).expect("sends"));
+    sends.push(datagrams.send_zc_to(pattern(900, 2), to).expect("sends"));
+    sends.push(frames.send_zc_to(pattern(900, 3), station).expect("sends"));
+    drop((socket, datagrams, frames));
+    // They wait in the peers' queues.
+    let lent = 3 * (900 + towpath::host::LENT_OVERHEAD);
+    assert!(sends.try_next().is_none() && a.lent() == lent);
+    let mut into = [0; 1000];
+    let count = peer.recv_from(&mut into).expect("receives").0;
+    assert_same(&into[20..count], &pattern(900, 1));
+    datagrams_peer.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    let count = datagrams_peer.recv(&mut into).expect("receives");
+    assert_same(&into[..count], &pattern(900, 2));
+    frames_peer.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    let count = frames_peer.recv_from(&mut into).expect("receives").copied;
+    assert_same(&into[..count], &pattern(900, 3));
+    for seed in 1..=3 {
+        let returned = sends.wait_next().expect("in the order of the sends");
+        assert!(returned.buffer == pattern(900, seed) && !returned.copied);
+    }
+    assert!(sends.wait_next().is_none(), "once each");
+    drop((peer, datagrams_peer, frames_peer));
     assert_all_back(&[&a, &b]);
 }
 

@@ -2,14 +2,15 @@
 
 use super::bench::*;
 use crate::socket::{
-    Borrower, Error, LentCall, LentLimits, Linger, NOTICE_CHARGE, Notice, Options, Readiness,
-    SendFlags, SocketId,
+    Borrower, Error, Family, LentCall, LentLimits, Linger, NOTICE_CHARGE, Notice, Options,
+    Readiness, SendFlags, SendTo, SocketId,
 };
-use crate::tcp::fastopen::CLIENT_NO_COOKIE;
+use crate::tcp::fastopen::{self, CLIENT_NO_COOKIE};
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
-use towpath_packet::{Loans, Site};
+use core::net::SocketAddr;
+use towpath_packet::{Loans, Piece, Site};
 
 /// Two connected hosts; the client lends.
 pub(super) struct Lent {
@@ -242,6 +243,33 @@ fn gotcha_10_unread_notices_use_up_the_limit() {
     assert_eq!(l.send(10), Ok(10));
 }
 
+/// Goal: the limit of pages is one for all sockets of a user: what one has lent is not there for
+/// another, of another kind, until it is back.
+#[test]
+fn sockets_share_the_limit_of_pages() {
+    let mut l = Lent::new();
+    l.b.hosts[CLIENT].set_lent_limits(LentLimits { notices: 100_000, pages: Some(4) });
+    let other = l.b.datagram(CLIENT, Family::V4);
+    let how = SendTo { to: Some(SocketAddr::new(v4(SERVER), 53)), ..SendTo::default() };
+    let memory = Arc::new(vec![1; 4000]);
+    let lend = |l: &mut Lent| {
+        let Lent { b, loans, .. } = l;
+        let lend = |most: usize, to: Borrower| {
+            loans.lend_shared(&memory, (0, most as u32), to.lender, to.token)
+        };
+        b.with(CLIENT, |host, cx| host.send_lent_datagram(other, 4000, &how, lend, cx))
+    };
+    // A range that begins anywhere may be in one page more than it has bytes for.
+    assert_eq!((l.send(4000), l.send(4000)), (Ok(4000), Ok(4000)));
+    assert_eq!(lend(&mut l), Err(Error::NoBuffers));
+    assert_eq!(l.send(1), Err(Error::NoBuffers));
+    l.b.settle();
+    assert_eq!((l.notice(), l.loans.out_count()), (lent(0, 1), 0));
+    assert_eq!(lend(&mut l), Ok(4000));
+    assert_eq!(l.send(4000), Ok(4000));
+    assert_eq!(l.send(1), Err(Error::NoBuffers));
+}
+
 /// Goal: a reset gives everything back at once, and the notices stay readable.
 #[test]
 fn a_reset_returns_everything() {
@@ -374,6 +402,62 @@ fn all_that_is_lent_is_in_the_ledger() {
     let refused = b.with(CLIENT, |host, cx| host.send_piece(idle, piece, cx));
     assert!(refused.is_err());
     assert_eq!(counted(&mut b), (with_syn + 115, with_syn + 100));
+}
+
+/// Lends what of `memory` is behind `from`, range by range.
+fn ranges<'a>(
+    loans: &'a mut Loans,
+    memory: &'a Arc<Vec<u8>>,
+    mut from: usize,
+) -> impl FnMut(usize, Borrower) -> Option<Piece> + 'a {
+    move |room, to| {
+        let range = (from, room.min(memory.len() - from) as u32);
+        from += range.1 as usize;
+        loans.lend_shared(memory, range, to.lender, to.token)
+    }
+}
+
+/// Goal: what was lent along with a SYN (Fast Open) comes back once, by one notice with what the call
+/// lent afterwards; also if the server leaves it, so that it goes again.
+#[test]
+fn what_is_lent_with_a_syn_comes_back_once() {
+    for server_takes_it in [true, false] {
+        let mut b = Bench::new();
+        b.hosts[CLIENT].stack_mut().tcp_settings_mut().fastopen |= CLIENT_NO_COOKIE;
+        if server_takes_it {
+            let wanted = fastopen::SERVER | fastopen::SERVER_NO_COOKIE | fastopen::SERVER_ALL;
+            b.hosts[SERVER].stack_mut().tcp_settings_mut().fastopen |= wanted;
+        }
+        let listener = b.listen(80, 1);
+        let client = b.stream(CLIENT);
+        let (mut loans, memory) = (Loans::new(8), Arc::new(vec![7; 3000]));
+        let (mut call, mut done) = (LentCall::default(), 0);
+        let to = (client, Some(at(80)));
+        done += b.with(CLIENT, |host, cx| {
+            let how = SendFlags::default();
+            host.send_lent_with_syn(to, &mut call, 3000, how, ranges(&mut loans, &memory, 0), cx)
+                .expect("it connects")
+                .expect("it is not open yet")
+        });
+        b.settle();
+        let (server, _) = b.hosts[SERVER].accept(listener, b.now).expect("a connection");
+        let news = b.hosts[CLIENT].take_notice(client);
+        assert_eq!(news, Err(Error::WouldBlock), "the call goes on");
+        done += b.with(CLIENT, |host, cx| {
+            let how = SendFlags { continues: true, ..SendFlags::default() };
+            let lend = ranges(&mut loans, &memory, done);
+            host.send_lent(client, &mut call, 3000 - done, how, lend, cx).expect("room")
+        });
+        assert_eq!(done, 3000);
+        drop(call);
+        b.settle();
+        let mut l = Lent { b, loans, server, client };
+        assert_eq!(l.received(), 3000);
+        assert_eq!((l.notice(), l.notice()), (lent(0, 0), Err(Error::WouldBlock)));
+        assert_eq!((l.loans.out_count(), l.b.copied_at(Site::SocketSend)), (0, 0));
+        let sent: usize = l.b.segments.iter().map(|(_, len, _)| len).sum();
+        assert_eq!(sent > 3000, !server_takes_it, "{sent} bytes went");
+    }
 }
 
 /// More than pages in the largest send buffer.

@@ -125,6 +125,22 @@ fn gotcha_04_06_and_07_calls_are_told_when_acknowledged() {
     assert_eq!(l.b.hosts[CLIENT].take_error(l.client), Ok(None));
 }
 
+/// Goal: what acknowledges a part of a call tells of nothing, and holds all of its memory (gotcha 4).
+#[test]
+fn gotcha_04_a_part_that_is_acknowledged_is_not_told_of() {
+    let mut l = Lent::new();
+    let now = l.b.now;
+    let small = |options: &mut Options| options.receive_buffer = Some(4096);
+    l.b.hosts[SERVER].set_options(l.server, now, small).expect("open");
+    let sent = l.send(200_000).expect("there is room for some");
+    l.b.settle();
+    let info = l.b.hosts[CLIENT].tcp(l.client).expect("connected").info(now);
+    assert!((1000..sent as u64).contains(&info.bytes_acked), "{} of {sent}", info.bytes_acked);
+    assert!(!l.is_told() && l.notice() == Err(Error::WouldBlock) && l.loans.out_count() == 1);
+    assert_eq!(l.received(), sent);
+    assert_eq!((l.notice(), l.loans.out_count()), (lent(0, 0), 0));
+}
+
 /// Goal: notices that follow each other are one, and each return is news (gotchas 1, 2 and 5).
 #[test]
 fn gotcha_01_02_and_05_notices_are_joined() {

@@ -8,7 +8,7 @@ use crate::instance::{Config, Instance};
 use crate::pointers::{bytes, bytes_mut, file, text};
 use libc::{c_char, c_int, c_uint, c_void, size_t};
 use rustix::fd::BorrowedFd;
-use std::mem::{MaybeUninit, offset_of};
+use std::mem::{ManuallyDrop, MaybeUninit, offset_of};
 use std::sync::Arc;
 use towpath_io::tap::Tap;
 
@@ -156,12 +156,11 @@ pub unsafe extern "C" fn towpath_attach_fd(
 pub unsafe extern "C" fn towpath_free(instance: *const Instance) {
     if !instance.is_null() {
         // SAFETY: the caller vouches for it, and `give_instance` gave the pointer away.
-        let instance = unsafe { Arc::from_raw(instance) };
+        let instance = ManuallyDrop::new(unsafe { Arc::from_raw(instance) });
+        // In a child, its thread, for which the end would wait, is the parent's.
         if instance.is_ours() {
+            let instance = ManuallyDrop::into_inner(instance);
             instance.end();
-        } else {
-            // Its thread, for which the end would wait, is the parent's.
-            std::mem::forget(instance);
         }
     }
 }

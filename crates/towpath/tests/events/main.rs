@@ -1,5 +1,6 @@
-//! What an event queue promises, on both back ends. Where the kernel does not allow io_uring, its
-//! half is reported as ignored, and so are those that need a disk where none can be mounted.
+//! What an event queue promises, on both back ends, and as far as that can be in simulated time.
+//! Where the kernel does not allow io_uring, its half is reported as ignored, and so are those that
+//! need a disk where none can be mounted.
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test fails by panicking")]
 
@@ -13,6 +14,7 @@ mod files;
 mod kernel;
 mod kernel_streams;
 mod many;
+mod model;
 mod multishot;
 mod receive_all;
 mod receive_file;
@@ -27,6 +29,7 @@ mod zerocopy;
 use libtest_mimic::{Arguments, Trial};
 use rustix::io::Errno;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use towpath::events::{Choice, Config, Event, EventQueue, News, Readiness, Token};
 
@@ -35,6 +38,54 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A test: its name, and what it does with a back end.
 type Case = (&'static str, fn(Choice));
+
+/// Cases that are played in simulated time, too: those in which nobody but the case itself and the
+/// kernel brings news. What a host or another thread is about to do would be jumped over by a wait,
+/// as nothing tells of it before.
+const IN_SIMULATED_TIME: &[&str] = &[
+    "a_call_is_made_again_when_its_socket_is_ready",
+    "a_child_of_a_fork_cannot_use_it",
+    "a_deadline_ends_an_operation_or_comes_too_late",
+    "a_full_queue_makes_no_calls",
+    "a_full_queue_refuses_the_kernels_streams",
+    "a_full_queue_says_so",
+    "a_hundred_thousand_registrations",
+    "a_kernels_connect_is_cancelled_or_ends_in_time",
+    "a_kernels_stream_ends_or_is_reset",
+    "a_kernels_stream_is_received",
+    "a_level_is_told_as_long_as_it_holds",
+    "a_past_deadline_still_tells_what_there_is",
+    "a_queue_may_go_before_its_calls",
+    "a_queue_may_go_before_operations_on_streams",
+    "a_removed_source_is_closed_and_silent",
+    "a_socket_that_is_gone_ends_its_registration",
+    "a_timer_is_set_again",
+    "an_accept_of_the_kernel_is_cancelled",
+    "an_edge_is_told_once_for_each_news",
+    "bytes_stay_when_a_kernels_receive_is_cancelled",
+    "calls_are_cancelled_or_late",
+    "calls_fail_or_are_interrupted",
+    "calls_receive_so_many_bytes_or_all_there_are",
+    "changes_in_a_batch_stand_for_themselves",
+    "changes_of_files_are_told",
+    "connecting_is_cancelled_or_ends_in_time",
+    "files_on_disk_are_refused",
+    "notices_are_counted_and_in_order",
+    "one_file_may_be_added_twice",
+    "one_shot_is_told_until_modified_once",
+    "periods_are_counted_and_do_not_shift",
+    "removed_timers_leave_nothing",
+    "signals_are_told",
+    "stale_tokens_are_refused",
+    "tasks_are_dropped_with_the_queue",
+    "the_descriptor_is_readable_while_events_wait",
+    "the_kernel_connects_or_is_refused",
+    "the_peer_that_closes_is_told",
+    "what_is_not_asked_for_is_not_told",
+    "what_is_removed_amid_news_is_closed",
+    "what_is_wrong_with_groups",
+    "what_was_left_over_is_looked_at_again",
+];
 
 fn main() {
     let cases = [
@@ -47,6 +98,7 @@ fn main() {
         kernel::CASES,
         kernel_streams::CASES,
         many::CASES,
+        model::CASES,
         multishot::CASES,
         receive_all::CASES,
         receive_file::CASES,
@@ -67,11 +119,19 @@ fn main() {
     let cases = cases.into_iter().flatten().map(|case| (case, true));
     let of_disks = of_disks.into_iter().flatten().map(|case| (case, has_disk));
     let mut trials = Vec::new();
+    let kinds = [
+        ("epoll", Choice::Epoll, true),
+        ("io_uring", Choice::IoUring, has_ring),
+        ("simulated", Choice::Best, true),
+    ];
     for (&(name, run), can_run) in cases.chain(of_disks) {
-        for (kind, choice, has_kind) in
-            [("epoll", Choice::Epoll, true), ("io_uring", Choice::IoUring, has_ring)]
-        {
+        for (kind, choice, has_kind) in kinds {
+            let is_simulated = kind == "simulated";
+            if is_simulated && !IN_SIMULATED_TIME.contains(&name) {
+                continue;
+            }
             let run = move || {
+                SIMULATED.store(is_simulated, Ordering::Relaxed);
                 run(choice);
                 Ok(())
             };
@@ -79,6 +139,8 @@ fn main() {
             trials.push(trial.with_ignored_flag(!(can_run && has_kind)));
         }
     }
+    let simulated = trials.iter().filter(|trial| trial.name().ends_with("::simulated")).count();
+    assert_eq!(simulated, IN_SIMULATED_TIME.len(), "each is a case");
     if !has_ring {
         eprintln!("skipped: this kernel does not allow io_uring");
     }
@@ -89,8 +151,11 @@ fn main() {
 }
 
 fn config(back_end: Choice) -> Config {
-    Config { back_end, ..Config::default() }
+    Config { back_end, simulated: SIMULATED.load(Ordering::Relaxed), ..Config::default() }
 }
+
+/// Queues of the case that runs have simulated time.
+static SIMULATED: AtomicBool = AtomicBool::new(false);
 
 fn queue(back_end: Choice) -> EventQueue {
     EventQueue::with(&config(back_end)).unwrap()

@@ -125,7 +125,8 @@ fn gotcha_04_06_and_07_calls_are_told_when_acknowledged() {
     assert_eq!(l.b.hosts[CLIENT].take_error(l.client), Ok(None));
 }
 
-/// Goal: what acknowledges a part of a call tells of nothing, and holds all of its memory (gotcha 4).
+/// Goal: what acknowledges a part of a call tells of nothing, and holds all of its memory (gotcha
+/// 4).
 #[test]
 fn gotcha_04_a_part_that_is_acknowledged_is_not_told_of() {
     let mut l = Lent::new();
@@ -433,8 +434,8 @@ fn ranges<'a>(
     }
 }
 
-/// Goal: what was lent along with a SYN (Fast Open) comes back once, by one notice with what the call
-/// lent afterwards; also if the server leaves it, so that it goes again.
+/// Goal: what was lent along with a SYN (Fast Open) comes back once, by one notice with what the
+/// call lent afterwards; also if the server leaves it, so that it goes again.
 #[test]
 fn what_is_lent_with_a_syn_comes_back_once() {
     for server_takes_it in [true, false] {

@@ -19,7 +19,7 @@ use towpath::events::{
 
 pub(super) const CASES: &[Case] = &[("a_queue_does_what_a_model_says", seeds)];
 
-const SEEDS: u64 = 300;
+const SEEDS: u64 = 500;
 const STEPS: u32 = 250;
 /// Registrations at a time.
 const MOST: usize = 12;
@@ -257,7 +257,8 @@ impl Scene {
         let mut events = Vec::new();
         let count = self.queue.wait_many(&mut events, 1..=1, Some(until)).unwrap();
         assert_eq!(self.queue.now(), first.unwrap_or(until));
-        assert_eq!(count, usize::from(first.is_some()));
+        // What is due at the very end of a wait may be told after it.
+        assert!(count == usize::from(first.is_some()) || count == 0 && first == Some(until));
         let due = self.due();
         for event in events {
             assert!(due.contains(&event.data) && self.take(&event));

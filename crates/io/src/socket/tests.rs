@@ -311,7 +311,7 @@ fn udp_segments_and_coalesces() {
                     .iter()
                     .for_each(|piece| bytes.extend_from_slice(piece.bytes().expect("private")));
             };
-            let got = receiver.receive(&mut rig.buffer, &mut rig.memory, 64, give);
+            let got = receiver.receive(&mut rig.buffer, &mut rig.memory, (64, usize::MAX), give);
             assert!(got.expect("received").drained);
         }
         assert!(bytes == payload);
@@ -414,11 +414,14 @@ fn udp_without_memory_waits() {
     let mut lens = Vec::new();
     for _ in 0..2 {
         let give = |datagram: Datagram| lens.push(datagram.len);
-        let got = receiver.receive(&mut buffer, &mut tight, 8, give).expect("received");
+        let got =
+            receiver.receive(&mut buffer, &mut tight, (8, usize::MAX), give).expect("received");
         assert!(got.no_memory && !got.drained);
     }
     let give = |datagram: Datagram| lens.push(datagram.len);
-    let got = receiver.receive(&mut rig.buffer, &mut rig.memory, 8, give).expect("received");
+    let got = receiver
+        .receive(&mut rig.buffer, &mut rig.memory, (8, usize::MAX), give)
+        .expect("received");
     assert_eq!((got.count, got.drained), (1, true));
     assert_eq!(lens, [1000, 5000]);
     rig.finish();
@@ -439,7 +442,9 @@ fn udp_port_unreachable_surfaces() {
         sender.send_to(None, pieces.iter(), None).expect("sent");
         ready(&sender, Interest::NONE);
         sender.send_to(None, pieces.iter(), None).expect("an old error is not the new one's");
-        let got = sender.receive(&mut rig.buffer, &mut rig.memory, 8, drop).expect("no error");
+        let got = sender
+            .receive(&mut rig.buffer, &mut rig.memory, (8, usize::MAX), drop)
+            .expect("no error");
         assert_eq!((got.count, got.drained), (0, true));
         for _ in 0..2 {
             let event = sender.take_error_event().expect("one per datagram");

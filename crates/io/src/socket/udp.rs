@@ -61,6 +61,8 @@ pub struct Datagram {
 pub struct DatagramsReceived {
     /// Datagrams given away; coalesced ones count once.
     pub count: usize,
+    /// Their payload.
+    pub bytes: usize,
     /// Nothing is left to read at this moment.
     pub drained: bool,
     /// Frames are short: a datagram waits in the socket, nothing is lost.
@@ -152,19 +154,23 @@ impl UdpSocket {
         }
     }
 
-    /// Receives up to `max` datagrams, one call each.
+    /// Receives up to `max` datagrams, one call each, until they have `bytes_max` bytes together.
     pub fn receive(
         &self,
         buffer: &mut ReceiveBuffer,
         memory: &mut Memory,
-        max: usize,
+        (max, bytes_max): (usize, usize),
         mut give: impl FnMut(Datagram),
     ) -> io::Result<DatagramsReceived> {
         let mut outcome = DatagramsReceived::default();
         for _ in 0..max {
+            if outcome.bytes >= bytes_max {
+                break;
+            }
             match self.receive_one(buffer, memory) {
                 Ok(Some(datagram)) => {
                     outcome.count += 1;
+                    outcome.bytes += datagram.len;
                     give(datagram);
                 }
                 Ok(None) => {

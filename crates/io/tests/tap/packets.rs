@@ -89,7 +89,9 @@ fn udp_super_packets_cross_two_devices() {
                                 bytes.extend_from_slice(piece.bytes().expect("private"));
                             }
                         };
-                        socket.receive(&mut buffer, &mut memory, 64, give).expect("received");
+                        socket
+                            .receive(&mut buffer, &mut memory, (64, usize::MAX), give)
+                            .expect("received");
                     }
                     assert!(bytes == payload);
                 }

@@ -20,11 +20,11 @@ use super::idle::Idle;
 use super::newcomers::Message;
 use super::route::Target;
 use super::slots::{Slot, Slots};
-use super::{Gateway, Io, Token, is_descriptor_shortage};
+use super::{BYTES_PER_TURN, Gateway, Io, Token, is_descriptor_shortage};
 use answers::Answers;
 use published::NOBODY;
 pub(super) use published::PublishedBy;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU16;
@@ -43,7 +43,8 @@ const IDLE_DNS: Duration = Duration::from_secs(20);
 const SWEEP: Duration = Duration::from_secs(5);
 /// Addresses that one mapping has sent to and accepts datagrams from.
 const PEERS_MAX: usize = 64;
-/// Datagrams read from one socket before others get their turn.
+/// Datagrams read from one socket before others get their turn; fewer if they are large
+/// ([`BYTES_PER_TURN`]).
 const READS_PER_TURN: usize = 64;
 /// IP and UDP header without options: what a segment needs beside its payload.
 const HEADERS_V4: usize = 28;
@@ -74,6 +75,8 @@ struct Flow {
     /// published port, that have sent to it and so may be answered.
     loopback_ports: Vec<u16>,
     dns: Dns,
+    /// It stands in line.
+    queued: bool,
 }
 
 /// The question under way on a DNS mapping.
@@ -97,8 +100,8 @@ pub(super) struct UdpFlows {
     published: usize,
     answers: Answers,
     sweep_at: Option<Instant>,
-    /// Flows with more to read that no event will tell.
-    waiting: Vec<Slot>,
+    /// Flows with something to read, in line.
+    waiting: VecDeque<Slot>,
     /// No frame was free: `waiting` is tried again after a while, not at once.
     starved: bool,
     /// Datagrams of one read, between reads empty: kept for its memory.
@@ -115,7 +118,7 @@ impl UdpFlows {
             published: 0,
             answers: Answers::default(),
             sweep_at: None,
-            waiting: Vec::new(),
+            waiting: VecDeque::new(),
             starved: false,
             read: Vec::with_capacity(READS_PER_TURN),
         }
@@ -123,6 +126,15 @@ impl UdpFlows {
 
     pub(super) fn len(&self) -> usize {
         self.slots.len()
+    }
+
+    /// Has a flow stand in line, at its end unless it does already.
+    fn queue(&mut self, slot: Slot) {
+        if let Some(flow) = self.slots.get_mut(slot)
+            && !std::mem::replace(&mut flow.queued, true)
+        {
+            self.waiting.push_back(slot);
+        }
     }
 
     pub(super) fn has_work(&self) -> bool {
@@ -192,6 +204,7 @@ impl Flow {
             led_until: Instant::START,
             loopback_ports: Vec::new(),
             dns: Dns::default(),
+            queued: false,
         }
     }
 
@@ -372,19 +385,28 @@ impl Gateway {
         if event.error {
             self.read_errors(slot, io);
         }
-        self.read_datagrams(slot, io);
+        self.udp.queue(slot);
     }
 
+    /// Reads for those who stand in line, once for each, as many bytes as a turn has for all.
     pub(super) fn continue_udp(&mut self, io: &mut Io<'_>) {
         self.udp.starved = false;
-        for slot in std::mem::take(&mut self.udp.waiting) {
-            self.read_datagrams(slot, io);
+        let mut left = BYTES_PER_TURN;
+        for _ in 0..self.udp.waiting.len() {
+            if left == 0 {
+                return;
+            }
+            let Some(slot) = self.udp.waiting.pop_front() else { return };
+            let Some(flow) = self.udp.slots.get_mut(slot) else { continue };
+            flow.queued = false;
+            left = left.saturating_sub(self.read_datagrams(slot, left, io));
         }
     }
 
-    fn read_datagrams(&mut self, slot: Slot, io: &mut Io<'_>) {
+    /// Reads from a socket until `most` bytes have come; how many did.
+    fn read_datagrams(&mut self, slot: Slot, most: usize, io: &mut Io<'_>) -> usize {
         self.lead_datagrams(slot, io);
-        let Some(flow) = self.udp.slots.get_mut(slot) else { return };
+        let Some(flow) = self.udp.slots.get_mut(slot) else { return 0 };
         flow.used_at = io.now;
         let mut read = std::mem::take(&mut self.udp.read);
         // Cut again here they would cost more.
@@ -394,7 +416,7 @@ impl Gateway {
                 read.push(datagram);
             }
         };
-        let result = flow.socket.receive(io.buffer, io.memory, READS_PER_TURN, keep);
+        let result = flow.socket.receive(io.buffer, io.memory, (READS_PER_TURN, most), keep);
         for datagram in read.drain(..) {
             self.deliver(slot, datagram, io);
         }
@@ -405,12 +427,16 @@ impl Gateway {
                     self.read_errors(slot, io);
                 }
                 self.udp.starved |= received.no_memory;
-                if !received.drained && !self.udp.waiting.contains(&slot) {
-                    self.udp.waiting.push(slot);
+                if !received.drained {
+                    self.udp.queue(slot);
                 }
+                received.bytes
             }
             // Nothing to read, or an error that its queue tells better.
-            Err(_) => self.read_errors(slot, io),
+            Err(_) => {
+                self.read_errors(slot, io);
+                0
+            }
         }
     }
 

@@ -29,6 +29,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const FLOOD: u64 = 100;
 /// Flows that a turn begins (docs/limits.md).
 const BEGUN_PER_TURN: u64 = 8;
+/// Bytes of datagrams that a turn takes from host sockets (docs/theory/gateway.md).
+const DATAGRAM_BYTES_PER_TURN: u64 = 512 << 10;
 
 /// Goal: of a flood of connections or datagrams that each need a host socket, a turn serves a few,
 /// after all that is for open flows; nothing is lost while there is room to wait; a connection of
@@ -39,7 +41,41 @@ pub(super) fn run() -> Result<(), Failed> {
     connections(&mut steps);
     datagrams(&mut steps);
     burst(&mut steps);
+    floods_of_the_host(&mut steps);
     Ok(())
+}
+
+/// Goal: datagrams of the host, too, have as many bytes of a turn as TCP has, however many sockets
+/// they wait in; who waits has his turn, and nothing is lost.
+fn floods_of_the_host(steps: &mut Steps) {
+    const FLOWS: u16 = 8;
+    const EACH: u64 = 3;
+    let server = UdpSocket::bind((HOST, 0)).expect("a server");
+    server.set_read_timeout(Some(PATIENCE)).expect("a setting");
+    let at = server.local_addr().expect("an address");
+    for port in 0..FLOWS {
+        let from = (IpAddr::from(PROGRAM), 6000 + port);
+        steps.feed(&frame::udp(from, (HOST.into(), at.port()), b"ask"));
+    }
+    steps.turn();
+    let before = steps.counters();
+    let datagram = vec![7; 60_000];
+    for _ in 0..FLOWS {
+        let (_, flow) = server.recv_from(&mut [0; 9]).expect("it asks");
+        (0..EACH).for_each(|_| {
+            assert_eq!(server.send_to(&datagram, flow).expect("it is sent"), datagram.len())
+        });
+    }
+    let all = u64::from(FLOWS) * EACH * datagram.len() as u64;
+    let (mut turns, mut last) = (0, before.bytes_in);
+    while last < before.bytes_in + all {
+        steps.turn();
+        let now = steps.counters().bytes_in;
+        assert!(now - last < DATAGRAM_BYTES_PER_TURN + datagram.len() as u64, "{}", now - last);
+        (turns, last) = (turns + 1, now);
+        assert!(turns < 100, "{} of {all} bytes came", last - before.bytes_in);
+    }
+    assert!(turns > 2 && steps.counters().udp_dropped == before.udp_dropped);
 }
 
 fn connections(steps: &mut Steps) {

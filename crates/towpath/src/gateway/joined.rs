@@ -40,6 +40,9 @@ mod tests;
 
 /// Connections accepted in a turn of the worker.
 const ACCEPTS_PER_TURN: usize = 16;
+/// Bytes that all flows move in a turn, each way; what lies in a pipe with the last of them goes
+/// along.
+const BYTES_PER_TURN: u64 = 1 << 20;
 
 /// A socket that listens on the program's loopback.
 #[derive(Debug)]
@@ -333,7 +336,7 @@ impl JoinedFlows {
         flow.connecting = None;
         (flow.out.readable, flow.out.writable) = (true, true);
         (flow.into.readable, flow.into.writable) = (true, true);
-        self.advance(slot, cx);
+        self.move_soon(slot, cx);
     }
 
     /// Who was asked did not take the connection: the host's other address is tried, or who began
@@ -380,18 +383,27 @@ impl JoinedFlows {
         from_here.readable |= may_read;
         to_here.writable |= may_write;
         if flow.connecting.is_none() {
-            self.advance(slot, cx);
+            self.move_soon(slot, cx);
         }
     }
 
-    /// Moves what can be moved, both ways.
-    fn advance(&mut self, slot: Slot, cx: &mut Around<'_>) {
+    /// Has a flow stand in line; in a pause, in which nobody is served by line, it moves at once.
+    fn move_soon(&mut self, slot: Slot, cx: &mut Around<'_>) {
+        if self.paused_until.is_some() {
+            self.advance(slot, [BYTES_PER_TURN; 2], cx);
+        } else {
+            self.queue(slot);
+        }
+    }
+
+    /// Moves what can be moved, out and in, at most so many bytes of each.
+    fn advance(&mut self, slot: Slot, most: [u64; 2], cx: &mut Around<'_>) {
         let Some(flow) = self.flows.get_mut(slot) else { return };
         let Flow { inside, host, out, into, .. } = &mut **flow;
         let GatewayCounters { joined_bytes_out, joined_bytes_in, .. } = cx.counters;
         let pipes = &mut self.pipes;
-        let moved_out = out.advance(inside, host, pipes, joined_bytes_out);
-        let moved_in = into.advance(host, inside, pipes, joined_bytes_in);
+        let moved_out = out.advance(inside, host, pipes, joined_bytes_out, most[0]);
+        let moved_in = into.advance(host, inside, pipes, joined_bytes_in, most[1]);
         let is_over = out.is_closed() && into.is_closed();
         let mut more = false;
         for moved in [moved_out, moved_in] {
@@ -412,16 +424,24 @@ impl JoinedFlows {
         }
     }
 
-    /// Goes on with flows that had their turn, or found no pipe, and takes new ones.
+    /// Moves bytes of those who stand in line, as many each way as a turn has for all, and takes new
+    /// flows.
     pub(super) fn go_on(&mut self, cx: &mut Around<'_>) {
         if self.paused_until.is_some() {
             return;
         }
+        let moved = |cx: &Around<'_>| [cx.counters.joined_bytes_out, cx.counters.joined_bytes_in];
+        let until = moved(cx).map(|bytes| bytes + BYTES_PER_TURN);
         for _ in 0..self.waiting.len() {
+            let now = moved(cx);
+            let most = [0, 1].map(|way| until[way].saturating_sub(now[way]));
+            if most == [0; 2] {
+                break;
+            }
             let Some(slot) = self.waiting.pop_front() else { break };
             let Some(flow) = self.flows.get_mut(slot) else { continue };
             flow.queued = false;
-            self.advance(slot, cx);
+            self.advance(slot, most, cx);
         }
         self.accept_all(cx);
     }

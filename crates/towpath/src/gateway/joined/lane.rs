@@ -6,8 +6,6 @@
 use std::io;
 use towpath_io::socket::{Pipe, TcpSocket};
 
-/// Bytes that one direction of a flow moves before others get their turn.
-const BYTES_PER_TURN: u64 = 1 << 20;
 /// Empty pipes that are kept for the next direction that moves.
 const PIPES_KEPT_MAX: usize = 8;
 
@@ -81,16 +79,18 @@ impl Lane {
         self.pipe.as_ref().map_or(0, Pipe::held)
     }
 
-    /// Moves on until the source has no more, the sink takes no more or the turn is over; adds to
-    /// `moved` what the sink took, whatever the result.
+    /// Moves on until the source has no more, the sink takes no more or `most` bytes are moved, and
+    /// what was in the pipe with the last of them; adds to `moved` what the sink took, whatever the
+    /// result.
     pub(super) fn advance(
         &mut self,
         from: &TcpSocket,
         to: &TcpSocket,
         pipes: &mut Pipes,
         moved: &mut u64,
+        most: u64,
     ) -> Result<Progress, LaneError> {
-        let until = *moved + BYTES_PER_TURN;
+        let until = *moved + most;
         while self.writable && (self.pipe.is_some() || self.readable) {
             if *moved >= until {
                 return Ok(Progress::More);

@@ -77,8 +77,9 @@ impl Rig {
         act(joined, &mut Around { reactor, counters, now: *now })
     }
 
-    /// A turn of the worker.
+    /// A turn of the worker, which moves no more than its share.
     fn turn(&mut self) {
+        let (before, was_paused) = (self.counters, self.joined.paused_until.is_some());
         let timeout = if self.joined.has_work() { Duration::ZERO } else { STEP };
         let mut events = Events::new();
         self.reactor.wait(Some(timeout), &mut events).unwrap();
@@ -90,6 +91,10 @@ impl Rig {
             });
         }
         self.with(|joined, cx| joined.go_on(cx));
+        let most = BYTES_PER_TURN + PIPE_BYTES as u64;
+        let moved_out = self.counters.joined_bytes_out - before.joined_bytes_out;
+        let moved_in = self.counters.joined_bytes_in - before.joined_bytes_in;
+        assert!(was_paused || moved_out < most && moved_in < most, "{moved_out} {moved_in}");
     }
 
     /// Works until that is so.

@@ -424,8 +424,8 @@ impl JoinedFlows {
         }
     }
 
-    /// Moves bytes of those who stand in line, as many each way as a turn has for all, and takes new
-    /// flows.
+    /// Moves bytes of those who stand in line, as many each way as a turn has for all, and takes
+    /// new flows.
     pub(super) fn go_on(&mut self, cx: &mut Around<'_>) {
         if self.paused_until.is_some() {
             return;

@@ -24,7 +24,7 @@ pub(super) enum Work {
     Stacks(Stacks),
     /// Packets of one guest to another.
     Guests(&'static Workload, u32),
-    /// 64 KiB of a program, to the host or from it; or its connections.
+    /// 64 KiB of a program, to the host or from it; or its requests or connections.
     Gateway(gateway::Way, u32),
     /// Connections that are kept open, for `bench gateway`.
     Connections(u32),
@@ -49,6 +49,7 @@ impl FromStr for Work {
         }
         Ok(match name {
             "gateway_out" => Self::Gateway(gateway::Way::Out, count),
+            "gateway_requests" => Self::Gateway(gateway::Way::Requests, count),
             "gateway_connections" => Self::Gateway(gateway::Way::Connections, count),
             "gateway_joined" => Self::Gateway(gateway::Way::Joined, count),
             "gateway_in" => Self::Gateway(gateway::Way::In, count),
@@ -85,7 +86,7 @@ mod tests {
     #[test]
     fn all_work_is_done() {
         let works = ["vm_64B,40", "vm_to_vm_whole,40", "vm_to_vm_segmented,40"];
-        let gateway = ["gateway_out,40", "gateway_in,40"];
+        let gateway = ["gateway_out,40", "gateway_in,40", "gateway_requests,40"];
         let gateway = gateway.into_iter().chain(["gateway_joined,40", "gateway_connections,40"]);
         for text in works.into_iter().chain(gateway).chain(["plain,1448,10"]) {
             let work: Work = text.parse().expect(text);

@@ -1,5 +1,5 @@
 //! Bytes of a program, through the gateway to a socket of the host and the other way round; or
-//! connections of one byte each way, one after the other. The
+//! requests and answers of one byte, one after the other, over one connection or one for each. The
 //! program is a stack of ours in place of a TAP device; it, the gateway and the host's peer are one
 //! thread, so that nothing is left to who runs when. The peer is reached by the host's loopback.
 //! System calls of program and peer are counted here, so that those of the gateway can be told.
@@ -36,6 +36,8 @@ pub(in crate::bench) enum Way {
     In,
     /// The program, over a joined port of its loopback, past the stack.
     Joined,
+    /// Each a byte, over a connection that stays.
+    Requests,
     /// Each a byte, over a new connection, which the program closes first.
     Connections,
 }
@@ -45,7 +47,7 @@ impl Way {
     fn unit(self) -> u64 {
         match self {
             Self::Out | Self::In | Self::Joined => CHUNK as u64,
-            Self::Connections => 1,
+            Self::Requests | Self::Connections => 1,
         }
     }
 }
@@ -191,6 +193,10 @@ impl Program {
                 self.socket_sends()?;
                 self.peer_receives()?;
             }
+            Way::Requests => {
+                self.peer_echoes()?;
+                while self.program_asks(now)? {}
+            }
             Way::Connections => {
                 self.peer_echoes()?;
                 self.program_connects(now)?;
@@ -238,10 +244,10 @@ impl Program {
         }
     }
 
-    /// Sends a byte, takes one, closes and begins again.
-    fn program_connects(&mut self, now: Instant) -> anyhow::Result<()> {
+    /// Sends a byte if the last was answered, and takes the answer; true if it is there.
+    fn program_asks(&mut self, now: Instant) -> anyhow::Result<bool> {
         if self.carried == self.total {
-            return Ok(());
+            return Ok(false);
         }
         if self.begun == self.carried {
             let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now };
@@ -254,8 +260,16 @@ impl Program {
         match self.sockets.discard(self.stream, usize::MAX, now) {
             Ok(0) => bail!("the connection ended without an answer"),
             Ok(count) => self.carried += count as u64,
-            Err(Error::WouldBlock | Error::InProgress | Error::NotConnected) => return Ok(()),
+            Err(Error::WouldBlock | Error::InProgress | Error::NotConnected) => return Ok(false),
             Err(error) => return Err(told(error)),
+        }
+        Ok(true)
+    }
+
+    /// Sends a byte, takes one, closes and begins again.
+    fn program_connects(&mut self, now: Instant) -> anyhow::Result<()> {
+        if !self.program_asks(now)? {
+            return Ok(());
         }
         self.sockets.close(self.stream, now).map_err(told)?;
         // The FIN of the connection before and its ACK are in the number of the next.

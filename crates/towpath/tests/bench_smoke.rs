@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const STEP: Duration = Duration::from_millis(5);
 
 /// The names that other documents and stored figures refer to.
-const CASES: [&str; 43] = [
+const CASES: [&str; 51] = [
     "ready",
     "idle_rss",
     "idle_cpu",
@@ -28,7 +28,11 @@ const CASES: [&str; 43] = [
     "tcp_in_mtu1500_1flow_cpu_gateway",
     "tcp_in_mtu1500_1flow_cpu_all",
     "tcp_out_mtu1500_8flows",
+    "tcp_out_mtu1500_8flows_cpu_gateway",
+    "tcp_out_mtu1500_8flows_cpu_all",
     "tcp_in_mtu1500_8flows",
+    "tcp_in_mtu1500_8flows_cpu_gateway",
+    "tcp_in_mtu1500_8flows_cpu_all",
     "loopback_out_1flow",
     "loopback_out_1flow_cpu_gateway",
     "loopback_out_1flow_cpu_all",
@@ -44,7 +48,11 @@ const CASES: [&str; 43] = [
     "tcp_both_mtu1500",
     "tcp_both_mtu1500_slower_share",
     "tcp_out_ipv6_mtu1500_1flow",
+    "tcp_out_ipv6_mtu1500_1flow_cpu_gateway",
+    "tcp_out_ipv6_mtu1500_1flow_cpu_all",
     "tcp_in_ipv6_mtu1500_1flow",
+    "tcp_in_ipv6_mtu1500_1flow_cpu_gateway",
+    "tcp_in_ipv6_mtu1500_1flow_cpu_all",
     "tcp_out_ipv6_mtu1500_8flows",
     "tcp_in_ipv6_mtu1500_8flows",
     "udp_out_mtu1500",

@@ -26,10 +26,12 @@ pub(super) struct Told {
     pub(super) bytes: Vec<u8>,
     /// When it was changed, in seconds since 1970.
     pub(super) changed: u64,
-    /// Reads and writes that reach this offset fail with this error.
+    /// Reads and writes that reach this offset fail with this error, and so do syncs.
     pub(super) fails: Option<(u64, i32)>,
-    /// Reads and writes are kept until they may go on.
+    /// Reads, writes and syncs are kept until they may go on.
     pub(super) is_held: bool,
+    /// The server ends, and answers nothing any more.
+    pub(super) is_gone: bool,
     /// Offsets of the reads that came.
     pub(super) reads: Vec<u64>,
     held: Vec<Vec<u8>>,
@@ -156,6 +158,9 @@ impl Shared {
             rustix::event::poll(&mut waits, Some(&LOOK_AGAIN)).unwrap();
             if waits[0].revents().is_empty() {
                 let mut told = self.told.lock().unwrap();
+                if told.is_gone {
+                    return;
+                }
                 if !told.is_held {
                     let held = std::mem::take(&mut told.held);
                     held.iter().for_each(|request| answer(&mut told, request, device));
@@ -167,7 +172,7 @@ impl Shared {
             let mut told = self.told.lock().unwrap();
             match word(request, 4) {
                 FORGET | BATCH_FORGET | INTERRUPT => {}
-                READ | WRITE if told.is_held => {
+                READ | WRITE | FSYNC if told.is_held => {
                     told.note(request);
                     told.held.push(request.to_vec());
                     self.came.notify_all();
@@ -241,7 +246,8 @@ fn body(told: &mut Told, request: &[u8]) -> Result<Vec<u8>, i32> {
             told.size = told.size.max(end as u64);
             Ok([len as u32, 0].map(u32::to_ne_bytes).concat())
         }
-        FLUSH | RELEASE | FSYNC => Ok(Vec::new()),
+        FSYNC => told.fails.map_or(Ok(Vec::new()), |(_, errno)| Err(errno)),
+        FLUSH | RELEASE => Ok(Vec::new()),
         _ => Err(libc::ENOSYS),
     }
 }

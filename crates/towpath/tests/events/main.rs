@@ -19,6 +19,7 @@ mod multishot;
 mod receive_all;
 mod receive_file;
 mod send_file;
+mod slow_disk;
 mod sockets;
 mod streams;
 mod time;
@@ -110,7 +111,7 @@ fn main() {
         users::CASES,
         zerocopy::CASES,
     ];
-    let of_disks = [receive_file::DISK_CASES, send_file::DISK_CASES];
+    let of_disks = [receive_file::DISK_CASES, send_file::DISK_CASES, slow_disk::DISK_CASES];
     let mut arguments = Arguments::from_args();
     // Some use signals and forks.
     arguments.test_threads.get_or_insert(1);

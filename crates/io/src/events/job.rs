@@ -7,7 +7,6 @@
 
 mod moves;
 
-use super::known::Known;
 use super::{Action, Operation, SendFile};
 use crate::large_pages::LargeBlock;
 use crate::reactor::Interest;
@@ -39,9 +38,6 @@ pub type Socket = Arc<OwnedFd>;
 pub enum Job {
     /// An operation on a file.
     File(Operation),
-    /// The same, never begun in the queue's thread: it may wait for a disk in spite of being told
-    /// not to, as files of FUSE do.
-    FileApart(Operation),
     /// Read a block of a file.
     ReadBlock(BlockRead),
     /// Connect a socket that does not block. Whether it is to, when this is over.
@@ -119,13 +115,15 @@ impl fmt::Debug for Calls {
 }
 
 impl Job {
-    /// Whether it can be begun.
-    pub(super) fn check(&self, seekable: &mut Known) -> Result<(), Errno> {
+    /// The file that it reads or writes, which has to have offsets.
+    ///
+    /// # Errors
+    /// `INVAL` for an offset that no file has, or a range that ends before it begins.
+    pub(super) fn file(&self) -> Result<Option<&Arc<File>>, Errno> {
         let (file, end) = match self {
-            Self::File(Operation { action, file, .. })
-            | Self::FileApart(Operation { action, file, .. }) => match *action {
+            Self::File(Operation { action, file, .. }) => match *action {
                 Action::Read(offset) | Action::Write(offset) => (file, offset),
-                Action::Sync | Action::SyncData => return Ok(()),
+                Action::Sync | Action::SyncData => return Ok(None),
             },
             Self::ReadBlock(BlockRead { file, at, .. }) => (file, *at),
             Self::SendFile(_, SendFile { file, range, .. }) | Self::ReceiveFile(_, file, range) => {
@@ -134,11 +132,9 @@ impl Job {
                 }
                 (file, range.end)
             }
-            _ => return Ok(()),
+            _ => return Ok(None),
         };
-        // io_uring would read a pipe all the same, and knows an offset that means another.
-        seekable.check(file, |file| rustix::fs::tell(file).map(drop))?;
-        i64::try_from(end).map_or(Err(Errno::INVAL), |_| Ok(()))
+        i64::try_from(end).map_or(Err(Errno::INVAL), |_| Ok(Some(file)))
     }
 }
 
@@ -191,8 +187,7 @@ pub(super) struct Running {
 
 #[derive(Debug)]
 enum Work {
-    /// Whether it is begun apart, whatever its size.
-    File(Operation, bool),
+    File(Operation),
     ReadBlock(BlockRead),
     Connect(Socket, SocketAddr, bool),
     /// With how many connections may be accepted now; below zero if more were than should be.
@@ -314,8 +309,7 @@ impl Running {
         let receive = |socket, buffer, all| Work::Receive { socket, buffer, all };
         let send = |socket, from, lends| Work::Send { socket, from, lends, copied: false };
         let work = match job {
-            Job::File(operation) => Work::File(operation, false),
-            Job::FileApart(operation) => Work::File(operation, true),
+            Job::File(operation) => Work::File(operation),
             Job::ReadBlock(read) => Work::ReadBlock(read),
             Job::Connect(socket, remote, blocks) => Work::Connect(socket, remote, blocks),
             Job::Accept(listener) => Work::Accept(listener, ACCEPTED_MAX.into()),
@@ -364,7 +358,7 @@ impl Running {
         }
         let done = self.bytes;
         match &mut self.work {
-            Work::File(Operation { action, file, buffer }, _) => {
+            Work::File(Operation { action, file, buffer }) => {
                 let at = |offset: u64| offset.saturating_add(done);
                 let done = done as usize;
                 match *action {
@@ -409,14 +403,9 @@ impl Running {
         }
     }
 
-    /// Whether a step on a file is begun apart from the queue's thread; `None` if its size tells.
-    pub(super) fn is_apart(&self) -> Option<bool> {
-        match &self.work {
-            Work::File(_, true) => Some(true),
-            // The disk has them by itself.
-            Work::ReadBlock(BlockRead { direct: Some(_), .. }) => Some(false),
-            _ => None,
-        }
+    /// Whether it reads what the disk puts in its place by itself.
+    pub(super) fn is_direct(&self) -> bool {
+        matches!(&self.work, Work::ReadBlock(BlockRead { direct: Some(_), .. }))
     }
 
     /// What a step on a socket waits for if it cannot be done now.
@@ -529,7 +518,7 @@ impl Running {
     pub(super) fn finish(self) -> Outcome {
         let Self { work, bytes, failure, .. } = self;
         let parts = match work {
-            Work::File(Operation { buffer, .. }, _) | Work::Receive { buffer, .. } => {
+            Work::File(Operation { buffer, .. }) | Work::Receive { buffer, .. } => {
                 Parts::Buffer(buffer)
             }
             Work::ReadBlock(read) => Parts::Block(read.block, read.direct.is_some()),
@@ -556,7 +545,7 @@ impl Running {
     /// Bytes of all of it, where that is known.
     fn all(&self) -> u64 {
         match &self.work {
-            Work::File(Operation { buffer, .. }, _) | Work::Receive { buffer, .. } => {
+            Work::File(Operation { buffer, .. }) | Work::Receive { buffer, .. } => {
                 buffer.len() as u64
             }
             Work::ReadBlock(read) => read.block.len() as u64,

@@ -1,5 +1,5 @@
-//! Of which files something is known that holds for ever, as that they have offsets: a system call
-//! for each file instead of one for each operation.
+//! What is known of files and holds for ever, as that they have offsets: a system call for each file
+//! instead of one for each operation.
 //!
 //! Those of the last operations are known by their place in memory, which a weak reference keeps,
 //! and the file may be closed all the same.
@@ -8,32 +8,32 @@ use rustix::io::Errno;
 use std::fs::File;
 use std::sync::{Arc, Weak};
 
-/// Files that were looked at.
+/// What was found of files that were looked at.
 #[derive(Debug, Default)]
-pub struct Known([Weak<File>; FILES_MAX]);
+pub struct Known<T>([(Weak<File>, T); FILES_MAX]);
 
 /// Files that are known at a time: as many as a server sends again and again.
 const FILES_MAX: usize = 32;
 /// Bytes between two places: of a counted file.
 const PLACE_BYTES: usize = size_of::<[usize; 4]>();
 
-impl Known {
-    /// Looks at a file, unless the same was found in a file that is known.
+impl<T: Copy> Known<T> {
+    /// What a look at a file finds, or found before.
     ///
     /// # Errors
-    /// What was found to be wrong with it.
+    /// What was found to be wrong with it; it is looked at again.
     pub fn check(
         &mut self,
         file: &Arc<File>,
-        look: impl FnOnce(&File) -> Result<(), Errno>,
-    ) -> Result<(), Errno> {
+        look: impl FnOnce(&File) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
         let place = Arc::as_ptr(file);
-        let known = &mut self.0[place.addr() / PLACE_BYTES % FILES_MAX];
+        let (known, found) = &mut self.0[place.addr() / PLACE_BYTES % FILES_MAX];
         if !std::ptr::eq(known.as_ptr(), place) {
-            look(file)?;
+            *found = look(file)?;
             *known = Arc::downgrade(file);
         }
-        Ok(())
+        Ok(*found)
     }
 }
 

@@ -13,6 +13,7 @@ mod epoll;
 mod files;
 mod job;
 mod known;
+mod mounts;
 mod ring;
 #[cfg(test)]
 mod tests;
@@ -26,6 +27,7 @@ pub use job::{
     Parts, Socket, read_now,
 };
 pub use known::Known;
+use mounts::Mounts;
 use ring::Ring;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -149,8 +151,9 @@ pub enum Choice {
 #[derive(Debug)]
 pub struct BackEnd {
     kind: Kind,
-    /// Files that have offsets.
-    seekable: Known,
+    /// Files that have offsets, and whether they may wait although they are told not to.
+    seekable: Known<bool>,
+    mounts: Mounts,
 }
 
 #[derive(Debug)]
@@ -186,7 +189,7 @@ impl BackEnd {
     }
 
     fn of(kind: Kind) -> Self {
-        Self { kind, seekable: Known::default() }
+        Self { kind, seekable: Known::default(), mounts: Mounts::default() }
     }
 
     /// A ring. Without CAP_IPC_LOCK the memory of rings counts with what a user may lock, and the
@@ -285,10 +288,26 @@ impl BackEnd {
     /// has none so large, or if a range ends before it begins; those of making sockets not to
     /// block, and of making a pipe. The job is handed back.
     pub fn submit(&mut self, slot: u32, job: Job) -> Result<(), (Errno, Job)> {
-        if let Err(errno) = job.check(&mut self.seekable) {
-            return Err((errno, job));
+        let waits = match self.check(&job) {
+            Ok(waits) => waits,
+            Err(errno) => return Err((errno, job)),
+        };
+        match &mut self.kind {
+            Kind::Epoll(epoll) => epoll.submit(slot, job),
+            Kind::Ring(ring) => ring.submit(slot, job, waits),
         }
-        each!(self, back => back.submit(slot, job))
+    }
+
+    /// Whether a job can be begun, and its file may wait although it is told not to, which matters
+    /// to a ring.
+    fn check(&mut self, job: &Job) -> Result<bool, Errno> {
+        let Some(file) = job.file()? else { return Ok(false) };
+        let is_ring = self.is_io_uring();
+        self.seekable.check(file, |file| {
+            // io_uring would read a pipe all the same, and knows an offset that means another.
+            rustix::fs::tell(file)?;
+            Ok(is_ring && self.mounts.may_wait(file))
+        })
     }
 
     /// So many connections of an [accept](Job::Accept) were taken, and as many more may come.

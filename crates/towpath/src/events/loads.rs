@@ -121,7 +121,7 @@ impl Loads {
             match (back.submit(LOADS_SLOT + slot as u32, job), access) {
                 (Ok(()), access) => running[slot] = Some(access),
                 (Err((errno, _)), Access::Load(load)) => load.fail(errno),
-                (Err((errno, Job::FileApart(operation))), Access::Own { token, .. }) => {
+                (Err((errno, Job::File(operation))), Access::Own { token, .. }) => {
                     accessed.push((token, not_done(errno, operation)));
                 }
                 (Err(_), Access::Own { .. }) => unreachable!("it is what was begun"),
@@ -149,7 +149,7 @@ impl Access {
     fn job(&mut self) -> Option<Job> {
         match self {
             Self::Load(load) => load.job(),
-            Self::Own { operation, .. } => operation.take().map(Job::FileApart),
+            Self::Own { operation, .. } => operation.take().map(Job::File),
         }
     }
 }

@@ -76,7 +76,7 @@ pub struct EventQueue {
     pub(super) loads: Loads,
     pub(super) groups: Groups,
     /// Files that are regular ones.
-    pub(super) regular: Known,
+    pub(super) regular: Known<()>,
     /// Entries of operations that are over, for others.
     spare: Vec<Wakes>,
 }

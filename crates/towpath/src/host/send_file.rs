@@ -82,7 +82,7 @@ impl FileSend {
     pub(crate) fn new(
         stream: TcpStream,
         parts: SendFile,
-        regular: &mut Known,
+        regular: &mut Known<()>,
     ) -> Result<Self, (io::Error, SendFile)> {
         let Range { start, end } = parts.range;
         if start > end || i64::try_from(end).is_err() {

@@ -15,8 +15,7 @@ use rustix::io::{Errno, ioctl_fionbio};
 /// Bytes of one request; a longer step is several.
 const STEP_BYTES_MAX: usize = 1 << 30;
 /// Reads and writes of so many bytes are the kernel's workers': to copy them takes longer than to
-/// hand them over. A file system that waits although it is told not to (FUSE without a cache does)
-/// would keep the queue's thread, too.
+/// hand them over.
 const WORKER_BYTES_MIN: usize = 128 << 10;
 
 /// `IORING_SEND_ZC_REPORT_USAGE` and `IORING_NOTIF_USAGE_ZC_COPIED` of `linux/io_uring.h`.
@@ -28,6 +27,8 @@ pub(super) struct Doing {
     running: Running,
     with_kernel: Option<Request>,
     cancelled: bool,
+    /// Its file may wait although it is told not to, which would keep the queue's thread.
+    waits: bool,
     /// What became of a send whose bytes are not back.
     lent: Option<i32>,
 }
@@ -48,7 +49,13 @@ enum Request {
 }
 
 impl Ring {
-    pub(in super::super) fn submit(&mut self, slot: u32, job: Job) -> Result<(), (Errno, Job)> {
+    /// Begins a job; whether its file `waits` although it is told not to.
+    pub(in super::super) fn submit(
+        &mut self,
+        slot: u32,
+        job: Job,
+        waits: bool,
+    ) -> Result<(), (Errno, Job)> {
         if !matches!(self.slot(slot).content, Content::Free) {
             return Err((Errno::EXIST, job));
         }
@@ -62,7 +69,7 @@ impl Ring {
         if !self.is_recent {
             running.copies();
         }
-        let doing = Doing { running, with_kernel: None, cancelled: false, lent: None };
+        let doing = Doing { running, with_kernel: None, cancelled: false, waits, lent: None };
         self.slot(slot).content = Content::Job(Box::new(doing));
         self.jobs += 1;
         self.go_on(slot);
@@ -111,7 +118,11 @@ impl Ring {
             entry.round = entry.round.wrapping_add(1);
             let name = u64::from(entry.round) << 32 | u64::from(slot);
             let Content::Job(doing) = &mut entry.content else { return };
-            let is_apart = doing.running.is_apart();
+            let worker_min = match (doing.running.is_direct(), doing.waits) {
+                (true, _) => usize::MAX,
+                (false, true) => 0,
+                (false, false) => WORKER_BYTES_MIN,
+            };
             let (request, kind) = match doing.running.next() {
                 Step::Over => return self.finish(slot),
                 Step::Idle => return,
@@ -134,7 +145,7 @@ impl Ring {
                 },
                 step if is_request(&step) => {
                     let kind = kind(&step);
-                    (request(step, is_apart), kind)
+                    (request(step, worker_min), kind)
                 }
                 step => {
                     let result = call::socket(step);
@@ -289,11 +300,11 @@ fn is_request(step: &Step<'_>) -> bool {
         || matches!(step, Step::Receive { .. } | Step::Send { .. } | Step::Lend { .. })
 }
 
-/// The request for a step: it names the step's bytes. One on a file is the kernel's workers' if
-/// `is_apart` says so, or if that is not said and it is large.
-fn request(step: Step<'_>, is_apart: Option<bool>) -> squeue::Entry {
+/// The request for a step: it names the step's bytes. One on a file is the kernel's workers' from
+/// `worker_min` bytes on.
+fn request(step: Step<'_>, worker_min: usize) -> squeue::Entry {
     let length = |bytes: &[u8]| bytes.len().min(STEP_BYTES_MAX) as u32;
-    let by = |bytes: &[u8]| match is_apart.unwrap_or(bytes.len() >= WORKER_BYTES_MIN) {
+    let by = |bytes: &[u8]| match bytes.len() >= worker_min {
         true => squeue::Flags::ASYNC,
         false => squeue::Flags::empty(),
     };

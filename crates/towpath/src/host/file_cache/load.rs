@@ -50,9 +50,7 @@ impl Load {
     pub(crate) fn job(&mut self) -> Option<Job> {
         let (file, at) = (self.file.clone(), self.block.at);
         Some(match self.buffer.take()? {
-            Buffer::Own(buffer) => {
-                Job::FileApart(Operation { action: Action::Read(at), file, buffer })
-            }
+            Buffer::Own(buffer) => Job::File(Operation { action: Action::Read(at), file, buffer }),
             Buffer::Large(block, direct) => {
                 Job::ReadBlock(BlockRead { file, direct: Some(direct), at, block })
             }

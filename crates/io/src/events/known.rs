@@ -1,5 +1,5 @@
-//! What is known of files and holds for ever, as that they have offsets: a system call for each file
-//! instead of one for each operation.
+//! What is known of files and holds for ever, as that they have offsets: a system call for each
+//! file instead of one for each operation.
 //!
 //! Those of the last operations are known by their place in memory, which a weak reference keeps,
 //! and the file may be closed all the same.

@@ -33,8 +33,8 @@ pub(crate) fn of_a_guest() {
         one.kill();
 
         three.run("touch /tmp/read /tmp/stop");
-        let sum = |name| format!("while [ ! -s {name} ]; do sleep 0.1; done; cat {name}");
-        let (unread, all) = (three.run(&sum("/tmp/unread")), three.run(&sum("/tmp/sum")));
+        let unread = wait_for_sum("/tmp/unread", &mut three, &mut two);
+        let all = wait_for_sum("/tmp/sum", &mut three, &mut two);
         assert_eq!(unread, two.run("md5sum < /tmp/file"));
         assert_eq!(
             all,
@@ -75,6 +75,18 @@ fn fill(two: &mut Machine, one: &mut Machine) {
     two.start("nc 10.0.2.21 7 < /tmp/file > /dev/null &");
     let unread = "netstat -tn | grep 10.0.2.21:7 | (read -r tcp unread rest; echo $unread)";
     one.run(&format!("until [ \"$({unread})\" -gt {UNREAD} ]; do sleep 0.1; done 2> /dev/null"));
+}
+
+/// Returns what comes to be in a file of `machine`. Fails with how both see their connections if
+/// nothing does for long.
+fn wait_for_sum(file: &str, machine: &mut Machine, peer: &mut Machine) -> Vec<String> {
+    let wait = format!("for _ in $(seq {LOOKS_MAX}); do [ -s {file} ] && break; sleep 0.1; done");
+    let sum = machine.run(&format!("{wait}; cat {file}"));
+    if sum.is_empty() {
+        let states = [machine, peer].map(|machine| machine.run(STATE));
+        panic!("nothing comes to be in {file}: {states:#?}");
+    }
+    sum
 }
 
 /// Has the machine at `from` begin to become the one at `to`, by way of the socket `road`; returns
@@ -159,6 +171,9 @@ impl Monitor {
     }
 }
 
+/// Tells of a guest's connections, its card, and what waits for it.
+const STATE: &str = "netstat -tno; ip -s link show eth0; ip neigh; grep virtio /proc/interrupts; \
+                     cat /proc/uptime; ps";
 /// The guest that sends writes faster.
 const BYTES_PER_SECOND: u64 = 16 << 20;
 const DOWNTIME_MILLIS: u64 = 10_000;

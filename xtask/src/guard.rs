@@ -29,7 +29,7 @@ struct Case {
     rounds: usize,
 }
 
-const CASES: [Case; 16] = [
+const CASES: [Case; 18] = [
     Case { name: "tcp_packet", work: "plain,1448", count: 2000, rounds: 1 },
     Case { name: "tcp_copied_64KiB", work: "copy,65536", count: 500, rounds: 1 },
     Case { name: "tcp_lent_4KiB", work: "lend,4096", count: 1000, rounds: 1 },
@@ -42,6 +42,8 @@ const CASES: [Case; 16] = [
     Case { name: "gateway_joined_64KiB", work: "gateway_joined", count: 2000, rounds: 5 },
     Case { name: "gateway_request", work: "gateway_requests", count: 2000, rounds: 5 },
     Case { name: "gateway_connection", work: "gateway_connections", count: 2000, rounds: 5 },
+    Case { name: "gateway_out_datagrams", work: "gateway_datagrams_out", count: 1000, rounds: 5 },
+    Case { name: "gateway_in_datagrams", work: "gateway_datagrams_in", count: 1000, rounds: 5 },
     Case { name: "tcp_copied_512B", work: "copy,512", count: 2000, rounds: 1 },
     Case { name: "udp_datagram", work: "udp_copy,1472", count: 2000, rounds: 1 },
     Case { name: "udp_lent_4KiB", work: "udp_lend,4096", count: 2000, rounds: 1 },

@@ -7,7 +7,7 @@ use super::socket::DatagramSocket;
 use super::source::Kind;
 use super::{EventQueue, NotBegun, Token};
 use crate::host::operation::Work;
-use crate::host::{ReceivedDatagram, SendTo};
+use crate::host::{Held, ReceivedDatagram, SendTo};
 use rustix::io::Errno;
 use std::io;
 use std::time::Instant;
@@ -24,6 +24,22 @@ pub struct ReceivedInto {
     pub result: io::Result<ReceivedDatagram>,
     /// The buffer, of the same length as before.
     pub buffer: Vec<u8>,
+}
+
+/// A receive of a datagram without a copy that is over.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct ReceivedLent {
+    /// Where it came from, and how long it is with its headers.
+    ///
+    /// # Errors
+    /// As of [`ReceivedInto::result`].
+    pub result: io::Result<ReceivedDatagram>,
+    /// What is in no piece of a packet or frame that begins with headers: their first part. Nothing
+    /// of a UDP datagram.
+    pub headers: Vec<u8>,
+    /// All that follows.
+    pub pieces: Vec<Held>,
 }
 
 impl EventQueue {
@@ -47,6 +63,25 @@ impl EventQueue {
             let (_, buffer) = work.take_datagram().expect("nothing was received");
             NotBegun { error, buffer }
         })
+    }
+
+    /// Receives one datagram, packet or frame, whole and without copying, as
+    /// [`UdpSocket::recv_lent`](crate::host::UdpSocket::recv_lent) and
+    /// [`RawSocket::recv_lent`](crate::host::RawSocket::recv_lent):
+    /// [`EventQueue::take_datagram_lent`] has it when it is over. Where the call fails because the
+    /// socket or its host keep too much, this waits until some of it was dropped: for ever, if the
+    /// program keeps all its pieces and gives no deadline.
+    ///
+    /// # Errors
+    /// `ENOSPC` if the queue is full.
+    pub fn receive_datagram_lent(
+        &mut self,
+        socket: impl Into<DatagramSocket>,
+        deadline: Option<Instant>,
+        data: u64,
+    ) -> io::Result<Token> {
+        let work = Work::ReceiveDatagramLent(socket.into().0);
+        self.begin(work, deadline, data).map_err(|(error, _)| error)
     }
 
     /// Sends `buffer` as a datagram, packet or frame, or as several, as
@@ -83,5 +118,16 @@ impl EventQueue {
         let (result, buffer) = work.take_datagram()?;
         self.end(token);
         Some(ReceivedInto { result, buffer })
+    }
+
+    /// What became of a receive of a datagram without a copy, which ends the registration. `None`
+    /// before a wait has told that it is over, or of another operation.
+    pub fn take_datagram_lent(&mut self, token: Token) -> Option<ReceivedLent> {
+        let Kind::Stream { work, is_told: true, .. } = &mut self.slots.get(token)?.source else {
+            return None;
+        };
+        let (result, headers, pieces) = work.take_datagram_lent()?;
+        self.end(token);
+        Some(ReceivedLent { result, headers, pieces })
     }
 }

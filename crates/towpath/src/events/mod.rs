@@ -38,6 +38,7 @@
 //! [`send`](EventQueue::send)), and between them ([`send_file`](EventQueue::send_file),
 //! [`receive_file`](EventQueue::receive_file), [`splice`](EventQueue::splice)); on datagram, raw
 //! and packet sockets of towpath ([`receive_datagram`](EventQueue::receive_datagram),
+//! [`receive_datagram_lent`](EventQueue::receive_datagram_lent),
 //! [`send_datagrams`](EventQueue::send_datagrams)). The kernel or threads carry out
 //! what is the kernel's, the waits themselves what is towpath's.
 //!
@@ -72,7 +73,7 @@ pub use crate::host::file_cache::{BlockRange, FileCache, Load};
 pub use crate::host::file_source::FileSource;
 pub use changes::Changes;
 pub use custom::{Accessed, Pollable, Step, Task};
-pub use datagrams::ReceivedInto;
+pub use datagrams::{ReceivedInto, ReceivedLent};
 pub use groups::{GROUP_BUFFERS_MAX, GROUPS_MAX, Group};
 pub use multishot::Received;
 pub use operations::{Completed, Refused};
@@ -174,7 +175,7 @@ pub enum News {
     },
     /// An operation is over: [`EventQueue::take`] has what became of it, and ends the registration;
     /// of some [`EventQueue::take_stream`], [`EventQueue::take_datagram`],
-    /// [`EventQueue::take_pieces`], [`EventQueue::take_file`], [`EventQueue::take_moved`] or
-    /// [`EventQueue::take_called`].
+    /// [`EventQueue::take_datagram_lent`], [`EventQueue::take_pieces`], [`EventQueue::take_file`],
+    /// [`EventQueue::take_moved`] or [`EventQueue::take_called`].
     Completed,
 }

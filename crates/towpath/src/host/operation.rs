@@ -14,7 +14,7 @@ use std::io;
 use std::mem;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 use towpath_io::events::{Outcome, SendFile};
 
 /// A connection and its peer's address.
@@ -22,6 +22,9 @@ pub(crate) type Connection = (TcpStream, SocketAddr);
 
 /// What became of a receive of a datagram, and its buffer.
 pub(crate) type Datagram = (io::Result<ReceivedDatagram>, Vec<u8>);
+
+/// The same without a copy: headers that are in no piece, and pieces.
+pub(crate) type DatagramLent = (io::Result<ReceivedDatagram>, Vec<u8>, Vec<Held>);
 
 /// An operation, by how far it is.
 pub(crate) enum Work {
@@ -38,6 +41,7 @@ pub(crate) enum Work {
     ReceiveLent(TcpStream, usize),
     Send(TcpStream, Going<Vec<u8>>),
     ReceiveDatagram(UdpSocket, Vec<u8>),
+    ReceiveDatagramLent(UdpSocket),
     SendDatagrams(UdpSocket, Box<udp::Going<Vec<u8>>>),
     /// Accepted, and not back.
     Sent(Sending<Vec<u8>>),
@@ -49,6 +53,7 @@ pub(crate) enum Work {
     Bytes(io::Result<usize>, Vec<u8>, bool),
     Pieces(io::Result<Vec<Held>>),
     Datagram(Box<Datagram>),
+    DatagramLent(Box<DatagramLent>),
     FileSent(FileSent),
     FileReceived(FileReceived),
     /// What became of it was taken.
@@ -120,14 +125,10 @@ impl Work {
                 None => return (Self::Posted(posted), None),
                 Some((result, buffer)) => Self::Bytes(result, buffer, false),
             },
-            Self::ReceiveLent(_, 0) => Self::Pieces(Ok(Vec::new())),
-            Self::ReceiveLent(stream, max) => {
-                let mut pieces = Vec::new();
-                match stream.poll_recv_lent_or_wait(cx, max, &mut pieces) {
-                    Poll::Pending => return (Self::ReceiveLent(stream, max), None),
-                    Poll::Ready(result) => Self::Pieces(result.map(|_| pieces)),
-                }
-            }
+            Self::ReceiveLent(stream, max) => match Self::receive_lent(&stream, max, cx) {
+                Poll::Pending => return (Self::ReceiveLent(stream, max), None),
+                Poll::Ready(over) => over,
+            },
             Self::Send(stream, mut going) => match stream.poll_send_zc(cx, &mut going) {
                 Poll::Pending => return (Self::Send(stream, going), None),
                 Poll::Ready(sent) => return Self::accepted(sent),
@@ -135,6 +136,10 @@ impl Work {
             Self::ReceiveDatagram(socket, mut into) => match socket.poll_recv_from(cx, &mut into) {
                 Poll::Pending => return (Self::ReceiveDatagram(socket, into), None),
                 Poll::Ready(result) => Self::Datagram(Box::new((result, into))),
+            },
+            Self::ReceiveDatagramLent(socket) => match Self::receive_datagram_lent(&socket, cx) {
+                Poll::Pending => return (Self::ReceiveDatagramLent(socket), None),
+                Poll::Ready(over) => over,
             },
             Self::SendDatagrams(socket, mut going) => match socket.poll_send_zc(cx, &mut going) {
                 Poll::Pending => return (Self::SendDatagrams(socket, going), None),
@@ -164,10 +169,26 @@ impl Work {
             | Self::Bytes(..)
             | Self::Pieces(_)
             | Self::Datagram(_)
+            | Self::DatagramLent(_)
             | Self::FileSent(_)
             | Self::FileReceived(_)) => over,
         };
         (over, Some(Step::Over))
+    }
+
+    fn receive_lent(stream: &TcpStream, max: usize, cx: &mut Context<'_>) -> Poll<Self> {
+        let mut pieces = Vec::new();
+        if max == 0 {
+            return Poll::Ready(Self::Pieces(Ok(pieces)));
+        }
+        let received = ready!(stream.poll_recv_lent_or_wait(cx, max, &mut pieces));
+        Poll::Ready(Self::Pieces(received.map(|_| pieces)))
+    }
+
+    fn receive_datagram_lent(socket: &UdpSocket, cx: &mut Context<'_>) -> Poll<Self> {
+        let (mut headers, mut pieces) = (Vec::new(), Vec::new());
+        let received = ready!(socket.poll_recv_frame_lent_or_wait(cx, &mut headers, &mut pieces));
+        Poll::Ready(Self::DatagramLent(Box::new((received, headers, pieces))))
     }
 
     /// A send of which this became when the socket was asked to accept it.
@@ -195,6 +216,9 @@ impl Work {
             Self::ReceiveLent(..) => Self::Pieces(Err(why.into())),
             Self::Send(_, mut going) => Self::accepted(going.stop(why.into())).0,
             Self::ReceiveDatagram(_, buffer) => Self::Datagram(Box::new((Err(why.into()), buffer))),
+            Self::ReceiveDatagramLent(_) => {
+                Self::DatagramLent(Box::new((Err(why.into()), Vec::new(), Vec::new())))
+            }
             Self::SendDatagrams(_, mut going) => Self::accepted(going.stop(why.into())).0,
             Self::Sent(sending) => {
                 sending.recall();
@@ -305,6 +329,17 @@ impl Work {
     pub(crate) fn take_datagram(&mut self) -> Option<Datagram> {
         match mem::replace(self, Self::Taken) {
             Self::Datagram(over) => Some(*over),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+
+    /// What became of a receive of a datagram without a copy that is over.
+    pub(crate) fn take_datagram_lent(&mut self) -> Option<DatagramLent> {
+        match mem::replace(self, Self::Taken) {
+            Self::DatagramLent(over) => Some(*over),
             other => {
                 *self = other;
                 None

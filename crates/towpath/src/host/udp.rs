@@ -420,7 +420,9 @@ impl UdpSocket {
         cx: &mut Context<'_>,
         into: &mut Vec<Held>,
     ) -> Poll<io::Result<ReceivedDatagram>> {
-        self.poll_lent(cx, |sockets, id, cx| sockets.receive_datagram_lent(id, &WHOLE, into, cx))
+        self.poll_lent(cx, false, |sockets, id, cx| {
+            sockets.receive_datagram_lent(id, &WHOLE, into, cx)
+        })
     }
 
     /// The same for packets that begin with headers, which are appended to `headers`.
@@ -440,14 +442,28 @@ impl UdpSocket {
         headers: &mut Vec<u8>,
         into: &mut Vec<Held>,
     ) -> Poll<io::Result<ReceivedDatagram>> {
-        self.poll_lent(cx, |sockets, id, cx| {
+        self.poll_lent(cx, false, |sockets, id, cx| {
             sockets.receive_frame_lent(id, &WHOLE, (headers, into), cx)
         })
     }
 
+    /// The same for an operation, which waits where the call fails because too much is kept.
+    pub(super) fn poll_recv_frame_lent_or_wait(
+        &self,
+        cx: &mut Context<'_>,
+        headers: &mut Vec<u8>,
+        into: &mut Vec<Held>,
+    ) -> Poll<io::Result<ReceivedDatagram>> {
+        self.poll_lent(cx, true, |sockets, id, cx| {
+            sockets.receive_frame_lent(id, &WHOLE, (headers, into), cx)
+        })
+    }
+
+    /// Where too much is kept, this is an error unless it waits for room.
     fn poll_lent(
         &self,
         cx: &mut Context<'_>,
+        waits_for_room: bool,
         receive: impl FnOnce(
             &mut Sockets,
             SocketId,
@@ -457,8 +473,13 @@ impl UdpSocket {
         let id = self.inner.id;
         let received = self.inner.host.owner.core.call(|state, now| {
             let received = state.with(now, |sockets, _, cx| receive(sockets, id, cx));
-            if received == Err(Error::WouldBlock) {
-                state.entry(id).readers.add(cx.waker());
+            match received {
+                Err(Error::WouldBlock) => state.entry(id).readers.add(cx.waker()),
+                Err(Error::NoBuffers) if waits_for_room => {
+                    state.wait_for_room(cx.waker(), now);
+                    return Err(Error::WouldBlock);
+                }
+                _ => {}
             }
             received
         });

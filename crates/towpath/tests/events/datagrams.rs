@@ -3,15 +3,16 @@
 use super::sockets::hosts;
 use super::{Case, PATIENCE, config, errno, now, one, queue, ready, until_over, wait};
 use rustix::io::Errno;
+use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 use towpath::events::{
-    Choice, Completed, Config, DatagramSocket, EventQueue, Interest, News, ReceivedInto, Source,
-    Token, Trigger,
+    Choice, Completed, Config, DatagramSocket, EventQueue, Interest, News, ReceivedInto,
+    ReceivedLent, Source, Token, Trigger,
 };
 use towpath::host::{
-    Config as HostConfig, EtherType, FrameKind, FramePart, Host, LinkDestination, PacketSocket,
-    RawSocket, SendMode, SendTo, UdpSocket, bpf,
+    Config as HostConfig, EtherType, FrameKind, FramePart, Held, Host, LinkDestination,
+    PacketSocket, RawSocket, SendMode, SendTo, UdpSocket, bpf,
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -19,6 +20,8 @@ pub(super) const CASES: &[Case] = &[
     ("a_sniffer_tells_of_frames", sniffer),
     ("a_datagram_is_received_into_a_posted_buffer", receive),
     ("a_receive_of_a_datagram_is_cancelled_or_late", receive_stopped),
+    ("a_datagram_is_received_where_it_lies", receive_lent),
+    ("a_datagram_is_received_where_it_lies_when_there_is_room", receive_lent_crowded),
     ("datagrams_are_accepted_and_returned", send),
     ("a_lent_datagram_comes_back_when_it_is_asked_for", send_stopped),
     ("a_datagram_that_waits_for_room_is_sent_later_or_never", send_waits),
@@ -68,6 +71,20 @@ fn finish(queue: &mut EventQueue, token: Token) -> ReceivedInto {
     assert!(queue.take_datagram(token).is_none() && queue.is_empty());
     assert_eq!(errno(queue.cancel(token)), Errno::STALE);
     received
+}
+
+/// The same of one without a copy.
+fn finish_lent(queue: &mut EventQueue, token: Token) -> ReceivedLent {
+    assert_eq!(until_over(queue, token), []);
+    assert_eq!(now(queue), []);
+    assert!(queue.take_datagram(token).is_none() && queue.take_pieces(token).is_none());
+    let received = queue.take_datagram_lent(token).unwrap();
+    assert!(queue.take_datagram_lent(token).is_none() && queue.is_empty());
+    received
+}
+
+fn bytes(pieces: &[Held]) -> Vec<u8> {
+    pieces.iter().flat_map(|piece| piece.bytes().unwrap().to_vec()).collect()
 }
 
 /// What became of a send, and that it is told once.
@@ -172,9 +189,90 @@ fn receive_stopped(choice: Choice) {
     let late = finish(&mut queue, token);
     assert_eq!((errno(late.result), late.buffer), (Errno::TIMEDOUT, vec![7; 10]));
     assert!(Instant::now() >= soon);
-    // Neither took a datagram away.
+    let token = queue.receive_datagram_lent(&peer, None, 9).unwrap();
+    assert_eq!(now(&mut queue), []);
+    queue.cancel(token).unwrap();
+    assert_eq!(errno(finish_lent(&mut queue, token).result), Errno::CANCELED);
+    let soon = Instant::now() + Duration::from_millis(5);
+    let token = queue.receive_datagram_lent(&peer, Some(soon), 9).unwrap();
+    assert_eq!(errno(finish_lent(&mut queue, token).result), Errno::TIMEDOUT);
+    // None took a datagram away.
     socket.send_to(b"here", to()).unwrap();
     assert_eq!(peer.recv(&mut [0; 9]).unwrap(), 4);
+}
+
+/// Goal: a datagram is received whole and where it lies, however many fragments it came in, and its
+/// memory goes back with the pieces. Bad input among them: no bytes.
+fn receive_lent(choice: Choice) {
+    let (mut queue, hosts) = (queue(choice), hosts());
+    let (socket, peer) = udp(&hosts);
+    for len in [1200, 0, 4000] {
+        let token = queue.receive_datagram_lent(&peer, None, 9).unwrap();
+        assert_eq!(now(&mut queue), []);
+        assert_eq!(errno(queue.remove(token)), Errno::BUSY);
+        assert!(queue.take_datagram_lent(token).is_none());
+        let sending = socket.send_zc_to(vec![5; len], to()).unwrap();
+        let received = finish_lent(&mut queue, token);
+        let told = received.result.unwrap();
+        assert_eq!((told.len, told.from), (len, socket.local_addr().unwrap()));
+        assert_eq!((received.headers, bytes(&received.pieces)), (vec![], vec![5; len]));
+        assert!(len == 0 || !sending.is_returned(), "it is looked at");
+        drop(received.pieces);
+        assert!(!sending.returned_within(PATIENCE).unwrap().copied);
+    }
+    // A packet begins with headers, not all of which are in pieces.
+    let sender = RawSocket::bind(&hosts.0, ip(1), PROTOCOL).unwrap();
+    let raw = RawSocket::bind(&hosts.1, ip(2), PROTOCOL).unwrap();
+    let token = queue.receive_datagram_lent(&raw, None, 9).unwrap();
+    assert_eq!(now(&mut queue), []);
+    sender.send_to(&[5; 900], ip(2)).unwrap();
+    let received = finish_lent(&mut queue, token);
+    assert_eq!(received.result.unwrap().len, 920);
+    let all = [received.headers, bytes(&received.pieces)].concat();
+    assert_eq!((all[0], &all[20..]), (0x45, &[5; 900][..]));
+}
+
+/// Goal: where a call says that readers keep too much, an operation waits until they keep less, and
+/// nothing is lost; a cancel and a deadline end it all the same.
+fn receive_lent_crowded(choice: Choice) {
+    let config = |last| HostConfig {
+        memory: 1 << 20,
+        default_term: None,
+        ..HostConfig::with_address([10, 0, 0, last], 24)
+    };
+    let hosts = Host::pair(&config(1), &config(2)).unwrap();
+    let (mut queue, (socket, peer)) = (queue(choice), udp(&hosts));
+    peer.set_options(|options| options.receive_buffer = Some(16 << 20)).unwrap();
+    peer.set_nonblocking(true).unwrap();
+    let (mut kept, mut sendings) = (Vec::new(), Vec::new());
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        assert!(Instant::now() < deadline, "nobody says that too much is kept");
+        sendings.push(socket.send_zc_to(vec![7; 1400], to()).unwrap());
+        match peer.recv_lent(&mut kept) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => break,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+            Ok(told) => assert_eq!(told.len, 1400),
+        }
+    }
+    let token = queue.receive_datagram_lent(&peer, None, 9).unwrap();
+    assert_eq!(now(&mut queue), []);
+    queue.cancel(token).unwrap();
+    assert_eq!(errno(finish_lent(&mut queue, token).result), Errno::CANCELED);
+    let due = Instant::now() + Duration::from_millis(20);
+    let token = queue.receive_datagram_lent(&peer, Some(due), 9).unwrap();
+    assert_eq!(errno(finish_lent(&mut queue, token).result), Errno::TIMEDOUT);
+    let token = queue.receive_datagram_lent(&peer, None, 9).unwrap();
+    assert_eq!(now(&mut queue), []);
+    kept.clear();
+    let received = finish_lent(&mut queue, token);
+    assert_eq!(bytes(&received.pieces), [7; 1400]);
+    drop(received);
+    // Those that are there still are of nobody when their socket has gone.
+    drop(peer);
+    for sending in sendings {
+        assert!(!sending.returned_within(PATIENCE).unwrap().copied);
+    }
 }
 
 /// Goal: one datagram, and many of one buffer, are lent and come back.
@@ -335,6 +433,7 @@ fn full(choice: Choice) {
     queue.add(Source::user(), 0).unwrap();
     let refused = queue.receive_datagram(&peer, vec![7; 10], None, 9).unwrap_err();
     assert_eq!((errno::<()>(Err(refused.error)), refused.buffer), (Errno::NOSPC, vec![7; 10]));
+    assert_eq!(errno(queue.receive_datagram_lent(&peer, None, 9)), Errno::NOSPC);
     let refused = queue.send_datagrams(&socket, vec![7; 10], &to_peer(), None, 9).unwrap_err();
     assert_eq!((errno::<()>(Err(refused.error)), refused.buffer), (Errno::NOSPC, vec![7; 10]));
     socket.send_to(b"first", to()).unwrap();
@@ -346,6 +445,7 @@ fn dropped(choice: Choice) {
     let (mut queue, hosts) = (queue(choice), hosts());
     let (socket, peer) = udp(&hosts);
     queue.receive_datagram(&peer, vec![0; 100], None, 9).unwrap();
+    queue.receive_datagram_lent(&peer, None, 9).unwrap();
     queue.send_datagrams(&socket, vec![1; 100], &to_peer(), None, 9).unwrap();
     drop(queue);
     let mut queue = self::queue(choice);

@@ -24,7 +24,7 @@ pub(super) enum Work {
     Stacks(Stacks),
     /// Packets of one guest to another.
     Guests(&'static Workload, u32),
-    /// 64 KiB of a program, to the host or from it; or its requests or connections.
+    /// 64 KiB of a program, to the host or from it; or its requests, connections or datagrams.
     Gateway(gateway::Way, u32),
     /// Connections that are kept open, for `bench gateway`.
     Connections(u32),
@@ -52,6 +52,8 @@ impl FromStr for Work {
             "gateway_requests" => Self::Gateway(gateway::Way::Requests, count),
             "gateway_connections" => Self::Gateway(gateway::Way::Connections, count),
             "gateway_joined" => Self::Gateway(gateway::Way::Joined, count),
+            "gateway_datagrams_out" => Self::Gateway(gateway::Way::DatagramsOut, count),
+            "gateway_datagrams_in" => Self::Gateway(gateway::Way::DatagramsIn, count),
             "gateway_in" => Self::Gateway(gateway::Way::In, count),
             flows::KEEP => Self::Connections(count),
             _ => bail!("there is no such work"),
@@ -88,6 +90,7 @@ mod tests {
         let works = ["vm_64B,40", "vm_to_vm_whole,40", "vm_to_vm_segmented,40"];
         let gateway = ["gateway_out,40", "gateway_in,40", "gateway_requests,40"];
         let gateway = gateway.into_iter().chain(["gateway_joined,40", "gateway_connections,40"]);
+        let gateway = gateway.chain(["gateway_datagrams_out,40", "gateway_datagrams_in,40"]);
         for text in works.into_iter().chain(gateway).chain(["plain,1448,10"]) {
             let work: Work = text.parse().expect(text);
             work.run().unwrap_or_else(|problem| panic!("{text}: {problem:#}"));

@@ -1,8 +1,11 @@
 //! Bytes of a program, through the gateway to a socket of the host and the other way round; or
-//! requests and answers of one byte, one after the other, over one connection or one for each. The
+//! requests and answers of one byte, one after the other, over one connection or one for each; or
+//! datagrams. The
 //! program is a stack of ours in place of a TAP device; it, the gateway and the host's peer are one
 //! thread, so that nothing is left to who runs when. The peer is reached by the host's loopback.
 //! System calls of program and peer are counted here, so that those of the gateway can be told.
+
+mod datagrams;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -40,6 +43,10 @@ pub(in crate::bench) enum Way {
     Requests,
     /// Each a byte, over a new connection, which the program closes first.
     Connections,
+    /// The program, in datagrams.
+    DatagramsOut,
+    /// The host, in datagrams.
+    DatagramsIn,
 }
 
 impl Way {
@@ -48,7 +55,12 @@ impl Way {
         match self {
             Self::Out | Self::In | Self::Joined => CHUNK as u64,
             Self::Requests | Self::Connections => 1,
+            Self::DatagramsOut | Self::DatagramsIn => datagrams::BATCH_BYTES as u64,
         }
+    }
+
+    fn is_of_datagrams(self) -> bool {
+        matches!(self, Self::DatagramsOut | Self::DatagramsIn)
     }
 }
 
@@ -62,7 +74,7 @@ pub(super) struct Carried {
     pub(super) own_calls: u64,
 }
 
-/// Carries as many times [`CHUNK`] bytes, or makes as many connections.
+/// Carries as many times [`CHUNK`] bytes or a batch of datagrams, or makes as many connections.
 pub(super) fn carry(way: Way, count: u32) -> anyhow::Result<Carried> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot listen")?;
     // What is sent is not spread over time: that would leave to a clock what comes together.
@@ -101,6 +113,10 @@ struct Program {
     way: Way,
     listener: TcpListener,
     peer: Option<TcpStream>,
+    /// The peer of datagrams.
+    datagrams: Option<datagrams::Peer>,
+    /// The peer of datagrams was sent one.
+    is_greeted: bool,
     /// The program's own socket of the kernel.
     past_stack: Option<TcpStream>,
     buffer: Vec<u8>,
@@ -132,9 +148,18 @@ impl Program {
         ready.add(&listener, 0, Interest::READ, false)?;
         let net = config.ipv4.context("there is IPv4")?;
         let mut sockets = Sockets::new(stack_of(config, &net), 1);
-        let stream = sockets.stream(Family::V4).map_err(told)?;
-        let to = SocketAddr::new(net.gateway.into(), listener.local_addr()?.port());
-        if way != Way::Joined {
+        let mut to = SocketAddr::new(net.gateway.into(), listener.local_addr()?.port());
+        let mut datagrams = None;
+        let stream = if way.is_of_datagrams() {
+            let peer = datagrams::Peer::new(&ready)?;
+            to.set_port(peer.port()?);
+            datagrams = Some(peer);
+            sockets.datagram(Family::V4)
+        } else {
+            sockets.stream(Family::V4)
+        };
+        let stream = stream.map_err(told)?;
+        if datagrams.is_none() && way != Way::Joined {
             match sockets.connect(stream, to, Instant::START) {
                 Ok(()) | Err(Error::InProgress) => {}
                 Err(error) => return Err(told(error)),
@@ -150,6 +175,8 @@ impl Program {
             way,
             listener,
             peer: None,
+            datagrams,
+            is_greeted: false,
             past_stack: None,
             buffer: vec![0x5a; CHUNK],
             total: u64::from(count) * way.unit(),
@@ -177,7 +204,7 @@ impl Program {
 
     /// Lets program and peer go on as far as they can.
     fn go_on(&mut self, now: Instant) -> anyhow::Result<()> {
-        if self.peer.is_none() {
+        if self.peer.is_none() && self.datagrams.is_none() {
             self.accept()?;
         }
         match self.way {
@@ -201,6 +228,8 @@ impl Program {
                 self.peer_echoes()?;
                 self.program_connects(now)?;
             }
+            Way::DatagramsOut => self.datagrams_go_out(now)?,
+            Way::DatagramsIn => self.datagrams_come_in(now)?,
         }
         if self.carried >= self.total {
             tell(&self.done);

@@ -454,7 +454,7 @@ fn stack_of(config: &Config, net: &Ipv4Config) -> Stack {
 
 /// A device that can do everything.
 fn able() -> Caps {
-    Caps { checksum: true, tso4: true, gso_bytes_max: 65_535 + 14, ..Caps::plain(1500) }
+    Caps { checksum: true, tso4: true, uso: true, gso_bytes_max: 65_535 + 14, ..Caps::plain(1500) }
 }
 
 fn tell(event: &OwnedFd) {

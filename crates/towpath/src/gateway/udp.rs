@@ -281,9 +281,10 @@ impl Gateway {
             Err(error) => {
                 self.counters.udp_dropped += 1;
                 self.send_failed(&error, inside, program, io);
+                // The kernel may say why. What comes back later makes the socket an event.
+                self.read_errors(slot, io);
             }
         }
-        self.read_errors(slot, io);
     }
 
     /// Where a datagram goes; if nowhere, the program is told.

@@ -15,8 +15,8 @@
 //! buffer then.
 
 mod busy_poll;
+mod read_limit;
 mod side;
-mod singly;
 mod wait;
 
 pub use busy_poll::MISSES_MAX;
@@ -28,7 +28,7 @@ use crate::publish::Publish;
 use crate::report::Report;
 use crate::services;
 use busy_poll::BusyPoll;
-use singly::Singly;
+use read_limit::ReadLimit;
 use std::fs::File;
 use std::io;
 use std::net::IpAddr;
@@ -49,14 +49,11 @@ use towpath_packet::{Burst, Caps, Ledger, Memory, MemoryConfig, Packet};
 
 /// How long the inside and starved flows wait for memory.
 const MEMORY_PAUSE: Duration = Duration::from_millis(1);
-/// Packets read from the inside at a time: few enough that super-packets stay in the cache until
-/// the host sockets have taken them.
-pub(crate) const READ_BURST: usize = 8;
 /// Bytes read from the inside before host sockets get their turn: as many as are read from those,
 /// so that each direction has half of the thread if it can use it.
 const READ_BYTES_PER_TURN: usize = BYTES_PER_TURN;
-/// The same in bursts, for small packets.
-const READ_BURSTS_PER_TURN: usize = 16;
+/// The same in packets, for small ones.
+const READ_PACKETS_PER_TURN: usize = 128;
 /// How often the end is looked for while finishing.
 const FINISH_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -76,7 +73,7 @@ pub struct Worker<S: Side = Tap> {
     reactor: Reactor,
     capture: Option<Capture>,
     received: Burst,
-    singly: Singly,
+    read_limit: ReadLimit,
     to_send: Burst,
     clock: Clock,
     rest: Rest,
@@ -169,8 +166,8 @@ impl<S: Side> Worker<S> {
             buffer: ReceiveBuffer::new(),
             reactor,
             capture,
-            received: Burst::limited(READ_BURST),
-            singly: Singly::default(),
+            received: Burst::new(),
+            read_limit: ReadLimit::new(),
             to_send: Burst::new(),
             clock: Clock::new(),
             rest: Rest::new(),
@@ -349,11 +346,10 @@ impl<S: Side> Worker<S> {
     }
 
     fn read_side(&mut self, now: Instant) -> Result<(), S::Error> {
-        let (mut bytes, mut room) = (0, READ_BURST);
-        for _ in 0..READ_BURSTS_PER_TURN {
+        let (mut bytes, mut left, mut room) = (0, READ_PACKETS_PER_TURN, READ_PACKETS_PER_TURN);
+        loop {
             let Self { side, received, memory, ledger, .. } = self;
-            let limit = if side.looks_by_call() { self.singly.limit() } else { READ_BURST };
-            let limit = limit.min(room);
+            let limit = self.read_limit.get(side.looks_by_call()).min(left).min(room);
             received.limit(limit);
             let input = side.receive(received, &mut SideContext { memory, ledger, now })?;
             if input == Input::NoMemory {
@@ -362,24 +358,25 @@ impl<S: Side> Worker<S> {
             }
             let of_others = if let Input::HandedOver(bytes) = input { bytes } else { 0 };
             if self.received.is_empty() && of_others == 0 {
-                break;
+                return Ok(());
             }
             self.capture(Direction::Inbound);
             let full = limit > 1 && self.received.is_full() || of_others > 0;
+            let own = self.received.iter().map(Packet::len).sum::<usize>();
+            self.read_limit.came(self.received.len(), own);
             // Reading is half of the work for a packet; the other half is its owner's.
-            let of_burst = self.received.iter().map(Packet::len).sum::<usize>() + of_others / 2;
-            self.singly.came(self.received.len(), of_burst);
+            let of_burst = own + of_others / 2;
             bytes += of_burst;
+            left -= limit;
             let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now };
             self.stack.input(&mut self.received, &mut cx);
             self.with_gateway(now, |gateway, io| gateway.drain(io));
             // As many more like these as the turn has bytes for.
             room = READ_BYTES_PER_TURN.saturating_sub(bytes) * limit / of_burst.max(1);
-            if !full || room == 0 {
-                break;
+            if !full || room.min(left) == 0 {
+                return Ok(());
             }
         }
-        Ok(())
     }
 
     /// Sends what the stack has, until it has no more or the device is full.

@@ -38,7 +38,7 @@ use towpath_packet::{Burst, Caps, Device, Packet};
 
 use crate::publish::{self, Publish};
 use crate::report::Report;
-use crate::worker::{Input, READ_BURST, Side, SideContext};
+use crate::worker::{Input, Side, SideContext};
 
 /// Packets that may wait for a worker: as many as a TAP device's own queue holds.
 pub const HANDED_MAX: usize = 1024;
@@ -83,9 +83,9 @@ impl Queue {
             index,
             owners: owners.clone(),
             handed,
-            leaving: to.iter().map(|_| Burst::limited(READ_BURST)).collect(),
+            leaving: to.iter().map(|_| Burst::new()).collect(),
             to: to.clone(),
-            received: Burst::limited(READ_BURST),
+            received: Burst::new(),
             bell,
             has_handed: false,
             is_ring_first: true,

@@ -111,6 +111,10 @@ pub(super) enum Kept {
     Multishot,
 }
 
+/// Bytes that a read may ask for without a look at how many the file has, for the memory that it
+/// takes.
+const READ_MAX: usize = 1 << 20;
+
 /// Begins an operation on a file.
 pub(super) fn begin_on_file(
     events: &mut EventQueue,
@@ -121,7 +125,10 @@ pub(super) fn begin_on_file(
     let file = duplicate(file)?;
     let (action, buffer, into) = match work {
         FileWork::Read(into, from) => {
-            let len = into.len().min(rest(&file, from)?);
+            let len = match into.len() {
+                len @ ..=READ_MAX => len,
+                len => len.min(rest(&file, from)?),
+            };
             (FileAction::Read(from), zeros(len)?, Some(into))
         }
         FileWork::Write(bytes, to) => (FileAction::Write(to), copied(bytes)?, None),

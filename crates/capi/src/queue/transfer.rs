@@ -30,6 +30,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Waker;
 use std::time::Instant;
 use towpath::events::{Accessed, Action, EventQueue, FileSource, Operation, Step, Task, Token};
+use towpath_io::events::{device, kind, status};
 use towpath_net::socket::{ReceiveFlags, SendFlags as Sends, SocketId};
 
 /// Bytes that are taken from a socket at a time. Two of them are `TOWPATH_REST_MAX` of `towpath.h`.
@@ -254,11 +255,11 @@ impl Part {
         let end = at.checked_add(count).and_then(|end| i64::try_from(end).ok());
         end.ok_or(Errno::INVAL)?;
         rustix::fs::tell(fd)?;
-        let status = rustix::fs::fstat(fd)?;
-        if is_read && FileType::from_raw_mode(status.st_mode) != FileType::RegularFile {
+        let status = status(fd)?;
+        if is_read && kind(&status) != FileType::RegularFile {
             return Err(Errno::INVAL);
         }
-        Ok(Self { file: Arc::new(duplicate(fd)?.into()), device: status.st_dev, at })
+        Ok(Self { file: Arc::new(duplicate(fd)?.into()), device: device(&status), at })
     }
 }
 

@@ -1,6 +1,7 @@
 //! Steps by system calls: on sockets by those that do not block, on files by those that may.
 
 use super::job::Step;
+use super::mounts;
 use crate::process_sys::SignalSet;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
@@ -43,6 +44,12 @@ pub(super) fn socket(step: Step<'_>) -> Result<usize, Errno> {
 /// Carries out a step on a file, which may take as long as a disk does.
 pub(super) fn file(step: Step<'_>) -> Result<usize, Errno> {
     let result = match step {
+        Step::Look { file, into } => {
+            return mounts::ask(file).map(|status| {
+                *into = status;
+                0
+            });
+        }
         Step::Read { file, into, at } => file.read_at(into, at),
         Step::Write { file, bytes, at } => file.write_at(bytes, at),
         Step::Sync { file, data_only: false } => file.sync_all().map(|()| 0),

@@ -6,15 +6,17 @@
 //! thread; what is counted and what is an error is decided here, so that it is the same for all.
 
 mod moves;
+mod own;
 
 use super::{Action, Operation, SendFile};
 use crate::large_pages::LargeBlock;
 use crate::reactor::Interest;
 pub use moves::read_now;
 use moves::{Block, Sending, Splicing, Way};
+pub use own::{Call, Calls, Memory};
 use rustix::fd::OwnedFd;
+use rustix::fs::Statx;
 use rustix::io::{Errno, ioctl_fionbio};
-use std::fmt;
 use std::fs::File;
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -40,6 +42,8 @@ pub enum Job {
     File(Operation),
     /// Read a block of a file.
     ReadBlock(BlockRead),
+    /// Ask whoever keeps a file what it is like now.
+    Look(Look),
     /// Connect a socket that does not block. Whether it is to, when this is over.
     Connect(Socket, SocketAddr, bool),
     /// Accept connections until it is cancelled.
@@ -77,41 +81,13 @@ pub struct BlockRead {
     pub block: LargeBlock,
 }
 
-/// Memory that is sent and is no `Vec`.
-pub struct Memory {
-    /// All of it is sent. It is dropped when the job is over.
-    pub bytes: Box<dyn AsRef<[u8]> + Send>,
-    /// It is [lent](Job::Lend), not copied.
-    pub lends: bool,
-}
-
-impl fmt::Debug for Memory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Memory").field("lends", &self.lends).finish_non_exhaustive()
-    }
-}
-
-/// Calls on a socket, which are made when it is ready: the way of messages, and of memory that is
-/// received into and is no `Vec`.
-pub struct Calls {
-    /// The socket.
-    pub socket: Socket,
-    /// What a call waits for that says `AGAIN`.
-    pub interest: Interest,
-    /// They are over after so many bytes or more, or when one moves none. `None` after the first
-    /// that does not have to wait.
-    pub all: Option<u64>,
-    /// Makes a call that does not block, after so many bytes: how many more it has moved.
-    pub call: Box<Call>,
-}
-
-/// See [`Calls::call`]. What it has is dropped when the job is over.
-pub type Call = dyn FnMut(&OwnedFd, u64) -> Result<usize, Errno> + Send;
-
-impl fmt::Debug for Calls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Calls").field("socket", &self.socket).finish_non_exhaustive()
-    }
+/// A question of what a file is like.
+#[derive(Debug)]
+pub struct Look {
+    /// The file.
+    pub file: Arc<File>,
+    /// What the kernel [knew](super::status) of it, and the answer, but for its mount.
+    pub status: Box<Statx>,
 }
 
 impl Job {
@@ -159,6 +135,8 @@ pub enum Parts {
     Buffer(Vec<u8>),
     /// A block; whether it was read past the kernel's cache.
     Block(LargeBlock, bool),
+    /// What a file is like, if that could be found out.
+    Status(Box<Statx>),
     /// A buffer that was to be sent, an empty one for [`Memory`]; whether some of it was copied.
     Sent(Vec<u8>, bool),
     /// The socket that was to be connected.
@@ -189,6 +167,7 @@ pub(super) struct Running {
 enum Work {
     File(Operation),
     ReadBlock(BlockRead),
+    Look(Look),
     Connect(Socket, SocketAddr, bool),
     /// With how many connections may be accepted now; below zero if more were than should be.
     Accept(Socket, i64),
@@ -241,7 +220,11 @@ pub(super) enum Step<'a> {
     Accept {
         listener: &'a OwnedFd,
     },
-    /// These three may take as long as a disk does.
+    /// These four may take as long as a disk does.
+    Look {
+        file: &'a File,
+        into: &'a mut Statx,
+    },
     Read {
         file: &'a File,
         into: &'a mut [u8],
@@ -299,7 +282,10 @@ pub(super) enum Step<'a> {
 impl Step<'_> {
     /// True if it may take as long as a disk does.
     pub(super) fn is_on_file(&self) -> bool {
-        matches!(self, Self::Read { .. } | Self::Write { .. } | Self::Sync { .. })
+        matches!(
+            self,
+            Self::Look { .. } | Self::Read { .. } | Self::Write { .. } | Self::Sync { .. }
+        )
     }
 }
 
@@ -311,6 +297,7 @@ impl Running {
         let work = match job {
             Job::File(operation) => Work::File(operation),
             Job::ReadBlock(read) => Work::ReadBlock(read),
+            Job::Look(look) => Work::Look(look),
             Job::Connect(socket, remote, blocks) => Work::Connect(socket, remote, blocks),
             Job::Accept(listener) => Work::Accept(listener, ACCEPTED_MAX.into()),
             Job::Receive(socket, buffer) => receive(socket, buffer, false),
@@ -377,6 +364,7 @@ impl Running {
                 let file = direct.as_ref().unwrap_or(file);
                 Step::Read { file, into: &mut block[done as usize..], at }
             }
+            Work::Look(Look { file, status }) => Step::Look { file, into: status },
             Work::Connect(socket, remote, _) => Step::Connect { socket, remote: *remote },
             Work::Accept(_, ..=0) => Step::Idle,
             Work::Accept(listener, _) => Step::Accept { listener },
@@ -411,7 +399,7 @@ impl Running {
     /// What a step on a socket waits for if it cannot be done now.
     pub(super) fn waits_for(&self) -> Option<(&Socket, Interest)> {
         Some(match &self.work {
-            Work::File(..) | Work::ReadBlock(_) => return None,
+            Work::File(..) | Work::ReadBlock(_) | Work::Look(_) => return None,
             Work::Accept(socket, _)
             | Work::Receive { socket, .. }
             | Work::ReceiveFile { socket, .. } => (socket, Interest::READ),
@@ -434,7 +422,7 @@ impl Running {
         let (before, mut ended, all) = (self.bytes, count == 0, self.all());
         match &mut self.work {
             Work::Accept(_, room) => return *room -= count as i64,
-            Work::Connect(..) => ended = true,
+            Work::Connect(..) | Work::Look(_) => ended = true,
             Work::File(..) => self.bytes += count as u64,
             Work::ReadBlock(read) => {
                 self.bytes += count as u64;
@@ -522,6 +510,7 @@ impl Running {
                 Parts::Buffer(buffer)
             }
             Work::ReadBlock(read) => Parts::Block(read.block, read.direct.is_some()),
+            Work::Look(look) => Parts::Status(look.status),
             Work::Accept(..) => Parts::None,
             Work::Connect(socket, _, blocks) => {
                 if blocks {

@@ -23,11 +23,11 @@ pub use crate::reactor::{Interest, Trigger};
 use epoll::Epoll;
 pub use files::THREADS_MAX;
 pub use job::{
-    ACCEPTED_MAX, BLOCK_BYTES, BlockRead, COPIED_FILE_MAX, Call, Calls, Job, Memory, Outcome,
+    ACCEPTED_MAX, BLOCK_BYTES, BlockRead, COPIED_FILE_MAX, Call, Calls, Job, Look, Memory, Outcome,
     Parts, Socket, read_now,
 };
 pub use known::Known;
-use mounts::Mounts;
+pub use mounts::{Mounts, device, kind, status};
 use ring::Ring;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -306,7 +306,7 @@ impl BackEnd {
         self.seekable.check(file, |file| {
             // io_uring would read a pipe all the same, and knows an offset that means another.
             rustix::fs::tell(file)?;
-            Ok(is_ring && self.mounts.may_wait(file))
+            Ok(is_ring && self.mounts.may_wait(file, &mounts::status(file)?))
         })
     }
 
@@ -381,8 +381,7 @@ pub fn look(fd: BorrowedFd<'_>, interest: Interest) -> io::Result<Readiness> {
 /// Who may watch it: a file on disk is always ready.
 fn check_can_wait(fd: BorrowedFd<'_>) -> io::Result<()> {
     use rustix::fs::FileType;
-    let kind = FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode);
-    match kind {
+    match mounts::kind(&mounts::status(fd)?) {
         FileType::RegularFile | FileType::Directory => Err(Errno::PERM.into()),
         _ => Ok(()),
     }

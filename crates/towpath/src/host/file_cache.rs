@@ -28,6 +28,7 @@
 //! look at all blocks twice.
 
 mod load;
+mod look;
 
 use super::budget::Budget;
 use super::cold::Cold;
@@ -35,16 +36,17 @@ use super::lend::sealed::{Mark, Memory};
 use super::wait::Waiters;
 use load::Buffer;
 pub use load::Load;
+pub(super) use look::{Look, Seen};
+use rustix::fs::Statx;
 use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
-use std::io;
 use std::ops::Deref;
-use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, SystemTime};
 use towpath_io::direct;
+use towpath_io::events::{Mounts, device};
 use towpath_io::large_pages::LargeBlock;
 use towpath_packet::Ledger;
 
@@ -66,8 +68,8 @@ pub(crate) struct Version {
     inode: u64,
     /// Bytes.
     pub(crate) size: u64,
-    modified: (i64, i64),
-    changed: (i64, i64),
+    modified: (i64, u32),
+    changed: (i64, u32),
 }
 
 /// A file in the state in which a send found it.
@@ -81,29 +83,22 @@ pub(crate) struct View {
 }
 
 impl View {
-    /// The file as it is now.
-    ///
-    /// # Errors
-    /// Those of fstat(2); `INVAL` if it is no regular file.
-    pub(crate) fn new(file: &Arc<File>) -> io::Result<Self> {
-        let found = file.metadata()?;
-        if !found.is_file() {
-            return Err(Errno::INVAL.into());
-        }
+    /// The file as it was found to be now.
+    fn new(file: &Arc<File>, found: &Statx) -> Self {
         let version = Version {
-            device: found.dev(),
-            inode: found.ino(),
-            size: found.len(),
-            modified: (found.mtime(), found.mtime_nsec()),
-            changed: (found.ctime(), found.ctime_nsec()),
+            device: device(found),
+            inode: found.stx_ino,
+            size: found.stx_size,
+            modified: (found.stx_mtime.tv_sec, found.stx_mtime.tv_nsec),
+            changed: (found.stx_ctime.tv_sec, found.stx_ctime.tv_nsec),
         };
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let is_old = |(seconds, nanos): (i64, i64)| {
-            let stamp = Duration::new(seconds.max(0) as u64, nanos as u32);
+        let is_old = |(seconds, nanos): (i64, u32)| {
+            let stamp = Duration::new(seconds.max(0) as u64, nanos);
             now.abs_diff(stamp) > SETTLED
         };
         let is_settled = is_old(version.modified) && is_old(version.changed);
-        Ok(Self { file: file.clone(), version, is_settled, direct: OnceLock::new() })
+        Self { file: file.clone(), version, is_settled, direct: OnceLock::new() }
     }
 
     /// The file past the kernel's cache, if the kernel has nothing of the block at `at`.
@@ -126,6 +121,7 @@ pub(super) struct Key {
 /// [`FileSource`](super::file_source::FileSource)s of its tasks.
 pub struct FileCache {
     table: Mutex<Table>,
+    mounts: Mutex<Mounts>,
     room: Arc<Budget>,
     /// Bytes.
     limit: usize,
@@ -173,11 +169,16 @@ struct Entry {
 
 /// What a block's users share.
 struct Content {
-    /// Set when the load is over.
-    bytes: OnceLock<Result<Bytes, Failure>>,
-    waiters: Mutex<Waiters>,
+    bytes: Awaited<Bytes>,
     /// Dropped after the bytes.
     charge: Charge,
+}
+
+/// What a load brings to all who wait for it.
+struct Awaited<T> {
+    /// Set when the load is over.
+    result: OnceLock<Result<T, Failure>>,
+    waiters: Mutex<Waiters>,
 }
 
 /// Where the bytes of a block are.
@@ -257,7 +258,8 @@ impl FileCache {
             last: 0,
             stats: FileCacheStats::default(),
         };
-        Self { table: Mutex::new(table), room: Arc::new(Budget::new(limit)), limit, ledger }
+        let room = Arc::new(Budget::new(limit));
+        Self { table: Mutex::new(table), mounts: Mutex::default(), room, limit, ledger }
     }
 
     /// What it has done.
@@ -460,23 +462,40 @@ impl Table {
 
 impl Content {
     fn new(charge: Charge) -> Arc<Self> {
-        Arc::new(Self { bytes: OnceLock::new(), waiters: Mutex::default(), charge })
+        Arc::new(Self { bytes: Awaited::default(), charge })
     }
 
     /// The memory of a block that nobody uses any more, which counts no longer.
     fn into_memory(own: Arc<Self>) -> Option<Vec<u8>> {
-        match Arc::into_inner(own)?.bytes.into_inner()?.ok()? {
+        match Arc::into_inner(own)?.bytes.result.into_inner()?.ok()? {
             Bytes::Own(memory) => Some(memory),
             Bytes::Large(..) => None,
         }
     }
+}
 
+impl<T> Default for Awaited<T> {
+    fn default() -> Self {
+        Self { result: OnceLock::new(), waiters: Mutex::default() }
+    }
+}
+
+impl<T> Awaited<T> {
     /// The load is over.
-    fn set(&self, bytes: Result<Bytes, Failure>) {
+    fn set(&self, result: Result<T, Failure>) {
         // A load is over once.
-        let _ = self.bytes.set(bytes);
+        let _ = self.result.set(result);
         let waiters = self.waiters.lock().unwrap_or_else(PoisonError::into_inner).take();
         waiters.into_iter().for_each(Waker::wake);
+    }
+
+    /// What it brought, or `None`, and `waker` is woken when there is something.
+    fn poll(&self, waker: &Waker) -> Option<Result<&T, Failure>> {
+        if self.result.get().is_none() {
+            // Whoever sets it takes the waiters afterwards.
+            self.waiters.lock().unwrap_or_else(PoisonError::into_inner).add(waker);
+        }
+        Some(self.result.get()?.as_ref().map_err(|failure| *failure))
     }
 }
 
@@ -513,16 +532,11 @@ impl Block {
     /// # Errors
     /// Why there are none.
     pub(crate) fn poll(&self, waker: &Waker) -> Option<Result<&[u8], Failure>> {
-        if self.content.bytes.get().is_none() {
-            // Whoever sets it takes the waiters afterwards.
-            self.content.waiters.lock().unwrap_or_else(PoisonError::into_inner).add(waker);
-        }
-        let bytes = self.content.bytes.get()?;
-        Some(bytes.as_ref().map(Deref::deref).map_err(|failure| *failure))
+        Some(self.content.bytes.poll(waker)?.map(Deref::deref))
     }
 
     fn bytes(&self) -> &[u8] {
-        match self.content.bytes.get() {
+        match self.content.bytes.result.get() {
             Some(Ok(bytes)) => bytes,
             _ => &[],
         }

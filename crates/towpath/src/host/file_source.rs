@@ -7,7 +7,9 @@
 //! Who makes progress never waits for the memory of others: if all of the cache is lent, he waits
 //! for what he has lent himself, and without anything lent he reads a little privately.
 
-use super::file_cache::{BLOCK_BYTES, Block, BlockRange, Failure, FileCache, Load, View, Wanted};
+use super::file_cache::{
+    BLOCK_BYTES, Block, BlockRange, Failure, FileCache, Load, Look, Seen, View, Wanted,
+};
 use super::lend::sealed::Memory;
 use std::collections::VecDeque;
 use std::fs::File;
@@ -33,7 +35,10 @@ struct Ahead {
 /// The blocks of a range of a file, read ahead into a [`FileCache`].
 pub struct FileSource {
     cache: Arc<FileCache>,
-    file: View,
+    file: Arc<File>,
+    /// `None` until it is told what the file is like.
+    view: Option<View>,
+    look: Option<Look>,
     /// What is not asked for yet.
     left: Range<u64>,
     /// The file ends before the range.
@@ -44,21 +49,63 @@ pub struct FileSource {
 }
 
 impl FileSource {
-    /// Of what the file has now. A range that begins or ends behind its end is cut off there, which
-    /// is an error when it comes to that.
+    /// Of what the file has now; of one that is asked for at a server, of what it has when that is
+    /// carried out. A range that begins or ends behind its end is cut off there, which is an error
+    /// when it comes to that.
     ///
     /// # Errors
-    /// `INVAL` if there is no regular file; those of fstat(2).
+    /// `INVAL` if there is no regular file; those of statx(2).
     pub fn new(cache: &Arc<FileCache>, file: &Arc<File>, range: Range<u64>) -> io::Result<Self> {
-        let file = View::new(file)?;
-        let (Range { start, end }, size) = (range, file.version.size);
-        Ok(Self {
+        let mut source = Self {
             cache: cache.clone(),
-            is_short: start < end && end > size,
-            left: start.min(size)..end.min(size),
-            file,
+            file: file.clone(),
+            view: None,
+            look: None,
+            left: range,
+            is_short: false,
             ahead: VecDeque::new(),
             loads: Vec::new(),
+        };
+        source.look()?;
+        Ok(source)
+    }
+
+    /// Begins to look at the file.
+    fn look(&mut self) -> io::Result<()> {
+        match self.cache.look(&self.file)? {
+            Seen::Now(view) => self.seen(view),
+            Seen::Later(look, load) => {
+                self.look = Some(look);
+                self.loads.push(load);
+            }
+        }
+        Ok(())
+    }
+
+    fn seen(&mut self, view: View) {
+        let (Range { start, end }, size) = (self.left.clone(), view.version.size);
+        self.is_short = start < end && end > size;
+        self.left = start.min(size)..end.min(size);
+        self.view = Some(view);
+        self.look = None;
+    }
+
+    /// Takes up what was told of the file. `None` if that was not yet.
+    ///
+    /// # Errors
+    /// Why nobody tells.
+    fn poll_look(&mut self, waker: &Waker) -> Option<io::Result<()>> {
+        let Some(look) = &self.look else { return Some(Ok(())) };
+        Some(match look.poll(waker)? {
+            Ok(view) => {
+                self.seen(view);
+                Ok(())
+            }
+            Err(Failure::Error(errno)) => Err(errno.into()),
+            Err(Failure::GivenUp) => match self.look() {
+                Ok(()) => return self.poll_look(waker),
+                Err(error) => Err(error),
+            },
         })
     }
 
@@ -68,6 +115,10 @@ impl FileSource {
     /// # Errors
     /// Why there are no more: `UnexpectedEof` if the file has no more, or what reading told.
     pub fn next(&mut self, out: usize, waker: &Waker) -> Option<Option<io::Result<BlockRange>>> {
+        if let Err(error) = self.poll_look(waker)? {
+            self.end();
+            return Some(Some(Err(error)));
+        }
         loop {
             self.read_ahead(out, waker);
             let Some(first) = self.ahead.front() else {
@@ -112,16 +163,17 @@ impl FileSource {
 
     /// Asks for blocks.
     pub(super) fn read_ahead(&mut self, out: usize, waker: &Waker) {
+        let Some(file) = &self.view else { return };
         while !self.left.is_empty()
             && self.ahead.len() < AHEAD_MAX
             && self.ahead.len() + out < BLOCKS_MAX
         {
             let (offset, most) = (self.left.start, self.left.end - self.left.start);
-            let (block, load) = match FileCache::want(&self.cache, &self.file, offset, waker) {
+            let (block, load) = match FileCache::want(&self.cache, file, offset, waker) {
                 Wanted::Known(block) => (block, None),
                 Wanted::Missing(block, load) => (block, Some(load)),
                 Wanted::NoRoom if self.ahead.is_empty() && out == 0 => {
-                    let (block, load) = FileCache::private(&self.cache, &self.file, offset, most);
+                    let (block, load) = FileCache::private(&self.cache, file, offset, most);
                     (block, Some(load))
                 }
                 Wanted::NoRoom => return,
@@ -136,6 +188,7 @@ impl FileSource {
 
     /// No more is asked for.
     fn end(&mut self) {
+        self.look = None;
         self.left = 0..0;
         self.ahead.clear();
     }

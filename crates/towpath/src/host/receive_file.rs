@@ -15,10 +15,9 @@ use rustix::io::Errno;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use towpath_io::events::{Action, Operation, Outcome, Parts};
+use towpath_io::events::{Action, Operation, Outcome, Parts, device, status};
 
 /// Bytes of a buffer: a stretch for a disk; two of them are a megabyte.
 const BUFFER_BYTES: usize = 512 << 10;
@@ -59,7 +58,7 @@ pub(crate) struct FileReceive {
 impl FileReceive {
     /// # Errors
     /// `INVAL` for a range that no file can have; `SPIPE` if the file has no offsets; those of
-    /// fstat(2).
+    /// statx(2).
     pub(crate) fn new(stream: TcpStream, file: Arc<File>, range: Range<u64>) -> io::Result<Self> {
         if range.start > range.end || i64::try_from(range.end).is_err() {
             return Err(Errno::INVAL.into());
@@ -67,7 +66,7 @@ impl FileReceive {
         rustix::fs::tell(&*file)?;
         Ok(Self {
             stream,
-            device: file.metadata()?.dev(),
+            device: device(&status(&*file)?),
             file,
             receives: !range.is_empty(),
             range,

@@ -22,7 +22,7 @@ use std::io;
 use std::ops::Range;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
-use towpath_io::events::{Known, SendFile, read_now};
+use towpath_io::events::{Known, SendFile, kind, read_now, status};
 use towpath_packet::Site;
 use towpath_packet::pool::LARGE_FRAME_BYTES;
 
@@ -78,7 +78,7 @@ impl FileSend {
     ///
     /// # Errors
     /// `INVAL` for a range that no file can have, or if there is no regular file; those of
-    /// fstat(2).
+    /// statx(2).
     pub(crate) fn new(
         stream: TcpStream,
         parts: SendFile,
@@ -279,8 +279,7 @@ fn source(stream: &TcpStream, parts: &SendFile) -> io::Result<FileSource> {
 
 /// Whether there is a regular file.
 fn check_regular(file: &File) -> Result<(), Errno> {
-    let status = rustix::fs::fstat(file)?;
-    match FileType::from_raw_mode(status.st_mode) {
+    match kind(&status(file)?) {
         FileType::RegularFile => Ok(()),
         _ => Err(Errno::INVAL),
     }

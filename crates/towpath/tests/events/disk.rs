@@ -26,8 +26,11 @@ pub(super) struct Told {
     pub(super) bytes: Vec<u8>,
     /// When it was changed, in seconds since 1970.
     pub(super) changed: u64,
-    /// Reads and writes that reach this offset fail with this error, and so do syncs.
+    /// Reads and writes that reach this offset fail with this error, and so do syncs, and where it
+    /// is none looks, too.
     pub(super) fails: Option<(u64, i32)>,
+    /// Questions of what the file is like are kept until they may go on.
+    pub(super) holds_looks: bool,
     /// Reads, writes and syncs are kept until they may go on.
     pub(super) is_held: bool,
     /// The server ends, and answers nothing any more.
@@ -92,14 +95,15 @@ impl Disk {
         assert!(!waited.timed_out(), "{} of {count} came", told.held.len());
     }
 
-    /// Whether a read or a write is held.
-    pub(super) fn holds_some(&self) -> bool {
-        !self.tell().held.is_empty()
+    /// How many requests are held.
+    pub(super) fn held(&self) -> usize {
+        self.tell().held.len()
     }
 
     /// Lets reads and writes go on, those that come, too.
     pub(super) fn let_go(&self) {
-        self.tell().is_held = false;
+        let mut told = self.tell();
+        (told.is_held, told.holds_looks) = (false, false);
     }
 }
 
@@ -161,7 +165,7 @@ impl Shared {
                 if told.is_gone {
                     return;
                 }
-                if !told.is_held {
+                if !told.is_held && !told.holds_looks {
                     let held = std::mem::take(&mut told.held);
                     held.iter().for_each(|request| answer(&mut told, request, device));
                 }
@@ -172,7 +176,7 @@ impl Shared {
             let mut told = self.told.lock().unwrap();
             match word(request, 4) {
                 FORGET | BATCH_FORGET | INTERRUPT => {}
-                READ | WRITE | FSYNC if told.is_held => {
+                kind if told.holds(kind) => {
                     told.note(request);
                     told.held.push(request.to_vec());
                     self.came.notify_all();
@@ -187,6 +191,14 @@ impl Shared {
 }
 
 impl Told {
+    fn holds(&self, kind: u32) -> bool {
+        match kind {
+            GETATTR => self.holds_looks,
+            READ | WRITE | FSYNC => self.is_held,
+            _ => false,
+        }
+    }
+
     fn note(&mut self, request: &[u8]) {
         if word(request, 4) == READ {
             self.reads.push(long(request, REQUEST + 8));
@@ -226,6 +238,7 @@ fn body(told: &mut Told, request: &[u8]) -> Result<Vec<u8>, i32> {
             .copied()
             .chain(attributes(told, 2))
             .collect()),
+        GETATTR if told.fails.is_some_and(|(from, _)| from == u64::MAX) => Err(libc::EIO),
         GETATTR => Ok([zero, zero].concat().into_iter().chain(attributes(told, node)).collect()),
         OPEN => Ok([0, 0, DIRECT_IO, 0].map(u32::to_ne_bytes).concat()),
         READ | WRITE => {

@@ -36,6 +36,8 @@ pub(super) const DISK_CASES: &[Case] = &[
     ("one_of_those_who_want_a_block_reads_it", together),
     ("a_disk_that_fails_ends_the_send", failing),
     ("a_slow_disk_stalls_nobody_else", slow),
+    ("what_a_slow_disk_has_is_asked_without_waiting", looked),
+    ("a_disk_that_does_not_tell_what_it_has_ends_the_send", unlooked),
     ("a_slow_disk_with_a_small_file_stalls_nobody_else", slow_and_small),
     ("a_send_is_stopped_though_the_disk_is_slow", stopped),
     ("a_block_that_is_given_up_is_read_by_another", given_up),
@@ -107,10 +109,7 @@ fn slow_and_small(choice: Choice) {
     let mut pairs = connections(&hosts, 2);
     disk.tell().is_held = true;
     let slow = queue.send_file(&pairs[0].0, parts(&disk.file, 0..LEN as u64), None, 9).unwrap();
-    // The second has the kernel begin.
-    now(&mut queue);
-    now(&mut queue);
-    disk.until_held(1);
+    until_held(&mut queue, &disk, 1);
     let (bytes, (stream, peer)) = (pattern(LEN), pairs.pop().unwrap());
     let token = queue.send_file(&stream, parts(&fresh(&bytes), 0..LEN as u64), None, 9).unwrap();
     let reader = read(peer, LEN + 13);
@@ -125,6 +124,16 @@ fn slow_and_small(choice: Choice) {
 /// A disk with so many bytes.
 pub(super) fn disk(name: &str, choice: Choice, len: usize) -> Disk {
     Disk::new(&format!("{name}-{choice:?}"), pattern(len)).expect("one was mounted before")
+}
+
+/// Waits in the queue until the disk holds so many requests.
+pub(super) fn until_held(queue: &mut EventQueue, disk: &Disk, count: usize) {
+    let end = Instant::now() + PATIENCE;
+    while disk.held() < count {
+        assert!(Instant::now() < end, "{} of {count} came", disk.held());
+        now(queue);
+        std::thread::yield_now();
+    }
 }
 
 /// Reads so many bytes and then looks that no more come, unless that is to be seen later.
@@ -270,8 +279,7 @@ fn together(choice: Choice) {
         now(queue);
     }
     // The first has begun to read before the others came.
-    now(&mut first);
-    disk.until_held(1);
+    until_held(&mut first, &disk, 1);
     disk.let_go();
     let readers: Vec<_> = pairs.drain(..).map(|(_, peer)| read(peer, BLOCK + 13)).collect();
     for (queue, count) in [(&mut first, 2), (&mut second, 1)] {
@@ -500,9 +508,7 @@ fn slow(choice: Choice) {
         let range = (index * 8 * BLOCK) as u64..((index + 1) * 8 * BLOCK) as u64;
         slow.push(queue.send_file(stream, parts(&disk.file, range), None, 9).unwrap());
     }
-    now(&mut queue);
-    now(&mut queue);
-    disk.until_held(4);
+    until_held(&mut queue, &disk, 4);
     let bytes = pattern(LEN);
     let file = fresh(&bytes);
     let (stream, peer) = pairs.pop().unwrap();
@@ -530,6 +536,74 @@ fn slow(choice: Choice) {
         let range = index * 8 * BLOCK..(index + 1) * 8 * BLOCK;
         assert!(reader.join().unwrap().1 == framed(&pattern(64 * BLOCK)[range]));
     }
+}
+
+/// Goal: how long a file is and when it was changed is not waited for; what is sent is what it has
+/// when the disk tells, and is told of again of each send.
+/// Method: a file that has grown by the time that the disk tells of it, and then another.
+fn looked(choice: Choice) {
+    const LEN: usize = 4 * BLOCK;
+    let disk = disk("looked", choice, BLOCK);
+    let (mut queue, hosts) = (queue(choice), hosts(64 << 20));
+    let mut pairs = connections(&hosts, 3);
+    for seconds in [2, 3] {
+        disk.tell().holds_looks = true;
+        let (stream, peer) = pairs.pop().unwrap();
+        let began = Instant::now();
+        let slow = queue.send_file(&stream, parts(&disk.file, 0..LEN as u64), None, 9).unwrap();
+        until_held(&mut queue, &disk, 1);
+        let (bytes, (other, its_peer)) = (pattern(LEN), pairs.first().unwrap());
+        let token = queue.send_file(other, parts(&fresh(&bytes), 0..LEN as u64), None, 9).unwrap();
+        let reader = read(its_peer.try_clone().unwrap(), LEN + 13);
+        until_over(&mut queue, token).result.unwrap();
+        assert!(reader.join().unwrap().1 == framed(&bytes) && began.elapsed() < PATIENCE);
+        let grown: Vec<u8> = pattern(LEN).iter().map(|byte| byte ^ seconds as u8).collect();
+        let mut told = disk.tell();
+        (told.size, told.bytes, told.changed) = (LEN as u64, grown.clone(), seconds);
+        told.holds_looks = false;
+        drop(told);
+        let reader = read(peer, LEN + 13);
+        until_over(&mut queue, slow).result.unwrap();
+        assert!(reader.join().unwrap().1 == framed(&grown));
+    }
+}
+
+/// Goal: a look that fails is told as the error of the send; one that takes too long is ended by
+/// cancel and deadline at once, as often as that happens, and the disk serves others afterwards.
+fn unlooked(choice: Choice) {
+    const LEN: u64 = 4 * BLOCK as u64;
+    let disk = disk("unlooked", choice, 4 * BLOCK);
+    let (mut queue, hosts) = (queue(choice), hosts(64 << 20));
+    let (stream, peer) = connections(&hosts, 1).remove(0);
+    disk.tell().fails = Some((u64::MAX, libc::EIO));
+    let token = queue.send_file(&stream, parts(&disk.file, 0..LEN), None, 9).unwrap();
+    let sent = until_over(&mut queue, token);
+    assert_eq!(errno(&sent), Some(Errno::IO));
+    assert!(sent.bytes <= 6 && sent.parts.header == b"header", "{sent:?}");
+    disk.tell().fails = None;
+    disk.tell().holds_looks = true;
+    for round in 0..20 {
+        let soon = (round % 2 == 0).then(|| Instant::now() + Duration::from_millis(1));
+        let token = queue.send_file(&stream, parts(&disk.file, 0..LEN), soon, 9).unwrap();
+        let is_over = now(&mut queue).iter().any(|event| event.news == News::Completed);
+        if soon.is_none() {
+            queue.cancel(token).unwrap();
+        }
+        let sent = match is_over {
+            true => queue.take_file(token).unwrap(),
+            false => until_over(&mut queue, token),
+        };
+        let expected = if soon.is_some() { Errno::TIMEDOUT } else { Errno::CANCELED };
+        assert_eq!(errno(&sent), Some(expected));
+    }
+    disk.tell().holds_looks = false;
+    drop(stream);
+    read_all(peer).join().unwrap();
+    let (stream, peer) = connections(&hosts, 1).remove(0);
+    let token = queue.send_file(&stream, parts(&disk.file, 0..LEN), None, 9).unwrap();
+    let reader = read(peer, 4 * BLOCK + 13);
+    until_over(&mut queue, token).result.unwrap();
+    assert!(reader.join().unwrap().1 == framed(&pattern(4 * BLOCK)));
 }
 
 /// Goal: cancel and deadline end a send at once, though its disk does not answer, and however often
@@ -591,11 +665,12 @@ fn given_up(choice: Choice) {
     let mut pairs = connections(&hosts, 2);
     let range = 0..2 * BLOCK as u64;
     first.send_file(&pairs[0].0, parts(&disk.file, range.clone()), None, 9).unwrap();
-    now(&mut first);
-    now(&mut first);
-    disk.until_held(1);
+    until_held(&mut first, &disk, 1);
     let token = second.send_file(&pairs[1].0, parts(&disk.file, range), None, 9).unwrap();
-    now(&mut second);
+    let before = Instant::now();
+    while hosts.0.file_cache().hits < 2 && before.elapsed() < PATIENCE {
+        now(&mut second);
+    }
     assert_eq!(hosts.0.file_cache().hits, 2);
     // It may wait for the disk a while.
     drop(first);

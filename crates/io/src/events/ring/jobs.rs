@@ -10,7 +10,9 @@ use super::{Content, Ring, TURN_BYTES, What, adopt, call, mask, quiet};
 use io_uring::types::{Fd, FsyncFlags};
 use io_uring::{opcode, squeue};
 use rustix::fd::AsRawFd;
+use rustix::fs::StatxFlags;
 use rustix::io::{Errno, ioctl_fionbio};
+use std::ptr;
 
 /// Bytes of one request; a longer step is several.
 const STEP_BYTES_MAX: usize = 1 << 30;
@@ -309,6 +311,11 @@ fn request(step: Step<'_>, worker_min: usize) -> squeue::Entry {
         false => squeue::Flags::empty(),
     };
     match step {
+        Step::Look { file, into } => {
+            // The kernel's workers do it in any case.
+            let look = opcode::Statx::new(fd(file), c"".as_ptr(), ptr::from_mut(into).cast());
+            look.flags(libc::AT_EMPTY_PATH).mask(StatxFlags::BASIC_STATS.bits()).build()
+        }
         Step::Read { file, into, at } => {
             let read = opcode::Read::new(fd(file), into.as_mut_ptr(), length(into));
             read.offset(at).build().flags(by(into))

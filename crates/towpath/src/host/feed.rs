@@ -31,6 +31,13 @@ pub(super) enum Fed {
     Failed(Error),
 }
 
+/// What a call does where readers keep too much to be handed more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Crowded {
+    Fails,
+    Waits,
+}
+
 impl State {
     /// Takes up a queue of which the worker was told.
     pub(super) fn take_submitted(&mut self, queue: &SendQueue, now: &Now<'_>) {
@@ -90,11 +97,23 @@ impl State {
         Some(Fed::All)
     }
 
-    /// Has `waker` woken when it is worth trying again to hand out what was received. Nobody says
-    /// when any of all readers gives something back: it is looked at from time to time.
-    pub(super) fn wait_for_room(&mut self, waker: &Waker, now: &Now<'_>) {
-        self.crowded.add(waker);
-        self.retry_at.get_or_insert(now.now + MEMORY_PAUSE);
+    /// What handing out what was received comes to. One that waits where readers keep too much has
+    /// `waker` woken when it is worth trying again: nobody says when any of all readers gives
+    /// something back, so it is looked at from time to time.
+    pub(super) fn or_wait_for_room<T>(
+        &mut self,
+        received: Result<T, Error>,
+        (crowded, waker): (Crowded, &Waker),
+        now: &Now<'_>,
+    ) -> Result<T, Error> {
+        match received {
+            Err(Error::NoBuffers) if crowded == Crowded::Waits => {
+                self.crowded.add(waker);
+                self.retry_at.get_or_insert(now.now + MEMORY_PAUSE);
+                Err(Error::WouldBlock)
+            }
+            received => received,
+        }
     }
 
     /// Goes on with sockets that waited for a free loan or for memory.

@@ -1,6 +1,7 @@
 //! Operations on sockets that go on when they are polled, and keep what they work on in between:
 //! for event queues.
 
+use super::feed::Crowded;
 use super::file_cache::Load;
 use super::posted::{Posted, Receiving};
 use super::receive_file::{DeviceWrite, FileReceive, FileReceived};
@@ -181,13 +182,14 @@ impl Work {
         if max == 0 {
             return Poll::Ready(Self::Pieces(Ok(pieces)));
         }
-        let received = ready!(stream.poll_recv_lent_or_wait(cx, max, &mut pieces));
+        let received = ready!(stream.poll_receive_lent(cx, Crowded::Waits, max, &mut pieces));
         Poll::Ready(Self::Pieces(received.map(|_| pieces)))
     }
 
     fn receive_datagram_lent(socket: &UdpSocket, cx: &mut Context<'_>) -> Poll<Self> {
         let (mut headers, mut pieces) = (Vec::new(), Vec::new());
-        let received = ready!(socket.poll_recv_frame_lent_or_wait(cx, &mut headers, &mut pieces));
+        let (crowded, into) = (Crowded::Waits, (&mut headers, &mut pieces));
+        let received = ready!(socket.poll_recv_frame_lent(cx, crowded, into.0, into.1));
         Poll::Ready(Self::DatagramLent(Box::new((received, headers, pieces))))
     }
 

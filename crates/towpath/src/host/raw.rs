@@ -4,6 +4,7 @@
 //! [`UdpSocket`], and so are the rules of who owns a buffer and when. What the stack does with
 //! them is Linux's raw(7) and packet(7).
 
+use super::feed::Crowded;
 use super::udp::UdpSocket;
 use super::{Held, Host, Lend, SendError, SendMode, Sending, family, io_error};
 use std::fmt;
@@ -249,7 +250,7 @@ macro_rules! calls_of_datagrams {
                 headers: &mut Vec<u8>,
                 into: &mut Vec<Held>,
             ) -> Poll<io::Result<ReceivedDatagram>> {
-                self.0.poll_recv_frame_lent(cx, headers, into)
+                self.0.poll_recv_frame_lent(cx, Crowded::Fails, headers, into)
             }
 
             /// What becomes of buffers that are sent with [`send_zc`](Self::send_zc).

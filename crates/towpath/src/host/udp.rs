@@ -5,6 +5,7 @@ mod going;
 use super::auto::Choice;
 use super::budget::Budget;
 use super::core::{Now, State};
+use super::feed::Crowded;
 use super::lend::{Lend, stretches};
 use super::mode::{Mode, SendMode};
 use super::queue::{DATAGRAMS_QUEUED_MAX, SendQueue, work_of};
@@ -420,7 +421,7 @@ impl UdpSocket {
         cx: &mut Context<'_>,
         into: &mut Vec<Held>,
     ) -> Poll<io::Result<ReceivedDatagram>> {
-        self.poll_lent(cx, false, |sockets, id, cx| {
+        self.poll_lent(cx, Crowded::Fails, |sockets, id, cx| {
             sockets.receive_datagram_lent(id, &WHOLE, into, cx)
         })
     }
@@ -432,38 +433,27 @@ impl UdpSocket {
         into: &mut Vec<Held>,
     ) -> io::Result<ReceivedDatagram> {
         let wait = self.inner.shape.read_wait();
-        let received = block(wait, |cx| self.poll_recv_frame_lent(cx, headers, into));
+        let received =
+            block(wait, |cx| self.poll_recv_frame_lent(cx, Crowded::Fails, headers, into));
         received.unwrap_or_else(|| Err(would_block()))
     }
 
     pub(super) fn poll_recv_frame_lent(
         &self,
         cx: &mut Context<'_>,
+        crowded: Crowded,
         headers: &mut Vec<u8>,
         into: &mut Vec<Held>,
     ) -> Poll<io::Result<ReceivedDatagram>> {
-        self.poll_lent(cx, false, |sockets, id, cx| {
+        self.poll_lent(cx, crowded, |sockets, id, cx| {
             sockets.receive_frame_lent(id, &WHOLE, (headers, into), cx)
         })
     }
 
-    /// The same for an operation, which waits where the call fails because too much is kept.
-    pub(super) fn poll_recv_frame_lent_or_wait(
-        &self,
-        cx: &mut Context<'_>,
-        headers: &mut Vec<u8>,
-        into: &mut Vec<Held>,
-    ) -> Poll<io::Result<ReceivedDatagram>> {
-        self.poll_lent(cx, true, |sockets, id, cx| {
-            sockets.receive_frame_lent(id, &WHOLE, (headers, into), cx)
-        })
-    }
-
-    /// Where too much is kept, this is an error unless it waits for room.
     fn poll_lent(
         &self,
         cx: &mut Context<'_>,
-        waits_for_room: bool,
+        crowded: Crowded,
         receive: impl FnOnce(
             &mut Sockets,
             SocketId,
@@ -473,15 +463,10 @@ impl UdpSocket {
         let id = self.inner.id;
         let received = self.inner.host.owner.core.call(|state, now| {
             let received = state.with(now, |sockets, _, cx| receive(sockets, id, cx));
-            match received {
-                Err(Error::WouldBlock) => state.entry(id).readers.add(cx.waker()),
-                Err(Error::NoBuffers) if waits_for_room => {
-                    state.wait_for_room(cx.waker(), now);
-                    return Err(Error::WouldBlock);
-                }
-                _ => {}
+            if matches!(received, Err(Error::WouldBlock)) {
+                state.entry(id).readers.add(cx.waker());
             }
-            received
+            state.or_wait_for_room(received, (crowded, cx.waker()), now)
         });
         ready(received)
     }

@@ -1,11 +1,11 @@
 //! Receiving without a copy.
 
-use super::super::core::{Now, State};
+use super::super::feed::Crowded;
 use super::super::{TcpStream, would_block};
 use super::block;
 use std::io;
 use std::task::{Context, Poll};
-use towpath_net::socket::{Error, ReadMost, SocketId};
+use towpath_net::socket::ReadMost;
 use towpath_packet::Held;
 
 /// Pieces that one call takes without copying.
@@ -34,35 +34,22 @@ impl TcpStream {
         max: usize,
         into: &mut Vec<Held>,
     ) -> Poll<io::Result<usize>> {
-        self.poll_receive(cx, receive_lent(max, into))
+        self.poll_receive_lent(cx, Crowded::Fails, max, into)
     }
 
-    /// The same for an operation, which waits where the call fails because too much is kept.
-    pub(in crate::host) fn poll_recv_lent_or_wait(
+    /// The same for those who wait where too much is kept.
+    pub(in crate::host) fn poll_receive_lent(
         &self,
         cx: &mut Context<'_>,
+        crowded: Crowded,
         max: usize,
         into: &mut Vec<Held>,
     ) -> Poll<io::Result<usize>> {
-        let mut receive = receive_lent(max, into);
+        let most = ReadMost { bytes: max, pieces: RECEIVED_PIECES_MAX, private: true };
         self.poll_receive(cx, |state, id, now| {
-            let received = receive(state, id, now);
-            if received != Err(Error::NoBuffers) {
-                return received;
-            }
-            state.wait_for_room(cx.waker(), now);
-            Err(Error::WouldBlock)
+            let received =
+                state.with(now, |sockets, _, cx| sockets.receive_lent(id, &most, into, cx));
+            state.or_wait_for_room(received, (crowded, cx.waker()), now)
         })
-    }
-}
-
-/// Receives without copying.
-fn receive_lent(
-    max: usize,
-    into: &mut Vec<Held>,
-) -> impl FnMut(&mut State, SocketId, &Now<'_>) -> Result<usize, Error> {
-    let most = ReadMost { bytes: max, pieces: RECEIVED_PIECES_MAX, private: true };
-    move |state, id, now| {
-        state.with(now, |sockets, _, cx| sockets.receive_lent(id, &most, into, cx))
     }
 }

@@ -32,9 +32,13 @@ pub(super) fn socket(step: Step<'_>) -> Result<usize, Errno> {
         Step::SendFile { socket, file, mut at, count } => {
             quietly(|| rustix::fs::sendfile(socket, file, Some(&mut at), count))
         }
-        Step::Splice { from, to, count } => {
+        Step::Splice { from, to, count, sink } => {
             let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
-            quietly(|| rustix::pipe::splice(from, None, to, None, count, flags))
+            let result = quietly(|| rustix::pipe::splice(from, None, to, None, count, flags));
+            match (result, sink) {
+                (Err(Errno::AGAIN), Some(sink)) => Err(sink.look(from).unwrap_or(Errno::AGAIN)),
+                (result, _) => result,
+            }
         }
         Step::Call { calls, done } => (calls.call)(&calls.socket, done),
         step => unreachable!("{step:?} is no such step"),

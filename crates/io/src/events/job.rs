@@ -7,6 +7,7 @@
 
 mod moves;
 mod own;
+mod sink;
 
 use super::{Action, Operation, SendFile};
 use crate::large_pages::LargeBlock;
@@ -17,6 +18,8 @@ pub use own::{Call, Calls, Memory};
 use rustix::fd::OwnedFd;
 use rustix::fs::Statx;
 use rustix::io::{Errno, ioctl_fionbio};
+use sink::Sink;
+pub use sink::broken;
 use std::fs::File;
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -272,6 +275,8 @@ pub(super) enum Step<'a> {
         from: &'a OwnedFd,
         to: &'a OwnedFd,
         count: usize,
+        /// Where the bytes go in the end, while none is on the way.
+        sink: Option<&'a mut Sink>,
     },
     Call {
         calls: &'a mut Calls,
@@ -405,8 +410,7 @@ impl Running {
             | Work::ReceiveFile { socket, .. } => (socket, Interest::READ),
             Work::Connect(socket, ..) | Work::Send { socket, .. } => (socket, Interest::WRITE),
             Work::SendFile(sending) => (&sending.socket, Interest::WRITE),
-            Work::Splice(splicing) if splicing.holds_none() => (&splicing.from, Interest::READ),
-            Work::Splice(splicing) => (&splicing.to, Interest::WRITE),
+            Work::Splice(splicing) => splicing.waits_for(),
             Work::Call(calls) => (&calls.socket, calls.interest),
         })
     }

@@ -24,7 +24,7 @@ use epoll::Epoll;
 pub use files::THREADS_MAX;
 pub use job::{
     ACCEPTED_MAX, BLOCK_BYTES, BlockRead, COPIED_FILE_MAX, Call, Calls, Job, Look, Memory, Outcome,
-    Parts, Socket, read_now,
+    Parts, Socket, broken, read_now,
 };
 pub use known::Known;
 pub use mounts::{Mounts, device, kind, status};

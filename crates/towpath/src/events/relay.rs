@@ -9,6 +9,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use towpath_io::events::broken;
 
 /// Bytes that are taken at a time.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -52,7 +53,10 @@ impl Relay {
                 Poll::Ready(Ok(0)) => self.result = Some(Ok(())),
                 Poll::Ready(Ok(_)) => {}
                 Poll::Ready(Err(error)) => self.result = Some(Err(error)),
-                Poll::Pending => return false,
+                Poll::Pending => match self.broken(waker) {
+                    Some(error) => self.result = Some(Err(error)),
+                    None => return false,
+                },
             }
         }
         true
@@ -74,6 +78,17 @@ impl Relay {
             self.moved += count as u64;
             count
         })
+    }
+
+    /// Why there is no use in waiting for more: nobody takes it.
+    fn broken(&self, waker: &Waker) -> Option<io::Error> {
+        if !self.left.is_empty() {
+            return None;
+        }
+        match &self.to.0 {
+            End::Host(stream) => stream.poll_broken(waker),
+            End::Kernel(socket) => broken(socket).map(Into::into),
+        }
     }
 
     /// Ends it for this reason, unless it is over.

@@ -139,7 +139,8 @@ impl EventQueue {
     }
 
     /// Sends on `to` what `from` receives: `count` bytes, or fewer where no more come. The kernel
-    /// splices between two of its streams; else the bytes go through a buffer of the queue.
+    /// splices between two of its streams; else the bytes go through a buffer of the queue. It ends
+    /// when `to` is reset or closed in both directions, also while nothing comes from `from`.
     /// [`EventQueue::take_moved`] has what became of it.
     ///
     /// # Errors

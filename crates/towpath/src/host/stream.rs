@@ -303,7 +303,7 @@ impl TcpStream {
     }
 
     /// Why nothing more is sent.
-    fn failure(&self) -> io::Error {
+    pub(super) fn failure(&self) -> io::Error {
         io_error(self.inner.queue.failure().unwrap_or(Error::BrokenPipe))
     }
 

@@ -2,6 +2,7 @@
 
 use super::sending::Ticket;
 use super::{Lend, Sending, TcpListener, TcpStream, UdpSocket};
+use std::io;
 use std::sync::Arc;
 use std::task::Waker;
 use towpath_io::events::{Interest, Readiness};
@@ -45,6 +46,14 @@ impl Return {
             Ok(ticket) => ticket.watch(waker),
             Err(copied) => Some(*copied),
         }
+    }
+}
+
+impl TcpStream {
+    /// Why nothing can be sent any more, if it is closed in both directions. Else `waker` is woken
+    /// when it is, and at other news.
+    pub(crate) fn poll_broken(&self, waker: &Waker) -> Option<io::Error> {
+        poll_stream(self, Interest::NONE, waker).hangup.then(|| self.failure())
     }
 }
 

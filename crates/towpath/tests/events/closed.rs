@@ -4,19 +4,24 @@ use super::kernel_streams::{tcp, unix};
 use super::send_file::{fresh, parts, pattern};
 use super::sockets::{address, connection, hosts};
 use super::{Case, PATIENCE, now, queue, wait};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fd::AsFd;
 use rustix::io::Errno;
 use std::fs::File;
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
 use towpath::events::{Choice, EventQueue, News, Stream, Token};
 use towpath::host::TcpListener;
+use towpath_io::socket::zerocopy::{enable_lending, send_lent};
 
 pub(super) const CASES: &[Case] = &[
     ("a_stream_of_towpath_ends_under_each_operation", of_towpath),
     ("a_stream_of_the_kernel_ends_under_each_operation", of_kernel),
     ("a_listener_or_its_host_goes_under_an_operation", listeners),
+    ("a_splice_ends_with_its_sink_and_with_nothing_else", sinks),
 ];
 
 /// More than any buffers on the way take.
@@ -35,14 +40,16 @@ enum Kind {
     Send,
     SendFile,
     SpliceInto,
+    /// Nothing comes for the stream.
+    SpliceIdle,
 }
 
 use Kind::{
     Receive, ReceiveAll, ReceiveFile, ReceiveLent, ReceiveMultishot, Send, SendFile, SpliceFrom,
-    SpliceInto,
+    SpliceIdle, SpliceInto,
 };
 
-const KINDS: [Kind; 9] = [
+const KINDS: [Kind; 10] = [
     Receive,
     ReceiveAll,
     ReceiveLent,
@@ -52,15 +59,22 @@ const KINDS: [Kind; 9] = [
     Send,
     SendFile,
     SpliceInto,
+    SpliceIdle,
 ];
 
 impl Kind {
     fn sends(self) -> bool {
-        matches!(self, Send | SendFile | SpliceInto)
+        matches!(self, Send | SendFile | SpliceInto | SpliceIdle)
     }
 
-    fn begin(self, queue: &mut EventQueue, stream: &Stream, file: &Arc<File>) -> Token {
-        let range = 0..LEN as u64;
+    /// And the far end of the other stream, which is to stay.
+    fn begin(
+        self,
+        queue: &mut EventQueue,
+        stream: &Stream,
+        file: &Arc<File>,
+    ) -> (Token, UnixStream) {
+        let (range, (other, far)) = (0..LEN as u64, unix());
         let begun = match self {
             Receive => queue.receive(stream, vec![7; 100], None, 9).map_err(|error| error.error),
             ReceiveAll => {
@@ -72,19 +86,20 @@ impl Kind {
                 queue.receive_multishot(stream, group, None, 9)
             }
             ReceiveFile => queue.receive_file(stream, file.clone(), range, None, 9),
-            // Nobody reads what is spliced, and the other end of what is read stays silent.
-            SpliceFrom => queue.splice(stream, unix().0, LEN as u64, None, 9),
+            // Nobody reads what is spliced.
+            SpliceFrom => queue.splice(stream, other, LEN as u64, None, 9),
+            SpliceIdle => queue.splice(other, stream, LEN as u64, None, 9),
             Send => queue.send(stream, pattern(LEN), None, 9).map_err(|error| error.error),
             SendFile => {
                 queue.send_file(stream, parts(file, range), None, 9).map_err(|error| error.error)
             }
             SpliceInto => {
-                let (from, mut writer) = unix();
-                std::thread::spawn(move || io::Write::write_all(&mut writer, &pattern(LEN)));
-                queue.splice(stream_of(from), stream, LEN as u64, None, 9)
+                let mut writer = far.try_clone().unwrap();
+                std::thread::spawn(move || writer.write_all(&pattern(LEN)));
+                queue.splice(other, stream, LEN as u64, None, 9)
             }
         };
-        begun.unwrap()
+        (begun.unwrap(), far)
     }
 
     /// Why it ended; it has handed back what it was given.
@@ -98,7 +113,7 @@ impl Kind {
             }
             ReceiveLent => queue.take_pieces(token).unwrap().map(|pieces| pieces.len() as u64),
             ReceiveMultishot => queue.take_received(token).unwrap().map(|told| told.len as u64),
-            ReceiveFile | SpliceFrom | SpliceInto => {
+            ReceiveFile | SpliceFrom | SpliceInto | SpliceIdle => {
                 let moved = queue.take_moved(token).unwrap();
                 moved.result.map(|()| moved.bytes)
             }
@@ -109,10 +124,6 @@ impl Kind {
             }
         }
     }
-}
-
-fn stream_of(stream: impl Into<Stream>) -> Stream {
-    stream.into()
 }
 
 /// Waits until the operation is over, with nothing but its own news, and the queue is empty.
@@ -156,7 +167,7 @@ fn ends<P>(choice: Choice, kind: Kind, pair: &dyn Fn() -> (Stream, P)) {
             matches!(why, Some(Errno::PIPE | Errno::CONNRESET))
         }
     };
-    let token = kind.begin(&mut queue, &stream, &file);
+    let (token, _far) = kind.begin(&mut queue, &stream, &file);
     rest(&mut queue, token, kind);
     stream.shutdown(Shutdown::Both).unwrap();
     if !kind.sends() {
@@ -170,8 +181,8 @@ fn ends<P>(choice: Choice, kind: Kind, pair: &dyn Fn() -> (Stream, P)) {
     }
     // By the peer, who has not read all.
     let (stream, peer) = pair();
-    let token = kind.begin(&mut queue, &stream, &file);
-    if !kind.sends() {
+    let (token, _far) = kind.begin(&mut queue, &stream, &file);
+    if !kind.sends() || kind == SpliceIdle {
         assert_eq!(stream.try_send(b"unread").unwrap(), 6);
     }
     rest(&mut queue, token, kind);
@@ -201,6 +212,39 @@ fn of_kernel(choice: Choice) {
             (Stream::from(stream), peer)
         });
     }
+}
+
+/// Goal: the kernel's sink is watched under a stream of towpath, too; what comes afterwards stays
+/// in the source; other news of the sink, those of buffers that are back, end nothing.
+fn sinks(choice: Choice) {
+    let (mut queue, (near, far)) = (queue(choice), connection(&hosts()));
+    let (to, peer) = unix();
+    let token = queue.splice(&near, to, LEN as u64, None, 9).unwrap();
+    rest(&mut queue, token, SpliceIdle);
+    drop(peer);
+    let why = finish(&mut queue, token, SpliceIdle).unwrap_err();
+    assert_eq!(Errno::from_io_error(&why), Some(Errno::PIPE));
+    let (far, near) = (Stream::from(&far), Stream::from(&near));
+    assert_eq!(far.try_send(b"later").unwrap(), 5);
+    let end = Instant::now() + PATIENCE;
+    while near.try_receive(&mut [0; 9]).ok() != Some(5) {
+        assert!(Instant::now() < end);
+    }
+
+    let ((from, mut writer), (to, mut reader)) = (tcp(), tcp());
+    enable_lending(to.as_fd()).unwrap();
+    assert_eq!(send_lent(to.as_fd(), b"lent").unwrap(), 4);
+    reader.read_exact(&mut [0; 4]).unwrap();
+    // A notice is an error condition, for poll(2).
+    let mut polled = [PollFd::new(&to, PollFlags::empty())];
+    assert_eq!(poll(&mut polled, None).unwrap(), 1);
+    let token = queue.splice(from, to, 5, None, 9).unwrap();
+    rest(&mut queue, token, SpliceIdle);
+    writer.write_all(b"hello").unwrap();
+    assert_eq!(finish(&mut queue, token, SpliceIdle).unwrap(), 5);
+    let mut read = [0; 5];
+    reader.read_exact(&mut read).unwrap();
+    assert_eq!(&read, b"hello");
 }
 
 /// Goal: an accept and a connect end, or stay silent, when what they wait for goes; handles of

@@ -377,6 +377,7 @@ fn splice_failed(choice: Choice) {
         let ((from, mut writer), (to, reader)) = (tcp(), unix());
         drop(reader);
         writer.write_all(b"hello").unwrap();
+        from.peek(&mut [0]).unwrap();
         let token = queue.splice(from, to, 100, None, 9).unwrap();
         let moved = finish_moved(&mut queue, token);
         assert!(matches!(errno(moved.result), Errno::PIPE | Errno::CONNRESET));
@@ -450,6 +451,8 @@ fn splice_mixed(choice: Choice) {
     let ((near, far), (to, reader)) = (connection(&hosts), unix());
     drop(reader);
     assert_eq!(Stream::from(&near).try_send(b"hello").unwrap(), 5);
+    far.set_nonblocking(false).unwrap();
+    assert_eq!(far.peek(&mut [0; 9]).unwrap(), 5);
     let token = queue.splice(&far, to, 100, None, 9).unwrap();
     let moved = finish_moved(&mut queue, token);
     assert!(matches!(errno(moved.result), Errno::PIPE | Errno::CONNRESET));

@@ -8,7 +8,9 @@
 //! call is an exception, and costs reads of at most [`SENDFILE_BYTES`].
 
 use super::super::SendFile;
+use super::sink::Sink;
 use super::{BLOCK_BYTES, COPIED_FILE_MAX, Socket, Step};
+use crate::reactor::Interest;
 use crate::sys;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::{Errno, ReadWriteFlags, ioctl_fionbio, preadv2};
@@ -55,8 +57,8 @@ pub(super) enum Way {
 /// them.
 #[derive(Debug)]
 pub(super) struct Splicing {
-    pub(super) from: Socket,
-    pub(super) to: Socket,
+    from: Socket,
+    to: Sink,
     pub(super) count: u64,
     pub(super) pipe: Option<(OwnedFd, OwnedFd)>,
     pub(super) in_pipe: usize,
@@ -170,12 +172,20 @@ impl Splicing {
         ioctl_fionbio(from, true)?;
         ioctl_fionbio(to, true)?;
         let pipe = Some(pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?);
-        let (from, to) = (from.clone(), to.clone());
+        let (from, to) = (from.clone(), Sink::new(to));
         Ok(Self { from, to, count, pipe, in_pipe: 0, block: Block::default() })
     }
 
     pub(super) fn holds_none(&self) -> bool {
         self.in_pipe == 0 && self.block.left.is_empty()
+    }
+
+    /// What a step waits for that cannot be done now.
+    pub(super) fn waits_for(&self) -> (&Socket, Interest) {
+        match self.holds_none() {
+            true => (self.to.either().unwrap_or(&self.from), Interest::READ),
+            false => (self.to.socket(), Interest::WRITE),
+        }
     }
 
     pub(super) fn next(&mut self, done: u64) -> Step<'_> {
@@ -184,13 +194,15 @@ impl Splicing {
         match pipe {
             Some((_, into)) if *in_pipe == 0 => {
                 let count = left.min(BLOCK_BYTES as u64) as usize;
-                Step::Splice { from, to: into, count }
+                Step::Splice { from, to: into, count, sink: Some(to) }
             }
-            Some((out, _)) => Step::Splice { from: out, to, count: *in_pipe },
+            Some((out, _)) => {
+                Step::Splice { from: out, to: to.socket(), count: *in_pipe, sink: None }
+            }
             None if block.left.is_empty() => {
                 Step::Receive { socket: from, into: block.room(left), all: false }
             }
-            None => Step::Send { socket: to, bytes: block.bytes(), more: false },
+            None => Step::Send { socket: to.socket(), bytes: block.bytes(), more: false },
         }
     }
 

@@ -20,6 +20,10 @@ struct World {
     /// Nanoseconds that a change from one way to the other costs, and whether the last call lent.
     change: f64,
     lent: Cell<bool>,
+    /// What a loan costs, of what it costs for good, until [`FRESH_BYTES`] were lent since the
+    /// last change, and how many were.
+    fresh: f64,
+    since_change: Cell<f64>,
 }
 
 impl World {
@@ -27,8 +31,22 @@ impl World {
         let zero = || Cell::new(0.0);
         let (now, out, owed, off) = (zero(), zero(), zero(), zero());
         let (random, stopped) = (Cell::new(seed), zero());
-        let lent = Cell::new(true);
-        Self { now, out, owed, random, noise, off, stopped, stops: 0.0, change: 0.0, lent }
+        let (lent, since_change) = (Cell::new(true), zero());
+        let (stops, change, fresh) = (0.0, 0.0, 1.0);
+        Self {
+            now,
+            out,
+            owed,
+            random,
+            noise,
+            off,
+            stopped,
+            stops,
+            change,
+            lent,
+            fresh,
+            since_change,
+        }
     }
 
     /// From -1 to 1 (splitmix64).
@@ -43,6 +61,10 @@ impl World {
     /// A call that costs so many nanoseconds sooner or later; returns what is paid now.
     fn call(&self, size: usize, lends: bool, nanos: f64) -> f64 {
         let (out, owed) = (self.out.get() + size as f64, self.owed.get());
+        let since_change = if lends { self.since_change.get() + size as f64 } else { 0.0 };
+        self.since_change.set(since_change);
+        let is_fresh = lends && since_change < FRESH_BYTES;
+        let nanos = if is_fresh { nanos * self.fresh } else { nanos };
         let (out, owed, paid) = match lends {
             true if out <= OUT_MAX => (out, owed + nanos * LATER, nanos * (1.0 - LATER)),
             true => (self.out.get(), owed, nanos),
@@ -66,6 +88,8 @@ const TURN_NANOS: f64 = 150e6;
 
 /// Bytes that may be out.
 const OUT_MAX: f64 = (16 << 20) as f64;
+/// See [`World`]: that memory has gone round some times by then.
+const FRESH_BYTES: f64 = 3.5 * OUT_MAX;
 /// Part of a loan's cost that is paid later.
 const LATER: f64 = 0.8;
 
@@ -196,6 +220,21 @@ const CHANGE_NANOS: f64 = 100e6;
 /// What they may cost.
 const CHANGES_BOUND: f64 = 1.015;
 
+/// Goal: loans that are cheap until their memory has gone round, for longer than a window is away,
+/// do not pass for cheap.
+#[test]
+fn cheap_beginnings_do_not_deceive() {
+    let small = |ratio| move |size, lends| 8.0 * level(ratio)(size, lends);
+    for (seed, begin) in [0, usize::MAX].into_iter().enumerate() {
+        let costs = Costs::new(begin);
+        let world = World { fresh: 0.75, ..World::new(seed as u64, 0.0) };
+        loss(&costs, &world, &[64 << 10], 60.0, small(1.15));
+        let then = loss(&costs, &world, &[64 << 10], 60.0, small(1.15));
+        assert!(then <= BOUND, "from {begin}: {then}");
+        assert!(!costs.lends(64 << 10));
+    }
+}
+
 /// Goal: on a machine whose speed changes all the time, so that most trials tell nothing, those
 /// lose little: they are not made again and again.
 #[test]
@@ -273,7 +312,7 @@ fn who_sends_little_is_not_tried() {
     let (costs, world) = (Costs::new(4096), World::new(1, 0.0));
     for _ in 0..10_000 {
         costs.made(4096, 1, 4096, &world);
-        world.now.set(world.now.get() + 20e6);
+        world.now.set(world.now.get() + 40e6);
         assert!(costs.lends(4096));
     }
     world.now.set(world.now.get() + 1e14);

@@ -205,13 +205,13 @@ const SLICE: Duration = Duration::from_millis(50);
 /// The first trials of one that chooses are over, as they are in a program that does not end soon.
 fn warming_up(mode: Mode) -> Duration {
     match mode {
-        Mode::Auto => Duration::from_secs(5),
+        Mode::Auto => Duration::from_secs(10),
         Mode::Lend | Mode::Copy => Duration::from_millis(500),
     }
 }
 
 /// Short measurements have less time for it.
-const WARMING_UP_SPANS: u32 = 5;
+const WARMING_UP_SPANS: u32 = 10;
 /// For those that have told nothing.
 const EXTRA_SLICES: usize = 100;
 /// Longest wait for a process to begin.

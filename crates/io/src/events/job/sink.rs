@@ -47,7 +47,7 @@ impl Sink {
 }
 
 /// Why nothing can be sent to a socket any more: it was reset, or is closed in both directions.
-/// `None` if it can, and for one that is not connected yet.
+/// `None` if it can, or is about to be connected.
 pub fn broken(sink: impl AsFd) -> Option<Errno> {
     failure(&sink, news(&sink))
 }

@@ -20,7 +20,7 @@ pub enum SendMode {
     /// Each is lent if that is expected to cost all threads together less than copying it: by its
     /// size, by how the socket's earlier loans went, and by what lending and copying were measured
     /// to cost: for streams in less than a millisecond, when the first of a host's is set to this,
-    /// and from then on by trying both now and then, for some 50 ms, with all sockets of the
+    /// and from then on by trying both now and then, for 100 ms and more, with all sockets of the
     /// host that are set to this. One that is copied comes back at once.
     Auto,
 }

@@ -6,7 +6,7 @@
 //! what carries the packets and on who receives: no table knows all that. A process can measure it:
 //! the system tells how long all its threads together have run, and the sockets how many bytes they
 //! took. So sizes have *classes*, powers of two, and now and then the calls of one class go the
-//! other way for some 100 ms, with all sockets of a host that choose: a *trial* of three
+//! other way for 100 ms and more, with all sockets of a host that choose: a *trial* of three
 //! *runs*, as before, the other way, and as before. What the class costs when it lends, of what it
 //! costs when it copies, is averaged over trials; it decides by the average.
 //!

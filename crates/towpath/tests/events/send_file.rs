@@ -583,18 +583,7 @@ fn unlooked(choice: Choice) {
     disk.tell().fails = None;
     disk.tell().holds_looks = true;
     for round in 0..20 {
-        let soon = (round % 2 == 0).then(|| Instant::now() + Duration::from_millis(1));
-        let token = queue.send_file(&stream, parts(&disk.file, 0..LEN), soon, 9).unwrap();
-        let is_over = now(&mut queue).iter().any(|event| event.news == News::Completed);
-        if soon.is_none() {
-            queue.cancel(token).unwrap();
-        }
-        let sent = match is_over {
-            true => queue.take_file(token).unwrap(),
-            false => until_over(&mut queue, token),
-        };
-        let expected = if soon.is_some() { Errno::TIMEDOUT } else { Errno::CANCELED };
-        assert_eq!(errno(&sent), Some(expected));
+        send_in_vain(&mut queue, &stream, parts(&disk.file, 0..LEN), round % 2 == 0);
     }
     disk.tell().holds_looks = false;
     drop(stream);
@@ -606,6 +595,25 @@ fn unlooked(choice: Choice) {
     assert!(reader.join().unwrap().1 == framed(&pattern(4 * BLOCK)));
 }
 
+/// Begins a send whose disk does not answer, and ends it by its deadline or by cancels.
+fn send_in_vain(queue: &mut EventQueue, stream: &TcpStream, parts: SendFile, by_deadline: bool) {
+    let soon = by_deadline.then(|| Instant::now() + Duration::from_millis(1));
+    let token = queue.send_file(stream, parts, soon, 9).unwrap();
+    let is_over = now(queue).iter().any(|event| event.news == News::Completed);
+    if !by_deadline {
+        queue.cancel(token).unwrap();
+        queue.cancel(token).unwrap();
+    }
+    let sent = match is_over {
+        true => queue.take_file(token).unwrap(),
+        false => until_over(queue, token),
+    };
+    let expected = if by_deadline { Errno::TIMEDOUT } else { Errno::CANCELED };
+    assert_eq!(errno(&sent), Some(expected));
+    assert!(sent.bytes <= 6 && sent.parts.header == b"header", "{sent:?}");
+    assert_eq!(queue.cancel(token).unwrap_err().raw_os_error(), Some(libc::ESTALE));
+}
+
 /// Goal: cancel and deadline end a send at once, though its disk does not answer, and however often
 /// that happens, little is left behind.
 fn stopped(choice: Choice) {
@@ -614,22 +622,8 @@ fn stopped(choice: Choice) {
     disk.tell().is_held = true;
     let (stream, peer) = connections(&hosts, 1).remove(0);
     for round in 0..60 {
-        let soon = (round % 2 == 0).then(|| Instant::now() + Duration::from_millis(1));
-        let range = 0..16 * BLOCK as u64;
-        let token = queue.send_file(&stream, parts(&disk.file, range), soon, 9).unwrap();
-        let is_over = now(&mut queue).iter().any(|event| event.news == News::Completed);
-        if soon.is_none() {
-            queue.cancel(token).unwrap();
-            queue.cancel(token).unwrap();
-        }
-        let sent = match is_over {
-            true => queue.take_file(token).unwrap(),
-            false => until_over(&mut queue, token),
-        };
-        let expected = if soon.is_some() { Errno::TIMEDOUT } else { Errno::CANCELED };
-        assert_eq!(errno(&sent), Some(expected));
-        assert!(sent.bytes <= 6 && sent.parts.header == b"header", "{sent:?}");
-        assert_eq!(queue.cancel(token).unwrap_err().raw_os_error(), Some(libc::ESTALE));
+        let parts = parts(&disk.file, 0..16 * BLOCK as u64);
+        send_in_vain(&mut queue, &stream, parts, round % 2 == 0);
     }
     assert!(hosts.0.file_cache().bytes <= 2 << 20);
     disk.let_go();

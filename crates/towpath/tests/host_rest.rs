@@ -14,8 +14,22 @@ fn resident() -> usize {
     pages * 4096
 }
 
+/// Waits until the process is as it should be; returns how many bytes it then has in memory.
+fn wait_until(is_reached: impl Fn(usize) -> bool, what: &str) -> usize {
+    for _ in 0..1500 {
+        let bytes = resident();
+        if is_reached(bytes) {
+            return bytes;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    panic!("{what}: {} bytes in memory", resident());
+}
+
 /// Goal: what a busy time had in memory goes back to the system, and the hosts work on.
-/// Method: many bytes are written and read, and then the process is watched until it is smaller.
+/// Method: bytes are written that nobody reads until the process has grown by them; they are read,
+/// and then the process is watched until it is smaller. How many packets there are at once is so
+/// no matter of how threads take turns.
 #[test]
 fn idle_hosts_give_memory_back() {
     let a = Config::with_address([10, 0, 0, 1], 24);
@@ -24,20 +38,25 @@ fn idle_hosts_give_memory_back() {
     let listener = TcpListener::bind(&b, "10.0.0.2:80".parse().unwrap()).expect("bind");
     let mut stream = TcpStream::connect(&a, "10.0.0.2:80".parse().unwrap()).expect("connect");
     let (mut peer, _) = listener.accept().expect("accept");
+    let (sent, mut received) = (vec![7; BYTES], vec![1; BYTES]);
     for round in 0..2 {
-        let bytes = 32 << 20;
-        thread::scope(|scope| {
-            scope.spawn(|| stream.write_all(&vec![7; bytes]).expect("write"));
-            let mut received = vec![0; bytes];
+        let idle = resident();
+        let full = thread::scope(|scope| {
+            scope.spawn(|| stream.write_all(&sent).expect("write"));
+            let what = format!("round {round}: {idle} bytes, which do not become more");
+            let full = wait_until(|now| now >= idle + BUFFERED, &what);
             peer.read_exact(&mut received).expect("read");
-            assert!(received.iter().all(|&byte| byte == 7));
+            full
         });
-        let before = resident();
-        let mut tries = 0;
-        while resident() + (1 << 20) > before {
-            assert!(tries < 1500, "round {round}: {before} bytes before, {} now", resident());
-            tries += 1;
-            thread::sleep(Duration::from_millis(10));
-        }
+        assert!(received == sent);
+        received.fill(1);
+        let what = format!("round {round}: {full} bytes, which do not become fewer");
+        wait_until(|now| now + RETURNED <= full, &what);
     }
 }
+
+/// More than buffers hold, so that the writer waits for the reader.
+const BYTES: usize = 32 << 20;
+/// That the process at least grows by.
+const BUFFERED: usize = 2 << 20;
+const RETURNED: usize = 1 << 20;

@@ -90,8 +90,8 @@ impl Setting {
     }
 }
 
-/// Takes until no producer is left, calling `look` now and then. Returns how many came, and their
-/// sum.
+/// Takes until no producer is left, calling `look` now and then once something came. Returns how
+/// many came, and their sum.
 fn drain_until(
     drain: &mut dyn Drain<NonZeroU64>,
     running: &AtomicUsize,
@@ -112,7 +112,7 @@ fn drain_until(
             0 => idle.wait(),
             _ => idle = Idle::default(),
         }
-        if turn.is_multiple_of(TURNS_BETWEEN_LOOKS) {
+        if count > 0 && turn.is_multiple_of(TURNS_BETWEEN_LOOKS) {
             look();
         }
     }

@@ -44,9 +44,18 @@ pub(super) struct Epoll {
 struct Doing {
     /// `None` while the threads have it.
     running: Option<Box<Running>>,
-    /// What its slot watches.
-    watched: Option<Socket>,
+    watched: Option<Watched>,
+    /// The error queue of a socket had something, which is news until the program reads it.
+    is_noisy: bool,
     cancelled: bool,
+}
+
+/// What a slot watches for its job.
+#[derive(Debug)]
+struct Watched {
+    socket: Socket,
+    interest: Interest,
+    trigger: Trigger,
 }
 
 impl Epoll {
@@ -163,7 +172,8 @@ impl Epoll {
                 continue;
             }
             let slot = event.token as u32;
-            if self.jobs.contains_key(&slot) {
+            if let Some(doing) = self.jobs.get_mut(&slot) {
+                doing.is_noisy |= event.error;
                 turns.push(slot);
                 continue;
             }
@@ -238,27 +248,33 @@ impl Epoll {
         }
     }
 
-    /// Has a job go on when its socket is ready.
+    /// Has a job go on when its socket is ready, or when there is something new on it if an error
+    /// queue with entries would make it always ready.
     fn watch(&mut self, slot: u32, running: &Running) -> io::Result<()> {
         let (socket, interest) = running.waits_for().expect("a step on a socket");
-        let watched = self.jobs.get_mut(&slot).and_then(|doing| doing.watched.take());
-        match watched {
-            Some(watched) if Arc::ptr_eq(&watched, socket) => {
-                self.modify(slot, socket.as_fd(), interest, Trigger::OneShot)?;
+        let Some(doing) = self.jobs.get_mut(&slot) else { return Ok(()) };
+        let trigger = if doing.is_noisy { Trigger::Edge } else { Trigger::OneShot };
+        let new = Watched { socket: socket.clone(), interest, trigger };
+        match doing.watched.take() {
+            Some(old) if Arc::ptr_eq(&old.socket, socket) => {
+                let is_new = (old.interest, old.trigger) != (interest, trigger);
+                if is_new || trigger == Trigger::OneShot {
+                    self.modify(slot, socket.as_fd(), interest, trigger)?;
+                }
             }
-            watched => {
-                self.unwatch(slot, watched);
-                self.add(slot, socket.as_fd(), interest, Trigger::OneShot)?;
+            old => {
+                self.unwatch(slot, old);
+                self.add(slot, socket.as_fd(), interest, trigger)?;
             }
         }
         if let Some(doing) = self.jobs.get_mut(&slot) {
-            doing.watched = Some(socket.clone());
+            doing.watched = Some(new);
         }
         Ok(())
     }
 
-    fn unwatch(&mut self, slot: u32, watched: Option<Socket>) {
-        if let Some(socket) = watched {
+    fn unwatch(&mut self, slot: u32, watched: Option<Watched>) {
+        if let Some(Watched { socket, .. }) = watched {
             // It is watched, and open.
             let _ = self.remove(slot, socket.as_fd());
         }

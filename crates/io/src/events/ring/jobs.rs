@@ -2,12 +2,13 @@
 //! the kernel (moving files and pipes to sockets) or gains nothing (connecting).
 //!
 //! A call that cannot be made now is made again after a poll of its socket, and so is a request on
-//! a socket that does not block, which the kernel refuses. An accept is one request for many
+//! a socket that does not block, which the kernel refuses. Where entries of the socket's error queue
+//! keep such a poll from waiting, it is a millisecond. An accept is one request for many
 //! connections, where the kernel can do that.
 
 use super::super::job::{Job, Running, Step};
 use super::{Content, Ring, TURN_BYTES, What, adopt, call, mask, quiet};
-use io_uring::types::{Fd, FsyncFlags};
+use io_uring::types::{Fd, FsyncFlags, Timespec};
 use io_uring::{opcode, squeue};
 use rustix::fd::AsRawFd;
 use rustix::fs::StatxFlags;
@@ -31,13 +32,20 @@ pub(super) struct Doing {
     cancelled: bool,
     /// Its file may wait although it is told not to, which would keep the queue's thread.
     waits: bool,
+    /// The last poll told of an error queue with entries, which it does until the program has read
+    /// them.
+    is_noisy: bool,
     /// What became of a send whose bytes are not back.
     lent: Option<i32>,
 }
 
+/// How long a job waits for its socket while news of others keep a poll from waiting.
+static LOOK_AGAIN_AFTER: Timespec = Timespec::new().nsec(1_000_000);
+
 /// What the kernel has of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Request {
+    /// Or the time until a poll is of use.
     Poll,
     Accept,
     /// Which is to end, as there is no room for more connections.
@@ -71,7 +79,14 @@ impl Ring {
         if !self.is_recent {
             running.copies();
         }
-        let doing = Doing { running, with_kernel: None, cancelled: false, waits, lent: None };
+        let doing = Doing {
+            running,
+            with_kernel: None,
+            cancelled: false,
+            waits,
+            is_noisy: false,
+            lent: None,
+        };
         self.slot(slot).content = Content::Job(Box::new(doing));
         self.jobs += 1;
         self.go_on(slot);
@@ -195,7 +210,9 @@ impl Ring {
         };
         match (request, result) {
             // The call is made again.
-            (Some(Request::Poll), _) => {}
+            (Some(Request::Poll), result) => {
+                doing.is_noisy = result.is_ok_and(|mask| mask & libc::POLLERR as usize != 0);
+            }
             // The thread that began it has ended, or a signal came; or it was to end.
             (_, Err(why @ (Errno::CANCELED | Errno::INTR))) => doing.running.interrupted(why),
             (Some(Request::Accept | Request::LastAccept), Ok(_)) => {
@@ -266,12 +283,16 @@ impl Doing {
         }
     }
 
-    /// What became of a call; the poll to wait for if it cannot be made now.
+    /// What became of a call; the poll to wait for if it cannot be made now, or the time to wait
+    /// where a poll would not wait.
     fn after(&mut self, result: Result<usize, Errno>) -> Option<squeue::Entry> {
         match (result, self.running.waits_for()) {
             (Err(Errno::INTR), _) => {
                 self.running.interrupted(Errno::INTR);
                 None
+            }
+            (Err(Errno::AGAIN), Some(_)) if self.is_noisy => {
+                Some(opcode::Timeout::new(&raw const LOOK_AGAIN_AFTER).build())
             }
             (Err(Errno::AGAIN), Some((socket, interest))) => {
                 Some(opcode::PollAdd::new(fd(socket), mask(interest)).build())

@@ -394,13 +394,13 @@ impl Ring {
         loop {
             // SAFETY: requests are made in this file and in `jobs` only. Those of polls, syncs,
             // accepting and cancelling name no memory, a pause names a static time. Those of
-            // `jobs::request` name bytes of a `Vec`, a `LargeBlock` or a `Memory` in the job that is
-            // in the slot which the request names, or its `Box<Statx>`, laid out as the kernel's,
-            // and a static string; what a `Memory` has shown by a shared reference stays until
-            // somebody has an exclusive one. The job is boxed, and nobody looks at it while its
-            // `Doing::with_kernel` says that the kernel has a request, until `on_step` is called for
-            // the last completion of that request, when the kernel is done with the bytes; or until
-            // `drop`, which leaks the job if that did not come.
+            // `jobs::request` name bytes of a `Vec`, a `LargeBlock` or a `Memory` in the job that
+            // is in the slot which the request names, or its `Box<Statx>`, laid out as the
+            // kernel's, and a static string; what a `Memory` has shown by a shared reference stays
+            // until somebody has an exclusive one. The job is boxed, and nobody looks at it while
+            // its `Doing::with_kernel` says that the kernel has a request, until `on_step` is
+            // called for the last completion of that request, when the kernel is done with the
+            // bytes; or until `drop`, which leaks the job if that did not come.
             let pushed = unsafe { self.ring.submission().push(entry) };
             if pushed.is_ok() {
                 return Ok(());

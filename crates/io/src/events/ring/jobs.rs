@@ -2,8 +2,8 @@
 //! the kernel (moving files and pipes to sockets) or gains nothing (connecting).
 //!
 //! A call that cannot be made now is made again after a poll of its socket, and so is a request on
-//! a socket that does not block, which the kernel refuses. Where entries of the socket's error queue
-//! keep such a poll from waiting, it is a millisecond. An accept is one request for many
+//! a socket that does not block, which the kernel refuses. Where entries of the socket's error
+//! queue keep such a poll from waiting, it is a millisecond. An accept is one request for many
 //! connections, where the kernel can do that.
 
 use super::super::job::{Job, Running, Step};

@@ -14,16 +14,17 @@ fn resident() -> usize {
     pages * 4096
 }
 
-/// Waits until the process is as it should be; returns how many bytes it then has in memory.
-fn wait_until(is_reached: impl Fn(usize) -> bool, what: &str) -> usize {
+/// Waits until the process is as it should be: how many bytes it then has in memory, or an error
+/// with those that it has.
+fn wait_until(is_reached: impl Fn(usize) -> bool) -> Result<usize, usize> {
     for _ in 0..1500 {
         let bytes = resident();
         if is_reached(bytes) {
-            return bytes;
+            return Ok(bytes);
         }
         thread::sleep(Duration::from_millis(10));
     }
-    panic!("{what}: {} bytes in memory", resident());
+    Err(resident())
 }
 
 /// Goal: what a busy time had in memory goes back to the system, and the hosts work on.
@@ -43,15 +44,17 @@ fn idle_hosts_give_memory_back() {
         let idle = resident();
         let full = thread::scope(|scope| {
             scope.spawn(|| stream.write_all(&sent).expect("write"));
-            let what = format!("round {round}: {idle} bytes, which do not become more");
-            let full = wait_until(|now| now >= idle + BUFFERED, &what);
+            let full = wait_until(|now| now >= idle + BUFFERED);
+            // In any case, as the writer waits for it.
             peer.read_exact(&mut received).expect("read");
             full
         });
+        let full = full.unwrap_or_else(|now| panic!("round {round}: {idle} bytes, then {now}"));
         assert!(received == sent);
         received.fill(1);
-        let what = format!("round {round}: {full} bytes, which do not become fewer");
-        wait_until(|now| now + RETURNED <= full, &what);
+        if let Err(now) = wait_until(|now| now + RETURNED <= full) {
+            panic!("round {round}: {full} bytes when full, {now} at rest");
+        }
     }
 }
 

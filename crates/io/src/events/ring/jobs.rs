@@ -39,13 +39,13 @@ pub(super) struct Doing {
     lent: Option<i32>,
 }
 
-/// How long a job waits for its socket while news of others keep a poll from waiting.
+/// How long a job pauses while entries of its socket's error queue keep a poll from waiting.
 static LOOK_AGAIN_AFTER: Timespec = Timespec::new().nsec(1_000_000);
 
 /// What the kernel has of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Request {
-    /// Or the time until a poll is of use.
+    /// Or a pause in place of one.
     Poll,
     Accept,
     /// Which is to end, as there is no room for more connections.

@@ -103,8 +103,7 @@ impl Port {
         let mut idle = Idle::default();
         loop {
             let elapsed = started.elapsed();
-            let is_patient = self.packets() == before && elapsed < PATIENCE;
-            if elapsed >= span && !is_patient {
+            if elapsed >= span && (self.packets() > before || elapsed >= PATIENCE) {
                 return Ok(elapsed);
             }
             if burst.is_empty() && drain.drain(&mut places) == 0 {

@@ -43,7 +43,7 @@ use towpath_io::tap::Tap;
 use towpath_io::thread::{Rest, release_unused};
 use towpath_net::stack::{self, Address, Context, Limits, Stack};
 use towpath_net::tcp::Settings;
-use towpath_net::time::Instant;
+use towpath_net::time::{Instant, earliest};
 use towpath_net::wire::MacAddr;
 use towpath_packet::{Burst, Caps, Ledger, Memory, MemoryConfig, Packet};
 
@@ -418,15 +418,15 @@ impl<S: Side> Worker<S> {
         // After `send`, what is left waits for a handle or for room in the device.
         let starved = self.gateway.is_starved() || self.stack.has_output();
         let starved = starved || !self.to_send.is_empty();
-        let deadlines = [
+        let deadline = earliest([
             self.stack.next_deadline(),
             self.gateway.next_deadline(),
             self.paused_until,
             self.side.next_deadline(),
             starved.then(|| now + MEMORY_PAUSE),
             self.finish_by.map(|until| until.min(now + FINISH_INTERVAL)),
-        ];
-        deadlines.into_iter().flatten().min().map(|at| at.since(now))
+        ]);
+        deadline.map(|at| at.since(now))
     }
 
     /// Nothing happened for a while: gives back what was kept ready, and memory that a busier time
@@ -507,7 +507,8 @@ fn new_stack(
         next_hops,
         transparent: true,
         secret: random_secret()?,
-        tcp: Settings::default(),
+        // The path to the inside is a copy within this machine: large packets delay nobody on it.
+        tcp: Settings { min_tso_segs: u32::MAX, ..Settings::default() },
         limits: Limits {
             connections: config.flows_max,
             orphans: config.flows_max,

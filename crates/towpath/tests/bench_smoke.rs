@@ -157,6 +157,22 @@ fn instructions_are_counted() {
     assert!(run.ratio("instructions_call_64KiB").is_some_and(|ratio| ratio > 1.0));
 }
 
+/// Goal: what the guard counts over a TAP device is carried, whoever sends over however many
+/// connections.
+#[test]
+fn bytes_are_carried_over_a_tap_device() {
+    if let Some(reason) = cannot_run(&[]) {
+        eprintln!("skipped: {reason}");
+        return;
+    }
+    for work in ["tap_out", "tap_out_8flows", "tap_in", "tap_in_8flows"] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_towpath"));
+        command.args(["bench", "gateway", "--harness", &format!("{work},40")]);
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        assert!(output.status.success(), "{work}: {output:?}");
+    }
+}
+
 #[test]
 fn a_quick_run_of_ring_yields_all_figures() {
     if let Some(reason) = cannot_run(&["ip"]) {

@@ -3,7 +3,7 @@
 use super::connection::Connection;
 use super::rtt::{RTO_MAX, RTO_MIN};
 use super::state::{ConnectionError, State};
-use crate::time::{Duration, Instant};
+use crate::time::{Duration, Instant, earliest};
 
 /// Retries of a connection that nobody owns, as long as its timeout has not reached its bound
 /// (Linux's tcp_orphan_retries).
@@ -77,9 +77,16 @@ impl Connection {
     /// When [`Connection::on_deadline`] wants to be called next.
     pub fn deadline(&self) -> Option<Instant> {
         let timers = &self.timers;
-        let alive = [timers.retransmit, timers.persist, timers.loss_probe, timers.reorder];
-        let others = [timers.delayed_ack, timers.keepalive, timers.fin_wait, timers.pacing];
-        alive.into_iter().chain(others).flatten().min()
+        earliest([
+            timers.retransmit,
+            timers.persist,
+            timers.loss_probe,
+            timers.reorder,
+            timers.delayed_ack,
+            timers.keepalive,
+            timers.fin_wait,
+            timers.pacing,
+        ])
     }
 
     /// Longest that data may stay unacknowledged before the connection fails (`TCP_USER_TIMEOUT`,

@@ -45,7 +45,7 @@ use tcp::TcpFlows;
 use towpath_io::reactor::{Event, Reactor};
 use towpath_io::receive::ReceiveBuffer;
 use towpath_net::stack::{Context, Stack};
-use towpath_net::time::Instant;
+use towpath_net::time::{Instant, earliest};
 use towpath_packet::{Ledger, Memory};
 use udp::UdpFlows;
 
@@ -332,15 +332,12 @@ impl Gateway {
 
     /// When [`Gateway::on_deadline`] wants to be called next.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        [
+        earliest([
             self.udp.deadline(),
             self.pings.deadline(),
             self.listeners.deadline(),
             self.joined.deadline(),
-        ]
-        .into_iter()
-        .flatten()
-        .min()
+        ])
     }
 
     /// Ends flows that have been idle too long.

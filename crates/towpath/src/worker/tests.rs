@@ -3,6 +3,7 @@
 use super::*;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, OwnedFd};
+use towpath_net::fragment::into_received;
 use towpath_packet::sync::{AtomicU32, Ordering::Relaxed};
 
 /// Turns within which an inside must have been looked at.
@@ -152,4 +153,86 @@ fn an_inside_with_single_packets_is_not_asked_for_more() {
     assert_eq!(worker.side().alone + worker.side().together, 0, "all were taken");
     let vain = vain.load(Relaxed);
     assert!((4..30).contains(&vain), "{vain} looks in vain for 160 packets");
+}
+
+/// A program's network beside the worker's stack, and a clock of their own.
+struct Rig {
+    gateway: Stack,
+    program: Stack,
+    memory: Memory,
+    ledger: Ledger,
+    now: Instant,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let config = Config::default();
+        let caps =
+            Caps { checksum: true, tso4: true, gso_bytes_max: 65_535 + 14, ..Caps::plain(1500) };
+        let net = config.ipv4.unwrap();
+        let (address, gateway) = (IpAddr::from(net.address), IpAddr::from(net.gateway));
+        let own = stack::Config {
+            mac: MacAddr(config.program_mac),
+            addresses: vec![Address { address, prefix_len: net.prefix_len }],
+            next_hops: vec![gateway],
+            transparent: false,
+            secret: [1, 2],
+            tcp: Settings::default(),
+            limits: Limits::default(),
+        };
+        let mut rig = Self {
+            gateway: new_stack(&config, caps, vec![address], None).unwrap(),
+            program: Stack::new(own, caps),
+            memory: Memory::new(MemoryConfig::within(8 << 20)),
+            ledger: Ledger::new(),
+            now: Instant::START,
+        };
+        rig.gateway.set_neighbor(address, MacAddr(config.program_mac));
+        rig.program.set_neighbor(gateway, MacAddr(config.gateway_mac));
+        rig
+    }
+
+    /// What one of the stacks has to send, or the other has then got after a while.
+    fn pass(&mut self, to_gateway: bool) -> Vec<usize> {
+        let Self { gateway, program, memory, ledger, .. } = self;
+        let (from, to) = if to_gateway { (program, gateway) } else { (gateway, program) };
+        let mut sent = Burst::new();
+        from.output(&mut sent, &mut Context { memory, ledger, now: self.now });
+        let lens = sent.iter().map(Packet::len).collect();
+        self.now += HOP;
+        let mut received = Burst::new();
+        while let Some(packet) = sent.pop() {
+            received.push(into_received(packet, memory).ok().expect("memory")).expect("room");
+        }
+        to.input(&mut received, &mut Context { memory, ledger, now: self.now });
+        lens
+    }
+}
+
+/// How long a packet takes: long beside a copy.
+const HOP: Duration = Duration::from_millis(5);
+
+/// Goal: packets towards the program are as large as the window allows, however slow the handshake
+/// was. Method: with a clock of its own; the ten segments of the first window are two packets, of half
+/// of it each.
+#[test]
+fn packets_are_large_on_a_path_that_seemed_slow() {
+    let mut rig = Rig::new();
+    let net = Config::default().ipv4.unwrap();
+    let (local, remote) = ((net.address, 40_000).into(), ([192, 0, 2, 1], 80).into());
+    rig.program.tcp_connect(local, remote, rig.now).unwrap();
+    rig.pass(true);
+    let (handle, _) = rig.gateway.next_event().expect("the SYN is told");
+    rig.gateway.with_tcp(handle, rig.now, |connection| connection.accept());
+    rig.pass(false);
+    rig.pass(true);
+    let pieces: Vec<_> = (0..64).map_while(|_| rig.memory.small.take()).collect();
+    rig.gateway.with_tcp(handle, rig.now, |connection| {
+        pieces.into_iter().for_each(|frame| connection.send(frame.freeze(2000)));
+    });
+    let lens = rig.pass(false);
+    assert!(
+        lens.len() == 2 && lens.iter().all(|len| (5 * 1448..6 * 1448).contains(len)),
+        "{lens:?}"
+    );
 }

@@ -18,6 +18,7 @@ use std::thread;
 use anyhow::{Context, bail};
 use rustix::net::sockopt;
 use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags, set_capabilities};
+use towpath_io::namespace::die_with_parent;
 use towpath_io::namespace::enter::NetworkNamespace;
 use towpath_io::netlink::Netlink;
 use towpath_io::process_sys::{Forked, fork_into};
@@ -84,6 +85,8 @@ fn hold() -> ! {
     };
     // If it fails, so does pasta, and that is told.
     let _ = set_capabilities(None, none);
+    // Where no process 1 takes it along, as beside a harness. It cannot fail.
+    let _ = die_with_parent();
     loop {
         thread::park();
     }

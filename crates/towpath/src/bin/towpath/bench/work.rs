@@ -6,6 +6,7 @@
 
 mod gateway;
 pub(super) mod guests;
+mod tap;
 
 use std::str::FromStr;
 
@@ -26,6 +27,8 @@ pub(super) enum Work {
     Guests(&'static Workload, u32),
     /// 64 KiB of a program, to the host or from it; or its requests, connections or datagrams.
     Gateway(gateway::Way, u32),
+    /// The same of 64 KiB over a TAP device.
+    Tap(tap::Way, u32),
     /// Connections that are kept open, for `bench gateway`.
     Connections(u32),
     /// Sends that others measure, for `bench zerocopy`.
@@ -47,6 +50,10 @@ impl FromStr for Work {
         if let Some(workload) = WORKLOADS.iter().find(|workload| workload.name == name) {
             return Ok(Self::Guests(workload, count));
         }
+        if let Some(flows) = name.strip_prefix("gateway_requests_of_") {
+            let flows = flows.parse().context("the number of connections")?;
+            return Ok(Self::Gateway(gateway::Way::RequestsOf(flows), count));
+        }
         Ok(match name {
             "gateway_out" => Self::Gateway(gateway::Way::Out, count),
             "gateway_requests" => Self::Gateway(gateway::Way::Requests, count),
@@ -55,6 +62,10 @@ impl FromStr for Work {
             "gateway_datagrams_out" => Self::Gateway(gateway::Way::DatagramsOut, count),
             "gateway_datagrams_in" => Self::Gateway(gateway::Way::DatagramsIn, count),
             "gateway_in" => Self::Gateway(gateway::Way::In, count),
+            "tap_out" => Self::Tap(tap::Way { program_sends: true, flows: 1 }, count),
+            "tap_out_8flows" => Self::Tap(tap::Way { program_sends: true, flows: 8 }, count),
+            "tap_in" => Self::Tap(tap::Way { program_sends: false, flows: 1 }, count),
+            "tap_in_8flows" => Self::Tap(tap::Way { program_sends: false, flows: 8 }, count),
             flows::KEEP => Self::Connections(count),
             _ => bail!("there is no such work"),
         })
@@ -71,6 +82,10 @@ impl Work {
             Self::Guests(workload, count) => guests::pass(workload, count),
             Self::Gateway(way, count) => {
                 println!("{OWN_CALLS}{}", gateway::carry(way, count)?.own_calls);
+                Ok(())
+            }
+            Self::Tap(way, count) => {
+                println!("{OWN_CALLS}{}", tap::carry(way, count)?);
                 Ok(())
             }
             Self::Connections(count) => flows::keep(count),
@@ -91,6 +106,7 @@ mod tests {
         let gateway = ["gateway_out,40", "gateway_in,40", "gateway_requests,40"];
         let gateway = gateway.into_iter().chain(["gateway_joined,40", "gateway_connections,40"]);
         let gateway = gateway.chain(["gateway_datagrams_out,40", "gateway_datagrams_in,40"]);
+        let gateway = gateway.chain(["gateway_requests_of_10,40"]);
         for text in works.into_iter().chain(gateway).chain(["plain,1448,10"]) {
             let work: Work = text.parse().expect(text);
             work.run().unwrap_or_else(|problem| panic!("{text}: {problem:#}"));
@@ -115,7 +131,8 @@ mod tests {
 
     #[test]
     fn unknown_work_is_refused() {
-        for text in ["", "vm_64B", "vm_64B,many", "vm_65B,1", "gateway_up,1", "lead,1,1"] {
+        let counts = ["vm_64B", "vm_64B,many", "gateway_requests_of_,1", "tap_out_many,1"];
+        for text in ["", "vm_65B,1", "gateway_up,1", "lead,1,1"].into_iter().chain(counts) {
             assert!(text.parse::<Work>().is_err(), "{text}");
         }
     }

@@ -7,6 +7,7 @@
 
 mod datagrams;
 
+use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -41,6 +42,8 @@ pub(in crate::bench) enum Way {
     Joined,
     /// Each a byte, over a connection that stays.
     Requests,
+    /// The same over so many connections, each in its turn.
+    RequestsOf(u32),
     /// Each a byte, over a new connection, which the program closes first.
     Connections,
     /// The program, in datagrams.
@@ -54,7 +57,7 @@ impl Way {
     fn unit(self) -> u64 {
         match self {
             Self::Out | Self::In | Self::Joined => CHUNK as u64,
-            Self::Requests | Self::Connections => 1,
+            Self::Requests | Self::RequestsOf(_) | Self::Connections => 1,
             Self::DatagramsOut | Self::DatagramsIn => datagrams::BATCH_BYTES as u64,
         }
     }
@@ -113,6 +116,8 @@ struct Program {
     way: Way,
     listener: TcpListener,
     peer: Option<TcpStream>,
+    /// Other connections that are open, the next first.
+    open: VecDeque<(SocketId, TcpStream)>,
     /// The peer of datagrams.
     datagrams: Option<datagrams::Peer>,
     /// The peer of datagrams was sent one.
@@ -141,8 +146,7 @@ struct Program {
 
 impl Program {
     fn new(config: &Config, way: Way, count: u32, listener: TcpListener) -> anyhow::Result<Self> {
-        let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let (ready, news) = (Reactor::new()?, event()?);
+        let (ready, news) = (Reactor::new()?, new_event()?);
         ready.add(&news, 0, Interest::READ, false)?;
         listener.set_nonblocking(true)?;
         ready.add(&listener, 0, Interest::READ, false)?;
@@ -175,6 +179,7 @@ impl Program {
             way,
             listener,
             peer: None,
+            open: VecDeque::new(),
             datagrams,
             is_greeted: false,
             past_stack: None,
@@ -188,7 +193,7 @@ impl Program {
             calls: 0,
             ready,
             news,
-            done: event()?,
+            done: new_event()?,
         })
     }
 
@@ -223,6 +228,10 @@ impl Program {
             Way::Requests => {
                 self.peer_echoes()?;
                 while self.program_asks(now)? {}
+            }
+            Way::RequestsOf(flows) => {
+                self.peer_echoes()?;
+                while self.program_asks_next(flows as usize, now)? {}
             }
             Way::Connections => {
                 self.peer_echoes()?;
@@ -295,6 +304,21 @@ impl Program {
         Ok(true)
     }
 
+    /// The same, and goes on with the next of `flows` connections, the oldest or a new one.
+    fn program_asks_next(&mut self, flows: usize, now: Instant) -> anyhow::Result<bool> {
+        if !self.program_asks(now)? {
+            return Ok(false);
+        }
+        let peer = self.peer.take().context("who answered is there")?;
+        self.open.push_back((self.stream, peer));
+        if self.open.len() < flows {
+            self.begin_connection(now)?;
+        } else if let Some((stream, peer)) = self.open.pop_front() {
+            (self.stream, self.peer) = (stream, Some(peer));
+        }
+        Ok(true)
+    }
+
     /// Sends a byte, takes one, closes and begins again.
     fn program_connects(&mut self, now: Instant) -> anyhow::Result<()> {
         if !self.program_asks(now)? {
@@ -306,14 +330,15 @@ impl Program {
             self.fewest = Some(self.fewest.map_or(self.packets, |least| least.min(self.packets)));
         }
         self.packets = 0;
-        if self.carried < self.total {
-            self.stream = self.sockets.stream(Family::V4).map_err(told)?;
-            match self.sockets.connect(self.stream, self.to, now) {
-                Ok(()) | Err(Error::InProgress) => {}
-                Err(error) => return Err(told(error)),
-            }
+        if self.carried < self.total { self.begin_connection(now) } else { Ok(()) }
+    }
+
+    fn begin_connection(&mut self, now: Instant) -> anyhow::Result<()> {
+        self.stream = self.sockets.stream(Family::V4).map_err(told)?;
+        match self.sockets.connect(self.stream, self.to, now) {
+            Ok(()) | Err(Error::InProgress) => Ok(()),
+            Err(error) => Err(told(error)),
         }
-        Ok(())
     }
 
     /// Sends back what comes, and closes after the program.
@@ -457,7 +482,11 @@ fn able() -> Caps {
     Caps { checksum: true, tso4: true, uso: true, gso_bytes_max: 65_535 + 14, ..Caps::plain(1500) }
 }
 
-fn tell(event: &OwnedFd) {
+pub(super) fn new_event() -> rustix::io::Result<OwnedFd> {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+}
+
+pub(super) fn tell(event: &OwnedFd) {
     // Fails only if the counter is full: then it has been told.
     let _ = rustix::io::write(event, &1_u64.to_ne_bytes());
 }
@@ -471,7 +500,7 @@ fn told(error: Error) -> anyhow::Error {
 }
 
 /// A congestion control that every kernel has and that sends what it may at once.
-const UNPACED: &str = "reno";
+pub(super) const UNPACED: &str = "reno";
 /// Bytes of a call.
-const CHUNK: usize = 64 << 10;
+pub(super) const CHUNK: usize = 64 << 10;
 const MEMORY_BYTES: usize = 32 << 20;

@@ -30,6 +30,9 @@ use towpath_packet::Piece;
 /// many. They are sent at the turn's end, while they are still in a processor's own cache, of
 /// which this is half.
 pub(crate) const BYTES_PER_TURN: usize = 512 << 10;
+/// Bytes read beyond those for which a connection says that it has room: it says so for what fills
+/// one super-packet at most, perhaps a few bytes, and each read is a call.
+const READ_BEYOND: usize = 64 << 10;
 /// Ports tried for a connection to the program before giving up.
 const PORT_TRIES: u16 = 64;
 
@@ -459,7 +462,7 @@ impl Gateway {
                 // No event tells when the share grows: it is looked at again.
                 more = room > 0 && shared == 0;
                 (room > 0 && shared > 0).then(|| {
-                    let room = room.min(shared);
+                    let room = (room + READ_BEYOND).min(shared);
                     flow.socket.receive(io.buffer, io.memory, room, |piece| connection.send(piece))
                 })
             });

@@ -213,8 +213,8 @@ impl Rig {
 const HOP: Duration = Duration::from_millis(5);
 
 /// Goal: packets towards the program are as large as the window allows, however slow the handshake
-/// was. Method: with a clock of its own; the ten segments of the first window are two packets, of half
-/// of it each.
+/// was. Method: with a clock of its own; the ten segments of the first window are two packets, of
+/// half of it each.
 #[test]
 fn packets_are_large_on_a_path_that_seemed_slow() {
     let mut rig = Rig::new();

@@ -30,9 +30,6 @@ use towpath_packet::Piece;
 /// many. They are sent at the turn's end, while they are still in a processor's own cache, of
 /// which this is half.
 pub(crate) const BYTES_PER_TURN: usize = 512 << 10;
-/// Bytes read beyond those for which a connection says that it has room: it says so for what fills
-/// one super-packet at most, perhaps a few bytes, and each read is a call.
-const READ_BEYOND: usize = 64 << 10;
 /// Ports tried for a connection to the program before giving up.
 const PORT_TRIES: u16 = 64;
 
@@ -462,7 +459,9 @@ impl Gateway {
                 // No event tells when the share grows: it is looked at again.
                 more = room > 0 && shared == 0;
                 (room > 0 && shared > 0).then(|| {
-                    let room = (room + READ_BEYOND).min(shared);
+                    // It says so for what fills one super-packet at most, perhaps a few bytes, and
+                    // each read is a call: it is lent another one.
+                    let room = (room + connection.size_goal() as usize).min(shared);
                     flow.socket.receive(io.buffer, io.memory, room, |piece| connection.send(piece))
                 })
             });

@@ -202,7 +202,7 @@ impl Rig {
         self.now += HOP;
         let mut received = Burst::new();
         while let Some(packet) = sent.pop() {
-            received.push(into_received(packet, memory).ok().expect("memory")).expect("room");
+            received.push(into_received(packet, memory).expect("memory")).expect("room");
         }
         to.input(&mut received, &mut Context { memory, ledger, now: self.now });
         lens

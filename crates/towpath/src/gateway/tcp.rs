@@ -459,8 +459,8 @@ impl Gateway {
                 // No event tells when the share grows: it is looked at again.
                 more = room > 0 && shared == 0;
                 (room > 0 && shared > 0).then(|| {
-                    // It says so for what fills one super-packet at most, perhaps a few bytes, and
-                    // each read is a call: it is lent another one.
+                    // Room is what fills one super-packet at most, perhaps a few bytes. Each read
+                    // is a call, so another super-packet is read with it.
                     let room = (room + connection.size_goal() as usize).min(shared);
                     flow.socket.receive(io.buffer, io.memory, room, |piece| connection.send(piece))
                 })

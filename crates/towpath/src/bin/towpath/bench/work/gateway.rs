@@ -31,6 +31,8 @@ use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
 use towpath_packet::{Burst, Caps, Ledger, Memory, MemoryConfig};
 
+use crate::serve::allow_many_files;
+
 /// Who sends what.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::bench) enum Way {
@@ -79,6 +81,8 @@ pub(super) struct Carried {
 
 /// Carries as many times [`CHUNK`] bytes or a batch of datagrams, or makes as many connections.
 pub(super) fn carry(way: Way, count: u32) -> anyhow::Result<Carried> {
+    // Of each connection two files.
+    allow_many_files();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot listen")?;
     // What is sent is not spread over time: that would leave to a clock what comes together.
     set_tcp_congestion(&listener, UNPACED).context("cannot choose how the peer sends")?;

@@ -73,15 +73,17 @@ fn carry_to_here(way: Way, count: u32, program: &Network) -> anyhow::Result<u64>
 }
 
 /// Prepares the network of this thread, and leaves to no clock how much is under way there: what is
-/// sent is not spread over time, and buffers do not grow.
+/// sent is not spread over time, packets are as large on slow paths, and buffers do not grow.
 fn prepare() -> anyhow::Result<()> {
     Netlink::open()?.loopback_up()?;
     let buffers = format!("4096 {BUFFER_BYTES} {BUFFER_BYTES}");
-    let settings = ["tcp_rmem", "tcp_wmem"].map(|name| (name, &*buffers));
-    for (name, value) in settings
-        .into_iter()
-        .chain([("tcp_congestion_control", UNPACED), ("tcp_min_tso_segs", "45")])
-    {
+    let settings = [
+        ("tcp_rmem", &*buffers),
+        ("tcp_wmem", &*buffers),
+        ("tcp_congestion_control", UNPACED),
+        ("tcp_min_tso_segs", "45"),
+    ];
+    for (name, value) in settings {
         let path = format!("/proc/sys/net/ipv4/{name}");
         fs::write(&path, value).with_context(|| format!("cannot write {path}"))?;
     }
@@ -144,20 +146,18 @@ impl Ends {
         for stream in &program {
             ready.add(stream, 0, interest(way.program_sends), false)?;
         }
-        let (peers, buffer, done) = (Vec::new(), vec![0x5a; CHUNK], new_event()?);
-        let (begun, carried, calls) = (0, 0, 0);
         Ok(Self {
             way,
             program,
-            peers,
+            peers: Vec::new(),
             listener,
-            buffer,
+            buffer: vec![0x5a; CHUNK],
             total,
-            begun,
-            carried,
-            calls,
+            begun: 0,
+            carried: 0,
+            calls: 0,
             ready,
-            done,
+            done: new_event()?,
         })
     }
 

@@ -180,8 +180,8 @@ impl Connection {
         }
     }
 
-    /// Bytes that are put into one buffer: the largest super-packet, but never more than half of
-    /// the peer's largest window, which would keep it waiting.
+    /// Bytes of payload that are put into one buffer: the largest super-packet, but never more than
+    /// half of the peer's largest window, which would keep it waiting. At least a segment.
     pub fn size_goal(&self) -> u32 {
         let bytes = self.bound_to_half_window(SUPER_BYTES - PACKET_HEADROOM);
         (bytes - bytes % self.send.mss).max(self.send.mss)

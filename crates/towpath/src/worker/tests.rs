@@ -1,4 +1,5 @@
-//! A worker beside an inside that is made for one question each.
+//! A worker beside an inside that is made for one question each, and a worker's stack beside a
+//! program's.
 
 use super::*;
 use rustix::event::{EventfdFlags, eventfd};

@@ -1,9 +1,9 @@
 //! Bytes of a program, through the gateway to a socket of the host and the other way round; or
-//! requests and answers of one byte, one after the other, over one connection or one for each; or
-//! datagrams. The
-//! program is a stack of ours in place of a TAP device; it, the gateway and the host's peer are one
-//! thread, so that nothing is left to who runs when. The peer is reached by the host's loopback.
-//! System calls of program and peer are counted here, so that those of the gateway can be told.
+//! requests and answers of one byte, one after the other, over one connection, several in turn or
+//! one for each; or datagrams. The program is a stack of ours in place of a TAP device; it, the
+//! gateway and the host's peer are one thread, so that nothing is left to who runs when. The peer
+//! is reached by the host's loopback. What needs a real device is in [`tap`](super::tap). System
+//! calls of program and peer are counted here, so that those of the gateway can be told.
 
 mod datagrams;
 

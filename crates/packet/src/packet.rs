@@ -126,6 +126,11 @@ impl PacketPool {
         self.slab.free_count()
     }
 
+    /// Packets in the pool.
+    pub fn capacity(&self) -> usize {
+        self.slab.capacity()
+    }
+
     /// Packets out. Walks a list: for tests and reports.
     pub fn out_count(&self) -> usize {
         self.slab.out_count()

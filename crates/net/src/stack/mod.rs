@@ -19,6 +19,7 @@
 //!
 //! Bounds: [`Limits`]. Everything dropped is counted with a reason.
 
+mod accounts;
 mod challenges;
 mod coalesce;
 mod cookies;
@@ -54,6 +55,7 @@ use core::net::IpAddr;
 use siphasher::sip::SipHasher13;
 use towpath_packet::{Burst, Caps, Ledger, Memory, Packet};
 
+pub use accounts::{Frames, Usage};
 pub use icmp::{Echo, Unreachable};
 pub use link::LinkFrame;
 pub use listen::{Listen, ListenError, ListenerHandle};
@@ -345,7 +347,7 @@ fn derive(secret: [u64; 2], label: Label) -> u64 {
 /// How short `memory` is.
 fn pressure(memory: &mut Memory) -> Pressure {
     match memory.free_share() {
-        128.. => Pressure::None,
+        96.. => Pressure::None,
         32.. => Pressure::Some,
         8.. => Pressure::High,
         _ => Pressure::Critical,

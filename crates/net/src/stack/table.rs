@@ -1,5 +1,6 @@
 //! The table of connections: finding them, their timers, and who wants to send.
 
+use super::accounts::{Accounts, Share};
 use super::challenges::Challenges;
 use super::listen::{ListenerHandle, Listeners, Role};
 use super::metrics::Metrics;
@@ -41,6 +42,8 @@ pub(super) struct Slot {
     pub(super) fastopen: Option<ListenerHandle>,
     /// [`super::paths::Paths::version`] when its path was last looked at.
     pub(super) path_version: u32,
+    /// What it holds, and on whose account.
+    pub(super) share: Share,
 }
 
 impl Default for Slot {
@@ -57,6 +60,7 @@ impl Default for Slot {
             role: Role::Owned,
             fastopen: None,
             path_version: 0,
+            share: Share::default(),
         }
     }
 }
@@ -90,6 +94,7 @@ pub(super) struct Table {
     pub(super) routes: Routes,
     pub(super) cookies: SynCookies,
     pub(super) transparent: bool,
+    pub(super) accounts: Accounts,
 }
 
 impl Table {
@@ -124,6 +129,7 @@ impl Table {
                 derive(config.secret, Label::SynCookieSecond),
             ]),
             transparent: config.transparent,
+            accounts: Accounts::default(),
         }
     }
 
@@ -174,6 +180,7 @@ impl Table {
         self.half_open_count -= usize::from(core::mem::take(&mut slot.half_open));
         self.orphans -= usize::from(core::mem::take(&mut slot.orphan));
         slot.connection = None;
+        self.accounts.remove(&mut slot.share);
         slot.role = Role::Owned;
         slot.fastopen = None;
         slot.generation = slot.generation.wrapping_add(1);
@@ -229,6 +236,7 @@ impl Table {
         self.settle_role(index, now);
         let slot = &mut self.slots[index as usize];
         let Some(connection) = slot.connection.as_deref_mut() else { return };
+        self.accounts.update(&mut slot.share, connection);
         if let Some(news) = connection.take_fast_open_news() {
             self.metrics.learn((connection.local().ip(), connection.remote().ip()), &news);
         }

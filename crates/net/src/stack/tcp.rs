@@ -185,7 +185,7 @@ impl Stack {
             if self.is_crowded_out(index, segment) {
                 return self.crowd_out(index, cx);
             }
-            if segment.len > 0 && pressure(cx.memory) >= Pressure::High {
+            if segment.len > 0 && pressure(cx.memory) >= Pressure::Some {
                 self.tcp.drop_ahead(cx.now);
             }
             let slot = &mut self.tcp.slots[index as usize];

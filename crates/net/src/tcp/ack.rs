@@ -133,6 +133,7 @@ impl Connection {
         }
         self.update_pacing_rate();
         self.release_acknowledged(now);
+        self.peer_took_some();
         self.end_without_fin_wait()
     }
 

@@ -89,6 +89,10 @@ impl Connection {
     /// on with it, or the reader waits for more (Linux's __tcp_ack_snd_check). Else reading will.
     pub(super) fn owe_ack(&mut self, now: Instant) {
         let receive = &mut self.receive;
+        if receive.acks_taken_only {
+            // Taking it will.
+            return;
+        }
         let small = receive.nxt - receive.acked < self.send.mss;
         if receive.ping_pong == PingPong::Expected && !small {
             // A large request, or none: its sender may wait for the ACK to go on.
@@ -182,7 +186,7 @@ impl Connection {
     pub(super) fn ack_sent(&mut self, data: bool, now: Instant) {
         let receive = &mut self.receive;
         receive.ack_owed = AckOwed::No;
-        receive.acked = receive.nxt;
+        receive.acked = receive.ack_point();
         receive.pushed = 0;
         receive.duplicate = None;
         if receive.quick_acks > 0 {
@@ -233,7 +237,9 @@ impl Connection {
 
     /// The next ACK reports that this came twice, and nothing else (Linux's tcp_dsack_set).
     pub(super) fn set_duplicate(&mut self, start: Seq, end: Seq) {
-        if self.sack && self.settings.dsack && start.before(end) {
+        // Beyond what is acknowledged it would be taken for a SACK (RFC 2883 §4), which is final.
+        let known = end.at_or_before(self.receive.ack_point());
+        if self.sack && self.settings.dsack && start.before(end) && known {
             self.receive.duplicate = Some((start, end));
         }
     }

@@ -375,6 +375,9 @@ impl Connection {
         self.receive.tuning.charge.consume(count, self.receive.queue.len());
         self.receive.queue.advance(count);
         self.forget_urgent();
+        if self.receive.acks_taken_only && self.receive.acked.before(self.receive.ack_point()) {
+            self.receive.ack_owed = AckOwed::Now;
+        }
         self.follow_reader();
         self.read_some();
         self.offer_window();

@@ -239,6 +239,10 @@ impl Connection {
     /// Bounds the memory that a peer can make us hold with small segments. What is next in order
     /// displaces what came ahead of its turn, or nothing would ever move.
     fn has_memory_for(&mut self, start: Seq) -> bool {
+        if self.receive.held_off {
+            self.receive.refused = true;
+            return false;
+        }
         if !self.receive.is_full() {
             return true;
         }

@@ -17,7 +17,8 @@
 //! their turn, `rtt` timeouts, `scoreboard` what is outstanding, `congestion` how much may be,
 //! `state` its words, `sides` its fields, `settings` what all share, `connection` the owner's
 //! calls, `input` segments that arrive, `ack` what they acknowledge, `output`, `transmit` how much
-//! goes out, `writes` where the owner's writes end, `buffer` room for more, `tuning` the buffer for
+//! goes out, `writes` where the owner's writes end, `buffer` room for more, `back_pressure` waiting
+//! for a slower side, `tuning` the buffer for
 //! what is received, `window` how much of it is offered, `pacing` at what rate,
 //! `chrono` what limited it, `rate` how fast it arrives, `stamps` when, `timers`, `path` how large
 //! segments may be, `probing` the search for that.
@@ -27,6 +28,7 @@
 
 mod ack;
 mod acking;
+mod back_pressure;
 mod buffer;
 mod chrono;
 pub mod congestion;

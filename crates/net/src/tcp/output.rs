@@ -13,10 +13,11 @@ const _: () = assert!(MSS_MIN > 28, "a segment has room for SACK blocks and data
 /// How short the stack's memory is: bounds what windows offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Pressure {
-    /// More than half is free: buffers may grow.
+    /// More than three eighths are free: buffers may grow.
     #[default]
     None,
-    /// Less than half is free: windows open by at most 64 KiB.
+    /// Less than three eighths are free: windows open by at most 64 KiB, and data ahead of its turn
+    /// is not kept.
     Some,
     /// Less than an eighth is free: windows open by two segments, and data beyond
     /// [`DATA_UNDER_PRESSURE`] unread bytes is dropped.
@@ -91,6 +92,7 @@ impl Connection {
             || self.send.unsent() > 0
             || (self.send.fin_queued && !self.send.fin_sent)
             || (self.send.space_check_due && self.send.no_space)
+            || self.send.awaits_peer && self.timers.persist.is_none()
     }
 
     /// Builds the next packet: TCP header and payload, its checksum field still zero, with the
@@ -201,7 +203,8 @@ impl Connection {
         }
         let options = self.options(plan, now);
         let window = self.window_field(syn, egress);
-        let acknowledgment = if flags.contains(Flags::ACK) { self.receive.nxt.0 } else { 0 };
+        let acknowledgment =
+            if flags.contains(Flags::ACK) { self.receive.ack_point().0 } else { 0 };
         let header = Header {
             source_port: self.local.port(),
             destination_port: self.remote.port(),

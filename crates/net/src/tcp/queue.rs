@@ -1,6 +1,7 @@
 //! A queue of pieces: what a connection has to send, and what it has received in order.
 
 use alloc::collections::VecDeque;
+use towpath_packet::pool::SMALL_FRAME_BYTES;
 use towpath_packet::{Packet, Piece};
 
 /// Pieces in stream order. Bytes are counted from the front; nothing is copied.
@@ -9,6 +10,8 @@ pub struct PieceQueue {
     pieces: VecDeque<Piece>,
     bytes: usize,
     held: usize,
+    /// Of it, in small frames.
+    held_small: usize,
     /// Where the last cut ended: index of a piece and the offset of its first byte.
     cursor: (usize, usize),
 }
@@ -34,6 +37,11 @@ impl PieceQueue {
         self.held
     }
 
+    /// [`PieceQueue::held`] in two parts: in frames of the smaller size, and in others.
+    pub fn held_by_size(&self) -> (usize, usize) {
+        (self.held_small, self.held - self.held_small)
+    }
+
     /// Adds a piece at the end; joins it to the last if it continues it.
     pub fn push(&mut self, piece: Piece) {
         if piece.is_empty() {
@@ -57,7 +65,30 @@ impl PieceQueue {
             None => piece,
         };
         self.held += piece.held();
+        self.held_small += small(&piece);
         self.pieces.push_back(piece);
+    }
+
+    /// Drops the last `count` bytes.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn drop_back(&mut self, count: usize) {
+        assert!(count <= self.bytes);
+        self.bytes -= count;
+        let mut left = count;
+        while left > 0 {
+            let last = self.pieces.back_mut().expect("the queue holds its byte count");
+            if left < last.len() {
+                last.truncate(last.len() - left);
+                break;
+            }
+            left -= last.len();
+            self.held -= last.held();
+            self.held_small -= small(last);
+            self.pieces.pop_back();
+        }
+        self.cursor = (0, 0);
     }
 
     /// Drops the first `count` bytes.
@@ -77,6 +108,7 @@ impl PieceQueue {
             }
             left -= first.len();
             self.held -= first.held();
+            self.held_small -= small(first);
             self.pieces.pop_front();
             gone += 1;
         }
@@ -126,6 +158,12 @@ impl PieceQueue {
     }
 }
 
+/// Bytes of a small frame that a piece holds; none if what it holds is larger.
+fn small(piece: &Piece) -> usize {
+    let held = piece.held();
+    if held <= SMALL_FRAME_BYTES { held } else { 0 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -159,7 +197,7 @@ mod tests {
         /// Method: random pushes, cuts and advances against a plain byte vector.
         #[test]
         fn cuts_see_the_stream(
-            steps in proptest::collection::vec((0..3u8, 0..300usize, 0..300usize), 1..60),
+            steps in proptest::collection::vec((0..4u8, 0..300usize, 0..300usize), 1..60),
         ) {
             let config = MemoryConfig { packets: 2, small_frames: 80, large_frames: 1 };
             let mut memory = Memory::new(config);
@@ -190,6 +228,11 @@ mod tests {
                         let full = packet.piece_count() == towpath_packet::packet::PIECES_MAX;
                         prop_assert!(cut == complete || full);
                     }
+                    2 => {
+                        let count = a.min(model.len());
+                        queue.drop_back(count);
+                        model.truncate(model.len() - count);
+                    }
                     _ => {
                         let count = a.min(model.len());
                         queue.advance(count);
@@ -197,6 +240,8 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(queue.len(), model.len());
+                let held: usize = queue.iter().map(Piece::held).sum();
+                prop_assert_eq!((queue.held(), queue.held_by_size()), (held, (held, 0)));
             }
             drop(queue);
             prop_assert_eq!(memory.small.out_count(), 0);

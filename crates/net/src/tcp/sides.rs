@@ -90,6 +90,8 @@ pub(super) struct Sender {
     pub(super) no_space: bool,
     /// Room may have come since.
     pub(super) space_check_due: bool,
+    /// The owner has more, and waits for an ACK that leaves room in the peer's window.
+    pub(super) awaits_peer: bool,
     pub(super) pacing: Pacing,
     pub(super) chrono: Chrono,
 }
@@ -133,6 +135,7 @@ impl Sender {
             notsent_lowat: 0,
             no_space: false,
             space_check_due: false,
+            awaits_peer: false,
             pacing: Pacing::default(),
             chrono: Chrono::default(),
         }
@@ -215,6 +218,12 @@ pub(super) struct Receiver {
     pub(super) urgent_inline: bool,
     /// Data in order had to be refused for want of memory: the window is told to be shut.
     pub(super) refused: bool,
+    /// The owner takes no more for now.
+    pub(super) held_off: bool,
+    /// What the owner has not taken is not acknowledged.
+    pub(super) acks_taken_only: bool,
+    /// Most that the owner wants windows to offer.
+    pub(super) window_limit: u32,
 }
 
 /// How many bytes of data come in how much memory, lately: small segments use a whole frame each.
@@ -282,7 +291,19 @@ impl Receiver {
             urgent: None,
             urgent_inline: true,
             refused: false,
+            held_off: false,
+            acks_taken_only: false,
+            window_limit: u32::MAX,
         }
+    }
+
+    /// The number that the next segment acknowledges.
+    pub(super) fn ack_point(&self) -> Seq {
+        if !self.acks_taken_only {
+            return self.nxt;
+        }
+        let untaken = self.queue.len() as u32 + u32::from(self.fin && !self.queue.is_empty());
+        self.acked.max(Seq(self.nxt.0.wrapping_sub(untaken)))
     }
 
     /// SACK blocks of the next segment.

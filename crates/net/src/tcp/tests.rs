@@ -4,6 +4,7 @@
 //! is that of [`script::Script`]; numbers are relative to each side's initial sequence number.
 
 mod acks;
+mod back_pressure;
 mod bulk;
 mod close;
 mod device;

@@ -265,11 +265,11 @@ impl Connection {
 
     /// An answer to a probe (Linux's tcp_ack_probe).
     pub(super) fn acknowledge_probe(&mut self, now: Instant) {
-        let unsent = self.send.unsent();
-        if unsent == 0 {
+        let kept_back = self.kept_back();
+        if kept_back == 0 {
             return;
         }
-        if unsent.min(self.send.mss) <= self.send.wnd {
+        if kept_back.min(self.send.mss) <= self.send.wnd {
             self.timers.probe_backoff = 0;
             self.timers.probing_since = None;
             self.timers.persist = None;
@@ -279,7 +279,7 @@ impl Connection {
     }
 
     fn on_persist(&mut self, now: Instant) {
-        if !self.send.board.is_empty() || self.send.unsent() == 0 {
+        if !self.send.board.is_empty() || self.kept_back() == 0 {
             self.timers.probes = 0;
             self.timers.probing_since = None;
             return;

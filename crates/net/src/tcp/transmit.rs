@@ -50,6 +50,9 @@ impl Connection {
     pub(super) fn plan_new(&mut self, egress: &Egress, now: Instant) -> Option<Plan> {
         let fin_due = self.send.fin_queued && !self.send.fin_sent;
         if (self.send.unsent() == 0 && !fin_due) || self.send.board.is_full() {
+            if self.send.awaits_peer {
+                self.arm_probe(now);
+            }
             return None;
         }
         if self.send.partial_allowed {

@@ -46,7 +46,8 @@ impl Receiver {
         // What is promised must fit the memory that it will come in; two segments always may come.
         let unheld = self.memory_max().saturating_sub(self.held());
         let fitting = self.density.fit(unheld as u64).max(2 * self.mss);
-        free = free.min(self.tuning.threshold).min(fitting);
+        free =
+            free.min(self.tuning.threshold).min(fitting).min(self.window_limit.max(2 * self.mss));
         match pressure {
             Pressure::None => {}
             Pressure::Some => free = free.min(WINDOW_UNDER_PRESSURE),
@@ -82,12 +83,15 @@ impl Connection {
         }
         // What was refused for want of memory would come again and again, and its sender give up
         // in the end: told that the window is shut, it waits. Linux takes the window back too.
-        self.receive.refused &= self.receive.is_full();
+        self.receive.refused &= self.receive.held_off || self.receive.is_full();
         let scale = self.receive.window_scale;
         let window = if self.receive.refused { 0 } else { self.window_to_offer(egress.pressure) };
         let window = window.min(WINDOW_FIELD_MAX << scale);
         self.promise(window);
-        (window >> scale) as u16
+        // The field counts from what is acknowledged.
+        let untaken = self.receive.nxt - self.receive.ack_point();
+        let field = if window == 0 { 0 } else { (window + untaken) >> scale };
+        field.min(WINDOW_FIELD_MAX) as u16
     }
 
     /// The window up to here was, or is being, offered.
@@ -118,7 +122,7 @@ impl Connection {
             return;
         }
         if self.receive.refused {
-            self.receive.update_due |= !self.receive.is_full();
+            self.receive.update_due |= !(self.receive.held_off || self.receive.is_full());
             return;
         }
         let promised = self.receive.window();

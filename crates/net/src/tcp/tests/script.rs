@@ -154,6 +154,22 @@ impl Script {
     /// A segment arrives.
     #[track_caller]
     pub(super) fn recv(&mut self, text: &str) -> &mut Self {
+        self.arrive(text);
+        self.pump();
+        self
+    }
+
+    /// A segment arrives, and the owner acts before anything is sent.
+    #[track_caller]
+    pub(super) fn recv_and(&mut self, text: &str, act: impl FnOnce(&mut Connection)) -> &mut Self {
+        self.arrive(text);
+        act(&mut self.c);
+        self.pump();
+        self
+    }
+
+    #[track_caller]
+    fn arrive(&mut self, text: &str) {
         let wanted = parse(text);
         let segment = wanted.segment();
         let mut packet = self.memory.packet().expect("enough packets");
@@ -180,9 +196,6 @@ impl Script {
             self.c.challenge();
             self.last = Verdict::Unacceptable;
         }
-        drop(packet);
-        self.pump();
-        self
     }
 
     /// The verdict on the last segment.

@@ -14,9 +14,10 @@
 //! One file per protocol: `tcp`, `udp`, `ping`; `newcomers` who waits for a flow of their own;
 //! `listen` published ports, `joined` what goes from loopback to loopback past the stack,
 //! `resolver` where DNS goes, `expected` what is near and what ACKs wait for, `route` which
-//! destinations are served and how. All run on the worker's thread.
+//! destinations are served and how, `fair` how much memory slow readers may hold. All run on the worker's thread.
 
 mod expected;
+mod fair;
 mod idle;
 mod joined;
 mod listen;
@@ -75,25 +76,13 @@ pub(crate) trait Guests {
 /// take the program's ACKs, which is how memory comes back.
 const HOST_READ_SHARE: u32 = 32;
 
-/// Share of memory, in 1/256, below which flows share what is left.
+/// Share of memory, in 1/256, below which no message waits for a flow of its own.
 const SHARED_BELOW: u32 = 128;
-/// Least that a flow may have on the way to the program.
-const SEND_SHARE_MIN: usize = 8 << 10;
 
 impl Io<'_> {
     /// True if reading from the host must wait.
     fn memory_is_short(&mut self) -> bool {
         self.memory.free_share() < HOST_READ_SHARE
-    }
-
-    /// Bytes that each of `flows` may have on the way to the program: no limit of its own while
-    /// half of the memory is free, a fair share of a quarter of it else. Otherwise programs that
-    /// acknowledge nothing could hold all of it and keep the others from being served.
-    fn send_share(&mut self, flows: usize) -> usize {
-        if self.memory.free_share() >= SHARED_BELOW {
-            return usize::MAX;
-        }
-        (self.memory.capacity_bytes() / 4 / flows.max(1)).max(SEND_SHARE_MIN)
     }
 
     fn stack_and_context(&mut self) -> (&mut Stack, Context<'_>) {
@@ -333,6 +322,7 @@ impl Gateway {
     /// When [`Gateway::on_deadline`] wants to be called next.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         earliest([
+            self.tcp.deadline(),
             self.udp.deadline(),
             self.pings.deadline(),
             self.listeners.deadline(),
@@ -342,6 +332,7 @@ impl Gateway {
 
     /// Ends flows that have been idle too long.
     pub(crate) fn on_deadline(&mut self, io: &mut Io<'_>) {
+        self.end_moments(io);
         self.udp.expire(io.now);
         self.pings.expire(io.now);
         self.listeners.resume(io);

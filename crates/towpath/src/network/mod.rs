@@ -384,8 +384,9 @@ impl Network {
             if received.is_empty() {
                 return input;
             }
-            let now = cx.now;
-            Rings { ports, gateway, services, config, now }.forward(switch, id, received, cx);
+            let (now, is_short) = (cx.now, rings::is_short(cx.memory));
+            let mut rings = Rings { ports, gateway, services, config, now, is_short };
+            rings.forward(switch, id, received, cx);
             if input == Input::NoMemory {
                 return input;
             }
@@ -436,8 +437,9 @@ impl Network {
         let Self { switch, ports, gateway, services, config, .. } = self;
         let Some(from) = gateway.as_mut() else { return burst.clear() };
         from.mirrors.see(Direction::Inbound, burst.iter());
-        let (id, now) = (from.id, cx.now);
-        Rings { ports, gateway, services, config, now }.forward(switch, id, burst, cx);
+        let (id, now, is_short) = (from.id, cx.now, rings::is_short(cx.memory));
+        let mut rings = Rings { ports, gateway, services, config, now, is_short };
+        rings.forward(switch, id, burst, cx);
     }
 
     /// Hands the devices what waits in their rings.

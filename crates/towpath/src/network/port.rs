@@ -110,6 +110,11 @@ impl Port {
         Ok(self.producer.control().resize(queue_len)?)
     }
 
+    /// Packets that wait for its device.
+    pub(super) fn waiting(&self) -> usize {
+        self.producer.control().len() + self.waiting.len()
+    }
+
     /// True if there is something to do: the device was polled.
     pub(super) fn poll(&mut self) -> bool {
         match &mut self.device {
@@ -215,7 +220,6 @@ impl Port {
 
     pub(super) fn report(&self, switch: &Switch) -> PortReport {
         let counters = self.id.and_then(|id| switch.counters_of(id)).cloned().unwrap_or_default();
-        let ring = self.producer.control();
         PortReport {
             name: self.name.clone(),
             attachment: self.attachment.clone(),
@@ -223,7 +227,7 @@ impl Port {
             caps: self.caps(),
             is_connected: self.device.is_connected() && self.failure.is_none(),
             failure: self.failure.clone(),
-            waiting: ring.len() + self.waiting.len(),
+            waiting: self.waiting(),
             counters,
             device: self.device.report(),
         }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use towpath_net::switch::vlan::Vid;
 use towpath_net::switch::{self, Egress, PortId, Switch};
 use towpath_net::time::Instant;
-use towpath_packet::Burst;
+use towpath_packet::{Burst, Memory};
 
 use super::NetworkConfig;
 use super::gateway_port::GatewayPort;
@@ -20,6 +20,19 @@ pub(super) struct Rings<'a> {
     pub(super) services: &'a Option<Services>,
     pub(super) config: &'a NetworkConfig,
     pub(super) now: Instant,
+    /// Memory is short: no port may add to a queue of [`QUEUE_LEN_SHORT`] packets.
+    pub(super) is_short: bool,
+}
+
+/// Packets that may wait for a port while memory is short: of as many ports as a switch has, half
+/// of all packets.
+pub(super) const QUEUE_LEN_SHORT: usize = 16;
+/// Share of frames, in 1/256, below which memory is short. What waits for ports leaves so much.
+const SHORT_SHARE: u32 = 160;
+
+/// True if packets that wait for ports have to leave the rest of the memory to others.
+pub(super) fn is_short(memory: &mut Memory) -> bool {
+    memory.packets.free_count() < memory.packets.capacity() / 2 || memory.free_share() < SHORT_SHARE
 }
 
 impl Rings<'_> {
@@ -43,6 +56,7 @@ impl Egress for Rings<'_> {
         let _ = match self.gateway {
             Some(gateway) if gateway.id == id => gateway.to_gateway.enqueue(burst),
             _ => match self.ports.get_mut(id.index()).and_then(Option::as_mut) {
+                Some(port) if self.is_short && port.waiting() >= QUEUE_LEN_SHORT => Ok(0),
                 Some(port) => port.producer.enqueue(burst),
                 None => Ok(0),
             },

@@ -24,6 +24,7 @@ mod injector;
 mod random;
 mod run;
 mod shares;
+mod slow;
 mod sys;
 mod turns;
 
@@ -43,6 +44,10 @@ fn main() -> ExitCode {
         [role, name, seed] if role == INJECT => {
             let attack = attack::ALL.iter().find(|attack| attack.name == name).expect("an attack");
             injector::main(attack, seed.parse().expect("a seed"));
+            return ExitCode::SUCCESS;
+        }
+        [role, name, host] if role == slow::ROLE => {
+            slow::main(name, host);
             return ExitCode::SUCCESS;
         }
         [role, seed] if role == DEVICE => {
@@ -79,6 +84,9 @@ fn trials(seed: u64) -> Vec<Trial> {
     trials.push(trial(device::NAME, Box::new(move || device::run(seed))));
     trials.push(trial(turns::NAME, Box::new(turns::run)));
     trials.push(trial(shares::NAME, Box::new(move || shares::run(seed))));
+    for name in slow::NAMES {
+        trials.push(trial(name, Box::new(move || slow::run(name))));
+    }
     trials
 }
 

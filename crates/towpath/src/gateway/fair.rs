@@ -1,0 +1,218 @@
+//! Fair memory: how much of the pool flows may hold while a side takes nothing.
+//!
+//! Frames are shared by all flows, so what one holds others lack. Bytes for hosts and bytes for
+//! programs each have a budget, whose sum leaves half of the pool to what moves:
+//!
+//! - For hosts: what a host socket did not take stays in the connection's receive queue. All of
+//!   these queues together hold [`OUT_SHARE`] of either size of frames at most. The queues of one
+//!   guest may grow to half of what other guests leave of that, and each of them to a quarter of
+//!   what the others leave of the guest's part ([`allowance`]), so that each further slow reader
+//!   gets less, and some is always left. What does not fit is given back to its sender
+//!   (`Connection::hold_off`), which keeps it until the host socket has room. Many host sockets
+//!   are full for a moment only. So within [`MOMENT_SHARE`] a flow keeps more for [`MOMENT`],
+//!   unacknowledged, so that it can still be given back.
+//! - For programs: while [`PLENTY`] of the memory is free, host sockets are read ahead of the
+//!   program's window. Below it they are read only as far as the window takes the bytes, no flow
+//!   may have more than a quarter of what is left above [`HOST_READ_SHARE`] on its way, and no guest
+//!   more than half of what others leave of [`IN_SHARE`]. Unread bytes stay in the host's socket. A
+//!   kernel acknowledges at once what its window takes, so that flows whose program does not read
+//!   hold nothing; the last bounds are for peers that acknowledge nothing.
+//!
+//! docs/limits.md has the sums.
+
+use super::{HOST_READ_SHARE, Io};
+use std::time::Duration;
+use towpath_net::stack::{Frames, TcpHandle, Usage};
+use towpath_packet::Memory;
+use towpath_packet::pool::{LARGE_FRAME_BYTES, SMALL_FRAME_BYTES};
+
+/// Share of memory, in 1/256, that bytes for hosts may hold while hosts take nothing.
+const OUT_SHARE: usize = 64;
+/// Share of memory, in 1/256, that flows may hold beyond for [`MOMENT`].
+const MOMENT_SHARE: usize = 32;
+/// How long a host socket may be full until more than a flow's allowance is given back: less than
+/// senders wait before they send again.
+pub(super) const MOMENT: Duration = Duration::from_millis(50);
+/// Share of memory, in 1/256, that is free as long as host sockets are read ahead of windows.
+const PLENTY: u32 = 192;
+/// Share of memory, in 1/256, that bytes for guests may hold once memory is not plenty.
+const IN_SHARE: usize = 128;
+/// Part of what is left that one flow may have.
+const FLOW_DIVISOR: usize = 4;
+/// Part of what is left that one guest may have.
+const GUEST_DIVISOR: usize = 2;
+/// Part of what is left that one flow may hold for a moment.
+const MOMENT_DIVISOR: usize = 2;
+/// What may be held for each byte of a window: frames are not filled to the last byte.
+const WINDOW_DIVISOR: usize = 2;
+/// Windows are not limited to more than this, which is more than any receive buffer.
+const WINDOW_MAX: usize = 8 << 20;
+/// Steps of large limits, so that they do not change with each packet.
+const WINDOW_STEP: usize = 64 << 10;
+/// Least that a flow may have on the way to the program: a large frame's worth.
+const SEND_SHARE_MIN: usize = LARGE_FRAME_BYTES;
+
+// What waits for hosts, and what was read ahead, leave half of the memory.
+const _: () = assert!(OUT_SHARE + 256 - PLENTY as usize <= 128, "half is left to what moves");
+const _: () = assert!(MOMENT_SHARE <= 64, "a part of that half");
+// Guests that acknowledge nothing leave enough to read from hosts.
+const _: () = assert!(OUT_SHARE + IN_SHARE < 256 - HOST_READ_SHARE as usize, "hosts are read");
+
+/// What frames count for, in bytes of a pool with frames of one size: the share of either size that
+/// is held, whichever is larger, is no more than this is of the whole pool.
+fn weight(frames: Frames, memory: &Memory) -> usize {
+    let whole = memory.capacity_bytes();
+    let weigh = |bytes: usize, frames: usize, frame_bytes: usize| {
+        bytes.saturating_mul(whole) / (frames * frame_bytes).max(1)
+    };
+    weigh(frames.small, memory.small.capacity(), SMALL_FRAME_BYTES)
+        + weigh(frames.large, memory.large.capacity(), LARGE_FRAME_BYTES)
+}
+
+/// Most that a guest may hold of `budget`, of which all together hold `total`, and it `own`: a
+/// program alone, what there is; a guest, half of what others leave.
+fn of_guest(budget: usize, is_guest: bool, total: usize, own: usize) -> usize {
+    let left = budget.saturating_sub(total.saturating_sub(own));
+    if is_guest { left / GUEST_DIVISOR } else { left }
+}
+
+/// How far a flow's host socket may be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ReadAhead {
+    /// Whatever the program's window is.
+    Free,
+    /// What the window takes, and no more than so many bytes on their way.
+    Within(usize),
+}
+
+impl Io<'_> {
+    /// How far the host socket of this flow may be read now.
+    pub(super) fn read_ahead(&mut self, handle: TcpHandle) -> ReadAhead {
+        let free = self.memory.free_share();
+        if free >= PLENTY {
+            return ReadAhead::Free;
+        }
+        let (port, guest) = self.stack.tcp_account(handle);
+        let unit = self.memory.capacity_bytes() / 256;
+        let total = weight(self.stack.tcp_usage().sending, self.memory);
+        let own = weight(guest.sending, self.memory);
+        if own >= of_guest(unit * IN_SHARE, port.is_some(), total, own) {
+            return ReadAhead::Within(0);
+        }
+        let left = free.saturating_sub(HOST_READ_SHARE) as usize;
+        ReadAhead::Within((unit * left / FLOW_DIVISOR).max(SEND_SHARE_MIN))
+    }
+
+    /// What a flow holds for its host, and how much it may. `brief` is what the others hold for
+    /// [`MOMENT`].
+    pub(super) fn held_for_host(&self, handle: TcpHandle, brief: usize) -> HeldForHost {
+        let Some(connection) = self.stack.tcp(handle) else { return HeldForHost::default() };
+        let (small, large) = connection.received_held();
+        let held = weight(Frames { small, large }, self.memory);
+        let (port, guest) = self.stack.tcp_account(handle);
+        let total = self.stack.tcp_usage();
+        let allowance = allowance(held, port.is_some(), total, &guest, self.memory);
+        let moments = self.memory.capacity_bytes() / 256 * MOMENT_SHARE;
+        HeldForHost { held, allowance, briefly: moments.saturating_sub(brief) / MOMENT_DIVISOR }
+    }
+}
+
+/// What a flow holds for its host, in bytes of [`weight`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct HeldForHost {
+    pub(super) held: usize,
+    /// How much it may hold for as long as the host likes.
+    pub(super) allowance: usize,
+    /// How much it may hold for [`MOMENT`].
+    pub(super) briefly: usize,
+}
+
+impl HeldForHost {
+    /// The largest window that the flow should offer, so that it need not give back what it has
+    /// asked for.
+    pub(super) fn window_limit(&self) -> u32 {
+        let most = self.allowance.max(self.briefly);
+        let bytes = most.saturating_sub(self.held) / WINDOW_DIVISOR;
+        match bytes {
+            WINDOW_MAX.. => u32::MAX,
+            WINDOW_STEP.. => (bytes - bytes % WINDOW_STEP) as u32,
+            _ => bytes as u32,
+        }
+    }
+}
+
+/// Most that a flow may hold for its host, which holds `own` now: a quarter of what the others of
+/// its guest leave of the guest's part.
+fn allowance(own: usize, is_guest: bool, total: &Usage, guest: &Usage, memory: &Memory) -> usize {
+    let budget = memory.capacity_bytes() / 256 * OUT_SHARE;
+    let total = weight(total.receiving, memory);
+    let guest = weight(guest.receiving, memory);
+    let part = of_guest(budget, is_guest, total, guest);
+    part.saturating_sub(guest.saturating_sub(own)) / FLOW_DIVISOR
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use towpath_packet::MemoryConfig;
+
+    const MEMORY: usize = 16 << 20;
+
+    fn receiving(small: usize, large: usize) -> Usage {
+        Usage { receiving: Frames { small, large }, ..Usage::default() }
+    }
+
+    fn add(usage: &mut Usage, more: &Usage) {
+        usage.receiving.small += more.receiving.small;
+        usage.receiving.large += more.receiving.large;
+    }
+
+    /// Goal: however many flows of however many guests hold as much as they may, some of the budget
+    /// is left, and all of them together hold no more than their share of either size of frames.
+    #[test]
+    fn flows_that_hold_what_they_may_leave_some() {
+        let memory = Memory::new(MemoryConfig::within(MEMORY));
+        for (small, large) in [(1, 0), (0, 1), (1, 8)] {
+            for guests in [0, 1, 4] {
+                let unit = receiving(small * SMALL_FRAME_BYTES, large * LARGE_FRAME_BYTES);
+                let weight_of = |count: usize| count * weight(unit.receiving, &memory);
+                let mut total = Usage::default();
+                for guest in 0..guests.max(1) {
+                    let mut account = Usage::default();
+                    for _ in 0..10_000 {
+                        let mut own = 0;
+                        while weight_of(own + 1)
+                            <= allowance(weight_of(own), guests > 0, &total, &account, &memory)
+                        {
+                            own += 1;
+                            add(&mut total, &unit);
+                            add(&mut account, &unit);
+                        }
+                    }
+                    let next = Usage::default();
+                    let left = allowance(0, guests > 0, &total, &next, &memory);
+                    assert!(left > 0, "guest {guest} of {guests} leaves {left}");
+                }
+                let Frames { small, large } = total.receiving;
+                let pool = |frames, bytes| frames * bytes * OUT_SHARE / 256;
+                assert!(small <= pool(memory.small.capacity(), SMALL_FRAME_BYTES));
+                assert!(large <= pool(memory.large.capacity(), LARGE_FRAME_BYTES));
+            }
+        }
+    }
+
+    /// Goal: what one flow may hold grows back as others give back, and its own does not count
+    /// against it; what one guest holds leaves another as much.
+    #[test]
+    fn an_allowance_grows_back() {
+        let memory = Memory::new(MemoryConfig::within(MEMORY));
+        let none = Usage::default();
+        let first = allowance(0, true, &none, &none, &memory);
+        let held = receiving(0, LARGE_FRAME_BYTES * 20);
+        let weight = weight(held.receiving, &memory);
+        assert_eq!(allowance(weight, true, &held, &held, &memory), first);
+        assert!(allowance(0, true, &held, &held, &memory) < first);
+        let other = allowance(0, true, &held, &none, &memory);
+        assert!(other < first && other >= allowance(0, true, &held, &held, &memory));
+    }
+}

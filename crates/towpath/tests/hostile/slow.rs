@@ -1,0 +1,430 @@
+//! Readers that never read, beside an honest flow: what they are sent stays with its sender, and
+//! the honest flow, new connections and names are served as before. Then they read after all, and
+//! every byte arrives.
+//!
+//! # Method
+//!
+//! A *source* sends and a *sink* receives; each is this executable in another role, told by lines
+//! of its standard input what to do ([`source`], [`sink`]). One of them is inside: a program of
+//! `towpath run`, or a guest of `towpath up`. The sink opens many connections and reads none. The
+//! kernel's buffers are small, so that the rest of each answer would have to wait in towpath.
+//!
+//! `TOWPATH_SLOW_FLOWS=N` has N connections in place of [`FLOWS`], and tries each case with more
+//! sizes of memory and numbers of workers.
+
+use std::collections::VecDeque;
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsFd;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Failed;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
+
+use crate::sys;
+
+/// First argument of this executable in a role of these tests.
+pub(super) const ROLE: &str = "--slow";
+/// Names of the tests.
+pub(super) const NAMES: [&str; 3] =
+    ["slow_readers_of_published_ports", "slow_downloads_of_a_program", "slow_downloads_of_a_guest"];
+
+const TOWPATH: &str = env!("CARGO_BIN_EXE_towpath");
+/// Connections that are not read.
+const FLOWS: usize = 1000;
+/// Bytes sent on each of them: several times what the kernel's buffers keep.
+const ANSWER: usize = 768 << 10;
+/// Most of [`BUFFERS`].
+const BUFFERS: &str = "4096 65536 131072";
+/// Bytes of an honest transfer.
+const HONEST: usize = 64 << 20;
+/// Ports of the source: not read, and honest.
+const FLOOD_PORT: u16 = 8088;
+const HONEST_PORT: u16 = 8089;
+/// The host's address, and what resolvers ask for names.
+const HOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+/// Times that an honest flow is measured before it counts as too slow: the machine may stall.
+const TRIES: u32 = 4;
+/// Least speed of the honest flow, in percent of its speed alone.
+const SPEED_MIN: u128 = 70;
+/// Longest that a connection, or a name, may take.
+const ANSWER_MAX: Duration = Duration::from_millis(100);
+/// How long anything may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Which side is inside, and of what.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Published,
+    Downloads,
+    Guest,
+}
+
+/// Runs one of [`NAMES`].
+pub(super) fn run(name: &str) -> Result<(), Failed> {
+    let kind = match NAMES.iter().position(|known| *known == name) {
+        Some(0) => Kind::Published,
+        Some(1) => Kind::Downloads,
+        _ => Kind::Guest,
+    };
+    let wanted = std::env::var("TOWPATH_SLOW_FLOWS").ok().and_then(|count| count.parse().ok());
+    let flows = wanted.unwrap_or(FLOWS);
+    allow_files();
+    set_up_host()?;
+    let sizes: &[&str] = if wanted.is_some() { &["16M", "64M", "256M"] } else { &["16M"] };
+    for memory in sizes {
+        for workers in ["1", "2"] {
+            if kind == Kind::Guest && workers != "1" {
+                continue;
+            }
+            println!("--- {name}: {flows} flows, {memory}, {workers} workers");
+            case(kind, flows, memory, workers)?;
+        }
+    }
+    Ok(())
+}
+
+fn case(kind: Kind, flows: usize, memory: &str, workers: &str) -> Result<(), Failed> {
+    let host = HOST.to_string();
+    let run = |role: &str| -> Result<Command, Failed> {
+        let mut command = Command::new(TOWPATH);
+        command.args(["run", "-q", "--memory", memory, "--workers", workers, "--dns", &host]);
+        if kind == Kind::Published {
+            command.args(["-t", &format!("{FLOOD_PORT},{HONEST_PORT}")]);
+        }
+        command.arg("--").arg(std::env::current_exe()?).args([ROLE, role, &host]);
+        Ok(command)
+    };
+    let outside = |role: &str| -> Result<Command, Failed> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args([ROLE, role, &host]);
+        Ok(command)
+    };
+    let mut up = None;
+    let mut source = match kind {
+        Kind::Published => Process::start(run("source")?)?,
+        _ => Process::start(outside("source")?)?,
+    };
+    source.expect("ready")?;
+    let (mut slow, mut other) = match kind {
+        Kind::Published => (Process::start(outside("sink")?)?, None),
+        Kind::Downloads => (Process::start(run("sink")?)?, None),
+        Kind::Guest => {
+            let mut command = Command::new(TOWPATH);
+            command.args(["up", "--memory", memory, "--dns", &host, "-v"]);
+            command.args(["--tap", "slow0", "--tap", "honest0"]);
+            command.env("XDG_RUNTIME_DIR", std::env::temp_dir());
+            up = Some(Up::start(command)?);
+            let slow = guest(outside("guest")?, "slow0", "10.0.2.20")?;
+            (slow, Some(guest(outside("guest")?, "honest0", "10.0.2.21")?))
+        }
+    };
+    slow.expect("ready")?;
+    if let Some(other) = &mut other {
+        other.expect("ready")?;
+    }
+    let alone = measure(other.as_mut().unwrap_or(&mut slow))?;
+    slow.ask(&format!("flood {flows}"), "flooded")?;
+    thread::sleep(Duration::from_secs(1));
+    let beside = other.as_mut().unwrap_or(&mut slow);
+    let mut speeds = Vec::new();
+    loop {
+        let speed = alone.as_micros() * 100 / measure(beside)?.as_micros().max(1);
+        println!("    honest flow: {speed} % of its speed alone ({alone:?})");
+        speeds.push(speed);
+        if speed >= SPEED_MIN {
+            break;
+        }
+        assert!(speeds.len() < TRIES as usize, "the honest flow is too slow: {speeds:?} %");
+    }
+    quick(beside, "connect")?;
+    // Names are for the side inside.
+    quick(if kind == Kind::Published { &mut source } else { beside }, "resolve")?;
+    let drained = slow.ask("drain", "drained")?;
+    assert_eq!(drained, flows as u64, "all that was sent arrives");
+    measure(other.as_mut().unwrap_or(&mut slow))?;
+    drop((slow, other, source, up));
+    Ok(())
+}
+
+/// An honest transfer.
+fn measure(sink: &mut Process) -> Result<Duration, Failed> {
+    Ok(Duration::from_micros(sink.ask("honest", "honest")?))
+}
+
+/// Has something done that must be quick, more than once if it is not.
+fn quick(process: &mut Process, what: &str) -> Result<(), Failed> {
+    let mut times = Vec::new();
+    for _ in 0..TRIES {
+        times.push(Duration::from_micros(process.ask(what, what)?));
+        println!("    {what}: {:?}", times.last());
+        if times.last().is_some_and(|time| *time <= ANSWER_MAX) {
+            return Ok(());
+        }
+    }
+    Err(format!("{what} takes too long: {times:?}").into())
+}
+
+/// Moves this thread into a host of its own, with small buffers and a resolver.
+fn set_up_host() -> Result<(), Failed> {
+    sys::enter_network()?;
+    for command in ["link set lo up", "addr add 192.0.2.1/32 dev lo"] {
+        ip(command)?;
+    }
+    for name in ["tcp_rmem", "tcp_wmem"] {
+        std::fs::write(format!("/proc/sys/net/ipv4/{name}"), BUFFERS)?;
+    }
+    std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "1024 65535")?;
+    let resolver = UdpSocket::bind((HOST, 53))?;
+    thread::spawn(move || {
+        let mut buffer = [0; 512];
+        while let Ok((count, from)) = resolver.recv_from(&mut buffer) {
+            // An answer, by its first flag.
+            buffer[2] |= 0x80;
+            let _ = resolver.send_to(&buffer[..count], from);
+        }
+    });
+    Ok(())
+}
+
+fn ip(arguments: &str) -> Result<(), Failed> {
+    let output = Command::new("ip").args(arguments.split(' ')).output()?;
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    if output.status.success() { Ok(()) } else { Err(format!("ip {arguments}: {error}").into()) }
+}
+
+fn allow_files() {
+    let limit = getrlimit(Resource::Nofile);
+    let most = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    let _ = setrlimit(Resource::Nofile, most);
+}
+
+/// A guest's kernel: a namespace at the end of a TAP device.
+fn guest(command: Command, device: &str, address: &str) -> Result<Process, Failed> {
+    let mut guest = Process::start(command)?;
+    guest.expect("namespace")?;
+    ip(&format!("link set {device} netns {}", guest.child.id()))?;
+    guest.tell(&format!("{device} {address}"))?;
+    Ok(guest)
+}
+
+/// `towpath up`.
+struct Up(Child);
+
+impl Up {
+    fn start(mut command: Command) -> Result<Self, Failed> {
+        let mut child = command.stderr(Stdio::piped()).spawn()?;
+        let stderr = child.stderr.take().expect("it is a pipe");
+        let up = Self(child);
+        let mut lines = BufReader::new(stderr).lines();
+        let serves = lines.by_ref().map_while(Result::ok).any(|line| line.contains("serving"));
+        assert!(serves, "towpath up serves");
+        thread::spawn(move || lines.map_while(Result::ok).for_each(|line| eprintln!("{line}")));
+        Ok(up)
+    }
+}
+
+impl Drop for Up {
+    fn drop(&mut self) {
+        let pid = rustix::process::Pid::from_child(&self.0);
+        let _ = kill_process(pid, Signal::TERM);
+        let _ = self.0.wait();
+    }
+}
+
+/// A process in one of the roles.
+struct Process {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Process {
+    fn start(mut command: Command) -> Result<Self, Failed> {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let input = child.stdin.take().expect("it is a pipe");
+        let output = BufReader::new(child.stdout.take().expect("it is a pipe"));
+        Ok(Self { child, input, output })
+    }
+
+    fn tell(&mut self, line: &str) -> Result<(), Failed> {
+        Ok(writeln!(self.input, "{line}")?)
+    }
+
+    /// The number in the next line, which begins with `word`.
+    fn expect(&mut self, word: &str) -> Result<u64, Failed> {
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        let mut words = line.split_ascii_whitespace();
+        if words.next() != Some(word) {
+            return Err(format!("expected {word:?}, was {line:?}").into());
+        }
+        Ok(words.next().and_then(|number| number.parse().ok()).unwrap_or(0))
+    }
+
+    fn ask(&mut self, line: &str, word: &str) -> Result<u64, Failed> {
+        self.tell(line)?;
+        self.expect(word)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// This executable in a role.
+pub(super) fn main(role: &str, host: &str) {
+    allow_files();
+    let host: Ipv4Addr = host.parse().expect("an address");
+    match role {
+        "source" => source(),
+        "sink" => sink(host),
+        _ => {
+            sys::enter_network().expect("a namespace");
+            println!("namespace");
+            let mut line = String::new();
+            io::stdin().read_line(&mut line).expect("a line");
+            let (device, address) = line.trim().split_once(' ').expect("two words");
+            for command in [
+                "link set lo up".to_owned(),
+                format!("addr add {address}/24 dev {device}"),
+                format!("link set {device} up"),
+                "route add default via 10.0.2.2".to_owned(),
+            ] {
+                ip(&command).expect("it is done");
+            }
+            sink(host);
+        }
+    }
+}
+
+/// Sends to whoever connects.
+fn source() {
+    let any = Ipv4Addr::UNSPECIFIED;
+    let honest = TcpListener::bind((any, HONEST_PORT)).expect("a free port");
+    let flood = TcpListener::bind((any, FLOOD_PORT)).expect("a free port");
+    thread::spawn(move || {
+        for stream in honest.incoming().map_while(Result::ok) {
+            thread::spawn(move || {
+                let block = vec![0x5a; 64 << 10];
+                let mut stream = stream;
+                for _ in 0..HONEST / block.len() {
+                    if stream.write_all(&block).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    thread::spawn(move || send_to_all(flood));
+    println!("ready");
+    for line in io::stdin().lines().map_while(Result::ok) {
+        assert_eq!(line, "resolve");
+        println!("resolve {}", resolve().as_micros());
+    }
+}
+
+/// Sends [`ANSWER`] bytes on each connection, as far as it takes them.
+fn send_to_all(listener: TcpListener) {
+    listener.set_nonblocking(true).expect("a setting");
+    let answer: Vec<u8> = (0..ANSWER).map(byte_at).collect();
+    let mut streams: Vec<(TcpStream, usize)> = Vec::new();
+    loop {
+        while let Ok((stream, _)) = listener.accept() {
+            stream.set_nonblocking(true).expect("a setting");
+            streams.push((stream, 0));
+        }
+        for (stream, sent) in &mut streams {
+            while *sent < ANSWER {
+                match stream.write(&answer[*sent..]) {
+                    Ok(count) => *sent += count,
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                    Err(_) => *sent = ANSWER,
+                }
+            }
+        }
+        streams.retain(|(_, sent)| *sent < ANSWER);
+        let mut files: Vec<PollFd<'_>> =
+            streams.iter().map(|(stream, _)| PollFd::new(stream, PollFlags::OUT)).collect();
+        files.push(PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN));
+        let pause = Timespec { tv_sec: 10, tv_nsec: 0 };
+        poll(&mut files, Some(&pause)).expect("files to wait for");
+    }
+}
+
+fn byte_at(place: usize) -> u8 {
+    (place / 251) as u8
+}
+
+/// Connects, and reads or does not.
+fn sink(host: Ipv4Addr) {
+    let mut slow = VecDeque::new();
+    println!("ready");
+    for line in io::stdin().lines().map_while(Result::ok) {
+        let begun = Instant::now();
+        let (word, number) = line.split_once(' ').unwrap_or((&line, ""));
+        match word {
+            "flood" => {
+                let count = number.parse().expect("a number");
+                slow.extend((0..count).map(|_| connect(host, FLOOD_PORT)));
+                println!("flooded");
+            }
+            "honest" => {
+                let mut bytes = 0;
+                let mut stream = connect(host, HONEST_PORT);
+                let mut buffer = vec![0; 256 << 10];
+                while let Ok(count @ 1..) = stream.read(&mut buffer) {
+                    bytes += count;
+                }
+                assert_eq!(bytes, HONEST);
+                println!("honest {}", begun.elapsed().as_micros());
+            }
+            "connect" => {
+                let longest = (0..20).map(|_| {
+                    let begun = Instant::now();
+                    connect(host, HONEST_PORT).read_exact(&mut [0]).expect("a byte");
+                    begun.elapsed()
+                });
+                println!("connect {}", longest.max().unwrap_or_default().as_micros());
+            }
+            "resolve" => println!("resolve {}", resolve().as_micros()),
+            "drain" => {
+                let whole = slow.drain(..).filter(|stream| is_whole(stream)).count();
+                println!("drained {whole}");
+            }
+            other => panic!("{other:?} is no command"),
+        }
+    }
+}
+
+fn connect(host: Ipv4Addr, port: u16) -> TcpStream {
+    let stream = TcpStream::connect_timeout(&SocketAddr::from((host, port)), PATIENCE);
+    let stream = stream.expect("a connection");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a setting");
+    stream
+}
+
+/// Reads to the end: true if every byte is as it must be.
+fn is_whole(mut stream: &TcpStream) -> bool {
+    let mut bytes = Vec::with_capacity(ANSWER);
+    let end = stream.read_to_end(&mut bytes);
+    end.is_ok() && bytes.len() == ANSWER && (0..ANSWER).all(|at| bytes[at] == byte_at(at))
+}
+
+/// Asks towpath's resolver for something.
+fn resolve() -> Duration {
+    let begun = Instant::now();
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a socket");
+    socket.set_read_timeout(Some(Duration::from_secs(2))).expect("a setting");
+    // A question for example.org, type A.
+    let question = b"\0\x07\x01\0\0\x01\0\0\0\0\0\0\x07example\x03org\0\0\x01\0\x01";
+    socket.send_to(question, ("10.0.2.3", 53)).expect("it is sent");
+    let answer = socket.recv(&mut [0; 512]);
+    if answer.is_ok() { begun.elapsed() } else { PATIENCE }
+}

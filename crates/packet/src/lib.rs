@@ -46,6 +46,6 @@ pub use lend::Loans;
 pub use loan::{Holders, Lender, Piece, Pinned, Pins, View};
 pub use offload::{Checksum, Gso, GsoKind, Offload, Tunnel, VirtioHeader, VirtioTunnelHeader};
 pub use packet::{Packet, PacketPool};
-pub use pool::{Frame, Memory, MemoryConfig, Pool};
+pub use pool::{Frame, Memory, MemoryConfig, NoMemory, Pool};
 pub use recall::{Recall, Watch};
 pub use returns::Returns;

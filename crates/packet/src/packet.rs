@@ -111,9 +111,17 @@ pub struct PacketPool {
 }
 
 impl PacketPool {
-    /// A pool of `count` packets.
+    /// A pool of `count` packets; `None` if the system has not so much memory.
+    pub fn try_new(count: usize) -> Option<Self> {
+        Some(Self { slab: Slab::try_new(count, |_| Place(UnsafeCell::new(Body::empty())))? })
+    }
+
+    /// As [`try_new`](Self::try_new), for small ones.
+    ///
+    /// # Panics
+    /// If there is no memory.
     pub fn new(count: usize) -> Self {
-        Self { slab: Slab::new(count, |_| Place(UnsafeCell::new(Body::empty()))) }
+        Self::try_new(count).expect("memory for packets")
     }
 
     /// Takes an empty packet, or `None` when all are out.

@@ -19,6 +19,7 @@ use crate::region::{FRAME_ALIGN, Region};
 use crate::slab::{Returning, Slab, Slot};
 use crate::sync::{Ordering, UnsafeCell};
 use alloc::sync::Arc;
+use core::fmt;
 use core::ops::{Deref, DerefMut};
 use core::ptr::NonNull;
 
@@ -43,21 +44,32 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool of `count` frames of `frame_bytes` each, a multiple of 64.
-    pub fn new(count: usize, frame_bytes: usize) -> Self {
+    /// A pool of `count` frames of `frame_bytes` each, a multiple of 64; `None` if the system has
+    /// not so much memory.
+    ///
+    /// # Panics
+    /// If `frame_bytes` is none of these, or 4 GiB.
+    pub fn try_new(count: usize, frame_bytes: usize) -> Option<Self> {
         assert!(frame_bytes > 0 && frame_bytes.is_multiple_of(FRAME_ALIGN));
         let capacity = u32::try_from(frame_bytes).expect("a frame is smaller than 4 GiB");
-        let bytes = count.checked_mul(frame_bytes).expect("a pool fits the address space");
-        let region = Arc::new(Region::new(bytes));
+        let region = Arc::new(Region::try_new(count.checked_mul(frame_bytes)?)?);
         let memory = region.clone();
-        let slab = Slab::new(count, move |index| {
+        let slab = Slab::try_new(count, move |index| {
             let loan = Loan::free();
             // SAFETY: frame `index` lies within the region.
             let base = unsafe { memory.first_frame().add(index * frame_bytes) };
             let extent = UnsafeCell::new(Extent { base, capacity, kind: Kind::Frame });
             Loan { extent, owner: UnsafeCell::new(Owner::Pool(memory.clone())), ..loan }
-        });
-        Self { slab, region, frame_bytes: capacity }
+        })?;
+        Some(Self { slab, region, frame_bytes: capacity })
+    }
+
+    /// As [`try_new`](Self::try_new), for small ones.
+    ///
+    /// # Panics
+    /// As there, and if there is no memory.
+    pub fn new(count: usize, frame_bytes: usize) -> Self {
+        Self::try_new(count, frame_bytes).expect("memory for a pool")
     }
 
     /// Takes a frame, or `None` when all are out.
@@ -191,7 +203,31 @@ impl MemoryConfig {
             large_frames: (bytes / 4 * 3 / LARGE_FRAME_BYTES).max(32),
         }
     }
+
+    /// Bytes of all frames.
+    fn bytes(&self) -> usize {
+        let small = self.small_frames.saturating_mul(SMALL_FRAME_BYTES);
+        small.saturating_add(self.large_frames.saturating_mul(LARGE_FRAME_BYTES))
+    }
 }
+
+/// The system has not as much memory as pools were to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoMemory {
+    /// Bytes of frames that were asked for.
+    pub bytes: usize,
+}
+
+impl fmt::Display for NoMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fits = |(shift, _): &&(u32, &str)| self.bytes.is_multiple_of(1 << shift);
+        let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
+        let (shift, unit) = *units.iter().find(fits).unwrap_or(&(0, "bytes"));
+        write!(f, "the system does not give {} {unit} for packets", self.bytes >> shift)
+    }
+}
+
+impl core::error::Error for NoMemory {}
 
 /// The memory of one worker: packet handles and frames of both sizes.
 pub struct Memory {
@@ -205,12 +241,26 @@ pub struct Memory {
 
 impl Memory {
     /// Makes the pools.
+    ///
+    /// # Errors
+    /// [`NoMemory`]: the system has not so much.
+    pub fn try_new(config: MemoryConfig) -> Result<Self, NoMemory> {
+        let make = || {
+            Some(Self {
+                packets: PacketPool::try_new(config.packets)?,
+                small: Pool::try_new(config.small_frames, SMALL_FRAME_BYTES)?,
+                large: Pool::try_new(config.large_frames, LARGE_FRAME_BYTES)?,
+            })
+        };
+        make().ok_or(NoMemory { bytes: config.bytes() })
+    }
+
+    /// As [`try_new`](Self::try_new), for small ones.
+    ///
+    /// # Panics
+    /// If there is no memory.
     pub fn new(config: MemoryConfig) -> Self {
-        Self {
-            packets: PacketPool::new(config.packets),
-            small: Pool::new(config.small_frames, SMALL_FRAME_BYTES),
-            large: Pool::new(config.large_frames, LARGE_FRAME_BYTES),
-        }
+        Self::try_new(config).expect("memory for packets")
     }
 
     /// A packet handle, or `None` when all are out.

@@ -1,7 +1,7 @@
 //! The memory under a pool: one zeroed stretch, freed after its last frame.
 #![allow(unsafe_code)]
 
-use alloc::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use alloc::alloc::{Layout, alloc_zeroed, dealloc};
 use core::ptr::NonNull;
 
 /// Frames begin at multiples of this, so that none shares a cache line.
@@ -19,15 +19,14 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// At least `bytes` of zeroed memory, untouched until used.
-    pub(crate) fn new(bytes: usize) -> Self {
+    /// At least `bytes` of zeroed memory, untouched until used; `None` if the system has not so
+    /// much.
+    pub(crate) fn try_new(bytes: usize) -> Option<Self> {
         // A small alignment lets the allocator map zero pages instead of clearing memory.
-        let layout = Layout::from_size_align(bytes.max(1) + FRAME_ALIGN, 8)
-            .expect("the size of a pool fits the address space");
+        let layout = Layout::from_size_align(bytes.max(1).checked_add(FRAME_ALIGN)?, 8).ok()?;
         // SAFETY: the size is not zero.
         let memory = unsafe { alloc_zeroed(layout) };
-        let Some(memory) = NonNull::new(memory) else { handle_alloc_error(layout) };
-        Self { memory, layout }
+        Some(Self { memory: NonNull::new(memory)?, layout })
     }
 
     /// Where the first frame begins, at a multiple of [`FRAME_ALIGN`].
@@ -41,7 +40,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout; the last user is gone.
+        // SAFETY: allocated in `try_new` with this layout; the last user is gone.
         unsafe { dealloc(self.memory.as_ptr(), self.layout) };
     }
 }

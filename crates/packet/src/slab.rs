@@ -100,21 +100,36 @@ pub struct Slab<T> {
 unsafe impl<T: Send + Sync> Send for Slab<T> {}
 
 impl<T> Slab<T> {
-    /// A slab of `count` slots; `make(index)` fills each once, when it is first taken.
-    ///
-    /// # Panics
-    /// If `count` exceeds [`SLOTS_MAX`].
-    pub fn new(count: usize, make: impl FnMut(usize) -> T + Send + 'static) -> Self {
-        assert!(count <= SLOTS_MAX);
+    /// A slab of `count` slots; `make(index)` fills each once, when it is first taken. `None` if
+    /// the system has not so much memory, or if `count` exceeds [`SLOTS_MAX`].
+    pub fn try_new(count: usize, make: impl FnMut(usize) -> T + Send + 'static) -> Option<Self> {
+        if count > SLOTS_MAX {
+            return None;
+        }
+        let mut places = Vec::new();
+        places.try_reserve_exact(count).ok()?;
+        places.resize_with(count, MaybeUninit::uninit);
+        let mut links = Vec::new();
+        links.try_reserve_exact(count).ok()?;
+        links.resize_with(count, || AtomicU32::new(NONE));
+        let mut recycled = Vec::new();
+        recycled.try_reserve_exact(count).ok()?;
         let shared = Box::leak(Box::new(Shared {
-            places: Box::new_uninit_slice(count),
-            links: (0..count).map(|_| AtomicU32::new(NONE)).collect(),
+            places: places.into_boxed_slice(),
+            links: links.into_boxed_slice(),
             made: AtomicU32::new(0),
             changing: Changing { returned: AtomicU32::new(NONE), left: AtomicIsize::new(0) },
         }));
         let (shared, make) = (NonNull::from(shared), Box::new(make));
-        let recycled = Vec::with_capacity(count);
-        Self { shared, make, recycled, fresh: 0, count: count as u32 }
+        Some(Self { shared, make, recycled, fresh: 0, count: count as u32 })
+    }
+
+    /// As [`try_new`](Self::try_new), for small ones.
+    ///
+    /// # Panics
+    /// If there is no memory, or `count` exceeds [`SLOTS_MAX`].
+    pub fn new(count: usize, make: impl FnMut(usize) -> T + Send + 'static) -> Self {
+        Self::try_new(count, make).expect("memory for a slab")
     }
 
     /// Takes a slot, or `None` when all are out.

@@ -18,6 +18,7 @@ use std::time::Duration;
 use towpath_io::reactor::{Interest, Reactor};
 use towpath_io::socket::{TcpListener, TcpSocket, UdpSocket};
 use towpath_net::time::Instant;
+use towpath_packet::NoMemory;
 
 /// Connections accepted from one listener before others get their turn.
 const ACCEPTS_PER_TURN: usize = 16;
@@ -84,6 +85,9 @@ pub enum StartError {
     /// It is not published, or leads to another guest.
     #[error("{0} is not published for this guest")]
     NotPublished(HostPort),
+    /// The system has not as much memory as was to be used.
+    #[error("{0}; ask for less (`--memory`), or raise the limit of the process (`ulimit -v`)")]
+    Memory(#[from] NoMemory),
     /// Something else failed.
     #[error("cannot start the gateway")]
     Os(#[from] io::Error),

@@ -9,15 +9,15 @@
 //! meanwhile nothing is pinned, so that lent memory can go back. [`writable`] makes such a file of
 //! a pipe. [`Writer::end`] tells how much was seen and how much is missing.
 //!
-//! Invariants: a block is written whole or the file ends inside it and nothing follows. The first
-//! error is reported, once; from then on packets are counted and not written. One thread.
+//! Invariants: a block is written whole, or the file ends inside it and nothing follows. After an
+//! error a regular file is cut to its last whole block. One thread.
 //!
 //! Limit: [`SNAP_BYTES_MAX`]. Specification: draft-ietf-opsawg-pcapng.
 
 use crate::sys::{self, Gather};
 use crate::tap::wire_headers;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 use std::io;
 use towpath_packet::Packet;
@@ -105,41 +105,44 @@ pub fn writable(file: OwnedFd) -> io::Result<OwnedFd> {
 pub struct Writer<W: AsFd> {
     to: W,
     snap_bytes: u32,
+    /// What the file has not taken of its first blocks.
+    preamble: Vec<u8>,
     /// Bytes of a block that are written, if the file took no more.
     written: usize,
-    stopped: bool,
     packets: u64,
-    missed: u64,
 }
 
 impl<W: AsFd> Writer<W> {
     /// Begins a capture of the interface `name`. Of each packet the first `snap_bytes` are kept;
-    /// `None` keeps all.
+    /// `None` keeps all. A file that takes nothing yet gets its beginning with the first packet.
+    ///
+    /// # Errors
+    /// Those of writev(2).
     pub fn new(to: W, name: &str, snap_bytes: Option<u32>) -> io::Result<Self> {
         let snap_bytes = snap_bytes.unwrap_or(SNAP_BYTES_MAX).min(SNAP_BYTES_MAX);
         let preamble = preamble(name, snap_bytes);
-        let mut gather: Gather<'_, 1> = Gather::new();
-        gather.push_bytes(&preamble);
-        write_whole(&to, &mut gather)?;
-        Ok(Self { to, snap_bytes, written: 0, stopped: false, packets: 0, missed: 0 })
+        let mut writer = Self { to, snap_bytes, preamble, written: 0, packets: 0 };
+        writer.write_preamble()?;
+        Ok(writer)
     }
 
-    /// Writes a packet. After an error, which is returned once, nothing more is written. A reader
-    /// that is too slow, where the file does not block, misses packets and is no error.
-    pub fn write(&mut self, seen: &Seen<'_>) -> io::Result<()> {
-        if self.stopped {
-            self.missed += 1;
-            return Ok(());
+    /// Writes what is left of the first blocks; true if they are whole then.
+    fn write_preamble(&mut self) -> io::Result<bool> {
+        if self.preamble.is_empty() {
+            return Ok(true);
         }
-        let result = match self.write_some(seen) {
-            Ok(true) => return Ok(()),
-            Ok(false) if self.written == 0 => Ok(()),
-            Ok(false) => Err(Errno::AGAIN.into()),
-            Err(error) => Err(error),
+        let mut preamble = std::mem::take(&mut self.preamble);
+        let (result, left) = {
+            let mut gather: Gather<'_, 1> = Gather::new();
+            gather.push_bytes(&preamble);
+            (write_whole(&self.to, &mut gather), gather.bytes())
         };
-        self.missed += 1;
-        self.stopped = result.is_err();
-        result
+        self.preamble = preamble.split_off(preamble.len() - left);
+        match result {
+            Ok(()) => Ok(true),
+            Err(Errno::AGAIN) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
     }
 
     /// Writes a packet, or goes on with the one that was begun. False if the file takes no more
@@ -199,13 +202,21 @@ impl<W: AsFd> Writer<W> {
         self.go_on(&mut gather)
     }
 
-    /// True if a block was begun and is not whole.
+    /// True if the file has taken its first blocks.
+    pub fn has_begun(&self) -> bool {
+        self.preamble.is_empty()
+    }
+
+    /// True if a block of a packet was begun and is not whole.
     pub fn is_within_block(&self) -> bool {
         self.written > 0
     }
 
     /// Writes a block from where it stopped; true if it is whole then.
     fn go_on<const N: usize>(&mut self, block: &mut Gather<'_, N>) -> io::Result<bool> {
+        if !self.write_preamble()? {
+            return Ok(false);
+        }
         let total = block.bytes();
         block.advance(self.written);
         match write_whole(&self.to, block) {
@@ -217,23 +228,35 @@ impl<W: AsFd> Writer<W> {
                 self.written = total - block.bytes();
                 Ok(false)
             }
-            Err(errno) => Err(errno.into()),
+            Err(errno) => {
+                self.written = total - block.bytes();
+                self.cut();
+                Err(errno.into())
+            }
         }
     }
 
-    /// True after an error.
-    pub fn is_stopped(&self) -> bool {
-        self.stopped
+    /// Takes the part of a block that was begun back from a regular file, if nothing follows it.
+    fn cut(&mut self) {
+        let is_regular = |mode| FileType::from_raw_mode(mode) == FileType::RegularFile;
+        // What cannot be done, or is asked of a pipe, leaves the file as it is.
+        let (Ok(status), Ok(end)) = (rustix::fs::fstat(&self.to), rustix::fs::tell(&self.to))
+        else {
+            return;
+        };
+        let Some(whole) = end.checked_sub(self.written as u64) else { return };
+        if is_regular(status.st_mode)
+            && status.st_size as u64 == end
+            && rustix::fs::ftruncate(&self.to, whole).is_ok()
+        {
+            let _ = rustix::fs::seek(&self.to, SeekFrom::Start(whole));
+            self.written = 0;
+        }
     }
 
     /// Packets written.
     pub fn packets(&self) -> u64 {
         self.packets
-    }
-
-    /// Packets not written.
-    pub fn missed(&self) -> u64 {
-        self.missed
     }
 
     /// The file.

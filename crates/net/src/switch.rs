@@ -51,7 +51,9 @@ use vlan::Vid;
 
 pub use guard::{Guard, Prefix};
 pub use ingress::FRAME_BYTES_MAX;
-pub use port::{Egress, PortConfig, PortCounters, PortError, PortId, Role, StormRates};
+pub use port::{
+    ADDRESSES_PER_PORT, Egress, PortConfig, PortCounters, PortError, PortId, Role, StormRates,
+};
 pub use vlan::{PortVlans, VlanSet};
 
 /// How a switch behaves.

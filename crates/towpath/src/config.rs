@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use towpath_io::namespace::channel::QUEUES_MAX;
@@ -66,13 +67,22 @@ pub struct Config {
     /// Connections of the host's loopback to published TCP ports go past the stack.
     pub join_published: bool,
     /// Where captured traffic is written.
-    pub capture: Option<Arc<File>>,
+    pub capture: Option<CaptureFile>,
     /// Most memory that packets may take, in bytes.
     pub memory_bytes: usize,
     /// Most flows at once.
     pub flows_max: usize,
     /// Threads that serve a program; see [`Workers`](crate::workers::Workers).
     pub workers: usize,
+}
+
+/// A file for a capture, empty and open.
+#[derive(Clone, Debug)]
+pub struct CaptureFile {
+    /// The file, on a disk, or a pipe or terminal.
+    pub file: Arc<File>,
+    /// What it is called when something is wrong with it.
+    pub path: PathBuf,
 }
 
 /// Addresses of the IPv4 network.

@@ -9,6 +9,7 @@
 //! [`events`] is where they wait for all that can happen.
 #![forbid(unsafe_code)]
 
+pub mod capture;
 pub mod config;
 pub mod events;
 pub mod gateway;

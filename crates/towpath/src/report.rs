@@ -35,8 +35,10 @@ pub struct Report {
     pub carried: u64,
     /// Payload bytes copied in user memory, by site.
     pub copied: [(&'static str, u64); Site::ALL.len()],
-    /// Packets captured, and missed after writing failed.
+    /// Packets in the capture file, and those that passed and are not in it, or not yet.
     pub captured: Option<(u64, u64)>,
+    /// Why the capture file ends early.
+    pub capture_error: Option<String>,
     /// The host allows no ping sockets.
     pub ping_forbidden: bool,
     /// Packets handed over to the first worker.
@@ -80,6 +82,7 @@ impl Report {
             carried: ledger.carried(),
             copied: Site::ALL.map(|site| (site.name(), ledger.copied_at(site))),
             captured: None,
+            capture_error: None,
             ping_forbidden: gateway.ping_is_forbidden(),
             handed_over: 0,
             hand_over_full: 0,
@@ -216,7 +219,9 @@ impl fmt::Display for Report {
             )?;
         }
         if let Some((written, missed)) = self.captured {
-            writeln!(f, "captured          {written} packets, {missed} missed")?;
+            let error = self.capture_error.iter().map(|error| format!("; {error}"));
+            let error: String = error.collect();
+            writeln!(f, "captured          {written} packets, {missed} missed{error}")?;
         }
         self.fmt_losses(f)
     }

@@ -22,6 +22,7 @@ mod wait;
 pub use busy_poll::MISSES_MAX;
 pub use side::{Input, Side, SideContext};
 
+use crate::capture::{Mirrors, Recording};
 use crate::config::Config;
 use crate::gateway::{Accepted, BYTES_PER_TURN, Gateway, Io, JoinedListener, StartError, Token};
 use crate::publish::Publish;
@@ -29,14 +30,13 @@ use crate::report::Report;
 use crate::services;
 use busy_poll::BusyPoll;
 use read_limit::ReadLimit;
-use std::fs::File;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 use towpath_io::namespace::sockets::SocketSource;
-use towpath_io::pcapng::{self, Direction};
+use towpath_io::pcapng::Direction;
 use towpath_io::reactor::{Events, Interest, Reactor};
 use towpath_io::receive::ReceiveBuffer;
 use towpath_io::tap::Tap;
@@ -57,8 +57,8 @@ const READ_PACKETS_PER_TURN: usize = 128;
 /// How often the end is looked for while finishing.
 const FINISH_INTERVAL: Duration = Duration::from_millis(5);
 
-/// What packets are written to, by all workers of a program.
-pub(crate) type Capture = Arc<Mutex<pcapng::Writer<Arc<File>>>>;
+/// What packets are captured by, of all workers of a program.
+pub(crate) type Capture = Arc<Mutex<Mirrors>>;
 
 /// The worker.
 pub struct Worker<S: Side = Tap> {
@@ -72,6 +72,8 @@ pub struct Worker<S: Side = Tap> {
     buffer: ReceiveBuffer,
     reactor: Reactor,
     capture: Option<Capture>,
+    /// Who writes what is captured, if this worker has begun it.
+    recording: Option<Recording>,
     received: Burst,
     read_limit: ReadLimit,
     to_send: Burst,
@@ -115,6 +117,11 @@ impl<S: Side> Worker<S> {
         self.capture = capture;
     }
 
+    /// Who writes the capture of [`Config::capture`].
+    pub fn recording(&mut self) -> Option<&mut Recording> {
+        self.recording.as_mut()
+    }
+
     /// Has connections search for what their path takes when full packets vanish (RFC 4821): ICMP
     /// errors of the program's network do not reach this worker.
     pub(crate) fn search_paths(&mut self) {
@@ -148,12 +155,15 @@ impl<S: Side> Worker<S> {
         }
         let gateway = Gateway::new(config, &reactor)?;
         let stack = new_stack(config, side.caps(), next_hops, address)?;
-        let capture = match &config.capture {
-            Some(file) => {
-                let writer = pcapng::Writer::new(file.clone(), &config.interface, None)?;
-                Some(Arc::new(Mutex::new(writer)))
+        let memory = Memory::try_new(MemoryConfig::within(config.memory_bytes))?;
+        let (capture, recording) = match &config.capture {
+            Some(to) => {
+                let file = to.file.try_clone()?.into();
+                let begun = Recording::begin(file, &config.interface, memory.capacity_bytes());
+                let (mirrors, recording) = begun?;
+                (Some(Arc::new(Mutex::new(mirrors))), Some(recording))
             }
-            None => None,
+            None => (None, None),
         };
         let busy_poll = side.busy_poll();
         Ok(Self {
@@ -161,11 +171,12 @@ impl<S: Side> Worker<S> {
             paused_until: None,
             stack,
             gateway,
-            memory: Memory::new(MemoryConfig::within(config.memory_bytes)),
+            memory,
             ledger,
             buffer: ReceiveBuffer::new(),
             reactor,
             capture,
+            recording,
             received: Burst::new(),
             read_limit: ReadLimit::new(),
             to_send: Burst::new(),
@@ -221,7 +232,9 @@ impl<S: Side> Worker<S> {
     pub fn report(&self) -> Report {
         let mut report = Report::new(&self.stack, &self.gateway, &self.ledger);
         let capture = self.capture.as_ref().and_then(|capture| capture.lock().ok());
-        report.captured = capture.map(|capture| (capture.packets(), capture.missed()));
+        report.captured = capture.and_then(|capture| capture.written());
+        let error = self.recording.as_ref().and_then(Recording::error);
+        report.capture_error = error.map(ToString::to_string);
         self.side.add_to(&mut report);
         let Memory { packets, small, large } = &self.memory;
         report.lent = self.gateway.lent(&self.stack, self.clock.now());
@@ -464,17 +477,11 @@ impl<S: Side> Worker<S> {
         // The time is taken with the lock: the file is in its order. A worker that panicked with it
         // ends all.
         let Ok(mut capture) = capture.lock() else { return };
-        let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let nanoseconds = since_epoch.map_or(0, |elapsed| elapsed.as_nanos() as u64);
         let burst = match direction {
             Direction::Inbound => &self.received,
             Direction::Outbound => &self.to_send,
         };
-        for packet in burst.iter() {
-            // The writer stops at the first error and remembers it for the report.
-            let bytes = packet.len();
-            let _ = capture.write(&pcapng::Seen { packet, bytes, direction, nanoseconds });
-        }
+        capture.see(direction, burst.iter());
     }
 }
 

@@ -35,6 +35,7 @@ use towpath_io::namespace::sockets::SocketSource;
 use towpath_io::tap::Tap;
 use towpath_packet::ring::Doorbell;
 
+use crate::capture::Recording;
 use crate::config::Config;
 use crate::gateway::{Accepted, JoinedListener, Spread, StartError};
 use crate::report::Report;
@@ -111,6 +112,11 @@ impl Workers {
     /// As there.
     pub fn join_published(&mut self, source: SocketSource) -> io::Result<()> {
         self.first.join_published(source)
+    }
+
+    /// As [`Worker::recording`].
+    pub fn recording(&mut self) -> Option<&mut Recording> {
+        self.first.recording()
     }
 
     /// Serves until one of `fds` is readable; returns its index.

@@ -90,15 +90,15 @@ fn each_packet_state_is_captured_as_on_the_wire() {
     let time = 1_700_000_000_123_456_789;
 
     let mut packet = raw_packet(&mut memory, &[&frame[..20], &frame[20..1000], &frame[1000..]]);
-    writer.write(&seen(Direction::Inbound, time, &packet)).expect("written");
+    writer.write_some(&seen(Direction::Inbound, time, &packet)).expect("written");
     packet.peek_headers();
-    writer.write(&seen(Direction::Inbound, time, &packet)).expect("written");
+    writer.write_some(&seen(Direction::Inbound, time, &packet)).expect("written");
     packet.pull(42);
-    writer.write(&seen(Direction::Outbound, time, &packet)).expect("written");
+    writer.write_some(&seen(Direction::Outbound, time, &packet)).expect("written");
     packet.pop_header(14);
     packet.push_header(14).copy_from_slice(&frame[..14]);
-    writer.write(&seen(Direction::Outbound, time, &packet)).expect("written");
-    assert_eq!((writer.packets(), writer.missed(), writer.is_stopped()), (4, 0, false));
+    writer.write_some(&seen(Direction::Outbound, time, &packet)).expect("written");
+    assert_eq!(writer.packets(), 4);
 
     let bytes = contents(writer.into_inner());
     let blocks = blocks(&bytes);
@@ -127,7 +127,7 @@ fn a_snap_length_cuts_headers_and_pieces() {
         packet.peek_headers();
         packet.pull(42);
         let mut writer = Writer::new(file(), "tap0", Some(snap as u32)).expect("header");
-        writer.write(&seen(Direction::Inbound, 0, &packet)).expect("written");
+        writer.write_some(&seen(Direction::Inbound, 0, &packet)).expect("written");
         let bytes = contents(writer.into_inner());
         let blocks = blocks(&bytes);
         let (_, body) = &blocks[2];
@@ -137,38 +137,44 @@ fn a_snap_length_cuts_headers_and_pieces() {
     }
 }
 
-/// Goal: the first error ends the capture and is told once.
+/// Goal: an error leaves whole blocks in a file, also where a file system takes part of one.
+/// Method: a limit of the size of files, in a process of its own.
 #[test]
-fn an_error_is_told_once() {
+fn an_error_leaves_whole_blocks() {
+    const CHILD: &str = "TOWPATH_FILE_LIMIT";
+    const LIMIT: u64 = 10_000;
     let mut memory = memory();
-    let packet = raw_packet(&mut memory, &[&datagram(100)]);
+    let packet = raw_packet(&mut memory, &[&datagram(1400)]);
     let full = File::options().write(true).open("/dev/full").expect("there");
     assert!(Writer::new(&full, "tap0", None).is_err());
-
-    let mut writer = Writer::new(file(), "tap0", None).expect("header");
-    writer.to = full;
-    assert!(writer.write(&seen(Direction::Inbound, 0, &packet)).is_err());
-    assert!(writer.write(&seen(Direction::Inbound, 0, &packet)).is_ok());
-    assert!(writer.is_stopped());
-    assert_eq!((writer.packets(), writer.missed()), (0, 2));
-}
-
-/// Goal: a reader of a pipe that is too slow loses packets, never the shape of the file.
-#[test]
-fn a_slow_reader_misses_whole_packets() {
-    let mut memory = memory();
-    let packet = raw_packet(&mut memory, &[&datagram(1458)]);
-    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).expect("a pipe");
-    let mut writer = Writer::new(writer, "tap0", None).expect("header");
-    while writer.missed() < 5 && !writer.is_stopped() {
-        // A pipe takes up to PIPE_BUF bytes whole or not at all; a packet here is shorter.
-        writer.write(&seen(Direction::Inbound, 0, &packet)).expect("no error");
-    }
+    let Some(path) = std::env::var_os(CHILD) else {
+        let path = std::env::temp_dir().join(format!("towpath-limit-{}", std::process::id()));
+        let mut child = Command::new("prlimit");
+        child.arg(format!("--fsize={LIMIT}")).args(["env", "--ignore-signal=XFSZ"]);
+        child.arg(std::env::current_exe().expect("this program"));
+        child.args(["--exact", "pcapng::tests::an_error_leaves_whole_blocks"]).env(CHILD, &path);
+        match child.output() {
+            Ok(output) => assert!(output.status.success(), "{output:?}"),
+            Err(error) => eprintln!("skipped: prlimit: {error}"),
+        }
+        let _ = std::fs::remove_file(path);
+        return;
+    };
+    let file = File::options().read(true).write(true).create_new(true).open(path).expect("new");
+    let mut writer = Writer::new(file, "tap0", None).expect("header");
+    let error = loop {
+        match writer.write_some(&seen(Direction::Inbound, 0, &packet)) {
+            Ok(is_whole) => assert!(is_whole),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(Errno::from_io_error(&error), Some(Errno::FBIG));
+    assert!(!writer.is_within_block());
     let written = writer.packets();
-    drop(writer.into_inner());
-    let mut bytes = Vec::new();
-    File::from(reader).read_to_end(&mut bytes).expect("readable");
+    let bytes = contents(writer.into_inner());
     assert_eq!(blocks(&bytes).len() as u64, 2 + written);
+    let of_packet = (bytes.len() as u64).checked_div(written).expect("some were written");
+    assert!(bytes.len() as u64 + of_packet > LIMIT, "{} bytes", bytes.len());
 }
 
 /// Goal: a packet larger than a pipe is written in parts, its memory can go back in between, and
@@ -208,6 +214,26 @@ fn a_file_that_is_full_is_written_on_later() {
     assert_eq!(counts, [9, 6, 7, 1]);
 }
 
+/// Goal: a pipe that is full at first gets its beginning later.
+#[test]
+fn a_pipe_that_is_full_is_begun_later() {
+    let mut memory = memory();
+    let packet = raw_packet(&mut memory, &[&datagram(10)]);
+    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).expect("a pipe");
+    let size = rustix::pipe::fcntl_setpipe_size(&writer, 4096).expect("a small pipe");
+    rustix::io::write(&writer, &vec![0; size]).expect("room");
+    let to = writable(writer).expect("a pipe");
+    let mut writer = Writer::new(to, "tap0", None).expect("later");
+    let mut write = || writer.write_some(&seen(Direction::Inbound, 0, &packet)).expect("no error");
+    assert!(!write());
+    rustix::io::read(&reader, &mut vec![0; size]).expect("readable");
+    assert!(write());
+    drop(writer);
+    let mut bytes = Vec::new();
+    File::from(reader).read_to_end(&mut bytes).expect("readable");
+    assert_eq!(blocks(&bytes).len(), 3);
+}
+
 /// Bad input tried: files that are neither on a disk nor a pipe, and one that may not be written.
 #[test]
 fn what_cannot_be_written_to_is_refused() {
@@ -230,7 +256,7 @@ fn tshark_reads_it() {
     for payload in [0, 1, 2, 3, 1472] {
         let packet = raw_packet(&mut memory, &[&datagram(payload)]);
         writer
-            .write(&seen(Direction::Outbound, 1_700_000_000_000_000_001, &packet))
+            .write_some(&seen(Direction::Outbound, 1_700_000_000_000_000_001, &packet))
             .expect("written");
     }
     drop(writer);

@@ -11,14 +11,19 @@ use towpath_io::stream::StreamPortError;
 use towpath_io::tap::TapError;
 use towpath_io::vhost_user::VhostUserError;
 use towpath_net::switch::vlan::Vid;
-use towpath_net::switch::{self, Guard, PortVlans, Role};
+use towpath_net::switch::{self, ADDRESSES_MAX, ADDRESSES_PER_PORT, Guard, PortVlans, Role};
 use towpath_net::wire::MacAddr;
 use towpath_net::wire::domain::DomainName;
 use towpath_packet::ring::{CAPACITY_MAX, CapacityError};
 
+use crate::capture::CAPTURES_MAX;
 use crate::config::Config;
 use crate::services;
 
+/// Most ports of a network, without that of the gateway: each has its share of the switch's address
+/// table.
+pub const NETWORK_PORTS_MAX: usize = (ADDRESSES_MAX / ADDRESSES_PER_PORT) as usize - 1;
+const _: () = assert!(NETWORK_PORTS_MAX < switch::PORTS_MAX, "and one for the gateway");
 /// Longest name of a port: that of a network interface, so that one fits the other.
 pub const NAME_BYTES_MAX: usize = 15;
 /// Packets that may wait for a port, unless told otherwise: as many as Linux lets wait for a TAP.
@@ -116,6 +121,11 @@ pub enum PortError {
     /// The name is taken.
     #[error("there is a port '{0}' already")]
     Exists(String),
+    /// There are [`NETWORK_PORTS_MAX`] already.
+    #[error(
+        "a network has at most {NETWORK_PORTS_MAX} ports; take one away, or make another network"
+    )]
+    TooMany,
     /// There is no such port.
     #[error("there is no port '{name}'; there are {}", listed(known))]
     Unknown {
@@ -143,6 +153,20 @@ pub enum PortError {
     #[error(transparent)]
     Endpoint(#[from] EndpointError),
     /// Anything else.
+    #[error(transparent)]
+    Os(#[from] io::Error),
+}
+
+/// Why a port is not captured. Nothing was done.
+#[derive(Debug, thiserror::Error)]
+pub enum CaptureError {
+    /// There is no such port.
+    #[error(transparent)]
+    Port(#[from] PortError),
+    /// There are [`CAPTURES_MAX`] already.
+    #[error("there are {CAPTURES_MAX} captures already; end one first")]
+    TooMany,
+    /// What the system says.
     #[error(transparent)]
     Os(#[from] io::Error),
 }

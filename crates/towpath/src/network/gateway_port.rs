@@ -8,8 +8,8 @@ use towpath_packet::ring::{self, Consumer, Producer, Silent};
 use towpath_packet::{Caps, Packet};
 
 use super::GATEWAY_QUEUE_LEN;
-use super::capture::Mirrors;
 use super::config::PortError;
+use crate::capture::Mirrors;
 
 /// Largest super-packet that the gateway takes: Ethernet and the largest IP packet.
 const GATEWAY_GSO_BYTES_MAX: u32 = 14 + 65_535;

@@ -16,12 +16,12 @@
 //! others, or several changes at once by `Worker::apply`. A port that fails takes no other with
 //! it: it stays, without traffic, and says why.
 //!
-//! What passes a port can be captured ([`capture`]), which costs one branch for a burst otherwise.
+//! What passes a port can be captured ([`crate::capture`]), which costs one branch for a burst
+//! otherwise.
 //!
 //! Limits: [`NAME_BYTES_MAX`], [`BURSTS_PER_TURN`], [`GATEWAY_QUEUE_LEN`]; those of the switch, of
 //! rings and of captures.
 
-pub mod capture;
 mod config;
 mod gateway_port;
 mod lease_file;
@@ -31,8 +31,9 @@ mod rings;
 mod transaction;
 
 pub use config::{
-    Attachment, BUSY_POLL, BUSY_POLL_MAX, NAME_BYTES_MAX, NetworkConfig, PortError, PortSettings,
-    QUEUE_LEN, check_port, gateway_addresses, services_config,
+    Attachment, BUSY_POLL, BUSY_POLL_MAX, CaptureError, NAME_BYTES_MAX, NETWORK_PORTS_MAX,
+    NetworkConfig, PortError, PortSettings, QUEUE_LEN, check_port, gateway_addresses,
+    services_config,
 };
 pub use lease_file::{LEASE_FILE_BYTES_MAX, LeasesFound, TellLeaseFile, WRITE_AFTER};
 pub use report::{DeviceReport, NetworkReport, PortReport};
@@ -55,10 +56,10 @@ use towpath_net::time::{Duration, Instant};
 use towpath_net::wire::ethernet;
 use towpath_packet::{Burst, Caps, Ledger, Packet, Site};
 
+use crate::capture::{CAPTURES_MAX, CaptureSettings, Mirrors, Sniffer};
 use crate::report::Report;
 use crate::services::{self, Services};
 use crate::worker::{Input, Side, SideContext};
-use capture::{CAPTURES_MAX, CaptureError, CaptureSettings, Mirrors, Sniffer};
 use gateway_port::GatewayPort;
 use lease_file::LeaseFile;
 use port::Port;
@@ -198,6 +199,9 @@ impl Network {
         if self.find(name).is_ok() {
             return Err(PortError::Exists(name.to_owned()));
         }
+        if self.ports.iter().flatten().count() >= NETWORK_PORTS_MAX {
+            return Err(PortError::TooMany);
+        }
         let mut port = Port::open(name, attachment, settings, &self.config, &self.ledger)?;
         let id = self.switch.add_port(port.switch_config())?;
         let index = id.index();
@@ -272,7 +276,7 @@ impl Network {
             (Err(_), Some(gateway)) if name == GATEWAY_NAME => &mut gateway.mirrors,
             (found, _) => &mut self.ports[found?].as_mut().expect("it was found").mirrors,
         };
-        mirrors.add(settings, cx.memory.capacity_bytes(), ended)
+        Ok(mirrors.add(settings, cx.memory.capacity_bytes(), Some(ended))?)
     }
 
     /// How a port is set.

@@ -13,10 +13,10 @@ use towpath_net::time::Instant;
 use towpath_packet::ring::{self, Consumer, Producer, Silent};
 use towpath_packet::{Burst, Caps, Device, Ledger, Memory, Packet};
 
-use super::capture::Mirrors;
 use super::config::{Attachment, NetworkConfig, PortError, PortSettings};
 use super::report::{DeviceReport, PortReport};
 use super::{RETRY, Tell};
+use crate::capture::Mirrors;
 use crate::worker::Input;
 
 /// A port.

@@ -1,16 +1,24 @@
 //! Options of `towpath run`, as an ordinary user too.
 
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::time::Duration;
+
+use rustix::process::Signal;
 
 use super::support::{
-    Family, Host, NONE, Process, Server, Stats, TOWPATH, Test, Towpath, command, digest_of, http,
-    inside, run, url_host,
+    Checker, Family, Host, NONE, Pattern, Process, Server, Stats, TOWPATH, Test, Towpath, command,
+    digest_of, http, inside, now, retry, run, url_host,
 };
 
 pub(crate) fn tests() -> Vec<Test> {
     let mut tests = vec![
         Test::new("subnets", &["curl"], subnets),
+        Test::new("pcap_unread", &["mkfifo"], pcap_unread),
+        Test::new("pcap_file_full", &["unshare"], pcap_file_full).needs_root(),
         Test::new("ordinary_user", &["curl", "setpriv"], ordinary_user).needs_root(),
     ];
     for family in Family::BOTH {
@@ -109,6 +117,91 @@ fn pcap(host: &mut Host, family: Family) {
     let sum: u64 = lengths.lines().map(|line| line.parse::<u64>().expect("a number")).sum();
     assert!((BYTES..BYTES + 1024).contains(&sum), "{sum} bytes captured");
     assert_eq!(tshark("_ws.malformed", &["frame.number"]), "");
+}
+
+/// Bytes that pass a capture which takes no more: many times what a pipe and the frames that wait
+/// for it hold.
+const UNCAPTURED_BYTES: u64 = 64 << 20;
+/// Less than a capture that nobody reads is given at the end.
+const AT_ONCE: Duration = Duration::from_secs(4);
+
+/// Goal: a capture that nobody reads holds up neither the network nor, for long, the end; SIGTERM
+/// ends it at once. What is missing is told.
+/// Method: a FIFO that is open for reading and not read.
+fn pcap_unread(host: &mut Host) {
+    let server = Server::start(Family::V4.loopback(), |stream| {
+        Checker::new(Pattern::new(UNCAPTURED_BYTES)).read_all(stream).map_err(io::Error::other)?;
+        Ok(())
+    });
+    let address = SocketAddr::new(Family::V4.gateway(), server.port()).to_string();
+    let bytes = UNCAPTURED_BYTES.to_string();
+    let fifo = host.file("capture");
+    run("mkfifo", [&fifo]);
+    let path = fifo.to_str().expect("text");
+    let unread = File::options().read(true).write(true).open(&fifo).expect("a FIFO");
+    for is_asked in [false, true] {
+        let role = inside("upload", &[&address, &bytes]);
+        let mut towpath = Towpath::with_loopback(["--pcap", path]).start(role);
+        towpath.wait_for_text(&format!("sent {bytes}\n"));
+        let sent = now();
+        if is_asked {
+            let of_program = format!("/proc/{}/task/{0}/children", towpath.pid());
+            retry("the program to end", || {
+                fs::read_to_string(&of_program).unwrap_or_default().is_empty().then_some(())
+            });
+            towpath.signal(Signal::TERM);
+        }
+        let output = towpath.finish();
+        assert!(!is_asked || sent.elapsed() < AT_ONCE, "{:?}", sent.elapsed());
+        let stats = Stats::of(&output);
+        let expected = format!("towpath: capture {path}: ");
+        assert!(output.stderr.contains(&expected), "{}", output.stderr);
+        output.success();
+        assert!(stats.number("captured ", "missed") > 100, "{stats:?}");
+        stats.assert_carried(UNCAPTURED_BYTES, 0, 0);
+    }
+    drop(unread);
+}
+
+/// Goal: a file system that is full ends a capture with one message, and nothing else; the file is
+/// whole up to its last record.
+/// Method: a small tmpfs.
+fn pcap_file_full(host: &mut Host) {
+    let server = Server::start(Family::V4.loopback(), http);
+    let port = server.port();
+    let [sh, c, script] = fetch(&format!("http://10.0.2.2:{port}/{BYTES}"));
+    let (folder, copy) = (host.file("full"), host.file("copy.pcapng"));
+    fs::create_dir(&folder).expect("a folder");
+    let file = folder.join("capture.pcapng");
+    let mount = "mount -t tmpfs -o size=128k none \"$1\" && cd / || exit 99; \
+                 from=$2 to=$3; shift 3; \
+                 \"$@\"; code=$?; cp \"$from\" \"$to\"; exit $code";
+    let by = ["unshare", "--mount", "sh", "-c", mount, "sh"].map(OsString::from);
+    let by = by.into_iter().chain([folder.into(), file.clone().into(), copy.clone().into()]);
+    let options = [OsString::from("--pcap"), file.clone().into()];
+    let output = Towpath::with_loopback(options).by(by).run([sh, c, script]);
+    let told: Vec<&str> =
+        output.stderr.lines().filter(|line| line.contains("No space left on device")).collect();
+    assert_eq!(told.len(), 2, "as it happens and in the figures: {}", output.stderr);
+    assert!(told[0].starts_with(&format!("towpath: capture {}: ", file.display())), "{told:?}");
+    let stats = Stats::of(&output);
+    assert!(output.success().starts_with(&digest_of(BYTES)));
+    let missed = stats.number("captured ", "missed");
+    assert!(missed > 0, "{stats:?}");
+    // Each block says its length at both of its ends.
+    let bytes = fs::read(copy).expect("the capture");
+    let word = |at: usize| {
+        let word = bytes.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
+        word.map(u32::from_ne_bytes)
+    };
+    let (mut at, mut packets) = (0, 0);
+    while at < bytes.len() {
+        let len = word(at + 4).expect("a whole block") as usize;
+        assert_eq!(word(at + len - 4), Some(len as u32), "a whole block at {at}");
+        packets += u64::from(word(at) == Some(6));
+        at += len;
+    }
+    assert_eq!(stats.number("captured ", "packets"), packets);
 }
 
 /// Goal: no privilege is needed where users may make user namespaces.

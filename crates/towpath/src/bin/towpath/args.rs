@@ -475,7 +475,8 @@ pub(crate) struct NetworkArguments {
           value_parser = clap::value_parser!(u8).range(1..=WORKERS_MAX as i64))]
     pub(crate) workers: u8,
 
-    /// Write all packets to FILE (pcapng).
+    /// Write packets to FILE (pcapng), by a thread of its own: traffic never waits for it. Packets
+    /// for which the file or its reader is too slow are left out and counted.
     #[arg(long, value_name = "FILE", help_heading = "Diagnosis")]
     pub(crate) pcap: Option<PathBuf>,
 

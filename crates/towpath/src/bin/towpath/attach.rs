@@ -54,6 +54,7 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     let mut gateway = start(&config, inside, ready, messages)?;
     serve(&mut gateway, &signals, &identity, &life)?;
     if network.gateway.stats {
+    gateway.finish_capture(&[signals.as_fd()])?;
         messages.error(gateway.report());
     }
     Ok(Ending::Code(0))

@@ -2,15 +2,18 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
 use rustix::process::{Resource, Rlimit};
+use towpath::capture::{FINISH_PATIENCE, Recording, Summary};
 use towpath::config::Config;
 use towpath::gateway::JoinedListener;
 use towpath::report::Report;
 use towpath::worker::Worker;
 use towpath::workers::Workers;
+use towpath_io::doorbell::EventDoorbell;
 use towpath_io::namespace::sockets::SocketSource;
 use towpath_io::tap::{Features, Tap};
 
@@ -21,13 +24,24 @@ use crate::parent::Inside;
 
 /// How long the flows of a program that has ended may take to deliver what it wrote.
 const LINGER: Duration = Duration::from_secs(5);
+/// How long a capture may take to end: what it takes by itself, and what a call may hang.
+const CAPTURE_LINGER: Duration = FINISH_PATIENCE.saturating_add(Duration::from_secs(1));
 
 /// Serves one TAP device.
 pub(crate) struct Gateway {
     workers: Threads,
     /// Where others ask for the counters, unless there is no place for it.
     control: Option<Control>,
+    /// What is captured to, until its end is told.
+    capture: Option<Capture>,
     messages: Messages,
+}
+
+/// A capture that goes on.
+struct Capture {
+    /// Readable when it has ended.
+    ended: EventDoorbell,
+    path: PathBuf,
 }
 
 /// This thread alone, or others beside it.
@@ -59,27 +73,74 @@ impl Gateway {
                     .notice(format_args!("option --join-published: no socket inside ({error})")),
             }
         }
-        Ok(Self { workers, control: control(messages), messages })
+        let capture = workers
+            .recording()
+            .zip(config.capture.as_ref())
+            .map(|(recording, to)| Capture { ended: recording.ended(), path: to.path.clone() });
+        Ok(Self { workers, control: control(messages), capture, messages })
     }
 
     /// Serves until one of `descriptors` is readable; returns its index. Answers who asks for the
     /// counters meanwhile.
     pub(crate) fn run_until(&mut self, descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
-        while let Some(control) = &mut self.control {
-            let all = [descriptors, &[control.as_fd()]].concat();
+        loop {
+            let control = self.control.as_ref().map(AsFd::as_fd);
+            let capture = self.capture.as_ref().map(|capture| capture.ended.as_fd());
+            let mut all = descriptors.to_vec();
+            all.extend(control.into_iter().chain(capture));
             let ready = self.workers.run_until(&all)?;
             if ready < descriptors.len() {
                 return Ok(ready);
             }
-            let report = || self.workers.report();
-            if let Err(error) =
-                control.serve(|asked| Some(api::answer_gateway(report, &asked.request)))
-            {
-                self.messages.notice(format_args!("no control socket any more: {error}"));
-                self.control = None;
+            if control.is_some() && ready == descriptors.len() {
+                self.answer();
+            } else {
+                self.tell_capture();
             }
         }
-        self.workers.run_until(descriptors)
+    }
+
+    /// Answers who asks for the counters.
+    fn answer(&mut self) {
+        let Some(control) = &mut self.control else { return };
+        let report = || self.workers.report();
+        if let Err(error) = control.serve(|asked| Some(api::answer_gateway(report, &asked.request)))
+        {
+            self.messages.notice(format_args!("no control socket any more: {error}"));
+            self.control = None;
+        }
+    }
+
+    /// Tells how the capture has ended, once.
+    fn tell_capture(&mut self) {
+        let Some(Capture { path, .. }) = self.capture.take() else { return };
+        let Some(recording) = self.workers.recording() else { return };
+        let path = path.display();
+        let Some(Summary { written, statistics, error }) = recording.summary() else {
+            return self.messages.error(format_args!(
+                "capture {path}: the file takes nothing; it may end within a packet"
+            ));
+        };
+        let missed = statistics.accepted.saturating_sub(*written);
+        match error {
+            Some(error) => self
+                .messages
+                .error(format_args!("capture {path}: {error}; it ends after {written} packets")),
+            None if missed > 0 => self.messages.notice(format_args!(
+                "capture {path}: {missed} packets are missing; the file or its reader was too slow"
+            )),
+            None => {}
+        }
+    }
+
+    /// Has what was captured written, within a bounded time or until one of `descriptors` is
+    /// readable.
+    pub(crate) fn finish_capture(&mut self, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        if let Some(recording) = self.workers.recording() {
+            recording.finish(descriptors, CAPTURE_LINGER)?;
+            self.tell_capture();
+        }
+        Ok(())
     }
 
     /// Serves on after the program's end until what it wrote has been delivered, at most for
@@ -87,9 +148,10 @@ impl Gateway {
     pub(crate) fn finish(&mut self, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         self.control = None;
         match &mut self.workers {
-            Threads::One(worker) => worker.finish(descriptors, LINGER),
-            Threads::Several(workers) => workers.finish(descriptors, LINGER),
+            Threads::One(worker) => worker.finish(descriptors, LINGER)?,
+            Threads::Several(workers) => workers.finish(descriptors, LINGER)?,
         }
+        self.finish_capture(descriptors)
     }
 
     /// What happened, for people.
@@ -117,6 +179,13 @@ impl Threads {
         match self {
             Self::One(worker) => worker.run_until(descriptors),
             Self::Several(workers) => workers.run_until(descriptors),
+        }
+    }
+
+    fn recording(&mut self) -> Option<&mut Recording> {
+        match self {
+            Self::One(worker) => worker.recording(),
+            Self::Several(workers) => workers.recording(),
         }
     }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::CommandFactory;
 use clap::error::ErrorKind;
-use towpath::config::{Config, Subnet4, Subnet6};
+use towpath::config::{CaptureFile, Config, Subnet4, Subnet6};
 use towpath::publish::{self, JoinedPort, Protocol, Publish};
 
 use crate::args::{Arguments, GatewayArguments, NetworkArguments};
@@ -38,7 +38,8 @@ pub(crate) fn config(arguments: &NetworkArguments) -> anyhow::Result<Config> {
     };
     check(&mut config, &arguments.gateway);
     if let Some(path) = &arguments.pcap {
-        config.capture = Some(Arc::new(create_capture(path)?));
+        let file = Arc::new(create_capture(path)?);
+        config.capture = Some(CaptureFile { file, path: path.clone() });
     }
     Ok(config)
 }

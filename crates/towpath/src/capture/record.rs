@@ -6,12 +6,12 @@
 //! nobody reads the pipe. If it takes nothing for [`STALL_TERM`], all that waits is dropped.
 //!
 //! The end may be asked for by a descriptor that becomes readable, such as a connection that is
-//! closed. What passed before is still written, as far as the file takes it; a block that was begun
-//! is given [`FINISH_PATIENCE`] each time that the file takes no more.
+//! closed. What passed before is still written, as far as the file takes it within
+//! [`FINISH_PATIENCE`].
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -21,7 +21,7 @@ use super::{Sniffed, Sniffer};
 
 /// How long a file may take nothing before what waits for it is dropped.
 pub const STALL_TERM: Duration = Duration::from_secs(1);
-/// How long the end of a capture waits for a file that takes nothing.
+/// How long the end of a capture may take, with a file that takes nothing or little.
 pub const FINISH_PATIENCE: Duration = Duration::from_secs(5);
 /// Packets written between two looks whether the end is asked for.
 const LOOK_EVERY: u64 = 64;
@@ -31,6 +31,8 @@ pub struct Recorder {
     sniffer: Sniffer,
     writer: Writer<OwnedFd>,
     count_max: Option<u64>,
+    /// Set once the end was asked for.
+    finish_by: Option<Instant>,
 }
 
 /// How a recording ended.
@@ -65,15 +67,15 @@ impl Recorder {
         count_max: Option<u64>,
     ) -> io::Result<Self> {
         let writer = Writer::new(pcapng::writable(file)?, name, snap_bytes)?;
-        Ok(Self { sniffer, writer, count_max })
+        Ok(Self { sniffer, writer, count_max, finish_by: None })
     }
 
     /// Writes until there are enough packets, the port goes, `until` is readable, or writing fails.
     /// The file is closed then.
     pub fn run(mut self, until: BorrowedFd<'_>) -> Summary {
         let mut error = self.record(until).err();
-        self.sniffer.stop();
         if error.is_none() {
+            self.sniffer.stop();
             error = self.finish().err();
         }
         let written = self.writer.packets();
@@ -116,6 +118,7 @@ impl Recorder {
     fn write(&mut self, sniffed: &Sniffed, mut until: Option<BorrowedFd<'_>>) -> io::Result<bool> {
         loop {
             if self.writer.write_some(&sniffed.as_seen())? {
+                self.sniffer.count_written();
                 return Ok(true);
             }
             if until.is_none() && !self.writer.is_within_block() {
@@ -136,19 +139,21 @@ impl Recorder {
     /// What is on the way, and the last block.
     fn finish(&mut self) -> io::Result<()> {
         while !self.is_full()
+            && !self.finish_time().is_zero()
             && !self.writer.is_within_block()
             && let Some(sniffed) = self.sniffer.next()
             && self.write(&sniffed, None)?
         {}
+        let unread = || io::Error::new(io::ErrorKind::TimedOut, "nobody reads the capture");
         if self.writer.is_within_block() {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "nobody reads the capture"));
+            return Err(unread());
         }
         let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let nanoseconds = since_epoch.map_or(0, |elapsed| elapsed.as_nanos() as u64);
         let statistics = self.statistics();
         while !self.writer.end(&statistics, nanoseconds)? {
             if let Wait::TimedOut = self.wait_for_room(None)? {
-                return Ok(());
+                return if self.writer.has_begun() { Ok(()) } else { Err(unread()) };
             }
         }
         Ok(())
@@ -160,10 +165,17 @@ impl Recorder {
         Statistics { dropped, ..statistics }
     }
 
+    /// What is left of [`FINISH_PATIENCE`], which begins with the first call.
+    #[expect(clippy::disallowed_methods, reason = "the end is bounded on the clock of the system")]
+    fn finish_time(&mut self) -> Duration {
+        let now = Instant::now();
+        self.finish_by.get_or_insert(now + FINISH_PATIENCE).saturating_duration_since(now)
+    }
+
     /// Waits until the file takes more. Nothing is pinned meanwhile.
-    fn wait_for_room(&self, until: Option<BorrowedFd<'_>>) -> io::Result<Wait> {
+    fn wait_for_room(&mut self, until: Option<BorrowedFd<'_>>) -> io::Result<Wait> {
+        let limit = if until.is_some() { STALL_TERM } else { self.finish_time() };
         let file = PollFd::new(self.writer.file(), PollFlags::OUT);
-        let limit = if until.is_some() { STALL_TERM } else { FINISH_PATIENCE };
         let (mut both, mut one);
         let fds: &mut [PollFd<'_>] = match until {
             Some(until) => {

@@ -1,12 +1,13 @@
-//! Captures: packets that pass a port are shared with somebody who writes or looks at them.
+//! Captures: packets that pass are shared with another thread, which writes them or looks at them.
 //!
 //! # Theory of operation
 //!
-//! A port has a `Mirror` for each of its captures, usually none, which is one branch for a burst.
+//! A place where packets pass, a port of a network or a worker's inside, has a `Mirror` for each of
+//! its captures, usually none, which is one branch for a burst.
 //! A mirror looks at the first bytes of a packet with its filter and shares the packet
 //! ([`Packet::share`]): another handle, private headers copied, one more holder for each loan. What
 //! it has made goes into a ring; at the other end is a [`Sniffer`], on whatever thread. A
-//! [`Recorder`] is one that writes a capture file.
+//! [`Recorder`] is one that writes a capture file, a [`Recording`] has a thread for it.
 //!
 //! Traffic never waits for it. Handles are of the mirror's own pool. What a capture may keep of
 //! others' memory is bounded ([`HELD_BYTES_MAX`], [`HELD_SHARE`]): beyond it, or with a full ring,
@@ -14,13 +15,15 @@
 //! ends, whoever holds it, and the sniffer sees a copy from then on without noticing.
 //!
 //! Either end ends a capture: a sniffer that is dropped, and a port that is removed. Each wakes the
-//! other side.
+//! other side. What a mirror sees after its sniffer has gone counts as dropped.
 //!
 //! Limits: [`CAPTURES_MAX`], [`RING_LEN`], [`HELD_BYTES_MAX`], [`HELD_SHARE`].
 
 mod record;
+mod recording;
 
 pub use record::{FINISH_PATIENCE, Recorder, STALL_TERM, Summary};
+pub use recording::Recording;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -31,11 +34,9 @@ use towpath_io::doorbell::EventDoorbell;
 use towpath_io::pcapng::{Direction, SNAP_BYTES_MAX, Seen, Statistics};
 use towpath_net::bpf::Program;
 use towpath_packet::packet::PEEK_BYTES;
-use towpath_packet::ring::{self, CapacityError, Consumer, Doorbell, Producer};
+use towpath_packet::ring::{self, Consumer, Doorbell, Producer};
 use towpath_packet::sync::{AtomicBool, AtomicU64, Ordering};
 use towpath_packet::{Packet, PacketPool, Piece};
-
-use super::PortError;
 
 /// Captures of a network at once.
 pub const CAPTURES_MAX: usize = 4;
@@ -61,29 +62,14 @@ impl Default for CaptureSettings {
     }
 }
 
-/// Why there is no capture. Nothing was done.
-#[derive(Debug, thiserror::Error)]
-pub enum CaptureError {
-    /// There is no such port.
-    #[error(transparent)]
-    Port(#[from] PortError),
-    /// There are [`CAPTURES_MAX`] already.
-    #[error("there are {CAPTURES_MAX} captures already")]
-    TooMany,
-    /// No memory.
-    #[error("{0}")]
-    Ring(#[from] CapacityError),
-    /// What the system says.
-    #[error(transparent)]
-    Os(#[from] io::Error),
-}
-
 /// What both sides count.
 #[derive(Default)]
 struct Shared {
     seen: AtomicU64,
     accepted: AtomicU64,
     dropped: AtomicU64,
+    /// Packets in a file.
+    written: AtomicU64,
     /// Bytes of others' memory that are in the ring or with the reader.
     held: AtomicU64,
     /// The reader wants no more.
@@ -107,11 +93,11 @@ struct Item {
     held: u64,
 }
 
-/// The captures of a port.
+/// The captures of one place.
 #[derive(Default)]
-pub(super) struct Mirrors(Vec<Mirror>);
+pub(crate) struct Mirrors(Vec<Mirror>);
 
-/// The end of a capture at its port.
+/// The end of a capture where packets pass.
 struct Mirror {
     producer: Producer<Item>,
     packets: PacketPool,
@@ -121,16 +107,20 @@ struct Mirror {
 }
 
 impl Mirrors {
-    /// Begins a capture in a network whose frames have `frame_bytes`. `ended` rings when its reader
-    /// has gone.
-    pub(super) fn add(
+    /// Begins a capture of packets whose frames have `frame_bytes` together. `ended` rings when its
+    /// reader has gone.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn add(
         &mut self,
         settings: CaptureSettings,
         frame_bytes: usize,
-        ended: EventDoorbell,
-    ) -> Result<Sniffer, CaptureError> {
-        let bell = EventDoorbell::new().map_err(io::Error::from)?;
-        let (producer, consumer) = ring::single(RING_LEN, bell.clone())?;
+        ended: Option<EventDoorbell>,
+    ) -> io::Result<Sniffer> {
+        let bell = EventDoorbell::new()?;
+        let (producer, consumer) =
+            ring::single(RING_LEN, bell.clone()).map_err(io::Error::other)?;
         let shared = Arc::new(Shared::default());
         self.0.push(Mirror {
             producer,
@@ -142,19 +132,29 @@ impl Mirrors {
         Ok(Sniffer { consumer, bell, shared, _ended: Ended(ended) })
     }
 
+    /// Packets that the first capture has written to its file, and those that are not in it, or
+    /// not yet.
+    pub(crate) fn written(&self) -> Option<(u64, u64)> {
+        let shared = &self.0.first()?.shared;
+        // Relaxed: statistics.
+        let written = shared.written.load(Ordering::Relaxed);
+        // Relaxed: as above.
+        Some((written, shared.accepted.load(Ordering::Relaxed).saturating_sub(written)))
+    }
+
     /// Captures that go on.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 
     /// Forgets captures whose readers have gone.
-    pub(super) fn reap(&mut self) {
+    pub(crate) fn reap(&mut self) {
         self.0.retain(|mirror| !mirror.producer.is_closed());
     }
 
     /// Packets pass the port.
     #[inline]
-    pub(super) fn see<'a>(
+    pub(crate) fn see<'a>(
         &mut self,
         direction: Direction,
         packets: impl Iterator<Item = &'a Packet> + Clone,
@@ -189,13 +189,14 @@ impl Mirror {
         packets: impl Iterator<Item = &'a Packet>,
     ) {
         let mut last: Option<Item> = None;
+        let is_read = !self.producer.is_closed();
         for packet in packets {
             Shared::count(&self.shared.seen);
             if !self.accepts(packet) {
                 continue;
             }
             Shared::count(&self.shared.accepted);
-            match self.keep(packet, last.as_mut()) {
+            match is_read.then(|| self.keep(packet, last.as_mut())).flatten() {
                 Some((kept, held)) => {
                     let bytes = packet.len() as u32;
                     let item = Item { packet: kept, bytes, direction, nanoseconds, held };
@@ -275,12 +276,14 @@ fn held_bytes(packet: &Packet, before: Option<&Packet>) -> (u64, u64) {
     (own, of_before)
 }
 
-/// Rings when it is dropped.
-struct Ended(EventDoorbell);
+/// Rings when it is dropped, if there is a bell.
+struct Ended(Option<EventDoorbell>);
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        self.0.ring();
+        if let Some(bell) = &self.0 {
+            bell.ring();
+        }
     }
 }
 
@@ -380,6 +383,11 @@ impl Sniffer {
         while self.next().is_some() {
             Shared::count(&self.shared.dropped);
         }
+    }
+
+    /// A packet is in a file.
+    fn count_written(&self) {
+        Shared::count(&self.shared.written);
     }
 
     /// What was counted so far.

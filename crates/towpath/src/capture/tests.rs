@@ -25,7 +25,7 @@ fn bell() -> EventDoorbell {
 
 fn mirrored(settings: CaptureSettings, frame_bytes: usize) -> (Mirrors, Sniffer) {
     let mut mirrors = Mirrors::default();
-    let sniffer = mirrors.add(settings, frame_bytes, bell()).expect("a capture");
+    let sniffer = mirrors.add(settings, frame_bytes, Some(bell())).expect("a capture");
     (mirrors, sniffer)
 }
 
@@ -202,7 +202,8 @@ fn the_port_hears_that_its_reader_has_gone() {
     let mut memory = memory();
     let ended = bell();
     let mut mirrors = Mirrors::default();
-    let sniffer = mirrors.add(CaptureSettings::default(), MUCH, ended.clone()).expect("a capture");
+    let sniffer =
+        mirrors.add(CaptureSettings::default(), MUCH, Some(ended.clone())).expect("a capture");
     see(&mut mirrors, &[frame(&mut memory, 0x0800, 60)]);
     assert_eq!(memory.small.out_count(), 1);
     drop(sniffer);

@@ -300,7 +300,8 @@ impl<S: Side> Worker<S> {
                 return Ok(index as usize);
             }
             if let Some(until) = self.finish_by
-                && (self.gateway.all_passed_on() && !self.stack.has_output() || until <= now)
+                && (self.gateway.all_passed_on(&self.stack) && !self.stack.has_output()
+                    || until <= now)
             {
                 return Ok(0);
             }

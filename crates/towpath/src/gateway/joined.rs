@@ -167,9 +167,11 @@ impl JoinedFlows {
         self.paused_until
     }
 
-    /// True if everything that the program sent has been passed on, FINs included.
+    /// True if everything that the program sent has been passed on, FINs included. It has sent
+    /// nothing by connections that it has not accepted yet.
     pub(super) fn all_passed_on(&self) -> bool {
-        self.flows.iter().all(|(_, flow)| flow.out.is_closed())
+        let is_made = |flow: &Flow| !matches!(flow.connecting, Some(Connecting::Program));
+        self.flows.iter().all(|(_, flow)| flow.out.is_closed() || !is_made(flow))
             && self.backlogs.is_empty()
             && self.held_back.is_none()
     }

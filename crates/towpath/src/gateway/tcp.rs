@@ -602,9 +602,15 @@ impl Gateway {
         }
     }
 
-    /// True if everything that the program sent has been passed on, FINs included.
-    pub(crate) fn all_passed_on(&self) -> bool {
-        self.tcp.flows.iter().flatten().all(|flow| flow.program_closed)
+    /// True if everything that the program sent has been passed on, FINs included. It has sent
+    /// nothing by connections that are still being made.
+    pub(crate) fn all_passed_on(&self, stack: &Stack) -> bool {
+        let is_made = |flow: &Flow| {
+            let connection = stack.tcp(flow.handle);
+            connection.is_some_and(|connection| !connection.state().is_opening())
+        };
+        let mut flows = self.tcp.flows.iter().flatten();
+        flows.all(|flow| flow.program_closed || !is_made(flow))
             && !self.newcomers.has_messages()
             && self.joined.all_passed_on()
     }

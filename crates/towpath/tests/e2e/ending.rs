@@ -17,10 +17,11 @@ pub(crate) fn tests() -> Vec<Test> {
     let mut tests = Vec::new();
     for family in Family::BOTH {
         type Body = fn(&mut Host, Family);
-        let bodies: [(&str, Body); 9] = [
+        let bodies: [(&str, Body); 10] = [
             ("refused", refused),
             ("unreachable", unreachable),
             ("connect_times_out", connect_times_out),
+            ("connecting_is_not_waited_for", connecting_is_not_waited_for),
             ("server_resets", server_resets),
             ("client_resets", client_resets),
             ("half_close", half_close),
@@ -109,6 +110,26 @@ fn connect_times_out(host: &mut Host, family: Family) {
     let (kind, took) = outcome(&text, &address);
     assert!(matches!(kind.as_str(), "TimedOut" | "HostUnreachable"), "{kind}");
     assert!((1000..30_000).contains(&took), "{took} ms");
+}
+
+/// Less than what a program that has ended may still have to deliver is waited for.
+const UNDELIVERED_WAIT: Duration = Duration::from_secs(4);
+
+/// Goal: a connection that is still being made when the program ends is not waited for: nothing was
+/// sent on it.
+/// Method: the program is killed while it connects to a destination that drops everything.
+fn connecting_is_not_waited_for(host: &mut Host, family: Family) {
+    host.outside();
+    let address = SocketAddr::new(family.blackhole(), 80).to_string();
+    let script = "timeout -s KILL 0.5 \"$@\"; echo over";
+    let mut command = vec!["sh".into(), "-c".into(), script.into(), "sh".into()];
+    command.extend(inside("connect", &[&address]));
+    let mut towpath = Towpath::new(NONE).start(command);
+    towpath.wait_for_text("over\n");
+    let over = now();
+    towpath.finish().success();
+    let waited = over.elapsed();
+    assert!(waited < UNDELIVERED_WAIT, "{waited:?} after the program's end");
 }
 
 /// Goal: a reset in the middle of a stream arrives as a reset.

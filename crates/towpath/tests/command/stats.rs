@@ -98,6 +98,58 @@ fn a_running_instance_tells_its_counters() {
     assert_eq!(errors(&none), "towpath: none is running\n");
 }
 
+/// Goal: instances with the same process number, each in a namespace of its own, are both found,
+/// and the end of one leaves the other; sockets of killed instances go when another starts.
+#[test]
+fn names_of_control_sockets_do_not_collide() {
+    skip_if!(no_tap());
+    let folder = Folder::new("nested");
+    let start = || {
+        let mut outer = towpath(["run", "-q", "--"]);
+        outer.args([TOWPATH, "run", "-q", "--", "sleep", "1000"]);
+        Guard(outer.env("XDG_RUNTIME_DIR", &folder.0).spawn().unwrap())
+    };
+    let names = || {
+        let names = fs::read_dir(folder.sockets()).into_iter().flatten();
+        let names = names.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let mut names: Vec<String> = names.filter(|name| !name.starts_with('.')).collect();
+        names.sort();
+        names
+    };
+    let first = start();
+    wait_for("two instances", || names().len() == 2);
+    let second = start();
+    wait_for("four instances", || names().len() == 4);
+    let all = stats(&folder.0, &[]);
+    assert_eq!(text(&all).lines().count(), 1 + 4, "{}", text(&all));
+    let inner = names().into_iter().filter(|name| name.starts_with("2.")).collect::<Vec<_>>();
+    assert_eq!(inner.len(), 2, "{inner:?}");
+    assert_fails(&stats(&folder.0, &["2"]), "several");
+    let of_first = |name: &&String| {
+        let socket = folder.sockets().join(name);
+        let told = stats(&folder.0, &["--socket", socket.to_str().unwrap(), "--json"]);
+        text(&told).contains("\"pid\":2,")
+    };
+    assert_eq!(inner.iter().filter(of_first).count(), 2, "both answer");
+    first.signal(Signal::TERM);
+    assert_eq!(finish(first).status.code(), Some(128 + 15));
+    wait_for("two instances", || names().len() == 2);
+    assert_eq!(text(&stats(&folder.0, &[])).lines().count(), 1 + 2);
+
+    // Killed, they leave their sockets.
+    second.signal(Signal::KILL);
+    drop(second);
+    wait_for("their end", || {
+        let left = names();
+        let all = left.iter().map(|name| UnixStream::connect(folder.sockets().join(name)));
+        all.filter(Result::is_ok).count() == 0
+    });
+    assert_eq!(names().len(), 2);
+    let mut next = towpath(["run", "-q", "--", "true"]);
+    assert_eq!(output(next.env("XDG_RUNTIME_DIR", &folder.0)).status.code(), Some(0));
+    assert_eq!(names(), Vec::<String>::new());
+}
+
 /// Goal: of several workers there are the sums and what each did; what they cannot do is refused.
 /// Bad input: numbers of workers that are none, too few memory for them.
 #[test]

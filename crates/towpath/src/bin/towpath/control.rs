@@ -8,9 +8,10 @@
 //! then ends. Who takes a connection over ([`Asked`]) answers by himself, whenever he likes.
 //! One descriptor may come with a request.
 //!
-//! Limits: [`CONNECTIONS_MAX`]; who comes then waits in the listener's queue. A connection that is
-//! not done after [`TICKS_MAX`] of the timer ends. The timer runs while there are connections, and
-//! after descriptors ran out, when nobody is let in until it ticks.
+//! Limits: [`CONNECTIONS_MAX`]; with so many the oldest whose request is not complete gives way to
+//! who comes, else the oldest. A connection that is not done after [`TICKS_MAX`] of the timer ends.
+//! The timer runs while there are connections, and after descriptors ran out, when nobody is let in
+//! until it ticks.
 
 use std::io::{self, ErrorKind, IoSliceMut, Write};
 use std::mem::MaybeUninit;
@@ -43,6 +44,8 @@ pub(crate) struct Control {
     events: Box<Events>,
     timer: OwnedFd,
     connections: [Option<Connection>; CONNECTIONS_MAX],
+    /// Connections so far.
+    accepted: u64,
     is_listening: bool,
     is_ticking: bool,
 }
@@ -65,6 +68,8 @@ struct Connection {
     output: Option<Vec<u8>>,
     written: usize,
     ticks: u32,
+    /// Which of all connections it is.
+    number: u64,
 }
 
 impl Control {
@@ -82,6 +87,7 @@ impl Control {
             events: Box::default(),
             timer,
             connections: [const { None }; CONNECTIONS_MAX],
+            accepted: 0,
             is_listening: true,
             is_ticking: false,
         })
@@ -107,34 +113,55 @@ impl Control {
             }
         }
         self.events = events;
-        let is_short = !self.accept()?;
+        let is_short = !self.accept(&mut answer)?;
         // Fails while descriptors are short; it is tried again when the timer ticks.
         let _ = self.announced.keep_spare();
-        self.listen(!is_short && self.connections.iter().any(Option::is_none))?;
+        self.listen(!is_short)?;
         self.run_timer(is_short || self.connections.iter().any(Option::is_some))
     }
 
-    /// Lets in who waits. False if there are no descriptors for that.
-    fn accept(&mut self) -> io::Result<bool> {
-        let Self { announced, reactor, connections, .. } = self;
-        for (index, place) in connections.iter_mut().enumerate().filter(|(_, c)| c.is_none()) {
-            let stream = match announced.accept() {
+    /// Lets in who waits, as many as there are places, and hears each at once: a request that came
+    /// with its connection is never displaced. False if there are no descriptors for that.
+    fn accept(
+        &mut self,
+        answer: &mut impl FnMut(Asked<'_>) -> Option<Response>,
+    ) -> io::Result<bool> {
+        for _ in 0..CONNECTIONS_MAX {
+            let stream = match self.announced.accept() {
                 Ok(Some(stream)) => stream,
                 Ok(None) => return Ok(true),
                 Err(_) => return Ok(false),
             };
+            let index = self.make_room()?;
             stream.set_nonblocking(true)?;
-            reactor.add(&stream, index as u64, Interest::READ, false)?;
-            *place = Some(Connection {
+            self.reactor.add(&stream, index as u64, Interest::READ, false)?;
+            self.accepted += 1;
+            self.connections[index] = Some(Connection {
                 stream,
                 file: None,
                 input: Vec::new(),
                 output: None,
                 written: 0,
                 ticks: 0,
+                number: self.accepted,
             });
+            self.step(index, answer)?;
         }
         Ok(true)
+    }
+
+    /// A place for a connection.
+    fn make_room(&mut self) -> io::Result<usize> {
+        if let Some(free) = self.connections.iter().position(Option::is_none) {
+            return Ok(free);
+        }
+        let age = |index: &usize| {
+            let connection = self.connections[*index].as_ref();
+            connection.map(|connection| (connection.output.is_some(), connection.number))
+        };
+        let oldest = (0..CONNECTIONS_MAX).min_by_key(age).unwrap_or_default();
+        self.close(oldest)?;
+        Ok(oldest)
     }
 
     fn listen(&mut self, is_listening: bool) -> io::Result<()> {

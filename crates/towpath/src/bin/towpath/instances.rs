@@ -1,10 +1,16 @@
 //! Running instances: each has a control socket in a folder of its user's.
 //!
-//! The socket's name is the process number with [`CONTROL_SUFFIX`]. Only the user can reach the
-//! folder. A socket that refuses connections was left by a process that was killed, and is removed
-//! by who finds it; so it gets its name when it is already served.
+//! The socket's name is the process number with [`CONTROL_SUFFIX`]. Processes of other PID
+//! namespaces may have the same number: where the name is taken, chance is added to it. Only the
+//! user can reach the folder.
+//!
+//! A socket that refuses connections was left by a process that was killed. It is removed by who
+//! finds it, and when another instance starts; so a socket gets its name when it is already served.
+//! Names are given and removed with a lock on the folder, so that nobody removes one that has just
+//! been given again; who cannot have the lock removes nothing.
 
 use std::fs::{self, DirBuilder};
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -13,7 +19,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, linkat, statat, unlinkat};
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::geteuid;
 
 /// An instance that runs answers in far less.
@@ -23,37 +31,72 @@ const CONTROL_SUFFIX: &str = ".control";
 /// Bits of a folder's mode that let others in.
 const OTHERS: u32 = 0o077;
 
+/// Names with chance in them that are tried.
+const TRIES: usize = 8;
+/// How long the lock of the folder is waited for: it is held for milliseconds.
+const LOCK_STEPS: u32 = 100;
+const LOCK_STEP: Duration = Duration::from_millis(5);
+
 /// This process, as others find it.
 pub(crate) struct Announced {
     listener: UnixListener,
-    path: PathBuf,
+    /// Where its name is. Only to remove that.
+    folder: OwnedFd,
+    name: String,
+    /// What has the name as long as it is this one's.
+    inode: u64,
     /// Gives way to one who asks when flows have all other descriptors.
     spare: Option<OwnedFd>,
 }
 
 impl Announced {
-    /// Makes the socket. Fails where the user has no folder for such things.
+    /// Makes the socket, and removes those of killed instances. Fails where the user has no folder
+    /// for such things.
     pub(crate) fn new() -> anyhow::Result<Self> {
-        let folder = folder()?;
-        match DirBuilder::new().mode(0o700).create(&folder) {
+        let path = folder()?;
+        match DirBuilder::new().mode(0o700).create(&path) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-                return Err(error).with_context(|| format!("cannot make {}", folder.display()));
+                return Err(error).with_context(|| format!("cannot make {}", path.display()));
             }
-            _ => check(&folder)?,
+            _ => check(&path)?,
         }
-        let name = format!("{}{CONTROL_SUFFIX}", std::process::id());
-        let (path, before) = (folder.join(&name), folder.join(format!(".{name}")));
-        // Of a process with the same number that was killed.
-        let _ = fs::remove_file(&before);
-        let (listener, spare) = UnixListener::bind(&before)
-            .and_then(|listener| {
-                listener.set_nonblocking(true)?;
-                let spare = listener.try_clone()?;
-                fs::rename(&before, &path)?;
-                Ok((listener, spare.into()))
-            })
-            .with_context(|| format!("cannot make {}", path.display()))?;
-        Ok(Self { listener, path, spare: Some(spare) })
+        let made = Self::make(&path);
+        made.with_context(|| format!("cannot make a socket in {}", path.display()))
+    }
+
+    fn make(path: &Path) -> io::Result<Self> {
+        let lock = Lock::take(path);
+        if let Some(lock) = &lock {
+            lock.remove_left_over(|name| number_of(name).is_some_and(|number| !is_towpath(number)));
+        }
+        let number = std::process::id();
+        let before = format!(".{number}.{:08x}", chance());
+        let listener = UnixListener::bind(path.join(&before))?;
+        listener.set_nonblocking(true)?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = rustix::fs::open(path, flags, Mode::empty())?;
+        let give = |name: &str| linkat(&folder, &before, &folder, name, AtFlags::empty());
+        let mut name = format!("{number}{CONTROL_SUFFIX}");
+        let mut given = give(&name);
+        if given == Err(Errno::EXIST)
+            && let Some(lock) = &lock
+        {
+            // Of a process with the same number that was killed.
+            lock.remove_left_over(|other| other == name);
+            given = give(&name);
+        }
+        for _ in 0..TRIES {
+            if given != Err(Errno::EXIST) {
+                break;
+            }
+            name = format!("{number}.{:08x}{CONTROL_SUFFIX}", chance());
+            given = give(&name);
+        }
+        let removed = unlinkat(&folder, &before, AtFlags::empty());
+        given.and(removed)?;
+        let inode = statat(&folder, &name, AtFlags::SYMLINK_NOFOLLOW)?.st_ino;
+        let spare = Some(listener.try_clone()?.into());
+        Ok(Self { listener, folder, name, inode, spare })
     }
 
     /// Takes a descriptor for the next one who asks, if there is none.
@@ -90,62 +133,137 @@ impl AsFd for Announced {
 
 impl Drop for Announced {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
+        let has_name = statat(&self.folder, &self.name, AtFlags::SYMLINK_NOFOLLOW);
+        if has_name.is_ok_and(|found| found.st_ino == self.inode) {
+            let _ = unlinkat(&self.folder, &self.name, AtFlags::empty());
+        }
+    }
+}
+
+/// The folder, while nobody else gives or removes names.
+struct Lock {
+    path: PathBuf,
+    /// Closing it ends the lock.
+    _folder: OwnedFd,
+}
+
+impl Lock {
+    fn take(path: &Path) -> Option<Self> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+        for _ in 0..LOCK_STEPS {
+            match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Some(Self { path: path.to_owned(), _folder: folder }),
+                Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(LOCK_STEP),
+                Err(_) => return None,
+            }
+        }
+        None
+    }
+
+    /// Removes sockets with such names at which nobody answers.
+    fn remove_left_over(&self, is_meant: impl Fn(&str) -> bool) {
+        for name in names(&self.path).unwrap_or_default() {
+            let path = self.path.join(&name);
+            if is_meant(&name) && try_to_connect(&path) == Err(Errno::CONNREFUSED) {
+                let _ = fs::remove_file(path);
+            }
+        }
     }
 }
 
 /// The control sockets of this user's instances that answer, with their process numbers, least
-/// first.
+/// first. Others are removed.
 pub(crate) fn running() -> anyhow::Result<Vec<(i32, PathBuf)>> {
     let folder = folder()?;
-    let entries = match fs::read_dir(&folder) {
+    let names = match names(&folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.with_context(|| format!("cannot read {}", folder.display()))?,
+        names => names.with_context(|| format!("cannot read {}", folder.display()))?,
     };
     check(&folder)?;
-    let number = |entry: io::Result<fs::DirEntry>| {
-        entry.ok()?.file_name().to_str()?.strip_suffix(CONTROL_SUFFIX)?.parse().ok()
-    };
-    let mut numbers: Vec<i32> = entries.filter_map(number).collect();
-    numbers.sort_unstable();
     let mut running = Vec::new();
-    for number in numbers {
-        let path = folder.join(format!("{number}{CONTROL_SUFFIX}"));
-        if answers(&path)? {
+    for name in names {
+        let path = folder.join(&name);
+        if let Some(number) = number_of(&name)
+            && name.ends_with(CONTROL_SUFFIX)
+            && answers(&path)?
+        {
             running.push((number, path));
         }
     }
+    running.sort_unstable();
     Ok(running)
 }
 
 /// The control socket of the instance with this process number.
 pub(crate) fn of_process(number: i32) -> anyhow::Result<PathBuf> {
-    let folder = folder()?;
-    if folder.exists() {
-        check(&folder)?;
+    let mut found = running()?;
+    found.retain(|(other, _)| *other == number);
+    match found.as_slice() {
+        [(_, path)] => Ok(path.clone()),
+        [] => bail!("process {number} is no running towpath of this user"),
+        [(_, first), ..] => bail!(
+            "several instances have the process number {number}, in namespaces of their own; say \
+             which with --socket, for example {}",
+            first.display()
+        ),
     }
-    let path = folder.join(format!("{number}{CONTROL_SUFFIX}"));
-    if !answers(&path)? {
-        bail!("process {number} is no running towpath of this user");
-    }
-    Ok(path)
 }
 
 /// True if somebody is there.
 pub(crate) fn answers(path: &Path) -> anyhow::Result<bool> {
-    match UnixStream::connect(path) {
-        Ok(_) => Ok(true),
-        Err(error) if is_left_over(&error, path) => Ok(false),
+    match try_to_connect(path) {
+        Ok(()) => Ok(true),
+        Err(Errno::NOENT) => Ok(false),
+        Err(Errno::CONNREFUSED) => {
+            if let Ok(folder) = folder()
+                && path.parent() == Some(&folder)
+                && let Some(lock) = Lock::take(&folder)
+            {
+                lock.remove_left_over(|name| folder.join(name) == path);
+            }
+            Ok(false)
+        }
         Err(error) => Err(error).with_context(|| format!("cannot ask {}", path.display())),
     }
 }
 
-/// True if nobody answers at `path` any more, which is removed then.
-fn is_left_over(error: &io::Error, path: &Path) -> bool {
-    if error.kind() == ErrorKind::ConnectionRefused {
-        let _ = fs::remove_file(path);
+/// Looks whether somebody listens at `path`, without waiting until one who does has time.
+fn try_to_connect(path: &Path) -> Result<(), Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match connect(&socket, &SocketAddrUnix::new(path)?) {
+        // As many wait already as may.
+        Err(Errno::AGAIN) => Ok(()),
+        result => result,
     }
-    matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound)
+}
+
+/// The names of sockets in the folder.
+fn names(folder: &Path) -> io::Result<Vec<String>> {
+    let name = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().into_string().ok();
+    let all = fs::read_dir(folder)?.filter_map(name);
+    Ok(all.filter(|name| number_of(name).is_some()).collect())
+}
+
+/// The process number in the name of a socket, be it given already or not yet.
+fn number_of(name: &str) -> Option<i32> {
+    let name = match name.strip_prefix('.') {
+        Some(before) => before,
+        None => name.strip_suffix(CONTROL_SUFFIX)?,
+    };
+    name.split('.').next()?.parse().ok()
+}
+
+/// True if the process of this number is certainly not gone: then its socket need not be tried,
+/// which would wake it. In another PID namespace the number means nothing here.
+fn is_towpath(number: i32) -> bool {
+    let name = fs::read_to_string(format!("/proc/{number}/comm")).unwrap_or_default();
+    name.trim_end() == env!("CARGO_BIN_NAME")
+}
+
+fn chance() -> u32 {
+    RandomState::new().hash_one(0) as u32
 }
 
 /// Where the sockets are.

@@ -39,7 +39,10 @@ pub enum NetlinkError {
     #[error("netlink socket")]
     Socket(#[from] Errno),
     /// The network has a way out already.
-    #[error("there is a default route already; delete it first with `ip route del default`")]
+    #[error(
+        "the network namespace has a default route already, so something else connects it; towpath \
+         serves namespaces without one"
+    )]
     DefaultRouteExists,
     /// The kernel's answer made no sense.
     #[error("{what}: unexpected answer from the kernel")]

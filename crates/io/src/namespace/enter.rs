@@ -36,6 +36,16 @@ pub enum EnterError {
     /// There is no process of this number.
     #[error("there is no process {0}")]
     NoProcess(i32),
+    /// It is the one that this process is in.
+    #[error(
+        "{} is the network namespace of towpath itself, whose own traffic would come back to it; \
+         start programs with `towpath run`, or put them into another namespace (`unshare --net`)",
+        .path.display()
+    )]
+    Own {
+        /// The file.
+        path: PathBuf,
+    },
     /// It belongs to somebody else.
     #[error(
         "not permitted to enter the network namespace {}: it belongs to another user; run towpath \
@@ -94,6 +104,18 @@ impl NetworkNamespace {
                 Err(EnterError::NotPermitted { path })
             }
             Err(source) => Err(EnterError::Open { path, source }),
+        }
+    }
+
+    /// Checks that it is another than the one that this process is in.
+    ///
+    /// # Errors
+    /// [`EnterError::Own`].
+    pub fn check_foreign(&self) -> Result<(), EnterError> {
+        let own = stat("/proc/self/ns/net").map(Identity::of);
+        match (own, self.identity()?) {
+            (Ok(own), this) if own == this => Err(EnterError::Own { path: self.path.clone() }),
+            _ => Ok(()),
         }
     }
 

@@ -65,6 +65,27 @@ fn the_interface_goes_with_towpath() {
     }
 }
 
+/// Goal: the network of towpath itself is not to be served: its sockets would lead into its own
+/// device. Nothing is said of how to make room for that.
+#[test]
+fn its_own_namespace_is_refused() {
+    skip_if!(no_root());
+    // One of the test's own.
+    let script = "ip link add d0 type veth peer name d1; ip link set d0 up; ip link set d1 up; \
+                  ip address add 192.0.2.1/24 dev d0; \
+                  ip route add default via 192.0.2.2 || exit 9; \
+                  sleep 1000 & \"$0\" attach $!; echo $?; \
+                  \"$0\" attach --netns /proc/self/ns/net; echo $?; kill $!";
+    let mut command = Command::new("unshare");
+    command.args(["--net", "sh", "-c", script, TOWPATH]);
+    let output = output(&mut command);
+    let told = errors(&output);
+    assert_eq!(text(&output), "125\n125\n", "{told}");
+    assert!(!told.contains("ip route del"), "{told}");
+    assert_eq!(told.matches("is the network namespace of towpath itself").count(), 2, "{told}");
+    assert!(!told.contains("tap0"), "{told}");
+}
+
 /// A namespace that a file keeps alive, as `ip netns add` does it.
 struct NamedNamespace(String);
 

@@ -32,6 +32,7 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     let ready = take_ready(network.gateway.ready_fd)?;
     let config = settings::config(network)?;
     let (namespace, life) = find(arguments)?;
+    namespace.check_foreign()?;
     let signals = Signals::block()?;
     let (ours, theirs) = Channel::pair()?;
     let child = match namespace::fork()? {
@@ -53,8 +54,8 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     };
     let mut gateway = start(&config, inside, ready, messages)?;
     serve(&mut gateway, &signals, &identity, &life)?;
-    if network.gateway.stats {
     gateway.finish_capture(&[signals.as_fd()])?;
+    if network.gateway.stats {
         messages.error(gateway.report());
     }
     Ok(Ending::Code(0))

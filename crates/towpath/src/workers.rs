@@ -14,14 +14,15 @@
 //! A capture is one file, to which all write: a burst at a time, with a lock that nobody takes
 //! otherwise, so that its packets are in the order of time.
 //!
-//! Reports are asked for between turns, and one that does not answer within [`REPORT_PATIENCE`]
-//! counts with what it said last.
+//! Reports are asked for between turns. All together are given [`REPORT_PATIENCE`]; one that has
+//! not answered by then counts with what it said last, and is not waited for again until it has
+//! answered.
 
 mod queue;
 
 pub use queue::HANDED_MAX;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -43,8 +44,8 @@ use crate::worker::Worker;
 pub(crate) use queue::Owners;
 use queue::Queue;
 
-/// How long a report of another worker is waited for.
-pub const REPORT_PATIENCE: Duration = Duration::from_secs(1);
+/// How long reports of other workers are waited for, all together: packets of the first wait, too.
+pub const REPORT_PATIENCE: Duration = Duration::from_millis(100);
 
 /// All workers of a program.
 pub struct Workers {
@@ -152,10 +153,11 @@ impl Workers {
 
     /// What passed so far, of all together and of each.
     pub fn report(&self) -> Report {
-        for other in &self.others {
-            other.tell(Command::Report);
-        }
-        let others: Vec<Report> = self.others.iter().map(Running::report).collect();
+        self.others.iter().for_each(Running::ask);
+        let until = self.first.now() + REPORT_PATIENCE;
+        let others = self.others.iter();
+        let others = others.map(|other| other.report(until.since(self.first.now())));
+        let others: Vec<Report> = others.collect();
         Report::of_several(self.first.report(), &others)
     }
 
@@ -195,6 +197,8 @@ struct Running {
     bell: EventDoorbell,
     reports: Receiver<Report>,
     last: RefCell<Report>,
+    /// It was asked for a report and has not answered.
+    is_late: Cell<bool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -214,7 +218,8 @@ impl Running {
         let thread = thread.spawn(move || other.run(end))?;
         let to_it = (hand_over, bell.clone());
         let thread = Some(thread);
-        Ok((Self { commands: Some(commands), bell, reports, last, thread }, to_it))
+        let is_late = Cell::new(false);
+        Ok((Self { commands: Some(commands), bell, reports, last, is_late, thread }, to_it))
     }
 
     fn tell(&self, command: Command) {
@@ -225,13 +230,21 @@ impl Running {
         }
     }
 
-    /// What it answers, or said last.
-    fn report(&self) -> Report {
+    /// Asks for a report, unless it still has to answer another time.
+    fn ask(&self) {
+        if !self.is_late.get() {
+            self.tell(Command::Report);
+        }
+    }
+
+    /// What it answers within `limit`, or said last.
+    fn report(&self, limit: Duration) -> Report {
         let newest = match self.commands {
-            Some(_) => self.reports.recv_timeout(REPORT_PATIENCE).ok(),
-            None => None,
+            Some(_) if !self.is_late.get() => self.reports.recv_timeout(limit).ok(),
+            _ => None,
         };
         let newest = self.reports.try_iter().last().or(newest);
+        self.is_late.set(self.commands.is_some() && newest.is_none());
         let mut last = self.last.borrow_mut();
         if let Some(newest) = newest {
             *last = newest;

@@ -58,6 +58,33 @@ const TRIES: u32 = 16;
 /// Labs in which that is done: what a busy machine has made of the windows of one lasts.
 const LABS: u32 = 3;
 
+/// Goal: a worker that does not answer is asked and waited for once, until it has answered.
+#[test]
+fn a_worker_that_is_stuck_is_waited_for_once() {
+    let (queue, _far) = device();
+    let config = Config { memory_bytes: crate::config::MEMORY_BYTES_MIN, ..Config::default() };
+    let last = Worker::new(&config, tap(queue)).expect("a worker").report();
+    let ((commands, wanted), (tell, reports)) = (channel(), channel());
+    let stuck = Running {
+        commands: Some(commands),
+        bell: new_bell().expect("a bell"),
+        reports,
+        last: RefCell::new(last.clone()),
+        is_late: Cell::new(false),
+        thread: None,
+    };
+    stuck.ask();
+    assert_eq!(stuck.report(Duration::ZERO).handed_over, 0);
+    stuck.ask();
+    assert_eq!(wanted.try_iter().count(), 1);
+    // It would be waited for so long.
+    stuck.report(Duration::from_secs(24 * 3600));
+    tell.send(Report { handed_over: 7, ..last }).expect("it is there");
+    assert_eq!(stuck.report(Duration::ZERO).handed_over, 7);
+    stuck.ask();
+    assert_eq!(wanted.try_iter().count(), 1);
+}
+
 /// Goal: with two workers and flows of all kinds on both that always have more, each worker's
 /// slower direction has two fifths of what its flows move as long as the program has more, and no
 /// flow of the host gets half as much again as another of the same worker, whether its packets come

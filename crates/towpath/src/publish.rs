@@ -161,6 +161,9 @@ pub enum Problem {
     /// Not an IP address.
     #[error("'{0}' before '/' is not an IP address")]
     Address(String),
+    /// An address with a colon behind it, as others have it; what is meant.
+    #[error("an address goes before '/': {0}")]
+    AddressByColon(String),
     /// Not the name of a network interface.
     #[error("'{0}' after '%' is not a name of a network interface")]
     Interface(String),
@@ -264,6 +267,9 @@ fn parse_one(
         Some((prefix, list)) => (Some(prefix), list),
         None => (None, spec),
     };
+    if let Some(meant) = prefix.is_none().then(|| address_by_colon(list)).flatten() {
+        return Err(Problem::AddressByColon(meant));
+    }
     let (host, interface) = parse_prefix(prefix)?;
     let Mapping { wanted, excluded } = parse_list(list)?;
     let all = wanted.is_empty();
@@ -303,6 +309,16 @@ fn parse_prefix(prefix: Option<&str>) -> Result<(Option<IpAddr>, Option<String>)
         (Err(_), _) => return Err(Problem::Address(address.into())),
     };
     Ok((host, interface))
+}
+
+/// What `ADDR:PORT:PORT` means here.
+fn address_by_colon(list: &str) -> Option<String> {
+    let (rest, program) = list.rsplit_once(':')?;
+    let (address, host) = rest.rsplit_once(':')?;
+    let address =
+        address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(address);
+    let address: IpAddr = address.parse().ok()?;
+    Some(format!("{address}/{host}:{program}"))
 }
 
 fn parse_interface(name: &str) -> Result<String, Problem> {

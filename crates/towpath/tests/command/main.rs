@@ -11,6 +11,7 @@ mod capture_guests;
 mod control;
 mod guest;
 mod guest6;
+mod limits;
 mod network;
 mod published;
 mod stats;
@@ -121,6 +122,8 @@ fn wrong_usage_ends_with_2_and_says_why() {
             &["attach", "-T", "0", "1"],
             "--host-tcp-ports: port specification '0': '0' is not a port",
         ),
+        (&["run", "-t", "127.0.0.1:8080:80"], "an address goes before '/': 127.0.0.1/8080:80"),
+        (&["run", "-t", "[::1]:8080:80"], "an address goes before '/': ::1/8080:80"),
         (&["run", "-u", "x"], "--udp-ports: port specification 'x': 'x' is not a port"),
         (&["run", "-m", "575"], "an MTU of 575 is out of range; it may be 576 to 65520"),
         (&["run", "-6", "-m", "1000"], "IPv6 needs an MTU of at least 1280"),

@@ -11,8 +11,8 @@ use serde_json::json;
 use towpath::config::Config;
 use towpath::gateway::StartError;
 use towpath::network::{
-    Attachment, BUSY_POLL, NetworkConfig, Operation, OperationError, check_port, gateway_addresses,
-    services_config,
+    Attachment, BUSY_POLL, NETWORK_PORTS_MAX, NetworkConfig, Operation, OperationError, PortError,
+    check_port, gateway_addresses, services_config,
 };
 use towpath::publish::{Publish, Target};
 use towpath::services::{self, Services};
@@ -84,6 +84,9 @@ fn read(arguments: &mut UpArguments) -> anyhow::Result<Plan> {
         busy_poll: arguments.busy_poll.or(file.busy_poll).unwrap_or(BUSY_POLL),
         seed: RandomState::new().hash_one(0),
     };
+    if has_gateway && !arguments.check {
+        settings::look_for_resolvers(&config, settings::messages(&arguments.gateway));
+    }
     let lends = has_gateway && !arguments.no_dhcp && !file.dhcp.is_off;
     let services = lends.then(|| services(arguments, &file, &config)).transpose()?;
     let lease_file = arguments.lease_file.take().or(file.dhcp.lease_file).filter(|_| lends);
@@ -208,11 +211,15 @@ impl Plan {
             services = Some(Services::new(config.clone()));
         }
         let (mut names, mut published) = (HashSet::new(), HashSet::new());
+        let is_full = |names: &HashSet<_>| names.len() == NETWORK_PORTS_MAX;
         for (at, operation) in &self.operations {
             let wrong = |error: &dyn Display| anyhow!("{at}: {error}");
             match operation {
                 Operation::Add { name, settings, .. } => {
                     check_port(name, settings).map_err(|error| wrong(&error))?;
+                    if is_full(&names) {
+                        return Err(wrong(&PortError::TooMany));
+                    }
                     if !names.insert(name) {
                         return Err(wrong(&format_args!("there is a port '{name}' already")));
                     }

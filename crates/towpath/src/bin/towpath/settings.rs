@@ -12,6 +12,7 @@ use clap::CommandFactory;
 use clap::error::ErrorKind;
 use towpath::config::{CaptureFile, Config, Subnet4, Subnet6};
 use towpath::publish::{self, JoinedPort, Protocol, Publish};
+use towpath::resolv;
 
 use crate::args::{Arguments, GatewayArguments, NetworkArguments};
 use crate::messages::Messages;
@@ -37,6 +38,7 @@ pub(crate) fn config(arguments: &NetworkArguments) -> anyhow::Result<Config> {
         ..describe(&arguments.gateway)
     };
     check(&mut config, &arguments.gateway);
+    look_for_resolvers(&config, messages(&arguments.gateway));
     if let Some(path) = &arguments.pcap {
         let file = Arc::new(create_capture(path)?);
         config.capture = Some(CaptureFile { file, path: path.clone() });
@@ -50,6 +52,21 @@ pub(crate) fn check(config: &mut Config, arguments: &GatewayArguments) {
         Ok(Some(notice)) => messages(arguments).notice(notice),
         Ok(None) => {}
         Err(error) => usage_error(&error.into()),
+    }
+}
+
+/// Tells the user if nothing will answer the questions for names that programs ask.
+pub(crate) fn look_for_resolvers(config: &Config, messages: Messages) {
+    const FILE: &str = "/etc/resolv.conf";
+    if config.resolvers.is_some() {
+        return;
+    }
+    let text = fs::read_to_string(FILE).unwrap_or_default();
+    // Whether an interface is there is seen when it is asked for.
+    if resolv::name_servers(&text, |_| Some(1)).is_empty() {
+        messages.notice(format_args!(
+            "{FILE} names no resolver, so no name will be found; name one there or with --dns"
+        ));
     }
 }
 

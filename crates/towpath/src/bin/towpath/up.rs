@@ -38,7 +38,10 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
     // Dropped after the network, with which captures end.
     let mut captures = Captures::default();
     let mut worker = make(plan, messages)?;
-    messages.detail(format_args!("serving {} ports", worker.side().port_count()));
+    match worker.side().port_count() {
+        0 => messages.notice("there are no ports yet; add one with `towpath port add`"),
+        count => messages.detail(format_args!("serving {count} ports")),
+    }
     let control = serve::control(messages);
     // Who waits for this may use the control socket next.
     tell_ready(ready)?;

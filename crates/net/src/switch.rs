@@ -247,6 +247,14 @@ impl Switch {
         Some(&self.ports.get(id.index())?.as_ref()?.config)
     }
 
+    /// Counts a packet that came by a port and that the owner of the switch has dropped for this
+    /// reason.
+    pub fn count_drop(&mut self, id: PortId, reason: PortDrop) {
+        if let Some(port) = self.ports.get_mut(id.index()).and_then(Option::as_mut) {
+            port.counters.drop(reason);
+        }
+    }
+
     /// Counters of a port.
     pub fn counters_of(&self, id: PortId) -> Option<&PortCounters> {
         Some(&self.ports.get(id.index())?.as_ref()?.counters)
@@ -268,7 +276,9 @@ impl Switch {
         })
     }
 
-    fn count_in(&mut self, from: PortId, packet: &Packet) {
+    /// Counts a packet and notes in it by which port it came.
+    fn count_in(&mut self, from: PortId, packet: &mut Packet) {
+        packet.set_ingress(Some(from.0.into()));
         let counters = &mut self.port_mut(from).counters;
         counters.packets_in += 1;
         counters.bytes_in += packet.len() as u64;

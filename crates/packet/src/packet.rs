@@ -64,12 +64,17 @@ struct Body {
     inline: bool,
     /// A device cuts it as `cut` says.
     is_cut: bool,
+    /// Number of the port by which it came into a switch, or [`NO_INGRESS`].
+    ingress: u16,
     pieces: [Option<Piece>; PIECES_MAX],
     cut: Cut,
     /// Puts the headers at the beginning of a line, and so those that are received.
     gap: [u8; GAP_BYTES],
     headers: [u8; HEADER_BYTES],
 }
+
+/// No port: the packet was not received by a switch.
+const NO_INGRESS: u16 = u16::MAX;
 
 const GAP_BYTES: usize = 48 - size_of::<Cut>();
 const _: () = {
@@ -90,6 +95,7 @@ impl Body {
             peeked: false,
             inline: false,
             is_cut: false,
+            ingress: NO_INGRESS,
             piece_bytes: 0,
             pieces: [const { None }; PIECES_MAX],
             cut: Cut::none(),
@@ -209,6 +215,25 @@ impl Packet {
     #[inline]
     pub fn set_offload(&mut self, offload: Offload) {
         self.body_mut().offload = offload;
+    }
+
+    /// Number of the port by which the packet came into a switch. The switch notes it, so it says
+    /// which guest has sent the packet, whatever its addresses claim.
+    #[inline]
+    pub fn ingress(&self) -> Option<u16> {
+        let ingress = self.body().ingress;
+        (ingress != NO_INGRESS).then_some(ingress)
+    }
+
+    /// Notes the port by which the packet came, or that it came by none. A shared packet has the
+    /// same; an empty one has none.
+    ///
+    /// # Panics
+    /// If the number is `u16::MAX`.
+    #[inline]
+    pub fn set_ingress(&mut self, port: Option<u16>) {
+        assert!(port != Some(NO_INGRESS), "a port has a smaller number");
+        self.body_mut().ingress = port.unwrap_or(NO_INGRESS);
     }
 
     /// The private header bytes.
@@ -483,6 +508,7 @@ impl Packet {
         (other.peeked, other.inline) = (body.peeked, body.inline);
         (other.piece_count, other.piece_bytes) = (body.piece_count, body.piece_bytes);
         (other.is_cut, other.cut) = (body.is_cut, body.cut);
+        other.ingress = body.ingress;
         other.offload = body.offload;
         Some(shared)
     }
@@ -505,6 +531,7 @@ impl Packet {
         body.peeked = false;
         body.inline = false;
         body.is_cut = false;
+        body.ingress = NO_INGRESS;
         body.offload = Offload::default();
     }
 }

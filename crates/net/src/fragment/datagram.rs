@@ -24,6 +24,8 @@ pub(super) struct Key {
     pub(super) destination: IpAddr,
     /// IPv4 only (RFC 791 §3.2); in IPv6 the first fragment decides (RFC 8200 §4.5).
     pub(super) protocol: Option<Protocol>,
+    /// The port of a switch by which it came: guests cannot spoil each other's datagrams.
+    pub(super) ingress: Option<u16>,
 }
 
 /// A received fragment, checked by itself.
@@ -217,7 +219,9 @@ impl Datagram {
         }
         self.squeeze(kept, &mut packet, memory, ledger).ok_or(DropReason::NoMemory)?;
         assert_eq!(packet.payload_len(), self.received);
-        let first = self.parts[0].packet.headers();
+        let first = &self.parts[0].packet;
+        packet.set_ingress(first.ingress());
+        let first = first.headers();
         write_headers(&mut packet, first, self.header, self.ecn()?)?;
         Ok(packet)
     }

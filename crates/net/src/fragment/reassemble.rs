@@ -278,11 +278,11 @@ impl Reassembler {
         weight: impl Fn(&Datagram) -> usize,
     ) -> Option<usize> {
         let newcomer = source_of(&fragment.key);
-        let use_of = |source: u64| -> usize {
+        let use_of = |source: (Option<u16>, u64)| -> usize {
             let same = self.datagrams.iter().filter(|other| source_of(&other.key) == source);
             same.map(&weight).sum()
         };
-        let oldest_of = |source: u64| {
+        let oldest_of = |source: (Option<u16>, u64)| {
             self.datagrams.iter().position(|datagram| {
                 source_of(&datagram.key) == source
                     && datagram.key != fragment.key
@@ -303,7 +303,7 @@ impl Reassembler {
 }
 
 /// Turns a reassembled packet into one as a device delivers it: no headers, pieces that cover the
-/// whole frame, to be peeked and parsed. Its headers move into a frame of their own; they are no
+/// whole frame, to be peeked and parsed; its ingress port stays known. Its headers move into a frame of their own; they are no
 /// payload. Hands the packet back if memory is short or it has no room for one more piece.
 pub fn into_received(mut packet: Packet, memory: &mut Memory) -> Result<Packet, Packet> {
     if packet.piece_count() == towpath_packet::packet::PIECES_MAX {
@@ -319,6 +319,7 @@ pub fn into_received(mut packet: Packet, memory: &mut Memory) -> Result<Packet, 
         received.push_piece(piece).expect("one place was left");
     }
     received.set_offload(*packet.offload());
+    received.set_ingress(packet.ingress());
     Ok(received)
 }
 
@@ -342,6 +343,7 @@ fn read_ipv4(mut packet: Packet, ip_at: usize) -> Result<Fragment, DropReason> {
             source: IpAddr::V4(header.source),
             destination: IpAddr::V4(header.destination),
             protocol: Some(header.protocol),
+            ingress: packet.ingress(),
         },
         packet,
         offset: usize::from(header.fragment_offset),
@@ -386,6 +388,7 @@ fn read_ipv6(
             source: IpAddr::V6(header.source),
             destination: IpAddr::V6(header.destination),
             protocol: None,
+            ingress: packet.ingress(),
         },
         packet,
         offset,
@@ -405,13 +408,16 @@ fn check_len(len: usize, more: bool) -> Result<(), DropReason> {
     }
 }
 
-/// Who is to blame for a datagram: an IPv4 address, or an IPv6 network of 64 bits. The one cannot
-/// be mistaken for the other: no network is below 2^32 whose hosts can send here.
-fn source_of(key: &Key) -> u64 {
-    match key.source {
+/// Who is to blame for a datagram: the port of a switch by which it came, else an IPv4 address or
+/// an IPv6 network of 64 bits. The one cannot be mistaken for the other: no network is below 2^32
+/// whose hosts can send here.
+fn source_of(key: &Key) -> (Option<u16>, u64) {
+    let source = match key.source {
+        _ if key.ingress.is_some() => 0,
         IpAddr::V4(source) => u64::from(source.to_bits()),
         IpAddr::V6(source) => (source.to_bits() >> 64) as u64,
-    }
+    };
+    (key.ingress, source)
 }
 
 /// How long an IPv4 datagram may take to arrive: as on Linux. RFC 1122 §3.3.2 recommends 60 to 120

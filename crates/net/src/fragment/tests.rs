@@ -41,7 +41,13 @@ impl Bench {
 
     /// Delivers the frame of a fragment, parsed as the stack does it.
     fn receive(&mut self, frame: &[u8]) -> Outcome {
+        self.receive_by(None, frame)
+    }
+
+    /// The same of a fragment that came by a port of a switch.
+    fn receive_by(&mut self, port: Option<u16>, frame: &[u8]) -> Outcome {
         let mut packet = received(&mut self.memory, frame, &[]);
+        packet.set_ingress(port);
         let headers = packet.peek_headers();
         let (now, memory, ledger) = (self.now, &mut self.memory, &self.ledger);
         if headers[14] >> 4 == 4 {
@@ -473,6 +479,30 @@ fn a_flood_displaces_itself() {
             }
             bench.assert_all_back();
         }
+    }
+}
+
+/// Goal: fragments by one port cannot spoil a datagram by another, though all their fields are the
+/// same, and a flood from forged sources counts for its port. The whole says by which it came.
+#[test]
+fn fragments_by_different_ports_do_not_meet() {
+    for v6 in [false, true] {
+        let mut bench = Bench::new(Limits { held_bytes: 1 << 20, datagrams: 8 });
+        let first = frame(v6, CUT);
+        assert!(matches!(bench.receive_by(Some(1), &first), Outcome::Held));
+        let overlapping = frame(v6, Cut { offset: 8, ..CUT });
+        assert!(matches!(bench.receive_by(Some(2), &overlapping), Outcome::Held));
+        for source in 2..200 {
+            bench.receive_by(Some(2), &frame(v6, Cut { source, ..CUT }));
+        }
+        let last = frame(v6, Cut { offset: 80, more: false, ..CUT });
+        let Outcome::Reassembled(whole) = bench.receive_by(Some(1), &last) else {
+            panic!("it is whole");
+        };
+        assert_eq!(whole.ingress(), Some(1));
+        let received = into_received(whole, &mut bench.memory).expect("memory");
+        assert_eq!(received.ingress(), Some(1));
+        drop(received);
     }
 }
 

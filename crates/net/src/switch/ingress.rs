@@ -91,9 +91,9 @@ impl Switch {
         };
         if frame.destination.is_multicast() {
             self.check_storm(from, frame.destination, packet, cx)?;
-            self.learn(from, Key::new(frame.source, vid), recent, cx)?;
+            self.learn(from, (frame.source, vid), recent, cx, out)?;
         } else {
-            self.learn(from, Key::new(frame.source, vid), recent, cx)?;
+            self.learn(from, (frame.source, vid), recent, cx, out)?;
             let destination = Key::new(frame.destination, vid);
             match self.look_up(from, destination, vid, recent, cx) {
                 Some(target) => verdict.target = target?,
@@ -110,10 +110,12 @@ impl Switch {
     fn learn(
         &mut self,
         from: PortId,
-        key: Key,
+        (station, vid): (MacAddr, Vid),
         recent: &mut Recent,
         cx: &Context<'_>,
+        out: &impl Egress,
     ) -> Result<(), PortDrop> {
+        let key = Key::new(station, vid);
         if recent.source == Some(key) {
             return Ok(());
         }
@@ -139,13 +141,37 @@ impl Switch {
                 port.counters.moves_refused += 1;
                 return Ok(());
             }
-            Some(_) => port.counters.moves += 1,
-            None => port.counters.learned += 1,
+            _ => {
+                // A list of stations alone decides, as one of addresses does.
+                let is_listed = !port.config.guard.macs.is_empty();
+                let home = if is_listed { None } else { out.home(vid, station) };
+                if let Some(home) = home.filter(|home| *home != from) {
+                    // Known there, the next such frame is a move, which are few.
+                    if known.is_none() && self.config_of(home).is_some() {
+                        self.learn_at_home(home, key, holder, cx);
+                    }
+                    return Err(PortDrop::MacLocked);
+                }
+                let counters = &mut self.port_mut(from).counters;
+                match known {
+                    Some(_) => counters.moves += 1,
+                    None => counters.learned += 1,
+                }
+            }
         }
         self.fdb.put(key, from.0, false, cx.now);
         // The table changed: what was found in it may be wrong now.
         *recent = Recent { source: Some(key), destination: None };
         Ok(())
+    }
+
+    /// Notes a station at the port where it belongs, if that has room for it.
+    fn learn_at_home(&mut self, home: PortId, key: Key, holder: Option<u8>, cx: &Context<'_>) {
+        let has_room = self.fdb.count(home.0) < self.port(home).config.addresses_max;
+        if has_room || holder == Some(home.0) {
+            self.fdb.put(key, home.0, false, cx.now);
+            self.port_mut(home).counters.learned += 1;
+        }
     }
 
     /// Whom a packet for this station is for, or why nobody; `None` if the station is not known.

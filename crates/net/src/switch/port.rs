@@ -10,6 +10,7 @@ use super::guard::{GUARD_ENTRIES_MAX, Guard};
 use super::storm::Bucket;
 use super::vlan::{PortVlans, Vid};
 use crate::counters::PortDrop;
+use crate::wire::MacAddr;
 
 /// Names a port of one switch. The number of a removed port may be given to a new one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -56,6 +57,26 @@ pub struct StormRates {
     pub unknown: Option<u32>,
 }
 
+impl StormRates {
+    /// No bounds.
+    pub const NONE: Self = Self::all(None);
+
+    /// The same bound for each kind.
+    pub const fn all(rate: Option<u32>) -> Self {
+        Self { broadcast: rate, multicast: rate, unknown: rate }
+    }
+}
+
+impl Default for StormRates {
+    fn default() -> Self {
+        Self {
+            broadcast: Some(BROADCASTS_PER_SECOND),
+            multicast: Some(MULTICASTS_PER_SECOND),
+            unknown: Some(UNKNOWN_PER_SECOND),
+        }
+    }
+}
+
 /// How a port behaves.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PortConfig {
@@ -93,11 +114,7 @@ impl PortConfig {
             respects_owners: false,
             is_router: true,
             is_trusted: false,
-            storm: StormRates {
-                broadcast: Some(BROADCASTS_PER_SECOND),
-                multicast: None,
-                unknown: None,
-            },
+            storm: StormRates::default(),
             moves_per_second: MOVES_PER_SECOND,
             addresses_max: ADDRESSES_PER_PORT,
         }
@@ -199,6 +216,12 @@ pub trait Egress {
     fn owner(&self, _vid: Vid, _address: IpAddr) -> Option<PortId> {
         None
     }
+
+    /// The port that a station of a VLAN belongs to, if that is known: it is learned nowhere else.
+    /// Asked for stations that are new at a port.
+    fn home(&self, _vid: Vid, _station: MacAddr) -> Option<PortId> {
+        None
+    }
 }
 
 /// A port of the switch.
@@ -279,6 +302,14 @@ impl Port {
 /// Broadcasts a second that a port may send, unless told otherwise: hundreds of stations asking
 /// for each other, and a thousandth of what a loop would make.
 pub const BROADCASTS_PER_SECOND: u32 = 10_000;
+
+/// Packets to groups a second that a port may send, unless told otherwise: video of 200 Mbit/s in
+/// packets of 1,316 bytes, far more than discovery needs, and what a loop makes in 20 ms.
+pub const MULTICASTS_PER_SECOND: u32 = 20_000;
+
+/// Packets to unknown stations a second that a port may send, unless told otherwise: what comes
+/// before a station has answered, or after it was silent for long.
+pub const UNKNOWN_PER_SECOND: u32 = 20_000;
 
 /// Stations a second that may move to a port, unless told otherwise.
 pub const MOVES_PER_SECOND: u32 = 16;

@@ -210,7 +210,9 @@ fn a_shared_packet_is_the_same() {
         }
         let checksum = crate::offload::Checksum::Partial { start: 34, offset: 16 };
         packet.set_offload(Offload { checksum, gso: None });
+        packet.set_ingress(Some(7));
         let mut shared = packet.share(&mut memory.packets).expect("free");
+        assert_eq!(shared.ingress(), Some(7));
         assert_eq!((shared.headers(), payload(&shared)), (packet.headers(), payload(&packet)));
         assert_eq!((shared.len(), shared.offload()), (packet.len(), packet.offload()));
         assert!(shared.pieces().zip(packet.pieces()).all(|(one, other)| one.same_loan(other)));
@@ -223,6 +225,7 @@ fn a_shared_packet_is_the_same() {
         assert_eq!(shared.headers(), &bytes[..end]);
         shared.pop_header(len);
         let others: Vec<Packet> = core::iter::from_fn(|| memory.packet()).collect();
+        assert!(others.iter().all(|other| other.ingress().is_none()), "an empty one came by none");
         assert!(shared.share(&mut memory.packets).is_none());
         drop((shared, others));
         assert_eq!((memory.small.out_count(), memory.packets.out_count()), (0, 0));

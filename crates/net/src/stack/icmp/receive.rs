@@ -93,6 +93,7 @@ impl Stack {
         }
         let mut packet = packet;
         let Some(mut payload) = cx.memory.packet() else { return Err(DropReason::NoMemory) };
+        payload.set_ingress(packet.ingress());
         for piece in packet.take_pieces() {
             payload.push_piece(piece).map_err(|_| DropReason::TooLarge)?;
         }

@@ -7,7 +7,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use towpath_packet::Loans;
 
 use super::harness::*;
-use crate::counters::PortDrop::{AddressSpoofed, MacSpoofed};
+use crate::counters::PortDrop::{AddressSpoofed, MacLocked, MacSpoofed, NobodyElse};
 use crate::gso::testing::{Spec, bytes_of, pattern};
 use crate::switch::*;
 use crate::wire::{MacAddr, arp};
@@ -178,6 +178,39 @@ fn what_was_judged_is_private() {
     }
     listed.end();
     respecting.end();
+}
+
+/// Goal: a station that belongs to a port is heard at no other, be it there already, new or
+/// forgotten, unless the other's guard lists it; each packet says by which port it came.
+#[test]
+fn a_station_is_learned_at_home_alone() {
+    let vlan = |number| PortVlans::Access(vlan::Vid::new(number).expect("a number"));
+    let guard = Guard { macs: alloc::vec![mac(1)], ..Guard::default() };
+    let listed = PortConfig { guard, ..port() };
+    let other = PortConfig { vlans: vlan(10), ..port() };
+    // Beyond that rate a frame would pass, and nothing be learned.
+    let quick = PortConfig { moves_per_second: 1000, ..port() };
+    let mut t = Harness::new([port(), quick, listed, other]);
+    t.out.homes = alloc::vec![(mac(1), t.ports[0])];
+    let (own, to_it) = (frame(mac(9), mac(1), &[], b""), frame(mac(1), mac(2), &[], b""));
+    t.expect_drop(1, &own, MacLocked);
+    assert_eq!(t.leaves_by(0, &own), [1, 2]);
+    t.expect_drop(1, &own, MacLocked);
+    assert_eq!(t.leaves_by(1, &to_it), [0]);
+    t.now += Config::default().age;
+    t.expect_drop(1, &own, MacLocked);
+    // In another VLAN it is another station.
+    t.expect_drop(3, &own, NobodyElse);
+    assert_eq!(t.leaves_by(0, &own), [1, 2]);
+    assert_eq!(t.leaves_by(1, &to_it), [0]);
+    let packet = t.packet(&to_it, true);
+    t.send_packet(1, packet);
+    let came_by: Vec<_> = t.out.packets.values().flatten().map(Packet::ingress).collect();
+    assert_eq!(came_by, [Some(1)]);
+    t.out.packets.clear();
+    assert_eq!(t.leaves_by(2, &own), [0, 1]);
+    assert_eq!(t.leaves_by(1, &to_it), [2], "the list decides");
+    t.end();
 }
 
 /// Goal: a port that respects owners claims its own addresses and those of nobody, by ARP and by

@@ -33,6 +33,8 @@ pub(super) struct Lists {
     pub(super) room: BTreeMap<usize, usize>,
     /// In the default VLAN.
     pub(super) owners: BTreeMap<IpAddr, PortId>,
+    /// The same of stations.
+    pub(super) homes: Vec<(MacAddr, PortId)>,
 }
 
 impl Egress for Lists {
@@ -49,6 +51,11 @@ impl Egress for Lists {
 
     fn owner(&self, vid: vlan::Vid, address: IpAddr) -> Option<PortId> {
         self.owners.get(&address).copied().filter(|_| vid == vlan::Vid::DEFAULT)
+    }
+
+    fn home(&self, vid: vlan::Vid, station: MacAddr) -> Option<PortId> {
+        let found = self.homes.iter().find(|(other, _)| *other == station);
+        found.map(|(_, port)| *port).filter(|_| vid == vlan::Vid::DEFAULT)
     }
 }
 

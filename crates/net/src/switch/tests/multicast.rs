@@ -182,12 +182,31 @@ fn a_storm_is_its_senders_own() {
     t.end();
 }
 
-/// Goal: unless somebody asks for it, groups have no rate: a stream to one is no storm.
+/// Goal: unless somebody asks for another rate, a stream to a group, or to a station that does not
+/// answer, of 15,000 packets a second is no storm, and what a loop makes is bounded and counted.
 #[test]
-fn groups_have_no_rate_by_themselves() {
+fn a_stream_is_no_storm_and_a_loop_is() {
     let mut t = Harness::new([port(), port()]);
-    let stream = ipv4(OWN, [239, 1, 2, 3], UDP, &[], &[7; 64]);
-    assert_eq!((0..20_000).filter(|_| t.leaves_by(0, &stream) == [1]).count(), 20_000);
+    let to_group = ipv4(OWN, [239, 1, 2, 3], UDP, &[], &[7; 64]);
+    let to_nobody = readdressed(&to_group, mac(7), mac(1), None);
+    for stream in [&to_group, &to_nobody] {
+        for _ in 0..300 {
+            assert_eq!((0..150).filter(|_| t.leaves_by(0, stream) == [1]).count(), 150);
+            t.now += Duration::from_millis(10);
+        }
+    }
+    for (storm, reason) in
+        [(to_group, PortDrop::StormMulticast), (to_nobody, PortDrop::StormUnknown)]
+    {
+        let passed = (0..50_000)
+            .filter(|_| {
+                t.now += Duration::from_micros(1);
+                t.leaves_by(0, &storm) == [1]
+            })
+            .count();
+        assert!((2_000..4_000).contains(&passed), "{passed} of a loop pass");
+        assert_eq!(t.counters(0).dropped(reason) as usize, 50_000 - passed);
+    }
     t.end();
 }
 

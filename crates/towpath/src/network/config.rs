@@ -11,7 +11,9 @@ use towpath_io::stream::StreamPortError;
 use towpath_io::tap::TapError;
 use towpath_io::vhost_user::VhostUserError;
 use towpath_net::switch::vlan::Vid;
-use towpath_net::switch::{self, ADDRESSES_MAX, ADDRESSES_PER_PORT, Guard, PortVlans, Role};
+use towpath_net::switch::{
+    self, ADDRESSES_MAX, ADDRESSES_PER_PORT, Guard, PortVlans, Role, StormRates,
+};
 use towpath_net::wire::MacAddr;
 use towpath_net::wire::domain::DomainName;
 use towpath_packet::ring::{CAPACITY_MAX, CapacityError};
@@ -93,6 +95,8 @@ pub struct PortSettings {
     pub guard: Guard,
     /// It may be a router and lend addresses.
     pub is_router: bool,
+    /// Packets a second that its station may send to more than one.
+    pub storm: StormRates,
     /// Pairs of queues that a virtual machine is offered.
     pub pairs: u16,
 }
@@ -105,6 +109,7 @@ impl Default for PortSettings {
             role: Role::default(),
             guard: Guard::default(),
             is_router: false,
+            storm: StormRates::default(),
             pairs: 1,
         }
     }

@@ -1,11 +1,11 @@
 //! The port behind which the gateway is: a ring instead of a device.
 
 use towpath_net::switch::vlan::Vid;
-use towpath_net::switch::{self, PortId, Role, Switch};
+use towpath_net::switch::{self, PortId, Role, StormRates, Switch};
 use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
 use towpath_packet::ring::{self, Consumer, Producer, Silent};
-use towpath_packet::{Caps, Packet};
+use towpath_packet::{Burst, Caps, Packet};
 
 use super::GATEWAY_QUEUE_LEN;
 use super::config::PortError;
@@ -25,6 +25,20 @@ pub(super) struct GatewayPort {
 }
 
 impl GatewayPort {
+    /// Drops what waits of a port that is gone: its number may be another's soon.
+    pub(super) fn forget(&mut self, port: PortId) {
+        let mut waiting = Burst::new();
+        for _ in 0..self.to_gateway.control().len() {
+            let Some(packet) = self.from_switch.pop() else { break };
+            if packet.ingress() == Some(port.index() as u16) {
+                continue;
+            }
+            waiting.push(packet).expect("it was empty");
+            // It has the room that the packet had.
+            let _ = self.to_gateway.enqueue(&mut waiting);
+        }
+    }
+
     pub(super) fn new(switch: &mut Switch, mac: MacAddr, mtu: u16) -> Result<Self, PortError> {
         let caps = Caps {
             mtu,
@@ -40,6 +54,7 @@ impl GatewayPort {
         let config = switch::PortConfig {
             role: Role::Uplink,
             is_trusted: true,
+            storm: StormRates::NONE,
             ..switch::PortConfig::new(caps)
         };
         let (to_gateway, from_switch) = ring::single(GATEWAY_QUEUE_LEN, Silent)?;

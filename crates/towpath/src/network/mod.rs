@@ -28,6 +28,7 @@ mod lease_file;
 mod port;
 mod report;
 mod rings;
+mod senders;
 mod transaction;
 
 pub use config::{
@@ -49,12 +50,12 @@ use std::sync::Arc;
 use towpath_io::doorbell::EventDoorbell;
 use towpath_io::pcapng::Direction;
 use towpath_io::reactor::{Events, Interest, Reactor};
+use towpath_net::counters::PortDrop;
 use towpath_net::fragment;
 use towpath_net::stack;
 use towpath_net::switch::{self, Switch};
 use towpath_net::time::{Duration, Instant};
-use towpath_net::wire::ethernet;
-use towpath_packet::{Burst, Caps, Ledger, Packet, Site};
+use towpath_packet::{Burst, Caps, Ledger, Site};
 
 use crate::capture::{CAPTURES_MAX, CaptureSettings, Mirrors, Sniffer};
 use crate::report::Report;
@@ -64,6 +65,7 @@ use gateway_port::GatewayPort;
 use lease_file::LeaseFile;
 use port::Port;
 use rings::Rings;
+use senders::Senders;
 
 /// How long a device that is full and cannot tell when it has room is left alone.
 pub const RETRY: Duration = Duration::from_millis(1);
@@ -339,6 +341,7 @@ impl Network {
         let _ = self.reactor.remove(&port);
         if let Some(id) = port.id {
             self.switch.remove_port(id)?;
+            self.gateway.iter_mut().for_each(|gateway| gateway.forget(id));
         }
         if let Some(services) = &mut self.services {
             services.forget_port(index as u32);
@@ -401,10 +404,11 @@ impl Network {
     /// Adds what waits for the gateway to `burst`, as a device delivers it. What is for a service
     /// is answered here.
     fn receive_for_gateway(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) {
-        let Self { switch, gateway: Some(gateway), services, lease_file, .. } = self else {
+        let Self { switch, ports, gateway: Some(gateway), services, lease_file, .. } = self else {
             return;
         };
         let mut replies = Burst::new();
+        let mut senders = Senders::default();
         while !burst.is_full()
             && let Some(packet) = gateway.from_switch.pop()
         {
@@ -416,12 +420,21 @@ impl Network {
                 gateway.no_memory += 1;
                 continue;
             };
-            if let Some(services) = services
-                && services::concerns(packet.peek_headers())
-                && let Some(port) = sender(switch, &packet, cx.now)
-                && services.intercept(port, &mut packet, &mut stack_context(cx), &mut replies)
+            let port = packet.ingress().and_then(|port| ports.get(usize::from(port))?.as_ref());
+            if let (Some(services), Some(port)) = (&mut *services, port)
+                && let Some(id) = port.id
             {
-                continue;
+                let headers = packet.peek_headers();
+                if !senders.allows(headers, port, services, cx.now) {
+                    switch.count_drop(id, PortDrop::AddressSpoofed);
+                    continue;
+                }
+                let number = id.index() as u32;
+                if services::concerns(headers)
+                    && services.intercept(number, &mut packet, &mut stack_context(cx), &mut replies)
+                {
+                    continue;
+                }
             }
             burst.push(packet).expect("the burst has room");
         }
@@ -456,13 +469,6 @@ impl Network {
     fn has_news_for_gateway(&self) -> bool {
         self.gateway.as_ref().is_some_and(|gateway| !gateway.to_gateway.control().is_empty())
     }
-}
-
-/// The port of a packet's sender, as the switch has learned it.
-fn sender(switch: &Switch, packet: &Packet, now: Instant) -> Option<u32> {
-    let source = ethernet::Header::parse(packet.headers()).ok()?.source;
-    let station = switch.stations(now).find(|station| station.mac == source)?;
-    Some(station.port.index() as u32)
 }
 
 fn stack_context<'a>(cx: &'a mut SideContext<'_>) -> stack::Context<'a> {

@@ -92,6 +92,7 @@ impl Port {
             guard: self.settings.guard.clone(),
             respects_owners: true,
             is_router: self.settings.is_router,
+            storm: self.settings.storm,
             ..switch::PortConfig::new(self.caps())
         }
     }

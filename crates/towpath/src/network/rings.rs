@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use towpath_net::switch::vlan::Vid;
 use towpath_net::switch::{self, Egress, PortId, Switch};
 use towpath_net::time::Instant;
+use towpath_net::wire::MacAddr;
 use towpath_packet::{Burst, Memory};
 
 use super::NetworkConfig;
@@ -71,6 +72,13 @@ impl Egress for Rings<'_> {
             return Some(gateway.id);
         }
         let port = self.services.as_ref()?.holder(address, self.now)?;
+        self.ports.get(port as usize)?.as_ref()?.id
+    }
+
+    /// The station of a lease is at the port of the lease.
+    fn home(&self, vid: Vid, station: MacAddr) -> Option<PortId> {
+        let services = self.services.as_ref().filter(|_| vid == Vid::DEFAULT)?;
+        let port = services.port_of(station, self.now)?;
         self.ports.get(port as usize)?.as_ref()?.id
     }
 }

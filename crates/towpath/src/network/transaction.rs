@@ -7,7 +7,7 @@
 //! all that waits for it. The price: its number, its socket and its TAP device are free for the
 //! next transaction only.
 
-use towpath_net::switch::{Guard, PortVlans, Prefix, Role};
+use towpath_net::switch::{Guard, PortVlans, Prefix, Role, StormRates};
 use towpath_net::wire::MacAddr;
 
 use super::{Attachment, Network, PortError, PortSettings};
@@ -57,6 +57,8 @@ pub struct Change {
     pub addresses: Option<Vec<Prefix>>,
     /// Whether its station may be a router and lend addresses.
     pub is_router: Option<bool>,
+    /// Packets a second that its station may send to more than one.
+    pub storm: Option<StormRates>,
 }
 
 /// Why a transaction was not made. Everything is as before.
@@ -117,6 +119,7 @@ impl Change {
                 addresses: self.addresses.unwrap_or(settings.guard.addresses),
             },
             is_router: self.is_router.unwrap_or(settings.is_router),
+            storm: self.storm.unwrap_or(settings.storm),
             pairs: settings.pairs,
         }
     }

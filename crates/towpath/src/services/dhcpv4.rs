@@ -173,7 +173,8 @@ impl Server<'_> {
         let name =
             self.static_leases.name_of(&asker.client).or_else(|| requested_name(&message.options));
         let name = name.filter(|name| {
-            self.names.claim(name, &asker.client, asker.mac, address.into(), until, now)
+            let station = (asker.mac, Some(asker.port));
+            self.names.claim(name, &asker.client, station, address.into(), until, now)
         });
         self.leases.hold(asker, address.into(), State::Bound, until, name.clone());
         self.counters.acks += 1;

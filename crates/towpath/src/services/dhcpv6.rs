@@ -185,7 +185,8 @@ impl Server<'_> {
             let given = self.static_leases.name_of(&asker.client);
             let name = given.or_else(|| name_in(&message.options));
             let name = name.filter(|name| {
-                self.names.claim(name, &asker.client, asker.mac, address.into(), until, now)
+                let station = (asker.mac, Some(asker.port));
+                self.names.claim(name, &asker.client, station, address.into(), until, now)
             });
             leases.hold(asker, address.into(), state, until, name);
         } else if !leases.is_bound_to(asker, address.into(), now) {

@@ -149,6 +149,12 @@ impl Services {
         lease.port.filter(|_| lease.state == State::Bound)
     }
 
+    /// The port at which the station has an address, unless that is gone. Looks at all leases.
+    pub fn port_of(&self, mac: MacAddr, now: Instant) -> Option<u32> {
+        let mut all = [&self.leases_v4, &self.leases_v6].into_iter().flatten();
+        all.find_map(|leases| leases.port_of(mac, now))
+    }
+
     /// The address of the guest at the port with this name, else of the guest that calls itself so.
     /// Of several behind a port it is the one with the port's name, else the least.
     pub fn address_of(&self, guest: &str, is_ipv4: bool, now: Instant) -> Option<IpAddr> {

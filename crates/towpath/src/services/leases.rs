@@ -8,7 +8,8 @@
 //! the same again after a restart without a lease file.
 //!
 //! A lease belongs to the port that it was asked from. The same client at another port is somebody
-//! else, until the first port is gone. All leases of a port together are bounded, those that it
+//! else, with an address of its own: what guests call themselves they may have heard from others.
+//! When a port is gone, whoever calls itself so may go on with its leases. All leases of a port together are bounded, those that it
 //! declined included, so that a guest that makes up clients takes addresses from itself.
 
 use std::collections::{HashMap, HashSet};
@@ -56,7 +57,7 @@ pub(super) enum Refusal {
     Exhausted,
     /// The port has as many leases as it may.
     PortFull,
-    /// The client has a lease at another port.
+    /// The one address that the client may have is lent to another port.
     Elsewhere,
 }
 
@@ -87,7 +88,8 @@ pub(super) struct Lease {
 #[derive(Clone)]
 pub(super) struct Leases {
     by_address: HashMap<IpAddr, Lease>,
-    by_client: HashMap<Client, IpAddr>,
+    /// By port, if that is there, and client.
+    by_client: HashMap<(Option<u32>, Client), IpAddr>,
     first: IpAddr,
     count: u32,
     /// Addresses that are never given out of the pool.
@@ -117,10 +119,7 @@ impl Leases {
         now: Instant,
     ) -> Result<IpAddr, Refusal> {
         let mut had = None;
-        if let Some((address, lease)) = self.of(&asker.client) {
-            if lease.is_elsewhere(asker, now) {
-                return Err(Refusal::Elsewhere);
-            }
+        if let Some((address, lease)) = self.of(asker) {
             if asker.fixed.is_none_or(|fixed| fixed == address) {
                 if lease.until > now && lease.port == Some(asker.port) {
                     return Ok(address);
@@ -129,7 +128,9 @@ impl Leases {
             }
         }
         if let Some(fixed) = asker.fixed {
-            return Ok(fixed);
+            let lease = self.by_address.get(&fixed);
+            let is_elsewhere = lease.is_some_and(|lease| lease.is_elsewhere(asker, now));
+            return if is_elsewhere { Err(Refusal::Elsewhere) } else { Ok(fixed) };
         }
         self.make_room(asker.port, now)?;
         if let Some(had) = had {
@@ -159,18 +160,21 @@ impl Leases {
         until: Instant,
         name: Option<DomainName>,
     ) {
-        if let Some(before) = self.by_client.insert(asker.client.clone(), address)
-            && before != address
-        {
+        let known = [asker.known_as(Some(asker.port)), asker.known_as(None)];
+        let before = known.iter().find_map(|known| self.by_client.remove(known));
+        if let Some(before) = before.filter(|before| *before != address) {
             self.by_address.remove(&before);
         }
+        let [known, _] = known;
+        self.by_client.insert(known, address);
         let (client, mac, port) = (asker.client.clone(), asker.mac, Some(asker.port));
         let lease = Lease { client, mac, port, state, until, name };
-        if let Some(before) = self.by_address.insert(address, lease)
-            && before.client != asker.client
-            && self.by_client.get(&before.client) == Some(&address)
-        {
-            self.by_client.remove(&before.client);
+        if let Some(before) = self.by_address.insert(address, lease) {
+            let known = (before.port, before.client);
+            let is_asker = known.0 == Some(asker.port) && known.1 == asker.client;
+            if !is_asker && self.by_client.get(&known) == Some(&address) {
+                self.by_client.remove(&known);
+            }
         }
     }
 
@@ -189,16 +193,16 @@ impl Leases {
         }
         let Some(lease) = self.held_mut(asker, address) else { return false };
         (lease.state, lease.until, lease.name) = (State::Declined, now + QUARANTINE, None);
-        self.by_client.remove(&asker.client);
+        let known = asker.known_as(lease.port);
+        self.by_client.remove(&known);
         true
     }
 
     /// The client has chosen another server: what it was offered is free.
     pub(super) fn withdraw(&mut self, asker: &Asker, now: Instant) {
-        if let Some(address) = self.by_client.get(&asker.client)
+        if let Some(address) = self.by_client.get(&asker.known_as(Some(asker.port)))
             && let Some(lease) = self.by_address.get_mut(address)
             && lease.state == State::Offered
-            && lease.port == Some(asker.port)
         {
             lease.until = now;
         }
@@ -216,9 +220,14 @@ impl Leases {
 
     /// A static lease is no more: its address is free, and what was lent by it is over.
     pub(super) fn forget_static(&mut self, number: usize, fixed: Option<IpAddr>) {
-        if let Some(address) = self.by_client.remove(&Client::Static(number)) {
-            self.by_address.remove(&address);
-        }
+        let Self { by_client, by_address, .. } = self;
+        by_client.retain(|(_, client), address| {
+            let stays = *client != Client::Static(number);
+            if !stays {
+                by_address.remove(address);
+            }
+            stays
+        });
         if let Some(fixed) = fixed {
             self.reserved.remove(&fixed);
         }
@@ -231,15 +240,19 @@ impl Leases {
 
     /// The port is gone: whoever asks first from another may go on with its leases.
     pub(super) fn forget_port(&mut self, port: u32) {
-        for lease in self.by_address.values_mut().filter(|lease| lease.port == Some(port)) {
+        let of_port = self.by_address.iter_mut().filter(|(_, lease)| lease.port == Some(port));
+        for (address, lease) in of_port {
             lease.port = None;
+            if self.by_client.remove(&(Some(port), lease.client.clone())).is_some() {
+                self.by_client.insert((None, lease.client.clone()), *address);
+            }
         }
     }
 
     /// Puts back what was known before a restart.
     pub(super) fn restore(&mut self, address: IpAddr, lease: Lease) {
         if self.contains(address) && !self.by_address.contains_key(&address) {
-            self.by_client.insert(lease.client.clone(), address);
+            self.by_client.insert((lease.port, lease.client.clone()), address);
             self.by_address.insert(address, lease);
         }
     }
@@ -268,10 +281,16 @@ impl Leases {
             .map(|(&at, lease)| (at, lease))
     }
 
-    /// The lease of a client, over or not.
-    fn of(&self, client: &Client) -> Option<(IpAddr, &Lease)> {
-        let address = *self.by_client.get(client)?;
-        Some((address, self.by_address.get(&address)?))
+    /// The port at which a station has an address now.
+    pub(super) fn port_of(&self, mac: MacAddr, now: Instant) -> Option<u32> {
+        self.bound(now).find(|(_, lease)| lease.mac == mac).and_then(|(_, lease)| lease.port)
+    }
+
+    /// The lease of a client, over or not: at its port, or one whose port is gone.
+    fn of(&self, asker: &Asker) -> Option<(IpAddr, &Lease)> {
+        let mut ports = [Some(asker.port), None].into_iter();
+        let address = ports.find_map(|port| self.by_client.get(&asker.known_as(port)))?;
+        Some((*address, self.by_address.get(address)?))
     }
 
     fn held_mut(&mut self, asker: &Asker, address: IpAddr) -> Option<&mut Lease> {
@@ -329,6 +348,13 @@ impl Leases {
                 (u128::from(first).wrapping_add(offset.into())).to_be_bytes().into()
             }
         }
+    }
+}
+
+impl Asker {
+    /// What it is found by if its lease is of this port.
+    fn known_as(&self, port: Option<u32>) -> (Option<u32>, Client) {
+        (port, self.client.clone())
     }
 }
 
@@ -432,23 +458,34 @@ mod tests {
         for name in 0..100 {
             assert_eq!(leases.choose(&asker(name, PORT), None, at(1)), Err(Refusal::PortFull));
         }
-        let declined = leases.of(&asker(100, PORT).client).unwrap().0;
+        let declined = leases.of(&asker(100, PORT)).unwrap().0;
         assert!(leases.decline(&asker(100, PORT), declined, at(0)));
         assert_eq!(leases.choose(&asker(104, PORT), None, at(0)), Err(Refusal::PortFull));
         let other = take(&mut leases, &asker(1, PORT + 1), at(0), at(60));
         assert!(other.is_some_and(|address| address != declined));
     }
 
-    /// Another port that says it is the client gets nothing, until the first is gone.
+    /// Another port that says it is the client is somebody else, be it first or last, until the
+    /// first is gone; an address that only one client may have is lent to one port.
     #[test]
     fn a_lease_belongs_to_its_port() {
         let mut leases = Leases::new(ip(10)..=ip(20), HashSet::new(), 4);
         let address = take(&mut leases, &asker(1, PORT), at(0), at(60)).unwrap();
         let thief = asker(1, PORT + 1);
-        assert_eq!(leases.choose(&thief, None, at(1)), Err(Refusal::Elsewhere));
-        assert!(!leases.release(&thief, address, at(1)) && !leases.decline(&thief, address, at(1)));
+        let other = take(&mut leases, &thief, at(1), at(60)).unwrap();
+        assert_ne!(other, address);
+        assert_eq!(leases.choose(&asker(1, PORT), None, at(2)), Ok(address));
+        assert_eq!(leases.choose(&thief, Some(address), at(2)), Ok(other));
+        assert!(!leases.release(&thief, address, at(2)) && !leases.decline(&thief, address, at(2)));
         leases.forget_port(PORT);
-        assert_eq!(leases.choose(&thief, None, at(1)), Ok(address));
+        assert_eq!(leases.choose(&asker(1, PORT + 2), None, at(3)), Ok(address));
+        assert_eq!(leases.choose(&thief, None, at(3)), Ok(other), "it has one");
+
+        let fixed = |port| Asker { fixed: Some(ip(30)), ..asker(7, port) };
+        assert_eq!(take(&mut leases, &fixed(PORT), at(4), at(60)), Some(ip(30)));
+        assert_eq!(leases.choose(&fixed(PORT + 1), None, at(5)), Err(Refusal::Elsewhere));
+        leases.forget_port(PORT);
+        assert_eq!(leases.choose(&fixed(PORT + 1), None, at(6)), Ok(ip(30)));
     }
 
     /// A pool that ends before it begins, or has more addresses than are given out.

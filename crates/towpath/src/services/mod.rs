@@ -99,7 +99,7 @@ pub struct Counters {
     pub rate_limited: u64,
     /// Refused: the port has as many leases as it may.
     pub port_full: u64,
-    /// Refused: the client has its lease at another port.
+    /// Refused: the one address that the client may have is lent to another port.
     pub elsewhere: u64,
     /// Refused: all addresses are lent.
     pub pool_exhausted: u64,
@@ -234,6 +234,7 @@ impl Services {
     pub fn forget_port(&mut self, port: u32) {
         self.buckets.remove(&port);
         self.static_leases.forget_port(port);
+        self.names.forget_port(port);
         for leases in [&mut self.leases_v4, &mut self.leases_v6].into_iter().flatten() {
             leases.forget_port(port);
         }
@@ -273,11 +274,11 @@ impl Services {
                 restored.elsewhere += 1;
                 continue;
             };
-            let (client, mac, until) = (&lease.client, lease.mac, lease.until);
-            let names = &mut self.names;
-            lease.name =
-                lease.name.filter(|name| names.claim(name, client, mac, address, until, now));
             lease.port = port.and_then(|name| self.static_leases.port_named(name));
+            let (client, until, names) = (&lease.client, lease.until, &mut self.names);
+            let station = (lease.mac, lease.port);
+            lease.name =
+                lease.name.filter(|name| names.claim(name, client, station, address, until, now));
             leases.restore(address, lease);
             restored.taken += 1;
         }

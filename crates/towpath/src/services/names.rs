@@ -35,8 +35,9 @@ const NEVER: Instant = Instant::from_micros(u64::MAX);
 enum Owner {
     /// The configuration gave it, to a guest or to nobody.
     Given(Option<usize>),
-    /// The station took it; its two families are one.
-    Station(MacAddr),
+    /// The station at this port took it; its two families are one. Without a port the station
+    /// may be at any.
+    Station(MacAddr, Option<u32>),
 }
 
 #[derive(Clone)]
@@ -118,7 +119,7 @@ impl Names {
         &mut self,
         name: &DomainName,
         client: &Client,
-        mac: MacAddr,
+        (mac, port): (MacAddr, Option<u32>),
         address: IpAddr,
         until: Instant,
         now: Instant,
@@ -130,7 +131,7 @@ impl Names {
             self.forget_old(now);
         }
         let full = self.by_name.len() >= NAMES_MAX;
-        let owner = Owner::Station(mac);
+        let owner = Owner::Station(mac, port);
         let entry = match self.by_name.get_mut(name) {
             None if full => return false,
             None => {
@@ -139,8 +140,8 @@ impl Names {
             Some(entry) => {
                 let given = matches!(&entry.owner, Owner::Given(Some(index))
                     if *client == Client::Static(*index));
-                let over = matches!(entry.owner, Owner::Station(_)) && entry.is_over(now);
-                if over {
+                let over = matches!(entry.owner, Owner::Station(..)) && entry.is_over(now);
+                if over || entry.owner == Owner::Station(mac, None) {
                     entry.owner = owner.clone();
                 }
                 if !given && entry.owner != owner {
@@ -161,6 +162,15 @@ impl Names {
         true
     }
 
+    /// The port is gone: its stations may be at another now.
+    pub(super) fn forget_port(&mut self, port: u32) {
+        for entry in self.by_name.values_mut() {
+            if let Owner::Station(_, at) = &mut entry.owner {
+                at.take_if(|at| *at == port);
+            }
+        }
+    }
+
     /// The lease of `address` is over before its time.
     pub(super) fn release(&mut self, address: IpAddr) {
         let Some(name) = self.by_address.get(&address) else { return };
@@ -169,7 +179,7 @@ impl Names {
             return;
         }
         entry.addresses.retain(|(other, _)| *other != address);
-        if entry.addresses.is_empty() && matches!(entry.owner, Owner::Station(_)) {
+        if entry.addresses.is_empty() && matches!(entry.owner, Owner::Station(..)) {
             self.by_name.remove(name);
         }
         self.by_address.remove(&address);

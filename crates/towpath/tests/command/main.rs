@@ -11,6 +11,7 @@ mod capture_guests;
 mod control;
 mod guest;
 mod guest6;
+mod isolation;
 mod limits;
 mod network;
 mod published;

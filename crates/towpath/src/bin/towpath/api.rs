@@ -13,7 +13,7 @@ use towpath::report::Report;
 use towpath::services::{Guest, Services};
 use towpath::worker::Worker;
 use towpath_net::switch::vlan::{Vid, VlanSet};
-use towpath_net::switch::{PortCounters, PortVlans, Prefix, Role};
+use towpath_net::switch::{PortCounters, PortVlans, Prefix, Role, StormRates};
 
 use crate::fields::Fields;
 use crate::http::{Request, Response};
@@ -116,6 +116,13 @@ fn vlan_list(set: &VlanSet) -> String {
     ranges.iter().map(range).collect::<Vec<_>>().join(",")
 }
 
+/// Packets a second of each kind, if all have the same bound; 0 without one.
+fn flood_rate(storm: &StormRates) -> Value {
+    let rates = [storm.broadcast, storm.multicast, storm.unknown].map(Option::unwrap_or_default);
+    let [rate, ..] = rates;
+    if rates == [rate; 3] { rate.into() } else { json!(rates) }
+}
+
 /// A port, without its counters.
 fn port(report: &PortReport) -> Value {
     let (kind, at) = match &report.attachment {
@@ -135,6 +142,7 @@ fn port(report: &PortReport) -> Value {
         "queue-len": settings.queue_len,
         "isolated": settings.role == Role::Isolated,
         "router": settings.is_router,
+        "flood-rate": flood_rate(&settings.storm),
         "macs": settings.guard.macs.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "addresses": settings.guard.addresses.iter().map(allowed).collect::<Vec<_>>(),
     });

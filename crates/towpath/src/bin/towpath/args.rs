@@ -327,8 +327,9 @@ pub(crate) enum AddOrDel {
 /// frames without a tag; `trunk LIST`, VLANs with tags, for example 10,20-30 or all; `native N`,
 /// with `trunk`, the VLAN of frames without a tag; `macs LIST` and `addresses LIST`, which the
 /// machine may have, all others are dropped as forged; `router yes|no`, whether the machine may
-/// announce itself as a router and answer DHCP; `queue-pairs N`, with `add`. What is not given
-/// stays as it is.
+/// announce itself as a router and answer DHCP; `flood-rate N`, packets a second that the machine
+/// may send to all stations, to groups and to unknown stations, each, 0 for any number (without it
+/// 10000, 20000 and 20000); `queue-pairs N`, with `add`. What is not given stays as it is.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct PortArguments {

@@ -5,7 +5,7 @@
 //! `"stream": PATH`, or `"tap": true`), `{"del": NAME}` and `{"set": NAME, ...}`, where `...` are
 //! settings: `"queue-len": N`, `"isolated": BOOL`, `"vlan": N`, or `"trunk": LIST` with or without
 //! `"native": N`, `"macs": [MAC]` and `"addresses": [ADDR]`, which its station may have (none:
-//! any), `"router": BOOL`, and for a new port `"queue-pairs": N`; or `{"add-lease": {...}}` with
+//! any), `"router": BOOL`, `"flood-rate": N`, and for a new port `"queue-pairs": N`; or `{"add-lease": {...}}` with
 //! one of `"port": NAME`, `"mac": MAC`, `"client-id": HEX` and `"duid": HEX`, and some of `"ipv4"`,
 //! `"ipv6"` and `"name"`; or `{"del-lease": {...}}` with the first of these alone; or `{"publish":
 //! GUEST, "tcp": SPEC, "udp": SPEC}`, where one of the two or a list of several is enough; or
@@ -19,7 +19,7 @@ use towpath::network::{Attachment, Change, Operation, PortSettings};
 use towpath::publish::{self, Protocol, Publish, Target};
 use towpath::services::{Guest, StaticLease};
 use towpath_net::switch::vlan::{Vid, VlanSet};
-use towpath_net::switch::{PortVlans, Prefix, Role};
+use towpath_net::switch::{PortVlans, Prefix, Role, StormRates};
 
 use crate::fields::{Fields, Wrong};
 use crate::settings;
@@ -163,8 +163,14 @@ fn change(fields: &mut Fields) -> Result<Change, Wrong> {
         queue_len: fields.number("queue-len", 0, u64::from(u32::MAX))?.map(|len| len as usize),
         vlans,
         is_router: fields.yes_or_no("router")?,
+        storm: fields.number("flood-rate", 0, u64::from(u32::MAX))?.map(flood_rate),
         role: isolated.map(|yes| if yes { Role::Isolated } else { Role::Station }),
     })
+}
+
+/// The same bound on all kinds of packets that go to more than one station; 0 is none.
+fn flood_rate(number: u64) -> StormRates {
+    StormRates::all(u32::try_from(number).ok().filter(|rate| *rate > 0))
 }
 
 /// An IP address that a station may have, or `ADDR/LEN` for all of a network.

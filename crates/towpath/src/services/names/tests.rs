@@ -20,7 +20,7 @@ fn claim(
     until: u64,
 ) -> bool {
     let mac = vm(number).1;
-    names.claim(&name(text), &Client::Mac(mac), mac, address.into(), at(until), at(0))
+    names.claim(&name(text), &Client::Mac(mac), (mac, Some(1)), address.into(), at(until), at(0))
 }
 
 /// A question as dig sends it.
@@ -126,7 +126,14 @@ fn a_name_has_one_owner() {
     assert_eq!(names.conflicts, 2);
     let mac = vm(2).1;
     let later = |names: &mut Names| {
-        names.claim(&name("vm1"), &Client::Mac(mac), mac, [10, 0, 2, 16].into(), at(300), at(100))
+        names.claim(
+            &name("vm1"),
+            &Client::Mac(mac),
+            (mac, Some(1)),
+            [10, 0, 2, 16].into(),
+            at(300),
+            at(100),
+        )
     };
     assert!(later(&mut names));
     assert_eq!(ask(&mut names, "vm1", TYPE::A, 100), found(&["10.0.2.16"]));
@@ -148,10 +155,24 @@ fn given_names() {
     assert_eq!(ask(&mut names, "db.lan.example", TYPE::A, 0), found(&["10.0.2.20"]));
     assert!(!claim(&mut names, "db", 2, [10, 0, 2, 30], 100));
     let (client, mac) = (Client::Static(0), vm(1).1);
-    assert!(names.claim(&name("db"), &client, mac, [10, 0, 2, 20].into(), at(50), at(0)));
+    assert!(names.claim(
+        &name("db"),
+        &client,
+        (mac, Some(1)),
+        [10, 0, 2, 20].into(),
+        at(50),
+        at(0)
+    ));
     // One of the pool is its own for the time of the lease, renewed or not.
     for until in [40, 50] {
-        assert!(names.claim(&name("db"), &client, mac, GATEWAY6.into(), at(until), at(0)));
+        assert!(names.claim(
+            &name("db"),
+            &client,
+            (mac, Some(1)),
+            GATEWAY6.into(),
+            at(until),
+            at(0)
+        ));
     }
     names.release([10, 0, 2, 20].into());
     assert_eq!(ask(&mut names, "db", TYPE::A, 99), found(&["10.0.2.20"]));
@@ -172,9 +193,34 @@ fn names_are_bounded() {
     let client = Client::Mac(mac);
     let address = |number: u32| IpAddr::from(Ipv4Addr::from(0x0b00_0000 + number));
     for number in 0..=ADDRESSES_PER_NAME_MAX {
-        let fits =
-            names.claim(&name("new"), &client, mac, address(number as u32), at(300), at(200));
+        let fits = names.claim(
+            &name("new"),
+            &client,
+            (mac, Some(1)),
+            address(number as u32),
+            at(300),
+            at(200),
+        );
         assert_eq!(fits, number < ADDRESSES_PER_NAME_MAX);
     }
     assert_eq!(names.by_name.len(), 2);
+}
+
+/// Goal: a name belongs to the station at its port: another port that says it is the same station
+/// does not get it, until the first is gone.
+#[test]
+fn a_name_belongs_to_its_port() {
+    let mut names = Names::new(&config());
+    let mac = MacAddr([2, 0, 0, 0, 0, 1]);
+    let take = |names: &mut Names, port, last| {
+        let station = (mac, Some(port));
+        let client = Client::Mac(mac);
+        names.claim(&name("vm1"), &client, station, [10, 0, 2, last].into(), at(100), at(0))
+    };
+    assert!(take(&mut names, 1, 15));
+    assert!(!take(&mut names, 2, 16));
+    assert!(take(&mut names, 1, 17), "another address of its own");
+    names.forget_port(1);
+    assert!(take(&mut names, 2, 16));
+    assert!(!take(&mut names, 1, 18), "it is the other's now");
 }

@@ -1,0 +1,82 @@
+//! Who may send to the gateway from an address: what is lent is sent from by its guest's port alone.
+//!
+//! Without this a guest could speak in another's flows, and open ways to it from outside: the
+//! gateway knows flows by the addresses inside. A port that lists addresses has been judged by the
+//! switch.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use towpath_net::time::Instant;
+use towpath_net::wire::ethernet::{self, EtherType};
+use towpath_net::wire::{ipv4, ipv6};
+
+use super::port::Port;
+use crate::services::Services;
+
+/// Judges senders. The next packet of a flow has the same one and is judged without looking again.
+#[derive(Default)]
+pub(super) struct Senders {
+    allowed: Option<(usize, IpAddr)>,
+}
+
+impl Senders {
+    /// True if the station behind `port` may have sent a frame that begins so.
+    pub(super) fn allows(
+        &mut self,
+        headers: &[u8],
+        port: &Port,
+        services: &Services,
+        now: Instant,
+    ) -> bool {
+        let (Some(source), Some(id)) = (source(headers), port.id) else { return true };
+        let sender = (id.index(), source);
+        if self.allowed == Some(sender) || !port.settings.guard.addresses.is_empty() {
+            return true;
+        }
+        let holder = services.holder(source, now);
+        let is_allowed = holder.is_none_or(|holder| holder as usize == id.index());
+        if is_allowed {
+            self.allowed = Some(sender);
+        }
+        is_allowed
+    }
+}
+
+/// The source of an IP packet.
+fn source(headers: &[u8]) -> Option<IpAddr> {
+    let kind = headers.get(ETHERTYPE_AT..)?.first_chunk::<2>()?;
+    let ip = headers.get(ethernet::HEADER_LEN..)?;
+    match EtherType(u16::from_be_bytes(*kind)) {
+        EtherType::IPV4 => {
+            let source = ip.first_chunk::<{ ipv4::HEADER_LEN }>()?[IPV4_SOURCE..].first_chunk()?;
+            Some(Ipv4Addr::from(*source).into())
+        }
+        EtherType::IPV6 => {
+            let source = ip.first_chunk::<{ ipv6::HEADER_LEN }>()?[IPV6_SOURCE..].first_chunk()?;
+            Some(Ipv6Addr::from(*source).into())
+        }
+        _ => None,
+    }
+}
+
+const ETHERTYPE_AT: usize = ethernet::HEADER_LEN - 2;
+const IPV4_SOURCE: usize = 12;
+const IPV6_SOURCE: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_are_where_they_are() {
+        let mut frame = vec![0; 60];
+        assert_eq!(source(&frame), None);
+        frame[12..14].copy_from_slice(&[0x08, 0x00]);
+        frame[26..30].copy_from_slice(&[10, 0, 2, 20]);
+        assert_eq!(source(&frame), Some([10, 0, 2, 20].into()));
+        assert_eq!(source(&frame[..33]), None, "cut");
+        frame[12..14].copy_from_slice(&[0x86, 0xdd]);
+        frame[22..24].copy_from_slice(&[0xfd, 0x01]);
+        assert!(source(&frame).is_some_and(|source| source.to_string().starts_with("fd01:")));
+    }
+}

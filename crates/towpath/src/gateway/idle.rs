@@ -4,27 +4,25 @@
 //! again before he is named. A use thus costs nothing, and naming one the depth of a heap, also in
 //! a flood of flows that are used once.
 
+use super::shares::Share;
 use super::slots::Slot;
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashMap};
 use towpath_net::time::Instant;
 
-/// The entries that can end, each once.
+/// The entries of one, each once.
 #[derive(Default)]
-pub(super) struct Idle(BinaryHeap<Reverse<(Instant, Slot)>>);
+struct Idle(BinaryHeap<Reverse<(Instant, Slot)>>);
 
 impl Idle {
     /// Notes a new entry.
-    pub(super) fn begin(&mut self, slot: Slot, now: Instant) {
+    fn begin(&mut self, slot: Slot, now: Instant) {
         self.0.push(Reverse((now, slot)));
     }
 
     /// Parts with the entry that was idle longest. `used_at` tells when one was used last, or
     /// that it is gone.
-    pub(super) fn end_longest(
-        &mut self,
-        mut used_at: impl FnMut(Slot) -> Option<Instant>,
-    ) -> Option<Slot> {
+    fn end_longest(&mut self, mut used_at: impl FnMut(Slot) -> Option<Instant>) -> Option<Slot> {
         while let Some(Reverse((noted_at, slot))) = self.0.pop() {
             match used_at(slot) {
                 Some(used_at) if used_at > noted_at => self.begin(slot, used_at),
@@ -36,8 +34,61 @@ impl Idle {
     }
 
     /// Forgets entries that are gone.
-    pub(super) fn retain(&mut self, mut is_there: impl FnMut(Slot) -> bool) {
+    fn retain(&mut self, mut is_there: impl FnMut(Slot) -> bool) {
         self.0.retain(|Reverse((_, slot))| is_there(*slot));
+    }
+
+    /// True if nothing is noted.
+    #[cfg(test)]
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// The entries that can end, by who they count for: whoever has most gives way.
+#[derive(Default)]
+pub(super) struct IdleShares(HashMap<Share, Members>);
+
+#[derive(Default)]
+struct Members {
+    idle: Idle,
+    /// Those of them that are there.
+    count: usize,
+}
+
+impl IdleShares {
+    /// Notes a new entry.
+    pub(super) fn begin(&mut self, share: Share, slot: Slot, now: Instant) {
+        let members = self.0.entry(share).or_default();
+        members.idle.begin(slot, now);
+        members.count += 1;
+    }
+
+    /// An entry is gone.
+    pub(super) fn ended(&mut self, share: Share) {
+        if let Some(members) = self.0.get_mut(&share) {
+            members.count -= 1;
+            if members.count == 0 {
+                self.0.remove(&share);
+            }
+        }
+    }
+
+    /// Parts with the entry that was idle longest of those of whoever has most; of those who have
+    /// as many, of the newcomer's. The caller says that it is gone.
+    pub(super) fn end_longest(
+        &mut self,
+        newcomer: Share,
+        used_at: impl FnMut(Slot) -> Option<Instant>,
+    ) -> Option<Slot> {
+        let most =
+            self.0.iter_mut().max_by_key(|(share, other)| (other.count, **share == newcomer));
+        most?.1.idle.end_longest(used_at)
+    }
+
+    /// Forgets entries that are gone.
+    pub(super) fn retain(&mut self, mut is_there: impl FnMut(Slot) -> bool) {
+        self.0.values_mut().for_each(|members| members.idle.retain(&mut is_there));
     }
 
     /// True if nothing is noted.

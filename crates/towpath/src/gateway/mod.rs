@@ -13,8 +13,9 @@
 //!
 //! One file per protocol: `tcp`, `udp`, `ping`; `newcomers` who waits for a flow of their own;
 //! `listen` published ports, `joined` what goes from loopback to loopback past the stack,
-//! `resolver` where DNS goes, `expected` what is near and what ACKs wait for, `route` which
-//! destinations are served and how, `fair` how much memory slow readers may hold. All run on the worker's thread.
+//! `resolver` where DNS goes, `shares` and `idle` who gives way at a bound, `expected` what is near
+//! and what ACKs wait for, `route` which destinations are served and how, `fair` how much memory
+//! slow readers may hold. All run on the worker's thread.
 
 mod expected;
 mod fair;
@@ -26,6 +27,7 @@ mod ping;
 mod queued;
 mod resolver;
 mod route;
+mod shares;
 mod slots;
 mod spread;
 mod tcp;
@@ -113,8 +115,21 @@ pub struct GatewayCounters {
     pub connections_displaced: u64,
     /// Datagrams and echo requests dropped because too many waited for a flow.
     pub messages_displaced: u64,
-    /// Datagrams that the host did not take.
+    /// Datagrams that the host did not take, or for whose flow there was no room.
     pub udp_dropped: u64,
+    /// Datagrams of the program that lead nowhere; it is told.
+    pub udp_refused: u64,
+    /// Datagrams from hosts that a mapping has not sent to.
+    pub udp_filtered: u64,
+    /// Datagrams to published ports whose guest has no address.
+    pub udp_nobody: u64,
+    /// Datagrams from hosts dropped for want of memory.
+    pub udp_no_memory: u64,
+    /// Peers of UDP flows forgotten to make room for others.
+    pub peers_evicted: u64,
+    /// Questions for a resolver that are not asked again if it fails: they were too large, or too
+    /// many were under way.
+    pub questions_not_kept: u64,
     /// Connections of the program to ports of its loopback that lead to the host's, and of the
     /// host's loopback to published ports, if they are past the stack.
     pub joined: u64,
@@ -144,6 +159,12 @@ impl GatewayCounters {
         self.connections_displaced += other.connections_displaced;
         self.messages_displaced += other.messages_displaced;
         self.udp_dropped += other.udp_dropped;
+        self.udp_refused += other.udp_refused;
+        self.udp_filtered += other.udp_filtered;
+        self.udp_nobody += other.udp_nobody;
+        self.udp_no_memory += other.udp_no_memory;
+        self.peers_evicted += other.peers_evicted;
+        self.questions_not_kept += other.questions_not_kept;
         self.bytes_out += other.bytes_out;
         self.bytes_in += other.bytes_in;
         self.joined += other.joined;

@@ -13,12 +13,18 @@
 //! forged sources gets the fourth. Connections begin newest first. In a flood, which is faster than
 //! sockets can be opened, each then has the same chance, and one that got its turn has all the time
 //! until it is displaced; in order of arrival each would be displaced just before its turn.
-//! Datagrams keep their order, and those of one flow go together; later ones are dropped.
+//! Datagrams keep their order, and those of one flow go together. Guests have their turns one after
+//! the other, and whoever has most waiting loses what comes last.
 
-use super::{Gateway, Io, SHARED_BELOW};
+mod messages;
+
+use super::shares::Share;
+use super::{Gateway, Io};
+use messages::Messages;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use towpath_net::stack::{Datagram, Echo, TcpHandle};
+use towpath_packet::{Packet, Piece};
 
 /// Flows begun in a turn of the worker: about as much work as a turn's worth of packets.
 const BEGUN_PER_TURN: usize = 8;
@@ -28,8 +34,6 @@ const STRANGERS_EVERY: usize = 4;
 /// quarter of those that may be half-open, so that those whose host is being asked are not
 /// displaced by those that only wait.
 const CONNECTIONS_MAX: usize = 1024;
-/// Datagrams and echo requests that wait for their turn, of either kind of address.
-const MESSAGES_MAX: usize = 256;
 
 /// Whoever waits for a flow of their own.
 #[derive(Default)]
@@ -43,7 +47,7 @@ pub(super) struct Newcomers {
 struct Waiting {
     /// In the order of arrival. Names some that are over by now.
     connections: VecDeque<TcpHandle>,
-    messages: VecDeque<Message>,
+    messages: Messages,
     /// Whose turn it is.
     message_next: bool,
 }
@@ -60,7 +64,27 @@ pub(super) enum Message {
     Echo(Echo),
 }
 
+/// Kind, address and port or identifier of a flow.
+type FlowKey = (bool, IpAddr, u16);
+
 impl Message {
+    fn packet(&self) -> &Packet {
+        match self {
+            Message::Datagram(datagram) => &datagram.packet,
+            Message::Echo(echo) => &echo.packet,
+        }
+    }
+
+    /// Who it counts for.
+    fn share(&self) -> Share {
+        Share::Guest(self.packet().ingress())
+    }
+
+    /// Bytes of memory that it keeps from others.
+    fn held(&self) -> usize {
+        self.packet().pieces().map(Piece::held).sum()
+    }
+
     fn source(&self) -> IpAddr {
         match self {
             Message::Datagram(datagram) => datagram.remote.ip(),
@@ -68,8 +92,8 @@ impl Message {
         }
     }
 
-    /// Kind, address and port or identifier: those of one flow have them in common.
-    fn flow(&self) -> (bool, IpAddr, u16) {
+    /// What those of one flow have in common.
+    fn flow(&self) -> FlowKey {
         match self {
             Message::Datagram(datagram) => (false, self.source(), datagram.remote.port()),
             Message::Echo(echo) => (true, self.source(), echo.ident),
@@ -112,7 +136,7 @@ impl Waiting {
         self.message_next =
             !self.message_next && !self.messages.is_empty() || self.connections.is_empty();
         if self.message_next {
-            self.messages.pop_front().map(Newcomer::Message)
+            self.messages.pop().map(Newcomer::Message)
         } else {
             self.connections.pop_back().map(Newcomer::Connection)
         }
@@ -137,15 +161,11 @@ impl Gateway {
         waiting.push_back(handle);
     }
 
-    /// A datagram or an echo request waits for its turn, unless memory is needed for others.
+    /// A datagram or an echo request waits for its turn.
     pub(super) fn message_waits(&mut self, message: Message, io: &mut Io<'_>) {
         let own = self.is_program(message.source());
         let waiting = &mut self.newcomers.of(own).messages;
-        if waiting.len() >= MESSAGES_MAX || io.memory.free_share() < SHARED_BELOW {
-            self.counters.messages_displaced += 1;
-        } else {
-            waiting.push_back(message);
-        }
+        self.counters.messages_displaced += waiting.push(message, io.memory.capacity_bytes());
     }
 
     /// Begins flows for those who wait, as many as a turn allows; true if any.
@@ -166,16 +186,11 @@ impl Gateway {
     /// Sends a message by a new flow, and with it all that wait for the same one: what comes later
     /// finds the flow and must not overtake them.
     fn send_messages(&mut self, first: Message, io: &mut Io<'_>) {
-        let flow = first.flow();
+        let (share, flow) = (first.share(), first.flow());
         let own = self.is_program(first.source());
         self.send_message(first, io);
-        for _ in 0..self.newcomers.of(own).messages.len() {
-            let Some(message) = self.newcomers.of(own).messages.pop_front() else { return };
-            if message.flow() == flow {
-                self.send_message(message, io);
-            } else {
-                self.newcomers.of(own).messages.push_back(message);
-            }
+        while let Some(message) = self.newcomers.of(own).messages.pop_of(share, flow) {
+            self.send_message(message, io);
         }
     }
 

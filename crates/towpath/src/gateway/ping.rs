@@ -1,10 +1,11 @@
 //! Echo flows: requests of the program leave by a ping socket of the host, answers come back.
 //!
-//! Bounds: [`PINGS_MAX`] flows, the longest idle gives way; idle flows end after [`IDLE`]
+//! Bounds: [`PINGS_MAX`] flows; of the guest that has most, the longest idle gives way; idle flows end after [`IDLE`]
 //! (RFC 5508 REQ-1).
 
 use super::newcomers::Message;
 use super::route::Target;
+use super::shares::Share;
 use super::slots::{Slot, Slots};
 use super::{Gateway, Io, Token, is_descriptor_shortage};
 use rustix::io::Errno;
@@ -30,6 +31,8 @@ type Key = (IpAddr, IpAddr, u16);
 struct Flow {
     socket: PingSocket,
     key: Key,
+    /// Who it counts for.
+    share: Share,
     /// Of the last request, which errors are taken to be about.
     sequence: u16,
     used_at: Instant,
@@ -73,8 +76,14 @@ impl Pings {
         }
     }
 
-    fn evict(&mut self) {
-        let oldest = self.slots.iter().min_by_key(|(_, flow)| flow.used_at).map(|(slot, _)| slot);
+    /// Ends the flow that was idle longest of those of the guest that has most.
+    fn evict(&mut self, newcomer: Share) {
+        let mut counts: HashMap<Share, usize> = HashMap::new();
+        self.slots.iter().for_each(|(_, flow)| *counts.entry(flow.share).or_default() += 1);
+        let most = counts.iter().max_by_key(|(share, count)| (**count, **share == newcomer));
+        let Some((&most, _)) = most else { return };
+        let flows = self.slots.iter().filter(|(_, flow)| flow.share == most);
+        let oldest = flows.min_by_key(|(_, flow)| flow.used_at).map(|(slot, _)| slot);
         if let Some(slot) = oldest {
             self.remove(slot);
         }
@@ -101,7 +110,7 @@ impl Gateway {
         let key = (echo.remote, echo.local, echo.ident);
         let slot = match self.pings.index.get(&key) {
             Some(&slot) => Ok(slot),
-            None => self.open_ping(key, to.ip(), io),
+            None => self.open_ping(key, to.ip(), Share::Guest(echo.packet.ingress()), io),
         };
         let slot = match slot {
             Ok(slot) => slot,
@@ -151,10 +160,11 @@ impl Gateway {
         &mut self,
         key: Key,
         to: IpAddr,
+        share: Share,
         io: &mut Io<'_>,
     ) -> Result<Slot, Option<io::Error>> {
         if self.pings.slots.len() >= PINGS_MAX {
-            self.pings.evict();
+            self.pings.evict(share);
             self.counters.evicted += 1;
         }
         let socket = match PingSocket::connect(to, key.2) {
@@ -171,7 +181,7 @@ impl Gateway {
         };
         let slot = self.pings.slots.next_slot();
         io.reactor.add(&socket, Token::Ping(slot).encode(), Interest::READ, false).map_err(Some)?;
-        self.pings.slots.insert(Flow { socket, key, sequence: 0, used_at: io.now });
+        self.pings.slots.insert(Flow { socket, key, share, sequence: 0, used_at: io.now });
         self.pings.index.insert(key, slot);
         Ok(slot)
     }

@@ -9,31 +9,36 @@
 //! Super-packets pass whole: USO from the program becomes `UDP_SEGMENT`, `UDP_GRO` from the host
 //! becomes USO. A datagram larger than the MTU is fragmented towards the program.
 //!
-//! Bounds: [`UdpFlows`] keeps at most a quarter of the flow limit, the longest idle gives way;
-//! each keeps [`PEERS_MAX`] addresses, the oldest gives way.
+//! Bounds: [`UdpFlows`] keeps at most a quarter of the flow limit; of the guest that has most, the
+//! longest idle gives way. Who may send to them is bounded in `peers`, what is asked again if a
+//! resolver fails in `questions`. Nothing that comes from outside and is refused keeps a mapping
+//! alive (RFC 4787 REQ-6).
 
-mod answers;
 mod errors;
+mod host;
+mod peers;
 mod published;
+mod questions;
 
-use super::idle::Idle;
+use super::idle::IdleShares;
 use super::newcomers::Message;
 use super::route::Target;
+use super::shares::Share;
 use super::slots::{Slot, Slots};
 use super::{BYTES_PER_TURN, Gateway, Io, Token, is_descriptor_shortage};
-use answers::Answers;
+use host::{for_each_segment, open, send};
+use peers::{Latest, Peers};
 use published::NOBODY;
 pub(super) use published::PublishedBy;
+use questions::{Question, Questions};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::num::NonZeroU16;
 use std::time::Duration;
 use towpath_io::reactor::{Event, Interest};
-use towpath_io::socket::{Datagram as HostDatagram, Sent, UdpSocket};
+use towpath_io::socket::{Datagram as HostDatagram, UdpSocket};
 use towpath_net::stack::{Datagram, Unreachable};
 use towpath_net::time::Instant;
-use towpath_packet::{Packet, Piece};
 
 /// How long an idle mapping lives (RFC 4787 REQ-5 recommends five minutes).
 const IDLE: Duration = Duration::from_secs(300);
@@ -41,8 +46,6 @@ const IDLE: Duration = Duration::from_secs(300);
 const IDLE_DNS: Duration = Duration::from_secs(20);
 /// How often idle mappings are looked for.
 const SWEEP: Duration = Duration::from_secs(5);
-/// Addresses that one mapping has sent to and accepts datagrams from.
-const PEERS_MAX: usize = 64;
 /// Datagrams read from one socket before others get their turn; fewer if they are large
 /// ([`BYTES_PER_TURN`]).
 const READS_PER_TURN: usize = 64;
@@ -64,16 +67,15 @@ struct Flow {
     socket: UdpSocket,
     program: SocketAddr,
     realm: Realm,
-    /// Addresses sent to, latest last.
-    peers: Vec<IpAddr>,
+    /// Who it counts for.
+    share: Share,
+    latest: Latest,
+    /// When something last left by it, or came from a peer.
     used_at: Instant,
     /// Of a published port: lives for ever, takes datagrams from anyone.
     published: Option<PublishedBy>,
     /// When it is looked up again to whom a published port leads.
     led_until: Instant,
-    /// Ports of the host's loopback that may send to this flow because it sent to them, or, on a
-    /// published port, that have sent to it and so may be answered.
-    loopback_ports: Vec<u16>,
     dns: Dns,
     /// It stands in line.
     queued: bool,
@@ -86,7 +88,7 @@ struct Dns {
     resolver: Option<SocketAddr>,
     /// Resolvers that this question could not be sent to.
     tried: usize,
-    question: Vec<Piece>,
+    question: Question,
 }
 
 /// All UDP flows.
@@ -95,10 +97,11 @@ pub(super) struct UdpFlows {
     index: HashMap<(SocketAddr, Realm), Slot>,
     limit: usize,
     /// Flows that can end.
-    idle: Idle,
+    idle: IdleShares,
     /// Flows that live for ever, and do not count for the limit.
     published: usize,
-    answers: Answers,
+    peers: Peers,
+    questions: Questions,
     sweep_at: Option<Instant>,
     /// Flows with something to read, in line.
     waiting: VecDeque<Slot>,
@@ -114,9 +117,10 @@ impl UdpFlows {
             slots: Slots::new(),
             index: HashMap::new(),
             limit: (flows_max / 4).max(16),
-            idle: Idle::default(),
+            idle: IdleShares::default(),
             published: 0,
-            answers: Answers::default(),
+            peers: Peers::new(),
+            questions: Questions::default(),
             sweep_at: None,
             waiting: VecDeque::new(),
             starved: false,
@@ -166,11 +170,22 @@ impl UdpFlows {
         }
         let slots = &mut self.slots;
         self.idle.retain(|slot| slots.get_mut(slot).is_some());
+        self.peers.forget_gone(|slot| slots.get(slot).is_some());
         self.sweep_at = (!self.idle.is_empty()).then(|| now + SWEEP);
     }
 
+    /// How the program answers somebody who used a published port that is still there.
+    fn way(&self, program: SocketAddr, to: SocketAddr) -> Option<peers::Way> {
+        self.peers.way(program, to).filter(|(slot, _)| self.slots.get(*slot).is_some())
+    }
+
     fn remove(&mut self, slot: Slot) {
-        if let Some(flow) = self.slots.remove(slot) {
+        if let Some(mut flow) = self.slots.remove(slot) {
+            if flow.published.is_none() {
+                self.idle.ended(flow.share);
+            }
+            self.questions.forget(&mut flow.dns.question, flow.share);
+            self.peers.flow_ended();
             let key = (flow.program, flow.realm);
             if self.index.get(&key) == Some(&slot) {
                 self.index.remove(&key);
@@ -178,10 +193,11 @@ impl UdpFlows {
         }
     }
 
-    /// Ends the mapping that was idle longest.
-    fn evict(&mut self) -> bool {
+    /// Ends the mapping that was idle longest of those of the guest that has most.
+    fn evict(&mut self, newcomer: Share) -> bool {
         let slots = &mut self.slots;
-        let longest = self.idle.end_longest(|slot| slots.get_mut(slot).map(|flow| flow.used_at));
+        let used_at = |slot| slots.get_mut(slot).map(|flow| flow.used_at);
+        let longest = self.idle.end_longest(newcomer, used_at);
         longest.inspect(|&slot| self.remove(slot)).is_some()
     }
 }
@@ -192,17 +208,18 @@ impl Flow {
         program: SocketAddr,
         realm: Realm,
         now: Instant,
+        share: Share,
         published: Option<PublishedBy>,
     ) -> Self {
         Self {
             socket,
             program,
             realm,
-            peers: Vec::new(),
+            share,
+            latest: None,
             used_at: now,
             published,
             led_until: Instant::START,
-            loopback_ports: Vec::new(),
             dns: Dns::default(),
             queued: false,
         }
@@ -210,19 +227,11 @@ impl Flow {
 
     /// Whoever was sent to may answer: in the world from any port, on the loopback, where all
     /// share one address, from that port.
-    fn remember_peer(&mut self, to: SocketAddr) {
-        let address = to.ip();
-        if let Realm::Loopback(_) = self.realm {
-            remember_port(&mut self.loopback_ports, to.port());
+    fn peer(&self, address: SocketAddr) -> SocketAddr {
+        match self.realm {
+            Realm::World => SocketAddr::new(address.ip(), 0),
+            Realm::Loopback(_) | Realm::Dns(_) => address,
         }
-        if self.peers.last() == Some(&address) {
-            return;
-        }
-        self.peers.retain(|peer| *peer != address);
-        if self.peers.len() >= PEERS_MAX {
-            self.peers.remove(0);
-        }
-        self.peers.push(address);
     }
 }
 
@@ -246,7 +255,8 @@ impl Gateway {
 
     fn send_datagram(&mut self, datagram: Datagram, realm: Realm, to: SocketAddr, io: &mut Io<'_>) {
         let (program, inside) = (datagram.remote, datagram.local);
-        let slot = match self.find_or_open(program, realm, to, io) {
+        let share = Share::Guest(datagram.packet.ingress());
+        let slot = match self.find_or_open(program, realm, to, share, io) {
             Ok(slot) => slot,
             Err(error) => {
                 self.counters.udp_dropped += 1;
@@ -258,18 +268,25 @@ impl Gateway {
                 return stack.udp_unreachable(inside, program, Unreachable::Network, &mut context);
             }
         };
-        let way = if realm == Realm::World { self.udp.answers.way(program, to) } else { None };
+        let way = if realm == Realm::World { self.udp.way(program, to) } else { None };
         let (slot, source) = way.unwrap_or((slot, None));
         let Some(flow) = self.udp.slots.get_mut(slot) else { return };
         flow.used_at = io.now;
         let to = if let Realm::Dns(_) = realm {
-            flow.dns.question.clear();
-            flow.dns.question.extend(datagram.packet.pieces().cloned());
-            flow.dns.tried = 0;
-            self.resolvers.asked(flow.dns.resolver.unwrap_or(to), io.now);
+            let Dns { question, tried, resolver } = &mut flow.dns;
+            let questions = &mut self.udp.questions;
+            if !questions.keep(question, flow.share, &datagram.packet, io.ledger) {
+                self.counters.questions_not_kept += 1;
+            }
+            *tried = 0;
+            self.resolvers.asked(resolver.unwrap_or(to), io.now);
             None
         } else {
-            flow.remember_peer(to);
+            if flow.published.is_none() {
+                let peer = flow.peer(to);
+                let evicts = self.udp.peers.sent_to(slot, &mut flow.latest, flow.share, peer);
+                self.counters.peers_evicted += u64::from(evicts);
+            }
             Some(to)
         };
         let bytes = datagram.packet.payload_len();
@@ -296,6 +313,7 @@ impl Gateway {
         let (program, inside) = (datagram.remote, datagram.local);
         let route = self.route_datagram(program, inside, io.now);
         if let Err(why) = route {
+            self.counters.udp_refused += 1;
             let (stack, mut context) = io.stack_and_context();
             stack.udp_unreachable(inside, program, why, &mut context);
         }
@@ -318,18 +336,16 @@ impl Gateway {
             }
             Target::Refused => {
                 // An answer to somebody on the host's loopback who used a published port.
-                let slot = self.udp.index.get(&(program, Realm::World)).copied();
-                let flow = slot.and_then(|slot| self.udp.slots.get_mut(slot));
-                let known = flow.is_some_and(|flow| flow.loopback_ports.contains(&inside.port()));
-                let gateway = self.routes.gateway(inside.is_ipv4()) == Some(inside.ip());
-                if !(known && gateway) {
-                    return Err(Unreachable::Port);
-                }
                 let loopback = match inside {
                     SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
                     SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
                 };
-                Ok((Realm::World, SocketAddr::new(loopback, inside.port())))
+                let to = SocketAddr::new(loopback, inside.port());
+                let gateway = self.routes.gateway(inside.is_ipv4()) == Some(inside.ip());
+                if !gateway || self.udp.way(program, to).is_none() {
+                    return Err(Unreachable::Port);
+                }
+                Ok((Realm::World, to))
             }
         }
     }
@@ -339,6 +355,7 @@ impl Gateway {
         program: SocketAddr,
         realm: Realm,
         to: SocketAddr,
+        share: Share,
         io: &mut Io<'_>,
     ) -> io::Result<Slot> {
         if let Some(&slot) = self.udp.index.get(&(program, realm)) {
@@ -347,21 +364,21 @@ impl Gateway {
             }
             return Ok(slot);
         }
-        if self.udp.slots.len() - self.udp.published >= self.udp.limit && self.udp.evict() {
+        if self.udp.slots.len() - self.udp.published >= self.udp.limit && self.udp.evict(share) {
             self.counters.evicted += 1;
         }
         let mut socket = open(realm, to);
-        if socket.as_ref().is_err_and(is_descriptor_shortage) && self.udp.evict() {
+        if socket.as_ref().is_err_and(is_descriptor_shortage) && self.udp.evict(share) {
             self.counters.evicted += 1;
             socket = open(realm, to);
         }
         let socket = socket?;
         let slot = self.udp.slots.next_slot();
         io.reactor.add(&socket, Token::Udp(slot).encode(), Interest::READ, true)?;
-        let mut flow = Flow::new(socket, program, realm, io.now, None);
+        let mut flow = Flow::new(socket, program, realm, io.now, share, None);
         flow.dns.resolver = matches!(realm, Realm::Dns(_)).then_some(to);
         self.udp.slots.insert(flow);
-        self.udp.idle.begin(slot, io.now);
+        self.udp.idle.begin(share, slot, io.now);
         self.udp.index.insert((program, realm), slot);
         self.udp.sweep_at = self.udp.sweep_at.or(Some(io.now + SWEEP));
         self.counters.udp += 1;
@@ -408,7 +425,6 @@ impl Gateway {
     fn read_datagrams(&mut self, slot: Slot, most: usize, io: &mut Io<'_>) -> usize {
         self.lead_datagrams(slot, io);
         let Some(flow) = self.udp.slots.get_mut(slot) else { return 0 };
-        flow.used_at = io.now;
         let mut read = std::mem::take(&mut self.udp.read);
         // Cut again here they would cost more.
         let joins = io.stack.caps().uso;
@@ -441,44 +457,63 @@ impl Gateway {
         }
     }
 
-    /// Passes a datagram of the host on to the program.
-    fn deliver(&mut self, slot: Slot, datagram: HostDatagram, io: &mut Io<'_>) {
-        let Some(flow) = self.udp.slots.get_mut(slot) else { return };
+    /// Whom the program sees a datagram of the host come from, if the flow takes it.
+    fn accept_datagram(
+        &mut self,
+        slot: Slot,
+        datagram: &HostDatagram,
+        now: Instant,
+    ) -> Option<SocketAddr> {
+        let UdpFlows { slots, peers, questions, .. } = &mut self.udp;
+        let flow = slots.get_mut(slot)?;
         let from = match flow.realm {
             Realm::Dns(inside) => {
-                flow.dns.question.clear();
+                questions.forget(&mut flow.dns.question, flow.share);
                 self.resolvers.answered(datagram.from);
-                Some(inside)
+                inside
             }
-            Realm::Loopback(inside) => {
-                let port = datagram.from.port();
-                flow.loopback_ports.contains(&port).then_some(SocketAddr::new(inside, port))
+            Realm::World if flow.published.is_some() => {
+                // A family that is off counts as nobody.
+                let inside = self.routes.peer_inside(datagram.from);
+                let Some(inside) = inside.filter(|_| flow.program != NOBODY) else {
+                    self.counters.udp_nobody += 1;
+                    return None;
+                };
+                let evicts = peers.asked(flow.program, datagram.from, (slot, datagram.to));
+                self.counters.peers_evicted += u64::from(evicts);
+                inside
             }
-            Realm::World if flow.published.is_some() && flow.program != NOBODY => {
-                if datagram.from.ip().is_loopback() {
-                    remember_port(&mut flow.loopback_ports, datagram.from.port());
+            Realm::World | Realm::Loopback(_) => {
+                if !peers.may_send(slot, flow.latest, flow.peer(datagram.from)) {
+                    self.counters.udp_filtered += 1;
+                    return None;
                 }
-                self.udp.answers.asked(flow.program, datagram.from, (slot, datagram.to));
-                self.routes.peer_inside(datagram.from)
+                match flow.realm {
+                    Realm::Loopback(inside) => SocketAddr::new(inside, datagram.from.port()),
+                    _ => datagram.from,
+                }
             }
-            Realm::World => flow.peers.contains(&datagram.from.ip()).then_some(datagram.from),
         };
-        let Some(from) = from else {
-            self.counters.udp_dropped += 1;
-            return;
-        };
+        flow.used_at = now;
+        Some(from)
+    }
+
+    /// Passes a datagram of the host on to the program.
+    fn deliver(&mut self, slot: Slot, datagram: HostDatagram, io: &mut Io<'_>) {
+        let Some(from) = self.accept_datagram(slot, &datagram, io.now) else { return };
+        let Some(flow) = self.udp.slots.get_mut(slot) else { return };
         let to = flow.program;
         let bytes = datagram.len;
         let headers = if to.is_ipv4() { HEADERS_V4 } else { HEADERS_V6 };
         let room = usize::from(io.stack.mtu()) - headers;
         let size = datagram.gro_size;
         let Some(mut packet) = io.memory.packet() else {
-            self.counters.udp_dropped += 1;
+            self.counters.udp_no_memory += 1;
             return;
         };
         for piece in datagram.pieces {
             if packet.push_piece(piece).is_err() {
-                self.counters.udp_dropped += 1;
+                self.counters.udp_no_memory += 1;
                 return;
             }
         }
@@ -488,7 +523,10 @@ impl Gateway {
             Some(size) if usize::from(size.get()) > room => {
                 // Each of them needs fragments of its own.
                 for_each_segment(&packet, size, |pieces| {
-                    let Some(mut single) = io.memory.packet() else { return };
+                    let Some(mut single) = io.memory.packet() else {
+                        self.counters.udp_no_memory += 1;
+                        return;
+                    };
                     for piece in pieces {
                         // A part of a packet has no more pieces than the packet.
                         let _ = single.push_piece(piece);
@@ -505,68 +543,5 @@ impl Gateway {
     }
 }
 
-fn open(realm: Realm, to: SocketAddr) -> io::Result<UdpSocket> {
-    if let Realm::Dns(_) = realm {
-        return UdpSocket::connect(to);
-    }
-    let any: IpAddr = match (realm, to) {
-        // Bound to the loopback, so that nothing from elsewhere can reach this mapping.
-        (Realm::Loopback(_), to) => to.ip(),
-        (_, SocketAddr::V4(_)) => Ipv4Addr::UNSPECIFIED.into(),
-        (_, SocketAddr::V6(_)) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    UdpSocket::bind(SocketAddr::new(any, 0), None)
-}
-
-/// Sends a datagram, or each segment by itself where the host does not take super-packets.
-fn send(
-    socket: &UdpSocket,
-    source: Option<IpAddr>,
-    to: Option<SocketAddr>,
-    packet: &Packet,
-    segment_size: Option<NonZeroU16>,
-) -> io::Result<()> {
-    if socket.send_from(source, to, packet.pieces(), segment_size)? == Sent::Whole {
-        return Ok(());
-    }
-    let Some(size) = segment_size else { return Ok(()) };
-    let mut result = Ok(());
-    for_each_segment(packet, size, |pieces| {
-        if result.is_ok() {
-            let pieces: Vec<Piece> = pieces.collect();
-            result = socket.send_from(source, to, pieces.iter(), None).map(|_| ());
-        }
-    });
-    result
-}
-
-/// Calls `act` with the pieces of each segment of `size` bytes.
-fn for_each_segment(
-    packet: &Packet,
-    size: NonZeroU16,
-    mut act: impl FnMut(&mut dyn Iterator<Item = Piece>),
-) {
-    let size = usize::from(size.get());
-    let total = packet.payload_len();
-    for start in (0..total).step_by(size) {
-        let end = (start + size).min(total);
-        let mut at = 0;
-        let mut parts = packet.pieces().filter_map(|piece| {
-            let (from, to) = (at, at + piece.len());
-            at = to;
-            let (from_cut, to_cut) = (from.max(start), to.min(end));
-            (from_cut < to_cut).then(|| piece.slice(from_cut - from, to_cut - from_cut))
-        });
-        act(&mut parts);
-    }
-}
-
-fn remember_port(ports: &mut Vec<u16>, port: u16) {
-    if ports.contains(&port) {
-        return;
-    }
-    if ports.len() >= PEERS_MAX {
-        ports.remove(0);
-    }
-    ports.push(port);
-}
+#[cfg(test)]
+mod tests;

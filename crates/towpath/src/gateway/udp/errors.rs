@@ -51,24 +51,25 @@ impl Gateway {
         stack.udp_unreachable(inside, program, why, &mut context);
     }
 
-    /// A resolver cannot be reached: its question goes to the next one, or back as refused.
+    /// A resolver cannot be reached: its question goes to the next one, or back as refused, as one
+    /// does that was not kept.
     fn dns_failed(&mut self, slot: Slot, inside: SocketAddr, program: SocketAddr, io: &mut Io<'_>) {
         let Some(flow) = self.udp.slots.get_mut(slot) else { return };
         flow.dns.tried += 1;
-        let tried = flow.dns.tried;
+        let (tried, question) = (flow.dns.tried, flow.dns.question.piece(io.memory));
         if let Some(resolver) = flow.dns.resolver {
             self.resolvers.failed(resolver);
         }
         // The one that failed is no longer preferred: the next one is, and so on in a round.
         let next = self.resolvers.after(0, io.now);
         let untried = tried < self.resolvers.current(io.now).len();
-        if let Some(to) = next.filter(|_| untried)
+        if let (Some(to), Some(question)) = (next.filter(|_| untried), question)
             && self.use_resolver(slot, to, io).is_ok()
         {
             let Some(flow) = self.udp.slots.get_mut(slot) else { return };
             self.resolvers.asked(to, io.now);
             // If this fails too, its error queue tells.
-            let _ = flow.socket.send_to(None, flow.dns.question.iter(), None);
+            let _ = flow.socket.send_to(None, std::iter::once(&question), None);
             return;
         }
         let (stack, mut context) = io.stack_and_context();

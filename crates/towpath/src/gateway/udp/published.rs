@@ -4,6 +4,7 @@
 //! may be another by then. While there is none the flow is nobody's.
 
 use super::{Flow, Realm, UdpFlows};
+use crate::gateway::shares::Share;
 use crate::gateway::slots::Slot;
 use crate::gateway::{Gateway, Io, Token};
 use std::io;
@@ -37,7 +38,9 @@ impl UdpFlows {
         let slot = self.slots.next_slot();
         reactor.add(&socket, Token::Udp(slot).encode(), Interest::READ, true)?;
         let program = program.unwrap_or(NOBODY);
-        self.slots.insert(Flow::new(socket, program, Realm::World, Instant::START, Some(by)));
+        let share = Share::Published(slot.index);
+        let flow = Flow::new(socket, program, Realm::World, Instant::START, share, Some(by));
+        self.slots.insert(flow);
         self.published += 1;
         self.claim(slot, program);
         Ok(slot)

@@ -1,0 +1,146 @@
+//! Who may send to a flow, and whence those who used a published port are answered.
+//!
+//! A mapping takes datagrams from those that it has sent to. The latest is noted in the flow itself,
+//! which is all that most flows need; the others are in one table.
+//!
+//! Several sockets may lead to one port of the program, and one socket may be bound to all of the
+//! host's addresses. The program sends an answer to whoever asked; only here it is known where the
+//! question came in.
+//!
+//! Bounds: [`PEERS_MAX`] and [`ANSWERS_MAX`], of all flows together. At the bound the guest, or the
+//! published port, that has most loses the one that it used least recently. That peer of a mapping
+//! is filtered until it is sent to again; that user of a published port is answered as anybody
+//! else is sent to.
+
+use crate::gateway::shares::{Share, Table};
+use crate::gateway::slots::Slot;
+use std::net::{IpAddr, SocketAddr};
+
+/// Peers of mappings beside the latest of each: as many as 2,048 mappings have that talk to 16 hosts
+/// each, about 100 bytes for one.
+const PEERS_MAX: usize = 32_768;
+/// Users of published ports that are remembered, about 150 bytes each.
+const ANSWERS_MAX: usize = 16_384;
+
+/// The socket by which a question came in, and the address of the host that it was sent to.
+pub(super) type Way = (Slot, Option<IpAddr>);
+
+/// All peers.
+pub(super) struct Peers {
+    sent_to: Table<(Slot, SocketAddr), ()>,
+    /// By the port of the program and who asked it.
+    answers: Table<(SocketAddr, SocketAddr), Way>,
+    /// There may be some of flows that are gone.
+    is_stale: bool,
+}
+
+/// The peer that a flow has sent to last.
+pub(super) type Latest = Option<SocketAddr>;
+
+impl Peers {
+    pub(super) fn new() -> Self {
+        let (sent_to, answers) = (Table::new(PEERS_MAX), Table::new(ANSWERS_MAX));
+        Self { sent_to, answers, is_stale: false }
+    }
+
+    /// The flow of `slot` has sent to `peer`. True if another had to give way.
+    pub(super) fn sent_to(
+        &mut self,
+        slot: Slot,
+        latest: &mut Latest,
+        share: Share,
+        peer: SocketAddr,
+    ) -> bool {
+        if *latest == Some(peer) {
+            return false;
+        }
+        let before = latest.replace(peer);
+        before.is_some_and(|before| self.sent_to.put((slot, before), share, ()).is_some())
+    }
+
+    /// True if the flow of `slot` takes datagrams from `peer`.
+    pub(super) fn may_send(&mut self, slot: Slot, latest: Latest, peer: SocketAddr) -> bool {
+        latest == Some(peer) || self.sent_to.use_of(&(slot, peer)).is_some()
+    }
+
+    /// `peer` sent something to the program, by the socket of a published port and to this address
+    /// of the host. True if another had to give way.
+    pub(super) fn asked(&mut self, program: SocketAddr, peer: SocketAddr, way: Way) -> bool {
+        let share = Share::Published(way.0.index);
+        self.answers.put((program, peer), share, way).is_some()
+    }
+
+    /// How the program answers `peer`, if it has asked.
+    pub(super) fn way(&self, program: SocketAddr, peer: SocketAddr) -> Option<Way> {
+        self.answers.get(&(program, peer))
+    }
+
+    /// A flow is gone.
+    pub(super) fn flow_ended(&mut self) {
+        self.is_stale = true;
+    }
+
+    /// Forgets the peers of flows that are gone.
+    pub(super) fn forget_gone(&mut self, is_there: impl Fn(Slot) -> bool) {
+        if std::mem::take(&mut self.is_stale) {
+            self.sent_to.retain(|(slot, _), ()| is_there(*slot));
+            self.answers.retain(|_, (slot, _)| is_there(*slot));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GUEST: Share = Share::Guest(Some(1));
+
+    fn peer(number: u32) -> SocketAddr {
+        SocketAddr::from((std::net::Ipv4Addr::from_bits(0xc000_0000 + number), 0))
+    }
+
+    /// Goal: a mapping keeps far more peers than it could in a table of its own, one that sends to
+    /// hosts without end loses its own, and those of another guest stay.
+    #[test]
+    fn peers_of_others_stay() {
+        let mut peers = Peers::new();
+        let slot = |index| Slot { index, generation: 0 };
+        let (mut one, mut other) = (None, None);
+        for number in 0..200 {
+            assert!(!peers.sent_to(slot(0), &mut one, GUEST, peer(number)));
+        }
+        let more = PEERS_MAX as u32 + 1000;
+        let evicted = (0..more)
+            .filter(|&number| {
+                peers.sent_to(slot(1), &mut other, Share::Guest(Some(2)), peer(number))
+            })
+            .count();
+        assert_eq!(evicted, 1000 - 1 + 199);
+        assert!((0..200).all(|number| peers.may_send(slot(0), one, peer(number))));
+        assert!(!peers.may_send(slot(1), other, peer(0)));
+        assert!(peers.may_send(slot(1), other, peer(more - 2)));
+        assert!(!peers.may_send(slot(0), one, peer(more - 2)), "each flow has its own");
+        peers.flow_ended();
+        peers.forget_gone(|slot| slot.index == 0);
+        assert!(!peers.may_send(slot(1), None, peer(more - 2)));
+        assert!(peers.may_send(slot(0), None, peer(0)));
+    }
+
+    /// Goal: the latest way counts, and who floods one published port takes nothing from another.
+    #[test]
+    fn each_published_port_has_its_part() {
+        let mut peers = Peers::new();
+        let program = |port| SocketAddr::from(([10, 0, 2, 15], port));
+        let way = |index| (Slot { index, generation: 0 }, Some(IpAddr::from([192, 0, 2, 9])));
+        assert!(!peers.asked(program(1), peer(0), way(1)));
+        let flood = (0..2 * ANSWERS_MAX as u32)
+            .filter(|number| peers.asked(program(2), peer(*number), way(2)));
+        assert_eq!(flood.count(), ANSWERS_MAX + 1);
+        assert_eq!(peers.way(program(1), peer(0)), Some(way(1)));
+        peers.asked(program(1), peer(0), way(3));
+        assert_eq!(peers.way(program(1), peer(0)), Some(way(3)));
+        peers.flow_ended();
+        peers.forget_gone(|slot| slot.index == 2);
+        assert_eq!(peers.way(program(1), peer(0)), None);
+    }
+}

@@ -1,0 +1,84 @@
+//! Questions under way to a resolver, kept to be asked again if it fails.
+//!
+//! They are copied, since a question of 40 bytes would keep a frame otherwise, for as long as
+//! nobody answers. Bounds: [`QUESTION_BYTES_MAX`] for one, [`GUEST_BYTES_MAX`] and [`BYTES_MAX`].
+//! What is beyond is asked once, and counted.
+
+use crate::gateway::shares::Share;
+use std::collections::HashMap;
+use towpath_packet::{Ledger, Memory, Packet, Piece, Site};
+
+/// Longest question that is kept: what fits a datagram on every way without fragments
+/// (DNS flag day 2020).
+const QUESTION_BYTES_MAX: usize = 1232;
+/// Bytes that are kept for a guest: 2,000 questions of usual length.
+const GUEST_BYTES_MAX: usize = 128 << 10;
+/// Bytes that are kept for all.
+const BYTES_MAX: usize = 1 << 20;
+const _: () = assert!(GUEST_BYTES_MAX * 2 <= BYTES_MAX, "one guest leaves room for others");
+
+/// How many bytes are kept.
+#[derive(Default)]
+pub(super) struct Questions {
+    bytes: usize,
+    of: HashMap<Share, usize>,
+}
+
+/// One question; empty if it is answered or not kept.
+#[derive(Default)]
+pub(super) struct Question(Vec<u8>);
+
+impl Questions {
+    /// Keeps a question in place of the one before it; false if it is too much.
+    pub(super) fn keep(
+        &mut self,
+        question: &mut Question,
+        share: Share,
+        packet: &Packet,
+        ledger: &Ledger,
+    ) -> bool {
+        self.forget(question, share);
+        let len = packet.payload_len();
+        let used = self.of.get(&share).copied().unwrap_or_default();
+        let fits = used + len <= GUEST_BYTES_MAX && self.bytes + len <= BYTES_MAX;
+        if len > QUESTION_BYTES_MAX || !fits {
+            return false;
+        }
+        question.0 = vec![0; len];
+        let mut at = 0;
+        for piece in packet.pieces() {
+            ledger.copy(Site::Linearise, piece, &mut question.0[at..at + piece.len()]);
+            at += piece.len();
+        }
+        self.bytes += len;
+        *self.of.entry(share).or_default() += len;
+        true
+    }
+
+    /// The question is answered, or its flow over.
+    pub(super) fn forget(&mut self, question: &mut Question, share: Share) {
+        let len = std::mem::take(&mut question.0).len();
+        if len == 0 {
+            return;
+        }
+        self.bytes -= len;
+        if let Some(used) = self.of.get_mut(&share) {
+            *used -= len;
+            if *used == 0 {
+                self.of.remove(&share);
+            }
+        }
+    }
+}
+
+impl Question {
+    /// The question in a frame, to be asked again; `None` if there is none, or no frame.
+    pub(super) fn piece(&self, memory: &mut Memory) -> Option<Piece> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let mut frame = memory.small.take()?;
+        frame[..self.0.len()].copy_from_slice(&self.0);
+        Some(frame.freeze(self.0.len()))
+    }
+}

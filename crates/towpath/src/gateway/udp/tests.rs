@@ -1,0 +1,291 @@
+//! A gateway with real host sockets on the loopback, and a test in place of its worker, so that
+//! time and the port by which a guest's packets came are what the test says.
+
+use super::*;
+use crate::config::Config;
+use crate::gateway::{GatewayCounters, Guests};
+use crate::publish::{HostPort, Protocol, Publish, Target as PublishTarget};
+use std::net::UdpSocket as StdSocket;
+use towpath_io::reactor::{Events, Reactor};
+use towpath_io::receive::ReceiveBuffer;
+use towpath_net::stack::{self, Limits, Stack};
+use towpath_net::wire::MacAddr;
+use towpath_packet::{Caps, Ledger, Memory, MemoryConfig};
+
+/// Longest wait for what is on its way on the loopback.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How long nothing has to come until it is believed that nothing comes.
+const SILENCE: Duration = Duration::from_millis(50);
+/// Port of the program.
+const PROGRAM: u16 = 4000;
+
+struct Nobody;
+
+impl Guests for Nobody {
+    fn address_of(&self, _: &str, _: bool, _: Instant) -> Option<IpAddr> {
+        None
+    }
+}
+
+struct Bench {
+    gateway: Gateway,
+    stack: Stack,
+    memory: Memory,
+    ledger: Ledger,
+    reactor: Reactor,
+    buffer: ReceiveBuffer,
+    now: Instant,
+}
+
+impl Bench {
+    fn new(config: Config) -> Self {
+        let reactor = Reactor::new().expect("a reactor");
+        let stack = stack::Config {
+            mac: MacAddr(config.gateway_mac),
+            addresses: vec![],
+            next_hops: vec![],
+            transparent: true,
+            secret: [1, 2],
+            tcp: Default::default(),
+            limits: Limits::default(),
+        };
+        Self {
+            gateway: Gateway::new(&config, &reactor).expect("a gateway"),
+            stack: Stack::new(stack, Caps::plain(1500)),
+            memory: Memory::new(MemoryConfig::within(16 << 20)),
+            ledger: Ledger::new(),
+            reactor,
+            buffer: ReceiveBuffer::new(),
+            now: Instant::START,
+        }
+    }
+
+    fn with<R>(&mut self, act: impl FnOnce(&mut Gateway, &mut Io<'_>) -> R) -> R {
+        let mut io = Io {
+            stack: &mut self.stack,
+            memory: &mut self.memory,
+            ledger: &self.ledger,
+            reactor: &self.reactor,
+            buffer: &mut self.buffer,
+            guests: &Nobody,
+            now: self.now,
+        };
+        act(&mut self.gateway, &mut io)
+    }
+
+    /// The guest at a port of the switch sends a datagram, which waits if its flow is new.
+    fn ask(&mut self, port: Option<u16>, program: SocketAddr, to: SocketAddr, payload: &[u8]) {
+        let mut packet = self.memory.packet().expect("a handle");
+        packet.set_ingress(port);
+        let small = payload.len() <= self.memory.small.frame_bytes();
+        let pool = if small { &mut self.memory.small } else { &mut self.memory.large };
+        let mut frame = pool.take().expect("a frame");
+        frame[..payload.len()].copy_from_slice(payload);
+        packet.push_piece(frame.freeze(payload.len())).expect("room");
+        let (local, remote) = (to, program);
+        let datagram = Datagram { local, remote, packet, segment_size: None, tos: 0, ttl: 64 };
+        self.with(|gateway, io| gateway.on_datagram(datagram, io));
+    }
+
+    /// The same, and its flow begins.
+    fn send(&mut self, port: Option<u16>, program: SocketAddr, to: SocketAddr, payload: &[u8]) {
+        self.ask(port, program, to, payload);
+        self.begin();
+    }
+
+    /// Flows begin for all who wait.
+    fn begin(&mut self) {
+        while self.with(|gateway, io| gateway.begin_flows(io)) {}
+    }
+
+    /// Takes what has come to host sockets, until `is_done` or nothing comes for a while.
+    fn turns(&mut self, is_done: impl Fn(&Gateway) -> bool) {
+        let mut events = Events::new();
+        let mut waited = Duration::ZERO;
+        while !is_done(&self.gateway) && waited < PATIENCE {
+            self.reactor.wait(Some(SILENCE), &mut events).expect("events");
+            waited += if events.is_empty() { SILENCE } else { Duration::ZERO };
+            let all: Vec<Event> = events.iter().collect();
+            self.with(|gateway, io| {
+                for event in all {
+                    gateway.on_event(Token::decode(event.token).expect("a token"), event, io);
+                }
+                gateway.continue_flows(io);
+            });
+        }
+    }
+
+    fn later(&mut self, by: Duration) {
+        self.now += by;
+        self.with(|gateway, io| gateway.on_deadline(io));
+    }
+
+    /// Publishes a port that leads to the program's; where it is on the host.
+    fn publish(&mut self) -> (HostPort, SocketAddr) {
+        let host = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), free_port());
+        let publish = Publish {
+            protocol: Protocol::Udp,
+            host: Some(host.ip()),
+            interface: None,
+            host_port: host.port(),
+            program_port: PROGRAM,
+            target: PublishTarget::Program,
+            optional: false,
+        };
+        self.gateway.publish(&publish, &self.reactor).expect("a free port");
+        (publish.host_port(), host)
+    }
+}
+
+fn program(last: u8, port: u16) -> SocketAddr {
+    SocketAddr::from(([10, 0, 2, last], port))
+}
+
+/// A socket of the host at this address of the loopback.
+fn peer(last: u8) -> StdSocket {
+    let socket = StdSocket::bind((Ipv4Addr::new(127, 0, 0, last), 0)).expect("a socket");
+    socket.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    socket
+}
+
+fn free_port() -> u16 {
+    peer(1).local_addr().expect("an address").port()
+}
+
+/// The next datagram and its sender.
+fn receive(socket: &StdSocket) -> (Vec<u8>, SocketAddr) {
+    let mut buffer = [0; 2048];
+    let (len, from) = socket.recv_from(&mut buffer).expect("a datagram");
+    (buffer[..len].to_vec(), from)
+}
+
+fn local(socket: &StdSocket) -> SocketAddr {
+    socket.local_addr().expect("an address")
+}
+
+/// Goal: what a stranger sends to a mapping is counted and does not keep the mapping alive, and
+/// what the program's peers send does (RFC 4787 REQ-6).
+#[test]
+fn strangers_keep_no_mapping_alive() {
+    for (from, is_kept) in [(2, false), (1, true)] {
+        let mut bench = Bench::new(Config::default());
+        let friend = peer(1);
+        bench.send(None, program(15, PROGRAM), local(&friend), b"hello");
+        let (_, mapped) = receive(&friend);
+        let mapped = SocketAddr::new(local(&friend).ip(), mapped.port());
+        let other = peer(from);
+        for sent in 1..=8 {
+            bench.later(Duration::from_secs(50));
+            other.send_to(b"again", mapped).expect("sent");
+            let seen = |counters: &GatewayCounters| counters.udp_filtered + counters.bytes_in / 5;
+            bench.turns(|gateway| gateway.udp.len() == 0 || seen(&gateway.counters) == sent);
+        }
+        assert_eq!(bench.gateway.udp.len(), usize::from(is_kept), "datagrams of {other:?}");
+    }
+}
+
+/// Goal: each of a hundred clients on the host's loopback that ask a published port is answered,
+/// after all of them have asked.
+#[test]
+fn many_clients_of_a_published_port_are_answered() {
+    let mut bench = Bench::new(Config::default());
+    let (_, host) = bench.publish();
+    let clients: Vec<StdSocket> = (0..100).map(|_| peer(1)).collect();
+    for (index, client) in clients.iter().enumerate() {
+        client.send_to(b"question", host).expect("sent");
+        bench.turns(|gateway| gateway.counters.bytes_in == 8 * (index as u64 + 1));
+    }
+    for client in &clients {
+        let inside = SocketAddr::from(([10, 0, 2, 2], local(client).port()));
+        bench.send(None, program(15, PROGRAM), inside, b"answer");
+    }
+    for client in &clients {
+        assert_eq!(receive(client), (b"answer".to_vec(), host));
+    }
+    assert_eq!(bench.gateway.counters.udp_dropped, 0);
+}
+
+/// Goal: what the program sends to a client of a port that is published no more leaves as what it
+/// sends to anybody else.
+#[test]
+fn a_port_published_no_more_loses_nothing() {
+    let mut bench = Bench::new(Config::default());
+    let (port, host) = bench.publish();
+    let client = peer(1);
+    client.send_to(b"question", host).expect("sent");
+    bench.turns(|gateway| gateway.counters.bytes_in == 8);
+    bench.send(None, program(15, PROGRAM), local(&client), b"answer");
+    assert_eq!(receive(&client), (b"answer".to_vec(), host));
+    let Bench { gateway, reactor, .. } = &mut bench;
+    gateway.unpublish(&port, reactor);
+    bench.send(None, program(15, PROGRAM), local(&client), b"more");
+    let (more, from) = receive(&client);
+    assert_eq!(more, b"more");
+    assert_ne!(from, host);
+}
+
+/// Goal: questions that nobody answers keep no frames, and those that are kept to be asked again
+/// are bounded for each guest and for all; what is not kept is counted.
+#[test]
+fn questions_are_kept_without_frames() {
+    let config = Config { resolvers: Some(vec![Ipv4Addr::LOCALHOST.into()]), ..Config::default() };
+    let mut bench = Bench::new(config);
+    let dns = SocketAddr::from(([10, 0, 2, 3], 53));
+    let free = (bench.memory.small.free_count(), bench.memory.large.free_count());
+    for port in 1..=700 {
+        for len in [28, 14_000] {
+            bench.send(Some(1), program(15, port), dns, &vec![7; len]);
+        }
+    }
+    assert_eq!((bench.memory.small.free_count(), bench.memory.large.free_count()), free);
+    assert_eq!(bench.gateway.counters.questions_not_kept, 700);
+}
+
+/// Goal: a guest that begins flows without end takes those of itself, not the one of another; one
+/// whose turn has not come stands before those of the flood. Neither has the address of a program
+/// that is alone.
+#[test]
+fn mappings_are_shared_by_guests() {
+    let mut bench = Bench::new(Config { flows_max: 64, ..Config::default() });
+    let friend = peer(1);
+    bench.send(Some(1), program(17, PROGRAM), local(&friend), b"hello");
+    let (_, mapped) = receive(&friend);
+    for port in 1..=300 {
+        bench.ask(Some(2), program(16, port), local(&friend), b"flood");
+    }
+    bench.ask(Some(1), program(17, 4001), local(&friend), b"new");
+    bench.with(|gateway, io| gateway.begin_flows(io));
+    let first: Vec<_> = (0..8).map(|_| receive(&friend).0).collect();
+    assert!(first.contains(&b"new".to_vec()), "{first:?}");
+    bench.begin();
+    assert!(bench.gateway.counters.evicted > 200);
+    assert_eq!(bench.gateway.counters.messages_displaced, 300 - 255);
+    while receive_now(&friend).is_some() {}
+    bench.send(Some(1), program(17, PROGRAM), local(&friend), b"again");
+    assert_eq!(receive(&friend), (b"again".to_vec(), mapped), "its mapping is still there");
+}
+
+fn receive_now(socket: &StdSocket) -> Option<Vec<u8>> {
+    socket.set_nonblocking(true).expect("a socket");
+    let mut buffer = [0; 2048];
+    let received = socket.recv_from(&mut buffer).ok().map(|(len, _)| buffer[..len].to_vec());
+    socket.set_nonblocking(false).expect("a socket");
+    received
+}
+
+/// Goal: datagrams that wait for a flow keep a bounded part of the memory, and a guest with large
+/// ones displaces itself.
+#[test]
+fn what_waits_for_a_flow_is_bounded_in_bytes() {
+    let mut bench = Bench::new(Config::default());
+    let friend = peer(1);
+    bench.ask(Some(1), program(17, PROGRAM), local(&friend), b"hello");
+    let capacity = bench.memory.large.capacity();
+    for port in 1..=200 {
+        bench.ask(Some(2), program(16, port), local(&friend), &[7; 9000]);
+    }
+    assert!(bench.memory.large.free_count() > capacity - capacity / 8);
+    bench.begin();
+    assert_eq!(receive(&friend).0, b"hello");
+    assert!(bench.gateway.counters.messages_displaced > 100);
+}

@@ -18,8 +18,8 @@
 //!   (RFC 8200 §4.5); the first of them counts.
 //! - What is held is bounded by [`Limits`], in bytes that it keeps from their lenders. At the bound
 //!   the source that uses most gives way, its oldest datagram first: a flood from one source
-//!   displaces itself. A source is the port of a switch by which fragments came, else an IPv4 address or
-//!   an IPv6 network of 64 bits, because the owner of one address has all of them.
+//!   displaces itself. A source is the port of a switch by which fragments came, else an IPv4
+//!   address or an IPv6 network of 64 bits, because the owner of one address has all of them.
 //!
 //! RFC 791 §3.2, RFC 815, RFC 1858 (tiny fragments), RFC 3168 §5.3 (ECN), RFC 5722 (overlaps),
 //! RFC 6946 (atomic fragments), RFC 8200 §4.5.

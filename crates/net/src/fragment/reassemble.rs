@@ -303,8 +303,9 @@ impl Reassembler {
 }
 
 /// Turns a reassembled packet into one as a device delivers it: no headers, pieces that cover the
-/// whole frame, to be peeked and parsed; its ingress port stays known. Its headers move into a frame of their own; they are no
-/// payload. Hands the packet back if memory is short or it has no room for one more piece.
+/// whole frame, to be peeked and parsed; its ingress port stays known. Its headers move into a
+/// frame of their own; they are no payload. Hands the packet back if memory is short or it has no
+/// room for one more piece.
 pub fn into_received(mut packet: Packet, memory: &mut Memory) -> Result<Packet, Packet> {
     if packet.piece_count() == towpath_packet::packet::PIECES_MAX {
         return Err(packet);

@@ -1,7 +1,7 @@
 //! Echo flows: requests of the program leave by a ping socket of the host, answers come back.
 //!
-//! Bounds: [`PINGS_MAX`] flows; of the guest that has most, the longest idle gives way; idle flows end after [`IDLE`]
-//! (RFC 5508 REQ-1).
+//! Bounds: [`PINGS_MAX`] flows; of the guest that has most, the longest idle gives way; idle
+//! flows end after [`IDLE`] (RFC 5508 REQ-1).
 
 use super::newcomers::Message;
 use super::route::Target;

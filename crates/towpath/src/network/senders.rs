@@ -1,4 +1,4 @@
-//! Who may send to the gateway from an address: what is lent is sent from by its guest's port alone.
+//! Who may send to the gateway from an address: one that is lent is used by its guest's port alone.
 //!
 //! Without this a guest could speak in another's flows, and open ways to it from outside: the
 //! gateway knows flows by the addresses inside. A port that lists addresses has been judged by the

@@ -9,8 +9,9 @@
 //!
 //! A lease belongs to the port that it was asked from. The same client at another port is somebody
 //! else, with an address of its own: what guests call themselves they may have heard from others.
-//! When a port is gone, whoever calls itself so may go on with its leases. All leases of a port together are bounded, those that it
-//! declined included, so that a guest that makes up clients takes addresses from itself.
+//! When a port is gone, whoever calls itself so may go on with its leases. All leases of a port
+//! together are bounded, those that it declined included, so that a guest that makes up clients
+//! takes addresses from itself.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
@@ -119,13 +120,13 @@ impl Leases {
         now: Instant,
     ) -> Result<IpAddr, Refusal> {
         let mut had = None;
-        if let Some((address, lease)) = self.of(asker) {
-            if asker.fixed.is_none_or(|fixed| fixed == address) {
-                if lease.until > now && lease.port == Some(asker.port) {
-                    return Ok(address);
-                }
-                had = Some(address);
+        if let Some((address, lease)) = self.of(asker)
+            && asker.fixed.is_none_or(|fixed| fixed == address)
+        {
+            if lease.until > now && lease.port == Some(asker.port) {
+                return Ok(address);
             }
+            had = Some(address);
         }
         if let Some(fixed) = asker.fixed {
             let lease = self.by_address.get(&fixed);

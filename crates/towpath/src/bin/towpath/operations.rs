@@ -5,11 +5,12 @@
 //! `"stream": PATH`, or `"tap": true`), `{"del": NAME}` and `{"set": NAME, ...}`, where `...` are
 //! settings: `"queue-len": N`, `"isolated": BOOL`, `"vlan": N`, or `"trunk": LIST` with or without
 //! `"native": N`, `"macs": [MAC]` and `"addresses": [ADDR]`, which its station may have (none:
-//! any), `"router": BOOL`, `"flood-rate": N`, and for a new port `"queue-pairs": N`; or `{"add-lease": {...}}` with
-//! one of `"port": NAME`, `"mac": MAC`, `"client-id": HEX` and `"duid": HEX`, and some of `"ipv4"`,
-//! `"ipv6"` and `"name"`; or `{"del-lease": {...}}` with the first of these alone; or `{"publish":
-//! GUEST, "tcp": SPEC, "udp": SPEC}`, where one of the two or a list of several is enough; or
-//! `{"unpublish": GUEST}` with or without these.
+//! any), `"router": BOOL`, `"flood-rate": N` (packets a second that it may send to more than one
+//! station, of each kind; 0: any number), and for a new port `"queue-pairs": N`; or
+//! `{"add-lease": {...}}` with one of `"port": NAME`, `"mac": MAC`, `"client-id": HEX` and
+//! `"duid": HEX`, and some of `"ipv4"`, `"ipv6"` and `"name"`; or `{"del-lease": {...}}` with the
+//! first of these alone; or `{"publish": GUEST, "tcp": SPEC, "udp": SPEC}`, where one of the two or
+//! a list of several is enough; or `{"unpublish": GUEST}` with or without these.
 
 use std::net::IpAddr;
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
 //! Who may send to a flow, and whence those who used a published port are answered.
 //!
-//! A mapping takes datagrams from those that it has sent to. The latest is noted in the flow itself,
-//! which is all that most flows need; the others are in one table.
+//! A mapping takes datagrams from those that it has sent to. The latest is noted in the flow
+//! itself, which is all that most flows need; the others are in one table.
 //!
 //! Several sockets may lead to one port of the program, and one socket may be bound to all of the
 //! host's addresses. The program sends an answer to whoever asked; only here it is known where the
@@ -16,8 +16,8 @@ use crate::gateway::shares::{Share, Table};
 use crate::gateway::slots::Slot;
 use std::net::{IpAddr, SocketAddr};
 
-/// Peers of mappings beside the latest of each: as many as 2,048 mappings have that talk to 16 hosts
-/// each, about 100 bytes for one.
+/// Peers of mappings beside the latest of each: as many as 2,048 mappings have that talk to 16
+/// hosts each, about 100 bytes for one.
 const PEERS_MAX: usize = 32_768;
 /// Users of published ports that are remembered, about 150 bytes each.
 const ANSWERS_MAX: usize = 16_384;

@@ -2,9 +2,10 @@
 //! 1.2 §2.8).
 
 use super::chain::{Chain, Descriptor, Head, INDIRECT, NEXT, WRITE};
-use super::inflight::PackedRegion;
+use super::inflight::{PackedRegion, Recovered};
 use super::{Broken, Position, QueueConfig, StartError, feature};
 use crate::vhost_user::memory::{GuestMemory, LoggedArea};
+use crate::vhost_user::shared::Area;
 use towpath_packet::sync::{Ordering, fence};
 
 /// Equal to the driver's wrap counter: available.
@@ -68,8 +69,8 @@ pub(super) struct Ring {
     hidden: Option<(Place, u16)>,
     kicks: u16,
     inflight: Option<PackedRegion>,
-    /// Entries that the last process had, to be offered first.
-    again: Vec<u16>,
+    /// Chains that the last process had, to be offered first.
+    again: Recovered,
     again_at: usize,
 }
 
@@ -102,39 +103,46 @@ impl Ring {
             hidden: None,
             kicks: ENABLE,
             inflight: None,
-            again: Vec::new(),
+            again: Recovered::default(),
             again_at: 0,
         };
         if let Some(area) = &config.inflight {
-            ring.recover(PackedRegion::open(area.clone(), size).ok_or(StartError::Inflight)?)?;
+            ring.recover(area.clone())?;
+        }
+        // What is not given back yet is a part of the ring: no more can be taken than is left.
+        if ring.out() > u32::from(size) {
+            return Err(StartError::Base);
         }
         Ok(ring)
     }
 
     /// Takes over what the last process wrote down, if there is anything.
-    fn recover(&mut self, mut region: PackedRegion) -> Result<(), StartError> {
-        if region.is_new() {
-            region.begin(self.used);
-        } else {
-            let flags = |place: Place| self.flags(place.index, Ordering::Acquire);
-            let (used, again, descriptors) =
-                region.recover(|place| is_available(flags(place), place.wrap));
-            if used.index >= self.size || descriptors > u32::from(self.size) {
-                return Err(StartError::Inflight);
-            }
-            (self.used, self.next, self.again) = (used, used, again);
+    fn recover(&mut self, area: Area) -> Result<(), StartError> {
+        let flags = |place: Place| self.flags(place.index, Ordering::Acquire);
+        let is_available = |place| is_available(flags(place), place.wrap);
+        let found = PackedRegion::open(area, self.size, self.used, is_available);
+        let (region, again) = found.ok_or(StartError::Inflight)?;
+        if let Some(again) = again {
+            (self.used, self.next) = (region.used(), region.used());
             // Of a batch whose first was not visible yet, others may look used: they are the
             // driver's no more than the first.
-            for _ in 0..descriptors {
+            for _ in 0..again.descriptors() {
                 let flags = if self.next.wrap { AVAIL } else { USED };
                 let at = 16 * usize::from(self.next.index) + 14;
                 // Relaxed: published with whatever becomes visible first.
                 self.descriptors.store16(at, flags, Ordering::Relaxed);
                 self.next.advance(1, self.size);
             }
+            self.again = again;
         }
         self.inflight = Some(region);
         Ok(())
+    }
+
+    /// Descriptors that the driver does not have back: those taken, and those not visible yet.
+    fn out(&self) -> u32 {
+        let first = self.hidden.map_or(self.used, |(first, _)| first);
+        self.next.since(first, self.size)
     }
 
     fn flags(&self, index: u16, order: Ordering) -> u16 {
@@ -142,9 +150,8 @@ impl Ring {
     }
 
     pub(super) fn take(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<bool, Broken> {
-        if let (Some(&entry), Some(region)) = (self.again.get(self.again_at), &self.inflight) {
-            let Chain { head, descriptors, .. } = chain;
-            *head = region.read(entry, descriptors).ok_or(Broken::TooLong)?;
+        if let Some(head) = self.again.chain(self.again_at, &mut chain.descriptors) {
+            chain.head = head;
             for index in 0..chain.descriptors.len() {
                 let descriptor = chain.descriptors[index];
                 self.push(memory, chain, &descriptor)?;
@@ -157,8 +164,11 @@ impl Ring {
         if !is_available(self.flags(self.next.index, Ordering::Acquire), self.next.wrap) {
             return Ok(false);
         }
-        let mut place = self.next;
+        let (mut place, left) = (self.next, u32::from(self.size).saturating_sub(self.out()));
         for count in 1..=self.size {
+            if u32::from(count) > left {
+                return Err(Broken::Index);
+            }
             let at = 16 * usize::from(place.index);
             // Relaxed: ordered by the flags of the head.
             let address = self.descriptors.load64(at, Ordering::Relaxed);

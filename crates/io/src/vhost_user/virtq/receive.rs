@@ -106,7 +106,7 @@ impl ReceiveQueue {
             rooms: Vec::with_capacity(BURST_MAX),
             buffers: Vec::with_capacity(size.max(BATCH_SEGMENTS_MAX)),
             segments: Vec::with_capacity(BATCH_SEGMENTS_MAX),
-            descriptors: Vec::with_capacity(BATCH_SEGMENTS_MAX),
+            descriptors: Vec::with_capacity(size.max(BATCH_SEGMENTS_MAX)),
             heads: Heads::new(),
             ahead: Place::default(),
         })

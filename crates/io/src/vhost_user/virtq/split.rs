@@ -66,12 +66,12 @@ impl Ring {
         let mut again = Vec::new();
         let mut inflight = None;
         if let Some(area) = &config.inflight {
-            let mut region = SplitRegion::open(area.clone(), size).ok_or(StartError::Inflight)?;
-            if !region.is_new() {
-                again = region.recover(used);
-                next = used.wrapping_add(again.len() as u16);
+            let (region, found) =
+                SplitRegion::open(area.clone(), size, used).ok_or(StartError::Inflight)?;
+            if let Some(found) = found {
+                next = used.wrapping_add(found.len() as u16);
+                again = found;
             }
-            region.begin(used);
             inflight = Some(region);
         }
         Ok(Self {
@@ -249,7 +249,7 @@ impl Ring {
         // index.
         self.device.store16(INDEX, self.used, Ordering::Release);
         if let Some(region) = &mut self.inflight {
-            region.publish(old, self.used);
+            region.publish(self.used);
         }
         self.published = self.used;
         // SeqCst: between our index and the look at what the driver asked for; its partner stands

@@ -247,6 +247,12 @@ impl VhostUser {
         Ok([retry, self.accept_at, terms, stop].into_iter().flatten().min())
     }
 
+    /// Tells the time, as [`VhostUser::turn`] does, before packets move: what is received from now
+    /// on is lent from this moment on. An owner who polls receives more often than it turns.
+    pub fn set_now(&mut self, now: Duration) {
+        self.now = now;
+    }
+
     /// From now on the owner polls: what drivers do without [requests](Self::turn) is told by
     /// [`VhostUser::has_work`], and by the file only after [`VhostUser::arm`]. A driver then has no
     /// kicks to make while its packets move.

@@ -385,7 +385,7 @@ impl Network {
         for _ in 0..BURSTS_PER_TURN {
             let Some(port) = &mut ports[index] else { return Input::Done };
             let Some(id) = port.id.filter(|_| port.is_ready) else { return Input::Done };
-            let input = port.receive(received, cx.memory);
+            let input = port.receive(received, cx.memory, cx.now);
             // A burst that is not full is all there was, and its file tells when there is more.
             port.is_ready = received.is_full();
             if received.is_empty() {

@@ -152,13 +152,21 @@ impl Port {
     }
 
     /// Adds received packets to `burst`, which is empty.
-    pub(super) fn receive(&mut self, burst: &mut Burst, memory: &mut Memory) -> Input {
+    pub(super) fn receive(
+        &mut self,
+        burst: &mut Burst,
+        memory: &mut Memory,
+        now: Instant,
+    ) -> Input {
         if self.failure.is_some() {
             return Input::Done;
         }
         let paused = self.device.receive_paused();
         let result = match &mut self.device {
-            PortDevice::VhostUser(device) => device.receive(memory, burst).map_err(Into::into),
+            PortDevice::VhostUser(device) => {
+                device.set_now(Duration::from_micros(now.micros()));
+                device.receive(memory, burst).map_err(Into::into)
+            }
             PortDevice::Stream(device) => device.receive(memory, burst).map_err(Into::into),
             PortDevice::Tap(device) => device.receive(memory, burst).map_err(Into::into),
         };

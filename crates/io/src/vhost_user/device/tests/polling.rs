@@ -106,6 +106,25 @@ fn buffers_are_wanted_while_packets_wait() {
     }
 }
 
+/// Goal: a loan has its whole term, however long before it the last turn was.
+#[test]
+fn the_term_of_a_loan_begins_when_it_is_lent() {
+    for features in LAYOUTS {
+        let mut bench = Bench::polled(features);
+        let at = Duration::from_millis;
+        bench.device.turn(at(1000)).unwrap();
+        bench.send(1);
+        bench.device.set_now(at(1500));
+        let mut burst = Burst::new();
+        bench.device.receive(&mut bench.memory, &mut burst).unwrap();
+        assert_eq!(bench.device.next_deadline(), Some(at(1520)));
+        for (now, recalled) in [(1500, 0), (1519, 0), (1520, 1)] {
+            bench.device.turn(at(now)).unwrap();
+            assert_eq!(bench.device.traffic().sent.recalled, recalled, "at {now} ms");
+        }
+    }
+}
+
 /// Goal: who has no front end, or rings that stand, has nothing to look for, whatever lies there.
 #[test]
 fn rings_that_stand_are_not_looked_at() {

@@ -307,8 +307,10 @@ impl<T> Shared<T> {
     fn fence_consumer(&self) {
         fence(Ordering::SeqCst);
         if self.quiet.0.has_barrier {
+            // Without it a producer may not see that the consumer sleeps, which it then does for
+            // ever: better to end the first time than to stand still at some.
             let is_done = self.quiet.0.doorbell.barrier();
-            debug_assert!(is_done, "what could be done once does not fail");
+            assert!(is_done, "the system refuses a barrier (membarrier) that it granted before");
         }
     }
 

@@ -380,6 +380,25 @@ fn the_doorbell_rings_once_for_each_sleep() {
     assert!(!consumer.needs_wakeup() && consumer.is_closed());
 }
 
+/// Goal: a system that takes back the barrier that it granted is found when the consumer is about
+/// to sleep, in release builds too: nobody would wake it.
+#[test]
+#[should_panic(expected = "refuses a barrier")]
+fn a_barrier_that_fails_later_is_not_overlooked() {
+    struct Fickle(core::sync::atomic::AtomicBool);
+    impl Doorbell for Fickle {
+        fn ring(&self) {}
+
+        fn barrier(&self) -> bool {
+            self.0.swap(false, core::sync::atomic::Ordering::Relaxed)
+        }
+    }
+    let bell = Fickle(true.into());
+    // Neither is dropped, which asks for another.
+    let mut ends = core::mem::ManuallyDrop::new(single::<u32>(8, bell).expect("a ring"));
+    ends.1.needs_wakeup();
+}
+
 /// Goal: a full burst ends a wait, even of a ring that is empty.
 #[test]
 fn a_full_burst_does_not_wait() {

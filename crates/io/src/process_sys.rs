@@ -111,30 +111,43 @@ fn wiped_by_forks() -> Option<&'static AtomicU64> {
 }
 
 /// Takes over a descriptor that this process was started with, such as the one that
-/// `--ready-fd` names; a program executed later does not inherit it.
+/// `--ready-fd` names; a program executed later does not inherit it. Once: it has another number
+/// afterwards.
+///
+/// A descriptor of somebody else in this process is refused, known by what no descriptor has that
+/// came through execve(2): it is closed there. Rust's libraries open all of theirs so.
 ///
 /// # Errors
-/// `InvalidInput` for standard input, output and error, which have other owners; otherwise those
-/// of fcntl(2), above all EBADF for a number that is not open.
-///
-/// Call it before this process opens descriptors of its own: it cannot tell those from inherited
-/// ones.
+/// `InvalidInput` for standard input, output and error, which have other owners, and for those that
+/// this process has opened; otherwise those of fcntl(2), above all EBADF for a number that is not
+/// open.
 pub fn take_inherited(number: RawFd) -> io::Result<OwnedFd> {
     if number <= 2 {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     // SAFETY: fcntl has no memory arguments for this operation; a number that is not open is
     // refused with EBADF.
+    let flags = unsafe { libc::fcntl(number, libc::F_GETFD) };
+    if flags < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if flags & libc::FD_CLOEXEC != 0 {
+        let text = "this process has opened it, and did not inherit it";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+    // SAFETY: as above, for this operation.
     let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) };
     if copy < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: close has no memory arguments; `number` is open (it has just been duplicated) and
-    // above 2. The caller hands it over, see above.
+    // SAFETY: fcntl returned a new descriptor that nobody else owns.
+    let copy = unsafe { OwnedFd::from_raw_fd(copy) };
+    // SAFETY: close has no memory arguments; `number` is open (it has just been duplicated), above
+    // 2 and not closed at execve(2). So nobody in this process has opened it and owns it: it was
+    // inherited, and who started the process hands it over by naming it.
     let closed = unsafe { libc::close(number) };
     debug_assert_eq!(closed, 0, "an open descriptor can be closed");
-    // SAFETY: fcntl returned a new descriptor that nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+    Ok(copy)
 }
 
 /// The user namespace that owns the namespace behind `namespace` (ioctl_ns(2)).
@@ -279,6 +292,26 @@ fn thread_count() -> io::Result<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Goal: a descriptor that has an owner in this process is not taken from it; one that was
+    /// inherited is, once.
+    #[test]
+    fn only_what_was_inherited_is_taken_over() {
+        use std::os::fd::IntoRawFd;
+        let own = std::fs::File::open("/dev/null").unwrap();
+        let refused = take_inherited(own.as_raw_fd()).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
+        own.metadata().expect("it is open");
+        assert_eq!(take_inherited(2).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        // As after execve(2), high enough that no other test gets the number meanwhile.
+        let inherited = rustix::io::fcntl_dupfd_cloexec(&own, 900).unwrap();
+        rustix::io::fcntl_setfd(&inherited, rustix::io::FdFlags::empty()).unwrap();
+        let number = inherited.into_raw_fd();
+        let taken = take_inherited(number).unwrap();
+        assert!(taken.as_raw_fd() != number);
+        let again = take_inherited(number).unwrap_err();
+        assert_eq!(again.raw_os_error(), Some(libc::EBADF));
+    }
 
     /// Goal: each process has a number of its own, also where its parent never asked. Method: the
     /// exit code of the child, whose number is one more than that of the last who has asked.

@@ -5,6 +5,7 @@
 //! Whoever carries out a step decides how: by a request, by a call that does not block, or in a
 //! thread; what is counted and what is an error is decided here, so that it is the same for all.
 
+mod abandon;
 mod moves;
 mod own;
 mod sink;

@@ -469,7 +469,7 @@ impl Drop for Ring {
         for slot in &mut self.slots {
             if let Content::Job(doing) = std::mem::take(&mut slot.content) {
                 // The kernel still has its memory.
-                Box::leak(doing);
+                doing.abandon();
             }
         }
     }

@@ -132,3 +132,31 @@ fn an_unread_notice_keeps_nobody_busy() {
         assert_eq!((outcome.bytes, outcome.failure), (7, None), "{choice:?}");
     }
 }
+
+/// Goal: a socket of a job that the kernel does not give back is closed with the queue; only the
+/// memory stays. Method: a long buffer is lent, and the peer does not read.
+#[test]
+fn a_queue_that_ends_closes_the_sockets_of_its_jobs() {
+    for choice in [Choice::IoUring, Choice::Epoll] {
+        let bell = EventDoorbell::new().unwrap();
+        let Ok(mut back) = BackEnd::new(choice, &bell) else {
+            println!("skipped: this kernel does not allow {choice:?}");
+            continue;
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut peer = listener.accept().unwrap().0;
+        zerocopy::enable_lending(stream.as_fd()).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let socket: Socket = Arc::new(stream.into());
+        let weak = Arc::downgrade(&socket);
+        back.submit(1, Job::Lend(socket, vec![7; 32 << 20])).unwrap();
+        back.wait(Some(Duration::from_millis(100)), &mut Vec::new()).unwrap();
+        drop(back);
+        assert!(weak.upgrade().is_none(), "{choice:?} keeps the socket");
+        // What was sent before comes, and then the end or a reset.
+        peer.set_read_timeout(Some(PATIENCE)).unwrap();
+        let end = peer.read_to_end(&mut Vec::new());
+        assert!(end.is_ok() || end.unwrap_err().kind() == std::io::ErrorKind::ConnectionReset);
+    }
+}

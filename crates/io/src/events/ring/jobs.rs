@@ -39,6 +39,13 @@ pub(super) struct Doing {
     lent: Option<i32>,
 }
 
+impl Doing {
+    /// Gives up a job that the kernel does not give back.
+    pub(super) fn abandon(self) {
+        self.running.abandon();
+    }
+}
+
 /// How long a job pauses while entries of its socket's error queue keep a poll from waiting.
 static LOOK_AGAIN_AFTER: Timespec = Timespec::new().nsec(1_000_000);
 

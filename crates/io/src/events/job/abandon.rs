@@ -1,0 +1,31 @@
+//! Jobs that the kernel does not give back while the queue that has them ends.
+
+use super::super::SendFile;
+use super::moves::Block;
+use super::{Running, Source, Work};
+
+/// What the kernel may still read or write.
+#[expect(dead_code, reason = "it is there for the kernel only")]
+enum Left {
+    Buffer(Vec<u8>),
+    Source(Source),
+    Block(Block),
+    File(SendFile, Block),
+    Work(Work),
+}
+
+impl Running {
+    /// Gives up a job of which the kernel still has memory, which stays for ever. Sockets do not:
+    /// the kernel keeps those that it needs open by itself.
+    pub(in super::super) fn abandon(self) {
+        let left = match self.work {
+            Work::Accept(..) | Work::Connect(..) => return,
+            Work::Receive { buffer, .. } => Left::Buffer(buffer),
+            Work::Send { from, .. } => Left::Source(from),
+            Work::ReceiveFile { block, .. } => Left::Block(block),
+            Work::SendFile(sending) => Left::File(sending.parts, sending.block),
+            work => Left::Work(work),
+        };
+        Box::leak(Box::new(left));
+    }
+}

@@ -15,11 +15,13 @@ const IDLE_AFTER: Duration = Duration::from_secs(1);
 /// Memory of frames that lies together and then goes back: what a few small flows leave is kept,
 /// and they go on without page faults.
 const RELEASED_MIN: usize = 512 << 10;
-/// Signals of Linux, but for the two that the C library keeps for itself.
-const SIGNALS: [RangeInclusive<i32>; 2] = [1..=31, 34..=64];
+/// Signals of Linux, but for the two that the C library keeps for itself, and for those that the
+/// kernel sends to the thread whose instruction failed: if that thread blocks them, the process
+/// ends whatever handler the program has.
+const SIGNALS: [RangeInclusive<i32>; 5] = [1..=3, 6..=6, 9..=10, 12..=30, 34..=64];
 
-/// Starts a thread of a library. It blocks all signals, so that they come to threads of the
-/// program. If it panics the process ends: calls would wait for it for ever.
+/// Starts a thread of a library. It blocks all signals that are sent, so that they come to threads
+/// of the program. If it panics the process ends: calls would wait for it for ever.
 ///
 /// # Errors
 /// There are too many threads, or too little memory.
@@ -109,8 +111,10 @@ mod tests {
         let before = blocked(&status());
         let (sender, receiver) = std::sync::mpsc::channel();
         let thread = spawn(move || sender.send(status()).unwrap()).unwrap();
-        // SIGKILL and SIGSTOP cannot be blocked, 32 and 33 are the C library's.
-        let never = [9, 19, 32, 33].map(|signal| 1 << (signal - 1)).iter().sum::<u64>();
+        // SIGKILL and SIGSTOP cannot be blocked, 32 and 33 are the C library's. An instruction that
+        // fails raises SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGSEGV or SIGSYS.
+        let never =
+            [9, 19, 32, 33, 4, 5, 7, 8, 11, 31].map(|signal| 1 << (signal - 1)).iter().sum::<u64>();
         assert_eq!(blocked(&receiver.recv().unwrap()) | never, u64::MAX);
         assert_eq!(blocked(&status()), before);
         thread.join().unwrap();

@@ -424,6 +424,121 @@ pub fn release_pages(bytes: &mut [u8]) {
     unsafe { libc::syscall(libc::SYS_madvise, bytes.as_mut_ptr(), len, libc::MADV_DONTNEED) };
 }
 
+/// Requests that the kernel carries out by itself and tells events of (io_submit(2)): only such as
+/// are done, or refused, before the call returns. Of this process, not of children that it forks.
+pub(crate) struct Asynchronous(c_ulong);
+
+/// `struct iocb` of linux/aio_abi.h.
+#[repr(C)]
+#[derive(Default)]
+struct AsynchronousRequest {
+    data: u64,
+    /// In the order of the machine.
+    key_and_flags: [u32; 2],
+    operation: u16,
+    priority: i16,
+    file: c_int,
+    buffer: u64,
+    bytes: u64,
+    offset: i64,
+    reserved: u64,
+    flags: u32,
+    event: c_int,
+}
+
+impl Asynchronous {
+    /// Done requests that the kernel keeps until they are taken.
+    const DONE_MAX: usize = 64;
+    const ATTEMPTS_MAX: usize = 1000;
+    /// `IOCB_CMD_PREAD`, `IOCB_CMD_POLL` and `IOCB_FLAG_RESFD`.
+    const READ: u16 = 0;
+    const POLL: u16 = 5;
+    const TELLS: u32 = 1;
+
+    /// Room for the results of a few requests (io_setup(2)).
+    pub(crate) fn new() -> Result<Self, Errno> {
+        let mut context: c_ulong = 0;
+        // SAFETY: the kernel writes one number to `context`, which is zero as it asks for.
+        let made = unsafe {
+            libc::syscall(libc::SYS_io_setup, Self::DONE_MAX as c_ulong, &raw mut context)
+        };
+        check(made).map(|_| Self(context))
+    }
+
+    /// Looks whether `file`, which always is, can be read from, and tells `event`.
+    pub(crate) fn poll(&self, file: BorrowedFd<'_>, event: BorrowedFd<'_>) -> Result<(), Errno> {
+        self.submit(Self::POLL, file, libc::POLLIN as u64, event)
+    }
+
+    /// Reads nothing from `file`, and tells `event`.
+    pub(crate) fn read(&self, file: BorrowedFd<'_>, event: BorrowedFd<'_>) -> Result<(), Errno> {
+        self.submit(Self::READ, file, 0, event)
+    }
+
+    /// Makes room for results as often as there is none: other threads may take it meanwhile, of
+    /// which one gets on each time.
+    fn submit(
+        &self,
+        operation: u16,
+        file: BorrowedFd<'_>,
+        buffer: u64,
+        event: BorrowedFd<'_>,
+    ) -> Result<(), Errno> {
+        for _ in 0..Self::ATTEMPTS_MAX {
+            match self.submit_once(operation, file, buffer, event) {
+                Err(Errno::AGAIN) => self.forget_done(),
+                result => return result,
+            }
+        }
+        Err(Errno::AGAIN)
+    }
+
+    /// Nothing that the kernel is handed is used after the call: a read is of no bytes, and a poll
+    /// has a mask in the place of the address.
+    fn submit_once(
+        &self,
+        operation: u16,
+        file: BorrowedFd<'_>,
+        buffer: u64,
+        event: BorrowedFd<'_>,
+    ) -> Result<(), Errno> {
+        let mut request = AsynchronousRequest {
+            operation,
+            file: file.as_raw_fd(),
+            buffer,
+            flags: Self::TELLS,
+            event: event.as_raw_fd(),
+            ..AsynchronousRequest::default()
+        };
+        let mut list = [&raw mut request];
+        let (count, list): (c_long, _) = (1, list.as_mut_ptr());
+        // SAFETY: the list has one address, of a request that is ours to read and write; neither is
+        // looked at after the call.
+        let submitted = unsafe { libc::syscall(libc::SYS_io_submit, self.0, count, list) };
+        check(submitted).map(drop)
+    }
+
+    /// Makes room for further results.
+    fn forget_done(&self) {
+        // `struct io_event` of linux/aio_abi.h: four numbers.
+        let mut done = [[0_u64; 4]; Self::DONE_MAX];
+        let (least, most) = (0 as c_long, Self::DONE_MAX as c_long);
+        let at_once = std::ptr::null_mut::<libc::timespec>();
+        // SAFETY: the kernel writes up to `most` results, for which `done` has room. For none at
+        // least it does not wait, whatever the time is.
+        let _ = unsafe {
+            libc::syscall(libc::SYS_io_getevents, self.0, least, most, done.as_mut_ptr(), at_once)
+        };
+    }
+}
+
+impl Drop for Asynchronous {
+    fn drop(&mut self) {
+        // SAFETY: the call has no memory arguments; the context is ours, and ends here.
+        let _ = unsafe { libc::syscall(libc::SYS_io_destroy, self.0) };
+    }
+}
+
 fn tun_set_int(fd: BorrowedFd<'_>, request: c_ulong, value: c_int) -> Result<(), Errno> {
     // SAFETY: these requests read one `int`, which lives on our stack.
     let result =

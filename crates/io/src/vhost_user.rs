@@ -8,6 +8,7 @@
 //! 1.2 §2.7, §2.8 and §5.1.
 
 pub mod channel;
+mod closing;
 pub mod control;
 pub mod cut;
 pub mod device;
@@ -21,6 +22,18 @@ mod rings;
 pub mod session;
 pub mod shared;
 pub mod virtq;
+
+/// Makes what all devices of this process share: a context by which guests are told, and a thread
+/// that closes what front ends should not have sent. The first device does so by itself; whoever
+/// forks or restricts the process calls it at the right moment: in the process that will have the
+/// devices, while it may start threads and call io_setup(2).
+///
+/// # Errors
+/// Those of io_setup(2), eventfd(2), pipe(2), and of starting a thread.
+pub fn prepare() -> std::io::Result<()> {
+    event::prepare()?;
+    closing::prepare()
+}
 
 pub use device::{VhostUser, VhostUserCounters, VhostUserError};
 pub use news::{NEWS_MAX, News, REFUSALS_TOLD_MAX, Refusals, SessionEnd};

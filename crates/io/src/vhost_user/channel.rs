@@ -4,13 +4,19 @@
 //! No more is read than the message at hand still lacks: descriptors cannot get to the wrong one.
 //! No call blocks. One thread at a time.
 //!
+//! Of what a front end can send only events and memory are answered for by the kernel alone. To ask
+//! anything else, even to close it, may wait for whoever serves it, so that the first other
+//! descriptor is the end of the connection. It is kept until [`Channel::into_files`].
+//!
 //! Limits: [`DESCRIPTORS_MAX`] per message; a front end that does not read its replies until the
 //! socket is full loses the connection.
 
+use super::event;
 use super::message::{
     DESCRIPTORS_MAX, HEADER_BYTES, Header, HeaderError, PAYLOAD_BYTES_MAX, REPLY_BYTES_MAX, Reply,
     Request, RequestError,
 };
+use super::shared::is_memory;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
@@ -32,6 +38,12 @@ pub enum ChannelError {
     /// More descriptors than any message has.
     #[error("the front end sent more than {DESCRIPTORS_MAX} descriptors at once")]
     Descriptors,
+    /// A descriptor that is neither an event nor memory.
+    #[error(
+        "the front end sent a descriptor that is neither an event nor memory; it has to share \
+         guest memory as a memfd, or as a file of tmpfs or hugetlbfs"
+    )]
+    Foreign,
     /// Replies pile up.
     #[error("the front end does not read its replies")]
     NotRead,
@@ -66,7 +78,10 @@ pub struct Channel {
     socket: OwnedFd,
     bytes: [u8; HEADER_BYTES + PAYLOAD_BYTES_MAX],
     filled: usize,
+    /// Events and memory.
     descriptors: Vec<OwnedFd>,
+    /// All else.
+    foreign: Vec<OwnedFd>,
 }
 
 impl Channel {
@@ -77,6 +92,7 @@ impl Channel {
             bytes: [0; HEADER_BYTES + PAYLOAD_BYTES_MAX],
             filled: 0,
             descriptors: Vec::new(),
+            foreign: Vec::new(),
         }
     }
 
@@ -98,6 +114,13 @@ impl Channel {
         let descriptors = std::mem::take(&mut self.descriptors);
         let request = Request::parse(header.code, &self.bytes[HEADER_BYTES..end], descriptors);
         Ok(Some(Incoming { code: header.code, need_reply: header.need_reply, request }))
+    }
+
+    /// The socket, and what a front end must not send: to close them may take long.
+    pub fn into_files(self) -> Vec<OwnedFd> {
+        let mut files = self.foreign;
+        files.push(self.socket);
+        files
     }
 
     /// Answers request `code`; `descriptor` goes along.
@@ -134,8 +157,8 @@ impl Channel {
     /// Reads until there are `end` bytes; false if they are not there yet.
     fn fill(&mut self, end: usize) -> Result<bool, ChannelError> {
         while self.filled < end {
-            let mut space =
-                [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+            // For all that can come: the kernel closes here, and waits, what it has no room for.
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SENT_MAX))];
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let mut slices = [IoSliceMut::new(&mut self.bytes[self.filled..end])];
             let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
@@ -147,8 +170,14 @@ impl Channel {
             };
             for message in control.drain() {
                 if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                    self.descriptors.extend(descriptors);
+                    for file in descriptors {
+                        let is_ours = is_memory(&file) || event::is_event(&file);
+                        if is_ours { &mut self.descriptors } else { &mut self.foreign }.push(file);
+                    }
                 }
+            }
+            if !self.foreign.is_empty() {
+                return Err(ChannelError::Foreign);
             }
             if received.flags.contains(ReturnFlags::CTRUNC)
                 || self.descriptors.len() > DESCRIPTORS_MAX
@@ -163,6 +192,9 @@ impl Channel {
         Ok(true)
     }
 }
+
+/// Descriptors of one message that the kernel passes on (`SCM_MAX_FD`).
+const SENT_MAX: usize = 253;
 
 impl AsFd for Channel {
     fn as_fd(&self) -> BorrowedFd<'_> {

@@ -35,10 +35,10 @@ pub enum ControlError {
     #[error("ring {0}: {1}")]
     Start(u16, StartError),
     /// A ring's kick descriptor cannot be watched.
-    #[error("ring {0}: its kick descriptor is no event")]
+    #[error("ring {0}: the system does not watch its kick descriptor")]
     Kick(u16),
-    /// What is to be signalled for a ring is no event.
-    #[error("ring {0}: what is to be signalled is no event")]
+    /// What is to be signalled for a ring, or signals it, is no event.
+    #[error("ring {0}: its kick, call or error descriptor is no event")]
     NoEvent(u32),
     /// The area for what is in flight does not fit its rings.
     #[error("an inflight area of {0} bytes does not fit its rings")]
@@ -85,9 +85,13 @@ impl Control {
         rings: &mut Rings,
         request: Request,
     ) -> Result<Answer, ControlError> {
-        if let Request::Ring(ring, RingRequest::Call(Some(file)) | RingRequest::Error(Some(file))) =
-            &request
-            && !event::accept(file)
+        if let Request::Ring(
+            ring,
+            RingRequest::Kick(Some(file))
+            | RingRequest::Call(Some(file))
+            | RingRequest::Error(Some(file)),
+        ) = &request
+            && !event::is_event(file)
         {
             return Err(ControlError::NoEvent(*ring));
         }

@@ -2,35 +2,41 @@
 //!
 //! # Theory of operation
 //!
-//! Touching a mapped page behind the end of its file raises SIGBUS, which ends the process. Where
-//! files cannot be sealed against it, whoever holds the file can do that at any time, between any
-//! check and the access. So accesses are not checked: [`guard`] has the signal handled. If the
-//! address lies in a mapping that is watched (`Watch`), the handler puts zeros of our own in the
-//! place of the whole mapping, notes that it was cut, and the access goes on. Whoever owns the
-//! mapping looks at the note (`Watch::is_cut`) and ends the session. A SIGBUS for any other
-//! address, and one that somebody sent, ends the process as before.
+//! Touching a mapped page behind the end of its file raises SIGBUS, which ends the process; so does
+//! a page that cannot be had, as where huge pages have run out, and one that the machine has lost.
+//! Whoever holds the file can bring that about at any time, between any check and the access, and
+//! seals forbid only some of it. So accesses are not checked: [`guard`] has the signal handled. If
+//! the address lies in a mapping that is watched (`Watch`), as all of a guest's are, the handler
+//! puts zeros of our own in the place of the whole mapping, notes that it was cut, and the access
+//! goes on. Whoever owns the mapping looks at the note (`Watch::is_cut`) and ends the session. A
+//! SIGBUS for any other address, and one that somebody sent, ends the process as before.
 //!
 //! The handler calls nothing but mmap and sigaction, takes no lock and allocates nothing: a watched
 //! mapping is one number in a table that is never moved. What the kernel copies out of such memory
 //! raises no signal, it fails with EFAULT.
 //!
 //! Signal handlers belong to the process, so a library does not take one: without [`guard`] the
-//! process ends. Any thread. Limit: [`WATCHED_MAX`].
+//! process ends. Any thread. Limit: [`WATCHED_MAX`], beyond which nothing is mapped.
 #![allow(unsafe_code)]
 
+use super::memory::REGIONS_MAX;
 use rustix::mm::{MapFlags, ProtFlags};
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::ptr::NonNull;
 use towpath_packet::sync::{AtomicBool, AtomicU64, Ordering};
 
-/// Mappings that can be watched at a time: all regions of 32 guests. Of more, nothing is known.
-pub const WATCHED_MAX: usize = 1024;
+/// Mappings that can be watched at a time: of 256 guests all regions, the dirty log and the area
+/// for what is in flight, each twice while one takes the place of the other.
+pub const WATCHED_MAX: usize = 256 * 2 * (REGIONS_MAX + 2);
 
 /// Addresses are noted in units of 4 KiB, of which every size of page is a multiple.
 const UNIT_BITS: u32 = 12;
 /// Bits for a length, below those for the start: 1 TiB, and addresses of 48 bits.
 const LENGTH_BITS: u32 = 28;
+
+/// An access to memory that the machine has lost (sigaction(2)).
+const BUS_MCEERR_AR: c_int = 4;
 
 /// Start and length in units; zero: not in use. One number, so that it is never half of another.
 static RANGES: [AtomicU64; WATCHED_MAX] = [const { AtomicU64::new(0) }; WATCHED_MAX];
@@ -67,6 +73,10 @@ impl Watch {
         }
         let range = start << LENGTH_BITS | length;
         let slot = RANGES.iter().position(|place| {
+            // Relaxed: a look that spares the exchange where the place is not free.
+            if place.load(Ordering::Relaxed) != 0 {
+                return false;
+            }
             // Release: pairs with the Acquire of whoever takes the place afterwards, and of the
             // handler, which then finds the note below, not that of the range before.
             place.compare_exchange(0, range, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -96,7 +106,8 @@ extern "C" fn on_bus_error(_signal: c_int, info: *mut libc::siginfo_t, _context:
     let info = unsafe { &*info };
     // SAFETY: for this signal the field is the address, or the sender's number if somebody sent it.
     let address = unsafe { info.si_addr() };
-    if info.si_code == libc::BUS_ADRERR && replace(address.addr() as u64) {
+    let is_access = matches!(info.si_code, libc::BUS_ADRERR | BUS_MCEERR_AR);
+    if is_access && replace(address.addr() as u64) {
         return;
     }
     // The access fails again, or the signal comes again, and ends the process. If that cannot be
@@ -165,7 +176,7 @@ mod tests {
         for _ in 0..3 {
             rustix::fs::ftruncate(&cut, 4 * PAGE).unwrap();
             let [mapping, other] = [&cut, &whole].map(|f| Mapping::new(f, 0, 4 * PAGE).unwrap());
-            assert!(!mapping.is_sealed() && !mapping.is_cut());
+            assert!(!mapping.is_cut());
             for mapping in [&mapping, &other] {
                 mapping.stretch(PAGE as usize, 3).write(b"abc");
             }

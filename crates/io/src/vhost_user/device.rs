@@ -6,8 +6,7 @@
 //! kick descriptors of rings that run, and an event that tells that loans ended. Whoever drives
 //! the device watches that one file ([`AsFd`]), level-triggered, and calls [`VhostUser::turn`] when
 //! it is readable and when the moment comes that the last call returned; then it receives and
-//! transmits. Kick descriptors are watched for changes and never read: what a front end passed as
-//! such may be anything.
+//! transmits. Kick descriptors are events, watched for changes and never read.
 //!
 //! Requests are carried out one after the other. One that changes what rings rest upon waits until
 //! these rings stand still ([`Stop`]); meanwhile no packets move, and no further request is read.
@@ -20,11 +19,16 @@
 //! file that the front end shared was [cut](super::cut). [`VhostUser::take_news`] tells all of it.
 //!
 //! One front end at a time: others are disconnected at once. Without one, packets for the guest are
-//! dropped and counted. No call blocks; packets move without allocation. One thread at a time.
+//! dropped and counted. No call blocks, whatever descriptors the front end sent: connections that
+//! it did not close itself are closed on another thread. Packets move without allocation.
+//! One thread at a time.
 //!
 //! Limits: [`REQUESTS_PER_TURN`].
 
+mod kicks;
+
 use super::channel::{Channel, ChannelError, Incoming};
+use super::closing::Closing;
 use super::control::{Control, ControlError};
 use super::event;
 use super::message::{Reply, Request};
@@ -143,6 +147,7 @@ pub struct VhostUser {
     accept_at: Option<Duration>,
     counters: VhostUserCounters,
     news: Board,
+    closing: Closing,
 }
 
 impl VhostUser {
@@ -155,10 +160,11 @@ impl VhostUser {
     /// If `offer` has no pair of queues, or too many.
     pub fn listen(path: &Path, offer: Offer, ledger: Arc<Ledger>) -> Result<Self, VhostUserError> {
         let listener = Listener::bind(path)?;
-        let device = Self::new(Endpoint::Nowhere, offer, ledger)?;
+        let mut device = Self::new(Endpoint::Nowhere, offer, ledger)?;
         // For changes only: who cannot be accepted now is no news all the time.
         device.reactor.add(&listener, TOKEN_ENDPOINT, Interest::READ, true)?;
-        Ok(Self { endpoint: Endpoint::Server(listener), ..device })
+        device.endpoint = Endpoint::Server(listener);
+        Ok(device)
     }
 
     /// A device that connects to front ends at `path`, again after each.
@@ -196,6 +202,7 @@ impl VhostUser {
     }
 
     fn new(endpoint: Endpoint, offer: Offer, ledger: Arc<Ledger>) -> Result<Self, VhostUserError> {
+        super::prepare()?;
         let ring_count = Session::new(offer).ring_count();
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let event = eventfd(0, flags).map_err(io::Error::from)?;
@@ -217,6 +224,7 @@ impl VhostUser {
             accept_at: None,
             counters: VhostUserCounters::default(),
             news: Board::default(),
+            closing: Closing::default(),
         })
     }
 
@@ -336,9 +344,16 @@ impl VhostUser {
     fn accept(&mut self) -> Result<(), VhostUserError> {
         self.accept_at = None;
         loop {
+            if self.closing.is_full() {
+                self.accept_at = Some(self.now + RETRY_INTERVAL);
+                return Ok(());
+            }
             let Endpoint::Server(listener) = &self.endpoint else { return Ok(()) };
             match listener.accept() {
-                Ok(Some(_)) if self.peer.is_some() => self.counters.turned_away += 1,
+                Ok(Some(socket)) if self.peer.is_some() => {
+                    self.counters.turned_away += 1;
+                    self.closing.close(vec![socket]);
+                }
                 Ok(Some(socket)) => self.meet(socket)?,
                 Ok(None) => return Ok(()),
                 // No descriptors or no memory: it waits, and so do we.
@@ -362,6 +377,9 @@ impl VhostUser {
         }
         *at = self.now + RETRY_INTERVAL;
         let at = *at;
+        if self.closing.is_full() {
+            return Ok(Some(at));
+        }
         match endpoint::connect(path)? {
             Some(socket) => self.meet(socket).map(|()| None),
             None => Ok(Some(at)),
@@ -380,7 +398,7 @@ impl VhostUser {
                         break;
                     }
                     match next {
-                        Next::End(end) => return self.part(end),
+                        Next::End(end) => return self.part(peer, end),
                         Next::Request(code, need_reply, request) => {
                             let done = self.carry_out(&mut peer, (code, need_reply), request);
                             peer.pending = done.err().map(|end| self.ending(&peer, end));
@@ -480,60 +498,46 @@ impl VhostUser {
     }
 
     /// Forgets a front end whose rings stand still.
-    fn part(&mut self, end: SessionEnd) {
+    fn part(&mut self, peer: Peer, end: SessionEnd) {
         self.unwatch_kicks();
         self.control = Control::new();
-        self.counters.sent_away += u64::from(end != ChannelError::Closed.into());
+        if end != ChannelError::Closed.into() {
+            self.counters.sent_away += 1;
+            self.hang_up(peer.channel);
+        }
         self.news.put(News::Ended(end));
         if let Endpoint::Client(_, at) = &mut self.endpoint {
             *at = self.now + RETRY_INTERVAL;
         }
     }
 
-    /// Has the reactor watch the kick descriptors of rings that run, and no others.
-    fn watch_kicks(&mut self, session: &Session) -> Result<(), ControlError> {
-        let running = session.running();
-        let mut result = Ok(());
-        for (ring, watched) in (0..).zip(&mut self.kicks) {
-            let wanted = session.kick(ring).filter(|_| running.contains(ring));
-            let is_same = match (&*watched, wanted) {
-                (Some(watched), Some(wanted)) => Arc::ptr_eq(watched, wanted),
-                (None, None) => true,
-                _ => false,
-            };
-            if is_same {
-                continue;
-            }
-            if let Some(old) = watched.take() {
-                // It was added, and is still open.
-                let _ = self.reactor.remove(&*old);
-            }
-            let Some(wanted) = wanted else { continue };
-            let token = TOKEN_KICK + u64::from(ring);
-            match self.reactor.add(&**wanted, token, Interest::READ, true) {
-                Ok(()) => *watched = Some(wanted.clone()),
-                Err(_) => result = Err(ControlError::Kick(ring)),
-            }
-        }
-        result
+    /// Closes a connection in which descriptors may wait.
+    fn hang_up(&self, channel: Channel) {
+        // It was added, and is still open.
+        let _ = self.reactor.remove(&channel);
+        self.closing.close(channel.into_files());
     }
 
-    fn unwatch_kicks(&mut self) {
-        for kick in self.kicks.iter_mut().filter_map(Option::take) {
-            // As above.
-            let _ = self.reactor.remove(&*kick);
-        }
-    }
-
-    /// Tells the front end which rings its driver broke.
+    /// Tells which rings their driver broke, once each.
     fn tell_broken(&mut self) {
         let broken = self.rings.take_broken();
         let Some(peer) = &self.peer else { return };
         for ring in broken.iter() {
             self.counters.broken += 1;
+            if let Some(reason) = self.rings.reason(ring) {
+                self.news.put(News::Broken { ring, reason });
+            }
             if let Some(error) = peer.session.error(ring) {
                 event::signal(error);
             }
+        }
+    }
+}
+
+impl Drop for VhostUser {
+    fn drop(&mut self) {
+        if let Some(peer) = self.peer.take() {
+            self.hang_up(peer.channel);
         }
     }
 }

@@ -41,9 +41,6 @@ pub enum MemoryError {
     /// No such region is there.
     #[error("there is no such memory region")]
     Unknown,
-    /// Its file can be cut by others, and that was forbidden.
-    #[error("a memory region's file is not sealed against shrinking")]
-    Shrinkable,
     /// Its file could not be mapped.
     #[error(transparent)]
     Map(#[from] MapError),
@@ -71,18 +68,12 @@ pub struct GuestMemory {
     /// Sorted by guest address.
     regions: Arc<[Region]>,
     log: Option<Arc<DirtyLog>>,
-    sealed_only: bool,
 }
 
 impl GuestMemory {
     /// No memory yet.
     pub fn new() -> Self {
         Self::default()
-    }
-
-    /// As [`GuestMemory::new`], but refuses files that somebody else can cut while they are mapped.
-    pub fn sealed_only() -> Self {
-        Self { sealed_only: true, ..Self::default() }
     }
 
     /// The same without regions: with the log.
@@ -117,9 +108,6 @@ impl GuestMemory {
             return Err(MemoryError::Overlap);
         }
         let mapping = Mapping::new(file, file_offset, bytes)?;
-        if self.sealed_only && !mapping.is_sealed() {
-            return Err(MemoryError::Shrinkable);
-        }
         let mut regions = self.regions.to_vec();
         let place = regions.partition_point(|region| region.layout.guest_address < guest_address);
         regions.insert(place, Region { layout, count: 1, mapping: Arc::new(mapping) });
@@ -160,11 +148,6 @@ impl GuestMemory {
     /// Regions.
     pub fn region_count(&self) -> usize {
         self.regions.len()
-    }
-
-    /// True if no file can be cut while it is mapped.
-    pub fn is_sealed(&self) -> bool {
-        self.regions.iter().all(|region| region.mapping.is_sealed())
     }
 
     /// True if a file was cut while it is mapped, that of the log included.

@@ -1,18 +1,19 @@
 //! What happened to a device beside packets: refusals and their reasons, sessions and their ends.
 //!
 //! Everything is counted. For whoever wants to read it, the last [`NEWS_MAX`] events are kept in
-//! words; of the refusals of one session only the first [`REFUSALS_TOLD_MAX`] are, so that a front
-//! end cannot fill a log by them.
+//! words; of what is refused or broken in one session only the first [`REFUSALS_TOLD_MAX`] are, so
+//! that a front end cannot fill a log by them.
 
 use super::channel::ChannelError;
 use super::control::ControlError;
 use super::message;
+use super::virtq::Broken;
 use std::collections::VecDeque;
 use std::fmt;
 
 /// News that wait to be read; the oldest go first.
 pub const NEWS_MAX: usize = 32;
-/// Refusals of one session that are told and not only counted.
+/// Refusals and broken rings of one session that are told and not only counted.
 pub const REFUSALS_TOLD_MAX: u32 = 16;
 
 /// Why a session ended.
@@ -46,6 +47,13 @@ pub enum News {
         /// Why.
         error: ControlError,
     },
+    /// The driver broke a ring, which is left alone until it is started anew.
+    Broken {
+        /// The ring.
+        ring: u16,
+        /// How.
+        reason: Broken,
+    },
     /// A session is over.
     Ended(SessionEnd),
 }
@@ -56,6 +64,9 @@ impl fmt::Display for News {
             Self::Began => write!(f, "a front end has connected"),
             Self::Refused { code, error } => {
                 write!(f, "{} is refused: {error}", message::name(*code))
+            }
+            Self::Broken { ring, reason } => {
+                write!(f, "ring {ring} is left alone until the guest starts it anew: {reason}")
             }
             Self::Ended(end) => write!(f, "the connection is over: {end}"),
         }
@@ -119,15 +130,15 @@ impl Refusals {
 #[derive(Default)]
 pub(super) struct Board {
     waiting: VecDeque<News>,
-    /// Refusals told since the session began.
+    /// Refusals and broken rings told since the session began.
     told: u32,
 }
 
 impl Board {
     pub(super) fn put(&mut self, news: News) {
         match news {
-            News::Refused { .. } if self.told == REFUSALS_TOLD_MAX => return,
-            News::Refused { .. } => self.told += 1,
+            News::Refused { .. } | News::Broken { .. } if self.told == REFUSALS_TOLD_MAX => return,
+            News::Refused { .. } | News::Broken { .. } => self.told += 1,
             News::Began => self.told = 0,
             News::Ended(_) => {}
         }

@@ -12,7 +12,8 @@
 use super::memory::GuestMemory;
 use super::session::{RINGS_MAX, RingSet, Session};
 use super::virtq::{
-    QueueConfig, ReceiveCounters, ReceiveQueue, StartError, Stop, TransmitCounters, TransmitQueue,
+    Broken, QueueConfig, ReceiveCounters, ReceiveQueue, StartError, Stop, TransmitCounters,
+    TransmitQueue,
 };
 use rustix::fd::OwnedFd;
 use std::ops::AddAssign;
@@ -204,6 +205,10 @@ impl Rings {
         for pair in (0..count).map(|step| (self.first + step) % count) {
             let ring = transmit_ring(pair);
             let Some(queue) = &mut self.transmit[pair] else { continue };
+            if queue.broken().is_some() {
+                // It was told, and is left alone until it is started anew.
+                continue;
+            }
             let mut looks = 0;
             let result = loop {
                 let result = if session.is_enabled(ring) {
@@ -323,6 +328,16 @@ impl Rings {
     /// Rings found broken since the last call.
     pub(super) fn take_broken(&mut self) -> RingSet {
         std::mem::take(&mut self.broken)
+    }
+
+    /// What broke a ring that runs.
+    pub(super) fn reason(&self, ring: u16) -> Option<Broken> {
+        let pair = usize::from(ring / 2);
+        if is_receive(ring) {
+            self.receive[pair].as_ref().and_then(ReceiveQueue::broken)
+        } else {
+            self.transmit[pair].as_ref().and_then(TransmitQueue::broken)
+        }
     }
 }
 

@@ -5,15 +5,17 @@
 //! everything else is copied in or out whole. All accesses are checked against the length.
 //!
 //! Invariant: `start` points to `bytes` bytes that stay mapped, readable and writable while the
-//! [`Mapping`] lives. They may still fail to be *there*: if somebody cuts the file, touching what
-//! is gone raises SIGBUS. [`Mapping::new`] therefore looks at the file's length and forbids the
-//! file to shrink where its kind allows that ([`Mapping::is_sealed`]); others are watched, see
-//! [`cut`](super::cut). Any thread.
+//! [`Mapping`] lives. They may still fail to be *there*: if somebody cuts the file, or no page can
+//! be had for a hole in it, touching them raises SIGBUS. So every mapping is watched, see
+//! [`cut`](super::cut), or refused.
+//!
+//! Only memory is mapped: files of memfd_create(2), tmpfs and hugetlbfs. Pages of all others come
+//! from somewhere that may never answer, such as a process that serves the file (FUSE), and whoever
+//! touches them would wait for it. Any thread.
 #![allow(unsafe_code)]
 
 use super::cut::Watch;
-use rustix::fd::OwnedFd;
-use rustix::fs::SealFlags;
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use std::ffi::c_void;
@@ -32,6 +34,15 @@ pub enum MapError {
     /// The file ends before the range does.
     #[error("the file is shorter than what is to be mapped of it")]
     Short,
+    /// The file is no memory: touching it may wait for whoever serves it.
+    #[error("the file is no memory: share a memfd, or a file of tmpfs or hugetlbfs")]
+    Kind,
+    /// Its pages are huge, and there are not as many.
+    #[error("there are too few free huge pages: have more, or share ordinary memory")]
+    HugePages,
+    /// There are [`WATCHED_MAX`](super::cut::WATCHED_MAX) mappings.
+    #[error("there are too many mappings of shared memory in this process")]
+    TooMany,
     /// The kernel refused.
     #[error("mapping shared memory failed: {0}")]
     System(Errno),
@@ -41,12 +52,15 @@ pub enum MapError {
 pub struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
-    /// The whole mapping, which begins and ends on pages.
-    map: NonNull<c_void>,
-    map_bytes: usize,
-    sealed: bool,
-    /// Of a file that can be cut.
-    watch: Option<Watch>,
+    /// Dropped before what it watches is unmapped: others may get the same addresses.
+    watch: Watch,
+    _whole: Whole,
+}
+
+/// A whole mapping, which begins and ends on pages.
+struct Whole {
+    start: NonNull<c_void>,
+    bytes: usize,
 }
 
 // SAFETY: a mapping belongs to the process, not to a thread.
@@ -55,15 +69,20 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps the bytes `offset..offset + bytes` of `file`, which is not needed afterwards.
+    /// Maps the bytes `offset..offset + bytes` of `file`, which is not needed afterwards. Waits for
+    /// nobody, whatever the file is.
     pub fn new(file: &OwnedFd, offset: u64, bytes: u64) -> Result<Self, MapError> {
         let end = offset.checked_add(bytes).ok_or(MapError::Range)?;
-        let sealed = seal(file);
-        // Looked at after sealing: from then on it can only grow.
+        // Before anything else is asked: who serves another file may not answer.
+        if !is_memory(file) {
+            return Err(MapError::Kind);
+        }
         let stat = rustix::fs::fstat(file).map_err(MapError::System)?;
         if u64::try_from(stat.st_size).unwrap_or(0) < end {
             return Err(MapError::Short);
         }
+        let file_system = rustix::fs::fstatfs(file).map_err(MapError::System)?.f_type;
+        let is_huge = file_system as u64 == HUGETLBFS_MAGIC;
         // Files of huge pages are mapped in whole ones, which their block size tells.
         let page = rustix::param::page_size() as u64;
         let block = u64::try_from(stat.st_blksize).unwrap_or(0);
@@ -75,19 +94,26 @@ impl Mapping {
         if bytes == 0 || isize::try_from(map_bytes).is_err() {
             return Err(MapError::Range);
         }
-        let (protection, flags) =
-            (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
+        // Of huge pages those that the file lacks are reserved now, or this fails: they do not come
+        // from memory at large, and touching one that cannot be had is the end of the session.
+        let reserve = if is_huge { MapFlags::empty() } else { MapFlags::NORESERVE };
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | reserve);
         // SAFETY: a new mapping at an address that the kernel chooses.
         let map = unsafe {
             rustix::mm::mmap(std::ptr::null_mut(), map_bytes, protection, flags, file, first)
         };
-        let map = NonNull::new(map.map_err(MapError::System)?).ok_or(MapError::Range)?;
+        let map = map.map_err(|errno| match errno {
+            Errno::NOMEM if is_huge => MapError::HugePages,
+            errno => MapError::System(errno),
+        })?;
+        let map = NonNull::new(map).ok_or(MapError::Range)?;
+        let whole = Whole { start: map, bytes: map_bytes };
         // SAFETY: `offset - first < block`, and the mapping reaches to `end` at least.
         let start = unsafe { map.cast::<u8>().add((offset - first) as usize) };
         // SAFETY: all of the mapping, which ends with the value, after the watch. What is in it
         // may change at any time anyhow.
-        let watch = if sealed { None } else { unsafe { Watch::new(map, map_bytes) } };
-        Ok(Self { start, bytes, map, map_bytes, sealed, watch })
+        let watch = unsafe { Watch::new(map, map_bytes) }.ok_or(MapError::TooMany)?;
+        Ok(Self { start, bytes, watch, _whole: whole })
     }
 
     /// Bytes that were asked for.
@@ -95,14 +121,9 @@ impl Mapping {
         self.bytes
     }
 
-    /// True if nobody can shrink the file, so that touching the memory cannot fail.
-    pub fn is_sealed(&self) -> bool {
-        self.sealed
-    }
-
     /// True if somebody has cut the file and what was there is lost.
     pub fn is_cut(&self) -> bool {
-        self.watch.as_ref().is_some_and(Watch::is_cut)
+        self.watch.is_cut()
     }
 
     /// The bytes `at..at + bytes`.
@@ -132,22 +153,22 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for Whole {
     fn drop(&mut self) {
-        // First: others may get the same addresses.
-        self.watch = None;
-        // SAFETY: our mapping, and whoever points into it borrows or counts `self`.
-        // An error means that it was not mapped, which is what is wanted.
-        let _ = unsafe { rustix::mm::munmap(self.map.as_ptr(), self.map_bytes) };
+        // SAFETY: our mapping, and whoever points into it borrows or counts the value that this is
+        // a part of. An error means that it was not mapped, which is what is wanted.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr(), self.bytes) };
     }
 }
 
-/// Forbids the file to shrink, if it is of a kind that can promise it and its maker did not say
-/// that nothing more may be promised.
-fn seal(file: &OwnedFd) -> bool {
-    let sealed = || rustix::fs::fcntl_get_seals(file).is_ok_and(|s| s.contains(SealFlags::SHRINK));
-    sealed() || (rustix::fs::fcntl_add_seals(file, SealFlags::SHRINK).is_ok() && sealed())
+/// True if `file` is memory: of memfd_create(2), tmpfs or hugetlbfs. Files of no other kind have
+/// seals, and the kernel asks nobody for them.
+pub(super) fn is_memory(file: impl AsFd) -> bool {
+    rustix::fs::fcntl_get_seals(file).is_ok()
 }
+
+/// Files of huge pages (statfs(2)).
+const HUGETLBFS_MAGIC: u64 = 0x958458f6;
 
 /// A range of a mapping.
 #[derive(Clone, Copy)]

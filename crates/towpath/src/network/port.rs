@@ -7,7 +7,7 @@ use std::time::Duration;
 use towpath_io::pcapng::Direction;
 use towpath_io::stream::StreamPort;
 use towpath_io::tap::{Features, Tap};
-use towpath_io::vhost_user::{Offer, VhostUser, memory, virtq};
+use towpath_io::vhost_user::{Offer, VhostUser, cut, memory, virtq};
 use towpath_net::switch::{self, PortId, Switch};
 use towpath_net::time::Instant;
 use towpath_packet::ring::{self, Consumer, Producer, Silent};
@@ -334,6 +334,10 @@ impl AsFd for Port {
         }
     }
 }
+
+// Each port can have all regions of its guest, its log and its area for what is in flight mapped,
+// twice while one takes the place of the other: none takes the places of others.
+const _: () = assert!(switch::PORTS_MAX * 2 * (memory::REGIONS_MAX + 2) <= cut::WATCHED_MAX);
 
 /// A moment of a device, which counts as the worker's clock does.
 fn at(elapsed: Duration) -> Instant {

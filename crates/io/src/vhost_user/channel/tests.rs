@@ -1,10 +1,12 @@
 //! Messages in parts, with descriptors where they do not belong, and without end.
 
 use super::*;
+use crate::reactor::{Events, Interest, Reactor};
 use crate::vhost_user::message::RingRequest;
-use std::fs::File;
-use std::io::{PipeReader, Read, Write};
+use rustix::event::{EventfdFlags, eventfd};
+use std::io::Write;
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 const GET_FEATURES: u32 = 1;
 const SET_VRING_KICK: u32 = 12;
@@ -30,14 +32,18 @@ fn send(socket: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
     assert_eq!(sent, Ok(bytes.len()));
 }
 
-/// A descriptor, and a pipe that ends when it is closed everywhere.
-fn watched() -> (PipeReader, OwnedFd) {
-    let (reader, writer) = std::io::pipe().unwrap();
-    (reader, writer.into())
+/// An event, and who tells whether it is open anywhere: of what is closed nothing is told.
+fn watched() -> (Reactor, OwnedFd) {
+    let event = eventfd(1, EventfdFlags::empty()).unwrap();
+    let reactor = Reactor::new().unwrap();
+    reactor.add(&event, 0, Interest::READ, false).unwrap();
+    (reactor, event)
 }
 
-fn assert_closed(mut reader: PipeReader) {
-    assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+fn is_open(reactor: &mut Reactor) -> bool {
+    let mut events = Events::default();
+    reactor.wait(Some(Duration::ZERO), &mut events).unwrap();
+    !events.is_empty()
 }
 
 #[test]
@@ -59,7 +65,7 @@ fn a_message_may_come_byte_by_byte() {
 #[test]
 fn descriptors_stay_with_their_message() {
     let (front_end, mut channel) = pair();
-    let file = File::open("/dev/null").unwrap();
+    let (_, file) = watched();
     send(&front_end, &message(GET_FEATURES, &[]), &[]);
     send(&front_end, &message(SET_VRING_KICK, &[0; 8]), &[file.as_fd()]);
     let first = channel.receive().unwrap().unwrap();
@@ -72,54 +78,71 @@ fn descriptors_stay_with_their_message() {
 #[test]
 fn a_refused_message_is_followed_by_others() {
     let (front_end, mut channel) = pair();
-    let (reader, file) = watched();
+    let (mut reactor, file) = watched();
     send(&front_end, &message(GET_FEATURES, &[]), &[file.as_fd()]);
     drop(file);
     let refused = channel.receive().unwrap().unwrap();
     let expected = RequestError::Descriptors { code: GET_FEATURES, count: 1 };
     assert_eq!(refused.request.unwrap_err(), expected);
-    assert_closed(reader);
-    let (reader, file) = watched();
+    assert!(!is_open(&mut reactor));
+    let (mut reactor, file) = watched();
     let bytes = message(SET_VRING_KICK, &[0; 8]);
     send(&front_end, &bytes[..12], &[]);
     send(&front_end, &bytes[12..], &[file.as_fd()]);
     drop(file);
     let incoming = channel.receive().unwrap().unwrap();
+    assert!(is_open(&mut reactor));
     assert!(matches!(incoming.request, Ok(Request::Ring(0, RingRequest::Kick(Some(_))))));
     drop(incoming);
-    assert_closed(reader);
+    assert!(!is_open(&mut reactor));
 }
 
 #[test]
 fn too_many_descriptors_end_the_connection() {
     let (front_end, mut channel) = pair();
-    let (reader, file) = watched();
+    let (mut reactor, file) = watched();
     let nine = [file.as_fd(); DESCRIPTORS_MAX + 1];
     send(&front_end, &message(GET_FEATURES, &[]), &nine);
     assert_eq!(channel.receive().unwrap_err(), ChannelError::Descriptors);
     drop((channel, file));
-    assert_closed(reader);
+    assert!(!is_open(&mut reactor));
     // One with each byte.
     let (front_end, mut channel) = pair();
-    let (reader, file) = watched();
+    let (mut reactor, file) = watched();
     for byte in message(GET_FEATURES, &[]) {
         send(&front_end, &[byte], &[file.as_fd()]);
     }
     assert_eq!(channel.receive().unwrap_err(), ChannelError::Descriptors);
     drop((channel, file));
-    assert_closed(reader);
+    assert!(!is_open(&mut reactor));
 }
 
 /// Descriptors of a message that never ends are closed with the connection.
 #[test]
 fn the_end_in_the_middle_of_a_message() {
     let (front_end, mut channel) = pair();
-    let (reader, file) = watched();
+    let (mut reactor, file) = watched();
     send(&front_end, &message(SET_VRING_KICK, &[0; 8])[..15], &[file.as_fd()]);
     drop((front_end, file));
     assert_eq!(channel.receive().unwrap_err(), ChannelError::Closed);
     drop(channel);
-    assert_closed(reader);
+    assert!(!is_open(&mut reactor));
+}
+
+/// Goal: what is neither an event nor memory ends the connection, wherever it comes, and is left
+/// for somebody who can wait to close it.
+#[test]
+fn descriptors_of_other_kinds_end_the_connection() {
+    let (front_end, mut channel) = pair();
+    let (mut reactor, event) = watched();
+    let (_reader, pipe) = std::io::pipe().unwrap();
+    let files = [event.as_fd(), pipe.as_fd(), pipe.as_fd()];
+    send(&front_end, &message(GET_FEATURES, &[])[..3], &files);
+    drop(event);
+    assert_eq!(channel.receive().unwrap_err(), ChannelError::Foreign);
+    // The socket goes along.
+    assert_eq!(channel.into_files().len(), 2 + 1);
+    assert!(!is_open(&mut reactor));
 }
 
 #[test]
@@ -139,7 +162,7 @@ fn bad_headers_end_the_connection() {
 #[test]
 fn replies_carry_a_descriptor() {
     let (front_end, channel) = pair();
-    let (reader, file) = watched();
+    let (mut reactor, file) = watched();
     channel.send(31, &Reply::Number(7), Some(file.as_fd())).unwrap();
     drop(file);
     let mut bytes = [0; 64];
@@ -150,7 +173,7 @@ fn replies_carry_a_descriptor() {
     assert_eq!(got.bytes, 20);
     assert_eq!(control.drain().count(), 1);
     drop(control);
-    assert_closed(reader);
+    assert!(!is_open(&mut reactor));
 }
 
 /// A front end that asks and never reads.

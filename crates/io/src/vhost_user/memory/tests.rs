@@ -66,26 +66,53 @@ fn a_region_is_there_as_long_as_one_pair_of_queues_has_it() {
     assert_eq!(memory.remove(&region), Err(MemoryError::Unknown));
 }
 
-/// Goal: a file of which nobody said otherwise cannot shrink while it is mapped, and where that
-/// cannot be had it is known, and refused on request.
+/// Goal: only memory is mapped, however it is sealed. Method: each kind of file that somebody may
+/// share, those among them whose pages come from elsewhere.
 #[test]
-fn mapped_files_do_not_shrink() {
+fn files_that_are_no_memory_are_refused() {
     let region = layout(0, PAGE, 0, 0);
-    let sealable = file(PAGE, MemfdFlags::ALLOW_SEALING);
-    let mut memory = GuestMemory::sealed_only();
-    memory.add(region, &sealable).expect("it can be sealed");
-    assert!(memory.is_sealed());
-    assert!(rustix::fs::ftruncate(&sealable, 0).is_err(), "it holds");
+    let add = |file: &OwnedFd| GuestMemory::new().add(region, file);
+    for seals in [SealFlags::empty(), SealFlags::SHRINK | SealFlags::SEAL] {
+        let memory = file(PAGE, MemfdFlags::ALLOW_SEALING);
+        rustix::fs::fcntl_add_seals(&memory, seals).expect("it may be sealed");
+        assert_eq!(add(&memory), Ok(()), "{seals:?}");
+    }
+    let open = |path: &str| -> OwnedFd {
+        std::fs::File::options().read(true).write(true).open(path).expect(path).into()
+    };
+    let (pipe, _end) = std::io::pipe().expect("a pipe");
+    let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).expect("an event");
+    let own = std::fs::File::open("/proc/self/exe").expect("what runs").into();
+    for file in [open("/dev/zero"), open("/proc/self/mem"), own, pipe.into(), event] {
+        assert_eq!(add(&file), Err(MemoryError::Map(MapError::Kind)), "{file:?}");
+    }
+}
 
-    let closed = file(PAGE, MemfdFlags::empty());
-    assert_eq!(GuestMemory::sealed_only().add(region, &closed), Err(MemoryError::Shrinkable));
-    let mut memory = GuestMemory::new();
-    memory.add(region, &closed).expect("accepted all the same");
-    assert!(!memory.is_sealed());
-
-    let sealed = file(PAGE, MemfdFlags::ALLOW_SEALING);
-    rustix::fs::fcntl_add_seals(&sealed, SealFlags::SHRINK | SealFlags::SEAL).expect("sealed");
-    GuestMemory::sealed_only().add(region, &sealed).expect("sealed by its maker");
+/// Goal: huge pages that cannot be had are refused when they are shared, and do not end the process
+/// when they are touched.
+#[test]
+fn huge_pages_that_are_not_there_are_refused() {
+    let free = std::fs::read_to_string("/proc/meminfo").expect("of every kernel");
+    let is_free = |line: &str| line.starts_with("HugePages_Free:") && !line.ends_with(" 0");
+    if free.lines().any(is_free) {
+        println!("skipped: there are free huge pages");
+        return;
+    }
+    let flags = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB | MemfdFlags::ALLOW_SEALING;
+    let Ok(huge) = rustix::fs::memfd_create("huge", flags) else {
+        println!("skipped: the kernel has no huge pages of 2 MiB");
+        return;
+    };
+    rustix::fs::ftruncate(&huge, 2 << 20).expect("it grows");
+    for seals in [SealFlags::empty(), SealFlags::SHRINK] {
+        rustix::fs::fcntl_add_seals(&huge, seals).expect("it may be sealed");
+        let mut memory = GuestMemory::new();
+        let added = memory.add(layout(0, 2 << 20, 0, 0), &huge);
+        if added.is_ok() {
+            memory.write(0, &[1]).expect("in memory");
+        }
+        assert_eq!(added, Err(MemoryError::Map(MapError::HugePages)));
+    }
 }
 
 /// Goal: every byte of the address space is either found where it belongs or refused, across

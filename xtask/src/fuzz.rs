@@ -147,7 +147,7 @@ fn build() -> Result<PathBuf, String> {
 }
 
 /// The compiler's host, and whether it has the address sanitizer's runtime.
-fn compiler() -> Result<(String, bool), String> {
+pub(crate) fn compiler() -> Result<(String, bool), String> {
     let rustc = std::env::var_os("RUSTC").unwrap_or("rustc".into());
     let ask = |arguments: &[&str]| {
         let output = Command::new(&rustc).args(arguments).current_dir(root()).output();

@@ -11,6 +11,7 @@ mod guard;
 mod man;
 mod packetdrill;
 mod rfc;
+mod scribble;
 mod source;
 mod tidy;
 
@@ -25,7 +26,9 @@ cargo xtask COMMAND
   fuzz [TARGET] [SECONDS]  one fuzz target, or all of them; 60 seconds each
   man                      write docs/man/towpath.1
   packetdrill DIR [...]    packetdrill's scripts in DIR (gtests/net of its repository): which pass
-  rfc                      sections of RFCs that code cites, and whether a test cites them too";
+  rfc                      sections of RFCs that code cites, and whether a test cites them too
+  scribble [SECONDS]       a front end that writes anything to shared memory, with the address
+                           sanitizer; 60 seconds";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
         ["man"] => man::write(),
         ["packetdrill", ref rest @ ..] => packetdrill::run(rest),
         ["rfc"] => rfc::run(),
+        ["scribble", ref rest @ ..] if rest.len() <= 1 => scribble::run(rest),
         _ => {
             eprintln!("{HELP}");
             return ExitCode::from(2);

@@ -1,0 +1,509 @@
+//! A front end that writes anything to all memory that it shares, at any time, and another that
+//! does nothing wrong: the first must harm itself only.
+//!
+//! One thread serves two ports, as a switch does: what the hostile guest sends goes to it and to
+//! its neighbour, what the neighbour sends comes back to the neighbour, who looks at each byte. The
+//! hostile side is one thread: of each step most of what it writes is what a driver could have
+//! meant, so that more than the first check is reached, and the rest is anything. It writes to
+//! rings, tables, buffers, the area for what is in flight and the dirty log, stops and starts its
+//! rings, cuts its memory and comes again.
+//!
+//! `TOWPATH_SCRIBBLE_SECONDS` makes it longer, `TOWPATH_SEED` another. `cargo xtask scribble` runs
+//! it with the address sanitizer.
+#![expect(clippy::disallowed_methods, reason = "the test watches the clock")]
+
+use std::io::{IoSlice, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use towpath_io::vhost_user::driver::{DriverQueue, FrontEnd, GuestRam, RECEIVE, TRANSMIT};
+use towpath_io::vhost_user::session::{feature, protocol};
+use towpath_io::vhost_user::shared::Mapping;
+use towpath_io::vhost_user::virtq::{Segment, feature as ring_feature, inflight::region_bytes};
+use towpath_io::vhost_user::{Offer, VhostUser, cut};
+use towpath_packet::{Burst, Device, Memory, MemoryConfig};
+
+/// How long it takes in the ordinary run.
+const SECONDS: u64 = 4;
+/// How long the neighbour waits for a packet of its own.
+const PATIENCE: Duration = Duration::from_secs(20);
+const BASE: u64 = 0x10_0000;
+const REGION: u64 = 0x8_0000;
+const BUFFERS: u64 = BASE + 0x4_0000;
+const SIZE: u16 = 16;
+/// Bytes of the neighbour's buffers.
+const BUFFER: u64 = 0x1000;
+const HEADER: usize = 12;
+/// How the neighbour knows its own packets.
+const MARK: &[u8; 14] = b"the neighbour!";
+const LOG_BYTES: u64 = (BASE + 2 * REGION) / 4096 / 8;
+
+/// Numbers from a seed: splitmix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Below `bound`.
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    /// Once in so many times.
+    fn one_in(&mut self, times: u64) -> bool {
+        self.below(times) == 0
+    }
+}
+
+/// What came of the hostile side.
+#[derive(Debug)]
+struct Served {
+    sessions: u64,
+    broken: u64,
+    sent: u64,
+    lent: u64,
+    received: u64,
+}
+
+/// Goal: whatever a front end and its guest write to the memory that they share, and whenever,
+/// their neighbour's packets come back as they were, and nothing ends but their own session.
+#[test]
+fn whoever_scribbles_harms_itself_only() {
+    let seconds = std::env::var("TOWPATH_SCRIBBLE_SECONDS").ok();
+    let seconds = seconds.map_or(SECONDS, |text| text.parse().expect("a number of seconds"));
+    let seed = std::env::var("TOWPATH_SEED").ok();
+    let seed = seed.map_or(Some(1), |text| match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    });
+    let seed = seed.expect("a number");
+    println!("TOWPATH_SEED={seed}");
+    cut::guard().expect("SIGBUS can be handled");
+    let folder = std::env::temp_dir().join(format!("towpath-scribble-{}", std::process::id()));
+    std::fs::create_dir(&folder).expect("a folder");
+    let paths = ["hostile", "neighbour"].map(|name| folder.join(name));
+    let listen = |path: &PathBuf| VhostUser::listen(path, Offer::default(), Arc::default());
+    let devices = [0, 1].map(|index| listen(&paths[index]).expect("a device"));
+    let is_over = AtomicBool::new(false);
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let (served, exchanged) = std::thread::scope(|scope| {
+        let served = scope.spawn(|| serve(devices, &is_over));
+        let hostile = scope.spawn(|| {
+            let mut random = Random(seed);
+            while Instant::now() < end {
+                Hostile::connect(&paths[0], &mut random).run(&mut random, end);
+            }
+        });
+        let exchanged = scope.spawn(|| exchange(&paths[1], end)).join();
+        let hostile = hostile.join();
+        is_over.store(true, Ordering::Relaxed);
+        hostile.expect("the hostile side does not panic");
+        (served.join().expect("the ports go on"), exchanged.expect("the neighbour goes on"))
+    });
+    std::fs::remove_dir_all(&folder).expect("the folder is there");
+    println!("{served:?}, and the neighbour got {exchanged} packets back");
+    // Not how many: that is the machine's matter.
+    assert!(exchanged > 0 && served.sessions > 1, "{exchanged} packets, {served:?}");
+    let Served { broken, sent, lent, received, .. } = served;
+    assert!([broken, sent, lent, received].iter().all(|&count| count > 0), "{served:?}");
+}
+
+/// Serves both ports, in turn.
+fn serve(devices: [VhostUser; 2], is_over: &AtomicBool) -> Served {
+    let [mut hostile, mut neighbour] = devices;
+    let config = MemoryConfig { packets: 512, small_frames: 512, large_frames: 64 };
+    let mut memory = Memory::new(config);
+    let (mut received, mut noise) = (Burst::new(), Burst::new());
+    let (mut back, mut own) = (Burst::new(), Burst::new());
+    let (start, mut rounds) = (Instant::now(), 0_u64);
+    while !is_over.load(Ordering::Relaxed) {
+        rounds += 1;
+        for device in [&mut hostile, &mut neighbour] {
+            device.turn(start.elapsed()).expect("what a front end does is no error");
+        }
+        hostile.receive(&mut memory, &mut received).expect("nor is this");
+        while let Some(mut packet) = received.pop() {
+            if rounds % 2 == 0 {
+                packet.peek_headers();
+            }
+            let to = if (rounds / 2) % 2 == 0 { &mut back } else { &mut noise };
+            // What does not fit is lost.
+            drop(to.push(packet));
+        }
+        hostile.transmit(&mut back).expect("nor is this");
+        back.clear();
+        // The neighbour's own packets are not lost: those that wait are before all others.
+        if own.is_empty() {
+            neighbour.receive(&mut memory, &mut own).expect("nor is this");
+        }
+        neighbour.transmit(&mut own).expect("nor is this");
+        if own.is_empty() {
+            neighbour.transmit(&mut noise).expect("nor is this");
+        }
+        // Kept for some rounds, so that memory is lent while it is written to.
+        if rounds % 16 == 0 {
+            noise.clear();
+        }
+        while hostile.take_news().or_else(|| neighbour.take_news()).is_some() {}
+    }
+    let (traffic, counters) = (hostile.traffic(), hostile.counters());
+    assert_eq!(neighbour.counters().sessions, 1, "the neighbour stayed");
+    Served {
+        sessions: counters.sessions,
+        broken: counters.broken,
+        sent: traffic.sent.packets,
+        lent: traffic.sent.lent,
+        received: traffic.received.packets,
+    }
+}
+
+/// The neighbour: sends packets, and looks whether they come back as they were. Returns how many.
+fn exchange(path: &Path, end: Instant) -> u64 {
+    let ram = GuestRam::new(BASE, &[REGION]).expect("memory");
+    let queue = |at| DriverQueue::new(&ram, BASE + at, SIZE, 0).expect("it fits");
+    let (mut receive, mut transmit) = (queue(0), queue(0x2_0000));
+    let front_end = FrontEnd::connect(path, &ram, 0, [&receive, &transmit]).expect("a device");
+    let place = |token: u64| BUFFERS + BUFFER * token;
+    for token in 0..SIZE.into() {
+        let buffer = Segment { address: place(token), bytes: BUFFER as u32 };
+        assert!(receive.add(&[], &[buffer], token));
+    }
+    receive.publish();
+    front_end.kick(RECEIVE);
+    let mut number = 0;
+    while Instant::now() < end {
+        let frame = frame(number);
+        let address = place(SIZE.into());
+        ram.memory().write(address, &[0; HEADER]).expect("in memory");
+        ram.memory().write(address + HEADER as u64, &frame).expect("in memory");
+        let bytes = (HEADER + frame.len()) as u32;
+        assert!(transmit.add(&[Segment { address, bytes }], &[], number));
+        transmit.publish();
+        front_end.kick(TRANSMIT);
+        let deadline = Instant::now() + PATIENCE;
+        let mut is_back = false;
+        while !is_back {
+            assert!(Instant::now() < deadline, "packet {number} comes back");
+            let Some((token, written)) = receive.used() else {
+                std::thread::yield_now();
+                continue;
+            };
+            let mut bytes = vec![0; written as usize];
+            ram.memory().read(place(token), &mut bytes).expect("in memory");
+            if bytes[HEADER..].starts_with(MARK) {
+                assert!(bytes[HEADER..] == frame, "packet {number} is as it was");
+                is_back = true;
+            }
+            let buffer = Segment { address: place(token), bytes: BUFFER as u32 };
+            assert!(receive.add(&[], &[buffer], token));
+            receive.publish();
+            front_end.kick(RECEIVE);
+        }
+        // Its buffer is used again.
+        while transmit.used().is_none() {
+            assert!(Instant::now() < deadline, "packet {number} is given back");
+            std::thread::yield_now();
+        }
+        number += 1;
+    }
+    number
+}
+
+/// A packet of the neighbour: of a length that is copied or lent.
+fn frame(number: u64) -> Vec<u8> {
+    let bytes = 60 + (number * 97 % 1400) as usize;
+    let mut frame: Vec<u8> = (0..bytes).map(|at| (number as usize * 31 + at * 7) as u8).collect();
+    frame[..MARK.len()].copy_from_slice(MARK);
+    frame
+}
+
+/// One session of the hostile front end.
+struct Hostile {
+    socket: UnixStream,
+    file: OwnedFd,
+    ram: GuestRam,
+    /// The receive queue and the transmit queue.
+    queues: [DriverQueue; 2],
+    features: u64,
+    inflight: OwnedFd,
+    /// Area for what is in flight, and the dirty log.
+    areas: [Mapping; 2],
+    /// Where the next descriptor of each packed ring goes.
+    next: [(u16, bool); 2],
+    events: [OwnedFd; 3],
+}
+
+impl Hostile {
+    fn connect(path: &Path, random: &mut Random) -> Self {
+        let pick = |random: &mut Random, bit| if random.one_in(2) { bit } else { 0 };
+        let features = [
+            ring_feature::PACKED,
+            ring_feature::EVENT_INDEX,
+            ring_feature::INDIRECT,
+            ring_feature::MRG_RXBUF,
+            ring_feature::CSUM | ring_feature::HOST_TSO4 | ring_feature::HOST_TSO6,
+            ring_feature::GUEST_CSUM | ring_feature::GUEST_TSO4 | ring_feature::GUEST_TSO6,
+        ];
+        let features = features.into_iter().map(|bit| pick(random, bit)).sum();
+        let memory = |bytes| {
+            let file = memfd_create("hostile", MemfdFlags::CLOEXEC).expect("memory");
+            ftruncate(&file, bytes).expect("it grows");
+            file
+        };
+        let file = memory(0);
+        let ram = file.try_clone().expect("a descriptor");
+        let ram = GuestRam::in_file(ram, BASE, &[REGION, REGION]).expect("memory");
+        let queue = |at| DriverQueue::new(&ram, BASE + at, SIZE, features).expect("it fits");
+        let queues = [queue(0), queue(0x2_0000)];
+        let bytes = 2 * region_bytes(features & ring_feature::PACKED != 0, SIZE) as u64;
+        let (inflight, log) = (memory(bytes), memory(LOG_BYTES));
+        let areas = [Mapping::new(&inflight, 0, bytes), Mapping::new(&log, 0, LOG_BYTES)];
+        let areas = areas.map(|area| area.expect("memory"));
+        let events = [(); 3].map(|()| eventfd(0, EventfdFlags::NONBLOCK).expect("an event"));
+        let socket = UnixStream::connect(path).expect("a device");
+        socket.set_nonblocking(true).expect("a socket");
+        let next = [(0, true); 2];
+        let mut hostile =
+            Self { socket, file, ram, queues, features, inflight, areas, next, events };
+        hostile.introduce(&log, random);
+        hostile
+    }
+
+    /// Says where everything is, and starts both rings.
+    fn introduce(&mut self, log: &OwnedFd, random: &mut Random) {
+        let features = self.features | feature::VERSION_1 | feature::PROTOCOL_FEATURES;
+        self.tell(16, &[protocol::ALWAYS], &[]);
+        self.tell(2, &[features | feature::LOG_ALL], &[]);
+        for layout in self.ram.layouts() {
+            let place = [layout.guest_address, layout.bytes, layout.user_address];
+            let region = [&[0], &place[..], &[layout.file_offset]].concat();
+            self.tell(37, &region, &[self.file.as_fd()]);
+        }
+        if random.one_in(2) {
+            self.tell(6, &[LOG_BYTES, 0], &[log.as_fd()]);
+        }
+        if random.one_in(2) {
+            let queues = 2 | u64::from(SIZE) << 16;
+            let area = [self.areas[0].bytes() as u64, 0, queues];
+            let bytes = area.map(u64::to_ne_bytes).concat();
+            // Without what the last number has too much.
+            self.send(32, &bytes[..20], &[self.inflight.as_fd()]);
+        }
+        // What a driver would offer.
+        for (ring, queue) in self.queues.iter_mut().enumerate() {
+            for token in 0..4 {
+                let address = BUFFERS + 0x800 * (token + 8 * ring as u64);
+                let part = |at: u64| Segment { address: address + 0x400 * at, bytes: 0x400 };
+                let parts = [part(0), part(1)];
+                let none = &[][..];
+                let (readable, writable) =
+                    if ring == 0 { (none, &parts[..]) } else { (&parts[..], none) };
+                assert!(queue.add(readable, writable, token));
+            }
+            queue.publish();
+        }
+        (0..2).for_each(|ring| self.start(ring, random));
+    }
+
+    fn start(&mut self, ring: usize, random: &mut Random) {
+        let config = self.queues[ring].config();
+        let index = ring as u64;
+        let pair = |value: u32| index | u64::from(value) << 32;
+        self.tell(8, &[pair(SIZE.into())], &[]);
+        let base = if random.one_in(8) { random.next() as u32 } else { config.base };
+        self.tell(10, &[pair(base)], &[]);
+        let addresses = [config.descriptors, config.device, config.driver, 0];
+        let is_logged = pair(random.below(2) as u32);
+        self.tell(9, &[&[is_logged], &addresses[..]].concat(), &[]);
+        for (code, event) in (12..).zip(&self.events) {
+            self.tell(code, &[index], &[event.as_fd()]);
+        }
+        self.tell(18, &[pair(1)], &[]);
+        self.next[ring] = (base as u16 & 0x7fff & (SIZE - 1), base & 0x8000 != 0);
+    }
+
+    /// Scribbles until the session ends, or has lasted for long enough.
+    fn run(mut self, random: &mut Random, end: Instant) {
+        for _ in 0..200 + random.below(600) {
+            (0..12).for_each(|_| self.scribble(random));
+            // The device gets on with what it was offered.
+            std::thread::sleep(Duration::from_micros(20));
+            if random.one_in(3) {
+                // A broken ring is left alone until it is started anew.
+                let ring = random.below(2) as usize;
+                self.tell(11, &[ring as u64], &[]);
+                self.start(ring, random);
+            }
+            if self.is_gone() || Instant::now() >= end {
+                return;
+            }
+        }
+        if random.one_in(3) {
+            ftruncate(&self.file, random.below(3) * REGION / 2).expect("it is not sealed");
+            (0..200).for_each(|_| self.scribble(random));
+        }
+    }
+
+    /// Writes something somewhere.
+    fn scribble(&mut self, random: &mut Random) {
+        let ring = random.below(2) as usize;
+        // Mostly what a driver does, or a ring would be broken all the time.
+        let what = if random.one_in(4) { random.below(16) } else { 0 };
+        match what {
+            0..6 if self.features & ring_feature::PACKED != 0 => self.offer_packed(ring, random),
+            0..6 => self.offer_split(ring, random),
+            6 | 7 => {
+                // A frame, behind a header that is none or anything.
+                let address = BUFFERS + random.below(0x2_0000);
+                let kind = [0, random.next()][random.below(2) as usize];
+                self.write(address, &[kind, random.next(), random.next()]);
+            }
+            8 => {
+                let place = self.descriptors(ring) + 16 * random.below(SIZE.into());
+                self.write(place, &self.descriptor(ring, random));
+            }
+            9 => self.write((BASE + random.below(0x4_0000)) & !1, &[random.next()]),
+            10 => {
+                // Flags, indices and events of the rings.
+                let config = self.queues[ring].config();
+                let area = [config.driver, config.device][random.below(2) as usize];
+                let place = self.guest(area) + 2 * random.below(24);
+                let word = [random.next() as u16, random.below(20) as u16, 1, 2];
+                let word = word[random.below(4) as usize].to_le_bytes();
+                let _ = self.ram.memory().write(place, &word);
+            }
+            11..14 => {
+                let area = &self.areas[0];
+                let at = 2 * random.below(area.bytes() as u64 / 2) as usize;
+                let word = [random.next() as u16, random.below(20) as u16, 0, 1];
+                area.stretch(at, 2).write(&word[random.below(4) as usize].to_le_bytes());
+            }
+            14 => {
+                let at = random.below(LOG_BYTES) as usize;
+                self.areas[1].stretch(at, 1).write(&[random.next() as u8]);
+            }
+            _ => drop(rustix::io::write(&self.events[0], &1_u64.to_ne_bytes())),
+        }
+    }
+
+    /// Another chain of a split ring is available, mostly if there is room.
+    fn offer_split(&mut self, ring: usize, random: &mut Random) {
+        let config = self.queues[ring].config();
+        let available = self.guest(config.driver);
+        let (index, used) = (self.read(available + 2), self.read(self.guest(config.device) + 2));
+        if index.wrapping_sub(used) >= SIZE && !random.one_in(500) {
+            return;
+        }
+        let head = random.below(SIZE.into());
+        self.write(self.descriptors(ring) + 16 * head, &self.descriptor(ring, random));
+        let entry = available + 4 + 2 * u64::from(index % SIZE);
+        let _ = self.ram.memory().write(entry, &(head as u16).to_le_bytes());
+        let _ = self.ram.memory().write(available + 2, &index.wrapping_add(1).to_le_bytes());
+    }
+
+    /// Another descriptor of a packed ring is available, mostly if there is room.
+    fn offer_packed(&mut self, ring: usize, random: &mut Random) {
+        let (index, wrap) = self.next[ring];
+        let place = self.descriptors(ring) + 16 * u64::from(index);
+        let flags = self.read(place + 14);
+        if (flags >> 7 & 1) != flags >> 15 && !random.one_in(500) {
+            return;
+        }
+        self.next[ring] = if index + 1 == SIZE { (0, !wrap) } else { (index + 1, wrap) };
+        let flags = if wrap { 1 << 7 } else { 1 << 15 };
+        let [address, rest] = self.descriptor(ring, random);
+        self.write(place, &[address, rest | flags << 48]);
+    }
+
+    /// Both words of a descriptor that may be meant.
+    fn descriptor(&self, ring: usize, random: &mut Random) -> [u64; 2] {
+        let address = match random.below(200) {
+            0 => random.next(),
+            // Across the end of a region.
+            1 => BASE + REGION - random.below(0x1000),
+            2 => BASE + 2 * REGION - random.below(0x1000),
+            _ => BUFFERS + random.below(0x2_0000),
+        };
+        // Most are of usual lengths.
+        let bytes = match random.below(200) {
+            0 => random.next() as u32,
+            1..4 => 0x1_0000,
+            4..10 => 16 * random.below(8) as u32,
+            10..100 => 80,
+            _ => 1526,
+        };
+        let (write, next, indirect) = (2, 1, 4);
+        let mut flags = if ring == 0 { write } else { 0 };
+        let table = if random.one_in(32) { indirect } else { 0 };
+        flags |= if random.one_in(16) { next } else { table };
+        let number = random.below(u64::from(SIZE)) + u64::from(random.one_in(100));
+        let is_packed = self.features & ring_feature::PACKED != 0;
+        let (low, high) = if is_packed { (number, flags) } else { (flags, number) };
+        [address, u64::from(bytes) | low << 32 | high << 48]
+    }
+
+    fn descriptors(&self, ring: usize) -> u64 {
+        self.guest(self.queues[ring].config().descriptors)
+    }
+
+    /// The guest's address for one of the front end.
+    fn guest(&self, user: u64) -> u64 {
+        let layout = self.ram.layouts()[0];
+        user - layout.user_address + layout.guest_address
+    }
+
+    fn read(&self, address: u64) -> u16 {
+        let mut bytes = [0; 2];
+        let _ = self.ram.memory().read(address, &mut bytes);
+        u16::from_le_bytes(bytes)
+    }
+
+    fn write(&self, address: u64, words: &[u64]) {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let _ = self.ram.memory().write(address, &bytes);
+    }
+
+    fn tell(&self, code: u32, words: &[u64], files: &[BorrowedFd<'_>]) {
+        let payload: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        self.send(code, &payload, files);
+    }
+
+    /// Sends a request that is acknowledged; it is lost if the session is over.
+    fn send(&self, code: u32, payload: &[u8], files: &[BorrowedFd<'_>]) {
+        const NEED_REPLY: u32 = 8;
+        let header = [code, 1 | NEED_REPLY, payload.len() as u32].map(u32::to_ne_bytes);
+        let bytes = [header.as_flattened(), payload].concat();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !files.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(files)), "there is room for one");
+        }
+        let _ = sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL);
+    }
+
+    /// Throws replies away. True if the device has closed the connection.
+    fn is_gone(&mut self) -> bool {
+        let mut bytes = [0; 1024];
+        loop {
+            match self.socket.read(&mut bytes) {
+                Ok(0) => return true,
+                Ok(_) => {}
+                Err(error) => return error.kind() != std::io::ErrorKind::WouldBlock,
+            }
+        }
+    }
+}

@@ -144,6 +144,9 @@ const PIN: u32 = 1 << 6;
 /// Most pins: so few that many threads can each add one too many before they notice.
 const PINS_MAX: u32 = u32::MAX / PIN / 2;
 
+/// Most holders of one loan: so few that many threads can each add one too many before they notice.
+const HOLDERS_MAX: u32 = u32::MAX / 2;
+
 /// The descriptor of a loan. Lives in a slab, next to its like.
 pub(crate) struct Loan {
     /// Holders. Zero while the slot is free.
@@ -208,12 +211,14 @@ impl Loan {
         if state & SWAPPED == 0 {
             // Acquire: pairs with the Release of `Watch::swap`, if it was swapped meanwhile.
             let before = self.state.fetch_add(PIN, Ordering::Acquire);
-            assert!(before / PIN < PINS_MAX, "a loan has too many pins");
-            if before & SWAPPED == 0 {
+            let has_room = before / PIN < PINS_MAX;
+            if has_room && before & SWAPPED == 0 {
                 return (base, true);
             }
             // Relaxed: nothing was read.
             self.state.fetch_sub(PIN, Ordering::Relaxed);
+            // Not counted before this: pins of callers who survive it would add up and wrap.
+            assert!(has_room, "a loan has too many pins");
         }
         self.shown.read();
         // Relaxed: one of the Acquires above orders it.
@@ -357,10 +362,15 @@ impl Piece {
     }
 
     /// Counts `count` holders that become pieces later, together.
+    ///
+    /// # Panics
+    /// If the loan would have too many holders then. None are counted.
     pub fn reserve(&self, count: u32) -> Holders {
-        // Relaxed: as for a clone.
-        let before = self.loan().holders.fetch_add(count, Ordering::Relaxed);
-        assert!(before > 0 && before.saturating_add(count) < u32::MAX / 2, "too many holders");
+        let more = |now: u32| now.checked_add(count).filter(|&sum| sum <= HOLDERS_MAX);
+        // An addition that is taken back could wrap, as `count` may be anything. Relaxed: as for a
+        // clone.
+        let added = self.loan().holders.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        assert!(added.is_ok(), "a loan has too many holders for {count} more");
         Holders { loan: self.loan, count }
     }
 
@@ -435,8 +445,14 @@ impl Piece {
 impl Clone for Piece {
     fn clone(&self) -> Self {
         // Relaxed: a new holder is made from a holder, nothing is published by it.
-        let before = self.loan().holders.fetch_add(1, Ordering::Relaxed);
-        assert!(before > 0 && before < u32::MAX / 2, "a loan has too many holders");
+        let holders = &self.loan().holders;
+        let before = holders.fetch_add(1, Ordering::Relaxed);
+        if before >= HOLDERS_MAX {
+            // Holders of callers who survive this would add up and wrap. This piece is a holder, so
+            // that the count does not come to zero. Relaxed: nothing was done with it.
+            holders.fetch_sub(1, Ordering::Relaxed);
+            panic!("a loan has too many holders");
+        }
         Self { loan: self.loan, offset: self.offset, len: self.len }
     }
 }

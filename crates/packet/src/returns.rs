@@ -29,6 +29,9 @@ const NONE: u32 = u32::MAX;
 /// An empty list whose owner wants to hear of the next group.
 const ARMED: u32 = u32::MAX - 1;
 
+/// Most shares of one group.
+const SHARES_MAX: u32 = u32::MAX / 2;
+
 /// One group.
 struct Group {
     /// Shares. Zero while the group is nobody's, or on the list.
@@ -65,16 +68,19 @@ impl Returns {
     /// If the group has shares.
     pub fn begin(&self, group: u32) {
         let group = self.group(group);
-        // Relaxed: nobody else knows the group yet; the loans that will be made order this.
+        // Relaxed: nobody else knows the group yet; the loans that will be made order this. The
+        // shares of a group that is not over stay.
+        let begun = group.shares.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed);
+        assert!(begun.is_ok(), "a group that is not over is not begun");
+        // Relaxed: as above.
         group.copied.store(false, Ordering::Relaxed);
-        let before = group.shares.swap(1, Ordering::Relaxed);
-        assert_eq!(before, 0, "a group that is not over is not begun");
     }
 
-    /// Another share of a group that has some; the caller ends it. False if the group is over.
+    /// Another share of a group that has some; the caller ends it. False if the group is over, or
+    /// has as many as can be counted.
     pub fn share(&self, group: u32) -> bool {
         // Relaxed: a share is made from a share, nothing is published by it.
-        let more = |shares: u32| (shares > 0).then(|| shares + 1);
+        let more = |shares: u32| (1..SHARES_MAX).contains(&shares).then(|| shares + 1);
         self.group(group).shares.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
@@ -91,8 +97,9 @@ impl Returns {
         }
         // Release: what the share's holder did is over; Acquire: pairs with the Release of the
         // others' decrements, for the last.
-        let before = cell.shares.fetch_sub(1, Ordering::AcqRel);
-        assert!(before > 0, "a share ends once");
+        let fewer = |shares: u32| shares.checked_sub(1);
+        let before = cell.shares.fetch_update(Ordering::AcqRel, Ordering::Relaxed, fewer);
+        let before = before.expect("a share ends once");
         before == 1 && self.push(group)
     }
 
@@ -168,6 +175,7 @@ impl Lender for Returns {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    extern crate std;
 
     fn taken(returns: &Returns) -> Vec<(u32, bool)> {
         let mut taken = Vec::new();
@@ -221,5 +229,26 @@ mod tests {
         returns.begin(0);
         returns.end(0, false);
         returns.end(0, false);
+    }
+
+    /// Goal: what is refused changes nothing: shares that are out stay counted.
+    #[test]
+    fn refused_calls_leave_the_shares() {
+        let returns = Returns::new(1);
+        let ended = std::panic::catch_unwind(|| returns.end(0, false));
+        assert!(ended.is_err(), "no share");
+        assert!(!returns.share(0), "still none");
+        returns.begin(0);
+        assert!(returns.share(0));
+        let begun = std::panic::catch_unwind(|| returns.begin(0));
+        assert!(begun.is_err(), "it has shares");
+        returns.end(0, false);
+        assert_eq!(taken(&returns), [], "one share is left");
+        returns.end(0, true);
+        assert_eq!(taken(&returns), [(0, true)]);
+        returns.begin(0);
+        returns.group(0).shares.store(SHARES_MAX, Ordering::Relaxed);
+        assert!(!returns.share(0), "as many as can be counted");
+        assert_eq!(returns.group(0).shares.load(Ordering::Relaxed), SHARES_MAX);
     }
 }

@@ -195,3 +195,56 @@ fn a_million_loans_come_back() {
     returns.take(|_, copied| told += 1 + u32::from(copied));
     assert_eq!((told, Arc::strong_count(&memory)), (1, 1));
 }
+
+/// True if `act` panics.
+fn panics<R>(act: impl FnOnce() -> R) -> bool {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).is_err()
+}
+
+/// Goal: holders that are refused are not counted, so that a loan lives as long as its pieces
+/// whatever a caller survives.
+#[test]
+fn refused_holders_are_not_counted() {
+    let memory = vec![7u8; 100];
+    let lender = Arc::new(Returns::default());
+    let mut loans = Loans::new(1);
+    let whole = foreign(&mut loans, &memory, &lender, 42);
+    let clone = whole.clone();
+    let holders = || whole.loan().holders.load(Ordering::Relaxed);
+    for count in [u32::MAX, u32::MAX - 1, HOLDERS_MAX, HOLDERS_MAX - 1] {
+        assert!(panics(|| whole.reserve(count)), "{count}");
+        assert_eq!(holders(), 2, "{count}");
+    }
+    let reserved = whole.reserve(HOLDERS_MAX - 2);
+    assert!(panics(|| whole.reserve(1)));
+    assert!(panics(|| whole.clone()));
+    assert_eq!(holders(), HOLDERS_MAX);
+    drop(reserved);
+    assert_eq!(holders(), 2);
+    drop(whole);
+    assert_eq!(lender.count.load(Ordering::Relaxed), 0, "a clone is left");
+    drop(clone);
+    assert_eq!((lender.count.load(Ordering::Relaxed), loans.out_count()), (1, 0));
+}
+
+/// Goal: pins that are refused are not counted, so that no reader is forgotten by those who come
+/// after him.
+#[test]
+fn refused_pins_are_not_counted() {
+    let memory = Arc::new(vec![7u8; 100]);
+    let lender = Arc::new(Returns::default());
+    let mut loans = Loans::new(1);
+    let mut piece = loans.lend_recallable(&memory, (0, 100), lender, 1).expect("free");
+    let watch = piece.watch().expect("not watched");
+    let state = || piece.loan().state.load(Ordering::Relaxed);
+    let before = state();
+    // As so many views that were forgotten.
+    piece.loan().state.store(before + PINS_MAX * PIN, Ordering::Relaxed);
+    assert!(panics(|| drop(piece.view())));
+    assert!(panics(|| drop(piece.pin())));
+    assert_eq!(state(), before + PINS_MAX * PIN);
+    piece.loan().state.store(before, Ordering::Relaxed);
+    drop(piece.view());
+    assert_eq!(state(), before);
+    drop(watch);
+}

@@ -117,8 +117,9 @@ struct Quiet<T> {
     request: AtomicPtr<Array<T>>,
     /// Capacity last asked for.
     asked: AtomicU32,
-    /// Calls of `reap` since the last one that did it was done.
-    reapers: AtomicU32,
+    /// Calls of `reap` since the last one that did it was done; so wide that calls which come while
+    /// a packet takes its time to be dropped do not wrap it and let in a second one.
+    reapers: AtomicU64,
     /// The consumer's side, once he is gone.
     left: UnsafeCell<Option<Drain<T>>>,
     doorbell: Box<dyn Doorbell>,
@@ -163,7 +164,7 @@ impl<T> Shared<T> {
             arrays: [AtomicPtr::new(array), AtomicPtr::new(ptr::null_mut())],
             request: AtomicPtr::new(ptr::null_mut()),
             asked: AtomicU32::new(capacity),
-            reapers: AtomicU32::new(0),
+            reapers: AtomicU64::new(0),
             left: UnsafeCell::new(None),
             has_barrier: doorbell.barrier(),
             doorbell,

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use futures::executor::block_on;
 use futures::future::{FutureExt, join};
+use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -75,6 +76,26 @@ fn tasks_lend_and_collect() {
         join(send, receive).await;
     });
     assert_eq!(a.lent(), 0);
+}
+
+/// Goal: runtimes hand over head and body in one call, which go out in one segment.
+#[test]
+fn slices_of_one_call_go_out_together() {
+    let (a, b) = pair(300_000);
+    block_on(async {
+        let (mut stream, mut peer) = connection(&a, &b).await;
+        assert!(tokio::io::AsyncWrite::is_write_vectored(&stream));
+        let slices = || [&[1_u8; 9][..], &[2; 100]].map(IoSlice::new);
+        let tokios = tokio::io::AsyncWriteExt::write_vectored(&mut stream, &slices()).await;
+        assert_eq!(tokios.expect("writes"), 109);
+        let mut received = vec![0; 109];
+        tokio::io::AsyncReadExt::read_exact(&mut peer, &mut received).await.expect("receives");
+        assert_eq!(peer.info().expect("a connection").data_segs_in, 1);
+        let futures = futures::AsyncWriteExt::write_vectored(&mut stream, &slices()).await;
+        assert_eq!(futures.expect("writes"), 109);
+        tokio::io::AsyncReadExt::read_exact(&mut peer, &mut received).await.expect("receives");
+        assert_eq!(peer.info().expect("a connection").data_segs_in, 2);
+    });
 }
 
 /// Goal: dropping futures frees nothing in flight and loses no return.

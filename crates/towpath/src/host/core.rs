@@ -12,6 +12,7 @@ use super::bell::Bell;
 use super::budget::Budget;
 use super::buffers::Buffers;
 use super::clock::Clock;
+use super::gather::Gather;
 use super::port::{MEMORY_PAUSE, Port};
 use super::posted;
 use super::queue::{LentOp, Op, SendQueue};
@@ -24,7 +25,6 @@ use towpath_net::socket::{Error, Readiness, SendTo, SocketId, Sockets};
 use towpath_net::stack::Context;
 use towpath_net::tcp::Connection;
 use towpath_net::time::{Duration, Instant, earliest};
-use towpath_packet::foreign::copy_own;
 use towpath_packet::pool::{LARGE_FRAME_BYTES, SMALL_FRAME_BYTES};
 use towpath_packet::{Ledger, Loans, Memory, Piece, Pool, Site};
 
@@ -200,13 +200,18 @@ impl Core {
         self.bell.ring();
     }
 
-    /// Copies the beginning of `bytes` into a frame. `None` without one: then `waker` is woken when
-    /// it is worth trying again.
-    pub(super) fn copy_in(&self, bytes: &[u8], waker: &Waker) -> Option<Piece> {
+    /// Copies the beginning of `bytes` into a frame, `most` at most. `None` without one: then
+    /// `waker` is woken when it is worth trying again.
+    pub(super) fn copy_in(
+        &self,
+        bytes: &mut Gather<'_>,
+        most: usize,
+        waker: &Waker,
+    ) -> Option<Piece> {
         let mut frames = self.frames.lock().unwrap_or_else(PoisonError::into_inner);
         let Frames { small, large, waiters } = &mut *frames;
         let (first, second) =
-            if bytes.len() <= SMALL_FRAME_BYTES { (small, large) } else { (large, small) };
+            if most <= SMALL_FRAME_BYTES { (small, large) } else { (large, small) };
         let Some(mut frame) = first.take().or_else(|| second.take()) else {
             waiters.add(waker);
             drop(frames);
@@ -215,8 +220,8 @@ impl Core {
             return None;
         };
         drop(frames);
-        let count = bytes.len().min(frame.len());
-        copy_own(&bytes[..count], &mut frame);
+        let room = most.min(frame.len());
+        let count = bytes.copy_to(&mut frame[..room]);
         self.ledger.count(Site::SocketSend, count);
         Some(frame.freeze(count))
     }

@@ -3,7 +3,7 @@
 //! They copy, as `read` and `write` do. Nothing here knows a runtime: wakers are all there is.
 
 use super::TcpStream;
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::Shutdown;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -29,6 +29,14 @@ macro_rules! futures_io {
                 bytes: &[u8],
             ) -> Poll<io::Result<usize>> {
                 TcpStream::poll_write(&self, cx, bytes)
+            }
+
+            fn poll_write_vectored(
+                self: Pin<&mut Self>,
+                cx: &mut Context<'_>,
+                slices: &[IoSlice<'_>],
+            ) -> Poll<io::Result<usize>> {
+                TcpStream::poll_write_vectored(&self, cx, slices)
             }
 
             fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -60,6 +68,18 @@ macro_rules! futures_io {
                 bytes: &[u8],
             ) -> Poll<io::Result<usize>> {
                 TcpStream::poll_write(&self, cx, bytes)
+            }
+
+            fn poll_write_vectored(
+                self: Pin<&mut Self>,
+                cx: &mut Context<'_>,
+                slices: &[IoSlice<'_>],
+            ) -> Poll<io::Result<usize>> {
+                TcpStream::poll_write_vectored(&self, cx, slices)
+            }
+
+            fn is_write_vectored(&self) -> bool {
+                true
             }
 
             fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -76,6 +76,7 @@ pub(crate) mod file_cache;
 pub(crate) mod file_source;
 #[cfg(any(feature = "futures", feature = "tokio"))]
 mod futures;
+mod gather;
 mod lend;
 mod link;
 mod listener;

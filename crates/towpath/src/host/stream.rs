@@ -6,6 +6,7 @@ use super::auto::Choice;
 use super::budget::Budget;
 use super::calibration::Watch;
 use super::core::{Now, State};
+use super::gather::Gather;
 use super::lend::sealed::Mark;
 use super::lend::{Lend, Parcel};
 use super::mode::{Mode, SendMode};
@@ -16,7 +17,7 @@ use super::wait::block;
 use super::{Host, family, io_error, would_block};
 use std::fmt;
 use std::future::poll_fn;
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -309,11 +310,22 @@ impl TcpStream {
 
     /// Copies the beginning of `bytes`, which is sent; returns how many.
     pub fn poll_write(&self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        if bytes.is_empty() {
+        self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
+    }
+
+    /// Copies the beginning of `slices`, one after the other, which is sent; returns how many. What
+    /// is little altogether goes out in one segment.
+    pub fn poll_write_vectored(
+        &self,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let mut bytes = Gather::new(slices);
+        let wanted = bytes.len_within(WRITE_MAX);
+        if wanted == 0 {
             return Poll::Ready(Ok(0));
         }
         let (queue, core) = (&self.inner.queue, &self.inner.host.owner.core);
-        let wanted = bytes.len().min(WRITE_MAX);
         let mut room = queue.room.take_part(wanted);
         if room.left() == 0 {
             queue.room.watch(cx.waker());
@@ -325,10 +337,10 @@ impl TcpStream {
         }
         let mut sent = 0;
         while room.left() > 0 {
-            let Some(piece) = core.copy_in(&bytes[sent..][..room.left()], cx.waker()) else {
+            let Some(piece) = core.copy_in(&mut bytes, room.left(), cx.waker()) else {
                 queue.found_none(|waker| {
                     // Leaves the waker, unless there is a frame by now.
-                    if core.copy_in(&[], waker).is_some() {
+                    if core.copy_in(&mut Gather::new(&[]), 0, waker).is_some() {
                         waker.wake_by_ref();
                     }
                 });
@@ -529,7 +541,12 @@ impl Read for TcpStream {
 
 impl Write for &TcpStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = block(self.inner.shape.write_wait(), |cx| self.poll_write(cx, bytes));
+        self.write_vectored(&[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        let wait = self.inner.shape.write_wait();
+        let written = block(wait, |cx| self.poll_write_vectored(cx, slices));
         written.unwrap_or_else(|| Err(would_block()))
     }
 
@@ -541,6 +558,10 @@ impl Write for &TcpStream {
 impl Write for TcpStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         (&*self).write(bytes)
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        (&*self).write_vectored(slices)
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -7,7 +7,7 @@ mod raw;
 mod sniffers;
 mod terms;
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::thread;
@@ -70,6 +70,37 @@ fn assert_all_back(hosts: &[&Host]) {
     }
     let left: Vec<_> = hosts.iter().map(|host| (host.in_use(), host.lent())).collect();
     panic!("in use and lent: {left:?}");
+}
+
+/// Goal: slices that are written by one call go out together: a small head does not leave alone, so
+/// that the rest waits for its ACK; and large ones are taken up to a bound, in order.
+#[test]
+fn slices_of_one_call_go_out_together() {
+    let (a, b, mut stream, mut peer) = connection();
+    let (head, body, large) = (pattern(9, 1), pattern(100, 2), pattern(100_000, 3));
+    let slices = [&head[..], &[], &body].map(IoSlice::new);
+    assert_eq!(stream.write_vectored(&slices).expect("writes"), 109);
+    let mut received = vec![0; 109];
+    peer.read_exact(&mut received).expect("receives");
+    assert_same(&received, &[&head[..], &body].concat());
+    assert_eq!(peer.info().expect("a connection").data_segs_in, 1);
+    let all = [&body[..], &large, &head].concat();
+    let mut written = 0;
+    while written < all.len() {
+        let skipped = written.min(body.len());
+        let middle = (written - skipped).min(large.len());
+        let rest = written - skipped - middle;
+        let slices = [&body[skipped..], &large[middle..], &head[rest..]].map(IoSlice::new);
+        let count = stream.write_vectored(&slices).expect("writes");
+        assert!((1..=all.len() - written).contains(&count));
+        written += count;
+    }
+    let mut received = vec![0; all.len()];
+    peer.read_exact(&mut received).expect("receives");
+    assert_same(&received, &all);
+    assert_eq!(stream.write_vectored(&[]).expect("nothing"), 0);
+    drop((stream, peer));
+    assert_all_back(&[&a, &b]);
 }
 
 #[test]

@@ -29,6 +29,7 @@ mod errno;
 mod files;
 mod handed;
 mod instance;
+mod known;
 mod lending;
 mod link;
 mod options;

@@ -7,12 +7,16 @@
 use crate::address::{self, Name};
 use crate::control::Received;
 use crate::errno::{Errno, Outcome};
+use crate::known::{Known, pages};
 use libc::{c_char, c_int, c_void, iovec, msghdr, sock_filter, sock_fprog, sockaddr, socklen_t};
 use rustix::fd::{AsRawFd, BorrowedFd};
+use rustix::io::Errno as Kernel;
+use std::cell::RefCell;
 use std::ffi::{CStr, OsStr};
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::ptr::NonNull;
+use std::ptr::{NonNull, without_provenance_mut};
 use towpath_net::bpf::{Instruction, Program};
 use towpath_net::socket::Borrower;
 use towpath_packet::{Loans, Piece};
@@ -198,11 +202,13 @@ fn base_of(pointer: *mut c_void, len: usize) -> Outcome<NonNull<u8>> {
 
 /// Fails with `EFAULT` unless all of a range is mapped. Touches none of it.
 fn check_mapped(base: NonNull<u8>, len: usize) -> Outcome<()> {
-    let before = base.as_ptr().addr() % rustix::param::page_size();
-    let start = base.as_ptr().wrapping_sub(before).cast();
-    // SAFETY: this does nothing but look whether there are mappings.
-    let synced = unsafe { rustix::mm::msync(start, before + len, rustix::mm::MsyncFlags::ASYNC) };
-    synced.map_err(|_| Errno::FAULT)
+    thread_local!(static MAPPED: RefCell<Known> = const { RefCell::new(Known::new()) });
+    let ask = |pages: &Range<usize>| {
+        let (start, flags) = (without_provenance_mut(pages.start), rustix::mm::MsyncFlags::ASYNC);
+        // SAFETY: this does nothing but look whether there are mappings.
+        unsafe { rustix::mm::msync(start, pages.len(), flags) }.map_err(|_| Errno::FAULT)
+    };
+    MAPPED.with_borrow_mut(|known| known.check(pages(base.as_ptr().addr(), len)?, ask))
 }
 
 /// Ranges of memory that a program lends: one after the other they are what it sends.
@@ -475,21 +481,22 @@ fn moved(count: isize) -> Outcome<usize> {
 
 /// Fails with `EFAULT` unless all of a range can be read now.
 fn check_readable(base: NonNull<u8>, len: usize) -> Outcome<()> {
-    let is_readable = match populate(base, len) {
-        Ok(()) => true,
-        // Pages that nobody may read; or a kernel that does not know the question.
-        Err(rustix::io::Errno::INVAL) => populate(NonNull::from(&len).cast(), 1).is_err(),
-        Err(_) => false,
+    thread_local!(static READABLE: RefCell<Known> = const { RefCell::new(Known::new()) });
+    let ask = |asked: &Range<usize>| match populate(asked) {
+        Ok(()) => Ok(()),
+        // A kernel that does not know the question, or pages that nobody may read.
+        Err(Kernel::INVAL) if populate(&pages((&raw const len).addr(), 1)?).is_err() => Ok(()),
+        Err(_) => Err(Errno::FAULT),
     };
-    if is_readable { Ok(()) } else { Err(Errno::FAULT) }
+    READABLE.with_borrow_mut(|known| known.check(pages(base.as_ptr().addr(), len)?, ask))
 }
 
-/// Has the kernel read in the pages of a range.
-fn populate(base: NonNull<u8>, len: usize) -> rustix::io::Result<()> {
-    let before = base.as_ptr().addr() % rustix::param::page_size();
-    let start = base.as_ptr().wrapping_sub(before).cast();
+/// Has the kernel read in pages.
+fn populate(pages: &Range<usize>) -> Result<(), Kernel> {
+    let (start, advice) =
+        (without_provenance_mut(pages.start), rustix::mm::Advice::LinuxPopulateRead);
     // SAFETY: this advice changes no byte of any mapping; for a range that is none it fails.
-    unsafe { rustix::mm::madvise(start, before + len, rustix::mm::Advice::LinuxPopulateRead) }
+    unsafe { rustix::mm::madvise(start, pages.len(), advice) }
 }
 
 /// Writes an address where the caller wants it, as much as there is room for, and its length.

@@ -39,10 +39,16 @@ pub(crate) fn run() -> Result<(), String> {
     });
     report.step("header of the C library", || {
         let header = root().join("crates/capi/include/towpath.h");
-        for [compiler, language] in [["cc", "c"], ["c++", "c++"]] {
+        // With the compiler's extensions and without, when the system's headers declare less.
+        for [compiler, language, standard] in [
+            ["cc", "c", "-std=gnu11"],
+            ["cc", "c", "-std=c11"],
+            ["cc", "c", "-std=c17"],
+            ["c++", "c++", "-std=c++17"],
+        ] {
             let mut command = Command::new(compiler);
-            command.args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-fsyntax-only", "-x"]);
-            check(command.arg(language).arg(&header))?;
+            command.args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-fsyntax-only", standard]);
+            check(command.args(["-x", language]).arg(&header))?;
         }
         Ok(Count::default())
     });

@@ -287,6 +287,12 @@ int towpath_queue_fd(struct towpath_queue *queue);
 /* it_value of a timer is a moment of CLOCK_MONOTONIC, not a time from now on. */
 #define TOWPATH_ABSTIME 1u
 
+/* As struct itimerspec, which programs in strict C11 do not have. */
+struct towpath_times {
+	struct timespec it_interval;
+	struct timespec it_value;
+};
+
 /* One change of a queue's registrations. What a change does not need is zero. */
 struct towpath_change {
 	/* TOWPATH_ADD, TOWPATH_MODIFY (of descriptors and timers), TOWPATH_REMOVE. */
@@ -313,7 +319,7 @@ struct towpath_change {
 	/* Of a file or directory: its path. */
 	const char *path;
 	/* Of a timer: when, and how often then, or 0 for once. A modified one keeps its it_interval. */
-	struct itimerspec timer;
+	struct towpath_times timer;
 	/* Comes with the events. */
 	epoll_data_t data;
 };

@@ -130,7 +130,7 @@ impl Instance {
             return Err(Errno::INVAL);
         }
         let timeout = self.lock().timeout(fd, 0, false)?;
-        self.block(timeout, |state| {
+        self.block_on(fd, timeout, |state| {
             let file = state.files.socket(fd)?;
             let (id, domain) = (file.id, file.domain);
             let now = state.now();
@@ -172,7 +172,7 @@ impl Instance {
         };
         let mut pending = Errno(libc::EINPROGRESS);
         let mut first = true;
-        let outcome = self.block(timeout, |state| {
+        let outcome = self.block_on(fd, timeout, |state| {
             let (id, now) = (state.id(fd)?, state.now());
             let outcome = state.sockets.connect(id, remote, now);
             let goes_on = match outcome {
@@ -211,9 +211,10 @@ impl Instance {
         })
     }
 
-    /// Closes a descriptor. A socket that lingers waits, if the descriptor blocks.
+    /// Closes a descriptor, whose number is free at once. A socket that lingers waits, whether the
+    /// descriptor blocks or not, as in Linux.
     pub fn close(&self, fd: i32) -> Outcome<()> {
-        let what = self.lock().files.remove(fd)?;
+        let what = self.call(|state| state.files.remove(fd))?;
         let What::Socket(file) = what else { return Ok(()) };
         let linger = self.lock().sockets.options(file.id).map(|options| options.linger);
         if let Ok(Linger::Wait(time)) = linger {
@@ -227,7 +228,6 @@ impl Instance {
             });
         }
         self.call(|state| {
-            state.files.epolls_mut().for_each(|epoll| epoll.forget(fd));
             let now = state.now();
             Ok(state.sockets.close(file.id, now)?)
         })
@@ -261,7 +261,7 @@ impl Instance {
         };
         let wanted: usize = buffers.iter().map(|buffer| buffer.len()).sum();
         let mut received = 0;
-        let outcome = self.block(timeout, |state| {
+        let outcome = self.block_on(fd, timeout, |state| {
             let id = state.id(fd)?;
             let low_water = state.sockets.options(id)?.receive_low_water.min(wanted);
             let target = if flags & libc::MSG_WAITALL != 0 { wanted } else { low_water };
@@ -296,7 +296,7 @@ impl Instance {
     /// Drops up to `len` received bytes, as `recv(2)` does with `MSG_TRUNC` on a stream.
     pub fn discard(&self, fd: i32, len: usize, flags: i32) -> Outcome<usize> {
         let timeout = self.lock().timeout(fd, flags, false)?;
-        self.block(timeout, |state| {
+        self.block_on(fd, timeout, |state| {
             let (id, now) = (state.id(fd)?, state.now());
             Ok(state.sockets.discard(id, len, now)?)
         })
@@ -377,7 +377,7 @@ impl Instance {
     ) -> Outcome<usize> {
         let waits = timeout != Some(Duration::ZERO);
         let mut waited = false;
-        let outcome = self.block(timeout, |state| {
+        let outcome = self.block_on(fd, timeout, |state| {
             let id = state.id(fd)?;
             // As in Linux a wait for room ends only when there is much of it.
             if std::mem::replace(&mut waited, true) && !state.may_send(id) {
@@ -423,7 +423,7 @@ impl Instance {
         let waits = timeout != Some(Duration::ZERO);
         let mut pending = Errno(libc::EINPROGRESS);
         let mut begun = None;
-        let outcome = self.block(timeout, |state| {
+        let outcome = self.block_on(fd, timeout, |state| {
             let (id, now) = (state.id(fd)?, state.now());
             if begun.is_some() {
                 return match state.sockets.outcome(id, now) {

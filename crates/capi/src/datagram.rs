@@ -56,7 +56,9 @@ impl Instance {
         }
         let timeout = self.lock().timeout(fd, flags, false)?;
         let waits = timeout != Some(Duration::ZERO);
-        self.block(timeout, |state| state.receive_datagram(fd, buffers, control, (flags, waits)))
+        self.block_on(fd, timeout, |state| {
+            state.receive_datagram(fd, buffers, control, (flags, waits))
+        })
     }
 
     /// Takes a notice of the error queue. It never waits for one.
@@ -130,7 +132,7 @@ impl Instance {
             let send = state.datagram_to(fd, len, (flags, address, control))?;
             (state.timeout(fd, flags, true)?, send)
         };
-        self.block(timeout, |state| {
+        self.block_on(fd, timeout, |state| {
             let id = state.id(fd)?;
             act(state, id, &send)
         })

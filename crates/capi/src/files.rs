@@ -86,12 +86,14 @@ impl Files {
         Ok(fd)
     }
 
-    /// Takes a descriptor out of the table; its number is free again.
+    /// Takes a descriptor out of the table and out of all epoll sets. Its number is free again:
+    /// from here on whoever closes must not use it, as it may be another's.
     pub(crate) fn remove(&mut self, fd: i32) -> Outcome<What> {
         let mut file = self.files.remove(&fd).ok_or(Errno::BADF)?;
         if let What::Socket(socket) = &mut file.what {
             self.by_socket.remove(&socket.id);
             socket.watchers.wake(u32::MAX);
+            self.epolls_mut().for_each(|epoll| epoll.forget(fd));
         }
         Ok(file.what)
     }

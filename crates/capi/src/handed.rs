@@ -106,7 +106,7 @@ impl Instance {
             return Err(Errno(libc::EOPNOTSUPP));
         }
         let timeout = self.lock().timeout(fd, flags, false)?;
-        self.block(timeout, |state| state.lend_received(fd, &mut lending, timeout, piece))
+        self.block_on(fd, timeout, |state| state.lend_received(fd, &mut lending, timeout, piece))
     }
 
     /// Gives the pieces of a call back, which whoever waits for that hears of.

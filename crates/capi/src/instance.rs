@@ -461,6 +461,21 @@ impl Instance {
         state.running = state.running.saturating_sub(1);
         state.waits.extend(deadline);
         #[cfg(feature = "packetdrill")]
+    /// The same for a socket. `EBADF` if it is closed meanwhile, though its number may be that of
+    /// another by then.
+    pub(crate) fn block_on<R>(
+        &self,
+        fd: i32,
+        timeout: Option<Duration>,
+        mut attempt: impl FnMut(&mut State) -> Outcome<R>,
+    ) -> Outcome<R> {
+        let mut own = None;
+        self.block(timeout, |state| {
+            let id = state.id(fd)?;
+            if *own.get_or_insert(id) == id { attempt(state) } else { Err(Errno::BADF) }
+        })
+    }
+
         self.settled.notify_all();
         while state.epoch == epoch {
             let left = deadline.map(|at| at.since(state.now()));

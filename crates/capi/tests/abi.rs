@@ -131,6 +131,12 @@ fn a_c_program_receives_into_groups() {
     assert_ok(&compile_and_run("groups", &package().join("tests/groups.c")));
 }
 
+/// Goal: what ends early loses no byte and no registration.
+#[test]
+fn what_ends_early_loses_nothing() {
+    assert_ok(&compile_and_run("endings", &package().join("tests/endings.c")));
+}
+
 /// Goal: who copies the example of the README has a program.
 #[test]
 fn the_example_of_the_readme_compiles() {

@@ -1,0 +1,134 @@
+/*
+ * What becomes of descriptors when something ends early: those whose number is another's while their close
+ * still waits.
+ */
+#define _GNU_SOURCE
+#include "queue.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <unistd.h>
+
+/* Two instances with a connection between them. */
+struct pair {
+	struct towpath *a, *b;
+	int client, server;
+};
+
+static struct pair begin_pair(void)
+{
+	struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(80) };
+	struct pair pair = {
+		.a = towpath_new("192.0.2.1/24", 1500), .b = towpath_new("192.0.2.2/24", 1500),
+	};
+
+	CHECK(pair.a && pair.b && inet_pton(AF_INET, "192.0.2.2", &at.sin_addr) == 1);
+	int listener = towpath_socket(pair.b, AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+	CHECK(towpath_bind(pair.b, listener, (struct sockaddr *)&at, sizeof(at)) == 0);
+	CHECK(towpath_listen(pair.b, listener, 1) == 0);
+	pair.client = towpath_socket(pair.a, AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+	CHECK(towpath_connect(pair.a, pair.client, (struct sockaddr *)&at, sizeof(at)) == -1);
+	CHECK(errno == EINPROGRESS);
+	settle(pair.a, pair.b);
+	pair.server = towpath_accept4(pair.b, listener, NULL, NULL, SOCK_NONBLOCK);
+	CHECK(pair.server >= 0 && towpath_close(pair.b, listener) == 0);
+	return pair;
+}
+
+static void end_pair(struct pair *pair)
+{
+	towpath_free(pair->a);
+	towpath_free(pair->b);
+}
+
+static void *close_client(void *argument)
+{
+	struct pair *pair = argument;
+
+	CHECK(towpath_close(pair->a, pair->client) == 0);
+	return NULL;
+}
+
+/* While a close lingers its number is free: what another thread does with it stays. */
+static void lingers(void)
+{
+	struct pair pair = begin_pair();
+	struct linger linger = { .l_onoff = 1, .l_linger = 1 };
+	struct epoll_event event = { .events = EPOLLIN };
+	int set = towpath_epoll_create1(pair.a, 0), number = pair.client, found = -1;
+	int on = fcntl(number, F_GETFD);
+	pthread_t closer;
+
+	CHECK(set >= 0 && on >= 0);
+	CHECK(towpath_setsockopt(pair.a, number, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger)) == 0);
+	CHECK(towpath_epoll_ctl(pair.a, set, EPOLL_CTL_ADD, number, &event) == 0);
+	/* Nobody acknowledges it, as no packet moves. */
+	CHECK(towpath_write(pair.a, number, "bytes", 5) == 5);
+	CHECK(towpath_fcntl(pair.a, number, F_SETFL, 0) == 0);
+	CHECK(pthread_create(&closer, NULL, close_client, &pair) == 0);
+	for (int tries = 0; found != number; tries++) {
+		CHECK(tries < 10000);
+		if (towpath_fcntl(pair.a, number, F_GETFL, 0) == -1)
+			found = towpath_socket(pair.a, AF_INET, SOCK_DGRAM, 0);
+		else
+			usleep(100);
+	}
+	CHECK(towpath_epoll_ctl(pair.a, set, EPOLL_CTL_ADD, number, &event) == 0);
+	CHECK(pthread_join(closer, NULL) == 0);
+	CHECK(towpath_epoll_ctl(pair.a, set, EPOLL_CTL_ADD, number, &event) == -1 && errno == EEXIST);
+	end_pair(&pair);
+}
+
+struct waiting {
+	struct towpath *instance;
+	int fd, error;
+	ssize_t received;
+};
+
+static void *receive_one(void *argument)
+{
+	struct waiting *waiting = argument;
+	char byte;
+
+	waiting->received = towpath_recv(waiting->instance, waiting->fd, &byte, 1, 0);
+	waiting->error = errno;
+	return NULL;
+}
+
+/* A call that waits on a socket that is closed does not go on with another one of that number. */
+static void waits_for_its_own(void)
+{
+	struct towpath *instance = towpath_new("192.0.2.1/24", 1500);
+	struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(9) };
+
+	CHECK(instance && inet_pton(AF_INET, "192.0.2.1", &at.sin_addr) == 1);
+	for (int round = 0; round < 50; round++) {
+		int fd = towpath_socket(instance, AF_INET, SOCK_DGRAM, 0);
+		struct waiting waiting = { .instance = instance, .fd = fd };
+		pthread_t thread;
+		char byte;
+
+		CHECK(fd >= 0 && pthread_create(&thread, NULL, receive_one, &waiting) == 0);
+		usleep(2000);
+		CHECK(towpath_close(instance, fd) == 0);
+		int other = towpath_socket(instance, AF_INET, SOCK_DGRAM, 0);
+		CHECK(other == fd && towpath_bind(instance, other, (struct sockaddr *)&at, sizeof(at)) == 0);
+		CHECK(towpath_sendto(instance, other, "x", 1, 0, (struct sockaddr *)&at, sizeof(at)) == 1);
+		CHECK(pthread_join(thread, NULL) == 0);
+		CHECK(waiting.received == -1 && waiting.error == EBADF);
+		CHECK(towpath_recv(instance, other, &byte, 1, MSG_DONTWAIT) == 1);
+		CHECK(towpath_close(instance, other) == 0);
+	}
+	towpath_free(instance);
+}
+
+int main(void)
+{
+	alarm(60);
+	lingers();
+	waits_for_its_own();
+	puts("ok");
+	return 0;
+}

@@ -1,13 +1,17 @@
 //! `sendfile` and `splice`: bytes between sockets of an instance and files of the kernel's.
 //!
 //! The kernel cannot lend its pages to a stack in a process, so both copy through a buffer of
-//! [`CHUNK`] bytes.
+//! [`CHUNK`] bytes. What goes into a pipe is looked at, passed on, and taken from the socket as far
+//! as the pipe took it: no byte is on the way when a call fails.
 
 use crate::errno::{Errno, Outcome};
-use crate::instance::Instance;
+use crate::instance::{Instance, State};
 use rustix::event::{PollFd, PollFlags};
-use rustix::fd::BorrowedFd;
-use rustix::fs::SeekFrom;
+use rustix::fd::{BorrowedFd, OwnedFd};
+use rustix::fs::{OFlags, SeekFrom};
+use rustix::io::Errno as Kernel;
+use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
+use towpath_net::socket::{ReceiveFlags, SocketId};
 
 /// Bytes moved at a time.
 const CHUNK: usize = 64 << 10;
@@ -54,8 +58,9 @@ impl Instance {
         Ok(sent)
     }
 
-    /// Moves up to `count` received bytes into a pipe; waits for bytes as the descriptor says, and
-    /// for room in the pipe unless `nonblocking`.
+    /// Moves up to `count` received bytes into a pipe, as many as it takes at once; waits for bytes
+    /// as the descriptor says, and for room in the pipe unless that, or the call, is `nonblocking`.
+    /// What the pipe does not take stays in the socket.
     pub fn splice_out(
         &self,
         from: i32,
@@ -63,21 +68,33 @@ impl Instance {
         count: usize,
         nonblocking: bool,
     ) -> Outcome<usize> {
-        wait_for(pipe, PollFlags::OUT, nonblocking)?;
-        if self.is_at_mark(from)? {
-            // Urgent data does not go into a pipe, and is not waited for, as in Linux.
+        self.lock().stream(from)?;
+        if count == 0 {
             return Ok(0);
         }
-        let held = rustix::io::ioctl_fionread(pipe)?;
-        let room = rustix::pipe::fcntl_getpipe_size(pipe)?.saturating_sub(held as usize);
-        let mut buffer = vec![0; CHUNK.min(count).min(room.max(1))];
+        // The kernel would move bytes into any file.
+        rustix::pipe::fcntl_getpipe_size(pipe).map_err(|_| Errno::INVAL)?;
+        let flags = rustix::fs::fcntl_getfl(pipe)?;
+        let is_patient = !nonblocking && !flags.contains(OFlags::NONBLOCK);
         let flags = if nonblocking { libc::MSG_DONTWAIT } else { 0 };
-        let received = self.receive(from, &mut [&mut buffer], flags)?;
-        let mut written = 0;
-        while written < received {
-            written += rustix::io::write(pipe, &buffer[written..received])?;
+        let timeout = self.lock().timeout(from, flags, false)?;
+        let mut step = Step::new()?;
+        loop {
+            wait_for(pipe, PollFlags::OUT, !is_patient)?;
+            if self.is_at_mark(from)? {
+                // Urgent data does not go into a pipe, and is not waited for, as in Linux.
+                return Ok(0);
+            }
+            let step = &mut step;
+            match self
+                .block_on(from, timeout, |state| state.splice_some(from, pipe, count, step))?
+            {
+                Some(moved) => return Ok(moved),
+                // Others have filled it meanwhile.
+                None if is_patient => {}
+                None => return Err(Errno::AGAIN),
+            }
         }
-        Ok(received)
     }
 
     /// Sends up to `count` bytes from a pipe, as many as there is room for; waits for room as the
@@ -111,7 +128,7 @@ impl Instance {
     fn wait_for_room(&self, to: i32, nonblocking: bool) -> Outcome<usize> {
         let flags = if nonblocking { libc::MSG_DONTWAIT } else { 0 };
         let timeout = self.lock().timeout(to, flags, true)?;
-        self.block(timeout, |state| {
+        self.block_on(to, timeout, |state| {
             let (id, now) = (state.id(to)?, state.now());
             let room = state.sockets.send_room(id, now)?;
             if room == 0 { Err(Errno::AGAIN) } else { Ok(room) }
@@ -119,10 +136,83 @@ impl Instance {
     }
 }
 
+/// A pipe of our own on the way into a program's: bytes written to that might have to wait for room
+/// where the pipe blocks, but the kernel moves them from one pipe into another as far as there is
+/// some.
+struct Step {
+    from: OwnedFd,
+    to: OwnedFd,
+    buffer: Vec<u8>,
+}
+
+impl Step {
+    fn new() -> Outcome<Self> {
+        let (from, to) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+        Ok(Self { from, to, buffer: Vec::new() })
+    }
+
+    /// Moves the first `count` bytes of the buffer into `pipe`, as far as there is room; how many.
+    fn pass(&mut self, count: usize, pipe: BorrowedFd<'_>) -> Outcome<usize> {
+        let written = rustix::io::write(&self.to, &self.buffer[..count])?;
+        let moved = splice(&self.from, None, pipe, None, written, SpliceFlags::NONBLOCK);
+        let moved = match moved {
+            Err(Kernel::AGAIN) => 0,
+            moved => moved?,
+        };
+        if moved < written {
+            // What is left here is still the socket's.
+            let (from, to) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+            (self.from, self.to) = (from, to);
+        }
+        Ok(moved)
+    }
+}
+
+impl State {
+    /// Moves received bytes into a pipe; `None` if that has no room. Nobody else can take the bytes
+    /// meanwhile.
+    fn splice_some(
+        &mut self,
+        from: i32,
+        pipe: BorrowedFd<'_>,
+        count: usize,
+        step: &mut Step,
+    ) -> Outcome<Option<usize>> {
+        let (id, now) = (self.stream(from)?, self.now());
+        step.buffer.resize(CHUNK.min(count), 0);
+        let peek = ReceiveFlags { peek: true, offset: 0 };
+        let buffer = &mut step.buffer;
+        let received = self.with(|sockets, cx| sockets.receive(id, buffer, peek, cx))?;
+        if received == 0 {
+            return Ok(Some(0));
+        }
+        let moved = step.pass(received, pipe)?;
+        if moved == 0 {
+            return Ok(None);
+        }
+        let taken = self.sockets.discard(id, moved, now)?;
+        assert_eq!(taken, moved, "what was seen can be taken");
+        Ok(Some(moved))
+    }
+
+    /// The stream behind a descriptor.
+    fn stream(&self, fd: i32) -> Outcome<SocketId> {
+        let file = self.files.socket(fd)?;
+        if file.datagram { Err(Errno::INVAL) } else { Ok(file.id) }
+    }
+}
+
 /// Waits until a file of the kernel's is ready.
 fn wait_for(file: BorrowedFd<'_>, what: PollFlags, nonblocking: bool) -> Outcome<()> {
     let none = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
     let timeout = nonblocking.then_some(&none);
-    let ready = rustix::event::poll(&mut [PollFd::from_borrowed_fd(file, what)], timeout)?;
-    if ready == 0 { Err(Errno::AGAIN) } else { Ok(()) }
+    let mut polled = [PollFd::from_borrowed_fd(file, what)];
+    let ready = rustix::event::poll(&mut polled, timeout)?;
+    // Nobody reads from the pipe. Writing would raise a signal.
+    let is_broken = what == PollFlags::OUT && polled[0].revents().contains(PollFlags::ERR);
+    match ready {
+        0 => Err(Errno::AGAIN),
+        _ if is_broken => Err(Errno(libc::EPIPE)),
+        _ => Ok(()),
+    }
 }

@@ -1,6 +1,6 @@
 /*
- * What becomes of descriptors when something ends early: those whose number is another's while their close
- * still waits.
+ * What becomes of bytes and descriptors when something ends early: bytes that a pipe does not take, descriptors
+ * whose number is another's while their close still waits.
  */
 #define _GNU_SOURCE
 #include "queue.h"
@@ -10,6 +10,10 @@
 #include <netinet/in.h>
 #include <pthread.h>
 #include <unistd.h>
+
+/* What is spliced: several times what there is room for. */
+#define SPLICED 20000
+#define PAGE 4096
 
 /* Two instances with a connection between them. */
 struct pair {
@@ -41,6 +45,86 @@ static void end_pair(struct pair *pair)
 {
 	towpath_free(pair->a);
 	towpath_free(pair->b);
+}
+
+static ssize_t splice_out(struct pair *pair, int pipe, unsigned int flags)
+{
+	return towpath_splice(pair->b, pair->server, NULL, pipe, NULL, SPLICED, flags);
+}
+
+/* A pipe with room for one page, of which many small writes have taken the others. */
+static void begin_pipe(int ends[2], int flags)
+{
+	char byte = 0;
+
+	CHECK(pipe2(ends, O_CLOEXEC | O_DIRECT | flags) == 0);
+	int room = fcntl(ends[1], F_GETPIPE_SZ) / PAGE - 1;
+	CHECK(room > 0);
+	for (int i = 0; i < room; i++)
+		CHECK(write(ends[1], &byte, 1) == 1);
+}
+
+/* Takes what the pipe has, but for the bytes of begin_pipe(); how much. */
+static size_t drain(int pipe, unsigned char *into, size_t room, int *padding)
+{
+	unsigned char packet[PAGE];
+	size_t taken = 0;
+
+	for (int left = 1; left > 0;) {
+		ssize_t count = read(pipe, packet, sizeof(packet));
+
+		CHECK(count > 0);
+		if (count > 1 || *padding <= 0) {
+			CHECK((size_t)count <= room - taken);
+			memcpy(into + taken, packet, count);
+			taken += count;
+		} else {
+			--*padding;
+		}
+		struct pollfd polled = { .fd = pipe, .events = POLLIN };
+		left = poll(&polled, 1, 0);
+	}
+	return taken;
+}
+
+/* Bytes that a pipe does not take stay in the socket, and no call waits for room twice. */
+static void splices(int flags, unsigned int splice_flags)
+{
+	static unsigned char sent[SPLICED], received[SPLICED];
+	struct pair pair = begin_pair();
+	int ends[2], never_waits = flags || splice_flags;
+
+	begin_pipe(ends, flags);
+	int padding = fcntl(ends[1], F_GETPIPE_SZ) / PAGE - 1;
+	for (int i = 0; i < SPLICED; i++)
+		sent[i] = i * 7 + i / 256;
+	CHECK(towpath_write(pair.a, pair.client, sent, SPLICED) == SPLICED);
+	settle(pair.a, pair.b);
+	ssize_t moved = splice_out(&pair, ends[1], splice_flags);
+	CHECK(moved > 0 && moved <= PAGE);
+	if (never_waits)
+		CHECK(splice_out(&pair, ends[1], splice_flags) == -1 && errno == EAGAIN);
+	size_t arrived = drain(ends[0], received, SPLICED, &padding);
+	CHECK(arrived == (size_t)moved);
+	while (arrived < SPLICED) {
+		moved = splice_out(&pair, ends[1], splice_flags);
+		CHECK(moved > 0);
+		CHECK(drain(ends[0], received + arrived, SPLICED - arrived, &padding) == (size_t)moved);
+		arrived += moved;
+	}
+	CHECK(!memcmp(sent, received, SPLICED));
+	/* Nothing is left; then the end. */
+	CHECK(splice_out(&pair, ends[1], splice_flags) == -1 && errno == EAGAIN);
+	CHECK(towpath_shutdown(pair.a, pair.client, SHUT_WR) == 0);
+	settle(pair.a, pair.b);
+	CHECK(splice_out(&pair, ends[1], splice_flags) == 0);
+	/* A file is no pipe, and takes nothing. */
+	int file = open("/dev/null", O_WRONLY | O_CLOEXEC);
+	CHECK(file >= 0 && splice_out(&pair, file, splice_flags) == -1 && errno == EINVAL);
+	CHECK(close(file) == 0 && close(ends[0]) == 0);
+	CHECK(splice_out(&pair, ends[1], splice_flags) == -1 && errno == EPIPE);
+	CHECK(close(ends[1]) == 0);
+	end_pair(&pair);
 }
 
 static void *close_client(void *argument)
@@ -127,6 +211,9 @@ static void waits_for_its_own(void)
 int main(void)
 {
 	alarm(60);
+	splices(O_NONBLOCK, 0);
+	splices(0, SPLICE_F_NONBLOCK);
+	splices(0, 0);
 	lingers();
 	waits_for_its_own();
 	puts("ok");

@@ -35,8 +35,19 @@ struct towpath;
  */
 struct towpath *towpath_new(const char *addresses, int mtu);
 /*
- * Ends an instance, with its thread if it has one. Nobody may use it any more. NULL is nothing.
- * In the child of a fork instances are the parent's: this does nothing, other calls fail with EPERM.
+ * Waits until the peers have acknowledged all that was written, on open and on closed sockets, and the end of
+ * those that were shut down or closed; or until nothing more can arrive, as when a connection is reset. `timeout`
+ * is in milliseconds; -1 is for as long as it takes. ETIMEDOUT: something is left; towpath_get_stats() tells how
+ * much (`sending`, `unacknowledged_bytes`), and it goes on its way. Of an instance made by towpath_new(), other
+ * threads move the packets meanwhile.
+ */
+int towpath_finish(const struct towpath *instance, int timeout);
+/*
+ * Closes all sockets and ends an instance, with its thread if it has one. Nobody may use it any more. As with the
+ * kernel's sockets when a program ends, what was written before is still sent: this waits as towpath_finish(), for
+ * as long as `linger` of struct towpath_config says, 5 seconds by default; what has not arrived by then is lost.
+ * It waits for nothing if the instance was made by towpath_new(), as nobody could move its packets. NULL is a
+ * no-op. In the child of a fork instances are the parent's: this does nothing, other calls fail with EPERM.
  */
 void towpath_free(struct towpath *instance);
 
@@ -58,6 +69,10 @@ struct towpath_config {
 	unsigned char reserved[6];
 	/* Bytes of files in memory that TOWPATH_SENDFILE sends; 64 MiB by default. */
 	size_t file_cache;
+	/* Milliseconds that towpath_free() waits for what was written; 5000 by default, -1 for none. */
+	int linger;
+	/* Zero. */
+	int more_reserved;
 };
 
 /*
@@ -93,6 +108,11 @@ int towpath_accept4(const struct towpath *instance, int fd, struct sockaddr *add
 int towpath_connect(const struct towpath *instance, int fd, const struct sockaddr *address,
 		    socklen_t len);
 int towpath_shutdown(const struct towpath *instance, int fd, int how);
+/*
+ * Its number is free at once. What was written is still sent: the instance goes on with it, until towpath_free().
+ * With SO_LINGER and a time, the call waits until the peer has acknowledged all, the end too, or that time is over;
+ * with a time of 0, or with received bytes that nobody has read, the connection is reset and the rest is lost.
+ */
 int towpath_close(const struct towpath *instance, int fd);
 
 ssize_t towpath_read(const struct towpath *instance, int fd, void *buffer, size_t len);
@@ -207,6 +227,12 @@ struct towpath_stats {
 	uint64_t file_cache_direct;
 	/* Count: of packets that the device refused, such as those whose lent memory was unmapped. */
 	uint64_t refused_by_device;
+	/*
+	 * Now: connections, open or closed by the program, whose peer has not acknowledged all that was
+	 * written, or the end; and bytes of that.
+	 */
+	uint64_t sending;
+	uint64_t unacknowledged_bytes;
 };
 /*
  * Fills `stats`. `size` is sizeof(struct towpath_stats), so that later versions may add fields; what

@@ -55,6 +55,19 @@ impl Link {
         matches!(self, Link::Wire(wire) if wire.out.len() >= WIRE_PACKETS_MAX)
     }
 
+    /// True if the device was deleted: nothing moves any more.
+    pub(crate) fn is_gone(&self) -> bool {
+        matches!(self, Link::Port(port) if port.gone)
+    }
+
+    /// True if packets have left the stack that nobody has taken yet.
+    pub(crate) fn has_unsent(&self) -> bool {
+        match self {
+            Link::Wire(wire) => !wire.out.is_empty(),
+            Link::Port(port) => !port.to_send.is_empty(),
+        }
+    }
+
     /// Takes what the stack has to send, as far as there is room.
     pub(crate) fn send(&mut self, sockets: &mut Sockets, cx: &mut Context<'_>) {
         match self {

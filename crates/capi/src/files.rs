@@ -98,6 +98,16 @@ impl Files {
         Ok(file.what)
     }
 
+    /// Takes out all sockets.
+    pub(crate) fn take_sockets(&mut self) -> Vec<SocketId> {
+        let sockets = std::mem::take(&mut self.by_socket);
+        for fd in sockets.values() {
+            // It is there, as its socket is.
+            let _ = self.remove(*fd);
+        }
+        sockets.into_keys().collect()
+    }
+
     /// Wakes all who wait for news: nothing more will come.
     pub(crate) fn wake_all(&mut self) {
         for file in self.files.values_mut() {

@@ -2,6 +2,7 @@
 
 use crate::attach::Worker;
 use crate::device::{self, Link, OUR_MAC, PEER_MAC, Wire};
+use crate::ending::LINGER_DEFAULT;
 use crate::errno::{Errno, Outcome};
 use crate::files::Files;
 use crate::handed::HandedOut;
@@ -33,6 +34,8 @@ pub struct Config {
     pub memory: usize,
     /// Bytes of files in memory.
     pub file_cache: usize,
+    /// Of an attached instance: how long its end waits for what was sent.
+    pub linger: Duration,
     /// Settings of TCP.
     pub tcp: Settings,
     /// Secret from which sequence numbers and ports are made.
@@ -48,6 +51,7 @@ impl Default for Config {
             mtu: 1500,
             memory: MEMORY_DEFAULT,
             file_cache: FILE_CACHE_DEFAULT,
+            linger: LINGER_DEFAULT,
             tcp: Settings::default(),
             secret: [0; 2],
         }
@@ -254,6 +258,8 @@ pub struct Instance {
     state: Mutex<State>,
     /// Of the process that made it.
     generation: u64,
+    /// How long its end waits for what was sent.
+    pub(crate) linger: Duration,
     /// What queues send of files.
     pub(crate) file_cache: Arc<FileCache>,
     /// Something changed that a waiting call may wait for.
@@ -340,7 +346,7 @@ impl Instance {
         packets.out_count() + small.out_count() + large.out_count()
     }
 
-    fn is_attached(&self) -> bool {
+    pub(crate) fn is_attached(&self) -> bool {
         matches!(self.lock().link, Link::Port(_))
     }
 
@@ -379,6 +385,7 @@ impl Instance {
         };
         Self {
             state: Mutex::new(state),
+            linger: config.linger,
             file_cache,
             generation: generation(),
             changed: Condvar::new(),
@@ -454,13 +461,6 @@ impl Instance {
         }
     }
 
-    /// Waits for a change or the deadline.
-    fn park<'a>(&'a self, mut state: Guard<'a>, deadline: Option<Instant>) -> Guard<'a> {
-        let epoch = state.epoch;
-        state.parked += 1;
-        state.running = state.running.saturating_sub(1);
-        state.waits.extend(deadline);
-        #[cfg(feature = "packetdrill")]
     /// The same for a socket. `EBADF` if it is closed meanwhile, though its number may be that of
     /// another by then.
     pub(crate) fn block_on<R>(
@@ -476,6 +476,13 @@ impl Instance {
         })
     }
 
+    /// Waits for a change or the deadline.
+    fn park<'a>(&'a self, mut state: Guard<'a>, deadline: Option<Instant>) -> Guard<'a> {
+        let epoch = state.epoch;
+        state.parked += 1;
+        state.running = state.running.saturating_sub(1);
+        state.waits.extend(deadline);
+        #[cfg(feature = "packetdrill")]
         self.settled.notify_all();
         while state.epoch == epoch {
             let left = deadline.map(|at| at.since(state.now()));

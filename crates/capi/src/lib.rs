@@ -25,6 +25,7 @@ mod calls;
 mod control;
 mod datagram;
 mod device;
+mod ending;
 mod errno;
 mod files;
 mod handed;

@@ -21,7 +21,7 @@ pub struct Polled {
 const ALWAYS: u32 = 0x018;
 
 /// A wait of milliseconds as `poll` and `epoll_wait` have it: negative is without end.
-fn milliseconds(timeout: i32) -> Option<Duration> {
+pub(crate) fn milliseconds(timeout: i32) -> Option<Duration> {
     u64::try_from(timeout).ok().map(Duration::from_millis)
 }
 

@@ -7,7 +7,7 @@ use towpath_net::counters::DropReason;
 use towpath_packet::Site;
 
 /// Figures of `struct towpath_stats`, each of 64 bits.
-const FIGURES: usize = 8 + SITES + 3 + 8;
+const FIGURES: usize = 8 + SITES + 3 + 8 + 2;
 /// Sites that instances had from the beginning: the first ones. Those behind them belong to guests,
 /// but for [`Site::File`], which has a field behind all others.
 const SITES: usize = 8;
@@ -23,6 +23,7 @@ impl Instance {
         self.call(|state| {
             let now = state.now();
             let refused = state.link.refused();
+            let (sending, unacknowledged) = state.sending();
             state.with(|sockets, cx| {
                 let (ledger, lent) = (cx.ledger, sockets.lent_stats(now));
                 let files = self.file_cache.stats();
@@ -56,6 +57,8 @@ impl Instance {
                     files.evicted,
                     files.direct,
                     refused,
+                    sending as u64,
+                    unacknowledged as u64,
                 ]
             })
         })

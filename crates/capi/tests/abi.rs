@@ -185,6 +185,18 @@ fn a_c_program_talks_to_the_kernel() {
     assert_ok(&ran);
 }
 
+/// Goal: what was written arrives though its instance ends, in a bounded time, and programs can
+/// wait for it.
+#[test]
+fn what_a_c_program_wrote_arrives() {
+    let ran = compile_and_run("finish", &package().join("tests/finish.c"));
+    if ran.status.code() == Some(SKIPPED) {
+        println!("skipped: no TAP device: {}", String::from_utf8_lossy(&ran.stderr).trim());
+        return;
+    }
+    assert_ok(&ran);
+}
+
 /// Goal: the example of event queues serves clients of the kernel, woken by the instance's thread.
 #[test]
 fn the_echo_server_echoes() {

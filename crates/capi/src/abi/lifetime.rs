@@ -6,10 +6,12 @@ use crate::attach::tap_errno;
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Config, Instance};
 use crate::pointers::{bytes, bytes_mut, file, text};
+use crate::poll::milliseconds;
 use libc::{c_char, c_int, c_uint, c_void, size_t};
 use rustix::fd::BorrowedFd;
 use std::mem::{ManuallyDrop, MaybeUninit, offset_of};
 use std::sync::Arc;
+use std::time::Duration;
 use towpath_io::tap::Tap;
 
 /// What an attached instance is told, as C has it. A zero stands for the default.
@@ -32,6 +34,10 @@ pub struct TowpathConfig {
     pub reserved: [u8; 6],
     /// Bytes of files in memory.
     pub file_cache: size_t,
+    /// Milliseconds that its end waits; negative for not at all.
+    pub linger: c_int,
+    /// Zero.
+    pub more_reserved: c_int,
 }
 
 /// Of the first version of the structure.
@@ -40,6 +46,12 @@ const CONFIG_BYTES_MIN: usize = offset_of!(TowpathConfig, file_cache);
 const CONFIG_BYTES_MAX: usize = 4096;
 
 exported! {
+    /// Waits for `timeout` milliseconds at most until all that was written has arrived; the header
+    /// says more.
+    fn towpath_finish(of, timeout: c_int) -> c_int {
+        give_done(of.finish(milliseconds(timeout)))
+    }
+
     /// Gives back what the calls `first` to `last` lent; the header says more.
     fn towpath_recall(of, fd: c_int, first: u32, last: u32) -> c_int {
         give_done(on(of, fd, of.recall(fd, first, last)))
@@ -147,8 +159,8 @@ pub unsafe extern "C" fn towpath_attach_fd(
     give_instance(made)
 }
 
-/// Ends an instance: its connections are gone without a word, its descriptors closed, its thread
-/// ended. In the child of a fork nothing is done: the instance is the parent's.
+/// Ends an instance: its sockets are closed, what they have sent is given some time to arrive, and
+/// its thread ends. In the child of a fork nothing is done: the instance is the parent's.
 ///
 /// # Safety
 /// `instance` is null, or was made by this library and is not used any more by any thread.
@@ -160,6 +172,7 @@ pub unsafe extern "C" fn towpath_free(instance: *const Instance) {
         // In a child, its thread, for which the end would wait, is the parent's.
         if instance.is_ours() {
             let instance = ManuallyDrop::into_inner(instance);
+            instance.close_and_wait();
             instance.end();
         }
     }
@@ -204,7 +217,7 @@ unsafe fn read_config(config: *const TowpathConfig) -> Outcome<Config> {
     unsafe { known.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(given.as_ptr(), len) };
     // SAFETY: all of it is set, and any bytes are one.
     let given = unsafe { known.assume_init() };
-    if given.reserved != [0; 6] || given.mac[0] & 1 != 0 {
+    if given.reserved != [0; 6] || given.more_reserved != 0 || given.mac[0] & 1 != 0 {
         return Err(Errno::INVAL);
     }
     // SAFETY: the caller vouches for it.
@@ -221,6 +234,9 @@ unsafe fn read_config(config: *const TowpathConfig) -> Outcome<Config> {
     }
     if given.file_cache != 0 {
         config.file_cache = given.file_cache;
+    }
+    if given.linger != 0 {
+        config.linger = Duration::from_millis(u64::try_from(given.linger).unwrap_or(0));
     }
     config.mac = (given.mac != [0; 6]).then_some(given.mac);
     Ok(config)
@@ -243,6 +259,8 @@ mod tests {
             mac: [0; 6],
             reserved: [0; 6],
             file_cache: 12_345,
+            linger: -1,
+            more_reserved: 0,
         };
         let read = |size| {
             let given = given(size);
@@ -253,6 +271,7 @@ mod tests {
         for (size, files) in [(CONFIG_BYTES_MIN, usual), (size_of::<TowpathConfig>(), 12_345)] {
             let config = read(size).expect("a configuration");
             assert_eq!((config.file_cache, config.memory, config.mtu), (files, 2 << 20, 1500));
+            assert_eq!(config.linger.is_zero(), size == size_of::<TowpathConfig>());
         }
         for size in [0, 8, CONFIG_BYTES_MIN - 1] {
             assert_eq!(read(size).err(), Some(Errno::INVAL), "{size}");

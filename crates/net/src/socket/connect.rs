@@ -233,11 +233,7 @@ impl Sockets {
     /// True while `close` of a lingering socket would have to wait: something was not acknowledged.
     pub fn is_sending(&self, id: SocketId) -> bool {
         self.tcp(id).is_some_and(|connection| {
-            let over = matches!(
-                connection.state(),
-                State::Closed | State::TimeWait | State::FinWait2 | State::SynSent
-            );
-            !over && (connection.unacknowledged() > 0 || connection.state() != State::Established)
+            connection.state() != State::SynSent && connection.is_sending()
         })
     }
 

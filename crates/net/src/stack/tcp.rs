@@ -173,6 +173,15 @@ impl Stack {
         (self.tcp.count(), self.tcp.time_wait.len())
     }
 
+    /// Connections, with and without an owner, whose peer has not acknowledged all that was sent;
+    /// and bytes of that. Looks at all connections: not for the data path.
+    pub fn tcp_sending(&self) -> (usize, usize) {
+        let connections = self.tcp.slots.iter().filter_map(|slot| slot.connection.as_deref());
+        connections
+            .filter(|connection| connection.is_sending())
+            .fold((0, 0), |(count, bytes), one| (count + 1, bytes + one.unacknowledged()))
+    }
+
     pub(super) fn receive_tcp(
         &mut self,
         local: SocketAddr,

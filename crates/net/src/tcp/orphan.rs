@@ -49,6 +49,13 @@ impl Connection {
         !self.owned && !matches!(self.state, State::Closed | State::TimeWait)
     }
 
+    /// True if the peer has not acknowledged all that was given to it to send: bytes, or the end.
+    pub fn is_sending(&self) -> bool {
+        let ends = matches!(self.state, State::FinWait1 | State::Closing | State::LastAck);
+        !matches!(self.state, State::Closed | State::TimeWait)
+            && (ends || self.unacknowledged() > 0)
+    }
+
     /// Longest time in FIN-WAIT-2 without an owner (`TCP_LINGER2`).
     pub fn set_fin_wait(&mut self, limit: FinWait) {
         self.settings.fin_wait = limit;

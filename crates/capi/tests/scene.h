@@ -110,6 +110,9 @@ static inline struct towpath_event step(struct scene *scene)
 	int found;
 
 	do {
+		/* On a busy machine a delayed ACK or a retransmission can be due. */
+		towpath_run_timers(scene->a);
+		towpath_run_timers(scene->b);
 		settle(scene->a, scene->b);
 		moment = in_ns(1000000);
 		found = towpath_queue_wait(scene->queue, &event, 1, 1, &moment);

@@ -101,9 +101,9 @@ impl Connection {
         }
     }
 
-    /// Bytes that a shut window keeps back, or could: the owner's count as one.
+    /// Sequence numbers that a shut window keeps back, or could: the owner's bytes count as one.
     pub(super) fn kept_back(&self) -> u32 {
-        self.send.unsent().max(u32::from(self.send.awaits_peer))
+        self.send.unsent_numbers().max(u32::from(self.send.awaits_peer))
     }
 
     /// Forgets what was received and not acknowledged.

@@ -270,7 +270,7 @@ impl Connection {
             bytes_received: counters.bytes_received,
             segs_out: counters.segs_out,
             segs_in: counters.segs_in.wrapping_add(u32::from(self.passive)),
-            notsent_bytes: self.send.unsent() + u32::from(self.send.fin_waits()),
+            notsent_bytes: self.send.unsent_numbers(),
             min_rtt: self.rtt.min().map_or(u32::MAX, |rtt| rtt.as_micros() as u32),
             data_segs_in: counters.data_segs_in,
             data_segs_out: counters.data_segs_out,

@@ -55,7 +55,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    fn bare(seq: Seq, flags: Flags, kind: Kind) -> Self {
+    pub(super) fn bare(seq: Seq, flags: Flags, kind: Kind) -> Self {
         Self { seq, len: 0, fin: false, flags, kind }
     }
 
@@ -89,8 +89,7 @@ impl Connection {
             || self.receive.update_due
             || self.send.probe_due
             || self.wants_to_resend()
-            || self.send.unsent() > 0
-            || (self.send.fin_queued && !self.send.fin_sent)
+            || self.send.unsent_numbers() > 0
             || (self.send.space_check_due && self.send.no_space)
             || self.send.awaits_peer && self.timers.persist.is_none()
     }

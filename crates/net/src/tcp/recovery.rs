@@ -441,8 +441,7 @@ impl Connection {
                 self.recovery.high = self.send.nxt;
                 // Step 2b: new data tells more than retransmissions.
                 let edge = self.send.una + self.send.wnd;
-                let more = self.send.unsent() > 0 || self.send.fin_waits();
-                if more && edge.after(self.send.nxt) {
+                if self.send.unsent_numbers() > 0 && edge.after(self.send.nxt) {
                     self.recovery.resend = Resend::NewFirst;
                     return;
                 }

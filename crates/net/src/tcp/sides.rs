@@ -161,6 +161,11 @@ impl Sender {
         self.fin_queued && !self.fin_sent
     }
 
+    /// Sequence numbers never sent: those of bytes and of a FIN.
+    pub(super) fn unsent_numbers(&self) -> u32 {
+        self.unsent() + u32::from(self.fin_waits())
+    }
+
     /// Sequence numbers outstanding.
     pub(super) fn flight(&self) -> u32 {
         self.nxt - self.una

@@ -256,7 +256,7 @@ impl Connection {
         }
     }
 
-    /// Nothing is outstanding and the peer's window keeps data back: it is probed.
+    /// Nothing is outstanding and the peer's window keeps data or a FIN back: it is probed.
     pub(super) fn arm_probe(&mut self, now: Instant) {
         if self.send.board.is_empty() && self.timers.persist.is_none() {
             self.timers.arm_persist(now + self.probe_interval(now));
@@ -279,6 +279,7 @@ impl Connection {
     }
 
     fn on_persist(&mut self, now: Instant) {
+        // RFC 9293 §3.8.6.1: what is kept back may be a FIN alone.
         if !self.send.board.is_empty() || self.kept_back() == 0 {
             self.timers.probes = 0;
             self.timers.probing_since = None;
@@ -318,8 +319,8 @@ impl Connection {
         if !open {
             return;
         }
-        if self.send.flight() > 0 || self.send.unsent() > 0 {
-            // Data is on its way: the other timers watch the peer.
+        if self.send.flight() > 0 || self.send.unsent_numbers() > 0 {
+            // Data or a FIN is on its way: the other timers watch the peer.
             self.timers.keepalive = Some(now + self.settings.keepalive_idle);
             return;
         }

@@ -48,8 +48,7 @@ struct Offer {
 impl Connection {
     /// What is to be sent for the first time next.
     pub(super) fn plan_new(&mut self, egress: &Egress, now: Instant) -> Option<Plan> {
-        let fin_due = self.send.fin_queued && !self.send.fin_sent;
-        if (self.send.unsent() == 0 && !fin_due) || self.send.board.is_full() {
+        if self.send.unsent_numbers() == 0 || self.send.board.is_full() {
             if self.send.awaits_peer {
                 self.arm_probe(now);
             }
@@ -141,7 +140,7 @@ impl Connection {
             end,
             len: if end.at.after(next) { end.at - next } else { 0 },
             last,
-            fin: last && self.send.fin_queued && !self.send.fin_sent,
+            fin: last && self.send.fin_waits(),
         })
     }
 
@@ -215,7 +214,12 @@ impl Connection {
         let next = self.send.nxt;
         let edge = self.send.una + self.send.wnd;
         let window = if edge.after(next) { edge - next } else { 0 };
-        let end = self.send.writes.end_of(next)?;
+        let Some(end) = self.send.writes.end_of(next) else {
+            // A FIN alone.
+            let fits = window > 0 && self.send.fin_waits();
+            let plan = Plan::bare(next, Flags::ACK, Kind::New);
+            return fits.then_some(Plan { fin: true, ..plan });
+        };
         let len = (end.at - next).min(window).min(self.segment_size());
         self.send.pushed = self.send.pushed.max(end.at);
         let flags = Flags::ACK | Flags::PSH;

@@ -54,6 +54,39 @@ fn a_fin_waits_behind_a_shut_window() {
     t.state(State::FinWait1);
 }
 
+/// RFC 9293 §3.8.6.1: a FIN alone is probed for as data is, and goes when the window opens.
+#[test]
+fn a_fin_alone_behind_a_shut_window_is_probed() {
+    let mut t = Script::plain();
+    t.recv(". 1 ack 1 win 0").close().quiet().state(State::FinWait1);
+    t.wait(199).quiet().wait(2).expect(". 0 ack 1").recv(". 1 ack 1 win 0");
+    t.wait(399).quiet().wait(3).expect(". 0 ack 1").recv(". 1 ack 1 win 0").quiet();
+    t.next_timer().expect(". 0 ack 1").recv(". 1 ack 1 win 1").expect("F. 1 ack 1");
+    t.recv(". 1 ack 2 win 1").state(State::FinWait2);
+}
+
+/// RFC 9293 §3.8.3: a peer that is silent behind its shut window is given up, FIN alone or not.
+#[test]
+fn a_fin_alone_behind_a_shut_window_gives_up() {
+    let mut t = Script::open(Settings { retries2: 3, ..plain() }, "S 0 mss 1000");
+    t.recv(". 1 ack 1 win 0").close().quiet();
+    for _ in 0..3 {
+        t.next_timer().expect(". 0 ack 1");
+    }
+    t.next_timer().quiet().ended(Some(ConnectionError::TimedOut));
+}
+
+/// A connection that nobody owns is given up sooner, but not before some probes.
+#[test]
+fn an_orphan_behind_a_shut_window_gives_up() {
+    let mut t = Script::plain();
+    t.recv(". 1 ack 1 win 0").act(|connection, now| connection.disown(now)).quiet();
+    for _ in 0..8 {
+        t.next_timer().expect(". 0 ack 1");
+    }
+    t.next_timer().quiet().ended(Some(ConnectionError::TimedOut));
+}
+
 /// RFC 9293 §3.8.6.2.1: less than a segment waits for the timer; where the peer's largest window
 /// is small a segment is half of it, as in Linux.
 #[test]

@@ -6,10 +6,16 @@
 //! announcements update but never create. An address known for longer than [`LIFETIME`] is asked
 //! for again when it is used, and used meanwhile.
 //!
-//! Bounds: [`ENTRIES_MAX`] entries, the oldest learnt one makes room; packets of
+//! Bounds: [`ENTRIES_MAX`] entries; packets of
 //! [`WAITING_BYTES_MAX`] wait for one address and of [`ALL_WAITING_BYTES_MAX`] for all, the oldest
 //! for the same address make room, and one packet always waits (RFC 4861 §7.2.2); [`ASK_COUNT`]
 //! questions a second apart.
+//!
+//! A full table parts with a learnt entry that nothing was sent to, the oldest first, and else with
+//! the one that was used longest ago. What strangers say is no reason to part with a next hop, or
+//! with an entry that packets wait for: a flood of their questions is answered, but not learnt.
+//! What we send ourselves parts with these too, if there is nothing else: what waited is handed
+//! back to be counted.
 
 use crate::time::{Duration, Instant};
 use crate::wire::MacAddr;
@@ -75,9 +81,19 @@ impl Question {
 struct Entry {
     address: IpAddr,
     known: Known,
+    /// When a packet was last sent there, or wanted to be.
+    used: Option<Instant>,
 }
 
 impl Entry {
+    fn new(address: IpAddr, known: Known, used: Option<Instant>) -> Self {
+        Self { address, known, used }
+    }
+
+    fn is_permanent(&self) -> bool {
+        matches!(self.known, Known::Permanent(_))
+    }
+
     /// What packets that wait for this address count.
     fn waiting_bytes(&self) -> usize {
         if let Known::Asked(question) = &self.known { question.bytes } else { 0 }
@@ -124,24 +140,32 @@ pub struct Neighbors {
     entries: Vec<Entry>,
     /// Where the last one looked for was.
     latest: usize,
+    /// Routers, which are not parted with for the sake of others.
+    next_hops: Vec<IpAddr>,
 }
 
 impl Neighbors {
+    /// An empty table of a host with these routers.
+    pub fn new(next_hops: &[IpAddr]) -> Self {
+        Self { next_hops: next_hops.to_vec(), ..Self::default() }
+    }
+
     /// Sets an address for good.
     pub fn set(&mut self, address: IpAddr, mac: MacAddr) {
         self.entries.retain(|entry| entry.address != address);
-        self.entries.push(Entry { address, known: Known::Permanent(mac) });
+        self.entries.push(Entry::new(address, Known::Permanent(mac), None));
     }
 
     /// The link-layer address for `packet`, or a place to wait for it.
     pub fn resolve(&mut self, address: IpAddr, packet: Outgoing, now: Instant) -> Resolution {
         let Some(index) = self.position(address) else {
-            let lost = self.make_room();
+            let lost = self.make_room_to_send();
             let mut question = Question::first(now, None);
             question.wait(packet, WAITING_BYTES_MAX);
-            self.entries.push(Entry { address, known: Known::Asked(question) });
+            self.entries.push(Entry::new(address, Known::Asked(question), Some(now)));
             return Resolution::Waiting { ask: true, dropped: lost };
         };
+        self.entries[index].used = Some(now);
         let (mac, ask) = match &mut self.entries[index].known {
             Known::Permanent(mac) => (*mac, false),
             Known::Until(mac, until) if now < *until => (*mac, false),
@@ -192,23 +216,23 @@ impl Neighbors {
             return;
         }
         let learnt = Known::Until(mac, now + LIFETIME);
-        match self.entries.iter_mut().find(|entry| entry.address == address) {
-            Some(entry) => match &mut entry.known {
-                Known::Permanent(_) => {}
-                Known::Until(..) => entry.known = learnt,
-                Known::Asked(question) => {
-                    for packet in core::mem::take(&mut question.pending) {
-                        send(mac, packet);
-                    }
-                    entry.known = learnt;
-                }
-            },
-            None if create => {
-                self.make_room();
-                self.entries.push(Entry { address, known: learnt });
+        let Some(index) = self.entries.iter().position(|entry| entry.address == address) else {
+            if create && self.make_room_to_learn(address) {
+                self.entries.push(Entry::new(address, learnt, None));
             }
-            None => {}
+            return;
+        };
+        let known = &mut self.entries[index].known;
+        match known {
+            Known::Permanent(_) => return,
+            Known::Until(..) => {}
+            Known::Asked(question) => {
+                for packet in core::mem::take(&mut question.pending) {
+                    send(mac, packet);
+                }
+            }
         }
+        *known = learnt;
     }
 
     /// When [`Neighbors::on_deadline`] wants to be called next.
@@ -247,15 +271,50 @@ impl Neighbors {
         });
     }
 
-    /// Parts with the oldest learnt entry if there are too many; returns how many packets waited
-    /// for it.
-    fn make_room(&mut self) -> usize {
+    /// Room for an entry that a neighbour's own question makes. False if that would cost a next
+    /// hop, unless the new one is, or an entry that packets wait for.
+    fn make_room_to_learn(&mut self, address: IpAddr) -> bool {
+        if self.entries.len() < ENTRIES_MAX {
+            return true;
+        }
+        let Some((index, kept)) = self.least_wanted() else { return false };
+        let is_taken = !kept || (self.is_next_hop(address) && self.waiting_at(index) == 0);
+        if is_taken {
+            self.entries.remove(index);
+        }
+        is_taken
+    }
+
+    /// Room for an entry that a packet of ours needs; returns how many packets waited for the one
+    /// that is gone.
+    fn make_room_to_send(&mut self) -> usize {
         if self.entries.len() < ENTRIES_MAX {
             return 0;
         }
-        let learnt = |entry: &Entry| !matches!(entry.known, Known::Permanent(_));
-        let Some(oldest) = self.entries.iter().position(learnt) else { return 0 };
-        match self.entries.remove(oldest).known {
+        let Some((index, _)) = self.least_wanted() else { return 0 };
+        let lost = self.waiting_at(index);
+        self.entries.remove(index);
+        lost
+    }
+
+    /// The learnt entry that is missed least, and whether it is to be kept from strangers.
+    fn least_wanted(&self) -> Option<(usize, bool)> {
+        let learnt = self.entries.iter().enumerate().filter(|(_, entry)| !entry.is_permanent());
+        let ranked = learnt.map(|(index, entry)| {
+            let kept = (self.is_next_hop(entry.address), entry.waiting_bytes() > 0);
+            (kept, entry.used, index)
+        });
+        let (kept, _, index) = ranked.min()?;
+        Some((index, kept != (false, false)))
+    }
+
+    fn is_next_hop(&self, address: IpAddr) -> bool {
+        self.next_hops.contains(&address)
+    }
+
+    /// Packets that wait for an entry's address.
+    fn waiting_at(&self, index: usize) -> usize {
+        match &self.entries[index].known {
             Known::Asked(question) => question.pending.len(),
             _ => 0,
         }

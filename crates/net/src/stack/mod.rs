@@ -170,6 +170,7 @@ impl Stack {
         let tcp = table::Table::new(&config);
         let fragment_ident = derive(config.secret, Label::FragmentIdent) as u32;
         let paths = paths::Paths::new(derive(config.secret, Label::ConnectionIndex));
+        let neighbors = Neighbors::new(&config.next_hops);
         let mut coalescing = coalesce::Coalescing::new(config.transparent);
         coalescing.set_caps(&caps);
         Self {
@@ -177,7 +178,7 @@ impl Stack {
             caps,
             stopped: false,
             counters: Counters::default(),
-            neighbors: Neighbors::default(),
+            neighbors,
             reassembler: Reassembler::new(fragment::Limits::default()),
             coalescing,
             tcp,

@@ -7,6 +7,7 @@ use crate::counters::DropReason;
 use crate::neighbor::{
     ALL_WAITING_BYTES_MAX, ASK_COUNT, LIFETIME, WAITING_BYTES_MAX, WAITING_OVERHEAD,
 };
+use crate::stack::Config;
 use crate::time::Duration;
 use crate::wire::{MacAddr, Protocol, arp as wire, icmpv6};
 use alloc::vec;
@@ -285,6 +286,53 @@ fn the_table_is_bounded() {
     let waiting = b.memory.packets.out_count();
     assert_eq!(waiting, crate::neighbor::ENTRIES_MAX);
     assert_eq!(b.stack.counters().dropped(DropReason::NeighborQueueFull), 2000 - waiting as u64);
+    b.wait(Duration::from_secs(5));
+    b.assert_clean();
+}
+
+/// Questions of strangers are answered, but push out neither the router, nor who is sent to, nor
+/// what waits for an address; who is sent to by chance is parted with before who is often.
+#[test]
+fn strangers_push_out_strangers() {
+    let router = Ipv4Addr::new(10, 0, 0, 254);
+    let (used, waited) = (Ipv4Addr::new(10, 0, 0, 200), Ipv4Addr::new(10, 0, 0, 201));
+    let far = IpAddr::V4(Ipv4Addr::new(198, 51, 100, 1));
+    let mut config = Config { next_hops: vec![router.into()], ..config(false) };
+    config.addresses[0].prefix_len = 8;
+    let mut b = Bench::with(config, Caps::plain(1500));
+    for neighbor in [router, used] {
+        b.input(&arp(&request(neighbor, v4(OURS4)), MacAddr::BROADCAST)).one();
+    }
+    send(&mut b, OURS4, used.into(), b"once");
+    b.one();
+    send(&mut b, OURS4, waited.into(), b"waits");
+    assert!(is_question(&b.one()));
+    for number in 0..2000u16 {
+        let [high, low] = number.to_be_bytes();
+        let stranger = Ipv4Addr::new(10, 16, high, low);
+        b.input(&arp(&request(stranger, v4(OURS4)), MacAddr::BROADCAST));
+        assert!(is_question(&b.one()), "answered");
+    }
+    b.input(&answer(waited.into(), PEER_MAC));
+    assert!(b.one().bytes.ends_with(b"waits"));
+    for to in [far, used.into()] {
+        send(&mut b, OURS4, to, b"known");
+        assert!(b.one().bytes.ends_with(b"known"), "{to} is known");
+    }
+    assert_eq!(b.stack.counters().drops().count(), 0);
+    // Packets of ours need entries, too: the one used longest ago goes, and never the router.
+    for number in 0..300u16 {
+        let [high, low] = number.to_be_bytes();
+        let stranger = Ipv4Addr::new(10, 17, high, low);
+        send(&mut b, OURS4, stranger.into(), b"nobody");
+        b.one();
+        b.wait(Duration::from_micros(1));
+    }
+    let waiting = b.memory.packets.out_count() as u64;
+    let lost = b.stack.counters().dropped(DropReason::NeighborQueueFull);
+    assert_eq!(waiting + lost, 300, "counted");
+    send(&mut b, OURS4, far, b"known");
+    assert!(b.one().bytes.ends_with(b"known"), "the router is known");
     b.wait(Duration::from_secs(5));
     b.assert_clean();
 }

@@ -50,6 +50,8 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::any::Any;
 use core::fmt;
+use core::mem::ManuallyDrop;
+use core::ops::Range;
 use core::ptr::NonNull;
 
 /// Who gets memory back. `returned` runs on the thread that dropped the last piece and must not
@@ -420,6 +422,20 @@ impl Piece {
         // SAFETY: the address is valid for `count <= len` bytes while it is pinned.
         unsafe { copy_foreign(pinned.address(), &mut to[..count]) };
         count
+    }
+
+    /// The frame that this is a range of, and the range, if this is its only holder; the piece
+    /// comes back otherwise.
+    pub(crate) fn into_frame(self) -> Result<(NonNull<Slot<Loan>>, Range<usize>), Piece> {
+        // Acquire: pairs with the Release decrements of the other holders, so that their reads are
+        // over before the frame is written again.
+        if !self.is_frame() || self.loan().holders.load(Ordering::Acquire) != 1 {
+            return Err(self);
+        }
+        // Its share passes on.
+        let piece = ManuallyDrop::new(self);
+        let start = piece.offset as usize;
+        Ok((piece.loan, start..start + piece.len()))
     }
 
     pub(crate) fn slot(&self) -> NonNull<Slot<Loan>> {

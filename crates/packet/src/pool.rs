@@ -20,7 +20,7 @@ use crate::slab::{Returning, Slab, Slot};
 use crate::sync::{Ordering, UnsafeCell};
 use alloc::sync::Arc;
 use core::fmt;
-use core::ops::{Deref, DerefMut};
+use core::ops::{Deref, DerefMut, Range};
 use core::ptr::NonNull;
 
 /// Bytes of a small frame: a full Ethernet frame at MTU 1500 with room to spare.
@@ -131,6 +131,14 @@ pub struct Frame {
 unsafe impl Send for Frame {}
 
 impl Frame {
+    /// Makes a piece the frame that it is a range of again, so that more can be written behind it;
+    /// the range comes with it. The piece comes back if it is no frame's, or if others hold the
+    /// frame too.
+    pub fn reopen(piece: Piece) -> Result<(Self, Range<usize>), Piece> {
+        let (slot, range) = piece.into_frame()?;
+        Ok((Self { slot: Some(slot) }, range))
+    }
+
     /// Ends writing: the first `len` bytes become a piece.
     ///
     /// # Panics

@@ -12,7 +12,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::AtomicBool;
 use loom::thread;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use towpath_packet::pool::Pool;
+use towpath_packet::pool::{Frame, Pool};
 use towpath_packet::slab::{Returning, Slab, give_back};
 
 #[path = "loom/ready.rs"]
@@ -222,6 +222,26 @@ fn a_frame_freed_elsewhere_is_taken_again() {
             frame[0] = 1;
         }
         dropper.join().unwrap();
+        assert_eq!(pool.out_count(), 0);
+    });
+}
+
+/// Goal: a frame is written behind a piece of it only when nobody else holds it, and not before it
+/// was read. Fails without the Acquire of `Piece::into_frame`.
+#[test]
+fn a_frame_is_reopened_by_its_only_holder() {
+    loom::model(|| {
+        let mut pool = Pool::new(1, 64);
+        let piece = pool.take().unwrap().freeze(8);
+        let clone = piece.clone();
+        let reader = thread::spawn(move || {
+            assert!(clone.bytes().is_some());
+            drop(clone);
+        });
+        if let Ok((mut frame, range)) = Frame::reopen(piece) {
+            frame[range.end] = 1;
+        }
+        reader.join().unwrap();
         assert_eq!(pool.out_count(), 0);
     });
 }

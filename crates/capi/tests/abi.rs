@@ -94,6 +94,12 @@ fn a_c_program_compiles_and_runs() {
     assert_ok(&compile_and_run("abi", &package().join("tests/abi.c")));
 }
 
+/// Goal: sends until nothing is taken leave memory for what acknowledges them.
+#[test]
+fn a_c_program_sends_all_it_can() {
+    assert_ok(&compile_and_run("pressure", &package().join("tests/pressure.c")));
+}
+
 /// Goal: event queues tell C programs of each kind of source, and of what is wrong.
 #[test]
 fn a_c_program_waits_for_everything() {

@@ -231,7 +231,12 @@ impl Sockets {
     }
 
     /// What holds for a socket now (Linux's datagram_poll).
-    pub(super) fn datagram_readiness(&self, socket: &Socket, datagrams: &Datagrams) -> Readiness {
+    pub(super) fn datagram_readiness(
+        &self,
+        id: SocketId,
+        socket: &Socket,
+        datagrams: &Datagrams,
+    ) -> Readiness {
         let mut ready = Readiness::NONE;
         let error = socket.error.is_some() || !socket.notices.is_empty();
         ready.set(Readiness::ERR, error);
@@ -239,7 +244,8 @@ impl Sockets {
         ready.set(Readiness::HUP, socket.read_shut && socket.write_shut);
         ready.set(Readiness::READABLE, !datagrams.queue.is_empty());
         let room = self.sent_waiting(datagrams) < send_buffer(socket) / 2;
-        ready.set(Readiness::WRITABLE | Readiness::WRITE_BAND, room);
+        let sends = room && !self.lacks_frame(id, socket);
+        ready.set(Readiness::WRITABLE | Readiness::WRITE_BAND, sends);
         ready
     }
 }

@@ -47,14 +47,8 @@ impl Sockets {
     ) -> Result<Option<usize>, Error> {
         let (memory, ledger) = (&mut *cx.memory, cx.ledger);
         let sent = self.open_with(id, remote, cx.now, |connection| {
-            let mut rest = &bytes[..bytes.len().min(connection.syn_room())];
-            let mut sent = 0;
-            while let Some(piece) = copy_in(rest, memory, ledger) {
-                rest = &rest[piece.len()..];
-                let begins = sent == 0;
-                sent += piece.len();
-                connection.append(piece, begins);
-            }
+            let most = bytes.len().min(connection.syn_room());
+            let sent = copy_in(connection, &bytes[..most], true, memory, ledger);
             if sent > 0 {
                 connection.end_write(flags.more && sent == bytes.len(), flags.end_of_record);
                 connection.mark_written();

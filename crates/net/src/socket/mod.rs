@@ -17,7 +17,7 @@
 //! told; received pieces are handed out as they are with [`Sockets::receive_lent`].
 //!
 //! One concern per file: `error`, `ports` who has which, `options`, `listen` the accept queue,
-//! `connect` opening and closing, `fastopen` data with a SYN, `stream` bytes, `lending` bytes
+//! `connect` opening and closing, `fastopen` data with a SYN, `frames` memory to send, `stream` bytes, `lending` bytes
 //! that are sent without a copy, `terms` when those come back, `held` bytes that are received so,
 //! `datagram` UDP, `readiness`, `notices` the error queue.
 //!
@@ -27,6 +27,7 @@ mod connect;
 mod datagram;
 mod error;
 mod fastopen;
+mod frames;
 mod held;
 mod lending;
 mod listen;
@@ -65,8 +66,10 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::cell::Cell;
 use core::net::{IpAddr, SocketAddr};
 use foldhash::fast::FixedState;
+use frames::Frames;
 use hashbrown::HashMap;
 use held::Reading;
 use lending::{Lendings, SocketLending};
@@ -151,6 +154,8 @@ struct Socket {
     lending: SocketLending,
     /// Who is handed what is received, once somebody is.
     reader: Option<Arc<Reader>>,
+    /// It found no frame to send, and is told when there is one.
+    waits_for_frame: Cell<bool>,
     /// What happened since the last [`Sockets::next_wake`].
     wake: Readiness,
 }
@@ -176,6 +181,7 @@ pub struct Sockets {
     defaults: Options,
     lendings: Lendings,
     reading: Reading,
+    frames: Frames,
 }
 
 impl Sockets {
@@ -195,6 +201,7 @@ impl Sockets {
             defaults: Options::default(),
             lendings: Lendings::new(),
             reading: Reading::default(),
+            frames: Frames::default(),
         }
     }
 
@@ -224,6 +231,7 @@ impl Sockets {
         self.stack.input(burst, cx);
         self.drain();
         self.drain_datagrams(cx);
+        self.tell_frames(cx);
     }
 
     /// Fills `burst` with packets to send. Call again, after sending, until it stays empty.
@@ -239,6 +247,7 @@ impl Sockets {
             }
         }
         self.tell_room();
+        self.tell_frames(cx);
     }
 
     /// Runs the timers that are due, then takes up the stack's news.
@@ -246,6 +255,7 @@ impl Sockets {
         self.stack.on_deadline(cx);
         self.run_terms(cx);
         self.drain();
+        self.tell_frames(cx);
     }
 
     /// The next socket about which there is news since the last call, and what: for edges. What
@@ -376,6 +386,7 @@ impl Sockets {
             notices: ErrorQueue::default(),
             lending: SocketLending::default(),
             reader: None,
+            waits_for_frame: Cell::new(false),
             wake: Readiness::NONE,
         });
         Ok(SocketId { index, generation: slot.generation })

@@ -82,7 +82,7 @@ impl Sockets {
             return ready;
         }
         if let Phase::Datagram(datagrams) = &socket.phase {
-            return self.datagram_readiness(socket, datagrams);
+            return self.datagram_readiness(id, socket, datagrams);
         }
         if socket.deferred {
             // As Linux: who has to write in order to connect may write.
@@ -102,7 +102,8 @@ impl Sockets {
             ready.set(Readiness::READABLE, held >= wanted);
             ready.set(Readiness::PRI, connection.is_some_and(|c| c.has_urgent()));
             let room = connection.is_none_or(|connection| connection.is_writable());
-            ready.set(Readiness::WRITABLE, write_shut || room);
+            let sends = room && (state == State::Closed || !self.lacks_frame(id, socket));
+            ready.set(Readiness::WRITABLE, write_shut || sends);
         }
         ready.set(Readiness::ERR, socket.error.is_some() || !socket.notices.is_empty());
         ready

@@ -1,11 +1,11 @@
 //! Bytes of TCP sockets: `send` and `receive`, by Linux's `tcp_sendmsg` and `tcp_recvmsg`.
 
+use super::frames::frame_to_send;
 use super::{Error, Phase, SocketId, Sockets};
 use crate::stack::Context;
 use crate::tcp::{Connection, State};
 use crate::time::Instant;
 use core::ops::Range;
-use towpath_packet::pool::SMALL_FRAME_BYTES;
 use towpath_packet::{Ledger, Memory, Piece, Site};
 
 /// How to send (`MSG_*`).
@@ -35,6 +35,9 @@ impl Sockets {
     /// Sends of `buffers`, one after the other, as much as fits the buffer begun, or a new one;
     /// returns how many bytes. They are copied. The caller lets packets leave, as Linux does when
     /// a buffer is full, and calls again for the rest with [`SendFlags::continues`].
+    ///
+    /// Where there is room but no memory, the socket is not writable until there is some, and is
+    /// woken then.
     pub fn send(
         &mut self,
         id: SocketId,
@@ -46,18 +49,17 @@ impl Sockets {
         let handle = self.handle(id)?;
         let total: usize = buffers.iter().map(|buffer| buffer.len()).sum();
         let (memory, ledger) = (&mut *cx.memory, cx.ledger);
+        let mut lacks = false;
         let sent = self.stack.with_tcp(handle, cx.now, |connection| {
             let room = connection.send_room();
             let mut sent = 0;
             for buffer in buffers {
-                let mut rest = &buffer[..buffer.len().min(room - sent)];
-                while let Some(piece) = copy_in(rest, memory, ledger) {
-                    rest = &rest[piece.len()..];
-                    let begins = sent == 0 && !flags.continues;
-                    sent += piece.len();
-                    connection.append(piece, begins);
-                }
-                if !rest.is_empty() || sent == room {
+                let most = buffer.len().min(room - sent);
+                let begins = sent == 0 && !flags.continues;
+                let count = copy_in(connection, &buffer[..most], begins, memory, ledger);
+                sent += count;
+                lacks = count < most;
+                if lacks || sent == room {
                     break;
                 }
             }
@@ -65,6 +67,9 @@ impl Sockets {
             sent
         });
         let sent = sent.ok_or(Error::BrokenPipe)?;
+        if lacks {
+            self.wait_for_frame(id, cx.now);
+        }
         cx.ledger.carry(sent);
         if sent == 0 && total > 0 { Err(Error::WouldBlock) } else { Ok(sent) }
     }
@@ -274,22 +279,36 @@ pub(super) fn end_part(connection: &mut Connection, sent: usize, total: usize, f
     }
 }
 
-/// Copies the beginning of `bytes` into a frame: as much as fits. `None` without bytes or memory.
-pub(super) fn copy_in(bytes: &[u8], memory: &mut Memory, ledger: &Ledger) -> Option<Piece> {
+/// Copies `bytes` to the end of what a connection sends, as far as there is memory: into the frame
+/// of the last bytes first, then into others. Returns how many.
+pub(super) fn copy_in(
+    connection: &mut Connection,
+    bytes: &[u8],
+    mut begins: bool,
+    memory: &mut Memory,
+    ledger: &Ledger,
+) -> usize {
     if bytes.is_empty() {
-        return None;
+        return 0;
     }
-    let small = bytes.len() <= SMALL_FRAME_BYTES;
-    let (first, second) = if small {
-        (&mut memory.small, &mut memory.large)
-    } else {
-        (&mut memory.large, &mut memory.small)
-    };
-    let mut frame = first.take().or_else(|| second.take())?;
-    let count = bytes.len().min(frame.len());
-    frame[..count].copy_from_slice(&bytes[..count]);
-    ledger.count(Site::SocketSend, count);
-    Some(frame.freeze(count))
+    let mut done = connection.fill_tail(begins, |rest| {
+        let count = rest.len().min(bytes.len());
+        rest[..count].copy_from_slice(&bytes[..count]);
+        count
+    });
+    while done < bytes.len() {
+        let rest = &bytes[done..];
+        let Some(mut frame) = frame_to_send(rest.len(), connection.send_held(), memory) else {
+            break;
+        };
+        let count = rest.len().min(frame.len());
+        frame[..count].copy_from_slice(&rest[..count]);
+        begins &= done == 0;
+        connection.append(frame.freeze(count), begins);
+        done += count;
+    }
+    ledger.count(Site::SocketSend, done);
+    done
 }
 
 /// Copies what follows the first `skip` bytes of `pieces`.

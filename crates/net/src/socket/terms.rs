@@ -193,7 +193,8 @@ pub struct LentStats {
 impl Sockets {
     /// When [`Sockets::on_deadline`] has something to do.
     pub fn next_deadline(&self) -> Option<Instant> {
-        earliest([self.stack.next_deadline(), self.lendings.terms.next])
+        let frames = self.frames.deadline();
+        earliest([self.stack.next_deadline(), self.lendings.terms.next, frames])
     }
 
     /// Sets the term that begins when the stack itself no longer needs lent bytes; `None` for no

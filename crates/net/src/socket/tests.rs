@@ -5,6 +5,7 @@ mod datagram;
 mod datagram_errors;
 mod datagram_lending;
 mod errors;
+mod frames;
 mod gotchas;
 mod held;
 mod ledger;

@@ -7,6 +7,7 @@ use super::chrono::Limit;
 use super::congestion::INITIAL_SEGMENTS;
 use super::connection::{Connection, MSS_DEFAULT_V4};
 use super::pacing::SUPER_BYTES;
+use super::seq::Seq;
 use super::state::Events;
 use super::writes::Lent;
 use crate::time::Instant;
@@ -44,7 +45,7 @@ impl Connection {
     }
 
     fn room_for(&mut self, group: Option<u32>) -> usize {
-        if self.send.fin_queued || !(self.state.can_send() || self.state.is_opening()) {
+        if !self.takes_bytes() {
             return 0;
         }
         let goal = self.size_goal();
@@ -102,15 +103,51 @@ impl Connection {
         self.send.writes.has_group(group)
     }
 
+    /// Lets `write` put a part of a write into the frame of the last bytes, behind them, as far as
+    /// it has room and nobody else holds it; `write` and this return how many bytes. The owner
+    /// keeps to [`Connection::send_room`].
+    pub fn fill_tail(&mut self, begins: bool, write: impl FnOnce(&mut [u8]) -> usize) -> usize {
+        if !self.takes_bytes() {
+            return 0;
+        }
+        let end = self.begin_append(begins);
+        let count = self.send.queue.fill_tail(write);
+        if count > 0 {
+            self.account_appended((end, count as u32), begins, None);
+        }
+        count
+    }
+
+    /// Memory that the send queue keeps from pools and other lenders.
+    pub fn send_held(&self) -> usize {
+        self.send.queue.held()
+    }
+
     fn append_some(&mut self, piece: Piece, begins: bool, lent: Option<Lent>) {
-        if self.send.fin_queued || !(self.state.can_send() || self.state.is_opening()) {
+        if !self.takes_bytes() {
             return;
         }
+        let (end, len) = (self.begin_append(begins), piece.len() as u32);
+        self.send.queue.push(piece);
+        self.account_appended((end, len), begins, lent);
+    }
+
+    fn takes_bytes(&self) -> bool {
+        !self.send.fin_queued && (self.state.can_send() || self.state.is_opening())
+    }
+
+    /// Bytes are about to be added at the end, which is returned.
+    fn begin_append(&mut self, begins: bool) -> Seq {
         if begins {
             self.note_gap();
         }
         self.follow_route();
-        let (end, len, goal) = (self.send.queue_end(), piece.len() as u32, self.size_goal());
+        self.send.queue_end()
+    }
+
+    /// So many bytes were added at what was the end.
+    fn account_appended(&mut self, (end, len): (Seq, u32), begins: bool, lent: Option<Lent>) {
+        let goal = self.size_goal();
         let next = self.send.nxt.max(self.send.base);
         if len > self.send.writes.tail_room(end, next, goal, lent.map(|lent| lent.group)) {
             // What was to go out at once is complete.
@@ -119,7 +156,6 @@ impl Connection {
         if self.send.writes.append((end, len), next, goal, begins, lent) {
             self.send.pushed = end;
         }
-        self.send.queue.push(piece);
         if (end + len).after(self.send.pushed + self.send.wnd_max / 2) {
             self.mark_push();
         }

@@ -1,7 +1,7 @@
 //! A queue of pieces: what a connection has to send, and what it has received in order.
 
 use alloc::collections::VecDeque;
-use towpath_packet::pool::SMALL_FRAME_BYTES;
+use towpath_packet::pool::{Frame, SMALL_FRAME_BYTES};
 use towpath_packet::{Packet, Piece};
 
 /// Pieces in stream order. Bytes are counted from the front; nothing is copied.
@@ -89,6 +89,29 @@ impl PieceQueue {
             self.pieces.pop_back();
         }
         self.cursor = (0, 0);
+    }
+
+    /// Lets `write` put bytes behind the last ones into the same frame, if nobody else holds it;
+    /// `write` and this return how many.
+    pub fn fill_tail(&mut self, write: impl FnOnce(&mut [u8]) -> usize) -> usize {
+        let Some(last) = self.pieces.pop_back() else { return 0 };
+        let (mut frame, used) = match Frame::reopen(last) {
+            Ok(reopened) => reopened,
+            Err(last) => {
+                self.pieces.push_back(last);
+                return 0;
+            }
+        };
+        let count = write(&mut frame[used.end..]);
+        let mut piece = frame.freeze(used.end + count);
+        piece.advance(used.start);
+        self.pieces.push_back(piece);
+        self.bytes += count;
+        if count > 0 && self.cursor.0 == self.pieces.len() {
+            // A cut that ended with the last piece ended within it now.
+            self.cursor = (self.cursor.0 - 1, self.cursor.1 - used.len());
+        }
+        count
     }
 
     /// Drops the first `count` bytes.

@@ -6,12 +6,13 @@
 //!
 //! Bound: [`PENDING_MAX`] datagrams of all sockets, each of which is no longer than one can be.
 
+use super::super::frames::{frame_to_send, packet_to_send};
 use super::super::lending::Share;
 use super::super::{Error, SocketId, Sockets};
 use super::send::{SendTo, Way};
 use crate::stack::Context;
 use alloc::boxed::Box;
-use towpath_packet::pool::{Frame, SMALL_FRAME_BYTES};
+use towpath_packet::pool::Frame;
 use towpath_packet::{Ledger, Packet, Piece, Site};
 
 /// Most sockets with a datagram that waits for more: 4 MiB of frames.
@@ -42,7 +43,7 @@ pub(super) struct Pending {
 impl Filling {
     /// No bytes yet.
     pub(super) fn new(cx: &mut Context<'_>) -> Result<Self, Error> {
-        let packet = cx.memory.packet().ok_or(Error::NoBuffers)?;
+        let packet = packet_to_send(cx.memory).ok_or(Error::NoBuffers)?;
         Ok(Self { packet, open: None, copies: false, len: 0, charge: 0 })
     }
 
@@ -128,7 +129,10 @@ impl Filling {
         while done < len {
             let (mut frame, used) = match self.open.take() {
                 Some(open) => open,
-                None => (frame(expected.saturating_sub(done), cx).ok_or(Error::NoBuffers)?, 0),
+                None => {
+                    let frame = frame_to_send(expected.saturating_sub(done), 0, cx.memory);
+                    (frame.ok_or(Error::NoBuffers)?, 0)
+                }
             };
             let count = (len - done).min(frame.len() - used);
             read(&mut frame[used..used + count], cx.ledger);
@@ -212,15 +216,5 @@ impl Sockets {
         let pending = self.socket_mut(id)?.datagrams_mut()?.pending.take();
         self.datagrams.pending -= usize::from(pending.is_some());
         Ok(pending)
-    }
-}
-
-/// A frame for so many bytes, or the next best.
-fn frame(len: usize, cx: &mut Context<'_>) -> Option<Frame> {
-    let memory = &mut *cx.memory;
-    if len <= SMALL_FRAME_BYTES {
-        memory.small.take().or_else(|| memory.large.take())
-    } else {
-        memory.large.take().or_else(|| memory.small.take())
     }
 }

@@ -1,5 +1,6 @@
 //! Datagrams that go out (Linux's `udp_sendmsg` and `udpv6_sendmsg`).
 
+use super::super::frames::{has_frame, packet_to_send};
 use super::super::{Error, Socket, SocketId, Sockets, from_family};
 use super::cork::Filling;
 use super::errors::{ErrorNotice, Origin};
@@ -123,7 +124,26 @@ impl Sockets {
     ///
     /// With [`SendTo::more`] or [`DatagramOptions::cork`](super::DatagramOptions::cork) they wait
     /// for what the next call sends, which goes with them.
+    ///
+    /// # Errors
+    /// [`Error::WouldBlock`] without room or memory: the socket is woken when there is some.
+    /// [`Error::NoBuffers`] without memory for all of a large datagram.
     pub fn send_datagram(
+        &mut self,
+        id: SocketId,
+        buffers: &[&[u8]],
+        send: &SendTo,
+        cx: &mut Context<'_>,
+    ) -> Result<usize, Error> {
+        let sent = self.copy_datagram(id, buffers, send, cx);
+        if sent == Err(Error::NoBuffers) && !has_frame(0, cx.memory) {
+            self.wait_for_frame(id, cx.now);
+            return Err(Error::WouldBlock);
+        }
+        sent
+    }
+
+    fn copy_datagram(
         &mut self,
         id: SocketId,
         buffers: &[&[u8]],
@@ -165,7 +185,7 @@ impl Sockets {
         if self.waits_for_more(id, send)? {
             return Err(Error::Invalid);
         }
-        let mut packet = cx.memory.packet().ok_or(Error::NoBuffers)?;
+        let mut packet = packet_to_send(cx.memory).ok_or(Error::NoBuffers)?;
         for piece in pieces {
             packet.push_piece(piece).map_err(|_| Error::MessageSize)?;
         }
@@ -365,7 +385,7 @@ impl Sockets {
     }
 
     /// Bytes of a socket that wait for the device.
-    pub(super) fn sent_waiting(&self, datagrams: &Datagrams) -> usize {
+    pub(in crate::socket) fn sent_waiting(&self, datagrams: &Datagrams) -> usize {
         if datagrams.sent_at == self.stack.emptied_count() { datagrams.sent } else { 0 }
     }
 

@@ -33,7 +33,8 @@ const TCP_FLAGS_AT: usize = 14 + 20 + 13;
 
 pub(super) struct Bench {
     pub(super) hosts: [Sockets; 2],
-    memory: Memory,
+    /// Of each host.
+    pub(super) memory: [Memory; 2],
     ledger: Ledger,
     pub(super) now: Instant,
     /// Changes frames on their way.
@@ -47,6 +48,10 @@ pub(super) struct Bench {
 
 impl Bench {
     pub(super) fn new() -> Self {
+        Self::with_memory([MemoryConfig::within(16 << 20); 2])
+    }
+
+    pub(super) fn with_memory(memory: [MemoryConfig; 2]) -> Self {
         let mac = |host: usize| MacAddr([2, 0, 0, 0, 0, host as u8 + 1]);
         let host = |host: usize| {
             let address = |address| Address { address, prefix_len: 24 };
@@ -66,7 +71,7 @@ impl Bench {
         };
         Self {
             hosts: [host(SERVER), host(CLIENT)],
-            memory: Memory::new(MemoryConfig::within(16 << 20)),
+            memory: memory.map(Memory::new),
             ledger: Ledger::new(),
             now: Instant::START,
             damage: None,
@@ -90,7 +95,8 @@ impl Bench {
     fn carry(&mut self, from: usize) -> bool {
         let Self { hosts, memory, ledger, now, damage, carried, segments, marks_copied } = self;
         let (mut out, mut received) = (Burst::new(), Burst::new());
-        hosts[from].output(&mut out, &mut Context { memory, ledger, now: *now });
+        hosts[from].output(&mut out, &mut Context { memory: &mut memory[from], ledger, now: *now });
+        let memory = &mut memory[1 - from];
         let moved = !out.is_empty();
         while let Some(packet) = out.pop() {
             let mut bytes = packet.headers().to_vec();
@@ -141,7 +147,7 @@ impl Bench {
         act: impl FnOnce(&mut Sockets, &mut Context<'_>) -> R,
     ) -> R {
         let Self { hosts, memory, ledger, now, .. } = self;
-        act(&mut hosts[host], &mut Context { memory, ledger, now: *now })
+        act(&mut hosts[host], &mut Context { memory: &mut memory[host], ledger, now: *now })
     }
 
     /// Bytes copied so far at a place.
@@ -156,13 +162,16 @@ impl Bench {
 
     /// Bytes of all frames.
     pub(super) fn memory_bytes(&self) -> usize {
-        self.memory.capacity_bytes()
+        self.memory[SERVER].capacity_bytes()
     }
 
     /// Packets and frames in use.
     pub(super) fn in_use(&self) -> usize {
-        let Memory { packets, small, large } = &self.memory;
-        packets.out_count() + small.out_count() + large.out_count()
+        let out = |memory: &Memory| {
+            let Memory { packets, small, large } = memory;
+            packets.out_count() + small.out_count() + large.out_count()
+        };
+        self.memory.iter().map(out).sum()
     }
 
     /// What happened to which socket since the last look.
@@ -202,14 +211,14 @@ impl Bench {
 
     pub(super) fn send(&mut self, host: usize, id: SocketId, bytes: &[u8]) -> Result<usize, Error> {
         let Self { hosts, memory, ledger, now, .. } = self;
-        let mut cx = Context { memory, ledger, now: *now };
+        let mut cx = Context { memory: &mut memory[host], ledger, now: *now };
         hosts[host].send(id, &[bytes], SendFlags::default(), &mut cx)
     }
 
     pub(super) fn receive(&mut self, host: usize, id: SocketId) -> Result<Vec<u8>, Error> {
         let Self { hosts, memory, ledger, now, .. } = self;
         let mut into = [0; 100];
-        let mut cx = Context { memory, ledger, now: *now };
+        let mut cx = Context { memory: &mut memory[host], ledger, now: *now };
         let count = hosts[host].receive(id, &mut into, ReceiveFlags::default(), &mut cx)?;
         Ok(into[..count].to_vec())
     }

@@ -1,0 +1,166 @@
+//! Memory for what programs send by copy: how much a socket may have, and who waits for it.
+//!
+//! # Theory of operation
+//!
+//! The pools serve what is received, what answers it and what programs send. Were sends to take
+//! the last frame, no ACK would find one, and nothing would ever give a frame back. So a part of
+//! each pool, and of the packet handles, is not for sends ([`RESERVE_DIVISOR`]): input, ACKs,
+//! questions to neighbours and errors have it.
+//!
+//! What sends may have is shared by a threshold that moves: a socket gets another frame only while
+//! it holds less than is free. So one socket gets half of it, and each of *n* greedy ones one part
+//! of *n* + 1; the last part stays free for the next, and shares grow back as others end. A socket
+//! that holds less than [`SHARE_MIN`] gets a frame in any case, as long as there is one: a
+//! super-packet of it keeps moving, however many there are.
+//!
+//! A socket that found no frame *waits*: it is not writable, and is told when there is one for it.
+//! So is one that was asked for its readiness meanwhile. Each burst in or out looks, and so does a
+//! timer, as frames come back on other threads too. Who has waited longest is told first, and as
+//! many are told as there are frames.
+
+use super::{Phase, Readiness, Socket, SocketId, Sockets};
+use crate::stack::Context;
+use crate::time::{Duration, Instant};
+use alloc::collections::VecDeque;
+use core::cell::RefCell;
+use towpath_packet::pool::{Frame, Pool, SMALL_FRAME_BYTES};
+use towpath_packet::{Memory, Packet};
+
+/// One part in so many of each pool and of the packet handles is not for sends.
+const RESERVE_DIVISOR: usize = 4;
+/// Bytes of frames that a socket may hold however many others there are: a super-packet.
+const SHARE_MIN: usize = 64 << 10;
+/// Sockets that wait that are looked at together: so many are few beside a burst of packets.
+const LOOK_MAX: usize = 64;
+/// Time from one look to the next where nothing else happens, at first.
+const PAUSE_MIN: Duration = Duration::from_millis(1);
+/// The same after many that found nothing.
+const PAUSE_MAX: Duration = Duration::from_millis(128);
+
+/// Who waits for memory to send.
+#[derive(Default)]
+pub(super) struct Frames {
+    /// There was none for sends at the last look.
+    gone: bool,
+    /// Those that wait, the longest first: each whose `waits_for_frame` is set once, and some that
+    /// are gone. To be asked for readiness is reason enough to wait.
+    waiting: RefCell<VecDeque<SocketId>>,
+    /// The next look.
+    look_at: Option<Instant>,
+    /// Time to the one after it.
+    pause: Duration,
+}
+
+impl Frames {
+    /// When somebody who waits is to be looked at.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.look_at
+    }
+
+    /// Sets the next look unless there is one to come.
+    fn arm(&mut self, now: Instant) {
+        if self.look_at.is_none_or(|at| at <= now) {
+            let pause = self.pause.max(PAUSE_MIN);
+            self.look_at = Some(now + pause);
+            self.pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+}
+
+impl Sockets {
+    /// A call found no frame: the socket is told when there is one for it.
+    pub(super) fn wait_for_frame(&mut self, id: SocketId, now: Instant) {
+        let Ok(socket) = self.socket(id) else { return };
+        if !socket.waits_for_frame.replace(true) {
+            self.frames.waiting.get_mut().push_back(id);
+        }
+        self.frames.arm(now);
+    }
+
+    /// True if a socket that has room cannot send for want of memory. It waits from now on.
+    pub(super) fn lacks_frame(&self, id: SocketId, socket: &Socket) -> bool {
+        if self.frames.gone && !socket.waits_for_frame.replace(true) {
+            self.frames.waiting.borrow_mut().push_back(id);
+        }
+        socket.waits_for_frame.get()
+    }
+
+    /// Looks for memory, and tells those who may have some now.
+    pub(super) fn tell_frames(&mut self, cx: &mut Context<'_>) {
+        let mut left = spare(&mut cx.memory.small) + spare(&mut cx.memory.large);
+        self.frames.gone = left == 0 || spare_packets(cx.memory) == 0;
+        let mut told = false;
+        let count = self.frames.waiting.get_mut().len().min(LOOK_MAX);
+        for _ in 0..count {
+            if left == 0 || self.frames.gone {
+                break;
+            }
+            let Some(id) = self.frames.waiting.get_mut().pop_front() else { break };
+            let Some(held) = self.held_to_send(id) else { continue };
+            if !has_frame(held, cx.memory) {
+                self.frames.waiting.get_mut().push_back(id);
+                continue;
+            }
+            (left, told) = (left - 1, true);
+            self.end_wait(id);
+        }
+        if told {
+            self.frames.pause = PAUSE_MIN;
+        }
+        if self.frames.waiting.get_mut().is_empty() {
+            (self.frames.look_at, self.frames.pause) = (None, PAUSE_MIN);
+        } else {
+            self.frames.arm(cx.now);
+        }
+    }
+
+    fn end_wait(&mut self, id: SocketId) {
+        let Ok(socket) = self.socket(id) else { return };
+        socket.waits_for_frame.set(false);
+        let datagrams = matches!(socket.phase, Phase::Datagram(_));
+        let band = if datagrams { Readiness::WRITE_BAND } else { Readiness::NONE };
+        self.wake(id, Readiness::WRITABLE | band);
+    }
+
+    /// Bytes that a socket holds of what it sends; `None` if it is gone.
+    fn held_to_send(&self, id: SocketId) -> Option<usize> {
+        let socket = self.socket(id).ok()?;
+        Some(match &socket.phase {
+            Phase::Datagram(datagrams) => self.sent_waiting(datagrams),
+            _ => self.connection(socket).map_or(0, |connection| connection.send_held()),
+        })
+    }
+}
+
+/// Whether a socket that holds `held` bytes of what it sends may take a frame.
+pub(super) fn has_frame(held: usize, memory: &mut Memory) -> bool {
+    let bytes = |pool: &mut Pool| spare(pool) * pool.frame_bytes();
+    let free = bytes(&mut memory.small) + bytes(&mut memory.large);
+    free > 0 && held < free.max(SHARE_MIN)
+}
+
+/// A frame for `len` bytes of a socket that holds `held`, or the next best.
+pub(super) fn frame_to_send(len: usize, held: usize, memory: &mut Memory) -> Option<Frame> {
+    if !has_frame(held, memory) {
+        return None;
+    }
+    let Memory { small, large, .. } = memory;
+    let (first, second) = if len <= SMALL_FRAME_BYTES { (small, large) } else { (large, small) };
+    let take = |pool: &mut Pool| if spare(pool) > 0 { pool.take() } else { None };
+    take(first).or_else(|| take(second))
+}
+
+/// A packet for what a program sends.
+pub(super) fn packet_to_send(memory: &mut Memory) -> Option<Packet> {
+    if spare_packets(memory) > 0 { memory.packet() } else { None }
+}
+
+/// Frames of a pool that sends may still take.
+fn spare(pool: &mut Pool) -> usize {
+    pool.free_count().saturating_sub(pool.capacity() / RESERVE_DIVISOR)
+}
+
+fn spare_packets(memory: &mut Memory) -> usize {
+    let reserve = memory.packets.capacity() / RESERVE_DIVISOR;
+    memory.packets.free_count().saturating_sub(reserve)
+}

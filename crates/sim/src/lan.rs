@@ -5,6 +5,7 @@
 use crate::clock::Clock;
 use crate::host::Host;
 use crate::link::{Frame, Link, Medium};
+use crate::liveness::Silences;
 use crate::oracle;
 use crate::seed::Rng;
 use towpath_net::switch::{self, Context, Egress, PortConfig, PortId, Switch};
@@ -26,12 +27,13 @@ pub struct Port {
     pub awake: bool,
     /// When the host wants to act, as known when time last passed.
     next: Option<Instant>,
+    silences: Silences,
 }
 
 impl Port {
     /// A host with a cable of two directions.
     pub fn new(host: Host, up: Link, down: Link) -> Self {
-        Self { host, up, down, awake: true, next: None }
+        Self { host, up, down, awake: true, next: None, silences: Silences::default() }
     }
 }
 
@@ -83,10 +85,20 @@ impl Lan {
     pub fn run(&mut self, until: Instant) {
         loop {
             self.settle();
+            self.judge();
             match self.deadline() {
                 Some(next) if next <= until => self.clock.jump(next),
                 _ => return self.clock.jump(until),
             }
+        }
+    }
+
+    /// Connections that have something to do are about to do it.
+    fn judge(&mut self) {
+        let now = self.now();
+        for (index, Port { host, silences, .. }) in self.ports.iter_mut().enumerate() {
+            let problem = silences.look(&host.stack, now);
+            assert_eq!(problem, None, "host {index} at {now:?}, seed {:#x}", self.seed);
         }
     }
 
@@ -104,7 +116,7 @@ impl Lan {
         let due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
         let mut any = false;
         for port in &mut self.ports {
-            let Port { host, up, down, awake, next } = port;
+            let Port { host, up, down, awake, next, .. } = port;
             let woken = std::mem::take(awake) | next.take_if(|at| *at <= now).is_some();
             if !(woken || due(down.deadline())) {
                 continue;

@@ -20,6 +20,7 @@ pub mod host;
 pub mod hours;
 pub mod lan;
 pub mod link;
+pub mod liveness;
 pub mod oracle;
 pub mod scenario;
 pub mod script;

@@ -3,6 +3,7 @@
 use crate::clock::Clock;
 use crate::host::Host;
 use crate::link::Link;
+use crate::liveness::Silences;
 use crate::seed::Rng;
 use towpath_net::time::Instant;
 
@@ -21,12 +22,14 @@ pub struct World {
     pub hosts: [Host; 2],
     /// `links[n]` carries what `hosts[n]` sends.
     pub links: [Link; 2],
+    silences: [Silences; 2],
 }
 
 impl World {
     /// A world at its start.
     pub fn new(seed: u64, hosts: [Host; 2], links: [Link; 2]) -> Self {
-        Self { seed, rng: Rng::new(seed), clock: Clock::default(), hosts, links }
+        let silences = Default::default();
+        Self { seed, rng: Rng::new(seed), clock: Clock::default(), hosts, links, silences }
     }
 
     /// Now.
@@ -43,6 +46,7 @@ impl World {
     pub fn run_while(&mut self, until: Instant, mut going: impl FnMut(&World) -> bool) {
         loop {
             self.settle();
+            self.judge();
             if !going(self) {
                 return;
             }
@@ -63,6 +67,15 @@ impl World {
         while self.step() {
             steps += 1;
             assert!(steps < STEPS_PER_MOMENT_MAX, "stuck at {now:?}, seed {}", self.seed);
+        }
+    }
+
+    /// Connections that have something to do are about to do it.
+    fn judge(&mut self) {
+        let now = self.clock.now();
+        for (host, silences) in self.hosts.iter().zip(&mut self.silences) {
+            let problem = silences.look(&host.stack, now);
+            assert_eq!(problem, None, "at {now:?}, seed {:#x}", self.seed);
         }
     }
 

@@ -168,6 +168,11 @@ impl Stack {
         self.send_tcp_header(local, remote, &header, &Options::default(), cx);
     }
 
+    /// All connections but those remembered in TIME-WAIT, their owners' and others: for reports.
+    pub fn tcp_connections(&self) -> impl Iterator<Item = &Connection> {
+        self.tcp.slots.iter().filter_map(|slot| slot.connection.as_deref())
+    }
+
     /// Connections, open or not; and how many are remembered in TIME-WAIT.
     pub fn tcp_counts(&self) -> (usize, usize) {
         (self.tcp.count(), self.tcp.time_wait.len())

@@ -17,9 +17,9 @@
 //! told; received pieces are handed out as they are with [`Sockets::receive_lent`].
 //!
 //! One concern per file: `error`, `ports` who has which, `options`, `listen` the accept queue,
-//! `connect` opening and closing, `fastopen` data with a SYN, `frames` memory to send, `stream` bytes, `lending` bytes
-//! that are sent without a copy, `terms` when those come back, `held` bytes that are received so,
-//! `datagram` UDP, `readiness`, `notices` the error queue.
+//! `connect` opening and closing, `fastopen` data with a SYN, `frames` memory to send, `stream`
+//! bytes, `lending` bytes that are sent without a copy, `terms` when those come back, `held` bytes
+//! that are received so, `datagram` UDP, `readiness`, `notices` the error queue.
 //!
 //! Bounds: [`SOCKETS_MAX`] sockets, and those of the stack.
 

@@ -89,6 +89,7 @@ pub struct Settings {
     /// Reset instead of dropping an ACK for which a listener's queue has no room.
     pub abort_on_overflow: bool,
     /// Explicit congestion notification (RFC 3168): 0 none, 1 asked for and answered, 2 answered.
+    /// Larger numbers, which stand for AccECN (RFC 9768) on Linux, count as 2.
     pub ecn: u8,
     /// Ask without ECN when a SYN that asked for it was lost (RFC 3168 §6.1.1.1).
     pub ecn_fallback: bool,

@@ -43,7 +43,7 @@ pub(super) struct Frames {
     /// There was none for sends at the last look.
     gone: bool,
     /// Those that wait, the longest first: each whose `waits_for_frame` is set once, and some that
-    /// are gone. To be asked for readiness is reason enough to wait.
+    /// are gone, never more than all sockets. To be asked for readiness is reason enough to wait.
     waiting: RefCell<VecDeque<SocketId>>,
     /// The next look.
     look_at: Option<Instant>,
@@ -55,6 +55,12 @@ impl Frames {
     /// When somebody who waits is to be looked at.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.look_at
+    }
+
+    /// Entries of the list.
+    #[cfg(test)]
+    pub(super) fn waiting_count(&self) -> usize {
+        self.waiting.borrow().len()
     }
 
     /// Sets the next look unless there is one to come.
@@ -71,18 +77,28 @@ impl Sockets {
     /// A call found no frame: the socket is told when there is one for it.
     pub(super) fn wait_for_frame(&mut self, id: SocketId, now: Instant) {
         let Ok(socket) = self.socket(id) else { return };
-        if !socket.waits_for_frame.replace(true) {
-            self.frames.waiting.get_mut().push_back(id);
-        }
+        self.begin_wait(id, socket);
         self.frames.arm(now);
     }
 
     /// True if a socket that has room cannot send for want of memory. It waits from now on.
     pub(super) fn lacks_frame(&self, id: SocketId, socket: &Socket) -> bool {
-        if self.frames.gone && !socket.waits_for_frame.replace(true) {
-            self.frames.waiting.borrow_mut().push_back(id);
+        if self.frames.gone {
+            self.begin_wait(id, socket);
         }
         socket.waits_for_frame.get()
+    }
+
+    fn begin_wait(&self, id: SocketId, socket: &Socket) {
+        if socket.waits_for_frame.replace(true) {
+            return;
+        }
+        let mut waiting = self.frames.waiting.borrow_mut();
+        if waiting.len() >= 2 * self.count().max(LOOK_MAX) {
+            // More than half of them are gone: each socket that is there is in it once.
+            waiting.retain(|id| self.socket(*id).is_ok());
+        }
+        waiting.push_back(id);
     }
 
     /// Looks for memory, and tells those who may have some now.
@@ -132,8 +148,13 @@ impl Sockets {
     }
 }
 
+/// True if no datagram could be sent, however small.
+pub(super) fn lacks_memory(memory: &mut Memory) -> bool {
+    !has_frame(0, memory) || spare_packets(memory) == 0
+}
+
 /// Whether a socket that holds `held` bytes of what it sends may take a frame.
-pub(super) fn has_frame(held: usize, memory: &mut Memory) -> bool {
+fn has_frame(held: usize, memory: &mut Memory) -> bool {
     let bytes = |pool: &mut Pool| spare(pool) * pool.frame_bytes();
     let free = bytes(&mut memory.small) + bytes(&mut memory.large);
     free > 0 && held < free.max(SHARE_MIN)

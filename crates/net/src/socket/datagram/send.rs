@@ -1,6 +1,6 @@
 //! Datagrams that go out (Linux's `udp_sendmsg` and `udpv6_sendmsg`).
 
-use super::super::frames::{has_frame, packet_to_send};
+use super::super::frames::{lacks_memory, packet_to_send};
 use super::super::{Error, Socket, SocketId, Sockets, from_family};
 use super::cork::Filling;
 use super::errors::{ErrorNotice, Origin};
@@ -136,7 +136,7 @@ impl Sockets {
         cx: &mut Context<'_>,
     ) -> Result<usize, Error> {
         let sent = self.copy_datagram(id, buffers, send, cx);
-        if sent == Err(Error::NoBuffers) && !has_frame(0, cx.memory) {
+        if sent == Err(Error::NoBuffers) && lacks_memory(cx.memory) {
             self.wait_for_frame(id, cx.now);
             return Err(Error::WouldBlock);
         }

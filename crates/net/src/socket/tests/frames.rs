@@ -112,7 +112,7 @@ fn sends_leave_frames_for_what_acknowledges_them() {
     }
 }
 
-/// All frames of the client but `left`.
+/// All frames of the client.
 fn take_frames(b: &mut Bench) -> Vec<Frame> {
     let memory = &mut b.memory[CLIENT];
     let small = core::iter::from_fn(|| memory.small.take());
@@ -207,4 +207,25 @@ fn shares_shrink_with_those_who_send() {
     }
     let ready = b.hosts[CLIENT].readiness(pairs[1].1);
     assert!(ready.contains(Readiness::OUT), "the other's share is free again");
+}
+
+/// Sockets that are closed while they wait are forgotten, however long there is no memory.
+#[test]
+fn the_list_of_those_who_wait_is_bounded() {
+    let mut b = little();
+    let (_, client) = connections(&mut b, 1)[0];
+    let frames = take_frames(&mut b);
+    b.settle();
+    assert_eq!(b.send(CLIENT, client, b"x"), Err(Error::WouldBlock));
+    for _ in 0..10_000 {
+        let id = b.hosts[CLIENT].datagram(Family::V4).expect("room");
+        assert!(!b.hosts[CLIENT].readiness(id).contains(Readiness::OUT));
+        b.hosts[CLIENT].close(id, b.now).expect("it is there");
+    }
+    assert!(b.hosts[CLIENT].frames.waiting_count() <= 200);
+    drop(frames);
+    b.settle();
+    b.pass(Duration::from_secs(1));
+    let told = |wake: &(SocketId, Readiness)| wake.0 == client && wake.1.contains(Readiness::OUT);
+    assert!(b.wakes(CLIENT).iter().any(told), "who waited longest");
 }

@@ -84,6 +84,10 @@ drop_reasons! {
     UdpChecksum = "udp_checksum",
     /// Nobody took received datagrams fast enough.
     UdpQueueFull = "udp_queue_full",
+    /// Nobody took received echo requests fast enough.
+    EchoQueueFull = "echo_queue_full",
+    /// Nobody took received packets for raw sockets fast enough.
+    RawQueueFull = "raw_queue_full",
     /// A datagram for a port that no socket has; answered with an ICMP error.
     UdpNoSocket = "udp_no_socket",
     /// A datagram, or an error about one, for which its socket's receive buffer had no room.

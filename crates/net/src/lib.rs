@@ -6,7 +6,7 @@
 //!
 //! Modules form a line; each may use only those to its left (checked by `cargo xtask tidy`):
 //! `time → counters → wire → bpf → checksum → gso → {gro, fragment} → switch → neighbor →
-//! path_mtu → tcp → stack → socket`.
+//! path_mtu → random → tcp → stack → socket`.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -20,6 +20,7 @@ pub mod gro;
 pub mod gso;
 pub mod neighbor;
 pub mod path_mtu;
+mod random;
 pub mod socket;
 pub mod stack;
 pub mod switch;

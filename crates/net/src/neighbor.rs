@@ -134,6 +134,18 @@ pub enum Resolution {
     },
 }
 
+/// How a neighbour's address became known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// It asked for us, so we shall answer it.
+    ByAsking,
+    /// It said so.
+    ByItself,
+    /// It said so without a claim that what is known otherwise is wrong: an advertisement with
+    /// the override flag clear, as those of proxies and anycast addresses (RFC 4861 §7.2.5).
+    Perhaps,
+}
+
 /// The table.
 #[derive(Default)]
 pub struct Neighbors {
@@ -202,13 +214,12 @@ impl Neighbors {
         Some(self.latest)
     }
 
-    /// A neighbour told its address. `create`: it asked for us, so we shall answer it. Packets
-    /// that waited for it are handed to `send`.
+    /// A neighbour told its address. Packets that waited for it are handed to `send`.
     pub fn learn(
         &mut self,
         address: IpAddr,
         mac: MacAddr,
-        create: bool,
+        told: Told,
         now: Instant,
         mut send: impl FnMut(MacAddr, Outgoing),
     ) {
@@ -217,7 +228,7 @@ impl Neighbors {
         }
         let learnt = Known::Until(mac, now + LIFETIME);
         let Some(index) = self.entries.iter().position(|entry| entry.address == address) else {
-            if create && self.make_room_to_learn(address) {
+            if told == Told::ByAsking && self.make_room_to_learn(address) {
                 self.entries.push(Entry::new(address, learnt, None));
             }
             return;
@@ -225,6 +236,16 @@ impl Neighbors {
         let known = &mut self.entries[index].known;
         match known {
             Known::Permanent(_) => return,
+            Known::Until(other, until) if told == Told::Perhaps && *other != mac => {
+                // It stays in use, but is asked for again at once.
+                *until = (*until).min(now);
+                return;
+            }
+            Known::Asked(Question { stale: Some(other), .. })
+                if told == Told::Perhaps && *other != mac =>
+            {
+                return;
+            }
             Known::Until(..) => {}
             Known::Asked(question) => {
                 for packet in core::mem::take(&mut question.pending) {

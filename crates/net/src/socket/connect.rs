@@ -77,7 +77,7 @@ impl Sockets {
         };
         let port = match socket.used {
             Some(_) => socket.local.port(),
-            None => self.choose_port(id, source)?,
+            None => self.choose_port(id, source, remote)?,
         };
         let options = &self.socket(id)?.options;
         let mut settings = *self.stack.tcp_settings();
@@ -122,9 +122,17 @@ impl Sockets {
         Ok(handle)
     }
 
-    fn choose_port(&mut self, id: SocketId, source: IpAddr) -> Result<u16, Error> {
+    /// A port that no connection to `remote` has, be it one that its socket has left to close by
+    /// itself.
+    fn choose_port(
+        &mut self,
+        id: SocketId,
+        source: IpAddr,
+        remote: SocketAddr,
+    ) -> Result<u16, Error> {
         let options = self.socket(id)?.options;
-        let port = self.ports.ephemeral(Space::Tcp, |_| true).ok_or(Error::AddressNotAvailable)?;
+        let free = |port| !self.stack.tcp_is_used(SocketAddr::new(source, port), remote);
+        let port = self.ports.ephemeral(Space::Tcp, free).ok_or(Error::AddressNotAvailable)?;
         let (v6_only, reuse) = (options.v6_only, options.reuse_address);
         let used = Use { address: source, v6_only, reuse, reuse_port: false, listens: false };
         self.ports.add(Space::Tcp, port, used);

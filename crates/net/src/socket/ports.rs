@@ -5,6 +5,7 @@
 //! they came from. Bound: one entry for each kind of use of a port.
 
 use super::Family;
+use crate::random::Random;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 use foldhash::fast::FixedState;
@@ -60,14 +61,14 @@ impl Use {
 pub(super) struct Ports {
     uses: HashMap<(Space, u16), Vec<(Use, u32)>, FixedState>,
     /// Where the search for an ephemeral port begins.
-    next: u16,
+    random: Random,
 }
 
 impl Ports {
-    /// No port in use; the search begins somewhere in the range that `seed` chooses.
+    /// No port in use; searches begin where `seed` chooses.
     pub(super) fn new(seed: u64) -> Self {
-        let next = EPHEMERAL_FIRST + (seed % u64::from(COUNT)) as u16;
-        Self { uses: HashMap::with_hasher(FixedState::with_seed(seed)), next }
+        let random = Random::new([seed, u64::from(EPHEMERAL_FIRST)]);
+        Self { uses: HashMap::with_hasher(FixedState::with_seed(seed)), random }
     }
 
     /// True if `wanted` can have the port.
@@ -99,11 +100,12 @@ impl Ports {
         }
     }
 
-    /// A port that nobody uses and `fits`, or `None` if there is none.
+    /// A port that nobody uses and `fits`, or `None` if there is none: the first from a random
+    /// one on (RFC 6056 §3.3.1), so that strangers cannot guess it.
     pub(super) fn ephemeral(&mut self, space: Space, fits: impl Fn(u16) -> bool) -> Option<u16> {
-        for _ in 0..COUNT {
-            let port = self.next;
-            self.next = if port == EPHEMERAL_LAST { EPHEMERAL_FIRST } else { port + 1 };
+        let start = self.random.below(COUNT.into());
+        for index in 0..u32::from(COUNT) {
+            let port = EPHEMERAL_FIRST + ((start + index) % u32::from(COUNT)) as u16;
             if !self.uses.contains_key(&(space, port)) && fits(port) {
                 return Some(port);
             }

@@ -6,7 +6,7 @@ use crate::checksum;
 use crate::counters::DropReason;
 use crate::fragment;
 use crate::gso::{self, Checksums, Layout};
-use crate::neighbor::{Outgoing, Resolution};
+use crate::neighbor::{Outgoing, Resolution, Told};
 use crate::tcp::Connection;
 use crate::wire::arp;
 use crate::wire::ethernet::{self, EtherType};
@@ -96,7 +96,7 @@ impl Stack {
                 };
                 let header = ipv4::Header {
                     tos: marks.tos,
-                    ident: self.next_ident(&packet),
+                    ident: self.next_ident(&packet, (source.into(), destination.into())),
                     dont_fragment: marks.dont_fragment,
                     more_fragments: false,
                     fragment_offset: 0,
@@ -131,14 +131,12 @@ impl Stack {
     }
 
     /// IPv4 identification: one for each segment that a super-packet will become (RFC 6864).
-    fn next_ident(&mut self, packet: &Packet) -> u16 {
-        let ident = self.ip_ident;
+    fn next_ident(&mut self, packet: &Packet, pair: (IpAddr, IpAddr)) -> u16 {
         let segments = match packet.offload().gso {
             Some(gso) => packet.payload_len().div_ceil(usize::from(gso.size.get())),
             None => 1,
         };
-        self.ip_ident = ident.wrapping_add(segments as u16);
-        ident
+        self.idents.take(pair, segments as u32) as u16
     }
 
     pub(super) fn send_to_next_hop(
@@ -255,8 +253,10 @@ impl Stack {
         let cut = if packet.headers()[layout.ip_at] >> 4 == 4 {
             fragment::fragment_ipv4(packet, mtu, layout, cx.memory, cx.ledger, &mut out)
         } else {
-            self.fragment_ident = self.fragment_ident.wrapping_add(1);
-            let ident = self.fragment_ident;
+            let Ok(ip) = ipv6::Header::parse(&packet.headers()[layout.ip_at..], usize::MAX) else {
+                return self.counters.drop(DropReason::IpMalformed);
+            };
+            let ident = self.idents.take((ip.source.into(), ip.destination.into()), 1);
             fragment::fragment_ipv6(packet, mtu, layout, ident, cx.memory, cx.ledger, &mut out)
         };
         if cut.is_err() {
@@ -268,11 +268,11 @@ impl Stack {
         &mut self,
         address: IpAddr,
         mac: MacAddr,
-        create: bool,
+        told: Told,
         cx: &mut Context<'_>,
     ) {
         let mut waited = Vec::new();
-        self.neighbors.learn(address, mac, create, cx.now, |mac, packet| {
+        self.neighbors.learn(address, mac, told, cx.now, |mac, packet| {
             waited.push((mac, packet));
         });
         for (mac, packet) in waited {

@@ -4,6 +4,7 @@
 //! to others are handed to the owner. Errors are sent for what cannot be delivered, never about
 //! errors, multicasts or fragments other than the first, and at a limited rate.
 
+mod limit;
 mod receive;
 
 use super::egress::Marks;
@@ -12,16 +13,14 @@ use super::{Context, Datagram, Stack};
 use crate::checksum;
 use crate::counters::DropReason;
 use crate::gso;
-use crate::time::{Duration, Instant};
 use crate::wire::{Protocol, icmpv4, icmpv6, ipv4, ipv6, tcp, udp};
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 use towpath_packet::{Packet, Site};
 
-/// Errors that may be sent at once (Linux's icmp_msgs_burst).
-const BURST: u32 = 50;
-/// Errors a second in the long run (Linux's icmp_msgs_per_sec).
-const PER_SECOND: u32 = 1000;
+pub(super) use limit::RateLimit;
+pub(super) use receive::Quoted;
+
 /// Bytes of an IPv4 error message, headers included (RFC 1812 §4.3.2.3).
 const ERROR_BYTES_V4: usize = 576;
 /// Bytes of an IPv6 error message, headers included (RFC 4443 §2.4 c).
@@ -81,32 +80,6 @@ impl Unreachable {
             }
         };
         icmpv6::Message::DestinationUnreachable { code }
-    }
-}
-
-/// A token bucket.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct RateLimit {
-    tokens: u32,
-    filled_at: Instant,
-}
-
-impl Default for RateLimit {
-    fn default() -> Self {
-        Self { tokens: BURST, filled_at: Instant::START }
-    }
-}
-
-impl RateLimit {
-    fn allow(&mut self, now: Instant) -> bool {
-        let interval = Duration::from_micros(1_000_000 / u64::from(PER_SECOND));
-        let earned = now.since(self.filled_at).as_micros() / interval.as_micros();
-        let earned = u32::try_from(earned).unwrap_or(u32::MAX);
-        self.tokens = self.tokens.saturating_add(earned).min(BURST);
-        self.filled_at += interval.saturating_mul(earned);
-        let allowed = self.tokens > 0;
-        self.tokens = self.tokens.saturating_sub(1);
-        allowed
     }
 }
 
@@ -376,7 +349,7 @@ impl Stack {
     }
 
     fn error_packet(&mut self, quote: &Quote, cx: &mut Context<'_>) -> Option<Packet> {
-        if !self.icmp_limit.allow(cx.now) {
+        if !self.icmp_limit.allow(quote.source, cx.now) {
             self.counters.drop(DropReason::IcmpRateLimited);
             return None;
         }

@@ -4,6 +4,7 @@ use super::{Context, Stack};
 use crate::counters::DropReason;
 use crate::fragment;
 use crate::gso::{self, Layout};
+use crate::neighbor::Told;
 use crate::tcp::Segment;
 use crate::tcp::ecn::codepoint;
 use crate::wire::arp;
@@ -153,7 +154,8 @@ impl Stack {
     }
 
     fn receive_ip(&mut self, info: IpInfo, packet: Packet, looped: bool, cx: &mut Context<'_>) {
-        if !looped && (is_martian(info.source) || self.is_local(info.source)) {
+        let martian = is_martian(info.source) && !asks_for_an_address(&info);
+        if !looped && (martian || self.is_local(info.source)) {
             return self.counters.drop(DropReason::SourceMartian);
         }
         if !self.serves(info.destination) {
@@ -285,7 +287,8 @@ impl Stack {
             return self.counters.drop(DropReason::ArpMalformed);
         }
         let asks_us = for_us && message.operation == arp::Operation::Request;
-        self.learn_neighbor(sender, message.sender_mac, asks_us, cx);
+        let told = if asks_us { Told::ByAsking } else { Told::ByItself };
+        self.learn_neighbor(sender, message.sender_mac, told, cx);
         if asks_us {
             self.send_arp_reply(&message, cx);
         }
@@ -340,6 +343,15 @@ pub(super) fn is_martian(address: IpAddr) -> bool {
             v6.is_unspecified() || v6.is_loopback() || v6.is_multicast() || mapped
         }
     }
+}
+
+/// True if a packet may be from a station that has no address yet and asks whether somebody has
+/// the one that it wants (RFC 4862 §5.4.2). Whoever reads the message sees whether it does.
+fn asks_for_an_address(info: &IpInfo) -> bool {
+    info.source == IpAddr::V6(Ipv6Addr::UNSPECIFIED)
+        && info.protocol == Protocol::ICMPV6
+        && info.destination.is_multicast()
+        && matches!(info.fragment, FragmentOf::None)
 }
 
 pub(super) fn is_multicast(address: IpAddr) -> bool {

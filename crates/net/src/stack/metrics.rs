@@ -151,7 +151,7 @@ impl Stack {
         now: Instant,
     ) -> Result<TcpHandle, ConnectError> {
         let (local, remote) = (connect.local, connect.remote);
-        if self.tcp.find(local, remote).is_some() {
+        if self.tcp_is_used(local, remote) {
             return Err(ConnectError::InUse);
         }
         if self.tcp.count() >= self.tcp.connections_max {
@@ -175,6 +175,11 @@ impl Stack {
         self.counters.connections += 1;
         self.tcp.settle(index, now);
         Ok(self.tcp.handle(index))
+    }
+
+    /// True if there is a connection with these ends, other than in TIME-WAIT.
+    pub(crate) fn tcp_is_used(&self, local: SocketAddr, remote: SocketAddr) -> bool {
+        self.tcp.find(local, remote).is_some()
     }
 
     /// Bytes of data that the SYN of such a connection takes along; `None` without a cookie, so

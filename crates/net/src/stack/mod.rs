@@ -26,6 +26,7 @@ mod cookies;
 mod egress;
 mod handshake;
 mod icmp;
+mod idents;
 mod ingress;
 mod link;
 mod listen;
@@ -160,15 +161,16 @@ pub struct Stack {
     echoes: VecDeque<Echo>,
     raw: raw::Raw,
     link: link::Link,
-    ip_ident: u16,
-    fragment_ident: u32,
+    idents: idents::Idents,
 }
 
 impl Stack {
     /// A stack for a device with these abilities.
     pub fn new(config: Config, caps: Caps) -> Self {
         let tcp = table::Table::new(&config);
-        let fragment_ident = derive(config.secret, Label::FragmentIdent) as u32;
+        let key = |labels: [Label; 2]| labels.map(|label| derive(config.secret, label));
+        let idents = idents::Idents::new(key([Label::Ident, Label::IdentSecond]));
+        let icmp_limit = icmp::RateLimit::new(key([Label::IcmpLimit, Label::IcmpLimitSecond]));
         let paths = paths::Paths::new(derive(config.secret, Label::ConnectionIndex));
         let neighbors = Neighbors::new(&config.next_hops);
         let mut coalescing = coalesce::Coalescing::new(config.transparent);
@@ -183,7 +185,7 @@ impl Stack {
             coalescing,
             tcp,
             paths,
-            icmp_limit: icmp::RateLimit::default(),
+            icmp_limit,
             ready: VecDeque::new(),
             looped: VecDeque::new(),
             datagrams: VecDeque::new(),
@@ -193,8 +195,7 @@ impl Stack {
             echoes: VecDeque::new(),
             raw: raw::Raw::default(),
             link: link::Link::default(),
-            ip_ident: 0,
-            fragment_ident,
+            idents,
         }
     }
 
@@ -330,12 +331,15 @@ impl Stack {
 /// What else is made from the secret. The secret itself never leaves the stack in any form.
 #[derive(Clone, Copy)]
 enum Label {
-    FragmentIdent,
+    Ident,
     ConnectionIndex,
     TimeWaitIndex,
     SynCookie,
     SynCookieSecond,
     ChallengeBudget,
+    IdentSecond,
+    IcmpLimit,
+    IcmpLimitSecond,
 }
 
 /// A number that tells nothing about `secret`.

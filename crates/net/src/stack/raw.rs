@@ -72,7 +72,7 @@ impl Stack {
             return false;
         }
         if self.raw.packets.len() >= self.config.limits.datagrams {
-            self.counters.drop(DropReason::UdpQueueFull);
+            self.counters.drop(DropReason::RawQueueFull);
             return true;
         }
         let begin = if v4 { IP_AT } else { info.transport_at };
@@ -123,15 +123,16 @@ impl Stack {
             return Err(ParseError::BadLength);
         }
         packet.pull(header_len);
-        let ident = self.ip_ident;
         let header = packet.headers_mut();
         header[at::TOTAL_LEN..][..2].copy_from_slice(&len.to_be_bytes());
-        if header[at::IDENT..][..2] == [0, 0] {
-            header[at::IDENT..][..2].copy_from_slice(&ident.to_be_bytes());
-            self.ip_ident = ident.wrapping_add(1);
-        }
         if header[at::SOURCE..][..4] == [0; 4] {
             header[at::SOURCE..][..4].copy_from_slice(&source.octets());
+        }
+        if header[at::IDENT..][..2] == [0, 0] {
+            let [a, b, c, d] = header[at::SOURCE..][..4] else { unreachable!("four bytes") };
+            let pair = (Ipv4Addr::new(a, b, c, d).into(), destination);
+            let ident = self.idents.take(pair, 1) as u16;
+            header[at::IDENT..][..2].copy_from_slice(&ident.to_be_bytes());
         }
         write_ipv4_checksum(header);
         if self.stopped {

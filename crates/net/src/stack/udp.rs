@@ -1,6 +1,7 @@
 //! Datagrams: handed to the owner as they come, sent as he gives them.
 
 use super::egress::{Marks, TTL};
+use super::icmp::Quoted;
 use super::ingress::{IpInfo, is_multicast};
 use super::{Context, Stack};
 use crate::counters::DropReason;
@@ -190,13 +191,13 @@ impl Stack {
     }
 
     /// Keeps an ICMP error about a datagram for the owner. The headers of `packet` go on from
-    /// `quote_at` with the quoted IP header and the eight bytes behind it.
+    /// `quote_at` with the quoted headers, the last of them UDP's.
     pub(super) fn receive_udp_error(
         &mut self,
         info: &IpInfo,
         packet: Packet,
-        (quote_at, ip_len): (usize, usize),
-        addresses: (IpAddr, IpAddr),
+        quote_at: usize,
+        quoted: &Quoted,
     ) -> Result<(), DropReason> {
         if !self.tells_udp_errors {
             return Err(DropReason::IcmpIgnored);
@@ -206,7 +207,7 @@ impl Stack {
         }
         let headers = packet.headers();
         let number = |at: usize| u16::from_be_bytes([headers[at], headers[at + 1]]);
-        let (icmp, transport) = (info.transport_at, quote_at + ip_len);
+        let (icmp, transport) = (info.transport_at, quote_at + quoted.transport_at);
         let [kind, code] = [headers[icmp], headers[icmp + 1]];
         let mtu = match (info.source.is_ipv4(), kind, code) {
             (true, ICMPV4_UNREACHABLE, icmpv4::FRAGMENTATION_NEEDED) => u32::from(number(icmp + 6)),
@@ -216,8 +217,8 @@ impl Stack {
             _ => 0,
         };
         self.udp_errors.push_back(UdpError {
-            local: SocketAddr::new(addresses.0, number(transport)),
-            remote: SocketAddr::new(addresses.1, number(transport + 2)),
+            local: SocketAddr::new(quoted.source, number(transport)),
+            remote: SocketAddr::new(quoted.destination, number(transport + 2)),
             from: info.source,
             kind,
             code,

@@ -251,6 +251,43 @@ fn connections_follow_what_others_learnt() {
     assert!(mss(&b) > small);
 }
 
+/// Goal: an error about any fragment of ours teaches the path, also one without ports; one about a
+/// fragment that was never sent does not.
+#[test]
+fn errors_about_fragments_teach_the_path() {
+    let there = SocketAddr::new(v6(SERVER), 53);
+    for index in [0, 1] {
+        let mut b = Bench::new();
+        let id = b.datagram(CLIENT, Family::V6);
+        assert_eq!(b.send_to(CLIENT, id, &data(4000), there), Ok(4000));
+        let frames = b.sent();
+        assert_eq!((frames.len(), frames[index][20]), (3, 44));
+        let mut forged = frames[index].clone();
+        forged[14 + 44 + 3] ^= 1;
+        b.too_big(&forged, 1300);
+        assert_eq!(b.path(there.ip()).0, 1500);
+        b.too_big(&frames[index], 1300);
+        assert_eq!(b.path(there.ip()).0, 1300, "fragment {index}");
+        assert_eq!(b.send_to(CLIENT, id, &data(4000), there), Ok(4000));
+        assert!(b.sent().iter().all(|frame| frame.len() <= 14 + 1300));
+    }
+}
+
+/// Goal: the middle of a datagram of IPv4 has no ports: what stands there names no socket.
+#[test]
+fn the_middle_of_a_datagram_names_no_socket() {
+    let mut b = Bench::new();
+    let there = SocketAddr::new(v4(SERVER), 53);
+    let id = b.datagram(CLIENT, Family::V4);
+    b.discover(id, PathMtu::Want);
+    b.hosts[CLIENT].connect(id, there, b.now).expect("a way");
+    assert_eq!(b.send_to(CLIENT, id, &data(1400), there), Ok(1400));
+    let mut frame = b.sent().remove(0);
+    frame[14 + 7] = 100;
+    b.too_big(&frame, 1300);
+    assert_eq!(b.path(there.ip()).0, 1500);
+}
+
 /// Goal: who asks hears of errors as each kind says: who has packets cut does not over IPv4, who
 /// counts the device's MTU only does not over IPv6; and nobody learns from the latter two.
 #[test]

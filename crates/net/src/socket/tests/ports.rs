@@ -2,6 +2,7 @@
 
 use super::bench::*;
 use crate::socket::{EPHEMERAL_FIRST, EPHEMERAL_LAST, Error, Family};
+use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 const ANY4: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
@@ -73,4 +74,52 @@ fn a_backlog_of_one_holds_two() {
     b.settle();
     let accepted = (0..4).filter(|_| b.hosts[SERVER].accept(listener, b.now).is_ok()).count();
     assert_eq!(accepted, 2);
+}
+
+/// RFC 6056: one port says nothing about the next.
+#[test]
+fn ports_cannot_be_foretold() {
+    let mut b = Bench::new();
+    let ports: Vec<u16> = (0..64)
+        .map(|_| {
+            let id = b.stream(SERVER);
+            b.hosts[SERVER].bind(id, at(0)).expect("free");
+            b.hosts[SERVER].local(id).expect("bound").port()
+        })
+        .collect();
+    let near = ports.windows(2).filter(|pair| pair[0].abs_diff(pair[1]) < 64).count();
+    assert!(near < 8, "{ports:?}");
+    let (low, high) = (ports.iter().min().expect("some"), ports.iter().max().expect("some"));
+    assert!(high - low > (EPHEMERAL_LAST - EPHEMERAL_FIRST) / 2, "{ports:?}");
+}
+
+/// Goal: a port whose last connection to the same peer still closes by itself is passed over.
+/// Method: all ports but one are taken; that one's connection is left in FIN-WAIT-2, then another
+/// port becomes free, the one behind it in the search from anywhere else.
+#[test]
+fn a_port_whose_connection_still_closes_is_passed_over() {
+    let mut b = Bench::new();
+    b.listen(80, 100);
+    let range = EPHEMERAL_FIRST..=EPHEMERAL_LAST;
+    let middle = EPHEMERAL_FIRST.midpoint(EPHEMERAL_LAST);
+    let mut holders = Vec::new();
+    for port in range.filter(|port| *port != middle) {
+        let id = b.stream(CLIENT);
+        b.hosts[CLIENT].bind(id, SocketAddr::new(v4(CLIENT), port)).expect("free");
+        holders.push((port, id));
+    }
+    let begin = |b: &mut Bench| {
+        let id = b.connecting(80);
+        b.settle();
+        (id, b.hosts[CLIENT].local(id).expect("bound").port())
+    };
+    let (first, port) = begin(&mut b);
+    assert_eq!(port, middle);
+    b.hosts[CLIENT].close(first, b.now).expect("it is there");
+    b.settle();
+    for other in [middle - 1, middle + 1] {
+        let (_, holder) = holders.iter().find(|(port, _)| *port == other).expect("held");
+        b.hosts[CLIENT].close(*holder, b.now).expect("it is there");
+        assert_eq!(begin(&mut b).1, other);
+    }
 }

@@ -4,11 +4,12 @@ use super::Echo;
 use crate::checksum;
 use crate::counters::DropReason;
 use crate::gso;
-use crate::stack::ingress::{IpInfo, is_multicast};
+use crate::neighbor::Told;
+use crate::stack::ingress::{IpInfo, is_martian, is_multicast, solicited_node};
 use crate::stack::{Context, Stack};
 use crate::tcp::Seq;
 use crate::wire::{Protocol, icmpv4, icmpv6, ipv4, ipv6};
-use core::net::{IpAddr, SocketAddr};
+use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use towpath_packet::{Checksum, Packet};
 
 impl Stack {
@@ -58,6 +59,9 @@ impl Stack {
             return Err(DropReason::IcmpMalformed);
         }
         let kind = packet.headers()[info.transport_at];
+        if is_martian(info.source) && kind != NEIGHBOR_SOLICITATION {
+            return Err(DropReason::SourceMartian);
+        }
         if NEIGHBOR_KINDS.contains(&kind) {
             return self.receive_discovery(info, packet, cx);
         }
@@ -102,7 +106,7 @@ impl Stack {
         if self.is_local(info.destination) {
             self.echo_reply(echo, cx);
         } else if self.echoes.len() >= self.config.limits.datagrams {
-            return Err(DropReason::UdpQueueFull);
+            return Err(DropReason::EchoQueueFull);
         } else {
             self.echoes.push_back(echo);
         }
@@ -124,26 +128,41 @@ impl Stack {
             .map_err(|_| DropReason::NeighborMalformed)?;
         match message {
             icmpv6::Message::NeighborSolicitation { target, source_link_layer } => {
+                let group = IpAddr::V6(solicited_node(target));
+                let probes = is_martian(info.source);
+                // RFC 4861 §7.1.1: who has no address says nothing of its own.
+                if probes && (source_link_layer.is_some() || info.destination != group) {
+                    return Err(DropReason::NeighborMalformed);
+                }
                 if !self.is_local(target.into()) {
                     return Ok(());
                 }
-                let mac = source_link_layer.unwrap_or(info.source_mac);
-                self.learn_neighbor(info.source, mac, true, cx);
+                let mut to = info.source;
+                if probes {
+                    // RFC 4861 §7.2.4, RFC 4862 §5.4.3: the address is taken, which all must hear.
+                    to = IpAddr::V6(ALL_NODES);
+                } else {
+                    let mac = source_link_layer.unwrap_or(info.source_mac);
+                    self.learn_neighbor(info.source, mac, Told::ByAsking, cx);
+                }
                 let answer = icmpv6::Message::NeighborAdvertisement {
                     target,
                     target_link_layer: Some(self.config.mac),
                     router: self.config.transparent,
-                    solicited: true,
+                    solicited: !probes,
                     override_: true,
                 };
-                self.send_icmpv6(&answer, target.into(), info.source, icmpv6::HOP_LIMIT, cx);
+                self.send_icmpv6(&answer, target.into(), to, icmpv6::HOP_LIMIT, cx);
                 Ok(())
             }
-            icmpv6::Message::NeighborAdvertisement { target, target_link_layer, .. } => {
+            icmpv6::Message::NeighborAdvertisement {
+                target, target_link_layer, override_, ..
+            } => {
                 if let Some(mac) = target_link_layer
                     && !self.is_local(target.into())
                 {
-                    self.learn_neighbor(target.into(), mac, false, cx);
+                    let told = if override_ { Told::ByItself } else { Told::Perhaps };
+                    self.learn_neighbor(target.into(), mac, told, cx);
                 }
                 Ok(())
             }
@@ -162,19 +181,39 @@ impl Stack {
         cx: &mut Context<'_>,
     ) -> Result<(), DropReason> {
         let at = packet.headers().len();
-        let (source, destination, protocol) = quoted(&mut packet, ip_len)?;
-        if protocol == Protocol::UDP {
-            return self.receive_udp_error(info, packet, (at, ip_len), (source, destination));
+        let quoted = Quoted::pull(&mut packet, ip_len)?;
+        let mut learnt = false;
+        if let Some(ident) = quoted.fragment {
+            // Ports may be missing, but nobody off the path knows the identification.
+            if !self.idents.was_taken((quoted.source, quoted.destination), ident) {
+                return Err(DropReason::IcmpOutOfWindow);
+            }
+            if let Some(mtu) = mtu {
+                self.learn_path_mtu(quoted.destination, mtu, cx.now);
+                learnt = true;
+            }
         }
-        if protocol != Protocol::TCP {
-            return Err(DropReason::IcmpIgnored);
-        }
-        let quoted = &packet.headers()[at..];
-        let transport = &quoted[ip_len..];
+        let told = match quoted.protocol {
+            Some(Protocol::UDP) => self.receive_udp_error(info, packet, at, &quoted),
+            Some(Protocol::TCP) => self.receive_tcp_error(&packet, at, &quoted, mtu, cx),
+            _ => Err(DropReason::IcmpIgnored),
+        };
+        if learnt { Ok(()) } else { told }
+    }
+
+    fn receive_tcp_error(
+        &mut self,
+        packet: &Packet,
+        at: usize,
+        quoted: &Quoted,
+        mtu: Option<u32>,
+        cx: &mut Context<'_>,
+    ) -> Result<(), DropReason> {
+        let transport = &packet.headers()[at + quoted.transport_at..];
         let port = |at: usize| u16::from_be_bytes([transport[at], transport[at + 1]]);
         let sequence = u32::from_be_bytes([transport[4], transport[5], transport[6], transport[7]]);
-        let (local, remote) =
-            (SocketAddr::new(source, port(0)), SocketAddr::new(destination, port(2)));
+        let local = SocketAddr::new(quoted.source, port(0));
+        let remote = SocketAddr::new(quoted.destination, port(2));
         self.tcp_error(local, remote, Seq(sequence), mtu, cx)
     }
 
@@ -186,31 +225,76 @@ impl Stack {
         ip_len: usize,
     ) -> Result<(), DropReason> {
         let at = packet.headers().len();
-        match quoted(&mut packet, ip_len)? {
-            (source, destination, Protocol::UDP) => {
-                self.receive_udp_error(info, packet, (at, ip_len), (source, destination))
-            }
+        let quoted = Quoted::pull(&mut packet, ip_len)?;
+        match quoted.protocol {
+            Some(Protocol::UDP) => self.receive_udp_error(info, packet, at, &quoted),
             _ => Err(DropReason::IcmpIgnored),
         }
     }
 }
 
-/// Pulls the quoted IP header and what every error quotes of the next; what the former says.
-fn quoted(packet: &mut Packet, ip_len: usize) -> Result<(IpAddr, IpAddr, Protocol), DropReason> {
-    let at = packet.headers().len();
-    if !packet.pull_more(ip_len + QUOTED_TRANSPORT) {
-        return Err(DropReason::IcmpMalformed);
-    }
-    let bytes = &packet.headers()[at..];
-    if ip_len == ipv4::HEADER_LEN {
-        let ip = ipv4::Header::parse_quoted(bytes).map_err(|_| DropReason::IcmpMalformed)?;
-        Ok((ip.source.into(), ip.destination.into(), ip.protocol))
-    } else {
+/// What an error quotes of a packet's headers.
+pub(in crate::stack) struct Quoted {
+    pub(in crate::stack) source: IpAddr,
+    pub(in crate::stack) destination: IpAddr,
+    /// What the quote goes on with; `None` if that is the middle of a datagram.
+    protocol: Option<Protocol>,
+    /// Where that is, from the beginning of the IP header: so many of its bytes were quoted as
+    /// every error quotes.
+    pub(in crate::stack) transport_at: usize,
+    /// Identification of a fragment of IPv6.
+    fragment: Option<u32>,
+}
+
+impl Quoted {
+    /// Pulls the quoted IP header, a fragment header of IPv6 behind it and what every error quotes
+    /// of the next.
+    fn pull(packet: &mut Packet, ip_len: usize) -> Result<Self, DropReason> {
+        let at = packet.headers().len();
+        if !packet.pull_more(ip_len + QUOTED_TRANSPORT) {
+            return Err(DropReason::IcmpMalformed);
+        }
+        let bytes = &packet.headers()[at..];
+        if ip_len == ipv4::HEADER_LEN {
+            let ip = ipv4::Header::parse_quoted(bytes).map_err(|_| DropReason::IcmpMalformed)?;
+            return Ok(Self {
+                source: ip.source.into(),
+                destination: ip.destination.into(),
+                protocol: (ip.fragment_offset == 0).then_some(ip.protocol),
+                transport_at: ip_len,
+                fragment: None,
+            });
+        }
         let ip = ipv6::Header::parse(bytes, usize::MAX).map_err(|_| DropReason::IcmpMalformed)?;
-        Ok((ip.source.into(), ip.destination.into(), ip.next_header))
+        let mut quoted = Self {
+            source: ip.source.into(),
+            destination: ip.destination.into(),
+            protocol: Some(ip.next_header),
+            transport_at: ip_len,
+            fragment: None,
+        };
+        if ip.next_header == Protocol::IPV6_FRAGMENT {
+            // RFC 8200 §4.5: next header, reserved, offset and flag, identification. Packets of
+            // ours have no other header before it.
+            let [next, _, high, low, a, b, c, d] = bytes[ip_len..][..QUOTED_TRANSPORT] else {
+                return Err(DropReason::IcmpMalformed);
+            };
+            let is_first = u16::from_be_bytes([high, low]) >> 3 == 0;
+            quoted.fragment = Some(u32::from_be_bytes([a, b, c, d]));
+            quoted.transport_at += ipv6::FRAGMENT_HEADER_LEN;
+            quoted.protocol = is_first.then_some(Protocol(next));
+            if is_first && !packet.pull_more(QUOTED_TRANSPORT) {
+                return Err(DropReason::IcmpMalformed);
+            }
+        }
+        Ok(quoted)
     }
 }
 
+/// A neighbour solicitation (RFC 4861 §4.3).
+const NEIGHBOR_SOLICITATION: u8 = 135;
+/// All nodes on the link (RFC 4291 §2.7.1).
+const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 /// Router and neighbour solicitations and advertisements, and redirects.
 const NEIGHBOR_KINDS: core::ops::RangeInclusive<u8> = 133..=137;
 /// Bytes of the transport header that every error quotes (RFC 792): ports and sequence number.

@@ -137,6 +137,84 @@ fn solicitations_are_answered() {
     b.assert_clean();
 }
 
+/// RFC 4862 §5.4.3: who asks from nowhere whether our address is free hears that it is not, as all
+/// others on the link. Nothing else may come from nowhere.
+#[test]
+fn an_address_of_ours_is_defended() {
+    let nowhere = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+    let group: IpAddr = "ff02::1:ff00:1".parse().expect("an address");
+    let ask = |to: IpAddr, target: IpAddr, source_link_layer| {
+        let message =
+            icmpv6::Message::NeighborSolicitation { target: v6(target), source_link_layer };
+        let mut bytes = vec![0; message.emitted_len()];
+        message.emit(&mut bytes);
+        let mut frame = icmp(nowhere, to, 255, &bytes);
+        frame[..6].copy_from_slice(&[0x33, 0x33, 0xff, 0, 0, 1]);
+        frame
+    };
+    for transparent in [false, true] {
+        let mut b = Bench::with(config(transparent), Caps::plain(1500));
+        b.input(&ask(group, OURS6, None));
+        let out = b.one();
+        assert!(out.is_sound());
+        assert_eq!(out.bytes[..6], [0x33, 0x33, 0, 0, 0, 1]);
+        assert_eq!(out.bytes[38..54], [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
+        let message = icmpv6::Message::parse(out.transport()).expect("valid");
+        let taken = icmpv6::Message::NeighborAdvertisement {
+            target: v6(OURS6),
+            target_link_layer: Some(OUR_MAC),
+            router: transparent,
+            solicited: false,
+            override_: true,
+        };
+        assert_eq!(message, taken);
+        b.dropped(&[]);
+        // Another address of the same group is not ours.
+        b.input(&ask(group, "fd00::9:0:1".parse().expect("an address"), None)).quiet();
+        b.dropped(&[]);
+        // RFC 4861 §7.1.1: not to an address itself, not with a link-layer address.
+        let mut direct = ask(OURS6, OURS6, None);
+        direct[..6].copy_from_slice(&OUR_MAC.0);
+        b.input(&direct).quiet();
+        b.dropped(&[(DropReason::SourceMartian, 1)]);
+        b.input(&ask(group, OURS6, Some(PEER_MAC))).quiet();
+        let all_nodes: IpAddr = "ff02::1".parse().expect("an address");
+        b.input(&ask(all_nodes, OURS6, None)).quiet();
+        b.dropped(&[(DropReason::SourceMartian, 1), (DropReason::NeighborMalformed, 2)]);
+        b.input(&icmp(nowhere, group, 64, &[128, 0, 0, 0, 0, 1, 0, 1])).quiet();
+        assert_eq!(b.stack.counters().dropped(DropReason::SourceMartian), 2);
+        b.assert_clean();
+    }
+}
+
+/// RFC 4861 §7.2.5: without the override flag an advertisement does not replace another address,
+/// but is enough where none is known, and a reason to ask again.
+#[test]
+fn only_an_override_replaces_an_address() {
+    let other = MacAddr([2, 0, 0, 0, 0, 9]);
+    let weak = |mac| {
+        let mut message = advertisement(PEER6, mac)[54..].to_vec();
+        message[4] &= !0x20;
+        icmp(PEER6, OURS6, 255, &message)
+    };
+    let mut b = bench();
+    send(&mut b, OURS6, PEER6, b"1");
+    assert!(is_question(&b.one()));
+    assert_eq!(b.input(&weak(PEER_MAC)).one().bytes[..6], PEER_MAC.0);
+    b.input(&weak(other));
+    send(&mut b, OURS6, PEER6, b"2");
+    let out = b.output();
+    assert_eq!(out[0].bytes[..6], PEER_MAC.0);
+    assert!(out.len() == 2 && is_question(&out[1]), "asked again");
+    b.input(&weak(other));
+    send(&mut b, OURS6, PEER6, b"3");
+    assert_eq!(b.one().bytes[..6], PEER_MAC.0);
+    b.input(&advertisement(PEER6, other));
+    send(&mut b, OURS6, PEER6, b"4");
+    assert_eq!(b.one().bytes[..6], other.0);
+    b.assert_clean();
+}
+
 /// RFC 4861 §7.1.1: not from off the link, not damaged.
 #[test]
 fn discovery_from_afar_is_dropped() {

@@ -3,7 +3,7 @@
 use super::bench::{Bench, FAMILIES, able, config, udp};
 use crate::counters::DropReason;
 use alloc::vec::Vec;
-use core::net::SocketAddr;
+use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use core::num::NonZeroU16;
 use towpath_packet::{Caps, Checksum, Gso, GsoKind, Offload};
 
@@ -209,6 +209,42 @@ pub(super) fn count_idents(frames: &mut [Vec<u8>]) {
         sum.add(&frame[14..34]);
         frame[24..26].copy_from_slice(&sum.finish().to_be_bytes());
     }
+}
+
+/// RFC 6864, RFC 7739: what one destination sees tells nothing about the traffic with another.
+/// Fragments of IPv6 alike.
+#[test]
+fn destinations_have_identifications_of_their_own() {
+    for (ours, peer) in FAMILIES {
+        let other: IpAddr = match peer {
+            IpAddr::V4(_) => Ipv4Addr::new(10, 0, 0, 7).into(),
+            IpAddr::V6(_) => "fd00::7".parse().expect("an address"),
+        };
+        let mut b = Bench::host(Caps::plain(1500));
+        b.stack.set_neighbor(other, super::bench::PEER_MAC);
+        let mut ident = |to: IpAddr| {
+            let packet = b.packet(&data(2000));
+            let (local, remote) = (SocketAddr::new(ours, 53), SocketAddr::new(to, 999));
+            b.with_context(|stack, cx| stack.udp_send(packet, local, remote, None, cx));
+            let out = b.output();
+            assert_eq!(out.len(), 2);
+            let at = if ours.is_ipv4() { 16 } else { 14 + 44 };
+            u32::from_be_bytes(out[0].bytes[at..at + 4].try_into().expect("four")) & mask(ours)
+        };
+        let (first, elsewhere) = (ident(peer), ident(other));
+        for count in 1..10 {
+            assert_eq!(ident(peer), first.wrapping_add(count) & mask(ours));
+            ident(other);
+            ident(other);
+        }
+        assert!(first.abs_diff(elsewhere) > 100, "{first} and {elsewhere}");
+        assert!(first > 100);
+    }
+}
+
+/// Bits of an identification.
+fn mask(family: IpAddr) -> u32 {
+    if family.is_ipv4() { 0xffff } else { u32::MAX }
 }
 
 /// Datagrams that nobody takes are bounded.

@@ -5,6 +5,7 @@
 //! errors, multicasts or fragments other than the first, and at a limited rate.
 
 mod limit;
+mod mld;
 mod receive;
 
 use super::egress::Marks;
@@ -19,6 +20,7 @@ use core::net::{IpAddr, SocketAddr};
 use towpath_packet::{Packet, Site};
 
 pub(super) use limit::RateLimit;
+pub(super) use mld::Listener;
 pub(super) use receive::Quoted;
 
 /// Bytes of an IPv4 error message, headers included (RFC 1812 §4.3.2.3).

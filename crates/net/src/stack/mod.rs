@@ -149,6 +149,7 @@ pub struct Stack {
     tcp: table::Table,
     paths: paths::Paths,
     icmp_limit: icmp::RateLimit,
+    listener: icmp::Listener,
     /// Frames ready to be sent.
     ready: VecDeque<Packet>,
     /// Frames for ourselves.
@@ -170,6 +171,7 @@ impl Stack {
         let tcp = table::Table::new(&config);
         let key = |labels: [Label; 2]| labels.map(|label| derive(config.secret, label));
         let idents = idents::Idents::new(key([Label::Ident, Label::IdentSecond]));
+        let listener = icmp::Listener::new(key([Label::ListenerDelay, Label::ListenerDelaySecond]));
         let icmp_limit = icmp::RateLimit::new(key([Label::IcmpLimit, Label::IcmpLimitSecond]));
         let paths = paths::Paths::new(derive(config.secret, Label::ConnectionIndex));
         let neighbors = Neighbors::new(&config.next_hops);
@@ -186,6 +188,7 @@ impl Stack {
             tcp,
             paths,
             icmp_limit,
+            listener,
             ready: VecDeque::new(),
             looped: VecDeque::new(),
             datagrams: VecDeque::new(),
@@ -291,7 +294,8 @@ impl Stack {
     /// When [`Stack::on_deadline`] wants to be called next.
     pub fn next_deadline(&self) -> Option<Instant> {
         let (fragments, paths) = (self.reassembler.next_deadline(), self.paths.deadline());
-        earliest([self.tcp.deadline(), self.neighbors.deadline(), fragments, paths])
+        let (tcp, neighbors) = (self.tcp.deadline(), self.neighbors.deadline());
+        earliest([tcp, neighbors, fragments, paths, self.listener.deadline()])
     }
 
     /// Runs the timers that are due.
@@ -300,6 +304,7 @@ impl Stack {
         self.tcp.on_deadline(cx.now);
         self.expire_neighbors(cx);
         self.expire_fragments(cx);
+        self.report_groups(cx);
     }
 
     /// True if `address` is ours.
@@ -340,6 +345,8 @@ enum Label {
     IdentSecond,
     IcmpLimit,
     IcmpLimitSecond,
+    ListenerDelay,
+    ListenerDelaySecond,
 }
 
 /// A number that tells nothing about `secret`.

@@ -1,6 +1,6 @@
 //! ICMP, ICMPv6 and neighbour discovery on the way in.
 
-use super::Echo;
+use super::{Echo, mld};
 use crate::checksum;
 use crate::counters::DropReason;
 use crate::gso;
@@ -61,6 +61,9 @@ impl Stack {
         let kind = packet.headers()[info.transport_at];
         if is_martian(info.source) && kind != NEIGHBOR_SOLICITATION {
             return Err(DropReason::SourceMartian);
+        }
+        if kind == mld::QUERY {
+            return self.receive_listener_query(info, packet, cx);
         }
         if NEIGHBOR_KINDS.contains(&kind) {
             return self.receive_discovery(info, packet, cx);

@@ -27,7 +27,9 @@ use super::lending::{Borrower, Lendings};
 use super::{Error, SocketId, Sockets};
 use crate::stack::Context;
 use crate::time::{Duration, Instant, earliest};
+use alloc::collections::BinaryHeap;
 use alloc::vec::Vec;
+use core::cmp::Reverse;
 use towpath_packet::{Ledger, Piece, Recall, Watch};
 
 /// Term of memory that the stack itself does not need, unless set otherwise: so long that a reader
@@ -82,6 +84,8 @@ pub(super) struct Outstanding {
     due: Due,
     /// The last pause while somebody was reading.
     pause: Duration,
+    /// The first moment that the queue of terms has for this group, also for one that is over.
+    queued: Option<Instant>,
 }
 
 impl Outstanding {
@@ -137,8 +141,11 @@ struct Recalled {
 
 /// The terms of all groups.
 pub(super) struct Terms {
-    /// Not later than the first that is due.
-    next: Option<Instant>,
+    /// Moments at which groups are to be looked at, the first on top: at least one not later than
+    /// what is due for each. Others are of no importance any more, and are passed over.
+    queue: BinaryHeap<Reverse<(Instant, u32)>>,
+    /// Groups that are due in a turn, between turns empty: kept for its memory.
+    ready: Vec<u32>,
     default: Option<Duration>,
     /// Loans of the call that is being made, and their groups.
     made: Vec<(u32, Option<Watch>)>,
@@ -151,7 +158,8 @@ pub(super) struct Terms {
 impl Default for Terms {
     fn default() -> Self {
         Self {
-            next: None,
+            queue: BinaryHeap::new(),
+            ready: Vec::new(),
             default: Some(DEFAULT_TERM),
             made: Vec::new(),
             fired: 0,
@@ -162,9 +170,37 @@ impl Default for Terms {
     }
 }
 
-impl Terms {
-    fn expect(&mut self, due: Due) {
-        self.next = earliest([self.next, due.at()]);
+impl Lendings {
+    /// Queues a group for what is due for it.
+    fn expect(&mut self, index: usize) {
+        let outstanding = &mut self.groups[index].outstanding;
+        let Some(at) = outstanding.due.at() else { return };
+        if outstanding.queued.is_some_and(|first| first <= at) {
+            return;
+        }
+        outstanding.queued = Some(at);
+        let queue = &mut self.terms.queue;
+        if queue.len() >= 2 * self.groups.len() {
+            // What was passed over is more than half.
+            queue.retain(|Reverse((at, index))| {
+                self.groups[*index as usize].outstanding.queued == Some(*at)
+            });
+        }
+        queue.push(Reverse((at, index as u32)));
+    }
+
+    /// Takes the groups that are to be looked at by now out of the queue.
+    fn take_due(&mut self, now: Instant) {
+        while let Some(&Reverse((at, index))) = self.terms.queue.peek()
+            && at <= now
+        {
+            self.terms.queue.pop();
+            let queued = &mut self.groups[index as usize].outstanding.queued;
+            if *queued == Some(at) {
+                *queued = None;
+                self.terms.ready.push(index);
+            }
+        }
     }
 }
 
@@ -194,7 +230,8 @@ impl Sockets {
     /// When [`Sockets::on_deadline`] has something to do.
     pub fn next_deadline(&self) -> Option<Instant> {
         let frames = self.frames.deadline();
-        earliest([self.stack.next_deadline(), self.lendings.terms.next, frames])
+        let term = self.lendings.terms.queue.peek().map(|Reverse((at, _))| *at);
+        earliest([self.stack.next_deadline(), term, frames])
     }
 
     /// Sets the term that begins when the stack itself no longer needs lent bytes; `None` for no
@@ -228,11 +265,12 @@ impl Sockets {
     /// Ends the terms of the calls `first` to `last` of a socket, which may be closed by now:
     /// [`Sockets::on_deadline`], which is due at once, does what [`Sockets::recall`] would do.
     pub fn end_terms(&mut self, id: SocketId, (first, last): (u32, u32), now: Instant) {
-        let Lendings { groups, terms, .. } = &mut self.lendings;
-        for group in groups.iter_mut().filter(|group| group.socket == id) {
-            if group.has_calls(first, last) && !group.outstanding.watches.is_empty() {
+        for index in 0..self.lendings.groups.len() {
+            let group = &mut self.lendings.groups[index];
+            let lends = group.has_calls(first, last) && !group.outstanding.watches.is_empty();
+            if group.socket == id && lends {
                 group.outstanding.due = Due::Recall(now);
-                terms.expect(Due::Recall(now));
+                self.lendings.expect(index);
             }
         }
     }
@@ -272,8 +310,7 @@ impl Sockets {
             Some(piece)
         });
         let own = self.options(id).ok().and_then(|options| options.lent_term);
-        let terms = &mut self.lendings.terms;
-        let due = match (term.or(own), terms.default) {
+        let due = match (term.or(own), self.lendings.terms.default) {
             (Some(term), _) => Due::Recall(now + term),
             (None, Some(default)) => Due::Look(now + default),
             (None, None) => Due::Nothing,
@@ -284,21 +321,19 @@ impl Sockets {
             if let Some(watch) = watch {
                 outstanding.add(watch);
                 outstanding.due = outstanding.due.and(due);
-                terms.expect(outstanding.due);
+                self.lendings.expect(group as usize);
             }
         }
-        terms.made = made;
+        self.lendings.terms.made = made;
         result
     }
 
     /// Does what is due.
     pub(super) fn run_terms(&mut self, cx: &mut Context<'_>) {
-        if self.lendings.terms.next.is_none_or(|at| at > cx.now) {
-            return;
-        }
-        self.lendings.terms.next = None;
+        self.lendings.take_due(cx.now);
+        let mut ready = core::mem::take(&mut self.lendings.terms.ready);
         let mut budget = BYTES_PER_TURN;
-        for index in 0..self.lendings.groups.len() {
+        for index in ready.drain(..).map(|index| index as usize) {
             let outstanding = &mut self.lendings.groups[index].outstanding;
             match outstanding.due {
                 Due::Look(at) if at <= cx.now => self.look(index, cx.now),
@@ -307,9 +342,10 @@ impl Sockets {
                     budget = budget.saturating_sub(recalled.bytes);
                     self.lendings.terms.fired += u64::from(recalled.left == Recall::Done);
                 }
-                due => self.lendings.terms.expect(due),
+                _ => self.lendings.expect(index),
             }
         }
+        self.lendings.terms.ready = ready;
     }
 
     /// Begins the default term of a group whose bytes the stack no longer needs.
@@ -319,7 +355,7 @@ impl Sockets {
         let at = now + default;
         let due = if needed { Due::Look(at) } else { Due::Recall(at) };
         self.lendings.groups[index].outstanding.due = due;
-        self.lendings.terms.expect(due);
+        self.lendings.expect(index);
     }
 
     /// True if bytes of the group are in the send queue of its connection.
@@ -344,7 +380,7 @@ impl Sockets {
         terms.recalls += recalled.loans;
         terms.recalled_bytes += recalled.bytes as u64;
         terms.starved += recalled.starved;
-        terms.expect(due);
+        self.lendings.expect(index);
         recalled
     }
 }

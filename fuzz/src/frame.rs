@@ -186,7 +186,7 @@ impl Owner {
         }
         while let Some(echo) = self.stack.next_echo() {
             let mut cx = context(&mut self.memory, &self.ledger, self.now);
-            self.stack.echo_reply(echo, &mut cx);
+            self.stack.echo_reply(echo.into(), &mut cx);
         }
     }
 

@@ -20,11 +20,11 @@ mod tcp;
 mod udp;
 pub mod zerocopy;
 
-pub use error_queue::{ErrorKind, SocketErrorEvent};
+pub use error_queue::{ErrorKind, Quote, SocketErrorEvent};
 pub use ping::{Echo, PingError, PingKind, PingSocket};
 pub use splice::{PIPE_BYTES, Pipe};
 pub use tcp::{Received, TcpListener, TcpSocket, UnconnectedTcp};
-pub use udp::{Datagram, DatagramsReceived, Sent, UdpSocket};
+pub use udp::{Datagram, DatagramsReceived, IpFields, Sent, UdpSocket};
 
 use crate::sys::{self, Gather};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};

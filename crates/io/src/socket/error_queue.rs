@@ -6,7 +6,7 @@
 use super::message::{ADDRESS_BYTES, Control, array, control_messages, decode_address};
 use crate::sys;
 use rustix::fd::BorrowedFd;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
 
 /// What happened to a datagram.
@@ -25,6 +25,8 @@ pub enum ErrorKind {
     },
     /// The hop limit ran out.
     TimeExceeded,
+    /// It cannot be reached for another reason, which `code` tells.
+    Unreachable,
     /// Anything else; `code` and `icmp_type` tell.
     Other,
 }
@@ -42,6 +44,28 @@ pub struct SocketErrorEvent {
     pub to: Option<SocketAddr>,
     /// Who sent the ICMP error, if it was one.
     pub offender: Option<IpAddr>,
+    /// What it quotes of the datagram.
+    pub quote: Quote,
+}
+
+/// Bytes that are kept of a datagram that an error is about: what IPv4 routers quote at least, and
+/// what programs put into probes to recognise them.
+const QUOTE_BYTES_MAX: usize = 64;
+
+/// The beginning of a datagram's payload, on a ping socket of its ICMP message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quote {
+    bytes: [u8; QUOTE_BYTES_MAX],
+    len: usize,
+}
+
+impl Quote {
+    const NONE: Self = Self { bytes: [0; QUOTE_BYTES_MAX], len: 0 };
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
 }
 
 /// Switches the error queue on.
@@ -59,16 +83,24 @@ pub(super) fn take(fd: BorrowedFd<'_>) -> Option<SocketErrorEvent> {
     let mut address = [0; ADDRESS_BYTES];
     let mut control = Control::new();
     let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
-    // No room for payload: what is left of the datagram is of no interest.
-    let received = sys::receive_message(fd, &mut [], &mut address, &mut control.0, flags).ok()?;
+    let mut quote = Quote::NONE;
+    let slices = &mut [IoSliceMut::new(&mut quote.bytes)];
+    let received = sys::receive_message(fd, slices, &mut address, &mut control.0, flags).ok()?;
+    quote.len = received.bytes.min(QUOTE_BYTES_MAX);
     let to = decode_address(&address[..received.address_len]);
-    Some(event(to, &control.0[..received.control_len]))
+    Some(SocketErrorEvent { quote, ..event(to, &control.0[..received.control_len]) })
 }
 
 /// The entry that `control` messages tell of, about a datagram sent `to` this address.
 pub(super) fn event(to: Option<SocketAddr>, control: &[u8]) -> SocketErrorEvent {
-    let mut event =
-        SocketErrorEvent { kind: ErrorKind::Other, icmp_type: 0, code: 0, to, offender: None };
+    let mut event = SocketErrorEvent {
+        kind: ErrorKind::Other,
+        icmp_type: 0,
+        code: 0,
+        to,
+        offender: None,
+        quote: Quote::NONE,
+    };
     for message in control_messages(control) {
         let ours = (message.level, message.kind) == (libc::IPPROTO_IP, libc::IP_RECVERR)
             || (message.level, message.kind) == (libc::IPPROTO_IPV6, libc::IPV6_RECVERR);
@@ -91,11 +123,13 @@ fn decode(data: &[u8], event: &mut SocketErrorEvent) -> Option<()> {
         (libc::SO_EE_ORIGIN_ICMP, 3, 1) => ErrorKind::HostUnreachable,
         (libc::SO_EE_ORIGIN_ICMP, 3, 3) => ErrorKind::PortUnreachable,
         (libc::SO_EE_ORIGIN_ICMP, 3, 4) => ErrorKind::MessageTooBig { mtu: info },
+        (libc::SO_EE_ORIGIN_ICMP, 3, _) => ErrorKind::Unreachable,
         (libc::SO_EE_ORIGIN_ICMP, 11, _) => ErrorKind::TimeExceeded,
         // RFC 4443.
         (libc::SO_EE_ORIGIN_ICMP6, 1, 0) => ErrorKind::NetUnreachable,
         (libc::SO_EE_ORIGIN_ICMP6, 1, 3) => ErrorKind::HostUnreachable,
         (libc::SO_EE_ORIGIN_ICMP6, 1, 4) => ErrorKind::PortUnreachable,
+        (libc::SO_EE_ORIGIN_ICMP6, 1, _) => ErrorKind::Unreachable,
         (libc::SO_EE_ORIGIN_ICMP6, 2, _) => ErrorKind::MessageTooBig { mtu: info },
         (libc::SO_EE_ORIGIN_ICMP6, 3, _) => ErrorKind::TimeExceeded,
         (libc::SO_EE_ORIGIN_LOCAL, ..) => match errno {
@@ -127,6 +161,7 @@ mod tests {
             code: 0,
             to: None,
             offender: None,
+            quote: Quote::NONE,
         };
         decode(&data, &mut event);
         for cut in 0..data.len() {
@@ -146,7 +181,9 @@ mod tests {
         assert_eq!(decoded(101, v4, 3, 0, 0), ErrorKind::NetUnreachable);
         assert_eq!(decoded(90, v4, 3, 4, 1280), ErrorKind::MessageTooBig { mtu: 1280 });
         assert_eq!(decoded(113, v4, 11, 0, 0), ErrorKind::TimeExceeded);
-        assert_eq!(decoded(111, v4, 3, 13, 0), ErrorKind::Other);
+        assert_eq!(decoded(111, v4, 3, 13, 0), ErrorKind::Unreachable);
+        assert_eq!(decoded(111, v4, 12, 0, 0), ErrorKind::Other);
+        assert_eq!(decoded(13, v6, 1, 1, 0), ErrorKind::Unreachable);
         assert_eq!(decoded(111, v6, 1, 4, 0), ErrorKind::PortUnreachable);
         assert_eq!(decoded(90, v6, 2, 0, 1400), ErrorKind::MessageTooBig { mtu: 1400 });
         assert_eq!(decoded(113, v6, 3, 0, 0), ErrorKind::TimeExceeded);

@@ -3,6 +3,7 @@
 //! Everything that is read is bounds-checked: a message that is too short is no message.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::num::NonZeroU8;
 
 /// Bytes of the larger socket address, `sockaddr_in6`.
 pub(super) const ADDRESS_BYTES: usize = 28;
@@ -18,8 +19,9 @@ pub(super) const CONTROL_BYTES: usize = 192;
 const PKTINFO_V4_BYTES: usize = 12;
 /// `in6_pktinfo`: address, interface.
 const PKTINFO_V6_BYTES: usize = 20;
-/// Bytes for the control messages of one send: a segment size and a source address, each padded.
-const CONTROL_TO_SEND_BYTES: usize = 2 * HEADER_BYTES + 8 + PKTINFO_V6_BYTES + 4;
+/// Bytes for the control messages of one send: a segment size, a source address and a hop limit,
+/// each padded.
+const CONTROL_TO_SEND_BYTES: usize = 3 * HEADER_BYTES + 8 + PKTINFO_V6_BYTES + 4 + 8;
 
 /// Header of a control message: a length of one word, level, type.
 const HEADER_BYTES: usize = size_of::<usize>() + 8;
@@ -121,7 +123,7 @@ impl ControlToSend {
         Self { bytes: [0; CONTROL_TO_SEND_BYTES], len: 0 }
     }
 
-    /// Adds a message. There is room for one segment size and one source address.
+    /// Adds a message. There is room for one segment size, one source address and one hop limit.
     pub(super) fn push(&mut self, level: i32, kind: i32, data: &[u8]) {
         let (word, len) = (size_of::<usize>(), HEADER_BYTES + data.len());
         let bytes = &mut self.bytes[self.len..self.len + align(len)];
@@ -146,6 +148,16 @@ impl ControlToSend {
                 self.push(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
             }
         }
+    }
+
+    /// Adds the hop limit that a datagram is to have.
+    pub(super) fn push_hops(&mut self, is_v6: bool, hops: NonZeroU8) {
+        let (level, kind) = if is_v6 {
+            (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT)
+        } else {
+            (libc::IPPROTO_IP, libc::IP_TTL)
+        };
+        self.push(level, kind, &i32::from(hops.get()).to_ne_bytes());
     }
 
     pub(super) fn as_bytes(&self) -> &[u8] {

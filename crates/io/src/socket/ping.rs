@@ -5,6 +5,7 @@
 //! identifier as it is and drops replies to others.
 
 use super::message::array;
+use super::set_int;
 use super::udp::is_soft;
 use super::{SEND_FLAGS, SEND_PIECES_MAX, SocketErrorEvent, error_queue, gather_pieces, open};
 use crate::receive::{FRAMES_MAX, Pieces, ReceiveBuffer, empty_slices};
@@ -14,6 +15,7 @@ use rustix::io::Errno;
 use rustix::net::{SocketType, ipproto};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU8;
 use towpath_packet::{Memory, Piece};
 
 /// Bytes of an echo header.
@@ -135,6 +137,31 @@ impl PingSocket {
         Ok(())
     }
 
+    /// The hop limit of requests from now on; `None` for the kernel's.
+    pub fn set_hops(&self, hops: Option<NonZeroU8>) -> io::Result<()> {
+        let (level, name) = if self.v6 {
+            (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS)
+        } else {
+            (libc::IPPROTO_IP, libc::IP_TTL)
+        };
+        set_int(self.as_fd(), level, name, hops.map_or(-1, |hops| hops.get().into()))
+    }
+
+    /// Whether requests from now on must not be fragmented, here or on the way. Those that are too
+    /// large are refused with `EMSGSIZE`, and the error queue tells what passes.
+    pub fn set_dont_fragment(&self, on: bool) -> io::Result<()> {
+        let (level, name, how) = match (self.v6, on) {
+            (false, true) => (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO),
+            (false, false) => (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DONT),
+            (true, true) => (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO),
+            // No router fragments for IPv6: the kernel has to know what passes.
+            (true, false) => {
+                (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_WANT)
+            }
+        };
+        set_int(self.as_fd(), level, name, how)
+    }
+
     /// Receives one reply; `None` if there is no memory for it.
     pub fn receive(
         &self,
@@ -168,6 +195,19 @@ impl PingSocket {
     /// Takes the oldest entry of the error queue.
     pub fn take_error_event(&self) -> Option<SocketErrorEvent> {
         error_queue::take(self.fd.as_fd())
+    }
+
+    /// Sequence number and beginning of the payload of the request that an error is about; `None`
+    /// if it was not sent here, or if the error does not say.
+    pub fn request_of<'a>(&self, error: &'a SocketErrorEvent) -> Option<(u16, &'a [u8])> {
+        let quote = error.quote.bytes();
+        let [kind, _, _, _, ident @ .., sequence_high, sequence_low] =
+            array::<ECHO_BYTES>(quote, 0)?;
+        let request = if self.v6 { ECHO_REQUEST_V6 } else { ECHO_REQUEST_V4 };
+        // The kernel has sorted errors about datagram sockets by their own identifiers.
+        let ours = self.kind == PingKind::Datagram || ident == self.ident.to_be_bytes();
+        let sequence = u16::from_be_bytes([sequence_high, sequence_low]);
+        (kind == request && ours).then(|| (sequence, &quote[ECHO_BYTES..]))
     }
 
     /// How the socket was had.

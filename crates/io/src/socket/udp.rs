@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use rustix::net::{SocketType, sockopt};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::num::NonZeroU16;
+use std::num::{NonZeroU8, NonZeroU16};
 use towpath_packet::{Memory, Piece};
 
 /// Largest payload of a datagram, and of datagrams coalesced into one.
@@ -54,6 +54,15 @@ pub struct Datagram {
     pub tos: Option<u8>,
     /// Our address that it came to, after [`UdpSocket::tell_destinations`].
     pub to: Option<IpAddr>,
+}
+
+/// Fields of a datagram's IP header; the kernel chooses those that are `None`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IpFields {
+    /// One of our addresses, of the socket's family.
+    pub from: Option<IpAddr>,
+    /// Hop limit; only on sockets that are not connected.
+    pub hops: Option<NonZeroU8>,
 }
 
 /// What a receive brought.
@@ -111,14 +120,14 @@ impl UdpSocket {
         pieces: impl Iterator<Item = &'a Piece>,
         gso_size: Option<NonZeroU16>,
     ) -> io::Result<Sent> {
-        self.send_from(None, to, pieces, gso_size)
+        self.send_from(&IpFields::default(), to, pieces, gso_size)
     }
 
-    /// The same from this one of our addresses, of the socket's family; `None` leaves the choice to
-    /// the kernel.
+    /// Sends as [`UdpSocket::send_to`] does, with these fields in the datagram's header. They go
+    /// with the same call.
     pub fn send_from<'a>(
         &self,
-        from: Option<IpAddr>,
+        fields: &IpFields,
         to: Option<SocketAddr>,
         pieces: impl Iterator<Item = &'a Piece>,
         gso_size: Option<NonZeroU16>,
@@ -127,14 +136,18 @@ impl UdpSocket {
         if !gather_pieces(&mut gather, pieces) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
+        let is_v6 = to.is_some_and(|to| to.is_ipv6());
         let to = AddressBytes::encode(to);
         let segments = gso_size.filter(|size| usize::from(size.get()) < gather.bytes());
         let mut control = ControlToSend::new();
         if let Some(size) = segments {
             control.push(libc::IPPROTO_UDP, UDP_SEGMENT, &size.get().to_ne_bytes());
         }
-        if let Some(from) = from {
+        if let Some(from) = fields.from {
             control.push_source(from);
+        }
+        if let Some(hops) = fields.hops {
+            control.push_hops(is_v6, hops);
         }
         let (to, control) = (to.as_bytes(), control.as_bytes());
         let send = || sys::send_gather(self.fd.as_fd(), &gather, to, control, SEND_FLAGS);

@@ -101,6 +101,7 @@ pub(super) fn parsed(packet: &Packet) -> Option<IpInfo> {
             tos: ip.tos,
             source_mac,
             fragment,
+            dont_fragment: ip.dont_fragment,
         });
     }
     let ip = ipv6::Header::parse(bytes, len).ok()?;
@@ -115,5 +116,6 @@ pub(super) fn parsed(packet: &Packet) -> Option<IpInfo> {
         tos: ip.traffic_class,
         source_mac,
         fragment,
+        dont_fragment: true,
     })
 }

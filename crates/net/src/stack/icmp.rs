@@ -9,7 +9,7 @@ mod mld;
 mod receive;
 
 use super::egress::Marks;
-use super::ingress::{IP_AT, IpInfo, is_multicast};
+use super::ingress::{IP_AT, IpInfo, is_martian, is_multicast};
 use super::{Context, Datagram, Stack};
 use crate::checksum;
 use crate::counters::DropReason;
@@ -30,8 +30,26 @@ const ERROR_BYTES_V6: usize = 1280;
 /// Hop limit of answers.
 const TTL: u8 = 64;
 
-/// An echo request for an address that is not ours, or the answer to one.
+/// An echo request for an address that is not ours.
 pub struct Echo {
+    /// The address that was asked.
+    pub local: IpAddr,
+    /// Who asked.
+    pub remote: IpAddr,
+    /// Identifier.
+    pub ident: u16,
+    /// Sequence number.
+    pub sequence: u16,
+    /// Time to live or hop limit.
+    pub ttl: u8,
+    /// Nobody may fragment it: who sent it said so, or over IPv6 did not do so.
+    pub dont_fragment: bool,
+    /// Its pieces are the payload.
+    pub packet: Packet,
+}
+
+/// The answer to an echo request.
+pub struct EchoReply {
     /// The address that was asked.
     pub local: IpAddr,
     /// Who asked.
@@ -42,6 +60,13 @@ pub struct Echo {
     pub sequence: u16,
     /// Its pieces are the payload.
     pub packet: Packet,
+}
+
+impl From<Echo> for EchoReply {
+    fn from(echo: Echo) -> Self {
+        let Echo { local, remote, ident, sequence, packet, .. } = echo;
+        Self { local, remote, ident, sequence, packet }
+    }
 }
 
 /// Why something cannot be reached; what an ICMP error says.
@@ -57,6 +82,28 @@ pub enum Unreachable {
     Prohibited,
     /// The datagram is larger than this MTU and may not be fragmented.
     TooBig(u16),
+    /// A reason with this code of a destination unreachable of the family.
+    Because(u8),
+    /// Its time to live ran out on the way, or fragments of it were missing: the code tells.
+    Expired(u8),
+}
+
+/// An error that came back for a packet that was passed on.
+#[derive(Clone, Copy, Debug)]
+pub struct Report<'a> {
+    /// What it says.
+    pub why: Unreachable,
+    /// Who says it. `None`, and addresses of the link or of nobody, are we: of a port it is its
+    /// host.
+    pub from: Option<IpAddr>,
+    /// What it quotes of the packet's payload.
+    pub data: &'a [u8],
+}
+
+impl From<Unreachable> for Report<'_> {
+    fn from(why: Unreachable) -> Self {
+        Self { why, from: None, data: &[] }
+    }
 }
 
 impl Unreachable {
@@ -67,6 +114,8 @@ impl Unreachable {
             Unreachable::Port => (icmpv4::PORT_UNREACHABLE, 0),
             Unreachable::Prohibited => (icmpv4::ADMINISTRATIVELY_PROHIBITED, 0),
             Unreachable::TooBig(mtu) => (icmpv4::FRAGMENTATION_NEEDED, mtu),
+            Unreachable::Because(code) => (code, 0),
+            Unreachable::Expired(code) => return icmpv4::Message::TimeExceeded { code },
         };
         icmpv4::Message::DestinationUnreachable { code, next_hop_mtu }
     }
@@ -80,6 +129,8 @@ impl Unreachable {
             Unreachable::TooBig(mtu) => {
                 return icmpv6::Message::PacketTooBig { mtu: u32::from(mtu) };
             }
+            Unreachable::Because(code) => code,
+            Unreachable::Expired(code) => return icmpv6::Message::TimeExceeded { code },
         };
         icmpv6::Message::DestinationUnreachable { code }
     }
@@ -99,8 +150,8 @@ impl Stack {
     }
 
     /// Answers an echo request as the address that was asked.
-    pub fn echo_reply(&mut self, echo: Echo, cx: &mut Context<'_>) {
-        let Echo { local, remote, ident, sequence, mut packet } = echo;
+    pub fn echo_reply(&mut self, echo: EchoReply, cx: &mut Context<'_>) {
+        let EchoReply { local, remote, ident, sequence, mut packet } = echo;
         let header = packet.push_header(icmpv4::HEADER_LEN);
         let protocol = if local.is_ipv4() {
             icmpv4::Message::EchoReply { ident, sequence }.emit(header);
@@ -121,6 +172,18 @@ impl Stack {
         why: Unreachable,
         cx: &mut Context<'_>,
     ) {
+        self.report_echo(local, remote, (ident, sequence), &why.into(), cx);
+    }
+
+    /// Tells who asks `local` for an echo what became of its request.
+    pub fn report_echo(
+        &mut self,
+        local: IpAddr,
+        remote: IpAddr,
+        (ident, sequence): (u16, u16),
+        report: &Report<'_>,
+        cx: &mut Context<'_>,
+    ) {
         let mut transport = [0; icmpv4::HEADER_LEN];
         let protocol = if local.is_ipv4() {
             icmpv4::Message::EchoRequest { ident, sequence }.emit(&mut transport);
@@ -129,8 +192,8 @@ impl Stack {
             icmpv6::Message::EchoRequest { ident, sequence }.emit(&mut transport);
             Protocol::ICMPV6
         };
-        let quote = rebuilt(local, remote, protocol, &transport);
-        self.send_unreachable(quote, why, cx);
+        let quote = rebuilt((local, remote), protocol, &transport, report);
+        self.send_unreachable(quote, report, cx);
     }
 
     /// Tells the sender of datagrams from `remote` to `local` that they do not arrive.
@@ -141,23 +204,34 @@ impl Stack {
         why: Unreachable,
         cx: &mut Context<'_>,
     ) {
+        self.report_udp(local, remote, &why.into(), cx);
+    }
+
+    /// Tells the sender of a datagram from `remote` to `local` what became of it.
+    pub fn report_udp(
+        &mut self,
+        local: SocketAddr,
+        remote: SocketAddr,
+        report: &Report<'_>,
+        cx: &mut Context<'_>,
+    ) {
         let mut transport = [0; udp::HEADER_LEN];
         let header = udp::Header {
             source_port: remote.port(),
             destination_port: local.port(),
-            length: udp::HEADER_LEN as u16,
+            length: (udp::HEADER_LEN + report.data.len()) as u16,
             checksum: 0,
         };
         header.emit(&mut transport);
-        let quote = rebuilt(local.ip(), remote.ip(), Protocol::UDP, &transport);
-        self.send_unreachable(quote, why, cx);
+        let quote = rebuilt((local.ip(), remote.ip()), Protocol::UDP, &transport, report);
+        self.send_unreachable(quote, report, cx);
     }
 
     /// Tells the sender of a datagram that nobody listens on its port, and quotes it.
     pub(crate) fn refuse_datagram(&mut self, datagram: &Datagram, cx: &mut Context<'_>) {
         let (source, destination) = (datagram.remote.ip(), datagram.local.ip());
         if let Some(quote) = self.quote(source, destination, &datagram.packet, cx) {
-            self.send_unreachable(quote, Unreachable::Port, cx);
+            self.send_unreachable(quote, &Unreachable::Port.into(), cx);
         }
     }
 
@@ -183,17 +257,24 @@ impl Stack {
         };
         let mut transport = [0; tcp::HEADER_LEN];
         header.emit(&tcp::Options::default(), &mut transport);
-        let quote = rebuilt(local.ip(), remote.ip(), Protocol::TCP, &transport);
+        let report = Report::from(why);
+        let quote = rebuilt((local.ip(), remote.ip()), Protocol::TCP, &transport, &report);
         self.with_tcp(handle, cx.now, |connection| connection.abort());
         self.tcp_release(handle, cx.now);
-        self.send_unreachable(quote, why, cx);
+        self.send_unreachable(quote, &report, cx);
     }
 
-    fn send_unreachable(&mut self, quote: Quote, why: Unreachable, cx: &mut Context<'_>) {
-        // A port is refused by its host, everything else by the router on the way.
+    fn send_unreachable(&mut self, quote: Quote, report: &Report<'_>, cx: &mut Context<'_>) {
+        let why = report.why;
+        // Whoever forges an error outside must not speak for a station of the link.
+        let from = report.from.filter(|from| {
+            let family = from.is_ipv4() == quote.source.is_ipv4();
+            family && !is_martian(*from) && !self.is_on_link(*from) && *from != quote.source
+        });
+        // A port is refused by its host, everything else by a router on the way.
         let from = match why {
-            Unreachable::Port => Some(quote.destination),
-            _ => self.our_address(quote.source),
+            Unreachable::Port => from.or(Some(quote.destination)),
+            _ => from.or_else(|| self.our_address(quote.source)),
         };
         let Some(from) = from else { return };
         if quote.source.is_ipv4() {
@@ -251,7 +332,7 @@ impl Stack {
         pointer: u32,
         cx: &mut Context<'_>,
     ) {
-        if super::ingress::is_martian(info.source) {
+        if is_martian(info.source) {
             return;
         }
         let Some(from) = self.our_address(info.source) else { return };
@@ -422,7 +503,15 @@ fn is_icmp_error(packet: &[u8]) -> bool {
 }
 
 /// A packet that the owner no longer has, rebuilt as far as its sender needs to recognise it.
-fn rebuilt(local: IpAddr, remote: IpAddr, protocol: Protocol, transport: &[u8]) -> Quote {
+fn rebuilt(
+    (local, remote): (IpAddr, IpAddr),
+    protocol: Protocol,
+    transport: &[u8],
+    report: &Report<'_>,
+) -> Quote {
+    let len = transport.len() + report.data.len();
+    // Who finds that it ran out has counted it down.
+    let ttl = if matches!(report.why, Unreachable::Expired(_)) { 1 } else { TTL };
     let mut bytes = alloc::vec![0; ipv6::HEADER_LEN];
     match (remote, local) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
@@ -432,11 +521,11 @@ fn rebuilt(local: IpAddr, remote: IpAddr, protocol: Protocol, transport: &[u8]) 
                 dont_fragment: true,
                 more_fragments: false,
                 fragment_offset: 0,
-                ttl: TTL,
+                ttl,
                 protocol,
                 source,
                 destination,
-                total_len: (ipv4::HEADER_LEN + transport.len()) as u16,
+                total_len: (ipv4::HEADER_LEN + len) as u16,
                 header_len: ipv4::HEADER_LEN as u8,
                 has_source_route: false,
             };
@@ -447,9 +536,9 @@ fn rebuilt(local: IpAddr, remote: IpAddr, protocol: Protocol, transport: &[u8]) 
             let header = ipv6::Header {
                 traffic_class: 0,
                 flow_label: 0,
-                payload_len: transport.len() as u16,
+                payload_len: len as u16,
                 next_header: protocol,
-                hop_limit: TTL,
+                hop_limit: ttl,
                 source,
                 destination,
             };
@@ -458,6 +547,8 @@ fn rebuilt(local: IpAddr, remote: IpAddr, protocol: Protocol, transport: &[u8]) 
         _ => unreachable!("both ends of a flow have one family"),
     }
     bytes.extend_from_slice(transport);
+    bytes.extend_from_slice(report.data);
+    bytes.truncate(ERROR_BYTES_V4 - ipv4::HEADER_LEN - icmpv4::HEADER_LEN);
     Quote { source: remote, destination: local, bytes }
 }
 

@@ -28,6 +28,8 @@ pub(super) struct IpInfo {
     pub(super) tos: u8,
     pub(super) source_mac: MacAddr,
     pub(super) fragment: FragmentOf,
+    /// Nobody may fragment it: its header says so, or it is of IPv6.
+    pub(super) dont_fragment: bool,
 }
 
 /// Whether a packet is one of several fragments.
@@ -36,6 +38,28 @@ pub(super) enum FragmentOf {
     None,
     V4,
     V6(ipv6::Fragment),
+}
+
+/// How a frame came here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    Device,
+    /// We sent it.
+    Looped,
+    /// It was put together from fragments, which came from the device or were looped.
+    Reassembled {
+        looped: bool,
+    },
+}
+
+impl Way {
+    fn is_looped(self) -> bool {
+        matches!(self, Way::Looped | Way::Reassembled { looped: true })
+    }
+
+    fn is_reassembled(self) -> bool {
+        matches!(self, Way::Reassembled { .. })
+    }
 }
 
 impl IpInfo {
@@ -49,11 +73,11 @@ impl Stack {
         self.counters.packets_in += 1;
         self.counters.bytes_in += packet.len() as u64;
         self.counters.super_packets_in += u64::from(packet.offload().gso.is_some());
-        self.receive_frame(packet, false, cx);
+        self.receive_frame(packet, Way::Device, cx);
     }
 
-    /// Takes a frame; `looped` if we sent it.
-    pub(super) fn receive_frame(&mut self, mut packet: Packet, looped: bool, cx: &mut Context<'_>) {
+    /// Takes a frame that came this way.
+    pub(super) fn receive_frame(&mut self, mut packet: Packet, way: Way, cx: &mut Context<'_>) {
         let Ok(frame) = ethernet::Header::parse(packet.peek_headers()) else {
             return self.counters.drop(DropReason::EthernetMalformed);
         };
@@ -71,7 +95,10 @@ impl Stack {
             Ok(info) if frame.destination.is_multicast() && !is_multicast(info.destination) => {
                 self.counters.drop(DropReason::NotForUs);
             }
-            Ok(info) => self.receive_ip(info, packet, looped, cx),
+            Ok(mut info) => {
+                info.dont_fragment &= !way.is_reassembled();
+                self.receive_ip(info, packet, way.is_looped(), cx);
+            }
             Err(reason) => self.counters.drop(reason),
         }
     }
@@ -103,6 +130,7 @@ impl Stack {
             tos: ip.tos,
             source_mac: frame.source,
             fragment: if ip.is_fragment() { FragmentOf::V4 } else { FragmentOf::None },
+            dont_fragment: ip.dont_fragment,
         })
     }
 
@@ -129,6 +157,7 @@ impl Stack {
             tos: ip.traffic_class,
             source_mac: frame.source,
             fragment: FragmentOf::None,
+            dont_fragment: true,
         };
         let extensions = match extensions {
             Ok(extensions) => extensions,
@@ -179,7 +208,7 @@ impl Stack {
             fragment::Outcome::Reassembled(whole) => {
                 self.counters.reassembled += 1;
                 match fragment::into_received(whole, cx.memory) {
-                    Ok(received) => self.receive_frame(received, looped, cx),
+                    Ok(received) => self.receive_frame(received, Way::Reassembled { looped }, cx),
                     Err(_) => self.counters.drop(DropReason::NoMemory),
                 }
             }

@@ -4,6 +4,7 @@
 //! and with their checksums still partial, as a kernel hands them to a TAP device.
 
 use super::coalesce::parsed;
+use super::ingress::Way;
 use super::{Context, Stack};
 use crate::counters::DropReason;
 use crate::fragment;
@@ -50,7 +51,7 @@ impl Stack {
             Protocol::UDP => self.deliver_udp(&info, packet, cx),
             _ => {
                 let received = fragment::into_received(packet, cx.memory);
-                self.receive_frame(received.map_err(|_| DropReason::NoMemory)?, true, cx);
+                self.receive_frame(received.map_err(|_| DropReason::NoMemory)?, Way::Looped, cx);
                 Ok(())
             }
         }

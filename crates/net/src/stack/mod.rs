@@ -57,7 +57,7 @@ use siphasher::sip::SipHasher13;
 use towpath_packet::{Burst, Caps, Ledger, Memory, Packet};
 
 pub use accounts::{Frames, Usage};
-pub use icmp::{Echo, Unreachable};
+pub use icmp::{Echo, EchoReply, Report, Unreachable};
 pub use link::LinkFrame;
 pub use listen::{Listen, ListenError, ListenerHandle};
 pub use metrics::{Connect, PEERS_MAX};

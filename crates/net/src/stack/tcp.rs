@@ -211,8 +211,11 @@ impl Stack {
                 packet.truncate(0);
                 segment = segment.without_data();
             }
-            let segment = &segment;
+            let (segment, ingress) = (&segment, packet.ingress());
             let verdict = connection.input(segment, &mut packet, cx.now);
+            if verdict == Verdict::Done {
+                self.tcp.accounts.assign(&mut slot.share, ingress);
+            }
             if verdict == Verdict::Challenge
                 && self.tcp.challenges.allow(&self.tcp.settings, cx.now)
             {

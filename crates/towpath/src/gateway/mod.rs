@@ -13,12 +13,14 @@
 //!
 //! One file per protocol: `tcp`, `udp`, `ping`; `newcomers` who waits for a flow of their own;
 //! `listen` published ports, `joined` what goes from loopback to loopback past the stack,
-//! `resolver` where DNS goes, `shares` and `idle` who gives way at a bound, `expected` what is near
-//! and what ACKs wait for, `route` which destinations are served and how, `fair` how much memory
-//! slow readers may hold. All run on the worker's thread.
+//! `resolver` where DNS goes, `hops` what becomes of hop limits and ICMP errors, `shares` and `idle`
+//! who gives way at a bound, `expected` what is near and what ACKs wait for, `route` which
+//! destinations are served and how, `fair` how much memory slow readers may hold. All run on the
+//! worker's thread.
 
 mod expected;
 mod fair;
+mod hops;
 mod idle;
 mod joined;
 mod listen;
@@ -77,9 +79,6 @@ pub(crate) trait Guests {
 /// Share of memory, in 1/256, below which nothing is read from the host: the TAP needs the rest to
 /// take the program's ACKs, which is how memory comes back.
 const HOST_READ_SHARE: u32 = 32;
-
-/// Share of memory, in 1/256, below which no message waits for a flow of its own.
-const SHARED_BELOW: u32 = 128;
 
 impl Io<'_> {
     /// True if reading from the host must wait.

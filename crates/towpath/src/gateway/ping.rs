@@ -3,6 +3,7 @@
 //! Bounds: [`PINGS_MAX`] flows; of the guest that has most, the longest idle gives way; idle
 //! flows end after [`IDLE`] (RFC 5508 REQ-1).
 
+use super::hops::{hops_left, report};
 use super::newcomers::Message;
 use super::route::Target;
 use super::shares::Share;
@@ -12,16 +13,19 @@ use rustix::io::Errno;
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU8;
 use std::time::Duration;
 use towpath_io::reactor::Interest;
-use towpath_io::socket::{ErrorKind, PingError, PingSocket};
-use towpath_net::stack::{Echo, Unreachable};
+use towpath_io::socket::{PingError, PingSocket};
+use towpath_net::stack::{Echo, EchoReply, Report, Unreachable};
 use towpath_net::time::Instant;
 
 /// Most echo flows.
 const PINGS_MAX: usize = 256;
 /// How long an idle echo flow lives.
 const IDLE: Duration = Duration::from_secs(60);
+/// ICMP errors read from one socket in a turn; those that are left make it ready again.
+const ERRORS_PER_TURN: usize = 16;
 /// Replies read from one socket in a turn.
 const READS_PER_TURN: usize = 64;
 
@@ -33,9 +37,37 @@ struct Flow {
     key: Key,
     /// Who it counts for.
     share: Share,
-    /// Of the last request, which errors are taken to be about.
+    /// Of the last request, which errors that quote nothing are about.
     sequence: u16,
+    /// What the socket has been told to send with; `None` before the first request.
+    header: Option<Header>,
     used_at: Instant,
+}
+
+/// Fields of a request's IP header that its socket passes on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Header {
+    hops: Option<NonZeroU8>,
+    dont_fragment: bool,
+}
+
+impl Flow {
+    /// Has the socket send with this header; a call for each change.
+    fn set_header(&mut self, header: Header) -> io::Result<()> {
+        let old = self.header;
+        if old == Some(header) {
+            return Ok(());
+        }
+        self.header = None;
+        if old.is_none_or(|old| old.hops != header.hops) {
+            self.socket.set_hops(header.hops)?;
+        }
+        if old.is_none_or(|old| old.dont_fragment != header.dont_fragment) {
+            self.socket.set_dont_fragment(header.dont_fragment)?;
+        }
+        self.header = Some(header);
+        Ok(())
+    }
 }
 
 /// All echo flows.
@@ -122,8 +154,14 @@ impl Gateway {
         self.counters.echo += 1;
         let bytes = echo.packet.payload_len();
         let pieces: Vec<_> = echo.packet.pieces().cloned().collect();
-        match flow.socket.send(echo.sequence, pieces.iter()) {
+        let header = Header { hops: hops_left(echo.ttl), dont_fragment: echo.dont_fragment };
+        let sent = flow.set_header(header);
+        match sent.and_then(|()| flow.socket.send(echo.sequence, pieces.iter())) {
             Ok(()) => io.ledger.carry(bytes),
+            // The error queue knows what is not too large.
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::MSGSIZE) => {
+                Self::read_ping_errors(flow, io);
+            }
             Err(error) => Self::ping_failed(key, echo.sequence, Some(&error), io),
         }
     }
@@ -143,15 +181,22 @@ impl Gateway {
 
     /// The program is told of errors that came back for a request.
     fn read_ping_errors(flow: &Flow, io: &mut Io<'_>) {
-        while let Some(error) = flow.socket.take_error_event() {
-            let why = match error.kind {
-                ErrorKind::HostUnreachable | ErrorKind::TimeExceeded => Unreachable::Host,
-                ErrorKind::NetUnreachable => Unreachable::Network,
-                _ => continue,
+        let mut own = false;
+        for _ in 0..ERRORS_PER_TURN {
+            let Some(error) = flow.socket.take_error_event() else { return };
+            let Some(report) = report(&error) else { continue };
+            let (sequence, data) = match flow.socket.request_of(&error) {
+                Some(request) => request,
+                // This host's own are about what was just tried, and come twice if it was twice.
+                None if error.icmp_type == 0 && !std::mem::replace(&mut own, true) => {
+                    (flow.sequence, &[][..])
+                }
+                None => continue,
             };
             let (remote, local, ident) = flow.key;
             let (stack, mut context) = io.stack_and_context();
-            stack.echo_unreachable(local, remote, (ident, flow.sequence), why, &mut context);
+            let report = Report { data, ..report };
+            stack.report_echo(local, remote, (ident, sequence), &report, &mut context);
         }
     }
 
@@ -181,7 +226,8 @@ impl Gateway {
         };
         let slot = self.pings.slots.next_slot();
         io.reactor.add(&socket, Token::Ping(slot).encode(), Interest::READ, false).map_err(Some)?;
-        self.pings.slots.insert(Flow { socket, key, share, sequence: 0, used_at: io.now });
+        let flow = Flow { socket, key, share, sequence: 0, header: None, used_at: io.now };
+        self.pings.slots.insert(flow);
         self.pings.index.insert(key, slot);
         Ok(slot)
     }
@@ -205,7 +251,7 @@ impl Gateway {
                 }
             }
             io.ledger.carry(reply.len);
-            let echo = Echo { local, remote, ident, sequence: reply.sequence, packet };
+            let echo = EchoReply { local, remote, ident, sequence: reply.sequence, packet };
             let (stack, mut context) = io.stack_and_context();
             stack.echo_reply(echo, &mut context);
         }

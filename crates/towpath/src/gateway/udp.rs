@@ -20,6 +20,7 @@ mod peers;
 mod published;
 mod questions;
 
+use super::hops::hops_left;
 use super::idle::IdleShares;
 use super::newcomers::Message;
 use super::route::Target;
@@ -36,7 +37,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 use towpath_io::reactor::{Event, Interest};
-use towpath_io::socket::{Datagram as HostDatagram, UdpSocket};
+use towpath_io::socket::{Datagram as HostDatagram, IpFields, UdpSocket};
 use towpath_net::stack::{Datagram, Unreachable};
 use towpath_net::time::Instant;
 
@@ -289,8 +290,10 @@ impl Gateway {
             }
             Some(to)
         };
+        let hops = if realm == Realm::World { hops_left(datagram.ttl) } else { None };
+        let fields = IpFields { from: source, hops };
         let bytes = datagram.packet.payload_len();
-        match send(&flow.socket, source, to, &datagram.packet, datagram.segment_size) {
+        match send(&flow.socket, &fields, to, &datagram.packet, datagram.segment_size) {
             Ok(()) => {
                 self.counters.bytes_out += bytes as u64;
                 io.ledger.carry(bytes);

@@ -20,6 +20,7 @@ mod publish;
 mod soak;
 mod support;
 mod taps;
+mod trace;
 mod transfer;
 mod udp;
 mod workers;
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
         programs::tests(),
         dns::tests(),
         ping::tests(),
+        trace::tests(),
         udp::tests(),
         workers::tests(),
         life::tests(),

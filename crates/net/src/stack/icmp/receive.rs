@@ -1,6 +1,6 @@
 //! ICMP, ICMPv6 and neighbour discovery on the way in.
 
-use super::{Echo, mld};
+use super::{Echo, EchoReply, mld};
 use crate::checksum;
 use crate::counters::DropReason;
 use crate::gso;
@@ -105,13 +105,23 @@ impl Stack {
             payload.push_piece(piece).map_err(|_| DropReason::TooLarge)?;
         }
         let (local, remote) = (info.destination, info.source);
-        let echo = Echo { local, remote, ident, sequence, packet: payload };
         if self.is_local(info.destination) {
-            self.echo_reply(echo, cx);
+            let reply = EchoReply { local, remote, ident, sequence, packet: payload };
+            self.echo_reply(reply, cx);
         } else if self.echoes.len() >= self.config.limits.datagrams {
             return Err(DropReason::EchoQueueFull);
         } else {
-            self.echoes.push_back(echo);
+            let (ttl, dont_fragment) = (info.ttl, info.dont_fragment);
+            let packet = payload;
+            self.echoes.push_back(Echo {
+                local,
+                remote,
+                ident,
+                sequence,
+                ttl,
+                dont_fragment,
+                packet,
+            });
         }
         Ok(())
     }

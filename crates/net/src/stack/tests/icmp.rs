@@ -4,7 +4,7 @@ use super::bench::{
     Bench, FAMILIES, FAR4, FAR6, OURS4, OURS6, Out, PEER4, PEER6, able, icmp, ip, udp,
 };
 use crate::counters::DropReason;
-use crate::stack::Unreachable;
+use crate::stack::{Report, Unreachable};
 use crate::time::Duration;
 use crate::wire::Protocol;
 use alloc::vec::Vec;
@@ -63,7 +63,7 @@ fn echoes_for_others_go_to_the_owner() {
         b.input(&echo(peer, far, b"data")).quiet();
         let echo = b.stack.next_echo().expect("there");
         assert_eq!((echo.local, echo.remote, echo.ident, echo.sequence), (far, peer, 0x1234, 9));
-        b.with_context(|stack, cx| stack.echo_reply(echo, cx));
+        b.with_context(|stack, cx| stack.echo_reply(echo.into(), cx));
         let out = b.one();
         assert!(out.is_sound() && out.bytes.ends_with(b"data"));
         b.assert_clean();
@@ -201,6 +201,85 @@ fn the_owner_reports_unreachable() {
             b.assert_clean();
         }
     }
+}
+
+/// What comes back for a packet that was passed on is told in the name of who found it, about the
+/// packet as it was. Who cannot be told is not named.
+#[test]
+fn reports_of_others_are_passed_on() {
+    for (far, peer, ours) in [(FAR4, PEER4, OURS4), (FAR6, PEER6, OURS6)] {
+        let router: IpAddr =
+            if far.is_ipv4() { [198, 51, 100, 7].into() } else { "2001:db8::7".parse().expect("") };
+        let source_of = |out: &Out| -> IpAddr {
+            let bytes = &out.bytes;
+            match far {
+                IpAddr::V4(_) => <[u8; 4]>::try_from(&bytes[26..30]).expect("four").into(),
+                IpAddr::V6(_) => <[u8; 16]>::try_from(&bytes[22..38]).expect("sixteen").into(),
+            }
+        };
+        let ip_len = if far.is_ipv4() { 20 } else { 40 };
+        let whys = [
+            (Unreachable::Expired(0), (11, 0), (3, 0)),
+            (Unreachable::Because(5), (3, 5), (1, 5)),
+            (Unreachable::Port, (3, 3), (1, 4)),
+        ];
+        for (why, expected4, expected6) in whys {
+            let mut b = Bench::transparent(Caps::plain(1500));
+            let report = Report { why, from: Some(router), data: b"probe" };
+            let (local, remote) = (SocketAddr::new(far, 53), SocketAddr::new(peer, 999));
+            b.with_context(|stack, cx| stack.report_udp(local, remote, &report, cx));
+            let out = b.one();
+            assert_eq!(source_of(&out), router);
+            let (kind, code, quote) = error(&out);
+            assert_eq!((kind, code), if far.is_ipv4() { expected4 } else { expected6 });
+            assert_eq!(quote[ip_len..], [3, 231, 0, 53, 0, 13, 0, 0, b'p', b'r', b'o', b'b', b'e']);
+            b.with_context(|stack, cx| stack.report_echo(far, peer, (7, 9), &report, cx));
+            let (out, request) = (b.one(), if far.is_ipv4() { 8 } else { 128 });
+            let (_, _, quote) = error(&out);
+            assert_eq!(
+                (quote[ip_len], &quote[ip_len + 4..ip_len + 8]),
+                (request, &[0, 7, 0, 9][..])
+            );
+            assert!(quote.ends_with(b"probe"));
+            let near = if far.is_ipv4() { "10.0.0.77" } else { "fd00::77" };
+            let near: IpAddr = near.parse().expect("an address");
+            for nobody in [peer, near, Ipv4Addr::LOCALHOST.into(), Ipv6Addr::UNSPECIFIED.into()] {
+                let report = Report { from: Some(nobody), ..report };
+                b.with_context(|stack, cx| stack.report_udp(local, remote, &report, cx));
+                assert_eq!(source_of(&b.one()), if why == Unreachable::Port { far } else { ours });
+            }
+            b.assert_clean();
+        }
+    }
+}
+
+/// An echo request says whether it may be fragmented; over IPv6 what came in fragments may be.
+#[test]
+fn echoes_tell_of_their_headers() {
+    let mut b = Bench::transparent(Caps::plain(1500));
+    let mut frame = echo(PEER4, FAR4, b"data");
+    for flag in [0, 0x40] {
+        frame[20] = flag;
+        frame[22] = 5;
+        frame[24..26].fill(0);
+        let mut sum = crate::checksum::Sum::new();
+        sum.add(&frame[14..34]);
+        frame[24..26].copy_from_slice(&sum.finish().to_be_bytes());
+        b.input(&frame);
+        let echo = b.stack.next_echo().expect("there");
+        assert_eq!((echo.ttl, echo.dont_fragment), (5, flag != 0));
+    }
+    b.input(&echo(PEER6, FAR6, b"data"));
+    assert!(b.stack.next_echo().expect("there").dont_fragment);
+    let whole = echo(PEER6, FAR6, &[7; 64])[54..].to_vec();
+    for (from, to) in [(0, 40), (40, whole.len())] {
+        let [high, low] = (from as u16 | u16::from(to < whole.len())).to_be_bytes();
+        let mut body = Vec::from([58, 0, high, low, 0, 0, 0, 9]);
+        body.extend_from_slice(&whole[from..to]);
+        b.input(&ip(PEER6, FAR6, Protocol::IPV6_FRAGMENT, 64, &body));
+    }
+    assert!(!b.stack.next_echo().expect("put together").dont_fragment);
+    b.quiet().assert_no_leak();
 }
 
 /// Sources that nobody has, and destinations that are not ours.

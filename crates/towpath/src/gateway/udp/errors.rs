@@ -1,11 +1,12 @@
 //! What goes wrong with datagrams on the host's side, and what the program is told of it.
 
 use super::{Gateway, Io, Realm};
+use crate::gateway::hops::report;
 use crate::gateway::slots::Slot;
 use std::io;
 use std::net::SocketAddr;
-use towpath_io::socket::{ErrorKind, SocketErrorEvent};
-use towpath_net::stack::Unreachable;
+use towpath_io::socket::SocketErrorEvent;
+use towpath_net::stack::{Report, Unreachable};
 
 /// ICMP errors read from one socket in a turn.
 const ERRORS_PER_TURN: usize = 16;
@@ -19,13 +20,17 @@ impl Gateway {
             let (program, realm) = (flow.program, flow.realm);
             match realm {
                 Realm::Dns(inside) => self.dns_failed(slot, inside, program, io),
+                // What stands behind the address is not on the way to it.
                 Realm::Loopback(address) => {
+                    let error = SocketErrorEvent { offender: None, ..error };
                     let inside = error.to.map(|to| SocketAddr::new(address, to.port()));
                     self.pass_error(&error, inside, program, io);
                 }
                 Realm::World => self.pass_error(&error, error.to, program, io),
             }
         }
+        // The rest has its turn like datagrams: whoever reads them comes here again.
+        self.udp.queue(slot);
     }
 
     fn pass_error(
@@ -38,17 +43,10 @@ impl Gateway {
         let Some(inside) = inside.filter(|inside| inside.is_ipv4() == program.is_ipv4()) else {
             return;
         };
-        let why = match error.kind {
-            ErrorKind::PortUnreachable => Unreachable::Port,
-            ErrorKind::HostUnreachable | ErrorKind::TimeExceeded => Unreachable::Host,
-            ErrorKind::NetUnreachable => Unreachable::Network,
-            ErrorKind::MessageTooBig { mtu } => {
-                Unreachable::TooBig(u16::try_from(mtu).unwrap_or(u16::MAX))
-            }
-            ErrorKind::Other => return,
-        };
+        let Some(report) = report(error) else { return };
+        let report = Report { data: error.quote.bytes(), ..report };
         let (stack, mut context) = io.stack_and_context();
-        stack.udp_unreachable(inside, program, why, &mut context);
+        stack.report_udp(inside, program, &report, &mut context);
     }
 
     /// A resolver cannot be reached: its question goes to the next one, or back as refused, as one

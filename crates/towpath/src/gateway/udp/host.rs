@@ -4,7 +4,7 @@ use super::Realm;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU16;
-use towpath_io::socket::{Sent, UdpSocket};
+use towpath_io::socket::{IpFields, Sent, UdpSocket};
 use towpath_packet::{Packet, Piece};
 
 /// A socket for a new mapping.
@@ -24,12 +24,12 @@ pub(super) fn open(realm: Realm, to: SocketAddr) -> io::Result<UdpSocket> {
 /// Sends a datagram, or each segment by itself where the host does not take super-packets.
 pub(super) fn send(
     socket: &UdpSocket,
-    source: Option<IpAddr>,
+    fields: &IpFields,
     to: Option<SocketAddr>,
     packet: &Packet,
     segment_size: Option<NonZeroU16>,
 ) -> io::Result<()> {
-    if socket.send_from(source, to, packet.pieces(), segment_size)? == Sent::Whole {
+    if socket.send_from(fields, to, packet.pieces(), segment_size)? == Sent::Whole {
         return Ok(());
     }
     let Some(size) = segment_size else { return Ok(()) };
@@ -37,7 +37,7 @@ pub(super) fn send(
     for_each_segment(packet, size, |pieces| {
         if result.is_ok() {
             let pieces: Vec<Piece> = pieces.collect();
-            result = socket.send_from(source, to, pieces.iter(), None).map(|_| ());
+            result = socket.send_from(fields, to, pieces.iter(), None).map(|_| ());
         }
     });
     result

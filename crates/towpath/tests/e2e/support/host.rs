@@ -22,6 +22,10 @@ pub(crate) const THIS_V6: &str = "2001:db8:1::1";
 pub(crate) const OUTSIDE_V4: &str = "192.0.2.2";
 pub(crate) const OUTSIDE_V6: &str = "2001:db8:1::2";
 
+/// [`Far`]'s addresses.
+pub(crate) const FAR_V4: &str = "198.19.0.2";
+pub(crate) const FAR_V6: &str = "2001:db8:e::2";
+
 /// Starts this program anew as root of a user namespace, if it is not root and that is possible.
 pub(crate) fn become_root() {
     const DONE: &str = "TOWPATH_E2E_NAMESPACE";
@@ -239,6 +243,70 @@ impl Outside {
     /// Runs something there.
     pub(crate) fn run<T: Send>(&self, act: impl FnOnce() -> T + Send) -> T {
         self.namespace.run(act)
+    }
+}
+
+/// MTU of the link between the router and [`Far`].
+pub(crate) const FAR_MTU: usize = 1300;
+
+/// A machine behind [`Outside`], which becomes a router.
+pub(crate) struct Far {
+    _namespace: Namespace,
+}
+
+impl Far {
+    pub(crate) fn new(host: &mut Host) -> Self {
+        let far = Namespace::new();
+        let holder = far.holder();
+        let there = format!(
+            "link add far0 mtu {FAR_MTU} type veth peer name in0 mtu {FAR_MTU} netns {holder}\n\
+             address add 198.19.0.1/24 dev far0\n\
+             address add 2001:db8:e::1/64 dev far0 nodad\n\
+             link set far0 up\n\
+             route add prohibit 198.19.1.0/24\n\
+             route add prohibit 2001:db8:f::/64\n"
+        );
+        host.outside().run(|| {
+            batch(&there);
+            // Each hop answers each probe.
+            let settings = [
+                ("ipv4/ip_forward", "1"),
+                ("ipv6/conf/all/forwarding", "1"),
+                ("ipv4/icmp_ratelimit", "0"),
+                ("ipv6/icmp/ratelimit", "0"),
+            ];
+            for (name, value) in settings {
+                let path = Path::new("/proc/sys/net").join(name);
+                fs::write(&path, value).expect("a setting of this namespace");
+            }
+        });
+        far.run(|| {
+            batch(&format!(
+                "link set lo up\n\
+                 address add {FAR_V4}/24 dev in0\naddress add {FAR_V6}/64 dev in0 nodad\n\
+                 link set in0 up\n\
+                 route add default via 198.19.0.1\nroute add default via 2001:db8:e::1\n"
+            ));
+            for name in ["ipv4/icmp_ratelimit", "ipv6/icmp/ratelimit"] {
+                let path = Path::new("/proc/sys/net").join(name);
+                fs::write(&path, "0").expect("a setting of this namespace");
+            }
+        });
+        batch(&format!(
+            "route add 198.19.0.0/23 via {OUTSIDE_V4}\n\
+             route add 2001:db8:e::/64 via {OUTSIDE_V6}\n\
+             route add 2001:db8:f::/64 via {OUTSIDE_V6}\n"
+        ));
+        retry("the far host to answer", || {
+            [FAR_V4, FAR_V6]
+                .iter()
+                .all(|to| {
+                    let ping = command("ping", ["-c1", "-w2", "-i0.05", "-q", to]);
+                    Process::start(ping).finish().status.success()
+                })
+                .then_some(())
+        });
+        Self { _namespace: far }
     }
 }
 

@@ -20,8 +20,8 @@ use libtest_mimic::{Completion, Failed, Trial};
 
 pub(crate) use data::{Checker, Pattern, digest_of};
 pub(crate) use host::{
-    Host, Namespace, OUTSIDE_V4, OUTSIDE_V6, THIS_V4, THIS_V6, batch, become_root,
-    network_namespace, processes_in,
+    FAR_MTU, FAR_V4, FAR_V6, Far, Host, Namespace, OUTSIDE_V4, OUTSIDE_V6, THIS_V4, THIS_V6, batch,
+    become_root, network_namespace, processes_in,
 };
 pub(crate) use process::{
     Output, Process, assert_rests, command, descriptors, kill_started, resident_kib, run,
@@ -222,6 +222,16 @@ impl Family {
     /// An address of the outside network that nobody has.
     pub(crate) fn nobody(self) -> IpAddr {
         self.pick("192.0.2.99", "2001:db8:1::99")
+    }
+
+    /// The address of a [`host::Far`].
+    pub(crate) fn far(self) -> IpAddr {
+        self.pick(FAR_V4, FAR_V6)
+    }
+
+    /// An address that the router before a [`host::Far`] forbids.
+    pub(crate) fn forbidden(self) -> IpAddr {
+        self.pick("198.19.1.1", "2001:db8:f::1")
     }
 
     fn pick(self, v4: &str, v6: &str) -> IpAddr {

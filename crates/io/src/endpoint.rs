@@ -8,6 +8,7 @@
 //!
 //! No call blocks. One thread at a time.
 
+use crate::outside::{self, Answer, Wanted};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
@@ -36,6 +37,12 @@ pub enum EndpointError {
     /// A socket's path has between 1 and 108 bytes, none of them zero.
     #[error("{0}: the path of a socket has between 1 and 108 bytes")]
     Path(PathBuf),
+    /// A confined process connects to what was named at its start, and to nothing else.
+    #[error(
+        "{0}: a network that is confined connects only to sockets that were named at its start or \
+         lie in the folder of one: name it there, or start with --no-confinement"
+    )]
+    Confined(PathBuf),
     /// Anything else.
     #[error("{0}: {1}")]
     Os(PathBuf, Errno),
@@ -56,6 +63,15 @@ impl Listener {
     /// # Errors
     /// [`EndpointError`].
     pub fn bind(path: &Path) -> Result<Self, EndpointError> {
+        if let Some(answer) = outside::at_path(Wanted::Listen, path) {
+            let (file, identity) = unfold(path, answer)?;
+            let socket = file.ok_or_else(|| EndpointError::Os(path.to_owned(), Errno::PROTO))?;
+            return Ok(Self { socket, path: path.to_owned(), file: Some(identity) });
+        }
+        Self::bind_here(path)
+    }
+
+    fn bind_here(path: &Path) -> Result<Self, EndpointError> {
         let failed = |errno| EndpointError::Os(path.to_owned(), errno);
         let address = address(path)?;
         let socket = socket().map_err(failed)?;
@@ -99,11 +115,19 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        let now = rustix::fs::lstat(&self.path).ok().map(|stat| identity(&stat));
-        if now.is_some() && now == self.file {
-            // If it cannot be removed, the next listener takes it over.
-            let _ = rustix::fs::unlink(&self.path);
+        if outside::at_path(Wanted::Unlink, &self.path).is_none()
+            && let Some(file) = self.file
+        {
+            unlink(&self.path, file);
         }
+    }
+}
+
+/// Removes the file of a socket, if it is still the one of this identity.
+pub(crate) fn unlink(path: &Path, file: (u64, u64)) {
+    if rustix::fs::lstat(path).is_ok_and(|stat| identity(&stat) == file) {
+        // If it cannot be removed, the next listener takes it over.
+        let _ = rustix::fs::unlink(path);
     }
 }
 
@@ -112,6 +136,13 @@ impl Drop for Listener {
 /// # Errors
 /// [`EndpointError`]: trying again would not help.
 pub fn connect(path: &Path) -> Result<Option<OwnedFd>, EndpointError> {
+    match outside::at_path(Wanted::Connect, path) {
+        Some(answer) => unfold(path, answer).map(|(socket, _)| socket),
+        None => connect_here(path),
+    }
+}
+
+fn connect_here(path: &Path) -> Result<Option<OwnedFd>, EndpointError> {
     let failed = |errno| EndpointError::Os(path.to_owned(), errno);
     let address = address(path)?;
     let socket = socket().map_err(failed)?;
@@ -121,6 +152,61 @@ pub fn connect(path: &Path) -> Result<Option<OwnedFd>, EndpointError> {
         Err(Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN | Errno::INTR) => Ok(None),
         Err(errno) => Err(failed(errno)),
     }
+}
+
+/// What the broker does: as [`Listener::bind`], for a confined process.
+pub(crate) fn listen_for(path: &Path) -> Result<Answer, Errno> {
+    Ok(match Listener::bind_here(path) {
+        Ok(mut listener) => {
+            // The file is not removed with this value.
+            let (device, inode) = listener.file.take().unwrap_or_default();
+            let file = Some(listener.socket.try_clone().map_err(|_| Errno::MFILE)?);
+            Answer { numbers: [0, 0, device, inode], file, ..Answer::default() }
+        }
+        Err(error) => fold(&error),
+    })
+}
+
+/// What the broker does: as [`connect`], for a confined process.
+pub(crate) fn connect_for(path: &Path) -> Result<Answer, Errno> {
+    Ok(match connect_here(path) {
+        Ok(file) => Answer { file, ..Answer::default() },
+        Err(error) => fold(&error),
+    })
+}
+
+/// An error as numbers of an answer.
+fn fold(error: &EndpointError) -> Answer {
+    let (kind, errno) = match error {
+        EndpointError::InUse(_) => (1, 0),
+        EndpointError::NotASocket(_) => (2, 0),
+        EndpointError::NoFolder(_) => (3, 0),
+        EndpointError::Path(_) => (4, 0),
+        EndpointError::Confined(_) => (5, Errno::PERM.raw_os_error() as u64),
+        EndpointError::Os(_, errno) => (5, errno.raw_os_error() as u64),
+    };
+    Answer { numbers: [kind, errno, 0, 0], ..Answer::default() }
+}
+
+/// The other way: a descriptor and the identity of its file, or an error.
+fn unfold(
+    path: &Path,
+    answer: Result<Answer, Errno>,
+) -> Result<(Option<OwnedFd>, (u64, u64)), EndpointError> {
+    let path = path.to_owned();
+    let Answer { numbers: [kind, errno, device, inode], file, .. } = match answer {
+        Ok(answer) => answer,
+        Err(Errno::PERM) => return Err(EndpointError::Confined(path)),
+        Err(errno) => return Err(EndpointError::Os(path, errno)),
+    };
+    Err(match kind {
+        0 => return Ok((file, (device, inode))),
+        1 => EndpointError::InUse(path),
+        2 => EndpointError::NotASocket(path),
+        3 => EndpointError::NoFolder(path),
+        4 => EndpointError::Path(path),
+        _ => EndpointError::Os(path, Errno::from_raw_os_error(errno as i32)),
+    })
 }
 
 fn address(path: &Path) -> Result<SocketAddrUnix, EndpointError> {

@@ -10,6 +10,7 @@
 //! that the kernel uses until it says so.
 #![deny(unsafe_code)]
 
+pub mod confine;
 pub mod direct;
 pub mod doorbell;
 pub mod endpoint;
@@ -20,6 +21,7 @@ pub mod large_pages;
 pub mod mount;
 pub mod namespace;
 pub mod netlink;
+pub mod outside;
 pub mod pcapng;
 pub mod process_sys;
 pub mod reactor;

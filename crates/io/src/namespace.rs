@@ -24,6 +24,7 @@ use rustix::process::{Gid, Pid, Signal, Uid, WaitOptions, getegid, geteuid, wait
 use rustix::thread::{CapabilitySet, capabilities};
 
 use crate::netlink::{LinkSettings, Netlink, NetlinkError, link_local};
+use crate::outside;
 use crate::process_sys::{Forked, fork_into};
 
 pub mod channel;
@@ -310,7 +311,9 @@ pub fn reap(pid: Pid) -> io::Result<ExitStatus> {
 /// Kills a child and waits for its end. A child that has ended already is only waited for.
 pub fn kill_and_reap(pid: Pid) {
     // Both fail only if the child has been waited for, and then there is nothing to do.
-    let _ = rustix::process::kill_process(pid, Signal::KILL);
+    if !outside::end_child() {
+        let _ = rustix::process::kill_process(pid, Signal::KILL);
+    }
     let _ = reap(pid);
 }
 

@@ -14,6 +14,7 @@
 //!
 //! Limit: [`SNAP_BYTES_MAX`]. Specification: draft-ietf-opsawg-pcapng.
 
+use crate::outside;
 use crate::sys::{self, Gather};
 use crate::tap::wire_headers;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
@@ -92,12 +93,17 @@ pub fn writable(file: OwnedFd) -> io::Result<OwnedFd> {
     match FileType::from_raw_mode(status.st_mode) {
         FileType::RegularFile => Ok(file),
         FileType::Fifo | FileType::CharacterDevice => {
-            let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-            let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-            Ok(rustix::fs::open(path, flags, Mode::empty())?)
+            Ok(outside::reopen(file.as_fd()).unwrap_or_else(|| reopen(&file))?)
         }
         _ => Err(Errno::INVAL.into()),
     }
+}
+
+/// A pipe or a character device, opened anew to be written without waiting.
+pub(crate) fn reopen(file: &OwnedFd) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    rustix::fs::open(path, flags, Mode::empty())
 }
 
 /// Writes a capture to a file, a pipe or anything else that takes bytes.

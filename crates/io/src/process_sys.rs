@@ -10,9 +10,11 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
 
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 use rustix::process::Pid;
-use towpath_packet::sync::{AtomicU64, Ordering};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+use towpath_packet::sync::{AtomicBool, AtomicU64, Ordering};
 
 /// Which side of a fork this is.
 #[derive(Debug)]
@@ -110,44 +112,121 @@ fn wiped_by_forks() -> Option<&'static AtomicU64> {
     Some(unsafe { &*page.cast::<AtomicU64>() })
 }
 
-/// Takes over a descriptor that this process was started with, such as the one that
-/// `--ready-fd` names; a program executed later does not inherit it. Once: it has another number
-/// afterwards.
-///
-/// A descriptor of somebody else in this process is refused, known by what no descriptor has that
-/// came through execve(2): it is closed there. Rust's libraries open all of theirs so.
+/// The descriptors that this process was started with, but for standard input, output and error.
+/// Dropping it closes them. Programs that are executed meanwhile inherit them.
+#[derive(Debug, Default)]
+pub struct Inherited(Vec<OwnedFd>);
+
+impl Inherited {
+    /// Takes them over. Of several calls only the first gets any.
+    ///
+    /// Descriptors that this process has opened itself have other owners and are left alone: they
+    /// are closed at execve(2), as Rust's libraries open all of theirs, and what came through it is
+    /// not.
+    ///
+    /// # Errors
+    /// Those of reading /proc/self/fd.
+    pub fn take() -> io::Result<Self> {
+        static TAKEN: AtomicBool = AtomicBool::new(false);
+        // Relaxed: nothing is read that the note stands for.
+        if TAKEN.swap(true, Ordering::Relaxed) {
+            return Ok(Self::default());
+        }
+        let names = std::fs::read_dir("/proc/self/fd")?;
+        let number = |entry: io::Result<std::fs::DirEntry>| {
+            entry.ok()?.file_name().to_str()?.parse::<RawFd>().ok()
+        };
+        let numbers: Vec<RawFd> = names.filter_map(number).filter(|number| *number > 2).collect();
+        // SAFETY: fcntl has no memory arguments for this operation. What reading the folder took is
+        // closed by now, and not open.
+        let flags = |number: RawFd| unsafe { libc::fcntl(number, libc::F_GETFD) };
+        let is_inherited =
+            |number: &RawFd| flags(*number) >= 0 && flags(*number) & libc::FD_CLOEXEC == 0;
+        // SAFETY: it is open and not closed at execve(2). So nobody in this process has opened it
+        // and owns it: it was inherited, and is taken once, see `TAKEN`.
+        let own = |number| unsafe { OwnedFd::from_raw_fd(number) };
+        Ok(Self(numbers.into_iter().filter(is_inherited).map(own).collect()))
+    }
+
+    /// Takes one out, such as the one that `--ready-fd` names; a program executed later does not
+    /// inherit it.
+    ///
+    /// # Errors
+    /// `InvalidInput` for standard input, output and error, which have other owners; `NotFound` for
+    /// a number that was not open; otherwise those of fcntl(2).
+    pub fn take_one(&mut self, number: RawFd) -> io::Result<OwnedFd> {
+        if number <= 2 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let index = self.0.iter().position(|fd| fd.as_raw_fd() == number);
+        let index = index.ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
+        let taken = self.0.swap_remove(index);
+        rustix::io::fcntl_setfd(&taken, rustix::io::FdFlags::CLOEXEC)?;
+        Ok(taken)
+    }
+}
+
+/// Does `work` in a forked child with no descriptors but `kept` and standard ones, and ends it.
+/// Whoever owned others there never runs again.
+pub(crate) fn end_with_only<const N: usize>(
+    kept: [BorrowedFd<'_>; N],
+    work: impl FnOnce() -> c_int,
+) -> ! {
+    let mut numbers = kept.map(|fd| fd.as_raw_fd());
+    numbers.sort_unstable();
+    let mut first = 3;
+    for number in numbers.into_iter().filter(|number| *number >= 3) {
+        close_range(first, number - 1);
+        first = number + 1;
+    }
+    close_range(first, RawFd::MAX);
+    std::process::exit(work())
+}
+
+/// Closes descriptors by number; for [`end_with_only`] alone, after which no owner runs.
+fn close_range(first: RawFd, last: RawFd) {
+    if first > last {
+        return;
+    }
+    // SAFETY: the call has no memory arguments. Owners of what is closed never run again.
+    let result = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+    if result == 0 {
+        return;
+    }
+    // Before Linux 5.9.
+    let names = std::fs::read_dir("/proc/self/fd");
+    let names: Vec<_> = names.into_iter().flatten().flatten().collect();
+    for number in names.iter().filter_map(|entry| entry.file_name().to_str()?.parse().ok()) {
+        if (first..=last).contains(&number) {
+            // SAFETY: close has no memory arguments; as above.
+            unsafe { libc::close(number) };
+        }
+    }
+}
+
+/// Makes a system call whose arguments are all zero: for tests of what is refused.
 ///
 /// # Errors
-/// `InvalidInput` for standard input, output and error, which have other owners, and for those that
-/// this process has opened; otherwise those of fcntl(2), above all EBADF for a number that is not
-/// open.
-pub fn take_inherited(number: RawFd) -> io::Result<OwnedFd> {
-    if number <= 2 {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    // SAFETY: fcntl has no memory arguments for this operation; a number that is not open is
-    // refused with EBADF.
-    let flags = unsafe { libc::fcntl(number, libc::F_GETFD) };
-    if flags < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    if flags & libc::FD_CLOEXEC != 0 {
-        let text = "this process has opened it, and did not inherit it";
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
-    }
-    // SAFETY: as above, for this operation.
-    let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) };
-    if copy < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: fcntl returned a new descriptor that nobody else owns.
-    let copy = unsafe { OwnedFd::from_raw_fd(copy) };
-    // SAFETY: close has no memory arguments; `number` is open (it has just been duplicated), above
-    // 2 and not closed at execve(2). So nobody in this process has opened it and owns it: it was
-    // inherited, and who started the process hands it over by naming it.
-    let closed = unsafe { libc::close(number) };
-    debug_assert_eq!(closed, 0, "an open descriptor can be closed");
-    Ok(copy)
+/// Those of the call.
+#[cfg(debug_assertions)]
+pub(crate) fn call_with_nothing(number: libc::c_long) -> io::Result<()> {
+    const NOTHING: libc::c_long = 0;
+    // SAFETY: null pointers and lengths of zero let the kernel touch no memory. Callers name calls
+    // that end, copy or replace no process with such arguments.
+    let result =
+        unsafe { libc::syscall(number, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Moves this process into new namespaces (`CLONE_NEW*` bits).
+///
+/// # Errors
+/// Those of unshare(2), and EINVAL for a process with several threads.
+pub(crate) fn unshare(namespaces: c_int) -> Result<(), Errno> {
+    let flags = UnshareFlags::from_bits_retain(namespaces.cast_unsigned());
+    assert!(!flags.contains(UnshareFlags::FILES), "only namespace bits");
+    // SAFETY: descriptors are not unshared, see the assertion.
+    unsafe { unshare_unsafe(flags) }
 }
 
 /// The user namespace that owns the namespace behind `namespace` (ioctl_ns(2)).
@@ -294,23 +373,26 @@ mod tests {
     use super::*;
 
     /// Goal: a descriptor that has an owner in this process is not taken from it; one that was
-    /// inherited is, once.
+    /// inherited is, once. Method: a child, as other tests open descriptors meanwhile.
     #[test]
     fn only_what_was_inherited_is_taken_over() {
         use std::os::fd::IntoRawFd;
         let own = std::fs::File::open("/dev/null").unwrap();
-        let refused = take_inherited(own.as_raw_fd()).unwrap_err();
-        assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
-        own.metadata().expect("it is open");
-        assert_eq!(take_inherited(2).unwrap_err().kind(), io::ErrorKind::InvalidInput);
-        // As after execve(2), high enough that no other test gets the number meanwhile.
-        let inherited = rustix::io::fcntl_dupfd_cloexec(&own, 900).unwrap();
-        rustix::io::fcntl_setfd(&inherited, rustix::io::FdFlags::empty()).unwrap();
-        let number = inherited.into_raw_fd();
-        let taken = take_inherited(number).unwrap();
-        assert!(taken.as_raw_fd() != number);
-        let again = take_inherited(number).unwrap_err();
-        assert_eq!(again.raw_os_error(), Some(libc::EBADF));
+        let code = in_a_child(|| {
+            // As after execve(2).
+            let inherited = rustix::io::fcntl_dupfd_cloexec(&own, 900).unwrap();
+            rustix::io::fcntl_setfd(&inherited, rustix::io::FdFlags::empty()).unwrap();
+            let number = inherited.into_raw_fd();
+            let mut taken = Inherited::take().unwrap();
+            let refuses = |taken: &mut Inherited, number| taken.take_one(number).is_err();
+            let is_right = refuses(&mut taken, own.as_raw_fd())
+                && refuses(&mut taken, 2)
+                && taken.take_one(number).is_ok()
+                && refuses(&mut taken, number)
+                && Inherited::take().unwrap().0.is_empty();
+            i32::from(is_right && own.metadata().is_ok())
+        });
+        assert_eq!(code, 1);
     }
 
     /// Goal: each process has a number of its own, also where its parent never asked. Method: the

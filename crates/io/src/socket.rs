@@ -26,8 +26,10 @@ pub use splice::{PIPE_BYTES, Pipe};
 pub use tcp::{Received, TcpListener, TcpSocket, UnconnectedTcp};
 pub use udp::{Datagram, DatagramsReceived, IpFields, Sent, UdpSocket};
 
+use crate::outside;
 use crate::sys::{self, Gather};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType};
 use std::io;
 use std::net::SocketAddr;
@@ -62,7 +64,11 @@ fn bind(fd: &OwnedFd, address: &SocketAddr, interface: Option<&str>) -> io::Resu
         }
         sys::set_option(fd.as_fd(), libc::SOL_SOCKET, libc::SO_BINDTODEVICE, name.as_bytes())?;
     }
-    Ok(rustix::net::bind(fd, address)?)
+    match rustix::net::bind(fd, address) {
+        // Of a low port: a confined process has no right to it, and its broker may have.
+        Err(Errno::ACCESS) => Ok(outside::bind(fd.as_fd(), address).unwrap_or(Err(Errno::ACCESS))?),
+        result => Ok(result?),
+    }
 }
 
 fn local(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {

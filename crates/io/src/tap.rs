@@ -34,6 +34,7 @@ pub use error::TapError;
 pub use features::Features;
 pub use self_test::{Reason, Report, SelfTest, self_test, self_test_patiently};
 
+use crate::outside::{self, Answer, Wanted};
 use crate::receive::{FRAMES_MAX, ReceiveBuffer, empty_slices};
 use crate::sys::{self, Gather};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -461,10 +462,46 @@ pub(crate) fn wire_headers(packet: &Packet) -> &[u8] {
 
 /// A new file that is attached to the interface `name`.
 fn attach(name: &str, kind: libc::c_int) -> Result<OwnedFd, TapError> {
+    if let Some(answer) = outside::ask(Wanted::Tap, kind as u64, name.as_bytes(), None) {
+        let Answer { numbers: [step, errno, exists, _], file, .. } =
+            answer.map_err(TapError::from_use)?;
+        if let Some(fd) = file {
+            return Ok(fd);
+        }
+        let errno = Errno::from_raw_os_error(errno as i32);
+        return Err(match step {
+            OPENING => TapError::from_open(errno),
+            _ => TapError::from_attach(errno, exists != 0),
+        });
+    }
+    attach_here(name, kind).map_err(|(step, errno)| match step {
+        OPENING => TapError::from_open(errno),
+        _ => TapError::from_attach(errno, interface_exists(name)),
+    })
+}
+
+/// How far the broker came, in its answer: 0 if to the end.
+const OPENING: u64 = 1;
+const ATTACHING: u64 = 2;
+
+/// What the broker does: as [`attach`], for a confined process.
+pub(crate) fn attach_for(name: &str, kind: u64) -> Result<Answer, Errno> {
+    const KINDS: [libc::c_int; 2] = [KIND, KIND | libc::IFF_MULTI_QUEUE];
+    let kind = KINDS.into_iter().find(|known| *known as u64 == kind).ok_or(Errno::INVAL)?;
+    Ok(match attach_here(name, kind) {
+        Ok(fd) => Answer { file: Some(fd), ..Answer::default() },
+        Err((step, errno)) => {
+            let exists = interface_exists(name).into();
+            Answer { numbers: [step, errno.raw_os_error() as u64, exists, 0], ..Answer::default() }
+        }
+    })
+}
+
+fn attach_here(name: &str, kind: libc::c_int) -> Result<OwnedFd, (u64, Errno)> {
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let fd = rustix::fs::open(TUN_PATH, flags, Mode::empty()).map_err(TapError::from_open)?;
-    sys::tun_attach(fd.as_fd(), name, kind)
-        .map_err(|errno| TapError::from_attach(errno, interface_exists(name)))?;
+    let fd = rustix::fs::open(TUN_PATH, flags, Mode::empty());
+    let fd = fd.map_err(|errno| (OPENING, errno))?;
+    sys::tun_attach(fd.as_fd(), name, kind).map_err(|errno| (ATTACHING, errno))?;
     Ok(fd)
 }
 

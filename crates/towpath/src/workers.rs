@@ -60,8 +60,7 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Binds the published ports, takes over the queues of a device, a worker for each, and starts
-    /// their threads.
+    /// As [`Workers::prepare`], and begins.
     ///
     /// # Errors
     /// [`StartError`].
@@ -69,6 +68,20 @@ impl Workers {
     /// # Panics
     /// If there is no queue.
     pub fn start(config: &Config, queues: Vec<Tap>) -> Result<Self, StartError> {
+        let workers = Self::prepare(config, queues)?;
+        workers.begin();
+        Ok(workers)
+    }
+
+    /// Binds the published ports, takes over the queues of a device, a worker for each, and starts
+    /// their threads, which wait for [`Workers::begin`].
+    ///
+    /// # Errors
+    /// [`StartError`].
+    ///
+    /// # Panics
+    /// If there is no queue.
+    pub fn prepare(config: &Config, queues: Vec<Tap>) -> Result<Self, StartError> {
         let share = Config { workers: queues.len(), ..config.clone() }.share();
         let mut queues = queues;
         queues.iter_mut().for_each(|tap| tap.set_mtu(config.mtu));
@@ -97,6 +110,13 @@ impl Workers {
         }
         first.gateway().0.spread(Spread::new(owners, 0, hand_over));
         Ok(Self { first, others, ends, ended, stop })
+    }
+
+    /// Lets the other threads begin: whoever confines this process has done so.
+    pub fn begin(&self) {
+        for other in &self.others {
+            other.tell(Command::Begin);
+        }
     }
 
     /// As [`Worker::join`], by the first worker.
@@ -185,6 +205,7 @@ impl Workers {
 
 /// What is wanted of another worker.
 enum Command {
+    Begin,
     Report,
     Finish(Duration),
 }
@@ -287,12 +308,17 @@ impl Other {
     }
 
     fn serve(&mut self) -> io::Result<()> {
+        // Nothing else comes first; without it, nobody begins.
+        if self.wanted.recv().is_err() {
+            return Ok(());
+        }
         loop {
             self.worker.run_until(&[self.bell.as_fd()])?;
             self.bell.clear();
             self.worker.begin_accepted(self.accepted.try_iter())?;
             loop {
                 match self.wanted.try_recv() {
+                    Ok(Command::Begin) => {}
                     Ok(Command::Report) => self.say(),
                     Ok(Command::Finish(limit)) => {
                         return self.worker.finish(&[self.stop.as_fd()], limit);

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
+use crate::outside::{self, Wanted};
 use crate::process_sys::owning_user_namespace;
 
 /// Why a namespace could not be entered.
@@ -76,7 +77,13 @@ pub struct Identity {
 impl Identity {
     /// True if `path` leads to this namespace.
     pub fn is_at(&self, path: &Path) -> bool {
-        stat(path).is_ok_and(|found| Identity::of(found) == *self)
+        match outside::ask(Wanted::Namespace, 0, &[], None) {
+            Some(answer) => answer.is_ok_and(|answer| {
+                let [device, inode, ..] = answer.numbers;
+                Identity { device, inode } == *self
+            }),
+            None => stat(path).is_ok_and(|found| Identity::of(found) == *self),
+        }
     }
 
     fn of(stat: Stat) -> Self {

@@ -6,6 +6,7 @@
 //! concerns the program alone.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus};
 
@@ -13,7 +14,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags, WaitOptions, pidfd_open, wait};
 
 use super::channel::{Channel, ChannelError, Message};
-use crate::process_sys::SignalSet;
+use crate::process_sys::{Inherited, SignalSet};
 
 /// Why the program did not run.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +39,7 @@ pub fn run(
     channel: &Channel,
     mut command: Command,
     mask: &SignalSet,
+    inherited: Inherited,
 ) -> Result<ExitStatus, InitError> {
     let Message::Go = channel.receive()? else {
         return Err(ChannelError::Unexpected.into());
@@ -45,7 +47,8 @@ pub fn run(
     // The program inherits it.
     mask.restore()?;
     let program = command.spawn().map_err(InitError::Execute)?;
-    drop(command);
+    // The program has them.
+    drop((command, inherited));
     let pid = i32::try_from(program.id()).ok().and_then(Pid::from_raw);
     let pid = pid.expect("a started process has a positive number");
     let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(io::Error::from)?;
@@ -61,23 +64,28 @@ pub fn run(
 ///
 /// # Errors
 /// Those of opening and duplicating /dev/null.
-pub(super) fn release_standard_streams() -> io::Result<()> {
-    release_input_and_output()?;
-    Ok(rustix::stdio::dup2_stderr(null_device()?)?)
+pub(crate) fn release_standard_streams() -> io::Result<()> {
+    let null = null_device()?;
+    release_input_and_output(&null)?;
+    Ok(rustix::stdio::dup2_stderr(null)?)
 }
 
-/// Lets go of standard input and output, but keeps standard error for messages.
+/// Lets go of standard input and output, which become `null`, but keeps standard error for
+/// messages.
 ///
 /// # Errors
-/// Those of opening and duplicating /dev/null.
-pub fn release_input_and_output() -> io::Result<()> {
-    let null = null_device()?;
-    rustix::stdio::dup2_stdin(&null)?;
-    rustix::stdio::dup2_stdout(&null)?;
+/// Those of dup2(2).
+pub fn release_input_and_output(null: &OwnedFd) -> io::Result<()> {
+    rustix::stdio::dup2_stdin(null)?;
+    rustix::stdio::dup2_stdout(null)?;
     Ok(())
 }
 
-fn null_device() -> io::Result<std::os::fd::OwnedFd> {
+/// /dev/null.
+///
+/// # Errors
+/// Those of opening it.
+pub fn null_device() -> io::Result<OwnedFd> {
     Ok(rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
 }
 

@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::process::Signal;
 
+use crate::outside::{self, Wanted};
 use crate::process_sys::SignalSet;
 
 /// A signal that arrived.
@@ -80,6 +81,10 @@ impl Arrived {
 
     /// Sends this signal to the process behind `pidfd`. It may have ended.
     pub fn pass_on(&self, pidfd: BorrowedFd<'_>) {
+        let number = self.signal.as_raw().unsigned_abs().into();
+        if outside::ask(Wanted::Signal, number, &[], None).is_some() {
+            return;
+        }
         // A process that has ended needs no signal.
         let _ = rustix::process::pidfd_send_signal(pidfd, self.signal);
     }
@@ -100,6 +105,23 @@ pub fn end_by_interrupt() {
     // Nothing can be done about a failure but what the caller does next: exit.
     let _ = SignalSet::of(&[]).restore();
     let _ = rustix::process::kill_process(rustix::process::getpid(), Signal::INT);
+}
+
+/// Has signals go to the program behind `pidfd` by way of the broker, if there is one: it may send
+/// them also to a program that has become another user.
+///
+/// # Errors
+/// The broker has gone.
+pub fn tell_program(pidfd: BorrowedFd<'_>) -> io::Result<()> {
+    match outside::ask(Wanted::Program, 0, &[], Some(pidfd)) {
+        Some(answer) => Ok(answer.map(drop)?),
+        None => Ok(()),
+    }
+}
+
+/// The signal of this number, if it is one that is passed on.
+pub(crate) fn passed_on(number: c_int) -> Option<Signal> {
+    HANDLED.into_iter().find(|signal| signal.as_raw() == number)
 }
 
 /// Those that ask a program to do something, except for job control.

@@ -8,6 +8,7 @@ use super::message::array;
 use super::set_int;
 use super::udp::is_soft;
 use super::{SEND_FLAGS, SEND_PIECES_MAX, SocketErrorEvent, error_queue, gather_pieces, open};
+use crate::outside;
 use crate::receive::{FRAMES_MAX, Pieces, ReceiveBuffer, empty_slices};
 use crate::sys::{self, Gather};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -87,7 +88,7 @@ impl PingSocket {
     pub fn connect(to: IpAddr, ident: u16) -> Result<Self, PingError> {
         let (fd, kind) = match Self::open(to, SocketType::DGRAM) {
             Ok(fd) => (fd, PingKind::Datagram),
-            Err(_) => match Self::open(to, SocketType::RAW) {
+            Err(_) => match Self::open_raw(to) {
                 Ok(fd) => (fd, PingKind::Raw),
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                     return Err(PingError::NotPermitted);
@@ -213,6 +214,13 @@ impl PingSocket {
     /// How the socket was had.
     pub fn kind(&self) -> PingKind {
         self.kind
+    }
+
+    fn open_raw(to: IpAddr) -> io::Result<OwnedFd> {
+        match outside::ping(to) {
+            Some(answer) => Ok(answer?),
+            None => Self::open(to, SocketType::RAW),
+        }
     }
 
     fn open(to: IpAddr, kind: SocketType) -> io::Result<OwnedFd> {

@@ -1,10 +1,13 @@
 //! The host's resolvers: named by the user, or those of /etc/resolv.conf as it is now.
 
 use crate::resolv::{DNS_PORT, name_servers};
+use rustix::net::netdevice::name_to_index;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::Duration;
+use towpath_io::outside;
 use towpath_net::time::Instant;
 
 /// How often the file is looked at, at most.
@@ -15,7 +18,7 @@ const PATIENCE: Duration = Duration::from_millis(900);
 const FILE_BYTES_MAX: u64 = 64 << 10;
 
 /// What identifies a version of a file.
-type Stamp = (u64, u64, i64, i64);
+type Stamp = [u64; 4];
 
 /// The resolvers.
 pub(super) struct Resolvers {
@@ -93,26 +96,37 @@ impl Resolvers {
     /// moment, as while it is being replaced, changes nothing.
     fn look(&mut self) {
         let Some(path) = &self.file else { return };
+        if let Some(answer) = outside::resolv_conf() {
+            if let Ok((stamp, text)) = answer
+                && self.seen != Some(stamp)
+            {
+                self.take(stamp, &text);
+            }
+            return;
+        }
         let Ok(metadata) = std::fs::metadata(path) else { return };
-        let stamp = (metadata.ino(), metadata.size(), metadata.mtime(), metadata.mtime_nsec());
+        let (seconds, nanos) = (metadata.mtime() as u64, metadata.mtime_nsec() as u64);
+        let stamp = [metadata.ino(), metadata.size(), seconds, nanos];
         if self.seen == Some(stamp) || metadata.size() > FILE_BYTES_MAX {
             return;
         }
         if let Ok(text) = std::fs::read_to_string(path) {
-            self.seen = Some(stamp);
-            self.addresses = name_servers(&text, interface_index);
-            (self.preferred, self.silent_since) = (0, None);
+            self.take(stamp, &text);
         }
+    }
+
+    fn take(&mut self, stamp: Stamp, text: &str) {
+        self.seen = Some(stamp);
+        self.addresses = name_servers(text, interface_index);
+        (self.preferred, self.silent_since) = (0, None);
     }
 }
 
 /// Number of the interface that a zone names.
 fn interface_index(zone: &str) -> Option<u32> {
-    if zone.contains('/') {
-        return None;
-    }
-    let index = std::fs::read_to_string(format!("/sys/class/net/{zone}/ifindex")).ok()?;
-    index.trim().parse().ok()
+    let (family, kind) = (AddressFamily::INET, SocketType::DGRAM);
+    let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None).ok()?;
+    name_to_index(socket, zone).ok()
 }
 
 #[cfg(test)]

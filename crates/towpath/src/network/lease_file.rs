@@ -23,9 +23,11 @@ use std::time::{Duration, SystemTime};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
+use towpath_io::confine::broker::{open_lock, replace_file};
+use towpath_io::outside;
 use towpath_net::time::Instant;
 
-use crate::services::{Restored, Services, replace_file};
+use crate::services::{Restored, Services};
 
 /// How long a change waits for others: guests that boot together ask within it.
 pub const WRITE_AFTER: Duration = Duration::from_secs(1);
@@ -49,7 +51,16 @@ pub(super) struct LeaseFile {
     /// When a change is written.
     due: Option<Instant>,
     to_writer: SyncSender<String>,
-    writer: JoinHandle<()>,
+    writer: Writer,
+}
+
+/// The thread that writes. It begins with the first text: whoever confines this process has done
+/// so by then.
+enum Writer {
+    Waiting(Box<dyn FnOnce() + Send>),
+    Running(JoinHandle<()>),
+    /// It could not be started.
+    Lost,
 }
 
 impl LeaseFile {
@@ -79,9 +90,7 @@ impl LeaseFile {
         }
         let (to_writer, texts) = sync_channel(1);
         let path = path.to_owned();
-        let name = "lease file".to_owned();
-        let writer =
-            thread::Builder::new().name(name).spawn(move || write(&path, lock, &texts, &tell))?;
+        let writer = Writer::Waiting(Box::new(move || write(&path, lock, &texts, &tell)));
         Ok((Self { due: None, to_writer, writer }, found))
     }
 
@@ -97,6 +106,7 @@ impl LeaseFile {
     /// Has written what is due.
     pub(super) fn turn(&mut self, services: &Services, now: Instant) {
         if self.due.take_if(|due| *due <= now).is_some() {
+            self.start();
             match self.to_writer.try_send(services.leases(now, wall())) {
                 // The one before is still being written.
                 Err(TrySendError::Full(_)) => self.due = Some(now + WRITE_AFTER),
@@ -106,11 +116,26 @@ impl LeaseFile {
     }
 
     /// Writes the last, and waits until it is written.
-    pub(super) fn close(self, services: &Services, now: Instant) {
+    pub(super) fn close(mut self, services: &Services, now: Instant) {
+        self.start();
         // Fails only if the thread has gone, and so does waiting for it.
         let _ = self.to_writer.send(services.leases(now, wall()));
         drop(self.to_writer);
-        let _ = self.writer.join();
+        if let Writer::Running(writer) = self.writer {
+            let _ = writer.join();
+        }
+    }
+
+    /// Starts the thread if it waits for that. One that cannot be started writes nothing, as one
+    /// that has gone.
+    fn start(&mut self) {
+        self.writer = match std::mem::replace(&mut self.writer, Writer::Lost) {
+            Writer::Waiting(work) => {
+                let thread = thread::Builder::new().name("lease file".to_owned());
+                thread.spawn(work).map_or(Writer::Lost, Writer::Running)
+            }
+            other => other,
+        };
     }
 }
 
@@ -123,9 +148,7 @@ struct Lock {
 
 impl Lock {
     fn new(path: &Path) -> Self {
-        let mut beside = path.as_os_str().to_owned();
-        beside.push(".lock");
-        Self { path: beside.into(), file: None }
+        Self { path: path.to_owned(), file: None }
     }
 
     /// Fails with [`ErrorKind::ResourceBusy`] if another has it.
@@ -133,7 +156,7 @@ impl Lock {
         if self.file.is_some() {
             return Ok(());
         }
-        let file = File::options().create(true).truncate(false).write(true).open(&self.path)?;
+        let file = outside::lease_lock().unwrap_or_else(|| open_lock(&self.path))?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) => Err(io::Error::new(
                 ErrorKind::ResourceBusy,
@@ -152,7 +175,10 @@ impl Lock {
 fn write(path: &Path, mut lock: Lock, texts: &Receiver<String>, tell: &TellLeaseFile) {
     let mut fails = false;
     for text in texts {
-        let result = lock.take().and_then(|()| replace_file(path, &text));
+        let result = lock.take().and_then(|()| {
+            let replaced = outside::replace_leases(text.as_bytes());
+            replaced.unwrap_or_else(|| replace_file(path, text.as_bytes()))
+        });
         if result.is_err() != fails {
             fails = result.is_err();
             tell(result.err());

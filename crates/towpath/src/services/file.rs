@@ -6,10 +6,7 @@
 //! line that cannot be used is passed over and counted.
 
 use std::fmt::Write as _;
-use std::fs;
-use std::io::{self, Write as _};
 use std::net::IpAddr;
-use std::path::Path;
 use std::time::Duration;
 
 use towpath_net::time::Instant;
@@ -93,20 +90,4 @@ fn bytes(hex: &str) -> Option<Vec<u8>> {
     }
     let byte = |pair: &[u8; 2]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
     pairs.iter().map(byte).collect()
-}
-
-/// Puts `text` in the place of the file, whole or not at all.
-pub fn replace(path: &Path, text: &str) -> io::Result<()> {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(".new");
-    let written = fs::File::create(&beside).and_then(|mut file| {
-        file.write_all(text.as_bytes())?;
-        file.sync_data()?;
-        fs::rename(&beside, path)
-    });
-    if written.is_err() {
-        // What was written of it is of no use, and may be what has filled the disk.
-        let _ = fs::remove_file(&beside);
-    }
-    written
 }

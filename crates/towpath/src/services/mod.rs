@@ -11,8 +11,7 @@
 //! Guests are known by the number of their port, which they cannot choose. What they say about
 //! themselves is believed as far as it costs others nothing.
 //!
-//! Nothing here does I/O or reads a clock; [`replace_file`] alone writes a file. One thread owns
-//! it.
+//! Nothing here does I/O or reads a clock. One thread owns it.
 //! Requests are rare, so they may allocate, and each port may make only so many.
 
 mod config;
@@ -40,7 +39,6 @@ pub use config::{
     LEASE_TIME_MIN, LEASES_PER_PORT_DEFAULT, LEASES_PER_PORT_MAX, SEARCH_MAX, StaticLease,
     StaticLeaseError,
 };
-pub use file::replace as replace_file;
 pub use static_leases::STATIC_LEASES_MAX;
 
 use crate::resolv::DNS_PORT;

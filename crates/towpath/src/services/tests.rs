@@ -364,21 +364,6 @@ fn static_leases_are_bounded() {
     }
 }
 
-/// A file is replaced whole.
-#[test]
-fn the_lease_file_is_replaced() {
-    let dir = std::env::temp_dir().join(format!("towpath-leases-{}", std::process::id()));
-    std::fs::create_dir_all(&dir).unwrap();
-    let path = dir.join("leases");
-    for text in ["one\n", "two\n"] {
-        replace_file(&path, text).unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
-    }
-    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1);
-    assert!(replace_file(&dir.join("none/leases"), "").is_err());
-    std::fs::remove_dir_all(&dir).unwrap();
-}
-
 /// An answer that finds no room is lost and counted, and the message was taken.
 #[test]
 fn answers_without_room_are_counted() {

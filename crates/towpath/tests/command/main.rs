@@ -8,6 +8,7 @@
 mod attach;
 mod capture;
 mod capture_guests;
+mod confinement;
 mod control;
 mod guest;
 mod guest6;

@@ -537,6 +537,11 @@ pub(crate) struct GatewayArguments {
           help_heading = "Diagnosis")]
     pub(crate) ready_fd: Option<i32>,
 
+    /// Keep all rights of the user while serving, for debuggers and for systems on which confining
+    /// fails. A fault in towpath then has these rights. `towpath stats` shows what is in force.
+    #[arg(long, help_heading = "Diagnosis")]
+    pub(crate) no_confinement: bool,
+
     /// Say what is done.
     #[arg(short, long, help_heading = "Diagnosis", conflicts_with = "quiet")]
     pub(crate) verbose: bool,

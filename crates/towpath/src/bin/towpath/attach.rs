@@ -4,17 +4,21 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use towpath_io::confine::Mode;
+use towpath_io::confine::broker::Duties;
 use towpath_io::namespace;
 use towpath_io::namespace::channel::Channel;
 use towpath_io::namespace::enter::{Identity, NetworkNamespace, RemovalWatch};
 use towpath_io::namespace::signals::Signals;
-use towpath_io::process_sys::Forked;
+use towpath_io::process_sys::{Forked, Inherited};
 
 use crate::args::AttachArguments;
 use crate::child::Child;
+use crate::confine::{self, Confinement};
+use crate::control::Control;
 use crate::exit::{Ending, Failure};
 use crate::parent::{Kept, receive_inside, start, take_ready};
-use crate::serve::Gateway;
+use crate::serve::{self, Gateway};
 use crate::{end_child, settings};
 
 /// What tells that a namespace needs no service any more.
@@ -29,7 +33,9 @@ enum Life {
 pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     let network = &arguments.network;
     let messages = settings::messages(&network.gateway);
-    let ready = take_ready(network.gateway.ready_fd)?;
+    let mut inherited = Inherited::take().context("cannot look at the inherited descriptors")?;
+    let ready = take_ready(&mut inherited, network.gateway.ready_fd)?;
+    drop(inherited);
     let config = settings::config(network)?;
     let (namespace, life) = find(arguments)?;
     namespace.check_foreign()?;
@@ -46,14 +52,26 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     // Its file may be unmounted from now on; the TAP device keeps the namespace alive.
     let identity = namespace.identity()?;
     drop((theirs, namespace));
+    let control = serve::control(messages);
+    let duties = Duties {
+        ports: confine::ports(&config.publish),
+        control: control.as_ref().map(Control::file),
+        namespace: life.path().map(Path::to_owned),
+        ..Duties::default()
+    };
+    let confinement = Confinement::begin(&network.gateway, messages, duties, Some(child.as_fd()))?;
     let Some(inside) = receive_inside(&ours)? else { return Err(child.give_up()) };
     // It stays as who opens sockets inside, if somebody has to.
     let _opener = match inside.opener {
         Some(_) => Some(child),
         None => child.wait().map(|_| None)?,
     };
-    let mut gateway = start(&config, inside, ready, messages)?;
-    serve(&mut gateway, &signals, &identity, &life)?;
+    confinement.isolate()?;
+    let mut gateway = start(&config, inside, control, ready, messages)?;
+    confinement.release_input_and_output()?;
+    confinement.seal(Mode::Program);
+    gateway.begin();
+    serve_until_over(&mut gateway, &signals, &identity, &life)?;
     gateway.finish_capture(&[signals.as_fd()])?;
     if network.gateway.stats {
         messages.error(gateway.report());
@@ -76,7 +94,7 @@ fn find(arguments: &AttachArguments) -> anyhow::Result<(NetworkNamespace, Life)>
     }
 }
 
-fn serve(
+fn serve_until_over(
     gateway: &mut Gateway,
     signals: &Signals,
     identity: &Identity,
@@ -96,6 +114,13 @@ fn serve(
 }
 
 impl Life {
+    fn path(&self) -> Option<&Path> {
+        match self {
+            Life::Process(_) => None,
+            Life::Path(_, path) => Some(path),
+        }
+    }
+
     fn is_over(&self, is_at: impl Fn(&Path) -> bool) -> bool {
         match self {
             Life::Process(_) => true,

@@ -21,7 +21,7 @@ use towpath_io::namespace::init::{self, InitError};
 use towpath_io::namespace::signals::Signals;
 use towpath_io::namespace::sockets;
 use towpath_io::namespace::{self, Configured, Isolation, die_with_parent, relax_network_limits};
-use towpath_io::process_sys::Forked;
+use towpath_io::process_sys::{Forked, Inherited};
 use towpath_io::socket::TcpListener;
 use towpath_io::tap::{self, Features, Reason, SelfTest, Tap};
 
@@ -44,6 +44,7 @@ impl Child<'_> {
         isolation: &Isolation,
         signals: Signals,
         command: &[OsString],
+        inherited: Inherited,
     ) -> Result<Ending, Failure> {
         isolation.adopt()?;
         self.begin_opener()?;
@@ -60,7 +61,7 @@ impl Child<'_> {
         drop(tap);
         let mask = *signals.mask_before();
         drop(signals);
-        match init::run(&self.channel, command, &mask) {
+        match init::run(&self.channel, command, &mask, inherited) {
             Ok(status) => Ok(status.into()),
             Err(InitError::Execute(error)) => Err(not_executed(&name, error)),
             Err(error) => Err(error.into()),

@@ -17,6 +17,7 @@ use std::io::{self, ErrorKind, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
@@ -91,6 +92,11 @@ impl Control {
             is_listening: true,
             is_ticking: false,
         })
+    }
+
+    /// The socket's file, and its inode.
+    pub(crate) fn file(&self) -> (PathBuf, u64) {
+        self.announced.file()
     }
 
     /// Does what can be done without waiting. Requests are answered by `answer`; for one that has

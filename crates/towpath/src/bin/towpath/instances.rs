@@ -23,6 +23,7 @@ use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, linkat, statat, u
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::geteuid;
+use towpath_io::outside;
 
 /// An instance that runs answers in far less.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
@@ -42,6 +43,7 @@ pub(crate) struct Announced {
     listener: UnixListener,
     /// Where its name is. Only to remove that.
     folder: OwnedFd,
+    path: PathBuf,
     name: String,
     /// What has the name as long as it is this one's.
     inode: u64,
@@ -96,7 +98,12 @@ impl Announced {
         given.and(removed)?;
         let inode = statat(&folder, &name, AtFlags::SYMLINK_NOFOLLOW)?.st_ino;
         let spare = Some(listener.try_clone()?.into());
-        Ok(Self { listener, folder, name, inode, spare })
+        Ok(Self { listener, folder, path: path.join(&name), name, inode, spare })
+    }
+
+    /// The socket's file, and its inode.
+    pub(crate) fn file(&self) -> (PathBuf, u64) {
+        (self.path.clone(), self.inode)
     }
 
     /// Takes a descriptor for the next one who asks, if there is none.
@@ -133,6 +140,10 @@ impl AsFd for Announced {
 
 impl Drop for Announced {
     fn drop(&mut self) {
+        // A confined process has its broker do it.
+        if outside::withdraw() {
+            return;
+        }
         let has_name = statat(&self.folder, &self.name, AtFlags::SYMLINK_NOFOLLOW);
         if has_name.is_ok_and(|found| found.st_ino == self.inode) {
             let _ = unlinkat(&self.folder, &self.name, AtFlags::empty());

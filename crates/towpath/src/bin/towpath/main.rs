@@ -22,6 +22,7 @@ mod attach;
 mod bench;
 mod capture;
 mod child;
+mod confine;
 mod control;
 mod document;
 mod exit;

@@ -6,6 +6,7 @@ use std::fmt::{Display, Write as _};
 
 use towpath::network::{Attachment, NetworkReport};
 use towpath::report::{Report, WorkerShare};
+use towpath_io::confine;
 use towpath_net::switch::PortCounters;
 
 /// A family of figures with one name.
@@ -22,6 +23,11 @@ pub(crate) fn text(report: &Report, network: Option<&NetworkReport>) -> String {
         ports(&mut out, network);
         let stations = "Stations that the switch knows.";
         Family::gauge(&mut out, "towpath_stations", stations).add("", network.stations);
+    }
+    let help = "Layers that confine this process: 1 where in force.";
+    let mut confinement = Family::gauge(&mut out, "towpath_confinement", help);
+    for (layer, is_in_force) in confine::state().layers() {
+        confinement.add(&format!("layer=\"{layer}\""), u8::from(is_in_force));
     }
     let (tcp, udp, echo) = report.flows;
     let mut flows = Family::gauge(&mut out, "towpath_flows", "Flows of the gateway, open now.");

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::ExitStatus;
 
 use anyhow::{Context, anyhow};
@@ -10,9 +10,10 @@ use towpath::config::Config;
 use towpath::gateway::JoinedListener;
 use towpath_io::namespace::channel::{Channel, ChannelError, Message};
 use towpath_io::namespace::{kill_and_reap, reap};
-use towpath_io::process_sys::{self, Child};
+use towpath_io::process_sys::{Child, Inherited};
 use towpath_io::tap::Features;
 
+use crate::control::Control;
 use crate::exit::{Ending, Failure};
 use crate::messages::Messages;
 use crate::serve::{Gateway, features_from_bits};
@@ -44,6 +45,12 @@ impl Kept {
     }
 }
 
+impl AsFd for Kept {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_ref().expect("it is there until it is waited for or killed").as_fd()
+    }
+}
+
 impl Drop for Kept {
     fn drop(&mut self) {
         if let Some(child) = &self.0 {
@@ -53,9 +60,13 @@ impl Drop for Kept {
 }
 
 /// Takes over the descriptor of `--ready-fd`.
-pub(crate) fn take_ready(number: Option<i32>) -> anyhow::Result<Option<File>> {
+pub(crate) fn take_ready(
+    inherited: &mut Inherited,
+    number: Option<i32>,
+) -> anyhow::Result<Option<File>> {
     let take = |number| {
-        process_sys::take_inherited(number)
+        inherited
+            .take_one(number)
             .map(File::from)
             .with_context(|| format!("option --ready-fd: descriptor {number} cannot be used"))
     };
@@ -98,10 +109,11 @@ pub(crate) fn receive_inside(channel: &Channel) -> anyhow::Result<Option<Inside>
 pub(crate) fn start(
     config: &Config,
     inside: Inside,
+    control: Option<Control>,
     ready: Option<File>,
     messages: Messages,
 ) -> anyhow::Result<Gateway> {
-    let gateway = Gateway::start(config, inside, messages)?;
+    let gateway = Gateway::start(config, inside, control, messages)?;
     tell_ready(ready)?;
     Ok(gateway)
 }

@@ -6,24 +6,31 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
+use anyhow::Context;
+use towpath_io::confine::Mode;
+use towpath_io::confine::broker::Duties;
+use towpath_io::namespace::Isolation;
 use towpath_io::namespace::channel::{Channel, ChannelError, Message};
-use towpath_io::namespace::signals::Signals;
+use towpath_io::namespace::signals::{self, Signals};
 use towpath_io::namespace::terminal::Foreground;
-use towpath_io::namespace::{Isolation, init};
-use towpath_io::process_sys::Forked;
+use towpath_io::process_sys::{Forked, Inherited};
 
 use crate::args::RunArguments;
 use crate::child::Child;
+use crate::confine::{self, Confinement};
+use crate::control::Control;
 use crate::exit::{Ending, Failure};
 use crate::parent::{Kept, receive_inside, start, take_ready};
-use crate::serve::Gateway;
+use crate::serve::{self, Gateway};
 use crate::{end_child, settings};
 
 /// Runs the program and returns how it ended.
 pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
     let network = &arguments.network;
     let messages = settings::messages(&network.gateway);
-    let ready = take_ready(network.gateway.ready_fd)?;
+    // CMD gets what is left of them, as with any wrapper; this process and process 1 do without.
+    let mut inherited = Inherited::take().context("cannot look at the inherited descriptors")?;
+    let ready = take_ready(&mut inherited, network.gateway.ready_fd)?;
     let config = settings::config(network)?;
     let foreground = Foreground::note();
     let signals = Signals::block()?;
@@ -33,13 +40,22 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
         Forked::Child => {
             drop((ours, ready, foreground));
             let child = Child { config: &config, messages, channel: theirs };
-            end_child(child.run(&isolation, signals, &arguments.command));
+            end_child(child.run(&isolation, signals, &arguments.command, inherited));
         }
         Forked::Parent(child) => Kept::new(child),
     };
-    drop(theirs);
+    drop((theirs, inherited));
+    let control = serve::control(messages);
+    let duties = Duties {
+        ports: confine::ports(&config.publish),
+        control: control.as_ref().map(Control::file),
+        ..Duties::default()
+    };
+    let child = Some(init.as_fd());
+    let confinement = Confinement::begin(&network.gateway, messages, duties, child)?;
     let Some(inside) = receive_inside(&ours)? else { return Err(init.give_up()) };
-    let mut gateway = start(&config, inside, ready, messages)?;
+    confinement.isolate()?;
+    let mut gateway = start(&config, inside, control, ready, messages)?;
     ours.send(&Message::Go)?;
     let program = match ours.receive() {
         Ok(Message::Started(program)) => program,
@@ -52,7 +68,10 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
         }
         _ => return Err(ChannelError::Unexpected.into()),
     };
-    init::release_input_and_output()?;
+    signals::tell_program(program.as_fd())?;
+    confinement.release_input_and_output()?;
+    confinement.seal(Mode::Program);
+    gateway.begin();
     let told = serve(&mut gateway, &signals, &ours, &program)?;
     // The last process of the namespaces ends now; their sockets close.
     let ended = init.wait()?;

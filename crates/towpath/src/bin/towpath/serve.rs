@@ -51,10 +51,12 @@ enum Threads {
 }
 
 impl Gateway {
-    /// Takes over what was made inside and binds the published ports.
+    /// Takes over what was made inside and binds the published ports. Nothing is looked at before
+    /// [`begin`](Self::begin).
     pub(crate) fn start(
         config: &Config,
         inside: Inside,
+        control: Option<Control>,
         messages: Messages,
     ) -> anyhow::Result<Self> {
         allow_many_files();
@@ -63,7 +65,7 @@ impl Gateway {
             queues.into_iter().map(|queue| Tap::from_fd(queue, features, config.mtu)).collect();
         let mut workers = match taps.len() {
             1 => Threads::One(Box::new(Worker::new(config, taps.remove(0))?)),
-            _ => Threads::Several(Box::new(Workers::start(config, taps)?)),
+            _ => Threads::Several(Box::new(Workers::prepare(config, taps)?)),
         };
         workers.join(listeners).context("option --host-tcp-ports")?;
         if let Some(opener) = opener {
@@ -77,7 +79,14 @@ impl Gateway {
             .recording()
             .zip(config.capture.as_ref())
             .map(|(recording, to)| Capture { ended: recording.ended(), path: to.path.clone() });
-        Ok(Self { workers, control: control(messages), capture, messages })
+        Ok(Self { workers, control, capture, messages })
+    }
+
+    /// Lets other threads begin to serve.
+    pub(crate) fn begin(&self) {
+        if let Threads::Several(workers) = &self.workers {
+            workers.begin();
+        }
     }
 
     /// Serves until one of `descriptors` is readable; returns its index. Answers who asks for the

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::bail;
 use serde_json::{Map, Value, json};
 use towpath::report::{Report, WorkerShare};
+use towpath_io::confine;
 
 use crate::api;
 use crate::args::StatsArguments;
@@ -77,6 +78,7 @@ pub(crate) fn object(report: &Report) -> Value {
         "pid": std::process::id(),
         "version": env!("CARGO_PKG_VERSION"),
         "command": command.join(" ").chars().take(COMMAND_CHARS_MAX).collect::<String>(),
+        "confinement": confine::state().to_string(),
         "bytes_out": gateway.bytes_out,
         "bytes_in": gateway.bytes_in,
         "carried": report.carried,

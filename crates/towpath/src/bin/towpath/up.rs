@@ -2,20 +2,24 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
-use towpath::network::{LeasesFound, Network, TransactionError};
+use towpath::network::{Attachment, LeasesFound, Network, Operation, TransactionError};
 use towpath::services::Services;
 use towpath::worker::Worker;
+use towpath_io::confine::Mode;
+use towpath_io::confine::broker::{Duties, Guests, Ports};
 use towpath_io::namespace::signals::Signals;
+use towpath_io::process_sys::Inherited;
 use towpath_io::vhost_user::cut;
 use towpath_packet::Ledger;
 
 use crate::api;
 use crate::args::UpArguments;
 use crate::capture::{CAPTURE, Captures};
+use crate::confine::Confinement;
 use crate::control::Control;
 use crate::exit::{Ending, Failure};
 use crate::messages::Messages;
@@ -27,7 +31,9 @@ use crate::settings;
 /// Serves until a signal asks to end.
 pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
     let messages = settings::messages(&arguments.gateway);
-    let ready = take_ready(arguments.gateway.ready_fd)?;
+    let mut inherited = Inherited::take().context("cannot look at the inherited descriptors")?;
+    let ready = take_ready(&mut inherited, arguments.gateway.ready_fd)?;
+    drop(inherited);
     let plan = plan::plan(&mut arguments);
     if arguments.check {
         return Ok(Ending::Code(0));
@@ -35,6 +41,9 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
     let signals = Signals::block()?;
     allow_many_files();
     cut::guard().context("cannot handle SIGBUS")?;
+    let control = serve::control(messages);
+    let duties = duties(&plan, control.as_ref().map(Control::file));
+    let confinement = Confinement::begin(&arguments.gateway, messages, duties, None)?;
     // Dropped after the network, with which captures end.
     let mut captures = Captures::default();
     let mut worker = make(plan, messages)?;
@@ -42,15 +51,41 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
         0 => messages.notice("there are no ports yet; add one with `towpath port add`"),
         count => messages.detail(format_args!("serving {count} ports")),
     }
-    let control = serve::control(messages);
+    confinement.isolate()?;
+    confinement.release_input_and_output()?;
     // Who waits for this may use the control socket next.
     tell_ready(ready)?;
+    confinement.seal(Mode::Network);
     serve(&mut worker, &mut captures, &signals, control, &messages)?;
     worker.with_side(Network::shut_down);
     if arguments.gateway.stats {
         messages.error(format_args!("{}\n{}", worker.report(), worker.side().report(worker.now())));
     }
     Ok(Ending::Code(0))
+}
+
+/// What the broker has to do for it.
+fn duties(plan: &Plan, control: Option<(PathBuf, u64)>) -> Duties {
+    let mut connect = Vec::new();
+    for (_, operation) in &plan.operations {
+        let Operation::Add { attachment, .. } = operation else { continue };
+        match attachment {
+            Attachment::Tap(_) => {}
+            Attachment::VhostUserClient(path)
+            | Attachment::VhostUser(path)
+            | Attachment::Stream(path) => {
+                connect.push(path.clone());
+                connect.extend(path.parent().map(Path::to_owned));
+            }
+        }
+    }
+    Duties {
+        ports: Ports::Any,
+        control,
+        leases: plan.lease_file.clone(),
+        guests: Some(Guests { connect }),
+        ..Duties::default()
+    }
 }
 
 /// Makes what was planned.

@@ -1,0 +1,364 @@
+//! The broker: a small process outside of the sandbox, for what a confined process needs later.
+//!
+//! It is forked before the process that it serves has threads, keeps the rights of the user (of
+//! root's capabilities those that its requests need), and ends with that process. It sees no
+//! packet. It answers one request after the other, and none that it was not started for
+//! ([`Duties`]): a process that has been taken over can have it do these things and no others. Each
+//! number, name and descriptor that comes with a request is checked here.
+//!
+//! Limit: [`SOCKETS_MAX`].
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FileType;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socketpair, sockopt};
+use rustix::process::{Signal, pidfd_send_signal};
+use rustix::thread::CapabilitySet;
+
+use super::give_up;
+use crate::endpoint;
+use crate::namespace::init::release_standard_streams;
+use crate::namespace::signals;
+use crate::outside::{self, Answer, Request, TEXT_BYTES_MAX, Wanted};
+use crate::pcapng;
+use crate::process_sys::{Forked, end_with_only, fork_into};
+use crate::tap;
+
+/// Sockets with a path that exist at a time: those of all ports that a network has.
+pub const SOCKETS_MAX: usize = 1024;
+/// The host's resolvers.
+const RESOLV_CONF: &str = "/etc/resolv.conf";
+/// Longest lease file that is written.
+const LEASES_BYTES_MAX: u64 = 64 << 20;
+/// What of root's rights the requests take: low ports, raw sockets, TAP devices, signals to a
+/// program that is another user, and files of others.
+const RIGHTS: CapabilitySet = CapabilitySet::NET_BIND_SERVICE
+    .union(CapabilitySet::NET_RAW)
+    .union(CapabilitySet::NET_ADMIN)
+    .union(CapabilitySet::KILL)
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::CHOWN)
+    .union(CapabilitySet::FOWNER);
+
+/// What a broker may be asked for.
+#[derive(Debug, Default)]
+pub struct Duties {
+    /// The ports that sockets may be bound to: these, or any.
+    pub ports: Ports,
+    /// The file of the control socket and its inode: it is removed in the end, however that comes.
+    pub control: Option<(PathBuf, u64)>,
+    /// The file of the namespace that is served.
+    pub namespace: Option<PathBuf>,
+    /// Replaces the lease file.
+    pub leases: Option<PathBuf>,
+    /// What a network of guests needs.
+    pub guests: Option<Guests>,
+}
+
+/// Ports that sockets may be bound to.
+#[derive(Debug)]
+pub enum Ports {
+    /// These of TCP, and these of UDP.
+    These(Vec<u16>, Vec<u16>),
+    /// All.
+    Any,
+}
+
+impl Default for Ports {
+    fn default() -> Self {
+        Self::These(Vec::new(), Vec::new())
+    }
+}
+
+/// What a network of guests needs: sockets that listen, TAP devices, and connections.
+#[derive(Debug, Default)]
+pub struct Guests {
+    /// Paths that may be connected to, and folders of such.
+    pub connect: Vec<PathBuf>,
+}
+
+/// Forks the broker of this process, which has one thread. `child` is the pidfd of a child that it
+/// may be asked to kill.
+///
+/// # Errors
+/// Those of forking, and `AlreadyExists` if there is a broker.
+pub fn start(mut duties: Duties, child: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    // A process of its own: a slow disk holds up nobody else who asks.
+    if let Some(leases) = duties.leases.take() {
+        let keeper = Duties { leases: Some(leases), ..Duties::default() };
+        outside::set_keeper(fork(keeper, None)?)?;
+    }
+    outside::set(fork(duties, child)?)
+}
+
+/// Forks a broker; what comes back is where it is asked.
+fn fork(duties: Duties, child: Option<BorrowedFd<'_>>) -> io::Result<OwnedFd> {
+    let (ours, theirs) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    const NO_NAMESPACES: i32 = 0;
+    if let Forked::Child = fork_into(NO_NAMESPACES)? {
+        let kept = [theirs.as_fd(), child.unwrap_or(theirs.as_fd())];
+        end_with_only(kept, || match prepare() {
+            Ok(()) => {
+                Broker { duties, child, program: None, sockets: Vec::new() }.serve(theirs.as_fd())
+            }
+            Err(_) => 1,
+        });
+    }
+    Ok(ours)
+}
+
+fn prepare() -> io::Result<()> {
+    release_standard_streams()?;
+    give_up(RIGHTS)
+}
+
+struct Broker<'a> {
+    duties: Duties,
+    child: Option<BorrowedFd<'a>>,
+    program: Option<OwnedFd>,
+    /// Those that it made, with what tells their files from others.
+    sockets: Vec<(PathBuf, (u64, u64))>,
+}
+
+impl Broker<'_> {
+    /// Answers until nobody is there who asks.
+    fn serve(mut self, channel: BorrowedFd<'_>) -> i32 {
+        while let Ok(Some(request)) = outside::receive_request(channel) {
+            let answer = self.answer(request);
+            if outside::send_answer(channel, &answer).is_err() {
+                break;
+            }
+        }
+        // What is left was left by a process that was killed.
+        let _ = self.withdraw();
+        for (path, identity) in &self.sockets {
+            endpoint::unlink(path, *identity);
+        }
+        0
+    }
+
+    fn answer(&mut self, request: Request) -> Result<Answer, Errno> {
+        let Request { wanted, number, text, file } = request;
+        let path = Path::new(OsStr::from_bytes(&text));
+        match wanted {
+            Wanted::Bind => self.bind(file.ok_or(Errno::BADF)?, &text),
+            Wanted::Ping => ping(number),
+            Wanted::ResolvConf => resolv_conf(),
+            Wanted::Namespace => self.namespace(),
+            Wanted::Program => match &self.program {
+                Some(_) => Err(Errno::EXIST),
+                None => {
+                    self.program = Some(file.ok_or(Errno::BADF)?);
+                    Ok(Answer::default())
+                }
+            },
+            Wanted::Signal => self.signal(number),
+            Wanted::EndChild => {
+                let child = self.child.ok_or(Errno::SRCH)?;
+                pidfd_send_signal(child, Signal::KILL).map(|()| Answer::default())
+            }
+            Wanted::Withdraw => self.withdraw(),
+            Wanted::Leases => self.leases(file.ok_or(Errno::BADF)?),
+            Wanted::LeaseLock => self.lease_lock(),
+            Wanted::Reopen => reopen(&file.ok_or(Errno::BADF)?),
+            Wanted::Tap | Wanted::Listen | Wanted::Connect | Wanted::Unlink => {
+                let guests = self.duties.guests.as_ref().ok_or(Errno::PERM)?;
+                match wanted {
+                    Wanted::Tap => {
+                        let name = std::str::from_utf8(&text).map_err(|_| Errno::INVAL)?;
+                        tap::attach_for(name, number)
+                    }
+                    Wanted::Connect if !guests.may_connect(path) => Err(Errno::PERM),
+                    Wanted::Connect => endpoint::connect_for(path),
+                    Wanted::Listen => self.listen(path),
+                    _ => self.unlink(path),
+                }
+            }
+        }
+    }
+
+    fn bind(&self, socket: OwnedFd, address: &[u8]) -> Result<Answer, Errno> {
+        let address = std::str::from_utf8(address).ok().and_then(|text| text.parse().ok());
+        let address: SocketAddr = address.ok_or(Errno::INVAL)?;
+        let (tcp, udp) = (Some(ipproto::TCP), Some(ipproto::UDP));
+        let ports = match (sockopt::socket_protocol(&socket)?, &self.duties.ports) {
+            (protocol, Ports::Any) if protocol == tcp || protocol == udp => None,
+            (protocol, Ports::These(ports, _)) if protocol == tcp => Some(ports),
+            (protocol, Ports::These(_, ports)) if protocol == udp => Some(ports),
+            _ => return Err(Errno::PERM),
+        };
+        if ports.is_some_and(|ports| !ports.contains(&address.port())) {
+            return Err(Errno::PERM);
+        }
+        rustix::net::bind(&socket, &address).map(|()| Answer::default())
+    }
+
+    fn namespace(&self) -> Result<Answer, Errno> {
+        let path = self.duties.namespace.as_ref().ok_or(Errno::PERM)?;
+        let found = rustix::fs::stat(path)?;
+        Ok(Answer { numbers: [found.st_dev, found.st_ino, 0, 0], ..Answer::default() })
+    }
+
+    fn signal(&self, number: u64) -> Result<Answer, Errno> {
+        let program = self.program.as_ref().ok_or(Errno::SRCH)?;
+        let number = i32::try_from(number).map_err(|_| Errno::INVAL)?;
+        let signal = signals::passed_on(number).ok_or(Errno::INVAL)?;
+        pidfd_send_signal(program, signal).map(|()| Answer::default())
+    }
+
+    fn withdraw(&mut self) -> Result<Answer, Errno> {
+        if let Some((path, inode)) = self.duties.control.take()
+            && rustix::fs::lstat(&path).is_ok_and(|found| found.st_ino == inode)
+        {
+            let _ = rustix::fs::unlink(&path);
+        }
+        Ok(Answer::default())
+    }
+
+    fn leases(&self, text: OwnedFd) -> Result<Answer, Errno> {
+        let path = self.duties.leases.as_ref().ok_or(Errno::PERM)?;
+        let mut bytes = Vec::new();
+        let read = File::from(text).take(LEASES_BYTES_MAX + 1).read_to_end(&mut bytes);
+        let replaced = read.and_then(|count| match count as u64 {
+            0..=LEASES_BYTES_MAX => replace_file(path, &bytes),
+            _ => Err(io::ErrorKind::FileTooLarge.into()),
+        });
+        replaced.map(|()| Answer::default()).map_err(|error| errno_of(&error))
+    }
+
+    fn lease_lock(&self) -> Result<Answer, Errno> {
+        let path = self.duties.leases.as_ref().ok_or(Errno::PERM)?;
+        let file = open_lock(path).map_err(|error| errno_of(&error))?;
+        Ok(Answer { file: Some(file.into()), ..Answer::default() })
+    }
+
+    fn listen(&mut self, path: &Path) -> Result<Answer, Errno> {
+        if self.sockets.len() >= SOCKETS_MAX {
+            return Err(Errno::NOSPC);
+        }
+        let answer = endpoint::listen_for(path)?;
+        if answer.file.is_some() {
+            let [_, _, device, inode] = answer.numbers;
+            self.sockets.push((path.to_owned(), (device, inode)));
+        }
+        Ok(answer)
+    }
+
+    fn unlink(&mut self, path: &Path) -> Result<Answer, Errno> {
+        let index = self.sockets.iter().rposition(|(known, _)| known == path);
+        let (path, identity) = self.sockets.swap_remove(index.ok_or(Errno::NOENT)?);
+        endpoint::unlink(&path, identity);
+        Ok(Answer::default())
+    }
+}
+
+impl Guests {
+    fn may_connect(&self, path: &Path) -> bool {
+        let is_plain =
+            path.is_absolute() && !path.components().any(|part| part.as_os_str() == "..");
+        self.connect.iter().any(|known| {
+            known == path || is_plain && known.is_dir() && path.parent() == Some(known.as_path())
+        })
+    }
+}
+
+/// A pipe or character device that captures go to.
+fn reopen(file: &OwnedFd) -> Result<Answer, Errno> {
+    let mode = rustix::fs::fstat(file)?.st_mode;
+    match FileType::from_raw_mode(mode) {
+        FileType::Fifo | FileType::CharacterDevice => {
+            Ok(Answer { file: Some(pcapng::reopen(file)?), ..Answer::default() })
+        }
+        _ => Err(Errno::PERM),
+    }
+}
+
+/// A raw socket for echo.
+fn ping(version: u64) -> Result<Answer, Errno> {
+    let (family, protocol) = match version {
+        4 => (AddressFamily::INET, ipproto::ICMP),
+        6 => (AddressFamily::INET6, ipproto::ICMPV6),
+        _ => return Err(Errno::INVAL),
+    };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let file = rustix::net::socket_with(family, SocketType::RAW, flags, Some(protocol))?;
+    Ok(Answer { file: Some(file), ..Answer::default() })
+}
+
+/// The text of the resolvers' file, and what tells its version.
+fn resolv_conf() -> Result<Answer, Errno> {
+    let read = || -> io::Result<Answer> {
+        let file = File::open(RESOLV_CONF)?;
+        let found = file.metadata()?;
+        let numbers = [found.ino(), found.size(), found.mtime() as u64, found.mtime_nsec() as u64];
+        if found.size() > TEXT_BYTES_MAX as u64 {
+            return Err(Errno::FBIG.into());
+        }
+        let mut text = Vec::new();
+        file.take(TEXT_BYTES_MAX as u64).read_to_end(&mut text)?;
+        Ok(Answer { numbers, text, file: None })
+    };
+    read().map_err(|error| errno_of(&error))
+}
+
+/// The file whose lock says that a file is somebody's.
+///
+/// # Errors
+/// Those of the file system.
+pub fn open_lock(path: &Path) -> io::Result<File> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".lock");
+    File::options().create(true).truncate(false).write(true).open(Path::new(&beside))
+}
+
+/// Puts `bytes` in the place of the file, whole or not at all.
+///
+/// # Errors
+/// Those of the file system.
+pub fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".new");
+    let written = File::create(&beside).and_then(|mut file| {
+        io::Write::write_all(&mut file, bytes)?;
+        file.sync_data()?;
+        fs::rename(&beside, path)
+    });
+    if written.is_err() {
+        // What was written of it is of no use, and may be what has filled the disk.
+        let _ = fs::remove_file(&beside);
+    }
+    written
+}
+
+fn errno_of(error: &io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file is replaced whole.
+    #[test]
+    fn the_lease_file_is_replaced() {
+        let dir = std::env::temp_dir().join(format!("towpath-broker-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let path = dir.join("leases");
+        for text in ["one\n", "two\n"] {
+            replace_file(&path, text.as_bytes()).unwrap();
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+        }
+        assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1);
+        assert!(replace_file(&dir.join("none/leases"), b"").is_err());
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}

@@ -1,0 +1,200 @@
+//! What a serving process has given up, seen from outside.
+
+use std::fs;
+use std::os::fd::AsRawFd;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
+
+use super::stats::Folder;
+use super::support::*;
+
+/// Number of SIGSYS, by which a filter ends a process.
+const SIGSYS: i32 = 31;
+
+/// A field of /proc/PID/task/TID/status.
+fn field(status: &str, name: &str) -> String {
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.unwrap_or_else(|| panic!("no {name} in\n{status}")).trim().to_owned()
+}
+
+/// Status of each thread.
+fn threads(pid: i32) -> Vec<String> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("threads");
+    tasks.map(|task| fs::read_to_string(task.unwrap().path().join("status")).unwrap()).collect()
+}
+
+fn namespace(pid: &str, kind: &str) -> String {
+    fs::read_link(format!("/proc/{pid}/ns/{kind}")).unwrap().to_string_lossy().into_owned()
+}
+
+/// Waits until the filter is in force, and looks at everything.
+fn assert_confined(pid: i32, threads_expected: usize) {
+    wait_for("the filter", || {
+        let all = threads(pid);
+        all.len() == threads_expected && all.iter().all(|one| field(one, "Seccomp") == "2")
+    });
+    for status in threads(pid) {
+        for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+            assert_eq!(field(&status, set), "0000000000000000", "{set} in\n{status}");
+        }
+        assert_eq!(field(&status, "NoNewPrivs"), "1");
+    }
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+    let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
+    assert_eq!(core.split_ascii_whitespace().nth(4), Some("0"), "{core}");
+    // Of a process that is not dumpable these are root's, whoever runs it; and nobody traces it.
+    assert_eq!(fs::read_dir(format!("/proc/{pid}/root/")).unwrap().count(), 0);
+    for kind in ["mnt", "ipc", "uts", "user"] {
+        assert_ne!(namespace(&pid.to_string(), kind), namespace("self", kind), "{kind}");
+    }
+    assert_eq!(namespace(&pid.to_string(), "net"), namespace("self", "net"));
+    assert_descriptors(pid);
+}
+
+/// Sockets, pipes, events, devices and what the test handed over as standard error.
+fn assert_descriptors(pid: i32) {
+    for entry in fs::read_dir(format!("/proc/{pid}/fd")).unwrap() {
+        let path = entry.unwrap().path();
+        let Ok(target) = fs::read_link(&path) else { continue };
+        let target = target.to_string_lossy().into_owned();
+        let number = path.file_name().unwrap().to_string_lossy().into_owned();
+        let known = ["socket:", "pipe:", "anon_inode:", "/dev/net/tun", "/null", "leases.lock"];
+        let is_known = known.iter().any(|known| target.contains(known));
+        assert!(is_known || number == "2", "descriptor {number} is {target}");
+    }
+}
+
+/// `command` with two descriptors that nobody asked for: a folder and a file.
+fn with_inherited(command: &mut Command) -> (fs::File, fs::File) {
+    let (folder, file) = (fs::File::open("/").unwrap(), fs::File::open("/etc/passwd").unwrap());
+    for inherited in [&folder, &file] {
+        rustix::io::fcntl_setfd(inherited, rustix::io::FdFlags::empty()).unwrap();
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    (folder, file)
+}
+
+#[test]
+fn run_is_confined() {
+    skip_if!(no_tap());
+    for workers in [1, 2] {
+        let count = workers.to_string();
+        let mut command =
+            towpath(["run", "--workers", &count, "-t", "18080:80", "--", "sleep", "1000"]);
+        let inherited = with_inherited(&mut command);
+        let running = Guard(command.spawn().unwrap());
+        let (init, program) = init_and_command(&running, "sleep");
+        assert_confined(running.pid().as_raw_pid(), workers);
+        // The program has what its caller handed down, as from env(1); process 1 has not.
+        let folder = format!("fd/{}", inherited.0.as_raw_fd());
+        assert!(fs::read_link(format!("/proc/{program}/{folder}")).is_ok_and(|to| to.is_dir()));
+        assert!(fs::read_link(format!("/proc/{init}/{folder}")).is_err());
+    }
+}
+
+#[test]
+fn attach_is_confined() {
+    skip_if!(no_tap());
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--net", "sleep", "1000"]);
+    let inside = Guard(unshare.spawn().unwrap());
+    wait_for("the namespace", || {
+        namespace(&inside.pid().to_string(), "net") != namespace("self", "net")
+    });
+    let pid = inside.pid().to_string();
+    for options in [&["--join-published"][..], &[]] {
+        let mut command = towpath(["attach", "-t", "18081:80"]);
+        command.args(options).arg(&pid);
+        let _inherited = with_inherited(&mut command);
+        let running = Guard(command.spawn().unwrap());
+        assert_confined(running.pid().as_raw_pid(), 1);
+    }
+}
+
+#[test]
+fn up_is_confined() {
+    let folder = Folder::new("confined");
+    let path = |name: &str| format!("a={}", folder.0.join(name).display());
+    let leases = folder.0.join("leases");
+    let mut command = towpath(["up", "--vhost-user", &path("a"), "-t", "a=18082:80"]);
+    command.arg("--lease-file").arg(&leases);
+    let _inherited = with_inherited(&mut command);
+    let running = Guard(command.spawn().unwrap());
+    assert_confined(running.pid().as_raw_pid(), 1);
+}
+
+/// Goal: the state is told, and that there is none is told loudly.
+#[test]
+fn the_state_is_told() {
+    skip_if!(no_tap());
+    let folder = Folder::new("confinement");
+    for (option, told) in [(None, "privileges, namespaces"), (Some("--no-confinement"), "off")] {
+        let mut command = towpath(["run", "-q"]);
+        command.args(option).args(["--", "sleep", "1000"]).stderr(Stdio::piped());
+        let running = Guard(command.env("XDG_RUNTIME_DIR", &folder.0).spawn().unwrap());
+        init_and_command(&running, "sleep");
+        let pid = running.pid().to_string();
+        let mut stats = towpath(["stats", &pid, "--json"]);
+        let stats = output(stats.env("XDG_RUNTIME_DIR", &folder.0));
+        let object: serde_json::Value = serde_json::from_str(&text(&stats)).unwrap();
+        let state = object["confinement"].as_str().unwrap();
+        assert!(state.starts_with(told), "{state}");
+        running.signal(rustix::process::Signal::TERM);
+        let errors = errors(&finish(running));
+        assert_eq!(errors.contains("WARNING: --no-confinement"), option.is_some(), "{errors}");
+    }
+}
+
+/// Goal: whoever takes the process over can do none of these. Method: a debug build does them.
+#[test]
+fn attempts_of_a_process_that_was_taken_over_are_refused() {
+    skip_if!(no_tap());
+    let killing = [
+        "execve",
+        "execveat",
+        "ptrace",
+        "process_vm_readv",
+        "mount",
+        "umount2",
+        "pivot_root",
+        "chroot",
+        "setns",
+        "unshare",
+        "bpf",
+        "io_uring_setup",
+        "perf_event_open",
+        "keyctl",
+        "init_module",
+        "pidfd_open",
+        "setuid",
+        "raw socket",
+        "packet socket",
+        "netlink socket",
+        "unix socket",
+        "kill",
+    ];
+    let refused = [
+        "open",
+        "broker: port",
+        "broker: connect",
+        "broker: listen",
+        "broker: tap",
+        "broker: leases",
+        "broker: signal",
+        "broker: namespace",
+    ];
+    let attempt = |name: &str| {
+        let mut command = towpath(["run", "-4", "--", "true"]);
+        output(command.env("TOWPATH_ATTEMPT", name))
+    };
+    for name in killing {
+        let ended = attempt(name);
+        let told = errors(&ended);
+        assert_eq!(ended.status.signal(), Some(SIGSYS), "{name}: {:?}, {told}", ended.status);
+    }
+    for name in refused {
+        let ended = attempt(name);
+        assert!(errors(&ended).contains(&format!("{name}: refused")), "{}", errors(&ended));
+        assert_eq!(ended.status.code(), Some(0));
+    }
+}

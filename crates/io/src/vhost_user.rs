@@ -24,7 +24,7 @@ pub mod shared;
 pub mod virtq;
 
 /// Makes what all devices of this process share: a context by which guests are told, and a thread
-/// that closes what front ends should not have sent. The first device does so by itself; whoever
+/// that closes what front ends should not have sent. The first session does so by itself; whoever
 /// forks or restricts the process calls it at the right moment: in the process that will have the
 /// devices, while it may start threads and call io_setup(2).
 ///

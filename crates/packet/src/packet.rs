@@ -217,25 +217,6 @@ impl Packet {
         self.body_mut().offload = offload;
     }
 
-    /// Number of the port by which the packet came into a switch. The switch notes it, so it says
-    /// which guest has sent the packet, whatever its addresses claim.
-    #[inline]
-    pub fn ingress(&self) -> Option<u16> {
-        let ingress = self.body().ingress;
-        (ingress != NO_INGRESS).then_some(ingress)
-    }
-
-    /// Notes the port by which the packet came, or that it came by none. A shared packet has the
-    /// same; an empty one has none.
-    ///
-    /// # Panics
-    /// If the number is `u16::MAX`.
-    #[inline]
-    pub fn set_ingress(&mut self, port: Option<u16>) {
-        assert!(port != Some(NO_INGRESS), "a port has a smaller number");
-        self.body_mut().ingress = port.unwrap_or(NO_INGRESS);
-    }
-
     /// The private header bytes.
     #[inline]
     pub fn headers(&self) -> &[u8] {

@@ -172,6 +172,7 @@ const ALWAYS: &[Call] = calls! {
     ];
     fstat SYS_fstat;
     lseek SYS_lseek;
+    ftruncate SYS_ftruncate;
     fdatasync SYS_fdatasync;
     // Memory, none of it executable.
     mmap SYS_mmap [&[Lacks(2, libc::PROT_EXEC as u32)]];
@@ -232,9 +233,9 @@ const NETWORK: &[Call] = calls! {
         &[Is(1, SOCKET), Is(2, libc::SO_RCVTIMEO as u32)]
     ];
     memfd_create SYS_memfd_create;
-    ftruncate SYS_ftruncate;
     fallocate SYS_fallocate;
     flock SYS_flock;
+    fstatfs SYS_fstatfs;
     // Events of front ends, which are told without a call that may block.
     io_setup SYS_io_setup;
     io_submit SYS_io_submit;

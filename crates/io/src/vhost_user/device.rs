@@ -202,7 +202,6 @@ impl VhostUser {
     }
 
     fn new(endpoint: Endpoint, offer: Offer, ledger: Arc<Ledger>) -> Result<Self, VhostUserError> {
-        super::prepare()?;
         let ring_count = Session::new(offer).ring_count();
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let event = eventfd(0, flags).map_err(io::Error::from)?;
@@ -332,6 +331,7 @@ impl VhostUser {
 
     /// Takes a front end on.
     fn meet(&mut self, socket: OwnedFd) -> Result<(), VhostUserError> {
+        super::prepare()?;
         self.reactor.add(&socket, TOKEN_CHANNEL, Interest::READ, false)?;
         let (channel, session) = (Channel::new(socket), Session::new(self.offer));
         self.peer = Some(Peer { channel, session, pending: None });

@@ -1,6 +1,6 @@
-//! Packets that a device cuts.
+//! Packets that a device cuts, and where packets came in.
 
-use super::Packet;
+use super::{NO_INGRESS, Packet};
 use crate::cut::{Cut, Part};
 
 impl Packet {
@@ -47,5 +47,24 @@ impl Packet {
         cut.template().patch(&Part { len: payload, last: true, ..cut.part(0, payload) }, headers);
         let body = self.body_mut();
         (body.is_cut, body.offload.gso) = (false, Some(gso));
+    }
+
+    /// Number of the port by which the packet came into a switch. The switch notes it, so it says
+    /// which guest has sent the packet, whatever its addresses claim.
+    #[inline]
+    pub fn ingress(&self) -> Option<u16> {
+        let ingress = self.body().ingress;
+        (ingress != NO_INGRESS).then_some(ingress)
+    }
+
+    /// Notes the port by which the packet came, or that it came by none. A shared packet has the
+    /// same; an empty one has none.
+    ///
+    /// # Panics
+    /// If the number is `u16::MAX`.
+    #[inline]
+    pub fn set_ingress(&mut self, port: Option<u16>) {
+        assert!(port != Some(NO_INGRESS), "a port has a smaller number");
+        self.body_mut().ingress = port.unwrap_or(NO_INGRESS);
     }
 }

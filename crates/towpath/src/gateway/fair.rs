@@ -13,9 +13,9 @@
 //!   unacknowledged, so that it can still be given back.
 //! - For programs: while [`PLENTY`] of the memory is free, host sockets are read ahead of the
 //!   program's window. Below it they are read only as far as the window takes the bytes, no flow
-//!   may have more than a quarter of what is left above [`HOST_READ_SHARE`] on its way, and no guest
-//!   more than half of what others leave of [`IN_SHARE`]. Unread bytes stay in the host's socket. A
-//!   kernel acknowledges at once what its window takes, so that flows whose program does not read
+//!   may have more than a quarter of what is left above [`HOST_READ_SHARE`] on its way, and no
+//!   guest more than half of what others leave of [`IN_SHARE`]. Unread bytes stay in the host's
+//!   socket. A kernel acknowledges at once what its window takes, so that flows whose program does not read
 //!   hold nothing; the last bounds are for peers that acknowledge nothing.
 //!
 //! docs/limits.md has the sums.

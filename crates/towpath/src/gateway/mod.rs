@@ -13,8 +13,8 @@
 //!
 //! One file per protocol: `tcp`, `udp`, `ping`; `newcomers` who waits for a flow of their own;
 //! `listen` published ports, `joined` what goes from loopback to loopback past the stack,
-//! `resolver` where DNS goes, `hops` what becomes of hop limits and ICMP errors, `shares` and `idle`
-//! who gives way at a bound, `expected` what is near and what ACKs wait for, `route` which
+//! `resolver` where DNS goes, `hops` what becomes of hop limits and ICMP errors, `shares` and
+//! `idle` who gives way at a bound, `expected` what is near and what ACKs wait for, `route` which
 //! destinations are served and how, `fair` how much memory slow readers may hold. All run on the
 //! worker's thread.
 

@@ -395,7 +395,7 @@ fn sink(host: Ipv4Addr) {
             }
             "resolve" => println!("resolve {}", resolve().as_micros()),
             "drain" => {
-                let whole = slow.drain(..).filter(|stream| is_whole(stream)).count();
+                let whole = slow.drain(..).filter(is_whole).count();
                 println!("drained {whole}");
             }
             other => panic!("{other:?} is no command"),

@@ -13,7 +13,7 @@ use towpath_io::confine::Mode;
 use towpath_io::confine::broker::{Duties, Guests, Ports};
 use towpath_io::namespace::signals::Signals;
 use towpath_io::process_sys::Inherited;
-use towpath_io::vhost_user::cut;
+use towpath_io::vhost_user::{self, cut};
 use towpath_packet::Ledger;
 
 use crate::api;
@@ -52,6 +52,9 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
         count => messages.detail(format_args!("serving {count} ports")),
     }
     confinement.isolate()?;
+    if let Err(error) = vhost_user::prepare() {
+        messages.notice(format_args!("ports of vhost-user have no sessions: {error}"));
+    }
     confinement.release_input_and_output()?;
     // Who waits for this may use the control socket next.
     tell_ready(ready)?;

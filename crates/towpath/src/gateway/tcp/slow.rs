@@ -1,0 +1,112 @@
+//! What flows do whose host or program takes bytes slowly: see `fair` for how much they may hold.
+
+use super::TcpFlows;
+use crate::gateway::fair::{MOMENT, ReadAhead};
+use crate::gateway::{Gateway, Io};
+use towpath_net::stack::TcpHandle;
+use towpath_net::tcp::Connection;
+use towpath_net::time::Instant;
+
+impl TcpFlows {
+    /// When the next moment of [`Gateway::end_moments`] is over.
+    pub(in crate::gateway) fn deadline(&self) -> Option<Instant> {
+        self.moments.front().map(|(until, _)| *until)
+    }
+
+    /// Puts a flow aside that could read, if its guest had less on its way.
+    pub(super) fn park(&mut self, handle: TcpHandle) {
+        if let Some(flow) = self.get_mut(handle)
+            && !flow.queued
+        {
+            flow.queued = true;
+            self.parked.push_back(handle.index() as u32);
+        }
+    }
+
+    /// Has some of those that were put aside stand in line again.
+    pub(super) fn unpark(&mut self) {
+        for _ in 0..PARKED_PER_TURN.min(self.parked.len()) {
+            self.waiting.extend(self.parked.pop_front());
+        }
+    }
+}
+
+impl Gateway {
+    /// The host took `sent` bytes. Of what it did not take the flow keeps what it may hold, and the
+    /// rest goes back to the program.
+    pub(super) fn hold_off_or_resume(&mut self, handle: TcpHandle, sent: usize, io: &mut Io<'_>) {
+        let all_brief = self.tcp.brief;
+        let Some(flow) = self.tcp.get_mut(handle) else { return };
+        let Some(connection) = io.stack.tcp(handle) else { return };
+        let (mut left, limit) = (connection.received_len(), connection.window_limit());
+        let share = io.held_for_host(handle, all_brief - flow.brief);
+        let resumes = left == 0 && flow.held_off && flow.host_writable;
+        let is_over = left > 0 && share.held > share.allowance && !flow.over;
+        let in_time = flow.brief_until.is_none_or(|until| io.now < until);
+        let is_brief = is_over && share.held <= share.briefly && in_time && !flow.held_off;
+        let holds_off = is_over && !is_brief;
+        let (was_brief, wanted) = (flow.brief_until.is_some(), share.window_limit());
+        flow.held_off = (flow.held_off && !resumes) || holds_off;
+        if resumes || holds_off || was_brief != is_brief || wanted != limit {
+            let after = io.stack.with_tcp(handle, io.now, |connection| {
+                connection.limit_window(wanted);
+                connection.ack_only_consumed(is_brief);
+                if holds_off {
+                    connection.hold_off();
+                } else if resumes {
+                    connection.resume();
+                }
+                connection.received_len()
+            });
+            left = after.unwrap_or(left);
+        }
+        flow.out.went(sent + left, left, io.now);
+        let until = io.now + MOMENT;
+        flow.brief_until = if is_brief { flow.brief_until.or(Some(until)) } else { None };
+        let brief = if is_brief { share.held } else { 0 };
+        let before = std::mem::replace(&mut flow.brief, brief);
+        self.tcp.brief = all_brief - before + brief;
+        if is_brief && !was_brief {
+            self.tcp.moments.push_back((until, handle));
+        }
+    }
+
+    /// Moments that are over: what host sockets have not taken by now goes back.
+    pub(in crate::gateway) fn end_moments(&mut self, io: &mut Io<'_>) {
+        while let Some(&(until, handle)) = self.tcp.moments.front()
+            && until <= io.now
+        {
+            self.tcp.moments.pop_front();
+            self.hold_off_or_resume(handle, 0, io);
+        }
+    }
+}
+
+/// Bytes to read from the host socket now. If there are none, `Events::WRITABLE` will tell; `None` if
+/// nothing will.
+pub(super) fn room_for_program(
+    connection: &mut Connection,
+    ahead: ReadAhead,
+    now: Instant,
+) -> Option<usize> {
+    let room = connection.send_room();
+    if room == 0 {
+        return Some(0);
+    }
+    // Room is what fills one super-packet at most, perhaps a few bytes. Each read is a call, so
+    // another super-packet is read with it.
+    let room = room + connection.size_goal() as usize;
+    let ReadAhead::Within(most) = ahead else { return Some(room) };
+    let (on_way, window) = (connection.unacknowledged(), connection.window_left());
+    let left = most.saturating_sub(on_way).min(window);
+    if left == 0 {
+        if on_way == 0 && window > 0 {
+            return None;
+        }
+        connection.await_peer(now);
+    }
+    Some(room.min(left))
+}
+
+/// Parked flows that are tried again in a turn.
+const PARKED_PER_TURN: usize = 16;

@@ -140,6 +140,11 @@ impl PacketPool {
         self.slab.free_count()
     }
 
+    /// Packets that can be taken without a look at those given back: as many, or fewer.
+    pub fn free_at_least(&self) -> usize {
+        self.slab.free_at_least()
+    }
+
     /// Packets in the pool.
     pub fn capacity(&self) -> usize {
         self.slab.capacity()

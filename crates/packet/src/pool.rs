@@ -104,6 +104,11 @@ impl Pool {
         self.slab.free_count()
     }
 
+    /// Frames that can be taken without a look at those given back: as many, or fewer.
+    pub fn free_at_least(&self) -> usize {
+        self.slab.free_at_least()
+    }
+
     /// Frames in the pool.
     pub fn capacity(&self) -> usize {
         self.slab.capacity()

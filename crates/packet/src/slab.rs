@@ -175,6 +175,11 @@ impl<T> Slab<T> {
         (self.count - self.out()) as usize
     }
 
+    /// Slots that can be taken without a look at those given back: as many, or fewer.
+    pub fn free_at_least(&self) -> usize {
+        (self.count - self.out()) as usize
+    }
+
     /// Number of slots.
     pub fn capacity(&self) -> usize {
         self.count as usize

@@ -103,6 +103,9 @@ impl Sockets {
 
     /// Looks for memory, and tells those who may have some now.
     pub(super) fn tell_frames(&mut self, cx: &mut Context<'_>) {
+        if !self.frames.gone && self.frames.waiting.get_mut().is_empty() && is_plenty(cx.memory) {
+            return;
+        }
         let mut left = spare(&mut cx.memory.small) + spare(&mut cx.memory.large);
         self.frames.gone = left == 0 || spare_packets(cx.memory) == 0;
         let mut told = false;
@@ -174,6 +177,14 @@ pub(super) fn frame_to_send(len: usize, held: usize, memory: &mut Memory) -> Opt
 /// A packet for what a program sends.
 pub(super) fn packet_to_send(memory: &mut Memory) -> Option<Packet> {
     if spare_packets(memory) > 0 { memory.packet() } else { None }
+}
+
+/// True if there is certainly memory for sends.
+fn is_plenty(memory: &Memory) -> bool {
+    let Memory { small, large, packets } = memory;
+    small.free_at_least() > small.capacity() / RESERVE_DIVISOR
+        && large.free_at_least() > large.capacity() / RESERVE_DIVISOR
+        && packets.free_at_least() > packets.capacity() / RESERVE_DIVISOR
 }
 
 /// Frames of a pool that sends may still take.

@@ -1,7 +1,7 @@
 //! How much memory connections hold, and on whose account: so that their owner can see to it that
 //! no peer, and no port of a switch, keeps the others from theirs.
 //!
-//! A connection is on the account of the port by which its peer's last acceptable packet came
+//! Transparent stacks alone keep accounts. A connection is on the account of the port by which its peer's last acceptable packet came
 //! (`Packet::ingress`), or of no port. Sums are kept up after each change of a connection.
 
 use super::Stack;

@@ -236,7 +236,10 @@ impl Table {
         self.settle_role(index, now);
         let slot = &mut self.slots[index as usize];
         let Some(connection) = slot.connection.as_deref_mut() else { return };
-        self.accounts.update(&mut slot.share, connection);
+        if self.transparent {
+            // Hosts bound what their sockets hold.
+            self.accounts.update(&mut slot.share, connection);
+        }
         if let Some(news) = connection.take_fast_open_news() {
             self.metrics.learn((connection.local().ip(), connection.remote().ip()), &news);
         }

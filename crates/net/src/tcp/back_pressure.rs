@@ -32,6 +32,30 @@ impl Connection {
         }
     }
 
+    /// Received bytes that are not acknowledged: the last ones of [`Connection::received`], and those
+    /// that [`Connection::hold_off`] gives back.
+    pub fn received_unacknowledged(&self) -> usize {
+        let untaken = self.receive.nxt - self.receive.acked - u32::from(self.receive.fin);
+        (untaken as usize).min(self.receive.queue.len())
+    }
+
+    /// Bytes of a full segment of the peer, as far as is known.
+    pub fn arriving_segment(&self) -> usize {
+        self.receive.mss as usize
+    }
+
+    /// While it held off, the owner kept the first `count` of the bytes that were given back, and it
+    /// has passed them on: they are acknowledged. A sender that has sent them again in vain, and
+    /// would wait long before its next try, goes on at once (RFC 6298 §5.2).
+    pub fn acknowledge_kept(&mut self, count: usize) {
+        let receive = &mut self.receive;
+        if receive.held_off && receive.queue.is_empty() && !receive.fin {
+            receive.nxt += count as u32;
+            receive.ack_owed = AckOwed::Now;
+            self.counters.bytes_received += count as u64;
+        }
+    }
+
     /// Takes data again after [`Connection::hold_off`], and tells the peer.
     pub fn resume(&mut self) {
         if core::mem::take(&mut self.receive.held_off) {

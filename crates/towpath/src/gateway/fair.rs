@@ -45,10 +45,12 @@ const GUEST_DIVISOR: usize = 2;
 const MOMENT_DIVISOR: usize = 2;
 /// What may be held for each byte of a window: frames are not filled to the last byte.
 const WINDOW_DIVISOR: usize = 2;
-/// Windows are not limited to more than this, which is more than any receive buffer.
-const WINDOW_MAX: usize = 8 << 20;
-/// Steps of large limits, so that they do not change with each packet.
-const WINDOW_STEP: usize = 64 << 10;
+/// Windows are not limited to more than the largest that receive buffers make.
+const WINDOW_MAX: usize = 6 << 20;
+/// Limits change in steps of this part of their size, so as not to change with each packet.
+const WINDOW_STEPS: usize = 4;
+/// Most that a byte of a frame weighs: a quarter of the memory is in small frames.
+const SMALL_WEIGHT: usize = 4;
 /// Least that a flow may have on the way to the program: a large frame's worth.
 const SEND_SHARE_MIN: usize = LARGE_FRAME_BYTES;
 
@@ -89,18 +91,33 @@ impl Io<'_> {
     /// How far the host socket of this flow may be read now.
     pub(super) fn read_ahead(&mut self, handle: TcpHandle) -> ReadAhead {
         let free = self.memory.free_share();
-        if free >= PLENTY {
+        let (port, guest) = self.stack.tcp_account(handle);
+        if free >= PLENTY && port.is_none() {
             return ReadAhead::Free;
         }
-        let (port, guest) = self.stack.tcp_account(handle);
         let unit = self.memory.capacity_bytes() / 256;
         let total = weight(self.stack.tcp_usage().sending, self.memory);
         let own = weight(guest.sending, self.memory);
-        if own >= of_guest(unit * IN_SHARE, port.is_some(), total, own) {
+        let most = of_guest(unit * IN_SHARE, port.is_some(), total, own);
+        if own >= most {
             return ReadAhead::Within(0);
+        }
+        // What was read ahead may stay long: it leaves as much to the guest's other flows.
+        if free >= PLENTY && own < most / 2 {
+            return ReadAhead::Free;
         }
         let left = free.saturating_sub(HOST_READ_SHARE) as usize;
         ReadAhead::Within((unit * left / FLOW_DIVISOR).max(SEND_SHARE_MIN))
+    }
+
+    /// True if so little is held for hosts that this flow of a program may have all that it can use.
+    pub(super) fn holds_little_for_hosts(&self, handle: TcpHandle) -> bool {
+        let Frames { small, large } = self.stack.tcp_usage().receiving;
+        let budget = self.memory.capacity_bytes() / 256 * OUT_SHARE;
+        let quarter = budget / 4;
+        (small + large) * SMALL_WEIGHT <= quarter
+            && (budget - quarter) / FLOW_DIVISOR >= WINDOW_MAX * WINDOW_DIVISOR
+            && self.stack.tcp_account(handle).0.is_none()
     }
 
     /// What a flow holds for its host, and how much it may. `brief` is what the others hold for
@@ -133,11 +150,11 @@ impl HeldForHost {
     pub(super) fn window_limit(&self) -> u32 {
         let most = self.allowance.max(self.briefly);
         let bytes = most.saturating_sub(self.held) / WINDOW_DIVISOR;
-        match bytes {
-            WINDOW_MAX.. => u32::MAX,
-            WINDOW_STEP.. => (bytes - bytes % WINDOW_STEP) as u32,
-            _ => bytes as u32,
+        if bytes >= WINDOW_MAX {
+            return u32::MAX;
         }
+        let step = (bytes.next_power_of_two() / 2 / WINDOW_STEPS).max(1);
+        (bytes - bytes % step) as u32
     }
 }
 

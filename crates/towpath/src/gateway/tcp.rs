@@ -73,6 +73,8 @@ struct Flow {
     queued: bool,
     /// The program was told to send no more, until the host socket has room.
     held_off: bool,
+    /// The first bytes that were given back.
+    kept: Vec<u8>,
     /// What it holds for a moment, unacknowledged, and until when.
     brief: usize,
     brief_until: Option<Instant>,
@@ -98,6 +100,7 @@ impl Flow {
             over: false,
             queued: false,
             held_off: false,
+            kept: Vec::new(),
             brief: 0,
             brief_until: None,
             out: Queued::default(),
@@ -139,6 +142,8 @@ pub(super) struct TcpFlows {
     /// Flows whose guest has as much on its way as it may, and which wait for no ACK of their own:
     /// some are tried again in each turn, and after a while.
     parked: VecDeque<u32>,
+    /// Bytes that flows keep of what they gave back.
+    kept: usize,
     /// What flows hold for a moment, and which do until when.
     brief: usize,
     moments: VecDeque<(Instant, TcpHandle)>,
@@ -148,7 +153,7 @@ impl TcpFlows {
     pub(super) fn new() -> Self {
         let (waiting, parked) = (VecDeque::new(), VecDeque::new());
         let (flows, moments) = (Vec::new(), VecDeque::new());
-        Self { flows, count: 0, waiting, starved: false, parked, brief: 0, moments }
+        Self { flows, count: 0, waiting, starved: false, parked, kept: 0, brief: 0, moments }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -192,8 +197,10 @@ impl TcpFlows {
     }
 
     fn remove(&mut self, handle: TcpHandle) -> Option<Box<Flow>> {
-        let brief = self.get_mut(handle)?.brief;
+        let flow = self.get_mut(handle)?;
+        let (brief, kept) = (flow.brief, flow.kept.len());
         self.brief -= brief;
+        self.kept -= kept;
         self.count -= 1;
         self.flows[handle.index()].take()
     }
@@ -411,17 +418,23 @@ impl Gateway {
     /// Moves bytes from the program to the host: one `sendmsg` over up to 64 pieces.
     fn move_out(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
         let Some(flow) = self.tcp.get_mut(handle) else { return };
-        let mut sent = 0;
-        let mut failed = None;
+        let (mut sent, mut kept, mut failed) = (0, 0, None);
         while flow.host_writable {
             let Some(connection) = io.stack.tcp(handle) else { return };
-            if connection.received_len() == 0 {
+            // What was kept comes after what was not given back.
+            let is_kept = connection.received_len() == 0;
+            if is_kept && flow.kept.is_empty() {
                 break;
             }
-            match flow.send(connection.received()) {
+            let result = if is_kept { flow.send_kept() } else { flow.send(connection.received()) };
+            match result {
                 Ok(count) => {
                     sent += count;
-                    io.stack.with_tcp(handle, io.now, |connection| connection.consume(count));
+                    kept += if is_kept { count } else { 0 };
+                    io.stack.with_tcp(handle, io.now, |connection| match is_kept {
+                        true => connection.acknowledge_kept(count),
+                        false => connection.consume(count),
+                    });
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     flow.host_writable = false;
@@ -433,6 +446,7 @@ impl Gateway {
                 }
             }
         }
+        self.tcp.kept -= kept;
         self.counters.bytes_out += sent as u64;
         io.ledger.carry(sent);
         if failed.is_some() {

@@ -34,6 +34,27 @@ fn what_was_used_is_acknowledged() {
     assert!(t.c.receive.offered > 10_000, "{} bytes of window", t.c.receive.offered);
 }
 
+/// What the owner kept of what it gave back is acknowledged when it has been passed on, so that a
+/// sender that waits to try again goes on.
+#[test]
+fn what_was_kept_is_acknowledged() {
+    let mut t = Script::plain();
+    t.recv(". 1:1001 ack 1").wait(40).expect(". 1 ack 1001");
+    t.recv_and("F. 1001:4001 ack 1 gso 1000", |c| {
+        assert_eq!(c.received_unacknowledged(), 3000);
+        c.hold_off();
+    });
+    t.expect(". 1 ack 1001 win 0").act(|c, _| c.acknowledge_kept(1000)).quiet();
+    t.read(1, 1000).quiet();
+    t.act(|c, _| {
+        c.acknowledge_kept(1000);
+        c.resume();
+    });
+    t.expect(". 1 ack 2001").quiet();
+    t.recv("F. 2001:4001 ack 1 gso 1000").read(2001, 2000).forget_sent();
+    assert!(t.c.peer_closed());
+}
+
 /// A FIN that was not acknowledged goes back with the data before it, in each state; one that was
 /// stays.
 #[test]

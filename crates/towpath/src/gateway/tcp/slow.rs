@@ -1,11 +1,14 @@
 //! What flows do whose host or program takes bytes slowly: see `fair` for how much they may hold.
 
-use super::TcpFlows;
+use super::{Flow, TcpFlows};
 use crate::gateway::fair::{MOMENT, ReadAhead};
 use crate::gateway::{Gateway, Io};
+use rustix::net::SendFlags;
+use std::io;
 use towpath_net::stack::TcpHandle;
 use towpath_net::tcp::Connection;
 use towpath_net::time::Instant;
+use towpath_packet::{Ledger, Site};
 
 impl TcpFlows {
     /// When the next moment of [`Gateway::end_moments`] is over.
@@ -31,6 +34,18 @@ impl TcpFlows {
     }
 }
 
+impl Flow {
+    /// Sends what was kept; returns how many bytes of it the host took.
+    pub(super) fn send_kept(&mut self) -> io::Result<usize> {
+        let count = rustix::net::send(&self.socket, &self.kept, SendFlags::NOSIGNAL)?;
+        self.kept.drain(..count);
+        if self.kept.is_empty() {
+            self.kept = Vec::new();
+        }
+        Ok(count)
+    }
+}
+
 impl Gateway {
     /// The host took `sent` bytes. Of what it did not take the flow keeps what it may hold, and the
     /// rest goes back to the program.
@@ -39,14 +54,25 @@ impl Gateway {
         let Some(flow) = self.tcp.get_mut(handle) else { return };
         let Some(connection) = io.stack.tcp(handle) else { return };
         let (mut left, limit) = (connection.received_len(), connection.window_limit());
+        let is_plain = !flow.held_off && flow.brief_until.is_none() && flow.kept.is_empty();
+        if left == 0 && is_plain && limit == u32::MAX && io.holds_little_for_hosts(handle) {
+            return flow.out.went(sent, 0, io.now);
+        }
         let share = io.held_for_host(handle, all_brief - flow.brief);
-        let resumes = left == 0 && flow.held_off && flow.host_writable;
+        let resumes = left == 0 && flow.kept.is_empty() && flow.held_off && flow.host_writable;
         let is_over = left > 0 && share.held > share.allowance && !flow.over;
         let in_time = flow.brief_until.is_none_or(|until| io.now < until);
         let is_brief = is_over && share.held <= share.briefly && in_time && !flow.held_off;
         let holds_off = is_over && !is_brief;
         let (was_brief, wanted) = (flow.brief_until.is_some(), share.window_limit());
         flow.held_off = (flow.held_off && !resumes) || holds_off;
+        if holds_off && flow.kept.is_empty() {
+            let most = (io.memory.capacity_bytes() / KEPT_DIVISOR).saturating_sub(self.tcp.kept);
+            let Some(flow) = self.tcp.get_mut(handle) else { return };
+            flow.kept = first_segment(connection, most, io.ledger);
+            self.tcp.kept += flow.kept.len();
+        }
+        let Some(flow) = self.tcp.get_mut(handle) else { return };
         if resumes || holds_off || was_brief != is_brief || wanted != limit {
             let after = io.stack.with_tcp(handle, io.now, |connection| {
                 connection.limit_window(wanted);
@@ -81,6 +107,30 @@ impl Gateway {
         }
     }
 }
+
+/// A copy of the first segment that is about to be given back, if it has no more than `most` bytes:
+/// its sender sends it again in vain, each time after twice as long. Told that it has arrived, it
+/// goes on at once.
+fn first_segment(connection: &Connection, most: usize, ledger: &Ledger) -> Vec<u8> {
+    let back = connection.received_unacknowledged();
+    let count = back.min(connection.arriving_segment());
+    if count > most {
+        return Vec::new();
+    }
+    let (mut skipped, mut kept) = (connection.received_len() - back, vec![0; count]);
+    let mut done = 0;
+    for piece in connection.received() {
+        let from = skipped.min(piece.len());
+        skipped -= from;
+        let part = piece.slice(from, piece.len() - from);
+        done += ledger.copy(Site::Squeeze, &part, &mut kept[done..]);
+    }
+    kept.truncate(done);
+    kept
+}
+
+/// Part of the memory that all flows may keep of what they gave back, beside it.
+const KEPT_DIVISOR: usize = 8;
 
 /// Bytes to read from the host socket now. If there are none, `Events::WRITABLE` will tell; `None` if
 /// nothing will.

@@ -1,8 +1,9 @@
 //! How much memory connections hold, and on whose account: so that their owner can see to it that
 //! no peer, and no port of a switch, keeps the others from theirs.
 //!
-//! Transparent stacks alone keep accounts. A connection is on the account of the port by which its peer's last acceptable packet came
-//! (`Packet::ingress`), or of no port. Sums are kept up after each change of a connection.
+//! Transparent stacks alone keep accounts. A connection is on the account of the port by which its
+//! peer's last acceptable packet came (`Packet::ingress`), or of no port. Sums are kept up after
+//! each change of a connection.
 
 use super::Stack;
 use super::tcp::TcpHandle;

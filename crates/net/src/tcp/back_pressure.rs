@@ -32,8 +32,8 @@ impl Connection {
         }
     }
 
-    /// Received bytes that are not acknowledged: the last ones of [`Connection::received`], and those
-    /// that [`Connection::hold_off`] gives back.
+    /// Received bytes that are not acknowledged: the last ones of [`Connection::received`], and
+    /// those that [`Connection::hold_off`] gives back.
     pub fn received_unacknowledged(&self) -> usize {
         let untaken = self.receive.nxt - self.receive.acked - u32::from(self.receive.fin);
         (untaken as usize).min(self.receive.queue.len())
@@ -44,8 +44,8 @@ impl Connection {
         self.receive.mss as usize
     }
 
-    /// While it held off, the owner kept the first `count` of the bytes that were given back, and it
-    /// has passed them on: they are acknowledged. A sender that has sent them again in vain, and
+    /// While it held off, the owner kept the first `count` of the bytes that were given back, and
+    /// it has passed them on: they are acknowledged. A sender that has sent them again in vain, and
     /// would wait long before its next try, goes on at once (RFC 6298 §5.2).
     pub fn acknowledge_kept(&mut self, count: usize) {
         let receive = &mut self.receive;

@@ -15,8 +15,8 @@
 //!   program's window. Below it they are read only as far as the window takes the bytes, no flow
 //!   may have more than a quarter of what is left above [`HOST_READ_SHARE`] on its way, and no
 //!   guest more than half of what others leave of [`IN_SHARE`]. Unread bytes stay in the host's
-//!   socket. A kernel acknowledges at once what its window takes, so that flows whose program does not read
-//!   hold nothing; the last bounds are for peers that acknowledge nothing.
+//!   socket. A kernel acknowledges at once what its window takes, so that flows whose program does
+//!   not read hold nothing; the last bounds are for peers that acknowledge nothing.
 //!
 //! docs/limits.md has the sums.
 
@@ -110,7 +110,7 @@ impl Io<'_> {
         ReadAhead::Within((unit * left / FLOW_DIVISOR).max(SEND_SHARE_MIN))
     }
 
-    /// True if so little is held for hosts that this flow of a program may have all that it can use.
+    /// True if so little is held for hosts that this flow of a program may have all it can use.
     pub(super) fn holds_little_for_hosts(&self, handle: TcpHandle) -> bool {
         let Frames { small, large } = self.stack.tcp_usage().receiving;
         let budget = self.memory.capacity_bytes() / 256 * OUT_SHARE;

@@ -132,8 +132,8 @@ fn first_segment(connection: &Connection, most: usize, ledger: &Ledger) -> Vec<u
 /// Part of the memory that all flows may keep of what they gave back, beside it.
 const KEPT_DIVISOR: usize = 8;
 
-/// Bytes to read from the host socket now. If there are none, `Events::WRITABLE` will tell; `None` if
-/// nothing will.
+/// Bytes to read from the host socket now. If there are none, `Events::WRITABLE` will tell; `None`
+/// if nothing will.
 pub(super) fn room_for_program(
     connection: &mut Connection,
     ahead: ReadAhead,

@@ -53,8 +53,9 @@ const RIGHTS: CapabilitySet = CapabilitySet::NET_BIND_SERVICE
 pub struct Duties {
     /// The ports that sockets may be bound to: these, or any.
     pub ports: Ports,
-    /// The file of the control socket and its inode: it is removed in the end, however that comes.
-    pub control: Option<(PathBuf, u64)>,
+    /// The names that the control socket's file may have, and its inode: it is removed in the end,
+    /// however that comes.
+    pub control: Option<(Vec<PathBuf>, u64)>,
     /// The file of the namespace that is served.
     pub namespace: Option<PathBuf>,
     /// Replaces the lease file.
@@ -216,10 +217,11 @@ impl Broker<'_> {
     }
 
     fn withdraw(&mut self) -> Result<Answer, Errno> {
-        if let Some((path, inode)) = self.duties.control.take()
-            && rustix::fs::lstat(&path).is_ok_and(|found| found.st_ino == inode)
-        {
-            let _ = rustix::fs::unlink(&path);
+        let (paths, inode) = self.duties.control.take().unwrap_or_default();
+        for path in paths {
+            if rustix::fs::lstat(&path).is_ok_and(|found| found.st_ino == inode) {
+                let _ = rustix::fs::unlink(&path);
+            }
         }
         Ok(Answer::default())
     }

@@ -55,7 +55,7 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     let control = serve::control(messages);
     let duties = Duties {
         ports: confine::ports(&config.publish),
-        control: control.as_ref().map(Control::file),
+        control: control.as_ref().map(Control::files),
         namespace: life.path().map(Path::to_owned),
         ..Duties::default()
     };
@@ -66,6 +66,7 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
         Some(_) => Some(child),
         None => child.wait().map(|_| None)?,
     };
+    let control = serve::announce(control, messages);
     confinement.isolate()?;
     let mut gateway = start(&config, inside, control, ready, messages)?;
     confinement.release_input_and_output()?;

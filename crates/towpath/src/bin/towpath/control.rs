@@ -94,9 +94,14 @@ impl Control {
         })
     }
 
-    /// The socket's file, and its inode.
-    pub(crate) fn file(&self) -> (PathBuf, u64) {
-        self.announced.file()
+    /// The names that the socket's file may have, and its inode.
+    pub(crate) fn files(&self) -> (Vec<PathBuf>, u64) {
+        self.announced.files()
+    }
+
+    /// Lets it be found.
+    pub(crate) fn announce(&self) -> anyhow::Result<()> {
+        self.announced.announce()
     }
 
     /// Does what can be done without waiting. Requests are answered by `answer`; for one that has

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, linkat, statat, unlinkat};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, lstat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::geteuid;
@@ -32,8 +32,6 @@ const CONTROL_SUFFIX: &str = ".control";
 /// Bits of a folder's mode that let others in.
 const OTHERS: u32 = 0o077;
 
-/// Names with chance in them that are tried.
-const TRIES: usize = 8;
 /// How long the lock of the folder is waited for: it is held for milliseconds.
 const LOCK_STEPS: u32 = 100;
 const LOCK_STEP: Duration = Duration::from_millis(5);
@@ -41,19 +39,19 @@ const LOCK_STEP: Duration = Duration::from_millis(5);
 /// This process, as others find it.
 pub(crate) struct Announced {
     listener: UnixListener,
-    /// Where its name is. Only to remove that.
-    folder: OwnedFd,
-    path: PathBuf,
-    name: String,
-    /// What has the name as long as it is this one's.
+    /// Its name before [`announce`](Self::announce).
+    before: PathBuf,
+    /// Its names after it: the first that nobody has.
+    names: [PathBuf; 2],
+    /// The file that has the name as long as it is this one's.
     inode: u64,
     /// Gives way to one who asks when flows have all other descriptors.
     spare: Option<OwnedFd>,
 }
 
 impl Announced {
-    /// Makes the socket, and removes those of killed instances. Fails where the user has no folder
-    /// for such things.
+    /// Makes the socket, which nobody finds before [`announce`](Self::announce), and removes those
+    /// of killed instances. Fails where the user has no folder for such things.
     pub(crate) fn new() -> anyhow::Result<Self> {
         let path = folder()?;
         match DirBuilder::new().mode(0o700).create(&path) {
@@ -67,43 +65,52 @@ impl Announced {
     }
 
     fn make(path: &Path) -> io::Result<Self> {
-        let lock = Lock::take(path);
-        if let Some(lock) = &lock {
+        if let Some(lock) = Lock::take(path) {
             lock.remove_left_over(|name| number_of(name).is_some_and(|number| !is_towpath(number)));
         }
-        let number = std::process::id();
-        let before = format!(".{number}.{:08x}", chance());
-        let listener = UnixListener::bind(path.join(&before))?;
+        let (number, chance) = (std::process::id(), chance());
+        let before = path.join(format!(".{number}.{chance:08x}"));
+        let names = [
+            path.join(format!("{number}{CONTROL_SUFFIX}")),
+            path.join(format!("{number}.{chance:08x}{CONTROL_SUFFIX}")),
+        ];
+        let listener = UnixListener::bind(&before)?;
         listener.set_nonblocking(true)?;
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let folder = rustix::fs::open(path, flags, Mode::empty())?;
-        let give = |name: &str| linkat(&folder, &before, &folder, name, AtFlags::empty());
-        let mut name = format!("{number}{CONTROL_SUFFIX}");
-        let mut given = give(&name);
-        if given == Err(Errno::EXIST)
-            && let Some(lock) = &lock
-        {
-            // Of a process with the same number that was killed.
-            lock.remove_left_over(|other| other == name);
-            given = give(&name);
-        }
-        for _ in 0..TRIES {
-            if given != Err(Errno::EXIST) {
-                break;
-            }
-            name = format!("{number}.{:08x}{CONTROL_SUFFIX}", chance());
-            given = give(&name);
-        }
-        let removed = unlinkat(&folder, &before, AtFlags::empty());
-        given.and(removed)?;
-        let inode = statat(&folder, &name, AtFlags::SYMLINK_NOFOLLOW)?.st_ino;
+        let inode = lstat(&before)?.st_ino;
         let spare = Some(listener.try_clone()?.into());
-        Ok(Self { listener, folder, path: path.join(&name), name, inode, spare })
+        Ok(Self { listener, before, names, inode, spare })
     }
 
-    /// The socket's file, and its inode.
-    pub(crate) fn file(&self) -> (PathBuf, u64) {
-        (self.path.clone(), self.inode)
+    /// Gives it a name by which it is found.
+    pub(crate) fn announce(&self) -> anyhow::Result<()> {
+        let given = self.give_name();
+        given.with_context(|| format!("cannot make {}", self.names[0].display()))
+    }
+
+    fn give_name(&self) -> io::Result<()> {
+        let [first, other] = &self.names;
+        let mut given = fs::hard_link(&self.before, first);
+        let is_taken = |given: &io::Result<()>| {
+            given.as_ref().is_err_and(|error| error.kind() == ErrorKind::AlreadyExists)
+        };
+        if is_taken(&given)
+            && let Some(lock) = first.parent().and_then(Lock::take)
+        {
+            // Of a process with the same number that was killed.
+            lock.remove_left_over(|name| first.file_name() == Some(name.as_ref()));
+            given = fs::hard_link(&self.before, first);
+        }
+        if is_taken(&given) {
+            given = fs::hard_link(&self.before, other);
+        }
+        given?;
+        fs::remove_file(&self.before)
+    }
+
+    /// The names that the socket's file may have, and its inode.
+    pub(crate) fn files(&self) -> (Vec<PathBuf>, u64) {
+        let [first, other] = self.names.clone();
+        (vec![self.before.clone(), first, other], self.inode)
     }
 
     /// Takes a descriptor for the next one who asks, if there is none.
@@ -144,9 +151,11 @@ impl Drop for Announced {
         if outside::withdraw() {
             return;
         }
-        let has_name = statat(&self.folder, &self.name, AtFlags::SYMLINK_NOFOLLOW);
-        if has_name.is_ok_and(|found| found.st_ino == self.inode) {
-            let _ = unlinkat(&self.folder, &self.name, AtFlags::empty());
+        let (paths, inode) = self.files();
+        for path in paths {
+            if lstat(&path).is_ok_and(|found| found.st_ino == inode) {
+                let _ = fs::remove_file(path);
+            }
         }
     }
 }

@@ -48,12 +48,13 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
     let control = serve::control(messages);
     let duties = Duties {
         ports: confine::ports(&config.publish),
-        control: control.as_ref().map(Control::file),
+        control: control.as_ref().map(Control::files),
         ..Duties::default()
     };
     let child = Some(init.as_fd());
     let confinement = Confinement::begin(&network.gateway, messages, duties, child)?;
     let Some(inside) = receive_inside(&ours)? else { return Err(init.give_up()) };
+    let control = serve::announce(control, messages);
     confinement.isolate()?;
     let mut gateway = start(&config, inside, control, ready, messages)?;
     ours.send(&Message::Go)?;

@@ -206,12 +206,21 @@ impl Threads {
     }
 }
 
-/// The control socket, where there is a place for it.
+/// The control socket, where there is a place for it; nobody finds it yet.
 pub(crate) fn control(messages: Messages) -> Option<Control> {
     let untold = |error: &anyhow::Error| {
         messages.detail(format_args!("no control socket and not in `towpath stats`: {error:#}"));
     };
     Control::new().inspect_err(untold).ok()
+}
+
+/// The control socket as others find it.
+pub(crate) fn announce(control: Option<Control>, messages: Messages) -> Option<Control> {
+    let announced = control?;
+    let untold = |error: &anyhow::Error| {
+        messages.detail(format_args!("no control socket and not in `towpath stats`: {error:#}"));
+    };
+    announced.announce().inspect_err(untold).ok().map(|()| announced)
 }
 
 /// Each flow has a host socket: takes as many descriptors as the hard limit allows. The program was

@@ -42,7 +42,7 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
     allow_many_files();
     cut::guard().context("cannot handle SIGBUS")?;
     let control = serve::control(messages);
-    let duties = duties(&plan, control.as_ref().map(Control::file));
+    let duties = duties(&plan, control.as_ref().map(Control::files));
     let confinement = Confinement::begin(&arguments.gateway, messages, duties, None)?;
     // Dropped after the network, with which captures end.
     let mut captures = Captures::default();
@@ -51,6 +51,7 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
         0 => messages.notice("there are no ports yet; add one with `towpath port add`"),
         count => messages.detail(format_args!("serving {count} ports")),
     }
+    let control = serve::announce(control, messages);
     confinement.isolate()?;
     if let Err(error) = vhost_user::prepare() {
         messages.notice(format_args!("ports of vhost-user have no sessions: {error}"));
@@ -68,7 +69,7 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
 }
 
 /// What the broker has to do for it.
-fn duties(plan: &Plan, control: Option<(PathBuf, u64)>) -> Duties {
+fn duties(plan: &Plan, control: Option<(Vec<PathBuf>, u64)>) -> Duties {
     let mut connect = Vec::new();
     for (_, operation) in &plan.operations {
         let Operation::Add { attachment, .. } = operation else { continue };

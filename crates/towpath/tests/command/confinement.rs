@@ -120,7 +120,7 @@ fn up_is_confined() {
     command.arg("--lease-file").arg(&leases);
     let _inherited = with_inherited(&mut command);
     let running = Guard(command.spawn().unwrap());
-    assert_confined(running.pid().as_raw_pid(), 1);
+    assert_confined(running.pid().as_raw_pid(), 2);
 }
 
 /// Goal: the state is told, and that there is none is told loudly.

@@ -237,9 +237,9 @@ impl Connection {
 
     /// The next ACK reports that this came twice, and nothing else (Linux's tcp_dsack_set).
     pub(super) fn set_duplicate(&mut self, start: Seq, end: Seq) {
-        // Beyond what is acknowledged it would be taken for a SACK (RFC 2883 §4), which is final.
-        let known = end.at_or_before(self.receive.ack_point());
-        if self.sack && self.settings.dsack && start.before(end) && known {
+        // What waits unacknowledged would be taken for a SACK (RFC 2883 §4), and may be given back.
+        let waits = self.receive.acks_taken_only && end.after(self.receive.ack_point());
+        if self.sack && self.settings.dsack && start.before(end) && !waits {
             self.receive.duplicate = Some((start, end));
         }
     }

@@ -147,7 +147,9 @@ fn pcap_unread(host: &mut Host) {
         if is_asked {
             let of_program = format!("/proc/{}/task/{0}/children", towpath.pid());
             retry("the program to end", || {
-                fs::read_to_string(&of_program).unwrap_or_default().is_empty().then_some(())
+                // Its broker is left.
+                let children = fs::read_to_string(&of_program).unwrap_or_default();
+                (children.split_ascii_whitespace().count() <= 1).then_some(())
             });
             towpath.signal(Signal::TERM);
         }

@@ -3,9 +3,7 @@
 //! All steps run, also after one failed. The last line counts the tests of all test programs; a
 //! failed step without a failed test counts as one.
 
-use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -21,14 +19,13 @@ pub(crate) fn run() -> Result<(), String> {
     report.step("format", || check(&mut cargo(["fmt", "--all", "--check"])));
     report.step("format of fuzz", || check(&mut in_fuzz(["fmt", "--check"])));
     report.step("clippy", || {
-        check(cargo(["clippy", "--workspace", "--all-targets", "--locked"]).args(warnings))
+        let mut clippy = cargo(["clippy", "--workspace", "--all-targets", "--all-features"]);
+        check(clippy.arg("--locked").args(warnings))
     });
-    for package in ["towpath", "towpath-capi"] {
-        report.step(&format!("clippy of {package} with all features"), || {
-            let mut clippy = cargo(["clippy", "--package", package, "--all-targets"]);
-            check(clippy.args(["--all-features", "--locked"]).args(warnings))
-        });
-    }
+    report.step("clippy of the library alone", || {
+        let library = ["clippy", "--package", "towpath", "--lib", "--no-default-features"];
+        check(cargo(library).arg("--locked").args(warnings))
+    });
     report.step("clippy of fuzz", || {
         check(in_fuzz(["clippy", "--all-targets", "--locked"]).args(warnings))
     });
@@ -72,45 +69,12 @@ pub(crate) fn run() -> Result<(), String> {
 /// sets a variable has his own seed.
 const SEEDS: [(&str, &str); 2] = [("TOWPATH_FRESH_SEED", "99"), ("PROPTEST_RNG_SEED", "99")];
 
-/// Tests of all packages; the test programs of `towpath`, which take longest, one by one.
+/// All tests of all packages, with all features, so that everything is built once. Test programs
+/// run one after the other, as several measure time.
 fn tests(report: &mut Report) {
-    let all = ["--locked", "--no-fail-fast", "--", "--show-output"];
-    report.step("tests of packages", || {
-        count(cargo(["test", "--workspace", "--exclude", "towpath"]).args(all))
-    });
-    let towpath = ["test", "--package", "towpath", "--all-features"];
-    report.step("tests of towpath", || {
-        count(cargo(towpath).args(["--lib", "--bins", "--examples"]).args(all))
-    });
-    // Tests start them as programs. With targets named, `cargo test` builds their unit tests only.
-    report.step("examples of towpath", || {
-        let mut build = cargo(["build", "--package", "towpath", "--all-features", "--examples"]);
-        check(build.arg("--locked"))
-    });
-    report.step("documentation tests of towpath", || count(cargo(towpath).arg("--doc").args(all)));
-    report.step("tests of the C library with all features", || {
-        let library = ["test", "--package", "towpath-capi", "--all-features", "--lib"];
-        count(cargo(library).args(all))
-    });
-    for name in test_programs(&root().join("crates/towpath/tests")) {
-        report.step(&format!("tests of towpath: {name}"), || {
-            count(cargo(towpath).args(["--test", &name]).args(all))
-        });
-    }
-}
-
-/// Names of the test programs in a `tests` folder.
-fn test_programs(folder: &Path) -> Vec<String> {
-    let mut names = Vec::new();
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let path = entry.path();
-        let is_program = path.join("main.rs").exists() || path.extension() == Some("rs".as_ref());
-        if let Some(stem) = path.file_stem().filter(|_| is_program) {
-            names.push(stem.to_string_lossy().into_owned());
-        }
-    }
-    names.sort();
-    names
+    let all = ["test", "--workspace", "--all-features", "--locked", "--no-fail-fast"];
+    report.step("build of tests", || check(cargo(all).arg("--no-run")));
+    report.step("tests", || count(cargo(all).args(["--", "--show-output"])));
 }
 
 /// What each step came to.

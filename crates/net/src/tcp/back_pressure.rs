@@ -35,8 +35,9 @@ impl Connection {
     /// Received bytes that are not acknowledged: the last ones of [`Connection::received`], and
     /// those that [`Connection::hold_off`] gives back.
     pub fn received_unacknowledged(&self) -> usize {
-        let untaken = self.receive.nxt - self.receive.acked - u32::from(self.receive.fin);
-        (untaken as usize).min(self.receive.queue.len())
+        let untold = self.receive.nxt - self.receive.acked;
+        let bytes = untold.saturating_sub(u32::from(self.receive.fin));
+        (bytes as usize).min(self.receive.queue.len())
     }
 
     /// Bytes of a full segment of the peer, as far as is known.

@@ -35,6 +35,8 @@ const MOMENT_SHARE: usize = 32;
 pub(super) const MOMENT: Duration = Duration::from_millis(50);
 /// Share of memory, in 1/256, that is free as long as host sockets are read ahead of windows.
 const PLENTY: u32 = 192;
+/// Share of memory, in 1/256, below which each flow has an equal part on its way to the program.
+const SCARCE: u32 = 112;
 /// Share of memory, in 1/256, that bytes for guests may hold once memory is not plenty.
 const IN_SHARE: usize = 128;
 /// Part of what is left that one flow may have.
@@ -88,8 +90,8 @@ pub(super) enum ReadAhead {
 }
 
 impl Io<'_> {
-    /// How far the host socket of this flow may be read now.
-    pub(super) fn read_ahead(&mut self, handle: TcpHandle) -> ReadAhead {
+    /// How far the host socket of this flow may be read now, which is one of `flows`.
+    pub(super) fn read_ahead(&mut self, handle: TcpHandle, flows: usize) -> ReadAhead {
         let free = self.memory.free_share();
         let (port, guest) = self.stack.tcp_account(handle);
         if free >= PLENTY && port.is_none() {
@@ -99,15 +101,20 @@ impl Io<'_> {
         let total = weight(self.stack.tcp_usage().sending, self.memory);
         let own = weight(guest.sending, self.memory);
         let most = of_guest(unit * IN_SHARE, port.is_some(), total, own);
-        if own >= most {
+        if own >= most && port.is_some() {
             return ReadAhead::Within(0);
         }
         // What was read ahead may stay long: it leaves as much to the guest's other flows.
         if free >= PLENTY && own < most / 2 {
             return ReadAhead::Free;
         }
-        let left = free.saturating_sub(HOST_READ_SHARE) as usize;
-        ReadAhead::Within((unit * left / FLOW_DIVISOR).max(SEND_SHARE_MIN))
+        let left = unit * free.saturating_sub(HOST_READ_SHARE) as usize / FLOW_DIVISOR;
+        if free >= SCARCE {
+            return ReadAhead::Within(left.max(SEND_SHARE_MIN));
+        }
+        // Peers that acknowledge nothing hold it: what is left is for all alike.
+        let equal = self.memory.capacity_bytes() / 4 / flows.max(1);
+        ReadAhead::Within(equal.min(left).max(SEND_SHARE_MIN / 2))
     }
 
     /// True if so little is held for hosts that this flow of a program may have all it can use.

@@ -472,6 +472,7 @@ impl Gateway {
 
     /// Moves bytes from the host to the program: read into frames, lent to the send queue.
     fn move_in(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
+        let flows = self.tcp.count;
         let Some(flow) = self.tcp.get_mut(handle) else { return };
         let (mut moved, mut more, mut parks, mut failed) = (0, false, false, None);
         while flow.host_readable && !flow.host_closed {
@@ -484,7 +485,7 @@ impl Gateway {
                 more = true;
                 break;
             }
-            let ahead = io.read_ahead(handle);
+            let ahead = io.read_ahead(handle, flows);
             let received = io.stack.with_tcp(handle, io.now, |connection| {
                 let room = slow::room_for_program(connection, ahead, io.now);
                 parks = room.is_none();

@@ -72,6 +72,7 @@ fn a_fin_goes_back_with_its_data() {
         assert!(t.c.peer_closed());
         t.act(|c, _| c.hold_off());
         assert!(t.c.peer_closed() && t.c.received_len() == 1000, "it was acknowledged");
+        assert_eq!(t.c.received_unacknowledged(), 0);
         t.forget_sent();
     }
 }

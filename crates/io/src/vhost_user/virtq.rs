@@ -422,7 +422,9 @@ impl Queue {
         self.size
     }
 
-    fn check(&self) -> Result<(), Broken> {
+    /// # Errors
+    /// The ring is broken.
+    pub(crate) fn check(&self) -> Result<(), Broken> {
         self.broken.map_or(Ok(()), Err)
     }
 

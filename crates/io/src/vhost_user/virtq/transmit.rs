@@ -267,6 +267,8 @@ impl TransmitQueue {
         memory: &mut Memory,
         burst: &mut Burst,
     ) -> Result<(), Broken> {
+        // Also when no chain is looked at, as there is no packet for it.
+        self.queue.check()?;
         let mut spare = None;
         for _ in 0..CHAINS_PER_CALL_MAX {
             if burst.is_full() {

@@ -356,7 +356,7 @@ fn an_interrupted_run_leaves_nothing_behind() {
     std::fs::create_dir(&temporary).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_towpath"));
     command.args(["bench", "vm", "--seconds", "3600", "--cases", "vm_64B"]);
-    command.env("TMPDIR", &temporary).stdin(Stdio::null()).stderr(Stdio::null());
+    command.env("TMPDIR", &temporary).stdin(Stdio::null()).stderr(Stdio::piped());
     let mut bench = command.spawn().unwrap();
     let inside = |path: &Path| std::fs::read_dir(path).into_iter().flatten().flatten();
     let has_sockets = || {
@@ -372,8 +372,10 @@ fn an_interrupted_run_leaves_nothing_behind() {
     let had_sockets = has_sockets();
     let pid = rustix::process::Pid::from_child(&bench);
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
-    assert_eq!(bench.wait().unwrap().signal(), Some(rustix::process::Signal::INT.as_raw()));
-    assert!(had_sockets);
+    let output = bench.wait_with_output().unwrap();
+    let ended_by = output.status.signal();
+    assert_eq!(ended_by, Some(rustix::process::Signal::INT.as_raw()), "{output:?}");
+    assert!(had_sockets, "{output:?}");
     assert_eq!(inside(&temporary).count(), 0);
     std::fs::remove_dir(&temporary).unwrap();
 }

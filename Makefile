@@ -17,6 +17,7 @@ lib = $(DESTDIR)$(PREFIX)/lib
 help:
 	@echo 'make demo     build, then move 1 GiB each way through towpath and check it (MIB=$(MIB))'
 	@echo 'make test     install what the tests need, then run all checks and tests'
+	@echo 'make test-long  tests that take hours: more sizes and seeds, floods, fuzzing'
 	@echo 'make build    the command: $(target)/release/towpath'
 	@echo 'make install  command and manual page to PREFIX=$(PREFIX)'
 	@echo 'make library  the C library: $(target)/release/libtowpath_capi.so and .a'
@@ -33,6 +34,12 @@ test:
 	@bash scripts/setup test
 	@bash scripts/guest || echo 'make: tests with virtual machines are skipped' >&2
 	@cargo xtask ci
+
+.PHONY: test-long
+test-long:
+	@bash scripts/setup test
+	@bash scripts/guest || echo 'make: tests with virtual machines are skipped' >&2
+	@cargo xtask long
 
 .PHONY: build
 build: setup-build

@@ -22,6 +22,17 @@ impl Count {
         self.skipped += other.skipped;
     }
 
+    /// Reads what is [displayed](fmt::Display).
+    pub(crate) fn parse(line: &str) -> Option<Self> {
+        let mut words = line.split(' ');
+        let mut next = |name: &str| {
+            let number = words.next()?.parse().ok()?;
+            (words.next()?.trim_end_matches(',') == name).then_some(number)
+        };
+        let [passed, failed, skipped] = [next("passed")?, next("failed")?, next("skipped")?];
+        words.next().is_none().then_some(Self { passed, failed, skipped })
+    }
+
     pub(crate) fn total(&self) -> u64 {
         self.passed + self.failed + self.skipped
     }
@@ -179,5 +190,13 @@ test result: ok. 0 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; fini
     fn the_last_line_has_its_form() {
         let count = Count { passed: 3, failed: 0, skipped: 1 };
         assert_eq!(count.to_string(), "3 passed, 0 failed, 1 skipped");
+        assert_eq!(Count::parse("3 passed, 0 failed, 1 skipped"), Some(count));
+        for other in [
+            "3 passed, 0 failed",
+            "a passed, 0 failed, 1 skipped",
+            "3 passed, 0 failed, 1 skipped more",
+        ] {
+            assert_eq!(Count::parse(other), None, "{other}");
+        }
     }
 }

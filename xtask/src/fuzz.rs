@@ -70,8 +70,7 @@ pub(crate) fn live(only: Option<&str>, seconds: u32, seed: Option<u32>) -> Resul
         return Err(format!("there is no fuzz target '{}'", only.unwrap_or_default()));
     }
     if let Some(reason) = unsupported() {
-        println!("skipped: {reason}; the stored corpora have run as ordinary tests");
-        return Ok(Count { skipped: targets.len() as u64, ..Count::default() });
+        return Err(reason);
     }
     let programs = build()?;
     let (waiting, count) = (Mutex::new(targets.into_iter()), Mutex::new(Count::default()));
@@ -112,7 +111,8 @@ fn targets() -> Result<Vec<String>, String> {
     Ok(names)
 }
 
-fn unsupported() -> Option<String> {
+/// Why nothing can be fuzzed here, if so.
+pub(crate) fn unsupported() -> Option<String> {
     let works = |program: &str| {
         let mut command = Command::new(program);
         command.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());

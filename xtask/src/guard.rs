@@ -39,15 +39,18 @@ impl Case {
     }
 
     /// With sockets of the kernel.
-    const fn sockets(name: &'static str, work: &'static str, count: u64, rounds: usize) -> Self {
-        Self { name, work, count, rounds, is_over_tap: false }
+    const fn sockets(name: &'static str, work: &'static str, count: u64) -> Self {
+        Self { name, work, count, rounds: ROUNDS_SWAYED, is_over_tap: false }
     }
 
     /// With sockets of the kernel on both sides.
     const fn tap(name: &'static str, work: &'static str, count: u64) -> Self {
-        Self { name, work, count, rounds: 3, is_over_tap: true }
+        Self { is_over_tap: true, ..Self::sockets(name, work, count) }
     }
 }
+
+/// How often is counted what the kernel sways.
+const ROUNDS_SWAYED: usize = 3;
 
 const CASES: [Case; 23] = [
     Case::alone("tcp_packet", "plain,1448", 2000),
@@ -57,14 +60,14 @@ const CASES: [Case; 23] = [
     Case::alone("vm_to_vm_64B", "vm_64B", 4096),
     Case::alone("vm_to_vm_segmented", "vm_to_vm_segmented", 200),
     Case::alone("vm_to_vm_64KiB", "vm_to_vm_whole", 500),
-    Case::sockets("gateway_out_64KiB", "gateway_out", 2000, 5),
-    Case::sockets("gateway_in_64KiB", "gateway_in", 2000, 5),
-    Case::sockets("gateway_joined_64KiB", "gateway_joined", 2000, 5),
-    Case::sockets("gateway_request", "gateway_requests", 2000, 5),
-    Case::sockets("gateway_request_of_1000", "gateway_requests_of_1000", 2000, 3),
-    Case::sockets("gateway_connection", "gateway_connections", 2000, 5),
-    Case::sockets("gateway_out_datagrams", "gateway_datagrams_out", 200, 3),
-    Case::sockets("gateway_in_datagrams", "gateway_datagrams_in", 200, 3),
+    Case::sockets("gateway_out_64KiB", "gateway_out", 2000),
+    Case::sockets("gateway_in_64KiB", "gateway_in", 2000),
+    Case::sockets("gateway_joined_64KiB", "gateway_joined", 2000),
+    Case::sockets("gateway_request", "gateway_requests", 2000),
+    Case::sockets("gateway_request_of_1000", "gateway_requests_of_1000", 2000),
+    Case::sockets("gateway_connection", "gateway_connections", 2000),
+    Case::sockets("gateway_out_datagrams", "gateway_datagrams_out", 200),
+    Case::sockets("gateway_in_datagrams", "gateway_datagrams_in", 200),
     Case::tap("tap_out_64KiB", "tap_out", 1000),
     Case::tap("tap_out_64KiB_8flows", "tap_out_8flows", 1000),
     Case::tap("tap_in_64KiB", "tap_in", 1000),
@@ -128,6 +131,7 @@ pub(crate) fn compare() -> Result<Count, String> {
     let path = figures_path();
     let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     let stored = Stored::parse(&text)?;
+    make_binary()?;
     let here = Setting::here()?;
     let room = Room::of(&stored.setting, &here);
     if stored.setting != here {
@@ -226,6 +230,7 @@ fn store() -> Result<(), String> {
     if !may_make_devices() {
         return Err("TAP devices need root, for example by sudo".into());
     }
+    make_binary()?;
     let mut text = format!("# {HEAD}\n{}\n", Setting::here()?);
     for case in &CASES {
         let Figures { instructions, allocations, system_calls } = measure(case)?;
@@ -245,7 +250,7 @@ fn figures_path() -> PathBuf {
 
 /// A program that counts and is not there.
 fn missing() -> Option<&'static str> {
-    ["valgrind", "strace"].into_iter().find(|program| {
+    ["valgrind", "strace", "strip"].into_iter().find(|program| {
         let mut command = Command::new(program);
         command.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
         !command.status().is_ok_and(|status| status.success())
@@ -410,8 +415,16 @@ fn run_under(program: &str, options: &[&str], work: &str) -> Result<String, Stri
     if output.status.success() { Ok(log) } else { Err(format!("{command:?}:\n{log}")) }
 }
 
+/// The command without what debuggers read, which valgrind would read each time.
 fn binary() -> PathBuf {
-    target_folder(Path::new("release").join("towpath").to_str().expect("it is text"))
+    target_folder("release/towpath.guard")
+}
+
+fn make_binary() -> Result<(), String> {
+    let mut strip = Command::new("strip");
+    strip.arg("-o").arg(binary()).arg(target_folder("release/towpath"));
+    let done = strip.status().map_err(|error| format!("{strip:?}: {error}"))?;
+    if done.success() { Ok(()) } else { Err(format!("{strip:?}: {done}")) }
 }
 
 const TUNABLES: &str = "glibc.cpu.x86_rep_movsb_threshold=1073741824:\

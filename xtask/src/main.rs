@@ -20,10 +20,12 @@ use std::process::ExitCode;
 
 const HELP: &str = "\
 cargo xtask COMMAND
-  ci                       all checks and tests; the last line counts the tests
+  ci [STEP]                all checks and tests, or one step of them; the last line counts the
+                           tests
   tidy                     what neither compiler nor clippy checks: order, limits, links, words
   bench-guard [--write]    what packets cost, in instructions, allocations, system calls: not more?
   fuzz [TARGET] [SECONDS]  one fuzz target, or all of them; 60 seconds each
+  long [STEP]              what takes hours: all end-to-end tests, floods, many seeds, fuzzing
   man                      write docs/man/towpath.1
   packetdrill DIR [...]    packetdrill's scripts in DIR (gtests/net of its repository): which pass
   rfc                      sections of RFCs that code cites, and whether a test cites them too
@@ -34,10 +36,11 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match arguments[..] {
-        ["ci"] => ci::run(),
+        ["ci", ref rest @ ..] => ci::run(rest),
         ["tidy"] => tidy::run(),
         ["bench-guard", ref rest @ ..] => guard::run(rest),
         ["fuzz", ref rest @ ..] if rest.len() <= 2 => fuzz::run(rest),
+        ["long", ref rest @ ..] => ci::run_long(rest),
         ["man"] => man::write(),
         ["packetdrill", ref rest @ ..] => packetdrill::run(rest),
         ["rfc"] => rfc::run(),

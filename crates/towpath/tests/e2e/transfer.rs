@@ -1,16 +1,15 @@
 //! Many bytes over TCP by curl and nginx, with checksums, at every MTU.
 
-use super::support::{Family, Host, Server, Stats, Test, Towpath, digest_of, http, url_host};
+use super::support::{
+    Family, Host, Server, Stats, Test, Towpath, digest_of, http, is_long, mtus, url_host,
+};
 
 const MIB: u64 = 1 << 20;
 
 pub(crate) fn tests() -> Vec<Test> {
     let mut tests = Vec::new();
     for family in Family::BOTH {
-        for mtu in [576, 1280, 1500, 9000, 65520] {
-            if mtu < 1280 && family == Family::V6 {
-                continue;
-            }
+        for mtu in mtus(family) {
             let name = format!("{}_{mtu}", family.name());
             let quick = mtu == 1500;
             tests.push(
@@ -26,6 +25,9 @@ pub(crate) fn tests() -> Vec<Test> {
                 .slow_unless(quick),
             );
         }
+    }
+    if !is_long() {
+        return tests;
     }
     tests.push(
         Test::new("curl_down_gib", &["curl"], |host| down(host, Family::V4, 1500, 1024 * MIB))

@@ -39,6 +39,12 @@ const STOPPING: Duration = Duration::from_secs(30);
 /// Programs that every test needs.
 const PROGRAMS: [&str; 6] = ["ip", "ss", "ping", "setpriv", "unshare", "sha256sum"];
 
+/// True if tests take all the time that they can make use of, as `make test-long` has it: with
+/// `TOWPATH_LONG` in the environment.
+pub(crate) fn is_long() -> bool {
+    std::env::var_os("TOWPATH_LONG").is_some()
+}
+
 /// One end-to-end test.
 pub(crate) struct Test {
     name: String,
@@ -146,10 +152,20 @@ impl Test {
 
 /// The test that `make` gives, at the default MTU and at others, as far as `family` has them.
 pub(crate) fn at_each_mtu(family: Family, make: impl Fn() -> Test) -> Vec<Test> {
-    let others = [576, 1280, 9000, 65520];
-    let others = others.into_iter().filter(|mtu| *mtu >= 1280 || family == Family::V4);
-    let others: Vec<Test> = others.map(|mtu| make().at_mtu(mtu)).collect();
-    std::iter::once(make()).chain(others).collect()
+    let others = mtus(family).into_iter().filter(|mtu| *mtu != towpath::MTU_DEFAULT);
+    std::iter::once(make()).chain(others.map(|mtu| make().at_mtu(mtu))).collect()
+}
+
+/// The MTUs that a family is tried at: the smallest, the usual and the largest, in a long run more.
+pub(crate) fn mtus(family: Family) -> Vec<u16> {
+    let smallest = if family == Family::V4 { 576 } else { 1280 };
+    let mut mtus = vec![smallest, towpath::MTU_DEFAULT, 65520];
+    if is_long() {
+        mtus.extend([1280, 9000]);
+        mtus.sort();
+        mtus.dedup();
+    }
+    mtus
 }
 
 /// IPv4 or IPv6.

@@ -77,7 +77,7 @@ fn once(choice: Choice) {
 }
 
 /// Goal: a block that had to give way and is wanted again is one that the kernel should keep. Of
-/// two blocks whose marks share a place, one is read directly twice: that happens in one of 60 runs.
+/// two blocks whose marks share a place, one is read directly twice, as happens once in 60 runs.
 fn again(choice: Choice) {
     let (mut queue, hosts) = (queue(choice), hosts(CACHE));
     let Some(file) = cold(true) else { return };

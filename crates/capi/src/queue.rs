@@ -373,7 +373,8 @@ pub(crate) fn interest(events: u32) -> Outcome<(Interest, Trigger)> {
     if events & !((known | always) as u32) != 0 || has(libc::EPOLLET) && has(libc::EPOLLONESHOT) {
         return Err(Errno::INVAL);
     }
-    let interest = Interest { readable: has(libc::EPOLLIN), writable: has(libc::EPOLLOUT) };
+    let interest =
+        Interest { readable: has(libc::EPOLLIN), writable: has(libc::EPOLLOUT), ..Interest::NONE };
     let trigger = match (has(libc::EPOLLET), has(libc::EPOLLONESHOT)) {
         (true, _) => Trigger::Edge,
         (_, true) => Trigger::OneShot,

@@ -24,22 +24,30 @@ pub struct Interest {
     pub readable: bool,
     /// There is room to write.
     pub writable: bool,
+    /// A byte of the stream is marked as urgent and not read yet.
+    pub urgent: bool,
 }
 
 impl Interest {
-    /// Reading only.
-    pub const READ: Self = Self { readable: true, writable: false };
-    /// Writing only.
-    pub const WRITE: Self = Self { readable: false, writable: true };
-    /// Reading and writing.
-    pub const BOTH: Self = Self { readable: true, writable: true };
     /// Errors and hang-ups only.
-    pub const NONE: Self = Self { readable: false, writable: false };
+    pub const NONE: Self = Self { readable: false, writable: false, urgent: false };
+    /// Reading only.
+    pub const READ: Self = Self { readable: true, ..Self::NONE };
+    /// Writing only.
+    pub const WRITE: Self = Self { writable: true, ..Self::NONE };
+    /// Reading and writing.
+    pub const BOTH: Self = Self { readable: true, writable: true, ..Self::NONE };
+
+    /// Also urgent data.
+    pub const fn and_urgent(self) -> Self {
+        Self { urgent: true, ..self }
+    }
 
     fn flags(self, trigger: Trigger) -> EventFlags {
         let mut flags = EventFlags::empty();
         flags.set(EventFlags::IN | EventFlags::RDHUP, self.readable);
         flags.set(EventFlags::OUT, self.writable);
+        flags.set(EventFlags::PRI, self.urgent);
         flags.set(EventFlags::ET, trigger == Trigger::Edge);
         flags.set(EventFlags::ONESHOT, trigger == Trigger::OneShot);
         flags
@@ -74,6 +82,8 @@ pub struct Event {
     pub readable: bool,
     /// There is room to write.
     pub writable: bool,
+    /// A byte is marked as urgent and not read yet.
+    pub urgent: bool,
     /// The peer has shut down its side.
     pub peer_closed: bool,
     /// Both sides are closed.
@@ -118,6 +128,7 @@ impl Events {
                 token: event.u64,
                 readable: flags.contains(EventFlags::IN),
                 writable: flags.contains(EventFlags::OUT),
+                urgent: flags.contains(EventFlags::PRI),
                 peer_closed: flags.contains(EventFlags::RDHUP),
                 hangup: flags.contains(EventFlags::HUP),
                 error: flags.contains(EventFlags::ERR),

@@ -20,6 +20,9 @@ use towpath_packet::{Piece, Pinned};
 /// The number of `cachestat`, which is the same on all machines but those of the Alpha kind.
 const SYS_CACHESTAT: c_long = 451;
 
+/// The request of that name, where no architecture has numbers of its own for it.
+pub(crate) const SIOCATMARK: u32 = 0x8905;
+
 /// Addresses and lengths for a call that reads memory: up to `N` stretches, on the stack. Foreign
 /// memory among them cannot go back to its lender meanwhile.
 ///
@@ -274,6 +277,16 @@ fn tun_request(fd: BorrowedFd<'_>) -> Result<libc::ifreq, Errno> {
         libc::syscall(libc::SYS_ioctl, fd.as_raw_fd(), libc::TUNGETIFF as c_ulong, &raw mut request)
     };
     check(result).map(|_| request)
+}
+
+/// `SIOCATMARK`: true if the next byte of a stream is the one that its sender marked as urgent.
+pub(crate) fn is_at_mark(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
+    let mut is_at_mark: c_int = 0;
+    // SAFETY: `SIOCATMARK` writes one integer, which lives on our stack.
+    let result = unsafe {
+        libc::syscall(libc::SYS_ioctl, fd.as_raw_fd(), SIOCATMARK as c_ulong, &raw mut is_at_mark)
+    };
+    check(result).map(|_| is_at_mark != 0)
 }
 
 /// `TUNSETVNETHDRSZ`: bytes of the virtio-net header in front of each frame.

@@ -166,6 +166,7 @@ const ALWAYS: &[Call] = calls! {
     ioctl SYS_ioctl [
         &[Is(1, libc::FIONREAD as u32)],
         &[Is(1, libc::FIONBIO as u32)],
+        &[Is(1, crate::sys::SIOCATMARK)],
         &[Is(1, SIOCGIFINDEX)],
         &[Is(1, libc::TIOCGPGRP as u32)],
         &[Is(1, libc::TIOCSPGRP as u32)]

@@ -12,7 +12,7 @@
 use super::TcpSocket;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, sockopt};
+use rustix::net::RecvFlags;
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 use std::io;
 
@@ -96,13 +96,6 @@ impl Pipe {
     }
 }
 
-impl TcpSocket {
-    /// Leaves urgent data in its place in the stream, where [`Pipe::fill`] finds it.
-    pub fn set_urgent_inline(&self) -> io::Result<()> {
-        Ok(sockopt::set_socket_oobinline(&self.fd, true)?)
-    }
-}
-
 const FLAGS: SpliceFlags = SpliceFlags::MOVE.union(SpliceFlags::NONBLOCK);
 
 /// Fails on no connected socket.
@@ -129,7 +122,6 @@ mod tests {
         peer.set_read_timeout(Some(PATIENCE)).expect("timeout");
         wait(&listener, Interest::READ);
         let (socket, _) = listener.accept().expect("accept");
-        socket.set_urgent_inline().expect("inline");
         (socket, peer)
     }
 

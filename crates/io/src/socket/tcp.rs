@@ -2,13 +2,16 @@
 //!
 //! How a connection ends is told exactly: `Closed` is the peer's FIN, `ECONNRESET` its RST, and
 //! [`TcpSocket::take_error`] says why a connect failed.
+//!
+//! A byte that the peer marks as urgent (RFC 6093) stays in its place in the stream, and reads end
+//! in front of it: [`TcpSocket::is_at_mark`].
 
 use super::{SEND_FLAGS, SEND_PIECES_MAX, bind, gather_pieces, local, open};
 use crate::receive::{FRAMES_MAX, RECEIVE_BYTES_MAX, ReceiveBuffer, empty_slices};
 use crate::sys::{self, Gather};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::net::{SendFlags, Shutdown, SocketFlags, SocketType, sockopt};
+use rustix::net::{RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, sockopt};
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -48,6 +51,7 @@ impl TcpSocket {
     }
 
     fn connect_by(fd: OwnedFd, to: SocketAddr) -> io::Result<(Self, bool)> {
+        sockopt::set_socket_oobinline(&fd, true)?;
         let mut result = rustix::net::connect(&fd, &to);
         if result == Err(Errno::INPROGRESS) {
             // A peer on this machine answers within the call, and only the next one is told so.
@@ -111,6 +115,26 @@ impl TcpSocket {
         }
         buffer.take(count, give);
         Ok(Received::Bytes { count, drained: count < offered })
+    }
+
+    /// True if the next byte is the one that the peer marked as urgent.
+    pub fn is_at_mark(&self) -> io::Result<bool> {
+        Ok(sys::is_at_mark(self.fd.as_fd())?)
+    }
+
+    /// Receives one byte; `None` if the peer has shut down its side.
+    pub fn receive_byte(&self) -> io::Result<Option<u8>> {
+        let mut byte = [0];
+        let (count, _) = rustix::net::recv(&self.fd, &mut byte, RecvFlags::empty())?;
+        Ok((count > 0).then_some(byte[0]))
+    }
+
+    /// Sends a piece whose last byte is marked as urgent; returns the bytes taken. The mark goes
+    /// with the last of them.
+    pub fn send_urgent(&self, piece: &Piece) -> io::Result<usize> {
+        let mut gather: Gather<'_, 1> = Gather::new();
+        gather_pieces(&mut gather, std::iter::once(piece));
+        Ok(sys::send_gather(self.fd.as_fd(), &gather, &[], &[], SEND_FLAGS | libc::MSG_OOB)?)
     }
 
     /// Ends our side of the stream: a FIN follows what was sent.
@@ -184,6 +208,8 @@ impl TcpListener {
     pub fn bind(address: SocketAddr, interface: Option<&str>) -> io::Result<Self> {
         let fd = open(&address, SocketType::STREAM, None)?;
         sockopt::set_socket_reuseaddr(&fd, true)?;
+        // What it accepts is like it.
+        sockopt::set_socket_oobinline(&fd, true)?;
         bind(&fd, &address, interface)?;
         rustix::net::listen(&fd, BACKLOG)?;
         Ok(Self { fd })
@@ -213,6 +239,8 @@ impl AsFd for TcpListener {
 impl From<OwnedFd> for TcpListener {
     /// A socket that listens, is non-blocking and is closed on exec.
     fn from(fd: OwnedFd) -> Self {
+        // Fails only on what is no socket, which no accept succeeds on.
+        let _ = sockopt::set_socket_oobinline(&fd, true);
         Self { fd }
     }
 }

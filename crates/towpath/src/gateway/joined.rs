@@ -305,8 +305,8 @@ impl JoinedFlows {
         cx: &mut Around<'_>,
     ) {
         for socket in [&inside, &host] {
-            // Told of errors only as a loss of speed, and of urgent data.
-            let _ = socket.set_nodelay(true).and_then(|()| socket.set_urgent_inline());
+            // Told of errors only as a loss of speed.
+            let _ = socket.set_nodelay(true);
         }
         let slot = self.flows.next_slot();
         let add = |socket: &TcpSocket, end| {

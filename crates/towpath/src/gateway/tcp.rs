@@ -12,6 +12,7 @@
 //! packets get their turn after the same number of bytes, however many flows there are.
 
 mod slow;
+mod urgent;
 
 use super::queued::{LentNow, Queued};
 use super::route::Target;
@@ -21,7 +22,7 @@ use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
-use towpath_io::reactor::{Event, Interest, Reactor};
+use towpath_io::reactor::{Event, Interest};
 use towpath_io::socket::{Received, TcpSocket};
 use towpath_net::stack::{Stack, TcpHandle, Unreachable};
 use towpath_net::tcp::{ConnectionError, Events};
@@ -55,6 +56,8 @@ struct Flow {
     phase: Phase,
     host_readable: bool,
     host_writable: bool,
+    /// The host has marked a byte as urgent that was not read yet.
+    host_urgent: bool,
     /// The socket is watched for room too: it was full once, or its connect was waited for.
     watches_room: bool,
     /// Something was sent.
@@ -90,6 +93,7 @@ impl Flow {
             socket,
             phase,
             host_readable: false,
+            host_urgent: false,
             host_writable: !matches!(phase, Phase::HostConnecting { .. }),
             watches_room: true,
             has_sent: false,
@@ -118,16 +122,6 @@ impl Flow {
         }
         self.has_sent = true;
         self.socket.send(pieces)
-    }
-
-    /// Has the gateway told when there is room again. Room that has come meanwhile is told too.
-    fn watch_room(&mut self, reactor: &Reactor) -> io::Result<()> {
-        if self.watches_room {
-            return Ok(());
-        }
-        self.watches_room = true;
-        let token = Token::Tcp(slot_of(self.handle)).encode();
-        reactor.modify(&self.socket, token, Interest::BOTH, true)
     }
 }
 
@@ -280,7 +274,7 @@ impl Gateway {
         let token = Token::Tcp(slot_of(handle)).encode();
         // A connection that is made tells of room at once: that is spared as long as there is any.
         let interest = if connected { Interest::READ } else { Interest::BOTH };
-        if let Err(error) = io.reactor.add(&socket, token, interest, true) {
+        if let Err(error) = io.reactor.add(&socket, token, interest.and_urgent(), true) {
             return self.connect_failed(handle, dns, &error, io);
         }
         let mut flow = Flow::new(handle, socket, Phase::HostConnecting { dns });
@@ -354,7 +348,7 @@ impl Gateway {
             return socket.reset();
         };
         let token = Token::Tcp(slot_of(handle)).encode();
-        if io.reactor.add(&socket, token, Interest::BOTH, true).is_err() {
+        if io.reactor.add(&socket, token, Interest::BOTH.and_urgent(), true).is_err() {
             self.counters.no_descriptor += 1;
             io.stack.with_tcp(handle, io.now, |connection| connection.abort());
             io.stack.tcp_release(handle, io.now);
@@ -390,6 +384,7 @@ impl Gateway {
         let handle = flow.handle;
         flow.host_readable |= event.readable || event.hangup || event.error;
         flow.host_writable |= event.writable || event.hangup || event.error;
+        flow.host_urgent |= event.urgent;
         flow.host_closing |= event.peer_closed || event.hangup;
         if let Phase::HostConnecting { dns } = flow.phase {
             // A connect that failed is told as an error, and the call that asks for it is saved.
@@ -426,7 +421,7 @@ impl Gateway {
             if is_kept && flow.kept.is_empty() {
                 break;
             }
-            let result = if is_kept { flow.send_kept() } else { flow.send(connection.received()) };
+            let result = if is_kept { flow.send_kept() } else { flow.send_received(connection) };
             match result {
                 Ok(count) => {
                     sent += count;
@@ -489,9 +484,8 @@ impl Gateway {
             let received = io.stack.with_tcp(handle, io.now, |connection| {
                 let room = slow::room_for_program(connection, ahead, io.now);
                 parks = room.is_none();
-                room.filter(|room| *room > 0).map(|room| {
-                    flow.socket.receive(io.buffer, io.memory, room, |piece| connection.send(piece))
-                })
+                let room = room.filter(|room| *room > 0)?;
+                Some(flow.receive(connection, room, io.buffer, io.memory))
             });
             match received.flatten() {
                 // An event tells when there is room.
@@ -499,7 +493,7 @@ impl Gateway {
                 Some(Ok(Received::Bytes { count, drained })) => {
                     moved += count;
                     // After a FIN no further edge comes: read until it shows.
-                    flow.host_readable = !drained || flow.host_closing;
+                    flow.host_readable = !drained || flow.host_closing || flow.host_urgent;
                 }
                 Some(Ok(Received::Closed)) => {
                     flow.host_closed = true;

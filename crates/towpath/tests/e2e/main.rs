@@ -23,6 +23,7 @@ mod taps;
 mod trace;
 mod transfer;
 mod udp;
+mod urgent;
 mod workers;
 
 use std::process::ExitCode;
@@ -56,6 +57,7 @@ fn main() -> ExitCode {
         ping::tests(),
         trace::tests(),
         udp::tests(),
+        urgent::tests(),
         workers::tests(),
         life::tests(),
         taps::tests(),

@@ -1,10 +1,11 @@
 //! What flows do whose host or program takes bytes slowly: see `fair` for how much they may hold.
 
-use super::{Flow, TcpFlows};
+use super::{Flow, TcpFlows, slot_of};
 use crate::gateway::fair::{MOMENT, ReadAhead};
-use crate::gateway::{Gateway, Io};
+use crate::gateway::{Gateway, Io, Token};
 use rustix::net::SendFlags;
 use std::io;
+use towpath_io::reactor::{Interest, Reactor};
 use towpath_net::stack::TcpHandle;
 use towpath_net::tcp::Connection;
 use towpath_net::time::Instant;
@@ -35,6 +36,16 @@ impl TcpFlows {
 }
 
 impl Flow {
+    /// Has the gateway told when there is room again. Room that has come meanwhile is told too.
+    pub(super) fn watch_room(&mut self, reactor: &Reactor) -> io::Result<()> {
+        if self.watches_room {
+            return Ok(());
+        }
+        self.watches_room = true;
+        let token = Token::Tcp(slot_of(self.handle)).encode();
+        reactor.modify(&self.socket, token, Interest::BOTH.and_urgent(), true)
+    }
+
     /// Sends what was kept; returns how many bytes of it the host took.
     pub(super) fn send_kept(&mut self) -> io::Result<usize> {
         let count = rustix::net::send(&self.socket, &self.kept, SendFlags::NOSIGNAL)?;
@@ -113,11 +124,16 @@ impl Gateway {
 /// goes on at once.
 fn first_segment(connection: &Connection, most: usize, ledger: &Ledger) -> Vec<u8> {
     let back = connection.received_unacknowledged();
-    let count = back.min(connection.arriving_segment());
+    let mut count = back.min(connection.arriving_segment());
+    let mut skipped = connection.received_len() - back;
+    if let Some(mark) = connection.urgent_mark() {
+        // A byte that is marked comes again, with its mark.
+        count = count.min(mark.saturating_sub(skipped));
+    }
     if count > most {
         return Vec::new();
     }
-    let (mut skipped, mut kept) = (connection.received_len() - back, vec![0; count]);
+    let mut kept = vec![0; count];
     let mut done = 0;
     for piece in connection.received() {
         let from = skipped.min(piece.len());

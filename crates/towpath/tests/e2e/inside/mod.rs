@@ -66,6 +66,7 @@ fn run(role: &str, arguments: &[&str]) -> Outcome {
         }
         ("udp-server", [port]) => udp::server(port.parse()?),
         ("udp-silent", addresses) => udp::silent(addresses),
+        ("urgent", [address]) => Ok(crate::urgent::exchange(address)?),
         _ => Err(format!("no such role: {role} {arguments:?}").into()),
     }
 }

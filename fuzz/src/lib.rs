@@ -17,6 +17,7 @@ pub mod offload;
 pub mod packets;
 pub mod publish;
 pub mod resolv;
+pub mod services;
 pub mod switch;
 pub mod tcp_input;
 pub mod vhost_user_message;
@@ -38,6 +39,7 @@ pub const TARGETS: &[(&str, Run)] = &[
     ("offload", offload::run),
     ("publish", publish::run),
     ("resolv", resolv::run),
+    ("services", services::run),
     ("switch", switch::run),
     ("tcp_input", tcp_input::run),
     ("vhost_user_message", vhost_user_message::run),

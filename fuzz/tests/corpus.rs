@@ -57,6 +57,11 @@ fn publish() {
 }
 
 #[test]
+fn services() {
+    replay("services");
+}
+
+#[test]
 fn switch() {
     replay("switch");
 }

@@ -1,5 +1,5 @@
-//! Target: what guests send to the services of a network, in any order, as time passes: DHCP, DHCPv6,
-//! questions of DNS, router solicitations, and frames of any bytes.
+//! Target: what guests send to the services of a network, in any order, as time passes: DHCP,
+//! DHCPv6, questions of DNS, router solicitations, and frames of any bytes.
 //!
 //! Goal: an answer is a correct frame, as judged by an oracle that shares no code; what is written
 //! down about leases is read again as the same; nothing is kept.

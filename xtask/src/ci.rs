@@ -68,6 +68,7 @@ const LANES: [Lane; 3] = [
         is_shown_at_once: false,
         steps: &[
             Step::new("tests", other_tests).after(BUILD),
+            Step::new("tests-of-machines", || tests(&MACHINES)),
             Step::new("documentation-tests", || count(test_programs().arg("--doc"))),
             Step::new("packetdrill", packetdrill::lending),
         ],
@@ -104,7 +105,9 @@ const LONG: [Step; 5] = [
 const BUILD: &str = "build-of-tests";
 
 /// Test programs that take most of the time, little of it a processor's: one after the other.
-const NETWORKS: [&str; 5] = ["e2e", "hostile", "guest", "command", "bench_smoke"];
+const NETWORKS: [&str; 4] = ["bench_smoke", "command", "e2e", "hostile"];
+/// The same with virtual machines.
+const MACHINES: [&str; 1] = ["guest"];
 
 /// Runs the steps of that name, or all.
 pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
@@ -313,7 +316,8 @@ fn tests(programs: &[&str]) -> Result<Count, String> {
 fn other_tests() -> Result<Count, String> {
     let mut command = test_programs();
     command.args(["--lib", "--bins"]);
-    for program in all_test_programs()?.iter().filter(|name| !NETWORKS.contains(&&name[..])) {
+    let elsewhere = [&NETWORKS[..], &MACHINES].concat();
+    for program in all_test_programs()?.iter().filter(|name| !elsewhere.contains(&&name[..])) {
         command.args(["--test", program]);
     }
     count(command.args(["--", "--show-output"]))

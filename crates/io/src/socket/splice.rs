@@ -108,6 +108,7 @@ mod tests {
     use super::*;
     use crate::reactor::{Events, Interest, Reactor};
     use crate::socket::TcpListener;
+    use rustix::net::sockopt;
     use std::io::{Read, Write};
     use std::net::TcpStream;
     use std::time::Duration;

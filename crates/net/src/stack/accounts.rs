@@ -1,9 +1,9 @@
-//! How much memory connections hold, and on whose account: so that their owner can see to it that
-//! no peer, and no port of a switch, keeps the others from theirs.
+//! What connections hold, and on whose account, so that no peer, and no port of a switch, keeps the
+//! others from theirs: memory, of which the owner sees to that, and places in the table.
 //!
-//! Transparent stacks alone keep accounts. A connection is on the account of the port by which its
-//! peer's last acceptable packet came (`Packet::ingress`), or of no port. Sums are kept up after
-//! each change of a connection.
+//! Transparent stacks alone keep accounts of memory. A connection is on the account of the port by
+//! which its peer's last acceptable packet came (`Packet::ingress`), or of no port. Sums are kept up
+//! after each change of a connection.
 
 use super::Stack;
 use super::tcp::TcpHandle;
@@ -56,6 +56,22 @@ pub(super) struct Share {
     usage: Usage,
     /// Index of the account.
     account: u16,
+    is_half_open: bool,
+}
+
+impl Share {
+    /// The connection came in and is not open yet.
+    pub(super) fn is_half_open(&self) -> bool {
+        self.is_half_open
+    }
+}
+
+/// What all connections of a port hold.
+#[derive(Clone, Copy, Default)]
+struct Account {
+    usage: Usage,
+    connections: usize,
+    half_open: usize,
 }
 
 /// The sums.
@@ -63,8 +79,12 @@ pub(super) struct Share {
 pub(super) struct Accounts {
     total: Usage,
     /// By [`index_of`].
-    accounts: Vec<Usage>,
+    accounts: Vec<Account>,
 }
+
+/// A port may have so many times as many connections as there are places left. So one that takes
+/// all it gets leaves a ninth, two leave a seventeenth, and who has few finds a place.
+const PLACES_PER_FREE: usize = 8;
 
 impl Accounts {
     /// A connection holds something else now.
@@ -76,10 +96,43 @@ impl Accounts {
         }
     }
 
+    /// There is a connection more.
+    pub(super) fn insert(&mut self, share: &Share) {
+        self.of(share).connections += 1;
+    }
+
     /// A connection is gone.
     pub(super) fn remove(&mut self, share: &mut Share) {
         self.set(share, Usage::default());
-        *share = Share::default();
+        self.set_half_open(share, false);
+        self.of(share).connections -= 1;
+        share.account = 0;
+    }
+
+    /// A connection that came in is not open yet, or is no longer so.
+    pub(super) fn set_half_open(&mut self, share: &mut Share, is_half_open: bool) {
+        if share.is_half_open != is_half_open {
+            share.is_half_open = is_half_open;
+            let half_open = &mut self.of(share).half_open;
+            *half_open = if is_half_open { *half_open + 1 } else { *half_open - 1 };
+        }
+    }
+
+    /// True if a port may have no further connection, with so many places left.
+    pub(super) fn is_crowded(&self, port: Option<u16>, free: usize) -> bool {
+        let account = self.accounts.get(usize::from(index_of(port)));
+        let connections = account.map_or(0, |account| account.connections);
+        free == 0 || port.is_some() && connections >= PLACES_PER_FREE * free
+    }
+
+    /// The most connections of an account that are half-open.
+    pub(super) fn most_half_open(&self) -> usize {
+        self.accounts.iter().map(|account| account.half_open).max().unwrap_or(0)
+    }
+
+    /// Those of the account that this connection is on.
+    pub(super) fn half_open_of(&self, share: &Share) -> usize {
+        self.accounts.get(usize::from(share.account)).map_or(0, |account| account.half_open)
     }
 
     /// The connection's peer sent a packet that came by this port.
@@ -87,19 +140,25 @@ impl Accounts {
     pub(super) fn assign(&mut self, share: &mut Share, port: Option<u16>) {
         let account = index_of(port);
         if account != share.account {
-            let usage = share.usage;
-            self.set(share, Usage::default());
+            let Share { usage, is_half_open, .. } = *share;
+            self.remove(share);
             share.account = account;
+            self.insert(share);
             self.set(share, usage);
+            self.set_half_open(share, is_half_open);
         }
     }
 
-    fn set(&mut self, share: &mut Share, usage: Usage) {
+    fn of(&mut self, share: &Share) -> &mut Account {
         let index = usize::from(share.account);
         if self.accounts.len() <= index {
-            self.accounts.resize(index + 1, Usage::default());
+            self.accounts.resize(index + 1, Account::default());
         }
-        self.accounts[index].change(share.usage, usage);
+        &mut self.accounts[index]
+    }
+
+    fn set(&mut self, share: &mut Share, usage: Usage) {
+        self.of(share).usage.change(share.usage, usage);
         self.total.change(share.usage, usage);
         share.usage = usage;
     }
@@ -121,7 +180,7 @@ impl Stack {
     pub fn tcp_account(&self, handle: TcpHandle) -> (Option<u16>, Usage) {
         let slot = self.tcp.slots.get(handle.index());
         let account = slot.map_or(0, |slot| slot.share.account);
-        let usage = self.tcp.accounts.accounts.get(usize::from(account)).copied();
+        let usage = self.tcp.accounts.accounts.get(usize::from(account)).map(|it| it.usage);
         (account.checked_sub(1), usage.unwrap_or_default())
     }
 }

@@ -34,7 +34,7 @@ impl Stack {
         let opens =
             flags.contains(Flags::SYN) && !flags.intersects(Flags::ACK | Flags::RST | Flags::FIN);
         if opens && self.tcp.transparent {
-            return self.receive_syn(ends, segment, cx);
+            return self.receive_syn(ends, segment, packet.ingress(), cx);
         }
         match self.tcp.listeners.find(local) {
             Some(to) if opens => self.receive_request(to, ends, segment, packet, cx),
@@ -57,11 +57,18 @@ impl Stack {
     }
 
     /// A SYN of which the owner decides.
-    fn receive_syn(&mut self, ends: Ends, syn: &Segment, cx: &mut Context<'_>) {
-        let Some(opening) = self.opening_for(ends, cx) else { return };
+    fn receive_syn(
+        &mut self,
+        ends: Ends,
+        syn: &Segment,
+        ingress: Option<u16>,
+        cx: &mut Context<'_>,
+    ) {
+        let Some(opening) = self.opening_for(ends, ingress, cx) else { return };
         let settings = self.routed(ends.remote.ip(), self.tcp.settings);
         let connection = Connection::incoming(opening, syn, &settings, cx.now);
         let index = self.tcp.insert(connection);
+        self.tcp.accounts.assign(&mut self.tcp.slots[index as usize].share, ingress);
         self.tcp.begin_half_open(index);
         self.counters.connections += 1;
         self.tcp.settle(index, cx.now);
@@ -89,7 +96,7 @@ impl Stack {
             return self.answer_with_cookie(to, ends, syn, cx);
         }
         let fast = fast_open(listener, ends, syn, cx.now);
-        let Some(mut opening) = self.opening_for(ends, cx) else { return };
+        let Some(mut opening) = self.opening_for(ends, None, cx) else { return };
         opening.sizes = opening.sizes.with_owner(config.max_segment);
         let settings = &self.routed(ends.remote.ip(), config.settings);
         let mut connection = if fast.open {
@@ -111,12 +118,18 @@ impl Stack {
         self.tcp.settle(index, cx.now);
     }
 
-    /// How a connection that begins with a SYN begins; `None` if there is no room for one.
-    fn opening_for(&mut self, ends: Ends, cx: &mut Context<'_>) -> Option<Opening> {
+    /// How a connection begins whose SYN came by a port; `None` if there is no room for one.
+    fn opening_for(
+        &mut self,
+        ends: Ends,
+        ingress: Option<u16>,
+        cx: &mut Context<'_>,
+    ) -> Option<Opening> {
         if self.tcp.limit_half_open(cx.now) {
             self.counters.drop(DropReason::TcpHalfOpenEvicted);
         }
-        if self.tcp.count() >= self.tcp.connections_max {
+        let free = self.tcp.connections_max.saturating_sub(self.tcp.count());
+        if self.tcp.accounts.is_crowded(ingress, free) {
             self.counters.drop(DropReason::TcpConnectionLimit);
             return None;
         }

@@ -32,8 +32,6 @@ pub(super) struct Slot {
     pub(super) armed: Option<Instant>,
     /// Found by its endpoints: false once it is in TIME-WAIT or over.
     pub(super) indexed: bool,
-    /// Counted in `Table::half_open_count`.
-    pub(super) half_open: bool,
     /// Counted in `Table::orphans`.
     pub(super) orphan: bool,
     /// Whose connection it is.
@@ -55,7 +53,6 @@ impl Default for Slot {
             event_queued: false,
             armed: None,
             indexed: false,
-            half_open: false,
             orphan: false,
             role: Role::Owned,
             fastopen: None,
@@ -152,6 +149,7 @@ impl Table {
         let slot = &mut self.slots[index as usize];
         slot.connection = Some(Box::new(connection));
         slot.indexed = true;
+        self.accounts.insert(&slot.share);
         let (hasher, slots) = (&self.hasher, &self.slots);
         self.index.insert_unique(hash, index, |&other| {
             let other = slots[other as usize].connection.as_deref();
@@ -177,7 +175,7 @@ impl Table {
     pub(super) fn remove(&mut self, index: u32) {
         self.unindex(index);
         let slot = &mut self.slots[index as usize];
-        self.half_open_count -= usize::from(core::mem::take(&mut slot.half_open));
+        self.half_open_count -= usize::from(slot.share.is_half_open());
         self.orphans -= usize::from(core::mem::take(&mut slot.orphan));
         slot.connection = None;
         self.accounts.remove(&mut slot.share);
@@ -246,8 +244,8 @@ impl Table {
         if let Some(path) = connection.take_fast_open_path() {
             self.metrics.found(path, now);
         }
-        if slot.half_open && !connection.state().is_opening() {
-            slot.half_open = false;
+        if slot.share.is_half_open() && !connection.state().is_opening() {
+            self.accounts.set_half_open(&mut slot.share, false);
             self.half_open_count -= 1;
         }
         if connection.is_orphan() != slot.orphan {
@@ -328,7 +326,7 @@ impl Table {
     /// Counts an incoming connection as half-open.
     pub(super) fn begin_half_open(&mut self, index: u32) {
         self.half_open.push_back(self.handle(index));
-        self.slots[index as usize].half_open = true;
+        self.accounts.set_half_open(&mut self.slots[index as usize].share, true);
         self.half_open_count += 1;
         if self.half_open.len() >= 2 * self.half_open_max.max(1) + STALE_SPARE {
             let slots = &self.slots;
@@ -336,20 +334,28 @@ impl Table {
         }
     }
 
-    /// Gives up the oldest half-open connection if there are too many. True if one was.
+    /// Gives up a half-open connection if there are too many: the oldest of an account with most of
+    /// them. True if one was.
     pub(super) fn limit_half_open(&mut self, now: Instant) -> bool {
         if self.half_open_count < self.half_open_max {
             return false;
         }
-        while let Some(oldest) = self.half_open.pop_front() {
-            if is_half_open(&self.slots, &oldest) {
-                let connection = self.slots[oldest.index()].connection.as_deref_mut();
-                connection.expect("a half-open slot holds a connection").give_up();
-                self.settle(oldest.index, now);
-                return true;
-            }
+        let (slots, accounts) = (&self.slots, &self.accounts);
+        while self.half_open.front().is_some_and(|handle| !is_half_open(slots, handle)) {
+            self.half_open.pop_front();
         }
-        false
+        let most = accounts.most_half_open();
+        let place = self.half_open.iter().position(|handle| {
+            let has_most = || accounts.half_open_of(&slots[handle.index()].share) == most;
+            is_half_open(slots, handle) && has_most()
+        });
+        let Some(handle) = place.and_then(|place| self.half_open.remove(place)) else {
+            return false;
+        };
+        let connection = self.slots[handle.index()].connection.as_deref_mut();
+        connection.expect("a half-open slot holds a connection").give_up();
+        self.settle(handle.index, now);
+        true
     }
 
     /// Memory is short: gives up what connections hold ahead of its turn, so that neither they nor
@@ -368,7 +374,7 @@ impl Table {
 
 fn is_half_open(slots: &[Slot], handle: &TcpHandle) -> bool {
     let slot = &slots[handle.index()];
-    slot.generation == handle.generation && slot.half_open
+    slot.generation == handle.generation && slot.share.is_half_open()
 }
 
 /// Entries of no use that a queue may hold beside those that count.

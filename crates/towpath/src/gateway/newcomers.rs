@@ -16,12 +16,13 @@
 //! Datagrams keep their order, and those of one flow go together. Guests have their turns one after
 //! the other, and whoever has most waiting loses what comes last.
 
+mod connections;
 mod messages;
 
 use super::shares::Share;
 use super::{Gateway, Io};
+use connections::Connections;
 use messages::Messages;
-use std::collections::VecDeque;
 use std::net::IpAddr;
 use towpath_net::stack::{Datagram, Echo, TcpHandle};
 use towpath_packet::{Packet, Piece};
@@ -30,10 +31,6 @@ use towpath_packet::{Packet, Piece};
 const BEGUN_PER_TURN: usize = 8;
 /// Every so many, one is begun for somebody else than the program's own addresses.
 const STRANGERS_EVERY: usize = 4;
-/// Connections that wait for their turn, of the program's own addresses and of others each: a
-/// quarter of those that may be half-open, so that those whose host is being asked are not
-/// displaced by those that only wait.
-const CONNECTIONS_MAX: usize = 1024;
 
 /// Whoever waits for a flow of their own.
 #[derive(Default)]
@@ -45,8 +42,7 @@ pub(super) struct Newcomers {
 /// Those of one kind of address.
 #[derive(Default)]
 struct Waiting {
-    /// In the order of arrival. Names some that are over by now.
-    connections: VecDeque<TcpHandle>,
+    connections: Connections<TcpHandle>,
     messages: Messages,
     /// Whose turn it is.
     message_next: bool,
@@ -138,27 +134,25 @@ impl Waiting {
         if self.message_next {
             self.messages.pop().map(Newcomer::Message)
         } else {
-            self.connections.pop_back().map(Newcomer::Connection)
+            self.connections.pop().map(Newcomer::Connection)
         }
     }
 }
 
 impl Gateway {
-    /// A connection of the program waits for its turn. The one that has waited longest gives way,
-    /// without an answer: the program tries again by itself, as after any lost SYN.
+    /// A connection of the program waits for its turn. If there are too many, one gives way without
+    /// an answer: the program tries again by itself, as after any lost SYN.
     pub(super) fn connection_waits(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
         let Some(connection) = io.stack.tcp(handle) else { return };
         let own = self.is_program(connection.remote().ip());
-        let waiting = &mut self.newcomers.of(own).connections;
-        if waiting.len() >= CONNECTIONS_MAX
-            && let Some(oldest) = waiting.pop_front()
-            && is_opening(oldest, io)
+        let share = Share::Guest(io.stack.tcp_account(handle).0);
+        if let Some(displaced) = self.newcomers.of(own).connections.push(share, handle)
+            && is_opening(displaced, io)
         {
             self.counters.connections_displaced += 1;
-            io.stack.with_tcp(oldest, io.now, |connection| connection.give_up());
-            io.stack.tcp_release(oldest, io.now);
+            io.stack.with_tcp(displaced, io.now, |connection| connection.give_up());
+            io.stack.tcp_release(displaced, io.now);
         }
-        waiting.push_back(handle);
     }
 
     /// A datagram or an echo request waits for its turn.

@@ -285,6 +285,15 @@ impl Bench {
         self.input_packets(&mut burst)
     }
 
+    /// A frame that came into a switch by this port.
+    pub(super) fn input_by(&mut self, port: u16, bytes: &[u8]) -> &mut Self {
+        let mut packet = self.packet(bytes);
+        packet.set_ingress(Some(port));
+        let mut burst = Burst::new();
+        burst.push(packet).expect("empty");
+        self.input_packets(&mut burst)
+    }
+
     /// Several frames in one call.
     pub(super) fn input_burst(&mut self, frames: &[&[u8]]) -> &mut Self {
         let mut burst = Burst::new();

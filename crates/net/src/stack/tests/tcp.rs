@@ -212,6 +212,50 @@ fn syn_floods_are_bounded() {
     assert_eq!(b.one().data(), b"hello");
 }
 
+/// Goal: a port of a switch that floods with SYNs displaces its own half-open connections, not
+/// those of others.
+#[test]
+fn syn_floods_of_a_port_displace_its_own() {
+    let limits = Limits { half_open: 16, ..Limits::default() };
+    let mut b = Bench::with(crate::stack::Config { limits, ..config(true) }, Caps::plain(1500));
+    let far = SocketAddr::new("198.51.100.1".parse().expect("an address"), 80);
+    let quiet = SocketAddr::new(PEER4, 999);
+    b.input_by(2, &syn(quiet, far, 1));
+    let (waiting, events) = b.stack.next_event().expect("it asks its owner");
+    assert!(events.contains(Events::INCOMING));
+    for port in 1000..2000 {
+        b.input_by(1, &syn(SocketAddr::new(PEER4, port), far, 1));
+        while let Some((handle, events)) = b.stack.next_event() {
+            if events.contains(Events::CLOSED) {
+                b.stack.tcp_release(handle, b.now);
+            }
+        }
+    }
+    assert_eq!(b.stack.tcp_counts().0, 16);
+    let connection = b.stack.tcp(waiting).expect("not displaced");
+    assert_eq!((connection.remote(), connection.state()), (quiet, State::SynReceived));
+    b.dropped(&[(DropReason::TcpHalfOpenEvicted, 1000 - 15)]);
+}
+
+/// Goal: a port that takes all connections it gets leaves places for those of others.
+#[test]
+fn a_port_leaves_places_to_others() {
+    const PLACES: usize = 90;
+    let limits = Limits { connections: PLACES, ..Limits::default() };
+    let mut b = Bench::with(crate::stack::Config { limits, ..config(true) }, Caps::plain(1500));
+    let far = SocketAddr::new("198.51.100.1".parse().expect("an address"), 80);
+    for port in 0..PLACES as u16 {
+        b.input_by(1, &syn(SocketAddr::new(PEER4, 1000 + port), far, 1));
+    }
+    assert_eq!(b.stack.tcp_counts().0, PLACES * 8 / 9);
+    for port in 0..PLACES as u16 {
+        b.input_by(2, &syn(SocketAddr::new(PEER4, 2000 + port), far, 1));
+    }
+    assert!((PLACES - 2..PLACES).contains(&b.stack.tcp_counts().0));
+    b.input_by(3, &syn(SocketAddr::new(PEER4, 3000), far, 1));
+    assert!(b.stack.tcp_counts().0 <= PLACES);
+}
+
 /// At the limit of connections a SYN is dropped without an answer: its sender tries again.
 #[test]
 fn connections_are_bounded() {

@@ -1,0 +1,94 @@
+//! Connections that wait for a flow, in a line for each guest.
+//!
+//! Lines are served in turn. Bound: [`CONNECTIONS_MAX`]; at it the longest line loses the one that
+//! has waited longest.
+
+use crate::gateway::shares::Share;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
+
+/// Connections that wait for their turn, of the program's own addresses and of others each: a
+/// quarter of those that may be half-open, so that those whose host is being asked are not
+/// displaced by those that only wait.
+const CONNECTIONS_MAX: usize = 1024;
+
+/// Those that wait, by what `T` names them. Names some that are over by now.
+pub(super) struct Connections<T> {
+    /// Each in the order of arrival, none empty.
+    lines: BTreeMap<Share, VecDeque<T>>,
+    /// Whose turn it was.
+    last: Option<Share>,
+    len: usize,
+}
+
+impl<T> Default for Connections<T> {
+    fn default() -> Self {
+        Self { lines: BTreeMap::new(), last: None, len: 0 }
+    }
+}
+
+impl<T> Connections<T> {
+    pub(super) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Puts a connection at the end of its line; the one that has to give way.
+    pub(super) fn push(&mut self, share: Share, connection: T) -> Option<T> {
+        self.lines.entry(share).or_default().push_back(connection);
+        self.len += 1;
+        if self.len <= CONNECTIONS_MAX {
+            return None;
+        }
+        let longest = self.lines.iter().max_by_key(|(_, line)| line.len());
+        let longest = *longest.expect("one was pushed").0;
+        self.take(longest, VecDeque::pop_front)
+    }
+
+    /// The newest connection of the line whose turn it is.
+    pub(super) fn pop(&mut self) -> Option<T> {
+        let after = self.last.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut behind = self.lines.range((after, Bound::Unbounded));
+        let share = behind.next().or_else(|| self.lines.first_key_value()).map(|(share, _)| *share);
+        self.last = share;
+        self.take(share?, VecDeque::pop_back)
+    }
+
+    fn take(
+        &mut self,
+        share: Share,
+        take: impl FnOnce(&mut VecDeque<T>) -> Option<T>,
+    ) -> Option<T> {
+        let line = self.lines.get_mut(&share)?;
+        let connection = take(line)?;
+        if line.is_empty() {
+            self.lines.remove(&share);
+        }
+        self.len -= 1;
+        Some(connection)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a guest that begins connections without end displaces its own, and each guest gets its
+    /// turn. Method: one pushes thousands, another three.
+    #[test]
+    fn a_flood_displaces_itself() {
+        let [flood, quiet] = [1, 2].map(|port| Share::Guest(Some(port)));
+        let mut waiting = Connections::default();
+        let mut displaced: Vec<u32> = Vec::new();
+        for number in 0..3 {
+            displaced.extend(waiting.push(quiet, number));
+        }
+        for number in 10..5010 {
+            displaced.extend(waiting.push(flood, number));
+        }
+        assert_eq!(displaced.len(), 5003 - CONNECTIONS_MAX);
+        assert_eq!((displaced[0], waiting.len), (10, CONNECTIONS_MAX));
+        let taken: Vec<_> = (0..7).filter_map(|_| waiting.pop()).collect();
+        let expected = [5009, 2, 5008, 1, 5007, 0, 5006];
+        assert_eq!(taken, expected, "in turn, and the newest first");
+    }
+}

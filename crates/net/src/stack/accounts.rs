@@ -2,8 +2,8 @@
 //! others from theirs: memory, of which the owner sees to that, and places in the table.
 //!
 //! Transparent stacks alone keep accounts of memory. A connection is on the account of the port by
-//! which its peer's last acceptable packet came (`Packet::ingress`), or of no port. Sums are kept up
-//! after each change of a connection.
+//! which its peer's last acceptable packet came (`Packet::ingress`), or of no port. Sums are kept
+//! up after each change of a connection.
 
 use super::Stack;
 use super::tcp::TcpHandle;

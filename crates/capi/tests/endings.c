@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <unistd.h>
 
 /* What is spliced: several times what there is room for. */
@@ -169,6 +170,8 @@ struct waiting {
 	struct towpath *instance;
 	int fd, error;
 	ssize_t received;
+	/* The thread that waits; 0 until it runs. */
+	_Atomic pid_t thread;
 };
 
 static void *receive_one(void *argument)
@@ -176,9 +179,26 @@ static void *receive_one(void *argument)
 	struct waiting *waiting = argument;
 	char byte;
 
+	waiting->thread = gettid();
 	waiting->received = towpath_recv(waiting->instance, waiting->fd, &byte, 1, 0);
 	waiting->error = errno;
 	return NULL;
+}
+
+/* True once the thread sleeps, as it does in the call. */
+static bool is_asleep(const struct waiting *waiting)
+{
+	char path[64], state = 0;
+	FILE *stat;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", (int)waiting->thread);
+	stat = waiting->thread ? fopen(path, "r") : NULL;
+	if (!stat)
+		return false;
+	if (fscanf(stat, "%*d (%*[^)]) %c", &state) != 1)
+		state = 0;
+	fclose(stat);
+	return state == 'S';
 }
 
 /* A call that waits on a socket that is closed does not go on with another one of that number. */
@@ -195,7 +215,10 @@ static void waits_for_its_own(void)
 		char byte;
 
 		CHECK(fd >= 0 && pthread_create(&thread, NULL, receive_one, &waiting) == 0);
-		usleep(2000);
+		for (int tries = 0; !is_asleep(&waiting); tries++) {
+			CHECK(tries < 100000);
+			usleep(100);
+		}
 		CHECK(towpath_close(instance, fd) == 0);
 		int other = towpath_socket(instance, AF_INET, SOCK_DGRAM, 0);
 		CHECK(other == fd && towpath_bind(instance, other, (struct sockaddr *)&at, sizeof(at)) == 0);

@@ -141,11 +141,13 @@ impl PacketPool {
     }
 
     /// Packets that can be taken without a look at those given back: as many, or fewer.
+    #[inline]
     pub fn free_at_least(&self) -> usize {
         self.slab.free_at_least()
     }
 
     /// Packets in the pool.
+    #[inline]
     pub fn capacity(&self) -> usize {
         self.slab.capacity()
     }

@@ -100,21 +100,33 @@ impl Pool {
     }
 
     /// Frames that can be taken, at least.
+    #[inline]
     pub fn free_count(&mut self) -> usize {
         self.slab.free_count()
     }
 
     /// Frames that can be taken without a look at those given back: as many, or fewer.
+    #[inline]
     pub fn free_at_least(&self) -> usize {
         self.slab.free_at_least()
     }
 
+    /// True if at least so many 256ths of the frames can be taken. Looks at those given back only
+    /// if there are too few without them.
+    #[inline]
+    fn has_free(&mut self, share: u32) -> bool {
+        let enough = self.capacity().max(1) * share as usize;
+        self.free_at_least() * 256 >= enough || self.free_count() * 256 >= enough
+    }
+
     /// Frames in the pool.
+    #[inline]
     pub fn capacity(&self) -> usize {
         self.slab.capacity()
     }
 
     /// Bytes of one frame.
+    #[inline]
     pub fn frame_bytes(&self) -> usize {
         self.frame_bytes as usize
     }
@@ -291,6 +303,20 @@ impl Memory {
     /// Bytes of all frames.
     pub fn capacity_bytes(&self) -> usize {
         self.small.capacity() * SMALL_FRAME_BYTES + self.large.capacity() * LARGE_FRAME_BYTES
+    }
+
+    /// Looks at frames that were given back: they are taken next, while they are warm.
+    #[inline]
+    pub fn collect(&mut self) {
+        self.small.slab.collect();
+        self.large.slab.collect();
+    }
+
+    /// True if at least so much frame memory is free, in 1/256 of all: as [`Memory::free_share`]
+    /// says, and quicker.
+    #[inline]
+    pub fn has_free(&mut self, share: u32) -> bool {
+        self.small.has_free(share) && self.large.has_free(share)
     }
 
     /// Free frame memory in 1/256 of all: what windows are scaled by when memory runs short.

@@ -136,7 +136,7 @@ impl<T> Slab<T> {
     #[inline]
     pub fn take(&mut self) -> Option<NonNull<Slot<T>>> {
         if self.recycled.is_empty() {
-            self.collect_returned();
+            self.collect();
         }
         let Some(index) = self.recycled.pop() else {
             return self.take_fresh();
@@ -170,12 +170,14 @@ impl<T> Slab<T> {
     }
 
     /// Slots that can still be taken, at least. Exact while no other thread gives back.
+    #[inline]
     pub fn free_count(&mut self) -> usize {
-        self.collect_returned();
-        (self.count - self.out()) as usize
+        self.collect();
+        self.free_at_least()
     }
 
     /// Slots that can be taken without a look at those given back: as many, or fewer.
+    #[inline]
     pub fn free_at_least(&self) -> usize {
         (self.count - self.out()) as usize
     }
@@ -196,7 +198,7 @@ impl<T> Slab<T> {
     /// Tells `each` the runs of slots that were used and are free, in their order. Looks at all
     /// that were ever used, and allocates: not for the data path.
     pub fn free_runs(&mut self, mut each: impl FnMut(Range<usize>)) {
-        self.collect_returned();
+        self.collect();
         let mut free = vec![false; self.fresh as usize];
         for &index in &self.recycled {
             free[index as usize] = true;
@@ -215,21 +217,25 @@ impl<T> Slab<T> {
         self.fresh - self.recycled.len() as u32
     }
 
-    fn collect_returned(&mut self) {
-        // Relaxed: only a hint; the swap below orders.
-        if self.shared().changing.returned.load(Ordering::Relaxed) == NONE {
-            return;
+    /// Looks at the slots given back: they are taken next.
+    #[inline]
+    pub fn collect(&mut self) {
+        // Relaxed: only a hint; the swap of `collect_returned` orders.
+        if self.shared().changing.returned.load(Ordering::Relaxed) != NONE {
+            self.collect_returned();
         }
+    }
+
+    #[inline(never)]
+    fn collect_returned(&mut self) {
+        // SAFETY: as in `shared`.
+        let shared = unsafe { self.shared.as_ref() };
         // Acquire: pairs with the Release in `push`; what the givers did with the slots happened
         // before we hand them out again.
-        let head = self.shared().changing.returned.swap(NONE, Ordering::Acquire);
-        let mut recycled = core::mem::take(&mut self.recycled);
-        let before = recycled.len();
-        for index in self.shared().list(head) {
-            recycled.push(index);
-        }
-        recycled[before..].reverse();
-        self.recycled = recycled;
+        let head = shared.changing.returned.swap(NONE, Ordering::Acquire);
+        let before = self.recycled.len();
+        self.recycled.extend(shared.list(head));
+        self.recycled[before..].reverse();
     }
 
     fn shared(&self) -> &Shared<T> {

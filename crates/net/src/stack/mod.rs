@@ -358,13 +358,19 @@ fn derive(secret: [u64; 2], label: Label) -> u64 {
 
 /// How short `memory` is.
 fn pressure(memory: &mut Memory) -> Pressure {
+    if memory.has_free(ENOUGH) {
+        return Pressure::None;
+    }
     match memory.free_share() {
-        96.. => Pressure::None,
+        ENOUGH.. => Pressure::None,
         32.. => Pressure::Some,
         8.. => Pressure::High,
         _ => Pressure::Critical,
     }
 }
+
+/// Share of frame memory, in 1/256, that is free as long as memory is not short.
+const ENOUGH: u32 = 96;
 
 fn same_prefix(ours: &Address, address: IpAddr) -> bool {
     match (ours.address, address) {

@@ -334,8 +334,9 @@ impl Stack {
 
     /// Builds packets of one connection. False if no connection wants to send.
     pub(super) fn output_tcp(&mut self, cx: &mut Context<'_>) -> bool {
-        let pressure = pressure(cx.memory);
         let Some(index) = self.tcp.output.pop_front() else { return false };
+        cx.memory.collect();
+        let pressure = pressure(cx.memory);
         self.follow_path(index);
         let slot = &mut self.tcp.slots[index as usize];
         slot.output_queued = false;

@@ -92,9 +92,9 @@ pub(super) enum ReadAhead {
 impl Io<'_> {
     /// How far the host socket of this flow may be read now, which is one of `flows`.
     pub(super) fn read_ahead(&mut self, handle: TcpHandle, flows: usize) -> ReadAhead {
-        let free = self.memory.free_share();
+        let is_plenty = self.memory.has_free(PLENTY);
         let (port, guest) = self.stack.tcp_account(handle);
-        if free >= PLENTY && port.is_none() {
+        if is_plenty && port.is_none() {
             return ReadAhead::Free;
         }
         let unit = self.memory.capacity_bytes() / 256;
@@ -105,9 +105,10 @@ impl Io<'_> {
             return ReadAhead::Within(0);
         }
         // What was read ahead may stay long: it leaves as much to the guest's other flows.
-        if free >= PLENTY && own < most / 2 {
+        if is_plenty && own < most / 2 {
             return ReadAhead::Free;
         }
+        let free = self.memory.free_share();
         let left = unit * free.saturating_sub(HOST_READ_SHARE) as usize / FLOW_DIVISOR;
         if free >= SCARCE {
             return ReadAhead::Within(left.max(SEND_SHARE_MIN));

@@ -83,7 +83,7 @@ const HOST_READ_SHARE: u32 = 32;
 impl Io<'_> {
     /// True if reading from the host must wait.
     fn memory_is_short(&mut self) -> bool {
-        self.memory.free_share() < HOST_READ_SHARE
+        !self.memory.has_free(HOST_READ_SHARE)
     }
 
     fn stack_and_context(&mut self) -> (&mut Stack, Context<'_>) {

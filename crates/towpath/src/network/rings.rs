@@ -33,7 +33,7 @@ const SHORT_SHARE: u32 = 160;
 
 /// True if packets that wait for ports have to leave the rest of the memory to others.
 pub(super) fn is_short(memory: &mut Memory) -> bool {
-    memory.packets.free_count() < memory.packets.capacity() / 2 || memory.free_share() < SHORT_SHARE
+    memory.packets.free_count() < memory.packets.capacity() / 2 || !memory.has_free(SHORT_SHARE)
 }
 
 impl Rings<'_> {

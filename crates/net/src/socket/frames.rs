@@ -52,6 +52,12 @@ pub(super) struct Frames {
 }
 
 impl Frames {
+    /// True if there was no memory at the last look, or somebody waits for some.
+    #[inline]
+    pub(super) fn are_awaited(&mut self) -> bool {
+        self.gone || !self.waiting.get_mut().is_empty()
+    }
+
     /// When somebody who waits is to be looked at.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.look_at
@@ -102,10 +108,15 @@ impl Sockets {
     }
 
     /// Looks for memory, and tells those who may have some now.
+    #[inline]
     pub(super) fn tell_frames(&mut self, cx: &mut Context<'_>) {
-        if !self.frames.gone && self.frames.waiting.get_mut().is_empty() && is_plenty(cx.memory) {
-            return;
+        if self.frames.are_awaited() || !is_plenty(cx.memory) {
+            self.look_for_frames(cx);
         }
+    }
+
+    #[cold]
+    fn look_for_frames(&mut self, cx: &mut Context<'_>) {
         let mut left = spare(&mut cx.memory.small) + spare(&mut cx.memory.large);
         self.frames.gone = left == 0 || spare_packets(cx.memory) == 0;
         let mut told = false;
@@ -158,9 +169,12 @@ pub(super) fn lacks_memory(memory: &mut Memory) -> bool {
 
 /// Whether a socket that holds `held` bytes of what it sends may take a frame.
 fn has_frame(held: usize, memory: &mut Memory) -> bool {
-    let bytes = |pool: &mut Pool| spare(pool) * pool.frame_bytes();
-    let free = bytes(&mut memory.small) + bytes(&mut memory.large);
-    free > 0 && held < free.max(SHARE_MIN)
+    let may_take = |free: usize| free > 0 && held < free.max(SHARE_MIN);
+    // Those given back matter only if there are too few without them.
+    let certain = |pool: &Pool| beyond_reserve(pool, pool.free_at_least()) * pool.frame_bytes();
+    let all = |pool: &mut Pool| spare(pool) * pool.frame_bytes();
+    may_take(certain(&memory.small) + certain(&memory.large))
+        || may_take(all(&mut memory.small) + all(&mut memory.large))
 }
 
 /// A frame for `len` bytes of a socket that holds `held`, or the next best.
@@ -170,26 +184,42 @@ pub(super) fn frame_to_send(len: usize, held: usize, memory: &mut Memory) -> Opt
     }
     let Memory { small, large, .. } = memory;
     let (first, second) = if len <= SMALL_FRAME_BYTES { (small, large) } else { (large, small) };
-    let take = |pool: &mut Pool| if spare(pool) > 0 { pool.take() } else { None };
-    take(first).or_else(|| take(second))
+    take_spare(first).or_else(|| take_spare(second))
+}
+
+fn take_spare(pool: &mut Pool) -> Option<Frame> {
+    let has_spare = is_plenty_of(pool) || spare(pool) > 0;
+    if has_spare { pool.take() } else { None }
 }
 
 /// A packet for what a program sends.
 pub(super) fn packet_to_send(memory: &mut Memory) -> Option<Packet> {
-    if spare_packets(memory) > 0 { memory.packet() } else { None }
+    let has_spare = packets_are_plenty(memory) || spare_packets(memory) > 0;
+    if has_spare { memory.packet() } else { None }
 }
 
 /// True if there is certainly memory for sends.
 fn is_plenty(memory: &Memory) -> bool {
-    let Memory { small, large, packets } = memory;
-    small.free_at_least() > small.capacity() / RESERVE_DIVISOR
-        && large.free_at_least() > large.capacity() / RESERVE_DIVISOR
-        && packets.free_at_least() > packets.capacity() / RESERVE_DIVISOR
+    is_plenty_of(&memory.small) && is_plenty_of(&memory.large) && packets_are_plenty(memory)
+}
+
+fn is_plenty_of(pool: &Pool) -> bool {
+    pool.free_at_least() > pool.capacity() / RESERVE_DIVISOR
+}
+
+fn packets_are_plenty(memory: &Memory) -> bool {
+    memory.packets.free_at_least() > memory.packets.capacity() / RESERVE_DIVISOR
 }
 
 /// Frames of a pool that sends may still take.
 fn spare(pool: &mut Pool) -> usize {
-    pool.free_count().saturating_sub(pool.capacity() / RESERVE_DIVISOR)
+    let free = pool.free_count();
+    beyond_reserve(pool, free)
+}
+
+/// The same if so many are free.
+fn beyond_reserve(pool: &Pool, free: usize) -> usize {
+    free.saturating_sub(pool.capacity() / RESERVE_DIVISOR)
 }
 
 fn spare_packets(memory: &mut Memory) -> usize {

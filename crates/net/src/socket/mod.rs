@@ -247,7 +247,9 @@ impl Sockets {
             }
         }
         self.tell_room();
-        self.tell_frames(cx);
+        if !burst.is_empty() || self.frames.are_awaited() {
+            self.tell_frames(cx);
+        }
     }
 
     /// Runs the timers that are due, then takes up the stack's news.

@@ -23,7 +23,7 @@ use crate::stack::Context;
 use crate::time::{Duration, Instant};
 use alloc::collections::VecDeque;
 use core::cell::RefCell;
-use towpath_packet::pool::{Frame, Pool, SMALL_FRAME_BYTES};
+use towpath_packet::pool::{Frame, LARGE_FRAME_BYTES, Pool, SMALL_FRAME_BYTES};
 use towpath_packet::{Memory, Packet};
 
 /// One part in so many of each pool and of the packet handles is not for sends.
@@ -185,6 +185,13 @@ pub(super) fn frame_to_send(len: usize, held: usize, memory: &mut Memory) -> Opt
     let Memory { small, large, .. } = memory;
     let (first, second) = if len <= SMALL_FRAME_BYTES { (small, large) } else { (large, small) };
     take_spare(first).or_else(|| take_spare(second))
+}
+
+/// Bytes of the frames that a copy of `len` bytes takes.
+pub(super) fn frame_bytes(len: usize) -> usize {
+    let rest = len % LARGE_FRAME_BYTES;
+    let last = if rest > SMALL_FRAME_BYTES { LARGE_FRAME_BYTES } else { SMALL_FRAME_BYTES };
+    len - rest + rest.next_multiple_of(last)
 }
 
 fn take_spare(pool: &mut Pool) -> Option<Frame> {

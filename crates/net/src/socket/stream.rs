@@ -1,6 +1,6 @@
 //! Bytes of TCP sockets: `send` and `receive`, by Linux's `tcp_sendmsg` and `tcp_recvmsg`.
 
-use super::frames::frame_to_send;
+use super::frames::{frame_bytes, frame_to_send};
 use super::{Error, Phase, SocketId, Sockets};
 use crate::stack::Context;
 use crate::tcp::{Connection, State};
@@ -280,7 +280,7 @@ pub(super) fn end_part(connection: &mut Connection, sent: usize, total: usize, f
 }
 
 /// Copies `bytes` to the end of what a connection sends, as far as there is memory: into the frame
-/// of the last bytes first, then into others. Returns how many.
+/// of the last bytes first, if others have to hold less then, and into others. Returns how many.
 pub(super) fn copy_in(
     connection: &mut Connection,
     bytes: &[u8],
@@ -293,6 +293,9 @@ pub(super) fn copy_in(
     }
     let mut done = connection.fill_tail(begins, |rest| {
         let count = rest.len().min(bytes.len());
+        if frame_bytes(bytes.len() - count) == frame_bytes(bytes.len()) {
+            return 0;
+        }
         rest[..count].copy_from_slice(&bytes[..count]);
         count
     });

@@ -107,7 +107,7 @@ impl Connection {
     /// it has room and nobody else holds it; `write` and this return how many bytes. The owner
     /// keeps to [`Connection::send_room`].
     pub fn fill_tail(&mut self, begins: bool, write: impl FnOnce(&mut [u8]) -> usize) -> usize {
-        if !self.takes_bytes() {
+        if self.send.queue.is_empty() || !self.takes_bytes() {
             return 0;
         }
         let end = self.begin_append(begins);

@@ -3,51 +3,57 @@
 //! Nothing in this crate asks what time it is; every call that needs to know is given `now`.
 
 use core::fmt;
+use core::num::NonZeroU64;
 use core::ops::{Add, AddAssign, Sub};
 pub use core::time::Duration;
 
 /// A moment, in microseconds since an arbitrary start. Never goes backwards.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant {
-    micros: u64,
+    /// They begin at one, so that none at all takes no room of its own.
+    micros: NonZeroU64,
 }
 
 impl Instant {
     /// The start.
-    pub const START: Instant = Instant { micros: 0 };
+    pub const START: Instant = Instant { micros: NonZeroU64::MIN };
 
     /// The moment `micros` microseconds after the start.
     pub const fn from_micros(micros: u64) -> Self {
-        Self { micros }
+        Self { micros: NonZeroU64::MIN.saturating_add(micros) }
     }
 
     /// Microseconds since the start.
     pub const fn micros(self) -> u64 {
-        self.micros
+        self.micros.get() - 1
     }
 
     /// Milliseconds since the start, rounded down.
     pub const fn millis(self) -> u64 {
-        self.micros / 1000
+        self.micros() / 1000
     }
 
     /// Time since `earlier`; zero if that is later.
     pub fn since(self, earlier: Instant) -> Duration {
-        Duration::from_micros(self.micros.saturating_sub(earlier.micros))
+        Duration::from_micros(self.micros.get().saturating_sub(earlier.micros.get()))
     }
 }
 
 /// The earliest of some moments, if there is one.
 pub fn earliest<const COUNT: usize>(moments: [Option<Instant>; COUNT]) -> Option<Instant> {
-    // Not `flatten().min()`, which takes several times as long, and is asked for in each call.
-    let mut earliest = None;
+    // Not `flatten().min()`: this is asked for in each call, and takes no branch. Zero stands for
+    // none, and less than that is the largest number.
+    let mut first = u64::MAX;
     for moment in moments {
-        earliest = match (earliest, moment) {
-            (Some(one), Some(other)) => Some(if other < one { other } else { one }),
-            (one, other) => one.or(other),
-        };
+        first = first.min(moment.map_or(0, |at| at.micros.get()).wrapping_sub(1));
     }
-    earliest
+    NonZeroU64::new(first.wrapping_add(1)).map(|micros| Instant { micros })
+}
+
+impl Default for Instant {
+    fn default() -> Self {
+        Self::START
+    }
 }
 
 impl Add<Duration> for Instant {
@@ -75,6 +81,6 @@ impl Sub<Instant> for Instant {
 
 impl fmt::Debug for Instant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{:06}s", self.micros / 1_000_000, self.micros % 1_000_000)
+        write!(f, "{}.{:06}s", self.micros() / 1_000_000, self.micros() % 1_000_000)
     }
 }

@@ -103,7 +103,9 @@ impl Accounts {
 
     /// A connection is gone.
     pub(super) fn remove(&mut self, share: &mut Share) {
-        self.set(share, Usage::default());
+        if share.usage != Usage::default() {
+            self.set(share, Usage::default());
+        }
         self.set_half_open(share, false);
         self.of(share).connections -= 1;
         share.account = 0;

@@ -89,7 +89,7 @@ impl Connection {
             || self.receive.update_due
             || self.send.probe_due
             || self.wants_to_resend()
-            || self.send.unsent_numbers() > 0
+            || self.send.has_unsent_numbers()
             || (self.send.space_check_due && self.send.no_space)
             || self.send.awaits_peer && self.timers.persist.is_none()
     }

@@ -441,7 +441,7 @@ impl Connection {
                 self.recovery.high = self.send.nxt;
                 // Step 2b: new data tells more than retransmissions.
                 let edge = self.send.una + self.send.wnd;
-                if self.send.unsent_numbers() > 0 && edge.after(self.send.nxt) {
+                if self.send.has_unsent_numbers() && edge.after(self.send.nxt) {
                     self.recovery.resend = Resend::NewFirst;
                     return;
                 }

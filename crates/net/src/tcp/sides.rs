@@ -166,6 +166,11 @@ impl Sender {
         self.unsent() + u32::from(self.fin_waits())
     }
 
+    /// True if there are any.
+    pub(super) fn has_unsent_numbers(&self) -> bool {
+        !self.fin_sent && (self.fin_queued || self.queue_end() != self.nxt.max(self.base))
+    }
+
     /// Sequence numbers outstanding.
     pub(super) fn flight(&self) -> u32 {
         self.nxt - self.una

@@ -319,7 +319,7 @@ impl Connection {
         if !open {
             return;
         }
-        if self.send.flight() > 0 || self.send.unsent_numbers() > 0 {
+        if self.send.flight() > 0 || self.send.has_unsent_numbers() {
             // Data or a FIN is on its way: the other timers watch the peer.
             self.timers.keepalive = Some(now + self.settings.keepalive_idle);
             return;

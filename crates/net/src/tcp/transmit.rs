@@ -48,7 +48,7 @@ struct Offer {
 impl Connection {
     /// What is to be sent for the first time next.
     pub(super) fn plan_new(&mut self, egress: &Egress, now: Instant) -> Option<Plan> {
-        if self.send.unsent_numbers() == 0 || self.send.board.is_full() {
+        if !self.send.has_unsent_numbers() || self.send.board.is_full() {
             if self.send.awaits_peer {
                 self.arm_probe(now);
             }

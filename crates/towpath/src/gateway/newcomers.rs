@@ -164,6 +164,9 @@ impl Gateway {
 
     /// Begins flows for those who wait, as many as a turn allows; true if any.
     pub(crate) fn begin_flows(&mut self, io: &mut Io<'_>) -> bool {
+        if self.newcomers.is_empty() {
+            return false;
+        }
         let mut begun = 0;
         while begun < BEGUN_PER_TURN {
             match self.newcomers.next(begun) {

@@ -66,8 +66,11 @@ impl Gateway {
         let Some(connection) = io.stack.tcp(handle) else { return };
         let (mut left, limit) = (connection.received_len(), connection.window_limit());
         let is_plain = !flow.held_off && flow.brief_until.is_none() && flow.kept.is_empty();
-        if left == 0 && is_plain && limit == u32::MAX && io.holds_little_for_hosts(handle) {
-            return flow.out.went(sent, 0, io.now);
+        if left == 0 && is_plain && limit == u32::MAX {
+            // What moves nothing changes nothing.
+            if sent == 0 || io.holds_little_for_hosts(handle) {
+                return flow.out.went(sent, 0, io.now);
+            }
         }
         let share = io.held_for_host(handle, all_brief - flow.brief);
         let resumes = left == 0 && flow.kept.is_empty() && flow.held_off && flow.host_writable;

@@ -10,6 +10,7 @@ mod capture;
 mod capture_guests;
 mod confinement;
 mod control;
+mod front_end;
 mod guest;
 mod guest6;
 mod isolation;

@@ -7,11 +7,10 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
-use rustix::fs::MemfdFlags;
 use rustix::process::Signal;
-use towpath_io::vhost_user::driver::{DriverQueue, FrontEnd, GuestRam, RECEIVE, TRANSMIT};
-use towpath_io::vhost_user::virtq::Segment;
+use towpath_io::vhost_user::driver::TRANSMIT;
 
+use super::front_end::{BASE, BUFFERS, Guest, SENT, memory};
 use super::stats::Folder;
 use super::support::*;
 
@@ -57,81 +56,23 @@ impl Network {
     }
 }
 
-const BASE: u64 = 0x1_0000;
-const REGION: u64 = 0x10_0000;
-const SIZE: u16 = 64;
-const BUFFERS: u64 = BASE + 0x8_0000;
-/// Of what is sent.
-const SENT: u64 = BASE + 0xc_0000;
-const BUFFER: u32 = 2048;
-const HEADER: usize = 12;
 /// Long enough to be lent.
 const FRAME: usize = 1000;
 
-/// A guest with its front end.
-struct Guest {
-    ram: GuestRam,
-    queues: [DriverQueue; 2],
-    front_end: FrontEnd,
+/// A guest at a port; `None` if that has another one.
+fn connect(network: &Network, port: &str, file: OwnedFd) -> Option<Guest> {
+    Guest::over(UnixStream::connect(network.path(port)).unwrap(), file)
 }
 
 impl Guest {
-    /// `None` if the port has another one.
-    fn connect(network: &Network, port: &str, file: OwnedFd) -> Option<Self> {
-        Self::over(UnixStream::connect(network.path(port)).unwrap(), file)
-    }
-
-    fn over(socket: UnixStream, file: OwnedFd) -> Option<Self> {
-        let ram = GuestRam::in_file(file, BASE, &[REGION]).unwrap();
-        let queue = |at| DriverQueue::new(&ram, BASE + at, SIZE, 0).unwrap();
-        let mut queues = [queue(0), queue(0x2_0000)];
-        for number in 0..u64::from(SIZE) / 2 {
-            let address = BUFFERS + number * u64::from(BUFFER);
-            assert!(queues[RECEIVE].add(&[], &[Segment { address, bytes: BUFFER }], number));
-        }
-        queues[RECEIVE].publish();
-        let both = [&queues[RECEIVE], &queues[TRANSMIT]];
-        let front_end = FrontEnd::over(socket, &ram, 0, both).ok()?;
-        Some(Self { ram, queues, front_end })
-    }
-
     /// Sends a broadcast.
-    fn send(&mut self, number: u8) {
-        let mut bytes = vec![0; HEADER];
-        bytes.extend(frame(number));
-        self.ram.memory().write(SENT, &bytes).unwrap();
-        self.send_again();
-    }
-
-    /// Sends what is in the buffer, without a look at it, if the ring has room.
-    fn send_again(&mut self) {
-        while self.queues[TRANSMIT].used().is_some() {}
-        let segment = Segment { address: SENT, bytes: (HEADER + FRAME) as u32 };
-        if self.queues[TRANSMIT].add(&[segment], &[], 0) {
-            self.queues[TRANSMIT].publish();
-        }
-        self.front_end.kick(TRANSMIT);
+    fn send_number(&mut self, number: u8) {
+        self.send(&frame(number));
     }
 
     /// True if the frame has come since the last call, whatever else did.
-    fn has_received(&mut self, number: u8) -> bool {
-        self.has_received_such(|found| found == frame(number))
-    }
-
-    /// True if such a frame has.
-    fn has_received_such(&mut self, is_such: impl Fn(&[u8]) -> bool) -> bool {
-        let mut found = false;
-        while let Some((buffer, bytes)) = self.queues[RECEIVE].used() {
-            let address = BUFFERS + buffer * u64::from(BUFFER);
-            let mut content = vec![0; bytes as usize];
-            self.ram.memory().read(address, &mut content).unwrap();
-            found |= is_such(&content[HEADER..]);
-            let segment = Segment { address, bytes: BUFFER };
-            assert!(self.queues[RECEIVE].add(&[], &[segment], buffer));
-            self.queues[RECEIVE].publish();
-            self.front_end.kick(RECEIVE);
-        }
-        found
+    fn has_received_number(&mut self, number: u8) -> bool {
+        self.has_received(|found| found == frame(number))
     }
 }
 
@@ -141,11 +82,6 @@ fn frame(number: u8) -> Vec<u8> {
     frame.extend([2, 0, 0, 0, 0, number, 0x88, 0xb5]);
     frame.resize(FRAME, number);
     frame
-}
-
-/// A file that cannot be sealed.
-fn memory() -> OwnedFd {
-    rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC).unwrap()
 }
 
 /// Goal: `-v` tells at which port which message was refused and why, and the report counts it.
@@ -174,16 +110,16 @@ fn refusals_are_told_and_counted() {
 #[test]
 fn memory_that_is_cut_ends_its_session_only() {
     let network = Network::start("cut");
-    let mut two = Guest::connect(&network, "two", memory()).unwrap();
+    let mut two = connect(&network, "two", memory()).unwrap();
     for round in 1..=3 {
         let file = memory();
         let other = file.try_clone().unwrap();
-        let mut one = Guest::connect(&network, "one", file).unwrap();
+        let mut one = connect(&network, "one", file).unwrap();
         wait_for("traffic", || {
-            one.send(round);
-            two.has_received(round)
+            one.send_number(round);
+            two.has_received_number(round)
         });
-        (0..20).for_each(|_| one.send(round));
+        (0..20).for_each(|_| one.send_number(round));
         // What is sent alone, buffers too, everything.
         let left = [SENT - BASE, BUFFERS - BASE, 0][usize::from(round) - 1];
         rustix::fs::ftruncate(&other, left).unwrap();
@@ -193,14 +129,14 @@ fn memory_that_is_cut_ends_its_session_only() {
                 one.send_again();
             }
             one.front_end.kick(TRANSMIT);
-            Guest::connect(&network, "one", memory()).is_some()
+            connect(&network, "one", memory()).is_some()
         });
     }
-    let mut one = Guest::connect(&network, "one", memory());
+    let mut one = connect(&network, "one", memory());
     wait_for("the next guest at that port", || {
-        one = one.take().or_else(|| Guest::connect(&network, "one", memory()));
-        two.send(9);
-        one.as_mut().is_some_and(|one| one.has_received(9))
+        one = one.take().or_else(|| connect(&network, "one", memory()));
+        two.send_number(9);
+        one.as_mut().is_some_and(|one| one.has_received_number(9))
     });
     let said = network.finish();
     let ends = said.matches("towpath: one: the connection is over: the front end has cut a file");
@@ -212,16 +148,16 @@ fn memory_that_is_cut_ends_its_session_only() {
 #[test]
 fn a_network_that_polled_rests() {
     let network = Network::start("rest");
-    let mut one = Guest::connect(&network, "one", memory()).unwrap();
-    let mut two = Guest::connect(&network, "two", memory()).unwrap();
+    let mut one = connect(&network, "one", memory()).unwrap();
+    let mut two = connect(&network, "two", memory()).unwrap();
     let pid = network.running.pid().as_raw_pid();
     for round in 1..=2 {
         // As close together as can be, so that polling pays.
         wait_for("frames", || {
             let mut received = 0;
             for _ in 0..2000 {
-                one.send(round);
-                received += u32::from(two.has_received(round));
+                one.send_number(round);
+                received += u32::from(two.has_received_number(round));
             }
             received > 0
         });
@@ -241,8 +177,8 @@ fn a_network_that_polled_rests() {
 fn short_frames_reach_guests_and_the_gateway() {
     let ports = [("--vhost-user", "one"), ("--vhost-user", "two")];
     let network = Network::start_as(Folder::new("short"), &[], &ports);
-    let mut one = Guest::connect(&network, "one", memory()).unwrap();
-    let mut two = Guest::connect(&network, "two", memory()).unwrap();
+    let mut one = connect(&network, "one", memory()).unwrap();
+    let mut two = connect(&network, "two", memory()).unwrap();
     let mac = [2, 0, 0, 0, 0, 9];
     let mut question = [[0xff; 6], mac].concat();
     question.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
@@ -251,15 +187,9 @@ fn short_frames_reach_guests_and_the_gateway() {
     question.resize(60, 0);
     let (mut asked, mut answered) = (false, false);
     wait_for("the question and its answer", || {
-        one.ram.memory().write(SENT, &[vec![0; HEADER], question.clone()].concat()).unwrap();
-        while one.queues[TRANSMIT].used().is_some() {}
-        let segment = Segment { address: SENT, bytes: (HEADER + question.len()) as u32 };
-        if one.queues[TRANSMIT].add(&[segment], &[], 0) {
-            one.queues[TRANSMIT].publish();
-        }
-        one.front_end.kick(TRANSMIT);
-        asked |= two.has_received_such(|frame| frame == question);
-        answered |= one.has_received_such(|frame| {
+        one.send(&question);
+        asked |= two.has_received(|frame| frame == question);
+        answered |= one.has_received(|frame| {
             frame.len() >= 42
                 && frame[12..14] == [8, 6]
                 && frame[20..22] == [0, 2]
@@ -298,17 +228,17 @@ fn front_ends_that_listen_are_connected_to() {
         socket.set_nonblocking(false).unwrap();
         Guest::over(socket, memory()).expect("the network is alone with it")
     };
-    let mut two = Guest::connect(&network, "two", memory()).unwrap();
+    let mut two = connect(&network, "two", memory()).unwrap();
     let mut meet = |listener: &UnixListener, number| {
         let mut one = accept(listener);
         wait_for("a frame each way", || {
-            one.send(number);
-            two.send(number | 0x80);
-            two.has_received(number)
+            one.send_number(number);
+            two.send_number(number | 0x80);
+            two.has_received_number(number)
         });
         wait_for("the other way", || {
-            two.send(number | 0x80);
-            one.has_received(number | 0x80)
+            two.send_number(number | 0x80);
+            one.has_received_number(number | 0x80)
         });
     };
     (1..=3).for_each(|number| meet(&listener, number));

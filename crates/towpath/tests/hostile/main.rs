@@ -22,6 +22,7 @@ mod honest;
 mod host;
 mod injector;
 mod random;
+mod roles;
 mod run;
 mod shares;
 mod slow;

@@ -62,7 +62,7 @@ pub enum Wanted {
     Connect = 11,
     /// Remove the file of a socket that was made by [`Wanted::Listen`].
     Unlink = 12,
-    /// Replace the lease file by what is in a pipe that comes along.
+    /// Replace the lease file by what is in a pipe that comes along; its length is the number.
     Leases = 13,
     /// The file of the lease file's lock.
     LeaseLock = 14,
@@ -158,7 +158,9 @@ pub fn replace_leases(text: &[u8]) -> Option<io::Result<()>> {
     let keeper = KEEPER.get()?.lock().unwrap_or_else(PoisonError::into_inner);
     let replace = || {
         let (outlet, inlet) = pipe_with(PipeFlags::CLOEXEC)?;
-        send_request(keeper.as_fd(), Wanted::Leases, 0, &[], Some(outlet.as_fd()))?;
+        // Whoever is killed before all of it is written leaves less than this in the pipe.
+        let len = text.len() as u64;
+        send_request(keeper.as_fd(), Wanted::Leases, len, &[], Some(outlet.as_fd()))?;
         drop(outlet);
         // It reads to the end, whatever comes; if it has gone, this fails, and so does the answer.
         let _ = File::from(inlet).write_all(text);

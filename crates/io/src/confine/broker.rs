@@ -168,7 +168,7 @@ impl Broker<'_> {
                 pidfd_send_signal(child, Signal::KILL).map(|()| Answer::default())
             }
             Wanted::Withdraw => self.withdraw(),
-            Wanted::Leases => self.leases(file.ok_or(Errno::BADF)?),
+            Wanted::Leases => self.leases(file.ok_or(Errno::BADF)?, number),
             Wanted::LeaseLock => self.lease_lock(),
             Wanted::Reopen => reopen(&file.ok_or(Errno::BADF)?),
             Wanted::Tap | Wanted::Listen | Wanted::Connect | Wanted::Unlink => {
@@ -226,13 +226,16 @@ impl Broker<'_> {
         Ok(Answer::default())
     }
 
-    fn leases(&self, text: OwnedFd) -> Result<Answer, Errno> {
+    /// Replaces the lease file by what comes, if that is `len` bytes: less was begun by a process
+    /// that was killed, and what it had written before is worth more.
+    fn leases(&self, text: OwnedFd, len: u64) -> Result<Answer, Errno> {
         let path = self.duties.leases.as_ref().ok_or(Errno::PERM)?;
         let mut bytes = Vec::new();
         let read = File::from(text).take(LEASES_BYTES_MAX + 1).read_to_end(&mut bytes);
         let replaced = read.and_then(|count| match count as u64 {
-            0..=LEASES_BYTES_MAX => replace_file(path, &bytes),
-            _ => Err(io::ErrorKind::FileTooLarge.into()),
+            count if count > LEASES_BYTES_MAX => Err(io::ErrorKind::FileTooLarge.into()),
+            count if count != len => Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => replace_file(path, &bytes),
         });
         replaced.map(|()| Answer::default()).map_err(|error| errno_of(&error))
     }
@@ -361,6 +364,31 @@ mod tests {
         }
         assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1);
         assert!(replace_file(&dir.join("none/leases"), b"").is_err());
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    /// Goal: a process that is killed while it hands over leases leaves the file as it was. Method:
+    /// pipes that end before all has come, or before anything has.
+    #[test]
+    fn leases_that_are_not_whole_replace_nothing() {
+        let dir = std::env::temp_dir().join(format!("towpath-half-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let path = dir.join("leases");
+        let duties = Duties { leases: Some(path.clone()), ..Duties::default() };
+        let mut broker = Broker { duties, child: None, program: None, sockets: Vec::new() };
+        let mut hand_over = |begun: &str, len| {
+            let (outlet, inlet) = rustix::pipe::pipe().unwrap();
+            rustix::io::write(&inlet, begun.as_bytes()).unwrap();
+            drop(inlet);
+            let (wanted, text, file) = (Wanted::Leases, Vec::new(), Some(outlet));
+            let answer = broker.answer(Request { wanted, number: len, text, file });
+            (answer.is_ok(), std::fs::read_to_string(&path).unwrap())
+        };
+        assert_eq!(hand_over("one\n", 4), (true, "one\n".to_owned()));
+        for (half, len) in [("", 8), ("one\n", 8), ("one\ntwo\nthree\n", 8)] {
+            assert_eq!(hand_over(half, len), (false, "one\n".to_owned()), "{half:?}");
+        }
+        assert_eq!(hand_over("one\ntwo\n", 8), (true, "one\ntwo\n".to_owned()));
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }

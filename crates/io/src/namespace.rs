@@ -308,11 +308,15 @@ pub fn reap(pid: Pid) -> io::Result<ExitStatus> {
     Ok(ExitStatus::from_raw(status.as_raw()))
 }
 
-/// Kills a child and waits for its end. A child that has ended already is only waited for.
+/// Kills a child and waits for its end. A child that has ended already is only waited for. Where
+/// the broker has been killed that would do it, the child is left alone: it has asked the kernel to
+/// [die with this process](die_with_parent).
 pub fn kill_and_reap(pid: Pid) {
-    // Both fail only if the child has been waited for, and then there is nothing to do.
-    if !outside::end_child() {
-        let _ = rustix::process::kill_process(pid, Signal::KILL);
+    match outside::end_child() {
+        Some(Ok(())) => {}
+        Some(Err(_)) => return,
+        // Fails only if the child has been waited for, as waiting does then.
+        None => drop(rustix::process::kill_process(pid, Signal::KILL)),
     }
     let _ = reap(pid);
 }

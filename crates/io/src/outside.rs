@@ -200,9 +200,14 @@ pub fn resolv_conf() -> Option<Result<([u64; NUMBERS], String), Errno>> {
     Some(answer.map(|answer| (answer.numbers, String::from_utf8_lossy(&answer.text).into_owned())))
 }
 
-/// Kills the child of this process; false without a broker.
-pub(crate) fn end_child() -> bool {
-    ask(Wanted::EndChild, 0, &[], None).is_some()
+/// Kills the child of this process; `None` without a broker, an error if that has gone.
+pub(crate) fn end_child() -> Option<Result<(), Errno>> {
+    Some(ask(Wanted::EndChild, 0, &[], None)?.map(drop))
+}
+
+/// True for what [`ask`] fails with when the broker has been killed.
+pub(crate) fn means_no_broker(errno: Errno) -> bool {
+    matches!(errno, Errno::PIPE | Errno::CONNRESET)
 }
 
 /// Removes the control socket; false without a broker.

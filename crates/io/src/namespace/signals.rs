@@ -80,13 +80,18 @@ impl Arrived {
     }
 
     /// Sends this signal to the process behind `pidfd`. It may have ended.
-    pub fn pass_on(&self, pidfd: BorrowedFd<'_>) {
+    ///
+    /// # Errors
+    /// The broker has gone, which would send it.
+    pub fn pass_on(&self, pidfd: BorrowedFd<'_>) -> io::Result<()> {
         let number = self.signal.as_raw().unsigned_abs().into();
-        if outside::ask(Wanted::Signal, number, &[], None).is_some() {
-            return;
+        match outside::ask(Wanted::Signal, number, &[], None) {
+            Some(Err(errno)) if outside::means_no_broker(errno) => return Err(errno.into()),
+            Some(_) => {}
+            // A process that has ended needs no signal.
+            None => drop(rustix::process::pidfd_send_signal(pidfd, self.signal)),
         }
-        // A process that has ended needs no signal.
-        let _ = rustix::process::pidfd_send_signal(pidfd, self.signal);
+        Ok(())
     }
 
     /// True if this is a request to end.

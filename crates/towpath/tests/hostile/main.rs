@@ -18,9 +18,12 @@
 mod attack;
 mod device;
 mod frame;
+#[path = "../command/front_end.rs"]
+mod front_end;
 mod honest;
 mod host;
 mod injector;
+mod killed;
 mod random;
 mod roles;
 mod run;
@@ -49,6 +52,10 @@ fn main() -> ExitCode {
         }
         [role, name, host] if role == slow::ROLE => {
             slow::main(name, host);
+            return ExitCode::SUCCESS;
+        }
+        [role, how, path] if role == killed::ROLE => {
+            killed::traffic::main(how, path);
             return ExitCode::SUCCESS;
         }
         [role, seed] if role == DEVICE => {
@@ -85,6 +92,7 @@ fn trials(seed: u64) -> Vec<Trial> {
     trials.push(trial(device::NAME, Box::new(move || device::run(seed))));
     trials.push(trial(turns::NAME, Box::new(turns::run)));
     trials.push(trial(shares::NAME, Box::new(move || shares::run(seed))));
+    trials.push(trial(killed::NAME, Box::new(move || killed::run(seed))));
     for name in slow::NAMES {
         trials.push(trial(name, Box::new(move || slow::run(name))));
     }

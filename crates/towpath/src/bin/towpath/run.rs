@@ -95,8 +95,13 @@ fn serve(
         let ready = gateway.run_until(&[signals.as_fd(), channel.as_fd()])?;
         if ready == 0 {
             while let Some(arrived) = signals.next()? {
-                if !arrived.is_known_to_program() {
-                    arrived.pass_on(program.as_fd());
+                if arrived.is_known_to_program() {
+                    continue;
+                }
+                let passed_on = arrived.pass_on(program.as_fd());
+                if arrived.is_end() {
+                    // The program ends with this process.
+                    passed_on.context("the process that passes signals on to CMD is gone")?;
                 }
             }
             continue;

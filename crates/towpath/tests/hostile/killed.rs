@@ -1,0 +1,383 @@
+//! SIGKILL at random moments, for each process that takes part: nothing is left behind, and whoever
+//! is not concerned moves bytes as before.
+//!
+//! # Method
+//!
+//! Each round starts `towpath run` or `towpath up` in a network that plays the host, with programs
+//! and guests that move bytes ([`traffic`]). One of the processes, or a guest, is killed while
+//! things start, while bytes move, or while towpath ends. What ought to end must end, what ought to
+//! go on must go on, and then the host must be as before ([`left`]): no process, namespace,
+//! interface, socket, mount or file. Sockets with a path are removed by the broker. Those of a
+//! killed broker may be left; then nobody listens there and the next instance removes them.
+//!
+//! `TOWPATH_KILLS=N` has N rounds in place of [`KILLS`]. The seed of a round is that of the run and
+//! its number, so that `TOWPATH_SEED=S TOWPATH_KILLS=1` repeats it, as far as chance lets it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Failed;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use crate::host::Host;
+use crate::random::Random;
+use crate::roles::{self, Process};
+use left::{Before, Marked};
+
+mod left;
+pub(super) mod traffic;
+
+/// Name of the test.
+pub(super) const NAME: &str = "killed_at_random_moments";
+/// First argument of this executable when it moves bytes for this test.
+pub(super) const ROLE: &str = "--killed";
+
+const TOWPATH: &str = env!("CARGO_BIN_EXE_towpath");
+/// Rounds.
+const KILLS: u64 = 12;
+/// How long anything may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+const TICK: Duration = Duration::from_millis(2);
+/// Latest moments of the kill, in microseconds: from the start, from when all move bytes, and from
+/// the signal that asks to end.
+const START_MAX: usize = 300_000;
+const SERVING_MAX: usize = 100_000;
+const ENDING_MAX: usize = 20_000;
+/// Marks all processes of a round.
+const MARK: &str = "TOWPATH_KILLED_ROUND";
+/// Where the test has its files, and what of them may stay.
+const SOCKETS: &str = "towpath";
+const MAY_STAY: [&str; 4] = ["net.toml", "said", "leases", "leases.lock"];
+/// The TAP devices of a network, and who is there.
+const DEVICES: [(&str, &str); 2] = [("killed0", "10.0.2.20"), ("killed1", "10.0.2.21")];
+/// Options of `run`. The port takes the broker to be bound.
+const OPTIONS: [&[&str]; 4] = [
+    &["-t", "80"],
+    &["-t", "80", "--workers", "2"],
+    &["-t", "80", "--join-published"],
+    &["-t", "80", "--no-confinement"],
+];
+
+/// What towpath does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Run,
+    Up,
+}
+
+/// When somebody is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Start,
+    Serving,
+    Ending,
+}
+
+/// Who is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Victim {
+    Main,
+    /// One of the processes outside that serve the main one.
+    Broker,
+    /// Process 1 of the program's namespaces.
+    Init,
+    /// The program.
+    Program,
+    /// Who is about to become it, or opens sockets for it.
+    Inside,
+    /// A guest of this number.
+    Guest(usize),
+}
+
+/// Runs the rounds.
+pub(super) fn run(seed: u64) -> Result<(), Failed> {
+    let kills = std::env::var("TOWPATH_KILLS").ok().and_then(|kills| kills.parse().ok());
+    let host = Host::new()?;
+    let lab = Lab::new()?;
+    let mut counts = BTreeMap::new();
+    for round in 0..kills.unwrap_or(KILLS) {
+        let seed = seed.wrapping_add(round);
+        let mut told = String::new();
+        let done = lab.round(seed, &mut told).map_err(|failure| format!("{:?}", failure.message()));
+        println!("    seed {seed}: {told}");
+        if let Err(message) = done {
+            let said = fs::read_to_string(lab.path("said")).unwrap_or_default();
+            return Err(format!(
+                "round {round}, {told}: {message:?}\nrepeat it: TOWPATH_SEED={seed} \
+                 TOWPATH_KILLS=1\n--- towpath:\n{said}"
+            )
+            .into());
+        }
+        let kind = told.split(" after").next().unwrap_or_default().to_owned();
+        *counts.entry(kind).or_insert(0) += 1;
+    }
+    counts.iter().for_each(|(kind, count)| println!("    {count:3} times {kind}"));
+    match host.trapped().first() {
+        Some(first) => Err(format!("something reached the host: {first}").into()),
+        None => Ok(()),
+    }
+}
+
+/// Where rounds take place.
+struct Lab {
+    folder: PathBuf,
+    before: Before,
+}
+
+/// One towpath with its guests.
+struct Instance {
+    kind: Kind,
+    main: Process,
+    mark: String,
+    /// A guest, and how to make another in its place, if that can be.
+    guests: Vec<(Process, Option<(&'static str, PathBuf)>)>,
+    has_broker: bool,
+    /// All that its processes had.
+    namespaces: BTreeSet<String>,
+}
+
+impl Lab {
+    fn new() -> Result<Self, Failed> {
+        let folder = std::env::temp_dir().join(format!("towpath-killed-{}", std::process::id()));
+        fs::create_dir(&folder)?;
+        let lab = Self { folder, before: Before::look() };
+        let mut file = String::new();
+        for (name, _) in DEVICES {
+            file += &format!("[[port]]\nname = '{name}'\ntap = true\n");
+        }
+        for role in [traffic::STREAM, traffic::VHOST_USER] {
+            let path = lab.path(role);
+            file += &format!("[[port]]\nname = '{role}'\n{role} = '{}'\n", path.display());
+        }
+        fs::write(lab.path("net.toml"), file)?;
+        Ok(lab)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// One round; `told` says what it is.
+    fn round(&self, seed: u64, told: &mut String) -> Result<(), Failed> {
+        let mut random = Random::new(seed);
+        let kind = [Kind::Run, Kind::Up][random.below(2)];
+        let phases = [Phase::Start, Phase::Serving, Phase::Serving, Phase::Ending];
+        let phase = phases[random.below(phases.len())];
+        let options = OPTIONS[random.below(OPTIONS.len())];
+        *told = format!("{kind:?}, {phase:?}");
+        let mut instance = self.start(kind, options, seed)?;
+        let pause = match phase {
+            Phase::Start => random.below(START_MAX),
+            Phase::Serving => {
+                instance.serve()?;
+                random.below(SERVING_MAX)
+            }
+            Phase::Ending => {
+                instance.serve()?;
+                instance.signal(Signal::TERM)?;
+                random.below(ENDING_MAX)
+            }
+        };
+        thread::sleep(Duration::from_micros(pause as u64));
+        let (victim, brokers) = instance.kill(&mut random)?;
+        *told += &format!(", {victim:?} killed after {pause} us");
+        let status = instance.end(phase, victim)?;
+        *told += &format!(": {status}");
+        let said = fs::read_to_string(self.path("said")).unwrap_or_default();
+        if said.contains("panicked") || !is_plausible(status, victim) {
+            return Err("that is no way to end".into());
+        }
+        let guests: Vec<i32> =
+            instance.guests.iter().map(|(guest, _)| guest.child.id() as i32).collect();
+        self.before.wait(&instance.mark, &instance.namespaces, &guests)?;
+        let has_all = brokers >= usize::from(instance.has_broker) + usize::from(kind == Kind::Up);
+        let (mark, namespaces) = (instance.mark.clone(), instance.namespaces.clone());
+        drop(instance);
+        self.check_files(victim != Victim::Broker && brokers > 0 && has_all)?;
+        self.before.wait(&mark, &namespaces, &[]).map_err(Failed::from)
+    }
+
+    fn start(&self, kind: Kind, options: &[&str], seed: u64) -> Result<Instance, Failed> {
+        let mut command = Command::new(TOWPATH);
+        let mut guests = Vec::new();
+        match kind {
+            Kind::Run => {
+                let program = traffic::command(traffic::PROGRAM, "")?;
+                command.arg("run").args(options).arg("--").arg(program.get_program());
+                command.args(program.get_args());
+            }
+            Kind::Up => {
+                command.arg("up").arg(self.path("net.toml"));
+                command.arg("--lease-file").arg(self.path("leases"));
+                command.args(["-t", "stream=80"]);
+                for role in [traffic::STREAM, traffic::VHOST_USER] {
+                    guests.push((other(role, &self.path(role))?, Some((role, self.path(role)))));
+                }
+            }
+        }
+        let mark = format!("{seed}-{}", std::process::id());
+        command.env("XDG_RUNTIME_DIR", &self.folder).env(MARK, &mark);
+        command.stderr(File::create(self.path("said"))?);
+        let (mark, has_broker) =
+            (format!("{MARK}={mark}"), !options.contains(&"--no-confinement") || kind == Kind::Up);
+        let (main, namespaces) = (Process::start(command)?, BTreeSet::new());
+        Ok(Instance { kind, main, mark, guests, has_broker, namespaces })
+    }
+
+    /// Looks for files that are left. Where there was nobody who removes sockets, those are removed
+    /// by the next who comes.
+    fn check_files(&self, all_are_removed: bool) -> Result<(), Failed> {
+        let left = left::files(&self.folder, SOCKETS, &MAY_STAY);
+        if left.is_empty() {
+            return Ok(());
+        }
+        let is_half = |path: &PathBuf| path.ends_with("leases.new");
+        let is_stale = |path: &PathBuf| left::is_stale(path) || is_half(path);
+        if all_are_removed || !left.iter().all(is_stale) {
+            return Err(format!("left: {left:?}").into());
+        }
+        let mut next = self.start(Kind::Up, &[], 0)?;
+        let control = self.path(SOCKETS).join(format!("{}.control", next.main.child.id()));
+        wait("the next to serve", || UnixStream::connect(&control).ok())?;
+        next.signal(Signal::TERM)?;
+        let status = next.wait_for_end()?;
+        let left = left::files(&self.folder, SOCKETS, &MAY_STAY);
+        if !status.success() || !left.is_empty() {
+            return Err(format!("{status}, and after the next there are {left:?}").into());
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+impl Instance {
+    /// Waits until everybody moves bytes.
+    fn serve(&mut self) -> Result<(), Failed> {
+        if self.kind == Kind::Run {
+            return traffic::wait_until_moves(&mut self.main);
+        }
+        for (device, address) in DEVICES {
+            wait("the TAP device", || {
+                fs::read_to_string("/proc/thread-self/net/dev")
+                    .ok()
+                    .filter(|table| table.contains(device))
+            })?;
+            let mut command = traffic::command(traffic::TAP, "")?;
+            command.stderr(Stdio::null());
+            self.guests.push((roles::guest(command, device, address)?, None));
+        }
+        self.guests.iter_mut().try_for_each(|(guest, _)| traffic::wait_until_moves(guest))
+    }
+
+    /// Kills somebody. What comes back is who, and how many brokers there were.
+    fn kill(&mut self, random: &mut Random) -> Result<(Victim, usize), Failed> {
+        let processes = Marked::all(&self.mark);
+        self.namespaces.extend(processes.iter().flat_map(|one| one.namespaces.clone()));
+        let main = self.main.child.id() as i32;
+        let own = std::env::current_exe().ok();
+        let victim = |process: &Marked| {
+            let main_namespace = processes.iter().find(|one| one.pid == main);
+            let is_inside =
+                main_namespace.and_then(Marked::pid_namespace) != process.pid_namespace();
+            match (process.pid == main, process.parent == main) {
+                (true, _) => Victim::Main,
+                (false, true) if is_inside => Victim::Init,
+                (false, true) => Victim::Broker,
+                (false, false) if own.as_ref() == Some(&process.program) => Victim::Program,
+                (false, false) => Victim::Inside,
+            }
+        };
+        let mut all: Vec<(Victim, i32)> =
+            processes.iter().map(|process| (victim(process), process.pid)).collect();
+        let brokers = all.iter().filter(|(victim, _)| *victim == Victim::Broker).count();
+        let guests = self.guests.iter().enumerate();
+        all.extend(
+            guests.map(|(index, (guest, _))| (Victim::Guest(index), guest.child.id() as i32)),
+        );
+        if all.is_empty() {
+            // All have ended already.
+            return Ok((Victim::Main, brokers));
+        }
+        let (victim, pid) = all[random.below(all.len())];
+        let Some(pidfd) =
+            Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
+        else {
+            return Ok((victim, brokers));
+        };
+        // Nobody else has that number by now.
+        if matches!(victim, Victim::Guest(_)) || left::is_marked(pid, &self.mark) {
+            let _ = pidfd_send_signal(pidfd, Signal::KILL);
+        }
+        Ok((victim, brokers))
+    }
+
+    /// Sees to it that the rest goes on or ends.
+    fn end(&mut self, phase: Phase, victim: Victim) -> Result<ExitStatus, Failed> {
+        let ends_by_itself = matches!(victim, Victim::Main | Victim::Init | Victim::Program);
+        let serves = phase == Phase::Serving && !ends_by_itself;
+        if let Victim::Guest(index) = victim {
+            let (_, place) = self.guests.remove(index);
+            if serves && let Some((role, path)) = place {
+                self.guests.push((other(role, &path)?, Some((role, path))));
+            }
+        }
+        if serves && self.kind == Kind::Up {
+            self.guests.iter_mut().try_for_each(|(guest, _)| traffic::wait_until_moves(guest))?;
+        } else if serves && victim == Victim::Broker {
+            traffic::wait_until_moves(&mut self.main)?;
+        }
+        if !ends_by_itself && self.main.child.try_wait()?.is_none() {
+            self.signal(Signal::TERM)?;
+        }
+        self.wait_for_end()
+    }
+
+    fn signal(&self, signal: Signal) -> Result<(), Failed> {
+        Ok(rustix::process::kill_process(Pid::from_child(&self.main.child), signal)?)
+    }
+
+    fn wait_for_end(&mut self) -> Result<ExitStatus, Failed> {
+        let main = &mut self.main.child;
+        wait("the end of towpath", || main.try_wait().ok().flatten())
+    }
+}
+
+/// A guest that may come again.
+fn other(role: &str, path: &Path) -> Result<Process, Failed> {
+    Process::start(traffic::command(role, &path.to_string_lossy())?)
+}
+
+/// True for an end that means what it says: 0, an error that was told, the program's end, or the
+/// signals that were sent.
+fn is_plausible(status: ExitStatus, victim: Victim) -> bool {
+    match status.signal() {
+        Some(9) => victim == Victim::Main,
+        Some(signal) => signal == 15,
+        None => matches!(status.code(), Some(0 | 125 | 137 | 143)),
+    }
+}
+
+/// Waits for something; an error if it does not come.
+fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> Result<T, Failed> {
+    let begun = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return Ok(found);
+        }
+        if begun.elapsed() > PATIENCE {
+            return Err(format!("waited too long for {what}").into());
+        }
+        thread::sleep(TICK);
+    }
+}

@@ -111,14 +111,6 @@ impl Pool {
         self.slab.free_at_least()
     }
 
-    /// True if at least so many 256ths of the frames can be taken. Looks at those given back only
-    /// if there are too few without them.
-    #[inline]
-    fn has_free(&mut self, share: u32) -> bool {
-        let enough = self.capacity().max(1) * share as usize;
-        self.free_at_least() * 256 >= enough || self.free_count() * 256 >= enough
-    }
-
     /// Frames in the pool.
     #[inline]
     pub fn capacity(&self) -> usize {
@@ -312,14 +304,16 @@ impl Memory {
         self.large.slab.collect();
     }
 
-    /// True if at least so much frame memory is free, in 1/256 of all: as [`Memory::free_share`]
-    /// says, and quicker.
+    /// True if [`Memory::free_share`] is at least `share`. Looks at frames that were given back
+    /// only if there are too few without them.
     #[inline]
     pub fn has_free(&mut self, share: u32) -> bool {
-        self.small.has_free(share) && self.large.has_free(share)
+        let has = |pool: &Pool| pool.free_at_least() * 256 > pool.capacity() * share as usize;
+        has(&self.small) && has(&self.large) || self.free_share() >= share
     }
 
     /// Free frame memory in 1/256 of all: what windows are scaled by when memory runs short.
+    #[inline(never)]
     pub fn free_share(&mut self) -> u32 {
         let small = self.small.free_count() * 256 / self.small.capacity().max(1);
         let large = self.large.free_count() * 256 / self.large.capacity().max(1);

@@ -169,34 +169,35 @@ pub(super) fn lacks_memory(memory: &mut Memory) -> bool {
 
 /// Whether a socket that holds `held` bytes of what it sends may take a frame.
 fn has_frame(held: usize, memory: &mut Memory) -> bool {
-    let may_take = |free: usize| free > 0 && held < free.max(SHARE_MIN);
-    // Those given back matter only if there are too few without them.
-    let certain = |pool: &Pool| beyond_reserve(pool, pool.free_at_least()) * pool.frame_bytes();
-    let all = |pool: &mut Pool| spare(pool) * pool.frame_bytes();
-    may_take(certain(&memory.small) + certain(&memory.large))
-        || may_take(all(&mut memory.small) + all(&mut memory.large))
+    let bytes = |pool: &mut Pool| spare(pool) * pool.frame_bytes();
+    let free = bytes(&mut memory.small) + bytes(&mut memory.large);
+    free > 0 && held < free.max(SHARE_MIN)
 }
 
 /// A frame for `len` bytes of a socket that holds `held`, or the next best.
 pub(super) fn frame_to_send(len: usize, held: usize, memory: &mut Memory) -> Option<Frame> {
+    let is_small = len <= SMALL_FRAME_BYTES;
+    let first = if is_small { &mut memory.small } else { &mut memory.large };
+    // Most times there are enough of these, without a look at others and those given back.
+    if beyond_reserve(first, first.free_at_least()) * first.frame_bytes() > held {
+        return first.take();
+    }
     if !has_frame(held, memory) {
         return None;
     }
     let Memory { small, large, .. } = memory;
-    let (first, second) = if len <= SMALL_FRAME_BYTES { (small, large) } else { (large, small) };
-    take_spare(first).or_else(|| take_spare(second))
+    let (first, second) = if is_small { (small, large) } else { (large, small) };
+    let take = |pool: &mut Pool| if spare(pool) > 0 { pool.take() } else { None };
+    take(first).or_else(|| take(second))
 }
 
-/// Bytes of the frames that a copy of `len` bytes takes.
+/// Bytes of the frame that a copy of `len` bytes takes, which one holds.
 pub(super) fn frame_bytes(len: usize) -> usize {
-    let rest = len % LARGE_FRAME_BYTES;
-    let last = if rest > SMALL_FRAME_BYTES { LARGE_FRAME_BYTES } else { SMALL_FRAME_BYTES };
-    len - rest + rest.next_multiple_of(last)
-}
-
-fn take_spare(pool: &mut Pool) -> Option<Frame> {
-    let has_spare = is_plenty_of(pool) || spare(pool) > 0;
-    if has_spare { pool.take() } else { None }
+    match len {
+        0 => 0,
+        1..=SMALL_FRAME_BYTES => SMALL_FRAME_BYTES,
+        _ => LARGE_FRAME_BYTES,
+    }
 }
 
 /// A packet for what a program sends.
@@ -207,11 +208,8 @@ pub(super) fn packet_to_send(memory: &mut Memory) -> Option<Packet> {
 
 /// True if there is certainly memory for sends.
 fn is_plenty(memory: &Memory) -> bool {
-    is_plenty_of(&memory.small) && is_plenty_of(&memory.large) && packets_are_plenty(memory)
-}
-
-fn is_plenty_of(pool: &Pool) -> bool {
-    pool.free_at_least() > pool.capacity() / RESERVE_DIVISOR
+    let is_plenty = |pool: &Pool| pool.free_at_least() > pool.capacity() / RESERVE_DIVISOR;
+    is_plenty(&memory.small) && is_plenty(&memory.large) && packets_are_plenty(memory)
 }
 
 fn packets_are_plenty(memory: &Memory) -> bool {

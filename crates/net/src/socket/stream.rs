@@ -6,6 +6,7 @@ use crate::stack::Context;
 use crate::tcp::{Connection, State};
 use crate::time::Instant;
 use core::ops::Range;
+use towpath_packet::pool::LARGE_FRAME_BYTES;
 use towpath_packet::{Ledger, Memory, Piece, Site};
 
 /// How to send (`MSG_*`).
@@ -291,14 +292,18 @@ pub(super) fn copy_in(
     if bytes.is_empty() {
         return 0;
     }
-    let mut done = connection.fill_tail(begins, |rest| {
-        let count = rest.len().min(bytes.len());
-        if frame_bytes(bytes.len() - count) == frame_bytes(bytes.len()) {
-            return 0;
-        }
-        rest[..count].copy_from_slice(&bytes[..count]);
-        count
-    });
+    let mut done = 0;
+    // What takes several frames would save a part of one.
+    if bytes.len() <= LARGE_FRAME_BYTES {
+        done = connection.fill_tail(begins, |rest| {
+            let count = rest.len().min(bytes.len());
+            if frame_bytes(bytes.len() - count) == frame_bytes(bytes.len()) {
+                return 0;
+            }
+            rest[..count].copy_from_slice(&bytes[..count]);
+            count
+        });
+    }
     while done < bytes.len() {
         let rest = &bytes[done..];
         let Some(mut frame) = frame_to_send(rest.len(), connection.send_held(), memory) else {

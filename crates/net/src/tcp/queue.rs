@@ -64,8 +64,9 @@ impl PieceQueue {
             }
             None => piece,
         };
-        self.held += piece.held();
-        self.held_small += small(&piece);
+        let held = piece.held();
+        self.held += held;
+        self.held_small += small(held);
         self.pieces.push_back(piece);
     }
 
@@ -84,8 +85,9 @@ impl PieceQueue {
                 break;
             }
             left -= last.len();
-            self.held -= last.held();
-            self.held_small -= small(last);
+            let held = last.held();
+            self.held -= held;
+            self.held_small -= small(held);
             self.pieces.pop_back();
         }
         self.cursor = (0, 0);
@@ -130,8 +132,9 @@ impl PieceQueue {
                 break;
             }
             left -= first.len();
-            self.held -= first.held();
-            self.held_small -= small(first);
+            let held = first.held();
+            self.held -= held;
+            self.held_small -= small(held);
             self.pieces.pop_front();
             gone += 1;
         }
@@ -181,9 +184,8 @@ impl PieceQueue {
     }
 }
 
-/// Bytes of a small frame that a piece holds; none if what it holds is larger.
-fn small(piece: &Piece) -> usize {
-    let held = piece.held();
+/// What a piece holds of a small frame, if it holds `held` bytes: none if that is more.
+fn small(held: usize) -> usize {
     if held <= SMALL_FRAME_BYTES { held } else { 0 }
 }
 

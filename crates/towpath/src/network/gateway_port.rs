@@ -1,5 +1,6 @@
 //! The port behind which the gateway is: a ring instead of a device.
 
+use towpath_io::pcapng::Direction;
 use towpath_net::switch::vlan::Vid;
 use towpath_net::switch::{self, PortId, Role, StormRates, Switch};
 use towpath_net::time::Instant;
@@ -9,6 +10,7 @@ use towpath_packet::{Burst, Caps, Packet};
 
 use super::GATEWAY_QUEUE_LEN;
 use super::config::PortError;
+use super::port::Port;
 use crate::capture::Mirrors;
 
 /// Largest super-packet that the gateway takes: Ethernet and the largest IP packet.
@@ -37,6 +39,26 @@ impl GatewayPort {
             // It has the room that the packet had.
             let _ = self.to_gateway.enqueue(&mut waiting);
         }
+    }
+
+    /// Packets that wait for the gateway, if there is one.
+    pub(super) fn waiting(gateway: &Option<Self>) -> usize {
+        gateway.as_ref().map_or(0, |gateway| gateway.to_gateway.control().len())
+    }
+
+    /// The next packet for the gateway.
+    pub(super) fn take(&mut self, ports: &mut [Option<Port>]) -> Option<Packet> {
+        let Some(packet) = self.from_switch.pop() else {
+            // Whatever has come of those that were counted, no port is left unread for ever.
+            ports.iter_mut().flatten().for_each(|port| port.for_gateway = 0);
+            return None;
+        };
+        self.mirrors.see(Direction::Outbound, std::iter::once(&packet));
+        let from = packet.ingress().map(usize::from);
+        if let Some(Some(port)) = from.and_then(|from| ports.get_mut(from)) {
+            port.for_gateway = port.for_gateway.saturating_sub(1);
+        }
+        Some(packet)
     }
 
     pub(super) fn new(switch: &mut Switch, mac: MacAddr, mtu: u16) -> Result<Self, PortError> {

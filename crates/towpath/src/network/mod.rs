@@ -7,6 +7,8 @@
 //! that are ready in turn, a burst at a time, and has the switch forward each burst. Between the
 //! switch and each port is a ring: what a port's device does not take at once waits there, and
 //! what has no room in it is dropped and counted. The gateway's ring leads to the worker's stack.
+//! All ports share it, so a port of which a burst waits there is not read until less does: what its
+//! guest sends beyond waits with the guest, and not in front of the others.
 //!
 //! Everything that is waited for hangs in a reactor of the network's own, which the worker watches
 //! as one file. While it pays, the worker polls the rings of guests; a TAP device that is full is
@@ -55,6 +57,7 @@ use towpath_net::fragment;
 use towpath_net::stack;
 use towpath_net::switch::{self, Switch};
 use towpath_net::time::{Duration, Instant};
+use towpath_packet::burst::BURST_MAX;
 use towpath_packet::{Burst, Caps, Ledger, Site};
 
 use crate::capture::{CAPTURES_MAX, CaptureSettings, Mirrors, Sniffer};
@@ -73,6 +76,9 @@ pub const RETRY: Duration = Duration::from_millis(1);
 pub const BURSTS_PER_TURN: usize = 4;
 /// Packets on the way to the gateway: more than all ports can send in one turn is no use.
 pub const GATEWAY_QUEUE_LEN: usize = 4096;
+/// Packets of one port that may wait for the gateway before the port is read again: what is handed
+/// over at once.
+const WAITING_FOR_GATEWAY_MAX: usize = BURST_MAX;
 /// What the gateway's port is called when it is captured, unless another port has this name.
 pub const GATEWAY_NAME: &str = "gateway";
 /// Token of the doorbell that captures ring when their readers go; those of ports are less.
@@ -385,6 +391,11 @@ impl Network {
         for _ in 0..BURSTS_PER_TURN {
             let Some(port) = &mut ports[index] else { return Input::Done };
             let Some(id) = port.id.filter(|_| port.is_ready) else { return Input::Done };
+            if port.for_gateway >= WAITING_FOR_GATEWAY_MAX {
+                // There is a next turn as long as anything waits for the gateway.
+                return Input::Done;
+            }
+            let waited = GatewayPort::waiting(gateway);
             let input = port.receive(received, cx.memory, cx.now);
             // A burst that is not full is all there was, and its file tells when there is more.
             port.is_ready = received.is_full();
@@ -394,6 +405,9 @@ impl Network {
             let (now, is_short) = (cx.now, rings::is_short(cx.memory));
             let mut rings = Rings { ports, gateway, services, config, now, is_short };
             rings.forward(switch, id, received, cx);
+            if let Some(port) = &mut ports[index] {
+                port.for_gateway += GatewayPort::waiting(gateway) - waited;
+            }
             if input == Input::NoMemory {
                 return input;
             }
@@ -410,9 +424,8 @@ impl Network {
         let mut replies = Burst::new();
         let mut senders = Senders::default();
         while !burst.is_full()
-            && let Some(packet) = gateway.from_switch.pop()
+            && let Some(packet) = gateway.take(ports)
         {
-            gateway.mirrors.see(Direction::Outbound, std::iter::once(&packet));
             if packet.is_inline() {
                 cx.ledger.count(Site::GuestSmall, packet.len());
             }

@@ -35,6 +35,8 @@ pub(super) struct Port {
     pub(super) has_news: bool,
     /// There may be something to receive, or room for what waits.
     pub(super) is_ready: bool,
+    /// Packets that came by it and wait for the gateway.
+    pub(super) for_gateway: usize,
     /// When it has something to do by itself.
     pub(super) deadline: Option<Instant>,
     now: Instant,
@@ -76,6 +78,7 @@ impl Port {
             // It may have been readable before it was watched.
             has_news: true,
             is_ready: true,
+            for_gateway: 0,
             deadline: None,
             now: Instant::from_micros(0),
             failure: None,

@@ -24,6 +24,7 @@ mod honest;
 mod host;
 mod injector;
 mod killed;
+mod line;
 mod random;
 mod roles;
 mod run;
@@ -91,6 +92,7 @@ fn trials(seed: u64) -> Vec<Trial> {
     let mut trials: Vec<Trial> = attacks.collect();
     trials.push(trial(device::NAME, Box::new(move || device::run(seed))));
     trials.push(trial(turns::NAME, Box::new(turns::run)));
+    trials.push(trial(line::NAME, Box::new(line::run)));
     trials.push(trial(shares::NAME, Box::new(move || shares::run(seed))));
     trials.push(trial(killed::NAME, Box::new(move || killed::run(seed))));
     for name in slow::NAMES {

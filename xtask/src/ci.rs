@@ -87,12 +87,13 @@ const LANES: [Lane; 3] = [
 ];
 
 /// What takes hours, each with the environment that makes it take them: `cargo xtask long`.
-const LONG: [Step; 6] = [
+const LONG: [Step; 7] = [
     Step::new("end-to-end", || {
         long("e2e", "", &[("TOWPATH_LONG", "1"), ("TOWPATH_SOAK_SECONDS", "600")])
     }),
     Step::new("slow-readers", || long("hostile", "slow_", &[("TOWPATH_SLOW_FLOWS", "10000")])),
     Step::new("kills", || long("hostile", "killed", &[("TOWPATH_KILLS", "300")])),
+    Step::new("siege", || long("hostile", "siege", &[("TOWPATH_SIEGE_SECONDS", "600")])),
     Step::new("worlds", || {
         let seeds = [("TOWPATH_SEEDS", "1000")];
         let mut worlds = long("world", "", &seeds)?;

@@ -2,7 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -104,6 +104,30 @@ pub(super) fn exchange(connect: impl Fn() -> io::Result<TcpStream>, bytes: usize
         pattern.send(&stream, bytes).expect("honest bytes are taken");
         stream.shutdown(Shutdown::Write).expect("shutdown");
     });
+}
+
+/// Receives from the honest server without end, and counts the bytes, each of which is compared.
+pub(super) fn download(connect: impl Fn() -> io::Result<TcpStream>, moved: &AtomicU64) {
+    let mut stream = connect().expect("an honest connection");
+    stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
+    stream.write_all(&u64::MAX.to_be_bytes()).expect("the request");
+    let counted = Counted { stream, moved };
+    Pattern::new().receive(counted).expect("honest bytes");
+}
+
+/// A stream whose bytes are counted.
+struct Counted<'a> {
+    stream: TcpStream,
+    moved: &'a AtomicU64,
+}
+
+impl Read for Counted<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.stream.read(buffer)?;
+        // Relaxed: a counter.
+        self.moved.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
+    }
 }
 
 /// The honest work: both directions over IPv4, then over IPv6; how long it took.

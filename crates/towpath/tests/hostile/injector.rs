@@ -23,7 +23,7 @@ use crate::sys::{PacketSocket, Sees};
 /// so that none is lost on the way.
 const FRAMES_PER_TURN: u32 = 256;
 /// A type of Ethernet frame that nobody knows: one for local experiments (IEEE 802).
-const NOISE: u16 = 0x88b5;
+pub(super) const NOISE: u16 = 0x88b5;
 /// Honest transfers beside noise whose mean is compared.
 const NOISE_TRANSFERS: u32 = 3;
 /// How long the gateway may take to answer.
@@ -82,18 +82,18 @@ impl Injector {
 
 /// Asks the gateway for echoes: whatever was sent before the question has been taken before the
 /// answer.
-struct Echo {
+pub(super) struct Echo {
     socket: OwnedFd,
     sequence: u16,
 }
 
 impl Echo {
-    fn new() -> io::Result<Self> {
+    pub(super) fn new() -> io::Result<Self> {
         let (family, kind) = (AddressFamily::INET, SocketType::RAW);
         Ok(Self { socket: rustix::net::socket(family, kind, Some(ipproto::ICMP))?, sequence: 0 })
     }
 
-    fn ask(&mut self) {
+    pub(super) fn ask(&mut self) {
         self.sequence = self.sequence.wrapping_add(1);
         let ident = std::process::id() as u16;
         let mut request = vec![8, 0, 0, 0, 0, 0, 0, 0];

@@ -29,6 +29,7 @@ mod random;
 mod roles;
 mod run;
 mod shares;
+mod siege;
 mod slow;
 mod sys;
 mod turns;
@@ -57,6 +58,10 @@ fn main() -> ExitCode {
         }
         [role, how, path] if role == killed::ROLE => {
             killed::traffic::main(how, path);
+            return ExitCode::SUCCESS;
+        }
+        [role, how, name] if role == siege::ROLE => {
+            siege::main(how, name);
             return ExitCode::SUCCESS;
         }
         [role, seed] if role == DEVICE => {
@@ -95,6 +100,7 @@ fn trials(seed: u64) -> Vec<Trial> {
     trials.push(trial(line::NAME, Box::new(line::run)));
     trials.push(trial(shares::NAME, Box::new(move || shares::run(seed))));
     trials.push(trial(killed::NAME, Box::new(move || killed::run(seed))));
+    trials.push(trial(siege::NAME, Box::new(siege::run)));
     for name in slow::NAMES {
         trials.push(trial(name, Box::new(move || slow::run(name))));
     }

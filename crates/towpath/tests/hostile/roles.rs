@@ -31,18 +31,28 @@ impl Process {
 
     /// The number in the next line, which begins with `word`.
     pub(super) fn expect(&mut self, word: &str) -> Result<u64, Failed> {
+        Ok(self.expect_all(word)?.first().copied().unwrap_or(0))
+    }
+
+    /// The numbers in the next line, which begins with `word`.
+    fn expect_all(&mut self, word: &str) -> Result<Vec<u64>, Failed> {
         let mut line = String::new();
         self.output.read_line(&mut line)?;
         let mut words = line.split_ascii_whitespace();
         if words.next() != Some(word) {
             return Err(format!("expected {word:?}, was {line:?}").into());
         }
-        Ok(words.next().and_then(|number| number.parse().ok()).unwrap_or(0))
+        Ok(words.map_while(|number| number.parse().ok()).collect())
     }
 
     pub(super) fn ask(&mut self, line: &str, word: &str) -> Result<u64, Failed> {
         self.tell(line)?;
         self.expect(word)
+    }
+
+    pub(super) fn ask_all(&mut self, line: &str, word: &str) -> Result<Vec<u64>, Failed> {
+        self.tell(line)?;
+        self.expect_all(word)
     }
 }
 
@@ -54,7 +64,7 @@ impl Drop for Process {
 }
 
 /// `towpath up`.
-pub(super) struct Up(Child);
+pub(super) struct Up(pub(super) Child);
 
 impl Up {
     pub(super) fn start(mut command: Command) -> Result<Self, Failed> {

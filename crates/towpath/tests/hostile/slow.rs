@@ -42,7 +42,7 @@ const BUFFERS: &str = "4096 65536 131072";
 /// Bytes of an honest transfer.
 const HONEST: usize = 64 << 20;
 /// Ports of the source: not read, and honest.
-const FLOOD_PORT: u16 = 8088;
+pub(super) const FLOOD_PORT: u16 = 8088;
 const HONEST_PORT: u16 = 8089;
 /// The host's address, and what resolvers ask for names.
 const HOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
@@ -51,9 +51,9 @@ const TRIES: u32 = 6;
 /// How long the connections that are not read may take to fill up.
 const SETTLING: Duration = Duration::from_secs(3);
 /// Least speed of the honest flow, in percent of its speed alone.
-const SPEED_MIN: u128 = 70;
+pub(super) const SPEED_MIN: u128 = 70;
 /// Longest that a connection, or a name, may take.
-const ANSWER_MAX: Duration = Duration::from_millis(100);
+pub(super) const ANSWER_MAX: Duration = Duration::from_millis(100);
 /// How long anything may take.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -179,11 +179,21 @@ fn set_up_host() -> Result<(), Failed> {
     for command in ["link set lo up", "addr add 192.0.2.1/32 dev lo"] {
         ip(command)?;
     }
+    set_small_buffers()?;
+    std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "1024 65535")?;
+    Ok(answer_names(UdpSocket::bind((HOST, 53))?))
+}
+
+/// Has sockets of this thread's network keep little.
+pub(super) fn set_small_buffers() -> io::Result<()> {
     for name in ["tcp_rmem", "tcp_wmem"] {
         std::fs::write(format!("/proc/sys/net/ipv4/{name}"), BUFFERS)?;
     }
-    std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "1024 65535")?;
-    let resolver = UdpSocket::bind((HOST, 53))?;
+    Ok(())
+}
+
+/// Answers whoever asks for a name.
+pub(super) fn answer_names(resolver: UdpSocket) {
     thread::spawn(move || {
         let mut buffer = [0; 512];
         while let Ok((count, from)) = resolver.recv_from(&mut buffer) {
@@ -192,7 +202,6 @@ fn set_up_host() -> Result<(), Failed> {
             let _ = resolver.send_to(&buffer[..count], from);
         }
     });
-    Ok(())
 }
 
 /// This executable in a role.
@@ -231,12 +240,12 @@ fn source() {
     println!("ready");
     for line in io::stdin().lines().map_while(Result::ok) {
         assert_eq!(line, "resolve");
-        println!("resolve {}", resolve().as_micros());
+        println!("resolve {}", resolve_anew().as_micros());
     }
 }
 
 /// Sends [`ANSWER`] bytes on each connection, as far as it takes them.
-fn send_to_all(listener: TcpListener) {
+pub(super) fn send_to_all(listener: TcpListener) {
     listener.set_nonblocking(true).expect("a setting");
     let answer: Vec<u8> = (0..ANSWER).map(byte_at).collect();
     let mut streams: Vec<(TcpStream, usize)> = Vec::new();
@@ -298,7 +307,7 @@ fn sink(host: Ipv4Addr) {
                 });
                 println!("connect {}", longest.max().unwrap_or_default().as_micros());
             }
-            "resolve" => println!("resolve {}", resolve().as_micros()),
+            "resolve" => println!("resolve {}", resolve_anew().as_micros()),
             "drain" => {
                 let whole = slow.drain(..).filter(is_whole).count();
                 println!("drained {whole}");
@@ -322,10 +331,14 @@ fn is_whole(mut stream: &TcpStream) -> bool {
     end.is_ok() && bytes.len() == ANSWER && (0..ANSWER).all(|at| bytes[at] == byte_at(at))
 }
 
-/// Asks towpath's resolver for something.
-fn resolve() -> Duration {
+/// Asks towpath's resolver for something, by a new socket.
+fn resolve_anew() -> Duration {
+    resolve(&UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a socket"))
+}
+
+/// The same by a socket that there is.
+pub(super) fn resolve(socket: &UdpSocket) -> Duration {
     let begun = Instant::now();
-    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a socket");
     socket.set_read_timeout(Some(Duration::from_secs(2))).expect("a setting");
     // A question for example.org, type A.
     let question = b"\0\x07\x01\0\0\x01\0\0\0\0\0\0\x07example\x03org\0\0\x01\0\x01";

@@ -1,6 +1,7 @@
 //! An established connection under attack by its own peer: a small TCP on a packet socket.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
@@ -10,9 +11,8 @@ use crate::injector::Injector;
 use crate::random::Random;
 use crate::sys::{PacketSocket, Sees};
 
-/// An address outside: what is sent to it goes to the program's interface, and its kernel does not
-/// mind.
-const SOURCE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 77);
+/// Who connects.
+static SOURCE: OnceLock<Ipv4Addr> = OnceLock::new();
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One connection.
@@ -38,10 +38,13 @@ impl<'a> Flow<'a> {
         port: u16,
         mss: u16,
     ) -> Option<Self> {
-        // Never the same: a second connection of the same name would be the first's business.
-        static PORT: AtomicU16 = AtomicU16::new(10_000);
+        // Never the same: a second connection of the same name would be the first's business, also
+        // if a process had that which was killed.
+        static PORT: AtomicU16 = AtomicU16::new(0);
         // Relaxed: a counter.
-        let from = (SOURCE.into(), PORT.fetch_add(1, Ordering::Relaxed));
+        let number = (std::process::id() as u16).wrapping_mul(997) % 50_000;
+        let own = 10_000 + (number + PORT.fetch_add(1, Ordering::Relaxed)) % 50_000;
+        let from = (source().into(), own);
         let to = (IpAddr::from(HOST), port);
         let next = random.next() as u32;
         let (received, stamp) = (Vec::new(), 1_000_000);
@@ -139,9 +142,20 @@ impl<'a> Flow<'a> {
     }
 }
 
+/// An address outside, unless another was chosen: what is sent to it goes to the program's
+/// interface, and its kernel does not mind.
+fn source() -> Ipv4Addr {
+    *SOURCE.get_or_init(|| Ipv4Addr::new(203, 0, 113, 77))
+}
+
+/// Has connections of this process come from `address`.
+pub(super) fn come_from(address: Ipv4Addr) {
+    let _ = SOURCE.set(address);
+}
+
 pub(super) fn open_socket() -> PacketSocket {
     let socket = PacketSocket::open("tap0", Sees::Everything).expect("a packet socket");
-    socket.only_to(SOURCE).expect("a filter");
+    socket.only_to(source()).expect("a filter");
     socket
 }
 

@@ -12,7 +12,7 @@ mod neighbour;
 mod offload;
 mod transport;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use crate::frame::{End, PROGRAM, PROGRAM6};
 use crate::host::{HOST, HOST6, NOBODY, NOBODY6};
@@ -88,6 +88,11 @@ pub(super) const ALL: &[Attack] = &[
     Attack { name: "random_frames", round: mutation::random, ..PLAIN },
     Attack { name: "mutated_frames", round: mutation::mutated, ..PLAIN },
 ];
+
+/// Has the connections that attacks make come from this address of the network.
+pub(super) fn connections_come_from(address: Ipv4Addr) {
+    connection::come_from(address);
+}
 
 /// Program, host, and an address where nobody answers, for each IP version.
 const SIDES: [(IpAddr, IpAddr, IpAddr); 2] = [

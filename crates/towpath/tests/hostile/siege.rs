@@ -13,7 +13,7 @@
 //! are a guest like others, to whom his part is due. A phase is tried again if the machine may have
 //! stalled.
 //!
-//! `TOWPATH_SIEGE_SECONDS=N` takes about N seconds in place of [`SECONDS`].
+//! Runs if `TOWPATH_SIEGE_SECONDS` is set, for about so many seconds, at least [`SECONDS`].
 
 use std::fmt;
 use std::fs;
@@ -46,8 +46,10 @@ const DOWNLOADS: &str = "slow_downloads";
 const PUBLISHED: &str = "slow_readers_outside";
 
 const TOWPATH: &str = env!("CARGO_BIN_EXE_towpath");
-/// How long, about.
+/// How long at least, about.
 const SECONDS: u64 = 26;
+/// Says how long.
+pub(super) const SECONDS_VARIABLE: &str = "TOWPATH_SIEGE_SECONDS";
 /// Halves of the time.
 const HALVES: usize = 2;
 /// Parts of a phase, in percent: alone, beside harmless frames, beside the attack. The rest is for
@@ -115,7 +117,7 @@ struct Phase {
 
 /// Runs all phases twice.
 pub(super) fn run() -> Result<(), Failed> {
-    let wanted = std::env::var("TOWPATH_SIEGE_SECONDS").ok().and_then(|text| text.parse().ok());
+    let wanted = std::env::var(SECONDS_VARIABLE).ok().and_then(|text| text.parse().ok());
     allow_files();
     let host = Host::new()?;
     slow::set_small_buffers()?;
@@ -123,7 +125,7 @@ pub(super) fn run() -> Result<(), Failed> {
     let mut names: Vec<&'static str> = attack::ALL.iter().map(|attack| attack.name).collect();
     names.extend([DOWNLOADS, PUBLISHED]);
     let settling = names.iter().filter(|name| occupies(name)).count() as u32 * SETTLING;
-    let time = Duration::from_secs(wanted.unwrap_or(SECONDS)) / HALVES as u32;
+    let time = Duration::from_secs(wanted.unwrap_or(0).max(SECONDS)) / HALVES as u32;
     let share = time.saturating_sub(settling).as_millis() as u64 / names.len() as u64;
     let mut phases: Vec<Vec<Phase>> = Vec::new();
     println!("{}", Phase::HEAD);

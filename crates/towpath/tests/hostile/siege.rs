@@ -247,7 +247,7 @@ impl Siege {
             }
         }
         columns.iter_mut().for_each(|column| column.sort_unstable());
-        let is_longest = |index: usize| index > 0 && index % 2 == 0;
+        let is_longest = |index: usize| index > 0 && index.is_multiple_of(2);
         let of = |(index, column): (usize, &Vec<u64>)| {
             column[if is_longest(index) { column.len() - 1 } else { column.len() / 2 }]
         };

@@ -7,11 +7,15 @@ use std::time::Duration;
 
 use towpath::host::{Config, Host, TcpListener, TcpStream};
 
-/// Bytes that the process has in memory.
+/// Bytes of its own that the process has in memory: those of its files the kernel takes away and
+/// brings back as it likes.
 fn resident() -> usize {
-    let text = std::fs::read_to_string("/proc/self/statm").expect("statm");
-    let pages: usize = text.split(' ').nth(1).expect("a second field").parse().expect("a number");
-    pages * 4096
+    let text = std::fs::read_to_string("/proc/self/status").expect("status");
+    let kib_of = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)).expect("a line");
+        line.trim().trim_end_matches(" kB").parse::<usize>().expect("a number")
+    };
+    (kib_of("RssAnon:") + kib_of("RssShmem:")) << 10
 }
 
 /// Waits until the process is as it should be: how many bytes it then has in memory, or an error
@@ -60,6 +64,6 @@ fn idle_hosts_give_memory_back() {
 
 /// More than buffers hold, so that the writer waits for the reader.
 const BYTES: usize = 32 << 20;
-/// That the process at least grows by.
-const BUFFERED: usize = 2 << 20;
+/// That the process at least grows by: it grows by about 2 MiB.
+const BUFFERED: usize = 3 << 19;
 const RETURNED: usize = 1 << 20;

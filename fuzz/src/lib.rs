@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod control;
 pub mod dhcpv4;
 pub mod dhcpv6;
 pub mod filter;
@@ -30,6 +31,7 @@ pub type Run = fn(&[u8]);
 /// All targets by name.
 pub const TARGETS: &[(&str, Run)] = &[
     ("config", config::run),
+    ("control", control::run),
     ("dhcpv4", dhcpv4::run),
     ("dhcpv6", dhcpv6::run),
     ("filter", filter::run),

@@ -87,6 +87,11 @@ fn config() {
 }
 
 #[test]
+fn control() {
+    replay("control");
+}
+
+#[test]
 fn dhcpv4() {
     replay("dhcpv4");
 }

@@ -11,6 +11,8 @@
 
 pub mod capture;
 pub mod config;
+#[cfg(feature = "control")]
+pub mod control;
 pub mod events;
 pub mod gateway;
 pub mod host;

@@ -184,6 +184,19 @@ pub enum Problem {
     NothingLeft,
 }
 
+/// The ports that the host hands out by itself; the kernel's default if it does not say.
+pub fn ephemeral_ports() -> RangeInclusive<u16> {
+    const DEFAULT: RangeInclusive<u16> = 32_768..=60_999;
+    let Ok(text) = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range") else {
+        return DEFAULT;
+    };
+    let mut ports = text.split_ascii_whitespace().map(str::parse);
+    match (ports.next(), ports.next()) {
+        (Some(Ok(first)), Some(Ok(last))) => first..=last,
+        _ => DEFAULT,
+    }
+}
+
 /// Reads all specifications of one protocol. Ports in `ephemeral`, which the host hands out by
 /// itself, are left out where all ports are meant.
 ///

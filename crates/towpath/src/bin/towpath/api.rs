@@ -3,11 +3,11 @@
 //! An instance that serves one program answers `GET` of [`STATS`] and [`METRICS`], a network more.
 //! Requests: `GET` of [`PORTS`], [`LEASES`], [`PUBLISHED`], [`STATS`] and [`METRICS`]; `POST` of
 //! [`TRANSACTION`] with `{"operations": [...]}`, see [`operations`].
-//!
-//! Limit: [`OPERATIONS_MAX`].
 
 use serde_json::{Value, json};
-use towpath::network::{Attachment, Network, Operation, PortReport, TransactionError};
+use towpath::control::http::{Request, Response};
+use towpath::control::operations::{self, VLAN_MAX};
+use towpath::network::{Attachment, Network, PortReport, TransactionError};
 use towpath::publish::{Protocol, Publish};
 use towpath::report::Report;
 use towpath::services::{Guest, Services};
@@ -15,9 +15,6 @@ use towpath::worker::Worker;
 use towpath_net::switch::vlan::{Vid, VlanSet};
 use towpath_net::switch::{PortCounters, PortVlans, Prefix, Role, StormRates};
 
-use crate::fields::Fields;
-use crate::http::{Request, Response};
-use crate::operations::{self, VLAN_MAX};
 use crate::{metrics, stats};
 
 pub(crate) const PORTS: &str = "/v1/ports";
@@ -26,8 +23,6 @@ pub(crate) const PUBLISHED: &str = "/v1/published";
 pub(crate) const STATS: &str = "/v1/stats";
 pub(crate) const TRANSACTION: &str = "/v1/transaction";
 pub(crate) const METRICS: &str = "/metrics";
-/// Operations of a transaction, during which no packet moves.
-const OPERATIONS_MAX: usize = 128;
 
 /// Answers a request, changing the network if it says so.
 pub(crate) fn answer(worker: &mut Worker<Network>, request: &Request<'_>) -> Response {
@@ -63,7 +58,7 @@ pub(crate) fn answer_gateway(report: impl Fn() -> Report, request: &Request<'_>)
 }
 
 fn transaction(worker: &mut Worker<Network>, body: &[u8]) -> Response {
-    let operations = match read_transaction(body) {
+    let operations = match operations::transaction(body) {
         Ok(operations) => operations,
         Err(message) => return Response::error(400, &message),
     };
@@ -79,21 +74,6 @@ fn transaction(worker: &mut Worker<Network>, body: &[u8]) -> Response {
             Response::json(409, &json!({ "error": error, "operation": index }))
         }
     }
-}
-
-fn read_transaction(body: &[u8]) -> Result<Vec<Operation>, String> {
-    let body: Value = serde_json::from_slice(body).map_err(|error| format!("no JSON: {error}"))?;
-    let only = body.as_object().filter(|object| object.len() == 1);
-    let operations = only.and_then(|object| object.get("operations")).and_then(Value::as_array);
-    let operations = operations.ok_or("an object with a list 'operations' alone is wanted")?;
-    if operations.len() > OPERATIONS_MAX {
-        return Err(format!("more than {OPERATIONS_MAX} operations"));
-    }
-    let read = |(index, value): (usize, &Value)| {
-        let read = Fields::of(value.clone(), "").and_then(operations::operation);
-        read.map_err(|error| format!("operation {}: {error}", index + 1))
-    };
-    operations.iter().enumerate().map(read).collect()
 }
 
 fn vlan_list(set: &VlanSet) -> String {

@@ -25,9 +25,9 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
     timerfd_settime,
 };
+use towpath::control::http::{BODY_BYTES_MAX, HEAD_BYTES_MAX, Request, Response};
 use towpath_io::reactor::{Events, Interest, Reactor};
 
-use crate::http::{BODY_BYTES_MAX, HEAD_BYTES_MAX, Request, Response};
 use crate::instances::Announced;
 
 /// Connections at once: commands, and one who collects figures.

@@ -1,11 +1,11 @@
-//! TOML as the objects that [`fields`](crate::fields) reads, and where in the text each of them is.
+//! TOML as the objects that [`fields`](towpath::control::fields) reads, and where in the text each of them is.
 
 use std::collections::HashMap;
 
 use serde_json::{Map, Value};
 use toml::de::{DeTable, DeValue, Error};
 
-use crate::fields::{Fields, Wrong};
+use towpath::control::fields::{Fields, Wrong};
 
 /// A file that was read.
 pub(crate) struct Document<'a> {

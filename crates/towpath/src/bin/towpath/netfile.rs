@@ -13,14 +13,14 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use towpath::config::{Subnet4, Subnet6, parse_size};
+use towpath::control::fields::{Fields, Wrong};
+use towpath::control::operations;
 use towpath::network::{BUSY_POLL_MAX, Operation, PortSettings};
 use towpath::publish::Target;
 use towpath_net::switch::Role;
 use towpath_net::wire::domain::DomainName;
 
 use crate::document::Document;
-use crate::fields::{Fields, Wrong};
-use crate::operations;
 
 /// Longest file: a thousand ports with all that can be said of them.
 const FILE_BYTES_MAX: u64 = 1 << 20;

@@ -9,6 +9,8 @@ use std::path::PathBuf;
 use anyhow::{Context, anyhow};
 use serde_json::json;
 use towpath::config::Config;
+use towpath::control::fields::Fields;
+use towpath::control::operations;
 use towpath::gateway::StartError;
 use towpath::network::{
     Attachment, BUSY_POLL, NETWORK_PORTS_MAX, NetworkConfig, Operation, OperationError, PortError,
@@ -21,9 +23,8 @@ use towpath_net::wire::MacAddr;
 use towpath_net::wire::domain::DomainName;
 
 use crate::args::UpArguments;
-use crate::fields::Fields;
 use crate::netfile::{NetFile, Pool, PortDefaults};
-use crate::{operations, settings};
+use crate::settings;
 
 /// Domain of the guests, unless told otherwise.
 const DOMAIN: &str = "towpath.internal";

@@ -8,16 +8,17 @@ use anyhow::{Context, bail};
 use clap::CommandFactory;
 use clap::error::ErrorKind;
 use serde_json::{Value, json};
+use towpath::control::fields::Fields;
+use towpath::control::operations;
 
 use crate::args::{
     AddOrDel, Arguments, LeaseArguments, LsArguments, LsWhat, PortAction, PortArguments,
     PublishArguments, WhichNetwork,
 };
 use crate::exit::{Ending, Failure};
-use crate::fields::Fields;
 use crate::messages::Messages;
 use crate::stats::plain;
-use crate::{api, http, instances, operations};
+use crate::{api, ask, instances};
 
 /// Lists the ports of one network, or of all, or what they have lent.
 pub(crate) fn list(arguments: &LsArguments) -> Result<Ending, Failure> {
@@ -26,7 +27,7 @@ pub(crate) fn list(arguments: &LsArguments) -> Result<Ending, Failure> {
         (None, None) => networks()?,
         (pid, _) => {
             let path = one(which)?;
-            let answer = http::ask(&path, "GET", api::PORTS, None)?;
+            let answer = ask::ask(&path, "GET", api::PORTS, None)?;
             vec![(pid.unwrap_or(0), path, answer)]
         }
     };
@@ -37,9 +38,9 @@ pub(crate) fn list(arguments: &LsArguments) -> Result<Ending, Failure> {
     for (pid, path, ports) in networks {
         let (answer, list, line): (_, _, fn(i32, &Value) -> String) = match arguments.what {
             LsWhat::Ports => (ports, "ports", port_line),
-            LsWhat::Leases => (http::ask(&path, "GET", api::LEASES, None)?, "leases", lease_line),
+            LsWhat::Leases => (ask::ask(&path, "GET", api::LEASES, None)?, "leases", lease_line),
             LsWhat::Published => {
-                (http::ask(&path, "GET", api::PUBLISHED, None)?, "published", published_line)
+                (ask::ask(&path, "GET", api::PUBLISHED, None)?, "published", published_line)
             }
         };
         let mut listed = answer[list].as_array().cloned().unwrap_or_default();
@@ -104,7 +105,7 @@ fn perform(
         Err(message) => Arguments::command().error(ErrorKind::ValueValidation, message).exit(),
     };
     let body = json!({ "operations": operations });
-    http::ask(&one(which)?, "POST", api::TRANSACTION, Some(&body))?;
+    ask::ask(&one(which)?, "POST", api::TRANSACTION, Some(&body))?;
     Ok(Ending::Code(0))
 }
 
@@ -133,7 +134,7 @@ pub(crate) fn one(which: &WhichNetwork) -> anyhow::Result<PathBuf> {
 fn networks() -> anyhow::Result<Vec<(i32, PathBuf, Value)>> {
     let mut networks = Vec::new();
     for (pid, path) in instances::running()? {
-        if let Some(ports) = http::ask_if_any(&path, "GET", api::PORTS, None)? {
+        if let Some(ports) = ask::ask_if_any(&path, "GET", api::PORTS, None)? {
             networks.push((pid, path, ports));
         }
     }

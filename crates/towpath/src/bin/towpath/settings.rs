@@ -2,7 +2,6 @@
 
 use std::env;
 use std::fs::{self, File, OpenOptions};
-use std::ops::RangeInclusive;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -71,7 +70,7 @@ pub(crate) fn look_for_resolvers(config: &Config, messages: Messages) {
 }
 
 fn publish(arguments: &NetworkArguments) -> anyhow::Result<Vec<Publish>> {
-    let ephemeral = ephemeral_ports();
+    let ephemeral = publish::ephemeral_ports();
     let mut publish = publish::parse(Protocol::Tcp, &arguments.tcp_ports, &ephemeral)
         .context("option --tcp-ports")?;
     publish.extend(
@@ -120,19 +119,6 @@ pub(crate) fn find_capture(path: &Path) -> anyhow::Result<(File, bool)> {
 fn open_capture(path: &Path, options: &mut OpenOptions) -> anyhow::Result<File> {
     let opened = options.write(true).mode(0o600).open(path);
     opened.with_context(|| format!("cannot write to {}", path.display()))
-}
-
-/// The ports that the host hands out by itself; the kernel's default if it does not say.
-pub(crate) fn ephemeral_ports() -> RangeInclusive<u16> {
-    const DEFAULT: RangeInclusive<u16> = 32_768..=60_999;
-    let Ok(text) = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range") else {
-        return DEFAULT;
-    };
-    let mut ports = text.split_ascii_whitespace().map(str::parse);
-    match (ports.next(), ports.next()) {
-        (Some(Ok(first)), Some(Ok(last))) => first..=last,
-        _ => DEFAULT,
-    }
 }
 
 /// Ends the process with code 2, and the usage of the command that was given.

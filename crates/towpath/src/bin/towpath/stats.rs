@@ -12,8 +12,8 @@ use towpath_io::confine;
 
 use crate::api;
 use crate::args::StatsArguments;
+use crate::ask;
 use crate::exit::{Ending, Failure};
-use crate::http;
 use crate::instances;
 use crate::messages::Messages;
 use crate::watch;
@@ -34,13 +34,13 @@ pub(crate) fn stats(arguments: &StatsArguments) -> Result<Ending, Failure> {
     let mut failed = None;
     let text = match (path, arguments.json) {
         (Some(path), json) => {
-            let counters = http::ask(&path, "GET", api::STATS, None)?;
+            let counters = ask::ask(&path, "GET", api::STATS, None)?;
             if json { format!("{counters}\n") } else { table(&counters) }
         }
         (None, json) => {
             let mut all = Vec::new();
             for (_, path) in instances::running()? {
-                match http::ask(&path, "GET", api::STATS, None) {
+                match ask::ask(&path, "GET", api::STATS, None) {
                     Ok(counters) => all.push(counters),
                     Err(error) => failed = Some(error),
                 }

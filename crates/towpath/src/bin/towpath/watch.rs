@@ -15,7 +15,7 @@ use towpath_io::namespace::signals::Signals;
 use crate::exit::{Ending, Failure};
 use crate::messages::Messages;
 use crate::stats::plain;
-use crate::{api, http, instances};
+use crate::{api, ask, instances};
 
 /// What the rates of a port are made of, in the order of the columns.
 const PORT_RATES: [&str; 5] = ["packets_in", "bytes_in", "packets_out", "bytes_out", "dropped"];
@@ -27,10 +27,10 @@ pub(crate) fn watch(path: &Path, interval: Duration, json: bool) -> Result<Endin
     let signals = Signals::block()?;
     let mut stdout = io::stdout();
     let redraw = if stdout.is_terminal() && !json { REDRAW } else { "" };
-    let mut before = http::ask(path, "GET", api::STATS, None)?;
+    let mut before = ask::ask(path, "GET", api::STATS, None)?;
     let mut asked_at = Instant::now();
     while !ends(&signals, asked_at + interval)? {
-        let after = match http::ask(path, "GET", api::STATS, None) {
+        let after = match ask::ask(path, "GET", api::STATS, None) {
             Ok(after) => after,
             Err(_) if !instances::answers(path)? => {
                 Messages::Normal.notice("the instance has ended");

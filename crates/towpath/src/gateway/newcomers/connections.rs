@@ -5,6 +5,7 @@
 
 use crate::gateway::shares::Share;
 use std::collections::{BTreeMap, VecDeque};
+use std::mem;
 use std::ops::Bound;
 
 /// Connections that wait for their turn, of the program's own addresses and of others each: a
@@ -16,6 +17,9 @@ const CONNECTIONS_MAX: usize = 1024;
 pub(super) struct Connections<T> {
     /// Each in the order of arrival, none empty.
     lines: BTreeMap<Share, VecDeque<T>>,
+    /// The memory of the line that was empty last, for the next one: a connection that waits for
+    /// nobody allocates nothing.
+    spare: VecDeque<T>,
     /// Whose turn it was.
     last: Option<Share>,
     len: usize,
@@ -23,7 +27,7 @@ pub(super) struct Connections<T> {
 
 impl<T> Default for Connections<T> {
     fn default() -> Self {
-        Self { lines: BTreeMap::new(), last: None, len: 0 }
+        Self { lines: BTreeMap::new(), spare: VecDeque::new(), last: None, len: 0 }
     }
 }
 
@@ -34,7 +38,8 @@ impl<T> Connections<T> {
 
     /// Puts a connection at the end of its line; the one that has to give way.
     pub(super) fn push(&mut self, share: Share, connection: T) -> Option<T> {
-        self.lines.entry(share).or_default().push_back(connection);
+        let spare = &mut self.spare;
+        self.lines.entry(share).or_insert_with(|| mem::take(spare)).push_back(connection);
         self.len += 1;
         if self.len <= CONNECTIONS_MAX {
             return None;
@@ -61,7 +66,7 @@ impl<T> Connections<T> {
         let line = self.lines.get_mut(&share)?;
         let connection = take(line)?;
         if line.is_empty() {
-            self.lines.remove(&share);
+            self.spare = self.lines.remove(&share)?;
         }
         self.len -= 1;
         Some(connection)
@@ -90,5 +95,18 @@ mod tests {
         let taken: Vec<_> = (0..7).filter_map(|_| waiting.pop()).collect();
         let expected = [5009, 2, 5008, 1, 5007, 0, 5006];
         assert_eq!(taken, expected, "in turn, and the newest first");
+    }
+
+    /// Goal: connections that come one by one use the same memory. Method: its capacity after each
+    /// of several, of different guests.
+    #[test]
+    fn a_line_leaves_its_memory_to_the_next() {
+        let mut waiting = Connections::default();
+        for number in 0..5_u32 {
+            assert_eq!(waiting.push(Share::Guest(Some(number as u16)), number), None);
+            assert_eq!(waiting.spare.capacity(), 0, "it is in use");
+            assert_eq!(waiting.pop(), Some(number));
+            assert!(waiting.spare.capacity() > 0 && waiting.is_empty());
+        }
     }
 }

@@ -15,7 +15,7 @@ const ALIKE_MIN: f64 = 0.8;
 
 /// An object that is being read.
 #[derive(Debug)]
-pub(crate) struct Fields {
+pub struct Fields {
     map: Map<String, Value>,
     path: String,
     known: Vec<&'static str>,
@@ -24,9 +24,11 @@ pub(crate) struct Fields {
 /// What is wrong with a value, and where it is: names and numbers from the outermost, each begun by
 /// a dot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Wrong {
-    pub(crate) path: String,
-    pub(crate) message: String,
+pub struct Wrong {
+    /// Where it is.
+    pub path: String,
+    /// What is wrong with it.
+    pub message: String,
 }
 
 impl fmt::Display for Wrong {
@@ -39,7 +41,7 @@ impl std::error::Error for Wrong {}
 
 impl Fields {
     /// The fields of an object, which is at `path`.
-    pub(crate) fn of(value: Value, path: &str) -> Result<Self, Wrong> {
+    pub fn of(value: Value, path: &str) -> Result<Self, Wrong> {
         match value {
             Value::Object(map) => Ok(Self { map, path: path.to_owned(), known: Vec::new() }),
             _ => Err(Wrong { path: path.to_owned(), message: "it is no object".to_owned() }),
@@ -47,7 +49,7 @@ impl Fields {
     }
 
     /// Those of a list of settings: `NAME=VALUE,NAME=VALUE`, all of them texts.
-    pub(crate) fn of_settings(text: &str) -> Result<Self, Wrong> {
+    pub fn of_settings(text: &str) -> Result<Self, Wrong> {
         let wrong = |message: String| Wrong { path: String::new(), message };
         let mut map = Map::new();
         for setting in text.split(',') {
@@ -62,7 +64,7 @@ impl Fields {
     }
 
     /// A field, as `read` takes it; `what` it wants to be.
-    pub(crate) fn read<T>(
+    pub fn read<T>(
         &mut self,
         name: &'static str,
         what: impl fmt::Display,
@@ -75,15 +77,18 @@ impl Fields {
         }
     }
 
-    pub(crate) fn text(&mut self, name: &'static str) -> Result<Option<String>, Wrong> {
+    /// A text; `None` if it is not there.
+    pub fn text(&mut self, name: &'static str) -> Result<Option<String>, Wrong> {
         self.read(name, "a text", |value| value.as_str().map(str::to_owned))
     }
 
-    pub(crate) fn yes_or_no(&mut self, name: &'static str) -> Result<Option<bool>, Wrong> {
+    /// A truth value; `None` if it is not there.
+    pub fn yes_or_no(&mut self, name: &'static str) -> Result<Option<bool>, Wrong> {
         self.read(name, "true or false (yes or no on the command line)", Value::as_bool)
     }
 
-    pub(crate) fn number(
+    /// A number from `min` to `max`; `None` if it is not there.
+    pub fn number(
         &mut self,
         name: &'static str,
         min: u64,
@@ -95,7 +100,7 @@ impl Fields {
     }
 
     /// A text that means something.
-    pub(crate) fn parsed<T: FromStr<Err: fmt::Display>>(
+    pub fn parsed<T: FromStr<Err: fmt::Display>>(
         &mut self,
         name: &'static str,
     ) -> Result<Option<T>, Wrong> {
@@ -103,7 +108,7 @@ impl Fields {
     }
 
     /// The same, by a function of its own.
-    pub(crate) fn parsed_by<T>(
+    pub fn parsed_by<T>(
         &mut self,
         name: &'static str,
         parse: impl FnOnce(&str) -> Result<T, String>,
@@ -116,7 +121,7 @@ impl Fields {
     }
 
     /// A list of texts, or one alone; none if there is none.
-    pub(crate) fn texts(&mut self, name: &'static str) -> Result<Vec<String>, Wrong> {
+    pub fn texts(&mut self, name: &'static str) -> Result<Vec<String>, Wrong> {
         let texts = self.read(name, "a text or a list of texts", |value| match value {
             Value::String(text) => Some(vec![text.clone()]),
             Value::Array(all) => all.iter().map(|one| one.as_str().map(str::to_owned)).collect(),
@@ -126,7 +131,7 @@ impl Fields {
     }
 
     /// A list of such texts, or one alone with commas between them; none if there is none.
-    pub(crate) fn list<T: FromStr<Err: fmt::Display>>(
+    pub fn list<T: FromStr<Err: fmt::Display>>(
         &mut self,
         name: &'static str,
     ) -> Result<Vec<T>, Wrong> {
@@ -146,14 +151,14 @@ impl Fields {
     }
 
     /// An object within.
-    pub(crate) fn fields(&mut self, name: &'static str) -> Result<Option<Self>, Wrong> {
+    pub fn fields(&mut self, name: &'static str) -> Result<Option<Self>, Wrong> {
         let Some(value) = self.take(name) else { return Ok(None) };
         let inner = Self::of(value, &format!("{}.{name}", self.path));
         inner.map(Some).map_err(|_| self.wrong(name, format!("'{name}' wants a table")))
     }
 
     /// A list of objects within; none if there is none.
-    pub(crate) fn all(&mut self, name: &'static str) -> Result<Vec<Self>, Wrong> {
+    pub fn all(&mut self, name: &'static str) -> Result<Vec<Self>, Wrong> {
         let Some(value) = self.take(name) else { return Ok(Vec::new()) };
         let Value::Array(values) = value else {
             return Err(self.wrong(name, format!("'{name}' wants a list of tables")));
@@ -163,12 +168,12 @@ impl Fields {
     }
 
     /// True if the field is there.
-    pub(crate) fn has(&self, name: &str) -> bool {
+    pub fn has(&self, name: &str) -> bool {
         self.map.contains_key(name)
     }
 
     /// True if the field is there and is `false`: all that it stands for is switched off.
-    pub(crate) fn is_off(&mut self, name: &'static str) -> bool {
+    pub fn is_off(&mut self, name: &'static str) -> bool {
         let is_off = self.map.get(name) == Some(&Value::Bool(false));
         if is_off {
             self.take(name);
@@ -177,27 +182,27 @@ impl Fields {
     }
 
     /// All that is left, as an object.
-    pub(crate) fn into_value(self) -> Value {
+    pub fn into_value(self) -> Value {
         Value::Object(self.map)
     }
 
     /// Where the object is.
-    pub(crate) fn path(&self) -> &str {
+    pub fn path(&self) -> &str {
         &self.path
     }
 
     /// An error about a field.
-    pub(crate) fn wrong(&self, name: &str, message: String) -> Wrong {
+    pub fn wrong(&self, name: &str, message: String) -> Wrong {
         Wrong { path: format!("{}.{name}", self.path), message }
     }
 
     /// An error about the object.
-    pub(crate) fn all_wrong(&self, message: impl Into<String>) -> Wrong {
+    pub fn all_wrong(&self, message: impl Into<String>) -> Wrong {
         Wrong { path: self.path.clone(), message: message.into() }
     }
 
     /// All that is known has been taken: refuses what is left.
-    pub(crate) fn finish(self) -> Result<(), Wrong> {
+    pub fn finish(self) -> Result<(), Wrong> {
         let Some(name) = self.map.keys().next() else { return Ok(()) };
         let like = |known: &&'static str| (strsim::jaro_winkler(known, name), *known);
         let best = self.known.iter().map(like).max_by(|a, b| a.0.total_cmp(&b.0));

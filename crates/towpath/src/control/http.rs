@@ -1,36 +1,32 @@
 //! HTTP/1.1 (RFC 9112) as far as the control socket needs it: one request on a connection, with a
 //! body of known length, and one answer, after which the connection ends.
 //!
-//! Limits: [`HEAD_BYTES_MAX`], [`HEADERS_MAX`], [`BODY_BYTES_MAX`], [`RESPONSE_BYTES_MAX`].
+//! Limits: [`HEAD_BYTES_MAX`], [`HEADERS_MAX`], [`BODY_BYTES_MAX`].
 
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
-use std::path::Path;
-
-use anyhow::{Context, bail};
 use httparse::Status;
 use serde_json::{Value, json};
 
-use crate::instances::PATIENCE;
-
 /// Longest request line with headers.
-pub(crate) const HEAD_BYTES_MAX: usize = 8 << 10;
+pub const HEAD_BYTES_MAX: usize = 8 << 10;
 /// Most headers of a request or an answer.
 const HEADERS_MAX: usize = 32;
 /// Longest body of a request: a transaction of a hundred ports with long paths.
-pub(crate) const BODY_BYTES_MAX: usize = 64 << 10;
-/// Longest answer that is read: the figures of all ports of a full switch, many times.
-const RESPONSE_BYTES_MAX: u64 = 4 << 20;
+pub const BODY_BYTES_MAX: usize = 64 << 10;
 
 /// A request, complete.
-pub(crate) struct Request<'a> {
-    pub(crate) method: &'a str,
-    pub(crate) path: &'a str,
-    pub(crate) body: &'a [u8],
+#[derive(Debug)]
+pub struct Request<'a> {
+    /// For example `GET`.
+    pub method: &'a str,
+    /// What is asked for, for example `/v1/stats`.
+    pub path: &'a str,
+    /// As long as its Content-Length says.
+    pub body: &'a [u8],
 }
 
 /// An answer.
-pub(crate) struct Response {
+#[derive(Debug)]
+pub struct Response {
     status: u16,
     content_type: &'static str,
     body: String,
@@ -41,7 +37,7 @@ impl<'a> Request<'a> {
     ///
     /// # Errors
     /// What to answer to something that is none, or too large.
-    pub(crate) fn parse(input: &'a [u8]) -> Result<Option<Self>, Response> {
+    pub fn parse(input: &'a [u8]) -> Result<Option<Self>, Response> {
         let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
         let mut request = httparse::Request::new(&mut headers);
         let too_large = || Response::error(431, "the headers are too large");
@@ -87,23 +83,23 @@ fn body_len(headers: &[httparse::Header<'_>]) -> Result<usize, Response> {
 
 impl Response {
     /// An answer in JSON.
-    pub(crate) fn json(status: u16, value: &Value) -> Self {
+    pub fn json(status: u16, value: &Value) -> Self {
         Self { status, content_type: "application/json", body: format!("{value}\n") }
     }
 
     /// Figures in OpenMetrics.
-    pub(crate) fn metrics(body: String) -> Self {
+    pub fn metrics(body: String) -> Self {
         let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
         Self { status: 200, content_type, body }
     }
 
     /// An answer that says what is wrong.
-    pub(crate) fn error(status: u16, message: &str) -> Self {
+    pub fn error(status: u16, message: &str) -> Self {
         Self::json(status, &json!({ "error": message }))
     }
 
     /// As it is sent.
-    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+    pub fn to_bytes(&self) -> Vec<u8> {
         let Self { status, content_type, body } = self;
         let (reason, len) = (reason(*status), body.len());
         format!(
@@ -128,54 +124,8 @@ fn reason(status: u16) -> &'static str {
     }
 }
 
-/// Asks a control socket. An answer that is an error becomes one, but for `None`: there is no such
-/// path, as at an instance of another kind.
-pub(crate) fn ask_if_any(
-    path: &Path,
-    method: &str,
-    target: &str,
-    body: Option<&Value>,
-) -> anyhow::Result<Option<Value>> {
-    let mut stream = UnixStream::connect(path)
-        .with_context(|| format!("cannot reach a towpath at {}", path.display()))?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let body = body.map(Value::to_string).unwrap_or_default();
-    let request = format!(
-        "{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{body}",
-        body.len()
-    );
-    let mut answer = Vec::new();
-    stream
-        .write_all(request.as_bytes())
-        .and_then(|()| stream.take(RESPONSE_BYTES_MAX).read_to_end(&mut answer))
-        .with_context(|| format!("no answer from {}", path.display()))?;
-    let (status, value) =
-        read(&answer).with_context(|| format!("{} is no control socket", path.display()))?;
-    match status {
-        200 => Ok(Some(value)),
-        404 => Ok(None),
-        // A terminal would act on control characters.
-        _ => bail!(
-            "{}",
-            value["error"].as_str().unwrap_or("it refused").replace(char::is_control, "?")
-        ),
-    }
-}
-
-/// Asks for what the control socket must have.
-pub(crate) fn ask(
-    path: &Path,
-    method: &str,
-    target: &str,
-    body: Option<&Value>,
-) -> anyhow::Result<Value> {
-    ask_if_any(path, method, target, body)?
-        .with_context(|| format!("the towpath at {} is of another kind", path.display()))
-}
-
 /// Status and body of an answer in JSON; `None` if it is none, or not all of it.
-pub(crate) fn read(answer: &[u8]) -> Option<(u16, Value)> {
+pub fn read(answer: &[u8]) -> Option<(u16, Value)> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut response = httparse::Response::new(&mut headers);
     let Ok(Status::Complete(len)) = response.parse(answer) else { return None };

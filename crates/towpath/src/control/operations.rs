@@ -11,29 +11,53 @@
 //! `"duid": HEX`, and some of `"ipv4"`, `"ipv6"` and `"name"`; or `{"del-lease": {...}}` with the
 //! first of these alone; or `{"publish": GUEST, "tcp": SPEC, "udp": SPEC}`, where one of the two or
 //! a list of several is enough; or `{"unpublish": GUEST}` with or without these.
+//!
+//! Limit: [`OPERATIONS_MAX`].
 
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use towpath::network::{Attachment, Change, Operation, PortSettings};
-use towpath::publish::{self, Protocol, Publish, Target};
-use towpath::services::{Guest, StaticLease};
+use serde_json::Value;
+use crate::network::{Attachment, Change, Operation, PortSettings};
+use crate::publish::{self, Protocol, Publish, Target};
+use crate::services::{Guest, StaticLease};
 use towpath_net::switch::vlan::{Vid, VlanSet};
 use towpath_net::switch::{PortVlans, Prefix, Role, StormRates};
 
-use crate::fields::{Fields, Wrong};
-use crate::settings;
+use super::fields::{Fields, Wrong};
+
+/// Most operations of a transaction, during which no packet moves.
+const OPERATIONS_MAX: usize = 128;
 
 /// Most pairs of queues of a port, as for `towpath up`.
-pub(crate) const QUEUE_PAIRS_MAX: u64 = 8;
+pub const QUEUE_PAIRS_MAX: u64 = 8;
 /// Highest number of a VLAN (IEEE 802.1Q).
-pub(crate) const VLAN_MAX: u64 = 4094;
+pub const VLAN_MAX: u64 = 4094;
 /// Longest identifier of a client: the length of an option.
 const ID_BYTES_MAX: usize = 255;
 
+/// The operations of a transaction, which is the object `{"operations": [...]}` in JSON.
+///
+/// # Errors
+/// What is wrong, in words for the sender.
+pub fn transaction(body: &[u8]) -> Result<Vec<Operation>, String> {
+    let body: Value = serde_json::from_slice(body).map_err(|error| format!("no JSON: {error}"))?;
+    let only = body.as_object().filter(|object| object.len() == 1);
+    let operations = only.and_then(|object| object.get("operations")).and_then(Value::as_array);
+    let operations = operations.ok_or("an object with a list 'operations' alone is wanted")?;
+    if operations.len() > OPERATIONS_MAX {
+        return Err(format!("more than {OPERATIONS_MAX} operations"));
+    }
+    let read = |(index, value): (usize, &Value)| {
+        let read = Fields::of(value.clone(), "").and_then(operation);
+        read.map_err(|error| format!("operation {}: {error}", index + 1))
+    };
+    operations.iter().enumerate().map(read).collect()
+}
+
 /// One operation; takes all fields of the object, or says which is wrong.
-pub(crate) fn operation(mut fields: Fields) -> Result<Operation, Wrong> {
+pub fn operation(mut fields: Fields) -> Result<Operation, Wrong> {
     if let Some(name) = fields.text("add")? {
         return add(name, fields, &PortSettings::default());
     }
@@ -64,7 +88,7 @@ pub(crate) fn operation(mut fields: Fields) -> Result<Operation, Wrong> {
 }
 
 /// A port to be added, by the other fields; what they do not say is as in `defaults`.
-pub(crate) fn add(
+pub fn add(
     name: String,
     mut fields: Fields,
     defaults: &PortSettings,
@@ -93,7 +117,7 @@ pub(crate) fn add(
 }
 
 /// A static lease.
-pub(crate) fn static_lease(mut fields: Fields) -> Result<StaticLease, Wrong> {
+pub fn static_lease(mut fields: Fields) -> Result<StaticLease, Wrong> {
     let lease = StaticLease {
         guest: guest(&mut fields)?,
         ipv4: fields.parsed("ipv4")?,
@@ -105,8 +129,8 @@ pub(crate) fn static_lease(mut fields: Fields) -> Result<StaticLease, Wrong> {
 }
 
 /// Ports of the host for a guest, by lists of specifications for TCP and for UDP.
-pub(crate) fn publish(fields: &mut Fields, guest: &Target) -> Result<Vec<Publish>, Wrong> {
-    let ephemeral = settings::ephemeral_ports();
+pub fn publish(fields: &mut Fields, guest: &Target) -> Result<Vec<Publish>, Wrong> {
+    let ephemeral = publish::ephemeral_ports();
     let mut all = Vec::new();
     for (name, protocol) in [("tcp", Protocol::Tcp), ("udp", Protocol::Udp)] {
         let specs = fields.texts(name)?;
@@ -121,7 +145,7 @@ pub(crate) fn publish(fields: &mut Fields, guest: &Target) -> Result<Vec<Publish
 }
 
 /// How a guest is known.
-pub(crate) fn guest(fields: &mut Fields) -> Result<Guest, Wrong> {
+pub fn guest(fields: &mut Fields) -> Result<Guest, Wrong> {
     let port = fields.text("port")?.map(Guest::Port);
     let mac = fields.parsed("mac")?.map(Guest::Mac);
     let client_id = fields.parsed_by("client-id", bytes)?.map(Guest::ClientId);
@@ -191,7 +215,7 @@ impl FromStr for Allowed {
 }
 
 /// VLANs with tags, as `10,20-30` or `all`.
-pub(crate) fn read_vlans(list: &str) -> Result<Box<VlanSet>, String> {
+pub fn read_vlans(list: &str) -> Result<Box<VlanSet>, String> {
     if list == "all" {
         return Ok(Box::new(VlanSet::ALL));
     }
@@ -210,7 +234,7 @@ pub(crate) fn read_vlans(list: &str) -> Result<Box<VlanSet>, String> {
 }
 
 /// Bytes as two digits each.
-pub(crate) fn hex(bytes: &[u8]) -> String {
+pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
 }
 
@@ -230,7 +254,7 @@ fn bytes(text: &str) -> Result<Vec<u8>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     fn read(value: &Value) -> Result<Operation, Wrong> {
         operation(Fields::of(value.clone(), "")?)

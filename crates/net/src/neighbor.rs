@@ -11,11 +11,12 @@
 //! for the same address make room, and one packet always waits (RFC 4861 §7.2.2); [`ASK_COUNT`]
 //! questions a second apart.
 //!
-//! A full table parts with a learnt entry that nothing was sent to, the oldest first, and else with
-//! the one that was used longest ago. What strangers say is no reason to part with a next hop, or
-//! with an entry that packets wait for: a flood of their questions is answered, but not learnt.
-//! What we send ourselves parts with these too, if there is nothing else: what waited is handed
-//! back to be counted.
+//! A full table parts with a learnt entry that nothing was sent to, the oldest first; else with one
+//! that has not answered, else with any other, of either kind the one that was used longest ago. So
+//! a flood that makes us send to addresses where nobody is leaves those who answer. What strangers
+//! say is no reason to part with a next hop, or with an entry that packets wait for: a flood of
+//! their questions is answered, but not learnt. What we send ourselves parts with these too: what
+//! waited is handed back to be counted.
 
 use crate::time::{Duration, Instant};
 use crate::wire::MacAddr;
@@ -92,6 +93,11 @@ impl Entry {
 
     fn is_permanent(&self) -> bool {
         matches!(self.known, Known::Permanent(_))
+    }
+
+    /// True if a link-layer address has been told.
+    fn has_answered(&self) -> bool {
+        !matches!(self.known, Known::Asked(Question { stale: None, .. }))
     }
 
     /// What packets that wait for this address count.
@@ -322,11 +328,12 @@ impl Neighbors {
     fn least_wanted(&self) -> Option<(usize, bool)> {
         let learnt = self.entries.iter().enumerate().filter(|(_, entry)| !entry.is_permanent());
         let ranked = learnt.map(|(index, entry)| {
-            let kept = (self.is_next_hop(entry.address), entry.waiting_bytes() > 0);
-            (kept, entry.used, index)
+            let is_wanted = entry.used.is_some();
+            let wanted = (self.is_next_hop(entry.address), is_wanted, entry.has_answered());
+            (wanted, entry.used, index)
         });
-        let (kept, _, index) = ranked.min()?;
-        Some((index, kept != (false, false)))
+        let ((is_next_hop, ..), _, index) = ranked.min()?;
+        Some((index, is_next_hop || self.waiting_at(index) > 0))
     }
 
     fn is_next_hop(&self, address: IpAddr) -> bool {

@@ -52,8 +52,11 @@ const MEMORY_PAUSE: Duration = Duration::from_millis(1);
 /// Bytes read from the inside before host sockets get their turn: as many as are read from those,
 /// so that each direction has half of the thread if it can use it.
 const READ_BYTES_PER_TURN: usize = BYTES_PER_TURN;
-/// The same in packets, for small ones.
+/// The same in packets.
 const READ_PACKETS_PER_TURN: usize = 128;
+/// The same in packets that move next to nothing, as floods do: so a flood takes little of what
+/// moves bytes.
+const READ_SMALL_PER_TURN: usize = 16;
 /// How often the end is looked for while finishing.
 const FINISH_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -341,7 +344,7 @@ impl<S: Side> Worker<S> {
         });
         self.send_and_hear(now)?;
         // New flows come last: those that are open have had their turn, and it has been sent.
-        if self.with_gateway(now, |gateway, io| gateway.begin_flows(io)) {
+        if self.with_gateway(now, |gateway, io| gateway.begin_flow(io)) {
             self.send_and_hear(now)?;
         }
         Ok(watched)
@@ -361,9 +364,11 @@ impl<S: Side> Worker<S> {
 
     fn read_side(&mut self, now: Instant) -> Result<(), S::Error> {
         let (mut bytes, mut left, mut room) = (0, READ_PACKETS_PER_TURN, READ_PACKETS_PER_TURN);
+        let mut small_left = READ_SMALL_PER_TURN;
         loop {
             let Self { side, received, memory, ledger, .. } = self;
-            let limit = self.read_limit.get(side.looks_by_call()).min(left).min(room);
+            let most = if self.read_limit.expects_small() { small_left } else { left };
+            let limit = self.read_limit.get(side.looks_by_call()).min(left).min(room).min(most);
             received.limit(limit);
             let input = side.receive(received, &mut SideContext { memory, ledger, now })?;
             if input == Input::NoMemory {
@@ -382,12 +387,15 @@ impl<S: Side> Worker<S> {
             let of_burst = own + of_others / 2;
             bytes += of_burst;
             left -= limit;
+            if self.read_limit.expects_small() {
+                small_left = small_left.saturating_sub(self.received.len());
+            }
             let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now };
             self.stack.input(&mut self.received, &mut cx);
             self.with_gateway(now, |gateway, io| gateway.drain(io));
             // As many more like these as the turn has bytes for.
             room = READ_BYTES_PER_TURN.saturating_sub(bytes) * limit / of_burst.max(1);
-            if !full || room.min(left) == 0 {
+            if !full || room.min(left).min(small_left) == 0 {
                 return Ok(());
             }
         }

@@ -88,12 +88,7 @@ impl Fields {
     }
 
     /// A number from `min` to `max`; `None` if it is not there.
-    pub fn number(
-        &mut self,
-        name: &'static str,
-        min: u64,
-        max: u64,
-    ) -> Result<Option<u64>, Wrong> {
+    pub fn number(&mut self, name: &'static str, min: u64, max: u64) -> Result<Option<u64>, Wrong> {
         let is_in = |number: &u64| (min..=max).contains(number);
         let what = format_args!("a number from {min} to {max}").to_string();
         self.read(name, what, |value| value.as_u64().filter(is_in))

@@ -18,10 +18,10 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use serde_json::Value;
 use crate::network::{Attachment, Change, Operation, PortSettings};
 use crate::publish::{self, Protocol, Publish, Target};
 use crate::services::{Guest, StaticLease};
+use serde_json::Value;
 use towpath_net::switch::vlan::{Vid, VlanSet};
 use towpath_net::switch::{PortVlans, Prefix, Role, StormRates};
 
@@ -88,11 +88,7 @@ pub fn operation(mut fields: Fields) -> Result<Operation, Wrong> {
 }
 
 /// A port to be added, by the other fields; what they do not say is as in `defaults`.
-pub fn add(
-    name: String,
-    mut fields: Fields,
-    defaults: &PortSettings,
-) -> Result<Operation, Wrong> {
+pub fn add(name: String, mut fields: Fields, defaults: &PortSettings) -> Result<Operation, Wrong> {
     let vhost_user = path(&mut fields, "vhost-user")?;
     let client = path(&mut fields, "vhost-user-client")?;
     let stream = path(&mut fields, "stream")?;

@@ -6,11 +6,11 @@
 //! A new flow costs a host socket: ten times as much as a packet of a flow that is open. So the
 //! thread could be taken by whoever begins flows. Therefore nothing begins while packets are
 //! taken in: connections, datagrams and echo requests without a flow wait here, and when a turn of
-//! the worker has done everything else, [`BEGUN_PER_TURN`] of them get theirs. As long as some
-//! wait, the next turn follows at once, so that without other work flows begin as fast as ever.
+//! the worker has done everything else, one of them gets its flow. As long as others wait, the next
+//! turn follows at once, so that without other work flows begin as fast as ever.
 //!
-//! Three of four are begun for the program's own addresses, if there are so many: who floods with
-//! forged sources gets the fourth. Connections begin newest first. In a flood, which is faster than
+//! Without a switch three of four are begun for the program's own addresses, if there are so many:
+//! who floods with forged sources gets the fourth. Connections begin newest first. In a flood, which is faster than
 //! sockets can be opened, each then has the same chance, and one that got its turn has all the time
 //! until it is displaced; in order of arrival each would be displaced just before its turn.
 //! Datagrams keep their order, and those of one flow go together. Guests have their turns one after
@@ -27,8 +27,6 @@ use std::net::IpAddr;
 use towpath_net::stack::{Datagram, Echo, TcpHandle};
 use towpath_packet::{Packet, Piece};
 
-/// Flows begun in a turn of the worker: about as much work as a turn's worth of packets.
-const BEGUN_PER_TURN: usize = 8;
 /// Every so many, one is begun for somebody else than the program's own addresses.
 const STRANGERS_EVERY: usize = 4;
 
@@ -37,6 +35,8 @@ const STRANGERS_EVERY: usize = 4;
 pub(super) struct Newcomers {
     own: Waiting,
     strangers: Waiting,
+    /// Who have had their turn so far.
+    served: usize,
 }
 
 /// Those of one kind of address.
@@ -112,9 +112,10 @@ impl Newcomers {
         if own { &mut self.own } else { &mut self.strangers }
     }
 
-    /// Who is to be the `turn`-th flow of a turn of the worker.
-    fn next(&mut self, turn: usize) -> Option<Newcomer> {
-        if turn % STRANGERS_EVERY == STRANGERS_EVERY - 1 {
+    /// Who gets the next flow.
+    fn next(&mut self) -> Option<Newcomer> {
+        self.served = self.served.wrapping_add(1);
+        if self.served.is_multiple_of(STRANGERS_EVERY) {
             self.strangers.next().or_else(|| self.own.next())
         } else {
             self.own.next().or_else(|| self.strangers.next())
@@ -144,8 +145,8 @@ impl Gateway {
     /// an answer: the program tries again by itself, as after any lost SYN.
     pub(super) fn connection_waits(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
         let Some(connection) = io.stack.tcp(handle) else { return };
-        let own = self.is_program(connection.remote().ip());
         let share = Share::Guest(io.stack.tcp_account(handle).0);
+        let own = self.is_own(share, connection.remote().ip());
         if let Some(displaced) = self.newcomers.of(own).connections.push(share, handle)
             && is_opening(displaced, io)
         {
@@ -157,34 +158,34 @@ impl Gateway {
 
     /// A datagram or an echo request waits for its turn.
     pub(super) fn message_waits(&mut self, message: Message, io: &mut Io<'_>) {
-        let own = self.is_program(message.source());
+        let own = self.is_own(message.share(), message.source());
         let waiting = &mut self.newcomers.of(own).messages;
         self.counters.messages_displaced += waiting.push(message, io.memory.capacity_bytes());
     }
 
-    /// Begins flows for those who wait, as many as a turn allows; true if any.
-    pub(crate) fn begin_flows(&mut self, io: &mut Io<'_>) -> bool {
-        if self.newcomers.is_empty() {
-            return false;
-        }
-        let mut begun = 0;
-        while begun < BEGUN_PER_TURN {
-            match self.newcomers.next(begun) {
-                Some(Newcomer::Connection(handle)) if !is_opening(handle, io) => continue,
-                Some(Newcomer::Connection(handle)) => self.begin_outbound(handle, io),
-                Some(Newcomer::Message(message)) => self.send_messages(message, io),
-                None => break,
+    /// Begins a flow for one who waits; false if nobody does.
+    pub(crate) fn begin_flow(&mut self, io: &mut Io<'_>) -> bool {
+        loop {
+            match self.newcomers.next() {
+                Some(Newcomer::Connection(handle)) if !is_opening(handle, io) => {}
+                Some(Newcomer::Connection(handle)) => {
+                    self.begin_outbound(handle, io);
+                    return true;
+                }
+                Some(Newcomer::Message(message)) => {
+                    self.send_messages(message, io);
+                    return true;
+                }
+                None => return false,
             }
-            begun += 1;
         }
-        begun > 0
     }
 
     /// Sends a message by a new flow, and with it all that wait for the same one: what comes later
     /// finds the flow and must not overtake them.
     fn send_messages(&mut self, first: Message, io: &mut Io<'_>) {
         let (share, flow) = (first.share(), first.flow());
-        let own = self.is_program(first.source());
+        let own = self.is_own(share, first.source());
         self.send_message(first, io);
         while let Some(message) = self.newcomers.of(own).messages.pop_of(share, flow) {
             self.send_message(message, io);
@@ -198,8 +199,10 @@ impl Gateway {
         }
     }
 
-    fn is_program(&self, address: IpAddr) -> bool {
-        self.routes.program(address.is_ipv4()) == Some(address)
+    /// True if it is an address of the program's own; of a guest of a switch all are.
+    fn is_own(&self, share: Share, address: IpAddr) -> bool {
+        matches!(share, Share::Guest(Some(_)))
+            || self.routes.program(address.is_ipv4()) == Some(address)
     }
 }
 

@@ -24,6 +24,8 @@ const BURST_BYTES: usize = 64 << 10;
 const SINGLY_MIN: u32 = 4;
 /// One burst in so many is read until nothing is left, however the others were.
 const ASKED_EVERY: u32 = 16;
+/// Bytes of a packet that costs what a large one does but moves next to nothing, on average.
+const MINOR_BYTES_MAX: usize = 512;
 /// Bytes of a packet that is no part of a train: one that was not segmented.
 const SMALL_BYTES_MAX: usize = 1514;
 
@@ -34,17 +36,24 @@ pub(super) struct ReadLimit {
     burst: usize,
     /// Packets in a row that came alone.
     alone: u32,
+    /// The packets of the last burst were small.
+    are_small: bool,
 }
 
 impl ReadLimit {
     pub(super) const fn new() -> Self {
-        Self { burst: BURST_MIN, alone: 0 }
+        Self { burst: BURST_MIN, alone: 0, are_small: false }
     }
 
     /// Most packets to read now from what tells by a call that it is empty, or not.
     pub(super) fn get(&self, looks_by_call: bool) -> usize {
         let is_asked = self.alone < SINGLY_MIN || self.alone.is_multiple_of(ASKED_EVERY);
         if is_asked || !looks_by_call { self.burst } else { 1 }
+    }
+
+    /// True if packets like the last ones move next to nothing: whoever floods sends such.
+    pub(super) fn expects_small(&self) -> bool {
+        self.are_small
     }
 
     /// So much came.
@@ -54,6 +63,7 @@ impl ReadLimit {
         if packets > 0 {
             let alike = (BURST_BYTES * packets / bytes.max(1)).min(2 * packets);
             self.burst = alike.clamp(BURST_MIN, BURST_MAX);
+            self.are_small = bytes <= MINOR_BYTES_MAX * packets;
         }
     }
 }
@@ -84,6 +94,21 @@ mod tests {
             assert_eq!(limit.get(true), 1);
             limit.came(packets, bytes);
             assert!(limit.get(true) > 1);
+        }
+    }
+
+    #[test]
+    fn what_floods_send_is_small() {
+        let mut limit = ReadLimit::new();
+        for (packets, bytes, expected) in [
+            (64, 64 * 60, true),
+            (0, 0, true),
+            (8, 8 * 1514, false),
+            (1, 512, true),
+            (1, 513, false),
+        ] {
+            limit.came(packets, bytes);
+            assert_eq!(limit.expects_small(), expected, "{packets} packets of {bytes} bytes");
         }
     }
 

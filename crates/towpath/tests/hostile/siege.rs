@@ -13,7 +13,8 @@
 //! are a guest like others, to whom his part is due. A phase is tried again if the machine may have
 //! stalled.
 //!
-//! Runs if `TOWPATH_SIEGE_SECONDS` is set, for about so many seconds, at least [`SECONDS`].
+//! Runs if `TOWPATH_SIEGE_SECONDS` is set, for about so many seconds, at least [`SECONDS`]; with
+//! `TOWPATH_SIEGE_ATTACKS=NAME,NAME` these attacks alone.
 
 use std::fmt;
 use std::fs;
@@ -66,8 +67,8 @@ const RECOVERY_MAX: Duration = Duration::from_secs(1);
 const GROWTH_KIB_MAX: u64 = 16 << 10;
 const GROWTH_FILES_MAX: usize = 64;
 /// Descriptors of flows that a flood leaves until they have been idle for minutes, and of the rest:
-/// a short run does not reach them in its first half.
-const KEPT_MAX: usize = 4096 + GROWTH_FILES_MAX;
+/// a short run does not reach them in its first half. Of TCP and of UDP each 4096.
+const KEPT_MAX: usize = 2 * 4096 + 8 * GROWTH_FILES_MAX;
 /// How long it may take until all is taken that can be.
 const SETTLING: Duration = Duration::from_secs(1);
 /// How long anything may take.
@@ -124,6 +125,12 @@ pub(super) fn run() -> Result<(), Failed> {
     let mut siege = Siege::begin()?;
     let mut names: Vec<&'static str> = attack::ALL.iter().map(|attack| attack.name).collect();
     names.extend([DOWNLOADS, PUBLISHED]);
+    if let Ok(chosen) = std::env::var("TOWPATH_SIEGE_ATTACKS") {
+        names.retain(|name| chosen.split(',').any(|chosen| chosen == *name));
+        if names.is_empty() {
+            return Err(format!("TOWPATH_SIEGE_ATTACKS: there is no attack '{chosen}'").into());
+        }
+    }
     let settling = names.iter().filter(|name| occupies(name)).count() as u32 * SETTLING;
     let time = Duration::from_secs(wanted.unwrap_or(0).max(SECONDS)) / HALVES as u32;
     let share = time.saturating_sub(settling).as_millis() as u64 / names.len() as u64;

@@ -415,7 +415,8 @@ fn the_table_is_bounded() {
 }
 
 /// Questions of strangers are answered, but push out neither the router, nor who is sent to, nor
-/// what waits for an address; who is sent to by chance is parted with before who is often.
+/// what waits for an address. What we send to addresses where nobody is pushes out what waits, and
+/// nobody who has answered.
 #[test]
 fn strangers_push_out_strangers() {
     let router = Ipv4Addr::new(10, 0, 0, 254);
@@ -444,7 +445,7 @@ fn strangers_push_out_strangers() {
         assert!(b.one().bytes.ends_with(b"known"), "{to} is known");
     }
     assert_eq!(b.stack.counters().drops().count(), 0);
-    // Packets of ours need entries, too: the one used longest ago goes, and never the router.
+    // Packets of ours need entries, too: those go that have not answered.
     for number in 0..300u16 {
         let [high, low] = number.to_be_bytes();
         let stranger = Ipv4Addr::new(10, 17, high, low);
@@ -455,8 +456,10 @@ fn strangers_push_out_strangers() {
     let waiting = b.memory.packets.out_count() as u64;
     let lost = b.stack.counters().dropped(DropReason::NeighborQueueFull);
     assert_eq!(waiting + lost, 300, "counted");
-    send(&mut b, OURS4, far, b"known");
-    assert!(b.one().bytes.ends_with(b"known"), "the router is known");
+    for to in [far, used.into(), waited.into()] {
+        send(&mut b, OURS4, to, b"known");
+        assert!(b.one().bytes.ends_with(b"known"), "{to} is known");
+    }
     b.wait(Duration::from_secs(5));
     b.assert_clean();
 }

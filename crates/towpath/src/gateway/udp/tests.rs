@@ -95,7 +95,7 @@ impl Bench {
 
     /// Flows begin for all who wait.
     fn begin(&mut self) {
-        while self.with(|gateway, io| gateway.begin_flows(io)) {}
+        while self.with(|gateway, io| gateway.begin_flow(io)) {}
     }
 
     /// Takes what has come to host sockets, until `is_done` or nothing comes for a while.
@@ -254,8 +254,12 @@ fn mappings_are_shared_by_guests() {
         bench.ask(Some(2), program(16, port), local(&friend), b"flood");
     }
     bench.ask(Some(1), program(17, 4001), local(&friend), b"new");
-    bench.with(|gateway, io| gateway.begin_flows(io));
-    let first: Vec<_> = (0..8).map(|_| receive(&friend).0).collect();
+    let first: Vec<_> = (0..2)
+        .map(|_| {
+            bench.with(|gateway, io| gateway.begin_flow(io));
+            receive(&friend).0
+        })
+        .collect();
     assert!(first.contains(&b"new".to_vec()), "{first:?}");
     bench.begin();
     assert!(bench.gateway.counters.evicted > 200);

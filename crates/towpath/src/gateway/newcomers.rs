@@ -10,11 +10,11 @@
 //! turn follows at once, so that without other work flows begin as fast as ever.
 //!
 //! Without a switch three of four are begun for the program's own addresses, if there are so many:
-//! who floods with forged sources gets the fourth. Connections begin newest first. In a flood, which is faster than
-//! sockets can be opened, each then has the same chance, and one that got its turn has all the time
-//! until it is displaced; in order of arrival each would be displaced just before its turn.
-//! Datagrams keep their order, and those of one flow go together. Guests have their turns one after
-//! the other, and whoever has most waiting loses what comes last.
+//! who floods with forged sources gets the fourth. Connections begin newest first. In a flood,
+//! which is faster than sockets can be opened, each then has the same chance, and one that got its
+//! turn has all the time until it is displaced; in order of arrival each would be displaced just
+//! before its turn. Datagrams keep their order, and those of one flow go together. Guests have
+//! their turns one after the other, and whoever has most waiting loses what comes last.
 
 mod connections;
 mod messages;

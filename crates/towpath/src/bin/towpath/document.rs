@@ -1,4 +1,5 @@
-//! TOML as the objects that [`fields`](towpath::control::fields) reads, and where in the text each of them is.
+//! TOML as the objects that [`fields`](towpath::control::fields) reads, and where in the text each
+//! of them is.
 
 use std::collections::HashMap;
 

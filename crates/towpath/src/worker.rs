@@ -344,7 +344,8 @@ impl<S: Side> Worker<S> {
         });
         self.send_and_hear(now)?;
         // New flows come last: those that are open have had their turn, and it has been sent.
-        if self.with_gateway(now, |gateway, io| gateway.begin_flow(io)) {
+        let is_idle = events.is_empty();
+        if self.with_gateway(now, |gateway, io| gateway.begin_flows(is_idle, io)) {
             self.send_and_hear(now)?;
         }
         Ok(watched)

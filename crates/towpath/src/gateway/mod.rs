@@ -326,7 +326,7 @@ impl Gateway {
         self.end_long_waits(io);
     }
 
-    /// True if [`Gateway::continue_flows`] or [`Gateway::begin_flow`] has work without an event.
+    /// True if [`Gateway::continue_flows`] or [`Gateway::begin_flows`] has work without an event.
     pub(crate) fn has_work(&self) -> bool {
         self.tcp.has_work()
             || self.udp.has_work()

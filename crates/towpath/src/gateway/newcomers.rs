@@ -7,7 +7,8 @@
 //! thread could be taken by whoever begins flows. Therefore nothing begins while packets are
 //! taken in: connections, datagrams and echo requests without a flow wait here, and when a turn of
 //! the worker has done everything else, one of them gets its flow. As long as others wait, the next
-//! turn follows at once, so that without other work flows begin as fast as ever.
+//! turn follows at once, and if nothing else has happened, it begins [`BEGUN_PER_IDLE_TURN`] flows:
+//! without other work they begin as fast as ever.
 //!
 //! Without a switch three of four are begun for the program's own addresses, if there are so many:
 //! who floods with forged sources gets the fourth. Connections begin newest first. In a flood,
@@ -27,6 +28,8 @@ use std::net::IpAddr;
 use towpath_net::stack::{Datagram, Echo, TcpHandle};
 use towpath_packet::{Packet, Piece};
 
+/// Flows begun in a turn of the worker that had nothing else to do.
+const BEGUN_PER_IDLE_TURN: usize = 8;
 /// Every so many, one is begun for somebody else than the program's own addresses.
 const STRANGERS_EVERY: usize = 4;
 
@@ -114,6 +117,9 @@ impl Newcomers {
 
     /// Who gets the next flow.
     fn next(&mut self) -> Option<Newcomer> {
+        if self.is_empty() {
+            return None;
+        }
         self.served = self.served.wrapping_add(1);
         if self.served.is_multiple_of(STRANGERS_EVERY) {
             self.strangers.next().or_else(|| self.own.next())
@@ -163,22 +169,19 @@ impl Gateway {
         self.counters.messages_displaced += waiting.push(message, io.memory.capacity_bytes());
     }
 
-    /// Begins a flow for one who waits; false if nobody does.
-    pub(crate) fn begin_flow(&mut self, io: &mut Io<'_>) -> bool {
-        loop {
+    /// Begins flows for those who wait, one, or some if there is nothing else to do; true if any.
+    pub(crate) fn begin_flows(&mut self, is_idle: bool, io: &mut Io<'_>) -> bool {
+        let (most, mut begun) = (if is_idle { BEGUN_PER_IDLE_TURN } else { 1 }, 0);
+        while begun < most {
             match self.newcomers.next() {
-                Some(Newcomer::Connection(handle)) if !is_opening(handle, io) => {}
-                Some(Newcomer::Connection(handle)) => {
-                    self.begin_outbound(handle, io);
-                    return true;
-                }
-                Some(Newcomer::Message(message)) => {
-                    self.send_messages(message, io);
-                    return true;
-                }
-                None => return false,
+                Some(Newcomer::Connection(handle)) if !is_opening(handle, io) => continue,
+                Some(Newcomer::Connection(handle)) => self.begin_outbound(handle, io),
+                Some(Newcomer::Message(message)) => self.send_messages(message, io),
+                None => break,
             }
+            begun += 1;
         }
+        begun > 0
     }
 
     /// Sends a message by a new flow, and with it all that wait for the same one: what comes later

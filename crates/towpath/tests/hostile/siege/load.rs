@@ -132,7 +132,12 @@ pub(super) fn hostile() {
     let (mut attacker, mut unread): (Option<Child>, Vec<TcpStream>) = (None, Vec::new());
     for line in io::stdin().lines().map_while(Result::ok) {
         match line.strip_prefix("begin ") {
-            Some(DOWNLOADS) => unread = open_unread(SocketAddr::from((HOST, slow::FLOOD_PORT))),
+            Some(DOWNLOADS) => {
+                // Its attacks may have said that its address is elsewhere: the kernel's question
+                // for the gateway says where it is.
+                ip("neigh flush dev tap0").expect("it is done");
+                unread = open_unread(SocketAddr::from((HOST, slow::FLOOD_PORT)));
+            }
             Some(name) => {
                 // Else the kernel would reset the attack's connections, which it does not know.
                 ip(&format!("route add blackhole {HOST}")).expect("it is done");

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 /// Longest request line with headers.
 pub const HEAD_BYTES_MAX: usize = 8 << 10;
 /// Most headers of a request or an answer.
-const HEADERS_MAX: usize = 32;
+pub const HEADERS_MAX: usize = 32;
 /// Longest body of a request: a transaction of a hundred ports with long paths.
 pub const BODY_BYTES_MAX: usize = 64 << 10;
 

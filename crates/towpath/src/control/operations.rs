@@ -28,7 +28,7 @@ use towpath_net::switch::{PortVlans, Prefix, Role, StormRates};
 use super::fields::{Fields, Wrong};
 
 /// Most operations of a transaction, during which no packet moves.
-const OPERATIONS_MAX: usize = 128;
+pub const OPERATIONS_MAX: usize = 128;
 
 /// Most pairs of queues of a port, as for `towpath up`.
 pub const QUEUE_PAIRS_MAX: u64 = 8;

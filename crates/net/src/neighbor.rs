@@ -13,7 +13,7 @@
 //!
 //! A full table parts with a learnt entry that nothing was sent to, the oldest first; else with one
 //! that has not answered, else with any other, of either kind the one that was used longest ago. So
-//! a flood that makes us send to addresses where nobody is leaves those who answer. What strangers
+//! packets for addresses that nobody has do not displace neighbours that answer. What strangers
 //! say is no reason to part with a next hop, or with an entry that packets wait for: a flood of
 //! their questions is answered, but not learnt. What we send ourselves parts with these too: what
 //! waited is handed back to be counted.

@@ -5,6 +5,7 @@
 //! the flows of a program's own network onto host sockets, [`config`] says what is served and with
 //! which limits.
 //! [`services`] are what a network of several guests tells them: addresses, routers, names.
+//! `control`, a feature, reads what a control socket and a network's file say.
 //! [`host`] is for programs that want a stack of their own, with sockets whose sends lend;
 //! [`events`] is where they wait for all that can happen.
 #![forbid(unsafe_code)]

@@ -54,8 +54,8 @@ const MEMORY_PAUSE: Duration = Duration::from_millis(1);
 const READ_BYTES_PER_TURN: usize = BYTES_PER_TURN;
 /// The same in packets.
 const READ_PACKETS_PER_TURN: usize = 128;
-/// The same in packets that move next to nothing, as floods do: so a flood takes little of what
-/// moves bytes.
+/// The same in small packets, as floods are: so a flood takes little time from flows that move
+/// bytes.
 const READ_SMALL_PER_TURN: usize = 16;
 /// How often the end is looked for while finishing.
 const FINISH_INTERVAL: Duration = Duration::from_millis(5);

@@ -18,14 +18,14 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use crate::network::{Attachment, Change, Operation, PortSettings};
-use crate::publish::{self, Protocol, Publish, Target};
-use crate::services::{Guest, StaticLease};
 use serde_json::Value;
 use towpath_net::switch::vlan::{Vid, VlanSet};
 use towpath_net::switch::{PortVlans, Prefix, Role, StormRates};
 
 use super::fields::{Fields, Wrong};
+use crate::network::{Attachment, Change, Operation, PortSettings};
+use crate::publish::{self, Protocol, Publish, Target};
+use crate::services::{Guest, StaticLease};
 
 /// Most operations of a transaction, during which no packet moves.
 pub const OPERATIONS_MAX: usize = 128;

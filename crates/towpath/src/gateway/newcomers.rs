@@ -38,7 +38,7 @@ const STRANGERS_EVERY: usize = 4;
 pub(super) struct Newcomers {
     own: Waiting,
     strangers: Waiting,
-    /// Who have had their turn so far.
+    /// How many have had their turn.
     served: usize,
 }
 
@@ -169,7 +169,8 @@ impl Gateway {
         self.counters.messages_displaced += waiting.push(message, io.memory.capacity_bytes());
     }
 
-    /// Begins flows for those who wait, one, or some if there is nothing else to do; true if any.
+    /// Begins flows for those who wait: one, or [`BEGUN_PER_IDLE_TURN`] if the turn `is_idle`. True
+    /// if any was begun.
     pub(crate) fn begin_flows(&mut self, is_idle: bool, io: &mut Io<'_>) -> bool {
         let (most, mut begun) = (if is_idle { BEGUN_PER_IDLE_TURN } else { 1 }, 0);
         while begun < most {

@@ -12,6 +12,9 @@
 //! for another; if there is one after all, the file is still readable, and the next turn takes it.
 //! One burst in [`ASKED_EVERY`] is asked for whole, so it is found out when more come together.
 //! Large packets come in trains, and are always asked for.
+//!
+//! Of small packets a turn of the worker reads fewer than of others ([`ReadLimit::expects_small`]),
+//! so that a flood of them takes little of the thread.
 
 use towpath_packet::burst::BURST_MAX;
 
@@ -24,10 +27,10 @@ const BURST_BYTES: usize = 64 << 10;
 const SINGLY_MIN: u32 = 4;
 /// One burst in so many is read until nothing is left, however the others were.
 const ASKED_EVERY: u32 = 16;
-/// Bytes of a packet that costs what a large one does but moves next to nothing, on average.
-const MINOR_BYTES_MAX: usize = 512;
-/// Bytes of a packet that is no part of a train: one that was not segmented.
-const SMALL_BYTES_MAX: usize = 1514;
+/// Most bytes of a small packet, on average over a burst: it costs as much work as one of an MTU.
+const SMALL_BYTES_MAX: usize = 512;
+/// Most bytes of a packet that is no part of a train: one that was not segmented.
+const UNSEGMENTED_BYTES_MAX: usize = 1514;
 
 /// See the module text.
 #[derive(Debug)]
@@ -51,19 +54,19 @@ impl ReadLimit {
         if is_asked || !looks_by_call { self.burst } else { 1 }
     }
 
-    /// True if packets like the last ones move next to nothing: whoever floods sends such.
+    /// True if the last burst was of small packets, as floods are.
     pub(super) fn expects_small(&self) -> bool {
         self.are_small
     }
 
     /// So much came.
     pub(super) fn came(&mut self, packets: usize, bytes: usize) {
-        let is_alone = packets == 1 && bytes <= SMALL_BYTES_MAX;
+        let is_alone = packets == 1 && bytes <= UNSEGMENTED_BYTES_MAX;
         self.alone = if is_alone { self.alone.wrapping_add(1) } else { 0 };
         if packets > 0 {
             let alike = (BURST_BYTES * packets / bytes.max(1)).min(2 * packets);
             self.burst = alike.clamp(BURST_MIN, BURST_MAX);
-            self.are_small = bytes <= MINOR_BYTES_MAX * packets;
+            self.are_small = bytes <= SMALL_BYTES_MAX * packets;
         }
     }
 }
@@ -88,7 +91,7 @@ mod tests {
     /// Goal: whatever comes together ends it, as does a part of a train.
     #[test]
     fn trains_are_read_whole() {
-        for (packets, bytes) in [(2, 120), (1, SMALL_BYTES_MAX + 1)] {
+        for (packets, bytes) in [(2, 120), (1, UNSEGMENTED_BYTES_MAX + 1)] {
             let mut limit = ReadLimit::new();
             (0..=SINGLY_MIN).for_each(|_| limit.came(1, 60));
             assert_eq!(limit.get(true), 1);

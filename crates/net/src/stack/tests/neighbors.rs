@@ -415,8 +415,8 @@ fn the_table_is_bounded() {
 }
 
 /// Questions of strangers are answered, but push out neither the router, nor who is sent to, nor
-/// what waits for an address. What we send to addresses where nobody is pushes out what waits, and
-/// nobody who has answered.
+/// what waits for an address. Packets of ours for addresses that nobody has push out packets that
+/// wait, but no neighbour that has answered.
 #[test]
 fn strangers_push_out_strangers() {
     let router = Ipv4Addr::new(10, 0, 0, 254);

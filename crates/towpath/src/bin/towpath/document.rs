@@ -5,7 +5,6 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value};
 use toml::de::{DeTable, DeValue, Error};
-
 use towpath::control::fields::{Fields, Wrong};
 
 /// A file that was read.

@@ -17,8 +17,8 @@ const CONNECTIONS_MAX: usize = 1024;
 pub(super) struct Connections<T> {
     /// Each in the order of arrival, none empty.
     lines: BTreeMap<Share, VecDeque<T>>,
-    /// The memory of the line that was empty last, for the next one: a connection that waits for
-    /// nobody allocates nothing.
+    /// The memory of the line that became empty last. The next line takes it, so that connections
+    /// that come one by one allocate nothing.
     spare: VecDeque<T>,
     /// Whose turn it was.
     last: Option<Share>,

@@ -45,7 +45,8 @@ pub fn transaction(body: &[u8]) -> Result<Vec<Operation>, String> {
     let body: Value = serde_json::from_slice(body).map_err(|error| format!("no JSON: {error}"))?;
     let only = body.as_object().filter(|object| object.len() == 1);
     let operations = only.and_then(|object| object.get("operations")).and_then(Value::as_array);
-    let operations = operations.ok_or("an object with a list 'operations' alone is wanted")?;
+    let operations = operations
+        .ok_or("the body is not an object with the list 'operations' and nothing else")?;
     if operations.len() > OPERATIONS_MAX {
         return Err(format!("more than {OPERATIONS_MAX} operations"));
     }

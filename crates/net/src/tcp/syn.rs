@@ -134,7 +134,7 @@ impl Connection {
         self.send.mss = self.payload_of(self.path.sizes.path);
         if self.state == State::SynSent {
             self.guess_segment_size();
-            self.promise(self.receive.initial_window);
+            self.promise(self.first_window());
         } else {
             self.begin_receiving();
         }

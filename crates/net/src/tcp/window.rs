@@ -75,7 +75,7 @@ impl Connection {
         if syn {
             // The field of a SYN is not scaled (RFC 7323 §2.2) and has no room for all that is
             // meant: the next ACK says the rest, and nobody needs an update before.
-            let window = self.receive.initial_window;
+            let window = self.first_window();
             if self.state != State::SynSent {
                 self.promise(window);
             }
@@ -92,6 +92,12 @@ impl Connection {
         let untaken = self.receive.nxt - self.receive.ack_point();
         let field = if window == 0 { 0 } else { (window + untaken) >> scale };
         field.min(WINDOW_FIELD_MAX) as u16
+    }
+
+    /// What is offered before any data has come.
+    pub(super) fn first_window(&self) -> u32 {
+        let limit = self.receive.window_limit.max(2 * self.path.sizes.advertised);
+        self.receive.initial_window.min(limit)
     }
 
     /// The window up to here was, or is being, offered.

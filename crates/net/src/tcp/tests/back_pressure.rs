@@ -2,6 +2,7 @@
 
 use super::script::{Script, plain};
 use crate::tcp::{Connection, Events, Settings, State, Verdict};
+use alloc::format;
 
 /// What was received and not acknowledged goes back; what was acknowledged stays. The window is
 /// shut until the owner resumes, and what comes meanwhile is refused.
@@ -53,6 +54,23 @@ fn what_was_kept_is_acknowledged() {
     t.expect(". 1 ack 2001").quiet();
     t.recv("F. 2001:4001 ack 1 gso 1000").read(2001, 2000).forget_sent();
     assert!(t.c.peer_closed());
+}
+
+/// A limit holds from the first window on, whoever opens the connection, and is never less than two
+/// segments.
+#[test]
+fn a_limit_holds_from_the_first_window() {
+    for (limit, window) in [(16_384, 16_384), (1, 2920), (u32::MAX, 64_240)] {
+        let mut t = Script::incoming_held(plain(), "S 0 win 65535 mss 1460");
+        t.c.limit_window(limit);
+        t.act(|c, _| c.accept()).expect(&format!("S. 0 ack 1 win {window}"));
+
+        let mut t = Script::connect(plain());
+        t.c.limit_window(limit);
+        t.expect_first_syn("S 0").recv("S. 0 ack 1 win 65535 mss 1460").forget_sent();
+        let offered = t.c.receive.offered;
+        assert!(offered <= window && offered + 2920 > window, "{offered} of {window} bytes");
+    }
 }
 
 /// A FIN that was not acknowledged goes back with the data before it, in each state; one that was

@@ -24,7 +24,7 @@ pub use side::{Input, Side, SideContext};
 
 use crate::capture::{Mirrors, Recording};
 use crate::config::Config;
-use crate::gateway::{Accepted, BYTES_PER_TURN, Gateway, Io, JoinedListener, StartError, Token};
+use crate::gateway::{BYTES_PER_TURN, Gateway, Io, JoinedListener, Load, StartError, Token};
 use crate::publish::Publish;
 use crate::report::Report;
 use crate::services;
@@ -59,6 +59,16 @@ const READ_PACKETS_PER_TURN: usize = 128;
 const READ_SMALL_PER_TURN: usize = 16;
 /// How often the end is looked for while finishing.
 const FINISH_INTERVAL: Duration = Duration::from_millis(5);
+
+/// What reading the inside has left there for the next turn, as far as is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Left {
+    Nothing,
+    /// It ended at the turn's number of bytes.
+    Bytes,
+    /// It ended at the turn's number of packets.
+    Packets,
+}
 
 /// What packets are captured by, of all workers of a program.
 pub(crate) type Capture = Arc<Mutex<Mirrors>>;
@@ -267,20 +277,6 @@ impl<S: Side> Worker<S> {
         &mut self.side
     }
 
-    /// Begins connections that another worker has accepted.
-    pub(crate) fn begin_accepted(
-        &mut self,
-        accepted: impl Iterator<Item = Accepted>,
-    ) -> io::Result<()> {
-        let now = self.clock.now();
-        for Accepted { socket, inside, program } in accepted {
-            self.with_gateway(now, |gateway, io| {
-                gateway.begin_inbound(socket, inside, program, io);
-            });
-        }
-        self.send_and_hear(now).map_err(io::Error::other)
-    }
-
     /// The gateway, and what its sockets hang in.
     pub(crate) fn gateway(&mut self) -> (&mut Gateway, &Reactor) {
         (&mut self.gateway, &self.reactor)
@@ -334,9 +330,8 @@ impl<S: Side> Worker<S> {
         if self.paused_until.take_if(|until| *until <= now).is_some() {
             self.watch_side(Interest::READ);
         }
-        if side_ready && self.paused_until.is_none() {
-            self.read_side(now)?;
-        }
+        let is_crowded =
+            side_ready && self.paused_until.is_none() && self.read_side(now)? == Left::Packets;
         self.run_timers(now);
         self.with_gateway(now, |gateway, io| {
             gateway.drain(io);
@@ -344,8 +339,13 @@ impl<S: Side> Worker<S> {
         });
         self.send_and_hear(now)?;
         // New flows come last: those that are open have had their turn, and it has been sent.
-        let is_idle = events.is_empty();
-        if self.with_gateway(now, |gateway, io| gateway.begin_flows(is_idle, io)) {
+        let is_idle = events.iter().all(|event| is_of_listener(event.token));
+        let load = match is_idle {
+            true => Load::Idle,
+            false if is_crowded => Load::Crowded,
+            false => Load::Busy,
+        };
+        if self.with_gateway(now, |gateway, io| gateway.begin_flows(load, io)) {
             self.send_and_hear(now)?;
         }
         Ok(watched)
@@ -363,7 +363,7 @@ impl<S: Side> Worker<S> {
         }
     }
 
-    fn read_side(&mut self, now: Instant) -> Result<(), S::Error> {
+    fn read_side(&mut self, now: Instant) -> Result<Left, S::Error> {
         let (mut bytes, mut left, mut room) = (0, READ_PACKETS_PER_TURN, READ_PACKETS_PER_TURN);
         let mut small_left = READ_SMALL_PER_TURN;
         loop {
@@ -378,7 +378,7 @@ impl<S: Side> Worker<S> {
             }
             let of_others = if let Input::HandedOver(bytes) = input { bytes } else { 0 };
             if self.received.is_empty() && of_others == 0 {
-                return Ok(());
+                return Ok(Left::Nothing);
             }
             self.capture(Direction::Inbound);
             let full = limit > 1 && self.received.is_full() || of_others > 0;
@@ -396,8 +396,14 @@ impl<S: Side> Worker<S> {
             self.with_gateway(now, |gateway, io| gateway.drain(io));
             // As many more like these as the turn has bytes for.
             room = READ_BYTES_PER_TURN.saturating_sub(bytes) * limit / of_burst.max(1);
-            if !full || room.min(left).min(small_left) == 0 {
-                return Ok(());
+            if !full {
+                return Ok(Left::Nothing);
+            }
+            if left.min(small_left) == 0 {
+                return Ok(Left::Packets);
+            }
+            if room == 0 {
+                return Ok(Left::Bytes);
             }
         }
     }
@@ -493,6 +499,11 @@ impl<S: Side> Worker<S> {
         };
         capture.see(direction, burst.iter());
     }
+}
+
+/// True if a listener says that connections wait.
+fn is_of_listener(token: u64) -> bool {
+    matches!(Token::decode(token), Some(Token::TcpListener(_)))
 }
 
 fn new_stack(

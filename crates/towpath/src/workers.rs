@@ -315,7 +315,7 @@ impl Other {
         loop {
             self.worker.run_until(&[self.bell.as_fd()])?;
             self.bell.clear();
-            self.worker.begin_accepted(self.accepted.try_iter())?;
+            self.worker.gateway().0.take_over(self.accepted.try_iter());
             loop {
                 match self.wanted.try_recv() {
                     Ok(Command::Begin) => {}

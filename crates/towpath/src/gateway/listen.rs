@@ -1,5 +1,8 @@
 //! Published ports: host sockets that listen for the program, or for guests of a network.
 //!
+//! A connection is a new flow: it is accepted when its turn comes ([`Gateway::begin_flows`]), not
+//! when its listener says so. What is not accepted yet waits in the listener's backlog.
+//!
 //! They come and go while the gateway runs. Where a port leads may be changed without closing its
 //! sockets, so that nobody is refused in between. A guest that is known by name is looked up when
 //! somebody comes: its address may be another by then.
@@ -11,7 +14,7 @@ use super::udp::PublishedBy;
 use super::{Gateway, Io, Token, is_descriptor_shortage};
 use crate::publish::{HostPort, Protocol, Publish, Target};
 use rustix::process::Resource;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -20,8 +23,6 @@ use towpath_io::socket::{TcpListener, TcpSocket, UdpSocket};
 use towpath_net::time::Instant;
 use towpath_packet::NoMemory;
 
-/// Connections accepted from one listener before others get their turn.
-const ACCEPTS_PER_TURN: usize = 16;
 /// How long listeners rest when no file descriptor is left.
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
 
@@ -96,6 +97,8 @@ pub enum StartError {
 struct Listener {
     socket: TcpListener,
     published: Slot,
+    /// In `Listeners::ready`.
+    is_ready: bool,
 }
 
 /// A published port with its sockets.
@@ -116,6 +119,10 @@ pub(super) struct Listeners {
     sockets: u64,
     /// Not told about connections until then.
     paused_until: Option<Instant>,
+    /// Those with connections to accept. Each is told again in every turn until it has none.
+    ready: VecDeque<Slot>,
+    /// Connections that another worker has accepted for this one.
+    handed_over: VecDeque<Accepted>,
 }
 
 impl Listeners {
@@ -126,7 +133,23 @@ impl Listeners {
             by_port: HashMap::new(),
             sockets: 0,
             paused_until: None,
+            ready: VecDeque::new(),
+            handed_over: VecDeque::new(),
         }
+    }
+
+    /// A listener has connections to accept.
+    pub(super) fn connections_wait(&mut self, slot: Slot) {
+        if let Some(listener) = self.tcp.get_mut(slot)
+            && !std::mem::replace(&mut listener.is_ready, true)
+        {
+            self.ready.push_back(slot);
+        }
+    }
+
+    /// True if connections wait that nothing tells about again.
+    pub(super) fn has_handed_over(&self) -> bool {
+        !self.handed_over.is_empty()
     }
 
     /// Where a published port leads, as long as it is published.
@@ -270,7 +293,8 @@ impl Gateway {
                 let listeners = &mut self.listeners;
                 let token = Token::TcpListener(listeners.tcp.next_slot()).encode();
                 reactor.add(&socket, token, Interest::READ, false)?;
-                let listener = listeners.tcp.insert(Listener { socket, published: slot });
+                let listener =
+                    listeners.tcp.insert(Listener { socket, published: slot, is_ready: false });
                 if let Some(published) = listeners.published.get_mut(slot) {
                     published.tcp.push(listener);
                 }
@@ -306,22 +330,40 @@ impl Gateway {
         published.udp.into_iter().for_each(|flow| self.udp.unpublish(flow));
     }
 
-    /// Takes connections to a published port.
-    pub(super) fn accept(&mut self, slot: Slot, io: &mut Io<'_>) {
-        for _ in 0..ACCEPTS_PER_TURN {
-            let Some(listener) = self.listeners.tcp.get(slot) else { return };
+    /// Connections that another worker has accepted, and that this one is to begin.
+    pub(crate) fn take_over(&mut self, accepted: impl Iterator<Item = Accepted>) {
+        self.listeners.handed_over.extend(accepted);
+    }
+
+    /// Begins a connection to a published port, if one waits. With `again`, its listener is asked
+    /// once more for the next one.
+    pub(super) fn accept_one(&mut self, again: bool, io: &mut Io<'_>) -> bool {
+        if let Some(Accepted { socket, inside, program }) = self.listeners.handed_over.pop_front() {
+            self.begin_inbound(socket, inside, program, io);
+            return true;
+        }
+        while self.listeners.paused_until.is_none() {
+            let Some(slot) = self.listeners.ready.pop_front() else { return false };
+            let Some(listener) = self.listeners.tcp.get_mut(slot) else { continue };
+            listener.is_ready = false;
             let published = listener.published;
             match listener.socket.accept() {
-                Ok((socket, peer)) => self.accepted(socket, peer, published, io),
+                Ok((socket, peer)) => {
+                    if again {
+                        self.listeners.connections_wait(slot);
+                    }
+                    self.accepted(socket, peer, published, io);
+                    return true;
+                }
                 Err(error) if is_descriptor_shortage(&error) => {
                     self.counters.no_descriptor += 1;
-                    return self.listeners.pause(io);
+                    self.listeners.pause(io);
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // A connection that ended before it was accepted.
+                // None is left, or one ended before it was accepted.
                 Err(_) => {}
             }
         }
+        false
     }
 
     fn accepted(&mut self, socket: TcpSocket, peer: SocketAddr, published: Slot, io: &mut Io<'_>) {

@@ -56,6 +56,7 @@ use udp::UdpFlows;
 
 pub use joined::JoinedListener;
 pub use listen::StartError;
+pub(crate) use newcomers::Load;
 pub use queued::LentNow;
 pub(crate) use tcp::BYTES_PER_TURN;
 
@@ -295,7 +296,7 @@ impl Gateway {
             Token::Tcp(slot) => self.tcp_ready(slot, event, io),
             Token::Udp(slot) => self.udp_ready(slot, event, io),
             Token::Ping(slot) => self.ping_ready(slot, io),
-            Token::TcpListener(slot) => self.accept(slot, io),
+            Token::TcpListener(slot) => self.listeners.connections_wait(slot),
             Token::Joined(slot, end) => {
                 self.with_joined(io, |joined, cx| joined.ready(slot, end, event, cx));
             }
@@ -332,6 +333,7 @@ impl Gateway {
             || self.udp.has_work()
             || self.joined.has_work()
             || !self.newcomers.is_empty()
+            || self.listeners.has_handed_over()
     }
 
     /// True if flows wait for frames.

@@ -10,6 +10,11 @@
 //! turn follows at once, and if nothing else has happened, it begins [`BEGUN_PER_IDLE_TURN`] flows:
 //! without other work they begin as fast as ever.
 //!
+//! Connections to published ports wait in the backlogs of their listeners, and take turns with what
+//! waits here. A program that is sent thousands of connections at once answers each with as many
+//! packets as its first window has. Begun one by one, and more slowly while packets are left
+//! unread, they come no faster than they are read, and the device's queue drops few.
+//!
 //! Without a switch three of four are begun for the program's own addresses, if there are so many:
 //! who floods with forged sources gets the fourth. Connections begin newest first. In a flood,
 //! which is faster than sockets can be opened, each then has the same chance, and one that got its
@@ -30,8 +35,21 @@ use towpath_packet::{Packet, Piece};
 
 /// Flows begun in a turn of the worker that had nothing else to do.
 const BEGUN_PER_IDLE_TURN: usize = 8;
+/// Of turns that left packets unread, one in so many begins a flow.
+const CROWDED_TURNS: usize = 4;
 /// Every so many, one is begun for somebody else than the program's own addresses.
 const STRANGERS_EVERY: usize = 4;
+
+/// What a turn of the worker had to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Load {
+    /// Nothing.
+    Idle,
+    /// Something.
+    Busy,
+    /// As many packets of the program's side as a turn may read, and others were left.
+    Crowded,
+}
 
 /// Whoever waits for a flow of their own.
 #[derive(Default)]
@@ -40,6 +58,10 @@ pub(super) struct Newcomers {
     strangers: Waiting,
     /// How many have had their turn.
     served: usize,
+    /// Turns in a row that left packets unread.
+    crowded: usize,
+    /// The next flow is begun for a connection to a published port, if one waits.
+    host_next: bool,
 }
 
 /// Those of one kind of address.
@@ -169,20 +191,39 @@ impl Gateway {
         self.counters.messages_displaced += waiting.push(message, io.memory.capacity_bytes());
     }
 
-    /// Begins flows for those who wait: one, or [`BEGUN_PER_IDLE_TURN`] if the turn `is_idle`. True
-    /// if any was begun.
-    pub(crate) fn begin_flows(&mut self, is_idle: bool, io: &mut Io<'_>) -> bool {
-        let (most, mut begun) = (if is_idle { BEGUN_PER_IDLE_TURN } else { 1 }, 0);
+    /// Begins flows for those who wait, after a turn with this load. True if any was begun.
+    pub(crate) fn begin_flows(&mut self, load: Load, io: &mut Io<'_>) -> bool {
+        let is_idle = load == Load::Idle;
+        let newcomers = &mut self.newcomers;
+        newcomers.crowded = if load == Load::Crowded { newcomers.crowded + 1 } else { 0 };
+        let is_due = newcomers.crowded.is_multiple_of(CROWDED_TURNS);
+        let most = if is_idle { BEGUN_PER_IDLE_TURN } else { usize::from(is_due) };
+        let mut begun = 0;
         while begun < most {
-            match self.newcomers.next() {
-                Some(Newcomer::Connection(handle)) if !is_opening(handle, io) => continue,
-                Some(Newcomer::Connection(handle)) => self.begin_outbound(handle, io),
-                Some(Newcomer::Message(message)) => self.send_messages(message, io),
-                None => break,
+            self.newcomers.host_next ^= true;
+            let host_first = self.newcomers.host_next;
+            let is_begun = host_first && self.accept_one(is_idle, io)
+                || self.begin_newcomer(io)
+                || !host_first && self.accept_one(is_idle, io);
+            if !is_begun {
+                break;
             }
             begun += 1;
         }
         begun > 0
+    }
+
+    /// Begins a flow of the program's side, if one waits.
+    fn begin_newcomer(&mut self, io: &mut Io<'_>) -> bool {
+        while let Some(newcomer) = self.newcomers.next() {
+            match newcomer {
+                Newcomer::Connection(handle) if !is_opening(handle, io) => continue,
+                Newcomer::Connection(handle) => self.begin_outbound(handle, io),
+                Newcomer::Message(message) => self.send_messages(message, io),
+            }
+            return true;
+        }
+        false
     }
 
     /// Sends a message by a new flow, and with it all that wait for the same one: what comes later

@@ -165,7 +165,7 @@ impl Lab {
 
     fn turn(&mut self) {
         let Self { workers, accepted, ready, queues, left, program } = self;
-        workers[1].begin_accepted(accepted.try_iter()).expect("they begin");
+        workers[1].gateway().0.take_over(accepted.try_iter());
         for ((worker, queue), left) in workers.iter_mut().zip(&*queues).zip(left) {
             worker.run_until(&[ready.as_fd()]).expect("a turn");
             let mut queue = [PollFd::new(queue, PollFlags::IN)];

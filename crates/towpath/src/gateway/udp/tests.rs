@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::config::Config;
-use crate::gateway::{GatewayCounters, Guests};
+use crate::gateway::{GatewayCounters, Guests, Load};
 use crate::publish::{HostPort, Protocol, Publish, Target as PublishTarget};
 use std::net::UdpSocket as StdSocket;
 use towpath_io::reactor::{Events, Reactor};
@@ -95,7 +95,7 @@ impl Bench {
 
     /// Flows begin for all who wait.
     fn begin(&mut self) {
-        while self.with(|gateway, io| gateway.begin_flows(false, io)) {}
+        while self.with(|gateway, io| gateway.begin_flows(Load::Busy, io)) {}
     }
 
     /// Takes what has come to host sockets, until `is_done` or nothing comes for a while.
@@ -256,7 +256,7 @@ fn mappings_are_shared_by_guests() {
     bench.ask(Some(1), program(17, 4001), local(&friend), b"new");
     let first: Vec<_> = (0..2)
         .map(|_| {
-            bench.with(|gateway, io| gateway.begin_flows(false, io));
+            bench.with(|gateway, io| gateway.begin_flows(Load::Busy, io));
             receive(&friend).0
         })
         .collect();

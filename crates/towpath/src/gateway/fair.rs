@@ -10,7 +10,10 @@
 //!   gets less, and some is always left. What does not fit is given back to its sender
 //!   (`Connection::hold_off`), which keeps it until the host socket has room. Many host sockets
 //!   are full for a moment only. So within [`MOMENT_SHARE`] a flow keeps more for [`MOMENT`],
-//!   unacknowledged, so that it can still be given back.
+//!   unacknowledged, so that it can still be given back, and for another one if it has passed on
+//!   as much as it holds. Less comes back if less is asked for: until a flow has passed bytes on,
+//!   its window is its part of the memory ([`Io::equal_window`]), and then as much again as
+//!   [`PROVEN_DIVISOR`] says.
 //! - For programs: while [`PLENTY`] of the memory is free, host sockets are read ahead of the
 //!   program's window. Below it they are read only as far as the window takes the bytes, no flow
 //!   may have more than a quarter of what is left above [`HOST_READ_SHARE`] on its way, and no
@@ -45,10 +48,18 @@ const FLOW_DIVISOR: usize = 4;
 const GUEST_DIVISOR: usize = 2;
 /// Part of what is left that one flow may hold for a moment.
 const MOMENT_DIVISOR: usize = 2;
-/// What may be held for each byte of a window: frames are not filled to the last byte.
+/// What may be held for each byte of a window: frames are not filled to the last byte. What is held
+/// beyond the allowance has a moment.
 const WINDOW_DIVISOR: usize = 2;
+/// The same of what may be held for a moment, where more goes back at once: 2 KiB of small frames
+/// for a segment of 1,448 bytes, which weigh [`SMALL_WEIGHT`].
+const BRIEF_WINDOW_DIVISOR: usize = 6;
 /// Windows are not limited to more than the largest that receive buffers make.
 const WINDOW_MAX: usize = 6 << 20;
+/// Least that windows are limited to: what keeps a flow moving.
+const WINDOW_MIN: usize = 16 << 10;
+/// Windows may offer this part of what a flow has passed on.
+const PROVEN_DIVISOR: u64 = 2;
 /// Limits change in steps of this part of their size, so as not to change with each packet.
 const WINDOW_STEPS: usize = 4;
 /// Most that a byte of a frame weighs: a quarter of the memory is in small frames.
@@ -118,14 +129,22 @@ impl Io<'_> {
         ReadAhead::Within(equal.min(left).max(SEND_SHARE_MIN / 2))
     }
 
-    /// True if so little is held for hosts that this flow of a program may have all it can use.
-    pub(super) fn holds_little_for_hosts(&self, handle: TcpHandle) -> bool {
+    /// True if so little is held for hosts that this flow of a program, one of `flows`, may have
+    /// all it can use.
+    pub(super) fn holds_little_for_hosts(&self, handle: TcpHandle, flows: usize) -> bool {
         let Frames { small, large } = self.stack.tcp_usage().receiving;
         let budget = self.memory.capacity_bytes() / 256 * OUT_SHARE;
         let quarter = budget / 4;
         (small + large) * SMALL_WEIGHT <= quarter
             && (budget - quarter) / FLOW_DIVISOR >= WINDOW_MAX * WINDOW_DIVISOR
+            && self.equal_window(flows) >= WINDOW_MAX
             && self.stack.tcp_account(handle).0.is_none()
+    }
+
+    /// What the window of one of `flows` may offer before the flow has passed anything on: all
+    /// windows together offer the memory once.
+    pub(super) fn equal_window(&self, flows: usize) -> usize {
+        equal_window(self.memory.capacity_bytes(), flows)
     }
 
     /// What a flow holds for its host, and how much it may. `brief` is what the others hold for
@@ -154,16 +173,26 @@ pub(super) struct HeldForHost {
 
 impl HeldForHost {
     /// The largest window that the flow should offer, so that it need not give back what it has
-    /// asked for.
-    pub(super) fn window_limit(&self) -> u32 {
-        let most = self.allowance.max(self.briefly);
-        let bytes = most.saturating_sub(self.held) / WINDOW_DIVISOR;
-        if bytes >= WINDOW_MAX {
-            return u32::MAX;
-        }
-        let step = (bytes.next_power_of_two() / 2 / WINDOW_STEPS).max(1);
-        (bytes - bytes % step) as u32
+    /// asked for. It has `passed` so many bytes on, and `equal` is [`Io::equal_window`].
+    pub(super) fn window_limit(&self, passed: u64, equal: usize) -> u32 {
+        let part = |most: usize, divisor| most.saturating_sub(self.held) / divisor;
+        let bytes = part(self.allowance, WINDOW_DIVISOR);
+        let bytes = bytes.max(part(self.briefly, BRIEF_WINDOW_DIVISOR));
+        window_limit(bytes.min(equal.max((passed / PROVEN_DIVISOR) as usize)))
     }
+}
+
+fn equal_window(memory_bytes: usize, flows: usize) -> usize {
+    (memory_bytes / flows.max(1)).max(WINDOW_MIN)
+}
+
+/// The limit for a window that is to offer `bytes`.
+pub(super) fn window_limit(bytes: usize) -> u32 {
+    if bytes >= WINDOW_MAX {
+        return u32::MAX;
+    }
+    let step = (bytes.next_power_of_two() / 2 / WINDOW_STEPS).max(1);
+    (bytes - bytes % step) as u32
 }
 
 /// Most that a flow may hold for its host, which holds `own` now: a quarter of what the others of
@@ -223,6 +252,27 @@ mod tests {
                 assert!(small <= pool(memory.small.capacity(), SMALL_FRAME_BYTES));
                 assert!(large <= pool(memory.large.capacity(), LARGE_FRAME_BYTES));
             }
+        }
+    }
+
+    /// Goal: the windows of flows that have passed nothing on offer no more than the memory, down
+    /// to the least; a flow that moves is offered more, as far as it may hold that.
+    #[test]
+    fn windows_grow_with_what_was_passed_on() {
+        let (free, full) = (64 << 20, HeldForHost::default());
+        let share = HeldForHost { allowance: free, ..full };
+        for flows in [1, 10, 1000, 65_536] {
+            let equal = equal_window(MEMORY, flows);
+            assert!(equal == WINDOW_MIN || equal * flows <= MEMORY, "{flows} flows");
+            let mut before = share.window_limit(0, equal);
+            assert!(before as usize <= equal || before == u32::MAX);
+            for passed in (16..28).map(|bits| 1 << bits) {
+                let limit = share.window_limit(passed, equal);
+                assert!(limit >= before, "{limit} after {before}");
+                before = limit;
+            }
+            assert_eq!(before, u32::MAX, "nothing limits it in the end");
+            assert_eq!(full.window_limit(1 << 30, equal), 0, "it may hold nothing");
         }
     }
 

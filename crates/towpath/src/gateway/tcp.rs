@@ -19,6 +19,7 @@ use super::route::Target;
 use super::slots::{GENERATION_MASK, Slot};
 use super::{Gateway, Io, Token, is_descriptor_shortage};
 use rustix::io::Errno;
+use slow::Moment;
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
@@ -78,9 +79,11 @@ struct Flow {
     held_off: bool,
     /// The first bytes that were given back.
     kept: Vec<u8>,
-    /// What it holds for a moment, unacknowledged, and until when.
+    /// What it holds for a moment, unacknowledged, and which moment that is.
     brief: usize,
-    brief_until: Option<Instant>,
+    moment: Option<Moment>,
+    /// Bytes that the host has taken.
+    passed: u64,
     /// Bytes for the host, and for the program.
     out: Queued,
     into: Queued,
@@ -106,7 +109,8 @@ impl Flow {
             held_off: false,
             kept: Vec::new(),
             brief: 0,
-            brief_until: None,
+            moment: None,
+            passed: 0,
             out: Queued::default(),
             into: Queued::default(),
         }
@@ -291,6 +295,7 @@ impl Gateway {
         let Some(flow) = self.tcp.get_mut(handle) else { return };
         flow.phase = Phase::Open;
         flow.host_writable = true;
+        self.limit_first_window(handle, io);
         io.stack.with_tcp(handle, io.now, |connection| {
             connection.accept();
             connection.set_nodelay(true);
@@ -355,6 +360,7 @@ impl Gateway {
             return socket.reset();
         }
         self.tcp.insert(Flow::new(handle, socket, Phase::ProgramConnecting));
+        self.limit_first_window(handle, io);
         self.expected.connection_begins(io.now);
     }
 

@@ -1,7 +1,7 @@
 //! What flows do whose host or program takes bytes slowly: see `fair` for how much they may hold.
 
 use super::{Flow, TcpFlows, slot_of};
-use crate::gateway::fair::{MOMENT, ReadAhead};
+use crate::gateway::fair::{MOMENT, ReadAhead, window_limit};
 use crate::gateway::{Gateway, Io, Token};
 use rustix::net::SendFlags;
 use std::io;
@@ -10,6 +10,15 @@ use towpath_net::stack::TcpHandle;
 use towpath_net::tcp::Connection;
 use towpath_net::time::Instant;
 use towpath_packet::{Ledger, Site};
+
+/// A time in which a flow may hold more than its allowance.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Moment {
+    until: Instant,
+    /// Bytes that it had passed on when the time began. It gets another time if it has passed on as
+    /// much as it holds by then.
+    passed: u64,
+}
 
 impl TcpFlows {
     /// When the next moment of [`Gateway::end_moments`] is over.
@@ -58,27 +67,41 @@ impl Flow {
 }
 
 impl Gateway {
+    /// Has a new connection offer what it may before it has passed anything on.
+    pub(super) fn limit_first_window(&self, handle: TcpHandle, io: &mut Io<'_>) {
+        let limit = window_limit(io.equal_window(self.tcp.count));
+        if limit != u32::MAX {
+            io.stack.with_tcp(handle, io.now, |connection| connection.limit_window(limit));
+        }
+    }
+
     /// The host took `sent` bytes. Of what it did not take the flow keeps what it may hold, and the
     /// rest goes back to the program.
     pub(super) fn hold_off_or_resume(&mut self, handle: TcpHandle, sent: usize, io: &mut Io<'_>) {
-        let all_brief = self.tcp.brief;
+        let (all_brief, flows) = (self.tcp.brief, self.tcp.count);
         let Some(flow) = self.tcp.get_mut(handle) else { return };
+        flow.passed += sent as u64;
         let Some(connection) = io.stack.tcp(handle) else { return };
         let (mut left, limit) = (connection.received_len(), connection.window_limit());
-        let is_plain = !flow.held_off && flow.brief_until.is_none() && flow.kept.is_empty();
+        let is_plain = !flow.held_off && flow.moment.is_none() && flow.kept.is_empty();
         if left == 0 && is_plain && limit == u32::MAX {
             // What moves nothing changes nothing.
-            if sent == 0 || io.holds_little_for_hosts(handle) {
+            if sent == 0 || io.holds_little_for_hosts(handle, flows) {
                 return flow.out.went(sent, 0, io.now);
             }
         }
         let share = io.held_for_host(handle, all_brief - flow.brief);
         let resumes = left == 0 && flow.kept.is_empty() && flow.held_off && flow.host_writable;
         let is_over = left > 0 && share.held > share.allowance && !flow.over;
-        let in_time = flow.brief_until.is_none_or(|until| io.now < until);
+        let passed = flow.passed;
+        let moment = flow.moment.filter(|moment| io.now < moment.until);
+        // What moves on is never the same for long.
+        let in_time = moment.is_some()
+            || flow.moment.is_none_or(|moment| passed - moment.passed >= share.held as u64);
         let is_brief = is_over && share.held <= share.briefly && in_time && !flow.held_off;
         let holds_off = is_over && !is_brief;
-        let (was_brief, wanted) = (flow.brief_until.is_some(), share.window_limit());
+        let was_brief = flow.moment.is_some();
+        let wanted = share.window_limit(passed, io.equal_window(flows));
         flow.held_off = (flow.held_off && !resumes) || holds_off;
         if holds_off && flow.kept.is_empty() {
             let most = (io.memory.capacity_bytes() / KEPT_DIVISOR).saturating_sub(self.tcp.kept);
@@ -101,13 +124,14 @@ impl Gateway {
             left = after.unwrap_or(left);
         }
         flow.out.went(sent + left, left, io.now);
-        let until = io.now + MOMENT;
-        flow.brief_until = if is_brief { flow.brief_until.or(Some(until)) } else { None };
+        let begins = is_brief && moment.is_none();
+        let begun = Moment { until: io.now + MOMENT, passed };
+        flow.moment = if begins { Some(begun) } else { moment.filter(|_| is_brief) };
         let brief = if is_brief { share.held } else { 0 };
         let before = std::mem::replace(&mut flow.brief, brief);
         self.tcp.brief = all_brief - before + brief;
-        if is_brief && !was_brief {
-            self.tcp.moments.push_back((until, handle));
+        if begins {
+            self.tcp.moments.push_back((begun.until, handle));
         }
     }
 

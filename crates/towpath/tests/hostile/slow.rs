@@ -12,16 +12,15 @@
 //! `TOWPATH_SLOW_FLOWS=N` has N connections in place of [`FLOWS`], and tries each case with more
 //! sizes of memory and numbers of workers.
 
-use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::os::fd::AsFd;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Failed;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketType, sockopt};
+use towpath_io::reactor::{Events, Interest, Reactor};
 
 use crate::roles::{self, Process, Up, allow_files, guest, ip};
 use crate::sys;
@@ -37,8 +36,13 @@ const TOWPATH: &str = env!("CARGO_BIN_EXE_towpath");
 const FLOWS: usize = 400;
 /// Bytes sent on each of them: several times what the kernel's buffers keep.
 const ANSWER: usize = 512 << 10;
-/// Most of [`BUFFERS`].
-const BUFFERS: &str = "4096 65536 131072";
+/// Least, first and most of the kernel's buffers on the host's side: with more, the flows would
+/// take all memory that the system has for TCP, which then slows down whoever uses it.
+const BUFFERS: &str = "4096 32768 49152";
+/// Connections that the source has yet to accept, at most.
+const BACKLOG: i32 = 4096;
+/// The buffers of source and sink, of connections that are not read.
+const BUFFER: usize = 16 << 10;
 /// Bytes of an honest transfer.
 const HONEST: usize = 64 << 20;
 /// Ports of the source: not read, and honest.
@@ -48,8 +52,10 @@ const HONEST_PORT: u16 = 8089;
 const HOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 /// Times that an honest flow is measured before it counts as too slow: the machine may stall.
 const TRIES: u32 = 6;
-/// How long the connections that are not read may take to fill up.
-const SETTLING: Duration = Duration::from_secs(3);
+/// How long the connections that are not read may take until the kernel's buffers are full: a
+/// time for all, and one for each. Until then they move bytes, and have their parts of the thread.
+const SETTLING: Duration = Duration::from_secs(2);
+const SETTLING_OF_EACH: Duration = Duration::from_millis(2);
 /// Least speed of the honest flow, in percent of its speed alone.
 pub(super) const SPEED_MIN: u128 = 70;
 /// Longest that a connection, or a name, may take.
@@ -131,9 +137,11 @@ fn case(kind: Kind, flows: usize, memory: &str, workers: &str) -> Result<(), Fai
         other.expect("ready")?;
     }
     let alone = measure(other.as_mut().unwrap_or(&mut slow))?;
+    let begun = Instant::now();
     slow.ask(&format!("flood {flows}"), "flooded")?;
+    println!("    {flows} connections in {:?}", begun.elapsed());
     // Until the source has filled what takes its bytes.
-    thread::sleep(SETTLING);
+    thread::sleep(SETTLING + SETTLING_OF_EACH * flows as u32);
     let beside = other.as_mut().unwrap_or(&mut slow);
     let mut speeds = Vec::new();
     loop {
@@ -148,7 +156,9 @@ fn case(kind: Kind, flows: usize, memory: &str, workers: &str) -> Result<(), Fai
     quick(beside, "connect")?;
     // Names are for the side inside.
     quick(if kind == Kind::Published { &mut source } else { beside }, "resolve")?;
+    let begun = Instant::now();
     let drained = slow.ask("drain", "drained")?;
+    println!("    all bytes arrived within {:?}", begun.elapsed());
     assert_eq!(drained, flows as u64, "all that was sent arrives");
     measure(other.as_mut().unwrap_or(&mut slow))?;
     drop((slow, other, source, up));
@@ -224,6 +234,10 @@ fn source() {
     let any = Ipv4Addr::UNSPECIFIED;
     let honest = TcpListener::bind((any, HONEST_PORT)).expect("a free port");
     let flood = TcpListener::bind((any, FLOOD_PORT)).expect("a free port");
+    // Connections inherit it. Without it the system's memory for TCP runs out, and it ends some.
+    sockopt::set_socket_send_buffer_size(&flood, BUFFER).expect("a setting");
+    // With less some come to nothing: the system answers with SYN cookies, and forgets them.
+    rustix::net::listen(&flood, BACKLOG).expect("it listens");
     thread::spawn(move || {
         for stream in honest.incoming().map_while(Result::ok) {
             thread::spawn(move || {
@@ -249,27 +263,29 @@ fn source() {
 pub(super) fn send_to_all(listener: TcpListener) {
     listener.set_nonblocking(true).expect("a setting");
     let answer: Vec<u8> = (0..ANSWER).map(byte_at).collect();
-    let mut streams: Vec<(TcpStream, usize)> = Vec::new();
+    let mut streams: Vec<Option<(TcpStream, usize)>> = Vec::new();
+    let (mut reactor, mut events) = (Reactor::new().expect("a set of files"), Events::new());
+    reactor.add(&listener, u64::MAX, Interest::READ, false).expect("it is watched");
     loop {
-        while let Ok((stream, _)) = listener.accept() {
-            stream.set_nonblocking(true).expect("a setting");
-            streams.push((stream, 0));
-        }
-        for (stream, sent) in &mut streams {
-            while *sent < ANSWER {
+        reactor.wait(None, &mut events).expect("files are waited for");
+        for event in events.iter() {
+            let Some(entry) = streams.get_mut(event.token as usize) else {
+                while let Ok((stream, _)) = listener.accept() {
+                    stream.set_nonblocking(true).expect("a setting");
+                    let token = streams.len() as u64;
+                    reactor.add(&stream, token, Interest::WRITE, false).expect("it is watched");
+                    streams.push(Some((stream, 0)));
+                }
+                continue;
+            };
+            while let Some((stream, sent)) = entry {
                 match stream.write(&answer[*sent..]) {
-                    Ok(count) => *sent += count,
+                    Ok(count) if *sent + count < ANSWER => *sent += count,
                     Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                    Err(_) => *sent = ANSWER,
+                    _ => *entry = None,
                 }
             }
         }
-        streams.retain(|(_, sent)| *sent < ANSWER);
-        let mut files: Vec<PollFd<'_>> =
-            streams.iter().map(|(stream, _)| PollFd::new(stream, PollFlags::OUT)).collect();
-        files.push(PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN));
-        let pause = Timespec { tv_sec: 10, tv_nsec: 0 };
-        poll(&mut files, Some(&pause)).expect("files to wait for");
     }
 }
 
@@ -279,7 +295,7 @@ fn byte_at(place: usize) -> u8 {
 
 /// Connects, and reads or does not.
 fn sink(host: Ipv4Addr) {
-    let mut slow = VecDeque::new();
+    let mut slow = Vec::new();
     println!("ready");
     for line in io::stdin().lines().map_while(Result::ok) {
         let begun = Instant::now();
@@ -287,7 +303,7 @@ fn sink(host: Ipv4Addr) {
         match word {
             "flood" => {
                 let count = number.parse().expect("a number");
-                slow.extend((0..count).map(|_| connect(host, FLOOD_PORT)));
+                slow.extend((0..count).map(|_| connect_to_wait(host)));
                 println!("flooded");
             }
             "honest" => {
@@ -310,8 +326,7 @@ fn sink(host: Ipv4Addr) {
             }
             "resolve" => println!("resolve {}", resolve_anew().as_micros()),
             "drain" => {
-                let whole = slow.drain(..).filter(is_whole).count();
-                println!("drained {whole}");
+                println!("drained {}", read_all(std::mem::take(&mut slow)));
             }
             other => panic!("{other:?} is no command"),
         }
@@ -325,11 +340,48 @@ fn connect(host: Ipv4Addr, port: u16) -> TcpStream {
     stream
 }
 
-/// Reads to the end: true if every byte is as it must be.
-fn is_whole(mut stream: &TcpStream) -> bool {
-    let mut bytes = Vec::with_capacity(ANSWER);
-    let end = stream.read_to_end(&mut bytes);
-    end.is_ok() && bytes.len() == ANSWER && (0..ANSWER).all(|at| bytes[at] == byte_at(at))
+/// A connection that is not read: the kernel keeps little of what comes.
+fn connect_to_wait(host: Ipv4Addr) -> TcpStream {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None);
+    let socket = socket.expect("a socket");
+    sockopt::set_socket_recv_buffer_size(&socket, BUFFER).expect("a setting");
+    let address = SocketAddr::from((host, FLOOD_PORT));
+    rustix::net::connect(&socket, &address).expect("a connection");
+    socket.into()
+}
+
+/// Reads all of them to the end, whichever has something; how many brought all bytes as they must
+/// be.
+fn read_all(streams: Vec<TcpStream>) -> usize {
+    let (mut reactor, mut events) = (Reactor::new().expect("a set of files"), Events::new());
+    for (token, stream) in streams.iter().enumerate() {
+        stream.set_nonblocking(true).expect("a setting");
+        reactor.add(stream, token as u64, Interest::READ, false).expect("it is watched");
+    }
+    let (mut whole, mut left) = (0, streams.len());
+    let mut streams: Vec<Option<(TcpStream, usize)>> =
+        streams.into_iter().map(|stream| Some((stream, 0))).collect();
+    let mut buffer = vec![0; 64 << 10];
+    while left > 0 {
+        reactor.wait(Some(PATIENCE), &mut events).expect("files are waited for");
+        assert!(!events.is_empty(), "{left} bring nothing for {PATIENCE:?}");
+        for event in events.iter() {
+            let entry = &mut streams[event.token as usize];
+            let Some((stream, place)) = entry else { continue };
+            match stream.read(&mut buffer) {
+                Ok(count @ 1..) if (0..count).all(|at| buffer[at] == byte_at(*place + at)) => {
+                    *place += count;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                end => {
+                    whole += usize::from(matches!(end, Ok(0)) && *place == ANSWER);
+                    *entry = None;
+                    left -= 1;
+                }
+            }
+        }
+    }
+    whole
 }
 
 /// Asks towpath's resolver for something, by a new socket.

@@ -25,8 +25,12 @@ pub(super) const NAME: &str = "new_flows_wait_for_open_ones";
 
 /// How long the host's kernel may take.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Frames of a flood that one turn reads, with one more: `READ_SMALL_PER_TURN` (docs/limits.md).
-const FLOOD: u64 = 15;
+/// Small frames that a turn reads: `READ_SMALL_PER_TURN` (docs/limits.md).
+const READ_PER_TURN: u64 = 16;
+/// Frames of a flood that one turn reads, with one more, and finds that no others are left.
+const FLOOD: u64 = READ_PER_TURN - 2;
+/// Of turns that leave frames unread, one in so many begins a flow: `CROWDED_TURNS`.
+const CROWDED_TURNS: u64 = 4;
 /// Bytes of datagrams that a turn takes from host sockets (docs/theory/gateway.md).
 const DATAGRAM_BYTES_PER_TURN: u64 = 512 << 10;
 
@@ -40,7 +44,34 @@ pub(super) fn run() -> Result<(), Failed> {
     datagrams(&mut steps);
     burst(&mut steps);
     floods_of_the_host(&mut steps);
+    crowds(&mut steps);
     Ok(())
+}
+
+/// Goal: turns that leave frames unread begin fewer flows, and read no more than their number of
+/// frames; the next turn that reads all begins one.
+fn crowds(steps: &mut Steps) {
+    let mut ports = 7000..;
+    let mut feed = |steps: &Steps, count: u64| {
+        for port in ports.by_ref().take(count as usize) {
+            steps.feed(&frame::udp((PROGRAM.into(), port), (NOBODY.into(), 80), b"noise"));
+        }
+    };
+    // Frames that came alone before are read one by one for a while; these come together.
+    feed(steps, 2 * READ_PER_TURN);
+    (0..3 * READ_PER_TURN).for_each(|_| steps.turn());
+    let (before, mut fed) = (steps.counters().udp, 0);
+    for turn in 1..=2 * CROWDED_TURNS {
+        feed(steps, READ_PER_TURN + 1);
+        fed += READ_PER_TURN + 1;
+        steps.turn();
+        assert_eq!(steps.counters().udp - before, turn / CROWDED_TURNS, "turn {turn}");
+    }
+    steps.turn();
+    assert_eq!(steps.counters().udp - before, 3, "what was left was read");
+    (3..fed).for_each(|_| steps.turn());
+    assert_eq!(steps.counters().udp - before, fed, "all begin");
+    assert_eq!(steps.counters().messages_displaced, 0);
 }
 
 /// Goal: datagrams of the host, too, have as many bytes of a turn as TCP has, however many sockets

@@ -11,9 +11,9 @@
 //!   (`Connection::hold_off`), which keeps it until the host socket has room. Many host sockets
 //!   are full for a moment only. So within [`MOMENT_SHARE`] a flow keeps more for [`MOMENT`],
 //!   unacknowledged, so that it can still be given back, and for another one if it has passed on
-//!   as much as it holds. Less comes back if less is asked for: until a flow has passed bytes on,
-//!   its window is its part of the memory ([`Io::equal_window`]), and then as much again as
-//!   [`PROVEN_DIVISOR`] says.
+//!   as much as it holds. A smaller window means that less has to be given back: a new flow offers
+//!   its part of the memory ([`Io::equal_window`]), and later up to half of what it has passed on
+//!   ([`PROVEN_DIVISOR`]), if that is more.
 //! - For programs: while [`PLENTY`] of the memory is free, host sockets are read ahead of the
 //!   program's window. Below it they are read only as far as the window takes the bytes, no flow
 //!   may have more than a quarter of what is left above [`HOST_READ_SHARE`] on its way, and no
@@ -48,17 +48,18 @@ const FLOW_DIVISOR: usize = 4;
 const GUEST_DIVISOR: usize = 2;
 /// Part of what is left that one flow may hold for a moment.
 const MOMENT_DIVISOR: usize = 2;
-/// What may be held for each byte of a window: frames are not filled to the last byte. What is held
-/// beyond the allowance has a moment.
+/// Bytes of frames that a byte of a window may take, where the window is to fit the allowance:
+/// frames are not filled to the last byte. What exceeds the allowance is kept for [`MOMENT`].
 const WINDOW_DIVISOR: usize = 2;
-/// The same of what may be held for a moment, where more goes back at once: 2 KiB of small frames
-/// for a segment of 1,448 bytes, which weigh [`SMALL_WEIGHT`].
+/// Bytes of frames that a byte of a window may take, where the window is to fit what a flow may
+/// hold for [`MOMENT`]. What exceeds that is given back at once, so this is the most: a segment of
+/// 1,448 bytes in a small frame of 2 KiB, which weighs [`SMALL_WEIGHT`] times its size.
 const BRIEF_WINDOW_DIVISOR: usize = 6;
 /// Windows are not limited to more than the largest that receive buffers make.
 const WINDOW_MAX: usize = 6 << 20;
 /// Least that windows are limited to: what keeps a flow moving.
 const WINDOW_MIN: usize = 16 << 10;
-/// Windows may offer this part of what a flow has passed on.
+/// A window may offer one part in so many of what its flow has passed on.
 const PROVEN_DIVISOR: u64 = 2;
 /// Limits change in steps of this part of their size, so as not to change with each packet.
 const WINDOW_STEPS: usize = 4;

@@ -234,9 +234,11 @@ fn source() {
     let any = Ipv4Addr::UNSPECIFIED;
     let honest = TcpListener::bind((any, HONEST_PORT)).expect("a free port");
     let flood = TcpListener::bind((any, FLOOD_PORT)).expect("a free port");
-    // Connections inherit it. Without it the system's memory for TCP runs out, and it ends some.
+    // Accepted connections inherit it. With larger buffers the system's memory for TCP runs out,
+    // and the kernel resets some of them.
     sockopt::set_socket_send_buffer_size(&flood, BUFFER).expect("a setting");
-    // With less some come to nothing: the system answers with SYN cookies, and forgets them.
+    // A shorter backlog overflows: the kernel then answers with SYN cookies, and drops the ACKs of
+    // some handshakes without a trace.
     rustix::net::listen(&flood, BACKLOG).expect("it listens");
     thread::spawn(move || {
         for stream in honest.incoming().map_while(Result::ok) {

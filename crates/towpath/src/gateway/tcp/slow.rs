@@ -95,7 +95,7 @@ impl Gateway {
         let is_over = left > 0 && share.held > share.allowance && !flow.over;
         let passed = flow.passed;
         let moment = flow.moment.filter(|moment| io.now < moment.until);
-        // What moves on is never the same for long.
+        // A flow that passes on as much as it holds keeps no byte for much longer than a moment.
         let in_time = moment.is_some()
             || flow.moment.is_none_or(|moment| passed - moment.passed >= share.held as u64);
         let is_brief = is_over && share.held <= share.briefly && in_time && !flow.held_off;

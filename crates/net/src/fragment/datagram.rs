@@ -4,7 +4,7 @@
 //! that is known. A datagram that broke a rule is *dead*: it holds nothing and takes nothing.
 
 use alloc::vec::Vec;
-use core::net::IpAddr;
+use core::net::{IpAddr, Ipv4Addr};
 
 use towpath_packet::packet::{HEADER_BYTES, PIECES_MAX};
 use towpath_packet::pool::{LARGE_FRAME_BYTES, SMALL_FRAME_BYTES};
@@ -12,7 +12,6 @@ use towpath_packet::{Frame, Ledger, Memory, Packet, Piece, Site};
 
 use super::reassemble::DropReason;
 use crate::gso::{IP_BYTES_MAX, at, read_u16, write_ipv4_checksum, write_u16};
-use crate::time::Instant;
 use crate::wire::{Protocol, icmpv6, ipv6, tcp, udp};
 
 /// What the fragments of one datagram have in common. The identification comes first, because it
@@ -112,10 +111,9 @@ impl Part {
     }
 }
 
-/// A datagram in the making.
+/// A datagram in the making, or memory for one.
 pub(super) struct Datagram {
     pub(super) key: Key,
-    pub(super) deadline: Instant,
     /// What [`cost`] says of all parts.
     pub(super) held: usize,
     parts: Vec<Part>,
@@ -133,22 +131,38 @@ pub(super) struct Datagram {
 }
 
 impl Datagram {
-    /// A datagram of which nothing is there. `parts` is empty memory for [`FRAGMENTS_MAX`].
-    pub(super) fn new(key: Key, deadline: Instant, parts: Vec<Part>) -> Self {
-        debug_assert!(parts.is_empty() && parts.capacity() >= FRAGMENTS_MAX);
-        let header = Header { ip_at: 0, next_header_at: 0 };
+    /// Memory for a datagram of [`FRAGMENTS_MAX`] fragments, of which nothing is there.
+    pub(super) fn unused() -> Self {
         Self {
-            key,
-            deadline,
+            key: Key {
+                ident: 0,
+                source: Ipv4Addr::UNSPECIFIED.into(),
+                destination: Ipv4Addr::UNSPECIFIED.into(),
+                protocol: None,
+                ingress: None,
+            },
             held: 0,
-            parts,
-            header,
+            parts: Vec::with_capacity(FRAGMENTS_MAX),
+            header: Header { ip_at: 0, next_header_at: 0 },
             total: None,
             received: 0,
             ecn_seen: 0,
             first_ecn: 0,
             dead: false,
         }
+    }
+
+    /// An unused one becomes that of `key`.
+    pub(super) fn begin(&mut self, key: Key) {
+        debug_assert!(self.parts.is_empty() && self.held == 0);
+        self.key = key;
+        (self.total, self.received, self.ecn_seen, self.dead) = (None, 0, 0, false);
+    }
+
+    /// Drops what is held; it is unused from now on.
+    pub(super) fn end(&mut self) {
+        self.parts.clear();
+        self.held = 0;
     }
 
     /// Takes a fragment in; whoever is told a reason other than a duplicate finds the datagram
@@ -188,8 +202,7 @@ impl Datagram {
 
     /// Drops what is held and takes nothing more.
     pub(super) fn kill(&mut self) {
-        self.parts.clear();
-        self.held = 0;
+        self.end();
         self.dead = true;
     }
 
@@ -197,12 +210,6 @@ impl Datagram {
     pub(super) fn take_first(&mut self) -> Option<Packet> {
         let is_there = self.parts.first().is_some_and(|part| part.offset == 0);
         is_there.then(|| self.parts.remove(0).packet)
-    }
-
-    /// Empty memory for the next datagram.
-    pub(super) fn into_parts(mut self) -> Vec<Part> {
-        self.parts.clear();
-        self.parts
     }
 
     /// The whole datagram as one packet.

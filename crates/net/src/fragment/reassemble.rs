@@ -1,7 +1,8 @@
 //! The table of datagrams in the making.
 //!
-//! Small and linear: [`DATAGRAMS_MAX`] entries, oldest first. All memory is taken when the table is
-//! made.
+//! Small and linear: [`DATAGRAMS_MAX`] entries, oldest first, which hold what is looked at for each
+//! fragment. So one takes time in proportion to the entries at most, whatever strangers
+//! send. All memory is taken when the table is made.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -9,7 +10,7 @@ use core::net::IpAddr;
 
 use towpath_packet::{Ledger, Memory, Offload, Packet};
 
-use super::datagram::{Datagram, FRAGMENTS_MAX, Fragment, Header, Key, Part};
+use super::datagram::{Datagram, Fragment, Header, Key};
 use crate::gso::{IP_BYTES_MAX, at};
 use crate::time::{Duration, Instant};
 use crate::wire::{Protocol, ipv4, ipv6};
@@ -97,22 +98,60 @@ impl Default for Limits {
 /// Puts fragments together. One thread.
 pub struct Reassembler {
     limits: Limits,
-    /// Oldest first.
+    /// Datagrams in the making, oldest first.
+    entries: Vec<Entry>,
+    /// Those and unused ones, which keep their memory.
     datagrams: Vec<Datagram>,
-    /// Memory of datagrams to come: as many as there may be more.
-    spare: Vec<Vec<Part>>,
+    /// Unused places among the datagrams.
+    free: Vec<usize>,
+    /// Who has something in the table, and unused ones, of which nothing is there.
+    sources: Vec<Source>,
     /// What all datagrams hold.
     held: usize,
     evicted: u64,
 }
 
+/// What is looked at of each datagram for every fragment.
+struct Entry {
+    ident: u32,
+    deadline: Instant,
+    /// Places of the datagram and of its source.
+    datagram: usize,
+    source: usize,
+}
+
+/// What a source has in the table.
+#[derive(Clone, Copy, Debug, Default)]
+struct Source {
+    name: SourceName,
+    datagrams: usize,
+    held: usize,
+}
+
+/// What there is too little of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Scarce {
+    Datagrams,
+    /// And so many are needed.
+    Bytes(usize),
+}
+
+impl Source {
+    fn has(&self, scarce: Scarce) -> usize {
+        if scarce == Scarce::Datagrams { self.datagrams } else { self.held }
+    }
+}
+
 impl Reassembler {
     /// An empty table.
     pub fn new(limits: Limits) -> Self {
-        let mut spare = Vec::with_capacity(limits.datagrams);
-        spare.resize_with(limits.datagrams, || Vec::with_capacity(FRAGMENTS_MAX));
-        let datagrams = Vec::with_capacity(limits.datagrams);
-        Self { limits, datagrams, spare, held: 0, evicted: 0 }
+        let mut datagrams = Vec::with_capacity(limits.datagrams);
+        datagrams.resize_with(limits.datagrams, Datagram::unused);
+        let mut sources = Vec::with_capacity(limits.datagrams);
+        sources.resize_with(limits.datagrams, Source::default);
+        let entries = Vec::with_capacity(limits.datagrams);
+        let free = (0..limits.datagrams).collect();
+        Self { limits, entries, datagrams, free, sources, held: 0, evicted: 0 }
     }
 
     /// Takes an IPv4 fragment whose headers end with the IP header, which begins at `ip_at`.
@@ -163,12 +202,12 @@ impl Reassembler {
     pub fn expire(&mut self, now: Instant, out: &mut impl FnMut(Packet)) -> usize {
         let mut expired = 0;
         let mut place = 0;
-        while let Some(datagram) = self.datagrams.get_mut(place) {
-            if datagram.deadline > now {
+        while let Some(entry) = self.entries.get(place) {
+            if entry.deadline > now {
                 place += 1;
                 continue;
             }
-            if let Some(first) = datagram.take_first() {
+            if let Some(first) = self.datagrams[entry.datagram].take_first() {
                 out(first);
             }
             self.remove(place);
@@ -179,12 +218,12 @@ impl Reassembler {
 
     /// When [`expire`](Self::expire) has something to do.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.datagrams.iter().map(|datagram| datagram.deadline).min()
+        self.entries.iter().map(|entry| entry.deadline).min()
     }
 
     /// Datagrams in the making, dead ones included.
     pub fn datagram_count(&self) -> usize {
-        self.datagrams.len()
+        self.entries.len()
     }
 
     /// Bytes of memory that held fragments keep from their lenders.
@@ -208,13 +247,10 @@ impl Reassembler {
             return Outcome::Dropped(DropReason::NoRoom);
         }
         let place = self.find(&fragment.key).unwrap_or_else(|| self.begin(fragment.key, deadline));
-        let datagram = &mut self.datagrams[place];
-        let before = datagram.held;
-        let inserted = datagram.insert(fragment);
-        self.held = self.held - before + datagram.held;
-        if let Err(reason) = inserted {
+        if let Err(reason) = self.change(place, |datagram| datagram.insert(fragment)) {
             return Outcome::Dropped(reason);
         }
+        let datagram = &self.datagrams[self.entries[place].datagram];
         if !datagram.is_whole() {
             return Outcome::Held;
         }
@@ -227,20 +263,43 @@ impl Reassembler {
     }
 
     fn find(&self, key: &Key) -> Option<usize> {
-        self.datagrams.iter().position(|datagram| datagram.key == *key)
+        self.entries.iter().position(|entry| {
+            entry.ident == key.ident && self.datagrams[entry.datagram].key == *key
+        })
     }
 
     fn begin(&mut self, key: Key, deadline: Instant) -> usize {
-        let parts = self.spare.pop().expect("there is room for a datagram");
-        self.datagrams.push(Datagram::new(key, deadline, parts));
-        self.datagrams.len() - 1
+        let datagram = self.free.pop().expect("there is room for a datagram");
+        let name = source_of(&key);
+        let source = self.source(name).unwrap_or_else(|| {
+            let unused = self.sources.iter().position(|source| source.datagrams == 0);
+            unused.expect("there are as many sources as datagrams")
+        });
+        self.sources[source].name = name;
+        self.sources[source].datagrams += 1;
+        self.datagrams[datagram].begin(key);
+        self.entries.push(Entry { ident: key.ident, deadline, datagram, source });
+        self.entries.len() - 1
     }
 
     fn remove(&mut self, place: usize) {
-        let datagram = self.datagrams.remove(place);
-        self.held -= datagram.held;
-        self.spare.push(datagram.into_parts());
-        debug_assert_eq!(self.spare.len() + self.datagrams.len(), self.limits.datagrams);
+        self.change(place, Datagram::end);
+        let Entry { datagram, source, .. } = self.entries.remove(place);
+        self.sources[source].datagrams -= 1;
+        self.free.push(datagram);
+        debug_assert_eq!(self.free.len() + self.entries.len(), self.limits.datagrams);
+    }
+
+    /// Changes what a datagram holds.
+    fn change<R>(&mut self, place: usize, change: impl FnOnce(&mut Datagram) -> R) -> R {
+        let entry = &self.entries[place];
+        let datagram = &mut self.datagrams[entry.datagram];
+        let before = datagram.held;
+        let result = change(datagram);
+        for held in [&mut self.held, &mut self.sources[entry.source].held] {
+            *held = *held - before + datagram.held;
+        }
+        result
     }
 
     /// Evicts until `fragment` fits; false if it cannot, and then its datagram is dead.
@@ -248,10 +307,10 @@ impl Reassembler {
         let cost = fragment.cost();
         loop {
             let own = self.find(&fragment.key);
-            let victim = if own.is_none() && self.spare.is_empty() {
-                self.victim(fragment, 1, |_| 1)
+            let victim = if own.is_none() && self.free.is_empty() {
+                self.victim(&fragment.key, Scarce::Datagrams)
             } else if self.held + cost > self.limits.held_bytes {
-                self.victim(fragment, cost, |datagram| datagram.held)
+                self.victim(&fragment.key, Scarce::Bytes(cost))
             } else {
                 return true;
             };
@@ -261,44 +320,45 @@ impl Reassembler {
                 continue;
             }
             if let Some(own) = own {
-                self.held -= self.datagrams[own].held;
-                self.datagrams[own].kill();
+                self.change(own, Datagram::kill);
             }
             return false;
         }
     }
 
-    /// The datagram that gives way to `fragment`: the oldest of the source that uses most, where
-    /// the newcomer counts for his own. Among equals he gives way himself, if he has something to
-    /// give, else the oldest. Never the fragment's own datagram.
-    fn victim(
-        &self,
-        fragment: &Fragment,
-        newcomer_weight: usize,
-        weight: impl Fn(&Datagram) -> usize,
-    ) -> Option<usize> {
-        let newcomer = source_of(&fragment.key);
-        let use_of = |source: (Option<u16>, u64)| -> usize {
-            let same = self.datagrams.iter().filter(|other| source_of(&other.key) == source);
-            same.map(&weight).sum()
-        };
-        let oldest_of = |source: (Option<u16>, u64)| {
-            self.datagrams.iter().position(|datagram| {
-                source_of(&datagram.key) == source
-                    && datagram.key != fragment.key
-                    && weight(datagram) > 0
-            })
-        };
-        let mut most = newcomer_weight + use_of(newcomer);
-        let mut victim = oldest_of(newcomer);
-        for datagram in &self.datagrams {
-            let source = source_of(&datagram.key);
-            let used = if source == newcomer { 0 } else { use_of(source) };
-            if used > most || used == most && victim.is_none() {
-                (most, victim) = (used, oldest_of(source));
+    /// The datagram that gives way to one more fragment of `key`: the oldest of the source that has
+    /// most, where the newcomer counts for its own. Among equals it gives way itself, if it has
+    /// something to give, else the oldest. Never the fragment's own datagram.
+    fn victim(&self, key: &Key, scarce: Scarce) -> Option<usize> {
+        let newcomer = self.source(source_of(key));
+        let (mut most, mut giver) = (if let Scarce::Bytes(cost) = scarce { cost } else { 1 }, None);
+        if let Some(newcomer) = newcomer {
+            most += self.sources[newcomer].has(scarce);
+            giver = self.oldest_of(newcomer, key, scarce);
+        }
+        for entry in &self.entries {
+            let has = self.sources[entry.source].has(scarce);
+            let is_more = has > most || has == most && giver.is_none();
+            if is_more && Some(entry.source) != newcomer {
+                (most, giver) = (has, self.oldest_of(entry.source, key, scarce));
             }
         }
-        victim
+        giver
+    }
+
+    /// The oldest datagram of a source that has something to give, other than that of `key`.
+    fn oldest_of(&self, source: usize, key: &Key, scarce: Scarce) -> Option<usize> {
+        self.entries.iter().position(|entry| {
+            let datagram = &self.datagrams[entry.datagram];
+            entry.source == source
+                && (scarce == Scarce::Datagrams || datagram.held > 0)
+                && datagram.key != *key
+        })
+    }
+
+    /// Where a source is that has something in the table.
+    fn source(&self, name: SourceName) -> Option<usize> {
+        self.sources.iter().position(|source| source.datagrams > 0 && source.name == name)
     }
 }
 
@@ -412,7 +472,9 @@ fn check_len(len: usize, more: bool) -> Result<(), DropReason> {
 /// Who is to blame for a datagram: the port of a switch by which it came, else an IPv4 address or
 /// an IPv6 network of 64 bits. The one cannot be mistaken for the other: no network is below 2^32
 /// whose hosts can send here.
-fn source_of(key: &Key) -> (Option<u16>, u64) {
+type SourceName = (Option<u16>, u64);
+
+fn source_of(key: &Key) -> SourceName {
     let source = match key.source {
         _ if key.ingress.is_some() => 0,
         IpAddr::V4(source) => u64::from(source.to_bits()),

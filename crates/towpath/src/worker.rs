@@ -53,7 +53,7 @@ const MEMORY_PAUSE: Duration = Duration::from_millis(1);
 /// so that each direction has half of the thread if it can use it.
 const READ_BYTES_PER_TURN: usize = BYTES_PER_TURN;
 /// The same in packets.
-const READ_PACKETS_PER_TURN: usize = 128;
+const READ_PACKETS_PER_TURN: usize = 48;
 /// The same in small packets, as floods are: so a flood takes little time from flows that move
 /// bytes.
 const READ_SMALL_PER_TURN: usize = 16;

@@ -50,13 +50,13 @@ impl GatewayPort {
     pub(super) fn take(&mut self, ports: &mut [Option<Port>]) -> Option<Packet> {
         let Some(packet) = self.from_switch.pop() else {
             // Whatever has come of those that were counted, no port is left unread for ever.
-            ports.iter_mut().flatten().for_each(|port| port.for_gateway = 0);
+            ports.iter_mut().flatten().for_each(|port| port.share.all_taken());
             return None;
         };
         self.mirrors.see(Direction::Outbound, std::iter::once(&packet));
         let from = packet.ingress().map(usize::from);
         if let Some(Some(port)) = from.and_then(|from| ports.get_mut(from)) {
-            port.for_gateway = port.for_gateway.saturating_sub(1);
+            port.share.taken();
         }
         Some(packet)
     }

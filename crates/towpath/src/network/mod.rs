@@ -31,6 +31,7 @@ mod port;
 mod report;
 mod rings;
 mod senders;
+mod share;
 mod transaction;
 
 pub use config::{
@@ -54,11 +55,9 @@ use towpath_io::pcapng::Direction;
 use towpath_io::reactor::{Events, Interest, Reactor};
 use towpath_net::counters::PortDrop;
 use towpath_net::fragment;
-use towpath_net::stack;
 use towpath_net::switch::{self, Switch};
 use towpath_net::time::{Duration, Instant};
-use towpath_packet::burst::BURST_MAX;
-use towpath_packet::{Burst, Caps, Ledger, Site};
+use towpath_packet::{Burst, Caps, Ledger, Packet, Site};
 
 use crate::capture::{CAPTURES_MAX, CaptureSettings, Mirrors, Sniffer};
 use crate::report::Report;
@@ -76,9 +75,6 @@ pub const RETRY: Duration = Duration::from_millis(1);
 pub const BURSTS_PER_TURN: usize = 4;
 /// Packets on the way to the gateway: more than all ports can send in one turn is no use.
 pub const GATEWAY_QUEUE_LEN: usize = 4096;
-/// Packets of one port that may wait for the gateway before the port is read again: what is handed
-/// over at once.
-const WAITING_FOR_GATEWAY_MAX: usize = BURST_MAX;
 /// What the gateway's port is called when it is captured, unless another port has this name.
 pub const GATEWAY_NAME: &str = "gateway";
 /// Token of the doorbell that captures ring when their readers go; those of ports are less.
@@ -184,7 +180,7 @@ impl Network {
     pub fn shut_down(&mut self, cx: &mut SideContext<'_>) {
         let mut replies = Burst::new();
         if let Some(services) = &mut self.services {
-            services.shut_down(&mut stack_context(cx), &mut replies);
+            services.shut_down(&mut cx.stack(), &mut replies);
             if let Some(file) = self.lease_file.take() {
                 file.close(services, cx.now);
             }
@@ -385,16 +381,19 @@ impl Network {
         Ok(())
     }
 
-    /// Reads a port that is ready, and forwards what it has.
-    fn read(&mut self, index: usize, cx: &mut SideContext<'_>) -> Input {
+    /// Reads a port that is ready, and forwards what it has. `is_shared`: several ports use the
+    /// gateway.
+    fn read(&mut self, index: usize, is_shared: bool, cx: &mut SideContext<'_>) -> Input {
         let Self { ports, switch, gateway, received, services, config, .. } = self;
         for _ in 0..BURSTS_PER_TURN {
             let Some(port) = &mut ports[index] else { return Input::Done };
             let Some(id) = port.id.filter(|_| port.is_ready) else { return Input::Done };
-            if port.for_gateway >= WAITING_FOR_GATEWAY_MAX {
+            let room = port.share.room(is_shared, cx.now);
+            if room == 0 {
                 // There is a next turn as long as anything waits for the gateway.
                 return Input::Done;
             }
+            received.limit(room);
             let waited = GatewayPort::waiting(gateway);
             let input = port.receive(received, cx.memory, cx.now);
             // A burst that is not full is all there was, and its file tells when there is more.
@@ -402,11 +401,13 @@ impl Network {
             if received.is_empty() {
                 return input;
             }
+            let (packets, bytes) = (received.len(), received.iter().map(Packet::len).sum());
             let (now, is_short) = (cx.now, rings::is_short(cx.memory));
             let mut rings = Rings { ports, gateway, services, config, now, is_short };
             rings.forward(switch, id, received, cx);
             if let Some(port) = &mut ports[index] {
-                port.for_gateway += GatewayPort::waiting(gateway) - waited;
+                let waiting = GatewayPort::waiting(gateway) - waited;
+                port.share.came(packets, bytes, waiting, now);
             }
             if input == Input::NoMemory {
                 return input;
@@ -444,7 +445,7 @@ impl Network {
                 }
                 let number = id.index() as u32;
                 if services::concerns(headers)
-                    && services.intercept(number, &mut packet, &mut stack_context(cx), &mut replies)
+                    && services.intercept(number, &mut packet, &mut cx.stack(), &mut replies)
                 {
                     continue;
                 }
@@ -482,10 +483,6 @@ impl Network {
     fn has_news_for_gateway(&self) -> bool {
         self.gateway.as_ref().is_some_and(|gateway| !gateway.to_gateway.control().is_empty())
     }
-}
-
-fn stack_context<'a>(cx: &'a mut SideContext<'_>) -> stack::Context<'a> {
-    stack::Context { memory: cx.memory, ledger: cx.ledger, now: cx.now }
 }
 
 impl AsFd for Network {
@@ -548,7 +545,7 @@ impl Side for Network {
             && services.next_deadline().is_some_and(|at| at <= cx.now)
         {
             let mut replies = Burst::new();
-            services.on_deadline(&mut stack_context(cx), &mut replies);
+            services.on_deadline(&mut cx.stack(), &mut replies);
             self.send(&mut replies, cx);
             self.flush();
         }
@@ -561,9 +558,11 @@ impl Side for Network {
     fn receive(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) -> io::Result<Input> {
         let mut input = Input::Done;
         let count = self.ports.len();
+        let users = self.ports.iter().flatten().filter(|port| port.share.is_used(cx.now));
+        let is_shared = users.take(2).count() > 1;
         for step in 0..count {
             let index = (self.first + step) % count;
-            if self.read(index, cx) == Input::NoMemory {
+            if self.read(index, is_shared, cx) == Input::NoMemory {
                 input = Input::NoMemory;
                 self.first = index;
                 break;

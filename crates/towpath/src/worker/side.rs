@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use towpath_io::tap::{Tap, TapError};
+use towpath_net::stack;
 use towpath_net::time::{Duration, Instant};
 use towpath_packet::{Burst, Caps, Device, Ledger, Memory};
 
@@ -99,6 +100,13 @@ pub struct SideContext<'a> {
     pub ledger: &'a Ledger,
     /// Now.
     pub now: Instant,
+}
+
+impl SideContext<'_> {
+    /// What the stack works with during a call.
+    pub(crate) fn stack(&mut self) -> stack::Context<'_> {
+        stack::Context { memory: self.memory, ledger: self.ledger, now: self.now }
+    }
 }
 
 /// Why a side stopped receiving.

@@ -1,0 +1,113 @@
+//! A port's share of the gateway, which serves packets in the order of their arrival: what is read
+//! of a port at a time decides how much of the gateway's thread its guest has.
+//!
+//! A port that has the gateway for itself is read a burst at a time. While several ports use it,
+//! each is read for as much as takes about the same time: a packet costs [`PACKET_COST`] and its
+//! bytes, and a share is [`SHARE`]. So a flood of small packets and a flow of super-packets have
+//! half of the thread each, if both can use it.
+
+use std::time::Duration;
+
+use towpath_net::time::Instant;
+use towpath_packet::burst::BURST_MAX;
+
+/// What a packet costs beside its bytes: as much as so many bytes that are copied.
+const PACKET_COST: usize = 8 << 10;
+/// What is read of a port at a time, if others use the gateway too: 18 packets of 64 bytes, 15 of
+/// 1500, two super-packets.
+const SHARE: usize = 150 << 10;
+/// How long a port counts as a user of the gateway after its last packet for it.
+const USES_FOR: Duration = Duration::from_millis(10);
+
+/// See the module text.
+pub(super) struct Share {
+    /// Packets that came by the port and wait for the gateway.
+    waiting: usize,
+    /// What a packet of the last burst cost.
+    cost: usize,
+    /// Until when the port counts as a user of the gateway.
+    used_until: Instant,
+}
+
+impl Share {
+    pub(super) const fn new() -> Self {
+        Self { waiting: 0, cost: PACKET_COST, used_until: Instant::START }
+    }
+
+    /// True if the port had a packet for the gateway lately.
+    pub(super) fn is_used(&self, now: Instant) -> bool {
+        self.used_until > now
+    }
+
+    /// How many packets to read of the port now. `is_shared`: other ports use the gateway too.
+    pub(super) fn room(&self, is_shared: bool, now: Instant) -> usize {
+        if !is_shared || !self.is_used(now) {
+            return if self.waiting < BURST_MAX { BURST_MAX } else { 0 };
+        }
+        (SHARE / self.cost).clamp(1, BURST_MAX).saturating_sub(self.waiting)
+    }
+
+    /// A burst of so many packets and bytes came, of which some wait for the gateway now.
+    pub(super) fn came(&mut self, packets: usize, bytes: usize, waiting: usize, now: Instant) {
+        self.cost = PACKET_COST + bytes / packets.max(1);
+        if waiting > 0 {
+            self.waiting += waiting;
+            self.used_until = now + USES_FOR;
+        }
+    }
+
+    /// The gateway took a packet.
+    pub(super) fn taken(&mut self) {
+        self.waiting = self.waiting.saturating_sub(1);
+    }
+
+    /// Nothing waits for the gateway.
+    pub(super) fn all_taken(&mut self) {
+        self.waiting = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Instant = Instant::from_micros(1_000_000);
+
+    /// Goal: shares take about the same time, whatever is sent. Method: packets of one size each,
+    /// and what is read of them next.
+    #[test]
+    fn shares_weigh_packets_and_bytes() {
+        for (bytes, room) in [(64, 18), (660, 17), (1514, 15), (9014, 8), (65_549, 2)] {
+            let mut share = Share::new();
+            share.came(8, 8 * bytes, 1, NOW);
+            share.taken();
+            assert_eq!(share.room(true, NOW), room, "packets of {bytes} bytes");
+            assert_eq!(share.room(false, NOW), BURST_MAX, "nobody else uses the gateway");
+        }
+    }
+
+    #[test]
+    fn what_waits_is_part_of_the_share() {
+        let mut share = Share::new();
+        share.came(10, 640, 10, NOW);
+        assert_eq!(share.room(true, NOW), 8);
+        assert_eq!(share.room(false, NOW), BURST_MAX);
+        share.came(54, 640, 54, NOW);
+        assert_eq!((share.room(true, NOW), share.room(false, NOW)), (0, 0));
+        share.all_taken();
+        assert_eq!(share.room(true, NOW), 18);
+    }
+
+    /// Goal: guests that talk to each other alone have whole bursts, as has one after its last
+    /// packet for the gateway.
+    #[test]
+    fn who_does_not_use_the_gateway_has_whole_bursts() {
+        let mut share = Share::new();
+        share.came(64, 4096, 0, NOW);
+        assert!(!share.is_used(NOW));
+        assert_eq!(share.room(true, NOW), BURST_MAX);
+        share.came(64, 4096, 1, NOW);
+        assert!(share.is_used(NOW));
+        assert!(!share.is_used(NOW + USES_FOR));
+    }
+}

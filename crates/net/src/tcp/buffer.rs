@@ -54,7 +54,7 @@ impl Connection {
         let mut room = 0;
         // A buffer begun is filled whatever memory it takes, within reason.
         if held < self.send.buffer as usize + goal as usize {
-            let next = self.send.nxt.max(self.send.base);
+            let next = self.unsent_start(end, goal, group);
             room = self.send.writes.tail_room(end, next, goal, group);
         }
         if room == 0 && self.has_space(0) {
@@ -147,9 +147,9 @@ impl Connection {
 
     /// So many bytes were added at what was the end.
     fn account_appended(&mut self, (end, len): (Seq, u32), begins: bool, lent: Option<Lent>) {
-        let goal = self.size_goal();
-        let next = self.send.nxt.max(self.send.base);
-        if len > self.send.writes.tail_room(end, next, goal, lent.map(|lent| lent.group)) {
+        let (goal, group) = (self.size_goal(), lent.map(|lent| lent.group));
+        let next = self.unsent_start(end, goal, group);
+        if len > self.send.writes.tail_room(end, next, goal, group) {
             // What was to go out at once is complete.
             self.send.push_now = false;
         }
@@ -159,6 +159,20 @@ impl Connection {
         if (end + len).after(self.send.pushed + self.send.wnd_max / 2) {
             self.mark_push();
         }
+    }
+
+    /// Where the bytes begin that will still be unsent when more are added behind `end`. Linux sends
+    /// what the windows let go as soon as a buffer is full, and fills what is left of it. Here
+    /// sending comes later, and counts as done if the last buffer is full.
+    fn unsent_start(&self, end: Seq, goal: u32, group: Option<u32>) -> Seq {
+        let next = self.send.nxt.max(self.send.base);
+        let unsent = end - next;
+        if unsent < goal || self.send.writes.tail_room(end, next, goal, group) > 0 {
+            return next;
+        }
+        let in_window = (self.send.una + self.send.wnd).max(next) - next;
+        let at_once = self.window_room().saturating_mul(self.send.mss).min(in_window).min(unsent);
+        next + (at_once - at_once % self.send.mss)
     }
 
     /// A write ends with what was appended. `more`: the owner will go on, and a segment that is

@@ -75,11 +75,9 @@ impl Rack {
         }
         self.advanced = true;
         self.rtt = rtt;
-        let newer = |(at, end): Newest| {
-            record.sent_at > at || (record.sent_at == at && record.end.after(end))
-        };
-        if self.newest.is_none_or(newer) {
-            self.newest = Some((record.sent_at, record.end));
+        let newest = Newest::of(record);
+        if self.newest.is_none_or(|last| newest.is_after(&last)) {
+            self.newest = Some(newest);
         }
     }
 

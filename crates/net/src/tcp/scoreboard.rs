@@ -356,6 +356,7 @@ impl Scoreboard {
         let from = self.position(self.due_from);
         let index = from + self.records.range(from..).position(Record::is_due)?;
         self.visit(index - from + 1);
+        self.due_from = self.records[index].start;
         Some(self.range(index, max, size))
     }
 
@@ -674,21 +675,43 @@ mod tests {
         board.sent(Seq(200), Seq(300), &sending(100, false, at(10)));
         board.sent(Seq(300), Seq(400), &sending(100, false, at(20)));
         sacked(&mut board, 200, 300);
-        let newest = (at(10), Seq(300));
+        let newest = |ms, end| Newest { sent_at: at(ms), delivered: 0, end: Seq(end) };
+        let first = newest(10, 300);
         let ms = Duration::from_millis(1);
         // Sent at once, so both still have 2 ms; what was sent after the newest does not count.
-        assert_eq!(board.find_late(newest, 30 * ms, at(28)), Some(Duration::from_micros(2005)));
+        assert_eq!(board.find_late(first, 30 * ms, at(28)), Some(Duration::from_micros(2005)));
         assert_eq!(board.lost(), 0);
-        assert_eq!(board.find_late(newest, 20 * ms, at(28)), None);
+        assert_eq!(board.find_late(first, 20 * ms, at(28)), None);
         assert_eq!((board.lost(), board.totals().lost_out), (2, 2));
         // Sent again, and overtaken again by what was sent later.
         board.sent_again(Seq(0), Seq(200), false, &sending(100, false, at(30)));
-        assert_eq!(board.find_late(newest, 20 * ms, at(90)), None);
+        assert_eq!(board.find_late(first, 20 * ms, at(90)), None);
         assert_eq!((board.lost(), board.totals().retrans_out), (2, 2));
         board.sent(Seq(400), Seq(500), &sending(100, false, at(40)));
         sacked(&mut board, 400, 500);
-        assert_eq!(board.find_late((at(40), Seq(500)), 20 * ms, at(55)), None);
+        assert_eq!(board.find_late(newest(40, 500), 20 * ms, at(55)), None);
         assert_eq!((board.lost(), board.totals().retrans_out), (5, 0), "300 to 400 as well");
+    }
+
+    /// RFC 8985 §6.2 step 5, for a clock that stands still: what an ACK asked for again was sent
+    /// after all that had been sent before this ACK, and before what was sent behind it.
+    #[test]
+    fn what_was_delivered_orders_what_was_sent_at_once() {
+        let mut board = sent(1);
+        for start in [100, 200, 300] {
+            board.sent(Seq(start), Seq(start + 100), &sending(100, false, at(10)));
+        }
+        sacked(&mut board, 200, 300);
+        board.lose_first();
+        let now = Sending { delivered: 1, ..sending(100, false, at(10)) };
+        board.sent_again(Seq(0), Seq(100), false, &now);
+        board.sent(Seq(400), Seq(500), &now);
+        let newest = |end, delivered| Newest { sent_at: at(10), delivered, end: Seq(end) };
+        let ms = Duration::from_millis(1);
+        board.find_late(newest(400, 0), ms, at(12));
+        assert_eq!(board.totals().retrans_out, 1, "asked for after 300 to 400 was sent");
+        board.find_late(newest(500, 1), ms, at(12));
+        assert_eq!(board.totals().retrans_out, 0, "sent before 400 to 500");
     }
 
     proptest! {
@@ -722,13 +745,14 @@ mod tests {
                         board.acknowledge(una, |_, _, _| {});
                     }
                     5 => {
-                        let newest = (at(time - u64::from(b % 9).min(time)), nxt);
+                        let sent_at = at(time - u64::from(b % 9).min(time));
+                        let newest = Newest { sent_at, delivered: 0, end: nxt };
                         let patience = Duration::from_millis(u64::from(b % 5));
                         board.find_late(newest, patience, at(time));
                         for record in &board.records {
                             let live = !record.sacked && (record.resent || !record.lost);
                             let late = record.sent_at + patience <= at(time)
-                                && record.sent_at < newest.0
+                                && record.sent_at < newest.sent_at
                                 && !(found_all && record.ever_resent);
                             prop_assert!(!(live && late), "missed {record:?}");
                         }

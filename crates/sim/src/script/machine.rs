@@ -184,6 +184,10 @@ impl Machine {
                 (SOL_SOCKET, SO_OOBINLINE, _) => {
                     sockets.set_options(id, now, |options| options.urgent_inline = on)?;
                 }
+                (SOL_SOCKET, SO_SNDBUF, Value::Number(bytes)) => {
+                    let bytes = u32::try_from(2 * *bytes).map_err(|_| Error::Invalid)?;
+                    sockets.set_options(id, now, |options| options.send_buffer = Some(bytes))?;
+                }
                 (SOL_SOCKET, SO_RCVBUF, Value::Number(bytes)) => {
                     // As much again for overhead, as on Linux.
                     let bytes = u32::try_from(2 * *bytes).map_err(|_| Error::Invalid)?;
@@ -422,6 +426,7 @@ const SOL_SOCKET: i64 = 1;
 const SO_REUSEADDR: i64 = 2;
 const SO_ERROR: i64 = 4;
 const SO_KEEPALIVE: i64 = 9;
+const SO_SNDBUF: i64 = 7;
 const SO_RCVBUF: i64 = 8;
 const SO_OOBINLINE: i64 = 10;
 const SO_LINGER: i64 = 13;

@@ -1,7 +1,9 @@
 //! What is late: sent before something that was delivered, and longer ago than the order of
 //! delivery may be disturbed (RFC 8985 §6.2 step 5).
 
-use super::Scoreboard;
+use core::cmp::Ordering;
+
+use super::{Record, Scoreboard};
 use crate::tcp::seq::Seq;
 use crate::time::{Duration, Instant};
 
@@ -9,9 +11,33 @@ use crate::time::{Duration, Instant};
 /// time is an upper bound.
 const WAITING_MAX: u32 = 128;
 
-/// The segment whose delivery is the latest news of what was sent (RFC 8985 §5.2): when it was
-/// sent, and the number after it.
-pub type Newest = (Instant, Seq);
+/// The segment whose delivery is the latest news of what was sent (RFC 8985 §5.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Newest {
+    /// When it was sent.
+    pub sent_at: Instant,
+    /// Segments that had been delivered then.
+    pub delivered: u32,
+    /// The number after it.
+    pub end: Seq,
+}
+
+impl Newest {
+    /// What is known of `record`.
+    pub fn of(record: &Record) -> Self {
+        Self { sent_at: record.sent_at, delivered: record.delivered, end: record.end }
+    }
+
+    /// True if `other` was sent before. The clock may stand still between what is sent and what an
+    /// ACK of it asks for again, but then something was delivered.
+    pub fn is_after(&self, other: &Self) -> bool {
+        let ahead = self.delivered.wrapping_sub(other.delivered) as i32;
+        match self.sent_at.cmp(&other.sent_at).then(ahead.cmp(&0)) {
+            Ordering::Equal => self.end.after(other.end),
+            order => order == Ordering::Greater,
+        }
+    }
+}
 
 impl Scoreboard {
     /// Marks as lost what was sent before `newest` and longer than `patience` ago (RFC 8985 §6.2
@@ -34,7 +60,7 @@ impl Scoreboard {
         while let Some(&record) = self.records.get(index) {
             self.visit(1);
             if !(record.ever_resent || record.sacked || record.lost) {
-                if !late.is_before_newest(record.sent_at, record.end) {
+                if !late.newest.is_after(&Newest::of(&record)) {
                     break;
                 }
                 if late.is_late(record.sent_at) {
@@ -62,7 +88,7 @@ impl Scoreboard {
             {
                 self.visit(1);
                 if record.was_resent_at(at) {
-                    if !late.is_before_newest(at, record.end) {
+                    if !late.newest.is_after(&Newest::of(&record)) {
                         return;
                     }
                     if late.is_late(at) {
@@ -96,10 +122,6 @@ struct Late {
 }
 
 impl Late {
-    fn is_before_newest(&self, sent_at: Instant, end: Seq) -> bool {
-        sent_at < self.newest.0 || (sent_at == self.newest.0 && self.newest.1.after(end))
-    }
-
     fn is_late(&self, sent_at: Instant) -> bool {
         sent_at + self.patience <= self.now
     }
@@ -108,7 +130,7 @@ impl Late {
     fn waits(&mut self, sent_at: Instant) -> bool {
         self.waiting += 1;
         let enough = self.waiting >= WAITING_MAX;
-        let until = if enough { self.newest.0 } else { sent_at } + self.patience;
+        let until = if enough { self.newest.sent_at } else { sent_at } + self.patience;
         self.wait = self.wait.max(Some(until.since(self.now)));
         enough
     }

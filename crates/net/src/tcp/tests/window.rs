@@ -564,3 +564,17 @@ fn a_window_shut_in_front_of_data() {
     }
     t.state(State::Established).recv(". 1 ack 1001 win 5000").write(10).expect("P. 1001:1011");
 }
+
+/// What Linux 6.18 takes in one call that does not wait, as packetdrill tells: each buffer that is
+/// full leaves at once, as far as the windows let it, and is filled again.
+#[test]
+fn calls_fill_what_leaves_at_once() {
+    for (buffer, taken) in [(60_000, 75_088), (120_000, 140_296)] {
+        let settings =
+            Settings { timestamps: true, window_scaling: true, sack: true, ..settings() };
+        let mut t = Script::open(settings, "S 0 win 32792 mss 1000 sackOK ts 300 0 ws 10");
+        t.c.set_send_buffer(buffer);
+        assert_eq!(t.supply(), taken, "{buffer}");
+        while t.take_sent().is_some() {}
+    }
+}

@@ -306,7 +306,8 @@ impl Table {
             connection.disown(now);
         } else {
             let queued = self.listeners.deliver(to, handle);
-            self.slots[index as usize].role = if queued { Role::Child(to) } else { Role::Owned };
+            connection.is_queued = queued;
+            slot.role = if queued { Role::Child(to) } else { Role::Owned };
         }
     }
 }
@@ -353,9 +354,8 @@ impl Stack {
     pub fn tcp_accept(&mut self, listener: ListenerHandle, now: Instant) -> Option<TcpHandle> {
         loop {
             let handle = self.tcp.listeners.get_mut(listener)?.queue.pop_front()?;
-            if self.tcp(handle).is_none() {
-                continue;
-            }
+            let Some(connection) = self.tcp.get_mut(handle) else { continue };
+            connection.is_queued = false;
             self.tcp.slots[handle.index()].role = Role::Owned;
             self.tcp.settle(handle.index, now);
             return Some(handle);

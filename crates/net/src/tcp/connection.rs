@@ -97,6 +97,8 @@ pub struct Connection {
     /// The owner will write once the connection is open.
     pub(super) write_pending: bool,
     pub(super) owned: bool,
+    /// Nobody has accepted it yet: it waits in a listener's queue.
+    pub(crate) is_queued: bool,
     pub(super) reset_due: bool,
     pub(super) error: Option<ConnectionError>,
     pub(super) events: Events,
@@ -222,6 +224,7 @@ impl Connection {
             peer_mss: 0,
             write_pending: false,
             owned: true,
+            is_queued: false,
             reset_due: false,
             error: None,
             events: Events::default(),

@@ -319,7 +319,7 @@ impl Connection {
             // Without SACK duplicates of the ACK have to tell of the loss, so the window stays.
             self.grow_window(len, false);
         }
-        if self.owned {
+        if self.owned && !self.is_queued {
             self.make_room_ahead();
         }
         if complete { Verdict::Done } else { Verdict::NoRoom }

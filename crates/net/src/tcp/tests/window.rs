@@ -578,3 +578,22 @@ fn calls_fill_what_leaves_at_once() {
         while t.take_sent().is_some() {}
     }
 }
+
+/// Linux's tcp_data_queue_ofo: data ahead of its turn makes the buffer grow, but not that of a
+/// connection which nobody has accepted yet.
+#[test]
+fn who_waits_to_be_accepted_has_no_larger_buffer() {
+    let settings = Settings { receive_buffer: 65_536, ..settings() };
+    let mut t = Script::open(settings, "S 0 win 65535 mss 1000 sackOK");
+    t.c.is_queued = true;
+    let ahead = |t: &mut Script, range: core::ops::Range<u32>| {
+        for index in range {
+            let start = 2001 + 1000 * index;
+            t.recv(&std::format!(". {start}:{} ack 1", start + 1000)).forget_sent();
+        }
+        t.c.receive_buffer()
+    };
+    assert_eq!(ahead(&mut t, 0..20), 65_536);
+    t.c.is_queued = false;
+    assert!(ahead(&mut t, 20..21) > 65_536);
+}

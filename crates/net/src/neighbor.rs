@@ -12,8 +12,10 @@
 //! questions a second apart.
 //!
 //! A full table parts with a learnt entry that nothing was sent to, the oldest first; else with one
-//! that has not answered, else with any other, of either kind the one that was used longest ago. So
-//! packets for addresses that nobody has do not displace neighbours that answer. What strangers
+//! that has not answered, else with one behind the port of a switch that has more than half of all,
+//! else with any other, of each kind the one that was used longest ago. So packets for addresses
+//! that nobody has do not displace neighbours that answer, nor does a guest that answers for
+//! hundreds of addresses displace other guests. What strangers
 //! say is no reason to part with a next hop, or with an entry that packets wait for: a flood of
 //! their questions is answered, but not learnt. What we send ourselves parts with these too: what
 //! waited is handed back to be counted.
@@ -82,13 +84,15 @@ impl Question {
 struct Entry {
     address: IpAddr,
     known: Known,
+    /// The port of a switch by which its address was told.
+    port: Option<u16>,
     /// When a packet was last sent there, or wanted to be.
     used: Option<Instant>,
 }
 
 impl Entry {
     fn new(address: IpAddr, known: Known, used: Option<Instant>) -> Self {
-        Self { address, known, used }
+        Self { address, known, port: None, used }
     }
 
     fn is_permanent(&self) -> bool {
@@ -138,6 +142,15 @@ pub enum Resolution {
         /// Older packets dropped to make room.
         dropped: usize,
     },
+}
+
+/// Where a neighbour is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Station {
+    /// Its link-layer address.
+    pub mac: MacAddr,
+    /// The port of a switch by which it spoke, if it came by one.
+    pub port: Option<u16>,
 }
 
 /// How a neighbour's address became known.
@@ -224,22 +237,24 @@ impl Neighbors {
     pub fn learn(
         &mut self,
         address: IpAddr,
-        mac: MacAddr,
+        station: Station,
         told: Told,
         now: Instant,
         mut send: impl FnMut(MacAddr, Outgoing),
     ) {
+        let Station { mac, port } = station;
         if !mac.is_unicast() || mac == MacAddr::UNSPECIFIED {
             return;
         }
         let learnt = Known::Until(mac, now + LIFETIME);
         let Some(index) = self.entries.iter().position(|entry| entry.address == address) else {
             if told == Told::ByAsking && self.make_room_to_learn(address) {
-                self.entries.push(Entry::new(address, learnt, None));
+                self.entries.push(Entry { port, ..Entry::new(address, learnt, None) });
             }
             return;
         };
-        let known = &mut self.entries[index].known;
+        let entry = &mut self.entries[index];
+        let known = &mut entry.known;
         match known {
             Known::Permanent(_) => return,
             Known::Until(other, until) if told == Told::Perhaps && *other != mac => {
@@ -260,6 +275,7 @@ impl Neighbors {
             }
         }
         *known = learnt;
+        entry.port = port;
     }
 
     /// When [`Neighbors::on_deadline`] wants to be called next.
@@ -327,13 +343,26 @@ impl Neighbors {
     /// The learnt entry that is missed least, and whether it is to be kept from strangers.
     fn least_wanted(&self) -> Option<(usize, bool)> {
         let learnt = self.entries.iter().enumerate().filter(|(_, entry)| !entry.is_permanent());
+        let crowded = self.crowded_port();
         let ranked = learnt.map(|(index, entry)| {
-            let is_wanted = entry.used.is_some();
-            let wanted = (self.is_next_hop(entry.address), is_wanted, entry.has_answered());
-            (wanted, entry.used, index)
+            let (is_wanted, is_modest) = (entry.used.is_some(), entry.port != crowded);
+            let is_next_hop = self.is_next_hop(entry.address);
+            ((is_next_hop, is_wanted, entry.has_answered(), is_modest), entry.used, index)
         });
         let ((is_next_hop, ..), _, index) = ranked.min()?;
         Some((index, is_next_hop || self.waiting_at(index) > 0))
+    }
+
+    /// The port behind which more than half of all are, if there is one: what is left over when
+    /// each of another port takes one of it away, and then counted.
+    fn crowded_port(&self) -> Option<u16> {
+        let ports = || self.entries.iter().map(|entry| entry.port);
+        let (left, _) = ports().fold((None, 0), |(left, count), port| match count {
+            0 => (port, 1),
+            count if port == left => (left, count + 1),
+            count => (left, count - 1),
+        });
+        left.filter(|_| 2 * ports().filter(|&port| port == left).count() > self.entries.len())
     }
 
     fn is_next_hop(&self, address: IpAddr) -> bool {

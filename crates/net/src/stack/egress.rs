@@ -6,7 +6,7 @@ use crate::checksum;
 use crate::counters::DropReason;
 use crate::fragment;
 use crate::gso::{self, Checksums, Layout};
-use crate::neighbor::{Outgoing, Resolution, Told};
+use crate::neighbor::{Outgoing, Resolution, Station, Told};
 use crate::tcp::Connection;
 use crate::wire::arp;
 use crate::wire::ethernet::{self, EtherType};
@@ -267,12 +267,12 @@ impl Stack {
     pub(super) fn learn_neighbor(
         &mut self,
         address: IpAddr,
-        mac: MacAddr,
+        station: Station,
         told: Told,
         cx: &mut Context<'_>,
     ) {
         let mut waited = Vec::new();
-        self.neighbors.learn(address, mac, told, cx.now, |mac, packet| {
+        self.neighbors.learn(address, station, told, cx.now, |mac, packet| {
             waited.push((mac, packet));
         });
         for (mac, packet) in waited {

@@ -4,7 +4,7 @@ use super::{Context, Stack};
 use crate::counters::DropReason;
 use crate::fragment;
 use crate::gso::{self, Layout};
-use crate::neighbor::Told;
+use crate::neighbor::{Station, Told};
 use crate::tcp::Segment;
 use crate::tcp::ecn::codepoint;
 use crate::wire::arp;
@@ -317,7 +317,8 @@ impl Stack {
         }
         let asks_us = for_us && message.operation == arp::Operation::Request;
         let told = if asks_us { Told::ByAsking } else { Told::ByItself };
-        self.learn_neighbor(sender, message.sender_mac, told, cx);
+        let station = Station { mac: message.sender_mac, port: packet.ingress() };
+        self.learn_neighbor(sender, station, told, cx);
         if asks_us {
             self.send_arp_reply(&message, cx);
         }

@@ -4,7 +4,7 @@ use super::{Echo, EchoReply, mld};
 use crate::checksum;
 use crate::counters::DropReason;
 use crate::gso;
-use crate::neighbor::Told;
+use crate::neighbor::{Station, Told};
 use crate::stack::ingress::{IpInfo, is_martian, is_multicast, solicited_node};
 use crate::stack::{Context, Stack};
 use crate::tcp::Seq;
@@ -156,7 +156,8 @@ impl Stack {
                     to = IpAddr::V6(ALL_NODES);
                 } else {
                     let mac = source_link_layer.unwrap_or(info.source_mac);
-                    self.learn_neighbor(info.source, mac, Told::ByAsking, cx);
+                    let station = Station { mac, port: packet.ingress() };
+                    self.learn_neighbor(info.source, station, Told::ByAsking, cx);
                 }
                 let answer = icmpv6::Message::NeighborAdvertisement {
                     target,
@@ -175,7 +176,8 @@ impl Stack {
                     && !self.is_local(target.into())
                 {
                     let told = if override_ { Told::ByItself } else { Told::Perhaps };
-                    self.learn_neighbor(target.into(), mac, told, cx);
+                    let station = Station { mac, port: packet.ingress() };
+                    self.learn_neighbor(target.into(), station, told, cx);
                 }
                 Ok(())
             }

@@ -463,3 +463,29 @@ fn strangers_push_out_strangers() {
     b.wait(Duration::from_secs(5));
     b.assert_clean();
 }
+
+/// Goal: a guest that answers for more addresses than the table has keeps places of its own alone.
+/// Method: neighbours behind other ports are used once, then those of one port, more often.
+#[test]
+fn a_port_with_most_neighbours_displaces_its_own() {
+    const GREEDY: u16 = 7;
+    let mut config = config(false);
+    config.addresses[0].prefix_len = 8;
+    let mut b = Bench::with(config, Caps::plain(1500));
+    let use_by = |b: &mut Bench, port: u16, address: Ipv4Addr| {
+        b.input_by(port, &arp(&request(address, v4(OURS4)), MacAddr::BROADCAST)).one();
+        send(b, OURS4, address.into(), b"known");
+        assert!(b.one().bytes.ends_with(b"known"), "{address} is known");
+        b.wait(Duration::from_micros(1));
+    };
+    let modest = |port: u16| Ipv4Addr::new(10, 18, 0, port as u8);
+    (0..4).for_each(|port| use_by(&mut b, port, modest(port)));
+    for number in 0..600u16 {
+        let [high, low] = number.to_be_bytes();
+        use_by(&mut b, GREEDY, Ipv4Addr::new(10, 19, high, low));
+    }
+    for port in 0..4 {
+        send(&mut b, OURS4, modest(port).into(), b"still");
+        assert!(b.one().bytes.ends_with(b"still"), "{} is known", modest(port));
+    }
+}

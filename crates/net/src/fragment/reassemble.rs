@@ -48,7 +48,7 @@ pub enum DropReason {
     Overlap,
     /// It ends where the datagram does not, or beyond its end.
     EndConflict,
-    /// More than [`FRAGMENTS_MAX`] fragments.
+    /// More than [`FRAGMENTS_MAX`](super::FRAGMENTS_MAX) fragments.
     TooManyFragments,
     /// Congestion was marked on a datagram whose sender, by another fragment, does not know ECN.
     Ecn,

@@ -291,4 +291,17 @@ mod tests {
         let other = allowance(0, true, &held, &none, &memory);
         assert!(other < first && other >= allowance(0, true, &held, &held, &memory));
     }
+
+    /// Goal: whatever a flow in its moment is sent for its window fits what it may hold then, in
+    /// the frames that weigh most for their bytes.
+    #[test]
+    fn windows_of_a_moment_fit_what_may_be_held() {
+        const SEGMENT: usize = 1448;
+        for briefly in [64 << 10, 256 << 10, 1 << 20] {
+            let share = HeldForHost { briefly, ..HeldForHost::default() };
+            let window = share.window_limit(u64::MAX, 0) as usize;
+            let held = window.div_ceil(SEGMENT) * SMALL_FRAME_BYTES * SMALL_WEIGHT;
+            assert!(window > 0 && held <= briefly, "{held} of {briefly} for {window}");
+        }
+    }
 }

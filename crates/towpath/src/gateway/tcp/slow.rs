@@ -20,6 +20,15 @@ pub(super) struct Moment {
     passed: u64,
 }
 
+impl Moment {
+    /// True if a flow that holds `held` bytes now, and has passed on `passed` since it began, may
+    /// hold them on: the time is not over, or it has passed on so much meanwhile that it keeps no
+    /// byte for much longer than such a time.
+    fn goes_on(self, held: usize, passed: u64, now: Instant) -> bool {
+        now < self.until || passed - self.passed >= held as u64
+    }
+}
+
 impl TcpFlows {
     /// When the next moment of [`Gateway::end_moments`] is over.
     pub(in crate::gateway) fn deadline(&self) -> Option<Instant> {
@@ -95,9 +104,7 @@ impl Gateway {
         let is_over = left > 0 && share.held > share.allowance && !flow.over;
         let passed = flow.passed;
         let moment = flow.moment.filter(|moment| io.now < moment.until);
-        // A flow that passes on as much as it holds keeps no byte for much longer than a moment.
-        let in_time = moment.is_some()
-            || flow.moment.is_none_or(|moment| passed - moment.passed >= share.held as u64);
+        let in_time = flow.moment.is_none_or(|moment| moment.goes_on(share.held, passed, io.now));
         let is_brief = is_over && share.held <= share.briefly && in_time && !flow.held_off;
         let holds_off = is_over && !is_brief;
         let was_brief = flow.moment.is_some();
@@ -203,3 +210,23 @@ pub(super) fn room_for_program(
 
 /// Parked flows that are tried again in a turn.
 const PARKED_PER_TURN: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_moment_is_renewed_for_flows_that_move() {
+        let at = Instant::from_micros;
+        let moment = Moment { until: at(100), passed: 5000 };
+        for (held, passed, now, expected) in [
+            (usize::MAX, 5000, 99, true),
+            (1, 5000, 100, false),
+            (3000, 7999, 100, false),
+            (3000, 8000, 100, true),
+        ] {
+            let goes_on = moment.goes_on(held, passed, at(now));
+            assert_eq!(goes_on, expected, "{held} held, {passed} passed on, at {now}");
+        }
+    }
+}

@@ -2,9 +2,10 @@
 //! bench-guard`.
 //!
 //! Nothing is timed. The command does work of a fixed kind N times and 2N times (`--harness`);
-//! valgrind counts instructions and allocations, strace counts system calls, and the difference
-//! belongs to N pieces of work. Figures are stored in `xtask/figures.txt` with the compiler and the
-//! processor that made them, and the kernel: what others are compared with has more room.
+//! callgrind counts instructions and calls that allocate, strace counts system calls, and the
+//! difference belongs to N pieces of work. Figures are stored in `xtask/figures.txt` with the
+//! compiler and the processor that made them, and the kernel: what others are compared with has
+//! more room.
 //!
 //! Of the gateway's work the system calls of the program and of the peer, for which the command
 //! stands in, are not counted: it tells how many they were.
@@ -348,36 +349,59 @@ fn measure(case: &Case) -> Result<Figures, String> {
     if case.is_over_tap {
         return Ok(Figures { instructions: 0.0, allocations: 0.0, system_calls });
     }
-    Ok(Figures {
-        instructions: rounds(instructions_of)?[case.rounds / 2],
-        allocations: each(case, allocations_of)?,
-        system_calls,
-    })
+    let mut costs = (0..case.rounds).map(|_| cost(case)).collect::<Result<Vec<_>, _>>()?;
+    costs.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let (instructions, allocations) = costs[case.rounds / 2];
+    Ok(Figures { instructions, allocations, system_calls })
 }
 
-/// What `count` finds in twice the work more, by piece.
+/// Instructions and allocations of a piece of work.
+fn cost(case: &Case) -> Result<(f64, f64), String> {
+    let (once, twice) = (costs_of(&work(case, 1))?, costs_of(&work(case, 2))?);
+    Ok((piece(case, once.0, twice.0), piece(case, once.1, twice.1)))
+}
+
+/// `times` as much work as a case counts.
+fn work(case: &Case, times: u64) -> String {
+    format!("{},{}", case.work, times * case.count)
+}
+
+/// What a piece of work comes to if the work and twice as much come to these.
+fn piece(case: &Case, once: u64, twice: u64) -> f64 {
+    twice.saturating_sub(once) as f64 / case.count as f64
+}
+
+/// What `count` finds, by piece.
 fn each(case: &Case, count: fn(&str) -> Result<u64, String>) -> Result<f64, String> {
-    let work = |times: u64| format!("{},{}", case.work, times * case.count);
-    let (once, twice) = (count(&work(1))?, count(&work(2))?);
-    Ok(twice.saturating_sub(once) as f64 / case.count as f64)
+    Ok(piece(case, count(&work(case, 1))?, count(&work(case, 2))?))
 }
 
-fn instructions_of(work: &str) -> Result<u64, String> {
-    let valgrind = ["--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"];
-    let log = run_under("valgrind", &valgrind, work)?;
-    // `==7== I refs:        1,234,567`, before version 3.21 with more spaces.
-    number(&log, |line| {
-        let (what, count) = line.split_once("refs:")?;
-        what.trim_end().ends_with(" I").then_some(count)
-    })
+/// Instructions and allocations.
+fn costs_of(work: &str) -> Result<(u64, u64), String> {
+    let file = target_folder("guard.callgrind");
+    let path = file.to_str().ok_or("the folder's name is no text")?;
+    let out = format!("--callgrind-out-file={path}");
+    let log = run_under("valgrind", &["--tool=callgrind", "--compress-strings=no", &out], work)?;
+    // `==7== Collected : 1234567`
+    let instructions = number(&log, |line| Some(line.split_once("Collected :")?.1))?;
+    let profile = fs::read_to_string(&file).map_err(|error| format!("{path}: {error}"))?;
+    let _ = fs::remove_file(&file);
+    Ok((instructions, allocations_in(&profile)))
 }
 
-fn allocations_of(work: &str) -> Result<u64, String> {
-    let log = run_under("valgrind", &["--leak-check=no", "--undef-value-errors=no"], work)?;
-    // `==7==   total heap usage: 1,234 allocs, 1,230 frees, ...`
-    number(&log, |line| {
-        line.split_once("total heap usage:")?.1.split_once(" allocs").map(|it| it.0)
-    })
+/// How often a profile of callgrind says that memory was asked for: a line `cfn=malloc` names a
+/// function that is called, the next that begins with `calls=` says how often.
+fn allocations_in(profile: &str) -> u64 {
+    let (mut sum, mut counts) = (0, false);
+    for line in profile.lines() {
+        if let Some(name) = line.strip_prefix("cfn=") {
+            counts = ALLOCATING.contains(&name);
+        } else if let Some(calls) = line.strip_prefix("calls=").filter(|_| counts) {
+            let calls = calls.split_whitespace().next();
+            sum += calls.and_then(|calls| calls.parse::<u64>().ok()).unwrap_or(0);
+        }
+    }
+    sum
 }
 
 fn system_calls_of(work: &str) -> Result<u64, String> {
@@ -393,6 +417,10 @@ fn system_calls_of(work: &str) -> Result<u64, String> {
     let own = said.lines().find_map(|line| line.strip_prefix(OWN_CALLS)?.parse().ok());
     Ok(all - own.unwrap_or(0))
 }
+
+/// The C library's functions that allocate.
+const ALLOCATING: [&str; 6] =
+    ["malloc", "calloc", "realloc", "posix_memalign", "aligned_alloc", "memalign"];
 
 /// What the work says before the number of system calls that belong to what it stands in for.
 const OWN_CALLS: &str = "system calls that are not the gateway's: ";
@@ -451,6 +479,13 @@ mod tests {
         let calling = Figures { system_calls: 2.4, allocations: 1.0, ..WAS };
         assert_eq!(worse(calling, WAS, &same).len(), 2);
         assert_eq!(worse(calling, WAS, &elsewhere).len(), 1, "of another kernel");
+    }
+
+    #[test]
+    fn calls_that_allocate_are_counted_in_profiles() {
+        let profile = "fn=main\ncfn=malloc\ncalls=3 +5\n12 40\ncfi=a.c\ncfn=free\ncalls=7 0\n\
+                       13 9\ncfn=realloc\ncalls=2 0\n14 6\nfn=malloc\ncfn=_int_malloc\ncalls=9 1\n";
+        assert_eq!(allocations_in(profile), 5);
     }
 
     /// Goal: the guard can fail. Method: beside the figures that are stored, one call, one

@@ -64,10 +64,10 @@ const FINISH_INTERVAL: Duration = Duration::from_millis(5);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Left {
     Nothing,
-    /// It ended at the turn's number of bytes.
-    Bytes,
-    /// It ended at the turn's number of packets.
-    Packets,
+    /// It ended at the turn's number of small packets.
+    Small,
+    /// It ended at the turn's number of packets or bytes.
+    Large,
 }
 
 /// What packets are captured by, of all workers of a program.
@@ -331,7 +331,7 @@ impl<S: Side> Worker<S> {
             self.watch_side(Interest::READ);
         }
         let is_crowded =
-            side_ready && self.paused_until.is_none() && self.read_side(now)? == Left::Packets;
+            side_ready && self.paused_until.is_none() && self.read_side(now)? == Left::Small;
         self.run_timers(now);
         self.with_gateway(now, |gateway, io| {
             gateway.drain(io);
@@ -399,11 +399,11 @@ impl<S: Side> Worker<S> {
             if !full {
                 return Ok(Left::Nothing);
             }
-            if left.min(small_left) == 0 {
-                return Ok(Left::Packets);
+            if small_left == 0 {
+                return Ok(Left::Small);
             }
-            if room == 0 {
-                return Ok(Left::Bytes);
+            if left.min(room) == 0 {
+                return Ok(Left::Large);
             }
         }
     }

@@ -16,11 +16,14 @@
 //! unread, they come no faster than they are read, and the device's queue drops few.
 //!
 //! Without a switch three of four are begun for the program's own addresses, if there are so many:
-//! who floods with forged sources gets the fourth. Connections begin newest first. In a flood,
-//! which is faster than sockets can be opened, each then has the same chance, and one that got its
-//! turn has all the time until it is displaced; in order of arrival each would be displaced just
-//! before its turn. Datagrams keep their order, and those of one flow go together. Guests have
-//! their turns one after the other, and whoever has most waiting loses what comes last.
+//! who floods with forged sources gets the fourth. Guests have their turns one after the other, and
+//! whoever has most waiting loses what comes last.
+//!
+//! Connections begin in the order of arrival while their line is short, so that none waits for long
+//! however many come all the time. In a long line the newest are first. In a flood, which is faster
+//! than sockets can be opened, each then has the same chance, and one that got its turn has all the
+//! time until it is displaced; in order of arrival each would be displaced just before its turn.
+//! Datagrams keep their order, and those of one flow go together.
 
 mod connections;
 mod messages;
@@ -35,7 +38,7 @@ use towpath_packet::{Packet, Piece};
 
 /// Flows begun in a turn of the worker that had nothing else to do.
 const BEGUN_PER_IDLE_TURN: usize = 8;
-/// Of turns that left packets unread, one in so many begins a flow.
+/// Of turns that left small packets unread, one in so many begins a flow.
 const CROWDED_TURNS: usize = 4;
 /// Every so many, one is begun for somebody else than the program's own addresses.
 const STRANGERS_EVERY: usize = 4;
@@ -47,7 +50,7 @@ pub(crate) enum Load {
     Idle,
     /// Something.
     Busy,
-    /// As many packets of the program's side as a turn may read, and others were left.
+    /// As many small packets of the program's side as a turn may read, and others were left.
     Crowded,
 }
 
@@ -58,7 +61,7 @@ pub(super) struct Newcomers {
     strangers: Waiting,
     /// How many have had their turn.
     served: usize,
-    /// Turns in a row that left packets unread.
+    /// Turns in a row that left small packets unread.
     crowded: usize,
     /// The next flow is begun for a connection to a published port, if one waits.
     host_next: bool,

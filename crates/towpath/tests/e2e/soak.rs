@@ -70,6 +70,9 @@ fn soak(host: &Host, seconds: u64, seed: u64) {
     note("soak", &format!("{most_in_half} KiB resident in the first half, {most} in all"));
     assert!(most < RESIDENT_KIB_MAX, "{most} KiB resident");
     assert!(most - most_in_half < GROWTH_KIB_MAX, "{most_in_half} KiB, then {most} KiB resident");
+    if towpath.poll().is_some() {
+        panic!("a flow failed: {}", towpath.stderr());
+    }
     wait_until_nothing_is_left(host, &towpath, at_start);
     towpath.release();
     let output = towpath.finish();

@@ -1,7 +1,8 @@
 //! Connections that wait for a flow, in a line for each guest.
 //!
-//! Lines are served in turn. Bound: [`CONNECTIONS_MAX`]; at it the longest line loses the one that
-//! has waited longest.
+//! Lines are served in turn, the oldest first while a line is short ([`SHORT_LINE`]), else the
+//! newest. Bound: [`CONNECTIONS_MAX`]; at it the longest line loses the one that has waited
+//! longest.
 
 use crate::gateway::shares::Share;
 use std::collections::{BTreeMap, VecDeque};
@@ -12,6 +13,10 @@ use std::ops::Bound;
 /// quarter of those that may be half-open, so that those whose host is being asked are not
 /// displaced by those that only wait.
 const CONNECTIONS_MAX: usize = 1024;
+
+/// A line up to this length is served in the order of arrival: as many connections as programs open
+/// at once, and fewer than a flood leaves.
+const SHORT_LINE: usize = CONNECTIONS_MAX / 4;
 
 /// Those that wait, by what `T` names them. Names some that are over by now.
 pub(super) struct Connections<T> {
@@ -49,13 +54,16 @@ impl<T> Connections<T> {
         self.take(longest, VecDeque::pop_front)
     }
 
-    /// The newest connection of the line whose turn it is.
+    /// The next connection of the line whose turn it is.
     pub(super) fn pop(&mut self) -> Option<T> {
         let after = self.last.map_or(Bound::Unbounded, Bound::Excluded);
         let mut behind = self.lines.range((after, Bound::Unbounded));
         let share = behind.next().or_else(|| self.lines.first_key_value()).map(|(share, _)| *share);
         self.last = share;
-        self.take(share?, VecDeque::pop_back)
+        self.take(share?, |line| match line.len() {
+            0..=SHORT_LINE => line.pop_front(),
+            _ => line.pop_back(),
+        })
     }
 
     fn take(
@@ -93,8 +101,27 @@ mod tests {
         assert_eq!(displaced.len(), 5003 - CONNECTIONS_MAX);
         assert_eq!((displaced[0], waiting.len), (10, CONNECTIONS_MAX));
         let taken: Vec<_> = (0..7).filter_map(|_| waiting.pop()).collect();
-        let expected = [5009, 2, 5008, 1, 5007, 0, 5006];
-        assert_eq!(taken, expected, "in turn, and the newest first");
+        let expected = [5009, 0, 5008, 1, 5007, 2, 5006];
+        assert_eq!(taken, expected, "in turn, of the long line the newest first");
+    }
+
+    /// Goal: no connection waits for ever while others come as fast as they are begun. Method: a
+    /// line of so many, and one comes for each that is begun.
+    #[test]
+    fn a_steady_stream_leaves_nobody_behind() {
+        for length in [1, 100, SHORT_LINE - 1] {
+            let mut waiting = Connections::default();
+            let mut numbers = 0..;
+            let mut push = |waiting: &mut Connections<usize>| {
+                let displaced = waiting.push(Share::Guest(None), numbers.next().expect("endless"));
+                assert_eq!(displaced, None);
+            };
+            (0..length).for_each(|_| push(&mut waiting));
+            for begun in 0..3 * length {
+                push(&mut waiting);
+                assert_eq!(waiting.pop(), Some(begun), "in the order of arrival");
+            }
+        }
     }
 
     /// Goal: connections that come one by one use the same memory. Method: its capacity after each

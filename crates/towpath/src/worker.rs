@@ -53,7 +53,7 @@ const MEMORY_PAUSE: Duration = Duration::from_millis(1);
 /// so that each direction has half of the thread if it can use it.
 const READ_BYTES_PER_TURN: usize = BYTES_PER_TURN;
 /// The same in packets.
-const READ_PACKETS_PER_TURN: usize = 48;
+const READ_PACKETS_PER_TURN: usize = 128;
 /// The same in small packets, as floods are: so a flood takes little time from flows that move
 /// bytes.
 const READ_SMALL_PER_TURN: usize = 16;
@@ -64,10 +64,10 @@ const FINISH_INTERVAL: Duration = Duration::from_millis(5);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Left {
     Nothing,
-    /// It ended at the turn's number of small packets.
-    Small,
-    /// It ended at the turn's number of packets or bytes.
-    Large,
+    /// It ended at the turn's number of bytes.
+    Bytes,
+    /// It ended at the turn's number of packets.
+    Packets,
 }
 
 /// What packets are captured by, of all workers of a program.
@@ -331,7 +331,7 @@ impl<S: Side> Worker<S> {
             self.watch_side(Interest::READ);
         }
         let is_crowded =
-            side_ready && self.paused_until.is_none() && self.read_side(now)? == Left::Small;
+            side_ready && self.paused_until.is_none() && self.read_side(now)? == Left::Packets;
         self.run_timers(now);
         self.with_gateway(now, |gateway, io| {
             gateway.drain(io);
@@ -399,11 +399,11 @@ impl<S: Side> Worker<S> {
             if !full {
                 return Ok(Left::Nothing);
             }
-            if small_left == 0 {
-                return Ok(Left::Small);
+            if left.min(small_left) == 0 {
+                return Ok(Left::Packets);
             }
-            if left.min(room) == 0 {
-                return Ok(Left::Large);
+            if room == 0 {
+                return Ok(Left::Bytes);
             }
         }
     }

@@ -38,7 +38,7 @@ use towpath_packet::{Packet, Piece};
 
 /// Flows begun in a turn of the worker that had nothing else to do.
 const BEGUN_PER_IDLE_TURN: usize = 8;
-/// Of turns that left small packets unread, one in so many begins a flow.
+/// Of turns that left packets unread, one in so many begins a flow.
 const CROWDED_TURNS: usize = 4;
 /// Every so many, one is begun for somebody else than the program's own addresses.
 const STRANGERS_EVERY: usize = 4;
@@ -50,7 +50,7 @@ pub(crate) enum Load {
     Idle,
     /// Something.
     Busy,
-    /// As many small packets of the program's side as a turn may read, and others were left.
+    /// As many packets of the program's side as a turn may read, and others were left.
     Crowded,
 }
 
@@ -61,7 +61,7 @@ pub(super) struct Newcomers {
     strangers: Waiting,
     /// How many have had their turn.
     served: usize,
-    /// Turns in a row that left small packets unread.
+    /// Turns in a row that left packets unread.
     crowded: usize,
     /// The next flow is begun for a connection to a published port, if one waits.
     host_next: bool,

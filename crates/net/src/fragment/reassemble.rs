@@ -1,8 +1,7 @@
 //! The table of datagrams in the making.
 //!
-//! Small and linear: [`DATAGRAMS_MAX`] entries, oldest first, which hold what is looked at for each
-//! fragment. So one takes time in proportion to the entries at most, whatever strangers
-//! send. All memory is taken when the table is made.
+//! Small and linear: [`DATAGRAMS_MAX`] entries, oldest first. A fragment looks at each entry a few
+//! times at most, whatever strangers send. All memory is taken when the table is made.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -100,18 +99,18 @@ pub struct Reassembler {
     limits: Limits,
     /// Datagrams in the making, oldest first.
     entries: Vec<Entry>,
-    /// Those and unused ones, which keep their memory.
+    /// The same and unused ones; each keeps memory for its parts.
     datagrams: Vec<Datagram>,
     /// Unused places among the datagrams.
     free: Vec<usize>,
-    /// Who has something in the table, and unused ones, of which nothing is there.
+    /// Sources of those datagrams; an unused one has none.
     sources: Vec<Source>,
     /// What all datagrams hold.
     held: usize,
     evicted: u64,
 }
 
-/// What is looked at of each datagram for every fragment.
+/// One datagram, as far as every fragment has to look at it.
 struct Entry {
     ident: u32,
     deadline: Instant,

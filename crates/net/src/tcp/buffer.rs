@@ -161,9 +161,9 @@ impl Connection {
         }
     }
 
-    /// Where the bytes begin that will still be unsent when more are added behind `end`. Linux
-    /// sends what the windows let go as soon as a buffer is full, and then fills what is left of
-    /// it. Here sending comes later, and counts as done if the last buffer is full.
+    /// The first byte that is still unsent when the next ones are added at `end`. Linux sends as
+    /// much of a buffer as the windows allow as soon as it is full, and then fills the rest of it.
+    /// Here sending comes later; for a full buffer it counts as done.
     fn unsent_start(&self, end: Seq, goal: u32, group: Option<u32>) -> Seq {
         let next = self.send.nxt.max(self.send.base);
         let unsent = end - next;

@@ -15,7 +15,7 @@ use towpath_packet::{Burst, Caps, Device, Ledger, Memory, Packet};
 
 use super::config::{Attachment, NetworkConfig, PortError, PortSettings};
 use super::report::{DeviceReport, PortReport};
-use super::share::Share;
+use super::share::PortShare;
 use super::{RETRY, Tell};
 use crate::capture::Mirrors;
 use crate::worker::Input;
@@ -36,7 +36,7 @@ pub(super) struct Port {
     pub(super) has_news: bool,
     /// There may be something to receive, or room for what waits.
     pub(super) is_ready: bool,
-    pub(super) share: Share,
+    pub(super) share: PortShare,
     /// When it has something to do by itself.
     pub(super) deadline: Option<Instant>,
     now: Instant,
@@ -78,7 +78,7 @@ impl Port {
             // It may have been readable before it was watched.
             has_news: true,
             is_ready: true,
-            share: Share::new(),
+            share: PortShare::new(),
             deadline: None,
             now: Instant::from_micros(0),
             failure: None,

@@ -2,7 +2,7 @@
 //! of a port at a time decides how much of the gateway's thread its guest has.
 //!
 //! A port that has the gateway for itself is read a burst at a time. While several ports use it,
-//! each is read for as much as takes about the same time: a packet costs [`PACKET_COST`] and its
+//! each is read for packets that take about the same time: a packet costs [`PACKET_COST`] and its
 //! bytes, and a share is [`SHARE`]. So a flood of small packets and a flow of super-packets have
 //! half of the thread each, if both can use it.
 
@@ -19,8 +19,8 @@ const SHARE: usize = 150 << 10;
 /// How long a port counts as a user of the gateway after its last packet for it.
 const USES_FOR: Duration = Duration::from_millis(10);
 
-/// See the module text.
-pub(super) struct Share {
+/// What a port has of the gateway now.
+pub(super) struct PortShare {
     /// Packets that came by the port and wait for the gateway.
     waiting: usize,
     /// What a packet of the last burst cost.
@@ -29,7 +29,7 @@ pub(super) struct Share {
     used_until: Instant,
 }
 
-impl Share {
+impl PortShare {
     pub(super) const fn new() -> Self {
         Self { waiting: 0, cost: PACKET_COST, used_until: Instant::START }
     }
@@ -78,7 +78,7 @@ mod tests {
     #[test]
     fn shares_weigh_packets_and_bytes() {
         for (bytes, room) in [(64, 18), (660, 17), (1514, 15), (9014, 8), (65_549, 2)] {
-            let mut share = Share::new();
+            let mut share = PortShare::new();
             share.came(8, 8 * bytes, 1, NOW);
             share.taken();
             assert_eq!(share.room(true, NOW), room, "packets of {bytes} bytes");
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn what_waits_is_part_of_the_share() {
-        let mut share = Share::new();
+        let mut share = PortShare::new();
         share.came(10, 640, 10, NOW);
         assert_eq!(share.room(true, NOW), 8);
         assert_eq!(share.room(false, NOW), BURST_MAX);
@@ -102,7 +102,7 @@ mod tests {
     /// packet for the gateway.
     #[test]
     fn who_does_not_use_the_gateway_has_whole_bursts() {
-        let mut share = Share::new();
+        let mut share = PortShare::new();
         share.came(64, 4096, 0, NOW);
         assert!(!share.is_used(NOW));
         assert_eq!(share.room(true, NOW), BURST_MAX);

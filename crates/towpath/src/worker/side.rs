@@ -103,7 +103,7 @@ pub struct SideContext<'a> {
 }
 
 impl SideContext<'_> {
-    /// What the stack works with during a call.
+    /// The same, as calls of the stack take it.
     pub(crate) fn stack(&mut self) -> stack::Context<'_> {
         stack::Context { memory: self.memory, ledger: self.ledger, now: self.now }
     }

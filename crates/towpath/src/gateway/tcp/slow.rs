@@ -21,9 +21,9 @@ pub(super) struct Moment {
 }
 
 impl Moment {
-    /// True if a flow that holds `held` bytes now, and has passed on `passed` since it began, may
-    /// hold them on: the time is not over, or it has passed on so much meanwhile that it keeps no
-    /// byte for much longer than such a time.
+    /// True if a flow may go on holding `held` bytes. `passed` is what it has passed on in all.
+    /// Either the time is not over, or the flow has passed on as much in it as it holds, so that
+    /// it keeps no byte for much longer than such a time.
     fn goes_on(self, held: usize, passed: u64, now: Instant) -> bool {
         now < self.until || passed - self.passed >= held as u64
     }

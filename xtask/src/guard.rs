@@ -386,19 +386,28 @@ fn costs_of(work: &str) -> Result<(u64, u64), String> {
     let instructions = number(&log, |line| Some(line.split_once("Collected :")?.1))?;
     let profile = fs::read_to_string(&file).map_err(|error| format!("{path}: {error}"))?;
     let _ = fs::remove_file(&file);
-    Ok((instructions, allocations_in(&profile)))
+    let allocations = allocations_in(&profile).ok_or_else(|| {
+        format!(
+            "callgrind saw no call of {} in `{work}`: does the binary link the C library \
+             dynamically?",
+            ALLOCATING.join(", ")
+        )
+    })?;
+    Ok((instructions, allocations))
 }
 
 /// How often a profile of callgrind says that memory was asked for: a line `cfn=malloc` names a
-/// function that is called, the next that begins with `calls=` says how often.
-fn allocations_in(profile: &str) -> u64 {
-    let (mut sum, mut counts) = (0, false);
+/// function that is called, the next that begins with `calls=` says how often. `None` if no such
+/// line is there: every program allocates, so the names are not the ones looked for.
+fn allocations_in(profile: &str) -> Option<u64> {
+    let (mut sum, mut counts) = (None, false);
     for line in profile.lines() {
         if let Some(name) = line.strip_prefix("cfn=") {
             counts = ALLOCATING.contains(&name);
         } else if let Some(calls) = line.strip_prefix("calls=").filter(|_| counts) {
             let calls = calls.split_whitespace().next();
-            sum += calls.and_then(|calls| calls.parse::<u64>().ok()).unwrap_or(0);
+            let calls = calls.and_then(|calls| calls.parse::<u64>().ok()).unwrap_or(0);
+            sum = Some(sum.unwrap_or(0) + calls);
         }
     }
     sum
@@ -485,7 +494,8 @@ mod tests {
     fn calls_that_allocate_are_counted_in_profiles() {
         let profile = "fn=main\ncfn=malloc\ncalls=3 +5\n12 40\ncfi=a.c\ncfn=free\ncalls=7 0\n\
                        13 9\ncfn=realloc\ncalls=2 0\n14 6\nfn=malloc\ncfn=_int_malloc\ncalls=9 1\n";
-        assert_eq!(allocations_in(profile), 5);
+        assert_eq!(allocations_in(profile), Some(5));
+        assert_eq!(allocations_in("fn=main\ncfn=free\ncalls=7 0\n13 9\n"), None);
     }
 
     /// Goal: the guard can fail. Method: beside the figures that are stored, one call, one

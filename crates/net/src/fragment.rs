@@ -26,13 +26,15 @@
 
 mod cut;
 mod datagram;
+mod drop_reason;
 mod reassemble;
 
 pub use cut::{FragmentError, IPV4_MTU_MIN, IPV6_MTU_MIN, fragment_ipv4, fragment_ipv6};
 pub use datagram::{FRAGMENTS_MAX, REASSEMBLED_PIECES_MAX};
+pub use drop_reason::DropReason;
 pub use reassemble::{
-    DATAGRAMS_MAX, DropReason, HELD_BYTES_MAX, IPV4_LIFETIME, IPV6_LIFETIME, Limits, Outcome,
-    Reassembler, into_received,
+    DATAGRAMS_MAX, HELD_BYTES_MAX, IPV4_LIFETIME, IPV6_LIFETIME, Limits, Outcome, Reassembler,
+    into_received,
 };
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use towpath_packet::packet::{HEADER_BYTES, PIECES_MAX};
 use towpath_packet::pool::{LARGE_FRAME_BYTES, SMALL_FRAME_BYTES};
 use towpath_packet::{Frame, Ledger, Memory, Packet, Piece, Site};
 
-use super::reassemble::DropReason;
+use super::drop_reason::DropReason;
 use crate::gso::{IP_BYTES_MAX, at, read_u16, write_ipv4_checksum, write_u16};
 use crate::wire::{Protocol, icmpv6, ipv6, tcp, udp};
 

@@ -1,7 +1,6 @@
 //! The consumer's handle, and how long it polls before it sleeps.
 
-use super::drain::Drain;
-use super::shared::Shared;
+use super::shared::{Drain, Shared};
 use super::{Closed, Control};
 use crate::burst::Burst;
 use crate::packet::Packet;

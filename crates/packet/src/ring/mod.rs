@@ -26,7 +26,6 @@
 
 mod consumer;
 mod control;
-mod drain;
 mod fill;
 mod producer;
 mod shared;
@@ -143,7 +142,7 @@ pub fn single<T: Send>(
     let (shared, array) = shared::Shared::new(capacity, Box::new(doorbell))?;
     let shared = Arc::new(shared);
     let fill = fill::Single::new(array, capacity as u32);
-    Ok((Producer::new(shared.clone(), fill), Consumer::new(shared, drain::Drain::new(array))))
+    Ok((Producer::new(shared.clone(), fill), Consumer::new(shared, shared::Drain::new(array))))
 }
 
 /// A ring for any number of producers: clones of the one that is returned.
@@ -153,7 +152,7 @@ pub fn shared<T: Send>(
 ) -> Result<(SharedProducer<T>, Consumer<T>), CapacityError> {
     let (shared, array) = shared::Shared::new(capacity, Box::new(doorbell))?;
     let shared = Arc::new(shared);
-    Ok((SharedProducer::new(shared.clone()), Consumer::new(shared, drain::Drain::new(array))))
+    Ok((SharedProducer::new(shared.clone()), Consumer::new(shared, shared::Drain::new(array))))
 }
 
 #[cfg(all(test, not(loom)))]

@@ -333,7 +333,7 @@ fn near_the_wrap(capacity: usize) -> (SharedProducer<u32>, Consumer<u32>) {
     shared.reserved.0.store(word.0, Ordering::Relaxed);
     shared.head.0.store(start, Ordering::Relaxed);
     let shared = Arc::new(shared);
-    let drain = drain::Drain::starting_at(array, start);
+    let drain = shared::Drain::starting_at(array, start);
     (SharedProducer::new(shared.clone()), Consumer::new(shared, drain))
 }
 

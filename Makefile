@@ -26,8 +26,8 @@ help:
 
 .PHONY: demo
 demo: setup-build
-	@cargo build --release --locked --package towpath --bin towpath --example demo
-	@cargo run --release --locked --quiet --package towpath --example demo $(MIB)
+	@cargo build --release --locked --package towpath-cli --bin towpath --example demo
+	@cargo run --release --locked --quiet --package towpath-cli --example demo $(MIB)
 
 .PHONY: test
 test:
@@ -43,7 +43,7 @@ test-long:
 
 .PHONY: build
 build: setup-build
-	@cargo build --release --locked --package towpath
+	@cargo build --release --locked --package towpath-cli
 
 .PHONY: setup-build
 setup-build:

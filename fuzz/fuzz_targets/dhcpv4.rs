@@ -1,4 +1,4 @@
 //! See [`towpath_fuzz::dhcpv4`].
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| towpath_fuzz::dhcpv4::run(data));
+towpath_fuzz::target!(dhcpv4);

@@ -1,4 +1,4 @@
 //! See [`towpath_fuzz::kernel`].
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| towpath_fuzz::kernel::run(data));
+towpath_fuzz::target!(kernel);

@@ -1,4 +1,4 @@
 //! See [`towpath_fuzz::vhost_user_message`].
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| towpath_fuzz::vhost_user_message::run(data));
+towpath_fuzz::target!(vhost_user_message);

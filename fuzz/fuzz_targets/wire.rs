@@ -1,4 +1,4 @@
 //! See [`towpath_fuzz::wire`].
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| towpath_fuzz::wire::run(data));
+towpath_fuzz::target!(wire);

@@ -1,7 +1,7 @@
 //! Target: networks, sizes and what belongs to them, as text.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use towpath::config::{Config, Subnet4, Subnet6, parse_size};
+use towpath_gateway::config::{Config, Subnet4, Subnet6, parse_size};
 
 /// Longer texts find nothing new.
 const TEXT_BYTES_MAX: usize = 128;

@@ -1,8 +1,8 @@
 //! What programs send to a control socket: HTTP requests, and the transactions in them.
 
-use towpath::control::fields::Fields;
-use towpath::control::http::{BODY_BYTES_MAX, HEAD_BYTES_MAX, Request, read};
-use towpath::control::operations::{static_lease, transaction};
+use towpath_gateway::control::fields::Fields;
+use towpath_gateway::control::http::{BODY_BYTES_MAX, HEAD_BYTES_MAX, Request, read};
+use towpath_gateway::control::operations::{static_lease, transaction};
 
 /// Reads the input as a request that comes in two parts, as an answer, as a transaction and as a
 /// list of settings.

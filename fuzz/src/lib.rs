@@ -5,6 +5,20 @@
 //! depends on nothing but its input.
 #![forbid(unsafe_code)]
 
+/// The body of a target's program. Without the engine it does nothing: what the compiler and its
+/// lints say of the target is the same.
+#[macro_export]
+macro_rules! target {
+    ($name:ident) => {
+        #[cfg(fuzzing)]
+        libfuzzer_sys::fuzz_target!(|data: &[u8]| $crate::$name::run(data));
+        #[cfg(not(fuzzing))]
+        fn main() {
+            let _: $crate::Run = $crate::$name::run;
+        }
+    };
+}
+
 pub mod config;
 pub mod control;
 pub mod dhcpv4;

@@ -1,6 +1,6 @@
 //! Target: the text form of published and of joined ports.
 
-use towpath::publish::{INTERFACE_NAME_BYTES_MAX, Protocol, Publish, parse, parse_joined};
+use towpath_gateway::publish::{INTERFACE_NAME_BYTES_MAX, Protocol, Publish, parse, parse_joined};
 
 /// Longer texts find nothing new, and "all" many times over is slow.
 const TEXT_BYTES_MAX: usize = 128;

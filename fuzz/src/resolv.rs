@@ -1,7 +1,7 @@
 //! Target: the host's resolv.conf.
 
 use std::net::{IpAddr, SocketAddr};
-use towpath::resolv::{DNS_PORT, FILE_RESOLVERS_MAX, generate, name_servers};
+use towpath_gateway::resolv::{DNS_PORT, FILE_RESOLVERS_MAX, generate, name_servers};
 
 /// A byte of choices and a file, which need not be UTF-8 all through.
 pub fn run(data: &[u8]) {

@@ -7,7 +7,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
-use towpath::services::{Config, Ipv4, Ipv6, LEASE_TIME_MIN, Services};
+use towpath_gateway::services::{Config, Ipv4, Ipv6, LEASE_TIME_MIN, Services};
 use towpath_net::stack::Context;
 use towpath_net::time::Instant;
 use towpath_net::wire::{MacAddr, Protocol, ipv4, ipv6, udp};

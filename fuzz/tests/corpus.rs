@@ -1,5 +1,7 @@
 //! Runs every target over its stored corpus, without sanitizer and fuzzing engine.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::fs;
 use std::path::Path;
 

@@ -17,10 +17,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::count::{Count, Counter};
-use crate::{fuzz, guard, packetdrill, root, scribble, target_folder, tidy};
+use crate::{cargo, fuzz, guard, packetdrill, root, scribble, target_folder, tidy};
 
 /// How long each fuzz target runs.
-const FUZZ_SECONDS: u32 = 15;
+const FUZZ_SECONDS: u32 = 6;
 
 /// One part of the run.
 struct Step {
@@ -77,9 +77,8 @@ const LANES: [Lane; 3] = [
         niceness: 15,
         is_shown_at_once: false,
         steps: &[
-            Step::new("fuzz-clippy", fuzz_clippy),
             Step::new("fuzz", fuzzing),
-            Step::new("release-build", release_build),
+            Step::new("guard-build", || guard::build().map(|()| Count::default())),
             Step::new("guard", guard::compare),
             Step::new("loom", loom),
         ],
@@ -268,8 +267,7 @@ fn process(lane: &Lane, step: &Step) -> io::Result<(Count, String)> {
 const WARNINGS: [&str; 3] = ["--", "--deny", "warnings"];
 
 fn format() -> Result<Count, String> {
-    check(&mut cargo(["fmt", "--all", "--check"]))?;
-    check(&mut in_fuzz(["fmt", "--check"]))
+    check(&mut cargo(["fmt", "--all", "--check"]))
 }
 
 /// The header of the C library, with the compiler's extensions and without, when the system's
@@ -292,7 +290,8 @@ fn header() -> Result<Count, String> {
 fn clippy() -> Result<Count, String> {
     let all = ["clippy", "--workspace", "--all-targets", "--all-features", "--locked"];
     check(whole(cargo(all)).args(WARNINGS))?;
-    let library = ["clippy", "--package", "towpath", "--lib", "--no-default-features", "--locked"];
+    // As most users have it: without features.
+    let library = ["clippy", "--package", "towpath", "--lib", "--locked"];
     check(whole(cargo(library)).args(WARNINGS))
 }
 
@@ -358,28 +357,20 @@ fn all_test_programs() -> Result<BTreeSet<String>, String> {
     Ok(names)
 }
 
-fn fuzz_clippy() -> Result<Count, String> {
-    check(in_fuzz(["clippy", "--all-targets", "--locked"]).args(WARNINGS))
-}
-
 /// Stored inputs and some new ones; the stored ones as an ordinary test where there is no engine.
 fn fuzzing() -> Result<Count, String> {
     match fuzz::unsupported() {
         None => fuzz::live(None, FUZZ_SECONDS, Some(fuzz::SEED_FIXED)),
         Some(reason) => {
             println!("no fuzzing engine: {reason}");
-            count(&mut in_fuzz(["test", "--release", "--locked"]))
+            count(&mut cargo(["test", "--release", "--locked", "--package", "towpath-fuzz"]))
         }
     }
 }
 
-fn release_build() -> Result<Count, String> {
-    check(&mut cargo(["build", "--release", "--package", "towpath", "--locked"]))
-}
-
 fn loom() -> Result<Count, String> {
     let mut loom = cargo(["test", "--package", "towpath-packet", "--test", "loom"]);
-    loom.args(["--release", "--locked", "--target-dir"]).arg(target_folder("loom"));
+    loom.args(["--profile", "guard", "--locked", "--target-dir"]).arg(target_folder("loom"));
     count(loom.env("RUSTFLAGS", "--cfg loom"))
 }
 
@@ -395,9 +386,12 @@ fn test_programs() -> Command {
     command
 }
 
-/// Tests of all packages, with all features, so that everything is built once.
+/// Tests of all packages, with all features, so that everything is built once. The fuzz targets
+/// have a step of their own.
 fn all_tests() -> Command {
-    whole(cargo(["test", "--workspace", "--all-features", "--locked", "--no-fail-fast"]))
+    let mut tests = whole(cargo(["test", "--workspace", "--all-features", "--locked"]));
+    tests.args(["--exclude", "towpath-fuzz", "--no-fail-fast"]);
+    tests
 }
 
 /// Without the parts that would make a second build quicker: from nothing, it takes a third less.
@@ -406,20 +400,6 @@ fn whole(mut cargo: Command) -> Command {
         cargo.env("CARGO_INCREMENTAL", "0");
     }
     cargo
-}
-
-/// `cargo` at the root of the repository.
-pub(crate) fn cargo<const N: usize>(arguments: [&str; N]) -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
-    command.args(arguments).current_dir(root()).stdin(Stdio::null());
-    command
-}
-
-/// `cargo` in the workspace of the fuzz targets.
-fn in_fuzz<const N: usize>(arguments: [&str; N]) -> Command {
-    let mut command = cargo(arguments);
-    command.current_dir(root().join("fuzz")).env("CARGO_TARGET_DIR", target_folder("fuzz"));
-    command
 }
 
 /// Runs a command that has no tests.

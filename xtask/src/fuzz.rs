@@ -18,9 +18,8 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
 use std::thread;
 
-use crate::ci::cargo;
 use crate::count::Count;
-use crate::{root, target_folder};
+use crate::{cargo, root, target_folder};
 
 /// Compiler flags beside the sanitizer's.
 const FLAGS: &str = "--cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-module \
@@ -132,10 +131,9 @@ fn build() -> Result<PathBuf, String> {
         println!("without address sanitizer: this compiler comes without its runtime");
     }
     let folder = target_folder("fuzz");
-    let mut command = cargo(["build", "--release", "--locked", "--features", "libfuzzer"]);
+    let mut command = cargo(["build", "--profile", "fuzz", "--locked"]);
     command
-        .args(["--bins", "--target", &host])
-        .current_dir(root().join("fuzz"))
+        .args(["--package", "towpath-fuzz", "--bins", "--target", &host])
         .env("CARGO_TARGET_DIR", &folder)
         .env("RUSTC_BOOTSTRAP", "1")
         .env("RUSTFLAGS", flags);
@@ -143,7 +141,7 @@ fn build() -> Result<PathBuf, String> {
     if !status.success() {
         return Err(format!("building the fuzz targets: {status}"));
     }
-    Ok(folder.join(host).join("release"))
+    Ok(folder.join(host).join("fuzz"))
 }
 
 /// The compiler's host, and whether it has the address sanitizer's runtime.

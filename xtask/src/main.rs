@@ -16,7 +16,7 @@ mod source;
 mod tidy;
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
 
 const HELP: &str = "\
 cargo xtask COMMAND
@@ -69,4 +69,11 @@ fn root() -> PathBuf {
 fn target_folder(name: &str) -> PathBuf {
     let base = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     base.unwrap_or_else(|| root().join("target")).join(name)
+}
+
+/// `cargo` at the root of the repository.
+fn cargo<const N: usize>(arguments: [&str; N]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+    command.args(arguments).current_dir(root()).stdin(Stdio::null());
+    command
 }

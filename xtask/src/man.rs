@@ -3,8 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use crate::ci::cargo;
-use crate::root;
+use crate::{cargo, root};
 
 pub(crate) fn write() -> Result<(), String> {
     fs::write(path(), page()?).map_err(|error| format!("{}: {error}", path().display()))
@@ -15,7 +14,8 @@ fn path() -> PathBuf {
 }
 
 fn page() -> Result<Vec<u8>, String> {
-    let mut command = cargo(["run", "--release", "--quiet", "--locked", "--package", "towpath"]);
+    let mut command =
+        cargo(["run", "--release", "--quiet", "--locked", "--package", "towpath-cli"]);
     let output = command.args(["--", "man"]).output().map_err(|error| error.to_string())?;
     if output.status.success() {
         return Ok(output.stdout);

@@ -6,8 +6,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::ci::cargo;
-use crate::{fuzz, target_folder};
+use crate::{cargo, fuzz, target_folder};
 
 const SECONDS_DEFAULT: &str = "60";
 

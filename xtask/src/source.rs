@@ -78,7 +78,7 @@ fn walk(folder: &Path, path: &str, files: &mut Vec<Source>) -> Result<(), String
 
 /// What is not ours or not text.
 fn is_left_out(path: &str) -> bool {
-    [".git", "target", "fuzz/target", "fuzz/corpus", "fuzz/artifacts", "demo-out"].contains(&path)
+    [".git", "target", "fuzz/corpus", "fuzz/artifacts", "demo-out"].contains(&path)
 }
 
 fn is_text(path: &str) -> bool {

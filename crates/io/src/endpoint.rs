@@ -13,6 +13,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -23,30 +24,61 @@ pub const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 const BACKLOG: i32 = 4;
 
 /// Why there is no endpoint at a path.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EndpointError {
     /// Somebody listens there.
-    #[error("{0}: somebody listens on this socket already: choose another path, or stop them")]
     InUse(PathBuf),
     /// There is a file that is no socket.
-    #[error("{0}: there is a file that is no socket: remove it, or choose another path")]
     NotASocket(PathBuf),
     /// The folder that it is to be in does not exist.
-    #[error("{0}: there is no folder for this socket: make it, or choose another path")]
     NoFolder(PathBuf),
     /// A socket's path has between 1 and 108 bytes, none of them zero.
-    #[error("{0}: the path of a socket has between 1 and 108 bytes")]
     Path(PathBuf),
     /// A confined process connects to what was named at its start, and to nothing else.
-    #[error(
-        "{0}: a network that is confined connects only to sockets that were named at its start or \
-         lie in the folder of one: name it there, or start with --no-confinement"
-    )]
     Confined(PathBuf),
     /// Anything else.
-    #[error("{0}: {1}")]
     Os(PathBuf, Errno),
 }
+
+impl fmt::Display for EndpointError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InUse(path) => write!(
+                f,
+                "{path}: somebody listens on this socket already: choose another path, or \
+                 stop them",
+                path = path.display()
+            ),
+            Self::NotASocket(path) => write!(
+                f,
+                "{path}: there is a file that is no socket: remove it, or choose another \
+                 path",
+                path = path.display()
+            ),
+            Self::NoFolder(path) => write!(
+                f,
+                "{path}: there is no folder for this socket: make it, or choose another \
+                 path",
+                path = path.display()
+            ),
+            Self::Path(path) => write!(
+                f,
+                "{path}: the path of a socket has between 1 and 108 bytes",
+                path = path.display()
+            ),
+            Self::Confined(path) => write!(
+                f,
+                "{path}: a network that is confined connects only to sockets that were \
+                 named at its start or lie in the folder of one: name it there, or start \
+                 with --no-confinement",
+                path = path.display()
+            ),
+            Self::Os(path, error) => write!(f, "{path}: {error}", path = path.display()),
+        }
+    }
+}
+
+impl std::error::Error for EndpointError {}
 
 /// A socket with a path that monitors connect to.
 #[derive(Debug)]

@@ -8,8 +8,14 @@
 //! `vhost_user::{shared, memory, cut}`, for memory that guests write, in `sealed`, for mappings
 //! that nobody does, in `large_pages`, for blocks of a mapping, and in `events::ring`, for buffers
 //! that the kernel uses until it says so.
+//!
+//! Modules form a line, and each uses only those before it: `{doorbell, large_pages, mount,
+//! outside, process_sys, receive, sealed, sys} → {direct, endpoint, netlink, reactor, socket, tap}
+//! → {namespace, pcapng, stream, thread} → {confine, events, vhost_user} → fuzz`.
 #![deny(unsafe_code)]
+#![cfg_attr(not(feature = "confine"), allow(dead_code, reason = "a broker is only there with it"))]
 
+#[cfg(feature = "confine")]
 pub mod confine;
 pub mod direct;
 pub mod doorbell;

@@ -3,6 +3,7 @@
 //! Everything here must run inside the new mount namespace, whose mounts nobody else sees and
 //! which ends with its last process. Generated content lives in a tmpfs, never on a disk.
 
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -12,26 +13,42 @@ use rustix::mount::{
 };
 
 /// Why a mount could not be made.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 pub enum MountError {
     /// There is no file to put the generated one over.
-    #[error("{} does not exist", .path.display())]
     Missing {
         /// The file.
         path: PathBuf,
     },
     /// The kernel or a sandbox refused a step.
-    #[error("cannot {step}")]
     Refused {
         /// What was tried.
         step: &'static str,
         /// The kernel's error.
-        #[source]
         errno: Errno,
     },
     /// The generated file could not be written.
-    #[error("cannot write to a new tmpfs")]
-    Write(#[source] io::Error),
+    Write(io::Error),
+}
+
+impl fmt::Display for MountError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing { path } => write!(f, "{} does not exist", path.display()),
+            Self::Refused { step, .. } => write!(f, "cannot {step}"),
+            Self::Write(..) => f.write_str("cannot write to a new tmpfs"),
+        }
+    }
+}
+
+impl std::error::Error for MountError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Refused { errno, .. } => Some(errno),
+            Self::Write(error) => Some(error),
+            _ => None,
+        }
+    }
 }
 
 /// Cuts the way from this mount namespace back to the host's; the host's mounts still arrive.

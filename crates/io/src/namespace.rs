@@ -13,6 +13,7 @@
 //! All of this is for a process with one thread; a fork refuses when there are more.
 
 use std::ffi::c_int;
+use std::fmt;
 use std::fs;
 use std::io;
 use std::net::IpAddr;
@@ -27,24 +28,24 @@ use crate::netlink::{LinkSettings, Netlink, NetlinkError, link_local};
 use crate::outside;
 use crate::process_sys::{Forked, fork_into};
 
+pub use kept::Kept;
+
 pub mod channel;
 pub mod enter;
 pub mod init;
+mod kept;
 pub mod signals;
 pub mod sockets;
 pub mod terminal;
 
 /// Why namespaces could not be made or set up.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 pub enum NamespaceError {
     /// The system does not let this user make user namespaces.
-    #[error("user namespaces are forbidden here: {0}")]
     Forbidden(Forbidden),
     /// The kernel refused to make the namespaces for another reason.
-    #[error("cannot make namespaces")]
-    Fork(#[source] io::Error),
+    Fork(io::Error),
     /// The identity of the user could not be set inside.
-    #[error("cannot set the user's identity in the new user namespace ({file})")]
     Identity {
         /// The file of /proc.
         file: &'static str,
@@ -53,41 +54,78 @@ pub enum NamespaceError {
     },
 }
 
+impl fmt::Display for NamespaceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Forbidden(value) => write!(f, "user namespaces are forbidden here: {value}"),
+            Self::Fork(..) => f.write_str("cannot make namespaces"),
+            Self::Identity { file, .. } => {
+                write!(f, "cannot set the user's identity in the new user namespace ({file})")
+            }
+        }
+    }
+}
+
+impl std::error::Error for NamespaceError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Fork(error) => Some(error),
+            Self::Identity { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}
+
 /// Who forbids user namespaces, as far as one can tell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forbidden {
     /// `user.max_user_namespaces` is zero.
-    #[error(
-        "user.max_user_namespaces is 0; run `sysctl user.max_user_namespaces=10000` as root, or \
-         run towpath as root"
-    )]
     LimitZero,
     /// A limit on the number of namespaces is reached.
-    #[error("a limit on the number of namespaces is reached; see /proc/sys/user/max_*_namespaces")]
     LimitReached,
     /// Debian's switch `kernel.unprivileged_userns_clone` is off.
-    #[error(
-        "kernel.unprivileged_userns_clone is 0; run `sysctl kernel.unprivileged_userns_clone=1` \
-         as root, or run towpath as root"
-    )]
     SwitchedOff,
     /// AppArmor restricts them to programs with a profile.
-    #[error(
-        "AppArmor restricts them; run `sysctl kernel.apparmor_restrict_unprivileged_userns=0` as \
-         root, or give towpath an AppArmor profile with `userns,`, or run towpath as root"
-    )]
     AppArmor,
     /// Something else: a seccomp filter or a security module.
-    #[error(
-        "a container's seccomp filter or a security module refuses them; in a container, allow \
-         the system calls clone and unshare (`--security-opt seccomp=unconfined`) or run towpath \
-         outside of it"
-    )]
     Sandbox,
     /// The kernel was built without them, or they are nested too deeply.
-    #[error("this kernel has no room for or no support of them; run towpath as root")]
     Unsupported,
 }
+
+impl fmt::Display for Forbidden {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::LimitZero => f.write_str(
+                "user.max_user_namespaces is 0; run `sysctl \
+                 user.max_user_namespaces=10000` as root, or run towpath as root",
+            ),
+            Self::LimitReached => f.write_str(
+                "a limit on the number of namespaces is reached; see \
+                 /proc/sys/user/max_*_namespaces",
+            ),
+            Self::SwitchedOff => f.write_str(
+                "kernel.unprivileged_userns_clone is 0; run `sysctl \
+                 kernel.unprivileged_userns_clone=1` as root, or run towpath as root",
+            ),
+            Self::AppArmor => f.write_str(
+                "AppArmor restricts them; run `sysctl \
+                 kernel.apparmor_restrict_unprivileged_userns=0` as root, or give towpath \
+                 an AppArmor profile with `userns,`, or run towpath as root",
+            ),
+            Self::Sandbox => f.write_str(
+                "a container's seccomp filter or a security module refuses them; in a \
+                 container, allow the system calls clone and unshare (`--security-opt \
+                 seccomp=unconfined`) or run towpath outside of it",
+            ),
+            Self::Unsupported => f.write_str(
+                "this kernel has no room for or no support of them; run towpath as root",
+            ),
+        }
+    }
+}
+
+impl std::error::Error for Forbidden {}
 
 /// How a program is separated from its host, and who it is inside.
 #[derive(Clone, Copy, Debug)]

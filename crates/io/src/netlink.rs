@@ -4,6 +4,7 @@
 //! failed call names what failed. The kernel's own explanation (extended acknowledgement) is part
 //! of the error where it gives one. The socket belongs to the namespace it was opened in.
 
+use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,34 +23,60 @@ pub(crate) mod fuzz;
 mod message;
 
 /// Why a request failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 pub enum NetlinkError {
     /// The kernel refused.
-    #[error("{what}{}", .text.as_ref().map(|text| format!(" ({text})")).unwrap_or_default())]
     Refused {
         /// What was asked for.
         what: &'static str,
         /// The kernel's error.
-        #[source]
         errno: Errno,
         /// The kernel's explanation, if it gave one.
         text: Option<String>,
     },
     /// The netlink socket failed.
-    #[error("netlink socket")]
-    Socket(#[from] Errno),
+    Socket(Errno),
     /// The network has a way out already.
-    #[error(
-        "the network namespace has a default route already, so something else connects it; towpath \
-         serves namespaces without one"
-    )]
     DefaultRouteExists,
     /// The kernel's answer made no sense.
-    #[error("{what}: unexpected answer from the kernel")]
     Answer {
         /// What was asked for.
         what: &'static str,
     },
+}
+
+impl fmt::Display for NetlinkError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused { what, text, .. } => write!(
+                f,
+                "{what}{}",
+                text.as_ref().map(|text| format!(" ({text})")).unwrap_or_default()
+            ),
+            Self::Socket(..) => f.write_str("netlink socket"),
+            Self::DefaultRouteExists => f.write_str(
+                "the network namespace has a default route already, so something else \
+                 connects it; towpath serves namespaces without one",
+            ),
+            Self::Answer { what } => write!(f, "{what}: unexpected answer from the kernel"),
+        }
+    }
+}
+
+impl std::error::Error for NetlinkError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Refused { errno, .. } => Some(errno),
+            Self::Socket(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<Errno> for NetlinkError {
+    fn from(error: Errno) -> Self {
+        Self::Socket(error)
+    }
 }
 
 impl NetlinkError {

@@ -32,6 +32,7 @@ use crate::tap::{FRAME_BYTES_MAX, Traffic, wire_headers};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::Arc;
 use towpath_packet::burst::BURST_MAX;
 use towpath_packet::packet::PIECES_MAX;
@@ -61,18 +62,31 @@ const _: () =
 const UNREAD_MAX: usize = UNREAD_PIECES_MAX + FRAMES_MAX;
 
 /// Why a connection is of no more use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamError {
     /// The other side has closed it.
-    #[error("the other side closed the connection")]
     Closed,
     /// What comes is not what this protocol sends.
-    #[error("a frame of {0} bytes was announced, more than any has: this is no stream of frames")]
     FrameTooLong(u32),
     /// Anything else.
-    #[error("connection: {0}")]
     Os(Errno),
 }
+
+impl fmt::Display for StreamError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Closed => f.write_str("the other side closed the connection"),
+            Self::FrameTooLong(value) => write!(
+                f,
+                "a frame of {value} bytes was announced, more than any has: this is no \
+                 stream of frames"
+            ),
+            Self::Os(error) => write!(f, "connection: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for StreamError {}
 
 /// Counters of a connection, seen from us: received is what the guest sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

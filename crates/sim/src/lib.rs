@@ -12,6 +12,9 @@
 //! all memory came back and everything that was sent arrived or was counted as dropped.
 //!
 //! A failing run prints its seed; `TOWPATH_SEED=<seed>` runs it again.
+//!
+//! Modules form a line, and each uses only those before it: `{clock, liveness, oracle, seed, trace}
+//! → {flow, link} → host → {lan, world} → scenario → {hours, script}`.
 #![forbid(unsafe_code)]
 
 pub mod clock;

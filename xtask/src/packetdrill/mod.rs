@@ -9,9 +9,8 @@ mod report;
 mod settings;
 mod tools;
 
-use crate::ci::cargo;
 use crate::count::Count;
-use crate::target_folder;
+use crate::{cargo, target_folder};
 use report::{Outcome, Report};
 use std::collections::BTreeMap;
 use std::fs;

@@ -2,6 +2,7 @@
 //!
 //! Each check looks at files and returns problems as `PATH:LINE: what is wrong`.
 
+mod cycles;
 mod docs;
 mod limits;
 mod order;
@@ -13,10 +14,11 @@ use crate::source::{self, Source};
 /// A check of all files.
 type Check = fn(&[Source]) -> Vec<String>;
 
-const CHECKS: [(&str, Check); 6] = [
+const CHECKS: [(&str, Check); 7] = [
     ("headers, lengths and widths", text::shape),
     ("words", text::words),
     ("order of modules", order::check),
+    ("cycles of modules", cycles::check),
     ("unsafe code and atomics", unsafety::check),
     ("links", docs::links),
     ("limits", limits::check),

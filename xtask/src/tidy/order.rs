@@ -1,12 +1,21 @@
 //! Modules form a line: each uses only those before it.
 //!
-//! The line stands in the header of a package's `lib.rs`, in backticks, with arrows between the
-//! modules; those in braces are beside each other and do not use each other.
+//! The line stands in the header of a package's `lib.rs` or `main.rs`, in backticks, with arrows
+//! between the modules; those in braces are beside each other and do not use each other.
 
 use crate::source::Source;
 
 /// Packages whose header has such a line.
-const PACKAGES: [&str; 2] = ["crates/packet", "crates/net"];
+const PACKAGES: [&str; 8] = [
+    "crates/packet",
+    "crates/net",
+    "crates/io",
+    "crates/towpath",
+    "crates/gateway",
+    "crates/cli",
+    "crates/bench",
+    "crates/sim",
+];
 
 pub(super) fn check(files: &[Source]) -> Vec<String> {
     PACKAGES.iter().flat_map(|package| check_package(package, files)).collect()
@@ -14,9 +23,10 @@ pub(super) fn check(files: &[Source]) -> Vec<String> {
 
 fn check_package(package: &str, files: &[Source]) -> Vec<String> {
     let folder = format!("{package}/src/");
-    let lib = format!("{folder}lib.rs");
-    let Some(lib) = files.iter().find(|file| file.path == lib) else {
-        return vec![format!("{lib} is missing")];
+    let roots = [format!("{folder}lib.rs"), format!("{folder}main.rs")];
+    let root = |name: &String| files.iter().find(|file| file.path == *name);
+    let Some(lib) = roots.iter().find_map(root) else {
+        return vec![format!("{} is missing", roots[0])];
     };
     let line = line_of(&lib.text);
     let rank = |module: &str| line.iter().position(|place| place.iter().any(|m| m == module));

@@ -7,6 +7,7 @@
 //! take paths, make processes or threads, execute, trace, mount, or signal others are missing.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use libc::c_long;
 use seccompiler::SeccompCmpOp::{Eq, MaskedEq};
@@ -266,9 +267,17 @@ const REFUSED_OF_ARCHITECTURE: &[Call] = calls! {
 const REFUSED_OF_ARCHITECTURE: &[Call] = &[];
 
 /// Why the filter is not in force.
-#[derive(Debug, thiserror::Error)]
-#[error("system calls are not filtered: {0}")]
+#[derive(Debug)]
 pub struct FilterError(String);
+
+impl fmt::Display for FilterError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(value) = self;
+        write!(f, "system calls are not filtered: {value}")
+    }
+}
+
+impl std::error::Error for FilterError {}
 
 /// Puts the filter of `mode` into force for all threads.
 ///

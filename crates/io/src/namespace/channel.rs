@@ -4,6 +4,7 @@
 //! most [`QUEUES_MAX`] descriptors. The end of the other side shows as [`ChannelError::Closed`],
 //! which is how each side learns of the other's death.
 
+use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,23 +20,39 @@ use rustix::net::{
 };
 
 /// Why a message could not be exchanged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChannelError {
     /// The other process has ended.
-    #[error("the other process has ended")]
     Closed,
     /// A message that neither side sends.
-    #[error("unexpected message")]
     Unexpected,
     /// No descriptor is left for the one that came with a message.
-    #[error(
-        "no file descriptor is left for what the other process hands over; raise the limit \
-         (ulimit -n)"
-    )]
     NoDescriptor,
     /// The socket failed.
-    #[error("internal socket")]
-    Socket(#[source] Errno),
+    Socket(Errno),
+}
+
+impl fmt::Display for ChannelError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Closed => f.write_str("the other process has ended"),
+            Self::Unexpected => f.write_str("unexpected message"),
+            Self::NoDescriptor => f.write_str(
+                "no file descriptor is left for what the other process hands over; raise \
+                 the limit (ulimit -n)",
+            ),
+            Self::Socket(..) => f.write_str("internal socket"),
+        }
+    }
+}
+
+impl std::error::Error for ChannelError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Socket(error) => Some(error),
+            _ => None,
+        }
+    }
 }
 
 /// A message.

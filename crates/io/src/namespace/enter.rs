@@ -3,6 +3,7 @@
 //! Making an interface needs privilege in the user namespace that owns the network namespace; a
 //! process without it gets it by entering that user namespace, which it may if it owns it.
 
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,10 +19,9 @@ use crate::outside::{self, Wanted};
 use crate::process_sys::owning_user_namespace;
 
 /// Why a namespace could not be entered.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 pub enum EnterError {
     /// Its file cannot be opened.
-    #[error("cannot open {}", .path.display())]
     Open {
         /// The file.
         path: PathBuf,
@@ -29,41 +29,63 @@ pub enum EnterError {
         source: io::Error,
     },
     /// The file is no network namespace.
-    #[error("{} is not a network namespace", .path.display())]
     NotNetwork {
         /// The file.
         path: PathBuf,
     },
     /// There is no process of this number.
-    #[error("there is no process {0}")]
     NoProcess(i32),
     /// It is the one that this process is in.
-    #[error(
-        "{} is the network namespace of towpath itself, whose own traffic would come back to it; \
-         start programs with `towpath run`, or put them into another namespace (`unshare --net`)",
-        .path.display()
-    )]
     Own {
         /// The file.
         path: PathBuf,
     },
     /// It belongs to somebody else.
-    #[error(
-        "not permitted to enter the network namespace {}: it belongs to another user; run towpath \
-         as that user or as root", .path.display()
-    )]
     NotPermitted {
         /// The file.
         path: PathBuf,
     },
     /// Any other error.
-    #[error("cannot enter {}", .path.display())]
     Os {
         /// The file.
         path: PathBuf,
         /// The kernel's error.
         source: Errno,
     },
+}
+
+impl fmt::Display for EnterError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Open { path, .. } => write!(f, "cannot open {}", path.display()),
+            Self::NotNetwork { path } => write!(f, "{} is not a network namespace", path.display()),
+            Self::NoProcess(value) => write!(f, "there is no process {value}"),
+            Self::Own { path } => write!(
+                f,
+                "{} is the network namespace of towpath itself, whose own traffic would \
+                 come back to it; start programs with `towpath run`, or put them into \
+                 another namespace (`unshare --net`)",
+                path.display()
+            ),
+            Self::NotPermitted { path } => write!(
+                f,
+                "not permitted to enter the network namespace {}: it belongs to another \
+                 user; run towpath as that user or as root",
+                path.display()
+            ),
+            Self::Os { path, .. } => write!(f, "cannot enter {}", path.display()),
+        }
+    }
+}
+
+impl std::error::Error for EnterError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Open { source, .. } => Some(source),
+            Self::Os { source, .. } => Some(source),
+            _ => None,
+        }
+    }
 }
 
 /// What a namespace is known by for as long as it exists. Holds nothing open, so that the file it

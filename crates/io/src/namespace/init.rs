@@ -5,6 +5,7 @@
 //! no signal from inside that it does not handle, and it handles none: a signal of the terminal
 //! concerns the program alone.
 
+use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
@@ -17,17 +18,46 @@ use super::channel::{Channel, ChannelError, Message};
 use crate::process_sys::{Inherited, SignalSet};
 
 /// Why the program did not run.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 pub enum InitError {
     /// The program could not be executed.
-    #[error("cannot execute the program")]
-    Execute(#[source] io::Error),
+    Execute(io::Error),
     /// towpath has gone or misbehaved.
-    #[error(transparent)]
-    Channel(#[from] ChannelError),
+    Channel(ChannelError),
     /// A system call failed.
-    #[error("process 1")]
-    System(#[from] io::Error),
+    System(io::Error),
+}
+
+impl fmt::Display for InitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Execute(..) => f.write_str("cannot execute the program"),
+            Self::Channel(error) => error.fmt(f),
+            Self::System(..) => f.write_str("process 1"),
+        }
+    }
+}
+
+impl std::error::Error for InitError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Execute(error) => Some(error),
+            Self::Channel(error) => error.source(),
+            Self::System(error) => Some(error),
+        }
+    }
+}
+
+impl From<ChannelError> for InitError {
+    fn from(error: ChannelError) -> Self {
+        Self::Channel(error)
+    }
+}
+
+impl From<io::Error> for InitError {
+    fn from(error: io::Error) -> Self {
+        Self::System(error)
+    }
 }
 
 /// Waits for the permission to begin, runs `command` with the signal mask `mask`, and returns its

@@ -14,6 +14,7 @@ use crate::sys::{self, Gather};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{SocketType, ipproto};
+use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU8;
@@ -48,17 +49,40 @@ pub enum PingKind {
 }
 
 /// Why there is no ping socket.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 pub enum PingError {
     /// Neither kind of socket is permitted.
-    #[error(
-        "ping sockets are not permitted: allow this group in the sysctl \
-         net.ipv4.ping_group_range, for example \"0 2147483647\", or grant CAP_NET_RAW"
-    )]
     NotPermitted,
     /// Anything else.
-    #[error("ping socket: {0}")]
-    Os(#[from] io::Error),
+    Os(io::Error),
+}
+
+impl fmt::Display for PingError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotPermitted => f.write_str(
+                "ping sockets are not permitted: allow this group in the sysctl \
+                 net.ipv4.ping_group_range, for example \"0 2147483647\", or grant \
+                 CAP_NET_RAW",
+            ),
+            Self::Os(error) => write!(f, "ping socket: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for PingError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Os(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<io::Error> for PingError {
+    fn from(error: io::Error) -> Self {
+        Self::Os(error)
+    }
 }
 
 /// An echo reply.

@@ -10,6 +10,7 @@ use crate::endpoint::{EndpointError, Listener};
 use crate::reactor::{Events, Interest, Reactor};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
+use std::fmt;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -21,14 +22,42 @@ const TOKEN_LISTENER: u64 = 0;
 const TOKEN_STREAM: u64 = 1;
 
 /// Why a port cannot be had or used.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 pub enum StreamPortError {
     /// Its socket cannot be had.
-    #[error(transparent)]
-    Endpoint(#[from] EndpointError),
+    Endpoint(EndpointError),
     /// The system refuses what every port needs.
-    #[error("stream port: {0}")]
-    Os(#[from] io::Error),
+    Os(io::Error),
+}
+
+impl fmt::Display for StreamPortError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Endpoint(error) => error.fmt(f),
+            Self::Os(error) => write!(f, "stream port: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for StreamPortError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Endpoint(error) => error.source(),
+            Self::Os(error) => Some(error),
+        }
+    }
+}
+
+impl From<EndpointError> for StreamPortError {
+    fn from(error: EndpointError) -> Self {
+        Self::Endpoint(error)
+    }
+}
+
+impl From<io::Error> for StreamPortError {
+    fn from(error: io::Error) -> Self {
+        Self::Os(error)
+    }
 }
 
 /// A port for guests that connect. See the module text.

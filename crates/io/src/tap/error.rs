@@ -1,45 +1,62 @@
 //! Why a TAP device cannot be had or used, and what to do about it.
 
 use rustix::io::Errno;
+use std::fmt;
 
 /// Why a TAP device cannot be had or used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TapError {
     /// The kernel offers no `/dev/net/tun`.
-    #[error(
-        "/dev/net/tun is missing: run `modprobe tun`, or in a container pass \
-         `--device /dev/net/tun` to it"
-    )]
     NoDevice,
     /// `/dev/net/tun` is there, and we may not open it.
-    #[error(
-        "/dev/net/tun may not be opened: run `chmod 666 /dev/net/tun` as root, or for good add \
-         the udev rule KERNEL==\"tun\", MODE=\"0666\"; in a container pass \
-         `--device /dev/net/tun` to it"
-    )]
     DeviceForbidden,
     /// The device may be opened but no interface made.
-    #[error(
-        "making a TAP interface is not permitted: it needs CAP_NET_ADMIN in the user namespace \
-         that owns this network namespace"
-    )]
     NotPermitted,
     /// The interface exists and is in use.
-    #[error("the interface name is in use: choose another, or stop whoever holds it")]
     NameInUse,
     /// The name cannot be an interface's.
-    #[error("an interface name has 1 to 15 bytes, none of them `/` or a space")]
     NameInvalid,
     /// The kernel does not know what we need of a TAP device.
-    #[error("this kernel's TAP devices lack the virtio-net header: Linux 3.18 or later is needed")]
     Unsupported,
     /// The interface was deleted, or the file never had one.
-    #[error("the TAP interface is gone: it was deleted while in use")]
     Gone,
     /// Anything else.
-    #[error("TAP device: {0}")]
     Os(Errno),
 }
+
+impl fmt::Display for TapError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoDevice => f.write_str(
+                "/dev/net/tun is missing: run `modprobe tun`, or in a container pass \
+                 `--device /dev/net/tun` to it",
+            ),
+            Self::DeviceForbidden => f.write_str(
+                "/dev/net/tun may not be opened: run `chmod 666 /dev/net/tun` as root, or \
+                 for good add the udev rule KERNEL==\"tun\", MODE=\"0666\"; in a container \
+                 pass `--device /dev/net/tun` to it",
+            ),
+            Self::NotPermitted => f.write_str(
+                "making a TAP interface is not permitted: it needs CAP_NET_ADMIN in the \
+                 user namespace that owns this network namespace",
+            ),
+            Self::NameInUse => f.write_str(
+                "the interface name is in use: choose another, or stop whoever holds it",
+            ),
+            Self::NameInvalid => {
+                f.write_str("an interface name has 1 to 15 bytes, none of them `/` or a space")
+            }
+            Self::Unsupported => f.write_str(
+                "this kernel's TAP devices lack the virtio-net header: Linux 3.18 or later \
+                 is needed",
+            ),
+            Self::Gone => f.write_str("the TAP interface is gone: it was deleted while in use"),
+            Self::Os(error) => write!(f, "TAP device: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for TapError {}
 
 impl TapError {
     pub(super) fn from_open(errno: Errno) -> Self {

@@ -23,33 +23,58 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
+use std::fmt;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 
 /// Why a connection is over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChannelError {
     /// The front end has closed it.
-    #[error("the front end has closed the connection")]
     Closed,
     /// A message that leaves unknown where the next begins.
-    #[error("{0}")]
-    Header(#[from] HeaderError),
+    Header(HeaderError),
     /// More descriptors than any message has.
-    #[error("the front end sent more than {DESCRIPTORS_MAX} descriptors at once")]
     Descriptors,
     /// A descriptor that is neither an event nor memory.
-    #[error(
-        "the front end sent a descriptor that is neither an event nor memory; it has to share \
-         guest memory as a memfd, or as a file of tmpfs or hugetlbfs"
-    )]
     Foreign,
     /// Replies pile up.
-    #[error("the front end does not read its replies")]
     NotRead,
     /// The socket failed.
-    #[error("socket of the front end: {0}")]
     Os(Errno),
+}
+
+impl fmt::Display for ChannelError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Closed => f.write_str("the front end has closed the connection"),
+            Self::Header(error) => write!(f, "{error}"),
+            Self::Descriptors => {
+                write!(f, "the front end sent more than {DESCRIPTORS_MAX} descriptors at once")
+            }
+            Self::Foreign => f.write_str(
+                "the front end sent a descriptor that is neither an event nor memory; it \
+                 has to share guest memory as a memfd, or as a file of tmpfs or hugetlbfs",
+            ),
+            Self::NotRead => f.write_str("the front end does not read its replies"),
+            Self::Os(error) => write!(f, "socket of the front end: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for ChannelError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Header(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<HeaderError> for ChannelError {
+    fn from(error: HeaderError) -> Self {
+        Self::Header(error)
+    }
 }
 
 impl From<Errno> for ChannelError {

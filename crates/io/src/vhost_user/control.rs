@@ -15,40 +15,90 @@ use super::virtq::{QUEUE_SIZE_MAX, QueueConfig, StartError, inflight};
 use rustix::fd::OwnedFd;
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
+use std::fmt;
 use std::sync::Arc;
 use std::task::Waker;
 use towpath_packet::{Burst, Memory};
 
 /// Why a request is not carried out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ControlError {
     /// It is wrong by itself.
-    #[error(transparent)]
-    Request(#[from] RequestError),
+    Request(RequestError),
     /// It is wrong at this point.
-    #[error(transparent)]
-    Refusal(#[from] Refusal),
+    Refusal(Refusal),
     /// The guest's memory is not as it says.
-    #[error(transparent)]
-    Memory(#[from] MemoryError),
+    Memory(MemoryError),
     /// A ring does not start.
-    #[error("ring {0}: {1}")]
     Start(u16, StartError),
     /// A ring's kick descriptor cannot be watched.
-    #[error("ring {0}: the system does not watch its kick descriptor")]
     Kick(u16),
     /// What is to be signalled for a ring, or signals it, is no event.
-    #[error("ring {0}: its kick, call or error descriptor is no event")]
     NoEvent(u32),
     /// The area for what is in flight does not fit its rings.
-    #[error("an inflight area of {0} bytes does not fit its rings")]
     Inflight(u64),
     /// The area for what is in flight cannot be mapped.
-    #[error("inflight area: {0}")]
     InflightMap(MapError),
     /// The system refuses.
-    #[error("{0}")]
-    Os(#[from] Errno),
+    Os(Errno),
+}
+
+impl fmt::Display for ControlError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Request(error) => error.fmt(f),
+            Self::Refusal(error) => error.fmt(f),
+            Self::Memory(error) => error.fmt(f),
+            Self::Start(value0, error) => write!(f, "ring {value0}: {error}"),
+            Self::Kick(value) => {
+                write!(f, "ring {value}: the system does not watch its kick descriptor")
+            }
+            Self::NoEvent(value) => {
+                write!(f, "ring {value}: its kick, call or error descriptor is no event")
+            }
+            Self::Inflight(value) => {
+                write!(f, "an inflight area of {value} bytes does not fit its rings")
+            }
+            Self::InflightMap(error) => write!(f, "inflight area: {error}"),
+            Self::Os(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl std::error::Error for ControlError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Request(error) => error.source(),
+            Self::Refusal(error) => error.source(),
+            Self::Memory(error) => error.source(),
+            Self::Os(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<RequestError> for ControlError {
+    fn from(error: RequestError) -> Self {
+        Self::Request(error)
+    }
+}
+
+impl From<Refusal> for ControlError {
+    fn from(error: Refusal) -> Self {
+        Self::Refusal(error)
+    }
+}
+
+impl From<MemoryError> for ControlError {
+    fn from(error: MemoryError) -> Self {
+        Self::Memory(error)
+    }
+}
+
+impl From<Errno> for ControlError {
+    fn from(error: Errno) -> Self {
+        Self::Os(error)
+    }
 }
 
 /// What goes back to the front end: a reply that is due in any case, and its descriptor.

@@ -19,7 +19,7 @@
 //! process ends. Any thread. Limit: [`WATCHED_MAX`], beyond which nothing is mapped.
 #![allow(unsafe_code)]
 
-use super::memory::REGIONS_MAX;
+use super::message::REGIONS_MAX;
 use rustix::mm::{MapFlags, ProtFlags};
 use std::ffi::{c_int, c_void};
 use std::io;

@@ -25,7 +25,10 @@
 //!
 //! Limits: [`REQUESTS_PER_TURN`].
 
+mod error;
 mod kicks;
+
+pub use error::VhostUserError;
 
 use super::channel::{Channel, ChannelError, Incoming};
 use super::closing::Closing;
@@ -36,7 +39,7 @@ use super::news::{Board, News, Refusals, SessionEnd};
 use super::rings::{Rings, Traffic};
 use super::session::{Offer, RingSet, Session};
 use super::virtq::{ReceiveQueue, Stop};
-use crate::endpoint::{self, EndpointError, Listener, RETRY_INTERVAL};
+use crate::endpoint::{self, Listener, RETRY_INTERVAL};
 use crate::reactor::{Events, Interest, Reactor};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -58,17 +61,6 @@ const TOKEN_ENDPOINT: u64 = 0;
 const TOKEN_CHANNEL: u64 = 1;
 const TOKEN_WAKE: u64 = 2;
 const TOKEN_KICK: u64 = 3;
-
-/// Why a device cannot be had or used.
-#[derive(Debug, thiserror::Error)]
-pub enum VhostUserError {
-    /// Its socket cannot be had.
-    #[error(transparent)]
-    Endpoint(#[from] EndpointError),
-    /// The system refuses what every device needs.
-    #[error("vhost-user device: {0}")]
-    Os(#[from] io::Error),
-}
 
 /// What happened to a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -11,45 +11,73 @@
 //! Follows the vhost-user protocol's sections on memory regions and on migration.
 #![allow(unsafe_code)]
 
-use super::message::RegionLayout;
+use super::message::{REGIONS_MAX, RegionLayout};
 use super::shared::{Area, MapError, Mapping, Stretch};
 use rustix::fd::OwnedFd;
+use std::fmt;
 use std::sync::Arc;
 use std::task::Waker;
 use towpath_packet::sync::Ordering;
 use towpath_packet::{Lender, Loans, Piece, Pins, Returns};
 
-/// Most regions: the 32 slots that QEMU's own back ends have.
-pub const REGIONS_MAX: usize = 32;
 /// Bytes at the beginning of a buffer that are looked at first: two cache lines.
 const HEAD_BYTES: usize = 128;
 /// Bytes of a page of the log, whatever the guest's pages are.
 pub const LOG_PAGE_BYTES: u64 = 4096;
 
 /// Why a region was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryError {
     /// It is empty, or wraps at the end of an address space.
-    #[error("a memory region is empty or wraps around")]
     Range,
     /// It overlaps one that is there.
-    #[error("a memory region overlaps another")]
     Overlap,
     /// There are [`REGIONS_MAX`].
-    #[error("there are too many memory regions")]
     TooMany,
     /// No such region is there.
-    #[error("there is no such memory region")]
     Unknown,
     /// Its file could not be mapped.
-    #[error(transparent)]
-    Map(#[from] MapError),
+    Map(MapError),
+}
+
+impl fmt::Display for MemoryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Range => f.write_str("a memory region is empty or wraps around"),
+            Self::Overlap => f.write_str("a memory region overlaps another"),
+            Self::TooMany => f.write_str("there are too many memory regions"),
+            Self::Unknown => f.write_str("there is no such memory region"),
+            Self::Map(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for MemoryError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Map(error) => error.source(),
+            _ => None,
+        }
+    }
+}
+
+impl From<MapError> for MemoryError {
+    fn from(error: MapError) -> Self {
+        Self::Map(error)
+    }
 }
 
 /// An address, or a part of what follows it, is in no region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("an address is outside of the guest's memory")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfRange;
+
+impl fmt::Display for OutOfRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an address is outside of the guest's memory")
+    }
+}
+
+impl std::error::Error for OutOfRange {}
 
 #[derive(Clone)]
 struct Region {

@@ -14,6 +14,7 @@ mod reply;
 
 pub use name::name;
 pub use reply::{REPLY_BYTES_MAX, Reply};
+use std::fmt;
 
 use rustix::fd::OwnedFd;
 
@@ -21,6 +22,8 @@ use rustix::fd::OwnedFd;
 pub const HEADER_BYTES: usize = 12;
 /// Regions of one memory table.
 pub const TABLE_REGIONS_MAX: usize = 8;
+/// Most regions of a guest's memory: the 32 slots that QEMU's own back ends have.
+pub const REGIONS_MAX: usize = 32;
 /// Bytes of a device's configuration space that one message may read or write.
 pub const CONFIG_BYTES_MAX: usize = 256;
 /// Most descriptors of one message: those of a memory table.
@@ -84,27 +87,36 @@ pub(super) mod code {
 }
 
 /// Why no further message can be read from a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderError {
     /// Another version than ours.
-    #[error("the front end speaks version {0} of the protocol, not 1")]
     Version(u32),
     /// A reply, where a request is expected.
-    #[error("the front end sent a reply instead of a request")]
     Reply,
     /// More than any request has.
-    #[error("the front end announced a payload of {0} bytes")]
     TooLong(u32),
 }
 
+impl fmt::Display for HeaderError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Version(value) => {
+                write!(f, "the front end speaks version {value} of the protocol, not 1")
+            }
+            Self::Reply => f.write_str("the front end sent a reply instead of a request"),
+            Self::TooLong(value) => write!(f, "the front end announced a payload of {value} bytes"),
+        }
+    }
+}
+
+impl std::error::Error for HeaderError {}
+
 /// Why a request is not carried out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestError {
     /// A request that we do not know, or offer no feature for.
-    #[error("request {0} is not known")]
     Unknown(u32),
     /// The payload is not as long as this request's.
-    #[error("request {code} with a payload of {bytes} bytes")]
     Length {
         /// The request.
         code: u32,
@@ -112,7 +124,6 @@ pub enum RequestError {
         bytes: usize,
     },
     /// More or fewer descriptors than belong to it.
-    #[error("request {code} with {count} descriptors")]
     Descriptors {
         /// The request.
         code: u32,
@@ -120,9 +131,25 @@ pub enum RequestError {
         count: usize,
     },
     /// A value that is not possible.
-    #[error("request {0} with a value that is not possible")]
     Value(u32),
 }
+
+impl fmt::Display for RequestError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown(value) => write!(f, "request {value} is not known"),
+            Self::Length { code, bytes } => {
+                write!(f, "request {code} with a payload of {bytes} bytes")
+            }
+            Self::Descriptors { code, count } => {
+                write!(f, "request {code} with {count} descriptors")
+            }
+            Self::Value(value) => write!(f, "request {value} with a value that is not possible"),
+        }
+    }
+}
+
+impl std::error::Error for RequestError {}
 
 /// The header of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,22 +17,48 @@ pub const NEWS_MAX: usize = 32;
 pub const REFUSALS_TOLD_MAX: u32 = 16;
 
 /// Why a session ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionEnd {
     /// By the connection.
-    #[error(transparent)]
-    Channel(#[from] ChannelError),
+    Channel(ChannelError),
     /// A file that it gave us was cut, so that memory, log or inflight area are lost.
-    #[error("the front end has cut a file that it shares with us")]
     Cut,
     /// A request could not be carried out, and no acknowledgement was asked for.
-    #[error("{} is refused, and no acknowledgement was asked for: {error}", message::name(*code))]
     Refused {
         /// The request.
         code: u32,
         /// Why.
         error: ControlError,
     },
+}
+
+impl fmt::Display for SessionEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Channel(error) => error.fmt(f),
+            Self::Cut => f.write_str("the front end has cut a file that it shares with us"),
+            Self::Refused { code, error } => write!(
+                f,
+                "{} is refused, and no acknowledgement was asked for: {error}",
+                message::name(*code)
+            ),
+        }
+    }
+}
+
+impl std::error::Error for SessionEnd {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Channel(error) => error.source(),
+            _ => None,
+        }
+    }
+}
+
+impl From<ChannelError> for SessionEnd {
+    fn from(error: ChannelError) -> Self {
+        Self::Channel(error)
+    }
 }
 
 /// What happened to a device.

@@ -22,9 +22,13 @@
 //!
 //! Limit: [`RINGS_MAX`]. One thread at a time.
 
-use super::memory::REGIONS_MAX;
+mod refusal;
+
+pub use refusal::Refusal;
+
 use super::message::{
-    ConfigRange, InflightLayout, RegionLayout, Reply, Request, RingAddresses, RingRequest,
+    ConfigRange, InflightLayout, REGIONS_MAX, RegionLayout, Reply, Request, RingAddresses,
+    RingRequest,
 };
 use super::virtq;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -139,32 +143,6 @@ impl Offer {
         let config = if self.mac.is_some() { protocol::CONFIG } else { 0 };
         protocol::ALWAYS | config
     }
-}
-
-/// Why a request is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// A ring that we do not have.
-    #[error("there is no ring {0}")]
-    NoRing(u32),
-    /// Features that were not offered.
-    #[error("features {0:#x} were not offered")]
-    Features(u64),
-    /// The request needs a feature of the protocol that is not in use.
-    #[error("the protocol feature {0:#x} that this needs was not agreed upon")]
-    NotAgreed(u64),
-    /// The ring runs.
-    #[error("ring {0} runs")]
-    Running(u32),
-    /// A base that the ring's layout cannot have.
-    #[error("ring {0} cannot go on at {1}")]
-    Base(u32, u32),
-    /// An MTU that the network does not carry.
-    #[error("an MTU of {0} is not possible")]
-    Mtu(u16),
-    /// The configuration space is not the driver's to write.
-    #[error("the configuration space is read-only")]
-    ReadOnly,
 }
 
 /// A set of rings, a bit for each.

@@ -19,6 +19,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use std::ffi::c_void;
+use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -26,27 +27,42 @@ use towpath_packet::sync::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use towpath_packet::{Piece, Pins, foreign};
 
 /// Why a file could not be mapped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MapError {
     /// There are no bytes, or they end behind the end of the address space.
-    #[error("the range to be mapped is empty or too large")]
     Range,
     /// The file ends before the range does.
-    #[error("the file is shorter than what is to be mapped of it")]
     Short,
     /// The file is no memory: touching it may wait for whoever serves it.
-    #[error("the file is no memory: share a memfd, or a file of tmpfs or hugetlbfs")]
     Kind,
     /// Its pages are huge, and there are not as many.
-    #[error("there are too few free huge pages: have more, or share ordinary memory")]
     HugePages,
     /// There are [`WATCHED_MAX`](super::cut::WATCHED_MAX) mappings.
-    #[error("there are too many mappings of shared memory in this process")]
     TooMany,
     /// The kernel refused.
-    #[error("mapping shared memory failed: {0}")]
     System(Errno),
 }
+
+impl fmt::Display for MapError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Range => f.write_str("the range to be mapped is empty or too large"),
+            Self::Short => f.write_str("the file is shorter than what is to be mapped of it"),
+            Self::Kind => {
+                f.write_str("the file is no memory: share a memfd, or a file of tmpfs or hugetlbfs")
+            }
+            Self::HugePages => f.write_str(
+                "there are too few free huge pages: have more, or share ordinary memory",
+            ),
+            Self::TooMany => {
+                f.write_str("there are too many mappings of shared memory in this process")
+            }
+            Self::System(error) => write!(f, "mapping shared memory failed: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for MapError {}
 
 /// A range of a file in our address space, shared with whoever else has the file.
 pub struct Mapping {

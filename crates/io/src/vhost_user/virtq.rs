@@ -29,6 +29,7 @@
 pub mod chain;
 pub mod inflight;
 mod packed;
+mod place;
 pub mod receive;
 mod split;
 pub mod transmit;
@@ -41,6 +42,7 @@ use super::event;
 use super::memory::GuestMemory;
 use super::shared::{Area, Stretch};
 use rustix::fd::OwnedFd;
+use std::fmt;
 use std::sync::Arc;
 
 /// Most descriptors of a queue: four times what QEMU gives its users.
@@ -127,47 +129,67 @@ pub struct QueueConfig {
 }
 
 /// Why a queue cannot start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartError {
     /// Zero, too large, or no power of two where the layout needs one.
-    #[error("a queue has an impossible size")]
     Size,
     /// An area is not in the guest's memory, crosses its regions or is not aligned.
-    #[error("a queue lies outside of the guest's memory, or is not aligned")]
     Address,
     /// The base points outside of the ring.
-    #[error("a queue is to begin outside of its ring")]
     Base,
     /// The region for what is in flight is too small, or belongs to another queue.
-    #[error("the inflight region does not fit its queue")]
     Inflight,
     /// Neither side may do without [`feature::VERSION_1`].
-    #[error("the driver is older than virtio 1.0")]
     Legacy,
 }
 
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Size => f.write_str("a queue has an impossible size"),
+            Self::Address => {
+                f.write_str("a queue lies outside of the guest's memory, or is not aligned")
+            }
+            Self::Base => f.write_str("a queue is to begin outside of its ring"),
+            Self::Inflight => f.write_str("the inflight region does not fit its queue"),
+            Self::Legacy => f.write_str("the driver is older than virtio 1.0"),
+        }
+    }
+}
+
+impl std::error::Error for StartError {}
+
 /// What the driver did to break its ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Broken {
     /// More entries are available than the ring has.
-    #[error("the available index ran away")]
     Index,
     /// A descriptor's number is not below the queue's size.
-    #[error("a descriptor's number is out of range")]
     Descriptor,
     /// A chain is a loop, or longer than [`CHAIN_MAX`] or the queue.
-    #[error("a descriptor chain is too long")]
     TooLong,
     /// A buffer lies outside of the guest's memory.
-    #[error("a descriptor points outside of the guest's memory")]
     Address,
     /// An indirect descriptor that was not agreed upon, is nested, goes on, or has no proper table.
-    #[error("an indirect descriptor is wrong")]
     Indirect,
     /// A buffer to be read behind one to be written, or of the wrong kind for its queue.
-    #[error("a buffer has the wrong direction")]
     Direction,
 }
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Index => f.write_str("the available index ran away"),
+            Self::Descriptor => f.write_str("a descriptor's number is out of range"),
+            Self::TooLong => f.write_str("a descriptor chain is too long"),
+            Self::Address => f.write_str("a descriptor points outside of the guest's memory"),
+            Self::Indirect => f.write_str("an indirect descriptor is wrong"),
+            Self::Direction => f.write_str("a buffer has the wrong direction"),
+        }
+    }
+}
+
+impl std::error::Error for Broken {}
 
 /// What came of [`stopping`](TransmitQueue::stop) a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,32 +1,12 @@
-//! The queue's own descriptor: readable while events wait, so that a queue can be waited for in
-//! another one, in epoll, or in the loop of a runtime.
-//!
-//! A set of the back end, of a timer for what is due next, and of an alarm for events that the
-//! kernel does not know or has told already. Once there is such a descriptor, each call of the
-//! queue leaves it as it is to be; before, nobody pays for it.
+//! Waiting for a queue by its own descriptor. Once there is one, each call of the queue leaves it
+//! as it is to be; before, nobody pays for it.
 
+use super::exposed::Exposed;
 use super::queue::RAISED;
 use super::source::Kind;
 use super::{EVENTS_DEFAULT, Event, EventQueue};
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
-    timerfd_settime,
-};
 use std::io;
-use std::time::{Duration, Instant};
-use towpath_io::doorbell::EventDoorbell;
-use towpath_io::reactor::{Interest, Reactor};
-use towpath_packet::ring::Doorbell;
-
-/// See the module's documentation.
-pub(super) struct Exposed {
-    set: Reactor,
-    alarm: EventDoorbell,
-    rings: bool,
-    timer: OwnedFd,
-    due: Option<Instant>,
-}
 
 impl EventQueue {
     /// A descriptor that is readable while there are events to wait for. It may be readable a
@@ -35,17 +15,11 @@ impl EventQueue {
     pub fn descriptor(&mut self) -> io::Result<OwnedFd> {
         self.check_process()?;
         if self.exposed.is_none() {
-            let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
-            let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
-            let (set, alarm) = (Reactor::new()?, EventDoorbell::new()?);
-            for fd in [self.back.as_fd(), timer.as_fd(), alarm.as_fd()] {
-                set.add(fd, 0, Interest::READ, false)?;
-            }
-            self.exposed = Some(Exposed { set, alarm, rings: false, timer, due: None });
+            self.exposed = Some(Exposed::new(self.back.as_fd())?);
         }
         self.settle()?;
         let exposed = self.exposed.as_ref().expect("it was just made");
-        Ok(rustix::io::fcntl_dupfd_cloexec(&exposed.set, 0)?)
+        exposed.descriptor()
     }
 
     /// As [`wait`](Self::wait), as a future: `readable` ends when the
@@ -118,28 +92,3 @@ impl EventQueue {
         });
     }
 }
-
-impl Exposed {
-    fn show(&mut self, waits: bool, now: Instant, due: Option<Instant>) -> io::Result<()> {
-        if waits != std::mem::replace(&mut self.rings, waits) {
-            if waits { self.alarm.ring() } else { self.alarm.clear() }
-        }
-        if due != self.due {
-            // Zero would be never.
-            let left = |due: Instant| due.saturating_duration_since(now).max(SOON);
-            let left = due.map_or(Duration::ZERO, left);
-            let it_value = Timespec {
-                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-                tv_nsec: left.subsec_nanos().into(),
-            };
-            let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
-            let value = Itimerspec { it_interval, it_value };
-            timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &value)?;
-            self.due = due;
-        }
-        Ok(())
-    }
-}
-
-/// The shortest time that a timer can be set to.
-const SOON: Duration = Duration::from_nanos(1);

@@ -6,120 +6,20 @@
 //! is given back.
 
 use super::multishot::{Multishot, Received};
+use super::pool::{GROUP_BUFFERS_MAX, Group, Pool};
 use super::queue::RAISED;
-use super::slots::Slots;
-use super::source::Kind;
-use super::{EventQueue, NotBegun, Token};
+use super::source::{Kind, Source};
+use super::{EventQueue, Interest, NotBegun, Stream, Token, Trigger};
 use rustix::io::Errno;
-use std::collections::VecDeque;
 use std::io;
-
-/// Most buffers of a group, as io_uring has it.
-pub const GROUP_BUFFERS_MAX: usize = 1 << 15;
-/// Most groups of a queue: some sizes of buffers, for some kinds of streams.
-pub const GROUPS_MAX: usize = 64;
-
-/// Names a group of buffers of a queue, and no other ever.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Group {
-    index: u32,
-    generation: u32,
-}
-
-/// The groups of a queue.
-#[derive(Default)]
-pub(super) struct Groups(Vec<Place>);
-
-#[derive(Default)]
-struct Place {
-    generation: u32,
-    pool: Option<Pool>,
-}
-
-/// The buffers of a group that are free.
-#[derive(Default)]
-pub(super) struct Pool {
-    free: Vec<Vec<u8>>,
-    /// Receives that have found none.
-    line: VecDeque<Token>,
-    /// Receives that may take some.
-    users: usize,
-}
-
-impl Pool {
-    /// A buffer, which is to be put back or handed to the program.
-    pub(super) fn take(&mut self) -> Option<Vec<u8>> {
-        self.free.pop()
-    }
-
-    /// Puts a buffer back.
-    pub(super) fn put(&mut self, buffer: Vec<u8>) {
-        self.free.push(buffer);
-    }
-
-    /// Has a receive tried again when there is a buffer.
-    pub(super) fn stand_in_line(&mut self, token: Token) {
-        self.line.push_back(token);
-    }
-}
-
-impl Groups {
-    pub(super) fn get(&mut self, group: Group) -> Option<&mut Pool> {
-        let place = self.0.get_mut(group.index as usize)?;
-        place.pool.as_mut().filter(|_| place.generation == group.generation)
-    }
-
-    /// One more receive may take buffers.
-    pub(super) fn join(&mut self, group: Group) -> Result<(), Errno> {
-        self.get(group).ok_or(Errno::STALE)?.users += 1;
-        Ok(())
-    }
-
-    /// A receive takes no more. What it has and nobody took is free again.
-    pub(super) fn leave(&mut self, multishot: &mut Multishot) {
-        if let Some(pool) = self.get(multishot.group()) {
-            pool.users -= 1;
-            pool.free.extend(multishot.take_all());
-        }
-    }
-
-    /// The next that is to be tried again, and stands in the line no more.
-    fn next_in_line(&mut self, index: usize, slots: &mut Slots) -> Option<Token> {
-        let pool = self.0[index].pool.as_mut().filter(|pool| !pool.free.is_empty())?;
-        // Some may be over.
-        while let Some(token) = pool.line.pop_front() {
-            let source = slots.get(token).map(|registration| &mut registration.source);
-            if let Some(Kind::Multishot { multishot, is_told: false, .. }) = source {
-                multishot.left_line();
-                return Some(token);
-            }
-        }
-        None
-    }
-
-    fn add(&mut self, pool: Pool) -> Result<Group, (Errno, Pool)> {
-        let is_free = |place: &Place| place.pool.is_none() && place.generation < u32::MAX;
-        let index = match self.0.iter().position(is_free) {
-            Some(index) => index,
-            None if self.0.len() < GROUPS_MAX => {
-                self.0.push(Place::default());
-                self.0.len() - 1
-            }
-            None => return Err((Errno::NOSPC, pool)),
-        };
-        let place = &mut self.0[index];
-        place.generation += 1;
-        place.pool = Some(pool);
-        Ok(Group { index: index as u32, generation: place.generation })
-    }
-}
+use std::time::Instant;
 
 impl EventQueue {
     /// Lends buffers as a group, for [`EventQueue::receive_multishot`].
     ///
     /// # Errors
     /// `EINVAL` if one of them is empty, `ENOSPC` for more than [`GROUP_BUFFERS_MAX`] or
-    /// [`GROUPS_MAX`]. The buffers are handed back.
+    /// [`GROUPS_MAX`](super::GROUPS_MAX). The buffers are handed back.
     pub fn add_group(&mut self, free: Vec<Vec<u8>>) -> Result<Group, (io::Error, Vec<Vec<u8>>)> {
         if free.iter().any(Vec::is_empty) {
             return Err((Errno::INVAL.into(), free));
@@ -127,7 +27,7 @@ impl EventQueue {
         if free.len() > GROUP_BUFFERS_MAX {
             return Err((Errno::NOSPC.into(), free));
         }
-        let pool = Pool { free, ..Pool::default() };
+        let pool = Pool::of(free);
         self.groups.add(pool).map_err(|(errno, pool)| (errno.into(), pool.free))
     }
 
@@ -158,21 +58,58 @@ impl EventQueue {
     /// # Errors
     /// `ESTALE` if it was removed, `EBUSY` while a receive may take buffers of it.
     pub fn remove_group(&mut self, group: Group) -> io::Result<Vec<Vec<u8>>> {
-        let pool = self.groups.get(group).ok_or(Errno::STALE)?;
-        if pool.users > 0 {
-            return Err(Errno::BUSY.into());
-        }
-        let pool = self.groups.0[group.index as usize].pool.take();
-        Ok(pool.map_or_else(Vec::new, |pool| pool.free))
+        Ok(self.groups.remove(group)?.free)
     }
 
     /// Has the next in each line tried again for which there is a buffer. Who leaves it where it
     /// was is followed by the next one.
     pub(super) fn serve_lines(&mut self) {
-        for index in 0..self.groups.0.len() {
-            let Some(token) = self.groups.next_in_line(index, &mut self.slots) else { continue };
-            self.push(token, RAISED);
+        for index in 0..self.groups.len() {
+            while let Some(token) = self.groups.next_in_line(index) {
+                let source = self.slots.get(token).map(|registration| &mut registration.source);
+                // Some may be over.
+                if let Some(Kind::Multishot { multishot, is_told: false, .. }) = source {
+                    multishot.left_line();
+                    self.push(token, RAISED);
+                    break;
+                }
+            }
         }
+    }
+
+    /// Receives again and again, until the stream ends, it is cancelled, or `deadline` has passed.
+    /// Whenever there are bytes, one buffer of the group is filled with as many as fit and are
+    /// there: a wait tells [`News::Received`](super::News::Received), and
+    /// [`EventQueue::take_received`] has them. When there are bytes and no buffer, a wait tells
+    /// [`News::Starved`](super::News::Starved), once, and it goes on when one is
+    /// [given](EventQueue::give) back; what is not received stays with the stream. At the end there
+    /// is [`News::Completed`](super::News::Completed), and the reason is taken in the same way.
+    ///
+    /// # Errors
+    /// `ESTALE` if the group was removed; `ENOSPC` if the queue is full; those of epoll_ctl(2) of a
+    /// socket of the kernel.
+    pub fn receive_multishot(
+        &mut self,
+        stream: impl Into<Stream>,
+        group: Group,
+        deadline: Option<Instant>,
+        data: u64,
+    ) -> io::Result<Token> {
+        self.check_process()?;
+        self.groups.get(group).ok_or(Errno::STALE)?;
+        let multishot = Box::new(Multishot::new(stream.into(), group));
+        let kind = Kind::Multishot { multishot, wakes: None, deadline: None, is_told: false };
+        let (interest, trigger) = (Interest::READ, Trigger::Edge);
+        let token = self.begin_add(Source { kind, interest, trigger }, data)?;
+        self.groups.join(group)?;
+        if let (Some(due), Some(registration)) = (deadline, self.slots.get(token))
+            && let Kind::Multishot { deadline, .. } = &mut registration.source
+        {
+            *deadline = Some(self.timers.set(due, token));
+        }
+        // It is under way: what cannot be shown now is shown by the next call.
+        let _ = self.settle();
+        Ok(token)
     }
 
     /// The oldest buffer that a [multishot receive](EventQueue::receive_multishot) has filled.

@@ -6,12 +6,13 @@
 //! other disks go on.
 
 use super::Token;
-use super::queue::LOADS_SLOT;
 use crate::host::file_cache::Load;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use towpath_io::events::{BackEnd, Job, Operation, Outcome, Parts, THREADS_MAX};
 
+/// The first slot of the back end for loads; the one before is that of changes of files.
+pub(super) const LOADS_SLOT: u32 = 1;
 /// Loads and other accesses that the back end has at a time.
 pub(super) const LOADS_MAX: u32 = 64;
 /// The same of one device.

@@ -54,17 +54,21 @@ mod clock;
 mod custom;
 mod datagrams;
 mod expose;
+mod exposed;
 mod groups;
 mod jobs;
 mod loads;
 mod multishot;
+mod ongoing;
 mod operations;
+mod pool;
 mod queue;
 mod relay;
 mod slots;
 mod socket;
 mod source;
 mod streams;
+mod tasks;
 mod timers;
 mod transfer;
 mod wait;
@@ -74,17 +78,18 @@ pub use crate::host::file_source::FileSource;
 pub use changes::Changes;
 pub use custom::{Accessed, Pollable, Step, Task};
 pub use datagrams::{ReceivedInto, ReceivedLent};
-pub use groups::{GROUP_BUFFERS_MAX, GROUPS_MAX, Group};
 pub use multishot::Received;
 pub use operations::{Completed, Refused};
+pub use pool::{GROUP_BUFFERS_MAX, GROUPS_MAX, Group};
 pub use queue::{Change, Config, EventQueue, REGISTRATIONS_DEFAULT};
+pub use relay::Moved;
 pub use socket::{DatagramSocket, Listener, Stack, Stream};
 pub use source::{Exit, Notifier, Source};
 pub use streams::NotBegun;
 pub use towpath_io::events::{
     Action, Call, Calls, Choice, Interest, Memory, Operation, Readiness, SendFile, Trigger,
 };
-pub use transfer::{FileSent, Moved};
+pub use transfer::FileSent;
 pub use wait::EVENTS_DEFAULT;
 
 /// Names a registration.

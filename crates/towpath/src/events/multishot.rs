@@ -3,11 +3,10 @@
 //! The waits of the queue make the calls, on either stack: so bytes are taken from the stream when
 //! they are told, and not before. A socket of the kernel is watched by edge meanwhile.
 
-use super::groups::{Group, Groups};
+use super::pool::{Group, Groups};
 use super::relay::{later, receive};
 use super::socket::{End, Stream};
-use super::source::{Kind, Source};
-use super::{EventQueue, Interest, News, Token, Trigger};
+use super::{News, Token};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
@@ -15,14 +14,13 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
 
 /// Bytes that a multishot receive has received.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Received {
     /// They are at its beginning; its length is as before. It is the program's, to be
-    /// [given](EventQueue::give) back or not.
+    /// [given](super::EventQueue::give) back or not.
     pub buffer: Vec<u8>,
     /// How many.
     pub len: usize,
@@ -41,44 +39,8 @@ pub(super) struct Multishot {
     end: Option<io::Result<()>>,
 }
 
-impl EventQueue {
-    /// Receives again and again, until the stream ends, it is cancelled, or `deadline` has passed.
-    /// Whenever there are bytes, one buffer of the group is filled with as many as fit and are
-    /// there: a wait tells [`News::Received`], and [`EventQueue::take_received`] has them. When
-    /// there are bytes and no buffer, a wait tells [`News::Starved`], once, and it goes on when one
-    /// is [given](EventQueue::give) back; what is not received stays with the stream. At the end
-    /// there is [`News::Completed`], and the reason is taken in the same way.
-    ///
-    /// # Errors
-    /// `ESTALE` if the group was removed; `ENOSPC` if the queue is full; those of epoll_ctl(2) of a
-    /// socket of the kernel.
-    pub fn receive_multishot(
-        &mut self,
-        stream: impl Into<Stream>,
-        group: Group,
-        deadline: Option<Instant>,
-        data: u64,
-    ) -> io::Result<Token> {
-        self.check_process()?;
-        self.groups.get(group).ok_or(Errno::STALE)?;
-        let multishot = Box::new(Multishot::new(stream.into(), group));
-        let kind = Kind::Multishot { multishot, wakes: None, deadline: None, is_told: false };
-        let (interest, trigger) = (Interest::READ, Trigger::Edge);
-        let token = self.begin_add(Source { kind, interest, trigger }, data)?;
-        self.groups.join(group)?;
-        if let (Some(due), Some(registration)) = (deadline, self.slots.get(token))
-            && let Kind::Multishot { deadline, .. } = &mut registration.source
-        {
-            *deadline = Some(self.timers.set(due, token));
-        }
-        // It is under way: what cannot be shown now is shown by the next call.
-        let _ = self.settle();
-        Ok(token)
-    }
-}
-
 impl Multishot {
-    fn new(stream: Stream, group: Group) -> Self {
+    pub(super) fn new(stream: Stream, group: Group) -> Self {
         let filled = VecDeque::new();
         Self { stream, group, filled, is_starved: false, is_in_line: false, end: None }
     }

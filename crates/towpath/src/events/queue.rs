@@ -2,10 +2,10 @@
 
 use super::changes::Inotify;
 use super::clock::Clock;
-use super::expose::Exposed;
-use super::groups::Groups;
-use super::jobs::Ongoing;
-use super::loads::{LOADS_MAX, Loads};
+use super::exposed::Exposed;
+use super::loads::{LOADS_MAX, LOADS_SLOT, Loads};
+use super::ongoing::Ongoing;
+use super::pool::Groups;
 use super::slots::{Registration, Slots};
 use super::source::{self, Kind, Notifier, Source, Wakes};
 use super::timers::{Timers, UNSET};
@@ -25,9 +25,8 @@ use towpath_packet::ready::ReadyList;
 pub const REGISTRATIONS_DEFAULT: usize = 1 << 20;
 /// The slot of the back end that changes of files come by; those of registrations follow.
 pub(super) const CHANGES_SLOT: u32 = 0;
-/// The first of those of loads.
-pub(super) const LOADS_SLOT: u32 = 1;
 const FIRST_SLOT: u32 = LOADS_SLOT + LOADS_MAX;
+const _: () = assert!(CHANGES_SLOT < LOADS_SLOT);
 /// Entries of the ready list that are kept for operations to come.
 const SPARE_MAX: usize = 4096;
 const _: () = assert!(REGISTRATIONS_DEFAULT < (SLOTS_MAX - FIRST_SLOT) as usize);
@@ -388,7 +387,7 @@ impl EventQueue {
             return Err(Errno::BUSY.into());
         }
         if let Kind::Multishot { multishot, .. } = &mut registration.source {
-            self.groups.leave(multishot);
+            self.groups.leave(multishot.group(), multishot.take_all());
         }
         if let Some(fd) = registration.source.fd() {
             // Fails for one that was closed nevertheless: then the kernel has let go of it.

@@ -2,7 +2,6 @@
 //! by the waits of the queue. The kernel's end, if there is one, is watched by edge.
 
 use super::socket::{End, Stream};
-use super::transfer::Moved;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use std::io;
@@ -15,6 +14,21 @@ use towpath_io::events::broken;
 const BUFFER_BYTES: usize = 64 << 10;
 /// Bytes that are moved before others have their turn.
 const MOVED_MAX: usize = 16 * BUFFER_BYTES;
+
+/// Bytes that were moved from one place to another.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Moved {
+    /// Bytes that have arrived, also after an error.
+    pub bytes: u64,
+    /// Why it ended early. Where the source ended first, that is no error.
+    ///
+    /// # Errors
+    /// `ECANCELED`, `ETIMEDOUT`; those of reading and of writing.
+    pub result: io::Result<()>,
+    /// What was taken from the source and has not arrived: empty unless there is an error.
+    pub rest: Vec<u8>,
+}
 
 /// See the module's documentation.
 pub(super) struct Relay {

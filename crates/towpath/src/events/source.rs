@@ -18,8 +18,8 @@ use towpath_packet::ready::Raiser;
 
 use super::changes::{self, Changes};
 use super::custom::{Pollable, Task};
-use super::jobs::Ongoing;
 use super::multishot::Multishot;
+use super::ongoing::Ongoing;
 use super::relay::Relay;
 use super::socket::{DatagramSocket, End, Listener, Stream};
 use super::timers::{Setting, UNSET};

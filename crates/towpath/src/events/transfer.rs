@@ -1,7 +1,7 @@
 //! Operations that move bytes between files and streams without showing them to the program.
 
 use super::jobs::Ended;
-use super::relay::Relay;
+use super::relay::{Moved, Relay};
 use super::socket::End;
 use super::source::{Kind, Source};
 use super::{EventQueue, Interest, Refused, SendFile, Stream, Token, Trigger};
@@ -30,21 +30,6 @@ pub struct FileSent {
     pub result: io::Result<()>,
     /// What was to be sent.
     pub parts: SendFile,
-}
-
-/// Bytes that were moved from one place to another.
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct Moved {
-    /// Bytes that have arrived, also after an error.
-    pub bytes: u64,
-    /// Why it ended early. Where the source ended first, that is no error.
-    ///
-    /// # Errors
-    /// `ECANCELED`, `ETIMEDOUT`; those of reading and of writing.
-    pub result: io::Result<()>,
-    /// What was taken from the source and has not arrived: empty unless there is an error.
-    pub rest: Vec<u8>,
 }
 
 impl EventQueue {

@@ -1,6 +1,6 @@
 //! Waiting: what is gathered, and in which order it is told.
 
-use super::groups::Groups;
+use super::pool::Groups;
 use super::queue::{CHANGES_SLOT, EXPIRED, KERNEL, RAISED, kernel_slot, own_slot};
 use super::slots::Registration;
 use super::source::{Kind, exit_of, next_signal};

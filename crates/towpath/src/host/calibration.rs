@@ -6,7 +6,7 @@ use super::budget::{Budget, Levels};
 use super::clock::moment;
 use super::core::Core;
 use super::lend::{Parcel, Source};
-use super::sending::{Account, Ticket};
+use super::ticket::{Account, Observer, Ticket};
 use super::trials::Gauge;
 use rustix::time::{ClockId, clock_gettime};
 use std::hint::black_box;
@@ -27,9 +27,10 @@ impl Watch {
     pub(super) fn new(chooser: Arc<Chooser>, round: u32, size: usize) -> Self {
         Self { chooser, round, size, began: moment() }
     }
+}
 
-    /// All is back.
-    pub(super) fn over(&self, copied: bool) {
+impl Observer for Watch {
+    fn over(&self, copied: bool) {
         let nanos = moment().duration_since(self.began).as_nanos() as u64;
         let outcome = Outcome { round: self.round, size: self.size, copied, nanos };
         self.chooser.learn(outcome);
@@ -114,7 +115,7 @@ fn least_nanos(mut run: impl FnMut()) -> u64 {
 
 /// Bytes of the copy that is measured: a super-packet.
 const COPY_SAMPLE: usize = 64 << 10;
-/// That of datagrams before all trials, as `towpath bench zerocopy` finds it over links and
+/// That of datagrams before all trials, as `towpath-bench zerocopy` finds it over links and
 /// devices: larger than that of a stream, as each is a packet to itself and no queue makes who
 /// copies wait.
 pub(super) const DATAGRAM_BREAK_EVEN: usize = 16 << 10;

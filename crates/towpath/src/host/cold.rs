@@ -12,12 +12,9 @@
 //! [known](Cold::is_first) by a mark, and read by way of the kernel, which keeps it for the next
 //! time. A mark that another block has overwritten is forgotten, which costs one more such read.
 
-use super::file_cache::{BLOCK_BYTES, Key};
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::Arc;
-use towpath_io::large_pages::{LARGE_BLOCK_BYTES, LARGE_PAGE_BYTES, LargeBlock, LargePages};
-
-const _: () = assert!(BLOCK_BYTES == LARGE_BLOCK_BYTES, "a block is read into a block");
+use towpath_io::large_pages::{LARGE_PAGE_BYTES, LargeBlock, LargePages};
 
 /// The part of a cache that is for cold blocks.
 const COLD_PART: usize = 4;
@@ -45,7 +42,7 @@ impl Cold {
 
     /// False if a block is not to be read past the kernel's cache, as it was before, or as there
     /// is no memory for that.
-    pub(super) fn is_first(&self, key: &Key) -> bool {
+    pub(super) fn is_first(&self, key: &impl Hash) -> bool {
         let (at, mark) = self.mark(key);
         self.reserve > 0 && self.marks.get(at) != Some(&mark)
     }
@@ -70,7 +67,7 @@ impl Cold {
     }
 
     /// A block is read past the kernel's cache.
-    pub(super) fn note(&mut self, key: &Key) {
+    pub(super) fn note(&mut self, key: &impl Hash) {
         if self.marks.is_empty() {
             self.marks.resize(MARKS, 0);
         }
@@ -79,7 +76,7 @@ impl Cold {
     }
 
     /// Where the mark of a block is, and what it is.
-    fn mark(&self, key: &Key) -> (usize, u32) {
+    fn mark(&self, key: &impl Hash) -> (usize, u32) {
         let hash = self.hasher.hash_one(key);
         // The empty place has none of them.
         (hash as usize % MARKS, (hash >> 32) as u32 | 1)

@@ -1,5 +1,6 @@
 //! What a host is told when it is made.
 
+use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
@@ -98,10 +99,9 @@ impl Config {
 }
 
 /// Why there is no host.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 pub enum StartError {
     /// An address has more prefix bits than bits.
-    #[error("{address}/{len}: the prefix is longer than the address")]
     PrefixLength {
         /// The address.
         address: IpAddr,
@@ -109,7 +109,6 @@ pub enum StartError {
         len: u8,
     },
     /// The MTU is below what hosts must take.
-    #[error("an MTU of {mtu} is too small: at least {min}")]
     Mtu {
         /// What was asked for.
         mtu: u16,
@@ -117,14 +116,51 @@ pub enum StartError {
         min: u16,
     },
     /// Packet memory out of bounds.
-    #[error("{0} bytes of memory: between {MEMORY_MIN} and {MEMORY_MAX} are possible")]
     Memory(usize),
     /// The device cannot be used.
-    #[error("the TAP device: {0}")]
-    Tap(#[from] TapError),
+    Tap(TapError),
     /// The system has no thread or no descriptor left.
-    #[error("starting: {0}")]
-    Io(#[from] io::Error),
+    Io(io::Error),
+}
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PrefixLength { address, len } => {
+                write!(f, "{address}/{len}: the prefix is longer than the address")
+            }
+            Self::Mtu { mtu, min } => write!(f, "an MTU of {mtu} is too small: at least {min}"),
+            Self::Memory(value) => write!(
+                f,
+                "{value} bytes of memory: between {MEMORY_MIN} and {MEMORY_MAX} are \
+                 possible"
+            ),
+            Self::Tap(error) => write!(f, "the TAP device: {error}"),
+            Self::Io(error) => write!(f, "starting: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for StartError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Tap(error) => Some(error),
+            Self::Io(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<TapError> for StartError {
+    fn from(error: TapError) -> Self {
+        Self::Tap(error)
+    }
+}
+
+impl From<io::Error> for StartError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
 }
 
 impl From<rustix::io::Errno> for StartError {

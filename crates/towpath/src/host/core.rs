@@ -13,8 +13,8 @@ use super::budget::Budget;
 use super::buffers::Buffers;
 use super::clock::Clock;
 use super::gather::Gather;
+use super::line::Line;
 use super::port::{MEMORY_PAUSE, Port};
-use super::posted;
 use super::queue::{LentOp, Op, SendQueue};
 use super::wait::Waiters;
 use std::collections::{HashMap, VecDeque};
@@ -91,7 +91,7 @@ pub(super) struct Entry {
     pub(super) late: Option<Error>,
     pub(super) readers: Waiters,
     pub(super) writers: Waiters,
-    pub(super) posted: posted::Line,
+    pub(super) posted: Line,
 }
 
 /// What a turn came to.

@@ -9,9 +9,9 @@
 //! and the worker takes up many calls at once.
 
 use super::core::{Now, State};
-use super::feed::{Fed, LOANS_MAX, lend};
 use super::port::Port;
 use super::queue::{LOAN_BYTES_MAX, LentOp, Op, SendQueue};
+use super::stretch::{Fed, LOANS_MAX, lend};
 use towpath_net::socket::{Error, LentCall, SendTo, SocketId, Sockets};
 use towpath_net::stack::Context;
 use towpath_packet::Loans;

@@ -6,30 +6,19 @@ use super::datagrams::feed_datagrams;
 use super::lend::Source;
 use super::port::MEMORY_PAUSE;
 use super::queue::{DATAGRAMS_QUEUED_MAX, LOAN_BYTES_MAX, LentOp, Op, SendQueue};
-use super::sending::Share;
+use super::stretch::{Fed, LOANS_MAX, lend};
+use super::ticket::Share;
 use std::sync::Arc;
 use std::task::Waker;
 use towpath_net::socket::{Borrower, Error, SendFlags, SocketId, Sockets};
 use towpath_net::stack::Context;
 use towpath_packet::{Loans, Piece};
 
-/// Ranges of memory that a host lends at a time; what is to be lent beyond waits.
-pub(super) const LOANS_MAX: usize = 65_536;
 /// Bytes that the stack is given beyond the room it has when a socket is closed: well below what
 /// sequence numbers can tell apart.
 const FLUSHED_MAX: usize = 1 << 29;
 const _: () =
     assert!(FLUSHED_MAX / LOAN_BYTES_MAX <= LOANS_MAX / 4, "one stream leaves loans over");
-
-/// What became of a part of a send queue.
-pub(super) enum Fed {
-    All,
-    /// The stack has no room.
-    Full,
-    /// No loan or no memory is free.
-    Starved,
-    Failed(Error),
-}
 
 /// What a call does where readers keep too much to be handed more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -282,20 +271,4 @@ fn lend_from(
         at += piece.len();
         Some(piece)
     }
-}
-
-/// Lends a stretch that begins at `at`, `most` bytes of it at most.
-pub(super) fn lend(
-    source: &Arc<dyn Source>,
-    ticket: &Share,
-    (at, most): (usize, usize),
-    loans: &mut Loans,
-    borrower: Borrower,
-) -> Option<Piece> {
-    ticket.share(Some(borrower.lender));
-    let piece = source.clone().lend(loans, at, most, ticket.lender(), borrower.token);
-    if piece.is_none() {
-        ticket.unshare();
-    }
-    piece
 }

@@ -47,12 +47,13 @@ use std::task::Waker;
 use std::time::{Duration, SystemTime};
 use towpath_io::direct;
 use towpath_io::events::{Mounts, device};
-use towpath_io::large_pages::LargeBlock;
+use towpath_io::large_pages::{LARGE_BLOCK_BYTES, LargeBlock};
 use towpath_packet::Ledger;
 
 /// Bytes of a block, but for the last of a file: so many that a disk is asked for a stretch, and so
 /// few that a range of a file brings little else with it.
 pub(crate) const BLOCK_BYTES: usize = 256 << 10;
+const _: () = assert!(BLOCK_BYTES == LARGE_BLOCK_BYTES, "a block is read into a block");
 /// Bytes of a block that is read privately: a super-packet.
 pub(crate) const PRIVATE_BYTES: usize = 64 << 10;
 /// What blocks are counted in, so that their number is bounded, too: a page.

@@ -5,12 +5,12 @@
 //! buffer is with the entry of its socket until it is filled or withdrawn, then with its [`Slot`].
 
 use super::core::{Now, State};
+use super::line::{Filled, Line, Slot, Waiting};
 use super::stream::TcpStream;
-use std::collections::VecDeque;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Waker};
-use towpath_net::socket::{Error, ReceiveFlags, SocketId};
+use std::sync::{Arc, Mutex};
+use std::task::Context;
+use towpath_net::socket::{ReceiveFlags, SocketId};
 use towpath_net::stack;
 
 /// What came of a receive, and its buffer.
@@ -28,61 +28,6 @@ pub(crate) enum Receiving {
 pub(crate) struct Posted {
     stream: TcpStream,
     slot: Arc<Slot>,
-}
-
-/// Where a buffer is found when it is filled.
-struct Slot(Mutex<Filled>);
-
-struct Filled {
-    waker: Waker,
-    done: Option<(Result<usize, Error>, Vec<u8>)>,
-}
-
-/// Buffers that wait for bytes of one socket, the first to be filled in front.
-#[derive(Default)]
-pub(super) struct Line {
-    buffers: VecDeque<(Waiting, Arc<Slot>)>,
-    /// The slot of the one that was posted last.
-    last: Weak<Slot>,
-    /// What ended one that had bytes, for the next.
-    failure: Option<Error>,
-}
-
-/// A buffer that waits for bytes.
-struct Waiting {
-    buffer: Vec<u8>,
-    filled: usize,
-    /// Until it is full.
-    all: bool,
-}
-
-impl Waiting {
-    /// Receives what is there, with `receive`; what came of it if nothing more is to be waited for.
-    fn fill(
-        &mut self,
-        failure: &mut Option<Error>,
-        mut receive: impl FnMut(&mut [u8]) -> Result<usize, Error>,
-    ) -> Option<Result<usize, Error>> {
-        if let Some(error) = failure.take() {
-            return Some(Err(error));
-        }
-        // Each turn but the last receives some bytes.
-        loop {
-            match receive(&mut self.buffer[self.filled..]) {
-                Ok(0) => return Some(Ok(self.filled)),
-                Ok(count) => self.filled += count,
-                Err(Error::WouldBlock) => return None,
-                Err(error) if self.filled > 0 => {
-                    *failure = Some(error);
-                    return Some(Ok(self.filled));
-                }
-                Err(error) => return Some(Err(error)),
-            }
-            if !self.all || self.filled == self.buffer.len() {
-                return Some(Ok(self.filled));
-            }
-        }
-    }
 }
 
 impl Posted {
@@ -155,24 +100,6 @@ impl Drop for Posted {
         if Arc::strong_count(&self.slot) > 1 {
             drop(self.stream.with_core(|id, state, _| state.unpost(id, &self.slot)));
         }
-    }
-}
-
-impl Slot {
-    fn lock(&self) -> MutexGuard<'_, Filled> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Line {
-    /// True if buffers wait for bytes.
-    pub(super) fn waits(&self) -> bool {
-        !self.buffers.is_empty()
-    }
-
-    /// True if all buffers were taken.
-    fn is_empty(&self) -> bool {
-        self.last.strong_count() == 0
     }
 }
 

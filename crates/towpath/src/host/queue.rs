@@ -12,11 +12,9 @@
 //! is known that they can: those that are sent in the same way as one that the stack took, and are
 //! not longer. The [`Door`] says so until something happens that may change it.
 
-use super::LENT_OVERHEAD;
 use super::budget::Budget;
 use super::lend::Source;
-use super::sending::{Account, Share};
-use super::terms::Copying;
+use super::ticket::{Account, Share};
 use super::wait::Waiters;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,6 +23,9 @@ use towpath_net::socket::{Error, LentCall, SendTo, SocketId};
 use towpath_net::time::Instant;
 use towpath_packet::Piece;
 
+/// What each send that lends counts with beside its bytes, so that a budget of bytes bounds the
+/// number of sends, too.
+pub const LENT_OVERHEAD: usize = 1024;
 /// Copied bytes that one queue holds: what a worker passes on in a few turns.
 pub(super) const QUEUED_MAX: usize = 256 << 10;
 /// What one queue of lent datagrams holds ([`work_of`] each): a millisecond's work, so that a
@@ -71,6 +72,13 @@ pub(super) struct LentOp {
     /// What it counts with in the queue.
     pub(super) room: usize,
     pub(super) ticket: Share,
+}
+
+/// A copy of what was left of a buffer when its term ended.
+pub(super) struct Copying {
+    /// Where it begins in the buffer.
+    pub(super) from: usize,
+    pub(super) bytes: Vec<u8>,
 }
 
 impl Op {

@@ -10,9 +10,10 @@ use super::gather::Gather;
 use super::lend::sealed::Mark;
 use super::lend::{Lend, Parcel};
 use super::mode::{Mode, SendMode};
-use super::queue::{LentOp, Op, SendQueue};
-use super::sending::{SendError, Sending, Ticket};
+use super::queue::{LENT_OVERHEAD, LentOp, Op, SendQueue};
+use super::sending::{SendError, Sending};
 use super::shape::Shape;
+use super::ticket::Ticket;
 use super::wait::block;
 use super::{Host, family, io_error, would_block};
 use std::fmt;
@@ -25,9 +26,6 @@ use std::time::Duration;
 use towpath_net::socket::{self, Error, Options, ReceiveFlags, SocketId};
 use towpath_net::tcp::Info;
 
-/// What each send that lends counts with beside its bytes, so that a budget of bytes bounds the
-/// number of sends, too.
-pub const LENT_OVERHEAD: usize = 1024;
 /// Bytes that one call of `write` copies at most.
 const WRITE_MAX: usize = 64 << 10;
 

@@ -6,11 +6,11 @@
 //! takes the buffer's place in the budgets, whether there is room or not, so that a program whose
 //! peer does not read gets its memory back, and has to wait before it lends more.
 
-use super::core::{Now, State};
+use super::core::{Core, Now, State};
 use super::lend::Copied;
 use super::port::MEMORY_PAUSE;
-use super::queue::{LentOp, Op};
-use super::sending::Ticket;
+use super::queue::{Copying, LentOp, Op};
+use super::ticket::{Recall, Ticket};
 use std::sync::Arc;
 use towpath_net::socket::SocketId;
 use towpath_net::time::{Instant, earliest};
@@ -19,16 +19,15 @@ use towpath_packet::{Ledger, Site};
 /// Bytes copied in one turn: about a millisecond.
 const COPIED_PER_TURN: usize = 4 << 20;
 
-/// A copy of what was left of a buffer when its term ended.
-pub(super) struct Copying {
-    /// Where it begins in the buffer.
-    from: usize,
-    bytes: Vec<u8>,
+impl Recall for Core {
+    fn recall(&self, id: SocketId, ticket: &Ticket) {
+        self.call(|state, now| state.recall(id, ticket, now.now));
+    }
 }
 
 impl State {
     /// Has the worker give the memory of one send back.
-    pub(super) fn recall(&mut self, id: SocketId, ticket: &Ticket, now: Instant) {
+    fn recall(&mut self, id: SocketId, ticket: &Ticket, now: Instant) {
         if let Some(number) = ticket.number() {
             self.sockets.end_terms(id, (number, number), now);
         }

@@ -1,6 +1,6 @@
 //! What event queues see of a host: sockets that are ready, and buffers that are back.
 
-use super::sending::Ticket;
+use super::ticket::Ticket;
 use super::{Lend, Sending, TcpListener, TcpStream, UdpSocket};
 use std::io;
 use std::sync::Arc;

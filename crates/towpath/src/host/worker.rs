@@ -9,10 +9,10 @@ use super::core::{Core, Turn};
 use super::file_cache::{FileCache, FileCacheStats};
 use super::link;
 use super::port::{Line, Port};
-use super::sending::Account;
+use super::ticket::{Account, Recall};
 use super::trials::Costs;
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use towpath_io::reactor::{Events, Interest, Reactor};
@@ -154,7 +154,8 @@ impl Host {
         let core = &self.owner.core;
         let socket = budget(core.lent_by_socket);
         let levels = Levels { socket, group: self.group.clone(), all: core.lent.clone() };
-        Arc::new(Account::new(levels, Some((Arc::downgrade(core), id))))
+        let host: Weak<dyn Recall> = Arc::<Core>::downgrade(core);
+        Arc::new(Account::new(levels, Some((host, id))))
     }
 
     /// What calls of streams that choose cost.

@@ -10,6 +10,7 @@ use crate::vhost_user::session::{feature, protocol};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use std::fmt;
 use std::io::{self, IoSlice, Read};
 use std::mem::MaybeUninit;
 use std::os::unix::net::UnixStream;
@@ -30,20 +31,42 @@ const NEED_REPLY: u32 = 1 << 3;
 const NO_FILE: u64 = 1 << 8;
 
 /// Why a guest was not attached.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 pub enum FrontEndError {
     /// The socket failed, or the device did not answer in time.
-    #[error("socket of the device: {0}")]
-    Os(#[from] io::Error),
+    Os(io::Error),
     /// The device does not offer these features.
-    #[error("the device does not offer the features {0:#x}")]
     Features(u64),
     /// The device answered something else than it was asked.
-    #[error("request {0} was answered with something else")]
     Reply(u32),
     /// The device refused.
-    #[error("request {0} was refused")]
     Refused(u32),
+}
+
+impl fmt::Display for FrontEndError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Os(error) => write!(f, "socket of the device: {error}"),
+            Self::Features(value) => write!(f, "the device does not offer the features {value:#x}"),
+            Self::Reply(value) => write!(f, "request {value} was answered with something else"),
+            Self::Refused(value) => write!(f, "request {value} was refused"),
+        }
+    }
+}
+
+impl std::error::Error for FrontEndError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Os(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<io::Error> for FrontEndError {
+    fn from(error: io::Error) -> Self {
+        Self::Os(error)
+    }
 }
 
 /// A connected front end. The device forgets the guest when it is dropped.

@@ -15,7 +15,7 @@
 
 use super::CHAIN_MAX;
 use super::chain::{Descriptor, Head};
-use super::packed::Place;
+use super::place::Place;
 use crate::vhost_user::shared::Area;
 use std::ops::Range;
 use towpath_packet::sync::Ordering::{Relaxed, Release};

@@ -3,7 +3,8 @@
 use super::super::auto::Choice;
 use super::super::lend::{Lend, Parcel};
 use super::super::queue::LentOp;
-use super::super::sending::{SendError, Sending, Share, Ticket};
+use super::super::sending::{SendError, Sending};
+use super::super::ticket::{Share, Ticket};
 use super::{Inner, UdpSocket};
 use std::io;
 use std::mem;

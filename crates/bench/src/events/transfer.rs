@@ -1,0 +1,385 @@
+//! Much data through few sockets, by operations and by calls that wait.
+//!
+//! The program is one end of all connections. With operations it is one thread with an event queue,
+//! and has [`SENDS`] buffers for each socket to send, or [`RECEIVES`] to receive into, one for each
+//! of the kernel's sockets; with calls that wait it is a thread for each socket, as it has to be.
+//! The other ends are the same for both: a thread with an event queue, which lends what it sends
+//! and takes what it receives where it is. Bytes are counted, not looked at.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Barrier, LazyLock};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, ensure};
+use rustix::time::{ClockId, clock_gettime};
+use towpath::events::{Choice, Config, EventQueue, News, Stream, Token};
+use towpath::host::{self, Host};
+
+use super::Group;
+use super::http::can_serve;
+use super::serve::{CLIENT, PORT, SERVER};
+use crate::cases::{Better, Case, Selection};
+use crate::ping_pong::Stopwatch;
+
+/// What is done with how many sockets.
+#[derive(Debug)]
+struct Point {
+    is_kernel: bool,
+    way: Way,
+    sockets: usize,
+    /// Speed, processor time of the program's threads, and of all.
+    cases: [Case; 3],
+}
+
+/// What the program does, with operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Send,
+    Receive,
+    /// Without copying, which calls that wait are measured without.
+    ReceiveLent,
+}
+
+const STACK: [&str; 2] = ["operations", "calls"];
+const KERNEL: [&str; 3] = ["io_uring", "epoll", "calls"];
+
+/// Bytes of a measurement, and of a short one.
+const BYTES: u64 = 1 << 30;
+const BYTES_SHORT: u64 = 16 << 20;
+/// Most bytes of a buffer, with operations and with calls: four that are posted are what a
+/// connection has on its way. Of smaller ones, telling of each is most of what the program's thread
+/// does.
+const BUFFER_BYTES_MAX: usize = 1 << 20;
+/// Most bytes of one buffer of each socket, together: more would be in no cache when they are told.
+const BUFFERS_BYTES: usize = 4 << 20;
+/// Buffers to send of a socket: so many are on their way that the stream does not wait for the
+/// return of one, and several come back together.
+const SENDS: usize = 8;
+/// Buffers to receive into that are posted to a socket.
+const RECEIVES: usize = 4;
+const SOCKETS: [usize; 2] = [1, 10];
+/// What no connection takes as long as.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(super) fn all() -> impl Iterator<Item = &'static Case> {
+    points().iter().flat_map(|point| &point.cases)
+}
+
+fn points() -> &'static [Point] {
+    static POINTS: LazyLock<Vec<Point>> = LazyLock::new(|| {
+        let ways = [
+            (false, Way::Receive),
+            (false, Way::ReceiveLent),
+            (false, Way::Send),
+            (true, Way::Receive),
+            (true, Way::Send),
+        ];
+        let of = |(is_kernel, way)| SOCKETS.map(|sockets| Point::new(is_kernel, way, sockets));
+        ways.into_iter().flat_map(of).collect()
+    });
+    &POINTS
+}
+
+/// What can be measured of what is wanted.
+pub(super) fn groups(selection: &Selection) -> Vec<Group<'static>> {
+    let mut kernel = KERNEL.to_vec();
+    let needs_kernel = |point: &Point| point.cases.iter().any(|case| selection.has(case));
+    if points().iter().filter(|point| point.is_kernel).any(needs_kernel) {
+        kernel.retain(|system| can_serve(system));
+    }
+    let group = |point: &'static Point| Group {
+        cases: point.cases.iter().collect(),
+        systems: if point.is_kernel { kernel.clone() } else { STACK.into() },
+        measure: Box::new(move |system, span| point.measure(system, span)),
+    };
+    let groups = points().iter().map(group);
+    groups.filter(|group| group.is_selected(selection)).collect()
+}
+
+impl Point {
+    fn new(is_kernel: bool, way: Way, sockets: usize) -> Self {
+        let carrier = if is_kernel { "kernel_" } else { "" };
+        let way_name = match way {
+            Way::Send => "send",
+            Way::Receive => "receive",
+            Way::ReceiveLent => "receive_lent",
+        };
+        let name = format!("{carrier}{way_name}_1GiB_{sockets}");
+        let case =
+            |suffix, unit, better| Case { name: (name.clone() + suffix).into(), unit, better };
+        let cases = [
+            case("", "MiB/s", Better::High),
+            case("_cpu_thread", "ms/GiB", Better::Low),
+            case("_cpu_all", "ms/GiB", Better::Low),
+        ];
+        Self { is_kernel, way, sockets, cases }
+    }
+
+    fn measure(&self, system: &str, span: Duration) -> anyhow::Result<Vec<f64>> {
+        let bytes = if span >= Duration::from_secs(1) { BYTES } else { BYTES_SHORT };
+        let count = bytes / self.sockets as u64;
+        let choice = match system {
+            "operations" => Some(Choice::Best),
+            "io_uring" => Some(Choice::IoUring),
+            "epoll" => Some(Choice::Epoll),
+            _ => None,
+        };
+        if self.is_kernel {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot listen")?;
+            let to = listener.local_addr().context("cannot listen")?;
+            let pair = || {
+                let near = TcpStream::connect(to).context("cannot connect")?;
+                Ok((near, listener.accept().context("cannot accept")?.0))
+            };
+            let pairs = (0..self.sockets).map(|_| pair()).collect::<anyhow::Result<_>>()?;
+            return self.between(pairs, choice, count);
+        }
+        let config = |address| host::Config::with_address(address, 24);
+        let (near, far) = Host::pair(&config(CLIENT), &config(SERVER))?;
+        let to = SocketAddr::from((SERVER, PORT));
+        let listener = host::TcpListener::bind(&far, to).context("cannot listen")?;
+        let pair = || {
+            let near = host::TcpStream::connect(&near, to).context("cannot connect")?;
+            Ok((near, listener.accept().context("cannot accept")?.0))
+        };
+        let pairs = (0..self.sockets).map(|_| pair()).collect::<anyhow::Result<_>>()?;
+        self.between(pairs, choice, count)
+    }
+
+    /// Moves `count` bytes over each connection; `None` by calls that wait.
+    fn between<S>(
+        &self,
+        pairs: Vec<(S, S)>,
+        choice: Option<Choice>,
+        count: u64,
+    ) -> anyhow::Result<Vec<f64>>
+    where
+        S: Into<Stream> + Read + Write + Send,
+    {
+        let (near, far): (Vec<S>, Vec<S>) = pairs.into_iter().unzip();
+        let far: Vec<Stream> = far.into_iter().map(Into::into).collect();
+        let (sends, is_kernel, way) = (self.way == Way::Send, self.is_kernel, self.way);
+        let bytes = buffer_bytes(self.sockets);
+        let threads = if choice.is_some() { 1 } else { near.len() };
+        let start = Barrier::new(threads + 2);
+        thread::scope(|scope| {
+            let start = &start;
+            let other = scope.spawn(move || {
+                // Kernel's sockets lend nothing, and one way to ask the kernel is as good here.
+                let way = match (sends, is_kernel) {
+                    (false, _) => Way::Send,
+                    (true, true) => Way::Receive,
+                    (true, false) => Way::ReceiveLent,
+                };
+                let work = Work::new(Choice::Epoll, way, far, count);
+                start.wait();
+                work?.run()
+            });
+            let own: Vec<_> = match choice {
+                Some(choice) => vec![scope.spawn(move || {
+                    let streams = near.into_iter().map(Into::into).collect();
+                    timed(start, Work::new(choice, way, streams, count), Work::run)
+                })],
+                None => {
+                    let by_calls = |stream| {
+                        move || {
+                            timed(start, Ok(stream), |stream| {
+                                by_calls(stream, sends, (count, bytes))
+                            })
+                        }
+                    };
+                    near.into_iter().map(|stream| scope.spawn(by_calls(stream))).collect()
+                }
+            };
+            let before = cpu(ClockId::ProcessCPUTime);
+            start.wait();
+            let watch = Stopwatch::start();
+            let join = |thread: thread::ScopedJoinHandle<'_, anyhow::Result<Duration>>| {
+                thread.join().map_err(|_| anyhow!("a thread failed"))?
+            };
+            let used = own.into_iter().map(join).collect::<Vec<_>>();
+            other.join().map_err(|_| anyhow!("the other end failed"))??;
+            let (taken, all) = (watch.elapsed(), cpu(ClockId::ProcessCPUTime) - before);
+            let used = used.into_iter().sum::<anyhow::Result<Duration>>()?;
+            let gib = (count * self.sockets as u64) as f64 / (1_u64 << 30) as f64;
+            let per_gib = |time: Duration| time.as_secs_f64() * 1e3 / gib;
+            Ok(vec![gib * 1024.0 / taken.as_secs_f64(), per_gib(used), per_gib(all)])
+        })
+    }
+}
+
+/// Bytes of a buffer where there are so many sockets: a power of two.
+fn buffer_bytes(sockets: usize) -> usize {
+    (1 << (BUFFERS_BYTES / sockets).ilog2()).min(BUFFER_BYTES_MAX)
+}
+
+/// Does something when all are ready, and tells this thread's processor time for it.
+fn timed<W>(
+    start: &Barrier,
+    work: anyhow::Result<W>,
+    run: impl FnOnce(W) -> anyhow::Result<()>,
+) -> anyhow::Result<Duration> {
+    start.wait();
+    let before = cpu(ClockId::ThreadCPUTime);
+    run(work?)?;
+    Ok(cpu(ClockId::ThreadCPUTime) - before)
+}
+
+/// Moves so many bytes by calls that wait, with a buffer of so many.
+fn by_calls(
+    mut stream: impl Read + Write,
+    sends: bool,
+    (mut left, bytes): (u64, usize),
+) -> anyhow::Result<()> {
+    let mut buffer = vec![0x5a; bytes];
+    while left > 0 {
+        let room = left.min(bytes as u64) as usize;
+        let moved = match sends {
+            true => stream.write(&buffer[..room]),
+            false => stream.read(&mut buffer[..room]),
+        };
+        match moved {
+            Ok(0) => anyhow::bail!("the other end has closed, {left} bytes too early"),
+            Ok(moved) => left -= moved as u64,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error).context("cannot move bytes"),
+        }
+    }
+    Ok(())
+}
+
+/// The same by operations, on all sockets in one thread.
+struct Work {
+    queue: EventQueue,
+    way: Way,
+    sockets: Vec<Socket>,
+    /// Bytes of a buffer.
+    bytes: usize,
+}
+
+struct Socket {
+    stream: Stream,
+    /// Bytes that no operation is to move yet, or that were not received yet.
+    left: u64,
+    buffers: Vec<Vec<u8>>,
+    /// A send that was not accepted yet: the next follows it.
+    sending: Option<Token>,
+    /// Operations under way.
+    posted: usize,
+}
+
+impl Socket {
+    /// Whether there is something to move or, of what was sent, to come back.
+    fn is_under_way(&self, way: Way) -> bool {
+        self.left > 0 || (way == Way::Send && self.posted > 0)
+    }
+}
+
+impl Work {
+    fn new(choice: Choice, way: Way, streams: Vec<Stream>, left: u64) -> anyhow::Result<Self> {
+        let queue = EventQueue::with(&Config { back_end: choice, ..Config::default() })?;
+        let posted = |stream: &Stream| match way {
+            Way::Send => SENDS,
+            Way::Receive if stream.as_host().is_some() => RECEIVES,
+            // Of several at a time, nothing is said about which of them gets what.
+            Way::Receive => 1,
+            Way::ReceiveLent => 0,
+        };
+        let bytes = buffer_bytes(streams.len());
+        let socket = |stream| Socket {
+            buffers: vec![vec![0x5a; bytes]; posted(&stream)],
+            stream,
+            left,
+            sending: None,
+            posted: 0,
+        };
+        Ok(Self { queue, way, sockets: streams.into_iter().map(socket).collect(), bytes })
+    }
+
+    fn run(mut self) -> anyhow::Result<()> {
+        for index in 0..self.sockets.len() {
+            self.go_on(index)?;
+        }
+        let (mut events, mut under_way) = (Vec::new(), self.sockets.len());
+        while under_way > 0 {
+            events.clear();
+            self.queue.wait(&mut events, Some(self.queue.now() + PATIENCE))?;
+            ensure!(!events.is_empty(), "nothing moves any more");
+            for event in &events {
+                let index = event.data as usize;
+                let was_under_way = self.sockets[index].is_under_way(self.way);
+                self.told(index, event.token, event.news)?;
+                self.go_on(index)?;
+                let is_over = was_under_way && !self.sockets[index].is_under_way(self.way);
+                under_way -= usize::from(is_over);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what has come of an operation.
+    fn told(&mut self, index: usize, token: Token, news: News) -> anyhow::Result<()> {
+        let (socket, full) = (&mut self.sockets[index], self.bytes);
+        match (self.way, news) {
+            (Way::Send, News::Sent { bytes }) => {
+                ensure!(bytes == full || socket.left == 0, "{bytes} bytes were accepted");
+                socket.sending = None;
+                return Ok(());
+            }
+            (Way::ReceiveLent, _) => {
+                let pieces = self.queue.take_pieces(token).context("it is over")??;
+                let count: usize = pieces.iter().map(|piece| piece.len()).sum();
+                ensure!(count > 0, "the other end has closed, {} bytes too early", socket.left);
+                socket.left -= count as u64;
+            }
+            (way, _) => {
+                let done = self.queue.take(token).context("it is over")?;
+                let count = done.result.context("cannot move bytes")?;
+                socket.buffers.push(done.buffer);
+                if way == Way::Receive && socket.left > 0 {
+                    ensure!(count > 0, "the other end has closed, {} bytes too early", socket.left);
+                    socket.left -= count as u64;
+                }
+            }
+        }
+        socket.posted -= 1;
+        Ok(())
+    }
+
+    /// Begins what can be begun.
+    fn go_on(&mut self, index: usize) -> anyhow::Result<()> {
+        let Self { queue, way, sockets, bytes } = self;
+        let Socket { stream, left, buffers, sending, posted } = &mut sockets[index];
+        if *left == 0 || sending.is_some() || (*way == Way::ReceiveLent && *posted > 0) {
+            return Ok(());
+        }
+        let (data, room) = (index as u64, (*left).min(*bytes as u64) as usize);
+        match way {
+            Way::ReceiveLent => {
+                queue.receive_lent(&*stream, room, None, data)?;
+                *posted += 1;
+            }
+            Way::Send => {
+                let Some(mut buffer) = buffers.pop() else { return Ok(()) };
+                buffer.truncate(room);
+                *sending = Some(queue.send(&*stream, buffer, None, data)?);
+                *left -= room as u64;
+                *posted += 1;
+            }
+            Way::Receive => {
+                while let Some(buffer) = buffers.pop() {
+                    queue.receive_all(&*stream, buffer, None, data)?;
+                    *posted += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn cpu(of: ClockId) -> Duration {
+    let time = clock_gettime(of);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+}

@@ -1,0 +1,370 @@
+//! `towpath-bench`: measurements against what users have today.
+//!
+//! Every measurement runs its systems interleaved, several rounds, and reports figures in one
+//! format: a table for people, or with `--json` one object per line with the keys `bench`, `case`,
+//! `unit`, `value`, `against`, `other`, `ratio`, `rounds`, `min`, `max`. `value` and `other` are
+//! medians over the rounds of towpath and of the system `against`; `ratio` is the median of the
+//! rounds' own ratios and always means "towpath better" above 1; `min` and `max` belong to
+//! `value`, and `rounds` counts what it is made of. What could not be measured is null. Names of
+//! cases are stable.
+//!
+//! # Theory of operation
+//!
+//! This process forks one child into new network, mount and PID namespaces and from then on only
+//! waits for it or for a signal. The child, process 1 of its PID namespace, does everything:
+//! however it or this process ends, the kernel kills all processes that take part, and with them
+//! go their namespaces, which have no names. The host's own network is never touched. Sockets lie
+//! in a directory among temporary files, which this process makes and removes.
+//!
+//! Modules form a line, and each uses only those before it: `{cases, lab, process, say, scratch} →
+//! {ping_pong, results, system} → {flows, iperf, report} → {datagrams, plot, vm} → {events, vhost,
+//! zerocopy} → {gateway, work} → ring`.
+#![deny(unsafe_code)]
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, ValueEnum};
+use rustix::event::{PollFd, PollFlags, poll};
+use towpath_io::mount;
+use towpath_io::namespace::signals::{self, Signals};
+use towpath_io::namespace::{Isolation, Kept};
+use towpath_io::process_sys::Forked;
+
+use cases::{Case, Selection};
+use scratch::Scratch;
+use system::Peer;
+use work::Work;
+
+mod cases;
+mod datagrams;
+mod events;
+mod flows;
+mod gateway;
+mod iperf;
+mod lab;
+mod ping_pong;
+mod plot;
+mod process;
+mod report;
+mod results;
+mod ring;
+mod say;
+mod scratch;
+mod system;
+mod vhost;
+mod vm;
+mod work;
+mod zerocopy;
+
+/// Measure throughput, latency and cost on this machine.
+///
+/// `gateway` compares a program's network through towpath with pasta, slirp4netns and a plain veth
+/// pair (the kernel alone: the ceiling), interleaved, in namespaces of its own. Needs root, ip
+/// (iproute2) and iperf3; HTTP is measured if nginx and wrk are installed. Peers that are not
+/// installed are left out.
+///
+/// `zerocopy` compares sends that lend with sends that copy: processor time per GiB sent, by size
+/// of the send, of the sending thread and of everything that takes part: between two hosts in this
+/// process, over TAP to the kernel, and for comparison with the kernel's own sockets over veth. TCP
+/// and UDP. Needs root, and ip and /dev/net/tun for some cases, which are left out without; counts
+/// instructions too if valgrind is installed.
+///
+/// `ring` compares the ring between threads with a locked queue, crossbeam's ArrayQueue, rtrb and a
+/// ring like the kernel's: time per packet with one producer and two, and packets per second of a
+/// port on a TAP device. Needs root and ip.
+///
+/// `vm` sends packets from one virtual machine to another through a switch: payload shared, against
+/// payload copied out at the switch. The machines are drivers in this process; in the cases
+/// `vm_guests` they are real ones in QEMU, which are also measured on a bridge of the kernel, and
+/// left out if QEMU or what they boot is missing. Needs root, and ip for the bridge.
+///
+/// `vhost` sends packets of 64 bytes and of nearly 64 KiB from one vhost-user port to another,
+/// through a switch of towpath's and through DPDK's testpmd. Needs root and dpdk-testpmd.
+///
+/// `events` asks the HTTP server of the example `httpd`, on the event queue, beside the same server
+/// on readiness: on hosts in this process, over TAP, and on the kernel's sockets beside plain epoll
+/// and nginx. Requests per second, processor time per request, errors. Also 1 GiB received and sent
+/// by operations and by calls that wait, and reads of a file by operations, pread and io_uring
+/// alone. Needs root and ip; wrk and nginx for some cases, which are left out without.
+///
+/// Progress goes to standard error.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100)]
+struct Arguments {
+    /// What to measure.
+    #[arg(value_name = "NAME")]
+    name: Bench,
+
+    /// How many times everything is measured; medians are reported.
+    #[arg(long, value_name = "N", default_value_t = 3,
+          value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+
+    /// How long each single measurement takes [default: 3; zerocopy, ring, vm, vhost, events: 1]
+    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=3600))]
+    seconds: Option<u32>,
+
+    /// What to compare a gateway with.
+    #[arg(long, value_name = "LIST", value_delimiter = ',',
+          default_values_t = [Peer::Towpath, Peer::Pasta, Peer::Slirp4netns, Peer::Veth])]
+    peers: Vec<Peer>,
+
+    /// Only cases with such names; `*` stands for anything. Example: 'tcp_*_1flow,rr_*'
+    #[arg(long, value_name = "GLOB", value_delimiter = ',', default_value = "*")]
+    cases: Vec<String>,
+
+    /// What real virtual machines boot: where scripts/guest has put it.
+    #[arg(long, value_name = "DIRECTORY", default_value = "target/guest")]
+    guest: PathBuf,
+
+    /// Print one JSON object per line instead of a table.
+    #[arg(long)]
+    json: bool,
+
+    /// Also draw the medians (SVG).
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+
+    /// Do nothing but this: what instructions are counted of.
+    #[arg(long, hide = true, value_name = "WORK")]
+    harness: Option<Work>,
+
+    /// Do nothing but this: be the server that clients ask.
+    #[arg(long, hide = true, value_name = "SYSTEM,ADDRESS,DIR")]
+    serve: Option<events::Serving>,
+
+    /// One round, each measurement as short as it can be: whether it works, not how well.
+    #[arg(long, conflicts_with_all = ["rounds", "seconds"])]
+    quick: bool,
+}
+
+/// The measurements there are.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Bench {
+    /// A program's network.
+    Gateway,
+    /// Sends that lend.
+    Zerocopy,
+    /// Rings between threads.
+    Ring,
+    /// Virtual machines on a switch.
+    Vm,
+    /// Ports for virtual machines, and DPDK's.
+    Vhost,
+    /// Servers, transfers and reads of files by the event queue.
+    Events,
+}
+
+/// What to do where each measurement takes the same time.
+#[derive(Debug)]
+struct Timed {
+    selection: Selection,
+    rounds: u32,
+    /// Of each measurement.
+    span: Duration,
+}
+
+/// What to do.
+#[derive(Debug)]
+enum Plan {
+    Gateway(gateway::Plan),
+    Zerocopy(zerocopy::Plan),
+    Ring(Timed),
+    Vm(vm::Plan),
+    Vhost(Timed),
+    Events(Timed),
+}
+
+/// How a measurement ends.
+enum Ending {
+    /// With this code.
+    Code(u8),
+    /// By SIGINT, as the user asked.
+    Interrupt,
+}
+
+/// The code where nothing could be measured, or not everything.
+const FAILED: u8 = 125;
+/// Added to the number of a signal that ended a measurement.
+const KILLED_BASE: u8 = 128;
+
+fn main() -> ExitCode {
+    // By that name it is the command that it measures: what it needs is in one file.
+    if std::env::args_os().next().is_some_and(|name| name == towpath_cli::NAME) {
+        return towpath_cli::main();
+    }
+    // Wrong usage ends here, with code 2.
+    match bench(&Arguments::parse()) {
+        Ok(Ending::Code(code)) => ExitCode::from(code),
+        Ok(Ending::Interrupt) => {
+            signals::end_by_interrupt();
+            ExitCode::from(KILLED_BASE + signals::INTERRUPT_NUMBER)
+        }
+        Err(error) => {
+            say::error(format_args!("{error:#}"));
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+/// Measures and reports.
+fn bench(arguments: &Arguments) -> anyhow::Result<Ending> {
+    if let Some(serving) = &arguments.serve {
+        serving.run()?;
+        return Ok(Ending::Code(0));
+    }
+    if let Some(work) = arguments.harness {
+        work.run()?;
+        return Ok(Ending::Code(0));
+    }
+    let plan = plan(arguments);
+    let isolation = Isolation::detect(false)?;
+    if !isolation.is_privileged() {
+        bail!("this needs root, for example by sudo");
+    }
+    // Before the measurement, which takes long.
+    let plot = arguments.plot.as_deref().map(create).transpose()?;
+    // Of this process, which removes it also when a signal ends the measurement.
+    let scratch = Scratch::inside(&std::env::temp_dir())?;
+    let signals = Signals::block()?;
+    let child = match isolation.fork()? {
+        Forked::Child => {
+            let done = measure(arguments, &plan, &isolation, signals, scratch.directory(), plot);
+            // It must not return into what its parent does.
+            let code = done.unwrap_or_else(|error| {
+                say::error(format_args!("{error:#}"));
+                FAILED
+            });
+            std::process::exit(code.into())
+        }
+        Forked::Parent(child) => child,
+    };
+    let pidfd = child.pidfd.try_clone().context("cannot duplicate a descriptor")?;
+    let child = Kept::new(child);
+    loop {
+        match wait(&[signals.as_fd(), pidfd.as_fd()])? {
+            // Everything ends with the child, which is killed when `child` is dropped.
+            0 => match signals.next()? {
+                Some(arrived) if arrived.is_end() => {
+                    let number = u8::try_from(arrived.signal.as_raw()).unwrap_or(0);
+                    return Ok(match number {
+                        signals::INTERRUPT_NUMBER => Ending::Interrupt,
+                        _ => Ending::Code(KILLED_BASE + number),
+                    });
+                }
+                _ => {}
+            },
+            _ => {
+                let status = child.wait().context("cannot wait for process 1")?;
+                let killed = || status.signal().map_or(FAILED.into(), |signal| 128 + signal);
+                let code = status.code().unwrap_or_else(killed);
+                return Ok(Ending::Code(u8::try_from(code).unwrap_or(FAILED)));
+            }
+        }
+    }
+}
+
+fn plan(arguments: &Arguments) -> Plan {
+    let cases: Vec<&'static Case> = match arguments.name {
+        Bench::Gateway => gateway::probes::all().collect(),
+        Bench::Zerocopy => zerocopy::cases::all().collect(),
+        Bench::Ring => ring::all().collect(),
+        Bench::Vm => vm::all().collect(),
+        Bench::Vhost => vhost::all().collect(),
+        Bench::Events => events::all().collect(),
+    };
+    let selection = Selection::new(cases.iter().copied(), &arguments.cases);
+    if selection.is_empty() {
+        let names: Vec<_> = cases.iter().map(|case| &*case.name).collect();
+        let text = format!("option --cases: none fits; there are {}", names.join(", "));
+        Arguments::command().error(ErrorKind::ValueValidation, text).exit();
+    }
+    let rounds = if arguments.quick { 1 } else { arguments.rounds };
+    let timed = |selection, quick| {
+        let seconds = Duration::from_secs(arguments.seconds.unwrap_or(1).into());
+        Timed { selection, rounds, span: if arguments.quick { quick } else { seconds } }
+    };
+    match arguments.name {
+        Bench::Gateway => {
+            let seconds = if arguments.quick { 1 } else { arguments.seconds.unwrap_or(3) };
+            let setups = system::setups(&arguments.peers);
+            Plan::Gateway(gateway::Plan { selection, setups, rounds, seconds })
+        }
+        Bench::Zerocopy => {
+            let seconds = (!arguments.quick).then(|| arguments.seconds.unwrap_or(1));
+            Plan::Zerocopy(zerocopy::Plan::new(selection, rounds, seconds))
+        }
+        Bench::Ring => Plan::Ring(timed(selection, ring::SPAN_QUICK)),
+        Bench::Vm => {
+            let images = arguments.guest.clone();
+            Plan::Vm(vm::Plan { timed: timed(selection, vm::SPAN_QUICK), images })
+        }
+        Bench::Vhost => Plan::Vhost(timed(selection, vhost::SPAN_QUICK)),
+        Bench::Events => Plan::Events(timed(selection, events::SPAN_QUICK)),
+    }
+}
+
+/// The child's part: process 1 of its namespaces.
+fn measure(
+    arguments: &Arguments,
+    plan: &Plan,
+    isolation: &Isolation,
+    signals: Signals,
+    scratch: &Path,
+    plot: Option<File>,
+) -> anyhow::Result<u8> {
+    isolation.adopt()?;
+    signals.mask_before().restore()?;
+    drop(signals);
+    // Must be found before /proc shows the new namespaces only.
+    let kernel = process::KernelThreads::find();
+    mount::make_private()?;
+    mount::mount_proc()?;
+    let (results, failures) = match plan {
+        Plan::Gateway(plan) => gateway::measure(plan, &kernel, scratch)?,
+        Plan::Zerocopy(plan) => zerocopy::measure(plan, &kernel)?,
+        Plan::Ring(plan) => ring::measure(plan)?,
+        Plan::Vm(plan) => vm::measure(plan, &kernel, scratch)?,
+        Plan::Vhost(plan) => vhost::measure(plan, scratch)?,
+        Plan::Events(plan) => events::measure(plan, scratch)?,
+    };
+    let text = match plan {
+        _ if arguments.json => report::json(&results),
+        Plan::Zerocopy(_) => zerocopy::report::table(&results),
+        _ => report::table(&results),
+    };
+    std::io::stdout().write_all(text.as_bytes())?;
+    if let Some(mut plot) = plot {
+        let picture = match plan {
+            Plan::Zerocopy(_) => zerocopy::plot::svg(&results),
+            _ => plot::svg(&results),
+        };
+        plot.write_all(picture.as_bytes()).context("option --plot")?;
+    }
+    if failures > 0 {
+        say::error(format_args!("{failures} measurements of towpath failed"));
+        return Ok(FAILED);
+    }
+    Ok(0)
+}
+
+fn create(path: &Path) -> anyhow::Result<File> {
+    File::create(path).with_context(|| format!("option --plot: cannot write {}", path.display()))
+}
+
+/// The index of a readable descriptor.
+fn wait(descriptors: &[BorrowedFd<'_>]) -> anyhow::Result<usize> {
+    let mut waiting: Vec<_> =
+        descriptors.iter().map(|descriptor| PollFd::new(descriptor, PollFlags::IN)).collect();
+    rustix::io::retry_on_intr(|| poll(&mut waiting, None)).context("cannot wait")?;
+    let ready = waiting.iter().position(|waiting| !waiting.revents().is_empty());
+    Ok(ready.expect("without a timeout, poll returns when something is ready"))
+}

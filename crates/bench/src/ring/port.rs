@@ -1,0 +1,166 @@
+//! A port: packets that one thread or two queue and another writes to a TAP device, or to a guest.
+
+use std::net::Ipv4Addr;
+use std::sync::Barrier;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use towpath_io::tap::Tap;
+use towpath_io::vhost_user::virtq::feature;
+use towpath_packet::sync::{AtomicBool, Ordering};
+use towpath_packet::{Burst, Device, Ledger, Packet, PacketPool};
+
+use super::drive::{BURST, Idle, Setting};
+use super::queues::{CAPACITY, Drain, Ends, Fill, Kind};
+use crate::lab::{self, Network};
+use crate::ping_pong::Stopwatch;
+use crate::work::guests::Receiver;
+
+/// What packets are written to.
+pub(super) enum Port {
+    Tap(Box<Tap>),
+    Guest(Box<Receiver>, Box<Ledger>),
+}
+
+impl Port {
+    pub(super) fn tap(network: &Network) -> anyhow::Result<Self> {
+        lab::prepare_program(network)?;
+        let tap = network.inside(|| Tap::create(NAME).context("no TAP device"))?;
+        lab::join_by_tap(network, NAME, ADDRESS, PREFIX_LEN)?;
+        Ok(Self::Tap(Box::new(tap)))
+    }
+
+    /// The thread that writes does the guest's part, too.
+    pub(super) fn guest() -> anyhow::Result<Self> {
+        let receiver = Receiver::new(feature::VERSION_1, BUFFER_BYTES)?;
+        Ok(Self::Guest(Box::new(receiver), Box::default()))
+    }
+
+    fn transmit(&mut self, burst: &mut Burst) -> anyhow::Result<()> {
+        match self {
+            Self::Tap(tap) => tap.transmit(burst).context("cannot write to the TAP device"),
+            Self::Guest(receiver, ledger) => {
+                receiver.transmit(burst, ledger)?;
+                receiver.take()
+            }
+        }
+    }
+
+    /// Packets that were written.
+    fn packets(&self) -> u64 {
+        match self {
+            Self::Tap(tap) => tap.counters().transmitted.packets,
+            Self::Guest(receiver, _) => receiver.packets(),
+        }
+    }
+
+    /// Millions of packets in a second, of so many producers. This thread writes them.
+    pub(super) fn mpps(
+        &mut self,
+        kind: Kind,
+        producers: usize,
+        setting: &Setting,
+    ) -> anyhow::Result<f64> {
+        let Ends { fills, mut drain } = kind.open::<Packet>(producers)?;
+        setting.pin(1)?;
+        let stop = AtomicBool::new(false);
+        let begin = Barrier::new(producers + 1);
+        let before = self.packets();
+        let elapsed = thread::scope(|scope| {
+            let (stop, begin) = (&stop, &begin);
+            let threads: Vec<_> = fills
+                .into_iter()
+                .enumerate()
+                .map(|(index, mut fill)| {
+                    scope.spawn(move || {
+                        let pinned = setting.pin(setting.number_of_producer(index));
+                        begin.wait();
+                        produce(fill.as_mut(), stop);
+                        pinned
+                    })
+                })
+                .collect();
+            begin.wait();
+            let elapsed = self.write(drain.as_mut(), setting.span);
+            // Relaxed: nothing is ordered by it.
+            stop.store(true, Ordering::Relaxed);
+            for thread in threads {
+                thread.join().ok().context("a producer panicked")??;
+            }
+            elapsed
+        })?;
+        let sent = self.packets() - before;
+        ensure!(sent > 0, "no packet was written");
+        Ok(sent as f64 / elapsed.as_secs_f64() / 1e6)
+    }
+
+    /// Writes what comes, for a while, and until there was something; returns how long it was. On a
+    /// busy machine, producers may get no time until the while is over.
+    fn write(&mut self, drain: &mut dyn Drain<Packet>, span: Duration) -> anyhow::Result<Duration> {
+        let (before, started) = (self.packets(), Stopwatch::start());
+        let (mut places, mut burst) = ([const { None }; BURST], Burst::new());
+        let mut idle = Idle::default();
+        loop {
+            let elapsed = started.elapsed();
+            if elapsed >= span && (self.packets() > before || elapsed >= PATIENCE) {
+                return Ok(elapsed);
+            }
+            if burst.is_empty() && drain.drain(&mut places) == 0 {
+                idle.wait();
+                continue;
+            }
+            idle = Idle::default();
+            for packet in places.iter_mut().filter_map(Option::take) {
+                let has_room = burst.push(packet).is_ok();
+                ensure!(has_room, "a burst holds what was taken at once");
+            }
+            self.transmit(&mut burst)?;
+        }
+    }
+}
+
+/// Makes packets and queues them; drops what has no room.
+fn produce(fill: &mut dyn Fill<Packet>, stop: &AtomicBool) {
+    let mut pool = PacketPool::new(PACKETS);
+    let mut idle = Idle::default();
+    // Relaxed: nothing is ordered by it.
+    while !stop.load(Ordering::Relaxed) {
+        let mut items = [const { None }; BURST];
+        let mut made = 0;
+        for item in &mut items {
+            let Some(mut packet) = pool.take() else { break };
+            packet.push_header(FRAME.len()).copy_from_slice(&FRAME);
+            *item = Some(packet);
+            made += 1;
+        }
+        match made {
+            0 => idle.wait(),
+            made => {
+                idle = Idle::default();
+                fill.fill(&mut items[..made]);
+            }
+        }
+    }
+}
+
+/// The smallest frame, to everybody, of a protocol for experiments that nobody listens to.
+const FRAME: [u8; 60] = {
+    let mut frame = [0; 60];
+    let header = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 1, 0x88, 0xb5];
+    let mut at = 0;
+    while at < header.len() {
+        frame[at] = header[at];
+        at += 1;
+    }
+    frame
+};
+/// Twice what a queue holds, so that the pool is never what is waited for.
+const PACKETS: usize = 2 * CAPACITY;
+/// Of a guest's receive buffer: for an MTU of 1500.
+const BUFFER_BYTES: u32 = 1526;
+/// For the first packet.
+const PATIENCE: Duration = Duration::from_secs(10);
+const NAME: &str = "bench0";
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 7, 2, 1);
+const PREFIX_LEN: u8 = 24;

@@ -1,0 +1,238 @@
+//! The systems that are compared, and how each is started.
+//!
+//! All join the same kind of network, which exists before them; the program in it reaches servers
+//! on the host's loopback through them.
+
+use std::env;
+use std::ffi::OsStr;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use clap::ValueEnum;
+
+use super::lab::{IPERF_PORT, OUTSIDE_V4, OUTSIDE_V6};
+
+/// What towpath can be compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Peer {
+    /// This program with MTU 65520.
+    Towpath,
+    /// This program with two workers.
+    Workers,
+    /// pasta, with MTU 1500 and 65520.
+    Pasta,
+    /// slirp4netns, with MTU 1500 and 65520.
+    Slirp4netns,
+    /// A veth pair: the kernel alone.
+    Veth,
+    /// Nothing: towpath's own figures.
+    None,
+}
+
+/// A system with its one important setting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Setup {
+    pub(super) system: System,
+    pub(super) mtu: u16,
+}
+
+/// Something that carries a program's packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum System {
+    /// This very program.
+    Towpath,
+    /// The same with [`WORKERS`].
+    Workers,
+    Pasta,
+    Slirp4netns,
+    Veth,
+}
+
+/// towpath first, then the peers with what they are compared in.
+pub(super) fn setups(peers: &[Peer]) -> Vec<Setup> {
+    let mut setups = vec![Setup { system: System::Towpath, mtu: MTU_ORDINARY }];
+    let mut add = |system, mtu| {
+        let setup = Setup { system, mtu };
+        if !setups.contains(&setup) {
+            setups.push(setup);
+        }
+    };
+    for peer in peers {
+        let system = match peer {
+            Peer::Towpath => {
+                add(System::Towpath, MTU_LARGE);
+                continue;
+            }
+            Peer::Workers => System::Workers,
+            Peer::Pasta => System::Pasta,
+            Peer::Slirp4netns => System::Slirp4netns,
+            Peer::Veth => System::Veth,
+            Peer::None => continue,
+        };
+        add(system, MTU_ORDINARY);
+        // The only size in which they are fast, with a network that is not Ethernet's any more.
+        if system.program().is_some() {
+            add(system, MTU_LARGE);
+        }
+    }
+    setups
+}
+
+impl Setup {
+    /// The command that joins the network held by process `holder`; `None` for the kernel.
+    pub(super) fn command(self, holder: i32) -> Option<Command> {
+        let (mtu, joined) = (self.mtu.to_string(), IPERF_PORT.to_string());
+        let netns = format!("/proc/{holder}/ns/net");
+        Some(match self.system {
+            System::Towpath | System::Workers => {
+                let mut command = self.attach();
+                command.args(["--map-host-loopback", &TOWPATH_V4.to_string()]);
+                command.args(["--map-host-loopback", &TOWPATH_V6.to_string()]);
+                command.args(["--host-tcp-ports", &joined]).arg(holder.to_string());
+                command
+            }
+            System::Pasta => {
+                let mut command = Command::new("pasta");
+                command.args(["--foreground", "--config-net", "--runas", "0", "--mtu", &mtu]);
+                command.args(["-t", "none", "-u", "none", "-T", &joined, "-U", "none"]);
+                command.args(["--netns-only", "--netns", &netns]);
+                command
+            }
+            System::Slirp4netns => {
+                let mut command = Command::new("slirp4netns");
+                command.args(["--configure", "--enable-ipv6", "--mtu", &mtu]);
+                command.args(["--netns-type=path", &netns, "tap0"]);
+                command
+            }
+            System::Veth => return None,
+        })
+    }
+
+    /// The command that joins another such network, with its port [`IPERF_PORT`] published on the
+    /// host's loopback; `None` for those without such a short cut.
+    pub(super) fn publishing_command(self, holder: i32, port: u16) -> Option<Command> {
+        let (mtu, spec) = (self.mtu.to_string(), format!("127.0.0.1/{port}:{IPERF_PORT}"));
+        let netns = format!("/proc/{holder}/ns/net");
+        Some(match self.system {
+            System::Towpath | System::Workers => {
+                let mut command = self.attach();
+                command.args(["--join-published", "-t", &spec]).arg(holder.to_string());
+                command
+            }
+            System::Pasta => {
+                let mut command = Command::new("pasta");
+                command.args(["--foreground", "--config-net", "--runas", "0", "--mtu", &mtu]);
+                command.args(["-t", &spec, "-u", "none", "-T", "none", "-U", "none"]);
+                command.args(["--netns-only", "--netns", &netns]);
+                command
+            }
+            System::Slirp4netns | System::Veth => return None,
+        })
+    }
+
+    /// The beginning of a command `towpath`, which this program is by that name.
+    fn attach(self) -> Command {
+        let workers = if self.system == System::Workers { WORKERS } else { 1 };
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0(towpath_cli::NAME).args(["attach", "--quiet", "--mtu", &self.mtu.to_string()]);
+        command.args(["--workers", &workers.to_string()]);
+        command
+    }
+
+    /// The address by which its program reaches the host's servers; `subnet` is that of a veth.
+    pub(super) fn target(self, ipv6: bool, subnet: u8) -> Option<IpAddr> {
+        Some(match (self.system, ipv6) {
+            (System::Towpath | System::Workers, false) => TOWPATH_V4.into(),
+            (System::Towpath | System::Workers, true) => TOWPATH_V6.into(),
+            (System::Pasta, false) => OUTSIDE_V4.into(),
+            (System::Pasta, true) => OUTSIDE_V6.into(),
+            (System::Slirp4netns, false) => Ipv4Addr::new(10, 0, 2, 2).into(),
+            (System::Slirp4netns, true) => Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2).into(),
+            (System::Veth, false) => Ipv4Addr::new(10, 8, subnet, 1).into(),
+            (System::Veth, true) => Ipv6Addr::new(0xfd08, subnet.into(), 0, 0, 0, 0, 0, 1).into(),
+        })
+    }
+}
+
+impl Setup {
+    /// The address at which its program finds iperf3's server on the program's own loopback.
+    pub(super) fn loopback(self) -> Option<IpAddr> {
+        match self.system {
+            System::Towpath | System::Workers | System::Pasta => Some(Ipv4Addr::LOCALHOST.into()),
+            System::Slirp4netns | System::Veth => None,
+        }
+    }
+}
+
+impl System {
+    /// The program that must be installed.
+    pub(super) fn program(self) -> Option<&'static str> {
+        match self {
+            System::Towpath | System::Workers | System::Veth => None,
+            System::Pasta => Some("pasta"),
+            System::Slirp4netns => Some("slirp4netns"),
+        }
+    }
+}
+
+impl fmt::Display for Setup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.system {
+            System::Towpath if self.mtu == MTU_ORDINARY => write!(f, "towpath"),
+            System::Towpath => write!(f, "towpath@{}", self.mtu),
+            System::Workers => write!(f, "towpath@{WORKERS}workers"),
+            System::Pasta => write!(f, "pasta@{}", self.mtu),
+            System::Slirp4netns => write!(f, "slirp4netns@{}", self.mtu),
+            System::Veth => write!(f, "veth@{}", self.mtu),
+        }
+    }
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = self.to_possible_value().expect("no peer is skipped");
+        f.write_str(value.get_name())
+    }
+}
+
+/// Where a program is installed, if it is.
+pub(super) fn find_program(name: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let mut places = env::split_paths(&path).map(|place| place.join(OsStr::new(name)));
+    places.find(|place| place.is_file())
+}
+
+/// What an installed program says about its version.
+pub(super) fn version(name: &str) -> Option<String> {
+    let output = Command::new(name).arg("--version").output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let words = text.lines().next()?.trim();
+    Some(words.replacen(" version", "", 1))
+}
+
+/// Ethernet's.
+const MTU_ORDINARY: u16 = 1500;
+/// The peers' default, chosen for speed.
+const MTU_LARGE: u16 = 65520;
+/// As many as there are processors on the smallest machines.
+const WORKERS: usize = 2;
+const TOWPATH_V4: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
+const TOWPATH_V6: Ipv6Addr = Ipv6Addr::new(0xfd74, 0x6f77, 0x7061, 0x7468, 0, 0, 0, 2);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn towpath_is_first_and_setups_are_unique() {
+        use Peer::{None, Pasta, Towpath, Veth, Workers};
+        let setups = setups(&[Veth, Towpath, Pasta, None, Pasta, Workers]);
+        let names: Vec<_> = setups.iter().map(Setup::to_string).collect();
+        let expected = ["towpath", "veth@1500", "towpath@65520", "pasta@1500", "pasta@65520"];
+        assert_eq!(names[..5], expected);
+        assert_eq!(names[5..], ["towpath@2workers"]);
+    }
+}

@@ -1,0 +1,280 @@
+//! One measurement: a network with two machines, and packets from one to the other.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Sender as Reports, channel};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, ensure};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::thread::{CpuSet, gettid};
+use towpath_gateway::config::Config;
+use towpath_gateway::network::{
+    Attachment, BUSY_POLL, Network, NetworkConfig, NetworkReport, PortSettings,
+};
+use towpath_gateway::worker::Worker;
+use towpath_packet::Ledger;
+
+use super::guest::{Receiver, Sender};
+use super::workload::{HEADERS, VIRTIO, Which, Workload, pattern};
+use crate::ping_pong::Stopwatch;
+use crate::process::{pin_thread, processors, thread_cpu};
+use crate::scratch::Scratch;
+
+/// What is the same for all measurements.
+pub(super) struct Rig<'a> {
+    span: Duration,
+    /// Where sockets are.
+    scratch: &'a Path,
+    /// Of the drivers, and of the worker.
+    processors: [CpuSet; 2],
+}
+
+/// What a measurement yields.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Figures {
+    packets: u64,
+    elapsed: Duration,
+    cpu: Duration,
+    copied: u64,
+}
+
+impl Figures {
+    /// One of the figures, in the unit of its case.
+    pub(super) fn value(&self, which: Which, workload: &Workload) -> f64 {
+        let payload = (self.packets * workload.payload as u64) as f64;
+        let is_large = workload.segment.is_some();
+        match which {
+            Which::Speed if is_large => payload * 8e-9 / self.elapsed.as_secs_f64(),
+            Which::Speed => self.packets as f64 * 1e-6 / self.elapsed.as_secs_f64(),
+            Which::Cpu if is_large => self.cpu.as_secs_f64() * f64::from(1_u32 << 30) / payload,
+            Which::Cpu => self.cpu.as_secs_f64() * 1e9 / self.packets as f64,
+            Which::Copies => self.copied as f64 / payload,
+        }
+    }
+}
+
+impl<'a> Rig<'a> {
+    pub(super) fn new(span: Duration, scratch: &'a Path) -> anyhow::Result<Self> {
+        Ok(Self { span, scratch, processors: places()? })
+    }
+
+    /// Measures one workload, with payload shared or copied out at the switch.
+    pub(super) fn measure(&self, workload: &Workload, orphan: bool) -> anyhow::Result<Figures> {
+        let sockets = Scratch::inside(self.scratch)?;
+        let serving = Serving::start(orphan, &sockets, self.processors[1])?;
+        pin_thread(&self.processors[0])?;
+        let mut traffic = Traffic::connect(&sockets, workload)?;
+        drop(sockets);
+        traffic.warm_up()?;
+        let (sent, cpu, copied) = (traffic.sent, serving.cpu()?, serving.ledger.copied());
+        let started = Stopwatch::start();
+        traffic.run(|_| started.elapsed() >= self.span)?;
+        let figures = Figures {
+            packets: traffic.sent - sent,
+            elapsed: started.elapsed(),
+            cpu: serving.cpu()? - cpu,
+            copied: serving.ledger.copied() - copied,
+        };
+        let report = serving.stop()?;
+        let dropped: u64 = report
+            .ports
+            .iter()
+            .flat_map(|port| port.counters.drops())
+            .map(|(_, count)| count)
+            .sum();
+        ensure!(dropped == 0, "{dropped} packets were dropped: {report}");
+        Ok(figures)
+    }
+}
+
+/// A processor for drivers, and another for what is between them if there are two.
+pub(crate) fn places() -> anyhow::Result<[CpuSet; 2]> {
+    let all = processors()?;
+    let mut each = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).map(|cpu| {
+        let mut one = CpuSet::new();
+        one.set(cpu);
+        one
+    });
+    let first = each.next().context("no processor")?;
+    Ok([first, each.next().unwrap_or(first)])
+}
+
+/// Both drivers.
+pub(crate) struct Traffic<'a> {
+    workload: &'a Workload,
+    sender: Sender,
+    receiver: Receiver,
+    /// Packets sent.
+    sent: u64,
+    /// Bytes that came.
+    bytes: u64,
+}
+
+impl<'a> Traffic<'a> {
+    /// Connects both.
+    pub(crate) fn connect(sockets: &Scratch, workload: &'a Workload) -> anyhow::Result<Self> {
+        Ok(Self {
+            workload,
+            sender: Sender::connect(&sockets.path(SENDER), workload)?,
+            receiver: Receiver::connect(&sockets.path(RECEIVER), workload)?,
+            sent: 0,
+            bytes: 0,
+        })
+    }
+
+    /// Has all memory used once, so that both sides have it.
+    pub(crate) fn warm_up(&mut self) -> anyhow::Result<()> {
+        self.receiver.introduce()?;
+        self.check()?;
+        let round = self.sender.round();
+        self.run(|sent| sent >= round)
+    }
+
+    /// Payload per second, in Gbit, while it sends for `span`.
+    pub(crate) fn speed(&mut self, span: Duration) -> anyhow::Result<f64> {
+        let (sent, started) = (self.sent, Stopwatch::start());
+        self.run(|_| started.elapsed() >= span)?;
+        let payload = (self.sent - sent) * self.workload.payload as u64;
+        Ok(payload as f64 * 8e-9 / started.elapsed().as_secs_f64())
+    }
+
+    /// Sends until `is_enough` of what was sent, and then waits for the rest.
+    fn run(&mut self, is_enough: impl Fn(u64) -> bool) -> anyhow::Result<()> {
+        let Workload { window, .. } = *self.workload;
+        let of_packet = self.workload.bytes_received();
+        let begin = self.sent;
+        let (mut is_over, mut idle, mut last) = (false, 0_u32, Stopwatch::start());
+        loop {
+            is_over |= is_enough(self.sent - begin);
+            let under_way = self.sent - self.bytes / of_packet;
+            if is_over && under_way == 0 {
+                break;
+            }
+            let room = if is_over { 0 } else { window.saturating_sub(under_way) };
+            let sent = if room > 0 { self.sender.send(room) } else { 0 };
+            let came = self.receiver.receive(|_, _, _| {});
+            self.sent += sent;
+            self.bytes += came;
+            if sent > 0 || came > 0 {
+                (idle, last) = (0, Stopwatch::start());
+                continue;
+            }
+            idle += 1;
+            if idle.is_multiple_of(SPINS) {
+                ensure!(last.elapsed() < STALL, "{under_way} packets are lost");
+                thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+        ensure!(self.bytes == self.sent * of_packet, "what came is not what was sent");
+        Ok(())
+    }
+
+    /// Sends one packet and compares each byte.
+    fn check(&mut self) -> anyhow::Result<()> {
+        let (mut came, started) = (Vec::new(), Stopwatch::start());
+        self.sent += self.sender.send(1);
+        while (came.len() as u64) < self.workload.bytes_received() {
+            ensure!(started.elapsed() < STALL, "nothing comes through");
+            self.receiver.receive(|ram, address, bytes| {
+                let from = came.len();
+                came.resize(from + bytes as usize, 0);
+                // What is outside stays zero, and is found below.
+                let _ = ram.memory().read(address, &mut came[from..]);
+            });
+        }
+        self.bytes += came.len() as u64;
+        let frame_bytes = came.len() / self.workload.frames();
+        let mut payload = Vec::new();
+        for frame in came.chunks(frame_bytes) {
+            ensure!(frame[VIRTIO..][..14] == self.workload.headers()[VIRTIO..][..14], "MAC");
+            payload.extend_from_slice(&frame[HEADERS..]);
+        }
+        ensure!(payload == pattern(self.workload.payload), "what came is not what was sent");
+        Ok(())
+    }
+}
+
+/// A worker that serves a network.
+pub(crate) struct Serving {
+    pub(super) ledger: Arc<Ledger>,
+    stop: OwnedFd,
+    thread: i32,
+    running: JoinHandle<anyhow::Result<NetworkReport>>,
+}
+
+impl Serving {
+    /// Listens at both sockets, on a thread of its own.
+    pub(crate) fn start(
+        orphan: bool,
+        sockets: &Scratch,
+        processor: CpuSet,
+    ) -> anyhow::Result<Self> {
+        let ledger = Arc::new(Ledger::new());
+        let stop = eventfd(0, EventfdFlags::CLOEXEC).context("eventfd")?;
+        let ports = [SENDER, RECEIVER].map(|name| (name, sockets.path(name)));
+        let (ready, is_ready) = channel();
+        let running = thread::Builder::new().name("worker".into()).spawn({
+            let (ledger, stop) = (ledger.clone(), stop.try_clone().context("dup")?);
+            move || {
+                pin_thread(&processor)?;
+                serve(orphan, ports, ledger, &stop, &ready)
+            }
+        })?;
+        match is_ready.recv() {
+            Ok(thread) => Ok(Self { ledger, stop, thread, running }),
+            Err(_) => Err(ended(running).err().unwrap_or_else(|| anyhow!("it ended at once"))),
+        }
+    }
+
+    /// Processor time of the worker so far.
+    pub(super) fn cpu(&self) -> anyhow::Result<Duration> {
+        thread_cpu(self.thread)
+    }
+
+    pub(crate) fn stop(self) -> anyhow::Result<NetworkReport> {
+        rustix::io::write(&self.stop, &1_u64.to_ne_bytes()).context("eventfd")?;
+        ended(self.running)
+    }
+}
+
+fn ended(thread: JoinHandle<anyhow::Result<NetworkReport>>) -> anyhow::Result<NetworkReport> {
+    thread.join().unwrap_or_else(|_| Err(anyhow!("the worker panicked")))
+}
+
+fn serve(
+    orphan: bool,
+    ports: [(&str, PathBuf); 2],
+    ledger: Arc<Ledger>,
+    stop: &OwnedFd,
+    ready: &Reports<i32>,
+) -> anyhow::Result<NetworkReport> {
+    let config = Config { ipv4: None, ipv6: None, ..Config::default() };
+    let network = NetworkConfig {
+        mtu: config.mtu,
+        gateway: None,
+        gateway_addresses: Vec::new(),
+        orphan,
+        busy_poll: BUSY_POLL,
+        seed: 1,
+    };
+    let mut network = Network::new(network, ledger.clone())?;
+    for (name, path) in ports {
+        network.add_port(name, Attachment::VhostUser(path), PortSettings::default())?;
+    }
+    let mut worker = Worker::serving(&config, network, ledger)?;
+    // Who started this thread waits for it.
+    let _ = ready.send(gettid().as_raw_nonzero().get());
+    worker.run_until(&[stop.as_fd()])?;
+    Ok(worker.side().report(worker.now()))
+}
+
+pub(crate) const SENDER: &str = "sender";
+pub(crate) const RECEIVER: &str = "receiver";
+const SPINS: u32 = 128;
+/// Much longer than anything takes.
+const STALL: Duration = Duration::from_secs(20);

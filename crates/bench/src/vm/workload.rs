@@ -1,0 +1,182 @@
+//! What one machine sends the other.
+
+use towpath_io::vhost_user::virtq::feature;
+use towpath_net::checksum::Sum;
+
+use crate::cases::Case;
+
+/// Packets of one kind.
+#[derive(Debug)]
+pub(crate) struct Workload {
+    /// The first part of its cases' names.
+    pub(crate) name: &'static str,
+    /// TCP payload of a packet.
+    pub(crate) payload: usize,
+    /// Most payload of a segment; `None` for a packet that is none of TCP's large ones.
+    pub(crate) segment: Option<usize>,
+    /// Features of the machine that receives.
+    pub(crate) receiver: u64,
+    /// Bytes of its buffers.
+    pub(crate) buffer: u32,
+    /// Packets on the way.
+    pub(super) window: u64,
+}
+
+/// Super-packets that go through whole.
+pub(crate) const WHOLE: Workload = Workload {
+    name: "vm_to_vm_whole",
+    payload: SUPER_PAYLOAD,
+    segment: Some(SEGMENT),
+    receiver: COMMON | feature::GUEST_CSUM | feature::GUEST_TSO4,
+    buffer: PAGE_BUFFER,
+    window: SUPER_WINDOW,
+};
+
+/// A super-packet as a device takes it that agrees to none: as a frame that happens to be long.
+pub(crate) const LONG_FRAME: Workload = Workload {
+    name: "long_frame",
+    payload: SUPER_PAYLOAD,
+    segment: None,
+    receiver: COMMON,
+    buffer: PAGE_BUFFER,
+    window: SUPER_WINDOW,
+};
+
+/// A figure of a workload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Which {
+    Speed,
+    Cpu,
+    Copies,
+}
+
+pub(crate) static WORKLOADS: [Workload; 3] = [
+    Workload {
+        name: "vm_to_vm_segmented",
+        payload: SUPER_PAYLOAD,
+        segment: Some(SEGMENT),
+        receiver: COMMON | feature::GUEST_CSUM,
+        buffer: MTU_BUFFER,
+        window: SUPER_WINDOW,
+    },
+    WHOLE,
+    Workload {
+        name: "vm_64B",
+        payload: 64 - FRAME_HEADERS,
+        segment: None,
+        receiver: COMMON | feature::GUEST_CSUM,
+        buffer: MTU_BUFFER,
+        window: 512,
+    },
+];
+
+/// Features of a machine that sends large packets of TCP.
+pub(crate) const SENDER: u64 = COMMON | feature::CSUM | feature::HOST_TSO4;
+
+impl Workload {
+    /// Which of its figures a case is.
+    pub(super) fn figure_of(&self, case: &Case) -> Option<Which> {
+        match case.name.strip_prefix(self.name)? {
+            "" => Some(Which::Speed),
+            "_cpu" => Some(Which::Cpu),
+            "_copies" => Some(Which::Copies),
+            _ => None,
+        }
+    }
+
+    /// Features of the machine that sends.
+    pub(super) fn sender(&self) -> u64 {
+        if self.segment.is_some() { SENDER } else { COMMON }
+    }
+
+    /// Frames that the receiver gets for a packet.
+    pub(super) fn frames(&self) -> usize {
+        match self.segment {
+            Some(segment) if self.receiver & feature::GUEST_TSO4 == 0 => {
+                self.payload.div_ceil(segment)
+            }
+            _ => 1,
+        }
+    }
+
+    /// Bytes that the receiver gets for a packet, headers included.
+    pub(crate) fn bytes_received(&self) -> u64 {
+        (self.payload + self.frames() * HEADERS) as u64
+    }
+
+    /// Headers of virtio, Ethernet, IPv4 and TCP.
+    pub(crate) fn headers(&self) -> [u8; HEADERS] {
+        let mut bytes = [0; HEADERS];
+        let (virtio, frame) = bytes.split_at_mut(VIRTIO);
+        if let Some(segment) = self.segment {
+            const NEEDS_CSUM: u8 = 1;
+            const TCPV4: u8 = 1;
+            virtio[0] = NEEDS_CSUM;
+            virtio[1] = TCPV4;
+            virtio[2..4].copy_from_slice(&(FRAME_HEADERS as u16).to_le_bytes());
+            virtio[4..6].copy_from_slice(&(segment as u16).to_le_bytes());
+            virtio[6..8].copy_from_slice(&(ETHERNET as u16 + 20).to_le_bytes());
+            virtio[8..10].copy_from_slice(&16_u16.to_le_bytes());
+        }
+        frame[..6].copy_from_slice(&RECEIVER_MAC);
+        frame[6..12].copy_from_slice(&SENDER_MAC);
+        frame[12..14].copy_from_slice(&[0x08, 0x00]);
+        let (ip, tcp) = frame[ETHERNET..].split_at_mut(20);
+        let tcp_bytes = (tcp.len() + self.payload) as u16;
+        // RFC 791 §3.1: version and length, do not fragment, TCP, addresses.
+        ip[0] = 0x45;
+        ip[2..4].copy_from_slice(&(20 + tcp_bytes).to_be_bytes());
+        ip[6] = 0x40;
+        ip[8..10].copy_from_slice(&[64, 6]);
+        ip[12..16].copy_from_slice(&[192, 0, 2, 1]);
+        ip[16..20].copy_from_slice(&[192, 0, 2, 2]);
+        let checksum = sum(&[ip]).finish();
+        ip[10..12].copy_from_slice(&checksum.to_be_bytes());
+        // RFC 9293 §3.1: ports, data offset, ACK, window.
+        tcp[..4].copy_from_slice(&[0x80, 0, 0x14, 0x51]);
+        tcp[12..16].copy_from_slice(&[0x50, 0x10, 0xff, 0xff]);
+        // Partial: the sum of the pseudo header (virtio 1.2 §5.1.6.2).
+        let length = tcp_bytes.to_be_bytes();
+        let pseudo = sum(&[&ip[12..20], &[0, 6], &length]);
+        let checksum = match self.segment {
+            Some(_) => pseudo.fold(),
+            None => sum(&[&ip[12..20], &[0, 6], &length, tcp, &pattern(self.payload)]).finish(),
+        };
+        tcp[16..18].copy_from_slice(&checksum.to_be_bytes());
+        bytes
+    }
+}
+
+/// Payload that is nowhere the same for long.
+pub(crate) fn pattern(bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|at| (at as u8).wrapping_mul(7) ^ (at >> 8) as u8).collect()
+}
+
+fn sum(parts: &[&[u8]]) -> Sum {
+    let mut sum = Sum::default();
+    parts.iter().for_each(|part| sum.add(part));
+    sum
+}
+
+/// What any guest agrees to: as Linux does.
+const COMMON: u64 = feature::MRG_RXBUF | feature::INDIRECT | feature::EVENT_INDEX;
+
+pub(crate) const RECEIVER_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 2];
+pub(crate) const SENDER_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 1];
+
+/// Of a frame of 1,514 bytes.
+pub(super) const SEGMENT: usize = 1460;
+/// The most whole segments of one IP packet.
+pub(super) const SUPER_PAYLOAD: usize = 44 * SEGMENT;
+/// A megabyte, which a TCP connection has under way easily; all its segments fit a port's queue.
+const SUPER_WINDOW: u64 = 16;
+/// For a frame of 1,514 bytes with its header.
+pub(super) const MTU_BUFFER: u32 = 1536;
+/// For parts of large packets.
+const PAGE_BUFFER: u32 = 4096;
+
+pub(super) const VIRTIO: usize = 12;
+const ETHERNET: usize = 14;
+/// Ethernet, IPv4, TCP.
+const FRAME_HEADERS: usize = ETHERNET + 20 + 20;
+pub(crate) const HEADERS: usize = VIRTIO + FRAME_HEADERS;

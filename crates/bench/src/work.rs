@@ -1,0 +1,139 @@
+//! Work that is always the same, to be counted instead of timed: instructions, allocations and
+//! system calls of a packet, as `cargo xtask bench-guard` does.
+//!
+//! A harness does its work a given number of times and ends. What twice the number takes more
+//! belongs to the work alone: starting and connecting cancel out.
+
+mod gateway;
+pub(super) mod guests;
+mod tap;
+
+use std::str::FromStr;
+
+use anyhow::{Context, bail};
+
+use super::flows;
+use super::vm::workload::{WORKLOADS, Workload};
+use super::zerocopy::harness::Harness as Stacks;
+use super::zerocopy::slices;
+
+/// What is done and how often: as text, `WAY,BYTES,CALLS` for two stacks, `slices,` and
+/// [what](slices::Process), or `NAME,COUNT`.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Work {
+    /// Calls to send, between two stacks.
+    Stacks(Stacks),
+    /// Packets of one guest to another.
+    Guests(&'static Workload, u32),
+    /// 64 KiB of a program, to the host or from it; or its requests, connections or datagrams.
+    Gateway(gateway::Way, u32),
+    /// The same of 64 KiB over a TAP device.
+    Tap(tap::Way, u32),
+    /// Connections that are kept open, for `towpath-bench gateway`.
+    Connections(u32),
+    /// Sends that others measure, for `bench zerocopy`.
+    Slices(slices::Process),
+}
+
+impl FromStr for Work {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> anyhow::Result<Self> {
+        if let Some(process) = text.strip_prefix("slices,") {
+            return Ok(Self::Slices(process.parse()?));
+        }
+        if text.split(',').count() == 3 {
+            return Ok(Self::Stacks(text.parse()?));
+        }
+        let (name, count) = text.split_once(',').context("WAY,BYTES,CALLS or NAME,COUNT")?;
+        let count = count.parse().context("COUNT is a number")?;
+        if let Some(workload) = WORKLOADS.iter().find(|workload| workload.name == name) {
+            return Ok(Self::Guests(workload, count));
+        }
+        if let Some(flows) = name.strip_prefix("gateway_requests_of_") {
+            let flows = flows.parse().context("the number of connections")?;
+            return Ok(Self::Gateway(gateway::Way::RequestsOf(flows), count));
+        }
+        Ok(match name {
+            "gateway_out" => Self::Gateway(gateway::Way::Out, count),
+            "gateway_requests" => Self::Gateway(gateway::Way::Requests, count),
+            "gateway_connections" => Self::Gateway(gateway::Way::Connections, count),
+            "gateway_joined" => Self::Gateway(gateway::Way::Joined, count),
+            "gateway_datagrams_out" => Self::Gateway(gateway::Way::DatagramsOut, count),
+            "gateway_datagrams_in" => Self::Gateway(gateway::Way::DatagramsIn, count),
+            "gateway_in" => Self::Gateway(gateway::Way::In, count),
+            "tap_out" => Self::Tap(tap::Way { program_sends: true, flows: 1 }, count),
+            "tap_out_8flows" => Self::Tap(tap::Way { program_sends: true, flows: 8 }, count),
+            "tap_in" => Self::Tap(tap::Way { program_sends: false, flows: 1 }, count),
+            "tap_in_8flows" => Self::Tap(tap::Way { program_sends: false, flows: 8 }, count),
+            flows::KEEP => Self::Connections(count),
+            _ => bail!("there is no such work"),
+        })
+    }
+}
+
+/// What `cargo xtask bench-guard` takes off, before the number.
+const OWN_CALLS: &str = "system calls that are not the gateway's: ";
+
+impl Work {
+    pub(super) fn run(self) -> anyhow::Result<()> {
+        match self {
+            Self::Stacks(stacks) => stacks.run(),
+            Self::Guests(workload, count) => guests::pass(workload, count),
+            Self::Gateway(way, count) => {
+                println!("{OWN_CALLS}{}", gateway::carry(way, count)?.own_calls);
+                Ok(())
+            }
+            Self::Tap(way, count) => {
+                println!("{OWN_CALLS}{}", tap::carry(way, count)?);
+                Ok(())
+            }
+            Self::Connections(count) => flows::keep(count),
+            Self::Slices(process) => process.run(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ping_pong::Stopwatch;
+    use std::time::Duration;
+
+    #[test]
+    fn all_work_is_done() {
+        let works = ["vm_64B,40", "vm_to_vm_whole,40", "vm_to_vm_segmented,40"];
+        let gateway = ["gateway_out,40", "gateway_in,40", "gateway_requests,40"];
+        let gateway = gateway.into_iter().chain(["gateway_joined,40", "gateway_connections,40"]);
+        let gateway = gateway.chain(["gateway_datagrams_out,40", "gateway_datagrams_in,40"]);
+        let gateway = gateway.chain(["gateway_requests_of_10,40"]);
+        for text in works.into_iter().chain(gateway).chain(["plain,1448,10"]) {
+            let work: Work = text.parse().expect(text);
+            work.run().unwrap_or_else(|problem| panic!("{text}: {problem:#}"));
+        }
+    }
+
+    /// Goal: of a short connection SYN, answer and FIN are all that the program gets; their ACKs go
+    /// with them. Method: tried until no answer was late, as a busy machine makes them.
+    #[test]
+    fn a_short_connection_is_three_packets() {
+        let started = Stopwatch::start();
+        let mut fewest = None;
+        let is_joined = |fewest: Option<u32>| fewest.is_some_and(|packets| packets <= 3);
+        while !is_joined(fewest) && started.elapsed() < PATIENCE {
+            fewest = gateway::carry(gateway::Way::Connections, 40).expect("carried").packets_min;
+        }
+        assert!(is_joined(fewest), "{fewest:?} packets");
+    }
+
+    /// Beyond the time for which late answers keep the gateway from waiting, many times.
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn unknown_work_is_refused() {
+        let counts = ["vm_64B", "vm_64B,many", "gateway_requests_of_,1", "tap_out_many,1"];
+        for text in ["", "vm_65B,1", "gateway_up,1", "lead,1,1"].into_iter().chain(counts) {
+            assert!(text.parse::<Work>().is_err(), "{text}");
+        }
+    }
+}

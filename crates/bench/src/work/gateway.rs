@@ -1,0 +1,510 @@
+//! Bytes of a program, through the gateway to a socket of the host and the other way round; or
+//! requests and answers of one byte, one after the other, over one connection, several in turn or
+//! one for each; or datagrams. The program is a stack of ours in place of a TAP device; it, the
+//! gateway and the host's peer are one thread, so that nothing is left to who runs when. The peer
+//! is reached by the host's loopback. What needs a real device is in [`tap`](super::tap). System
+//! calls of program and peer are counted here, so that those of the gateway can be told.
+
+mod datagrams;
+
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use anyhow::{Context as _, anyhow, bail, ensure};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::OwnedFd;
+use rustix::net::sockopt::{set_socket_send_buffer_size, set_tcp_congestion};
+use towpath_gateway::config::{Config, Ipv4Config};
+use towpath_gateway::gateway::JoinedListener;
+use towpath_gateway::report::Report;
+use towpath_gateway::worker::{Input, Side, SideContext, Worker};
+use towpath_io::reactor::{Interest, Reactor};
+use towpath_io::socket;
+use towpath_net::fragment::into_received;
+use towpath_net::socket::{Error, Family, SendFlags, SocketId, Sockets};
+use towpath_net::stack::{self, Address, Context, Limits, Stack};
+use towpath_net::tcp::Settings;
+use towpath_net::time::Instant;
+use towpath_net::wire::MacAddr;
+use towpath_packet::{Burst, Caps, Ledger, Memory, MemoryConfig};
+
+use towpath_gateway::gateway::allow_many_files;
+
+/// Who sends what.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Way {
+    /// The program.
+    Out,
+    /// The host.
+    In,
+    /// The program, over a joined port of its loopback, past the stack.
+    Joined,
+    /// Each a byte, over a connection that stays.
+    Requests,
+    /// The same over so many connections, each in its turn.
+    RequestsOf(u32),
+    /// Each a byte, over a new connection, which the program closes first.
+    Connections,
+    /// The program, in datagrams.
+    DatagramsOut,
+    /// The host, in datagrams.
+    DatagramsIn,
+}
+
+impl Way {
+    /// What is carried at a time.
+    fn unit(self) -> u64 {
+        match self {
+            Self::Out | Self::In | Self::Joined => CHUNK as u64,
+            Self::Requests | Self::RequestsOf(_) | Self::Connections => 1,
+            Self::DatagramsOut | Self::DatagramsIn => datagrams::BATCH_BYTES as u64,
+        }
+    }
+
+    fn is_of_datagrams(self) -> bool {
+        matches!(self, Self::DatagramsOut | Self::DatagramsIn)
+    }
+}
+
+/// What carrying took.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Carried {
+    /// Packets towards the program, of the connection with the fewest.
+    #[cfg_attr(not(test), expect(dead_code, reason = "only a test asks"))]
+    pub(super) packets_min: Option<u32>,
+    /// System calls of the program and of the peer.
+    pub(super) own_calls: u64,
+}
+
+/// Carries as many times [`CHUNK`] bytes or a batch of datagrams, or makes as many connections.
+pub(super) fn carry(way: Way, count: u32) -> anyhow::Result<Carried> {
+    // Of each connection two files.
+    allow_many_files();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot listen")?;
+    // What is sent is not spread over time: that would leave to a clock what comes together.
+    set_tcp_congestion(&listener, UNPACED).context("cannot choose how the peer sends")?;
+    set_socket_send_buffer_size(&listener, 2 * CHUNK).context("cannot choose how much is sent")?;
+    let config = Config {
+        host_loopback: vec![Ipv4Config::default().gateway.into()],
+        ipv6: None,
+        resolvers: Some(Vec::new()),
+        ..Config::default()
+    };
+    let host_port = listener.local_addr()?.port();
+    let mut program = Program::new(&config, way, count, listener)?;
+    let done = program.done.try_clone().context("cannot duplicate a descriptor")?;
+    let mut joined = Vec::new();
+    if way == Way::Joined {
+        let socket = socket::TcpListener::bind((Ipv4Addr::LOCALHOST, 0).into(), None)?;
+        program.connect_past_stack(socket.local()?)?;
+        joined.push(JoinedListener { socket, host_port });
+    }
+    let mut worker = Worker::serving(&config, program, Arc::default())?;
+    worker.join(joined)?;
+    worker.run_until(&[done.as_fd()])?;
+    let side = worker.side();
+    ensure!(side.carried == side.total, "{} of {} bytes arrived", side.carried, side.total);
+    Ok(Carried { packets_min: side.fewest, own_calls: side.calls })
+}
+
+/// The inside of the gateway, and the peer of its other side.
+struct Program {
+    sockets: Sockets,
+    stream: SocketId,
+    memory: Memory,
+    ledger: Ledger,
+    sent: Burst,
+    way: Way,
+    listener: TcpListener,
+    peer: Option<TcpStream>,
+    /// Other connections that are open, the next first.
+    open: VecDeque<(SocketId, TcpStream)>,
+    /// The peer of datagrams.
+    datagrams: Option<datagrams::Peer>,
+    /// The peer of datagrams was sent one.
+    is_greeted: bool,
+    /// The program's own socket of the kernel.
+    past_stack: Option<TcpStream>,
+    buffer: Vec<u8>,
+    total: u64,
+    /// What was given to the sender's socket.
+    begun: u64,
+    /// What the receiver got.
+    carried: u64,
+    /// Where connections go.
+    to: SocketAddr,
+    /// Packets towards the program since the last connection was made.
+    packets: u32,
+    fewest: Option<u32>,
+    /// System calls that are not the gateway's.
+    calls: u64,
+    /// Readable while there is something to do: `news` is, or the peer can go on.
+    ready: Reactor,
+    news: OwnedFd,
+    /// Readable when all has arrived.
+    done: OwnedFd,
+}
+
+impl Program {
+    fn new(config: &Config, way: Way, count: u32, listener: TcpListener) -> anyhow::Result<Self> {
+        let (ready, news) = (Reactor::new()?, new_event()?);
+        ready.add(&news, 0, Interest::READ, false)?;
+        listener.set_nonblocking(true)?;
+        ready.add(&listener, 0, Interest::READ, false)?;
+        let net = config.ipv4.context("there is IPv4")?;
+        let mut sockets = Sockets::new(stack_of(config, &net), 1);
+        let mut to = SocketAddr::new(net.gateway.into(), listener.local_addr()?.port());
+        let mut datagrams = None;
+        let stream = if way.is_of_datagrams() {
+            let peer = datagrams::Peer::new(&ready)?;
+            to.set_port(peer.port()?);
+            datagrams = Some(peer);
+            sockets.datagram(Family::V4)
+        } else {
+            sockets.stream(Family::V4)
+        };
+        let stream = stream.map_err(told)?;
+        if datagrams.is_none() && way != Way::Joined {
+            match sockets.connect(stream, to, Instant::START) {
+                Ok(()) | Err(Error::InProgress) => {}
+                Err(error) => return Err(told(error)),
+            }
+        }
+        tell(&news);
+        Ok(Self {
+            sockets,
+            stream,
+            memory: Memory::new(MemoryConfig::within(MEMORY_BYTES)),
+            ledger: Ledger::new(),
+            sent: Burst::new(),
+            way,
+            listener,
+            peer: None,
+            open: VecDeque::new(),
+            datagrams,
+            is_greeted: false,
+            past_stack: None,
+            buffer: vec![0x5a; CHUNK],
+            total: u64::from(count) * way.unit(),
+            begun: 0,
+            carried: 0,
+            to,
+            packets: 0,
+            fewest: None,
+            calls: 0,
+            ready,
+            news,
+            done: new_event()?,
+        })
+    }
+
+    /// Connects to a socket that listens on the program's loopback.
+    fn connect_past_stack(&mut self, to: SocketAddr) -> anyhow::Result<()> {
+        let stream = TcpStream::connect(to).context("cannot connect")?;
+        set_tcp_congestion(&stream, UNPACED).context("cannot choose how the program sends")?;
+        stream.set_nonblocking(true)?;
+        self.ready.add(&stream, 0, Interest::WRITE, false)?;
+        self.past_stack = Some(stream);
+        Ok(())
+    }
+
+    /// Lets program and peer go on as far as they can.
+    fn go_on(&mut self, now: Instant) -> anyhow::Result<()> {
+        if self.peer.is_none() && self.datagrams.is_none() {
+            self.accept()?;
+        }
+        match self.way {
+            Way::Out => {
+                self.program_sends(now)?;
+                self.peer_receives()?;
+            }
+            Way::In => {
+                self.socket_sends()?;
+                self.program_receives(now)?;
+            }
+            Way::Joined => {
+                self.socket_sends()?;
+                self.peer_receives()?;
+            }
+            Way::Requests => {
+                self.peer_echoes()?;
+                while self.program_asks(now)? {}
+            }
+            Way::RequestsOf(flows) => {
+                self.peer_echoes()?;
+                while self.program_asks_next(flows as usize, now)? {}
+            }
+            Way::Connections => {
+                self.peer_echoes()?;
+                self.program_connects(now)?;
+            }
+            Way::DatagramsOut => self.datagrams_go_out(now)?,
+            Way::DatagramsIn => self.datagrams_come_in(now)?,
+        }
+        if self.carried >= self.total {
+            tell(&self.done);
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self) -> anyhow::Result<()> {
+        self.calls += 1;
+        if let Ok((peer, _)) = self.listener.accept() {
+            // With its close.
+            self.calls += 3;
+            peer.set_nonblocking(true)?;
+            self.watch_peer(&peer)?;
+            self.peer = Some(peer);
+        }
+        Ok(())
+    }
+
+    fn program_sends(&mut self, now: Instant) -> anyhow::Result<()> {
+        while self.begun < self.total {
+            let left = (self.total - self.begun).min(CHUNK as u64) as usize;
+            let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now };
+            let bytes = &self.buffer[..left];
+            match self.sockets.send(self.stream, &[bytes], SendFlags::default(), &mut cx) {
+                Ok(count) => self.begun += count as u64,
+                Err(Error::WouldBlock | Error::InProgress) => break,
+                Err(error) => return Err(told(error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn program_receives(&mut self, now: Instant) -> anyhow::Result<()> {
+        loop {
+            match self.sockets.discard(self.stream, usize::MAX, now) {
+                Ok(0) | Err(Error::WouldBlock | Error::InProgress) => return Ok(()),
+                Ok(count) => self.carried += count as u64,
+                Err(error) => return Err(told(error)),
+            }
+        }
+    }
+
+    /// Sends a byte if the last was answered, and takes the answer; true if it is there.
+    fn program_asks(&mut self, now: Instant) -> anyhow::Result<bool> {
+        if self.carried == self.total {
+            return Ok(false);
+        }
+        if self.begun == self.carried {
+            let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now };
+            match self.sockets.send(self.stream, &[b"?"], SendFlags::default(), &mut cx) {
+                Ok(count) => self.begun += count as u64,
+                Err(Error::WouldBlock | Error::InProgress) => {}
+                Err(error) => return Err(told(error)),
+            }
+        }
+        match self.sockets.discard(self.stream, usize::MAX, now) {
+            Ok(0) => bail!("the connection ended without an answer"),
+            Ok(count) => self.carried += count as u64,
+            Err(Error::WouldBlock | Error::InProgress | Error::NotConnected) => return Ok(false),
+            Err(error) => return Err(told(error)),
+        }
+        Ok(true)
+    }
+
+    /// The same, and goes on with the next of `flows` connections, the oldest or a new one.
+    fn program_asks_next(&mut self, flows: usize, now: Instant) -> anyhow::Result<bool> {
+        if !self.program_asks(now)? {
+            return Ok(false);
+        }
+        let peer = self.peer.take().context("who answered is there")?;
+        self.open.push_back((self.stream, peer));
+        if self.open.len() < flows {
+            self.begin_connection(now)?;
+        } else if let Some((stream, peer)) = self.open.pop_front() {
+            (self.stream, self.peer) = (stream, Some(peer));
+        }
+        Ok(true)
+    }
+
+    /// Sends a byte, takes one, closes and begins again.
+    fn program_connects(&mut self, now: Instant) -> anyhow::Result<()> {
+        if !self.program_asks(now)? {
+            return Ok(());
+        }
+        self.sockets.close(self.stream, now).map_err(told)?;
+        // The FIN of the connection before and its ACK are in the number of the next.
+        if self.carried > 1 {
+            self.fewest = Some(self.fewest.map_or(self.packets, |least| least.min(self.packets)));
+        }
+        self.packets = 0;
+        if self.carried < self.total { self.begin_connection(now) } else { Ok(()) }
+    }
+
+    fn begin_connection(&mut self, now: Instant) -> anyhow::Result<()> {
+        self.stream = self.sockets.stream(Family::V4).map_err(told)?;
+        match self.sockets.connect(self.stream, self.to, now) {
+            Ok(()) | Err(Error::InProgress) => Ok(()),
+            Err(error) => Err(told(error)),
+        }
+    }
+
+    /// Sends back what comes, and closes after the program.
+    fn peer_echoes(&mut self) -> anyhow::Result<()> {
+        let Some(mut peer) = self.peer.as_ref() else { return Ok(()) };
+        self.calls += 1;
+        match peer.read(&mut self.buffer[..1]) {
+            Ok(0) => self.peer = None,
+            Ok(_) => {
+                self.calls += 1;
+                peer.write_all(&self.buffer[..1])?;
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    /// The peer sends, or the program past the stack.
+    fn socket_sends(&mut self) -> anyhow::Result<()> {
+        let sender = if self.way == Way::Joined { &self.past_stack } else { &self.peer };
+        let Some(mut sender) = sender.as_ref() else { return Ok(()) };
+        while self.begun < self.total {
+            let left = (self.total - self.begun).min(CHUNK as u64) as usize;
+            self.calls += 1;
+            match sender.write(&self.buffer[..left]) {
+                Ok(count) => self.begun += count as u64,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        // It can always be written to; nothing is left to write. Removing fails if it was removed.
+        drop(self.ready.remove(sender));
+        Ok(())
+    }
+
+    fn peer_receives(&mut self) -> anyhow::Result<()> {
+        let Some(mut peer) = self.peer.as_ref() else { return Ok(()) };
+        loop {
+            self.calls += 1;
+            match peer.read(&mut self.buffer) {
+                Ok(0) => return Ok(()),
+                Ok(count) => self.carried += count as u64,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn watch_peer(&self, peer: &TcpStream) -> anyhow::Result<()> {
+        let interest = if self.way == Way::In { Interest::WRITE } else { Interest::READ };
+        Ok(self.ready.add(peer, 0, interest, false)?)
+    }
+}
+
+impl AsFd for Program {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.ready.as_fd()
+    }
+}
+
+impl Side for Program {
+    type Error = std::io::Error;
+
+    fn caps(&self) -> Caps {
+        able()
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.sockets.stack().next_deadline()
+    }
+
+    fn turn(&mut self, _: bool, cx: &mut SideContext<'_>) -> std::io::Result<()> {
+        // Cleared before it is looked what there is.
+        self.calls += 1;
+        let _ = rustix::io::read(&self.news, &mut [0; 8]);
+        let now = cx.now;
+        if self.next_deadline().is_some_and(|at| at <= now) {
+            let Self { sockets, memory, ledger, .. } = self;
+            sockets.on_deadline(&mut Context { memory, ledger, now });
+        }
+        self.go_on(now).map_err(std::io::Error::other)
+    }
+
+    fn receive(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) -> std::io::Result<Input> {
+        let Self { sockets, memory, ledger, sent, .. } = self;
+        while !burst.is_full() {
+            if sent.is_empty() {
+                sockets.output(sent, &mut Context { memory, ledger, now: cx.now });
+            }
+            let Some(packet) = sent.pop() else { break };
+            let packet = into_received(packet, memory).map_err(|_| short_of_memory())?;
+            let has_room = burst.push(packet).is_ok();
+            debug_assert!(has_room, "it was not full");
+        }
+        if burst.is_full() {
+            self.calls += 1;
+            tell(&self.news);
+        }
+        Ok(Input::Done)
+    }
+
+    fn transmit(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) -> std::io::Result<()> {
+        let Self { sockets, memory, ledger, .. } = self;
+        let mut arrived = Burst::new();
+        while let Some(packet) = burst.pop() {
+            self.packets += 1;
+            let packet = into_received(packet, memory).map_err(|_| short_of_memory())?;
+            arrived.push(packet).map_err(|_| short_of_memory())?;
+        }
+        sockets.input(&mut arrived, &mut Context { memory, ledger, now: cx.now });
+        while sockets.next_wake().is_some() {}
+        self.calls += 1;
+        tell(&self.news);
+        Ok(())
+    }
+
+    fn rest(&mut self) {}
+
+    fn add_to(&self, _: &mut Report) {}
+}
+
+fn stack_of(config: &Config, net: &Ipv4Config) -> Stack {
+    let gateway = IpAddr::V4(net.gateway);
+    let own = stack::Config {
+        mac: MacAddr(config.program_mac),
+        addresses: vec![Address { address: net.address.into(), prefix_len: net.prefix_len }],
+        next_hops: vec![gateway],
+        transparent: false,
+        secret: [1, 2],
+        tcp: Settings::default(),
+        limits: Limits::default(),
+    };
+    let mut stack = Stack::new(own, able());
+    stack.set_neighbor(gateway, MacAddr(config.gateway_mac));
+    stack
+}
+
+/// A device that can do everything.
+fn able() -> Caps {
+    Caps { checksum: true, tso4: true, uso: true, gso_bytes_max: 65_535 + 14, ..Caps::plain(1500) }
+}
+
+pub(super) fn new_event() -> rustix::io::Result<OwnedFd> {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+}
+
+pub(super) fn tell(event: &OwnedFd) {
+    // Fails only if the counter is full: then it has been told.
+    let _ = rustix::io::write(event, &1_u64.to_ne_bytes());
+}
+
+fn short_of_memory() -> std::io::Error {
+    ErrorKind::OutOfMemory.into()
+}
+
+fn told(error: Error) -> anyhow::Error {
+    anyhow!("the stack says {error:?}")
+}
+
+/// A congestion control that every kernel has and that sends what it may at once.
+pub(super) const UNPACED: &str = "reno";
+/// Bytes of a call.
+pub(super) const CHUNK: usize = 64 << 10;
+const MEMORY_BYTES: usize = 32 << 20;

@@ -1,0 +1,187 @@
+//! Packets of one guest to another, through all that a network has for them: transmit queue,
+//! switch, ring, receive queue. One thread does everything, the drivers' part too.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use towpath_io::vhost_user::driver::{DriverQueue, GuestRam};
+use towpath_io::vhost_user::virtq::{ReceiveQueue, Segment, TransmitQueue};
+use towpath_net::switch::vlan::Vid;
+use towpath_net::switch::{self, Egress, PortConfig, PortId, Switch};
+use towpath_net::time::Instant;
+use towpath_net::wire::MacAddr;
+use towpath_packet::ring::{self, Consumer, Producer, Silent};
+use towpath_packet::{Burst, Caps, Ledger, Memory, MemoryConfig, Packet};
+
+use crate::vm::workload::{RECEIVER_MAC, SENDER, SENDER_MAC, Workload, pattern};
+
+/// Passes as many packets.
+pub(super) fn pass(workload: &Workload, count: u32) -> anyhow::Result<()> {
+    let mut rig = Rig::new(workload)?;
+    // Small packets come in bursts, large ones one by one.
+    let together = if workload.segment.is_some() { 1 } else { TOGETHER };
+    let mut left = count;
+    while left > 0 {
+        let batch = left.min(together);
+        rig.pass(batch)?;
+        left -= batch;
+    }
+    let expected = u64::from(count) * workload.bytes_received();
+    ensure!(
+        rig.receiver.received == expected,
+        "{expected} bytes were sent, {} received",
+        rig.receiver.received
+    );
+    Ok(())
+}
+
+struct Rig {
+    sender: DriverQueue,
+    transmit: TransmitQueue,
+    receiver: Receiver,
+    switch: Switch,
+    from: PortId,
+    ring: Ring,
+    consumer: Consumer<Packet>,
+    memory: Memory,
+    ledger: Ledger,
+    /// Of a packet, in the sender's memory.
+    parts: Vec<Segment>,
+}
+
+/// A guest that receives, and the queue that its packets are written to.
+pub(crate) struct Receiver {
+    driver: DriverQueue,
+    queue: ReceiveQueue,
+    /// Bytes of a receive buffer.
+    buffer: u32,
+    /// Bytes that came, with their headers.
+    received: u64,
+    packets: u64,
+}
+
+impl Receiver {
+    /// With `features`, and buffers of so many bytes.
+    pub(crate) fn new(features: u64, buffer: u32) -> anyhow::Result<Self> {
+        let ram = GuestRam::new(0, &[RAM_BYTES]).context("no memory")?;
+        let mut driver = DriverQueue::new(&ram, 0, QUEUE_LEN, features).context("too large")?;
+        let queue = ReceiveQueue::start(driver.config(), &ram.map()?)?;
+        for token in 0..u64::from(QUEUE_LEN) {
+            let segment = Segment { address: BUFFERS + token * PAGE, bytes: buffer };
+            ensure!(driver.add(&[], &[segment], token), "the queue is full");
+        }
+        driver.publish();
+        Ok(Self { driver, queue, buffer, received: 0, packets: 0 })
+    }
+
+    /// Writes packets to the guest, for all of which it has room.
+    pub(crate) fn transmit(&mut self, burst: &mut Burst, ledger: &Ledger) -> anyhow::Result<()> {
+        self.queue.transmit(burst, ledger)?;
+        ensure!(burst.is_empty(), "the receiver has no room");
+        Ok(())
+    }
+
+    /// Has the guest take what was written, and offer the buffers anew.
+    pub(crate) fn take(&mut self) -> anyhow::Result<()> {
+        while let Some((token, bytes)) = self.driver.used() {
+            self.received += u64::from(bytes);
+            self.packets += 1;
+            let segment = Segment { address: BUFFERS + token * PAGE, bytes: self.buffer };
+            ensure!(self.driver.add(&[], &[segment], token), "the queue is full");
+        }
+        self.driver.publish();
+        Ok(())
+    }
+
+    /// Buffers that the guest took; as many as packets, if each fits one.
+    pub(crate) fn packets(&self) -> u64 {
+        self.packets
+    }
+}
+
+/// The ring of the receiver's port.
+struct Ring(Producer<Packet>);
+
+impl Egress for Ring {
+    fn transmit(&mut self, _port: PortId, burst: &mut Burst) {
+        self.0.enqueue_or_drop(burst);
+    }
+}
+
+impl Rig {
+    fn new(workload: &Workload) -> anyhow::Result<Self> {
+        let from = GuestRam::new(0, &[RAM_BYTES]).context("no memory")?;
+        let sender = DriverQueue::new(&from, 0, QUEUE_LEN, SENDER).context("too large")?;
+        let mut transmit = TransmitQueue::start(sender.config(), &from.map()?, None)?;
+        transmit.set_inline();
+        let parts = put(&from, workload)?;
+        let receiver = Receiver::new(workload.receiver, workload.buffer)?;
+        let mut switch = Switch::new(switch::Config::default());
+        let caps = [Caps::plain(MTU), ReceiveQueue::caps(workload.receiver, MTU)];
+        let ports = caps.map(|caps| switch.add_port(PortConfig::new(caps)));
+        let (port, other) = (ports[0]?, ports[1]?);
+        for (mac, port) in [(SENDER_MAC, port), (RECEIVER_MAC, other)] {
+            switch.add_station(MacAddr(mac), Vid::DEFAULT, port, NOW)?;
+        }
+        let (producer, consumer) = ring::single(usize::from(QUEUE_LEN), Silent)?;
+        Ok(Self {
+            sender,
+            transmit,
+            receiver,
+            switch,
+            from: port,
+            ring: Ring(producer),
+            consumer,
+            memory: Memory::new(MEMORY),
+            ledger: Ledger::new(),
+            parts,
+        })
+    }
+
+    fn pass(&mut self, count: u32) -> anyhow::Result<()> {
+        for _ in 0..count {
+            ensure!(self.sender.add(&self.parts, &[], 0), "the queue is full");
+        }
+        self.sender.publish();
+        let mut burst = Burst::new();
+        self.transmit.receive(Duration::ZERO, &mut self.memory, &mut burst, &self.ledger)?;
+        let mut cx = switch::Context { memory: &mut self.memory, ledger: &self.ledger, now: NOW };
+        self.switch.forward(self.from, &mut burst, &mut cx, &mut self.ring);
+        while self.consumer.dequeue(&mut burst) > 0 {
+            self.receiver.transmit(&mut burst, &self.ledger)?;
+        }
+        self.transmit.turn(Duration::ZERO, &self.ledger);
+        for _ in 0..count {
+            ensure!(self.sender.used().is_some(), "a packet was not given back");
+        }
+        self.receiver.take()
+    }
+}
+
+/// Writes a packet into the sender's memory: headers and payload of a super-packet apart, a small
+/// packet in one buffer, as drivers have them.
+fn put(ram: &GuestRam, workload: &Workload) -> anyhow::Result<Vec<Segment>> {
+    let (mut first, payload) = (workload.headers().to_vec(), pattern(workload.payload));
+    let mut parts = Vec::new();
+    if workload.segment.is_some() {
+        ram.memory().write(BUFFERS + PAGE, &payload)?;
+        parts.push(Segment { address: BUFFERS + PAGE, bytes: payload.len() as u32 });
+    } else {
+        first.extend_from_slice(&payload);
+    }
+    ram.memory().write(BUFFERS, &first)?;
+    parts.insert(0, Segment { address: BUFFERS, bytes: first.len() as u32 });
+    Ok(parts)
+}
+
+const RAM_BYTES: u64 = 4 << 20;
+/// Where buffers begin, behind the queue.
+const BUFFERS: u64 = 1 << 20;
+/// From one buffer to the next.
+const PAGE: u64 = 4096;
+const QUEUE_LEN: u16 = 256;
+/// Small packets of a burst.
+const TOGETHER: u32 = 32;
+const MTU: u16 = 1500;
+const NOW: Instant = Instant::START;
+const MEMORY: MemoryConfig = MemoryConfig { packets: 512, small_frames: 64, large_frames: 16 };

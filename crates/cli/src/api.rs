@@ -1,0 +1,246 @@
+//! What can be asked on a control socket, and the JSON of it.
+//!
+//! An instance that serves one program answers `GET` of [`STATS`] and [`METRICS`], a network more.
+//! Requests: `GET` of [`PORTS`], [`LEASES`], [`PUBLISHED`], [`STATS`] and [`METRICS`]; `POST` of
+//! [`TRANSACTION`] with `{"operations": [...]}`, see [`operations`].
+
+use serde_json::{Value, json};
+use towpath_gateway::control::http::{Request, Response};
+use towpath_gateway::control::operations::{self, VLAN_MAX};
+use towpath_gateway::network::{Attachment, Network, PortReport, TransactionError};
+use towpath_gateway::publish::{Protocol, Publish};
+use towpath_gateway::report::Report;
+use towpath_gateway::services::{Guest, Services};
+use towpath_gateway::worker::Worker;
+use towpath_net::switch::vlan::{Vid, VlanSet};
+use towpath_net::switch::{PortCounters, PortVlans, Prefix, Role, StormRates};
+
+use crate::{figures, metrics};
+
+pub(crate) const PORTS: &str = "/v1/ports";
+pub(crate) const LEASES: &str = "/v1/leases";
+pub(crate) const PUBLISHED: &str = "/v1/published";
+pub(crate) const STATS: &str = "/v1/stats";
+pub(crate) const TRANSACTION: &str = "/v1/transaction";
+pub(crate) const METRICS: &str = "/metrics";
+
+/// Answers a request, changing the network if it says so.
+pub(crate) fn answer(worker: &mut Worker<Network>, request: &Request<'_>) -> Response {
+    match (request.method, request.path) {
+        ("GET", PORTS) => {
+            let report = worker.side().report(worker.now());
+            let ports: Vec<_> = report.ports.iter().map(port).collect();
+            Response::json(200, &json!({ "ports": ports }))
+        }
+        ("GET", STATS) => Response::json(200, &figures(worker)),
+        ("GET", METRICS) => {
+            let network = worker.side().report(worker.now());
+            Response::metrics(metrics::text(&worker.report(), Some(&network)))
+        }
+        ("GET", LEASES) => Response::json(200, &leases(worker)),
+        ("GET", PUBLISHED) => Response::json(200, &published(worker)),
+        ("POST", TRANSACTION) => transaction(worker, request.body),
+        (_, PORTS | LEASES | PUBLISHED | STATS | METRICS | TRANSACTION) => {
+            Response::error(405, "reading is GET, a transaction is POST")
+        }
+        _ => Response::error(404, "there is no such path"),
+    }
+}
+
+/// Answers a request to an instance that serves one program: figures alone.
+pub(crate) fn answer_gateway(report: impl Fn() -> Report, request: &Request<'_>) -> Response {
+    match (request.method, request.path) {
+        ("GET", STATS) => Response::json(200, &figures::object(&report())),
+        ("GET", METRICS) => Response::metrics(metrics::text(&report(), None)),
+        (_, STATS | METRICS) => Response::error(405, "figures are read by GET"),
+        _ => Response::error(404, "there is no such path"),
+    }
+}
+
+fn transaction(worker: &mut Worker<Network>, body: &[u8]) -> Response {
+    let operations = match operations::transaction(body) {
+        Ok(operations) => operations,
+        Err(message) => return Response::error(400, &message),
+    };
+    let count = operations.len();
+    match worker.apply(operations) {
+        Ok(()) => Response::json(200, &json!({ "applied": count })),
+        Err(TransactionError { index, error }) => {
+            let error = if count > 1 {
+                format!("operation {}: {error}", index + 1)
+            } else {
+                error.to_string()
+            };
+            Response::json(409, &json!({ "error": error, "operation": index }))
+        }
+    }
+}
+
+fn vlan_list(set: &VlanSet) -> String {
+    let mut ranges: Vec<(u16, u16)> = Vec::new();
+    for number in 1..=VLAN_MAX as u16 {
+        if Vid::new(number).is_some_and(|vid| set.contains(vid)) {
+            match ranges.last_mut() {
+                Some((_, last)) if *last + 1 == number => *last = number,
+                _ => ranges.push((number, number)),
+            }
+        }
+    }
+    if ranges == [(1, VLAN_MAX as u16)] {
+        return "all".to_owned();
+    }
+    let range = |(first, last): &(u16, u16)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}-{last}"),
+    };
+    ranges.iter().map(range).collect::<Vec<_>>().join(",")
+}
+
+/// Packets a second of each kind, if all have the same bound; 0 without one.
+fn flood_rate(storm: &StormRates) -> Value {
+    let rates = [storm.broadcast, storm.multicast, storm.unknown].map(Option::unwrap_or_default);
+    let [rate, ..] = rates;
+    if rates == [rate; 3] { rate.into() } else { json!(rates) }
+}
+
+/// A port, without its counters.
+fn port(report: &PortReport) -> Value {
+    let (kind, at) = match &report.attachment {
+        Attachment::VhostUser(path) => ("vhost-user", path.to_string_lossy()),
+        Attachment::VhostUserClient(path) => ("vhost-user-client", path.to_string_lossy()),
+        Attachment::Stream(path) => ("stream", path.to_string_lossy()),
+        Attachment::Tap(name) => ("tap", name.into()),
+    };
+    let settings = &report.settings;
+    let mut object = json!({
+        "name": report.name,
+        "attachment": kind,
+        "at": at,
+        "connected": report.is_connected,
+        "failure": report.failure,
+        "waiting": report.waiting,
+        "queue-len": settings.queue_len,
+        "isolated": settings.role == Role::Isolated,
+        "router": settings.is_router,
+        "flood-rate": flood_rate(&settings.storm),
+        "macs": settings.guard.macs.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "addresses": settings.guard.addresses.iter().map(allowed).collect::<Vec<_>>(),
+    });
+    match &settings.vlans {
+        PortVlans::Access(vid) => object["vlan"] = vid.number().into(),
+        PortVlans::Trunk { native, allowed } => {
+            object["trunk"] = vlan_list(allowed).into();
+            object["native"] = native.map(Vid::number).into();
+        }
+    }
+    object
+}
+
+fn allowed(prefix: &Prefix) -> String {
+    match prefix.address.is_ipv4() && prefix.len >= 32 || prefix.len >= 128 {
+        true => prefix.address.to_string(),
+        false => format!("{}/{}", prefix.address, prefix.len),
+    }
+}
+
+/// Addresses that are lent, and static leases, asked for or not.
+fn leases(worker: &Worker<Network>) -> Value {
+    let services = worker.side().services();
+    let lent = services.map(|services| services.lent(worker.now())).unwrap_or_default();
+    let lent = lent.iter().map(|lent| {
+        json!({
+            "address": lent.address.to_string(),
+            "mac": lent.mac.to_string(),
+            "port": lent.port,
+            "name": lent.name.as_ref().map(|name| name.as_str()),
+            "seconds": lent.left.as_secs(),
+            "static": lent.is_static,
+        })
+    });
+    let fixed = services.into_iter().flat_map(Services::static_leases).map(|lease| {
+        let (kind, id) = match &lease.guest {
+            Guest::Port(name) => ("port", name.clone()),
+            Guest::Mac(mac) => ("mac", mac.to_string()),
+            Guest::ClientId(id) => ("client-id", operations::hex(id)),
+            Guest::Duid(id) => ("duid", operations::hex(id)),
+        };
+        json!({
+            kind: id,
+            "ipv4": lease.ipv4.map(|address| address.to_string()),
+            "ipv6": lease.ipv6.map(|address| address.to_string()),
+            "name": lease.name.as_ref().map(|name| name.as_str()),
+        })
+    });
+    json!({ "leases": lent.collect::<Vec<_>>(), "static": fixed.collect::<Vec<_>>() })
+}
+
+/// Ports of the host that lead to guests.
+fn published(worker: &Worker<Network>) -> Value {
+    let one = |publish: &Publish| {
+        json!({
+            "protocol": match publish.protocol {
+                Protocol::Tcp => "tcp",
+                Protocol::Udp => "udp",
+            },
+            "address": publish.host.map(|address| address.to_string()),
+            "interface": publish.interface,
+            "host-port": publish.host_port,
+            "guest": publish.target.to_string(),
+            "guest-port": publish.program_port,
+        })
+    };
+    json!({ "published": worker.published().map(one).collect::<Vec<_>>() })
+}
+
+/// The figures of an instance, and of its switch and ports.
+fn figures(worker: &Worker<Network>) -> Value {
+    let network = worker.side().report(worker.now());
+    let mut object = figures::object(&worker.report());
+    let with_device = |port: &PortReport| {
+        let mut object = counters(&port.counters);
+        object["dropped"]["device"] = port.device.dropped().into();
+        if let Some((packets, recalled)) = port.device.lent() {
+            object["lent"] = json!({ "packets": packets, "recalled": recalled });
+        }
+        for (reason, count) in port.device.refused() {
+            object["refused"][reason] = count.into();
+        }
+        (port.name.clone(), object)
+    };
+    object["stations"] = network.stations.into();
+    object["ports"] = Value::Object(network.ports.iter().map(with_device).collect());
+    if let Some(gateway) = &network.gateway {
+        object["gateway"] = counters(gateway);
+        object["gateway"]["dropped"]["no_memory"] = network.gateway_no_memory.into();
+    }
+    object
+}
+
+fn counters(counters: &PortCounters) -> Value {
+    let dropped = counters.drops().map(|(reason, count)| (reason.name().to_owned(), count.into()));
+    json!({
+        "packets_in": counters.packets_in,
+        "bytes_in": counters.bytes_in,
+        "super_packets_in": counters.super_packets_in,
+        "packets_out": counters.packets_out,
+        "bytes_out": counters.bytes_out,
+        "super_packets_out": counters.super_packets_out,
+        "cut": counters.cut,
+        "dropped": Value::Object(dropped.collect()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_vlans() {
+        for (list, told) in [("1-4094", "all"), ("all", "all"), ("30,10-12,13", "10-13,30")] {
+            assert_eq!(vlan_list(&operations::read_vlans(list).unwrap()), told);
+        }
+        for wrong in ["", "0", "4095", "3-2", "1,", "-", "a", "99999999999"] {
+            assert!(operations::read_vlans(wrong).is_err(), "{wrong}");
+        }
+    }
+}

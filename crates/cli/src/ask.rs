@@ -1,0 +1,67 @@
+//! Asking a control socket: one request, one answer.
+//!
+//! Limit: [`RESPONSE_BYTES_MAX`].
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use serde_json::Value;
+use towpath_gateway::control::http;
+
+use crate::instances::PATIENCE;
+
+/// Longest answer that is read: the figures of all ports of a full switch, many times.
+const RESPONSE_BYTES_MAX: u64 = 4 << 20;
+
+/// Asks a control socket. An answer that is an error becomes one, but for `None`: there is no such
+/// path, as at an instance of another kind.
+pub(crate) fn ask_if_any(
+    path: &Path,
+    method: &str,
+    target: &str,
+    body: Option<&Value>,
+) -> anyhow::Result<Option<Value>> {
+    let mut stream = UnixStream::connect(path)
+        .with_context(|| format!("cannot reach a towpath at {}", path.display()))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let body = body.map(Value::to_string).unwrap_or_default();
+    let request = format!(
+        "{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut answer = Vec::new();
+    stream
+        .write_all(request.as_bytes())
+        .and_then(|()| stream.take(RESPONSE_BYTES_MAX).read_to_end(&mut answer))
+        .with_context(|| format!("no answer from {}", path.display()))?;
+    let (status, value) =
+        http::read(&answer).with_context(|| format!("{} is no control socket", path.display()))?;
+    match status {
+        200 => Ok(Some(value)),
+        404 => Ok(None),
+        // A terminal would act on control characters.
+        _ => bail!(
+            "{}",
+            value["error"].as_str().unwrap_or("it refused").replace(char::is_control, "?")
+        ),
+    }
+}
+
+/// Asks for what the control socket must have.
+pub(crate) fn ask(
+    path: &Path,
+    method: &str,
+    target: &str,
+    body: Option<&Value>,
+) -> anyhow::Result<Value> {
+    ask_if_any(path, method, target, body)?
+        .with_context(|| format!("the towpath at {} is of another kind", path.display()))
+}
+
+/// A value without what a terminal would act on.
+pub(crate) fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), |text| text.escape_debug().to_string())
+}

@@ -1,0 +1,295 @@
+//! `towpath capture`: a port's packets into a capture file, on both sides of the control socket.
+//!
+//! The command opens the file, with its user's rights, and hands the descriptor to the network with
+//! its request. The network writes to it from the memory in which packets lie. The connection
+//! stays for as long as the capture: first it carries an interim answer (102), at the end one with
+//! what was counted. To shut down the sending side, or to go, ends the capture.
+
+use std::fs;
+use std::io::{self, IoSlice, IsTerminal, Read, Write};
+use std::mem::MaybeUninit;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::CommandFactory;
+use clap::error::ErrorKind;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::FileType;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use serde_json::{Map, Value, json};
+use towpath_gateway::capture::{CaptureSettings, Recorder, Summary};
+use towpath_gateway::control::http::{self, Response};
+use towpath_gateway::network::Network;
+use towpath_gateway::worker::Worker;
+use towpath_io::namespace::signals::Signals;
+use towpath_io::pcapng::SNAP_BYTES_MAX;
+use towpath_net::bpf;
+
+use crate::args::{Arguments, CaptureArguments};
+use crate::control::Asked;
+use crate::exit::{Ending, Failure};
+use crate::instances::PATIENCE;
+use crate::messages::Messages;
+use crate::ports;
+use crate::settings::find_capture;
+
+/// Where captures are asked for.
+pub(crate) const CAPTURE: &str = "/v1/capture";
+/// How long the last answer may take: a network may have to wait for a disk, or for who reads.
+const END_PATIENCE: Duration = Duration::from_secs(10);
+/// The answer that says that the capture has begun.
+const BEGUN: &[u8] = b"HTTP/1.1 102 Processing\r\n\r\n";
+
+/// Captures until something ends it.
+pub(crate) fn capture(arguments: &CaptureArguments) -> Result<Ending, Failure> {
+    let expression = arguments.expression();
+    if let Err(error) = bpf::compile(&arguments.filter).and_then(|_| bpf::compile(&expression)) {
+        let message = format!("--filter '{}': {error}", arguments.filter);
+        Arguments::command().error(ErrorKind::ValueValidation, message).exit();
+    }
+    let signals = Signals::block()?;
+    let path = ports::one(&arguments.which)?;
+    let stream = UnixStream::connect(&path)
+        .with_context(|| format!("cannot reach the network at {}", path.display()))?;
+    let body = json!({
+        "port": arguments.port,
+        "snaplen": arguments.snaplen,
+        "count": arguments.count,
+        "filter": expression,
+        "truncate": arguments.write.as_os_str() != "-",
+    });
+    let (file, is_new) = open(&arguments.write)?;
+    let sent = send(&stream, &body.to_string(), file)
+        .with_context(|| format!("cannot ask the network at {}", path.display()));
+    let answered = sent.and_then(|()| answer(&wait(stream, &signals, &arguments.port)?));
+    if is_new && answered.is_err() && is_empty(&arguments.write) {
+        // Nothing was captured. If it cannot be removed, that is not what went wrong.
+        let _ = fs::remove_file(&arguments.write);
+    }
+    let value = answered?;
+    let messages = Messages::Normal;
+    for (name, told) in [
+        ("captured", "packets captured"),
+        ("accepted", "packets passed the filter"),
+        ("dropped", "packets dropped: the file or its reader was too slow"),
+    ] {
+        messages.notice(format_args!("{} {told}", value[name]));
+    }
+    match value["error"].as_str() {
+        Some(error) => Err(anyhow::anyhow!("the capture ended early: {error}").into()),
+        None => Ok(Ending::Code(0)),
+    }
+}
+
+fn is_empty(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|metadata| metadata.len() == 0)
+}
+
+/// What the network says at the end.
+fn answer(bytes: &[u8]) -> anyhow::Result<Value> {
+    let (status, value) = http::read(bytes).context("the network has gone")?;
+    if status != 200 {
+        let error = value["error"].as_str().unwrap_or("it refused").replace(char::is_control, "?");
+        bail!(error);
+    }
+    Ok(value)
+}
+
+/// What is captured into, and whether it is a file that was not there before. The network's own
+/// descriptor is another one.
+fn open(path: &Path) -> anyhow::Result<(OwnedFd, bool)> {
+    if path.as_os_str() != "-" {
+        let (file, is_new) = find_capture(path)?;
+        return Ok((file.into(), is_new));
+    }
+    let stdout = io::stdout();
+    if stdout.is_terminal() {
+        bail!("a capture is nothing for a terminal; give a file, or a pipe to a program");
+    }
+    Ok((stdout.as_fd().try_clone_to_owned()?, false))
+}
+
+/// Sends the request with the file.
+fn send(mut stream: &UnixStream, body: &str, file: OwnedFd) -> io::Result<()> {
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let request = format!(
+        "POST {CAPTURE} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let files = [file.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&files)), "there is room for one");
+    let slices = [IoSlice::new(request.as_bytes())];
+    let sent = sendmsg(stream, &slices, &mut control, SendFlags::NOSIGNAL)?;
+    stream.write_all(&request.as_bytes()[sent..])
+}
+
+/// Waits for the last answer; a signal asks for it.
+fn wait(mut stream: UnixStream, signals: &Signals, port: &str) -> anyhow::Result<Vec<u8>> {
+    let mut answer = Vec::new();
+    let mut is_asked = false;
+    loop {
+        let limit =
+            is_asked.then_some(Timespec { tv_sec: END_PATIENCE.as_secs() as i64, tv_nsec: 0 });
+        let mut fds = [PollFd::new(&stream, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
+        if rustix::io::retry_on_intr(|| poll(&mut fds, limit.as_ref()))? == 0 {
+            bail!("the network does not end the capture");
+        }
+        let has_answer = !fds[0].revents().is_empty();
+        while let Some(signal) = signals.next()? {
+            if signal.is_end() && is_asked {
+                bail!("interrupted again; the end of the capture was not waited for");
+            }
+            if signal.is_end() {
+                is_asked = true;
+                stream.shutdown(Shutdown::Write)?;
+            }
+        }
+        if !has_answer {
+            continue;
+        }
+        let mut buffer = [0; 4096];
+        let count = stream.read(&mut buffer).context("the network has gone")?;
+        answer.extend_from_slice(&buffer[..count]);
+        if answer.starts_with(BEGUN) {
+            answer.drain(..BEGUN.len());
+            Messages::Normal.notice(format_args!("capturing at port {}", port.escape_debug()));
+        }
+        if count == 0 || answer.len() > http::HEAD_BYTES_MAX {
+            return Ok(answer);
+        }
+    }
+}
+
+/// The captures of a network that runs: each has a thread, which has its file and its connection.
+/// Dropping this waits for them; they end with the network.
+#[derive(Default)]
+pub(crate) struct Captures {
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Captures {
+    /// Begins a capture; tells what is wrong instead if it cannot.
+    pub(crate) fn begin(
+        &mut self,
+        worker: &mut Worker<Network>,
+        asked: Asked<'_>,
+    ) -> Option<Response> {
+        self.threads.retain(|thread| !thread.is_finished());
+        match self.try_begin(worker, asked) {
+            Ok(()) => None,
+            Err((status, message)) => Some(Response::error(status, &message)),
+        }
+    }
+
+    fn try_begin(
+        &mut self,
+        worker: &mut Worker<Network>,
+        asked: Asked<'_>,
+    ) -> Result<(), (u16, String)> {
+        if asked.request.method != "POST" {
+            return Err((405, "a capture is POST".to_owned()));
+        }
+        let wanted = read_wanted(asked.request.body).map_err(|message| (400, message))?;
+        let file = asked.file.take().ok_or((400, "no file came with the request".to_owned()))?;
+        let impossible = |error: &dyn std::fmt::Display| (409, error.to_string());
+        let stream = asked.stream.try_clone().map_err(|error| impossible(&error))?;
+        let snap_bytes = wanted.settings.snap_bytes as u32;
+        let begun =
+            worker.with_side(|network, cx| network.capture(&wanted.port, wanted.settings, cx));
+        let sniffer = begun.map_err(|error| impossible(&error))?;
+        if wanted.truncates && is_regular(&file) {
+            rustix::fs::ftruncate(&file, 0).map_err(|error| impossible(&error))?;
+        }
+        let recorder =
+            Recorder::new(sniffer, file, &wanted.port, Some(snap_bytes), wanted.count)
+                .map_err(|error| (409, format!("the file cannot be captured into: {error}")))?;
+        let thread = thread::Builder::new().name("capture".to_owned());
+        let thread = thread.spawn(move || record(recorder, stream));
+        self.threads.push(thread.map_err(|error| impossible(&error))?);
+        Ok(())
+    }
+}
+
+impl Drop for Captures {
+    fn drop(&mut self) {
+        for thread in self.threads.drain(..) {
+            // One that panicked has told so.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What a capture is to be.
+struct Wanted {
+    port: String,
+    settings: CaptureSettings,
+    count: Option<u64>,
+    /// A file is emptied when the capture begins.
+    truncates: bool,
+}
+
+fn is_regular(file: &OwnedFd) -> bool {
+    rustix::fs::fstat(file).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode).is_file())
+}
+
+fn read_wanted(body: &[u8]) -> Result<Wanted, String> {
+    let body: Value = serde_json::from_slice(body).map_err(|error| format!("no JSON: {error}"))?;
+    let mut fields: Map<String, Value> = body.as_object().ok_or("it is no object")?.clone();
+    let port = fields.remove("port");
+    let port = port.as_ref().and_then(Value::as_str).ok_or("'port' is a name")?.to_owned();
+    let mut number = |name: &str, max: u64| match fields.remove(name) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => match value.as_u64().filter(|number| (1..=max).contains(number)) {
+            Some(number) => Ok(Some(number)),
+            None => Err(format!("'{name}' is a number from 1 to {max}")),
+        },
+    };
+    let snap_bytes = number("snaplen", SNAP_BYTES_MAX.into())?;
+    let count = number("count", u64::MAX)?;
+    let filter = match fields.remove("filter") {
+        None | Some(Value::Null) => None,
+        Some(Value::String(text)) if text.trim().is_empty() => None,
+        Some(Value::String(text)) => {
+            Some(bpf::compile(&text).map_err(|error| format!("filter '{text}': {error}"))?)
+        }
+        Some(_) => return Err("'filter' is an expression".to_owned()),
+    };
+    let truncates = match fields.remove("truncate") {
+        None => false,
+        Some(Value::Bool(truncates)) => truncates,
+        Some(_) => return Err("'truncate' is true or false".to_owned()),
+    };
+    if let Some(name) = fields.keys().next() {
+        return Err(format!("'{name}' has no meaning here"));
+    }
+    let mut settings = CaptureSettings { filter, ..CaptureSettings::default() };
+    if let Some(snap_bytes) = snap_bytes {
+        settings.snap_bytes = snap_bytes as usize;
+    }
+    Ok(Wanted { port, settings, count, truncates })
+}
+
+/// The thread of a capture. Who asked may have gone at any time, and is told nothing then.
+fn record(recorder: Recorder, mut stream: UnixStream) {
+    let _ = stream.set_nonblocking(false);
+    let _ = stream.set_write_timeout(Some(PATIENCE));
+    let _ = stream.write_all(BEGUN);
+    let Summary { written, statistics, error } = recorder.run(stream.as_fd());
+    let mut value = json!({
+        "captured": written,
+        "seen": statistics.seen,
+        "accepted": statistics.accepted,
+        "dropped": statistics.dropped,
+    });
+    if let Some(error) = error {
+        value["error"] = error.to_string().into();
+    }
+    let _ = stream.write_all(&Response::json(200, &value).to_bytes());
+}

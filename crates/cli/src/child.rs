@@ -1,0 +1,263 @@
+//! The child's side: everything that happens inside of the program's namespaces.
+//!
+//! The child tells the user itself what went wrong, and ends with the code to end with; the
+//! parent passes that on.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::Context;
+use rustix::io::Errno;
+use towpath_gateway::config::Config;
+use towpath_io::mount::{self, MountError};
+use towpath_io::namespace::channel::{Channel, Message};
+use towpath_io::namespace::enter::NetworkNamespace;
+use towpath_io::namespace::init::{self, InitError};
+use towpath_io::namespace::signals::Signals;
+use towpath_io::namespace::sockets;
+use towpath_io::namespace::{self, Configured, Isolation, die_with_parent, relax_network_limits};
+use towpath_io::process_sys::{Forked, Inherited};
+use towpath_io::socket::TcpListener;
+use towpath_io::tap::{self, Features, Reason, SelfTest, Tap};
+
+use crate::exit::{self, Ending, Failure};
+use crate::messages::Messages;
+use crate::serve::features_to_bits;
+use towpath_gateway::resolv;
+
+/// What the child needs to know.
+pub(crate) struct Child<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) messages: Messages,
+    pub(crate) channel: Channel,
+}
+
+impl Child<'_> {
+    /// Process 1 of new namespaces: sets them up and runs the program to its end.
+    pub(crate) fn run(
+        self,
+        isolation: &Isolation,
+        signals: Signals,
+        command: &[OsString],
+        inherited: Inherited,
+    ) -> Result<Ending, Failure> {
+        isolation.adopt()?;
+        self.begin_opener()?;
+        self.mount();
+        let tap = self.interface()?;
+        if !relax_network_limits(isolation) {
+            self.messages
+                .detail("/proc/sys cannot be written: inside, ports below 1024 and ping need root");
+        }
+        self.listen()?;
+        let command = prepare(command);
+        let name = command.get_program().to_owned();
+        self.channel.send(&tap)?;
+        drop(tap);
+        let mask = *signals.mask_before();
+        drop(signals);
+        match init::run(&self.channel, command, &mask, inherited) {
+            Ok(status) => Ok(status.into()),
+            Err(InitError::Execute(error)) => Err(not_executed(&name, error)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Goes into a namespace that exists, makes the interface there and ends.
+    pub(crate) fn attach(self, namespace: &NetworkNamespace) -> Result<Ending, Failure> {
+        die_with_parent()?;
+        namespace.enter()?;
+        // Entering a user namespace changes credentials, which clears it.
+        die_with_parent()?;
+        let tap = self.interface()?;
+        self.listen()?;
+        let opener = self.opener()?;
+        self.channel.send(&tap)?;
+        // Else towpath would not learn of the end of this process, and the device would outlive it.
+        drop((tap, self.channel));
+        if let Some(opener) = opener {
+            sockets::open_for(&opener)?;
+        }
+        Ok(Ending::Code(0))
+    }
+
+    /// If connections to published ports are joined: hands over the channel to who opens sockets
+    /// inside; what comes back is its own end.
+    fn opener(&self) -> anyhow::Result<Option<Channel>> {
+        if !self.config.join_published {
+            return Ok(None);
+        }
+        let (ours, theirs) = Channel::pair()?;
+        self.channel.send(&Message::Opener(theirs.into()))?;
+        Ok(Some(ours))
+    }
+
+    /// The same by a process of its own, which ends with its namespaces.
+    fn begin_opener(&self) -> anyhow::Result<()> {
+        let Some(opener) = self.opener()? else { return Ok(()) };
+        if let Forked::Child = namespace::fork().context("cannot start who opens sockets")? {
+            let done = sockets::open_for(&opener);
+            std::process::exit(done.is_err().into());
+        }
+        Ok(())
+    }
+
+    /// Makes the program's interface; what comes back is the message that hands it over.
+    fn interface(&self) -> anyhow::Result<Message> {
+        let name = &self.config.interface;
+        let workers = self.config.workers;
+        let tap = if workers > 1 { Tap::create_with_queues(name) } else { Tap::create(name) };
+        let mut tap = tap.with_context(|| format!("cannot make {name}"))?;
+        tap.set_offload(Features::ALL)?;
+        tap.set_mtu(self.config.mtu);
+        let configured = self.config.interface().configure();
+        if let Configured::WithoutIpv6(errno) =
+            configured.with_context(|| format!("cannot configure {name}"))?
+        {
+            self.messages.notice(format_args!("this kernel does no IPv6 here ({errno})"));
+        }
+        let report = tap::self_test(&mut tap, &self.self_test());
+        // A family that is switched off could not be tried; only what failed is news.
+        let failed = report.off.iter().any(|(_, reason)| *reason != Reason::NoAddress);
+        if failed {
+            self.messages.notice(&report);
+        } else {
+            self.messages.detail(&report);
+        }
+        let others: Result<Vec<Tap>, _> = (1..workers).map(|_| tap.add_queue()).collect();
+        let others = others.with_context(|| format!("cannot add queues to {name}"))?;
+        if workers > 1 {
+            // What was begun before there were others is for no queue in particular. It is sent
+            // again.
+            tap.discard_waiting()?;
+        }
+        let queues = [tap].into_iter().chain(others).map(Tap::into_fd).collect();
+        Ok(Message::Ready(features_to_bits(report.features), queues))
+    }
+
+    /// Listens on the program's loopback, and hands the sockets over.
+    fn listen(&self) -> anyhow::Result<()> {
+        let Config { ipv4, ipv6, .. } = self.config;
+        let v4 = ipv4.is_some().then_some(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let v6 = ipv6.is_some().then_some(IpAddr::V6(Ipv6Addr::LOCALHOST));
+        for port in &self.config.joined {
+            for address in v4.into_iter().chain(v6) {
+                let at = SocketAddr::new(address, port.inside);
+                match TcpListener::bind(at, None) {
+                    Ok(socket) => {
+                        self.channel.send(&Message::Listener(port.host, socket.into()))?
+                    }
+                    // That there is no IPv6 was told when the interface was configured.
+                    Err(error) if v4.is_some() && address.is_ipv6() && is_missing(&error) => {}
+                    Err(error) => return Err(not_listening(at, error)),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn self_test(&self) -> SelfTest {
+        let Config { ipv4, ipv6, .. } = self.config;
+        SelfTest {
+            program_mac: self.config.program_mac,
+            gateway_mac: self.config.gateway_mac,
+            program_v4: ipv4.map(|ipv4| ipv4.address),
+            program_v6: ipv6.map(|ipv6| ipv6.address),
+            gateway_v4: ipv4.map(|ipv4| ipv4.gateway),
+            gateway_v6: ipv6.map(|ipv6| ipv6.gateway),
+            mtu: self.config.mtu,
+        }
+    }
+
+    /// Replaces resolv.conf and /proc. A program can do without; the user is told.
+    fn mount(&self) {
+        if let Err(error) = mount::make_private() {
+            let error = anyhow::Error::from(error);
+            self.messages.notice(format_args!("resolv.conf and /proc stay the host's: {error:#}"));
+            return;
+        }
+        if let Err(error) = self.mount_resolv_conf() {
+            let hint = self.config.dns().map(|dns| format!("; the resolver is {dns}"));
+            let hint = hint.unwrap_or_default();
+            let error = anyhow::Error::from(error);
+            self.messages.notice(format_args!("resolv.conf is not replaced: {error:#}{hint}"));
+        }
+        if let Err(error) = mount::mount_proc() {
+            let error = anyhow::Error::from(error);
+            self.messages.detail(format_args!("/proc shows the host's processes: {error:#}"));
+        }
+    }
+
+    fn mount_resolv_conf(&self) -> Result<(), MountError> {
+        let Some(dns) = self.config.dns() else { return Ok(()) };
+        let path = Path::new("/etc/resolv.conf");
+        let host_file = match read_start(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(MountError::Missing { path: path.into() });
+            }
+            // The name servers are towpath's in any case.
+            Err(_) => String::new(),
+        };
+        mount::cover_file(path, resolv::generate(&host_file, dns).as_bytes())
+    }
+}
+
+/// True if the address is missing, or its whole family.
+fn is_missing(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    matches!(errno, Some(Errno::ADDRNOTAVAIL | Errno::AFNOSUPPORT))
+}
+
+fn not_listening(at: SocketAddr, error: io::Error) -> anyhow::Error {
+    let why = match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            "it is in use inside; stop what listens there, or lead another port (INSIDE:HOST)"
+        }
+        io::ErrorKind::PermissionDenied => {
+            "not permitted inside; lead a port from 1024 up (INSIDE:HOST)"
+        }
+        _ => return anyhow::Error::from(error).context(format!("cannot listen on {at} inside")),
+    };
+    anyhow::anyhow!("option --host-tcp-ports: TCP port {at}: {why}")
+}
+
+/// The program, or the user's shell.
+fn prepare(command: &[OsString]) -> Command {
+    match command {
+        [program, arguments @ ..] => {
+            let mut command = Command::new(program);
+            command.args(arguments);
+            command
+        }
+        [] => {
+            let shell = env::var_os("SHELL").filter(|shell| !shell.is_empty());
+            Command::new(shell.unwrap_or_else(|| "/bin/sh".into()))
+        }
+    }
+}
+
+fn not_executed(name: &std::ffi::OsStr, error: io::Error) -> Failure {
+    let name = name.display().to_string();
+    match error.kind() {
+        io::ErrorKind::NotFound => Failure {
+            code: exit::NOT_FOUND,
+            error: Some(anyhow::anyhow!("{name}: command not found")),
+        },
+        _ => Failure {
+            code: exit::NOT_EXECUTABLE,
+            error: Some(anyhow::Error::from(error).context(format!("cannot execute {name}"))),
+        },
+    }
+}
+
+fn read_start(path: &Path) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(resolv::HOST_FILE_BYTES_MAX).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}

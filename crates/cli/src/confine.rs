@@ -1,0 +1,105 @@
+//! Confining the process that serves, step by step, and saying what could not be.
+//!
+//! The order matters: [`Confinement::begin`] while everything is allowed yet, [`isolate`] while
+//! there is one thread, [`seal`] before the first packet of a stranger is looked at.
+//!
+//! [`isolate`]: Confinement::isolate
+//! [`seal`]: Confinement::seal
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use anyhow::Context;
+use towpath_gateway::publish::{Protocol, Publish};
+use towpath_io::confine::broker::{self, Duties, Ports};
+use towpath_io::confine::{self, Mode};
+use towpath_io::namespace::init;
+
+use crate::args::GatewayArguments;
+use crate::messages::Messages;
+
+/// What is done about confinement, and what is not.
+pub(crate) struct Confinement {
+    is_wanted: bool,
+    messages: Messages,
+    /// What standard input and output become, opened while there are files.
+    null: OwnedFd,
+}
+
+impl Confinement {
+    /// Forks the broker, unless the user wants no confinement. `child` is the process that may have
+    /// to be killed.
+    pub(crate) fn begin(
+        arguments: &GatewayArguments,
+        messages: Messages,
+        duties: Duties,
+        child: Option<BorrowedFd<'_>>,
+    ) -> anyhow::Result<Self> {
+        let is_wanted = !arguments.no_confinement;
+        if is_wanted {
+            broker::start(duties, child).context("cannot start the broker")?;
+        } else {
+            messages.error(
+                "WARNING: --no-confinement: this process keeps all its rights while it reads what \
+                 strangers send; a fault in it is theirs to use",
+            );
+        }
+        Ok(Self { is_wanted, messages, null: init::null_device()? })
+    }
+
+    /// Gives up privileges and files.
+    pub(crate) fn isolate(&self) -> anyhow::Result<()> {
+        if !self.is_wanted {
+            return Ok(());
+        }
+        let refused = confine::isolate().context(
+            "this process cannot give up its privileges; --no-confinement serves with them",
+        )?;
+        if let Some(errno) = refused {
+            let rest = match confine::state().has_files() {
+                true => "the host's files can be reached, but for the filter of system calls",
+                false => "Landlock alone keeps it from files",
+            };
+            self.messages.notice(format_args!(
+                "confinement: namespaces are not available here ({errno}): {rest}"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Lets go of standard input and output.
+    pub(crate) fn release_input_and_output(&self) -> anyhow::Result<()> {
+        Ok(init::release_input_and_output(&self.null)?)
+    }
+
+    /// From here on a system call that is not needed ends the process.
+    pub(crate) fn seal(self, mode: Mode) {
+        if !self.is_wanted {
+            return;
+        }
+        if let Err(error) = confine::seal(mode) {
+            self.messages.notice(format_args!("confinement: {error}"));
+        }
+        self.messages.detail(format_args!("confinement: {}", confine::state()));
+        #[cfg(debug_assertions)]
+        self.attempt();
+    }
+
+    /// Does what somebody would who has taken this process over: for tests, in debug builds alone.
+    #[cfg(debug_assertions)]
+    fn attempt(&self) {
+        let Ok(name) = std::env::var("TOWPATH_ATTEMPT") else { return };
+        match confine::attempts::attempt(&name) {
+            Ok(()) => self.messages.error(format_args!("attempt: {name}: done")),
+            Err(error) => self.messages.error(format_args!("attempt: {name}: refused: {error}")),
+        }
+    }
+}
+
+/// The ports that are published, as far as only the broker may bind them.
+pub(crate) fn ports(publish: &[Publish]) -> Ports {
+    let of = |protocol| {
+        let published = publish.iter().filter(|publish| publish.protocol == protocol);
+        published.map(|publish| publish.host_port).collect()
+    };
+    Ports::These(of(Protocol::Tcp), of(Protocol::Udp))
+}

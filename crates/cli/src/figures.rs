@@ -1,0 +1,78 @@
+//! The counters of an instance as JSON; the manual page says what the names mean.
+
+use serde_json::{Map, Value, json};
+use towpath_gateway::report::{Report, WorkerShare};
+use towpath_io::confine;
+
+/// Characters of a command line that are told.
+const COMMAND_CHARS_MAX: usize = 1024;
+
+/// The counters as an object.
+pub(crate) fn object(report: &Report) -> Value {
+    let command: Vec<_> =
+        std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+    let named = |pairs: &mut dyn Iterator<Item = (&'static str, u64)>| {
+        let counted = pairs.map(|(name, count)| (name.to_string(), count.into()));
+        Value::Object(counted.collect::<Map<_, _>>())
+    };
+    let (tcp, udp, echo) = report.flows;
+    let (stack, gateway) = (&report.stack, &report.gateway);
+    let mut object = json!({
+        "pid": std::process::id(),
+        "version": env!("CARGO_PKG_VERSION"),
+        "command": command.join(" ").chars().take(COMMAND_CHARS_MAX).collect::<String>(),
+        "confinement": confine::state().to_string(),
+        "bytes_out": gateway.bytes_out,
+        "bytes_in": gateway.bytes_in,
+        "carried": report.carried,
+        "copied": named(&mut report.copied.iter().copied()),
+        "copies_per_byte": report.copies_per_byte(),
+        "lent": {
+            "bytes": report.lent.bytes,
+            "loans": report.loans(),
+            "oldest_us": report.lent.oldest.map_or(0, |oldest| oldest.as_micros() as u64),
+            "total": report.carried,
+            "copied_after_all": report.copied_bytes(),
+            "hit_rate": report.hit_rate(),
+            "recalled": report.recalled,
+        },
+        "flows": { "tcp": tcp, "udp": udp, "echo": echo },
+        "joined": {
+            "flows": report.joined,
+            "begun": gateway.joined,
+            "refused": gateway.joined_refused,
+            "bytes_out": gateway.joined_bytes_out,
+            "bytes_in": gateway.joined_bytes_in,
+        },
+        "packets": {
+            "from_program": stack.packets_in,
+            "to_program": stack.packets_out,
+            "retransmitted": stack.retransmitted,
+        },
+        "taken": {
+            "packets": report.packets_taken,
+            "frames": report.frames_taken.0 + report.frames_taken.1,
+        },
+        "dropped": named(&mut report.losses()),
+    });
+    if !report.workers.is_empty() {
+        object["workers"] = workers(&report.workers);
+    }
+    object
+}
+
+/// What each of several workers did, by its number.
+fn workers(shares: &[WorkerShare]) -> Value {
+    let one = |(index, share): (usize, &WorkerShare)| {
+        let (tcp, udp, echo) = share.flows;
+        let object = json!({
+            "bytes_out": share.bytes_out,
+            "bytes_in": share.bytes_in,
+            "flows": { "tcp": tcp, "udp": udp, "echo": echo },
+            "packets": { "from_program": share.packets_in, "to_program": share.packets_out },
+            "handed_over": share.handed_over,
+        });
+        (index.to_string(), object)
+    };
+    Value::Object(shares.iter().enumerate().map(one).collect())
+}

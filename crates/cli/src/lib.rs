@@ -1,0 +1,103 @@
+//! The `towpath` command.
+//!
+//! `run` starts a program in namespaces of its own, `attach` serves a namespace that exists; both
+//! leave a TAP device with the worker, which moves the packets. `up` serves a network of virtual
+//! machines, which `ls`, `port`, `lease` and `publish` look at and change and `capture` records.
+//! Everything here runs in one thread until the worker starts, because it forks.
+//!
+//! Modules form a line, and each uses only those before it: `{document, exit, figures, instances,
+//! messages, metrics} → {api, ask, control, man, netfile} → {args, serve, watch} → {child, confine,
+//! parent, ports, settings, stats} → {attach, capture, plan, run} → up`.
+#![deny(unsafe_code)]
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+use towpath_io::namespace::signals;
+
+use args::{Action, Arguments};
+use exit::{Ending, Failure};
+use messages::Messages;
+
+mod api;
+mod args;
+mod ask;
+mod attach;
+mod capture;
+mod child;
+mod confine;
+mod control;
+mod document;
+mod exit;
+mod figures;
+mod instances;
+mod man;
+mod messages;
+mod metrics;
+mod netfile;
+mod parent;
+mod plan;
+mod ports;
+mod run;
+mod serve;
+mod settings;
+mod stats;
+mod up;
+mod watch;
+
+/// The name of the command.
+pub const NAME: &str = "towpath";
+
+/// Does what the command line of this process asks for.
+pub fn main() -> ExitCode {
+    // Wrong usage ends here, with code 2.
+    let arguments = Arguments::parse();
+    let done = match arguments.action {
+        Action::Run(arguments) => run::run(&arguments),
+        Action::Attach(arguments) => attach::attach(&arguments),
+        Action::Up(arguments) => up::up(*arguments),
+        Action::Ls(arguments) => ports::list(&arguments),
+        Action::Port(arguments) => ports::change(&arguments),
+        Action::Lease(arguments) => ports::lease(&arguments),
+        Action::Publish(arguments) => ports::publish(&arguments),
+        Action::Capture(arguments) => capture::capture(&arguments),
+        Action::Stats(arguments) => stats::stats(&arguments),
+        Action::Man => write_manual(),
+    };
+    match done {
+        Ok(ending) => end(ending),
+        Err(failure) => ExitCode::from(tell(failure)),
+    }
+}
+
+/// Ends a forked child, which must never return into what its parent does.
+fn end_child(done: Result<Ending, Failure>) -> ! {
+    let code = match done {
+        Ok(ending) => ending.code(),
+        Err(failure) => tell(failure),
+    };
+    std::process::exit(code.into())
+}
+
+/// Tells the user about a failure; returns the code to end with.
+fn tell(failure: Failure) -> u8 {
+    if let Some(error) = failure.error {
+        Messages::Quiet.error(format_args!("{error:#}"));
+    }
+    failure.code
+}
+
+/// Interrupted programs end by the signal itself: only then do shells stop a script or a loop.
+fn end(ending: Ending) -> ExitCode {
+    if ending == Ending::Signal(signals::INTERRUPT_NUMBER) {
+        signals::end_by_interrupt();
+    }
+    ExitCode::from(ending.code())
+}
+
+fn write_manual() -> Result<Ending, Failure> {
+    let page = man::page(Arguments::command())?;
+    std::io::stdout().write_all(&page)?;
+    Ok(Ending::Code(0))
+}

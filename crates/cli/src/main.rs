@@ -1,0 +1,7 @@
+//! The `towpath` command; all of it is in the library, which `towpath-bench` runs too.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    towpath_cli::main()
+}

@@ -1,0 +1,184 @@
+//! Counters in the text format of OpenMetrics 1.0.
+//!
+//! Labels are names of ports, of reasons and of sites, which have no characters to be escaped.
+
+use std::fmt::{Display, Write as _};
+
+use towpath_gateway::network::{Attachment, NetworkReport};
+use towpath_gateway::report::{Report, WorkerShare};
+use towpath_io::confine;
+use towpath_net::switch::PortCounters;
+
+/// A family of figures with one name.
+struct Family<'a> {
+    out: &'a mut String,
+    name: &'static str,
+    suffix: &'static str,
+}
+
+/// All figures of an instance, which has a switch with ports or has none.
+pub(crate) fn text(report: &Report, network: Option<&NetworkReport>) -> String {
+    let mut out = String::new();
+    if let Some(network) = network {
+        ports(&mut out, network);
+        let stations = "Stations that the switch knows.";
+        Family::gauge(&mut out, "towpath_stations", stations).add("", network.stations);
+    }
+    let help = "Layers that confine this process: 1 where in force.";
+    let mut confinement = Family::gauge(&mut out, "towpath_confinement", help);
+    for (layer, is_in_force) in confine::state().layers() {
+        confinement.add(&format!("layer=\"{layer}\""), u8::from(is_in_force));
+    }
+    let (tcp, udp, echo) = report.flows;
+    let mut flows = Family::gauge(&mut out, "towpath_flows", "Flows of the gateway, open now.");
+    for (protocol, count) in [("tcp", tcp), ("udp", udp), ("echo", echo)] {
+        flows.add(&format!("protocol=\"{protocol}\""), count);
+    }
+    let help = "Payload that the gateway moved.";
+    let mut payload = Family::counter(&mut out, "towpath_gateway_bytes", help);
+    payload.add("direction=\"out\"", report.gateway.bytes_out);
+    payload.add("direction=\"in\"", report.gateway.bytes_in);
+    let help = "Connections between program and host's loopback that are joined past the stack.";
+    Family::gauge(&mut out, "towpath_joined_flows", help).add("", report.joined);
+    let help = "Connections that were to be joined, by what became of them.";
+    let mut joined = Family::counter(&mut out, "towpath_joined_connections", help);
+    let refused = report.gateway.joined_refused;
+    joined.add("result=\"refused\"", refused);
+    joined.add("result=\"taken\"", report.gateway.joined - refused);
+    let help = "Bytes of joined connections, which are in no other figure.";
+    let mut bytes = Family::counter(&mut out, "towpath_joined_bytes", help);
+    bytes.add("direction=\"out\"", report.gateway.joined_bytes_out);
+    bytes.add("direction=\"in\"", report.gateway.joined_bytes_in);
+    let mut copied = Family::counter(&mut out, "towpath_copied_bytes", "Payload copied.");
+    for (site, count) in report.copied.iter().copied() {
+        copied.add(&format!("site=\"{site}\""), count);
+    }
+    let help = "Payload in frames between the two sides.";
+    Family::gauge(&mut out, "towpath_lent_bytes", help).add("", report.lent.bytes);
+    let help = "Loans that are out: frames in use.";
+    Family::gauge(&mut out, "towpath_lent_loans", help).add("", report.loans());
+    let help = "How long the oldest payload has waited.";
+    let oldest = report.lent.oldest.map_or(0.0, |oldest| oldest.as_secs_f64());
+    Family::gauge(&mut out, "towpath_lent_oldest_seconds", help).add("", oldest);
+    let help = "Packets of guests that went on as copies, for their term or their ring.";
+    Family::counter(&mut out, "towpath_recalled_packets", help).add("", report.recalled);
+    let mut dropped = Family::counter(&mut out, "towpath_gateway_dropped", "What was lost.");
+    for (reason, count) in report.losses() {
+        dropped.add(&format!("reason=\"{reason}\""), count);
+    }
+    if !report.workers.is_empty() {
+        workers(&mut out, &report.workers);
+    }
+    out.push_str("# EOF\n");
+    out
+}
+
+fn workers(out: &mut String, shares: &[WorkerShare]) {
+    let help = "Payload that each of several workers moved.";
+    let mut payload = Family::counter(out, "towpath_worker_bytes", help);
+    for (index, share) in shares.iter().enumerate() {
+        payload.add(&format!("worker=\"{index}\",direction=\"out\""), share.bytes_out);
+        payload.add(&format!("worker=\"{index}\",direction=\"in\""), share.bytes_in);
+    }
+    let help = "Packets that a worker handed over to the first.";
+    let mut handed = Family::counter(out, "towpath_worker_handed_over_packets", help);
+    for (index, share) in shares.iter().enumerate() {
+        handed.add(&format!("worker=\"{index}\""), share.handed_over);
+    }
+}
+
+fn ports(out: &mut String, network: &NetworkReport) {
+    let kind = |attachment: &Attachment| match attachment {
+        Attachment::VhostUser(_) => "vhost-user",
+        Attachment::VhostUserClient(_) => "vhost-user-client",
+        Attachment::Stream(_) => "stream",
+        Attachment::Tap(_) => "tap",
+    };
+    let label = |name: &str, kind: &str| format!("port=\"{name}\",attachment=\"{kind}\"");
+    let of_ports = network
+        .ports
+        .iter()
+        .map(|port| (label(&port.name, kind(&port.attachment)), &port.counters));
+    let of_gateway = network.gateway.iter().map(|counters| (label("gateway", "gateway"), counters));
+    let all: Vec<_> = of_ports.chain(of_gateway).collect();
+
+    type Figure = fn(&PortCounters) -> u64;
+    let figures: [(_, _, Figure, Figure); 3] = [
+        ("towpath_port_packets", "Packets of a port.", |c| c.packets_in, |c| c.packets_out),
+        ("towpath_port_bytes", "Bytes of a port's packets.", |c| c.bytes_in, |c| c.bytes_out),
+        (
+            "towpath_port_super_packets",
+            "Super-packets of a port.",
+            |c| c.super_packets_in,
+            |c| c.super_packets_out,
+        ),
+    ];
+    for (name, help, into, outward) in figures {
+        let mut family = Family::counter(out, name, help);
+        for (label, counters) in &all {
+            family.add(&format!("{label},direction=\"in\""), into(counters));
+            family.add(&format!("{label},direction=\"out\""), outward(counters));
+        }
+    }
+    let mut dropped = Family::counter(out, "towpath_port_dropped_packets", "Packets dropped.");
+    for (label, counters) in &all {
+        for (reason, count) in counters.drops() {
+            dropped.add(&format!("{label},reason=\"{}\"", reason.name()), count);
+        }
+    }
+    for (port, (label, _)) in network.ports.iter().zip(&all) {
+        dropped.add(&format!("{label},reason=\"device\""), port.device.dropped());
+    }
+    type OfLent = fn((u64, u64)) -> u64;
+    let figures: [(_, _, OfLent); 2] = [
+        ("towpath_port_lent_packets", "Packets that a guest lent.", |lent| lent.0),
+        ("towpath_port_recalled_packets", "Packets lent and copied after all.", |lent| lent.1),
+    ];
+    for (name, help, figure) in figures {
+        let mut family = Family::counter(out, name, help);
+        for (port, (label, _)) in network.ports.iter().zip(&all) {
+            if let Some(lent) = port.device.lent() {
+                family.add(label, figure(lent));
+            }
+        }
+    }
+    let help = "Requests of front ends that were refused.";
+    let mut refused = Family::counter(out, "towpath_port_refused_requests", help);
+    for (port, (label, _)) in network.ports.iter().zip(&all) {
+        for (reason, count) in port.device.refused() {
+            refused.add(&format!("{label},reason=\"{reason}\""), count);
+        }
+    }
+    let mut connected = Family::gauge(out, "towpath_port_connected", "Somebody is there.");
+    for (port, (label, _)) in network.ports.iter().zip(&all) {
+        connected.add(label, u8::from(port.is_connected));
+    }
+    let mut waiting = Family::gauge(out, "towpath_port_waiting_packets", "Packets that wait.");
+    for (port, (label, _)) in network.ports.iter().zip(&all) {
+        waiting.add(label, port.waiting);
+    }
+}
+
+impl<'a> Family<'a> {
+    fn counter(out: &'a mut String, name: &'static str, help: &str) -> Self {
+        Self { suffix: "_total", ..Self::new(out, name, "counter", help) }
+    }
+
+    fn gauge(out: &'a mut String, name: &'static str, help: &str) -> Self {
+        Self::new(out, name, "gauge", help)
+    }
+
+    fn new(out: &'a mut String, name: &'static str, kind: &str, help: &str) -> Self {
+        // Writing to a string cannot fail.
+        let _ = writeln!(out, "# TYPE {name} {kind}\n# HELP {name} {help}");
+        Self { out, name, suffix: "" }
+    }
+
+    fn add(&mut self, labels: &str, value: impl Display) {
+        let Self { out, name, suffix } = self;
+        let _ = match labels {
+            "" => writeln!(out, "{name}{suffix} {value}"),
+            labels => writeln!(out, "{name}{suffix}{{{labels}}} {value}"),
+        };
+    }
+}

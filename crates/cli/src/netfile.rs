@@ -1,0 +1,332 @@
+//! The file of a network: what `towpath up` serves, as tables. Options on the command line go
+//! before the file where there can be one value, and are added to it where there can be several.
+//!
+//! Limit: [`FILE_BYTES_MAX`].
+
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use towpath_gateway::config::{Subnet4, Subnet6, parse_size};
+use towpath_gateway::control::fields::{Fields, Wrong};
+use towpath_gateway::control::operations;
+use towpath_gateway::network::{BUSY_POLL_MAX, Operation, PortSettings};
+use towpath_gateway::publish::Target;
+use towpath_net::switch::Role;
+use towpath_net::wire::domain::DomainName;
+
+use crate::document::Document;
+
+/// Longest file: a thousand ports with all that can be said of them.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// What a file says; `None` and nothing where it says nothing.
+#[derive(Debug, Default)]
+pub(crate) struct NetFile {
+    pub(crate) mtu: Option<u16>,
+    pub(crate) busy_poll: Option<Duration>,
+    pub(crate) domain: Option<DomainName>,
+    pub(crate) gateway: Option<bool>,
+    pub(crate) memory: Option<usize>,
+    pub(crate) max_flows: Option<usize>,
+    pub(crate) resolvers: Vec<IpAddr>,
+    pub(crate) map_host_loopback: Vec<IpAddr>,
+    pub(crate) ipv4: Family<Subnet4, Ipv4Addr>,
+    pub(crate) ipv6: Family<Subnet6, Ipv6Addr>,
+    /// Guests are told that they may form addresses of IPv6 by themselves.
+    pub(crate) autonomous: Option<bool>,
+    pub(crate) dhcp: Dhcp,
+    pub(crate) ports: PortDefaults,
+    /// With the place in the file.
+    pub(crate) operations: Vec<(String, Operation)>,
+}
+
+/// What ports are like that say nothing else.
+#[derive(Debug, Default)]
+pub(crate) struct PortDefaults {
+    pub(crate) queue_len: Option<usize>,
+    pub(crate) queue_pairs: Option<u16>,
+    pub(crate) isolate: Option<bool>,
+}
+
+/// What a file says about IPv4 or IPv6.
+#[derive(Debug)]
+pub(crate) struct Family<S, A> {
+    pub(crate) is_off: bool,
+    pub(crate) subnet: Option<S>,
+    pub(crate) gateway: Option<A>,
+    pub(crate) dns: Option<A>,
+    pub(crate) pool: Option<Pool<A>>,
+}
+
+/// What a file says about leases.
+#[derive(Debug, Default)]
+pub(crate) struct Dhcp {
+    pub(crate) is_off: bool,
+    pub(crate) lease_time: Option<Duration>,
+    pub(crate) lease_file: Option<PathBuf>,
+    pub(crate) leases_per_port: Option<usize>,
+    pub(crate) search: Vec<DomainName>,
+    /// What guests are told instead of the network's own.
+    pub(crate) dns: Vec<IpAddr>,
+}
+
+/// Addresses to be lent: `FIRST-LAST`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pool<A> {
+    pub(crate) first: A,
+    pub(crate) last: A,
+}
+
+impl<S, A> Default for Family<S, A> {
+    fn default() -> Self {
+        Self { is_off: false, subnet: None, gateway: None, dns: None, pool: None }
+    }
+}
+
+impl<A: FromStr> FromStr for Pool<A> {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let addresses = text.split_once('-').and_then(|(first, last)| {
+            Some(Self { first: first.trim().parse().ok()?, last: last.trim().parse().ok()? })
+        });
+        addresses.ok_or("two addresses are wanted, as FIRST-LAST")
+    }
+}
+
+impl NetFile {
+    /// Reads the file at `path`. Ports that do not say otherwise are as `given`, else as the file
+    /// says.
+    pub(crate) fn open(path: &Path, given: &PortDefaults) -> anyhow::Result<Self> {
+        let mut text = String::new();
+        File::open(path)
+            .and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text))
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        if text.len() as u64 > FILE_BYTES_MAX {
+            bail!("{} is too large for a network's file", path.display());
+        }
+        let within = |message: String| anyhow::anyhow!("{}:{message}", path.display());
+        let (document, fields) = Document::read(&text).map_err(within)?;
+        let (mut file, operations) =
+            Self::read(fields, given).map_err(|wrong| within(document.explain(&wrong)))?;
+        let place = |at: String| format!("{}:{}", path.display(), document.place(&at));
+        file.operations = operations.into_iter().map(|(at, made)| (place(at), made)).collect();
+        Ok(file)
+    }
+
+    /// What the tables say, and operations with their paths.
+    fn read(
+        mut fields: Fields,
+        given: &PortDefaults,
+    ) -> Result<(Self, Vec<(String, Operation)>), Wrong> {
+        let mut file = Self {
+            mtu: fields.number("mtu", 0, u16::MAX.into())?.map(|mtu| mtu as u16),
+            busy_poll: fields
+                .number("busy-poll", 0, BUSY_POLL_MAX.as_micros() as u64)?
+                .map(Duration::from_micros),
+            domain: fields.parsed("domain")?,
+            gateway: fields.yes_or_no("gateway")?,
+            memory: fields
+                .parsed_by("memory", |text| parse_size(text).map_err(|error| error.to_string()))?,
+            max_flows: fields.number("max-flows", 0, u32::MAX.into())?.map(|max| max as usize),
+            resolvers: fields.list("resolvers")?,
+            map_host_loopback: fields.list("map-host-loopback")?,
+            ..Self::default()
+        };
+        let mut ipv4 = None;
+        file.ipv4 = family(&mut fields, "ipv4", &mut ipv4)?;
+        ipv4.map_or(Ok(()), Fields::finish)?;
+        let mut ipv6 = None;
+        file.ipv6 = family(&mut fields, "ipv6", &mut ipv6)?;
+        if let Some(mut ipv6) = ipv6 {
+            file.autonomous = ipv6.yes_or_no("autonomous")?;
+            ipv6.finish()?;
+        }
+        file.dhcp = Dhcp::read(&mut fields)?;
+        file.ports = PortDefaults {
+            queue_len: fields.number("queue-len", 0, u32::MAX.into())?.map(|len| len as usize),
+            queue_pairs: fields
+                .number("queue-pairs", 1, operations::QUEUE_PAIRS_MAX)?
+                .map(|pairs| pairs as u16),
+            isolate: fields.yes_or_no("isolate")?,
+        };
+        let defaults = file.ports.after(given);
+        let mut made = Vec::new();
+        for mut port in fields.all("port")? {
+            let at = port.path().to_owned();
+            let name = port.text("name")?.ok_or_else(|| port.all_wrong("the port has no name"))?;
+            made.push((at, operations::add(name, port, &defaults)?));
+        }
+        for lease in fields.all("lease")? {
+            let at = lease.path().to_owned();
+            made.push((at, Operation::AddLease(operations::static_lease(lease)?)));
+        }
+        for mut published in fields.all("publish")? {
+            let at = published.path().to_owned();
+            let guest = published.parsed_by("guest", |text| Ok(Target::guest(text)))?;
+            let guest = guest.ok_or_else(|| published.all_wrong("the guest is missing"))?;
+            made.push((at, Operation::Publish(operations::publish(&mut published, &guest)?)));
+            published.finish()?;
+        }
+        fields.finish()?;
+        Ok((file, made))
+    }
+}
+
+impl PortDefaults {
+    /// What ports are like if `given` goes before this.
+    pub(crate) fn after(&self, given: &Self) -> PortSettings {
+        let defaults = PortSettings::default();
+        let is_isolated = given.isolate.or(self.isolate).unwrap_or(false);
+        PortSettings {
+            queue_len: given.queue_len.or(self.queue_len).unwrap_or(defaults.queue_len),
+            pairs: given.queue_pairs.or(self.queue_pairs).unwrap_or(defaults.pairs),
+            role: if is_isolated { Role::Isolated } else { Role::Station },
+            ..defaults
+        }
+    }
+}
+
+impl Dhcp {
+    fn read(fields: &mut Fields) -> Result<Self, Wrong> {
+        if fields.is_off("dhcp") {
+            return Ok(Self { is_off: true, ..Self::default() });
+        }
+        let Some(mut dhcp) = fields.fields("dhcp")? else { return Ok(Self::default()) };
+        let read = Self {
+            is_off: false,
+            lease_time: dhcp.parsed_by("lease-time", parse_duration)?,
+            lease_file: dhcp.text("lease-file")?.map(PathBuf::from),
+            leases_per_port: dhcp
+                .number("leases-per-port", 0, u32::MAX.into())?
+                .map(|count| count as usize),
+            search: dhcp.list("search")?,
+            dns: dhcp.list("dns")?,
+        };
+        dhcp.finish()?;
+        Ok(read)
+    }
+}
+
+/// What a file says about a family; `table` is what else is in its table.
+fn family<S, A>(
+    fields: &mut Fields,
+    name: &'static str,
+    table: &mut Option<Fields>,
+) -> Result<Family<S, A>, Wrong>
+where
+    S: FromStr<Err: fmt::Display>,
+    A: FromStr<Err: fmt::Display>,
+{
+    if fields.is_off(name) {
+        return Ok(Family { is_off: true, ..Family::default() });
+    }
+    let Some(mut inner) = fields.fields(name)? else { return Ok(Family::default()) };
+    let family = Family {
+        is_off: false,
+        subnet: inner.parsed("subnet")?,
+        gateway: inner.parsed("gateway")?,
+        dns: inner.parsed("dns")?,
+        pool: inner.parsed("pool")?,
+    };
+    *table = Some(inner);
+    Ok(family)
+}
+
+/// Reads a time: a number of seconds, or with `s`, `m`, `h` or `d` behind it.
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
+    let (digits, seconds) = match text.char_indices().last() {
+        Some((at, 's')) => (&text[..at], 1),
+        Some((at, 'm')) => (&text[..at], 60),
+        Some((at, 'h')) => (&text[..at], 3600),
+        Some((at, 'd')) => (&text[..at], 24 * 3600),
+        _ => (text, 1),
+    };
+    let count: Option<u64> = digits.parse().ok();
+    let seconds = count.and_then(|count| count.checked_mul(seconds));
+    seconds
+        .map(Duration::from_secs)
+        .ok_or_else(|| "a time is wanted, as 90s, 30m or 12h".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<(NetFile, Vec<(String, Operation)>), String> {
+        let (document, fields) = Document::read(text)?;
+        NetFile::read(fields, &PortDefaults::default()).map_err(|wrong| document.explain(&wrong))
+    }
+
+    #[test]
+    fn the_example_is_read() {
+        let text = include_str!("../examples/net.toml");
+        let (file, operations) = read(text).unwrap();
+        assert!(operations.len() >= 5);
+        assert_eq!(file.dhcp.lease_time, Some(Duration::from_secs(12 * 3600)));
+        // What it says and is switched off there is right as well.
+        let all: Vec<_> = text
+            .lines()
+            .map(|line| line.strip_prefix("#: ").unwrap_or(line))
+            .map(|line| format!("{line}\n"))
+            .collect();
+        assert_ne!(all.concat(), text);
+        read(&all.concat()).unwrap();
+    }
+
+    #[test]
+    fn mistakes_are_told_with_their_place() {
+        for (text, expected) in [
+            ("mtu = 'x'", "1:1: 'mtu' wants a number"),
+            ("\n\nmtuu = 1", "3:1: 'mtuu' has no meaning here; did you mean 'mtu'?"),
+            ("[ipv4]\nsubnet = '10.0.2.1/24'", "2:1: 'subnet': '10.0.2.1/24': bits are set"),
+            ("[ipv4]\nautonomous = true", "2:1: 'autonomous' has no meaning here"),
+            ("busy-poll = 1001", "1:1: 'busy-poll' wants a number from 0 to 1000"),
+            ("ipv4 = true", "1:1: 'ipv4' wants a table"),
+            ("[ipv6]\npool = 'fd00::1'", "2:1: 'pool': 'fd00::1': two addresses"),
+            ("[dhcp]\nlease-time = '1w'", "2:1: 'lease-time': '1w': a time is wanted"),
+            ("[dhcp]\nsearch = ['a b']", "2:1: 'search': 'a b': "),
+            ("port = 1", "1:1: 'port' wants a list of tables"),
+            ("[[port]]\ntap = true", "1:1: the port has no name"),
+            ("[[port]]\nname = 'a'\nvlan = 5000\ntap = true", "3:1: 'vlan' wants a number"),
+            ("[[port]]\nname = 'a'", "one of vhost-user, vhost-user-client, stream"),
+            ("[[lease]]\nipv4 = '10.0.2.9'", "one of port, mac, client-id and duid is wanted"),
+            ("[[publish]]\ntcp = '80'", "1:1: the guest is missing"),
+            ("[[publish]]\nguest = 'a'\ntcp = ['80', 'x']", "3:1: port specification 'x'"),
+            ("domain = 2026-01-01", "1:1: 'domain' wants a text"),
+        ] {
+            let error = read(text).err().unwrap();
+            assert!(error.contains(expected), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn options_go_before_the_file() {
+        let text = "queue-len = 5\nisolate = true\n[[port]]\nname = 'a'\ntap = true\n\
+                    [[port]]\nname = 'b'\ntap = true\nqueue-len = 9\nisolated = false";
+        let given = PortDefaults { queue_len: Some(7), ..PortDefaults::default() };
+        let (_, fields) = Document::read(text).unwrap();
+        let (_, operations) = NetFile::read(fields, &given).unwrap();
+        let settings = |at: usize| match &operations[at].1 {
+            Operation::Add { settings, .. } => (settings.queue_len, settings.role),
+            _ => panic!("no port"),
+        };
+        assert_eq!((settings(0), settings(1)), ((7, Role::Isolated), (9, Role::Station)));
+    }
+
+    #[test]
+    fn durations() {
+        assert_eq!(parse_duration("90"), Ok(Duration::from_secs(90)));
+        assert_eq!(parse_duration("2d"), Ok(Duration::from_secs(2 * 24 * 3600)));
+        for wrong in ["", "h", "-1s", "1.5h", "99999999999999999999d", "999999999999999999d", "1é"]
+        {
+            assert!(parse_duration(wrong).is_err(), "{wrong}");
+        }
+    }
+}

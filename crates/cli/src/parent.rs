@@ -1,0 +1,91 @@
+//! The parent's side: the process that stays in the host's namespaces and serves.
+
+use std::fs::File;
+use std::io::Write;
+use std::process::ExitStatus;
+
+use anyhow::{Context, anyhow};
+use towpath_gateway::config::Config;
+use towpath_gateway::gateway::JoinedListener;
+use towpath_io::namespace::Kept;
+use towpath_io::namespace::channel::{Channel, ChannelError, Message};
+use towpath_io::process_sys::Inherited;
+
+use crate::control::Control;
+use crate::exit::{Ending, Failure};
+use crate::messages::Messages;
+use crate::serve::{Gateway, Inside, features_from_bits};
+
+/// Waits for a child that has closed its channel; it has told the user why.
+pub(crate) fn give_up(child: Kept) -> Failure {
+    match wait(child).map(Ending::from) {
+        Ok(Ending::Code(code)) => Failure::told(code),
+        Ok(Ending::Signal(signal)) => {
+            anyhow!("the process that sets up the network was killed by signal {signal}").into()
+        }
+        Err(error) => error.into(),
+    }
+}
+
+/// Waits for the end of the child.
+pub(crate) fn wait(child: Kept) -> anyhow::Result<ExitStatus> {
+    child.wait().context("cannot wait for process 1")
+}
+
+/// Takes over the descriptor of `--ready-fd`.
+pub(crate) fn take_ready(
+    inherited: &mut Inherited,
+    number: Option<i32>,
+) -> anyhow::Result<Option<File>> {
+    let take = |number| {
+        inherited
+            .take_one(number)
+            .map(File::from)
+            .with_context(|| format!("option --ready-fd: descriptor {number} cannot be used"))
+    };
+    number.map(take).transpose()
+}
+
+/// Waits for what the child makes; `None` if the child gave up.
+pub(crate) fn receive_inside(channel: &Channel) -> anyhow::Result<Option<Inside>> {
+    let mut listeners = Vec::new();
+    let mut opener = None;
+    loop {
+        match channel.receive() {
+            Ok(Message::Listener(host_port, socket)) => {
+                listeners.push(JoinedListener { socket: socket.into(), host_port });
+            }
+            Ok(Message::Opener(channel)) => opener = Some(channel.into()),
+            Ok(Message::Ready(features, queues)) => {
+                let features = features_from_bits(features);
+                return Ok(Some(Inside { queues, features, listeners, opener }));
+            }
+            Err(ChannelError::Closed) => return Ok(None),
+            Ok(_) => return Err(ChannelError::Unexpected.into()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Starts to serve what the child has made, and tells whoever waits for that.
+pub(crate) fn start(
+    config: &Config,
+    inside: Inside,
+    control: Option<Control>,
+    ready: Option<File>,
+    messages: Messages,
+) -> anyhow::Result<Gateway> {
+    let gateway = Gateway::start(config, inside, control, messages)?;
+    tell_ready(ready)?;
+    Ok(gateway)
+}
+
+/// Tells whoever waits for it that the network is served.
+pub(crate) fn tell_ready(ready: Option<File>) -> anyhow::Result<()> {
+    match ready {
+        Some(mut ready) => {
+            ready.write_all(b"1").context("option --ready-fd: nothing can be written")
+        }
+        None => Ok(()),
+    }
+}

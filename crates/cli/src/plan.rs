@@ -1,0 +1,253 @@
+//! What `towpath up` is to serve: its file and its options, made into one and checked.
+
+use std::collections::HashSet;
+use std::fmt::Display;
+use std::hash::{BuildHasher, RandomState};
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use anyhow::{Context, anyhow};
+use serde_json::json;
+use towpath_gateway::config::Config;
+use towpath_gateway::control::fields::Fields;
+use towpath_gateway::control::operations;
+use towpath_gateway::gateway::StartError;
+use towpath_gateway::network::{
+    Attachment, BUSY_POLL, NETWORK_PORTS_MAX, NetworkConfig, Operation, OperationError, PortError,
+    check_port, gateway_addresses, services_config,
+};
+use towpath_gateway::publish::{Publish, Target};
+use towpath_gateway::services::{self, Services};
+use towpath_net::time::Instant;
+use towpath_net::wire::MacAddr;
+use towpath_net::wire::domain::DomainName;
+
+use crate::args::UpArguments;
+use crate::netfile::{NetFile, Pool, PortDefaults};
+use crate::settings;
+
+/// Domain of the guests, unless told otherwise.
+const DOMAIN: &str = "towpath.internal";
+
+/// A network that can be made.
+pub(crate) struct Plan {
+    pub(crate) config: Config,
+    pub(crate) network: NetworkConfig,
+    pub(crate) services: Option<services::Config>,
+    pub(crate) lease_file: Option<PathBuf>,
+    /// Ports and static leases, each with where it was asked for.
+    pub(crate) operations: Vec<(String, Operation)>,
+}
+
+/// What file and options ask for together. Ends the process with code 2 if that cannot work.
+pub(crate) fn plan(arguments: &mut UpArguments) -> Plan {
+    match read(arguments) {
+        Ok(plan) => plan,
+        Err(error) => settings::usage_error(&error),
+    }
+}
+
+fn read(arguments: &mut UpArguments) -> anyhow::Result<Plan> {
+    let given = PortDefaults {
+        queue_len: arguments.queue_len,
+        queue_pairs: arguments.queue_pairs,
+        isolate: arguments.isolate.then_some(true),
+    };
+    let mut file = match &arguments.file {
+        Some(path) => NetFile::open(path, &given)?,
+        None => NetFile::default(),
+    };
+    let mut operations = std::mem::take(&mut file.operations);
+    operations.extend(ports(arguments, &file, &given));
+    for lease in &arguments.lease {
+        let at = format!("option --lease '{lease}'");
+        let read = Fields::of_settings(lease).and_then(operations::static_lease);
+        let read = read.map_err(|wrong| anyhow!("{at}: {wrong}"))?;
+        operations.push((at, Operation::AddLease(read)));
+    }
+    for (protocol, all) in [("tcp", &arguments.tcp_ports), ("udp", &arguments.udp_ports)] {
+        for (guest, spec) in all {
+            let at = format!("option --{protocol}-ports {guest}={spec}");
+            let fields = Fields::of(json!({ protocol: spec }), "");
+            let guest = Target::guest(guest);
+            let read = fields.and_then(|mut fields| operations::publish(&mut fields, &guest));
+            let read = read.map_err(|wrong| anyhow!("{at}: {wrong}"))?;
+            operations.push((at, Operation::Publish(read)));
+        }
+    }
+    let config = config(arguments, &file);
+    let has_gateway = !arguments.no_gateway && file.gateway.unwrap_or(true);
+    let network = NetworkConfig {
+        mtu: config.mtu,
+        gateway: has_gateway.then_some(MacAddr(config.gateway_mac)),
+        gateway_addresses: gateway_addresses(&config),
+        orphan: arguments.orphan,
+        busy_poll: arguments.busy_poll.or(file.busy_poll).unwrap_or(BUSY_POLL),
+        seed: RandomState::new().hash_one(0),
+    };
+    if has_gateway && !arguments.check {
+        settings::look_for_resolvers(&config, settings::messages(&arguments.gateway));
+    }
+    let lends = has_gateway && !arguments.no_dhcp && !file.dhcp.is_off;
+    let services = lends.then(|| services(arguments, &file, &config)).transpose()?;
+    let lease_file = arguments.lease_file.take().or(file.dhcp.lease_file).filter(|_| lends);
+    let plan = Plan { config, network, services, lease_file, operations };
+    plan.check()?;
+    Ok(plan)
+}
+
+/// The ports that options ask for.
+fn ports(
+    arguments: &UpArguments,
+    file: &NetFile,
+    given: &PortDefaults,
+) -> Vec<(String, Operation)> {
+    let settings = file.ports.after(given);
+    let vhost_user = arguments
+        .vhost_user
+        .iter()
+        .map(|(name, path)| ("vhost-user", name, Attachment::VhostUser(path.clone())));
+    let client = arguments
+        .vhost_user_client
+        .iter()
+        .map(|(name, path)| ("vhost-user-client", name, Attachment::VhostUserClient(path.clone())));
+    let stream = arguments
+        .stream
+        .iter()
+        .map(|(name, path)| ("stream", name, Attachment::Stream(path.clone())));
+    let tap = arguments.tap.iter().map(|name| ("tap", name, Attachment::Tap(name.clone())));
+    let operation = |(option, name, attachment): (&str, &String, Attachment)| {
+        let (name, settings) = (name.clone(), settings.clone());
+        let at = format!("option --{option} {name}");
+        (at, Operation::Add { name, attachment, settings })
+    };
+    vhost_user.chain(client).chain(stream).chain(tap).map(operation).collect()
+}
+
+fn config(arguments: &mut UpArguments, file: &NetFile) -> Config {
+    let gateway = &mut arguments.gateway;
+    gateway.mtu = gateway.mtu.or(file.mtu);
+    gateway.memory = gateway.memory.or(file.memory);
+    gateway.max_flows = gateway.max_flows.or(file.max_flows);
+    gateway.subnet = gateway.subnet.or(file.ipv4.subnet);
+    gateway.subnet6 = gateway.subnet6.or(file.ipv6.subnet);
+    gateway.ipv4_only |= file.ipv6.is_off;
+    gateway.ipv6_only |= file.ipv4.is_off;
+    gateway.dns.extend(&file.resolvers);
+    gateway.map_host_loopback.extend(&file.map_host_loopback);
+    let mut config = settings::describe(gateway);
+    if let Some(v4) = &mut config.ipv4 {
+        v4.gateway = file.ipv4.gateway.unwrap_or(v4.gateway);
+        v4.dns = file.ipv4.dns.unwrap_or(v4.dns);
+    }
+    if let Some(v6) = &mut config.ipv6 {
+        v6.gateway = file.ipv6.gateway.unwrap_or(v6.gateway);
+        v6.dns = file.ipv6.dns.unwrap_or(v6.dns);
+    }
+    settings::check(&mut config, gateway);
+    config
+}
+
+/// What guests are told.
+fn services(
+    arguments: &UpArguments,
+    file: &NetFile,
+    config: &Config,
+) -> anyhow::Result<services::Config> {
+    let default = || DOMAIN.parse::<DomainName>().expect("it is a name");
+    let domain = arguments.domain.as_ref().or(file.domain.as_ref()).cloned();
+    let domain = domain.unwrap_or_else(default);
+    let mut told = services_config(config, &domain, RandomState::new().hash_one(1));
+    told.lease_time = arguments.lease_time.or(file.dhcp.lease_time).unwrap_or(told.lease_time);
+    told.leases_per_port_max = file.dhcp.leases_per_port.unwrap_or(told.leases_per_port_max);
+    let more = arguments.search.iter().chain(&file.dhcp.search).filter(|name| **name != domain);
+    told.search.extend(more.cloned());
+    if let Some(v4) = &mut told.ipv4 {
+        let pool = file.ipv4.pool.map(|pool| pool.first..=pool.last);
+        v4.pool = pool.unwrap_or(v4.pool.clone());
+        let dns = file.dhcp.dns.iter().filter_map(|dns| match dns {
+            IpAddr::V4(dns) => Some(*dns),
+            IpAddr::V6(_) => None,
+        });
+        replace_if_any(&mut v4.dns, dns.collect());
+    }
+    if let Some(v6) = &mut told.ipv6 {
+        let pool = file.ipv6.pool.map(|pool| pool.first..=pool.last);
+        v6.pool = pool.or(v6.pool.take());
+        v6.autonomous &= file.autonomous.unwrap_or(true);
+        let dns = file.dhcp.dns.iter().filter_map(|dns| match dns {
+            IpAddr::V6(dns) => Some(*dns),
+            IpAddr::V4(_) => None,
+        });
+        replace_if_any(&mut v6.dns, dns.collect());
+    }
+    for pool in &arguments.pool {
+        match (*pool, &mut told.ipv4, &mut told.ipv6) {
+            (Pool { first: IpAddr::V4(first), last: IpAddr::V4(last) }, Some(v4), _) => {
+                v4.pool = first..=last;
+            }
+            (Pool { first: IpAddr::V6(first), last: IpAddr::V6(last) }, _, Some(v6)) => {
+                v6.pool = Some(first..=last);
+            }
+            (Pool { first, last }, _, _) => {
+                return Err(services::ConfigError::Pool(first, last)).context("option --pool");
+            }
+        }
+    }
+    Ok(told)
+}
+
+fn replace_if_any<T>(old: &mut Vec<T>, new: Vec<T>) {
+    if !new.is_empty() {
+        *old = new;
+    }
+}
+
+impl Plan {
+    /// Whether all of it can be made, as far as that can be told without making it.
+    fn check(&self) -> anyhow::Result<()> {
+        let mut services = None;
+        if let Some(config) = &self.services {
+            config.check().context("addresses of guests")?;
+            services = Some(Services::new(config.clone()));
+        }
+        let (mut names, mut published) = (HashSet::new(), HashSet::new());
+        let is_full = |names: &HashSet<_>| names.len() == NETWORK_PORTS_MAX;
+        for (at, operation) in &self.operations {
+            let wrong = |error: &dyn Display| anyhow!("{at}: {error}");
+            match operation {
+                Operation::Add { name, settings, .. } => {
+                    check_port(name, settings).map_err(|error| wrong(&error))?;
+                    if is_full(&names) {
+                        return Err(wrong(&PortError::TooMany));
+                    }
+                    if !names.insert(name) {
+                        return Err(wrong(&format_args!("there is a port '{name}' already")));
+                    }
+                }
+                Operation::AddLease(lease) => {
+                    let Some(services) = &mut services else {
+                        return Err(wrong(&OperationError::NoServices));
+                    };
+                    let added = services.add_static_lease(lease.clone(), Instant::START);
+                    added.map_err(|error| wrong(&error))?;
+                }
+                Operation::Publish(_) if self.network.gateway.is_none() => {
+                    return Err(wrong(&OperationError::NoGateway));
+                }
+                Operation::Publish(all) => {
+                    for port in all.iter().map(Publish::host_port) {
+                        if !published.insert(port.clone()) {
+                            return Err(wrong(&StartError::Twice(port)));
+                        }
+                    }
+                }
+                Operation::Del(_)
+                | Operation::Set(..)
+                | Operation::DelLease(_)
+                | Operation::Unpublish(..) => {}
+            }
+        }
+        Ok(())
+    }
+}

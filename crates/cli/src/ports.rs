@@ -1,0 +1,298 @@
+//! `towpath ls`, `port`, `lease` and `publish`: looking at running networks, and changing them.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use clap::CommandFactory;
+use clap::error::ErrorKind;
+use serde_json::{Value, json};
+use towpath_gateway::control::fields::Fields;
+use towpath_gateway::control::operations;
+
+use crate::args::{
+    AddOrDel, Arguments, LeaseArguments, LsArguments, LsWhat, PortAction, PortArguments,
+    PublishArguments, WhichNetwork,
+};
+use crate::ask::{self, plain};
+use crate::exit::{Ending, Failure};
+use crate::messages::Messages;
+use crate::{api, instances};
+
+/// Lists the ports of one network, or of all, or what they have lent.
+pub(crate) fn list(arguments: &LsArguments) -> Result<Ending, Failure> {
+    let which = &arguments.which;
+    let networks = match (which.pid, &which.socket) {
+        (None, None) => networks()?,
+        (pid, _) => {
+            let path = one(which)?;
+            let answer = ask::ask(&path, "GET", api::PORTS, None)?;
+            vec![(pid.unwrap_or(0), path, answer)]
+        }
+    };
+    if networks.is_empty() {
+        Messages::Normal.notice("no network is running");
+    }
+    let mut text = String::new();
+    for (pid, path, ports) in networks {
+        let (answer, list, line): (_, _, fn(i32, &Value) -> String) = match arguments.what {
+            LsWhat::Ports => (ports, "ports", port_line),
+            LsWhat::Leases => (ask::ask(&path, "GET", api::LEASES, None)?, "leases", lease_line),
+            LsWhat::Published => {
+                (ask::ask(&path, "GET", api::PUBLISHED, None)?, "published", published_line)
+            }
+        };
+        let mut listed = answer[list].as_array().cloned().unwrap_or_default();
+        if arguments.what == LsWhat::Leases {
+            listed.extend(not_taken(&answer));
+        }
+        for one in &listed {
+            // Writing to a string cannot fail.
+            let _ = match arguments.json {
+                true => writeln!(text, "{one}"),
+                false => writeln!(text, "{}", line(pid, one)),
+            };
+        }
+    }
+    std::io::stdout().write_all(text.as_bytes())?;
+    Ok(Ending::Code(0))
+}
+
+/// Adds, removes or changes a port.
+pub(crate) fn change(arguments: &PortArguments) -> Result<Ending, Failure> {
+    let names = arguments.name.split(',');
+    perform(&arguments.which, names.map(|name| operation(name, arguments)).collect())
+}
+
+/// Adds or removes a static lease.
+pub(crate) fn lease(arguments: &LeaseArguments) -> Result<Ending, Failure> {
+    let verb = match arguments.action {
+        AddOrDel::Add => "add-lease",
+        AddOrDel::Del => "del-lease",
+    };
+    let settings = Fields::of_settings(&arguments.lease).map(Fields::into_value);
+    let operation = settings.map_err(|wrong| wrong.to_string()).and_then(|settings| {
+        let operation = json!({ verb: settings });
+        understood(operation)
+    });
+    perform(&arguments.which, operation.map(|operation| vec![operation]))
+}
+
+/// Publishes ports, or no more.
+pub(crate) fn publish(arguments: &PublishArguments) -> Result<Ending, Failure> {
+    let verb = match arguments.action {
+        AddOrDel::Add => "publish",
+        AddOrDel::Del => "unpublish",
+    };
+    let mut operation = json!({ verb: arguments.guest });
+    for (name, specs) in [("tcp", &arguments.tcp_ports), ("udp", &arguments.udp_ports)] {
+        if !specs.is_empty() {
+            operation[name] = specs.as_slice().into();
+        }
+    }
+    perform(&arguments.which, understood(operation).map(|operation| vec![operation]))
+}
+
+/// Has a network make operations, all or none, unless they are none.
+fn perform(
+    which: &WhichNetwork,
+    operations: Result<Vec<Value>, String>,
+) -> Result<Ending, Failure> {
+    let operations = match operations {
+        Ok(operations) => operations,
+        // Ends with code 2.
+        Err(message) => Arguments::command().error(ErrorKind::ValueValidation, message).exit(),
+    };
+    let body = json!({ "operations": operations });
+    ask::ask(&one(which)?, "POST", api::TRANSACTION, Some(&body))?;
+    Ok(Ending::Code(0))
+}
+
+/// The operation, if it is one that networks understand.
+fn understood(operation: Value) -> Result<Value, String> {
+    match Fields::of(operation.clone(), "").and_then(operations::operation) {
+        Ok(_) => Ok(operation),
+        Err(wrong) => Err(wrong.to_string()),
+    }
+}
+
+/// The control socket of the network that is meant.
+pub(crate) fn one(which: &WhichNetwork) -> anyhow::Result<PathBuf> {
+    match (which.pid, &which.socket) {
+        (_, Some(path)) => Ok(path.clone()),
+        (Some(pid), None) => instances::of_process(pid),
+        (None, None) => match networks()?.as_slice() {
+            [(_, path, _)] => Ok(path.clone()),
+            [] => bail!("no network is running"),
+            _ => bail!("several networks are running; say which with --pid"),
+        },
+    }
+}
+
+/// The networks that run: process number, control socket and ports of each.
+fn networks() -> anyhow::Result<Vec<(i32, PathBuf, Value)>> {
+    let mut networks = Vec::new();
+    for (pid, path) in instances::running()? {
+        if let Some(ports) = ask::ask_if_any(&path, "GET", api::PORTS, None)? {
+            networks.push((pid, path, ports));
+        }
+    }
+    Ok(networks)
+}
+
+/// The operation on one port, which is one that the network understands.
+fn operation(name: &str, arguments: &PortArguments) -> Result<Value, String> {
+    let PortArguments { action, settings, vhost_user, vhost_user_client, stream, tap, .. } =
+        arguments;
+    let verb = match action {
+        PortAction::Add => "add",
+        PortAction::Del => "del",
+        PortAction::Set => "set",
+    };
+    let mut operation = json!({ verb: name });
+    for (kind, path) in
+        [("vhost-user", vhost_user), ("vhost-user-client", vhost_user_client), ("stream", stream)]
+    {
+        if let Some(path) = path {
+            operation[kind] = absolute(path).map_err(|error| format!("{error:#}"))?.into();
+        }
+    }
+    if *tap {
+        operation["tap"] = true.into();
+    }
+    let (pairs, rest) = settings.as_chunks::<2>();
+    if let [setting] = rest {
+        return Err(format!("'{setting}' lacks a value"));
+    }
+    if pairs.is_empty() && *action == PortAction::Set {
+        return Err("a setting and its value are wanted".to_owned());
+    }
+    for [setting, value] in pairs {
+        operation[setting] = match (setting.as_str(), value.as_str()) {
+            ("trunk" | "macs" | "addresses", list) => list.into(),
+            (_, "yes") => true.into(),
+            (_, "no") => false.into(),
+            (_, text) => text.parse::<u64>().map_or_else(|_| text.into(), Value::from),
+        };
+    }
+    understood(operation)
+}
+
+/// The path as the network sees it, whose folder may be another.
+fn absolute(path: &Path) -> anyhow::Result<String> {
+    let absolute = std::path::absolute(path)?;
+    Ok(absolute.to_str().context("the path is no UTF-8")?.to_owned())
+}
+
+fn port_line(pid: i32, port: &Value) -> String {
+    let state = match (&port["failure"], port["connected"].as_bool()) {
+        (Value::String(_), _) => plain(&port["failure"]),
+        (_, Some(true)) => "connected".to_owned(),
+        _ => "nobody".to_owned(),
+    };
+    let vlans = match port["trunk"].as_str() {
+        Some(list) => format!("trunk {}", list.escape_debug()),
+        None => format!("vlan {}", plain(&port["vlan"])),
+    };
+    let reach = if port["isolated"] == true { "isolated" } else { "open" };
+    let [name, kind, at] = ["name", "attachment", "at"].map(|key| plain(&port[key]));
+    let [waiting, len] = ["waiting", "queue-len"].map(|key| plain(&port[key]));
+    format!(
+        "{pid:>8} {name:<15} {state:<9} {waiting:>5}/{len:<5} {vlans:<10} {reach:<8} {kind} {at}"
+    )
+}
+
+/// Addresses and names of static leases that nobody has taken, as leases of no time.
+fn not_taken(answer: &Value) -> Vec<Value> {
+    let all = |list: &str| answer[list].as_array().into_iter().flatten();
+    let is_lent = |key, value: &Value| all("leases").any(|lease| lease[key] == *value);
+    let mut left = Vec::new();
+    for fixed in all("static") {
+        let lease = |address: &Value| {
+            let mut lease = fixed.clone();
+            if let Value::Object(fields) = &mut lease {
+                fields.retain(|key, _| key != "ipv4" && key != "ipv6");
+            }
+            lease["address"] = address.clone();
+            lease["static"] = true.into();
+            lease["seconds"] = Value::Null;
+            lease
+        };
+        let addresses = [&fixed["ipv4"], &fixed["ipv6"]];
+        let addresses = addresses.into_iter().filter(|address| !address.is_null());
+        if addresses.clone().next().is_none() && !is_lent("name", &fixed["name"]) {
+            left.push(lease(&Value::Null));
+        }
+        left.extend(addresses.filter(|address| !is_lent("address", address)).map(lease));
+    }
+    left
+}
+
+fn lease_line(pid: i32, lease: &Value) -> String {
+    let keys = ["address", "seconds", "mac", "port", "name"];
+    let [address, seconds, mac, port, name] = keys.map(|key| match &lease[key] {
+        Value::Null => "-".to_owned(),
+        value => plain(value),
+    });
+    let kind = match (&lease["static"], &lease["seconds"]) {
+        (Value::Bool(true), Value::Null) => " static, not taken",
+        (Value::Bool(true), _) => " static",
+        _ => "",
+    };
+    format!("{pid:>8} {address:<39} {seconds:>8} {mac:<17} {port:<15} {name}{kind}")
+}
+
+/// As an option says it: an address and an interface only where there is one.
+fn published_line(pid: i32, published: &Value) -> String {
+    let [protocol, port, to] =
+        ["protocol", "host-port", "guest-port"].map(|key| plain(&published[key]));
+    let part = |key, before: &str| match &published[key] {
+        Value::Null => String::new(),
+        value => format!("{before}{}", plain(value)),
+    };
+    let place = part("address", "") + &part("interface", "%");
+    let slash = if place.is_empty() { "" } else { "/" };
+    format!("{pid:>8} {protocol} {place}{slash}{port} {}:{to}", plain(&published["guest"]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of a guest with two addresses one is lent; of those without an address but a name, one has
+    /// taken it.
+    #[test]
+    fn static_leases_that_nobody_took() {
+        let answer = json!({
+            "leases": [
+                { "address": "10.0.2.20", "mac": "02:00:00:00:00:01", "port": "a", "name": "web",
+                  "seconds": 9, "static": true },
+                { "address": "10.0.2.77", "mac": "02:00:00:00:00:07", "port": "a", "name": "x",
+                  "seconds": 9, "static": true },
+            ],
+            "static": [
+                { "port": "a", "ipv4": "10.0.2.20", "ipv6": "fd00::20", "name": "web" },
+                { "mac": "02:00:00:00:00:03", "ipv4": "10.0.2.30", "ipv6": null, "name": null },
+                { "port": "c", "ipv4": null, "ipv6": null, "name": "x" },
+                { "client-id": "0102", "ipv4": null, "ipv6": null, "name": "y" },
+            ],
+        });
+        let left = not_taken(&answer);
+        let short = |lease: &Value| {
+            let words: Vec<_> = lease_line(7, lease).split(' ').map(str::to_owned).collect();
+            words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
+        };
+        let lines: Vec<_> = left.iter().map(short).collect();
+        assert_eq!(
+            lines,
+            [
+                "7 fd00::20 - - a web static, not taken",
+                "7 10.0.2.30 - 02:00:00:00:00:03 - - static, not taken",
+                "7 - - - - y static, not taken",
+            ]
+        );
+        assert_eq!(left[2]["client-id"], "0102");
+        assert!(left[0].get("ipv4").is_none());
+    }
+}

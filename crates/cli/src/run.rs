@@ -1,0 +1,115 @@
+//! `towpath run`: a program in namespaces of its own.
+//!
+//! Three processes: this one serves; its child is process 1 of the program's namespaces; the
+//! child's child is the program. All three are in one process group, so that to a shell they are
+//! one job. The channel between the first two tells each of the other's end.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use anyhow::Context;
+use towpath_io::confine::Mode;
+use towpath_io::confine::broker::Duties;
+use towpath_io::namespace::channel::{Channel, ChannelError, Message};
+use towpath_io::namespace::signals::{self, Signals};
+use towpath_io::namespace::terminal::Foreground;
+use towpath_io::namespace::{Isolation, Kept};
+use towpath_io::process_sys::{Forked, Inherited};
+
+use crate::args::RunArguments;
+use crate::child::Child;
+use crate::confine::{self, Confinement};
+use crate::control::Control;
+use crate::exit::{Ending, Failure};
+use crate::parent::{give_up, receive_inside, start, take_ready, wait};
+use crate::serve::{self, Gateway};
+use crate::{end_child, settings};
+
+/// Runs the program and returns how it ended.
+pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
+    let network = &arguments.network;
+    let messages = settings::messages(&network.gateway);
+    // CMD gets what is left of them, as with any wrapper; this process and process 1 do without.
+    let mut inherited = Inherited::take().context("cannot look at the inherited descriptors")?;
+    let ready = take_ready(&mut inherited, network.gateway.ready_fd)?;
+    let config = settings::config(network)?;
+    let foreground = Foreground::note();
+    let signals = Signals::block()?;
+    let isolation = Isolation::detect(arguments.map_root)?;
+    let (ours, theirs) = Channel::pair()?;
+    let init = match isolation.fork()? {
+        Forked::Child => {
+            drop((ours, ready, foreground));
+            let child = Child { config: &config, messages, channel: theirs };
+            end_child(child.run(&isolation, signals, &arguments.command, inherited));
+        }
+        Forked::Parent(child) => Kept::new(child),
+    };
+    drop((theirs, inherited));
+    let control = serve::control(messages);
+    let duties = Duties {
+        ports: confine::ports(&config.publish),
+        control: control.as_ref().map(Control::files),
+        ..Duties::default()
+    };
+    let child = Some(init.as_fd());
+    let confinement = Confinement::begin(&network.gateway, messages, duties, child)?;
+    let Some(inside) = receive_inside(&ours)? else { return Err(give_up(init)) };
+    let control = serve::announce(control, messages);
+    confinement.isolate()?;
+    let mut gateway = start(&config, inside, control, ready, messages)?;
+    ours.send(&Message::Go)?;
+    let program = match ours.receive() {
+        Ok(Message::Started(program)) => program,
+        Err(ChannelError::Closed) => {
+            // The program may run already: it ends with process 1.
+            return match wait(init)?.into() {
+                Ending::Code(code) => Err(Failure::told(code)),
+                killed => Ok(killed),
+            };
+        }
+        _ => return Err(ChannelError::Unexpected.into()),
+    };
+    signals::tell_program(program.as_fd())?;
+    confinement.release_input_and_output()?;
+    confinement.seal(Mode::Program);
+    gateway.begin();
+    let told = serve(&mut gateway, &signals, &ours, &program)?;
+    // The last process of the namespaces ends now; their sockets close.
+    let ended = wait(init)?;
+    foreground.restore();
+    gateway.finish(&[signals.as_fd()])?;
+    if network.gateway.stats {
+        messages.error(gateway.report());
+    }
+    Ok(told.unwrap_or_else(|| ended.into()))
+}
+
+/// Serves until the program ends; `None` if process 1 ended without telling how the program did.
+fn serve(
+    gateway: &mut Gateway,
+    signals: &Signals,
+    channel: &Channel,
+    program: &OwnedFd,
+) -> Result<Option<Ending>, Failure> {
+    loop {
+        let ready = gateway.run_until(&[signals.as_fd(), channel.as_fd()])?;
+        if ready == 0 {
+            while let Some(arrived) = signals.next()? {
+                if arrived.is_known_to_program() {
+                    continue;
+                }
+                let passed_on = arrived.pass_on(program.as_fd());
+                if arrived.is_end() {
+                    // The program ends with this process.
+                    passed_on.context("the process that passes signals on to CMD is gone")?;
+                }
+            }
+            continue;
+        }
+        return match channel.receive() {
+            Ok(Message::Ended(status)) => Ok(Some(Ending::from_raw(status))),
+            Err(ChannelError::Closed) => Ok(None),
+            _ => Err(ChannelError::Unexpected.into()),
+        };
+    }
+}

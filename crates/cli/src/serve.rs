@@ -1,0 +1,246 @@
+//! The one place where the command meets the data path.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context;
+use towpath_gateway::capture::{FINISH_PATIENCE, Recording, Summary};
+use towpath_gateway::config::Config;
+use towpath_gateway::gateway::{JoinedListener, allow_many_files};
+use towpath_gateway::report::Report;
+use towpath_gateway::worker::Worker;
+use towpath_gateway::workers::Workers;
+use towpath_io::doorbell::EventDoorbell;
+use towpath_io::namespace::channel::Channel;
+use towpath_io::namespace::sockets::SocketSource;
+use towpath_io::tap::{Features, Tap};
+
+use crate::api;
+use crate::control::Control;
+use crate::messages::Messages;
+
+/// How long the flows of a program that has ended may take to deliver what it wrote.
+const LINGER: Duration = Duration::from_secs(5);
+/// How long a capture may take to end: what it takes by itself, and what a call may hang.
+const CAPTURE_LINGER: Duration = FINISH_PATIENCE.saturating_add(Duration::from_secs(1));
+
+/// What the child has made inside.
+pub(crate) struct Inside {
+    /// The queues of its device.
+    pub(crate) queues: Vec<OwnedFd>,
+    pub(crate) features: Features,
+    /// Sockets that listen on the program's loopback.
+    pub(crate) listeners: Vec<JoinedListener>,
+    /// Leads to who opens sockets inside, if somebody does.
+    pub(crate) opener: Option<Channel>,
+}
+
+/// Serves one TAP device.
+pub(crate) struct Gateway {
+    workers: Threads,
+    /// Where others ask for the counters, unless there is no place for it.
+    control: Option<Control>,
+    /// What is captured to, until its end is told.
+    capture: Option<Capture>,
+    messages: Messages,
+}
+
+/// A capture that goes on.
+struct Capture {
+    /// Readable when it has ended.
+    ended: EventDoorbell,
+    path: PathBuf,
+}
+
+/// This thread alone, or others beside it.
+enum Threads {
+    One(Box<Worker>),
+    Several(Box<Workers>),
+}
+
+impl Gateway {
+    /// Takes over what was made inside and binds the published ports. Nothing is looked at before
+    /// [`begin`](Self::begin).
+    pub(crate) fn start(
+        config: &Config,
+        inside: Inside,
+        control: Option<Control>,
+        messages: Messages,
+    ) -> anyhow::Result<Self> {
+        allow_many_files();
+        let Inside { queues, features, listeners, opener } = inside;
+        let mut taps: Vec<Tap> =
+            queues.into_iter().map(|queue| Tap::from_fd(queue, features, config.mtu)).collect();
+        let mut workers = match taps.len() {
+            1 => Threads::One(Box::new(Worker::new(config, taps.remove(0))?)),
+            _ => Threads::Several(Box::new(Workers::prepare(config, taps)?)),
+        };
+        workers.join(listeners).context("option --host-tcp-ports")?;
+        if let Some(opener) = opener {
+            match SocketSource::new(opener) {
+                Ok(source) => workers.join_published(source)?,
+                Err(error) => messages
+                    .notice(format_args!("option --join-published: no socket inside ({error})")),
+            }
+        }
+        let capture = workers
+            .recording()
+            .zip(config.capture.as_ref())
+            .map(|(recording, to)| Capture { ended: recording.ended(), path: to.path.clone() });
+        Ok(Self { workers, control, capture, messages })
+    }
+
+    /// Lets other threads begin to serve.
+    pub(crate) fn begin(&self) {
+        if let Threads::Several(workers) = &self.workers {
+            workers.begin();
+        }
+    }
+
+    /// Serves until one of `descriptors` is readable; returns its index. Answers who asks for the
+    /// counters meanwhile.
+    pub(crate) fn run_until(&mut self, descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
+        loop {
+            let control = self.control.as_ref().map(AsFd::as_fd);
+            let capture = self.capture.as_ref().map(|capture| capture.ended.as_fd());
+            let mut all = descriptors.to_vec();
+            all.extend(control.into_iter().chain(capture));
+            let ready = self.workers.run_until(&all)?;
+            if ready < descriptors.len() {
+                return Ok(ready);
+            }
+            if control.is_some() && ready == descriptors.len() {
+                self.answer();
+            } else {
+                self.tell_capture();
+            }
+        }
+    }
+
+    /// Answers who asks for the counters.
+    fn answer(&mut self) {
+        let Some(control) = &mut self.control else { return };
+        let report = || self.workers.report();
+        if let Err(error) = control.serve(|asked| Some(api::answer_gateway(report, &asked.request)))
+        {
+            self.messages.notice(format_args!("no control socket any more: {error}"));
+            self.control = None;
+        }
+    }
+
+    /// Tells how the capture has ended, once.
+    fn tell_capture(&mut self) {
+        let Some(Capture { path, .. }) = self.capture.take() else { return };
+        let Some(recording) = self.workers.recording() else { return };
+        let path = path.display();
+        let Some(Summary { written, statistics, error }) = recording.summary() else {
+            return self.messages.error(format_args!(
+                "capture {path}: the file takes nothing; it may end within a packet"
+            ));
+        };
+        let missed = statistics.accepted.saturating_sub(*written);
+        match error {
+            Some(error) => self
+                .messages
+                .error(format_args!("capture {path}: {error}; it ends after {written} packets")),
+            None if missed > 0 => self.messages.notice(format_args!(
+                "capture {path}: {missed} packets are missing; the file or its reader was too slow"
+            )),
+            None => {}
+        }
+    }
+
+    /// Has what was captured written, within a bounded time or until one of `descriptors` is
+    /// readable.
+    pub(crate) fn finish_capture(&mut self, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        if let Some(recording) = self.workers.recording() {
+            recording.finish(descriptors, CAPTURE_LINGER)?;
+            self.tell_capture();
+        }
+        Ok(())
+    }
+
+    /// Serves on after the program's end until what it wrote has been delivered, at most for
+    /// [`LINGER`] or until one of `descriptors` is readable. Nobody finds it any more.
+    pub(crate) fn finish(&mut self, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.control = None;
+        match &mut self.workers {
+            Threads::One(worker) => worker.finish(descriptors, LINGER)?,
+            Threads::Several(workers) => workers.finish(descriptors, LINGER)?,
+        }
+        self.finish_capture(descriptors)
+    }
+
+    /// What happened, for people.
+    pub(crate) fn report(&self) -> Report {
+        self.workers.report()
+    }
+}
+
+impl Threads {
+    fn join(&mut self, listeners: Vec<JoinedListener>) -> io::Result<()> {
+        match self {
+            Self::One(worker) => worker.join(listeners),
+            Self::Several(workers) => workers.join(listeners),
+        }
+    }
+
+    fn join_published(&mut self, source: SocketSource) -> io::Result<()> {
+        match self {
+            Self::One(worker) => worker.join_published(source),
+            Self::Several(workers) => workers.join_published(source),
+        }
+    }
+
+    fn run_until(&mut self, descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
+        match self {
+            Self::One(worker) => worker.run_until(descriptors),
+            Self::Several(workers) => workers.run_until(descriptors),
+        }
+    }
+
+    fn recording(&mut self) -> Option<&mut Recording> {
+        match self {
+            Self::One(worker) => worker.recording(),
+            Self::Several(workers) => workers.recording(),
+        }
+    }
+
+    fn report(&self) -> Report {
+        match self {
+            Self::One(worker) => worker.report(),
+            Self::Several(workers) => workers.report(),
+        }
+    }
+}
+
+/// The control socket, where there is a place for it; nobody finds it yet.
+pub(crate) fn control(messages: Messages) -> Option<Control> {
+    let untold = |error: &anyhow::Error| {
+        messages.detail(format_args!("no control socket and not in `towpath stats`: {error:#}"));
+    };
+    Control::new().inspect_err(untold).ok()
+}
+
+/// The control socket as others find it.
+pub(crate) fn announce(control: Option<Control>, messages: Messages) -> Option<Control> {
+    let announced = control?;
+    let untold = |error: &anyhow::Error| {
+        messages.detail(format_args!("no control socket and not in `towpath stats`: {error:#}"));
+    };
+    announced.announce().inspect_err(untold).ok().map(|()| announced)
+}
+
+/// `features` as a number, to cross from one process to another.
+pub(crate) fn features_to_bits(features: Features) -> u32 {
+    let bit = |at: u32, on: bool| u32::from(on) << at;
+    bit(0, features.checksum) | bit(1, features.tso4) | bit(2, features.tso6) | bit(3, features.uso)
+}
+
+/// The other way.
+pub(crate) fn features_from_bits(bits: u32) -> Features {
+    let on = |at: u32| bits & (1 << at) != 0;
+    Features { checksum: on(0), tso4: on(1), tso6: on(2), uso: on(3), ..Features::NONE }
+}

@@ -1,0 +1,131 @@
+//! From the command line to a checked configuration.
+
+use std::env;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use clap::CommandFactory;
+use clap::error::ErrorKind;
+use towpath_gateway::config::{CaptureFile, Config, Subnet4, Subnet6};
+use towpath_gateway::publish::{self, JoinedPort, Protocol, Publish};
+use towpath_gateway::resolv;
+
+use crate::args::{Arguments, GatewayArguments, NetworkArguments};
+use crate::messages::Messages;
+
+/// How much to say.
+pub(crate) fn messages(arguments: &GatewayArguments) -> Messages {
+    match (arguments.quiet, arguments.verbose) {
+        (true, _) => Messages::Quiet,
+        (false, true) => Messages::Verbose,
+        (false, false) => Messages::Normal,
+    }
+}
+
+/// The configuration that the arguments describe. Ends the process with code 2 if they cannot
+/// work; a capture file that cannot be made is an error.
+pub(crate) fn config(arguments: &NetworkArguments) -> anyhow::Result<Config> {
+    let mut config = Config {
+        interface: arguments.ifname.clone(),
+        publish: publish(arguments).unwrap_or_else(|error| usage_error(&error)),
+        joined: joined(arguments).unwrap_or_else(|error| usage_error(&error)),
+        join_published: arguments.join_published,
+        workers: arguments.workers.into(),
+        ..describe(&arguments.gateway)
+    };
+    check(&mut config, &arguments.gateway);
+    look_for_resolvers(&config, messages(&arguments.gateway));
+    if let Some(path) = &arguments.pcap {
+        let file = Arc::new(create_capture(path)?);
+        config.capture = Some(CaptureFile { file, path: path.clone() });
+    }
+    Ok(config)
+}
+
+/// Ends the process with code 2 if the configuration cannot work.
+pub(crate) fn check(config: &mut Config, arguments: &GatewayArguments) {
+    match config.check() {
+        Ok(Some(notice)) => messages(arguments).notice(notice),
+        Ok(None) => {}
+        Err(error) => usage_error(&error.into()),
+    }
+}
+
+/// Tells the user if nothing will answer the questions for names that programs ask.
+pub(crate) fn look_for_resolvers(config: &Config, messages: Messages) {
+    const FILE: &str = "/etc/resolv.conf";
+    if config.resolvers.is_some() {
+        return;
+    }
+    let text = fs::read_to_string(FILE).unwrap_or_default();
+    // Whether an interface is there is seen when it is asked for.
+    if resolv::name_servers(&text, |_| Some(1)).is_empty() {
+        messages.notice(format_args!(
+            "{FILE} names no resolver, so no name will be found; name one there or with --dns"
+        ));
+    }
+}
+
+fn publish(arguments: &NetworkArguments) -> anyhow::Result<Vec<Publish>> {
+    let ephemeral = publish::ephemeral_ports();
+    let mut publish = publish::parse(Protocol::Tcp, &arguments.tcp_ports, &ephemeral)
+        .context("option --tcp-ports")?;
+    publish.extend(
+        publish::parse(Protocol::Udp, &arguments.udp_ports, &ephemeral)
+            .context("option --udp-ports")?,
+    );
+    Ok(publish)
+}
+
+fn joined(arguments: &NetworkArguments) -> anyhow::Result<Vec<JoinedPort>> {
+    publish::parse_joined(&arguments.host_tcp_ports).context("option --host-tcp-ports")
+}
+
+/// The configuration of a gateway alone, unchecked.
+pub(crate) fn describe(arguments: &GatewayArguments) -> Config {
+    let defaults = Config::default();
+    let ipv4 = arguments.subnet.unwrap_or(Subnet4::DEFAULT).config();
+    let ipv6 = arguments.subnet6.unwrap_or(Subnet6::DEFAULT).config();
+    Config {
+        mtu: arguments.mtu.unwrap_or(defaults.mtu),
+        ipv4: (!arguments.ipv6_only).then_some(ipv4),
+        ipv6: (!arguments.ipv4_only).then_some(ipv6),
+        host_loopback: arguments.map_host_loopback.clone(),
+        resolvers: (!arguments.dns.is_empty()).then(|| arguments.dns.clone()),
+        memory_bytes: arguments.memory.unwrap_or(defaults.memory_bytes),
+        flows_max: arguments.max_flows.unwrap_or(defaults.flows_max),
+        ..defaults
+    }
+}
+
+/// An empty file for a capture.
+pub(crate) fn create_capture(path: &Path) -> anyhow::Result<File> {
+    open_capture(path, OpenOptions::new().create(true).truncate(true))
+}
+
+/// The file for a capture that may be refused yet, with what is in it, and whether it is new.
+pub(crate) fn find_capture(path: &Path) -> anyhow::Result<(File, bool)> {
+    match open_capture(path, OpenOptions::new().create_new(true)) {
+        Ok(file) => Ok((file, true)),
+        // There is one, or whatever was wrong is wrong again.
+        Err(_) => Ok((open_capture(path, &mut OpenOptions::new())?, false)),
+    }
+}
+
+/// Captured traffic is nobody else's business.
+fn open_capture(path: &Path, options: &mut OpenOptions) -> anyhow::Result<File> {
+    let opened = options.write(true).mode(0o600).open(path);
+    opened.with_context(|| format!("cannot write to {}", path.display()))
+}
+
+/// Ends the process with code 2, and the usage of the command that was given.
+pub(crate) fn usage_error(error: &anyhow::Error) -> ! {
+    let mut all = Arguments::command();
+    all.build();
+    let given = env::args_os().skip(1).find(|argument| all.find_subcommand(argument).is_some());
+    let command = given.and_then(|name| all.find_subcommand(name).cloned());
+    command.unwrap_or(all).error(ErrorKind::ValueValidation, format!("{error:#}")).exit()
+}

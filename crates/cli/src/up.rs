@@ -1,0 +1,183 @@
+//! `towpath up`: serving a network of virtual machines.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context;
+use towpath_gateway::gateway::allow_many_files;
+use towpath_gateway::network::{Attachment, LeasesFound, Network, Operation, TransactionError};
+use towpath_gateway::services::Services;
+use towpath_gateway::worker::Worker;
+use towpath_io::confine::Mode;
+use towpath_io::confine::broker::{Duties, Guests, Ports};
+use towpath_io::namespace::signals::Signals;
+use towpath_io::process_sys::Inherited;
+use towpath_io::vhost_user::{self, cut};
+use towpath_packet::Ledger;
+
+use crate::api;
+use crate::args::UpArguments;
+use crate::capture::{CAPTURE, Captures};
+use crate::confine::Confinement;
+use crate::control::Control;
+use crate::exit::{Ending, Failure};
+use crate::messages::Messages;
+use crate::parent::{take_ready, tell_ready};
+use crate::plan::{self, Plan};
+use crate::serve;
+use crate::settings;
+
+/// Serves until a signal asks to end.
+pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
+    let messages = settings::messages(&arguments.gateway);
+    let mut inherited = Inherited::take().context("cannot look at the inherited descriptors")?;
+    let ready = take_ready(&mut inherited, arguments.gateway.ready_fd)?;
+    drop(inherited);
+    let plan = plan::plan(&mut arguments);
+    if arguments.check {
+        return Ok(Ending::Code(0));
+    }
+    let signals = Signals::block()?;
+    allow_many_files();
+    cut::guard().context("cannot handle SIGBUS")?;
+    let control = serve::control(messages);
+    let duties = duties(&plan, control.as_ref().map(Control::files));
+    let confinement = Confinement::begin(&arguments.gateway, messages, duties, None)?;
+    // Dropped after the network, with which captures end.
+    let mut captures = Captures::default();
+    let mut worker = make(plan, messages)?;
+    match worker.side().port_count() {
+        0 => messages.notice("there are no ports yet; add one with `towpath port add`"),
+        count => messages.detail(format_args!("serving {count} ports")),
+    }
+    let control = serve::announce(control, messages);
+    confinement.isolate()?;
+    if let Err(error) = vhost_user::prepare() {
+        messages.notice(format_args!("ports of vhost-user have no sessions: {error}"));
+    }
+    confinement.release_input_and_output()?;
+    // Who waits for this may use the control socket next.
+    tell_ready(ready)?;
+    confinement.seal(Mode::Network);
+    serve(&mut worker, &mut captures, &signals, control, &messages)?;
+    worker.with_side(Network::shut_down);
+    if arguments.gateway.stats {
+        messages.error(format_args!("{}\n{}", worker.report(), worker.side().report(worker.now())));
+    }
+    Ok(Ending::Code(0))
+}
+
+/// What the broker has to do for it.
+fn duties(plan: &Plan, control: Option<(Vec<PathBuf>, u64)>) -> Duties {
+    let mut connect = Vec::new();
+    for (_, operation) in &plan.operations {
+        let Operation::Add { attachment, .. } = operation else { continue };
+        match attachment {
+            Attachment::Tap(_) => {}
+            Attachment::VhostUserClient(path)
+            | Attachment::VhostUser(path)
+            | Attachment::Stream(path) => {
+                connect.push(path.clone());
+                connect.extend(path.parent().map(Path::to_owned));
+            }
+        }
+    }
+    Duties {
+        ports: Ports::Any,
+        control,
+        leases: plan.lease_file.clone(),
+        guests: Some(Guests { connect }),
+        ..Duties::default()
+    }
+}
+
+/// Makes what was planned.
+fn make(plan: Plan, messages: Messages) -> anyhow::Result<Worker<Network>> {
+    let ledger = Arc::new(Ledger::new());
+    let made = Network::new(plan.network, ledger.clone());
+    let mut network = made.context("cannot make a network")?;
+    network.on_news(Box::new(move |port, news| messages.detail(format_args!("{port}: {news}"))));
+    let mut worker = Worker::serving(&plan.config, network, ledger)?;
+    if let Some(services) = plan.services {
+        worker.side_mut().set_services(Services::new(services));
+    }
+    let (places, operations): (Vec<_>, Vec<_>) = plan.operations.into_iter().unzip();
+    worker.apply(operations).map_err(|TransactionError { index, error }| {
+        anyhow::Error::from(error).context(places[index].clone())
+    })?;
+    if let Some(path) = plan.lease_file {
+        keep_leases(&mut worker, &path, messages)?;
+    }
+    Ok(worker)
+}
+
+/// Takes over the leases of an earlier run. What is wrong with the file is told and is no reason
+/// not to serve, but that another network has it: both would lend what the other has lent.
+fn keep_leases(
+    worker: &mut Worker<Network>,
+    path: &Path,
+    messages: Messages,
+) -> anyhow::Result<()> {
+    let shown = path.display().to_string();
+    let tell = {
+        let shown = shown.clone();
+        move |error: Option<io::Error>| match error {
+            Some(error) => messages.error(format_args!(
+                "cannot write leases to {shown}: {error}; it is tried again when they change"
+            )),
+            None => messages.notice(format_args!("leases are in {shown} again")),
+        }
+    };
+    let now = worker.now();
+    match worker.side_mut().keep_leases(path, now, Box::new(tell)) {
+        Ok(LeasesFound { restored, set_aside }) => {
+            messages.detail(format_args!("{} leases of {shown} go on", restored.taken));
+            if let Some(beside) = set_aside {
+                messages.notice(format_args!(
+                    "{shown} has {} lines that are no leases; it is kept as {}",
+                    restored.unusable,
+                    beside.display()
+                ));
+            }
+        }
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+            return Err(error).with_context(|| format!("cannot keep leases in {shown}"));
+        }
+        Err(error) => messages.error(format_args!(
+            "leases of {shown} cannot be kept: {error}; guests get addresses all the same"
+        )),
+    }
+    Ok(())
+}
+
+/// Serves, and answers who asks meanwhile.
+fn serve(
+    worker: &mut Worker<Network>,
+    captures: &mut Captures,
+    signals: &Signals,
+    mut control: Option<Control>,
+    messages: &Messages,
+) -> Result<(), Failure> {
+    loop {
+        let mut fds = vec![signals.as_fd()];
+        fds.extend(control.as_ref().map(AsFd::as_fd));
+        worker.run_until(&fds)?;
+        while let Some(arrived) = signals.next()? {
+            if arrived.is_end() {
+                return Ok(());
+            }
+        }
+        // It waits for nobody, so that it does not matter whether it was meant.
+        if let Some(open) = &mut control
+            && let Err(error) = open.serve(|asked| match asked.request.path {
+                CAPTURE => captures.begin(worker, asked),
+                _ => Some(api::answer(worker, &asked.request)),
+            })
+        {
+            messages.notice(format_args!("no control socket any more: {error}"));
+            control = None;
+        }
+    }
+}

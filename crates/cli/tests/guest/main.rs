@@ -1,0 +1,145 @@
+//! Real virtual machines whose network card ends in a host of this process, or in `towpath up`.
+//!
+//! `cargo test -p towpath-cli --test guest [FILTER]`. Needs QEMU and what `scripts/guest` makes, or
+//! else the tests are ignored. They run one after the other.
+
+mod crash;
+mod iperf;
+mod machine;
+mod migration;
+mod network;
+mod offloads;
+
+use libtest_mimic::{Arguments, Trial};
+use machine::Machine;
+use std::io::{Read, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use towpath::host::{Config, Host, TcpStream};
+use towpath_io::vhost_user::{Offer, VhostUser};
+use towpath_packet::{Ledger, Site};
+
+/// Bytes that a transfer moves each way.
+const TRANSFER: usize = 64 << 20;
+
+/// Properties of the network card, and a name for them.
+const CARDS: [(&str, &str); 4] = [
+    ("split", ""),
+    ("packed", ",packed=on"),
+    ("split_plain", ",mrg_rxbuf=off,event_idx=off,indirect_desc=off"),
+    ("packed_plain", ",packed=on,mrg_rxbuf=off,event_idx=off,indirect_desc=off"),
+];
+
+fn main() -> ExitCode {
+    type Test = fn();
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = Some(1);
+    let missing = machine::missing();
+    if let Some(why) = &missing {
+        eprintln!("guest: ignored: {why}");
+    }
+    let trials = CARDS.map(|(name, card)| {
+        let trial = Trial::test(format!("transfer_{name}"), move || {
+            transfer(name, card);
+            Ok(())
+        });
+        trial.with_ignored_flag(missing.is_some())
+    });
+    let networks: [(&str, Test); 9] = [
+        ("network_vhost_user", network::two_by_vhost_user),
+        ("network_stream", network::by_stream_and_vhost_user),
+        ("network_queues", network::several_queues),
+        ("network_file", network::from_a_file),
+        ("network_offloads", offloads::each_with_each),
+        ("network_guest_killed", crash::of_a_guest),
+        ("network_restarted", crash::of_the_network),
+        ("network_ports", crash::of_other_ports),
+        ("network_migrated", migration::of_a_guest),
+    ];
+    let networks = networks.map(|(name, test)| {
+        let trial = Trial::test(name, move || {
+            test();
+            Ok(())
+        });
+        trial.with_ignored_flag(missing.is_some())
+    });
+    let missing_iperf3 = missing.or_else(machine::missing_iperf3);
+    if let Some(why) = &missing_iperf3 {
+        eprintln!("guest: network_iperf3 ignored: {why}");
+    }
+    let iperf3 = Trial::test("network_iperf3", || {
+        iperf::both_ways();
+        Ok(())
+    });
+    let iperf3 = iperf3.with_ignored_flag(missing_iperf3.is_some());
+    let trials = trials.into_iter().chain(networks).chain([iperf3]).collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// A host at the other end of a guest's card: its socket, removed with it.
+struct Bench {
+    host: Host,
+    ledger: Arc<Ledger>,
+    socket: PathBuf,
+}
+
+impl Bench {
+    fn new(name: &str) -> Self {
+        let file = format!("towpath-guest-{name}-{}.sock", std::process::id());
+        let socket = std::env::temp_dir().join(file);
+        let ledger = Arc::new(Ledger::new());
+        let device = VhostUser::listen(&socket, Offer::default(), ledger.clone());
+        let device = device.expect("a socket among temporary files");
+        let config = Config::with_address([10, 0, 0, 1], 24);
+        let host = Host::on_vhost_user(&config, device).expect("a thread");
+        Self { host, ledger, socket }
+    }
+}
+
+/// Boots, answers ping both ways, and echoes many bytes, each of which is looked at.
+fn transfer(name: &str, card: &str) {
+    let bench = Bench::new(name);
+    let mut machine = Machine::boot(&bench.socket, 1, card);
+    machine.configure("10.0.0.2/24");
+    machine.run("ping -c 3 -i 0.1 -W 2 10.0.0.1 | grep -q ' 3 packets received'");
+    machine.start("nc -l -p 7 -e cat &");
+    machine.run("while ! netstat -ltn | grep -q :7; do sleep 0.1; done");
+    let stream = TcpStream::connect(&bench.host, ([10, 0, 0, 2], 7).into());
+    echo(&stream.expect("the guest listens"));
+    // Into the guest all is copied, once; out of it what is not worth a loan.
+    let into = bench.ledger.copied_at(Site::Guest);
+    assert!((TRANSFER as u64..TRANSFER as u64 * 11 / 10).contains(&into), "{into}");
+    let out = bench.ledger.copied_at(Site::GuestSmall) + bench.ledger.copied_at(Site::Recall);
+    assert!(out < TRANSFER as u64 / 2, "{out} bytes copied on their way out of the guest");
+    machine.power_off();
+}
+
+/// Byte number `at` of what is sent.
+fn byte_at(at: usize) -> u8 {
+    ((at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+}
+
+/// Sends [`TRANSFER`] bytes and expects them back.
+fn echo(stream: &TcpStream) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut at = 0;
+            while at < TRANSFER {
+                let block: Vec<u8> = (at..TRANSFER.min(at + (256 << 10))).map(byte_at).collect();
+                (&*stream).write_all(&block).expect("the guest reads");
+                at += block.len();
+            }
+        });
+        let mut at = 0;
+        let mut block = vec![0; 256 << 10];
+        while at < TRANSFER {
+            let count = (&*stream).read(&mut block).expect("the guest answers");
+            assert!(count > 0, "the end after {at} bytes");
+            for byte in &block[..count] {
+                assert_eq!(*byte, byte_at(at), "byte {at}");
+                at += 1;
+            }
+        }
+    });
+}

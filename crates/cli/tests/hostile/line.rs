@@ -1,0 +1,115 @@
+//! The line in front of the gateway of a network: a guest that sends without end stands in it with
+//! little, so that others are served next.
+//!
+//! # Method
+//!
+//! Turn by turn and without a clock: a network with two guests on stream sockets is asked for one
+//! packet at a time, while one guest has sent hundreds. Then the other sends one. All this is done
+//! again, when it is known that both use the gateway.
+
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use libtest_mimic::Failed;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use towpath_gateway::network::{Attachment, Network, NetworkConfig, PortSettings};
+use towpath_gateway::worker::{Side, SideContext};
+use towpath_net::time::{Duration, Instant};
+use towpath_net::wire::MacAddr;
+use towpath_packet::burst::BURST_MAX;
+use towpath_packet::{Burst, Ledger, Memory, MemoryConfig};
+
+use crate::frame::{self, GATEWAY_MAC};
+
+/// Name of the test.
+pub(super) const NAME: &str = "one_guest_does_not_fill_the_line_of_the_gateway";
+/// Frames that a guest has sent before the other sends one.
+const FRAMES: usize = 600;
+/// Turns until then.
+const TURNS: usize = 20;
+/// Most that may be ahead: what is handed over at once, and a burst that was read before.
+const AHEAD_MAX: usize = 2 * BURST_MAX;
+/// The same once both have used the gateway: twice a share of such packets (`SHARE`,
+/// docs/limits.md).
+const AHEAD_SHARED_MAX: usize = 2 * 18;
+const MEMORY_BYTES: usize = 16 << 20;
+/// Byte of a frame by which its sender is known, and the senders.
+const SENDER: usize = 11;
+const GREEDY: u8 = 1;
+const MODEST: u8 = 2;
+
+/// Goal: however much one guest has sent, the packet of another is behind few of its packets
+/// ([`AHEAD_MAX`], [`AHEAD_SHARED_MAX`]), and all of them arrive.
+pub(super) fn run() -> Result<(), Failed> {
+    let folder = std::env::temp_dir().join(format!("towpath-line-{}", std::process::id()));
+    std::fs::create_dir_all(&folder)?;
+    let config = NetworkConfig {
+        mtu: 1500,
+        gateway: Some(MacAddr(GATEWAY_MAC)),
+        gateway_addresses: Vec::new(),
+        orphan: false,
+        busy_poll: Duration::ZERO,
+        seed: 1,
+    };
+    let ledger = Arc::new(Ledger::new());
+    let mut network = Network::new(config, ledger.clone())?;
+    let mut memory = Memory::new(MemoryConfig::within(MEMORY_BYTES));
+    let connect = |network: &mut Network, name: &str| -> Result<UnixStream, Failed> {
+        let path = folder.join(name);
+        network.add_port(name, Attachment::Stream(path.clone()), PortSettings::default())?;
+        Ok(UnixStream::connect(path)?)
+    };
+    let mut greedy = connect(&mut network, "greedy")?;
+    let mut modest = connect(&mut network, "modest")?;
+    // Who has sent the next packets for the gateway, `most` at a time.
+    let mut next = |most: usize| -> Result<Vec<u8>, Failed> {
+        let soon = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+        let readable =
+            poll(&mut [PollFd::from_borrowed_fd(network.as_fd(), PollFlags::IN)], Some(&soon))?;
+        let mut cx = SideContext { memory: &mut memory, ledger: &ledger, now: Instant::START };
+        network.turn(readable > 0, &mut cx)?;
+        let mut burst = Burst::new();
+        burst.limit(most);
+        network.receive(&mut burst, &mut cx)?;
+        Ok(burst.iter_mut().map(|packet| packet.peek_headers()[SENDER]).collect())
+    };
+    // Both are let in.
+    (0..TURNS).try_for_each(|_| next(1).map(drop))?;
+    for ahead_max in [AHEAD_MAX, AHEAD_SHARED_MAX] {
+        greedy.write_all(&frame_from(GREEDY).repeat(FRAMES))?;
+        let mut taken = 0;
+        for _ in 0..TURNS {
+            taken += next(1)?.len();
+        }
+        assert!(taken > 0, "packets come");
+        modest.write_all(&frame_from(MODEST))?;
+        let (mut ahead, mut turns) = (0, 0);
+        let mut rest = loop {
+            turns += 1;
+            assert!(turns < FRAMES, "the packet of the other comes");
+            let came = next(1)?;
+            match came.first() {
+                Some(&MODEST) => break FRAMES - taken - ahead,
+                came => ahead += usize::from(came.is_some()),
+            }
+        };
+        println!("--- {NAME}: {ahead} packets ahead, {taken} before");
+        assert!(ahead <= ahead_max, "{ahead} packets are ahead");
+        for _ in 0..FRAMES {
+            rest -= next(BURST_MAX)?.len();
+        }
+        assert_eq!(rest, 0, "all of the others arrive");
+    }
+    drop((greedy, modest, network));
+    Ok(std::fs::remove_dir_all(folder)?)
+}
+
+/// A frame for the gateway, as it goes over a stream.
+fn frame_from(sender: u8) -> Vec<u8> {
+    let mut frame = frame::ethernet(frame::IPV4, &[0; 46]);
+    frame[6..12].copy_from_slice(&[2, 0, 0, 0, 0, sender]);
+    let len = (frame.len() as u32).to_be_bytes();
+    [&len[..], &frame].concat()
+}

@@ -1,0 +1,450 @@
+//! Published ports: host sockets that listen for the program, or for guests of a network.
+//!
+//! A connection is a new flow: it is accepted when its turn comes ([`Gateway::begin_flows`]), not
+//! when its listener says so. What is not accepted yet waits in the listener's backlog.
+//!
+//! They come and go while the gateway runs. Where a port leads may be changed without closing its
+//! sockets, so that nobody is refused in between. A guest that is known by name is looked up when
+//! somebody comes: its address may be another by then.
+
+use super::route::Routes;
+use super::slots::{Slot, Slots};
+use super::spread::Accepted;
+use super::udp::PublishedBy;
+use super::{Gateway, Io, Token, is_descriptor_shortage};
+use crate::publish::{HostPort, Protocol, Publish, Target};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+use towpath_io::reactor::{Interest, Reactor};
+use towpath_io::socket::{TcpListener, TcpSocket, UdpSocket};
+use towpath_net::time::Instant;
+use towpath_packet::NoMemory;
+
+/// How long listeners rest when no file descriptor is left.
+pub(super) const PAUSE: Duration = Duration::from_millis(100);
+
+/// Why the gateway could not start, or a port not be published.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Something else has the port.
+    #[error(
+        "{protocol} port {address} is in use on the host; stop what listens there, or publish \
+         another port (see 'ss -lnp')"
+    )]
+    PortInUse {
+        /// `TCP` or `UDP`.
+        protocol: &'static str,
+        /// What was to be bound.
+        address: SocketAddr,
+    },
+    /// Not allowed to bind the port.
+    #[error(
+        "no permission to bind {protocol} port {address}; publish a port from 1024 up, or lower \
+         net.ipv4.ip_unprivileged_port_start"
+    )]
+    PortForbidden {
+        /// `TCP` or `UDP`.
+        protocol: &'static str,
+        /// What was to be bound.
+        address: SocketAddr,
+    },
+    /// The host does not have the address.
+    #[error("the host does not have the address of {protocol} port {address}; see 'ip address'")]
+    NoSuchAddress {
+        /// `TCP` or `UDP`.
+        protocol: &'static str,
+        /// What was to be bound.
+        address: SocketAddr,
+    },
+    /// Binding failed in another way.
+    #[error("cannot bind {protocol} port {address}")]
+    Bind {
+        /// `TCP` or `UDP`.
+        protocol: &'static str,
+        /// What was to be bound.
+        address: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// More published ports than descriptors can be spared for.
+    #[error(
+        "publishing takes {needed} sockets and this process may have {limit} descriptors, half of \
+         them for flows; raise the limit (ulimit -Hn) or publish fewer ports"
+    )]
+    TooManyPorts {
+        /// Sockets needed.
+        needed: u64,
+        /// Limit of descriptors.
+        limit: u64,
+    },
+    /// It is published already.
+    #[error("{0} is published already")]
+    Twice(HostPort),
+    /// It is not published, or leads to another guest.
+    #[error("{0} is not published for this guest")]
+    NotPublished(HostPort),
+    /// The system has not as much memory as was to be used.
+    #[error("{0}; ask for less (`--memory`), or raise the limit of the process (`ulimit -v`)")]
+    Memory(#[from] NoMemory),
+    /// Something else failed.
+    #[error("cannot start the gateway")]
+    Os(#[from] io::Error),
+}
+
+struct Listener {
+    socket: TcpListener,
+    published: Slot,
+    /// In `Listeners::ready`.
+    is_ready: bool,
+}
+
+/// A published port with its sockets.
+struct Published {
+    publish: Publish,
+    tcp: Vec<Slot>,
+    udp: Vec<Slot>,
+    /// A transaction that is under way has taken it back.
+    is_leaving: bool,
+}
+
+/// All published ports. Those of UDP are flows that never expire.
+pub(super) struct Listeners {
+    tcp: Slots<Listener>,
+    published: Slots<Published>,
+    by_port: HashMap<HostPort, Slot>,
+    /// Sockets of all of them.
+    sockets: u64,
+    /// Not told about connections until then.
+    paused_until: Option<Instant>,
+    /// Those with connections to accept. Each is told again in every turn until it has none.
+    ready: VecDeque<Slot>,
+    /// Connections that another worker has accepted for this one.
+    handed_over: VecDeque<Accepted>,
+}
+
+impl Listeners {
+    pub(super) fn new() -> Self {
+        Self {
+            tcp: Slots::new(),
+            published: Slots::new(),
+            by_port: HashMap::new(),
+            sockets: 0,
+            paused_until: None,
+            ready: VecDeque::new(),
+            handed_over: VecDeque::new(),
+        }
+    }
+
+    /// A listener has connections to accept.
+    pub(super) fn connections_wait(&mut self, slot: Slot) {
+        if let Some(listener) = self.tcp.get_mut(slot)
+            && !std::mem::replace(&mut listener.is_ready, true)
+        {
+            self.ready.push_back(slot);
+        }
+    }
+
+    /// True if connections wait that nothing tells about again.
+    pub(super) fn has_handed_over(&self) -> bool {
+        !self.handed_over.is_empty()
+    }
+
+    /// Where a published port leads, as long as it is published.
+    pub(super) fn publish_of(&self, published: Slot) -> Option<&Publish> {
+        Some(&self.published.get(published)?.publish)
+    }
+
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.paused_until
+    }
+
+    /// Stops asking for connections that could not be taken.
+    fn pause(&mut self, io: &Io<'_>) {
+        if self.paused_until.replace(io.now + PAUSE).is_none() {
+            for (slot, listener) in self.tcp.iter() {
+                let token = Token::TcpListener(slot).encode();
+                // Fails only for what is not in the set.
+                let _ = io.reactor.modify(&listener.socket, token, Interest::NONE, false);
+            }
+        }
+    }
+
+    pub(super) fn resume(&mut self, io: &Io<'_>) {
+        if self.paused_until.take_if(|until| *until <= io.now).is_some() {
+            for (slot, listener) in self.tcp.iter() {
+                let token = Token::TcpListener(slot).encode();
+                // As above.
+                let _ = io.reactor.modify(&listener.socket, token, Interest::READ, false);
+            }
+        }
+    }
+}
+
+impl Gateway {
+    /// Publishes a port. One that a transaction has taken back is led elsewhere instead; then its
+    /// former state is returned.
+    pub(crate) fn publish(
+        &mut self,
+        publish: &Publish,
+        reactor: &Reactor,
+    ) -> Result<Option<Publish>, StartError> {
+        let host_port = publish.host_port();
+        if let Some(&slot) = self.listeners.by_port.get(&host_port) {
+            let leaving = self.listeners.published.get_mut(slot).filter(|old| old.is_leaving);
+            let old = leaving.ok_or(StartError::Twice(host_port))?;
+            old.is_leaving = false;
+            old.udp.iter().for_each(|flow| self.udp.look_again(*flow));
+            return Ok(Some(std::mem::replace(&mut old.publish, publish.clone())));
+        }
+        let addresses = addresses(publish, &self.routes);
+        let needed = self.listeners.sockets + addresses.len() as u64;
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        if needed > limit / 2 {
+            return Err(StartError::TooManyPorts { needed, limit });
+        }
+        let (tcp, udp) = (Vec::new(), Vec::new());
+        let entry = Published { publish: publish.clone(), tcp, udp, is_leaving: false };
+        let slot = self.listeners.published.insert(entry);
+        self.listeners.by_port.insert(host_port, slot);
+        let mut refused = None;
+        for address in addresses {
+            if let Err(error) = self.bind(slot, publish, address, reactor) {
+                refused = Some(start_error(publish.protocol, address, error));
+            }
+        }
+        let bound = self.listeners.published.get(slot).map_or(0, |p| p.tcp.len() + p.udp.len());
+        // Of "all addresses" one family may be missing on the host; both may not.
+        let forgiven = publish.optional
+            || publish.host.is_none()
+                && bound > 0
+                && matches!(
+                    refused,
+                    Some(StartError::Bind { .. } | StartError::NoSuchAddress { .. })
+                );
+        match refused.filter(|_| !forgiven) {
+            Some(error) => {
+                self.close(slot, reactor);
+                Err(error)
+            }
+            None => {
+                self.listeners.sockets += bound as u64;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Whether a transaction takes a published port back; false if it is none.
+    pub(crate) fn set_leaving(&mut self, port: &HostPort, is_leaving: bool) -> bool {
+        let slot = self.listeners.by_port.get(port);
+        let published = slot.and_then(|slot| self.listeners.published.get_mut(*slot));
+        published.map(|published| published.is_leaving = is_leaving).is_some()
+    }
+
+    /// Leads a port where it led before, and has it leave again.
+    pub(crate) fn restore_leaving(&mut self, before: Publish) {
+        if let Some(slot) = self.listeners.by_port.get(&before.host_port())
+            && let Some(published) = self.listeners.published.get_mut(*slot)
+        {
+            published.publish = before;
+            published.is_leaving = true;
+            published.udp.iter().for_each(|flow| self.udp.look_again(*flow));
+        }
+    }
+
+    /// Closes a published port that a transaction has taken back, unless it has been led elsewhere
+    /// since.
+    pub(crate) fn close_leaving(&mut self, port: &HostPort, reactor: &Reactor) {
+        let slot = self.listeners.by_port.get(port);
+        let published = slot.and_then(|slot| self.listeners.published.get(*slot));
+        if published.is_some_and(|published| published.is_leaving) {
+            self.unpublish(port, reactor);
+        }
+    }
+
+    /// Closes the sockets of a published port. Flows by it go on.
+    pub(crate) fn unpublish(&mut self, port: &HostPort, reactor: &Reactor) {
+        if let Some(&slot) = self.listeners.by_port.get(port) {
+            let bound = self.listeners.published.get(slot).map_or(0, |p| p.tcp.len() + p.udp.len());
+            self.listeners.sockets -= bound as u64;
+            self.close(slot, reactor);
+        }
+    }
+
+    /// Ports that are published and not about to leave.
+    pub(crate) fn published(&self) -> impl Iterator<Item = &Publish> {
+        let staying = self.listeners.published.iter().filter(|(_, port)| !port.is_leaving);
+        staying.map(|(_, port)| &port.publish)
+    }
+
+    fn bind(
+        &mut self,
+        slot: Slot,
+        publish: &Publish,
+        address: SocketAddr,
+        reactor: &Reactor,
+    ) -> io::Result<()> {
+        let interface = publish.interface.as_deref();
+        match publish.protocol {
+            Protocol::Tcp => {
+                let socket = TcpListener::bind(address, interface)?;
+                let listeners = &mut self.listeners;
+                let token = Token::TcpListener(listeners.tcp.next_slot()).encode();
+                reactor.add(&socket, token, Interest::READ, false)?;
+                let listener =
+                    listeners.tcp.insert(Listener { socket, published: slot, is_ready: false });
+                if let Some(published) = listeners.published.get_mut(slot) {
+                    published.tcp.push(listener);
+                }
+            }
+            Protocol::Udp => {
+                let socket = UdpSocket::bind(address, interface)?;
+                if address.ip().is_unspecified() {
+                    socket.tell_destinations()?;
+                }
+                let by = PublishedBy { port: slot, is_ipv4: address.is_ipv4() };
+                // Where a guest is is looked up when the first datagram comes.
+                let program = self.routes.program(by.is_ipv4);
+                let program = program.filter(|_| publish.target == Target::Program);
+                let program = program.map(|ip| SocketAddr::new(ip, publish.program_port));
+                let flow = self.udp.publish(socket, by, program, reactor)?;
+                if let Some(published) = self.listeners.published.get_mut(slot) {
+                    published.udp.push(flow);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, slot: Slot, reactor: &Reactor) {
+        let Some(published) = self.listeners.published.remove(slot) else { return };
+        self.listeners.by_port.remove(&published.publish.host_port());
+        for listener in published.tcp {
+            if let Some(listener) = self.listeners.tcp.remove(listener) {
+                // Closing it does the same.
+                let _ = reactor.remove(&listener.socket);
+            }
+        }
+        published.udp.into_iter().for_each(|flow| self.udp.unpublish(flow));
+    }
+
+    /// Connections that another worker has accepted, and that this one is to begin.
+    pub(crate) fn take_over(&mut self, accepted: impl Iterator<Item = Accepted>) {
+        self.listeners.handed_over.extend(accepted);
+    }
+
+    /// Begins a connection to a published port, if one waits. With `again`, its listener is asked
+    /// once more for the next one.
+    pub(super) fn accept_one(&mut self, again: bool, io: &mut Io<'_>) -> bool {
+        if let Some(Accepted { socket, inside, program }) = self.listeners.handed_over.pop_front() {
+            self.begin_inbound(socket, inside, program, io);
+            return true;
+        }
+        while self.listeners.paused_until.is_none() {
+            let Some(slot) = self.listeners.ready.pop_front() else { return false };
+            let Some(listener) = self.listeners.tcp.get_mut(slot) else { continue };
+            listener.is_ready = false;
+            let published = listener.published;
+            match listener.socket.accept() {
+                Ok((socket, peer)) => {
+                    if again {
+                        self.listeners.connections_wait(slot);
+                    }
+                    self.accepted(socket, peer, published, io);
+                    return true;
+                }
+                Err(error) if is_descriptor_shortage(&error) => {
+                    self.counters.no_descriptor += 1;
+                    self.listeners.pause(io);
+                }
+                // None is left, or one ended before it was accepted.
+                Err(_) => {}
+            }
+        }
+        false
+    }
+
+    fn accepted(&mut self, socket: TcpSocket, peer: SocketAddr, published: Slot, io: &mut Io<'_>) {
+        let Some((inside, program)) = self.way_inside(peer, published, io) else {
+            self.counters.tcp_refused += 1;
+            return socket.reset();
+        };
+        if let Some(socket) = self.begin_joined(socket, peer, program, io) {
+            let accepted = Accepted { socket, inside, program };
+            if let Some(Accepted { socket, inside, program }) = self.spread.hand_over(accepted) {
+                self.begin_inbound(socket, inside, program, io);
+            }
+        }
+    }
+
+    /// As whom the program sees `peer`, and its own address. A guest that has no address of the
+    /// peer's family is reached by the other, from the gateway.
+    fn way_inside(
+        &self,
+        peer: SocketAddr,
+        published: Slot,
+        io: &Io<'_>,
+    ) -> Option<(SocketAddr, SocketAddr)> {
+        let publish = self.listeners.publish_of(published)?;
+        let at = |address| SocketAddr::new(address, publish.program_port);
+        if let Some(program) = self.target_of(publish, peer.is_ipv4(), io) {
+            return Some((self.routes.peer_inside(peer)?, at(program)));
+        }
+        let is_ipv4 = !peer.is_ipv4();
+        let program = self.target_of(publish, is_ipv4, io)?;
+        Some((SocketAddr::new(self.routes.gateway(is_ipv4)?, peer.port()), at(program)))
+    }
+
+    /// The address of a family that a published port leads to now.
+    pub(super) fn target_of(
+        &self,
+        publish: &Publish,
+        is_ipv4: bool,
+        io: &Io<'_>,
+    ) -> Option<IpAddr> {
+        match &publish.target {
+            Target::Program => self.routes.program(is_ipv4),
+            Target::Address(address) => Some(*address).filter(|ip| ip.is_ipv4() == is_ipv4),
+            Target::Guest(name) => io.guests.address_of(name, is_ipv4, io.now),
+        }
+    }
+}
+
+/// What to bind: one address, or all of each family that can be passed on.
+/// Takes as many file descriptors as the hard limit allows, for each flow has a socket of the host.
+/// A program that was forked before keeps its own limit.
+pub fn allow_many_files() {
+    let limit = getrlimit(Resource::Nofile);
+    // Refused only where nothing can be done about it; flows beyond the limit are then refused.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+}
+
+fn addresses(publish: &Publish, routes: &Routes) -> Vec<SocketAddr> {
+    let at = |address: IpAddr| SocketAddr::new(address, publish.host_port);
+    if let Some(address) = publish.host {
+        return vec![at(address)];
+    }
+    // Datagrams keep their family on the way inside.
+    let is_wanted = |is_ipv4| match (&publish.target, publish.protocol) {
+        (Target::Address(address), Protocol::Udp) => address.is_ipv4() == is_ipv4,
+        _ => routes.program(is_ipv4).is_some(),
+    };
+    let v4 = is_wanted(true).then(|| at(Ipv4Addr::UNSPECIFIED.into()));
+    let v6 = is_wanted(false).then(|| at(Ipv6Addr::UNSPECIFIED.into()));
+    v4.into_iter().chain(v6).collect()
+}
+
+fn start_error(protocol: Protocol, address: SocketAddr, source: io::Error) -> StartError {
+    let protocol = match protocol {
+        Protocol::Tcp => "TCP",
+        Protocol::Udp => "UDP",
+    };
+    match source.kind() {
+        io::ErrorKind::AddrInUse => StartError::PortInUse { protocol, address },
+        io::ErrorKind::PermissionDenied => StartError::PortForbidden { protocol, address },
+        io::ErrorKind::AddrNotAvailable => StartError::NoSuchAddress { protocol, address },
+        _ => StartError::Bind { protocol, address, source },
+    }
+}

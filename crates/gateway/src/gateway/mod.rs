@@ -1,0 +1,396 @@
+//! The gateway: maps the program's flows onto host sockets.
+//!
+//! # Theory of operation
+//!
+//! The stack is transparent: whatever address the program connects to, the stack plays that peer
+//! and tells the gateway, which makes the connection on a host socket and answers the program only
+//! when the host has answered: refused stays refused, unreachable stays unreachable. Ports
+//! published on the host work the other way round.
+//!
+//! Payload is never copied here. What the program sends leaves in one `sendmsg` over the packets'
+//! own pieces; what the host sends is read into pool frames that TCP's send queue then lends to
+//! packets. Neither side is read while the other cannot take more, so that nothing piles up.
+//!
+//! One file per protocol: `tcp`, `udp`, `ping`; `newcomers` who waits for a flow of their own;
+//! `listen` published ports, `joined` what goes from loopback to loopback past the stack,
+//! `resolver` where DNS goes, `hops` what becomes of hop limits and ICMP errors, `shares` and
+//! `idle` who gives way at a bound, `expected` what is near and what ACKs wait for, `route` which
+//! destinations are served and how, `fair` how much memory slow readers may hold. All run on the
+//! worker's thread.
+
+mod expected;
+mod fair;
+mod hops;
+mod idle;
+mod joined;
+mod listen;
+mod newcomers;
+mod ping;
+mod queued;
+mod resolver;
+mod route;
+mod shares;
+mod slots;
+mod spread;
+mod tcp;
+mod udp;
+
+use crate::config::Config;
+use expected::Expected;
+use joined::{End, JoinedFlows};
+use listen::Listeners;
+use newcomers::Newcomers;
+use ping::Pings;
+use resolver::Resolvers;
+use route::Routes;
+use slots::{GENERATION_MASK, Slot};
+pub(crate) use spread::{Accepted, Spread};
+use std::net::IpAddr;
+use tcp::TcpFlows;
+use towpath_io::reactor::{Event, Reactor};
+use towpath_io::receive::ReceiveBuffer;
+use towpath_net::stack::{Context, Stack};
+use towpath_net::time::{Instant, earliest};
+use towpath_packet::{Ledger, Memory};
+use udp::UdpFlows;
+
+pub use joined::JoinedListener;
+pub use listen::{StartError, allow_many_files};
+pub(crate) use newcomers::Load;
+pub use queued::LentNow;
+pub(crate) use tcp::BYTES_PER_TURN;
+
+/// What the gateway works with during a call.
+pub(crate) struct Io<'a> {
+    pub(crate) stack: &'a mut Stack,
+    pub(crate) memory: &'a mut Memory,
+    pub(crate) ledger: &'a Ledger,
+    pub(crate) reactor: &'a Reactor,
+    pub(crate) buffer: &'a mut ReceiveBuffer,
+    pub(crate) guests: &'a dyn Guests,
+    pub(crate) now: Instant,
+}
+
+/// Who knows the guests of a network by name.
+pub(crate) trait Guests {
+    /// The address of a guest in one family, if it has one now.
+    fn address_of(&self, name: &str, is_ipv4: bool, now: Instant) -> Option<IpAddr>;
+}
+
+/// Share of memory, in 1/256, below which nothing is read from the host: the TAP needs the rest to
+/// take the program's ACKs, which is how memory comes back.
+const HOST_READ_SHARE: u32 = 32;
+
+impl Io<'_> {
+    /// True if reading from the host must wait.
+    fn memory_is_short(&mut self) -> bool {
+        !self.memory.has_free(HOST_READ_SHARE)
+    }
+
+    fn stack_and_context(&mut self) -> (&mut Stack, Context<'_>) {
+        (self.stack, Context { memory: self.memory, ledger: self.ledger, now: self.now })
+    }
+}
+
+/// What the gateway has counted. Names are those of reports.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GatewayCounters {
+    /// TCP flows begun by the program.
+    pub tcp_out: u64,
+    /// TCP flows begun from the host.
+    pub tcp_in: u64,
+    /// TCP flows that the host refused or could not reach.
+    pub tcp_refused: u64,
+    /// UDP flows.
+    pub udp: u64,
+    /// Echo requests passed on.
+    pub echo: u64,
+    /// Echo requests not passed on for lack of permission.
+    pub echo_forbidden: u64,
+    /// Flows given up because no file descriptor was left.
+    pub no_descriptor: u64,
+    /// Flows ended early to make room for others.
+    pub evicted: u64,
+    /// Connections of the program given up before their turn came: too many waited.
+    pub connections_displaced: u64,
+    /// Datagrams and echo requests dropped because too many waited for a flow.
+    pub messages_displaced: u64,
+    /// Datagrams that the host did not take, or for whose flow there was no room.
+    pub udp_dropped: u64,
+    /// Datagrams of the program that lead nowhere; it is told.
+    pub udp_refused: u64,
+    /// Datagrams from hosts that a mapping has not sent to.
+    pub udp_filtered: u64,
+    /// Datagrams to published ports whose guest has no address.
+    pub udp_nobody: u64,
+    /// Datagrams from hosts dropped for want of memory.
+    pub udp_no_memory: u64,
+    /// Peers of UDP flows forgotten to make room for others.
+    pub peers_evicted: u64,
+    /// Questions for a resolver that are not asked again if it fails: they were too large, or too
+    /// many were under way.
+    pub questions_not_kept: u64,
+    /// Connections of the program to ports of its loopback that lead to the host's, and of the
+    /// host's loopback to published ports, if they are past the stack.
+    pub joined: u64,
+    /// Those that the other side did not take.
+    pub joined_refused: u64,
+    /// Bytes of theirs from the program to the host, which are in no other counter.
+    pub joined_bytes_out: u64,
+    /// The same from the host to the program.
+    pub joined_bytes_in: u64,
+    /// Payload bytes from the program to the host.
+    pub bytes_out: u64,
+    /// Payload bytes from the host to the program.
+    pub bytes_in: u64,
+}
+
+impl GatewayCounters {
+    /// Adds those of another gateway.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.tcp_out += other.tcp_out;
+        self.tcp_in += other.tcp_in;
+        self.tcp_refused += other.tcp_refused;
+        self.udp += other.udp;
+        self.echo += other.echo;
+        self.echo_forbidden += other.echo_forbidden;
+        self.no_descriptor += other.no_descriptor;
+        self.evicted += other.evicted;
+        self.connections_displaced += other.connections_displaced;
+        self.messages_displaced += other.messages_displaced;
+        self.udp_dropped += other.udp_dropped;
+        self.udp_refused += other.udp_refused;
+        self.udp_filtered += other.udp_filtered;
+        self.udp_nobody += other.udp_nobody;
+        self.udp_no_memory += other.udp_no_memory;
+        self.peers_evicted += other.peers_evicted;
+        self.questions_not_kept += other.questions_not_kept;
+        self.bytes_out += other.bytes_out;
+        self.bytes_in += other.bytes_in;
+        self.joined += other.joined;
+        self.joined_refused += other.joined_refused;
+        self.joined_bytes_out += other.joined_bytes_out;
+        self.joined_bytes_in += other.joined_bytes_in;
+    }
+}
+
+/// The gateway.
+pub struct Gateway {
+    routes: Routes,
+    resolvers: Resolvers,
+    tcp: TcpFlows,
+    udp: UdpFlows,
+    pings: Pings,
+    listeners: Listeners,
+    joined: JoinedFlows,
+    newcomers: Newcomers,
+    expected: Expected,
+    spread: Spread,
+    counters: GatewayCounters,
+}
+
+/// What an epoll token names. 4 bits kind, 28 bits generation, 32 bits index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Token {
+    Side,
+    Bell,
+    Watch(u32),
+    Tcp(Slot),
+    Udp(Slot),
+    Ping(Slot),
+    TcpListener(Slot),
+    Joined(Slot, End),
+    JoinedListener(Slot),
+    JoinedSockets,
+}
+
+impl Token {
+    pub(crate) fn encode(self) -> u64 {
+        let (kind, slot) = match self {
+            Token::Side => (0, Slot { index: 0, generation: 0 }),
+            Token::Watch(index) => (1, Slot { index, generation: 0 }),
+            Token::Tcp(slot) => (2, slot),
+            Token::Udp(slot) => (3, slot),
+            Token::Ping(slot) => (4, slot),
+            Token::TcpListener(slot) => (5, slot),
+            Token::Joined(slot, End::Inside) => (6, slot),
+            Token::Joined(slot, End::Host) => (7, slot),
+            Token::JoinedListener(slot) => (8, slot),
+            Token::JoinedSockets => (9, Slot { index: 0, generation: 0 }),
+            Token::Bell => (10, Slot { index: 0, generation: 0 }),
+        };
+        let generation = u64::from(slot.generation & GENERATION_MASK);
+        kind << 60 | generation << 32 | u64::from(slot.index)
+    }
+
+    pub(crate) fn decode(token: u64) -> Option<Self> {
+        let index = token as u32;
+        let slot = Slot { index, generation: (token >> 32) as u32 & GENERATION_MASK };
+        Some(match token >> 60 {
+            0 => Token::Side,
+            1 => Token::Watch(index),
+            2 => Token::Tcp(slot),
+            3 => Token::Udp(slot),
+            4 => Token::Ping(slot),
+            5 => Token::TcpListener(slot),
+            6 => Token::Joined(slot, End::Inside),
+            7 => Token::Joined(slot, End::Host),
+            8 => Token::JoinedListener(slot),
+            9 => Token::JoinedSockets,
+            10 => Token::Bell,
+            _ => return None,
+        })
+    }
+}
+
+impl Gateway {
+    /// Binds the published ports.
+    pub(crate) fn new(config: &Config, reactor: &Reactor) -> Result<Self, StartError> {
+        let mut gateway = Self {
+            routes: Routes::new(config),
+            resolvers: Resolvers::new(config.resolvers.clone()),
+            tcp: TcpFlows::new(),
+            udp: UdpFlows::new(config.flows_max),
+            pings: Pings::new(),
+            listeners: Listeners::new(),
+            joined: JoinedFlows::new(config.flows_max),
+            newcomers: Newcomers::default(),
+            expected: Expected::new(),
+            spread: Spread::default(),
+            counters: GatewayCounters::default(),
+        };
+        for publish in &config.publish {
+            gateway.publish(publish, reactor)?;
+        }
+        Ok(gateway)
+    }
+
+    /// There are other workers: which connections are whose.
+    pub(crate) fn spread(&mut self, spread: Spread) {
+        self.spread = spread;
+    }
+
+    /// What was counted.
+    pub fn counters(&self) -> &GatewayCounters {
+        &self.counters
+    }
+
+    /// Flows now: TCP, UDP, echo.
+    pub fn flow_counts(&self) -> (usize, usize, usize) {
+        (self.tcp.len(), self.udp.len(), self.pings.len())
+    }
+
+    /// Joined flows now.
+    pub fn joined_count(&self) -> usize {
+        self.joined.len()
+    }
+
+    /// What flows have lent: datagrams are passed on at once, so these are TCP's.
+    pub fn lent(&self, stack: &Stack, now: Instant) -> LentNow {
+        self.tcp.lent(stack, now)
+    }
+
+    /// A host socket has news.
+    pub(crate) fn on_event(&mut self, token: Token, event: Event, io: &mut Io<'_>) {
+        match token {
+            Token::Tcp(slot) => self.tcp_ready(slot, event, io),
+            Token::Udp(slot) => self.udp_ready(slot, event, io),
+            Token::Ping(slot) => self.ping_ready(slot, io),
+            Token::TcpListener(slot) => self.listeners.connections_wait(slot),
+            Token::Joined(slot, end) => {
+                self.with_joined(io, |joined, cx| joined.ready(slot, end, event, cx));
+            }
+            Token::JoinedListener(slot) => self.joined.connections_wait(slot),
+            Token::JoinedSockets => self.joined.sockets_ready(),
+            Token::Side | Token::Bell | Token::Watch(_) => {}
+        }
+    }
+
+    /// Takes everything that the stack has for its owner.
+    pub(crate) fn drain(&mut self, io: &mut Io<'_>) {
+        while let Some((handle, events)) = io.stack.next_event() {
+            self.on_tcp_events(handle, events, io);
+        }
+        while let Some(datagram) = io.stack.next_datagram() {
+            self.on_datagram(datagram, io);
+        }
+        while let Some(echo) = io.stack.next_echo() {
+            self.on_echo(echo, io);
+        }
+    }
+
+    /// Goes on with flows that stopped for fairness or memory, not because a side was not ready.
+    pub(crate) fn continue_flows(&mut self, io: &mut Io<'_>) {
+        self.continue_tcp(io);
+        self.continue_udp(io);
+        self.with_joined(io, JoinedFlows::go_on);
+        self.end_long_waits(io);
+    }
+
+    /// True if [`Gateway::continue_flows`] or [`Gateway::begin_flows`] has work without an event.
+    pub(crate) fn has_work(&self) -> bool {
+        self.tcp.has_work()
+            || self.udp.has_work()
+            || self.joined.has_work()
+            || !self.newcomers.is_empty()
+            || self.listeners.has_handed_over()
+    }
+
+    /// True if flows wait for frames.
+    pub(crate) fn is_starved(&self) -> bool {
+        self.tcp.is_starved() || self.udp.is_starved()
+    }
+
+    /// When [`Gateway::on_deadline`] wants to be called next.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        earliest([
+            self.tcp.deadline(),
+            self.udp.deadline(),
+            self.pings.deadline(),
+            self.listeners.deadline(),
+            self.joined.deadline(),
+        ])
+    }
+
+    /// Ends flows that have been idle too long.
+    pub(crate) fn on_deadline(&mut self, io: &mut Io<'_>) {
+        self.end_moments(io);
+        self.udp.expire(io.now);
+        self.pings.expire(io.now);
+        self.listeners.resume(io);
+        self.with_joined(io, JoinedFlows::resume);
+    }
+}
+
+/// True if the error says that this process, or the machine, has no file descriptor left.
+fn is_descriptor_shortage(error: &std::io::Error) -> bool {
+    use rustix::io::Errno;
+    let errno = Errno::from_io_error(error);
+    matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_survive_epoll() {
+        let slot = Slot { index: u32::MAX, generation: GENERATION_MASK };
+        let tokens = [
+            Token::Side,
+            Token::Watch(7),
+            Token::Tcp(slot),
+            Token::Udp(Slot { index: 0, generation: 1 }),
+            Token::Ping(slot),
+            Token::TcpListener(slot),
+            Token::Joined(slot, End::Inside),
+            Token::Joined(slot, End::Host),
+            Token::JoinedListener(slot),
+            Token::JoinedSockets,
+        ];
+        for token in tokens {
+            assert_eq!(Token::decode(token.encode()), Some(token));
+        }
+        assert_eq!(Token::decode(u64::MAX), None);
+    }
+}

@@ -1,0 +1,348 @@
+//! A port: its device, and the ring in front of it.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use towpath_io::pcapng::Direction;
+use towpath_io::stream::StreamPort;
+use towpath_io::tap::{Features, Tap};
+use towpath_io::vhost_user::{Offer, VhostUser, cut, message, virtq};
+use towpath_net::switch::{self, PortId, Switch};
+use towpath_net::time::Instant;
+use towpath_packet::ring::{self, Consumer, Producer, Silent};
+use towpath_packet::{Burst, Caps, Device, Ledger, Memory, Packet};
+
+use super::config::{Attachment, NetworkConfig, PortError, PortSettings};
+use super::report::{DeviceReport, PortReport};
+use super::share::PortShare;
+use super::{RETRY, Tell};
+use crate::capture::Mirrors;
+use crate::worker::Input;
+
+/// A port.
+pub(super) struct Port {
+    pub(super) name: String,
+    pub(super) id: Option<PortId>,
+    pub(super) settings: PortSettings,
+    /// Where packets for it are put.
+    pub(super) producer: Producer<Packet>,
+    consumer: Consumer<Packet>,
+    /// Out of the ring, and not taken by the device yet.
+    waiting: Burst,
+    attachment: Attachment,
+    device: PortDevice,
+    /// Its file was readable, and it had no turn since.
+    pub(super) has_news: bool,
+    /// There may be something to receive, or room for what waits.
+    pub(super) is_ready: bool,
+    pub(super) share: PortShare,
+    /// When it has something to do by itself.
+    pub(super) deadline: Option<Instant>,
+    now: Instant,
+    /// Why it is of no use any more.
+    failure: Option<String>,
+    /// A transaction that is under way has removed it.
+    pub(super) is_leaving: bool,
+    /// Those who see its packets.
+    pub(super) mirrors: Mirrors,
+}
+
+/// What moves the packets of a port.
+enum PortDevice {
+    VhostUser(Box<VhostUser>),
+    Stream(Box<StreamPort>),
+    Tap(Box<Tap>),
+}
+
+impl Port {
+    /// Opens the device. The port is of no switch yet.
+    pub(super) fn open(
+        name: &str,
+        attachment: Attachment,
+        settings: PortSettings,
+        network: &NetworkConfig,
+        ledger: &Arc<Ledger>,
+    ) -> Result<Self, PortError> {
+        let device = PortDevice::open(&attachment, &settings, network, ledger)?;
+        let (producer, consumer) = ring::single(settings.queue_len, Silent)?;
+        Ok(Self {
+            name: name.to_owned(),
+            id: None,
+            settings,
+            producer,
+            consumer,
+            waiting: Burst::new(),
+            attachment,
+            device,
+            // It may have been readable before it was watched.
+            has_news: true,
+            is_ready: true,
+            share: PortShare::new(),
+            deadline: None,
+            now: Instant::from_micros(0),
+            failure: None,
+            is_leaving: false,
+            mirrors: Mirrors::default(),
+        })
+    }
+
+    /// What the switch is to know of it.
+    pub(super) fn switch_config(&self) -> switch::PortConfig {
+        switch::PortConfig {
+            vlans: self.settings.vlans.clone(),
+            role: self.settings.role,
+            guard: self.settings.guard.clone(),
+            respects_owners: true,
+            is_router: self.settings.is_router,
+            storm: self.settings.storm,
+            ..switch::PortConfig::new(self.caps())
+        }
+    }
+
+    /// What its device takes now.
+    pub(super) fn caps(&self) -> Caps {
+        match &self.device {
+            PortDevice::VhostUser(device) => device.caps(),
+            PortDevice::Stream(device) => device.caps(),
+            PortDevice::Tap(device) => device.caps(),
+        }
+    }
+
+    /// Asks for another length of its ring.
+    pub(super) fn resize(&mut self, queue_len: usize) -> Result<(), PortError> {
+        Ok(self.producer.control().resize(queue_len)?)
+    }
+
+    /// Packets that wait for its device.
+    pub(super) fn waiting(&self) -> usize {
+        self.producer.control().len() + self.waiting.len()
+    }
+
+    /// True if there is something to do: the device was polled.
+    pub(super) fn poll(&mut self) -> bool {
+        match &mut self.device {
+            PortDevice::VhostUser(device) if self.failure.is_none() => device.has_work(),
+            _ => false,
+        }
+    }
+
+    /// Has the file tell what comes from now on. True if there is something to do already.
+    pub(super) fn arm(&mut self) -> bool {
+        match &mut self.device {
+            PortDevice::VhostUser(device) if self.failure.is_none() => device.arm(),
+            _ => false,
+        }
+    }
+
+    /// Does what is due without packets. True if that may have changed what the device takes.
+    pub(super) fn turn(&mut self, now: Instant) -> bool {
+        (self.now, self.deadline, self.has_news) = (now, None, false);
+        if self.failure.is_some() {
+            return false;
+        }
+        let result = match &mut self.device {
+            PortDevice::VhostUser(device) => {
+                let elapsed = Duration::from_micros(now.micros());
+                let turn = device.turn(elapsed).map_err(PortError::from);
+                turn.map(|due| self.deadline = due.map(at))
+            }
+            PortDevice::Stream(device) => device.turn().map_err(PortError::from),
+            PortDevice::Tap(_) => return false,
+        };
+        self.note(result);
+        true
+    }
+
+    /// Adds received packets to `burst`, which is empty.
+    pub(super) fn receive(
+        &mut self,
+        burst: &mut Burst,
+        memory: &mut Memory,
+        now: Instant,
+    ) -> Input {
+        if self.failure.is_some() {
+            return Input::Done;
+        }
+        let paused = self.device.receive_paused();
+        let result = match &mut self.device {
+            PortDevice::VhostUser(device) => {
+                device.set_now(Duration::from_micros(now.micros()));
+                device.receive(memory, burst).map_err(Into::into)
+            }
+            PortDevice::Stream(device) => device.receive(memory, burst).map_err(Into::into),
+            PortDevice::Tap(device) => device.receive(memory, burst).map_err(Into::into),
+        };
+        self.note(result);
+        if let PortDevice::VhostUser(device) = &self.device {
+            let lent = device.next_deadline().map(at);
+            self.deadline = [self.deadline, lent].into_iter().flatten().min();
+        }
+        self.mirrors.see(Direction::Inbound, burst.iter());
+        if self.device.receive_paused() > paused { Input::NoMemory } else { Input::Done }
+    }
+
+    /// Hands the device what waits, as far as it takes it.
+    pub(super) fn flush(&mut self) {
+        loop {
+            let is_next = self.waiting.is_empty();
+            if is_next && self.consumer.dequeue(&mut self.waiting) == 0 {
+                return;
+            }
+            if self.failure.is_some() {
+                self.waiting.clear();
+                continue;
+            }
+            if is_next {
+                self.mirrors.see(Direction::Outbound, self.waiting.iter());
+            }
+            let burst = &mut self.waiting;
+            let result = match &mut self.device {
+                PortDevice::VhostUser(device) => device.transmit(burst).map_err(Into::into),
+                PortDevice::Stream(device) => device.transmit(burst).map_err(Into::into),
+                PortDevice::Tap(device) => device.transmit(burst).map_err(Into::into),
+            };
+            self.note(result);
+            if !self.waiting.is_empty() {
+                if matches!(self.device, PortDevice::Tap(_)) {
+                    self.deadline = Some(self.now + RETRY);
+                }
+                return;
+            }
+        }
+    }
+
+    /// Tells what happened since the last call.
+    pub(super) fn tell_news(&mut self, tell: &mut Tell) {
+        if let PortDevice::VhostUser(device) = &mut self.device {
+            while let Some(news) = device.take_news() {
+                tell(&self.name, &news);
+            }
+        }
+    }
+
+    /// Gives back what is kept ready for reads.
+    pub(super) fn release_frames(&mut self) {
+        match &mut self.device {
+            PortDevice::Tap(device) => device.release_frames(),
+            PortDevice::Stream(device) => device.release_frames(),
+            PortDevice::VhostUser(_) => {}
+        }
+    }
+
+    pub(super) fn report(&self, switch: &Switch) -> PortReport {
+        let counters = self.id.and_then(|id| switch.counters_of(id)).cloned().unwrap_or_default();
+        PortReport {
+            name: self.name.clone(),
+            attachment: self.attachment.clone(),
+            settings: self.settings.clone(),
+            caps: self.caps(),
+            is_connected: self.device.is_connected() && self.failure.is_none(),
+            failure: self.failure.clone(),
+            waiting: self.waiting(),
+            counters,
+            device: self.device.report(),
+        }
+    }
+
+    /// True if it is of no use any more.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failure.is_some()
+    }
+
+    /// An error is the end of the port's use, and of nothing else.
+    fn note(&mut self, result: Result<(), PortError>) {
+        if let Err(error) = result {
+            self.failure = Some(error.to_string());
+            self.is_ready = false;
+        }
+    }
+}
+
+impl PortDevice {
+    fn open(
+        attachment: &Attachment,
+        settings: &PortSettings,
+        network: &NetworkConfig,
+        ledger: &Arc<Ledger>,
+    ) -> Result<Self, PortError> {
+        let offer = Offer {
+            features: virtq::FEATURES,
+            pairs: settings.pairs,
+            memory_slots: message::REGIONS_MAX as u64,
+            mtu: network.mtu,
+            mac: None,
+        };
+        Ok(match attachment {
+            Attachment::VhostUser(path) => {
+                Self::switched(VhostUser::listen(path, offer, ledger.clone())?)
+            }
+            Attachment::VhostUserClient(path) => {
+                Self::switched(VhostUser::connect(path, offer, ledger.clone())?)
+            }
+            Attachment::Stream(path) => {
+                Self::Stream(Box::new(StreamPort::listen(path, network.mtu, ledger.clone())?))
+            }
+            Attachment::Tap(name) => {
+                let mut tap = Tap::create(name)?;
+                tap.set_mtu(network.mtu);
+                tap.set_offload(Features::WITH_TUNNELS)?;
+                Self::Tap(Box::new(tap))
+            }
+        })
+    }
+
+    fn switched(mut device: VhostUser) -> Self {
+        device.set_polled();
+        device.set_inline();
+        Self::VhostUser(Box::new(device))
+    }
+
+    fn receive_paused(&self) -> u64 {
+        match self {
+            Self::VhostUser(device) => device.receive_paused(),
+            Self::Stream(device) => device.counters().receive_paused,
+            Self::Tap(device) => device.counters().receive_paused,
+        }
+    }
+
+    fn is_connected(&self) -> bool {
+        match self {
+            Self::VhostUser(device) => device.is_connected(),
+            Self::Stream(device) => device.is_connected(),
+            Self::Tap(_) => true,
+        }
+    }
+
+    fn report(&self) -> DeviceReport {
+        match self {
+            Self::VhostUser(device) => {
+                DeviceReport::VhostUser(*device.counters(), device.traffic().sent)
+            }
+            Self::Stream(device) => {
+                let (sessions, no_guest) = device.sessions();
+                DeviceReport::Stream { counters: device.counters(), sessions, no_guest }
+            }
+            Self::Tap(device) => DeviceReport::Tap(*device.counters()),
+        }
+    }
+}
+
+impl AsFd for Port {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.device {
+            PortDevice::VhostUser(device) => device.as_fd(),
+            PortDevice::Stream(device) => device.as_fd(),
+            PortDevice::Tap(device) => device.as_fd(),
+        }
+    }
+}
+
+// Each port can have all regions of its guest, its log and its area for what is in flight mapped,
+// twice while one takes the place of the other: none takes the places of others.
+const _: () = assert!(switch::PORTS_MAX * 2 * (message::REGIONS_MAX + 2) <= cut::WATCHED_MAX);
+
+/// A moment of a device, which counts as the worker's clock does.
+fn at(elapsed: Duration) -> Instant {
+    Instant::from_micros(elapsed.as_micros() as u64)
+}

@@ -1,0 +1,214 @@
+//! Guests that are known: static leases come and go while the services run, and it is told who has
+//! which address.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use towpath_net::time::Instant;
+use towpath_net::wire::MacAddr;
+use towpath_net::wire::domain::DomainName;
+
+use super::Services;
+use super::config::STATIC_LEASES_MAX;
+use super::config::{Guest, StaticLease, StaticLeaseError};
+use super::leases::{Client, Leases, State};
+use super::names::Names;
+use super::static_leases::StaticLeases;
+
+/// An address that is lent now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lent {
+    /// The address.
+    pub address: IpAddr,
+    /// Who has it.
+    pub mac: MacAddr,
+    /// At which port, unless that is gone.
+    pub port: Option<String>,
+    /// What it is called.
+    pub name: Option<DomainName>,
+    /// How long it may use the address without asking again.
+    pub left: Duration,
+    /// By a static lease.
+    pub is_static: bool,
+}
+
+/// All that static leases can change, to come back to.
+pub struct Checkpoint {
+    static_leases: StaticLeases,
+    names: Names,
+    leases_v4: Option<Leases>,
+    leases_v6: Option<Leases>,
+}
+
+impl Services {
+    /// The name of a port, by which a static lease may know its guest.
+    pub fn name_port(&mut self, port: u32, name: &str) {
+        self.static_leases.name_port(port, name);
+    }
+
+    /// Lends a guest an address of its own, gives it a name, or both, from now on. A guest that
+    /// has another address hears so when it asks again.
+    ///
+    /// # Errors
+    /// [`StaticLeaseError`]; nothing was done.
+    pub fn add_static_lease(
+        &mut self,
+        lease: StaticLease,
+        now: Instant,
+    ) -> Result<(), StaticLeaseError> {
+        let addresses = [lease.ipv4.map(IpAddr::from), lease.ipv6.map(IpAddr::from)];
+        if addresses == [None, None] && lease.name.is_none() {
+            return Err(StaticLeaseError::Empty);
+        }
+        if self.static_leases.iter().count() >= STATIC_LEASES_MAX {
+            return Err(StaticLeaseError::TooMany);
+        }
+        if self.static_leases.iter().any(|other| other.guest == lease.guest) {
+            return Err(StaticLeaseError::Exists(lease.guest));
+        }
+        if let Some(name) = lease.name.as_ref().filter(|name| self.names.is_given(name)) {
+            return Err(StaticLeaseError::Name(name.clone()));
+        }
+        for address in addresses.into_iter().flatten() {
+            self.check_static(address, &lease.guest, now)?;
+        }
+        for address in addresses.into_iter().flatten() {
+            if let Some(leases) = self.leases_mut(address) {
+                leases.reserve(address);
+            }
+        }
+        let number = self.static_leases.add(lease.clone());
+        self.names.give_guest(number, &lease);
+        Ok(())
+    }
+
+    /// Ends a static lease: its address and its name are free. A guest that has the address gets
+    /// one of the pool when it asks again.
+    ///
+    /// # Errors
+    /// [`StaticLeaseError::Unknown`].
+    pub fn remove_static_lease(&mut self, guest: &Guest) -> Result<(), StaticLeaseError> {
+        let removed = self.static_leases.remove(guest);
+        let (number, lease) = removed.ok_or_else(|| StaticLeaseError::Unknown(guest.clone()))?;
+        if let Some(leases) = &mut self.leases_v4 {
+            leases.forget_static(number, lease.ipv4.map(Into::into));
+        }
+        if let Some(leases) = &mut self.leases_v6 {
+            leases.forget_static(number, lease.ipv6.map(Into::into));
+        }
+        if let Some(name) = &lease.name {
+            self.names.drop_name(name);
+        }
+        Ok(())
+    }
+
+    /// How things are, for [`Services::return_to`].
+    pub fn checkpoint(&self) -> Checkpoint {
+        Checkpoint {
+            static_leases: self.static_leases.clone(),
+            names: self.names.clone(),
+            leases_v4: self.leases_v4.clone(),
+            leases_v6: self.leases_v6.clone(),
+        }
+    }
+
+    /// Makes it as it was, provided that no message came in between.
+    pub fn return_to(&mut self, checkpoint: Checkpoint) {
+        let Checkpoint { static_leases, names, leases_v4, leases_v6 } = checkpoint;
+        (self.static_leases, self.names) = (static_leases, names);
+        (self.leases_v4, self.leases_v6) = (leases_v4, leases_v6);
+    }
+
+    /// Static leases, in the order in which they came.
+    pub fn static_leases(&self) -> impl Iterator<Item = &StaticLease> {
+        self.static_leases.iter()
+    }
+
+    /// Addresses that are lent now, least first.
+    pub fn lent(&self, now: Instant) -> Vec<Lent> {
+        let all = [&self.leases_v4, &self.leases_v6].into_iter().flatten();
+        let port_name = |port| self.static_leases.port_name(port).map(str::to_owned);
+        let mut lent: Vec<_> = all
+            .flat_map(|leases| leases.bound(now))
+            .map(|(address, lease)| Lent {
+                address,
+                mac: lease.mac,
+                port: lease.port.and_then(port_name),
+                name: lease.name.clone(),
+                left: lease.until.since(now),
+                is_static: matches!(lease.client, Client::Static(_)),
+            })
+            .collect();
+        lent.sort_unstable_by_key(|lent| lent.address);
+        lent
+    }
+
+    /// The port of the guest that has the address, unless that is gone.
+    pub fn holder(&self, address: IpAddr, now: Instant) -> Option<u32> {
+        let leases = if address.is_ipv4() { &self.leases_v4 } else { &self.leases_v6 };
+        let lease = leases.as_ref()?.holder(address, now)?;
+        lease.port.filter(|_| lease.state == State::Bound)
+    }
+
+    /// The port at which the station has an address, unless that is gone. Looks at all leases.
+    pub fn port_of(&self, mac: MacAddr, now: Instant) -> Option<u32> {
+        let mut all = [&self.leases_v4, &self.leases_v6].into_iter().flatten();
+        all.find_map(|leases| leases.port_of(mac, now))
+    }
+
+    /// The address of the guest at the port with this name, else of the guest that calls itself so.
+    /// Of several behind a port it is the one with the port's name, else the least.
+    pub fn address_of(&self, guest: &str, is_ipv4: bool, now: Instant) -> Option<IpAddr> {
+        let at_port = Guest::Port(guest.to_owned());
+        if let Some(lease) = self.static_leases.iter().find(|lease| lease.guest == at_port) {
+            let fixed = [lease.ipv4.map(IpAddr::from), lease.ipv6.map(IpAddr::from)];
+            let fixed = fixed.into_iter().flatten().find(|address| address.is_ipv4() == is_ipv4);
+            if fixed.is_some() {
+                return fixed;
+            }
+        }
+        let leases = if is_ipv4 { &self.leases_v4 } else { &self.leases_v6 };
+        if let (Some(leases), Some(port)) = (leases, self.static_leases.port_named(guest)) {
+            let of_port = leases.bound(now).filter(|(_, lease)| lease.port == Some(port));
+            let is_other =
+                |name: &Option<DomainName>| name.as_ref().is_none_or(|name| name.as_str() != guest);
+            let best = of_port.min_by_key(|(address, lease)| (is_other(&lease.name), *address));
+            if let Some((address, _)) = best {
+                return Some(address);
+            }
+        }
+        let addresses = self.names.addresses(&guest.parse().ok()?, now)?;
+        addresses.into_iter().find(|address| address.is_ipv4() == is_ipv4)
+    }
+
+    fn check_static(
+        &self,
+        address: IpAddr,
+        guest: &Guest,
+        now: Instant,
+    ) -> Result<(), StaticLeaseError> {
+        let is_inside = match address {
+            IpAddr::V4(v4) => self.config.ipv4.as_ref().is_some_and(|net| net.contains(v4)),
+            IpAddr::V6(v6) => self.config.ipv6.as_ref().is_some_and(|net| net.contains(v6)),
+        };
+        let leases = if address.is_ipv4() { &self.leases_v4 } else { &self.leases_v6 };
+        let Some(leases) = leases.as_ref().filter(|_| is_inside) else {
+            return Err(StaticLeaseError::Outside(address));
+        };
+        if leases.is_reserved(address) {
+            return Err(StaticLeaseError::Taken(address));
+        }
+        match leases.holder(address, now) {
+            Some(lease) if !self.static_leases.is_of(guest, lease) => Err(StaticLeaseError::Lent {
+                address,
+                mac: lease.mac,
+                seconds: lease.until.since(now).as_secs(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn leases_mut(&mut self, address: IpAddr) -> Option<&mut Leases> {
+        if address.is_ipv4() { self.leases_v4.as_mut() } else { self.leases_v6.as_mut() }
+    }
+}

@@ -1,0 +1,197 @@
+//! The queues of a TAP device, one for each worker, and what is handed over between them.
+//!
+//! # Theory of operation
+//!
+//! A flow has to stay with one worker, and the kernel alone decides which queue a packet goes to
+//! ([`Tap::add_queue`]): the one that last wrote a packet of its flow within three seconds, else
+//! the one that a hash of its addresses and ports tells, which is always the same one. A TCP flow
+//! that the program begins thus comes to the hash's queue, is answered there, and never comes
+//! anywhere else, however long it rests. All else has no such home. Flows that the host begins come
+//! to the hash's queue after a rest; datagrams of one port of the program go to many peers, but
+//! have one host socket; fragments and errors are spread by their addresses alone.
+//!
+//! So [`Owners`] say whose a packet is, by its headers alone: TCP of the program from ports that
+//! are not published is served where it comes; that from published ports belongs to a worker that
+//! a hash of ours tells, who also begins the connection; and everything else to the first. What
+//! comes to another's queue is handed over, through a ring of the owner's. He answers by his own
+//! queue, so the kernel leads the flow there.
+//!
+//! Invariants: whether a packet is handed over depends on nothing but the packet, so it is the
+//! same for all packets of a TCP connection, and no two workers have connections with the same
+//! addresses and ports. Order is kept in the ring and in the queues, not between them. What a ring
+//! has no room for is dropped and counted. Each side belongs to one worker's thread; the rings
+//! alone are shared.
+//!
+//! Limit: [`HANDED_MAX`].
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use towpath_io::doorbell::EventDoorbell;
+use towpath_io::tap::{Tap, TapError};
+use towpath_net::time::Instant;
+use towpath_packet::ring::{self, Consumer, SharedProducer};
+use towpath_packet::{Burst, Caps, Device, Packet};
+
+use crate::owners::Owners;
+use crate::report::Report;
+use crate::worker::{Input, Side, SideContext};
+
+/// Packets that may wait for a worker: as many as a TAP device's own queue holds.
+pub const HANDED_MAX: usize = 1024;
+
+/// The queue of a worker, and what the others hand over to him.
+pub(super) struct Queue {
+    tap: Tap,
+    index: usize,
+    owners: Arc<Owners>,
+    /// What the others hand over.
+    handed: Consumer<Packet>,
+    /// To each worker, with the one that has this, so that no ring ends.
+    to: Vec<SharedProducer<Packet>>,
+    /// What came by the device and is not looked at yet, and what goes to each worker.
+    received: Burst,
+    leaving: Vec<Burst>,
+    bell: EventDoorbell,
+    /// Something was handed over and not taken yet, when last looked at.
+    has_handed: bool,
+    /// The ring is read before the device; they take turns, so that neither can starve the other.
+    is_ring_first: bool,
+    /// Packets that went to others.
+    handed_over: u64,
+    /// Packets that found no room there.
+    full: u64,
+}
+
+impl Queue {
+    /// One for each queue of the device.
+    pub(super) fn all(taps: Vec<Tap>, owners: &Arc<Owners>) -> io::Result<Vec<Self>> {
+        let mut ends = Vec::new();
+        for _ in &taps {
+            // Handing over is rare, and each sleep of the owner would be a barrier of all threads.
+            let bell = EventDoorbell::fenced()?;
+            let (to, handed) = ring::shared(HANDED_MAX, bell.clone()).map_err(io::Error::other)?;
+            ends.push((bell, to, handed));
+        }
+        let to: Vec<_> = ends.iter().map(|end| end.1.clone()).collect();
+        let ends = taps.into_iter().zip(ends).enumerate();
+        let each = ends.map(|(index, (tap, (bell, _, handed)))| Self {
+            tap,
+            index,
+            owners: owners.clone(),
+            handed,
+            leaving: to.iter().map(|_| Burst::new()).collect(),
+            to: to.clone(),
+            received: Burst::new(),
+            bell,
+            has_handed: false,
+            is_ring_first: true,
+            handed_over: 0,
+            full: 0,
+        });
+        Ok(each.collect())
+    }
+
+    /// Reads the device until `burst` is full, and hands over what is not of this worker.
+    fn read(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) -> Result<Input, TapError> {
+        let room = burst.room();
+        if room == 0 {
+            return Ok(Input::Done);
+        }
+        self.received.limit(room);
+        let input = Side::receive(&mut self.tap, &mut self.received, cx)?;
+        let is_full = self.received.is_full();
+        while let Some(mut packet) = self.received.pop() {
+            let owner = self.owners.of_packet(packet.peek_headers()).unwrap_or(self.index);
+            let to = if owner == self.index { &mut *burst } else { &mut self.leaving[owner] };
+            to.push(packet).expect("there is room for what was received");
+        }
+        let mut of_others = 0;
+        for (leaving, to) in self.leaving.iter_mut().zip(&mut self.to) {
+            if !leaving.is_empty() {
+                let count = leaving.len();
+                of_others += leaving.iter().map(Packet::len).sum::<usize>();
+                let dropped = to.enqueue_or_drop(leaving);
+                self.full += dropped as u64;
+                self.handed_over += (count - dropped) as u64;
+            }
+        }
+        Ok(match input {
+            Input::Done if is_full && of_others > 0 => Input::HandedOver(of_others),
+            input => input,
+        })
+    }
+}
+
+impl AsFd for Queue {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.tap.as_fd()
+    }
+}
+
+impl Side for Queue {
+    type Error = TapError;
+
+    fn caps(&self) -> Caps {
+        Device::caps(&self.tap)
+    }
+
+    fn bell(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.bell.as_fd())
+    }
+
+    fn heard(&mut self) {
+        self.bell.clear();
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.has_handed.then_some(Instant::START)
+    }
+
+    fn turn(&mut self, _: bool, _: &mut SideContext<'_>) -> Result<(), TapError> {
+        Ok(())
+    }
+
+    fn poll(&mut self) -> bool {
+        self.has_handed = !self.handed.is_empty();
+        self.has_handed
+    }
+
+    fn arm(&mut self) -> bool {
+        self.has_handed = !self.handed.needs_wakeup();
+        self.has_handed
+    }
+
+    fn looks_by_call(&self) -> bool {
+        true
+    }
+
+    fn receive(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) -> Result<Input, TapError> {
+        if self.is_ring_first {
+            self.handed.dequeue(burst);
+        }
+        let input = self.read(burst, cx)?;
+        if !self.is_ring_first {
+            self.handed.dequeue(burst);
+        }
+        self.is_ring_first = !self.is_ring_first;
+        // While memory is short nothing is due.
+        self.has_handed = input != Input::NoMemory && !self.handed.is_empty();
+        Ok(input)
+    }
+
+    fn transmit(&mut self, burst: &mut Burst, _: &mut SideContext<'_>) -> Result<(), TapError> {
+        Device::transmit(&mut self.tap, burst)
+    }
+
+    fn rest(&mut self) {
+        self.tap.release_frames();
+    }
+
+    fn add_to(&self, report: &mut Report) {
+        self.tap.add_to(report);
+        report.handed_over = self.handed_over;
+        report.hand_over_full = self.full;
+    }
+}

@@ -1,0 +1,42 @@
+//! A child that ends with the value that keeps it.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::process::ExitStatus;
+
+use super::{kill_and_reap, reap};
+use crate::process_sys::Child;
+
+/// A forked child, which does not outlive this value: dropping it kills the child.
+#[derive(Debug)]
+pub struct Kept(Option<Child>);
+
+impl Kept {
+    /// Takes responsibility for `child`.
+    pub fn new(child: Child) -> Self {
+        Self(Some(child))
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// Those of waitpid(2).
+    pub fn wait(mut self) -> io::Result<ExitStatus> {
+        let child = self.0.take().expect("it is there until it is waited for or killed");
+        reap(child.pid)
+    }
+}
+
+impl AsFd for Kept {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_ref().expect("it is there until it is waited for or killed").as_fd()
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        if let Some(child) = &self.0 {
+            kill_and_reap(child.pid);
+        }
+    }
+}

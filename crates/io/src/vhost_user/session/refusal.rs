@@ -1,0 +1,40 @@
+//! Why a request of a front end is refused.
+
+use std::fmt;
+
+/// Why a request is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// A ring that we do not have.
+    NoRing(u32),
+    /// Features that were not offered.
+    Features(u64),
+    /// The request needs a feature of the protocol that is not in use.
+    NotAgreed(u64),
+    /// The ring runs.
+    Running(u32),
+    /// A base that the ring's layout cannot have.
+    Base(u32, u32),
+    /// An MTU that the network does not carry.
+    Mtu(u16),
+    /// The configuration space is not the driver's to write.
+    ReadOnly,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoRing(value) => write!(f, "there is no ring {value}"),
+            Self::Features(value) => write!(f, "features {value:#x} were not offered"),
+            Self::NotAgreed(value) => {
+                write!(f, "the protocol feature {value:#x} that this needs was not agreed upon")
+            }
+            Self::Running(value) => write!(f, "ring {value} runs"),
+            Self::Base(value0, value1) => write!(f, "ring {value0} cannot go on at {value1}"),
+            Self::Mtu(value) => write!(f, "an MTU of {value} is not possible"),
+            Self::ReadOnly => f.write_str("the configuration space is read-only"),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}

@@ -1,0 +1,45 @@
+//! Sockets and operations of other stacks, in a queue.
+
+use super::custom::{Pollable, Task};
+use super::source::{Kind, Source};
+use super::{EventQueue, Interest, Token, Trigger};
+use std::io;
+use std::time::Instant;
+
+impl Source {
+    /// A socket of another stack.
+    pub fn custom(socket: impl Pollable + 'static, interest: Interest, trigger: Trigger) -> Self {
+        let kind = Kind::Custom(Box::new(socket), None);
+        Self { interest, trigger, ..Self::of(kind) }
+    }
+}
+
+impl EventQueue {
+    /// Begins a task. A wait tells [`News::Step`](super::News::Step) of each step; the last ends
+    /// the registration. [`EventQueue::cancel`] and the deadline stop it.
+    ///
+    /// Dropping the queue drops the task.
+    ///
+    /// # Errors
+    /// `ENOSPC` if the queue is full, and what keeps the back end from watching its descriptor: the
+    /// task is dropped.
+    pub fn start(
+        &mut self,
+        task: impl Task + 'static,
+        deadline: Option<Instant>,
+        data: u64,
+    ) -> io::Result<Token> {
+        self.check_process()?;
+        let kind = Kind::Task { task: Box::new(task), wakes: None, deadline: None, is_over: false };
+        let (interest, trigger) = (Interest::BOTH, Trigger::Edge);
+        let token = self.begin_add(Source { kind, interest, trigger }, data)?;
+        if let (Some(due), Some(registration)) = (deadline, self.slots.get(token))
+            && let Kind::Task { deadline, .. } = &mut registration.source
+        {
+            *deadline = Some(self.timers.set(due, token));
+        }
+        // It is under way: what cannot be shown now is shown by the next call.
+        let _ = self.settle();
+        Ok(token)
+    }
+}

@@ -33,7 +33,7 @@ pub(super) fn open<T: Send>(
 ) -> anyhow::Result<(Vec<T>, anyhow::Result<()>)> {
     let most = counts.iter().max().context("there is a count")?;
     let mut command = Command::new("/proc/self/exe");
-    command.args(["bench", "gateway", "--harness", &format!("{KEEP},{most}")]);
+    command.args(["gateway", "--harness", &format!("{KEEP},{most}")]);
     let keeper = Running::start(&mut command)?;
     let started = Stopwatch::start();
     let port = loop {

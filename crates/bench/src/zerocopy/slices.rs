@@ -129,7 +129,7 @@ impl Turns {
         let case = &point.auto.as_ref().context("nothing chooses there")?.name;
         let memory = cold_bytes.max(HOT_BYTES);
         let mut command = Command::new("/proc/self/exe");
-        command.args(["bench", "zerocopy", "--harness"]);
+        command.args(["zerocopy", "--harness"]);
         command.arg(format!("slices,{case},{},{memory}", mode.name()));
         let running = Running::start(&mut command)?;
         let started = Stopwatch::start();

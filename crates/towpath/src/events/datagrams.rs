@@ -6,7 +6,7 @@
 use super::socket::DatagramSocket;
 use super::source::Kind;
 use super::{EventQueue, NotBegun, Token};
-use crate::host::operation::Work;
+use crate::host::operations::operation::Work;
 use crate::host::{Held, ReceivedDatagram, SendTo};
 use rustix::io::Errno;
 use std::io;

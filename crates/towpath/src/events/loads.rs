@@ -6,7 +6,7 @@
 //! other disks go on.
 
 use super::Token;
-use crate::host::file_cache::Load;
+use crate::host::files::file_cache::Load;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use towpath_io::events::{BackEnd, Job, Operation, Outcome, Parts, THREADS_MAX};

@@ -73,8 +73,8 @@ mod timers;
 mod transfer;
 mod wait;
 
-pub use crate::host::file_cache::{BlockRange, FileCache, Load};
-pub use crate::host::file_source::FileSource;
+pub use crate::host::files::file_cache::{BlockRange, FileCache, Load};
+pub use crate::host::files::file_source::FileSource;
 pub use changes::Changes;
 pub use custom::{Accessed, Pollable, Step, Task};
 pub use datagrams::{ReceivedInto, ReceivedLent};

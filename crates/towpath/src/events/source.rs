@@ -1,7 +1,7 @@
 //! What can be registered.
 
-use crate::host::operation::Work;
-use crate::host::watch::{Return, Watched};
+use crate::host::operations::operation::Work;
+use crate::host::sockets::watch::{Return, Watched};
 use crate::host::{Lend, Sending, Sniffer};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;

@@ -7,7 +7,7 @@ use super::socket::{End, Listener, Stack, Stream};
 use super::source::{Kind, Source};
 use super::{EventQueue, Token};
 use crate::host::Held;
-use crate::host::operation::{Connection, Work};
+use crate::host::operations::operation::{Connection, Work};
 use rustix::fd::OwnedFd;
 use rustix::fs::OFlags;
 use rustix::io::{Errno, ioctl_fionbio};

@@ -60,61 +60,33 @@
 //! kept the [`Sending`]. The worker ends with the last [`Host`] and socket; what was not sent by
 //! then is lost, and all memory comes back. [`Host::finish`] waits for the network first.
 
-mod auto;
 pub(crate) mod bell;
-mod budget;
-mod buffers;
-mod calibration;
+mod choosing;
 pub(crate) mod clock;
-mod cold;
 mod config;
 mod core;
-mod datagrams;
-mod feed;
-mod file;
-pub(crate) mod file_cache;
-pub(crate) mod file_source;
-#[cfg(any(feature = "futures", feature = "tokio"))]
-mod futures;
-mod gather;
-mod lend;
-mod line;
-mod link;
-mod listener;
-mod mode;
-pub(crate) mod operation;
+pub(crate) mod files;
+mod lending;
+pub(crate) mod operations;
 mod port;
-mod posted;
-mod queue;
-mod raw;
-pub(crate) mod receive_file;
-pub(crate) mod send_file;
-mod sending;
-mod shape;
-mod sniffer;
-mod stream;
-mod stretch;
-mod terms;
-mod ticket;
-mod trials;
-mod udp;
+pub(crate) mod sockets;
 mod wait;
-pub(crate) mod watch;
 mod worker;
 
 pub use self::config::{Config, StartError};
-pub use buffers::Buffer;
-pub use file::FileRange;
-pub use file_cache::FileCacheStats;
-pub use lend::{Chain, Lend};
-pub use listener::TcpListener;
-pub use mode::SendMode;
-pub use queue::LENT_OVERHEAD;
-pub use raw::{FramePart, PacketSocket, RawSocket};
-pub use sending::{Completions, Returned, SendError, Sending};
+pub use choosing::mode::SendMode;
+pub use files::file_cache::FileCacheStats;
+pub use lending::buffers::Buffer;
+pub use lending::lend::{Chain, Lend};
+pub use lending::queue::LENT_OVERHEAD;
+pub use lending::sending::{Completions, Returned, SendError, Sending};
+pub use sockets::file::FileRange;
+pub use sockets::listener::TcpListener;
+pub use sockets::raw::{FramePart, PacketSocket, RawSocket};
 
-pub use sniffer::Sniffer;
-pub use stream::TcpStream;
+pub use sockets::sniffer::Sniffer;
+pub use sockets::stream::TcpStream;
+pub use sockets::udp::UdpSocket;
 pub use towpath_net::bpf;
 pub use towpath_net::counters::DropReason;
 pub use towpath_net::socket::{
@@ -124,7 +96,6 @@ pub use towpath_net::socket::{
 pub use towpath_net::wire::MacAddr;
 pub use towpath_net::wire::ethernet::EtherType;
 pub use towpath_packet::{Held, Ledger, Piece, View};
-pub use udp::UdpSocket;
 pub use worker::Host;
 
 use std::io;

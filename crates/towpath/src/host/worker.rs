@@ -1,16 +1,16 @@
 //! Hosts, and the threads that drive them.
 
 use super::bell::Bell;
-use super::budget::{Budget, Levels};
-use super::buffers::Buffer;
-use super::calibration::{self, DATAGRAM_BREAK_EVEN};
 use super::config::{Config, StartError};
-use super::core::{Core, Turn};
-use super::file_cache::{FileCache, FileCacheStats};
-use super::link;
-use super::port::{Line, Port};
-use super::ticket::{Account, Recall};
-use super::trials::Costs;
+use crate::host::choosing::calibration::{self, DATAGRAM_BREAK_EVEN};
+use crate::host::choosing::trials::Costs;
+use crate::host::core::{Core, Turn};
+use crate::host::files::file_cache::{FileCache, FileCacheStats};
+use crate::host::lending::budget::{Budget, Levels};
+use crate::host::lending::buffers::Buffer;
+use crate::host::lending::ticket::{Account, Recall};
+use crate::host::port::link;
+use crate::host::port::{Line, Port};
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::{self, JoinHandle};

@@ -1,0 +1,274 @@
+//! From send queues into the stack: what the worker, or a call that sends behind it, does with what
+//! was queued, as far as the stack has room, loans and memory.
+
+use crate::host::core::datagrams::feed_datagrams;
+use crate::host::core::{Entry, Now, State};
+use crate::host::lending::lend::Source;
+use crate::host::lending::queue::{DATAGRAMS_QUEUED_MAX, LOAN_BYTES_MAX, LentOp, Op, SendQueue};
+use crate::host::lending::stretch::{Fed, LOANS_MAX, lend};
+use crate::host::lending::ticket::Share;
+use crate::host::port::MEMORY_PAUSE;
+use std::sync::Arc;
+use std::task::Waker;
+use towpath_net::socket::{Borrower, Error, SendFlags, SocketId, Sockets};
+use towpath_net::stack::Context;
+use towpath_packet::{Loans, Piece};
+
+/// Bytes that the stack is given beyond the room it has when a socket is closed: well below what
+/// sequence numbers can tell apart.
+const FLUSHED_MAX: usize = 1 << 29;
+const _: () =
+    assert!(FLUSHED_MAX / LOAN_BYTES_MAX <= LOANS_MAX / 4, "one stream leaves loans over");
+
+/// What a call does where readers keep too much to be handed more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::host) enum Crowded {
+    Fails,
+    Waits,
+}
+
+impl State {
+    /// Takes up a queue of which the worker was told.
+    pub(in crate::host) fn take_submitted(&mut self, queue: &SendQueue, now: &Now<'_>) {
+        if self.take_queued(queue) {
+            self.feed(queue.id, now);
+        }
+    }
+
+    /// Takes all that is in a queue, with its terms. False if its socket is gone.
+    pub(in crate::host) fn take_queued(&mut self, queue: &SendQueue) -> bool {
+        let Some(entry) = self.table.get_mut(&queue.id) else { return false };
+        queue.take(&mut entry.pending);
+        let dues = entry.pending.iter().filter_map(Op::due);
+        self.terms_at = dues.chain(self.terms_at).min();
+        true
+    }
+
+    /// Gives the stack all that is left of a socket that nobody owns, whether there is room or not,
+    /// so that it closes as the stack closes connections without an owner. Not more than the
+    /// numbers of the stream allow: then it goes on when there is room. `None` if it is not
+    /// the time for that.
+    fn flush(&mut self, id: SocketId, now: &Now<'_>) -> Option<Fed> {
+        let Self { sockets, memory, loans, table, .. } = self;
+        let entry = table.get_mut(&id)?;
+        let queue = entry.queue.as_ref()?;
+        if matches!(entry.pending.front(), Some(Op::Datagrams(_))) {
+            return None;
+        }
+        let left = entry.pending.iter().map(Op::len).sum::<usize>();
+        if left > FLUSHED_MAX || !matches!(entry.pending.back(), Some(Op::Close)) {
+            return None;
+        }
+        let mut cx = Context { memory, ledger: now.ledger, now: now.now };
+        while let Some(op) = entry.pending.pop_front() {
+            match op {
+                Op::Copied(piece) => {
+                    queue.room.give(piece.len());
+                    // A connection that is over takes nothing, and nobody is there to be told.
+                    let _ = sockets.send_piece(id, piece, &mut cx);
+                }
+                Op::Lent(mut lent) => {
+                    let loans = loans.get_or_insert_with(|| Loans::new(LOANS_MAX));
+                    lent.call.take_all();
+                    if let (Fed::Starved, left) = feed_lent(sockets, id, lent, loans, &mut cx) {
+                        left.into_iter().for_each(|left| entry.pending.push_front(left));
+                        return Some(Fed::Starved);
+                    }
+                }
+                // Of a stream there are none.
+                Op::ShutDown | Op::Datagrams(_) => {}
+                Op::Close => {
+                    let _ = sockets.close(id, now.now);
+                }
+            }
+        }
+        table.remove(&id);
+        Some(Fed::All)
+    }
+
+    /// What handing out what was received comes to. One that waits where readers keep too much has
+    /// `waker` woken when it is worth trying again: nobody says when any of all readers gives
+    /// something back, so it is looked at from time to time.
+    pub(in crate::host) fn or_wait_for_room<T>(
+        &mut self,
+        received: Result<T, Error>,
+        (crowded, waker): (Crowded, &Waker),
+        now: &Now<'_>,
+    ) -> Result<T, Error> {
+        match received {
+            Err(Error::NoBuffers) if crowded == Crowded::Waits => {
+                self.crowded.add(waker);
+                self.retry_at.get_or_insert(now.now + MEMORY_PAUSE);
+                Err(Error::WouldBlock)
+            }
+            received => received,
+        }
+    }
+
+    /// Goes on with sockets that waited for a free loan or for memory.
+    pub(in crate::host) fn retry(&mut self, now: &Now<'_>) {
+        if self.retry_at.take_if(|at| *at <= now.now).is_some() {
+            self.crowded.take_into(&mut self.wakers);
+            for id in std::mem::take(&mut self.starved) {
+                self.feed(id, now);
+            }
+        }
+    }
+
+    /// Gives the stack what waits in a send queue, as far as there is room. True if it took some.
+    pub(in crate::host) fn feed(&mut self, id: SocketId, now: &Now<'_>) -> bool {
+        let Self { sockets, memory, loans, table, port, .. } = self;
+        let Some(entry) = table.get_mut(&id) else { return false };
+        let Some(queue) = &entry.queue else { return false };
+        let mut cx = Context { memory, ledger: now.ledger, now: now.now };
+        let mut some = false;
+        while let Some(op) = entry.pending.pop_front() {
+            let (fed, left) = match op {
+                Op::Copied(piece) => feed_copied(sockets, queue, piece, &mut cx),
+                Op::Lent(lent) => {
+                    let loans = loans.get_or_insert_with(|| Loans::new(LOANS_MAX));
+                    feed_lent(sockets, id, lent, loans, &mut cx)
+                }
+                Op::Datagrams(mut lent) => {
+                    let loans = loans.get_or_insert_with(|| Loans::new(LOANS_MAX));
+                    match feed_datagrams(
+                        (sockets, port, loans),
+                        queue,
+                        (&mut lent, &mut entry.late),
+                        &mut cx,
+                    ) {
+                        Fed::All => {
+                            entry.freed += lent.room;
+                            (Fed::All, None)
+                        }
+                        fed => (fed, Some(Op::Datagrams(lent))),
+                    }
+                }
+                Op::ShutDown => {
+                    let how = towpath_net::socket::Shutdown::Write;
+                    // It is over already, if not this way.
+                    let _ = sockets.shutdown(id, how, now.now);
+                    (Fed::All, None)
+                }
+                Op::Close => {
+                    let _ = sockets.close(id, now.now);
+                    table.remove(&id);
+                    return true;
+                }
+            };
+            match fed {
+                Fed::All => some = true,
+                Fed::Full | Fed::Starved => {
+                    if let Some(op) = left {
+                        entry.pending.push_front(op);
+                    }
+                    if let Fed::Starved = self.flush(id, now).unwrap_or(fed) {
+                        if !self.starved.contains(&id) {
+                            self.starved.push(id);
+                        }
+                        self.retry_at.get_or_insert(now.now + MEMORY_PAUSE);
+                    }
+                    break;
+                }
+                Fed::Failed(error) => {
+                    queue.fail(error);
+                    if let Some(op) = left {
+                        op.give_up(queue);
+                    }
+                    entry.readers.take_into(&mut self.wakers);
+                }
+            }
+        }
+        if let Some(entry) = self.table.get_mut(&id) {
+            entry.give_room(&mut self.wakers);
+            if let Some(error) = entry.late.take_if(|_| entry.pending.is_empty()) {
+                self.sockets.keep_error(id, error);
+            }
+        }
+        some
+    }
+}
+
+impl Entry {
+    /// Gives back what datagrams took of the queue: much at a time, as each time may wake somebody
+    /// who waits for it.
+    fn give_room(&mut self, wakers: &mut Vec<Waker>) {
+        let Some(queue) = self.queue.as_ref().filter(|_| self.freed > 0) else { return };
+        if self.pending.is_empty() || self.freed >= DATAGRAMS_QUEUED_MAX / 2 {
+            queue.room.give(std::mem::take(&mut self.freed));
+            self.writers.take_into(wakers);
+        }
+    }
+}
+
+fn feed_copied(
+    sockets: &mut Sockets,
+    queue: &SendQueue,
+    mut piece: Piece,
+    cx: &mut Context<'_>,
+) -> (Fed, Option<Op>) {
+    loop {
+        let room = match sockets.send_room(queue.id, cx.now) {
+            Ok(room) => room,
+            Err(Error::WouldBlock) => 0,
+            Err(error) => return (Fed::Failed(error), Some(Op::Copied(piece))),
+        };
+        if room == 0 {
+            return (Fed::Full, Some(Op::Copied(piece)));
+        }
+        let count = piece.len().min(room);
+        let part = piece.slice(0, count);
+        if let Err(error) = sockets.send_piece(queue.id, part, cx) {
+            return (Fed::Failed(error), Some(Op::Copied(piece)));
+        }
+        queue.room.give(count);
+        piece.advance(count);
+        if piece.is_empty() {
+            return (Fed::All, None);
+        }
+    }
+}
+
+fn feed_lent(
+    sockets: &mut Sockets,
+    id: SocketId,
+    mut lent: LentOp,
+    loans: &mut Loans,
+    cx: &mut Context<'_>,
+) -> (Fed, Option<Op>) {
+    let total = lent.source.len();
+    while lent.done < total {
+        let flags = SendFlags { continues: lent.begun, ..SendFlags::default() };
+        let LentOp { source, ticket, call, done, due, .. } = &mut lent;
+        call.set_term(due.map(|due| due.since(cx.now)));
+        // There is such a socket: the call fails otherwise.
+        let number = sockets.next_lent(id).unwrap_or_default();
+        let lend = lend_from(source, ticket, (*done, LOAN_BYTES_MAX), loans);
+        match sockets.send_lent(id, call, total - *done, flags, lend, cx) {
+            Ok(count) => {
+                lent.done += count;
+                if !std::mem::replace(&mut lent.begun, true) {
+                    lent.ticket.begun(number);
+                }
+            }
+            Err(Error::WouldBlock) => return (Fed::Full, Some(Op::Lent(lent))),
+            Err(Error::NoBuffers) => return (Fed::Starved, Some(Op::Lent(lent))),
+            Err(error) => return (Fed::Failed(error), Some(Op::Lent(lent))),
+        }
+    }
+    (Fed::All, None)
+}
+
+/// Lends one stretch after the other of what begins at `at`, `bytes_max` at most.
+fn lend_from(
+    source: &Arc<dyn Source>,
+    ticket: &Share,
+    (mut at, bytes_max): (usize, usize),
+    loans: &mut Loans,
+) -> impl FnMut(usize, Borrower) -> Option<Piece> {
+    move |most, borrower| {
+        let piece = lend(source, ticket, (at, most.min(bytes_max)), loans, borrower)?;
+        at += piece.len();
+        Some(piece)
+    }
+}

@@ -1,0 +1,348 @@
+//! Memory that can be lent: owned, so that nobody else can touch it meanwhile.
+//!
+//! A buffer moves into the send. Until it comes back it is reached through [`Parcel`] only, which
+//! is shared by the one who waits for it and by the loans of its bytes; the last of these to go
+//! leaves it to the waiting one, or frees it if he is gone.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use towpath_packet::{Lender, Loans, Piece};
+
+pub(in crate::host) mod sealed {
+    /// Bytes that stay where they are and as they are while the value is shared.
+    pub trait Memory: Send + Sync + 'static {
+        /// All bytes are in one stretch.
+        const IS_ONE: bool = true;
+
+        /// Bytes in all.
+        fn len(&self) -> usize;
+
+        /// What begins at `at` and is in one stretch; empty only at the end and beyond. `mark` is
+        /// of an earlier look at the same value, or none: to go on from there takes no search.
+        fn rest(&self, at: usize, mark: &mut Mark) -> &[u8];
+
+        /// True if bytes were copied so that they can be lent.
+        fn is_copy(&self) -> bool {
+            false
+        }
+    }
+
+    /// Where a look at several buffers ended, if there was one.
+    pub(crate) type Mark = Option<Box<Place>>;
+
+    /// One of several buffers.
+    #[derive(Debug, Default)]
+    pub struct Place {
+        pub(in crate::host) index: usize,
+        /// Where it begins.
+        pub(in crate::host) start: usize,
+        pub(in crate::host) inner: Mark,
+    }
+}
+
+use sealed::{Mark, Memory, Place};
+
+/// What can be lent to a send: [`Vec<u8>`], `Box<[u8]>`, `Arc<[u8]>`, `&'static [u8]`, a
+/// [`Buffer`](crate::host::Buffer), a [`FileRange`](crate::host::FileRange), with the feature
+/// `bytes` a `bytes::Bytes`, and of these pairs and a [`Chain`]. The list is closed: each is known
+/// to stay where it is while it is shared.
+///
+/// A slice that is borrowed for less than for ever cannot be lent:
+///
+/// ```compile_fail,E0597
+/// # use towpath::host::{TcpStream, Sending};
+/// fn send(stream: &TcpStream) -> Sending<&'static [u8]> {
+///     let bytes = vec![0; 4096];
+///     stream.send_zc(&bytes[..]).ok().unwrap()
+/// }
+/// ```
+pub trait Lend: sealed::Memory {}
+
+impl<M: sealed::Memory> Lend for M {}
+
+macro_rules! lend_slice {
+    ($($kind:ty),+) => {$(
+        impl Memory for $kind {
+            fn len(&self) -> usize {
+                <[u8]>::len(self)
+            }
+
+            fn rest(&self, at: usize, _: &mut Mark) -> &[u8] {
+                self.get(at..).unwrap_or_default()
+            }
+        }
+    )+};
+}
+
+lend_slice!(Vec<u8>, Box<[u8]>, Arc<[u8]>, &'static [u8]);
+#[cfg(feature = "bytes")]
+lend_slice!(bytes::Bytes);
+
+/// Buffers that are sent one after the other and come back together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Chain<B>(pub Vec<B>);
+
+impl<B: Lend> Memory for Chain<B> {
+    const IS_ONE: bool = false;
+
+    fn len(&self) -> usize {
+        self.0.iter().map(B::len).sum()
+    }
+
+    fn rest(&self, at: usize, mark: &mut Mark) -> &[u8] {
+        let place = mark.get_or_insert_default();
+        if at < place.start {
+            **place = Place::default();
+        }
+        while let Some(buffer) = self.0.get(place.index) {
+            let rest = buffer.rest(at - place.start, &mut place.inner);
+            if !rest.is_empty() {
+                return rest;
+            }
+            let (index, start) = (place.index + 1, place.start + buffer.len());
+            **place = Place { index, start, inner: None };
+        }
+        &[]
+    }
+
+    fn is_copy(&self) -> bool {
+        self.0.iter().any(B::is_copy)
+    }
+}
+
+impl<A: Lend, B: Lend> Memory for (A, B) {
+    const IS_ONE: bool = false;
+
+    fn len(&self) -> usize {
+        self.0.len() + self.1.len()
+    }
+
+    fn rest(&self, at: usize, mark: &mut Mark) -> &[u8] {
+        let place = mark.get_or_insert_default();
+        if at < place.start {
+            **place = Place::default();
+        }
+        if place.index == 0 {
+            let rest = self.0.rest(at, &mut place.inner);
+            if !rest.is_empty() {
+                return rest;
+            }
+            **place = Place { index: 1, start: self.0.len(), inner: None };
+        }
+        self.1.rest(at - place.start, &mut place.inner)
+    }
+
+    fn is_copy(&self) -> bool {
+        self.0.is_copy() || self.1.is_copy()
+    }
+}
+
+/// A buffer while it is lent.
+pub(in crate::host) struct Parcel<B> {
+    buffer: B,
+    len: usize,
+    /// Where the last look at a buffer in several ended: they go on where the one before did.
+    mark: Mutex<Mark>,
+}
+
+impl<B: Lend> Parcel<B> {
+    pub(in crate::host) fn new(buffer: B) -> Self {
+        Self { len: buffer.len(), buffer, mark: Mutex::default() }
+    }
+
+    /// The buffer, when nobody else has a part in it.
+    pub(in crate::host) fn into_buffer(self) -> B {
+        self.buffer
+    }
+
+    fn mark(&self) -> MutexGuard<'_, Mark> {
+        self.mark.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<B: Lend> AsRef<[u8]> for Parcel<B> {
+    fn as_ref(&self) -> &[u8] {
+        self.stretch(0)
+    }
+}
+
+/// A stretch of a buffer in several.
+struct Stretch<B> {
+    held: Arc<Parcel<B>>,
+    at: usize,
+}
+
+impl<B: Lend> AsRef<[u8]> for Stretch<B> {
+    fn as_ref(&self) -> &[u8] {
+        self.held.stretch(self.at)
+    }
+}
+
+/// A buffer of whatever kind, for whoever lends parts of it.
+pub(in crate::host) trait Source: Send + Sync {
+    /// Bytes in all.
+    fn len(&self) -> usize;
+
+    /// What begins at `at` and is in one stretch; empty only at the end.
+    fn stretch(&self, at: usize) -> &[u8];
+
+    /// Lends at most `most` bytes from `at` on, which are not at the end: one stretch. `None`
+    /// without a free descriptor.
+    fn lend(
+        self: Arc<Self>,
+        loans: &mut Loans,
+        at: usize,
+        most: usize,
+        lender: Arc<dyn Lender>,
+        token: u64,
+    ) -> Option<Piece>;
+}
+
+impl<B: Lend> Source for Parcel<B> {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn stretch(&self, at: usize) -> &[u8] {
+        if B::IS_ONE {
+            return self.buffer.rest(at, &mut None);
+        }
+        self.buffer.rest(at, &mut self.mark())
+    }
+
+    fn lend(
+        self: Arc<Self>,
+        loans: &mut Loans,
+        at: usize,
+        most: usize,
+        lender: Arc<dyn Lender>,
+        token: u64,
+    ) -> Option<Piece> {
+        if B::IS_ONE {
+            let len = count(self.len - at, most);
+            return loans.lend_recallable(&self, (at, len), lender, token);
+        }
+        let len = count(self.stretch(at).len(), most);
+        loans.lend_recallable(&Arc::new(Stretch { held: self, at }), (0, len), lender, token)
+    }
+}
+
+/// At most `most` bytes of a buffer, from `at` on, in their order.
+pub(in crate::host) fn stretches<B: Lend>(
+    buffer: &B,
+    mut at: usize,
+    mut most: usize,
+) -> Vec<&[u8]> {
+    let (mut stretches, mut mark) = (Vec::new(), None);
+    loop {
+        let next = buffer.rest(at, &mut mark);
+        let next = &next[..next.len().min(most)];
+        if next.is_empty() {
+            return stretches;
+        }
+        (at, most) = (at + next.len(), most - next.len());
+        stretches.push(next);
+    }
+}
+
+/// Bytes of a loan: of `rest`, `most` and what a loan can have the least.
+fn count(rest: usize, most: usize) -> u32 {
+    rest.min(most).min(u32::MAX as usize) as u32
+}
+
+/// A copy that was made because a buffer had to go back: nobody wants it back.
+pub(in crate::host) struct Copied(pub(in crate::host) Vec<u8>);
+
+impl AsRef<[u8]> for Copied {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Source for Copied {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn stretch(&self, at: usize) -> &[u8] {
+        &self.0[at..]
+    }
+
+    fn lend(
+        self: Arc<Self>,
+        loans: &mut Loans,
+        at: usize,
+        most: usize,
+        lender: Arc<dyn Lender>,
+        token: u64,
+    ) -> Option<Piece> {
+        loans.lend_shared(&self, (at, count(self.0.len() - at, most)), lender, token)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[test]
+    fn a_chain_is_its_buffers_one_after_the_other() {
+        let chain = (vec![1, 2, 3], Chain(vec![vec![], vec![4], vec![5, 6]]));
+        assert_eq!(Memory::len(&chain), 6);
+        let expected: [&[u8]; 8] = [&[1, 2, 3], &[2, 3], &[3], &[4], &[5, 6], &[6], &[], &[]];
+        // Forwards, backwards and in leaps, with one mark.
+        let mark = &mut None;
+        for at in [0, 1, 2, 3, 4, 5, 6, 7, 6, 5, 4, 3, 2, 1, 0, 5, 0, 3, 7, 2, 6, 1, 4] {
+            assert_eq!(chain.rest(at, mark), expected[at], "from {at} on");
+        }
+    }
+
+    /// A buffer that counts how often it is looked at.
+    struct Counted(Vec<u8>, Arc<AtomicUsize>);
+
+    impl Memory for Counted {
+        fn len(&self) -> usize {
+            self.1.fetch_add(1, Ordering::Relaxed);
+            self.0.len()
+        }
+
+        fn rest(&self, at: usize, mark: &mut Mark) -> &[u8] {
+            self.1.fetch_add(1, Ordering::Relaxed);
+            Memory::rest(&self.0, at, mark)
+        }
+    }
+
+    struct Nobody;
+
+    impl Lender for Nobody {
+        fn returned(&self, _: u64, _: bool) {}
+    }
+
+    /// Goal: lending a chain takes work in proportion to its buffers, however they are nested, and
+    /// also if half of them are empty. Method: looks at buffers are counted, not time.
+    #[test]
+    fn lending_a_chain_looks_at_each_buffer_a_few_times() {
+        const BUFFERS: usize = 10_000;
+        let looks = Arc::new(AtomicUsize::new(0));
+        let buffer = |index| Counted(vec![index as u8; index % 2 * 3], looks.clone());
+        let flat = Chain((0..BUFFERS).map(buffer).collect());
+        let halves =
+            [0, BUFFERS / 2].map(|from| Chain((from..from + BUFFERS / 2).map(buffer).collect()));
+        let [first, second] = halves;
+        let sources: [Arc<dyn Source>; 2] =
+            [Arc::new(Parcel::new(flat)), Arc::new(Parcel::new((Chain(vec![first]), second)))];
+        let mut loans = Loans::new(1);
+        for source in sources {
+            let (mut at, mut lent) = (0, Vec::new());
+            while at < source.len() {
+                // Two bytes, then the third.
+                let piece = source.clone().lend(&mut loans, at, 2, Arc::new(Nobody), 0).unwrap();
+                at += piece.len();
+                lent.extend_from_slice(&piece.view().unwrap());
+            }
+            let expected = (0..BUFFERS).flat_map(|index| vec![index as u8; index % 2 * 3]);
+            assert!(lent == expected.collect::<Vec<u8>>());
+            let looks = looks.swap(0, Ordering::Relaxed);
+            assert!(looks <= 10 * BUFFERS, "{looks} looks");
+        }
+    }
+}

@@ -1,0 +1,375 @@
+//! Operations on sockets that go on when they are polled, and keep what they work on in between:
+//! for event queues.
+
+use crate::host::core::feed::Crowded;
+use crate::host::files::file_cache::Load;
+use crate::host::operations::posted::{Posted, Receiving};
+use crate::host::operations::receive_file::{DeviceWrite, FileReceive, FileReceived};
+use crate::host::operations::send_file::{FileSend, FileSent, FileStep};
+use crate::host::sockets::stream::Going;
+use crate::host::sockets::udp::{self, UdpSocket};
+use crate::host::{
+    Held, Host, ReceivedDatagram, SendError, SendTo, Sending, TcpListener, TcpStream,
+};
+use rustix::io::Errno;
+use std::future::Future;
+use std::io;
+use std::mem;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker, ready};
+use towpath_io::events::{Outcome, SendFile};
+
+/// A connection and its peer's address.
+pub(crate) type Connection = (TcpStream, SocketAddr);
+
+/// What became of a receive of a datagram, and its buffer.
+pub(crate) type Datagram = (io::Result<ReceivedDatagram>, Vec<u8>);
+
+/// The same without a copy: headers that are in no piece, and pieces.
+pub(crate) type DatagramLent = (io::Result<ReceivedDatagram>, Vec<u8>, Vec<Held>);
+
+/// An operation, by how far it is.
+pub(crate) enum Work {
+    Connect(Connection),
+    /// With the connection that is to be taken next.
+    Accept(TcpListener, Option<Connection>),
+    /// An accept that was stopped, for this reason, before this connection was taken.
+    Last(Connection, Errno),
+    /// With whether the buffer is to be full.
+    Receive(TcpStream, Vec<u8>, bool),
+    /// The same, which has found nothing.
+    Posted(Posted),
+    /// With the most bytes.
+    ReceiveLent(TcpStream, usize),
+    Send(TcpStream, Going<Vec<u8>>),
+    ReceiveDatagram(UdpSocket, Vec<u8>),
+    ReceiveDatagramLent(UdpSocket),
+    SendDatagrams(UdpSocket, Box<udp::Going<Vec<u8>>>),
+    /// Accepted, and not back.
+    Sent(Sending<Vec<u8>>),
+    SendFile(Box<FileSend>),
+    ReceiveFile(Box<FileReceive>),
+    /// Over, as are those that follow.
+    Connected(io::Result<Connection>),
+    /// With whether the buffer of a send was copied.
+    Bytes(io::Result<usize>, Vec<u8>, bool),
+    Pieces(io::Result<Vec<Held>>),
+    Datagram(Box<Datagram>),
+    DatagramLent(Box<DatagramLent>),
+    FileSent(FileSent),
+    FileReceived(FileReceived),
+    /// What became of it was taken.
+    Taken,
+}
+
+/// What is to be told of an operation.
+pub(crate) enum Step {
+    /// There is a connection to be taken.
+    Accepted,
+    /// The socket has taken so many bytes.
+    Sent(usize),
+    Over,
+}
+
+impl Work {
+    /// Begins to connect.
+    pub(crate) fn connect(host: &Host, remote: SocketAddr) -> io::Result<Self> {
+        Ok(Self::Connect((TcpStream::begin(host, remote)?, remote)))
+    }
+
+    /// Of a buffer that is to be sent.
+    pub(crate) fn send(stream: TcpStream, buffer: Vec<u8>) -> Self {
+        let going = Going::new(&stream, buffer, stream.term());
+        Self::Send(stream, going)
+    }
+
+    /// Of a buffer that is to be sent as one datagram or several.
+    pub(crate) fn send_datagrams(socket: UdpSocket, buffer: Vec<u8>, send: &SendTo) -> Self {
+        let going = Box::new(udp::Going::new(&socket, buffer, send));
+        Self::SendDatagrams(socket, going)
+    }
+
+    /// What was to be sent, of a send of a file that was not begun.
+    pub(crate) fn into_parts(self) -> Option<SendFile> {
+        match self {
+            Self::SendFile(send) => Some(send.finish().2),
+            _ => None,
+        }
+    }
+
+    /// Goes on. `None` if there is nothing to tell: then `waker` is woken when it is worth trying
+    /// again, unless there is a connection to be taken first.
+    pub(crate) fn poll(&mut self, waker: &Waker) -> Option<Step> {
+        let (work, step) = mem::replace(self, Self::Taken).go_on(&mut Context::from_waker(waker));
+        *self = work;
+        step
+    }
+
+    fn go_on(self, cx: &mut Context<'_>) -> (Self, Option<Step>) {
+        let over = match self {
+            Self::Connect((stream, remote)) => match stream.poll_connect(cx, remote) {
+                Poll::Pending => return (Self::Connect((stream, remote)), None),
+                Poll::Ready(result) => Self::Connected(result.map(|()| (stream, remote))),
+            },
+            Self::Accept(listener, None) => match listener.poll_accept(cx) {
+                Poll::Pending => return (Self::Accept(listener, None), None),
+                Poll::Ready(Ok(next)) => {
+                    return (Self::Accept(listener, Some(next)), Some(Step::Accepted));
+                }
+                Poll::Ready(Err(error)) => Self::Connected(Err(error)),
+            },
+            Self::Receive(_, buffer, _) if buffer.is_empty() => Self::Bytes(Ok(0), buffer, false),
+            Self::Receive(stream, buffer, all) => match Posted::receive(stream, buffer, all, cx) {
+                Receiving::Posted(posted) => return (Self::Posted(posted), None),
+                Receiving::Over((result, buffer)) => Self::Bytes(result, buffer, false),
+            },
+            Self::Posted(mut posted) => match posted.poll(cx) {
+                None => return (Self::Posted(posted), None),
+                Some((result, buffer)) => Self::Bytes(result, buffer, false),
+            },
+            Self::ReceiveLent(stream, max) => match Self::receive_lent(&stream, max, cx) {
+                Poll::Pending => return (Self::ReceiveLent(stream, max), None),
+                Poll::Ready(over) => over,
+            },
+            Self::Send(stream, mut going) => match stream.poll_send_zc(cx, &mut going) {
+                Poll::Pending => return (Self::Send(stream, going), None),
+                Poll::Ready(sent) => return Self::accepted(sent),
+            },
+            Self::ReceiveDatagram(socket, mut into) => match socket.poll_recv_from(cx, &mut into) {
+                Poll::Pending => return (Self::ReceiveDatagram(socket, into), None),
+                Poll::Ready(result) => Self::Datagram(Box::new((result, into))),
+            },
+            Self::ReceiveDatagramLent(socket) => match Self::receive_datagram_lent(&socket, cx) {
+                Poll::Pending => return (Self::ReceiveDatagramLent(socket), None),
+                Poll::Ready(over) => over,
+            },
+            Self::SendDatagrams(socket, mut going) => match socket.poll_send_zc(cx, &mut going) {
+                Poll::Pending => return (Self::SendDatagrams(socket, going), None),
+                Poll::Ready(sent) => return Self::accepted(sent),
+            },
+            Self::Sent(mut sending) => match Pin::new(&mut sending).poll(cx) {
+                Poll::Pending => return (Self::Sent(sending), None),
+                Poll::Ready(returned) => {
+                    Self::Bytes(Ok(sending.accepted()), returned.buffer, returned.copied)
+                }
+            },
+            Self::SendFile(mut send) => match send.poll(cx) {
+                None => return (Self::SendFile(send), None),
+                Some(FileStep::Sent(bytes)) => {
+                    return (Self::SendFile(send), Some(Step::Sent(bytes as usize)));
+                }
+                Some(FileStep::Over) => Self::FileSent(send.finish()),
+            },
+            Self::ReceiveFile(mut receive) => match receive.poll(cx) {
+                false => return (Self::ReceiveFile(receive), None),
+                true => Self::FileReceived(receive.finish()),
+            },
+            waits @ (Self::Accept(_, Some(_)) | Self::Last(..) | Self::Taken) => {
+                return (waits, None);
+            }
+            over @ (Self::Connected(_)
+            | Self::Bytes(..)
+            | Self::Pieces(_)
+            | Self::Datagram(_)
+            | Self::DatagramLent(_)
+            | Self::FileSent(_)
+            | Self::FileReceived(_)) => over,
+        };
+        (over, Some(Step::Over))
+    }
+
+    fn receive_lent(stream: &TcpStream, max: usize, cx: &mut Context<'_>) -> Poll<Self> {
+        let mut pieces = Vec::new();
+        if max == 0 {
+            return Poll::Ready(Self::Pieces(Ok(pieces)));
+        }
+        let received = ready!(stream.poll_receive_lent(cx, Crowded::Waits, max, &mut pieces));
+        Poll::Ready(Self::Pieces(received.map(|_| pieces)))
+    }
+
+    fn receive_datagram_lent(socket: &UdpSocket, cx: &mut Context<'_>) -> Poll<Self> {
+        let (mut headers, mut pieces) = (Vec::new(), Vec::new());
+        let (crowded, into) = (Crowded::Waits, (&mut headers, &mut pieces));
+        let received = ready!(socket.poll_recv_frame_lent(cx, crowded, into.0, into.1));
+        Poll::Ready(Self::DatagramLent(Box::new((received, headers, pieces))))
+    }
+
+    /// A send of which this became when the socket was asked to accept it.
+    fn accepted(sent: Result<Sending<Vec<u8>>, SendError<Vec<u8>>>) -> (Self, Option<Step>) {
+        match sent {
+            Ok(sending) => {
+                let step = Step::Sent(sending.accepted());
+                (Self::Sent(sending), Some(step))
+            }
+            Err(failed) => (Self::Bytes(Err(failed.error), failed.buffer, false), Some(Step::Over)),
+        }
+    }
+
+    /// Ends it for this reason, unless something came of it before. What was accepted is sent all
+    /// the same, and its buffer is asked for.
+    pub(crate) fn stop(&mut self, why: Errno) {
+        *self = match mem::replace(self, Self::Taken) {
+            Self::Connect(_) | Self::Accept(_, None) => Self::Connected(Err(why.into())),
+            Self::Accept(_, Some(next)) => Self::Last(next, why),
+            Self::Receive(_, buffer, _) => Self::Bytes(Err(why.into()), buffer, false),
+            Self::Posted(mut posted) => match posted.withdraw() {
+                Ok((result, buffer)) => Self::Bytes(result, buffer, false),
+                Err(buffer) => Self::Bytes(Err(why.into()), buffer, false),
+            },
+            Self::ReceiveLent(..) => Self::Pieces(Err(why.into())),
+            Self::Send(_, mut going) => Self::accepted(going.stop(why.into())).0,
+            Self::ReceiveDatagram(_, buffer) => Self::Datagram(Box::new((Err(why.into()), buffer))),
+            Self::ReceiveDatagramLent(_) => {
+                Self::DatagramLent(Box::new((Err(why.into()), Vec::new(), Vec::new())))
+            }
+            Self::SendDatagrams(_, mut going) => Self::accepted(going.stop(why.into())).0,
+            Self::Sent(sending) => {
+                sending.recall();
+                Self::Sent(sending)
+            }
+            Self::SendFile(mut send) => {
+                send.stop(why);
+                Self::SendFile(send)
+            }
+            Self::ReceiveFile(mut receive) => {
+                receive.stop(why);
+                Self::ReceiveFile(receive)
+            }
+            other => other,
+        };
+    }
+
+    /// What it wants to be read, after it was polled.
+    pub(crate) fn take_loads(&mut self) -> Vec<Load> {
+        match self {
+            Self::SendFile(send) => send.take_loads(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// What it wants to be written, after it was polled.
+    pub(crate) fn take_write(&mut self) -> Option<DeviceWrite> {
+        match self {
+            Self::ReceiveFile(receive) => receive.take_write(),
+            _ => None,
+        }
+    }
+
+    /// What became of that.
+    pub(crate) fn written(&mut self, outcome: Outcome) {
+        if let Self::ReceiveFile(receive) = self {
+            receive.written(outcome);
+        }
+    }
+
+    /// The connection that was told of by [`Step::Accepted`].
+    pub(crate) fn take_next(&mut self) -> Option<Connection> {
+        match mem::replace(self, Self::Taken) {
+            Self::Accept(listener, next) => {
+                *self = Self::Accept(listener, None);
+                next
+            }
+            Self::Last(next, why) => {
+                *self = Self::Connected(Err(why.into()));
+                Some(next)
+            }
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+
+    /// Another connection, of an accept under way that has none to be taken. `None` if there is
+    /// none: then `waker` is woken when there is, or the next poll tells why.
+    pub(crate) fn accept(&mut self, waker: &Waker) -> Option<Connection> {
+        let Self::Accept(listener, None) = self else { return None };
+        match listener.poll_accept(&mut Context::from_waker(waker)) {
+            Poll::Pending => None,
+            Poll::Ready(Ok(next)) => Some(next),
+            Poll::Ready(Err(error)) => {
+                *self = Self::Connected(Err(error));
+                waker.wake_by_ref();
+                None
+            }
+        }
+    }
+
+    /// What became of a connect or an accept that is over.
+    pub(crate) fn take_connected(&mut self) -> Option<io::Result<Connection>> {
+        match mem::replace(self, Self::Taken) {
+            Self::Connected(result) => Some(result),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+
+    /// What became of one with a buffer that is over.
+    pub(crate) fn take_bytes(&mut self) -> Option<(io::Result<usize>, Vec<u8>, bool)> {
+        match mem::replace(self, Self::Taken) {
+            Self::Bytes(result, buffer, copied) => Some((result, buffer, copied)),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+
+    /// What became of one that yields pieces and is over.
+    pub(crate) fn take_pieces(&mut self) -> Option<io::Result<Vec<Held>>> {
+        match mem::replace(self, Self::Taken) {
+            Self::Pieces(result) => Some(result),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+
+    /// What became of a receive of a datagram that is over.
+    pub(crate) fn take_datagram(&mut self) -> Option<Datagram> {
+        match mem::replace(self, Self::Taken) {
+            Self::Datagram(over) => Some(*over),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+
+    /// What became of a receive of a datagram without a copy that is over.
+    pub(crate) fn take_datagram_lent(&mut self) -> Option<DatagramLent> {
+        match mem::replace(self, Self::Taken) {
+            Self::DatagramLent(over) => Some(*over),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+
+    /// What became of a receive into a file that is over.
+    pub(crate) fn take_received(&mut self) -> Option<FileReceived> {
+        match mem::replace(self, Self::Taken) {
+            Self::FileReceived(received) => Some(received),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+
+    /// What became of a send of a file that is over.
+    pub(crate) fn take_file(&mut self) -> Option<FileSent> {
+        match mem::replace(self, Self::Taken) {
+            Self::FileSent(sent) => Some(sent),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+}

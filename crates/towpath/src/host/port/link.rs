@@ -1,0 +1,210 @@
+//! A link between two hosts of one process: packets travel with their pieces, and no payload is
+//! copied, so that bytes that one lends are read by the other where they are.
+//!
+//! Each direction is a bounded ring of packets behind a lock that is taken once for a burst. A ring
+//! that is full stops its sender's stack, as a device does; nothing is dropped. When an end goes,
+//! what is on the link and what comes later is dropped, and counted by the other end.
+//!
+//! Headers move into a frame of the receiver's, as a device would have written them. A packet that
+//! has no room for one more piece gets it by a copy of its two smallest neighbours.
+
+use crate::host::bell::Bell;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+use towpath_net::fragment::into_received;
+use towpath_packet::packet::PIECES_MAX;
+use towpath_packet::{Burst, Caps, Ledger, Memory, Packet, Piece, Site};
+
+/// Packets of one direction: some super-packets more than a burst.
+pub(in crate::host) const RING_MAX: usize = 256;
+
+/// One direction.
+struct Ring {
+    packets: Mutex<Packets>,
+}
+
+#[derive(Default)]
+struct Packets {
+    queue: VecDeque<Packet>,
+    /// The sender found it full, and is to be told when it is not.
+    full: bool,
+    /// An end is gone: nothing arrives any more.
+    cut: bool,
+    /// Packets that were dropped by that, and that nobody has counted.
+    lost: usize,
+}
+
+/// One end of a link.
+pub(in crate::host) struct LinkEnd {
+    mtu: u16,
+    out: Arc<Ring>,
+    incoming: Arc<Ring>,
+    /// The peer's worker.
+    peer: Arc<Bell>,
+    /// Taken from the ring and not received yet, for want of memory.
+    taken: VecDeque<Packet>,
+    full: bool,
+    /// The other end was gone when last tried.
+    cut: bool,
+}
+
+/// Two ends for hosts whose workers have these bells.
+pub(in crate::host) fn pair(mtus: [u16; 2], [a, b]: [Arc<Bell>; 2]) -> [LinkEnd; 2] {
+    let ring = || Arc::new(Ring { packets: Mutex::default() });
+    let rings = [ring(), ring()];
+    // What one sends the other must take.
+    let mtu = mtus[0].min(mtus[1]);
+    let end = |out: usize, peer| LinkEnd {
+        mtu,
+        out: rings[out].clone(),
+        incoming: rings[1 - out].clone(),
+        peer,
+        taken: VecDeque::with_capacity(RING_MAX),
+        full: false,
+        cut: false,
+    };
+    [end(0, b), end(1, a)]
+}
+
+impl LinkEnd {
+    /// Packets whole, with whatever offload.
+    pub(in crate::host) fn caps(&self) -> Caps {
+        Caps {
+            mtu: self.mtu,
+            checksum: true,
+            tso4: true,
+            tso6: true,
+            uso: true,
+            tunnel: false,
+            gso_bytes_max: GSO_BYTES_MAX,
+            cuts: false,
+        }
+    }
+
+    /// Sends from the front of `burst` until the ring is full.
+    pub(in crate::host) fn transmit(&mut self, burst: &mut Burst) {
+        let mut packets = self.out.lock();
+        while !burst.is_empty() && (packets.cut || packets.queue.len() < RING_MAX) {
+            let packet = burst.pop();
+            if packets.cut {
+                packets.lost += 1;
+            } else {
+                packets.queue.extend(packet);
+            }
+        }
+        packets.full = !burst.is_empty();
+        (self.full, self.cut) = (packets.full, packets.cut);
+        drop(packets);
+        self.peer.ring();
+    }
+
+    /// Packets that were lost since the last call, as the other end is gone.
+    pub(in crate::host) fn take_lost(&mut self) -> usize {
+        if !self.cut {
+            return 0;
+        }
+        [&self.out, &self.incoming].map(|ring| std::mem::take(&mut ring.lock().lost)).iter().sum()
+    }
+
+    /// True if the ring was full when last tried, and the peer will tell when it is not.
+    pub(in crate::host) fn is_full(&self) -> bool {
+        self.full
+    }
+
+    /// Packets arrived that were not received.
+    pub(in crate::host) fn has_arrived(&self) -> bool {
+        !self.taken.is_empty() || !self.incoming.lock().queue.is_empty()
+    }
+
+    /// The ring was full when last tried, and is not any more.
+    pub(in crate::host) fn has_room_again(&self) -> bool {
+        self.full && !self.out.lock().full
+    }
+
+    /// Adds received packets to `burst` until it is full or memory is short: then it is false.
+    pub(in crate::host) fn receive(
+        &mut self,
+        memory: &mut Memory,
+        ledger: &Ledger,
+        burst: &mut Burst,
+    ) -> bool {
+        if self.taken.is_empty() {
+            let mut packets = self.incoming.lock();
+            std::mem::swap(&mut packets.queue, &mut self.taken);
+            let was_full = std::mem::take(&mut packets.full);
+            drop(packets);
+            if was_full {
+                self.peer.ring();
+            }
+        }
+        while !burst.is_full() {
+            let Some(packet) = self.taken.pop_front() else { return true };
+            match arrive(packet, memory, ledger) {
+                // There is room, as was asked.
+                Ok(packet) => drop(burst.push(packet)),
+                Err(packet) => {
+                    self.taken.push_front(packet);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+}
+
+impl Drop for LinkEnd {
+    fn drop(&mut self) {
+        let not_received = self.taken.len();
+        for (ring, more) in [(&self.out, 0), (&self.incoming, not_received)] {
+            let mut packets = ring.lock();
+            packets.cut = true;
+            let left = std::mem::take(&mut packets.queue);
+            packets.lost += left.len() + more;
+            drop(packets);
+            drop(left);
+        }
+        self.peer.ring();
+    }
+}
+
+impl Ring {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Packets> {
+        self.packets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The packet as the receiver's device would have delivered it; itself without memory for that.
+fn arrive(mut packet: Packet, memory: &mut Memory, ledger: &Ledger) -> Result<Packet, Packet> {
+    if packet.piece_count() == PIECES_MAX && !squeeze(&mut packet, memory, ledger) {
+        return Err(packet);
+    }
+    into_received(packet, memory)
+}
+
+/// Copies the two neighbouring pieces that are smallest together into one. False without memory.
+fn squeeze(packet: &mut Packet, memory: &mut Memory, ledger: &Ledger) -> bool {
+    let mut lens = packet.pieces().map(Piece::len);
+    let mut before = lens.next().unwrap_or(0);
+    let sums = lens.map(|len| len + std::mem::replace(&mut before, len));
+    let Some((at, sum)) = sums.enumerate().min_by_key(|&(_, sum)| sum) else { return false };
+    // The two smallest neighbours of eighteen are an eighth of a packet at most.
+    let Some(mut frame) = memory.large.take().filter(|frame| sum <= frame.len()) else {
+        return false;
+    };
+    let mut pieces: Vec<Piece> = packet.take_pieces().collect();
+    let mut filled = 0;
+    for piece in &pieces[at..at + 2] {
+        filled += ledger.copy(Site::Squeeze, piece, &mut frame[filled..]);
+        piece.mark_copied();
+    }
+    pieces.splice(at..at + 2, [frame.freeze(filled)]);
+    for piece in pieces {
+        // They were there, and are fewer now.
+        let pushed = packet.push_piece(piece);
+        debug_assert!(pushed.is_ok(), "a packet holds what it held");
+    }
+    true
+}
+
+/// Largest super-packet: the largest IP packet and an Ethernet header.
+const GSO_BYTES_MAX: u32 = 14 + u16::MAX as u32;

@@ -1,0 +1,96 @@
+//! The traits of asynchronous reading and writing, for whoever takes any stream.
+//!
+//! They copy, as `read` and `write` do. Nothing here knows a runtime: wakers are all there is.
+
+use crate::host::TcpStream;
+use std::io::{self, IoSlice};
+use std::net::Shutdown;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+macro_rules! futures_io {
+    ($($kind:ty),+) => {$(
+        #[cfg(feature = "futures")]
+        impl futures_io::AsyncRead for $kind {
+            fn poll_read(
+                self: Pin<&mut Self>,
+                cx: &mut Context<'_>,
+                into: &mut [u8],
+            ) -> Poll<io::Result<usize>> {
+                TcpStream::poll_read(&self, cx, into)
+            }
+        }
+
+        #[cfg(feature = "futures")]
+        impl futures_io::AsyncWrite for $kind {
+            fn poll_write(
+                self: Pin<&mut Self>,
+                cx: &mut Context<'_>,
+                bytes: &[u8],
+            ) -> Poll<io::Result<usize>> {
+                TcpStream::poll_write(&self, cx, bytes)
+            }
+
+            fn poll_write_vectored(
+                self: Pin<&mut Self>,
+                cx: &mut Context<'_>,
+                slices: &[IoSlice<'_>],
+            ) -> Poll<io::Result<usize>> {
+                TcpStream::poll_write_vectored(&self, cx, slices)
+            }
+
+            fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+                Poll::Ready(Ok(()))
+            }
+
+            fn poll_close(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+                Poll::Ready(self.shutdown(Shutdown::Write))
+            }
+        }
+
+        #[cfg(feature = "tokio")]
+        impl tokio::io::AsyncRead for $kind {
+            fn poll_read(
+                self: Pin<&mut Self>,
+                cx: &mut Context<'_>,
+                into: &mut tokio::io::ReadBuf<'_>,
+            ) -> Poll<io::Result<()>> {
+                let read = TcpStream::poll_read(&self, cx, into.initialize_unfilled());
+                read.map_ok(|count| into.advance(count))
+            }
+        }
+
+        #[cfg(feature = "tokio")]
+        impl tokio::io::AsyncWrite for $kind {
+            fn poll_write(
+                self: Pin<&mut Self>,
+                cx: &mut Context<'_>,
+                bytes: &[u8],
+            ) -> Poll<io::Result<usize>> {
+                TcpStream::poll_write(&self, cx, bytes)
+            }
+
+            fn poll_write_vectored(
+                self: Pin<&mut Self>,
+                cx: &mut Context<'_>,
+                slices: &[IoSlice<'_>],
+            ) -> Poll<io::Result<usize>> {
+                TcpStream::poll_write_vectored(&self, cx, slices)
+            }
+
+            fn is_write_vectored(&self) -> bool {
+                true
+            }
+
+            fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+                Poll::Ready(Ok(()))
+            }
+
+            fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+                Poll::Ready(self.shutdown(Shutdown::Write))
+            }
+        }
+    )+};
+}
+
+futures_io!(TcpStream, &TcpStream);

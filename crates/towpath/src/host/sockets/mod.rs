@@ -1,0 +1,12 @@
+//! The sockets of a host.
+
+pub(in crate::host) mod file;
+#[cfg(any(feature = "futures", feature = "tokio"))]
+pub(in crate::host) mod futures;
+pub(in crate::host) mod listener;
+pub(in crate::host) mod raw;
+pub(in crate::host) mod shape;
+pub(in crate::host) mod sniffer;
+pub(in crate::host) mod stream;
+pub(in crate::host) mod udp;
+pub(crate) mod watch;

@@ -1,0 +1,582 @@
+//! TCP connections.
+
+mod lent;
+
+use crate::host::choosing::auto::Choice;
+use crate::host::choosing::calibration::Watch;
+use crate::host::choosing::mode::{Mode, SendMode};
+use crate::host::core::{Now, State};
+use crate::host::lending::budget::Budget;
+use crate::host::lending::gather::Gather;
+use crate::host::lending::lend::sealed::Mark;
+use crate::host::lending::lend::{Lend, Parcel};
+use crate::host::lending::queue::{LENT_OVERHEAD, LentOp, Op, SendQueue};
+use crate::host::lending::sending::{SendError, Sending};
+use crate::host::lending::ticket::Ticket;
+use crate::host::sockets::shape::Shape;
+use crate::host::wait::block;
+use crate::host::{Host, family, io_error, would_block};
+use std::fmt;
+use std::future::poll_fn;
+use std::io::{self, IoSlice, Read, Write};
+use std::net::{Shutdown, SocketAddr};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use towpath_net::socket::{self, Error, Options, ReceiveFlags, SocketId};
+use towpath_net::tcp::Info;
+
+/// Bytes that one call of `write` copies at most.
+const WRITE_MAX: usize = 64 << 10;
+
+/// A TCP connection, in the shape of [`std::net::TcpStream`], with sends that lend.
+///
+/// A buffer that is lent has moved: touching it does not compile.
+///
+/// ```compile_fail,E0382
+/// # use towpath::host::TcpStream;
+/// fn send(stream: &TcpStream) {
+///     let mut buffer = vec![0; 4096];
+///     let sending = stream.send_zc(buffer);
+///     buffer[0] = 1;
+/// }
+/// ```
+#[derive(Clone)]
+pub struct TcpStream {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    host: Host,
+    queue: Arc<SendQueue>,
+    shape: Shape,
+    mode: Mode,
+}
+
+/// A buffer on its way into a socket.
+pub(crate) struct Going<B> {
+    buffer: Option<B>,
+    /// Bytes of it that were copied, and where they end.
+    copied: usize,
+    mark: Mark,
+    /// What was decided when the call began.
+    choice: Choice,
+    /// How long it may be lent.
+    term: Option<Duration>,
+}
+
+impl<B: Lend> Going<B> {
+    pub(in crate::host) fn new(stream: &TcpStream, buffer: B, term: Option<Duration>) -> Self {
+        let choice = stream.inner.mode.choose(buffer.len(), &stream.inner.host.owner.core);
+        Self { buffer: Some(buffer), copied: 0, mark: None, choice, term }
+    }
+
+    /// One that is copied, whatever the mode.
+    pub(in crate::host) fn copying(buffer: B) -> Self {
+        Self { buffer: Some(buffer), copied: 0, mark: None, choice: Choice::Copy, term: None }
+    }
+
+    /// The call ends here: what was accepted counts, else the error.
+    pub(in crate::host) fn stop(&mut self, error: io::Error) -> Result<Sending<B>, SendError<B>> {
+        let buffer = self.buffer.take().expect("a future is done once");
+        match self.copied {
+            0 => Err(SendError { error, buffer }),
+            copied => Ok(Sending::copied(buffer, copied)),
+        }
+    }
+}
+
+impl TcpStream {
+    /// Connects, and waits for it.
+    pub fn connect(host: &Host, remote: SocketAddr) -> io::Result<Self> {
+        Self::connect_within(host, remote, None)
+    }
+
+    /// Connects, and waits for at most `timeout`.
+    pub fn connect_timeout(host: &Host, remote: SocketAddr, timeout: Duration) -> io::Result<Self> {
+        Self::connect_within(host, remote, Some(timeout))
+    }
+
+    /// The same for tasks. Dropping the future gives up.
+    pub async fn connect_async(host: &Host, remote: SocketAddr) -> io::Result<Self> {
+        let stream = Self::begin(host, remote)?;
+        poll_fn(|cx| stream.poll_connect(cx, remote)).await?;
+        Ok(stream)
+    }
+
+    fn connect_within(
+        host: &Host,
+        remote: SocketAddr,
+        timeout: Option<Duration>,
+    ) -> io::Result<Self> {
+        let stream = Self::begin(host, remote)?;
+        let connected = block(timeout, |cx| stream.poll_connect(cx, remote));
+        connected.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))?;
+        Ok(stream)
+    }
+
+    /// Begins to connect.
+    pub(in crate::host) fn begin(host: &Host, remote: SocketAddr) -> io::Result<Self> {
+        let begun = host.owner.core.call(|state, now| {
+            let id = state.sockets.stream(family(remote))?;
+            match state.sockets.connect(id, remote, now.now) {
+                Ok(()) | Err(Error::InProgress) => {
+                    let queue = Self::queue(host, id);
+                    state.add(id, Some(queue.clone()));
+                    Ok(queue)
+                }
+                Err(error) => {
+                    state.close(id, now.now);
+                    Err(error)
+                }
+            }
+        });
+        Ok(Self::new(host.clone(), begun.map_err(io_error)?))
+    }
+
+    pub(in crate::host) fn poll_connect(
+        &self,
+        cx: &mut Context<'_>,
+        remote: SocketAddr,
+    ) -> Poll<io::Result<()>> {
+        let id = self.id();
+        self.inner.host.owner.core.call(|state, now| {
+            match state.sockets.connect(id, remote, now.now) {
+                Err(Error::Already | Error::InProgress) => {
+                    state.entry(id).writers.add(cx.waker());
+                    Poll::Pending
+                }
+                Ok(()) | Err(Error::IsConnected) => Poll::Ready(Ok(())),
+                Err(error) => Poll::Ready(Err(io_error(error))),
+            }
+        })
+    }
+
+    /// The send queue of a new socket.
+    pub(in crate::host) fn queue(host: &Host, id: SocketId) -> Arc<SendQueue> {
+        Arc::new(SendQueue::new(id, host.account(id, Budget::of_stream)))
+    }
+
+    /// The host, and the queue of what is sent.
+    pub(in crate::host) fn parts(&self) -> (&Host, &SendQueue) {
+        (&self.inner.host, &self.inner.queue)
+    }
+
+    /// The owner of a socket that is in the host's table.
+    pub(in crate::host) fn new(host: Host, queue: Arc<SendQueue>) -> Self {
+        let (shape, mode) = (Shape::default(), Mode::new());
+        Self { inner: Arc::new(Inner { host, queue, shape, mode }) }
+    }
+
+    fn id(&self) -> SocketId {
+        self.inner.queue.id
+    }
+
+    /// Sends `buffer`, which comes back with what this returns. If it is lent, this waits until the
+    /// budgets of lent bytes have room for it; it is then accepted whole, and goes out as the
+    /// connection allows. If it is copied ([`SendMode`]), this waits until all was taken, and
+    /// the buffer is back at once.
+    ///
+    /// # Errors
+    /// The connection does not send any more, or the call would have to wait and must not, and
+    /// nothing was accepted. The buffer is handed back.
+    pub fn send_zc<B: Lend>(&self, buffer: B) -> Result<Sending<B>, SendError<B>> {
+        self.wait_send_zc(Going::new(self, buffer, self.term()))
+    }
+
+    /// As [`TcpStream::send_zc`], for a term of this call's own: when it is over the buffer comes
+    /// back as after [`Sending::recall`]. It begins when the buffer is accepted.
+    pub fn send_zc_for<B: Lend>(
+        &self,
+        buffer: B,
+        term: Duration,
+    ) -> Result<Sending<B>, SendError<B>> {
+        self.wait_send_zc(Going::new(self, buffer, Some(term)))
+    }
+
+    fn wait_send_zc<B: Lend>(&self, mut going: Going<B>) -> Result<Sending<B>, SendError<B>> {
+        let sent = block(self.inner.shape.write_wait(), |cx| self.poll_send_zc(cx, &mut going));
+        sent.unwrap_or_else(|| going.stop(would_block()))
+    }
+
+    /// The same for tasks. Dropping the future before it is ready frees the buffer, which is not
+    /// lent then.
+    pub async fn send_zc_async<B: Lend>(&self, buffer: B) -> Result<Sending<B>, SendError<B>> {
+        let mut going = Going::new(self, buffer, self.term());
+        poll_fn(|cx| self.poll_send_zc(cx, &mut going)).await
+    }
+
+    /// As [`TcpStream::send_zc_for`], for tasks.
+    pub async fn send_zc_for_async<B: Lend>(
+        &self,
+        buffer: B,
+        term: Duration,
+    ) -> Result<Sending<B>, SendError<B>> {
+        let mut going = Going::new(self, buffer, Some(term));
+        poll_fn(|cx| self.poll_send_zc(cx, &mut going)).await
+    }
+
+    /// Sends the buffer, which is taken when there is a result.
+    pub(in crate::host) fn poll_send_zc<B: Lend>(
+        &self,
+        cx: &mut Context<'_>,
+        going: &mut Going<B>,
+    ) -> Poll<Result<Sending<B>, SendError<B>>> {
+        let len = going.buffer.as_ref().map_or(0, B::len);
+        if going.choice == Choice::Copy {
+            return self.poll_copy(cx, going, len);
+        }
+        let (queue, charge) = (&self.inner.queue, len.saturating_add(LENT_OVERHEAD));
+        if queue.account.levels.poll_take(cx, charge).is_pending() {
+            queue.found_none(|waker| queue.account.levels.watch(waker, charge));
+            let failure = queue.failure().map(io_error);
+            return failure.map_or(Poll::Pending, |error| Poll::Ready(going.stop(error)));
+        }
+        let buffer = going.buffer.take().expect("a future is done once");
+        let watch = self.inner.mode.watch(going.choice, len);
+        Poll::Ready(self.lend(buffer, charge, going.term, watch))
+    }
+
+    /// The same for a buffer that is copied.
+    fn poll_copy<B: Lend>(
+        &self,
+        cx: &mut Context<'_>,
+        going: &mut Going<B>,
+        len: usize,
+    ) -> Poll<Result<Sending<B>, SendError<B>>> {
+        while let Some(buffer) = going.buffer.as_ref().filter(|_| going.copied < len) {
+            match self.poll_write(cx, buffer.rest(going.copied, &mut going.mark)) {
+                Poll::Ready(Ok(count)) => going.copied += count,
+                Poll::Ready(Err(error)) => return Poll::Ready(going.stop(error)),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+        let buffer = going.buffer.take().expect("a future is done once");
+        Poll::Ready(Ok(Sending::copied(buffer, len)))
+    }
+
+    /// How long a buffer is lent at most, unless its call says otherwise.
+    pub fn term(&self) -> Option<Duration> {
+        self.inner.shape.term()
+    }
+
+    /// Sets how long a buffer is lent at most, from the next call on: when the term is over it
+    /// comes back as after [`Sending::recall`]. `None`, as at first, for as long as the peer takes
+    /// to acknowledge it, and then the [default term](crate::host::Config::default_term).
+    pub fn set_term(&self, term: Option<Duration>) {
+        self.inner.shape.set_term(term);
+    }
+
+    /// What becomes of buffers that are sent.
+    pub fn send_mode(&self) -> SendMode {
+        self.inner.mode.get()
+    }
+
+    /// Sets what becomes of buffers, from the next call on.
+    pub fn set_send_mode(&self, mode: SendMode) {
+        self.inner.mode.set(mode, || self.inner.host.stream_costs());
+    }
+
+    fn lend<B: Lend>(
+        &self,
+        buffer: B,
+        charge: usize,
+        term: Option<Duration>,
+        watch: Option<Watch>,
+    ) -> Result<Sending<B>, SendError<B>> {
+        let (queue, core) = (&self.inner.queue, &self.inner.host.owner.core);
+        let held = Arc::new(Parcel::new(buffer));
+        let (ticket, share) = Ticket::begin(queue.account.clone(), charge);
+        ticket.observe(watch);
+        let due = term.map(|term| core.clock.now() + term);
+        let lent = LentOp::new(held.clone(), share, due);
+        let sending = Sending::lent(held, ticket);
+        match core.send(queue, Op::Lent(lent)) {
+            Ok(()) => Ok(sending),
+            Err(op) => {
+                op.give_up(queue);
+                let buffer = sending.returned().buffer;
+                Err(SendError { error: self.failure(), buffer })
+            }
+        }
+    }
+
+    /// Why nothing more is sent.
+    pub(in crate::host) fn failure(&self) -> io::Error {
+        io_error(self.inner.queue.failure().unwrap_or(Error::BrokenPipe))
+    }
+
+    /// Copies the beginning of `bytes`, which is sent; returns how many.
+    pub fn poll_write(&self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
+    }
+
+    /// Copies the beginning of `slices`, one after the other, which is sent; returns how many. What
+    /// is little altogether goes out in one segment.
+    pub fn poll_write_vectored(
+        &self,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let mut bytes = Gather::new(slices);
+        let wanted = bytes.len_within(WRITE_MAX);
+        if wanted == 0 {
+            return Poll::Ready(Ok(0));
+        }
+        let (queue, core) = (&self.inner.queue, &self.inner.host.owner.core);
+        let mut room = queue.room.take_part(wanted);
+        if room.left() == 0 {
+            queue.room.watch(cx.waker());
+            queue.found_none(|waker| queue.room.watch(waker));
+            if let Some(error) = queue.failure() {
+                return Poll::Ready(Err(io_error(error)));
+            }
+            room = queue.room.take_part(wanted);
+        }
+        let mut sent = 0;
+        while room.left() > 0 {
+            let Some(piece) = core.copy_in(&mut bytes, room.left(), cx.waker()) else {
+                queue.found_none(|waker| {
+                    // Leaves the waker, unless there is a frame by now.
+                    if core.copy_in(&mut Gather::new(&[]), 0, waker).is_some() {
+                        waker.wake_by_ref();
+                    }
+                });
+                break;
+            };
+            let count = piece.len();
+            if core.send(queue, Op::Copied(piece)).is_err() {
+                return Poll::Ready(Err(self.failure()));
+            }
+            room.spend(count);
+            sent += count;
+        }
+        if sent == 0 { Poll::Pending } else { Poll::Ready(Ok(sent)) }
+    }
+
+    /// Sends one frame of `len` bytes, which `fill` fills. `None` if there is no room now or no
+    /// frame, or if `fill` says so: then nothing is sent, and nobody is told when it can be.
+    pub(in crate::host) fn send_frame(
+        &self,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]) -> Option<()>,
+    ) -> Option<io::Result<()>> {
+        let (queue, core) = (&self.inner.queue, &self.inner.host.owner.core);
+        if !queue.room.take(len) {
+            return None;
+        }
+        let sent = core.fill_frame(len, fill).map(|piece| core.send(queue, Op::Copied(piece)));
+        if !matches!(sent, Some(Ok(()))) {
+            queue.room.give(len);
+        }
+        Some(sent?.map_err(|_| self.failure()))
+    }
+
+    /// Copies received bytes into `into`; returns how many. Zero means that no more will come.
+    pub fn poll_read(&self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
+        self.poll_receive(cx, |state, id, now| {
+            state.with(now, |sockets, _, cx| sockets.receive(id, into, ReceiveFlags::default(), cx))
+        })
+    }
+
+    fn poll_receive(
+        &self,
+        cx: &Context<'_>,
+        receive: impl FnOnce(&mut State, SocketId, &Now<'_>) -> Result<usize, Error>,
+    ) -> Poll<io::Result<usize>> {
+        let id = self.id();
+        let received = self.inner.host.owner.core.call(|state, now| {
+            let received = receive(state, id, now);
+            if received == Err(Error::WouldBlock) {
+                state.entry(id).readers.add(cx.waker());
+            }
+            received
+        });
+        match received {
+            Err(Error::WouldBlock) => Poll::Pending,
+            received => Poll::Ready(self.outcome(received)),
+        }
+    }
+
+    /// What a receive is told that is over.
+    pub(in crate::host) fn outcome(&self, received: Result<usize, Error>) -> io::Result<usize> {
+        let failure = match received {
+            // What the worker was told when it sent is for whoever asks first.
+            Ok(0) | Err(Error::NotConnected) => self.inner.queue.untold_failure(),
+            _ => None,
+        };
+        failure.map_or(received, Err).map_err(io_error)
+    }
+
+    /// Uses the host's stack.
+    pub(in crate::host) fn with_core<R>(
+        &self,
+        act: impl FnOnce(SocketId, &mut State, &mut Now<'_>) -> R,
+    ) -> R {
+        let id = self.id();
+        self.inner.host.owner.core.call(|state, now| act(id, state, now))
+    }
+
+    /// Copies received bytes, which stay to be read.
+    pub fn peek(&self, into: &mut [u8]) -> io::Result<usize> {
+        let peeked = block(self.inner.shape.read_wait(), |cx| self.poll_peek(cx, into));
+        peeked.unwrap_or_else(|| Err(would_block()))
+    }
+
+    /// The same for futures made by hand.
+    pub fn poll_peek(&self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
+        let flags = ReceiveFlags { peek: true, ..ReceiveFlags::default() };
+        self.poll_receive(cx, |state, id, now| {
+            state.with(now, |sockets, _, cx| sockets.receive(id, into, flags, cx))
+        })
+    }
+
+    /// Ends directions. What was sent before is still sent.
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        let id = self.id();
+        let core = &self.inner.host.owner.core;
+        if how != Shutdown::Write {
+            let read = socket::Shutdown::Read;
+            core.call(|state, now| state.sockets.shutdown(id, read, now.now)).map_err(io_error)?;
+        }
+        if how != Shutdown::Read {
+            // A direction that has ended ends no more.
+            let _ = core.send(&self.inner.queue, Op::ShutDown);
+        }
+        Ok(())
+    }
+
+    /// Our address.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.inner.host.owner.core.lock().sockets.local(self.id()).map_err(io_error)
+    }
+
+    /// The peer's address.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.inner.host.owner.core.lock().sockets.remote(self.id()).map_err(io_error)
+    }
+
+    /// What Linux tells as `TCP_INFO`; `None` without a connection.
+    pub fn info(&self) -> Option<Info> {
+        let core = &self.inner.host.owner.core;
+        let state = core.lock();
+        state.sockets.tcp(self.id()).map(|connection| connection.info(core.clock.now()))
+    }
+
+    /// The pending error.
+    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+        let error = self.inner.host.owner.core.lock().sockets.take_error(self.id());
+        let error = error.map_err(io_error)?.or_else(|| self.inner.queue.untold_failure());
+        Ok(error.map(io_error))
+    }
+
+    /// Options, as they are.
+    pub fn options(&self) -> io::Result<Options> {
+        self.inner.host.owner.core.lock().sockets.options(self.id()).copied().map_err(io_error)
+    }
+
+    /// Changes options.
+    pub fn set_options(&self, change: impl FnOnce(&mut Options)) -> io::Result<()> {
+        let id = self.id();
+        let core = &self.inner.host.owner.core;
+        core.call(|state, now| state.sockets.set_options(id, now.now, change)).map_err(io_error)
+    }
+
+    /// Whether small segments wait for ACKs.
+    pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
+        self.set_options(|options| options.nodelay = nodelay)
+    }
+
+    /// Whether small segments wait for ACKs.
+    pub fn nodelay(&self) -> io::Result<bool> {
+        Ok(self.options()?.nodelay)
+    }
+
+    /// How long a call that reads waits; `None` for as long as it takes.
+    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.inner.shape.set_read_timeout(timeout)
+    }
+
+    /// How long a call that writes waits; `None` for as long as it takes.
+    pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.inner.shape.set_write_timeout(timeout)
+    }
+
+    /// How long a call that reads waits.
+    pub fn read_timeout(&self) -> io::Result<Option<Duration>> {
+        Ok(self.inner.shape.read_timeout())
+    }
+
+    /// How long a call that writes waits.
+    pub fn write_timeout(&self) -> io::Result<Option<Duration>> {
+        Ok(self.inner.shape.write_timeout())
+    }
+
+    /// Whether calls fail instead of waiting.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        self.inner.shape.set_nonblocking(nonblocking);
+        Ok(())
+    }
+
+    /// Another handle of the same socket.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(self.clone())
+    }
+}
+
+impl Read for &TcpStream {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = block(self.inner.shape.read_wait(), |cx| self.poll_read(cx, into));
+        read.unwrap_or_else(|| Err(would_block()))
+    }
+}
+
+impl Read for TcpStream {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        (&*self).read(into)
+    }
+}
+
+impl Write for &TcpStream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        let wait = self.inner.shape.write_wait();
+        let written = block(wait, |cx| self.poll_write_vectored(cx, slices));
+        written.unwrap_or_else(|| Err(would_block()))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Write for TcpStream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        (&*self).write(bytes)
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        (&*self).write_vectored(slices)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // A queue always takes the end.
+        let _ = self.host.owner.core.send(&self.queue, Op::Close);
+    }
+}
+
+impl fmt::Debug for TcpStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (local, remote) = (self.local_addr().ok(), self.peer_addr().ok());
+        f.debug_struct("TcpStream").field("local", &local).field("remote", &remote).finish()
+    }
+}

@@ -239,7 +239,11 @@ mod tests {
 
     #[test]
     fn what_is_in_a_module_counts_for_it() {
-        let files = [("a/x.rs", "use crate::b::B;"), ("b/mod.rs", "use crate::a::x::X;")];
+        let files = [
+            ("a/mod.rs", "mod x;"),
+            ("a/x.rs", "use crate::b::B;"),
+            ("b/mod.rs", "use crate::a::x::X;"),
+        ];
         assert_eq!(problems(&files).len(), 1);
     }
 

@@ -27,7 +27,8 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use place::{PREFIX_LEN, isolated, on_tap};
-use towpath::host::{Config, Host, TcpListener, TcpStream};
+use towpath::host::{Config, Host};
+use towpath::tokio::{TcpListener, TcpStream};
 
 /// A server of hyper on a towpath host, and its clients.
 #[derive(Clone, Debug, Parser)]
@@ -79,7 +80,7 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Body>, Infallible
 /// Serves each connection as a task, until the runtime ends.
 async fn serve(listener: TcpListener) -> anyhow::Result<()> {
     loop {
-        let (stream, _) = listener.accept_async().await.context("cannot accept")?;
+        let (stream, _) = listener.accept().await.context("cannot accept")?;
         stream.set_nodelay(true)?;
         tokio::spawn(async move {
             let connection = hyper::server::conn::http1::Builder::new()
@@ -93,7 +94,7 @@ async fn serve(listener: TcpListener) -> anyhow::Result<()> {
 
 /// Asks over one connection, and looks at the answers. Returns the bytes of their bodies.
 async fn ask(host: Host, arguments: Arguments) -> anyhow::Result<u64> {
-    let stream = TcpStream::connect_async(&host, SocketAddr::from((SERVER, PORT))).await?;
+    let stream = TcpStream::connect(&host, SocketAddr::from((SERVER, PORT))).await?;
     stream.set_nodelay(true)?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;

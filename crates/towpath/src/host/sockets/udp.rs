@@ -388,6 +388,15 @@ impl UdpSocket {
         self.poll_receive(cx, into, false)
     }
 
+    /// As [`UdpSocket::peek_from`], for futures; tells more.
+    pub fn poll_peek_from(
+        &self,
+        cx: &mut Context<'_>,
+        into: &mut [u8],
+    ) -> Poll<io::Result<ReceivedDatagram>> {
+        self.poll_receive(cx, into, true)
+    }
+
     fn poll_receive(
         &self,
         cx: &mut Context<'_>,

@@ -1,0 +1,149 @@
+//! Sockets in tokio's shape, as programs use them that know tokio's: with all traits imported, in
+//! tasks of one thread.
+
+use futures::future::join;
+use std::io::ErrorKind;
+// Nothing of these may stand in the way of tokio's traits.
+#[allow(unused_imports, reason = "that they are there is the case")]
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use towpath::host::{Config, Host, SendTo};
+use towpath::tokio::{TcpListener, TcpStream, UdpSocket};
+
+/// More than any step takes, so that a test that hangs ends.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn pair() -> (Host, Host) {
+    // Without the default term, which a slow machine may exceed.
+    let config = |last| Config { default_term: None, ..Config::with_address([10, 0, 0, last], 24) };
+    Host::pair(&config(1), &config(2)).expect("two hosts")
+}
+
+/// Runs a case in a runtime of one thread: a call that waits would wait for ever.
+fn run(case: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+    let runtime = runtime.expect("a runtime");
+    let done = runtime.block_on(async { tokio::time::timeout(PATIENCE, case).await });
+    done.expect("it ends");
+}
+
+async fn connection(hosts: &(Host, Host)) -> (TcpStream, TcpStream) {
+    let address: SocketAddr = "10.0.0.2:80".parse().expect("an address");
+    let listener = TcpListener::bind(&hosts.1, address).expect("listens");
+    let (stream, accepted) = join(TcpStream::connect(&hosts.0, address), listener.accept()).await;
+    (stream.expect("connects"), accepted.expect("accepted").0)
+}
+
+/// Goal: `shutdown` is that of tokio's trait, and the peer reads to the end.
+#[test]
+fn a_stream_is_shut_down_by_the_trait() {
+    let hosts = pair();
+    run(async {
+        let (mut stream, mut peer) = connection(&hosts).await;
+        stream.write_all(b"question").await.expect("sent");
+        stream.shutdown().await.expect("shut down");
+        let mut text = String::new();
+        peer.read_to_string(&mut text).await.expect("received");
+        assert_eq!(text, "question");
+        peer.write_all(b"answer").await.expect("sent");
+        drop(peer);
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await.expect("received");
+        assert_eq!(answer, b"answer");
+    });
+}
+
+/// Goal: halves read and write at the same time, and the end of the one that writes is the end of
+/// what the peer reads.
+#[test]
+fn halves_belong_to_two_tasks() {
+    const BYTES: usize = 3_000_000;
+    let hosts = pair();
+    run(async {
+        let (stream, peer) = connection(&hosts).await;
+        let (mut reads, mut writes) = stream.into_split();
+        let (mut peer_reads, mut peer_writes) = peer.into_split();
+        let send = async move {
+            writes.write_all(&vec![7; BYTES]).await.expect("sent");
+        };
+        let echo = async move {
+            let count = tokio::io::copy(&mut peer_reads, &mut peer_writes).await;
+            assert_eq!(count.expect("copied"), BYTES as u64);
+        };
+        let receive = async move {
+            let mut all = Vec::new();
+            reads.read_to_end(&mut all).await.expect("received");
+            assert!(all.len() == BYTES && all.iter().all(|byte| *byte == 7));
+        };
+        join(join(send, echo), receive).await;
+    });
+}
+
+/// Goal: what cannot be done now is told, and that it can be done is waited for.
+#[test]
+fn readiness_is_waited_for() {
+    let hosts = pair();
+    run(async {
+        let (stream, mut peer) = connection(&hosts).await;
+        let mut bytes = [0; 8];
+        let nothing = stream.try_read(&mut bytes).expect_err("nothing is there");
+        assert_eq!(nothing.kind(), ErrorKind::WouldBlock);
+        stream.writable().await.expect("it is");
+        assert_eq!(stream.try_write(b"abc").expect("room"), 3);
+        let mut received = [0; 3];
+        peer.read_exact(&mut received).await.expect("received");
+        let late = async {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            peer.write_all(b"xy").await.expect("sent");
+        };
+        let (ready, ()) = join(stream.readable(), late).await;
+        ready.expect("it is");
+        assert_eq!(stream.peek(&mut bytes).await.expect("there"), 2);
+        assert_eq!(stream.try_read(&mut bytes).expect("there"), 2);
+        assert_eq!(&bytes[..2], b"xy");
+    });
+}
+
+/// Goal: a buffer that is lent from a task comes back.
+#[test]
+fn what_a_task_lends_comes_back() {
+    let hosts = pair();
+    run(async {
+        let (stream, mut peer) = connection(&hosts).await;
+        let sending = stream.send_zc(vec![9; 100_000]).await.expect("accepted");
+        let mut received = vec![0; 100_000];
+        peer.read_exact(&mut received).await.expect("received");
+        let returned = sending.await;
+        assert!(returned.buffer == received && !returned.copied);
+    });
+}
+
+/// Goal: datagrams are sent, looked at, received and lent without a call that waits.
+#[test]
+fn datagrams_are_sent_and_received() {
+    let hosts = pair();
+    run(async {
+        let [client, server] = [(&hosts.0, 1), (&hosts.1, 2)].map(|(host, last)| {
+            UdpSocket::bind(host, SocketAddr::from(([10, 0, 0, last], 53))).expect("bound")
+        });
+        let to = server.local_addr().expect("an address");
+        assert_eq!(client.send_to(b"one", to).await.expect("sent"), 3);
+        server.readable().await.expect("it is");
+        let mut bytes = [0; 16];
+        for receive in [true, false] {
+            let (count, from) = match receive {
+                true => server.peek_from(&mut bytes).await.expect("there"),
+                false => server.recv_from(&mut bytes).await.expect("there"),
+            };
+            assert_eq!((&bytes[..count], from), (&b"one"[..], client.local_addr().expect("one")));
+        }
+        client.connect(to).expect("a peer");
+        let sending = client.send_zc(vec![1; 9], &SendTo::default()).await.expect("accepted");
+        assert_eq!(server.recv(&mut bytes).await.expect("there"), 9);
+        assert_eq!(sending.await.buffer, [1; 9]);
+        assert_eq!(client.send(b"end").await.expect("sent"), 3);
+        assert_eq!(server.recv(&mut bytes).await.expect("there"), 3);
+    });
+}

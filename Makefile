@@ -6,11 +6,12 @@ MIB ?= 1024
 # Where rustup and the system keep programs, for shells that do not look there.
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/sbin:/sbin
 target = $(or $(CARGO_TARGET_DIR),target)
-# What `make library` builds. Programs look for a library of the version that they were linked to; of a version 0
-# each minor one is another.
+# What is installed: the command that `make build` built, and the C library of `make library`.
 profile ?= release
+built ?= $(target)/$(profile)
 version = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
-soname = libtowpath_capi.so.$(basename $(version))
+# Programs look for the library of the major version that they were linked to.
+soname = libtowpath.so.$(firstword $(subst ., ,$(version)))
 lib = $(DESTDIR)$(PREFIX)/lib
 
 .PHONY: help
@@ -19,9 +20,8 @@ help:
 	@echo 'make test     install what the tests need, then run all checks and tests'
 	@echo 'make test-long  tests that take hours: more sizes and seeds, floods, fuzzing'
 	@echo 'make build    the command: $(target)/release/towpath'
-	@echo 'make install  command and manual page to PREFIX=$(PREFIX)'
-	@echo 'make library  the C library: $(target)/release/libtowpath_capi.so and .a'
-	@echo 'make install-library  library, header, pkg-config file and manual pages to PREFIX'
+	@echo 'make library  the C library'
+	@echo 'make install  what was built, with manual pages, header and pkg-config file, to PREFIX=$(PREFIX)'
 	@echo 'make clean    remove everything that was built'
 
 .PHONY: demo
@@ -49,29 +49,33 @@ build: setup-build
 setup-build:
 	@bash scripts/setup build
 
-# Installs what `make build` made, so that nothing is built as root.
+# Installs what `make build` and `make library` made, so that nothing is built as root.
 .PHONY: install
 install:
-	@test -x $(target)/release/towpath || { echo 'make: run "make build" first' >&2; exit 1; }
-	install -D -m 755 $(target)/release/towpath $(DESTDIR)$(PREFIX)/bin/towpath
+	@test -x $(built)/towpath -o -e $(built)/libtowpath_capi.so || \
+		{ echo 'make: nothing was built; run "make build" or "make library" first' >&2; exit 1; }
+	@if test -x $(built)/towpath; then $(MAKE) --no-print-directory install-command; \
+		else echo 'make: without the command, which "make build" builds'; fi
+	@if test -e $(built)/libtowpath_capi.so; then $(MAKE) --no-print-directory install-library; \
+		else echo 'make: without the C library, which "make library" builds'; fi
+
+.PHONY: install-command
+install-command:
+	install -D -m 755 $(built)/towpath $(DESTDIR)$(PREFIX)/bin/towpath
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
-	$(target)/release/towpath man >$(DESTDIR)$(PREFIX)/share/man/man1/towpath.1
+	install -m 644 docs/man/towpath.1 $(DESTDIR)$(PREFIX)/share/man/man1
 
 .PHONY: library
 library: setup-build
-	@cargo rustc --profile $(profile:debug=dev) --locked --package towpath-capi --crate-type staticlib
-	@cargo rustc --profile $(profile:debug=dev) --locked --package towpath-capi --crate-type cdylib -- \
-		-C link-arg=-Wl,-soname,$(soname)
+	@cargo build --profile $(profile:debug=dev) --locked --package towpath-capi
 
-# Installs what `make library` made.
 .PHONY: install-library
 install-library:
-	@test -e $(target)/$(profile)/libtowpath_capi.so || { echo 'make: run "make library" first' >&2; exit 1; }
 	install -d $(lib)/pkgconfig $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/share/man/man3
-	install -m 755 $(target)/$(profile)/libtowpath_capi.so $(lib)/libtowpath_capi.so.$(version)
-	ln -sf libtowpath_capi.so.$(version) $(lib)/$(soname)
-	ln -sf $(soname) $(lib)/libtowpath_capi.so
-	install -m 644 $(target)/$(profile)/libtowpath_capi.a $(lib)
+	install -m 755 $(built)/libtowpath_capi.so $(lib)/libtowpath.so.$(version)
+	ln -sf libtowpath.so.$(version) $(lib)/$(soname)
+	ln -sf $(soname) $(lib)/libtowpath.so
+	install -m 644 $(built)/libtowpath_capi.a $(lib)/libtowpath.a
 	install -m 644 crates/capi/include/towpath.h $(DESTDIR)$(PREFIX)/include
 	install -m 644 docs/man/*.3 $(DESTDIR)$(PREFIX)/share/man/man3
 	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(version)|' crates/capi/towpath.pc.in >$(lib)/pkgconfig/towpath.pc
@@ -79,4 +83,4 @@ install-library:
 .PHONY: clean
 clean:
 	cargo clean
-	rm -rf fuzz/target fuzz/artifacts
+	rm -rf fuzz/artifacts

@@ -276,6 +276,7 @@ fn header() -> Result<Count, String> {
     let header = root().join("crates/capi/include/towpath.h");
     for [compiler, language, standard] in [
         ["cc", "c", "-std=gnu11"],
+        ["cc", "c", "-std=c99"],
         ["cc", "c", "-std=c11"],
         ["cc", "c", "-std=c17"],
         ["c++", "c++", "-std=c++17"],

@@ -1,7 +1,7 @@
 /*
  * An echo server on an event queue: one thread, any number of connections, until SIGINT or SIGTERM.
  *
- *     cc -I crates/capi/include crates/capi/examples/echo.c -L target/release -ltowpath_capi -o echo
+ *     cc crates/capi/examples/echo.c $(pkg-config --cflags --libs towpath) -o echo
  *     echo tap0 192.0.2.2/24 7
  *
  * What a peer has sent is received into a buffer of its own and lent from there: the stack copies it once on its

@@ -25,6 +25,17 @@
 extern "C" {
 #endif
 
+/* The version of this header; a number that later versions exceed. */
+#define TOWPATH_MAKE_VERSION(major, minor, patch) ((unsigned int)(major) << 16 | (minor) << 8 | (patch))
+#define TOWPATH_VERSION_MAJOR 0
+#define TOWPATH_VERSION_MINOR 1
+#define TOWPATH_VERSION_PATCH 0
+#define TOWPATH_VERSION \
+	TOWPATH_MAKE_VERSION(TOWPATH_VERSION_MAJOR, TOWPATH_VERSION_MINOR, TOWPATH_VERSION_PATCH)
+
+/* That of the library that is in use, as TOWPATH_VERSION of its header. */
+unsigned int towpath_version(void);
+
 /* A stack, its memory and its descriptors. */
 struct towpath;
 
@@ -41,7 +52,7 @@ struct towpath *towpath_new(const char *addresses, int mtu);
  * much (`sending`, `unacknowledged_bytes`), and it goes on its way. Of an instance made by towpath_new(), other
  * threads move the packets meanwhile.
  */
-int towpath_finish(const struct towpath *instance, int timeout);
+int towpath_finish(struct towpath *instance, int timeout);
 /*
  * Closes all sockets and ends an instance, with its thread if it has one. Nobody may use it any more. As with the
  * kernel's sockets when a program ends, what was written before is still sent: this waits as towpath_finish(), for
@@ -91,39 +102,39 @@ struct towpath *towpath_attach_fd(int fd, const struct towpath_config *config);
  * For instances made by towpath_new(). Gives the instance an IP packet, as if its device had
  * received it.
  */
-int towpath_input(const struct towpath *instance, const void *packet, size_t len);
+int towpath_input(struct towpath *instance, const void *packet, size_t len);
 /* Takes the next IP packet that leaves; 0 if there is none. What does not fit is cut off. */
-ssize_t towpath_output(const struct towpath *instance, void *packet, size_t len);
+ssize_t towpath_output(struct towpath *instance, void *packet, size_t len);
 /* Runs the timers that are due; milliseconds until the next, or -1 if there is none. */
-int towpath_run_timers(const struct towpath *instance);
+int towpath_run_timers(struct towpath *instance);
 
-int towpath_socket(const struct towpath *instance, int domain, int type, int protocol);
-int towpath_bind(const struct towpath *instance, int fd, const struct sockaddr *address,
+int towpath_socket(struct towpath *instance, int domain, int type, int protocol);
+int towpath_bind(struct towpath *instance, int fd, const struct sockaddr *address,
 		 socklen_t len);
-int towpath_listen(const struct towpath *instance, int fd, int backlog);
-int towpath_accept(const struct towpath *instance, int fd, struct sockaddr *address,
+int towpath_listen(struct towpath *instance, int fd, int backlog);
+int towpath_accept(struct towpath *instance, int fd, struct sockaddr *address,
 		   socklen_t *len);
-int towpath_accept4(const struct towpath *instance, int fd, struct sockaddr *address,
+int towpath_accept4(struct towpath *instance, int fd, struct sockaddr *address,
 		    socklen_t *len, int flags);
-int towpath_connect(const struct towpath *instance, int fd, const struct sockaddr *address,
+int towpath_connect(struct towpath *instance, int fd, const struct sockaddr *address,
 		    socklen_t len);
-int towpath_shutdown(const struct towpath *instance, int fd, int how);
+int towpath_shutdown(struct towpath *instance, int fd, int how);
 /*
  * Its number is free at once. What was written is still sent: the instance goes on with it, until towpath_free().
  * With SO_LINGER and a time, the call waits until the peer has acknowledged all, the end too, or that time is over;
  * with a time of 0, or with received bytes that nobody has read, the connection is reset and the rest is lost.
  */
-int towpath_close(const struct towpath *instance, int fd);
+int towpath_close(struct towpath *instance, int fd);
 
-ssize_t towpath_read(const struct towpath *instance, int fd, void *buffer, size_t len);
-ssize_t towpath_readv(const struct towpath *instance, int fd, const struct iovec *pieces,
+ssize_t towpath_read(struct towpath *instance, int fd, void *buffer, size_t len);
+ssize_t towpath_readv(struct towpath *instance, int fd, const struct iovec *pieces,
 		      int count);
-ssize_t towpath_recv(const struct towpath *instance, int fd, void *buffer, size_t len, int flags);
-ssize_t towpath_recvfrom(const struct towpath *instance, int fd, void *buffer, size_t len,
+ssize_t towpath_recv(struct towpath *instance, int fd, void *buffer, size_t len, int flags);
+ssize_t towpath_recvfrom(struct towpath *instance, int fd, void *buffer, size_t len,
 			 int flags, struct sockaddr *address, socklen_t *address_len);
-ssize_t towpath_recvmsg(const struct towpath *instance, int fd, struct msghdr *message, int flags);
+ssize_t towpath_recvmsg(struct towpath *instance, int fd, struct msghdr *message, int flags);
 struct mmsghdr;
-int towpath_recvmmsg(const struct towpath *instance, int fd, struct mmsghdr *messages,
+int towpath_recvmmsg(struct towpath *instance, int fd, struct mmsghdr *messages,
 		     unsigned int count, int flags, struct timespec *timeout);
 /*
  * As towpath_recvmsg(), but copies nothing: fills msg_iov, which has room for msg_iovlen pieces, with
@@ -137,20 +148,20 @@ int towpath_recvmmsg(const struct towpath *instance, int fd, struct mmsghdr *mes
  * TOWPATH_HEADERS_MAX bytes (EMSGSIZE). They are copied into it, and its length becomes how many they are.
  */
 #define TOWPATH_HEADERS_MAX 256
-ssize_t towpath_recvmsg_lent(const struct towpath *instance, int fd, struct msghdr *message,
+ssize_t towpath_recvmsg_lent(struct towpath *instance, int fd, struct msghdr *message,
 			     int flags, uint64_t *token);
 /* Gives back what such a call handed out: EINVAL if there is nothing with this token. */
-int towpath_return(const struct towpath *instance, uint64_t token);
-ssize_t towpath_write(const struct towpath *instance, int fd, const void *buffer, size_t len);
-ssize_t towpath_writev(const struct towpath *instance, int fd, const struct iovec *pieces,
+int towpath_return(struct towpath *instance, uint64_t token);
+ssize_t towpath_write(struct towpath *instance, int fd, const void *buffer, size_t len);
+ssize_t towpath_writev(struct towpath *instance, int fd, const struct iovec *pieces,
 		       int count);
-ssize_t towpath_send(const struct towpath *instance, int fd, const void *buffer, size_t len,
+ssize_t towpath_send(struct towpath *instance, int fd, const void *buffer, size_t len,
 		     int flags);
-ssize_t towpath_sendto(const struct towpath *instance, int fd, const void *buffer, size_t len,
+ssize_t towpath_sendto(struct towpath *instance, int fd, const void *buffer, size_t len,
 		       int flags, const struct sockaddr *address, socklen_t address_len);
-ssize_t towpath_sendmsg(const struct towpath *instance, int fd, const struct msghdr *message,
+ssize_t towpath_sendmsg(struct towpath *instance, int fd, const struct msghdr *message,
 			int flags);
-int towpath_sendmmsg(const struct towpath *instance, int fd, struct mmsghdr *messages,
+int towpath_sendmmsg(struct towpath *instance, int fd, struct mmsghdr *messages,
 		     unsigned int count, int flags);
 
 /*
@@ -159,12 +170,12 @@ int towpath_sendmmsg(const struct towpath *instance, int fd, struct mmsghdr *mes
  * towpath_sendmsg() it is that call's, if it is not 0. What is still needed then is copied, and the
  * notice says SO_EE_CODE_ZEROCOPY_COPIED.
  */
-#define SO_ZEROCOPY_TERM 0x7001
+#define TOWPATH_SO_ZEROCOPY_TERM 0x7001
 /*
  * Asks for the memory of the calls `first` to `last` of a socket at once; notices tell of them as
  * ever. 0 if none of it is used any more. EAGAIN, ENOMEM: not yet, but soon.
  */
-int towpath_recall(const struct towpath *instance, int fd, uint32_t first, uint32_t last);
+int towpath_recall(struct towpath *instance, int fd, uint32_t first, uint32_t last);
 /*
  * How much sockets may lend from now on; a call beyond that fails with ENOBUFS. `notices` is bytes of
  * the notices of each socket, 768 for one, from the call until it is read: 131072 at first
@@ -172,7 +183,7 @@ int towpath_recall(const struct towpath *instance, int fd, uint32_t first, uint3
  * of each call its whole pages and two more, until they come back: at first SIZE_MAX, for no limit
  * (RLIMIT_MEMLOCK of Linux, which the library does not look at).
  */
-int towpath_limit_lent(const struct towpath *instance, size_t notices, size_t memory);
+int towpath_limit_lent(struct towpath *instance, size_t notices, size_t memory);
 
 /*
  * What an instance has lent and copied so far: bytes of payload, unless a field says otherwise.
@@ -238,32 +249,32 @@ struct towpath_stats {
  * Fills `stats`. `size` is sizeof(struct towpath_stats), so that later versions may add fields; what
  * the library does not know becomes zero. EINVAL, E2BIG: no size of this structure.
  */
-int towpath_get_stats(const struct towpath *instance, struct towpath_stats *stats, size_t size);
+int towpath_get_stats(struct towpath *instance, struct towpath_stats *stats, size_t size);
 
 /* From a file of the kernel's to a socket; between a socket and a pipe of the kernel's. */
-ssize_t towpath_sendfile(const struct towpath *instance, int to, int from, off_t *offset,
+ssize_t towpath_sendfile(struct towpath *instance, int to, int from, off_t *offset,
 			 size_t count);
-ssize_t towpath_splice(const struct towpath *instance, int from, int64_t *from_offset, int to,
+ssize_t towpath_splice(struct towpath *instance, int from, int64_t *from_offset, int to,
 		       int64_t *to_offset, size_t count, unsigned int flags);
 
-int towpath_getsockname(const struct towpath *instance, int fd, struct sockaddr *address,
+int towpath_getsockname(struct towpath *instance, int fd, struct sockaddr *address,
 			socklen_t *len);
-int towpath_getpeername(const struct towpath *instance, int fd, struct sockaddr *address,
+int towpath_getpeername(struct towpath *instance, int fd, struct sockaddr *address,
 			socklen_t *len);
-int towpath_setsockopt(const struct towpath *instance, int fd, int level, int name,
+int towpath_setsockopt(struct towpath *instance, int fd, int level, int name,
 		       const void *value, socklen_t len);
-int towpath_getsockopt(const struct towpath *instance, int fd, int level, int name, void *value,
+int towpath_getsockopt(struct towpath *instance, int fd, int level, int name, void *value,
 		       socklen_t *len);
-int towpath_fcntl(const struct towpath *instance, int fd, int command, int argument);
-int towpath_ioctl(const struct towpath *instance, int fd, unsigned long request, int *argument);
+int towpath_fcntl(struct towpath *instance, int fd, int command, int argument);
+int towpath_ioctl(struct towpath *instance, int fd, unsigned long request, int *argument);
 
 /* On descriptors of this instance only. */
-int towpath_poll(const struct towpath *instance, struct pollfd *entries, nfds_t count,
+int towpath_poll(struct towpath *instance, struct pollfd *entries, nfds_t count,
 		 int timeout);
-int towpath_epoll_create1(const struct towpath *instance, int flags);
-int towpath_epoll_ctl(const struct towpath *instance, int set, int operation, int fd,
+int towpath_epoll_create1(struct towpath *instance, int flags);
+int towpath_epoll_ctl(struct towpath *instance, int set, int operation, int fd,
 		      struct epoll_event *event);
-int towpath_epoll_wait(const struct towpath *instance, int set, struct epoll_event *events,
+int towpath_epoll_wait(struct towpath *instance, int set, struct epoll_event *events,
 		       int max, int timeout);
 
 /*
@@ -341,7 +352,7 @@ struct towpath_change {
 	int ident;
 	unsigned int reserved;
 	/* Of a descriptor: the instance that it is one of, or NULL for the kernel's. */
-	const struct towpath *instance;
+	struct towpath *instance;
 	/* Of a file or directory: its path. */
 	const char *path;
 	/* Of a timer: when, and how often then, or 0 for once. A modified one keeps its it_interval. */
@@ -382,7 +393,7 @@ struct towpath_transfer {
 	int fd;
 	unsigned int reserved;
 	/* Of TOWPATH_SPLICE: the instance that this stream is one of, or NULL for the kernel's. Else NULL. */
-	const struct towpath *instance;
+	struct towpath *instance;
 	/* Where in the file, and how many bytes: no more of a file than this; fewer if the source ends. */
 	off_t offset;
 	uint64_t count;
@@ -413,7 +424,7 @@ struct towpath_operation {
 	/* Filled in: names the operation, and no other ever. */
 	uint64_t id;
 	/* The descriptor, and the instance that it is one of; NULL for a file or a socket of the kernel's. */
-	const struct towpath *instance;
+	struct towpath *instance;
 	int fd;
 	/*
 	 * TOWPATH_ACCEPT: SOCK_NONBLOCK, SOCK_CLOEXEC. TOWPATH_RECV: MSG_WAITALL. TOWPATH_RECVMSG: MSG_PEEK, MSG_TRUNC.

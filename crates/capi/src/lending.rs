@@ -14,14 +14,14 @@ use towpath_packet::{Loans, Piece, Recall};
 /// Ranges of memory that an instance borrows at a time; without a free one a call fails with
 /// `ENOBUFS`.
 pub(crate) const LOANS_MAX: usize = 65_536;
-/// `SO_ZEROCOPY_TERM` of `towpath.h`.
-pub(crate) const SO_ZEROCOPY_TERM: i32 = 0x7001;
+/// `TOWPATH_SO_ZEROCOPY_TERM` of `towpath.h`.
+pub(crate) const TOWPATH_SO_ZEROCOPY_TERM: i32 = 0x7001;
 
 /// The term that these control messages ask for; those that are not about lending are passed over.
 pub(crate) fn asked_term(control: &[u8]) -> Outcome<Option<Duration>> {
     let mut asked = None;
     each_message(control, |level, kind, data| {
-        if (level, kind) == (libc::SOL_SOCKET, SO_ZEROCOPY_TERM) {
+        if (level, kind) == (libc::SOL_SOCKET, TOWPATH_SO_ZEROCOPY_TERM) {
             let number = data.try_into().map_err(|_| Errno::INVAL)?;
             asked = term(i32::from_ne_bytes(number))?;
         }

@@ -6,7 +6,7 @@ mod timers;
 
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
-use crate::lending::{self, SO_ZEROCOPY_TERM};
+use crate::lending::{self, TOWPATH_SO_ZEROCOPY_TERM};
 use crate::tcp_info;
 use towpath_net::path_mtu::PathMtu;
 use towpath_net::socket::{Linger, Options, Timestamping};
@@ -208,7 +208,7 @@ impl State {
                 self.change(fd, |options| options.zerocopy = on)
             }
             libc::SO_ZEROCOPY => Err(Errno::INVAL),
-            SO_ZEROCOPY_TERM => {
+            TOWPATH_SO_ZEROCOPY_TERM => {
                 let term = lending::term(number)?;
                 self.change(fd, |options| options.lent_term = term)
             }
@@ -277,7 +277,7 @@ impl State {
             libc::SO_ACCEPTCONN => i32::from(self.sockets.is_listening(id)),
             libc::SO_REUSEADDR => i32::from(options.reuse_address),
             libc::SO_ZEROCOPY => i32::from(options.zerocopy),
-            SO_ZEROCOPY_TERM => options.lent_term.map_or(0, |term| term.as_millis() as i32),
+            TOWPATH_SO_ZEROCOPY_TERM => options.lent_term.map_or(0, |term| term.as_millis() as i32),
             libc::SO_REUSEPORT => i32::from(options.reuse_port),
             libc::SO_KEEPALIVE => i32::from(options.keepalive),
             libc::SO_OOBINLINE => i32::from(options.urgent_inline),

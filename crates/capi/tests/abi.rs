@@ -65,6 +65,9 @@ fn compile(name: &str, source: &Path) -> (PathBuf, PathBuf) {
     let libraries = own.parent().expect("folder").to_path_buf();
     let library = libraries.join("libtowpath_capi.so");
     assert!(library.exists(), "{} was built with this test", library.display());
+    // By the name that programs look for.
+    let found = libraries.join(concat!("libtowpath.so.", env!("CARGO_PKG_VERSION_MAJOR")));
+    let _ = std::os::unix::fs::symlink("libtowpath_capi.so", &found);
     let program: PathBuf = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let compiled = Command::new("cc")
         .args(["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
@@ -77,6 +80,78 @@ fn compile(name: &str, source: &Path) -> (PathBuf, PathBuf) {
     assert!(compiled.expect("a C compiler").success());
     (program, libraries)
 }
+
+/// Goal: programs elsewhere find the installed library by pkg-config alone, shared and static, and
+/// header and library have the same version. Method: `make install` into an empty root.
+#[test]
+fn an_installed_library_is_found_by_pkg_config() {
+    let missing = |program: &str| Command::new(program).arg("--version").output().is_err();
+    if let Some(program) = ["make", "pkg-config"].into_iter().find(|program| missing(program)) {
+        eprintln!("skipped: there is no {program}");
+        return;
+    }
+    let own = std::env::current_exe().expect("path of this program");
+    let built = own.parent().expect("folder");
+    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("installed");
+    let _ = std::fs::remove_dir_all(&root);
+    let installed = Command::new("make")
+        .args(["--silent", "install-library", "PREFIX=/opt/net"])
+        .arg(format!("DESTDIR={}", root.display()))
+        .arg(format!("built={}", built.display()))
+        .current_dir(package().join("../.."))
+        .output()
+        .expect("make");
+    assert!(installed.status.success(), "{}", String::from_utf8_lossy(&installed.stderr));
+    let source = root.join("version.c");
+    std::fs::write(&source, VERSION_OF_THE_LIBRARY).expect("a file");
+    let libraries = root.join("opt/net/lib");
+    for (kind, flags) in [("shared", &["--libs"][..]), ("static", &["--static", "--libs"])] {
+        let told = Command::new("pkg-config")
+            .args(["--cflags", "towpath"])
+            .args(flags)
+            .env("PKG_CONFIG_PATH", libraries.join("pkgconfig"))
+            .env("PKG_CONFIG_SYSROOT_DIR", &root)
+            .output()
+            .expect("pkg-config");
+        assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
+        let flags = String::from_utf8(told.stdout).expect("text");
+        if kind == "static" {
+            // Both are there: the linker takes the shared one where it can.
+            std::fs::remove_file(libraries.join("libtowpath.so")).expect("it was installed");
+        }
+        let program = root.join(kind);
+        let compiled = Command::new("cc")
+            .args(["-std=c99", "-Wall", "-Wextra", "-pedantic", "-Werror", "-o"])
+            .arg(&program)
+            .arg(&source)
+            .args(flags.split_ascii_whitespace())
+            .status();
+        assert!(compiled.expect("a C compiler").success(), "{flags}");
+        let mut ran = Command::new(&program);
+        if kind == "shared" {
+            ran.env("LD_LIBRARY_PATH", &libraries);
+        }
+        let ran = ran.output().expect("it runs");
+        let told = String::from_utf8_lossy(&ran.stdout);
+        assert_eq!(told, concat!(env!("CARGO_PKG_VERSION"), "\n"), "{kind}: {ran:?}");
+    }
+}
+
+/// Says its version, if header and library have the same.
+const VERSION_OF_THE_LIBRARY: &str = r#"
+#include <towpath.h>
+#include <stdio.h>
+
+int main(void)
+{
+	struct towpath *net = towpath_new("192.0.2.1/24", 1500);
+	if (!net || towpath_version() != TOWPATH_VERSION)
+		return 1;
+	towpath_free(net);
+	printf("%d.%d.%d\n", TOWPATH_VERSION_MAJOR, TOWPATH_VERSION_MINOR, TOWPATH_VERSION_PATCH);
+	return 0;
+}
+"#;
 
 fn compile_and_run(name: &str, source: &Path) -> Output {
     let (program, libraries) = compile(name, source);

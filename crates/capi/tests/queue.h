@@ -37,7 +37,7 @@ static inline uint64_t add(struct towpath_queue *queue, struct towpath_change ch
 	return change.id;
 }
 
-static inline uint64_t add_fd(struct towpath_queue *queue, const struct towpath *instance, int fd,
+static inline uint64_t add_fd(struct towpath_queue *queue, struct towpath *instance, int fd,
 			      uint32_t events)
 {
 	return add(queue, (struct towpath_change) {

@@ -257,7 +257,7 @@ static ssize_t lend_some(struct lender *lender, void *bytes, size_t len)
 	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
 
 	header->cmsg_level = SOL_SOCKET;
-	header->cmsg_type = SO_ZEROCOPY_TERM;
+	header->cmsg_type = TOWPATH_SO_ZEROCOPY_TERM;
 	header->cmsg_len = CMSG_LEN(sizeof(int));
 	memcpy(CMSG_DATA(header), &lender->term, sizeof(int));
 	if (lender->term == 0)
@@ -301,10 +301,10 @@ static void terms(struct scene *scene)
 				 sizeof(buffer)) == 0);
 	for (int round = 0; round < 3; round++, term = 0) {
 		lender.term = round == 2 ? 50 : 0;
-		CHECK(towpath_setsockopt(stack, lender.fd, SOL_SOCKET, SO_ZEROCOPY_TERM, &term,
+		CHECK(towpath_setsockopt(stack, lender.fd, SOL_SOCKET, TOWPATH_SO_ZEROCOPY_TERM, &term,
 					 sizeof(term)) == 0);
 		int told = -1;
-		CHECK(towpath_getsockopt(stack, lender.fd, SOL_SOCKET, SO_ZEROCOPY_TERM, &told,
+		CHECK(towpath_getsockopt(stack, lender.fd, SOL_SOCKET, TOWPATH_SO_ZEROCOPY_TERM, &told,
 					 &len) == 0 && told == term);
 		uint32_t first = lender.called;
 		size_t sent = lend_too_much(&lender, bytes, sizeof(bytes), 7 + round);
@@ -324,7 +324,7 @@ static void terms(struct scene *scene)
 		}
 	}
 	term = -1;
-	CHECK(towpath_setsockopt(stack, lender.fd, SOL_SOCKET, SO_ZEROCOPY_TERM, &term,
+	CHECK(towpath_setsockopt(stack, lender.fd, SOL_SOCKET, TOWPATH_SO_ZEROCOPY_TERM, &term,
 				 sizeof(term)) == -1 && errno == EINVAL);
 	CHECK(towpath_recall(stack, lender.fd, 0, UINT32_MAX) == 0);
 	struct towpath_stats stats;

@@ -557,7 +557,7 @@ static ssize_t lend_for(struct end *end, int fd, const union address *to, sockle
 				  .msg_controllen = CMSG_SPACE(size) };
 	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
 
-	*header = (struct cmsghdr){ .cmsg_level = SOL_SOCKET, .cmsg_type = SO_ZEROCOPY_TERM,
+	*header = (struct cmsghdr){ .cmsg_level = SOL_SOCKET, .cmsg_type = TOWPATH_SO_ZEROCOPY_TERM,
 				    .cmsg_len = CMSG_LEN(size) };
 	memcpy(CMSG_DATA(header), &term, size);
 	return CALL(end, sendmsg, fd, &message, flags);
@@ -580,7 +580,7 @@ static void terms(struct scene *scene)
 	if (!end->towpath)
 		return;
 	set_int(end, client, SOL_SOCKET, SO_ZEROCOPY, 1);
-	set_int(end, client, SOL_SOCKET, SO_ZEROCOPY_TERM, 60000);
+	set_int(end, client, SOL_SOCKET, TOWPATH_SO_ZEROCOPY_TERM, 60000);
 	CHECK(lend_for(end, client, &to, len, bytes, -1, 4, MSG_ZEROCOPY) == -1 && errno == EINVAL);
 	CHECK(lend_for(end, client, &to, len, bytes, 1, 3, MSG_ZEROCOPY) == -1 && errno == EINVAL);
 	CHECK(towpath_get_stats(end->towpath, &before, sizeof(before)) == 0);

@@ -45,6 +45,29 @@ const CONFIG_BYTES_MIN: usize = offset_of!(TowpathConfig, file_cache);
 /// Largest structure that a program of the future may give.
 const CONFIG_BYTES_MAX: usize = 4096;
 
+/// The version of this library as a number: that of `TOWPATH_VERSION` in its header.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_version() -> c_uint {
+    VERSION
+}
+
+const VERSION: c_uint = {
+    number(env!("CARGO_PKG_VERSION_MAJOR")) << 16
+        | number(env!("CARGO_PKG_VERSION_MINOR")) << 8
+        | number(env!("CARGO_PKG_VERSION_PATCH"))
+};
+
+/// A number of decimal digits.
+const fn number(text: &str) -> c_uint {
+    let (bytes, mut value, mut at) = (text.as_bytes(), 0, 0);
+    while at < bytes.len() {
+        assert!(bytes[at].is_ascii_digit(), "versions are numbers");
+        value = value * 10 + (bytes[at] - b'0') as c_uint;
+        at += 1;
+    }
+    value
+}
+
 exported! {
     /// Waits for `timeout` milliseconds at most until all that was written has arrived; the header
     /// says more.

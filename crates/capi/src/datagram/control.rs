@@ -5,7 +5,7 @@ use super::{Told, origin};
 use crate::address;
 use crate::control::{Control, each_message};
 use crate::errno::{Errno, Outcome};
-use crate::lending::SO_ZEROCOPY_TERM;
+use crate::lending::TOWPATH_SO_ZEROCOPY_TERM;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use towpath_net::socket::{ErrorNotice, ReceivedDatagram, SendTo};
 
@@ -87,7 +87,7 @@ fn message(level: i32, kind: i32, data: &[u8], over_v4: bool, send: &mut SendTo)
         // looked at the term.
         (
             libc::SOL_SOCKET,
-            libc::SO_MARK | libc::SO_TIMESTAMPING | libc::SO_PRIORITY | SO_ZEROCOPY_TERM,
+            libc::SO_MARK | libc::SO_TIMESTAMPING | libc::SO_PRIORITY | TOWPATH_SO_ZEROCOPY_TERM,
         ) if data.len() == size_of::<i32>() => {}
         (libc::SOL_UDP | libc::SOL_SOCKET, _) => return Err(Errno::INVAL),
         (libc::IPPROTO_IP, _) if over_v4 => match kind {

@@ -1,0 +1,7 @@
+//! Names the C library: programs look for the one of the major version that they were linked to.
+
+fn main() {
+    let major = std::env::var("CARGO_PKG_VERSION_MAJOR").unwrap_or_default();
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libtowpath.so.{major}");
+}

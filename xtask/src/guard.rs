@@ -25,8 +25,8 @@ struct Case {
     work: &'static str,
     /// How often, at first.
     count: u64,
-    /// How often it is counted before it is said to be worse, or stored; medians are taken. More
-    /// than once where the kernel takes part, which sways instructions.
+    /// Rounds of which medians are taken, for figures to be stored and where a first round seems
+    /// worse. More than one where the kernel takes part, which sways instructions.
     rounds: usize,
     /// Over a TAP device, which takes root: system calls alone are counted, as valgrind knows
     /// nothing of some that make networks.

@@ -264,7 +264,9 @@ fn bench(arguments: &Arguments) -> anyhow::Result<Ending> {
             },
             _ => {
                 let status = child.wait().context("cannot wait for process 1")?;
-                let killed = || status.signal().map_or(FAILED.into(), |signal| 128 + signal);
+                let killed = || {
+                    status.signal().map_or(FAILED.into(), |signal| i32::from(KILLED_BASE) + signal)
+                };
                 let code = status.code().unwrap_or_else(killed);
                 return Ok(Ending::Code(u8::try_from(code).unwrap_or(FAILED)));
             }

@@ -286,7 +286,8 @@ impl TcpListener {
         poll_fn(|cx| self.poll_accept(cx)).await
     }
 
-    /// The same for futures made by hand.
+    /// Takes the next connection, for futures made by hand. The waker of `cx` is woken when there
+    /// may be one.
     ///
     /// # Errors
     /// Those of accept(2).
@@ -374,7 +375,7 @@ impl UdpSocket {
         Ok((told.copied, told.from))
     }
 
-    /// The same of a socket with a peer.
+    /// Receives a datagram of the peer. What `into` has no room for is lost.
     ///
     /// # Errors
     /// Those of recv(2).

@@ -412,7 +412,6 @@ impl Gateway {
     }
 }
 
-/// What to bind: one address, or all of each family that can be passed on.
 /// Takes as many file descriptors as the hard limit allows, for each flow has a socket of the host.
 /// A program that was forked before keeps its own limit.
 pub fn allow_many_files() {
@@ -421,6 +420,7 @@ pub fn allow_many_files() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
+/// What to bind: one address, or all of each family that can be passed on.
 fn addresses(publish: &Publish, routes: &Routes) -> Vec<SocketAddr> {
     let at = |address: IpAddr| SocketAddr::new(address, publish.host_port);
     if let Some(address) = publish.host {

@@ -9,8 +9,7 @@ use towpath_net::wire::MacAddr;
 use towpath_net::wire::domain::DomainName;
 
 use super::Services;
-use super::config::STATIC_LEASES_MAX;
-use super::config::{Guest, StaticLease, StaticLeaseError};
+use super::config::{Guest, STATIC_LEASES_MAX, StaticLease, StaticLeaseError};
 use super::leases::{Client, Leases, State};
 use super::names::Names;
 use super::static_leases::StaticLeases;

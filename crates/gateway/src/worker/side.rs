@@ -103,7 +103,7 @@ pub struct SideContext<'a> {
 }
 
 impl SideContext<'_> {
-    /// The same, as calls of the stack take it.
+    /// The memory, the ledger and the time in the form that calls of the stack take.
     pub(crate) fn stack(&mut self) -> stack::Context<'_> {
         stack::Context { memory: self.memory, ledger: self.ledger, now: self.now }
     }

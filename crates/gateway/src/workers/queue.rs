@@ -13,8 +13,8 @@
 //! So [`Owners`] say whose a packet is, by its headers alone: TCP of the program from ports that
 //! are not published is served where it comes; that from published ports belongs to a worker that
 //! a hash of ours tells, who also begins the connection; and everything else to the first. What
-//! comes to another's queue is handed over, through a ring of the owner's. He answers by his own
-//! queue, so the kernel leads the flow there.
+//! comes to another's queue is handed over, through a ring of the owner's. The owner answers by
+//! its own queue, so the kernel leads the flow there.
 //!
 //! Invariants: whether a packet is handed over depends on nothing but the packet, so it is the
 //! same for all packets of a TCP connection, and no two workers have connections with the same
@@ -41,7 +41,7 @@ use crate::worker::{Input, Side, SideContext};
 /// Packets that may wait for a worker: as many as a TAP device's own queue holds.
 pub const HANDED_MAX: usize = 1024;
 
-/// The queue of a worker, and what the others hand over to him.
+/// The queue of a worker, and what the others hand over to it.
 pub(super) struct Queue {
     tap: Tap,
     index: usize,

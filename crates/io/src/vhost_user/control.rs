@@ -49,7 +49,7 @@ impl fmt::Display for ControlError {
             Self::Request(error) => error.fmt(f),
             Self::Refusal(error) => error.fmt(f),
             Self::Memory(error) => error.fmt(f),
-            Self::Start(value0, error) => write!(f, "ring {value0}: {error}"),
+            Self::Start(ring, error) => write!(f, "ring {ring}: {error}"),
             Self::Kick(value) => {
                 write!(f, "ring {value}: the system does not watch its kick descriptor")
             }

@@ -30,7 +30,7 @@ impl fmt::Display for Refusal {
                 write!(f, "the protocol feature {value:#x} that this needs was not agreed upon")
             }
             Self::Running(value) => write!(f, "ring {value} runs"),
-            Self::Base(value0, value1) => write!(f, "ring {value0} cannot go on at {value1}"),
+            Self::Base(ring, base) => write!(f, "ring {ring} cannot go on at {base}"),
             Self::Mtu(value) => write!(f, "an MTU of {value} is not possible"),
             Self::ReadOnly => f.write_str("the configuration space is read-only"),
         }

@@ -32,7 +32,7 @@ pub(in crate::host) struct Waiting {
 }
 
 impl Waiting {
-    /// Receives what is there, with `receive`; what came of it if nothing more is to be waited for.
+    /// Receives what is there, with `receive`. Returns the outcome once nothing more is waited for.
     pub(in crate::host) fn fill(
         &mut self,
         failure: &mut Option<Error>,

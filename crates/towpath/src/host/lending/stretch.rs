@@ -1,4 +1,4 @@
-//! Lending stretches of a buffer to the stack, and what came of it.
+//! Lends stretches of a buffer to the stack; what can come of it is [`Fed`].
 
 use crate::host::lending::lend::Source;
 use crate::host::lending::ticket::Share;

@@ -388,7 +388,7 @@ impl UdpSocket {
         self.poll_receive(cx, into, false)
     }
 
-    /// As [`UdpSocket::peek_from`], for futures; tells more.
+    /// Copies the next datagram, which stays to be received; for futures made by hand.
     pub fn poll_peek_from(
         &self,
         cx: &mut Context<'_>,

@@ -12,7 +12,8 @@ use towpath_io::vhost_user::driver::{DriverQueue, GuestRam};
 use towpath_io::vhost_user::shared::{Area, Mapping};
 use towpath_io::vhost_user::virtq::inflight::region_bytes;
 use towpath_io::vhost_user::virtq::{QueueConfig, ReceiveQueue, Stop, TransmitQueue, feature};
-use towpath_packet::{Burst, Ledger, Memory, MemoryConfig, Packet};
+use towpath_packet::time::Instant;
+use towpath_packet::{Burst, Context, Ledger, Memory, MemoryConfig, Packet};
 
 /// Two regions of this size each, from guest address zero; the queue lies at the beginning.
 const REGION: u64 = 0x8000;
@@ -43,7 +44,7 @@ struct World {
     memory: Memory,
     ledger: Ledger,
     held: Vec<Packet>,
-    now: Duration,
+    now: Instant,
 }
 
 /// See the module text.
@@ -65,7 +66,7 @@ pub fn run(data: &[u8]) {
         memory: Memory::new(config),
         ledger: Ledger::new(),
         held: Vec::new(),
-        now: Duration::from_secs(1),
+        now: Instant::START + Duration::from_secs(1),
     };
     for _ in 0..STEPS_MAX {
         if input.is_empty() {
@@ -146,7 +147,8 @@ impl World {
     fn take(&mut self) {
         let Some(transmit) = &mut self.transmit else { return };
         let mut burst = Burst::new();
-        let result = transmit.receive(self.now, &mut self.memory, &mut burst, &self.ledger);
+        let cx = &mut Context { memory: &mut self.memory, ledger: &self.ledger, now: self.now };
+        let result = transmit.receive(&mut burst, cx);
         assert_eq!(result.err(), transmit.broken());
         while let Some(mut packet) = burst.pop() {
             let is_inline = packet.is_inline();

@@ -2,7 +2,7 @@
 
 use crate::errno::{Errno, Outcome};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
-use towpath_net::socket::Family;
+use towpath::layers::net::socket::Family;
 
 /// Bytes of `struct sockaddr_in`.
 const V4_LEN: usize = size_of::<libc::sockaddr_in>();

@@ -7,11 +7,11 @@ use crate::errno::{Errno, Outcome};
 use crate::files::{SocketFile, Watchers, What};
 use crate::instance::{Instance, State};
 use std::net::SocketAddr;
-use towpath_net::socket::{
+use towpath::layers::net::socket::{
     Error, Family, Linger, Readiness, ReceiveFlags, SendFlags, Shutdown, SocketId,
 };
-use towpath_net::tcp::Connection;
-use towpath_net::time::Duration;
+use towpath::layers::net::tcp::Connection;
+use towpath::layers::net::time::Duration;
 
 /// Flags in the type of a socket.
 const TYPE_FLAGS: i32 = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
@@ -44,7 +44,7 @@ impl State {
     }
 
     pub(crate) fn connection(&self, fd: i32) -> Outcome<Option<&Connection>> {
-        Ok(self.sockets.tcp(self.id(fd)?))
+        Ok(self.engine.protocols.tcp(self.id(fd)?))
     }
 
     pub(crate) fn add_socket(&mut self, id: SocketId, domain: i32, flags: i32) -> Outcome<i32> {
@@ -52,7 +52,7 @@ impl State {
             id,
             nonblocking: flags & libc::SOCK_NONBLOCK != 0,
             domain,
-            datagram: self.sockets.is_datagram(id),
+            datagram: self.engine.protocols.is_datagram(id),
             told: Told::default(),
             receive_timeout: None,
             send_timeout: None,
@@ -94,8 +94,8 @@ impl Instance {
         }
         self.call(|state| {
             let id = match own {
-                libc::IPPROTO_TCP => state.sockets.stream(family)?,
-                _ => state.sockets.datagram(family)?,
+                libc::IPPROTO_TCP => state.engine.protocols.stream(family)?,
+                _ => state.engine.protocols.datagram(family)?,
             };
             state.add_socket(id, domain, kind)
         })
@@ -109,7 +109,9 @@ impl Instance {
                 return state.bind_packet(fd, address);
             }
             match address::parse(address, family)? {
-                Given::Address(address) => Ok(state.sockets.bind(state.id(fd)?, address)?),
+                Given::Address(address) => {
+                    Ok(state.engine.protocols.bind(state.id(fd)?, address)?)
+                }
                 // As Linux: IPv4 takes it for the unspecified address.
                 Given::Unspecified => Err(Errno(libc::EAFNOSUPPORT)),
             }
@@ -120,7 +122,7 @@ impl Instance {
     pub fn listen(&self, fd: i32, backlog: i32) -> Outcome<()> {
         self.call(|state| {
             let (id, now) = (state.id(fd)?, state.now());
-            Ok(state.sockets.listen(id, backlog, now)?)
+            Ok(state.engine.protocols.listen(id, backlog, now)?)
         })
     }
 
@@ -134,10 +136,10 @@ impl Instance {
             let file = state.files.socket(fd)?;
             let (id, domain) = (file.id, file.domain);
             let now = state.now();
-            let (accepted, remote) = state.sockets.accept(id, now)?;
+            let (accepted, remote) = state.engine.protocols.accept(id, now)?;
             let fd = state.add_socket(accepted, domain, flags);
             if fd.is_err() {
-                state.sockets.close(accepted, now)?;
+                state.engine.protocols.close(accepted, now)?;
             }
             Ok((fd?, remote))
         })
@@ -151,8 +153,8 @@ impl Instance {
             state.refuse_packet(fd)?;
             let given = address::family(address)?;
             let id = state.id(fd)?;
-            if state.sockets.is_datagram(id) && given != libc::AF_UNSPEC {
-                state.sockets.bind_by_itself(id)?;
+            if state.engine.protocols.is_datagram(id) && given != libc::AF_UNSPEC {
+                state.engine.protocols.bind_by_itself(id)?;
             }
             let given = match given {
                 // Datagram sockets of IPv6 take addresses of IPv4.
@@ -167,14 +169,14 @@ impl Instance {
         let Given::Address(remote) = given else {
             return self.call(|state| {
                 let (id, now) = (state.id(fd)?, state.now());
-                Ok(state.sockets.disconnect(id, now)?)
+                Ok(state.engine.protocols.disconnect(id, now)?)
             });
         };
         let mut pending = Errno(libc::EINPROGRESS);
         let mut first = true;
         let outcome = self.block_on(fd, timeout, |state| {
             let (id, now) = (state.id(fd)?, state.now());
-            let outcome = state.sockets.connect(id, remote, now);
+            let outcome = state.engine.protocols.connect(id, remote, now);
             let goes_on = match outcome {
                 Err(Error::InProgress) => true,
                 Err(Error::Already) => {
@@ -207,7 +209,7 @@ impl Instance {
         };
         self.call(|state| {
             let (id, now) = (state.id(fd)?, state.now());
-            Ok(state.sockets.shutdown(id, how, now)?)
+            Ok(state.engine.protocols.shutdown(id, how, now)?)
         })
     }
 
@@ -216,20 +218,20 @@ impl Instance {
     pub fn close(&self, fd: i32) -> Outcome<()> {
         let what = self.call(|state| state.files.remove(fd))?;
         let What::Socket(file) = what else { return Ok(()) };
-        let linger = self.lock().sockets.options(file.id).map(|options| options.linger);
+        let linger = self.lock().engine.protocols.options(file.id).map(|options| options.linger);
         if let Ok(Linger::Wait(time)) = linger {
             self.call(|state| {
                 let now = state.now();
-                let _ = state.sockets.shutdown(file.id, Shutdown::Write, now);
+                let _ = state.engine.protocols.shutdown(file.id, Shutdown::Write, now);
             });
             // Whether all was acknowledged in time makes no difference to the caller.
             let _ = self.block(Some(time), |state| {
-                if state.sockets.is_sending(file.id) { Err(Errno::AGAIN) } else { Ok(()) }
+                if state.engine.protocols.is_sending(file.id) { Err(Errno::AGAIN) } else { Ok(()) }
             });
         }
         self.call(|state| {
             let now = state.now();
-            Ok(state.sockets.close(file.id, now)?)
+            Ok(state.engine.protocols.close(file.id, now)?)
         })
     }
 
@@ -256,14 +258,14 @@ impl Instance {
                 drop(state);
                 return self.notice(fd).map(|_| 0);
             }
-            state.sockets.available(id)?;
+            state.engine.protocols.available(id)?;
             state.timeout(fd, flags, false)?
         };
         let wanted: usize = buffers.iter().map(|buffer| buffer.len()).sum();
         let mut received = 0;
         let outcome = self.block_on(fd, timeout, |state| {
             let id = state.id(fd)?;
-            let low_water = state.sockets.options(id)?.receive_low_water.min(wanted);
+            let low_water = state.engine.protocols.options(id)?.receive_low_water.min(wanted);
             let target = if flags & libc::MSG_WAITALL != 0 { wanted } else { low_water };
             let mut end = false;
             received += state.receive_some(id, buffers, received, flags, &mut end)?;
@@ -290,7 +292,7 @@ impl Instance {
     pub fn is_at_mark(&self, fd: i32) -> Outcome<bool> {
         let state = self.lock();
         let id = state.id(fd)?;
-        Ok(state.sockets.is_at_mark(id))
+        Ok(state.engine.protocols.is_at_mark(id))
     }
 
     /// Drops up to `len` received bytes, as `recv(2)` does with `MSG_TRUNC` on a stream.
@@ -298,7 +300,7 @@ impl Instance {
         let timeout = self.lock().timeout(fd, flags, false)?;
         self.block_on(fd, timeout, |state| {
             let (id, now) = (state.id(fd)?, state.now());
-            Ok(state.sockets.discard(id, len, now)?)
+            Ok(state.engine.protocols.discard(id, len, now)?)
         })
     }
 
@@ -354,7 +356,7 @@ impl Instance {
     pub(crate) fn check_send(&self, fd: i32, flags: i32) -> Outcome<Option<Duration>> {
         let state = self.lock();
         let id = state.id(fd)?;
-        if state.sockets.is_listening(id) {
+        if state.engine.protocols.is_listening(id) {
             return Err(Errno(libc::EPIPE));
         }
         state.timeout(fd, flags, true)
@@ -383,7 +385,7 @@ impl Instance {
             if std::mem::replace(&mut waited, true) && !state.may_send(id) {
                 return Err(Errno::AGAIN);
             }
-            if waits && state.sockets.is_connecting(id) {
+            if waits && state.engine.protocols.is_connecting(id) {
                 state.set_write_pending(fd, true);
             }
             loop {
@@ -393,12 +395,12 @@ impl Instance {
                 }
                 // As in Linux no part of an urgent write leaves before its end is known.
                 if flags & libc::MSG_OOB == 0 {
-                    self.settle(state);
+                    state.send();
                 }
             }
         });
         if (1..total).contains(&sent) {
-            self.call(|state| state.id(fd).map(|id| state.sockets.end_send(id)))?;
+            self.call(|state| state.id(fd).map(|id| state.engine.protocols.end_send(id)))?;
         }
         match outcome {
             Err(error) if sent == 0 => {
@@ -426,7 +428,7 @@ impl Instance {
         let outcome = self.block_on(fd, timeout, |state| {
             let (id, now) = (state.id(fd)?, state.now());
             if begun.is_some() {
-                return match state.sockets.outcome(id, now) {
+                return match state.engine.protocols.outcome(id, now) {
                     Err(Error::Already) => Err(Errno::AGAIN),
                     outcome => Ok(outcome?),
                 };
@@ -454,20 +456,20 @@ impl Instance {
 
     fn is_deferred(&self, fd: i32) -> bool {
         let state = self.lock();
-        state.id(fd).is_ok_and(|id| state.sockets.is_deferred(id))
+        state.id(fd).is_ok_and(|id| state.engine.protocols.is_deferred(id))
     }
 
     /// The address of our side.
     pub fn local(&self, fd: i32) -> Outcome<SocketAddr> {
         let state = self.lock();
-        Ok(state.sockets.local(state.id(fd)?)?)
+        Ok(state.engine.protocols.local(state.id(fd)?)?)
     }
 
     /// The address of the peer.
     pub fn remote(&self, fd: i32) -> Outcome<SocketAddr> {
         let state = self.lock();
         state.refuse_packet(fd)?;
-        Ok(state.sockets.remote(state.id(fd)?)?)
+        Ok(state.engine.protocols.remote(state.id(fd)?)?)
     }
 
     /// `F_GETFL` and `F_SETFL` of `O_NONBLOCK`; `F_GETFD` and `F_SETFD` do nothing.
@@ -521,7 +523,7 @@ impl State {
                     count += received;
                     if received < into.len() {
                         let how = ReceiveFlags { peek, offset: done + count };
-                        *end = self.sockets.ends_at_mark(id, how);
+                        *end = self.engine.protocols.ends_at_mark(id, how);
                         break;
                     }
                 }
@@ -535,13 +537,13 @@ impl State {
     fn set_write_pending(&mut self, fd: i32, pending: bool) {
         let now = self.now();
         if let Ok(id) = self.id(fd) {
-            self.sockets.set_write_pending(id, pending, now);
+            self.engine.protocols.set_write_pending(id, pending, now);
         }
     }
 
     /// True if a call that waits to send should try again.
     fn may_send(&self, id: SocketId) -> bool {
-        let ready = self.sockets.readiness(id);
+        let ready = self.engine.protocols.readiness(id);
         let wanted = [Readiness::OUT, Readiness::ERR, Readiness::HUP];
         wanted.into_iter().any(|wanted| ready.contains(wanted))
     }

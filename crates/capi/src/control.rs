@@ -5,8 +5,8 @@ use crate::datagram::push_error;
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
 use std::time::Duration;
-use towpath_net::socket::{Notice, Timestamping};
-use towpath_net::tcp::Stamped;
+use towpath::layers::net::socket::{Notice, Timestamping};
+use towpath::layers::net::tcp::Stamped;
 
 /// What a call that received a message tells beside its bytes.
 #[derive(Default)]
@@ -148,7 +148,7 @@ impl Instance {
     pub(crate) fn notice(&self, fd: i32) -> Outcome<Notice> {
         self.call(|state| {
             let id = state.id(fd)?;
-            Ok(state.sockets.take_notice(id)?)
+            Ok(state.engine.protocols.take_notice(id)?)
         })
     }
 }
@@ -158,7 +158,7 @@ impl State {
     /// the end of the stream.
     pub(crate) fn tell_left(&self, fd: i32, control: &mut Control<'_>) -> Outcome<()> {
         let file = self.files.socket(fd)?;
-        if let Some(connection) = self.sockets.tcp(file.id).filter(|_| file.tell_left) {
+        if let Some(connection) = self.engine.protocols.tcp(file.id).filter(|_| file.tell_left) {
             let left = connection.received_len() as i32 + i32::from(connection.peer_closed());
             control.push(libc::IPPROTO_TCP, libc::TCP_INQ, &left.to_ne_bytes());
         }
@@ -178,7 +178,7 @@ impl State {
                 if cut {
                     control.flags |= libc::MSG_TRUNC;
                 }
-                let options = self.sockets.options(file.id)?;
+                let options = self.engine.protocols.options(file.id)?;
                 if options.timestamping.contains(Timestamping::SOFTWARE) {
                     let time = timestamping(self.clock.wall(stamp.at));
                     control.push(libc::SOL_SOCKET, libc::SCM_TIMESTAMPING, &time);

@@ -13,10 +13,10 @@ use crate::lending;
 use crate::link;
 use crate::pointers::Ranges;
 use std::time::Duration;
-use towpath_net::socket::{
+use towpath::layers::net::socket::{
     Error, ErrorNotice, Family, Notice, Origin, Readiness, ReceivedDatagram, SendTo, SocketId,
 };
-use towpath_net::wire::Protocol;
+use towpath::layers::net::wire::Protocol;
 
 /// What a datagram socket tells with each message.
 #[derive(Clone, Copy, Debug, Default)]
@@ -162,7 +162,7 @@ impl State {
             }
             // As in Linux the end of receiving ends a wait, and only that.
             Err(Error::WouldBlock)
-                if waits && self.sockets.readiness(id).contains(Readiness::READ_HUP) => {}
+                if waits && self.engine.protocols.readiness(id).contains(Readiness::READ_HUP) => {}
             Err(error) => return Err(error.into()),
         }
         (received.control, received.flags) = (control.len, control.flags);
@@ -189,10 +189,10 @@ impl State {
         (flags, address, control): (i32, Option<&[u8]>, &[u8]),
     ) -> Outcome<SendTo> {
         let id = self.id(fd)?;
-        self.sockets.bind_by_itself(id)?;
-        let peer = self.sockets.remote(id).ok();
-        let pending = self.sockets.has_pending_datagram(id);
-        let raw = self.sockets.is_raw(id);
+        self.engine.protocols.bind_by_itself(id)?;
+        let peer = self.engine.protocols.remote(id).ok();
+        let pending = self.engine.protocols.has_pending_datagram(id);
+        let raw = self.engine.protocols.is_raw(id);
         let family = self.family(fd)?;
         if let Some(own) = self.packet(fd) {
             return State::send_frame_to(&own, address);
@@ -234,7 +234,7 @@ impl State {
         protocol: i32,
     ) -> Outcome<i32> {
         let protocol = u8::try_from(protocol).map_err(|_| Errno::INVAL)?;
-        let id = self.sockets.raw(family, Protocol(protocol))?;
+        let id = self.engine.protocols.raw(family, Protocol(protocol))?;
         self.add_socket(id, domain, kind)
     }
 

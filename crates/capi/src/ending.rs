@@ -6,6 +6,7 @@
 
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
+use crate::wire::Wire;
 use std::thread;
 use std::time::Duration;
 
@@ -43,7 +44,7 @@ impl Instance {
             let now = state.now();
             for id in state.files.take_sockets() {
                 // Each of them is there: it was in the table.
-                let _ = state.sockets.close(id, now);
+                let _ = state.engine.protocols.close(id, now);
             }
         });
         // What is left after that is lost.
@@ -54,12 +55,13 @@ impl Instance {
 impl State {
     /// Connections with something that no peer has acknowledged, and bytes of that.
     pub(crate) fn sending(&self) -> (usize, usize) {
-        self.sockets.stack().tcp_sending()
+        self.engine.protocols.stack().tcp_sending()
     }
 
     /// True if something is left that may still arrive.
     fn is_sending(&self) -> bool {
-        let (sending, stack) = (self.sending().0, self.sockets.stack());
-        !self.link.is_gone() && (sending > 0 || stack.has_output() || self.link.has_unsent())
+        let sending = self.sending().0;
+        let waits = self.wire.as_ref().is_some_and(Wire::has_packets);
+        !self.engine.is_gone() && (sending > 0 || self.engine.has_unsent() || waits)
     }
 }

@@ -1,7 +1,7 @@
 //! Error numbers of Linux.
 
 use rustix::io::Errno as Kernel;
-use towpath_net::socket::Error;
+use towpath::layers::net::socket::Error;
 
 /// Why a call failed: a number of `errno.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

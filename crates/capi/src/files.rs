@@ -8,7 +8,7 @@ use rustix::fd::{AsRawFd, OwnedFd};
 use std::collections::BTreeMap;
 use std::task::Waker;
 use std::time::Duration;
-use towpath_net::socket::SocketId;
+use towpath::layers::net::socket::SocketId;
 
 /// A socket as a descriptor has it.
 pub(crate) struct SocketFile {

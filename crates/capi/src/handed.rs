@@ -11,9 +11,9 @@ use crate::link;
 use crate::pointers::Lending;
 use std::task::Waker;
 use std::time::Duration;
-use towpath_net::socket::{Error, ReadMost, Readiness};
-use towpath_packet::Held;
-use towpath_packet::packet::HEADER_BYTES;
+use towpath::layers::net::socket::{Error, ReadMost, Readiness};
+use towpath::layers::packet::Held;
+use towpath::layers::packet::packet::HEADER_BYTES;
 
 /// Flags of the call that are known.
 const FLAGS: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_CMSG_CLOEXEC;
@@ -123,7 +123,7 @@ impl State {
     /// Has `waker` woken when the program returns something; false if it holds nothing, so that
     /// this would be never.
     pub(crate) fn wait_for_return(&mut self, waker: &Waker) -> bool {
-        let holds = self.sockets.handed_out() > 0;
+        let holds = self.engine.protocols.handed_out() > 0;
         if holds && !self.crowded.iter().any(|other| other.will_wake(waker)) {
             self.crowded.push(waker.clone());
         }
@@ -134,8 +134,8 @@ impl State {
     pub(crate) fn reads_headers(&self, fd: i32) -> bool {
         let Ok(id) = self.id(fd) else { return false };
         let is_v4 = self.files.socket(fd).is_ok_and(|file| file.domain == libc::AF_INET);
-        let packet = self.sockets.packet_options(id).is_some_and(|own| !own.payload_only);
-        packet || is_v4 && self.sockets.raw_options(id).is_some()
+        let packet = self.engine.protocols.packet_options(id).is_some_and(|own| !own.payload_only);
+        packet || is_v4 && self.engine.protocols.raw_options(id).is_some()
     }
 
     /// As [`Instance::receive_lent`], for who waits so long; [`Errno::AGAIN`] if he has to.
@@ -196,7 +196,7 @@ impl State {
             Ok(None) => self.tell_left(fd, control)?,
             // As with a copy, the end of receiving ends a wait for datagrams.
             Err(Error::WouldBlock) if datagram && timeout != Some(Duration::ZERO) => {
-                if !self.sockets.readiness(id).contains(Readiness::READ_HUP) {
+                if !self.engine.protocols.readiness(id).contains(Readiness::READ_HUP) {
                     return Err(Errno::AGAIN);
                 }
             }

@@ -1,60 +1,42 @@
-//! An instance: a stack, its memory, its descriptors and its time, behind one lock.
+//! An instance: sockets with their device, its descriptors and its time, behind one lock.
 
-use crate::attach::Worker;
-use crate::device::{self, Link, OUR_MAC, PEER_MAC, Wire};
 use crate::ending::LINGER_DEFAULT;
 use crate::errno::{Errno, Outcome};
 use crate::files::Files;
 use crate::handed::HandedOut;
+use crate::wire::{self, OUR_MAC, PEER_MAC, PEERS, Wire, WireEnd};
 use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
+use towpath::driver::{
+    AnyDevice, Bell, Clock as RealClock, Driven, Driver, Guard as DriverGuard, SocketEngine,
+    Worker, boxed,
+};
 use towpath::events::FileCache;
-use towpath_io::process_sys::generation;
-use towpath_io::thread::release_unused;
-use towpath_net::socket::Sockets;
-use towpath_net::stack::{self, Address, Context, Limits, Stack};
-use towpath_net::tcp::Settings;
-use towpath_net::time::{Duration, Instant};
-use towpath_net::wire::MacAddr;
-use towpath_packet::{Burst, Caps, Ledger, Loans, Memory, MemoryConfig};
+use towpath::host::{self, StartError};
+use towpath::layers::io::process_sys::generation;
+use towpath::layers::io::random::secret;
+use towpath::layers::io::tap::{Features, Tap, TapError};
+use towpath::layers::io::thread::release_unused;
+use towpath::layers::net::engine::Engine;
+use towpath::layers::net::socket::Sockets;
+use towpath::layers::net::stack::{self, Stack};
+use towpath::layers::net::time::{Duration, Instant};
+use towpath::layers::packet::{Burst, Caps, Context, Loans, Memory, MemoryConfig};
 
 /// What an instance is told when it is made.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Our addresses, with the lengths of their links' prefixes.
-    pub addresses: Vec<(IpAddr, u8)>,
-    /// Of an attached instance: next hops for what is not on the link.
-    pub gateways: Vec<IpAddr>,
-    /// Of an attached instance: its link-layer address; one is made up without.
-    pub mac: Option<[u8; 6]>,
-    /// Largest IP packet of the device.
-    pub mtu: u16,
-    /// Bytes of packet memory.
-    pub memory: usize,
-    /// Bytes of files in memory.
-    pub file_cache: usize,
+    /// What a host is told. Of an instance whose packets the caller moves, gateways and link-layer
+    /// address mean nothing.
+    pub host: host::Config,
     /// Of an attached instance: how long its end waits for what was sent.
     pub linger: Duration,
-    /// Settings of TCP.
-    pub tcp: Settings,
-    /// Secret from which sequence numbers and ports are made.
-    pub secret: [u64; 2],
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self {
-            addresses: Vec::new(),
-            gateways: Vec::new(),
-            mac: None,
-            mtu: 1500,
-            memory: MEMORY_DEFAULT,
-            file_cache: FILE_CACHE_DEFAULT,
-            linger: LINGER_DEFAULT,
-            tcp: Settings::default(),
-            secret: [0; 2],
-        }
+        Self { host: host::Config::default(), linger: LINGER_DEFAULT }
     }
 }
 
@@ -64,51 +46,54 @@ impl Config {
     pub fn with_addresses(text: &str) -> Outcome<Self> {
         let address = |word: &str| {
             let (address, len) = word.split_once('/')?;
-            let (address, len): (IpAddr, u8) = (address.parse().ok()?, len.parse().ok()?);
-            let len_max = if address.is_ipv4() { 32 } else { 128 };
-            (len <= len_max).then_some((address, len))
+            Some((address.parse().ok()?, len.parse().ok()?))
         };
         let words = text.split_ascii_whitespace();
-        let addresses: Option<Vec<_>> = words.map(address).collect();
-        Ok(Self { addresses: addresses.ok_or(Errno::INVAL)?, ..Self::default() })
+        let addresses: Option<Vec<(IpAddr, u8)>> = words.map(address).collect();
+        let addresses = addresses.ok_or(Errno::INVAL)?;
+        let host = host::Config { addresses, ..host::Config::default() };
+        host.check()?;
+        Ok(Self { host, ..Self::default() })
     }
 
     /// The same with next hops given as text, separated by spaces.
-    pub fn with_gateways(self, text: &str) -> Outcome<Self> {
+    pub fn with_gateways(mut self, text: &str) -> Outcome<Self> {
         let gateways: Result<Vec<IpAddr>, _> =
             text.split_ascii_whitespace().map(str::parse).collect();
-        Ok(Self { gateways: gateways.map_err(|_| Errno::INVAL)?, ..self })
-    }
-
-    /// Refuses what no stack can be made with.
-    fn check(&self) -> Outcome<()> {
-        let mtu_min =
-            if self.addresses.iter().any(|(ip, _)| ip.is_ipv6()) { MTU_IPV6_MIN } else { MTU_MIN };
-        let memory = (MEMORY_MIN..=MEMORY_MAX).contains(&self.memory);
-        if self.mtu >= mtu_min && memory { Ok(()) } else { Err(Errno::INVAL) }
-    }
-
-    /// The same with a secret that nobody can know.
-    fn with_secret(&self) -> Outcome<Self> {
-        let mut bytes = [0; 16];
-        rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-        let bits = u128::from_ne_bytes(bytes);
-        Ok(Self { secret: [bits as u64, (bits >> 64) as u64], ..self.clone() })
+        self.host.gateways = gateways.map_err(|_| Errno::INVAL)?;
+        Ok(self)
     }
 }
 
-/// Bytes of packet memory unless told otherwise.
-const MEMORY_DEFAULT: usize = 64 << 20;
-/// Bytes of files in memory unless told otherwise.
-const FILE_CACHE_DEFAULT: usize = 64 << 20;
-/// Least packet memory: a few super-packets each way.
-const MEMORY_MIN: usize = 1 << 20;
-/// Most packet memory.
-const MEMORY_MAX: usize = 4 << 30;
-/// Least MTU: a packet that every host of IPv4 takes (RFC 791 §3.1).
-const MTU_MIN: u16 = 576;
-/// The same with an address of IPv6 (RFC 8200 §5).
-const MTU_IPV6_MIN: u16 = 1280;
+impl From<StartError> for Errno {
+    fn from(error: StartError) -> Self {
+        match error {
+            StartError::Tap(error) => error.into(),
+            StartError::Io(error) => error.into(),
+            _ => Errno::INVAL,
+        }
+    }
+}
+
+impl From<std::io::Error> for Errno {
+    fn from(error: std::io::Error) -> Self {
+        Errno(error.raw_os_error().unwrap_or(libc::EIO))
+    }
+}
+
+impl From<TapError> for Errno {
+    fn from(error: TapError) -> Self {
+        Errno(match error {
+            TapError::NoDevice | TapError::Gone => libc::ENODEV,
+            TapError::DeviceForbidden => libc::EACCES,
+            TapError::NotPermitted => libc::EPERM,
+            TapError::NameInUse => libc::EBUSY,
+            TapError::NameInvalid => libc::EINVAL,
+            TapError::Unsupported => libc::EOPNOTSUPP,
+            TapError::Os(errno) => errno.raw_os_error(),
+        })
+    }
+}
 
 /// When virtual time begins, since 1970: in November 2023.
 #[cfg(feature = "packetdrill")]
@@ -119,24 +104,18 @@ pub(crate) const VIRTUAL_START: Instant = Instant::from_micros(3_600_000_000);
 
 /// Where time comes from.
 pub(crate) enum Clock {
-    /// The system, since this moment.
-    Real(std::time::Instant),
+    /// The system.
+    Real(RealClock),
     /// Whoever drives the instance.
     #[cfg(feature = "packetdrill")]
     Virtual(Instant),
 }
 
 impl Clock {
-    /// The system's clock, from now on.
-    #[expect(clippy::disallowed_methods, reason = "the instance is where time comes from")]
-    pub(crate) fn real() -> Self {
-        Clock::Real(std::time::Instant::now())
-    }
-
     /// Now.
     pub(crate) fn now(&self) -> Instant {
         match self {
-            Clock::Real(start) => Instant::START + start.elapsed(),
+            Clock::Real(clock) => clock.now(),
             #[cfg(feature = "packetdrill")]
             Clock::Virtual(now) => *now,
         }
@@ -145,8 +124,8 @@ impl Clock {
     /// A moment of the past by the calendar, as time since 1970.
     pub(crate) fn wall(&self, at: Instant) -> Duration {
         match self {
-            Clock::Real(start) => {
-                let ago = (Instant::START + start.elapsed()).since(at);
+            Clock::Real(clock) => {
+                let ago = clock.now().since(at);
                 let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
                 now.unwrap_or_default().saturating_sub(ago)
             }
@@ -158,20 +137,21 @@ impl Clock {
 
 /// What the lock guards.
 pub(crate) struct State {
-    pub(crate) sockets: Sockets,
+    pub(crate) engine: SocketEngine,
     pub(crate) files: Files,
     pub(crate) clock: Clock,
-    pub(crate) link: Link,
+    /// Where packets wait for the caller; `None` on a device.
+    pub(crate) wire: Option<Wire>,
     /// The worker is to end.
     pub(crate) ending: bool,
-    memory: Memory,
     /// What lends memory of the program's, once it does.
     pub(crate) loans: Option<Loans>,
     /// What the program received without a copy and has not returned.
     pub(crate) handed_out: HandedOut,
     /// Who waits for some of that to be returned.
     pub(crate) crowded: Vec<Waker>,
-    ledger: Arc<Ledger>,
+    /// Something changed that a waiting call may wait for.
+    changed: Arc<Condvar>,
     /// Counts changes that a waiting call may wait for.
     epoch: u64,
     /// Calls that wait.
@@ -192,46 +172,12 @@ impl State {
     /// Lets `act` use the sockets with their memory.
     pub(crate) fn with<R>(&mut self, act: impl FnOnce(&mut Sockets, &mut Context<'_>) -> R) -> R {
         let now = self.now();
-        let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now };
-        act(&mut self.sockets, &mut cx)
-    }
-
-    /// Reads the device, if there is one: a burst at most.
-    pub(crate) fn read_device(&mut self) {
-        let State { sockets, memory, ledger, clock, link, .. } = self;
-        if let Link::Port(port) = link {
-            port.receive(sockets, &mut Context { memory, ledger, now: clock.now() });
-        }
-    }
-
-    /// Nothing happened for a while: gives back memory that a busier time has left behind.
-    pub(crate) fn rest(&mut self) {
-        if let Some(port) = self.port() {
-            port.rest();
-        }
-        self.memory.unused(release_unused);
-    }
-
-    /// When the worker of an attached instance has to be up.
-    pub(crate) fn sleep(&mut self) -> Option<Instant> {
-        let State { sockets, link, .. } = self;
-        match link {
-            Link::Port(port) => port.sleep(sockets),
-            Link::Wire(_) => None,
-        }
-    }
-
-    /// The device, if there is one.
-    pub(crate) fn port(&mut self) -> Option<&mut device::Port> {
-        match &mut self.link {
-            Link::Port(port) => Some(port),
-            Link::Wire(_) => None,
-        }
+        self.engine.with(now, act)
     }
 
     /// Takes a received IP packet. False without memory for it.
     pub(crate) fn receive(&mut self, bytes: &[u8]) -> bool {
-        let Some(packet) = device::packet(bytes, &mut self.memory) else { return false };
+        let Some(packet) = wire::packet(bytes, &mut self.engine.memory) else { return false };
         let mut burst = Burst::new();
         let pushed = burst.push(packet).is_ok();
         self.with(|sockets, cx| sockets.input(&mut burst, cx));
@@ -239,23 +185,76 @@ impl State {
     }
 
     /// When something is due without a packet or a call.
-    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+    pub(crate) fn next_due(&self) -> Option<Instant> {
         let waits = self.waits.iter().copied().min();
-        [self.sockets.next_deadline(), waits].into_iter().flatten().min()
+        [self.engine.protocols.next_deadline(), waits].into_iter().flatten().min()
+    }
+
+    /// Sends what there is to send, and wakes calls that may wait for what follows.
+    pub(crate) fn send(&mut self) {
+        self.settle(self.now());
     }
 
     /// Runs the timers that are due.
     pub(crate) fn run_timers(&mut self) {
-        let now = self.now();
-        if self.sockets.next_deadline().is_some_and(|at| at <= now) {
-            self.with(|sockets, cx| sockets.on_deadline(cx));
+        self.engine.run_timers(self.clock.now());
+    }
+
+    /// Lets all waiting calls look again.
+    pub(crate) fn notify(&mut self) {
+        self.epoch += 1;
+        self.running += self.parked;
+        self.parked = 0;
+        self.changed.notify_all();
+    }
+}
+
+impl Driven for State {
+    fn engine(&self) -> &SocketEngine {
+        &self.engine
+    }
+
+    fn engine_mut(&mut self) -> &mut SocketEngine {
+        &mut self.engine
+    }
+
+    fn now(&self) -> Instant {
+        self.clock.now()
+    }
+
+    /// Wakes calls that may wait for what has happened.
+    fn take_up(&mut self, _: Instant) -> bool {
+        let mut news = false;
+        while let Some((id, what)) = self.engine.protocols.next_wake() {
+            news = true;
+            if let Some(fd) = self.files.of_socket(id) {
+                self.files.epolls_mut().for_each(|epoll| epoll.note(fd, what.bits()));
+                if let Ok(file) = self.files.socket_mut(fd) {
+                    file.watchers.wake(what.bits());
+                }
+            }
         }
+        if news {
+            self.notify();
+        }
+        false
+    }
+
+    /// Sends what there is to send, on the thread of the call.
+    fn settle(&mut self, now: Instant) {
+        // A device that fails is gone; the engine counts what is sent from then on.
+        let _ = self.engine.send(usize::MAX, now, |_| {});
+        self.take_up(now);
+    }
+
+    fn rest(&mut self) {
+        self.engine.rest(release_unused);
     }
 }
 
 /// A stack in this process. All calls may be made by any thread.
 pub struct Instance {
-    state: Mutex<State>,
+    driver: Arc<Driver<State>>,
     /// Of the process that made it.
     generation: u64,
     /// How long its end waits for what was sent.
@@ -263,41 +262,55 @@ pub struct Instance {
     /// What queues send of files.
     pub(crate) file_cache: Arc<FileCache>,
     /// Something changed that a waiting call may wait for.
-    changed: Condvar,
+    changed: Arc<Condvar>,
     /// Of an attached instance, until it ends.
-    pub(crate) worker: Mutex<Option<Worker>>,
+    worker: Mutex<Option<Worker<State>>>,
     /// No call is running any more.
     #[cfg(feature = "packetdrill")]
     pub(crate) settled: Condvar,
 }
 
 /// The lock, held.
-pub(crate) type Guard<'a> = MutexGuard<'a, State>;
+pub(crate) type Guard<'a> = DriverGuard<'a, State>;
 
 impl Instance {
     /// An instance whose packets the caller moves.
     pub fn new(config: &Config) -> Outcome<Self> {
-        config.check()?;
-        let config = config.with_secret()?;
+        config.host.check()?;
         // What the caller moves is complete: each packet fits the MTU and has its checksum.
-        Ok(Self::on_wire(&config, Clock::real(), Caps::plain(config.mtu)))
+        let caps = Caps::plain(config.host.mtu);
+        Self::on_wire(config, secret()?, Clock::Real(RealClock::new()), caps)
     }
 
-    /// An instance on a device, which a worker drives: see [`Instance::attach`].
-    pub(crate) fn on_device(config: &Config, port: device::Port) -> Outcome<Self> {
-        config.check()?;
-        let config = config.with_secret()?;
-        // Locally administered, and one host's alone (IEEE 802, bits 1 and 0 of the first byte).
-        let [_, a, b, c, d, e, ..] = config.secret[0].to_ne_bytes();
-        let mac = config.mac.unwrap_or([2, a, b, c, d, e]);
-        let stack_config = stack::Config {
-            mac: MacAddr(mac),
-            addresses: config.addresses.iter().map(|&(ip, len)| on_link(ip, len)).collect(),
-            next_hops: config.gateways.clone(),
-            ..stack_config(&config)
-        };
-        let stack = Stack::new(stack_config, port.caps());
-        Ok(Self::with_stack(stack, &config, Clock::real(), Link::Port(Box::new(port))))
+    /// An instance on `tap`, driven by a thread of its own. Super-packets and checksums are used
+    /// as far as the kernel agrees.
+    pub fn attach(config: &Config, mut tap: Tap) -> Outcome<Arc<Self>> {
+        config.host.check()?;
+        tap.set_offload(Features::ALL)?;
+        tap.set_mtu(config.host.mtu);
+        let secret = secret()?;
+        let (device, bell) = (boxed(tap), Arc::new(Bell::new()?));
+        let stack = Stack::new(config.host.stack(secret), device.caps());
+        let clock = Clock::Real(RealClock::new());
+        let instance = Self::with_stack(stack, config, (secret, clock), (device, None), bell);
+        *instance.worker() = Some(Worker::start(instance.driver.clone())?);
+        Ok(Arc::new(instance))
+    }
+
+    /// Ends the worker, if there is one, and waits for its end.
+    pub fn end(&self) {
+        {
+            let mut state = self.lock();
+            state.ending = true;
+            state.files.wake_all();
+        }
+        // With the lock of its place free again: dropping it waits for its thread.
+        let worker = self.worker().take();
+        drop(worker);
+    }
+
+    fn worker(&self) -> MutexGuard<'_, Option<Worker<State>>> {
+        self.worker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// False in the child of a fork: its thread is not there, and the lock may be one that is
@@ -321,8 +334,9 @@ impl Instance {
     /// The next IP packet that leaves; none ever if the instance has a device of its own.
     pub fn output(&self) -> Option<Vec<u8>> {
         let mut state = self.lock();
-        let was_full = state.link.is_full();
-        let taken = state.link.take();
+        let wire = state.wire.clone()?;
+        let was_full = wire.is_full();
+        let taken = wire.take();
         if was_full {
             self.settle(&mut state);
         }
@@ -337,103 +351,94 @@ impl Instance {
         }
         self.call(State::run_timers);
         let state = self.lock();
-        state.next_deadline().map(|at| at.since(state.now()))
+        state.next_due().map(|at| at.since(state.now()))
     }
 
     /// Packets and frames that are in use: received and not read, or sent and not acknowledged.
     pub fn memory_in_use(&self) -> usize {
-        let Memory { packets, small, large } = &self.lock().memory;
+        let Memory { packets, small, large } = &self.lock().engine.memory;
         packets.out_count() + small.out_count() + large.out_count()
     }
 
     pub(crate) fn is_attached(&self) -> bool {
-        matches!(self.lock().link, Link::Port(_))
+        self.lock().wire.is_none()
     }
 
-    /// An instance whose super-packets somebody else takes whole, without checksums, on his time.
+    /// An instance whose super-packets somebody else takes whole, without checksums, on its time.
     #[cfg(feature = "packetdrill")]
-    pub(crate) fn driven(config: &Config, clock: Clock) -> Self {
-        Self::on_wire(config, clock, device::wire_caps(config.mtu))
+    pub(crate) fn driven(config: &Config, secret: [u64; 2], clock: Clock) -> Outcome<Self> {
+        Self::on_wire(config, secret, clock, wire::wire_caps(config.host.mtu))
     }
 
-    fn on_wire(config: &Config, clock: Clock, caps: Caps) -> Self {
-        let mut stack = Stack::new(stack_config(config), caps);
+    /// On a wire a stack has one neighbour, for every destination.
+    fn on_wire(config: &Config, secret: [u64; 2], clock: Clock, caps: Caps) -> Outcome<Self> {
+        let alone = |ip: IpAddr| if ip.is_ipv4() { (ip, 32) } else { (ip, 128) };
+        let addresses = config.host.addresses.iter().map(|&(ip, _)| alone(ip)).collect();
+        let host = host::Config { addresses, ..config.host.clone() };
+        let stack_config =
+            stack::Config { mac: OUR_MAC, next_hops: PEERS.to_vec(), ..host.stack(secret) };
+        let mut stack = Stack::new(stack_config, caps);
         for hop in PEERS {
             stack.set_neighbor(hop, PEER_MAC);
         }
-        Self::with_stack(stack, config, clock, Link::Wire(Wire::default()))
+        let wire = Wire::default();
+        let device = boxed(WireEnd { wire: wire.clone(), caps });
+        let bell = Arc::new(Bell::new()?);
+        Ok(Self::with_stack(stack, config, (secret, clock), (device, Some(wire)), bell))
     }
 
-    fn with_stack(stack: Stack, config: &Config, clock: Clock, link: Link) -> Self {
-        let ledger: Arc<Ledger> = Arc::default();
-        let file_cache = Arc::new(FileCache::new(config.file_cache, ledger.clone()));
+    fn with_stack(
+        stack: Stack,
+        config: &Config,
+        (secret, clock): ([u64; 2], Clock),
+        (device, wire): (AnyDevice, Option<Wire>),
+        bell: Arc<Bell>,
+    ) -> Self {
+        let sockets = Sockets::new(stack, secret[0] ^ secret[1].rotate_left(32));
+        let memory = Memory::new(MemoryConfig::within(config.host.memory));
+        let engine = Engine::new(sockets, device, memory, Arc::default());
+        let file_cache = Arc::new(FileCache::new(config.host.file_cache, engine.ledger.clone()));
+        let changed = Arc::<Condvar>::default();
         let state = State {
-            sockets: Sockets::new(stack, config.secret[0] ^ config.secret[1].rotate_left(32)),
+            engine,
             files: Files::default(),
             clock,
-            link,
+            wire,
             ending: false,
-            memory: Memory::new(MemoryConfig::within(config.memory)),
             loans: None,
             handed_out: HandedOut::default(),
             crowded: Vec::new(),
-            ledger,
+            changed: changed.clone(),
             epoch: 0,
             parked: 0,
             running: 0,
             waits: Vec::new(),
         };
         Self {
-            state: Mutex::new(state),
+            driver: Arc::new(Driver::new(state, bell)),
             linger: config.linger,
             file_cache,
             generation: generation(),
-            changed: Condvar::new(),
+            changed,
             worker: Mutex::new(None),
             #[cfg(feature = "packetdrill")]
             settled: Condvar::new(),
         }
     }
 
-    /// Takes the lock. Every call leaves the state whole, so a panic in another thread does not
-    /// spoil it.
+    /// Takes the lock, in the order of the asking.
     pub(crate) fn lock(&self) -> Guard<'_> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.driver.lock()
     }
 
     /// Takes the lock, lets `act` do a call that does not wait, and sees to what follows.
     pub(crate) fn call<R>(&self, act: impl FnOnce(&mut State) -> R) -> R {
-        let mut state = self.lock();
-        let result = act(&mut state);
-        self.settle(&mut state);
-        result
+        self.driver.call(|state, _| act(state))
     }
 
     /// After a change: sends what there is to send, and wakes calls that may wait for it.
-    pub(crate) fn settle(&self, state: &mut State) {
-        let State { sockets, memory, ledger, clock, link, .. } = state;
-        link.send(sockets, &mut Context { memory, ledger, now: clock.now() });
-        let mut news = false;
-        while let Some((id, what)) = state.sockets.next_wake() {
-            news = true;
-            if let Some(fd) = state.files.of_socket(id) {
-                state.files.epolls_mut().for_each(|epoll| epoll.note(fd, what.bits()));
-                if let Ok(file) = state.files.socket_mut(fd) {
-                    file.watchers.wake(what.bits());
-                }
-            }
-        }
-        if news {
-            self.notify(state);
-        }
-    }
-
-    /// Lets all waiting calls look again.
-    pub(crate) fn notify(&self, state: &mut State) {
-        state.epoch += 1;
-        state.running += state.parked;
-        state.parked = 0;
-        self.changed.notify_all();
+    pub(crate) fn settle(&self, state: &mut Guard<'_>) {
+        self.driver.settle(state);
     }
 
     /// Does `attempt` until it is anything but [`Errno::AGAIN`], waiting in between for changes:
@@ -514,28 +519,3 @@ impl Drop for Instance {
         self.end();
     }
 }
-
-/// What a stack on a wire is told: it has one neighbour, for every destination.
-fn stack_config(config: &Config) -> stack::Config {
-    let alone = |ip: IpAddr| on_link(ip, if ip.is_ipv4() { 32 } else { 128 });
-    stack::Config {
-        mac: OUR_MAC,
-        addresses: config.addresses.iter().map(|&(ip, _)| alone(ip)).collect(),
-        next_hops: PEERS.to_vec(),
-        transparent: false,
-        secret: config.secret,
-        tcp: config.tcp,
-        limits: Limits::default(),
-    }
-}
-
-fn on_link(address: IpAddr, prefix_len: u8) -> Address {
-    Address { address, prefix_len }
-}
-
-/// Next hops of a wire without addresses: from the ranges for documentation, so that they are
-/// nobody's.
-const PEERS: [IpAddr; 2] = [
-    IpAddr::V4(std::net::Ipv4Addr::new(203, 0, 113, 254)),
-    IpAddr::V6(std::net::Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 0xfffe)),
-];

@@ -6,10 +6,10 @@ use crate::control::each_message;
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
 use crate::pointers::Ranges;
-use towpath_net::socket::{Borrower, LentCall, LentLimits, SendFlags, Sockets};
-use towpath_net::stack::Context;
-use towpath_net::time::Duration;
-use towpath_packet::{Loans, Piece, Recall};
+use towpath::layers::net::socket::{Borrower, LentCall, LentLimits, SendFlags, Sockets};
+use towpath::layers::net::stack::Context;
+use towpath::layers::net::time::Duration;
+use towpath::layers::packet::{Loans, Piece, Recall};
 
 /// Ranges of memory that an instance borrows at a time; without a free one a call fails with
 /// `ENOBUFS`.
@@ -41,7 +41,7 @@ impl Instance {
     /// nothing, as in Linux.
     pub(crate) fn lends(&self, fd: i32, flags: i32) -> bool {
         let state = self.lock();
-        let option = |id| state.sockets.options(id).is_ok_and(|options| options.zerocopy);
+        let option = |id| state.engine.protocols.options(id).is_ok_and(|options| options.zerocopy);
         flags & libc::MSG_ZEROCOPY != 0 && state.id(fd).is_ok_and(option)
     }
 
@@ -68,7 +68,7 @@ impl Instance {
     /// bytes of all sockets' calls, in whole pages; `usize::MAX` is no limit.
     pub fn limit_lent(&self, notices: usize, memory: usize) {
         let pages = (memory < usize::MAX).then_some(memory >> 12);
-        self.call(|state| state.sockets.set_lent_limits(LentLimits { notices, pages }));
+        self.call(|state| state.engine.protocols.set_lent_limits(LentLimits { notices, pages }));
     }
 
     /// As [`Instance::send_message`], but lends.

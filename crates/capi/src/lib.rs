@@ -2,11 +2,14 @@
 //!
 //! # Theory of operation
 //!
-//! An [`Instance`] is one stack with its memory, its device and its table of descriptors, behind
-//! one lock. A call takes the lock, does what the sockets of `towpath_net` let it do now, sends
-//! what follows from it, and returns. A blocking call that cannot go on waits on a condition
-//! variable until something has changed. There is no hidden state: two instances in one process
-//! know nothing of each other.
+//! An [`Instance`] is a [driver](towpath::driver) whose state has a table of descriptors. A call
+//! takes the lock, does what the sockets let it do now, sends what follows from it on its own
+//! thread, and returns. A blocking call that cannot go on waits on a condition variable until
+//! something has changed. There is no hidden state: two instances in one process know nothing of
+//! each other.
+//!
+//! An instance is on a device, which a worker drives, or on a *wire*, whose packets the caller
+//! moves.
 //!
 //! Descriptor numbers are real ones: each is held by an eventfd, so that it can never be that
 //! of a file of the kernel's.
@@ -20,11 +23,9 @@
 
 pub mod abi;
 mod address;
-mod attach;
 mod calls;
 mod control;
 mod datagram;
-mod device;
 mod ending;
 mod errno;
 mod files;
@@ -42,6 +43,7 @@ mod queue;
 mod splice;
 mod stats;
 mod tcp_info;
+mod wire;
 
 pub use errno::Errno;
 pub use instance::{Config, Instance};

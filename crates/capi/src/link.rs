@@ -4,10 +4,12 @@ use crate::address::Name;
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
 use std::net::SocketAddr;
-use towpath_net::bpf::Program;
-use towpath_net::socket::{FrameKind, FrameSource, LinkDestination, PacketOptions, SendTo};
-use towpath_net::wire::MacAddr;
-use towpath_net::wire::ethernet::EtherType;
+use towpath::layers::net::bpf::Program;
+use towpath::layers::net::socket::{
+    FrameKind, FrameSource, LinkDestination, PacketOptions, SendTo,
+};
+use towpath::layers::net::wire::MacAddr;
+use towpath::layers::net::wire::ethernet::EtherType;
 
 /// The index of the one link.
 const LINK: i32 = 1;
@@ -83,10 +85,10 @@ impl Instance {
     pub(crate) fn own_name(&self, fd: i32) -> Outcome<Name> {
         let state = self.lock();
         let id = state.id(fd)?;
-        let Some(options) = state.sockets.packet_options(id) else {
-            return Ok(Name::Internet(state.sockets.local(id)?));
+        let Some(options) = state.engine.protocols.packet_options(id) else {
+            return Ok(Name::Internet(state.engine.protocols.local(id)?));
         };
-        let mac = options.bound.then_some(state.sockets.stack().mac());
+        let mac = options.bound.then_some(state.engine.protocols.stack().mac());
         let len = ADDRESS_AT + mac.map_or(0, |mac| mac.0.len());
         Ok(Name::Link(name(options.protocol, 0, mac), len))
     }
@@ -100,7 +102,7 @@ impl Instance {
             let id = state.id(fd)?;
             // Other sockets do not have the option.
             state.packet(fd).ok_or(Errno(libc::ENOPROTOOPT))?;
-            Ok(state.sockets.set_packet_filter(id, Some(filter?)).map(drop)?)
+            Ok(state.engine.protocols.set_packet_filter(id, Some(filter?)).map(drop)?)
         })
     }
 }
@@ -108,7 +110,7 @@ impl Instance {
 impl State {
     /// The options of a packet socket; `None` for others.
     pub(crate) fn packet(&self, fd: i32) -> Option<PacketOptions> {
-        self.sockets.packet_options(self.id(fd).ok()?).copied()
+        self.engine.protocols.packet_options(self.id(fd).ok()?).copied()
     }
 
     /// Refuses what packet sockets have no way to do.
@@ -123,7 +125,7 @@ impl State {
             libc::SOCK_DGRAM => true,
             _ => return Err(Errno(libc::ESOCKTNOSUPPORT)),
         };
-        let id = self.sockets.packet_socket(protocol(number as u16), payload_only)?;
+        let id = self.engine.protocols.packet_socket(protocol(number as u16), payload_only)?;
         self.add_socket(id, libc::AF_PACKET, kind)
     }
 
@@ -137,7 +139,7 @@ impl State {
             return Err(Errno(libc::ENODEV));
         }
         let id = self.id(fd)?;
-        Ok(self.sockets.set_packet_options(id, |own| {
+        Ok(self.engine.protocols.set_packet_options(id, |own| {
             own.bound = given.index == LINK;
             if given.protocol != PacketOptions::NONE {
                 own.protocol = given.protocol;
@@ -177,7 +179,7 @@ impl State {
         if value.len() < size_of::<i32>() {
             return Err(Errno::INVAL);
         }
-        let before = self.sockets.set_packet_filter(self.id(fd)?, None)?;
+        let before = self.engine.protocols.set_packet_filter(self.id(fd)?, None)?;
         before.map(drop).ok_or(Errno(libc::ENOENT))
     }
 
@@ -187,7 +189,7 @@ impl State {
             _ => return Err(Errno::INVAL),
         };
         let id = self.id(fd)?;
-        Ok(self.sockets.set_packet_options(id, |own| own.ignore_outgoing = on)?)
+        Ok(self.engine.protocols.set_packet_options(id, |own| own.ignore_outgoing = on)?)
     }
 
     /// The value of an option of a packet socket; `None` as above.
@@ -212,7 +214,7 @@ impl State {
 
     /// `struct tpacket_stats`.
     fn packet_statistics(&mut self, fd: i32) -> Outcome<Vec<u8>> {
-        let (frames, lost) = self.sockets.take_packet_statistics(self.id(fd)?)?;
+        let (frames, lost) = self.engine.protocols.take_packet_statistics(self.id(fd)?)?;
         Ok([frames.to_ne_bytes(), lost.to_ne_bytes()].concat())
     }
 }

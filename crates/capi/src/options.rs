@@ -8,12 +8,12 @@ use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
 use crate::lending::{self, TOWPATH_SO_ZEROCOPY_TERM};
 use crate::tcp_info;
-use towpath_net::path_mtu::PathMtu;
-use towpath_net::socket::{Linger, Options, Timestamping};
-use towpath_net::tcp::State as TcpState;
-use towpath_net::tcp::congestion::Kind;
-use towpath_net::tcp::fastopen::{CLIENT, FastOpenKeys, KEY_LEN};
-use towpath_net::time::Duration;
+use towpath::layers::net::path_mtu::PathMtu;
+use towpath::layers::net::socket::{Linger, Options, Timestamping};
+use towpath::layers::net::tcp::State as TcpState;
+use towpath::layers::net::tcp::congestion::Kind;
+use towpath::layers::net::tcp::fastopen::{CLIENT, FastOpenKeys, KEY_LEN};
+use towpath::layers::net::time::Duration;
 
 /// An `int` from an option's value.
 fn int(value: &[u8]) -> Outcome<i32> {
@@ -128,14 +128,14 @@ impl Instance {
                 Ok(argument)
             }
             FIONREAD => {
-                if state.sockets.is_listening(id) {
+                if state.engine.protocols.is_listening(id) {
                     return Err(Errno::INVAL);
                 }
-                Ok(state.sockets.available(id)? as i32)
+                Ok(state.engine.protocols.available(id)? as i32)
             }
-            SIOCATMARK => Ok(i32::from(state.sockets.is_at_mark(id))),
+            SIOCATMARK => Ok(i32::from(state.engine.protocols.is_at_mark(id))),
             SIOCOUTQ | SIOCOUTQNSD => {
-                if state.sockets.is_listening(id) {
+                if state.engine.protocols.is_listening(id) {
                     return Err(Errno::INVAL);
                 }
                 let count = state.connection(fd)?.map_or(0, |connection| match request {
@@ -163,7 +163,7 @@ pub(crate) const SIOCOUTQNSD: u64 = 0x894b;
 impl State {
     fn change(&mut self, fd: i32, change: impl FnOnce(&mut Options)) -> Outcome<()> {
         let (id, now) = (self.id(fd)?, self.now());
-        Ok(self.sockets.set_options(id, now, change)?)
+        Ok(self.engine.protocols.set_options(id, now, change)?)
     }
 
     fn set_socket_option(&mut self, fd: i32, name: i32, value: &[u8]) -> Outcome<()> {
@@ -201,7 +201,7 @@ impl State {
         match name {
             libc::SO_TIMESTAMPING => {
                 let id = self.id(fd)?;
-                Ok(self.sockets.set_timestamping(id, Timestamping(number as u32))?)
+                Ok(self.engine.protocols.set_timestamping(id, Timestamping(number as u32))?)
             }
             // A program that waited for notices would wait for ever.
             libc::SO_ZEROCOPY if (0..=1).contains(&number) => {
@@ -239,8 +239,8 @@ impl State {
 
     /// Sizes of both buffers, in bytes with overhead: sending, receiving.
     fn buffers(&self, fd: i32) -> Outcome<(u32, u32)> {
-        let options = self.sockets.options(self.id(fd)?)?;
-        let settings = self.sockets.stack().tcp_settings();
+        let options = self.engine.protocols.options(self.id(fd)?)?;
+        let settings = self.engine.protocols.stack().tcp_settings();
         let current = self.connection(fd)?.map(|connection| connection.send_buffer());
         let send = current.or(options.send_buffer).unwrap_or(settings.send_buffer);
         let current = self.connection(fd)?.map(|connection| connection.receive_buffer());
@@ -249,7 +249,7 @@ impl State {
     }
 
     fn pacing_rate(&self, fd: i32) -> Outcome<Vec<u8>> {
-        let rate = self.sockets.options(self.id(fd)?)?.max_pacing_rate;
+        let rate = self.engine.protocols.options(self.id(fd)?)?.max_pacing_rate;
         Ok(rate.unwrap_or(u64::MAX).to_ne_bytes().to_vec())
     }
 
@@ -257,7 +257,7 @@ impl State {
     fn memory_info(&self, fd: i32) -> Outcome<Vec<u8>> {
         let (send, receive) = self.buffers(fd)?;
         let id = self.id(fd)?;
-        let held = self.sockets.available(id).unwrap_or(0) as u32;
+        let held = self.engine.protocols.available(id).unwrap_or(0) as u32;
         let queued = self.connection(fd)?.map_or(0, |connection| connection.unacknowledged());
         let queued = queued as u32;
         let numbers = [held, receive, queued, send, 0, queued, 0, 0, 0];
@@ -267,14 +267,16 @@ impl State {
     fn socket_option(&mut self, fd: i32, name: i32) -> Outcome<Vec<u8>> {
         let id = self.id(fd)?;
         let file = self.files.socket(fd)?;
-        let options = self.sockets.options(id)?;
+        let options = self.engine.protocols.options(id)?;
         let number = match name {
-            libc::SO_ERROR => self.sockets.take_error(id)?.map_or(0, |error| error.errno()),
+            libc::SO_ERROR => {
+                self.engine.protocols.take_error(id)?.map_or(0, |error| error.errno())
+            }
             libc::SO_MAX_PACING_RATE => return self.pacing_rate(fd),
             libc::SO_TYPE => libc::SOCK_STREAM,
             libc::SO_PROTOCOL => libc::IPPROTO_TCP,
             libc::SO_DOMAIN => file.domain,
-            libc::SO_ACCEPTCONN => i32::from(self.sockets.is_listening(id)),
+            libc::SO_ACCEPTCONN => i32::from(self.engine.protocols.is_listening(id)),
             libc::SO_REUSEADDR => i32::from(options.reuse_address),
             libc::SO_ZEROCOPY => i32::from(options.zerocopy),
             TOWPATH_SO_ZEROCOPY_TERM => options.lent_term.map_or(0, |term| term.as_millis() as i32),
@@ -339,7 +341,7 @@ impl State {
             libc::TCP_DEFER_ACCEPT => self.change(fd, |options| options.set_defer_accept(number)),
             libc::TCP_NODELAY => {
                 let (id, now) = (self.id(fd)?, self.now());
-                Ok(self.sockets.set_nodelay(id, on, now)?)
+                Ok(self.engine.protocols.set_nodelay(id, on, now)?)
             }
             libc::TCP_INQ => {
                 self.files.socket_mut(fd)?.tell_left = on;
@@ -348,7 +350,7 @@ impl State {
             libc::TCP_WINDOW_CLAMP
                 if number == 0
                     && (self.connection(fd)?.is_some()
-                        || self.sockets.is_listening(self.id(fd)?)) =>
+                        || self.engine.protocols.is_listening(self.id(fd)?)) =>
             {
                 Err(Errno::INVAL)
             }
@@ -379,7 +381,7 @@ impl State {
                 if !(0..=1).contains(&number) {
                     return Err(Errno::INVAL);
                 }
-                if self.sockets.stack().tcp_settings().fastopen & CLIENT == 0 {
+                if self.engine.protocols.stack().tcp_settings().fastopen & CLIENT == 0 {
                     return Err(Errno(libc::EOPNOTSUPP));
                 }
                 if self.connection(fd)?.is_some() {
@@ -393,7 +395,7 @@ impl State {
 
     fn tcp_option(&mut self, fd: i32, name: i32) -> Outcome<Vec<u8>> {
         let id = self.id(fd)?;
-        let options = self.sockets.options(id)?;
+        let options = self.engine.protocols.options(id)?;
         let number = match name {
             libc::TCP_NODELAY => i32::from(options.nodelay),
             libc::TCP_INQ => i32::from(self.files.socket(fd)?.tell_left),
@@ -404,7 +406,7 @@ impl State {
                 _ => i32::from(options.max_segment.unwrap_or(MAXSEG_DEFAULT)),
             },
             libc::TCP_SYNCNT => {
-                let settings = self.sockets.stack().tcp_settings();
+                let settings = self.engine.protocols.stack().tcp_settings();
                 i32::from(options.syn_count.unwrap_or(settings.syn_retries))
             }
             libc::TCP_FASTOPEN_CONNECT => i32::from(options.fastopen_connect),
@@ -418,7 +420,7 @@ impl State {
             | libc::TCP_KEEPCNT
             | libc::TCP_LINGER2
             | libc::TCP_USER_TIMEOUT => {
-                timers::value(name, options, self.sockets.stack().tcp_settings())
+                timers::value(name, options, self.engine.protocols.stack().tcp_settings())
             }
             libc::TCP_QUICKACK => i32::from(options.quickack),
             libc::TCP_CORK => i32::from(options.cork),
@@ -427,13 +429,14 @@ impl State {
             libc::TCP_FASTOPEN_NO_COOKIE => i32::from(options.fastopen_no_cookie),
             libc::TCP_FASTOPEN_KEY => {
                 let keys = options.fastopen_key;
-                let keys = keys.unwrap_or(self.sockets.stack().tcp_settings().fastopen_key);
+                let keys =
+                    keys.unwrap_or(self.engine.protocols.stack().tcp_settings().fastopen_key);
                 let mut bytes = keys.primary.to_vec();
                 bytes.extend(keys.backup.iter().flatten());
                 return Ok(bytes);
             }
             libc::TCP_CONGESTION => {
-                let settings = self.sockets.stack().tcp_settings();
+                let settings = self.engine.protocols.stack().tcp_settings();
                 let name = options.congestion.unwrap_or(settings.congestion).name();
                 let mut bytes = name.as_bytes().to_vec();
                 bytes.resize(CONGESTION_NAME_LEN, 0);
@@ -470,7 +473,7 @@ impl State {
     }
 
     fn ip_option(&mut self, fd: i32, name: i32) -> Outcome<Vec<u8>> {
-        let options = self.sockets.options(self.id(fd)?)?;
+        let options = self.engine.protocols.options(self.id(fd)?)?;
         match name {
             libc::IP_FREEBIND => Ok(i32::from(options.free_bind).to_ne_bytes().to_vec()),
             libc::IP_MTU => self.path_mtu(fd),
@@ -500,7 +503,7 @@ impl State {
     }
 
     fn ipv6_option(&mut self, fd: i32, name: i32) -> Outcome<Vec<u8>> {
-        let options = self.sockets.options(self.id(fd)?)?;
+        let options = self.engine.protocols.options(self.id(fd)?)?;
         match name {
             libc::IPV6_V6ONLY => Ok(i32::from(options.v6_only).to_ne_bytes().to_vec()),
             libc::IPV6_MTU => self.path_mtu(fd),

@@ -17,9 +17,9 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::ptr::{NonNull, without_provenance_mut};
-use towpath_net::bpf::{Instruction, Program};
-use towpath_net::socket::Borrower;
-use towpath_packet::{Loans, Piece};
+use towpath::layers::net::bpf::{Instruction, Program};
+use towpath::layers::net::socket::Borrower;
+use towpath::layers::packet::{Loans, Piece};
 
 /// Most pieces of one scattered read or write (`UIO_MAXIOV`).
 pub(crate) const IOV_MAX: usize = 1024;

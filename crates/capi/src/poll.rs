@@ -4,7 +4,7 @@ use crate::errno::{Errno, Outcome};
 use crate::files::What;
 use crate::instance::{Instance, State};
 use std::collections::{BTreeMap, VecDeque};
-use towpath_net::time::Duration;
+use towpath::layers::net::time::Duration;
 
 /// One entry of `poll`: a descriptor, what is asked, and the answer.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +47,7 @@ impl State {
         }
         match self.id(fd) {
             Ok(id) => {
-                let ready = self.sockets.readiness(id).bits();
+                let ready = self.engine.protocols.readiness(id).bits();
                 (ready & (u32::from(asked as u16) | ALWAYS)) as i16
             }
             Err(_) => libc::POLLNVAL,
@@ -183,10 +183,10 @@ impl Instance {
                 return Err(if fd == set { Errno::INVAL } else { Errno(libc::EPERM) });
             }
             state.files.epoll_mut(set)?.control(operation, fd, event)?;
-            let ready = state.sockets.readiness(state.id(fd)?).bits();
+            let ready = state.engine.protocols.readiness(state.id(fd)?).bits();
             state.files.epoll_mut(set)?.note(fd, ready);
             // Another thread may wait for what was added.
-            self.notify(state);
+            state.notify();
             Ok(())
         })
     }
@@ -212,7 +212,7 @@ impl State {
             }
             let Some((fd, asked)) = self.files.epoll_mut(set)?.next() else { continue };
             let Ok(id) = self.id(fd) else { continue };
-            let events = self.sockets.readiness(id).bits() & asked.events & !HOW;
+            let events = self.engine.protocols.readiness(id).bits() & asked.events & !HOW;
             if events != 0 {
                 told.push(EpollEvent { events, data: asked.data });
                 self.files.epoll_mut(set)?.told(fd);

@@ -35,7 +35,7 @@ use towpath::events::{
     Change, Choice, Config, Event, EventQueue, Exit, Interest, News, Notifier, Readiness, Source,
     Token, Trigger,
 };
-use towpath_io::process_sys::generation;
+use towpath::layers::io::process_sys::generation;
 use transfer::End;
 
 /// Longest that the end of a queue waits for memory of operations.

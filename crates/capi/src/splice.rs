@@ -11,7 +11,7 @@ use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::Errno as Kernel;
 use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
-use towpath_net::socket::{ReceiveFlags, SocketId};
+use towpath::layers::net::socket::{ReceiveFlags, SocketId};
 
 /// Bytes moved at a time.
 const CHUNK: usize = 64 << 10;
@@ -130,7 +130,7 @@ impl Instance {
         let timeout = self.lock().timeout(to, flags, true)?;
         self.block_on(to, timeout, |state| {
             let (id, now) = (state.id(to)?, state.now());
-            let room = state.sockets.send_room(id, now)?;
+            let room = state.engine.protocols.send_room(id, now)?;
             if room == 0 { Err(Errno::AGAIN) } else { Ok(room) }
         })
     }
@@ -190,7 +190,7 @@ impl State {
         if moved == 0 {
             return Ok(None);
         }
-        let taken = self.sockets.discard(id, moved, now)?;
+        let taken = self.engine.protocols.discard(id, moved, now)?;
         assert_eq!(taken, moved, "what was seen can be taken");
         Ok(Some(moved))
     }

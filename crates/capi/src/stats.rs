@@ -3,8 +3,8 @@
 use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
 use std::time::Duration;
-use towpath_net::counters::DropReason;
-use towpath_packet::Site;
+use towpath::layers::net::counters::DropReason;
+use towpath::layers::packet::Site;
 
 /// Figures of `struct towpath_stats`, each of 64 bits.
 const FIGURES: usize = 8 + SITES + 3 + 8 + 2;
@@ -22,7 +22,7 @@ impl Instance {
     fn figures(&self) -> [u64; FIGURES] {
         self.call(|state| {
             let now = state.now();
-            let refused = state.link.refused();
+            let refused = state.engine.device.refused();
             let (sending, unacknowledged) = state.sending();
             state.with(|sockets, cx| {
                 let (ledger, lent) = (cx.ledger, sockets.lent_stats(now));

@@ -1,8 +1,8 @@
 //! `struct tcp_info`, as Linux lays it out (`linux/tcp.h`).
 
 use crate::instance::State;
-use towpath_net::socket::SocketId;
-use towpath_net::tcp::Info;
+use towpath::layers::net::socket::SocketId;
+use towpath::layers::net::tcp::Info;
 
 /// Bytes of the structure in Linux 6.18.
 const LEN: usize = 280;
@@ -23,14 +23,14 @@ const SYN_DATA: u8 = 32;
 
 /// The structure for a socket. What is not known is zero.
 pub(crate) fn bytes(state: &State, id: SocketId) -> Vec<u8> {
-    let mut bytes = match state.sockets.tcp(id) {
+    let mut bytes = match state.engine.protocols.tcp(id) {
         Some(connection) => {
             let mut info = connection.info(state.now());
             info.options |= if connection.had_syn_data() { SYN_DATA } else { 0 };
             lay_out(&info)
         }
-        None if state.sockets.is_listening(id) => lay_out(&unconnected(LISTEN)),
-        None if state.sockets.is_deferred(id) => lay_out(&unconnected(SYN_SENT)),
+        None if state.engine.protocols.is_listening(id) => lay_out(&unconnected(LISTEN)),
+        None if state.engine.protocols.is_deferred(id) => lay_out(&unconnected(SYN_SENT)),
         None => lay_out(&unconnected(CLOSE)),
     };
     bytes.resize(LEN, 0);

@@ -15,7 +15,6 @@ use towpath_io::confine::broker::{Duties, Guests, Ports};
 use towpath_io::namespace::signals::Signals;
 use towpath_io::process_sys::Inherited;
 use towpath_io::vhost_user::{self, cut};
-use towpath_packet::Ledger;
 
 use crate::api;
 use crate::args::UpArguments;
@@ -95,11 +94,10 @@ fn duties(plan: &Plan, control: Option<(Vec<PathBuf>, u64)>) -> Duties {
 
 /// Makes what was planned.
 fn make(plan: Plan, messages: Messages) -> anyhow::Result<Worker<Network>> {
-    let ledger = Arc::new(Ledger::new());
-    let made = Network::new(plan.network, ledger.clone());
+    let made = Network::new(plan.network);
     let mut network = made.context("cannot make a network")?;
     network.on_news(Box::new(move |port, news| messages.detail(format_args!("{port}: {news}"))));
-    let mut worker = Worker::serving(&plan.config, network, ledger)?;
+    let mut worker = Worker::serving(&plan.config, network, Arc::default())?;
     if let Some(services) = plan.services {
         worker.side_mut().set_services(Services::new(services));
     }

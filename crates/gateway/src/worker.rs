@@ -20,7 +20,7 @@ mod side;
 mod wait;
 
 pub use busy_poll::MISSES_MAX;
-pub use side::{Input, Side, SideContext};
+pub use side::Side;
 
 use crate::capture::{Mirrors, Recording};
 use crate::config::Config;
@@ -37,18 +37,18 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use towpath_io::namespace::sockets::SocketSource;
 use towpath_io::pcapng::Direction;
+use towpath_io::random::secret;
 use towpath_io::reactor::{Events, Interest, Reactor};
 use towpath_io::receive::ReceiveBuffer;
 use towpath_io::tap::Tap;
 use towpath_io::thread::{Rest, release_unused};
-use towpath_net::stack::{self, Address, Context, Limits, Stack};
+use towpath_net::engine::{Engine, MEMORY_PAUSE};
+use towpath_net::stack::{self, Address, Limits, Stack};
 use towpath_net::tcp::Settings;
 use towpath_net::time::{Instant, earliest};
 use towpath_net::wire::MacAddr;
-use towpath_packet::{Burst, Caps, Ledger, Memory, MemoryConfig, Packet};
+use towpath_packet::{Burst, Caps, Context, Input, Ledger, Memory, MemoryConfig, Packet};
 
-/// How long the inside and starved flows wait for memory.
-const MEMORY_PAUSE: Duration = Duration::from_millis(1);
 /// Bytes read from the inside before host sockets get their turn: as many as are read from those,
 /// so that each direction has half of the thread if it can use it.
 const READ_BYTES_PER_TURN: usize = BYTES_PER_TURN;
@@ -75,21 +75,16 @@ pub(crate) type Capture = Arc<Mutex<Mirrors>>;
 
 /// The worker.
 pub struct Worker<S: Side = Tap> {
-    side: S,
-    /// Reading the side waits until then for memory.
-    paused_until: Option<Instant>,
-    stack: Stack,
+    engine: Engine<Stack, S>,
     gateway: Gateway,
-    memory: Memory,
-    ledger: Arc<Ledger>,
     buffer: ReceiveBuffer,
     reactor: Reactor,
+    /// The file of the side is watched.
+    is_watching: bool,
     capture: Option<Capture>,
     /// Who writes what is captured, if this worker has begun it.
     recording: Option<Recording>,
-    received: Burst,
     read_limit: ReadLimit,
-    to_send: Burst,
     clock: Clock,
     rest: Rest,
     busy_poll: BusyPoll,
@@ -115,7 +110,7 @@ impl<S: Side> Worker<S> {
         let addresses: Vec<IpAddr> = addresses.into_iter().flatten().collect();
         let mut worker = Self::with(config, side, Arc::default(), addresses.clone(), None)?;
         for address in addresses {
-            worker.stack.set_neighbor(address, MacAddr(config.program_mac));
+            worker.engine.protocols.set_neighbor(address, MacAddr(config.program_mac));
         }
         Ok(worker)
     }
@@ -138,7 +133,7 @@ impl<S: Side> Worker<S> {
     /// Has connections search for what their path takes when full packets vanish (RFC 4821): ICMP
     /// errors of the program's network do not reach this worker.
     pub(crate) fn search_paths(&mut self) {
-        self.stack.tcp_settings_mut().mtu_probing = 1;
+        self.engine.protocols.tcp_settings_mut().mtu_probing = 1;
     }
 
     /// Binds the published ports and takes over an inside whose stations are found by asking for
@@ -162,7 +157,9 @@ impl<S: Side> Worker<S> {
         address: Option<Address>,
     ) -> Result<Self, StartError> {
         let reactor = Reactor::new()?;
-        reactor.add(&side, Token::Side.encode(), Interest::READ, false)?;
+        if let Some(file) = side.file() {
+            reactor.add(file, Token::Side.encode(), Interest::READ, false)?;
+        }
         if let Some(bell) = side.bell() {
             reactor.add(bell, Token::Bell.encode(), Interest::READ, false)?;
         }
@@ -180,19 +177,14 @@ impl<S: Side> Worker<S> {
         };
         let busy_poll = side.busy_poll();
         Ok(Self {
-            side,
-            paused_until: None,
-            stack,
+            engine: Engine::new(stack, side, memory, ledger),
             gateway,
-            memory,
-            ledger,
             buffer: ReceiveBuffer::new(),
             reactor,
+            is_watching: true,
             capture,
             recording,
-            received: Burst::new(),
             read_limit: ReadLimit::new(),
-            to_send: Burst::new(),
             clock: Clock::new(),
             rest: Rest::new(),
             busy_poll: BusyPoll::new(busy_poll),
@@ -243,14 +235,15 @@ impl<S: Side> Worker<S> {
 
     /// What passed so far.
     pub fn report(&self) -> Report {
-        let mut report = Report::new(&self.stack, &self.gateway, &self.ledger);
+        let Engine { protocols: stack, device: side, memory, ledger, .. } = &self.engine;
+        let mut report = Report::new(stack, &self.gateway, ledger);
         let capture = self.capture.as_ref().and_then(|capture| capture.lock().ok());
         report.captured = capture.and_then(|capture| capture.written());
         let error = self.recording.as_ref().and_then(Recording::error);
         report.capture_error = error.map(ToString::to_string);
-        self.side.add_to(&mut report);
-        let Memory { packets, small, large } = &self.memory;
-        report.lent = self.gateway.lent(&self.stack, self.clock.now());
+        side.add_to(&mut report);
+        let Memory { packets, small, large } = memory;
+        report.lent = self.gateway.lent(stack, self.clock.now());
         report.packets_taken = packets.out_count();
         report.frames_taken = (small.out_count(), large.out_count());
         report
@@ -258,7 +251,7 @@ impl<S: Side> Worker<S> {
 
     /// The inside.
     pub fn side(&self) -> &S {
-        &self.side
+        &self.engine.device
     }
 
     /// Now, on the clock of everything here.
@@ -267,14 +260,14 @@ impl<S: Side> Worker<S> {
     }
 
     /// Has something done with the inside, between calls of [`Worker::run_until`].
-    pub fn with_side<R>(&mut self, act: impl FnOnce(&mut S, &mut SideContext<'_>) -> R) -> R {
-        let Self { side, memory, ledger, clock, .. } = self;
-        act(side, &mut SideContext { memory, ledger, now: clock.now() })
+    pub fn with_side<R>(&mut self, act: impl FnOnce(&mut S, &mut Context<'_>) -> R) -> R {
+        let now = self.clock.now();
+        self.engine.with_device(now, act)
     }
 
     /// The inside, to be changed between calls of [`Worker::run_until`].
     pub fn side_mut(&mut self) -> &mut S {
-        &mut self.side
+        &mut self.engine.device
     }
 
     /// The gateway, and what its sockets hang in.
@@ -290,7 +283,8 @@ impl<S: Side> Worker<S> {
     fn serve(&mut self) -> io::Result<usize> {
         let mut events = Events::new();
         loop {
-            debug_assert!(!self.stack.has_events(), "the thread sleeps on news");
+            debug_assert!(!self.engine.protocols.has_events(), "the thread sleeps on news");
+            self.watch_side();
             let timeout = self.timeout();
             self.wait(timeout, &mut events)?;
             let now = self.clock.now();
@@ -299,8 +293,7 @@ impl<S: Side> Worker<S> {
                 return Ok(index as usize);
             }
             if let Some(until) = self.finish_by
-                && (self.gateway.all_passed_on(&self.stack) && !self.stack.has_output()
-                    || until <= now)
+                && (self.all_passed_on() || until <= now)
             {
                 return Ok(0);
             }
@@ -314,7 +307,7 @@ impl<S: Side> Worker<S> {
         for event in events.iter() {
             match Token::decode(event.token) {
                 Some(Token::Side) => side_readable = true,
-                Some(Token::Bell) => self.side.heard(),
+                Some(Token::Bell) => self.engine.device.heard(),
                 Some(Token::Watch(index)) => watched = Some(index),
                 Some(token) => self.with_gateway(now, |gateway, io| {
                     gateway.on_event(token, event, io);
@@ -322,16 +315,11 @@ impl<S: Side> Worker<S> {
                 None => {}
             }
         }
-        let side_ready = side_readable || self.side.next_deadline().is_some_and(|at| at <= now);
-        if side_ready {
-            let Self { side, memory, ledger, .. } = self;
-            side.turn(side_readable, &mut SideContext { memory, ledger, now })?;
+        let mut is_crowded = false;
+        if side_readable || self.engine.is_due(now) {
+            self.engine.turn(side_readable, now)?;
+            is_crowded = self.read_side(now)? == Left::Packets;
         }
-        if self.paused_until.take_if(|until| *until <= now).is_some() {
-            self.watch_side(Interest::READ);
-        }
-        let is_crowded =
-            side_ready && self.paused_until.is_none() && self.read_side(now)? == Left::Packets;
         self.run_timers(now);
         self.with_gateway(now, |gateway, io| {
             gateway.drain(io);
@@ -356,7 +344,7 @@ impl<S: Side> Worker<S> {
     fn send_and_hear(&mut self, now: Instant) -> Result<(), S::Error> {
         loop {
             self.send(now)?;
-            if !self.stack.has_events() {
+            if !self.engine.protocols.has_events() {
                 return Ok(());
             }
             self.with_gateway(now, |gateway, io| gateway.drain(io));
@@ -367,32 +355,27 @@ impl<S: Side> Worker<S> {
         let (mut bytes, mut left, mut room) = (0, READ_PACKETS_PER_TURN, READ_PACKETS_PER_TURN);
         let mut small_left = READ_SMALL_PER_TURN;
         loop {
-            let Self { side, received, memory, ledger, .. } = self;
             let most = if self.read_limit.expects_small() { small_left } else { left };
-            let limit = self.read_limit.get(side.looks_by_call()).min(left).min(room).min(most);
-            received.limit(limit);
-            let input = side.receive(received, &mut SideContext { memory, ledger, now })?;
-            if input == Input::NoMemory {
-                self.watch_side(Interest::NONE);
-                self.paused_until = Some(now + MEMORY_PAUSE);
-            }
-            let of_others = if let Input::HandedOver(bytes) = input { bytes } else { 0 };
-            if self.received.is_empty() && of_others == 0 {
+            let looks_by_call = self.engine.device.looks_by_call();
+            let limit = self.read_limit.get(looks_by_call).min(left).min(room).min(most);
+            let (mut own, capture) = (0, &self.capture);
+            let received = self.engine.receive(limit, now, |burst| {
+                own = burst.iter().map(Packet::len).sum::<usize>();
+                see(capture.as_ref(), Direction::Inbound, burst);
+            })?;
+            let of_others = if let Input::HandedOver(bytes) = received.input { bytes } else { 0 };
+            if received.packets == 0 && of_others == 0 {
                 return Ok(Left::Nothing);
             }
-            self.capture(Direction::Inbound);
-            let full = limit > 1 && self.received.is_full() || of_others > 0;
-            let own = self.received.iter().map(Packet::len).sum::<usize>();
-            self.read_limit.came(self.received.len(), own);
+            let full = limit > 1 && received.is_full || of_others > 0;
+            self.read_limit.came(received.packets, own);
             // Reading is half of the work for a packet; the other half is its owner's.
             let of_burst = own + of_others / 2;
             bytes += of_burst;
             left -= limit;
             if self.read_limit.expects_small() {
-                small_left = small_left.saturating_sub(self.received.len());
+                small_left = small_left.saturating_sub(received.packets);
             }
-            let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now };
-            self.stack.input(&mut self.received, &mut cx);
             self.with_gateway(now, |gateway, io| gateway.drain(io));
             // As many more like these as the turn has bytes for.
             room = READ_BYTES_PER_TURN.saturating_sub(bytes) * limit / of_burst.max(1);
@@ -410,33 +393,21 @@ impl<S: Side> Worker<S> {
 
     /// Sends what the stack has, until it has no more or the device is full.
     fn send(&mut self, now: Instant) -> Result<(), S::Error> {
-        loop {
-            if self.to_send.is_empty() {
-                let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now };
-                self.stack.output(&mut self.to_send, &mut cx);
-                if self.to_send.is_empty() {
-                    return Ok(());
-                }
-                self.capture(Direction::Outbound);
-            }
-            let Self { side, to_send, memory, ledger, .. } = self;
-            side.transmit(to_send, &mut SideContext { memory, ledger, now })?;
-            if !self.to_send.is_empty() {
-                return Ok(());
-            }
-            let caps = self.side.caps();
-            self.stack.set_caps(caps);
-        }
+        let Self { engine, capture, .. } = self;
+        let see_all = |burst: &Burst| see(capture.as_ref(), Direction::Outbound, burst);
+        engine.send(usize::MAX, now, see_all).map(|_| ())
     }
 
     fn run_timers(&mut self, now: Instant) {
-        if self.stack.next_deadline().is_some_and(|at| at <= now) {
-            let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now };
-            self.stack.on_deadline(&mut cx);
-        }
+        self.engine.run_timers(now);
         if self.gateway.next_deadline().is_some_and(|at| at <= now) {
             self.with_gateway(now, |gateway, io| gateway.on_deadline(io));
         }
+    }
+
+    /// True if nothing is left that the program has sent.
+    fn all_passed_on(&self) -> bool {
+        self.gateway.all_passed_on(&self.engine.protocols) && !self.engine.has_unsent()
     }
 
     fn timeout(&mut self) -> Option<Duration> {
@@ -444,15 +415,10 @@ impl<S: Side> Worker<S> {
             return Some(Duration::ZERO);
         }
         let now = self.clock.now();
-        // After `send`, what is left waits for a handle or for room in the device.
-        let starved = self.gateway.is_starved() || self.stack.has_output();
-        let starved = starved || !self.to_send.is_empty();
         let deadline = earliest([
-            self.stack.next_deadline(),
+            self.engine.next_deadline(),
             self.gateway.next_deadline(),
-            self.paused_until,
-            self.side.next_deadline(),
-            starved.then(|| now + MEMORY_PAUSE),
+            self.gateway.is_starved().then(|| now + MEMORY_PAUSE),
             self.finish_by.map(|until| until.min(now + FINISH_INTERVAL)),
         ]);
         deadline.map(|at| at.since(now))
@@ -461,14 +427,19 @@ impl<S: Side> Worker<S> {
     /// Nothing happened for a while: gives back what was kept ready, and memory that a busier time
     /// has left behind.
     fn give_back(&mut self) {
-        self.side.rest();
         self.buffer.clear();
-        self.memory.unused(release_unused);
+        self.engine.rest(release_unused);
     }
 
-    fn watch_side(&mut self, interest: Interest) {
-        // The side was added when the worker was made; changing it cannot fail.
-        let _ = self.reactor.modify(&self.side, Token::Side.encode(), interest, false);
+    /// Watches the file of the side, or leaves it alone while its packets wait for memory.
+    fn watch_side(&mut self) {
+        let watches = self.engine.is_watched();
+        if let (Some(file), true) = (self.engine.device.file(), watches != self.is_watching) {
+            let interest = if watches { Interest::READ } else { Interest::NONE };
+            // It was added when the worker was made; changing it cannot fail.
+            let _ = self.reactor.modify(file, Token::Side.encode(), interest, false);
+            self.is_watching = watches;
+        }
     }
 
     fn with_gateway<R>(
@@ -476,28 +447,26 @@ impl<S: Side> Worker<S> {
         now: Instant,
         act: impl FnOnce(&mut Gateway, &mut Io<'_>) -> R,
     ) -> R {
+        let Engine { protocols, device, memory, ledger, .. } = &mut self.engine;
         let mut io = Io {
-            stack: &mut self.stack,
-            memory: &mut self.memory,
-            ledger: &self.ledger,
+            stack: protocols,
+            memory,
+            ledger,
             reactor: &self.reactor,
             buffer: &mut self.buffer,
-            guests: &self.side,
+            guests: device,
             now,
         };
         act(&mut self.gateway, &mut io)
     }
+}
 
-    fn capture(&mut self, direction: Direction) {
-        let Some(capture) = &self.capture else { return };
-        // The time is taken with the lock: the file is in its order. A worker that panicked with it
-        // ends all.
-        let Ok(mut capture) = capture.lock() else { return };
-        let burst = match direction {
-            Direction::Inbound => &self.received,
-            Direction::Outbound => &self.to_send,
-        };
-        capture.see(direction, burst.iter());
+/// Shows packets to those who capture them.
+fn see(capture: Option<&Capture>, direction: Direction, burst: &Burst) {
+    // The time is taken with the lock: the file is in its order. A worker that panicked with it
+    // ends all.
+    if let Some(Ok(mut mirrors)) = capture.map(|capture| capture.lock()) {
+        mirrors.see(direction, burst.iter());
     }
 }
 
@@ -534,7 +503,7 @@ fn new_stack(
         addresses,
         next_hops,
         transparent: true,
-        secret: random_secret()?,
+        secret: secret()?,
         // The path to the inside is a copy within this machine: large packets delay nobody on it.
         tcp: Settings { min_tso_segs: u32::MAX, ..Settings::default() },
         limits: Limits {
@@ -544,16 +513,6 @@ fn new_stack(
         },
     };
     Ok(Stack::new(stack_config, caps))
-}
-
-fn random_secret() -> io::Result<[u64; 2]> {
-    let mut bytes = [0; 16];
-    let mut at = 0;
-    while at < bytes.len() {
-        at += rustix::rand::getrandom(&mut bytes[at..], rustix::rand::GetRandomFlags::empty())?;
-    }
-    let bits = u128::from_ne_bytes(bytes);
-    Ok([bits as u64, (bits >> 64) as u64])
 }
 
 /// The only reader of the clock.

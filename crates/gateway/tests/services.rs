@@ -152,14 +152,14 @@ impl Bench {
             assert!(Instant::now() < end, "{what}: {:?}", self.services.counters());
             let wait = Some(Duration::from_millis(20));
             self.reactor.wait(wait, &mut events).expect("waits");
-            self.tap.receive(&mut self.memory, &mut received).expect("reads");
             let now = time::Instant::START + self.start.elapsed();
             let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now };
+            self.tap.receive(&mut received, &mut cx).expect("reads");
             while let Some(mut packet) = received.pop() {
                 self.services.intercept(1, &mut packet, &mut cx, &mut replies);
             }
             self.services.on_deadline(&mut cx, &mut replies);
-            self.tap.transmit(&mut replies).expect("writes");
+            self.tap.transmit(&mut replies, &mut cx).expect("writes");
         }
     }
 }
@@ -197,7 +197,7 @@ fn the_kernel_follows_advertisements() {
         let mut cx = Context { memory: &mut bench.memory, ledger: &bench.ledger, now };
         let mut last = Burst::new();
         bench.services.shut_down(&mut cx, &mut last);
-        bench.tap.transmit(&mut last).expect("writes");
+        bench.tap.transmit(&mut last, &mut cx).expect("writes");
         bench.serve_until("no route", || routes().is_empty());
     });
 }

@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant};
 use towpath_io::vhost_user::driver::{DriverQueue, GuestRam};
 use towpath_io::vhost_user::virtq::{Queue, ReceiveQueue, Segment, TransmitQueue, feature};
-use towpath_packet::{Burst, Ledger, Memory, MemoryConfig};
+use towpath_packet::{Burst, Context, Ledger, Memory, MemoryConfig, time};
 
 const QUEUE: u16 = 256;
 const ROUND: usize = 32;
@@ -102,13 +102,15 @@ fn both(features: u64, bytes: u32, receive_bytes: u32, rounds: u64) -> f64 {
         guests.send(bytes);
         while guests.sender.out_count() > 0 {
             let mut burst = Burst::new();
-            transmit.receive(Duration::ZERO, &mut memory, &mut burst, &ledger).expect("good");
+            let now = time::Instant::START;
+            let cx = &mut Context { memory: &mut memory, ledger: &ledger, now };
+            transmit.receive(&mut burst, cx).expect("good");
             // A few packets of 64 KiB take all of the receiver's buffers.
             while !burst.is_empty() {
                 receive.transmit(&mut burst, &ledger).expect("good");
                 guests.collect();
             }
-            transmit.turn(Duration::ZERO, &ledger);
+            transmit.turn(now, &ledger);
             guests.collect();
         }
     };

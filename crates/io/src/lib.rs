@@ -10,8 +10,8 @@
 //! that the kernel uses until it says so.
 //!
 //! Modules form a line, and each uses only those before it: `{doorbell, large_pages, mount,
-//! outside, process_sys, receive, sealed, sys} → {direct, endpoint, netlink, reactor, socket, tap}
-//! → {namespace, pcapng, stream, thread} → {confine, events, vhost_user} → fuzz`.
+//! outside, process_sys, random, receive, sealed, sys} → {direct, endpoint, netlink, reactor,
+//! socket, tap} → {namespace, pcapng, stream, thread} → {confine, events, vhost_user} → fuzz`.
 #![deny(unsafe_code)]
 #![cfg_attr(not(feature = "confine"), allow(dead_code, reason = "a broker is only there with it"))]
 
@@ -30,6 +30,7 @@ pub mod netlink;
 pub mod outside;
 pub mod pcapng;
 pub mod process_sys;
+pub mod random;
 pub mod reactor;
 pub mod receive;
 pub mod sealed;

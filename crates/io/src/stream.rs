@@ -33,11 +33,10 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::Arc;
 use towpath_packet::burst::BURST_MAX;
 use towpath_packet::packet::PIECES_MAX;
 use towpath_packet::pool::LARGE_FRAME_BYTES;
-use towpath_packet::{Burst, Caps, Device, Ledger, Memory, Packet, Piece, Site};
+use towpath_packet::{Burst, Caps, Context, Device, Input, Ledger, Memory, Packet, Piece, Site};
 
 /// Pieces of a frame not yet complete, above which small ones are put together before the next
 /// read. With those of that read they fit a packet.
@@ -123,7 +122,6 @@ impl StreamCounters {
 pub struct Stream {
     socket: OwnedFd,
     mtu: u16,
-    ledger: Arc<Ledger>,
     buffer: ReceiveBuffer,
     /// Read and not cut into packets yet; begins with a length.
     unread: VecDeque<Piece>,
@@ -137,11 +135,10 @@ pub struct Stream {
 impl Stream {
     /// Takes over a connected stream socket that does not block. `mtu` is the largest IP packet
     /// that the other side is sent.
-    pub fn new(socket: OwnedFd, mtu: u16, ledger: Arc<Ledger>) -> Self {
+    pub fn new(socket: OwnedFd, mtu: u16) -> Self {
         Self {
             socket,
             mtu,
-            ledger,
             buffer: ReceiveBuffer::new(),
             unread: VecDeque::with_capacity(UNREAD_MAX),
             unread_bytes: 0,
@@ -154,11 +151,6 @@ impl Stream {
     /// True while the rest of a packet waits for room in the socket.
     pub fn has_unsent(&self) -> bool {
         self.unsent.is_some()
-    }
-
-    /// Gives the frames held for the next read back: for idle times.
-    pub fn release_frames(&mut self) {
-        self.buffer.clear();
     }
 
     /// Counters since the connection was taken over.
@@ -221,11 +213,11 @@ impl Stream {
     }
 
     /// Reads once.
-    fn read(&mut self, memory: &mut Memory) -> Result<Read, StreamError> {
-        if self.unread.len() > UNREAD_PIECES_MAX && !self.squeeze(memory) {
+    fn read(&mut self, cx: &mut Context<'_>) -> Result<Read, StreamError> {
+        if self.unread.len() > UNREAD_PIECES_MAX && !self.squeeze(cx.memory, cx.ledger) {
             return Ok(Read::NoMemory);
         }
-        let offered = self.buffer.prepare(memory, RECEIVE_BYTES_MAX);
+        let offered = self.buffer.prepare(cx.memory, RECEIVE_BYTES_MAX);
         if offered == 0 {
             return Ok(Read::NoMemory);
         }
@@ -252,7 +244,7 @@ impl Stream {
     /// Puts the small pieces of an incomplete frame together; false if there is no memory for it,
     /// and nothing is done. Those half a large frame long stay as they are, so that no byte is
     /// copied more than a few times and few pieces are left.
-    fn squeeze(&mut self, memory: &mut Memory) -> bool {
+    fn squeeze(&mut self, memory: &mut Memory, ledger: &Ledger) -> bool {
         let large = self.unread.iter().take_while(|piece| piece.len() >= LARGE_FRAME_BYTES / 2);
         let mut left = self.unread.len() - large.count();
         while left > 0 {
@@ -270,7 +262,7 @@ impl Stream {
             while left > 0 && kept.is_none() {
                 let mut piece = self.unread.remove(from).expect("a piece to go");
                 left -= 1;
-                let count = self.ledger.copy(Site::Squeeze, &piece, &mut frame[filled..]);
+                let count = ledger.copy(Site::Squeeze, &piece, &mut frame[filled..]);
                 filled += count;
                 if count < piece.len() {
                     piece.advance(count);
@@ -342,16 +334,20 @@ impl Device for Stream {
         Caps::plain(self.mtu)
     }
 
-    fn receive(&mut self, memory: &mut Memory, burst: &mut Burst) -> Result<(), StreamError> {
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.socket.as_fd())
+    }
+
+    fn receive(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<Input, StreamError> {
         let mut last = false;
         for _ in 0..READS_MAX {
-            let cut = self.cut(memory, burst)?;
+            let cut = self.cut(cx.memory, burst)?;
             let no_memory = match cut {
-                Cut::Full => return Ok(()),
+                Cut::Full => break,
                 Cut::NoMemory => true,
-                Cut::All if last => return Ok(()),
-                Cut::All => match self.read(memory)? {
-                    Read::Nothing => return Ok(()),
+                Cut::All if last => break,
+                Cut::All => match self.read(cx)? {
+                    Read::Nothing => break,
                     Read::NoMemory => true,
                     Read::Last => {
                         last = true;
@@ -362,13 +358,13 @@ impl Device for Stream {
             };
             if no_memory {
                 self.counters.receive_paused += 1;
-                return Ok(());
+                return Ok(Input::NoMemory);
             }
         }
-        Ok(())
+        Ok(Input::Done)
     }
 
-    fn transmit(&mut self, burst: &mut Burst) -> Result<(), StreamError> {
+    fn transmit(&mut self, burst: &mut Burst, _: &mut Context<'_>) -> Result<(), StreamError> {
         let mut most = WRITE_PACKETS_MAX;
         while self.unsent.is_some() || !burst.is_empty() {
             self.counters.transmitted.calls += 1;
@@ -392,6 +388,10 @@ impl Device for Stream {
             }
         }
         Ok(())
+    }
+
+    fn rest(&mut self) {
+        self.buffer.clear();
     }
 }
 

@@ -45,7 +45,7 @@ use towpath_packet::burst::BURST_MAX;
 use towpath_packet::offload::VirtioHeaderError;
 use towpath_packet::packet::PIECES_MAX;
 use towpath_packet::{
-    Burst, Caps, Checksum, Device, GsoKind, Memory, Offload, Packet, VirtioHeader,
+    Burst, Caps, Checksum, Context, Device, GsoKind, Input, Memory, Offload, Packet, VirtioHeader,
     VirtioTunnelHeader,
 };
 
@@ -207,11 +207,6 @@ impl Tap {
         self.mtu = mtu;
     }
 
-    /// Gives the frames held for the next read back: for idle times.
-    pub fn release_frames(&mut self) {
-        self.buffer.clear();
-    }
-
     /// Features in use.
     pub fn features(&self) -> Features {
         self.features
@@ -349,22 +344,30 @@ impl Device for Tap {
         Caps { checksum, tso4, tso6, uso, tunnel, gso_bytes_max, ..Caps::plain(self.mtu) }
     }
 
-    fn receive(&mut self, memory: &mut Memory, burst: &mut Burst) -> Result<(), TapError> {
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.fd.as_fd())
+    }
+
+    fn looks_by_call(&self) -> bool {
+        true
+    }
+
+    fn receive(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<Input, TapError> {
         let mut spare = None;
         for _ in 0..READS_MAX {
             if burst.is_full() {
                 break;
             }
-            let Some(mut packet) = spare.take().or_else(|| memory.packet()) else {
+            let Some(mut packet) = spare.take().or_else(|| cx.memory.packet()) else {
                 self.counters.receive_paused += 1;
-                break;
+                return Ok(Input::NoMemory);
             };
-            match self.read_packet(memory, &mut packet) {
+            match self.read_packet(cx.memory, &mut packet) {
                 Ok(Read::Packet) => burst.push(packet).expect("the burst has room"),
                 Ok(Read::Dropped) => spare = Some(packet),
                 Ok(Read::NoMemory) => {
                     self.counters.receive_paused += 1;
-                    break;
+                    return Ok(Input::NoMemory);
                 }
                 Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => spare = Some(packet),
@@ -375,10 +378,10 @@ impl Device for Tap {
                 Err(errno) => return Err(TapError::from_use(errno)),
             }
         }
-        Ok(())
+        Ok(Input::Done)
     }
 
-    fn transmit(&mut self, burst: &mut Burst) -> Result<(), TapError> {
+    fn transmit(&mut self, burst: &mut Burst, _: &mut Context<'_>) -> Result<(), TapError> {
         burst.prefetch();
         while let Some(packet) = burst.first() {
             let offload = *packet.offload();
@@ -401,6 +404,14 @@ impl Device for Tap {
             burst.pop();
         }
         Ok(())
+    }
+
+    fn refused(&self) -> u64 {
+        self.counters.transmit_refused
+    }
+
+    fn rest(&mut self) {
+        self.buffer.clear();
     }
 }
 

@@ -17,7 +17,6 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -29,7 +28,7 @@ use towpath_io::vhost_user::session::{feature, protocol};
 use towpath_io::vhost_user::shared::Mapping;
 use towpath_io::vhost_user::virtq::{Segment, feature as ring_feature, inflight::region_bytes};
 use towpath_io::vhost_user::{Offer, VhostUser, cut};
-use towpath_packet::{Burst, Device, Memory, MemoryConfig};
+use towpath_packet::{Burst, Context, Device, Ledger, Memory, MemoryConfig, time};
 
 /// How long it takes in the ordinary run.
 const SECONDS: u64 = 4;
@@ -96,7 +95,7 @@ fn whoever_scribbles_harms_itself_only() {
     let folder = std::env::temp_dir().join(format!("towpath-scribble-{}", std::process::id()));
     std::fs::create_dir(&folder).expect("a folder");
     let paths = ["hostile", "neighbour"].map(|name| folder.join(name));
-    let listen = |path: &PathBuf| VhostUser::listen(path, Offer::default(), Arc::default());
+    let listen = |path: &PathBuf| VhostUser::listen(path, Offer::default());
     let devices = [0, 1].map(|index| listen(&paths[index]).expect("a device"));
     let is_over = AtomicBool::new(false);
     let end = Instant::now() + Duration::from_secs(seconds);
@@ -126,16 +125,18 @@ fn whoever_scribbles_harms_itself_only() {
 fn serve(devices: [VhostUser; 2], is_over: &AtomicBool) -> Served {
     let [mut hostile, mut neighbour] = devices;
     let config = MemoryConfig { packets: 512, small_frames: 512, large_frames: 64 };
-    let mut memory = Memory::new(config);
+    let (mut memory, ledger) = (Memory::new(config), Ledger::new());
     let (mut received, mut noise) = (Burst::new(), Burst::new());
     let (mut back, mut own) = (Burst::new(), Burst::new());
     let (start, mut rounds) = (Instant::now(), 0_u64);
     while !is_over.load(Ordering::Relaxed) {
         rounds += 1;
+        let now = time::Instant::START + start.elapsed();
+        let cx = &mut Context { memory: &mut memory, ledger: &ledger, now };
         for device in [&mut hostile, &mut neighbour] {
-            device.turn(start.elapsed()).expect("what a front end does is no error");
+            device.turn(true, cx).expect("what a front end does is no error");
         }
-        hostile.receive(&mut memory, &mut received).expect("nor is this");
+        hostile.receive(&mut received, cx).expect("nor is this");
         while let Some(mut packet) = received.pop() {
             if rounds % 2 == 0 {
                 packet.peek_headers();
@@ -144,15 +145,15 @@ fn serve(devices: [VhostUser; 2], is_over: &AtomicBool) -> Served {
             // What does not fit is lost.
             drop(to.push(packet));
         }
-        hostile.transmit(&mut back).expect("nor is this");
+        hostile.transmit(&mut back, cx).expect("nor is this");
         back.clear();
         // The neighbour's own packets are not lost: those that wait are before all others.
         if own.is_empty() {
-            neighbour.receive(&mut memory, &mut own).expect("nor is this");
+            neighbour.receive(&mut own, cx).expect("nor is this");
         }
-        neighbour.transmit(&mut own).expect("nor is this");
+        neighbour.transmit(&mut own, cx).expect("nor is this");
         if own.is_empty() {
-            neighbour.transmit(&mut noise).expect("nor is this");
+            neighbour.transmit(&mut noise, cx).expect("nor is this");
         }
         // Kept for some rounds, so that memory is lent while it is written to.
         if rounds % 16 == 0 {

@@ -20,7 +20,8 @@ use towpath_io::vhost_user::driver::{DriverQueue, GuestRam};
 use towpath_io::vhost_user::session::{feature, protocol};
 use towpath_io::vhost_user::virtq::{Segment, feature as ring_feature};
 use towpath_io::vhost_user::{News, Offer, SessionEnd, VhostUser};
-use towpath_packet::{Burst, Device, Ledger, Memory, MemoryConfig};
+use towpath_packet::time::Instant;
+use towpath_packet::{Burst, Context, Device, Ledger, Memory, MemoryConfig};
 use vhost::vhost_user::message::{
     VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures,
 };
@@ -59,15 +60,15 @@ impl Reflector {
     fn new(offer: Offer) -> (Self, UnixStream) {
         let (socket, ours) = UnixStream::pair().expect("two sockets");
         socket.set_read_timeout(Some(PATIENCE)).expect("a socket");
-        let device = VhostUser::from_socket(ours.into(), offer, Arc::new(Ledger::new()));
-        let mut device = device.expect("a device");
+        let mut device = VhostUser::from_socket(ours.into(), offer).expect("a device");
         let [ends, keeps] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
         let (is_over, is_kept) = (ends.clone(), keeps.clone());
         let received = Arc::new(AtomicUsize::new(0));
         let count = received.clone();
         let thread = std::thread::spawn(move || {
             let config = MemoryConfig { packets: 256, small_frames: 256, large_frames: 16 };
-            let (mut memory, mut burst) = (Memory::new(config), Burst::new());
+            let (mut memory, ledger, mut burst) =
+                (Memory::new(config), Ledger::new(), Burst::new());
             let (mut held, mut end) = (VecDeque::new(), None);
             // Bounded: whoever made it ends it.
             while !is_over.load(Ordering::Relaxed) {
@@ -75,15 +76,17 @@ impl Reflector {
                 let soon = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
                 poll(&mut files, Some(&soon)).expect("a descriptor");
                 // No time passes, so that what is kept stays lent.
-                device.turn(Duration::ZERO).expect("the system has room");
-                device.receive(&mut memory, &mut burst).expect("a device");
+                let now = Instant::START;
+                let cx = &mut Context { memory: &mut memory, ledger: &ledger, now };
+                device.turn(true, cx).expect("the system has room");
+                device.receive(&mut burst, cx).expect("a device");
                 count.fetch_add(burst.len(), Ordering::Relaxed);
                 held.extend(std::iter::from_fn(|| burst.pop()));
                 while !is_kept.load(Ordering::Relaxed) && !burst.is_full() {
                     let Some(packet) = held.pop_front() else { break };
                     burst.push(packet).expect("there is room");
                 }
-                device.transmit(&mut burst).expect("a device");
+                device.transmit(&mut burst, cx).expect("a device");
                 // What waits for buffers is before all others.
                 let waiting = held.split_off(0);
                 held.extend(std::iter::from_fn(|| burst.pop()));

@@ -39,7 +39,7 @@ pub mod vlan;
 use alloc::vec::Vec;
 
 use towpath_packet::burst::BURST_MAX;
-use towpath_packet::{Burst, Caps, Ledger, Memory, Packet, Site};
+use towpath_packet::{Burst, Caps, Packet, Site};
 
 use crate::counters::PortDrop;
 use crate::time::{Duration, Instant};
@@ -75,15 +75,7 @@ impl Default for Config {
     }
 }
 
-/// What a call may use.
-pub struct Context<'a> {
-    /// Packets and frames.
-    pub memory: &'a mut Memory,
-    /// Where payload copies are counted.
-    pub ledger: &'a Ledger,
-    /// Now.
-    pub now: Instant,
-}
+pub use towpath_packet::Context;
 
 /// A station that is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,8 +6,10 @@
 //! application buffers and memory that other programs can write are all lent like this.
 //!
 //! Modules, each using only those before it:
-//! `sync → foreign → slab → region → loan → lend → returns → ledger → {held, recall} → offload →
-//! cut → packet → pool → burst → ring → {device, ready}`.
+//! `{sync, time} → foreign → slab → region → loan → lend → returns → ledger → {held, recall} →
+//! offload → cut → packet → pool → burst → ring → {device, ready}`.
+//!
+//! The standard library is there for one type, the descriptor of a device's file: see [`device`].
 //!
 //! Unsafe code is allowed in `slab`, `region`, `foreign`, `loan`, `lend`, `recall`, `packet`,
 //! `pool` and three parts of `ring` only.
@@ -15,6 +17,8 @@
 #![deny(unsafe_code)]
 
 extern crate alloc;
+#[cfg(not(loom))]
+extern crate std;
 
 pub mod burst;
 pub mod cut;
@@ -36,10 +40,11 @@ pub mod ring;
 #[doc(hidden)]
 pub mod slab;
 pub mod sync;
+pub mod time;
 
 pub use burst::Burst;
 pub use cut::Cut;
-pub use device::{Caps, Device};
+pub use device::{Caps, Context, Device, Input};
 pub use held::{Held, Reader, Readers};
 pub use ledger::{Ledger, Site};
 pub use lend::Loans;

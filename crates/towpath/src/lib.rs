@@ -4,10 +4,19 @@
 //! [`events`] is where they wait for all that can happen. `tokio`, a feature, has the sockets of
 //! hosts for tasks.
 //!
-//! Modules form a line, and each uses only those before it: `host → {events, tokio}`.
+//! Modules form a line, and each uses only those before it: `driver → host → {events, tokio}`.
 #![forbid(unsafe_code)]
 
+pub mod driver;
 pub mod events;
 pub mod host;
 #[cfg(feature = "tokio")]
 pub mod tokio;
+
+/// The packages below: for programs that make devices or sockets of their own. What is in them may
+/// change with every release.
+pub mod layers {
+    pub use towpath_io as io;
+    pub use towpath_net as net;
+    pub use towpath_packet as packet;
+}

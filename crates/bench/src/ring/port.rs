@@ -5,11 +5,12 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context as _, ensure};
 use towpath_io::tap::Tap;
 use towpath_io::vhost_user::virtq::feature;
 use towpath_packet::sync::{AtomicBool, Ordering};
-use towpath_packet::{Burst, Device, Ledger, Packet, PacketPool};
+use towpath_packet::time::Instant;
+use towpath_packet::{Burst, Context, Device, Ledger, Memory, MemoryConfig, Packet, PacketPool};
 
 use super::drive::{BURST, Idle, Setting};
 use super::queues::{CAPACITY, Drain, Ends, Fill, Kind};
@@ -17,9 +18,12 @@ use crate::lab::{self, Network};
 use crate::ping_pong::Stopwatch;
 use crate::work::guests::Receiver;
 
+/// Nothing is received.
+const NO_MEMORY: MemoryConfig = MemoryConfig { packets: 0, small_frames: 0, large_frames: 0 };
+
 /// What packets are written to.
 pub(super) enum Port {
-    Tap(Box<Tap>),
+    Tap(Box<Tap>, Box<Memory>, Box<Ledger>),
     Guest(Box<Receiver>, Box<Ledger>),
 }
 
@@ -28,7 +32,7 @@ impl Port {
         lab::prepare_program(network)?;
         let tap = network.inside(|| Tap::create(NAME).context("no TAP device"))?;
         lab::join_by_tap(network, NAME, ADDRESS, PREFIX_LEN)?;
-        Ok(Self::Tap(Box::new(tap)))
+        Ok(Self::Tap(Box::new(tap), Box::new(Memory::new(NO_MEMORY)), Box::default()))
     }
 
     /// The thread that writes does the guest's part, too.
@@ -39,7 +43,10 @@ impl Port {
 
     fn transmit(&mut self, burst: &mut Burst) -> anyhow::Result<()> {
         match self {
-            Self::Tap(tap) => tap.transmit(burst).context("cannot write to the TAP device"),
+            Self::Tap(tap, memory, ledger) => {
+                let cx = &mut Context { memory, ledger, now: Instant::START };
+                tap.transmit(burst, cx).context("cannot write to the TAP device")
+            }
             Self::Guest(receiver, ledger) => {
                 receiver.transmit(burst, ledger)?;
                 receiver.take()
@@ -50,7 +57,7 @@ impl Port {
     /// Packets that were written.
     fn packets(&self) -> u64 {
         match self {
-            Self::Tap(tap) => tap.counters().transmitted.packets,
+            Self::Tap(tap, ..) => tap.counters().transmitted.packets,
             Self::Guest(receiver, _) => receiver.packets(),
         }
     }

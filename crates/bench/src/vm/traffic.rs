@@ -262,7 +262,7 @@ fn serve(
         busy_poll: BUSY_POLL,
         seed: 1,
     };
-    let mut network = Network::new(network, ledger.clone())?;
+    let mut network = Network::new(network)?;
     for (name, path) in ports {
         network.add_port(name, Attachment::VhostUser(path), PortSettings::default())?;
     }

@@ -20,16 +20,16 @@ use rustix::net::sockopt::{set_socket_send_buffer_size, set_tcp_congestion};
 use towpath_gateway::config::{Config, Ipv4Config};
 use towpath_gateway::gateway::JoinedListener;
 use towpath_gateway::report::Report;
-use towpath_gateway::worker::{Input, Side, SideContext, Worker};
+use towpath_gateway::worker::{Side, Worker};
 use towpath_io::reactor::{Interest, Reactor};
 use towpath_io::socket;
 use towpath_net::fragment::into_received;
 use towpath_net::socket::{Error, Family, SendFlags, SocketId, Sockets};
-use towpath_net::stack::{self, Address, Context, Limits, Stack};
+use towpath_net::stack::{self, Address, Limits, Stack};
 use towpath_net::tcp::Settings;
 use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
-use towpath_packet::{Burst, Caps, Ledger, Memory, MemoryConfig};
+use towpath_packet::{Burst, Caps, Context, Device, Input, Ledger, Memory, MemoryConfig};
 
 use towpath_gateway::gateway::allow_many_files;
 
@@ -398,24 +398,26 @@ impl Program {
     }
 }
 
-impl AsFd for Program {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.ready.as_fd()
-    }
+impl Side for Program {
+    fn add_to(&self, _: &mut Report) {}
 }
 
-impl Side for Program {
+impl Device for Program {
     type Error = std::io::Error;
 
     fn caps(&self) -> Caps {
         able()
     }
 
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.ready.as_fd())
+    }
+
     fn next_deadline(&self) -> Option<Instant> {
         self.sockets.stack().next_deadline()
     }
 
-    fn turn(&mut self, _: bool, cx: &mut SideContext<'_>) -> std::io::Result<()> {
+    fn turn(&mut self, _: bool, cx: &mut Context<'_>) -> std::io::Result<()> {
         // Cleared before it is looked what there is.
         self.calls += 1;
         let _ = rustix::io::read(&self.news, &mut [0; 8]);
@@ -427,7 +429,7 @@ impl Side for Program {
         self.go_on(now).map_err(std::io::Error::other)
     }
 
-    fn receive(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) -> std::io::Result<Input> {
+    fn receive(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> std::io::Result<Input> {
         let Self { sockets, memory, ledger, sent, .. } = self;
         while !burst.is_full() {
             if sent.is_empty() {
@@ -445,7 +447,7 @@ impl Side for Program {
         Ok(Input::Done)
     }
 
-    fn transmit(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) -> std::io::Result<()> {
+    fn transmit(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> std::io::Result<()> {
         let Self { sockets, memory, ledger, .. } = self;
         let mut arrived = Burst::new();
         while let Some(packet) = burst.pop() {
@@ -459,10 +461,6 @@ impl Side for Program {
         tell(&self.news);
         Ok(())
     }
-
-    fn rest(&mut self) {}
-
-    fn add_to(&self, _: &mut Report) {}
 }
 
 fn stack_of(config: &Config, net: &Ipv4Config) -> Stack {

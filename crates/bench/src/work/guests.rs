@@ -1,8 +1,6 @@
 //! Packets of one guest to another, through all that a network has for them: transmit queue,
 //! switch, ring, receive queue. One thread does everything, the drivers' part too.
 
-use std::time::Duration;
-
 use anyhow::{Context as _, ensure};
 use towpath_io::vhost_user::driver::{DriverQueue, GuestRam};
 use towpath_io::vhost_user::virtq::{ReceiveQueue, Segment, TransmitQueue};
@@ -11,7 +9,7 @@ use towpath_net::switch::{self, Egress, PortConfig, PortId, Switch};
 use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
 use towpath_packet::ring::{self, Consumer, Producer, Silent};
-use towpath_packet::{Burst, Caps, Ledger, Memory, MemoryConfig, Packet};
+use towpath_packet::{Burst, Caps, Context, Ledger, Memory, MemoryConfig, Packet};
 
 use crate::vm::workload::{RECEIVER_MAC, SENDER, SENDER_MAC, Workload, pattern};
 
@@ -144,13 +142,13 @@ impl Rig {
         }
         self.sender.publish();
         let mut burst = Burst::new();
-        self.transmit.receive(Duration::ZERO, &mut self.memory, &mut burst, &self.ledger)?;
-        let mut cx = switch::Context { memory: &mut self.memory, ledger: &self.ledger, now: NOW };
+        let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now: NOW };
+        self.transmit.receive(&mut burst, &mut cx)?;
         self.switch.forward(self.from, &mut burst, &mut cx, &mut self.ring);
         while self.consumer.dequeue(&mut burst) > 0 {
             self.receiver.transmit(&mut burst, &self.ledger)?;
         }
-        self.transmit.turn(Duration::ZERO, &self.ledger);
+        self.transmit.turn(NOW, &self.ledger);
         for _ in 0..count {
             ensure!(self.sender.used().is_some(), "a packet was not given back");
         }

@@ -15,12 +15,11 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
 use towpath_gateway::config::{Config, Ipv4Config};
 use towpath_gateway::report::Report;
-use towpath_gateway::worker::{Input, Side, SideContext, Worker};
+use towpath_gateway::worker::{Side, Worker};
 use towpath_io::netlink::Netlink;
 use towpath_io::reactor::{Interest, Reactor};
 use towpath_io::tap::{Features, Tap, TapError};
-use towpath_net::time::{Duration, Instant};
-use towpath_packet::{Burst, Caps};
+use towpath_packet::{Burst, Caps, Context, Input};
 
 use super::gateway::{CHUNK, UNPACED, new_event, tell};
 use crate::lab::Network;
@@ -226,19 +225,7 @@ struct Device {
     failure: Option<anyhow::Error>,
 }
 
-impl AsFd for Device {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.tap.as_fd()
-    }
-}
-
 impl Side for Device {
-    type Error = TapError;
-
-    fn caps(&self) -> Caps {
-        Side::caps(&self.tap)
-    }
-
     fn bell(&self) -> Option<BorrowedFd<'_>> {
         Some(self.ends.ready.as_fd())
     }
@@ -250,35 +237,35 @@ impl Side for Device {
         }
     }
 
-    fn next_deadline(&self) -> Option<Instant> {
-        Side::next_deadline(&self.tap)
+    fn add_to(&self, report: &mut Report) {
+        self.tap.add_to(report);
+    }
+}
+
+impl towpath_packet::Device for Device {
+    type Error = TapError;
+
+    fn caps(&self) -> Caps {
+        self.tap.caps()
     }
 
-    fn turn(&mut self, is_readable: bool, cx: &mut SideContext<'_>) -> Result<(), TapError> {
-        self.tap.turn(is_readable, cx)
-    }
-
-    fn busy_poll(&self) -> Duration {
-        self.tap.busy_poll()
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.tap.file()
     }
 
     fn looks_by_call(&self) -> bool {
         self.tap.looks_by_call()
     }
 
-    fn receive(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) -> Result<Input, TapError> {
-        Side::receive(&mut self.tap, burst, cx)
+    fn receive(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<Input, TapError> {
+        self.tap.receive(burst, cx)
     }
 
-    fn transmit(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) -> Result<(), TapError> {
-        Side::transmit(&mut self.tap, burst, cx)
+    fn transmit(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<(), TapError> {
+        self.tap.transmit(burst, cx)
     }
 
     fn rest(&mut self) {
         self.tap.rest();
-    }
-
-    fn add_to(&self, report: &mut Report) {
-        self.tap.add_to(report);
     }
 }

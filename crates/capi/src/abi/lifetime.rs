@@ -2,7 +2,6 @@
 #![allow(unsafe_code)]
 
 use super::{give, give_done, on, set_errno};
-use crate::attach::tap_errno;
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Config, Instance};
 use crate::pointers::{bytes, bytes_mut, file, text};
@@ -12,7 +11,7 @@ use rustix::fd::BorrowedFd;
 use std::mem::{ManuallyDrop, MaybeUninit, offset_of};
 use std::sync::Arc;
 use std::time::Duration;
-use towpath_io::tap::Tap;
+use towpath::layers::io::tap::Tap;
 
 /// What an attached instance is told, as C has it. A zero stands for the default.
 #[repr(C)]
@@ -138,7 +137,9 @@ pub unsafe extern "C" fn towpath_new(addresses: *const c_char, mtu: c_int) -> *c
     // SAFETY: the caller vouches for it.
     let made = unsafe { text(addresses) }.and_then(|addresses| {
         let mtu = u16::try_from(mtu).map_err(|_| Errno::INVAL)?;
-        Instance::new(&Config { mtu, ..Config::with_addresses(addresses)? })
+        let mut config = Config::with_addresses(addresses)?;
+        config.host.mtu = mtu;
+        Instance::new(&config)
     });
     give_instance(made.map(Arc::new))
 }
@@ -157,7 +158,7 @@ pub unsafe extern "C" fn towpath_attach(
     let made = unsafe { text(name) }.and_then(|name| {
         // SAFETY: the caller vouches for it.
         let config = unsafe { read_config(config) }?;
-        Instance::attach(&config, Tap::create(name).map_err(tap_errno)?)
+        Instance::attach(&config, Tap::create(name)?)
     });
     give_instance(made)
 }
@@ -177,7 +178,7 @@ pub unsafe extern "C" fn towpath_attach_fd(
         // SAFETY: the caller vouches for it.
         let config = unsafe { read_config(config) }?;
         let own = rustix::io::fcntl_dupfd_cloexec(fd, 0)?;
-        Instance::attach(&config, Tap::adopt(own).map_err(tap_errno)?)
+        Instance::attach(&config, Tap::adopt(own)?)
     });
     give_instance(made)
 }
@@ -250,18 +251,18 @@ unsafe fn read_config(config: *const TowpathConfig) -> Outcome<Config> {
         config = config.with_gateways(unsafe { text(given.gateways) }?)?;
     }
     if given.memory != 0 {
-        config.memory = given.memory;
+        config.host.memory = given.memory;
     }
     if given.mtu != 0 {
-        config.mtu = u16::try_from(given.mtu).map_err(|_| Errno::INVAL)?;
+        config.host.mtu = u16::try_from(given.mtu).map_err(|_| Errno::INVAL)?;
     }
     if given.file_cache != 0 {
-        config.file_cache = given.file_cache;
+        config.host.file_cache = given.file_cache;
     }
     if given.linger != 0 {
         config.linger = Duration::from_millis(u64::try_from(given.linger).unwrap_or(0));
     }
-    config.mac = (given.mac != [0; 6]).then_some(given.mac);
+    config.host.mac = (given.mac != [0; 6]).then_some(given.mac);
     Ok(config)
 }
 
@@ -290,10 +291,11 @@ mod tests {
             // SAFETY: it has at least `size` bytes, with a string and no other.
             unsafe { read_config(&raw const given) }
         };
-        let usual = Config::default().file_cache;
+        let usual = Config::default().host.file_cache;
         for (size, files) in [(CONFIG_BYTES_MIN, usual), (size_of::<TowpathConfig>(), 12_345)] {
             let config = read(size).expect("a configuration");
-            assert_eq!((config.file_cache, config.memory, config.mtu), (files, 2 << 20, 1500));
+            let host = &config.host;
+            assert_eq!((host.file_cache, host.memory, host.mtu), (files, 2 << 20, 1500));
             assert_eq!(config.linger.is_zero(), size == size_of::<TowpathConfig>());
         }
         for size in [0, 8, CONFIG_BYTES_MIN - 1] {

@@ -5,8 +5,8 @@ use super::{give_int, on, towpath_recvmsg, towpath_sendmsg};
 use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
 use libc::{c_int, c_uint, mmsghdr, timespec};
-use towpath_net::socket::Error;
-use towpath_net::time::Duration;
+use towpath::layers::net::socket::Error;
+use towpath::layers::net::time::Duration;
 
 /// Most messages that `sendmmsg` looks at (`UIO_MAXIOV`).
 const SENT_MAX: c_uint = 1024;
@@ -100,7 +100,7 @@ impl Instance {
     fn pending_error(&self, fd: c_int) -> Outcome<()> {
         let mut state = self.lock();
         let id = state.id(fd)?;
-        state.sockets.take_error(id)?.map_or(Ok(()), |error| Err(error.into()))
+        state.engine.protocols.take_error(id)?.map_or(Ok(()), |error| Err(error.into()))
     }
 
     /// Lets the next call tell of an error.
@@ -108,7 +108,7 @@ impl Instance {
         let mut state = self.lock();
         let kept = Error::from_errno(number).filter(|error| *error != Error::WouldBlock);
         if let (Ok(id), Some(error)) = (state.id(fd), kept) {
-            state.sockets.keep_error(id, error);
+            state.engine.protocols.keep_error(id, error);
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::control::{Control, each_message};
 use crate::errno::{Errno, Outcome};
 use crate::lending::TOWPATH_SO_ZEROCOPY_TERM;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use towpath_net::socket::{ErrorNotice, ReceivedDatagram, SendTo};
+use towpath::layers::net::socket::{ErrorNotice, ReceivedDatagram, SendTo};
 
 /// The index of the one interface that an instance has.
 const INTERFACE: u32 = 1;

@@ -4,7 +4,7 @@ use super::{fragment_size, int};
 use crate::datagram::Told;
 use crate::errno::{Errno, Outcome};
 use crate::instance::State;
-use towpath_net::socket::{Family, RECEIVE_BUFFER_DEFAULT, SEND_BUFFER_DEFAULT};
+use towpath::layers::net::socket::{Family, RECEIVE_BUFFER_DEFAULT, SEND_BUFFER_DEFAULT};
 
 /// What Linux says of options that a protocol does not have.
 const UNKNOWN: Errno = Errno(libc::ENOPROTOOPT);
@@ -62,7 +62,7 @@ impl State {
     /// Which levels a datagram socket has.
     fn check_level(&self, fd: i32, level: i32) -> Outcome<()> {
         let v6 = self.files.socket(fd)?.domain == libc::AF_INET6;
-        let raw = self.sockets.is_raw(self.id(fd)?);
+        let raw = self.engine.protocols.is_raw(self.id(fd)?);
         match level {
             libc::IPPROTO_TCP => Err(UNKNOWN),
             libc::SOL_UDP if raw => Err(UNKNOWN),
@@ -105,11 +105,11 @@ impl State {
             }
             (libc::IPPROTO_IP, libc::IP_RECVERR) => {
                 let id = self.id(fd)?;
-                self.sockets.set_receive_errors(id, Family::V4, on)?;
+                self.engine.protocols.set_receive_errors(id, Family::V4, on)?;
             }
             (libc::IPPROTO_IPV6, libc::IPV6_RECVERR) => {
                 let id = self.id(fd)?;
-                self.sockets.set_receive_errors(id, Family::V6, on)?;
+                self.engine.protocols.set_receive_errors(id, Family::V6, on)?;
             }
             (libc::IPPROTO_IP, libc::IP_TTL) => {
                 let ttl = or_default(number, 1)?;
@@ -163,9 +163,9 @@ impl State {
             return Ok(Some(i32::from(*told)));
         }
         let id = self.id(fd)?;
-        let options = self.sockets.options(id)?;
+        let options = self.engine.protocols.options(id)?;
         let own = &options.datagram;
-        let default_ttl = i32::from(towpath_net::stack::UdpSend::default().ttl);
+        let default_ttl = i32::from(towpath::layers::net::stack::UdpSend::default().ttl);
         let ttl = |ttl: Option<u8>| ttl.map_or(default_ttl, i32::from);
         Ok(Some(match (level, name) {
             (libc::SOL_UDP, libc::UDP_SEGMENT) => i32::from(own.segment_size),
@@ -186,9 +186,9 @@ impl State {
             (libc::IPPROTO_IP, libc::IP_TTL) => ttl(own.ttl),
             (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) => ttl(own.hop_limit),
             (libc::IPPROTO_IP, libc::IP_MTU) | (libc::IPPROTO_IPV6, libc::IPV6_MTU) => {
-                let remote = self.sockets.remote(id)?;
+                let remote = self.engine.protocols.remote(id)?;
                 let remote = remote.ip().to_canonical();
-                i32::from(self.sockets.stack().path(remote).mtu)
+                i32::from(self.engine.protocols.stack().path(remote).mtu)
             }
             (libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG) => i32::from(own.dont_fragment_v6),
             _ => return Ok(None),

@@ -3,8 +3,8 @@
 use super::int;
 use crate::errno::{Errno, Outcome};
 use crate::instance::State;
-use towpath_net::socket::RawOptions;
-use towpath_net::wire::Protocol;
+use towpath::layers::net::socket::RawOptions;
+use towpath::layers::net::wire::Protocol;
 
 /// `SOL_RAW` of `linux/socket.h`.
 const SOL_RAW: i32 = 255;
@@ -25,10 +25,10 @@ impl State {
         value: &[u8],
     ) -> Option<Outcome<()>> {
         let id = self.id(fd).ok()?;
-        let raw = *self.sockets.raw_options(id)?;
+        let raw = *self.engine.protocols.raw_options(id)?;
         let changed = self.changed_raw(fd, raw, (level, name), value).transpose()?;
         Some(changed.and_then(|changed| {
-            Ok(self.sockets.set_raw_options(id, |options| *options = changed)?)
+            Ok(self.engine.protocols.set_raw_options(id, |options| *options = changed)?)
         }))
     }
 
@@ -82,7 +82,7 @@ impl State {
         level: i32,
         name: i32,
     ) -> Option<Outcome<Vec<u8>>> {
-        let raw = self.sockets.raw_options(self.id(fd).ok()?)?;
+        let raw = self.engine.protocols.raw_options(self.id(fd).ok()?)?;
         let v6 = self.files.socket(fd).ok()?.domain == libc::AF_INET6;
         let words = |count: usize| {
             raw.blocked[..count].iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<u8>>()

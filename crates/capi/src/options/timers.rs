@@ -2,9 +2,9 @@
 //! clamp, with the bounds that Linux sets.
 
 use crate::errno::{Errno, Outcome};
-use towpath_net::socket::Options;
-use towpath_net::tcp::{FinWait, Settings};
-use towpath_net::time::Duration;
+use towpath::layers::net::socket::Options;
+use towpath::layers::net::tcp::{FinWait, Settings};
+use towpath::layers::net::time::Duration;
 
 /// Most seconds of `TCP_KEEPIDLE` and `TCP_KEEPINTVL` (Linux's `MAX_TCP_KEEPIDLE`).
 const KEEPALIVE_SECONDS_MAX: i32 = 32_767;

@@ -2,11 +2,14 @@
 
 use super::settings::Folder;
 use crate::instance::{Clock, Config, Guard, Instance, VIRTUAL_EPOCH, VIRTUAL_START};
+use crate::wire::Wire;
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
-use towpath_net::time::Instant;
+use towpath::driver::Clock as RealClock;
+use towpath::host;
+use towpath::layers::net::time::Instant;
 
 /// How far ahead of an event packetdrill stops to sleep, in order to spin until it is due.
 const SPIN: Duration = Duration::from_micros(20);
@@ -16,6 +19,8 @@ const SPIN_COUNT: u32 = 16;
 const PATIENCE: Duration = Duration::from_secs(600);
 /// Longest that a call in the other thread is waited for, in real time.
 const SETTLE_MAX: Duration = Duration::from_secs(2);
+/// From which all runs make the same sequence numbers.
+const SECRET: [u64; 2] = [0x746f_7770, 0x6174_6820];
 /// Longest sleep in real time without a look at the timers.
 const TICK: Duration = Duration::from_millis(1);
 
@@ -79,13 +84,15 @@ impl Driver {
     pub(super) fn new(flags: &str) -> Result<Self, String> {
         let flags = Flags::parse(flags)?;
         let config = Config {
-            addresses: flags.addresses,
-            mtu: flags.mtu.unwrap_or(1500),
-            secret: [0x746f_7770, 0x6174_6820],
+            host: host::Config {
+                addresses: flags.addresses,
+                mtu: flags.mtu.unwrap_or(1500),
+                ..host::Config::default()
+            },
             ..Config::default()
         };
         let (clock, epoch) = if flags.real {
-            let clock = Clock::real();
+            let clock = Clock::Real(RealClock::new());
             let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
             (clock, since.map_or(0, |since| since.as_micros() as u64))
         } else {
@@ -94,14 +101,15 @@ impl Driver {
         };
         let settings = flags.settings.map(|path| Folder::open(path.into())).transpose();
         let settings = settings.map_err(|error| format!("settings: {error}"))?;
+        let instance = Instance::driven(&config, SECRET, clock);
         let driver = Self {
-            instance: Instance::driven(&config, clock),
+            instance: instance.map_err(|errno| format!("an instance: error {}", errno.0))?,
             main: thread::current().id(),
             threads: Mutex::default(),
             settings: Mutex::new(settings),
             epoch,
         };
-        driver.instance.lock().sockets.report_copied(flags.copied);
+        driver.instance.lock().engine.protocols.report_copied(flags.copied);
         driver.read_settings();
         Ok(driver)
     }
@@ -157,10 +165,10 @@ impl Driver {
         let until = state.now() + PATIENCE;
         loop {
             state = self.await_calls(state);
-            if let Some((at, packet)) = state.link.take() {
+            if let Some((at, packet)) = state.wire.as_ref().and_then(Wire::take) {
                 return Some((self.epoch + at.micros(), packet));
             }
-            let next = state.next_deadline();
+            let next = state.next_due();
             let real = matches!(state.clock, Clock::Real(_));
             let next = next.or(real.then_some(until)).filter(|next| *next <= until)?;
             if real && state.now() >= until {
@@ -205,7 +213,7 @@ impl Driver {
             if state.now() >= until {
                 return state;
             }
-            let next = state.next_deadline().map_or(until, |next| next.min(until));
+            let next = state.next_due().map_or(until, |next| next.min(until));
             state = self.pass(state, next);
         }
     }
@@ -225,7 +233,7 @@ impl Driver {
         self.instance.settle(&mut state);
         let now = state.now();
         if state.waits.iter().any(|at| *at <= now) {
-            self.instance.notify(&mut state);
+            state.notify();
         }
         state
     }

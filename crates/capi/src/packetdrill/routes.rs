@@ -3,8 +3,8 @@
 
 use std::net::IpAddr;
 use std::time::Duration;
-use towpath_net::stack::{Route, RouteMetrics};
-use towpath_net::tcp::congestion::Kind;
+use towpath::layers::net::stack::{Route, RouteMetrics};
+use towpath::layers::net::tcp::congestion::Kind;
 
 /// The routes that are left after all lines; those without a destination of numbers are none.
 pub(super) fn read(text: &str) -> Vec<Route> {

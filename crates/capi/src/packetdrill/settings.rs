@@ -4,18 +4,18 @@
 //! are read again when one of them was written, which inotify tells.
 
 use super::routes;
-use crate::device::wire_caps;
 use crate::instance::State;
+use crate::wire::wire_caps;
 use rustix::fd::OwnedFd;
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use std::path::PathBuf;
 use std::time::Duration;
 use std::{fs, io};
-use towpath_net::counters::DropReason;
-use towpath_net::tcp::congestion::Kind;
-use towpath_net::tcp::fastopen::FastOpenKeys;
-use towpath_net::tcp::{FinWait, Settings};
-use towpath_packet::Caps;
+use towpath::layers::net::counters::DropReason;
+use towpath::layers::net::tcp::congestion::Kind;
+use towpath::layers::net::tcp::fastopen::FastOpenKeys;
+use towpath::layers::net::tcp::{FinWait, Settings};
+use towpath::layers::packet::Caps;
 
 /// A folder of settings.
 pub(super) struct Folder {
@@ -55,7 +55,7 @@ impl Folder {
 
     /// Reads all settings.
     pub(super) fn apply(&mut self, state: &mut State) {
-        let stack = state.sockets.stack_mut();
+        let stack = state.engine.protocols.stack_mut();
         let forgotten = fs::metadata(self.path.join("metrics")).map_or(0, |file| file.len());
         if forgotten > std::mem::replace(&mut self.forgotten, forgotten) {
             stack.forget_peers();
@@ -75,7 +75,7 @@ impl Folder {
 
     /// Writes down what `nstat` shows, if it changed.
     pub(super) fn tell(&mut self, state: &State) {
-        let count = state.sockets.stack().counters().dropped(DropReason::IcmpOutOfWindow);
+        let count = state.engine.protocols.stack().counters().dropped(DropReason::IcmpOutOfWindow);
         if count != self.told {
             self.told = count;
             let text = format!("TcpExtOutOfWindowIcmps {count}\n");

@@ -25,7 +25,7 @@ use std::time::Instant;
 use towpath::events::{
     self, Action as FileAction, Calls, EventQueue, Interest, Memory, SendFile, Token,
 };
-use towpath_net::socket::Family;
+use towpath::layers::net::socket::Family;
 
 /// What is to be done with a file.
 pub(crate) enum FileWork<'a> {

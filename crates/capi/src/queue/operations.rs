@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::Waker;
 use towpath::events::{Step, Task};
-use towpath_net::socket::{Error, ReceiveFlags, SocketId};
+use towpath::layers::net::socket::{Error, ReceiveFlags, SocketId};
 
 /// An operation on the socket `fd`, and what is kept of it.
 ///
@@ -137,17 +137,17 @@ impl Work {
     fn attempt(&mut self, state: &mut State, fd: i32) -> Outcome<Step> {
         let (id, now) = (state.id(fd)?, state.now());
         match self {
-            Self::Connect(remote) => match state.sockets.connect(id, *remote, now) {
+            Self::Connect(remote) => match state.engine.protocols.connect(id, *remote, now) {
                 Err(Error::InProgress | Error::Already) => Err(Errno::AGAIN),
                 outcome => Ok(outcome.map(|()| over(Ok(0)))?),
             },
             Self::Accept(flags) => {
                 let domain = state.files.socket(fd)?.domain;
-                let (accepted, _) = state.sockets.accept(id, now)?;
+                let (accepted, _) = state.engine.protocols.accept(id, now)?;
                 match state.add_socket(accepted, domain, *flags) {
                     Ok(fd) => Ok(Step::Told(fd.into())),
                     Err(error) => {
-                        state.sockets.close(accepted, now)?;
+                        state.engine.protocols.close(accepted, now)?;
                         Err(error)
                     }
                 }

@@ -21,8 +21,8 @@ use std::mem;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Waker;
 use towpath::events::{BlockRange, FileSource, Load, Step, Task};
-use towpath_net::socket::{SendFlags, SocketId};
-use towpath_packet::Lender;
+use towpath::layers::net::socket::{SendFlags, SocketId};
+use towpath::layers::packet::Lender;
 
 /// Bytes that are passed on before others have their turn.
 const TURN_BYTES: u64 = 1 << 20;

@@ -12,8 +12,8 @@ use crate::pointers::Ranges;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use towpath::events::Step;
-use towpath_net::socket::Borrower;
-use towpath_packet::{Lender, Recall, Watch};
+use towpath::layers::net::socket::Borrower;
+use towpath::layers::packet::{Lender, Recall, Watch};
 
 /// A send.
 pub(super) struct Sending {
@@ -130,7 +130,7 @@ impl Sending {
     /// Lends as much as there is room for.
     fn lend(&mut self, state: &mut State, fd: i32) -> Outcome<()> {
         let (id, now) = (state.id(fd)?, state.now());
-        let room = state.sockets.send_room(id, now)?;
+        let room = state.engine.protocols.send_room(id, now)?;
         if room == 0 {
             return Err(Errno::AGAIN);
         }

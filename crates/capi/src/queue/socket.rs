@@ -7,7 +7,7 @@ use crate::instance::{Instance, State};
 use std::sync::{Arc, Weak};
 use std::task::Waker;
 use towpath::events::{Interest, Pollable, Readiness};
-use towpath_net::socket::{self, SocketId};
+use towpath::layers::net::socket::{self, SocketId};
 
 /// Told whether it was asked for or not.
 const ALWAYS: u32 = socket::Readiness::ERR.bits() | socket::Readiness::HUP.bits();
@@ -86,7 +86,7 @@ impl Pollable for Watched {
             wanted |= WRITES;
         }
         self.0.watch(&mut state, waker, wanted);
-        let ready = state.sockets.readiness(self.0.id).bits() & wanted;
+        let ready = state.engine.protocols.readiness(self.0.id).bits() & wanted;
         let has = |what: socket::Readiness| ready & what.bits() != 0;
         Some(Readiness {
             readable: has(socket::Readiness::IN),

@@ -30,8 +30,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Waker;
 use std::time::Instant;
 use towpath::events::{Accessed, Action, EventQueue, FileSource, Operation, Step, Task, Token};
-use towpath_io::events::{device, kind, status};
-use towpath_net::socket::{ReceiveFlags, SendFlags as Sends, SocketId};
+use towpath::layers::io::events::{device, kind, status};
+use towpath::layers::net::socket::{ReceiveFlags, SendFlags as Sends, SocketId};
 
 /// Bytes that are taken from a socket at a time. Two of them are `TOWPATH_REST_MAX` of `towpath.h`.
 const BUFFER_BYTES: usize = 64 << 10;

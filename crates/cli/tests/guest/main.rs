@@ -15,10 +15,9 @@ use machine::Machine;
 use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 use towpath::host::{Config, Host, TcpStream};
 use towpath_io::vhost_user::{Offer, VhostUser};
-use towpath_packet::{Ledger, Site};
+use towpath_packet::Site;
 
 /// Bytes that a transfer moves each way.
 const TRANSFER: usize = 64 << 20;
@@ -80,7 +79,6 @@ fn main() -> ExitCode {
 /// A host at the other end of a guest's card: its socket, removed with it.
 struct Bench {
     host: Host,
-    ledger: Arc<Ledger>,
     socket: PathBuf,
 }
 
@@ -88,12 +86,11 @@ impl Bench {
     fn new(name: &str) -> Self {
         let file = format!("towpath-guest-{name}-{}.sock", std::process::id());
         let socket = std::env::temp_dir().join(file);
-        let ledger = Arc::new(Ledger::new());
-        let device = VhostUser::listen(&socket, Offer::default(), ledger.clone());
+        let device = VhostUser::listen(&socket, Offer::default());
         let device = device.expect("a socket among temporary files");
         let config = Config::with_address([10, 0, 0, 1], 24);
         let host = Host::on_vhost_user(&config, device).expect("a thread");
-        Self { host, ledger, socket }
+        Self { host, socket }
     }
 }
 
@@ -108,9 +105,10 @@ fn transfer(name: &str, card: &str) {
     let stream = TcpStream::connect(&bench.host, ([10, 0, 0, 2], 7).into());
     echo(&stream.expect("the guest listens"));
     // Into the guest all is copied, once; out of it what is not worth a loan.
-    let into = bench.ledger.copied_at(Site::Guest);
+    let into = bench.host.ledger().copied_at(Site::Guest);
     assert!((TRANSFER as u64..TRANSFER as u64 * 11 / 10).contains(&into), "{into}");
-    let out = bench.ledger.copied_at(Site::GuestSmall) + bench.ledger.copied_at(Site::Recall);
+    let out = bench.host.ledger().copied_at(Site::GuestSmall)
+        + bench.host.ledger().copied_at(Site::Recall);
     assert!(out < TRANSFER as u64 / 2, "{out} bytes copied on their way out of the guest");
     machine.power_off();
 }

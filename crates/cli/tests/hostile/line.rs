@@ -8,18 +8,16 @@
 //! again, when it is known that both use the gateway.
 
 use std::io::Write;
-use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use libtest_mimic::Failed;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use towpath_gateway::network::{Attachment, Network, NetworkConfig, PortSettings};
-use towpath_gateway::worker::{Side, SideContext};
 use towpath_net::time::{Duration, Instant};
 use towpath_net::wire::MacAddr;
 use towpath_packet::burst::BURST_MAX;
-use towpath_packet::{Burst, Ledger, Memory, MemoryConfig};
+use towpath_packet::{Burst, Context, Device, Ledger, Memory, MemoryConfig};
 
 use crate::frame::{self, GATEWAY_MAC};
 
@@ -54,7 +52,7 @@ pub(super) fn run() -> Result<(), Failed> {
         seed: 1,
     };
     let ledger = Arc::new(Ledger::new());
-    let mut network = Network::new(config, ledger.clone())?;
+    let mut network = Network::new(config)?;
     let mut memory = Memory::new(MemoryConfig::within(MEMORY_BYTES));
     let connect = |network: &mut Network, name: &str| -> Result<UnixStream, Failed> {
         let path = folder.join(name);
@@ -65,10 +63,10 @@ pub(super) fn run() -> Result<(), Failed> {
     let mut modest = connect(&mut network, "modest")?;
     // Who has sent the next packets for the gateway, `most` at a time.
     let mut next = |most: usize| -> Result<Vec<u8>, Failed> {
+        let file = network.file().expect("that of its ports");
         let soon = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-        let readable =
-            poll(&mut [PollFd::from_borrowed_fd(network.as_fd(), PollFlags::IN)], Some(&soon))?;
-        let mut cx = SideContext { memory: &mut memory, ledger: &ledger, now: Instant::START };
+        let readable = poll(&mut [PollFd::from_borrowed_fd(file, PollFlags::IN)], Some(&soon))?;
+        let mut cx = Context { memory: &mut memory, ledger: &ledger, now: Instant::START };
         network.turn(readable > 0, &mut cx)?;
         let mut burst = Burst::new();
         burst.limit(most);

@@ -15,14 +15,14 @@ use libtest_mimic::Failed;
 use rustix::event::{EventfdFlags, eventfd};
 use towpath_gateway::config::{Config, Ipv4Config};
 use towpath_gateway::report::Report;
-use towpath_gateway::worker::{Input, Side, SideContext, Worker};
+use towpath_gateway::worker::{Side, Worker};
 use towpath_net::fragment::into_received;
 use towpath_net::socket::{Error, Family, SendFlags, SocketId, Sockets};
-use towpath_net::stack::{self, Address, Context, Limits, Stack};
+use towpath_net::stack::{self, Address, Limits, Stack};
 use towpath_net::tcp::Settings;
 use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
-use towpath_packet::{Burst, Caps, Ledger, Memory, MemoryConfig};
+use towpath_packet::{Burst, Caps, Context, Device, Input, Ledger, Memory, MemoryConfig};
 
 use crate::random::Random;
 use crate::sys;
@@ -210,24 +210,26 @@ fn done(result: io::Result<usize>) -> io::Result<Option<usize>> {
     }
 }
 
-impl AsFd for Program {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.news.as_fd()
-    }
+impl Side for Program {
+    fn add_to(&self, _: &mut Report) {}
 }
 
-impl Side for Program {
+impl Device for Program {
     type Error = io::Error;
 
     fn caps(&self) -> Caps {
         able()
     }
 
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.news.as_fd())
+    }
+
     fn next_deadline(&self) -> Option<Instant> {
         self.sockets.stack().next_deadline()
     }
 
-    fn turn(&mut self, _: bool, cx: &mut SideContext<'_>) -> io::Result<()> {
+    fn turn(&mut self, _: bool, cx: &mut Context<'_>) -> io::Result<()> {
         let now = cx.now;
         if self.next_deadline().is_some_and(|at| at <= now) {
             let Self { sockets, memory, ledger, .. } = self;
@@ -236,7 +238,7 @@ impl Side for Program {
         self.go_on(now)
     }
 
-    fn receive(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) -> io::Result<Input> {
+    fn receive(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> io::Result<Input> {
         let Self { sockets, memory, ledger, sent, .. } = self;
         while !burst.is_full() {
             if sent.is_empty() {
@@ -249,7 +251,7 @@ impl Side for Program {
         Ok(Input::Done)
     }
 
-    fn transmit(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) -> io::Result<()> {
+    fn transmit(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> io::Result<()> {
         let Self { sockets, memory, ledger, .. } = self;
         let mut arrived = Burst::new();
         while let Some(packet) = burst.pop() {
@@ -260,10 +262,6 @@ impl Side for Program {
         while sockets.next_wake().is_some() {}
         Ok(())
     }
-
-    fn rest(&mut self) {}
-
-    fn add_to(&self, _: &mut Report) {}
 }
 
 fn stack_of(config: &Config, net: &Ipv4Config) -> Stack {

@@ -48,7 +48,6 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::sync::Arc;
 
 use towpath_io::doorbell::EventDoorbell;
 use towpath_io::pcapng::Direction;
@@ -57,12 +56,12 @@ use towpath_net::counters::PortDrop;
 use towpath_net::fragment;
 use towpath_net::switch::{self, Switch};
 use towpath_net::time::{Duration, Instant};
-use towpath_packet::{Burst, Caps, Ledger, Packet, Site};
+use towpath_packet::{Burst, Caps, Context, Device, Input, Packet, Site};
 
 use crate::capture::{CAPTURES_MAX, CaptureSettings, Mirrors, Sniffer};
 use crate::report::Report;
 use crate::services::{self, Services};
-use crate::worker::{Input, Side, SideContext};
+use crate::worker::Side;
 use gateway_port::GatewayPort;
 use lease_file::LeaseFile;
 use port::Port;
@@ -91,7 +90,6 @@ pub struct Network {
     lease_file: Option<LeaseFile>,
     reactor: Reactor,
     events: Box<Events>,
-    ledger: Arc<Ledger>,
     received: Burst,
     /// The port to be read first, so that none is always the last.
     first: usize,
@@ -104,12 +102,11 @@ pub struct Network {
 pub type Tell = dyn FnMut(&str, &dyn Display) + Send;
 
 impl Network {
-    /// A network without ports but that of the gateway, if there is to be one. Copies are counted
-    /// in `ledger`.
+    /// A network without ports but that of the gateway, if there is to be one.
     ///
     /// # Errors
     /// What the system says.
-    pub fn new(config: NetworkConfig, ledger: Arc<Ledger>) -> Result<Self, PortError> {
+    pub fn new(config: NetworkConfig) -> Result<Self, PortError> {
         let mut switch = Switch::new(switch::Config {
             copies_payload: config.orphan,
             seed: config.seed,
@@ -124,7 +121,6 @@ impl Network {
             lease_file: None,
             reactor: Reactor::new()?,
             events: Box::default(),
-            ledger,
             received: Burst::new(),
             first: 0,
             tell: None,
@@ -177,16 +173,16 @@ impl Network {
     }
 
     /// Tells guests that the gateway is gone, as the last thing.
-    pub fn shut_down(&mut self, cx: &mut SideContext<'_>) {
+    pub fn shut_down(&mut self, cx: &mut Context<'_>) {
         let mut replies = Burst::new();
         if let Some(services) = &mut self.services {
-            services.shut_down(&mut cx.stack(), &mut replies);
+            services.shut_down(cx, &mut replies);
             if let Some(file) = self.lease_file.take() {
                 file.close(services, cx.now);
             }
         }
         self.send(&mut replies, cx);
-        self.flush();
+        self.flush(cx);
     }
 
     /// Attaches a port. It is served from the worker's next turn on.
@@ -206,7 +202,7 @@ impl Network {
         if self.ports.iter().flatten().count() >= NETWORK_PORTS_MAX {
             return Err(PortError::TooMany);
         }
-        let mut port = Port::open(name, attachment, settings, &self.config, &self.ledger)?;
+        let mut port = Port::open(name, attachment, settings, &self.config)?;
         let id = self.switch.add_port(port.switch_config())?;
         let index = id.index();
         if let Err(error) = self.reactor.add(&port, index as u64, Interest::READ, false) {
@@ -262,7 +258,7 @@ impl Network {
         &mut self,
         name: &str,
         settings: CaptureSettings,
-        cx: &SideContext<'_>,
+        cx: &Context<'_>,
     ) -> Result<Sniffer, CaptureError> {
         let ended = match &self.capture_ended {
             Some(ended) => ended.clone(),
@@ -383,7 +379,7 @@ impl Network {
 
     /// Reads a port that is ready, and forwards what it has. `is_shared`: several ports use the
     /// gateway.
-    fn read(&mut self, index: usize, is_shared: bool, cx: &mut SideContext<'_>) -> Input {
+    fn read(&mut self, index: usize, is_shared: bool, cx: &mut Context<'_>) -> Input {
         let Self { ports, switch, gateway, received, services, config, .. } = self;
         for _ in 0..BURSTS_PER_TURN {
             let Some(port) = &mut ports[index] else { return Input::Done };
@@ -395,7 +391,7 @@ impl Network {
             }
             received.limit(room);
             let waited = GatewayPort::waiting(gateway);
-            let input = port.receive(received, cx.memory, cx.now);
+            let input = port.receive(received, cx);
             // A burst that is not full is all there was, and its file tells when there is more.
             port.is_ready = received.is_full();
             if received.is_empty() {
@@ -418,7 +414,7 @@ impl Network {
 
     /// Adds what waits for the gateway to `burst`, as a device delivers it. What is for a service
     /// is answered here.
-    fn receive_for_gateway(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) {
+    fn receive_for_gateway(&mut self, burst: &mut Burst, cx: &mut Context<'_>) {
         let Self { switch, ports, gateway: Some(gateway), services, lease_file, .. } = self else {
             return;
         };
@@ -445,7 +441,7 @@ impl Network {
                 }
                 let number = id.index() as u32;
                 if services::concerns(headers)
-                    && services.intercept(number, &mut packet, &mut cx.stack(), &mut replies)
+                    && services.intercept(number, &mut packet, cx, &mut replies)
                 {
                     continue;
                 }
@@ -459,12 +455,12 @@ impl Network {
         }
         if !replies.is_empty() {
             self.send(&mut replies, cx);
-            self.flush();
+            self.flush(cx);
         }
     }
 
     /// Sends packets from the gateway's port.
-    fn send(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) {
+    fn send(&mut self, burst: &mut Burst, cx: &mut Context<'_>) {
         let Self { switch, ports, gateway, services, config, .. } = self;
         let Some(from) = gateway.as_mut() else { return burst.clear() };
         from.mirrors.see(Direction::Inbound, burst.iter());
@@ -474,9 +470,9 @@ impl Network {
     }
 
     /// Hands the devices what waits in their rings.
-    fn flush(&mut self) {
+    fn flush(&mut self, cx: &mut Context<'_>) {
         for port in self.ports.iter_mut().flatten() {
-            port.flush();
+            port.flush(cx);
         }
     }
 
@@ -485,14 +481,12 @@ impl Network {
     }
 }
 
-impl AsFd for Network {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.reactor.as_fd()
-    }
-}
-
-impl Side for Network {
+impl Device for Network {
     type Error = io::Error;
+
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.reactor.as_fd())
+    }
 
     fn caps(&self) -> Caps {
         let config = self.gateway.as_ref().and_then(|gateway| self.switch.config_of(gateway.id));
@@ -521,14 +515,14 @@ impl Side for Network {
         self.look(Port::arm)
     }
 
-    fn turn(&mut self, is_readable: bool, cx: &mut SideContext<'_>) -> io::Result<()> {
+    fn turn(&mut self, is_readable: bool, cx: &mut Context<'_>) -> io::Result<()> {
         if is_readable {
             self.hear()?;
         }
         for port in self.ports.iter_mut().flatten() {
             let is_due = port.deadline.is_some_and(|at| at <= cx.now);
             if (port.has_news || is_due)
-                && port.turn(cx.now)
+                && port.turn(cx)
                 && let Some(id) = port.id
             {
                 // It is a port of the switch.
@@ -545,9 +539,9 @@ impl Side for Network {
             && services.next_deadline().is_some_and(|at| at <= cx.now)
         {
             let mut replies = Burst::new();
-            services.on_deadline(&mut cx.stack(), &mut replies);
+            services.on_deadline(cx, &mut replies);
             self.send(&mut replies, cx);
-            self.flush();
+            self.flush(cx);
         }
         if let (Some(services), Some(file)) = (&self.services, &mut self.lease_file) {
             file.turn(services, cx.now);
@@ -555,7 +549,7 @@ impl Side for Network {
         Ok(())
     }
 
-    fn receive(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) -> io::Result<Input> {
+    fn receive(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> io::Result<Input> {
         let mut input = Input::Done;
         let count = self.ports.len();
         let users = self.ports.iter().flatten().filter(|port| port.share.is_used(cx.now));
@@ -569,23 +563,25 @@ impl Side for Network {
             }
         }
         self.first = (self.first + 1) % count.max(1);
-        self.flush();
+        self.flush(cx);
         self.receive_for_gateway(burst, cx);
         Ok(input)
     }
 
-    fn transmit(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) -> io::Result<()> {
+    fn transmit(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> io::Result<()> {
         self.send(burst, cx);
-        self.flush();
+        self.flush(cx);
         Ok(())
     }
 
     fn rest(&mut self) {
         for port in self.ports.iter_mut().flatten() {
-            port.release_frames();
+            port.rest();
         }
     }
+}
 
+impl Side for Network {
     fn address_of(&self, guest: &str, is_ipv4: bool, now: Instant) -> Option<IpAddr> {
         self.services.as_ref()?.address_of(guest, is_ipv4, now)
     }

@@ -1,24 +1,21 @@
 //! A port: its device, and the ring in front of it.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
-use std::time::Duration;
 
 use towpath_io::pcapng::Direction;
 use towpath_io::stream::StreamPort;
 use towpath_io::tap::{Features, Tap};
 use towpath_io::vhost_user::{Offer, VhostUser, cut, message, virtq};
 use towpath_net::switch::{self, PortId, Switch};
-use towpath_net::time::Instant;
+use towpath_net::time::{Instant, earliest};
 use towpath_packet::ring::{self, Consumer, Producer, Silent};
-use towpath_packet::{Burst, Caps, Device, Ledger, Memory, Packet};
+use towpath_packet::{Burst, Caps, Context, Device, Input, Packet};
 
 use super::config::{Attachment, NetworkConfig, PortError, PortSettings};
 use super::report::{DeviceReport, PortReport};
 use super::share::PortShare;
 use super::{RETRY, Tell};
 use crate::capture::Mirrors;
-use crate::worker::Input;
 
 /// A port.
 pub(super) struct Port {
@@ -37,9 +34,8 @@ pub(super) struct Port {
     /// There may be something to receive, or room for what waits.
     pub(super) is_ready: bool,
     pub(super) share: PortShare,
-    /// When it has something to do by itself.
+    /// When its device wants a turn, or to be tried again.
     pub(super) deadline: Option<Instant>,
-    now: Instant,
     /// Why it is of no use any more.
     failure: Option<String>,
     /// A transaction that is under way has removed it.
@@ -62,9 +58,8 @@ impl Port {
         attachment: Attachment,
         settings: PortSettings,
         network: &NetworkConfig,
-        ledger: &Arc<Ledger>,
     ) -> Result<Self, PortError> {
-        let device = PortDevice::open(&attachment, &settings, network, ledger)?;
+        let device = PortDevice::open(&attachment, &settings, network)?;
         let (producer, consumer) = ring::single(settings.queue_len, Silent)?;
         Ok(Self {
             name: name.to_owned(),
@@ -80,7 +75,6 @@ impl Port {
             is_ready: true,
             share: PortShare::new(),
             deadline: None,
-            now: Instant::from_micros(0),
             failure: None,
             is_leaving: false,
             mirrors: Mirrors::default(),
@@ -122,7 +116,7 @@ impl Port {
     /// True if there is something to do: the device was polled.
     pub(super) fn poll(&mut self) -> bool {
         match &mut self.device {
-            PortDevice::VhostUser(device) if self.failure.is_none() => device.has_work(),
+            PortDevice::VhostUser(device) if self.failure.is_none() => device.poll(),
             _ => false,
         }
     }
@@ -136,18 +130,18 @@ impl Port {
     }
 
     /// Does what is due without packets. True if that may have changed what the device takes.
-    pub(super) fn turn(&mut self, now: Instant) -> bool {
-        (self.now, self.deadline, self.has_news) = (now, None, false);
+    pub(super) fn turn(&mut self, cx: &mut Context<'_>) -> bool {
+        (self.deadline, self.has_news) = (None, false);
         if self.failure.is_some() {
             return false;
         }
         let result = match &mut self.device {
             PortDevice::VhostUser(device) => {
-                let elapsed = Duration::from_micros(now.micros());
-                let turn = device.turn(elapsed).map_err(PortError::from);
-                turn.map(|due| self.deadline = due.map(at))
+                let turned = device.turn(true, cx).map_err(PortError::from);
+                self.deadline = device.next_deadline();
+                turned
             }
-            PortDevice::Stream(device) => device.turn().map_err(PortError::from),
+            PortDevice::Stream(device) => device.turn(true, cx).map_err(PortError::from),
             PortDevice::Tap(_) => return false,
         };
         self.note(result);
@@ -155,35 +149,25 @@ impl Port {
     }
 
     /// Adds received packets to `burst`, which is empty.
-    pub(super) fn receive(
-        &mut self,
-        burst: &mut Burst,
-        memory: &mut Memory,
-        now: Instant,
-    ) -> Input {
+    pub(super) fn receive(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Input {
         if self.failure.is_some() {
             return Input::Done;
         }
-        let paused = self.device.receive_paused();
         let result = match &mut self.device {
             PortDevice::VhostUser(device) => {
-                device.set_now(Duration::from_micros(now.micros()));
-                device.receive(memory, burst).map_err(Into::into)
+                let input = device.receive(burst, cx).map_err(PortError::from);
+                self.deadline = earliest([self.deadline, device.next_deadline()]);
+                input
             }
-            PortDevice::Stream(device) => device.receive(memory, burst).map_err(Into::into),
-            PortDevice::Tap(device) => device.receive(memory, burst).map_err(Into::into),
+            PortDevice::Stream(device) => device.receive(burst, cx).map_err(Into::into),
+            PortDevice::Tap(device) => device.receive(burst, cx).map_err(Into::into),
         };
-        self.note(result);
-        if let PortDevice::VhostUser(device) = &self.device {
-            let lent = device.next_deadline().map(at);
-            self.deadline = [self.deadline, lent].into_iter().flatten().min();
-        }
         self.mirrors.see(Direction::Inbound, burst.iter());
-        if self.device.receive_paused() > paused { Input::NoMemory } else { Input::Done }
+        self.note(result).unwrap_or(Input::Done)
     }
 
     /// Hands the device what waits, as far as it takes it.
-    pub(super) fn flush(&mut self) {
+    pub(super) fn flush(&mut self, cx: &mut Context<'_>) {
         loop {
             let is_next = self.waiting.is_empty();
             if is_next && self.consumer.dequeue(&mut self.waiting) == 0 {
@@ -198,14 +182,14 @@ impl Port {
             }
             let burst = &mut self.waiting;
             let result = match &mut self.device {
-                PortDevice::VhostUser(device) => device.transmit(burst).map_err(Into::into),
-                PortDevice::Stream(device) => device.transmit(burst).map_err(Into::into),
-                PortDevice::Tap(device) => device.transmit(burst).map_err(Into::into),
+                PortDevice::VhostUser(device) => device.transmit(burst, cx).map_err(Into::into),
+                PortDevice::Stream(device) => device.transmit(burst, cx).map_err(Into::into),
+                PortDevice::Tap(device) => device.transmit(burst, cx).map_err(Into::into),
             };
             self.note(result);
             if !self.waiting.is_empty() {
                 if matches!(self.device, PortDevice::Tap(_)) {
-                    self.deadline = Some(self.now + RETRY);
+                    self.deadline = Some(cx.now + RETRY);
                 }
                 return;
             }
@@ -222,11 +206,11 @@ impl Port {
     }
 
     /// Gives back what is kept ready for reads.
-    pub(super) fn release_frames(&mut self) {
+    pub(super) fn rest(&mut self) {
         match &mut self.device {
-            PortDevice::Tap(device) => device.release_frames(),
-            PortDevice::Stream(device) => device.release_frames(),
-            PortDevice::VhostUser(_) => {}
+            PortDevice::Tap(device) => device.rest(),
+            PortDevice::Stream(device) => device.rest(),
+            PortDevice::VhostUser(device) => device.rest(),
         }
     }
 
@@ -251,11 +235,12 @@ impl Port {
     }
 
     /// An error is the end of the port's use, and of nothing else.
-    fn note(&mut self, result: Result<(), PortError>) {
-        if let Err(error) = result {
+    fn note<T>(&mut self, result: Result<T, PortError>) -> Option<T> {
+        if let Err(error) = &result {
             self.failure = Some(error.to_string());
             self.is_ready = false;
         }
+        result.ok()
     }
 }
 
@@ -264,7 +249,6 @@ impl PortDevice {
         attachment: &Attachment,
         settings: &PortSettings,
         network: &NetworkConfig,
-        ledger: &Arc<Ledger>,
     ) -> Result<Self, PortError> {
         let offer = Offer {
             features: virtq::FEATURES,
@@ -274,14 +258,10 @@ impl PortDevice {
             mac: None,
         };
         Ok(match attachment {
-            Attachment::VhostUser(path) => {
-                Self::switched(VhostUser::listen(path, offer, ledger.clone())?)
-            }
-            Attachment::VhostUserClient(path) => {
-                Self::switched(VhostUser::connect(path, offer, ledger.clone())?)
-            }
+            Attachment::VhostUser(path) => Self::switched(VhostUser::listen(path, offer)?),
+            Attachment::VhostUserClient(path) => Self::switched(VhostUser::connect(path, offer)?),
             Attachment::Stream(path) => {
-                Self::Stream(Box::new(StreamPort::listen(path, network.mtu, ledger.clone())?))
+                Self::Stream(Box::new(StreamPort::listen(path, network.mtu)?))
             }
             Attachment::Tap(name) => {
                 let mut tap = Tap::create(name)?;
@@ -296,14 +276,6 @@ impl PortDevice {
         device.set_polled();
         device.set_inline();
         Self::VhostUser(Box::new(device))
-    }
-
-    fn receive_paused(&self) -> u64 {
-        match self {
-            Self::VhostUser(device) => device.receive_paused(),
-            Self::Stream(device) => device.counters().receive_paused,
-            Self::Tap(device) => device.counters().receive_paused,
-        }
     }
 
     fn is_connected(&self) -> bool {
@@ -341,8 +313,3 @@ impl AsFd for Port {
 // Each port can have all regions of its guest, its log and its area for what is in flight mapped,
 // twice while one takes the place of the other: none takes the places of others.
 const _: () = assert!(switch::PORTS_MAX * 2 * (message::REGIONS_MAX + 2) <= cut::WATCHED_MAX);
-
-/// A moment of a device, which counts as the worker's clock does.
-fn at(elapsed: Duration) -> Instant {
-    Instant::from_micros(elapsed.as_micros() as u64)
-}

@@ -3,16 +3,15 @@
 use std::net::IpAddr;
 
 use towpath_net::switch::vlan::Vid;
-use towpath_net::switch::{self, Egress, PortId, Switch};
+use towpath_net::switch::{Egress, PortId, Switch};
 use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
-use towpath_packet::{Burst, Memory};
+use towpath_packet::{Burst, Context, Memory};
 
 use super::NetworkConfig;
 use super::gateway_port::GatewayPort;
 use super::port::Port;
 use crate::services::Services;
-use crate::worker::SideContext;
 
 /// The rings between the switch and its ports, and those who know about addresses.
 pub(super) struct Rings<'a> {
@@ -43,10 +42,9 @@ impl Rings<'_> {
         switch: &mut Switch,
         from: PortId,
         burst: &mut Burst,
-        cx: &mut SideContext<'_>,
+        cx: &mut Context<'_>,
     ) {
-        let mut cx = switch::Context { memory: cx.memory, ledger: cx.ledger, now: cx.now };
-        switch.forward(from, burst, &mut cx, self);
+        switch.forward(from, burst, cx, self);
     }
 }
 

@@ -5,6 +5,7 @@ use super::*;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, OwnedFd};
 use towpath_net::fragment::into_received;
+use towpath_packet::Device;
 use towpath_packet::sync::{AtomicU32, Ordering::Relaxed};
 
 /// Turns within which an inside must have been looked at.
@@ -18,14 +19,16 @@ struct Busy {
     turns: u32,
 }
 
-impl AsFd for Busy {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
-    }
+impl Side for Busy {
+    fn add_to(&self, _: &mut Report) {}
 }
 
-impl Side for Busy {
+impl Device for Busy {
     type Error = io::Error;
+
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.file.as_fd())
+    }
 
     fn caps(&self) -> Caps {
         Caps::plain(1500)
@@ -35,7 +38,7 @@ impl Side for Busy {
         Some(Instant::START)
     }
 
-    fn turn(&mut self, _: bool, _: &mut SideContext<'_>) -> io::Result<()> {
+    fn turn(&mut self, _: bool, _: &mut Context<'_>) -> io::Result<()> {
         self.turns += 1;
         match self.turns {
             ..TURNS_MAX => Ok(()),
@@ -48,17 +51,13 @@ impl Side for Busy {
         false
     }
 
-    fn receive(&mut self, _: &mut Burst, _: &mut SideContext<'_>) -> io::Result<Input> {
+    fn receive(&mut self, _: &mut Burst, _: &mut Context<'_>) -> io::Result<Input> {
         Ok(Input::Done)
     }
 
-    fn transmit(&mut self, _: &mut Burst, _: &mut SideContext<'_>) -> io::Result<()> {
+    fn transmit(&mut self, _: &mut Burst, _: &mut Context<'_>) -> io::Result<()> {
         Ok(())
     }
-
-    fn rest(&mut self) {}
-
-    fn add_to(&self, _: &mut Report) {}
 }
 
 /// Goal: a worker that never sleeps asks for no kicks, so it has to look at the inside.
@@ -85,32 +84,26 @@ struct Singles {
     vain: Arc<AtomicU32>,
 }
 
-impl AsFd for Singles {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
-    }
+impl Side for Singles {
+    fn add_to(&self, _: &mut Report) {}
 }
 
-impl Side for Singles {
+impl Device for Singles {
     type Error = io::Error;
+
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.file.as_fd())
+    }
 
     fn caps(&self) -> Caps {
         Caps::plain(1500)
-    }
-
-    fn next_deadline(&self) -> Option<Instant> {
-        None
-    }
-
-    fn turn(&mut self, _: bool, _: &mut SideContext<'_>) -> io::Result<()> {
-        Ok(())
     }
 
     fn looks_by_call(&self) -> bool {
         true
     }
 
-    fn receive(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) -> io::Result<Input> {
+    fn receive(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> io::Result<Input> {
         let is_alone = self.alone > 0;
         while !burst.is_full() {
             let left = if is_alone { &mut self.alone } else { &mut self.together };
@@ -127,13 +120,9 @@ impl Side for Singles {
         Ok(Input::Done)
     }
 
-    fn transmit(&mut self, _: &mut Burst, _: &mut SideContext<'_>) -> io::Result<()> {
+    fn transmit(&mut self, _: &mut Burst, _: &mut Context<'_>) -> io::Result<()> {
         Ok(())
     }
-
-    fn rest(&mut self) {}
-
-    fn add_to(&self, _: &mut Report) {}
 }
 
 /// Goal: where packets come alone an empty inside is hardly asked, and whatever comes is taken.

@@ -23,11 +23,11 @@ impl<S: Side> Worker<S> {
     ) -> io::Result<()> {
         let is_busy = timeout.is_some_and(|timeout| timeout.is_zero());
         // While memory is short, what is inside has to wait.
-        let is_paused = self.paused_until.is_some();
+        let is_paused = !self.engine.is_watched();
         if is_busy || is_paused {
             if !is_paused {
                 // Nothing but this tells of it.
-                self.side.poll();
+                self.engine.device.poll();
             }
             self.rest.wait(&mut self.reactor, timeout, events)?;
             return Ok(());
@@ -42,7 +42,7 @@ impl<S: Side> Worker<S> {
             events.clear();
             return Ok(());
         }
-        if self.side.arm() {
+        if self.engine.arm() {
             return self.reactor.wait(Some(Duration::ZERO), events);
         }
         let began = self.clock.now();
@@ -72,7 +72,7 @@ impl<S: Side> Worker<S> {
         }
         let mut spent = None;
         loop {
-            let found = self.side.poll();
+            let found = self.engine.device.poll();
             self.reactor.wait(Some(Duration::ZERO), events)?;
             if found || !events.is_empty() {
                 self.young_poll.found(spent);
@@ -97,12 +97,12 @@ impl<S: Side> Worker<S> {
             return Ok(false);
         }
         let began = self.clock.now();
-        let was_there = self.side.poll();
+        let was_there = self.engine.device.poll();
         loop {
             let found = was_there
                 || (0..LOOKS).any(|_| {
                     spin_loop();
-                    self.side.poll()
+                    self.engine.device.poll()
                 });
             let spent = self.clock.now().since(began);
             if found {

@@ -32,11 +32,11 @@ use towpath_io::doorbell::EventDoorbell;
 use towpath_io::tap::{Tap, TapError};
 use towpath_net::time::Instant;
 use towpath_packet::ring::{self, Consumer, SharedProducer};
-use towpath_packet::{Burst, Caps, Device, Packet};
+use towpath_packet::{Burst, Caps, Context, Device, Input, Packet};
 
 use crate::owners::Owners;
 use crate::report::Report;
-use crate::worker::{Input, Side, SideContext};
+use crate::worker::Side;
 
 /// Packets that may wait for a worker: as many as a TAP device's own queue holds.
 pub const HANDED_MAX: usize = 1024;
@@ -94,13 +94,13 @@ impl Queue {
     }
 
     /// Reads the device until `burst` is full, and hands over what is not of this worker.
-    fn read(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) -> Result<Input, TapError> {
+    fn read(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<Input, TapError> {
         let room = burst.room();
         if room == 0 {
             return Ok(Input::Done);
         }
         self.received.limit(room);
-        let input = Side::receive(&mut self.tap, &mut self.received, cx)?;
+        let input = self.tap.receive(&mut self.received, cx)?;
         let is_full = self.received.is_full();
         while let Some(mut packet) = self.received.pop() {
             let owner = self.owners.of_packet(packet.peek_headers()).unwrap_or(self.index);
@@ -124,33 +124,23 @@ impl Queue {
     }
 }
 
-impl AsFd for Queue {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.tap.as_fd()
-    }
-}
-
-impl Side for Queue {
+impl Device for Queue {
     type Error = TapError;
 
     fn caps(&self) -> Caps {
-        Device::caps(&self.tap)
+        self.tap.caps()
     }
 
-    fn bell(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.bell.as_fd())
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.tap.file()
     }
 
-    fn heard(&mut self) {
-        self.bell.clear();
+    fn queue(&self) -> u16 {
+        self.index as u16
     }
 
     fn next_deadline(&self) -> Option<Instant> {
         self.has_handed.then_some(Instant::START)
-    }
-
-    fn turn(&mut self, _: bool, _: &mut SideContext<'_>) -> Result<(), TapError> {
-        Ok(())
     }
 
     fn poll(&mut self) -> bool {
@@ -167,7 +157,7 @@ impl Side for Queue {
         true
     }
 
-    fn receive(&mut self, burst: &mut Burst, cx: &mut SideContext<'_>) -> Result<Input, TapError> {
+    fn receive(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<Input, TapError> {
         if self.is_ring_first {
             self.handed.dequeue(burst);
         }
@@ -181,12 +171,22 @@ impl Side for Queue {
         Ok(input)
     }
 
-    fn transmit(&mut self, burst: &mut Burst, _: &mut SideContext<'_>) -> Result<(), TapError> {
-        Device::transmit(&mut self.tap, burst)
+    fn transmit(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<(), TapError> {
+        self.tap.transmit(burst, cx)
     }
 
     fn rest(&mut self) {
-        self.tap.release_frames();
+        self.tap.rest();
+    }
+}
+
+impl Side for Queue {
+    fn bell(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.bell.as_fd())
+    }
+
+    fn heard(&mut self) {
+        self.bell.clear();
     }
 
     fn add_to(&self, report: &mut Report) {

@@ -350,11 +350,12 @@ impl Program {
         let mut burst = Burst::new();
         for queue in device {
             loop {
-                queue.receive(memory, &mut burst).expect("it is there");
+                let cx = &mut Context { memory, ledger, now };
+                queue.receive(&mut burst, cx).expect("it is there");
                 if burst.is_empty() {
                     break;
                 }
-                sockets.input(&mut burst, &mut Context { memory, ledger, now });
+                sockets.input(&mut burst, cx);
                 while sockets.next_wake().is_some() {}
             }
         }
@@ -383,7 +384,8 @@ impl Program {
         let Self { sockets, memory, ledger, device, leaving, owners, .. } = self;
         loop {
             for (leaving, queue) in leaving.iter_mut().zip(&mut *device) {
-                queue.transmit(leaving).expect("it is there");
+                let cx = &mut Context { memory, ledger, now };
+                queue.transmit(leaving, cx).expect("it is there");
             }
             if leaving.iter().any(|leaving| !leaving.is_empty()) {
                 return;

@@ -1,9 +1,7 @@
 //! The place where streams of frames begin: a socket with a path, and the guest that is connected.
 //!
 //! One guest at a time; another waits until it has gone. Without one, packets for it are dropped
-//! and counted. All that is waited for hangs in a reactor of its own: watch that one file
-//! ([`AsFd`]), level-triggered, and call [`StreamPort::turn`] when it is readable; then receive and
-//! transmit.
+//! and counted. All that is waited for hangs in a reactor of its own, which is the device's file.
 
 use super::{Stream, StreamCounters, StreamError};
 use crate::endpoint::{EndpointError, Listener};
@@ -13,9 +11,8 @@ use rustix::io::Errno;
 use std::fmt;
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
-use towpath_packet::{Burst, Caps, Device, Ledger, Memory};
+use towpath_packet::{Burst, Caps, Context, Device, Input};
 
 /// Tokens of the reactor.
 const TOKEN_LISTENER: u64 = 0;
@@ -69,7 +66,6 @@ pub struct StreamPort {
     /// The reactor tells of room to write.
     asks_for_room: bool,
     mtu: u16,
-    ledger: Arc<Ledger>,
     /// Those of streams that ended.
     before: StreamCounters,
     sessions: u64,
@@ -82,7 +78,7 @@ impl StreamPort {
     ///
     /// # Errors
     /// [`StreamPortError`].
-    pub fn listen(path: &Path, mtu: u16, ledger: Arc<Ledger>) -> Result<Self, StreamPortError> {
+    pub fn listen(path: &Path, mtu: u16) -> Result<Self, StreamPortError> {
         let listener = Listener::bind(path)?;
         let reactor = Reactor::new()?;
         // For changes only: who has to wait is no news all the time.
@@ -94,21 +90,11 @@ impl StreamPort {
             stream: None,
             asks_for_room: false,
             mtu,
-            ledger,
             before: StreamCounters::default(),
             sessions: 0,
             no_guest: 0,
             end: None,
         })
-    }
-
-    /// Meets guests, after the file was readable.
-    ///
-    /// # Errors
-    /// The port is of no further use. What a guest does is never an error.
-    pub fn turn(&mut self) -> Result<(), StreamPortError> {
-        self.reactor.wait(Some(Duration::ZERO), &mut self.events)?;
-        self.meet()
     }
 
     /// True if a guest is connected.
@@ -119,13 +105,6 @@ impl StreamPort {
     /// Why the last connection ended; told once.
     pub fn take_end(&mut self) -> Option<StreamError> {
         self.end.take()
-    }
-
-    /// Gives back what is kept ready for reads.
-    pub fn release_frames(&mut self) {
-        if let Some(stream) = &mut self.stream {
-            stream.release_frames();
-        }
     }
 
     /// Counters of all connections.
@@ -148,7 +127,7 @@ impl StreamPort {
         match self.listener.accept() {
             Ok(Some(socket)) => {
                 self.reactor.add(&socket, TOKEN_STREAM, Interest::READ, false)?;
-                self.stream = Some(Stream::new(socket, self.mtu, self.ledger.clone()));
+                self.stream = Some(Stream::new(socket, self.mtu));
                 self.asks_for_room = false;
                 self.sessions += 1;
                 Ok(())
@@ -195,22 +174,43 @@ impl Device for StreamPort {
         Caps::plain(self.mtu)
     }
 
-    fn receive(&mut self, memory: &mut Memory, burst: &mut Burst) -> Result<(), StreamPortError> {
-        match self.stream.as_mut().map(|stream| stream.receive(memory, burst)) {
-            Some(Err(error)) => self.part(error),
-            _ => Ok(()),
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.reactor.as_fd())
+    }
+
+    /// Meets guests. What a guest does is never an error.
+    fn turn(&mut self, _: bool, _: &mut Context<'_>) -> Result<(), StreamPortError> {
+        self.reactor.wait(Some(Duration::ZERO), &mut self.events)?;
+        self.meet()
+    }
+
+    fn receive(
+        &mut self,
+        burst: &mut Burst,
+        cx: &mut Context<'_>,
+    ) -> Result<Input, StreamPortError> {
+        match self.stream.as_mut().map(|stream| stream.receive(burst, cx)) {
+            Some(Ok(input)) => Ok(input),
+            Some(Err(error)) => self.part(error).map(|()| Input::Done),
+            None => Ok(Input::Done),
         }
     }
 
-    fn transmit(&mut self, burst: &mut Burst) -> Result<(), StreamPortError> {
+    fn transmit(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<(), StreamPortError> {
         let Some(stream) = &mut self.stream else {
             self.no_guest += burst.len() as u64;
             burst.clear();
             return Ok(());
         };
-        match stream.transmit(burst) {
+        match stream.transmit(burst, cx) {
             Ok(()) => self.watch(),
             Err(error) => self.part(error),
+        }
+    }
+
+    fn rest(&mut self) {
+        if let Some(stream) = &mut self.stream {
+            stream.rest();
         }
     }
 }

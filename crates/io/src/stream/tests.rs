@@ -7,8 +7,8 @@ use crate::vhost_user::virtq::{Segment, TransmitQueue};
 use proptest::prelude::*;
 use std::io::{ErrorKind, Read as _, Write};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
 use towpath_packet::MemoryConfig;
+use towpath_packet::time::Instant;
 
 /// Rounds of a test that moves bytes bit by bit.
 const ROUNDS: usize = 10_000;
@@ -18,7 +18,14 @@ struct Rig {
     stream: Stream,
     guest: UnixStream,
     memory: Memory,
-    ledger: Arc<Ledger>,
+    ledger: Ledger,
+    /// Calls that said that memory was short.
+    paused: u64,
+}
+
+/// The time of a test in which nothing is due.
+fn cx<'a>(memory: &'a mut Memory, ledger: &'a Ledger) -> Context<'a> {
+    Context { memory, ledger, now: Instant::START }
 }
 
 impl Rig {
@@ -30,16 +37,21 @@ impl Rig {
         let (ours, guest) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
         guest.set_nonblocking(true).unwrap();
-        let ledger = Arc::new(Ledger::new());
-        let stream = Stream::new(ours.into(), 1500, ledger.clone());
-        Self { stream, guest, memory: Memory::new(config), ledger }
+        let stream = Stream::new(ours.into(), 1500);
+        let (memory, ledger) = (Memory::new(config), Ledger::new());
+        Self { stream, guest, memory, ledger, paused: 0 }
     }
 
     fn receive(&mut self) -> Result<Vec<Vec<u8>>, StreamError> {
         let mut burst = Burst::new();
-        let result = self.stream.receive(&mut self.memory, &mut burst);
+        let result = self.stream.receive(&mut burst, &mut cx(&mut self.memory, &self.ledger));
+        self.paused += u64::from(result == Ok(Input::NoMemory));
         let frames = std::iter::from_fn(|| burst.pop()).map(|packet| bytes_of(&packet)).collect();
-        result.map(|()| frames)
+        result.map(|_| frames)
+    }
+
+    fn transmit(&mut self, burst: &mut Burst) -> Result<(), StreamError> {
+        self.stream.transmit(burst, &mut cx(&mut self.memory, &self.ledger))
     }
 
     /// A packet of private headers and of payload in pieces of `piece_bytes`.
@@ -76,7 +88,7 @@ impl Rig {
     }
 
     fn assert_all_back(&mut self) {
-        self.stream.release_frames();
+        self.stream.rest();
         let Memory { packets, small, large } = &self.memory;
         assert_eq!((packets.out_count(), small.out_count(), large.out_count()), (0, 0, 0));
     }
@@ -144,7 +156,8 @@ fn memory_that_is_short_delays_frames_and_loses_none() {
         }
     }
     assert!(received == frames);
-    assert!(rig.stream.counters().receive_paused > 0);
+    let paused = rig.stream.counters().receive_paused;
+    assert!(paused > 0 && rig.paused == paused, "it is told each time");
     rig.assert_all_back();
 }
 
@@ -183,7 +196,7 @@ fn the_end_of_the_connection_is_told_both_ways() {
     rig.guest = UnixStream::pair().unwrap().0;
     let mut burst = Burst::new();
     burst.push(packet).unwrap();
-    assert_eq!(rig.stream.transmit(&mut burst), Err(StreamError::Closed));
+    assert_eq!(rig.transmit(&mut burst), Err(StreamError::Closed));
 }
 
 #[test]
@@ -194,7 +207,7 @@ fn packets_leave_in_few_writes() {
     for frame in &frames {
         burst.push(rig.packet(frame, 16_000)).unwrap();
     }
-    rig.stream.transmit(&mut burst).unwrap();
+    rig.transmit(&mut burst).unwrap();
     assert!(burst.is_empty() && !rig.stream.has_unsent());
     assert_eq!(rig.read(100_000), framed(&frames));
     let sent = rig.stream.counters().transmitted;
@@ -217,13 +230,13 @@ fn a_packet_whose_memory_was_cut_is_dropped_alone() {
     assert!(driver.add(&[Segment { address: BUFFER, bytes: 12 + 1000 }], &[], 0));
     driver.publish();
     let mut burst = Burst::new();
-    queue.receive(Duration::ZERO, &mut rig.memory, &mut burst, &rig.ledger).unwrap();
+    queue.receive(&mut burst, &mut cx(&mut rig.memory, &rig.ledger)).unwrap();
     let cut = burst.pop().expect("a packet");
     rustix::fs::ftruncate(&other, BUFFER).unwrap();
     let frames = [frame(700, 1), frame(800, 2)];
     let packets = [rig.packet(&frames[0], 1000), cut, rig.packet(&frames[1], 1000)];
     packets.into_iter().for_each(|packet| burst.push(packet).unwrap());
-    rig.stream.transmit(&mut burst).unwrap();
+    rig.transmit(&mut burst).unwrap();
     assert_eq!(rig.read(10_000), framed(&frames));
     assert_eq!(rig.stream.counters().transmit_cut, 1);
 }
@@ -239,7 +252,7 @@ fn a_socket_that_is_full_is_gone_on_with_where_it_stopped() {
     }
     let (mut bytes, mut had_unsent) = (Vec::new(), false);
     for _ in 0..ROUNDS {
-        rig.stream.transmit(&mut waiting).unwrap();
+        rig.transmit(&mut waiting).unwrap();
         had_unsent |= rig.stream.has_unsent();
         bytes.append(&mut rig.read(999));
         if bytes.len() == framed(&frames).len() {
@@ -281,33 +294,33 @@ proptest! {
 #[test]
 fn a_port_serves_one_guest_after_the_other() {
     let path = std::env::temp_dir().join(format!("towpath-stream-{}", std::process::id()));
-    let mut port = StreamPort::listen(&path, 1500, Arc::default()).unwrap();
+    let mut port = StreamPort::listen(&path, 1500).unwrap();
     let config = MemoryConfig { packets: 16, small_frames: 16, large_frames: 16 };
-    let mut memory = Memory::new(config);
+    let (mut memory, ledger) = (Memory::new(config), Ledger::new());
     let mut burst = Burst::new();
     let mut packet = memory.packet().unwrap();
     packet.push_header(60);
     burst.push(packet).unwrap();
-    port.transmit(&mut burst).unwrap();
+    port.transmit(&mut burst, &mut cx(&mut memory, &ledger)).unwrap();
     assert_eq!((burst.len(), port.sessions()), (0, (0, 1)), "nobody is there");
 
     let mut guests = [(); 2].map(|()| UnixStream::connect(&path).unwrap());
     for (count, guest) in (1..).zip(&mut guests) {
-        port.turn().unwrap();
+        port.turn(true, &mut cx(&mut memory, &ledger)).unwrap();
         assert!(port.is_connected());
         let sent = frame(100, count);
         guest.write_all(&framed(std::slice::from_ref(&sent))).unwrap();
-        port.receive(&mut memory, &mut burst).unwrap();
+        port.receive(&mut burst, &mut cx(&mut memory, &ledger)).unwrap();
         assert_eq!(bytes_of(&burst.pop().unwrap()), sent);
         let mut packet = memory.packet().unwrap();
         packet.push_header(sent.len()).copy_from_slice(&sent);
         burst.push(packet).unwrap();
-        port.transmit(&mut burst).unwrap();
+        port.transmit(&mut burst, &mut cx(&mut memory, &ledger)).unwrap();
         let mut back = vec![0; 4 + sent.len()];
         guest.read_exact(&mut back).unwrap();
         assert_eq!(back, framed(std::slice::from_ref(&sent)));
         guest.shutdown(std::net::Shutdown::Both).unwrap();
-        port.receive(&mut memory, &mut burst).unwrap();
+        port.receive(&mut burst, &mut cx(&mut memory, &ledger)).unwrap();
         assert_eq!(port.take_end(), Some(StreamError::Closed));
         assert_eq!(port.counters().received.packets, count as u64);
     }

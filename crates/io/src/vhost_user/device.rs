@@ -3,10 +3,8 @@
 //! # Theory of operation
 //!
 //! All that a device waits for hangs in a reactor of its own: the endpoint, the connection, the
-//! kick descriptors of rings that run, and an event that tells that loans ended. Whoever drives
-//! the device watches that one file ([`AsFd`]), level-triggered, and calls [`VhostUser::turn`] when
-//! it is readable and when the moment comes that the last call returned; then it receives and
-//! transmits. Kick descriptors are events, watched for changes and never read.
+//! kick descriptors of rings that run, and an event that tells that loans ended. That reactor is
+//! the device's file. Kick descriptors are events, watched for changes and never read.
 //!
 //! Requests are carried out one after the other. One that changes what rings rest upon waits until
 //! these rings stand still ([`Stop`]); meanwhile no packets move, and no further request is read.
@@ -49,7 +47,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 use std::time::Duration;
-use towpath_packet::{Burst, Caps, Device, Ledger, Memory};
+use towpath_packet::time::{Instant, earliest};
+use towpath_packet::{Burst, Caps, Context, Device, Input, Ledger};
 
 /// Requests of one turn: more than a start takes, so that packets get their turn.
 pub const REQUESTS_PER_TURN: usize = 64;
@@ -87,7 +86,7 @@ enum Endpoint {
     /// They connect to us.
     Server(Listener),
     /// We connect to them, again from a moment on.
-    Client(PathBuf, Duration),
+    Client(PathBuf, Instant),
     /// There is one, which was connected before.
     Nowhere,
 }
@@ -133,10 +132,10 @@ pub struct VhostUser {
     reactor: Reactor,
     events: Box<Events>,
     wake: Waker,
-    ledger: Arc<Ledger>,
-    now: Duration,
+    /// When to look again for what no file tells of.
+    turn_at: Option<Instant>,
     /// When to ask again for who connected, after the system had no room for him.
-    accept_at: Option<Duration>,
+    accept_at: Option<Instant>,
     counters: VhostUserCounters,
     news: Board,
     closing: Closing,
@@ -150,9 +149,9 @@ impl VhostUser {
     ///
     /// # Panics
     /// If `offer` has no pair of queues, or too many.
-    pub fn listen(path: &Path, offer: Offer, ledger: Arc<Ledger>) -> Result<Self, VhostUserError> {
+    pub fn listen(path: &Path, offer: Offer) -> Result<Self, VhostUserError> {
         let listener = Listener::bind(path)?;
-        let mut device = Self::new(Endpoint::Nowhere, offer, ledger)?;
+        let mut device = Self::new(Endpoint::Nowhere, offer)?;
         // For changes only: who cannot be accepted now is no news all the time.
         device.reactor.add(&listener, TOKEN_ENDPOINT, Interest::READ, true)?;
         device.endpoint = Endpoint::Server(listener);
@@ -166,12 +165,12 @@ impl VhostUser {
     ///
     /// # Panics
     /// As [`VhostUser::listen`].
-    pub fn connect(path: &Path, offer: Offer, ledger: Arc<Ledger>) -> Result<Self, VhostUserError> {
-        let mut device = Self::new(Endpoint::Nowhere, offer, ledger)?;
+    pub fn connect(path: &Path, offer: Offer) -> Result<Self, VhostUserError> {
+        let mut device = Self::new(Endpoint::Nowhere, offer)?;
         if let Some(socket) = endpoint::connect(path)? {
             device.meet(socket)?;
         }
-        device.endpoint = Endpoint::Client(path.to_owned(), RETRY_INTERVAL);
+        device.endpoint = Endpoint::Client(path.to_owned(), Instant::START + RETRY_INTERVAL);
         Ok(device)
     }
 
@@ -183,17 +182,13 @@ impl VhostUser {
     ///
     /// # Panics
     /// As [`VhostUser::listen`].
-    pub fn from_socket(
-        socket: OwnedFd,
-        offer: Offer,
-        ledger: Arc<Ledger>,
-    ) -> Result<Self, VhostUserError> {
-        let mut device = Self::new(Endpoint::Nowhere, offer, ledger)?;
+    pub fn from_socket(socket: OwnedFd, offer: Offer) -> Result<Self, VhostUserError> {
+        let mut device = Self::new(Endpoint::Nowhere, offer)?;
         device.meet(socket)?;
         Ok(device)
     }
 
-    fn new(endpoint: Endpoint, offer: Offer, ledger: Arc<Ledger>) -> Result<Self, VhostUserError> {
+    fn new(endpoint: Endpoint, offer: Offer) -> Result<Self, VhostUserError> {
         let ring_count = Session::new(offer).ring_count();
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let event = eventfd(0, flags).map_err(io::Error::from)?;
@@ -210,8 +205,7 @@ impl VhostUser {
             reactor,
             events: Box::default(),
             wake: Waker::from(Arc::new(WakeEvent(event))),
-            ledger,
-            now: Duration::ZERO,
+            turn_at: Some(Instant::START),
             accept_at: None,
             counters: VhostUserCounters::default(),
             news: Board::default(),
@@ -219,42 +213,8 @@ impl VhostUser {
         })
     }
 
-    /// Meets front ends, carries out their requests and gives back what is over. Returns the moment
-    /// at which it wants to be called again, unless the file is readable before. `now` counts from
-    /// any moment, and never backwards.
-    ///
-    /// # Errors
-    /// [`VhostUserError::Os`]: the device is of no further use. What a front end does is never one.
-    pub fn turn(&mut self, now: Duration) -> Result<Option<Duration>, VhostUserError> {
-        self.now = now;
-        let mut events = std::mem::take(&mut self.events);
-        let waited = self.reactor.wait(Some(Duration::ZERO), &mut events);
-        let has = |token| events.iter().any(|event| event.token == token);
-        let (is_readable, has_newcomer) = (has(TOKEN_CHANNEL), has(TOKEN_ENDPOINT));
-        self.events = events;
-        waited?;
-        self.leave_cut();
-        self.serve(is_readable);
-        if has_newcomer || self.accept_at.is_some_and(|at| at <= now) {
-            self.accept()?;
-        }
-        let retry = self.call_again()?;
-        let terms = self.rings.turn(now, &self.ledger);
-        self.tell_broken();
-        let is_stopping = self.peer.as_ref().is_some_and(|peer| peer.pending.is_some());
-        let stop = is_stopping.then(|| now + STOP_RETRY);
-        Ok([retry, self.accept_at, terms, stop].into_iter().flatten().min())
-    }
-
-    /// Tells the time, as [`VhostUser::turn`] does, before packets move: what is received from now
-    /// on is lent from this moment on. An owner who polls receives more often than it turns.
-    pub fn set_now(&mut self, now: Duration) {
-        self.now = now;
-    }
-
-    /// From now on the owner polls: what drivers do without [requests](Self::turn) is told by
-    /// [`VhostUser::has_work`], and by the file only after [`VhostUser::arm`]. A driver then has no
-    /// kicks to make while its packets move.
+    /// From now on the owner polls: what drivers do is told by [`Device::poll`], and by the file
+    /// only after [`Device::arm`]. A driver then has no kicks to make while its packets move.
     pub fn set_polled(&mut self) {
         self.rings.set_polled();
     }
@@ -267,27 +227,9 @@ impl VhostUser {
         self.rings.set_inline();
     }
 
-    /// True if there is something to do for an owner who polls: to turn if memory is gone, else to
-    /// receive, and to transmit what waits. Costs a few loads, and no system call.
-    pub fn has_work(&mut self) -> bool {
-        self.can_move() && (self.rings.has_work() || self.control.is_cut())
-    }
-
-    /// Has the file tell an owner who polled of what comes from now on, until packets move again.
-    /// True if something came meanwhile, as with [`VhostUser::has_work`]: then he does not sleep.
-    pub fn arm(&mut self) -> bool {
-        self.can_move() && (self.rings.arm() || self.control.is_cut())
-    }
-
     /// True if there is a front end, and its rings need not stand still.
     fn can_move(&self) -> bool {
         self.peer.as_ref().is_some_and(|peer| peer.pending.is_none())
-    }
-
-    /// When [`VhostUser::turn`] is wanted for what was lent: receiving may have brought that moment
-    /// nearer than the last turn said.
-    pub fn next_deadline(&self) -> Option<Duration> {
-        self.rings.next_deadline()
     }
 
     /// True if a front end is connected.
@@ -310,12 +252,6 @@ impl VhostUser {
         &self.counters
     }
 
-    /// Times that receiving stopped because memory was short, since the rings that run were
-    /// started: what is left has to wait, and the file is readable all the time.
-    pub fn receive_paused(&self) -> u64 {
-        self.rings.paused()
-    }
-
     /// What went through the rings since the device was made.
     pub fn traffic(&self) -> Traffic {
         self.rings.traffic()
@@ -333,11 +269,11 @@ impl VhostUser {
     }
 
     /// Takes on who has connected, or sends him away.
-    fn accept(&mut self) -> Result<(), VhostUserError> {
+    fn accept(&mut self, now: Instant) -> Result<(), VhostUserError> {
         self.accept_at = None;
         loop {
             if self.closing.is_full() {
-                self.accept_at = Some(self.now + RETRY_INTERVAL);
+                self.accept_at = Some(now + RETRY_INTERVAL);
                 return Ok(());
             }
             let Endpoint::Server(listener) = &self.endpoint else { return Ok(()) };
@@ -350,7 +286,7 @@ impl VhostUser {
                 Ok(None) => return Ok(()),
                 // No descriptors or no memory: it waits, and so do we.
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
-                    self.accept_at = Some(self.now + RETRY_INTERVAL);
+                    self.accept_at = Some(now + RETRY_INTERVAL);
                     return Ok(());
                 }
                 Err(errno) => return Err(io::Error::from(errno).into()),
@@ -359,15 +295,15 @@ impl VhostUser {
     }
 
     /// As a client without a front end: connects when it is time. Returns when that is.
-    fn call_again(&mut self) -> Result<Option<Duration>, VhostUserError> {
+    fn call_again(&mut self, now: Instant) -> Result<Option<Instant>, VhostUserError> {
         let Endpoint::Client(path, at) = &mut self.endpoint else { return Ok(None) };
         if self.peer.is_some() {
             return Ok(None);
         }
-        if *at > self.now {
+        if *at > now {
             return Ok(Some(*at));
         }
-        *at = self.now + RETRY_INTERVAL;
+        *at = now + RETRY_INTERVAL;
         let at = *at;
         if self.closing.is_full() {
             return Ok(Some(at));
@@ -379,18 +315,18 @@ impl VhostUser {
     }
 
     /// Carries out requests, until there are no more or one has to wait.
-    fn serve(&mut self, is_readable: bool) {
+    fn serve(&mut self, is_readable: bool, cx: &Context<'_>) {
         let Some(mut peer) = self.peer.take() else { return };
         for _ in 0..REQUESTS_PER_TURN {
             match peer.pending.take() {
                 Some((stops, next)) => {
-                    let left = self.stop(stops, &mut peer.session);
+                    let left = self.stop(stops, &mut peer.session, cx.ledger);
                     if !left.is_empty() {
                         peer.pending = Some((left, next));
                         break;
                     }
                     match next {
-                        Next::End(end) => return self.part(peer, end),
+                        Next::End(end) => return self.part(peer, end, cx.now),
                         Next::Request(code, need_reply, request) => {
                             let done = self.carry_out(&mut peer, (code, need_reply), request);
                             peer.pending = done.err().map(|end| self.ending(&peer, end));
@@ -440,10 +376,10 @@ impl VhostUser {
     }
 
     /// Stops rings; returns those that could not be yet.
-    fn stop(&mut self, stops: RingSet, session: &mut Session) -> RingSet {
+    fn stop(&mut self, stops: RingSet, session: &mut Session, ledger: &Ledger) -> RingSet {
         let mut left = stops;
         for ring in stops.iter() {
-            if let Stop::Done(base) = self.rings.stop(ring, &self.ledger) {
+            if let Stop::Done(base) = self.rings.stop(ring, ledger) {
                 session.stopped(ring, base);
                 left.remove(ring);
             }
@@ -490,7 +426,7 @@ impl VhostUser {
     }
 
     /// Forgets a front end whose rings stand still.
-    fn part(&mut self, peer: Peer, end: SessionEnd) {
+    fn part(&mut self, peer: Peer, end: SessionEnd, now: Instant) {
         self.unwatch_kicks();
         self.control = Control::new();
         if end != ChannelError::Closed.into() {
@@ -499,7 +435,7 @@ impl VhostUser {
         }
         self.news.put(News::Ended(end));
         if let Endpoint::Client(_, at) = &mut self.endpoint {
-            *at = self.now + RETRY_INTERVAL;
+            *at = now + RETRY_INTERVAL;
         }
     }
 
@@ -550,26 +486,76 @@ impl Device for VhostUser {
         }
     }
 
-    fn receive(&mut self, memory: &mut Memory, burst: &mut Burst) -> Result<(), VhostUserError> {
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.reactor.as_fd())
+    }
+
+    /// The moment that the last turn has found, or an earlier one at which memory of a guest is to
+    /// be taken back. The first turn is due at once.
+    fn next_deadline(&self) -> Option<Instant> {
+        earliest([self.turn_at, self.rings.next_deadline()])
+    }
+
+    /// Meets front ends, carries out their requests and gives back what is over.
+    ///
+    /// # Errors
+    /// [`VhostUserError::Os`]: the device is of no further use. What a front end does is never one.
+    fn turn(&mut self, _: bool, cx: &mut Context<'_>) -> Result<(), VhostUserError> {
+        let mut events = std::mem::take(&mut self.events);
+        let waited = self.reactor.wait(Some(Duration::ZERO), &mut events);
+        let has = |token| events.iter().any(|event| event.token == token);
+        let (is_readable, has_newcomer) = (has(TOKEN_CHANNEL), has(TOKEN_ENDPOINT));
+        self.events = events;
+        waited?;
+        self.leave_cut();
+        self.serve(is_readable, cx);
+        if has_newcomer || self.accept_at.is_some_and(|at| at <= cx.now) {
+            self.accept(cx.now)?;
+        }
+        let retry = self.call_again(cx.now)?;
+        self.rings.turn(cx.now, cx.ledger);
+        self.tell_broken();
+        let is_stopping = self.peer.as_ref().is_some_and(|peer| peer.pending.is_some());
+        let stop = is_stopping.then(|| cx.now + STOP_RETRY);
+        self.turn_at = earliest([retry, self.accept_at, stop]);
+        Ok(())
+    }
+
+    /// True if there is something to do for an owner who polls: to turn if memory is gone, else to
+    /// receive, and to transmit what waits.
+    fn poll(&mut self) -> bool {
+        self.can_move() && (self.rings.has_work() || self.control.is_cut())
+    }
+
+    fn arm(&mut self) -> bool {
+        self.can_move() && (self.rings.arm() || self.control.is_cut())
+    }
+
+    fn receive(
+        &mut self,
+        burst: &mut Burst,
+        cx: &mut Context<'_>,
+    ) -> Result<Input, VhostUserError> {
         let Some(peer) = self.peer.as_ref().filter(|peer| peer.pending.is_none()) else {
-            return Ok(());
+            return Ok(Input::Done);
         };
-        self.control.announce(memory, burst);
-        let io = (memory, burst, &*self.ledger);
-        self.rings.receive(&peer.session, self.now, io, &self.wake);
+        self.control.announce(cx.memory, burst);
+        let paused = self.rings.paused();
+        self.rings.receive(&peer.session, burst, cx, &self.wake);
+        let input = if self.rings.paused() > paused { Input::NoMemory } else { Input::Done };
         self.tell_broken();
         if self.control.is_cut() {
             self.wake.wake_by_ref();
         }
-        Ok(())
+        Ok(input)
     }
 
-    fn transmit(&mut self, burst: &mut Burst) -> Result<(), VhostUserError> {
+    fn transmit(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<(), VhostUserError> {
         match &self.peer {
             // Only for as long as it takes to stop some rings.
             Some(peer) if peer.pending.is_some() => {}
             Some(peer) => {
-                let dropped = self.rings.transmit(&peer.session, burst, &self.ledger, &self.wake);
+                let dropped = self.rings.transmit(&peer.session, burst, cx.ledger, &self.wake);
                 self.counters.no_guest += dropped as u64;
                 self.tell_broken();
                 if self.control.is_cut() {

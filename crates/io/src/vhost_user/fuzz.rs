@@ -9,9 +9,9 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, se
 use std::io::{IoSlice, Read};
 use std::mem::MaybeUninit;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::time::Duration;
-use towpath_packet::{Burst, Device, Ledger, Memory, MemoryConfig};
+use towpath_packet::time::Instant;
+use towpath_packet::{Burst, Context, Device, Ledger, Memory, MemoryConfig};
 
 /// Most messages of an input.
 const MESSAGES_MAX: usize = 64;
@@ -24,10 +24,10 @@ const FILE_BYTES: u64 = 1 << 16;
 pub fn front_end(data: &[u8]) {
     let (socket, ours) = UnixStream::pair().expect("descriptors");
     let offer = Offer { pairs: 2, mac: Some([2; 6]), ..Offer::default() };
-    let device = VhostUser::from_socket(ours.into(), offer, Arc::new(Ledger::new()));
+    let device = VhostUser::from_socket(ours.into(), offer);
     let mut device = device.expect("descriptors");
     let config = MemoryConfig { packets: 16, small_frames: 16, large_frames: 4 };
-    let (mut memory, mut burst) = (Memory::new(config), Burst::new());
+    let (mut memory, mut burst, ledger) = (Memory::new(config), Burst::new(), Ledger::new());
     let (mut end, pipe) = std::io::pipe().expect("descriptors");
     let files = files(pipe.into());
     let mut left = data;
@@ -40,9 +40,11 @@ pub fn front_end(data: &[u8]) {
         let bytes = [&words.map(u32::to_ne_bytes).concat(), payload].concat();
         send(&socket, &bytes, *kinds, &files);
         // A failure would be the system's; what the front end does is none.
-        device.turn(Duration::from_millis(number as u64)).expect("descriptors");
-        device.receive(&mut memory, &mut burst).expect("descriptors");
-        device.transmit(&mut burst).expect("descriptors");
+        let now = Instant::START + Duration::from_millis(number as u64);
+        let cx = &mut Context { memory: &mut memory, ledger: &ledger, now };
+        device.turn(true, cx).expect("descriptors");
+        device.receive(&mut burst, cx).expect("descriptors");
+        device.transmit(&mut burst, cx).expect("descriptors");
         let _ = recv(&socket, &mut [0; 4096][..], rustix::net::RecvFlags::DONTWAIT);
     }
     burst.clear();

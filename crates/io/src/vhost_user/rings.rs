@@ -19,8 +19,8 @@ use rustix::fd::OwnedFd;
 use std::ops::AddAssign;
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::Duration;
-use towpath_packet::{Burst, Ledger, Memory, Packet};
+use towpath_packet::time::Instant;
+use towpath_packet::{Burst, Context, Ledger, Packet};
 
 /// Times that a queue is looked at again because buffers came while it was left.
 const LOOKS_MAX: usize = 4;
@@ -129,18 +129,15 @@ impl Rings {
         }
     }
 
-    /// Gives back what is over, and has what is lent for too long recalled. Returns when that is
-    /// wanted again.
-    pub(super) fn turn(&mut self, now: Duration, ledger: &Ledger) -> Option<Duration> {
-        let mut deadline = None;
+    /// Gives back what is over, and has what is lent for too long recalled.
+    pub(super) fn turn(&mut self, now: Instant, ledger: &Ledger) {
         for queue in self.transmit.iter_mut().flatten() {
-            deadline = earlier(deadline, queue.turn(now, ledger));
+            queue.turn(now, ledger);
         }
-        deadline
     }
 
-    /// When the oldest loan is due to be recalled.
-    pub(super) fn next_deadline(&self) -> Option<Duration> {
+    /// When the oldest loan is due to be recalled, for the first time or again.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
         let queues = self.transmit.iter().flatten();
         queues.filter_map(TransmitQueue::next_deadline).min()
     }
@@ -195,8 +192,8 @@ impl Rings {
     pub(super) fn receive(
         &mut self,
         session: &Session,
-        now: Duration,
-        (memory, burst, ledger): (&mut Memory, &mut Burst, &Ledger),
+        burst: &mut Burst,
+        cx: &mut Context<'_>,
         wake: &Waker,
     ) {
         self.is_armed = false;
@@ -212,7 +209,7 @@ impl Rings {
             let mut looks = 0;
             let result = loop {
                 let result = if session.is_enabled(ring) {
-                    queue.receive(now, memory, burst, ledger)
+                    queue.receive(burst, cx)
                 } else {
                     queue.discard()
                 };
@@ -378,11 +375,6 @@ fn receive_ring(pair: usize) -> u16 {
 
 fn transmit_ring(pair: usize) -> u16 {
     receive_ring(pair) + 1
-}
-
-/// The earlier of two moments that may not be there.
-fn earlier(one: Option<Duration>, other: Option<Duration>) -> Option<Duration> {
-    [one, other].into_iter().flatten().min()
 }
 
 /// A number that is the same for all packets of a flow: of the addresses, and of the ports where

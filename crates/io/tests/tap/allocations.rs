@@ -7,7 +7,7 @@ use towpath_io::tap::Features;
 use towpath_packet::{Burst, Device};
 
 use crate::network::{End, ONE, isolated};
-use crate::support::{broadcast, broadcaster, memory, pattern};
+use crate::support::{broadcast, broadcaster, cx, memory, pattern};
 
 /// Counts the allocations of each thread.
 struct Counting;
@@ -47,13 +47,13 @@ fn the_data_path_does_not_allocate() {
         for _ in 0..20 {
             broadcast(&socket, &small);
             broadcast(&socket, &large);
-            tap.receive(&mut enough, &mut burst).expect("received");
-            tap.transmit(&mut burst).expect("sent");
-            tap.release_frames();
+            tap.receive(&mut burst, &mut cx(&mut enough)).expect("received");
+            tap.transmit(&mut burst, &mut cx(&mut enough)).expect("sent");
+            tap.rest();
             broadcast(&socket, &large);
-            tap.receive(&mut tight, &mut burst).expect("received");
-            tap.transmit(&mut burst).expect("sent");
-            tap.release_frames();
+            tap.receive(&mut burst, &mut cx(&mut tight)).expect("received");
+            tap.transmit(&mut burst, &mut cx(&mut tight)).expect("sent");
+            tap.rest();
         }
         assert_eq!(ALLOCATIONS.get() - before, 0);
         assert!(tap.counters().received.packets >= 40);

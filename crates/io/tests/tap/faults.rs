@@ -7,7 +7,7 @@ use towpath_packet::pool::SMALL_FRAME_BYTES;
 use towpath_packet::{Burst, Checksum, Device, Gso, GsoKind, Memory, Offload};
 
 use crate::network::{ONE, isolated};
-use crate::support::{memory, pattern, pieces, scripted};
+use crate::support::{cx, memory, pattern, pieces, scripted};
 
 /// Goal: packets that the kernel refuses are dropped and counted, and a feature of which several
 /// in a row are refused is taken back.
@@ -29,7 +29,7 @@ fn refused_super_packets_withdraw_their_feature() {
             packet.push_piece(memory.small.take().expect("free").freeze(1999)).expect("room");
             packet.set_offload(offload);
             burst.push(packet).expect("room");
-            tap.transmit(&mut burst).expect("the device is fine");
+            tap.transmit(&mut burst, &mut cx(&mut memory)).expect("the device is fine");
             assert!(burst.is_empty());
         }
         assert_eq!(tap.counters().transmit_refused, u64::from(REFUSALS_MAX));
@@ -54,7 +54,7 @@ fn drops_have_reasons() {
             packet.push_piece(memory.small.take().expect("free").freeze(bytes)).expect("room");
             burst.push(packet).expect("room");
         }
-        tap.transmit(&mut burst).expect("the device is fine");
+        tap.transmit(&mut burst, &mut cx(&mut memory)).expect("the device is fine");
         assert_eq!((tap.counters().transmit_refused, tap.counters().transmit_down), (2, 1));
         assert_eq!(tap.counters().transmit_dropped(), 3);
         assert_eq!(memory.packets.out_count(), 0);
@@ -76,7 +76,7 @@ fn odd_frames_are_dropped_with_reasons() {
         frame.extend(pattern(bytes));
         rustix::io::write(&peer, &frame).expect("room");
         let mut burst = Burst::new();
-        tap.receive(&mut memory, &mut burst).expect("received");
+        tap.receive(&mut burst, &mut cx(&mut memory)).expect("received");
         burst.pop().map(|packet| packet.len())
     };
     let plain = header(0, 0);
@@ -90,14 +90,14 @@ fn odd_frames_are_dropped_with_reasons() {
     assert_eq!(bad.map(|header| give(header, 100)), [None; 4]);
     rustix::io::write(&peer, &[0; 11]).expect("room");
     let mut burst = Burst::new();
-    tap.receive(&mut memory, &mut burst).expect("received");
+    tap.receive(&mut burst, &mut cx(&mut memory)).expect("received");
     assert!(burst.is_empty());
 
     let counters = *tap.counters();
     assert_eq!((counters.received.packets, counters.received.super_packets), (6, 1));
     assert_eq!((counters.receive_short, counters.receive_long), (3, 2));
     assert_eq!((counters.receive_bad_header, counters.receive_dropped()), (4, 9));
-    tap.release_frames();
+    tap.rest();
     let Memory { packets, small, large } = &memory;
     assert_eq!((packets.out_count(), small.out_count(), large.out_count()), (0, 0, 0));
 }
@@ -128,7 +128,7 @@ fn packets_are_written_whole_and_wait_when_full() {
         }
         burst.push(packet).expect("room");
         sent += 1;
-        tap.transmit(&mut burst).expect("the device is fine");
+        tap.transmit(&mut burst, &mut cx(&mut memory)).expect("the device is fine");
     }
     assert_eq!(burst.len(), 1);
     let mut buffer = vec![0; 50_000];
@@ -138,7 +138,7 @@ fn packets_are_written_whole_and_wait_when_full() {
         assert_eq!(buffer[..12], [0; 12]);
         assert_eq!(buffer[12..20], expected.to_be_bytes());
         assert!(buffer[20..bytes] == frame[8..]);
-        tap.transmit(&mut burst).expect("the device is fine");
+        tap.transmit(&mut burst, &mut cx(&mut memory)).expect("the device is fine");
     }
     assert_eq!(tap.counters().transmitted.packets, sent);
     assert_eq!((memory.packets.out_count(), memory.large.out_count()), (0, 0));
@@ -163,11 +163,11 @@ fn errors_are_told_apart() {
             return;
         }
         let (mut memory, mut burst) = (memory(8, 8, 8), Burst::new());
-        assert_eq!(tap.receive(&mut memory, &mut burst), Err(TapError::Gone));
+        assert_eq!(tap.receive(&mut burst, &mut cx(&mut memory)), Err(TapError::Gone));
         let mut packet = memory.packet().expect("free");
         packet.push_piece(memory.small.take().expect("free").freeze(60)).expect("room");
         burst.push(packet).expect("room");
-        assert_eq!(tap.transmit(&mut burst), Err(TapError::Gone));
+        assert_eq!(tap.transmit(&mut burst, &mut cx(&mut memory)), Err(TapError::Gone));
         assert_eq!(burst.len(), 1, "the packet is still the caller's");
     });
 }

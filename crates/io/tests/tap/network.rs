@@ -13,6 +13,8 @@ use towpath_io::reactor::{Events, Interest, Reactor};
 use towpath_io::tap::{Features, SelfTest, Tap, TapError};
 use towpath_packet::{Burst, Device, Memory, MemoryConfig, Piece};
 
+use crate::support::cx;
+
 const TICK: Option<Duration> = Some(Duration::from_millis(20));
 
 /// One end of a test network: a TAP device in a namespace, and addresses on both sides of it.
@@ -181,13 +183,13 @@ fn forward(mut taps: [Tap; 2], done: &[AtomicBool; 2]) -> Forwarded {
         reactor.wait(TICK, &mut events).expect("wait");
         for event in events.iter() {
             let from = event.token as usize;
-            taps[from].receive(&mut memory, &mut burst).expect("received");
+            taps[from].receive(&mut burst, &mut cx(&mut memory)).expect("received");
             for packet in burst.iter() {
                 if packet.len() > longest.iter().sum() {
                     longest = packet.pieces().map(Piece::len).collect();
                 }
             }
-            taps[1 - from].transmit(&mut burst).expect("sent");
+            taps[1 - from].transmit(&mut burst, &mut cx(&mut memory)).expect("sent");
             burst.clear();
         }
     }
@@ -201,7 +203,7 @@ impl Forwarded {
             assert_eq!(tap.counters().receive_dropped(), 0);
             assert_eq!(tap.counters().transmit_dropped(), 0);
             assert_eq!(tap.withdrawn(), Features::NONE);
-            tap.release_frames();
+            tap.rest();
         }
         let Memory { packets, small, large } = &self.memory;
         assert_eq!((packets.out_count(), small.out_count(), large.out_count()), (0, 0, 0));

@@ -10,11 +10,12 @@ use towpath_io::receive::ReceiveBuffer;
 use towpath_io::socket::{Datagram, Sent, UdpSocket};
 use towpath_io::tap::{FRAME_BYTES_MAX, Features};
 use towpath_packet::pool::{LARGE_FRAME_BYTES, SMALL_FRAME_BYTES};
-use towpath_packet::{Checksum, Device, Offload, Piece};
+use towpath_packet::{Burst, Checksum, Device, Input, Offload, Piece};
 
 use crate::network::{End, ONE, isolated, joined};
 use crate::support::{
-    PATIENCE, broadcast, broadcaster, memory, now, pattern, pieces, ready, receive_datagram, retry,
+    PATIENCE, broadcast, broadcaster, cx, memory, now, pattern, pieces, ready, receive_datagram,
+    retry,
 };
 
 /// Goal: TCP super-packets of 64 KiB cross two devices whole: large as the kernel makes them, in a
@@ -150,7 +151,7 @@ fn a_small_packet_takes_a_small_frame() {
         }
         // The read that found nothing keeps one small frame and four large ones for the next.
         assert_eq!((memory.small.out_count(), memory.large.out_count()), (1, 4));
-        tap.release_frames();
+        tap.rest();
         assert_eq!((memory.small.out_count(), memory.large.out_count()), (0, 0));
     });
 }
@@ -183,12 +184,14 @@ fn short_memory_drops_whole_packets() {
         assert_eq!(got, [Some(100), Some(fits), None, None, None, Some(101)]);
         assert_eq!(tap.counters().receive_no_memory, 3);
 
-        tap.release_frames();
+        tap.rest();
         let mut none = memory(8, 0, 0);
         broadcast(&socket, &pattern(500));
         let before = *tap.counters();
         assert!(receive_datagram(&mut tap, &mut none).is_none());
         assert_eq!(tap.counters().receive_paused, before.receive_paused + 1);
+        let told = tap.receive(&mut Burst::new(), &mut cx(&mut none));
+        assert_eq!(told, Ok(Input::NoMemory));
         assert_eq!(tap.counters().received.calls, before.received.calls);
         let mut enough = memory(8, 8, 8);
         let packet = receive_datagram(&mut tap, &mut enough).expect("it waited");

@@ -7,7 +7,9 @@ use towpath_io::tap::{Features, Tap};
 use towpath_packet::{Burst, Device, Memory, Offload, Packet};
 
 use crate::network::{ONE, isolated};
-use crate::support::{broadcast, broadcaster_at, memory, now, pattern, receive_datagram, retry};
+use crate::support::{
+    broadcast, broadcaster_at, cx, memory, now, pattern, receive_datagram, retry,
+};
 
 /// Longer than the kernel remembers which queue wrote last for a flow.
 const REST: Duration = Duration::from_millis(4500);
@@ -63,7 +65,7 @@ fn a_flow_has_one_queue() {
             let mut burst = Burst::new();
             assert!(burst.push(packet).is_ok());
             let answered = now();
-            taps[1 - queue].transmit(&mut burst).expect("sent");
+            taps[1 - queue].transmit(&mut burst, &mut cx(&mut memory)).expect("sent");
             assert!(burst.is_empty());
             broadcast(socket, &payload);
             let came = next(&mut taps, &mut memory).0;

@@ -9,7 +9,7 @@ use towpath_io::tap::Features;
 use towpath_packet::{Burst, Device};
 
 use crate::network::{End, ONE, isolated};
-use crate::support::{broadcast, broadcaster_at, memory, now, pattern, pieces};
+use crate::support::{broadcast, broadcaster_at, cx, memory, now, pattern, pieces};
 
 /// Figures, not a test: what one thread moves through a device, with payload of 60,000 bytes.
 #[test]
@@ -34,7 +34,7 @@ fn rates() {
             let size = NonZeroU16::new(1400);
             sending.send_to(Some(everybody), lent.iter(), size).expect("sent");
             let begin = now();
-            tap.receive(&mut memory, &mut burst).expect("received");
+            tap.receive(&mut burst, &mut cx(&mut memory)).expect("received");
             read += begin.elapsed();
             // Sent back to where it came from, with the addresses changed places.
             while let Some(mut packet) = burst.pop() {
@@ -50,12 +50,12 @@ fn rates() {
                 let mut one = Burst::new();
                 one.push(packet).expect("room");
                 let begin = now();
-                tap.transmit(&mut one).expect("sent");
+                tap.transmit(&mut one, &mut cx(&mut memory)).expect("sent");
                 write += begin.elapsed();
             }
             broadcast(&sender, &payload[..1000]);
             let begin = now();
-            tap.receive(&mut memory, &mut burst).expect("received");
+            tap.receive(&mut burst, &mut cx(&mut memory)).expect("received");
             plain += begin.elapsed();
             burst.clear();
         }

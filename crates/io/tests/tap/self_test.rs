@@ -6,7 +6,7 @@ use towpath_io::tap::{Features, Report, SelfTest, Tap, self_test, self_test_pati
 use towpath_packet::{Burst, Device};
 
 use crate::network::{End, ONE, isolated};
-use crate::support::memory;
+use crate::support::{cx, memory};
 
 /// Every limit so many times as long: what works is found to work on a busy machine too.
 const PATIENCE: u32 = 100;
@@ -178,7 +178,7 @@ fn self_test_leaves_nothing_behind() {
         }
         let mut memory = memory(64, 64, 16);
         let mut burst = Burst::new();
-        tap.receive(&mut memory, &mut burst).expect("received");
+        tap.receive(&mut burst, &mut cx(&mut memory)).expect("received");
         while let Some(mut packet) = burst.pop() {
             // The kernel's own multicast reports may come at any time.
             let headers = packet.peek_headers();

@@ -1,6 +1,7 @@
 //! Small things that the tests share.
 
 use std::net::SocketAddr;
+use std::sync::LazyLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use towpath_io::reactor::{Events, Interest, Reactor};
 use towpath_io::tap::{Features, Tap};
 use towpath_packet::pool::LARGE_FRAME_BYTES;
-use towpath_packet::{Burst, Device, Memory, MemoryConfig, Packet, Piece};
+use towpath_packet::{Burst, Context, Device, Ledger, Memory, MemoryConfig, Packet, Piece, time};
 
 /// Longest that a test waits for anything.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -17,6 +18,12 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) fn now() -> Instant {
     #[expect(clippy::disallowed_methods, reason = "tests bound how long they wait")]
     Instant::now()
+}
+
+/// TAP devices count nothing in a ledger and need no time.
+pub(crate) fn cx(memory: &mut Memory) -> Context<'_> {
+    static LEDGER: LazyLock<Ledger> = LazyLock::new(Ledger::new);
+    Context { memory, ledger: &LEDGER, now: time::Instant::START }
 }
 
 pub(crate) fn pattern(bytes: usize) -> Vec<u8> {
@@ -75,7 +82,7 @@ pub(crate) fn broadcaster_at(port: u16) -> std::net::UdpSocket {
 /// Receives until a UDP packet to port 4000 comes; other packets are dropped.
 pub(crate) fn receive_datagram(tap: &mut Tap, memory: &mut Memory) -> Option<Packet> {
     let mut burst = Burst::new();
-    tap.receive(memory, &mut burst).expect("received");
+    tap.receive(&mut burst, &mut cx(memory)).expect("received");
     let mut found = None;
     while let Some(mut packet) = burst.pop() {
         if packet.peek_headers().get(36..38) == Some(&4000u16.to_be_bytes()) {

@@ -54,7 +54,7 @@ use alloc::vec::Vec;
 use core::hash::Hasher;
 use core::net::IpAddr;
 use siphasher::sip::SipHasher13;
-use towpath_packet::{Burst, Caps, Ledger, Memory, Packet};
+use towpath_packet::{Burst, Caps, Memory, Packet};
 
 pub use accounts::{Frames, Usage};
 pub use icmp::{Echo, EchoReply, Report, Unreachable};
@@ -66,6 +66,7 @@ pub use raw::RawPacket;
 pub(crate) use raw::share;
 pub use routes::{ROUTES_MAX, Route, RouteError, RouteMetrics};
 pub use tcp::{ConnectError, TcpHandle};
+pub use towpath_packet::Context;
 pub use udp::{Datagram, UdpError, UdpSend};
 
 /// An address of ours and the length of its link's prefix.
@@ -124,16 +125,6 @@ pub struct Config {
     pub tcp: Settings,
     /// Bounds.
     pub limits: Limits,
-}
-
-/// What calls need beside the stack itself.
-pub struct Context<'a> {
-    /// Packets and frames.
-    pub memory: &'a mut Memory,
-    /// Where payload copies are counted.
-    pub ledger: &'a Ledger,
-    /// Now.
-    pub now: Instant,
 }
 
 /// The stack.

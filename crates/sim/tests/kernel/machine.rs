@@ -9,7 +9,7 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 use towpath_io::namespace::{Addresses, Interface};
 use towpath_io::reactor::{Events, Interest, Reactor};
 use towpath_io::tap::Tap;
-use towpath_packet::{Burst, Device, Memory, MemoryConfig};
+use towpath_packet::{Burst, Context, Device, Ledger, Memory, MemoryConfig, time};
 use towpath_sim::host::received;
 use towpath_sim::oracle;
 use towpath_sim::script::{
@@ -26,6 +26,7 @@ pub(super) struct Machine {
     start: Instant,
     tap: Tap,
     memory: Memory,
+    ledger: Ledger,
     reactor: Reactor,
     burst: Burst,
     sockets: Sockets,
@@ -69,15 +70,16 @@ impl Machine {
         let reactor = Reactor::new().expect("epoll");
         reactor.add(&tap, 0, Interest::READ, false).expect("a reader");
         let config = MemoryConfig { packets: 256, small_frames: 256, large_frames: 256 };
-        let memory = Memory::new(config);
-        let sockets = Sockets::default();
-        Self { start: clock(), tap, memory, reactor, burst: Burst::new(), sockets }
+        let (memory, ledger) = (Memory::new(config), Ledger::new());
+        let (burst, sockets) = (Burst::new(), Sockets::default());
+        Self { start: clock(), tap, memory, ledger, reactor, burst, sockets }
     }
 
     /// The next frame that is there.
     fn take(&mut self) -> Option<Vec<u8>> {
         if self.burst.is_empty() {
-            self.tap.receive(&mut self.memory, &mut self.burst).expect("frames");
+            let Self { tap, memory, ledger, burst, .. } = self;
+            tap.receive(burst, &mut cx(memory, ledger)).expect("frames");
         }
         self.burst.pop().map(|packet| oracle::flatten(&packet))
     }
@@ -137,7 +139,8 @@ impl Subject for Machine {
         let packet = received(frame, &mut self.memory).expect("enough memory");
         let mut burst = Burst::new();
         burst.push(packet).expect("it is empty");
-        self.tap.transmit(&mut burst).expect("a frame to the kernel");
+        let Self { tap, memory, ledger, .. } = self;
+        tap.transmit(&mut burst, &mut cx(memory, ledger)).expect("a frame to the kernel");
         assert!(burst.is_empty(), "the device takes a frame");
     }
 
@@ -149,6 +152,11 @@ impl Subject for Machine {
     fn info(&mut self, fd: Fd, field: &str) -> Option<i64> {
         self.sockets.info(fd, field)
     }
+}
+
+/// TAP devices need no time.
+fn cx<'a>(memory: &'a mut Memory, ledger: &'a Ledger) -> Context<'a> {
+    Context { memory, ledger, now: time::Instant::START }
 }
 
 fn clock() -> Instant {

@@ -9,12 +9,14 @@ use std::time::Duration;
 use towpath_io::vhost_user::driver::{DriverQueue, FrontEnd, GuestRam};
 use towpath_io::vhost_user::virtq::{Segment, feature};
 use towpath_io::vhost_user::{Offer, VhostUser};
-use towpath_net::switch::{Config, Context, Egress, PortConfig, PortId, Switch};
+use towpath_net::switch::{Config, Egress, PortConfig, PortId, Switch};
 use towpath_packet::{
-    Burst, Caps, Checksum, Device, Gso, GsoKind, Ledger, Loans, Memory, MemoryConfig, Offload,
-    Returns, Site, Tunnel, VirtioHeader,
+    Burst, Caps, Checksum, Context, Device, Gso, GsoKind, Ledger, Loans, Memory, MemoryConfig,
+    Offload, Returns, Site, Tunnel, VirtioHeader, time,
 };
 use towpath_sim::oracle;
+
+use crate::{cx, no_memory};
 
 const BASE: u64 = 0x1_0000;
 const REGION: u64 = 0x10_0000;
@@ -38,6 +40,8 @@ struct Guest {
     ram: GuestRam,
     receive: DriverQueue,
     device: VhostUser,
+    memory: Memory,
+    ledger: Arc<Ledger>,
     _front_end: FrontEnd,
 }
 
@@ -52,13 +56,13 @@ impl Guest {
         }
         receive.publish();
         let (near, far) = UnixStream::pair().expect("a pair of sockets");
-        let device = VhostUser::from_socket(near.into(), Offer::default(), ledger.clone());
-        let mut device = device.expect("a device");
+        let device = VhostUser::from_socket(near.into(), Offer::default());
+        let (mut device, mut memory) = (device.expect("a device"), no_memory());
         let is_attached = AtomicBool::new(false);
         let front_end = thread::scope(|scope| {
             scope.spawn(|| {
                 while !is_attached.load(Ordering::Acquire) {
-                    device.turn(Duration::ZERO).expect("the device is fine");
+                    device.turn(true, &mut cx(&mut memory, ledger)).expect("the device is fine");
                     thread::sleep(Duration::from_millis(1));
                 }
             });
@@ -66,7 +70,8 @@ impl Guest {
             is_attached.store(true, Ordering::Release);
             front_end.expect("attached")
         });
-        Self { ram, receive, device, _front_end: front_end }
+        let ledger = ledger.clone();
+        Self { ram, receive, device, memory, ledger, _front_end: front_end }
     }
 
     /// What it has received: headers and frames.
@@ -85,7 +90,8 @@ impl Guest {
 
 impl Egress for Guest {
     fn transmit(&mut self, _: PortId, burst: &mut Burst) {
-        self.device.transmit(burst).expect("the device is fine");
+        let cx = &mut cx(&mut self.memory, &self.ledger);
+        self.device.transmit(burst, cx).expect("the device is fine");
     }
 }
 
@@ -156,7 +162,7 @@ impl Case {
         packet.set_offload(offload);
         let mut burst = Burst::new();
         burst.push(packet).expect("room");
-        let now = towpath_net::time::Instant::from_micros(1);
+        let now = time::Instant::from_micros(1);
         let mut cx = Context { memory: &mut memory, ledger: &ledger, now };
         switch.forward(from, &mut burst, &mut cx, &mut guest);
 

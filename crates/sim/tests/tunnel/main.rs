@@ -20,8 +20,8 @@ use nix::sys::socket::{setsockopt, sockopt::UdpGsoSegment};
 use towpath_io::namespace::{Addresses, Interface};
 use towpath_io::reactor::{Events, Interest, Reactor};
 use towpath_io::tap::{Features, Tap};
-use towpath_net::switch::{Config, Context, Egress, PortConfig, PortId, Switch};
-use towpath_packet::{Burst, Device, GsoKind, Ledger, Memory, MemoryConfig};
+use towpath_net::switch::{Config, Egress, PortConfig, PortId, Switch};
+use towpath_packet::{Burst, Context, Device, GsoKind, Ledger, Memory, MemoryConfig, time};
 
 /// More than a run takes on a machine that is busy, so that one that hangs ends.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -209,12 +209,24 @@ struct Seen {
     cut: u64,
 }
 
-struct Devices {
+/// Memory of none: a device that transmits takes none.
+fn no_memory() -> Memory {
+    Memory::new(MemoryConfig { packets: 0, small_frames: 0, large_frames: 0 })
+}
+
+/// The time of a device for which nothing is due.
+fn cx<'a>(memory: &'a mut Memory, ledger: &'a Ledger) -> Context<'a> {
+    Context { memory, ledger, now: time::Instant::START }
+}
+
+struct Devices<'a> {
     taps: [Tap; 2],
+    memory: Memory,
+    ledger: &'a Ledger,
     whole: u64,
 }
 
-impl Egress for Devices {
+impl Egress for Devices<'_> {
     fn transmit(&mut self, port: PortId, burst: &mut Burst) {
         let in_tunnels = |burst: &Burst| {
             let gso = burst.iter().filter_map(|packet| packet.offload().gso);
@@ -223,7 +235,8 @@ impl Egress for Devices {
         if port.index() == 1 {
             self.whole += in_tunnels(burst);
         }
-        self.taps[port.index()].transmit(burst).expect("the device is fine");
+        let cx = &mut cx(&mut self.memory, self.ledger);
+        self.taps[port.index()].transmit(burst, cx).expect("the device is fine");
     }
 }
 
@@ -238,7 +251,7 @@ fn forward(taps: [Tap; 2], is_over: impl Fn() -> bool) -> Seen {
     for (token, tap) in (0..).zip(&taps) {
         reactor.add(tap, token, Interest::READ, false).expect("added");
     }
-    let mut devices = Devices { taps, whole: 0 };
+    let mut devices = Devices { taps, memory: no_memory(), ledger: &ledger, whole: 0 };
     let mut seen = Seen::default();
     let (mut events, mut burst) = (Events::new(), Burst::new());
     let begin = now();
@@ -246,7 +259,8 @@ fn forward(taps: [Tap; 2], is_over: impl Fn() -> bool) -> Seen {
         reactor.wait(Some(Duration::from_millis(20)), &mut events).expect("waited");
         for event in events.iter() {
             let from = event.token as usize;
-            devices.taps[from].receive(&mut memory, &mut burst).expect("received");
+            let tap = &mut devices.taps[from];
+            tap.receive(&mut burst, &mut cx(&mut memory, &ledger)).expect("received");
             let gso = burst.iter().filter_map(|packet| packet.offload().gso);
             for gso in gso.filter(|gso| from == 0 && gso.tunnel.is_some()) {
                 seen.kinds.insert(match gso.kind {
@@ -255,7 +269,7 @@ fn forward(taps: [Tap; 2], is_over: impl Fn() -> bool) -> Seen {
                     GsoKind::Udp => "UDP",
                 });
             }
-            let now = towpath_net::time::Instant::from_micros(begin.elapsed().as_micros() as u64);
+            let now = time::Instant::START + begin.elapsed();
             let mut cx = Context { memory: &mut memory, ledger: &ledger, now };
             switch.forward(ports[from], &mut burst, &mut cx, &mut devices);
         }

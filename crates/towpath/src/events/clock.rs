@@ -1,6 +1,6 @@
 //! The time of a queue: the system's, or one that jumps to whatever is waited for.
 
-use crate::host::clock::moment;
+use crate::driver::clock::moment;
 use std::time::{Duration, Instant};
 
 /// See the module's documentation.

@@ -6,7 +6,7 @@ use super::slots::Registration;
 use super::source::{Kind, exit_of, next_signal};
 use super::timers::UNSET;
 use super::{Accessed, Event, EventQueue, Interest, News, Readiness, Step, Token, Trigger};
-use crate::host::bell::{hold, let_ring};
+use crate::driver::bell::{hold, let_ring};
 use crate::host::operations::operation;
 use rustix::fd::AsFd;
 use rustix::io::Errno;

@@ -63,7 +63,10 @@ impl Config {
     }
 
     /// Refuses what no stack can be made with.
-    pub(super) fn check(&self) -> Result<(), StartError> {
+    ///
+    /// # Errors
+    /// [`StartError`] says which value is wrong.
+    pub fn check(&self) -> Result<(), StartError> {
         for &(address, len) in &self.addresses {
             let len_max = if address.is_ipv4() { 32 } else { 128 };
             if len > len_max {
@@ -82,7 +85,7 @@ impl Config {
     }
 
     /// What the stack is told. `secret` is one that nobody can know.
-    pub(super) fn stack(&self, secret: [u64; 2]) -> stack::Config {
+    pub fn stack(&self, secret: [u64; 2]) -> stack::Config {
         // Locally administered, and one host's alone (IEEE 802, bits 1 and 0 of the first byte).
         let [_, a, b, c, d, e, ..] = secret[0].to_ne_bytes();
         let address = |&(address, prefix_len): &(IpAddr, u8)| Address { address, prefix_len };
@@ -100,6 +103,7 @@ impl Config {
 
 /// Why there is no host.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum StartError {
     /// An address has more prefix bits than bits.
     PrefixLength {

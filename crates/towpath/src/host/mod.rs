@@ -60,15 +60,13 @@
 //! kept the [`Sending`]. The worker ends with the last [`Host`] and socket; what was not sent by
 //! then is lost, and all memory comes back. [`Host::finish`] waits for the network first.
 
-pub(crate) mod bell;
 mod choosing;
-pub(crate) mod clock;
 mod config;
 mod core;
 pub(crate) mod files;
 mod lending;
+mod link;
 pub(crate) mod operations;
-mod port;
 pub(crate) mod sockets;
 mod wait;
 mod worker;

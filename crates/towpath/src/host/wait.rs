@@ -1,6 +1,6 @@
 //! Waiting: whoever waits leaves a waker. A blocking call is a future that its thread polls.
 
-use super::clock;
+use crate::driver::clock;
 use std::cell::OnceCell;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};

@@ -1,33 +1,30 @@
-//! Hosts, and the threads that drive them.
+//! Hosts.
 
-use super::bell::Bell;
 use super::config::{Config, StartError};
+use crate::driver::{AnyDevice, Bell, DeviceError, Worker, boxed};
 use crate::host::choosing::calibration::{self, DATAGRAM_BREAK_EVEN};
 use crate::host::choosing::trials::Costs;
-use crate::host::core::{Core, Turn};
+use crate::host::core::{Core, State};
 use crate::host::files::file_cache::{FileCache, FileCacheStats};
 use crate::host::lending::budget::{Budget, Levels};
 use crate::host::lending::buffers::Buffer;
 use crate::host::lending::ticket::{Account, Recall};
-use crate::host::port::link;
-use crate::host::port::{Line, Port};
+use crate::host::link;
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, OnceLock, Weak};
+use std::task::Waker;
+use std::thread;
 use std::time::Duration;
-use towpath_io::reactor::{Events, Interest, Reactor};
+use towpath_io::random::secret;
 use towpath_io::tap::{Features, Tap};
-use towpath_io::thread::{Rest, spawn};
 use towpath_io::vhost_user::VhostUser;
 use towpath_net::counters::DropReason;
+use towpath_net::engine::Engine;
 use towpath_net::socket::{LentLimits, LentStats, SocketId, Sockets};
 use towpath_net::stack::Stack;
 use towpath_net::wire::MacAddr;
-use towpath_packet::{Ledger, Memory, MemoryConfig};
+use towpath_packet::{Device, Ledger, Memory, MemoryConfig};
 
-/// Names of files in the reactor.
-const DEVICE: u64 = 0;
-const ALARM: u64 = 1;
 /// How often [`Host::finish`] looks.
 const FINISH_INTERVAL: Duration = Duration::from_millis(2);
 
@@ -43,7 +40,7 @@ pub struct Host {
 pub(super) struct Owner {
     pub(super) core: Arc<Core>,
     pub(super) files: Arc<FileCache>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    _worker: Worker<State>,
     over_device: bool,
     /// Measured when the first socket wants to know.
     stream_costs: OnceLock<Arc<Costs>>,
@@ -56,7 +53,7 @@ impl Host {
         config.check()?;
         tap.set_offload(Features::ALL)?;
         tap.set_mtu(config.mtu);
-        Self::start(config, Line::Tap(Box::new(tap)), Arc::new(Bell::new()?))
+        Self::on_device(config, |_| tap)
     }
 
     /// A host on the TAP device `name`, which is made in this thread's network namespace, or
@@ -68,8 +65,20 @@ impl Host {
     /// A host at the other end of a virtual machine's network card: its front end finds the host at
     /// the device's socket, now or later, and again after each restart.
     pub fn on_vhost_user(config: &Config, device: VhostUser) -> Result<Self, StartError> {
+        Self::on_device(config, |_| device)
+    }
+
+    /// A host on a device of any kind, which `make` makes. A device without a
+    /// [file](Device::file) wakes the host's thread by the waker when packets have come, or when
+    /// there is room again for packets that it did not take.
+    pub fn on_device<D>(config: &Config, make: impl FnOnce(Waker) -> D) -> Result<Self, StartError>
+    where
+        D: Device<Error: Into<DeviceError>> + Send + 'static,
+    {
         config.check()?;
-        Self::start(config, Line::VhostUser(Box::new(device)), Arc::new(Bell::new()?))
+        let bell = Arc::new(Bell::new()?);
+        let device = boxed(make(bell.clone().into()));
+        Self::start(config, device, bell)
     }
 
     /// Two hosts with a link between them, which carries packets without copying their payload.
@@ -79,8 +88,8 @@ impl Host {
         let bells = [Arc::new(Bell::new()?), Arc::new(Bell::new()?)];
         let [end_a, end_b] = link::pair([a.mtu, b.mtu], bells.clone());
         let [bell_a, bell_b] = bells;
-        let a = Self::start(a, Line::Link(end_a), bell_a)?;
-        Ok((a, Self::start(b, Line::Link(end_b), bell_b)?))
+        let a = Self::start(a, boxed(end_a), bell_a)?;
+        Ok((a, Self::start(b, boxed(end_b), bell_b)?))
     }
 
     /// The same host for a user whose sockets together lend at most `bytes` at a time.
@@ -129,17 +138,17 @@ impl Host {
     /// What sends have lent now, for how long the oldest, and what came back early so far.
     pub fn lent_stats(&self) -> LentStats {
         let core = &self.owner.core;
-        core.lock().sockets.lent_stats(core.clock.now())
+        core.lock().engine.protocols.lent_stats(core.clock.now())
     }
 
     /// The link-layer address.
     pub fn mac(&self) -> MacAddr {
-        self.owner.core.lock().sockets.stack().mac()
+        self.owner.core.lock().engine.protocols.stack().mac()
     }
 
     /// Packets that the stack dropped so far, by reason; those that never happened are left out.
     pub fn drops(&self) -> Vec<(DropReason, u64)> {
-        self.owner.core.lock().sockets.stack().counters().drops().collect()
+        self.owner.core.lock().engine.protocols.stack().counters().drops().collect()
     }
 
     /// Packets, frames and loans that are in use: received and not read, or sent and not returned.
@@ -171,35 +180,26 @@ impl Host {
         self.owner.datagram_costs.get_or_init(make).clone()
     }
 
-    fn start(config: &Config, line: Line, bell: Arc<Bell>) -> Result<Self, StartError> {
-        let mut bytes = [0; 16];
-        rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-        let bits = u128::from_ne_bytes(bytes);
-        let secret = [bits as u64, (bits >> 64) as u64];
-        let port = Port::new(line);
-        let stack = Stack::new(config.stack(secret), port.caps());
+    fn start(config: &Config, device: AnyDevice, bell: Arc<Bell>) -> Result<Self, StartError> {
+        let secret = secret()?;
+        let stack = Stack::new(config.stack(secret), device.caps());
         let mut sockets = Sockets::new(stack, secret[0] ^ secret[1].rotate_left(32));
         sockets.set_return_waker(bell.clone().into());
         // The host has limits of its own, at which calls wait.
         sockets.set_lent_limits(LentLimits { notices: usize::MAX, pages: None });
         sockets.set_default_term(config.default_term);
-        let reactor = Reactor::new()?;
-        reactor.add(&*bell, ALARM, Interest::READ, false)?;
-        if let Some(fd) = port.fd() {
-            reactor.add(fd, DEVICE, Interest::READ, false)?;
-        }
-        let over_device = port.fd().is_some();
+        let over_device = device.file().is_some();
         let memory = Memory::new(MemoryConfig::within(config.memory));
         let frames = MemoryConfig::within(Core::frame_bytes(config.memory));
         let frames = Memory::new(MemoryConfig { packets: 0, ..frames });
         let limits = (config.lent_by_socket, config.lent_by_all);
-        let core = Arc::new(Core::new(sockets, (memory, frames), port, bell, limits));
-        let served = core.clone();
-        let thread = spawn(move || work(&served, reactor))?;
-        let thread = Mutex::new(Some(thread));
+        let engine = Engine::new(sockets, device, memory, Arc::default());
+        let core = Arc::new(Core::new(engine, frames, bell, limits));
+        let worker = Worker::start(core.driver.clone())?;
         let (stream_costs, datagram_costs) = Default::default();
         let files = Arc::new(FileCache::new(config.file_cache, core.ledger.clone()));
-        let owner = Owner { core, files, thread, over_device, stream_costs, datagram_costs };
+        let owner =
+            Owner { core, files, _worker: worker, over_device, stream_costs, datagram_costs };
         Ok(Self { owner: owner.into(), group: None })
     }
 }
@@ -210,55 +210,10 @@ impl fmt::Debug for Host {
     }
 }
 
-impl Drop for Owner {
-    fn drop(&mut self) {
-        self.core.end();
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // A waker that the worker woke may have been the last to use the host.
-        if let Some(thread) = thread.filter(|own| own.thread().id() != thread::current().id()) {
-            // A worker that panics ends the process, so there is an end to wait for.
-            let _ = thread.join();
-        }
-    }
-}
-
-/// What the worker does.
-fn work(core: &Core, mut reactor: Reactor) {
-    let mut events = Events::new();
-    let (mut watching, mut rest) = (true, Rest::new());
-    loop {
-        let (due, watched) = match core.turn() {
-            Turn::Busy => continue,
-            Turn::Idle { due, watched } => (due, watched),
-            Turn::End => return,
-        };
-        if watched != watching {
-            watching = watched;
-            core.watch(&reactor, watched);
-        }
-        // The arguments are right; a signal ends the wait without events, and none comes here.
-        if rest.wait(&mut reactor, due, &mut events).unwrap_or(false) {
-            core.give_back();
-        }
-        core.bell.is_up(events.iter().any(|event| event.token == ALARM));
-    }
-}
-
 impl Core {
-    /// Begins or ends to watch the device.
-    fn watch(&self, reactor: &Reactor, watched: bool) {
-        let state = self.lock();
-        let Some(fd) = state.port.fd() else { return };
-        // The device is in the set exactly if it is watched; a full set is not to be feared.
-        let _ = match watched {
-            true => reactor.add(fd, DEVICE, Interest::READ, false),
-            false => reactor.remove(fd),
-        };
-    }
-
     fn in_use(&self) -> usize {
         // The worker takes up what came back on other threads; whoever asks again sees it.
-        self.bell.ring();
+        self.driver.bell().ring();
         let (packets, loans) = self.lock().in_use();
         packets + loans + self.frames_out()
     }

@@ -12,7 +12,7 @@ use rustix::net::{
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::unix::net::UnixStream;
-use towpath_packet::{MemoryConfig, Packet};
+use towpath_packet::{Memory, MemoryConfig, Packet};
 
 mod foreign;
 mod polling;
@@ -25,6 +25,8 @@ const REGION: u64 = 0x2_0000;
 const SIZE: u16 = 16;
 /// Longer than what is copied at once.
 const FRAME: usize = 1000;
+/// The time of a test in which nothing else is due.
+const NOW: Instant = Instant::from_micros(1_000_000);
 
 const GET_FEATURES: u32 = 1;
 const SET_FEATURES: u32 = 2;
@@ -46,14 +48,22 @@ struct Bench {
     socket: UnixStream,
     device: VhostUser,
     memory: Memory,
+    ledger: Ledger,
     kicks: Vec<OwnedFd>,
+}
+
+/// A turn of a device that moves no packets.
+fn turn(device: &mut VhostUser, now: Instant) {
+    let mut memory = Memory::new(MemoryConfig { packets: 0, small_frames: 0, large_frames: 0 });
+    let cx = &mut Context { memory: &mut memory, ledger: &Ledger::new(), now };
+    device.turn(true, cx).unwrap();
 }
 
 fn device() -> (UnixStream, VhostUser) {
     let (socket, ours) = UnixStream::pair().unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-    let device = VhostUser::from_socket(ours.into(), Offer::default(), Arc::new(Ledger::new()));
-    (socket, device.unwrap())
+    let device = VhostUser::from_socket(ours.into(), Offer::default()).unwrap();
+    (socket, device)
 }
 
 impl Bench {
@@ -64,8 +74,9 @@ impl Bench {
         let transmit = DriverQueue::new(&ram, BASE + 0x4000, SIZE, features).unwrap();
         let (socket, device) = device();
         let config = MemoryConfig { packets: 64, small_frames: 64, large_frames: 16 };
-        let (memory, kicks) = (Memory::new(config), Vec::new());
-        let mut bench = Self { ram, receive, transmit, features, socket, device, memory, kicks };
+        let (memory, ledger, kicks) = (Memory::new(config), Ledger::new(), Vec::new());
+        let mut bench =
+            Self { ram, receive, transmit, features, socket, device, memory, ledger, kicks };
         bench.agree();
         bench
     }
@@ -125,14 +136,14 @@ impl Bench {
     /// Sends a request that has no reply.
     fn tell(&mut self, code: u32, payload: &[u8], files: &[BorrowedFd<'_>]) {
         send(&self.socket, code, 1, payload, files);
-        self.device.turn(Duration::from_secs(1)).unwrap();
+        self.turn(NOW);
     }
 
     /// Sends a request with an acknowledgement, and returns that.
     fn ask(&mut self, code: u32, payload: &[u8], files: &[BorrowedFd<'_>]) -> u64 {
         const NEED_REPLY: u32 = 8;
         send(&self.socket, code, 1 | NEED_REPLY, payload, files);
-        self.device.turn(Duration::from_secs(1)).unwrap();
+        self.turn(NOW);
         let (payload, _) = self.reply(code);
         u64::from_ne_bytes(payload.try_into().unwrap())
     }
@@ -164,9 +175,27 @@ impl Bench {
 
     fn receive(&mut self) -> Vec<Packet> {
         let mut burst = Burst::new();
-        self.device.turn(Duration::from_secs(1)).unwrap();
-        self.device.receive(&mut self.memory, &mut burst).unwrap();
+        self.turn(NOW);
+        self.receive_at(NOW, &mut burst);
         std::iter::from_fn(|| burst.pop()).collect()
+    }
+
+    /// Receives without a turn before it.
+    fn receive_at(&mut self, now: Instant, burst: &mut Burst) -> Input {
+        let Self { device, memory, ledger, .. } = self;
+        device.receive(burst, &mut Context { memory, ledger, now }).unwrap()
+    }
+
+    /// Has packets for the guest wait; how many are left of them.
+    fn transmit(&mut self, burst: &mut Burst) -> usize {
+        let Self { device, memory, ledger, .. } = self;
+        device.transmit(burst, &mut Context { memory, ledger, now: NOW }).unwrap();
+        burst.len()
+    }
+
+    fn turn(&mut self, now: Instant) {
+        let Self { device, memory, ledger, .. } = self;
+        device.turn(true, &mut Context { memory, ledger, now }).unwrap();
     }
 }
 
@@ -227,12 +256,12 @@ fn packets_go_both_ways() {
         bench.receive.publish();
         let mut burst = Burst::new();
         burst.push(packets.remove(0)).ok().unwrap();
-        bench.device.transmit(&mut burst).unwrap();
+        bench.transmit(&mut burst);
         assert_eq!(bench.receive.used(), Some((9, 12 + FRAME as u32)));
         let mut got = vec![0; FRAME];
         bench.ram.memory().read(buffer.address + 12, &mut got).unwrap();
         assert_eq!(got, frame(3));
-        bench.device.turn(Duration::from_secs(1)).unwrap();
+        bench.turn(NOW);
         assert_eq!(bench.transmit.used(), Some((3, 0)), "the loan is over");
     }
 }
@@ -258,7 +287,7 @@ fn short_frames_come_inline_where_that_was_asked_for() {
         bench.device.set_inline();
         for round in 2..4 {
             send(&bench.socket, GET_VRING_BASE, 1, &[1u32, 0].map(u32::to_ne_bytes).concat(), &[]);
-            bench.device.turn(Duration::from_secs(1)).unwrap();
+            bench.turn(NOW);
             let (state, _) = bench.reply(GET_VRING_BASE);
             let config = bench.transmit.config();
             bench.start_ring(1, &config, u32::from_ne_bytes(state[4..].try_into().unwrap()));
@@ -270,7 +299,7 @@ fn short_frames_come_inline_where_that_was_asked_for() {
             bench.receive.publish();
             let mut burst = Burst::new();
             burst.push(packet).ok().unwrap();
-            bench.device.transmit(&mut burst).unwrap();
+            bench.transmit(&mut burst);
             assert_eq!(bench.receive.used(), Some((9, 12 + 60)));
             let mut got = [0; 60];
             bench.ram.memory().read(buffer.address + 12, &mut got).unwrap();
@@ -289,7 +318,7 @@ fn stopping_takes_back_what_is_lent() {
         let packets = bench.receive();
         assert_eq!(packets.len(), 2);
         send(&bench.socket, GET_VRING_BASE, 1, &[1u32, 0].map(u32::to_ne_bytes).concat(), &[]);
-        bench.device.turn(Duration::from_secs(1)).unwrap();
+        bench.turn(NOW);
         let (state, _) = bench.reply(GET_VRING_BASE);
         let base = u32::from_ne_bytes(state[4..].try_into().unwrap());
         // A packed ring says both of its places, with their wrap counters.
@@ -356,14 +385,14 @@ fn the_end_of_a_connection_gives_everything_back() {
     bench.send(1);
     let packets = bench.receive();
     bench.socket.shutdown(std::net::Shutdown::Both).unwrap();
-    bench.device.turn(Duration::from_secs(1)).unwrap();
+    bench.turn(NOW);
     assert!(!bench.device.is_connected());
     assert_eq!(bench.end(), Some(SessionEnd::Channel(ChannelError::Closed)));
     assert_eq!(bench.transmit.used(), Some((1, 0)));
     assert_eq!(content(&packets[0]), frame(1));
     let mut burst = Burst::new();
     packets.into_iter().for_each(|packet| burst.push(packet).ok().unwrap());
-    bench.device.transmit(&mut burst).unwrap();
+    bench.transmit(&mut burst);
     assert_eq!((burst.len(), bench.device.counters().no_guest), (0, 1));
 }
 
@@ -374,7 +403,7 @@ fn what_was_in_flight_is_offered_to_the_next_device() {
         let mut bench = Bench::new(features);
         let payload = [[0; 16].to_vec(), [2, SIZE, 0, 0].map(u16::to_ne_bytes).concat()].concat();
         send(&bench.socket, GET_INFLIGHT_FD, 1, &payload, &[]);
-        bench.device.turn(Duration::from_secs(1)).unwrap();
+        bench.turn(NOW);
         let (area, file) = bench.reply(GET_INFLIGHT_FD);
         let file = file.expect("the area");
         assert_eq!(bench.ask(SET_INFLIGHT_FD, &area, &[file.as_fd()]), 0);
@@ -395,7 +424,7 @@ fn what_was_in_flight_is_offered_to_the_next_device() {
         assert_eq!(again.len(), 1);
         assert_eq!(content(&again[0]), frame(4));
         drop(again);
-        bench.device.turn(Duration::from_secs(1)).unwrap();
+        bench.turn(NOW);
         assert_eq!(bench.transmit.used(), Some((4, 0)));
         assert_eq!(bench.transmit.used(), None, "once");
     }
@@ -439,12 +468,13 @@ fn receiving_tells_when_it_is_due() {
     let mut bench = Bench::started(0);
     assert_eq!(bench.device.next_deadline(), None);
     bench.send(1);
-    assert_eq!(bench.device.turn(Duration::from_secs(1)).unwrap(), None);
+    bench.turn(NOW);
+    assert_eq!(bench.device.next_deadline(), None);
     let mut burst = Burst::new();
-    bench.device.receive(&mut bench.memory, &mut burst).unwrap();
+    bench.receive_at(NOW, &mut burst);
     let due = bench.device.next_deadline().unwrap();
-    assert_eq!(due, Duration::from_secs(1) + crate::vhost_user::virtq::transmit::LOAN_TERM);
-    bench.device.turn(due).unwrap();
+    assert_eq!(due, NOW + crate::vhost_user::virtq::transmit::LOAN_TERM);
+    bench.turn(due);
     assert_eq!(bench.device.next_deadline(), None);
     assert_eq!(bench.transmit.used(), Some((1, 0)));
     assert_eq!(content(&burst.pop().unwrap()), frame(1));
@@ -479,7 +509,7 @@ fn calls_do_not_block() {
     }
     bench.send(1);
     drop(bench.receive());
-    bench.device.turn(Duration::from_secs(1)).unwrap();
+    bench.turn(NOW);
     assert_eq!(bench.transmit.used(), Some((1, 0)), "given back, and called for");
     // A buffer that is nowhere breaks the ring.
     assert!(bench.transmit.add(&[Segment { address: 1 << 40, bytes: 64 }], &[], 2));
@@ -510,19 +540,18 @@ fn the_network_is_told_where_a_guest_went() {
 #[test]
 fn further_front_ends_are_turned_away() {
     let path = std::env::temp_dir().join(format!("towpath-device-{}", std::process::id()));
-    let ledger = Arc::new(Ledger::new());
-    let mut device = VhostUser::listen(&path, Offer::default(), ledger).unwrap();
+    let mut device = VhostUser::listen(&path, Offer::default()).unwrap();
     let first = UnixStream::connect(&path).unwrap();
-    device.turn(Duration::ZERO).unwrap();
+    turn(&mut device, Instant::START);
     assert!(device.is_connected());
     let second = UnixStream::connect(&path).unwrap();
-    device.turn(Duration::ZERO).unwrap();
+    turn(&mut device, Instant::START);
     assert_eq!(device.counters().turned_away, 1);
     assert_eq!(rustix::io::read(&second, &mut [0; 1]), Ok(0));
     // It goes and the next one comes in the same turn.
     drop(first);
     let third = UnixStream::connect(&path).unwrap();
-    device.turn(Duration::ZERO).unwrap();
+    turn(&mut device, Instant::START);
     assert_eq!(device.counters().sessions, 2);
     drop(third);
 }
@@ -534,8 +563,10 @@ fn what_finds_no_memory_waits() {
     let mut bench = Bench::started(0);
     bench.set_memory(0);
     bench.send(1);
-    assert!(bench.receive().is_empty());
-    assert!(bench.device.receive_paused() > 0);
+    bench.turn(NOW);
+    let mut burst = Burst::new();
+    assert_eq!(bench.receive_at(NOW, &mut burst), Input::NoMemory);
+    assert!(burst.is_empty());
     let mut events = Events::new();
     let mut reactor = Reactor::new().unwrap();
     reactor.add(&bench.device, 0, Interest::READ, false).unwrap();

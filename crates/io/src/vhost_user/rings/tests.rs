@@ -1,7 +1,7 @@
 //! Which packets stay together.
 
 use super::*;
-use towpath_packet::MemoryConfig;
+use towpath_packet::{Memory, MemoryConfig};
 
 /// The hash of a packet with these headers.
 fn hash(headers: &[u8]) -> u32 {

@@ -35,13 +35,13 @@ use rustix::fd::OwnedFd;
 use slots::{NONE, Slots};
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::Duration;
 use towpath_packet::burst::BURST_MAX;
 use towpath_packet::packet::{PEEK_BYTES, PIECES_MAX};
 use towpath_packet::pool::SMALL_FRAME_BYTES;
+use towpath_packet::time::{Duration, Instant};
 use towpath_packet::{
-    Burst, Checksum, GsoKind, Ledger, Loans, Memory, Offload, Packet, Recall, Returns, Site,
-    VirtioHeader,
+    Burst, Checksum, Context, GsoKind, Ledger, Loans, Memory, Offload, Packet, Recall, Returns,
+    Site, VirtioHeader,
 };
 
 /// Frames of up to so many bytes are copied: where a copy costs about as much as a loan.
@@ -101,6 +101,8 @@ pub struct TransmitQueue {
     returns: Arc<Returns>,
     lender: Arc<GuestLender>,
     slots: Slots,
+    /// When to ask again for what somebody was reading.
+    retry_at: Option<Instant>,
 }
 
 enum Taken {
@@ -130,6 +132,7 @@ impl TransmitQueue {
             lender: GuestLender::new(memory.clone(), returns.clone(), wake),
             returns,
             slots: Slots::new(size),
+            retry_at: None,
         })
     }
 
@@ -145,21 +148,15 @@ impl TransmitQueue {
     ///
     /// # Errors
     /// The ring is broken. What is in the burst is good, and loans go on.
-    pub fn receive(
-        &mut self,
-        now: Duration,
-        memory: &mut Memory,
-        burst: &mut Burst,
-        ledger: &Ledger,
-    ) -> Result<(), Broken> {
+    pub fn receive(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<(), Broken> {
         self.queue.disable_kicks();
         self.collect();
-        self.relieve(ledger);
-        let result = self.fill(now, memory, burst);
+        self.relieve(cx.ledger);
+        let result = self.fill(burst, cx);
         // Once for all: the ledger is shared with other threads.
         let copied = std::mem::take(&mut self.copied);
         if copied > 0 {
-            ledger.count(Site::GuestSmall, copied);
+            cx.ledger.count(Site::GuestSmall, copied);
         }
         result?;
         self.queue.publish();
@@ -168,25 +165,24 @@ impl TransmitQueue {
 
     /// Gives back the chains whose loans are over, and ends loans that are due. To be called once
     /// each turn, when the waker was woken, and at the moment that the last call returned.
-    pub fn turn(&mut self, now: Duration, ledger: &Ledger) -> Option<Duration> {
+    pub fn turn(&mut self, now: Instant, ledger: &Ledger) -> Option<Instant> {
         self.collect();
-        let mut deadline = None;
+        self.retry_at = None;
         let mut number = self.slots.oldest;
         while number != NONE {
             let slot = &self.slots.table[usize::from(number)];
             let (newer, due) = (slot.newer, slot.since.map_or(now, |since| since + LOAN_TERM));
             if due > now {
-                deadline = deadline.or(Some(due));
                 break;
             }
             if self.recall(number, ledger) >= Recall::Busy {
-                deadline = Some(now + BUSY_RETRY);
+                self.retry_at = Some(now + BUSY_RETRY);
             }
             number = newer;
         }
         self.collect();
         self.queue.publish();
-        deadline
+        self.next_deadline()
     }
 
     /// Takes what the guest sent and drops it: for a queue that is disabled.
@@ -210,10 +206,12 @@ impl TransmitQueue {
         self.queue.enable_kicks() || has_returned
     }
 
-    /// When the oldest loan is due to be recalled by [`TransmitQueue::turn`].
-    pub fn next_deadline(&self) -> Option<Duration> {
+    /// When the oldest loan is due to be recalled by [`TransmitQueue::turn`], for the first time or
+    /// again.
+    pub fn next_deadline(&self) -> Option<Instant> {
         let oldest = self.slots.table.get(usize::from(self.slots.oldest))?;
-        oldest.since.map(|since| since + LOAN_TERM)
+        let due = oldest.since.map(|since| since + LOAN_TERM)?;
+        Some(self.retry_at.map_or(due, |at| at.max(due)))
     }
 
     /// True if the driver has sent something, or loans have ended: for owners who poll.
@@ -261,12 +259,7 @@ impl TransmitQueue {
     }
 
     /// Takes chains until the burst is full, nothing is left or memory is short.
-    fn fill(
-        &mut self,
-        now: Duration,
-        memory: &mut Memory,
-        burst: &mut Burst,
-    ) -> Result<(), Broken> {
+    fn fill(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<(), Broken> {
         // Also when no chain is looked at, as there is no packet for it.
         self.queue.check()?;
         let mut spare = None;
@@ -274,7 +267,7 @@ impl TransmitQueue {
             if burst.is_full() {
                 break;
             }
-            let Some(mut packet) = spare.take().or_else(|| memory.packet()) else {
+            let Some(mut packet) = spare.take().or_else(|| cx.memory.packet()) else {
                 self.counters.paused += 1;
                 break;
             };
@@ -288,7 +281,7 @@ impl TransmitQueue {
                 break;
             }
             self.queue.prefetch(CHAINS_AHEAD);
-            match self.take(now, memory, &mut packet) {
+            match self.take(&mut packet, cx) {
                 Taken::Packet => burst.push(packet).expect("the burst has room"),
                 Taken::Dropped => spare = Some(packet),
                 Taken::NoMemory => {
@@ -332,7 +325,7 @@ impl TransmitQueue {
     }
 
     /// Checks the chain taken last and makes a packet of it.
-    fn take(&mut self, now: Duration, memory: &mut Memory, packet: &mut Packet) -> Taken {
+    fn take(&mut self, packet: &mut Packet, cx: &mut Context<'_>) -> Taken {
         let bytes = self.queue.chain().readable_bytes();
         let mut header = VirtioHeader::default();
         let whole = whole(&self.queue);
@@ -366,11 +359,11 @@ impl TransmitQueue {
                 None => _ = frame_of(&self.queue).read(frame),
             });
             self.note_copied(frame_bytes);
-        } else if is_short && whole.is_some_and(|whole| copy_whole(whole, memory, packet)) {
+        } else if is_short && whole.is_some_and(|whole| copy_whole(whole, cx.memory, packet)) {
             self.note_copied(frame_bytes);
-        } else if !is_short && self.may_lend() && self.lend(now, packet) {
+        } else if !is_short && self.may_lend() && self.lend(cx.now, packet) {
             self.counters.lent += 1;
-        } else if !self.copy(memory, packet, frame_bytes) {
+        } else if !self.copy(cx.memory, packet, frame_bytes) {
             return Taken::NoMemory;
         }
         packet.set_offload(offload);
@@ -392,7 +385,7 @@ impl TransmitQueue {
 
     /// Lends the frame of the chain taken last to `packet`; false, and nothing done, if that cannot
     /// be.
-    fn lend(&mut self, now: Duration, packet: &mut Packet) -> bool {
+    fn lend(&mut self, now: Instant, packet: &mut Packet) -> bool {
         let Some(number) = self.slots.free.pop() else { return false };
         let group = u32::from(number);
         self.returns.begin(group);

@@ -1,9 +1,9 @@
 //! What [`SendMode::Auto`](crate::host::SendMode::Auto) goes by: what copies and loans cost here,
 //! and how loans went.
 
+use crate::driver::clock::moment;
 use crate::host::choosing::auto::{Chooser, Outcome};
 use crate::host::choosing::trials::Gauge;
-use crate::host::clock::moment;
 use crate::host::core::Core;
 use crate::host::lending::budget::{Budget, Levels};
 use crate::host::lending::lend::{Parcel, Source};

@@ -8,12 +8,12 @@
 //! worker do it ([`SendQueue`]): the call then costs its thread about the same whatever it sends,
 //! and the worker takes up many calls at once.
 
-use crate::host::core::{Now, State};
+use crate::driver::SocketEngine;
+use crate::host::core::{State, send_over_link};
 use crate::host::lending::queue::{LOAN_BYTES_MAX, LentOp, Op, SendQueue};
 use crate::host::lending::stretch::{Fed, LOANS_MAX, lend};
-use crate::host::port::Port;
-use towpath_net::socket::{Error, LentCall, SendTo, SocketId, Sockets};
-use towpath_net::stack::Context;
+use towpath_net::socket::{Error, LentCall, SendTo, SocketId};
+use towpath_net::time::Instant;
 use towpath_packet::Loans;
 use towpath_packet::pool::LARGE_FRAME_BYTES;
 
@@ -25,12 +25,10 @@ impl State {
         id: SocketId,
         lent: &mut LentOp,
         send: &SendTo,
-        now: &Now<'_>,
+        now: Instant,
     ) -> Result<(), Error> {
-        let Self { sockets, memory, loans, port, .. } = self;
-        let loans = loans.get_or_insert_with(|| Loans::new(LOANS_MAX));
-        let mut cx = Context { memory, ledger: now.ledger, now: now.now };
-        send_lent((sockets, port, loans), id, lent, send, &mut cx)
+        let loans = self.loans.get_or_insert_with(|| Loans::new(LOANS_MAX));
+        send_lent((&mut self.engine, loans), id, lent, send, now)
     }
 
     /// Has the stack take what waits in the queue of a socket before what is sent now.
@@ -40,7 +38,7 @@ impl State {
     pub(in crate::host) fn drain_datagrams(
         &mut self,
         queue: &SendQueue,
-        now: &Now<'_>,
+        now: Instant,
     ) -> Result<(), Error> {
         if queue.room.used() == 0 {
             return Ok(());
@@ -54,9 +52,9 @@ impl State {
     }
 
     /// Closes a datagram socket, whose queued datagrams are sent first, now or when there is room.
-    pub(in crate::host) fn close_datagrams(&mut self, queue: &SendQueue, now: &Now<'_>) {
+    pub(in crate::host) fn close_datagrams(&mut self, queue: &SendQueue, now: Instant) {
         match self.drain_datagrams(queue, now) {
-            Ok(()) => self.close(queue.id, now.now),
+            Ok(()) => self.close(queue.id, now),
             Err(_) => self.entry(queue.id).pending.push_back(Op::Close),
         }
     }
@@ -64,13 +62,13 @@ impl State {
     /// Lets calls queue datagrams that are sent like one of `len` bytes that the stack has just
     /// taken, unless it waits for more.
     pub(in crate::host) fn open(&self, queue: &SendQueue, asked: &SendTo, len: usize) {
-        let Ok(options) = self.sockets.options(queue.id) else { return };
+        let Ok(options) = self.engine.protocols.options(queue.id) else { return };
         if asked.more || options.datagram.cork {
             return queue.shut();
         }
         // As of now: both may change before what is queued is sent.
-        let segment_size = self.sockets.segment_size(queue.id, asked).ok();
-        let to = asked.to.or(self.sockets.remote(queue.id).ok());
+        let segment_size = self.engine.protocols.segment_size(queue.id, asked).ok();
+        let to = asked.to.or(self.engine.protocols.remote(queue.id).ok());
         queue.open(asked, &SendTo { to, segment_size, ..*asked }, len);
     }
 }
@@ -78,17 +76,18 @@ impl State {
 /// Gives the stack what it takes of a buffer that was queued. What goes wrong, and an error of the
 /// network that waits and would stop it, is put into `late`: it is for the next call.
 pub(in crate::host) fn feed_datagrams(
-    (sockets, port, loans): (&mut Sockets, &mut Port, &mut Loans),
+    engine: &mut SocketEngine,
     queue: &SendQueue,
     (lent, late): (&mut LentOp, &mut Option<Error>),
-    cx: &mut Context<'_>,
+    loans: &mut Loans,
+    now: Instant,
 ) -> Fed {
     let (id, send) = (queue.id, queue.sent_as());
-    let send = SendTo { term: lent.due.map(|due| due.since(cx.now)), ..send };
-    if sockets.has_error(id) {
-        *late = sockets.take_error(id).unwrap_or(*late);
+    let send = SendTo { term: lent.due.map(|due| due.since(now)), ..send };
+    if engine.protocols.has_error(id) {
+        *late = engine.protocols.take_error(id).unwrap_or(*late);
     }
-    match send_lent((sockets, port, loans), id, lent, &send, cx) {
+    match send_lent((engine, loans), id, lent, &send, now) {
         Ok(()) => Fed::All,
         Err(Error::WouldBlock) => Fed::Full,
         Err(Error::NoBuffers) => Fed::Starved,
@@ -102,22 +101,23 @@ pub(in crate::host) fn feed_datagrams(
 /// Lends what is left of a buffer, in loans of a super-packet; a datagram that is not cut in loans
 /// of a frame's size, as who puts its fragments together counts all of its loan with each.
 fn send_lent(
-    (sockets, port, loans): (&mut Sockets, &mut Port, &mut Loans),
+    (engine, loans): (&mut SocketEngine, &mut Loans),
     id: SocketId,
     lent: &mut LentOp,
     send: &SendTo,
-    cx: &mut Context<'_>,
+    now: Instant,
 ) -> Result<(), Error> {
     let LentOp { source, ticket, call, done, .. } = lent;
-    let cuts = sockets.segment_size(id, send)? > 0;
+    let cuts = engine.protocols.segment_size(id, send)? > 0;
     let bytes_max = if cuts { LOAN_BYTES_MAX } else { LARGE_FRAME_BYTES };
     loop {
+        let (sockets, mut cx) = engine.parts(now);
         let (number, from) = (sockets.next_lent(id)?, *done);
         let lend = |at, most: usize, borrower| {
             lend(source, ticket, (from + at, most.min(bytes_max)), loans, borrower)
         };
         let left = source.len() - from;
-        let sent = sockets.send_lent_datagrams(id, call, left, send, lend, cx)?;
+        let sent = sockets.send_lent_datagrams(id, call, left, send, lend, &mut cx)?;
         if from == 0 {
             ticket.begun(number);
         }
@@ -127,9 +127,7 @@ fn send_lent(
             *call = LentCall::default();
             return Ok(());
         }
-        if port.is_link() {
-            port.send(sockets, cx);
-        }
+        send_over_link(engine, now);
     }
 }
 

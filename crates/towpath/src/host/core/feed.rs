@@ -2,16 +2,17 @@
 //! was queued, as far as the stack has room, loans and memory.
 
 use crate::host::core::datagrams::feed_datagrams;
-use crate::host::core::{Entry, Now, State};
+use crate::host::core::{Entry, State};
 use crate::host::lending::lend::Source;
 use crate::host::lending::queue::{DATAGRAMS_QUEUED_MAX, LOAN_BYTES_MAX, LentOp, Op, SendQueue};
 use crate::host::lending::stretch::{Fed, LOANS_MAX, lend};
 use crate::host::lending::ticket::Share;
-use crate::host::port::MEMORY_PAUSE;
 use std::sync::Arc;
 use std::task::Waker;
+use towpath_net::engine::MEMORY_PAUSE;
 use towpath_net::socket::{Borrower, Error, SendFlags, SocketId, Sockets};
 use towpath_net::stack::Context;
+use towpath_net::time::Instant;
 use towpath_packet::{Loans, Piece};
 
 /// Bytes that the stack is given beyond the room it has when a socket is closed: well below what
@@ -29,7 +30,7 @@ pub(in crate::host) enum Crowded {
 
 impl State {
     /// Takes up a queue of which the worker was told.
-    pub(in crate::host) fn take_submitted(&mut self, queue: &SendQueue, now: &Now<'_>) {
+    pub(in crate::host) fn take_submitted(&mut self, queue: &SendQueue, now: Instant) {
         if self.take_queued(queue) {
             self.feed(queue.id, now);
         }
@@ -48,8 +49,8 @@ impl State {
     /// so that it closes as the stack closes connections without an owner. Not more than the
     /// numbers of the stream allow: then it goes on when there is room. `None` if it is not
     /// the time for that.
-    fn flush(&mut self, id: SocketId, now: &Now<'_>) -> Option<Fed> {
-        let Self { sockets, memory, loans, table, .. } = self;
+    fn flush(&mut self, id: SocketId, now: Instant) -> Option<Fed> {
+        let Self { engine, loans, table, .. } = self;
         let entry = table.get_mut(&id)?;
         let queue = entry.queue.as_ref()?;
         if matches!(entry.pending.front(), Some(Op::Datagrams(_))) {
@@ -59,7 +60,7 @@ impl State {
         if left > FLUSHED_MAX || !matches!(entry.pending.back(), Some(Op::Close)) {
             return None;
         }
-        let mut cx = Context { memory, ledger: now.ledger, now: now.now };
+        let (sockets, mut cx) = engine.parts(now);
         while let Some(op) = entry.pending.pop_front() {
             match op {
                 Op::Copied(piece) => {
@@ -78,7 +79,7 @@ impl State {
                 // Of a stream there are none.
                 Op::ShutDown | Op::Datagrams(_) => {}
                 Op::Close => {
-                    let _ = sockets.close(id, now.now);
+                    let _ = sockets.close(id, now);
                 }
             }
         }
@@ -93,12 +94,12 @@ impl State {
         &mut self,
         received: Result<T, Error>,
         (crowded, waker): (Crowded, &Waker),
-        now: &Now<'_>,
+        now: Instant,
     ) -> Result<T, Error> {
         match received {
             Err(Error::NoBuffers) if crowded == Crowded::Waits => {
                 self.crowded.add(waker);
-                self.retry_at.get_or_insert(now.now + MEMORY_PAUSE);
+                self.retry_at.get_or_insert(now + MEMORY_PAUSE);
                 Err(Error::WouldBlock)
             }
             received => received,
@@ -106,8 +107,8 @@ impl State {
     }
 
     /// Goes on with sockets that waited for a free loan or for memory.
-    pub(in crate::host) fn retry(&mut self, now: &Now<'_>) {
-        if self.retry_at.take_if(|at| *at <= now.now).is_some() {
+    pub(in crate::host) fn retry(&mut self, now: Instant) {
+        if self.retry_at.take_if(|at| *at <= now).is_some() {
             self.crowded.take_into(&mut self.wakers);
             for id in std::mem::take(&mut self.starved) {
                 self.feed(id, now);
@@ -116,27 +117,26 @@ impl State {
     }
 
     /// Gives the stack what waits in a send queue, as far as there is room. True if it took some.
-    pub(in crate::host) fn feed(&mut self, id: SocketId, now: &Now<'_>) -> bool {
-        let Self { sockets, memory, loans, table, port, .. } = self;
+    pub(in crate::host) fn feed(&mut self, id: SocketId, now: Instant) -> bool {
+        let Self { engine, loans, table, .. } = self;
         let Some(entry) = table.get_mut(&id) else { return false };
         let Some(queue) = &entry.queue else { return false };
-        let mut cx = Context { memory, ledger: now.ledger, now: now.now };
         let mut some = false;
         while let Some(op) = entry.pending.pop_front() {
             let (fed, left) = match op {
-                Op::Copied(piece) => feed_copied(sockets, queue, piece, &mut cx),
+                Op::Copied(piece) => {
+                    let (sockets, mut cx) = engine.parts(now);
+                    feed_copied(sockets, queue, piece, &mut cx)
+                }
                 Op::Lent(lent) => {
                     let loans = loans.get_or_insert_with(|| Loans::new(LOANS_MAX));
+                    let (sockets, mut cx) = engine.parts(now);
                     feed_lent(sockets, id, lent, loans, &mut cx)
                 }
                 Op::Datagrams(mut lent) => {
                     let loans = loans.get_or_insert_with(|| Loans::new(LOANS_MAX));
-                    match feed_datagrams(
-                        (sockets, port, loans),
-                        queue,
-                        (&mut lent, &mut entry.late),
-                        &mut cx,
-                    ) {
+                    let lent_and_late = (&mut lent, &mut entry.late);
+                    match feed_datagrams(engine, queue, lent_and_late, loans, now) {
                         Fed::All => {
                             entry.freed += lent.room;
                             (Fed::All, None)
@@ -147,11 +147,11 @@ impl State {
                 Op::ShutDown => {
                     let how = towpath_net::socket::Shutdown::Write;
                     // It is over already, if not this way.
-                    let _ = sockets.shutdown(id, how, now.now);
+                    let _ = engine.protocols.shutdown(id, how, now);
                     (Fed::All, None)
                 }
                 Op::Close => {
-                    let _ = sockets.close(id, now.now);
+                    let _ = engine.protocols.close(id, now);
                     table.remove(&id);
                     return true;
                 }
@@ -166,7 +166,7 @@ impl State {
                         if !self.starved.contains(&id) {
                             self.starved.push(id);
                         }
-                        self.retry_at.get_or_insert(now.now + MEMORY_PAUSE);
+                        self.retry_at.get_or_insert(now + MEMORY_PAUSE);
                     }
                     break;
                 }
@@ -182,7 +182,7 @@ impl State {
         if let Some(entry) = self.table.get_mut(&id) {
             entry.give_room(&mut self.wakers);
             if let Some(error) = entry.late.take_if(|_| entry.pending.is_empty()) {
-                self.sockets.keep_error(id, error);
+                self.engine.protocols.keep_error(id, error);
             }
         }
         some

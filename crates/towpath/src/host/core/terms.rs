@@ -6,12 +6,12 @@
 //! takes the buffer's place in the budgets, whether there is room or not, so that a program whose
 //! peer does not read gets its memory back, and has to wait before it lends more.
 
-use crate::host::core::{Core, Now, State};
+use crate::host::core::{Core, State};
 use crate::host::lending::lend::Copied;
 use crate::host::lending::queue::{Copying, LentOp, Op};
 use crate::host::lending::ticket::{Recall, Ticket};
-use crate::host::port::MEMORY_PAUSE;
 use std::sync::Arc;
+use towpath_net::engine::MEMORY_PAUSE;
 use towpath_net::socket::SocketId;
 use towpath_net::time::{Instant, earliest};
 use towpath_packet::{Ledger, Site};
@@ -21,7 +21,7 @@ const COPIED_PER_TURN: usize = 4 << 20;
 
 impl Recall for Core {
     fn recall(&self, id: SocketId, ticket: &Ticket) {
-        self.call(|state, now| state.recall(id, ticket, now.now));
+        self.call(|state, now| state.recall(id, ticket, now));
     }
 }
 
@@ -29,7 +29,7 @@ impl State {
     /// Has the worker give the memory of one send back.
     fn recall(&mut self, id: SocketId, ticket: &Ticket, now: Instant) {
         if let Some(number) = ticket.number() {
-            self.sockets.end_terms(id, (number, number), now);
+            self.engine.protocols.end_terms(id, (number, number), now);
         }
         let Some(entry) = self.table.get_mut(&id) else { return };
         if let Some(queue) = &entry.queue {
@@ -46,18 +46,18 @@ impl State {
     }
 
     /// Copies what waits although its term is over.
-    pub(in crate::host) fn run_terms(&mut self, now: &Now<'_>) {
-        if self.terms_at.is_none_or(|at| at > now.now) {
+    pub(in crate::host) fn run_terms(&mut self, now: Instant) {
+        if self.terms_at.is_none_or(|at| at > now) {
             return;
         }
         self.terms_at = None;
         let mut budget = COPIED_PER_TURN;
         let pending = self.table.values_mut().flat_map(|entry| &mut entry.pending);
         for lent in pending.filter_map(Op::lent_mut) {
-            if lent.due.is_some_and(|due| due <= now.now) && budget > 0 {
-                match lent.copy_some(budget, now.ledger) {
+            if lent.due.is_some_and(|due| due <= now) && budget > 0 {
+                match lent.copy_some(budget, &self.engine.ledger) {
                     Some(copied) => budget -= copied,
-                    None => lent.due = Some(now.now + MEMORY_PAUSE),
+                    None => lent.due = Some(now + MEMORY_PAUSE),
                 }
             }
             self.terms_at = earliest([self.terms_at, lent.due]);

@@ -4,14 +4,14 @@
 //! which they are filled; the program takes one that is filled without the lock of the host. A
 //! buffer is with the entry of its socket until it is filled or withdrawn, then with its [`Slot`].
 
+use crate::host::core::State;
 use crate::host::core::line::{Filled, Line, Slot, Waiting};
-use crate::host::core::{Now, State};
 use crate::host::sockets::stream::TcpStream;
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::task::Context;
 use towpath_net::socket::{ReceiveFlags, SocketId};
-use towpath_net::stack;
+use towpath_net::time::Instant;
 
 /// What came of a receive, and its buffer.
 pub(crate) type Received = (io::Result<usize>, Vec<u8>);
@@ -45,7 +45,7 @@ impl Posted {
             let is_first = state.entry(id).posted.is_empty();
             if is_first {
                 let mut failure = state.entry(id).posted.failure.take();
-                let received = state.with(now, |sockets, _, cx| {
+                let received = state.engine.with(now, |sockets, cx| {
                     let flags = ReceiveFlags::default();
                     waiting.fill(&mut failure, |into| sockets.receive(id, into, flags, cx))
                 });
@@ -105,9 +105,9 @@ impl Drop for Posted {
 
 impl State {
     /// Places what has come for sockets in the buffers that wait for it.
-    pub(in crate::host) fn place(&mut self, now: &Now<'_>) {
-        let Self { sockets, memory, table, wakers, to_place, .. } = self;
-        let mut cx = stack::Context { memory, ledger: now.ledger, now: now.now };
+    pub(in crate::host) fn place(&mut self, now: Instant) {
+        let Self { engine, table, wakers, to_place, .. } = self;
+        let (sockets, mut cx) = engine.parts(now);
         for id in to_place.drain(..) {
             let Some(entry) = table.get_mut(&id) else { continue };
             let Line { buffers, failure, .. } = &mut entry.posted;

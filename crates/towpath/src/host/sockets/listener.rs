@@ -34,16 +34,17 @@ impl TcpListener {
     pub fn bind(host: &Host, address: SocketAddr) -> io::Result<Self> {
         let core = &host.owner.core;
         let id = core.call(|state, now| {
-            let id = state.sockets.stream(family(address))?;
+            let id = state.engine.protocols.stream(family(address))?;
             let reuse = |options: &mut towpath_net::socket::Options| options.reuse_address = true;
             let listens = state
-                .sockets
-                .set_options(id, now.now, reuse)
-                .and_then(|()| state.sockets.bind(id, address))
-                .and_then(|()| state.sockets.listen(id, BACKLOG, now.now));
+                .engine
+                .protocols
+                .set_options(id, now, reuse)
+                .and_then(|()| state.engine.protocols.bind(id, address))
+                .and_then(|()| state.engine.protocols.listen(id, BACKLOG, now));
             match listens {
                 Ok(()) => state.add(id, None),
-                Err(_) => state.close(id, now.now),
+                Err(_) => state.close(id, now),
             }
             listens.map(|()| id)
         });
@@ -66,7 +67,7 @@ impl TcpListener {
     pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(TcpStream, SocketAddr)>> {
         let Inner { host, id, .. } = &*self.inner;
         let accepted =
-            host.owner.core.call(|state, now| match state.sockets.accept(*id, now.now) {
+            host.owner.core.call(|state, now| match state.engine.protocols.accept(*id, now) {
                 Err(Error::WouldBlock) => {
                     state.entry(*id).readers.add(cx.waker());
                     Poll::Pending
@@ -87,7 +88,7 @@ impl TcpListener {
         let Inner { host, id, .. } = &*self.inner;
         let mut state = host.owner.core.lock();
         state.entry(*id).readers.add(waker);
-        readiness(state.sockets.readiness(*id))
+        readiness(state.engine.protocols.readiness(*id))
     }
 
     /// The connections one after the other.
@@ -97,7 +98,7 @@ impl TcpListener {
 
     /// Where it listens.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.inner.host.owner.core.lock().sockets.local(self.inner.id).map_err(io_error)
+        self.inner.host.owner.core.lock().engine.protocols.local(self.inner.id).map_err(io_error)
     }
 
     /// Whether small segments of connections that are accepted from now on wait for ACKs.
@@ -105,7 +106,8 @@ impl TcpListener {
         let Inner { host, id, .. } = &*self.inner;
         let change = |options: &mut towpath_net::socket::Options| options.nodelay = nodelay;
         let core = &host.owner.core;
-        core.call(|state, now| state.sockets.set_options(*id, now.now, change)).map_err(io_error)
+        core.call(|state, now| state.engine.protocols.set_options(*id, now, change))
+            .map_err(io_error)
     }
 
     /// Whether calls fail instead of waiting.
@@ -122,7 +124,7 @@ impl TcpListener {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.host.owner.core.call(|state, now| state.close(self.id, now.now));
+        self.host.owner.core.call(|state, now| state.close(self.id, now));
     }
 }
 

@@ -5,7 +5,7 @@ mod lent;
 use crate::host::choosing::auto::Choice;
 use crate::host::choosing::calibration::Watch;
 use crate::host::choosing::mode::{Mode, SendMode};
-use crate::host::core::{Now, State};
+use crate::host::core::State;
 use crate::host::lending::budget::Budget;
 use crate::host::lending::gather::Gather;
 use crate::host::lending::lend::sealed::Mark;
@@ -25,6 +25,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use towpath_net::socket::{self, Error, Options, ReceiveFlags, SocketId};
 use towpath_net::tcp::Info;
+use towpath_net::time::Instant;
 
 /// Bytes that one call of `write` copies at most.
 const WRITE_MAX: usize = 64 << 10;
@@ -118,15 +119,15 @@ impl TcpStream {
     /// Begins to connect.
     pub(in crate::host) fn begin(host: &Host, remote: SocketAddr) -> io::Result<Self> {
         let begun = host.owner.core.call(|state, now| {
-            let id = state.sockets.stream(family(remote))?;
-            match state.sockets.connect(id, remote, now.now) {
+            let id = state.engine.protocols.stream(family(remote))?;
+            match state.engine.protocols.connect(id, remote, now) {
                 Ok(()) | Err(Error::InProgress) => {
                     let queue = Self::queue(host, id);
                     state.add(id, Some(queue.clone()));
                     Ok(queue)
                 }
                 Err(error) => {
-                    state.close(id, now.now);
+                    state.close(id, now);
                     Err(error)
                 }
             }
@@ -141,7 +142,7 @@ impl TcpStream {
     ) -> Poll<io::Result<()>> {
         let id = self.id();
         self.inner.host.owner.core.call(|state, now| {
-            match state.sockets.connect(id, remote, now.now) {
+            match state.engine.protocols.connect(id, remote, now) {
                 Err(Error::Already | Error::InProgress) => {
                     state.entry(id).writers.add(cx.waker());
                     Poll::Pending
@@ -375,14 +376,16 @@ impl TcpStream {
     /// Copies received bytes into `into`; returns how many. Zero means that no more will come.
     pub fn poll_read(&self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
         self.poll_receive(cx, |state, id, now| {
-            state.with(now, |sockets, _, cx| sockets.receive(id, into, ReceiveFlags::default(), cx))
+            state
+                .engine
+                .with(now, |sockets, cx| sockets.receive(id, into, ReceiveFlags::default(), cx))
         })
     }
 
     fn poll_receive(
         &self,
         cx: &Context<'_>,
-        receive: impl FnOnce(&mut State, SocketId, &Now<'_>) -> Result<usize, Error>,
+        receive: impl FnOnce(&mut State, SocketId, Instant) -> Result<usize, Error>,
     ) -> Poll<io::Result<usize>> {
         let id = self.id();
         let received = self.inner.host.owner.core.call(|state, now| {
@@ -411,7 +414,7 @@ impl TcpStream {
     /// Uses the host's stack.
     pub(in crate::host) fn with_core<R>(
         &self,
-        act: impl FnOnce(SocketId, &mut State, &mut Now<'_>) -> R,
+        act: impl FnOnce(SocketId, &mut State, Instant) -> R,
     ) -> R {
         let id = self.id();
         self.inner.host.owner.core.call(|state, now| act(id, state, now))
@@ -427,7 +430,7 @@ impl TcpStream {
     pub fn poll_peek(&self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
         let flags = ReceiveFlags { peek: true, ..ReceiveFlags::default() };
         self.poll_receive(cx, |state, id, now| {
-            state.with(now, |sockets, _, cx| sockets.receive(id, into, flags, cx))
+            state.engine.with(now, |sockets, cx| sockets.receive(id, into, flags, cx))
         })
     }
 
@@ -437,7 +440,8 @@ impl TcpStream {
         let core = &self.inner.host.owner.core;
         if how != Shutdown::Write {
             let read = socket::Shutdown::Read;
-            core.call(|state, now| state.sockets.shutdown(id, read, now.now)).map_err(io_error)?;
+            core.call(|state, now| state.engine.protocols.shutdown(id, read, now))
+                .map_err(io_error)?;
         }
         if how != Shutdown::Read {
             // A direction that has ended ends no more.
@@ -448,38 +452,48 @@ impl TcpStream {
 
     /// Our address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.inner.host.owner.core.lock().sockets.local(self.id()).map_err(io_error)
+        self.inner.host.owner.core.lock().engine.protocols.local(self.id()).map_err(io_error)
     }
 
     /// The peer's address.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        self.inner.host.owner.core.lock().sockets.remote(self.id()).map_err(io_error)
+        self.inner.host.owner.core.lock().engine.protocols.remote(self.id()).map_err(io_error)
     }
 
     /// What Linux tells as `TCP_INFO`; `None` without a connection.
     pub fn info(&self) -> Option<Info> {
         let core = &self.inner.host.owner.core;
         let state = core.lock();
-        state.sockets.tcp(self.id()).map(|connection| connection.info(core.clock.now()))
+        state.engine.protocols.tcp(self.id()).map(|connection| connection.info(core.clock.now()))
     }
 
     /// The pending error.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
-        let error = self.inner.host.owner.core.lock().sockets.take_error(self.id());
+        let error = self.inner.host.owner.core.lock().engine.protocols.take_error(self.id());
         let error = error.map_err(io_error)?.or_else(|| self.inner.queue.untold_failure());
         Ok(error.map(io_error))
     }
 
     /// Options, as they are.
     pub fn options(&self) -> io::Result<Options> {
-        self.inner.host.owner.core.lock().sockets.options(self.id()).copied().map_err(io_error)
+        self.inner
+            .host
+            .owner
+            .core
+            .lock()
+            .engine
+            .protocols
+            .options(self.id())
+            .copied()
+            .map_err(io_error)
     }
 
     /// Changes options.
     pub fn set_options(&self, change: impl FnOnce(&mut Options)) -> io::Result<()> {
         let id = self.id();
         let core = &self.inner.host.owner.core;
-        core.call(|state, now| state.sockets.set_options(id, now.now, change)).map_err(io_error)
+        core.call(|state, now| state.engine.protocols.set_options(id, now, change))
+            .map_err(io_error)
     }
 
     /// Whether small segments wait for ACKs.

@@ -4,8 +4,8 @@ mod going;
 
 use crate::host::choosing::auto::Choice;
 use crate::host::choosing::mode::{Mode, SendMode};
+use crate::host::core::State;
 use crate::host::core::feed::Crowded;
-use crate::host::core::{Now, State};
 use crate::host::lending::budget::Budget;
 use crate::host::lending::lend::{Lend, stretches};
 use crate::host::lending::queue::{DATAGRAMS_QUEUED_MAX, LENT_OVERHEAD, SendQueue, work_of};
@@ -68,9 +68,11 @@ impl UdpSocket {
         make: impl FnOnce(&mut Sockets) -> Result<SocketId, Error>,
     ) -> io::Result<Self> {
         let queue = host.owner.core.call(|state, now| {
-            let id = make(&mut state.sockets)?;
-            if let Some(Err(error)) = address.map(|address| state.sockets.bind(id, address)) {
-                state.close(id, now.now);
+            let id = make(&mut state.engine.protocols)?;
+            if let Some(Err(error)) =
+                address.map(|address| state.engine.protocols.bind(id, address))
+            {
+                state.close(id, now);
                 return Err(error);
             }
             let queue = Arc::new(SendQueue::for_datagrams(id, host.account(id, Budget::new)));
@@ -92,13 +94,13 @@ impl UdpSocket {
             queue.shut();
             // As far as there is room: what waits goes by the options of its call.
             let _ = state.drain_datagrams(queue, now);
-            act(&mut state.sockets, *id, now.now)
+            act(&mut state.engine.protocols, *id, now)
         })
     }
 
     /// Looks at the socket.
     pub(in crate::host) fn with_state<T>(&self, look: impl FnOnce(&Sockets, SocketId) -> T) -> T {
-        look(&self.inner.host.owner.core.lock().sockets, self.inner.id)
+        look(&self.inner.host.owner.core.lock().engine.protocols, self.inner.id)
     }
 
     pub(in crate::host) fn host(&self) -> &Host {
@@ -108,9 +110,9 @@ impl UdpSocket {
     /// Names the one peer.
     pub fn connect(&self, remote: SocketAddr) -> io::Result<()> {
         let Inner { id, queue, host, .. } = &*self.inner;
-        let connect = |state: &mut State, now: &mut Now<'_>| {
+        let connect = |state: &mut State, now: Instant| {
             queue.shut();
-            state.sockets.connect(*id, remote, now.now)
+            state.engine.protocols.connect(*id, remote, now)
         };
         host.owner.core.call(connect).map_err(io_error)
     }
@@ -154,14 +156,14 @@ impl UdpSocket {
     ) -> Poll<io::Result<usize>> {
         let Inner { id, queue, host, .. } = &*self.inner;
         let sent = host.owner.core.call_to_send(|state, now| {
-            if continues && state.sockets.has_error(*id) {
+            if continues && state.engine.protocols.has_error(*id) {
                 return Ok(0);
             }
-            let most = state.sockets.datagrams_max(*id, send)?;
+            let most = state.engine.protocols.datagrams_max(*id, send)?;
             let sent = state.drain_datagrams(queue, now).and_then(|()| {
                 let buffers = buffers(most);
                 let buffers = buffers.as_ref();
-                state.with(now, |sockets, _, cx| sockets.send_datagram(*id, buffers, send, cx))
+                state.engine.with(now, |sockets, cx| sockets.send_datagram(*id, buffers, send, cx))
             });
             if sent == Err(Error::WouldBlock) {
                 state.entry(*id).writers.add(cx.waker());
@@ -407,7 +409,7 @@ impl UdpSocket {
         let core = &self.inner.host.owner.core;
         let received = core.call(|state, _| {
             let into = &mut [into];
-            let received = state.sockets.receive_datagram(id, into, peek, &core.ledger);
+            let received = state.engine.protocols.receive_datagram(id, into, peek, &core.ledger);
             if received == Err(Error::WouldBlock) {
                 state.entry(id).readers.add(cx.waker());
             }
@@ -477,7 +479,7 @@ impl UdpSocket {
     ) -> Poll<io::Result<ReceivedDatagram>> {
         let id = self.inner.id;
         let received = self.inner.host.owner.core.call(|state, now| {
-            let received = state.with(now, |sockets, _, cx| receive(sockets, id, cx));
+            let received = state.engine.with(now, |sockets, cx| receive(sockets, id, cx));
             if matches!(received, Err(Error::WouldBlock)) {
                 state.entry(id).readers.add(cx.waker());
             }
@@ -498,7 +500,7 @@ impl UdpSocket {
         if interest.writable {
             entry.writers.add(waker);
         }
-        let ready = readiness(state.sockets.readiness(*id));
+        let ready = readiness(state.engine.protocols.readiness(*id));
         drop(state);
         // Half of the room, as it comes back by halves: who hears of it can send more than one.
         let room = || queue.room.has_room_for(DATAGRAMS_QUEUED_MAX / 2);
@@ -523,7 +525,7 @@ impl UdpSocket {
 
     /// The pending error.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
-        let error = self.inner.host.owner.core.lock().sockets.take_error(self.inner.id);
+        let error = self.inner.host.owner.core.lock().engine.protocols.take_error(self.inner.id);
         Ok(error.map_err(io_error)?.map(io_error))
     }
 

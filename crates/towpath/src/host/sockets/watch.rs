@@ -64,12 +64,12 @@ fn poll_stream(stream: &TcpStream, interest: Interest, waker: &Waker) -> Readine
     let mut state = host.owner.core.lock();
     let entry = state.entry(id);
     entry.readers.add(waker);
-    let tcp = state.sockets.tcp(id);
+    let tcp = state.engine.protocols.tcp(id);
     let is_opening = tcp.is_some_and(|connection| connection.state().is_opening());
     if is_opening {
         state.entry(id).writers.add(waker);
     }
-    let ready = readiness(state.sockets.readiness(id));
+    let ready = readiness(state.engine.protocols.readiness(id));
     drop(state);
     if interest.writable {
         queue.watch(waker);

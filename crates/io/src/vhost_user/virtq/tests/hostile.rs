@@ -7,7 +7,8 @@ use super::{BASE, BUFFERS, Random, layouts, queue, ram};
 use crate::vhost_user::driver::GuestRam;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use towpath_packet::{Burst, Ledger, Memory, MemoryConfig};
+use towpath_packet::time::Instant;
+use towpath_packet::{Burst, Context, Ledger, Memory, MemoryConfig};
 
 const ROUNDS: u64 = 150;
 
@@ -71,11 +72,12 @@ fn transmit_once(ram: &GuestRam, driver: &crate::vhost_user::driver::DriverQueue
     };
     let config = MemoryConfig { packets: 64, small_frames: 16, large_frames: 16 };
     let (mut memory, ledger) = (Memory::new(config), Ledger::new());
-    let mut now = Duration::from_secs(7);
+    let mut now = Instant::START + Duration::from_secs(7);
     let mut held = Vec::new();
     for step in 0..20 {
         let mut burst = Burst::new();
-        let result = device.receive(now, &mut memory, &mut burst, &ledger);
+        let cx = &mut Context { memory: &mut memory, ledger: &ledger, now };
+        let result = device.receive(&mut burst, cx);
         held.extend(std::iter::from_fn(|| burst.pop()));
         for packet in &mut held {
             if packet.headers().is_empty() {
@@ -128,8 +130,9 @@ fn memory_taken_away_stays_while_it_is_lent() {
     let config = MemoryConfig { packets: 4, small_frames: 4, large_frames: 4 };
     let (mut memory, ledger) = (Memory::new(config), Ledger::new());
     let mut burst = Burst::new();
-    let now = Duration::from_secs(7);
-    device.receive(now, &mut memory, &mut burst, &ledger).expect("the ring is good");
+    let now = Instant::START + Duration::from_secs(7);
+    let cx = &mut Context { memory: &mut memory, ledger: &ledger, now };
+    device.receive(&mut burst, cx).expect("the ring is good");
     for layout in ram.layouts() {
         guest.remove(layout).expect("it is there");
     }

@@ -7,8 +7,8 @@ use super::{BUFFERS, Random, layouts, pattern, queue, ram};
 use crate::vhost_user::driver::{DriverQueue, GuestRam};
 use crate::vhost_user::shared::{Area, Mapping};
 use std::sync::Arc;
-use std::time::Duration;
-use towpath_packet::{Burst, Ledger, Memory, MemoryConfig, Packet};
+use towpath_packet::time::Instant;
+use towpath_packet::{Burst, Context, Ledger, Memory, MemoryConfig, Packet};
 
 const SIZE: u16 = 16;
 
@@ -167,8 +167,9 @@ fn inline_frames_are_taken_once() {
         let (mut memory, ledger) = (Memory::new(config), Ledger::new());
         let mut receive = |device: &mut TransmitQueue| -> Vec<Packet> {
             let mut burst = Burst::new();
-            let result = device.receive(Duration::ZERO, &mut memory, &mut burst, &ledger);
-            result.expect("the ring is good");
+            let now = Instant::START;
+            let cx = &mut Context { memory: &mut memory, ledger: &ledger, now };
+            device.receive(&mut burst, cx).expect("the ring is good");
             std::iter::from_fn(|| burst.pop()).collect()
         };
         let told = |packets: &[Packet]| -> Vec<(usize, bool)> {
@@ -199,7 +200,7 @@ fn inline_frames_are_taken_once() {
         let expected = [(1000, false), (1514, false), (64, true)];
         assert_eq!(told(&again), expected, "features {features:#x}");
         drop((held, again));
-        second.turn(Duration::ZERO, &ledger);
+        second.turn(Instant::START, &ledger);
         world.collect();
         assert_eq!(world.returned, [0, 1, 3, 5, 6, 2, 4], "features {features:#x}");
     }

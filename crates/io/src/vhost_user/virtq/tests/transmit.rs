@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Wake, Waker};
 use std::time::Duration;
+use towpath_packet::time::Instant;
 use towpath_packet::{
-    Burst, Checksum, GsoKind, Ledger, Memory, MemoryConfig, Packet, Site, VirtioHeader,
+    Burst, Checksum, Context, GsoKind, Ledger, Memory, MemoryConfig, Packet, Site, VirtioHeader,
 };
 
 /// Bytes of a guest's buffer in these tests.
@@ -22,7 +23,7 @@ struct Bench {
     device: TransmitQueue,
     memory: Memory,
     ledger: Ledger,
-    now: Duration,
+    now: Instant,
     wakes: Arc<Wakes>,
 }
 
@@ -46,7 +47,7 @@ impl Bench {
         let waker = Waker::from(wakes.clone());
         let device = TransmitQueue::start(driver.config(), &guest, Some(waker)).expect("proper");
         let config = MemoryConfig { packets: 64, small_frames: 64, large_frames: 64 };
-        let now = Duration::from_secs(7);
+        let now = Instant::START + Duration::from_secs(7);
         let (memory, ledger) = (Memory::new(config), Ledger::new());
         Self { ram, driver, device, memory, ledger, now, wakes }
     }
@@ -77,7 +78,8 @@ impl Bench {
     fn receive(&mut self) -> Vec<Packet> {
         let mut burst = Burst::new();
         let Self { device, memory, ledger, now, .. } = self;
-        device.receive(*now, memory, &mut burst, ledger).expect("the ring is good");
+        let cx = &mut Context { memory, ledger, now: *now };
+        device.receive(&mut burst, cx).expect("the ring is good");
         std::iter::from_fn(|| burst.pop()).collect()
     }
 
@@ -85,7 +87,7 @@ impl Bench {
         std::iter::from_fn(|| self.driver.used()).map(|(token, _)| token).collect()
     }
 
-    fn turn(&mut self) -> Option<Duration> {
+    fn turn(&mut self) -> Option<Instant> {
         self.device.turn(self.now, &self.ledger)
     }
 }
@@ -272,7 +274,7 @@ fn a_loan_ends_with_its_term() {
         let packets = bench.receive();
         let begun = bench.now;
         assert_eq!(bench.turn(), Some(begun + LOAN_TERM));
-        bench.now += LOAN_TERM - Duration::from_nanos(1);
+        bench.now += LOAN_TERM - Duration::from_micros(1);
         bench.turn();
         assert_eq!(bench.used(), []);
         bench.now = begun + LOAN_TERM;
@@ -351,6 +353,8 @@ fn a_reader_is_waited_for() {
     assert_eq!(bench.device.stop(&bench.ledger), Stop::Busy);
     bench.now += LOAN_TERM;
     assert!(bench.turn().is_some_and(|retry| retry > bench.now), "asked again");
+    let next = bench.device.next_deadline();
+    assert!(next.is_some_and(|next| next > bench.now), "not over and over: {next:?}");
     assert_eq!(bench.used(), []);
     drop(pin);
     assert!(matches!(bench.device.stop(&bench.ledger), Stop::Done(_)));

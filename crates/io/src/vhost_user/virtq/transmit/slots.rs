@@ -3,9 +3,9 @@
 //! One thread, the queue's.
 
 use super::super::Head;
-use std::time::Duration;
 use towpath_packet::Watch;
 use towpath_packet::packet::PIECES_MAX;
+use towpath_packet::time::Instant;
 
 /// End of a list of slots.
 pub(super) const NONE: u16 = u16::MAX;
@@ -17,7 +17,7 @@ pub(super) struct Slot {
     /// Of each loan that is not known to be over.
     pub(super) watches: [Option<Watch>; PIECES_MAX],
     /// `None` before the slot is used.
-    pub(super) since: Option<Duration>,
+    pub(super) since: Option<Instant>,
     pub(super) older: u16,
     pub(super) newer: u16,
 }

@@ -48,7 +48,7 @@ impl TcpStream {
         let most = ReadMost { bytes: max, pieces: RECEIVED_PIECES_MAX, private: true };
         self.poll_receive(cx, |state, id, now| {
             let received =
-                state.with(now, |sockets, _, cx| sockets.receive_lent(id, &most, into, cx));
+                state.engine.with(now, |sockets, cx| sockets.receive_lent(id, &most, into, cx));
             state.or_wait_for_room(received, (crowded, cx.waker()), now)
         })
     }

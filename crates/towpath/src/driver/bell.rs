@@ -13,20 +13,24 @@ use std::task::Wake;
 use towpath_packet::sync::{AtomicBool, Ordering};
 
 /// An eventfd, and whether anybody waits for it.
-pub(super) struct Bell {
+pub struct Bell {
     asleep: AtomicBool,
     alarm: OwnedFd,
 }
 
 impl Bell {
-    pub(super) fn new() -> Result<Self, Errno> {
+    /// A bell of a worker that is up.
+    ///
+    /// # Errors
+    /// The process or the system has no descriptor left.
+    pub fn new() -> Result<Self, Errno> {
         let alarm = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self { asleep: AtomicBool::new(false), alarm })
     }
 
     /// Wakes the worker if it sleeps or is about to. What it is to see was done before, under a
     /// lock that it takes after [`Bell::going_to_sleep`].
-    pub(super) fn ring(self: &Arc<Self>) {
+    pub fn ring(self: &Arc<Self>) {
         let is_held = HELD.try_with(|held| held.borrow_mut().add(self));
         if !is_held.unwrap_or(false) {
             self.ring_now();
@@ -50,13 +54,13 @@ impl Bell {
     }
 
     /// The worker looks once more for work, and then sleeps.
-    pub(super) fn going_to_sleep(&self) {
+    pub(crate) fn going_to_sleep(&self) {
         // Relaxed: see `ring`.
         self.asleep.store(true, Ordering::Relaxed);
     }
 
     /// The worker is up. `rang` if the alarm is why.
-    pub(super) fn is_up(&self, rang: bool) {
+    pub(crate) fn is_up(&self, rang: bool) {
         // Relaxed: see `ring`.
         self.asleep.store(false, Ordering::Relaxed);
         if rang {

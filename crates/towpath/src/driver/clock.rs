@@ -1,4 +1,4 @@
-//! Where a host's time comes from.
+//! Where time comes from.
 
 use std::time::{self, Duration};
 use towpath_net::time::Instant;
@@ -9,22 +9,29 @@ pub(crate) fn moment() -> time::Instant {
     time::Instant::now()
 }
 
-/// The time of one host.
-pub(super) struct Clock(time::Instant);
+/// The time of one driver: that of the system, from a moment on.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock(time::Instant);
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
 
 impl Clock {
     /// Begins now.
-    pub(super) fn new() -> Self {
+    pub fn new() -> Self {
         Self(moment())
     }
 
     /// Now.
-    pub(super) fn now(&self) -> Instant {
+    pub fn now(&self) -> Instant {
         Instant::START + self.elapsed()
     }
 
     /// Time since it began.
-    pub(super) fn elapsed(&self) -> Duration {
+    pub fn elapsed(&self) -> Duration {
         self.0.elapsed()
     }
 }

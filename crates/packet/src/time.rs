@@ -1,6 +1,7 @@
 //! Time as protocols see it: microseconds since a start that the driver chose.
 //!
-//! Nothing in this crate asks what time it is; every call that needs to know is given `now`.
+//! No call of this crate, or of the protocols, asks for the time: one that needs it is given
+//! `now`.
 
 use core::fmt;
 use core::num::NonZeroU64;

@@ -8,15 +8,17 @@
 //! Headers move into a frame of the receiver's, as a device would have written them. A packet that
 //! has no room for one more piece gets it by a copy of its two smallest neighbours.
 
-use crate::host::bell::Bell;
+use crate::driver::Bell;
+use rustix::fd::BorrowedFd;
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use towpath_net::fragment::into_received;
 use towpath_packet::packet::PIECES_MAX;
-use towpath_packet::{Burst, Caps, Ledger, Memory, Packet, Piece, Site};
+use towpath_packet::{Burst, Caps, Context, Device, Input, Ledger, Memory, Packet, Piece, Site};
 
 /// Packets of one direction: some super-packets more than a burst.
-pub(in crate::host) const RING_MAX: usize = 256;
+pub(super) const RING_MAX: usize = 256;
 
 /// One direction.
 struct Ring {
@@ -35,7 +37,7 @@ struct Packets {
 }
 
 /// One end of a link.
-pub(in crate::host) struct LinkEnd {
+pub(super) struct LinkEnd {
     mtu: u16,
     out: Arc<Ring>,
     incoming: Arc<Ring>,
@@ -49,7 +51,7 @@ pub(in crate::host) struct LinkEnd {
 }
 
 /// Two ends for hosts whose workers have these bells.
-pub(in crate::host) fn pair(mtus: [u16; 2], [a, b]: [Arc<Bell>; 2]) -> [LinkEnd; 2] {
+pub(super) fn pair(mtus: [u16; 2], [a, b]: [Arc<Bell>; 2]) -> [LinkEnd; 2] {
     let ring = || Arc::new(Ring { packets: Mutex::default() });
     let rings = [ring(), ring()];
     // What one sends the other must take.
@@ -66,9 +68,11 @@ pub(in crate::host) fn pair(mtus: [u16; 2], [a, b]: [Arc<Bell>; 2]) -> [LinkEnd;
     [end(0, b), end(1, a)]
 }
 
-impl LinkEnd {
+impl Device for LinkEnd {
+    type Error = Infallible;
+
     /// Packets whole, with whatever offload.
-    pub(in crate::host) fn caps(&self) -> Caps {
+    fn caps(&self) -> Caps {
         Caps {
             mtu: self.mtu,
             checksum: true,
@@ -81,8 +85,46 @@ impl LinkEnd {
         }
     }
 
-    /// Sends from the front of `burst` until the ring is full.
-    pub(in crate::host) fn transmit(&mut self, burst: &mut Burst) {
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// True if packets have arrived that were not received, or the ring that was full when last
+    /// tried is not any more. The peer rings for both.
+    fn arm(&mut self) -> bool {
+        !self.taken.is_empty()
+            || !self.incoming.lock().queue.is_empty()
+            || self.full && !self.out.lock().full
+    }
+
+    fn receive(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<Input, Infallible> {
+        if self.taken.is_empty() {
+            let mut packets = self.incoming.lock();
+            std::mem::swap(&mut packets.queue, &mut self.taken);
+            let was_full = std::mem::take(&mut packets.full);
+            drop(packets);
+            if was_full {
+                self.peer.ring();
+            }
+        }
+        while !burst.is_full()
+            && let Some(packet) = self.taken.pop_front()
+        {
+            match arrive(packet, cx.memory, cx.ledger) {
+                // There is room, as was asked.
+                Ok(packet) => drop(burst.push(packet)),
+                Err(packet) => {
+                    self.taken.push_front(packet);
+                    return Ok(Input::NoMemory);
+                }
+            }
+        }
+        Ok(Input::Done)
+    }
+
+    /// Sends from the front of `burst` until the ring is full. When the other end is gone, all of
+    /// it is lost.
+    fn transmit(&mut self, burst: &mut Burst, _: &mut Context<'_>) -> Result<(), Infallible> {
         let mut packets = self.out.lock();
         while !burst.is_empty() && (packets.cut || packets.queue.len() < RING_MAX) {
             let packet = burst.pop();
@@ -96,59 +138,14 @@ impl LinkEnd {
         (self.full, self.cut) = (packets.full, packets.cut);
         drop(packets);
         self.peer.ring();
+        Ok(())
     }
 
-    /// Packets that were lost since the last call, as the other end is gone.
-    pub(in crate::host) fn take_lost(&mut self) -> usize {
+    fn take_lost(&mut self) -> usize {
         if !self.cut {
             return 0;
         }
         [&self.out, &self.incoming].map(|ring| std::mem::take(&mut ring.lock().lost)).iter().sum()
-    }
-
-    /// True if the ring was full when last tried, and the peer will tell when it is not.
-    pub(in crate::host) fn is_full(&self) -> bool {
-        self.full
-    }
-
-    /// Packets arrived that were not received.
-    pub(in crate::host) fn has_arrived(&self) -> bool {
-        !self.taken.is_empty() || !self.incoming.lock().queue.is_empty()
-    }
-
-    /// The ring was full when last tried, and is not any more.
-    pub(in crate::host) fn has_room_again(&self) -> bool {
-        self.full && !self.out.lock().full
-    }
-
-    /// Adds received packets to `burst` until it is full or memory is short: then it is false.
-    pub(in crate::host) fn receive(
-        &mut self,
-        memory: &mut Memory,
-        ledger: &Ledger,
-        burst: &mut Burst,
-    ) -> bool {
-        if self.taken.is_empty() {
-            let mut packets = self.incoming.lock();
-            std::mem::swap(&mut packets.queue, &mut self.taken);
-            let was_full = std::mem::take(&mut packets.full);
-            drop(packets);
-            if was_full {
-                self.peer.ring();
-            }
-        }
-        while !burst.is_full() {
-            let Some(packet) = self.taken.pop_front() else { return true };
-            match arrive(packet, memory, ledger) {
-                // There is room, as was asked.
-                Ok(packet) => drop(burst.push(packet)),
-                Err(packet) => {
-                    self.taken.push_front(packet);
-                    return false;
-                }
-            }
-        }
-        true
     }
 }
 

@@ -10,6 +10,7 @@ use crate::lending::{self, TOWPATH_SO_ZEROCOPY_TERM};
 use crate::tcp_info;
 use towpath::layers::net::path_mtu::PathMtu;
 use towpath::layers::net::socket::{Linger, Options, Timestamping};
+use towpath::layers::net::stack::TTL_DEFAULT;
 use towpath::layers::net::tcp::State as TcpState;
 use towpath::layers::net::tcp::congestion::Kind;
 use towpath::layers::net::tcp::fastopen::{CLIENT, FastOpenKeys, KEY_LEN};
@@ -468,6 +469,10 @@ impl State {
                 self.change(fd, |options| options.path_mtu = path_mtu)
             }
             libc::IP_TOS => self.change(fd, |options| options.tos = number as u8 & !ECN_BITS),
+            libc::IP_TTL => {
+                let ttl = datagram::or_default(number, 1)?;
+                self.change(fd, |options| options.ttl = ttl)
+            }
             _ => Err(Errno(libc::ENOPROTOOPT)),
         }
     }
@@ -479,6 +484,9 @@ impl State {
             libc::IP_MTU => self.path_mtu(fd),
             libc::IP_MTU_DISCOVER => Ok((options.path_mtu as i32).to_ne_bytes().to_vec()),
             libc::IP_TOS => Ok(i32::from(options.tos).to_ne_bytes().to_vec()),
+            libc::IP_TTL => {
+                Ok(i32::from(options.ttl.unwrap_or(TTL_DEFAULT)).to_ne_bytes().to_vec())
+            }
             _ => Err(Errno(libc::ENOPROTOOPT)),
         }
     }
@@ -498,6 +506,10 @@ impl State {
                 let class = u8::try_from(number.max(0)).map_err(|_| Errno::INVAL)?;
                 self.change(fd, |options| options.traffic_class = class & !ECN_BITS)
             }
+            libc::IPV6_UNICAST_HOPS => {
+                let limit = datagram::or_default(number, 0)?;
+                self.change(fd, |options| options.hop_limit = limit)
+            }
             _ => Err(Errno(libc::ENOPROTOOPT)),
         }
     }
@@ -509,6 +521,9 @@ impl State {
             libc::IPV6_MTU => self.path_mtu(fd),
             libc::IPV6_MTU_DISCOVER => Ok((options.path_mtu_v6 as i32).to_ne_bytes().to_vec()),
             libc::IPV6_TCLASS => Ok(i32::from(options.traffic_class).to_ne_bytes().to_vec()),
+            libc::IPV6_UNICAST_HOPS => {
+                Ok(i32::from(options.hop_limit.unwrap_or(TTL_DEFAULT)).to_ne_bytes().to_vec())
+            }
             _ => Err(Errno(libc::ENOPROTOOPT)),
         }
     }

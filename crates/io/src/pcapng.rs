@@ -16,7 +16,6 @@
 
 use crate::outside;
 use crate::sys::{self, Gather};
-use crate::tap::wire_headers;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
@@ -168,7 +167,7 @@ impl<W: AsFd> Writer<W> {
 
         let mut gather: Gather<'_, PARTS> = Gather::new();
         let mut fits = gather.push_bytes(&header);
-        let headers = wire_headers(packet);
+        let headers = packet.wire_headers();
         let headers = &headers[..headers.len().min(captured)];
         fits &= gather.push_bytes(headers);
         let mut left = captured - headers.len();

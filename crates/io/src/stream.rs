@@ -28,7 +28,7 @@ pub use port::{StreamPort, StreamPortError};
 
 use crate::receive::{FRAMES_MAX, RECEIVE_BYTES_MAX, ReceiveBuffer, empty_slices};
 use crate::sys::{self, Gather};
-use crate::tap::{FRAME_BYTES_MAX, Traffic, wire_headers};
+use crate::tap::{FRAME_BYTES_MAX, Traffic};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -291,7 +291,7 @@ impl Stream {
             }
             parts_left -= parts;
             *length = (packet.len() as u32).to_be_bytes();
-            let mut fits = gather.push_bytes(length) && gather.push_bytes(wire_headers(packet));
+            let mut fits = gather.push_bytes(length) && gather.push_bytes(packet.wire_headers());
             for piece in packet.pieces() {
                 fits &= gather.push_piece(piece);
             }

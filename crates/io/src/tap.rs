@@ -294,7 +294,7 @@ impl Tap {
 
     /// Writes one packet; the kernel takes all of it or nothing.
     fn write_packet(&mut self, packet: &Packet) -> Result<usize, Errno> {
-        let headers = wire_headers(packet);
+        let headers = packet.wire_headers();
         // A hint for the kernel; nothing shorter than an Ethernet header is taken as one.
         let hint = if headers.len() < ETHERNET_BYTES { 0 } else { headers.len() };
         let header = VirtioTunnelHeader::encode(packet.offload(), hint);
@@ -462,13 +462,6 @@ impl Kind {
 /// Bytes of the virtio-net header with these features.
 fn header_len(features: Features) -> usize {
     if features.tunnel { VirtioTunnelHeader::LEN } else { VirtioHeader::LEN }
-}
-
-/// The private header bytes that go in front of the pieces: none while they are only a copy of
-/// what the pieces cover.
-pub(crate) fn wire_headers(packet: &Packet) -> &[u8] {
-    let headers = packet.headers();
-    if packet.len() == packet.payload_len() { &[] } else { headers }
 }
 
 /// A new file that is attached to the interface `name`.

@@ -22,6 +22,7 @@
 //! A handle is one pointer into a pool; bursts of packets move by moving handles.
 #![allow(unsafe_code)]
 
+mod copies;
 mod parts;
 
 use crate::cut::Cut;
@@ -324,30 +325,6 @@ impl Packet {
         body.end = end as u16;
         body.peeked = true;
         self.headers()
-    }
-
-    /// The byte behind the headers, which belongs to the next one: not a copy for the ledger.
-    pub fn peek_byte(&self) -> Option<u8> {
-        let mut byte = [0];
-        let read = self.pieces().find(|piece| !piece.is_empty())?.copy_to(&mut byte);
-        (read == 1).then_some(byte[0])
-    }
-
-    /// Copies the first bytes of the packet, as they are on the wire, for a decision that changes
-    /// nothing about it; returns how many. Header bytes: not a copy for the ledger, at most
-    /// [`PEEK_BYTES`].
-    pub fn copy_first(&self, to: &mut [u8; PEEK_BYTES]) -> usize {
-        let headers = self.headers();
-        let headers = &headers[..headers.len().min(PEEK_BYTES)];
-        to[..headers.len()].copy_from_slice(headers);
-        let mut at = headers.len();
-        if self.body().peeked {
-            return at;
-        }
-        for piece in self.pieces() {
-            at += piece.copy_to(&mut to[at..]);
-        }
-        at
     }
 
     /// Cuts the first `count` bytes, which were peeked, off the pieces: they are the headers now

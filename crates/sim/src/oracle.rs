@@ -2,7 +2,7 @@
 //!
 //! Written from the RFCs without the wire formats, sums or offload code of the stack.
 
-use towpath_packet::{Ledger, Packet, Site};
+use towpath_packet::{Ledger, Packet};
 
 /// Byte `offset` of stream `stream`. Neighbouring offsets and streams differ, so that bytes that
 /// are moved, repeated or of another stream are noticed.
@@ -28,12 +28,8 @@ pub fn matches(stream: u64, offset: u64, bytes: &[u8]) -> bool {
 pub fn flatten(packet: &Packet) -> Vec<u8> {
     // A copy of the link's, which no host counts.
     let ledger = Ledger::new();
-    let mut bytes = packet.headers().to_vec();
-    for piece in packet.pieces() {
-        let start = bytes.len();
-        bytes.resize(start + piece.len(), 0);
-        ledger.copy(Site::Linearise, piece, &mut bytes[start..]);
-    }
+    let mut bytes = vec![0; packet.len()];
+    packet.copy_to(&mut bytes, &ledger);
     bytes
 }
 

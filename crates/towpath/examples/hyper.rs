@@ -15,7 +15,7 @@ mod place;
 
 use std::convert::Infallible;
 use std::ffi::OsString;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, bail, ensure};
@@ -94,7 +94,7 @@ async fn serve(listener: TcpListener) -> anyhow::Result<()> {
 
 /// Asks over one connection, and looks at the answers. Returns the bytes of their bodies.
 async fn ask(host: Host, arguments: Arguments) -> anyhow::Result<u64> {
-    let stream = TcpStream::connect(&host, SocketAddr::from((SERVER, PORT))).await?;
+    let stream = TcpStream::connect(&host, (SERVER, PORT)).await?;
     stream.set_nodelay(true)?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
@@ -131,8 +131,8 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
 fn in_process(arguments: &Arguments) -> anyhow::Result<u64> {
     let config = |address| Config::with_address(address, PREFIX_LEN);
     let (server, clients) = Host::pair(&config(SERVER), &config(CLIENT))?;
-    let listener = TcpListener::bind(&server, SocketAddr::from((SERVER, PORT)))?;
     runtime()?.block_on(async {
+        let listener = TcpListener::bind(&server, (SERVER, PORT)).await?;
         let server = tokio::spawn(serve(listener));
         let asks: Vec<_> = (0..arguments.clients)
             .map(|_| tokio::spawn(ask(clients.clone(), arguments.clone())))
@@ -149,10 +149,10 @@ fn in_process(arguments: &Arguments) -> anyhow::Result<u64> {
 /// Serves a program of the kernel's network until it ends.
 fn beside(command: &[OsString]) -> anyhow::Result<()> {
     let host = on_tap(&Config::with_address(SERVER, PREFIX_LEN), CLIENT)?;
-    let listener = TcpListener::bind(&host, SocketAddr::from((SERVER, PORT)))?;
     let (program, arguments) = command.split_first().context("there is no command")?;
     let mut client = Command::new(program).args(arguments).spawn().context("cannot run it")?;
     runtime()?.block_on(async {
+        let listener = TcpListener::bind(&host, (SERVER, PORT)).await?;
         let ended = tokio::task::spawn_blocking(move || client.wait());
         let server = tokio::spawn(serve(listener));
         let status = ended.await??;

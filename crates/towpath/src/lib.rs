@@ -4,9 +4,11 @@
 //! [`events`] is where they wait for all that can happen. `tokio`, a feature, has the sockets of
 //! hosts for tasks.
 //!
-//! Modules form a line, and each uses only those before it: `driver → host → {events, tokio}`.
+//! Modules form a line, and each uses only those before it:
+//! `{device, driver} → host → {events, tokio}`.
 #![forbid(unsafe_code)]
 
+pub mod device;
 pub mod driver;
 pub mod events;
 pub mod host;

@@ -3,7 +3,8 @@
 //!
 //! They work under any runtime, as wakers are all that they need; tokio's own I/O is not used. Each
 //! is a handle of a socket of [`host`], which [`TcpStream::as_host`] and its like
-//! show: options, sends that lend, and what else has no counterpart in tokio.
+//! show: options, sends that lend, and what else has no counterpart in tokio. Names, as opposed to
+//! addresses, are resolved on a thread for what blocks, which takes tokio's runtime.
 //!
 //! ```
 //! use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -14,9 +15,8 @@
 //! # runtime.block_on(async {
 //! let [a, b] = [1, 2].map(|last| Config::with_address([10, 0, 0, last], 24));
 //! let (client, server) = Host::pair(&a, &b)?;
-//! let address = "10.0.0.2:7".parse().expect("an address");
-//! let listener = TcpListener::bind(&server, address)?;
-//! let connect = TcpStream::connect(&client, address);
+//! let listener = TcpListener::bind(&server, "10.0.0.2:7").await?;
+//! let connect = TcpStream::connect(&client, "10.0.0.2:7");
 //! let (stream, accepted) = futures::future::join(connect, listener.accept()).await;
 //! let (mut stream, (mut peer, _)) = (stream?, accepted?);
 //! stream.write_all(b"hello").await?;
@@ -29,8 +29,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+use crate::host::resolver::no_address;
 use crate::host::sockets::watch::Watched;
-use crate::host::{self, Host, Lend, SendError, SendTo, Sending};
+use crate::host::{self, Host, Lend, SendError, SendTo, Sending, Target, ToSocketAddrs};
+use futures_core::Stream;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::net::{Shutdown, SocketAddr};
@@ -46,12 +48,21 @@ use towpath_io::events::Interest;
 pub struct TcpStream(host::TcpStream);
 
 impl TcpStream {
-    /// Connects. Dropping the future gives up.
+    /// Connects. Of several addresses the first that answers is taken. Dropping the future gives
+    /// up.
     ///
     /// # Errors
-    /// Those of connect(2).
-    pub async fn connect(host: &Host, remote: SocketAddr) -> io::Result<Self> {
-        host::TcpStream::connect_async(host, remote).await.map(Self)
+    /// Those of connect(2), of the address that was tried last; what the host's
+    /// [resolver](host::Resolver) says.
+    pub async fn connect(host: &Host, remote: impl ToSocketAddrs) -> io::Result<Self> {
+        let mut failure = None;
+        for remote in addresses(host, remote).await? {
+            match host::TcpStream::connect_async(host, remote).await {
+                Ok(stream) => return Ok(Self(stream)),
+                Err(error) => failure = Some(error),
+            }
+        }
+        Err(failure.unwrap_or_else(no_address))
     }
 
     /// The socket, with its options and all that tokio has no counterpart for. Its calls of the
@@ -270,12 +281,13 @@ writes!(TcpStream: of_stream, OwnedWriteHalf: of_writer);
 pub struct TcpListener(host::TcpListener);
 
 impl TcpListener {
-    /// Listens at an address of the host, or at all of them; port 0 chooses one. Waits for nothing.
+    /// Listens at an address of the host, or at all of them; port 0 chooses one. Of several
+    /// addresses the first is taken that can be. [`host::TcpSocket`] has another backlog than 128.
     ///
     /// # Errors
     /// Those of bind(2) and listen(2).
-    pub fn bind(host: &Host, address: SocketAddr) -> io::Result<Self> {
-        host::TcpListener::bind(host, address).map(Self)
+    pub async fn bind(host: &Host, address: impl ToSocketAddrs) -> io::Result<Self> {
+        host::TcpListener::bind(host, addresses(host, address).await?).map(Self)
     }
 
     /// The next connection, and the peer's address. Dropping the future loses no connection.
@@ -293,6 +305,11 @@ impl TcpListener {
     /// Those of accept(2).
     pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(TcpStream, SocketAddr)>> {
         self.0.poll_accept(cx).map_ok(|(stream, peer)| (TcpStream(stream), peer))
+    }
+
+    /// The connections one after the other, as a stream without an end.
+    pub fn into_incoming(self) -> Incoming {
+        Incoming(self)
     }
 
     /// Where it listens.
@@ -316,32 +333,50 @@ impl From<host::TcpListener> for TcpListener {
     }
 }
 
+/// Connections as they are accepted: see [`TcpListener::into_incoming`].
+#[derive(Debug)]
+pub struct Incoming(TcpListener);
+
+impl Stream for Incoming {
+    type Item = io::Result<TcpStream>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0.poll_accept(cx).map(|accepted| Some(accepted.map(|(stream, _)| stream)))
+    }
+}
+
 /// A UDP socket of a host, for tasks.
 #[derive(Debug)]
 pub struct UdpSocket(host::UdpSocket);
 
 impl UdpSocket {
-    /// A socket at an address of the host, or at all of them; port 0 chooses one.
+    /// A socket at an address of the host, or at all of them; port 0 chooses one. Of several
+    /// addresses the first is taken that can be.
     ///
     /// # Errors
     /// Those of bind(2).
-    pub fn bind(host: &Host, address: SocketAddr) -> io::Result<Self> {
-        host::UdpSocket::bind(host, address).map(Self)
+    pub async fn bind(host: &Host, address: impl ToSocketAddrs) -> io::Result<Self> {
+        host::UdpSocket::bind(host, addresses(host, address).await?).map(Self)
     }
 
-    /// Names the one peer. Waits for nothing.
+    /// Names the one peer.
     ///
     /// # Errors
     /// Those of connect(2).
-    pub fn connect(&self, remote: SocketAddr) -> io::Result<()> {
-        self.0.connect(remote)
+    pub async fn connect(&self, remote: impl ToSocketAddrs) -> io::Result<()> {
+        self.0.connect(addresses(self.0.host(), remote).await?)
     }
 
-    /// Sends a datagram to `remote`. Waits while the device takes nothing.
+    /// Sends a datagram to `remote`; of several addresses, to the first. Waits while the device
+    /// takes nothing.
     ///
     /// # Errors
     /// Those of sendto(2).
-    pub async fn send_to(&self, bytes: &[u8], remote: SocketAddr) -> io::Result<usize> {
+    pub async fn send_to(&self, bytes: &[u8], remote: impl ToSocketAddrs) -> io::Result<usize> {
+        let remote = match remote.to_target()? {
+            Target::Address(address) => address,
+            target => *resolved(self.0.host(), target).await?.first().ok_or_else(no_address)?,
+        };
         poll_fn(|cx| self.0.poll_send_to(cx, bytes, Some(remote))).await
     }
 
@@ -426,6 +461,23 @@ impl UdpSocket {
 impl From<host::UdpSocket> for UdpSocket {
     fn from(socket: host::UdpSocket) -> Self {
         Self(socket)
+    }
+}
+
+/// The addresses of a target.
+async fn addresses(host: &Host, target: impl ToSocketAddrs) -> io::Result<Vec<SocketAddr>> {
+    resolved(host, target.to_target()?).await
+}
+
+/// The addresses of a target. A name is resolved on a thread for what blocks.
+async fn resolved(host: &Host, target: Target) -> io::Result<Vec<SocketAddr>> {
+    let resolver = host.resolver().clone();
+    match target {
+        Target::Name(..) => {
+            let resolving = tokio::task::spawn_blocking(move || resolver.resolve(target));
+            resolving.await.map_err(io::Error::other)?
+        }
+        _ => resolver.resolve(target),
     }
 }
 

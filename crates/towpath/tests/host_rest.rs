@@ -40,8 +40,8 @@ fn idle_hosts_give_memory_back() {
     let a = Config::with_address([10, 0, 0, 1], 24);
     let b = Config::with_address([10, 0, 0, 2], 24);
     let (a, b) = Host::pair(&a, &b).expect("two hosts");
-    let listener = TcpListener::bind(&b, "10.0.0.2:80".parse().unwrap()).expect("bind");
-    let mut stream = TcpStream::connect(&a, "10.0.0.2:80".parse().unwrap()).expect("connect");
+    let listener = TcpListener::bind(&b, "10.0.0.2:80").expect("bind");
+    let mut stream = TcpStream::connect(&a, "10.0.0.2:80").expect("connect");
     let (mut peer, _) = listener.accept().expect("accept");
     let (sent, mut received) = (vec![7; BYTES], vec![1; BYTES]);
     for round in 0..2 {

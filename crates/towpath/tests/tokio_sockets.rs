@@ -1,6 +1,7 @@
 //! Sockets in tokio's shape, as programs use them that know tokio's: with all traits imported, in
 //! tasks of one thread.
 
+use futures::StreamExt;
 use futures::future::join;
 use std::io::ErrorKind;
 // Nothing of these may stand in the way of tokio's traits.
@@ -9,7 +10,7 @@ use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use towpath::host::{Config, Host, SendTo};
+use towpath::host::{Config, Host, Resolver, SendTo};
 use towpath::tokio::{TcpListener, TcpStream, UdpSocket};
 
 /// More than any step takes, so that a test that hangs ends.
@@ -31,7 +32,7 @@ fn run(case: impl Future<Output = ()>) {
 
 async fn connection(hosts: &(Host, Host)) -> (TcpStream, TcpStream) {
     let address: SocketAddr = "10.0.0.2:80".parse().expect("an address");
-    let listener = TcpListener::bind(&hosts.1, address).expect("listens");
+    let listener = TcpListener::bind(&hosts.1, address).await.expect("listens");
     let (stream, accepted) = join(TcpStream::connect(&hosts.0, address), listener.accept()).await;
     (stream.expect("connects"), accepted.expect("accepted").0)
 }
@@ -125,9 +126,8 @@ fn what_a_task_lends_comes_back() {
 fn datagrams_are_sent_and_received() {
     let hosts = pair();
     run(async {
-        let [client, server] = [(&hosts.0, 1), (&hosts.1, 2)].map(|(host, last)| {
-            UdpSocket::bind(host, SocketAddr::from(([10, 0, 0, last], 53))).expect("bound")
-        });
+        let client = UdpSocket::bind(&hosts.0, "10.0.0.1:53").await.expect("bound");
+        let server = UdpSocket::bind(&hosts.1, "10.0.0.2:53").await.expect("bound");
         let to = server.local_addr().expect("an address");
         assert_eq!(client.send_to(b"one", to).await.expect("sent"), 3);
         server.readable().await.expect("it is");
@@ -139,11 +139,53 @@ fn datagrams_are_sent_and_received() {
             };
             assert_eq!((&bytes[..count], from), (&b"one"[..], client.local_addr().expect("one")));
         }
-        client.connect(to).expect("a peer");
+        client.connect(to).await.expect("a peer");
         let sending = client.send_zc(vec![1; 9], &SendTo::default()).await.expect("accepted");
         assert_eq!(server.recv(&mut bytes).await.expect("there"), 9);
         assert_eq!(sending.await.buffer, [1; 9]);
         assert_eq!(client.send(b"end").await.expect("sent"), 3);
         assert_eq!(server.recv(&mut bytes).await.expect("there"), 3);
+    });
+}
+
+/// Goal: a name is resolved by the host's resolver, without holding the runtime's thread, and what
+/// it says wrong is told.
+#[test]
+fn names_are_resolved_beside_the_runtime() {
+    let resolver = Resolver::new(|name, port| match name {
+        "server.test" => {
+            // Longer than the task would wait for its only thread.
+            std::thread::sleep(Duration::from_millis(50));
+            Ok(vec![([10, 0, 0, 2], port + 1).into(), ([10, 0, 0, 2], port).into()])
+        }
+        _ => Err(ErrorKind::NotFound.into()),
+    });
+    let config = |last| Config::with_address([10, 0, 0, last], 24);
+    let (client, server) =
+        Host::pair(&Config { resolver, ..config(1) }, &config(2)).expect("two hosts");
+    run(async {
+        let listener = TcpListener::bind(&server, "10.0.0.2:80").await.expect("listens");
+        let mut incoming = listener.into_incoming();
+        // Nobody listens at the first address.
+        let connect = TcpStream::connect(&client, "server.test:80");
+        let ticks = async {
+            let mut ticks = 0;
+            while ticks < 5 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                ticks += 1;
+            }
+            ticks
+        };
+        let ((stream, accepted), ticks) = join(join(connect, incoming.next()), ticks).await;
+        let (stream, accepted) = (stream.expect("connects"), accepted.expect("no end"));
+        let own = stream.local_addr().expect("an address");
+        assert_eq!(accepted.expect("accepted").peer_addr().expect("a peer"), own);
+        assert_eq!(ticks, 5);
+        let failed = TcpStream::connect(&client, "other.test:80").await.expect_err("unknown");
+        assert_eq!(failed.kind(), ErrorKind::NotFound);
+        let failed = TcpStream::connect(&client, "no port").await.expect_err("wrong");
+        assert_eq!(failed.kind(), ErrorKind::InvalidInput);
+        let socket = UdpSocket::bind(&client, "0.0.0.0:0").await.expect("bound");
+        assert_eq!(socket.send_to(b"one", "server.test:53").await.expect("sent"), 3);
     });
 }

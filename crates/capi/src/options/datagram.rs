@@ -5,6 +5,7 @@ use crate::datagram::Told;
 use crate::errno::{Errno, Outcome};
 use crate::instance::State;
 use towpath::layers::net::socket::{Family, RECEIVE_BUFFER_DEFAULT, SEND_BUFFER_DEFAULT};
+use towpath::layers::net::stack::TTL_DEFAULT;
 
 /// What Linux says of options that a protocol does not have.
 const UNKNOWN: Errno = Errno(libc::ENOPROTOOPT);
@@ -113,11 +114,11 @@ impl State {
             }
             (libc::IPPROTO_IP, libc::IP_TTL) => {
                 let ttl = or_default(number, 1)?;
-                self.change(fd, |options| options.datagram.ttl = ttl)?;
+                self.change(fd, |options| options.ttl = ttl)?;
             }
             (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) => {
                 let limit = or_default(number, 0)?;
-                self.change(fd, |options| options.datagram.hop_limit = limit)?;
+                self.change(fd, |options| options.hop_limit = limit)?;
             }
             (libc::IPPROTO_IP, libc::IP_TOS) => {
                 self.change(fd, |options| options.tos = number as u8)?;
@@ -165,8 +166,7 @@ impl State {
         let id = self.id(fd)?;
         let options = self.engine.protocols.options(id)?;
         let own = &options.datagram;
-        let default_ttl = i32::from(towpath::layers::net::stack::UdpSend::default().ttl);
-        let ttl = |ttl: Option<u8>| ttl.map_or(default_ttl, i32::from);
+        let ttl = |ttl: Option<u8>| i32::from(ttl.unwrap_or(TTL_DEFAULT));
         Ok(Some(match (level, name) {
             (libc::SOL_UDP, libc::UDP_SEGMENT) => i32::from(own.segment_size),
             (libc::SOL_UDP, libc::UDP_GRO) => i32::from(own.coalesced),
@@ -183,8 +183,8 @@ impl State {
             }
             (libc::IPPROTO_IP, libc::IP_RECVERR) => i32::from(own.receive_errors_v4),
             (libc::IPPROTO_IPV6, libc::IPV6_RECVERR) => i32::from(own.receive_errors_v6),
-            (libc::IPPROTO_IP, libc::IP_TTL) => ttl(own.ttl),
-            (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) => ttl(own.hop_limit),
+            (libc::IPPROTO_IP, libc::IP_TTL) => ttl(options.ttl),
+            (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) => ttl(options.hop_limit),
             (libc::IPPROTO_IP, libc::IP_MTU) | (libc::IPPROTO_IPV6, libc::IPV6_MTU) => {
                 let remote = self.engine.protocols.remote(id)?;
                 let remote = remote.ip().to_canonical();
@@ -197,7 +197,7 @@ impl State {
 }
 
 /// A number that fits a byte and is at least `least`; -1 stands for the default.
-fn or_default(number: i32, least: u8) -> Outcome<Option<u8>> {
+pub(super) fn or_default(number: i32, least: u8) -> Outcome<Option<u8>> {
     if number == -1 {
         return Ok(None);
     }

@@ -102,7 +102,7 @@ fn transfer(name: &str, card: &str) {
     machine.run("ping -c 3 -i 0.1 -W 2 10.0.0.1 | grep -q ' 3 packets received'");
     machine.start("nc -l -p 7 -e cat &");
     machine.run("while ! netstat -ltn | grep -q :7; do sleep 0.1; done");
-    let stream = TcpStream::connect(&bench.host, ([10, 0, 0, 2], 7).into());
+    let stream = TcpStream::connect(&bench.host, ([10, 0, 0, 2], 7));
     echo(&stream.expect("the guest listens"));
     // Into the guest all is copied, once; out of it what is not worth a loan.
     let into = bench.host.ledger().copied_at(Site::Guest);

@@ -7,7 +7,7 @@ use towpath_net::stack::Context;
 use towpath_net::wire::ethernet::{self, EtherType};
 use towpath_net::wire::{MacAddr, Protocol, dhcpv4, dhcpv6, ipv4, ipv6, udp};
 use towpath_packet::pool::SMALL_FRAME_BYTES;
-use towpath_packet::{Burst, Checksum, Packet, Site};
+use towpath_packet::{Burst, Checksum, Packet};
 
 use crate::resolv::DNS_PORT;
 
@@ -46,15 +46,8 @@ pub(super) fn copy(packet: &Packet, cx: &Context<'_>, to: &mut Vec<u8>) -> bool 
     if packet.len() > FRAME_BYTES_MAX {
         return false;
     }
-    // Headers that were pulled are not in the pieces any more.
-    if packet.len() > packet.payload_len() {
-        to.extend_from_slice(packet.headers());
-    }
-    for piece in packet.pieces() {
-        let from = to.len();
-        to.resize(from + piece.len(), 0);
-        cx.ledger.copy(Site::Linearise, piece, &mut to[from..]);
-    }
+    to.resize(packet.len(), 0);
+    packet.copy_to(to, cx.ledger);
     true
 }
 

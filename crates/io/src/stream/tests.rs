@@ -95,7 +95,7 @@ impl Rig {
 }
 
 fn bytes_of(packet: &Packet) -> Vec<u8> {
-    let mut bytes = wire_headers(packet).to_vec();
+    let mut bytes = packet.wire_headers().to_vec();
     for piece in packet.pieces() {
         bytes.extend_from_slice(piece.bytes().unwrap());
     }

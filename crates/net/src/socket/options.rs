@@ -58,6 +58,10 @@ pub struct Options {
     pub tos: u8,
     /// Traffic class of packets of IPv6, without the ECN bits (`IPV6_TCLASS`).
     pub traffic_class: u8,
+    /// Hop limit of packets of IPv4 (`IP_TTL`).
+    pub ttl: Option<u8>,
+    /// Hop limit of packets of IPv6 (`IPV6_UNICAST_HOPS`).
+    pub hop_limit: Option<u8>,
     /// What is done about the MTU of paths of IPv4 (`IP_MTU_DISCOVER`).
     pub path_mtu: PathMtu,
     /// The same of IPv6 (`IPV6_MTU_DISCOVER`).
@@ -127,6 +131,8 @@ impl Default for Options {
             window_clamp: None,
             tos: 0,
             traffic_class: 0,
+            ttl: None,
+            hop_limit: None,
             path_mtu: PathMtu::Want,
             path_mtu_v6: PathMtu::Want,
             mark: 0,
@@ -239,11 +245,12 @@ impl Options {
         connection.set_urgent_inline(self.urgent_inline);
         connection.defer_accept(self.defer_accept);
         self.apply_timers(before, connection, now);
-        let (class, path_mtu) = match connection.local().is_ipv4() {
-            true => (self.tos, self.path_mtu),
-            false => (self.traffic_class, self.path_mtu_v6),
+        let (class, ttl, path_mtu) = match connection.local().is_ipv4() {
+            true => (self.tos, self.ttl, self.path_mtu),
+            false => (self.traffic_class, self.hop_limit, self.path_mtu_v6),
         };
         connection.set_traffic_class(class);
+        connection.set_ttl(ttl);
         connection.set_path_mtu(path_mtu);
         if self.receive_low_water != before.receive_low_water {
             connection.set_low_water(u32::try_from(self.receive_low_water).unwrap_or(u32::MAX));

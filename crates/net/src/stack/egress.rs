@@ -16,8 +16,8 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 use towpath_packet::{Checksum, GsoKind, Offload, Packet};
 
-/// Hop limit of what the stack sends (RFC 1700, as Linux).
-pub(super) const TTL: u8 = 64;
+/// Hop limit of what is sent, unless told otherwise (RFC 1700, as Linux).
+pub const TTL_DEFAULT: u8 = 64;
 
 /// What an IP header says about how the packet is to be treated.
 #[derive(Clone, Copy)]
@@ -34,8 +34,8 @@ pub(super) struct Marks {
 impl Marks {
     /// Those of the segment that a connection built last.
     pub(super) fn of_tcp(connection: &Connection) -> Self {
-        let tos = connection.codepoint();
-        Self { ttl: TTL, tos, dont_fragment: connection.forbids_fragments(), mtu: u16::MAX }
+        let (tos, ttl) = (connection.codepoint(), connection.ttl().unwrap_or(TTL_DEFAULT));
+        Self { ttl, tos, dont_fragment: connection.forbids_fragments(), mtu: u16::MAX }
     }
 }
 
@@ -49,7 +49,7 @@ impl Stack {
         tos: u8,
         cx: &mut Context<'_>,
     ) {
-        let marks = Marks { ttl: TTL, tos, dont_fragment: true, mtu: u16::MAX };
+        let marks = Marks { ttl: TTL_DEFAULT, tos, dont_fragment: true, mtu: u16::MAX };
         self.send_marked(packet, protocol, addresses, marks, cx);
     }
 

@@ -8,7 +8,7 @@ mod limit;
 mod mld;
 mod receive;
 
-use super::egress::Marks;
+use super::egress::{Marks, TTL_DEFAULT};
 use super::ingress::{IP_AT, IpInfo, is_martian, is_multicast};
 use super::{Context, Datagram, Stack};
 use crate::checksum;
@@ -27,8 +27,6 @@ pub(super) use receive::Quoted;
 const ERROR_BYTES_V4: usize = 576;
 /// Bytes of an IPv6 error message, headers included (RFC 4443 §2.4 c).
 const ERROR_BYTES_V6: usize = 1280;
-/// Hop limit of answers.
-const TTL: u8 = 64;
 
 /// An echo request for an address that is not ours.
 pub struct Echo {
@@ -160,7 +158,7 @@ impl Stack {
             icmpv6::Message::EchoReply { ident, sequence }.emit(header);
             Protocol::ICMPV6
         };
-        self.finish_icmp(packet, protocol, local, remote, TTL, cx);
+        self.finish_icmp(packet, protocol, local, remote, TTL_DEFAULT, cx);
     }
 
     /// Tells who asks `local` for an echo that it cannot be reached.
@@ -414,7 +412,7 @@ impl Stack {
     ) {
         if let Some(mut packet) = self.error_packet(&quote, cx) {
             message.emit(packet.push_header(icmpv4::HEADER_LEN));
-            self.finish_icmp(packet, Protocol::ICMP, from, quote.source, TTL, cx);
+            self.finish_icmp(packet, Protocol::ICMP, from, quote.source, TTL_DEFAULT, cx);
         }
     }
 
@@ -427,7 +425,7 @@ impl Stack {
     ) {
         if let Some(mut packet) = self.error_packet(&quote, cx) {
             message.emit(packet.push_header(icmpv6::HEADER_LEN));
-            self.finish_icmp(packet, Protocol::ICMPV6, from, quote.source, TTL, cx);
+            self.finish_icmp(packet, Protocol::ICMPV6, from, quote.source, TTL_DEFAULT, cx);
         }
     }
 
@@ -511,7 +509,7 @@ fn rebuilt(
 ) -> Quote {
     let len = transport.len() + report.data.len();
     // Who finds that it ran out has counted it down.
-    let ttl = if matches!(report.why, Unreachable::Expired(_)) { 1 } else { TTL };
+    let ttl = if matches!(report.why, Unreachable::Expired(_)) { 1 } else { TTL_DEFAULT };
     let mut bytes = alloc::vec![0; ipv6::HEADER_LEN];
     match (remote, local) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {

@@ -57,6 +57,7 @@ use siphasher::sip::SipHasher13;
 use towpath_packet::{Burst, Caps, Memory, Packet};
 
 pub use accounts::{Frames, Usage};
+pub use egress::TTL_DEFAULT;
 pub use icmp::{Echo, EchoReply, Report, Unreachable};
 pub use link::LinkFrame;
 pub use listen::{Listen, ListenError, ListenerHandle};

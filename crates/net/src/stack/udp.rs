@@ -1,6 +1,6 @@
 //! Datagrams: handed to the owner as they come, sent as he gives them.
 
-use super::egress::{Marks, TTL};
+use super::egress::{Marks, TTL_DEFAULT};
 use super::icmp::Quoted;
 use super::ingress::{IpInfo, is_multicast};
 use super::{Context, Stack};
@@ -44,7 +44,7 @@ pub struct UdpSend {
 
 impl Default for UdpSend {
     fn default() -> Self {
-        Self { segment_size: None, tos: 0, ttl: TTL, dont_fragment: false, mtu: u16::MAX }
+        Self { segment_size: None, tos: 0, ttl: TTL_DEFAULT, dont_fragment: false, mtu: u16::MAX }
     }
 }
 

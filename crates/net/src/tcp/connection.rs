@@ -89,6 +89,7 @@ pub struct Connection {
     pub(super) codepoint: u8,
     /// All but those two bits of the IP header's octet (RFC 2474).
     pub(super) traffic_class: u8,
+    pub(super) ttl: Option<u8>,
     pub(super) path: Path,
     /// When it began.
     pub(super) opened_at: Instant,
@@ -219,6 +220,7 @@ impl Connection {
             ecn: Ecn { asked: settings.ecn == 1, ..Ecn::default() },
             codepoint: 0,
             traffic_class: 0,
+            ttl: None,
             path: Path::new(opening.sizes, settings.path_mtu_of(opening.remote), now),
             opened_at: now,
             peer_mss: 0,

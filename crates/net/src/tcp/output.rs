@@ -310,6 +310,16 @@ impl Connection {
     pub fn set_traffic_class(&mut self, class: u8) {
         self.traffic_class = class & !super::ecn::codepoint::MASK;
     }
+
+    /// Hop limit of the packets of the connection, if it is not the usual one.
+    pub fn ttl(&self) -> Option<u8> {
+        self.ttl
+    }
+
+    /// Sets the hop limit (`IP_TTL`, `IPV6_UNICAST_HOPS`); `None` for the usual one.
+    pub fn set_ttl(&mut self, ttl: Option<u8>) {
+        self.ttl = ttl;
+    }
 }
 
 impl Segment {

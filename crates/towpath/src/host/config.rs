@@ -1,5 +1,6 @@
 //! What a host is told when it is made.
 
+use crate::host::resolver::Resolver;
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
@@ -35,8 +36,10 @@ pub struct Config {
     pub file_cache: usize,
     /// How long a receiver in this process keeps lent memory that the peer has acknowledged, or
     /// that was sent as a datagram: after one to two of these it is copied and goes back. `None`
-    /// for as long as he likes.
+    /// for as long as it likes.
     pub default_term: Option<Duration>,
+    /// Finds the addresses of names: the system's resolver, unless told otherwise.
+    pub resolver: Resolver,
 }
 
 impl Default for Config {
@@ -52,6 +55,7 @@ impl Default for Config {
             lent_by_all: LENT_BY_ALL_DEFAULT,
             file_cache: FILE_CACHE_DEFAULT,
             default_term: Some(DEFAULT_TERM),
+            resolver: Resolver::default(),
         }
     }
 }
@@ -170,6 +174,16 @@ impl From<io::Error> for StartError {
 impl From<rustix::io::Errno> for StartError {
     fn from(errno: rustix::io::Errno) -> Self {
         Self::Io(errno.into())
+    }
+}
+
+impl From<StartError> for io::Error {
+    fn from(error: StartError) -> Self {
+        match error {
+            StartError::Io(error) => error,
+            StartError::Tap(_) => Self::other(error),
+            _ => Self::new(io::ErrorKind::InvalidInput, error),
+        }
     }
 }
 

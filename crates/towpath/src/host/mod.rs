@@ -8,8 +8,8 @@
 //! let a = Config::with_address([10, 0, 0, 1], 24);
 //! let b = Config::with_address([10, 0, 0, 2], 24);
 //! let (a, b) = Host::pair(&a, &b)?;
-//! let listener = TcpListener::bind(&b, "10.0.0.2:80".parse()?)?;
-//! let stream = TcpStream::connect(&a, "10.0.0.2:80".parse()?)?;
+//! let listener = TcpListener::bind(&b, "10.0.0.2:80")?;
+//! let stream = TcpStream::connect(&a, "10.0.0.2:80")?;
 //! let (mut peer, _) = listener.accept()?;
 //!
 //! // The buffer moves into the send, and comes back when nobody uses it any more.
@@ -67,6 +67,7 @@ pub(crate) mod files;
 mod lending;
 mod link;
 pub(crate) mod operations;
+pub(crate) mod resolver;
 pub(crate) mod sockets;
 mod wait;
 mod worker;
@@ -75,22 +76,29 @@ pub use self::config::{Config, StartError};
 pub use choosing::mode::SendMode;
 pub use files::file_cache::FileCacheStats;
 pub use lending::buffers::Buffer;
-pub use lending::lend::{Chain, Lend};
+#[cfg(feature = "bytemuck")]
+pub use lending::lend::Typed;
+pub use lending::lend::{Chain, Lend, Part};
 pub use lending::queue::LENT_OVERHEAD;
 pub use lending::sending::{Completions, Returned, SendError, Sending};
+pub use resolver::{Resolver, Target, ToSocketAddrs};
 pub use sockets::file::FileRange;
 pub use sockets::listener::TcpListener;
 pub use sockets::raw::{FramePart, PacketSocket, RawSocket};
-
 pub use sockets::sniffer::Sniffer;
 pub use sockets::stream::TcpStream;
+pub use sockets::tcp_socket::TcpSocket;
 pub use sockets::udp::UdpSocket;
 pub use towpath_net::bpf;
 pub use towpath_net::counters::DropReason;
+pub use towpath_net::path_mtu::PathMtu;
 pub use towpath_net::socket::{
-    FrameKind, FrameSource, LentStats, LinkDestination, PacketOptions, RawOptions,
-    ReceivedDatagram, SendTo,
+    DatagramOptions, FrameKind, FrameSource, LENT_RANGES_MAX, LentStats, Linger, LinkDestination,
+    Options, PacketOptions, RawOptions, ReceivedDatagram, SendTo, Timestamping,
 };
+pub use towpath_net::tcp::congestion::Kind as CongestionControl;
+pub use towpath_net::tcp::fastopen::FastOpenKeys;
+pub use towpath_net::tcp::{FinWait, Info, Settings};
 pub use towpath_net::wire::MacAddr;
 pub use towpath_net::wire::ethernet::EtherType;
 pub use towpath_packet::{Held, Ledger, Piece, View};

@@ -10,7 +10,9 @@ use crate::host::lending::budget::{Budget, Levels};
 use crate::host::lending::buffers::Buffer;
 use crate::host::lending::ticket::{Account, Recall};
 use crate::host::link;
+use crate::host::resolver::Resolver;
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::Waker;
 use std::thread;
@@ -41,6 +43,8 @@ pub(super) struct Owner {
     pub(super) core: Arc<Core>,
     pub(super) files: Arc<FileCache>,
     _worker: Worker<State>,
+    addresses: Vec<(IpAddr, u8)>,
+    resolver: Resolver,
     over_device: bool,
     /// Measured when the first socket wants to know.
     stream_costs: OnceLock<Arc<Costs>>,
@@ -141,6 +145,16 @@ impl Host {
         core.lock().engine.protocols.lent_stats(core.clock.now())
     }
 
+    /// The host's addresses, each with the length of its link's prefix.
+    pub fn addresses(&self) -> &[(IpAddr, u8)] {
+        &self.owner.addresses
+    }
+
+    /// What finds the addresses of names.
+    pub fn resolver(&self) -> &Resolver {
+        &self.owner.resolver
+    }
+
     /// The link-layer address.
     pub fn mac(&self) -> MacAddr {
         self.owner.core.lock().engine.protocols.stack().mac()
@@ -198,8 +212,16 @@ impl Host {
         let worker = Worker::start(core.driver.clone())?;
         let (stream_costs, datagram_costs) = Default::default();
         let files = Arc::new(FileCache::new(config.file_cache, core.ledger.clone()));
-        let owner =
-            Owner { core, files, _worker: worker, over_device, stream_costs, datagram_costs };
+        let owner = Owner {
+            core,
+            files,
+            _worker: worker,
+            addresses: config.addresses.clone(),
+            resolver: config.resolver.clone(),
+            over_device,
+            stream_costs,
+            datagram_costs,
+        };
         Ok(Self { owner: owner.into(), group: None })
     }
 }

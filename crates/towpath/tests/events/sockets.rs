@@ -169,7 +169,7 @@ fn datagrams(choice: Choice) {
     let (mut queue, (a, b)) = (queue(choice), hosts());
     let to: SocketAddr = "10.0.0.2:53".parse().unwrap();
     let socket = UdpSocket::bind(&b, to).unwrap();
-    let sender = UdpSocket::bind(&a, "10.0.0.1:0".parse().unwrap()).unwrap();
+    let sender = UdpSocket::bind(&a, "10.0.0.1:0").unwrap();
     let source = Source::datagram(&socket, Interest::READ, Trigger::Level);
     let token = queue.add(source, 0).unwrap();
     assert_eq!(now(&mut queue), []);
@@ -208,7 +208,7 @@ fn lending(choice: Choice) {
     let to: SocketAddr = "10.0.0.2:53".parse().unwrap();
     let receiver = UdpSocket::bind(&hosts.1, to).unwrap();
     let [socket, other] = [0; 2].map(|_| {
-        let socket = UdpSocket::bind(&hosts.0, "10.0.0.1:0".parse().unwrap()).unwrap();
+        let socket = UdpSocket::bind(&hosts.0, "10.0.0.1:0").unwrap();
         socket.set_nonblocking(true).unwrap();
         socket.set_send_mode(SendMode::Lend);
         socket

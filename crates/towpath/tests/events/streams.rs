@@ -110,7 +110,7 @@ fn accept(choice: Choice) {
     assert_eq!(now(&mut queue), []);
     let clients: Vec<_> = (0..3).map(|_| TcpStream::connect(&a, address()).unwrap()).collect();
     // What they have sent comes before what makes this one.
-    let other = "10.0.0.2:81".parse().unwrap();
+    let other = "10.0.0.2:81";
     let last = TcpListener::bind(&b, other).unwrap();
     let _client = TcpStream::connect(&a, other).unwrap();
     last.accept().unwrap();
@@ -364,8 +364,8 @@ fn receive_lent(choice: Choice) {
         assert!(queue.take_pieces(token).unwrap().unwrap().is_empty());
     }
     let (stream, _peer) = {
-        let other = TcpListener::bind(&hosts.1, "10.0.0.2:81".parse().unwrap()).unwrap();
-        let stream = TcpStream::connect(&hosts.0, "10.0.0.2:81".parse().unwrap()).unwrap();
+        let other = TcpListener::bind(&hosts.1, "10.0.0.2:81").unwrap();
+        let stream = TcpStream::connect(&hosts.0, "10.0.0.2:81").unwrap();
         (stream, other.accept().unwrap())
     };
     let token = queue.receive_lent(&stream, 10, None, 9).unwrap();
@@ -551,7 +551,7 @@ fn dropped(choice: Choice) {
     let (mut queue, hosts) = (queue(choice), hosts());
     let (mut stream, mut peer) = connection(&hosts);
     stream.set_send_mode(SendMode::Lend);
-    let listener = TcpListener::bind(&hosts.1, "10.0.0.2:81".parse().unwrap()).unwrap();
+    let listener = TcpListener::bind(&hosts.1, "10.0.0.2:81").unwrap();
     queue.receive(&stream, vec![0; 5], Some(Instant::now() + PATIENCE), 9).unwrap();
     queue.receive_lent(&stream, 5, None, 9).unwrap();
     queue.accept(&listener, None, 9).unwrap();
@@ -567,6 +567,6 @@ fn dropped(choice: Choice) {
     let mut read = [0; 5];
     stream.read_exact(&mut read).unwrap();
     assert_eq!(&read, b"hello");
-    let _client = TcpStream::connect(&hosts.0, "10.0.0.2:81".parse().unwrap()).unwrap();
+    let _client = TcpStream::connect(&hosts.0, "10.0.0.2:81").unwrap();
     listener.accept().unwrap();
 }

@@ -6,7 +6,7 @@ use towpath::host::{Held, SendTo};
 /// Two hosts with a socket each, connected with each other.
 fn sockets(one: &Config) -> (Host, Host, UdpSocket, UdpSocket) {
     let (a, b) = Host::pair(one, &config(2)).expect("two hosts");
-    let own = "10.0.0.1:7".parse().expect("an address");
+    let own = "10.0.0.1:7";
     let socket = UdpSocket::bind(&a, own).expect("bound");
     let peer = UdpSocket::bind(&b, address()).expect("bound");
     socket.connect(address()).expect("connected");
@@ -69,7 +69,7 @@ fn what_cannot_be_sent_is_handed_back() {
     let cut = SendTo { segment_size: Some(1473), ..SendTo::default() };
     let wide = socket.send_zc_with(vec![1; 3000], &cut).expect_err("no such segments");
     assert_eq!((wide.error.raw_os_error(), wide.buffer.len()), (Some(libc::EMSGSIZE), 3000));
-    let other = UdpSocket::bind(&a, "10.0.0.1:0".parse().expect("an address")).expect("bound");
+    let other = UdpSocket::bind(&a, "10.0.0.1:0").expect("bound");
     let nowhere = other.send_zc(vec![1; 3000]).expect_err("no destination");
     assert_eq!(nowhere.error.raw_os_error(), Some(libc::EDESTADDRREQ));
     let none = "10.0.0.2:0".parse().expect("an address");
@@ -281,7 +281,7 @@ fn a_buffer_goes_as_many_datagrams() {
 fn datagrams_keep_their_order_when_much_is_out() {
     let (a, b, socket, peer) = sockets(&config(1));
     peer.set_options(|options| options.receive_buffer = Some(16 << 20)).expect("an option");
-    let other = UdpSocket::bind(&b, "10.0.0.2:81".parse().expect("an address")).expect("bound");
+    let other = UdpSocket::bind(&b, "10.0.0.2:81").expect("bound");
     other.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     let (mut sends, mut pieces, mut kept) = (Completions::new(), Vec::new(), Vec::new());
     // What waits for the peer's link-layer address is bounded: it is known from then on.

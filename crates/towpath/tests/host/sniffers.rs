@@ -16,7 +16,7 @@ struct Pair {
 impl Pair {
     fn new() -> Self {
         let (a, b) = pair();
-        let own = "10.0.0.1:7".parse().expect("an address");
+        let own = "10.0.0.1:7";
         let socket = UdpSocket::bind(&a, own).expect("bound");
         let peer = UdpSocket::bind(&b, address()).expect("bound");
         socket.connect(address()).expect("connected");

@@ -12,7 +12,6 @@ mod frames;
 
 use super::chain::{Descriptor, Segment};
 use super::{Broken, CHAIN_MAX, Head, Position, Queue, QueueConfig, StartError, Stop, feature};
-use crate::tap::wire_headers;
 use crate::vhost_user::memory::GuestMemory;
 use frames::{Frame, Frames, Heads, Place};
 use rustix::fd::OwnedFd;
@@ -382,7 +381,7 @@ fn header(packet: &Packet, features: u64, buffers: usize) -> VirtioHeader {
     if offload.checksum == Checksum::Unnecessary && features & feature::GUEST_CSUM == 0 {
         offload.checksum = Checksum::None;
     }
-    VirtioHeader::encode_merged(&offload, wire_headers(packet).len(), buffers as u16)
+    VirtioHeader::encode_merged(&offload, packet.wire_headers().len(), buffers as u16)
 }
 
 /// Has the beginnings of a frame and of its last segment fetched, which are used soon. Of a short

@@ -5,10 +5,6 @@
 pub struct DatagramOptions {
     /// May name a broadcast address (`SO_BROADCAST`).
     pub broadcast: bool,
-    /// Time to live of packets of IPv4 (`IP_TTL`).
-    pub ttl: Option<u8>,
-    /// Hop limit of packets of IPv6 (`IPV6_UNICAST_HOPS`).
-    pub hop_limit: Option<u8>,
     /// ICMP errors wait in the error queue (`IP_RECVERR`); set with
     /// [`Sockets::set_receive_errors`](crate::socket::Sockets::set_receive_errors).
     pub receive_errors_v4: bool,

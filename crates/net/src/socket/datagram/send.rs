@@ -231,9 +231,9 @@ impl Sockets {
         self.check_remote(socket, remote.ip())?;
         let options = &socket.options;
         let (tos, ttl, path_mtu) = if remote.is_ipv4() {
-            (options.tos, options.datagram.ttl, options.path_mtu)
+            (options.tos, options.ttl, options.path_mtu)
         } else {
-            (options.traffic_class, options.datagram.hop_limit, options.path_mtu_v6)
+            (options.traffic_class, options.hop_limit, options.path_mtu_v6)
         };
         let path = self.stack.path(remote.ip()).mtu;
         let link = self.stack.link_mtu(remote.ip());

@@ -151,7 +151,7 @@ mod tests {
         let config =
             |last| Config { default_term: None, ..Config::with_address([10, 0, 0, last], 24) };
         let (a, b) = Host::pair(&config(1), &config(2)).expect("two hosts");
-        let [own, other] = ["10.0.0.1:7", "10.0.0.2:80"].map(|at| at.parse().expect("an address"));
+        let [own, other] = ["10.0.0.1:7", "10.0.0.2:80"];
         let socket = UdpSocket::bind(&a, own).expect("bound");
         let peer = UdpSocket::bind(&b, other).expect("bound");
         socket.connect(other).expect("connected");
@@ -361,7 +361,7 @@ mod tests {
         for sending in sent {
             assert!(!sending.returned_within(PATIENCE).expect("back").copied);
         }
-        let own = "10.0.0.1:7".parse().expect("an address");
+        let own = "10.0.0.1:7";
         drop(UdpSocket::bind(&a, own).expect("free again"));
         drop(peer);
         assert_all_back(&[&a, &b]);

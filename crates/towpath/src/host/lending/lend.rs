@@ -4,6 +4,7 @@
 //! is shared by the one who waits for it and by the loans of its bytes; the last of these to go
 //! leaves it to the waiting one, or frees it if he is gone.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use towpath_packet::{Lender, Loans, Piece};
 
@@ -41,10 +42,18 @@ pub(in crate::host) mod sealed {
 
 use sealed::{Mark, Memory, Place};
 
-/// What can be lent to a send: [`Vec<u8>`], `Box<[u8]>`, `Arc<[u8]>`, `&'static [u8]`, a
-/// [`Buffer`](crate::host::Buffer), a [`FileRange`](crate::host::FileRange), with the feature
-/// `bytes` a `bytes::Bytes`, and of these pairs and a [`Chain`]. The list is closed: each is known
-/// to stay where it is while it is shared.
+/// What can be lent to a send:
+///
+/// - [`Vec<u8>`], `Box<[u8]>`, `Arc<[u8]>`, `&'static [u8]`;
+/// - [`String`], `Box<str>`, `Arc<str>`, `&'static str`;
+/// - a [`Buffer`](crate::host::Buffer), a [`FileRange`](crate::host::FileRange);
+/// - with the feature `bytes`, `bytes::Bytes` and `bytes::BytesMut`;
+/// - with the feature `bytemuck`, a `Vec`, a boxed slice or an `Arc` of numbers, or of whatever
+///   else is plain bytes, as [`Typed`];
+/// - a [`Part`] of any of these; pairs, and a [`Chain`], of any of these, which are sent one after
+///   the other.
+///
+/// The list is closed: each is known to stay where it is while it is shared.
 ///
 /// A slice that is borrowed for less than for ever cannot be lent:
 ///
@@ -75,7 +84,117 @@ macro_rules! lend_slice {
 
 lend_slice!(Vec<u8>, Box<[u8]>, Arc<[u8]>, &'static [u8]);
 #[cfg(feature = "bytes")]
-lend_slice!(bytes::Bytes);
+lend_slice!(bytes::Bytes, bytes::BytesMut);
+
+macro_rules! lend_text {
+    ($($kind:ty),+) => {$(
+        impl Memory for $kind {
+            fn len(&self) -> usize {
+                str::len(self)
+            }
+
+            fn rest(&self, at: usize, _: &mut Mark) -> &[u8] {
+                self.as_bytes().get(at..).unwrap_or_default()
+            }
+        }
+    )+};
+}
+
+lend_text!(String, Box<str>, Arc<str>, &'static str);
+
+/// Numbers, or other values that are plain bytes without padding, sent as they lie in memory: in
+/// the byte order of this machine.
+///
+/// ```
+/// # #[cfg(feature = "bytemuck")] {
+/// use towpath::host::{Sending, TcpStream, Typed};
+/// fn send(stream: &TcpStream, samples: Vec<f32>) -> Option<Sending<Typed<Vec<f32>>>> {
+///     stream.send_zc(Typed(samples)).ok()
+/// }
+/// # }
+/// ```
+#[cfg(feature = "bytemuck")]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Typed<V>(pub V);
+
+#[cfg(feature = "bytemuck")]
+macro_rules! lend_typed {
+    ($($kind:ty),+) => {$(
+        impl<T: bytemuck::NoUninit + Send + Sync> Memory for Typed<$kind> {
+            fn len(&self) -> usize {
+                size_of_val::<[T]>(&self.0)
+            }
+
+            fn rest(&self, at: usize, _: &mut Mark) -> &[u8] {
+                bytemuck::cast_slice(&self.0).get(at..).unwrap_or_default()
+            }
+        }
+    )+};
+}
+
+#[cfg(feature = "bytemuck")]
+lend_typed!(Vec<T>, Box<[T]>, Arc<[T]>);
+
+/// A part of a buffer: only that is sent, and the whole comes back.
+///
+/// ```
+/// use towpath::host::Part;
+/// let part = Part::new(vec![1, 2, 3, 4], 1..3).expect("within the buffer");
+/// assert_eq!((part.buffer(), part.range()), (&vec![1, 2, 3, 4], 1..3));
+/// assert_eq!(part.into_buffer(), [1, 2, 3, 4]);
+/// assert!(Part::new(vec![1, 2, 3, 4], 1..5).is_err());
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part<B> {
+    buffer: B,
+    range: Range<usize>,
+}
+
+impl<B: Lend> Part<B> {
+    /// These bytes of `buffer`.
+    ///
+    /// # Errors
+    /// The range is not within the buffer, which is handed back.
+    pub fn new(buffer: B, range: Range<usize>) -> Result<Self, B> {
+        match range.start <= range.end && range.end <= buffer.len() {
+            true => Ok(Self { buffer, range }),
+            false => Err(buffer),
+        }
+    }
+
+    /// Which bytes are sent.
+    pub fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+
+    /// The whole buffer.
+    pub fn buffer(&self) -> &B {
+        &self.buffer
+    }
+
+    /// The whole buffer.
+    pub fn into_buffer(self) -> B {
+        self.buffer
+    }
+}
+
+impl<B: Lend> Memory for Part<B> {
+    const IS_ONE: bool = B::IS_ONE;
+
+    fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    fn rest(&self, at: usize, mark: &mut Mark) -> &[u8] {
+        let Some(left) = self.range.len().checked_sub(at) else { return &[] };
+        let rest = self.buffer.rest(self.range.start + at, mark);
+        &rest[..rest.len().min(left)]
+    }
+
+    fn is_copy(&self) -> bool {
+        self.buffer.is_copy()
+    }
+}
 
 /// Buffers that are sent one after the other and come back together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -294,6 +413,35 @@ mod tests {
         for at in [0, 1, 2, 3, 4, 5, 6, 7, 6, 5, 4, 3, 2, 1, 0, 5, 0, 3, 7, 2, 6, 1, 4] {
             assert_eq!(chain.rest(at, mark), expected[at], "from {at} on");
         }
+    }
+
+    /// Goal: a part is its bytes and no others, of one buffer and of several.
+    #[test]
+    fn a_part_is_its_range() {
+        let part = Part::new(Chain(vec![vec![1, 2], vec![3, 4, 5]]), 1..4).unwrap();
+        assert_eq!(stretches(&part, 0, usize::MAX), [&[2][..], &[3, 4]]);
+        assert_eq!(stretches(&part, 2, usize::MAX), [&[4]]);
+        assert!(stretches(&part, 3, usize::MAX).is_empty());
+        assert!(stretches(&part, 4, usize::MAX).is_empty());
+        let text = Part::new("towpath".to_owned(), 3..7).unwrap();
+        assert_eq!((Memory::len(&text), stretches(&text, 0, 2)), (4, vec![&b"pa"[..]]));
+        let backwards = Range { start: 3, end: 2 };
+        assert_eq!(Part::new(vec![0; 4], backwards), Err(vec![0; 4]));
+        assert_eq!(Part::new(vec![0; 4], 2..5), Err(vec![0; 4]));
+        let none = Part::new(Vec::new(), 0..0).unwrap();
+        assert!(stretches(&none, 0, usize::MAX).is_empty());
+    }
+
+    /// Goal: values are sent as they lie in memory.
+    #[cfg(feature = "bytemuck")]
+    #[test]
+    fn values_are_their_bytes() {
+        let typed = Typed(vec![1_u32, 0x0203_0405]);
+        let bytes = [1_u32.to_ne_bytes(), 0x0203_0405_u32.to_ne_bytes()].concat();
+        assert_eq!(Memory::len(&typed), 8);
+        assert_eq!(stretches(&typed, 3, usize::MAX), [&bytes[3..]]);
+        let shared = Typed(Arc::<[f64]>::from([0.5]));
+        assert_eq!(stretches(&shared, 0, usize::MAX), [&0.5_f64.to_ne_bytes()]);
     }
 
     /// A buffer that counts how often it is looked at.

@@ -4,7 +4,7 @@ use crate::host::sockets::shape::Shape;
 use crate::host::sockets::stream::TcpStream;
 use crate::host::sockets::watch::readiness;
 use crate::host::wait::block;
-use crate::host::{Host, family, io_error, would_block};
+use crate::host::{Host, io_error, would_block};
 use std::fmt;
 use std::future::poll_fn;
 use std::io;
@@ -12,10 +12,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use towpath_io::events::Readiness;
-use towpath_net::socket::{Error, SocketId};
-
-/// Connections that may wait to be accepted, as in the standard library.
-const BACKLOG: i32 = 128;
+use towpath_net::socket::{Error, Options, SocketId};
 
 /// A TCP socket that takes connections, in the shape of [`std::net::TcpListener`].
 #[derive(Clone)]
@@ -30,26 +27,9 @@ struct Inner {
 }
 
 impl TcpListener {
-    /// Listens at an address of the host, or at all of them; port 0 chooses one.
-    pub fn bind(host: &Host, address: SocketAddr) -> io::Result<Self> {
-        let core = &host.owner.core;
-        let id = core.call(|state, now| {
-            let id = state.engine.protocols.stream(family(address))?;
-            let reuse = |options: &mut towpath_net::socket::Options| options.reuse_address = true;
-            let listens = state
-                .engine
-                .protocols
-                .set_options(id, now, reuse)
-                .and_then(|()| state.engine.protocols.bind(id, address))
-                .and_then(|()| state.engine.protocols.listen(id, BACKLOG, now));
-            match listens {
-                Ok(()) => state.add(id, None),
-                Err(_) => state.close(id, now),
-            }
-            listens.map(|()| id)
-        });
-        let (host, id) = (host.clone(), id.map_err(io_error)?);
-        Ok(Self { inner: Arc::new(Inner { host, id, shape: Shape::default() }) })
+    /// The owner of a socket that listens, and is in the host's table.
+    pub(in crate::host) fn new(host: Host, id: SocketId) -> Self {
+        Self { inner: Arc::new(Inner { host, id, shape: Shape::default() }) }
     }
 
     /// The next connection, and the peer's address. Waits for one.
@@ -101,13 +81,29 @@ impl TcpListener {
         self.inner.host.owner.core.lock().engine.protocols.local(self.inner.id).map_err(io_error)
     }
 
-    /// Whether small segments of connections that are accepted from now on wait for ACKs.
-    pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
+    /// Options, as they are.
+    ///
+    /// # Errors
+    /// Those of getsockopt(2).
+    pub fn options(&self) -> io::Result<Options> {
+        let state = self.inner.host.owner.core.lock();
+        state.engine.protocols.options(self.inner.id).copied().map_err(io_error)
+    }
+
+    /// Changes options. Connections that are accepted from now on begin with most of them.
+    ///
+    /// # Errors
+    /// Those of setsockopt(2).
+    pub fn set_options(&self, change: impl FnOnce(&mut Options)) -> io::Result<()> {
         let Inner { host, id, .. } = &*self.inner;
-        let change = |options: &mut towpath_net::socket::Options| options.nodelay = nodelay;
         let core = &host.owner.core;
         core.call(|state, now| state.engine.protocols.set_options(*id, now, change))
             .map_err(io_error)
+    }
+
+    /// Whether small segments of connections that are accepted from now on wait for ACKs.
+    pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
+        self.set_options(|options| options.nodelay = nodelay)
     }
 
     /// Whether calls fail instead of waiting.

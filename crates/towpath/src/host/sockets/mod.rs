@@ -8,5 +8,6 @@ pub(in crate::host) mod raw;
 pub(in crate::host) mod shape;
 pub(in crate::host) mod sniffer;
 pub(in crate::host) mod stream;
+pub(in crate::host) mod tcp_socket;
 pub(in crate::host) mod udp;
 pub(crate) mod watch;

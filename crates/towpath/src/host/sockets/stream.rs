@@ -1,6 +1,7 @@
 //! TCP connections.
 
 mod lent;
+mod options;
 
 use crate::host::choosing::auto::Choice;
 use crate::host::choosing::calibration::Watch;
@@ -15,7 +16,7 @@ use crate::host::lending::sending::{SendError, Sending};
 use crate::host::lending::ticket::Ticket;
 use crate::host::sockets::shape::Shape;
 use crate::host::wait::block;
-use crate::host::{Host, family, io_error, would_block};
+use crate::host::{Host, io_error, would_block};
 use std::fmt;
 use std::future::poll_fn;
 use std::io::{self, IoSlice, Read, Write};
@@ -23,7 +24,7 @@ use std::net::{Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
-use towpath_net::socket::{self, Error, Options, ReceiveFlags, SocketId};
+use towpath_net::socket::{self, Error, ReceiveFlags, SocketId};
 use towpath_net::tcp::Info;
 use towpath_net::time::Instant;
 
@@ -88,53 +89,7 @@ impl<B: Lend> Going<B> {
 }
 
 impl TcpStream {
-    /// Connects, and waits for it.
-    pub fn connect(host: &Host, remote: SocketAddr) -> io::Result<Self> {
-        Self::connect_within(host, remote, None)
-    }
-
-    /// Connects, and waits for at most `timeout`.
-    pub fn connect_timeout(host: &Host, remote: SocketAddr, timeout: Duration) -> io::Result<Self> {
-        Self::connect_within(host, remote, Some(timeout))
-    }
-
-    /// The same for tasks. Dropping the future gives up.
-    pub async fn connect_async(host: &Host, remote: SocketAddr) -> io::Result<Self> {
-        let stream = Self::begin(host, remote)?;
-        poll_fn(|cx| stream.poll_connect(cx, remote)).await?;
-        Ok(stream)
-    }
-
-    fn connect_within(
-        host: &Host,
-        remote: SocketAddr,
-        timeout: Option<Duration>,
-    ) -> io::Result<Self> {
-        let stream = Self::begin(host, remote)?;
-        let connected = block(timeout, |cx| stream.poll_connect(cx, remote));
-        connected.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))?;
-        Ok(stream)
-    }
-
-    /// Begins to connect.
-    pub(in crate::host) fn begin(host: &Host, remote: SocketAddr) -> io::Result<Self> {
-        let begun = host.owner.core.call(|state, now| {
-            let id = state.engine.protocols.stream(family(remote))?;
-            match state.engine.protocols.connect(id, remote, now) {
-                Ok(()) | Err(Error::InProgress) => {
-                    let queue = Self::queue(host, id);
-                    state.add(id, Some(queue.clone()));
-                    Ok(queue)
-                }
-                Err(error) => {
-                    state.close(id, now);
-                    Err(error)
-                }
-            }
-        });
-        Ok(Self::new(host.clone(), begun.map_err(io_error)?))
-    }
-
+    /// True when it is connected; else `cx`'s waker is woken when that is so, or has failed.
     pub(in crate::host) fn poll_connect(
         &self,
         cx: &mut Context<'_>,
@@ -472,38 +427,6 @@ impl TcpStream {
         let error = self.inner.host.owner.core.lock().engine.protocols.take_error(self.id());
         let error = error.map_err(io_error)?.or_else(|| self.inner.queue.untold_failure());
         Ok(error.map(io_error))
-    }
-
-    /// Options, as they are.
-    pub fn options(&self) -> io::Result<Options> {
-        self.inner
-            .host
-            .owner
-            .core
-            .lock()
-            .engine
-            .protocols
-            .options(self.id())
-            .copied()
-            .map_err(io_error)
-    }
-
-    /// Changes options.
-    pub fn set_options(&self, change: impl FnOnce(&mut Options)) -> io::Result<()> {
-        let id = self.id();
-        let core = &self.inner.host.owner.core;
-        core.call(|state, now| state.engine.protocols.set_options(id, now, change))
-            .map_err(io_error)
-    }
-
-    /// Whether small segments wait for ACKs.
-    pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
-        self.set_options(|options| options.nodelay = nodelay)
-    }
-
-    /// Whether small segments wait for ACKs.
-    pub fn nodelay(&self) -> io::Result<bool> {
-        Ok(self.options()?.nodelay)
     }
 
     /// How long a call that reads waits; `None` for as long as it takes.

@@ -1,6 +1,7 @@
 //! Datagram sockets.
 
 mod going;
+mod options;
 
 use crate::host::choosing::auto::Choice;
 use crate::host::choosing::mode::{Mode, SendMode};
@@ -11,6 +12,7 @@ use crate::host::lending::lend::{Lend, stretches};
 use crate::host::lending::queue::{DATAGRAMS_QUEUED_MAX, LENT_OVERHEAD, SendQueue, work_of};
 use crate::host::lending::sending::{SendError, Sending};
 use crate::host::lending::ticket::Ticket;
+use crate::host::resolver::{Target, ToSocketAddrs, first_of, no_address};
 use crate::host::sockets::shape::Shape;
 use crate::host::sockets::watch::readiness;
 use crate::host::wait::block;
@@ -26,7 +28,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use towpath_io::events::{Interest, Readiness};
-use towpath_net::socket::{Error, Options, ReadMost, ReceivedDatagram, SendTo, SocketId, Sockets};
+use towpath_net::socket::{Error, ReadMost, ReceivedDatagram, SendTo, SocketId, Sockets};
 use towpath_net::stack;
 use towpath_net::time::Instant;
 use towpath_packet::Held;
@@ -56,9 +58,14 @@ struct Inner {
 }
 
 impl UdpSocket {
-    /// Binds to an address of the host, or to all of them; port 0 chooses one.
-    pub fn bind(host: &Host, address: SocketAddr) -> io::Result<Self> {
-        Self::open(host, Some(address), |sockets| sockets.datagram(family(address)))
+    /// Binds to an address of the host, or to all of them; port 0 chooses one. Of several addresses
+    /// the first is taken that can be.
+    ///
+    /// # Errors
+    /// Those of bind(2).
+    pub fn bind(host: &Host, address: impl ToSocketAddrs) -> io::Result<Self> {
+        let open = |address| Self::open(host, Some(address), |own| own.datagram(family(address)));
+        first_of(host.resolver(), address, open)
     }
 
     /// The socket that `make` makes, bound to an address if there is one.
@@ -103,23 +110,37 @@ impl UdpSocket {
         look(&self.inner.host.owner.core.lock().engine.protocols, self.inner.id)
     }
 
-    pub(in crate::host) fn host(&self) -> &Host {
+    pub(crate) fn host(&self) -> &Host {
         &self.inner.host
     }
 
     /// Names the one peer.
-    pub fn connect(&self, remote: SocketAddr) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// Those of connect(2).
+    pub fn connect(&self, remote: impl ToSocketAddrs) -> io::Result<()> {
         let Inner { id, queue, host, .. } = &*self.inner;
-        let connect = |state: &mut State, now: Instant| {
-            queue.shut();
-            state.engine.protocols.connect(*id, remote, now)
-        };
-        host.owner.core.call(connect).map_err(io_error)
+        first_of(host.resolver(), remote, |remote| {
+            let connect = |state: &mut State, now: Instant| {
+                queue.shut();
+                state.engine.protocols.connect(*id, remote, now)
+            };
+            host.owner.core.call(connect).map_err(io_error)
+        })
     }
 
-    /// Sends a datagram to `remote`. Waits while the device takes nothing.
-    pub fn send_to(&self, bytes: &[u8], remote: SocketAddr) -> io::Result<usize> {
-        self.send_with(bytes, &SendTo { to: Some(remote), ..SendTo::default() })
+    /// Sends a datagram to `remote`. Waits while the device takes nothing. Of several addresses the
+    /// first is taken.
+    ///
+    /// # Errors
+    /// Those of sendto(2).
+    pub fn send_to(&self, bytes: &[u8], remote: impl ToSocketAddrs) -> io::Result<usize> {
+        let to = match remote.to_target()? {
+            Target::Address(address) => Some(address),
+            target => self.inner.host.resolver().resolve(target)?.first().copied(),
+        };
+        let to = Some(to.ok_or_else(no_address)?);
+        self.send_with(bytes, &SendTo { to, ..SendTo::default() })
     }
 
     /// Sends a datagram to the peer.
@@ -511,49 +532,6 @@ impl UdpSocket {
             }
         };
         Readiness { writable: interest.writable && ready.writable && has_room(), ..ready }
-    }
-
-    /// Our address.
-    pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.with_state(Sockets::local).map_err(io_error)
-    }
-
-    /// The peer's address.
-    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        self.with_state(Sockets::remote).map_err(io_error)
-    }
-
-    /// The pending error.
-    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
-        let error = self.inner.host.owner.core.lock().engine.protocols.take_error(self.inner.id);
-        Ok(error.map_err(io_error)?.map(io_error))
-    }
-
-    /// Options, as they are.
-    pub fn options(&self) -> io::Result<Options> {
-        self.with_state(|sockets, id| sockets.options(id).copied()).map_err(io_error)
-    }
-
-    /// Changes options.
-    pub fn set_options(&self, change: impl FnOnce(&mut Options)) -> io::Result<()> {
-        let set = |sockets: &mut Sockets, id, now| sockets.set_options(id, now, change);
-        self.with_sockets(set).map_err(io_error)
-    }
-
-    /// How long a call that receives waits; `None` for as long as it takes.
-    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        self.inner.shape.set_read_timeout(timeout)
-    }
-
-    /// How long a call that sends waits; `None` for as long as it takes.
-    pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        self.inner.shape.set_write_timeout(timeout)
-    }
-
-    /// Whether calls fail instead of waiting.
-    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
-        self.inner.shape.set_nonblocking(nonblocking);
-        Ok(())
     }
 
     /// Another handle of the same socket.

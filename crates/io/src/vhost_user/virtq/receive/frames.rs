@@ -6,7 +6,6 @@
 
 use super::super::Segment;
 use super::super::chain::Cursor;
-use crate::tap::wire_headers;
 use crate::vhost_user::memory::GuestMemory;
 use towpath_packet::cut::Part;
 use towpath_packet::packet::HEADER_BYTES;
@@ -25,7 +24,7 @@ impl<'a> Frame<'a> {
     pub(super) fn headers(&self) -> &'a [u8] {
         match self.part {
             Some(_) => self.packet.headers(),
-            None => wire_headers(self.packet),
+            None => self.packet.wire_headers(),
         }
     }
 

@@ -1,0 +1,48 @@
+//! Looking at a packet by copying some of it.
+
+use super::{PEEK_BYTES, Packet};
+use crate::ledger::{Ledger, Site};
+
+impl Packet {
+    /// The byte behind the headers, which belongs to the next one: not a copy for the ledger.
+    pub fn peek_byte(&self) -> Option<u8> {
+        let mut byte = [0];
+        let read = self.pieces().find(|piece| !piece.is_empty())?.copy_to(&mut byte);
+        (read == 1).then_some(byte[0])
+    }
+
+    /// Copies the first bytes of the packet, as they are on the wire, for a decision that changes
+    /// nothing about it; returns how many. Header bytes: not a copy for the ledger, at most
+    /// [`PEEK_BYTES`].
+    pub fn copy_first(&self, to: &mut [u8; PEEK_BYTES]) -> usize {
+        let headers = self.headers();
+        let headers = &headers[..headers.len().min(PEEK_BYTES)];
+        to[..headers.len()].copy_from_slice(headers);
+        let mut at = headers.len();
+        if self.body().peeked {
+            return at;
+        }
+        for piece in self.pieces() {
+            at += piece.copy_to(&mut to[at..]);
+        }
+        at
+    }
+
+    /// The private bytes that come before the pieces on the wire: none while they are only a copy
+    /// of what the pieces cover.
+    pub fn wire_headers(&self) -> &[u8] {
+        if self.len() == self.payload_len() { &[] } else { self.headers() }
+    }
+
+    /// Copies the packet, as it is on the wire, into `to`, as far as there is room; returns how
+    /// many bytes. The payload is counted as copied ([`Site::Linearise`]).
+    pub fn copy_to(&self, to: &mut [u8], ledger: &Ledger) -> usize {
+        let headers = self.wire_headers();
+        let mut at = headers.len().min(to.len());
+        to[..at].copy_from_slice(&headers[..at]);
+        for piece in self.pieces() {
+            at += ledger.copy(Site::Linearise, piece, &mut to[at..]);
+        }
+        at
+    }
+}

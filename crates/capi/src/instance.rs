@@ -1,9 +1,9 @@
 //! An instance: sockets with their device, its descriptors and its time, behind one lock.
 
-use crate::ending::LINGER_DEFAULT;
+use crate::calls::ending::LINGER_DEFAULT;
+use crate::calls::handed::HandedOut;
 use crate::errno::{Errno, Outcome};
-use crate::files::Files;
-use crate::handed::HandedOut;
+use crate::table::Files;
 use crate::wire::{self, OUR_MAC, PEER_MAC, PEERS, Wire, WireEnd};
 use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

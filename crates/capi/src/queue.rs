@@ -18,7 +18,7 @@ mod transfer;
 
 use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
-use crate::pointers::Posted;
+use crate::memory::pointers::Posted;
 use groups::Groups;
 pub(crate) use kernel::{FileWork, Other, SocketWork, Transfer, Way};
 use kernel::{Kept, finish, take_connection};

@@ -12,7 +12,7 @@ use super::numbers::{PROGRESS, STARVED};
 use super::transfer::End;
 use super::{Told, errno};
 use crate::errno::{Errno, Outcome};
-use crate::pointers::Posted;
+use crate::memory::pointers::Posted;
 use rustix::fd::AsFd;
 use rustix::io::Errno as Kernel;
 use std::collections::{HashMap, VecDeque};

@@ -3,10 +3,10 @@
 
 use super::operations::over;
 use super::socket::{Place, READS, WRITES};
-use crate::control::Control;
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
-use crate::pointers::{Message, TokenPlace};
+use crate::memory::control::Control;
+use crate::memory::pointers::{Message, TokenPlace};
 use rustix::io::Errno as Kernel;
 use std::sync::Arc;
 use std::task::Waker;

@@ -8,7 +8,7 @@ use super::operations::over;
 use super::socket::{Place, WRITES};
 use crate::errno::{Errno, Outcome};
 use crate::instance::State;
-use crate::pointers::Ranges;
+use crate::memory::pointers::Ranges;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use towpath::events::Step;

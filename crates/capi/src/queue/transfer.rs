@@ -19,7 +19,7 @@ use super::socket::{Place, READS, WRITES};
 use super::{Told, errno, over};
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
-use crate::pointers::Posted;
+use crate::memory::pointers::Posted;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::FileType;
 use rustix::io::Errno as Kernel;

@@ -1,8 +1,8 @@
 //! The table of descriptors.
 
-use crate::datagram::Told;
+use crate::calls::datagram::Told;
+use crate::calls::poll::Epoll;
 use crate::errno::{Errno, Outcome};
-use crate::poll::Epoll;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsRawFd, OwnedFd};
 use std::collections::BTreeMap;

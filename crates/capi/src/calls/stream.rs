@@ -1,11 +1,11 @@
 //! The calls of POSIX, on descriptors of an instance; arguments are slices, errors are numbers.
 
-use crate::address::{self, Given};
-use crate::control::Control;
-use crate::datagram::Told;
+use super::datagram::Told;
 use crate::errno::{Errno, Outcome};
-use crate::files::{SocketFile, Watchers, What};
 use crate::instance::{Instance, State};
+use crate::memory::address::{self, Given};
+use crate::memory::control::Control;
+use crate::table::{SocketFile, Watchers, What};
 use std::net::SocketAddr;
 use towpath::layers::net::socket::{
     Error, Family, Linger, Readiness, ReceiveFlags, SendFlags, Shutdown, SocketId,

@@ -1,8 +1,8 @@
 //! `poll`, and sets of descriptors like `epoll`'s.
 
 use crate::errno::{Errno, Outcome};
-use crate::files::What;
 use crate::instance::{Instance, State};
+use crate::table::What;
 use std::collections::{BTreeMap, VecDeque};
 use towpath::layers::net::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Options of datagram sockets, as far as they are not those of all sockets.
 
 use super::{fragment_size, int};
-use crate::datagram::Told;
+use crate::calls::datagram::Told;
 use crate::errno::{Errno, Outcome};
 use crate::instance::State;
 use towpath::layers::net::socket::{Family, RECEIVE_BUFFER_DEFAULT, SEND_BUFFER_DEFAULT};

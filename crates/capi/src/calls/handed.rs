@@ -4,11 +4,11 @@
 //! back. How much a program can hold is bounded by its sockets and by the stack; each token stands
 //! for some of that, so there are no more tokens than that allows.
 
-use crate::control::{Control, Received};
+use super::link;
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
-use crate::link;
-use crate::pointers::Lending;
+use crate::memory::control::{Control, Received};
+use crate::memory::pointers::Lending;
 use std::task::Waker;
 use std::time::Duration;
 use towpath::layers::net::socket::{Error, ReadMost, Readiness};

@@ -1,7 +1,8 @@
 //! Messages with control data: what is left to be read, and the notices of the error queue.
 
-use crate::address::Name;
-use crate::datagram::push_error;
+pub(crate) mod datagram;
+
+use super::address::Name;
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
 use std::time::Duration;
@@ -30,6 +31,8 @@ pub(crate) struct Control<'a> {
     pub(crate) flags: i32,
 }
 
+/// `TOWPATH_SO_ZEROCOPY_TERM` of `towpath.h`.
+pub(crate) const TOWPATH_SO_ZEROCOPY_TERM: i32 = 0x7001;
 /// Bytes of `struct cmsghdr`.
 pub(crate) const HEADER: usize = size_of::<libc::cmsghdr>();
 /// `SO_EE_ORIGIN_TIMESTAMPING` of `linux/errqueue.h`.
@@ -193,7 +196,7 @@ impl State {
                 let error = extended_error(0, origin, (first, last), offender);
                 control.push(level, kind, &error);
             }
-            Notice::Failed(failed) => push_error(control, file.domain, &failed),
+            Notice::Failed(failed) => datagram::push_error(control, file.domain, &failed),
         }
         Ok(())
     }

@@ -19,6 +19,9 @@
 //!
 //! With the feature `packetdrill` the library has one more entry point, for the test tool of that
 //! name.
+//!
+//! Modules form a line, and each uses only those before it: `{errno, wire} → table → memory →
+//! instance → calls → queue → abi → packetdrill`.
 #![deny(unsafe_code)]
 
 pub mod abi;
@@ -32,7 +35,8 @@ mod queue;
 mod table;
 mod wire;
 
-pub use calls::poll::{EpollEvent, Polled};
+pub use calls::poll::Polled;
 pub use errno::Errno;
 pub use instance::{Config, Instance};
 pub use queue::{Queue, Told};
+pub use table::epoll::EpollEvent;

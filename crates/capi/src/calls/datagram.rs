@@ -13,25 +13,6 @@ use towpath::layers::net::socket::{
 };
 use towpath::layers::net::wire::Protocol;
 
-/// What a datagram socket tells with each message.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Told {
-    /// `IP_PKTINFO`.
-    pub(crate) packet_v4: bool,
-    /// `IPV6_RECVPKTINFO`.
-    pub(crate) packet_v6: bool,
-    /// `IP_RECVTTL`.
-    pub(crate) ttl: bool,
-    /// `IPV6_RECVHOPLIMIT`.
-    pub(crate) hop_limit: bool,
-    /// `IP_RECVTOS`.
-    pub(crate) tos: bool,
-    /// `IPV6_RECVTCLASS`.
-    pub(crate) traffic_class: bool,
-    /// `SO_RXQ_OVFL`.
-    pub(crate) dropped: bool,
-}
-
 impl Instance {
     /// True if the descriptor is that of a datagram socket.
     pub(crate) fn is_datagram(&self, fd: i32) -> bool {

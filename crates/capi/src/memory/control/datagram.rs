@@ -2,9 +2,9 @@
 //! send.
 
 use super::{Control, TOWPATH_SO_ZEROCOPY_TERM, each_message};
-use crate::calls::datagram::Told;
 use crate::errno::{Errno, Outcome};
 use crate::memory::address;
+use crate::table::Told;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use towpath::layers::net::socket::{ErrorNotice, Origin, ReceivedDatagram, SendTo};
 

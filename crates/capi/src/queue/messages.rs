@@ -1,8 +1,7 @@
 //! Operations on sockets of instances with one message each: datagrams received or sent, and
 //! whatever is received without a copy.
 
-use super::operations::over;
-use super::socket::{Place, READS, WRITES};
+use super::socket::{Place, READS, WRITES, over};
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
 use crate::memory::control::Control;

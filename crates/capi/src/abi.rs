@@ -13,14 +13,15 @@
 //! memory is theirs until their end was told.
 #![allow(unsafe_code)]
 
+use crate::calls::options;
+use crate::calls::poll::Polled;
 use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
-use crate::options;
-use crate::pointers::{
+use crate::memory::pointers::{
     IOV_MAX, Message, Ranges, bytes, bytes_mut, file, filter, gather, scatter, sockaddr_bytes,
     write_address, write_source,
 };
-use crate::poll::{EpollEvent, Polled};
+use crate::table::epoll::EpollEvent;
 use libc::{
     c_int, c_uint, c_ulong, c_void, epoll_event, iovec, loff_t, msghdr, nfds_t, off_t, pollfd,
     size_t, sockaddr, socklen_t,

@@ -1,9 +1,7 @@
 //! An instance: sockets with their device, its descriptors and its time, behind one lock.
 
-use crate::ending::LINGER_DEFAULT;
 use crate::errno::{Errno, Outcome};
-use crate::files::Files;
-use crate::handed::HandedOut;
+use crate::table::{Files, HandedOut, SocketFile, Told, Watchers, What};
 use crate::wire::{self, OUR_MAC, PEER_MAC, PEERS, Wire, WireEnd};
 use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -19,10 +17,14 @@ use towpath::layers::io::random::secret;
 use towpath::layers::io::tap::{Features, Tap, TapError};
 use towpath::layers::io::thread::release_unused;
 use towpath::layers::net::engine::Engine;
-use towpath::layers::net::socket::Sockets;
+use towpath::layers::net::socket::{Family, SocketId, Sockets};
 use towpath::layers::net::stack::{self, Stack};
+use towpath::layers::net::tcp::Connection;
 use towpath::layers::net::time::{Duration, Instant};
 use towpath::layers::packet::{Burst, Caps, Context, Loans, Memory, MemoryConfig};
+
+/// How long the end of an instance waits, unless told otherwise.
+const LINGER_DEFAULT: Duration = Duration::from_secs(5);
 
 /// What an instance is told when it is made.
 #[derive(Clone, Debug)]
@@ -206,6 +208,43 @@ impl State {
         self.running += self.parked;
         self.parked = 0;
         self.changed.notify_all();
+    }
+
+    /// The socket behind a descriptor.
+    pub(crate) fn id(&self, fd: i32) -> Outcome<SocketId> {
+        Ok(self.files.socket(fd)?.id)
+    }
+
+    pub(crate) fn family(&self, fd: i32) -> Outcome<Family> {
+        let domain = self.files.socket(fd)?.domain;
+        Ok(if domain == libc::AF_INET { Family::V4 } else { Family::V6 })
+    }
+
+    pub(crate) fn connection(&self, fd: i32) -> Outcome<Option<&Connection>> {
+        Ok(self.engine.protocols.tcp(self.id(fd)?))
+    }
+
+    pub(crate) fn add_socket(&mut self, id: SocketId, domain: i32, flags: i32) -> Outcome<i32> {
+        self.files.add(What::Socket(SocketFile {
+            id,
+            nonblocking: flags & libc::SOCK_NONBLOCK != 0,
+            domain,
+            datagram: self.engine.protocols.is_datagram(id),
+            told: Told::default(),
+            receive_timeout: None,
+            send_timeout: None,
+            tell_left: false,
+            watchers: Watchers::default(),
+        }))
+    }
+
+    /// How long a call on `fd` may wait: not at all, so long, or (`None`) without end.
+    pub(crate) fn timeout(&self, fd: i32, flags: i32, send: bool) -> Outcome<Option<Duration>> {
+        let file = self.files.socket(fd)?;
+        if file.nonblocking || flags & libc::MSG_DONTWAIT != 0 {
+            return Ok(Some(Duration::ZERO));
+        }
+        Ok(if send { file.send_timeout } else { file.receive_timeout })
     }
 }
 

@@ -14,38 +14,29 @@
 //! Descriptor numbers are real ones: each is held by an eventfd, so that it can never be that
 //! of a file of the kernel's.
 //!
-//! `abi` has the functions that C sees, and only they handle pointers, with `pointers`; everything
-//! below them is safe code that takes slices. Errors are Linux's numbers.
+//! `abi` has the functions that C sees, and only they handle pointers, with `memory::pointers`;
+//! everything below them is safe code that takes slices. Errors are Linux's numbers.
 //!
 //! With the feature `packetdrill` the library has one more entry point, for the test tool of that
 //! name.
+//!
+//! Modules form a line, and each uses only those before it: `{errno, wire} → table → memory →
+//! instance → calls → queue → abi → packetdrill`.
 #![deny(unsafe_code)]
 
 pub mod abi;
-mod address;
 mod calls;
-mod control;
-mod datagram;
-mod ending;
 mod errno;
-mod files;
-mod handed;
 mod instance;
-mod known;
-mod lending;
-mod link;
-mod options;
+mod memory;
 #[cfg(feature = "packetdrill")]
 mod packetdrill;
-mod pointers;
-mod poll;
 mod queue;
-mod splice;
-mod stats;
-mod tcp_info;
+mod table;
 mod wire;
 
+pub use calls::poll::Polled;
 pub use errno::Errno;
 pub use instance::{Config, Instance};
-pub use poll::{EpollEvent, Polled};
 pub use queue::{Queue, Told};
+pub use table::epoll::EpollEvent;

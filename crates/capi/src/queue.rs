@@ -7,6 +7,7 @@
 //! Identifiers are tokens plus one, so that zero is nobody's.
 
 mod groups;
+mod kept;
 mod kernel;
 mod messages;
 pub(crate) mod numbers;
@@ -14,55 +15,38 @@ mod operations;
 mod send_file;
 mod sending;
 mod socket;
+mod stream;
+mod told;
 mod transfer;
+mod work;
 
 use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
-use crate::pointers::Posted;
+use crate::memory::pointers::Posted;
 use groups::Groups;
-pub(crate) use kernel::{FileWork, Other, SocketWork, Transfer, Way};
-use kernel::{Kept, finish, take_connection};
-use numbers::{CHANGED, COPIED, DONE, EXITED, EXPIRED, NOTIFIED, OVER, PROGRESS, READY, SIGNALLED};
+use kept::{Kept, finish, take_connection};
+use numbers::{COPIED, DONE};
 use rustix::fd::{BorrowedFd, IntoRawFd, OwnedFd};
 use socket::Watched;
 use std::collections::HashMap;
-use std::io;
 use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
+use stream::End;
+pub use told::Told;
+use told::{errno, id, token, told};
 use towpath::events::{
-    Change, Choice, Config, Event, EventQueue, Exit, Interest, News, Notifier, Readiness, Source,
-    Token, Trigger,
+    Change, Choice, Config, Event, EventQueue, Interest, News, Notifier, Source, Token, Trigger,
 };
 use towpath::layers::io::process_sys::generation;
-use transfer::End;
+pub(crate) use work::{FileWork, Other, SocketWork, Transfer, Way};
 
 /// Longest that the end of a queue waits for memory of operations.
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(1);
 /// Events of one look meanwhile, and how long one takes.
 const CLOSE_EVENTS: usize = 256;
 const CLOSE_STEP: Duration = Duration::from_millis(10);
-
-/// What C sees of an event.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Told {
-    /// Of which registration or operation.
-    pub id: u64,
-    /// The program's own.
-    pub data: u64,
-    /// A count, a number of a signal, an exit status, bytes, a descriptor.
-    pub result: i64,
-    /// What happened.
-    pub what: i32,
-    /// Why an operation failed, or zero.
-    pub error: i32,
-    /// Bits that say more.
-    pub detail: u32,
-    /// `TOWPATH_OVER` and others.
-    pub flags: u32,
-}
 
 /// One of many changes.
 pub(crate) enum Asked {
@@ -390,81 +374,4 @@ fn change(asked: Asked) -> Outcome<Change> {
         Asked::Set(id, next) => Change::SetTimer(token(id)?, next),
         Asked::Remove(id) => Change::Remove(token(id)?),
     })
-}
-
-fn id(token: Token) -> u64 {
-    token.bits() + 1
-}
-
-fn token(id: u64) -> Outcome<Token> {
-    id.checked_sub(1).map(Token::from_bits).ok_or(Errno(libc::ESTALE))
-}
-
-/// An event for C.
-fn told(Event { token, data, news, is_over }: Event) -> Told {
-    let flags = if is_over { OVER } else { 0 };
-    let told = Told { id: id(token), data, flags, ..Told::default() };
-    let count = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
-    match news {
-        News::Ready(ready) => Told { what: READY, detail: bits(ready), ..told },
-        News::Expired { count: times } => Told { what: EXPIRED, result: count(times), ..told },
-        News::Notified { count: times } => Told { what: NOTIFIED, result: count(times), ..told },
-        News::Signal { signal, sender } => {
-            Told { what: SIGNALLED, result: signal.into(), detail: sender, ..told }
-        }
-        News::Exited(exit) => {
-            let (detail, status) = match exit {
-                Exit::Code(code) => (libc::CLD_EXITED, code),
-                Exit::Signal(signal) => (libc::CLD_KILLED, signal),
-                Exit::Unknown => (0, 0),
-            };
-            Told { what: EXITED, result: status.into(), detail: detail as u32, ..told }
-        }
-        News::Changed(changes) => {
-            let bits = [
-                changes.modified,
-                changes.attributes,
-                changes.written,
-                changes.created,
-                changes.deleted,
-                changes.moved,
-                changes.removed,
-                changes.missed,
-            ];
-            let detail = bits.iter().rev().fold(0, |all, &bit| all << 1 | u32::from(bit));
-            Told { what: CHANGED, detail, ..told }
-        }
-        News::Step { result } if is_over => over(told, result),
-        News::Step { result } => Told { what: PROGRESS, result, ..told },
-        News::Accepted => Told { what: PROGRESS, ..told },
-        News::Sent { bytes } => Told { what: PROGRESS, result: bytes as i64, ..told },
-        // Of sources that C cannot add.
-        _ => told,
-    }
-}
-
-/// The end of an operation: bytes, or an error number below zero.
-fn over(told: Told, result: i64) -> Told {
-    let error = i32::try_from(-result).ok().filter(|error| *error > 0).unwrap_or(0);
-    Told { what: DONE, result: result.max(-1), error, flags: OVER, ..told }
-}
-
-fn bits(ready: Readiness) -> u32 {
-    let bits = [
-        (ready.readable, libc::EPOLLIN),
-        (ready.writable, libc::EPOLLOUT),
-        (ready.peer_closed, libc::EPOLLRDHUP),
-        (ready.hangup, libc::EPOLLHUP),
-        (ready.error, libc::EPOLLERR),
-    ];
-    bits.iter().filter(|(holds, _)| *holds).fold(0, |all, (_, bit)| all | *bit as u32)
-}
-
-/// The number of an error.
-fn errno(error: io::Error) -> Errno {
-    let number = match error.kind() {
-        io::ErrorKind::UnexpectedEof => libc::ENODATA,
-        _ => error.raw_os_error().unwrap_or(libc::EIO),
-    };
-    Errno(number)
 }

@@ -8,8 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::source::Source;
 
 /// Folders whose modules still use each other, and why.
-const KNOWN: [(&str, &str); 4] = [
-    ("crates/capi/src", "waits to be built on hosts of `towpath`"),
+const KNOWN: [(&str, &str); 3] = [
     ("crates/net/src/socket", "waits for the objects of TCP"),
     ("crates/net/src/stack", "waits for the objects of TCP"),
     ("crates/net/src/tcp", "one connection in many files, until it is made of objects"),

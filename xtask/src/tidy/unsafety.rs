@@ -11,7 +11,7 @@ const UNSAFE_FILES: [&str; 28] = [
     "crates/capi/src/abi/queue.rs",
     "crates/capi/src/abi/several.rs",
     "crates/capi/src/packetdrill/entry.rs",
-    "crates/capi/src/pointers.rs",
+    "crates/capi/src/memory/pointers.rs",
     "crates/io/src/events/ring.rs",
     "crates/io/src/large_pages.rs",
     "crates/io/src/process_sys.rs",

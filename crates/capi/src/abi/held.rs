@@ -4,7 +4,7 @@
 use super::{give, give_done, on};
 use crate::errno::Errno;
 use crate::instance::Instance;
-use crate::pointers::Message;
+use crate::memory::pointers::Message;
 use libc::{c_int, msghdr};
 
 exported! {

@@ -2,10 +2,10 @@
 #![allow(unsafe_code)]
 
 use super::{give, give_done, on, set_errno};
+use crate::calls::poll::milliseconds;
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Config, Instance};
-use crate::pointers::{bytes, bytes_mut, file, text};
-use crate::poll::milliseconds;
+use crate::memory::pointers::{bytes, bytes_mut, file, text};
 use libc::{c_char, c_int, c_uint, c_void, size_t};
 use rustix::fd::BorrowedFd;
 use std::mem::{ManuallyDrop, MaybeUninit, offset_of};

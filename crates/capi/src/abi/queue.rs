@@ -5,7 +5,9 @@ use super::several::duration;
 use super::{give_done, give_int, set_errno};
 use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
-use crate::pointers::{Lent, Message, Posted, TokenPlace, bytes, file, path, sockaddr_bytes};
+use crate::memory::pointers::{
+    Lent, Message, Posted, TokenPlace, bytes, file, path, sockaddr_bytes,
+};
 use crate::queue::numbers::{
     ABSTIME, ACCEPT, ADD, CONNECT, FDATASYNC, FSYNC, MODIFY, QUEUE_EPOLL, QUEUE_IO_URING, READ,
     RECV, RECV_MULTISHOT, RECVFILE, RECVMSG, RECVMSG_LENT, REMOVE, SEND, SENDFILE, SENDMSG,

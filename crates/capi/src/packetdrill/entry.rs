@@ -14,7 +14,7 @@ use super::driver::Driver;
 use crate::abi::{self, give_done, give_int};
 use crate::errno::Errno;
 use crate::instance::Instance;
-use crate::pointers;
+use crate::memory::pointers;
 use libc::{
     c_char, c_int, c_longlong, c_uint, c_ulong, c_void, epoll_event, iovec, loff_t, msghdr, nfds_t,
     off_t, pollfd, size_t, sockaddr, socklen_t, timeval, useconds_t,

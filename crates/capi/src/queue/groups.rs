@@ -7,12 +7,12 @@
 //! A receive that finds bytes and no buffer stands in the group's line: who is first is woken when
 //! a buffer is free, and who is woken and needs none, or ends, wakes the next.
 
-use super::kernel::Kept;
+use super::kept::Kept;
 use super::numbers::{PROGRESS, STARVED};
-use super::transfer::End;
-use super::{Told, errno};
+use super::stream::End;
+use super::told::{Told, errno};
 use crate::errno::{Errno, Outcome};
-use crate::pointers::Posted;
+use crate::memory::pointers::Posted;
 use rustix::fd::AsFd;
 use rustix::io::Errno as Kernel;
 use std::collections::{HashMap, VecDeque};

@@ -4,21 +4,19 @@
 //! the program's memory where it is, by calls that are made when the socket is ready; those of
 //! files are copied, as a thread or the kernel may have them longer than the queue is there.
 
-use super::numbers::COPIED;
-use super::sending::Loaned;
-use super::transfer::{self, End, Report};
-use super::{Told, errno, over};
-use crate::address::{self, Given};
+use super::kept::Kept;
+use super::stream::{End, duplicate, is_stream};
+use super::told::errno;
+use super::transfer;
+use super::work::{FileWork, Other, SocketWork, Transfer, Way, copied};
 use crate::errno::{Errno, Outcome};
-use crate::instance::Instance;
-use crate::pointers::{Lent, Message, Posted, TokenPlace};
+use crate::memory::address::{self, Given};
+use crate::memory::pointers::Posted;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::FileType;
-use rustix::io::{Errno as Kernel, FdFlags};
-use rustix::net::{AddressFamily, SocketType, sockopt};
+use rustix::io::Errno as Kernel;
+use rustix::net::{AddressFamily, sockopt};
 use std::fs::File;
-use std::io;
-use std::mem::ManuallyDrop;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -26,90 +24,6 @@ use towpath::events::{
     self, Action as FileAction, Calls, EventQueue, Interest, Memory, SendFile, Token,
 };
 use towpath::layers::net::socket::Family;
-
-/// What is to be done with a file.
-pub(crate) enum FileWork<'a> {
-    /// From this offset on.
-    Read(Posted, u64),
-    /// To this offset.
-    Write(&'a [u8], u64),
-    Sync,
-    SyncData,
-}
-
-/// What is to be done with a socket.
-pub(crate) enum SocketWork<'a> {
-    /// To this address.
-    Connect(&'a [u8]),
-    /// With flags for the descriptors.
-    Accept(i32),
-    /// With flags.
-    Receive(Posted, i32),
-    /// All of it; whether it is lent to the kernel, too.
-    Send(Lent, bool),
-    /// One message, with flags.
-    ReceiveMessage(Message, i32),
-    SendMessage(Message),
-    /// Without a copy; where the token goes.
-    ReceiveLent(Message, TokenPlace),
-    /// Again and again, into buffers of this group.
-    ReceiveMultishot(i32),
-    /// Between a file, or another socket, and this one.
-    Move(Way, Transfer<'a>),
-}
-
-/// Where bytes are moved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// From a file.
-    SendFile,
-    /// To a file.
-    ReceiveFile,
-    /// To another socket.
-    Splice,
-}
-
-/// A file, or the other socket.
-pub(crate) enum Other<'a> {
-    /// One of the kernel's.
-    Kernel(BorrowedFd<'a>),
-    /// A socket of an instance.
-    Instance(ManuallyDrop<Arc<Instance>>, i32),
-}
-
-/// What is moved.
-pub(crate) struct Transfer<'a> {
-    pub(crate) other: Other<'a>,
-    /// In the file.
-    pub(crate) offset: u64,
-    pub(crate) count: u64,
-    pub(crate) header: &'a [u8],
-    pub(crate) trailer: &'a [u8],
-    /// For what was taken and has not arrived.
-    pub(crate) rest: Posted,
-}
-
-/// What is kept of an operation until its end is told.
-pub(super) enum Kept {
-    /// Nothing: it tells all by itself.
-    Task,
-    /// Where what is read of a file goes.
-    File(Option<Posted>),
-    Connect,
-    /// Flags for descriptors of connections.
-    Accept(i32),
-    Calls,
-    Sent,
-    /// What an instance has of the memory.
-    Lent(Arc<Loaned>),
-    SentFile,
-    /// Where what was taken and has not arrived goes.
-    Moved(Posted),
-    /// What a transfer in which an instance has a part comes to.
-    Transfer(Report),
-    /// Nothing: each step tells all.
-    Multishot,
-}
 
 /// Bytes that a read may ask for without a look at how many the file has, for the memory that it
 /// takes.
@@ -237,79 +151,6 @@ fn begin_move(
     Ok((begun.map_err(|refused| errno(refused.error))?, Kept::SentFile))
 }
 
-/// What there is to tell of the end of an operation, which is taken.
-pub(super) fn finish(events: &mut EventQueue, token: Token, kept: &mut Kept, told: Told) -> Told {
-    let code = |result: io::Result<usize>| match result {
-        Ok(count) => count as i64,
-        Err(error) => -i64::from(errno(error).0),
-    };
-    // Bytes count more than what came after them, but where something is left over.
-    let moved = |bytes: u64, result: io::Result<()>| Told {
-        error: result.map_or_else(|error| errno(error).0, |()| 0),
-        ..over(told, bytes as i64)
-    };
-    match kept {
-        Kept::Task | Kept::Lent(_) | Kept::Transfer(_) | Kept::Multishot => told,
-        Kept::File(into) => {
-            let Some(completed) = events.take(token) else { return over(told, 0) };
-            if let (Some(into), Ok(count)) = (into, &completed.result) {
-                into.rest(0)[..*count].copy_from_slice(&completed.buffer[..*count]);
-            }
-            over(told, code(completed.result))
-        }
-        Kept::Connect | Kept::Accept(_) => {
-            let result = events.take_stream(token).unwrap_or(Err(Kernel::CANCELED.into()));
-            over(told, code(result.map(|_| 0)))
-        }
-        Kept::Calls => {
-            let (bytes, result) = events.take_called(token).unwrap_or((0, Ok(())));
-            over(told, if bytes > 0 { bytes as i64 } else { code(result.map(|()| 0)) })
-        }
-        Kept::Sent => {
-            let Some(sent) = events.take(token) else { return over(told, 0) };
-            let told = over(told, code(sent.result));
-            Told { flags: told.flags | if sent.copied { COPIED } else { 0 }, ..told }
-        }
-        Kept::SentFile => match events.take_file(token) {
-            Some(sent) => moved(sent.bytes, sent.result),
-            None => over(told, 0),
-        },
-        Kept::Moved(into) => {
-            let Some(done) = events.take_moved(token) else { return over(told, 0) };
-            let room = into.rest(0);
-            let count = done.rest.len().min(room.len());
-            room[..count].copy_from_slice(&done.rest[..count]);
-            Told { detail: done.rest.len() as u32, ..moved(done.bytes, done.result) }
-        }
-    }
-}
-
-/// The next connection that a wait told of, as a descriptor for C.
-pub(super) fn take_connection(
-    events: &mut EventQueue,
-    token: Token,
-    flags: i32,
-) -> Option<OwnedFd> {
-    let (stream, _) = events.take_stream(token)?.ok()?;
-    let socket = stream.as_kernel().cloned();
-    drop(stream);
-    let socket = Arc::into_inner(socket?)?;
-    // It is open, so this cannot fail.
-    let _ = describe(&socket, flags);
-    Some(socket)
-}
-
-/// Gives a descriptor the flags that `accept4` knows.
-fn describe(socket: &OwnedFd, flags: i32) -> Outcome<()> {
-    if flags & libc::SOCK_CLOEXEC == 0 {
-        rustix::io::fcntl_setfd(socket, FdFlags::empty())?;
-    }
-    if flags & libc::SOCK_NONBLOCK != 0 {
-        rustix::io::ioctl_fionbio(socket, true)?;
-    }
-    Ok(())
-}
-
 /// A call that fills the program's memory.
 fn receive_into(mut into: Posted) -> Box<events::Call> {
     Box::new(move |socket: &OwnedFd, done| {
@@ -332,15 +173,6 @@ fn remote(socket: &OwnedFd, to: &[u8]) -> Outcome<SocketAddr> {
     }
 }
 
-/// Whether a socket is a stream, not one of datagrams.
-pub(super) fn is_stream(socket: BorrowedFd<'_>) -> Outcome<bool> {
-    Ok(sockopt::socket_type(socket)? == SocketType::STREAM)
-}
-
-pub(super) fn duplicate(fd: BorrowedFd<'_>) -> Outcome<OwnedFd> {
-    Ok(rustix::io::fcntl_dupfd_cloexec(fd, 0)?)
-}
-
 /// What a call of a job comes to.
 fn kernel(outcome: Outcome<usize>) -> Result<usize, Kernel> {
     outcome.map_err(|Errno(number)| Kernel::from_raw_os_error(number))
@@ -359,13 +191,5 @@ fn zeros(len: usize) -> Outcome<Vec<u8>> {
     let mut buffer = Vec::new();
     buffer.try_reserve_exact(len).map_err(|_| Errno(libc::ENOMEM))?;
     buffer.resize(len, 0);
-    Ok(buffer)
-}
-
-/// A copy; `ENOMEM` if there is no memory for it.
-pub(super) fn copied(bytes: &[u8]) -> Outcome<Vec<u8>> {
-    let mut buffer = Vec::new();
-    buffer.try_reserve_exact(bytes.len()).map_err(|_| Errno(libc::ENOMEM))?;
-    buffer.extend_from_slice(bytes);
     Ok(buffer)
 }

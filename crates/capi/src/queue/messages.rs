@@ -1,12 +1,11 @@
 //! Operations on sockets of instances with one message each: datagrams received or sent, and
 //! whatever is received without a copy.
 
-use super::operations::over;
-use super::socket::{Place, READS, WRITES};
-use crate::control::Control;
+use super::socket::{Place, READS, WRITES, over};
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
-use crate::pointers::{Message, TokenPlace};
+use crate::memory::control::Control;
+use crate::memory::pointers::{Message, TokenPlace};
 use rustix::io::Errno as Kernel;
 use std::sync::Arc;
 use std::task::Waker;

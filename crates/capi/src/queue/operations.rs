@@ -3,14 +3,15 @@
 //! Each is the call that would block, with the program's memory; the waits of the queue try it when
 //! its socket has news. The memory is the operation's until its last step was told.
 
-use super::kernel::{Kept, SocketWork};
+use super::kept::Kept;
 use super::messages::{self, Way};
 use super::sending::Sending;
-use super::socket::{Place, READS};
-use crate::address::{self, Given};
+use super::socket::{Place, READS, over};
+use super::work::SocketWork;
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
-use crate::pointers::Posted;
+use crate::memory::address::{self, Given};
+use crate::memory::pointers::Posted;
 use rustix::io::Errno as Kernel;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -179,12 +180,4 @@ fn receive(
             return Ok(over(Ok(*done)));
         }
     }
-}
-
-/// The last step: bytes, or an error number below zero.
-pub(super) fn over(result: Outcome<usize>) -> Step {
-    Step::Over(match result {
-        Ok(bytes) => bytes as i64,
-        Err(Errno(number)) => -i64::from(number),
-    })
 }

@@ -11,8 +11,8 @@
 //! What the stream has taken arrives, whatever becomes of the send. A peer who does not read keeps
 //! as much as the send buffer holds, in whole blocks.
 
-use super::socket::{Place, WRITES};
-use super::transfer::{Report, attempt};
+use super::socket::{Place, WRITES, attempt};
+use super::told::Report;
 use crate::errno::{Errno, Outcome};
 use crate::instance::State;
 use rustix::io::Errno as Kernel;

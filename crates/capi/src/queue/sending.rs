@@ -4,11 +4,10 @@
 //! acknowledged them. When all is accepted that is told; when no loan is left, the memory is the
 //! program's again. Stopping recalls what is out: it is copied, and sent all the same.
 
-use super::operations::over;
-use super::socket::{Place, WRITES};
+use super::socket::{Place, WRITES, over};
 use crate::errno::{Errno, Outcome};
 use crate::instance::State;
-use crate::pointers::Ranges;
+use crate::memory::pointers::Ranges;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use towpath::events::Step;

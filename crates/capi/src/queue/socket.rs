@@ -1,12 +1,12 @@
-//! Sockets of instances as sources of event queues.
+//! Sockets of instances as sources of event queues, and what operations on them have in common.
 //!
 //! A queue does not keep an instance: sockets of one that was freed are gone.
 
-use crate::errno::Outcome;
+use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
 use std::sync::{Arc, Weak};
 use std::task::Waker;
-use towpath::events::{Interest, Pollable, Readiness};
+use towpath::events::{Interest, Pollable, Readiness, Step};
 use towpath::layers::net::socket::{self, SocketId};
 
 /// Told whether it was asked for or not.
@@ -96,4 +96,31 @@ impl Pollable for Watched {
             error: has(socket::Readiness::ERR),
         })
     }
+}
+
+/// Makes a call on a socket of an instance. If it has to wait, `waker` is woken by these events.
+pub(super) fn attempt(
+    place: &mut Place,
+    (events, waker): (u32, &Waker),
+    call: impl FnOnce(&mut State, SocketId) -> Outcome<usize>,
+) -> Outcome<usize> {
+    let gone = Errno(libc::ECANCELED);
+    let instance = place.instance().ok_or(gone)?;
+    let mut state = instance.lock();
+    let fd = place.fd(&state).ok_or(gone)?;
+    let id = state.id(fd)?;
+    let outcome = call(&mut state, id);
+    if outcome == Err(Errno::AGAIN) {
+        place.watch(&mut state, waker, events);
+    }
+    instance.settle(&mut state);
+    outcome
+}
+
+/// The last step of an operation: bytes, or an error number below zero.
+pub(super) fn over(result: Outcome<usize>) -> Step {
+    Step::Over(match result {
+        Ok(bytes) => bytes as i64,
+        Err(Errno(number)) => -i64::from(number),
+    })
 }

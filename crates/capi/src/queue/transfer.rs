@@ -13,65 +13,28 @@
 //! source. An error of the source ends the taking, and what came before it is passed on; an error
 //! of the sink, a cancel and a deadline end both, when the access under way is over.
 
-use super::kernel::{Kept, Other, Transfer, Way, duplicate, is_stream};
+use super::kept::Kept;
 use super::send_file::SendFile;
-use super::socket::{Place, READS, WRITES};
-use super::{Told, errno, over};
+use super::stream::{End, duplicate};
+use super::told::{Report, errno};
+use super::work::{Other, Transfer, Way, copied};
 use crate::errno::{Errno, Outcome};
-use crate::instance::{Instance, State};
-use crate::pointers::Posted;
-use rustix::fd::{AsFd, OwnedFd};
+use crate::memory::pointers::Posted;
+use rustix::fd::AsFd;
 use rustix::fs::FileType;
 use rustix::io::Errno as Kernel;
-use rustix::net::{RecvFlags, SendFlags};
 use std::fs::File;
 use std::mem;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
 use towpath::events::{Accessed, Action, EventQueue, FileSource, Operation, Step, Task, Token};
 use towpath::layers::io::events::{device, kind, status};
-use towpath::layers::net::socket::{ReceiveFlags, SendFlags as Sends, SocketId};
 
 /// Bytes that are taken from a socket at a time. Two of them are `TOWPATH_REST_MAX` of `towpath.h`.
 const BUFFER_BYTES: usize = 64 << 10;
 /// Bytes that are passed on before others have their turn.
 const TURN_BYTES: u64 = 1 << 20;
-
-/// What a transfer has come to, for the queue that told its end.
-#[derive(Clone, Default)]
-pub(super) struct Report(Arc<Mutex<Ended>>);
-
-#[derive(Clone, Copy, Default)]
-struct Ended {
-    arrived: u64,
-    error: i32,
-    left_over: u32,
-}
-
-impl Report {
-    /// What there is to tell of the end.
-    pub(super) fn tell(&self, told: Told) -> Told {
-        let Ended { arrived, error, left_over } = *self.lock();
-        Told { error, detail: left_over, ..over(told, arrived as i64) }
-    }
-
-    /// How it ended.
-    pub(super) fn end(&self, arrived: u64, failed: Option<Errno>, left_over: u32) {
-        let error = failed.map_or(0, |Errno(number)| number);
-        *self.lock() = Ended { arrived, error, left_over };
-    }
-
-    fn lock(&self) -> impl std::ops::DerefMut<Target = Ended> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A stream.
-pub(super) enum End {
-    Instance(Place),
-    Kernel(OwnedFd),
-}
 
 /// Where bytes come from, and where they go.
 enum Route {
@@ -148,100 +111,8 @@ fn send_file(own: End, transfer: Transfer<'_>, report: Report) -> Outcome<SendFi
     let instance = place.instance().ok_or(Errno(libc::EBADF))?;
     let source = FileSource::new(&instance.file_cache, &file, at..at + transfer.count);
     let source = source.map_err(errno)?;
-    let copied = |bytes| super::kernel::copied(bytes);
     let around = (copied(transfer.header)?, copied(transfer.trailer)?);
     Ok(SendFile::new(place, source, around, report))
-}
-
-impl End {
-    /// # Errors
-    /// `EBADF`, `ENOTSOCK`; `EOPNOTSUPP` if it is no stream.
-    pub(super) fn of_instance(instance: &Arc<Instance>, fd: i32) -> Outcome<Self> {
-        let place = Place::new(instance, fd)?;
-        let is_datagram = instance.is_datagram(fd);
-        if is_datagram { Err(Errno(libc::EOPNOTSUPP)) } else { Ok(Self::Instance(place)) }
-    }
-
-    /// As [`End::of_instance`].
-    pub(super) fn of(other: Other<'_>) -> Outcome<Self> {
-        match other {
-            Other::Instance(instance, fd) => Self::of_instance(&instance, fd),
-            Other::Kernel(fd) if is_stream(fd)? => Ok(Self::Kernel(duplicate(fd)?)),
-            Other::Kernel(_) => Err(Errno(libc::EOPNOTSUPP)),
-        }
-    }
-
-    /// The kernel's socket, if it is one.
-    pub(super) fn kernel(&self) -> Option<&OwnedFd> {
-        match self {
-            Self::Kernel(socket) => Some(socket),
-            Self::Instance(_) => None,
-        }
-    }
-
-    /// Receives what is there; [`Errno::AGAIN`] if that is nothing yet.
-    pub(super) fn receive(&mut self, into: &mut [u8], waker: &Waker) -> Outcome<usize> {
-        self.read(into, false, waker)
-    }
-
-    /// Whether there is something to receive, which stays: 0 at the end of the stream.
-    pub(super) fn look(&mut self, waker: &Waker) -> Outcome<usize> {
-        self.read(&mut [0], true, waker)
-    }
-
-    fn read(&mut self, into: &mut [u8], peek: bool, waker: &Waker) -> Outcome<usize> {
-        let how = ReceiveFlags { peek, offset: 0 };
-        let flags = if peek { RecvFlags::PEEK } else { RecvFlags::empty() } | RecvFlags::DONTWAIT;
-        match self {
-            Self::Instance(place) => attempt(place, (READS, waker), |state, id| {
-                Ok(state.with(|sockets, cx| sockets.receive(id, into, how, cx))?)
-            }),
-            Self::Kernel(socket) => {
-                uninterrupted(|| rustix::net::recv(&*socket, &mut *into, flags).map(|(len, _)| len))
-            }
-        }
-    }
-
-    /// Sends the beginning of `bytes`; [`Errno::AGAIN`] if there is no room.
-    fn send(&mut self, bytes: &[u8], waker: &Waker) -> Outcome<usize> {
-        let how = Sends::default();
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        match self {
-            Self::Instance(place) => attempt(place, (WRITES, waker), |state, id| {
-                Ok(state.with(|sockets, cx| sockets.send(id, &[bytes], how, cx))?)
-            }),
-            Self::Kernel(socket) => uninterrupted(|| rustix::net::send(&*socket, bytes, flags)),
-        }
-    }
-}
-
-/// Makes a call on a socket of an instance. If it has to wait, `waker` is woken by these events.
-pub(super) fn attempt(
-    place: &mut Place,
-    (events, waker): (u32, &Waker),
-    call: impl FnOnce(&mut State, SocketId) -> Outcome<usize>,
-) -> Outcome<usize> {
-    let gone = Errno(libc::ECANCELED);
-    let instance = place.instance().ok_or(gone)?;
-    let mut state = instance.lock();
-    let fd = place.fd(&state).ok_or(gone)?;
-    let id = state.id(fd)?;
-    let outcome = call(&mut state, id);
-    if outcome == Err(Errno::AGAIN) {
-        place.watch(&mut state, waker, events);
-    }
-    instance.settle(&mut state);
-    outcome
-}
-
-/// Makes a call of the kernel's again while signals interrupt it.
-fn uninterrupted(mut call: impl FnMut() -> rustix::io::Result<usize>) -> Outcome<usize> {
-    loop {
-        match call() {
-            Err(Kernel::INTR) => {}
-            outcome => return Ok(outcome?),
-        }
-    }
 }
 
 impl Part {

@@ -1,13 +1,12 @@
 //! Control messages of datagrams: those that come with what is received, and those that say how to
 //! send.
 
-use super::{Told, origin};
-use crate::address;
-use crate::control::{Control, each_message};
+use super::{Control, TOWPATH_SO_ZEROCOPY_TERM, each_message};
 use crate::errno::{Errno, Outcome};
-use crate::lending::TOWPATH_SO_ZEROCOPY_TERM;
+use crate::memory::address;
+use crate::table::Told;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use towpath::layers::net::socket::{ErrorNotice, ReceivedDatagram, SendTo};
+use towpath::layers::net::socket::{ErrorNotice, Origin, ReceivedDatagram, SendTo};
 
 /// The index of the one interface that an instance has.
 const INTERFACE: u32 = 1;
@@ -16,7 +15,7 @@ const PKTINFO_V4: usize = size_of::<libc::in_pktinfo>();
 const PKTINFO_V6: usize = size_of::<libc::in6_pktinfo>();
 
 /// Adds what is told of a datagram, in Linux's order (`udp_recvmsg`, `ip_cmsg_recv_offset`).
-pub(super) fn push_told(control: &mut Control<'_>, asked: &Told, told: &ReceivedDatagram) {
+pub(crate) fn push_told(control: &mut Control<'_>, asked: &Told, told: &ReceivedDatagram) {
     if let Some(size) = told.segment_size {
         let size = i32::from(size.get());
         control.push(libc::SOL_UDP, libc::UDP_GRO, &size.to_ne_bytes());
@@ -71,9 +70,18 @@ pub(crate) fn push_error(control: &mut Control<'_>, domain: i32, notice: &ErrorN
     control.push(level, kind, &bytes);
 }
 
+/// `SO_EE_ORIGIN_*` of `linux/errqueue.h`.
+fn origin(notice: &ErrorNotice) -> u8 {
+    match notice.origin {
+        Origin::Local => 1,
+        Origin::Icmp => 2,
+        Origin::Icmpv6 => 3,
+    }
+}
+
 /// Reads the control messages of a send (Linux's `udp_cmsg_send`, `ip_cmsg_send` and
 /// `ip6_datagram_send_ctl`).
-pub(super) fn parse(bytes: &[u8], over_v4: bool, send: &mut SendTo) -> Outcome<()> {
+pub(crate) fn parse(bytes: &[u8], over_v4: bool, send: &mut SendTo) -> Outcome<()> {
     each_message(bytes, |level, kind, data| message(level, kind, data, over_v4, send))
 }
 
@@ -146,8 +154,8 @@ fn byte_or_default(data: &[u8]) -> Outcome<Option<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::HEADER;
     use super::*;
-    use crate::control::HEADER;
 
     fn cmsg(level: i32, kind: i32, data: &[u8]) -> Vec<u8> {
         let mut bytes = (HEADER + data.len()).to_ne_bytes().to_vec();

@@ -1,8 +1,8 @@
 //! Packet sockets (`packet(7)`): frames of the instance's one link, whose index is 1.
 
-use crate::address::Name;
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
+use crate::memory::address::Name;
 use std::net::SocketAddr;
 use towpath::layers::net::bpf::Program;
 use towpath::layers::net::socket::{

@@ -1,9 +1,9 @@
 //! Options of datagram sockets, as far as they are not those of all sockets.
 
 use super::{fragment_size, int};
-use crate::datagram::Told;
 use crate::errno::{Errno, Outcome};
 use crate::instance::State;
+use crate::table::Told;
 use towpath::layers::net::socket::{Family, RECEIVE_BUFFER_DEFAULT, SEND_BUFFER_DEFAULT};
 use towpath::layers::net::stack::TTL_DEFAULT;
 

@@ -1,11 +1,11 @@
 //! Sends that lend (`MSG_ZEROCOPY` on a socket with `SO_ZEROCOPY`): the program's memory is not
 //! copied, and `recvmsg` with `MSG_ERRQUEUE` tells when it is the program's again.
 
-use crate::calls::Opening;
-use crate::control::each_message;
+use super::stream::Opening;
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
-use crate::pointers::Ranges;
+use crate::memory::control::{TOWPATH_SO_ZEROCOPY_TERM, each_message};
+use crate::memory::pointers::Ranges;
 use towpath::layers::net::socket::{Borrower, LentCall, LentLimits, SendFlags, Sockets};
 use towpath::layers::net::stack::Context;
 use towpath::layers::net::time::Duration;
@@ -14,8 +14,6 @@ use towpath::layers::packet::{Loans, Piece, Recall};
 /// Ranges of memory that an instance borrows at a time; without a free one a call fails with
 /// `ENOBUFS`.
 pub(crate) const LOANS_MAX: usize = 65_536;
-/// `TOWPATH_SO_ZEROCOPY_TERM` of `towpath.h`.
-pub(crate) const TOWPATH_SO_ZEROCOPY_TERM: i32 = 0x7001;
 
 /// The term that these control messages ask for; those that are not about lending are passed over.
 pub(crate) fn asked_term(control: &[u8]) -> Outcome<Option<Duration>> {

@@ -1,41 +1,17 @@
 //! Calls on datagram sockets, raw ones included: `sendmsg` and `recvmsg` and what is shorthand for
 //! them, with control messages as Linux's UDP has them.
 
-mod control;
-
-pub(crate) use control::push_error;
-
-use crate::address;
-use crate::control::{Control, Received};
+use super::{lending, link};
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
-use crate::lending;
-use crate::link;
-use crate::pointers::Ranges;
+use crate::memory::address;
+use crate::memory::control::{self, Control, Received};
+use crate::memory::pointers::Ranges;
 use std::time::Duration;
 use towpath::layers::net::socket::{
-    Error, ErrorNotice, Family, Notice, Origin, Readiness, ReceivedDatagram, SendTo, SocketId,
+    Error, Family, Notice, Readiness, ReceivedDatagram, SendTo, SocketId,
 };
 use towpath::layers::net::wire::Protocol;
-
-/// What a datagram socket tells with each message.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Told {
-    /// `IP_PKTINFO`.
-    pub(crate) packet_v4: bool,
-    /// `IPV6_RECVPKTINFO`.
-    pub(crate) packet_v6: bool,
-    /// `IP_RECVTTL`.
-    pub(crate) ttl: bool,
-    /// `IPV6_RECVHOPLIMIT`.
-    pub(crate) hop_limit: bool,
-    /// `IP_RECVTOS`.
-    pub(crate) tos: bool,
-    /// `IPV6_RECVTCLASS`.
-    pub(crate) traffic_class: bool,
-    /// `SO_RXQ_OVFL`.
-    pub(crate) dropped: bool,
-}
 
 impl Instance {
     /// True if the descriptor is that of a datagram socket.
@@ -220,7 +196,7 @@ impl State {
         let more = flags & libc::MSG_MORE != 0;
         let mut send = SendTo { to, more, ..SendTo::default() };
         if !pending {
-            control::parse(control, over_v4, &mut send)?;
+            control::datagram::parse(control, over_v4, &mut send)?;
         }
         Ok(send)
     }
@@ -252,16 +228,7 @@ impl State {
                 control.push(libc::SOL_SOCKET, libc::SO_RXQ_OVFL, &dropped.to_ne_bytes());
             }
         }
-        control::push_told(control, &file.told, told);
+        control::datagram::push_told(control, &file.told, told);
         Ok(())
-    }
-}
-
-/// `SO_EE_ORIGIN_*` of `linux/errqueue.h`.
-fn origin(notice: &ErrorNotice) -> u8 {
-    match notice.origin {
-        Origin::Local => 1,
-        Origin::Icmp => 2,
-        Origin::Icmpv6 => 3,
     }
 }

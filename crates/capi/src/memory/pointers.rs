@@ -4,10 +4,10 @@
 //! where memory is needed is `EFAULT`; any other is trusted, as the C library's functions do.
 #![allow(unsafe_code)]
 
-use crate::address::{self, Name};
-use crate::control::Received;
+use super::address::{self, Name};
+use super::control::Received;
+use super::known::{Known, pages};
 use crate::errno::{Errno, Outcome};
-use crate::known::{Known, pages};
 use libc::{c_char, c_int, c_void, iovec, msghdr, sock_filter, sock_fprog, sockaddr, socklen_t};
 use rustix::fd::{AsRawFd, BorrowedFd};
 use rustix::io::Errno as Kernel;

@@ -10,8 +10,6 @@ use crate::wire::Wire;
 use std::thread;
 use std::time::Duration;
 
-/// How long the last call waits, unless told otherwise.
-pub(crate) const LINGER_DEFAULT: Duration = Duration::from_secs(5);
 /// How often a wait looks. Closed connections have nobody who is told of their end.
 const FINISH_INTERVAL: Duration = Duration::from_millis(2);
 

@@ -1,8 +1,7 @@
 //! The table of descriptors.
 
-use crate::datagram::Told;
+use super::epoll::Epoll;
 use crate::errno::{Errno, Outcome};
-use crate::poll::Epoll;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsRawFd, OwnedFd};
 use std::collections::BTreeMap;
@@ -27,6 +26,25 @@ pub(crate) struct SocketFile {
     pub(crate) tell_left: bool,
     /// Who waits for news of it in an event queue.
     pub(crate) watchers: Watchers,
+}
+
+/// What a datagram socket tells with each message.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Told {
+    /// `IP_PKTINFO`.
+    pub(crate) packet_v4: bool,
+    /// `IPV6_RECVPKTINFO`.
+    pub(crate) packet_v6: bool,
+    /// `IP_RECVTTL`.
+    pub(crate) ttl: bool,
+    /// `IPV6_RECVHOPLIMIT`.
+    pub(crate) hop_limit: bool,
+    /// `IP_RECVTOS`.
+    pub(crate) tos: bool,
+    /// `IPV6_RECVTCLASS`.
+    pub(crate) traffic_class: bool,
+    /// `SO_RXQ_OVFL`.
+    pub(crate) dropped: bool,
 }
 
 /// Wakers of event queues, each with the `poll` events that it is for. A waker is woken once.

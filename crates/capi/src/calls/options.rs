@@ -2,12 +2,13 @@
 
 mod datagram;
 mod raw;
+mod tcp_info;
 mod timers;
 
+use super::lending;
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
-use crate::lending::{self, TOWPATH_SO_ZEROCOPY_TERM};
-use crate::tcp_info;
+use crate::memory::control::TOWPATH_SO_ZEROCOPY_TERM;
 use towpath::layers::net::path_mtu::PathMtu;
 use towpath::layers::net::socket::{Linger, Options, Timestamping};
 use towpath::layers::net::stack::TTL_DEFAULT;

@@ -1,0 +1,114 @@
+//! `poll`, and sets of descriptors like `epoll`'s.
+
+use crate::errno::{Errno, Outcome};
+use crate::instance::{Instance, State};
+use crate::table::What;
+use crate::table::epoll::{ALWAYS, Epoll, EpollEvent, HOW};
+use towpath::layers::net::time::Duration;
+
+/// One entry of `poll`: a descriptor, what is asked, and the answer.
+#[derive(Clone, Copy, Debug)]
+pub struct Polled {
+    /// The descriptor; a negative one is passed over.
+    pub fd: i32,
+    /// What is asked.
+    pub asked: i16,
+    /// The answer.
+    pub ready: i16,
+}
+
+/// A wait of milliseconds as `poll` and `epoll_wait` have it: negative is without end.
+pub(crate) fn milliseconds(timeout: i32) -> Option<Duration> {
+    u64::try_from(timeout).ok().map(Duration::from_millis)
+}
+
+impl Instance {
+    /// Waits until something is ready; returns how many entries are.
+    pub fn poll(&self, entries: &mut [Polled], timeout: i32) -> Outcome<usize> {
+        let outcome = self.block(milliseconds(timeout), |state| {
+            let mut count = 0;
+            for entry in entries.iter_mut() {
+                entry.ready = state.poll_one(entry.fd, entry.asked);
+                count += usize::from(entry.ready != 0);
+            }
+            if count == 0 { Err(Errno::AGAIN) } else { Ok(count) }
+        });
+        if outcome == Err(Errno::AGAIN) { Ok(0) } else { outcome }
+    }
+}
+
+impl State {
+    fn poll_one(&self, fd: i32, asked: i16) -> i16 {
+        if fd < 0 {
+            return 0;
+        }
+        match self.id(fd) {
+            Ok(id) => {
+                let ready = self.engine.protocols.readiness(id).bits();
+                (ready & (u32::from(asked as u16) | ALWAYS)) as i16
+            }
+            Err(_) => libc::POLLNVAL,
+        }
+    }
+}
+
+impl Instance {
+    /// A set of descriptors to wait for.
+    pub fn epoll_create(&self) -> Outcome<i32> {
+        self.lock().files.add(What::Epoll(Epoll::default()))
+    }
+
+    /// Adds a descriptor to a set, changes what is asked of it, or takes it out.
+    pub fn epoll_control(
+        &self,
+        set: i32,
+        operation: i32,
+        fd: i32,
+        event: Option<EpollEvent>,
+    ) -> Outcome<()> {
+        self.call(|state| {
+            if !state.files.contains(fd) {
+                return Err(Errno::BADF);
+            }
+            if state.files.epoll_mut(fd).is_ok() {
+                return Err(if fd == set { Errno::INVAL } else { Errno(libc::EPERM) });
+            }
+            state.files.epoll_mut(set)?.control(operation, fd, event)?;
+            let ready = state.engine.protocols.readiness(state.id(fd)?).bits();
+            state.files.epoll_mut(set)?.note(fd, ready);
+            // Another thread may wait for what was added.
+            state.notify();
+            Ok(())
+        })
+    }
+
+    /// Waits until something is ready in a set; returns what, `max` at most.
+    pub fn epoll_wait(&self, set: i32, max: usize, timeout: i32) -> Outcome<Vec<EpollEvent>> {
+        self.lock().files.epoll_mut(set)?;
+        let outcome = self.block(milliseconds(timeout), |state| {
+            let told = state.epoll_take(set, max)?;
+            if told.is_empty() { Err(Errno::AGAIN) } else { Ok(told) }
+        });
+        if outcome == Err(Errno::AGAIN) { Ok(Vec::new()) } else { outcome }
+    }
+}
+
+impl State {
+    fn epoll_take(&mut self, set: i32, max: usize) -> Outcome<Vec<EpollEvent>> {
+        let mut told = Vec::new();
+        let queued = self.files.epoll_mut(set)?.ready.len();
+        for _ in 0..queued {
+            if told.len() == max {
+                break;
+            }
+            let Some((fd, asked)) = self.files.epoll_mut(set)?.next() else { continue };
+            let Ok(id) = self.id(fd) else { continue };
+            let events = self.engine.protocols.readiness(id).bits() & asked.events & !HOW;
+            if events != 0 {
+                told.push(EpollEvent { events, data: asked.data });
+                self.files.epoll_mut(set)?.told(fd);
+            }
+        }
+        Ok(told)
+    }
+}

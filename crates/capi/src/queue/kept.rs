@@ -1,0 +1,107 @@
+//! What is kept of operations until their end is told, and what there is to tell then.
+
+use super::numbers::COPIED;
+use super::sending::Loaned;
+use super::told::{Report, Told, errno, over};
+use crate::errno::Outcome;
+use crate::memory::pointers::Posted;
+use rustix::fd::OwnedFd;
+use rustix::io::{Errno as Kernel, FdFlags};
+use std::io;
+use std::sync::Arc;
+use towpath::events::{EventQueue, Token};
+
+/// What is kept of an operation until its end is told.
+pub(super) enum Kept {
+    /// Nothing: it tells all by itself.
+    Task,
+    /// Where what is read of a file goes.
+    File(Option<Posted>),
+    Connect,
+    /// Flags for descriptors of connections.
+    Accept(i32),
+    Calls,
+    Sent,
+    /// What an instance has of the memory.
+    Lent(Arc<Loaned>),
+    SentFile,
+    /// Where what was taken and has not arrived goes.
+    Moved(Posted),
+    /// What a transfer in which an instance has a part comes to.
+    Transfer(Report),
+    /// Nothing: each step tells all.
+    Multishot,
+}
+
+/// What there is to tell of the end of an operation, which is taken.
+pub(super) fn finish(events: &mut EventQueue, token: Token, kept: &mut Kept, told: Told) -> Told {
+    let code = |result: io::Result<usize>| match result {
+        Ok(count) => count as i64,
+        Err(error) => -i64::from(errno(error).0),
+    };
+    // Bytes count more than what came after them, but where something is left over.
+    let moved = |bytes: u64, result: io::Result<()>| Told {
+        error: result.map_or_else(|error| errno(error).0, |()| 0),
+        ..over(told, bytes as i64)
+    };
+    match kept {
+        Kept::Task | Kept::Lent(_) | Kept::Transfer(_) | Kept::Multishot => told,
+        Kept::File(into) => {
+            let Some(completed) = events.take(token) else { return over(told, 0) };
+            if let (Some(into), Ok(count)) = (into, &completed.result) {
+                into.rest(0)[..*count].copy_from_slice(&completed.buffer[..*count]);
+            }
+            over(told, code(completed.result))
+        }
+        Kept::Connect | Kept::Accept(_) => {
+            let result = events.take_stream(token).unwrap_or(Err(Kernel::CANCELED.into()));
+            over(told, code(result.map(|_| 0)))
+        }
+        Kept::Calls => {
+            let (bytes, result) = events.take_called(token).unwrap_or((0, Ok(())));
+            over(told, if bytes > 0 { bytes as i64 } else { code(result.map(|()| 0)) })
+        }
+        Kept::Sent => {
+            let Some(sent) = events.take(token) else { return over(told, 0) };
+            let told = over(told, code(sent.result));
+            Told { flags: told.flags | if sent.copied { COPIED } else { 0 }, ..told }
+        }
+        Kept::SentFile => match events.take_file(token) {
+            Some(sent) => moved(sent.bytes, sent.result),
+            None => over(told, 0),
+        },
+        Kept::Moved(into) => {
+            let Some(done) = events.take_moved(token) else { return over(told, 0) };
+            let room = into.rest(0);
+            let count = done.rest.len().min(room.len());
+            room[..count].copy_from_slice(&done.rest[..count]);
+            Told { detail: done.rest.len() as u32, ..moved(done.bytes, done.result) }
+        }
+    }
+}
+
+/// The next connection that a wait told of, as a descriptor for C.
+pub(super) fn take_connection(
+    events: &mut EventQueue,
+    token: Token,
+    flags: i32,
+) -> Option<OwnedFd> {
+    let (stream, _) = events.take_stream(token)?.ok()?;
+    let socket = stream.as_kernel().cloned();
+    drop(stream);
+    let socket = Arc::into_inner(socket?)?;
+    // It is open, so this cannot fail.
+    let _ = describe(&socket, flags);
+    Some(socket)
+}
+
+/// Gives a descriptor the flags that `accept4` knows.
+fn describe(socket: &OwnedFd, flags: i32) -> Outcome<()> {
+    if flags & libc::SOCK_CLOEXEC == 0 {
+        rustix::io::fcntl_setfd(socket, FdFlags::empty())?;
+    }
+    if flags & libc::SOCK_NONBLOCK != 0 {
+        rustix::io::ioctl_fionbio(socket, true)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,133 @@
+//! What C is told: of events, and of the ends of operations.
+
+use super::numbers::{CHANGED, DONE, EXITED, EXPIRED, NOTIFIED, OVER, PROGRESS, READY, SIGNALLED};
+use crate::errno::{Errno, Outcome};
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use towpath::events::{Event, Exit, News, Readiness, Token};
+
+/// What C sees of an event.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// Of which registration or operation.
+    pub id: u64,
+    /// The program's own.
+    pub data: u64,
+    /// A count, a number of a signal, an exit status, bytes, a descriptor.
+    pub result: i64,
+    /// What happened.
+    pub what: i32,
+    /// Why an operation failed, or zero.
+    pub error: i32,
+    /// Bits that say more.
+    pub detail: u32,
+    /// `TOWPATH_OVER` and others.
+    pub flags: u32,
+}
+
+/// What a transfer has come to, for the queue that told its end.
+#[derive(Clone, Default)]
+pub(super) struct Report(Arc<Mutex<Ended>>);
+
+#[derive(Clone, Copy, Default)]
+struct Ended {
+    arrived: u64,
+    error: i32,
+    left_over: u32,
+}
+
+impl Report {
+    /// What there is to tell of the end.
+    pub(super) fn tell(&self, told: Told) -> Told {
+        let Ended { arrived, error, left_over } = *self.lock();
+        Told { error, detail: left_over, ..over(told, arrived as i64) }
+    }
+
+    /// How it ended.
+    pub(super) fn end(&self, arrived: u64, failed: Option<Errno>, left_over: u32) {
+        let error = failed.map_or(0, |Errno(number)| number);
+        *self.lock() = Ended { arrived, error, left_over };
+    }
+
+    fn lock(&self) -> impl std::ops::DerefMut<Target = Ended> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub(super) fn id(token: Token) -> u64 {
+    token.bits() + 1
+}
+
+pub(super) fn token(id: u64) -> Outcome<Token> {
+    id.checked_sub(1).map(Token::from_bits).ok_or(Errno(libc::ESTALE))
+}
+
+/// An event for C.
+pub(super) fn told(Event { token, data, news, is_over }: Event) -> Told {
+    let flags = if is_over { OVER } else { 0 };
+    let told = Told { id: id(token), data, flags, ..Told::default() };
+    let count = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+    match news {
+        News::Ready(ready) => Told { what: READY, detail: bits(ready), ..told },
+        News::Expired { count: times } => Told { what: EXPIRED, result: count(times), ..told },
+        News::Notified { count: times } => Told { what: NOTIFIED, result: count(times), ..told },
+        News::Signal { signal, sender } => {
+            Told { what: SIGNALLED, result: signal.into(), detail: sender, ..told }
+        }
+        News::Exited(exit) => {
+            let (detail, status) = match exit {
+                Exit::Code(code) => (libc::CLD_EXITED, code),
+                Exit::Signal(signal) => (libc::CLD_KILLED, signal),
+                Exit::Unknown => (0, 0),
+            };
+            Told { what: EXITED, result: status.into(), detail: detail as u32, ..told }
+        }
+        News::Changed(changes) => {
+            let bits = [
+                changes.modified,
+                changes.attributes,
+                changes.written,
+                changes.created,
+                changes.deleted,
+                changes.moved,
+                changes.removed,
+                changes.missed,
+            ];
+            let detail = bits.iter().rev().fold(0, |all, &bit| all << 1 | u32::from(bit));
+            Told { what: CHANGED, detail, ..told }
+        }
+        News::Step { result } if is_over => over(told, result),
+        News::Step { result } => Told { what: PROGRESS, result, ..told },
+        News::Accepted => Told { what: PROGRESS, ..told },
+        News::Sent { bytes } => Told { what: PROGRESS, result: bytes as i64, ..told },
+        // Of sources that C cannot add.
+        _ => told,
+    }
+}
+
+/// The end of an operation: bytes, or an error number below zero.
+pub(super) fn over(told: Told, result: i64) -> Told {
+    let error = i32::try_from(-result).ok().filter(|error| *error > 0).unwrap_or(0);
+    Told { what: DONE, result: result.max(-1), error, flags: OVER, ..told }
+}
+
+fn bits(ready: Readiness) -> u32 {
+    let bits = [
+        (ready.readable, libc::EPOLLIN),
+        (ready.writable, libc::EPOLLOUT),
+        (ready.peer_closed, libc::EPOLLRDHUP),
+        (ready.hangup, libc::EPOLLHUP),
+        (ready.error, libc::EPOLLERR),
+    ];
+    bits.iter().filter(|(holds, _)| *holds).fold(0, |all, (_, bit)| all | *bit as u32)
+}
+
+/// The number of an error.
+pub(super) fn errno(error: io::Error) -> Errno {
+    let number = match error.kind() {
+        io::ErrorKind::UnexpectedEof => libc::ENODATA,
+        _ => error.raw_os_error().unwrap_or(libc::EIO),
+    };
+    Errno(number)
+}

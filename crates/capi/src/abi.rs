@@ -5,7 +5,8 @@
 //! panic leaves the library: it ends the process, as an `extern "C"` function does. In the child of
 //! a fork, which has no instance, it is `EPERM`.
 //!
-//! Two files more: `lifetime` makes, drives and ends instances, `queue` has event queues.
+//! Files more: `lifetime` makes, drives and ends instances, `queue` has event queues, `several` has
+//! calls with several messages, `held` receives without a copy.
 //!
 //! Memory belongs to the caller before, during and after each call; nothing is kept, except what is
 //! sent with `MSG_ZEROCOPY` on a socket with `SO_ZEROCOPY`: that stays lent until the error queue

@@ -6,11 +6,12 @@
 use crate::source::Source;
 
 /// Packages whose header has such a line.
-const PACKAGES: [&str; 8] = [
+const PACKAGES: [&str; 9] = [
     "crates/packet",
     "crates/net",
     "crates/io",
     "crates/towpath",
+    "crates/capi",
     "crates/gateway",
     "crates/cli",
     "crates/bench",

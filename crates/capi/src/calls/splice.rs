@@ -36,10 +36,12 @@ impl Instance {
         let mut sent = 0;
         while sent < count {
             let wanted = buffer.len().min(count - sent);
-            let read = rustix::io::pread(file, &mut buffer[..wanted], start + sent as u64)?;
-            if read == 0 {
-                break;
-            }
+            let read = match rustix::io::pread(file, &mut buffer[..wanted], start + sent as u64) {
+                Ok(0) => break,
+                Ok(read) => read,
+                Err(_) if sent > 0 => break,
+                Err(error) => return Err(error.into()),
+            };
             let more = if sent + read < count { libc::MSG_MORE } else { 0 };
             match self.send(to, &[&buffer[..read]], more) {
                 Ok(taken) => {
@@ -119,6 +121,8 @@ impl Instance {
                 Err(Errno::AGAIN) => {
                     self.wait_for_room(to, false)?;
                 }
+                // What was sent is told; what was read besides is lost with the connection.
+                Err(_) if sent > 0 => break,
                 Err(error) => return Err(error),
             }
         }

@@ -239,9 +239,9 @@ impl Queue {
             let step = events.now() + CLOSE_STEP;
             let waited = events.wait_many(found, min..=CLOSE_EVENTS, Some(step));
             for event in found.drain(..) {
-                if event.news == News::Accepted {
+                if event.news == News::Connection {
                     // Closed, so that the end can be told.
-                    drop(events.take_stream(event.token));
+                    drop(events.take(event.token));
                 } else if event.is_over || event.news == News::Completed {
                     operations.remove(&id(event.token));
                 }
@@ -282,7 +282,7 @@ impl Queue {
                     told = groups::tell(told, result);
                 }
                 (News::Completed, Some(kept)) => told = finish(events, event.token, kept, told),
-                (News::Accepted, Some(Kept::Accept(flags))) => {
+                (News::Connection, Some(Kept::Accept(flags))) => {
                     let connection = take_connection(events, event.token, *flags);
                     told.result = connection.map_or(-1, |fd| fd.into_raw_fd().into());
                 }

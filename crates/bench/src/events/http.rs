@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{bail, ensure};
 use rustix::io::Errno;
 use rustix::thread::CpuSet;
-use towpath::events::{Choice, Config, EventQueue};
+use towpath::events::{Choice, Completion, Config, EventQueue};
 
 use super::Group;
 use super::nginx::{self, NGINX};
@@ -209,8 +209,12 @@ pub(super) fn can_serve(system: &str) -> bool {
         while events.is_empty() {
             queue.wait(&mut events, None)?;
         }
-        let ended = queue.take_stream(token).and_then(Result::err);
-        Ok(ended.is_some_and(|error| Errno::from_io_error(&error) == Some(Errno::TIMEDOUT)))
+        Ok(match queue.take(token) {
+            Some(Completion::Connected(Err(error))) => {
+                Errno::from_io_error(&error) == Some(Errno::TIMEDOUT)
+            }
+            _ => false,
+        })
     };
     accept().unwrap_or(false)
 }

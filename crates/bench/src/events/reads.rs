@@ -14,10 +14,10 @@ use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use rustix::fs::{Advice, fadvise};
 use rustix::time::{ClockId, clock_gettime};
-use towpath::events::{Action, Choice, Config, EventQueue, Operation};
+use towpath::events::{Action, Choice, Completion, Config, EventQueue, Operation};
 use towpath_packet::sync::{AtomicU64, Ordering};
 
 use super::Group;
@@ -182,7 +182,9 @@ impl Reads {
             events.clear();
             queue.wait(&mut events, None)?;
             for event in &events {
-                let read = queue.take(event.token).context("it is over")?;
+                let Some(Completion::Bytes(read)) = queue.take(event.token) else {
+                    bail!("the operation is not over");
+                };
                 ensure!(read.result.context("cannot read")? == blocks.bytes, "the file is cut");
                 done += 1;
                 submit(&mut queue, read.buffer)?;

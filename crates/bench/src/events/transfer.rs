@@ -12,9 +12,9 @@ use std::sync::{Barrier, LazyLock};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use rustix::time::{ClockId, clock_gettime};
-use towpath::events::{Choice, Config, EventQueue, News, Stream, Token};
+use towpath::events::{Choice, Completion, Config, EventQueue, News, Stream, Token};
 use towpath::host::{self, Host};
 
 use super::Group;
@@ -323,21 +323,31 @@ impl Work {
     fn told(&mut self, index: usize, token: Token, news: News) -> anyhow::Result<()> {
         let (socket, full) = (&mut self.sockets[index], self.bytes);
         match (self.way, news) {
-            (Way::Send, News::Sent { bytes }) => {
+            (Way::Send, News::Accepted { bytes }) => {
                 ensure!(bytes == full || socket.left == 0, "{bytes} bytes were accepted");
                 socket.sending = None;
                 return Ok(());
             }
             (Way::ReceiveLent, _) => {
-                let pieces = self.queue.take_pieces(token).context("it is over")??;
+                let Some(Completion::Pieces(pieces)) = self.queue.take(token) else {
+                    bail!("the operation is not over");
+                };
+                let pieces = pieces?;
                 let count: usize = pieces.iter().map(|piece| piece.len()).sum();
                 ensure!(count > 0, "the other end has closed, {} bytes too early", socket.left);
                 socket.left -= count as u64;
             }
             (way, _) => {
-                let done = self.queue.take(token).context("it is over")?;
-                let count = done.result.context("cannot move bytes")?;
-                socket.buffers.push(done.buffer);
+                let (result, buffer) = match self.queue.take(token) {
+                    Some(Completion::Bytes(done)) => (done.result, done.buffer),
+                    Some(Completion::Sent(done)) => {
+                        let buffer = done.buffer.downcast();
+                        (done.result, buffer.map_err(|_| anyhow!("another buffer is back"))?)
+                    }
+                    _ => bail!("the operation is not over"),
+                };
+                let count = result.context("cannot move bytes")?;
+                socket.buffers.push(buffer);
                 if way == Way::Receive && socket.left > 0 {
                     ensure!(count > 0, "the other end has closed, {} bytes too early", socket.left);
                     socket.left -= count as u64;

@@ -9,7 +9,7 @@ use rustix::fd::OwnedFd;
 use rustix::io::{Errno as Kernel, FdFlags};
 use std::io;
 use std::sync::Arc;
-use towpath::events::{EventQueue, Token};
+use towpath::events::{Completion, EventQueue, Token};
 
 /// What is kept of an operation until its end is told.
 pub(super) enum Kept {
@@ -44,39 +44,33 @@ pub(super) fn finish(events: &mut EventQueue, token: Token, kept: &mut Kept, tol
         error: result.map_or_else(|error| errno(error).0, |()| 0),
         ..over(told, bytes as i64)
     };
-    match kept {
-        Kept::Task | Kept::Lent(_) | Kept::Transfer(_) | Kept::Multishot => told,
-        Kept::File(into) => {
-            let Some(completed) = events.take(token) else { return over(told, 0) };
+    if let Kept::Task | Kept::Lent(_) | Kept::Transfer(_) | Kept::Multishot = kept {
+        return told;
+    }
+    match (kept, events.take(token)) {
+        (Kept::File(into), Some(Completion::Bytes(completed))) => {
             if let (Some(into), Ok(count)) = (into, &completed.result) {
                 into.rest(0)[..*count].copy_from_slice(&completed.buffer[..*count]);
             }
             over(told, code(completed.result))
         }
-        Kept::Connect | Kept::Accept(_) => {
-            let result = events.take_stream(token).unwrap_or(Err(Kernel::CANCELED.into()));
-            over(told, code(result.map(|_| 0)))
-        }
-        Kept::Calls => {
-            let (bytes, result) = events.take_called(token).unwrap_or((0, Ok(())));
+        (_, Some(Completion::Connected(result))) => over(told, code(result.map(|_| 0))),
+        (_, Some(Completion::Called(bytes, result))) => {
             over(told, if bytes > 0 { bytes as i64 } else { code(result.map(|()| 0)) })
         }
-        Kept::Sent => {
-            let Some(sent) = events.take(token) else { return over(told, 0) };
+        (_, Some(Completion::Sent(sent))) => {
             let told = over(told, code(sent.result));
             Told { flags: told.flags | if sent.copied { COPIED } else { 0 }, ..told }
         }
-        Kept::SentFile => match events.take_file(token) {
-            Some(sent) => moved(sent.bytes, sent.result),
-            None => over(told, 0),
-        },
-        Kept::Moved(into) => {
-            let Some(done) = events.take_moved(token) else { return over(told, 0) };
+        (_, Some(Completion::FileSent(sent))) => moved(sent.bytes, sent.result),
+        (Kept::Moved(into), Some(Completion::Moved(done))) => {
             let room = into.rest(0);
             let count = done.rest.len().min(room.len());
             room[..count].copy_from_slice(&done.rest[..count]);
             Told { detail: done.rest.len() as u32, ..moved(done.bytes, done.result) }
         }
+        // An accept whose last connections nobody has taken.
+        _ => over(told, code(Err(Kernel::CANCELED.into()))),
     }
 }
 
@@ -86,7 +80,7 @@ pub(super) fn take_connection(
     token: Token,
     flags: i32,
 ) -> Option<OwnedFd> {
-    let (stream, _) = events.take_stream(token)?.ok()?;
+    let stream = events.take(token)?.into_connected().ok()?.ok()?.stream;
     let socket = stream.as_kernel().cloned();
     drop(stream);
     let socket = Arc::into_inner(socket?)?;

@@ -99,8 +99,8 @@ pub(super) fn told(Event { token, data, news, is_over }: Event) -> Told {
         }
         News::Step { result } if is_over => over(told, result),
         News::Step { result } => Told { what: PROGRESS, result, ..told },
-        News::Accepted => Told { what: PROGRESS, ..told },
-        News::Sent { bytes } => Told { what: PROGRESS, result: bytes as i64, ..told },
+        News::Connection => Told { what: PROGRESS, ..told },
+        News::Accepted { bytes } => Told { what: PROGRESS, result: bytes as i64, ..told },
         // Of sources that C cannot add.
         _ => told,
     }

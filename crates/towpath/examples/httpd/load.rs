@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use httparse::{EMPTY_HEADER, Status};
-use towpath::events::{Event, EventQueue, Stream, Token};
+use towpath::events::{Completion, Event, EventQueue, Stream, Token};
 use towpath::host::Host;
 
 /// What clients do.
@@ -144,17 +144,17 @@ impl Clients<'_> {
     fn news(&mut self, event: &Event) -> anyhow::Result<()> {
         let index = event.data as usize;
         if self.clients[index].stream.is_none() {
-            return match self.queue.take_stream(event.token) {
-                Some(Ok((stream, _))) => {
-                    let _ = stream.set_nodelay(true);
-                    self.clients[index].stream = Some(stream);
+            return match self.queue.take(event.token) {
+                Some(Completion::Connected(Ok(connected))) => {
+                    let _ = connected.stream.set_nodelay(true);
+                    self.clients[index].stream = Some(connected.stream);
                     self.ask(index)
                 }
                 _ => self.failed(index),
             };
         }
-        let pieces = match self.queue.take_pieces(event.token) {
-            Some(Ok(pieces)) => pieces,
+        let pieces = match self.queue.take(event.token) {
+            Some(Completion::Pieces(Ok(pieces))) => pieces,
             _ => return self.failed(index),
         };
         if pieces.is_empty() {

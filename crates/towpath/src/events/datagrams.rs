@@ -4,10 +4,9 @@
 //! Of the kernel's sockets there are [`EventQueue::call`]s.
 
 use super::socket::DatagramSocket;
-use super::source::Kind;
 use super::{EventQueue, NotBegun, Token};
 use crate::host::operations::operation::Work;
-use crate::host::{Held, ReceivedDatagram, SendTo};
+use crate::host::{AnyBuffer, Held, Lend, ReceivedDatagram, SendTo};
 use rustix::io::Errno;
 use std::io;
 use std::time::Instant;
@@ -45,7 +44,7 @@ pub struct ReceivedLent {
 impl EventQueue {
     /// Receives one datagram, packet or frame into `buffer`; what that has no room for is lost. A
     /// wait tells [`News::Completed`](super::News::Completed) when it is over, and
-    /// [`EventQueue::take_datagram`] then has both. Of several at a time on one socket, nothing is
+    /// [`EventQueue::take`] then has both. Of several at a time on one socket, nothing is
     /// said about which of them gets which.
     ///
     /// # Errors
@@ -60,15 +59,17 @@ impl EventQueue {
         let work = Work::ReceiveDatagram(socket.into().0, buffer);
         self.begin(work, deadline, data).map_err(|(error, mut work)| {
             work.stop(Errno::CANCELED);
-            let (_, buffer) = work.take_datagram().expect("nothing was received");
-            NotBegun { error, buffer }
+            let Some(Work::Datagram(over)) = work.take_over() else {
+                unreachable!("nothing was received");
+            };
+            NotBegun { error, buffer: over.1 }
         })
     }
 
     /// Receives one datagram, packet or frame, whole and without copying, as
     /// [`UdpSocket::recv_lent`](crate::host::UdpSocket::recv_lent) and
     /// [`RawSocket::recv_lent`](crate::host::RawSocket::recv_lent):
-    /// [`EventQueue::take_datagram_lent`] has it when it is over. Where the call fails because the
+    /// [`EventQueue::take`] has it when it is over. Where the call fails because the
     /// socket or its host keep too much, this waits until some of it was dropped: for ever, if the
     /// program keeps all its pieces and gives no deadline.
     ///
@@ -86,48 +87,26 @@ impl EventQueue {
 
     /// Sends `buffer` as a datagram, packet or frame, or as several, as
     /// [`UdpSocket::send_zc_with`](crate::host::UdpSocket::send_zc_with) does. A wait tells
-    /// [`News::Sent`](super::News::Sent) when the socket has accepted it, and
+    /// [`News::Accepted`](super::News::Accepted) when the socket has accepted it, and
     /// [`News::Completed`](super::News::Completed) when it is back: then [`EventQueue::take`] has
     /// it, with the bytes that were accepted: fewer than all if a cancel or the deadline came when
-    /// some datagrams had gone. After [`News::Sent`](super::News::Sent) these ask for the buffer,
-    /// as [`Sending::recall`](crate::host::Sending::recall).
+    /// some datagrams had gone. After [`News::Accepted`](super::News::Accepted) these ask for the
+    /// buffer, as [`Sending::recall`](crate::host::Sending::recall).
     ///
     /// Of several at a time on one socket nothing is said about their order: begin the next when
     /// one was accepted.
     ///
     /// # Errors
     /// `ENOSPC` if the queue is full. The buffer is handed back.
-    pub fn send_datagrams(
+    pub fn send_datagrams<B: Lend>(
         &mut self,
         socket: impl Into<DatagramSocket>,
-        buffer: Vec<u8>,
+        buffer: B,
         send: &SendTo,
         deadline: Option<Instant>,
         data: u64,
-    ) -> Result<Token, NotBegun> {
-        let work = Work::send_datagrams(socket.into().0, buffer, send);
-        self.begin_bytes(work, deadline, data)
-    }
-
-    /// What became of a receive of a datagram, which ends the registration. `None` before a wait
-    /// has told that it is over, or of another operation.
-    pub fn take_datagram(&mut self, token: Token) -> Option<ReceivedInto> {
-        let Kind::Stream { work, is_told: true, .. } = &mut self.slots.get(token)?.source else {
-            return None;
-        };
-        let (result, buffer) = work.take_datagram()?;
-        self.end(token);
-        Some(ReceivedInto { result, buffer })
-    }
-
-    /// What became of a receive of a datagram without a copy, which ends the registration. `None`
-    /// before a wait has told that it is over, or of another operation.
-    pub fn take_datagram_lent(&mut self, token: Token) -> Option<ReceivedLent> {
-        let Kind::Stream { work, is_told: true, .. } = &mut self.slots.get(token)?.source else {
-            return None;
-        };
-        let (result, headers, pieces) = work.take_datagram_lent()?;
-        self.end(token);
-        Some(ReceivedLent { result, headers, pieces })
+    ) -> Result<Token, NotBegun<B>> {
+        let work = Work::send_datagrams(socket.into().0, AnyBuffer::new(buffer), send);
+        self.begin_buffer(work, (deadline, data)).map_err(NotBegun::downcast)
     }
 }

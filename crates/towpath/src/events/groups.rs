@@ -5,7 +5,7 @@
 //! receive that finds bytes and no buffer stands in the group's line, and is tried again when one
 //! is given back.
 
-use super::multishot::{Multishot, Received};
+use super::multishot::Multishot;
 use super::pool::{GROUP_BUFFERS_MAX, Group, Pool};
 use super::queue::RAISED;
 use super::source::{Kind, Source};
@@ -80,7 +80,7 @@ impl EventQueue {
     /// Receives again and again, until the stream ends, it is cancelled, or `deadline` has passed.
     /// Whenever there are bytes, one buffer of the group is filled with as many as fit and are
     /// there: a wait tells [`News::Received`](super::News::Received), and
-    /// [`EventQueue::take_received`] has them. When there are bytes and no buffer, a wait tells
+    /// [`EventQueue::take`] has them. When there are bytes and no buffer, a wait tells
     /// [`News::Starved`](super::News::Starved), once, and it goes on when one is
     /// [given](EventQueue::give) back; what is not received stays with the stream. At the end there
     /// is [`News::Completed`](super::News::Completed), and the reason is taken in the same way.
@@ -110,21 +110,5 @@ impl EventQueue {
         // It is under way: what cannot be shown now is shown by the next call.
         let _ = self.settle();
         Ok(token)
-    }
-
-    /// The oldest buffer that a [multishot receive](EventQueue::receive_multishot) has filled.
-    ///
-    /// After [`News::Completed`](super::News::Completed), when all were taken: no bytes and no
-    /// buffer at the end of the stream, or why it ended. This ends the registration. `None` if
-    /// there is nothing to take, or of another operation.
-    pub fn take_received(&mut self, token: Token) -> Option<io::Result<Received>> {
-        let Kind::Multishot { multishot, is_told, .. } = &mut self.slots.get(token)?.source else {
-            return None;
-        };
-        let taken = multishot.take(*is_told)?;
-        if !matches!(&taken, Ok(received) if received.len > 0) {
-            self.end(token);
-        }
-        Some(taken)
     }
 }

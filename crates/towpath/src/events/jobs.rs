@@ -5,7 +5,7 @@ use super::queue::{KERNEL, kernel_slot};
 use super::socket::Stream;
 use super::source::{Kind, Source};
 use super::{EventQueue, Token};
-use rustix::io::Errno;
+use crate::host::lending::any::Held;
 use std::io;
 use std::time::Instant;
 use towpath_io::events::{Job, Outcome, Parts};
@@ -15,6 +15,8 @@ pub(super) struct Ended {
     pub(super) bytes: u64,
     pub(super) result: io::Result<()>,
     pub(super) parts: Parts,
+    /// A buffer of which the kernel had the bytes; whether they were a copy.
+    pub(super) held: Option<(Held, bool)>,
 }
 
 impl EventQueue {
@@ -47,38 +49,27 @@ impl EventQueue {
         Ok(token)
     }
 
-    /// What became of a job that was told to be over, if it has such parts. Its registration ends.
-    pub(super) fn take_ended(
-        &mut self,
-        token: Token,
-        is_such: impl Fn(&Parts) -> bool,
-    ) -> Option<Ended> {
+    /// What became of a job that was told to be over. Its registration ends.
+    pub(super) fn take_ended(&mut self, token: Token) -> Option<Ended> {
         let ongoing = self.ongoing(token).filter(|ongoing| ongoing.is_told)?;
-        let outcome = ongoing.outcome.take_if(|outcome| is_such(&outcome.parts))?;
+        let outcome = ongoing.outcome.take()?;
         let Outcome { bytes, failure, parts } = outcome;
         let result = failure.map_or(Ok(()), |errno| Err(ongoing.error(errno)));
+        let held = ongoing.held.take();
         self.slots.remove(token);
-        Some(Ended { bytes, result, parts })
+        Some(Ended { bytes, result, parts, held })
     }
 
-    /// A connection of the kernel that was accepted or made.
-    pub(super) fn take_kernel_stream(&mut self, token: Token) -> Option<io::Result<Stream>> {
+    /// The next connection of the kernel that was accepted.
+    pub(super) fn take_accepted(&mut self, token: Token) -> Option<Stream> {
         let ongoing = self.ongoing(token)?;
-        if let Some(connection) = ongoing.accepted.pop_front() {
-            ongoing.is_offered = false;
-            self.back.give_room(kernel_slot(token), 1);
-            self.push(token, KERNEL);
-            // The connection is there, whatever cannot be shown now.
-            let _ = self.settle();
-            return Some(Ok(connection.into()));
-        }
-        let ended = self.take_ended(token, |parts| matches!(parts, Parts::None | Parts::Socket(_)));
-        let Ended { result, parts, .. } = ended?;
-        Some(match (result, parts) {
-            (Ok(()), Parts::Socket(socket)) => Ok(socket.into()),
-            (Err(error), _) => Err(error),
-            (Ok(()), _) => Err(Errno::INVAL.into()),
-        })
+        let connection = ongoing.accepted.pop_front()?;
+        ongoing.is_offered = false;
+        self.back.give_room(kernel_slot(token), 1);
+        self.push(token, KERNEL);
+        // The connection is there, whatever cannot be shown now.
+        let _ = self.settle();
+        Some(connection.into())
     }
 
     pub(super) fn ongoing(&mut self, token: Token) -> Option<&mut Ongoing> {

@@ -51,6 +51,7 @@
 
 mod changes;
 mod clock;
+mod completion;
 mod custom;
 mod datagrams;
 mod expose;
@@ -76,10 +77,11 @@ mod wait;
 pub use crate::host::files::file_cache::{BlockRange, FileCache, Load};
 pub use crate::host::files::file_source::FileSource;
 pub use changes::Changes;
+pub use completion::{Completed, Completion, Connected, Sent};
 pub use custom::{Accessed, Pollable, Step, Task};
 pub use datagrams::{ReceivedInto, ReceivedLent};
 pub use multishot::Received;
-pub use operations::{Completed, Refused};
+pub use operations::Refused;
 pub use pool::{GROUP_BUFFERS_MAX, GROUPS_MAX, Group};
 pub use queue::{Change, Config, EventQueue, REGISTRATIONS_DEFAULT};
 pub use relay::Moved;
@@ -158,14 +160,15 @@ pub enum News {
     Exited(Exit),
     /// A file or directory has changed.
     Changed(Changes),
-    /// There is a connection: [`EventQueue::take_stream`] has it.
-    Accepted,
-    /// A socket has accepted a buffer to be sent, which is not back yet.
-    Sent {
+    /// There is a connection: [`EventQueue::take`] has it.
+    Connection,
+    /// A socket has accepted a buffer, which will be sent. Its memory is not back: that is told by
+    /// [`News::Completed`].
+    Accepted {
         /// The first bytes of it: all, or those that were copied before the connection failed.
         bytes: usize,
     },
-    /// Bytes were received: [`EventQueue::take_received`] has them.
+    /// Bytes were received: [`EventQueue::take`] has them.
     Received {
         /// How many.
         bytes: usize,
@@ -178,9 +181,7 @@ pub enum News {
         /// Its own.
         result: i64,
     },
-    /// An operation is over: [`EventQueue::take`] has what became of it, and ends the registration;
-    /// of some [`EventQueue::take_stream`], [`EventQueue::take_datagram`],
-    /// [`EventQueue::take_datagram_lent`], [`EventQueue::take_pieces`], [`EventQueue::take_file`],
-    /// [`EventQueue::take_moved`] or [`EventQueue::take_called`].
+    /// An operation is over, and what it was given is back: [`EventQueue::take`] has what became of
+    /// it, and ends the registration.
     Completed,
 }

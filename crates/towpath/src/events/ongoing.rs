@@ -2,6 +2,7 @@
 
 use super::News;
 use super::timers::Setting;
+use crate::host::lending::any::Held;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -18,6 +19,8 @@ pub(super) struct Ongoing {
     /// Bytes that were sent of a buffer that is not back.
     lent: Option<u64>,
     pub(super) outcome: Option<Outcome>,
+    /// A buffer of which the kernel has the bytes; whether they are a copy.
+    pub(super) held: Option<(Held, bool)>,
     /// Bytes that were sent were told of.
     is_sent: bool,
     /// The end was told of.
@@ -31,18 +34,18 @@ impl Ongoing {
     /// What is to be told.
     pub(super) fn look(&mut self) -> Option<News> {
         if !self.accepted.is_empty() {
-            return (!std::mem::replace(&mut self.is_offered, true)).then_some(News::Accepted);
+            return (!std::mem::replace(&mut self.is_offered, true)).then_some(News::Connection);
         }
         if let Some(bytes) = self.lent.take() {
             self.is_sent = true;
-            return Some(News::Sent { bytes: bytes as usize });
+            return Some(News::Accepted { bytes: bytes as usize });
         }
         let outcome = self.outcome.as_ref()?;
         let Outcome { bytes, failure, parts } = outcome;
         if let (Parts::Sent(..) | Parts::Called { sent: true }, false) = (parts, self.is_sent) {
             self.is_sent = true;
             if *bytes > 0 || failure.is_none() {
-                return Some(News::Sent { bytes: *bytes as usize });
+                return Some(News::Accepted { bytes: *bytes as usize });
             }
         }
         (!std::mem::replace(&mut self.is_told, true)).then_some(News::Completed)

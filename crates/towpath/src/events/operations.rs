@@ -1,6 +1,5 @@
 //! Operations on files: each is submitted, may be cancelled, and is told once.
 
-use super::jobs::Ended;
 use super::queue::{RAISED, kernel_slot};
 use super::source::Kind;
 use super::{EventQueue, Operation, Token};
@@ -8,24 +7,7 @@ use rustix::io::Errno;
 use std::fmt;
 use std::io;
 use std::time::Instant;
-use towpath_io::events::{Calls, Job, Parts};
-
-/// An operation with a buffer that is over.
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct Completed {
-    /// Bytes read or written: all, or fewer where the file ended or an error came after some; bytes
-    /// received, or accepted to be sent.
-    ///
-    /// # Errors
-    /// Those of reading and writing; `ECANCELED` if it was cancelled before it did anything,
-    /// `ETIMEDOUT` if its deadline did that.
-    pub result: io::Result<usize>,
-    /// The buffer, of the same length as before.
-    pub buffer: Vec<u8>,
-    /// Bytes of a buffer that was sent were copied, at the call or after all; all of them or some.
-    pub copied: bool,
-}
+use towpath_io::events::{Calls, Job};
 
 /// An operation that was not begun.
 pub struct Refused<T = Operation> {
@@ -59,8 +41,8 @@ impl EventQueue {
     /// received into memory that is no `Vec`. The calls are made by the thread that begins them and
     /// those that wait, and must not block. A wait tells
     /// [`News::Completed`](super::News::Completed), of those that send so many bytes
-    /// [`News::Sent`](super::News::Sent) before, and [`EventQueue::take_called`] has what became of
-    /// them. What they have is dropped by then.
+    /// [`News::Accepted`](super::News::Accepted) before, and [`EventQueue::take`] has what became
+    /// of them. What they have is dropped by then.
     ///
     /// # Errors
     /// `ENOSPC` if the queue is full: nothing was called.
@@ -71,13 +53,6 @@ impl EventQueue {
         data: u64,
     ) -> io::Result<Token> {
         self.begin_job(Job::Call(calls), deadline, data).map_err(|(error, _)| error)
-    }
-
-    /// What became of calls, which ends the registration: bytes that they have moved, and why not
-    /// all. `None` before a wait has told that it is over, or of another operation.
-    pub fn take_called(&mut self, token: Token) -> Option<(u64, io::Result<()>)> {
-        let ended = self.take_ended(token, |parts| matches!(parts, Parts::Called { .. }))?;
-        Some((ended.bytes, ended.result))
     }
 
     /// Asks for the end of an operation, which is told as ever, and may have come too late.
@@ -115,26 +90,6 @@ impl EventQueue {
             _ => return Err(Errno::INVAL.into()),
         }
         self.settle()
-    }
-
-    /// What became of an operation, which ends its registration. `None` before a wait has told that
-    /// it is over, and after it was taken.
-    pub fn take(&mut self, token: Token) -> Option<Completed> {
-        let registration = self.slots.get(token)?;
-        if let Kind::Stream { work, is_told: true, .. } = &mut registration.source {
-            let (result, buffer, copied) = work.take_bytes()?;
-            self.end(token);
-            return Some(Completed { result, buffer, copied });
-        }
-        let is_such = |parts: &Parts| matches!(parts, Parts::Buffer(_) | Parts::Sent(..));
-        let Ended { bytes, result, parts } = self.take_ended(token, is_such)?;
-        let (buffer, copied) = match parts {
-            Parts::Buffer(buffer) => (buffer, false),
-            Parts::Sent(buffer, copied) => (buffer, copied),
-            _ => return None,
-        };
-        let result = if bytes > 0 { Ok(bytes as usize) } else { result.map(|()| 0) };
-        Some(Completed { result, buffer, copied })
     }
 }
 

@@ -2,12 +2,12 @@
 //!
 //! Those of towpath hosts the waits of the queue carry out, on the thread that waits.
 
-use super::queue::RAISED;
 use super::socket::{End, Listener, Stack, Stream};
 use super::source::{Kind, Source};
 use super::{EventQueue, Token};
-use crate::host::Held;
-use crate::host::operations::operation::{Connection, Work};
+use crate::host::lending::any::Held;
+use crate::host::operations::operation::Work;
+use crate::host::{AnyBuffer, Lend};
 use rustix::fd::OwnedFd;
 use rustix::fs::OFlags;
 use rustix::io::{Errno, ioctl_fionbio};
@@ -20,16 +20,16 @@ use std::time::Instant;
 use towpath_io::events::{Job, Memory};
 
 /// An operation that was not begun, with its buffer.
-pub struct NotBegun {
+pub struct NotBegun<B = Vec<u8>> {
     /// Why.
     pub error: io::Error,
     /// The buffer.
-    pub buffer: Vec<u8>,
+    pub buffer: B,
 }
 
 impl EventQueue {
     /// Begins to connect. A wait tells [`News::Completed`](super::News::Completed) when it is over,
-    /// and [`EventQueue::take_stream`] then has the connection. Cancelling gives it up.
+    /// and [`EventQueue::take`] then has the connection. Cancelling gives it up.
     ///
     /// # Errors
     /// Those of connecting that need no answer; `ENOSPC` if the queue is full.
@@ -82,8 +82,8 @@ impl EventQueue {
     }
 
     /// Accepts one connection after the other until it is cancelled, or `deadline` has passed. A
-    /// wait tells [`News::Accepted`](super::News::Accepted) when there are some, and then
-    /// [`EventQueue::take_stream`] takes them one after the other until there is none; those that
+    /// wait tells [`News::Connection`](super::News::Connection) when there are some, and then
+    /// [`EventQueue::take`] takes them one after the other until there is none; those that
     /// are not taken stay with the listener, and are told of again. At the end there is
     /// [`News::Completed`](super::News::Completed), and the reason is taken in the same way.
     ///
@@ -158,7 +158,7 @@ impl EventQueue {
     }
 
     /// Receives without copying, as [`TcpStream::recv_lent`](crate::host::TcpStream::recv_lent):
-    /// [`EventQueue::take_pieces`] has at most `max` bytes when it is over. Where the call fails
+    /// [`EventQueue::take`] has at most `max` bytes when it is over. Where the call fails
     /// because the host's readers keep too much, this waits until some of it was dropped: for ever,
     /// if the program keeps all its pieces and gives no deadline.
     ///
@@ -176,9 +176,9 @@ impl EventQueue {
         self.begin(work, deadline, data).map_err(|(error, _)| error)
     }
 
-    /// Sends all of `buffer`, as [`TcpStream::send_zc`](crate::host::TcpStream::send_zc). A wait
-    /// tells
-    /// [`News::Sent`](super::News::Sent) when the socket has accepted it, and
+    /// Sends all of `buffer`, of whatever kind, as
+    /// [`TcpStream::send_zc`](crate::host::TcpStream::send_zc). A wait tells
+    /// [`News::Accepted`](super::News::Accepted) when the socket has accepted it, and
     /// [`News::Completed`](super::News::Completed) when it is back: then [`EventQueue::take`] has
     /// it, with the bytes that were accepted. They are sent all the same after a cancel or the
     /// deadline, which ask for the buffer as [`Sending::recall`](crate::host::Sending::recall).
@@ -188,19 +188,19 @@ impl EventQueue {
     ///
     /// # Errors
     /// `ENOSPC` if the queue is full. The buffer is handed back.
-    pub fn send(
+    pub fn send<B: Lend>(
         &mut self,
         stream: impl Into<Stream>,
-        buffer: Vec<u8>,
+        buffer: B,
         deadline: Option<Instant>,
         data: u64,
-    ) -> Result<Token, NotBegun> {
-        self.begin_send(stream.into(), Job::Send, buffer, (deadline, data))
+    ) -> Result<Token, NotBegun<B>> {
+        self.begin_send(stream.into(), buffer, false, (deadline, data))
     }
 
     /// Sends all of `buffer` as [`EventQueue::send`], and lends it on a stream of the kernel, too,
     /// where that can be: with io_uring of Linux 6.2, on TCP. Elsewhere, or where a limit of locked
-    /// memory or of the socket is in the way, it is copied. [`Completed::copied`] says so, as it
+    /// memory or of the socket is in the way, it is copied. [`Sent::copied`] says so, as it
     /// does of what the kernel has copied after all: all that goes to this host or to its
     /// namespaces.
     ///
@@ -208,18 +208,18 @@ impl EventQueue {
     /// kernel has accepted it, neither a cancel nor the deadline brings it back before the peer has
     /// acknowledged it; a queue that is dropped meanwhile leaves it to the kernel.
     ///
-    /// [`Completed::copied`]: super::Completed::copied
+    /// [`Sent::copied`]: super::Sent::copied
     ///
     /// # Errors
     /// `ENOSPC` if the queue is full. The buffer is handed back.
-    pub fn send_zerocopy(
+    pub fn send_zerocopy<B: Lend>(
         &mut self,
         stream: impl Into<Stream>,
-        buffer: Vec<u8>,
+        buffer: B,
         deadline: Option<Instant>,
         data: u64,
-    ) -> Result<Token, NotBegun> {
-        self.begin_send(stream.into(), Job::Lend, buffer, (deadline, data))
+    ) -> Result<Token, NotBegun<B>> {
+        self.begin_send(stream.into(), buffer, true, (deadline, data))
     }
 
     /// Sends all of `memory` on a stream of the kernel, as [`EventQueue::send`] or, if it lends, as
@@ -239,81 +239,70 @@ impl EventQueue {
         self.begin_job(Job::SendMemory(socket, memory), deadline, data).map_err(|(error, _)| error)
     }
 
-    /// The connection that a wait told of, and the peer's address: none of a socket of the kernel
-    /// that is not of IP, or whose peer has gone already. After
-    /// [`News::Completed`](super::News::Completed) this ends the registration. `None` if there is
-    /// none, or of another operation.
-    pub fn take_stream(
-        &mut self,
-        token: Token,
-    ) -> Option<io::Result<(Stream, Option<SocketAddr>)>> {
-        Some(match self.take_connection(token)? {
-            Ok((stream, None)) => {
-                let remote = stream.peer_addr().ok();
-                Ok((stream, remote))
-            }
-            taken => taken,
-        })
-    }
-
-    /// The same without the peer's address, which costs a system call on a socket of the kernel.
-    pub fn take_stream_alone(&mut self, token: Token) -> Option<io::Result<Stream>> {
-        Some(self.take_connection(token)?.map(|(stream, _)| stream))
-    }
-
-    /// A connection, and the peer's address where it is known.
-    fn take_connection(
-        &mut self,
-        token: Token,
-    ) -> Option<io::Result<(Stream, Option<SocketAddr>)>> {
-        let Kind::Stream { work, wakes, is_told, .. } = &mut self.slots.get(token)?.source else {
-            return Some(self.take_kernel_stream(token)?.map(|stream| (stream, None)));
-        };
-        if *is_told {
-            let result = work.take_connected()?;
-            self.end(token);
-            return Some(result.map(known));
-        }
-        let next = match work.take_next() {
-            Some(next) => next,
-            None => work.accept(&wakes.as_ref()?.waker)?,
-        };
-        self.push(token, RAISED);
-        // The connection is there, whatever cannot be shown now.
-        let _ = self.settle();
-        Some(Ok(known(next)))
-    }
-
-    /// What was received without copying, which ends the registration; nothing at the end of the
-    /// stream. `None` before a wait has told that it is over, or of another operation.
-    pub fn take_pieces(&mut self, token: Token) -> Option<io::Result<Vec<Held>>> {
-        let Kind::Stream { work, is_told: true, .. } = &mut self.slots.get(token)?.source else {
-            return None;
-        };
-        let pieces = work.take_pieces()?;
-        self.end(token);
-        Some(pieces)
-    }
-
-    /// Ends the registration of an operation whose outcome was taken.
-    pub(super) fn end(&mut self, token: Token) {
-        // It is over, and was told: nothing is in the way.
-        let _ = self.begin_remove(token);
-        let _ = self.settle();
-    }
-
-    /// With the job for a stream of the kernel.
-    fn begin_send(
+    /// Begins to send a buffer, which is handed back if that fails. On a stream of the kernel it is
+    /// lent if that is wanted.
+    fn begin_send<B: Lend>(
         &mut self,
         stream: Stream,
-        job: fn(Arc<OwnedFd>, Vec<u8>) -> Job,
-        buffer: Vec<u8>,
+        buffer: B,
+        lends: bool,
+        when: (Option<Instant>, u64),
+    ) -> Result<Token, NotBegun<B>> {
+        let buffer = AnyBuffer::new(buffer);
+        let begun = match stream.0 {
+            End::Host(stream) => self.begin_buffer(Work::send(stream, buffer), when),
+            End::Kernel(socket) => self.begin_send_job(socket, buffer, lends, when),
+        };
+        begun.map_err(NotBegun::downcast)
+    }
+
+    fn begin_send_job(
+        &mut self,
+        socket: Arc<OwnedFd>,
+        buffer: AnyBuffer,
+        lends: bool,
         (deadline, data): (Option<Instant>, u64),
-    ) -> Result<Token, NotBegun> {
-        match stream.0 {
-            End::Host(stream) => self.begin_bytes(Work::send(stream, buffer), deadline, data),
-            End::Kernel(socket) => self.begin_bytes_job(job(socket, buffer), deadline, data),
+    ) -> Result<Token, NotBegun<AnyBuffer>> {
+        let buffer = match buffer.into_vec() {
+            Ok(bytes) => {
+                let job = if lends { Job::Lend(socket, bytes) } else { Job::Send(socket, bytes) };
+                let begun = self.begin_bytes_job(job, deadline, data);
+                return begun.map_err(|NotBegun { error, buffer }| NotBegun {
+                    error,
+                    buffer: AnyBuffer::new(buffer),
+                });
+            }
+            Err(other) => other,
+        };
+        let (held, bytes, is_copy) = Held::new(buffer);
+        let job = Job::SendMemory(socket, Memory { bytes, lends: lends && !is_copy });
+        match self.begin_job(job, deadline, data) {
+            Ok(token) => {
+                let ongoing = self.ongoing(token).expect("it was just begun");
+                ongoing.held = Some((held, is_copy));
+                Ok(token)
+            }
+            Err((error, job)) => {
+                drop(job);
+                let buffer = held.into_buffer().expect("the job was the only other to have it");
+                Err(NotBegun { error, buffer })
+            }
         }
+    }
+
+    /// Begins a send of a buffer by the waits of the queue.
+    pub(super) fn begin_buffer(
+        &mut self,
+        work: Work,
+        (deadline, data): (Option<Instant>, u64),
+    ) -> Result<Token, NotBegun<AnyBuffer>> {
+        self.begin(work, deadline, data).map_err(|(error, mut work)| {
+            work.stop(Errno::CANCELED);
+            let Some(Work::Back(_, buffer, _)) = work.take_over() else {
+                unreachable!("nothing was sent");
+            };
+            NotBegun { error, buffer }
+        })
     }
 
     pub(super) fn begin_bytes(
@@ -324,7 +313,9 @@ impl EventQueue {
     ) -> Result<Token, NotBegun> {
         self.begin(work, deadline, data).map_err(|(error, mut work)| {
             work.stop(Errno::CANCELED);
-            let (_, buffer, _) = work.take_bytes().expect("nothing was sent or received");
+            let Some(Work::Bytes(_, buffer)) = work.take_over() else {
+                unreachable!("nothing was received");
+            };
             NotBegun { error, buffer }
         })
     }
@@ -370,10 +361,6 @@ impl EventQueue {
     }
 }
 
-fn known((stream, remote): Connection) -> (Stream, Option<SocketAddr>) {
-    (stream.into(), Some(remote))
-}
-
 /// A socket of the kernel that does not block, to be connected.
 fn socket_for(remote: SocketAddr) -> io::Result<Arc<OwnedFd>> {
     let family = if remote.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
@@ -381,19 +368,27 @@ fn socket_for(remote: SocketAddr) -> io::Result<Arc<OwnedFd>> {
     Ok(Arc::new(rustix::net::socket_with(family, SocketType::STREAM, flags, None)?))
 }
 
-impl fmt::Debug for NotBegun {
+impl NotBegun<AnyBuffer> {
+    /// With the buffer as what it was.
+    pub(super) fn downcast<B: Lend>(self) -> NotBegun<B> {
+        let Self { error, buffer } = self;
+        NotBegun { error, buffer: buffer.downcast().expect("it is what was given") }
+    }
+}
+
+impl<B> fmt::Debug for NotBegun<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NotBegun").field("error", &self.error).finish_non_exhaustive()
     }
 }
 
-impl fmt::Display for NotBegun {
+impl<B> fmt::Display for NotBegun<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.error.fmt(f)
     }
 }
 
-impl std::error::Error for NotBegun {
+impl<B> std::error::Error for NotBegun<B> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         Some(&self.error)
     }

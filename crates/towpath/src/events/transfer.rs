@@ -1,7 +1,6 @@
 //! Operations that move bytes between files and streams without showing them to the program.
 
-use super::jobs::Ended;
-use super::relay::{Moved, Relay};
+use super::relay::Relay;
 use super::socket::End;
 use super::source::{Kind, Source};
 use super::{EventQueue, Interest, Refused, SendFile, Stream, Token, Trigger};
@@ -14,7 +13,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
-use towpath_io::events::{Job, Parts};
+use towpath_io::events::Job;
 
 /// A file that was sent.
 #[derive(Debug)]
@@ -35,13 +34,13 @@ pub struct FileSent {
 impl EventQueue {
     /// Sends a header, a range of a file, and a trailer. A wait tells
     /// [`News::Completed`](super::News::Completed) when all was sent, and
-    /// [`EventQueue::take_file`] has what became of it.
+    /// [`EventQueue::take`] has what became of it.
     ///
     /// A towpath host has blocks of files in memory, at most as many bytes as its
     /// [`Config`](crate::host::Config::file_cache) says, and lends them: what several streams send
     /// is read once. What is changed, by anything but a shared mapping, is read anew by those who
     /// begin afterwards. Header and trailer are copied. It is over when the socket has accepted
-    /// all, of which [`News::Sent`](super::News::Sent) tells as for [`EventQueue::send`].
+    /// all, of which [`News::Accepted`](super::News::Accepted) tells as for [`EventQueue::send`].
     ///
     /// # Errors
     /// `ENOSPC` if the queue is full; `EINVAL` for a range that ends before it begins or beyond
@@ -78,25 +77,8 @@ impl EventQueue {
         })
     }
 
-    /// What became of a file that was sent, which ends the registration. `None` before a wait has
-    /// told that it is over, or of another operation.
-    pub fn take_file(&mut self, token: Token) -> Option<FileSent> {
-        if let Kind::Stream { work, is_told: true, .. } = &mut self.slots.get(token)?.source {
-            let (bytes, result, parts) = work.take_file()?;
-            self.end(token);
-            return Some(FileSent { bytes, result, parts });
-        }
-        let ended = self.take_ended(token, |parts| matches!(parts, Parts::File(_)));
-        match ended? {
-            Ended { bytes, result, parts: Parts::File(parts) } => {
-                Some(FileSent { bytes, result, parts })
-            }
-            _ => None,
-        }
-    }
-
     /// Writes what a stream receives to a range of a file, until the range is full or no more will
-    /// come. [`EventQueue::take_moved`] has what became of it. What is beyond the range stays in
+    /// come. [`EventQueue::take`] has what became of it. What is beyond the range stays in
     /// the stream. A file that is written slower than bytes come closes the window. After a cancel
     /// or the deadline it is over when the file has answered what is under way.
     ///
@@ -126,7 +108,7 @@ impl EventQueue {
     /// Sends on `to` what `from` receives: `count` bytes, or fewer where no more come. The kernel
     /// splices between two of its streams; else the bytes go through a buffer of the queue. It ends
     /// when `to` is reset or closed in both directions, also while nothing comes from `from`.
-    /// [`EventQueue::take_moved`] has what became of it.
+    /// [`EventQueue::take`] has what became of it.
     ///
     /// # Errors
     /// `ENOSPC` if the queue is full.
@@ -156,27 +138,5 @@ impl EventQueue {
         // It is under way: what cannot be shown now is shown by the next call.
         let _ = self.settle();
         Ok(token)
-    }
-
-    /// What became of bytes that were moved, which ends the registration. `None` before a wait has
-    /// told that it is over, or of another operation.
-    pub fn take_moved(&mut self, token: Token) -> Option<Moved> {
-        if let Kind::Relay { relay, is_told: true, .. } = &mut self.slots.get(token)?.source {
-            let moved = relay.take()?;
-            self.end(token);
-            return Some(moved);
-        }
-        if let Kind::Stream { work, is_told: true, .. } = &mut self.slots.get(token)?.source {
-            let (bytes, result, rest) = work.take_received()?;
-            self.end(token);
-            return Some(Moved { bytes, result, rest });
-        }
-        let ended = self.take_ended(token, |parts| matches!(parts, Parts::Rest(_)));
-        match ended? {
-            Ended { bytes, result, parts: Parts::Rest(rest) } => {
-                Some(Moved { bytes, result, rest })
-            }
-            _ => None,
-        }
     }
 }

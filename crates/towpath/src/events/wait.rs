@@ -328,7 +328,7 @@ impl EventQueue {
             into.push(Event { token, data, news, is_over });
             if is_over {
                 self.begin_remove(token)?;
-            } else if let News::Sent { .. } | News::Step { .. } | News::Received { .. } = news {
+            } else if let News::Accepted { .. } | News::Step { .. } | News::Received { .. } = news {
                 // There may be more already.
                 self.push(token, RAISED);
             } else if let Kind::Stream { is_told: true, deadline, .. }
@@ -384,8 +384,8 @@ fn look(
         Kind::Stream { work, wakes, is_told, .. } => {
             let waker = &wakes.as_ref().filter(|_| !*is_told)?.waker;
             let news = match hold(|| work.poll(waker))? {
-                operation::Step::Accepted => News::Accepted,
-                operation::Step::Sent(bytes) => News::Sent { bytes },
+                operation::Step::Accepted => News::Connection,
+                operation::Step::Sent(bytes) => News::Accepted { bytes },
                 operation::Step::Over => News::Completed,
             };
             *is_told = news == News::Completed;

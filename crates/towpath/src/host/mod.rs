@@ -64,7 +64,7 @@ mod choosing;
 mod config;
 mod core;
 pub(crate) mod files;
-mod lending;
+pub(crate) mod lending;
 mod link;
 pub(crate) mod operations;
 pub(crate) mod resolver;
@@ -75,6 +75,7 @@ mod worker;
 pub use self::config::{Config, StartError};
 pub use choosing::mode::SendMode;
 pub use files::file_cache::FileCacheStats;
+pub use lending::any::AnyBuffer;
 pub use lending::buffers::Buffer;
 #[cfg(feature = "bytemuck")]
 pub use lending::lend::Typed;

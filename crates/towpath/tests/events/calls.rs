@@ -3,6 +3,7 @@
 use super::files::pattern;
 use super::kernel_streams::{full_listener, past, soon, unix};
 use super::{Case, PATIENCE, config, errno, now, queue, until_over};
+use crate::taken::Taken;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -67,8 +68,6 @@ fn writes(socket: impl Into<OwnedFd>, all: Option<u64>, call: Box<Call>) -> Call
 /// What became of calls that were told to be over, and that it is told once.
 fn take(queue: &mut EventQueue, token: Token) -> (u64, io::Result<()>) {
     assert_eq!(now(queue), []);
-    assert!(queue.take(token).is_none() && queue.take_stream(token).is_none());
-    assert!(queue.take_file(token).is_none() && queue.take_moved(token).is_none());
     let called = queue.take_called(token).unwrap();
     assert!(queue.take_called(token).is_none() && queue.is_empty());
     assert_eq!(errno(queue.cancel(token)), Errno::STALE);
@@ -178,7 +177,7 @@ fn send(choice: Choice) {
             assert!(read == pattern(len));
             peer
         });
-        assert_eq!(until_over(&mut queue, token), [News::Sent { bytes: len }]);
+        assert_eq!(until_over(&mut queue, token), [News::Accepted { bytes: len }]);
         let (bytes, result) = take(&mut queue, token);
         result.unwrap();
         assert_eq!(bytes, len as u64);
@@ -193,7 +192,7 @@ fn send(choice: Choice) {
     let (bytes, why) = fails(take(&mut queue, token));
     assert!(bytes > 0 && bytes < LARGE as u64, "{bytes}");
     assert!(matches!(why, Errno::PIPE | Errno::CONNRESET), "{why}");
-    assert_eq!(told, [News::Sent { bytes: bytes as usize }]);
+    assert_eq!(told, [News::Accepted { bytes: bytes as usize }]);
 }
 
 /// Goal: what was moved before is told with the reason, and no call is made afterwards.
@@ -236,7 +235,7 @@ fn failed(choice: Choice) {
     assert_eq!(fails(finish(&mut queue, token)), (0, Errno::DQUOT));
     let (call, count) = counted(|_, done| if done < 4 { Ok(2) } else { Err(Errno::DQUOT) });
     let token = queue.call(calls(Some(9), call), None, 9).unwrap();
-    assert_eq!(until_over(&mut queue, token), [News::Sent { bytes: 4 }]);
+    assert_eq!(until_over(&mut queue, token), [News::Accepted { bytes: 4 }]);
     assert_eq!(fails(take(&mut queue, token)), (4, Errno::DQUOT));
     assert_eq!(count.load(Ordering::Relaxed), 3);
     // A signal is nothing; without end it is a reason.
@@ -315,7 +314,6 @@ fn connect(choice: Choice) {
         assert!(queue.take_stream(token).is_none());
         assert_eq!(errno(queue.remove(token)), Errno::BUSY);
         assert_eq!(until_over(&mut queue, token), []);
-        assert!(queue.take(token).is_none() && queue.take_called(token).is_none());
         let (stream, remote) = queue.take_stream(token).unwrap().unwrap();
         assert!(queue.is_empty() && Arc::ptr_eq(stream.as_kernel().unwrap(), &socket));
         assert_eq!((remote, local(&socket)), (Some(address), bound));

@@ -2,13 +2,14 @@
 
 use super::sockets::hosts;
 use super::{Case, PATIENCE, config, errno, now, one, queue, ready, until_over, wait};
+use crate::taken::{Done, Taken};
 use rustix::io::Errno;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 use towpath::events::{
-    Choice, Completed, Config, DatagramSocket, EventQueue, Interest, News, ReceivedInto,
-    ReceivedLent, Source, Token, Trigger,
+    Choice, Config, DatagramSocket, EventQueue, Interest, News, ReceivedInto, ReceivedLent, Source,
+    Token, Trigger,
 };
 use towpath::host::{
     Config as HostConfig, EtherType, FrameKind, FramePart, Held, Host, LinkDestination,
@@ -66,7 +67,6 @@ fn packets((a, b): &(Host, Host)) -> (PacketSocket, PacketSocket, SendTo) {
 fn finish(queue: &mut EventQueue, token: Token) -> ReceivedInto {
     assert_eq!(until_over(queue, token), []);
     assert_eq!(now(queue), []);
-    assert!(queue.take(token).is_none() && queue.take_pieces(token).is_none());
     let received = queue.take_datagram(token).unwrap();
     assert!(queue.take_datagram(token).is_none() && queue.is_empty());
     assert_eq!(errno(queue.cancel(token)), Errno::STALE);
@@ -77,7 +77,6 @@ fn finish(queue: &mut EventQueue, token: Token) -> ReceivedInto {
 fn finish_lent(queue: &mut EventQueue, token: Token) -> ReceivedLent {
     assert_eq!(until_over(queue, token), []);
     assert_eq!(now(queue), []);
-    assert!(queue.take_datagram(token).is_none() && queue.take_pieces(token).is_none());
     let received = queue.take_datagram_lent(token).unwrap();
     assert!(queue.take_datagram_lent(token).is_none() && queue.is_empty());
     received
@@ -88,11 +87,10 @@ fn bytes(pieces: &[Held]) -> Vec<u8> {
 }
 
 /// What became of a send, and that it is told once.
-fn finish_send(queue: &mut EventQueue, token: Token) -> (Vec<News>, Completed) {
+fn finish_send(queue: &mut EventQueue, token: Token) -> (Vec<News>, Done) {
     let told = until_over(queue, token);
     assert_eq!(now(queue), []);
-    assert!(queue.take_datagram(token).is_none());
-    let completed = queue.take(token).unwrap();
+    let completed = queue.take_done(token).unwrap();
     assert!(queue.take(token).is_none() && queue.is_empty());
     (told, completed)
 }
@@ -303,8 +301,8 @@ fn send(choice: Choice) {
         while told.last() != Some(&News::Completed) {
             told.push(one(&mut queue).news);
         }
-        assert_eq!(told, [News::Sent { bytes: bytes.len() }, News::Completed]);
-        let completed = queue.take(token).unwrap();
+        assert_eq!(told, [News::Accepted { bytes: bytes.len() }, News::Completed]);
+        let completed = queue.take_done(token).unwrap();
         assert_eq!(completed.result.unwrap(), bytes.len());
         assert!(completed.buffer == bytes && !completed.copied);
     }
@@ -323,7 +321,7 @@ fn send_stopped(choice: Choice) {
         assert_eq!(peer.recv(&mut into).unwrap(), 9000);
         assert_eq!(into[..9000], [5; 9000]);
     };
-    let sent = News::Sent { bytes: 9000 };
+    let sent = News::Accepted { bytes: 9000 };
     let token = queue.send_datagrams(&socket, vec![5; 9000], &to_peer(), None, 9).unwrap();
     assert_eq!(one(&mut queue).news, sent);
     assert_eq!(now(&mut queue), [], "the peer has it");
@@ -336,7 +334,7 @@ fn send_stopped(choice: Choice) {
         if one(&mut queue).news == sent {
             return back(&mut queue, token);
         }
-        assert_eq!(errno(queue.take(token).unwrap().result), Errno::TIMEDOUT);
+        assert_eq!(errno(queue.take_done(token).unwrap().result), Errno::TIMEDOUT);
     }
     panic!("each deadline has passed");
 }
@@ -369,7 +367,7 @@ fn send_waits(choice: Choice) {
     let mut into = vec![0; 9000];
     assert_eq!((peer.recv(&mut into).unwrap(), into[0]), (3000, 4));
     held.returned_within(PATIENCE).unwrap();
-    assert_eq!(one(&mut queue).news, News::Sent { bytes: 3000 });
+    assert_eq!(one(&mut queue).news, News::Accepted { bytes: 3000 });
     assert_eq!((peer.recv(&mut into).unwrap(), into[0]), (3000, 5));
     let (told, completed) = finish_send(&mut queue, token);
     assert_eq!((told, completed.result.unwrap(), completed.copied), (vec![], 3000, false));
@@ -389,7 +387,7 @@ fn raw_and_packet(choice: Choice) {
     packet_socket.set_send_mode(SendMode::Lend);
     for (socket, peer, send, header) in pairs {
         let sent = queue.send_datagrams(&socket, vec![3; 1200], &send, None, 9).unwrap();
-        assert_eq!(one(&mut queue).news, News::Sent { bytes: 1200 });
+        assert_eq!(one(&mut queue).news, News::Accepted { bytes: 1200 });
         let token = queue.receive_datagram(&peer, vec![0; 2000], None, 8).unwrap();
         // They may be told of together.
         let mut over = Vec::new();
@@ -405,7 +403,7 @@ fn raw_and_packet(choice: Choice) {
         assert_eq!(told.len, header + 1200);
         assert_eq!(told.link.map(|link| link.kind), (header == 0).then_some(FrameKind::Host));
         assert!(received.buffer[header..header + 1200] == [3; 1200]);
-        let completed = queue.take(sent).unwrap();
+        let completed = queue.take_done(sent).unwrap();
         assert!(!completed.copied && completed.buffer == [3; 1200]);
         assert!(queue.is_empty());
     }
@@ -451,7 +449,7 @@ fn dropped(choice: Choice) {
     let mut queue = self::queue(choice);
     let token = queue.send_datagrams(&socket, vec![2; 900], &to_peer(), None, 9).unwrap();
     let event = one(&mut queue);
-    assert_eq!((event.token, event.news), (token, News::Sent { bytes: 900 }));
+    assert_eq!((event.token, event.news), (token, News::Accepted { bytes: 900 }));
     drop(queue);
     let mut into = [0; 999];
     assert_eq!((peer.recv(&mut into).unwrap(), into[0]), (900, 2), "no wait has begun the first");

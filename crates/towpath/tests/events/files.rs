@@ -1,15 +1,14 @@
 //! Operations on files, and files that change.
 
 use super::{Case, PATIENCE, now, one, queue, wait};
+use crate::taken::{Done, Taken};
 use rustix::io::Errno;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
-use towpath::events::{
-    Action, Changes, Choice, Completed, Event, EventQueue, News, Operation, Source, Token,
-};
+use towpath::events::{Action, Changes, Choice, Event, EventQueue, News, Operation, Source, Token};
 
 pub(super) const CASES: &[Case] = &[
     ("a_file_is_written_and_read", round_trip),
@@ -31,7 +30,7 @@ fn giant(choice: Choice) {
     let operation = Operation { action: Action::Write(0), file, buffer };
     let token = queue.submit(operation, None, 9).unwrap();
     assert_eq!(one(&mut queue).news, News::Completed);
-    let completed = queue.take(token).unwrap();
+    let completed = queue.take_done(token).unwrap();
     assert_eq!((completed.result.unwrap(), completed.buffer.len()), (4 << 30, 4 << 30));
 }
 
@@ -72,10 +71,10 @@ fn begin(queue: &mut EventQueue, file: &Arc<File>, action: Action, buffer: Vec<u
 }
 
 /// What became of the one operation under way.
-fn finish(queue: &mut EventQueue, token: Token) -> Completed {
+fn finish(queue: &mut EventQueue, token: Token) -> Done {
     let event = one(queue);
     assert_eq!((event.token, event.news), (token, News::Completed));
-    let completed = queue.take(token).unwrap();
+    let completed = queue.take_done(token).unwrap();
     assert!(queue.take(token).is_none() && queue.is_empty());
     completed
 }
@@ -106,7 +105,7 @@ fn round_trip(choice: Choice) {
             assert_eq!(event.news, News::Completed);
             let index = all.iter().position(|token| *token == event.token).unwrap();
             tokens.retain(|token| *token != event.token);
-            let read = queue.take(event.token).unwrap();
+            let read = queue.take_done(event.token).unwrap();
             assert_eq!(read.result.unwrap(), parts[index].1.len());
             assert!(read.buffer == parts[index].1, "part {index}");
         }
@@ -180,7 +179,7 @@ fn cancelled(choice: Choice) {
     let mut count = 0;
     while count < tokens.len() {
         for event in wait(&mut queue) {
-            let read = queue.take(event.token).unwrap();
+            let read = queue.take_done(event.token).unwrap();
             assert_eq!(read.buffer.len(), bytes.len());
             match read.result {
                 Ok(done) => assert!(done == bytes.len() && read.buffer == bytes),

@@ -2,6 +2,7 @@
 
 use super::files::pattern;
 use super::{Case, PATIENCE, config, errno, now, one, queue, until_over, wait};
+use crate::taken::{Done, Taken};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::io::{ErrorKind, Read, Write};
@@ -10,8 +11,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use towpath::events::{
-    Choice, Completed, Config, EventQueue, Interest, Listener, News, SendFile, Source, Stack,
-    Stream, Token, Trigger,
+    Choice, Config, EventQueue, Interest, Listener, News, SendFile, Source, Stack, Stream, Token,
+    Trigger,
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -58,18 +59,16 @@ fn until_there(peer: &TcpStream) {
 }
 
 /// What became of one with a buffer, and that it is told once.
-fn finish(queue: &mut EventQueue, token: Token) -> Completed {
+fn finish(queue: &mut EventQueue, token: Token) -> Done {
     until_over(queue, token);
     take(queue, token)
 }
 
-fn take(queue: &mut EventQueue, token: Token) -> Completed {
+fn take(queue: &mut EventQueue, token: Token) -> Done {
     assert_eq!(now(queue), []);
     queue.cancel(token).unwrap();
-    assert!(queue.take_stream(token).is_none() && queue.take_pieces(token).is_none());
-    assert!(queue.take_file(token).is_none() && queue.take_moved(token).is_none());
     assert_eq!(now(queue), [], "too late");
-    let completed = queue.take(token).unwrap();
+    let completed = queue.take_done(token).unwrap();
     assert!(queue.take(token).is_none());
     assert_eq!(errno(queue.cancel(token)), Errno::STALE);
     completed
@@ -92,14 +91,13 @@ fn connect(choice: Choice) {
     assert!(queue.take_stream(token).is_none());
     assert_eq!(errno(queue.remove(token)), Errno::BUSY);
     assert_eq!(until_over(&mut queue, token), []);
-    assert!(queue.take(token).is_none() && queue.take_file(token).is_none());
     let (stream, remote) = queue.take_stream(token).unwrap().unwrap();
     assert_eq!((remote, stream.peer_addr().unwrap()), (Some(address), address));
     stream.set_nodelay(true).unwrap();
     assert_eq!(stream.try_send(b"hello").unwrap(), 5);
     assert_eq!(stream.try_receive(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
     let accepted = queue.accept(&listener, None, 9).unwrap();
-    assert_eq!(one(&mut queue).news, News::Accepted);
+    assert_eq!(one(&mut queue).news, News::Connection);
     let (peer, from) = queue.take_stream(accepted).unwrap().unwrap();
     assert_eq!(from, stream.local_addr().ok());
     let token = queue.receive(&peer, vec![0; 9], None, 9).unwrap();
@@ -109,10 +107,10 @@ fn connect(choice: Choice) {
     assert_eq!(finish(&mut queue, token).result.unwrap(), 0);
     listener.set_nodelay(true).unwrap();
     let _other = std::net::TcpStream::connect(address).unwrap();
-    assert_eq!(one(&mut queue).news, News::Accepted);
-    let peer = queue.take_stream_alone(accepted).unwrap().unwrap();
+    assert_eq!(one(&mut queue).news, News::Connection);
+    let peer = queue.take_stream(accepted).unwrap().unwrap().0;
     assert!(rustix::net::sockopt::tcp_nodelay(peer.as_kernel().unwrap()).unwrap());
-    assert!(queue.take_stream_alone(accepted).is_none());
+    assert!(queue.take_stream(accepted).is_none());
     // Nobody listens there any more.
     queue.cancel(accepted).unwrap();
     until_over(&mut queue, accepted);
@@ -173,7 +171,7 @@ fn accept(choice: Choice) {
     let token = queue.accept(unix, None, 9).unwrap();
     let mut streams = Vec::new();
     while streams.len() < MANY {
-        assert_eq!(one(&mut queue).news, News::Accepted);
+        assert_eq!(one(&mut queue).news, News::Connection);
         // One, and all that there are, in turn.
         let few = if streams.len().is_multiple_of(2) { 1 } else { usize::MAX };
         streams.extend(std::iter::from_fn(|| queue.take_stream(token)).take(few));
@@ -201,7 +199,7 @@ fn accept_stopped(choice: Choice) {
     let address = listener.local_addr().unwrap();
     let token = queue.accept(&listener, None, 9).unwrap();
     let _client = TcpStream::connect(address).unwrap();
-    assert_eq!(one(&mut queue).news, News::Accepted);
+    assert_eq!(one(&mut queue).news, News::Connection);
     assert_eq!(now(&mut queue), [], "it is told once");
     queue.cancel(token).unwrap();
     assert_eq!(now(&mut queue), [], "the connection comes first");
@@ -211,7 +209,7 @@ fn accept_stopped(choice: Choice) {
     // Whoever comes then waits for the next.
     let _client = TcpStream::connect(address).unwrap();
     let token = queue.accept(&listener, soon(), 9).unwrap();
-    assert_eq!(one(&mut queue).news, News::Accepted);
+    assert_eq!(one(&mut queue).news, News::Connection);
     queue.take_stream(token).unwrap().unwrap();
     assert_eq!(until_over(&mut queue, token), []);
     assert_eq!(errno(queue.take_stream(token).unwrap()), Errno::TIMEDOUT);
@@ -237,13 +235,13 @@ fn receive(choice: Choice) {
         assert_eq!(now(&mut queue), []);
         assert_eq!(errno(queue.remove(token)), Errno::BUSY);
         peer.write_all(b"hello").unwrap();
-        let Completed { result, buffer, copied, .. } = finish(&mut queue, token);
+        let Done { result, buffer, copied } = finish(&mut queue, token);
         assert_eq!((result.unwrap(), buffer.len(), &buffer[..5]), (5, 100, &b"hello"[..]));
         assert!(!copied);
         // More than there is room for, and no room.
         peer.write_all(b"hello").unwrap();
         let token = queue.receive(&stream, vec![0; 2], None, 9).unwrap();
-        let Completed { result, buffer, .. } = finish(&mut queue, token);
+        let Done { result, buffer, .. } = finish(&mut queue, token);
         assert_eq!((result.unwrap(), &buffer[..]), (2, &b"he"[..]));
         let token = queue.receive(&stream, Vec::new(), None, 9).unwrap();
         assert_eq!(finish(&mut queue, token).result.unwrap(), 0);
@@ -259,7 +257,7 @@ fn receive_end(choice: Choice) {
     let token = queue.receive(stream, vec![0; 9], None, 9).unwrap();
     assert_eq!(now(&mut queue), []);
     peer.shutdown(Shutdown::Write).unwrap();
-    let Completed { result, buffer, .. } = finish(&mut queue, token);
+    let Done { result, buffer, .. } = finish(&mut queue, token);
     assert_eq!((result.unwrap(), buffer.len()), (0, 9));
     // A peer that goes with bytes unread resets.
     let (mut stream, peer) = tcp();
@@ -267,7 +265,7 @@ fn receive_end(choice: Choice) {
     until_there(&peer);
     let token = queue.receive(stream, vec![0; 9], None, 9).unwrap();
     drop(peer);
-    let Completed { result, buffer, .. } = finish(&mut queue, token);
+    let Done { result, buffer, .. } = finish(&mut queue, token);
     assert_eq!((errno(result), buffer.len()), (Errno::CONNRESET, 9));
     // A socket that is shut down under it.
     let (stream, _peer) = tcp();
@@ -285,7 +283,7 @@ fn receive_stopped(choice: Choice) {
     let token = queue.receive(&stream, vec![3; 9], None, 9).unwrap();
     assert_eq!(now(&mut queue), []);
     queue.cancel(token).unwrap();
-    let Completed { result, buffer, .. } = finish(&mut queue, token);
+    let Done { result, buffer, .. } = finish(&mut queue, token);
     assert_eq!((errno(result), buffer), (Errno::CANCELED, vec![3; 9]));
     // At once, and before anything was waited for.
     let token = queue.receive(&stream, vec![3; 9], None, 9).unwrap();
@@ -328,8 +326,8 @@ fn send(choice: Choice) {
                 assert!(read == pattern(len));
                 peer
             });
-            assert_eq!(until_over(&mut queue, token), [News::Sent { bytes: len }]);
-            let Completed { result, buffer, copied, .. } = take(&mut queue, token);
+            assert_eq!(until_over(&mut queue, token), [News::Accepted { bytes: len }]);
+            let Done { result, buffer, copied } = take(&mut queue, token);
             assert_eq!((result.unwrap(), buffer.len(), copied), (len, len, len > 0));
             peer = reader.join().unwrap();
         }
@@ -350,10 +348,10 @@ fn send_stopped(choice: Choice) {
             queue.cancel(token).unwrap();
         }
         let told = until_over(&mut queue, token);
-        let Completed { result, buffer, .. } = take(&mut queue, token);
+        let Done { result, buffer, .. } = take(&mut queue, token);
         let count = result.unwrap();
         assert!(count > 0 && count < LEN && buffer.len() == LEN, "{count}");
-        assert_eq!(told, [News::Sent { bytes: count }]);
+        assert_eq!(told, [News::Accepted { bytes: count }]);
         // The queue has let go of the socket.
         let mut read = Vec::new();
         peer.read_to_end(&mut read).unwrap();
@@ -379,12 +377,12 @@ fn send_failed(choice: Choice) {
         assert_eq!(now(&mut queue), []);
         until_there(&peer);
         drop(peer);
-        let Completed { result, buffer, .. } = finish(&mut queue, token);
+        let Done { result, buffer, .. } = finish(&mut queue, token);
         assert!(result.unwrap() < buffer.len());
         for _ in 0..2 {
             let token = queue.send(&stream, vec![7; 100], None, 9).unwrap();
             assert_eq!(until_over(&mut queue, token), []);
-            let Completed { result, buffer, copied, .. } = take(&mut queue, token);
+            let Done { result, buffer, copied } = take(&mut queue, token);
             assert!(matches!(errno(result), Errno::CONNRESET | Errno::PIPE));
             assert!(buffer == [7; 100] && !copied);
         }
@@ -424,12 +422,12 @@ fn storm(choice: Choice) {
         peer.write_all(&read).unwrap();
         peer
     });
-    assert_eq!(until_over(&mut queue, sent), [News::Sent { bytes: LEN }]);
-    assert_eq!(queue.take(sent).unwrap().result.unwrap(), LEN);
+    assert_eq!(until_over(&mut queue, sent), [News::Accepted { bytes: LEN }]);
+    assert_eq!(queue.take_done(sent).unwrap().result.unwrap(), LEN);
     let mut received = Vec::new();
     while received.len() < LEN {
         let token = queue.receive(&stream, vec![0; 1 << 20], None, 9).unwrap();
-        let Completed { result, buffer, .. } = finish(&mut queue, token);
+        let Done { result, buffer, .. } = finish(&mut queue, token);
         received.extend_from_slice(&buffer[..result.unwrap()]);
     }
     assert!(received == pattern(LEN));
@@ -484,15 +482,15 @@ fn watched(choice: Choice) {
             match (event.data, event.news) {
                 (1, News::Ready(_)) => is_ready = true,
                 (2 | 3, News::Completed) => over.push(event.token),
-                (3, News::Sent { bytes: 5 }) => {}
+                (3, News::Accepted { bytes: 5 }) => {}
                 _ => panic!("{event:?}"),
             }
         }
     }
     over.sort();
     assert_eq!(over, [token, other]);
-    assert_eq!(queue.take(token).unwrap().result.unwrap(), 5);
-    assert_eq!(queue.take(other).unwrap().result.unwrap(), 5);
+    assert_eq!(queue.take_done(token).unwrap().result.unwrap(), 5);
+    assert_eq!(queue.take_done(other).unwrap().result.unwrap(), 5);
     queue.remove(ready).unwrap();
     assert!(queue.is_empty());
 }

@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test fails by panicking")]
 
+mod buffers;
 mod calls;
 mod closed;
 mod cold_files;
@@ -22,6 +23,7 @@ mod send_file;
 mod slow_disk;
 mod sockets;
 mod streams;
+mod taken;
 mod time;
 mod transfer;
 mod users;
@@ -90,6 +92,7 @@ const IN_SIMULATED_TIME: &[&str] = &[
 
 fn main() {
     let cases = [
+        buffers::CASES,
         calls::CASES,
         closed::CASES,
         cold_files::CASES,

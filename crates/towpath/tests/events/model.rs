@@ -8,6 +8,7 @@
 //! `TOWPATH_SEED=<seed>` replays a seed that failed.
 
 use super::{Case, config, errno, now};
+use crate::taken::Taken;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -205,7 +206,7 @@ impl Scene {
             (What::Receive { deadline, end, .. }, News::Completed) => {
                 let end = end.unwrap_or(End::Late);
                 assert!(end != End::Late || *deadline <= now);
-                let completed = self.queue.take(event.token).unwrap();
+                let completed = self.queue.take_done(event.token).unwrap();
                 assert_eq!(completed.buffer.len(), 9);
                 self.buffers -= 1;
                 match completed.result {

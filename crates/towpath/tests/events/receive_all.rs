@@ -3,12 +3,13 @@
 use super::files::pattern;
 use super::sockets::{connection, hosts};
 use super::{Case, PATIENCE, errno, now, queue, until_over};
+use crate::taken::{Done, Taken};
 use rustix::io::Errno;
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::thread;
 use std::time::{Duration, Instant};
-use towpath::events::{Choice, Completed, EventQueue, Stream, Token};
+use towpath::events::{Choice, EventQueue, Stream, Token};
 use towpath::host::Host;
 
 pub(super) const CASES: &[Case] = &[
@@ -60,10 +61,10 @@ fn each(act: impl Fn(Ends)) {
     act(((&stream).into(), Box::new(peer)));
 }
 
-fn finish(queue: &mut EventQueue, token: Token) -> Completed {
+fn finish(queue: &mut EventQueue, token: Token) -> Done {
     assert_eq!(until_over(queue, token), []);
     assert_eq!(now(queue), []);
-    queue.take(token).unwrap()
+    queue.take_done(token).unwrap()
 }
 
 /// Goal: much that comes little by little is told once, with each byte in its place; the next
@@ -84,7 +85,7 @@ fn full(choice: Choice) {
             peer
         });
         let token = queue.receive_all(&stream, vec![0; LEN], None, 9).unwrap();
-        let Completed { result, buffer, .. } = finish(&mut queue, token);
+        let Done { result, buffer, .. } = finish(&mut queue, token);
         assert_eq!(result.unwrap(), LEN);
         assert!(buffer == expected[..LEN]);
         let _peer = sender.join().unwrap();
@@ -103,7 +104,7 @@ fn ends(choice: Choice) {
         assert_eq!(now(&mut queue), []);
         peer.write_all(b"lo").unwrap();
         peer.end();
-        let Completed { result, buffer, .. } = finish(&mut queue, token);
+        let Done { result, buffer, .. } = finish(&mut queue, token);
         assert_eq!((result.unwrap(), buffer.len(), &buffer[..5]), (5, 100, &b"hello"[..]));
         let token = queue.receive_all(&stream, vec![0; 100], None, 9).unwrap();
         assert_eq!(finish(&mut queue, token).result.unwrap(), 0);
@@ -137,7 +138,7 @@ fn stopped(choice: Choice) {
             let came = result.unwrap_or_default();
             let token = queue.receive_all(&stream, vec![0; 9 - came], None, 9).unwrap();
             peer.write_all(&b"you!"[..]).unwrap();
-            let Completed { result, buffer, .. } = finish(&mut queue, token);
+            let Done { result, buffer, .. } = finish(&mut queue, token);
             assert_eq!(result.unwrap(), 9 - came);
             assert_eq!(buffer, b"helloyou!"[came..]);
         }
@@ -157,7 +158,7 @@ fn failure(choice: Choice) {
     peer.set_read_timeout(Some(PATIENCE)).unwrap();
     assert_eq!(peer.read(&mut [0]).unwrap(), 1);
     drop(peer);
-    let Completed { result, buffer, .. } = finish(&mut queue, token);
+    let Done { result, buffer, .. } = finish(&mut queue, token);
     assert_eq!((result.unwrap(), &buffer[..5]), (5, &b"hello"[..]));
     let token = queue.receive_all(&stream, vec![0; 9], None, 9).unwrap();
     assert_eq!(errno(finish(&mut queue, token).result), Errno::CONNRESET);

@@ -4,6 +4,7 @@
 use super::disk::Disk;
 use super::sockets::address;
 use super::{Case, PATIENCE, now, queue, wait};
+use crate::taken::Taken;
 use rustix::io::Errno;
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -209,7 +210,7 @@ fn round_trip(choice: Choice) {
         while told.last() != Some(&News::Completed) {
             told.extend(wait(&mut queue).into_iter().map(|event| event.news));
         }
-        assert_eq!(told, [News::Sent { bytes: expected.len() }, News::Completed]);
+        assert_eq!(told, [News::Accepted { bytes: expected.len() }, News::Completed]);
         let sent = queue.take_file(token).unwrap();
         sent.result.unwrap();
         assert_eq!(sent.bytes, expected.len() as u64);

@@ -4,6 +4,7 @@
 use super::disk::Disk;
 use super::send_file::disk;
 use super::{Case, errno, now, one, queue, wait};
+use crate::taken::Taken;
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -64,7 +65,7 @@ fn end(queue: &mut EventQueue, token: Token, name: &str) -> Result<u64, Errno> {
             let moved = queue.take_moved(token).unwrap();
             moved.result.map(|_| moved.bytes)
         }
-        _ => queue.take(token).unwrap().result.map(|count| count as u64),
+        _ => queue.take_done(token).unwrap().result.map(|count| count as u64),
     };
     assert_eq!(errno(queue.cancel(token)), Errno::STALE, "{name}");
     result.map_err(|error| errno::<()>(Err(error)))
@@ -111,7 +112,7 @@ fn held(choice: Choice) {
         let token = queue.receive(stream.try_clone().unwrap(), vec![0; 9], None, 9).unwrap();
         peer.write_all(&[round; 9]).unwrap();
         assert_eq!(one(&mut queue).token, token);
-        assert_eq!(queue.take(token).unwrap().buffer, [round; 9]);
+        assert_eq!(queue.take_done(token).unwrap().buffer, [round; 9]);
         let timer = queue.add(Source::at(Instant::now() + Duration::from_millis(1)), 0).unwrap();
         assert_eq!(one(&mut queue).token, timer);
     }

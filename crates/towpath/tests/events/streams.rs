@@ -2,12 +2,13 @@
 
 use super::sockets::{address, connection, hosts};
 use super::{Case, PATIENCE, config, errno, now, one, queue, until_over, wait};
+use crate::taken::{Done, Taken};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
-use towpath::events::{Choice, Completed, Config, EventQueue, News, Token};
+use towpath::events::{Choice, Config, EventQueue, News, Token};
 use towpath::host::{Config as HostConfig, Held, Host, SendMode, TcpListener, TcpStream};
 
 pub(super) const CASES: &[Case] = &[
@@ -32,17 +33,16 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 /// What became of one with a buffer, and that it is told once.
-fn finish(queue: &mut EventQueue, token: Token) -> Completed {
+fn finish(queue: &mut EventQueue, token: Token) -> Done {
     until_over(queue, token);
     take(queue, token)
 }
 
-fn take(queue: &mut EventQueue, token: Token) -> Completed {
+fn take(queue: &mut EventQueue, token: Token) -> Done {
     assert_eq!(now(queue), []);
     queue.cancel(token).unwrap();
-    assert!(queue.take_stream(token).is_none() && queue.take_pieces(token).is_none());
     assert_eq!(now(queue), [], "too late");
-    let completed = queue.take(token).unwrap();
+    let completed = queue.take_done(token).unwrap();
     assert!(queue.take(token).is_none() && queue.is_empty());
     assert_eq!(errno(queue.cancel(token)), Errno::STALE);
     completed
@@ -80,7 +80,6 @@ fn connect(choice: Choice) {
     // Nobody listens there.
     let token = queue.connect(&a, "10.0.0.2:81".parse().unwrap(), None, 9).unwrap();
     assert_eq!(until_over(&mut queue, token), []);
-    assert!(queue.take(token).is_none(), "it has no buffer");
     assert_eq!(errno(queue.take_stream(token).unwrap()), Errno::CONNREFUSED);
     assert_eq!(errno(queue.cancel(token)), Errno::STALE);
 }
@@ -114,25 +113,25 @@ fn accept(choice: Choice) {
     let last = TcpListener::bind(&b, other).unwrap();
     let _client = TcpStream::connect(&a, other).unwrap();
     last.accept().unwrap();
-    assert_eq!(one(&mut queue).news, News::Accepted);
+    assert_eq!(one(&mut queue).news, News::Connection);
     assert_eq!(now(&mut queue), [], "it is told once");
     for _ in &clients {
         let (stream, from) = queue.take_stream(token).unwrap().unwrap();
         assert!(stream.as_host().unwrap().nodelay().unwrap());
         assert!(clients.iter().any(|client| client.local_addr().ok() == from));
     }
-    assert!(queue.take_stream_alone(token).is_none());
+    assert!(queue.take_stream(token).is_none());
     // Those that are left are told of again.
     let _clients = [0; 2].map(|_| TcpStream::connect(&a, address()).unwrap());
     for _ in 0..2 {
-        assert_eq!(one(&mut queue).news, News::Accepted);
-        queue.take_stream_alone(token).unwrap().unwrap();
+        assert_eq!(one(&mut queue).news, News::Connection);
+        queue.take_stream(token).unwrap().unwrap();
     }
     assert_eq!(now(&mut queue), []);
     let client = TcpStream::connect(&a, address()).unwrap();
-    assert_eq!(one(&mut queue).news, News::Accepted);
+    assert_eq!(one(&mut queue).news, News::Connection);
     drop(client);
-    queue.take_stream_alone(token).unwrap().unwrap();
+    queue.take_stream(token).unwrap().unwrap();
     queue.cancel(token).unwrap();
     assert_eq!(until_over(&mut queue, token), []);
     assert_eq!(errno(queue.take_stream(token).unwrap()), Errno::CANCELED);
@@ -146,7 +145,7 @@ fn accept_stopped(choice: Choice) {
     let listener = TcpListener::bind(&b, address()).unwrap();
     let token = queue.accept(&listener, None, 9).unwrap();
     let _clients = [0; 2].map(|_| TcpStream::connect(&a, address()).unwrap());
-    assert_eq!(one(&mut queue).news, News::Accepted);
+    assert_eq!(one(&mut queue).news, News::Connection);
     queue.cancel(token).unwrap();
     assert_eq!(now(&mut queue), [], "the connection comes first");
     queue.take_stream(token).unwrap().unwrap();
@@ -191,19 +190,19 @@ fn receive(choice: Choice) {
     assert_eq!(now(&mut queue), []);
     assert_eq!(errno(queue.remove(token)), Errno::BUSY);
     peer.write_all(b"hello").unwrap();
-    let Completed { result, buffer, .. } = finish(&mut queue, token);
+    let Done { result, buffer, .. } = finish(&mut queue, token);
     assert_eq!((result.unwrap(), buffer.len(), &buffer[..5]), (5, 100, &b"hello"[..]));
     // More than there is room for, and no room.
     peer.write_all(b"hello").unwrap();
     let token = queue.receive(&stream, vec![0; 2], None, 9).unwrap();
-    let Completed { result, buffer, .. } = finish(&mut queue, token);
+    let Done { result, buffer, .. } = finish(&mut queue, token);
     assert_eq!((result.unwrap(), &buffer[..]), (2, &b"he"[..]));
     let token = queue.receive(&stream, Vec::new(), None, 9).unwrap();
     assert_eq!(finish(&mut queue, token).result.unwrap(), 0);
     let mut rest = Vec::new();
     while rest.len() < 3 {
         let token = queue.receive(&stream, vec![0; 9], None, 9).unwrap();
-        let Completed { result, buffer, .. } = finish(&mut queue, token);
+        let Done { result, buffer, .. } = finish(&mut queue, token);
         rest.extend_from_slice(&buffer[..result.unwrap()]);
     }
     assert_eq!(rest, b"llo");
@@ -215,7 +214,7 @@ fn receive_end(choice: Choice) {
     let token = queue.receive(&stream, vec![0; 9], None, 9).unwrap();
     assert_eq!(now(&mut queue), []);
     peer.shutdown(Shutdown::Write).unwrap();
-    let Completed { result, buffer, .. } = finish(&mut queue, token);
+    let Done { result, buffer, .. } = finish(&mut queue, token);
     assert_eq!((result.unwrap(), buffer.len()), (0, 9));
     // A peer that goes with bytes unread resets.
     let (mut stream, peer) = connection(&hosts);
@@ -224,7 +223,7 @@ fn receive_end(choice: Choice) {
     let token = queue.receive(&stream, vec![0; 9], None, 9).unwrap();
     assert_eq!(now(&mut queue), []);
     drop(peer);
-    let Completed { result, buffer, .. } = finish(&mut queue, token);
+    let Done { result, buffer, .. } = finish(&mut queue, token);
     assert_eq!((errno(result), buffer.len()), (Errno::CONNRESET, 9));
 }
 
@@ -236,12 +235,12 @@ fn receive_stopped(choice: Choice) {
     assert_eq!(now(&mut queue), []);
     queue.cancel(token).unwrap();
     peer.write_all(b"hello").unwrap();
-    let Completed { result, buffer, .. } = finish(&mut queue, token);
+    let Done { result, buffer, .. } = finish(&mut queue, token);
     assert_eq!((errno(result), buffer), (Errno::CANCELED, vec![3; 9]));
     let token = queue.receive(&stream, vec![3; 9], None, 9).unwrap();
     assert_eq!(finish(&mut queue, token).result.unwrap(), 5);
     let token = queue.receive(&stream, vec![3; 9], past(), 9).unwrap();
-    let Completed { result, buffer, .. } = finish(&mut queue, token);
+    let Done { result, buffer, .. } = finish(&mut queue, token);
     assert_eq!((errno(result), buffer), (Errno::TIMEDOUT, vec![3; 9]));
 }
 
@@ -255,7 +254,7 @@ fn receive_placed(choice: Choice) {
     peer.write_all(b"hello").unwrap();
     assert!(hosts.1.finish(PATIENCE));
     queue.cancel(token).unwrap();
-    let Completed { result, buffer, .. } = finish(&mut queue, token);
+    let Done { result, buffer, .. } = finish(&mut queue, token);
     assert_eq!((result.unwrap(), &buffer[..5]), (5, &b"hello"[..]));
 }
 
@@ -271,7 +270,7 @@ fn receive_in_turn(choice: Choice) {
     let mut take_one = |queue: &mut EventQueue, posted: &mut VecDeque<Token>| {
         for event in wait(queue) {
             assert_eq!((Some(event.token), event.news), (posted.pop_front(), News::Completed));
-            let Completed { result, buffer, .. } = queue.take(event.token).unwrap();
+            let Done { result, buffer, .. } = queue.take_done(event.token).unwrap();
             received.extend_from_slice(&buffer[..result.unwrap()]);
         }
         received.len()
@@ -308,10 +307,10 @@ fn receive_in_turn(choice: Choice) {
 }
 
 /// What became of one of several.
-fn finish_of(queue: &mut EventQueue, token: Token) -> Completed {
+fn finish_of(queue: &mut EventQueue, token: Token) -> Done {
     let event = one(queue);
     assert_eq!((event.token, event.news), (token, News::Completed));
-    queue.take(token).unwrap()
+    queue.take_done(token).unwrap()
 }
 
 /// Goal: what a buffer would have had that was cancelled goes to the next, and what those would
@@ -323,7 +322,7 @@ fn receive_withdrawn(choice: Choice) {
         [3; 3].map(|byte| queue.receive(&stream, vec![byte; 2], None, 9).unwrap());
     assert_eq!(now(&mut queue), []);
     queue.cancel(second).unwrap();
-    let Completed { result, buffer, .. } = finish_of(&mut queue, second);
+    let Done { result, buffer, .. } = finish_of(&mut queue, second);
     assert_eq!((errno(result), buffer), (Errno::CANCELED, vec![3; 2]));
     peer.write_all(b"abcd").unwrap();
     let mut told = Vec::new();
@@ -331,8 +330,8 @@ fn receive_withdrawn(choice: Choice) {
         told.extend(wait(&mut queue).iter().map(|event| event.token));
     }
     assert_eq!(told, [first, third]);
-    assert_eq!(queue.take(first).unwrap().buffer, b"ab");
-    assert_eq!(queue.take(third).unwrap().buffer, b"cd");
+    assert_eq!(queue.take_done(first).unwrap().buffer, b"ab");
+    assert_eq!(queue.take_done(third).unwrap().buffer, b"cd");
     let _posted = [4; 2].map(|byte| queue.receive(&stream, vec![byte; 2], None, 9).unwrap());
     assert_eq!(now(&mut queue), []);
     drop(queue);
@@ -351,7 +350,6 @@ fn receive_lent(choice: Choice) {
     assert_eq!(now(&mut queue), []);
     peer.write_all(b"hello").unwrap();
     assert_eq!(until_over(&mut queue, token), []);
-    assert!(queue.take(token).is_none());
     let pieces = queue.take_pieces(token).unwrap().unwrap();
     assert_eq!(pieces.iter().map(|piece| piece.bytes().unwrap().len()).sum::<usize>(), 5);
     assert!(queue.is_empty() && queue.take_pieces(token).is_none());
@@ -456,7 +454,7 @@ fn send(choice: Choice) {
             let token = queue.send(&stream, vec![7; len], None, 9).unwrap();
             if mode == SendMode::Lend && len == LARGE {
                 let event = one(&mut queue);
-                assert_eq!((event.token, event.news), (token, News::Sent { bytes: len }));
+                assert_eq!((event.token, event.news), (token, News::Accepted { bytes: len }));
                 assert_eq!(now(&mut queue), [], "the peer has not read");
                 assert!(queue.take(token).is_none());
             }
@@ -467,7 +465,7 @@ fn send(choice: Choice) {
             let told = until_over(&mut queue, token);
             let told_before = mode == SendMode::Lend && len == LARGE;
             assert_eq!(told.len(), usize::from(!told_before), "{told:?}");
-            let Completed { result, buffer, .. } = take(&mut queue, token);
+            let Done { result, buffer, .. } = take(&mut queue, token);
             assert_eq!((result.unwrap(), buffer.len()), (len, len));
             peer = reader.join().unwrap();
         }
@@ -482,17 +480,17 @@ fn send_stopped(choice: Choice) {
     stream.set_send_mode(SendMode::Lend);
     let token = queue.send(&stream, vec![7; LEN], None, 9).unwrap();
     queue.cancel(token).unwrap();
-    let Completed { result, buffer, .. } = finish(&mut queue, token);
+    let Done { result, buffer, .. } = finish(&mut queue, token);
     assert_eq!((errno(result), buffer.len()), (Errno::CANCELED, LEN));
     let token = queue.send(&stream, vec![7; LEN], None, 9).unwrap();
-    assert_eq!(one(&mut queue).news, News::Sent { bytes: LEN });
+    assert_eq!(one(&mut queue).news, News::Accepted { bytes: LEN });
     queue.cancel(token).unwrap();
-    let Completed { result, buffer, .. } = finish(&mut queue, token);
+    let Done { result, buffer, .. } = finish(&mut queue, token);
     assert_eq!((result.unwrap(), buffer.len()), (LEN, LEN));
     read_sevens(&mut peer, LEN);
     let soon = Some(Instant::now() + Duration::from_millis(50));
     let token = queue.send(&stream, vec![7; LEN], soon, 9).unwrap();
-    let Completed { result, buffer, .. } = finish(&mut queue, token);
+    let Done { result, buffer, .. } = finish(&mut queue, token);
     let accepted = result.unwrap_or(0);
     assert_eq!(buffer.len(), LEN);
     read_sevens(&mut peer, accepted);
@@ -501,7 +499,7 @@ fn send_stopped(choice: Choice) {
     let token = queue.send(&stream, vec![7; 64 * LEN], None, 9).unwrap();
     until_received(&peer, || assert_eq!(now(&mut queue), []));
     queue.cancel(token).unwrap();
-    let Completed { result, buffer, .. } = finish(&mut queue, token);
+    let Done { result, buffer, .. } = finish(&mut queue, token);
     let count = result.unwrap();
     assert!(count > 0 && count < 64 * LEN && buffer.len() == 64 * LEN, "{count}");
     stream.shutdown(Shutdown::Write).unwrap();
@@ -515,14 +513,14 @@ fn send_reset(choice: Choice) {
     let (stream, peer) = connection(&hosts);
     stream.set_send_mode(SendMode::Lend);
     let token = queue.send(&stream, vec![7; LEN], None, 9).unwrap();
-    assert_eq!(one(&mut queue).news, News::Sent { bytes: LEN });
+    assert_eq!(one(&mut queue).news, News::Accepted { bytes: LEN });
     until_received(&peer, || {});
     drop(peer);
     assert_eq!(finish(&mut queue, token).buffer.len(), LEN);
     for mode in [SendMode::Lend, SendMode::Copy] {
         stream.set_send_mode(mode);
         let token = queue.send(&stream, vec![7; 100], None, 9).unwrap();
-        let Completed { result, buffer, .. } = finish(&mut queue, token);
+        let Done { result, buffer, .. } = finish(&mut queue, token);
         assert!(matches!(errno(result), Errno::CONNRESET | Errno::PIPE));
         assert_eq!(buffer, [7; 100]);
     }
@@ -557,7 +555,7 @@ fn dropped(choice: Choice) {
     queue.accept(&listener, None, 9).unwrap();
     let sent = queue.send(&stream, vec![7; 1 << 20], None, 9).unwrap();
     let event = one(&mut queue);
-    assert_eq!((event.token, event.news), (sent, News::Sent { bytes: 1 << 20 }));
+    assert_eq!((event.token, event.news), (sent, News::Accepted { bytes: 1 << 20 }));
     queue.connect(&hosts.0, "10.0.0.2:82".parse().unwrap(), None, 9).unwrap();
     drop(queue);
     peer.write_all(b"hello").unwrap();

@@ -3,6 +3,7 @@
 use super::custom::Shared;
 use super::kernel_streams::unix;
 use super::{Case, PATIENCE, config, errno, now, one, queue};
+use crate::taken::Taken;
 use rustix::io::Errno;
 use std::io::Write;
 use std::net::{Ipv4Addr, TcpListener};
@@ -77,7 +78,7 @@ fn operations(choice: Choice) {
     assert_eq!(Some(queue.now()), at(2));
     assert_eq!(one_of(&mut queue, far).token, receive);
     assert_eq!(Some(queue.now()), at(3));
-    let completed = queue.take(receive).unwrap();
+    let completed = queue.take_done(receive).unwrap();
     assert_eq!((errno(completed.result), completed.buffer.len()), (Errno::TIMEDOUT, 9));
     assert_eq!(one_of(&mut queue, far).token, splice);
     assert_eq!(Some(queue.now()), at(4));
@@ -87,7 +88,7 @@ fn operations(choice: Choice) {
     peer.write_all(b"in time").unwrap();
     assert_eq!(one_of(&mut queue, far).token, in_time);
     assert_eq!(queue.now(), moment);
-    let completed = queue.take(in_time).unwrap();
+    let completed = queue.take_done(in_time).unwrap();
     assert_eq!((completed.result.unwrap(), &completed.buffer[..7]), (7, &b"in time"[..]));
     // One that is over does not end the wait by its deadline.
     assert_eq!(one_of(&mut queue, far).token, accept);

@@ -4,6 +4,7 @@ use super::files::{Directory, pattern};
 use super::kernel_streams::{past, soon, tcp, unix, with_sigpipe};
 use super::sockets::{connection, hosts};
 use super::{Case, PATIENCE, errno, now, queue, until_over, wait};
+use crate::taken::Taken;
 use rustix::fs::{Advice, fadvise};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
@@ -35,7 +36,6 @@ fn finish(queue: &mut EventQueue, token: Token) -> FileSent {
     assert_eq!(until_over(queue, token), []);
     assert_eq!(now(queue), []);
     queue.cancel(token).unwrap();
-    assert!(queue.take(token).is_none() && queue.take_moved(token).is_none());
     let sent = queue.take_file(token).unwrap();
     assert!(queue.take_file(token).is_none());
     assert_eq!(errno(queue.cancel(token)), Errno::STALE);
@@ -46,7 +46,6 @@ pub(super) fn finish_moved(queue: &mut EventQueue, token: Token) -> Moved {
     assert_eq!(until_over(queue, token), []);
     assert_eq!(now(queue), []);
     queue.cancel(token).unwrap();
-    assert!(queue.take(token).is_none() && queue.take_file(token).is_none());
     let moved = queue.take_moved(token).unwrap();
     assert!(queue.take_moved(token).is_none());
     assert_eq!(errno(queue.cancel(token)), Errno::STALE);
@@ -220,7 +219,7 @@ fn send_stopped(choice: Choice) {
     let received = queue.receive(other, vec![0; 5], None, 9).unwrap();
     writer.write_all(b"hello").unwrap();
     assert_eq!(until_over(&mut queue, received), []);
-    assert_eq!(queue.take(received).unwrap().result.unwrap(), 5);
+    assert_eq!(queue.take_done(received).unwrap().result.unwrap(), 5);
     queue.cancel(token).unwrap();
     assert_eq!(errno(finish(&mut queue, token).result), Errno::CANCELED);
     reader.join().unwrap();

@@ -3,6 +3,7 @@
 
 use super::kernel_streams::{past, tcp, unix};
 use super::{Case, PATIENCE, config, errno, now, queue, until_over};
+use crate::taken::{Done, Taken};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use std::io::{Read, Write};
@@ -10,7 +11,7 @@ use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
-use towpath::events::{Choice, Completed, Config, EventQueue, Memory, News, Stream, Token};
+use towpath::events::{Choice, Config, EventQueue, Memory, News, Stream, Token};
 
 pub(super) const CASES: &[Case] = &[
     ("a_buffer_that_is_lent_to_the_kernel_comes_back", comes_back),
@@ -27,12 +28,12 @@ const LARGE: usize = 30 << 20;
 const AHEAD: usize = 200 << 10;
 
 /// What became of a send, and that it is told once.
-fn finish(queue: &mut EventQueue, token: Token) -> (Vec<News>, Completed) {
+fn finish(queue: &mut EventQueue, token: Token) -> (Vec<News>, Done) {
     let told = until_over(queue, token);
     assert_eq!(now(queue), []);
     queue.cancel(token).unwrap();
     assert_eq!(now(queue), [], "too late");
-    (told, queue.take(token).unwrap())
+    (told, queue.take_done(token).unwrap())
 }
 
 /// A connection whose peer has a small window.
@@ -77,8 +78,8 @@ fn comes_back(choice: Choice) {
                 read_sevens(&mut peer, len);
                 peer
             });
-            let (told, Completed { result, buffer, copied, .. }) = finish(&mut queue, token);
-            assert_eq!(told, [News::Sent { bytes: len }]);
+            let (told, Done { result, buffer, copied, .. }) = finish(&mut queue, token);
+            assert_eq!(told, [News::Accepted { bytes: len }]);
             assert_eq!((result.unwrap(), buffer), (len, vec![7; len]));
             assert_eq!(copied, len > 0, "the kernel copies what stays on a host");
             peer = reader.join().unwrap();
@@ -92,7 +93,7 @@ fn accepted(choice: Choice) {
     let (stream, mut peer) = narrow();
     let token = queue.send_zerocopy(&stream, vec![7; AHEAD], None, 9).unwrap();
     let event = one_at_a_time(&mut queue);
-    assert_eq!((event.0, event.1), (token, News::Sent { bytes: AHEAD }));
+    assert_eq!((event.0, event.1), (token, News::Accepted { bytes: AHEAD }));
     let is_out = lends(&queue);
     if is_out {
         assert_eq!(now(&mut queue), [], "the peer has not taken it");
@@ -101,12 +102,12 @@ fn accepted(choice: Choice) {
         assert!(queue.take(token).is_none());
         // What is accepted first is first.
         let next = queue.send(&stream, vec![7; 10], None, 9).unwrap();
-        assert_eq!(one_at_a_time(&mut queue), (next, News::Sent { bytes: 10 }));
+        assert_eq!(one_at_a_time(&mut queue), (next, News::Accepted { bytes: 10 }));
         assert_eq!(until_over(&mut queue, next), []);
-        queue.take(next).unwrap().result.unwrap();
+        queue.take_done(next).unwrap().result.unwrap();
         read_sevens(&mut peer, AHEAD + 10);
     }
-    let (told, Completed { result, buffer, copied, .. }) = finish(&mut queue, token);
+    let (told, Done { result, buffer, copied, .. }) = finish(&mut queue, token);
     assert_eq!((told, result.unwrap(), buffer.len(), copied), (vec![], AHEAD, AHEAD, true));
     if !is_out {
         read_sevens(&mut peer, AHEAD);
@@ -124,8 +125,8 @@ fn copied(choice: Choice) {
     let mut queue = queue(choice);
     let (stream, mut peer) = unix();
     let token = queue.send_zerocopy(stream, vec![7; 1000], None, 9).unwrap();
-    let (told, Completed { result, copied, .. }) = finish(&mut queue, token);
-    assert_eq!((told, result.unwrap(), copied), (vec![News::Sent { bytes: 1000 }], 1000, true));
+    let (told, Done { result, copied, .. }) = finish(&mut queue, token);
+    assert_eq!((told, result.unwrap(), copied), (vec![News::Accepted { bytes: 1000 }], 1000, true));
     read_sevens(&mut peer, 1000);
     // A full queue hands the buffer back.
     let mut full = EventQueue::with(&Config { registrations: 0, ..config(choice) }).unwrap();
@@ -144,8 +145,8 @@ fn of_others(choice: Choice) {
         let token = queue.send_memory(socket, memory, None, 9).unwrap();
         let reader = std::thread::spawn(move || read_sevens(&mut peer, len));
         let told = until_over(&mut queue, token);
-        assert_eq!((told, Arc::strong_count(&shared)), (vec![News::Sent { bytes: len }], 1));
-        let Completed { result, buffer, copied, .. } = queue.take(token).unwrap();
+        assert_eq!((told, Arc::strong_count(&shared)), (vec![News::Accepted { bytes: len }], 1));
+        let Done { result, buffer, copied } = queue.take_done(token).unwrap();
         assert_eq!((result.unwrap(), buffer, copied), (len, vec![], len > 0));
         reader.join().unwrap();
     }
@@ -182,9 +183,9 @@ fn stopped(choice: Choice) {
         peer.read_to_end(&mut read).unwrap();
         read
     });
-    let (told, Completed { result, buffer, .. }) = finish(&mut queue, token);
+    let (told, Done { result, buffer, .. }) = finish(&mut queue, token);
     let bytes = result.unwrap();
-    assert_eq!((told, buffer.len()), (vec![News::Sent { bytes }], LARGE));
+    assert_eq!((told, buffer.len()), (vec![News::Accepted { bytes }], LARGE));
     assert!(bytes > 0);
     drop(stream);
     let read = reader.join().unwrap();
@@ -192,10 +193,10 @@ fn stopped(choice: Choice) {
     // Late before it was begun, or all of it was accepted at once.
     let (stream, _peer) = tcp();
     let token = queue.send_zerocopy(stream, vec![7; 9], past(), 9).unwrap();
-    let (told, Completed { result, buffer, .. }) = finish(&mut queue, token);
+    let (told, Done { result, buffer, .. }) = finish(&mut queue, token);
     assert_eq!(buffer, [7; 9]);
     match result {
-        Ok(bytes) => assert_eq!((told, bytes), (vec![News::Sent { bytes: 9 }], 9)),
+        Ok(bytes) => assert_eq!((told, bytes), (vec![News::Accepted { bytes: 9 }], 9)),
         Err(error) => assert_eq!((errno::<()>(Err(error)), told), (Errno::TIMEDOUT, vec![])),
     }
 }
@@ -205,7 +206,7 @@ fn failed(choice: Choice) {
     let (stream, mut peer) = tcp();
     stream.shutdown(Shutdown::Write).unwrap();
     let token = queue.send_zerocopy(stream, vec![7; AHEAD], None, 9).unwrap();
-    let (told, Completed { result, buffer, copied, .. }) = finish(&mut queue, token);
+    let (told, Done { result, buffer, copied, .. }) = finish(&mut queue, token);
     assert_eq!((told, errno(result), buffer.len(), copied), (vec![], Errno::PIPE, AHEAD, false));
     assert_eq!(peer.read(&mut [0]).unwrap(), 0);
     // A peer that goes while it is sent: bytes and buffer are told, whatever arrived.
@@ -214,7 +215,7 @@ fn failed(choice: Choice) {
     assert_eq!(now(&mut queue), []);
     peer.write_all(b"unread").unwrap();
     drop(peer);
-    let (_, Completed { result, buffer, .. }) = finish(&mut queue, token);
+    let (_, Done { result, buffer, .. }) = finish(&mut queue, token);
     assert!(result.is_ok_and(|bytes| bytes < LARGE) && buffer.len() == LARGE);
 }
 
@@ -223,7 +224,7 @@ fn dropped(choice: Choice) {
     let (stream, mut peer) = narrow();
     let mut queue = queue(choice);
     queue.send_zerocopy(&stream, vec![7; AHEAD], None, 9).unwrap();
-    assert_eq!(one_at_a_time(&mut queue).1, News::Sent { bytes: AHEAD });
+    assert_eq!(one_at_a_time(&mut queue).1, News::Accepted { bytes: AHEAD });
     drop(queue);
     let others: Vec<_> = (0..50).map(|_| vec![8_u8; AHEAD]).collect();
     read_sevens(&mut peer, AHEAD);

@@ -10,7 +10,8 @@ use std::{fs::File, mem};
 
 use rustix::io::Errno;
 use towpath::events::{
-    Action, Event, EventQueue, Listener, News, Operation, SendFile, Source, Stream, Token,
+    Action, Completion, Event, EventQueue, Listener, News, Operation, SendFile, Source, Stream,
+    Token,
 };
 
 use super::answer::Answer;
@@ -114,10 +115,13 @@ impl Completions {
     /// One of the sources that are no connections. False if all is over.
     fn other(&mut self, event: &Event) -> io::Result<bool> {
         match (event.data, event.news) {
-            (LISTENER, News::Accepted) => self.accepted(event.token),
+            (LISTENER, News::Connection) => self.accepted(event.token),
             (LISTENER, _) => {
                 self.accepting = None;
-                let ended = self.queue.take_stream(event.token).and_then(Result::err);
+                let ended = match self.queue.take(event.token) {
+                    Some(Completion::Connected(Err(error))) => Some(error),
+                    _ => None,
+                };
                 if self.end.is_none() {
                     match ended.as_ref().and_then(Errno::from_io_error) {
                         // That may be over soon.
@@ -132,7 +136,7 @@ impl Completions {
             }
             (TICK, _) => self.write_log(),
             (LOG, _) => {
-                if let (Some(written), Some(log)) =
+                if let (Some(Completion::Bytes(written)), Some(log)) =
                     (self.queue.take(event.token), &mut self.service.log)
                 {
                     // A disk that is full loses lines, and nothing else.
@@ -157,7 +161,7 @@ impl Completions {
             self.queue.cancel(token)?;
         }
         if let Some(token) = self.waiting.take() {
-            drop(self.queue.take_stream(token));
+            drop(self.queue.take(token));
         }
         for connection in self.places.iter().flatten() {
             if connection.doing == Doing::Receiving
@@ -172,12 +176,11 @@ impl Completions {
 
     fn accepted(&mut self, token: Token) {
         while self.open < self.service.limits.connections {
-            let Some(Ok(stream)) = self.queue.take_stream_alone(token) else { return };
+            let Some(Completion::Connected(Ok(connected))) = self.queue.take(token) else { return };
             if self.end.is_none() {
                 // Asked for only if somebody wants to know it.
-                let peer = self.service.log.is_some().then(|| stream.peer_addr());
-                let peer = peer.and_then(Result::ok).map(|peer| peer.ip());
-                self.open(stream, peer);
+                let peer = self.service.log.is_some().then(|| connected.peer_addr()).flatten();
+                self.open(connected.stream, peer.map(|peer| peer.ip()));
             }
         }
         self.waiting = Some(token);
@@ -212,27 +215,26 @@ impl Completions {
             drop(self.queue.take(event.token));
             return;
         };
-        match (connection.doing, event.news) {
+        let doing = connection.doing;
+        if let News::Accepted { bytes } = event.news {
             // Fewer: its end tells why.
-            (Doing::Sending(len), News::Sent { bytes }) if bytes == len => {
+            if doing == Doing::Sending(bytes) {
                 self.sent(index, bytes as u64, true);
             }
-            (_, News::Sent { .. }) => {}
-            (Doing::SendingFile, _) => {
-                let Some(done) = self.queue.take_file(event.token) else { return };
+            return;
+        }
+        match (doing, self.queue.take(event.token)) {
+            (Doing::SendingFile, Some(Completion::FileSent(done))) => {
                 self.sent(index, done.bytes, done.result.is_ok());
             }
-            (Doing::Sending(len), _) => {
-                let Some(done) = self.queue.take(event.token) else { return };
+            (Doing::Sending(len), Some(Completion::Sent(done))) => {
                 let count = done.result.unwrap_or(0);
                 self.sent(index, count as u64, count == len);
             }
-            (Doing::Receiving, _) => {
-                let Some(done) = self.queue.take(event.token) else { return };
+            (Doing::Receiving, Some(Completion::Bytes(done))) => {
                 self.received(index, done.result, done.buffer);
             }
-            (Doing::Lingering(before), _) => {
-                let Some(done) = self.queue.take(event.token) else { return };
+            (Doing::Lingering(before), Some(Completion::Bytes(done))) => {
                 self.keep_buffer(done.buffer);
                 match done.result {
                     Ok(count @ 1..) if before + count < LINGER_BYTES_MAX => {
@@ -241,6 +243,8 @@ impl Completions {
                     _ => self.close(index),
                 }
             }
+            // Nothing else was begun.
+            _ => {}
         }
     }
 

@@ -21,6 +21,11 @@ pub(in crate::host) mod sealed {
         /// of an earlier look at the same value, or none: to go on from there takes no search.
         fn rest(&self, at: usize, mark: &mut Mark) -> &[u8];
 
+        /// True if all bytes of this one are in one stretch.
+        fn is_one(&self) -> bool {
+            Self::IS_ONE
+        }
+
         /// True if bytes were copied so that they can be lent.
         fn is_copy(&self) -> bool {
             false
@@ -181,6 +186,10 @@ impl<B: Lend> Part<B> {
 impl<B: Lend> Memory for Part<B> {
     const IS_ONE: bool = B::IS_ONE;
 
+    fn is_one(&self) -> bool {
+        self.buffer.is_one()
+    }
+
     fn len(&self) -> usize {
         self.range.len()
     }
@@ -322,7 +331,7 @@ impl<B: Lend> Source for Parcel<B> {
     }
 
     fn stretch(&self, at: usize) -> &[u8] {
-        if B::IS_ONE {
+        if self.buffer.is_one() {
             return self.buffer.rest(at, &mut None);
         }
         self.buffer.rest(at, &mut self.mark())
@@ -336,7 +345,7 @@ impl<B: Lend> Source for Parcel<B> {
         lender: Arc<dyn Lender>,
         token: u64,
     ) -> Option<Piece> {
-        if B::IS_ONE {
+        if self.buffer.is_one() {
             let len = count(self.len - at, most);
             return loans.lend_recallable(&self, (at, len), lender, token);
         }

@@ -1,5 +1,6 @@
 //! Buffers that are lent to be sent: whose they are, what they count with, and how they come back.
 
+pub(crate) mod any;
 pub(in crate::host) mod budget;
 pub(in crate::host) mod buffers;
 pub(in crate::host) mod gather;

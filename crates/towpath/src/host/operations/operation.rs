@@ -9,7 +9,7 @@ use crate::host::operations::send_file::{FileSend, FileSent, FileStep};
 use crate::host::sockets::stream::Going;
 use crate::host::sockets::udp::{self, UdpSocket};
 use crate::host::{
-    Held, Host, ReceivedDatagram, SendError, SendTo, Sending, TcpListener, TcpStream,
+    AnyBuffer, Held, Host, ReceivedDatagram, SendError, SendTo, Sending, TcpListener, TcpStream,
 };
 use rustix::io::Errno;
 use std::future::Future;
@@ -42,18 +42,19 @@ pub(crate) enum Work {
     Posted(Posted),
     /// With the most bytes.
     ReceiveLent(TcpStream, usize),
-    Send(TcpStream, Going<Vec<u8>>),
+    Send(TcpStream, Going<AnyBuffer>),
     ReceiveDatagram(UdpSocket, Vec<u8>),
     ReceiveDatagramLent(UdpSocket),
-    SendDatagrams(UdpSocket, Box<udp::Going<Vec<u8>>>),
+    SendDatagrams(UdpSocket, Box<udp::Going<AnyBuffer>>),
     /// Accepted, and not back.
-    Sent(Sending<Vec<u8>>),
+    Sent(Sending<AnyBuffer>),
     SendFile(Box<FileSend>),
     ReceiveFile(Box<FileReceive>),
     /// Over, as are those that follow.
     Connected(io::Result<Connection>),
-    /// With whether the buffer of a send was copied.
-    Bytes(io::Result<usize>, Vec<u8>, bool),
+    Bytes(io::Result<usize>, Vec<u8>),
+    /// The buffer of a send is back; whether it was copied.
+    Back(io::Result<usize>, AnyBuffer, bool),
     Pieces(io::Result<Vec<Held>>),
     Datagram(Box<Datagram>),
     DatagramLent(Box<DatagramLent>),
@@ -79,13 +80,13 @@ impl Work {
     }
 
     /// Of a buffer that is to be sent.
-    pub(crate) fn send(stream: TcpStream, buffer: Vec<u8>) -> Self {
+    pub(crate) fn send(stream: TcpStream, buffer: AnyBuffer) -> Self {
         let going = Going::new(&stream, buffer, stream.term());
         Self::Send(stream, going)
     }
 
     /// Of a buffer that is to be sent as one datagram or several.
-    pub(crate) fn send_datagrams(socket: UdpSocket, buffer: Vec<u8>, send: &SendTo) -> Self {
+    pub(crate) fn send_datagrams(socket: UdpSocket, buffer: AnyBuffer, send: &SendTo) -> Self {
         let going = Box::new(udp::Going::new(&socket, buffer, send));
         Self::SendDatagrams(socket, going)
     }
@@ -119,14 +120,14 @@ impl Work {
                 }
                 Poll::Ready(Err(error)) => Self::Connected(Err(error)),
             },
-            Self::Receive(_, buffer, _) if buffer.is_empty() => Self::Bytes(Ok(0), buffer, false),
+            Self::Receive(_, buffer, _) if buffer.is_empty() => Self::Bytes(Ok(0), buffer),
             Self::Receive(stream, buffer, all) => match Posted::receive(stream, buffer, all, cx) {
                 Receiving::Posted(posted) => return (Self::Posted(posted), None),
-                Receiving::Over((result, buffer)) => Self::Bytes(result, buffer, false),
+                Receiving::Over((result, buffer)) => Self::Bytes(result, buffer),
             },
             Self::Posted(mut posted) => match posted.poll(cx) {
                 None => return (Self::Posted(posted), None),
-                Some((result, buffer)) => Self::Bytes(result, buffer, false),
+                Some((result, buffer)) => Self::Bytes(result, buffer),
             },
             Self::ReceiveLent(stream, max) => match Self::receive_lent(&stream, max, cx) {
                 Poll::Pending => return (Self::ReceiveLent(stream, max), None),
@@ -151,7 +152,7 @@ impl Work {
             Self::Sent(mut sending) => match Pin::new(&mut sending).poll(cx) {
                 Poll::Pending => return (Self::Sent(sending), None),
                 Poll::Ready(returned) => {
-                    Self::Bytes(Ok(sending.accepted()), returned.buffer, returned.copied)
+                    Self::Back(Ok(sending.accepted()), returned.buffer, returned.copied)
                 }
             },
             Self::SendFile(mut send) => match send.poll(cx) {
@@ -168,13 +169,8 @@ impl Work {
             waits @ (Self::Accept(_, Some(_)) | Self::Last(..) | Self::Taken) => {
                 return (waits, None);
             }
-            over @ (Self::Connected(_)
-            | Self::Bytes(..)
-            | Self::Pieces(_)
-            | Self::Datagram(_)
-            | Self::DatagramLent(_)
-            | Self::FileSent(_)
-            | Self::FileReceived(_)) => over,
+            // It is over.
+            over => over,
         };
         (over, Some(Step::Over))
     }
@@ -196,13 +192,13 @@ impl Work {
     }
 
     /// A send of which this became when the socket was asked to accept it.
-    fn accepted(sent: Result<Sending<Vec<u8>>, SendError<Vec<u8>>>) -> (Self, Option<Step>) {
+    fn accepted(sent: Result<Sending<AnyBuffer>, SendError<AnyBuffer>>) -> (Self, Option<Step>) {
         match sent {
             Ok(sending) => {
                 let step = Step::Sent(sending.accepted());
                 (Self::Sent(sending), Some(step))
             }
-            Err(failed) => (Self::Bytes(Err(failed.error), failed.buffer, false), Some(Step::Over)),
+            Err(failed) => (Self::Back(Err(failed.error), failed.buffer, false), Some(Step::Over)),
         }
     }
 
@@ -212,10 +208,10 @@ impl Work {
         *self = match mem::replace(self, Self::Taken) {
             Self::Connect(_) | Self::Accept(_, None) => Self::Connected(Err(why.into())),
             Self::Accept(_, Some(next)) => Self::Last(next, why),
-            Self::Receive(_, buffer, _) => Self::Bytes(Err(why.into()), buffer, false),
+            Self::Receive(_, buffer, _) => Self::Bytes(Err(why.into()), buffer),
             Self::Posted(mut posted) => match posted.withdraw() {
-                Ok((result, buffer)) => Self::Bytes(result, buffer, false),
-                Err(buffer) => Self::Bytes(Err(why.into()), buffer, false),
+                Ok((result, buffer)) => Self::Bytes(result, buffer),
+                Err(buffer) => Self::Bytes(Err(why.into()), buffer),
             },
             Self::ReceiveLent(..) => Self::Pieces(Err(why.into())),
             Self::Send(_, mut going) => Self::accepted(going.stop(why.into())).0,
@@ -296,80 +292,19 @@ impl Work {
         }
     }
 
-    /// What became of a connect or an accept that is over.
-    pub(crate) fn take_connected(&mut self) -> Option<io::Result<Connection>> {
-        match mem::replace(self, Self::Taken) {
-            Self::Connected(result) => Some(result),
-            other => {
-                *self = other;
-                None
-            }
-        }
-    }
-
-    /// What became of one with a buffer that is over.
-    pub(crate) fn take_bytes(&mut self) -> Option<(io::Result<usize>, Vec<u8>, bool)> {
-        match mem::replace(self, Self::Taken) {
-            Self::Bytes(result, buffer, copied) => Some((result, buffer, copied)),
-            other => {
-                *self = other;
-                None
-            }
-        }
-    }
-
-    /// What became of one that yields pieces and is over.
-    pub(crate) fn take_pieces(&mut self) -> Option<io::Result<Vec<Held>>> {
-        match mem::replace(self, Self::Taken) {
-            Self::Pieces(result) => Some(result),
-            other => {
-                *self = other;
-                None
-            }
-        }
-    }
-
-    /// What became of a receive of a datagram that is over.
-    pub(crate) fn take_datagram(&mut self) -> Option<Datagram> {
-        match mem::replace(self, Self::Taken) {
-            Self::Datagram(over) => Some(*over),
-            other => {
-                *self = other;
-                None
-            }
-        }
-    }
-
-    /// What became of a receive of a datagram without a copy that is over.
-    pub(crate) fn take_datagram_lent(&mut self) -> Option<DatagramLent> {
-        match mem::replace(self, Self::Taken) {
-            Self::DatagramLent(over) => Some(*over),
-            other => {
-                *self = other;
-                None
-            }
-        }
-    }
-
-    /// What became of a receive into a file that is over.
-    pub(crate) fn take_received(&mut self) -> Option<FileReceived> {
-        match mem::replace(self, Self::Taken) {
-            Self::FileReceived(received) => Some(received),
-            other => {
-                *self = other;
-                None
-            }
-        }
-    }
-
-    /// What became of a send of a file that is over.
-    pub(crate) fn take_file(&mut self) -> Option<FileSent> {
-        match mem::replace(self, Self::Taken) {
-            Self::FileSent(sent) => Some(sent),
-            other => {
-                *self = other;
-                None
-            }
-        }
+    /// Itself, if it is over: what became of it.
+    pub(crate) fn take_over(&mut self) -> Option<Self> {
+        let is_over = matches!(
+            self,
+            Self::Connected(_)
+                | Self::Bytes(..)
+                | Self::Back(..)
+                | Self::Pieces(_)
+                | Self::Datagram(_)
+                | Self::DatagramLent(_)
+                | Self::FileSent(_)
+                | Self::FileReceived(_)
+        );
+        is_over.then(|| mem::replace(self, Self::Taken))
     }
 }

@@ -316,7 +316,7 @@ impl UdpSocket {
             let levels = &queue.account.levels;
             let charge = buffer.len().saturating_add(LENT_OVERHEAD);
             let room = work_of(buffer.len());
-            let queues = B::IS_ONE
+            let queues = buffer.is_one()
                 && room <= QUEUED_EACH_MAX
                 && levels.socket.used().saturating_add(charge) > DIRECT_MAX;
             if queues && queue.room.poll_take(cx, room).is_pending() {

@@ -17,7 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::count::{Count, Counter};
-use crate::{cargo, fuzz, guard, packetdrill, root, scribble, target_folder, tidy};
+use crate::{api, cargo, fuzz, guard, packetdrill, root, scribble, target_folder, tidy};
 
 /// How long each fuzz target runs.
 const FUZZ_SECONDS: u32 = 6;
@@ -59,6 +59,7 @@ const LANES: [Lane; 4] = [
             Step::new("header", header),
             Step::new("clippy", clippy),
             Step::new("documentation", documentation),
+            Step::new("api", api::compare),
             Step::new(BUILD, build),
             Step::new("tests-of-networks", || tests(&NETWORKS)),
         ],
@@ -86,7 +87,7 @@ const LANES: [Lane; 4] = [
 ];
 
 /// What takes hours, each with the environment that makes it take them: `cargo xtask long`.
-const LONG: [Step; 7] = [
+const LONG: [Step; 8] = [
     Step::new("end-to-end", || {
         long("e2e", "", &[("TOWPATH_LONG", "1"), ("TOWPATH_SOAK_SECONDS", "600")])
     }),
@@ -100,6 +101,7 @@ const LONG: [Step; 7] = [
         Ok(worlds)
     }),
     Step::new("scribble", || scribble::run(&["600"]).map(|()| Count::default())),
+    Step::new("packages", packages),
     Step::new("fuzz", || fuzz::live(None, 3600, None)),
 ];
 
@@ -299,6 +301,15 @@ fn clippy() -> Result<Count, String> {
 fn documentation() -> Result<Count, String> {
     let mut doc = cargo(["doc", "--workspace", "--no-deps", "--locked"]);
     check(doc.env("RUSTDOCFLAGS", "--deny warnings"))
+}
+
+/// Whether what is published can be: each package is built from what would be uploaded.
+fn packages() -> Result<Count, String> {
+    let mut package = cargo(["package", "--locked", "--allow-dirty"]);
+    for name in ["packet", "net", "io", "gateway", "cli", "capi"] {
+        package.arg(format!("--package=towpath-{name}"));
+    }
+    check(package.arg("--package=towpath"))
 }
 
 fn build() -> Result<Count, String> {

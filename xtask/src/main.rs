@@ -4,6 +4,7 @@
 //! status that says whether all is well.
 #![forbid(unsafe_code)]
 
+mod api;
 mod ci;
 mod count;
 mod fuzz;
@@ -22,6 +23,7 @@ const HELP: &str = "\
 cargo xtask COMMAND
   ci [STEP]                all checks and tests, or one step of them; the last line counts the
                            tests
+  api [--write]            the public items of `towpath`: as stored?
   tidy                     what neither compiler nor clippy checks: order, limits, links, words
   bench-guard [--write]    what packets cost, in instructions, allocations, system calls: not more?
   fuzz [TARGET] [SECONDS]  one fuzz target, or all of them; 60 seconds each
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match arguments[..] {
         ["ci", ref rest @ ..] => ci::run(rest),
+        ["api", ref rest @ ..] => api::run(rest),
         ["tidy"] => tidy::run(),
         ["bench-guard", ref rest @ ..] => guard::run(rest),
         ["fuzz", ref rest @ ..] if rest.len() <= 2 => fuzz::run(rest),

@@ -54,7 +54,7 @@ use sealed::{Mark, Memory, Place};
 /// - a [`Buffer`](crate::host::Buffer), a [`FileRange`](crate::host::FileRange);
 /// - with the feature `bytes`, `bytes::Bytes` and `bytes::BytesMut`;
 /// - with the feature `bytemuck`, a `Vec`, a boxed slice or an `Arc` of numbers, or of whatever
-///   else is plain bytes, as [`Typed`];
+///   else is plain bytes, as `Typed`;
 /// - a [`Part`] of any of these; pairs, and a [`Chain`], of any of these, which are sent one after
 ///   the other.
 ///

@@ -67,7 +67,7 @@ fn tasks_lend_and_collect() {
         let receive = async {
             for seed in 0..20 {
                 let mut received = vec![0; 100_000];
-                tokio::io::AsyncReadExt::read_exact(&mut peer, &mut received)
+                futures::AsyncReadExt::read_exact(&mut peer, &mut received)
                     .await
                     .expect("receives");
                 assert!(received == pattern(100_000, seed));
@@ -78,22 +78,28 @@ fn tasks_lend_and_collect() {
     assert_eq!(a.lent(), 0);
 }
 
+/// The same stream in tokio's shape.
+fn tokios(stream: &TcpStream) -> towpath::tokio::TcpStream {
+    stream.try_clone().expect("a handle").into()
+}
+
 /// Goal: runtimes hand over head and body in one call, which go out in one segment.
 #[test]
 fn slices_of_one_call_go_out_together() {
     let (a, b) = pair(300_000);
     block_on(async {
         let (mut stream, mut peer) = connection(&a, &b).await;
-        assert!(tokio::io::AsyncWrite::is_write_vectored(&stream));
+        let mut same = tokios(&stream);
+        assert!(tokio::io::AsyncWrite::is_write_vectored(&same));
         let slices = || [&[1_u8; 9][..], &[2; 100]].map(IoSlice::new);
-        let tokios = tokio::io::AsyncWriteExt::write_vectored(&mut stream, &slices()).await;
-        assert_eq!(tokios.expect("writes"), 109);
+        let written = tokio::io::AsyncWriteExt::write_vectored(&mut same, &slices()).await;
+        assert_eq!(written.expect("writes"), 109);
         let mut received = vec![0; 109];
-        tokio::io::AsyncReadExt::read_exact(&mut peer, &mut received).await.expect("receives");
+        futures::AsyncReadExt::read_exact(&mut peer, &mut received).await.expect("receives");
         assert_eq!(peer.info().expect("a connection").data_segs_in, 1);
         let futures = futures::AsyncWriteExt::write_vectored(&mut stream, &slices()).await;
         assert_eq!(futures.expect("writes"), 109);
-        tokio::io::AsyncReadExt::read_exact(&mut peer, &mut received).await.expect("receives");
+        futures::AsyncReadExt::read_exact(&mut peer, &mut received).await.expect("receives");
         assert_eq!(peer.info().expect("a connection").data_segs_in, 2);
     });
 }
@@ -190,20 +196,21 @@ fn tokio_copies_a_stream_to_its_end() {
     let (a, b) = pair(1 << 20);
     runtime.block_on(async {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
-        let (mut stream, peer) = connection(&a, &b).await;
+        let (stream, peer) = connection(&a, &b).await;
+        let (mut stream, peer) = (tokios(&stream), tokios(&peer));
         let echo = tokio::spawn(async move {
-            let (mut from, mut to) = (&peer, &peer);
+            let (mut from, mut to) = peer.into_split();
             tokio::io::copy(&mut from, &mut to).await.expect("copies")
         });
         let sent = pattern(700_000, 3);
-        let (mut reader, copy) = (stream.try_clone().expect("a clone"), sent.clone());
+        let (mut reader, copy) = (tokios(stream.as_host()), sent.clone());
         let read = tokio::spawn(async move {
             let mut received = vec![0; copy.len()];
             reader.read_exact(&mut received).await.expect("receives");
             assert!(received == copy);
         });
         stream.write_all(&sent).await.expect("sends");
-        AsyncWriteExt::shutdown(&mut stream).await.expect("shuts down");
+        stream.shutdown().await.expect("shuts down");
         read.await.expect("no panic");
         assert_eq!(echo.await.expect("no panic"), 700_000);
     });

@@ -43,7 +43,7 @@ mod udp;
 #[cfg(test)]
 mod tests;
 
-use crate::counters::Counters;
+use crate::counters::{Counters, DropReason};
 use crate::fragment::{self, Reassembler};
 use crate::neighbor::Neighbors;
 use crate::tcp::{Pressure, Settings};
@@ -275,6 +275,29 @@ impl Stack {
     /// True if [`Stack::output`] may have something.
     pub fn has_output(&self) -> bool {
         self.has_ready() || self.tcp.has_output()
+    }
+
+    /// Counts a datagram that its owner dropped.
+    pub(crate) fn count_drop(&mut self, reason: DropReason) {
+        self.counters.drop(reason);
+    }
+
+    /// Counts packets that were handed out for a device or a link that is gone, or that were on it
+    /// when it went.
+    pub fn count_gone(&mut self, packets: usize) {
+        for _ in 0..packets {
+            self.counters.drop(DropReason::LinkGone);
+        }
+    }
+
+    /// True if packets wait to be handed out.
+    pub(crate) fn has_ready(&self) -> bool {
+        !(self.ready.is_empty() && self.looped.is_empty() && self.link.made.is_empty())
+    }
+
+    /// True if `address` could be reached over this stack's family.
+    pub fn has_family(&self, address: IpAddr) -> bool {
+        self.config.addresses.iter().any(|ours| ours.address.is_ipv4() == address.is_ipv4())
     }
 
     /// How often [`Stack::output`] has handed out the last packet that was ready: what was sent

@@ -227,29 +227,6 @@ impl Stack {
         });
         Ok(())
     }
-
-    /// Counts a datagram that its owner dropped.
-    pub(crate) fn count_drop(&mut self, reason: DropReason) {
-        self.counters.drop(reason);
-    }
-
-    /// Counts packets that were handed out for a device or a link that is gone, or that were on it
-    /// when it went.
-    pub fn count_gone(&mut self, packets: usize) {
-        for _ in 0..packets {
-            self.counters.drop(DropReason::LinkGone);
-        }
-    }
-
-    /// True if packets wait to be handed out.
-    pub(crate) fn has_ready(&self) -> bool {
-        !(self.ready.is_empty() && self.looped.is_empty() && self.link.made.is_empty())
-    }
-
-    /// True if `address` could be reached over this stack's family.
-    pub fn has_family(&self, address: IpAddr) -> bool {
-        self.config.addresses.iter().any(|ours| ours.address.is_ipv4() == address.is_ipv4())
-    }
 }
 
 /// Type of an ICMP destination unreachable (RFC 792).

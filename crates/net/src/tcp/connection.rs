@@ -338,11 +338,6 @@ impl Connection {
         self.congestion.kind()
     }
 
-    /// Probes an idle peer.
-    pub fn set_keepalive(&mut self, on: bool, now: Instant) {
-        self.timers.keepalive = on.then(|| now + self.settings.keepalive_idle);
-    }
-
     /// Ends our direction: a FIN follows what was given.
     pub fn close_send(&mut self) {
         if self.send.fin_queued {

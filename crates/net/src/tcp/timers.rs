@@ -95,6 +95,11 @@ impl Connection {
         self.settings.user_timeout = limit;
     }
 
+    /// Probes an idle peer.
+    pub fn set_keepalive(&mut self, on: bool, now: Instant) {
+        self.timers.keepalive = on.then(|| now + self.settings.keepalive_idle);
+    }
+
     /// Idle time before the first keepalive probe (`TCP_KEEPIDLE`). Counts for an idle time that
     /// has begun too.
     pub fn set_keepalive_idle(&mut self, idle: Duration, now: Instant) {

@@ -123,14 +123,7 @@ impl EventQueue {
         deadline: Option<Instant>,
         data: u64,
     ) -> Result<Token, NotBegun> {
-        match stream.into().0 {
-            End::Host(stream) => {
-                self.begin_bytes(Work::Receive(stream, buffer, false), deadline, data)
-            }
-            End::Kernel(socket) => {
-                self.begin_bytes_job(Job::Receive(socket, buffer), deadline, data)
-            }
-        }
+        self.begin_receive(stream.into(), buffer, false, (deadline, data))
     }
 
     /// Receives until `buffer` is full, or no more will come: otherwise as [`EventQueue::receive`].
@@ -147,14 +140,7 @@ impl EventQueue {
         deadline: Option<Instant>,
         data: u64,
     ) -> Result<Token, NotBegun> {
-        match stream.into().0 {
-            End::Host(stream) => {
-                self.begin_bytes(Work::Receive(stream, buffer, true), deadline, data)
-            }
-            End::Kernel(socket) => {
-                self.begin_bytes_job(Job::ReceiveAll(socket, buffer), deadline, data)
-            }
-        }
+        self.begin_receive(stream.into(), buffer, true, (deadline, data))
     }
 
     /// Receives without copying, as [`TcpStream::recv_lent`](crate::host::TcpStream::recv_lent):
@@ -237,6 +223,24 @@ impl EventQueue {
         data: u64,
     ) -> io::Result<Token> {
         self.begin_job(Job::SendMemory(socket, memory), deadline, data).map_err(|(error, _)| error)
+    }
+
+    /// Begins to receive into a buffer, until `all` of it is full or whatever came.
+    fn begin_receive(
+        &mut self,
+        stream: Stream,
+        buffer: Vec<u8>,
+        all: bool,
+        (deadline, data): (Option<Instant>, u64),
+    ) -> Result<Token, NotBegun> {
+        let job = match stream.0 {
+            End::Host(stream) => {
+                return self.begin_bytes(Work::Receive(stream, buffer, all), deadline, data);
+            }
+            End::Kernel(socket) if all => Job::ReceiveAll(socket, buffer),
+            End::Kernel(socket) => Job::Receive(socket, buffer),
+        };
+        self.begin_bytes_job(job, deadline, data)
     }
 
     /// Begins to send a buffer, which is handed back if that fails. On a stream of the kernel it is

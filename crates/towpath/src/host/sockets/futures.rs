@@ -1,6 +1,7 @@
 //! The traits of asynchronous reading and writing, for whoever takes any stream.
 //!
 //! They copy, as `read` and `write` do. Nothing here knows a runtime: wakers are all there is.
+//! Tokio's traits are those of `towpath::tokio`.
 
 use crate::host::TcpStream;
 use std::io::{self, IoSlice};
@@ -10,7 +11,6 @@ use std::task::{Context, Poll};
 
 macro_rules! futures_io {
     ($($kind:ty),+) => {$(
-        #[cfg(feature = "futures")]
         impl futures_io::AsyncRead for $kind {
             fn poll_read(
                 self: Pin<&mut Self>,
@@ -21,7 +21,6 @@ macro_rules! futures_io {
             }
         }
 
-        #[cfg(feature = "futures")]
         impl futures_io::AsyncWrite for $kind {
             fn poll_write(
                 self: Pin<&mut Self>,
@@ -44,49 +43,6 @@ macro_rules! futures_io {
             }
 
             fn poll_close(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-                Poll::Ready(self.shutdown(Shutdown::Write))
-            }
-        }
-
-        #[cfg(feature = "tokio")]
-        impl tokio::io::AsyncRead for $kind {
-            fn poll_read(
-                self: Pin<&mut Self>,
-                cx: &mut Context<'_>,
-                into: &mut tokio::io::ReadBuf<'_>,
-            ) -> Poll<io::Result<()>> {
-                let read = TcpStream::poll_read(&self, cx, into.initialize_unfilled());
-                read.map_ok(|count| into.advance(count))
-            }
-        }
-
-        #[cfg(feature = "tokio")]
-        impl tokio::io::AsyncWrite for $kind {
-            fn poll_write(
-                self: Pin<&mut Self>,
-                cx: &mut Context<'_>,
-                bytes: &[u8],
-            ) -> Poll<io::Result<usize>> {
-                TcpStream::poll_write(&self, cx, bytes)
-            }
-
-            fn poll_write_vectored(
-                self: Pin<&mut Self>,
-                cx: &mut Context<'_>,
-                slices: &[IoSlice<'_>],
-            ) -> Poll<io::Result<usize>> {
-                TcpStream::poll_write_vectored(&self, cx, slices)
-            }
-
-            fn is_write_vectored(&self) -> bool {
-                true
-            }
-
-            fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-                Poll::Ready(Ok(()))
-            }
-
-            fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
                 Poll::Ready(self.shutdown(Shutdown::Write))
             }
         }

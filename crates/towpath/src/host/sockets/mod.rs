@@ -1,7 +1,7 @@
 //! The sockets of a host.
 
 pub(in crate::host) mod file;
-#[cfg(any(feature = "futures", feature = "tokio"))]
+#[cfg(feature = "futures")]
 pub(in crate::host) mod futures;
 pub(in crate::host) mod listener;
 pub(in crate::host) mod raw;

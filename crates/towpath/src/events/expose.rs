@@ -1,10 +1,10 @@
 //! Waiting for a queue by its own descriptor. Once there is one, each call of the queue leaves it
 //! as it is to be; before, nobody pays for it.
 
-use super::exposed::Exposed;
-use super::queue::RAISED;
-use super::source::Kind;
-use super::{EVENTS_DEFAULT, Event, EventQueue};
+use crate::events::exposed::Exposed;
+use crate::events::queue::RAISED;
+use crate::events::registrations::source::Kind;
+use crate::events::{EVENTS_DEFAULT, Event, EventQueue};
 use rustix::fd::{AsFd, OwnedFd};
 use std::io;
 

@@ -49,49 +49,32 @@
 //! process that made it: in the child of a fork every call fails. What things cost, and what
 //! happens at the end, is in `docs/theory/events.md`.
 
-mod changes;
 mod clock;
-mod completion;
-mod custom;
-mod datagrams;
 mod expose;
 mod exposed;
-mod groups;
-mod jobs;
-mod loads;
-mod multishot;
-mod ongoing;
 mod operations;
-mod pool;
 mod queue;
-mod relay;
-mod slots;
-mod socket;
-mod source;
-mod streams;
-mod tasks;
-mod timers;
-mod transfer;
+mod registrations;
 mod wait;
 
 pub use crate::host::files::file_cache::{BlockRange, FileCache, Load};
 pub use crate::host::files::file_source::FileSource;
-pub use changes::Changes;
-pub use completion::{Completed, Completion, Connected, Sent};
-pub use custom::{Accessed, Pollable, Step, Task};
-pub use datagrams::{ReceivedInto, ReceivedLent};
-pub use multishot::Received;
-pub use operations::Refused;
-pub use pool::{GROUP_BUFFERS_MAX, GROUPS_MAX, Group};
+pub use operations::completion::{Completed, Completion, Connected, Sent};
+pub use operations::datagrams::{ReceivedInto, ReceivedLent};
+pub use operations::files::Refused;
+pub use operations::streams::NotBegun;
+pub use operations::transfer::FileSent;
 pub use queue::{Change, Config, EventQueue, REGISTRATIONS_DEFAULT};
-pub use relay::Moved;
-pub use socket::{DatagramSocket, Listener, Stack, Stream};
-pub use source::{Exit, Notifier, Source};
-pub use streams::NotBegun;
+pub use registrations::changes::Changes;
+pub use registrations::custom::{Accessed, Pollable, Step, Task};
+pub use registrations::multishot::Received;
+pub use registrations::pool::{GROUP_BUFFERS_MAX, GROUPS_MAX, Group};
+pub use registrations::relay::Moved;
+pub use registrations::socket::{DatagramSocket, Listener, Stack, Stream};
+pub use registrations::source::{Exit, Notifier, Source};
 pub use towpath_io::events::{
     Action, Call, Calls, Choice, Interest, Memory, Operation, Readiness, SendFile, Trigger,
 };
-pub use transfer::FileSent;
 pub use wait::EVENTS_DEFAULT;
 
 /// Names a registration.

@@ -1,15 +1,15 @@
 //! The queue: registering, changing and removing.
 
-use super::changes::Inotify;
-use super::clock::Clock;
-use super::exposed::Exposed;
-use super::loads::{LOADS_MAX, LOADS_SLOT, Loads};
-use super::ongoing::Ongoing;
-use super::pool::Groups;
-use super::slots::{Registration, Slots};
-use super::source::{self, Kind, Notifier, Source, Wakes};
-use super::timers::{Timers, UNSET};
-use super::{Choice, Event, Interest, Readiness, Token, Trigger};
+use crate::events::clock::Clock;
+use crate::events::exposed::Exposed;
+use crate::events::registrations::changes::Inotify;
+use crate::events::registrations::loads::{LOADS_MAX, LOADS_SLOT, Loads};
+use crate::events::registrations::ongoing::Ongoing;
+use crate::events::registrations::pool::Groups;
+use crate::events::registrations::slots::{Registration, Slots};
+use crate::events::registrations::source::{self, Kind, Notifier, Source, Wakes};
+use crate::events::registrations::timers::{Timers, UNSET};
+use crate::events::{Choice, Event, Interest, Readiness, Token, Trigger};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use std::collections::VecDeque;

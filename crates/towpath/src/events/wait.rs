@@ -1,12 +1,12 @@
 //! Waiting: what is gathered, and in which order it is told.
 
-use super::pool::Groups;
-use super::queue::{CHANGES_SLOT, EXPIRED, KERNEL, RAISED, kernel_slot, own_slot};
-use super::slots::Registration;
-use super::source::{Kind, exit_of, next_signal};
-use super::timers::UNSET;
-use super::{Accessed, Event, EventQueue, Interest, News, Readiness, Step, Token, Trigger};
 use crate::driver::bell::{hold, let_ring};
+use crate::events::queue::{CHANGES_SLOT, EXPIRED, KERNEL, RAISED, kernel_slot, own_slot};
+use crate::events::registrations::pool::Groups;
+use crate::events::registrations::slots::Registration;
+use crate::events::registrations::source::{Kind, exit_of, next_signal};
+use crate::events::registrations::timers::UNSET;
+use crate::events::{Accessed, Event, EventQueue, Interest, News, Readiness, Step, Token, Trigger};
 use crate::host::operations::operation;
 use rustix::fd::AsFd;
 use rustix::io::Errno;

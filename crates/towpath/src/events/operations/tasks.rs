@@ -1,8 +1,8 @@
 //! Sockets and operations of other stacks, in a queue.
 
-use super::custom::{Pollable, Task};
-use super::source::{Kind, Source};
-use super::{EventQueue, Interest, Token, Trigger};
+use crate::events::registrations::custom::{Pollable, Task};
+use crate::events::registrations::source::{Kind, Source};
+use crate::events::{EventQueue, Interest, Token, Trigger};
 use std::io;
 use std::time::Instant;
 
@@ -15,8 +15,8 @@ impl Source {
 }
 
 impl EventQueue {
-    /// Begins a task. A wait tells [`News::Step`](super::News::Step) of each step; the last ends
-    /// the registration. [`EventQueue::cancel`] and the deadline stop it.
+    /// Begins a task. A wait tells [`News::Step`](crate::events::News::Step) of each step; the last
+    /// ends the registration. [`EventQueue::cancel`] and the deadline stop it.
     ///
     /// Dropping the queue drops the task.
     ///

@@ -1,7 +1,7 @@
 //! Bytes from one stream to another where a towpath host has one of them or both: through a buffer,
 //! by the waits of the queue. The kernel's end, if there is one, is watched by edge.
 
-use super::socket::{End, Stream};
+use crate::events::registrations::socket::{End, Stream};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use std::io;
@@ -31,7 +31,7 @@ pub struct Moved {
 }
 
 /// See the module's documentation.
-pub(super) struct Relay {
+pub(in crate::events) struct Relay {
     from: Stream,
     to: Stream,
     count: u64,
@@ -43,20 +43,20 @@ pub(super) struct Relay {
 }
 
 impl Relay {
-    pub(super) fn new(from: Stream, to: Stream, count: u64) -> Self {
+    pub(in crate::events) fn new(from: Stream, to: Stream, count: u64) -> Self {
         let result = (count == 0).then_some(Ok(()));
         Self { from, to, count, moved: 0, buffer: Vec::new(), left: 0..0, result }
     }
 
     /// The kernel's end; two of them are the back end's to splice.
-    pub(super) fn fd(&self) -> Option<&dyn AsFd> {
+    pub(in crate::events) fn fd(&self) -> Option<&dyn AsFd> {
         let socket: &Arc<OwnedFd> = self.from.as_kernel().or(self.to.as_kernel())?;
         Some(socket)
     }
 
     /// Goes on. True if it is over: else `waker` is woken, or the kernel's end is ready, when it is
     /// worth trying again.
-    pub(super) fn poll(&mut self, waker: &Waker) -> bool {
+    pub(in crate::events) fn poll(&mut self, waker: &Waker) -> bool {
         let (cx, end) = (&mut Context::from_waker(waker), self.moved + MOVED_MAX as u64);
         while self.result.is_none() {
             if self.moved >= end {
@@ -106,19 +106,19 @@ impl Relay {
     }
 
     /// Ends it for this reason, unless it is over.
-    pub(super) fn stop(&mut self, why: Errno) {
+    pub(in crate::events) fn stop(&mut self, why: Errno) {
         self.result.get_or_insert_with(|| Err(why.into()));
     }
 
     /// What became of it, once it is over.
-    pub(super) fn take(&mut self) -> Option<Moved> {
+    pub(in crate::events) fn take(&mut self) -> Option<Moved> {
         let result = self.result.take()?;
         let rest = self.buffer[self.left.clone()].to_vec();
         Some(Moved { bytes: self.moved, result, rest })
     }
 }
 
-pub(super) fn receive(
+pub(in crate::events) fn receive(
     from: &Stream,
     cx: &mut Context<'_>,
     into: &mut [u8],
@@ -137,7 +137,9 @@ fn send(to: &Stream, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usiz
 }
 
 /// A call that does not block, and is made again if a signal came.
-pub(super) fn later(mut call: impl FnMut() -> io::Result<usize>) -> Poll<io::Result<usize>> {
+pub(in crate::events) fn later(
+    mut call: impl FnMut() -> io::Result<usize>,
+) -> Poll<io::Result<usize>> {
     loop {
         match call() {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

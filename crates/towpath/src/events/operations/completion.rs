@@ -1,9 +1,11 @@
 //! What becomes of operations, and how it is taken.
 
-use super::jobs::Ended;
-use super::queue::RAISED;
-use super::source::Kind;
-use super::{EventQueue, FileSent, Moved, Received, ReceivedInto, ReceivedLent, Stream, Token};
+use crate::events::operations::jobs::Ended;
+use crate::events::queue::RAISED;
+use crate::events::registrations::source::Kind;
+use crate::events::{
+    EventQueue, FileSent, Moved, Received, ReceivedInto, ReceivedLent, Stream, Token,
+};
 use crate::host::operations::operation::{Connection, Work};
 use crate::host::{AnyBuffer, Held};
 use rustix::io::Errno;
@@ -137,14 +139,14 @@ into! {
 }
 
 impl EventQueue {
-    /// What became of an operation, after [`News::Completed`](super::News::Completed): this ends
-    /// its registration. `None` before a wait has told that it is over, after it was taken, and of
-    /// what is no operation.
+    /// What became of an operation, after [`News::Completed`](crate::events::News::Completed): this
+    /// ends its registration. `None` before a wait has told that it is over, after it was taken,
+    /// and of what is no operation.
     ///
     /// Of an [accept](EventQueue::accept) each call takes one connection, after
-    /// [`News::Connection`](super::News::Connection), until there is none; of a
+    /// [`News::Connection`](crate::events::News::Connection), until there is none; of a
     /// [multishot receive](EventQueue::receive_multishot) one buffer, after
-    /// [`News::Received`](super::News::Received).
+    /// [`News::Received`](crate::events::News::Received).
     pub fn take(&mut self, token: Token) -> Option<Completion> {
         let completion = match &mut self.slots.get(token)?.source {
             Kind::Stream { work, is_told: true, .. } => completion(work.take_over()?)?,

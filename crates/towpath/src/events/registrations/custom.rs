@@ -4,7 +4,7 @@
 //! when it waits. So sockets of a stack that has no [`Host`](crate::host::Host) are told of by the
 //! same way as all else.
 
-use super::{Interest, Load, Operation, Readiness};
+use crate::events::{Interest, Load, Operation, Readiness};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use std::task::Waker;
@@ -35,7 +35,8 @@ pub trait Task: Send {
     }
 
     /// Blocks of files that are to be read, asked for after each poll
-    /// ([`FileSource::take_loads`](super::FileSource::take_loads)). Whoever waits for one is woken.
+    /// ([`FileSource::take_loads`](crate::events::FileSource::take_loads)). Whoever waits for one
+    /// is woken.
     fn take_loads(&mut self) -> Vec<Load> {
         Vec::new()
     }

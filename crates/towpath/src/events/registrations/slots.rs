@@ -1,8 +1,8 @@
 //! Registrations by token. A slot is used again, and its generation then tells old tokens from new.
 
-use super::source::Kind;
-use super::timers::Setting;
-use super::{Interest, Readiness, Token, Trigger};
+use crate::events::registrations::source::Kind;
+use crate::events::registrations::timers::Setting;
+use crate::events::{Interest, Readiness, Token, Trigger};
 
 /// A slot; free without a source.
 struct Slot {
@@ -11,27 +11,27 @@ struct Slot {
 }
 
 /// What is registered.
-pub(super) struct Registration {
-    pub(super) source: Kind,
-    pub(super) data: u64,
-    pub(super) interest: Interest,
-    pub(super) trigger: Trigger,
+pub(in crate::events) struct Registration {
+    pub(in crate::events) source: Kind,
+    pub(in crate::events) data: u64,
+    pub(in crate::events) interest: Interest,
+    pub(in crate::events) trigger: Trigger,
     /// What the kernel said and was not told yet.
-    pub(super) ready: Readiness,
+    pub(in crate::events) ready: Readiness,
     /// The wait before which the kernel said it.
-    pub(super) noted_in: u64,
+    pub(in crate::events) noted_in: u64,
     /// It stands among those that are to be told.
-    pub(super) is_pending: bool,
+    pub(in crate::events) is_pending: bool,
     /// The wait that last told of it.
-    pub(super) told_in: u64,
+    pub(in crate::events) told_in: u64,
     /// The back end does not tell of it until it is resumed.
-    pub(super) is_paused: bool,
+    pub(in crate::events) is_paused: bool,
     /// It was told of once and is not any more, until it is modified.
-    pub(super) is_spent: bool,
+    pub(in crate::events) is_spent: bool,
 }
 
 /// All registrations of a queue.
-pub(super) struct Slots {
+pub(in crate::events) struct Slots {
     slots: Vec<Slot>,
     free: Vec<u32>,
     /// Slots that are never used again.
@@ -43,12 +43,12 @@ pub(super) struct Slots {
 
 impl Slots {
     /// Room for `limit` registrations, in slots of which there can be `most`.
-    pub(super) fn new(limit: usize, most: usize) -> Self {
+    pub(in crate::events) fn new(limit: usize, most: usize) -> Self {
         Self { slots: Vec::new(), free: Vec::new(), retired: 0, limit: limit.min(most), most }
     }
 
     /// The token that the next registration gets; `None` if there is no room.
-    pub(super) fn next(&self) -> Option<Token> {
+    pub(in crate::events) fn next(&self) -> Option<Token> {
         match self.free.last() {
             Some(&slot) => Some(Token { slot, generation: self.slots[slot as usize].generation }),
             None if self.len() < self.limit && self.slots.len() < self.most => {
@@ -59,7 +59,7 @@ impl Slots {
     }
 
     /// Registers; the token is the one that was told as the next.
-    pub(super) fn insert(&mut self, registration: Registration) -> Token {
+    pub(in crate::events) fn insert(&mut self, registration: Registration) -> Token {
         let token = self.next().expect("the caller has looked for room");
         if self.free.pop().is_none() {
             self.slots.push(Slot { generation: 0, registration: None });
@@ -68,13 +68,13 @@ impl Slots {
         token
     }
 
-    pub(super) fn get(&mut self, token: Token) -> Option<&mut Registration> {
+    pub(in crate::events) fn get(&mut self, token: Token) -> Option<&mut Registration> {
         let slot = self.slots.get_mut(token.slot as usize)?;
         slot.registration.as_mut().filter(|_| slot.generation == token.generation)
     }
 
     /// How the timer of a registration is set.
-    pub(super) fn setting(&self, token: Token) -> Option<Setting> {
+    pub(in crate::events) fn setting(&self, token: Token) -> Option<Setting> {
         let slot = self.slots.get(token.slot as usize)?;
         match &slot.registration.as_ref().filter(|_| slot.generation == token.generation)?.source {
             Kind::Timer { setting, .. } => Some(*setting),
@@ -88,12 +88,12 @@ impl Slots {
     }
 
     /// The token of a slot that is in use.
-    pub(super) fn token(&self, slot: u32) -> Option<Token> {
+    pub(in crate::events) fn token(&self, slot: u32) -> Option<Token> {
         let Slot { generation, registration } = self.slots.get(slot as usize)?;
         registration.as_ref().map(|_| Token { slot, generation: *generation })
     }
 
-    pub(super) fn remove(&mut self, token: Token) -> Option<Registration> {
+    pub(in crate::events) fn remove(&mut self, token: Token) -> Option<Registration> {
         let slot = self.slots.get_mut(token.slot as usize)?;
         let registration = slot.registration.take_if(|_| slot.generation == token.generation)?;
         // A slot whose generations are used up is not used again.
@@ -108,12 +108,12 @@ impl Slots {
     }
 
     /// Registrations.
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::events) fn len(&self) -> usize {
         self.slots.len() - self.free.len() - self.retired
     }
 
     /// All registrations, to be dropped.
-    pub(super) fn tokens(&self) -> impl Iterator<Item = Token> + '_ {
+    pub(in crate::events) fn tokens(&self) -> impl Iterator<Item = Token> + '_ {
         (0..self.slots.len() as u32).filter_map(|slot| self.token(slot))
     }
 }

@@ -1,6 +1,6 @@
 //! Buffers that the program has lent to its queue, in groups.
 
-use super::Token;
+use crate::events::Token;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 
@@ -18,7 +18,7 @@ pub struct Group {
 
 /// The groups of a queue.
 #[derive(Default)]
-pub(super) struct Groups(Vec<Place>);
+pub(in crate::events) struct Groups(Vec<Place>);
 
 #[derive(Default)]
 struct Place {
@@ -28,8 +28,8 @@ struct Place {
 
 /// The buffers of a group that are free.
 #[derive(Default)]
-pub(super) struct Pool {
-    pub(super) free: Vec<Vec<u8>>,
+pub(in crate::events) struct Pool {
+    pub(in crate::events) free: Vec<Vec<u8>>,
     /// Receives that have found none.
     line: VecDeque<Token>,
     /// Receives that may take some.
@@ -38,40 +38,44 @@ pub(super) struct Pool {
 
 impl Pool {
     /// A pool of these buffers.
-    pub(super) fn of(free: Vec<Vec<u8>>) -> Self {
+    pub(in crate::events) fn of(free: Vec<Vec<u8>>) -> Self {
         Self { free, ..Self::default() }
     }
 
     /// A buffer, which is to be put back or handed to the program.
-    pub(super) fn take(&mut self) -> Option<Vec<u8>> {
+    pub(in crate::events) fn take(&mut self) -> Option<Vec<u8>> {
         self.free.pop()
     }
 
     /// Puts a buffer back.
-    pub(super) fn put(&mut self, buffer: Vec<u8>) {
+    pub(in crate::events) fn put(&mut self, buffer: Vec<u8>) {
         self.free.push(buffer);
     }
 
     /// Has a receive tried again when there is a buffer.
-    pub(super) fn stand_in_line(&mut self, token: Token) {
+    pub(in crate::events) fn stand_in_line(&mut self, token: Token) {
         self.line.push_back(token);
     }
 }
 
 impl Groups {
-    pub(super) fn get(&mut self, group: Group) -> Option<&mut Pool> {
+    pub(in crate::events) fn get(&mut self, group: Group) -> Option<&mut Pool> {
         let place = self.0.get_mut(group.index as usize)?;
         place.pool.as_mut().filter(|_| place.generation == group.generation)
     }
 
     /// One more receive may take buffers.
-    pub(super) fn join(&mut self, group: Group) -> Result<(), Errno> {
+    pub(in crate::events) fn join(&mut self, group: Group) -> Result<(), Errno> {
         self.get(group).ok_or(Errno::STALE)?.users += 1;
         Ok(())
     }
 
     /// A receive takes no more. The buffers that it has filled and nobody took are free again.
-    pub(super) fn leave(&mut self, group: Group, buffers: impl Iterator<Item = Vec<u8>>) {
+    pub(in crate::events) fn leave(
+        &mut self,
+        group: Group,
+        buffers: impl Iterator<Item = Vec<u8>>,
+    ) {
         if let Some(pool) = self.get(group) {
             pool.users -= 1;
             pool.free.extend(buffers);
@@ -79,18 +83,18 @@ impl Groups {
     }
 
     /// Groups that there are or were.
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::events) fn len(&self) -> usize {
         self.0.len()
     }
 
     /// The next in the line of a group that has a free buffer; it stands in the line no more.
-    pub(super) fn next_in_line(&mut self, index: usize) -> Option<Token> {
+    pub(in crate::events) fn next_in_line(&mut self, index: usize) -> Option<Token> {
         let pool = self.0[index].pool.as_mut().filter(|pool| !pool.free.is_empty())?;
         pool.line.pop_front()
     }
 
     /// Ends a group that nobody uses.
-    pub(super) fn remove(&mut self, group: Group) -> Result<Pool, Errno> {
+    pub(in crate::events) fn remove(&mut self, group: Group) -> Result<Pool, Errno> {
         let pool = self.get(group).ok_or(Errno::STALE)?;
         if pool.users > 0 {
             return Err(Errno::BUSY);
@@ -98,7 +102,7 @@ impl Groups {
         Ok(std::mem::take(&mut self.0[group.index as usize].pool).unwrap_or_default())
     }
 
-    pub(super) fn add(&mut self, pool: Pool) -> Result<Group, (Errno, Pool)> {
+    pub(in crate::events) fn add(&mut self, pool: Pool) -> Result<Group, (Errno, Pool)> {
         let is_free = |place: &Place| place.pool.is_none() && place.generation < u32::MAX;
         let index = match self.0.iter().position(is_free) {
             Some(index) => index,

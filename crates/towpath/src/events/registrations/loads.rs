@@ -5,23 +5,23 @@
 //! A disk that does not answer keeps [`LOADS_PER_DEVICE_MAX`] of them and no more, so that those of
 //! other disks go on.
 
-use super::Token;
+use crate::events::Token;
 use crate::host::files::file_cache::Load;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use towpath_io::events::{BackEnd, Job, Operation, Outcome, Parts, THREADS_MAX};
 
 /// The first slot of the back end for loads; the one before is that of changes of files.
-pub(super) const LOADS_SLOT: u32 = 1;
+pub(in crate::events) const LOADS_SLOT: u32 = 1;
 /// Loads and other accesses that the back end has at a time.
-pub(super) const LOADS_MAX: u32 = 64;
+pub(in crate::events) const LOADS_MAX: u32 = 64;
 /// The same of one device.
 const LOADS_PER_DEVICE_MAX: usize = 4;
 const _: () = assert!(LOADS_PER_DEVICE_MAX < THREADS_MAX, "a disk that stands still blocks all");
 
 /// See the module's documentation.
 #[derive(Default)]
-pub(super) struct Loads {
+pub(in crate::events) struct Loads {
     /// By slot.
     running: Vec<Option<Access>>,
     waiting: VecDeque<Access>,
@@ -42,7 +42,7 @@ enum Access {
 
 impl Loads {
     /// Begins what an operation asks for, or keeps it until there is room.
-    pub(super) fn begin(
+    pub(in crate::events) fn begin(
         &mut self,
         token: Token,
         (loads, own): (Vec<Load>, Option<(u64, Operation)>),
@@ -62,7 +62,7 @@ impl Loads {
     }
 
     /// What became of the load or the access of a slot of the back end.
-    pub(super) fn finish(&mut self, slot: u32, outcome: Outcome, back: &mut BackEnd) {
+    pub(in crate::events) fn finish(&mut self, slot: u32, outcome: Outcome, back: &mut BackEnd) {
         let slot = (slot - LOADS_SLOT) as usize;
         match self.running.get_mut(slot).and_then(Option::take) {
             Some(Access::Load(load)) => {
@@ -79,7 +79,7 @@ impl Loads {
     }
 
     /// Takes back the access of an operation that is stopped, or asks for its end.
-    pub(super) fn withdraw(&mut self, stopped: Token, back: &mut BackEnd) {
+    pub(in crate::events) fn withdraw(&mut self, stopped: Token, back: &mut BackEnd) {
         let is_its =
             |access: &Access| matches!(access, Access::Own { token, .. } if *token == stopped);
         if let Some(at) = self.waiting.iter().position(is_its) {
@@ -94,7 +94,7 @@ impl Loads {
     }
 
     /// What became of an access, and the operation that asked for it.
-    pub(super) fn take_accessed(&mut self) -> Option<(Token, Outcome)> {
+    pub(in crate::events) fn take_accessed(&mut self) -> Option<(Token, Outcome)> {
         self.accessed.pop()
     }
 

@@ -1,9 +1,9 @@
 //! Operations that move bytes between files and streams without showing them to the program.
 
-use super::relay::Relay;
-use super::socket::End;
-use super::source::{Kind, Source};
-use super::{EventQueue, Interest, Refused, SendFile, Stream, Token, Trigger};
+use crate::events::registrations::relay::Relay;
+use crate::events::registrations::socket::End;
+use crate::events::registrations::source::{Kind, Source};
+use crate::events::{EventQueue, Interest, Refused, SendFile, Stream, Token, Trigger};
 use crate::host::TcpStream;
 use crate::host::operations::operation::Work;
 use crate::host::operations::receive_file::FileReceive;
@@ -33,14 +33,15 @@ pub struct FileSent {
 
 impl EventQueue {
     /// Sends a header, a range of a file, and a trailer. A wait tells
-    /// [`News::Completed`](super::News::Completed) when all was sent, and
+    /// [`News::Completed`](crate::events::News::Completed) when all was sent, and
     /// [`EventQueue::take`] has what became of it.
     ///
     /// A towpath host has blocks of files in memory, at most as many bytes as its
     /// [`Config`](crate::host::Config::file_cache) says, and lends them: what several streams send
     /// is read once. What is changed, by anything but a shared mapping, is read anew by those who
     /// begin afterwards. Header and trailer are copied. It is over when the socket has accepted
-    /// all, of which [`News::Accepted`](super::News::Accepted) tells as for [`EventQueue::send`].
+    /// all, of which [`News::Accepted`](crate::events::News::Accepted) tells as for
+    /// [`EventQueue::send`].
     ///
     /// # Errors
     /// `ENOSPC` if the queue is full; `EINVAL` for a range that ends before it begins or beyond

@@ -1,27 +1,27 @@
 //! Operations that the back end carries out: on files and on the kernel's sockets.
 
-use super::ongoing::Ongoing;
-use super::queue::{KERNEL, kernel_slot};
-use super::socket::Stream;
-use super::source::{Kind, Source};
-use super::{EventQueue, Token};
+use crate::events::queue::{KERNEL, kernel_slot};
+use crate::events::registrations::ongoing::Ongoing;
+use crate::events::registrations::socket::Stream;
+use crate::events::registrations::source::{Kind, Source};
+use crate::events::{EventQueue, Token};
 use crate::host::lending::any::Held;
 use std::io;
 use std::time::Instant;
 use towpath_io::events::{Job, Outcome, Parts};
 
 /// What became of a job, in the words of the queue's user.
-pub(super) struct Ended {
-    pub(super) bytes: u64,
-    pub(super) result: io::Result<()>,
-    pub(super) parts: Parts,
+pub(in crate::events) struct Ended {
+    pub(in crate::events) bytes: u64,
+    pub(in crate::events) result: io::Result<()>,
+    pub(in crate::events) parts: Parts,
     /// A buffer of which the kernel had the bytes; whether they were a copy.
-    pub(super) held: Option<(Held, bool)>,
+    pub(in crate::events) held: Option<(Held, bool)>,
 }
 
 impl EventQueue {
     /// Begins a job, which is cancelled when `due` has passed.
-    pub(super) fn begin_job(
+    pub(in crate::events) fn begin_job(
         &mut self,
         job: Job,
         due: Option<Instant>,
@@ -50,7 +50,7 @@ impl EventQueue {
     }
 
     /// What became of a job that was told to be over. Its registration ends.
-    pub(super) fn take_ended(&mut self, token: Token) -> Option<Ended> {
+    pub(in crate::events) fn take_ended(&mut self, token: Token) -> Option<Ended> {
         let ongoing = self.ongoing(token).filter(|ongoing| ongoing.is_told)?;
         let outcome = ongoing.outcome.take()?;
         let Outcome { bytes, failure, parts } = outcome;
@@ -61,7 +61,7 @@ impl EventQueue {
     }
 
     /// The next connection of the kernel that was accepted.
-    pub(super) fn take_accepted(&mut self, token: Token) -> Option<Stream> {
+    pub(in crate::events) fn take_accepted(&mut self, token: Token) -> Option<Stream> {
         let ongoing = self.ongoing(token)?;
         let connection = ongoing.accepted.pop_front()?;
         ongoing.is_offered = false;
@@ -72,7 +72,7 @@ impl EventQueue {
         Some(connection.into())
     }
 
-    pub(super) fn ongoing(&mut self, token: Token) -> Option<&mut Ongoing> {
+    pub(in crate::events) fn ongoing(&mut self, token: Token) -> Option<&mut Ongoing> {
         match &mut self.slots.get(token)?.source {
             Kind::Operation(ongoing) => Some(ongoing),
             _ => None,

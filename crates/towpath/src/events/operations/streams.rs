@@ -2,9 +2,9 @@
 //!
 //! Those of towpath hosts the waits of the queue carry out, on the thread that waits.
 
-use super::socket::{End, Listener, Stack, Stream};
-use super::source::{Kind, Source};
-use super::{EventQueue, Token};
+use crate::events::registrations::socket::{End, Listener, Stack, Stream};
+use crate::events::registrations::source::{Kind, Source};
+use crate::events::{EventQueue, Token};
 use crate::host::lending::any::Held;
 use crate::host::operations::operation::Work;
 use crate::host::{AnyBuffer, Lend};
@@ -28,8 +28,8 @@ pub struct NotBegun<B = Vec<u8>> {
 }
 
 impl EventQueue {
-    /// Begins to connect. A wait tells [`News::Completed`](super::News::Completed) when it is over,
-    /// and [`EventQueue::take`] then has the connection. Cancelling gives it up.
+    /// Begins to connect. A wait tells [`News::Completed`](crate::events::News::Completed) when it
+    /// is over, and [`EventQueue::take`] then has the connection. Cancelling gives it up.
     ///
     /// # Errors
     /// Those of connecting that need no answer; `ENOSPC` if the queue is full.
@@ -82,10 +82,11 @@ impl EventQueue {
     }
 
     /// Accepts one connection after the other until it is cancelled, or `deadline` has passed. A
-    /// wait tells [`News::Connection`](super::News::Connection) when there are some, and then
-    /// [`EventQueue::take`] takes them one after the other until there is none; those that
+    /// wait tells [`News::Connection`](crate::events::News::Connection) when there are some, and
+    /// then [`EventQueue::take`] takes them one after the other until there is none; those that
     /// are not taken stay with the listener, and are told of again. At the end there is
-    /// [`News::Completed`](super::News::Completed), and the reason is taken in the same way.
+    /// [`News::Completed`](crate::events::News::Completed), and the reason is taken in the same
+    /// way.
     ///
     /// # Errors
     /// `ENOSPC` if the queue is full.
@@ -164,10 +165,11 @@ impl EventQueue {
 
     /// Sends all of `buffer`, of whatever kind, as
     /// [`TcpStream::send_zc`](crate::host::TcpStream::send_zc). A wait tells
-    /// [`News::Accepted`](super::News::Accepted) when the socket has accepted it, and
-    /// [`News::Completed`](super::News::Completed) when it is back: then [`EventQueue::take`] has
-    /// it, with the bytes that were accepted. They are sent all the same after a cancel or the
-    /// deadline, which ask for the buffer as [`Sending::recall`](crate::host::Sending::recall).
+    /// [`News::Accepted`](crate::events::News::Accepted) when the socket has accepted it, and
+    /// [`News::Completed`](crate::events::News::Completed) when it is back: then
+    /// [`EventQueue::take`] has it, with the bytes that were accepted. They are sent all the same
+    /// after a cancel or the deadline, which ask for the buffer as
+    /// [`Sending::recall`](crate::host::Sending::recall).
     ///
     /// Of several at a time on one stream nothing is said about their order, and copied ones may be
     /// mixed: begin the next when one was accepted.
@@ -194,7 +196,7 @@ impl EventQueue {
     /// kernel has accepted it, neither a cancel nor the deadline brings it back before the peer has
     /// acknowledged it; a queue that is dropped meanwhile leaves it to the kernel.
     ///
-    /// [`Sent::copied`]: super::Sent::copied
+    /// [`Sent::copied`]: crate::events::Sent::copied
     ///
     /// # Errors
     /// `ENOSPC` if the queue is full. The buffer is handed back.
@@ -210,8 +212,8 @@ impl EventQueue {
 
     /// Sends all of `memory` on a stream of the kernel, as [`EventQueue::send`] or, if it lends, as
     /// [`EventQueue::send_zerocopy`]: the way of memory that is no `Vec`. It is dropped by the time
-    /// that a wait tells [`News::Completed`](super::News::Completed), and [`EventQueue::take`] has
-    /// an empty buffer then.
+    /// that a wait tells [`News::Completed`](crate::events::News::Completed), and
+    /// [`EventQueue::take`] has an empty buffer then.
     ///
     /// # Errors
     /// `ENOSPC` if the queue is full. The memory is dropped.
@@ -295,7 +297,7 @@ impl EventQueue {
     }
 
     /// Begins a send of a buffer by the waits of the queue.
-    pub(super) fn begin_buffer(
+    pub(in crate::events) fn begin_buffer(
         &mut self,
         work: Work,
         (deadline, data): (Option<Instant>, u64),
@@ -309,7 +311,7 @@ impl EventQueue {
         })
     }
 
-    pub(super) fn begin_bytes(
+    pub(in crate::events) fn begin_bytes(
         &mut self,
         work: Work,
         deadline: Option<Instant>,
@@ -343,7 +345,7 @@ impl EventQueue {
     }
 
     /// The first try is the next wait's.
-    pub(super) fn begin(
+    pub(in crate::events) fn begin(
         &mut self,
         work: Work,
         due: Option<Instant>,
@@ -374,7 +376,7 @@ fn socket_for(remote: SocketAddr) -> io::Result<Arc<OwnedFd>> {
 
 impl NotBegun<AnyBuffer> {
     /// With the buffer as what it was.
-    pub(super) fn downcast<B: Lend>(self) -> NotBegun<B> {
+    pub(in crate::events) fn downcast<B: Lend>(self) -> NotBegun<B> {
         let Self { error, buffer } = self;
         NotBegun { error, buffer: buffer.downcast().expect("it is what was given") }
     }

@@ -1,8 +1,8 @@
 //! Operations on files: each is submitted, may be cancelled, and is told once.
 
-use super::queue::{RAISED, kernel_slot};
-use super::source::Kind;
-use super::{EventQueue, Operation, Token};
+use crate::events::queue::{RAISED, kernel_slot};
+use crate::events::registrations::source::Kind;
+use crate::events::{EventQueue, Operation, Token};
 use rustix::io::Errno;
 use std::fmt;
 use std::io;
@@ -18,8 +18,9 @@ pub struct Refused<T = Operation> {
 }
 
 impl EventQueue {
-    /// Begins an operation. A wait tells [`News::Completed`](super::News::Completed) when it is
-    /// over; [`EventQueue::take`] then has the buffer. When `deadline` has passed it is cancelled.
+    /// Begins an operation. A wait tells [`News::Completed`](crate::events::News::Completed) when
+    /// it is over; [`EventQueue::take`] then has the buffer. When `deadline` has passed it is
+    /// cancelled.
     ///
     /// # Errors
     /// `ENOSPC` if the queue is full, and what keeps the back end from beginning it. The operation
@@ -40,9 +41,9 @@ impl EventQueue {
     /// over: so datagrams are sent and received, with addresses and control messages, and streams
     /// received into memory that is no `Vec`. The calls are made by the thread that begins them and
     /// those that wait, and must not block. A wait tells
-    /// [`News::Completed`](super::News::Completed), of those that send so many bytes
-    /// [`News::Accepted`](super::News::Accepted) before, and [`EventQueue::take`] has what became
-    /// of them. What they have is dropped by then.
+    /// [`News::Completed`](crate::events::News::Completed), of those that send so many bytes
+    /// [`News::Accepted`](crate::events::News::Accepted) before, and [`EventQueue::take`] has what
+    /// became of them. What they have is dropped by then.
     ///
     /// # Errors
     /// `ENOSPC` if the queue is full: nothing was called.

@@ -3,10 +3,10 @@
 //! The waits of the queue make the calls, on either stack: so bytes are taken from the stream when
 //! they are told, and not before. A socket of the kernel is watched by edge meanwhile.
 
-use super::pool::{Group, Groups};
-use super::relay::{later, receive};
-use super::socket::{End, Stream};
-use super::{News, Token};
+use crate::events::registrations::pool::{Group, Groups};
+use crate::events::registrations::relay::{later, receive};
+use crate::events::registrations::socket::{End, Stream};
+use crate::events::{News, Token};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
@@ -20,14 +20,14 @@ use std::task::{Context, Poll, Waker};
 #[non_exhaustive]
 pub struct Received {
     /// They are at its beginning; its length is as before. It is the program's, to be
-    /// [given](super::EventQueue::give) back or not.
+    /// [given](crate::events::EventQueue::give) back or not.
     pub buffer: Vec<u8>,
     /// How many.
     pub len: usize,
 }
 
 /// See the module's documentation.
-pub(super) struct Multishot {
+pub(in crate::events) struct Multishot {
     stream: Stream,
     group: Group,
     /// Told, and not taken.
@@ -40,24 +40,24 @@ pub(super) struct Multishot {
 }
 
 impl Multishot {
-    pub(super) fn new(stream: Stream, group: Group) -> Self {
+    pub(in crate::events) fn new(stream: Stream, group: Group) -> Self {
         let filled = VecDeque::new();
         Self { stream, group, filled, is_starved: false, is_in_line: false, end: None }
     }
 
     /// The kernel's socket, if it is one.
-    pub(super) fn fd(&self) -> Option<&dyn AsFd> {
+    pub(in crate::events) fn fd(&self) -> Option<&dyn AsFd> {
         let socket: &Arc<OwnedFd> = self.stream.as_kernel()?;
         Some(socket)
     }
 
-    pub(super) fn group(&self) -> Group {
+    pub(in crate::events) fn group(&self) -> Group {
         self.group
     }
 
     /// Goes on; what there is to tell. If nothing, `waker` is woken, the kernel's socket is ready,
     /// or a buffer is given, when it is worth trying again.
-    pub(super) fn poll(
+    pub(in crate::events) fn poll(
         &mut self,
         waker: &Waker,
         groups: &mut Groups,
@@ -96,17 +96,17 @@ impl Multishot {
     }
 
     /// It is to be tried again, and stands in the line no more.
-    pub(super) fn left_line(&mut self) {
+    pub(in crate::events) fn left_line(&mut self) {
         self.is_in_line = false;
     }
 
     /// Ends it for this reason, unless it is over.
-    pub(super) fn stop(&mut self, why: Errno) {
+    pub(in crate::events) fn stop(&mut self, why: Errno) {
         self.end.get_or_insert_with(|| Err(why.into()));
     }
 
     /// The oldest bytes; or what became of it, if that `is_told`.
-    pub(super) fn take(&mut self, is_told: bool) -> Option<io::Result<Received>> {
+    pub(in crate::events) fn take(&mut self, is_told: bool) -> Option<io::Result<Received>> {
         if let Some(received) = self.filled.pop_front() {
             return Some(Ok(received));
         }
@@ -115,7 +115,7 @@ impl Multishot {
     }
 
     /// Buffers that were filled and not taken.
-    pub(super) fn take_all(&mut self) -> impl Iterator<Item = Vec<u8>> + '_ {
+    pub(in crate::events) fn take_all(&mut self) -> impl Iterator<Item = Vec<u8>> + '_ {
         self.filled.drain(..).map(|received| received.buffer)
     }
 }

@@ -5,11 +5,11 @@
 //! receive that finds bytes and no buffer stands in the group's line, and is tried again when one
 //! is given back.
 
-use super::multishot::Multishot;
-use super::pool::{GROUP_BUFFERS_MAX, Group, Pool};
-use super::queue::RAISED;
-use super::source::{Kind, Source};
-use super::{EventQueue, Interest, NotBegun, Stream, Token, Trigger};
+use crate::events::queue::RAISED;
+use crate::events::registrations::multishot::Multishot;
+use crate::events::registrations::pool::{GROUP_BUFFERS_MAX, Group, Pool};
+use crate::events::registrations::source::{Kind, Source};
+use crate::events::{EventQueue, Interest, NotBegun, Stream, Token, Trigger};
 use rustix::io::Errno;
 use std::io;
 use std::time::Instant;
@@ -19,7 +19,7 @@ impl EventQueue {
     ///
     /// # Errors
     /// `EINVAL` if one of them is empty, `ENOSPC` for more than [`GROUP_BUFFERS_MAX`] or
-    /// [`GROUPS_MAX`](super::GROUPS_MAX). The buffers are handed back.
+    /// [`GROUPS_MAX`](crate::events::GROUPS_MAX). The buffers are handed back.
     pub fn add_group(&mut self, free: Vec<Vec<u8>>) -> Result<Group, (io::Error, Vec<Vec<u8>>)> {
         if free.iter().any(Vec::is_empty) {
             return Err((Errno::INVAL.into(), free));
@@ -63,7 +63,7 @@ impl EventQueue {
 
     /// Has the next in each line tried again for which there is a buffer. Who leaves it where it
     /// was is followed by the next one.
-    pub(super) fn serve_lines(&mut self) {
+    pub(in crate::events) fn serve_lines(&mut self) {
         for index in 0..self.groups.len() {
             while let Some(token) = self.groups.next_in_line(index) {
                 let source = self.slots.get(token).map(|registration| &mut registration.source);
@@ -79,11 +79,12 @@ impl EventQueue {
 
     /// Receives again and again, until the stream ends, it is cancelled, or `deadline` has passed.
     /// Whenever there are bytes, one buffer of the group is filled with as many as fit and are
-    /// there: a wait tells [`News::Received`](super::News::Received), and
+    /// there: a wait tells [`News::Received`](crate::events::News::Received), and
     /// [`EventQueue::take`] has them. When there are bytes and no buffer, a wait tells
-    /// [`News::Starved`](super::News::Starved), once, and it goes on when one is
+    /// [`News::Starved`](crate::events::News::Starved), once, and it goes on when one is
     /// [given](EventQueue::give) back; what is not received stays with the stream. At the end there
-    /// is [`News::Completed`](super::News::Completed), and the reason is taken in the same way.
+    /// is [`News::Completed`](crate::events::News::Completed), and the reason is taken in the same
+    /// way.
     ///
     /// # Errors
     /// `ESTALE` if the group was removed; `ENOSPC` if the queue is full; those of epoll_ctl(2) of a

@@ -47,22 +47,22 @@ impl From<&Host> for Stack {
 
 /// A connection. A clone is the same one, which is closed when the last is dropped.
 #[derive(Clone, Debug)]
-pub struct Stream(pub(super) End<host::TcpStream>);
+pub struct Stream(pub(in crate::events) End<host::TcpStream>);
 
 /// A socket that takes connections. A clone is the same one.
 #[derive(Clone, Debug)]
-pub struct Listener(pub(super) End<host::TcpListener>);
+pub struct Listener(pub(in crate::events) End<host::TcpListener>);
 
 /// A socket of a towpath host that sends and receives datagrams, packets of IP or frames: a
 /// [`UdpSocket`](host::UdpSocket), [`RawSocket`](host::RawSocket) or
 /// [`PacketSocket`](host::PacketSocket). A clone is the same one. For the kernel's there is
-/// [`EventQueue::call`](super::EventQueue::call).
+/// [`EventQueue::call`](crate::events::EventQueue::call).
 #[derive(Clone, Debug)]
-pub struct DatagramSocket(pub(super) host::UdpSocket);
+pub struct DatagramSocket(pub(in crate::events) host::UdpSocket);
 
 /// One of the two kinds.
 #[derive(Clone, Debug)]
-pub(super) enum End<H> {
+pub(in crate::events) enum End<H> {
     Host(H),
     Kernel(Arc<OwnedFd>),
 }

@@ -3,7 +3,7 @@
 //! The kernel has one watch for each file, however often it is registered; each registration of the
 //! file hears of it.
 
-use super::Token;
+use crate::events::Token;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use std::collections::HashMap;
@@ -51,21 +51,21 @@ impl Changes {
 }
 
 /// Number of a watch.
-pub(super) type Watch = i32;
+pub(in crate::events) type Watch = i32;
 
 /// See the module's documentation.
-pub(super) struct Inotify {
+pub(in crate::events) struct Inotify {
     fd: OwnedFd,
     watches: HashMap<Watch, Vec<Token>>,
 }
 
 impl Inotify {
-    pub(super) fn new() -> io::Result<Self> {
+    pub(in crate::events) fn new() -> io::Result<Self> {
         let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         Ok(Self { fd, watches: HashMap::new() })
     }
 
-    pub(super) fn add(&mut self, path: &Path, token: Token) -> io::Result<Watch> {
+    pub(in crate::events) fn add(&mut self, path: &Path, token: Token) -> io::Result<Watch> {
         let flags = WatchFlags::MODIFY
             | WatchFlags::ATTRIB
             | WatchFlags::CLOSE_WRITE
@@ -79,7 +79,7 @@ impl Inotify {
         Ok(watch)
     }
 
-    pub(super) fn remove(&mut self, watch: Watch, token: Token) {
+    pub(in crate::events) fn remove(&mut self, watch: Watch, token: Token) {
         let Some(tokens) = self.watches.get_mut(&watch) else { return };
         tokens.retain(|other| *other != token);
         if tokens.is_empty() {
@@ -91,7 +91,7 @@ impl Inotify {
 
     /// Reads some of what there is, and calls `each` with what to note for whom. It is readable
     /// still if there is more.
-    pub(super) fn read(&mut self, mut each: impl FnMut(Token, &dyn Fn(&mut Changes))) {
+    pub(in crate::events) fn read(&mut self, mut each: impl FnMut(Token, &dyn Fn(&mut Changes))) {
         let mut buffer = [MaybeUninit::uninit(); READ_BYTES];
         let mut reader = Reader::new(&self.fd, &mut buffer);
         while let Ok(event) = reader.next() {

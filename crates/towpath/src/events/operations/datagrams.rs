@@ -3,8 +3,8 @@
 //!
 //! Of the kernel's sockets there are [`EventQueue::call`]s.
 
-use super::socket::DatagramSocket;
-use super::{EventQueue, NotBegun, Token};
+use crate::events::registrations::socket::DatagramSocket;
+use crate::events::{EventQueue, NotBegun, Token};
 use crate::host::operations::operation::Work;
 use crate::host::{AnyBuffer, Held, Lend, ReceivedDatagram, SendTo};
 use rustix::io::Errno;
@@ -43,7 +43,7 @@ pub struct ReceivedLent {
 
 impl EventQueue {
     /// Receives one datagram, packet or frame into `buffer`; what that has no room for is lost. A
-    /// wait tells [`News::Completed`](super::News::Completed) when it is over, and
+    /// wait tells [`News::Completed`](crate::events::News::Completed) when it is over, and
     /// [`EventQueue::take`] then has both. Of several at a time on one socket, nothing is
     /// said about which of them gets which.
     ///
@@ -87,11 +87,12 @@ impl EventQueue {
 
     /// Sends `buffer` as a datagram, packet or frame, or as several, as
     /// [`UdpSocket::send_zc_with`](crate::host::UdpSocket::send_zc_with) does. A wait tells
-    /// [`News::Accepted`](super::News::Accepted) when the socket has accepted it, and
-    /// [`News::Completed`](super::News::Completed) when it is back: then [`EventQueue::take`] has
-    /// it, with the bytes that were accepted: fewer than all if a cancel or the deadline came when
-    /// some datagrams had gone. After [`News::Accepted`](super::News::Accepted) these ask for the
-    /// buffer, as [`Sending::recall`](crate::host::Sending::recall).
+    /// [`News::Accepted`](crate::events::News::Accepted) when the socket has accepted it, and
+    /// [`News::Completed`](crate::events::News::Completed) when it is back: then
+    /// [`EventQueue::take`] has it, with the bytes that were accepted: fewer than all if a cancel
+    /// or the deadline came when some datagrams had gone. After
+    /// [`News::Accepted`](crate::events::News::Accepted) these ask for the buffer, as
+    /// [`Sending::recall`](crate::host::Sending::recall).
     ///
     /// Of several at a time on one socket nothing is said about their order: begin the next when
     /// one was accepted.

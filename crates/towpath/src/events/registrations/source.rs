@@ -16,22 +16,22 @@ use towpath_io::events::{Interest, Trigger};
 use towpath_io::process_sys::SignalSet;
 use towpath_packet::ready::Raiser;
 
-use super::changes::{self, Changes};
-use super::custom::{Pollable, Task};
-use super::multishot::Multishot;
-use super::ongoing::Ongoing;
-use super::relay::Relay;
-use super::socket::{DatagramSocket, End, Listener, Stream};
-use super::timers::{Setting, UNSET};
+use crate::events::registrations::changes::{self, Changes};
+use crate::events::registrations::custom::{Pollable, Task};
+use crate::events::registrations::multishot::Multishot;
+use crate::events::registrations::ongoing::Ongoing;
+use crate::events::registrations::relay::Relay;
+use crate::events::registrations::socket::{DatagramSocket, End, Listener, Stream};
+use crate::events::registrations::timers::{Setting, UNSET};
 
-/// Something to wait for, to be given to [`EventQueue::add`](super::EventQueue::add).
+/// Something to wait for, to be given to [`EventQueue::add`](crate::events::EventQueue::add).
 pub struct Source {
-    pub(super) kind: Kind,
-    pub(super) interest: Interest,
-    pub(super) trigger: Trigger,
+    pub(in crate::events) kind: Kind,
+    pub(in crate::events) interest: Interest,
+    pub(in crate::events) trigger: Trigger,
 }
 
-pub(super) enum Kind {
+pub(in crate::events) enum Kind {
     Fd(Box<dyn AsFd + Send>),
     Socket(Watched, Option<Wakes>),
     Custom(Box<dyn Pollable>, Option<Wakes>),
@@ -87,7 +87,7 @@ pub(super) enum Kind {
 }
 
 impl Source {
-    pub(super) fn of(kind: Kind) -> Self {
+    pub(in crate::events) fn of(kind: Kind) -> Self {
         Self { kind, interest: Interest::READ, trigger: Trigger::Level }
     }
 
@@ -177,7 +177,7 @@ impl Source {
 
 impl Kind {
     /// What the back end watches for it.
-    pub(super) fn fd(&self) -> Option<&dyn AsFd> {
+    pub(in crate::events) fn fd(&self) -> Option<&dyn AsFd> {
         match self {
             Self::Fd(fd) => Some(&**fd),
             Self::Relay { relay, .. } => relay.fd(),
@@ -189,7 +189,7 @@ impl Kind {
     }
 
     /// Where its entry goes among those that other threads raise; `None` if it has none.
-    pub(super) fn wakes_mut(&mut self) -> Option<&mut Option<Wakes>> {
+    pub(in crate::events) fn wakes_mut(&mut self) -> Option<&mut Option<Wakes>> {
         match self {
             Self::Socket(_, wakes)
             | Self::Custom(_, wakes)
@@ -205,13 +205,13 @@ impl Kind {
 }
 
 /// Makes an entry of the ready list ready, and is a waker, too.
-pub(super) struct Wakes {
-    pub(super) raiser: Raiser<EventDoorbell>,
-    pub(super) waker: Waker,
+pub(in crate::events) struct Wakes {
+    pub(in crate::events) raiser: Raiser<EventDoorbell>,
+    pub(in crate::events) waker: Waker,
 }
 
 impl Wakes {
-    pub(super) fn new(raiser: Raiser<EventDoorbell>) -> Self {
+    pub(in crate::events) fn new(raiser: Raiser<EventDoorbell>) -> Self {
         let waker = Waker::from(Arc::new(Notifier(raiser.clone())));
         Self { raiser, waker }
     }
@@ -219,7 +219,7 @@ impl Wakes {
 
 /// Tells a queue of something, from any thread.
 #[derive(Clone)]
-pub struct Notifier(pub(super) Raiser<EventDoorbell>);
+pub struct Notifier(pub(in crate::events) Raiser<EventDoorbell>);
 
 impl Notifier {
     /// Tells. It costs an atomic operation or two, and a system call if the queue's thread sleeps.
@@ -262,13 +262,13 @@ pub enum Exit {
 }
 
 /// A descriptor that is readable once the process has ended.
-pub(super) fn child_descriptor(id: u32) -> io::Result<OwnedFd> {
+pub(in crate::events) fn child_descriptor(id: u32) -> io::Result<OwnedFd> {
     let pid = i32::try_from(id).ok().and_then(Pid::from_raw).ok_or(Errno::INVAL)?;
     Ok(rustix::process::pidfd_open(pid, PidfdFlags::empty())?)
 }
 
 /// How the process behind the descriptor ended; it can still be waited for.
-pub(super) fn exit_of(fd: &OwnedFd) -> Exit {
+pub(in crate::events) fn exit_of(fd: &OwnedFd) -> Exit {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
     let Ok(Some(status)) = rustix::process::waitid(WaitId::PidFd(fd.as_fd()), options) else {
         return Exit::Unknown;
@@ -281,7 +281,7 @@ pub(super) fn exit_of(fd: &OwnedFd) -> Exit {
 }
 
 /// A descriptor that yields signals of this number, which the calling thread blocks from now on.
-pub(super) fn signal_descriptor(number: i32) -> io::Result<OwnedFd> {
+pub(in crate::events) fn signal_descriptor(number: i32) -> io::Result<OwnedFd> {
     // Those that cannot be blocked, and those that the C library keeps for itself.
     const KILL_AND_STOP: [i32; 2] = [9, 19];
     let can_wait = matches!(number, 1..=31 | 34..=64) && !KILL_AND_STOP.contains(&number);
@@ -299,7 +299,7 @@ const RECORD_BYTES: usize = 128;
 const SENDER_AT: usize = 12;
 
 /// The next signal: its number and its sender.
-pub(super) fn next_signal(fd: &OwnedFd) -> Option<(i32, u32)> {
+pub(in crate::events) fn next_signal(fd: &OwnedFd) -> Option<(i32, u32)> {
     let mut record = [0; RECORD_BYTES];
     let count = rustix::io::read(fd, &mut record).ok()?;
     let word = |at: usize| {

@@ -5,9 +5,8 @@
 //! machines, which `ls`, `port`, `lease` and `publish` look at and change and `capture` records.
 //! Everything here runs in one thread until the worker starts, because it forks.
 //!
-//! Modules form a line, and each uses only those before it: `{document, exit, figures, instances,
-//! messages, metrics} → {api, ask, control, man, netfile} → {args, serve, watch} → {child, confine,
-//! parent, ports, settings, stats} → {attach, capture, plan, run} → up`.
+//! Modules form a line, and each uses only those before it:
+//! `exit → {man, messages} → config → control → show → process`.
 #![deny(unsafe_code)]
 
 use std::io::Write;
@@ -16,35 +15,17 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 use towpath_io::namespace::signals;
 
-use args::{Action, Arguments};
+use config::args::{Action, Arguments};
 use exit::{Ending, Failure};
 use messages::Messages;
 
-mod api;
-mod args;
-mod ask;
-mod attach;
-mod capture;
-mod child;
-mod confine;
+mod config;
 mod control;
-mod document;
 mod exit;
-mod figures;
-mod instances;
 mod man;
 mod messages;
-mod metrics;
-mod netfile;
-mod parent;
-mod plan;
-mod ports;
-mod run;
-mod serve;
-mod settings;
-mod stats;
-mod up;
-mod watch;
+mod process;
+mod show;
 
 /// The name of the command.
 pub const NAME: &str = "towpath";
@@ -54,15 +35,15 @@ pub fn main() -> ExitCode {
     // Wrong usage ends here, with code 2.
     let arguments = Arguments::parse();
     let done = match arguments.action {
-        Action::Run(arguments) => run::run(&arguments),
-        Action::Attach(arguments) => attach::attach(&arguments),
-        Action::Up(arguments) => up::up(*arguments),
-        Action::Ls(arguments) => ports::list(&arguments),
-        Action::Port(arguments) => ports::change(&arguments),
-        Action::Lease(arguments) => ports::lease(&arguments),
-        Action::Publish(arguments) => ports::publish(&arguments),
-        Action::Capture(arguments) => capture::capture(&arguments),
-        Action::Stats(arguments) => stats::stats(&arguments),
+        Action::Run(arguments) => process::run::run(&arguments),
+        Action::Attach(arguments) => process::attach::attach(&arguments),
+        Action::Up(arguments) => process::up::up(*arguments),
+        Action::Ls(arguments) => control::ports::list(&arguments),
+        Action::Port(arguments) => control::ports::change(&arguments),
+        Action::Lease(arguments) => control::ports::lease(&arguments),
+        Action::Publish(arguments) => control::ports::publish(&arguments),
+        Action::Capture(arguments) => control::capture::capture(&arguments),
+        Action::Stats(arguments) => show::stats::stats(&arguments),
         Action::Man => write_manual(),
     };
     match done {

@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn the_page_has_every_option() {
-        let page = super::page(crate::args::Arguments::command()).unwrap();
+        let page = super::page(crate::config::args::Arguments::command()).unwrap();
         let page = String::from_utf8(page).unwrap().replace('\\', "");
         for option in ["--tcp-ports", "--map-root", "--netns", "--ready-fd", "EXIT STATUS"] {
             assert!(page.contains(option), "{option} is missing");

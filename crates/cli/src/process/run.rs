@@ -15,14 +15,15 @@ use towpath_io::namespace::terminal::Foreground;
 use towpath_io::namespace::{Isolation, Kept};
 use towpath_io::process_sys::{Forked, Inherited};
 
-use crate::args::RunArguments;
-use crate::child::Child;
-use crate::confine::{self, Confinement};
-use crate::control::Control;
+use crate::config::args::RunArguments;
+use crate::config::settings;
+use crate::control::socket::Control;
+use crate::end_child;
 use crate::exit::{Ending, Failure};
-use crate::parent::{give_up, receive_inside, start, take_ready, wait};
-use crate::serve::{self, Gateway};
-use crate::{end_child, settings};
+use crate::process::child::Child;
+use crate::process::confine::{self, Confinement};
+use crate::process::parent::{give_up, receive_inside, start, take_ready, wait};
+use crate::process::serve::{self, Gateway};
 
 /// Runs the program and returns how it ended.
 pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {

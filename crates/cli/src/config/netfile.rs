@@ -20,7 +20,7 @@ use towpath_gateway::publish::Target;
 use towpath_net::switch::Role;
 use towpath_net::wire::domain::DomainName;
 
-use crate::document::Document;
+use crate::config::document::Document;
 
 /// Longest file: a thousand ports with all that can be said of them.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn the_example_is_read() {
-        let text = include_str!("../examples/net.toml");
+        let text = include_str!("../../examples/net.toml");
         let (file, operations) = read(text).unwrap();
         assert!(operations.len() >= 5);
         assert_eq!(file.dhcp.lease_time, Some(Duration::from_secs(12 * 3600)));

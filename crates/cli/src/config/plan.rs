@@ -22,9 +22,9 @@ use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
 use towpath_net::wire::domain::DomainName;
 
-use crate::args::UpArguments;
-use crate::netfile::{NetFile, Pool, PortDefaults};
-use crate::settings;
+use crate::config::args::UpArguments;
+use crate::config::netfile::{NetFile, Pool, PortDefaults};
+use crate::config::settings;
 
 /// Domain of the guests, unless told otherwise.
 const DOMAIN: &str = "towpath.internal";

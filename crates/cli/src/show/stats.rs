@@ -8,13 +8,13 @@ use std::time::Duration;
 use anyhow::bail;
 use serde_json::Value;
 
-use crate::api;
-use crate::args::StatsArguments;
-use crate::ask::{self, plain};
+use crate::config::args::StatsArguments;
+use crate::control::api;
+use crate::control::ask::{self, plain};
+use crate::control::instances;
 use crate::exit::{Ending, Failure};
-use crate::instances;
 use crate::messages::Messages;
-use crate::watch;
+use crate::show::watch;
 
 /// Tells the counters of one instance, or lists all.
 pub(crate) fn stats(arguments: &StatsArguments) -> Result<Ending, Failure> {

@@ -11,10 +11,10 @@ use towpath_io::namespace::Kept;
 use towpath_io::namespace::channel::{Channel, ChannelError, Message};
 use towpath_io::process_sys::Inherited;
 
-use crate::control::Control;
+use crate::control::socket::Control;
 use crate::exit::{Ending, Failure};
 use crate::messages::Messages;
-use crate::serve::{Gateway, Inside, features_from_bits};
+use crate::process::serve::{Gateway, Inside, features_from_bits};
 
 /// Waits for a child that has closed its channel; it has told the user why.
 pub(crate) fn give_up(child: Kept) -> Failure {

@@ -11,14 +11,15 @@ use serde_json::{Value, json};
 use towpath_gateway::control::fields::Fields;
 use towpath_gateway::control::operations;
 
-use crate::args::{
+use crate::config::args::{
     AddOrDel, Arguments, LeaseArguments, LsArguments, LsWhat, PortAction, PortArguments,
     PublishArguments, WhichNetwork,
 };
-use crate::ask::{self, plain};
+use crate::control::api;
+use crate::control::ask::{self, plain};
+use crate::control::instances;
 use crate::exit::{Ending, Failure};
 use crate::messages::Messages;
-use crate::{api, instances};
 
 /// Lists the ports of one network, or of all, or what they have lent.
 pub(crate) fn list(arguments: &LsArguments) -> Result<Ending, Failure> {

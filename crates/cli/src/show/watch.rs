@@ -12,10 +12,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Map, Value, json};
 use towpath_io::namespace::signals::Signals;
 
-use crate::ask::{self, plain};
+use crate::control::api;
+use crate::control::ask::{self, plain};
+use crate::control::instances;
 use crate::exit::{Ending, Failure};
 use crate::messages::Messages;
-use crate::{api, instances};
 
 /// What the rates of a port are made of, in the order of the columns.
 const PORT_RATES: [&str; 5] = ["packets_in", "bytes_in", "packets_out", "bytes_out", "dropped"];

@@ -10,8 +10,8 @@ use towpath_gateway::config::{Subnet4, Subnet6, WORKERS_MAX, parse_size};
 use towpath_gateway::network::BUSY_POLL_MAX;
 use towpath_net::wire::domain::DomainName;
 
+use crate::config::netfile::{Pool, parse_duration};
 use crate::exit;
-use crate::netfile::{Pool, parse_duration};
 
 pub(crate) use capture::CaptureArguments;
 

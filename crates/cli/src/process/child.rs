@@ -27,7 +27,7 @@ use towpath_io::tap::{self, Features, Reason, SelfTest, Tap};
 
 use crate::exit::{self, Ending, Failure};
 use crate::messages::Messages;
-use crate::serve::features_to_bits;
+use crate::process::serve::features_to_bits;
 use towpath_gateway::resolv;
 
 /// What the child needs to know.

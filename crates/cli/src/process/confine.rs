@@ -14,7 +14,7 @@ use towpath_io::confine::broker::{self, Duties, Ports};
 use towpath_io::confine::{self, Mode};
 use towpath_io::namespace::init;
 
-use crate::args::GatewayArguments;
+use crate::config::args::GatewayArguments;
 use crate::messages::Messages;
 
 /// What is done about confinement, and what is not.

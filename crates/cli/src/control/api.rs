@@ -15,7 +15,8 @@ use towpath_gateway::worker::Worker;
 use towpath_net::switch::vlan::{Vid, VlanSet};
 use towpath_net::switch::{PortCounters, PortVlans, Prefix, Role, StormRates};
 
-use crate::{figures, metrics};
+use crate::control::figures;
+use crate::control::metrics;
 
 pub(crate) const PORTS: &str = "/v1/ports";
 pub(crate) const LEASES: &str = "/v1/leases";

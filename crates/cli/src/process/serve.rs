@@ -17,8 +17,8 @@ use towpath_io::namespace::channel::Channel;
 use towpath_io::namespace::sockets::SocketSource;
 use towpath_io::tap::{Features, Tap};
 
-use crate::api;
-use crate::control::Control;
+use crate::control::api;
+use crate::control::socket::Control;
 use crate::messages::Messages;
 
 /// How long the flows of a program that has ended may take to deliver what it wrote.

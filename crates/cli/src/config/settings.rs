@@ -13,7 +13,7 @@ use towpath_gateway::config::{CaptureFile, Config, Subnet4, Subnet6};
 use towpath_gateway::publish::{self, JoinedPort, Protocol, Publish};
 use towpath_gateway::resolv;
 
-use crate::args::{Arguments, GatewayArguments, NetworkArguments};
+use crate::config::args::{Arguments, GatewayArguments, NetworkArguments};
 use crate::messages::Messages;
 
 /// How much to say.

@@ -12,14 +12,15 @@ use towpath_io::namespace::signals::Signals;
 use towpath_io::namespace::{self, Kept};
 use towpath_io::process_sys::{Forked, Inherited};
 
-use crate::args::AttachArguments;
-use crate::child::Child;
-use crate::confine::{self, Confinement};
-use crate::control::Control;
+use crate::config::args::AttachArguments;
+use crate::config::settings;
+use crate::control::socket::Control;
+use crate::end_child;
 use crate::exit::{Ending, Failure};
-use crate::parent::{give_up, receive_inside, start, take_ready, wait};
-use crate::serve::{self, Gateway};
-use crate::{end_child, settings};
+use crate::process::child::Child;
+use crate::process::confine::{self, Confinement};
+use crate::process::parent::{give_up, receive_inside, start, take_ready, wait};
+use crate::process::serve::{self, Gateway};
 
 /// What tells that a namespace needs no service any more.
 enum Life {

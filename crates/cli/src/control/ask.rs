@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use serde_json::Value;
 use towpath_gateway::control::http;
 
-use crate::instances::PATIENCE;
+use crate::control::instances::PATIENCE;
 
 /// Longest answer that is read: the figures of all ports of a full switch, many times.
 const RESPONSE_BYTES_MAX: u64 = 4 << 20;

@@ -28,7 +28,7 @@ use rustix::time::{
 use towpath_gateway::control::http::{BODY_BYTES_MAX, HEAD_BYTES_MAX, Request, Response};
 use towpath_io::reactor::{Events, Interest, Reactor};
 
-use crate::instances::Announced;
+use crate::control::instances::Announced;
 
 /// Connections at once: commands, and one who collects figures.
 const CONNECTIONS_MAX: usize = 16;

@@ -16,17 +16,17 @@ use towpath_io::namespace::signals::Signals;
 use towpath_io::process_sys::Inherited;
 use towpath_io::vhost_user::{self, cut};
 
-use crate::api;
-use crate::args::UpArguments;
-use crate::capture::{CAPTURE, Captures};
-use crate::confine::Confinement;
-use crate::control::Control;
+use crate::config::args::UpArguments;
+use crate::config::plan::{self, Plan};
+use crate::config::settings;
+use crate::control::api;
+use crate::control::capture::{CAPTURE, Captures};
+use crate::control::socket::Control;
 use crate::exit::{Ending, Failure};
 use crate::messages::Messages;
-use crate::parent::{take_ready, tell_ready};
-use crate::plan::{self, Plan};
-use crate::serve;
-use crate::settings;
+use crate::process::confine::Confinement;
+use crate::process::parent::{take_ready, tell_ready};
+use crate::process::serve;
 
 /// Serves until a signal asks to end.
 pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {

@@ -30,13 +30,13 @@ use towpath_io::namespace::signals::Signals;
 use towpath_io::pcapng::SNAP_BYTES_MAX;
 use towpath_net::bpf;
 
-use crate::args::{Arguments, CaptureArguments};
-use crate::control::Asked;
+use crate::config::args::{Arguments, CaptureArguments};
+use crate::config::settings::find_capture;
+use crate::control::instances::PATIENCE;
+use crate::control::ports;
+use crate::control::socket::Asked;
 use crate::exit::{Ending, Failure};
-use crate::instances::PATIENCE;
 use crate::messages::Messages;
-use crate::ports;
-use crate::settings::find_capture;
 
 /// Where captures are asked for.
 pub(crate) const CAPTURE: &str = "/v1/capture";

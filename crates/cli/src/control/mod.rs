@@ -1,0 +1,10 @@
+//! Talking with instances that run: their sockets, and what is asked and answered there.
+
+pub(crate) mod api;
+pub(crate) mod ask;
+pub(crate) mod capture;
+pub(crate) mod figures;
+pub(crate) mod instances;
+pub(crate) mod metrics;
+pub(crate) mod ports;
+pub(crate) mod socket;

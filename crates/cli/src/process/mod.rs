@@ -1,0 +1,9 @@
+//! Running: programs and networks, in processes that are confined.
+
+pub(crate) mod attach;
+pub(crate) mod child;
+pub(crate) mod confine;
+pub(crate) mod parent;
+pub(crate) mod run;
+pub(crate) mod serve;
+pub(crate) mod up;

@@ -24,7 +24,7 @@ use super::report::{machine, short};
 use super::results::{Results, Series, System};
 use super::system::{self, Setup, find_program};
 use crate::say;
-use towpath_gateway::gateway::allow_many_files;
+use towpath_gateway::flows::allow_many_files;
 
 use probes::{Kind, Probe};
 

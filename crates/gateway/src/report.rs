@@ -1,6 +1,6 @@
 //! What a worker has done, for people and for tests.
 
-use crate::gateway::{Gateway, GatewayCounters, LentNow};
+use crate::flows::{Gateway, GatewayCounters, LentNow};
 use std::fmt;
 use towpath_io::tap::{Features, TapCounters};
 use towpath_net::counters::Counters;

@@ -24,7 +24,7 @@ pub use side::Side;
 
 use crate::capture::{Mirrors, Recording};
 use crate::config::Config;
-use crate::gateway::{BYTES_PER_TURN, Gateway, Io, JoinedListener, Load, StartError, Token};
+use crate::flows::{BYTES_PER_TURN, Gateway, Io, JoinedListener, Load, StartError, Token};
 use crate::publish::Publish;
 use crate::report::Report;
 use crate::services;

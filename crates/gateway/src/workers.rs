@@ -38,7 +38,7 @@ use towpath_packet::ring::Doorbell;
 
 use crate::capture::Recording;
 use crate::config::Config;
-use crate::gateway::{Accepted, JoinedListener, Spread, StartError};
+use crate::flows::{Accepted, JoinedListener, Spread, StartError};
 use crate::owners::Owners;
 use crate::report::Report;
 use crate::worker::Worker;

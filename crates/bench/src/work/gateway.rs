@@ -18,7 +18,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use rustix::net::sockopt::{set_socket_send_buffer_size, set_tcp_congestion};
 use towpath_gateway::config::{Config, Ipv4Config};
-use towpath_gateway::gateway::JoinedListener;
+use towpath_gateway::flows::JoinedListener;
 use towpath_gateway::report::Report;
 use towpath_gateway::worker::{Side, Worker};
 use towpath_io::reactor::{Interest, Reactor};
@@ -31,7 +31,7 @@ use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
 use towpath_packet::{Burst, Caps, Context, Device, Input, Ledger, Memory, MemoryConfig};
 
-use towpath_gateway::gateway::allow_many_files;
+use towpath_gateway::flows::allow_many_files;
 
 /// Who sends what.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -11,7 +11,7 @@ use serde_json::json;
 use towpath_gateway::config::Config;
 use towpath_gateway::control::fields::Fields;
 use towpath_gateway::control::operations;
-use towpath_gateway::gateway::StartError;
+use towpath_gateway::flows::StartError;
 use towpath_gateway::network::{
     Attachment, BUSY_POLL, NETWORK_PORTS_MAX, NetworkConfig, Operation, OperationError, PortError,
     check_port, gateway_addresses, services_config,

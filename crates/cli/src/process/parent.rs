@@ -6,7 +6,7 @@ use std::process::ExitStatus;
 
 use anyhow::{Context, anyhow};
 use towpath_gateway::config::Config;
-use towpath_gateway::gateway::JoinedListener;
+use towpath_gateway::flows::JoinedListener;
 use towpath_io::namespace::Kept;
 use towpath_io::namespace::channel::{Channel, ChannelError, Message};
 use towpath_io::process_sys::Inherited;

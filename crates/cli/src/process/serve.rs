@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use towpath_gateway::capture::{FINISH_PATIENCE, Recording, Summary};
 use towpath_gateway::config::Config;
-use towpath_gateway::gateway::{JoinedListener, allow_many_files};
+use towpath_gateway::flows::{JoinedListener, allow_many_files};
 use towpath_gateway::report::Report;
 use towpath_gateway::worker::Worker;
 use towpath_gateway::workers::Workers;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
-use towpath_gateway::gateway::allow_many_files;
+use towpath_gateway::flows::allow_many_files;
 use towpath_gateway::network::{Attachment, LeasesFound, Network, Operation, TransactionError};
 use towpath_gateway::services::Services;
 use towpath_gateway::worker::Worker;

@@ -239,7 +239,7 @@ impl Steps {
         }
     }
 
-    fn counters(&self) -> towpath_gateway::gateway::GatewayCounters {
+    fn counters(&self) -> towpath_gateway::flows::GatewayCounters {
         self.worker.report().gateway
     }
 }

@@ -11,7 +11,7 @@ use towpath_net::switch::{Guard, PortVlans, Prefix, Role, StormRates};
 use towpath_net::wire::MacAddr;
 
 use super::{Attachment, Network, PortError, PortSettings};
-use crate::gateway::StartError;
+use crate::flows::StartError;
 use crate::publish::{HostPort, Publish, Target};
 use crate::services::{Checkpoint, Guest, Services, StaticLease, StaticLeaseError};
 use crate::worker::Worker;

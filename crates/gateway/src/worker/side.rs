@@ -7,7 +7,7 @@ use towpath_io::tap::Tap;
 use towpath_net::time::Instant;
 use towpath_packet::Device;
 
-use crate::gateway::Guests;
+use crate::flows::Guests;
 use crate::report::Report;
 
 /// Where packets of the inside come from and go to: one TAP device, or a switch with its ports.

@@ -1,7 +1,7 @@
 //! How a worker waits: it looks for news for a while where that pays, and then sleeps.
 
 use super::{Side, Worker};
-use crate::gateway::Token;
+use crate::flows::Token;
 use std::hint::spin_loop;
 use std::io;
 use std::time::Duration;

@@ -4,7 +4,7 @@
 //! newest. Bound: [`CONNECTIONS_MAX`]; at it the longest line loses the one that has waited
 //! longest.
 
-use crate::gateway::shares::Share;
+use crate::flows::shares::Share;
 use std::collections::{BTreeMap, VecDeque};
 use std::mem;
 use std::ops::Bound;

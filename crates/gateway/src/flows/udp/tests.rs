@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::config::Config;
-use crate::gateway::{GatewayCounters, Guests, Load};
+use crate::flows::{GatewayCounters, Guests, Load};
 use crate::publish::{HostPort, Protocol, Publish, Target as PublishTarget};
 use std::net::UdpSocket as StdSocket;
 use towpath_io::reactor::{Events, Reactor};

@@ -1,8 +1,8 @@
 //! What flows do whose host or program takes bytes slowly: see `fair` for how much they may hold.
 
 use super::{Flow, TcpFlows, slot_of};
-use crate::gateway::fair::{MOMENT, ReadAhead, window_limit};
-use crate::gateway::{Gateway, Io, Token};
+use crate::flows::fair::{MOMENT, ReadAhead, window_limit};
+use crate::flows::{Gateway, Io, Token};
 use rustix::net::SendFlags;
 use std::io;
 use towpath_io::reactor::{Interest, Reactor};
@@ -31,7 +31,7 @@ impl Moment {
 
 impl TcpFlows {
     /// When the next moment of [`Gateway::end_moments`] is over.
-    pub(in crate::gateway) fn deadline(&self) -> Option<Instant> {
+    pub(in crate::flows) fn deadline(&self) -> Option<Instant> {
         self.moments.front().map(|(until, _)| *until)
     }
 
@@ -143,7 +143,7 @@ impl Gateway {
     }
 
     /// Moments that are over: what host sockets have not taken by now goes back.
-    pub(in crate::gateway) fn end_moments(&mut self, io: &mut Io<'_>) {
+    pub(in crate::flows) fn end_moments(&mut self, io: &mut Io<'_>) {
         while let Some(&(until, handle)) = self.tcp.moments.front()
             && until <= io.now
         {

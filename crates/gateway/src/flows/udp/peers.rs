@@ -12,8 +12,8 @@
 //! is filtered until it is sent to again; that user of a published port is answered as anybody
 //! else is sent to.
 
-use crate::gateway::shares::{Share, Table};
-use crate::gateway::slots::Slot;
+use crate::flows::shares::{Share, Table};
+use crate::flows::slots::Slot;
 use std::net::{IpAddr, SocketAddr};
 
 /// Peers of mappings beside the latest of each: as many as 2,048 mappings have that talk to 16

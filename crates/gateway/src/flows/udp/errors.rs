@@ -1,8 +1,8 @@
 //! What goes wrong with datagrams on the host's side, and what the program is told of it.
 
 use super::{Gateway, Io, Realm};
-use crate::gateway::hops::report;
-use crate::gateway::slots::Slot;
+use crate::flows::hops::report;
+use crate::flows::slots::Slot;
 use std::io;
 use std::net::SocketAddr;
 use towpath_io::socket::SocketErrorEvent;

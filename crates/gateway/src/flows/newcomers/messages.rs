@@ -4,7 +4,7 @@
 //! is named in [`BYTES_SHARE`]; at either the longest line loses its last.
 
 use super::Message;
-use crate::gateway::shares::Share;
+use crate::flows::shares::Share;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 

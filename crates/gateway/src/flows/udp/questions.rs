@@ -4,7 +4,7 @@
 //! nobody answers. Bounds: [`QUESTION_BYTES_MAX`] for one, [`GUEST_BYTES_MAX`] and [`BYTES_MAX`].
 //! What is beyond is asked once, and counted.
 
-use crate::gateway::shares::Share;
+use crate::flows::shares::Share;
 use std::collections::HashMap;
 use towpath_packet::{Ledger, Memory, Packet, Piece, Site};
 

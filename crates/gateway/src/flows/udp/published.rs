@@ -4,9 +4,9 @@
 //! may be another by then. While there is none the flow is nobody's.
 
 use super::{Flow, Realm, UdpFlows};
-use crate::gateway::shares::Share;
-use crate::gateway::slots::Slot;
-use crate::gateway::{Gateway, Io, Token};
+use crate::flows::shares::Share;
+use crate::flows::slots::Slot;
+use crate::flows::{Gateway, Io, Token};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -21,14 +21,14 @@ pub(super) const NOBODY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPE
 
 /// The published port that a flow is of.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::gateway) struct PublishedBy {
-    pub(in crate::gateway) port: Slot,
-    pub(in crate::gateway) is_ipv4: bool,
+pub(in crate::flows) struct PublishedBy {
+    pub(in crate::flows) port: Slot,
+    pub(in crate::flows) is_ipv4: bool,
 }
 
 impl UdpFlows {
     /// Adds a socket of a published port; `program` is where it leads, if that is known.
-    pub(in crate::gateway) fn publish(
+    pub(in crate::flows) fn publish(
         &mut self,
         socket: UdpSocket,
         by: PublishedBy,
@@ -47,7 +47,7 @@ impl UdpFlows {
     }
 
     /// Closes a socket of a published port.
-    pub(in crate::gateway) fn unpublish(&mut self, slot: Slot) {
+    pub(in crate::flows) fn unpublish(&mut self, slot: Slot) {
         let Some(program) = self.slots.get(slot).map(|flow| flow.program) else { return };
         self.remove(slot);
         self.published -= 1;
@@ -55,7 +55,7 @@ impl UdpFlows {
     }
 
     /// Has it looked up at the next datagram where a published port leads.
-    pub(in crate::gateway) fn look_again(&mut self, slot: Slot) {
+    pub(in crate::flows) fn look_again(&mut self, slot: Slot) {
         if let Some(flow) = self.slots.get_mut(slot) {
             flow.led_until = Instant::START;
         }

@@ -332,3 +332,23 @@ fn a_queue_is_awaited_in_a_task() {
         other.join().expect("no panic");
     });
 }
+
+/// Goal: datagrams are sent and received in tasks of any executor.
+#[test]
+fn datagrams_are_awaited() {
+    let (a, b) = pair(1 << 20);
+    let client = UdpSocket::bind(&a, "0.0.0.0:0").expect("bound");
+    let server = UdpSocket::bind(&b, "10.0.0.2:53").expect("bound");
+    let to = server.local_addr().expect("an address");
+    block_on(async {
+        let mut question = [0; 16];
+        let received = server.recv_from_async(&mut question);
+        let (received, sent) = join(received, client.send_to_async(b"question", Some(to))).await;
+        let told = received.expect("received");
+        assert_eq!((sent.expect("sent"), told.copied), (8, 8));
+        client.connect(to).expect("a peer");
+        assert_eq!(client.send_to_async(b"end", None).await.expect("sent"), 3);
+        let told = server.recv_from_async(&mut question).await.expect("received");
+        assert_eq!(&question[..told.copied], b"end");
+    });
+}

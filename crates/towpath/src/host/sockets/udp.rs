@@ -155,6 +155,18 @@ impl UdpSocket {
         sent.unwrap_or_else(|| Err(would_block()))
     }
 
+    /// Sends a datagram to `remote`, or else to the peer, for tasks.
+    ///
+    /// # Errors
+    /// Those of sendto(2).
+    pub async fn send_to_async(
+        &self,
+        bytes: &[u8],
+        remote: Option<SocketAddr>,
+    ) -> io::Result<usize> {
+        poll_fn(|cx| self.poll_send_to(cx, bytes, remote)).await
+    }
+
     /// The same for futures: to `remote`, or else to the peer.
     pub fn poll_send_to(
         &self,
@@ -400,6 +412,15 @@ impl UdpSocket {
         let wait = self.inner.shape.read_wait();
         let received = block(wait, |cx| self.poll_receive(cx, into, peek));
         received.unwrap_or_else(|| Err(would_block()))
+    }
+
+    /// Receives a datagram, for tasks. What `into` has no room for is lost. Dropping the future
+    /// loses no datagram.
+    ///
+    /// # Errors
+    /// Those of recvfrom(2).
+    pub async fn recv_from_async(&self, into: &mut [u8]) -> io::Result<ReceivedDatagram> {
+        poll_fn(|cx| self.poll_recv_from(cx, into)).await
     }
 
     /// As [`UdpSocket::recv_from`], for futures; tells more.

@@ -1,14 +1,12 @@
 //! What is remembered of peers from one connection to the next, as Linux's tcp_metrics: for Fast
 //! Open (RFC 7413 §4.1.3) the cookie, the segment size and how it went last.
 
-use super::Stack;
-use super::tcp::{ConnectError, TcpHandle, continued};
-use crate::tcp::fastopen::{CLIENT, CLIENT_NO_COOKIE, FastOpenNews, FastOpenPath};
-use crate::tcp::{Connection, SegmentSizes, Settings};
+use crate::tcp::Settings;
+use crate::tcp::fastopen::{FastOpenNews, FastOpenPath};
 use crate::time::{Duration, Instant};
-use crate::wire::tcp::{FastOpenCookie, OPTIONS_LEN_MAX};
+use crate::wire::tcp::FastOpenCookie;
 use alloc::collections::VecDeque;
-use core::net::{IpAddr, SocketAddr};
+use core::net::IpAddr;
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 
@@ -18,12 +16,13 @@ pub const PEERS_MAX: usize = 1024;
 /// The pause after the blackhole timer started for the n-th time doubles this often at most.
 const BLACKHOLE_DOUBLINGS_MAX: u32 = 6;
 
+/// What is remembered of one.
 #[derive(Clone, Copy, Default)]
-struct Peer {
-    mss: u16,
-    cookie: Option<FastOpenCookie>,
+pub(super) struct Peer {
+    pub(super) mss: u16,
+    pub(super) cookie: Option<FastOpenCookie>,
     /// Answers without a cookie to requests in today's option (1), then in the experimental (2).
-    no_cookie: u8,
+    pub(super) no_cookie: u8,
 }
 
 /// All that is remembered.
@@ -41,7 +40,7 @@ impl Metrics {
         Self { peers: HashMap::with_hasher(hasher), order: VecDeque::new(), blackhole: None }
     }
 
-    fn get(&self, ends: (IpAddr, IpAddr)) -> Peer {
+    pub(super) fn get(&self, ends: (IpAddr, IpAddr)) -> Peer {
         self.peers.get(&ends).copied().unwrap_or_default()
     }
 
@@ -77,156 +76,20 @@ impl Metrics {
     }
 
     /// A pause is over, and nobody knows yet whether there was a reason to end it.
-    fn is_retried(&self, settings: &Settings, now: Instant) -> bool {
+    pub(super) fn is_retried(&self, settings: &Settings, now: Instant) -> bool {
         let on = settings.fastopen_blackhole_timeout_sec > 0;
         on && self.blackhole.is_some() && !self.is_paused(settings, now)
     }
 
-    fn is_paused(&self, settings: &Settings, now: Instant) -> bool {
+    pub(super) fn is_paused(&self, settings: &Settings, now: Instant) -> bool {
         let Some((since, times)) = self.blackhole else { return false };
         let doublings = times.saturating_sub(1).min(BLACKHOLE_DOUBLINGS_MAX);
         let pause = u64::from(settings.fastopen_blackhole_timeout_sec) << doublings;
         now.since(since) < Duration::from_secs(pause)
     }
 
-    fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.peers.clear();
         self.order.clear();
     }
-}
-
-/// How to connect.
-#[derive(Clone, Copy, Debug)]
-pub struct Connect {
-    /// Our address and port.
-    pub local: SocketAddr,
-    /// The peer's.
-    pub remote: SocketAddr,
-    /// Settings of the connection.
-    pub settings: Settings,
-    /// Largest segment to send and to ask for (TCP_MAXSEG), in bytes of payload and options.
-    pub max_segment: Option<u16>,
-    /// Ask for a Fast Open cookie, or send data with the SYN if there is one (RFC 7413).
-    pub fast_open: bool,
-    /// Send data with the SYN without a cookie (TCP_FASTOPEN_NO_COOKIE).
-    pub fast_open_no_cookie: bool,
-}
-
-impl Connect {
-    /// A plain connection.
-    pub fn new(local: SocketAddr, remote: SocketAddr, settings: &Settings) -> Self {
-        let settings = *settings;
-        let (fast_open, fast_open_no_cookie) = (false, false);
-        Self { local, remote, settings, max_segment: None, fast_open, fast_open_no_cookie }
-    }
-
-    fn ends(&self) -> (IpAddr, IpAddr) {
-        (self.local.ip(), self.remote.ip())
-    }
-}
-
-impl Stack {
-    /// Begins to connect.
-    ///
-    /// # Errors
-    /// If the endpoints are in use, or at the limit of connections.
-    pub fn tcp_connect(
-        &mut self,
-        local: SocketAddr,
-        remote: SocketAddr,
-        now: Instant,
-    ) -> Result<TcpHandle, ConnectError> {
-        let settings = self.tcp.settings;
-        self.tcp_connect_with(&Connect::new(local, remote, &settings), now)
-    }
-
-    /// Begins to connect. With Fast Open, what the owner gives to [`Connection::send`] before the
-    /// next [`Stack::output`] goes with the SYN, up to [`Connection::syn_room`] bytes.
-    ///
-    /// # Errors
-    /// If the endpoints are in use, or at the limit of connections.
-    pub fn tcp_connect_with(
-        &mut self,
-        connect: &Connect,
-        now: Instant,
-    ) -> Result<TcpHandle, ConnectError> {
-        let (local, remote) = (connect.local, connect.remote);
-        if self.tcp_is_used(local, remote) {
-            return Err(ConnectError::InUse);
-        }
-        if self.tcp.count() >= self.tcp.connections_max {
-            return Err(ConnectError::Limit);
-        }
-        let past =
-            self.tcp.time_wait.find(local, remote).map(|remembered| remembered.remains.snd_nxt);
-        self.tcp.time_wait.remove(local, remote);
-        let sizes = self.connect_sizes(connect);
-        let opening = continued(self.tcp.opening(local, remote, sizes, now), past);
-        let settings = self.routed(remote.ip(), connect.settings);
-        let mut connection = Connection::connect(opening, &settings, now);
-        if connect.fast_open && connect.settings.fastopen & CLIENT != 0 {
-            let (option, room) = self.syn_extras(connect, now);
-            connection.set_fast_open(option, room);
-            if self.tcp.metrics.is_retried(&connect.settings, now) {
-                connection.retry_fast_open();
-            }
-        }
-        let index = self.tcp.insert(connection);
-        self.counters.connections += 1;
-        self.tcp.settle(index, now);
-        Ok(self.tcp.handle(index))
-    }
-
-    /// True if there is a connection with these ends, other than in TIME-WAIT.
-    pub(crate) fn tcp_is_used(&self, local: SocketAddr, remote: SocketAddr) -> bool {
-        self.tcp.find(local, remote).is_some()
-    }
-
-    /// Bytes of data that the SYN of such a connection takes along; `None` without a cookie, so
-    /// that connecting cannot wait for data (TCP_FASTOPEN_CONNECT).
-    pub fn tcp_syn_room(&self, connect: &Connect, now: Instant) -> Option<u32> {
-        let allowed = connect.settings.fastopen & CLIENT != 0;
-        let peer = self.tcp.metrics.get(connect.ends());
-        let paused = self.tcp.metrics.is_paused(&connect.settings, now);
-        let open = !paused && (peer.cookie.is_some() || needs_no_cookie(connect));
-        (allowed && open).then(|| self.syn_extras(connect, now).1)
-    }
-
-    /// Forgets what is remembered of peers.
-    pub fn forget_peers(&mut self) {
-        self.tcp.metrics.clear();
-    }
-
-    /// Settings of later connections that name none of their own.
-    pub fn set_tcp_settings(&mut self, settings: &Settings) {
-        self.tcp.settings = *settings;
-    }
-
-    fn connect_sizes(&self, connect: &Connect) -> SegmentSizes {
-        self.segment_sizes(connect.remote.ip()).with_owner(connect.max_segment)
-    }
-
-    /// Cookie and room for data of a first SYN, in Linux's order of rules.
-    fn syn_extras(&self, connect: &Connect, now: Instant) -> (Option<FastOpenCookie>, u32) {
-        let peer = self.tcp.metrics.get(connect.ends());
-        let sizes = self.connect_sizes(connect);
-        let mss = sizes.path.min(sizes.owner);
-        let mss = if peer.mss == 0 { mss } else { mss.min(peer.mss.into()) };
-        // Room for any options, so that no one on the way who adds some drops the SYN.
-        let room = mss.saturating_sub(OPTIONS_LEN_MAX as u32);
-        if self.tcp.metrics.is_paused(&connect.settings, now) {
-            return (None, 0);
-        }
-        if needs_no_cookie(connect) {
-            return (None, room);
-        }
-        match peer.cookie {
-            Some(cookie) => (Some(cookie), room),
-            None => (Some(FastOpenCookie::REQUEST.in_option(peer.no_cookie == 1)), 0),
-        }
-    }
-}
-
-fn needs_no_cookie(connect: &Connect) -> bool {
-    connect.fast_open_no_cookie || connect.settings.fastopen & CLIENT_NO_COOKIE != 0
 }

@@ -22,6 +22,7 @@
 mod accounts;
 mod challenges;
 mod coalesce;
+mod connect;
 mod cookies;
 mod egress;
 mod handshake;
@@ -57,11 +58,12 @@ use siphasher::sip::SipHasher13;
 use towpath_packet::{Burst, Caps, Memory, Packet};
 
 pub use accounts::{Frames, Usage};
+pub use connect::Connect;
 pub use egress::TTL_DEFAULT;
 pub use icmp::{Echo, EchoReply, Report, Unreachable};
 pub use link::LinkFrame;
 pub use listen::{Listen, ListenError, ListenerHandle};
-pub use metrics::{Connect, PEERS_MAX};
+pub use metrics::PEERS_MAX;
 pub use paths::{PATHS_MAX, PathInfo};
 pub use raw::RawPacket;
 pub(crate) use raw::share;

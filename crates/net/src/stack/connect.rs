@@ -1,0 +1,145 @@
+//! Connecting: what a connection to a peer begins with, and the data of its SYN (RFC 7413).
+
+use super::Stack;
+use super::tcp::{ConnectError, TcpHandle, continued};
+use crate::tcp::fastopen::{CLIENT, CLIENT_NO_COOKIE};
+use crate::tcp::{Connection, SegmentSizes, Settings};
+use crate::time::Instant;
+use crate::wire::tcp::{FastOpenCookie, OPTIONS_LEN_MAX};
+use core::net::{IpAddr, SocketAddr};
+
+/// How to connect.
+#[derive(Clone, Copy, Debug)]
+pub struct Connect {
+    /// Our address and port.
+    pub local: SocketAddr,
+    /// The peer's.
+    pub remote: SocketAddr,
+    /// Settings of the connection.
+    pub settings: Settings,
+    /// Largest segment to send and to ask for (TCP_MAXSEG), in bytes of payload and options.
+    pub max_segment: Option<u16>,
+    /// Ask for a Fast Open cookie, or send data with the SYN if there is one (RFC 7413).
+    pub fast_open: bool,
+    /// Send data with the SYN without a cookie (TCP_FASTOPEN_NO_COOKIE).
+    pub fast_open_no_cookie: bool,
+}
+
+impl Connect {
+    /// A plain connection.
+    pub fn new(local: SocketAddr, remote: SocketAddr, settings: &Settings) -> Self {
+        let settings = *settings;
+        let (fast_open, fast_open_no_cookie) = (false, false);
+        Self { local, remote, settings, max_segment: None, fast_open, fast_open_no_cookie }
+    }
+
+    fn ends(&self) -> (IpAddr, IpAddr) {
+        (self.local.ip(), self.remote.ip())
+    }
+}
+
+impl Stack {
+    /// Begins to connect.
+    ///
+    /// # Errors
+    /// If the endpoints are in use, or at the limit of connections.
+    pub fn tcp_connect(
+        &mut self,
+        local: SocketAddr,
+        remote: SocketAddr,
+        now: Instant,
+    ) -> Result<TcpHandle, ConnectError> {
+        let settings = self.tcp.settings;
+        self.tcp_connect_with(&Connect::new(local, remote, &settings), now)
+    }
+
+    /// Begins to connect. With Fast Open, what the owner gives to [`Connection::send`] before the
+    /// next [`Stack::output`] goes with the SYN, up to [`Connection::syn_room`] bytes.
+    ///
+    /// # Errors
+    /// If the endpoints are in use, or at the limit of connections.
+    pub fn tcp_connect_with(
+        &mut self,
+        connect: &Connect,
+        now: Instant,
+    ) -> Result<TcpHandle, ConnectError> {
+        let (local, remote) = (connect.local, connect.remote);
+        if self.tcp_is_used(local, remote) {
+            return Err(ConnectError::InUse);
+        }
+        if self.tcp.count() >= self.tcp.connections_max {
+            return Err(ConnectError::Limit);
+        }
+        let past =
+            self.tcp.time_wait.find(local, remote).map(|remembered| remembered.remains.snd_nxt);
+        self.tcp.time_wait.remove(local, remote);
+        let sizes = self.connect_sizes(connect);
+        let opening = continued(self.tcp.opening(local, remote, sizes, now), past);
+        let settings = self.routed(remote.ip(), connect.settings);
+        let mut connection = Connection::connect(opening, &settings, now);
+        if connect.fast_open && connect.settings.fastopen & CLIENT != 0 {
+            let (option, room) = self.syn_extras(connect, now);
+            connection.set_fast_open(option, room);
+            if self.tcp.metrics.is_retried(&connect.settings, now) {
+                connection.retry_fast_open();
+            }
+        }
+        let index = self.tcp.insert(connection);
+        self.counters.connections += 1;
+        self.tcp.settle(index, now);
+        Ok(self.tcp.handle(index))
+    }
+
+    /// True if there is a connection with these ends, other than in TIME-WAIT.
+    pub(crate) fn tcp_is_used(&self, local: SocketAddr, remote: SocketAddr) -> bool {
+        self.tcp.find(local, remote).is_some()
+    }
+
+    /// Bytes of data that the SYN of such a connection takes along; `None` without a cookie, so
+    /// that connecting cannot wait for data (TCP_FASTOPEN_CONNECT).
+    pub fn tcp_syn_room(&self, connect: &Connect, now: Instant) -> Option<u32> {
+        let allowed = connect.settings.fastopen & CLIENT != 0;
+        let peer = self.tcp.metrics.get(connect.ends());
+        let paused = self.tcp.metrics.is_paused(&connect.settings, now);
+        let open = !paused && (peer.cookie.is_some() || needs_no_cookie(connect));
+        (allowed && open).then(|| self.syn_extras(connect, now).1)
+    }
+
+    /// Forgets what is remembered of peers.
+    pub fn forget_peers(&mut self) {
+        self.tcp.metrics.clear();
+    }
+
+    /// Settings of later connections that name none of their own.
+    pub fn set_tcp_settings(&mut self, settings: &Settings) {
+        self.tcp.settings = *settings;
+    }
+
+    fn connect_sizes(&self, connect: &Connect) -> SegmentSizes {
+        self.segment_sizes(connect.remote.ip()).with_owner(connect.max_segment)
+    }
+
+    /// Cookie and room for data of a first SYN, in Linux's order of rules.
+    fn syn_extras(&self, connect: &Connect, now: Instant) -> (Option<FastOpenCookie>, u32) {
+        let peer = self.tcp.metrics.get(connect.ends());
+        let sizes = self.connect_sizes(connect);
+        let mss = sizes.path.min(sizes.owner);
+        let mss = if peer.mss == 0 { mss } else { mss.min(peer.mss.into()) };
+        // Room for any options, so that no one on the way who adds some drops the SYN.
+        let room = mss.saturating_sub(OPTIONS_LEN_MAX as u32);
+        if self.tcp.metrics.is_paused(&connect.settings, now) {
+            return (None, 0);
+        }
+        if needs_no_cookie(connect) {
+            return (None, room);
+        }
+        match peer.cookie {
+            Some(cookie) => (Some(cookie), room),
+            None => (Some(FastOpenCookie::REQUEST.in_option(peer.no_cookie == 1)), 0),
+        }
+    }
+}
+
+fn needs_no_cookie(connect: &Connect) -> bool {
+    connect.fast_open_no_cookie || connect.settings.fastopen & CLIENT_NO_COOKIE != 0
+}

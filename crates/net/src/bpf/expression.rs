@@ -26,7 +26,7 @@ use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::wire::ethernet::{self, EtherType};
-use crate::wire::{MacAddr, Protocol, ipv6};
+use crate::wire::{MacAddr, Protocol, ipv4, ipv6};
 
 /// Longest expression: more than a person writes.
 pub const EXPRESSION_BYTES_MAX: usize = 4096;
@@ -345,7 +345,8 @@ impl<'a> Parser<'a> {
             sides(direction, at(0), at(2))
         };
         let behind = network + ipv6::HEADER_LEN as u32;
-        let later = Test::AnyBit { load: Load::Half(network + 6), bits: IPV4_OFFSET_MASK };
+        let later =
+            Test::AnyBit { load: Load::Half(network + 6), bits: ipv4::FRAGMENT_OFFSET_MASK.into() };
         Ok(Node::Any(vec![
             Node::All(vec![
                 self.ethertype(EtherType::IPV6),
@@ -471,4 +472,3 @@ const SCTP: Protocol = Protocol(132);
 const TAG_TYPES: [EtherType; 3] = [EtherType::VLAN, EtherType(0x88a8), EtherType(0x9100)];
 const TAG_BYTES: u32 = 4;
 const VID_MASK: u32 = 0x0fff;
-const IPV4_OFFSET_MASK: u32 = 0x1fff;

@@ -63,7 +63,7 @@ impl Shape {
         };
         let header = &headers[transport_at..];
         let (transport, len) = match protocol {
-            Protocol::TCP => (Transport::Tcp, tcp_header_len(header)?),
+            Protocol::TCP => (Transport::Tcp, tcp::header_len(header)?),
             Protocol::UDP => (Transport::Udp, udp::HEADER_LEN),
             _ => return None,
         };
@@ -201,11 +201,10 @@ pub(crate) fn write_ipv4_checksum(header: &mut [u8]) {
 
 /// Protocol of the whole datagram whose IPv4 header, options included, is all of `ip`.
 fn ipv4_protocol(ip: &[u8]) -> Option<Protocol> {
-    let header_len = usize::from(ip[0] & 0x0f) * 4;
-    if header_len < ipv4::HEADER_LEN || header_len != ip.len() {
+    if ipv4::header_len(ip)? != ip.len() {
         return None;
     }
-    let is_fragment = read_u16(ip, at::IPV4_FRAGMENT) & IPV4_FRAGMENT_MASK != 0;
+    let is_fragment = read_u16(ip, at::IPV4_FRAGMENT) & ipv4::FRAGMENT_MASK != 0;
     (!is_fragment).then_some(Protocol(ip[at::IPV4_PROTOCOL]))
 }
 
@@ -215,11 +214,6 @@ fn ipv6_protocol(ip: &[u8]) -> Option<Protocol> {
     let first = Protocol(ip[at::IPV6_NEXT_HEADER]);
     let walked = ipv6::Extensions::walk(first, chain, chain.len()).ok()?;
     (walked.len == chain.len() && walked.fragment.is_none()).then_some(walked.protocol)
-}
-
-pub(super) fn tcp_header_len(header: &[u8]) -> Option<usize> {
-    let len = usize::from(header.get(at::TCP_DATA_OFFSET)? >> 4) * 4;
-    (len >= tcp::HEADER_LEN).then_some(len)
 }
 
 /// The value of a 16-bit length field.
@@ -245,9 +239,6 @@ pub(crate) fn write_u16(bytes: &mut [u8], at: usize, value: u16) {
 /// supported.
 pub const IP_BYTES_MAX: usize = u16::MAX as usize;
 
-/// The More Fragments flag and the offset.
-const IPV4_FRAGMENT_MASK: u16 = 0x3fff;
-
 /// Offsets of fields in their headers.
 pub(crate) mod at {
     pub(crate) const IPV4_TOS: usize = 1;
@@ -263,7 +254,6 @@ pub(crate) mod at {
     pub(crate) const IPV6_NEXT_HEADER: usize = 6;
     pub(crate) const IPV6_SOURCE: usize = 8;
     pub(crate) const IPV6_DESTINATION: usize = 24;
-    pub(crate) const TCP_DATA_OFFSET: usize = 12;
     pub(crate) const TCP_FLAGS: usize = 13;
     pub(crate) const UDP_LENGTH: usize = 4;
     /// Bytes of both ports, first in either transport header.

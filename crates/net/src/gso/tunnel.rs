@@ -12,10 +12,10 @@
 
 use towpath_packet::{Checksum, GsoKind, Offload, Tunnel};
 
-use super::shape::{Layout, Shape, Transport, Version, read_u16, tcp_header_len, write_u16};
+use super::shape::{Layout, Shape, Transport, Version, read_u16, write_u16};
 use super::{Part, Template};
 use crate::checksum::{self, Sum};
-use crate::wire::udp;
+use crate::wire::{tcp, udp};
 
 /// The outer headers, and where the inner ones lie.
 #[derive(Clone, Copy, Debug)]
@@ -89,7 +89,7 @@ pub(crate) fn headers_end(bytes: &[u8], offload: &Offload) -> Option<usize> {
     let Checksum::Partial { start, .. } = offload.checksum else { return None };
     let start = usize::from(start);
     let len = match offload.gso?.kind {
-        GsoKind::Tcp4 | GsoKind::Tcp6 => tcp_header_len(bytes.get(start..)?)?,
+        GsoKind::Tcp4 | GsoKind::Tcp6 => tcp::header_len(bytes.get(start..)?)?,
         GsoKind::Udp => udp::HEADER_LEN,
     };
     Some(start + len).filter(|&end| end <= bytes.len())

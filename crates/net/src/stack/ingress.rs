@@ -243,14 +243,12 @@ impl Stack {
         mut packet: Packet,
         cx: &mut Context<'_>,
     ) -> Result<(), DropReason> {
-        let at = info.transport_at;
         if is_multicast(info.destination) || !packet.pull_more(tcp::HEADER_LEN) {
             return Err(DropReason::TcpMalformed);
         }
-        let header_len = usize::from(packet.headers()[at + TCP_DATA_OFFSET_AT] >> 4) * 4;
-        let options_len =
-            header_len.checked_sub(tcp::HEADER_LEN).ok_or(DropReason::TcpMalformed)?;
-        if !packet.pull_more(options_len) {
+        let header = &packet.headers()[info.transport_at..];
+        let header_len = tcp::header_len(header).ok_or(DropReason::TcpMalformed)?;
+        if !packet.pull_more(header_len - tcp::HEADER_LEN) {
             return Err(DropReason::TcpMalformed);
         }
         match self.coalesce(info, packet, cx) {
@@ -388,7 +386,5 @@ pub(super) fn is_multicast(address: IpAddr) -> bool {
     address.is_multicast() || address == IpAddr::V4(Ipv4Addr::BROADCAST)
 }
 
-/// Where the data offset is in a TCP header.
-const TCP_DATA_OFFSET_AT: usize = 12;
 /// 224.0.0.0/4 and all above is not unicast.
 const FIRST_MULTICAST_OCTET: u8 = 224;

@@ -82,9 +82,7 @@ pub(super) fn locate(bytes: &[u8], frame: &Frame) -> Option<Located> {
     let is_fragment = fragment.is_some();
     let transport_len = match protocol {
         _ if is_fragment => 0,
-        Protocol::TCP => {
-            (usize::from(transport.get(TCP_DATA_OFFSET)? >> 4) * 4).max(tcp::HEADER_LEN)
-        }
+        Protocol::TCP => tcp::header_len(transport).unwrap_or(tcp::HEADER_LEN),
         Protocol::UDP => udp::HEADER_LEN,
         _ => 0,
     };
@@ -99,11 +97,10 @@ pub(super) fn locate(bytes: &[u8], frame: &Frame) -> Option<Located> {
 /// Length of the header, protocol, and the offset of a fragment.
 fn locate_ipv4(ip: &[u8]) -> Option<(usize, Protocol, Option<u16>)> {
     let header = ip.first_chunk::<{ ipv4::HEADER_LEN }>()?;
-    let len = usize::from(header[0] & 0x0f) * 4;
-    let is_valid = header[0] >> 4 == 4 && len >= ipv4::HEADER_LEN;
-    let fragment = u16::from_be_bytes([header[6], header[7]]) & IPV4_FRAGMENT_MASK;
-    let offset = (fragment != 0).then_some(fragment & IPV4_OFFSET_MASK);
-    is_valid.then_some((len, Protocol(header[9]), offset))
+    let len = ipv4::header_len(header)?;
+    let fragment = u16::from_be_bytes([header[6], header[7]]) & ipv4::FRAGMENT_MASK;
+    let offset = (fragment != 0).then_some(fragment & ipv4::FRAGMENT_OFFSET_MASK);
+    Some((len, Protocol(header[9]), offset))
 }
 
 fn locate_ipv6(ip: &[u8]) -> Option<(usize, Protocol, Option<u16>)> {
@@ -116,10 +113,3 @@ fn locate_ipv6(ip: &[u8]) -> Option<(usize, Protocol, Option<u16>)> {
     let offset = walked.fragment.map(|fragment| fragment.offset_bytes);
     Some((ipv6::HEADER_LEN + walked.len, walked.protocol, offset))
 }
-
-/// Where the length of a TCP header is.
-const TCP_DATA_OFFSET: usize = 12;
-/// The More Fragments flag and the offset.
-const IPV4_FRAGMENT_MASK: u16 = 0x3fff;
-/// The offset alone.
-const IPV4_OFFSET_MASK: u16 = 0x1fff;

@@ -37,6 +37,16 @@ pub struct Header {
     pub has_source_route: bool,
 }
 
+/// Bytes of the header at the start of `bytes`, with options. `None` if there are not all
+/// [`HEADER_LEN`] bytes without options, the version is another, or the header says that it is
+/// shorter than they are.
+#[inline]
+pub(crate) fn header_len(bytes: &[u8]) -> Option<usize> {
+    let fixed: &[u8; HEADER_LEN] = bytes.first_chunk()?;
+    let len = usize::from(fixed[at::VERSION_IHL] & 0x0f) * 4;
+    (fixed[at::VERSION_IHL] >> 4 == VERSION && len >= HEADER_LEN).then_some(len)
+}
+
 impl Header {
     /// Reads the header at the start of `header_bytes`, a private copy of the packet's first bytes,
     /// and verifies its checksum. `frame_len` is the true length of the IP packet with whatever
@@ -63,12 +73,12 @@ impl Header {
         if fixed[at::VERSION_IHL] >> 4 != VERSION {
             return Err(ParseError::BadVersion);
         }
-        let header_len = (fixed[at::VERSION_IHL] & 0x0f) * 4;
+        let header_len = header_len(fixed).ok_or(ParseError::BadLength)?;
         let total_len = read_u16(fixed, at::TOTAL_LEN);
-        if usize::from(header_len) < HEADER_LEN || total_len < u16::from(header_len) {
+        if usize::from(total_len) < header_len {
             return Err(ParseError::BadLength);
         }
-        let all = header_bytes.get(..usize::from(header_len)).ok_or(ParseError::Truncated)?;
+        let all = header_bytes.get(..header_len).ok_or(ParseError::Truncated)?;
         if check_sum && header_sum(all) != 0xffff {
             return Err(ParseError::BadChecksum);
         }
@@ -92,7 +102,7 @@ impl Header {
             source: Ipv4Addr::from(read::<4>(fixed, at::SOURCE)),
             destination: Ipv4Addr::from(read::<4>(fixed, at::DESTINATION)),
             total_len,
-            header_len,
+            header_len: header_len as u8,
             has_source_route: find_source_route(&all[HEADER_LEN..])?,
         })
     }
@@ -181,7 +191,10 @@ pub const FRAGMENT_UNIT: u16 = 8;
 const VERSION: u8 = 4;
 const DONT_FRAGMENT: u16 = 0x4000;
 const MORE_FRAGMENTS: u16 = 0x2000;
-const FRAGMENT_OFFSET_MASK: u16 = 0x1fff;
+/// What a fragment's offset is of its field.
+pub(crate) const FRAGMENT_OFFSET_MASK: u16 = 0x1fff;
+/// What is not zero of that field in fragments: the flag of those before the last, and the offset.
+pub(crate) const FRAGMENT_MASK: u16 = MORE_FRAGMENTS | FRAGMENT_OFFSET_MASK;
 const OPTION_END: u8 = 0;
 const OPTION_NOP: u8 = 1;
 const OPTION_LOOSE_SOURCE_ROUTE: u8 = 131;

@@ -33,16 +33,22 @@ pub struct Header {
     pub header_len: u8,
 }
 
+/// Bytes of the header at the start of `bytes`, with options: its data offset. `None` if there are
+/// not all [`HEADER_LEN`] bytes without options, or it says that it is shorter than they are.
+#[inline]
+pub(crate) fn header_len(bytes: &[u8]) -> Option<usize> {
+    let fixed: &[u8; HEADER_LEN] = bytes.first_chunk()?;
+    let len = usize::from(fixed[at::DATA_OFFSET] >> 4) * 4;
+    (len >= HEADER_LEN).then_some(len)
+}
+
 impl Header {
     /// Reads the header and its options at the start of `bytes`. The checksum is not verified.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<(Self, Options), ParseError> {
         let fixed: &[u8; HEADER_LEN] = header(bytes)?;
-        let header_len = (fixed[at::DATA_OFFSET] >> 4) * 4;
-        if usize::from(header_len) < HEADER_LEN {
-            return Err(ParseError::BadLength);
-        }
-        let all = bytes.get(..usize::from(header_len)).ok_or(ParseError::Truncated)?;
+        let header_len = header_len(fixed).ok_or(ParseError::BadLength)?;
+        let all = bytes.get(..header_len).ok_or(ParseError::Truncated)?;
         let flags = Flags(fixed[at::FLAGS]);
         let parsed = Self {
             source_port: read_u16(fixed, at::SOURCE_PORT),
@@ -53,7 +59,7 @@ impl Header {
             window: read_u16(fixed, at::WINDOW),
             checksum: read_u16(fixed, at::CHECKSUM),
             urgent: read_u16(fixed, at::URGENT),
-            header_len,
+            header_len: header_len as u8,
         };
         Ok((parsed, Options::parse(&all[HEADER_LEN..], flags.contains(Flags::SYN))))
     }

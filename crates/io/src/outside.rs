@@ -2,7 +2,7 @@
 //!
 //! # Theory of operation
 //!
-//! A process that is confined (see [`confine`](crate::confine)) has no file system, no capability
+//! A process that is confined (see `confine`) has no file system, no capability
 //! and few system calls. The few things that it needs later are done by its *broker*, a process
 //! outside of the sandbox that was forked before. A request is one message on a pair of sockets
 //! that keep message boundaries: a number that says what is wanted, a number, a text, and at most

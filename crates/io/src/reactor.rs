@@ -73,23 +73,69 @@ impl Trigger {
     }
 }
 
-/// News of one file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Event {
-    /// What the file was added with.
-    pub token: u64,
-    /// There is something to read.
+/// What holds of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Readiness {
+    /// There is something to read or to accept, or the peer has closed its side.
     pub readable: bool,
     /// There is room to write.
     pub writable: bool,
-    /// A byte is marked as urgent and not read yet.
-    pub urgent: bool,
     /// The peer has shut down its side.
     pub peer_closed: bool,
     /// Both sides are closed.
     pub hangup: bool,
     /// An error waits, or the error queue has an entry.
     pub error: bool,
+}
+
+impl Readiness {
+    /// True if nothing holds.
+    pub fn is_empty(self) -> bool {
+        self == Self::default()
+    }
+
+    /// What `revents` of poll(2) or `events` of epoll(7) says.
+    pub(crate) fn of(events: u32) -> Self {
+        let flags = EventFlags::from_bits_retain(events);
+        Self {
+            readable: flags.contains(EventFlags::IN),
+            writable: flags.contains(EventFlags::OUT),
+            peer_closed: flags.contains(EventFlags::RDHUP),
+            hangup: flags.contains(EventFlags::HUP),
+            error: flags.contains(EventFlags::ERR),
+        }
+    }
+
+    /// What holds of either.
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            readable: self.readable || other.readable,
+            writable: self.writable || other.writable,
+            peer_closed: self.peer_closed || other.peer_closed,
+            hangup: self.hangup || other.hangup,
+            error: self.error || other.error,
+        }
+    }
+}
+
+// Both calls have the same numbers.
+const _: () = assert!(
+    libc::POLLIN as i32 == libc::EPOLLIN
+        && libc::POLLOUT as i32 == libc::EPOLLOUT
+        && libc::POLLRDHUP as i32 == libc::EPOLLRDHUP
+        && libc::POLLHUP as i32 == libc::EPOLLHUP
+        && libc::POLLERR as i32 == libc::EPOLLERR
+);
+
+/// News of one file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// What the file was added with.
+    pub token: u64,
+    /// What holds of it.
+    pub ready: Readiness,
+    /// A byte is marked as urgent and not read yet.
+    pub urgent: bool,
 }
 
 /// The events of one wait.
@@ -123,16 +169,9 @@ impl Events {
     pub fn iter(&self) -> impl Iterator<Item = Event> + '_ {
         self.events[..self.count].iter().map(|event| {
             // By value: the structure is packed on some architectures.
-            let flags = EventFlags::from_bits_retain(event.events);
-            Event {
-                token: event.u64,
-                readable: flags.contains(EventFlags::IN),
-                writable: flags.contains(EventFlags::OUT),
-                urgent: flags.contains(EventFlags::PRI),
-                peer_closed: flags.contains(EventFlags::RDHUP),
-                hangup: flags.contains(EventFlags::HUP),
-                error: flags.contains(EventFlags::ERR),
-            }
+            let (token, flags) = (event.u64, event.events);
+            let urgent = EventFlags::from_bits_retain(flags).contains(EventFlags::PRI);
+            Event { token, ready: Readiness::of(flags), urgent }
         })
     }
 }

@@ -30,7 +30,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use towpath_io::namespace::sockets::SocketSource;
-use towpath_io::reactor::{Event, Interest, Reactor};
+use towpath_io::reactor::{Interest, Reactor, Readiness};
 use towpath_io::socket::{TcpListener, TcpSocket};
 use towpath_net::time::Instant;
 
@@ -361,23 +361,23 @@ impl JoinedFlows {
     }
 
     /// A socket has news.
-    pub(super) fn ready(&mut self, slot: Slot, end: End, event: Event, cx: &mut Around<'_>) {
+    pub(super) fn ready(&mut self, slot: Slot, end: End, ready: Readiness, cx: &mut Around<'_>) {
         let Some(flow) = self.flows.get_mut(slot) else { return };
         if let Some(connecting) = flow.connecting
             && end == connecting.end()
         {
             let asked = if end == End::Host { &flow.host } else { &flow.inside };
             return match asked.take_error() {
-                None if event.writable => self.connected(slot, cx),
+                None if ready.writable => self.connected(slot, cx),
                 None => {}
                 Some(_) => self.refused(slot, connecting, cx),
             };
         }
-        if event.error {
+        if ready.error {
             return self.abort(slot, cx);
         }
-        let may_read = event.readable || event.peer_closed || event.hangup;
-        let may_write = event.writable || event.hangup;
+        let may_read = ready.readable || ready.peer_closed || ready.hangup;
+        let may_write = ready.writable || ready.hangup;
         let (from_here, to_here) = match end {
             End::Inside => (&mut flow.out, &mut flow.into),
             End::Host => (&mut flow.into, &mut flow.out),

@@ -298,7 +298,7 @@ impl Gateway {
             Token::Ping(slot) => self.ping_ready(slot, io),
             Token::TcpListener(slot) => self.listeners.connections_wait(slot),
             Token::Joined(slot, end) => {
-                self.with_joined(io, |joined, cx| joined.ready(slot, end, event, cx));
+                self.with_joined(io, |joined, cx| joined.ready(slot, end, event.ready, cx));
             }
             Token::JoinedListener(slot) => self.joined.connections_wait(slot),
             Token::JoinedSockets => self.joined.sockets_ready(),

@@ -387,16 +387,16 @@ impl Gateway {
         if slot_of(flow.handle) != slot {
             return;
         }
-        let handle = flow.handle;
-        flow.host_readable |= event.readable || event.hangup || event.error;
-        flow.host_writable |= event.writable || event.hangup || event.error;
+        let (handle, ready) = (flow.handle, event.ready);
+        flow.host_readable |= ready.readable || ready.hangup || ready.error;
+        flow.host_writable |= ready.writable || ready.hangup || ready.error;
         flow.host_urgent |= event.urgent;
-        flow.host_closing |= event.peer_closed || event.hangup;
+        flow.host_closing |= ready.peer_closed || ready.hangup;
         if let Phase::HostConnecting { dns } = flow.phase {
             // A connect that failed is told as an error, and the call that asks for it is saved.
-            let is_failed = event.error || event.hangup;
+            let is_failed = ready.error || ready.hangup;
             match is_failed.then(|| flow.socket.take_error()).flatten() {
-                None if event.writable => self.host_connected(handle, io),
+                None if ready.writable => self.host_connected(handle, io),
                 None => {}
                 Some(error) => {
                     self.tcp.remove(handle);
@@ -408,10 +408,10 @@ impl Gateway {
         if flow.phase != Phase::Open {
             return;
         }
-        if event.readable || event.hangup || event.error {
+        if ready.readable || ready.hangup || ready.error {
             self.tcp.queue(handle);
         }
-        if event.writable {
+        if ready.writable {
             self.move_out(handle, io);
         }
     }

@@ -403,7 +403,7 @@ impl Gateway {
 
     /// A host socket has datagrams or errors.
     pub(super) fn udp_ready(&mut self, slot: Slot, event: Event, io: &mut Io<'_>) {
-        if event.error {
+        if event.ready.error {
             self.read_errors(slot, io);
         }
         self.udp.queue(slot);

@@ -7,7 +7,7 @@
 use super::call;
 use super::files::Files;
 use super::job::{Job, Running, Socket, Step};
-use super::{Interest, News, Readiness, TURN_BYTES, Trigger, What};
+use super::{Interest, News, TURN_BYTES, Trigger, What};
 use crate::doorbell::EventDoorbell;
 use crate::reactor::{Events, Reactor};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -173,18 +173,11 @@ impl Epoll {
             }
             let slot = event.token as u32;
             if let Some(doing) = self.jobs.get_mut(&slot) {
-                doing.is_noisy |= event.error;
+                doing.is_noisy |= event.ready.error;
                 turns.push(slot);
                 continue;
             }
-            let ready = Readiness {
-                readable: event.readable,
-                writable: event.writable,
-                peer_closed: event.peer_closed,
-                hangup: event.hangup,
-                error: event.error,
-            };
-            news.push((slot, What::Ready(ready)));
+            news.push((slot, What::Ready(event.ready)));
         }
         let mut back = std::mem::take(&mut self.back);
         self.files.take(&mut back);

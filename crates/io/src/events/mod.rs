@@ -19,7 +19,7 @@ mod ring;
 mod tests;
 
 use crate::doorbell::EventDoorbell;
-pub use crate::reactor::{Interest, Trigger};
+pub use crate::reactor::{Interest, Readiness, Trigger};
 use epoll::Epoll;
 pub use files::THREADS_MAX;
 pub use job::{
@@ -37,39 +37,6 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// What holds of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Readiness {
-    /// There is something to read or to accept, or the peer has closed its side.
-    pub readable: bool,
-    /// There is room to write.
-    pub writable: bool,
-    /// The peer has shut down its side.
-    pub peer_closed: bool,
-    /// Both sides are closed.
-    pub hangup: bool,
-    /// An error waits, or the error queue has an entry.
-    pub error: bool,
-}
-
-impl Readiness {
-    /// True if nothing holds.
-    pub fn is_empty(self) -> bool {
-        self == Self::default()
-    }
-
-    /// What holds of either.
-    pub fn or(self, other: Self) -> Self {
-        Self {
-            readable: self.readable || other.readable,
-            writable: self.writable || other.writable,
-            peer_closed: self.peer_closed || other.peer_closed,
-            hangup: self.hangup || other.hangup,
-            error: self.error || other.error,
-        }
-    }
-}
 
 /// What to do with a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -368,14 +335,7 @@ pub fn look(fd: BorrowedFd<'_>, interest: Interest) -> io::Result<Readiness> {
     flags.set(PollFlags::OUT, interest.writable);
     let mut files = [PollFd::from_borrowed_fd(fd, flags)];
     rustix::event::poll(&mut files, Some(&Timespec::default()))?;
-    let has = |flag| files[0].revents().contains(flag);
-    Ok(Readiness {
-        readable: has(PollFlags::IN),
-        writable: has(PollFlags::OUT),
-        peer_closed: has(PollFlags::RDHUP),
-        hangup: has(PollFlags::HUP),
-        error: has(PollFlags::ERR),
-    })
+    Ok(Readiness::of(files[0].revents().bits().into()))
 }
 
 /// Who may watch it: a file on disk is always ready.

@@ -513,14 +513,7 @@ fn readiness(code: i32) -> Readiness {
     if code < 0 {
         return Readiness { error: true, ..Readiness::default() };
     }
-    let has = |bit: i16| code & i32::from(bit) != 0;
-    Readiness {
-        readable: has(libc::POLLIN),
-        writable: has(libc::POLLOUT),
-        peer_closed: has(libc::POLLRDHUP),
-        hangup: has(libc::POLLHUP),
-        error: has(libc::POLLERR),
-    }
+    Readiness::of(code as u32)
 }
 
 fn timespec(limit: Duration) -> Timespec {

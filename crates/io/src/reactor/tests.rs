@@ -35,17 +35,17 @@ fn tells_readable_writable_and_hangup_with_the_token() {
         reactor.add(&writer, 2, Interest::WRITE, false).expect("add");
         let events = wait(&mut reactor, SOON);
         assert_eq!(events.len(), 1);
-        assert!(events[0].token == 2 && events[0].writable && !events[0].readable);
+        assert!(events[0].token == 2 && events[0].ready.writable && !events[0].ready.readable);
 
         reactor.modify(&writer, 3, Interest::NONE, false).expect("modify");
         rustix::io::write(&writer, b"x").expect("room");
         let events = wait(&mut reactor, SOON);
         assert_eq!(events.len(), 1);
-        assert!(events[0].token == token && events[0].readable && !events[0].hangup);
+        assert!(events[0].token == token && events[0].ready.readable && !events[0].ready.hangup);
 
         drop(writer);
         let events = wait(&mut reactor, SOON);
-        assert!(events[0].token == token && events[0].hangup);
+        assert!(events[0].token == token && events[0].ready.hangup);
         reactor.remove(&reader).expect("remove");
         assert!(wait(&mut reactor, NOW).is_empty());
     }

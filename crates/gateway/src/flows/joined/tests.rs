@@ -85,7 +85,7 @@ impl Rig {
         self.reactor.wait(Some(timeout), &mut events).unwrap();
         for event in events.iter() {
             self.with(|joined, cx| match Token::decode(event.token) {
-                Some(Token::Joined(slot, end)) => joined.ready(slot, end, event, cx),
+                Some(Token::Joined(slot, end)) => joined.ready(slot, end, event.ready, cx),
                 Some(Token::JoinedListener(slot)) => joined.connections_wait(slot),
                 token => panic!("{token:?}"),
             });

@@ -29,7 +29,7 @@ impl Bell {
     }
 
     /// Wakes the worker if it sleeps or is about to. What it is to see was done before, under a
-    /// lock that it takes after [`Bell::going_to_sleep`].
+    /// lock that it takes once it has said that it goes to sleep.
     pub fn ring(self: &Arc<Self>) {
         let is_held = HELD.try_with(|held| held.borrow_mut().add(self));
         if !is_held.unwrap_or(false) {

@@ -2,7 +2,7 @@
 //!
 //! [`host`] is for programs that want a stack of their own, with sockets whose sends lend;
 //! [`events`] is where they wait for all that can happen. `tokio`, a feature, has the sockets of
-//! hosts for tasks.
+//! hosts for tasks; the features `hyper-util`, `axum` and `tonic` let these crates use them.
 //!
 //! Modules form a line, and each uses only those before it:
 //! `{device, driver} → host → {events, tokio}`.

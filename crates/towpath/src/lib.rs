@@ -15,6 +15,11 @@ pub mod host;
 #[cfg(feature = "tokio")]
 pub mod tokio;
 
+/// The recipes of the cookbook compile.
+#[cfg(all(doctest, feature = "axum", feature = "bytes", feature = "tonic"))]
+#[doc = include_str!("../../../docs/cookbook.md")]
+mod cookbook {}
+
 /// The packages below: for programs that make devices or sockets of their own. What is in them may
 /// change with every release.
 pub mod layers {

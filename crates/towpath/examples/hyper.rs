@@ -12,13 +12,14 @@
 
 #[path = "shared/place.rs"]
 mod place;
+#[path = "shared/serve.rs"]
+mod serve;
 
 use std::convert::Infallible;
 use std::ffi::OsString;
-use std::net::Ipv4Addr;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use bytes::Bytes;
 use clap::Parser;
 use http_body_util::{BodyExt, Full, combinators::BoxBody};
@@ -26,8 +27,8 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use place::{PREFIX_LEN, isolated, on_tap};
-use towpath::host::{Config, Host};
+use serve::{SERVER, beside, exit_code, in_process};
+use towpath::host::Host;
 use towpath::tokio::{TcpListener, TcpStream};
 
 /// A server of hyper on a towpath host, and its clients.
@@ -50,8 +51,6 @@ struct Arguments {
     command: Vec<OsString>,
 }
 
-const SERVER: Ipv4Addr = Ipv4Addr::new(10, 7, 0, 1);
-const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 7, 0, 2);
 const PORT: u16 = 80;
 /// Most bytes of an answer.
 const ANSWER_MAX: usize = 1 << 30;
@@ -118,63 +117,28 @@ async fn ask(host: Host, arguments: Arguments) -> anyhow::Result<u64> {
     Ok(total)
 }
 
+/// Asks with all clients at a time. Returns the bytes of all answers.
+async fn ask_all(clients: Host, arguments: &Arguments) -> anyhow::Result<u64> {
+    let asks: Vec<_> = (0..arguments.clients)
+        .map(|_| tokio::spawn(ask(clients.clone(), arguments.clone())))
+        .collect();
+    let mut total = 0;
+    for asked in asks {
+        total += asked.await??;
+    }
+    Ok(total)
+}
+
 /// Bytes that can be told from others.
 fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 31 + at / 251) as u8).collect()
 }
 
-fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
-    Ok(tokio::runtime::Builder::new_current_thread().build()?)
-}
-
-/// Serves clients of this process; returns the bytes of all answers.
-fn in_process(arguments: &Arguments) -> anyhow::Result<u64> {
-    let config = |address| Config::with_address(address, PREFIX_LEN);
-    let (server, clients) = Host::pair(&config(SERVER), &config(CLIENT))?;
-    runtime()?.block_on(async {
-        let listener = TcpListener::bind(&server, (SERVER, PORT)).await?;
-        let server = tokio::spawn(serve(listener));
-        let asks: Vec<_> = (0..arguments.clients)
-            .map(|_| tokio::spawn(ask(clients.clone(), arguments.clone())))
-            .collect();
-        let mut total = 0;
-        for asked in asks {
-            total += asked.await??;
-        }
-        server.abort();
-        Ok(total)
-    })
-}
-
-/// Serves a program of the kernel's network until it ends.
-fn beside(command: &[OsString]) -> anyhow::Result<()> {
-    let host = on_tap(&Config::with_address(SERVER, PREFIX_LEN), CLIENT)?;
-    let (program, arguments) = command.split_first().context("there is no command")?;
-    let mut client = Command::new(program).args(arguments).spawn().context("cannot run it")?;
-    runtime()?.block_on(async {
-        let listener = TcpListener::bind(&host, (SERVER, PORT)).await?;
-        let ended = tokio::task::spawn_blocking(move || client.wait());
-        let server = tokio::spawn(serve(listener));
-        let status = ended.await??;
-        server.abort();
-        if !status.success() {
-            bail!("{}: {status}", program.to_string_lossy());
-        }
-        Ok(())
-    })
-}
-
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let done = match &arguments.command[..] {
-        [] => in_process(&arguments).map(|bytes| println!("{bytes} bytes in answers, all right")),
-        command => isolated(|| beside(command)),
-    };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code(match &arguments.command[..] {
+        [] => in_process(PORT, serve, |clients| ask_all(clients, &arguments))
+            .map(|bytes| println!("{bytes} bytes in answers, all right")),
+        command => beside(command, PORT, serve),
+    })
 }

@@ -28,6 +28,24 @@
 //! # })?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! Features let other crates use these sockets without code between:
+//!
+//! | feature | what it brings |
+//! |---|---|
+//! | `hyper-util` | `Connector`, by which clients of hyper-util connect through a host |
+//! | `axum` | [`TcpListener`] is a listener of `axum::serve` |
+//! | `tonic` | [`TcpStream`] is what servers of tonic take; its clients take the `Connector` |
+
+#[cfg(feature = "axum")]
+mod axum;
+#[cfg(feature = "hyper-util")]
+mod hyper;
+#[cfg(feature = "tonic")]
+mod tonic;
+
+#[cfg(feature = "hyper-util")]
+pub use self::hyper::{ConnectError, Connecting, Connector};
 
 use crate::host::resolver::no_address;
 use crate::host::sockets::watch::Watched;

@@ -5,10 +5,16 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use rustix::process::{Pid, Signal, kill_process};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 const TENSORS: [&str; 4] = ["--bytes=300000", "--tensors=2", "--clients=2", "--rounds=2"];
+/// More than any example takes, so that a test that hangs ends.
+const PATIENCE: Duration = Duration::from_secs(120);
 const FILES: [&str; 3] = ["--bytes=300000", "--clients=4", "--requests=5"];
 
 /// An example to be run; `None` if it is not built.
@@ -26,11 +32,32 @@ fn example(name: &str) -> Option<Command> {
     Some(command)
 }
 
+/// What an example does, in all. One that hangs is killed, and with it its namespace.
+fn ended(command: &mut Command) -> Output {
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
+    let (told, told_here) = mpsc::channel();
+    let waiting = thread::spawn(move || told.send(child.wait_with_output()));
+    let Ok(output) = told_here.recv_timeout(PATIENCE) else {
+        kill_process(pid, Signal::KILL).unwrap();
+        let _ = waiting.join();
+        panic!("{command:?} hangs");
+    };
+    output.unwrap()
+}
+
 /// What an example that succeeds prints.
 fn output(command: &mut Command) -> String {
-    let Output { status, stdout, stderr } = command.output().unwrap();
+    let Output { status, stdout, stderr } = ended(command);
     assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));
     String::from_utf8(stdout).unwrap()
+}
+
+/// What an example that fails says, with the exit code of errors.
+fn failure(command: &mut Command) -> String {
+    let Output { status, stderr, .. } = ended(command);
+    assert_eq!(status.code(), Some(1));
+    String::from_utf8(stderr).unwrap()
 }
 
 /// Whether there can be a TAP device.
@@ -40,6 +67,23 @@ fn has_tap() -> bool {
         eprintln!("skipped: this needs root and /dev/net/tun");
     }
     has
+}
+
+/// Whether an example that is built can be asked by curl over a TAP device.
+fn has_curl(name: &str) -> bool {
+    if !has_tap() || example(name).is_none() {
+        return false;
+    }
+    let has = Command::new("curl").arg("--version").output().is_ok();
+    if !has {
+        eprintln!("skipped: there is no curl");
+    }
+    has
+}
+
+/// What curl prints, beside an example.
+fn fetched(name: &str, arguments: &[&str]) -> String {
+    output(example(name).unwrap().args(["--", "curl", "-s", "-m60"]).args(arguments))
 }
 
 /// Runs an example; returns the copies of a byte that it tells. `None` if it cannot run.
@@ -93,20 +137,97 @@ fn hyper_in_process() {
 /// not there.
 #[test]
 fn hyper_over_tap() {
-    if !has_tap() || example("hyper").is_none() {
+    if !has_curl("hyper") {
         return;
     }
-    if Command::new("curl").arg("--version").output().is_err() {
-        eprintln!("skipped: there is no curl");
-        return;
-    }
-    let fetched = |arguments: &[&str]| {
-        output(example("hyper").unwrap().args(["--", "curl", "-s", "-m60"]).args(arguments))
-    };
-    assert_eq!(fetched(&["http://10.7.0.1/"]), "hyper on towpath\n");
+    assert_eq!(fetched("hyper", &["http://10.7.0.1/"]), "hyper on towpath\n");
     let sent = "towpath ".repeat(10_000);
-    assert_eq!(fetched(&["--data-binary", &sent, "http://10.7.0.1/echo"]), sent);
-    assert_eq!(fetched(&["-w", "%{http_code}", "http://10.7.0.1/other"]), "404");
+    assert_eq!(fetched("hyper", &["--data-binary", &sent, "http://10.7.0.1/echo"]), sent);
+    assert_eq!(fetched("hyper", &["-w", "%{http_code}", "http://10.7.0.1/other"]), "404");
+}
+
+/// Goal: servers of axum and tonic, TLS, and clients of hyper-util work between two hosts.
+#[test]
+fn adaptors_in_process() {
+    let bytes = |number| format!("{number} bytes in answers, all right\n");
+    for (name, arguments, expected) in [
+        ("axum", ["--requests=6", "--bytes=300000"], bytes(1_800_000)),
+        ("axum", ["--requests=2", "--bytes=0"], bytes(0)),
+        ("tonic", ["--calls=3", "--bytes=300000"], bytes(1_800_000)),
+        ("tonic", ["--calls=1", "--bytes=1"], bytes(2)),
+        ("rustls", ["--requests=3", "--bytes=300000"], "900000 bytes by TLS, all right\n".into()),
+        ("hyper_client", ["--requests=3", "--path=/bytes/7"], "21 bytes in answers\n".into()),
+    ] {
+        let Some(mut command) = example(name) else { continue };
+        assert_eq!(output(command.args(arguments)), expected, "{name}");
+    }
+}
+
+/// Goal: curl gets from a server of axum what it has sent, and is told where it comes from, and
+/// what the server refuses.
+#[test]
+fn axum_over_tap() {
+    if !has_curl("axum") {
+        return;
+    }
+    assert_eq!(fetched("axum", &["http://10.7.0.1/"]), "axum on towpath\n");
+    assert_eq!(fetched("axum", &["http://10.7.0.1/peer"]), "10.7.0.2\n");
+    let sent = "towpath ".repeat(10_000);
+    assert_eq!(fetched("axum", &["--data-binary", &sent, "http://10.7.0.1/echo"]), sent);
+    let code = fetched("axum", &["-o/dev/null", "-w%{http_code}", "http://10.7.0.1/bytes/-1"]);
+    assert_eq!(code, "400");
+}
+
+/// Goal: curl speaks TLS with a host; and does not trust a certificate that nobody vouches for.
+#[test]
+fn rustls_over_tap() {
+    if !has_curl("rustls") {
+        return;
+    }
+    assert_eq!(fetched("rustls", &["-k", "https://10.7.0.1/"]), "rustls on towpath\n");
+    let sent = "towpath ".repeat(10_000);
+    let echo = ["-k", "--data-binary", &sent, "https://10.7.0.1/echo"];
+    assert_eq!(fetched("rustls", &echo), sent);
+    let mut distrusting = example("rustls").unwrap();
+    let told = failure(distrusting.args(["--", "curl", "-s", "-m60", "https://10.7.0.1/"]));
+    assert!(told.contains("curl: exit status: 60"), "{told}");
+}
+
+/// Goal: tonic's own client, on the kernel's sockets, is answered, in whole and in parts.
+#[test]
+fn tonic_over_tap() {
+    let (true, Some(client)) = (has_tap(), example("tonic")) else { return };
+    let client = client.get_program();
+    let mut server = example("tonic").unwrap();
+    server.arg("--").arg(client).args(["--connect=http://10.7.0.1:50051", "--calls=2"]);
+    assert_eq!(output(server.arg("--bytes=100000")), "400000 bytes in answers, all right\n");
+}
+
+/// Goal: a server on the kernel's sockets answers a client of a host, which tells what went wrong.
+#[test]
+fn hyper_client_over_tap() {
+    let (true, Some(server)) = (has_tap(), example("hyper_client")) else { return };
+    let ask = |path: &str| {
+        let mut client = example("hyper_client").unwrap();
+        client.arg(path).arg("--").arg(server.get_program()).arg("--serve");
+        client
+    };
+    assert_eq!(output(&mut ask("--path=/bytes/100000")), "1600000 bytes in answers\n");
+    let told = failure(&mut ask("--path=/other"));
+    assert!(told.contains("http://server.test/other: 404"), "{told}");
+    let told = failure(&mut ask("--name=other.test"));
+    assert!(told.contains("cannot connect to other.test, port 80"), "{told}");
+}
+
+/// Goal: a client's program that is not there, or fails, fails the example, which says so.
+#[test]
+fn failures_are_told() {
+    let (true, Some(_)) = (has_tap(), example("axum")) else { return };
+    let beside = |program| failure(example("axum").unwrap().args(["--", program]));
+    let told = beside("/nowhere/client");
+    assert!(told.contains("cannot run /nowhere/client: No such file"), "{told}");
+    let told = beside("false");
+    assert!(told.contains("false: exit status: 1"), "{told}");
 }
 
 #[test]

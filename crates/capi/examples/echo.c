@@ -40,20 +40,23 @@ static int failed(const char *what)
 	return -1;
 }
 
-static int submit(struct server *server, struct towpath_operation operation)
+static int submit(struct server *server, struct towpath_operation *operation)
 {
-	operation.instance = server->net;
-	return towpath_queue_submit(server->queue, &operation, 1) == 1 ? 0 : -1;
+	return towpath_queue_submit(server->queue, operation, 1) == 1 ? 0 : -1;
 }
 
 /* Receives the next bytes, or sends those that came. */
 static int go_on(struct server *server, struct peer *peer, size_t len)
 {
+	struct towpath_operation operation;
+
 	peer->sends = len > 0;
-	return submit(server, (struct towpath_operation) {
-		.operation = peer->sends ? TOWPATH_SEND : TOWPATH_RECV, .fd = peer->fd,
-		.buffer = peer->buffer, .len = peer->sends ? len : BUFFER_BYTES, .data.ptr = peer,
-	});
+	if (peer->sends)
+		towpath_prep_send(&operation, server->net, peer->fd, peer->buffer, len);
+	else
+		towpath_prep_recv(&operation, server->net, peer->fd, peer->buffer, BUFFER_BYTES, 0);
+	operation.data.ptr = peer;
+	return submit(server, &operation);
 }
 
 static void end(struct server *server, struct peer *peer)
@@ -104,6 +107,7 @@ static int serve(struct server *server, int port)
 {
 	struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(port) };
 	struct towpath_event events[EVENTS];
+	struct towpath_operation accepts;
 	struct towpath_change signals[] = {
 		{ .command = TOWPATH_ADD, .source = TOWPATH_SOURCE_SIGNAL, .ident = SIGINT },
 		{ .command = TOWPATH_ADD, .source = TOWPATH_SOURCE_SIGNAL, .ident = SIGTERM },
@@ -115,9 +119,8 @@ static int serve(struct server *server, int port)
 	if (towpath_bind(server->net, server->listener, (struct sockaddr *)&at, sizeof(at)) != 0
 	    || towpath_listen(server->net, server->listener, 128) != 0)
 		return failed("listen");
-	if (submit(server, (struct towpath_operation) {
-		.operation = TOWPATH_ACCEPT, .fd = server->listener, .flags = SOCK_NONBLOCK,
-	}) != 0)
+	towpath_prep_accept(&accepts, server->net, server->listener, SOCK_NONBLOCK);
+	if (submit(server, &accepts) != 0)
 		return failed("accept");
 	for (;;) {
 		int count = towpath_queue_wait(server->queue, events, 1, EVENTS, NULL);

@@ -80,14 +80,12 @@ static struct scene begin_scene(void)
 	CHECK(towpath_bind(scene.b, scene.listener, (struct sockaddr *)&address, sizeof(address)) == 0);
 	CHECK(towpath_listen(scene.b, scene.listener, 8) == 0);
 	scene.client = stream(scene.a);
-	uint64_t accepts = submit(scene.queue, (struct towpath_operation) {
-		.operation = TOWPATH_ACCEPT, .instance = scene.b, .fd = scene.listener,
-		.flags = SOCK_NONBLOCK,
-	});
-	uint64_t connects = submit(scene.queue, (struct towpath_operation) {
-		.operation = TOWPATH_CONNECT, .instance = scene.a, .fd = scene.client,
-		.buffer = &address, .len = sizeof(address), .data.u64 = 3,
-	});
+	struct towpath_operation operation;
+	towpath_prep_accept(&operation, scene.b, scene.listener, SOCK_NONBLOCK);
+	uint64_t accepts = submit(scene.queue, operation);
+	towpath_prep_connect(&operation, scene.a, scene.client, (struct sockaddr *)&address, sizeof(address));
+	operation.data.u64 = 3;
+	uint64_t connects = submit(scene.queue, operation);
 	struct towpath_event events[2];
 	CHECK(now(scene.queue, events, 2) == 0);
 	settle(scene.a, scene.b);
@@ -118,18 +116,18 @@ static void end_scene(struct scene *scene)
 
 static struct towpath_operation receive(struct scene *scene, void *buffer, size_t len)
 {
-	return (struct towpath_operation) {
-		.operation = TOWPATH_RECV, .instance = scene->b, .fd = scene->server,
-		.buffer = buffer, .len = len,
-	};
+	struct towpath_operation operation;
+
+	towpath_prep_recv(&operation, scene->b, scene->server, buffer, len, 0);
+	return operation;
 }
 
 static struct towpath_operation sends(struct scene *scene, void *buffer, size_t len)
 {
-	return (struct towpath_operation) {
-		.operation = TOWPATH_SEND, .instance = scene->a, .fd = scene->client,
-		.buffer = buffer, .len = len,
-	};
+	struct towpath_operation operation;
+
+	towpath_prep_send(&operation, scene->a, scene->client, buffer, len);
+	return operation;
 }
 
 static void wrong(void)
@@ -409,22 +407,18 @@ static void files(void)
 	CHECK(scene.queue && file >= 0 && unlink(name) == 0 && pipe(fds) == 0);
 	for (size_t i = 0; i < sizeof(written); i++)
 		written[i] = i * 31 + i / 251;
-	struct towpath_operation out = {
-		.operation = TOWPATH_WRITE, .fd = file, .buffer = written, .len = sizeof(written), .offset = 5,
-	};
-	struct towpath_operation in = {
-		.operation = TOWPATH_READ, .fd = file, .buffer = bytes, .len = sizeof(bytes), .offset = 6,
-	};
+	struct towpath_operation out, in, syncs[2];
+	towpath_prep_write(&out, file, written, sizeof(written), 5);
+	towpath_prep_read(&in, file, bytes, sizeof(bytes), 6);
+	towpath_prep_fsync(&syncs[0], file);
+	towpath_prep_fdatasync(&syncs[1], file);
 	done(&scene, submit(scene.queue, out), sizeof(written), 0);
 	done(&scene, submit(scene.queue, in), sizeof(written) - 1, 0);
 	CHECK(!memcmp(bytes, written + 1, sizeof(written) - 1) && !bytes[sizeof(written)]);
 	in.offset = 1ll << 40;
 	done(&scene, submit(scene.queue, in), 0, 0);
-	for (int operation = TOWPATH_FSYNC; operation <= TOWPATH_FDATASYNC; operation++) {
-		done(&scene, submit(scene.queue, (struct towpath_operation) {
-			.operation = operation, .fd = file,
-		}), 0, 0);
-	}
+	for (int i = 0; i < 2; i++)
+		done(&scene, submit(scene.queue, syncs[i]), 0, 0);
 	/* What is wrong is told at once, or by the end. */
 	struct towpath_operation bad = in;
 	bad.offset = -1;

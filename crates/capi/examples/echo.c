@@ -18,12 +18,16 @@
 #define EVENTS 64
 #define BUFFER_BYTES (64 << 10)
 
+struct peer;
+
 struct server {
 	struct towpath *net;
 	struct towpath_queue *queue;
 	int listener;
 	/* Connections that are open, and were. */
 	unsigned long open, served;
+	/* Those that are open. */
+	struct peer *peers;
 };
 
 /* A connection, which has one operation at a time. */
@@ -31,6 +35,7 @@ struct peer {
 	int fd;
 	/* It sends, or it receives. */
 	int sends;
+	struct peer *next, **place;
 	char buffer[BUFFER_BYTES];
 };
 
@@ -62,6 +67,9 @@ static int go_on(struct server *server, struct peer *peer, size_t len)
 static void end(struct server *server, struct peer *peer)
 {
 	towpath_close(server->net, peer->fd);
+	*peer->place = peer->next;
+	if (peer->next)
+		peer->next->place = peer->place;
 	free(peer);
 	server->open--;
 }
@@ -77,6 +85,11 @@ static void begin(struct server *server, int fd)
 	}
 	server->open++;
 	peer->fd = fd;
+	peer->next = server->peers;
+	peer->place = &server->peers;
+	if (peer->next)
+		peer->next->place = &peer->next;
+	server->peers = peer;
 	if (go_on(server, peer, 0) != 0)
 		end(server, peer);
 }
@@ -147,9 +160,11 @@ int main(int argc, char **argv)
 	server.queue = towpath_queue_new(0);
 	int status = server.net && server.queue ? serve(&server, atoi(argv[3])) : failed(argv[1]);
 	fprintf(stderr, "%lu connections, %lu of them open\n", server.served, server.open);
-	/* Buffers are ours again when the queue is closed. Those of open connections go with the process. */
+	/* Buffers are ours again when the queue is closed. */
 	while (server.queue && towpath_queue_close(server.queue) != 0)
 		fprintf(stderr, "waiting for memory\n");
+	while (server.peers)
+		end(&server, server.peers);
 	towpath_free(server.net);
 	return status ? 1 : 0;
 }

@@ -18,12 +18,16 @@
 #define EVENTS 64
 #define BUFFER_BYTES (64 << 10)
 
+struct peer;
+
 struct server {
 	struct towpath *net;
 	struct towpath_queue *queue;
 	int listener;
 	/* Connections that are open, and were. */
 	unsigned long open, served;
+	/* Those that are open. */
+	struct peer *peers;
 };
 
 /* A connection, which has one operation at a time. */
@@ -31,6 +35,7 @@ struct peer {
 	int fd;
 	/* It sends, or it receives. */
 	int sends;
+	struct peer *next, **place;
 	char buffer[BUFFER_BYTES];
 };
 
@@ -40,25 +45,31 @@ static int failed(const char *what)
 	return -1;
 }
 
-static int submit(struct server *server, struct towpath_operation operation)
+static int submit(struct server *server, struct towpath_operation *operation)
 {
-	operation.instance = server->net;
-	return towpath_queue_submit(server->queue, &operation, 1) == 1 ? 0 : -1;
+	return towpath_queue_submit(server->queue, operation, 1) == 1 ? 0 : -1;
 }
 
 /* Receives the next bytes, or sends those that came. */
 static int go_on(struct server *server, struct peer *peer, size_t len)
 {
+	struct towpath_operation operation;
+
 	peer->sends = len > 0;
-	return submit(server, (struct towpath_operation) {
-		.operation = peer->sends ? TOWPATH_SEND : TOWPATH_RECV, .fd = peer->fd,
-		.buffer = peer->buffer, .len = peer->sends ? len : BUFFER_BYTES, .data.ptr = peer,
-	});
+	if (peer->sends)
+		towpath_prep_send(&operation, server->net, peer->fd, peer->buffer, len);
+	else
+		towpath_prep_recv(&operation, server->net, peer->fd, peer->buffer, BUFFER_BYTES, 0);
+	operation.data.ptr = peer;
+	return submit(server, &operation);
 }
 
 static void end(struct server *server, struct peer *peer)
 {
 	towpath_close(server->net, peer->fd);
+	*peer->place = peer->next;
+	if (peer->next)
+		peer->next->place = peer->place;
 	free(peer);
 	server->open--;
 }
@@ -74,6 +85,11 @@ static void begin(struct server *server, int fd)
 	}
 	server->open++;
 	peer->fd = fd;
+	peer->next = server->peers;
+	peer->place = &server->peers;
+	if (peer->next)
+		peer->next->place = &peer->next;
+	server->peers = peer;
 	if (go_on(server, peer, 0) != 0)
 		end(server, peer);
 }
@@ -104,6 +120,7 @@ static int serve(struct server *server, int port)
 {
 	struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(port) };
 	struct towpath_event events[EVENTS];
+	struct towpath_operation accepts;
 	struct towpath_change signals[] = {
 		{ .command = TOWPATH_ADD, .source = TOWPATH_SOURCE_SIGNAL, .ident = SIGINT },
 		{ .command = TOWPATH_ADD, .source = TOWPATH_SOURCE_SIGNAL, .ident = SIGTERM },
@@ -115,9 +132,8 @@ static int serve(struct server *server, int port)
 	if (towpath_bind(server->net, server->listener, (struct sockaddr *)&at, sizeof(at)) != 0
 	    || towpath_listen(server->net, server->listener, 128) != 0)
 		return failed("listen");
-	if (submit(server, (struct towpath_operation) {
-		.operation = TOWPATH_ACCEPT, .fd = server->listener, .flags = SOCK_NONBLOCK,
-	}) != 0)
+	towpath_prep_accept(&accepts, server->net, server->listener, SOCK_NONBLOCK);
+	if (submit(server, &accepts) != 0)
 		return failed("accept");
 	for (;;) {
 		int count = towpath_queue_wait(server->queue, events, 1, EVENTS, NULL);
@@ -144,9 +160,11 @@ int main(int argc, char **argv)
 	server.queue = towpath_queue_new(0);
 	int status = server.net && server.queue ? serve(&server, atoi(argv[3])) : failed(argv[1]);
 	fprintf(stderr, "%lu connections, %lu of them open\n", server.served, server.open);
-	/* Buffers are ours again when the queue is closed. Those of open connections go with the process. */
+	/* Buffers are ours again when the queue is closed. */
 	while (server.queue && towpath_queue_close(server.queue) != 0)
 		fprintf(stderr, "waiting for memory\n");
+	while (server.peers)
+		end(&server, server.peers);
 	towpath_free(server.net);
 	return status ? 1 : 0;
 }

@@ -7,6 +7,14 @@
  * lent, and must stay readable until a notice on the error queue (recvmsg with MSG_ERRQUEUE) tells
  * that it is the caller's again, for what towpath_recvmsg_lent() hands out, and for operations of event
  * queues. All calls may be made by any thread, those on event queues by one at a time; none raises SIGPIPE.
+ *
+ * Structures of this header may get fields behind those that they have. So the library is told how long they are, as
+ * the program was compiled: in a field (struct towpath_config), with the call (towpath_get_stats()), in `len` of an
+ * operation (struct towpath_transfer, struct towpath_lent), or, for arrays, by the functions whose names end in _sized,
+ * which inline functions call for programs in C and C++. `size` is that of one element there. What an older program
+ * does not know is as if it were 0, and is not told. What a newer program has set that the library does not know is
+ * E2BIG, of that structure alone; else all works, and fields that the library does not know are told as 0. A size that
+ * no version has is EINVAL, one above 4096 E2BIG. Structures within others stay as they are.
  */
 #ifndef TOWPATH_H
 #define TOWPATH_H
@@ -15,6 +23,7 @@
 #include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/types.h>
@@ -365,7 +374,12 @@ struct towpath_change {
  * Makes changes in order; one that fails does not keep the others from being made. Returns how many were
  * made; the others have an error. What holds already is told by the next wait.
  */
-int towpath_queue_change(struct towpath_queue *queue, struct towpath_change *changes, int count);
+int towpath_queue_change_sized(struct towpath_queue *queue, struct towpath_change *changes, int count, size_t size);
+
+static inline int towpath_queue_change(struct towpath_queue *queue, struct towpath_change *changes, int count)
+{
+	return towpath_queue_change_sized(queue, changes, count, sizeof(*changes));
+}
 
 /* What a queue does with sockets of instances and of the kernel, and with files of the kernel's. */
 #define TOWPATH_CONNECT 1
@@ -452,11 +466,180 @@ struct towpath_operation {
 };
 
 /*
+ * These fill an operation: what they are not told is zero. `deadline` and `data` are the caller's to set afterwards.
+ * `instance` is NULL for a socket of the kernel's. Flags are those of struct towpath_operation.
+ */
+
+static inline void towpath_prep_operation(struct towpath_operation *operation, int what, struct towpath *instance,
+					  int fd)
+{
+	memset(operation, 0, sizeof(*operation));
+	operation->operation = what;
+	operation->instance = instance;
+	operation->fd = fd;
+}
+
+static inline void towpath_prep_connect(struct towpath_operation *operation, struct towpath *instance, int fd,
+					const struct sockaddr *address, socklen_t len)
+{
+	towpath_prep_operation(operation, TOWPATH_CONNECT, instance, fd);
+	operation->buffer = (void *)(uintptr_t)address;
+	operation->len = len;
+}
+
+/* One connection after the other. */
+static inline void towpath_prep_accept(struct towpath_operation *operation, struct towpath *instance, int fd,
+				       int flags)
+{
+	towpath_prep_operation(operation, TOWPATH_ACCEPT, instance, fd);
+	operation->flags = flags;
+}
+
+static inline void towpath_prep_recv(struct towpath_operation *operation, struct towpath *instance, int fd,
+				     void *buffer, size_t len, int flags)
+{
+	towpath_prep_operation(operation, TOWPATH_RECV, instance, fd);
+	operation->buffer = buffer;
+	operation->len = len;
+	operation->flags = flags;
+}
+
+/* Again and again, into buffers of a group. */
+static inline void towpath_prep_recv_multishot(struct towpath_operation *operation, struct towpath *instance,
+					       int fd, int group)
+{
+	towpath_prep_operation(operation, TOWPATH_RECV_MULTISHOT, instance, fd);
+	operation->group = group;
+}
+
+static inline void towpath_prep_recvmsg(struct towpath_operation *operation, struct towpath *instance, int fd,
+					struct msghdr *message, int flags)
+{
+	towpath_prep_operation(operation, TOWPATH_RECVMSG, instance, fd);
+	operation->buffer = message;
+	operation->len = sizeof(*message);
+	operation->flags = flags;
+}
+
+/* Without a copy. */
+static inline void towpath_prep_recvmsg_lent(struct towpath_operation *operation, struct towpath *instance, int fd,
+					     struct towpath_lent *lent)
+{
+	towpath_prep_operation(operation, TOWPATH_RECVMSG_LENT, instance, fd);
+	operation->buffer = lent;
+	operation->len = sizeof(*lent);
+}
+
+static inline void towpath_prep_send(struct towpath_operation *operation, struct towpath *instance, int fd,
+				     const void *buffer, size_t len)
+{
+	towpath_prep_operation(operation, TOWPATH_SEND, instance, fd);
+	operation->buffer = (void *)(uintptr_t)buffer;
+	operation->len = len;
+}
+
+/* Lends to the kernel, too, where it can be lent; to instances each send lends. */
+static inline void towpath_prep_send_zc(struct towpath_operation *operation, struct towpath *instance, int fd,
+					const void *buffer, size_t len)
+{
+	towpath_prep_send(operation, instance, fd, buffer, len);
+	operation->flags = MSG_ZEROCOPY;
+}
+
+static inline void towpath_prep_sendmsg(struct towpath_operation *operation, struct towpath *instance, int fd,
+					const struct msghdr *message)
+{
+	towpath_prep_operation(operation, TOWPATH_SENDMSG, instance, fd);
+	operation->buffer = (void *)(uintptr_t)message;
+	operation->len = sizeof(*message);
+}
+
+/* On files of the kernel's. */
+static inline void towpath_prep_read(struct towpath_operation *operation, int fd, void *buffer, size_t len,
+				     off_t offset)
+{
+	towpath_prep_operation(operation, TOWPATH_READ, NULL, fd);
+	operation->buffer = buffer;
+	operation->len = len;
+	operation->offset = offset;
+}
+
+static inline void towpath_prep_write(struct towpath_operation *operation, int fd, const void *buffer, size_t len,
+				      off_t offset)
+{
+	towpath_prep_operation(operation, TOWPATH_WRITE, NULL, fd);
+	operation->buffer = (void *)(uintptr_t)buffer;
+	operation->len = len;
+	operation->offset = offset;
+}
+
+static inline void towpath_prep_fsync(struct towpath_operation *operation, int fd)
+{
+	towpath_prep_operation(operation, TOWPATH_FSYNC, NULL, fd);
+}
+
+static inline void towpath_prep_fdatasync(struct towpath_operation *operation, int fd)
+{
+	towpath_prep_operation(operation, TOWPATH_FDATASYNC, NULL, fd);
+}
+
+/*
+ * The following fill `transfer`, too, which is read by the call that submits them: `header`, `trailer` and `rest` are the
+ * caller's to set afterwards.
+ */
+static inline void towpath_prep_transfer(struct towpath_operation *operation, int what, struct towpath *instance,
+					 int fd, struct towpath_transfer *transfer)
+{
+	towpath_prep_operation(operation, what, instance, fd);
+	memset(transfer, 0, sizeof(*transfer));
+	operation->buffer = transfer;
+	operation->len = sizeof(*transfer);
+}
+
+/* Sends `count` bytes of a file. */
+static inline void towpath_prep_sendfile(struct towpath_operation *operation, struct towpath *instance, int fd,
+					 struct towpath_transfer *transfer, int file, off_t offset, uint64_t count)
+{
+	towpath_prep_transfer(operation, TOWPATH_SENDFILE, instance, fd, transfer);
+	transfer->fd = file;
+	transfer->offset = offset;
+	transfer->count = count;
+}
+
+/* Writes what is received to a file. */
+static inline void towpath_prep_recvfile(struct towpath_operation *operation, struct towpath *instance, int fd,
+					 struct towpath_transfer *transfer, int file, off_t offset, uint64_t count)
+{
+	towpath_prep_transfer(operation, TOWPATH_RECVFILE, instance, fd, transfer);
+	transfer->fd = file;
+	transfer->offset = offset;
+	transfer->count = count;
+}
+
+/* Sends on the stream `to_fd` of `to` what is received. */
+static inline void towpath_prep_splice(struct towpath_operation *operation, struct towpath *instance, int fd,
+				       struct towpath_transfer *transfer, struct towpath *to, int to_fd,
+				       uint64_t count)
+{
+	towpath_prep_transfer(operation, TOWPATH_SPLICE, instance, fd, transfer);
+	transfer->fd = to_fd;
+	transfer->instance = to;
+	transfer->count = count;
+}
+
+/*
  * Begins operations in order, and returns how many were begun; the others have an error, and their memory is the
  * caller's. Each ends with one TOWPATH_DONE: only waits carry it on. TOWPATH_ACCEPT tells each connection and
  * TOWPATH_SEND that all was accepted by TOWPATH_PROGRESS before.
  */
-int towpath_queue_submit(struct towpath_queue *queue, struct towpath_operation *operations, int count);
+int towpath_queue_submit_sized(struct towpath_queue *queue, struct towpath_operation *operations, int count,
+			       size_t size);
+
+static inline int towpath_queue_submit(struct towpath_queue *queue, struct towpath_operation *operations, int count)
+{
+	return towpath_queue_submit_sized(queue, operations, count, sizeof(*operations));
+}
+
 /* Asks for the end of an operation, which is told as ever: with ECANCELED, unless it did something before. */
 int towpath_queue_cancel(struct towpath_queue *queue, uint64_t id);
 
@@ -530,8 +713,15 @@ struct towpath_event {
  * is never. Fills in those that there are, `max` at most, and returns how many: 0 after the deadline. With a
  * `min` of 0 it does not sleep. Signals that are handled do not end it.
  */
-int towpath_queue_wait(struct towpath_queue *queue, struct towpath_event *events, int min, int max,
-		       const struct timespec *deadline);
+int towpath_queue_wait_sized(struct towpath_queue *queue, struct towpath_event *events, int min, int max,
+			     const struct timespec *deadline, size_t size);
+
+static inline int towpath_queue_wait(struct towpath_queue *queue, struct towpath_event *events, int min, int max,
+				     const struct timespec *deadline)
+{
+	return towpath_queue_wait_sized(queue, events, min, max, deadline, sizeof(*events));
+}
+
 /* Causes an event of a TOWPATH_SOURCE_USER, from any thread. */
 int towpath_queue_notify(struct towpath_queue *queue, uint64_t id);
 

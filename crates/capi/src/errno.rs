@@ -1,6 +1,7 @@
 //! Error numbers of Linux.
 
 use rustix::io::Errno as Kernel;
+use std::io;
 use towpath::layers::net::socket::Error;
 
 /// Why a call failed: a number of `errno.h`.
@@ -27,6 +28,16 @@ impl From<Error> for Errno {
 impl From<Kernel> for Errno {
     fn from(error: Kernel) -> Self {
         Errno(error.raw_os_error())
+    }
+}
+
+/// Errors that are no system's: a file that ends too early is `ENODATA`, all others are `EIO`.
+impl From<io::Error> for Errno {
+    fn from(error: io::Error) -> Self {
+        Errno(error.raw_os_error().unwrap_or(match error.kind() {
+            io::ErrorKind::UnexpectedEof => libc::ENODATA,
+            _ => libc::EIO,
+        }))
     }
 }
 

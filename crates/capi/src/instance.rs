@@ -77,12 +77,6 @@ impl From<StartError> for Errno {
     }
 }
 
-impl From<std::io::Error> for Errno {
-    fn from(error: std::io::Error) -> Self {
-        Errno(error.raw_os_error().unwrap_or(libc::EIO))
-    }
-}
-
 impl From<TapError> for Errno {
     fn from(error: TapError) -> Self {
         Errno(match error {
@@ -206,8 +200,10 @@ impl State {
     pub(crate) fn notify(&mut self) {
         self.epoch += 1;
         self.running += self.parked;
-        self.parked = 0;
-        self.changed.notify_all();
+        // Who waits for this change is parked; to wake nobody takes a system call, too.
+        if std::mem::take(&mut self.parked) > 0 {
+            self.changed.notify_all();
+        }
     }
 
     /// The socket behind a descriptor.

@@ -35,7 +35,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 use stream::End;
 pub use told::Told;
-use told::{errno, id, token, told};
+use told::{id, token, told};
 use towpath::events::{
     Change, Choice, Config, Event, EventQueue, Interest, News, Notifier, Source, Token, Trigger,
 };
@@ -79,7 +79,7 @@ impl Queue {
     /// An empty queue.
     pub fn new(back_end: Choice) -> Outcome<Self> {
         let config = Config { back_end, ..Config::default() };
-        let events = EventQueue::with(&config).map_err(errno)?;
+        let events = EventQueue::with(&config)?;
         Ok(Self {
             process: generation(),
             inner: Mutex::new(Inner {
@@ -94,7 +94,7 @@ impl Queue {
 
     /// A descriptor that is readable while there are events.
     pub fn descriptor(&self) -> Outcome<OwnedFd> {
-        self.enter()?.events.descriptor().map_err(errno)
+        self.enter()?.events.descriptor().map_err(Errno::from)
     }
 
     /// Whether the back end is io_uring.
@@ -121,11 +121,11 @@ impl Queue {
                 Err(error) => results.push(Err(error)),
             }
         }
-        let mut made = inner.events.apply(changes).map_err(errno)?.into_iter();
+        let mut made = inner.events.apply(changes)?.into_iter();
         let mut notifiers = self.notifiers();
         for result in results.iter_mut().filter(|result| result.is_ok()) {
             let made = made.next().expect("one result for each change");
-            *result = made.map_err(errno).map(|token| {
+            *result = made.map_err(Errno::from).map(|token| {
                 let id = id(token);
                 match inner.events.notifier(token) {
                     Some(notifier) => notifiers.insert(id, notifier),
@@ -154,7 +154,7 @@ impl Queue {
             return self.receive_multishot(End::of_instance(of.0, of.1)?, group, (deadline, data));
         }
         let (task, kept) = operations::task(of, work)?;
-        self.begin(|events| Ok((events.start(task, deadline, data).map_err(errno)?, kept)))
+        self.begin(|events| Ok((events.start(task, deadline, data)?, kept)))
     }
 
     /// Begins an operation on a file of the kernel's, of which the queue has a duplicate.
@@ -215,7 +215,7 @@ impl Queue {
 
     /// Asks for the end of an operation, which is told as ever.
     pub fn cancel(&self, id: u64) -> Outcome<()> {
-        self.enter()?.events.cancel(token(id)?).map_err(errno)
+        self.enter()?.events.cancel(token(id)?).map_err(Errno::from)
     }
 
     /// Ends all operations, and waits for their memory, but not long.
@@ -246,7 +246,7 @@ impl Queue {
                     operations.remove(&id(event.token));
                 }
             }
-            waited.map_err(errno)?;
+            waited?;
             min = CLOSE_EVENTS;
         }
         if operations.is_empty() { Ok(()) } else { Err(Errno(libc::EBUSY)) }
@@ -269,7 +269,7 @@ impl Queue {
     ) -> Outcome<usize> {
         let mut inner = self.enter()?;
         let Inner { events, found, operations, .. } = &mut *inner;
-        let waited = events.wait_many(found, min..=max, deadline).map_err(errno);
+        let waited = events.wait_many(found, min..=max, deadline).map_err(Errno::from);
         let count = found.len();
         for event in found.drain(..) {
             let mut told = told(event);

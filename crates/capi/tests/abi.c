@@ -327,14 +327,14 @@ static void disconnected(struct towpath *client, struct towpath *server, int lis
 /* The child of a fork has no instance; the parent's goes on. */
 static void forked(struct towpath *of, int fd)
 {
-	struct towpath_operation operation = {
-		.operation = TOWPATH_RECV, .instance = of, .fd = fd, .buffer = &(char[1]){ 0 }, .len = 1,
-	};
+	struct towpath_operation operation;
 	struct towpath_change change = {
 		.command = TOWPATH_ADD, .source = TOWPATH_SOURCE_FD, .instance = of, .ident = fd, .events = EPOLLIN,
 	};
 	char byte;
 	int status;
+
+	towpath_prep_recv(&operation, of, fd, &byte, 1, 0);
 	pid_t child = fork();
 
 	CHECK(child >= 0);

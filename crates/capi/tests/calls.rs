@@ -352,11 +352,12 @@ impl Run {
         let name = self.random.below(80) as c_int;
         let udp = self.random.pick(&[libc::UDP_SEGMENT, libc::UDP_GRO, libc::UDP_CORK]);
         let name = if level == libc::SOL_UDP { udp } else { name };
-        // A close that lingers would wait, and so would the end for a byte in a second.
-        let slow = [libc::SO_LINGER, libc::SO_MAX_PACING_RATE];
-        let waits = level == libc::SOL_SOCKET && slow.contains(&name);
+        // A close that lingers would wait, and so would the end for a byte in a second; and the
+        // address in a filter is one that is read from, as the kernel would.
+        let harmful = [libc::SO_LINGER, libc::SO_MAX_PACING_RATE, libc::SO_ATTACH_FILTER];
+        let harms = level == libc::SOL_SOCKET && harmful.contains(&name);
         let mut value = [0_i32; 64];
-        if !waits {
+        if !harms {
             value.fill_with(|| self.random.int());
         }
         let mut len = self.random.pick(&[4_u32, 4, 4, 8, 16, 32, 1, 0, u32::MAX]);

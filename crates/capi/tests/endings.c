@@ -166,6 +166,53 @@ static void lingers(void)
 	end_pair(&pair);
 }
 
+/* A set of descriptors is readable as long as something in it is ready, also for one who waits for it. */
+static void *poll_set(void *argument)
+{
+	struct pair *pair = argument;
+	struct pollfd entry = { .fd = pair->server, .events = POLLIN | POLLOUT };
+
+	CHECK(towpath_poll(pair->b, &entry, 1, 20000) == 1 && entry.revents == POLLIN);
+	return NULL;
+}
+
+static void polls_sets(void)
+{
+	struct pair pair = begin_pair(), with_set = pair;
+	struct epoll_event event = { .events = EPOLLIN | EPOLLET };
+	int set = towpath_epoll_create1(pair.b, 0);
+	struct pollfd entries[] = { { .fd = set, .events = POLLIN }, { .fd = pair.server, .events = POLLIN } };
+	pthread_t thread;
+	char bytes[8];
+
+	/* Nothing is in it, or nothing that is ready. */
+	CHECK(set >= 0 && towpath_poll(pair.b, entries, 2, 0) == 0);
+	CHECK(towpath_epoll_ctl(pair.b, set, EPOLL_CTL_ADD, pair.server, &event) == 0);
+	CHECK(towpath_poll(pair.b, entries, 2, 0) == 0 && !entries[0].revents);
+	with_set.server = set;
+	CHECK(pthread_create(&thread, NULL, poll_set, &with_set) == 0);
+	usleep(10000);
+	CHECK(towpath_write(pair.a, pair.client, "news", 4) == 4);
+	settle(pair.a, pair.b);
+	CHECK(pthread_join(thread, NULL) == 0);
+	CHECK(towpath_poll(pair.b, entries, 2, 0) == 2 && entries[0].revents == POLLIN);
+	/* Only what is asked for is told. */
+	entries[0].events = POLLOUT | POLLPRI;
+	CHECK(towpath_poll(pair.b, entries, 1, 0) == 0 && !entries[0].revents);
+	entries[0].events = POLLIN;
+	/* By edge it is told once, and looking at the set is not telling. */
+	CHECK(towpath_epoll_wait(pair.b, set, &event, 1, 0) == 1 && event.events == EPOLLIN);
+	CHECK(towpath_poll(pair.b, entries, 1, 0) == 0);
+	event = (struct epoll_event) { .events = EPOLLIN };
+	CHECK(towpath_epoll_ctl(pair.b, set, EPOLL_CTL_MOD, pair.server, &event) == 0);
+	CHECK(towpath_epoll_wait(pair.b, set, &event, 1, 0) == 1 && towpath_poll(pair.b, entries, 1, 0) == 1);
+	/* What was read is not ready any more, though it was noted. */
+	CHECK(towpath_read(pair.b, pair.server, bytes, 8) == 4 && towpath_poll(pair.b, entries, 1, 0) == 0);
+	CHECK(towpath_close(pair.b, set) == 0 && towpath_poll(pair.b, entries, 1, 0) == 1);
+	CHECK(entries[0].revents == POLLNVAL);
+	end_pair(&pair);
+}
+
 struct waiting {
 	struct towpath *instance;
 	int fd, error;
@@ -238,6 +285,7 @@ int main(void)
 	splices(0, SPLICE_F_NONBLOCK);
 	splices(0, 0);
 	lingers();
+	polls_sets();
 	waits_for_its_own();
 	puts("ok");
 	return 0;

@@ -12,10 +12,10 @@ static char memory[4 * SIZE];
 /* A receive on the end that is not the writer's. */
 static struct towpath_operation receive(struct scene *scene, int of_kernel, int group)
 {
-	struct towpath_operation of = of_kernel ? on_kernel(scene, 1, TOWPATH_RECV_MULTISHOT, NULL, 0)
-						: on_server(scene, TOWPATH_RECV_MULTISHOT, NULL, 0);
+	struct towpath_operation of;
 
-	of.group = group;
+	towpath_prep_recv_multishot(&of, of_kernel ? NULL : scene->b, of_kernel ? scene->kernel[1] : scene->server,
+				    group);
 	return of;
 }
 

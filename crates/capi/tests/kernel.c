@@ -239,8 +239,10 @@ static void messages(struct towpath *a, struct towpath *b, int from, int to, str
 	struct msghdr put = {
 		.msg_name = &address, .msg_namelen = sizeof(address), .msg_iov = bytes, .msg_iovlen = 2,
 	};
-	struct towpath_operation receives = of(TOWPATH_RECVMSG, to, &get, sizeof(get));
-	struct towpath_operation sends = of(TOWPATH_SENDMSG, from, &put, sizeof(put));
+	struct towpath_operation receives, sends;
+
+	towpath_prep_recvmsg(&receives, NULL, to, &get, 0);
+	towpath_prep_sendmsg(&sends, NULL, from, &put);
 	struct timespec soon = in_ns(5000000);
 	struct towpath_event event;
 
@@ -374,8 +376,9 @@ static void files(void)
 	over(queue, submit(queue, sends), 54, ENODATA);
 	drain(queue, ends[1], 54);
 	/* Into a file: as much as is asked for, or comes. */
-	struct towpath_transfer store = { .fd = into, .offset = 1000, .count = 300 };
-	struct towpath_operation gets = of(TOWPATH_RECVFILE, ends[1], &store, sizeof(store));
+	struct towpath_transfer store;
+	struct towpath_operation gets;
+	towpath_prep_recvfile(&gets, NULL, ends[1], &store, into, 1000, 300);
 	CHECK(write(ends[0], sent, 400) == 400);
 	CHECK(over(queue, submit(queue, gets), 300, 0) == 0);
 	CHECK(pread(into, received, 2000, 1000) == 300 && !memcmp(received, sent, 300));
@@ -390,8 +393,10 @@ static void files(void)
 	/* From one connection to the next. */
 	int other[2];
 	connection(other);
-	struct towpath_transfer joins = { .fd = other[0], .count = LARGE, .rest = rest, .rest_len = 64 };
-	struct towpath_operation splice = of(TOWPATH_SPLICE, ends[1], &joins, sizeof(joins));
+	struct towpath_transfer joins;
+	struct towpath_operation splice;
+	towpath_prep_splice(&splice, NULL, ends[1], &joins, NULL, other[0], LARGE);
+	joins.rest = rest, joins.rest_len = 64;
 	uint64_t ids[] = {
 		submit(queue, splice), submit(queue, of(TOWPATH_SEND, ends[0], sent, LARGE)), 0,
 	};

@@ -17,6 +17,19 @@ _Static_assert(sizeof(struct towpath_operation) == 80, "as the library has it");
 
 /* More than buffers of sockets have room for. */
 #define LARGE (8 << 20)
+/*
+ * A hole is so long that no memory was ever in its middle: what was found at an address is remembered for a while, also
+ * if it is gone.
+ */
+#define HOLE (1ul << 30)
+
+static char *map_hole(void)
+{
+	char *hole = mmap(NULL, HOLE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	CHECK(hole != MAP_FAILED);
+	return hole;
+}
 
 /* Two instances with a listener, and a connection between them. */
 struct scene {
@@ -80,14 +93,12 @@ static struct scene begin_scene(void)
 	CHECK(towpath_bind(scene.b, scene.listener, (struct sockaddr *)&address, sizeof(address)) == 0);
 	CHECK(towpath_listen(scene.b, scene.listener, 8) == 0);
 	scene.client = stream(scene.a);
-	uint64_t accepts = submit(scene.queue, (struct towpath_operation) {
-		.operation = TOWPATH_ACCEPT, .instance = scene.b, .fd = scene.listener,
-		.flags = SOCK_NONBLOCK,
-	});
-	uint64_t connects = submit(scene.queue, (struct towpath_operation) {
-		.operation = TOWPATH_CONNECT, .instance = scene.a, .fd = scene.client,
-		.buffer = &address, .len = sizeof(address), .data.u64 = 3,
-	});
+	struct towpath_operation operation;
+	towpath_prep_accept(&operation, scene.b, scene.listener, SOCK_NONBLOCK);
+	uint64_t accepts = submit(scene.queue, operation);
+	towpath_prep_connect(&operation, scene.a, scene.client, (struct sockaddr *)&address, sizeof(address));
+	operation.data.u64 = 3;
+	uint64_t connects = submit(scene.queue, operation);
 	struct towpath_event events[2];
 	CHECK(now(scene.queue, events, 2) == 0);
 	settle(scene.a, scene.b);
@@ -118,18 +129,18 @@ static void end_scene(struct scene *scene)
 
 static struct towpath_operation receive(struct scene *scene, void *buffer, size_t len)
 {
-	return (struct towpath_operation) {
-		.operation = TOWPATH_RECV, .instance = scene->b, .fd = scene->server,
-		.buffer = buffer, .len = len,
-	};
+	struct towpath_operation operation;
+
+	towpath_prep_recv(&operation, scene->b, scene->server, buffer, len, 0);
+	return operation;
 }
 
 static struct towpath_operation sends(struct scene *scene, void *buffer, size_t len)
 {
-	return (struct towpath_operation) {
-		.operation = TOWPATH_SEND, .instance = scene->a, .fd = scene->client,
-		.buffer = buffer, .len = len,
-	};
+	struct towpath_operation operation;
+
+	towpath_prep_send(&operation, scene->a, scene->client, buffer, len);
+	return operation;
 }
 
 static void wrong(void)
@@ -137,13 +148,13 @@ static void wrong(void)
 	struct scene scene = begin_scene();
 	struct towpath_queue *queue = scene.queue;
 	struct timespec at = { .tv_nsec = -1 };
-	char byte = 0, *unmapped = mmap(NULL, 8192, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char byte = 0, *hole = map_hole(), *unmapped = hole + HOLE / 2;
 	struct towpath_operation good = receive(&scene, &byte, 1), bad = good;
 	int datagrams = towpath_socket(scene.b, AF_INET, SOCK_DGRAM, 0);
 
-	CHECK(unmapped != MAP_FAILED && datagrams >= 0);
+	CHECK(datagrams >= 0);
 	CHECK(no(queue, sends(&scene, unmapped, 1)) == EFAULT);
-	CHECK(munmap(unmapped, 8192) == 0);
+	CHECK(munmap(hole, HOLE) == 0);
 	CHECK(no(queue, sends(&scene, unmapped, 1)) == EFAULT);
 	CHECK(no(queue, receive(&scene, unmapped + 10, 1)) == EFAULT);
 	CHECK(no(queue, receive(&scene, NULL, 1)) == EFAULT && no(queue, sends(&scene, NULL, 1)) == EFAULT);
@@ -402,29 +413,25 @@ static void files(void)
 {
 	static char written[3 << 20], bytes[4 << 20];
 	struct scene scene = { .queue = towpath_queue_new(back_end) };
-	char name[] = "/tmp/towpath-operations-XXXXXX", *unmapped;
+	char name[] = "/tmp/towpath-operations-XXXXXX";
 	int file = mkstemp(name), fds[2];
 	struct towpath_event event;
 
 	CHECK(scene.queue && file >= 0 && unlink(name) == 0 && pipe(fds) == 0);
 	for (size_t i = 0; i < sizeof(written); i++)
 		written[i] = i * 31 + i / 251;
-	struct towpath_operation out = {
-		.operation = TOWPATH_WRITE, .fd = file, .buffer = written, .len = sizeof(written), .offset = 5,
-	};
-	struct towpath_operation in = {
-		.operation = TOWPATH_READ, .fd = file, .buffer = bytes, .len = sizeof(bytes), .offset = 6,
-	};
+	struct towpath_operation out, in, syncs[2];
+	towpath_prep_write(&out, file, written, sizeof(written), 5);
+	towpath_prep_read(&in, file, bytes, sizeof(bytes), 6);
+	towpath_prep_fsync(&syncs[0], file);
+	towpath_prep_fdatasync(&syncs[1], file);
 	done(&scene, submit(scene.queue, out), sizeof(written), 0);
 	done(&scene, submit(scene.queue, in), sizeof(written) - 1, 0);
 	CHECK(!memcmp(bytes, written + 1, sizeof(written) - 1) && !bytes[sizeof(written)]);
 	in.offset = 1ll << 40;
 	done(&scene, submit(scene.queue, in), 0, 0);
-	for (int operation = TOWPATH_FSYNC; operation <= TOWPATH_FDATASYNC; operation++) {
-		done(&scene, submit(scene.queue, (struct towpath_operation) {
-			.operation = operation, .fd = file,
-		}), 0, 0);
-	}
+	for (int i = 0; i < 2; i++)
+		done(&scene, submit(scene.queue, syncs[i]), 0, 0);
 	/* What is wrong is told at once, or by the end. */
 	struct towpath_operation bad = in;
 	bad.offset = -1;
@@ -439,9 +446,9 @@ static void files(void)
 	CHECK(no(scene.queue, bad) == EFAULT);
 	bad = out, bad.buffer = NULL;
 	CHECK(no(scene.queue, bad) == EFAULT);
-	unmapped = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	CHECK(unmapped != MAP_FAILED && munmap(unmapped, 4096) == 0);
-	bad.buffer = unmapped, bad.len = 1;
+	char *hole = map_hole();
+	CHECK(munmap(hole, HOLE) == 0);
+	bad.buffer = hole + HOLE / 2, bad.len = 1;
 	CHECK(no(scene.queue, bad) == EFAULT);
 	bad.operation = TOWPATH_READ;
 	CHECK(no(scene.queue, bad) == EFAULT);

@@ -721,11 +721,9 @@ static void sends_by_queue(struct scene *scene)
 		struct towpath_queue *queue = towpath_queue_new(back_ends[i]);
 		int listener = listen_at(scene->server, scene->domain, 87), fd = connect_to(scene, 87, 0);
 		int accepted = CALL(scene->server, accept, listener, NULL, NULL), told = 0;
-		struct towpath_operation sends = {
-			.operation = TOWPATH_SEND, .instance = scene->client->towpath, .fd = fd,
-			.buffer = bytes, .len = sizeof(bytes),
-		};
+		struct towpath_operation sends;
 
+		towpath_prep_send(&sends, scene->client->towpath, fd, bytes, sizeof(bytes));
 		CHECK(queue && fd >= 0 && accepted >= 0 && towpath_queue_submit(queue, &sends, 1) == 1);
 		for (size_t sum = 0; sum < sizeof(got) || told < 2;) {
 			struct towpath_event event;

@@ -71,14 +71,13 @@ static void sends_files(void)
 {
 	struct scene scene = begin_scene();
 	int file = file_of(LARGE), small = file_of(100);
-	struct towpath_transfer move = {
-		.fd = file, .offset = 3, .count = LARGE - 3,
-		.header = "head", .header_len = 4, .trailer = "tail", .trailer_len = 4,
-	};
-	struct towpath_operation sends = on_client(&scene, TOWPATH_SENDFILE, &move, sizeof(move));
+	struct towpath_transfer move;
+	struct towpath_operation sends;
 	struct towpath_event ended[2];
 	uint64_t ids[2];
 
+	towpath_prep_sendfile(&sends, scene.a, scene.client, &move, file, 3, LARGE - 3);
+	move.header = "head", move.header_len = 4, move.trailer = "tail", move.trailer_len = 4;
 	/* A large one, with what goes before and behind; what it is told by is the caller's after the call. */
 	ids[0] = submit(scene.queue, sends);
 	move.header = move.trailer = NULL;

@@ -50,9 +50,13 @@ static void narrow(int ends[2])
 
 static struct towpath_operation send_of(int fd, void *buffer, size_t len, int flags)
 {
-	return (struct towpath_operation) {
-		.operation = TOWPATH_SEND, .fd = fd, .buffer = buffer, .len = len, .flags = flags,
-	};
+	struct towpath_operation operation;
+
+	if (flags == MSG_ZEROCOPY)
+		towpath_prep_send_zc(&operation, NULL, fd, buffer, len);
+	else
+		towpath_prep_send(&operation, NULL, fd, buffer, len), operation.flags = flags;
+	return operation;
 }
 
 /* Looks that the next event is progress with this result. */
@@ -290,10 +294,10 @@ static void of_instances(void)
 static struct towpath_operation lent_of(struct scene *scene, struct towpath_lent *lent, struct iovec *pieces, int count)
 {
 	*lent = (struct towpath_lent) { .message = { .msg_iov = pieces, .msg_iovlen = count }, .token = 99 };
-	return (struct towpath_operation) {
-		.operation = TOWPATH_RECVMSG_LENT, .instance = scene->b, .fd = scene->server,
-		.buffer = lent, .len = sizeof(*lent),
-	};
+	struct towpath_operation operation;
+
+	towpath_prep_recvmsg_lent(&operation, scene->b, scene->server, lent);
+	return operation;
 }
 
 /* The other way round: what is received is where it lies, until it is returned. */

@@ -1,6 +1,8 @@
 //! How instances are made, driven and ended, and other calls that only instances have.
 #![allow(unsafe_code)]
 
+use super::several::read_grown;
+use super::shapes::TowpathConfig;
 use super::{give, give_done, on, set_errno};
 use crate::calls::poll::milliseconds;
 use crate::errno::{Errno, Outcome};
@@ -8,41 +10,10 @@ use crate::instance::{Config, Instance};
 use crate::memory::pointers::{bytes, bytes_mut, file, text};
 use libc::{c_char, c_int, c_uint, c_void, size_t};
 use rustix::fd::BorrowedFd;
-use std::mem::{ManuallyDrop, MaybeUninit, offset_of};
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Duration;
 use towpath::layers::io::tap::Tap;
-
-/// What an attached instance is told, as C has it. A zero stands for the default.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct TowpathConfig {
-    /// Bytes of this structure as the program knows it.
-    pub size: size_t,
-    /// Addresses, each with the length of its link's prefix, separated by spaces.
-    pub addresses: *const c_char,
-    /// Next hops for what is not on the link, at most one of each family; or null.
-    pub gateways: *const c_char,
-    /// Bytes of packet memory.
-    pub memory: size_t,
-    /// Largest IP packet.
-    pub mtu: c_uint,
-    /// The link-layer address.
-    pub mac: [u8; 6],
-    /// Zero.
-    pub reserved: [u8; 6],
-    /// Bytes of files in memory.
-    pub file_cache: size_t,
-    /// Milliseconds that its end waits; negative for not at all.
-    pub linger: c_int,
-    /// Zero.
-    pub more_reserved: c_int,
-}
-
-/// Of the first version of the structure.
-const CONFIG_BYTES_MIN: usize = offset_of!(TowpathConfig, file_cache);
-/// Largest structure that a program of the future may give.
-const CONFIG_BYTES_MAX: usize = 4096;
 
 /// The version of this library as a number: that of `TOWPATH_VERSION` in its header.
 #[unsafe(no_mangle)]
@@ -224,23 +195,8 @@ unsafe fn read_config(config: *const TowpathConfig) -> Outcome<Config> {
     }
     // SAFETY: the caller vouches for the first field at least, and it is the size.
     let size = unsafe { config.cast::<size_t>().read() };
-    if size < CONFIG_BYTES_MIN {
-        return Err(Errno::INVAL);
-    }
-    if size > CONFIG_BYTES_MAX {
-        return Err(Errno(libc::E2BIG));
-    }
     // SAFETY: the caller vouches for `size` bytes.
-    let given = unsafe { bytes(config.cast(), size) }?;
-    if given.iter().skip(size_of::<TowpathConfig>()).any(|&byte| byte != 0) {
-        return Err(Errno(libc::E2BIG));
-    }
-    let mut known = MaybeUninit::<TowpathConfig>::zeroed();
-    let len = size.min(size_of::<TowpathConfig>());
-    // SAFETY: both have so many bytes, and ours are nobody else's.
-    unsafe { known.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(given.as_ptr(), len) };
-    // SAFETY: all of it is set, and any bytes are one.
-    let given = unsafe { known.assume_init() };
+    let given = unsafe { read_grown(config, size) }?;
     if given.reserved != [0; 6] || given.more_reserved != 0 || given.mac[0] & 1 != 0 {
         return Err(Errno::INVAL);
     }
@@ -268,7 +224,10 @@ unsafe fn read_config(config: *const TowpathConfig) -> Outcome<Config> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::several::Grown;
     use super::*;
+
+    const FIRST: usize = TowpathConfig::FIRST;
 
     /// Goal: what a program does not know of the structure is taken as zero, whatever lies behind
     /// what it knows; and nothing shorter than the first version is taken.
@@ -292,13 +251,13 @@ mod tests {
             unsafe { read_config(&raw const given) }
         };
         let usual = Config::default().host.file_cache;
-        for (size, files) in [(CONFIG_BYTES_MIN, usual), (size_of::<TowpathConfig>(), 12_345)] {
+        for (size, files) in [(FIRST, usual), (size_of::<TowpathConfig>(), 12_345)] {
             let config = read(size).expect("a configuration");
             let host = &config.host;
             assert_eq!((host.file_cache, host.memory, host.mtu), (files, 2 << 20, 1500));
             assert_eq!(config.linger.is_zero(), size == size_of::<TowpathConfig>());
         }
-        for size in [0, 8, CONFIG_BYTES_MIN - 1] {
+        for size in [0, 8, FIRST - 1] {
             assert_eq!(read(size).err(), Some(Errno::INVAL), "{size}");
         }
     }

@@ -1,7 +1,8 @@
-//! Event queues: the structures that C fills, and calls on queues.
+//! Event queues: what the structures say that C fills, and calls on queues.
 #![allow(unsafe_code)]
 
-use super::several::duration;
+use super::several::{Elements, check_rest, duration, read_grown};
+use super::shapes::{TowpathChange, TowpathLent, TowpathOperation, TowpathTransfer};
 use super::{give_done, give_int, set_errno};
 use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
@@ -16,116 +17,13 @@ use crate::queue::numbers::{
 use crate::queue::{
     Asked, FileWork, Given, Other, Queue, SocketWork, Told, Transfer, Way, interest,
 };
-use libc::{c_char, c_int, c_uint, c_void, itimerspec, msghdr, off_t, size_t, socklen_t, timespec};
+use libc::{c_int, c_uint, c_void, itimerspec, msghdr, size_t, socklen_t, timespec};
 use rustix::fd::IntoRawFd;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use towpath::events::Choice;
-
-/// A change, as C has it.
-#[repr(C)]
-pub struct TowpathChange {
-    /// What is to be done.
-    pub command: c_int,
-    /// Filled in: why it was not done, or zero.
-    pub error: c_int,
-    /// Of which registration; of a new one it is filled in.
-    pub id: u64,
-    /// What is added or modified.
-    pub source: c_int,
-    /// `EPOLLIN` and others of descriptors, `TOWPATH_ABSTIME` of timers.
-    pub events: u32,
-    /// A descriptor, a signal or a process.
-    pub ident: c_int,
-    /// Zero.
-    pub reserved: c_uint,
-    /// Whose the descriptor is; null for the kernel's.
-    pub instance: *const Instance,
-    /// Of a file.
-    pub path: *const c_char,
-    /// Of a timer.
-    pub timer: itimerspec,
-    /// Comes with the events.
-    pub data: u64,
-}
-
-/// An operation, as C has it.
-#[repr(C)]
-pub struct TowpathOperation {
-    /// What is to be done.
-    pub operation: c_int,
-    /// Filled in: why it was not begun, or zero.
-    pub error: c_int,
-    /// Filled in.
-    pub id: u64,
-    /// Whose the descriptor is.
-    pub instance: *const Instance,
-    /// With what it is done.
-    pub fd: c_int,
-    /// `SOCK_NONBLOCK` and others of an accept, `MSG_WAITALL` and others of a receive.
-    pub flags: c_int,
-    /// Memory, an address, a message, or a [`TowpathTransfer`].
-    pub buffer: *mut c_void,
-    /// Its bytes.
-    pub len: size_t,
-    /// In a file.
-    pub offset: off_t,
-    /// Whose buffers are received into.
-    pub group: c_int,
-    /// Zero.
-    pub reserved: c_uint,
-    /// When it is cancelled; or null.
-    pub deadline: *const timespec,
-    /// Comes with the events.
-    pub data: u64,
-}
-
-/// What is moved between a socket and a file, or another socket, as C has it.
-#[repr(C)]
-pub struct TowpathTransfer {
-    /// The file, or the other socket.
-    pub fd: c_int,
-    /// Zero.
-    pub reserved: c_uint,
-    /// Whose the other socket is; null for the kernel's, and for a file.
-    pub instance: *const Instance,
-    /// In the file.
-    pub offset: off_t,
-    /// Bytes.
-    pub count: u64,
-    /// What goes before a file that is sent, and what comes behind.
-    pub header: *const c_void,
-    /// Its bytes.
-    pub header_len: size_t,
-    /// See `header`.
-    pub trailer: *const c_void,
-    /// Its bytes.
-    pub trailer_len: size_t,
-    /// Memory for what was taken and has not arrived.
-    pub rest: *mut c_void,
-    /// Its bytes.
-    pub rest_len: size_t,
-}
-
-/// What is received without a copy, as C has it.
-#[repr(C)]
-pub struct TowpathLent {
-    /// Its pieces are filled in.
-    pub message: msghdr,
-    /// Filled in: with which they are returned.
-    pub token: u64,
-}
-
-/// As `towpath.h` has them.
-const _: () = assert!(
-    size_of::<TowpathChange>() == 88
-        && size_of::<TowpathTransfer>() == 80
-        && size_of::<TowpathOperation>() == 80
-        && size_of::<TowpathLent>() == 64
-        && size_of::<Told>() == 40
-);
 
 impl TowpathOperation {
     /// Begins it.
@@ -166,7 +64,7 @@ impl TowpathOperation {
     ///
     /// # Safety
     /// As [`TowpathOperation::submit`].
-    unsafe fn socket_work(&self) -> Outcome<SocketWork<'_>> {
+    unsafe fn socket_work<'a>(&self) -> Outcome<SocketWork<'a>> {
         let known = match self.operation {
             ACCEPT => libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
             RECV => libc::MSG_WAITALL,
@@ -206,24 +104,20 @@ impl TowpathOperation {
                 }
             }
             RECVMSG_LENT => {
-                if self.len != size_of::<TowpathLent>() {
-                    return Err(Errno::INVAL);
-                }
                 let lent = self.buffer.cast::<TowpathLent>();
-                // SAFETY: the caller vouches for it.
-                let Some(lent) = (unsafe { lent.as_mut() }) else { return Err(Errno::FAULT) };
+                // SAFETY: the caller vouches for `len` bytes.
+                unsafe { check_rest(lent, self.len) }?;
+                // SAFETY: it is not null, as was just looked, and as long as this at least.
+                let lent = unsafe { &mut *lent };
                 // SAFETY: the caller vouches for it.
                 let message = unsafe { Message::new(&raw mut lent.message) }?;
                 // SAFETY: the caller vouches for it.
                 SocketWork::ReceiveLent(message, unsafe { TokenPlace::new(&raw mut lent.token) }?)
             }
             SENDFILE..=SPLICE => {
-                if self.len != size_of::<TowpathTransfer>() {
-                    return Err(Errno::INVAL);
-                }
                 let transfer = self.buffer.cast::<TowpathTransfer>();
-                // SAFETY: the caller vouches for it.
-                let transfer = unsafe { transfer.as_ref() }.ok_or(Errno::FAULT)?;
+                // SAFETY: the caller vouches for `len` bytes.
+                let transfer = unsafe { read_grown(transfer.cast_const(), self.len) }?;
                 let way = match self.operation {
                     SENDFILE => Way::SendFile,
                     RECVFILE => Way::ReceiveFile,
@@ -240,7 +134,7 @@ impl TowpathOperation {
     ///
     /// # Safety
     /// As [`TowpathOperation::submit`].
-    unsafe fn file_work(&self) -> Outcome<FileWork<'_>> {
+    unsafe fn file_work<'a>(&self) -> Outcome<FileWork<'a>> {
         let offset = u64::try_from(self.offset).map_err(|_| Errno::INVAL);
         if self.flags != 0 {
             return Err(Errno::INVAL);
@@ -268,7 +162,7 @@ impl TowpathTransfer {
     ///
     /// # Safety
     /// As [`TowpathOperation::submit`]; of header and trailer for the call.
-    unsafe fn read(&self, way: Way) -> Outcome<Transfer<'_>> {
+    unsafe fn read<'a>(&self, way: Way) -> Outcome<Transfer<'a>> {
         let sends = way == Way::SendFile;
         let is_alike = match sends {
             true => self.rest_len == 0,
@@ -332,19 +226,6 @@ unsafe fn read_deadline(queue: &Queue, deadline: *const timespec) -> Outcome<Opt
     match unsafe { deadline.as_ref() } {
         Some(deadline) => Now::of(queue)?.moment(deadline),
         None => Ok(None),
-    }
-}
-
-/// The entries of C's array. A negative count is `EINVAL`.
-///
-/// # Safety
-/// `entries` is null or names `count` of them that nobody else uses meanwhile.
-unsafe fn entries<'a, T>(entries: *mut T, count: c_int) -> Outcome<&'a mut [T]> {
-    match usize::try_from(count).map_err(|_| Errno::INVAL)? {
-        0 => Ok(&mut []),
-        _ if entries.is_null() => Err(Errno::FAULT),
-        // SAFETY: the caller vouches for it.
-        count => Ok(unsafe { std::slice::from_raw_parts_mut(entries, count) }),
     }
 }
 
@@ -488,42 +369,48 @@ macro_rules! on_queue {
 
 on_queue! {
     /// Adds, modifies and removes registrations; the header says more.
-    fn towpath_queue_change(of, changes: *mut TowpathChange, count: c_int) -> c_int {
+    fn towpath_queue_change_sized(
+        of,
+        changes: *mut TowpathChange,
+        count: c_int,
+        size: size_t
+    ) -> c_int {
         // SAFETY: the caller vouches for it.
-        let changes = unsafe { entries(changes, count) };
-        give_int(changes.and_then(|changes| {
+        let changes = unsafe { Elements::new(changes, count, size) };
+        give_int(changes.and_then(|mut changes| {
             let now = Now::of(of)?;
-            // SAFETY: the caller vouches for what they name.
-            let asked = changes.iter().map(|change| unsafe { change.read(&now) }).collect();
-            let results = of.change(asked)?;
+            let asked = (0..changes.len()).map(|at| {
+                let change = changes.read(at)?;
+                // SAFETY: the caller vouches for what it names.
+                unsafe { change.read(&now) }
+            });
+            let results = of.change(asked.collect())?;
             let made = results.iter().filter(|result| result.is_ok()).count();
-            for (change, result) in changes.iter_mut().zip(results) {
-                match result {
-                    Ok(id) => (change.id, change.error) = (id, 0),
-                    Err(Errno(number)) => change.error = number,
-                }
-            }
+            results.into_iter().enumerate().for_each(|(at, result)| changes.answer(at, result));
             Ok(made)
         }))
     }
 
     /// Begins operations; the header says more.
-    fn towpath_queue_submit(of, operations: *mut TowpathOperation, count: c_int) -> c_int {
+    fn towpath_queue_submit_sized(
+        of,
+        operations: *mut TowpathOperation,
+        count: c_int,
+        size: size_t
+    ) -> c_int {
         // SAFETY: the caller vouches for it.
-        let operations = unsafe { entries(operations, count) };
-        give_int(operations.and_then(|operations| {
+        let operations = unsafe { Elements::new(operations, count, size) };
+        give_int(operations.and_then(|mut operations| {
             // A queue that cannot be used takes none.
             of.now()?;
             let mut begun = 0;
-            for operation in operations {
-                // SAFETY: the caller vouches for what it names.
-                match unsafe { operation.submit(of) } {
-                    Ok(id) => {
-                        (operation.id, operation.error) = (id, 0);
-                        begun += 1;
-                    }
-                    Err(Errno(number)) => operation.error = number,
-                }
+            for at in 0..operations.len() {
+                let submitted = operations.read(at).and_then(|operation| {
+                    // SAFETY: the caller vouches for what it names.
+                    unsafe { operation.submit(of) }
+                });
+                begun += usize::from(submitted.is_ok());
+                operations.answer(at, submitted);
             }
             Ok(begun)
         }))
@@ -555,23 +442,23 @@ on_queue! {
     }
 
     /// Waits for events; the header says more.
-    fn towpath_queue_wait(
+    fn towpath_queue_wait_sized(
         of,
         events: *mut Told,
         min: c_int,
         max: c_int,
-        deadline: *const timespec
+        deadline: *const timespec,
+        size: size_t
     ) -> c_int {
         // SAFETY: the caller vouches for `max` of them.
-        let events = unsafe { entries(events, max) };
-        give_int(events.and_then(|events| {
+        let events = unsafe { Elements::new(events, max, size) };
+        give_int(events.and_then(|mut events| {
             let min = usize::try_from(min).map_err(|_| Errno::INVAL)?;
             // SAFETY: the caller vouches for it.
             let deadline = unsafe { read_deadline(of, deadline) }?;
-            let max = events.len();
-            let mut places = events.iter_mut();
-            of.wait((min, max), deadline, |told| {
-                *places.next().expect("no more than there is room for") = told;
+            let mut places = 0..events.len();
+            of.wait((min, events.len()), deadline, |told| {
+                events.write(places.next().expect("no more than there is room for"), &told);
             })
         }))
     }

@@ -1,5 +1,6 @@
 //! Packet sockets (`packet(7)`): frames of the instance's one link, whose index is 1.
 
+use super::sockets::TYPE_FLAGS;
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
 use crate::memory::address::Name;
@@ -19,8 +20,6 @@ const ADDRESS_AT: usize = 12;
 /// `PACKET_STATISTICS` and `PACKET_IGNORE_OUTGOING` of `linux/if_packet.h`.
 const STATISTICS: i32 = 6;
 const IGNORE_OUTGOING: i32 = 23;
-/// Flags in the type of a socket.
-const TYPE_FLAGS: i32 = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
 
 /// A protocol that a program gave in network order.
 fn protocol(number: u16) -> EtherType {

@@ -67,10 +67,11 @@ impl State {
     /// Writes a notice as Linux's `ip_recv_error` does.
     pub(crate) fn tell(&self, fd: i32, notice: &Notice, control: &mut Control<'_>) -> Outcome<()> {
         let file = self.files.socket(fd)?;
-        let (level, kind, offender) = match file.domain {
+        let (level, kind, room) = match file.domain {
             libc::AF_INET => (libc::IPPROTO_IP, libc::IP_RECVERR, OFFENDER_V4),
             _ => (libc::IPPROTO_IPV6, libc::IPV6_RECVERR, OFFENDER_V6),
         };
+        let nobody = (&[][..], room);
         control.flags |= libc::MSG_ERRQUEUE;
         match *notice {
             Notice::Stamp { stamp, cut } => {
@@ -83,13 +84,13 @@ impl State {
                     control.push(libc::SOL_SOCKET, libc::SCM_TIMESTAMPING, &time);
                 }
                 let what = number(stamp.what);
-                let origin = (ORIGIN_TIMESTAMPING, 0);
-                let error = extended_error(libc::ENOMSG, origin, (what, stamp.key), offender);
+                let origin = [ORIGIN_TIMESTAMPING, 0, 0];
+                let error = extended_error(libc::ENOMSG, origin, (what, stamp.key), nobody);
                 control.push(level, kind, &error);
             }
             Notice::Lent { first, last, copied } => {
-                let origin = (ORIGIN_ZEROCOPY, u8::from(copied) * CODE_ZEROCOPY_COPIED);
-                let error = extended_error(0, origin, (first, last), offender);
+                let origin = [ORIGIN_ZEROCOPY, 0, u8::from(copied) * CODE_ZEROCOPY_COPIED];
+                let error = extended_error(0, origin, (first, last), nobody);
                 control.push(level, kind, &error);
             }
             Notice::Failed(failed) => datagram::push_error(control, file.domain, &failed),

@@ -42,6 +42,10 @@ impl State {
         if fd < 0 {
             return 0;
         }
+        if let Ok(set) = self.files.epoll(fd) {
+            let holds = set.noted().any(|(fd, asked)| self.ready(fd, asked) != 0);
+            return if holds { asked & (libc::POLLIN | libc::POLLRDNORM) } else { 0 };
+        }
         match self.id(fd) {
             Ok(id) => {
                 let ready = self.engine.protocols.readiness(id).bits();
@@ -49,6 +53,12 @@ impl State {
             }
             Err(_) => libc::POLLNVAL,
         }
+    }
+
+    /// What there is to tell of a descriptor in a set, of what is asked of it.
+    fn ready(&self, fd: i32, asked: u32) -> u32 {
+        let Ok(id) = self.id(fd) else { return 0 };
+        self.engine.protocols.readiness(id).bits() & asked & !HOW
     }
 }
 
@@ -102,8 +112,7 @@ impl State {
                 break;
             }
             let Some((fd, asked)) = self.files.epoll_mut(set)?.next() else { continue };
-            let Ok(id) = self.id(fd) else { continue };
-            let events = self.engine.protocols.readiness(id).bits() & asked.events & !HOW;
+            let events = self.ready(fd, asked.events);
             if events != 0 {
                 told.push(EpollEvent { events, data: asked.data });
                 self.files.epoll_mut(set)?.told(fd);

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use towpath::layers::net::socket::{Error, Family, Linger, Shutdown};
 
 /// Flags in the type of a socket.
-const TYPE_FLAGS: i32 = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+pub(super) const TYPE_FLAGS: i32 = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
 
 impl Instance {
     /// A socket: `SOCK_STREAM`, `SOCK_DGRAM` or `SOCK_RAW` of `AF_INET` or `AF_INET6`, with the

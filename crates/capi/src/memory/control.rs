@@ -84,18 +84,23 @@ pub(crate) fn timestamping(time: Duration) -> Vec<u8> {
     bytes
 }
 
-/// `struct sock_extended_err` and the address of nobody behind it.
+/// Bytes of `struct sock_extended_err`.
+const EXTENDED_ERROR: usize = 16;
+
+/// `struct sock_extended_err`, and the address of who is to blame behind it, in so much room; an
+/// empty one is nobody's.
 pub(crate) fn extended_error(
     errno: i32,
-    (origin, code): (u8, u8),
+    [origin, kind, code]: [u8; 3],
     (info, data): (u32, u32),
-    offender: usize,
+    (offender, room): (&[u8], usize),
 ) -> Vec<u8> {
     let mut bytes = errno.to_ne_bytes().to_vec();
-    bytes.extend([origin, 0, code, 0]);
+    bytes.extend([origin, kind, code, 0]);
     bytes.extend(info.to_ne_bytes());
     bytes.extend(data.to_ne_bytes());
-    bytes.resize(bytes.len() + offender, 0);
+    bytes.extend(offender);
+    bytes.resize(EXTENDED_ERROR + room, 0);
     bytes
 }
 

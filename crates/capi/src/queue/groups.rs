@@ -10,7 +10,7 @@
 use super::kept::Kept;
 use super::numbers::{PROGRESS, STARVED};
 use super::stream::End;
-use super::told::{Told, errno};
+use super::told::Told;
 use crate::errno::{Errno, Outcome};
 use crate::memory::pointers::Posted;
 use rustix::fd::AsFd;
@@ -156,7 +156,7 @@ pub(super) fn begin(
     (deadline, data): (Option<Instant>, u64),
 ) -> Outcome<(Token, Kept)> {
     let multishot = Multishot { end, group, place: None, is_starved: false, stopped: None };
-    Ok((events.start(multishot, deadline, data).map_err(errno)?, Kept::Multishot))
+    Ok((events.start(multishot, deadline, data)?, Kept::Multishot))
 }
 
 /// A step that tells of bytes in a buffer.

@@ -2,8 +2,8 @@
 
 use super::numbers::COPIED;
 use super::sending::Loaned;
-use super::told::{Report, Told, errno, over};
-use crate::errno::Outcome;
+use super::told::{Report, Told, over};
+use crate::errno::{Errno, Outcome};
 use crate::memory::pointers::Posted;
 use rustix::fd::OwnedFd;
 use rustix::io::{Errno as Kernel, FdFlags};
@@ -37,11 +37,11 @@ pub(super) enum Kept {
 pub(super) fn finish(events: &mut EventQueue, token: Token, kept: &mut Kept, told: Told) -> Told {
     let code = |result: io::Result<usize>| match result {
         Ok(count) => count as i64,
-        Err(error) => -i64::from(errno(error).0),
+        Err(error) => -i64::from(Errno::from(error).0),
     };
     // Bytes count more than what came after them, but where something is left over.
     let moved = |bytes: u64, result: io::Result<()>| Told {
-        error: result.map_or_else(|error| errno(error).0, |()| 0),
+        error: result.map_or_else(|error| Errno::from(error).0, |()| 0),
         ..over(told, bytes as i64)
     };
     if let Kept::Task | Kept::Lent(_) | Kept::Transfer(_) | Kept::Multishot = kept {

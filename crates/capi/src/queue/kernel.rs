@@ -6,7 +6,6 @@
 
 use super::kept::Kept;
 use super::stream::{End, duplicate, is_stream};
-use super::told::errno;
 use super::transfer;
 use super::work::{FileWork, Other, SocketWork, Transfer, Way, copied};
 use crate::errno::{Errno, Outcome};
@@ -51,7 +50,7 @@ pub(super) fn begin_on_file(
     };
     let operation = events::Operation { action, file: Arc::new(file.into()), buffer };
     let begun = events.submit(operation, deadline, data);
-    Ok((begun.map_err(|refused| errno(refused.error))?, Kept::File(into)))
+    Ok((begun.map_err(|refused| refused.error)?, Kept::File(into)))
 }
 
 /// Begins an operation on a socket.
@@ -80,11 +79,11 @@ pub(super) fn begin_on_socket(
         SocketWork::Connect(to) => {
             let remote = remote(&socket, to)?;
             let begun = events.connect_socket(socket, remote, deadline, data);
-            Ok((begun.map_err(errno)?, Kept::Connect))
+            Ok((begun?, Kept::Connect))
         }
         SocketWork::Accept(flags) => {
             let begun = events.accept(socket, deadline, data);
-            Ok((begun.map_err(errno)?, Kept::Accept(flags)))
+            Ok((begun?, Kept::Accept(flags)))
         }
         SocketWork::Receive(into, flags) => {
             let (len, waits_for_all) = (into.len() as u64, flags & libc::MSG_WAITALL != 0);
@@ -95,7 +94,7 @@ pub(super) fn begin_on_socket(
         SocketWork::Send(bytes, lends) => {
             let memory = Memory { bytes: Box::new(bytes), lends };
             let begun = events.send_memory(socket, memory, deadline, data);
-            Ok((begun.map_err(errno)?, Kept::Sent))
+            Ok((begun?, Kept::Sent))
         }
         SocketWork::ReceiveMessage(mut message, flags) => {
             let call = Box::new(move |socket: &OwnedFd, _| {
@@ -118,7 +117,7 @@ fn begin_calls(
     calls: Calls,
     (deadline, data): (Option<Instant>, u64),
 ) -> Outcome<(Token, Kept)> {
-    Ok((events.call(calls, deadline, data).map_err(errno)?, Kept::Calls))
+    Ok((events.call(calls, deadline, data)?, Kept::Calls))
 }
 
 fn begin_move(
@@ -138,17 +137,17 @@ fn begin_move(
             return Err(Errno(libc::EOPNOTSUPP));
         }
         let begun = events.splice(socket, Arc::new(other), count, deadline, data);
-        return Ok((begun.map_err(errno)?, Kept::Moved(rest)));
+        return Ok((begun?, Kept::Moved(rest)));
     }
     let file = Arc::new(File::from(other));
     if way == Way::ReceiveFile {
         let begun = events.receive_file(socket, file, offset..end, deadline, data);
-        return Ok((begun.map_err(errno)?, Kept::Moved(rest)));
+        return Ok((begun?, Kept::Moved(rest)));
     }
     let (header, trailer) = (copied(header)?, copied(trailer)?);
     let parts = SendFile { header, file, range: offset..end, trailer };
     let begun = events.send_file(socket, parts, deadline, data);
-    Ok((begun.map_err(|refused| errno(refused.error))?, Kept::SentFile))
+    Ok((begun.map_err(|refused| refused.error)?, Kept::SentFile))
 }
 
 /// A call that fills the program's memory.

@@ -2,7 +2,6 @@
 
 use super::numbers::{CHANGED, DONE, EXITED, EXPIRED, NOTIFIED, OVER, PROGRESS, READY, SIGNALLED};
 use crate::errno::{Errno, Outcome};
-use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use towpath::events::{Event, Exit, News, Readiness, Token};
 
@@ -121,13 +120,4 @@ fn bits(ready: Readiness) -> u32 {
         (ready.error, libc::EPOLLERR),
     ];
     bits.iter().filter(|(holds, _)| *holds).fold(0, |all, (_, bit)| all | *bit as u32)
-}
-
-/// The number of an error.
-pub(super) fn errno(error: io::Error) -> Errno {
-    let number = match error.kind() {
-        io::ErrorKind::UnexpectedEof => libc::ENODATA,
-        _ => error.raw_os_error().unwrap_or(libc::EIO),
-    };
-    Errno(number)
 }

@@ -16,7 +16,7 @@
 use super::kept::Kept;
 use super::send_file::SendFile;
 use super::stream::{End, duplicate};
-use super::told::{Report, errno};
+use super::told::Report;
 use super::work::{Other, Transfer, Way, copied};
 use crate::errno::{Errno, Outcome};
 use crate::memory::pointers::Posted;
@@ -93,14 +93,14 @@ pub(super) fn begin(
     let route = match way {
         Way::SendFile => {
             let task = send_file(own, transfer, report.clone())?;
-            let token = events.start(task, deadline, data).map_err(errno)?;
+            let token = events.start(task, deadline, data)?;
             return Ok((token, Kept::Transfer(report)));
         }
         Way::ReceiveFile => Route::ReceiveFile(own, Part::new(&transfer, false)?),
         Way::Splice => Route::Splice(own, End::of(transfer.other)?),
     };
     let moving = Moving::new(route, transfer.count, transfer.rest, report.clone());
-    let token = events.start(moving, deadline, data).map_err(errno)?;
+    let token = events.start(moving, deadline, data)?;
     Ok((token, Kept::Transfer(report)))
 }
 
@@ -109,8 +109,7 @@ fn send_file(own: End, transfer: Transfer<'_>, report: Report) -> Outcome<SendFi
     let Part { file, at, .. } = Part::new(&transfer, true)?;
     let End::Instance(place) = own else { return Err(Errno::INVAL) };
     let instance = place.instance().ok_or(Errno(libc::EBADF))?;
-    let source = FileSource::new(&instance.file_cache, &file, at..at + transfer.count);
-    let source = source.map_err(errno)?;
+    let source = FileSource::new(&instance.file_cache, &file, at..at + transfer.count)?;
     let around = (copied(transfer.header)?, copied(transfer.trailer)?);
     Ok(SendFile::new(place, source, around, report))
 }

@@ -96,6 +96,12 @@ impl Epoll {
         }
     }
 
+    /// The descriptors that were noted, and what is asked of each.
+    pub(crate) fn noted(&self) -> impl Iterator<Item = (i32, u32)> {
+        let asked = |fd: &i32| Some((*fd, self.interests.get(fd)?.event.events));
+        self.ready.iter().filter_map(asked)
+    }
+
     /// Takes the next descriptor that was noted, and what is asked of it.
     pub(crate) fn next(&mut self) -> Option<(i32, EpollEvent)> {
         let fd = self.ready.pop_front()?;

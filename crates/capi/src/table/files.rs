@@ -162,6 +162,14 @@ impl Files {
     }
 
     /// An epoll set by its descriptor.
+    pub(crate) fn epoll(&self, fd: i32) -> Outcome<&Epoll> {
+        match &self.files.get(&fd).ok_or(Errno::BADF)?.what {
+            What::Epoll(epoll) => Ok(epoll),
+            What::Socket(_) => Err(Errno::INVAL),
+        }
+    }
+
+    /// An epoll set by its descriptor, to be changed.
     pub(crate) fn epoll_mut(&mut self, fd: i32) -> Outcome<&mut Epoll> {
         match &mut self.files.get_mut(&fd).ok_or(Errno::BADF)?.what {
             What::Epoll(epoll) => Ok(epoll),

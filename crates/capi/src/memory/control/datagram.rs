@@ -1,7 +1,7 @@
 //! Control messages of datagrams: those that come with what is received, and those that say how to
 //! send.
 
-use super::{Control, TOWPATH_SO_ZEROCOPY_TERM, each_message};
+use super::{Control, TOWPATH_SO_ZEROCOPY_TERM, each_message, extended_error};
 use crate::errno::{Errno, Outcome};
 use crate::memory::address;
 use crate::table::Told;
@@ -58,16 +58,14 @@ pub(crate) fn push_error(control: &mut Control<'_>, domain: i32, notice: &ErrorN
         libc::AF_INET => (libc::IPPROTO_IP, libc::IP_RECVERR, size_of::<libc::sockaddr_in>()),
         _ => (libc::IPPROTO_IPV6, libc::IPV6_RECVERR, size_of::<libc::sockaddr_in6>()),
     };
-    let mut bytes = (notice.error.errno() as u32).to_ne_bytes().to_vec();
-    bytes.extend([origin(notice), notice.kind, notice.code, 0]);
-    bytes.extend(notice.info.to_ne_bytes());
-    bytes.extend(0_u32.to_ne_bytes());
-    let head = bytes.len();
-    if let Some(offender) = notice.offender {
-        bytes.extend(address::write(SocketAddr::new(offender, 0).into()));
-    }
-    bytes.resize(head + room, 0);
-    control.push(level, kind, &bytes);
+    let offender = notice.offender.map(|ip| address::write(SocketAddr::new(ip, 0).into()));
+    let error = extended_error(
+        notice.error.errno(),
+        [origin(notice), notice.kind, notice.code],
+        (notice.info, 0),
+        (offender.as_deref().unwrap_or_default(), room),
+    );
+    control.push(level, kind, &error);
 }
 
 /// `SO_EE_ORIGIN_*` of `linux/errqueue.h`.

@@ -5,9 +5,9 @@
 //! panic leaves the library: it ends the process, as an `extern "C"` function does. In the child of
 //! a fork, which has no instance, it is `EPERM`.
 //!
-//! Files more: `lifetime` makes, drives and ends instances, `queue` has event queues, `shapes` has
-//! what C fills, `several` has calls with several messages and arrays of structures, `held`
-//! receives without a copy.
+//! Other files: `lifetime` makes, drives and ends instances, `queue` has event queues, `shapes` has
+//! what C fills, `grown` reads and writes it by its size, `several` has calls with several
+//! messages, `held` receives without a copy.
 //!
 //! Memory belongs to the caller before, during and after each call; nothing is kept, except what is
 //! sent with `MSG_ZEROCOPY` on a socket with `SO_ZEROCOPY`: that stays lent until the error queue
@@ -129,6 +129,7 @@ macro_rules! exported {
     )+ };
 }
 
+mod grown;
 mod held;
 mod lifetime;
 mod queue;

@@ -91,7 +91,7 @@ fn compile(name: &str, source: &Path) -> (PathBuf, PathBuf) {
     compile_with(name, source, &[])
 }
 
-/// The same with more flags.
+/// Compiles a program of C with more flags than [`compile`] has.
 fn compile_with(name: &str, source: &Path, flags: &[&str]) -> (PathBuf, PathBuf) {
     let own = std::env::current_exe().expect("path of this program");
     let libraries = own.parent().expect("folder").to_path_buf();
@@ -439,13 +439,14 @@ fn c_programs_are_clean_under_sanitizers() {
     }
 }
 
-/// Goal: the same by another judge, which looks at each instruction of the library, too.
+/// Goal: valgrind, which looks at each instruction of the library, too, finds no wrong use of
+/// memory.
 #[test]
 fn some_c_programs_are_clean_under_valgrind() {
     under_valgrind(&UNDER_VALGRIND);
 }
 
-/// Goal: the same of all that valgrind can run.
+/// Goal: valgrind finds none in any program that it can run.
 #[test]
 #[ignore = "takes minutes"]
 fn c_programs_are_clean_under_valgrind() {

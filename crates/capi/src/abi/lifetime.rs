@@ -1,7 +1,7 @@
 //! How instances are made, driven and ended, and other calls that only instances have.
 #![allow(unsafe_code)]
 
-use super::several::read_grown;
+use super::grown::read_grown;
 use super::shapes::TowpathConfig;
 use super::{give, give_done, on, set_errno};
 use crate::calls::poll::milliseconds;
@@ -224,7 +224,7 @@ unsafe fn read_config(config: *const TowpathConfig) -> Outcome<Config> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::several::Grown;
+    use super::super::grown::Grown;
     use super::*;
 
     const FIRST: usize = TowpathConfig::FIRST;

@@ -1,7 +1,8 @@
 //! Event queues: what the structures say that C fills, and calls on queues.
 #![allow(unsafe_code)]
 
-use super::several::{Elements, check_rest, duration, read_grown};
+use super::grown::{Elements, check_rest, read_grown};
+use super::several::duration;
 use super::shapes::{TowpathChange, TowpathLent, TowpathOperation, TowpathTransfer};
 use super::{give_done, give_int, set_errno};
 use crate::errno::{Errno, Outcome};

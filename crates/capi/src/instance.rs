@@ -416,8 +416,8 @@ impl Instance {
         for hop in PEERS {
             stack.set_neighbor(hop, PEER_MAC);
         }
-        let wire = Wire::default();
-        let device = boxed(WireEnd { wire: wire.clone(), caps });
+        let wire = Wire::new(caps);
+        let device = boxed(WireEnd(wire.clone()));
         let bell = Arc::new(Bell::new()?);
         Ok(Self::with_stack(stack, config, (secret, clock), (device, Some(wire)), bell))
     }

@@ -29,42 +29,56 @@ const PACKETS_MAX: usize = 4096;
 /// A packet that left, and when.
 pub(crate) type Departed = (Instant, Vec<u8>);
 
-/// Packets that left and were not taken yet. Clones are of the same wire.
-#[derive(Clone, Default)]
-pub(crate) struct Wire(Arc<Mutex<VecDeque<Departed>>>);
+/// What the caller has of a wire. Clones are of the same wire.
+#[derive(Clone)]
+pub(crate) struct Wire(Arc<Mutex<Line>>);
+
+struct Line {
+    /// Packets that left and were not taken yet.
+    out: VecDeque<Departed>,
+    caps: Caps,
+}
 
 impl Wire {
+    /// A wire that takes what such a device would.
+    pub(crate) fn new(caps: Caps) -> Self {
+        Self(Arc::new(Mutex::new(Line { out: VecDeque::new(), caps })))
+    }
+
+    /// From the next packets on the wire takes what such a device would.
+    #[cfg(feature = "packetdrill")]
+    pub(crate) fn set_caps(&self, caps: Caps) {
+        self.lock().caps = caps;
+    }
+
     /// The next packet that waits for the caller.
     pub(crate) fn take(&self) -> Option<Departed> {
-        self.lock().pop_front()
+        self.lock().out.pop_front()
     }
 
     /// Nothing more is taken from the stack until the caller has taken what waits.
     pub(crate) fn is_full(&self) -> bool {
-        self.lock().len() >= PACKETS_MAX
+        self.lock().out.len() >= PACKETS_MAX
     }
 
     /// True if packets wait for the caller.
     pub(crate) fn has_packets(&self) -> bool {
-        !self.lock().is_empty()
+        !self.lock().out.is_empty()
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Departed>> {
+    fn lock(&self) -> MutexGuard<'_, Line> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The stack's end of a wire.
-pub(crate) struct WireEnd {
-    pub(crate) wire: Wire,
-    pub(crate) caps: Caps,
-}
+pub(crate) struct WireEnd(pub(crate) Wire);
 
 impl Device for WireEnd {
     type Error = Infallible;
 
     fn caps(&self) -> Caps {
-        self.caps
+        self.0.lock().caps
     }
 
     fn file(&self) -> Option<BorrowedFd<'_>> {
@@ -77,7 +91,7 @@ impl Device for WireEnd {
     }
 
     fn transmit(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<(), Infallible> {
-        let mut out = self.wire.lock();
+        let out = &mut self.0.lock().out;
         while out.len() < PACKETS_MAX
             && let Some(packet) = burst.pop()
         {

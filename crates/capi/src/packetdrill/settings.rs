@@ -68,7 +68,12 @@ impl Folder {
         }
         let offload = fs::read_to_string(self.path.join("offload")).unwrap_or_default();
         let cuts = !offload.contains("tso off");
-        stack.set_caps(Caps { tso4: cuts, tso6: cuts, ..wire_caps(stack.mtu()) });
+        let caps = Caps { tso4: cuts, tso6: cuts, ..wire_caps(stack.mtu()) };
+        stack.set_caps(caps);
+        if let Some(wire) = &state.wire {
+            // What the wire takes is what the stack goes by after each turn.
+            wire.set_caps(caps);
+        }
         let limit = fs::read_to_string(self.path.join("queue")).unwrap_or_default();
         stack.set_stopped(limit.trim() == "0");
     }

@@ -148,3 +148,19 @@ pub(crate) const fn wire_caps(mtu: u16) -> Caps {
         cuts: false,
     }
 }
+
+#[cfg(all(test, feature = "packetdrill"))]
+mod tests {
+    use super::*;
+
+    /// Goal: the device tells the engine, which asks after each turn, what was switched off.
+    #[test]
+    fn offloads_stay_off() {
+        let wire = Wire::new(wire_caps(1500));
+        let end = WireEnd(wire.clone());
+        assert_eq!(end.caps(), wire_caps(1500));
+        let off = Caps { tso4: false, tso6: false, ..wire_caps(1500) };
+        wire.set_caps(off);
+        assert_eq!(end.caps(), off);
+    }
+}

@@ -64,7 +64,7 @@ static void longer(void)
 	end_scene(&scene);
 }
 
-/* The same of what operations point to. */
+/* Structures that operations point to may have any size, too. */
 static void pointed_to(void)
 {
 	struct scene scene = begin_scene();

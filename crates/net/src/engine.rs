@@ -239,8 +239,8 @@ impl<P: Protocols, D: Device> Engine<P, D> {
         !self.to_send.is_empty() || self.protocols.stack().has_output()
     }
 
-    /// True if the device has something to do that its file may not tell of. From now on, until the
-    /// next turn, the file does.
+    /// To be called before a sleep. True if the device has work already; if not, its file becomes
+    /// readable when there is some, until the next turn.
     pub fn arm(&mut self) -> bool {
         self.is_watched() && self.device.arm()
     }

@@ -78,7 +78,7 @@ fn tasks_lend_and_collect() {
     assert_eq!(a.lent(), 0);
 }
 
-/// The same stream in tokio's shape.
+/// Another handle of a stream, in tokio's shape.
 fn tokios(stream: &TcpStream) -> towpath::tokio::TcpStream {
     stream.try_clone().expect("a handle").into()
 }

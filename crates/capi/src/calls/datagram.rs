@@ -76,7 +76,7 @@ impl Instance {
         })
     }
 
-    /// The same, but lends.
+    /// As [`Instance::send_datagram`], but lends.
     pub(crate) fn send_lent_datagram(
         &self,
         fd: i32,

@@ -55,7 +55,7 @@ impl State {
         }
     }
 
-    /// What there is to tell of a descriptor in a set, of what is asked of it.
+    /// Events of a descriptor in an epoll set, as far as the set asks for them.
     fn ready(&self, fd: i32, asked: u32) -> u32 {
         let Ok(id) = self.id(fd) else { return 0 };
         self.engine.protocols.readiness(id).bits() & asked & !HOW

@@ -101,7 +101,7 @@ impl Instance {
         self.send_to(fd, buffers, flags, &[])
     }
 
-    /// The same as `sendmsg(2)` does.
+    /// Sends a message, as `sendmsg(2)` does: to an address, or with control messages.
     pub(crate) fn send_message(
         &self,
         fd: i32,

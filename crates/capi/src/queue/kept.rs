@@ -33,7 +33,7 @@ pub(super) enum Kept {
     Multishot,
 }
 
-/// What there is to tell of the end of an operation, which is taken.
+/// Takes the result of an operation that has ended, and completes its last event with it.
 pub(super) fn finish(events: &mut EventQueue, token: Token, kept: &mut Kept, told: Told) -> Told {
     let code = |result: io::Result<usize>| match result {
         Ok(count) => count as i64,

@@ -37,7 +37,7 @@ struct Ended {
 }
 
 impl Report {
-    /// What there is to tell of the end.
+    /// Completes the last event of the operation with its result.
     pub(super) fn tell(&self, told: Told) -> Told {
         let Ended { arrived, error, left_over } = *self.lock();
         Told { error, detail: left_over, ..over(told, arrived as i64) }

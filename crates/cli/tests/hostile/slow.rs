@@ -9,6 +9,9 @@
 //! `towpath run`, or a guest of `towpath up`. The sink opens many connections and reads none. The
 //! kernel's buffers are small, so that the rest of each answer would have to wait in towpath.
 //!
+//! The speed of the honest flow is compared with its speed before, each as a part of that of a
+//! transfer between two sockets of the kernel at the time: other tests may begin meanwhile.
+//!
 //! `TOWPATH_SLOW_FLOWS=N` has N connections in place of [`FLOWS`], and tries each case with more
 //! sizes of memory and numbers of workers.
 

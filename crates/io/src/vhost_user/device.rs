@@ -132,9 +132,9 @@ pub struct VhostUser {
     reactor: Reactor,
     events: Box<Events>,
     wake: Waker,
-    /// When to look again for what no file tells of.
+    /// When to look again for work that no file announces.
     turn_at: Option<Instant>,
-    /// When to ask again for who connected, after the system had no room for him.
+    /// When to accept again, after the system had no room for a connection.
     accept_at: Option<Instant>,
     counters: VhostUserCounters,
     news: Board,

@@ -43,7 +43,7 @@ pub type SocketEngine = Engine<Sockets, AnyDevice>;
 
 /// Packets received at a time: few enough that calls get the lock soon.
 const READ_BURST: usize = 32;
-/// Bursts sent at a time, for the same reason.
+/// Bursts sent at a time: few enough that calls get the lock soon.
 pub(crate) const SEND_BURSTS: usize = 4;
 /// Steps of a turn in which what was taken up can lead to more to send.
 const ROUNDS_MAX: usize = 4;

@@ -176,7 +176,7 @@ impl EventQueue {
         Some(completion)
     }
 
-    /// The same of an operation that the back end carries out.
+    /// What became of an operation that the back end carries out.
     fn take_of_back_end(&mut self, token: Token) -> Option<Completion> {
         if let Some(stream) = self.take_accepted(token) {
             return Some(Completion::Connected(Ok(Connected { stream, remote: None })));

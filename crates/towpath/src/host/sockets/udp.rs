@@ -394,7 +394,7 @@ impl UdpSocket {
         self.receive(into, false).map(|told| (told.copied, told.from))
     }
 
-    /// The same of a socket with a peer.
+    /// Receives a datagram of the peer. What `into` has no room for is lost.
     pub fn recv(&self, into: &mut [u8]) -> io::Result<usize> {
         self.receive(into, false).map(|told| told.copied)
     }

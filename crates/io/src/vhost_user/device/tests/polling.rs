@@ -95,7 +95,7 @@ fn buffers_are_wanted_while_packets_wait() {
         assert!(bench.offer(2), "somebody sleeps: {features:x}");
         assert_eq!(bench.transmit(&mut burst), 0);
         bench.receive();
-        assert!(!bench.offer(3) && !bench.device.poll(), "none is wanted: {features:x}");
+        assert!(!bench.offer(3) && !bench.device.poll(), "no kick is wanted: {features:x}");
         assert!(!bench.device.arm(), "nor now");
     }
 }

@@ -155,8 +155,24 @@ fn one(step: &Step) -> Result<(), String> {
         println!("{problem}");
         Count { failed: 1, ..Count::default() }
     });
+    if let Some(seconds) = processor_seconds() {
+        println!("{seconds:.1}{PROCESSOR_SECONDS}");
+    }
     println!("{count}");
     if count.failed == 0 { Ok(()) } else { Err(format!("{} failed", step.name)) }
+}
+
+/// Ends the line in which a step says what it used.
+const PROCESSOR_SECONDS: &str = " s of processors";
+
+/// What the processes that this one waited for have used, and those that they waited for.
+fn processor_seconds() -> Option<f64> {
+    // proc_pid_stat(5): fields 16 and 17, in hundredths of a second; the second field may have
+    // spaces, and ends with a bracket.
+    let stat = fs::read_to_string("/proc/self/stat").ok()?;
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(13);
+    let mut ticks = || fields.next()?.parse::<f64>().ok();
+    Some((ticks()? + ticks()?) / 100.0)
 }
 
 fn all() -> Result<(), String> {
@@ -180,6 +196,8 @@ struct Report {
 struct Outcome {
     count: Count,
     time: Duration,
+    /// Of all processors, as far as that is known.
+    processor_seconds: f64,
 }
 
 impl Report {
@@ -193,8 +211,8 @@ impl Report {
             println!("\n== {}", step.name);
         }
         let started = Instant::now();
-        let (count, kept) = process(lane, step).unwrap_or_else(|error| {
-            (Count { failed: 1, ..Count::default() }, format!("{}: {error}\n", step.name))
+        let (count, processor_seconds, kept) = process(lane, step).unwrap_or_else(|error| {
+            (Count { failed: 1, ..Count::default() }, 0.0, format!("{}: {error}\n", step.name))
         });
         let time = started.elapsed();
         let word = if count.failed == 0 { "ok" } else { "FAILED" };
@@ -203,7 +221,7 @@ impl Report {
         let text =
             format!("{head}{name}\n{kept}== {}: {word} in {:.1} s", step.name, time.as_secs_f64());
         println!("{text}");
-        self.over().insert(step.name, Outcome { count, time });
+        self.over().insert(step.name, Outcome { count, time, processor_seconds });
         self.changed.notify_all();
     }
 
@@ -213,18 +231,21 @@ impl Report {
 
     fn finish(self) -> Result<(), String> {
         let over = self.over.into_inner().unwrap_or_else(PoisonError::into_inner);
-        println!("\n== all steps");
-        let (mut total, mut failed) = (Count::default(), Vec::new());
+        println!("\n== all steps: time, time of processors");
+        let (mut total, mut used, mut failed) = (Count::default(), 0.0, Vec::new());
         for step in LANES.iter().flat_map(|lane| lane.steps) {
-            let Outcome { count, time } = &over[step.name];
+            let Outcome { count, time, processor_seconds } = &over[step.name];
             let is_ok = count.failed == 0;
             let word = if is_ok { "ok" } else { "FAILED" };
-            println!("{:>8.1} s  {word:<6}  {}", time.as_secs_f64(), step.name);
+            let seconds = time.as_secs_f64();
+            println!("{seconds:>8.1} s{processor_seconds:>9.1} s  {word:<6}  {}", step.name);
+            used += processor_seconds;
             if !is_ok {
                 failed.push(step.name);
             }
             total.add(*count);
         }
+        println!("{used:>19.1} s");
         println!("{total}");
         match &failed[..] {
             [] if total.total() == 0 => Err("no test ran".into()),
@@ -234,8 +255,9 @@ impl Report {
     }
 }
 
-/// Runs a step in a process; returns what it counted, and what it printed if that was not shown.
-fn process(lane: &Lane, step: &Step) -> io::Result<(Count, String)> {
+/// Runs a step in a process; returns what it counted, the time of processors that it took, and what
+/// it printed if that was not shown.
+fn process(lane: &Lane, step: &Step) -> io::Result<(Count, f64, String)> {
     let (reader, writer) = io::pipe()?;
     let mut command = Command::new("nice");
     command.arg(format!("-n{}", lane.niceness)).arg(std::env::current_exe()?);
@@ -244,7 +266,7 @@ fn process(lane: &Lane, step: &Step) -> io::Result<(Count, String)> {
     let mut child = command.spawn()?;
     // It has ends of the pipe, of which there would be no end.
     drop(command);
-    let (mut kept, mut last) = (String::new(), String::new());
+    let (mut kept, mut last, mut processor_seconds) = (String::new(), String::new(), 0.0);
     for line in BufReader::new(reader).split(b'\n') {
         let line = String::from_utf8_lossy(&line?).into_owned();
         if lane.is_shown_at_once {
@@ -255,6 +277,8 @@ fn process(lane: &Lane, step: &Step) -> io::Result<(Count, String)> {
         }
         if Count::parse(&line).is_some() {
             last = line;
+        } else if let Some(seconds) = line.strip_suffix(PROCESSOR_SECONDS) {
+            processor_seconds = seconds.parse().unwrap_or_default();
         }
     }
     let status = child.wait()?;
@@ -263,7 +287,7 @@ fn process(lane: &Lane, step: &Step) -> io::Result<(Count, String)> {
         count.failed = count.failed.max(1);
     }
     io::stdout().flush()?;
-    Ok((count, kept))
+    Ok((count, processor_seconds, kept))
 }
 
 const WARNINGS: [&str; 3] = ["--", "--deny", "warnings"];

@@ -19,7 +19,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::Instant;
-use towpath::events::{EventQueue, GROUP_BUFFERS_MAX, GROUPS_MAX, Step, Task, Token};
+use towpath::events::custom::{Step, Task};
+use towpath::events::{EventQueue, GROUP_BUFFERS_MAX, GROUPS_MAX, Token};
 
 /// The groups of a queue, by numbers that are used once.
 #[derive(Default)]

@@ -9,7 +9,7 @@ use crate::memory::pointers::{Message, TokenPlace};
 use rustix::io::Errno as Kernel;
 use std::sync::Arc;
 use std::task::Waker;
-use towpath::events::{Step, Task};
+use towpath::events::custom::{Step, Task};
 
 /// Which way a message goes.
 pub(super) enum Way {

@@ -16,7 +16,7 @@ use rustix::io::Errno as Kernel;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::Waker;
-use towpath::events::{Step, Task};
+use towpath::events::custom::{Step, Task};
 use towpath::layers::net::socket::{Error, ReceiveFlags, SocketId};
 
 /// An operation on the socket `fd`, and what is kept of it.

@@ -20,7 +20,8 @@ use std::io;
 use std::mem;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Waker;
-use towpath::events::{BlockRange, FileSource, Load, Step, Task};
+use towpath::events::custom::{Step, Task};
+use towpath::events::{BlockRange, FileSource, Load};
 use towpath::layers::net::socket::{SendFlags, SocketId};
 use towpath::layers::packet::Lender;
 

@@ -10,7 +10,7 @@ use crate::instance::State;
 use crate::memory::pointers::Ranges;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
-use towpath::events::Step;
+use towpath::events::custom::Step;
 use towpath::layers::net::socket::Borrower;
 use towpath::layers::packet::{Lender, Recall, Watch};
 

@@ -6,7 +6,8 @@ use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
 use std::sync::{Arc, Weak};
 use std::task::Waker;
-use towpath::events::{Interest, Pollable, Readiness, Step};
+use towpath::events::custom::{Pollable, Step};
+use towpath::events::{Interest, Readiness};
 use towpath::layers::net::socket::{self, SocketId};
 
 /// Told whether it was asked for or not.

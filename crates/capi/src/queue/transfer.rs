@@ -28,7 +28,8 @@ use std::mem;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
-use towpath::events::{Accessed, Action, EventQueue, FileSource, Operation, Step, Task, Token};
+use towpath::events::custom::{Accessed, Step, Task};
+use towpath::events::{Action, EventQueue, FileSource, Operation, Token};
 use towpath::layers::io::events::{device, kind, status};
 
 /// Bytes that are taken from a socket at a time. Two of them are `TOWPATH_REST_MAX` of `towpath.h`.

@@ -50,6 +50,7 @@
 //! happens at the end, is in `docs/theory/events.md`.
 
 mod clock;
+pub mod custom;
 mod expose;
 mod exposed;
 mod operations;
@@ -66,7 +67,6 @@ pub use operations::streams::NotBegun;
 pub use operations::transfer::FileSent;
 pub use queue::{Change, Config, EventQueue, REGISTRATIONS_DEFAULT};
 pub use registrations::changes::Changes;
-pub use registrations::custom::{Accessed, Pollable, Step, Task};
 pub use registrations::multishot::Received;
 pub use registrations::pool::{GROUP_BUFFERS_MAX, GROUPS_MAX, Group};
 pub use registrations::relay::Moved;

@@ -1,12 +1,13 @@
 //! Waiting: what is gathered, and in which order it is told.
 
 use crate::driver::bell::{hold, let_ring};
+use crate::events::custom::{Accessed, Step};
 use crate::events::queue::{CHANGES_SLOT, EXPIRED, KERNEL, RAISED, kernel_slot, own_slot};
 use crate::events::registrations::pool::Groups;
 use crate::events::registrations::slots::Registration;
 use crate::events::registrations::source::{Kind, exit_of, next_signal};
 use crate::events::registrations::timers::UNSET;
-use crate::events::{Accessed, Event, EventQueue, Interest, News, Readiness, Step, Token, Trigger};
+use crate::events::{Event, EventQueue, Interest, News, Readiness, Token, Trigger};
 use crate::host::operations::operation;
 use rustix::fd::AsFd;
 use rustix::io::Errno;

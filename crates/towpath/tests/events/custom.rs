@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::thread;
 use std::time::{Duration, Instant};
+use towpath::events::custom::{Accessed, Pollable, Step, Task};
 use towpath::events::{
-    Accessed, Action, Choice, EventQueue, Interest, News, Operation, Pollable, Readiness, Source,
-    Step, Task, Token, Trigger,
+    Action, Choice, EventQueue, Interest, News, Operation, Readiness, Source, Token, Trigger,
 };
 
 pub(super) const CASES: &[Case] = &[

@@ -1,6 +1,6 @@
 //! Sockets and operations of other stacks, in a queue.
 
-use crate::events::registrations::custom::{Pollable, Task};
+use crate::events::custom::{Pollable, Task};
 use crate::events::registrations::source::{Kind, Source};
 use crate::events::{EventQueue, Interest, Token, Trigger};
 use std::io;

@@ -1,7 +1,6 @@
 //! What is registered in a queue, and what a queue keeps of it.
 
 pub(in crate::events) mod changes;
-pub(in crate::events) mod custom;
 pub(in crate::events) mod loads;
 pub(in crate::events) mod multishot;
 pub(in crate::events) mod ongoing;

@@ -16,8 +16,8 @@ use towpath_io::events::{Interest, Trigger};
 use towpath_io::process_sys::SignalSet;
 use towpath_packet::ready::Raiser;
 
+use crate::events::custom::{Pollable, Task};
 use crate::events::registrations::changes::{self, Changes};
-use crate::events::registrations::custom::{Pollable, Task};
 use crate::events::registrations::multishot::Multishot;
 use crate::events::registrations::ongoing::Ongoing;
 use crate::events::registrations::relay::Relay;

@@ -49,7 +49,7 @@ struct Lane {
     steps: &'static [Step],
 }
 
-const LANES: [Lane; 4] = [
+const LANES: [Lane; 5] = [
     Lane {
         niceness: 0,
         is_shown_at_once: true,
@@ -58,10 +58,9 @@ const LANES: [Lane; 4] = [
             Step::new("tidy", || tidy::run().map(|()| Count::default())),
             Step::new("header", header),
             Step::new("clippy", clippy),
-            Step::new("documentation", documentation),
-            Step::new("api", api::compare),
+            Step::new("documentation", || api::document().map(|()| Count::default())),
             Step::new(BUILD, build),
-            Step::new("tests-of-networks", || tests(&NETWORKS)),
+            Step::new("end-to-end", || tests(&END_TO_END)),
         ],
     },
     Lane {
@@ -71,8 +70,14 @@ const LANES: [Lane; 4] = [
             Step::new("tests", other_tests).after(BUILD),
             Step::new("tests-of-machines", || tests(&MACHINES)),
             Step::new("documentation-tests", || count(test_programs().arg("--doc"))),
+            Step::new("api", api::compare),
             Step::new("packetdrill", packetdrill::lending),
         ],
+    },
+    Lane {
+        niceness: 0,
+        is_shown_at_once: false,
+        steps: &[Step::new("tests-of-networks", || tests(&NETWORKS)).after(BUILD)],
     },
     Lane { niceness: 15, is_shown_at_once: false, steps: &[Step::new("fuzz", fuzzing)] },
     Lane {
@@ -87,10 +92,11 @@ const LANES: [Lane; 4] = [
 ];
 
 /// What takes hours, each with the environment that makes it take them: `cargo xtask long`.
-const LONG: [Step; 8] = [
+const LONG: [Step; 9] = [
     Step::new("end-to-end", || {
         long("e2e", "", &[("TOWPATH_LONG", "1"), ("TOWPATH_SOAK_SECONDS", "600")])
     }),
+    Step::new("benches", || long("bench_smoke", "zerocopy", &[("TOWPATH_LONG", "1")])),
     Step::new("slow-readers", || long("hostile", "slow_", &[("TOWPATH_SLOW_FLOWS", "10000")])),
     Step::new("kills", || long("hostile", "killed", &[("TOWPATH_KILLS", "300")])),
     Step::new("siege", || long("hostile", "siege", &[("TOWPATH_SIEGE_SECONDS", "600")])),
@@ -107,9 +113,10 @@ const LONG: [Step; 8] = [
 
 const BUILD: &str = "build-of-tests";
 
-/// Test programs that take most of the time, little of it a processor's: one after the other.
-const NETWORKS: [&str; 4] = ["bench_smoke", "command", "e2e", "hostile"];
-/// The same with virtual machines.
+/// Test programs that run for minutes and wait most of the time. Each of these groups has a lane.
+const END_TO_END: [&str; 1] = ["e2e"];
+const NETWORKS: [&str; 3] = ["bench_smoke", "command", "hostile"];
+/// Test programs that start virtual machines.
 const MACHINES: [&str; 1] = ["guest"];
 
 /// Runs the steps of that name, or all.
@@ -255,6 +262,11 @@ impl Report {
     }
 }
 
+/// How everything is built once: without what makes a second build quicker, which saves a third of
+/// the time, and without line numbers in backtraces, which saves a sixth of the rest. Panics say
+/// where they are anyway.
+const BUILDS: [(&str, &str); 2] = [("CARGO_INCREMENTAL", "0"), ("CARGO_PROFILE_DEV_DEBUG", "0")];
+
 /// Runs a step in a process; returns what it counted, the time of processors that it took, and what
 /// it printed if that was not shown.
 fn process(lane: &Lane, step: &Step) -> io::Result<(Count, f64, String)> {
@@ -263,6 +275,7 @@ fn process(lane: &Lane, step: &Step) -> io::Result<(Count, f64, String)> {
     command.arg(format!("-n{}", lane.niceness)).arg(std::env::current_exe()?);
     command.args(["ci", step.name]).stdin(Stdio::null());
     command.stdout(writer.try_clone()?).stderr(writer);
+    command.envs(BUILDS.into_iter().filter(|(name, _)| std::env::var_os(name).is_none()));
     let mut child = command.spawn()?;
     // It has ends of the pipe, of which there would be no end.
     drop(command);
@@ -316,15 +329,10 @@ fn header() -> Result<Count, String> {
 
 fn clippy() -> Result<Count, String> {
     let all = ["clippy", "--workspace", "--all-targets", "--all-features", "--locked"];
-    check(whole(cargo(all)).args(WARNINGS))?;
+    check(cargo(all).args(WARNINGS))?;
     // As most users have it: without features.
     let library = ["clippy", "--package", "towpath", "--lib", "--locked"];
-    check(whole(cargo(library)).args(WARNINGS))
-}
-
-fn documentation() -> Result<Count, String> {
-    let mut doc = cargo(["doc", "--workspace", "--no-deps", "--locked"]);
-    check(doc.env("RUSTDOCFLAGS", "--deny warnings"))
+    check(cargo(library).args(WARNINGS))
 }
 
 /// Whether what is published can be: each package is built from what would be uploaded.
@@ -349,11 +357,11 @@ fn tests(programs: &[&str]) -> Result<Count, String> {
     count(command.args(["--", "--show-output"]))
 }
 
-/// All test programs but those of networks, and the tests within libraries and commands.
+/// All other test programs, and the tests within libraries and commands.
 fn other_tests() -> Result<Count, String> {
     let mut command = test_programs();
     command.args(["--lib", "--bins"]);
-    let elsewhere = [&NETWORKS[..], &MACHINES].concat();
+    let elsewhere = [&END_TO_END[..], &NETWORKS, &MACHINES].concat();
     for program in all_test_programs()?.iter().filter(|name| !elsewhere.contains(&&name[..])) {
         command.args(["--test", program]);
     }
@@ -425,17 +433,9 @@ fn test_programs() -> Command {
 /// Tests of all packages, with all features, so that everything is built once. The fuzz targets
 /// have a step of their own.
 fn all_tests() -> Command {
-    let mut tests = whole(cargo(["test", "--workspace", "--all-features", "--locked"]));
+    let mut tests = cargo(["test", "--workspace", "--all-features", "--locked"]);
     tests.args(["--exclude", "towpath-fuzz", "--no-fail-fast"]);
     tests
-}
-
-/// Without the parts that would make a second build quicker: from nothing, it takes a third less.
-fn whole(mut cargo: Command) -> Command {
-    if std::env::var_os("CARGO_INCREMENTAL").is_none() {
-        cargo.env("CARGO_INCREMENTAL", "0");
-    }
-    cargo
 }
 
 /// Runs a command that has no tests.

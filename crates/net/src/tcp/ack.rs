@@ -103,8 +103,7 @@ impl Connection {
             self.send.nxt = self.send.nxt.max(self.send.iss + 1);
             self.open(segment, now);
         }
-        // RFC 5961 §5.2. No ACK is older than what was acknowledged so far, however large the
-        // window was.
+        // RFC 5961 §5.2. An old ACK lies no further back than what was ever acknowledged.
         let known = u32::try_from(self.counters.bytes_acked).unwrap_or(u32::MAX);
         let oldest = Seq(self.send.una.0.wrapping_sub(self.send.wnd_max.min(known)));
         if ack.after(self.send.nxt) || ack.before(oldest) {

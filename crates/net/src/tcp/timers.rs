@@ -309,7 +309,7 @@ impl Connection {
             self.timers.probe_backoff += 1;
         }
         if self.send.wnd > 0 {
-            // The window is open, but not for all of it: send what fits, however little.
+            // The window is not zero: send what fits, however little.
             self.send.partial_allowed = true;
         } else {
             self.send.probe_due = true;

@@ -43,7 +43,7 @@ pub(super) struct News {
     pub(super) original_acked: bool,
     /// D-SACK reported a duplicate.
     dsack: bool,
-    /// The duplicate is that of a loss probe.
+    /// The reported duplicate is a loss probe.
     dsack_of_probe: bool,
     /// Congestion was echoed (RFC 3168 §6.1.3).
     pub(super) ece: bool,

@@ -275,8 +275,8 @@ impl Connection {
     }
 }
 
-/// Bytes at which the queue takes no more, however large the send buffer is: half of what sequence
-/// numbers can tell apart. The other half is for excess data of the owner.
+/// Bytes at which the queue takes no more, however large the send buffer is: half of the range in
+/// which sequence numbers are ordered. The other half is for excess data of the owner.
 const QUEUE_BYTES_MAX: usize = 1 << 30;
 /// Memory that small pieces may hold from their lenders, as a multiple of the send buffer.
 const HELD_DIVISOR: usize = 4;

@@ -84,7 +84,8 @@ impl Rate {
     }
 
     /// Takes a sample from an ACK; `newest` is the segment sent last that it reports as delivered.
-    /// `delivered` segments are delivered so far; `news` means that this ACK reported some of them.
+    /// `delivered` is the number of segments delivered so far; `news` means that this ACK reported
+    /// some.
     pub(super) fn sample(
         &mut self,
         newest: Option<Newest>,

@@ -216,7 +216,8 @@ impl Connection {
         true
     }
 
-    /// Ends a state whose data is all acknowledged. Returns true if nothing more is to be done.
+    /// Ends a state whose data is all acknowledged. Returns true if the ACK needs no more
+    /// processing.
     fn leave_state(&mut self, news: &News, now: Instant) -> bool {
         let una = self.send.una;
         if self.recovery.state == CaState::Open {
@@ -408,7 +409,7 @@ impl Connection {
         window.restamp(now);
         let usual = self.settings.reordering;
         if state <= CaState::Disorder && duplicates >= usual {
-            // A timeout in spite of so many duplicates: reordering was overestimated.
+            // A timeout despite these duplicates: reordering was overestimated.
             self.recovery.reordering = self.recovery.reordering.min(usual);
         }
         self.set_state(CaState::Loss, now);

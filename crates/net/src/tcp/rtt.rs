@@ -254,7 +254,7 @@ mod tests {
     fn a_steady_path_keeps_the_least_variance() {
         let rtt = sampled(&[1; 100]);
         assert_eq!((rtt.rto(), rtt.srtt()), (201 * MS, Some(MS)));
-        // One flight of deviation lifts the timeout at once, and a quarter goes per flight.
+        // One flight of deviation raises the timeout at once; a quarter of it goes per flight.
         let lifted = sampled(&[100, 100, 100, 100, 1000]);
         assert!(lifted.rto() > 900 * MS, "{:?}", lifted.rto());
     }

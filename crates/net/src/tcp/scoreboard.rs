@@ -31,7 +31,7 @@ const _: () = assert!(size_of::<Record>() <= 48, "RECORDS_MAX counts on 48 bytes
 pub struct Record {
     /// First sequence number.
     pub start: Seq,
-    /// Number after the last.
+    /// Sequence number after the last one.
     pub end: Seq,
     /// When it was last sent.
     pub sent_at: Instant,

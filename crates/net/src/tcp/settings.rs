@@ -29,7 +29,7 @@ pub struct Settings {
     /// Initial and least delay of a delayed ACK (RFC 9293 §3.8.6.3); Linux's value. The delay
     /// adapts, up to 200 ms.
     pub delayed_ack: Duration,
-    /// How often a SYN is retransmitted (`tcp_syn_retries`), as the time that so many doublings
+    /// How often a SYN is retransmitted (`tcp_syn_retries`), as the time that this many doublings
     /// take.
     pub syn_retries: u8,
     /// How long data is retransmitted before the path is in doubt (`tcp_retries1`): the time that

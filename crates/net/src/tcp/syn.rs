@@ -61,8 +61,8 @@ impl Connection {
         Verdict::Done
     }
 
-    /// True unless the echoed timestamp is one that we cannot have sent since our first SYN; such a
-    /// segment does not belong to this connection (RFC 7323 §5.3).
+    /// True unless the echoed timestamp cannot have been sent since our first SYN. Such an echo
+    /// belongs to another connection (RFC 7323 §5.3).
     fn echoes_our_time(&self, segment: &Segment, now: Instant) -> bool {
         match segment.options.timestamps {
             Some((_, echo)) if self.settings.timestamps && echo != 0 => {
@@ -235,7 +235,7 @@ impl Connection {
     pub(super) fn on_syn_timeout(&mut self, now: Instant) {
         let active = self.state == State::SynSent;
         let (expired, again) = if active {
-            // The limit is the time that so many doublings take, however many SYNs are sent in it.
+            // The limit is the time that these doublings take, however many SYNs are sent in it.
             let retries = self.settings.syn_count.unwrap_or(self.settings.syn_retries);
             let doublings = retries.min(SYN_DOUBLINGS_MAX);
             let limit = RTO_INITIAL.saturating_mul((2 << doublings) - 1);
@@ -267,8 +267,8 @@ impl Connection {
         self.timers.retransmit = Some(now + self.rtt.rto());
     }
 
-    /// Sets how often a SYN-ACK is retransmitted; a SYN is retransmitted for the time of so many
-    /// doublings of the first timeout (`TCP_SYNCNT`).
+    /// Sets how often a SYN-ACK is retransmitted. A SYN is retransmitted for the time that as many
+    /// doublings of the first timeout take (`TCP_SYNCNT`).
     pub fn set_syn_count(&mut self, retries: u8) {
         self.settings.syn_count = Some(retries);
     }

@@ -163,7 +163,7 @@ const BITS: u32 = 0x3f;
 const BIT_SACK: u32 = 0x10;
 /// Both sides understand ECN.
 const BIT_ECN: u32 = 0x20;
-/// Instead of a scale: windows are not scaled. Also the mask of the scale.
+/// Value in place of a scale: windows are not scaled. Also the mask of the scale.
 const NO_SCALE: u32 = 0xf;
 
 #[cfg(test)]

@@ -327,7 +327,7 @@ impl Connection {
             return;
         }
         if self.send.flight() > 0 || self.send.has_unsent_numbers() {
-            // Data or a FIN is to be delivered: other timers watch the peer.
+            // Data or a FIN is outstanding or queued: other timers watch the peer.
             self.timers.keepalive = Some(now + self.settings.keepalive_idle);
             return;
         }

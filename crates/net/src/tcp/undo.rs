@@ -90,8 +90,9 @@ impl Connection {
         true
     }
 
-    /// Undoes the reduction if the original of a part was acknowledged. Returns true if nothing
-    /// more is to be done: retransmissions are in flight, and new data keeps the ACK clock running.
+    /// Undoes the reduction if the original of a part was acknowledged. Returns true if the ACK
+    /// needs no more processing: retransmissions are in flight, and new data keeps the ACK clock
+    /// running.
     pub(super) fn undo_partly(&mut self, news: &News, now: Instant) -> bool {
         if self.recovery.undo_marker.is_some() && self.was_delayed(news) {
             self.note_reordering(news.prior_una);

@@ -91,7 +91,7 @@ impl Epoch {
         }
     }
 
-    /// RFC 9438 §4.2 equation (1).
+    /// Window on the curve at time `t` (RFC 9438 §4.2 equation (1)).
     fn target(&self, t: u64) -> u32 {
         let offset = t.abs_diff(self.k).min(OFFSET_MAX);
         let delta = ((C_1024 * offset * offset * offset) >> (10 + 3 * TIME_SHIFT)) as u32;
@@ -102,8 +102,8 @@ impl Epoch {
         }
     }
 
-    /// RFC 9438 §4.3: at least as fast as NewReno. Never faster than half a segment of window per
-    /// segment acknowledged.
+    /// Makes growth at least as fast as NewReno's (RFC 9438 §4.3), and at most half a segment of
+    /// window per segment acknowledged.
     fn at_least_reno(&mut self, cwnd: u32, per_segment: u32) -> u32 {
         let per_reno_segment = ((cwnd * RENO_SCALE) >> 3).max(1);
         let grown = self.acked.saturating_sub(1) / per_reno_segment;
@@ -183,11 +183,11 @@ fn cube_root(a: u64) -> u64 {
 
 /// Time is measured in 1/2^10 s.
 const TIME_SHIFT: u32 = 10;
-/// RFC 9438's C, 0.4, in 1/1024.
+/// C of RFC 9438, 0.4, in units of 1/1024.
 const C_1024: u64 = 410;
 /// `K^3 = (W_max - cwnd) / C`, in the unit of time.
 const K_FACTOR: u64 = (1 << (10 + 3 * TIME_SHIFT)) / C_1024;
-/// What a loss leaves of the window (RFC 9438's beta), in 1/1024.
+/// Part of the window that remains after a loss (beta of RFC 9438), in units of 1/1024.
 const BETA: u32 = 717;
 /// The unit of [`BETA`].
 const BETA_SCALE: u32 = 1024;

@@ -111,7 +111,7 @@ pub enum Event {
     },
     /// The window was reduced after an idle period.
     WindowRestart,
-    /// A reduction without loss is complete.
+    /// A reduction of the window is complete.
     CwrComplete,
     /// A retransmission timeout.
     Loss,
@@ -122,16 +122,16 @@ pub trait Algorithm {
     /// Returns the threshold after a loss or another sign of congestion.
     fn ssthresh(&mut self, window: &Window) -> u32;
 
-    /// Segments were acknowledged, and the window may grow.
+    /// Takes newly acknowledged segments; the window may grow.
     fn on_ack(&mut self, window: &mut Window, ack: &Ack);
 
-    /// A round trip was measured.
+    /// Takes a round-trip sample.
     fn on_sample(&mut self, _: &mut Window, _: &Sample) {}
 
     /// Handles an [`Event`].
     fn on_event(&mut self, _: &Window, _: Event) {}
 
-    /// The connection enters `state`; `next` is the next sequence number to be sent.
+    /// Notes that the connection enters `state`; `next` is the next sequence number to be sent.
     fn on_state(&mut self, _state: CaState, _next: Seq, _now: Instant) {}
 
     /// Returns the window to restore after a reduction that was a mistake.

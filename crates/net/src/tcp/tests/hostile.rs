@@ -177,8 +177,8 @@ fn optimistic_acks_during_recovery() {
 
 /// A storm of SACK blocks (as in CVE-2019-11477 and similar attacks): 600 segments, of which every
 /// second is reported, in thousands of blocks, in ascending and descending order and repeatedly.
-/// The work is counted in examined records: a few for each block, and once more per ACK those that
-/// wait.
+/// The work is counted in examined records: a few for each block, and the waiting records once for
+/// each ACK.
 #[test]
 fn sack_storms_cost_little() {
     let settings = Settings { sack: true, ..plain() };

@@ -293,8 +293,8 @@ impl Script {
         self
     }
 
-    /// The owner lends what there is room for, in pieces of up to 16 KiB, as the gateway does.
-    /// Returns the number of bytes.
+    /// The owner lends as much as there is room for, in pieces of up to 16 KiB, as the gateway
+    /// does. Returns the number of bytes.
     pub(super) fn supply(&mut self) -> u32 {
         let mut given = 0;
         loop {
